@@ -1,0 +1,16 @@
+/* Cairn: mixed precision, loss scaling and data parallelism for training neural networks in C. All public headers. */
+#ifndef CAIRN_CAIRN_H
+#define CAIRN_CAIRN_H
+
+#include "version.h"
+#include "core.h"
+#include "device.h"
+#include "param.h"
+#include "dist.h"
+#include "env.h"
+#include "nn.h"
+#include "optim.h"
+#include "amp.h"
+#include "ddp.h"
+
+#endif

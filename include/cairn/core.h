@@ -1,0 +1,101 @@
+/* What every public header of Cairn stands on: status codes, element types, switches, the log.
+ *
+ * Conventions that hold everywhere:
+ *   - Calls return a cairn_status, CAIRN_OK on success; graph-building calls return a tensor, or NULL. Either way
+ *     cairn_last_error() then tells the cause, with values.
+ *   - Objects are opaque: x_create(..., &out) makes one, x_destroy(&h) ends it, takes NULL inside and writes NULL back.
+ *     Outputs are written on success only.
+ *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
+ *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
+ *     call only; what is kept is copied.
+ */
+#ifndef CAIRN_CORE_H
+#define CAIRN_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define CAIRN_API __attribute__((visibility("default")))
+#else
+#define CAIRN_API
+#endif
+
+/* Every status: enumerator, short name, whose fault it is. */
+#define CAIRN_STATUS_LIST(X)                                                                          \
+    X(CAIRN_OK, "OK", "success")                                                                      \
+    X(CAIRN_EINVAL, "EINVAL", "an argument is wrong")                                                 \
+    X(CAIRN_ESTATE, "ESTATE", "the call came at the wrong time")                                      \
+    X(CAIRN_ENOMEM, "ENOMEM", "memory ran out")                                                       \
+    X(CAIRN_ESYSTEM, "ESYSTEM", "the operating system refused")                                       \
+    X(CAIRN_EDEVICE, "EDEVICE", "the device failed")                                                  \
+    X(CAIRN_EPEER, "EPEER", "another rank died or disagrees; the group allows destroy only")          \
+    X(CAIRN_ETIMEOUT, "ETIMEOUT", "another rank did not come in time; the group allows destroy only") \
+    X(CAIRN_ENOTBUILT, "ENOTBUILT", "this build of Cairn leaves that out")                            \
+    X(CAIRN_ENOTSUP, "ENOTSUP", "Cairn does not support that combination")                            \
+    X(CAIRN_ENUMERIC, "ENUMERIC", "the numbers went wrong and training cannot go on")                 \
+    X(CAIRN_EINTERNAL, "EINTERNAL", "a bug in Cairn; please report it")
+
+typedef enum cairn_status {
+#define CAIRN__X(code, name, sentence) code,
+    CAIRN_STATUS_LIST(CAIRN__X)
+#undef CAIRN__X
+} cairn_status;
+
+/* "EINVAL" for CAIRN_EINVAL; "?" for a number that is no status. Any thread. */
+CAIRN_API const char *cairn_status_name(cairn_status status);
+
+/* The sentence beside the code in CAIRN_STATUS_LIST. Any thread. */
+CAIRN_API const char *cairn_status_string(cairn_status status);
+
+/* What went wrong in the last failing call of this thread, with values: "rank 3: got 4096 bytes, want 8192". Never NULL;
+ * "" before any failure. Owned by Cairn and valid until the next call that fails on this thread. A success leaves it. */
+CAIRN_API const char *cairn_last_error(void);
+
+/* Element types. No enumerator is 0, so that 0 in an options struct means "the default". */
+typedef enum cairn_dtype {
+    CAIRN_F32 = 1,
+    CAIRN_F16 = 2,  /* IEEE 754 binary16 */
+    CAIRN_BF16 = 3, /* the upper half of an f32 */
+    CAIRN_I32 = 4,
+    CAIRN_I64 = 5,
+} cairn_dtype;
+
+/* "f32", "f16", "bf16", "i32", "i64"; "?" for anything else. Any thread. */
+CAIRN_API const char *cairn_dtype_name(cairn_dtype dtype);
+
+/* Bytes per element, 0 for no dtype. Any thread. */
+CAIRN_API size_t cairn_dtype_nbytes(cairn_dtype dtype);
+
+/* A switch whose 0 means "as documented". */
+typedef enum cairn_switch { CAIRN_DEFAULT = 0, CAIRN_ON = 1, CAIRN_OFF = 2 } cairn_switch;
+
+#define CAIRN_MAX_DIMS 8
+
+/* Log levels; CAIRN_LOG=error|warning|notice|info|debug in the environment sets the highest that is shown (notice). */
+typedef enum cairn_log_level {
+    CAIRN_LOG_ERROR = 1,
+    CAIRN_LOG_WARNING = 2,
+    CAIRN_LOG_NOTICE = 3,
+    CAIRN_LOG_INFO = 4,
+    CAIRN_LOG_DEBUG = 5,
+} cairn_log_level;
+
+typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *message);
+
+/* Sends every message of this process to fn instead of stderr; NULL brings the default sink back, which writes to stderr
+ * and below error level only on rank 0. Messages have no newline at the end. fn may be called from any thread that calls
+ * Cairn. Call it before other threads use Cairn. */
+CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,21 @@
+/* What this processor can do and the operating system lets it do. */
+#ifndef CAIRN__CORE_CPU_H
+#define CAIRN__CORE_CPU_H
+
+enum cairn__cpu_feature {
+    CAIRN__CPU_AVX2 = 1,        /* AVX2 with F16C and FMA */
+    CAIRN__CPU_AVX512 = 2,      /* AVX-512 F, BW, DQ, VL */
+    CAIRN__CPU_AVX512_BF16 = 4, /* bf16 dot products and VCVTNEPS2BF16 */
+};
+
+/* The set in use: what CPUID and XCR0 say, less what CAIRN_CPU removes (ref < avx2 < avx512 < avx512_bf16; an unknown
+ * word is reported once as a warning and removes nothing). Fixed at the first call. Any thread. */
+unsigned cairn__cpu_features(void);
+
+/* What CPUID and XCR0 say, CAIRN_CPU or not. */
+unsigned cairn__cpu_detect(void);
+
+/* The highest level in a set: "ref", "avx2", "avx512" or "avx512_bf16". */
+const char *cairn__cpu_level_name(unsigned features);
+
+#endif

@@ -1,0 +1,60 @@
+/* The log sink is process-wide state by intent: a library that speaks must let the program decide where to. */
+#include "core/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/vars.h"
+
+static const char *const level_names[] = {
+    [CAIRN_LOG_ERROR] = "error", [CAIRN_LOG_WARNING] = "warning", [CAIRN_LOG_NOTICE] = "notice",
+    [CAIRN_LOG_INFO] = "info",   [CAIRN_LOG_DEBUG] = "debug",
+};
+
+static atomic_int sink_rank;
+static atomic_int threshold; /* 0 = CAIRN_LOG not read yet */
+static cairn_log_fn user_sink;
+static void *user_cookie;
+
+static int read_threshold(void) {
+    const char *wanted = cairn__var("CAIRN_LOG");
+    int level = CAIRN_LOG_NOTICE;
+    for (int i = CAIRN_LOG_ERROR; wanted && i <= CAIRN_LOG_DEBUG; i++) {
+        if (strcmp(wanted, level_names[i]) == 0) level = i;
+    }
+    atomic_store(&threshold, level);
+    return level;
+}
+
+void cairn_set_log(cairn_log_fn fn, void *cookie) {
+    user_sink = fn;
+    user_cookie = cookie;
+}
+
+void cairn__log_set_rank(int rank) {
+    atomic_store(&sink_rank, rank);
+}
+
+void cairn__log(cairn_log_level level, const char *format, ...) {
+    int limit = atomic_load(&threshold);
+    if ((int)level > (limit ? limit : read_threshold())) return;
+
+    char message[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof(message), format, args);
+    va_end(args);
+
+    int rank = atomic_load(&sink_rank);
+    if (user_sink) {
+        user_sink(user_cookie, level, message);
+    } else if (level == CAIRN_LOG_ERROR && rank > 0) {
+        fprintf(stderr, "cairn: [rank %d] error: %s\n", rank, message);
+    } else if (level == CAIRN_LOG_NOTICE && rank == 0) {
+        fprintf(stderr, "cairn: %s\n", message);
+    } else if (rank == 0) {
+        fprintf(stderr, "cairn: %s: %s\n", level_names[level], message);
+    }
+}

@@ -1,0 +1,27 @@
+/* Errors inside Cairn. The first function that knows which error it is writes the message with cairn__fail; everyone
+ * above passes the code on with TRY and adds nothing. */
+#ifndef CAIRN__CORE_STATUS_H
+#define CAIRN__CORE_STATUS_H
+
+#include "cairn/core.h"
+
+/* Writes this thread's last error and returns status. The message holds the values: "n is 3, want 4". */
+cairn_status cairn__fail(cairn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Appends ": strerror(errnum)" to the formatted message; the status is CAIRN_ESYSTEM (CAIRN_ENOMEM for ENOMEM). */
+cairn_status cairn__fail_errno(int errnum, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The front's check: returns from the calling function. */
+#define REQUIRE(condition, status, ...)                              \
+    do {                                                             \
+        if (!(condition)) return cairn__fail((status), __VA_ARGS__); \
+    } while (0)
+
+/* Takes the call itself, leaves to `out:` with its code in a local `cairn_status st`. */
+#define TRY(call)                     \
+    do {                              \
+        st = (call);                  \
+        if (st != CAIRN_OK) goto out; \
+    } while (0)
+
+#endif

@@ -1,0 +1,28 @@
+/* The one place that reads environment variables. Every variable Cairn knows is in the table in vars.c; asking for
+ * another is a bug that a test catches. */
+#ifndef CAIRN__CORE_VARS_H
+#define CAIRN__CORE_VARS_H
+
+#include <stdbool.h>
+
+#include "cairn/core.h"
+
+/* The variable's text, or NULL where it is unset or empty. */
+const char *cairn__var(const char *name);
+
+/* A whole decimal number in [least, most]. *present tells whether the variable is set; *value is written only then.
+ * Errors: CAIRN_EINVAL "RANK='two' is not a whole number in [0, 65535]". */
+cairn_status cairn__var_int(const char *name, long least, long most, bool *present, long *value);
+
+/* A positive number of seconds, fractions allowed; *value keeps its default where the variable is unset.
+ * Errors: CAIRN_EINVAL for anything else, NaN and infinity included. */
+cairn_status cairn__var_seconds(const char *name, double *value);
+
+/* Every variable with a line about it, for docs and for a test; ends with a NULL name. */
+struct cairn__var_info {
+    const char *name;
+    const char *meaning;
+};
+extern const struct cairn__var_info cairn__vars[];
+
+#endif

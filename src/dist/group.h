@@ -1,0 +1,37 @@
+/* Process groups from inside: the front, what a backend fills, and what ddp needs beyond the public calls. */
+#ifndef CAIRN__DIST_GROUP_H
+#define CAIRN__DIST_GROUP_H
+
+#include "cairn/dist.h"
+#include "dist/store.h"
+#include "kernels/kernels.h"
+
+/* How the ranks of one group find each other. */
+struct cairn__group_options {
+    int rank, size;
+    double timeout;             /* seconds without the other ranks; > 0 */
+    struct cairn__store *store; /* used during create only; NULL is fine where size is 1 */
+    const char *prefix;         /* of every key used, so that groups and restarts do not meet */
+    const char *backend;        /* NULL or "auto"; "shm"; others say CAIRN_ENOTBUILT or CAIRN_EINVAL */
+    const struct cairn__kernels *kernels;
+};
+
+/* Collective over all ranks. Errors: CAIRN_EINVAL; CAIRN_ENOTSUP ranks on several machines (both named);
+ * CAIRN_EPEER a rank died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
+
+/* Not collective: leaves at once; what others still read stays mapped in them. Outstanding work is abandoned. */
+void cairn__group_destroy(cairn_group **group);
+
+/* Moves outstanding collectives on without waiting: cheap enough for every backward node (an uncontended load or two
+ * when nothing can move). Returns the group's first cause once it is dead. */
+cairn_status cairn__group_progress(cairn_group *group);
+
+/* Of a completed all-reduce of a float type: 1 if any stored result on any rank was infinite or NaN. Every rank gets the
+ * same answer. To be read between cairn_work_test's done and cairn_work_wait, or with cairn__work_finish. */
+int cairn__work_nonfinite(const cairn_work *work);
+
+/* cairn_work_wait that also ORs cairn__work_nonfinite into *found. */
+cairn_status cairn__work_finish(cairn_work **work, uint32_t *found);
+
+#endif

@@ -1,0 +1,190 @@
+/* The contract of every kernel, and the table a device hands out.
+ *
+ * A kernel is one pass over memory. The scalar reference (ref.c) is its definition; every faster row must give the same
+ * bits (BITEXACT) or say what it gives instead, and kcheck holds it to that by walking the rows. Nothing here checks
+ * arguments: the rooms above do.
+ *
+ * Rules that hold for all:
+ *   - Arithmetic is f32, one IEEE operation at a time in the order written here (no contraction); a half is widened on
+ *     load and rounded once, to nearest even, on store (core/half.h).
+ *   - dst may be src where the types have the same size; otherwise ranges do not overlap. Pointers need only their
+ *     element's alignment. n = 0 is valid and touches nothing.
+ *   - *found is ORed with 1 when a *stored result* is infinite or NaN, never cleared. Told by exponent bits.
+ *   - A sum of f32 is over 16 interleaved lanes (element i goes to lane i % 16, in order), then the lanes are added by
+ *     the fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Lanes begin at +0.
+ *   - The result does not depend on alignment, nor on how a caller's memory is laid out.
+ *   - rates and factors arrive rounded to f32 from double, once, by the caller.
+ */
+#ifndef CAIRN__KERNELS_H
+#define CAIRN__KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cairn/core.h"
+#include "core/dtype.h"
+
+/* dst[i] = src[i], converted. Same types: a copy of the bits. f16<->bf16 goes through f32. */
+typedef void (*cairn__cast_fn)(void *dst, const void *src, size_t n);
+
+/* dst[i] = round(src[i] * factor): unscale with check (factor = 1/S), scale, average. */
+typedef void (*cairn__scale_fn)(void *dst, const void *src, size_t n, float factor, uint32_t *found);
+
+/* dst[i] = round(a * x[i] + b * y[i]); y is f32. dst may be x or y where it has its type. */
+typedef void (*cairn__axpby_fn)(void *dst, const void *x, const float *y, size_t n, float a, float b, uint32_t *found);
+
+/* *found |= any x[i] infinite or NaN. One read. */
+typedef void (*cairn__check_fn)(const void *x, size_t n, uint32_t *found);
+
+/* *sum += sum of (double)(x[i] * factor)^2, where the product is f32 and the square and the sum are f64, over 16
+ * interleaved f64 lanes and the tree above. *found as for check, on x[i] * factor. The L2 norm is sqrt of the sum. */
+typedef void (*cairn__sumsq_fn)(const void *x, size_t n, float factor, double *sum, uint32_t *found);
+
+/* dst[i] = value, converted. */
+typedef void (*cairn__fill_fn)(void *dst, size_t n, float value);
+
+/* Every buffer bufs[0..p-1] gets round((((x0 + x1) + x2) + ...) / divisor) per element: f32 sum in rank order, f32
+ * division (left out when divisor is 1), one rounding; in place over all of them. i32 and i64 sum with wrap-around
+ * (unsigned) and divide as C does, truncating; *found stays. 1 <= p <= CAIRN__MAX_RANKS. */
+typedef void (*cairn__reduce_fn)(void *const *bufs, int p, size_t n, float divisor, uint32_t *found);
+enum { CAIRN__MAX_RANKS = 256 };
+
+/* How an optimizer's parameter is stored. */
+enum cairn__weight_mode {
+    CAIRN__W_F32 = 0,  /* param is f32 and is the weight */
+    CAIRN__W_F32_F16,  /* param is the f32 master; the rounded weight goes to the f16 array `half` */
+    CAIRN__W_F32_BF16, /* the same with bf16 */
+    CAIRN__W_F16,      /* param is f16 itself: widened, updated in f32, rounded back; no master */
+    CAIRN__W_BF16,
+    CAIRN__NUM_WEIGHT_MODES,
+};
+
+/* One tensor of a fused SGD pass:
+ *     g = grad * factor;  if (weight_decay != 0) g = g + weight_decay * w;
+ *     if (momentum_on) { b = first ? g : momentum * b + undamped * g;  buf = b;  g = nesterov ? g + momentum * b : b; }
+ *     w = w - lr * g
+ * Source: torch.optim.SGD (PyTorch 2.x documentation), whose first momentum is the gradient itself. */
+struct cairn__sgd {
+    float lr, momentum, undamped /* 1 - dampening */, weight_decay, factor /* 1/S */;
+    bool momentum_on, nesterov, first;
+};
+typedef void (*cairn__sgd_fn)(void *param, void *half, float *buf /* NULL without momentum */, const void *grad,
+                              size_t n, const struct cairn__sgd *h);
+
+/* One tensor of a fused Adam or AdamW pass:
+ *     g = grad * factor;  if (!decoupled && weight_decay != 0) g = g + weight_decay * w;
+ *     if (decoupled) w = w * decay;                        decay = 1 - lr * weight_decay
+ *     m = beta1 * m + one_minus_beta1 * g
+ *     v = beta2 * v + one_minus_beta2 * (g * g)
+ *     w = w - step_size * (m / (sqrt(v) * inv_sqrt_c2 + eps))
+ *         step_size = lr / (1 - beta1^t),  inv_sqrt_c2 = 1 / sqrt(1 - beta2^t)
+ * Source: Kingma and Ba, "Adam", ICLR 2015, algorithm 1 (with eps outside, as torch); Loshchilov and Hutter, "Decoupled
+ * Weight Decay Regularization", ICLR 2019, algorithm 2 as torch.optim.AdamW applies it. */
+struct cairn__adam {
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, decay, step_size, inv_sqrt_c2, factor;
+    bool decoupled;
+};
+typedef void (*cairn__adam_fn)(void *param, void *half, float *m, float *v, const void *grad, size_t n,
+                               const struct cairn__adam *h);
+
+/* For nn, all f32. */
+typedef void (*cairn__add_fn)(float *dst, const float *a, const float *b, size_t n); /* a + b */
+typedef void (*cairn__mul_scalar_fn)(float *dst, const float *x, size_t n, float s); /* x * s */
+typedef void (*cairn__relu_fn)(float *dst, const float *x, size_t n);                /* x > 0 ? x : (x != x ? x : 0) */
+typedef void (*cairn__relu_backward_fn)(float *dx, const float *dy, const float *x, size_t n); /* x > 0 ? dy : 0 */
+typedef float (*cairn__sum_fn)(const float *x, size_t n);                                      /* 16 lanes, tree */
+typedef float (*cairn__mse_sum_fn)(const float *x, const float *y, size_t n); /* sum of (x-y)*(x-y); 16 lanes, tree */
+typedef void (*cairn__mse_backward_fn)(float *dx, const float *x, const float *y, size_t n, float s); /* s * (x-y) */
+typedef void (*cairn__bias_add_fn)(float *y, const float *bias, size_t rows, size_t cols); /* y[r][c] += bias[c] */
+typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols); /* sum over r, r = 0, 1, ... */
+typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n);                 /* f32 -> half -> f32 */
+
+/* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
+ * use is filled: f32, f16, bf16 in every float kind; i32 and i64 in cast (copies only) and reduce. */
+struct cairn__kernels {
+    cairn__cast_fn cast[CAIRN__DTYPE_END][CAIRN__DTYPE_END];   /* [from][to] */
+    cairn__scale_fn scale[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [src][dst] */
+    cairn__axpby_fn axpby[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [x][dst] */
+    cairn__check_fn check[CAIRN__DTYPE_END];
+    cairn__sumsq_fn sumsq[CAIRN__DTYPE_END];
+    cairn__fill_fn fill[CAIRN__DTYPE_END];
+    cairn__reduce_fn reduce[CAIRN__DTYPE_END];
+    cairn__sgd_fn sgd[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES]; /* [grad][mode] */
+    cairn__adam_fn adam[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES];
+    cairn__add_fn add;
+    cairn__mul_scalar_fn mul_scalar;
+    cairn__relu_fn relu;
+    cairn__relu_backward_fn relu_backward;
+    cairn__sum_fn sum;
+    cairn__mse_sum_fn mse_sum;
+    cairn__mse_backward_fn mse_backward;
+    cairn__bias_add_fn bias_add;
+    cairn__col_sum_fn col_sum;
+    cairn__round_fn round[CAIRN__DTYPE_END]; /* [half type] */
+};
+
+/* The CPU's table for a set of features (cairn__cpu_features()); made once a set, never freed. Any thread. */
+const struct cairn__kernels *cairn__kernels_cpu(unsigned features);
+
+/* ---- rows: what the table is chosen from, and what kcheck walks ---- */
+
+enum cairn__kernel_kind {
+    CAIRN__K_CAST = 1,
+    CAIRN__K_SCALE,
+    CAIRN__K_AXPBY,
+    CAIRN__K_CHECK,
+    CAIRN__K_SUMSQ,
+    CAIRN__K_FILL,
+    CAIRN__K_REDUCE,
+    CAIRN__K_SGD,
+    CAIRN__K_ADAM,
+    CAIRN__K_ADD,
+    CAIRN__K_MUL_SCALAR,
+    CAIRN__K_RELU,
+    CAIRN__K_RELU_BACKWARD,
+    CAIRN__K_SUM,
+    CAIRN__K_MSE_SUM,
+    CAIRN__K_MSE_BACKWARD,
+    CAIRN__K_BIAS_ADD,
+    CAIRN__K_COL_SUM,
+    CAIRN__K_ROUND,
+};
+
+enum cairn__promise {
+    CAIRN__BITEXACT = 1,           /* the reference's bits, whatever the input */
+    CAIRN__FLUSHES_SUBNORMALS = 2, /* f32 subnormals become zeros; opt-in, never chosen by cairn__kernels_cpu */
+};
+
+struct cairn__kernel_row {
+    enum cairn__kernel_kind kind;
+    int a, b;       /* dtypes or weight mode, as the table's indices; 0 where a kind has fewer */
+    unsigned needs; /* enum cairn__cpu_feature bits */
+    enum cairn__promise promise;
+    const char *name; /* of the function: "cast_f32_f16_avx512" */
+    void (*fn)(void); /* cast back to its kind's type */
+};
+
+/* Every row built into this library, best first; for equal (kind, a, b) the first whose needs are met and whose promise
+ * is BITEXACT wins; the reference rows, which need nothing, come last. */
+const struct cairn__kernel_row *cairn__kernel_rows(size_t *count);
+
+/* The row that cairn__kernels_cpu chose, for logs, tests and benchmarks. NULL where there is none. */
+const struct cairn__kernel_row *cairn__kernel_pick(enum cairn__kernel_kind kind, int a, int b, unsigned features);
+
+/* ---- lists of tensors ---- */
+
+/* A list of tensors goes through a kernel in one call. Empty tensors may stand first, last and in between. Each takes
+ * `count` arrays' addresses and sizes; types are equal within a list. */
+void cairn__multi_cast(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
+                       const void *const *src, cairn_dtype from, const size_t *n);
+void cairn__multi_scale(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
+                        const void *const *src, cairn_dtype from, const size_t *n, float factor, uint32_t *found);
+void cairn__multi_axpby(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
+                        const void *const *x, cairn_dtype from, const float *const *y, const size_t *n, float a,
+                        float b, uint32_t *found);
+/* The L2 norm over the whole list, of x * factor; per_tensor (count entries) may be NULL. */
+double cairn__multi_l2norm(const struct cairn__kernels *k, size_t count, const void *const *x, cairn_dtype dtype,
+                           const size_t *n, float factor, double *per_tensor, uint32_t *found);
+
+#endif
