@@ -1,1 +1,58 @@
+/* The environment: who this process is, which device it computes on, the group it belongs to, and the tape its operations
+ * are recorded on. Everything else is made in one. Two environments in one process are independent, as long as each is
+ * used by one thread at a time; only the first of them may belong to a group of more than one rank under one launcher. */
+#ifndef CAIRN_ENV_H
+#define CAIRN_ENV_H
+
 #include "core.h"
+#include "device.h"
+#include "dist.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cairn_env cairn_env;
+
+struct cairn_env_options {
+    size_t struct_size;
+    const char *device; /* NULL = "cpu" */
+    uint64_t seed;  /* of cairn_randn and of initialisations; every rank draws its own numbers from it. 0 is a seed */
+    double timeout; /* seconds without the other ranks; 0 = CAIRN_TIMEOUT, or 300 */
+};
+#define cairn_env_options(...) \
+    (&(struct cairn_env_options){.struct_size = sizeof(struct cairn_env_options), __VA_ARGS__})
+
+/* Finds out how this process was launched (torchrun, torch.distributed.launch, cairn-run, variables set by hand, or
+ * alone), meets the other ranks, and makes device, group and tape.
+ *
+ *   argc, argv  the program's; --local_rank=N and --local-rank N are taken out. NULL, NULL = there are none.
+ *   options     NULL = all defaults
+ *
+ * Collective: returns on every rank or fails on every rank, within the timeout.
+ * Threads     the environment is used by one thread at a time. The rank that hosts the store (rank 0, unless the launcher
+ *             does) runs one thread for it, "cairn-store", until the environment ends.
+ * Errors      CAIRN_EINVAL launch facts that contradict or miss something; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT names
+ *             the ranks that did not come; CAIRN_EPEER; CAIRN_ENOTSUP ranks on several machines; CAIRN_ENOTBUILT device.
+ * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x) for the variables. */
+CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
+                                        cairn_env **out);
+
+/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers and contexts made in it must have been
+ * destroyed before. Not collective. */
+CAIRN_API void cairn_env_destroy(cairn_env **env);
+
+/* Facts; any thread. */
+CAIRN_API int cairn_env_rank(const cairn_env *env);
+CAIRN_API int cairn_env_size(const cairn_env *env);
+CAIRN_API int cairn_env_local_rank(const cairn_env *env);
+
+/* Owned by the environment; the group of a process that is alone has size 1. */
+CAIRN_API cairn_group *cairn_env_group(cairn_env *env);
+CAIRN_API cairn_device *cairn_env_device(cairn_env *env);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

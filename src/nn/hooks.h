@@ -1,0 +1,51 @@
+/* What nn lets others fill in: amp's choice of types. nn knows nothing of amp; without hooks every op computes in its
+ * inputs' type. */
+#ifndef CAIRN__NN_HOOKS_H
+#define CAIRN__NN_HOOKS_H
+
+#include "cairn/nn.h"
+
+/* Every op, its name in errors and tables. The order is free; amp has a class and a reason for each. */
+#define CAIRN__OP_LIST(X)                 \
+    X(CAIRN__OP_LINEAR, "linear")         \
+    X(CAIRN__OP_ADD, "add")               \
+    X(CAIRN__OP_MUL_SCALAR, "mul_scalar") \
+    X(CAIRN__OP_RELU, "relu")             \
+    X(CAIRN__OP_SUM, "sum")               \
+    X(CAIRN__OP_MEAN, "mean")             \
+    X(CAIRN__OP_MSE_LOSS, "mse_loss")     \
+    X(CAIRN__OP_CAST, "cast")
+
+enum cairn__op {
+#define CAIRN__X(op, name) op,
+    CAIRN__OP_LIST(CAIRN__X)
+#undef CAIRN__X
+        CAIRN__NUM_OPS
+};
+
+/* "linear" */
+const char *cairn__op_name(enum cairn__op op);
+
+/* The type op computes in and returns, given its inputs' types; 0 = nn's own rule (equal types, or the widest). Inputs of
+ * another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights change
+ * (struct cairn__param's version). Never asked about CAIRN__OP_CAST. */
+struct cairn__op_hook {
+    void *ctx;
+    cairn_dtype (*compute_type)(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count);
+};
+
+/* hook is copied; NULL takes it away. One per environment. */
+void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
+
+/* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
+void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
+
+/* The environment a tensor or module was made in; NULL for NULL. */
+cairn_env *cairn__tensor_env(const cairn_tensor *t);
+cairn_env *cairn__module_env(const cairn_module *module);
+
+/* loss * scale as a further node of the graph: the gradient of the loss starts from scale. What cairn_mul_scalar does,
+ * but in f32 whatever the loss's type and without asking the op hook. */
+cairn_tensor *cairn__scale_loss(cairn_tensor *loss, double scale);
+
+#endif

@@ -1,0 +1,114 @@
+/* Parameters from inside, and the state of their gradients: the one meeting point of nn (which writes gradients), ddp
+ * (which reduces them), amp (which sets factor and flag) and optim (which reads them).
+ *
+ * A gradient's life: nn calls cairn__param_grad_slot and overwrites what it points to, then cairn__param_grad_ready; a
+ * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The slot then holds
+ * the gradient of one backward at one scale, times p->factor the true one. A further backward folds it into an f32
+ * accumulator first. The optimizer asks cairn__param_grad_final for what to read. */
+#ifndef CAIRN__PARAM_H
+#define CAIRN__PARAM_H
+
+#include <stdbool.h>
+
+#include "cairn/param.h"
+#include "device/env.h"
+
+struct cairn__param {
+    struct cairn_param_set *set;
+    size_t index; /* in the set */
+    char *name;
+    cairn_dtype dtype; /* of data and of grad */
+    int ndim;
+    int64_t shape[CAIRN_MAX_DIMS];
+    size_t n;
+    bool is_norm;
+
+    void *data;    /* the weights that forward reads */
+    float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
+    bool owns_data, owns_master;
+
+    void *grad;     /* slot; NULL until somebody needs it */
+    bool owns_grad; /* not the user's, not a bucket's */
+    bool written;   /* the slot holds a gradient */
+    float factor;   /* slot * factor is the true gradient: 1/S at the time it was written */
+    float *acc;     /* true f32 gradients of earlier backwards; made on first need */
+    bool has_acc;   /* acc holds something */
+    uint32_t found; /* the last scan saw a non-finite gradient here */
+
+    uint64_t version; /* changes whenever the weights do: key of caches */
+};
+
+/* What ddp wants to know. Every slot is required. */
+struct cairn__grad_listener {
+    void *ctx;
+    void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
+    cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
+    cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
+};
+
+struct cairn_param_set {
+    struct cairn_env *env;
+    struct cairn__param **params;
+    size_t count, capacity;
+
+    float factor;        /* 1/S of the backward now running or last run; 1 without amp */
+    uint32_t found;      /* a gradient was infinite or NaN; sticky until the optimizer's step or zero_grad */
+    bool checked;        /* found speaks of the gradients as they are */
+    bool skip_nonfinite; /* the step is left out when found; amp's choice */
+
+    const struct cairn__grad_listener *listener; /* NULL = nobody */
+    const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
+    bool has_amp;
+};
+
+/* ---- making ---- */
+
+cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set **out); /* empty, for a module */
+
+/* Adds an f32 parameter whose memory the set owns, contents undefined. *out is owned by the set. */
+cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
+                                  bool is_norm, struct cairn__param **out);
+
+/* Changes a parameter the set owns from f32 to half; with keep_master the f32 values become the master, without it they
+ * go. A gradient slot the set owns goes too (it has another type). */
+cairn_status cairn__param_to_half(struct cairn__param *p, cairn_dtype half, bool keep_master);
+
+/* ---- gradients ---- */
+
+/* Where to write p's gradient of this backward: n elements of p->dtype, to be overwritten. Folds what an earlier backward
+ * left there. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot);
+
+/* The slot is complete: remembers the factor, tells the listener. */
+void cairn__param_grad_ready(struct cairn__param *p);
+
+cairn_status cairn__param_set_progress(struct cairn_param_set *set);
+cairn_status cairn__param_set_settle(struct cairn_param_set *set);
+
+/* Forgets all gradients (nothing is written to memory) and begins a new step of the environment. */
+void cairn__param_set_zero_grad(struct cairn_param_set *set);
+
+/* What the optimizer reads: gradient, its type, and the factor it is multiplied by. *grad = NULL where there is none. */
+cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype, float *factor);
+
+/* ---- flags ---- */
+
+/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each parameter is scanned
+ * for names. */
+void cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
+
+/* Makes set->found speak of the gradients as they are: one read of them, unless a reduction has told already. */
+void cairn__param_set_check(struct cairn_param_set *set);
+
+/* The names of parameters whose last scan found something, "weight, bias", cut with ", and 12 more" to fit. */
+void cairn__param_set_found_names(const struct cairn_param_set *set, char *text, size_t nbytes);
+
+/* ---- weights ---- */
+
+/* Half weights = round(master), where p has one. */
+void cairn__param_round_from_master(struct cairn__param *p);
+
+/* The weights of every parameter have changed. */
+void cairn__param_set_weights_changed(struct cairn_param_set *set);
+
+#endif
