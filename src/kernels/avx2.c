@@ -1,0 +1,163 @@
+/* AVX2 with F16C: a vec is two registers, and a tail goes through a buffer on the stack. */
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/cpu.h"
+#include "kernels/kernels.h"
+
+#define ISA    avx2
+#define NEEDS  CAIRN__CPU_AVX2
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    __m256 low, high;
+} vec;
+typedef struct {
+    __m256i low, high;
+} bits;
+typedef struct {
+    __m256d quarter[4];
+} vecd;
+
+#define BOTH(f, a, b) ((vec){f((a).low, (b).low), f((a).high, (b).high)})
+
+INLINE vec splat(float x) {
+    return (vec){_mm256_set1_ps(x), _mm256_set1_ps(x)};
+}
+INLINE vec add(vec a, vec b) {
+    return BOTH(_mm256_add_ps, a, b);
+}
+INLINE vec sub(vec a, vec b) {
+    return BOTH(_mm256_sub_ps, a, b);
+}
+INLINE vec mul(vec a, vec b) {
+    return BOTH(_mm256_mul_ps, a, b);
+}
+INLINE vec div_(vec a, vec b) {
+    return BOTH(_mm256_div_ps, a, b);
+}
+INLINE vec root(vec a) {
+    return (vec){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
+}
+#define POSITIVE(x)        _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ)
+#define POSITIVE_OR_NAN(x) _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NLE_UQ)
+INLINE vec where_positive(vec x, vec v) {
+    return (vec){_mm256_and_ps(POSITIVE(x.low), v.low), _mm256_and_ps(POSITIVE(x.high), v.high)};
+}
+INLINE vec where_positive_or_nan(vec x, vec v) {
+    return (vec){_mm256_and_ps(POSITIVE_OR_NAN(x.low), v.low), _mm256_and_ps(POSITIVE_OR_NAN(x.high), v.high)};
+}
+
+INLINE __m256i bf16_in_32(__m256 v) {
+    const __m256i u = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i r = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(r, quiet, nan), 16);
+}
+INLINE __m256i to_bf16(vec v) {
+    const __m256i packed = _mm256_packus_epi32(bf16_in_32(v.low), bf16_in_32(v.high)); /* quarters 0 2 1 3 */
+    return _mm256_permute4x64_epi64(packed, 0xd8);
+}
+INLINE __m256 widened_bf16(__m128i h) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+INLINE vec from_bf16(__m256i h) {
+    return (vec){widened_bf16(_mm256_castsi256_si128(h)), widened_bf16(_mm256_extracti128_si256(h, 1))};
+}
+INLINE __m256i to_f16(vec v) {
+    return _mm256_set_m128i(_mm256_cvtps_ph(v.high, _MM_FROUND_TO_NEAREST_INT),
+                            _mm256_cvtps_ph(v.low, _MM_FROUND_TO_NEAREST_INT));
+}
+INLINE vec from_f16(__m256i h) {
+    return (vec){_mm256_cvtph_ps(_mm256_castsi256_si128(h)), _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1))};
+}
+INLINE vec rounded(int type, vec v) {
+    return type == CAIRN_F16 ? from_f16(to_f16(v)) : from_bf16(to_bf16(v));
+}
+
+INLINE vec load_f32(const float *p) {
+    return (vec){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
+INLINE void store_f32(float *p, vec v) {
+    _mm256_storeu_ps(p, v.low);
+    _mm256_storeu_ps(p + 8, v.high);
+}
+INLINE void stream_f32(float *p, vec v) {
+    _mm256_stream_ps(p, v.low);
+    _mm256_stream_ps(p + 8, v.high);
+}
+INLINE vec load_part_f32(const float *p, size_t count) {
+    float lane[16] = {0};
+    memcpy(lane, p, count * sizeof(*p));
+    return load_f32(lane);
+}
+INLINE void store_part_f32(float *p, vec v, size_t count) {
+    float lane[16];
+    store_f32(lane, v);
+    memcpy(p, lane, count * sizeof(*p));
+}
+INLINE vec first_lanes(vec v, size_t count) {
+    float lane[16];
+    store_f32(lane, v);
+    return load_part_f32(lane, count);
+}
+
+#define HALF_MEMORY(type)                                             \
+    INLINE vec load_##type(const uint16_t *p) {                       \
+        return from_##type(_mm256_loadu_si256((const __m256i *)p));   \
+    }                                                                 \
+    INLINE void store_##type(uint16_t *p, vec v) {                    \
+        _mm256_storeu_si256((__m256i *)p, to_##type(v));              \
+    }                                                                 \
+    INLINE void stream_##type(uint16_t *p, vec v) {                   \
+        _mm256_stream_si256((__m256i *)p, to_##type(v));              \
+    }                                                                 \
+    INLINE vec load_part_##type(const uint16_t *p, size_t count) {    \
+        uint16_t lane[16] = {0};                                      \
+        memcpy(lane, p, count * sizeof(*p));                          \
+        return load_##type(lane);                                     \
+    }                                                                 \
+    INLINE void store_part_##type(uint16_t *p, vec v, size_t count) { \
+        uint16_t lane[16];                                            \
+        store_##type(lane, v);                                        \
+        memcpy(p, lane, count * sizeof(*p));                          \
+    }
+HALF_MEMORY(f16)
+HALF_MEMORY(bf16)
+
+INLINE bits nothing_seen(void) {
+    return (bits){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+INLINE __m256i greater(__m256i seen, __m256 v) {
+    return _mm256_max_epu32(seen, _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(0x7fffffff)));
+}
+INLINE bits see(bits seen, vec v) {
+    return (bits){greater(seen.low, v.low), greater(seen.high, v.high)};
+}
+INLINE __m256i greater_halves(__m256i seen, const uint16_t *p) {
+    const __m256i h = _mm256_loadu_si256((const __m256i *)p);
+    return _mm256_max_epu16(seen, _mm256_and_si256(h, _mm256_set1_epi16(0x7fff)));
+}
+INLINE bits see_halves(bits seen, const uint16_t *p) {
+    return (bits){greater_halves(seen.low, p), greater_halves(seen.high, p + 16)};
+}
+
+INLINE vecd zeros_f64(void) {
+    const __m256d zero = _mm256_setzero_pd();
+    return (vecd){{zero, zero, zero, zero}};
+}
+INLINE __m256d add_square(__m256d sum, __m128 v) {
+    const __m256d wide = _mm256_cvtps_pd(v);
+    return _mm256_add_pd(sum, _mm256_mul_pd(wide, wide));
+}
+INLINE vecd add_squares(vecd sum, vec v) {
+    return (vecd){{add_square(sum.quarter[0], _mm256_castps256_ps128(v.low)),
+                   add_square(sum.quarter[1], _mm256_extractf128_ps(v.low, 1)),
+                   add_square(sum.quarter[2], _mm256_castps256_ps128(v.high)),
+                   add_square(sum.quarter[3], _mm256_extractf128_ps(v.high, 1))}};
+}
+
+#include "kernels/simd.h"

@@ -1,0 +1,128 @@
+/* AVX-512 (F, BW, DQ, VL): a vec is one register, and the lanes past a tail's end are masked. */
+#include <immintrin.h>
+#include <math.h>
+
+#include "kernels/kernels.h"
+
+#define ISA    avx512
+#define NEEDS  (CAIRN__CPU_AVX2 | CAIRN__CPU_AVX512)
+#define INLINE static inline __attribute__((always_inline))
+
+#include "core/cpu.h"
+
+typedef __m512 vec;
+typedef __m512i bits;
+typedef struct {
+    __m512d low, high;
+} vecd;
+
+INLINE __mmask16 lanes_to(size_t count) {
+    return (__mmask16)((1u << count) - 1);
+}
+
+INLINE vec splat(float x) {
+    return _mm512_set1_ps(x);
+}
+INLINE vec add(vec a, vec b) {
+    return _mm512_add_ps(a, b);
+}
+INLINE vec sub(vec a, vec b) {
+    return _mm512_sub_ps(a, b);
+}
+INLINE vec mul(vec a, vec b) {
+    return _mm512_mul_ps(a, b);
+}
+INLINE vec div_(vec a, vec b) {
+    return _mm512_div_ps(a, b);
+}
+INLINE vec root(vec a) {
+    return _mm512_sqrt_ps(a);
+}
+INLINE vec first_lanes(vec v, size_t count) {
+    return _mm512_maskz_mov_ps(lanes_to(count), v);
+}
+INLINE vec where_positive(vec x, vec v) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), v);
+}
+INLINE vec where_positive_or_nan(vec x, vec v) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLE_UQ), v);
+}
+
+/* Shifts, not VCVTNEPS2BF16: that one flushes subnormals. */
+INLINE __m256i to_bf16(vec v) {
+    const __m512i u = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16));
+}
+INLINE vec from_bf16(__m256i h) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+INLINE __m256i to_f16(vec v) {
+    return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec from_f16(__m256i h) {
+    return _mm512_cvtph_ps(h);
+}
+INLINE vec rounded(int type, vec v) {
+    return type == CAIRN_F16 ? from_f16(to_f16(v)) : from_bf16(to_bf16(v));
+}
+
+INLINE vec load_f32(const float *p) {
+    return _mm512_loadu_ps(p);
+}
+INLINE vec load_part_f32(const float *p, size_t count) {
+    return _mm512_maskz_loadu_ps(lanes_to(count), p);
+}
+INLINE void store_f32(float *p, vec v) {
+    _mm512_storeu_ps(p, v);
+}
+INLINE void store_part_f32(float *p, vec v, size_t count) {
+    _mm512_mask_storeu_ps(p, lanes_to(count), v);
+}
+INLINE void stream_f32(float *p, vec v) {
+    _mm512_stream_ps(p, v);
+}
+
+#define HALF_MEMORY(type)                                                 \
+    INLINE vec load_##type(const uint16_t *p) {                           \
+        return from_##type(_mm256_loadu_si256((const __m256i *)p));       \
+    }                                                                     \
+    INLINE vec load_part_##type(const uint16_t *p, size_t count) {        \
+        return from_##type(_mm256_maskz_loadu_epi16(lanes_to(count), p)); \
+    }                                                                     \
+    INLINE void store_##type(uint16_t *p, vec v) {                        \
+        _mm256_storeu_si256((__m256i *)p, to_##type(v));                  \
+    }                                                                     \
+    INLINE void store_part_##type(uint16_t *p, vec v, size_t count) {     \
+        _mm256_mask_storeu_epi16(p, lanes_to(count), to_##type(v));       \
+    }                                                                     \
+    INLINE void stream_##type(uint16_t *p, vec v) {                       \
+        _mm256_stream_si256((__m256i *)p, to_##type(v));                  \
+    }
+HALF_MEMORY(f16)
+HALF_MEMORY(bf16)
+
+INLINE bits nothing_seen(void) {
+    return _mm512_setzero_si512();
+}
+INLINE bits see(bits seen, vec v) {
+    return _mm512_max_epu32(seen, _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)));
+}
+INLINE bits see_halves(bits seen, const uint16_t *p) {
+    return _mm512_max_epu16(seen, _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0x7fff)));
+}
+
+INLINE vecd zeros_f64(void) {
+    return (vecd){_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
+INLINE vecd add_squares(vecd sum, vec v) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
+    const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+    sum.low = _mm512_add_pd(sum.low, _mm512_mul_pd(low, low));
+    sum.high = _mm512_add_pd(sum.high, _mm512_mul_pd(high, high));
+    return sum;
+}
+
+#include "kernels/simd.h"

@@ -1,0 +1,293 @@
+/* The scalar reference: the definition of every kernel, written to be read.
+ *
+ * Each kernel stands here once, over elements that `get` widens to f32 and `put` rounds to their type; instances.h
+ * makes the function of every combination of types. Nothing here is clever, and nothing faster may differ from it:
+ * kcheck compares every other row with these, bit by bit. It is also the generic path of processors without rows of
+ * their own. */
+#include <math.h>
+#include <string.h>
+
+#include "core/half.h"
+#include "kernels/row_lists.h"
+
+/* Types are constants wherever these are used, so every switch on them folds away. */
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 16 };
+
+/* Element i as f32. Widening is exact. */
+INLINE float get(cairn_dtype type, const void *x, size_t i) {
+    switch (type) {
+    case CAIRN_F16:
+        return cairn__f16_to_f32(((const uint16_t *)x)[i]);
+    case CAIRN_BF16:
+        return cairn__bf16_to_f32(((const uint16_t *)x)[i]);
+    default:
+        return ((const float *)x)[i];
+    }
+}
+
+/* The one rounding, to nearest even. */
+INLINE void put(cairn_dtype type, void *x, size_t i, float value) {
+    switch (type) {
+    case CAIRN_F16:
+        ((uint16_t *)x)[i] = cairn__f32_to_f16(value);
+        break;
+    case CAIRN_BF16:
+        ((uint16_t *)x)[i] = cairn__f32_to_bf16(value);
+        break;
+    default:
+        ((float *)x)[i] = value;
+        break;
+    }
+}
+
+/* 1 where element i, as stored, is infinite or NaN: all exponent bits are set. */
+INLINE uint32_t nonfinite(cairn_dtype type, const void *x, size_t i) {
+    switch (type) {
+    case CAIRN_F16:
+        return (((const uint16_t *)x)[i] & 0x7c00u) == 0x7c00u;
+    case CAIRN_BF16:
+        return (((const uint16_t *)x)[i] & 0x7f80u) == 0x7f80u;
+    default:
+        return cairn__f32_nonfinite(((const float *)x)[i]);
+    }
+}
+
+/* The fixed tree: halves of the lanes are added until one is left. */
+static float tree(float lane[LANES]) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    return lane[0];
+}
+
+static double tree_f64(double lane[LANES]) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    return lane[0];
+}
+
+/* ---- casts, checks, sums of squares ---- */
+
+INLINE void cast(cairn_dtype from, cairn_dtype to, void *dst, const void *src, size_t n) {
+    for (size_t i = 0; i < n; i++) put(to, dst, i, get(from, src, i));
+}
+
+/* The check sees the rounded value: 65520 is finite in f32 and infinite in f16. */
+INLINE void scale(cairn_dtype from, cairn_dtype to, void *dst, const void *src, size_t n, float factor,
+                  uint32_t *found) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        put(to, dst, i, get(from, src, i) * factor);
+        any |= nonfinite(to, dst, i);
+    }
+    *found |= any;
+}
+
+/* Two products and one sum, each rounded to f32, then the rounding to dst's type. */
+INLINE void axpby(cairn_dtype from, cairn_dtype to, void *dst, const void *x, const float *y, size_t n, float a,
+                  float b, uint32_t *found) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        put(to, dst, i, a * get(from, x, i) + b * y[i]);
+        any |= nonfinite(to, dst, i);
+    }
+    *found |= any;
+}
+
+INLINE void check(cairn_dtype type, const void *x, size_t n, uint32_t *found) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) any |= nonfinite(type, x, i);
+    *found |= any;
+}
+
+/* The factor comes before the square, so that a scaled gradient of 1e30 does not overflow on its way to being small. */
+INLINE void sumsq(cairn_dtype type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
+    double lane[LANES] = {0};
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        float scaled = get(type, x, i) * factor; /* f32, as step will see it */
+        any |= cairn__f32_nonfinite(scaled);
+        lane[i % LANES] += (double)scaled * (double)scaled; /* exact product, rounded sum */
+    }
+    *sum += tree_f64(lane);
+    *found |= any;
+}
+
+INLINE void fill(cairn_dtype type, void *dst, size_t n, float value) {
+    for (size_t i = 0; i < n; i++) put(type, dst, i, value);
+}
+
+/* What an f32 array holds after a trip through a half type. */
+INLINE void round_to(cairn_dtype type, float *dst, const float *src, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        put(type, &half, 0, src[i]);
+        dst[i] = get(type, &half, 0);
+    }
+}
+
+/* ---- reduction over ranks ---- */
+
+/* Rank order makes the sum the same on every rank; dividing after it, and rounding after that, makes the average of
+ * four times 40000 in f16 be 40000 and not infinity. */
+INLINE void reduce(cairn_dtype type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+    uint32_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        float sum = get(type, bufs[0], i);
+        for (int r = 1; r < p; r++) sum = sum + get(type, bufs[r], i);
+        if (divisor != 1.0f) sum = sum / divisor;
+        for (int r = 0; r < p; r++) put(type, bufs[r], i, sum);
+        any |= nonfinite(type, bufs[0], i);
+    }
+    *found |= any;
+}
+
+/* Integers wrap around as unsigned ones do and divide by truncation. The divisor is a count of ranks, hence whole. */
+static void reduce_i32_ref(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+    (void)found;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t sum = 0;
+        for (int r = 0; r < p; r++) sum += ((const uint32_t *)bufs[r])[i];
+        int32_t result = divisor == 1.0f ? (int32_t)sum : (int32_t)((int64_t)(int32_t)sum / (int64_t)divisor);
+        for (int r = 0; r < p; r++) ((int32_t *)bufs[r])[i] = result;
+    }
+}
+
+static void reduce_i64_ref(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+    (void)found;
+    for (size_t i = 0; i < n; i++) {
+        uint64_t sum = 0;
+        for (int r = 0; r < p; r++) sum += ((const uint64_t *)bufs[r])[i];
+        int64_t result = divisor == 1.0f ? (int64_t)sum : (int64_t)sum / (int64_t)divisor;
+        for (int r = 0; r < p; r++) ((int64_t *)bufs[r])[i] = result;
+    }
+}
+
+/* ---- optimizers ---- */
+
+/* How a weight mode stores its parameter, and which half array it writes besides: 0 = none. */
+INLINE cairn_dtype param_type(int mode) {
+    return mode == CAIRN__W_F16 ? CAIRN_F16 : mode == CAIRN__W_BF16 ? CAIRN_BF16 : CAIRN_F32;
+}
+
+INLINE int half_type(int mode) {
+    return mode == CAIRN__W_F32_F16 ? (int)CAIRN_F16 : mode == CAIRN__W_F32_BF16 ? (int)CAIRN_BF16 : 0;
+}
+
+/* Without a master the half parameter itself is widened, updated in f32 and rounded back. */
+INLINE void put_weight(int mode, void *param, void *half, size_t i, float w) {
+    put(param_type(mode), param, i, w);
+    if (half_type(mode)) put((cairn_dtype)half_type(mode), half, i, w);
+}
+
+INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
+                const struct cairn__sgd *h) {
+    for (size_t i = 0; i < n; i++) {
+        float w = get(param_type(mode), param, i);
+        float g = get(grad_type, grad, i) * h->factor;
+        if (h->weight_decay != 0) g = g + h->weight_decay * w;
+        if (h->momentum_on) {
+            float b = h->first ? g : h->momentum * buf[i] + h->undamped * g;
+            buf[i] = b;
+            g = h->nesterov ? g + h->momentum * b : b;
+        }
+        put_weight(mode, param, half, i, w - h->lr * g);
+    }
+}
+
+INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad,
+                 size_t n, const struct cairn__adam *h) {
+    for (size_t i = 0; i < n; i++) {
+        float w = get(param_type(mode), param, i);
+        float g = get(grad_type, grad, i) * h->factor;
+        if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
+        if (h->decoupled) w = w * h->decay;                                     /* AdamW: into the weight alone */
+        m[i] = h->beta1 * m[i] + h->one_minus_beta1 * g;
+        v[i] = h->beta2 * v[i] + h->one_minus_beta2 * (g * g);
+        float denominator = sqrtf(v[i]) * h->inv_sqrt_c2 + h->eps;
+        put_weight(mode, param, half, i, w - h->step_size * (m[i] / denominator));
+    }
+}
+
+/* ---- for nn ---- */
+
+static void add_ref(float *dst, const float *a, const float *b, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = a[i] + b[i];
+}
+
+static void mul_scalar_ref(float *dst, const float *x, size_t n, float s) {
+    for (size_t i = 0; i < n; i++) dst[i] = x[i] * s;
+}
+
+/* A NaN passes through, with its bits; -0 becomes +0. */
+static void relu_ref(float *dst, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) dst[i] = x[i] > 0 ? x[i] : (x[i] != x[i] ? x[i] : 0);
+}
+
+static void relu_backward_ref(float *dx, const float *dy, const float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
+}
+
+static float sum_ref(const float *x, size_t n) {
+    float lane[LANES] = {0};
+    for (size_t i = 0; i < n; i++) lane[i % LANES] += x[i];
+    return tree(lane);
+}
+
+static float mse_sum_ref(const float *x, const float *y, size_t n) {
+    float lane[LANES] = {0};
+    for (size_t i = 0; i < n; i++) {
+        float d = x[i] - y[i];
+        lane[i % LANES] += d * d;
+    }
+    return tree(lane);
+}
+
+static void mse_backward_ref(float *dx, const float *x, const float *y, size_t n, float s) {
+    for (size_t i = 0; i < n; i++) dx[i] = s * (x[i] - y[i]);
+}
+
+static void bias_add_ref(float *y, const float *bias, size_t rows, size_t cols) {
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) y[r * cols + c] += bias[c];
+    }
+}
+
+/* Sums begin at +0 and take the rows in order: the gradient of a bias. */
+static void col_sum_ref(float *dst, const float *x, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c++) dst[c] = 0;
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t c = 0; c < cols; c++) dst[c] += x[r * cols + c];
+    }
+}
+
+/* ---- copies: casts between equal types ---- */
+
+static void copy(void *dst, const void *src, size_t nbytes) {
+    if (nbytes && dst != src) memcpy(dst, src, nbytes);
+}
+
+static void cast_2_bytes_ref(void *dst, const void *src, size_t n) {
+    copy(dst, src, n * 2);
+}
+static void cast_4_bytes_ref(void *dst, const void *src, size_t n) {
+    copy(dst, src, n * 4);
+}
+static void cast_8_bytes_ref(void *dst, const void *src, size_t n) {
+    copy(dst, src, n * 8);
+}
+
+#define ISA   ref
+#define NEEDS 0
+#define EXTRA_ROWS                                  \
+    ROW(CAST, CAIRN_F32, CAIRN_F32, cast_4_bytes)   \
+    ROW(CAST, CAIRN_F16, CAIRN_F16, cast_2_bytes)   \
+    ROW(CAST, CAIRN_BF16, CAIRN_BF16, cast_2_bytes) \
+    ROW(CAST, CAIRN_I32, CAIRN_I32, cast_4_bytes)   \
+    ROW(CAST, CAIRN_I64, CAIRN_I64, cast_8_bytes)   \
+    ROW(REDUCE, CAIRN_I32, 0, reduce_i32)           \
+    ROW(REDUCE, CAIRN_I64, 0, reduce_i64)
+#include "kernels/instances.h"

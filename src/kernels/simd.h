@@ -1,0 +1,385 @@
+/* Every kernel once more, 16 lanes at a time: the text that avx2.c and avx512.c share.
+ *
+ * It is a template, not a header: a kernel file first defines the 16-lane types and operations of its instruction set,
+ * all static, then includes this. Nothing here is seen outside that file, so no instruction leaks into generic code.
+ *
+ *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
+ *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
+ *   splat add sub mul div root, where_positive where_not_below_or_zero
+ *   see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
+ *
+ * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
+ * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices. */
+#include <string.h>
+
+#include "kernels/row_lists.h"
+
+enum { LANES = 16, STREAM_FROM_NBYTES = 8 << 20 };
+
+/* One block of up to 16 elements at i. WHOLE and STREAM blocks have all of them; STREAM stores pass the caches by. */
+enum how { WHOLE, STREAM, PART };
+struct at {
+    size_t i;
+    enum how how;
+    size_t count;
+};
+
+/* Runs the statement over all blocks of [0, n), each described by `at`. Where `streamed` is not NULL, whole blocks
+ * stream, from its first 64-byte boundary on; it is an array of elements of `width` bytes. */
+#define OVER(n, streamed, width, ...)                                                             \
+    do {                                                                                          \
+        size_t i_ = 0, end_ = (n);                                                                \
+        if (streamed) {                                                                           \
+            size_t head_ = (64 - (uintptr_t)(streamed) % 64) % 64 / (width);                      \
+            for (; i_ < head_; i_ += LANES) ONE(i_, PART, least(head_ - i_, LANES), __VA_ARGS__); \
+            for (i_ = head_; i_ + 4 * LANES <= end_; i_ += 4 * LANES) {                           \
+                ONE(i_, STREAM, LANES, __VA_ARGS__);                                              \
+                ONE(i_ + LANES, STREAM, LANES, __VA_ARGS__);                                      \
+                ONE(i_ + 2 * LANES, STREAM, LANES, __VA_ARGS__);                                  \
+                ONE(i_ + 3 * LANES, STREAM, LANES, __VA_ARGS__);                                  \
+            }                                                                                     \
+            _mm_sfence();                                                                         \
+        }                                                                                         \
+        for (; i_ + 2 * LANES <= end_; i_ += 2 * LANES) {                                         \
+            ONE(i_, WHOLE, LANES, __VA_ARGS__);                                                   \
+            ONE(i_ + LANES, WHOLE, LANES, __VA_ARGS__);                                           \
+        }                                                                                         \
+        for (; i_ + LANES <= end_; i_ += LANES) ONE(i_, WHOLE, LANES, __VA_ARGS__);               \
+        if (i_ < end_) ONE(i_, PART, end_ - i_, __VA_ARGS__);                                     \
+    } while (0)
+#define ONE(index, kind, number, ...)                     \
+    do {                                                  \
+        const struct at at = {(index), (kind), (number)}; \
+        __VA_ARGS__;                                      \
+    } while (0)
+
+INLINE size_t least(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+INLINE size_t width_of(int type) {
+    return type == CAIRN_F32 ? 4 : 2;
+}
+
+/* dst, where its stores should stream: a large array whose lines are not in the cache for having just been read. */
+INLINE const void *streamed(const void *dst, int type, size_t n, bool in_place) {
+    return !in_place && n >= STREAM_FROM_NBYTES / width_of(type) ? dst : NULL;
+}
+
+INLINE vec get(int type, const void *x, struct at at) {
+    if (type == CAIRN_F32) {
+        const float *p = (const float *)x + at.i;
+        return at.how == PART ? load_part_f32(p, at.count) : load_f32(p);
+    }
+    const uint16_t *p = (const uint16_t *)x + at.i;
+    if (type == CAIRN_F16) return at.how == PART ? load_part_f16(p, at.count) : load_f16(p);
+    return at.how == PART ? load_part_bf16(p, at.count) : load_bf16(p);
+}
+
+INLINE void put(int type, void *x, struct at at, vec v) {
+    float *f = (float *)x + at.i;
+    uint16_t *h = (uint16_t *)x + at.i;
+    switch (type) {
+    case CAIRN_F32:
+        if (at.how == PART) store_part_f32(f, v, at.count);
+        else if (at.how == STREAM) stream_f32(f, v);
+        else store_f32(f, v);
+        break;
+    case CAIRN_F16:
+        if (at.how == PART) store_part_f16(h, v, at.count);
+        else if (at.how == STREAM) stream_f16(h, v);
+        else store_f16(h, v);
+        break;
+    default:
+        if (at.how == PART) store_part_bf16(h, v, at.count);
+        else if (at.how == STREAM) stream_bf16(h, v);
+        else store_bf16(h, v);
+        break;
+    }
+}
+
+/* A block that is written but never part of a stream: in place beside a streamed array. */
+INLINE struct at kept(struct at at) {
+    return (struct at){at.i, at.how == STREAM ? WHOLE : at.how, at.count};
+}
+
+/* Lanes past the end are not results: inf * 0 there is no finding, and no addend. */
+INLINE vec inside(vec v, struct at at) {
+    return at.how == PART ? first_lanes(v, at.count) : v;
+}
+
+/* The least magnitude, as bits of an f32, that is infinite once rounded to type: the midpoint above its largest. */
+INLINE uint32_t overflow_bits(int type) {
+    return type == CAIRN_F16 ? 0x477ff000u : type == CAIRN_BF16 ? 0x7f7f8000u : 0x7f800000u;
+}
+
+INLINE uint32_t any_from(bits seen, uint32_t bound) {
+    uint32_t lane[LANES];
+    uint32_t any = 0;
+    memcpy(lane, &seen, sizeof(lane));
+    for (int j = 0; j < LANES; j++) any |= lane[j] >= bound;
+    return any;
+}
+
+INLINE float tree(vec v) {
+    float lane[LANES];
+    store_f32(lane, v);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    return lane[0];
+}
+
+INLINE double tree_f64(vecd v) {
+    double lane[LANES];
+    memcpy(lane, &v, sizeof(lane));
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    return lane[0];
+}
+
+/* ---- casts, checks, sums of squares ---- */
+
+INLINE void cast(int from, int to, void *dst, const void *src, size_t n) {
+    const void *stream = streamed(dst, to, n, dst == src);
+    OVER(n, stream, width_of(to), put(to, dst, at, get(from, src, at)));
+}
+
+INLINE void scale(int from, int to, void *dst, const void *src, size_t n, float factor, uint32_t *found) {
+    const void *stream = streamed(dst, to, n, dst == src);
+    const vec f = splat(factor);
+    bits seen = nothing_seen();
+    OVER(n, stream, width_of(to), {
+        vec v = mul(get(from, src, at), f);
+        put(to, dst, at, v);
+        seen = see(seen, inside(v, at));
+    });
+    *found |= any_from(seen, overflow_bits(to));
+}
+
+INLINE void axpby(int from, int to, void *dst, const void *x, const float *y, size_t n, float a, float b,
+                  uint32_t *found) {
+    const void *stream = streamed(dst, to, n, dst == x || dst == (const void *)y);
+    const vec va = splat(a), vb = splat(b);
+    bits seen = nothing_seen();
+    OVER(n, stream, width_of(to), {
+        vec v = add(mul(va, get(from, x, at)), mul(vb, get(CAIRN_F32, y, at)));
+        put(to, dst, at, v);
+        seen = see(seen, inside(v, at));
+    });
+    *found |= any_from(seen, overflow_bits(to));
+}
+
+/* Halves are looked at as they are, 32 at a time, without widening. */
+INLINE void check_halves(int type, const uint16_t *x, size_t n, uint32_t *found) {
+    const uint16_t exponent = type == CAIRN_F16 ? 0x7c00u : 0x7f80u;
+    bits seen = nothing_seen(), seen_too = seen;
+    size_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        seen = see_halves(seen, x + i);
+        seen_too = see_halves(seen_too, x + i + 2 * LANES);
+    }
+    uint16_t lane[4 * LANES];
+    memcpy(lane, &seen, sizeof(seen));
+    memcpy(lane + 2 * LANES, &seen_too, sizeof(seen_too));
+    uint32_t any = 0;
+    for (int j = 0; j < 4 * LANES; j++) any |= lane[j] >= exponent;
+    for (; i < n; i++) any |= (x[i] & exponent) == exponent;
+    *found |= any;
+}
+
+INLINE void check(int type, const void *x, size_t n, uint32_t *found) {
+    if (type != CAIRN_F32) {
+        check_halves(type, x, n, found);
+        return;
+    }
+    bits seen = nothing_seen();
+    OVER(n, NULL, 4, seen = see(seen, get(CAIRN_F32, x, at)));
+    *found |= any_from(seen, overflow_bits(CAIRN_F32));
+}
+
+INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
+    const vec f = splat(factor);
+    vecd lanes = zeros_f64();
+    bits seen = nothing_seen();
+    OVER(n, NULL, 4, {
+        vec v = inside(mul(get(type, x, at), f), at);
+        lanes = add_squares(lanes, v);
+        seen = see(seen, v);
+    });
+    *sum += tree_f64(lanes);
+    *found |= any_from(seen, overflow_bits(CAIRN_F32));
+}
+
+INLINE void fill(int type, void *dst, size_t n, float value) {
+    const void *stream = streamed(dst, type, n, false);
+    const vec v = splat(value);
+    OVER(n, stream, width_of(type), put(type, dst, at, v));
+}
+
+INLINE void round_to(int type, float *dst, const float *src, size_t n) {
+    const void *stream = streamed(dst, CAIRN_F32, n, dst == src);
+    OVER(n, stream, 4, put(CAIRN_F32, dst, at, rounded(type, get(CAIRN_F32, src, at))));
+}
+
+/* ---- reduction over ranks ---- */
+
+/* A power of two has an exact inverse, and multiplying by it rounds the same number as dividing does. */
+INLINE bool has_exact_inverse(float divisor) {
+    int exponent;
+    return frexpf(divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
+}
+
+/* p is a constant in the common cases. */
+INLINE void reduce_p(int type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+    const bool by_inverse = has_exact_inverse(divisor);
+    const vec d = splat(divisor), inverse = splat(1.0f / divisor);
+    bits seen = nothing_seen();
+    OVER(n, NULL, 4, {
+        vec sum = get(type, bufs[0], at);
+        for (int r = 1; r < p; r++) sum = add(sum, get(type, bufs[r], at));
+        sum = by_inverse ? mul(sum, inverse) : div_(sum, d);
+        for (int r = 0; r < p; r++) put(type, bufs[r], at, sum);
+        seen = see(seen, inside(sum, at));
+    });
+    *found |= any_from(seen, overflow_bits(type));
+}
+
+INLINE void reduce(int type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+    switch (p) {
+    case 2:
+        reduce_p(type, (void *const[2]){bufs[0], bufs[1]}, 2, n, divisor, found);
+        break;
+    default:
+        reduce_p(type, bufs, p, n, divisor, found);
+        break;
+    }
+}
+
+/* ---- optimizers ---- */
+
+INLINE int param_type(int mode) {
+    return mode == CAIRN__W_F16 ? CAIRN_F16 : mode == CAIRN__W_BF16 ? CAIRN_BF16 : CAIRN_F32;
+}
+
+INLINE int half_type(int mode) {
+    return mode == CAIRN__W_F32_F16 ? (int)CAIRN_F16 : mode == CAIRN__W_F32_BF16 ? (int)CAIRN_BF16 : 0;
+}
+
+/* The half copy of a master is only written, so it alone of an optimizer's arrays is worth streaming. */
+INLINE const void *streamed_half(int mode, const void *half, size_t n) {
+    return half_type(mode) ? streamed(half, half_type(mode), n, false) : NULL;
+}
+
+INLINE void put_weight(int mode, void *param, void *half, struct at at, vec w) {
+    put(param_type(mode), param, kept(at), w);
+    if (half_type(mode)) put(half_type(mode), half, at, w);
+}
+
+INLINE void sgd(int grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
+                const struct cairn__sgd *h) {
+    const struct cairn__sgd o = *h;
+    const vec factor = splat(o.factor), lr = splat(o.lr), decay = splat(o.weight_decay);
+    const vec momentum = splat(o.momentum), undamped = splat(o.undamped);
+    const void *stream = streamed_half(mode, half, n);
+    OVER(n, stream, 2, {
+        vec w = get(param_type(mode), param, at);
+        vec g = mul(get(grad_type, grad, at), factor);
+        if (o.weight_decay != 0) g = add(g, mul(decay, w));
+        if (o.momentum_on) {
+            vec b = o.first ? g : add(mul(momentum, get(CAIRN_F32, buf, at)), mul(undamped, g));
+            put(CAIRN_F32, buf, kept(at), b);
+            g = o.nesterov ? add(g, mul(momentum, b)) : b;
+        }
+        put_weight(mode, param, half, at, sub(w, mul(lr, g)));
+    });
+}
+
+INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad, size_t n,
+                 const struct cairn__adam *h) {
+    const struct cairn__adam o = *h;
+    const vec factor = splat(o.factor), decay = splat(o.decoupled ? o.decay : o.weight_decay);
+    const vec beta1 = splat(o.beta1), rest1 = splat(o.one_minus_beta1);
+    const vec beta2 = splat(o.beta2), rest2 = splat(o.one_minus_beta2);
+    const vec eps = splat(o.eps), step = splat(o.step_size), inv_c2 = splat(o.inv_sqrt_c2);
+    const bool l2 = !o.decoupled && o.weight_decay != 0;
+    const void *stream = streamed_half(mode, half, n);
+    OVER(n, stream, 2, {
+        vec w = get(param_type(mode), param, at);
+        vec g = mul(get(grad_type, grad, at), factor);
+        if (l2) g = add(g, mul(decay, w));
+        if (o.decoupled) w = mul(w, decay);
+        vec m1 = add(mul(beta1, get(CAIRN_F32, m, at)), mul(rest1, g));
+        vec v1 = add(mul(beta2, get(CAIRN_F32, v, at)), mul(rest2, mul(g, g)));
+        put(CAIRN_F32, m, kept(at), m1);
+        put(CAIRN_F32, v, kept(at), v1);
+        vec denominator = add(mul(root(v1), inv_c2), eps);
+        put_weight(mode, param, half, at, sub(w, mul(step, div_(m1, denominator))));
+    });
+}
+
+/* ---- for nn ---- */
+
+static void NAMED(add)(float *dst, const float *a, const float *b, size_t n) {
+    const void *stream = streamed(dst, CAIRN_F32, n, dst == a || dst == b);
+    OVER(n, stream, 4, put(CAIRN_F32, dst, at, add(get(CAIRN_F32, a, at), get(CAIRN_F32, b, at))));
+}
+
+static void NAMED(mul_scalar)(float *dst, const float *x, size_t n, float s) {
+    const void *stream = streamed(dst, CAIRN_F32, n, dst == x);
+    const vec factor = splat(s);
+    OVER(n, stream, 4, put(CAIRN_F32, dst, at, mul(get(CAIRN_F32, x, at), factor)));
+}
+
+static void NAMED(relu)(float *dst, const float *x, size_t n) {
+    const void *stream = streamed(dst, CAIRN_F32, n, dst == x);
+    OVER(n, stream, 4, {
+        vec v = get(CAIRN_F32, x, at);
+        put(CAIRN_F32, dst, at, where_positive_or_nan(v, v));
+    });
+}
+
+static void NAMED(relu_backward)(float *dx, const float *dy, const float *x, size_t n) {
+    const void *stream = streamed(dx, CAIRN_F32, n, dx == dy || dx == x);
+    OVER(n, stream, 4, put(CAIRN_F32, dx, at, where_positive(get(CAIRN_F32, x, at), get(CAIRN_F32, dy, at))));
+}
+
+static float NAMED(sum)(const float *x, size_t n) {
+    vec lanes = splat(0);
+    OVER(n, NULL, 4, lanes = add(lanes, get(CAIRN_F32, x, at)));
+    return tree(lanes);
+}
+
+static float NAMED(mse_sum)(const float *x, const float *y, size_t n) {
+    vec lanes = splat(0);
+    OVER(n, NULL, 4, {
+        vec d = sub(get(CAIRN_F32, x, at), get(CAIRN_F32, y, at));
+        lanes = add(lanes, mul(d, d));
+    });
+    return tree(lanes);
+}
+
+static void NAMED(mse_backward)(float *dx, const float *x, const float *y, size_t n, float s) {
+    const void *stream = streamed(dx, CAIRN_F32, n, dx == x || dx == y);
+    const vec factor = splat(s);
+    OVER(n, stream, 4, put(CAIRN_F32, dx, at, mul(factor, sub(get(CAIRN_F32, x, at), get(CAIRN_F32, y, at)))));
+}
+
+static void NAMED(bias_add)(float *y, const float *bias, size_t rows, size_t cols) {
+    for (size_t r = 0; r < rows; r++) {
+        float *row = y + r * cols;
+        OVER(cols, NULL, 4, put(CAIRN_F32, row, at, add(get(CAIRN_F32, row, at), get(CAIRN_F32, bias, at))));
+    }
+}
+
+/* A block of columns at a time; its sums stay in a register. */
+static void NAMED(col_sum)(float *dst, const float *x, size_t rows, size_t cols) {
+    OVER(cols, NULL, 4, {
+        vec lanes = splat(0);
+        for (size_t r = 0; r < rows; r++) lanes = add(lanes, get(CAIRN_F32, x + r * cols, at));
+        put(CAIRN_F32, dst, at, lanes);
+    });
+}
+
+#include "kernels/instances.h"

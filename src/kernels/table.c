@@ -1,0 +1,131 @@
+/* Which row a table takes: rows are data, in order of preference, and the first that may run here wins. */
+#include <assert.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "core/cpu.h"
+#include "kernels/row_lists.h"
+
+/* Best first; the reference, which needs nothing, comes last. */
+static const struct cairn__row_list *const lists[] = {
+#if defined(__x86_64__)
+    &cairn__kernel_rows_avx512_bf16,
+    &cairn__kernel_rows_avx512,
+    &cairn__kernel_rows_avx2,
+#endif
+    &cairn__kernel_rows_ref,
+};
+
+enum {
+    NUM_LISTS = sizeof(lists) / sizeof(lists[0]),
+    ROOM_FOR_ROWS = 512,
+    NUM_FEATURE_SETS = 2 * CAIRN__CPU_AVX512_BF16, /* features are bits, this the highest */
+};
+
+/* Written once, by build, and only read after it. */
+static pthread_once_t built = PTHREAD_ONCE_INIT;
+static struct cairn__kernel_row all_rows[ROOM_FOR_ROWS];
+static size_t num_rows;
+static struct cairn__kernels tables[NUM_FEATURE_SETS];
+
+static bool may_run(const struct cairn__kernel_row *row, unsigned features) {
+    return (row->needs & ~features) == 0 && row->promise == CAIRN__BITEXACT;
+}
+
+/* A switch of 19 slots: each kind has a function type of its own. */
+static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *row) {
+    void (*fn)(void) = row->fn;
+    int a = row->a, b = row->b;
+    switch (row->kind) {
+    case CAIRN__K_CAST:
+        k->cast[a][b] = (cairn__cast_fn)fn;
+        break;
+    case CAIRN__K_SCALE:
+        k->scale[a][b] = (cairn__scale_fn)fn;
+        break;
+    case CAIRN__K_AXPBY:
+        k->axpby[a][b] = (cairn__axpby_fn)fn;
+        break;
+    case CAIRN__K_CHECK:
+        k->check[a] = (cairn__check_fn)fn;
+        break;
+    case CAIRN__K_SUMSQ:
+        k->sumsq[a] = (cairn__sumsq_fn)fn;
+        break;
+    case CAIRN__K_FILL:
+        k->fill[a] = (cairn__fill_fn)fn;
+        break;
+    case CAIRN__K_REDUCE:
+        k->reduce[a] = (cairn__reduce_fn)fn;
+        break;
+    case CAIRN__K_SGD:
+        k->sgd[a][b] = (cairn__sgd_fn)fn;
+        break;
+    case CAIRN__K_ADAM:
+        k->adam[a][b] = (cairn__adam_fn)fn;
+        break;
+    case CAIRN__K_ADD:
+        k->add = (cairn__add_fn)fn;
+        break;
+    case CAIRN__K_MUL_SCALAR:
+        k->mul_scalar = (cairn__mul_scalar_fn)fn;
+        break;
+    case CAIRN__K_RELU:
+        k->relu = (cairn__relu_fn)fn;
+        break;
+    case CAIRN__K_RELU_BACKWARD:
+        k->relu_backward = (cairn__relu_backward_fn)fn;
+        break;
+    case CAIRN__K_SUM:
+        k->sum = (cairn__sum_fn)fn;
+        break;
+    case CAIRN__K_MSE_SUM:
+        k->mse_sum = (cairn__mse_sum_fn)fn;
+        break;
+    case CAIRN__K_MSE_BACKWARD:
+        k->mse_backward = (cairn__mse_backward_fn)fn;
+        break;
+    case CAIRN__K_BIAS_ADD:
+        k->bias_add = (cairn__bias_add_fn)fn;
+        break;
+    case CAIRN__K_COL_SUM:
+        k->col_sum = (cairn__col_sum_fn)fn;
+        break;
+    case CAIRN__K_ROUND:
+        k->round[a] = (cairn__round_fn)fn;
+        break;
+    }
+}
+
+/* Rows are set from the last to the first, so that the best is set last and stays. */
+static void build(void) {
+    for (int l = 0; l < NUM_LISTS; l++) {
+        assert(num_rows + lists[l]->count <= ROOM_FOR_ROWS);
+        memcpy(all_rows + num_rows, lists[l]->rows, lists[l]->count * sizeof(all_rows[0]));
+        num_rows += lists[l]->count;
+    }
+    for (unsigned features = 0; features < NUM_FEATURE_SETS; features++) {
+        for (size_t r = num_rows; r-- > 0;) {
+            if (may_run(&all_rows[r], features)) set_slot(&tables[features], &all_rows[r]);
+        }
+    }
+}
+
+const struct cairn__kernel_row *cairn__kernel_rows(size_t *count) {
+    pthread_once(&built, build);
+    *count = num_rows;
+    return all_rows;
+}
+
+const struct cairn__kernel_row *cairn__kernel_pick(enum cairn__kernel_kind kind, int a, int b, unsigned features) {
+    pthread_once(&built, build);
+    for (const struct cairn__kernel_row *row = all_rows; row < all_rows + num_rows; row++) {
+        if (row->kind == kind && row->a == a && row->b == b && may_run(row, features)) return row;
+    }
+    return NULL;
+}
+
+const struct cairn__kernels *cairn__kernels_cpu(unsigned features) {
+    pthread_once(&built, build);
+    return &tables[features % NUM_FEATURE_SETS];
+}
