@@ -1,0 +1,208 @@
+/* What each kind of kernel takes, and its call. Variants go through scalars and switches that change its path. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kcheck.h"
+
+enum { ROWS = 7 }; /* of the matrices of bias_add and col_sum */
+
+static const float factors[] = {0x1p-16f, 3.0f, 1e-30f, 0.0f};
+
+#define CALLS(kind) (*(cairn__##kind##_fn)(row->fn))
+
+static void call_cast(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(cast)(a[0], a[1], n);
+}
+static void call_scale(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    CALLS(scale)(a[0], a[1], n, factors[v], &out->found);
+}
+static void call_axpby(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    CALLS(axpby)(a[0], a[1], a[2], n, factors[v], 1.5f, &out->found);
+}
+static void call_check(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v;
+    CALLS(check)(a[0], n, &out->found);
+}
+static void call_sumsq(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    out->f64 = 0.25; /* added to, not overwritten */
+    CALLS(sumsq)(a[0], n, factors[v], &out->f64, &out->found);
+}
+static void call_fill(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    static const uint32_t values[] = {0x3fc00000, 0x477ff000, 0xffc12345, 0x00012345}; /* 1.5, 65520, NaN, subnormal */
+    float value;
+    (void)out;
+    memcpy(&value, &values[v], sizeof(value));
+    CALLS(fill)(a[0], n, value);
+}
+static void call_reduce(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    static const struct {
+        int p;
+        float divisor;
+    } cases[] = {{2, 2}, {2, 1}, {1, 1}, {3, 3}, {4, 4}, {8, 8}, {5, 1}, {2, 0x1p-140f}};
+    CALLS(reduce)(a, cases[v].p, n, cases[v].divisor, &out->found);
+}
+static void call_sgd(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    struct cairn__sgd h = {.lr = 0.1f, .momentum = 0.9f, .undamped = 0.75f, .factor = 0x1p-10f};
+    (void)out;
+    h.momentum_on = v >= 2;
+    h.first = v == 3;
+    h.nesterov = v == 4;
+    h.weight_decay = v == 1 || v == 4 ? 0.01f : 0;
+    CALLS(sgd)(a[0], a[1], h.momentum_on ? a[2] : NULL, a[3], n, &h);
+}
+static void call_adam(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    struct cairn__adam h = {.beta1 = 0.9f,
+                            .one_minus_beta1 = 0.1f,
+                            .beta2 = 0.999f,
+                            .one_minus_beta2 = 0.001f,
+                            .eps = 1e-8f,
+                            .step_size = 0.0015f,
+                            .inv_sqrt_c2 = 1.25f,
+                            .factor = 0x1p-10f,
+                            .decay = 0.9999f};
+    (void)out;
+    h.decoupled = v == 0;
+    h.weight_decay = v <= 1 ? 0.01f : 0;
+    CALLS(adam)(a[0], a[1], a[2], a[3], a[4], n, &h);
+}
+static void call_add(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(add)(a[0], a[1], a[2], n);
+}
+static void call_mul_scalar(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)out;
+    CALLS(mul_scalar)(a[0], a[1], n, factors[v]);
+}
+static void call_relu(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(relu)(a[0], a[1], n);
+}
+static void call_relu_backward(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
+                               struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(relu_backward)(a[0], a[1], a[2], n);
+}
+static void call_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v;
+    out->f32 = CALLS(sum)(a[0], n);
+}
+static void call_mse_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v;
+    out->f32 = CALLS(mse_sum)(a[0], a[1], n);
+}
+static void call_mse_backward(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
+                              struct outcome *out) {
+    (void)out;
+    CALLS(mse_backward)(a[0], a[1], a[2], n, factors[v]);
+}
+static void call_bias_add(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(bias_add)(a[0], a[1], ROWS, n);
+}
+static void call_col_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(col_sum)(a[0], a[1], ROWS, n);
+}
+static void call_round(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(round)(a[0], a[1], n);
+}
+
+static cairn_dtype param_type(int mode) {
+    return mode == CAIRN__W_F16 ? CAIRN_F16 : mode == CAIRN__W_BF16 ? CAIRN_BF16 : CAIRN_F32;
+}
+
+/* The half array of modes that have none is there all the same, and must come back untouched. */
+static struct array half_array(int mode) {
+    return (struct array){mode == CAIRN__W_F32_BF16 ? CAIRN_BF16 : CAIRN_F16,
+                          mode == CAIRN__W_F32_F16 || mode == CAIRN__W_F32_BF16 ? WRITTEN : 0, 1};
+}
+
+static int same_width(int a, int b) {
+    return cairn_dtype_nbytes((cairn_dtype)a) == cairn_dtype_nbytes((cairn_dtype)b);
+}
+
+#define F32_IN \
+    { CAIRN_F32, READ, 1 }
+#define F32_OUT \
+    { CAIRN_F32, WRITTEN, 1 }
+#define F32_BOTH \
+    { CAIRN_F32, UPDATED, 1 }
+
+/* A switch of 19 kinds: each line is one kernel's shape. */
+struct job job_of(const struct cairn__kernel_row *row) {
+    const cairn_dtype a = (cairn_dtype)row->a, b = (cairn_dtype)row->b;
+    const int in_place = same_width(row->a, row->b);
+    switch (row->kind) {
+    case CAIRN__K_CAST:
+        return (struct job){2, {{b, WRITTEN, 1}, {a, READ, 1}}, {in_place}, 1, 0, true, call_cast};
+    case CAIRN__K_SCALE:
+        return (struct job){2, {{b, WRITTEN, 1}, {a, READ, 1}}, {in_place}, 4, 0, false, call_scale};
+    case CAIRN__K_AXPBY:
+        return (struct job){
+            3, {{b, WRITTEN, 1}, {a, READ, 1}, F32_IN}, {in_place, b == CAIRN_F32 ? 2 : 0}, 4, 0, false, call_axpby};
+    case CAIRN__K_CHECK:
+        return (struct job){1, {{a, READ, 1}}, {0}, 1, 0, true, call_check};
+    case CAIRN__K_SUMSQ:
+        return (struct job){1, {{a, READ, 1}}, {0}, 4, 0, false, call_sumsq};
+    case CAIRN__K_FILL:
+        return (struct job){1, {{a, WRITTEN, 1}}, {0}, 4, 0, true, call_fill};
+    case CAIRN__K_REDUCE: {
+        struct job job = {8, {{0}}, {0}, a == CAIRN_I32 || a == CAIRN_I64 ? 7 : 8, 0, false, call_reduce};
+        for (int r = 0; r < job.num_arrays; r++) job.array[r] = (struct array){a, r < 2 ? UPDATED : 0, 1};
+        return job;
+    }
+    case CAIRN__K_SGD:
+        return (struct job){4,       {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, {a, READ, 1}},
+                            {0},     5,
+                            2,       false,
+                            call_sgd};
+    case CAIRN__K_ADAM:
+        return (struct job){5,
+                            {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, F32_BOTH, {a, READ, 1}},
+                            {0},
+                            3,
+                            0,
+                            false,
+                            call_adam};
+    case CAIRN__K_ADD:
+        return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 1, 0, false, call_add};
+    case CAIRN__K_MUL_SCALAR:
+        return (struct job){2, {F32_OUT, F32_IN}, {1}, 4, 0, false, call_mul_scalar};
+    case CAIRN__K_RELU:
+        return (struct job){2, {F32_OUT, F32_IN}, {1}, 1, 0, true, call_relu};
+    case CAIRN__K_RELU_BACKWARD:
+        return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 1, 0, true, call_relu_backward};
+    case CAIRN__K_SUM:
+        return (struct job){1, {F32_IN}, {0}, 1, 0, false, call_sum};
+    case CAIRN__K_MSE_SUM:
+        return (struct job){2, {F32_IN, F32_IN}, {0}, 1, 0, false, call_mse_sum};
+    case CAIRN__K_MSE_BACKWARD:
+        return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 4, 0, false, call_mse_backward};
+    case CAIRN__K_BIAS_ADD:
+        return (struct job){2, {{CAIRN_F32, UPDATED, ROWS}, F32_IN}, {0}, 1, 0, false, call_bias_add};
+    case CAIRN__K_COL_SUM:
+        return (struct job){2, {F32_OUT, {CAIRN_F32, READ, ROWS}}, {0}, 1, 0, false, call_col_sum};
+    case CAIRN__K_ROUND:
+        return (struct job){2, {F32_OUT, F32_IN}, {1}, 1, 0, true, call_round};
+    }
+    return (struct job){0};
+}
+
+const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
+    static const char *const kinds[] = {"?",       "cast",         "scale",    "axpby",         "check",
+                                        "sumsq",   "fill",         "reduce",   "sgd",           "adam",
+                                        "add",     "mul_scalar",   "relu",     "relu_backward", "sum",
+                                        "mse_sum", "mse_backward", "bias_add", "col_sum",       "round"};
+    static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
+    const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
+    const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";
+    snprintf(text, nbytes, "%s%s%s%s%s", kinds[row->kind], row->a ? " " : "",
+             row->a ? cairn_dtype_name((cairn_dtype)row->a) : "", b[0] ? " " : "", b);
+    return text;
+}
+
+const struct cairn__kernel_row *reference_of(const struct cairn__kernel_row *row) {
+    return cairn__kernel_pick(row->kind, row->a, row->b, 0);
+}

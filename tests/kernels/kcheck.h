@@ -1,0 +1,117 @@
+/* kcheck: compares every kernel row with the reference, and times what it has compared. Its parts:
+ *
+ *   jobs.c    what arrays a kernel takes, and how it is called
+ *   data.c    inputs: edges, seeded random bits, moderate numbers; arrays between canaries
+ *   model.c   definitions that do not use Cairn's own, for the reference rows
+ *   bench.c   timing against limit.c, loops that only move the same bytes
+ *   kcheck.c  options, the walk over the rows, the tally */
+#ifndef KCHECK_H
+#define KCHECK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/cpu.h"
+#include "core/dtype.h"
+#include "kernels/kernels.h"
+
+enum role { READ = 1, WRITTEN = 2, UPDATED = 3 };
+enum { MAX_ARRAYS = 10 };
+
+struct array {
+    cairn_dtype type;
+    enum role role;
+    size_t times; /* elements per n */
+};
+
+/* What a kernel returns outside its arrays. */
+struct outcome {
+    uint32_t found;
+    float f32;
+    double f64;
+};
+
+struct job {
+    int num_arrays;
+    struct array array[MAX_ARRAYS];
+    int may_be[2];     /* arrays that array 0 may be, 0 where none */
+    int num_variants;  /* of scalars and switches */
+    int plain_variant; /* what bench takes */
+    bool nan_bits;     /* NaNs are compared bit by bit, as in every cast; arithmetic may choose among NaNs */
+    void (*call)(const struct cairn__kernel_row *row, void *const *a, size_t n, int variant, struct outcome *out);
+};
+
+/* How to run a row. */
+struct job job_of(const struct cairn__kernel_row *row);
+
+/* "cast f32 f16", "adam f16 w32_f16" */
+const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes);
+
+/* The row that needs nothing. */
+const struct cairn__kernel_row *reference_of(const struct cairn__kernel_row *row);
+
+/* ---- data ---- */
+
+uint64_t random_bits(uint64_t seed, uint64_t index);
+
+enum flavour {
+    MODERATE,  /* finite, of magnitude around 1, so that no sum and no product overflows */
+    ONE_WRONG, /* the same with one infinity or NaN */
+    WILD,      /* a third edges, a third random bits, a third moderate */
+    NUM_FLAVOURS,
+};
+void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed);
+
+/* True where element i of both has the same bits, or, unless nan_bits, both are NaN. */
+bool same_element(cairn_dtype type, const void *a, const void *b, size_t i, bool nan_bits);
+
+/* Sets of arrays of a job for n elements, each with canaries on both sides, misaligned by `offset` elements and more. */
+struct arrays {
+    int count;
+    void *x[MAX_ARRAYS];
+    unsigned char *memory[MAX_ARRAYS];
+    size_t nbytes[MAX_ARRAYS];
+};
+struct arrays make_arrays(const struct job *job, size_t n, int offset);
+bool canaries_live(const struct arrays *a);
+void free_arrays(struct arrays *a);
+
+/* ---- checks; each returns whether all was well and prints what was not ---- */
+
+struct checking {
+    uint64_t seed;
+    bool quick;
+};
+bool check_row(const struct cairn__kernel_row *row, const struct checking *how);
+bool check_reference(const struct cairn__kernel_row *row, const struct checking *how);
+bool check_half_definition(const struct checking *how);
+bool check_every_half(const struct checking *how);
+bool check_all_f32(void);
+void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- bench ---- */
+
+struct benching {
+    bool json;
+    int repeats;
+    size_t n;         /* 0 = each line's own */
+    const char *only; /* part of a row's name, or NULL */
+    const char *command;
+};
+/* Times rows for which failed[index in cairn__kernel_rows] is false. Returns how many it had to refuse. */
+int bench(const struct benching *how, const bool *failed);
+
+/* One pass over the job's arrays that does nothing but move their bytes: the limit. Streams non-temporally what is
+ * written (1) and what is updated too (2). `lines` cache lines of the narrowest array are taken at a time. */
+struct limit_stream {
+    enum role role;
+    size_t width;
+    unsigned char *x;
+};
+typedef void (*limit_fn)(const struct limit_stream *s, int count, size_t n, int nontemporal, size_t elements);
+void limit_generic(const struct limit_stream *s, int count, size_t n, int nontemporal, size_t elements);
+void limit_avx2(const struct limit_stream *s, int count, size_t n, int nontemporal, size_t elements);
+void limit_avx512(const struct limit_stream *s, int count, size_t n, int nontemporal, size_t elements);
+
+#endif

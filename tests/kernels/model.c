@@ -1,0 +1,363 @@
+/* What the reference is held to: definitions written another way, in double precision, that share no code with it. */
+#include "kcheck.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/half.h"
+
+/* A half type by its numbers: significand bits with the hidden one, least exponent, greatest value. */
+struct format {
+    int fraction_bits, bias, digits, least_exponent;
+    double greatest;
+};
+static struct format format_of(cairn_dtype type) {
+    return type == CAIRN_F16 ? (struct format){10, 15, 11, -14, 65504.0}
+                             : (struct format){7, 127, 8, -126, ldexp(255, 120)};
+}
+
+/* The value of a bit pattern, by IEEE 754 section 3.4. */
+static double model_widen(cairn_dtype type, uint16_t bits) {
+    struct format f = format_of(type);
+    int exponent = (bits & 0x7fff) >> f.fraction_bits, most = 2 * f.bias + 1;
+    double fraction = bits & ((1 << f.fraction_bits) - 1), sign = bits & 0x8000 ? -1 : 1;
+    if (exponent == most) return fraction > 0 ? NAN : sign * INFINITY;
+    if (exponent == 0) return sign * ldexp(fraction, 1 - f.bias - f.fraction_bits);
+    return sign * ldexp(fraction + (1 << f.fraction_bits), exponent - f.bias - f.fraction_bits);
+}
+
+/* x rounded to the type: a whole multiple of the unit in the last place, nearest and even. */
+static double model_narrow(cairn_dtype type, double x) {
+    struct format f = format_of(type);
+    if (x == 0 || !isfinite(x)) return x;
+    int exponent = ilogb(x) > f.least_exponent ? ilogb(x) : f.least_exponent;
+    double unit = ldexp(1, exponent - f.digits + 1);
+    double rounded = nearbyint(x / unit) * unit;
+    return fabs(rounded) > f.greatest ? copysign(INFINITY, x) : rounded;
+}
+
+static bool same_value(double a, double b) {
+    return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
+}
+
+/* A NaN keeps its sign and the upper bits of its payload, and is quiet. */
+static uint16_t model_nan(cairn_dtype type, uint32_t u) {
+    int dropped = 23 - format_of(type).fraction_bits;
+    uint32_t exponent = type == CAIRN_F16 ? 0x7c00 : 0x7f80, quiet = 1u << (22 - dropped);
+    return (uint16_t)((u >> 31) << 15 | exponent | quiet | ((u & 0x7fffff) >> dropped));
+}
+
+static bool narrowing_is_right(cairn_dtype type, uint32_t u) {
+    float x = cairn__f32_from_bits(u);
+    uint16_t got = type == CAIRN_F16 ? cairn__f32_to_f16(x) : cairn__f32_to_bf16(x);
+    bool ok = (u & 0x7fffffff) > 0x7f800000 ? got == model_nan(type, u)
+                                            : same_value(model_widen(type, got), model_narrow(type, (double)x));
+    if (!ok) complain("half.h: f32 %08x becomes %s %04x", u, cairn_dtype_name(type), got);
+    return ok;
+}
+
+/* Around every boundary of a narrowing, and random bits. */
+bool check_half_definition(const struct checking *how) {
+    for (cairn_dtype type = CAIRN_F16; type <= CAIRN_BF16; type++) {
+        for (uint32_t upper = 0; upper < 0x10000; upper++) { /* each half's own value, its ties, their neighbours */
+            static const uint32_t lower[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001,
+                                             0x7fff, 0x8000, 0x8001, 0xefff, 0xf000, 0xf001, 0xffff};
+            for (size_t i = 0; i < sizeof(lower) / sizeof(lower[0]); i++) {
+                if (!narrowing_is_right(type, upper << 16 | lower[i])) return false;
+            }
+        }
+        for (uint64_t i = 0; i < (how->quick ? 100000u : 1000000u); i++) {
+            if (!narrowing_is_right(type, (uint32_t)random_bits(how->seed, i))) return false;
+        }
+    }
+    return true;
+}
+
+/* All 65536 of both: the value is right, and what is no NaN comes back the same. bf16 keeps even signalling NaNs. */
+bool check_every_half(const struct checking *how) {
+    (void)how;
+    for (cairn_dtype type = CAIRN_F16; type <= CAIRN_BF16; type++) {
+        const struct cairn__dtype *d = cairn__dtype(type);
+        for (uint32_t bits = 0; bits < 0x10000; bits++) {
+            uint16_t half = (uint16_t)bits, back;
+            float wide = d->to_f32(&half);
+            d->from_f32(&back, wide);
+            double want = model_widen(type, half);
+            bool ok = same_value((double)wide, want);
+            if (isnan(want)) {
+                uint16_t quiet = type == CAIRN_F16 ? 0x200 : 0x40;
+                uint32_t wide_quiet = type == CAIRN_F16 ? 0x400000 : 0, shift = type == CAIRN_F16 ? 13 : 16;
+                uint32_t payload = (half & (type == CAIRN_F16 ? 0x3ffu : 0x7fu)) << shift;
+                uint32_t sign_and_exponent = (half & 0x8000u) << 16 | 0x7f800000;
+                ok = back == (half | quiet) && cairn__f32_bits(wide) == (sign_and_exponent | payload | wide_quiet);
+            } else {
+                ok = ok && back == half;
+            }
+            if (!ok) {
+                complain("%s %04x widens to %a and comes back as %04x", d->name, bits, (double)wide, back);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* ---- reference rows ---- */
+
+static double value_of(cairn_dtype type, const void *x, size_t i) {
+    if (type == CAIRN_F32) return (double)((const float *)x)[i];
+    return model_widen(type, ((const uint16_t *)x)[i]);
+}
+
+/* One IEEE operation of f32, by rounding the exact result of f64 once more (f64 has more than twice the digits). */
+static double f32(double exact) {
+    return (double)(float)exact;
+}
+
+static double rounded_to(cairn_dtype type, double x) {
+    return type == CAIRN_F32 ? x : model_narrow(type, x);
+}
+
+static bool nonfinite(double x) {
+    return isnan(x) || isinf(x);
+}
+
+/* Lane j is the sum of elements j, j + 16, ...; the tree halves them. */
+static double laned(const double *x, size_t n, bool in_f32) {
+    double lane[16];
+    for (size_t j = 0; j < 16; j++) {
+        lane[j] = 0;
+        for (size_t i = j; i < n; i += 16) lane[j] = in_f32 ? f32(lane[j] + x[i]) : lane[j] + x[i];
+    }
+    for (size_t width = 8; width >= 1; width /= 2) {
+        for (size_t j = 0; j < width; j++) {
+            lane[j] = in_f32 ? f32(lane[j] + lane[j + width]) : lane[j] + lane[j + width];
+        }
+    }
+    return lane[0];
+}
+
+enum { N = 331 };
+
+/* The element-wise kernels and sums: element i by the contract's formula. A switch of kinds. */
+static double model_element(const struct cairn__kernel_row *row, const struct job *job, void *const *a, size_t i) {
+    const double x = job->num_arrays > 1 ? value_of(job->array[1].type, a[1], i) : 0;
+    const double y = job->num_arrays > 2 ? value_of(job->array[2].type, a[2], i) : 0;
+    const cairn_dtype to = job->array[0].type;
+    switch (row->kind) {
+    case CAIRN__K_CAST:
+        return rounded_to(to, x);
+    case CAIRN__K_SCALE:
+        return rounded_to(to, f32(x * 0x1p-16));
+    case CAIRN__K_AXPBY:
+        return rounded_to(to, f32(f32(0x1p-16 * x) + f32(1.5 * y)));
+    case CAIRN__K_FILL:
+        return 1.5;
+    case CAIRN__K_ADD:
+        return f32(x + y);
+    case CAIRN__K_MUL_SCALAR:
+        return f32(x * 0x1p-16);
+    case CAIRN__K_RELU:
+        return isnan(x) ? x : x > 0 ? x : 0;
+    case CAIRN__K_RELU_BACKWARD:
+        return y > 0 ? x : 0;
+    case CAIRN__K_MSE_BACKWARD:
+        return f32(0x1p-16 * f32(x - y));
+    case CAIRN__K_ROUND:
+        return model_narrow((cairn_dtype)row->a, x);
+    case CAIRN__K_REDUCE: {
+        double sum = f32(value_of(to, a[0], i) + value_of(to, a[1], i));
+        return rounded_to(to, f32(sum / 2));
+    }
+    default:
+        return NAN;
+    }
+}
+
+static bool integers_are_right(const struct cairn__kernel_row *row, void *const *before, void *const *after, size_t i) {
+    if (row->a == CAIRN_I32) {
+        uint32_t x = ((uint32_t *)before[0])[i], y = ((uint32_t *)before[1])[i];
+        return ((int32_t *)after[0])[i] == (row->kind == CAIRN__K_CAST ? (int32_t)y : (int32_t)(x + y) / 2);
+    }
+    uint64_t x = ((uint64_t *)before[0])[i], y = ((uint64_t *)before[1])[i];
+    return ((int64_t *)after[0])[i] == (row->kind == CAIRN__K_CAST ? (int64_t)y : (int64_t)(x + y) / 2);
+}
+
+static bool elements_are_right(const struct cairn__kernel_row *row, const struct job *job, void *const *before,
+                               void *const *after, uint32_t found) {
+    bool any = false;
+    const cairn_dtype to = job->array[0].type;
+    for (size_t i = 0; i < N; i++) {
+        if (to == CAIRN_I32 || to == CAIRN_I64) {
+            if (!integers_are_right(row, before, after, i)) return false;
+            continue;
+        }
+        double want = model_element(row, job, before, i), got = value_of(to, after[0], i);
+        any |= nonfinite(got);
+        if (!same_value(got, want)) {
+            complain("%s: element %zu is %a, want %a", row->name, i, got, want);
+            return false;
+        }
+    }
+    const bool tells = row->kind == CAIRN__K_SCALE || row->kind == CAIRN__K_AXPBY ||
+                       (row->kind == CAIRN__K_REDUCE && to <= CAIRN_BF16);
+    return !tells || found == any;
+}
+
+static bool sums_are_right(const struct cairn__kernel_row *row, const struct job *job, void *const *a,
+                           const struct outcome *out) {
+    double term[N];
+    bool any = false;
+    for (size_t i = 0; i < N; i++) {
+        double x = value_of(job->array[0].type, a[0], i);
+        double d = row->kind == CAIRN__K_MSE_SUM ? f32(x - value_of(CAIRN_F32, a[1], i)) : 0;
+        double scaled = row->kind == CAIRN__K_SUMSQ ? f32(x * 0x1p-16) : x;
+        term[i] = row->kind == CAIRN__K_SUM ? x : row->kind == CAIRN__K_SUMSQ ? scaled * scaled : f32(d * d);
+        any |= nonfinite(scaled);
+    }
+    if (row->kind == CAIRN__K_CHECK) return out->found == any;
+    if (row->kind == CAIRN__K_SUMSQ) {
+        return same_value(out->f64, 0.25 + laned(term, N, false)) && out->found == any;
+    }
+    return same_value((double)out->f32, laned(term, N, true));
+}
+
+/* In double precision, to within a few roundings of the types involved: the formulas, not the order of operations. */
+static bool near(double got, double want, double relative) {
+    return fabs(got - want) <= relative * (1 + fabs(want));
+}
+
+static bool optimizer_is_right(const struct cairn__kernel_row *row, const struct job *job, void *const *before,
+                               void *const *after) {
+    const bool is_adam = row->kind == CAIRN__K_ADAM;
+    const cairn_dtype type = job->array[0].type;
+    const double tolerance = type == CAIRN_F32 ? 1e-6 : type == CAIRN_F16 ? 0x1p-10 : 0x1p-7;
+    for (size_t i = 0; i < N; i++) {
+        double w = value_of(type, before[0], i), b = value_of(CAIRN_F32, before[2], i);
+        double g = value_of((cairn_dtype)row->a, before[is_adam ? 4 : 3], i) * 0x1p-10;
+        if (is_adam) {
+            double m = 0.9 * b + 0.1 * g, v = 0.999 * value_of(CAIRN_F32, before[3], i) + 0.001 * g * g;
+            if (v < 0) continue; /* no second moment */
+            w = w * 0.9999 - 0.0015 * m / (sqrt(v) * 1.25 + 1e-8);
+            if (!near(value_of(CAIRN_F32, after[2], i), m, 1e-6)) return false;
+            if (!near(value_of(CAIRN_F32, after[3], i), v, 1e-6)) return false;
+        } else {
+            b = 0.9 * b + 0.75 * g;
+            w = w - 0.1 * b;
+            if (!near(value_of(CAIRN_F32, after[2], i), b, 1e-6)) return false;
+        }
+        if (!near(value_of(type, after[0], i), w, tolerance)) return false;
+        if (job->array[1].role == 0) continue;
+        double half = value_of(job->array[1].type, after[1], i);
+        if (!same_value(half, model_narrow(job->array[1].type, value_of(type, after[0], i)))) return false;
+    }
+    return true;
+}
+
+static bool matrices_are_right(const struct cairn__kernel_row *row, void *const *before, void *const *after) {
+    const size_t rows = 7;
+    for (size_t c = 0; c < N; c++) {
+        double sum = 0;
+        for (size_t r = 0; r < rows; r++) {
+            if (row->kind == CAIRN__K_COL_SUM) {
+                sum = f32(sum + value_of(CAIRN_F32, before[1], r * N + c));
+            } else {
+                double want = f32(value_of(CAIRN_F32, before[0], r * N + c) + value_of(CAIRN_F32, before[1], c));
+                if (!same_value(value_of(CAIRN_F32, after[0], r * N + c), want)) return false;
+            }
+        }
+        if (row->kind == CAIRN__K_COL_SUM && !same_value(value_of(CAIRN_F32, after[0], c), sum)) return false;
+    }
+    return true;
+}
+
+static bool judge(const struct cairn__kernel_row *row, const struct job *job, void *const *before, void *const *after,
+                  const struct outcome *out) {
+    switch (row->kind) {
+    case CAIRN__K_SGD:
+    case CAIRN__K_ADAM:
+        return optimizer_is_right(row, job, before, after);
+    case CAIRN__K_SUM:
+    case CAIRN__K_MSE_SUM:
+    case CAIRN__K_SUMSQ:
+    case CAIRN__K_CHECK:
+        return sums_are_right(row, job, before, out);
+    case CAIRN__K_BIAS_ADD:
+    case CAIRN__K_COL_SUM:
+        return matrices_are_right(row, before, after);
+    default:
+        return elements_are_right(row, job, before, after, out->found);
+    }
+}
+
+bool check_reference(const struct cairn__kernel_row *row, const struct checking *how) {
+    const struct job job = job_of(row);
+    const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
+    for (int flavour = MODERATE; flavour <= (optimizer ? MODERATE : WILD); flavour++) {
+        struct arrays before = make_arrays(&job, N, 1), after = make_arrays(&job, N, 3);
+        for (int j = 0; j < before.count; j++) {
+            fill_array(before.x[j], job.array[j].type, N * job.array[j].times, (enum flavour)flavour,
+                       how->seed + (uint64_t)(100 * flavour + j));
+            memcpy(after.x[j], before.x[j], before.nbytes[j]);
+        }
+        struct outcome out = {0};
+        job.call(row, after.x, N, job.plain_variant, &out);
+        bool ok = judge(row, &job, before.x, after.x, &out);
+        bool clean = canaries_live(&after);
+        free_arrays(&before);
+        free_arrays(&after);
+        if (!ok || !clean) {
+            complain("%s: %s, flavour %d", row->name, ok ? "wrote outside its arrays" : "is not as defined", flavour);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- every f32 there is ---- */
+
+enum { CHUNK = 1 << 20 };
+
+static bool chunk_is_right(const struct cairn__kernel_row *row, const uint32_t *x, uint32_t *got, uint32_t *want) {
+    const cairn_dtype to = row->kind == CAIRN__K_CAST ? (cairn_dtype)row->b : CAIRN_F32;
+    const struct job job = job_of(row);
+    struct outcome out;
+    job.call(row, (void *[]){got, (void *)(uintptr_t)x}, CHUNK, 0, &out);
+    job.call(reference_of(row), (void *[]){want, (void *)(uintptr_t)x}, CHUNK, 0, &out);
+    for (size_t i = 0; i < CHUNK; i++) {
+        if (same_element(to, got, want, i, true)) continue;
+        if (row->promise == CAIRN__FLUSHES_SUBNORMALS && (x[i] & 0x7f800000) == 0 &&
+            ((uint16_t *)got)[i] == (x[i] >> 16 & 0x8000)) {
+            continue;
+        }
+        complain("%s: differs from the reference at f32 %08x", row->name, x[i]);
+        return false;
+    }
+    return true;
+}
+
+static bool narrows_f32(const struct cairn__kernel_row *row) {
+    return (row->kind == CAIRN__K_CAST && row->a == CAIRN_F32 && row->b != CAIRN_F32) || row->kind == CAIRN__K_ROUND;
+}
+
+bool check_all_f32(void) {
+    size_t count;
+    const struct cairn__kernel_row *rows = cairn__kernel_rows(&count);
+    uint32_t *memory = malloc(3 * sizeof(uint32_t) * CHUNK), *x = memory;
+    if (!memory) abort();
+    bool ok = true;
+    for (uint64_t start = 0; ok && start < (uint64_t)1 << 32; start += CHUNK) {
+        for (size_t i = 0; i < CHUNK; i++) x[i] = (uint32_t)(start + i);
+        for (size_t i = 0; ok && i < CHUNK; i++) {
+            ok = narrowing_is_right(CAIRN_F16, x[i]) && narrowing_is_right(CAIRN_BF16, x[i]);
+        }
+        for (size_t r = 0; ok && r < count; r++) {
+            bool runs = (rows[r].needs & ~cairn__cpu_features()) == 0;
+            if (runs && narrows_f32(&rows[r])) ok = chunk_is_right(&rows[r], x, x + CHUNK, x + 2 * CHUNK);
+        }
+    }
+    free(memory);
+    return ok;
+}
