@@ -120,8 +120,8 @@ INLINE vecd zeros_f64(void) {
 INLINE vecd add_squares(vecd sum, vec v) {
     const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
     const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
-    sum.low = _mm512_add_pd(sum.low, _mm512_mul_pd(low, low));
-    sum.high = _mm512_add_pd(sum.high, _mm512_mul_pd(high, high));
+    sum.low = _mm512_fmadd_pd(low, low, sum.low);
+    sum.high = _mm512_fmadd_pd(high, high, sum.high);
     return sum;
 }
 

@@ -151,8 +151,7 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how) 
         r.offset = 1;
         if (!run_size(r, how->seed)) return false;
     }
-    const bool has_rows = row->kind == CAIRN__K_BIAS_ADD || row->kind == CAIRN__K_COL_SUM;
-    if (!how->quick && !has_rows) {
+    if (!how->quick && r.job.num_arrays > 1 && r.job.array[0].times == 1 && row->kind != CAIRN__K_REDUCE) {
         r.n = STREAMED;
         r.variant = r.job.plain_variant;
         r.alias = 0;
