@@ -39,6 +39,7 @@ cairn_status cairn__calloc(size_t count, size_t nbytes, void **out) {
 
 cairn_status cairn__grow(void **array, size_t *capacity, size_t want, size_t nbytes) {
     if (want <= *capacity) return CAIRN_OK;
+    REQUIRE(want <= SIZE_MAX / 2, CAIRN_ENOMEM, "out of memory: %zu elements of %zu bytes", want, nbytes);
     size_t roomier = *capacity ? *capacity : 8;
     while (roomier < want) roomier *= 2;
     void *p = NULL;

@@ -41,6 +41,11 @@ const char *cairn__var(const char *name) {
     return text && text[0] ? text : NULL;
 }
 
+/* strtol and strtod skip white space and take signs, hexadecimals and "nan"; an environment that says such is mistaken. */
+static bool consists_of(const char *text, const char *characters) {
+    return text[strspn(text, characters)] == '\0';
+}
+
 cairn_status cairn__var_int(const char *name, long least, long most, bool *present, long *value) {
     const char *text = cairn__var(name);
     *present = text != NULL;
@@ -48,8 +53,9 @@ cairn_status cairn__var_int(const char *name, long least, long most, bool *prese
     char *end = NULL;
     errno = 0;
     long parsed = strtol(text, &end, 10);
-    REQUIRE(errno == 0 && end != text && *end == '\0' && parsed >= least && parsed <= most, CAIRN_EINVAL,
-            "%s='%s' in the environment is not a whole number in [%ld, %ld]", name, text, least, most);
+    REQUIRE(consists_of(text, "-0123456789") && errno == 0 && end != text && *end == '\0' && parsed >= least &&
+                parsed <= most,
+            CAIRN_EINVAL, "%s='%s' in the environment is not a whole number in [%ld, %ld]", name, text, least, most);
     *value = parsed;
     return CAIRN_OK;
 }
@@ -59,8 +65,8 @@ cairn_status cairn__var_seconds(const char *name, double *value) {
     if (!text) return CAIRN_OK;
     char *end = NULL;
     double parsed = strtod(text, &end);
-    REQUIRE(end != text && *end == '\0' && isfinite(parsed) && parsed > 0, CAIRN_EINVAL,
-            "%s='%s' in the environment is not a positive number of seconds", name, text);
+    REQUIRE(consists_of(text, "0123456789.eE+-") && end != text && *end == '\0' && isfinite(parsed) && parsed > 0,
+            CAIRN_EINVAL, "%s='%s' in the environment is not a positive number of seconds", name, text);
     *value = parsed;
     return CAIRN_OK;
 }

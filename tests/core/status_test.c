@@ -1,0 +1,112 @@
+/* Status names, and the last error of each thread. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <errno.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "core/status.h"
+
+static void every_status_has_a_name_and_a_sentence(void **state) {
+    (void)state;
+    int number = 0;
+#define CAIRN__X(code, name, sentence)                        \
+    assert_int_equal(code, number++);                         \
+    assert_string_equal(cairn_status_name(code), name);       \
+    assert_string_equal(cairn_status_string(code), sentence); \
+    assert_string_equal(#code, "CAIRN_" name);
+    CAIRN_STATUS_LIST(CAIRN__X)
+#undef CAIRN__X
+    assert_int_equal(CAIRN_OK, 0);
+}
+
+static void a_number_that_is_no_status_is_told_so(void **state) {
+    (void)state;
+    assert_string_equal(cairn_status_name((cairn_status)(CAIRN_EINTERNAL + 1)), "?");
+    assert_string_equal(cairn_status_name((cairn_status)-1), "?");
+    assert_string_equal(cairn_status_string((cairn_status)1000), "not a Cairn status");
+}
+
+static void *fail_elsewhere(void *seen) {
+    strcpy(seen, cairn_last_error());
+    cairn__fail(CAIRN_EINVAL, "another thread's %d", 2);
+    return NULL;
+}
+
+static void last_error_belongs_to_its_thread(void **state) {
+    (void)state;
+    char seen[64] = "?";
+    pthread_t thread;
+    assert_int_equal(cairn__fail(CAIRN_ESTATE, "this thread's %d", 1), CAIRN_ESTATE);
+    assert_int_equal(pthread_create(&thread, NULL, fail_elsewhere, seen), 0);
+    pthread_join(thread, NULL);
+    assert_string_equal(seen, "");
+    assert_string_equal(cairn_last_error(), "this thread's 1");
+}
+
+static void a_message_may_quote_the_one_before(void **state) {
+    (void)state;
+    cairn__fail(CAIRN_EINVAL, "cause");
+    cairn__fail(CAIRN_EINVAL, "param 3: %s", cairn_last_error());
+    assert_string_equal(cairn_last_error(), "param 3: cause");
+}
+
+static void a_long_message_is_cut_and_ends(void **state) {
+    (void)state;
+    char text[5000];
+    memset(text, 'x', sizeof(text) - 1);
+    text[sizeof(text) - 1] = 0;
+    cairn__fail(CAIRN_EINVAL, "%s", text);
+    assert_true(strlen(cairn_last_error()) > 500 && strlen(cairn_last_error()) < sizeof(text));
+    assert_int_equal(cairn__fail_errno(EIO, "%s", text), CAIRN_ESYSTEM);
+    assert_true(strlen(cairn_last_error()) < sizeof(text));
+}
+
+static void a_system_error_ends_with_its_reason(void **state) {
+    (void)state;
+    assert_int_equal(cairn__fail_errno(ENOENT, "opening '%s'", "x.bin"), CAIRN_ESYSTEM);
+    assert_string_equal(cairn_last_error(), "opening 'x.bin': No such file or directory");
+    assert_int_equal(cairn__fail_errno(ENOMEM, "mapping"), CAIRN_ENOMEM);
+}
+
+static cairn_status three_steps(int fail_at, int *done) {
+    cairn_status st = CAIRN_OK;
+    for (int i = 0; i < 3; i++) {
+        TRY(i == fail_at ? cairn__fail(CAIRN_EPEER, "step %d", i) : CAIRN_OK);
+        (*done)++;
+    }
+out:
+    return st;
+}
+
+static cairn_status wants_positive(int x) {
+    REQUIRE(x > 0, CAIRN_EINVAL, "x is %d, want more than 0", x);
+    return CAIRN_OK;
+}
+
+static void checks_pass_the_first_cause_on(void **state) {
+    (void)state;
+    int done = 0;
+    assert_int_equal(three_steps(-1, &done), CAIRN_OK);
+    assert_int_equal(three_steps(1, &done), CAIRN_EPEER);
+    assert_int_equal(done, 4);
+    assert_string_equal(cairn_last_error(), "step 1");
+    assert_int_equal(wants_positive(-3), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "x is -3, want more than 0");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_status_has_a_name_and_a_sentence),
+        cmocka_unit_test(a_number_that_is_no_status_is_told_so),
+        cmocka_unit_test(last_error_belongs_to_its_thread),
+        cmocka_unit_test(a_message_may_quote_the_one_before),
+        cmocka_unit_test(a_long_message_is_cut_and_ends),
+        cmocka_unit_test(a_system_error_ends_with_its_reason),
+        cmocka_unit_test(checks_pass_the_first_cause_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
