@@ -51,8 +51,8 @@ cairn_status cairn__fail(cairn_status status, const char *format, ...) {
 }
 
 cairn_status cairn__fail_errno(int errnum, const char *format, ...) {
-    char reason[128];
-    if (strerror_r(errnum, reason, sizeof(reason)) != 0) snprintf(reason, sizeof(reason), "error %d", errnum);
+    char room[128];
+    const char *reason = strerror_r(errnum, room, sizeof(room)); /* GNU's, which returns the text */
     va_list args;
     va_start(args, format);
     write_message(format, args, reason);
