@@ -9,6 +9,8 @@
  *     load and rounded once, to nearest even, on store (core/half.h).
  *   - dst may be src where the types have the same size; otherwise ranges do not overlap. Pointers need only their
  *     element's alignment. n = 0 is valid and touches nothing.
+ *   - Where arithmetic gives a NaN, any NaN will do: which operand's payload survives is the processor's choice. Casts,
+ *     round, fill, relu and relu_backward compute nothing and keep NaNs bit for bit, as core/half.h has them.
  *   - *found is ORed with 1 when a *stored result* is infinite or NaN, never cleared. Told by exponent bits.
  *   - A sum of f32 is over 16 interleaved lanes (element i goes to lane i % 16, in order), then the lanes are added by
  *     the fixed tree: lane[j] += lane[j + 8] for j < 8, then + 4, + 2, + 1. Lanes begin at +0.
@@ -97,7 +99,7 @@ typedef float (*cairn__sum_fn)(const float *x, size_t n);                       
 typedef float (*cairn__mse_sum_fn)(const float *x, const float *y, size_t n); /* sum of (x-y)*(x-y); 16 lanes, tree */
 typedef void (*cairn__mse_backward_fn)(float *dx, const float *x, const float *y, size_t n, float s); /* s * (x-y) */
 typedef void (*cairn__bias_add_fn)(float *y, const float *bias, size_t rows, size_t cols); /* y[r][c] += bias[c] */
-typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols); /* sum over r, r = 0, 1, ... */
+typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols); /* over r, from +0: 0, 1, ... */
 typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n);                 /* f32 -> half -> f32 */
 
 /* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
