@@ -99,8 +99,9 @@ typedef float (*cairn__sum_fn)(const float *x, size_t n);                       
 typedef float (*cairn__mse_sum_fn)(const float *x, const float *y, size_t n); /* sum of (x-y)*(x-y); 16 lanes, tree */
 typedef void (*cairn__mse_backward_fn)(float *dx, const float *x, const float *y, size_t n, float s); /* s * (x-y) */
 typedef void (*cairn__bias_add_fn)(float *y, const float *bias, size_t rows, size_t cols); /* y[r][c] += bias[c] */
-typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols); /* over r, from +0: 0, 1, ... */
-typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n);                 /* f32 -> half -> f32 */
+/* dst[c] = ((+0 + x[0][c]) + x[1][c]) + ... */
+typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols);
+typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n); /* f32 -> half -> f32 */
 
 /* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
  * use is filled: f32, f16, bf16 in every float kind; i32 and i64 in cast (copies only) and reduce. */

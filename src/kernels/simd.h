@@ -14,7 +14,7 @@
 
 #include "kernels/row_lists.h"
 
-enum { LANES = 16, STREAM_FROM_NBYTES = 8 << 20 };
+enum { LANES = 16, STREAM_FROM_NBYTES = 4 << 20 };
 
 /* One block of up to 16 elements at i. WHOLE and STREAM blocks have all of them; STREAM stores pass the caches by. */
 enum how { WHOLE, STREAM, PART };

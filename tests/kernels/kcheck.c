@@ -12,7 +12,7 @@
 enum {
     MOST_SMALL = 67,
     LARGE = 10007,      /* a prime */
-    STREAMED = 4194319, /* a prime beyond 8 MiB of halves, where stores begin to stream */
+    STREAMED = 2097169, /* a prime beyond 4 MiB of halves, where stores begin to stream */
 };
 
 void complain(const char *format, ...) {
