@@ -1,0 +1,332 @@
+/* Parameter sets: their memory, their gradients' state, their flags.
+ *
+ * A set decides nothing: it holds what nn, ddp, amp and optim must agree on, so that none of them needs to know another.
+ * Everything that can be needed in a steady step is allocated at the first step that needs it and then kept. */
+#include "param/param.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+
+static const struct cairn__kernels *kernels_of(const struct cairn_param_set *set) {
+    return set->env->device->kernels;
+}
+
+static struct cairn_device *device_of(const struct cairn__param *p) {
+    return p->set->env->device;
+}
+
+/* ---- making and ending ---- */
+
+static cairn_status count_elements(const char *name, int ndim, const int64_t *shape, size_t *n) {
+    REQUIRE(ndim >= 0 && ndim <= CAIRN_MAX_DIMS, CAIRN_EINVAL, "parameter '%s' has %d dimensions; 0 to %d are allowed",
+            name, ndim, CAIRN_MAX_DIMS);
+    size_t elements = 1;
+    for (int d = 0; d < ndim; d++) {
+        REQUIRE(shape[d] >= 0 && (shape[d] == 0 || elements <= (size_t)INT64_MAX / 8 / (size_t)shape[d]), CAIRN_EINVAL,
+                "parameter '%s' has size %lld in dimension %d", name, (long long)shape[d], d);
+        elements *= (size_t)shape[d];
+    }
+    *n = elements;
+    return CAIRN_OK;
+}
+
+static void param_destroy(struct cairn__param *p) {
+    if (!p) return;
+    if (p->owns_data) cairn__device_free(device_of(p), p->data);
+    if (p->owns_master) cairn__device_free(device_of(p), p->master);
+    if (p->owns_grad) cairn__device_free(device_of(p), p->grad);
+    cairn__device_free(device_of(p), p->acc);
+    cairn__free(p->name);
+    cairn__free(p);
+}
+
+/* Takes its description from `like`; data and grad are the caller's business. */
+static cairn_status append(struct cairn_param_set *set, const cairn_param *like, struct cairn__param **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__param *p = NULL;
+    TRY(cairn__calloc(1, sizeof(*p), (void **)&p));
+    p->set = set;
+    p->index = set->count;
+    p->dtype = like->dtype;
+    p->ndim = like->ndim;
+    p->factor = 1.0f;
+    p->is_norm = like->is_norm == CAIRN_ON;
+    TRY(count_elements(like->name, like->ndim, like->shape, &p->n));
+    memcpy(p->shape, like->shape, (size_t)like->ndim * sizeof(p->shape[0]));
+    TRY(cairn__strdup(like->name, &p->name));
+    TRY(cairn__grow((void **)&set->params, &set->capacity, set->count + 1, sizeof(set->params[0])));
+    set->params[set->count++] = p;
+    *out = p;
+    return CAIRN_OK;
+out:
+    param_destroy(p);
+    return st;
+}
+
+cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set **out) {
+    struct cairn_param_set *set = NULL;
+    cairn_status st = cairn__calloc(1, sizeof(*set), (void **)&set);
+    if (st != CAIRN_OK) return st;
+    set->env = env;
+    set->factor = 1.0f;
+    *out = set;
+    return CAIRN_OK;
+}
+
+void cairn_param_set_destroy(cairn_param_set **set) {
+    if (!set || !*set) return;
+    for (size_t i = 0; i < (*set)->count; i++) param_destroy((*set)->params[i]);
+    cairn__free((*set)->params);
+    cairn__free(*set);
+    *set = NULL;
+}
+
+static bool has_name(const struct cairn_param_set *set, const char *name) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (strcmp(set->params[i]->name, name) == 0) return true;
+    }
+    return false;
+}
+
+static cairn_status add_users(struct cairn_param_set *set, const cairn_param *given, size_t i) {
+    REQUIRE(given->name && given->name[0], CAIRN_EINVAL, "parameter %zu has no name", i);
+    REQUIRE(!has_name(set, given->name), CAIRN_EINVAL, "two parameters are called '%s'", given->name);
+    REQUIRE(given->data, CAIRN_EINVAL, "parameter '%s' has no data", given->name);
+    REQUIRE(given->dtype == CAIRN_F32 || cairn__is_half(given->dtype), CAIRN_EINVAL,
+            "parameter '%s' has dtype %d (%s); f32, f16 and bf16 are allowed", given->name, (int)given->dtype,
+            cairn_dtype_name(given->dtype));
+    struct cairn__param *p = NULL;
+    cairn_status st = append(set, given, &p);
+    if (st != CAIRN_OK) return st;
+    p->data = given->data;
+    p->grad = given->grad;
+    return CAIRN_OK;
+}
+
+cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count, cairn_param_set **out) {
+    REQUIRE(env && out && (params || count == 0), CAIRN_EINVAL, "env, params and out must be set");
+    cairn_status st = CAIRN_OK;
+    struct cairn_param_set *set = NULL;
+    TRY(cairn__param_set_new(env, &set));
+    for (size_t i = 0; i < count; i++) TRY(add_users(set, &params[i], i));
+    *out = set;
+    return CAIRN_OK;
+out:
+    cairn_param_set_destroy(&set);
+    return st;
+}
+
+cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
+                                  bool is_norm, struct cairn__param **out) {
+    cairn_param like = {.name = name, .dtype = CAIRN_F32, .ndim = ndim, .is_norm = is_norm ? CAIRN_ON : CAIRN_OFF};
+    if (ndim > 0 && ndim <= CAIRN_MAX_DIMS) memcpy(like.shape, shape, (size_t)ndim * sizeof(shape[0]));
+    struct cairn__param *p = NULL;
+    cairn_status st = append(set, &like, &p);
+    if (st != CAIRN_OK) return st;
+    st = cairn__device_alloc(set->env->device, p->n * sizeof(float), &p->data);
+    if (st != CAIRN_OK) {
+        set->count--;
+        param_destroy(p);
+        return st;
+    }
+    p->owns_data = true;
+    *out = p;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__param_to_half(struct cairn__param *p, cairn_dtype half, bool keep_master) {
+    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
+            p->set->frozen_by);
+    REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
+            "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
+            cairn_dtype_name(p->dtype), p->owns_data ? "Cairn's" : "the user's");
+    void *weights = NULL;
+    cairn_status st = cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(half), &weights);
+    if (st != CAIRN_OK) return st;
+    kernels_of(p->set)->cast[CAIRN_F32][half](weights, p->data, p->n);
+    if (keep_master) {
+        p->master = p->data;
+        p->owns_master = true;
+    } else {
+        cairn__device_free(device_of(p), p->data);
+    }
+    p->data = weights;
+    p->dtype = half;
+    if (p->owns_grad) cairn__device_free(device_of(p), p->grad);
+    p->grad = NULL;
+    p->owns_grad = p->written = p->has_acc = false;
+    p->version++;
+    return CAIRN_OK;
+}
+
+/* ---- looking ---- */
+
+size_t cairn_param_set_count(const cairn_param_set *set) {
+    return set ? set->count : 0;
+}
+
+cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out) {
+    REQUIRE(set && out, CAIRN_EINVAL, "set and out must be set");
+    REQUIRE(i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, set->count);
+    const struct cairn__param *p = set->params[i];
+    *out = (cairn_param){.name = p->name,
+                         .data = p->data,
+                         .grad = p->grad,
+                         .dtype = p->dtype,
+                         .ndim = p->ndim,
+                         .is_norm = p->is_norm ? CAIRN_ON : CAIRN_OFF};
+    memcpy(out->shape, p->shape, sizeof(p->shape));
+    return CAIRN_OK;
+}
+
+float *cairn_param_master(const cairn_param_set *set, size_t i) {
+    if (!set || i >= set->count) return NULL;
+    const struct cairn__param *p = set->params[i];
+    return p->dtype == CAIRN_F32 ? p->data : p->master;
+}
+
+cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written) {
+    REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, cairn_param_set_count(set));
+    struct cairn__param *p = set->params[i];
+    if (p->master && master_was_written) {
+        cairn__param_round_from_master(p);
+    } else if (p->master) {
+        kernels_of(set)->cast[p->dtype][CAIRN_F32](p->master, p->data, p->n);
+    }
+    p->version++;
+    return CAIRN_OK;
+}
+
+/* ---- gradients ---- */
+
+static cairn_status make_accumulator(struct cairn__param *p) {
+    if (p->acc) return CAIRN_OK;
+    cairn_status st = cairn__device_alloc(device_of(p), p->n * sizeof(float), (void **)&p->acc);
+    if (st != CAIRN_OK) return st;
+    cairn__log(CAIRN_LOG_INFO, "'%s' accumulates over several backwards: %zu bytes more", p->name,
+               p->n * sizeof(float));
+    return CAIRN_OK;
+}
+
+/* acc (+)= slot * factor; the slot is then free. */
+static cairn_status fold(struct cairn__param *p) {
+    cairn_status st = make_accumulator(p);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__kernels *k = kernels_of(p->set);
+    if (p->has_acc) {
+        k->axpby[p->dtype][CAIRN_F32](p->acc, p->grad, p->acc, p->n, p->factor, 1.0f, &p->found);
+    } else {
+        k->scale[p->dtype][CAIRN_F32](p->acc, p->grad, p->n, p->factor, &p->found);
+    }
+    p->set->found |= p->found;
+    p->has_acc = true;
+    p->written = false;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot) {
+    cairn_status st = CAIRN_OK;
+    if (!p->grad) {
+        st = cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(p->dtype), &p->grad);
+        if (st != CAIRN_OK) return st;
+        p->owns_grad = true;
+    }
+    if (p->written) st = fold(p);
+    if (st == CAIRN_OK) *slot = p->grad;
+    return st;
+}
+
+void cairn__param_grad_ready(struct cairn__param *p) {
+    struct cairn_param_set *set = p->set;
+    p->written = true;
+    p->factor = set->factor;
+    set->checked = false;
+    if (set->listener) set->listener->ready(set->listener->ctx, p->index);
+}
+
+cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
+    return set->listener ? set->listener->progress(set->listener->ctx) : CAIRN_OK;
+}
+
+cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
+    return set->listener ? set->listener->settle(set->listener->ctx) : CAIRN_OK;
+}
+
+static void forget_gradients(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        p->written = p->has_acc = false;
+        p->found = 0;
+    }
+    set->found = 0;
+    set->checked = true;
+}
+
+void cairn__param_set_zero_grad(struct cairn_param_set *set) {
+    forget_gradients(set);
+    if (set->env->begin_step) set->env->begin_step(set->env);
+}
+
+cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype, float *factor) {
+    if (p->has_acc && p->written) {
+        cairn_status st = fold(p);
+        if (st != CAIRN_OK) return st;
+    }
+    *grad = p->has_acc ? (const void *)p->acc : p->written ? p->grad : NULL;
+    *dtype = p->has_acc ? CAIRN_F32 : p->dtype;
+    *factor = p->has_acc ? 1.0f : p->factor;
+    return CAIRN_OK;
+}
+
+/* ---- flags ---- */
+
+/* One read of every gradient that stands in a slot; what was folded has been looked at by the fold. */
+static void scan(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (p->written) kernels_of(set)->check[p->dtype](p->grad, p->n, &p->found);
+        set->found |= p->found;
+    }
+}
+
+void cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
+    set->found |= found;
+    if (found) scan(set);
+    set->checked = true;
+}
+
+void cairn__param_set_check(struct cairn_param_set *set) {
+    if (set->checked) return;
+    scan(set);
+    set->checked = true;
+}
+
+void cairn__param_set_found_names(const struct cairn_param_set *set, char *text, size_t nbytes) {
+    enum { ROOM_FOR_REST = 32 };
+    size_t used = 0, left_out = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        if (!p->found) continue;
+        if (left_out || used + strlen(p->name) + ROOM_FOR_REST > nbytes) {
+            left_out++;
+        } else {
+            used += (size_t)snprintf(text + used, nbytes - used, "%s%s", used ? ", " : "", p->name);
+        }
+    }
+    if (left_out) snprintf(text + used, nbytes - used, "%s%zu more", used ? ", and " : "", left_out);
+}
+
+/* ---- weights ---- */
+
+void cairn__param_round_from_master(struct cairn__param *p) {
+    if (p->master) kernels_of(p->set)->cast[CAIRN_F32][p->dtype](p->data, p->master, p->n);
+}
+
+void cairn__param_set_weights_changed(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) set->params[i]->version++;
+}
