@@ -1,1 +1,87 @@
+/* Optimizers: SGD, Adam, AdamW. A step is one fused pass: it reads each gradient in its own type, unscales it, updates f32
+ * state and weights (masters where amp made some), and writes the half weight.
+ *
+ * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign.
+ * Threads: one thread per optimizer at a time. */
+#ifndef CAIRN_OPTIM_H
+#define CAIRN_OPTIM_H
+
 #include "core.h"
+#include "param.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cairn_optimizer cairn_optimizer;
+
+struct cairn_sgd_options {
+    size_t struct_size;
+    double lr;           /* learning rate, >= 0 */
+    double momentum;     /* >= 0 */
+    double dampening;    /* of momentum */
+    double weight_decay; /* L2, added to the gradient; >= 0 */
+    cairn_switch nesterov;
+};
+#define CAIRN_SGD_OPTIONS_INIT \
+    { .struct_size = sizeof(struct cairn_sgd_options), .lr = 1e-3 }
+
+struct cairn_adam_options {
+    size_t struct_size;
+    double lr;           /* >= 0 */
+    double beta1, beta2; /* in [0, 1) */
+    double eps;          /* >= 0; outside the square root, after bias correction */
+    double weight_decay; /* >= 0: L2 in the gradient for Adam, decoupled for AdamW */
+};
+#define CAIRN_ADAM_OPTIONS_INIT \
+    { .struct_size = sizeof(struct cairn_adam_options), .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 }
+#define CAIRN_ADAMW_OPTIONS_INIT                                                                                 \
+    {                                                                                                            \
+        .struct_size = sizeof(struct cairn_adam_options), .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, \
+        .weight_decay = 1e-2                                                                                     \
+    }
+
+/* An optimizer over every parameter of set, which must outlive it. Options are copied; NULL = the INIT macro's values.
+ *
+ * Numerics   f32, as torch.optim.SGD / Adam / AdamW with foreach off, but for the scalars, which are formed in double and
+ *            rounded once (1-beta, bias corrections, lr * weight_decay).
+ * Errors     CAIRN_EINVAL names the value that is out of range; CAIRN_ENOMEM.
+ * Cost       state of 4 bytes per parameter for SGD with momentum, 8 for Adam.
+ * Source     torch.optim (PyTorch 2.x): SGD's first momentum is the gradient itself; Kingma and Ba, ICLR 2015;
+ *            Loshchilov and Hutter, ICLR 2019. */
+CAIRN_API cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options,
+                                        cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options,
+                                         cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options,
+                                          cairn_optimizer **out);
+CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
+
+/* Forgets the gradients (nothing is written to memory) and begins a new step: results of the last one are gone. NULL does
+ * nothing. */
+CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
+
+/* Updates every parameter that has a gradient; parameters without one keep weight and state. Where amp found an infinite
+ * or NaN gradient, on any rank, nothing is written, and cairn_step_skipped says so.
+ * Errors: CAIRN_EINVAL NULL; CAIRN_ENOMEM; CAIRN_ENUMERIC the loss scale is at its floor and gradients still overflow. */
+CAIRN_API cairn_status cairn_step(cairn_optimizer *optimizer);
+
+/* 1 if the last cairn_step was skipped. */
+CAIRN_API int cairn_step_skipped(const cairn_optimizer *optimizer);
+
+/* Steps taken and steps skipped so far. */
+CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);
+CAIRN_API int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer);
+
+/* The learning rate of the next step, for schedules. Errors: CAIRN_EINVAL negative or not finite. */
+CAIRN_API cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr);
+CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);
+
+/* The set given at creation. */
+CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,70 @@
+/* Adam and AdamW: one kind, told apart by where weight decay goes. */
+#include "core/options.h"
+#include "core/status.h"
+#include "optim/optim.h"
+
+#include <math.h>
+
+static int adam_states(const struct cairn_optimizer *o) {
+    (void)o;
+    return 2;
+}
+
+static void adam_update(const struct cairn_optimizer *o, const struct cairn__kernels *k, struct cairn__param_state *s,
+                        const struct cairn__update *u) {
+    const struct cairn_adam_options *h = &o->options.adam;
+    double c1 = 1.0 - pow(h->beta1, (double)s->steps);
+    double c2 = 1.0 - pow(h->beta2, (double)s->steps);
+    const struct cairn__adam args = {
+        .beta1 = (float)h->beta1,
+        .one_minus_beta1 = (float)(1.0 - h->beta1),
+        .beta2 = (float)h->beta2,
+        .one_minus_beta2 = (float)(1.0 - h->beta2),
+        .eps = (float)h->eps,
+        .weight_decay = (float)h->weight_decay,
+        .decay = (float)(1.0 - o->lr * h->weight_decay),
+        .step_size = (float)(o->lr / c1),
+        .inv_sqrt_c2 = (float)(1.0 / sqrt(c2)),
+        .factor = u->factor,
+        .decoupled = o->decoupled,
+    };
+    k->adam[u->grad_dtype][u->mode](u->weights, u->half, s->state[0], s->state[1], u->grad, u->n, &args);
+}
+
+static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update};
+static const struct cairn__optimizer_kind adamw_kind = {"AdamW", adam_states, adam_update};
+
+static cairn_status check(const char *kind, const struct cairn_adam_options *h) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_rate(kind, "lr", h->lr));
+    TRY(cairn__check_rate(kind, "eps", h->eps));
+    TRY(cairn__check_rate(kind, "weight_decay", h->weight_decay));
+    REQUIRE(h->beta1 >= 0 && h->beta1 < 1, CAIRN_EINVAL, "%s: beta1 is %g; it must be in [0, 1)", kind, h->beta1);
+    REQUIRE(h->beta2 >= 0 && h->beta2 < 1, CAIRN_EINVAL, "%s: beta2 is %g; it must be in [0, 1)", kind, h->beta2);
+out:
+    return st;
+}
+
+static cairn_status create(const struct cairn__optimizer_kind *kind, const struct cairn_adam_options *defaults,
+                           cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
+    REQUIRE(set && out, CAIRN_EINVAL, "%s: set and out must be given", kind->name);
+    struct cairn_optimizer like = {.kind = kind, .set = set, .decoupled = kind == &adamw_kind};
+    like.options.adam = *defaults;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(&like.options.adam, sizeof(like.options.adam), options, "cairn_adam_options"));
+    TRY(check(kind->name, &like.options.adam));
+    like.lr = like.options.adam.lr;
+    TRY(cairn__optimizer_create(&like, out));
+out:
+    return st;
+}
+
+cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
+    const struct cairn_adam_options defaults = CAIRN_ADAM_OPTIONS_INIT;
+    return create(&adam_kind, &defaults, set, options, out);
+}
+
+cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
+    const struct cairn_adam_options defaults = CAIRN_ADAMW_OPTIONS_INIT;
+    return create(&adamw_kind, &defaults, set, options, out);
+}
