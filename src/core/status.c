@@ -7,6 +7,7 @@
 #include <string.h>
 
 static _Thread_local char last_error[1024];
+static _Thread_local cairn_status last_status;
 
 static const struct {
     const char *name;
@@ -47,7 +48,11 @@ cairn_status cairn__fail(cairn_status status, const char *format, ...) {
     va_start(args, format);
     write_message(format, args, NULL);
     va_end(args);
-    return status;
+    return last_status = status;
+}
+
+cairn_status cairn__last_status(void) {
+    return last_status;
 }
 
 cairn_status cairn__fail_errno(int errnum, const char *format, ...) {
@@ -57,5 +62,5 @@ cairn_status cairn__fail_errno(int errnum, const char *format, ...) {
     va_start(args, format);
     write_message(format, args, reason);
     va_end(args);
-    return errnum == ENOMEM ? CAIRN_ENOMEM : CAIRN_ESYSTEM;
+    return last_status = errnum == ENOMEM ? CAIRN_ENOMEM : CAIRN_ESYSTEM;
 }

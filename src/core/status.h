@@ -8,6 +8,9 @@
 /* Writes this thread's last error and returns status. The message holds the values: "n is 3, want 4". */
 cairn_status cairn__fail(cairn_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The status of this thread's last failure, CAIRN_OK before any: what a NULL tensor came from. */
+cairn_status cairn__last_status(void);
+
 /* Appends ": strerror(errnum)" to the formatted message; the status is CAIRN_ESYSTEM (CAIRN_ENOMEM for ENOMEM). */
 cairn_status cairn__fail_errno(int errnum, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
