@@ -1,0 +1,58 @@
+/* An environment of one rank, put together by hand: device and tape, no launch facts and no group. */
+#ifndef TEST_ENV_H
+#define TEST_ENV_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "core/alloc.h"
+#include "device/env.h"
+#include "nn/tape.h"
+
+static inline cairn_env *test_env_create(uint64_t seed, int rank) {
+    cairn_env *env = NULL;
+    assert_int_equal(cairn__calloc(1, sizeof(*env), (void **)&env), CAIRN_OK);
+    env->rank = rank;
+    env->size = rank + 1;
+    env->seed = seed;
+    assert_int_equal(cairn__device_open("cpu", 0, &env->device), CAIRN_OK);
+    assert_int_equal(cairn__tape_create(env), CAIRN_OK);
+    return env;
+}
+
+static inline void test_env_destroy(cairn_env *env) {
+    cairn__tape_destroy(env);
+    cairn__device_close(&env->device);
+    cairn__free(env);
+}
+
+/* cmocka's setup and teardown of a test with an environment of its own; leaks are told by the allocation counters. */
+struct test_state {
+    cairn_env *env;
+    uint64_t alive;
+};
+
+static inline int test_env_setup(void **state) {
+    static struct test_state s;
+    s.alive = cairn__alloc_counters().alive;
+    s.env = test_env_create(1, 0);
+    *state = &s;
+    return 0;
+}
+
+static inline int test_env_teardown(void **state) {
+    struct test_state *s = *state;
+    test_env_destroy(s->env);
+    return cairn__alloc_counters().alive == s->alive ? 0 : -1;
+}
+
+static inline cairn_env *test_env_of(void **state) {
+    return ((struct test_state *)*state)->env;
+}
+
+#define ENV_TEST(f) cmocka_unit_test_setup_teardown(f, test_env_setup, test_env_teardown)
+
+#endif
