@@ -1,0 +1,108 @@
+/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; hooks come
+ * last, because nothing after them can fail. */
+#include "context.h"
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "nn/hooks.h"
+#include "ops.h"
+#include "optim/hooks.h"
+
+enum { GROWTH_WINDOW = 2000 }; /* apex/amp/scaler.py at 25.04, LossScaler.__init__: scale_window */
+
+static cairn_status check_arguments(struct cairn_env *env, cairn_module *model, cairn_optimizer *optimizer) {
+    REQUIRE(env, CAIRN_EINVAL, "amp_initialize: env is NULL");
+    REQUIRE(model, CAIRN_EINVAL, "amp_initialize: model is NULL");
+    REQUIRE(optimizer, CAIRN_EINVAL, "amp_initialize: optimizer is NULL");
+    const struct cairn_param_set *set = cairn_optimizer_params(optimizer);
+    REQUIRE(cairn__module_env(model) == env, CAIRN_EINVAL, "amp_initialize: the model was made in another environment");
+    REQUIRE(set == cairn_module_params(model), CAIRN_EINVAL,
+            "amp_initialize: the optimizer updates other parameters than the model's; make it over "
+            "cairn_module_params(model)");
+    REQUIRE(!set->has_amp, CAIRN_ESTATE,
+            "amp_initialize: this model and optimizer have been initialised; amp_destroy the first context");
+    REQUIRE(!set->frozen_by, CAIRN_ESTATE,
+            "amp_initialize must come before %s, which broadcasts the masters that amp makes", set->frozen_by);
+    return CAIRN_OK;
+}
+
+static cairn_status check_params(const struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        REQUIRE(p->dtype == CAIRN_F32, CAIRN_EINVAL,
+                "amp_initialize: parameter '%s' is %s; give amp an f32 model, it does the casting", p->name,
+                cairn_dtype_name(p->dtype));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status cast_params(struct cairn_param_set *set, const struct amp__policy *policy) {
+    if (!cairn__is_half(policy->cast_model_type)) return CAIRN_OK;
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (policy->keep_batchnorm_fp32 && p->is_norm) continue;
+        cairn_status st = cairn__param_to_half(p, policy->cast_model_type, policy->master_weights);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_dtype compute_type(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count) {
+    const struct amp_context *amp = ctx;
+    return amp__compute_type(op, amp->policy.half_type, inputs, count);
+}
+
+static void install(struct amp_context *amp) {
+    const struct amp__policy *policy = &amp->policy;
+    const struct cairn__op_hook op_hook = {.ctx = amp, .compute_type = compute_type};
+    const struct cairn__step_hook step_hook = {.ctx = amp, .before = amp__before_step, .after = amp__after_step};
+    if (policy->patch_ops) cairn__set_op_hook(amp->env, &op_hook);
+    cairn__module_set_io_types(amp->model, policy->cast_model_type, policy->cast_model_outputs);
+    cairn__set_step_hook(amp->optimizer, &step_hook);
+    amp->set->skip_nonfinite = policy->skip_nonfinite;
+    amp->set->has_amp = true;
+}
+
+cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
+                            const struct amp_options *options, amp_context **out) {
+    REQUIRE(out, CAIRN_EINVAL, "amp_initialize: out is NULL");
+    cairn_status st = CAIRN_OK;
+    struct amp_context *amp = NULL;
+    struct amp__policy policy;
+    TRY(check_arguments(env, model, optimizer));
+    TRY(amp__policy_resolve(options, &policy));
+    struct cairn_param_set *set = cairn_optimizer_params(optimizer);
+    if (policy.enabled) TRY(check_params(set));
+    TRY(cairn__calloc(1, sizeof(*amp), (void **)&amp));
+    *amp = (struct amp_context){.env = env, .model = model, .optimizer = optimizer, .set = set, .policy = policy};
+    amp->scaler = (struct amp__scaler){
+        .kind = policy.dynamic ? &amp__scaler_apex : &amp__scaler_static,
+        .scale = policy.loss_scale,
+        .min = policy.min_loss_scale,
+        .max = policy.max_loss_scale,
+        .window = GROWTH_WINDOW,
+    };
+    TRY(cast_params(set, &policy));
+    if (policy.enabled) install(amp);
+    amp__policy_log(options, &policy);
+    *out = amp;
+    return CAIRN_OK;
+out:
+    cairn__free(amp);
+    return st;
+}
+
+void amp_destroy(amp_context **amp) {
+    if (!amp || !*amp) return;
+    struct amp_context *a = *amp;
+    if (a->policy.enabled) {
+        if (a->policy.patch_ops) cairn__set_op_hook(a->env, NULL);
+        cairn__module_set_io_types(a->model, (cairn_dtype)0, (cairn_dtype)0);
+        cairn__set_step_hook(a->optimizer, NULL);
+        a->set->skip_nonfinite = false;
+        a->set->has_amp = false;
+        a->set->factor = 1.0f;
+    }
+    cairn__free(a);
+    *amp = NULL;
+}

@@ -1,0 +1,36 @@
+/* Opt levels as data: presets, the user's overrides over them, and what contradicts. */
+#ifndef CAIRN__AMP_POLICY_H
+#define CAIRN__AMP_POLICY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cairn/amp.h"
+
+/* Everything decided; nothing is "default" any more. */
+struct amp__policy {
+    bool enabled;
+    amp_opt_level level;
+    cairn_dtype half_type;
+    cairn_dtype cast_model_type; /* 0 = weights are left alone */
+    bool patch_ops;
+    bool keep_batchnorm_fp32;
+    bool master_weights;
+    bool dynamic;
+    double loss_scale; /* the static scale, or where the dynamic one starts */
+    double min_loss_scale, max_loss_scale;
+    cairn_dtype cast_model_outputs; /* 0 = outputs are left alone */
+    bool skip_nonfinite;
+};
+
+/* Errors: CAIRN_EINVAL for every value out of range and every pair that contradicts. */
+cairn_status amp__policy_resolve(const struct amp_options *options, struct amp__policy *out);
+
+/* "O2" and its one line for humans. */
+const char *amp__level_name(amp_opt_level level);
+const char *amp__level_brief(amp_opt_level level);
+
+/* Logs level, defaults and what the user's overrides made of them, as apex prints them. */
+void amp__policy_log(const struct amp_options *options, const struct amp__policy *policy);
+
+#endif
