@@ -1,6 +1,6 @@
 /* The environment: who this process is, which device it computes on, the group it belongs to, and the tape its operations
  * are recorded on. Everything else is made in one. Two environments in one process are independent, as long as each is
- * used by one thread at a time; only the first of them may belong to a group of more than one rank under one launcher. */
+ * used by one thread at a time; ranks make their environments in the same order. */
 #ifndef CAIRN_ENV_H
 #define CAIRN_ENV_H
 
@@ -30,8 +30,8 @@ struct cairn_env_options {
  *   options     NULL = all defaults
  *
  * Collective: returns on every rank or fails on every rank, within the timeout.
- * Threads     the environment is used by one thread at a time. The rank that hosts the store (rank 0, unless the launcher
- *             does) runs one thread for it, "cairn-store", until the environment ends.
+ * Threads     the environment is used by one thread at a time. During this call the rank that hosts the store (rank 0,
+ *             unless the launcher does) runs one thread for it, "cairn-store".
  * Errors      CAIRN_EINVAL launch facts that contradict or miss something; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT names
  *             the ranks that did not come; CAIRN_EPEER; CAIRN_ENOTSUP ranks on several machines; CAIRN_ENOTBUILT device.
  * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x) for the variables. */
@@ -46,6 +46,9 @@ CAIRN_API void cairn_env_destroy(cairn_env **env);
 CAIRN_API int cairn_env_rank(const cairn_env *env);
 CAIRN_API int cairn_env_size(const cairn_env *env);
 CAIRN_API int cairn_env_local_rank(const cairn_env *env);
+
+/* Starts the environment's random numbers anew from seed, as if it had been given at creation. torch.manual_seed */
+CAIRN_API void cairn_manual_seed(cairn_env *env, uint64_t seed);
 
 /* Owned by the environment; the group of a process that is alone has size 1. */
 CAIRN_API cairn_group *cairn_env_group(cairn_env *env);

@@ -7,8 +7,6 @@
 #include "device/device.h"
 
 struct cairn__tape;
-struct cairn__store;
-struct cairn__store_server;
 
 struct cairn_env {
     struct cairn_device *device;
@@ -17,10 +15,8 @@ struct cairn_env {
     uint64_t seed;
     uint64_t next_stream; /* random streams handed out so far: one a tensor */
 
-    struct cairn__tape *tape;   /* nn's */
-    struct cairn_group *group;  /* dist's */
-    struct cairn__store *store; /* dist's; kept open so that the server's rank can leave last */
-    struct cairn__store_server *server;
+    struct cairn__tape *tape;  /* nn's */
+    struct cairn_group *group; /* dist's */
 
     /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. */
     void (*begin_step)(struct cairn_env *env);

@@ -1,0 +1,105 @@
+/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed.
+ *
+ *     ./01_linear_regression --opt-level O1                                  one process
+ *     cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2     two
+ *
+ * Every rank trains on one random batch of its own, so p ranks fit p batches with one model. */
+#include <cairn/cairn.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { N = 64, D_IN = 1024, D_OUT = 16 };
+
+#define CHECK(call) \
+    if ((call) != CAIRN_OK) die(cairn_last_error())
+
+static void die(const char *why) {
+    fprintf(stderr, "01_linear_regression: %s\n", why);
+    exit(1);
+}
+
+struct settings {
+    struct amp_options amp;
+    long steps;
+    unsigned long long seed;
+};
+
+static void parse(int argc, char **argv, struct settings *s) {
+    for (int i = 1; i < argc; i += 2) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        char *end = "";
+        if (strcmp(name, "--opt-level") == 0) {
+            CHECK(amp_opt_level_parse(value, &s->amp.opt_level));
+        } else if (strcmp(name, "--half") == 0) {
+            CHECK(amp_half_type_parse(value, &s->amp.half_type));
+        } else if (strcmp(name, "--loss-scale") == 0) {
+            CHECK(amp_loss_scale_parse(value, &s->amp.loss_scale));
+        } else if (strcmp(name, "--steps") == 0) {
+            s->steps = strtol(value, &end, 10);
+        } else if (strcmp(name, "--seed") == 0) {
+            s->seed = strtoull(value, &end, 10);
+        } else {
+            die("the options are --opt-level O0..O3, --half f16|bf16, --loss-scale dynamic|<number>, --steps <number> "
+                "and --seed <number>");
+        }
+        if (*value == '\0' || *end != '\0' || s->steps < 1) die("--steps and --seed take a whole number, steps from 1");
+    }
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+    cairn_env *env; /* torchrun, torch.distributed.launch, cairn-run, or alone */
+    CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    struct settings s = {.amp = *amp_options(.opt_level = AMP_O1), .steps = 500};
+    parse(argc, argv, &s);
+    cairn_manual_seed(env, s.seed);
+
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N, D_IN));
+    cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N, D_OUT));
+    cairn_module *model = cairn_linear(env, D_IN, D_OUT);
+
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    hyper.lr = 1e-3;
+    cairn_optimizer *sgd;
+    CHECK(cairn_sgd_create(cairn_module_params(model), &hyper, &sgd));
+
+    amp_context *amp;
+    CHECK(amp_initialize(env, model, sgd, &s.amp, &amp));
+    ddp_context *net;
+    CHECK(ddp_create(model, cairn_env_group(env), NULL, &net));
+
+    int speaks = cairn_env_rank(env) == 0, in_place = isatty(STDOUT_FILENO);
+    float first = 0, last = 0;
+    double begin = seconds();
+    for (long t = 0; t < s.steps; t++) {
+        cairn_zero_grad(sgd);
+        cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);
+        CHECK(amp_backward(amp, loss, sgd));
+        CHECK(cairn_step(sgd));
+        last = cairn_tensor_item(loss);
+        if (t == 0) first = last;
+        if (speaks && (t + 1) % 50 == 0)
+            printf(in_place ? "\rstep %ld  loss %.4f " : "step %ld  loss %.4f\n", t + 1, last);
+        if (in_place) fflush(stdout);
+    }
+    double each = (seconds() - begin) / (double)s.steps;
+    if (speaks) {
+        printf("%sfirst loss = %.4f\nskipped steps = %lld\nus per step = %.1f\nfinal loss = %.4f\n",
+               in_place ? "\n" : "", first, (long long)cairn_optimizer_skipped(sgd), 1e6 * each, last);
+    }
+    ddp_destroy(&net);
+    amp_destroy(&amp);
+    cairn_optimizer_destroy(&sgd);
+    cairn_module_destroy(&model);
+    cairn_env_destroy(&env);
+    return 0;
+}
