@@ -11,8 +11,8 @@
 #include "core/status.h"
 #include "core/vars.h"
 #include "dist/group.h"
-#include "dist/launch.h"
 #include "dist/store.h"
+#include "env/env_internal.h"
 #include "nn/tape.h"
 
 static const double DEFAULT_TIMEOUT = 300.0; /* seconds */
@@ -70,29 +70,37 @@ out:
     return st;
 }
 
-cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options, cairn_env **out) {
-    REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
+cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
+                                  cairn_env **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_env *env = NULL;
     struct cairn_env_options o;
-    struct cairn__launch launch;
     TRY(read_options(options, &o));
-    TRY(cairn__launch_read(argc, argv, &launch));
-    cairn__log_set_rank(launch.rank);
     TRY(cairn__calloc(1, sizeof(*env), (void **)&env));
-    env->rank = launch.rank;
-    env->size = launch.size;
-    env->local_rank = launch.local_rank;
+    env->rank = launch->rank;
+    env->size = launch->size;
+    env->local_rank = launch->local_rank;
     env->seed = o.seed;
-    TRY(cairn__device_open(o.device, launch.local_rank, &env->device));
+    TRY(cairn__device_open(o.device, launch->local_rank, &env->device));
     TRY(cairn__tape_create(env));
-    TRY(meet(env, &launch, o.timeout));
-    cairn__log(CAIRN_LOG_INFO, "rank %d of %d (from %s) on %s: %s", env->rank, env->size, launch.source,
-               cairn_device_name(env->device), cairn_device_describe(env->device));
+    TRY(meet(env, launch, o.timeout));
     *out = env;
     return CAIRN_OK;
 out:
     cairn_env_destroy(&env);
+    return st;
+}
+
+cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options, cairn_env **out) {
+    REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
+    cairn_status st = CAIRN_OK;
+    struct cairn__launch launch;
+    TRY(cairn__launch_read(argc, argv, &launch));
+    cairn__log_set_rank(launch.rank);
+    TRY(cairn__env_create_at(&launch, options, out));
+    cairn__log(CAIRN_LOG_INFO, "rank %d of %d (from %s) on %s: %s", launch.rank, launch.size, launch.source,
+               cairn_device_name((*out)->device), cairn_device_describe((*out)->device));
+out:
     return st;
 }
 

@@ -1,0 +1,348 @@
+/* Optimizers against a plain model of them in double precision, and what a step leaves alone. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cairn/cairn.h"
+#include "core/alloc.h"
+#include "core/half.h"
+#include "core/philox.h"
+#include "optim/hooks.h"
+#include "param/param.h"
+
+enum { N = 1003, STEPS = 100 };
+
+static int make_env(void **state) {
+    cairn_env *env = NULL;
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
+    *state = env;
+    return 0;
+}
+
+static int end_env(void **state) {
+    cairn_env *env = *state;
+    cairn_env_destroy(&env);
+    return 0;
+}
+
+/* Element i of the numbers of step t: in (-1, 1). */
+static float number(int t, int i) {
+    return 2.0f * cairn__uniform(cairn__philox(1234, (uint64_t)i, (uint64_t)t).word[0]) - 1.0f;
+}
+
+static struct cairn__param *make_param(cairn_env *env, cairn_dtype half, cairn_param_set **set) {
+    struct cairn__param *p = NULL;
+    assert_int_equal(cairn__param_set_new(env, set), CAIRN_OK);
+    assert_int_equal(cairn__param_set_add(*set, "w", 1, (int64_t[]){N}, false, &p), CAIRN_OK);
+    for (int i = 0; i < N; i++) ((float *)p->data)[i] = number(0, i);
+    if (half) assert_int_equal(cairn__param_to_half(p, half, true), CAIRN_OK);
+    return p;
+}
+
+/* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] gets what it then stands for. */
+static void write_gradient(struct cairn__param *p, int t, double *truth) {
+    void *slot = NULL;
+    assert_int_equal(cairn__param_grad_slot(p, &slot), CAIRN_OK);
+    const struct cairn__dtype *type = cairn__dtype(p->dtype);
+    for (int i = 0; i < N; i++) {
+        char *element = (char *)slot + (size_t)i * type->nbytes;
+        type->from_f32(element, number(t, i) / p->set->factor);
+        truth[i] = (double)type->to_f32(element) * (double)p->set->factor;
+    }
+    cairn__param_grad_ready(p);
+}
+
+static void assert_close(const float *got, const double *want) {
+    double difference = 0, norm = 0;
+    for (int i = 0; i < N; i++) {
+        difference += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    if (!(sqrt(difference) <= 1e-6 * sqrt(norm))) {
+        fail_msg("differs by %g of the norm after %d steps", sqrt(difference / norm), STEPS);
+    }
+}
+
+static void assert_half_is_rounded_master(const struct cairn__param *p) {
+    const struct cairn__dtype *type = cairn__dtype(p->dtype);
+    for (int i = 0; i < N; i++) {
+        uint16_t want;
+        type->from_f32(&want, p->master[i]);
+        assert_int_equal(((uint16_t *)p->data)[i], want);
+    }
+}
+
+struct model {
+    double w[N], s1[N], s2[N], g[N];
+};
+
+static void start_model(struct model *m) {
+    memset(m, 0, sizeof(*m));
+    for (int i = 0; i < N; i++) m->w[i] = number(0, i);
+}
+
+static void sgd_model(struct model *m, const struct cairn_sgd_options *h, int t) {
+    for (int i = 0; i < N; i++) {
+        double g = m->g[i] + h->weight_decay * m->w[i];
+        if (h->momentum != 0) {
+            m->s1[i] = t == 1 ? g : h->momentum * m->s1[i] + (1 - h->dampening) * g;
+            g = h->nesterov == CAIRN_ON ? g + h->momentum * m->s1[i] : m->s1[i];
+        }
+        m->w[i] -= h->lr * g;
+    }
+}
+
+static void adam_model(struct model *m, const struct cairn_adam_options *h, bool decoupled, int t) {
+    for (int i = 0; i < N; i++) {
+        double g = m->g[i] + (decoupled ? 0 : h->weight_decay * m->w[i]);
+        if (decoupled) m->w[i] *= 1 - h->lr * h->weight_decay;
+        m->s1[i] = h->beta1 * m->s1[i] + (1 - h->beta1) * g;
+        m->s2[i] = h->beta2 * m->s2[i] + (1 - h->beta2) * g * g;
+        double c1 = 1 - pow(h->beta1, t), c2 = 1 - pow(h->beta2, t);
+        m->w[i] -= h->lr * (m->s1[i] / c1) / (sqrt(m->s2[i] / c2) + h->eps);
+    }
+}
+
+static const cairn_dtype weight_types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
+
+static cairn_dtype half_or_none(cairn_dtype dtype) {
+    return dtype == CAIRN_F32 ? (cairn_dtype)0 : dtype;
+}
+
+static void run_sgd(cairn_env *env, struct cairn_sgd_options h, cairn_dtype dtype) {
+    static struct model m;
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
+    set->factor = 1.0f / 128;
+    start_model(&m);
+    assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
+    for (int t = 1; t <= STEPS; t++) {
+        cairn_zero_grad(o);
+        write_gradient(p, t, m.g);
+        assert_int_equal(cairn_step(o), CAIRN_OK);
+        sgd_model(&m, &h, t);
+    }
+    assert_close(cairn_param_master(set, 0), m.w);
+    if (p->master) assert_half_is_rounded_master(p);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void sgd_follows_its_double_model(void **state) {
+    static const struct {
+        double momentum, dampening, decay;
+        cairn_switch nesterov;
+    } cases[] = {{0, 0, 0, CAIRN_OFF},        {0, 0, 0.01, CAIRN_OFF},  {0.9, 0, 0, CAIRN_OFF},
+                 {0.9, 0.5, 0.01, CAIRN_OFF}, {0.9, 0, 0.01, CAIRN_ON}, {0.5, 1, 0, CAIRN_OFF}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+        h.lr = 0.01;
+        h.momentum = cases[i].momentum;
+        h.dampening = cases[i].dampening;
+        h.weight_decay = cases[i].decay;
+        h.nesterov = cases[i].nesterov;
+        for (int d = 0; d < 3; d++) run_sgd(*state, h, weight_types[d]);
+    }
+}
+
+static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype dtype) {
+    static struct model m;
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
+    h.weight_decay = decay;
+    struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
+    set->factor = 1.0f / 128;
+    start_model(&m);
+    assert_int_equal((decoupled ? cairn_adamw_create : cairn_adam_create)(set, &h, &o), CAIRN_OK);
+    for (int t = 1; t <= STEPS; t++) {
+        cairn_zero_grad(o);
+        write_gradient(p, t, m.g);
+        assert_int_equal(cairn_step(o), CAIRN_OK);
+        adam_model(&m, &h, decoupled, t);
+    }
+    assert_close(cairn_param_master(set, 0), m.w);
+    if (p->master) assert_half_is_rounded_master(p);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void adam_follows_its_double_model(void **state) {
+    for (int d = 0; d < 3; d++) {
+        run_adam(*state, false, 0, weight_types[d]);
+        run_adam(*state, false, 0.01, weight_types[d]);
+    }
+}
+
+static void adamw_follows_its_double_model(void **state) {
+    for (int d = 0; d < 3; d++) run_adam(*state, true, 0.01, weight_types[d]);
+}
+
+static void raised_flag_keeps_every_bit(void **state) {
+    static double truth[N];
+    static float before[N], momentum_before[N];
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    h.momentum = 0.9;
+    struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
+    set->skip_nonfinite = true;
+    assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
+    write_gradient(p, 1, truth);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    memcpy(before, p->master, sizeof(before));
+
+    cairn_zero_grad(o);
+    write_gradient(p, 2, truth);
+    ((uint16_t *)p->grad)[N - 1] = 0x7c00;
+    cairn__param_set_check(set);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    assert_int_equal(cairn_step_skipped(o), 1);
+    assert_int_equal(cairn_optimizer_steps(o), 1);
+    assert_int_equal(cairn_optimizer_skipped(o), 1);
+    assert_memory_equal(before, p->master, sizeof(before));
+    assert_half_is_rounded_master(p);
+
+    /* momentum kept its bits too: the next step is what it would have been without the skipped one */
+    cairn_zero_grad(o);
+    write_gradient(p, 3, truth);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    for (int i = 0; i < N; i++) {
+        float g1 = cairn__f16_to_f32(cairn__f32_to_f16(number(1, i))), g3 = (float)truth[i];
+        float b = 0.9f * g1 + g3;
+        momentum_before[i] = before[i] - 1e-3f * b;
+    }
+    assert_memory_equal(momentum_before, p->master, sizeof(before));
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void parameter_without_gradient_keeps_weight_and_state(void **state) {
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn__param *used = make_param(*state, (cairn_dtype)0, &set), *unused = NULL;
+    static double truth[N];
+    assert_int_equal(cairn__param_set_add(set, "unused", 1, (int64_t[]){4}, false, &unused), CAIRN_OK);
+    for (int i = 0; i < 4; i++) ((float *)unused->data)[i] = 1.0f;
+    struct cairn_adam_options h = CAIRN_ADAMW_OPTIONS_INIT;
+    assert_int_equal(cairn_adamw_create(set, &h, &o), CAIRN_OK);
+    for (int t = 1; t < 4; t++) {
+        cairn_zero_grad(o);
+        write_gradient(used, t, truth);
+        assert_int_equal(cairn_step(o), CAIRN_OK);
+    }
+    for (int i = 0; i < 4; i++) assert_true(((float *)unused->data)[i] == 1.0f);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void learning_rate_can_change_between_steps(void **state) {
+    float w = 1, g = 1;
+    cairn_param param = {.name = "w", .data = &w, .grad = &g, .dtype = CAIRN_F32, .ndim = 0};
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    h.lr = 0.5;
+    assert_int_equal(cairn_param_set_create(*state, &param, 1, &set), CAIRN_OK);
+    assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
+    cairn__param_grad_ready(set->params[0]);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    assert_true(w == 0.5f);
+    assert_int_equal(cairn_optimizer_set_lr(o, 0.25), CAIRN_OK);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    assert_true(w == 0.25f);
+    assert_int_equal(cairn_optimizer_set_lr(o, -1), CAIRN_EINVAL);
+    assert_true(cairn_optimizer_lr(o) == 0.25);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void steady_step_allocates_nothing(void **state) {
+    static double truth[N];
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn__param *p = make_param(*state, CAIRN_BF16, &set);
+    assert_int_equal(cairn_adamw_create(set, NULL, &o), CAIRN_OK);
+    write_gradient(p, 1, truth);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    uint64_t before = cairn__alloc_counters().allocations;
+    for (int t = 2; t < 10; t++) {
+        cairn_zero_grad(o);
+        write_gradient(p, t, truth);
+        assert_int_equal(cairn_step(o), CAIRN_OK);
+    }
+    assert_int_equal(cairn__alloc_counters().allocations, before);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static void assert_sgd_refused(cairn_param_set *set, struct cairn_sgd_options h, const char *sentence) {
+    cairn_optimizer *o = NULL;
+    assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), sentence);
+    assert_null(o);
+}
+
+static void hyperparameters_out_of_range_are_refused_by_name(void **state) {
+    cairn_param_set *set = NULL;
+    make_param(*state, (cairn_dtype)0, &set);
+    const struct cairn_sgd_options good = CAIRN_SGD_OPTIONS_INIT;
+    struct cairn_sgd_options h = good;
+    h.lr = -1;
+    assert_sgd_refused(set, h, "SGD: lr is -1; it must be a number >= 0");
+    h = good;
+    h.momentum = NAN;
+    assert_sgd_refused(set, h, "SGD: momentum is nan; it must be a number >= 0");
+    h = good;
+    h.nesterov = CAIRN_ON;
+    assert_sgd_refused(set, h,
+                       "SGD: nesterov needs a momentum above 0 and no dampening, got momentum 0 and dampening 0");
+    h = good;
+    h.struct_size = 0;
+    assert_sgd_refused(set, h, "cairn_sgd_options.struct_size is 0; make the struct with the macro that header gives");
+
+    cairn_optimizer *o = NULL;
+    struct cairn_adam_options a = CAIRN_ADAM_OPTIONS_INIT;
+    a.beta2 = 1;
+    assert_int_equal(cairn_adam_create(set, &a, &o), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "Adam: beta2 is 1; it must be in [0, 1)");
+    cairn_param_set_destroy(&set);
+}
+
+static void field_of_a_newer_struct_is_refused_unless_zero(void **state) {
+    struct {
+        struct cairn_sgd_options known;
+        double unknown;
+    } newer = {.known = CAIRN_SGD_OPTIONS_INIT, .unknown = 0};
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    make_param(*state, (cairn_dtype)0, &set);
+    newer.known.struct_size = sizeof(newer);
+    assert_int_equal(cairn_sgd_create(set, &newer.known, &o), CAIRN_OK);
+    cairn_optimizer_destroy(&o);
+    newer.unknown = 1;
+    assert_int_equal(cairn_sgd_create(set, &newer.known, &o), CAIRN_EINVAL);
+    cairn_param_set_destroy(&set);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sgd_follows_its_double_model),
+        cmocka_unit_test(adam_follows_its_double_model),
+        cmocka_unit_test(adamw_follows_its_double_model),
+        cmocka_unit_test(raised_flag_keeps_every_bit),
+        cmocka_unit_test(parameter_without_gradient_keeps_weight_and_state),
+        cmocka_unit_test(learning_rate_can_change_between_steps),
+        cmocka_unit_test(steady_step_allocates_nothing),
+        cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
+        cmocka_unit_test(field_of_a_newer_struct_is_refused_unless_zero),
+    };
+    return cmocka_run_group_tests(tests, make_env, end_env);
+}

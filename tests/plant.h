@@ -1,0 +1,50 @@
+/* Changes a gradient as backward hands it over, before anybody reduces it: a listener in front of ddp's. */
+#ifndef TESTS_PLANT_H
+#define TESTS_PLANT_H
+
+#include "core/dtype.h"
+#include "param/param.h"
+
+struct plant {
+    struct cairn_param_set *set;
+    const struct cairn__grad_listener *behind; /* NULL = nobody */
+    struct cairn__grad_listener front;
+    int target;  /* parameter whose gradient is changed; -1 = none, -2 = all */
+    bool all;    /* every element, not only the first */
+    float value; /* what is written */
+};
+
+static inline void plant_ready(void *ctx, size_t index) {
+    struct plant *plant = ctx;
+    struct cairn__param *p = plant->set->params[index];
+    const struct cairn__dtype *type = cairn__dtype(p->dtype);
+    if (plant->target == -2 || plant->target == (int)index) {
+        for (size_t i = 0; i < (plant->all ? p->n : 1); i++) {
+            type->from_f32((char *)p->grad + i * type->nbytes, plant->value);
+        }
+    }
+    if (plant->behind) plant->behind->ready(plant->behind->ctx, index);
+}
+
+static inline cairn_status plant_progress(void *ctx) {
+    struct plant *plant = ctx;
+    return plant->behind ? plant->behind->progress(plant->behind->ctx) : CAIRN_OK;
+}
+
+static inline cairn_status plant_settle(void *ctx) {
+    struct plant *plant = ctx;
+    return plant->behind ? plant->behind->settle(plant->behind->ctx) : CAIRN_OK;
+}
+
+/* After ddp_create. Until plant_remove. */
+static inline void plant_install(struct plant *plant, struct cairn_param_set *set) {
+    *plant = (struct plant){.set = set, .behind = set->listener, .target = -1};
+    plant->front = (struct cairn__grad_listener){plant, plant_ready, plant_progress, plant_settle};
+    set->listener = &plant->front;
+}
+
+static inline void plant_remove(struct plant *plant) {
+    plant->set->listener = plant->behind;
+}
+
+#endif

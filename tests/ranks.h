@@ -1,0 +1,99 @@
+/* Ranks as threads of one test: p environments that meet through a real store on the loopback interface.
+ *
+ * cmocka's assertions must stay on the test's own thread, so a rank reports by EXPECT, which returns a sentence, and
+ * run_ranks fails the test with the first one. */
+#ifndef TESTS_RANKS_H
+#define TESTS_RANKS_H
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cairn/cairn.h"
+#include "dist/store.h"
+#include "env/env_internal.h"
+
+/* NULL when all went well; otherwise a sentence, made with malloc. */
+typedef char *(*rank_fn)(cairn_env *env, void *ctx);
+
+static inline char *rank_failure(const char *file, int line, const char *what, const cairn_env *env) {
+    char *text = malloc(2048);
+    snprintf(text, 2048, "%s:%d: rank %d: %s (last error: %s)", file, line, cairn_env_rank(env), what,
+             cairn_last_error());
+    return text;
+}
+
+#define EXPECT(condition)                                                           \
+    do {                                                                            \
+        if (!(condition)) return rank_failure(__FILE__, __LINE__, #condition, env); \
+    } while (0)
+#define EXPECT_OK(call) EXPECT((call) == CAIRN_OK)
+
+struct rank_thread {
+    pthread_t thread;
+    struct cairn__launch launch;
+    const struct cairn_env_options *options;
+    rank_fn fn;
+    void *ctx;
+    char *failure;
+};
+
+static inline void *rank_main(void *arg) {
+    struct rank_thread *t = arg;
+    cairn_env *env = NULL;
+    struct cairn_env_options options = *cairn_env_options(.seed = 7, .timeout = 60);
+    if (cairn__env_create_at(&t->launch, t->options ? t->options : &options, &env) != CAIRN_OK) {
+        t->failure = rank_failure(__FILE__, __LINE__, "cairn__env_create_at", NULL);
+        return NULL;
+    }
+    t->failure = t->fn(env, t->ctx);
+    cairn_env_destroy(&env);
+    return NULL;
+}
+
+/* Runs fn on p ranks and fails the test if one of them reports something. */
+static inline void run_ranks(int p, rank_fn fn, void *ctx) {
+    struct cairn__store_server *server = NULL;
+    int port = 0;
+    assert_int_equal(cairn__store_serve(0, &server, &port), CAIRN_OK);
+    struct rank_thread *threads = calloc((size_t)p, sizeof(*threads));
+    for (int r = 0; r < p; r++) {
+        threads[r] = (struct rank_thread){.fn = fn, .ctx = ctx};
+        threads[r].launch = (struct cairn__launch){.rank = r,
+                                                   .size = p,
+                                                   .local_rank = r,
+                                                   .local_size = p,
+                                                   .master_addr = "127.0.0.1",
+                                                   .master_port = port,
+                                                   .agent_store = true,
+                                                   .key_prefix = "test",
+                                                   .source = "arguments"};
+        assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
+    }
+    char *failure = NULL;
+    for (int r = 0; r < p; r++) {
+        pthread_join(threads[r].thread, NULL);
+        if (threads[r].failure && !failure) {
+            failure = threads[r].failure;
+        } else {
+            free(threads[r].failure);
+        }
+    }
+    free(threads);
+    cairn__store_stop(&server);
+    if (failure) {
+        char text[2048];
+        snprintf(text, sizeof(text), "%s", failure);
+        free(failure);
+        fail_msg("%s", text);
+    }
+}
+
+#endif
