@@ -1,9 +1,5 @@
-/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed.
- *
- *     ./01_linear_regression --opt-level O1                                  one process
- *     cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2     two
- *
- * Every rank trains on one random batch of its own, so p ranks fit p batches with one model. */
+/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed. Every rank trains
+ * on a batch of its own.   cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2 */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -22,46 +18,41 @@ static void die(const char *why) {
     exit(1);
 }
 
-struct settings {
-    struct amp_options amp;
-    long steps;
-    unsigned long long seed;
-};
-
-static void parse(int argc, char **argv, struct settings *s) {
+static void parse(int argc, char **argv, struct amp_options *amp, long *steps, unsigned long long *seed) {
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         char *end = "";
         if (strcmp(name, "--opt-level") == 0) {
-            CHECK(amp_opt_level_parse(value, &s->amp.opt_level));
+            CHECK(amp_opt_level_parse(value, &amp->opt_level));
         } else if (strcmp(name, "--half") == 0) {
-            CHECK(amp_half_type_parse(value, &s->amp.half_type));
+            CHECK(amp_half_type_parse(value, &amp->half_type));
         } else if (strcmp(name, "--loss-scale") == 0) {
-            CHECK(amp_loss_scale_parse(value, &s->amp.loss_scale));
+            CHECK(amp_loss_scale_parse(value, &amp->loss_scale));
         } else if (strcmp(name, "--steps") == 0) {
-            s->steps = strtol(value, &end, 10);
+            *steps = strtol(value, &end, 10);
         } else if (strcmp(name, "--seed") == 0) {
-            s->seed = strtoull(value, &end, 10);
+            *seed = strtoull(value, &end, 10);
         } else {
-            die("the options are --opt-level O0..O3, --half f16|bf16, --loss-scale dynamic|<number>, --steps <number> "
-                "and --seed <number>");
+            die("the options are --opt-level O0..O3, --half f16|bf16, --loss-scale dynamic|<number>, --steps, --seed");
         }
-        if (*value == '\0' || *end != '\0' || s->steps < 1) die("--steps and --seed take a whole number, steps from 1");
+        if (*value == '\0' || *end != '\0' || *steps < 1) die("--steps and --seed take whole numbers, --steps from 1");
     }
 }
 
-static double seconds(void) {
+static double microseconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1e6 * (double)t.tv_sec + 1e-3 * (double)t.tv_nsec;
 }
 
 int main(int argc, char **argv) {
     cairn_env *env; /* torchrun, torch.distributed.launch, cairn-run, or alone */
     CHECK(cairn_env_create(&argc, &argv, NULL, &env));
-    struct settings s = {.amp = *amp_options(.opt_level = AMP_O1), .steps = 500};
-    parse(argc, argv, &s);
-    cairn_manual_seed(env, s.seed);
+    struct amp_options amp_choice = *amp_options(.opt_level = AMP_O1);
+    long steps = 500;
+    unsigned long long seed = 0;
+    parse(argc, argv, &amp_choice, &steps, &seed);
+    cairn_manual_seed(env, seed);
 
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N, D_IN));
     cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N, D_OUT));
@@ -73,28 +64,28 @@ int main(int argc, char **argv) {
     CHECK(cairn_sgd_create(cairn_module_params(model), &hyper, &sgd));
 
     amp_context *amp;
-    CHECK(amp_initialize(env, model, sgd, &s.amp, &amp));
+    CHECK(amp_initialize(env, model, sgd, &amp_choice, &amp));
     ddp_context *net;
     CHECK(ddp_create(model, cairn_env_group(env), NULL, &net));
 
     int speaks = cairn_env_rank(env) == 0, in_place = isatty(STDOUT_FILENO);
     float first = 0, last = 0;
-    double begin = seconds();
-    for (long t = 0; t < s.steps; t++) {
+    double begin = microseconds();
+    for (long t = 1; t <= steps; t++) {
         cairn_zero_grad(sgd);
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);
         CHECK(amp_backward(amp, loss, sgd));
         CHECK(cairn_step(sgd));
         last = cairn_tensor_item(loss);
-        if (t == 0) first = last;
-        if (speaks && (t + 1) % 50 == 0)
-            printf(in_place ? "\rstep %ld  loss %.4f " : "step %ld  loss %.4f\n", t + 1, last);
-        if (in_place) fflush(stdout);
+        if (t == 1) first = last;
+        if (!speaks || t % 50) continue;
+        printf(in_place ? "\rstep %ld  loss %.6f" : "step %ld  loss %.6f\n", t, last);
+        fflush(stdout);
     }
-    double each = (seconds() - begin) / (double)s.steps;
+    double each = (microseconds() - begin) / (double)steps;
     if (speaks) {
-        printf("%sfirst loss = %.4f\nskipped steps = %lld\nus per step = %.1f\nfinal loss = %.4f\n",
-               in_place ? "\n" : "", first, (long long)cairn_optimizer_skipped(sgd), 1e6 * each, last);
+        printf("%sfirst loss = %.6f\nskipped steps = %lld\nus per step = %.1f\nfinal loss = %.6f\n",
+               in_place ? "\n" : "", first, (long long)cairn_optimizer_skipped(sgd), each, last);
     }
     ddp_destroy(&net);
     amp_destroy(&amp);
