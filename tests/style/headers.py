@@ -1,0 +1,55 @@
+"""Compiles every public header alone, as C99 and as C++17, with warnings as errors.
+
+usage: headers.py source-root c-compiler [c++-compiler]"""
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import sources
+
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
+
+
+def compile_alone(compiler, language, include, header):
+    """What the compiler says about a file with nothing but this include; "" where it is content."""
+    command = [*compiler, "-x", *language, *WARNINGS, "-I", include, "-"]
+    text = f'#include "{header}"\ntypedef int not_empty;\n'
+    got = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return got.stderr if got.returncode or got.stderr else ""
+
+
+def complaints(include, languages):
+    found = []
+    for name in sorted(os.listdir(os.path.join(include, "cairn"))):
+        for compiler, *language in languages:
+            said = compile_alone(compiler, language, include, "cairn/" + name)
+            if said:
+                found.append(f"cairn/{name} as {language[1][5:]}:\n{said}")
+    return found
+
+
+def check_the_check(languages):
+    """A header that needs another first, one with a C++ word and one that leaves C99."""
+    for text, bad in (("size_t f(void);", ["c99", "c++17"]), ("int class(void);", ["c++17"]),
+                      ("int f(int a[static 2]);", ["c++17"]), ("typedef int t; typedef int t;", ["c99"]),
+                      ("int f(void);", [])):
+        with tempfile.TemporaryDirectory() as include:
+            os.mkdir(include + "/cairn")
+            with open(include + "/cairn/x.h", "w", encoding="ascii") as f:
+                f.write(text + "\n")
+            got = [c.split(":")[0].rpartition(" ")[2] for c in complaints(include, languages)]
+            assert got == [b for b in bad if any(b in language[2] for language in languages)], (text, got)
+
+
+if __name__ == "__main__":
+    root, *compilers = sys.argv[1:]
+    kinds = [("c", "-std=c99"), ("c++", "-std=c++17")]
+    chosen = [(shlex.split(compiler), *kind) for compiler, kind in zip(compilers, kinds)]
+    check_the_check(chosen)
+    problems = complaints(os.path.join(root, "include"), chosen)
+    if not problems and len(chosen) == 1:
+        print("C99 is fine; C++17 was not tried: there is no C++ compiler")
+        sys.exit(sources.SKIP)
+    sources.finish(problems, "headers")

@@ -1,0 +1,180 @@
+"""Reads the #include lines against the table of rooms: who may use whom.
+
+usage: layers.py source-root"""
+import os
+import re
+import sys
+import tempfile
+
+import sources
+
+# A room, and the rooms it may include; "nn:public" is what nn shows others: its public header and hooks.h.
+MAY_INCLUDE = {
+    "core": set(),
+    "kernels": {"core"},
+    "device": {"core", "kernels"},
+    "param": {"core", "device"},
+    "dist": {"core", "kernels", "device"},
+    "nn": {"core", "kernels", "device", "param"},
+    "optim": {"core", "kernels", "device", "param"},
+    "amp": {"core", "kernels", "device", "param", "nn:public", "optim:public"},
+    "ddp": {"core", "kernels", "device", "param", "dist", "nn:public", "optim:public"},
+    "env": {"core", "device", "dist", "nn"},
+    "data": {"core", "device", "param"},
+    "checkpoint": {"core", "device", "param"},
+    "observe": {"core", "device", "param"},
+}
+
+# Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
+# in src/device/env.h); what fills it in is the room env.
+PUBLIC_ROOM = {"version": "core", "env": "device"}
+PUBLIC_OWNER = {"version": "core"}
+
+# Foreign headers, and the only folder that may include them.
+FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda", "nccl": "src/device/cuda",
+           "mpi.h": "src/dist/mpi", "gloo/": "src/dist/gloo"}
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+
+
+def room_of(path):
+    """The room a file belongs to; None for files the table does not bind."""
+    parts = path.split("/")
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    if parts[0] == "include":
+        name = os.path.splitext(parts[-1])[0]
+        return None if name == "cairn" else PUBLIC_OWNER.get(name, name)
+    return {"amp": "amp", "examples": "examples"}.get(parts[0])
+
+
+def resolve(root, includer, name):
+    """The project file that `#include name` means, or None for a header of the system."""
+    for folder in (os.path.dirname(includer), "include", "src", "amp"):
+        path = os.path.normpath(os.path.join(folder, name))
+        if os.path.isfile(os.path.join(root, path)):
+            return path
+    return None
+
+
+def needs(path):
+    """What a room must be allowed in order to include the file at path."""
+    parts = path.split("/")
+    name = os.path.splitext(parts[-1])[0]
+    if parts[0] == "include":
+        if name == "cairn":
+            return "every room"
+        room = PUBLIC_ROOM.get(name, name)
+        return room + ":public" if room in ("nn", "optim") else room
+    room = room_of(path)
+    return room + ":public" if room in ("nn", "optim") and parts[-1] == "hooks.h" else room
+
+
+def foreign_home(name):
+    return next((home for prefix, home in FOREIGN.items() if name.startswith(prefix)), None)
+
+
+def complaint(root, path, bracket, name):
+    """None, or why the file at path may not include name."""
+    room = room_of(path)
+    target = resolve(root, path, name)
+    if room == "examples":
+        public = bool(target) and target.startswith("include/")
+        return None if public or (bracket == "<" and not target) else "examples use public headers only"
+    if target is None:
+        home = foreign_home(name)
+        if bracket == '"':
+            return "there is no such file"
+        return f"only {home} may" if home and not path.startswith(home + "/") else None
+    if path.startswith("include/") and not target.startswith("include/"):
+        return "a public header includes public headers only"
+    needed = needs(target)
+    if needed is None:
+        return "it is in no room"
+    allowed = MAY_INCLUDE.get(room)
+    if allowed is None:
+        return f"there is no room {room} in the table"
+    if needed.split(":")[0] == room or needed in allowed or needed.split(":")[0] in allowed:
+        return None
+    return f"{room} may not include {needed}"
+
+
+def violations(root, paths):
+    found = []
+    for path in paths:
+        if not path.endswith((".c", ".h", ".cu")) or room_of(path) is None:
+            continue
+        for bracket, name in INCLUDE.findall(sources.without_comments(sources.read(root, path))):
+            why = complaint(root, path, bracket, name)
+            if why:
+                found.append(f"{path} includes {name}: {why}")
+    return found
+
+
+# Files with the include in them, and whether the table forbids it.
+CASES = [
+    ("src/core/a.c", '"core/core_part.h"', False),
+    ("src/core/a.c", '"kernels/kernels_part.h"', True),
+    ("src/core/a.c", "<stdio.h>", False),
+    ("src/core/a.c", '"cairn/core.h"', False),
+    ("src/core/a.c", '"cairn/env.h"', True),
+    ("src/core/a.c", '"no_such_file.h"', True),
+    ("src/core/a.c", "/* */ \"nn/nn_part.h\"", True),
+    ("src/kernels/a.c", '"device/device_part.h"', True),
+    ("src/param/a.c", '"cairn/env.h"', False),
+    ("src/param/a.c", '"device/device_part.h"', False),
+    ("src/param/a.c", '"dist/dist_part.h"', True),
+    ("src/nn/a.c", '"cairn/amp.h"', True),
+    ("src/nn/a.c", '"ddp/ddp_part.h"', True),
+    ("src/nn/a.c", '"optim/optim_part.h"', True),
+    ("src/nn/a.c", '"cairn/cairn.h"', True),
+    ("src/nn/a.c", '<oneapi/dnnl/dnnl.h>', True),
+    ("src/device/cpu/a.c", '<oneapi/dnnl/dnnl.h>', False),
+    ("amp/a.c", '"nn/hooks.h"', False),
+    ("amp/a.c", '"cairn/nn.h"', False),
+    ("amp/a.c", '"nn/nn_part.h"', True),
+    ("amp/a.c", '"optim/hooks.h"', False),
+    ("amp/a.c", '"optim/optim_part.h"', True),
+    ("amp/a.c", '"ddp/ddp_part.h"', True),
+    ("amp/a.c", '"cairn/ddp.h"', True),
+    ("amp/a.c", '"dist/dist_part.h"', True),
+    ("src/ddp/a.c", '"dist/dist_part.h"', False),
+    ("src/ddp/a.c", '"cairn/amp.h"', True),
+    ("src/ddp/a.c", '"amp_part.h"', True),
+    ("src/env/a.c", '"nn/nn_part.h"', False),
+    ("src/env/a.c", '"optim/optim_part.h"', True),
+    ("src/attic/a.c", '"core/core_part.h"', True),
+    ("include/cairn/optim.h", '"param.h"', False),
+    ("include/cairn/optim.h", '"amp.h"', True),
+    ("include/cairn/param.h", '"param/param_part.h"', True),
+    ("include/cairn/env.h", '"dist.h"', False),
+    ("examples/a.c", "<cairn/cairn.h>", False),
+    ("examples/a.c", "<stdio.h>", False),
+    ("examples/a.c", '"core/core_part.h"', True),
+    ("tools/a.c", '"ddp/ddp_part.h"', False),
+]
+
+
+def write(root, path, text):
+    path = os.path.join(root, path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
+def check_the_check():
+    for path, include, forbidden in CASES:
+        with tempfile.TemporaryDirectory() as root:
+            for room in MAY_INCLUDE:
+                write(root, f"include/cairn/{room}.h", "")
+                write(root, f"amp/{room}_part.h" if room == "amp" else f"src/{room}/{room}_part.h", "")
+            for header in "include/cairn/cairn.h", "src/nn/hooks.h", "src/optim/hooks.h":
+                write(root, header, "")
+            write(root, path, f"/* #include <dnnl.h> */\n#include {include}\n")
+            found = violations(root, sources.tracked(root))
+            assert bool(found) == forbidden, f"{path} with {include}: {found}"
+
+
+if __name__ == "__main__":
+    check_the_check()
+    sources.finish(violations(sys.argv[1], sources.tracked(sys.argv[1])), "layers")

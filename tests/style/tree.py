@@ -1,0 +1,96 @@
+"""Greps the tree for what the project refuses.
+
+usage: tree.py source-root"""
+import fnmatch
+import os
+import re
+import sys
+import tempfile
+
+import sources
+
+LIBRARY = ("src/*.[ch]", "amp/*.[ch]", "src/*.cu")
+BUILD = ("meson.build", "*/meson.build", "meson_options.txt", "tools/*", ".ci/*")
+CODE = ("*.c", "*.h", "*.cu", "*.py", "*.sh", "meson.build", "*/meson.build", "tools/*", ".ci/*")
+EVERY = ("*",)
+
+# What, where it is looked for, the pattern, the files that may, a line it must find and one it must not.
+RULES = [
+    ("unsafe floating point", BUILD, r"-ffast-math|-Ofast|-ffinite-math-only|-funsafe-math", (),
+     "c_args: '-ffast-" + "math'", "c_args: '-O3'"),
+    ("a library does not end its user's process", LIBRARY, r"\b(_exit|_Exit|exit|quick_exit|abort)\s*\(", (),
+     "if (bad) exit(1);", "pthread_exit(NULL); /* not exit() */"),
+    ("a library does not print", LIBRARY, r"\b(printf|vprintf|puts|putchar|perror)\s*\(|\bstdout\b", (),
+     'printf("x");', "__attribute__((format(printf, 1, 2))) // printf(x)"),
+    ("only the log writes to stderr", LIBRARY, r"\bstderr\b", ("src/core/log.c",),
+     'fprintf(stderr, "x");', 'cairn__log("x");'),
+    ("only the table of variables reads the environment", LIBRARY, r"\b(secure_)?getenv\s*\(|\benviron\b",
+     ("src/core/vars.c",), 'getenv("RANK")', 'cairn__var("RANK")'),
+    ("no memory of unknown size on the stack", LIBRARY, r"\balloca\s*\(", (), "p = alloca(n);", "TRY(cairn__alloc(n, &p));"),
+    ("a promise of work names its issue", CODE, r"\b(TO[D]O|FIX[M]E)\b(?!\s*\(?#\d)", (),
+     "/* TO" + "DO later */", "/* TO" + "DO #12: later */"),
+    ("a path of one machine", EVERY, r"(?<![\w.])/(work|root|home/\w+|Users/\w+)/\w", (),
+     "open('/ro" + "ot/x')", "cd /tmp/x; open(root/x)"),
+]
+BIGGEST = 1 << 20  # bytes of one file
+
+
+def matches(path, patterns):
+    return any(fnmatch.fnmatchcase(path, p) for p in patterns)
+
+
+def grep(root, path, rule):
+    what, places, pattern, exempt = rule[:4]
+    if not matches(path, places) or path in exempt:
+        return []
+    text = sources.read(root, path)
+    if places is LIBRARY:
+        text = sources.without_comments(text)
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{path}:{n}: {what}: {line.strip()[:100]}" for n, line in lines if re.search(pattern, line)]
+
+
+def about_the_file(root, path):
+    full = os.path.join(root, path)
+    if os.path.getsize(full) > BIGGEST:
+        yield f"{path}: larger than 1 MB"
+    with open(full, "rb") as f:
+        script = f.read(2) == b"#!"
+    if script and not os.access(full, os.X_OK):
+        yield f"{path}: a script that is not executable"
+
+
+def violations(root):
+    found = []
+    for path in sources.tracked(root):
+        for rule in RULES:
+            found += grep(root, path, rule)
+        found += about_the_file(root, path)
+    return found
+
+
+def sample(path, text):
+    with tempfile.TemporaryDirectory() as root:
+        full = os.path.join(root, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "w", encoding="utf-8") as f:
+            f.write(text)
+        return violations(root)
+
+
+def check_the_check():
+    for what, places, _, exempt, bad, good in RULES:
+        path = places[0].replace("*.[ch]", "nn/x.c").replace("*.c", "src/x.c").replace("*", "docs/x.md")
+        path = os.path.join(".", path) if "/" not in path else path
+        assert [v for v in sample(path, bad + "\n") if what in v], (what, bad)
+        assert not sample(path, good + "\n"), (what, good)
+        for mine in exempt:
+            assert not sample(mine, bad + "\n"), (what, mine)
+    assert sample("docs/big", "x" * (BIGGEST + 1))
+    assert sample("tools/x", "#!/bin/sh\n")
+    assert not sample("tools/x", "text\n")
+
+
+if __name__ == "__main__":
+    check_the_check()
+    sources.finish(violations(sys.argv[1]), "tree")
