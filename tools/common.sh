@@ -1,0 +1,101 @@
+# shellcheck shell=bash disable=SC2034
+# Sourced by quickstart and check: what they install, how they build.
+
+# A package, a command that succeeds where it is there already, and what it is for.
+PACKAGES_TO_BUILD=(
+    "gcc            | command -v gcc                     | compiles Cairn"
+    "libc6-dev      | has_header stdlib.h                | the C library's headers"
+    "meson          | command -v meson                   | sets up the build"
+    "ninja-build    | command -v ninja                   | runs the build"
+    "pkg-config     | command -v pkg-config              | finds libraries"
+    "python3        | command -v python3                 | meson and the tests run on it"
+    "libdnnl-dev    | has_header oneapi/dnnl/dnnl.h      | oneDNN, matrix products on the CPU"
+)
+PACKAGES_TO_CHECK=(
+    "libcmocka-dev  | pkg-config --exists cmocka         | the unit tests' framework"
+    "clang          | command -v clang                   | the second compiler"
+    "g++            | command -v g++                     | compiles the public headers as C++"
+    "clang-format   | command -v clang-format            | checks the layout of the sources"
+    "binutils       | command -v nm                      | lists what the libraries export"
+    "git            | command -v git                     | lists the project's files"
+    "gcc-aarch64-linux-gnu | command -v aarch64-linux-gnu-gcc | compiles for a processor without AVX"
+    "libc6-dev-arm64-cross | test -e /usr/aarch64-linux-gnu/include/stdlib.h | the C library for it"
+    "qemu-user      | command -v qemu-aarch64            | runs what was compiled for it"
+)
+
+say() { printf '%s\n' "$*"; }
+
+die() {
+    printf '%s: %s\n' "${0##*/}" "$*" >&2
+    exit 1
+}
+
+has_header() { printf '#include <%s>\n' "$1" | gcc -E -x c - >/dev/null; }
+
+trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
+
+# install_missing ROW...: installs the packages of those rows whose command fails.
+install_missing() {
+    local row package present why missing=()
+    for row in "$@"; do
+        IFS='|' read -r package present why <<<"$row"
+        if ! eval "$present" >/dev/null 2>&1; then
+            [[ ${#missing[@]} -gt 0 ]] || say "Missing on this machine:"
+            package=$(trim "$package")
+            missing+=("$package")
+            say "  $package: $(trim "$why")"
+        fi
+    done
+    [[ ${#missing[@]} -eq 0 ]] || apt_install "${missing[@]}"
+}
+
+apt_install() {
+    command -v apt-get >/dev/null ||
+        die "this machine has no apt-get; install the packages above with what it has, then run this again"
+    local as_root=()
+    if [[ $EUID -ne 0 ]]; then
+        command -v sudo >/dev/null ||
+            die "installing needs root, and there is no sudo; as root: apt-get install $*"
+        as_root=(sudo)
+        [[ -t 0 ]] || as_root+=(-n) # nobody could type a password
+    fi
+    local log
+    log=$(mktemp)
+    say "Installing with apt-get ..."
+    # An index that cannot be refreshed may still do; what counts is whether the packages come.
+    if ! { "${as_root[@]}" apt-get update -q || true
+           "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+         } >"$log" 2>&1 </dev/null; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        die "apt-get could not install $* (is there a network, and may this user install?)"
+    fi
+    rm -f "$log"
+}
+
+# quietly LOG COMMAND...: its output goes to LOG, whose end is shown where it fails.
+quietly() {
+    local log=$1
+    shift
+    mkdir -p "$(dirname "$log")"
+    "$@" >"$log" 2>&1 </dev/null && return
+    say "failed: $*"
+    tail -n 40 "$log"
+    say "(all of it: $log)"
+    return 1
+}
+
+# build_in DIR [TARGET...] -- MESON_OPTION...: sets DIR up, unless it is, and builds the targets, or everything.
+build_in() {
+    local dir=$1 targets=()
+    shift
+    while [[ $1 != -- ]]; do
+        targets+=("$1")
+        shift
+    done
+    shift
+    if [[ ! -e $dir/build.ninja ]]; then
+        quietly "$dir/setup.log" meson setup "$@" "$dir" || return 1
+    fi
+    quietly "$dir/build.log" ninja -C "$dir" "${targets[@]}"
+}
