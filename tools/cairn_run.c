@@ -1,9 +1,8 @@
 /* cairn-run: starts the ranks of a program on this machine, hosts the store where they meet, and ends them together.
  *
  * It stands in for `torchrun --no-python` and `python -m torch.distributed.launch --use_env --no_python` with one node.
- * Each rank leads a process group of its own, which is what signals go to, so what a rank started ends with it. A rank
- * dies with its launcher by PR_SET_PDEATHSIG, even where that is killed; a rank that is a wrapper and stays (a shell that
- * does not exec) takes this for itself only.
+ * Each rank leads a process group of its own, which is what signals go to, so what a rank started ends with it. Where
+ * cairn-run itself is killed, PR_SET_PDEATHSIG ends the ranks and the keeper, a process that waits for that, their groups.
  *
  * Life of a job: start -> run -> (one failed, or a signal came: stop = that signal to every group, then SIGKILL once the
  * grace is over) -> every rank reaped -> what the ranks left in their groups is swept -> report. One loop does it: poll on
@@ -341,6 +340,8 @@ struct job {
     const struct options *options;
     struct rank *ranks; /* [options->ranks] */
     int running;
+    pid_t keeper;
+    int to_keeper;    /* a pipe: +pid of a group that began, -pid of one whose rank was reaped */
     int first_failed; /* -1 = none */
     int stop_signal;  /* what the ranks were sent, 0 = nothing */
     int told_by;      /* the signal that told cairn-run to stop, 0 = none */
@@ -382,6 +383,52 @@ static void kill_ranks(struct job *job) {
     signal_groups(job, SIGKILL);
 }
 
+/* ---- the keeper ---- */
+
+/* Reads the groups that are alive until the pipe ends, which is when cairn-run died, and ends them. */
+static void keep(const int pipe[2], pid_t groups[], int room) {
+    int n = 0;
+    pid_t told;
+    setpgid(0, 0); /* signals of a terminal are for cairn-run */
+    close(pipe[1]);
+    while (read(pipe[0], &told, sizeof(told)) == sizeof(told)) {
+        if (told > 0 && n < room) groups[n++] = told;
+        for (int i = 0; i < n; i++) {
+            if (groups[i] == -told) groups[i] = groups[--n];
+        }
+    }
+    for (int i = 0; i < n; i++) kill(-groups[i], SIGKILL);
+    _exit(0);
+}
+
+/* Before the store's thread begins: a fork of one thread is an ordinary process. */
+static bool start_keeper(struct job *job) {
+    int ends[2];
+    pid_t *groups = must(calloc((size_t)job->options->ranks, sizeof(*groups)));
+    bool piped = pipe2(ends, O_CLOEXEC) == 0;
+    job->keeper = piped ? fork() : -1;
+    if (job->keeper == 0) keep(ends, groups, job->options->ranks);
+    if (job->keeper < 0) say("the keeper could not be started: %s", strerror(errno));
+    free(groups);
+    if (piped) close(ends[0]);
+    job->to_keeper = piped ? ends[1] : -1;
+    return job->keeper > 0;
+}
+
+static void tell_keeper(const struct job *job, pid_t group) {
+    ssize_t ignored = write(job->to_keeper, &group, sizeof(group));
+    (void)ignored;
+}
+
+/* Killed before the pipe is closed, so that it ends without a last deed. */
+static void stop_keeper(struct job *job) {
+    kill(job->keeper, SIGKILL);
+    waitpid(job->keeper, NULL, 0);
+    close(job->to_keeper);
+}
+
+/* ---- starting, stopping, reaping ---- */
+
 /* The second half of a rank's start, between fork and exec: async-signal-safe calls only, the store has a thread. */
 static void become_rank(const struct job *job, int rank, pid_t launcher, char **argv, char **envp, int failures) {
     setpgid(0, 0);
@@ -417,6 +464,7 @@ static bool start_rank(struct job *job, int rank, int port, const char *run_id, 
     job->ranks[rank].pid = pid;
     job->ranks[rank].running = true;
     job->running++;
+    tell_keeper(job, pid);
     return true;
 }
 
@@ -467,6 +515,7 @@ static void reap(struct job *job) {
         job->ranks[r].running = false;
         job->ranks[r].status = status;
         job->running--;
+        tell_keeper(job, -pid);
         bool stronger = culprit < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(job->ranks[culprit].status));
         if (failed(status) && stronger) culprit = r;
     }
@@ -571,29 +620,37 @@ static int open_signals(sigset_t *old_mask) {
     return fd;
 }
 
+static int start_and_run(struct job *job, int port, int signals) {
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    job->ranks = must(calloc((size_t)job->options->ranks, sizeof(*job->ranks)));
+    int code = start_ranks(job, port);
+    bool started = code == 0;
+    if (!started) {
+        job->killed = true;
+        job->stop_signal = SIGKILL;
+        signal_groups(job, SIGKILL);
+    }
+    run_job(job, signals);
+    sweep_groups(job);
+    if (started) code = report(job);
+    free(job->ranks);
+    return code;
+}
+
 static int launch(const struct options *o) {
     struct job job = {.options = o, .first_failed = -1};
     int signals = open_signals(&job.old_mask);
     if (signals < 0) return 1;
+    if (!start_keeper(&job)) return 1;
     struct cairn__store_server *store = NULL;
-    int port = 0;
-    if (cairn__store_serve(o->port, &store, &port) != CAIRN_OK) {
+    int port = 0, code = 1;
+    if (cairn__store_serve(o->port, &store, &port) == CAIRN_OK) {
+        code = start_and_run(&job, port, signals);
+    } else {
         say("the store cannot be opened: %s", cairn_last_error());
-        return 1;
     }
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    job.ranks = must(calloc((size_t)o->ranks, sizeof(*job.ranks)));
-    int start_code = start_ranks(&job, port);
-    if (start_code) {
-        job.killed = true;
-        job.stop_signal = SIGKILL;
-        signal_groups(&job, SIGKILL);
-    }
-    run_job(&job, signals);
-    sweep_groups(&job);
     cairn__store_stop(&store);
-    int code = start_code ? start_code : report(&job);
-    free(job.ranks);
+    stop_keeper(&job);
     return code;
 }
 

@@ -197,6 +197,14 @@ class CairnRun(unittest.TestCase):
         job.wait(PATIENCE)
         wait_until(lambda: not any(map(alive, pids)), "the ranks of a killed launcher were gone")
 
+    def test_a_killed_launcher_leaves_nothing_that_a_rank_started(self):
+        job, pids = self.start(2, f"sleep 600 & echo $! > {self.folder}/child$RANK; ready; wait")
+        pids += [int(read(f"{self.folder}/child{r}")) for r in range(2)]
+        self.assertTrue(all(map(alive, pids)))
+        job.kill()
+        job.wait(PATIENCE)
+        wait_until(lambda: not any(map(alive, pids)), "the children of a killed launcher's ranks were gone")
+
     def test_what_a_rank_started_ends_with_it(self):
         job, _ = self.start(2, f"sleep 600 & echo $! > {self.folder}/child$RANK; ready; exit 0")
         self.assertEqual(job.wait(PATIENCE), 0)
