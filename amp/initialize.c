@@ -36,7 +36,7 @@ static cairn_status check_params(const struct cairn_param_set *set) {
     return CAIRN_OK;
 }
 
-static cairn_status cast_params(struct cairn_param_set *set, const struct amp__policy *policy) {
+static cairn_status cast_params(struct cairn_param_set *set, const struct cairn__amp_policy *policy) {
     if (!cairn__is_half(policy->cast_model_type)) return CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
@@ -49,13 +49,15 @@ static cairn_status cast_params(struct cairn_param_set *set, const struct amp__p
 
 static cairn_dtype compute_type(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count) {
     const struct amp_context *amp = ctx;
-    return amp__compute_type(op, amp->policy.half_type, inputs, count);
+    return cairn__amp_compute_type(op, amp->policy.half_type, inputs, count);
 }
 
 static void install(struct amp_context *amp) {
-    const struct amp__policy *policy = &amp->policy;
+    const struct cairn__amp_policy *policy = &amp->policy;
     const struct cairn__op_hook op_hook = {.ctx = amp, .compute_type = compute_type};
-    const struct cairn__step_hook step_hook = {.ctx = amp, .before = amp__before_step, .after = amp__after_step};
+    const struct cairn__step_hook step_hook = {.ctx = amp,
+                                               .before = cairn__amp_before_step,
+                                               .after = cairn__amp_after_step};
     if (policy->patch_ops) cairn__set_op_hook(amp->env, &op_hook);
     cairn__module_set_io_types(amp->model, policy->cast_model_type, policy->cast_model_outputs);
     cairn__set_step_hook(amp->optimizer, &step_hook);
@@ -68,15 +70,15 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     REQUIRE(out, CAIRN_EINVAL, "amp_initialize: out is NULL");
     cairn_status st = CAIRN_OK;
     struct amp_context *amp = NULL;
-    struct amp__policy policy;
+    struct cairn__amp_policy policy;
     TRY(check_arguments(env, model, optimizer));
-    TRY(amp__policy_resolve(options, &policy));
+    TRY(cairn__amp_policy_resolve(options, &policy));
     struct cairn_param_set *set = cairn_optimizer_params(optimizer);
     if (policy.enabled) TRY(check_params(set));
     TRY(cairn__calloc(1, sizeof(*amp), (void **)&amp));
     *amp = (struct amp_context){.env = env, .model = model, .optimizer = optimizer, .set = set, .policy = policy};
-    amp->scaler = (struct amp__scaler){
-        .kind = policy.dynamic ? &amp__scaler_apex : &amp__scaler_static,
+    amp->scaler = (struct cairn__amp_scaler){
+        .kind = policy.dynamic ? &cairn__amp_scaler_apex : &cairn__amp_scaler_static,
         .scale = policy.loss_scale,
         .min = policy.min_loss_scale,
         .max = policy.max_loss_scale,
@@ -84,7 +86,7 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     };
     TRY(cast_params(set, &policy));
     if (policy.enabled) install(amp);
-    amp__policy_log(options, &policy);
+    cairn__amp_policy_log(options, &policy);
     *out = amp;
     return CAIRN_OK;
 out:

@@ -3,18 +3,18 @@
 #include "ops.h"
 
 /* clang-format off */
-static const struct amp__op_row rows[] = {
-    {CAIRN__OP_LINEAR,     AMP__LOW,    "a product: fast in half, summed in f32"},
-    {CAIRN__OP_ADD,        AMP__WIDEST, "no better than its least exact input; mixing types would lose the wider one"},
-    {CAIRN__OP_MUL_SCALAR, AMP__FOLLOW, "one rounding; nothing is gained or lost by a cast"},
-    {CAIRN__OP_RELU,       AMP__FOLLOW, "exact in every type"},
-    {CAIRN__OP_SUM,        AMP__F32,    "many small terms: a half result overflows or loses them"},
-    {CAIRN__OP_MEAN,       AMP__F32,    "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
-    {CAIRN__OP_MSE_LOSS,   AMP__F32,    "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
+static const struct cairn__amp_op_row rows[] = {
+    {CAIRN__OP_LINEAR,     CAIRN__AMP_LOW,    "a product: fast in half, summed in f32"},
+    {CAIRN__OP_ADD,        CAIRN__AMP_WIDEST, "no better than its least exact input; mixing types would lose the wider one"},
+    {CAIRN__OP_MUL_SCALAR, CAIRN__AMP_FOLLOW, "one rounding; nothing is gained or lost by a cast"},
+    {CAIRN__OP_RELU,       CAIRN__AMP_FOLLOW, "exact in every type"},
+    {CAIRN__OP_SUM,        CAIRN__AMP_F32,    "many small terms: a half result overflows or loses them"},
+    {CAIRN__OP_MEAN,       CAIRN__AMP_F32,    "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
+    {CAIRN__OP_MSE_LOSS,   CAIRN__AMP_F32,    "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
 };
 /* clang-format on */
 
-const struct amp__op_row *amp__op_row(enum cairn__op op) {
+const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].op == op) return &rows[i];
     }
@@ -29,17 +29,17 @@ static cairn_dtype widest(const cairn_dtype *inputs, int count) {
     return inputs[0];
 }
 
-cairn_dtype amp__compute_type(enum cairn__op op, cairn_dtype half_type, const cairn_dtype *inputs, int count) {
-    const struct amp__op_row *row = amp__op_row(op);
+cairn_dtype cairn__amp_compute_type(enum cairn__op op, cairn_dtype half_type, const cairn_dtype *inputs, int count) {
+    const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
     if (!row) return (cairn_dtype)0;
     switch (row->op_class) {
-    case AMP__LOW:
+    case CAIRN__AMP_LOW:
         return half_type;
-    case AMP__F32:
+    case CAIRN__AMP_F32:
         return CAIRN_F32;
-    case AMP__WIDEST:
+    case CAIRN__AMP_WIDEST:
         return widest(inputs, count);
-    case AMP__FOLLOW:
+    case CAIRN__AMP_FOLLOW:
         break;
     }
     return (cairn_dtype)0;

@@ -4,23 +4,23 @@
 
 #include "nn/hooks.h"
 
-enum amp__op_class {
-    AMP__LOW = 1, /* inputs are cast to the half type */
-    AMP__F32,     /* inputs are cast to f32 */
-    AMP__WIDEST,  /* inputs are cast to the widest type among them */
-    AMP__FOLLOW,  /* runs in its input's type */
+enum cairn__amp_op_class {
+    CAIRN__AMP_LOW = 1, /* inputs are cast to the half type */
+    CAIRN__AMP_F32,     /* inputs are cast to f32 */
+    CAIRN__AMP_WIDEST,  /* inputs are cast to the widest type among them */
+    CAIRN__AMP_FOLLOW,  /* runs in its input's type */
 };
 
-struct amp__op_row {
+struct cairn__amp_op_row {
     enum cairn__op op;
-    enum amp__op_class op_class;
+    enum cairn__amp_op_class op_class;
     const char *reason;
 };
 
 /* The row of op; every op but the cast itself has one, and a test says so. */
-const struct amp__op_row *amp__op_row(enum cairn__op op);
+const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op);
 
 /* What op computes in, given its inputs' types (0 = as it is). */
-cairn_dtype amp__compute_type(enum cairn__op op, cairn_dtype half_type, const cairn_dtype *inputs, int count);
+cairn_dtype cairn__amp_compute_type(enum cairn__op op, cairn_dtype half_type, const cairn_dtype *inputs, int count);
 
 #endif

@@ -37,11 +37,11 @@ static const double INITIAL_SCALE = 65536.0;  /* apex/amp/scaler.py, LossScaler.
 static const double DEFAULT_MAX = 16777216.0; /* the same: max_loss_scale */
 static const double DEFAULT_MIN = 1.0;        /* apex has no floor, and its scale can reach 0 */
 
-const char *amp__level_name(amp_opt_level level) {
+const char *cairn__amp_level_name(amp_opt_level level) {
     return presets[level].name;
 }
 
-const char *amp__level_brief(amp_opt_level level) {
+const char *cairn__amp_level_brief(amp_opt_level level) {
     return presets[level].brief;
 }
 
@@ -151,7 +151,8 @@ static bool resolve_switch(cairn_switch chosen, bool preset) {
     return chosen == CAIRN_DEFAULT ? preset : chosen == CAIRN_ON;
 }
 
-static cairn_status resolve_scale(const struct amp_options *o, const struct preset *preset, struct amp__policy *p) {
+static cairn_status resolve_scale(const struct amp_options *o, const struct preset *preset,
+                                  struct cairn__amp_policy *p) {
     double chosen = o->loss_scale ? o->loss_scale : preset->scaled && p->half_type == CAIRN_F16 ? AMP_DYNAMIC : 1.0;
     p->dynamic = chosen == AMP_DYNAMIC;
     p->loss_scale = p->dynamic ? INITIAL_SCALE : chosen;
@@ -173,13 +174,13 @@ static cairn_status resolve_scale(const struct amp_options *o, const struct pres
     return CAIRN_OK;
 }
 
-cairn_status amp__policy_resolve(const struct amp_options *options, struct amp__policy *out) {
+cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct cairn__amp_policy *out) {
     struct amp_options o = {.struct_size = sizeof(o)};
-    struct amp__policy p = {.enabled = true};
+    struct cairn__amp_policy p = {.enabled = true};
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_options"));
     if (o.enabled == CAIRN_OFF) { /* nothing else is looked at, as in apex */
-        *out = (struct amp__policy){.level = AMP_O0, .half_type = CAIRN_F16, .loss_scale = 1.0};
+        *out = (struct cairn__amp_policy){.level = AMP_O0, .half_type = CAIRN_F16, .loss_scale = 1.0};
         return CAIRN_OK;
     }
     TRY(check_ranges(&o));
@@ -208,7 +209,7 @@ static const char *type_or_none(cairn_dtype dtype) {
     return dtype ? cairn_dtype_name(dtype) : "none";
 }
 
-static void log_properties(const struct amp__policy *p) {
+static void log_properties(const struct cairn__amp_policy *p) {
     char scale[32] = "dynamic";
     if (!p->dynamic) snprintf(scale, sizeof(scale), "%g", p->loss_scale);
     cairn__log(CAIRN_LOG_NOTICE,
@@ -219,13 +220,13 @@ static void log_properties(const struct amp__policy *p) {
                p->skip_nonfinite ? "on" : "off");
 }
 
-void amp__policy_log(const struct amp_options *options, const struct amp__policy *policy) {
+void cairn__amp_policy_log(const struct amp_options *options, const struct cairn__amp_policy *policy) {
     if (options && options->struct_size >= sizeof(*options) && options->verbosity < 0) return;
     if (!policy->enabled) {
         cairn__log(CAIRN_LOG_NOTICE, "amp is not enabled: nothing is cast, scaled or checked");
         return;
     }
-    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s", amp__level_name(policy->level),
-               amp__level_brief(policy->level));
+    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s", cairn__amp_level_name(policy->level),
+               cairn__amp_level_brief(policy->level));
     log_properties(policy);
 }

@@ -8,7 +8,7 @@
 #include "cairn/amp.h"
 
 /* Everything decided; nothing is "default" any more. */
-struct amp__policy {
+struct cairn__amp_policy {
     bool enabled;
     amp_opt_level level;
     cairn_dtype half_type;
@@ -24,13 +24,13 @@ struct amp__policy {
 };
 
 /* Errors: CAIRN_EINVAL for every value out of range and every pair that contradicts. */
-cairn_status amp__policy_resolve(const struct amp_options *options, struct amp__policy *out);
+cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct cairn__amp_policy *out);
 
 /* "O2" and its one line for humans. */
-const char *amp__level_name(amp_opt_level level);
-const char *amp__level_brief(amp_opt_level level);
+const char *cairn__amp_level_name(amp_opt_level level);
+const char *cairn__amp_level_brief(amp_opt_level level);
 
 /* Logs level, defaults and what the user's overrides made of them, as apex prints them. */
-void amp__policy_log(const struct amp_options *options, const struct amp__policy *policy);
+void cairn__amp_policy_log(const struct amp_options *options, const struct cairn__amp_policy *policy);
 
 #endif

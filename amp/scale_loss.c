@@ -53,7 +53,7 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
     return st;
 }
 
-cairn_status amp__before_step(void *ctx, cairn_optimizer *optimizer) {
+cairn_status cairn__amp_before_step(void *ctx, cairn_optimizer *optimizer) {
     struct amp_context *amp = ctx;
     (void)optimizer;
     REQUIRE(!amp->open, CAIRN_ESTATE,
@@ -62,32 +62,32 @@ cairn_status amp__before_step(void *ctx, cairn_optimizer *optimizer) {
     return CAIRN_OK;
 }
 
-static cairn_status tell_skip(const struct amp_context *amp, enum amp__verdict verdict) {
+static cairn_status tell_skip(const struct amp_context *amp, enum cairn__amp_verdict verdict) {
     char names[512];
     cairn__param_set_found_names(amp->set, names, sizeof(names));
     double scale = amp->scaler.scale;
     switch (verdict) {
-    case AMP__AT_FLOOR:
+    case CAIRN__AMP_AT_FLOOR:
         return cairn__fail(CAIRN_ENUMERIC,
                            "gradient overflow with the loss scale at its floor of %g: non-finite gradient in %s; the "
                            "step was skipped and the scale cannot be lowered. Look for a division by zero, a learning "
                            "rate that is too high, or lower min_loss_scale",
                            scale, names);
-    case AMP__REACHED_FLOOR:
+    case CAIRN__AMP_REACHED_FLOOR:
         cairn__log(
             CAIRN_LOG_WARNING,
             "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to its floor of %g: non-finite "
             "gradient in %s",
             scale, names);
         return CAIRN_OK;
-    case AMP__SHRANK:
+    case CAIRN__AMP_SHRANK:
         cairn__log(CAIRN_LOG_NOTICE,
                    "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to %g: non-finite gradient in "
                    "%s",
                    scale, names);
         return CAIRN_OK;
-    case AMP__KEPT:
-    case AMP__GREW:
+    case CAIRN__AMP_KEPT:
+    case CAIRN__AMP_GREW:
         break;
     }
     cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %g: non-finite gradient in %s",
@@ -95,13 +95,13 @@ static cairn_status tell_skip(const struct amp_context *amp, enum amp__verdict v
     return CAIRN_OK;
 }
 
-cairn_status amp__after_step(void *ctx, cairn_optimizer *optimizer, bool stepped) {
+cairn_status cairn__amp_after_step(void *ctx, cairn_optimizer *optimizer, bool stepped) {
     struct amp_context *amp = ctx;
     (void)optimizer;
-    enum amp__verdict verdict = AMP__KEPT;
+    enum cairn__amp_verdict verdict = CAIRN__AMP_KEPT;
     if (amp->pending) verdict = amp->scaler.kind->update(&amp->scaler, amp->found || !stepped);
     amp->pending = amp->found = false;
-    if (verdict != AMP__KEPT) cairn__trace("amp", "loss_scale", (int64_t)amp->scaler.scale, 0, 0);
+    if (verdict != CAIRN__AMP_KEPT) cairn__trace("amp", "loss_scale", (int64_t)amp->scaler.scale, 0, 0);
     return stepped ? CAIRN_OK : tell_skip(amp, verdict);
 }
 

@@ -1,27 +1,27 @@
 /* Loss scalers. */
 #include "scaler.h"
 
-static enum amp__verdict static_update(struct amp__scaler *s, bool found) {
+static enum cairn__amp_verdict static_update(struct cairn__amp_scaler *s, bool found) {
     s->unskipped = found ? 0 : s->unskipped + 1;
-    return AMP__KEPT;
+    return CAIRN__AMP_KEPT;
 }
 
-const struct amp__scaler_kind amp__scaler_static = {"static", static_update};
+const struct cairn__amp_scaler_kind cairn__amp_scaler_static = {"static", static_update};
 
-static enum amp__verdict apex_update(struct amp__scaler *s, bool found) {
+static enum cairn__amp_verdict apex_update(struct cairn__amp_scaler *s, bool found) {
     if (found) {
         bool at_floor = s->scale <= s->min;
         s->unskipped = 0;
-        if (at_floor) return AMP__AT_FLOOR;
+        if (at_floor) return CAIRN__AMP_AT_FLOOR;
         s->scale = s->scale / 2 < s->min ? s->min : s->scale / 2;
-        return s->scale == s->min ? AMP__REACHED_FLOOR : AMP__SHRANK;
+        return s->scale == s->min ? CAIRN__AMP_REACHED_FLOOR : CAIRN__AMP_SHRANK;
     }
-    if (++s->unskipped < s->window) return AMP__KEPT;
+    if (++s->unskipped < s->window) return CAIRN__AMP_KEPT;
     s->unskipped = 0;
     double grown = s->scale * 2 > s->max ? s->max : s->scale * 2;
     bool grew = grown > s->scale;
     s->scale = grown;
-    return grew ? AMP__GREW : AMP__KEPT;
+    return grew ? CAIRN__AMP_GREW : CAIRN__AMP_KEPT;
 }
 
-const struct amp__scaler_kind amp__scaler_apex = {"apex", apex_update};
+const struct cairn__amp_scaler_kind cairn__amp_scaler_apex = {"apex", apex_update};

@@ -63,7 +63,7 @@ static cairn_status compare(const struct description *all, size_t count, int p) 
     return CAIRN_OK;
 }
 
-cairn_status ddp__agree_on_params(const struct cairn_param_set *set, cairn_group *group) {
+cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn_group *group) {
     cairn_status st = CAIRN_OK;
     struct description *mine = NULL, *all = NULL;
     size_t p = (size_t)cairn_group_size(group);
@@ -79,7 +79,7 @@ out:
     return st;
 }
 
-cairn_status ddp__broadcast_params(struct cairn_param_set *set, cairn_group *group) {
+cairn_status cairn__ddp_broadcast_params(struct cairn_param_set *set, cairn_group *group) {
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         void *values = p->master ? p->master : p->data;

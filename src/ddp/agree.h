@@ -7,9 +7,9 @@
 
 /* Collective. Compares count, and each parameter's name, dtype and shape over all ranks.
  * Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. */
-cairn_status ddp__agree_on_params(const struct cairn_param_set *set, cairn_group *group);
+cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn_group *group);
 
 /* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them. */
-cairn_status ddp__broadcast_params(struct cairn_param_set *set, cairn_group *group);
+cairn_status cairn__ddp_broadcast_params(struct cairn_param_set *set, cairn_group *group);
 
 #endif

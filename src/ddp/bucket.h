@@ -7,7 +7,7 @@
 #include "cairn/dist.h"
 #include "param/param.h"
 
-struct ddp__bucket {
+struct cairn__ddp_bucket {
     size_t *members; /* indices of parameters, in the order they lie in memory */
     size_t count;
     cairn_dtype dtype; /* of the gradients */
@@ -21,22 +21,23 @@ struct ddp__bucket {
 };
 
 /* Which bucket a parameter is in, and where. */
-struct ddp__place {
+struct cairn__ddp_place {
     size_t bucket, offset;
     bool arrived; /* its gradient of this backward is in the slot */
 };
 
-struct ddp__plan {
-    struct ddp__bucket *buckets;
+struct cairn__ddp_plan {
+    struct cairn__ddp_bucket *buckets;
     size_t count, capacity;
-    struct ddp__place *places; /* one a parameter */
-    size_t *members;           /* what the buckets' members point into */
+    struct cairn__ddp_place *places; /* one a parameter */
+    size_t *members;                 /* what the buckets' members point into */
 };
 
 /* Reverse registration order, since backward tends to finish the last layer first; one type a bucket; closed once it holds
  * cap bytes, so that it overshoots by at most a tensor (torch's rule, reducer.cpp compute_bucket_assignment_by_size). wire: the type
  * that travels, 0 = the gradients'. Memory is the caller's. */
-cairn_status ddp__plan_make(const struct cairn_param_set *set, size_t cap, cairn_dtype wire, struct ddp__plan *out);
-void ddp__plan_free(struct ddp__plan *plan);
+cairn_status cairn__ddp_plan_make(const struct cairn_param_set *set, size_t cap, cairn_dtype wire,
+                                  struct cairn__ddp_plan *out);
+void cairn__ddp_plan_free(struct cairn__ddp_plan *plan);
 
 #endif

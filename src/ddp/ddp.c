@@ -22,7 +22,7 @@ struct ddp_context {
     cairn_module *model;
     struct cairn_param_set *set;
     cairn_group *group;
-    struct ddp__plan plan;
+    struct cairn__ddp_plan plan;
     struct cairn__grad_listener listener;
     size_t next;         /* bucket to go out next */
     cairn_status status; /* first failure of this backward */
@@ -44,7 +44,7 @@ static void begin_round(struct ddp_context *d) {
     d->status = CAIRN_OK;
 }
 
-static cairn_status launch(struct ddp_context *d, struct ddp__bucket *bucket) {
+static cairn_status launch(struct ddp_context *d, struct cairn__ddp_bucket *bucket) {
     cairn_dtype wire = bucket->wire_dtype;
     if (bucket->wire != bucket->grads) {
         kernels_of(d)->cast[bucket->dtype][wire](bucket->wire, bucket->grads, bucket->n);
@@ -62,7 +62,7 @@ static void launch_full(struct ddp_context *d) {
 
 static void grad_ready(void *ctx, size_t index) {
     struct ddp_context *d = ctx;
-    struct ddp__bucket *bucket = &d->plan.buckets[d->plan.places[index].bucket];
+    struct cairn__ddp_bucket *bucket = &d->plan.buckets[d->plan.places[index].bucket];
     d->plan.places[index].arrived = true;
     bucket->pending--;
     launch_full(d);
@@ -76,7 +76,7 @@ static cairn_status progress(void *ctx) {
 
 /* A slot that nobody wrote in this backward counts as a gradient of zero: other ranks may have one. What an earlier
  * backward left there is folded away by asking for the slot. */
-static cairn_status complete_with_zeros(struct ddp_context *d, struct ddp__bucket *bucket) {
+static cairn_status complete_with_zeros(struct ddp_context *d, struct cairn__ddp_bucket *bucket) {
     for (size_t m = 0; m < bucket->count && bucket->pending; m++) {
         struct cairn__param *p = d->set->params[bucket->members[m]];
         if (d->plan.places[p->index].arrived) continue;
@@ -91,7 +91,7 @@ static cairn_status complete_with_zeros(struct ddp_context *d, struct ddp__bucke
     return CAIRN_OK;
 }
 
-static cairn_status finish(struct ddp_context *d, struct ddp__bucket *bucket, uint32_t *found) {
+static cairn_status finish(struct ddp_context *d, struct cairn__ddp_bucket *bucket, uint32_t *found) {
     uint64_t begin = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = cairn__work_finish(&bucket->work, found);
     if (st == CAIRN_OK && bucket->wire != bucket->grads) {
@@ -121,7 +121,7 @@ static cairn_status settle(void *ctx) {
 /* ---- making and ending ---- */
 
 /* Group memory holds what travels; where that is another type, the gradients have memory of their own. */
-static cairn_status allocate(struct ddp_context *d, struct ddp__bucket *bucket) {
+static cairn_status allocate(struct ddp_context *d, struct cairn__ddp_bucket *bucket) {
     cairn_status st = cairn_group_alloc(d->group, bucket->n * cairn_dtype_nbytes(bucket->wire_dtype), &bucket->wire);
     if (st != CAIRN_OK) return st;
     if (bucket->wire_dtype == bucket->dtype) {
@@ -137,7 +137,7 @@ static cairn_status allocate(struct ddp_context *d, struct ddp__bucket *bucket) 
 static void move_gradients(struct ddp_context *d) {
     for (size_t i = 0; i < d->set->count; i++) {
         struct cairn__param *p = d->set->params[i];
-        const struct ddp__place *place = &d->plan.places[i];
+        const struct cairn__ddp_place *place = &d->plan.places[i];
         char *grads = d->plan.buckets[place->bucket].grads;
         if (p->owns_grad) cairn__device_free(d->set->env->device, p->grad);
         p->grad = grads + place->offset * cairn_dtype_nbytes(p->dtype);
@@ -176,9 +176,9 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
     d->model = model;
     d->set = set;
     d->group = group;
-    TRY(ddp__agree_on_params(set, group));
-    TRY(ddp__broadcast_params(set, group));
-    TRY(ddp__plan_make(set, o.bucket_nbytes, o.wire, &d->plan));
+    TRY(cairn__ddp_agree_on_params(set, group));
+    TRY(cairn__ddp_broadcast_params(set, group));
+    TRY(cairn__ddp_plan_make(set, o.bucket_nbytes, o.wire, &d->plan));
     for (size_t b = 0; b < d->plan.count; b++) TRY(allocate(d, &d->plan.buckets[b]));
     move_gradients(d);
     install(d);
@@ -204,11 +204,11 @@ void ddp_destroy(ddp_context **ddp) {
     struct ddp_context *d = *ddp;
     if (d->set->listener == &d->listener) take_gradients_away(d);
     for (size_t b = 0; b < d->plan.count; b++) {
-        struct ddp__bucket *bucket = &d->plan.buckets[b];
+        struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
         if (bucket->grads != bucket->wire) cairn__device_free(d->set->env->device, bucket->grads);
         (void)cairn_group_free(d->group, &bucket->wire); /* a dead group frees it when it ends */
     }
-    ddp__plan_free(&d->plan);
+    cairn__ddp_plan_free(&d->plan);
     cairn__free(d);
     *ddp = NULL;
 }

@@ -11,21 +11,21 @@
 #include "ops.h"
 #include "policy.h"
 
-static struct amp__policy resolved(const struct amp_options *options) {
-    struct amp__policy p;
-    assert_int_equal(amp__policy_resolve(options, &p), CAIRN_OK);
+static struct cairn__amp_policy resolved(const struct amp_options *options) {
+    struct cairn__amp_policy p;
+    assert_int_equal(cairn__amp_policy_resolve(options, &p), CAIRN_OK);
     return p;
 }
 
 static void assert_refused(const struct amp_options *options, const char *part) {
-    struct amp__policy p;
-    assert_int_equal(amp__policy_resolve(options, &p), CAIRN_EINVAL);
+    struct cairn__amp_policy p;
+    assert_int_equal(cairn__amp_policy_resolve(options, &p), CAIRN_EINVAL);
     if (!strstr(cairn_last_error(), part)) fail_msg("'%s' is not in '%s'", part, cairn_last_error());
 }
 
 static void no_options_mean_o1_in_f16(void **state) {
     (void)state;
-    struct amp__policy p = resolved(NULL);
+    struct cairn__amp_policy p = resolved(NULL);
     assert_int_equal(p.level, AMP_O1);
     assert_int_equal(p.half_type, CAIRN_F16);
     assert_true(p.dynamic && p.patch_ops && p.skip_nonfinite && p.loss_scale == 65536.0);
@@ -48,7 +48,7 @@ static void presets_are_apex_s(void **state) {
         {AMP_O3, CAIRN_BF16, CAIRN_BF16, CAIRN_F32, false, false, false, false, false},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct amp__policy p = resolved(amp_options(.opt_level = rows[i].level, .half_type = rows[i].half));
+        struct cairn__amp_policy p = resolved(amp_options(.opt_level = rows[i].level, .half_type = rows[i].half));
         assert_int_equal(p.cast_model_type, rows[i].model);
         assert_int_equal(p.cast_model_outputs, rows[i].outputs);
         assert_int_equal(p.patch_ops, rows[i].patch);
@@ -62,7 +62,8 @@ static void presets_are_apex_s(void **state) {
 
 static void overrides_replace_one_property(void **state) {
     (void)state;
-    struct amp__policy p = resolved(amp_options(.opt_level = AMP_O2, .loss_scale = 128, .master_weights = CAIRN_OFF));
+    struct cairn__amp_policy p =
+        resolved(amp_options(.opt_level = AMP_O2, .loss_scale = 128, .master_weights = CAIRN_OFF));
     assert_true(!p.dynamic && p.loss_scale == 128 && !p.master_weights && p.skip_nonfinite);
     p = resolved(amp_options(.opt_level = AMP_O3, .keep_batchnorm_fp32 = CAIRN_ON, .loss_scale = AMP_DYNAMIC));
     assert_true(p.dynamic && p.keep_batchnorm_fp32 && p.skip_nonfinite);
@@ -105,7 +106,7 @@ static void values_out_of_range_are_refused(void **state) {
 
 static void disabled_looks_at_nothing_else(void **state) {
     (void)state;
-    struct amp__policy p = resolved(amp_options(.enabled = CAIRN_OFF, .opt_level = (amp_opt_level)99));
+    struct cairn__amp_policy p = resolved(amp_options(.enabled = CAIRN_OFF, .opt_level = (amp_opt_level)99));
     assert_false(p.enabled);
 }
 
@@ -135,7 +136,7 @@ static void words_are_parsed_strictly(void **state) {
 static void every_op_but_the_cast_has_a_class_and_a_reason(void **state) {
     (void)state;
     for (int op = 0; op < CAIRN__NUM_OPS; op++) {
-        const struct amp__op_row *row = amp__op_row((enum cairn__op)op);
+        const struct cairn__amp_op_row *row = cairn__amp_op_row((enum cairn__op)op);
         if (op == CAIRN__OP_CAST) {
             assert_null(row);
         } else {
@@ -148,13 +149,13 @@ static void classes_choose_types(void **state) {
     (void)state;
     const cairn_dtype f32s[] = {CAIRN_F32, CAIRN_F32}, mixed[] = {CAIRN_F16, CAIRN_F32},
                       halves[] = {CAIRN_F16, CAIRN_BF16}, low[] = {CAIRN_BF16, CAIRN_BF16};
-    assert_int_equal(amp__compute_type(CAIRN__OP_LINEAR, CAIRN_BF16, f32s, 2), CAIRN_BF16);
-    assert_int_equal(amp__compute_type(CAIRN__OP_MSE_LOSS, CAIRN_F16, low, 2), CAIRN_F32);
-    assert_int_equal(amp__compute_type(CAIRN__OP_ADD, CAIRN_F16, mixed, 2), CAIRN_F32);
-    assert_int_equal(amp__compute_type(CAIRN__OP_ADD, CAIRN_F16, halves, 2), CAIRN_F32);
-    assert_int_equal(amp__compute_type(CAIRN__OP_ADD, CAIRN_F16, low, 2), CAIRN_BF16);
-    assert_int_equal(amp__compute_type(CAIRN__OP_RELU, CAIRN_F16, low, 1), 0);
-    assert_int_equal(amp__compute_type(CAIRN__OP_CAST, CAIRN_F16, low, 1), 0);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_LINEAR, CAIRN_BF16, f32s, 2), CAIRN_BF16);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_MSE_LOSS, CAIRN_F16, low, 2), CAIRN_F32);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, mixed, 2), CAIRN_F32);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, halves, 2), CAIRN_F32);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, low, 2), CAIRN_BF16);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_RELU, CAIRN_F16, low, 1), 0);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_CAST, CAIRN_F16, low, 1), 0);
 }
 
 int main(void) {

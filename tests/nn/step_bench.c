@@ -42,10 +42,22 @@ static float *flat(size_t n) {
 }
 
 static void products(struct bench *b) {
-    const struct cairn__matmul forward = {
-        .m = BATCH, .n = OUT, .k = IN, .trans_b = true, .in_type = CAIRN_F32, .a = b->flat_x, .b = b->flat_w, .c = b->out};
-    const struct cairn__matmul weight = {
-        .m = OUT, .n = IN, .k = BATCH, .trans_a = true, .in_type = CAIRN_F32, .a = b->flat_dy, .b = b->flat_x, .c = b->dw};
+    const struct cairn__matmul forward = {.m = BATCH,
+                                          .n = OUT,
+                                          .k = IN,
+                                          .trans_b = true,
+                                          .in_type = CAIRN_F32,
+                                          .a = b->flat_x,
+                                          .b = b->flat_w,
+                                          .c = b->out};
+    const struct cairn__matmul weight = {.m = OUT,
+                                         .n = IN,
+                                         .k = BATCH,
+                                         .trans_a = true,
+                                         .in_type = CAIRN_F32,
+                                         .a = b->flat_dy,
+                                         .b = b->flat_x,
+                                         .c = b->dw};
     require(cairn__device_matmul(b->env->device, &forward) == CAIRN_OK, "product");
     require(cairn__device_matmul(b->env->device, &weight) == CAIRN_OK, "product");
 }
@@ -79,10 +91,10 @@ int main(void) {
         of_steps[i] = timed(step, &b);
     }
     double bare = median(of_products), whole = median(of_steps);
-    printf("%s\nLinear %d -> %d, batch %d, mse, f32; %d rounds after %d, medians\n", cairn_device_describe(env.device), IN,
-           OUT, BATCH, ROUNDS, WARM_UP);
-    printf("  two bare products     %7.2f us\n  forward and backward  %7.2f us\n  around the products   %7.2f us\n", bare,
-           whole, whole - bare);
+    printf("%s\nLinear %d -> %d, batch %d, mse, f32; %d rounds after %d, medians\n", cairn_device_describe(env.device),
+           IN, OUT, BATCH, ROUNDS, WARM_UP);
+    printf("  two bare products     %7.2f us\n  forward and backward  %7.2f us\n  around the products   %7.2f us\n",
+           bare, whole, whole - bare);
     cairn_module_destroy(&b.model);
     cairn__free(b.flat_x), cairn__free(b.flat_w), cairn__free(b.flat_dy), cairn__free(b.out), cairn__free(b.dw);
     cairn__tape_destroy(&env);
