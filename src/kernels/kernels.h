@@ -76,15 +76,16 @@ typedef void (*cairn__sgd_fn)(void *param, void *half, float *buf /* NULL withou
 
 /* One tensor of a fused Adam or AdamW pass:
  *     g = grad * factor;  if (!decoupled && weight_decay != 0) g = g + weight_decay * w;
- *     if (decoupled) w = w * decay;                        decay = 1 - lr * weight_decay
  *     m = beta1 * m + one_minus_beta1 * g
  *     v = beta2 * v + one_minus_beta2 * (g * g)
- *     w = w - step_size * (m / (sqrt(v) * inv_sqrt_c2 + eps))
+ *     u = step_size * (m / (sqrt(v) * inv_sqrt_c2 + eps));  if (decoupled) u = u + lr_decay * w;
+ *     w = w - u
+ *         lr_decay = lr * weight_decay (a factor 1 - lr_decay would be rounded the same way at every step),
  *         step_size = lr / (1 - beta1^t),  inv_sqrt_c2 = 1 / sqrt(1 - beta2^t)
  * Source: Kingma and Ba, "Adam", ICLR 2015, algorithm 1 (with eps outside, as torch); Loshchilov and Hutter, "Decoupled
  * Weight Decay Regularization", ICLR 2019, algorithm 2 as torch.optim.AdamW applies it. */
 struct cairn__adam {
-    float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, decay, step_size, inv_sqrt_c2, factor;
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay, lr_decay, step_size, inv_sqrt_c2, factor;
     bool decoupled;
 };
 typedef void (*cairn__adam_fn)(void *param, void *half, float *m, float *v, const void *grad, size_t n,

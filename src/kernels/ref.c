@@ -204,11 +204,12 @@ INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float
         float w = get(param_type(mode), param, i);
         float g = get(grad_type, grad, i) * h->factor;
         if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
-        if (h->decoupled) w = w * h->decay;                                     /* AdamW: into the weight alone */
         m[i] = h->beta1 * m[i] + h->one_minus_beta1 * g;
         v[i] = h->beta2 * v[i] + h->one_minus_beta2 * (g * g);
         float denominator = sqrtf(v[i]) * h->inv_sqrt_c2 + h->eps;
-        put_weight(mode, param, half, i, w - h->step_size * (m[i] / denominator));
+        float update = h->step_size * (m[i] / denominator);
+        if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
+        put_weight(mode, param, half, i, w - update);
     }
 }
 

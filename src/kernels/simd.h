@@ -305,7 +305,7 @@ INLINE void sgd(int grad_type, int mode, void *param, void *half, float *buf, co
 INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad, size_t n,
                  const struct cairn__adam *h) {
     const struct cairn__adam o = *h;
-    const vec factor = splat(o.factor), decay = splat(o.decoupled ? o.decay : o.weight_decay);
+    const vec factor = splat(o.factor), decay = splat(o.decoupled ? o.lr_decay : o.weight_decay);
     const vec beta1 = splat(o.beta1), rest1 = splat(o.one_minus_beta1);
     const vec beta2 = splat(o.beta2), rest2 = splat(o.one_minus_beta2);
     const vec eps = splat(o.eps), step = splat(o.step_size), inv_c2 = splat(o.inv_sqrt_c2);
@@ -315,13 +315,14 @@ INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, flo
         vec w = get(param_type(mode), param, at);
         vec g = mul(get(grad_type, grad, at), factor);
         if (l2) g = add(g, mul(decay, w));
-        if (o.decoupled) w = mul(w, decay);
         vec m1 = add(mul(beta1, get(CAIRN_F32, m, at)), mul(rest1, g));
         vec v1 = add(mul(beta2, get(CAIRN_F32, v, at)), mul(rest2, mul(g, g)));
         put(CAIRN_F32, m, kept(at), m1);
         put(CAIRN_F32, v, kept(at), v1);
         vec denominator = add(mul(root(v1), inv_c2), eps);
-        put_weight(mode, param, half, at, sub(w, mul(step, div_(m1, denominator))));
+        vec update = mul(step, div_(m1, denominator));
+        if (o.decoupled) update = add(update, mul(decay, w));
+        put_weight(mode, param, half, at, sub(w, update));
     });
 }
 

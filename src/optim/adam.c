@@ -22,7 +22,7 @@ static void adam_update(const struct cairn_optimizer *o, const struct cairn__ker
         .one_minus_beta2 = (float)(1.0 - h->beta2),
         .eps = (float)h->eps,
         .weight_decay = (float)h->weight_decay,
-        .decay = (float)(1.0 - o->lr * h->weight_decay),
+        .lr_decay = (float)(o->lr * h->weight_decay),
         .step_size = (float)(o->lr / c1),
         .inv_sqrt_c2 = (float)(1.0 / sqrt(c2)),
         .factor = u->factor,

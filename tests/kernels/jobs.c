@@ -60,7 +60,7 @@ static void call_adam(const struct cairn__kernel_row *row, void *const *a, size_
                             .step_size = 0.0015f,
                             .inv_sqrt_c2 = 1.25f,
                             .factor = 0x1p-10f,
-                            .decay = 0.9999f};
+                            .lr_decay = 0.0001f};
     (void)out;
     h.decoupled = v == 0;
     h.weight_decay = v <= 1 ? 0.01f : 0;
