@@ -1,0 +1,174 @@
+/* Lifetimes: results die with their step and say so, kept ones live, a steady step allocates nothing, NULL passes on. */
+#include <math.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "nn/tensor.h"
+#include "test_env.h"
+
+static const float four[] = {1, 2, 3, 4};
+
+static cairn_tensor *leaf(cairn_env *env) {
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), four);
+    assert_int_equal(cairn_tensor_require_grad(x), CAIRN_OK);
+    return x;
+}
+
+static void use_after_the_step_is_an_error(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *y = cairn_sum(leaf(env));
+    assert_true(cairn_tensor_item(y) == 10.0f);
+    env->begin_step(env);
+    assert_true(isnan(cairn_tensor_item(y)));
+    assert_string_equal(cairn_last_error(),
+                        "read: the tensor is the result of an earlier step; cairn_tensor_keep would have held it");
+    assert_int_equal(cairn_backward(y), CAIRN_ESTATE);
+    assert_null(cairn_relu(y));
+    assert_null(cairn_tensor_keep(y));
+    assert_int_equal(cairn_tensor_dtype(y), 0);
+    assert_int_equal(cairn_tensor_ndim(y), -1);
+    assert_int_equal(cairn_tensor_size(y, 0), -1);
+    assert_int_equal(cairn_tensor_numel(y), 0);
+}
+
+/* The header of a result is still intact one, two and three steps later, under new results. */
+static void stale_use_is_told_for_three_steps(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *old = cairn_sum(x);
+    for (int i = 0; i < 3; i++) {
+        env->begin_step(env);
+        for (int j = 0; j < 10; j++) assert_non_null(cairn_sum(x));
+        assert_null(cairn_relu(old));
+    }
+}
+
+static void kept_result_outlives_its_step(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env);
+    cairn_tensor *kept = cairn_tensor_keep(cairn_mul_scalar(x, 2));
+    env->begin_step(env);
+    assert_non_null(cairn_mul_scalar(x, 5));
+    float values[4];
+    assert_int_equal(cairn_tensor_read(kept, values, 4), CAIRN_OK);
+    const float want[] = {2, 4, 6, 8};
+    assert_memory_equal(values, want, sizeof(want));
+    cairn_tensor_destroy(&kept);
+    assert_null(kept);
+}
+
+static void destroyed_leaf_gives_its_memory_back(void **state) {
+    cairn_env *env = test_env_of(state);
+    uint64_t alive = cairn__alloc_counters().alive;
+    cairn_tensor *a = leaf(env), *b = leaf(env), *c = leaf(env);
+    cairn_tensor_destroy(&b);
+    cairn_tensor_destroy(&a);
+    cairn_tensor_destroy(&c);
+    cairn_tensor_destroy(&c);
+    assert_int_equal(cairn__alloc_counters().alive, alive);
+}
+
+static void null_passes_on_with_its_first_cause(void **state) {
+    cairn_env *env = test_env_of(state);
+    const int64_t three[] = {3};
+    cairn_tensor *a = leaf(env), *b = cairn_tensor_from(env, CAIRN_F32, 1, three, four);
+    cairn_tensor *y = cairn_sum(cairn_relu(cairn_mul_scalar(cairn_add(a, b), 2)));
+    assert_null(y);
+    assert_int_equal(cairn_backward(y), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "add: shapes [4] and [3] differ");
+    assert_null(cairn_mean(NULL));
+    assert_null(cairn_mse_loss(a, NULL));
+    assert_null(cairn_cast(NULL, CAIRN_F16));
+    assert_null(cairn_linear_forward(NULL, a, b));
+    assert_null(cairn__scale_loss(NULL, 2));
+    assert_null(cairn_module_forward(NULL, a));
+    assert_null(cairn_tensor_keep(NULL));
+    assert_true(isnan(cairn_tensor_item(NULL)));
+    assert_string_equal(cairn_last_error(), "add: shapes [4] and [3] differ");
+}
+
+static void graph_is_consumed_by_its_backward(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *shared = cairn_relu(x);
+    cairn_tensor *loss = cairn_sum(shared);
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(),
+                        "backward: an earlier backward has consumed this graph (its sum); compute the loss again");
+    assert_int_equal(cairn_backward(cairn_mean(shared)), CAIRN_ESTATE);
+    assert_true(cairn_tensor_grad(x)[0] == 1.0f); /* a refused graph changes nothing */
+}
+
+static void backward_wants_one_element_and_something_to_do(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *plain = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), four);
+    assert_int_equal(cairn_backward(cairn_relu(x)), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "backward: the loss must be one element, not [4]");
+    assert_int_equal(cairn_backward(cairn_sum(plain)), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "backward: nothing that the loss depends on wants a gradient");
+}
+
+static void only_leaves_can_be_asked_for_gradients(void **state) {
+    cairn_env *env = test_env_of(state);
+    assert_int_equal(cairn_tensor_require_grad(NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_tensor_require_grad(cairn_sum(leaf(env))), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(), "require_grad: only a leaf can be asked for its gradient, not a result");
+    assert_null(cairn_tensor_grad(cairn_sum(leaf(env))));
+}
+
+/* Several layers and types, more than one arena chunk. */
+static void step(cairn_env *env, cairn_module *m, cairn_tensor *x) {
+    cairn__param_set_zero_grad(cairn_module_params(m));
+    cairn_tensor *y = cairn_relu(cairn_module_forward(m, cairn_relu(cairn_module_forward(m, x))));
+    cairn_tensor *half = cairn_cast(y, CAIRN_F16);
+    cairn_tensor *loss = cairn_add(cairn_mean(cairn_mul_scalar(half, 3)), cairn_sum(y));
+    assert_int_equal(cairn_backward(cairn__scale_loss(loss, 8)), CAIRN_OK);
+    (void)env;
+}
+
+static void steady_step_allocates_nothing(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *m = cairn_linear(env, 128, 128);
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(128, 128));
+    for (int i = 0; i < 5; i++) step(env, m, x);
+    uint64_t before = cairn__alloc_counters().allocations;
+    for (int i = 0; i < 20; i++) step(env, m, x);
+    assert_int_equal(cairn__alloc_counters().allocations, before);
+    cairn_module_destroy(&m);
+}
+
+static void equal_steps_give_equal_bits(void **state) {
+    cairn_env *env = test_env_of(state);
+    enum { N = 128 * 128 };
+    static float first[N];
+    cairn_module *m = cairn_linear(env, 128, 128);
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(128, 128));
+    step(env, m, x);
+    memcpy(first, cairn_module_params(m)->params[0]->grad, sizeof(first));
+    for (int i = 0; i < 3; i++) step(env, m, x);
+    assert_memory_equal(cairn_module_params(m)->params[0]->grad, first, sizeof(first));
+    cairn_module_destroy(&m);
+}
+
+static void environments_do_not_mix(void **state) {
+    cairn_env *env = test_env_of(state), *other = test_env_create(1, 0);
+    assert_null(cairn_add(leaf(env), leaf(other)));
+    assert_string_equal(cairn_last_error(), "add: the tensors belong to different environments");
+    test_env_destroy(other);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ENV_TEST(use_after_the_step_is_an_error),
+        ENV_TEST(stale_use_is_told_for_three_steps),
+        ENV_TEST(kept_result_outlives_its_step),
+        ENV_TEST(destroyed_leaf_gives_its_memory_back),
+        ENV_TEST(null_passes_on_with_its_first_cause),
+        ENV_TEST(graph_is_consumed_by_its_backward),
+        ENV_TEST(backward_wants_one_element_and_something_to_do),
+        ENV_TEST(only_leaves_can_be_asked_for_gradients),
+        ENV_TEST(steady_step_allocates_nothing),
+        ENV_TEST(equal_steps_give_equal_bits),
+        ENV_TEST(environments_do_not_mix),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
