@@ -138,7 +138,10 @@ static cairn_status look_up(struct meeting *m, int rank) {
     int ready = 0;
     cairn_status st = CAIRN_OK;
     write_key(m, rank, key, sizeof(key));
-    TRY(cairn__store_check(m->options->store, key, &ready));
+    st = cairn__store_check(m->options->store, key, &ready);
+    if (st != CAIRN_OK) { /* the store knows the key, not whom it stands for */
+        return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), m->s->rank, rank);
+    }
     if (!ready) return CAIRN_OK;
     TRY(cairn__store_get(m->options->store, key, &text, &nbytes));
     st = parse_peer(m, rank, text);
