@@ -43,7 +43,8 @@ struct ddp_options {
 CAIRN_API cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct ddp_options *options,
                                   ddp_context **out);
 
-/* Gives the gradients back to the model. Not collective; gradients in the buckets are forgotten. */
+/* Gives the gradients back to the model; gradients in the buckets are forgotten. Collective, as cairn_group_free is: every
+ * rank calls it, and nobody waits for a rank once the group is dead. */
 CAIRN_API void ddp_destroy(ddp_context **ddp);
 
 /* cairn_module_forward of the model. NULL on error. */

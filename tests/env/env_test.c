@@ -1,0 +1,89 @@
+/* Environments: what they refuse, that two in one process do not touch each other, and how ranks meet. */
+#include "../ranks.h"
+
+#include "core/alloc.h"
+
+static void options_out_of_range_are_refused(void **state) {
+    (void)state;
+    cairn_env *env = NULL;
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.timeout = -1), &env), CAIRN_EINVAL);
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.device = "tpu"), &env), CAIRN_EINVAL);
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTBUILT);
+    assert_non_null(strstr(cairn_last_error(), "cuda"));
+    assert_null(env);
+}
+
+static void process_that_is_alone_has_a_group_of_one(void **state) {
+    (void)state;
+    cairn_env *env = NULL;
+    float x = 3;
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
+    assert_int_equal(cairn_env_rank(env), 0);
+    assert_int_equal(cairn_env_size(env), 1);
+    assert_int_equal(cairn_group_size(cairn_env_group(env)), 1);
+    assert_int_equal(cairn_allreduce(cairn_env_group(env), &x, 1, CAIRN_F32, CAIRN_AVG, NULL), CAIRN_OK);
+    assert_true(x == 3);
+    assert_string_equal(cairn_device_name(cairn_env_device(env)), "cpu");
+    cairn_env_destroy(&env);
+    assert_null(env);
+    cairn_env_destroy(&env);
+    cairn_env_destroy(NULL);
+}
+
+static float first_loss(cairn_env *env) {
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 6));
+    cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 2));
+    cairn_module *model = cairn_linear(env, 6, 2);
+    float loss = cairn_tensor_item(cairn_mse_loss(cairn_module_forward(model, x), y));
+    cairn_module_destroy(&model);
+    return loss;
+}
+
+static void two_environments_do_not_touch_each_other(void **state) {
+    (void)state;
+    cairn_env *a = NULL, *b = NULL;
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 1), &a), CAIRN_OK);
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 1), &b), CAIRN_OK);
+    float from_a = first_loss(a), from_b = first_loss(b);
+    assert_true(from_a == from_b);
+    cairn_env_destroy(&a);
+    cairn_manual_seed(b, 1);
+    assert_true(first_loss(b) == from_b);
+    cairn_manual_seed(b, 2);
+    assert_true(first_loss(b) != from_b);
+    cairn_env_destroy(&b);
+}
+
+static char *add_up_ranks(cairn_env *env, void *ctx) {
+    int32_t sum = cairn_env_rank(env);
+    int p = cairn_env_size(env);
+    (void)ctx;
+    EXPECT_OK(cairn_allreduce(cairn_env_group(env), &sum, 1, CAIRN_I32, CAIRN_SUM, NULL));
+    EXPECT(sum == p * (p - 1) / 2);
+    return NULL;
+}
+
+static void ranks_meet_whatever_their_number(void **state) {
+    (void)state;
+    static const int sizes[] = {1, 2, 3, 8};
+    for (int i = 0; i < 4; i++) run_ranks(sizes[i], add_up_ranks, NULL);
+}
+
+static void environment_leaves_no_memory_behind(void **state) {
+    (void)state;
+    uint64_t before = cairn__alloc_counters().alive;
+    run_ranks(3, add_up_ranks, NULL);
+    assert_int_equal(cairn__alloc_counters().alive, before);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_out_of_range_are_refused),
+        cmocka_unit_test(process_that_is_alone_has_a_group_of_one),
+        cmocka_unit_test(two_environments_do_not_touch_each_other),
+        cmocka_unit_test(ranks_meet_whatever_their_number),
+        cmocka_unit_test(environment_leaves_no_memory_behind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""The README's program compiles without warnings and trains, on one process and on two.
+
+usage: readme.py ROOT LIBRARY CAIRN_RUN CC...
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+
+def main():
+    root, library, launcher, compiler = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+    with open(os.path.join(root, "README.md")) as readme:
+        program = re.search(r"^```c\n(.*?)^```$", readme.read(), re.M | re.S).group(1)
+    folder = os.path.dirname(os.path.abspath(library))
+    with tempfile.TemporaryDirectory() as work:
+        source, binary = os.path.join(work, "train.c"), os.path.join(work, "train")
+        with open(source, "w") as f:
+            f.write(program)
+        flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", os.path.join(root, "include")]
+        subprocess.run([*compiler, *flags, source, "-o", binary, library, f"-Wl,-rpath,{folder}"], check=True)
+        for command in ([binary], [launcher, "--nproc_per_node", "2", binary]):
+            out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+            losses = [float(line) for line in out.split()]
+            ranks = 2 if len(command) > 1 else 1
+            if len(losses) != 5 * ranks or min(losses[-ranks:]) >= losses[0]:
+                sys.exit(f"{' '.join(command)} printed {losses}")
+    print("README's program trains")
+
+
+if __name__ == "__main__":
+    main()
