@@ -278,8 +278,8 @@ static cairn_status keep_dialing(struct cairn__store *s, const char *host, int p
         cairn_status st = attempt(s, host, port, ping);
         if (st != CAIRN_OK || s->fd >= 0) return st;
         int left = ms_left(s->deadline);
-        if (left == 0) break;
         poll(NULL, 0, pause_ms < left ? pause_ms : left);
+        if (ms_left(s->deadline) == 0) break;
         pause_ms = pause_ms * 2 < LAST_RETRY_MS ? pause_ms * 2 : LAST_RETRY_MS;
     }
     return cairn__fail(CAIRN_ETIMEOUT,

@@ -1,0 +1,306 @@
+/* Ranks as processes that die, stop, never come, or live on other machines: the others must say so, soon and by name, and
+ * nothing may stay behind. */
+#include "group_ranks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/trace.h"
+
+/* Runs in a rank's process; its result is the process's exit status: 0 or the line that was not as expected. */
+typedef int (*process_fn)(int rank, int size, int port);
+
+#define MUST(condition)                                                                      \
+    do {                                                                                     \
+        if (!(condition)) {                                                                  \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, cairn_last_error()); \
+            return 1;                                                                        \
+        }                                                                                    \
+    } while (0)
+
+struct processes {
+    int size;
+    pid_t pids[MOST_RANKS];
+    struct cairn__store_server *server;
+};
+
+/* The children are there before the store's thread is, so no process with threads forks. */
+static void start(struct processes *p, int size, int skipped, process_fn fn) {
+    int pipes[MOST_RANKS][2], port = 0;
+    *p = (struct processes){.size = size};
+    for (int r = 0; r < size; r++) {
+        assert_int_equal(pipe(pipes[r]), 0);
+        p->pids[r] = r == skipped ? 0 : fork();
+        if (p->pids[r] > 0 || r == skipped) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failing test leaves no rank behind */
+        int told = 0;
+        if (read(pipes[r][0], &told, sizeof(told)) != (ssize_t)sizeof(told)) _exit(2);
+        _exit(fn(r, size, told));
+    }
+    assert_int_equal(cairn__store_serve(0, &p->server, &port), CAIRN_OK);
+    for (int r = 0; r < size; r++) {
+        assert_int_equal(write(pipes[r][1], &port, sizeof(port)), sizeof(port));
+        close(pipes[r][0]);
+        close(pipes[r][1]);
+    }
+}
+
+static int end_of(struct processes *p, int rank) {
+    int status = 0;
+    while (waitpid(p->pids[rank], &status, 0) < 0 && errno == EINTR) {}
+    return status;
+}
+
+/* Every rank but one ends well within `seconds`. */
+static void expect_survivors(struct processes *p, int victim, double seconds) {
+    uint64_t begin = cairn__now_ns();
+    for (int r = 0; r < p->size; r++) {
+        if (r == victim) continue;
+        int status = end_of(p, r);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("rank %d ended with %#x", r, (unsigned)status);
+    }
+    double took = (double)(cairn__now_ns() - begin) * 1e-9;
+    if (took > seconds) fail_msg("it took %.1f s, not %.1f", took, seconds);
+}
+
+static int count_entries(const char *path) {
+    int count = 0;
+    DIR *d = opendir(path);
+    while (d && readdir(d)) count++;
+    if (d) closedir(d);
+    return count;
+}
+
+static void sleep_ms(long ms) {
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* ---- death in the middle ---- */
+
+static int train_until_failure(int rank, int size, int port) {
+    enum { N = 200000 };
+    cairn_group *group = NULL;
+    void *x = NULL;
+    cairn_status st = CAIRN_OK;
+    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(cairn_group_alloc(group, N * sizeof(float), &x) == CAIRN_OK);
+    static float ordinary[N];
+    for (int i = 0; st == CAIRN_OK; i++) {
+        st = i % 5 == 4 ? cairn_barrier(group)
+                        : cairn_allreduce(group, i % 2 ? x : ordinary, i % 3 ? N : 100, CAIRN_F32, CAIRN_AVG, NULL);
+    }
+    MUST(st == CAIRN_EPEER);
+    MUST(strstr(cairn_last_error(), "rank 1 (pid ") && strstr(cairn_last_error(), ") ended while rank"));
+    MUST(cairn_barrier(group) == CAIRN_EPEER && strstr(cairn_last_error(), "rank 1"));
+    cairn__group_destroy(&group);
+    return 0;
+}
+
+static void killed_rank_is_named_by_all_others_within_5_s(void **state) {
+    (void)state;
+    srand(1);
+    int before = count_entries("/dev/shm");
+    for (int round = 0; round < 6; round++) {
+        struct processes p;
+        start(&p, 2 + round % 3, -1, train_until_failure);
+        sleep_ms(100 + rand() % 100);
+        kill(p.pids[1], SIGKILL);
+        expect_survivors(&p, 1, 5);
+        assert_true(WIFSIGNALED(end_of(&p, 1)));
+        cairn__store_stop(&p.server);
+    }
+    assert_int_equal(count_entries("/dev/shm"), before);
+}
+
+static int exit_in_the_middle(int rank, int size, int port) {
+    if (rank != 1) return train_until_failure(rank, size, port);
+    enum { N = 200000 };
+    cairn_group *group = NULL;
+    void *x = NULL;
+    cairn_work *work = NULL;
+    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(cairn_group_alloc(group, N * sizeof(float), &x) == CAIRN_OK);
+    static float ordinary[N];
+    for (int i = 0; i < 3; i++) {
+        MUST(cairn_allreduce(group, i % 2 ? x : ordinary, i % 3 ? N : 100, CAIRN_F32, CAIRN_AVG, &work) == CAIRN_OK);
+        if (i < 2) MUST(cairn_work_wait(&work) == CAIRN_OK);
+    }
+    _exit(0);
+}
+
+static void rank_that_exits_with_work_outstanding_is_named(void **state) {
+    (void)state;
+    for (int size = 2; size <= 4; size++) {
+        struct processes p;
+        start(&p, size, -1, exit_in_the_middle);
+        expect_survivors(&p, 1, 5);
+        end_of(&p, 1);
+        cairn__store_stop(&p.server);
+    }
+}
+
+static int poll_until_failure(int rank, int size, int port) {
+    float x = 1;
+    int done = 0;
+    cairn_group *group = NULL;
+    cairn_work *work = NULL;
+    cairn_status st = CAIRN_OK;
+    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    if (rank == 1) raise(SIGKILL);
+    MUST(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, &work) == CAIRN_OK);
+    while (st == CAIRN_OK && !done) st = cairn_work_test(work, &done);
+    MUST(st == CAIRN_EPEER && strstr(cairn_last_error(), "rank 1 (pid "));
+    MUST(cairn_work_wait(&work) == CAIRN_EPEER && work == NULL);
+    cairn__group_destroy(&group);
+    return 0;
+}
+
+static void polling_alone_notices_a_death(void **state) {
+    (void)state;
+    struct processes p;
+    start(&p, 2, -1, poll_until_failure);
+    expect_survivors(&p, 1, 5);
+    end_of(&p, 1);
+    cairn__store_stop(&p.server);
+}
+
+/* ---- a rank that stops ---- */
+
+static int wait_for_the_stopped(int rank, int size, int port) {
+    enum { N = 50000 };
+    cairn_group *group = NULL;
+    void *x = NULL;
+    cairn_status st = CAIRN_OK;
+    MUST(join_group(rank, size, port, 1, &group) == CAIRN_OK);
+    MUST(cairn_group_alloc(group, N * 2, &x) == CAIRN_OK);
+    while (st == CAIRN_OK) st = cairn_allreduce(group, x, N, CAIRN_F16, CAIRN_SUM, NULL);
+    MUST(st == CAIRN_ETIMEOUT);
+    MUST(strstr(cairn_last_error(), "rank 1 (pid ") && strstr(cairn_last_error(), "waited 1 s in all-reduce number "));
+    cairn__group_destroy(&group);
+    return 0;
+}
+
+static void stopped_rank_is_named_after_the_timeout(void **state) {
+    (void)state;
+    for (int size = 2; size <= 3; size++) {
+        struct processes p;
+        start(&p, size, -1, wait_for_the_stopped);
+        sleep_ms(200);
+        kill(p.pids[1], SIGSTOP);
+        expect_survivors(&p, 1, 3);
+        kill(p.pids[1], SIGKILL);
+        end_of(&p, 1);
+        cairn__store_stop(&p.server);
+    }
+}
+
+/* ---- meeting ---- */
+
+static int wait_for_the_missing(int rank, int size, int port) {
+    cairn_group *group = NULL;
+    MUST(join_group(rank, size, port, 1, &group) == CAIRN_ETIMEOUT && group == NULL);
+    MUST(strstr(cairn_last_error(), "waited 1 s for rank 2, which did not come"));
+    return 0;
+}
+
+static void rank_that_never_comes_is_named(void **state) {
+    (void)state;
+    struct processes p;
+    start(&p, 3, 2, wait_for_the_missing);
+    expect_survivors(&p, 2, 3);
+    cairn__store_stop(&p.server);
+}
+
+/* Publishes itself, with a socket's name where nobody listens any more. */
+static int die_while_meeting(int rank, int size, int port) {
+    if (rank != 1) {
+        cairn_group *group = NULL;
+        MUST(join_group(rank, size, port, 60, &group) == CAIRN_EPEER && group == NULL);
+        MUST(strstr(cairn_last_error(), "rank 1 (pid 99) ended while rank"));
+        return 0;
+    }
+    struct cairn__store *store = NULL;
+    void *text = NULL;
+    size_t nbytes = 0;
+    char mine[600], host[300] = "";
+    MUST(cairn__store_connect("127.0.0.1", port, 10, &store) == CAIRN_OK);
+    MUST(cairn__store_get(store, "test/shm/0", &text, &nbytes) == CAIRN_OK);
+    MUST(sscanf(text, "%*d %*d %*s %299[^\n]", host) == 1);
+    int length = snprintf(mine, sizeof(mine), "%d 99 cairn-nobody-is-here %s", size, host);
+    MUST(cairn__store_set(store, "test/shm/1", mine, (size_t)length) == CAIRN_OK);
+    cairn__store_close(&store);
+    return 0;
+}
+
+static void rank_that_dies_while_meeting_is_named_soon(void **state) {
+    (void)state;
+    for (int size = 2; size <= 3; size++) {
+        struct processes p;
+        start(&p, size, -1, die_while_meeting);
+        expect_survivors(&p, 1, 5);
+        end_of(&p, 1);
+        cairn__store_stop(&p.server);
+    }
+}
+
+static int live_elsewhere(int rank, int size, int port) {
+    cairn_group *group = NULL;
+    setenv("CAIRN_HOST_ID", rank == 1 ? "machine B" : "machine A", 1);
+    MUST(join_group(rank, size, port, 20, &group) == CAIRN_ENOTSUP && group == NULL);
+    MUST(strstr(cairn_last_error(), "rank 0 runs on 'machine A' and rank 1 on 'machine B'"));
+    return 0;
+}
+
+static void ranks_of_two_machines_are_both_named(void **state) {
+    (void)state;
+    struct processes p;
+    start(&p, 3, -1, live_elsewhere);
+    expect_survivors(&p, -1, 5);
+    cairn__store_stop(&p.server);
+}
+
+/* ---- crowds ---- */
+
+static int reduce_in_a_crowd(int rank, int size, int port) {
+    enum { N = 100000, ROUNDS = 50 };
+    cairn_group *group = NULL;
+    void *x = NULL;
+    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(cairn_group_alloc(group, N * sizeof(int32_t), &x) == CAIRN_OK);
+    int32_t *values = x;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < N; i++) values[i] = rank + i + round;
+        MUST(cairn_allreduce(group, x, N, CAIRN_I32, CAIRN_SUM, NULL) == CAIRN_OK);
+        for (int i = 0; i < N; i++) MUST(values[i] == size * (i + round) + size * (size - 1) / 2);
+    }
+    MUST(cairn_group_free(group, &x) == CAIRN_OK);
+    cairn__group_destroy(&group);
+    return 0;
+}
+
+static void eight_processes_on_few_processors_get_through(void **state) {
+    (void)state;
+    struct processes p;
+    start(&p, 8, -1, reduce_in_a_crowd);
+    expect_survivors(&p, -1, 20);
+    cairn__store_stop(&p.server);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(killed_rank_is_named_by_all_others_within_5_s),
+        cmocka_unit_test(rank_that_exits_with_work_outstanding_is_named),
+        cmocka_unit_test(polling_alone_notices_a_death),
+        cmocka_unit_test(stopped_rank_is_named_after_the_timeout),
+        cmocka_unit_test(rank_that_never_comes_is_named),
+        cmocka_unit_test(rank_that_dies_while_meeting_is_named_soon),
+        cmocka_unit_test(ranks_of_two_machines_are_both_named),
+        cmocka_unit_test(eight_processes_on_few_processors_get_through),
+    };
+    return cmocka_run_group_tests_name("fault", tests, NULL, NULL);
+}
