@@ -176,7 +176,7 @@ static void nobody_answering_is_a_timeout_that_names_the_address(void **state) {
     assert_int_equal(cairn__store_connect("127.0.0.1", closed, 0.2, &none), CAIRN_ETIMEOUT);
     assert_null(none);
     assert_non_null(strstr(cairn_last_error(), "no store answered at 127.0.0.1:"));
-    assert_non_null(strstr(cairn_last_error(), "refused"));
+    if (!strstr(cairn_last_error(), "refused")) fail_msg("%s", cairn_last_error());
     assert_int_equal(cairn__store_connect("no.such.host.invalid", 1, 0.2, &none) == CAIRN_OK, 0);
     assert_int_equal(cairn__store_connect("", 1, 0.2, &none), CAIRN_EINVAL);
     assert_int_equal(cairn__store_connect("localhost", 0, 0.2, &none), CAIRN_EINVAL);
@@ -437,6 +437,7 @@ static void unread_replies_throttle_their_sender_alone(void **state) {
     char *value = calloc(1, NBYTES);
     int64_t sum = 0;
     assert_int_equal(cairn__store_set(store, "big", value, NBYTES), CAIRN_OK);
+    assert_int_equal(cairn__store_wait(store, "big"), CAIRN_OK); /* SET has no reply: now it is there */
     int fd = dial_validated();
     for (int i = 0; i < REPLIES; i++) say(fd, "03 | 04*8 '/big'");
     assert_int_equal(cairn__store_add(store, "others", 1, &sum), CAIRN_OK);
