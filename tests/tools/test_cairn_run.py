@@ -46,9 +46,11 @@ class CairnRun(unittest.TestCase):
         self.folder = folder.name
 
     def start(self, ranks, script, *options):
-        """Starts ranks of a shell script whose `ready` writes its pid to a file; returns when all have."""
+        """Starts ranks of a shell script whose `ready` writes its pid to a file; returns when all have. `together`
+        waits for that in the script."""
         ready = f"{{ echo $$$$ > {self.folder}/new$RANK; mv {self.folder}/new$RANK {self.folder}/pid$RANK; }}"
-        script = script.replace("ready", ready)
+        together = f"for r in $(seq 0 {ranks - 1}); do while [ ! -e {self.folder}/pid$r ]; do sleep 0.01; done; done"
+        script = script.replace("ready", ready).replace("together", together)
         job = subprocess.Popen([CAIRN_RUN, "--nproc-per-node", str(ranks), *options, "sh", "-c", script],
                                stderr=subprocess.PIPE, text=True)
         self.addCleanup(job.communicate)
@@ -154,7 +156,7 @@ class CairnRun(unittest.TestCase):
         self.assertTrue(os.path.exists(self.folder + "/done"))
 
     def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(self):
-        job, pids = self.start(2, "trap '' TERM; ready; [ $RANK = 1 ] && exit 3; while :; do sleep 0.05; done",
+        job, pids = self.start(2, "trap '' TERM; ready; together; [ $RANK = 1 ] && exit 3; while :; do sleep 0.05; done",
                                "--shutdown-timeout", "0.3")
         self.assertEqual(job.wait(PATIENCE), 3)
         errors = job.stderr.read()
@@ -212,7 +214,7 @@ class CairnRun(unittest.TestCase):
         self.assertFalse(any(map(alive, children)))
 
     def test_a_stopped_rank_ends_too(self):
-        job, pids = self.start(2, "ready; [ $RANK = 0 ] && kill -STOP $$$$; sleep 0.3; exit $RANK", "--shutdown-timeout", "50")
+        job, pids = self.start(2, "ready; together; [ $RANK = 0 ] && kill -STOP $$$$; sleep 0.3; exit $RANK", "--shutdown-timeout", "50")
         self.assertEqual(job.wait(PATIENCE), 1)
         self.assertFalse(any(map(alive, pids)))
 
