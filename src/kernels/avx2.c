@@ -99,11 +99,6 @@ INLINE void store_part_f32(float *p, vec v, size_t count) {
     store_f32(lane, v);
     memcpy(p, lane, count * sizeof(*p));
 }
-INLINE vec first_lanes(vec v, size_t count) {
-    float lane[16];
-    store_f32(lane, v);
-    return load_part_f32(lane, count);
-}
 
 #define HALF_MEMORY(type)                                             \
     INLINE vec load_##type(const uint16_t *p) {                       \

@@ -38,9 +38,6 @@ INLINE vec div_(vec a, vec b) {
 INLINE vec root(vec a) {
     return _mm512_sqrt_ps(a);
 }
-INLINE vec first_lanes(vec v, size_t count) {
-    return _mm512_maskz_mov_ps(lanes_to(count), v);
-}
 INLINE vec where_positive(vec x, vec v) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), v);
 }

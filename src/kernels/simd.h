@@ -9,7 +9,8 @@
  *   see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *
  * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
- * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices. */
+ * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices: what
+ * comes of them is not finite only where a factor is not, and then no element's result is. */
 #include <string.h>
 
 #include "kernels/row_lists.h"
@@ -103,11 +104,6 @@ INLINE struct at kept(struct at at) {
     return (struct at){at.i, at.how == STREAM ? WHOLE : at.how, at.count};
 }
 
-/* Lanes past the end are not results: inf * 0 there is no finding, and no addend. */
-INLINE vec inside(vec v, struct at at) {
-    return at.how == PART ? first_lanes(v, at.count) : v;
-}
-
 /* The least magnitude, as bits of an f32, that is infinite once rounded to type: the midpoint above its largest. */
 INLINE uint32_t overflow_bits(int type) {
     return type == CAIRN_F16 ? 0x477ff000u : type == CAIRN_BF16 ? 0x7f7f8000u : 0x7f800000u;
@@ -161,7 +157,7 @@ INLINE void scale(int from, int to, void *dst, const void *src, size_t n, float 
     OVER(n, stream, width_of(to), {
         vec v = mul(get(from, src, at), f);
         put(to, dst, at, v);
-        seen = see(seen, inside(v, at));
+        seen = see(seen, v);
     });
     *found |= any_from(seen, overflow_bits(to));
 }
@@ -174,7 +170,7 @@ INLINE void axpby(int from, int to, void *dst, const void *x, const float *y, si
     OVER(n, stream, width_of(to), {
         vec v = add(mul(va, get(from, x, at)), mul(vb, get(CAIRN_F32, y, at)));
         put(to, dst, at, v);
-        seen = see(seen, inside(v, at));
+        seen = see(seen, v);
     });
     *found |= any_from(seen, overflow_bits(to));
 }
@@ -213,7 +209,7 @@ INLINE void check(int type, const void *x, size_t n, uint32_t *found) {
 INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
     const vec f = splat(factor);
     vecd lanes = zeros_f64();
-    OVER(n, NULL, 4, lanes = add_squares(lanes, inside(mul(get(type, x, at), f), at)));
+    OVER(n, NULL, 4, lanes = add_squares(lanes, mul(get(type, x, at), f)));
     *sum += tree_f64(lanes);
     *found |= any_nonfinite(lanes);
 }
@@ -247,7 +243,7 @@ INLINE void reduce_p(int type, void *const *bufs, int p, size_t n, float divisor
         for (int r = 1; r < p; r++) sum = add(sum, get(type, bufs[r], at));
         sum = by_inverse ? mul(sum, inverse) : div_(sum, d);
         for (int r = 0; r < p; r++) put(type, bufs[r], at, sum);
-        seen = see(seen, inside(sum, at));
+        seen = see(seen, sum);
     });
     *found |= any_from(seen, overflow_bits(type));
 }

@@ -37,6 +37,12 @@ static const uint32_t f32_edges[] = {
 static const uint16_t half_edges[] = {0x0000, 0x8000, 0x0001, 0x83ff, 0x0400, 0x7bff, 0xfbff, 0x7c00, 0xfc00,
                                       0x7e00, 0xfe01, 0x7c01, 0xfdff, 0x3c00, 0x007f, 0x0080, 0x7f7f, 0xff7f,
                                       0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x7f81, 0xffbf, 0x3f80};
+
+/* Around what a half overflows from, by itself and as a sum of two. */
+static const uint32_t f32_great[] = {0x477fefff, 0xc77ff000, 0x477fffff, 0x7f7f7fff, 0xff7f8000, 0x7f7fffff};
+static const uint16_t f16_great[] = {0x7bff, 0xfbff, 0x77ff, 0x7800, 0x4c00}; /* 65504, 32752, 32768, 16 */
+static const uint16_t bf16_great[] = {0x7f7f, 0xff7f, 0x7b00,
+                                      0x7f00, 0x477f, 0x4780}; /* 0x1.fep127, 2^119, 2^127, ... */
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static float moderate(uint64_t r) {
@@ -56,6 +62,19 @@ static uint16_t half_element(cairn_dtype type, uint64_t r, enum flavour flavour)
     return r % 3 == 1 ? (uint16_t)(r >> 48) : half_edges[(r >> 32) % COUNT(half_edges)];
 }
 
+/* Often in the last element, which a tail must see. */
+static void put_wrong(void *x, cairn_dtype type, size_t i, uint64_t r) {
+    if (type == CAIRN_F32) ((uint32_t *)x)[i] = r & 1 ? 0x7f800000 : 0xffc00000;
+    if (type == CAIRN_F16) ((uint16_t *)x)[i] = r & 1 ? 0xfc00 : 0x7e00;
+    if (type == CAIRN_BF16) ((uint16_t *)x)[i] = r & 1 ? 0xff80 : 0x7fc0;
+}
+
+static void put_great(void *x, cairn_dtype type, size_t i, uint64_t r) {
+    if (type == CAIRN_F32) ((uint32_t *)x)[i] = f32_great[r % COUNT(f32_great)];
+    if (type == CAIRN_F16) ((uint16_t *)x)[i] = f16_great[r % COUNT(f16_great)];
+    if (type == CAIRN_BF16) ((uint16_t *)x)[i] = bf16_great[r % COUNT(bf16_great)];
+}
+
 void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed) {
     enum flavour each = flavour == WILD ? WILD : MODERATE;
     for (size_t i = 0; i < n; i++) {
@@ -65,11 +84,9 @@ void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint6
         else if (type == CAIRN_I64) ((uint64_t *)x)[i] = r;
         else ((uint16_t *)x)[i] = half_element(type, r, each);
     }
-    if (flavour != ONE_WRONG || n == 0) return;
-    size_t i = seed % 3 == 0 ? n - 1 : random_bits(seed, n) % n; /* often the last, which a tail must see */
-    if (type == CAIRN_F32) ((uint32_t *)x)[i] = seed & 1 ? 0x7f800000 : 0xffc00000;
-    if (type == CAIRN_F16) ((uint16_t *)x)[i] = seed & 1 ? 0xfc00 : 0x7e00;
-    if (type == CAIRN_BF16) ((uint16_t *)x)[i] = seed & 1 ? 0xff80 : 0x7fc0;
+    if (n == 0) return;
+    if (flavour == ONE_WRONG) put_wrong(x, type, seed % 3 == 0 ? n - 1 : random_bits(seed, n) % n, seed);
+    if (flavour == ONE_GREAT) put_great(x, type, n % 3 == 0 ? n - 1 : random_bits(0, n) % n, random_bits(seed, n));
 }
 
 static bool both_nan(cairn_dtype type, const void *a, const void *b, size_t i) {

@@ -58,6 +58,7 @@ uint64_t random_bits(uint64_t seed, uint64_t index);
 enum flavour {
     MODERATE,  /* finite, of magnitude around 1, so that no sum and no product overflows */
     ONE_WRONG, /* the same with one infinity or NaN */
+    ONE_GREAT, /* the same with one element that is about to overflow, at one index in all arrays */
     WILD,      /* a third edges, a third random bits, a third moderate */
     NUM_FLAVOURS,
 };
