@@ -34,7 +34,7 @@ INLINE vec sub(vec a, vec b) {
 INLINE vec mul(vec a, vec b) {
     return BOTH(_mm256_mul_ps, a, b);
 }
-INLINE vec div_(vec a, vec b) {
+INLINE vec divide(vec a, vec b) {
     return BOTH(_mm256_div_ps, a, b);
 }
 INLINE vec root(vec a) {

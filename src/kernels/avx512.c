@@ -32,7 +32,7 @@ INLINE vec sub(vec a, vec b) {
 INLINE vec mul(vec a, vec b) {
     return _mm512_mul_ps(a, b);
 }
-INLINE vec div_(vec a, vec b) {
+INLINE vec divide(vec a, vec b) {
     return _mm512_div_ps(a, b);
 }
 INLINE vec root(vec a) {

@@ -71,6 +71,7 @@ static double tree_f64(double lane[LANES]) {
 
 /* ---- casts, checks, sums of squares ---- */
 
+/* Between the half types by way of f32, which holds every value of both: one rounding, not two. */
 INLINE void cast(cairn_dtype from, cairn_dtype to, void *dst, const void *src, size_t n) {
     for (size_t i = 0; i < n; i++) put(to, dst, i, get(from, src, i));
 }
@@ -97,6 +98,7 @@ INLINE void axpby(cairn_dtype from, cairn_dtype to, void *dst, const void *x, co
     *found |= any;
 }
 
+/* Any element infinite or NaN, told without arithmetic: -Ofast in the program may not change the answer. */
 INLINE void check(cairn_dtype type, const void *x, size_t n, uint32_t *found) {
     uint32_t any = 0;
     for (size_t i = 0; i < n; i++) any |= nonfinite(type, x, i);
@@ -116,6 +118,7 @@ INLINE void sumsq(cairn_dtype type, const void *x, size_t n, float factor, doubl
     *found |= any;
 }
 
+/* value is rounded as a cast would round it. */
 INLINE void fill(cairn_dtype type, void *dst, size_t n, float value) {
     for (size_t i = 0; i < n; i++) put(type, dst, i, value);
 }
@@ -183,6 +186,8 @@ INLINE void put_weight(int mode, void *param, void *half, size_t i, float w) {
     if (half_type(mode)) put((cairn_dtype)half_type(mode), half, i, w);
 }
 
+/* grad is in units of the loss scale, factor is its inverse: after the first line g is the gradient itself. The first
+ * momentum is the gradient, undamped; Nesterov looks one step ahead along the momentum it has just written. */
 INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
                 const struct cairn__sgd *h) {
     for (size_t i = 0; i < n; i++) {
@@ -198,6 +203,9 @@ INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float 
     }
 }
 
+/* m and v are the running means of the gradient and of its square. Both begin at 0 and are too small at first: step_size
+ * and inv_sqrt_c2 carry the corrections 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), formed in f64 by the caller. eps is
+ * added to the corrected root, as PyTorch does. */
 INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad,
                  size_t n, const struct cairn__adam *h) {
     for (size_t i = 0; i < n; i++) {
@@ -228,16 +236,19 @@ static void relu_ref(float *dst, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++) dst[i] = x[i] > 0 ? x[i] : (x[i] != x[i] ? x[i] : 0);
 }
 
+/* The slope at 0, and at a NaN, is 0. */
 static void relu_backward_ref(float *dx, const float *dy, const float *x, size_t n) {
     for (size_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
 }
 
+/* Sixteen lanes are one register of AVX-512 and two of AVX2: a vector adds what this adds, in the same order. */
 static float sum_ref(const float *x, size_t n) {
     float lane[LANES] = {0};
     for (size_t i = 0; i < n; i++) lane[i % LANES] += x[i];
     return tree(lane);
 }
 
+/* The sum alone; the mean and its division are nn's. */
 static float mse_sum_ref(const float *x, const float *y, size_t n) {
     float lane[LANES] = {0};
     for (size_t i = 0; i < n; i++) {
@@ -247,10 +258,12 @@ static float mse_sum_ref(const float *x, const float *y, size_t n) {
     return tree(lane);
 }
 
+/* s is 2/n times the gradient of the loss. */
 static void mse_backward_ref(float *dx, const float *x, const float *y, size_t n, float s) {
     for (size_t i = 0; i < n; i++) dx[i] = s * (x[i] - y[i]);
 }
 
+/* The same bias for every row of y, in place. */
 static void bias_add_ref(float *y, const float *bias, size_t rows, size_t cols) {
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < cols; c++) y[r * cols + c] += bias[c];

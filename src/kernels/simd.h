@@ -5,8 +5,9 @@
  *
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
- *   splat add sub mul div root, where_positive where_not_below_or_zero
- *   see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
+ *   splat add sub mul divide root rounded(type, v), where_positive(x, v) where_positive_or_nan(x, v), else +0
+ *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
+ *   zeros_f64 add_squares(vecd, vec)
  *
  * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
  * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices: what
@@ -241,7 +242,7 @@ INLINE void reduce_p(int type, void *const *bufs, int p, size_t n, float divisor
     OVER(n, NULL, 4, {
         vec sum = get(type, bufs[0], at);
         for (int r = 1; r < p; r++) sum = add(sum, get(type, bufs[r], at));
-        sum = by_inverse ? mul(sum, inverse) : div_(sum, d);
+        sum = by_inverse ? mul(sum, inverse) : divide(sum, d);
         for (int r = 0; r < p; r++) put(type, bufs[r], at, sum);
         seen = see(seen, sum);
     });
@@ -316,7 +317,7 @@ INLINE void adam(int grad_type, int mode, void *param, void *half, float *m, flo
         put(CAIRN_F32, m, kept(at), m1);
         put(CAIRN_F32, v, kept(at), v1);
         vec denominator = add(mul(root(v1), inv_c2), eps);
-        vec update = mul(step, div_(m1, denominator));
+        vec update = mul(step, divide(m1, denominator));
         if (o.decoupled) update = add(update, mul(decay, w));
         put_weight(mode, param, half, at, sub(w, update));
     });

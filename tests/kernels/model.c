@@ -38,6 +38,21 @@ static double model_narrow(cairn_dtype type, double x) {
     return fabs(rounded) > f.greatest ? copysign(INFINITY, x) : rounded;
 }
 
+/* The two functions above as tables, for going through every f32 in minutes: values of the 65536 bit patterns, and the
+ * unit of each exponent field of f32. */
+static double value_table[CAIRN_BF16 + 1][0x10000], unit_table[CAIRN_BF16 + 1][0x100];
+
+static void make_tables(void) {
+    for (cairn_dtype type = CAIRN_F16; type <= CAIRN_BF16; type++) {
+        struct format f = format_of(type);
+        for (uint32_t bits = 0; bits < 0x10000; bits++) value_table[type][bits] = model_widen(type, (uint16_t)bits);
+        for (int e = 0; e < 0x100; e++) {
+            int exponent = e - 127 > f.least_exponent ? e - 127 : f.least_exponent;
+            unit_table[type][e] = ldexp(1, exponent - f.digits + 1);
+        }
+    }
+}
+
 static bool same_value(double a, double b) {
     return (isnan(a) && isnan(b)) || (a == b && signbit(a) == signbit(b));
 }
@@ -320,12 +335,33 @@ bool check_reference(const struct cairn__kernel_row *row, const struct checking 
 
 enum { CHUNK = 1 << 20 };
 
+static bool halves_are_right(cairn_dtype type, const uint32_t *x, const uint16_t *half) {
+    const double greatest = format_of(type).greatest;
+    for (size_t i = 0; i < CHUNK; i++) {
+        if ((x[i] & 0x7f800000) == 0x7f800000) {
+            if (!narrowing_is_right(type, x[i])) return false;
+            continue;
+        }
+        double unit = unit_table[type][x[i] >> 23 & 0xff];
+        double want = nearbyint((double)cairn__f32_from_bits(x[i]) / unit) * unit, got = value_table[type][half[i]];
+        if (fabs(want) > greatest ? fabs(got) == INFINITY : got == want) {
+            if ((half[i] >> 15) == (x[i] >> 31)) continue;
+        }
+        complain("f32 %08x becomes %s %04x", x[i], cairn_dtype_name(type), half[i]);
+        return false;
+    }
+    return true;
+}
+
+/* A row against the reference; the casts of the reference against the tables too. */
 static bool chunk_is_right(const struct cairn__kernel_row *row, const uint32_t *x, uint32_t *got, uint32_t *want) {
     const cairn_dtype to = row->kind == CAIRN__K_CAST ? (cairn_dtype)row->b : CAIRN_F32;
     const struct job job = job_of(row);
     struct outcome out;
     job.call(row, (void *[]){got, (void *)(uintptr_t)x}, CHUNK, 0, &out);
     job.call(reference_of(row), (void *[]){want, (void *)(uintptr_t)x}, CHUNK, 0, &out);
+    if (row == reference_of(row) && row->kind == CAIRN__K_CAST) return halves_are_right(to, x, (uint16_t *)got);
+    if (memcmp(got, want, CHUNK * cairn_dtype_nbytes(to)) == 0) return true;
     for (size_t i = 0; i < CHUNK; i++) {
         if (same_element(to, got, want, i, true)) continue;
         if (row->promise == CAIRN__FLUSHES_SUBNORMALS && (x[i] & 0x7f800000) == 0 &&
@@ -348,11 +384,9 @@ bool check_all_f32(void) {
     uint32_t *memory = malloc(3 * sizeof(uint32_t) * CHUNK), *x = memory;
     if (!memory) abort();
     bool ok = true;
+    make_tables();
     for (uint64_t start = 0; ok && start < (uint64_t)1 << 32; start += CHUNK) {
         for (size_t i = 0; i < CHUNK; i++) x[i] = (uint32_t)(start + i);
-        for (size_t i = 0; ok && i < CHUNK; i++) {
-            ok = narrowing_is_right(CAIRN_F16, x[i]) && narrowing_is_right(CAIRN_BF16, x[i]);
-        }
         for (size_t r = 0; ok && r < count; r++) {
             bool runs = (rows[r].needs & ~cairn__cpu_features()) == 0;
             if (runs && narrows_f32(&rows[r])) ok = chunk_is_right(&rows[r], x, x + CHUNK, x + 2 * CHUNK);
