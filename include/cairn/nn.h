@@ -65,7 +65,8 @@ CAIRN_API float cairn_tensor_item(const cairn_tensor *t);
 
 /* ---- operations; each names its torch counterpart ---- */
 
-/* y[B, out] = x[B, in] weight[out, in]^T + bias[out], bias added before the one rounding. torch.nn.functional.linear */
+/* y[B, out] = x[B, in] weight[out, in]^T + bias[out], bias added before the one rounding. bias may be NULL: none, the one
+ * argument of an operation where NULL is no error. torch.nn.functional.linear */
 CAIRN_API cairn_tensor *cairn_linear_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias);
 
 CAIRN_API cairn_tensor *cairn_add(cairn_tensor *a, cairn_tensor *b); /* equal shapes; torch.add */
