@@ -120,7 +120,7 @@ static void bf16_accumulation_does_not_stall(void **state) {
 static void add_params(cairn_env *env, size_t count, cairn_param_set **set) {
     assert_int_equal(cairn__param_set_new(env, set), CAIRN_OK);
     for (size_t i = 0; i < count; i++) {
-        char name[32];
+        char name[64];
         snprintf(name, sizeof(name), "layer%zu.weight", i);
         struct cairn__param *p = NULL;
         float *slot = NULL;
@@ -135,7 +135,7 @@ static void add_params(cairn_env *env, size_t count, cairn_param_set **set) {
 static void check_names_the_one_of_200_that_overflowed(void **state) {
     for (size_t culprit = 0; culprit < 200; culprit += 33) {
         cairn_param_set *set = NULL;
-        char names[64], expected[32];
+        char names[64], expected[64];
         add_params(*state, 200, &set);
         ((float *)set->params[culprit]->grad)[culprit % 5] = culprit % 2 ? INFINITY : NAN;
         cairn__param_set_check(set);
