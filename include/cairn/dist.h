@@ -7,7 +7,8 @@
  * Progress: there is no thread. Posting is a store; cairn_work_wait, cairn_work_test, every other call on the group and
  * (through ddp) every backward node move the outstanding collectives on. A wait spins briefly and then sleeps.
  * After CAIRN_EPEER or CAIRN_ETIMEOUT the group allows cairn_env_destroy only; every call repeats the first cause.
- * Timeout: CAIRN_TIMEOUT seconds (300) without the other ranks.
+ * Timeout: CAIRN_TIMEOUT seconds (300) in which nothing of what this rank waits for moved. A rank that dies is noticed
+ * within tens of milliseconds, its number and process named. Works end with the group.
  * Threads: one caller per group at a time. */
 #ifndef CAIRN_DIST_H
 #define CAIRN_DIST_H
@@ -36,7 +37,8 @@ CAIRN_API const char *cairn_group_backend(const cairn_group *group);
 /* Memory that the group reduces without copying it, zeroed, 64-byte aligned; on shm a memory segment that every rank
  * maps. Collective: every rank calls it with the same nbytes. Freed by cairn_group_free, also collective, in the same
  * order on every rank; what is left is freed with the group.
- * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_ESYSTEM; CAIRN_EPEER; CAIRN_ETIMEOUT. */
+ * Errors: CAIRN_EINVAL; CAIRN_ENOMEM and CAIRN_ESYSTEM where a rank got none: then no rank has any, and the group lives
+ * on; CAIRN_EPEER; CAIRN_ETIMEOUT. */
 CAIRN_API cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out);
 CAIRN_API cairn_status cairn_group_free(cairn_group *group, void **memory);
 

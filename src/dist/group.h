@@ -16,11 +16,12 @@ struct cairn__group_options {
     const struct cairn__kernels *kernels;
 };
 
-/* Collective over all ranks. Errors: CAIRN_EINVAL; CAIRN_ENOTSUP ranks on several machines (both named);
+/* Collective over all ranks; returns when all have joined, after which none needs the store. Errors: CAIRN_EINVAL; CAIRN_ENOTSUP ranks on several machines (both named);
  * CAIRN_EPEER a rank died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
 cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
 
-/* Not collective: leaves at once; what others still read stays mapped in them. Outstanding work is abandoned. */
+/* Not collective: leaves at once; what others still read stays mapped in them. Outstanding work is abandoned, and works
+ * and group memory are gone with the group. Ranks that wait for this one get CAIRN_EPEER "rank 2 left the group ...". */
 void cairn__group_destroy(cairn_group **group);
 
 /* Moves outstanding collectives on without waiting: cheap enough for every backward node (an uncontended load or two

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -197,10 +198,17 @@ static cairn_status ended(const struct meeting *m, int rank) {
                        m->s->peers[rank].pid, m->s->rank);
 }
 
-static bool same_user(int fd) {
+static bool same_user(int fd, int *pid) {
     struct ucred peer;
     socklen_t length = sizeof(peer);
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != geteuid()) return false;
+    *pid = peer.pid;
+    return true;
+}
+
+/* pid is as this process sees it, 0 where it is in another namespace. */
+static int watch_process(int pid) {
+    return pid > 0 && pid != getpid() ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }
 
 /* -1 with errno. */
@@ -218,6 +226,7 @@ static int dial(const char *address) {
 static cairn_status connect_to(struct meeting *m, int rank) {
     struct shm_peer *peer = &m->s->peers[rank];
     struct hello hello = {HELLO_MAGIC, m->s->rank};
+    int pid = 0;
     int fd = dial(peer->address);
     while (fd < 0 && (errno == EAGAIN || errno == EINTR) && !late(m)) {
         poll(NULL, 0, FIRST_PAUSE_MS);
@@ -226,16 +235,17 @@ static cairn_status connect_to(struct meeting *m, int rank) {
     if (fd < 0 && errno == ECONNREFUSED) return ended(m, rank);
     if (fd < 0) return cairn__fail_errno(errno, "connecting to rank %d", rank);
     peer->fd = fd;
-    REQUIRE(same_user(fd), CAIRN_EPEER, "rank %d runs as another user; start all ranks as one", rank);
+    REQUIRE(same_user(fd, &pid), CAIRN_EPEER, "rank %d runs as another user; start all ranks as one", rank);
     if (send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t)sizeof(hello)) return ended(m, rank);
+    peer->process = watch_process(pid);
     return CAIRN_OK;
 }
 
 /* The rank at the other end; -1 for a stranger or a probe. */
-static int identify(const struct cairn__shm *s, int fd) {
+static int identify(const struct cairn__shm *s, int fd, int *pid) {
     struct hello hello;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    if (!same_user(fd) || poll(&p, 1, HELLO_MS) <= 0) return -1;
+    if (!same_user(fd, pid) || poll(&p, 1, HELLO_MS) <= 0) return -1;
     if (recv(fd, &hello, sizeof(hello), 0) != (ssize_t)sizeof(hello) || hello.magic != HELLO_MAGIC) return -1;
     bool expected = hello.rank > s->rank && hello.rank < s->size && s->peers[hello.rank].fd < 0;
     return expected ? hello.rank : -1;
@@ -248,11 +258,12 @@ static cairn_status accept_waiting(struct meeting *m) {
         if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
         if (fd < 0 && errno == EAGAIN) return CAIRN_OK;
         if (fd < 0) return cairn__fail_errno(errno, "accepting the other ranks");
-        int rank = identify(s, fd);
+        int pid = 0, rank = identify(s, fd, &pid);
         if (rank < 0) {
             close(fd);
         } else {
             s->peers[rank].fd = fd;
+            s->peers[rank].process = watch_process(pid);
         }
     }
 }

@@ -91,7 +91,7 @@ static cairn_status shm_create(cairn_group *group, const struct cairn__group_opt
     s->listener = -1;
     s->control_nbytes = bounces_offset(s->size) + (s->size > 1 ? (size_t)s->size * SHM_BOUNCE_NBYTES : 0);
     TRY(cairn__calloc((size_t)s->size, sizeof(*s->peers), (void **)&s->peers));
-    for (int r = 0; r < s->size; r++) s->peers[r].fd = -1;
+    for (int r = 0; r < s->size; r++) s->peers[r].fd = s->peers[r].process = -1;
     TRY(cairn__calloc((size_t)s->size, sizeof(*s->bufs), (void **)&s->bufs));
     cairn__shm_set_patience(s);
     if (s->size > 1) TRY(cairn__shm_meet(s, options));
@@ -128,6 +128,7 @@ static void shm_destroy(cairn_group *group) {
     for (size_t i = 0; i < s->num_segments; i++) unmap_segment(s, &s->segments[i]);
     for (int r = 0; r < s->size && s->peers; r++) {
         if (s->peers[r].fd >= 0) close(s->peers[r].fd);
+        if (s->peers[r].process >= 0) close(s->peers[r].process);
     }
     if (s->listener >= 0) close(s->listener);
     cairn__shm_unmap(s->control, s->control_nbytes);

@@ -1,7 +1,7 @@
 /* The shm backend: all ranks on one machine, in shared memory.
  *
  * Ranks meet through the store (meet.c) and then hold one Unix socket to each other: end of file on it means that the
- * other ended. Everything shared is an unlinked memory file passed over those sockets (memory.c); nothing has a name
+ * other ended. A process descriptor says so too where a child of that rank keeps the socket open. Everything shared is an unlinked memory file passed over those sockets (memory.c); nothing has a name
  * that could stay behind.
  *
  * The control memory has a lane for each rank, which that rank alone writes. To post collective number s a rank fills
@@ -53,7 +53,8 @@ struct shm_control {
 };
 
 struct shm_peer {
-    int fd; /* -1 for this rank itself */
+    int fd;      /* -1 for this rank itself */
+    int process; /* pidfd; -1 where the system has none to give, or the rank is a thread of this process */
     int pid;
     char address[40]; /* of its abstract socket, while meeting */
     bool known, dead;

@@ -70,8 +70,9 @@ static void describe_wait(struct cairn__shm *s, char *text, size_t nbytes) {
 static void look_for_ends(struct cairn__shm *s) {
     for (int r = 0; r < s->size; r++) {
         if (r == s->rank || s->peers[r].dead) continue;
-        struct pollfd p = {.fd = s->peers[r].fd, .events = POLLRDHUP};
-        if (poll(&p, 1, 0) > 0) s->peers[r].dead = true;
+        struct pollfd p[] = {{.fd = s->peers[r].fd, .events = POLLRDHUP},
+                             {.fd = s->peers[r].process, .events = POLLIN}};
+        if (poll(p, 2, 0) > 0) s->peers[r].dead = true;
     }
 }
 
