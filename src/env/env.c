@@ -49,8 +49,7 @@ static cairn_status join(struct cairn_env *env, const struct cairn__launch *laun
                                                  .store = store,
                                                  .prefix = prefix,
                                                  .kernels = env->device->kernels};
-    TRY(cairn__group_create(&options, &env->group));
-    if (store) TRY(cairn_barrier(env->group)); /* nobody needs the store any more */
+    TRY(cairn__group_create(&options, &env->group)); /* all have joined: nobody needs the store any more */
 out:
     return st;
 }
