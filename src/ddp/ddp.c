@@ -26,6 +26,7 @@ struct ddp_context {
     struct cairn__grad_listener listener;
     size_t next;         /* bucket to go out next */
     cairn_status status; /* first failure of this backward */
+    bool broken;         /* a backward failed half-way on this rank: the ranks no longer agree on what was sent */
 };
 
 /* ---- one backward ---- */
@@ -55,7 +56,7 @@ static cairn_status launch(struct ddp_context *d, struct cairn__ddp_bucket *buck
 }
 
 static void launch_full(struct ddp_context *d) {
-    while (d->status == CAIRN_OK && d->next < d->plan.count && d->plan.buckets[d->next].pending == 0) {
+    while (!d->broken && d->status == CAIRN_OK && d->next < d->plan.count && d->plan.buckets[d->next].pending == 0) {
         d->status = launch(d, &d->plan.buckets[d->next++]);
     }
 }
@@ -101,8 +102,17 @@ static cairn_status finish(struct ddp_context *d, struct cairn__ddp_bucket *buck
     return st;
 }
 
+/* Buckets that were not sent here will be waited for elsewhere, so there is no way back but out. */
+static void abort_round(void *ctx) {
+    struct ddp_context *d = ctx;
+    d->broken = true;
+}
+
 static cairn_status settle(void *ctx) {
     struct ddp_context *d = ctx;
+    REQUIRE(
+        !d->broken, CAIRN_ESTATE,
+        "ddp: an earlier backward failed half-way on this rank, so that the ranks no longer agree; end the program");
     uint32_t found = 0;
     for (size_t b = d->next; d->status == CAIRN_OK && b < d->plan.count; b++) {
         d->status = complete_with_zeros(d, &d->plan.buckets[b]);
@@ -146,7 +156,8 @@ static void move_gradients(struct ddp_context *d) {
 }
 
 static void install(struct ddp_context *d) {
-    d->listener = (struct cairn__grad_listener){.ctx = d, .ready = grad_ready, .progress = progress, .settle = settle};
+    d->listener = (struct cairn__grad_listener){
+        .ctx = d, .ready = grad_ready, .progress = progress, .settle = settle, .abort = abort_round};
     d->set->listener = &d->listener;
     d->set->frozen_by = "ddp_create";
     begin_round(d);

@@ -256,6 +256,10 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     return set->listener ? set->listener->settle(set->listener->ctx) : CAIRN_OK;
 }
 
+void cairn__param_set_abort(struct cairn_param_set *set) {
+    if (set->listener) set->listener->abort(set->listener->ctx);
+}
+
 static void forget_gradients(struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];

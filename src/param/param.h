@@ -44,6 +44,7 @@ struct cairn__grad_listener {
     void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
+    void (*abort)(void *ctx);               /* it failed half-way: what was ready will not be completed */
 };
 
 struct cairn_param_set {
@@ -84,6 +85,7 @@ void cairn__param_grad_ready(struct cairn__param *p);
 
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
+void cairn__param_set_abort(struct cairn_param_set *set); /* instead of settle, after a failure */
 
 /* Forgets all gradients (nothing is written to memory) and begins a new step of the environment. */
 void cairn__param_set_zero_grad(struct cairn_param_set *set);
