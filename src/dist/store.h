@@ -23,6 +23,10 @@ void cairn__store_stop(struct cairn__store_server **server);
 cairn_status cairn__store_connect(const char *host, int port, double timeout, struct cairn__store **out);
 void cairn__store_close(struct cairn__store **store);
 
+/* For leaving: returns once the server has closed this connection, or after timeout seconds. Whoever connects to its port
+ * after an end that was seen does not meet this server any more. Calls on s then fail; what is left is to close it. */
+void cairn__store_wait_end(struct cairn__store *s, double timeout);
+
 /* Keys are C strings; the "/" that torch clients put in front is added here. */
 cairn_status cairn__store_set(struct cairn__store *s, const char *key, const void *value, size_t nbytes);
 /* Waits for the key. *value is made with cairn__alloc, NUL-terminated beyond *nbytes; free with cairn__free.

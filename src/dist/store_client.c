@@ -318,6 +318,17 @@ void cairn__store_close(struct cairn__store **store) {
     *store = NULL;
 }
 
+void cairn__store_wait_end(struct cairn__store *s, double timeout) {
+    const uint64_t deadline = after(timeout);
+    char rest[256];
+    while (s->fd >= 0 && ms_left(deadline) > 0) {
+        struct pollfd p = {.fd = s->fd, .events = POLLIN};
+        if (poll(&p, 1, ms_left(deadline)) <= 0) continue;
+        ssize_t got = recv(s->fd, rest, sizeof(rest), 0);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) broke(s, CAIRN_OK);
+    }
+}
+
 /* ---- calls ---- */
 
 cairn_status cairn__store_set(struct cairn__store *s, const char *key, const void *value, size_t nbytes) {

@@ -201,6 +201,42 @@ static void connecting_retries_until_the_server_is_there(void **state) {
     assert_int_equal((intptr_t)st, CAIRN_OK);
 }
 
+static double seconds_since(uint64_t begin) {
+    return (double)(cairn__now_ns() - begin) * 1e-9;
+}
+
+static void *stop_soon(void *unused) {
+    (void)unused;
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    cairn__store_stop(&server);
+    return NULL;
+}
+
+static void waiting_for_the_end_lasts_until_the_server_closes(void **state) {
+    (void)state;
+    pthread_t thread;
+    const uint64_t begin = cairn__now_ns();
+    pthread_create(&thread, NULL, stop_soon, NULL);
+    cairn__store_wait_end(store, 20);
+    const double took = seconds_since(begin);
+    pthread_join(thread, NULL);
+    if (took < 0.1 || took > 10) fail_msg("it took %g s", took);
+    struct cairn__store *none = NULL;
+    assert_int_equal(cairn__store_connect("127.0.0.1", port, 0.1, &none), CAIRN_ETIMEOUT);
+    assert_int_equal(cairn__store_set(store, "k", "v", 1), CAIRN_EPEER);
+    cairn__store_wait_end(store, 20); /* it has ended: at once */
+}
+
+static void waiting_for_the_end_is_bounded_and_harmless(void **state) {
+    (void)state;
+    const uint64_t begin = cairn__now_ns();
+    cairn__store_wait_end(store, 0.1);
+    const double took = seconds_since(begin);
+    if (took < 0.1 || took > 10) fail_msg("it took %g s", took);
+    assert_int_equal(cairn__store_set(store, "k", "v", 1), CAIRN_OK);
+    expect_stored("k", "v");
+}
+
 static void port_in_use_says_what_to_do(void **state) {
     (void)state;
     struct cairn__store_server *second = NULL;
@@ -505,6 +541,8 @@ int main(void) {
         STORE_TEST(server_that_went_away_is_a_dead_peer),
         STORE_TEST(nobody_answering_is_a_timeout_that_names_the_address),
         STORE_TEST(connecting_retries_until_the_server_is_there),
+        STORE_TEST(waiting_for_the_end_lasts_until_the_server_closes),
+        STORE_TEST(waiting_for_the_end_is_bounded_and_harmless),
         STORE_TEST(port_in_use_says_what_to_do),
         STORE_TEST(wire_has_the_bytes_of_torch_2_2_and_later),
         STORE_TEST(every_write_wakes_those_who_wait),
