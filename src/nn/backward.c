@@ -159,7 +159,8 @@ static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss) {
 }
 
 static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node) {
-    node->consumed = true;
+    node->consumed =
+        node->op != CAIRN__OP_CAST; /* a cast saves nothing, and the losses of a step share a parameter's */
     cairn_status st = cairn__op_row(node->op)->backward(tape, node, node->result->sum);
     for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_progress(tape->sets[i]);
     return st;

@@ -79,11 +79,6 @@ static cairn_dtype choose_type(struct cairn__tape *tape, enum cairn__op op, cons
     return chosen || !rows[op]->promotes ? chosen : widest(types, args->count);
 }
 
-/* The cast's result of this step, as long as a further use may join its node. */
-static cairn_tensor *known_cast(const struct cairn__tape *tape, const struct cairn__param_cast *c) {
-    return c->result && c->generation == tape->generation && !c->result->node->consumed ? c->result : NULL;
-}
-
 static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast *c, cairn_dtype dtype) {
     const struct cairn__param *p = t->param;
     const size_t nbytes = p->n * cairn_dtype_nbytes(dtype);
@@ -102,17 +97,27 @@ static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast
     return CAIRN_OK;
 }
 
-/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. */
+/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights change
+ * within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
-    const bool is_current = c->data && c->dtype == dtype && c->version == t->param->version;
-    cairn_tensor *known = known_cast(tape, c);
-    if (known) return is_current ? known : cairn_cast(t, dtype); /* a backward still waits for the copy as it is */
-    if (!is_current && refresh_cast(t, c, dtype) != CAIRN_OK) return NULL;
-    c->result = cairn__apply(CAIRN__OP_CAST,
-                             &(struct cairn__op_args){.count = 1, .inputs = {t}, .dtype = dtype, .data = c->data});
+    const uint64_t version = t->param->version;
+    const bool is_of_step = c->result && c->generation == tape->generation;
+    if (is_of_step && c->result->dtype == dtype && c->result_version == version) return c->result;
+    cairn_tensor *result = NULL;
+    if (is_of_step) {
+        result = cairn_cast(t, dtype);
+    } else {
+        const bool is_current = c->data && c->dtype == dtype && c->version == version;
+        if (!is_current && refresh_cast(t, c, dtype) != CAIRN_OK) return NULL;
+        result = cairn__apply(CAIRN__OP_CAST,
+                              &(struct cairn__op_args){.count = 1, .inputs = {t}, .dtype = dtype, .data = c->data});
+    }
+    if (!result) return NULL;
+    c->result = result;
+    c->result_version = version;
     c->generation = tape->generation;
-    return c->result;
+    return result;
 }
 
 static cairn_tensor *in_type(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {

@@ -52,7 +52,7 @@ struct cairn__node {
     float scalar;     /* mul_scalar's factor */
     size_t index;     /* on the tape */
     uint64_t reached; /* the backward that last reached it */
-    bool consumed;    /* a backward has walked it */
+    bool consumed;    /* a backward has walked it; never a cast */
 };
 
 enum {

@@ -13,7 +13,8 @@ struct cairn__param_cast {
     size_t nbytes;
     cairn_dtype dtype;
     uint64_t version;
-    cairn_tensor *result; /* of the generation below */
+    cairn_tensor *result; /* of the generation below; a later one than data where weights changed within a step */
+    uint64_t result_version;
     uint64_t generation;
 };
 

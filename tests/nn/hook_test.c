@@ -147,6 +147,69 @@ static void hooked_parameter_used_twice_has_the_summed_gradient(void **state) {
     cairn_module_destroy(&m.layer);
 }
 
+static cairn_tensor *loss_of(const struct model *m, cairn_tensor *x) {
+    return cairn__scale_loss(cairn_sum(cairn_module_forward(m->layer, x)), 4);
+}
+
+static void copy_final_gradient(struct cairn__param *p, float *out) {
+    const void *grad = NULL;
+    cairn_dtype dtype = CAIRN_F16;
+    float factor = 0;
+    assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
+    assert_int_equal(dtype, CAIRN_F32);
+    for (size_t i = 0; i < p->n; i++) out[i] = ((const float *)grad)[i] * factor;
+}
+
+/* Whole numbers up to 3 * B * 4: exact in f16, and in the order of any sum. */
+static void losses_may_be_built_before_the_first_backward(void **state) {
+    cairn_env *env = test_env_of(state);
+    struct counting counts = {.half = CAIRN_F16};
+    const struct cairn__op_hook hook = {.ctx = &counts, .compute_type = choose};
+    static float twos[B * IN], ramp[B * IN], want[OUT * IN], got[OUT * IN], want_b[OUT], got_b[OUT];
+    for (int i = 0; i < B * IN; i++) twos[i] = 2, ramp[i] = (float)(i % 4);
+    struct model m = make_model(env);
+    cairn_tensor *x1 = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(B, IN), twos);
+    cairn_tensor *x2 = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(B, IN), ramp);
+    cairn__set_op_hook(env, &hook);
+
+    cairn__param_set_zero_grad(cairn_module_params(m.layer));
+    assert_int_equal(cairn_backward(loss_of(&m, x1)), CAIRN_OK);
+    assert_int_equal(cairn_backward(loss_of(&m, x2)), CAIRN_OK);
+    copy_final_gradient(param(&m, 0), want), copy_final_gradient(param(&m, 1), want_b);
+    for (int i = 0; i < OUT * IN; i++) assert_true(want[i] == 4 * B * (2 + (float)(i % 4)));
+    for (int i = 0; i < OUT; i++) assert_true(want_b[i] == 4 * B * 2);
+
+    cairn__param_set_zero_grad(cairn_module_params(m.layer));
+    cairn_tensor *l1 = loss_of(&m, x1), *l2 = loss_of(&m, x2);
+    assert_int_equal(cairn_backward(l1), CAIRN_OK);
+    assert_int_equal(cairn_backward(l2), CAIRN_OK);
+    copy_final_gradient(param(&m, 0), got), copy_final_gradient(param(&m, 1), got_b);
+    assert_memory_equal(got, want, sizeof(want));
+    assert_memory_equal(got_b, want_b, sizeof(want_b));
+    assert_int_equal(cairn_backward(l1), CAIRN_ESTATE); /* only casts are shared */
+    cairn_module_destroy(&m.layer);
+}
+
+static void weights_changed_within_a_step_are_cast_once_more(void **state) {
+    cairn_env *env = test_env_of(state);
+    struct counting counts = {.half = CAIRN_F16};
+    const struct cairn__op_hook hook = {.ctx = &counts, .compute_type = choose};
+    struct model m = make_model(env);
+    cairn__set_op_hook(env, &hook);
+    size_t nodes[4];
+    for (int i = 0; i < 4; i++) {
+        if (i == 2) cairn__param_set_weights_changed(cairn_module_params(m.layer));
+        const size_t before = env->tape->count;
+        assert_non_null(cairn_module_forward(m.layer, m.x));
+        nodes[i] = env->tape->count - before;
+    }
+    assert_int_equal(nodes[0], 3); /* weight, bias, the product */
+    assert_int_equal(nodes[1], 1);
+    assert_int_equal(nodes[2], 3);
+    assert_int_equal(nodes[3], 1);
+    cairn_module_destroy(&m.layer);
+}
+
 static void steady_step_under_a_hook_allocates_nothing(void **state) {
     cairn_env *env = test_env_of(state);
     struct counting counts = {.half = CAIRN_F16};
@@ -170,6 +233,8 @@ int main(void) {
         ENV_TEST(cast_is_refreshed_when_the_version_changes),
         ENV_TEST(change_between_two_forwards_leaves_the_first_graph_intact),
         ENV_TEST(hooked_parameter_used_twice_has_the_summed_gradient),
+        ENV_TEST(losses_may_be_built_before_the_first_backward),
+        ENV_TEST(weights_changed_within_a_step_are_cast_once_more),
         ENV_TEST(steady_step_under_a_hook_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
