@@ -38,27 +38,25 @@ static cairn_status check_params(const struct cairn_param_set *set) {
 
 static cairn_status cast_params(struct cairn_param_set *set, const struct cairn__amp_policy *policy) {
     if (!cairn__is_half(policy->cast_model_type)) return CAIRN_OK;
-    for (size_t i = 0; i < set->count; i++) {
-        struct cairn__param *p = set->params[i];
-        if (policy->keep_batchnorm_fp32 && p->is_norm) continue;
-        cairn_status st = cairn__param_to_half(p, policy->cast_model_type, policy->master_weights);
-        if (st != CAIRN_OK) return st;
-    }
-    return CAIRN_OK;
+    return cairn__param_set_to_half(set, policy->cast_model_type, policy->master_weights, policy->keep_batchnorm_fp32);
 }
 
 static cairn_dtype compute_type(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count) {
     const struct amp_context *amp = ctx;
-    return cairn__amp_compute_type(op, amp->policy.half_type, inputs, count);
+    (void)inputs, (void)count;
+    return cairn__amp_compute_type(op, amp->policy.half_type);
+}
+
+static cairn_status install_casts(struct amp_context *amp) {
+    const struct cairn__op_hook hook = {.ctx = amp, .compute_type = compute_type};
+    return amp->policy.patch_ops ? cairn__set_op_hook(amp->env, &hook) : CAIRN_OK;
 }
 
 static void install(struct amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
-    const struct cairn__op_hook op_hook = {.ctx = amp, .compute_type = compute_type};
     const struct cairn__step_hook step_hook = {.ctx = amp,
                                                .before = cairn__amp_before_step,
                                                .after = cairn__amp_after_step};
-    if (policy->patch_ops) cairn__set_op_hook(amp->env, &op_hook);
     cairn__module_set_io_types(amp->model, policy->cast_model_type, policy->cast_model_outputs);
     cairn__set_step_hook(amp->optimizer, &step_hook);
     amp->set->skip_nonfinite = policy->skip_nonfinite;
@@ -84,6 +82,8 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
         .max = policy.max_loss_scale,
         .window = GROWTH_WINDOW,
     };
+    TRY(install_casts(
+        amp)); /* O1 alone has them, and casts no parameter: what follows cannot fail with them in place */
     TRY(cast_params(set, &policy));
     if (policy.enabled) install(amp);
     cairn__amp_policy_log(options, &policy);
@@ -98,7 +98,7 @@ void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
     struct amp_context *a = *amp;
     if (a->policy.enabled) {
-        if (a->policy.patch_ops) cairn__set_op_hook(a->env, NULL);
+        if (a->policy.patch_ops) cairn__clear_op_hook(a->env);
         cairn__module_set_io_types(a->model, (cairn_dtype)0, (cairn_dtype)0);
         cairn__set_step_hook(a->optimizer, NULL);
         a->set->skip_nonfinite = false;

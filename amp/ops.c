@@ -21,26 +21,9 @@ const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op) {
     return 0;
 }
 
-/* f32 is wider than both halves; of f16 and bf16 neither holds the other, so they meet in f32. */
-static cairn_dtype widest(const cairn_dtype *inputs, int count) {
-    for (int i = 1; i < count; i++) {
-        if (inputs[i] != inputs[0]) return CAIRN_F32;
-    }
-    return inputs[0];
-}
-
-cairn_dtype cairn__amp_compute_type(enum cairn__op op, cairn_dtype half_type, const cairn_dtype *inputs, int count) {
+cairn_dtype cairn__amp_compute_type(enum cairn__op op, cairn_dtype half_type) {
     const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
-    if (!row) return (cairn_dtype)0;
-    switch (row->op_class) {
-    case CAIRN__AMP_LOW:
-        return half_type;
-    case CAIRN__AMP_F32:
-        return CAIRN_F32;
-    case CAIRN__AMP_WIDEST:
-        return widest(inputs, count);
-    case CAIRN__AMP_FOLLOW:
-        break;
-    }
+    if (row && row->op_class == CAIRN__AMP_LOW) return half_type;
+    if (row && row->op_class == CAIRN__AMP_F32) return CAIRN_F32;
     return (cairn_dtype)0;
 }

@@ -35,7 +35,8 @@ static const struct preset presets[] = {
 
 static const double INITIAL_SCALE = 65536.0;  /* apex/amp/scaler.py, LossScaler.__init__: init_scale */
 static const double DEFAULT_MAX = 16777216.0; /* the same: max_loss_scale */
-static const double DEFAULT_MIN = 1.0;        /* apex has no floor, and its scale can reach 0 */
+static const double LEAST_SCALE = 0x1p-126;
+static const double DEFAULT_MIN = 1.0; /* apex has no floor, and its scale can reach 0 */
 
 const char *cairn__amp_level_name(amp_opt_level level) {
     return presets[level].name;
@@ -62,8 +63,11 @@ cairn_status amp_opt_level_parse(const char *text, amp_opt_level *out) {
 }
 
 static cairn_status check_scale(const char *name, double scale) {
+    bool is_loss_scale = strcmp(name, "loss_scale") == 0;
     REQUIRE(isfinite(scale) && scale > 0, CAIRN_EINVAL, "%s is %g; it must be a finite number above 0%s", name, scale,
-            strcmp(name, "loss_scale") == 0 ? ", or dynamic" : "");
+            is_loss_scale ? ", or dynamic" : "");
+    REQUIRE(scale >= LEAST_SCALE && scale <= 1 / LEAST_SCALE, CAIRN_EINVAL,
+            "%s is %g; the scale and its inverse must be normal f32 numbers, so from 2^-126 to 2^126", name, scale);
     return CAIRN_OK;
 }
 

@@ -15,6 +15,12 @@ static bool looks(const struct amp_context *amp) {
     return amp->policy.enabled && amp->policy.skip_nonfinite;
 }
 
+/* A backward without amp is one at scale 1; the gradients of this one remember their own factor. */
+static void close_loss(amp_context *amp) {
+    amp->open = false;
+    amp->set->factor = 1.0f;
+}
+
 cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer, cairn_tensor **scaled) {
     REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
     REQUIRE(optimizer == amp->optimizer, CAIRN_EINVAL,
@@ -35,7 +41,7 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
-    amp->open = false;
+    close_loss(amp);
     amp->pending = true;
     if (!looks(amp)) return CAIRN_OK;
     cairn__param_set_check(amp->set);
@@ -49,7 +55,7 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
     if (st != CAIRN_OK) return st;
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
-    amp->open = false; /* the backward failed: its cause is what the caller needs, not a complaint at the next begin */
+    close_loss(amp); /* its cause is what the caller needs, not a complaint at the next begin */
     return st;
 }
 

@@ -36,16 +36,16 @@ static inline cairn_status plant_settle(void *ctx) {
     return plant->behind ? plant->behind->settle(plant->behind->ctx) : CAIRN_OK;
 }
 
-static inline void plant_abort(void *ctx) {
+static inline void plant_failed(void *ctx) {
     struct plant *plant = ctx;
-    if (plant->behind) plant->behind->abort(plant->behind->ctx);
+    if (plant->behind) plant->behind->failed(plant->behind->ctx);
 }
 
 /* After ddp_create. Until plant_remove. */
 static inline void plant_install(struct plant *plant, struct cairn_param_set *set) {
     *plant = (struct plant){.set = set, .behind = set->listener, .target = -1};
     plant->front = (struct cairn__grad_listener){
-        .ctx = plant, .ready = plant_ready, .progress = plant_progress, .settle = plant_settle, .abort = plant_abort};
+        .ctx = plant, .ready = plant_ready, .progress = plant_progress, .settle = plant_settle, .failed = plant_failed};
     set->listener = &plant->front;
 }
 

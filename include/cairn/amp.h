@@ -1,9 +1,9 @@
 /* Automatic mixed precision: the opt levels O0 to O3, dynamic loss scaling, fp32 masters, skipped steps.
  *
  * Follows apex.amp (NVIDIA/apex 25.04, apex/amp) in levels, properties, override rules and the default scaler; where it
- * differs, docs/from-apex.md in time and the line here say so. Differences today: works on the CPU; f16 or bf16 at every
+ * differs, this says so. Differences: works on the CPU; f16 or bf16 at every
  * level; an object, not global state; the scale has a floor of 1; a static scale skips non-finite steps too; the scaler
- * counts optimizer steps, not backwards; the message about a skipped step comes once, from rank 0, with names.
+ * counts optimizer steps, not backwards; the message about a skipped step comes once, from rank 0 (to stderr; a callback hears every rank), with names.
  * Threads: one thread per context at a time. */
 #ifndef CAIRN_AMP_H
 #define CAIRN_AMP_H
@@ -68,8 +68,11 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
  *   options    NULL = all defaults, O1 in f16
  *   out        ends before optimizer and model
  *
- * Errors   CAIRN_EINVAL an option or a pair of options (nothing was changed); CAIRN_ESTATE already initialised, or
- *          ddp_create came first; CAIRN_ENOTSUP parameters in the user's memory at O2 and O3; CAIRN_ENOMEM.
+ * O1's casts hold for every operation of the environment, inside the model and outside (the loss), as apex's do; so an
+ * environment has one O1 context at a time.
+ *
+ * Errors   Nothing was changed. CAIRN_EINVAL an option or a pair of options; CAIRN_ESTATE already initialised, another O1
+ *          context in this environment, or ddp_create came first; CAIRN_ENOMEM.
  * Source   apex/amp/frontend.py, _initialize.py and _process_optimizer.py at 25.04. */
 CAIRN_API cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
                                       const struct amp_options *options, amp_context **out);

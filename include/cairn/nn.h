@@ -1,7 +1,8 @@
 /* Tensors with gradients, the operations of the quick start, and modules.
  *
  * Results belong to the environment's tape and live until the next cairn_zero_grad of an optimizer of that environment;
- * cairn_tensor_keep holds one longer. Use of a result after its step is an error, not a crash. Leaf tensors (cairn_randn,
+ * cairn_tensor_keep holds one longer. Use of a result in the three steps after its own is an error, not a crash; later its
+ * place may hold another result. Leaf tensors (cairn_randn,
  * cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
  * Graph-building calls return NULL on error, and NULL in gives NULL out: the first cause stays in cairn_last_error() and
  * cairn_backward(NULL) returns its status.

@@ -31,6 +31,11 @@ CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param 
 /* Ends a set the user made; a module's set ends with the module. After its optimizers and contexts. */
 CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
 
+/* For a set the user made: the gradients of parameters [first, first + count) have been written, whole, and the next step
+ * of an optimizer over this set applies them. Until cairn_zero_grad. (Scaling and averaging of such sets come later.)
+ * Errors: CAIRN_EINVAL out of range, or a parameter without gradient memory. */
+CAIRN_API cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count);
+
 CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
 
 /* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient. The

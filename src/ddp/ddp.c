@@ -103,7 +103,7 @@ static cairn_status finish(struct ddp_context *d, struct cairn__ddp_bucket *buck
 }
 
 /* Buckets that were not sent here will be waited for elsewhere, so there is no way back but out. */
-static void abort_round(void *ctx) {
+static void failed(void *ctx) {
     struct ddp_context *d = ctx;
     d->broken = true;
 }
@@ -157,7 +157,7 @@ static void move_gradients(struct ddp_context *d) {
 
 static void install(struct ddp_context *d) {
     d->listener = (struct cairn__grad_listener){
-        .ctx = d, .ready = grad_ready, .progress = progress, .settle = settle, .abort = abort_round};
+        .ctx = d, .ready = grad_ready, .progress = progress, .settle = settle, .failed = failed};
     d->set->listener = &d->listener;
     d->set->frozen_by = "ddp_create";
     begin_round(d);

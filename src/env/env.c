@@ -63,6 +63,11 @@ static cairn_status meet(struct cairn_env *env, const struct cairn__launch *laun
     if (launch->rank == 0 && !launch->agent_store) TRY(cairn__store_serve(port, &server, &port));
     TRY(cairn__store_connect(launch->master_addr, port, timeout, &store));
     TRY(join(env, launch, store, timeout));
+    if (server) {
+        cairn__store_stop(&server);
+    } else if (!launch->agent_store) { /* or this rank's next environment would meet the store of this one */
+        cairn__store_wait_end(store, timeout);
+    }
 out:
     cairn__store_close(&store);
     cairn__store_stop(&server);

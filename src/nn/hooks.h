@@ -34,8 +34,10 @@ struct cairn__op_hook {
     cairn_dtype (*compute_type)(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count);
 };
 
-/* hook is copied; NULL takes it away. One per environment. */
-void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
+/* hook is copied; it is asked about every operation of the environment, inside modules and outside. One at a time.
+ * Errors: CAIRN_ESTATE there is one. */
+cairn_status cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
+void cairn__clear_op_hook(cairn_env *env);
 
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);

@@ -31,8 +31,15 @@ const char *cairn__op_name(enum cairn__op op) {
     return (unsigned)op < CAIRN__NUM_OPS ? names[op] : "?";
 }
 
-void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
-    env->tape->hook = hook ? *hook : (struct cairn__op_hook){.compute_type = NULL};
+cairn_status cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
+    REQUIRE(!env->tape->hook.compute_type, CAIRN_ESTATE,
+            "this environment's operations have a cast policy already; end its context or use another environment");
+    env->tape->hook = *hook;
+    return CAIRN_OK;
+}
+
+void cairn__clear_op_hook(cairn_env *env) {
+    env->tape->hook = (struct cairn__op_hook){.compute_type = NULL};
 }
 
 /* ---- shapes that several rows share ---- */

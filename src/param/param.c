@@ -138,15 +138,17 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
     return CAIRN_OK;
 }
 
-cairn_status cairn__param_to_half(struct cairn__param *p, cairn_dtype half, bool keep_master) {
+static cairn_status check_may_change(const struct cairn__param *p) {
     REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
             p->set->frozen_by);
     REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
             "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
             cairn_dtype_name(p->dtype), p->owns_data ? "Cairn's" : "the user's");
-    void *weights = NULL;
-    cairn_status st = cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(half), &weights);
-    if (st != CAIRN_OK) return st;
+    return CAIRN_OK;
+}
+
+/* Cannot fail; weights becomes p's. */
+static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
     kernels_of(p->set)->cast[CAIRN_F32][half](weights, p->data, p->n);
     if (keep_master) {
         p->master = p->data;
@@ -160,7 +162,28 @@ cairn_status cairn__param_to_half(struct cairn__param *p, cairn_dtype half, bool
     p->grad = NULL;
     p->owns_grad = p->written = p->has_acc = false;
     p->version++;
-    return CAIRN_OK;
+}
+
+/* All memory first, so that a failure changes nothing. */
+cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master,
+                                      bool keep_norms) {
+    cairn_status st = CAIRN_OK;
+    void **weights = NULL;
+    TRY(cairn__calloc(set->count, sizeof(weights[0]), (void **)&weights));
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (keep_norms && p->is_norm) continue;
+        TRY(check_may_change(p));
+        TRY(cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(half), &weights[i]));
+    }
+    for (size_t i = 0; i < set->count; i++) {
+        if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
+        weights[i] = NULL;
+    }
+out:
+    for (size_t i = 0; weights && i < set->count; i++) cairn__device_free(set->env->device, weights[i]);
+    cairn__free(weights);
+    return st;
 }
 
 /* ---- looking ---- */
@@ -248,6 +271,18 @@ void cairn__param_grad_ready(struct cairn__param *p) {
     if (set->listener) set->listener->ready(set->listener->ctx, p->index);
 }
 
+cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
+    REQUIRE(set, CAIRN_EINVAL, "cairn_grads_ready: set is NULL");
+    REQUIRE(first <= set->count && count <= set->count - first, CAIRN_EINVAL,
+            "cairn_grads_ready: parameters [%zu, %zu) of a set of %zu", first, first + count, set->count);
+    for (size_t i = first; i < first + count; i++) {
+        REQUIRE(set->params[i]->grad, CAIRN_EINVAL, "cairn_grads_ready: parameter '%s' has no gradient memory",
+                set->params[i]->name);
+    }
+    for (size_t i = first; i < first + count; i++) cairn__param_grad_ready(set->params[i]);
+    return CAIRN_OK;
+}
+
 cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
     return set->listener ? set->listener->progress(set->listener->ctx) : CAIRN_OK;
 }
@@ -257,7 +292,7 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
 }
 
 void cairn__param_set_abort(struct cairn_param_set *set) {
-    if (set->listener) set->listener->abort(set->listener->ctx);
+    if (set->listener) set->listener->failed(set->listener->ctx);
 }
 
 static void forget_gradients(struct cairn_param_set *set) {

@@ -44,7 +44,7 @@ struct cairn__grad_listener {
     void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
-    void (*abort)(void *ctx);               /* it failed half-way: what was ready will not be completed */
+    void (*failed)(void *ctx);              /* it failed half-way: what was ready will not be completed */
 };
 
 struct cairn_param_set {
@@ -70,9 +70,10 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
 cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
                                   bool is_norm, struct cairn__param **out);
 
-/* Changes a parameter the set owns from f32 to half; with keep_master the f32 values become the master, without it they
- * go. A gradient slot the set owns goes too (it has another type). */
-cairn_status cairn__param_to_half(struct cairn__param *p, cairn_dtype half, bool keep_master);
+/* Changes the parameters the set owns from f32 to half; with keep_master the f32 values become the masters, without it
+ * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the set owns go too (they have
+ * another type). All or nothing. */
+cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, bool keep_norms);
 
 /* ---- gradients ---- */
 

@@ -99,6 +99,8 @@ static void values_out_of_range_are_refused(void **state) {
     assert_refused(amp_options(.half_type = CAIRN_F32), "half_type is f32");
     assert_refused(amp_options(.loss_scale = -1), "loss_scale is -1");
     assert_refused(amp_options(.loss_scale = NAN), "loss_scale is nan");
+    assert_refused(amp_options(.loss_scale = 1e39), "from 2^-126 to 2^126");
+    assert_refused(amp_options(.loss_scale = 1e-300), "from 2^-126 to 2^126");
     assert_refused(amp_options(.min_loss_scale = -2), "min_loss_scale is -2");
     assert_refused(amp_options(.cast_model_outputs = CAIRN_I64), "cast_model_outputs is i64");
     assert_refused(amp_options(.patch_ops = (cairn_switch)7), "none of CAIRN_DEFAULT");
@@ -123,7 +125,7 @@ static void words_are_parsed_strictly(void **state) {
     assert_true(scale == AMP_DYNAMIC);
     assert_int_equal(amp_loss_scale_parse("128.0", &scale), CAIRN_OK);
     assert_true(scale == 128);
-    static const char *const bad[] = {"0", "-1", "nan", "inf", "", "12x", "Dynamic"};
+    static const char *const bad[] = {"0", "-1", "nan", "inf", "", "12x", "Dynamic", "1e39", "1e-300"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_int_equal(amp_loss_scale_parse(bad[i], &scale), CAIRN_EINVAL);
     }
@@ -147,15 +149,11 @@ static void every_op_but_the_cast_has_a_class_and_a_reason(void **state) {
 
 static void classes_choose_types(void **state) {
     (void)state;
-    const cairn_dtype f32s[] = {CAIRN_F32, CAIRN_F32}, mixed[] = {CAIRN_F16, CAIRN_F32},
-                      halves[] = {CAIRN_F16, CAIRN_BF16}, low[] = {CAIRN_BF16, CAIRN_BF16};
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_LINEAR, CAIRN_BF16, f32s, 2), CAIRN_BF16);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_MSE_LOSS, CAIRN_F16, low, 2), CAIRN_F32);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, mixed, 2), CAIRN_F32);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, halves, 2), CAIRN_F32);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16, low, 2), CAIRN_BF16);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_RELU, CAIRN_F16, low, 1), 0);
-    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_CAST, CAIRN_F16, low, 1), 0);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_LINEAR, CAIRN_BF16), CAIRN_BF16);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_MSE_LOSS, CAIRN_F16), CAIRN_F32);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_ADD, CAIRN_F16), 0);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_RELU, CAIRN_F16), 0);
+    assert_int_equal(cairn__amp_compute_type(CAIRN__OP_CAST, CAIRN_F16), 0);
 }
 
 int main(void) {

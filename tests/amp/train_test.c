@@ -323,6 +323,47 @@ static void initialising_twice_is_refused_until_destroyed(void **state) {
     end(&t);
 }
 
+static void plain_backward_after_a_scaled_one_has_scale_1(void **state) {
+    struct training t;
+    begin(&t, *state, every_level[3]);
+    step(&t);
+    cairn_zero_grad(t.sgd);
+    cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y);
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    const struct cairn__param *p = cairn_module_params(t.model)->params[0];
+    assert_true(p->written && p->factor == 1.0f);
+    end(&t);
+}
+
+static void second_o1_context_of_an_environment_is_refused(void **state) {
+    struct training first, other;
+    amp_context *amp = NULL;
+    begin(&first, *state, every_level[1]);
+    begin(&other, *state, every_level[0]);
+    amp_destroy(&other.amp); /* takes nothing of the first away */
+    assert_int_equal(amp_initialize(*state, other.model, other.sgd, every_level[1], &amp), CAIRN_ESTATE);
+    assert_int_equal(amp_initialize(*state, other.model, other.sgd, every_level[0], &other.amp), CAIRN_OK);
+    step(&first);
+    end(&other);
+    end(&first);
+}
+
+/* A loss of its own for each half of the batch, both made before the first backward. */
+static void two_losses_made_before_the_first_backward_both_count(void **state) {
+    for (int l = 0; l < NUM_LEVELS; l++) {
+        struct training t;
+        begin(&t, *state, every_level[l]);
+        cairn_zero_grad(t.sgd);
+        cairn_tensor *a = cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y);
+        cairn_tensor *b = cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y);
+        assert_int_equal(amp_backward(t.amp, a, t.sgd), CAIRN_OK);
+        assert_int_equal(amp_backward(t.amp, b, t.sgd), CAIRN_OK);
+        assert_int_equal(cairn_step(t.sgd), CAIRN_OK);
+        assert_int_equal(cairn_step_skipped(t.sgd), 0);
+        end(&t);
+    }
+}
+
 static void two_backwards_add_up(void **state) {
     struct training once, twice;
     begin(&once, *state, amp_options(.opt_level = AMP_O2, .loss_scale = 1024));
@@ -337,6 +378,7 @@ static void two_backwards_add_up(void **state) {
     }
     assert_int_equal(cairn_step(once.sgd), CAIRN_OK);
     assert_int_equal(cairn_step(twice.sgd), CAIRN_OK);
+    assert_int_equal(cairn_optimizer_steps(once.sgd) + cairn_optimizer_steps(twice.sgd), 2);
     static struct bits a, b;
     take_bits(&a, cairn_module_params(once.model));
     take_bits(&b, cairn_module_params(twice.model));
@@ -385,6 +427,9 @@ int main(void) {
         cmocka_unit_test(begin_without_end_is_reported),
         cmocka_unit_test(null_loss_brings_its_cause),
         cmocka_unit_test(initialising_twice_is_refused_until_destroyed),
+        cmocka_unit_test(plain_backward_after_a_scaled_one_has_scale_1),
+        cmocka_unit_test(second_o1_context_of_an_environment_is_refused),
+        cmocka_unit_test(two_losses_made_before_the_first_backward_both_count),
         cmocka_unit_test(two_backwards_add_up),
         cmocka_unit_test(steady_state_step_allocates_nothing_at_any_level),
         cmocka_unit_test(disabled_amp_trains_as_if_it_were_not_there),

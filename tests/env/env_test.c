@@ -70,6 +70,50 @@ static void ranks_meet_whatever_their_number(void **state) {
     for (int i = 0; i < 4; i++) run_ranks(sizes[i], add_up_ranks, NULL);
 }
 
+struct by_hand {
+    int rank, port;
+    const char *problem;
+};
+
+static void *make_environments_by_hand(void *arg) {
+    struct by_hand *self = arg;
+    const struct cairn__launch launch = {.rank = self->rank,
+                                         .size = 2,
+                                         .master_addr = "127.0.0.1",
+                                         .master_port = self->port,
+                                         .key_prefix = "test",
+                                         .source = "torch"};
+    for (int i = 0; i < 20 && !self->problem; i++) {
+        cairn_env *env = NULL;
+        int32_t one = 1;
+        if (cairn__env_create_at(&launch, cairn_env_options(.timeout = 20), &env) != CAIRN_OK ||
+            cairn_allreduce(cairn_env_group(env), &one, 1, CAIRN_I32, CAIRN_SUM, NULL) != CAIRN_OK || one != 2) {
+            self->problem = strdup(cairn_last_error());
+        }
+        cairn_env_destroy(&env);
+    }
+    return NULL;
+}
+
+/* Without a launcher rank 0 hosts a store for each; a fast rank must not meet the last one's. */
+static void environments_follow_each_other_without_a_launcher(void **state) {
+    (void)state;
+    struct cairn__store_server *server = NULL;
+    struct by_hand ranks[2] = {{.rank = 0}, {.rank = 1}};
+    pthread_t threads[2];
+    int port = 0;
+    assert_int_equal(cairn__store_serve(0, &server, &port), CAIRN_OK); /* a port that is free */
+    cairn__store_stop(&server);
+    for (int r = 0; r < 2; r++) {
+        ranks[r].port = port;
+        assert_int_equal(pthread_create(&threads[r], NULL, make_environments_by_hand, &ranks[r]), 0);
+    }
+    for (int r = 0; r < 2; r++) pthread_join(threads[r], NULL);
+    for (int r = 0; r < 2; r++) {
+        if (ranks[r].problem) fail_msg("rank %d: %s", r, ranks[r].problem);
+    }
+}
+
 static void environment_leaves_no_memory_behind(void **state) {
     (void)state;
     uint64_t before = cairn__alloc_counters().alive;
@@ -83,6 +127,7 @@ int main(void) {
         cmocka_unit_test(process_that_is_alone_has_a_group_of_one),
         cmocka_unit_test(two_environments_do_not_touch_each_other),
         cmocka_unit_test(ranks_meet_whatever_their_number),
+        cmocka_unit_test(environments_follow_each_other_without_a_launcher),
         cmocka_unit_test(environment_leaves_no_memory_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
