@@ -166,14 +166,21 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     return st;
 }
 
+/* Every set hears of the end: that it may settle, or that nothing more comes. */
+static cairn_status end_walk(struct cairn__tape *tape, cairn_status st) {
+    size_t i = 0;
+    for (; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
+    for (; i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
+    return st;
+}
+
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss) {
     cairn__arena_release(&tape->grads, (struct cairn__arena_mark){0, 0});
     cairn_status st = seed(tape, loss);
     for (size_t i = loss->node ? loss->node->index + 1 : 0; st == CAIRN_OK && i > 0; i--) {
         if (tape->nodes[i - 1]->reached == tape->backward) st = walk_node(tape, tape->nodes[i - 1]);
     }
-    for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
-    return st;
+    return end_walk(tape, st);
 }
 
 static cairn_status check_loss(const cairn_tensor *loss) {

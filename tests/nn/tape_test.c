@@ -156,6 +156,68 @@ static void environments_do_not_mix(void **state) {
     test_env_destroy(other);
 }
 
+/* A listener that counts, and fails where it is told to. */
+struct listening {
+    struct cairn__grad_listener listener;
+    cairn_status of_progress, of_settle;
+    int ready, settled, aborted;
+};
+
+static void count_ready(void *ctx, size_t index) {
+    (void)index;
+    ((struct listening *)ctx)->ready++;
+}
+
+static cairn_status tell_progress(void *ctx) {
+    return ((struct listening *)ctx)->of_progress;
+}
+
+static cairn_status tell_settle(void *ctx) {
+    struct listening *l = ctx;
+    l->settled++;
+    return l->of_settle;
+}
+
+static void count_abort(void *ctx) {
+    ((struct listening *)ctx)->aborted++;
+}
+
+static void listen_to(cairn_module *module, struct listening *l) {
+    *l = (struct listening){
+        .listener = {
+            .ctx = l, .ready = count_ready, .progress = tell_progress, .settle = tell_settle, .failed = count_abort}};
+    cairn_module_params(module)->listener = &l->listener;
+}
+
+static void every_listener_hears_how_a_backward_ended(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *first = cairn_linear(env, 4, 3), *last = cairn_linear(env, 3, 2);
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 4), four);
+    static const struct {
+        cairn_status of_progress, of_settle;  /* of last, which is told first */
+        int ready[2], settled[2], aborted[2]; /* first, last */
+    } cases[] = {
+        {CAIRN_OK, CAIRN_OK, {2, 2}, {1, 1}, {0, 0}},
+        {CAIRN_ENOMEM, CAIRN_OK, {0, 0}, {0, 0}, {1, 1}}, /* after the sum's node, before any gradient */
+        {CAIRN_OK, CAIRN_EPEER, {2, 2}, {0, 1}, {1, 0}},  /* whose settle failed knows already */
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct listening l[2];
+        listen_to(first, &l[0]), listen_to(last, &l[1]);
+        l[1].of_progress = cases[i].of_progress, l[1].of_settle = cases[i].of_settle;
+        cairn_tensor *loss = cairn_sum(cairn_module_forward(last, cairn_module_forward(first, x)));
+        const cairn_status want = cases[i].of_progress ? cases[i].of_progress : cases[i].of_settle;
+        assert_int_equal(cairn_backward(loss), want);
+        for (int j = 0; j < 2; j++) {
+            assert_int_equal(l[j].ready, cases[i].ready[j]);
+            assert_int_equal(l[j].settled, cases[i].settled[j]);
+            assert_int_equal(l[j].aborted, cases[i].aborted[j]);
+        }
+    }
+    cairn_module_destroy(&first);
+    cairn_module_destroy(&last);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(use_after_the_step_is_an_error),
@@ -168,6 +230,7 @@ int main(void) {
         ENV_TEST(only_leaves_can_be_asked_for_gradients),
         ENV_TEST(steady_step_allocates_nothing),
         ENV_TEST(equal_steps_give_equal_bits),
+        ENV_TEST(every_listener_hears_how_a_backward_ended),
         ENV_TEST(environments_do_not_mix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
