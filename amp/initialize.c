@@ -2,6 +2,8 @@
  * last, because nothing after them can fail. */
 #include "context.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 #include "core/status.h"
 #include "nn/hooks.h"
@@ -61,6 +63,7 @@ static void install(struct amp_context *amp) {
     cairn__set_step_hook(amp->optimizer, &step_hook);
     amp->set->skip_nonfinite = policy->skip_nonfinite;
     amp->set->has_amp = true;
+    cairn__amp_policy_summary(policy, amp->set->precision, sizeof(amp->set->precision));
 }
 
 cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
@@ -103,7 +106,7 @@ void amp_destroy(amp_context **amp) {
         cairn__set_step_hook(a->optimizer, NULL);
         a->set->skip_nonfinite = false;
         a->set->has_amp = false;
-        a->set->factor = 1.0f;
+        memset(a->set->precision, 0, sizeof(a->set->precision));
     }
     cairn__free(a);
     *amp = NULL;

@@ -213,6 +213,14 @@ static const char *type_or_none(cairn_dtype dtype) {
     return dtype ? cairn_dtype_name(dtype) : "none";
 }
 
+void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, size_t nbytes) {
+    char bounds[64] = "";
+    if (p->dynamic) snprintf(bounds, sizeof(bounds), " in [%g, %g]", p->min_loss_scale, p->max_loss_scale);
+    snprintf(text, nbytes, "%s %s, loss scale %s%g%s%s%s", cairn__amp_level_name(p->level),
+             cairn_dtype_name(p->half_type), p->dynamic ? "dynamic from " : "", p->loss_scale, bounds,
+             p->skip_nonfinite ? ", skipping" : "", p->patch_ops ? ", casting ops" : "");
+}
+
 static void log_properties(const struct cairn__amp_policy *p) {
     char scale[32] = "dynamic";
     if (!p->dynamic) snprintf(scale, sizeof(scale), "%g", p->loss_scale);

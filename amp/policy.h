@@ -30,6 +30,9 @@ cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct
 const char *cairn__amp_level_name(amp_opt_level level);
 const char *cairn__amp_level_brief(amp_opt_level level);
 
+/* "O2 bf16, loss scale 1, ...": all that ranks must have in common. */
+void cairn__amp_policy_summary(const struct cairn__amp_policy *policy, char *text, size_t nbytes);
+
 /* Logs level, defaults and what the user's overrides made of them, as apex prints them. */
 void cairn__amp_policy_log(const struct amp_options *options, const struct cairn__amp_policy *policy);
 

@@ -1,6 +1,7 @@
 /* The scaled loss and what follows it: scale before backward, look after it, decide at the step.
  *
- * The factor 1/S is formed in double and rounded once; it waits in the parameter set, where the optimizer's pass reads it.
+ * The scale goes with the loss: backward leaves the factor 1/S in every parameter set it reaches, where the optimizer's
+ * pass reads it.
  * Whether any gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from
  * one read of the gradients here. All ranks then hold equal gradients, so all decide alike without asking. */
 #include "context.h"
@@ -15,12 +16,6 @@ static bool looks(const struct amp_context *amp) {
     return amp->policy.enabled && amp->policy.skip_nonfinite;
 }
 
-/* A backward without amp is one at scale 1; the gradients of this one remember their own factor. */
-static void close_loss(amp_context *amp) {
-    amp->open = false;
-    amp->set->factor = 1.0f;
-}
-
 cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer, cairn_tensor **scaled) {
     REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
     REQUIRE(optimizer == amp->optimizer, CAIRN_EINVAL,
@@ -32,7 +27,6 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
     bool as_is = amp->scaler.scale == 1.0 && cairn_tensor_dtype(loss) == CAIRN_F32;
     cairn_tensor *result = as_is ? loss : cairn__scale_loss(loss, amp->scaler.scale);
     if (!result) return cairn_backward(NULL);
-    amp->set->factor = (float)(1.0 / amp->scaler.scale);
     amp->open = true;
     *scaled = result;
     return CAIRN_OK;
@@ -41,7 +35,7 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
-    close_loss(amp);
+    amp->open = false;
     amp->pending = true;
     if (!looks(amp)) return CAIRN_OK;
     cairn__param_set_check(amp->set);
@@ -55,7 +49,7 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
     if (st != CAIRN_OK) return st;
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
-    close_loss(amp); /* its cause is what the caller needs, not a complaint at the next begin */
+    amp->open = false; /* its cause is what the caller needs, not a complaint at the next begin */
     return st;
 }
 

@@ -63,7 +63,7 @@ CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
 
 /* Updates every parameter that has a gradient; parameters without one keep weight and state. Where amp found an infinite
  * or NaN gradient, on any rank, nothing is written, and cairn_step_skipped says so.
- * Errors: CAIRN_EINVAL NULL; CAIRN_ENOMEM; CAIRN_ENUMERIC the loss scale is at its floor and gradients still overflow. */
+ * Errors: CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed (nothing was written); CAIRN_ENOMEM; CAIRN_ENUMERIC the loss scale is at its floor and gradients still overflow. */
 CAIRN_API cairn_status cairn_step(cairn_optimizer *optimizer);
 
 /* 1 if the last cairn_step was skipped. */

@@ -24,6 +24,10 @@ static void describe(struct description *d, const struct cairn__param *p) {
 
 /* "'weight' [16, 1024] f16 with master" */
 static void write_description(char *text, size_t nbytes, const struct description *d) {
+    if (!d->dtype) {
+        snprintf(text, nbytes, "missing");
+        return;
+    }
     size_t used = (size_t)snprintf(text, nbytes, "'%.63s' [", d->name);
     for (int64_t i = 0; i < d->ndim && used < nbytes; i++) {
         used += (size_t)snprintf(text + used, nbytes - used, "%s%lld", i ? ", " : "", (long long)d->shape[i]);
@@ -34,16 +38,33 @@ static void write_description(char *text, size_t nbytes, const struct descriptio
     }
 }
 
-static cairn_status agree_on_count(size_t count, cairn_group *group) {
+/* Different settings of amp on different ranks would go unnoticed until the weights differ. */
+static cairn_status agree_on_precision(const struct cairn_param_set *set, cairn_group *group) {
+    cairn_status st = CAIRN_OK;
+    char(*all)[sizeof(set->precision)] = NULL;
+    int p = cairn_group_size(group);
+    TRY(cairn__calloc((size_t)p, sizeof(*all), (void **)&all));
+    TRY(cairn_allgather(group, all, set->precision, sizeof(*all) / sizeof(int32_t), CAIRN_I32, NULL));
+    for (int r = 1; r < p; r++) {
+        if (memcmp(all[0], all[r], sizeof(*all)) == 0) continue;
+        st = cairn__fail(CAIRN_EPEER,
+                         "ddp_create: rank 0 runs with %s but rank %d with %s; call amp_initialize alike on every rank",
+                         all[0][0] ? all[0] : "no amp", r, all[r][0] ? all[r] : "no amp");
+        break;
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
+static cairn_status most_params(size_t count, cairn_group *group, size_t *most) {
     int64_t counts[CAIRN__MAX_RANKS], mine = (int64_t)count;
     cairn_status st = cairn_allgather(group, counts, &mine, 1, CAIRN_I64, NULL);
-    if (st != CAIRN_OK) return st;
-    for (int r = 1; r < cairn_group_size(group); r++) {
-        REQUIRE(counts[r] == counts[0], CAIRN_EPEER,
-                "ddp_create: rank 0 has %lld parameters but rank %d has %lld; every rank must build the same model",
-                (long long)counts[0], r, (long long)counts[r]);
+    *most = 0;
+    for (int r = 0; st == CAIRN_OK && r < cairn_group_size(group); r++) {
+        if ((size_t)counts[r] > *most) *most = (size_t)counts[r];
     }
-    return CAIRN_OK;
+    return st;
 }
 
 static cairn_status compare(const struct description *all, size_t count, int p) {
@@ -66,13 +87,14 @@ static cairn_status compare(const struct description *all, size_t count, int p) 
 cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn_group *group) {
     cairn_status st = CAIRN_OK;
     struct description *mine = NULL, *all = NULL;
-    size_t p = (size_t)cairn_group_size(group);
-    TRY(agree_on_count(set->count, group));
-    TRY(cairn__calloc(set->count, sizeof(*mine), (void **)&mine));
-    TRY(cairn__calloc(set->count * p, sizeof(*all), (void **)&all));
+    size_t p = (size_t)cairn_group_size(group), most = 0;
+    TRY(most_params(set->count, group, &most));
+    TRY(cairn__calloc(most, sizeof(*mine), (void **)&mine)); /* zeros: a parameter that this rank lacks */
+    TRY(cairn__calloc(most * p, sizeof(*all), (void **)&all));
     for (size_t i = 0; i < set->count; i++) describe(&mine[i], set->params[i]);
-    TRY(cairn_allgather(group, all, mine, set->count * WORDS, CAIRN_I64, NULL));
-    TRY(compare(all, set->count, (int)p));
+    TRY(cairn_allgather(group, all, mine, most * WORDS, CAIRN_I64, NULL));
+    TRY(compare(all, most, (int)p));
+    TRY(agree_on_precision(set, group));
 out:
     cairn__free(mine);
     cairn__free(all);

@@ -5,7 +5,7 @@
 #include "cairn/dist.h"
 #include "param/param.h"
 
-/* Collective. Compares count, and each parameter's name, dtype and shape over all ranks.
+/* Collective. Compares each parameter's name, dtype and shape, their count, and what amp was told, over all ranks.
  * Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. */
 cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn_group *group);
 

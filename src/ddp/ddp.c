@@ -108,21 +108,33 @@ static void failed(void *ctx) {
     d->broken = true;
 }
 
-static cairn_status settle(void *ctx) {
-    struct ddp_context *d = ctx;
+static cairn_status check_whole(struct ddp_context *d) {
+    cairn_status st = cairn__group_progress(d->group);
+    if (st != CAIRN_OK) return st;
     REQUIRE(
         !d->broken, CAIRN_ESTATE,
         "ddp: an earlier backward failed half-way on this rank, so that the ranks no longer agree; end the program");
+    return CAIRN_OK;
+}
+
+static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
+    for (size_t b = 0; b < d->plan.count && d->plan.buckets[b].launched; b++) {
+        cairn_status st = finish(d, &d->plan.buckets[b], found);
+        if (d->status == CAIRN_OK) d->status = st;
+    }
+    return d->status;
+}
+
+static cairn_status settle(void *ctx) {
+    struct ddp_context *d = ctx;
     uint32_t found = 0;
+    cairn_status st = check_whole(d);
+    if (st != CAIRN_OK) return st;
     for (size_t b = d->next; d->status == CAIRN_OK && b < d->plan.count; b++) {
         d->status = complete_with_zeros(d, &d->plan.buckets[b]);
     }
     launch_full(d);
-    for (size_t b = 0; b < d->plan.count && d->plan.buckets[b].launched; b++) {
-        cairn_status st = finish(d, &d->plan.buckets[b], &found);
-        if (d->status == CAIRN_OK) d->status = st;
-    }
-    cairn_status st = d->status;
+    st = finish_all(d, &found);
     if (st == CAIRN_OK) cairn__param_set_report(d->set, found);
     begin_round(d);
     return st;

@@ -168,13 +168,14 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
 
 /* Every set hears of the end: that it may settle, or that nothing more comes. */
 static cairn_status end_walk(struct cairn__tape *tape, cairn_status st) {
-    size_t i = 0;
-    for (; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
-    for (; i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
+    for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
+    for (size_t i = 0; st != CAIRN_OK && i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
     return st;
 }
 
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss) {
+    const float factor = (float)(1.0 / (loss->loss_scale ? loss->loss_scale : 1.0));
+    for (size_t i = 0; i < tape->num_sets; i++) tape->sets[i]->factor = factor;
     cairn__arena_release(&tape->grads, (struct cairn__arena_mark){0, 0});
     cairn_status st = seed(tape, loss);
     for (size_t i = loss->node ? loss->node->index + 1 : 0; st == CAIRN_OK && i > 0; i--) {

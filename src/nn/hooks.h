@@ -47,7 +47,8 @@ cairn_env *cairn__tensor_env(const cairn_tensor *t);
 cairn_env *cairn__module_env(const cairn_module *module);
 
 /* loss * scale as a further node of the graph: the gradient of the loss starts from scale. What cairn_mul_scalar does,
- * but in f32 whatever the loss's type and without asking the op hook. */
+ * but in f32 whatever the loss's type and without asking the op hook; and what is made of the result knows its scale, so
+ * that backward leaves 1 / scale, formed in double and rounded once, in every parameter set it reaches. */
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, double scale);
 
 #endif

@@ -1,6 +1,7 @@
 /* The one way through which every operation goes: look at the inputs, choose the type, cast, infer, compute, record. */
 #include "nn/ops.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -144,6 +145,21 @@ static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_args 
     return CAIRN_OK;
 }
 
+/* The scale of a loss goes with it, so that backward can tell every parameter it reaches. */
+static cairn_status inherit_scale(const struct cairn__node *node) {
+    double least = INFINITY, most = 0;
+    for (int i = 0; i < node->count; i++) {
+        if (!node->inputs[i]->wants_grad) continue;
+        least = fmin(least, node->inputs[i]->loss_scale);
+        most = fmax(most, node->inputs[i]->loss_scale);
+    }
+    REQUIRE(most == 0 || least == most, CAIRN_EINVAL,
+            "%s: one input is a loss scaled by %g and another is scaled by %g; combine losses first, then scale",
+            names[node->op], most, least ? least : 1);
+    node->result->loss_scale = most;
+    return CAIRN_OK;
+}
+
 static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_args *args,
                               struct cairn__node **out) {
     cairn_status st = CAIRN_OK;
@@ -159,6 +175,7 @@ static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const
         if (!node->inputs[i]) return cairn__last_status();
         node->result->wants_grad |= node->inputs[i]->wants_grad;
     }
+    TRY(inherit_scale(node));
     node->result->dtype = op == CAIRN__OP_CAST ? args->dtype : cairn__tensor_dtype(node->inputs[0]);
     TRY(rows[op]->infer(node));
     node->result->n = 1;
@@ -186,7 +203,9 @@ cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_args *args)
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
     for (int i = 0; i < args->count; i++) {
-        if (!args->inputs[i]) return NULL;
+        if (args->inputs[i]) continue;
+        if (cairn__last_status() == CAIRN_OK) (void)cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", names[op], i);
+        return NULL;
     }
     struct cairn__tape *tape = args->inputs[0]->env->tape;
     TRY(check_inputs(op, args));

@@ -91,8 +91,11 @@ cairn_tensor *cairn_mul_scalar(cairn_tensor *x, double s) {
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, double scale) {
     if (!loss) return NULL;
     cairn_tensor *wide = cairn__tensor_dtype(loss) == CAIRN_F32 ? loss : cairn_cast(loss, CAIRN_F32);
-    return cairn__apply(CAIRN__OP_MUL_SCALAR,
-                        &(struct cairn__op_args){.count = 1, .inputs = {wide}, .scalar = scale, .without_hook = true});
+    cairn_tensor *scaled =
+        cairn__apply(CAIRN__OP_MUL_SCALAR,
+                     &(struct cairn__op_args){.count = 1, .inputs = {wide}, .scalar = scale, .without_hook = true});
+    if (scaled) scaled->loss_scale = (wide->loss_scale ? wide->loss_scale : 1) * scale;
+    return scaled;
 }
 
 /* ---- relu ---- */

@@ -28,6 +28,7 @@ struct cairn_tensor {
     size_t n;
     void *data; /* likewise: cairn__tensor_data */
     bool wants_grad;
+    double loss_scale; /* of a result: what a loss in it was multiplied by; 0 = none was */
 
     struct cairn__node *node; /* that made it; NULL for leaves, and for results that want no gradient */
 

@@ -47,10 +47,10 @@ out:
 
 static cairn_status create(const struct cairn__optimizer_kind *kind, const struct cairn_adam_options *defaults,
                            cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
-    REQUIRE(set && out, CAIRN_EINVAL, "%s: set and out must be given", kind->name);
+    cairn_status st = cairn__check_set(kind->name, set, out);
+    if (st != CAIRN_OK) return st;
     struct cairn_optimizer like = {.kind = kind, .set = set, .decoupled = kind == &adamw_kind};
     like.options.adam = *defaults;
-    cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&like.options.adam, sizeof(like.options.adam), options, "cairn_adam_options"));
     TRY(check(kind->name, &like.options.adam));
     like.lr = like.options.adam.lr;

@@ -7,6 +7,13 @@
 #include "core/status.h"
 #include "core/trace.h"
 
+cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, cairn_optimizer **out) {
+    REQUIRE(out, CAIRN_EINVAL, "%s: out is NULL", kind);
+    REQUIRE(set, CAIRN_EINVAL, "%s: the parameter set is NULL; was its model made? (last error: %s)", kind,
+            cairn_last_error()[0] ? cairn_last_error() : "none");
+    return CAIRN_OK;
+}
+
 cairn_status cairn__check_rate(const char *kind, const char *name, double value) {
     REQUIRE(isfinite(value) && value >= 0, CAIRN_EINVAL, "%s: %s is %g; it must be a number >= 0", kind, name, value);
     return CAIRN_OK;
@@ -95,6 +102,8 @@ static cairn_status update_all(struct cairn_optimizer *o) {
 cairn_status cairn_step(cairn_optimizer *optimizer) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
     struct cairn_optimizer *o = optimizer;
+    REQUIRE(!o->set->incomplete, CAIRN_ESTATE,
+            "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
     cairn_status st = CAIRN_OK;
     uint64_t begin = cairn__trace_on() ? cairn__now_ns() : 0;
     if (o->hook.before) st = o->hook.before(o->hook.ctx, o);

@@ -48,6 +48,9 @@ struct cairn_optimizer {
 /* Makes the object and its state once kind and options are set in *like. */
 cairn_status cairn__optimizer_create(const struct cairn_optimizer *like, cairn_optimizer **out);
 
+/* What every kind is given. A set that is NULL because making its model failed brings that cause. */
+cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, cairn_optimizer **out);
+
 /* lr and weight_decay, which every kind has. */
 cairn_status cairn__check_rate(const char *kind, const char *name, double value);
 

@@ -41,10 +41,10 @@ out:
 }
 
 cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options, cairn_optimizer **out) {
-    REQUIRE(set && out, CAIRN_EINVAL, "SGD: set and out must be given");
+    cairn_status st = cairn__check_set("SGD", set, out);
+    if (st != CAIRN_OK) return st;
     struct cairn_optimizer like = {.kind = &sgd_kind, .set = set};
     like.options.sgd = (struct cairn_sgd_options)CAIRN_SGD_OPTIONS_INIT;
-    cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&like.options.sgd, sizeof(like.options.sgd), options, "cairn_sgd_options"));
     TRY(check(&like.options.sgd));
     like.lr = like.options.sgd.lr;

@@ -292,6 +292,7 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
 }
 
 void cairn__param_set_abort(struct cairn_param_set *set) {
+    set->incomplete = true;
     if (set->listener) set->listener->failed(set->listener->ctx);
 }
 
@@ -302,6 +303,7 @@ static void forget_gradients(struct cairn_param_set *set) {
         p->found = 0;
     }
     set->found = 0;
+    set->incomplete = false;
     set->checked = true;
 }
 

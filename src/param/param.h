@@ -52,14 +52,17 @@ struct cairn_param_set {
     struct cairn__param **params;
     size_t count, capacity;
 
-    float factor;        /* 1/S of the backward now running or last run; 1 without amp */
+    float factor;        /* 1/S of the backward now running or last run: backward knows its loss's scale */
     uint32_t found;      /* a gradient was infinite or NaN; sticky until the optimizer's step or zero_grad */
+    bool incomplete;     /* a backward failed half-way: these gradients are not to be applied */
     bool checked;        /* found speaks of the gradients as they are */
     bool skip_nonfinite; /* the step is left out when found; amp's choice */
 
     const struct cairn__grad_listener *listener; /* NULL = nobody */
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
     bool has_amp;
+    _Alignas(int32_t) char precision
+        [128]; /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
 };
 
 /* ---- making ---- */
@@ -86,7 +89,7 @@ void cairn__param_grad_ready(struct cairn__param *p);
 
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
-void cairn__param_set_abort(struct cairn_param_set *set); /* instead of settle, after a failure */
+void cairn__param_set_abort(struct cairn_param_set *set); /* after a failure, settle's own too */
 
 /* Forgets all gradients (nothing is written to memory) and begins a new step of the environment. */
 void cairn__param_set_zero_grad(struct cairn_param_set *set);

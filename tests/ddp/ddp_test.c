@@ -378,9 +378,38 @@ static void different_types_fail_on_every_rank(void **state) {
     run_ranks(2, create_with_another_type, "'0.weight' [17, 24] f16 with master on rank 1");
 }
 
-static char *create_with_another_count(cairn_env *env, void *ctx) {
-    cairn_module *model = cairn_env_rank(env) == 1 ? make_mlp(env, 8, 8, 8) : cairn_linear(env, 8, 8);
+static char *create_with_other_settings(cairn_env *env, void *ctx) {
+    cairn_module *model = make_mlp(env, 24, 17, 5);
+    cairn_optimizer *sgd = NULL;
+    amp_context *amp = NULL;
     ddp_context *net = NULL;
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &sgd));
+    double scale = cairn_env_rank(env) == 1 ? 128 : 1024;
+    EXPECT_OK(amp_initialize(env, model, sgd, amp_options(.loss_scale = scale, .verbosity = -1), &amp));
+    EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_EPEER);
+    EXPECT(strstr(cairn_last_error(), ctx) != NULL);
+    amp_destroy(&amp);
+    cairn_optimizer_destroy(&sgd);
+    cairn_module_destroy(&model);
+    return NULL;
+}
+
+static void different_settings_of_amp_fail_on_every_rank(void **state) {
+    (void)state;
+    run_ranks(3, create_with_other_settings,
+              "rank 0 runs with O1 f16, loss scale 1024, skipping, casting ops but rank 1 with O1 f16, loss scale 128");
+}
+
+static char *create_with_another_count(cairn_env *env, void *ctx) {
+    cairn_module *model = NULL;
+    ddp_context *net = NULL;
+    int64_t shape[] = {8, 8};
+    EXPECT_OK(cairn__module_create(env, &mlp_ops, 0, &model));
+    EXPECT_OK(cairn__module_add_param(model, "weight", 2, shape, false, NULL));
+    if (cairn_env_rank(env) == 0) EXPECT_OK(cairn__module_add_param(model, "bias", 1, shape, false, NULL));
+    for (size_t i = 0; i < cairn_module_params(model)->count; i++) {
+        cairn__param_init_uniform(cairn_module_params(model)->params[i], 1);
+    }
     EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_EPEER);
     EXPECT(strstr(cairn_last_error(), ctx) != NULL);
     cairn_module_destroy(&model);
@@ -389,7 +418,7 @@ static char *create_with_another_count(cairn_env *env, void *ctx) {
 
 static void different_counts_fail_on_every_rank(void **state) {
     (void)state;
-    run_ranks(2, create_with_another_count, "rank 0 has 2 parameters but rank 1 has 4");
+    run_ranks(2, create_with_another_count, "parameter 1 is 'bias' [8] f32 on rank 0 but missing on rank 1");
 }
 
 static char *create_in_the_wrong_order(cairn_env *env, void *ctx) {
@@ -548,6 +577,7 @@ int main(void) {
         cmocka_unit_test(four_gradients_of_40000_average_to_40000_and_skip_nothing),
         cmocka_unit_test(different_shapes_fail_on_every_rank_with_the_name),
         cmocka_unit_test(different_types_fail_on_every_rank),
+        cmocka_unit_test(different_settings_of_amp_fail_on_every_rank),
         cmocka_unit_test(different_counts_fail_on_every_rank),
         cmocka_unit_test(amp_after_ddp_is_refused),
         cmocka_unit_test(buckets_leave_in_reverse_order_of_registration),

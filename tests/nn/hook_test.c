@@ -176,8 +176,8 @@ static void losses_may_be_built_before_the_first_backward(void **state) {
     assert_int_equal(cairn_backward(loss_of(&m, x1)), CAIRN_OK);
     assert_int_equal(cairn_backward(loss_of(&m, x2)), CAIRN_OK);
     copy_final_gradient(param(&m, 0), want), copy_final_gradient(param(&m, 1), want_b);
-    for (int i = 0; i < OUT * IN; i++) assert_true(want[i] == 4 * B * (2 + (float)(i % 4)));
-    for (int i = 0; i < OUT; i++) assert_true(want_b[i] == 4 * B * 2);
+    for (int i = 0; i < OUT * IN; i++) assert_true(want[i] == B * (2 + (float)(i % 4)));
+    for (int i = 0; i < OUT; i++) assert_true(want_b[i] == B * 2);
 
     cairn__param_set_zero_grad(cairn_module_params(m.layer));
     cairn_tensor *l1 = loss_of(&m, x1), *l2 = loss_of(&m, x2);
