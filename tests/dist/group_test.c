@@ -467,6 +467,20 @@ static char *refuse(cairn_group *group, void *ctx) {
     return NULL;
 }
 
+static char *meet_only(cairn_group *group, void *ctx) {
+    (void)ctx;
+    EXPECT_OK(cairn_barrier(group));
+    return NULL;
+}
+
+static void waiting_almost_for_ever_is_allowed(void **state) {
+    (void)state;
+    static const double timeouts[] = {1e9, 1e11, 1e300, INFINITY};
+    for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]); i++) {
+        run_group_within(3, timeouts[i], meet_only, NULL);
+    }
+}
+
 static void bad_arguments_post_nothing(void **state) {
     (void)state;
     run_group(1, refuse, NULL);
@@ -517,6 +531,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_disagree_all_fail_with_both_values),
         cmocka_unit_test(rank_that_left_is_named),
         cmocka_unit_test(rank_that_stays_away_is_named_after_the_timeout),
+        cmocka_unit_test(waiting_almost_for_ever_is_allowed),
         cmocka_unit_test(bad_arguments_post_nothing),
         cmocka_unit_test(creation_refuses_what_cannot_be),
     };

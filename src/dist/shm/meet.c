@@ -305,7 +305,7 @@ out:
 
 cairn_status cairn__shm_meet(struct cairn__shm *s, const struct cairn__group_options *options) {
     struct meeting m = {.s = s, .options = options};
-    m.deadline = cairn__now_ns() + (uint64_t)(options->timeout * 1e9);
+    m.deadline = cairn__now_ns() + (uint64_t)(s->group->timeout * 1e9);
     cairn_status st = CAIRN_OK;
     TRY(read_host(m.host));
     TRY(open_listener(s));
