@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -305,6 +306,45 @@ static void ranks_of_two_machines_are_both_named(void **state) {
     cairn__store_stop(&p.server);
 }
 
+/* ---- descriptors ---- */
+
+/* No number is left for a new descriptor, be it this rank's own or one that arrives. */
+static int allow_no_descriptors(struct rlimit *before) {
+    struct rlimit none;
+    int lowest = dup(0);
+    MUST(lowest >= 0 && close(lowest) == 0 && getrlimit(RLIMIT_NOFILE, before) == 0);
+    none = *before;
+    none.rlim_cur = (rlim_t)lowest;
+    MUST(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    return 0;
+}
+
+static int allocate_without_descriptors(int rank, int size, int port) {
+    cairn_group *group = NULL;
+    struct rlimit before;
+    void *x = NULL;
+    MUST(join_group(rank, size, port, 20, &group) == CAIRN_OK);
+    if (rank == 1) MUST(allow_no_descriptors(&before) == 0);
+    MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_ESYSTEM && x == NULL);
+    MUST(strstr(cairn_last_error(), "Too many open files"));
+    if (rank == 1) MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_OK); /* nobody kept anything, and the group goes on */
+    MUST(cairn_allreduce(group, x, 1250, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
+    MUST(cairn_group_free(group, &x) == CAIRN_OK);
+    cairn__group_destroy(&group);
+    return 0;
+}
+
+static void rank_out_of_descriptors_refuses_the_memory_for_all(void **state) {
+    (void)state;
+    for (int size = 2; size <= 4; size++) {
+        struct processes p;
+        start(&p, size, -1, allocate_without_descriptors);
+        expect_survivors(&p, -1, 5);
+        cairn__store_stop(&p.server);
+    }
+}
+
 /* ---- crowds ---- */
 
 static int reduce_in_a_crowd(int rank, int size, int port) {
@@ -353,6 +393,7 @@ int main(void) {
         cmocka_unit_test(rank_that_never_comes_is_named),
         cmocka_unit_test(rank_that_dies_while_meeting_is_named_soon),
         cmocka_unit_test(ranks_of_two_machines_are_both_named),
+        cmocka_unit_test(rank_out_of_descriptors_refuses_the_memory_for_all),
         cmocka_unit_test(eight_processes_on_few_processors_get_through),
     };
     return cmocka_run_group_tests_name("fault", tests, share_ready, unshare_ready);

@@ -155,12 +155,16 @@ cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_sta
     struct parcel parcel;
     int received = -1;
     cairn_status st = receive_parcel(s, peer, &parcel, &received);
-    if (st == CAIRN_OK && parcel.status == CAIRN_OK && received < 0)
-        st = cairn__fail_errno(EMFILE, "rank %d cannot take in the memory of rank %d", s->rank, peer);
-    if (st != CAIRN_OK && received >= 0) close(received);
-    if (st != CAIRN_OK) return st;
+    if (st != CAIRN_OK) {
+        if (received >= 0) close(received);
+        return st;
+    }
     *status = (cairn_status)parcel.status;
     *fd = received;
-    if (*status != CAIRN_OK) cairn__fail(*status, "rank %d: %.500s", peer, parcel.reason);
+    if (*status != CAIRN_OK) {
+        cairn__fail(*status, "rank %d: %.500s", peer, parcel.reason);
+    } else if (received < 0) { /* the kernel drops a descriptor for which the receiver has no number left */
+        *status = cairn__fail_errno(EMFILE, "rank %d cannot take in the memory of rank %d", s->rank, peer);
+    }
     return CAIRN_OK;
 }

@@ -127,8 +127,9 @@ void cairn__shm_unmap(void *memory, size_t nbytes);
 
 /* To one peer: a memory file, or, where status is not CAIRN_OK, that there is none and the last error's reason. */
 cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, cairn_status status, int fd);
-/* *status is what the sender said, with its reason as this thread's last error; *fd is the caller's where it is OK. The
- * returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ESYSTEM. */
+/* *status is what the sender said, or CAIRN_ESYSTEM where its descriptor got lost here, with the reason as this thread's
+ * last error; *fd is the caller's where it is OK. The returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT,
+ * CAIRN_ESYSTEM. */
 cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd);
 
 /* ---- collective.c ---- */
