@@ -28,7 +28,6 @@ struct cairn__device_ops {
     cairn_status (*alloc)(struct cairn_device *d, size_t nbytes, void **out);
     void (*free)(struct cairn_device *d, void *p);
     cairn_status (*copy)(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
-    cairn_status (*sync)(struct cairn_device *d); /* optional: NULL = every call is synchronous */
     const struct cairn__kernels *(*kernels)(const struct cairn_device *d);
     cairn_status (*matmul)(struct cairn_device *d, const struct cairn__matmul *product);
     const char *(*describe)(const struct cairn_device *d); /* "avx512_bf16, oneDNN 2.6.2, 1 thread" */

@@ -228,10 +228,6 @@ cairn_status cairn_work_wait(cairn_work **work) {
     return cairn__work_finish(work, NULL);
 }
 
-int cairn__work_nonfinite(const cairn_work *work) {
-    return work->found != 0;
-}
-
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found) {
     REQUIRE(work, CAIRN_EINVAL, "cairn_work_wait needs the address of a work");
     cairn_work *w = *work;

@@ -28,11 +28,8 @@ void cairn__group_destroy(cairn_group **group);
  * when nothing can move). Returns the group's first cause once it is dead. */
 cairn_status cairn__group_progress(cairn_group *group);
 
-/* Of a completed all-reduce of a float type: 1 if any stored result on any rank was infinite or NaN. Every rank gets the
- * same answer. To be read between cairn_work_test's done and cairn_work_wait, or with cairn__work_finish. */
-int cairn__work_nonfinite(const cairn_work *work);
-
-/* cairn_work_wait that also ORs cairn__work_nonfinite into *found. */
+/* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or NaN
+ * on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = nobody asks. */
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found);
 
 #endif

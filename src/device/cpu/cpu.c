@@ -122,7 +122,6 @@ const struct cairn__device_ops cairn__cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .copy = cpu_copy,
-    .sync = NULL,
     .kernels = cpu_kernels,
     .matmul = cpu_matmul,
     .describe = cpu_describe,
