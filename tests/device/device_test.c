@@ -220,6 +220,61 @@ static void repeated_product_allocates_nothing(void **state) {
     }
 }
 
+/* In front of oneDNN's own, so that what it makes for the engine can be counted; never called in a build without it. */
+int dnnl_primitive_create(void **primitive, const void *description);
+int dnnl_primitive_destroy(void *primitive);
+static int made, destroyed;
+
+static void find_next(const char *name, void *function) {
+    void *found = dlsym(RTLD_NEXT, name);
+    assert_non_null(found);
+    memcpy(function, &found, sizeof(found));
+}
+
+int dnnl_primitive_create(void **primitive, const void *description) {
+    int (*create)(void **, const void *) = NULL;
+    find_next("dnnl_primitive_create", &create);
+    made++;
+    return create(primitive, description);
+}
+
+int dnnl_primitive_destroy(void *primitive) {
+    int (*destroy)(void *) = NULL;
+    find_next("dnnl_primitive_destroy", &destroy);
+    destroyed++;
+    return destroy(primitive);
+}
+
+static void check_shape_number(int i) {
+    check_product((struct cairn__matmul){.m = 2 + i, .n = 20, .k = 3, .trans_b = true, .in_type = CAIRN_F32}, i % 2);
+}
+
+static void more_shapes_than_are_kept_give_right_products(void **state) {
+    (void)state;
+    enum { KEPT = 64, SHAPES = 3 * KEPT };
+    const int alive = made - destroyed;
+    for (int i = 0; i < SHAPES; i++) check_shape_number(i);
+    for (int i = SHAPES; i > 0; i--) check_shape_number(i - 1);
+    assert_true(alive <= KEPT && made - destroyed <= KEPT);
+}
+
+static void shapes_in_use_are_made_once(void **state) {
+    (void)state;
+    enum { FEW = 12, PASSING = 200 };
+    for (int i = 0; i < FEW; i++) check_shape_number(i);
+    const int before = made;
+    const uint64_t allocated = cairn__alloc_counters().allocations;
+    for (int round = 0; round < 20; round++) check_shape_number(round % FEW);
+    assert_int_equal(made, before);
+    const uint64_t of_operands = cairn__alloc_counters().allocations - allocated;
+    assert_int_equal(of_operands, 20 * 7);
+    for (int i = 0; i < PASSING; i++) {
+        check_shape_number(FEW + i);
+        for (int j = 0; j < 3; j++) check_shape_number(j);
+    }
+    assert_true(made - before <= PASSING); /* those in use stayed */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unknown_device_lists_the_known_ones),
@@ -232,6 +287,8 @@ int main(void) {
         cmocka_unit_test(equal_calls_give_equal_bits),
         cmocka_unit_test(product_leaves_the_users_thread_count_alone),
         cmocka_unit_test(repeated_product_allocates_nothing),
+        cmocka_unit_test(more_shapes_than_are_kept_give_right_products),
+        cmocka_unit_test(shapes_in_use_are_made_once),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

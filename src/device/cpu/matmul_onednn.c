@@ -12,7 +12,8 @@
  * route() below is this table as a rule. In bf16 the primitive as asked for is the best way (10.0 us in the first line)
  * but for one column, where oneDNN has a poor kernel one way round and a good one the other.
  *
- * Primitives are made once a shape and kept with their memory objects; later calls only change the data handles. */
+ * Primitives are kept with their memory objects, and later calls of a shape only change the data handles. A training step
+ * has few shapes; where a program brings ever new ones, the least recently used makes room. */
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
@@ -25,6 +26,8 @@
 #include "core/vars.h"
 #include "device/cpu/cpu.h"
 
+enum { MOST_ENTRIES = 64 };
+
 struct key {
     int64_t m, n, k;
     int32_t trans_a, trans_b;
@@ -32,6 +35,7 @@ struct key {
 };
 
 struct entry {
+    uint64_t used; /* the engine's clock then; 0 = empty */
     struct key key;
     dnnl_primitive_t primitive;
     dnnl_memory_t a, b, c;
@@ -41,9 +45,9 @@ struct cairn__engine {
     bool native_bf16;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    struct entry *entries;
-    size_t count, capacity;
-    float *turned; /* C^T, or a product that is to be added */
+    struct entry entries[MOST_ENTRIES];
+    uint64_t clock; /* of calls of primitives */
+    float *turned;  /* C^T, or a product that is to be added */
     size_t room;
     int (*get_threads)(void);
     void (*set_threads)(int);
@@ -118,13 +122,13 @@ static void entry_destroy(struct entry *x) {
     if (x->a) dnnl_memory_destroy(x->a);
     if (x->b) dnnl_memory_destroy(x->b);
     if (x->c) dnnl_memory_destroy(x->c);
+    *x = (struct entry){.used = 0};
 }
 
 void cairn__engine_close(struct cairn__engine **engine) {
     struct cairn__engine *e = *engine;
     if (!e) return;
-    for (size_t i = 0; i < e->count; i++) entry_destroy(&e->entries[i]);
-    cairn__free(e->entries);
+    for (size_t i = 0; i < MOST_ENTRIES; i++) entry_destroy(&e->entries[i]);
     cairn__free(e->turned);
     if (e->stream) dnnl_stream_destroy(e->stream);
     if (e->engine) dnnl_engine_destroy(e->engine);
@@ -196,20 +200,22 @@ out:
 }
 
 static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
-    for (size_t i = 0; i < e->count; i++) {
-        *out = &e->entries[i];
-        if (memcmp(&e->entries[i].key, k, sizeof(*k)) == 0) return CAIRN_OK;
+    struct entry *x = NULL, *oldest = &e->entries[0];
+    for (size_t i = 0; i < MOST_ENTRIES && !x; i++) {
+        struct entry *at = &e->entries[i];
+        if (at->used && memcmp(&at->key, k, sizeof(*k)) == 0) x = at;
+        if (at->used < oldest->used) oldest = at;
     }
-    cairn_status st = cairn__grow((void **)&e->entries, &e->capacity, e->count + 1, sizeof(e->entries[0]));
-    if (st != CAIRN_OK) return st;
-    struct entry *x = &e->entries[e->count];
-    *x = (struct entry){.primitive = NULL};
-    st = entry_make(e, k, x);
-    if (st != CAIRN_OK) {
+    if (!x) {
+        x = oldest;
         entry_destroy(x);
-        return st;
+        cairn_status st = entry_make(e, k, x);
+        if (st != CAIRN_OK) {
+            entry_destroy(x);
+            return st;
+        }
     }
-    e->count++;
+    x->used = ++e->clock;
     *out = x;
     return CAIRN_OK;
 }
