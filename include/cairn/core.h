@@ -89,9 +89,10 @@ typedef enum cairn_log_level {
 
 typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *message);
 
-/* Sends every message of this process to fn instead of stderr; NULL brings the default sink back, which writes to stderr
- * and below error level only on rank 0. Messages have no newline at the end. fn may be called from any thread that calls
- * Cairn. Call it before other threads use Cairn. */
+/* Sends every message of this process to fn instead of stderr, whatever its rank: with each process setting its own, all
+ * ranks' messages arrive. NULL brings the default sink back, which writes to stderr and below error level only on rank 0.
+ * Messages have no newline at the end. fn may be called from any thread that calls Cairn. Call it before other threads use
+ * Cairn. */
 CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
 
 #ifdef __cplusplus

@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,11 +21,17 @@ static void *user_cookie;
 
 static int read_threshold(void) {
     const char *wanted = cairn__var("CAIRN_LOG");
-    int level = CAIRN_LOG_NOTICE;
+    int level = 0;
     for (int i = CAIRN_LOG_ERROR; wanted && i <= CAIRN_LOG_DEBUG; i++) {
         if (strcmp(wanted, level_names[i]) == 0) level = i;
     }
-    atomic_store(&threshold, level);
+    const bool is_unknown = wanted && !level;
+    if (!level) level = CAIRN_LOG_NOTICE;
+    const bool is_first = atomic_exchange(&threshold, level) == 0;
+    if (is_unknown && is_first) {
+        cairn__log(CAIRN_LOG_WARNING, "CAIRN_LOG='%s' is none of error, warning, notice, info, debug and is ignored",
+                   wanted);
+    }
     return level;
 }
 

@@ -56,7 +56,9 @@ static void the_level_in_the_environment_is_the_highest_shown(void **state) {
         {"notice", "cairn: error: e1\ncairn: warning: w2\ncairn: n3\n"},
         {"info", "cairn: error: e1\ncairn: warning: w2\ncairn: n3\ncairn: info: i4\n"},
         {"debug", "cairn: error: e1\ncairn: warning: w2\ncairn: n3\ncairn: info: i4\ncairn: debug: d5\n"},
-        {"nonsense", "cairn: error: e1\ncairn: warning: w2\ncairn: n3\n"},
+        {"nonsense",
+         "cairn: warning: CAIRN_LOG='nonsense' is none of error, warning, notice, info, debug and is ignored\n"
+         "cairn: error: e1\ncairn: warning: w2\ncairn: n3\n"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[512];
