@@ -12,6 +12,9 @@ struct plant {
     int target;  /* parameter whose gradient is changed; -1 = none, -2 = all */
     bool all;    /* every element, not only the first */
     float value; /* what is written */
+
+    const int *watched;    /* (optional) a counter to look at when parameter 0 is ready, */
+    int seen_before_first; /* and what it was then */
 };
 
 static inline void plant_ready(void *ctx, size_t index) {
@@ -23,6 +26,7 @@ static inline void plant_ready(void *ctx, size_t index) {
             type->from_f32((char *)p->grad + i * type->nbytes, plant->value);
         }
     }
+    if (index == 0 && plant->watched) plant->seen_before_first = *plant->watched;
     if (plant->behind) plant->behind->ready(plant->behind->ctx, index);
 }
 

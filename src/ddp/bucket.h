@@ -33,7 +33,7 @@ struct cairn__ddp_plan {
     size_t *members;                 /* what the buckets' members point into */
 };
 
-/* Reverse registration order, since backward tends to finish the last layer first; one type a bucket; closed once it holds
+/* Reverse registration order, since backward tends to finish the last layer first; one open bucket a type; closed once it holds
  * cap bytes, so that it overshoots by at most a tensor (torch's rule, reducer.cpp compute_bucket_assignment_by_size). wire: the type
  * that travels, 0 = the gradients'. Memory is the caller's. */
 cairn_status cairn__ddp_plan_make(const struct cairn_param_set *set, size_t cap, cairn_dtype wire,

@@ -7,6 +7,8 @@
 #include "core/alloc.h"
 #include "core/philox.h"
 #include "core/trace.h"
+#include "ddp/bucket.h"
+#include "optim/optim.h"
 
 static const struct amp_options *const every_level[] = {
     &(struct amp_options){.struct_size = sizeof(struct amp_options), .opt_level = AMP_O0, .verbosity = -1},
@@ -105,6 +107,7 @@ static char *train_from_different_seeds(cairn_env *env, void *ctx) {
         PASS(step(&t, env, x, y));
         PASS(expect_equal_bits(&t, env));
     }
+    EXPECT(cairn_optimizer_steps(t.optimizer) >= 10);
     end(&t);
     return NULL;
 }
@@ -246,8 +249,6 @@ static void take(struct snapshot *s, const struct training *t, float *const *mom
         }
     }
 }
-
-#include "optim/optim.h"
 
 struct poison {
     const struct amp_options *amp;
@@ -449,8 +450,6 @@ static void amp_after_ddp_is_refused(void **state) {
 
 struct launches {
     int order[64], count;
-    bool before_backward_ended[64];
-    bool in_backward;
 };
 
 static void watch(void *cookie, const struct cairn__event *event) {
@@ -478,6 +477,66 @@ static void buckets_leave_in_reverse_order_of_registration(void **state) {
     cairn__trace_set_sink(NULL, NULL);
     assert_int_equal(launches.count, 12);
     for (int i = 0; i < 12; i++) assert_int_equal(launches.order[i], i % 4);
+}
+
+struct overlap {
+    struct launches launches;
+    int sent_before_last;
+};
+
+static char *send_during_backward(cairn_env *env, void *ctx) {
+    struct overlap *o = ctx;
+    struct training t;
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    PASS(begin(&t, env, make_mlp(env, 24, 17, 5), every_level[0], ddp_options(.bucket_nbytes = 1), 0.05, 0));
+    t.plant.watched = &o->launches.count;
+    PASS(step(&t, env, x, y));
+    o->sent_before_last = t.plant.seen_before_first; /* parameter 0's gradient is the last of a backward */
+    end(&t);
+    return NULL;
+}
+
+/* Norms in f32 between half weights must not cut the half bucket into pieces. */
+static char *plan_mixed_types(cairn_env *env, void *ctx) {
+    cairn_module *module = NULL;
+    struct cairn__ddp_plan plan;
+    (void)ctx;
+    EXPECT_OK(cairn__module_create(env, &mlp_ops, 0, &module));
+    for (int i = 0; i < 6; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "p%d", i);
+        EXPECT_OK(cairn__module_add_param(module, name, 1, (int64_t[]){40}, i % 2, NULL));
+    }
+    struct cairn_param_set *set = cairn_module_params(module);
+    EXPECT_OK(cairn__param_set_to_half(set, CAIRN_F16, true, true));
+    EXPECT_OK(cairn__ddp_plan_make(set, 1 << 20, (cairn_dtype)0, &plan));
+    EXPECT(plan.count == 2 && plan.buckets[0].count == 3 && plan.buckets[1].count == 3);
+    for (size_t b = 0; b < 2; b++) {
+        for (size_t m = 0; m < 3; m++) {
+            size_t i = plan.buckets[b].members[m];
+            EXPECT(i % 2 == 1 - b && plan.places[i].bucket == b);
+            EXPECT(m == 0 || plan.places[i].offset > plan.places[plan.buckets[b].members[m - 1]].offset);
+        }
+    }
+    cairn__ddp_plan_free(&plan);
+    cairn_module_destroy(&module);
+    return NULL;
+}
+
+static void types_share_no_bucket_and_close_none(void **state) {
+    (void)state;
+    run_ranks(1, plan_mixed_types, NULL);
+}
+
+static void buckets_leave_before_backward_is_over(void **state) {
+    (void)state;
+    struct overlap overlap = {.sent_before_last = -1};
+    cairn__trace_set_sink(watch, &overlap.launches);
+    run_ranks(1, send_during_backward, &overlap);
+    cairn__trace_set_sink(NULL, NULL);
+    assert_int_equal(overlap.launches.count, 4);
+    assert_in_range(overlap.sent_before_last, 2, 3);
 }
 
 struct wire_case {
@@ -554,6 +613,7 @@ static char *accumulate(cairn_env *env, void *ctx) {
         EXPECT_OK(amp_backward(t.amp, cairn_mul_scalar(loss, 1.0 / halves), t.optimizer));
     }
     EXPECT_OK(cairn_step(t.optimizer));
+    EXPECT(!cairn_step_skipped(t.optimizer));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     if (cairn_env_rank(env) == 0) memcpy(weights, t.set->params[0]->master, 17 * 24 * sizeof(float));
     end(&t);
@@ -581,6 +641,8 @@ int main(void) {
         cmocka_unit_test(different_counts_fail_on_every_rank),
         cmocka_unit_test(amp_after_ddp_is_refused),
         cmocka_unit_test(buckets_leave_in_reverse_order_of_registration),
+        cmocka_unit_test(buckets_leave_before_backward_is_over),
+        cmocka_unit_test(types_share_no_bucket_and_close_none),
         cmocka_unit_test(gradients_can_travel_in_another_type),
         cmocka_unit_test(accumulated_backwards_reduce_only_what_each_produced),
         cmocka_unit_test(steady_state_step_allocates_nothing_on_two_ranks),
