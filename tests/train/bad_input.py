@@ -107,6 +107,39 @@ class BadInput(unittest.TestCase):
         self.assertNotEqual(run.returncode, 0)
         self.assertIn("rank 1", text)
 
+    def test_rank_killed_in_training_is_named_by_each_of_the_others(self):
+        env = dict(WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        ranks = []
+        for rank in range(3):  # no launcher, so that nobody but the ranks themselves ends them
+            ranks.append(subprocess.Popen([PROGRAM, "--steps", "100000000"], text=True, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE, env=clean_env(RANK=str(rank), **env)))
+            self.addCleanup(ranks[rank].kill)
+        deadline = time.monotonic() + SECONDS
+        line = " "
+        while line and "step 50" not in line and time.monotonic() < deadline:
+            line = ranks[0].stdout.readline()
+        self.assertIn("step 50", line)
+        self.assertEqual([rank.poll() for rank in ranks], [None] * 3)
+        ranks[1].kill()
+        begin = time.monotonic()
+        for rank in (0, 2):
+            _, text = ranks[rank].communicate(timeout=SECONDS)
+            self.assertGreater(ranks[rank].returncode, 0, text)
+            self.assertRegex(text, rf"rank 1 \(pid {ranks[1].pid}\) ended while rank")
+        self.assertLess(time.monotonic() - begin, SECONDS / 2)
+        ranks[1].communicate()
+
+    def test_skipped_steps_are_reported_once_by_rank_0(self):
+        run = subprocess.run([LAUNCHER, "--nproc_per_node", "3", PROGRAM, "--opt-level", "O1", "--half", "f16",
+                              "--loss-scale", "1e30", "--steps", "4"],
+                             capture_output=True, text=True, timeout=SECONDS, env=clean_env())
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("skipped steps = 4\n", run.stdout)
+        reports = [line for line in run.stderr.splitlines() if "Gradient overflow" in line]
+        self.assertEqual(len(reports), 4, run.stderr)
+        for line in reports:
+            self.assertRegex(line, r"^cairn: Gradient overflow.*\bweight\b")
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)
