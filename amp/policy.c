@@ -104,8 +104,10 @@ cairn_status amp_half_type_parse(const char *text, cairn_dtype *out) {
 
 /* ---- resolving ---- */
 
-static bool is_switch(cairn_switch value) {
-    return value == CAIRN_DEFAULT || value == CAIRN_ON || value == CAIRN_OFF;
+static cairn_status check_switch(const char *name, cairn_switch value) {
+    REQUIRE(value == CAIRN_DEFAULT || value == CAIRN_ON || value == CAIRN_OFF, CAIRN_EINVAL,
+            "%s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", name, (int)value);
+    return CAIRN_OK;
 }
 
 static cairn_status check_ranges(const struct amp_options *o) {
@@ -117,10 +119,12 @@ static cairn_status check_ranges(const struct amp_options *o) {
     REQUIRE(o->cast_model_outputs == 0 || o->cast_model_outputs == CAIRN_F32 || cairn__is_half(o->cast_model_outputs),
             CAIRN_EINVAL, "cast_model_outputs is %s (%d); it can be f32, f16 or bf16",
             cairn_dtype_name(o->cast_model_outputs), (int)o->cast_model_outputs);
-    REQUIRE(is_switch(o->patch_ops) && is_switch(o->keep_batchnorm_fp32) && is_switch(o->master_weights) &&
-                is_switch(o->skip_nonfinite) && is_switch(o->enabled),
-            CAIRN_EINVAL, "a switch of amp_options is none of CAIRN_DEFAULT, CAIRN_ON and CAIRN_OFF");
     cairn_status st = CAIRN_OK;
+    TRY(check_switch("patch_ops", o->patch_ops));
+    TRY(check_switch("keep_batchnorm_fp32", o->keep_batchnorm_fp32));
+    TRY(check_switch("master_weights", o->master_weights));
+    TRY(check_switch("skip_nonfinite", o->skip_nonfinite));
+    TRY(check_switch("enabled", o->enabled));
     if (o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC) TRY(check_scale("loss_scale", o->loss_scale));
     if (o->min_loss_scale != 0) TRY(check_scale("min_loss_scale", o->min_loss_scale));
     if (o->max_loss_scale != 0) TRY(check_scale("max_loss_scale", o->max_loss_scale));

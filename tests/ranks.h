@@ -74,7 +74,7 @@ static inline void run_ranks(int p, rank_fn fn, void *ctx) {
                                                    .master_port = port,
                                                    .agent_store = true,
                                                    .key_prefix = "test",
-                                                   .source = "arguments"};
+                                                   .source = "torch"};
         assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
     }
     char *failure = NULL;

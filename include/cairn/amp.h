@@ -77,14 +77,16 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
 CAIRN_API cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
                                       const struct amp_options *options, amp_context **out);
 
-/* Takes hooks away and frees the context; weights stay in the type they have. */
+/* Takes hooks away and frees the context; weights stay in the type they have, so that a half model can neither be
+ * initialised again nor take f32 inputs. */
 CAIRN_API void amp_destroy(amp_context **amp);
 
 /* Short form of one scaled backward: amp_scale_loss, cairn_backward, amp_scale_loss_end. loss may be NULL: its cause is
  * returned. optimizer: the one whose step follows. */
 CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer);
 
-/* Long form. amp_scale_loss returns loss * scale as f32; call cairn_backward on it, then amp_scale_loss_end, which looks
+/* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss, which
+ * returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end, which looks
  * for non-finite gradients (where no reduction has) and raises the flag of scaler and optimizer. A begin without an end
  * is reported at the next begin.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE a begin without an end, or the other way round; NULL loss: its cause. */

@@ -40,8 +40,8 @@ CAIRN_API cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int
 /* Makes a leaf's gradient wanted. Errors: CAIRN_EINVAL NULL; CAIRN_ESTATE not a leaf, or a parameter. */
 CAIRN_API cairn_status cairn_tensor_require_grad(cairn_tensor *leaf);
 
-/* The gradient of a leaf that wants one, f32, owned by the leaf; NULL before a backward reached it. Further backwards add
- * to it; cairn_tensor_clear_grad starts again. */
+/* The gradient of a leaf that wants one, f32, owned by the leaf; NULL before a backward reached it. It is of the loss that
+ * cairn_backward was given: after amp_backward it is multiplied by the loss scale. Further backwards add to it; cairn_tensor_clear_grad starts again. */
 CAIRN_API const float *cairn_tensor_grad(const cairn_tensor *leaf);
 CAIRN_API void cairn_tensor_clear_grad(cairn_tensor *leaf);
 

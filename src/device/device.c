@@ -26,8 +26,8 @@ static bool is_complete(const struct cairn__device_ops *ops) {
 static cairn_status find_backend(const char *name, const struct cairn__device_ops **out) {
     for (int i = 0; i < NUM_BACKENDS; i++) {
         if (strcmp(name, backends[i].name) != 0) continue;
-        REQUIRE(backends[i].ops, CAIRN_ENOTBUILT, "device '%s' is not in this build: the meson option '%s' was off",
-                name, backends[i].option);
+        REQUIRE(backends[i].ops, CAIRN_ENOTBUILT,
+                "device '%s' is not in this build of Cairn (meson option '%s'); use \"cpu\"", name, backends[i].option);
         REQUIRE(is_complete(backends[i].ops), CAIRN_EINTERNAL, "device '%s' leaves a required slot empty", name);
         *out = backends[i].ops;
         return CAIRN_OK;

@@ -47,8 +47,9 @@ static cairn_status choose_backend(const char *name, const struct cairn__group_b
 
 const char *cairn__collective_name(enum cairn__collective kind) {
     static const char *const names[] = {
-        [CAIRN__ALLREDUCE] = "all-reduce", [CAIRN__BROADCAST] = "broadcast",    [CAIRN__ALLGATHER] = "all-gather",
-        [CAIRN__BARRIER] = "barrier",      [CAIRN__ALLOC] = "group allocation", [CAIRN__FREE] = "group free",
+        [CAIRN__ALLREDUCE] = "all-reduce",   [CAIRN__BROADCAST] = "broadcast",
+        [CAIRN__ALLGATHER] = "all-gather",   [CAIRN__BARRIER] = "barrier",
+        [CAIRN__ALLOC] = "group allocation", [CAIRN__FREE] = "cairn_group_free (or ddp_destroy)",
         [CAIRN__AGREE] = "agreement",
     };
     return (size_t)kind < sizeof(names) / sizeof(names[0]) && names[kind] ? names[kind] : "unknown collective";

@@ -13,7 +13,7 @@ struct cairn__launch {
     int master_port;
     bool agent_store;     /* the launcher hosts the store */
     char key_prefix[128]; /* "cairn/<run id>/<restart count>" */
-    char source[32];      /* "arguments", "torch" or "alone" */
+    char source[32];      /* "torch" or "alone" */
 };
 
 /* Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and TORCHELASTIC_*; takes

@@ -41,7 +41,8 @@ static void device_left_out_of_the_build_names_its_option(void **state) {
     (void)state;
     struct cairn_device *d = NULL;
     assert_int_equal(cairn__device_open("cuda", 0, &d), CAIRN_ENOTBUILT);
-    assert_string_equal(cairn_last_error(), "device 'cuda' is not in this build: the meson option 'cuda' was off");
+    assert_string_equal(cairn_last_error(),
+                        "device 'cuda' is not in this build of Cairn (meson option 'cuda'); use \"cpu\"");
 }
 
 static void device_tells_its_name_and_what_it_runs_on(void **state) {
