@@ -151,11 +151,12 @@ out:
     return st;
 }
 
-static cairn_status fail_missing(struct meeting *m, bool (*here)(const struct shm_peer *), const char *what) {
+/* Of the ranks below end. */
+static cairn_status fail_missing(struct meeting *m, int end, bool (*here)(const struct shm_peer *), const char *what) {
     struct cairn__shm *s = m->s;
     char list[200] = "";
     size_t used = 0;
-    for (int r = 0; r < s->size && used < sizeof(list) - 8; r++) {
+    for (int r = 0; r < end && used < sizeof(list) - 8; r++) {
         if (r == s->rank || here(&s->peers[r])) continue;
         used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%d", used ? ", " : "", r);
     }
@@ -169,6 +170,20 @@ static bool is_known(const struct shm_peer *peer) {
     return peer->known;
 }
 
+/* Time is up while rank `first` is waited for: looks once more, for the names of all that are missing. The first rank to
+ * give up may take the store with it; then the ranks not looked up are unknown rather than missing. */
+static cairn_status give_up_on(struct meeting *m, int first) {
+    cairn_status st = CAIRN_OK;
+    int end = first, missing = 0;
+    for (; end < m->s->size; end++) {
+        if (end == m->s->rank) continue;
+        st = look_up(m, end);
+        if (st != CAIRN_OK) break;
+        missing += !m->s->peers[end].known;
+    }
+    return missing ? fail_missing(m, end, is_known, "did not come") : st;
+}
+
 /* In rank order, so that every rank compares hosts with rank 0's first; a later rank waits for the earlier ones. */
 static cairn_status gather(struct meeting *m) {
     int pause_ms = FIRST_PAUSE_MS;
@@ -179,16 +194,11 @@ static cairn_status gather(struct meeting *m) {
             r++;
             continue;
         }
-        if (late(m)) break;
+        if (late(m)) return give_up_on(m, r);
         poll(NULL, 0, pause_ms);
         pause_ms = pause_ms * 2 < LAST_PAUSE_MS ? pause_ms * 2 : LAST_PAUSE_MS;
     }
-    if (m->s->peers[m->s->size - 1].known) return CAIRN_OK;
-    for (int r = 0; r < m->s->size; r++) {
-        cairn_status st = m->s->peers[r].known ? CAIRN_OK : look_up(m, r);
-        if (st != CAIRN_OK) return st;
-    }
-    return fail_missing(m, is_known, "did not come");
+    return CAIRN_OK;
 }
 
 /* ---- connections ---- */
@@ -293,7 +303,7 @@ static cairn_status accept_all(struct meeting *m) {
     cairn_status st = CAIRN_OK;
     TRY(accept_waiting(m));
     while (first_unconnected(m->s) < m->s->size) {
-        if (late(m)) return fail_missing(m, is_connected, "did not connect");
+        if (late(m)) return fail_missing(m, m->s->size, is_connected, "did not connect");
         struct pollfd p = {.fd = m->s->listener, .events = POLLIN};
         int got = poll(&p, 1, PROBE_MS);
         TRY(accept_waiting(m));
