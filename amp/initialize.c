@@ -63,6 +63,7 @@ static void install(struct amp_context *amp) {
     cairn__set_step_hook(amp->optimizer, &step_hook);
     amp->set->skip_nonfinite = policy->skip_nonfinite;
     amp->set->has_amp = true;
+    amp->set->users++;
     cairn__amp_policy_summary(policy, amp->set->precision, sizeof(amp->set->precision));
 }
 
@@ -106,6 +107,7 @@ void amp_destroy(amp_context **amp) {
         cairn__set_step_hook(a->optimizer, NULL);
         a->set->skip_nonfinite = false;
         a->set->has_amp = false;
+        a->set->users--;
         memset(a->set->precision, 0, sizeof(a->set->precision));
     }
     cairn__free(a);

@@ -7,7 +7,7 @@
  *     Outputs are written on success only.
  *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
  *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
- *     call only; what is kept is copied.
+ *     call only; what is kept is copied. The x_options(...) macros are C: in C++ make the struct, zeroed, and fill it.
  */
 #ifndef CAIRN_CORE_H
 #define CAIRN_CORE_H

@@ -38,8 +38,9 @@ struct cairn_env_options {
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
                                         cairn_env **out);
 
-/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers and contexts made in it must have been
- * destroyed before. Not collective. */
+/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers and contexts made in it end before it:
+ * ddp, amp, optimizer, module, environment. Out of that order a destroy logs an error and leaves everything as it is.
+ * Not collective. */
 CAIRN_API void cairn_env_destroy(cairn_env **env);
 
 /* Facts; any thread. */

@@ -172,6 +172,7 @@ static void install(struct ddp_context *d) {
         .ctx = d, .ready = grad_ready, .progress = progress, .settle = settle, .failed = failed};
     d->set->listener = &d->listener;
     d->set->frozen_by = "ddp_create";
+    d->set->users++;
     begin_round(d);
 }
 
@@ -220,6 +221,7 @@ static void take_gradients_away(struct ddp_context *d) {
     }
     d->set->listener = NULL;
     d->set->frozen_by = NULL;
+    d->set->users--;
 }
 
 void ddp_destroy(ddp_context **ddp) {

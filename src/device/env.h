@@ -12,6 +12,8 @@ struct cairn_env {
     struct cairn_device *device;
     int rank, size, local_rank;
 
+    int sets; /* parameter sets made in it that are alive */
+
     uint64_t seed;
     uint64_t next_stream; /* random streams handed out so far: one a tensor */
 

@@ -111,6 +111,13 @@ out:
 void cairn_env_destroy(cairn_env **env) {
     if (!env || !*env) return;
     struct cairn_env *e = *env;
+    if (e->sets > 0) {
+        cairn__log(CAIRN_LOG_ERROR,
+                   "cairn_env_destroy: %d modules or parameter sets made in it are alive, so it is kept; destroy them "
+                   "first",
+                   e->sets);
+        return;
+    }
     cairn__group_destroy(&e->group);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);

@@ -36,6 +36,7 @@ out:
 void cairn_module_destroy(cairn_module **module) {
     if (!module || !*module) return;
     cairn_module *m = *module;
+    if (m->params && cairn__param_set_in_use(m->params, "cairn_module_destroy")) return;
     for (size_t i = 0; i < m->count; i++) cairn__tensor_of_param_destroy(&m->handles[i]);
     cairn__free(m->handles);
     cairn_param_set_destroy(&m->params);

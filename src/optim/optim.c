@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
 
@@ -38,6 +39,7 @@ cairn_status cairn__optimizer_create(const struct cairn_optimizer *like, cairn_o
     struct cairn_optimizer *o = NULL;
     TRY(cairn__calloc(1, sizeof(*o), (void **)&o));
     *o = *like;
+    o->set->users++;
     TRY(cairn__calloc(o->set->count, sizeof(o->states[0]), (void **)&o->states));
     TRY(make_states(o));
     *out = o;
@@ -50,6 +52,12 @@ out:
 void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (!optimizer || !*optimizer) return;
     struct cairn_optimizer *o = *optimizer;
+    if (o->hook.ctx) {
+        cairn__log(CAIRN_LOG_ERROR,
+                   "cairn_optimizer_destroy: its amp context is alive, so it is kept; amp_destroy first");
+        return;
+    }
+    o->set->users--;
     for (size_t i = 0; o->states && i < o->set->count; i++) {
         for (int s = 0; s < CAIRN__MAX_STATES; s++) cairn__device_free(o->set->env->device, o->states[i].state[s]);
     }

@@ -73,12 +73,24 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
     if (st != CAIRN_OK) return st;
     set->env = env;
     set->factor = 1.0f;
+    env->sets++;
     *out = set;
     return CAIRN_OK;
 }
 
+bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call) {
+    if (set->users == 0) return false;
+    cairn__log(
+        CAIRN_LOG_ERROR,
+        "%s: %d optimizers, amp or ddp contexts still use these parameters, which are therefore kept; destroy ddp, "
+        "amp and optimizer first",
+        call, set->users);
+    return true;
+}
+
 void cairn_param_set_destroy(cairn_param_set **set) {
-    if (!set || !*set) return;
+    if (!set || !*set || cairn__param_set_in_use(*set, "cairn_param_set_destroy")) return;
+    (*set)->env->sets--;
     for (size_t i = 0; i < (*set)->count; i++) param_destroy((*set)->params[i]);
     cairn__free((*set)->params);
     cairn__free(*set);

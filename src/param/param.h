@@ -58,6 +58,7 @@ struct cairn_param_set {
     bool checked;        /* found speaks of the gradients as they are */
     bool skip_nonfinite; /* the step is left out when found; amp's choice */
 
+    int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* NULL = nobody */
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
     bool has_amp;
@@ -77,6 +78,10 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
  * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the set owns go too (they have
  * another type). All or nothing. */
 cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, bool keep_norms);
+
+/* Whether somebody still uses the set; then says so in the log, as an error of `call`, which must leave all as it is: a
+ * leak that is told is better than the use of freed memory that would follow. */
+bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call);
 
 /* ---- gradients ---- */
 

@@ -399,6 +399,23 @@ static void steady_state_step_allocates_nothing_at_any_level(void **state) {
     }
 }
 
+static void destroying_out_of_order_is_told_and_does_nothing(void **state) {
+    struct training t;
+    begin(&t, *state, every_level[3]);
+    cairn_env *env = *state;
+    log_text[0] = '\0';
+    cairn_optimizer_destroy(&t.sgd);
+    cairn_module_destroy(&t.model);
+    cairn_env_destroy(&env);
+    assert_true(t.sgd && t.model && env);
+    assert_non_null(strstr(log_text, "cairn_optimizer_destroy: its amp context is alive"));
+    assert_non_null(strstr(log_text, "cairn_module_destroy: 2 optimizers"));
+    assert_non_null(strstr(log_text, "cairn_env_destroy: 1 modules"));
+    step(&t);
+    end(&t);
+    assert_null(t.model);
+}
+
 static void disabled_amp_trains_as_if_it_were_not_there(void **state) {
     static struct bits off, o0;
     struct training t;
@@ -432,6 +449,7 @@ int main(void) {
         cmocka_unit_test(two_losses_made_before_the_first_backward_both_count),
         cmocka_unit_test(two_backwards_add_up),
         cmocka_unit_test(steady_state_step_allocates_nothing_at_any_level),
+        cmocka_unit_test(destroying_out_of_order_is_told_and_does_nothing),
         cmocka_unit_test(disabled_amp_trains_as_if_it_were_not_there),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
