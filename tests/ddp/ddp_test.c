@@ -223,12 +223,15 @@ static void two_halves_stay_within_1e_6_of_the_whole_after_500_steps(void **stat
 /* ---- overflow ---- */
 
 static char report[4096];
+static pthread_mutex_t report_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void keep_log(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie;
     if (level > CAIRN_LOG_NOTICE || !strstr(message, "overflow")) return;
+    pthread_mutex_lock(&report_lock);
     size_t used = strlen(report);
     snprintf(report + used, sizeof(report) - used, "%s\n", message);
+    pthread_mutex_unlock(&report_lock);
 }
 
 struct snapshot {
