@@ -341,7 +341,7 @@ struct job {
     struct rank *ranks; /* [options->ranks] */
     int running;
     pid_t keeper;
-    int to_keeper;    /* a pipe: +pid of a group that began, -pid of one whose rank was reaped */
+    int to_keeper;    /* a pipe: +pid of a group that began, -pid of one that ended */
     int first_failed; /* -1 = none */
     int stop_signal;  /* what the ranks were sent, 0 = nothing */
     int told_by;      /* the signal that told cairn-run to stop, 0 = none */
@@ -515,7 +515,7 @@ static void reap(struct job *job) {
         job->ranks[r].running = false;
         job->ranks[r].status = status;
         job->running--;
-        tell_keeper(job, -pid);
+        if (kill(-pid, 0) != 0) tell_keeper(job, -pid); /* an empty group: its number may be another's soon */
         bool stronger = culprit < 0 || (WIFSIGNALED(status) && !WIFSIGNALED(job->ranks[culprit].status));
         if (failed(status) && stronger) culprit = r;
     }
@@ -548,19 +548,29 @@ static void run_job(struct job *job, int signals) {
     }
 }
 
-/* What ranks left behind in their groups: given the rest of the grace where the job was stopped, then SIGKILL. */
-static void sweep_groups(const struct job *job) {
-    for (;;) {
-        while (waitpid(-1, NULL, WNOHANG) > 0) continue; /* orphans that ended */
-        bool late = !job->stop_signal || job->killed || now() >= job->kill_at;
-        int left = 0;
-        for (int r = 0; r < job->options->ranks; r++) {
-            pid_t group = job->ranks[r].pid;
-            if (group && kill(-group, late ? SIGKILL : 0) == 0) left++;
-        }
-        if (late || left == 0) return;
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+/* Signals what ranks left behind in their groups (0 only looks); how many groups are not empty. */
+static int signal_leftovers(const struct job *job, int signal) {
+    int groups = 0;
+    while (waitpid(-1, NULL, WNOHANG) > 0) continue; /* orphans that ended, ours as the subreaper */
+    for (int r = 0; r < job->options->ranks; r++) {
+        if (job->ranks[r].pid && kill(-job->ranks[r].pid, signal) == 0) groups++;
     }
+    return groups;
+}
+
+/* Leftovers of a stopped job are told twice more, now and in a second: a shell takes a signal that comes while it forks,
+ * and what it forked does not see it. They have the rest of the grace. Then, or at once where nothing was stopped, they
+ * are killed; a process that not even that ends (waiting for a device) is left to the system. */
+static void sweep_groups(const struct job *job) {
+    const struct timespec pause = {.tv_nsec = 5000000};
+    bool patient = job->stop_signal && !job->killed;
+    for (int tick = 0; patient && now() < job->kill_at; tick++) {
+        bool tell = tick == 0 || tick == 200;
+        if (signal_leftovers(job, tell ? job->stop_signal : 0) == 0) return;
+        nanosleep(&pause, NULL);
+    }
+    double give_up = now() + 5;
+    while (signal_leftovers(job, SIGKILL) > 0 && now() < give_up) nanosleep(&pause, NULL);
 }
 
 /* ---- the report ---- */

@@ -218,6 +218,13 @@ class CairnRun(unittest.TestCase):
         self.assertEqual(job.wait(PATIENCE), 1)
         self.assertFalse(any(map(alive, pids)))
 
+    def test_a_process_that_came_too_late_for_the_signal_is_told_too(self):
+        job, _ = self.start(1, f"trap 'sleep 600 & echo $! > {self.folder}/child; exit 0' TERM; ready; "
+                               "while :; do sleep 0.05; done", "--shutdown-timeout", str(2 * PATIENCE))
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait(PATIENCE), 128 + signal.SIGTERM)
+        self.assertFalse(alive(int(read(f"{self.folder}/child"))))
+
     def test_standard_input_is_rank_0s(self):
         got = run("--nproc-per-node", 2, "sh", "-c", f"cat > {self.folder}/$RANK", input="hello")
         self.assertEqual(got.returncode, 0)
