@@ -361,16 +361,21 @@ static void different_shapes_fail_on_every_rank_with_the_name(void **state) {
               "parameter 0 is '0.weight' [17, 24] f32 on rank 0 but '0.weight' [18, 24] f32 on rank 1");
 }
 
-static char *create_with_another_type(cairn_env *env, void *ctx) {
+struct disagreement {
+    const struct amp_options *rank_1, *others;
+    const char *want;
+};
+
+static char *create_with_other_precision(cairn_env *env, void *ctx) {
+    const struct disagreement *d = ctx;
     cairn_module *model = make_mlp(env, 24, 17, 5);
     cairn_optimizer *sgd = NULL;
     amp_context *amp = NULL;
     ddp_context *net = NULL;
-    const struct amp_options *level = every_level[cairn_env_rank(env) == 1 ? 3 : 0];
     EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &sgd));
-    EXPECT_OK(amp_initialize(env, model, sgd, level, &amp));
+    EXPECT_OK(amp_initialize(env, model, sgd, cairn_env_rank(env) == 1 ? d->rank_1 : d->others, &amp));
     EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_EPEER);
-    EXPECT(strstr(cairn_last_error(), ctx) != NULL);
+    EXPECT(strstr(cairn_last_error(), d->want) != NULL);
     amp_destroy(&amp);
     cairn_optimizer_destroy(&sgd);
     cairn_module_destroy(&model);
@@ -379,29 +384,16 @@ static char *create_with_another_type(cairn_env *env, void *ctx) {
 
 static void different_types_fail_on_every_rank(void **state) {
     (void)state;
-    run_ranks(2, create_with_another_type, "'0.weight' [17, 24] f16 with master on rank 1");
-}
-
-static char *create_with_other_settings(cairn_env *env, void *ctx) {
-    cairn_module *model = make_mlp(env, 24, 17, 5);
-    cairn_optimizer *sgd = NULL;
-    amp_context *amp = NULL;
-    ddp_context *net = NULL;
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &sgd));
-    double scale = cairn_env_rank(env) == 1 ? 128 : 1024;
-    EXPECT_OK(amp_initialize(env, model, sgd, amp_options(.loss_scale = scale, .verbosity = -1), &amp));
-    EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_EPEER);
-    EXPECT(strstr(cairn_last_error(), ctx) != NULL);
-    amp_destroy(&amp);
-    cairn_optimizer_destroy(&sgd);
-    cairn_module_destroy(&model);
-    return NULL;
+    struct disagreement d = {every_level[3], every_level[0], "'0.weight' [17, 24] f16 with master on rank 1"};
+    run_ranks(2, create_with_other_precision, &d);
 }
 
 static void different_settings_of_amp_fail_on_every_rank(void **state) {
     (void)state;
-    run_ranks(3, create_with_other_settings,
-              "rank 0 runs with O1 f16, loss scale 1024, skipping, casting ops but rank 1 with O1 f16, loss scale 128");
+    struct disagreement d = {
+        amp_options(.loss_scale = 128, .verbosity = -1), amp_options(.loss_scale = 1024, .verbosity = -1),
+        "rank 0 runs with O1 f16, loss scale 1024, skipping, casting ops but rank 1 with O1 f16, loss scale 128"};
+    run_ranks(3, create_with_other_precision, &d);
 }
 
 static char *create_with_another_count(cairn_env *env, void *ctx) {
