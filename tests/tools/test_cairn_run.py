@@ -183,10 +183,12 @@ class CairnRun(unittest.TestCase):
         for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
             word = number.name[3:]
             job, pids = self.start(2, f"trap 'echo {word} > {self.folder}/{word}$RANK; exit 0' {word}; ready; "
-                                      "while :; do sleep 0.05; done")
+                                      "while :; do sleep 0.05; done", "--shutdown-timeout", str(2 * PATIENCE))
             job.send_signal(number)
             self.assertEqual(job.wait(PATIENCE), 128 + number)
-            self.assertIn(f"{number.name}: stopped all 2 ranks of sh", job.stderr.read())
+            errors = job.stderr.read()
+            self.assertIn(f"{number.name}: stopped all 2 ranks of sh", errors)
+            self.assertNotIn("SIGKILL", errors)
             for r in range(2):
                 self.assertTrue(os.path.exists(f"{self.folder}/{word}{r}"))
                 os.remove(f"{self.folder}/pid{r}")
@@ -262,4 +264,6 @@ class CairnRun(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP: # a job in the background, or nohup, has ignored some
+        signal.signal(number, signal.SIG_DFL)
     unittest.main(argv=sys.argv[:1], verbosity=2)
