@@ -1,13 +1,13 @@
 /* The scalar reference: the definition of every kernel, written to be read.
  *
  * Each kernel stands here once, over elements that `get` widens to f32 and `put` rounds to their type; instances.h
- * makes the function of every combination of types. Nothing here is clever, and nothing faster may differ from it:
- * kcheck compares every other row with these, bit by bit. It is also the generic path of processors without rows of
- * their own. */
-#include <math.h>
+ * makes the function of every combination of types. What is computed of one element stands in element.h, where a GPU
+ * computes it too. Nothing here is clever, and nothing faster may differ from it: kcheck compares every other row with
+ * these, bit by bit. It is also the generic path of processors without rows of their own. */
 #include <string.h>
 
 #include "core/half.h"
+#include "kernels/element.h"
 #include "kernels/row_lists.h"
 
 /* Types are constants wherever these are used, so every switch on them folds away. */
@@ -87,12 +87,11 @@ INLINE void scale(cairn_dtype from, cairn_dtype to, void *dst, const void *src, 
     *found |= any;
 }
 
-/* Two products and one sum, each rounded to f32, then the rounding to dst's type. */
 INLINE void axpby(cairn_dtype from, cairn_dtype to, void *dst, const void *x, const float *y, size_t n, float a,
                   float b, uint32_t *found) {
     uint32_t any = 0;
     for (size_t i = 0; i < n; i++) {
-        put(to, dst, i, a * get(from, x, i) + b * y[i]);
+        put(to, dst, i, cairn__axpby(a, get(from, x, i), b, y[i]));
         any |= nonfinite(to, dst, i);
     }
     *found |= any;
@@ -186,38 +185,21 @@ INLINE void put_weight(int mode, void *param, void *half, size_t i, float w) {
     if (half_type(mode)) put((cairn_dtype)half_type(mode), half, i, w);
 }
 
-/* grad is in units of the loss scale, factor is its inverse: after the first line g is the gradient itself. The first
- * momentum is the gradient, undamped; Nesterov looks one step ahead along the momentum it has just written. */
 INLINE void sgd(cairn_dtype grad_type, int mode, void *param, void *half, float *buf, const void *grad, size_t n,
                 const struct cairn__sgd *h) {
     for (size_t i = 0; i < n; i++) {
-        float w = get(param_type(mode), param, i);
-        float g = get(grad_type, grad, i) * h->factor;
-        if (h->weight_decay != 0) g = g + h->weight_decay * w;
-        if (h->momentum_on) {
-            float b = h->first ? g : h->momentum * buf[i] + h->undamped * g;
-            buf[i] = b;
-            g = h->nesterov ? g + h->momentum * b : b;
-        }
-        put_weight(mode, param, half, i, w - h->lr * g);
+        float momentum = h->momentum_on && !h->first ? buf[i] : 0;
+        float w = cairn__sgd_element(h, get(param_type(mode), param, i), get(grad_type, grad, i), &momentum);
+        if (h->momentum_on) buf[i] = momentum;
+        put_weight(mode, param, half, i, w);
     }
 }
 
-/* m and v are the running means of the gradient and of its square. Both begin at 0 and are too small at first: step_size
- * and inv_sqrt_c2 carry the corrections 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), formed in f64 by the caller. eps is
- * added to the corrected root, as PyTorch does. */
 INLINE void adam(cairn_dtype grad_type, int mode, void *param, void *half, float *m, float *v, const void *grad,
                  size_t n, const struct cairn__adam *h) {
     for (size_t i = 0; i < n; i++) {
         float w = get(param_type(mode), param, i);
-        float g = get(grad_type, grad, i) * h->factor;
-        if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
-        m[i] = h->beta1 * m[i] + h->one_minus_beta1 * g;
-        v[i] = h->beta2 * v[i] + h->one_minus_beta2 * (g * g);
-        float denominator = sqrtf(v[i]) * h->inv_sqrt_c2 + h->eps;
-        float update = h->step_size * (m[i] / denominator);
-        if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
-        put_weight(mode, param, half, i, w - update);
+        put_weight(mode, param, half, i, cairn__adam_element(h, w, get(grad_type, grad, i), &m[i], &v[i]));
     }
 }
 
@@ -231,14 +213,12 @@ static void mul_scalar_ref(float *dst, const float *x, size_t n, float s) {
     for (size_t i = 0; i < n; i++) dst[i] = x[i] * s;
 }
 
-/* A NaN passes through, with its bits; -0 becomes +0. */
 static void relu_ref(float *dst, const float *x, size_t n) {
-    for (size_t i = 0; i < n; i++) dst[i] = x[i] > 0 ? x[i] : (x[i] != x[i] ? x[i] : 0);
+    for (size_t i = 0; i < n; i++) dst[i] = cairn__relu(x[i]);
 }
 
-/* The slope at 0, and at a NaN, is 0. */
 static void relu_backward_ref(float *dx, const float *dy, const float *x, size_t n) {
-    for (size_t i = 0; i < n; i++) dx[i] = x[i] > 0 ? dy[i] : 0;
+    for (size_t i = 0; i < n; i++) dx[i] = cairn__relu_backward(dy[i], x[i]);
 }
 
 /* Sixteen lanes are one register of AVX-512 and two of AVX2: a vector adds what this adds, in the same order. */
@@ -251,16 +231,12 @@ static float sum_ref(const float *x, size_t n) {
 /* The sum alone; the mean and its division are nn's. */
 static float mse_sum_ref(const float *x, const float *y, size_t n) {
     float lane[LANES] = {0};
-    for (size_t i = 0; i < n; i++) {
-        float d = x[i] - y[i];
-        lane[i % LANES] += d * d;
-    }
+    for (size_t i = 0; i < n; i++) lane[i % LANES] += cairn__squared_difference(x[i], y[i]);
     return tree(lane);
 }
 
-/* s is 2/n times the gradient of the loss. */
 static void mse_backward_ref(float *dx, const float *x, const float *y, size_t n, float s) {
-    for (size_t i = 0; i < n; i++) dx[i] = s * (x[i] - y[i]);
+    for (size_t i = 0; i < n; i++) dx[i] = cairn__mse_backward(s, x[i], y[i]);
 }
 
 /* The same bias for every row of y, in place. */

@@ -1,0 +1,66 @@
+/* The arithmetic of one element, for whatever runs over many: written once and compiled for the host and for CUDA.
+ *
+ * All in f32, one IEEE operation at a time in the order written (both compilers are told not to contract). */
+#ifndef CAIRN__KERNELS_ELEMENT_H
+#define CAIRN__KERNELS_ELEMENT_H
+
+#include <math.h>
+
+#include "core/half.h"
+#include "kernels/kernels.h"
+
+/* A NaN passes through, with its bits; -0 becomes +0. */
+CAIRN__HOST_DEVICE static inline float cairn__relu(float x) {
+    return x > 0 ? x : (x != x ? x : 0);
+}
+
+/* The slope at 0, and at a NaN, is 0. */
+CAIRN__HOST_DEVICE static inline float cairn__relu_backward(float dy, float x) {
+    return x > 0 ? dy : 0;
+}
+
+/* Two products and one sum, each rounded to f32. */
+CAIRN__HOST_DEVICE static inline float cairn__axpby(float a, float x, float b, float y) {
+    return a * x + b * y;
+}
+
+CAIRN__HOST_DEVICE static inline float cairn__squared_difference(float x, float y) {
+    const float d = x - y;
+    return d * d;
+}
+
+/* s is 2/n times the gradient of the loss. */
+CAIRN__HOST_DEVICE static inline float cairn__mse_backward(float s, float x, float y) {
+    return s * (x - y);
+}
+
+/* The weight that follows w; *buf is its momentum, left alone where there is none. grad is in units of the loss scale,
+ * factor is its inverse: after the first line g is the gradient itself. The first momentum is the gradient, undamped;
+ * Nesterov looks one step ahead along the momentum it has just written. */
+CAIRN__HOST_DEVICE static inline float cairn__sgd_element(const struct cairn__sgd *h, float w, float grad, float *buf) {
+    float g = grad * h->factor;
+    if (h->weight_decay != 0) g = g + h->weight_decay * w;
+    if (h->momentum_on) {
+        const float b = h->first ? g : h->momentum * *buf + h->undamped * g;
+        *buf = b;
+        g = h->nesterov ? g + h->momentum * b : b;
+    }
+    return w - h->lr * g;
+}
+
+/* The weight that follows w. m and v are the running means of the gradient and of its square. Both begin at 0 and are
+ * too small at first: step_size and inv_sqrt_c2 carry the corrections 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t),
+ * formed in f64. eps is added to the corrected root, as PyTorch does. */
+CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__adam *h, float w, float grad, float *m,
+                                                           float *v) {
+    float g = grad * h->factor;
+    if (!h->decoupled && h->weight_decay != 0) g = g + h->weight_decay * w; /* L2: into both moments */
+    *m = h->beta1 * *m + h->one_minus_beta1 * g;
+    *v = h->beta2 * *v + h->one_minus_beta2 * (g * g);
+    const float denominator = sqrtf(*v) * h->inv_sqrt_c2 + h->eps;
+    float update = h->step_size * (*m / denominator);
+    if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
+    return w - update;
+}
+
+#endif
