@@ -10,8 +10,6 @@
 #include "ops.h"
 #include "optim/hooks.h"
 
-enum { GROWTH_WINDOW = 2000 }; /* apex/amp/scaler.py at 25.04, LossScaler.__init__: scale_window */
-
 static cairn_status check_arguments(struct cairn_env *env, cairn_module *model, cairn_optimizer *optimizer) {
     REQUIRE(env, CAIRN_EINVAL, "amp_initialize: env is NULL");
     REQUIRE(model, CAIRN_EINVAL, "amp_initialize: model is NULL");
@@ -58,13 +56,35 @@ static void install(struct amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
     const struct cairn__step_hook step_hook = {.ctx = amp,
                                                .before = cairn__amp_before_step,
-                                               .after = cairn__amp_after_step};
+                                               .queued = cairn__amp_step_queued,
+                                               .told = cairn__amp_told,
+                                               .scaler = amp->scaler};
     cairn__module_set_io_types(amp->model, policy->cast_model_type, policy->cast_model_outputs);
     cairn__set_step_hook(amp->optimizer, &step_hook);
     amp->set->skip_nonfinite = policy->skip_nonfinite;
     amp->set->has_amp = true;
     amp->set->users++;
     cairn__amp_policy_summary(policy, amp->set->precision, sizeof(amp->set->precision));
+}
+
+static cairn_status make_scaler(struct amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = amp->env->device;
+    const struct cairn__scaler_state fresh = cairn__amp_scaler_of(&amp->policy);
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(fresh), (void **)&amp->scaler));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__AMP_CELLS * sizeof(amp->cells[0]), (void **)&amp->cells));
+    d->passes->store(d, amp->scaler, &fresh, sizeof(fresh));
+    TRY(cairn__device_synchronize(d)); /* reports of steps before this context are all in */
+    amp->before = cairn__optimizer_last_report(amp->optimizer).number;
+out:
+    return st;
+}
+
+static void free_context(struct amp_context *amp) {
+    if (!amp) return;
+    cairn__device_free(amp->env->device, amp->scaler);
+    cairn__device_free(amp->env->device, amp->cells);
+    cairn__free(amp);
 }
 
 cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
@@ -79,13 +99,7 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     if (policy.enabled) TRY(check_params(set));
     TRY(cairn__calloc(1, sizeof(*amp), (void **)&amp));
     *amp = (struct amp_context){.env = env, .model = model, .optimizer = optimizer, .set = set, .policy = policy};
-    amp->scaler = (struct cairn__amp_scaler){
-        .kind = policy.dynamic ? &cairn__amp_scaler_apex : &cairn__amp_scaler_static,
-        .scale = policy.loss_scale,
-        .min = policy.min_loss_scale,
-        .max = policy.max_loss_scale,
-        .window = GROWTH_WINDOW,
-    };
+    TRY(make_scaler(amp));
     TRY(install_casts(
         amp)); /* O1 alone has them, and casts no parameter: what follows cannot fail with them in place */
     TRY(cast_params(set, &policy));
@@ -94,13 +108,25 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     *out = amp;
     return CAIRN_OK;
 out:
-    cairn__free(amp);
+    free_context(amp);
     return st;
+}
+
+/* What the device still has to say is said while somebody listens; what waits at a scale of this context gets it. */
+static void settle(struct amp_context *a) {
+    if (cairn__device_synchronize(a->env->device) == CAIRN_OK) (void)cairn__env_read_reports(a->env);
+    for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
+        if (cairn__params_fold_at(a->env, &a->cells[i].factor) != CAIRN_OK) a->set->incomplete = true;
+    }
+    a->env->unstepped -= a->pending;
+    a->set->found_into = NULL;
+    a->env->begin_step(a->env); /* a scaled loss that nobody walked back from is told to be stale */
 }
 
 void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
     struct amp_context *a = *amp;
+    settle(a);
     if (a->policy.enabled) {
         if (a->policy.patch_ops) cairn__clear_op_hook(a->env);
         cairn__module_set_io_types(a->model, (cairn_dtype)0, (cairn_dtype)0);
@@ -110,6 +136,6 @@ void amp_destroy(amp_context **amp) {
         a->set->users--;
         memset(a->set->precision, 0, sizeof(a->set->precision));
     }
-    cairn__free(a);
+    free_context(a);
     *amp = NULL;
 }

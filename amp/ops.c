@@ -10,6 +10,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_RELU,       CAIRN__AMP_FOLLOW, "exact in every type"},
     {CAIRN__OP_SUM,        CAIRN__AMP_F32,    "many small terms: a half result overflows or loses them"},
     {CAIRN__OP_MEAN,       CAIRN__AMP_F32,    "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
+    {CAIRN__OP_SCALE_LOSS, CAIRN__AMP_FOLLOW, "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
     {CAIRN__OP_MSE_LOSS,   CAIRN__AMP_F32,    "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
 };
 /* clang-format on */

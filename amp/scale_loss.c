@@ -1,19 +1,25 @@
 /* The scaled loss and what follows it: scale before backward, look after it, decide at the step.
  *
- * The scale goes with the loss: backward leaves the factor 1/S in every parameter set it reaches, where the optimizer's
- * pass reads it.
- * Whether any gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from
- * one read of the gradients here. All ranks then hold equal gradients, so all decide alike without asking. */
+ * The scale lives on the device and goes with the loss: scaling copies it into a cell together with its inverse, and
+ * backward points every parameter set it reaches at that cell, where the optimizer's pass reads it.
+ * Whether any gradient overflowed is known there when backward has settled: from the reduction that added the ranks up,
+ * or from one read of the gradients here. All ranks then hold equal gradients, so all decide alike without asking. */
 #include "context.h"
 
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "nn/hooks.h"
+#include "optim/hooks.h"
 
 /* With a scale of 1 that never changes and nothing to skip there is nothing to look for. */
 static bool looks(const struct amp_context *amp) {
     return amp->policy.enabled && amp->policy.skip_nonfinite;
+}
+
+/* A scale that stays 1 leaves an f32 loss as it is. */
+static bool scales(const struct amp_context *amp, const cairn_tensor *loss) {
+    return amp->policy.dynamic || amp->policy.loss_scale != 1.0 || cairn_tensor_dtype(loss) != CAIRN_F32;
 }
 
 cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer, cairn_tensor **scaled) {
@@ -24,23 +30,32 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
             "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end "
             "after its cairn_backward");
     if (!loss) return cairn_backward(NULL); /* the cause */
-    bool as_is = amp->scaler.scale == 1.0 && cairn_tensor_dtype(loss) == CAIRN_F32;
-    cairn_tensor *result = as_is ? loss : cairn__scale_loss(loss, amp->scaler.scale);
+    cairn_tensor *result = loss;
+    if (scales(amp, loss)) {
+        struct cairn__loss_scale *cell = &amp->cells[amp->next_cell++ % CAIRN__AMP_CELLS];
+        cairn_status st = cairn__params_fold_at(amp->env, &cell->factor);
+        if (st != CAIRN_OK) return st;
+        result = cairn__scale_loss(loss, amp->scaler, cell);
+    }
     if (!result) return cairn_backward(NULL);
     amp->open = true;
     *scaled = result;
     return CAIRN_OK;
 }
 
+/* Losses wait for a step: a flag that zero_grad discards meanwhile is theirs. */
+static void set_pending(struct amp_context *amp, int pending) {
+    amp->env->unstepped += pending - amp->pending;
+    amp->pending = pending;
+    amp->set->found_into = pending ? &amp->scaler->found : NULL;
+}
+
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
     amp->open = false;
-    amp->pending = true;
-    if (!looks(amp)) return CAIRN_OK;
-    cairn__param_set_check(amp->set);
-    amp->found |= amp->set->found != 0;
-    return CAIRN_OK;
+    set_pending(amp, amp->pending + 1);
+    return looks(amp) ? cairn__param_set_check(amp->set) : CAIRN_OK;
 }
 
 cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer) {
@@ -53,41 +68,47 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
     return st;
 }
 
-cairn_status cairn__amp_before_step(void *ctx, cairn_optimizer *optimizer) {
+cairn_status cairn__amp_before_step(void *ctx, bool *update) {
     struct amp_context *amp = ctx;
-    (void)optimizer;
     REQUIRE(!amp->open, CAIRN_ESTATE,
             "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
-    if (looks(amp)) cairn__param_set_check(amp->set);
+    cairn_status st = looks(amp) ? cairn__param_set_check(amp->set) : CAIRN_OK;
+    if (st != CAIRN_OK) return st;
+    *update = amp->pending > 0;
     return CAIRN_OK;
 }
 
-static cairn_status tell_skip(const struct amp_context *amp, enum cairn__amp_verdict verdict) {
+void cairn__amp_step_queued(void *ctx) {
+    set_pending(ctx, 0);
+}
+
+static cairn_status tell_skip(const struct amp_context *amp, const struct cairn__step_report *r,
+                              const uint32_t *found) {
     char names[512];
-    cairn__param_set_found_names(amp->set, names, sizeof(names));
-    double scale = amp->scaler.scale;
-    switch (verdict) {
-    case CAIRN__AMP_AT_FLOOR:
+    cairn__param_set_names(amp->set, found, names, sizeof(names));
+    const double scale = r->scale;
+    switch ((enum cairn__scaler_verdict)r->verdict) {
+    case CAIRN__SCALER_AT_FLOOR:
         return cairn__fail(CAIRN_ENUMERIC,
                            "gradient overflow with the loss scale at its floor of %g: non-finite gradient in %s; the "
                            "step was skipped and the scale cannot be lowered. Look for a division by zero, a learning "
                            "rate that is too high, or lower min_loss_scale",
                            scale, names);
-    case CAIRN__AMP_REACHED_FLOOR:
+    case CAIRN__SCALER_REACHED_FLOOR:
         cairn__log(
             CAIRN_LOG_WARNING,
             "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to its floor of %g: non-finite "
             "gradient in %s",
             scale, names);
         return CAIRN_OK;
-    case CAIRN__AMP_SHRANK:
+    case CAIRN__SCALER_SHRANK:
         cairn__log(CAIRN_LOG_NOTICE,
                    "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to %g: non-finite gradient in "
                    "%s",
                    scale, names);
         return CAIRN_OK;
-    case CAIRN__AMP_KEPT:
-    case CAIRN__AMP_GREW:
+    case CAIRN__SCALER_KEPT:
+    case CAIRN__SCALER_GREW:
         break;
     }
     cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %g: non-finite gradient in %s",
@@ -95,20 +116,26 @@ static cairn_status tell_skip(const struct amp_context *amp, enum cairn__amp_ver
     return CAIRN_OK;
 }
 
-cairn_status cairn__amp_after_step(void *ctx, cairn_optimizer *optimizer, bool stepped) {
-    struct amp_context *amp = ctx;
-    (void)optimizer;
-    enum cairn__amp_verdict verdict = CAIRN__AMP_KEPT;
-    if (amp->pending) verdict = amp->scaler.kind->update(&amp->scaler, amp->found || !stepped);
-    amp->pending = amp->found = false;
-    if (verdict != CAIRN__AMP_KEPT) cairn__trace("amp", "loss_scale", (int64_t)amp->scaler.scale, 0, 0);
-    return stepped ? CAIRN_OK : tell_skip(amp, verdict);
+cairn_status cairn__amp_told(void *ctx, const struct cairn__step_report *r, const uint32_t *found) {
+    const struct amp_context *amp = ctx;
+    if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
+    return r->stepped ? CAIRN_OK : tell_skip(amp, r, found);
+}
+
+/* The last that is known of the scaler. */
+static bool last_report(const struct amp_context *amp, struct cairn__step_report *out) {
+    if (!amp->policy.enabled) return false; /* its optimizer's steps do not pass by here */
+    *out = cairn__optimizer_last_report(amp->optimizer);
+    return out->number > amp->before;
 }
 
 double amp_loss_scale(const amp_context *amp) {
-    return amp ? amp->scaler.scale : 1.0;
+    struct cairn__step_report r;
+    if (!amp) return 1.0;
+    return last_report(amp, &r) ? r.scale : amp->policy.loss_scale;
 }
 
 int64_t amp_unskipped_steps(const amp_context *amp) {
-    return amp ? amp->scaler.unskipped : 0;
+    struct cairn__step_report r;
+    return amp && last_report(amp, &r) ? r.unskipped : 0;
 }

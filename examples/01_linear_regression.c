@@ -76,6 +76,7 @@ int main(int argc, char **argv) {
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);
         CHECK(amp_backward(amp, loss, sgd));
         CHECK(cairn_step(sgd));
+        if (t > 1 && t % 50 && t < steps) continue; /* reading a loss waits for the device */
         last = cairn_tensor_item(loss);
         if (t == 1) first = last, begin = microseconds();
         if (!speaks || t % 50) continue;

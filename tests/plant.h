@@ -2,7 +2,7 @@
 #ifndef TESTS_PLANT_H
 #define TESTS_PLANT_H
 
-#include "core/dtype.h"
+#include "device/env.h"
 #include "param/param.h"
 
 struct plant {
@@ -20,11 +20,9 @@ struct plant {
 static inline void plant_ready(void *ctx, size_t index) {
     struct plant *plant = ctx;
     struct cairn__param *p = plant->set->params[index];
-    const struct cairn__dtype *type = cairn__dtype(p->dtype);
+    struct cairn_device *d = plant->set->env->device;
     if (plant->target == -2 || plant->target == (int)index) {
-        for (size_t i = 0; i < (plant->all ? p->n : 1); i++) {
-            type->from_f32((char *)p->grad + i * type->nbytes, plant->value);
-        }
+        d->passes->fill(d, p->dtype, p->grad, plant->all ? p->n : 1, plant->value);
     }
     if (index == 0 && plant->watched) plant->seen_before_first = *plant->watched;
     if (plant->behind) plant->behind->ready(plant->behind->ctx, index);

@@ -77,27 +77,29 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
 CAIRN_API cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
                                       const struct amp_options *options, amp_context **out);
 
-/* Takes hooks away and frees the context; weights stay in the type they have, so that a half model can neither be
- * initialised again nor take f32 inputs. */
+/* Waits for the device, so that nothing it has to say of skipped steps is lost; takes hooks away and frees the context.
+ * Weights stay in the type they have, so that a half model can neither be initialised again nor take f32 inputs; gradients
+ * that wait for a step keep their worth; results of the step are gone, as after cairn_zero_grad. */
 CAIRN_API void amp_destroy(amp_context **amp);
 
 /* Short form of one scaled backward: amp_scale_loss, cairn_backward, amp_scale_loss_end. loss may be NULL: its cause is
- * returned. optimizer: the one whose step follows. */
+ * returned. optimizer: the one whose step follows. Errors: theirs. */
 CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer);
 
 /* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss, which
  * returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end, which looks
  * for non-finite gradients (where no reduction has) and raises the flag of scaler and optimizer. A begin without an end
  * is reported at the next begin.
- * Errors: CAIRN_EINVAL; CAIRN_ESTATE a begin without an end, or the other way round; NULL loss: its cause. */
+ * Errors: CAIRN_EINVAL; CAIRN_ESTATE a begin without an end, or the other way round, or a loss that is scaled already;
+ * CAIRN_ENOMEM; NULL loss: its cause. */
 CAIRN_API cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer,
                                       cairn_tensor **scaled);
 CAIRN_API cairn_status amp_scale_loss_end(amp_context *amp);
 
-/* The scale that the next loss is multiplied by. */
+/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step). */
 CAIRN_API double amp_loss_scale(const amp_context *amp);
 
-/* Steps without overflow since the scale last changed: the dynamic scaler's growth counter. */
+/* Steps without overflow since the scale last changed: the dynamic scaler's growth counter, known as late as the scale. */
 CAIRN_API int64_t amp_unskipped_steps(const amp_context *amp);
 
 #ifdef __cplusplus

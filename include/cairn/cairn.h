@@ -1,4 +1,5 @@
-/* Cairn: mixed precision, loss scaling and data parallelism for training neural networks in C. All public headers. */
+/* Cairn: mixed precision, loss scaling and data parallelism for training neural networks in C. All public headers
+ * but those that go between Cairn and another library (interop_cuda.h). */
 #ifndef CAIRN_CAIRN_H
 #define CAIRN_CAIRN_H
 
@@ -8,6 +9,7 @@
 #include "param.h"
 #include "dist.h"
 #include "env.h"
+#include "graph.h"
 #include "nn.h"
 #include "optim.h"
 #include "amp.h"

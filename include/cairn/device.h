@@ -10,10 +10,11 @@ extern "C" {
 
 typedef struct cairn_device cairn_device;
 
-/* "cpu". Owned by Cairn. Any thread. */
+/* "cpu" or "cuda". Owned by Cairn. Any thread. */
 CAIRN_API const char *cairn_device_name(const cairn_device *device);
 
-/* One line for people: instruction set, oneDNN's version and what it was capped to. Owned by the device. Any thread. */
+/* One line for people: instruction set, oneDNN's version and what it was capped to; of a GPU its name, architecture, memory,
+ * and the versions of driver and cuBLASLt. Owned by the device. Any thread. */
 CAIRN_API const char *cairn_device_describe(const cairn_device *device);
 
 #ifdef __cplusplus

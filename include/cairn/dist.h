@@ -1,7 +1,8 @@
 /* Process groups: ranks that add their numbers up.
  *
  * A group is made with the environment (cairn_env_group) and has one backend, today "shm": all ranks on one machine, in
- * shared memory, whoever launched them. Every rank issues a group's collectives in the same order with the same type,
+ * shared memory, whoever launched them; or "self": one rank alone, on any device: then arrays are memory
+ * of that device, and collectives are done in the order of its stream. Every rank issues a group's collectives in the same order with the same type,
  * count, operation and root; a difference fails on every rank with CAIRN_EPEER and both ranks' values.
  *
  * Progress: there is no thread. Posting is a store; cairn_work_wait, cairn_work_test, every other call on the group and
@@ -31,7 +32,7 @@ typedef enum cairn_redop {
 CAIRN_API int cairn_group_rank(const cairn_group *group);
 CAIRN_API int cairn_group_size(const cairn_group *group);
 
-/* "shm". Owned by Cairn. Any thread. */
+/* "shm" or "self". Owned by Cairn. Any thread. */
 CAIRN_API const char *cairn_group_backend(const cairn_group *group);
 
 /* Memory that the group reduces without copying it, zeroed, 64-byte aligned; on shm a memory segment that every rank

@@ -37,11 +37,18 @@ CAIRN_API cairn_tensor *cairn_randn(cairn_env *env, cairn_dtype dtype, int ndim,
 CAIRN_API cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                           const void *data);
 
+/* New values for a leaf in its old memory, n elements of its dtype in row-major order: the next batch. values may be used
+ * again at once. A graph that still waits for its backward sees the new ones.
+ * Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE not a leaf, or a graph is being recorded; CAIRN_EDEVICE.
+ * torch.Tensor.copy_ */
+CAIRN_API cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n);
+
 /* Makes a leaf's gradient wanted. Errors: CAIRN_EINVAL NULL; CAIRN_ESTATE not a leaf, or a parameter. */
 CAIRN_API cairn_status cairn_tensor_require_grad(cairn_tensor *leaf);
 
-/* The gradient of a leaf that wants one, f32, owned by the leaf; NULL before a backward reached it. It is of the loss that
- * cairn_backward was given: after amp_backward it is multiplied by the loss scale. Further backwards add to it; cairn_tensor_clear_grad starts again. */
+/* The gradient of a leaf that wants one, f32, owned by the leaf, in memory of the environment's device: the host may read
+ * it on the CPU alone. NULL before a backward reached it. It is of the loss that cairn_backward was given: after
+ * amp_backward it is multiplied by the loss scale. Further backwards add to it; cairn_tensor_clear_grad starts again. */
 CAIRN_API const float *cairn_tensor_grad(const cairn_tensor *leaf);
 CAIRN_API void cairn_tensor_clear_grad(cairn_tensor *leaf);
 
@@ -58,10 +65,11 @@ CAIRN_API int cairn_tensor_ndim(const cairn_tensor *t);          /* -1 likewise 
 CAIRN_API int64_t cairn_tensor_size(const cairn_tensor *t, int dim);
 CAIRN_API size_t cairn_tensor_numel(const cairn_tensor *t);
 
-/* Copies the values out: n elements, converted to f32. Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE stale. */
+/* Copies the values out: n elements, converted to f32; waits for the device. Errors: CAIRN_EINVAL n is not the tensor's;
+ * CAIRN_ESTATE stale, or a graph is being recorded; CAIRN_EDEVICE. */
 CAIRN_API cairn_status cairn_tensor_read(const cairn_tensor *t, float *values, size_t n);
 
-/* The value of a tensor of one element; NaN on error (then cairn_last_error tells). */
+/* The value of a tensor of one element; NaN on error (then cairn_last_error tells). Waits for the device, as read does. */
 CAIRN_API float cairn_tensor_item(const cairn_tensor *t);
 
 /* ---- operations; each names its torch counterpart ---- */
@@ -84,7 +92,8 @@ CAIRN_API cairn_tensor *cairn_cast(cairn_tensor *x, cairn_dtype dtype);
 /* Walks the tape back from loss (one element) and leaves every wanted gradient in its place. Weight gradients come before
  * input gradients. Returns after what listens to gradients (ddp) has settled. The graph is consumed.
  * Errors: the cause of a NULL loss; CAIRN_EINVAL more than one element, or nothing in it wants a gradient; CAIRN_ESTATE
- * stale or consumed; CAIRN_ENOMEM; what a listener reports (CAIRN_EPEER, CAIRN_ETIMEOUT). */
+ * stale or consumed; CAIRN_ENOMEM; what a listener reports (CAIRN_EPEER, CAIRN_ETIMEOUT); CAIRN_EDEVICE what went wrong
+ * on the device since it was last asked. Nothing waits for the device. */
 CAIRN_API cairn_status cairn_backward(cairn_tensor *loss);
 
 /* ---- modules ---- */

@@ -55,25 +55,34 @@ CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cair
                                          cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options,
                                           cairn_optimizer **out);
+
+/* Waits for the device. While an amp context uses it, it is kept and the log says so. */
 CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
 
 /* Forgets the gradients (nothing is written to memory) and begins a new step: results of the last one are gone. NULL does
  * nothing. */
 CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
 
-/* Updates every parameter that has a gradient; parameters without one keep weight and state. Where amp found an infinite
- * or NaN gradient, on any rank, nothing is written, and cairn_step_skipped says so.
- * Errors: CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed (nothing was written); CAIRN_ENOMEM; CAIRN_ENUMERIC the loss scale is at its floor and gradients still overflow. */
+/* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp found an
+ * infinite or NaN gradient, on any rank, nothing is written.
+ *
+ * Late      On the CPU the step is done when the call returns. On a GPU it is decided and done there, and what is known of
+ *           it here comes later, at the earliest with the next cairn_step: messages, the counters below, CAIRN_ENUMERIC.
+ *           After cairn_env_synchronize all that was queued is known.
+ * Errors    CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed, or a scaled loss waits for its end (nothing was
+ *           written); CAIRN_ENOMEM; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss scale is at its floor and gradients still
+ *           overflow, in this step or (on a GPU) an earlier one. */
 CAIRN_API cairn_status cairn_step(cairn_optimizer *optimizer);
 
-/* 1 if the last cairn_step was skipped. */
+/* 1 if the last step that is known of was skipped. */
 CAIRN_API int cairn_step_skipped(const cairn_optimizer *optimizer);
 
-/* Steps taken and steps skipped so far. */
+/* Steps taken and steps skipped, as far as is known. */
 CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer);
 
-/* The learning rate of the next step, for schedules. Errors: CAIRN_EINVAL negative or not finite. */
+/* The learning rate of the next step, for schedules. Errors: CAIRN_EINVAL negative or not finite; CAIRN_ESTATE in a step that
+ * is being recorded. */
 CAIRN_API cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr);
 CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);
 

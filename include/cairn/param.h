@@ -12,8 +12,8 @@ extern "C" {
 /* One parameter, described. Filled by the user to make a set, or by cairn_param_set_get to look at one. */
 typedef struct cairn_param {
     const char *name;
-    void *data;        /* [shape] the weights, of dtype */
-    void *grad;        /* [shape] their gradient, of dtype; NULL = Cairn's own memory */
+    void *data;        /* [shape] the weights, of dtype, in memory of the environment's device */
+    void *grad;        /* [shape] their gradient, likewise; NULL = memory of Cairn's, which cairn_param_set_get shows */
     cairn_dtype dtype; /* f32, f16, bf16 */
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
@@ -23,8 +23,11 @@ typedef struct cairn_param {
 typedef struct cairn_param_set cairn_param_set;
 
 /* A set over count parameters whose weights (and gradients, where given) stay in the user's memory, which must outlive the
- * set. Names and shapes are copied.
- * Errors: CAIRN_EINVAL names the entry: no name, a name twice, no data, no such dtype, ndim or a size out of range. */
+ * set and belong to the environment's device: on a GPU pointers of cudaMalloc, on the CPU the host's. Names and shapes are
+ * copied. Half parameters of such a set have no masters, no loss scale and no check for infinite gradients in this version:
+ * an update smaller than half a unit in the last place of a weight is lost.
+ * Errors: CAIRN_EINVAL names the entry: no name, a name twice, no data, memory of the host where env is on a GPU, an address
+ * that is not aligned for dtype, no such dtype, ndim or a size out of range; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count,
                                               cairn_param_set **out);
 
@@ -42,11 +45,11 @@ CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
  * name is owned by the set. Errors: CAIRN_EINVAL. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);
 
-/* The f32 values that the optimizer updates: the master of a half parameter that has one, the f32 weights themselves;
+/* In memory of the device: the f32 values that the optimizer updates: the master of a half parameter that has one, the f32 weights themselves;
  * NULL for a half parameter without a master, and for i out of range. */
 CAIRN_API float *cairn_param_master(const cairn_param_set *set, size_t i);
 
-/* To be called after writing weights through a raw pointer: masters were written = 1 re-rounds the half weights from the
+/* To be called after writing weights through a raw pointer (on a GPU: after queueing that on cairn_cuda_stream): masters were written = 1 re-rounds the half weights from the
  * master, 0 takes the master from the half weights. Caches of parameter i are dropped. Errors: CAIRN_EINVAL. */
 CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written);
 

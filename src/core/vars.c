@@ -12,6 +12,8 @@
 const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_LOG", "highest log level shown: error, warning, notice (default), info, debug"},
     {"CAIRN_CPU", "highest instruction set used: ref, avx2, avx512, avx512_bf16; can only remove"},
+    {"CAIRN_DEVICE", "device of environments that name none: cpu (default), cuda, cuda:N, auto"},
+    {"CAIRN_MODULE_PATH", "folder in which modules such as libcairn_cuda.so are looked for, and no other"},
     {"CAIRN_TIMEOUT", "seconds a rank waits for another before it gives up (300)"},
     {"CAIRN_HOST_ID", "overrides the boot id by which ranks tell that they share a host"},
     {"RANK", "this process's rank, as torchrun sets it"},

@@ -88,6 +88,7 @@ cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn
     cairn_status st = CAIRN_OK;
     struct description *mine = NULL, *all = NULL;
     size_t p = (size_t)cairn_group_size(group), most = 0;
+    if (p == 1) return CAIRN_OK;
     TRY(most_params(set->count, group, &most));
     TRY(cairn__calloc(most, sizeof(*mine), (void **)&mine)); /* zeros: a parameter that this rank lacks */
     TRY(cairn__calloc(most * p, sizeof(*all), (void **)&all));
@@ -102,6 +103,7 @@ out:
 }
 
 cairn_status cairn__ddp_broadcast_params(struct cairn_param_set *set, cairn_group *group) {
+    if (cairn_group_size(group) == 1) return CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         void *values = p->master ? p->master : p->data;

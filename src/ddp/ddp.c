@@ -31,8 +31,8 @@ struct ddp_context {
 
 /* ---- one backward ---- */
 
-static const struct cairn__kernels *kernels_of(const struct ddp_context *d) {
-    return d->set->env->device->kernels;
+static struct cairn_device *device_of(const struct ddp_context *d) {
+    return d->set->env->device;
 }
 
 static void begin_round(struct ddp_context *d) {
@@ -48,7 +48,8 @@ static void begin_round(struct ddp_context *d) {
 static cairn_status launch(struct ddp_context *d, struct cairn__ddp_bucket *bucket) {
     cairn_dtype wire = bucket->wire_dtype;
     if (bucket->wire != bucket->grads) {
-        kernels_of(d)->cast[bucket->dtype][wire](bucket->wire, bucket->grads, bucket->n);
+        cairn__pass_cast(device_of(d)->passes, device_of(d), bucket->wire, wire, bucket->grads, bucket->dtype,
+                         bucket->n);
     }
     bucket->launched = true;
     cairn__trace("ddp", "bucket_launch", bucket - d->plan.buckets, (int64_t)(bucket->n * cairn_dtype_nbytes(wire)), 0);
@@ -84,7 +85,7 @@ static cairn_status complete_with_zeros(struct ddp_context *d, struct cairn__ddp
         void *slot = NULL;
         cairn_status st = cairn__param_grad_slot(p, &slot);
         if (st != CAIRN_OK) return st;
-        memset(slot, 0, p->n * cairn_dtype_nbytes(p->dtype));
+        device_of(d)->passes->fill(device_of(d), p->dtype, slot, p->n, 0.0f);
         p->written = true;
         p->factor = d->set->factor;
         bucket->pending--;
@@ -96,7 +97,8 @@ static cairn_status finish(struct ddp_context *d, struct cairn__ddp_bucket *buck
     uint64_t begin = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = cairn__work_finish(&bucket->work, found);
     if (st == CAIRN_OK && bucket->wire != bucket->grads) {
-        kernels_of(d)->cast[bucket->wire_dtype][bucket->dtype](bucket->grads, bucket->wire, bucket->n);
+        cairn__pass_cast(device_of(d)->passes, device_of(d), bucket->grads, bucket->dtype, bucket->wire,
+                         bucket->wire_dtype, bucket->n);
     }
     cairn__trace("ddp", "bucket_wait", bucket - d->plan.buckets, 0, begin);
     return st;
@@ -125,6 +127,15 @@ static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
     return d->status;
 }
 
+/* What a reduction says of infinite and NaN results holds for the gradients where they themselves are what travels: a bf16
+ * sum may be finite where an f16 gradient is not. */
+static bool speaks_of_gradients(const struct ddp_context *d) {
+    for (size_t b = 0; b < d->plan.count; b++) {
+        if (d->plan.buckets[b].wire != d->plan.buckets[b].grads) return false;
+    }
+    return cairn__group_looks(d->group);
+}
+
 static cairn_status settle(void *ctx) {
     struct ddp_context *d = ctx;
     uint32_t found = 0;
@@ -135,7 +146,7 @@ static cairn_status settle(void *ctx) {
     }
     launch_full(d);
     st = finish_all(d, &found);
-    if (st == CAIRN_OK) cairn__param_set_report(d->set, found);
+    if (st == CAIRN_OK && (found || speaks_of_gradients(d))) st = cairn__param_set_report(d->set, found);
     begin_round(d);
     return st;
 }
@@ -151,9 +162,10 @@ static cairn_status allocate(struct ddp_context *d, struct cairn__ddp_bucket *bu
         return CAIRN_OK;
     }
     size_t nbytes = bucket->n * cairn_dtype_nbytes(bucket->dtype);
-    st = cairn__device_alloc(d->set->env->device, nbytes, &bucket->grads);
-    if (st == CAIRN_OK) memset(bucket->grads, 0, nbytes); /* padding travels too, and must be finite */
-    return st;
+    st = cairn__device_alloc(device_of(d), CAIRN__HOLDS_GRADS, nbytes, &bucket->grads);
+    if (st != CAIRN_OK) return st;
+    device_of(d)->passes->fill(device_of(d), bucket->dtype, bucket->grads, bucket->n, 0.0f); /* padding travels too */
+    return CAIRN_OK;
 }
 
 static void move_gradients(struct ddp_context *d) {
@@ -161,7 +173,7 @@ static void move_gradients(struct ddp_context *d) {
         struct cairn__param *p = d->set->params[i];
         const struct cairn__ddp_place *place = &d->plan.places[i];
         char *grads = d->plan.buckets[place->bucket].grads;
-        if (p->owns_grad) cairn__device_free(d->set->env->device, p->grad);
+        if (p->owns_grad) cairn__device_free(device_of(d), p->grad);
         p->grad = grads + place->offset * cairn_dtype_nbytes(p->dtype);
         p->owns_grad = p->written = false;
     }
@@ -191,6 +203,9 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
     REQUIRE(model && group && out, CAIRN_EINVAL, "ddp_create: model, group and out must be set");
     struct cairn_param_set *set = cairn_module_params(model);
     REQUIRE(!set->frozen_by, CAIRN_ESTATE, "ddp_create: the model has a ddp context; ddp_destroy it first");
+    struct cairn_device *reduced = cairn__group_device(group);
+    REQUIRE(!reduced || reduced == set->env->device, CAIRN_EINVAL,
+            "ddp_create: the group belongs to another environment; use cairn_env_group of the model's");
     REQUIRE(set->count > 0, CAIRN_EINVAL, "ddp_create: the model has no parameters, so there is nothing to reduce");
     cairn_status st = CAIRN_OK;
     struct ddp_context *d = NULL;
@@ -230,7 +245,7 @@ void ddp_destroy(ddp_context **ddp) {
     if (d->set->listener == &d->listener) take_gradients_away(d);
     for (size_t b = 0; b < d->plan.count; b++) {
         struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
-        if (bucket->grads != bucket->wire) cairn__device_free(d->set->env->device, bucket->grads);
+        if (bucket->grads != bucket->wire) cairn__device_free(device_of(d), bucket->grads);
         (void)cairn_group_free(d->group, &bucket->wire); /* a dead group frees it when it ends */
     }
     cairn__ddp_plan_free(&d->plan);

@@ -1,55 +1,116 @@
 /* The front: finds a backend by name, and checks what callers hand over so that backends need not. */
 #include "device/device.h"
 
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "device/cpu/cpu.h"
+#include "device/module.h"
 
-/* Every name a user may type; one that this build lacks names the option that was off. */
-static const struct {
+static const struct backend {
     const char *name;
-    const struct cairn__device_ops *ops;
-    const char *option;
+    const struct cairn__device_ops *ops; /* NULL = in a module of that name */
+    bool numbered;                       /* "name:1" is its second device; without a number, that of the local rank */
 } backends[] = {
-    {"cpu", &cairn__cpu_ops, NULL},
-    {"cuda", NULL, "cuda"},
+    {"cpu", &cairn__cpu_ops, false},
+    {"cuda", NULL, true},
 };
 enum { NUM_BACKENDS = sizeof(backends) / sizeof(backends[0]) };
 
-static bool is_complete(const struct cairn__device_ops *ops) {
-    return ops->size == sizeof(*ops) && ops->name && ops->open && ops->close && ops->alloc && ops->free && ops->copy &&
-           ops->kernels && ops->matmul && ops->describe;
-}
+/* ---- finding one ---- */
 
-static cairn_status find_backend(const char *name, const struct cairn__device_ops **out) {
-    for (int i = 0; i < NUM_BACKENDS; i++) {
-        if (strcmp(name, backends[i].name) != 0) continue;
-        REQUIRE(backends[i].ops, CAIRN_ENOTBUILT,
-                "device '%s' is not in this build of Cairn (meson option '%s'); use \"cpu\"", name, backends[i].option);
-        REQUIRE(is_complete(backends[i].ops), CAIRN_EINTERNAL, "device '%s' leaves a required slot empty", name);
-        *out = backends[i].ops;
-        return CAIRN_OK;
+/* Both tables are read as rows of function pointers, so that a slot added later is checked by being there. */
+typedef void (*slot)(void);
+
+static bool is_filled(const void *first_slot, size_t nbytes) {
+    for (size_t i = 0; i < nbytes / sizeof(slot); i++) {
+        slot s;
+        memcpy(&s, (const char *)first_slot + i * sizeof(s), sizeof(s));
+        if (!s) return false;
     }
-    return cairn__fail(CAIRN_EINVAL, "no device is called '%s'; there are cpu and cuda", name);
+    return true;
 }
 
-cairn_status cairn__device_open(const char *name, int ordinal, struct cairn_device **out) {
+static cairn_status check_ops(const struct cairn__device_ops *ops, const char *name) {
+    const size_t first = offsetof(struct cairn__device_ops, open);
+    REQUIRE(ops->size == sizeof(*ops), CAIRN_EINTERNAL, "device '%s' has a table of %zu bytes, want %zu", name,
+            ops->size, sizeof(*ops));
+    REQUIRE(ops->name &&
+                is_filled((const char *)ops + first, offsetof(struct cairn__device_ops, capture_begin) - first),
+            CAIRN_EINTERNAL, "device '%s' leaves a required slot empty", name);
+    const int graph = !!ops->capture_begin + !!ops->capture_end + !!ops->graph_launch + !!ops->graph_free;
+    REQUIRE(graph == 0 || graph == 4, CAIRN_EINTERNAL, "device '%s' fills %d of the 4 slots for graphs", name, graph);
+    REQUIRE(!ops->stream == !ops->set_stream, CAIRN_EINTERNAL, "device '%s' fills one of the 2 slots for streams",
+            name);
+    return CAIRN_OK;
+}
+
+static cairn_status parse_number(const char *name, const char *digits, int *out) {
+    char *end = NULL;
+    errno = 0;
+    const long number = strtol(digits, &end, 10);
+    REQUIRE(digits[0] && digits[strspn(digits, "0123456789")] == '\0' && errno == 0 && number <= INT_MAX, CAIRN_EINVAL,
+            "device '%s': behind the colon stands the number of a device, from 0", name);
+    *out = (int)number;
+    return CAIRN_OK;
+}
+
+static cairn_status find_backend(const char *name, int local_rank, const struct backend **out, int *ordinal) {
+    const size_t length = strcspn(name, ":");
+    for (int i = 0; i < NUM_BACKENDS; i++) {
+        const struct backend *b = &backends[i];
+        if (strlen(b->name) != length || strncmp(name, b->name, length) != 0) continue;
+        REQUIRE(b->numbered || !name[length], CAIRN_EINVAL, "device '%s': there is one %s, which takes no number", name,
+                b->name);
+        *out = b;
+        *ordinal = local_rank;
+        return name[length] ? parse_number(name, name + length + 1, ordinal) : CAIRN_OK;
+    }
+    return cairn__fail(CAIRN_EINVAL, "no device is called '%s'; there are cpu, cuda, cuda:N and auto", name);
+}
+
+static cairn_status open_on(const struct cairn__device_ops *ops, int ordinal, struct cairn_device **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = NULL;
-    const struct cairn__device_ops *ops = NULL;
-    TRY(find_backend(name, &ops));
+    TRY(check_ops(ops, ops->name));
     TRY(cairn__calloc(1, sizeof(*d), (void **)&d));
     d->ordinal = ordinal;
     TRY(ops->open(d, ordinal));
     d->ops = ops; /* from here on close has something to close */
-    d->kernels = ops->kernels(d);
+    if (!d->passes || !is_filled(d->passes, sizeof(*d->passes))) {
+        TRY(cairn__fail(CAIRN_EINTERNAL, "device '%s' leaves a pass out", ops->name));
+    }
     *out = d;
     return CAIRN_OK;
 out:
     cairn__device_close(&d);
     return st;
+}
+
+static cairn_status open_named(const char *name, int local_rank, struct cairn_device **out) {
+    cairn_status st = CAIRN_OK;
+    const struct backend *backend = NULL;
+    const struct cairn__device_ops *ops = NULL;
+    int ordinal = 0;
+    TRY(find_backend(name, local_rank, &backend, &ordinal));
+    ops = backend->ops;
+    if (!ops) TRY(cairn__module_open(backend->name, &ops));
+    TRY(open_on(ops, ordinal, out));
+out:
+    return st;
+}
+
+cairn_status cairn__device_open(const char *name, int local_rank, struct cairn_device **out) {
+    if (strcmp(name, "auto") != 0) return open_named(name, local_rank, out);
+    if (open_named("cuda", local_rank, out) == CAIRN_OK) return CAIRN_OK;
+    cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", cairn_last_error());
+    return open_named("cpu", local_rank, out);
 }
 
 void cairn__device_close(struct cairn_device **device) {
@@ -59,16 +120,75 @@ void cairn__device_close(struct cairn_device **device) {
     *device = NULL;
 }
 
-cairn_status cairn__device_alloc(struct cairn_device *d, size_t nbytes, void **out) {
-    return d->ops->alloc(d, nbytes, out);
+/* ---- what rooms call ---- */
+
+cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice) {
+    if (!d->capturing) return CAIRN_OK;
+    const cairn_status st = cairn__fail(CAIRN_ESTATE, "a graph is being recorded on %s: %s", d->ops->name, advice);
+    if (!d->refusal[0]) snprintf(d->refusal, sizeof(d->refusal), "%s", cairn_last_error());
+    return st;
+}
+
+static const char *const NO_ALLOC =
+    "the step allocates memory, which a recorded one may not; make tensors, modules and "
+    "optimizers before it, and begin it with cairn_zero_grad";
+static const char *const NO_UPLOAD = "what the host writes now would be written once; write it between replays";
+static const char *const NO_DOWNLOAD = "nothing is computed yet that could be read; read it between replays";
+static const char *const NO_WAIT = "nothing is queued yet that could be waited for; synchronize between replays";
+
+cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
+    const cairn_status st = cairn__device_refuse_recording(d, NO_ALLOC);
+    if (st != CAIRN_OK) return st;
+    return d->ops->alloc(d, holder, nbytes, out);
 }
 
 void cairn__device_free(struct cairn_device *d, void *p) {
     if (p) d->ops->free(d, p);
 }
 
+cairn_status cairn__device_alloc_pinned(struct cairn_device *d, size_t nbytes, void **out) {
+    const cairn_status st = cairn__device_refuse_recording(d, NO_ALLOC);
+    if (st != CAIRN_OK) return st;
+    return d->ops->alloc_pinned(d, nbytes, out);
+}
+
+void cairn__device_free_pinned(struct cairn_device *d, void *p) {
+    if (p && d->capturing) {
+        cairn__log(CAIRN_LOG_ERROR, "pinned memory was freed while a graph is recorded on %s, so it is kept",
+                   d->ops->name);
+    } else if (p) {
+        d->ops->free_pinned(d, p);
+    }
+}
+
 cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes) {
     return nbytes == 0 || dst == src ? CAIRN_OK : d->ops->copy(d, dst, src, nbytes);
+}
+
+cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes) {
+    const cairn_status st = cairn__device_refuse_recording(d, NO_UPLOAD);
+    if (st != CAIRN_OK) return st;
+    return nbytes == 0 ? CAIRN_OK : d->ops->upload(d, dst, host, nbytes);
+}
+
+cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes) {
+    const cairn_status st = cairn__device_refuse_recording(d, NO_DOWNLOAD);
+    if (st != CAIRN_OK) return st;
+    return nbytes == 0 ? CAIRN_OK : d->ops->download(d, host, src, nbytes);
+}
+
+cairn_status cairn__device_synchronize(struct cairn_device *d) {
+    const cairn_status st = cairn__device_refuse_recording(d, NO_WAIT);
+    if (st != CAIRN_OK) return st;
+    return d->ops->synchronize(d);
+}
+
+cairn_status cairn__device_check(struct cairn_device *d) {
+    return d->ops->check(d);
+}
+
+bool cairn__device_reaches(struct cairn_device *d, const void *p) {
+    return !d->ops->reaches || d->ops->reaches(d, p);
 }
 
 cairn_status cairn__device_matmul(struct cairn_device *d, const struct cairn__matmul *p) {
@@ -76,9 +196,14 @@ cairn_status cairn__device_matmul(struct cairn_device *d, const struct cairn__ma
             (long long)p->m, (long long)p->n, (long long)p->k);
     REQUIRE(p->in_type == CAIRN_F32 || cairn__is_half(p->in_type), CAIRN_EINVAL,
             "product of %s; f32, f16 and bf16 are known", cairn_dtype_name(p->in_type));
+    REQUIRE(p->out_type == CAIRN_F32 || p->out_type == p->in_type, CAIRN_EINVAL,
+            "product of %s into %s; f32 and the operands' type are known", cairn_dtype_name(p->in_type),
+            cairn_dtype_name(p->out_type));
     if (p->m == 0 || p->n == 0) return CAIRN_OK;
     return d->ops->matmul(d, p);
 }
+
+/* ---- for people ---- */
 
 const char *cairn_device_name(const cairn_device *device) {
     return device ? device->ops->name : "none";

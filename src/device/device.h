@@ -1,53 +1,118 @@
 /* Devices from inside: a table of functions a backend fills, and the front that the rooms call.
  *
- * The CPU is always there. Another device is one more table; the front validates, backends trust. */
+ * The CPU is always there. Another device is one more table; the front validates, backends trust. A device has one
+ * stream: what is queued runs in order, and only download, synchronize and free_pinned wait for it. */
 #ifndef CAIRN__DEVICE_H
 #define CAIRN__DEVICE_H
 
 #include "cairn/device.h"
-#include "kernels/kernels.h"
+#include "device/passes.h"
 
-/* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row) (+ C), row-major and dense: A is [m, k], or [k, m] when
- * trans_a; B is [k, n], or [n, k] when trans_b. a_type = b_type is f32, f16 or bf16; products and sums are f32, C and bias
- * are f32. What a low-precision product would round is for the caller to round. */
+/* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when trans_a;
+ * B is [k, n], or [n, k] when trans_b. Products and sums are f32, C is rounded once. Where C is
+ * empty nothing is computed, row_sums neither. */
 struct cairn__matmul {
     int64_t m, n, k;
     bool trans_a, trans_b;
-    bool accumulate;     /* add to C instead of overwriting it */
-    cairn_dtype in_type; /* of A and B */
+    bool relu;            /* C = relu(C) before the rounding; of a NaN the CPU makes a NaN, a GPU a NaN or 0 */
+    cairn_dtype in_type;  /* of A and B: f32, f16 or bf16 */
+    cairn_dtype out_type; /* of C, bias and row_sums: f32, or in_type */
     const void *a, *b;
-    const float *bias; /* NULL = none */
-    float *c;
+    const void *bias; /* NULL = none */
+    void *c;
+    void *row_sums; /* [m] = sum over k of op(A), rows of k in order on the CPU: a bias gradient; NULL = not
+                       wanted. Where C is empty they are left alone */
 };
 
+/* Who holds memory: told when there is no more. */
+#define CAIRN__HOLDER_LIST(X)                      \
+    X(CAIRN__HOLDS_PARAMS, "parameters")           \
+    X(CAIRN__HOLDS_GRADS, "gradients")             \
+    X(CAIRN__HOLDS_OPTIM, "optimizer state")       \
+    X(CAIRN__HOLDS_TENSORS, "tensors")             \
+    X(CAIRN__HOLDS_TAPE, "results of the step")    \
+    X(CAIRN__HOLDS_CASTS, "cast weights")          \
+    X(CAIRN__HOLDS_SCRATCH, "scratch of products") \
+    X(CAIRN__HOLDS_STATE, "flags and scalars")
+
+enum cairn__holder {
+#define CAIRN__X(holder, name) holder,
+    CAIRN__HOLDER_LIST(CAIRN__X)
+#undef CAIRN__X
+        CAIRN__NUM_HOLDERS
+};
+
+/* "parameters" */
+const char *cairn__holder_name(enum cairn__holder holder);
+
 struct cairn__device_ops {
-    size_t size;      /* sizeof(struct cairn__device_ops) as built */
-    const char *name; /* "cpu": what users type, what logs print */
-    cairn_status (*open)(struct cairn_device *d, int ordinal);
-    void (*close)(struct cairn_device *d); /* never fails */
-    cairn_status (*alloc)(struct cairn_device *d, size_t nbytes, void **out);
-    void (*free)(struct cairn_device *d, void *p);
-    cairn_status (*copy)(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
-    const struct cairn__kernels *(*kernels)(const struct cairn_device *d);
+    size_t size;                                               /* sizeof(struct cairn__device_ops) as built */
+    const char *name;                                          /* "cpu": what users type, what logs print */
+    cairn_status (*open)(struct cairn_device *d, int ordinal); /* fills d->passes and d->state */
+    void (*close)(struct cairn_device *d);                     /* never fails; copes with half-open */
+    cairn_status (*alloc)(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out);
+    void (*free)(struct cairn_device *d, void *p); /* what is queued may still use it */
+    cairn_status (*alloc_pinned)(struct cairn_device *d, size_t nbytes,
+                                 void **out);             /* zeroed; device and host read and write it */
+    void (*free_pinned)(struct cairn_device *d, void *p); /* waits for what is queued */
+    cairn_status (*copy)(struct cairn_device *d, void *dst, const void *src,
+                         size_t nbytes); /* device to device, queued */
+    cairn_status (*upload)(struct cairn_device *d, void *dst, const void *host,
+                           size_t nbytes); /* host may be reused at once */
+    cairn_status (*download)(struct cairn_device *d, void *host, const void *src, size_t nbytes); /* waits */
+    cairn_status (*synchronize)(struct cairn_device *d);
+    cairn_status (*check)(
+        struct cairn_device *d); /* the first failure of what was queued, kept until then; no waiting */
     cairn_status (*matmul)(struct cairn_device *d, const struct cairn__matmul *product);
     const char *(*describe)(const struct cairn_device *d); /* "avx512_bf16, oneDNN 2.6.2, 1 thread" */
+
+    /* (optional, all or none: without them a graph's replay runs the step as it is) */
+    cairn_status (*capture_begin)(struct cairn_device *d);
+    cairn_status (*capture_end)(struct cairn_device *d, void **graph); /* *graph = NULL and a status where it broke */
+    cairn_status (*graph_launch)(struct cairn_device *d, void *graph);
+    void (*graph_free)(struct cairn_device *d, void *graph);
+
+    /* (optional: without it any pointer does) Whether passes can use memory at p. */
+    bool (*reaches)(struct cairn_device *d, const void *p);
+
+    /* (optional, both or none: for cairn/interop_cuda.h) */
+    void *(*stream)(struct cairn_device *d);
+    cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* what is queued on the old one comes first */
 };
 
 struct cairn_device {
     const struct cairn__device_ops *ops;
-    const struct cairn__kernels *kernels; /* of ops->kernels, kept because every op reads it */
+    const struct cairn__passes *passes;
     int ordinal;
-    void *state; /* the backend's own */
+    bool tf32;         /* f32 products may round their operands to 10 bits of fraction; where the device can */
+    bool capturing;    /* what is queued is recorded and not run */
+    char refusal[256]; /* the first thing that was refused for that reason in this recording; "" = nothing */
+    void *state;       /* the backend's own */
 };
 
-/* "cpu", or a name whose backend this build lacks: CAIRN_ENOTBUILT says which meson option was off.
- * Errors: CAIRN_EINVAL unknown name; CAIRN_ENOMEM; what open reports. */
-cairn_status cairn__device_open(const char *name, int ordinal, struct cairn_device **out);
+/* "cpu", "cuda", "cuda:1" (without a number: that of local_rank), or "auto": the GPU of local_rank where there is one,
+ * else the CPU with one line in the log that says why.
+ * Errors: CAIRN_EINVAL unknown name; CAIRN_ENOTBUILT names the meson option; CAIRN_ENOMEM; what open reports. */
+cairn_status cairn__device_open(const char *name, int local_rank, struct cairn_device **out);
 void cairn__device_close(struct cairn_device **device);
 
-cairn_status cairn__device_alloc(struct cairn_device *d, size_t nbytes, void **out); /* 64-byte aligned, undefined */
-void cairn__device_free(struct cairn_device *d, void *p);                            /* NULL is fine */
+/* For what cannot be recorded: while a graph is, CAIRN_ESTATE with `advice`, and the recording is given up whatever the step
+ * makes of the status. CAIRN_OK otherwise. */
+cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice);
+
+/* 64-byte aligned, undefined. While a graph is recorded: CAIRN_ESTATE. CAIRN_ENOMEM tells who holds what. */
+cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out);
+void cairn__device_free(struct cairn_device *d, void *p); /* NULL is fine */
+cairn_status cairn__device_alloc_pinned(struct cairn_device *d, size_t nbytes, void **out);
+/* While a graph is recorded, which may use p, it is logged and p is kept. */
+void cairn__device_free_pinned(struct cairn_device *d, void *p);
 cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
+/* While a graph is recorded, CAIRN_ESTATE: what is copied to or from the host would be copied once. */
+cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes);
+cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes);
+cairn_status cairn__device_synchronize(struct cairn_device *d);
+cairn_status cairn__device_check(struct cairn_device *d);
+bool cairn__device_reaches(struct cairn_device *d, const void *p);
 cairn_status cairn__device_matmul(struct cairn_device *d, const struct cairn__matmul *product);
 
 #endif

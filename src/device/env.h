@@ -8,11 +8,20 @@
 
 struct cairn__tape;
 
+/* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk through. */
+struct cairn__report_reader {
+    cairn_status (*read)(struct cairn__report_reader *reader); /* never waits; the status of the worst report */
+    struct cairn__report_reader *next;
+};
+
 struct cairn_env {
     struct cairn_device *device;
     int rank, size, local_rank;
 
-    int sets; /* parameter sets made in it that are alive */
+    int sets;                         /* parameter sets made in it that are alive, */
+    struct cairn_param_set *last_set; /* param's list of them */
+    int graphs;                       /* likewise */
+    int unstepped;                    /* scaled losses that no step has followed */
 
     uint64_t seed;
     uint64_t next_stream; /* random streams handed out so far: one a tensor */
@@ -20,9 +29,27 @@ struct cairn_env {
     struct cairn__tape *tape;  /* nn's */
     struct cairn_group *group; /* dist's */
 
+    /* Of graphs, and recordings: with each, weights and their casts are other than the host's books say. */
+    uint64_t replays;
+    struct cairn__report_reader *readers;
+
     /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. */
     void (*begin_step)(struct cairn_env *env);
+
+    /* A tape of its own for a graph's step, to stand in `tape` while it runs; and its end. nn's too. */
+    cairn_status (*fork_tape)(struct cairn_env *env, struct cairn__tape **out);
+    void (*end_tape)(struct cairn__tape *tape);
 };
+
+/* Asks every reader; the status of the last one that has something to say, whose sentence is the last error. */
+static inline cairn_status cairn__env_read_reports(struct cairn_env *env) {
+    cairn_status st = CAIRN_OK;
+    for (struct cairn__report_reader *r = env->readers; r; r = r->next) {
+        const cairn_status said = r->read(r);
+        if (said != CAIRN_OK) st = said;
+    }
+    return st;
+}
 
 /* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | rank): every rank and every
  * tensor has numbers of its own, and each can be made alone. */

@@ -26,23 +26,25 @@ static const struct {
     const char *name, *option;
     const struct cairn__group_backend *backend;
 } backends[] = {
+    {"self", NULL, &cairn__group_self},
     {"shm", NULL, &cairn__group_shm},
     {"mpi", "mpi", NULL},
     {"gloo", "gloo", NULL},
     {"nccl", "cuda", NULL},
 };
 
-static cairn_status choose_backend(const char *name, const struct cairn__group_backend **out) {
+static cairn_status choose_backend(const char *name, int size, const struct cairn__group_backend **out) {
     bool any = !name || strcmp(name, "auto") == 0;
     for (size_t i = 0; i < sizeof(backends) / sizeof(backends[0]); i++) {
-        if (!any && strcmp(name, backends[i].name) != 0) continue;
+        const bool alone = backends[i].backend == &cairn__group_self;
+        if (any ? alone && size > 1 : strcmp(name, backends[i].name) != 0) continue;
         REQUIRE(backends[i].backend, CAIRN_ENOTBUILT,
                 "the group backend '%s' is not in this build (meson option '%s'); use \"shm\" for ranks of one machine",
                 backends[i].name, backends[i].option);
         *out = backends[i].backend;
         return CAIRN_OK;
     }
-    return cairn__fail(CAIRN_EINVAL, "there is no group backend '%s'; choose auto, shm, mpi, gloo or nccl", name);
+    return cairn__fail(CAIRN_EINVAL, "there is no group backend '%s'; choose auto, self, shm, mpi, gloo or nccl", name);
 }
 
 const char *cairn__collective_name(enum cairn__collective kind) {
@@ -78,7 +80,8 @@ static cairn_status check_options(const struct cairn__group_options *o) {
     REQUIRE(o->rank >= 0 && o->rank < o->size, CAIRN_EINVAL, "rank %d is not in a group of %d; ranks are 0 to %d",
             o->rank, o->size, o->size - 1);
     REQUIRE(o->timeout > 0, CAIRN_EINVAL, "a group's timeout is %g s; it must be positive", o->timeout);
-    REQUIRE(o->kernels, CAIRN_EINVAL, "a group needs a kernel table");
+    REQUIRE(o->size == 1 || !o->backend || strcmp(o->backend, "self") != 0, CAIRN_EINVAL,
+            "the group backend 'self' is for one rank, not %d; use auto", o->size);
     REQUIRE(o->size == 1 || (o->store && o->prefix), CAIRN_EINVAL,
             "a group of %d ranks needs a store and a key prefix to find each other", o->size);
     return CAIRN_OK;
@@ -103,13 +106,13 @@ cairn_status cairn__group_create(const struct cairn__group_options *options, cai
     cairn_group *group = NULL;
     cairn_status st = CAIRN_OK;
     TRY(check_options(options));
-    TRY(choose_backend(options->backend, &backend));
+    TRY(choose_backend(options->backend, options->size, &backend));
     TRY(cairn__calloc(1, sizeof(*group), (void **)&group));
     group->backend = backend;
     group->rank = options->rank;
     group->size = options->size;
     group->timeout = options->timeout < MAX_TIMEOUT ? options->timeout : MAX_TIMEOUT;
-    group->kernels = options->kernels;
+    group->device = options->device;
     TRY(add_works(group));
     TRY(backend->create(group, options));
     *out = group;
@@ -142,6 +145,14 @@ int cairn_group_size(const cairn_group *group) {
 
 const char *cairn_group_backend(const cairn_group *group) {
     return group ? group->backend->name : "";
+}
+
+struct cairn_device *cairn__group_device(const cairn_group *group) {
+    return group->device;
+}
+
+bool cairn__group_looks(const cairn_group *group) {
+    return group->backend->looks;
 }
 
 /* ---- works ---- */

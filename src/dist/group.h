@@ -4,16 +4,16 @@
 
 #include "cairn/dist.h"
 #include "dist/store.h"
-#include "kernels/kernels.h"
+#include "device/device.h"
 
 /* How the ranks of one group find each other. */
 struct cairn__group_options {
     int rank, size;
-    double timeout;             /* seconds without the other ranks; > 0 */
-    struct cairn__store *store; /* used during create only; NULL is fine where size is 1 */
-    const char *prefix;         /* of every key used, so that groups and restarts do not meet */
-    const char *backend;        /* NULL or "auto"; "shm"; others say CAIRN_ENOTBUILT or CAIRN_EINVAL */
-    const struct cairn__kernels *kernels;
+    double timeout;              /* seconds without the other ranks; > 0 */
+    struct cairn__store *store;  /* used during create only; NULL is fine where size is 1 */
+    const char *prefix;          /* of every key used, so that groups and restarts do not meet */
+    const char *backend;         /* NULL or "auto"; "self", "shm"; others say CAIRN_ENOTBUILT or CAIRN_EINVAL */
+    struct cairn_device *device; /* whose memory is reduced; shm knows the host's only, and takes NULL */
 };
 
 /* Collective over all ranks; returns when all have joined, after which none needs the store. Errors: CAIRN_EINVAL; CAIRN_ENOTSUP ranks on several machines (both named);
@@ -27,6 +27,12 @@ void cairn__group_destroy(cairn_group **group);
 /* Moves outstanding collectives on without waiting: cheap enough for every backward node (an uncontended load or two
  * when nothing can move). Returns the group's first cause once it is dead. */
 cairn_status cairn__group_progress(cairn_group *group);
+
+/* Whose memory the group reduces; NULL = the host's. */
+struct cairn_device *cairn__group_device(const cairn_group *group);
+
+/* Whether a reduction notices infinite and NaN results on its way: shm does, a group of one does not even read. */
+bool cairn__group_looks(const cairn_group *group);
 
 /* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or NaN
  * on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = nobody asks. */

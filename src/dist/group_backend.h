@@ -38,10 +38,11 @@ struct cairn_work {
     struct cairn_work *next_free;
 };
 
-/* Every slot is required. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
+/* Every function is required. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
 struct cairn__group_backend {
     const char *name; /* what options, logs and cairn_group_backend say */
-    /* Fills group->impl; rank, size, timeout and kernels are set. On an error destroy follows. */
+    bool looks;       /* an all-reduce notices infinite and NaN results */
+    /* Fills group->impl; rank, size, timeout and device are set. On an error destroy follows. */
     cairn_status (*create)(cairn_group *group, const struct cairn__group_options *options);
     void (*destroy)(cairn_group *group); /* copes with half-built; never fails */
     cairn_status (*alloc)(cairn_group *group, size_t nbytes, void **out);
@@ -60,7 +61,7 @@ struct cairn_group {
     void *impl;
     int rank, size;
     double timeout;
-    const struct cairn__kernels *kernels;
+    struct cairn_device *device;
     uint64_t next_number;
     cairn_status dead; /* CAIRN_OK while alive */
     char cause[512];
@@ -68,7 +69,7 @@ struct cairn_group {
     struct cairn__work_chunk *chunks;
 };
 
-extern const struct cairn__group_backend cairn__group_shm;
+extern const struct cairn__group_backend cairn__group_self, cairn__group_shm;
 
 /* "all-reduce", "broadcast", ... */
 const char *cairn__collective_name(enum cairn__collective kind);

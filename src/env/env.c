@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/log.h"
@@ -23,6 +24,7 @@ static cairn_status read_options(const struct cairn_env_options *given, struct c
     if (st != CAIRN_OK) return st;
     REQUIRE(isfinite(out->timeout) && out->timeout >= 0, CAIRN_EINVAL,
             "cairn_env_options.timeout is %g; it must be a number of seconds, 0 = CAIRN_TIMEOUT", out->timeout);
+    if (!out->device) out->device = cairn__var("CAIRN_DEVICE");
     if (!out->device) out->device = "cpu";
     if (out->timeout > 0) return CAIRN_OK;
     out->timeout = DEFAULT_TIMEOUT;
@@ -48,7 +50,7 @@ static cairn_status join(struct cairn_env *env, const struct cairn__launch *laun
                                                  .timeout = timeout,
                                                  .store = store,
                                                  .prefix = prefix,
-                                                 .kernels = env->device->kernels};
+                                                 .device = env->device};
     TRY(cairn__group_create(&options, &env->group)); /* all have joined: nobody needs the store any more */
 out:
     return st;
@@ -74,6 +76,21 @@ out:
     return st;
 }
 
+static const char *const RANKS_NEED_NCCL = "ranks on GPUs need NCCL, which is not part of this version";
+
+static cairn_status open_device(struct cairn_env *env, const struct cairn_env_options *o) {
+    const char *name = o->device;
+    if (env->size > 1 && strcmp(name, "auto") == 0) {
+        cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", RANKS_NEED_NCCL);
+        name = "cpu";
+    }
+    REQUIRE(env->size == 1 || strncmp(name, "cuda", 4) != 0, CAIRN_ENOTSUP, "%s; start one rank, or use device \"cpu\"",
+            RANKS_NEED_NCCL);
+    const cairn_status st = cairn__device_open(name, env->local_rank, &env->device);
+    if (st == CAIRN_OK) env->device->tf32 = o->tf32 == CAIRN_ON;
+    return st;
+}
+
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out) {
     cairn_status st = CAIRN_OK;
@@ -85,7 +102,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     env->size = launch->size;
     env->local_rank = launch->local_rank;
     env->seed = o.seed;
-    TRY(cairn__device_open(o.device, launch->local_rank, &env->device));
+    TRY(open_device(env, &o));
     TRY(cairn__tape_create(env));
     TRY(meet(env, launch, o.timeout));
     *out = env;
@@ -111,11 +128,11 @@ out:
 void cairn_env_destroy(cairn_env **env) {
     if (!env || !*env) return;
     struct cairn_env *e = *env;
-    if (e->sets > 0) {
+    if (e->sets > 0 || e->graphs > 0) {
         cairn__log(CAIRN_LOG_ERROR,
-                   "cairn_env_destroy: %d modules or parameter sets made in it are alive, so it is kept; destroy them "
-                   "first",
-                   e->sets);
+                   "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, so it is kept; "
+                   "destroy them first",
+                   e->graphs, e->sets);
         return;
     }
     cairn__group_destroy(&e->group);
@@ -129,6 +146,12 @@ void cairn_manual_seed(cairn_env *env, uint64_t seed) {
     if (!env) return;
     env->seed = seed;
     env->next_stream = 0;
+}
+
+cairn_status cairn_env_synchronize(cairn_env *env) {
+    REQUIRE(env, CAIRN_EINVAL, "cairn_env_synchronize: env is NULL");
+    const cairn_status st = cairn__device_synchronize(env->device);
+    return st == CAIRN_OK ? cairn__env_read_reports(env) : st;
 }
 
 int cairn_env_rank(const cairn_env *env) {

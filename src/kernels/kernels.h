@@ -176,19 +176,4 @@ const struct cairn__kernel_row *cairn__kernel_rows(size_t *count);
 /* The row that cairn__kernels_cpu chose, for logs, tests and benchmarks. NULL where there is none. */
 const struct cairn__kernel_row *cairn__kernel_pick(enum cairn__kernel_kind kind, int a, int b, unsigned features);
 
-/* ---- lists of tensors ---- */
-
-/* A list of tensors goes through a kernel in one call. Empty tensors may stand first, last and in between. Each takes
- * `count` arrays' addresses and sizes; types are equal within a list. */
-void cairn__multi_cast(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
-                       const void *const *src, cairn_dtype from, const size_t *n);
-void cairn__multi_scale(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
-                        const void *const *src, cairn_dtype from, const size_t *n, float factor, uint32_t *found);
-void cairn__multi_axpby(const struct cairn__kernels *k, size_t count, void *const *dst, cairn_dtype to,
-                        const void *const *x, cairn_dtype from, const float *const *y, const size_t *n, float a,
-                        float b, uint32_t *found);
-/* The L2 norm over the whole list, of x * factor; per_tensor (count entries) may be NULL. */
-double cairn__multi_l2norm(const struct cairn__kernels *k, size_t count, const void *const *x, cairn_dtype dtype,
-                           const size_t *n, float factor, double *per_tensor, uint32_t *found);
-
 #endif

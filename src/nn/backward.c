@@ -4,20 +4,15 @@
  * get. It changes nothing, so that a graph that may not be walked is refused whole. Second pass: the marked nodes, last
  * made first, which is an order in which every gradient is complete before it is handed on.
  *
- * The gradient of a result is kept as f32 but *rounded to the result's storage type*: where torch would hold an f16
- * gradient this holds f16 values, and what overflows there (beyond 65504, before the loss scale went down) is inf here.
- * Several contributions are each rounded, and so is their sum. A leaf's gradient is f32: each contribution is rounded
- * to the leaf's type, the sum is not. A parameter's gradient is written once, at its last use, to the slot that
- * src/param gives: used once, a product lands in an f32 slot directly, or is cast into a half slot (one rounding); used
- * several times, f32 contributions are summed in f32 first, rounded once. */
+ * A contribution to a tensor's gradient is written in the tensor's own type: an f16 tensor has f16 gradients, and what
+ * overflows there (beyond 65504, before the loss scale went down) is infinite. The gradient of a result is added up in
+ * that type, as torch does. A leaf's gradient is f32: contributions have the leaf's type, their sum is not rounded. A
+ * parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it is computed
+ * there; used several times, contributions are summed in f32 and rounded once. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "nn/ops.h"
-
-static const struct cairn__kernels *kernels(const struct cairn__tape *tape) {
-    return tape->env->device->kernels;
-}
 
 /* ---- first pass ---- */
 
@@ -56,7 +51,7 @@ static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, size_t *pen
 
 static cairn_status mark(struct cairn__tape *tape, cairn_tensor *loss) {
     size_t pending = 0;
-    tape->backward++;
+    tape->backward = ++tape->main->last_backward;
     tape->num_sets = 0;
     cairn_status st = reach(tape, loss, &pending);
     for (size_t i = loss->node ? loss->node->index + 1 : 0; st == CAIRN_OK && pending > 0; i--) {
@@ -70,92 +65,103 @@ static cairn_status mark(struct cairn__tape *tape, cairn_tensor *loss) {
 
 /* ---- where gradients go ---- */
 
-/* The f32 parameter whose cast t is, where nothing else contributes to it: what is written for t may then be written
- * into the parameter's slot, and the cast's own backward finds it in place. */
-static struct cairn__param *param_behind(const cairn_tensor *t) {
-    if (!t->node || t->node->op != CAIRN__OP_CAST) return NULL;
-    const cairn_tensor *source = t->node->inputs[0];
-    const bool is_direct = source->param && source->param->dtype == CAIRN_F32 && source->uses == 1;
-    return is_direct ? source->param : NULL;
+static cairn_status new_buffer(struct cairn__tape *tape, const cairn_tensor *t, cairn_dtype dtype, void **out) {
+    return cairn__arena_alloc(&tape->grads, t->n * cairn_dtype_nbytes(dtype), out);
 }
 
-static cairn_status new_buffer(struct cairn__tape *tape, const cairn_tensor *t, float **out) {
-    return cairn__arena_alloc(&tape->grads, t->n * sizeof(float), (void **)out);
+static cairn_status make_leaf_grad(cairn_tensor *t) {
+    if (t->grad) return CAIRN_OK;
+    return cairn__device_alloc(t->env->device, CAIRN__HOLDS_GRADS, t->n * sizeof(float), (void **)&t->grad);
 }
 
-static cairn_status leaf_buffer(cairn_tensor *t, float **out) {
-    if (!t->grad) {
-        cairn_status st = cairn__device_alloc(t->env->device, t->n * sizeof(float), (void **)&t->grad);
-        if (st != CAIRN_OK) return st;
-    }
-    *out = t->grad;
+/* The first contribution to an f32 leaf is its gradient. */
+static cairn_status begin_leaf(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
+    cairn_status st = make_leaf_grad(t);
+    if (st != CAIRN_OK) return st;
+    if (t->has_grad || t->dtype != CAIRN_F32) return new_buffer(tape, t, t->dtype, dx);
+    *dx = t->grad;
     return CAIRN_OK;
 }
 
-cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, float **dx) {
-    if (t->kind == CAIRN__LEAF) return t->has_grad ? new_buffer(tape, t, dx) : leaf_buffer(t, dx);
-    struct cairn__param *p = NULL;
-    if (t->param && t->uses == 1 && t->param->dtype == CAIRN_F32) p = t->param;
-    if (!t->param && !t->sum) p = param_behind(t);
-    return p ? cairn__param_grad_slot(p, (void **)dx) : new_buffer(tape, t, dx);
+cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
+    if (t->kind == CAIRN__LEAF) return begin_leaf(tape, t, dx);
+    if (t->kind == CAIRN__PARAM && t->uses == 1) return cairn__param_grad_slot(t->param, dx);
+    return new_buffer(tape, t, cairn__tensor_dtype(t), dx);
 }
 
-static void round_to(const struct cairn__tape *tape, cairn_dtype dtype, float *dx, size_t n) {
-    if (cairn__is_half(dtype)) kernels(tape)->round[dtype](dx, dx, n);
+/* dst = round(x + y), y in f32. */
+static void add_wide(struct cairn__tape *tape, void *dst, cairn_dtype to, const void *x, cairn_dtype from,
+                     const float *y, size_t n) {
+    const struct cairn__item item = {.n = n, .dst = dst, .x = x, .y = y};
+    cairn__passes_of(tape)->axpby(tape->env->device, &item, 1, to, from, NULL, 1.0f, NULL);
 }
 
-static cairn_status end_leaf(struct cairn__tape *tape, cairn_tensor *t, float *dx) {
-    round_to(tape, t->dtype, dx, t->n);
-    if (t->has_grad) kernels(tape)->add(t->grad, t->grad, dx, t->n);
+static void copy_to(struct cairn__tape *tape, void *dst, cairn_dtype to, const void *x, cairn_dtype from, size_t n) {
+    cairn__pass_cast(cairn__passes_of(tape), tape->env->device, dst, to, x, from, n);
+}
+
+static cairn_status end_leaf(struct cairn__tape *tape, cairn_tensor *t, const void *dx) {
+    if (t->has_grad) {
+        add_wide(tape, t->grad, CAIRN_F32, dx, t->dtype, t->grad, t->n);
+    } else if (dx != t->grad) {
+        copy_to(tape, t->grad, CAIRN_F32, dx, t->dtype, t->n);
+    }
     t->has_grad = true;
     return CAIRN_OK;
 }
 
-static cairn_status end_param(struct cairn__tape *tape, cairn_tensor *t, float *dx) {
-    struct cairn__param *p = t->param;
-    if (t->sum) {
-        kernels(tape)->add(t->sum, t->sum, dx, t->n);
-    } else {
-        t->sum = dx;
-    }
-    if (++t->arrived < t->uses) return CAIRN_OK;
+/* The first of several contributions becomes the f32 sum, the last one brings it to the slot. */
+static cairn_status add_to_param(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
+    const cairn_dtype dtype = t->param->dtype;
     void *slot = NULL;
     cairn_status st = CAIRN_OK;
-    if (t->uses == 1 && p->dtype == CAIRN_F32) {
-        slot = dx;
+    if (t->arrived == t->uses) {
+        TRY(cairn__param_grad_slot(t->param, &slot));
+        add_wide(tape, slot, dtype, dx, dtype, t->sum, t->n);
+    } else if (t->sum) {
+        add_wide(tape, t->sum, CAIRN_F32, dx, dtype, t->sum, t->n);
+    } else if (dtype == CAIRN_F32) {
+        t->sum = dx;
     } else {
-        st = cairn__param_grad_slot(p, &slot);
+        TRY(new_buffer(tape, t, CAIRN_F32, &t->sum));
+        copy_to(tape, t->sum, CAIRN_F32, dx, dtype, t->n);
     }
-    if (st != CAIRN_OK) return st;
-    if (slot != t->sum) kernels(tape)->cast[CAIRN_F32][p->dtype](slot, t->sum, t->n);
-    cairn__param_grad_ready(p);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
-static cairn_status end_result(struct cairn__tape *tape, cairn_tensor *t, float *dx) {
-    round_to(tape, t->dtype, dx, t->n);
+static cairn_status end_param(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
+    t->arrived++;
+    cairn_status st = t->uses > 1 ? add_to_param(tape, t, dx) : CAIRN_OK;
+    if (st == CAIRN_OK && t->arrived == t->uses) cairn__param_grad_ready(t->param);
+    return st;
+}
+
+static cairn_status end_result(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     if (t->sum) {
-        kernels(tape)->add(t->sum, t->sum, dx, t->n);
-        round_to(tape, t->dtype, t->sum, t->n);
+        cairn__passes_of(tape)->add(tape->env->device, t->dtype, t->sum, t->sum, dx, t->n);
     } else {
         t->sum = dx;
     }
     return CAIRN_OK;
 }
 
-cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, float *dx) {
+cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     if (t->kind == CAIRN__LEAF) return end_leaf(tape, t, dx);
     return t->kind == CAIRN__PARAM ? end_param(tape, t, dx) : end_result(tape, t, dx);
 }
 
 /* ---- second pass ---- */
 
+/* Nothing in the graph comes after the loss, so nothing is added to the constant that a result starts from. */
 static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss) {
-    float *one = NULL;
-    cairn_status st = cairn__grad_begin(tape, loss, &one);
+    const cairn_dtype dtype = cairn__tensor_dtype(loss);
+    void *dx = cairn__tape_one(tape, dtype);
+    if (loss->kind == CAIRN__RESULT) return cairn__grad_end(tape, loss, dx);
+    cairn_status st = cairn__grad_begin(tape, loss, &dx);
     if (st != CAIRN_OK) return st;
-    one[0] = 1.0f;
-    return cairn__grad_end(tape, loss, one);
+    copy_to(tape, dx, dtype, cairn__tape_one(tape, dtype), dtype, 1);
+    return cairn__grad_end(tape, loss, dx);
 }
 
 static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node) {
@@ -169,12 +175,13 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
 /* Every set hears of the end: that it may settle, or that nothing more comes. */
 static cairn_status end_walk(struct cairn__tape *tape, cairn_status st) {
     for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
+    if (st == CAIRN_OK) st = cairn__device_check(tape->env->device);
     for (size_t i = 0; st != CAIRN_OK && i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
     return st;
 }
 
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss) {
-    const float factor = (float)(1.0 / (loss->loss_scale ? loss->loss_scale : 1.0));
+    const float *factor = loss->loss_scale ? &loss->loss_scale->factor : NULL;
     for (size_t i = 0; i < tape->num_sets; i++) tape->sets[i]->factor = factor;
     cairn__arena_release(&tape->grads, (struct cairn__arena_mark){0, 0});
     cairn_status st = seed(tape, loss);
@@ -188,6 +195,8 @@ static cairn_status check_loss(const cairn_tensor *loss) {
     char shape[CAIRN__SHAPE_TEXT];
     cairn_status st = cairn__tensor_check(loss, "backward");
     if (st != CAIRN_OK) return st;
+    REQUIRE(cairn__is_at_hand(loss), CAIRN_ESTATE,
+            "backward: the loss was made by another step, a graph's or what runs beside it");
     REQUIRE(loss->n == 1, CAIRN_EINVAL, "backward: the loss must be one element, not %s",
             cairn__shape_text(loss, shape));
     REQUIRE(cairn__wants_grad(loss), CAIRN_EINVAL, "backward: nothing that the loss depends on wants a gradient");

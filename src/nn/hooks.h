@@ -5,6 +5,9 @@
 
 #include "cairn/nn.h"
 
+struct cairn__scaler_state; /* kernels/step.h */
+struct cairn__loss_scale;
+
 /* Every op, its name in errors and tables. The order is free; amp has a class and a reason for each. */
 #define CAIRN__OP_LIST(X)                 \
     X(CAIRN__OP_LINEAR, "linear")         \
@@ -14,7 +17,8 @@
     X(CAIRN__OP_SUM, "sum")               \
     X(CAIRN__OP_MEAN, "mean")             \
     X(CAIRN__OP_MSE_LOSS, "mse_loss")     \
-    X(CAIRN__OP_CAST, "cast")
+    X(CAIRN__OP_CAST, "cast")             \
+    X(CAIRN__OP_SCALE_LOSS, "scale_loss")
 
 enum cairn__op {
 #define CAIRN__X(op, name) op,
@@ -28,7 +32,8 @@ const char *cairn__op_name(enum cairn__op op);
 
 /* The type op computes in and returns, given its inputs' types; 0 = nn's own rule (equal types, or the widest). Inputs of
  * another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights change
- * (struct cairn__param's version). Never asked about CAIRN__OP_CAST. */
+ * (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
+ * CAIRN__OP_SCALE_LOSS. */
 struct cairn__op_hook {
     void *ctx;
     cairn_dtype (*compute_type)(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count);
@@ -46,9 +51,12 @@ void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_d
 cairn_env *cairn__tensor_env(const cairn_tensor *t);
 cairn_env *cairn__module_env(const cairn_module *module);
 
-/* loss * scale as a further node of the graph: the gradient of the loss starts from scale. What cairn_mul_scalar does,
- * but in f32 whatever the loss's type and without asking the op hook; and what is made of the result knows its scale, so
- * that backward leaves 1 / scale, formed in double and rounded once, in every parameter set it reaches. */
-cairn_tensor *cairn__scale_loss(cairn_tensor *loss, double scale);
+/* loss * scale, in f32 whatever the loss's type, as a further node of the graph; the scale is scaler's when the device
+ * comes to it, and stays in *cell. The gradient of the loss starts from it, and what is made of the result knows the
+ * cell, so that backward can tell every parameter set it reaches where its factor stands. scaler and cell are device
+ * memory; cell belongs to this loss until its gradients have been used. NULL with CAIRN_EINVAL more than one element,
+ * CAIRN_ESTATE scaled already. */
+cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
+                                struct cairn__loss_scale *cell);
 
 #endif

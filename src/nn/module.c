@@ -2,7 +2,6 @@
 #include "nn/module.h"
 
 #include "core/alloc.h"
-#include "core/philox.h"
 #include "core/status.h"
 #include "nn/tensor.h"
 
@@ -62,17 +61,9 @@ out:
     return st;
 }
 
-/* bound * (2u - 1): 2u - 1 is exact and below 1 by 2^-23 at least, so no rounding reaches the bound. */
 void cairn__param_init_uniform(struct cairn__param *p, float bound) {
     cairn_env *env = p->set->env;
-    const uint64_t stream = cairn__env_next_stream(env);
-    float *data = p->data;
-    for (size_t i = 0; i < p->n; i += 4) {
-        const struct cairn__philox_block block = cairn__philox(env->seed, i / 4, stream);
-        for (size_t j = 0; j < 4 && i + j < p->n; j++) {
-            data[i + j] = bound * (2.0f * cairn__uniform(block.word[j]) - 1.0f);
-        }
-    }
+    env->device->passes->uniform(env->device, p->dtype, p->data, p->n, bound, env->seed, cairn__env_next_stream(env));
 }
 
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output) {

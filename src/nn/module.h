@@ -20,7 +20,7 @@ void *cairn__module_context(cairn_module *module);
 cairn_status cairn__module_add_param(cairn_module *module, const char *name, int ndim, const int64_t *shape,
                                      bool is_norm, cairn_tensor **tensor);
 
-/* Fills an f32 parameter with uniforms in [-bound, bound) from the environment's next stream. */
+/* Fills a parameter with uniforms in [-bound, bound) from the environment's next stream. */
 void cairn__param_init_uniform(struct cairn__param *p, float bound);
 
 #endif

@@ -1,7 +1,6 @@
 /* The one way through which every operation goes: look at the inputs, choose the type, cast, infer, compute, record. */
 #include "nn/ops.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -16,6 +15,7 @@ static const struct cairn__op_row *const rows[CAIRN__NUM_OPS] = {
     [CAIRN__OP_MEAN] = &cairn__op_mean,
     [CAIRN__OP_MSE_LOSS] = &cairn__op_mse_loss,
     [CAIRN__OP_CAST] = &cairn__op_cast,
+    [CAIRN__OP_SCALE_LOSS] = &cairn__op_scale_loss,
 };
 
 static const char *const names[CAIRN__NUM_OPS] = {
@@ -33,14 +33,14 @@ const char *cairn__op_name(enum cairn__op op) {
 }
 
 cairn_status cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
-    REQUIRE(!env->tape->hook.compute_type, CAIRN_ESTATE,
+    REQUIRE(!env->tape->main->hook.compute_type, CAIRN_ESTATE,
             "this environment's operations have a cast policy already; end its context or use another environment");
-    env->tape->hook = *hook;
+    env->tape->main->hook = *hook;
     return CAIRN_OK;
 }
 
 void cairn__clear_op_hook(cairn_env *env) {
-    env->tape->hook = (struct cairn__op_hook){.compute_type = NULL};
+    env->tape->main->hook = (struct cairn__op_hook){.compute_type = NULL};
 }
 
 /* ---- shapes that several rows share ---- */
@@ -79,12 +79,16 @@ static cairn_dtype widest(const cairn_dtype *types, int count) {
 /* 0 = the inputs' own. */
 static cairn_dtype choose_type(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_args *args) {
     cairn_dtype types[CAIRN__MAX_INPUTS], chosen = (cairn_dtype)0;
-    if (op == CAIRN__OP_CAST) return chosen;
+    if (op == CAIRN__OP_CAST || op == CAIRN__OP_SCALE_LOSS) return chosen;
     for (int i = 0; i < args->count; i++) types[i] = cairn__tensor_dtype(args->inputs[i]);
-    if (tape->hook.compute_type && !args->without_hook) {
-        chosen = tape->hook.compute_type(tape->hook.ctx, op, types, args->count);
-    }
+    const struct cairn__op_hook *hook = &tape->main->hook;
+    if (hook->compute_type) chosen = hook->compute_type(hook->ctx, op, types, args->count);
     return chosen || !rows[op]->promotes ? chosen : widest(types, args->count);
+}
+
+/* Changes whenever the weights may have: both counts only grow. */
+static uint64_t version_of(const cairn_tensor *t) {
+    return t->param->version + t->env->replays;
 }
 
 static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast *c, cairn_dtype dtype) {
@@ -92,15 +96,15 @@ static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast
     const size_t nbytes = p->n * cairn_dtype_nbytes(dtype);
     if (!c->data || nbytes > c->nbytes) {
         void *data = NULL;
-        cairn_status st = cairn__device_alloc(t->env->device, nbytes, &data);
+        cairn_status st = cairn__device_alloc(t->env->device, CAIRN__HOLDS_CASTS, nbytes, &data);
         if (st != CAIRN_OK) return st;
         cairn__device_free(t->env->device, c->data);
         c->data = data;
         c->nbytes = nbytes;
     }
-    t->env->device->kernels->cast[p->dtype][dtype](c->data, p->data, p->n);
+    cairn__pass_cast(t->env->device->passes, t->env->device, c->data, dtype, p->data, p->dtype, p->n);
     c->dtype = dtype;
-    c->version = p->version;
+    c->version = version_of(t);
     c->result = NULL;
     return CAIRN_OK;
 }
@@ -109,7 +113,7 @@ static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast
  * within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
-    const uint64_t version = t->param->version;
+    const uint64_t version = version_of(t);
     const bool is_of_step = c->result && c->generation == tape->generation;
     if (is_of_step && c->result->dtype == dtype && c->result_version == version) return c->result;
     cairn_tensor *result = NULL;
@@ -141,22 +145,29 @@ static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_args 
         if (st != CAIRN_OK) return st;
         REQUIRE(args->inputs[i]->env == args->inputs[0]->env, CAIRN_EINVAL,
                 "%s: the tensors belong to different environments", names[op]);
+        REQUIRE(cairn__is_at_hand(args->inputs[i]), CAIRN_ESTATE,
+                "%s: the tensor was made by another step, a graph's or what runs beside it; cairn_tensor_keep makes a "
+                "copy for all",
+                names[op]);
     }
     return CAIRN_OK;
 }
 
-/* The scale of a loss goes with it, so that backward can tell every parameter it reaches. */
+/* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
+ * cell: the scales themselves are known on the device alone. */
 static cairn_status inherit_scale(const struct cairn__node *node) {
-    double least = INFINITY, most = 0;
+    const cairn_tensor *first = NULL;
     for (int i = 0; i < node->count; i++) {
-        if (!node->inputs[i]->wants_grad) continue;
-        least = fmin(least, node->inputs[i]->loss_scale);
-        most = fmax(most, node->inputs[i]->loss_scale);
+        const cairn_tensor *x = node->inputs[i];
+        if (!x->wants_grad) continue;
+        if (!first) first = x;
+        REQUIRE(
+            x->loss_scale == first->loss_scale, CAIRN_EINVAL,
+            "%s: one input is a scaled loss and another is not, or is scaled by another call; combine losses first, "
+            "then scale",
+            names[node->op]);
     }
-    REQUIRE(most == 0 || least == most, CAIRN_EINVAL,
-            "%s: one input is a loss scaled by %g and another is scaled by %g; combine losses first, then scale",
-            names[node->op], most, least ? least : 1);
-    node->result->loss_scale = most;
+    node->result->loss_scale = first ? first->loss_scale : NULL;
     return CAIRN_OK;
 }
 
@@ -168,6 +179,8 @@ static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const
     TRY(cairn__tape_new_result(tape, &node->result));
     node->op = op;
     node->scalar = (float)args->scalar;
+    node->scaler = args->scaler;
+    node->cell = args->cell;
     node->count = args->count;
     const cairn_dtype type = choose_type(tape, op, args);
     for (int i = 0; i < args->count; i++) {
@@ -192,11 +205,7 @@ static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, 
         return CAIRN_OK;
     }
     cairn_status st = cairn__arena_alloc(&tape->values, y->n * cairn_dtype_nbytes(y->dtype), &y->data);
-    if (st != CAIRN_OK) return st;
-    const struct cairn__arena_mark mark = cairn__arena_mark(&tape->values);
-    st = rows[node->op]->forward(tape, node);
-    cairn__arena_release(&tape->values, mark);
-    return st;
+    return st == CAIRN_OK ? rows[node->op]->forward(tape, node) : st;
 }
 
 cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_args *args) {

@@ -37,68 +37,56 @@ static cairn_status infer(const struct cairn__node *node) {
 
 static cairn_status forward(struct cairn__tape *tape, const struct cairn__node *node) {
     const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS], *y = node->result;
-    cairn_status st = CAIRN_OK;
-    struct cairn__matmul p = {.m = x->shape[0],
-                              .n = w->shape[0],
-                              .k = x->shape[1],
-                              .trans_b = true,
-                              .in_type = y->dtype,
-                              .a = cairn__tensor_data(x),
-                              .b = cairn__tensor_data(w),
-                              .c = y->data};
-    if (y->dtype != CAIRN_F32) TRY(cairn__arena_alloc(&tape->values, y->n * sizeof(float), (void **)&p.c));
-    if (bias) TRY(cairn__tensor_f32(bias, &tape->values, &p.bias));
-    TRY(cairn__device_matmul(tape->env->device, &p));
-    if (p.c != y->data) tape->env->device->kernels->cast[CAIRN_F32][y->dtype](y->data, p.c, y->n);
-out:
-    return st;
+    const struct cairn__matmul p = {.m = x->shape[0],
+                                    .n = w->shape[0],
+                                    .k = x->shape[1],
+                                    .trans_b = true,
+                                    .in_type = y->dtype,
+                                    .out_type = y->dtype,
+                                    .a = cairn__tensor_data(x),
+                                    .b = cairn__tensor_data(w),
+                                    .bias = bias ? cairn__tensor_data(bias) : NULL,
+                                    .c = y->data};
+    return cairn__device_matmul(tape->env->device, &p);
 }
 
 /* ---- gradients ---- */
 
-static cairn_status product_into(struct cairn__tape *tape, cairn_tensor *t, struct cairn__matmul p) {
+static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bias, const void *dy, int64_t rows) {
+    void *db = NULL;
+    cairn_status st = cairn__grad_begin(tape, bias, &db);
+    if (st != CAIRN_OK) return st;
+    cairn__passes_of(tape)->col_sum(tape->env->device, cairn__tensor_dtype(bias), db, dy, (size_t)rows, bias->n);
+    return cairn__grad_end(tape, bias, db);
+}
+
+/* The bias may be NULL: its gradient is a sum over what the product reads. */
+static cairn_status product_into(struct cairn__tape *tape, cairn_tensor *t, cairn_tensor *bias,
+                                 struct cairn__matmul p) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_begin(tape, t, &p.c));
+    if (bias) TRY(cairn__grad_begin(tape, bias, &p.row_sums));
     TRY(cairn__device_matmul(tape->env->device, &p));
+    if (bias) TRY(cairn__grad_end(tape, bias, p.row_sums));
     TRY(cairn__grad_end(tape, t, p.c));
 out:
     return st;
 }
 
-static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bias, const float *dy, int64_t rows) {
-    float *db = NULL;
-    cairn_status st = cairn__grad_begin(tape, bias, &db);
-    if (st != CAIRN_OK) return st;
-    tape->env->device->kernels->col_sum(db, dy, (size_t)rows, bias->n);
-    return cairn__grad_end(tape, bias, db);
-}
-
-/* dy as the products take it: in the type of the other operand. Its values are of that type already. */
-static cairn_status as_operand(struct cairn__tape *tape, const cairn_tensor *y, const float *dy, const void **out) {
-    *out = dy;
-    if (y->dtype == CAIRN_F32) return CAIRN_OK;
-    void *half = NULL;
-    cairn_status st = cairn__arena_alloc(&tape->grads, y->n * sizeof(uint16_t), &half);
-    if (st != CAIRN_OK) return st;
-    tape->env->device->kernels->cast[CAIRN_F32][y->dtype](half, dy, y->n);
-    *out = half;
-    return CAIRN_OK;
-}
-
-static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const float *dy) {
+static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS];
     const int64_t batch = x->shape[0], in = x->shape[1], outs = w->shape[0];
+    const bool sums = bias && cairn__wants_grad(bias), with_product = cairn__wants_grad(w) && w->n > 0;
     cairn_status st = CAIRN_OK;
-    struct cairn__matmul p = {.in_type = node->result->dtype};
-    TRY(as_operand(tape, node->result, dy, &p.a));
-    if (bias && cairn__wants_grad(bias)) TRY(column_sums_into(tape, bias, dy, batch));
+    struct cairn__matmul p = {.in_type = node->result->dtype, .out_type = node->result->dtype, .a = dy};
+    if (sums && !with_product) TRY(column_sums_into(tape, bias, dy, batch));
     if (cairn__wants_grad(w)) {
         p.m = outs, p.k = batch, p.n = in, p.trans_a = true, p.b = cairn__tensor_data(x);
-        TRY(product_into(tape, w, p));
+        TRY(product_into(tape, w, sums && with_product ? bias : NULL, p));
     }
     if (cairn__wants_grad(x)) {
         p.m = batch, p.k = outs, p.n = in, p.trans_a = false, p.b = cairn__tensor_data(w);
-        TRY(product_into(tape, x, p));
+        TRY(product_into(tape, x, NULL, p));
     }
 out:
     return st;

@@ -2,30 +2,21 @@
 #include "core/status.h"
 #include "nn/ops.h"
 
-static const struct cairn__kernels *kernels(const struct cairn__tape *tape) {
-    return tape->env->device->kernels;
-}
-
-static cairn_status store(const struct cairn__tape *tape, const cairn_tensor *y, float value) {
-    kernels(tape)->cast[CAIRN_F32][y->dtype](y->data, &value, 1);
-    return CAIRN_OK;
-}
-
 /* ---- sum and mean ---- */
 
 static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *node, float divisor) {
-    const float *x = NULL;
-    cairn_status st = cairn__tensor_f32(node->inputs[0], &tape->values, &x);
-    if (st != CAIRN_OK) return st;
-    return store(tape, node->result, kernels(tape)->sum(x, node->inputs[0]->n) / divisor);
+    const cairn_tensor *x = node->inputs[0];
+    cairn__passes_of(tape)->sum(tape->env->device, node->result->dtype, node->result->data, cairn__tensor_data(x), x->n,
+                                divisor);
+    return CAIRN_OK;
 }
 
-static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, float value) {
+static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, float divisor) {
     cairn_tensor *x = node->inputs[0];
-    float *dx = NULL;
+    void *dx = NULL;
     cairn_status st = cairn__grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    kernels(tape)->fill[CAIRN_F32](dx, x->n, value);
+    cairn__passes_of(tape)->spread(tape->env->device, node->result->dtype, dx, x->n, dy, divisor);
     return cairn__grad_end(tape, x, dx);
 }
 
@@ -33,8 +24,8 @@ static cairn_status sum_forward(struct cairn__tape *tape, const struct cairn__no
     return reduce(tape, node, 1.0f);
 }
 
-static cairn_status sum_backward(struct cairn__tape *tape, const struct cairn__node *node, const float *dy) {
-    return spread(tape, node, dy[0]);
+static cairn_status sum_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return spread(tape, node, dy, 1.0f);
 }
 
 const struct cairn__op_row cairn__op_sum = {.infer = cairn__infer_scalar,
@@ -49,8 +40,8 @@ static cairn_status mean_forward(struct cairn__tape *tape, const struct cairn__n
     return reduce(tape, node, (float)node->inputs[0]->n);
 }
 
-static cairn_status mean_backward(struct cairn__tape *tape, const struct cairn__node *node, const float *dy) {
-    return spread(tape, node, dy[0] / (float)node->inputs[0]->n);
+static cairn_status mean_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return spread(tape, node, dy, (float)node->inputs[0]->n);
 }
 
 const struct cairn__op_row cairn__op_mean = {.infer = cairn__infer_scalar,
@@ -69,36 +60,29 @@ static cairn_status mse_infer(const struct cairn__node *node) {
 }
 
 static cairn_status mse_forward(struct cairn__tape *tape, const struct cairn__node *node) {
-    cairn_status st = CAIRN_OK;
-    const float *x = NULL, *y = NULL;
-    const size_t n = node->inputs[0]->n;
-    TRY(cairn__tensor_f32(node->inputs[0], &tape->values, &x));
-    TRY(cairn__tensor_f32(node->inputs[1], &tape->values, &y));
-    TRY(store(tape, node->result, kernels(tape)->mse_sum(x, y, n) / (float)n));
-out:
-    return st;
+    const cairn_tensor *x = node->inputs[0], *y = node->inputs[1];
+    cairn__passes_of(tape)->mse(tape->env->device, node->result->dtype, node->result->data, cairn__tensor_data(x),
+                                cairn__tensor_data(y), x->n);
+    return CAIRN_OK;
 }
 
 /* d/dx mean((x-y)^2) = 2/n (x-y), and the opposite for y. The factors are joined first: (2/n * dy) * (x-y). */
-static cairn_status mse_side(struct cairn__tape *tape, cairn_tensor *side, const float *x, const float *y, float s) {
-    if (!cairn__wants_grad(side)) return CAIRN_OK;
-    float *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, side, &dx);
+static cairn_status mse_side(struct cairn__tape *tape, const struct cairn__node *node, int side, const void *dy) {
+    cairn_tensor *t = node->inputs[side];
+    if (!cairn__wants_grad(t)) return CAIRN_OK;
+    const float s = 2.0f / (float)t->n;
+    void *dx = NULL;
+    cairn_status st = cairn__grad_begin(tape, t, &dx);
     if (st != CAIRN_OK) return st;
-    kernels(tape)->mse_backward(dx, x, y, side->n, s);
-    return cairn__grad_end(tape, side, dx);
+    cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, dx,
+                                         cairn__tensor_data(node->inputs[0]), cairn__tensor_data(node->inputs[1]), t->n,
+                                         side == 0 ? s : -s, dy);
+    return cairn__grad_end(tape, t, dx);
 }
 
-static cairn_status mse_backward(struct cairn__tape *tape, const struct cairn__node *node, const float *dy) {
-    cairn_status st = CAIRN_OK;
-    const float *x = NULL, *y = NULL;
-    const float s = 2.0f / (float)node->inputs[0]->n * dy[0];
-    TRY(cairn__tensor_f32(node->inputs[0], &tape->grads, &x));
-    TRY(cairn__tensor_f32(node->inputs[1], &tape->grads, &y));
-    TRY(mse_side(tape, node->inputs[0], x, y, s));
-    TRY(mse_side(tape, node->inputs[1], x, y, -s));
-out:
-    return st;
+static cairn_status mse_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_status st = mse_side(tape, node, 0, dy);
+    return st == CAIRN_OK ? mse_side(tape, node, 1, dy) : st;
 }
 
 const struct cairn__op_row cairn__op_mse_loss = {.promotes = true,

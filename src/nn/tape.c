@@ -24,7 +24,7 @@ static cairn_status add_chunk(struct cairn__arena *a, size_t nbytes) {
     cairn_status st = CAIRN_OK;
     void *data = NULL;
     TRY(cairn__grow((void **)&a->chunks, &a->capacity, a->count + 1, sizeof(a->chunks[0])));
-    TRY(a->device ? cairn__device_alloc(a->device, size, &data) : cairn__alloc(size, &data));
+    TRY(a->device ? cairn__device_alloc(a->device, CAIRN__HOLDS_TAPE, size, &data) : cairn__alloc(size, &data));
     a->chunks[a->count++] = (struct cairn__chunk){data, size};
 out:
     return st;
@@ -70,23 +70,80 @@ static void arena_end(struct cairn__arena *a) {
 
 static const struct cairn__arena_mark START = {0, 0};
 
+static struct cairn__arena *headers_of_step(struct cairn__tape *tape) {
+    return &tape->headers[tape->steps % CAIRN__GENERATIONS];
+}
+
 static void begin_step(cairn_env *env) {
     struct cairn__tape *tape = env->tape;
-    tape->generation++;
+    tape->steps++;
+    tape->generation = ++tape->main->last_generation;
     tape->count = 0;
-    cairn__arena_release(&tape->headers[tape->generation % CAIRN__GENERATIONS], START);
+    cairn__arena_release(headers_of_step(tape), START);
     cairn__arena_release(&tape->values, START);
 }
 
-cairn_status cairn__tape_create(cairn_env *env) {
+void *cairn__tape_one(const struct cairn__tape *tape, cairn_dtype dtype) {
+    return (float *)tape->main->ones + (int)dtype;
+}
+
+static cairn_status make_ones(struct cairn__tape *tape) {
+    static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
+    struct cairn_device *d = tape->env->device;
+    cairn_status st =
+        cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__DTYPE_END * sizeof(float), (void **)&tape->ones);
+    for (int i = 0; st == CAIRN_OK && i < 3; i++)
+        d->passes->fill(d, types[i], cairn__tape_one(tape, types[i]), 1, 1.0f);
+    return st;
+}
+
+static cairn_status new_tape(cairn_env *env, struct cairn__tape *main_tape, struct cairn__tape **out) {
     struct cairn__tape *tape = NULL;
     cairn_status st = cairn__calloc(1, sizeof(*tape), (void **)&tape);
     if (st != CAIRN_OK) return st;
     tape->env = env;
+    tape->main = main_tape ? main_tape : tape;
     tape->values.device = tape->grads.device = env->device;
-    env->tape = tape;
-    env->begin_step = begin_step;
+    tape->generation = ++tape->main->last_generation;
+    *out = tape;
     return CAIRN_OK;
+}
+
+static cairn_status fork_tape(cairn_env *env, struct cairn__tape **out) {
+    return new_tape(env, env->tape->main, out);
+}
+
+/* Everything but the headers, which are read by whoever uses a result too late. */
+static void free_memory(struct cairn__tape *tape) {
+    arena_end(&tape->values);
+    arena_end(&tape->grads);
+    cairn__free(tape->nodes);
+    cairn__free(tape->sets);
+}
+
+static void free_tape(struct cairn__tape *tape) {
+    for (int i = 0; i < CAIRN__GENERATIONS; i++) arena_end(&tape->headers[i]);
+    cairn__free(tape);
+}
+
+static void end_tape(struct cairn__tape *tape) {
+    free_memory(tape);
+    tape->generation = ++tape->main->last_generation;
+    tape->next = tape->main->ended;
+    tape->main->ended = tape;
+}
+
+cairn_status cairn__tape_create(cairn_env *env) {
+    cairn_status st = CAIRN_OK;
+    TRY(new_tape(env, NULL, &env->tape));
+    env->begin_step = begin_step;
+    env->fork_tape = fork_tape;
+    env->end_tape = end_tape;
+    TRY(make_ones(env->tape));
+    return CAIRN_OK;
+out:
+    cairn__tape_destroy(env);
+    return st;
 }
 
 void cairn__tape_destroy(cairn_env *env) {
@@ -96,19 +153,21 @@ void cairn__tape_destroy(cairn_env *env) {
         cairn_tensor *leaf = tape->leaves;
         cairn_tensor_destroy(&leaf);
     }
-    for (int i = 0; i < CAIRN__GENERATIONS; i++) arena_end(&tape->headers[i]);
-    arena_end(&tape->values);
-    arena_end(&tape->grads);
-    cairn__free(tape->nodes);
-    cairn__free(tape->sets);
-    cairn__free(tape);
+    while (tape->ended) {
+        struct cairn__tape *next = tape->ended->next;
+        free_tape(tape->ended);
+        tape->ended = next;
+    }
+    cairn__device_free(env->device, tape->ones);
+    free_memory(tape);
+    free_tape(tape);
     env->tape = NULL;
     env->begin_step = NULL;
 }
 
 static cairn_status new_header(struct cairn__tape *tape, size_t nbytes, void **out) {
     void *p = NULL;
-    cairn_status st = cairn__arena_alloc(&tape->headers[tape->generation % CAIRN__GENERATIONS], nbytes, &p);
+    cairn_status st = cairn__arena_alloc(headers_of_step(tape), nbytes, &p);
     if (st == CAIRN_OK) *out = memset(p, 0, nbytes);
     return st;
 }
@@ -118,6 +177,7 @@ cairn_status cairn__tape_new_result(struct cairn__tape *tape, cairn_tensor **out
     if (st != CAIRN_OK) return st;
     (*out)->env = tape->env;
     (*out)->kind = CAIRN__RESULT;
+    (*out)->tape = tape;
     (*out)->generation = tape->generation;
     return CAIRN_OK;
 }

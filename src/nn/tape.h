@@ -1,7 +1,11 @@
 /* The tape of an environment: memory for results, and the record of the operations that made them.
  *
  * A generation is one step. Results of a generation die when the next begins (env->begin_step, which zero_grad calls);
- * nothing is freed then, the memory is handed out again. */
+ * nothing is freed then, the memory is handed out again.
+ *
+ * A graph's step runs on a tape of its own, which stands in env->tape while it runs: addresses that were recorded are not
+ * handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment and
+ * not to a step is kept by the first tape, `main`. */
 #ifndef CAIRN__NN_TAPE_H
 #define CAIRN__NN_TAPE_H
 
@@ -49,10 +53,12 @@ struct cairn__node {
     int count; /* of inputs */
     cairn_tensor *inputs[CAIRN__MAX_INPUTS];
     cairn_tensor *result;
-    float scalar;     /* mul_scalar's factor */
-    size_t index;     /* on the tape */
-    uint64_t reached; /* the backward that last reached it */
-    bool consumed;    /* a backward has walked it; never a cast */
+    float scalar;                             /* mul_scalar's factor */
+    const struct cairn__scaler_state *scaler; /* scale_loss's, in device memory */
+    struct cairn__loss_scale *cell;           /* likewise */
+    size_t index;                             /* on the tape */
+    uint64_t reached;                         /* the backward that last reached it */
+    bool consumed;                            /* a backward has walked it; never a cast */
 };
 
 enum {
@@ -62,8 +68,9 @@ enum {
 
 struct cairn__tape {
     cairn_env *env;
-    struct cairn__op_hook hook; /* compute_type NULL = none */
-    uint64_t generation;
+    struct cairn__tape *main;                        /* the environment's first: itself, but for a graph's */
+    uint64_t steps;                                  /* begun on this tape */
+    uint64_t generation;                             /* the number of the last one among the steps of all tapes */
     struct cairn__arena headers[CAIRN__GENERATIONS]; /* results and nodes */
     struct cairn__arena values;                      /* data of results */
     struct cairn__arena grads;                       /* of one backward */
@@ -71,12 +78,22 @@ struct cairn__tape {
     struct cairn__node **nodes;
     size_t count, capacity;
 
-    cairn_tensor *leaves; /* owned, a list */
-
     uint64_t backward;             /* number of the backward now running or last run */
     struct cairn_param_set **sets; /* that it reached */
     size_t num_sets, sets_capacity;
+
+    struct cairn__tape *next; /* ended tape */
+
+    /* Of the main tape alone. */
+    struct cairn__op_hook hook;              /* compute_type NULL = none */
+    cairn_tensor *leaves;                    /* owned, a list */
+    void *ones;                              /* a 1 of every float type, in device memory: where backward starts */
+    uint64_t last_generation, last_backward; /* handed out, over all tapes */
+    struct cairn__tape *ended;               /* of graphs: their headers still tell who uses a result too late */
 };
+
+/* A constant 1 of a float type, in device memory. */
+void *cairn__tape_one(const struct cairn__tape *tape, cairn_dtype dtype);
 
 /* A header for a result of this generation, zeroed; owned by the tape. */
 cairn_status cairn__tape_new_result(struct cairn__tape *tape, cairn_tensor **out);

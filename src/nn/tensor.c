@@ -6,8 +6,11 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/philox.h"
 #include "core/status.h"
+
+static size_t nbytes_of(const cairn_tensor *t) {
+    return t->n * cairn_dtype_nbytes(cairn__tensor_dtype(t));
+}
 
 /* ---- leaves ---- */
 
@@ -44,8 +47,8 @@ static cairn_status new_leaf(const char *what, cairn_env *env, cairn_dtype dtype
     t->kind = CAIRN__LEAF;
     t->dtype = dtype;
     TRY(set_shape(t, what, ndim, shape));
-    TRY(cairn__device_alloc(env->device, t->n * cairn_dtype_nbytes(dtype), &t->data));
-    link_leaf(env->tape, t);
+    TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_TENSORS, t->n * cairn_dtype_nbytes(dtype), &t->data));
+    link_leaf(env->tape->main, t);
     *out = t;
     return CAIRN_OK;
 out:
@@ -53,24 +56,10 @@ out:
     return st;
 }
 
-static void fill_normal(cairn_tensor *t) {
-    enum { BLOCK = 256 };
-    const size_t nbytes = cairn_dtype_nbytes(t->dtype);
-    const uint64_t stream = cairn__env_next_stream(t->env);
-    float normals[BLOCK];
-    for (size_t i = 0; i < t->n; i += BLOCK) {
-        for (size_t j = 0; j < BLOCK; j += 4) {
-            cairn__normal4(cairn__philox(t->env->seed, (i + j) / 4, stream), &normals[j]);
-        }
-        t->env->device->kernels->cast[CAIRN_F32][t->dtype]((char *)t->data + i * nbytes, normals,
-                                                           t->n - i < BLOCK ? t->n - i : BLOCK);
-    }
-}
-
 cairn_tensor *cairn_randn(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape) {
     cairn_tensor *t = NULL;
     if (new_leaf("randn", env, dtype, ndim, shape, &t) != CAIRN_OK) return NULL;
-    fill_normal(t);
+    env->device->passes->normal(env->device, dtype, t->data, t->n, env->seed, cairn__env_next_stream(env));
     return t;
 }
 
@@ -81,14 +70,18 @@ cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, con
         return NULL;
     }
     if (new_leaf("tensor_from", env, dtype, ndim, shape, &t) != CAIRN_OK) return NULL;
-    if (cairn__device_copy(env->device, t->data, data, t->n * cairn_dtype_nbytes(dtype)) == CAIRN_OK) return t;
+    if (cairn__device_upload(env->device, t->data, data, nbytes_of(t)) == CAIRN_OK) return t;
     cairn_tensor_destroy(&t);
     return NULL;
 }
 
 cairn_tensor *cairn_tensor_keep(const cairn_tensor *t) {
+    cairn_tensor *kept = NULL;
     if (!t || cairn__tensor_check(t, "keep") != CAIRN_OK) return NULL;
-    return cairn_tensor_from(t->env, cairn__tensor_dtype(t), t->ndim, t->shape, cairn__tensor_data(t));
+    if (new_leaf("keep", t->env, cairn__tensor_dtype(t), t->ndim, t->shape, &kept) != CAIRN_OK) return NULL;
+    if (cairn__device_copy(t->env->device, kept->data, cairn__tensor_data(t), nbytes_of(t)) == CAIRN_OK) return kept;
+    cairn_tensor_destroy(&kept);
+    return NULL;
 }
 
 void cairn_tensor_destroy(cairn_tensor **tensor) {
@@ -103,11 +96,21 @@ void cairn_tensor_destroy(cairn_tensor **tensor) {
     cairn__free(t);
 }
 
+static const char *kind_name(const cairn_tensor *t) {
+    return t->kind == CAIRN__PARAM ? "parameter" : t->kind == CAIRN__RESULT ? "result" : "leaf";
+}
+
+cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n) {
+    REQUIRE(leaf && (values || n == 0), CAIRN_EINVAL, "write: tensor and values must be set");
+    REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "write: only a leaf can be written, not a %s", kind_name(leaf));
+    REQUIRE(n == leaf->n, CAIRN_EINVAL, "write: %zu values, but the tensor has %zu", n, leaf->n);
+    return cairn__device_upload(leaf->env->device, leaf->data, values, nbytes_of(leaf));
+}
+
 cairn_status cairn_tensor_require_grad(cairn_tensor *leaf) {
     REQUIRE(leaf, CAIRN_EINVAL, "require_grad: the tensor is NULL");
     REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE,
-            "require_grad: only a leaf can be asked for its gradient, not a %s",
-            leaf->kind == CAIRN__PARAM ? "parameter" : "result");
+            "require_grad: only a leaf can be asked for its gradient, not a %s", kind_name(leaf));
     leaf->wants_grad = true;
     return CAIRN_OK;
 }
@@ -147,7 +150,7 @@ void cairn__tensor_of_param_destroy(cairn_tensor **tensor) {
 /* ---- facts and values ---- */
 
 static bool is_stale(const cairn_tensor *t) {
-    return t->kind == CAIRN__RESULT && t->generation != t->env->tape->generation;
+    return t->kind == CAIRN__RESULT && t->generation != t->tape->generation;
 }
 
 cairn_status cairn__tensor_check(const cairn_tensor *t, const char *what) {
@@ -172,13 +175,31 @@ size_t cairn_tensor_numel(const cairn_tensor *t) {
     return t && !is_stale(t) ? t->n : 0;
 }
 
+/* The values as f32 in device memory: t's own, or in scratch beside the gradients of the last backward. */
+static cairn_status widen(const cairn_tensor *t, const void **out) {
+    struct cairn_device *d = t->env->device;
+    const cairn_dtype dtype = cairn__tensor_dtype(t);
+    *out = cairn__tensor_data(t);
+    if (dtype == CAIRN_F32) return CAIRN_OK;
+    void *wide = NULL;
+    cairn_status st = cairn__arena_alloc(&t->env->tape->grads, t->n * sizeof(float), &wide);
+    if (st != CAIRN_OK) return st;
+    cairn__pass_cast(d->passes, d, wide, CAIRN_F32, *out, dtype, t->n);
+    *out = wide;
+    return CAIRN_OK;
+}
+
 cairn_status cairn_tensor_read(const cairn_tensor *t, float *values, size_t n) {
     REQUIRE(t && (values || n == 0), CAIRN_EINVAL, "read: tensor and values must be set");
     cairn_status st = cairn__tensor_check(t, "read");
     if (st != CAIRN_OK) return st;
     REQUIRE(n == t->n, CAIRN_EINVAL, "read: room for %zu values, but the tensor has %zu", n, t->n);
-    t->env->device->kernels->cast[cairn__tensor_dtype(t)][CAIRN_F32](values, cairn__tensor_data(t), n);
-    return CAIRN_OK;
+    const struct cairn__arena_mark mark = cairn__arena_mark(&t->env->tape->grads);
+    const void *wide = NULL;
+    st = widen(t, &wide);
+    if (st == CAIRN_OK) st = cairn__device_download(t->env->device, values, wide, n * sizeof(float));
+    cairn__arena_release(&t->env->tape->grads, mark);
+    return st;
 }
 
 float cairn_tensor_item(const cairn_tensor *t) {
@@ -203,17 +224,4 @@ const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT
 
 bool cairn__same_shape(const cairn_tensor *a, const cairn_tensor *b) {
     return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0;
-}
-
-cairn_status cairn__tensor_f32(const cairn_tensor *t, struct cairn__arena *scratch, const float **out) {
-    const cairn_dtype dtype = cairn__tensor_dtype(t);
-    const void *data = cairn__tensor_data(t);
-    *out = data;
-    if (dtype == CAIRN_F32) return CAIRN_OK;
-    void *wide = NULL;
-    cairn_status st = cairn__arena_alloc(scratch, t->n * sizeof(float), &wide);
-    if (st != CAIRN_OK) return st;
-    t->env->device->kernels->cast[dtype][CAIRN_F32](wide, data, t->n);
-    *out = wide;
-    return CAIRN_OK;
 }

@@ -21,18 +21,19 @@ struct cairn__param_cast {
 struct cairn_tensor {
     cairn_env *env;
     enum cairn__tensor_kind kind;
-    uint64_t generation; /* a result's */
-    cairn_dtype dtype;   /* a parameter's changes: read it by cairn__tensor_dtype */
+    struct cairn__tape *tape; /* a result's, and the generation it lives in */
+    uint64_t generation;
+    cairn_dtype dtype; /* a parameter's changes: read it by cairn__tensor_dtype */
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     size_t n;
     void *data; /* likewise: cairn__tensor_data */
     bool wants_grad;
-    double loss_scale; /* of a result: what a loss in it was multiplied by; 0 = none was */
+    const struct cairn__loss_scale *loss_scale; /* of a result: what a loss in it was multiplied by; NULL = none was */
 
     struct cairn__node *node; /* that made it; NULL for leaves, and for results that want no gradient */
 
-    float *grad;         /* a leaf's */
+    float *grad;         /* a leaf's, in device memory */
     bool has_grad;       /* it holds something */
     cairn_tensor **link; /* what points to this leaf in the list */
     cairn_tensor *next;  /* leaf */
@@ -43,7 +44,7 @@ struct cairn_tensor {
     /* One backward's state; see backward.c. */
     uint64_t reached;
     int uses, arrived;
-    float *sum;
+    void *sum;
 };
 
 static inline cairn_dtype cairn__tensor_dtype(const cairn_tensor *t) {
@@ -52,6 +53,11 @@ static inline cairn_dtype cairn__tensor_dtype(const cairn_tensor *t) {
 
 static inline void *cairn__tensor_data(const cairn_tensor *t) {
     return t->param ? t->param->data : t->data;
+}
+
+/* A result that is on another tape than the one of the step now running is not. */
+static inline bool cairn__is_at_hand(const cairn_tensor *t) {
+    return t->kind != CAIRN__RESULT || t->tape == t->env->tape;
 }
 
 /* A handle for p, owned by the caller, ended by cairn__tensor_of_param_destroy. */
@@ -66,8 +72,5 @@ enum { CAIRN__SHAPE_TEXT = CAIRN_MAX_DIMS * 22 + 3 };
 const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT]);
 
 bool cairn__same_shape(const cairn_tensor *a, const cairn_tensor *b);
-
-/* The values as f32: t's own data, or widened into scratch of the arena. */
-cairn_status cairn__tensor_f32(const cairn_tensor *t, struct cairn__arena *scratch, const float **out);
 
 #endif

@@ -3,32 +3,13 @@
 #include "core/status.h"
 #include "optim/optim.h"
 
-#include <math.h>
-
 static int adam_states(const struct cairn_optimizer *o) {
     (void)o;
     return 2;
 }
 
-static void adam_update(const struct cairn_optimizer *o, const struct cairn__kernels *k, struct cairn__param_state *s,
-                        const struct cairn__update *u) {
-    const struct cairn_adam_options *h = &o->options.adam;
-    double c1 = 1.0 - pow(h->beta1, (double)s->steps);
-    double c2 = 1.0 - pow(h->beta2, (double)s->steps);
-    const struct cairn__adam args = {
-        .beta1 = (float)h->beta1,
-        .one_minus_beta1 = (float)(1.0 - h->beta1),
-        .beta2 = (float)h->beta2,
-        .one_minus_beta2 = (float)(1.0 - h->beta2),
-        .eps = (float)h->eps,
-        .weight_decay = (float)h->weight_decay,
-        .lr_decay = (float)(o->lr * h->weight_decay),
-        .step_size = (float)(o->lr / c1),
-        .inv_sqrt_c2 = (float)(1.0 / sqrt(c2)),
-        .factor = u->factor,
-        .decoupled = o->decoupled,
-    };
-    k->adam[u->grad_dtype][u->mode](u->weights, u->half, s->state[0], s->state[1], u->grad, u->n, &args);
+static void adam_update(const struct cairn_optimizer *o, struct cairn_device *d, const struct cairn__update_list *l) {
+    d->passes->adam(d, l->items, l->count, l->grad, l->mode, &o->rule.adam, o->state, l->skip);
 }
 
 static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update};
@@ -49,11 +30,15 @@ static cairn_status create(const struct cairn__optimizer_kind *kind, const struc
                            cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
     cairn_status st = cairn__check_set(kind->name, set, out);
     if (st != CAIRN_OK) return st;
-    struct cairn_optimizer like = {.kind = kind, .set = set, .decoupled = kind == &adamw_kind};
-    like.options.adam = *defaults;
-    TRY(cairn__options_read(&like.options.adam, sizeof(like.options.adam), options, "cairn_adam_options"));
-    TRY(check(kind->name, &like.options.adam));
-    like.lr = like.options.adam.lr;
+    struct cairn_adam_options h = *defaults;
+    TRY(cairn__options_read(&h, sizeof(h), options, "cairn_adam_options"));
+    TRY(check(kind->name, &h));
+    struct cairn_optimizer like = {.kind = kind, .set = set, .lr = h.lr};
+    like.rule.adam = (struct cairn__adam_rule){.beta1 = h.beta1,
+                                               .beta2 = h.beta2,
+                                               .eps = h.eps,
+                                               .weight_decay = h.weight_decay,
+                                               .decoupled = kind == &adamw_kind};
     TRY(cairn__optimizer_create(&like, out));
 out:
     return st;

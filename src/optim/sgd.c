@@ -6,23 +6,11 @@
 #include <math.h>
 
 static int sgd_states(const struct cairn_optimizer *o) {
-    return o->options.sgd.momentum != 0;
+    return o->rule.sgd.momentum != 0;
 }
 
-static void sgd_update(const struct cairn_optimizer *o, const struct cairn__kernels *k, struct cairn__param_state *s,
-                       const struct cairn__update *u) {
-    const struct cairn_sgd_options *h = &o->options.sgd;
-    const struct cairn__sgd args = {
-        .lr = (float)o->lr,
-        .momentum = (float)h->momentum,
-        .undamped = (float)(1.0 - h->dampening),
-        .weight_decay = (float)h->weight_decay,
-        .factor = u->factor,
-        .momentum_on = h->momentum != 0,
-        .nesterov = h->nesterov == CAIRN_ON,
-        .first = s->steps == 1,
-    };
-    k->sgd[u->grad_dtype][u->mode](u->weights, u->half, s->state[0], u->grad, u->n, &args);
+static void sgd_update(const struct cairn_optimizer *o, struct cairn_device *d, const struct cairn__update_list *l) {
+    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &o->rule.sgd, o->state, l->skip);
 }
 
 static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update};
@@ -43,11 +31,14 @@ out:
 cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options, cairn_optimizer **out) {
     cairn_status st = cairn__check_set("SGD", set, out);
     if (st != CAIRN_OK) return st;
-    struct cairn_optimizer like = {.kind = &sgd_kind, .set = set};
-    like.options.sgd = (struct cairn_sgd_options)CAIRN_SGD_OPTIONS_INIT;
-    TRY(cairn__options_read(&like.options.sgd, sizeof(like.options.sgd), options, "cairn_sgd_options"));
-    TRY(check(&like.options.sgd));
-    like.lr = like.options.sgd.lr;
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    TRY(cairn__options_read(&h, sizeof(h), options, "cairn_sgd_options"));
+    TRY(check(&h));
+    struct cairn_optimizer like = {.kind = &sgd_kind, .set = set, .lr = h.lr};
+    like.rule.sgd = (struct cairn__sgd_rule){.momentum = h.momentum,
+                                             .dampening = h.dampening,
+                                             .weight_decay = h.weight_decay,
+                                             .nesterov = h.nesterov == CAIRN_ON};
     TRY(cairn__optimizer_create(&like, out));
 out:
     return st;

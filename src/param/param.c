@@ -11,12 +11,13 @@
 #include "core/log.h"
 #include "core/status.h"
 
-static const struct cairn__kernels *kernels_of(const struct cairn_param_set *set) {
-    return set->env->device->kernels;
-}
-
 static struct cairn_device *device_of(const struct cairn__param *p) {
     return p->set->env->device;
+}
+
+static void cast(const struct cairn__param *p, void *dst, cairn_dtype to, const void *src, cairn_dtype from) {
+    struct cairn_device *d = device_of(p);
+    cairn__pass_cast(d->passes, d, dst, to, src, from, p->n);
 }
 
 /* ---- making and ending ---- */
@@ -53,7 +54,6 @@ static cairn_status append(struct cairn_param_set *set, const cairn_param *like,
     p->index = set->count;
     p->dtype = like->dtype;
     p->ndim = like->ndim;
-    p->factor = 1.0f;
     p->is_norm = like->is_norm == CAIRN_ON;
     TRY(count_elements(like->name, like->ndim, like->shape, &p->n));
     memcpy(p->shape, like->shape, (size_t)like->ndim * sizeof(p->shape[0]));
@@ -72,7 +72,8 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
     cairn_status st = cairn__calloc(1, sizeof(*set), (void **)&set);
     if (st != CAIRN_OK) return st;
     set->env = env;
-    set->factor = 1.0f;
+    set->next = env->last_set;
+    env->last_set = set;
     env->sets++;
     *out = set;
     return CAIRN_OK;
@@ -88,10 +89,19 @@ bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call
     return true;
 }
 
+static void unlink_set(struct cairn_param_set *set) {
+    struct cairn_param_set **at = &set->env->last_set;
+    while (*at != set) at = &(*at)->next;
+    *at = set->next;
+    set->env->sets--;
+}
+
 void cairn_param_set_destroy(cairn_param_set **set) {
     if (!set || !*set || cairn__param_set_in_use(*set, "cairn_param_set_destroy")) return;
-    (*set)->env->sets--;
+    unlink_set(*set);
     for (size_t i = 0; i < (*set)->count; i++) param_destroy((*set)->params[i]);
+    cairn__device_free((*set)->env->device, (*set)->flags);
+    cairn__free((*set)->items);
     cairn__free((*set)->params);
     cairn__free(*set);
     *set = NULL;
@@ -104,6 +114,23 @@ static bool has_name(const struct cairn_param_set *set, const char *name) {
     return false;
 }
 
+static cairn_status check_memory(const struct cairn_param_set *set, const cairn_param *given, const char *what,
+                                 const void *p) {
+    REQUIRE((uintptr_t)p % cairn_dtype_nbytes(given->dtype) == 0, CAIRN_EINVAL,
+            "parameter '%s': %s at %p is not aligned for %s", given->name, what, p, cairn_dtype_name(given->dtype));
+    REQUIRE(cairn__device_reaches(set->env->device, p), CAIRN_EINVAL,
+            "parameter '%s': %s is memory of the host, but the environment computes on %s: give memory of that device",
+            given->name, what, set->env->device->ops->name);
+    return CAIRN_OK;
+}
+
+static cairn_status make_slot(struct cairn__param *p) {
+    cairn_status st =
+        cairn__device_alloc(device_of(p), CAIRN__HOLDS_GRADS, p->n * cairn_dtype_nbytes(p->dtype), &p->grad);
+    if (st == CAIRN_OK) p->owns_grad = true;
+    return st;
+}
+
 static cairn_status add_users(struct cairn_param_set *set, const cairn_param *given, size_t i) {
     REQUIRE(given->name && given->name[0], CAIRN_EINVAL, "parameter %zu has no name", i);
     REQUIRE(!has_name(set, given->name), CAIRN_EINVAL, "two parameters are called '%s'", given->name);
@@ -111,16 +138,21 @@ static cairn_status add_users(struct cairn_param_set *set, const cairn_param *gi
     REQUIRE(given->dtype == CAIRN_F32 || cairn__is_half(given->dtype), CAIRN_EINVAL,
             "parameter '%s' has dtype %d (%s); f32, f16 and bf16 are allowed", given->name, (int)given->dtype,
             cairn_dtype_name(given->dtype));
+    cairn_status st = CAIRN_OK;
     struct cairn__param *p = NULL;
-    cairn_status st = append(set, given, &p);
-    if (st != CAIRN_OK) return st;
+    TRY(check_memory(set, given, "data", given->data));
+    if (given->grad) TRY(check_memory(set, given, "grad", given->grad));
+    TRY(append(set, given, &p));
     p->data = given->data;
     p->grad = given->grad;
-    return CAIRN_OK;
+    if (!p->grad) TRY(make_slot(p));
+out:
+    return st;
 }
 
 cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count, cairn_param_set **out) {
-    REQUIRE(env && out && (params || count == 0), CAIRN_EINVAL, "env, params and out must be set");
+    REQUIRE(env && out && (params || count == 0), CAIRN_EINVAL,
+            "cairn_param_set_create: env, params and out must be set");
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = NULL;
     TRY(cairn__param_set_new(env, &set));
@@ -139,7 +171,7 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
     struct cairn__param *p = NULL;
     cairn_status st = append(set, &like, &p);
     if (st != CAIRN_OK) return st;
-    st = cairn__device_alloc(set->env->device, p->n * sizeof(float), &p->data);
+    st = cairn__device_alloc(set->env->device, CAIRN__HOLDS_PARAMS, p->n * sizeof(float), &p->data);
     if (st != CAIRN_OK) {
         set->count--;
         param_destroy(p);
@@ -161,7 +193,7 @@ static cairn_status check_may_change(const struct cairn__param *p) {
 
 /* Cannot fail; weights becomes p's. */
 static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
-    kernels_of(p->set)->cast[CAIRN_F32][half](weights, p->data, p->n);
+    cast(p, weights, half, p->data, CAIRN_F32);
     if (keep_master) {
         p->master = p->data;
         p->owns_master = true;
@@ -186,7 +218,7 @@ cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype h
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
         TRY(check_may_change(p));
-        TRY(cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(half), &weights[i]));
+        TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]));
     }
     for (size_t i = 0; i < set->count; i++) {
         if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
@@ -230,7 +262,7 @@ cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_
     if (p->master && master_was_written) {
         cairn__param_round_from_master(p);
     } else if (p->master) {
-        kernels_of(set)->cast[p->dtype][CAIRN_F32](p->master, p->data, p->n);
+        cast(p, p->master, CAIRN_F32, p->data, p->dtype);
     }
     p->version++;
     return CAIRN_OK;
@@ -240,7 +272,7 @@ cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_
 
 static cairn_status make_accumulator(struct cairn__param *p) {
     if (p->acc) return CAIRN_OK;
-    cairn_status st = cairn__device_alloc(device_of(p), p->n * sizeof(float), (void **)&p->acc);
+    cairn_status st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_GRADS, p->n * sizeof(float), (void **)&p->acc);
     if (st != CAIRN_OK) return st;
     cairn__log(CAIRN_LOG_INFO, "'%s' accumulates over several backwards: %zu bytes more", p->name,
                p->n * sizeof(float));
@@ -249,29 +281,47 @@ static cairn_status make_accumulator(struct cairn__param *p) {
 
 /* acc (+)= slot * factor; the slot is then free. */
 static cairn_status fold(struct cairn__param *p) {
-    cairn_status st = make_accumulator(p);
-    if (st != CAIRN_OK) return st;
-    const struct cairn__kernels *k = kernels_of(p->set);
+    cairn_status st = CAIRN_OK;
+    struct cairn_param_set *set = p->set;
+    TRY(cairn__param_set_make_flags(set));
+    TRY(make_accumulator(p));
+    struct cairn_device *d = device_of(p);
+    const struct cairn__item item = {
+        .n = p->n, .dst = p->acc, .x = p->grad, .y = p->acc, .found = &set->flags[1 + p->index]};
     if (p->has_acc) {
-        k->axpby[p->dtype][CAIRN_F32](p->acc, p->grad, p->acc, p->n, p->factor, 1.0f, &p->found);
+        d->passes->axpby(d, &item, 1, CAIRN_F32, p->dtype, p->factor, 1.0f, &set->flags[0]);
     } else {
-        k->scale[p->dtype][CAIRN_F32](p->acc, p->grad, p->n, p->factor, &p->found);
+        d->passes->scale(d, &item, 1, CAIRN_F32, p->dtype, p->factor, &set->flags[0]);
     }
-    p->set->found |= p->found;
+    set->flags_touched = true;
     p->has_acc = true;
     p->written = false;
+out:
+    return st;
+}
+
+static cairn_status fold_at(struct cairn_param_set *set, const float *factor) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        cairn_status st = p->written && p->factor == factor ? fold(p) : CAIRN_OK;
+        if (st != CAIRN_OK) return st;
+    }
+    if (set->factor == factor) set->factor = NULL; /* the next backward sets its own */
     return CAIRN_OK;
+}
+
+cairn_status cairn__params_fold_at(struct cairn_env *env, const float *factor) {
+    cairn_status st = CAIRN_OK;
+    for (struct cairn_param_set *set = env->last_set; st == CAIRN_OK && set; set = set->next) st = fold_at(set, factor);
+    return st;
 }
 
 cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot) {
     cairn_status st = CAIRN_OK;
-    if (!p->grad) {
-        st = cairn__device_alloc(device_of(p), p->n * cairn_dtype_nbytes(p->dtype), &p->grad);
-        if (st != CAIRN_OK) return st;
-        p->owns_grad = true;
-    }
-    if (p->written) st = fold(p);
-    if (st == CAIRN_OK) *slot = p->grad;
+    if (!p->grad) TRY(make_slot(p));
+    if (p->written) TRY(fold(p));
+    *slot = p->grad;
+out:
     return st;
 }
 
@@ -312,9 +362,12 @@ static void forget_gradients(struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         p->written = p->has_acc = false;
-        p->found = 0;
     }
-    set->found = 0;
+    struct cairn_device *d = set->env->device;
+    if (set->flags_touched || (d->capturing && set->flags)) { /* what is recorded holds whatever was before */
+        d->passes->clear_flags(d, set->flags, 1 + set->count, set->found_into);
+        set->flags_touched = false;
+    }
     set->incomplete = false;
     set->checked = true;
 }
@@ -324,47 +377,107 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set) {
     if (set->env->begin_step) set->env->begin_step(set->env);
 }
 
-cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype, float *factor) {
+cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
+                                     const float **factor) {
     if (p->has_acc && p->written) {
         cairn_status st = fold(p);
         if (st != CAIRN_OK) return st;
     }
     *grad = p->has_acc ? (const void *)p->acc : p->written ? p->grad : NULL;
     *dtype = p->has_acc ? CAIRN_F32 : p->dtype;
-    *factor = p->has_acc ? 1.0f : p->factor;
+    *factor = p->has_acc ? NULL : p->factor;
     return CAIRN_OK;
 }
 
 /* ---- flags ---- */
 
-/* One read of every gradient that stands in a slot; what was folded has been looked at by the fold. */
-static void scan(struct cairn_param_set *set) {
+cairn_status cairn__param_set_make_flags(struct cairn_param_set *set) {
+    if (set->flags && set->flags_count == set->count) return CAIRN_OK;
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = set->env->device;
+    struct cairn__item *items = NULL;
+    uint32_t *flags = NULL;
+    TRY(cairn__calloc(set->count, sizeof(items[0]), (void **)&items));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (1 + set->count) * sizeof(flags[0]), (void **)&flags));
+    d->passes->clear_flags(d, flags, 1 + set->count, NULL);
+    cairn__free(set->items);
+    cairn__device_free(d, set->flags); /* parameters are added before there are gradients: nothing is raised */
+    set->items = items;
+    set->flags = flags;
+    set->flags_count = set->count;
+    return CAIRN_OK;
+out:
+    cairn__free(items);
+    return st;
+}
+
+static size_t list_gradients(const struct cairn_param_set *set, cairn_dtype dtype) {
+    size_t listed = 0;
     for (size_t i = 0; i < set->count; i++) {
-        struct cairn__param *p = set->params[i];
-        if (p->written) kernels_of(set)->check[p->dtype](p->grad, p->n, &p->found);
-        set->found |= p->found;
+        const struct cairn__param *p = set->params[i];
+        if (!p->written || p->dtype != dtype) continue;
+        set->items[listed++] = (struct cairn__item){.n = p->n, .x = p->grad, .found = &set->flags[1 + i]};
     }
+    return listed;
 }
 
-void cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
-    set->found |= found;
-    if (found) scan(set);
+static size_t list_accumulators(const struct cairn_param_set *set) {
+    size_t listed = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        if (p->has_acc)
+            set->items[listed++] = (struct cairn__item){.n = p->n, .x = p->acc, .found = &set->flags[1 + i]};
+    }
+    return listed;
+}
+
+static void look_at(const struct cairn_param_set *set, size_t listed, cairn_dtype dtype) {
+    struct cairn_device *d = set->env->device;
+    if (listed) d->passes->check(d, set->items, listed, dtype, &set->flags[0]);
+}
+
+/* One read of every gradient, wherever it stands. */
+static cairn_status scan(struct cairn_param_set *set) {
+    cairn_status st = cairn__param_set_make_flags(set);
+    if (st != CAIRN_OK) return st;
+    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) look_at(set, list_gradients(set, dtype), dtype);
+    look_at(set, list_accumulators(set), CAIRN_F32);
+    set->flags_touched = true;
+    return CAIRN_OK;
+}
+
+/* The sum may be infinite where no rank's gradient was, and the other way round: the flag stands whatever the scan says. */
+cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
+    cairn_status st = CAIRN_OK;
+    const uint32_t raised = 1;
+    if (found) {
+        TRY(scan(set));
+        set->env->device->passes->store(set->env->device, &set->flags[0], &raised, sizeof(raised));
+    }
     set->checked = true;
+out:
+    return st;
 }
 
-void cairn__param_set_check(struct cairn_param_set *set) {
-    if (set->checked) return;
-    scan(set);
-    set->checked = true;
+cairn_status cairn__param_set_check(struct cairn_param_set *set) {
+    if (set->checked) return CAIRN_OK;
+    cairn_status st = scan(set);
+    if (st == CAIRN_OK) set->checked = true;
+    return st;
 }
 
-void cairn__param_set_found_names(const struct cairn_param_set *set, char *text, size_t nbytes) {
+void cairn__param_set_consumed(struct cairn_param_set *set) {
+    set->checked = false;
+    set->flags_touched = false;
+}
+
+void cairn__param_set_names(const struct cairn_param_set *set, const uint32_t *found, char *text, size_t nbytes) {
     enum { ROOM_FOR_REST = 32 };
     size_t used = 0, left_out = 0;
     text[0] = '\0';
     for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
-        if (!p->found) continue;
+        if (!found[i]) continue;
         if (left_out || used + strlen(p->name) + ROOM_FOR_REST > nbytes) {
             left_out++;
         } else {
@@ -377,7 +490,7 @@ void cairn__param_set_found_names(const struct cairn_param_set *set, char *text,
 /* ---- weights ---- */
 
 void cairn__param_round_from_master(struct cairn__param *p) {
-    if (p->master) kernels_of(p->set)->cast[CAIRN_F32][p->dtype](p->data, p->master, p->n);
+    if (p->master) cast(p, p->data, p->dtype, p->master, CAIRN_F32);
 }
 
 void cairn__param_set_weights_changed(struct cairn_param_set *set) {

@@ -27,13 +27,12 @@ struct cairn__param {
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
 
-    void *grad;     /* slot; NULL until somebody needs it */
-    bool owns_grad; /* not the user's, not a bucket's */
-    bool written;   /* the slot holds a gradient */
-    float factor;   /* slot * factor is the true gradient: 1/S at the time it was written */
-    float *acc;     /* true f32 gradients of earlier backwards; made on first need */
-    bool has_acc;   /* acc holds something */
-    uint32_t found; /* the last scan saw a non-finite gradient here */
+    void *grad;          /* slot; NULL until somebody needs it */
+    bool owns_grad;      /* not the user's, not a bucket's */
+    bool written;        /* the slot holds a gradient */
+    const float *factor; /* in device memory; slot * factor is the true gradient: 1/S of its backward. NULL = 1 */
+    float *acc;          /* true f32 gradients of earlier backwards; made on first need */
+    bool has_acc;        /* acc holds something */
 
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
@@ -49,14 +48,24 @@ struct cairn__grad_listener {
 
 struct cairn_param_set {
     struct cairn_env *env;
+    struct cairn_param_set *next; /* in the environment's list */
     struct cairn__param **params;
     size_t count, capacity;
 
-    float factor;        /* 1/S of the backward now running or last run: backward knows its loss's scale */
-    uint32_t found;      /* a gradient was infinite or NaN; sticky until the optimizer's step or zero_grad */
+    const float *factor; /* 1/S of the backward now running or last run, in device memory: backward knows its loss's
+                            scale. NULL = 1 */
+
+    /* In device memory, made on first need: [0] a gradient was infinite or NaN, sticky until the optimizer's step or
+     * zero_grad; [1 + i] parameter i's was. */
+    uint32_t *flags;
+    size_t flags_count;
+    bool flags_touched;   /* some may be raised */
+    uint32_t *found_into; /* (device memory) where zero_grad leaves word of flags that no step has seen; amp's. NULL */
+    struct cairn__item *items; /* [flags_count] room for lists */
+
     bool incomplete;     /* a backward failed half-way: these gradients are not to be applied */
-    bool checked;        /* found speaks of the gradients as they are */
-    bool skip_nonfinite; /* the step is left out when found; amp's choice */
+    bool checked;        /* the flags speak of the gradients as they are */
+    bool skip_nonfinite; /* the step is left out when [0] is raised; amp's choice */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* NULL = nobody */
@@ -99,20 +108,31 @@ void cairn__param_set_abort(struct cairn_param_set *set); /* after a failure, se
 /* Forgets all gradients (nothing is written to memory) and begins a new step of the environment. */
 void cairn__param_set_zero_grad(struct cairn_param_set *set);
 
+/* Gradients of any set that still wait at this factor are folded: its memory is about to be used again. */
+cairn_status cairn__params_fold_at(struct cairn_env *env, const float *factor);
+
 /* What the optimizer reads: gradient, its type, and the factor it is multiplied by. *grad = NULL where there is none. */
-cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype, float *factor);
+cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
+                                     const float **factor);
 
 /* ---- flags ---- */
 
+/* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
+
 /* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each parameter is scanned
  * for names. */
-void cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
+cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
-/* Makes set->found speak of the gradients as they are: one read of them, unless a reduction has told already. */
-void cairn__param_set_check(struct cairn_param_set *set);
+/* Makes the flags speak of the gradients as they are: one read of them, unless a reduction has told already. */
+cairn_status cairn__param_set_check(struct cairn_param_set *set);
 
-/* The names of parameters whose last scan found something, "weight, bias", cut with ", and 12 more" to fit. */
-void cairn__param_set_found_names(const struct cairn_param_set *set, char *text, size_t nbytes);
+/* The pass that ends a step has read the flags and lowered them. Until the next backward the gradients are as they were,
+ * and a further step looks at them again, at those that stand in accumulators too. */
+void cairn__param_set_consumed(struct cairn_param_set *set);
+
+/* The names of parameters whose entry in found [count] is raised, "weight, bias", cut with ", and 12 more" to fit. */
+void cairn__param_set_names(const struct cairn_param_set *set, const uint32_t *found, char *text, size_t nbytes);
 
 /* ---- weights ---- */
 

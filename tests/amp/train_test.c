@@ -43,6 +43,7 @@ struct training {
     cairn_optimizer *sgd;
     amp_context *amp;
     struct plant plant;
+    cairn_tensor *loss;
 };
 
 static void begin(struct training *t, cairn_env *env, const struct amp_options *options) {
@@ -331,7 +332,7 @@ static void plain_backward_after_a_scaled_one_has_scale_1(void **state) {
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y);
     assert_int_equal(cairn_backward(loss), CAIRN_OK);
     const struct cairn__param *p = cairn_module_params(t.model)->params[0];
-    assert_true(p->written && p->factor == 1.0f);
+    assert_true(p->written && !p->factor);
     end(&t);
 }
 
@@ -410,7 +411,7 @@ static void destroying_out_of_order_is_told_and_does_nothing(void **state) {
     assert_true(t.sgd && t.model && env);
     assert_non_null(strstr(log_text, "cairn_optimizer_destroy: its amp context is alive"));
     assert_non_null(strstr(log_text, "cairn_module_destroy: 2 optimizers"));
-    assert_non_null(strstr(log_text, "cairn_env_destroy: 1 modules"));
+    assert_non_null(strstr(log_text, "cairn_env_destroy: 0 graphs and 1 modules"));
     step(&t);
     end(&t);
     assert_null(t.model);
@@ -430,8 +431,129 @@ static void disabled_amp_trains_as_if_it_were_not_there(void **state) {
     assert_memory_equal(&off, &o0, sizeof(off));
 }
 
+static cairn_tensor *loss_of(const struct training *t) {
+    return cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
+}
+
+/* Two backwards, the first of which overflows: what stands in the accumulators is looked at before every step. */
+static void overflow_in_an_accumulator_is_never_applied(void **state) {
+    struct training t;
+    struct bits before, after;
+    begin(&t, *state, amp_options(.opt_level = AMP_O2, .loss_scale = 64));
+    step(&t);
+    take_bits(&before, cairn_module_params(t.model));
+    cairn_zero_grad(t.sgd);
+    t.plant.target = 1, t.plant.value = INFINITY;
+    assert_int_equal(amp_backward(t.amp, loss_of(&t), t.sgd), CAIRN_OK);
+    t.plant.target = -1;
+    assert_int_equal(amp_backward(t.amp, loss_of(&t), t.sgd), CAIRN_OK);
+    for (int again = 0; again < 3; again++) {
+        assert_int_equal(cairn_step(t.sgd), CAIRN_OK);
+        assert_int_equal(cairn_step_skipped(t.sgd), 1);
+        assert_non_null(strstr(log_text, "non-finite gradient in 0.bias\n"));
+        log_text[0] = '\0';
+    }
+    take_bits(&after, cairn_module_params(t.model));
+    assert_memory_equal(&before, &after, sizeof(before));
+    end(&t);
+}
+
+/* The context goes, the gradients stay what they are worth. */
+static void gradients_outlive_the_context_they_were_scaled_in(void **state) {
+    struct training kept, ended;
+    struct bits a, b;
+    struct training *trainings[] = {&kept, &ended};
+    for (int i = 0; i < 2; i++) {
+        begin(trainings[i], *state, amp_options(.opt_level = AMP_O2, .loss_scale = 64));
+        cairn_zero_grad(trainings[i]->sgd);
+        assert_int_equal(amp_backward(trainings[i]->amp, loss_of(trainings[i]), trainings[i]->sgd), CAIRN_OK);
+        if (i == 1) amp_destroy(&ended.amp);
+        assert_int_equal(cairn_step(trainings[i]->sgd), CAIRN_OK);
+    }
+    take_bits(&a, cairn_module_params(kept.model));
+    take_bits(&b, cairn_module_params(ended.model));
+    assert_memory_equal(&a, &b, sizeof(a));
+    end(&ended), end(&kept);
+
+    cairn_tensor *scaled = NULL;
+    begin(&ended, *state, amp_options(.opt_level = AMP_O2, .loss_scale = 64));
+    assert_int_equal(amp_scale_loss(ended.amp, loss_of(&ended), ended.sgd, &scaled), CAIRN_OK);
+    amp_destroy(&ended.amp);
+    assert_int_equal(cairn_backward(scaled), CAIRN_ESTATE);
+    end(&ended);
+}
+
+/* The second model's gradient waits while the first's scale falls and its places are used again. */
+static void gradient_of_another_model_keeps_its_scale_over_many_losses(void **state) {
+    struct training first, second;
+    begin(&first, *state, amp_options(.opt_level = AMP_O2));
+    begin(&second, *state, amp_options(.opt_level = AMP_O0));
+    cairn_zero_grad(second.sgd);
+    cairn_zero_grad(first.sgd);
+    assert_int_equal(amp_backward(first.amp, cairn_add(loss_of(&first), loss_of(&second)), first.sgd), CAIRN_OK);
+    assert_int_equal(cairn_step(first.sgd), CAIRN_OK);
+    const struct cairn__param *p = cairn_module_params(second.model)->params[0];
+    const double before = *(const float *)p->grad * (double)*p->factor;
+    for (int i = 0; i < 70; i++) {
+        first.plant.target = i == 5 ? 0 : -1, first.plant.value = INFINITY;
+        step(&first);
+    }
+    const void *grad = NULL;
+    const float *factor = NULL;
+    cairn_dtype dtype;
+    assert_int_equal(cairn__param_grad_final(cairn_module_params(second.model)->params[0], &grad, &dtype, &factor),
+                     CAIRN_OK);
+    assert_true(*(const float *)grad * (double)(factor ? *factor : 1) == before);
+    end(&second), end(&first);
+}
+
+static cairn_status step_of(void *user) {
+    struct training *t = user;
+    cairn_zero_grad(t->sgd);
+    t->loss = loss_of(t);
+    cairn_status st = amp_backward(t->amp, t->loss, t->sgd);
+    return st == CAIRN_OK ? cairn_step(t->sgd) : st;
+}
+
+/* Evaluation beside a graph, with and without zero_grad: neither disturbs the other, and nothing grows. */
+static void graph_and_what_runs_beside_it_do_not_disturb_each_other(void **state) {
+    struct training alone, beside;
+    cairn_graph *graph = NULL;
+    begin(&alone, *state, every_level[3]);
+    begin(&beside, *state, every_level[3]);
+    assert_int_equal(cairn_graph_capture(*state, step_of, &beside, &graph), CAIRN_OK);
+    uint64_t allocations = 0;
+    for (int i = 0; i < 30; i++) {
+        const float want = step(&alone);
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+        assert_true(cairn_tensor_item(beside.loss) == want);
+        if (i % 3 == 1) cairn_zero_grad(beside.sgd);
+        cairn_tensor *evaluated = loss_of(&beside);
+        const float before = cairn_tensor_item(evaluated);
+        assert_true(before == cairn_tensor_item(loss_of(&alone)));
+        assert_true(cairn_tensor_item(beside.loss) == want);
+        if (i % 3 == 2) {
+            assert_null(cairn_add(evaluated, beside.loss));
+            assert_non_null(strstr(cairn_last_error(), "made by another step, a graph's"));
+            assert_int_equal(cairn_backward(beside.loss), CAIRN_ESTATE);
+            assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+            assert_int_equal(cairn_tensor_ndim(evaluated), -1); /* a replay begins a step */
+            step(&alone);
+        }
+        if (i == 10) allocations = cairn__alloc_counters().allocations;
+    }
+    assert_int_equal(cairn__alloc_counters().allocations, allocations);
+    cairn_graph_destroy(&graph);
+    assert_int_equal(cairn_tensor_ndim(beside.loss), -1);
+    end(&beside), end(&alone);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(overflow_in_an_accumulator_is_never_applied),
+        cmocka_unit_test(gradients_outlive_the_context_they_were_scaled_in),
+        cmocka_unit_test(gradient_of_another_model_keeps_its_scale_over_many_losses),
+        cmocka_unit_test(graph_and_what_runs_beside_it_do_not_disturb_each_other),
         cmocka_unit_test(loss_falls_at_every_level),
         cmocka_unit_test(levels_give_parameters_their_types),
         cmocka_unit_test(masters_are_the_original_f32_bits),

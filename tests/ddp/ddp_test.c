@@ -269,7 +269,7 @@ static char *train_with_one_poisoned_gradient(cairn_env *env, void *ctx) {
     double scale = amp_loss_scale(t.amp);
     for (int i = 0; i < 6; i++) {
         float *momentum[4];
-        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->states[k].state[0];
+        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->moments[k].array[0];
         bool poisoned = i == 3;
         t.plant.target = poisoned && cairn_env_rank(env) == poison->rank ? poison->target : -1;
         t.plant.value = poison->value;
@@ -615,6 +615,28 @@ static char *accumulate(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* 65504 is finite in f16 and in the sum, and 65536 once bf16 has rounded it: infinite on its way back to f16. */
+static char *overflow_on_the_way_back(cairn_env *env, void *ctx) {
+    struct training t;
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    const struct amp_options *amp = amp_options(.opt_level = AMP_O2, .loss_scale = 1024, .verbosity = -1);
+    (void)ctx;
+    PASS(begin(&t, env, make_mlp(env, 24, 17, 5), amp, ddp_options(.wire = CAIRN_BF16), 0.05, 0));
+    t.plant.target = 1;
+    t.plant.value = 65504;
+    PASS(step(&t, env, x, y));
+    EXPECT(cairn_step_skipped(t.optimizer));
+    EXPECT_OK(cairn_barrier(cairn_env_group(env)));
+    end(&t);
+    return NULL;
+}
+
+static void gradient_that_overflows_on_its_way_back_is_found(void **state) {
+    (void)state;
+    for (int p = 1; p <= 2; p++) run_ranks(p, overflow_on_the_way_back, NULL);
+}
+
 static void accumulated_backwards_reduce_only_what_each_produced(void **state) {
     (void)state;
     static float one[17 * 24] = {1}, two[17 * 24] = {2};
@@ -639,6 +661,7 @@ int main(void) {
         cmocka_unit_test(buckets_leave_before_backward_is_over),
         cmocka_unit_test(types_share_no_bucket_and_close_none),
         cmocka_unit_test(gradients_can_travel_in_another_type),
+        cmocka_unit_test(gradient_that_overflows_on_its_way_back_is_found),
         cmocka_unit_test(accumulated_backwards_reduce_only_what_each_produced),
         cmocka_unit_test(steady_state_step_allocates_nothing_on_two_ranks),
     };

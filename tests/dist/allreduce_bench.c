@@ -203,7 +203,7 @@ static void bench_rank(int rank, int size, int rounds, int port) {
     b.kernels = cairn__kernels_cpu(cairn__cpu_features());
     MUST(cairn__store_connect("127.0.0.1", port, 30, &store) == CAIRN_OK);
     struct cairn__group_options options = {
-        .rank = rank, .size = size, .timeout = 60, .store = store, .prefix = "bench", .kernels = b.kernels};
+        .rank = rank, .size = size, .timeout = 60, .store = store, .prefix = "bench", .backend = "shm"};
     MUST(cairn__group_create(&options, &b.group) == CAIRN_OK);
     cairn__store_close(&store);
     MUST(cairn_group_alloc(b.group, MOST_RANKS * sizeof(double), &times) == CAIRN_OK);

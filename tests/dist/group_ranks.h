@@ -47,12 +47,8 @@ static inline cairn_status join_group(int rank, int size, int port, double timeo
     struct cairn__store *store = NULL;
     cairn_status st = size > 1 ? cairn__store_connect("127.0.0.1", port, timeout, &store) : CAIRN_OK;
     if (st != CAIRN_OK) return st;
-    struct cairn__group_options options = {.rank = rank,
-                                           .size = size,
-                                           .timeout = timeout,
-                                           .store = store,
-                                           .prefix = "test",
-                                           .kernels = cairn__kernels_cpu(cairn__cpu_features())};
+    struct cairn__group_options options = {
+        .rank = rank, .size = size, .timeout = timeout, .store = store, .prefix = "test", .backend = "shm"};
     st = cairn__group_create(&options, out);
     cairn__store_close(&store);
     return st;

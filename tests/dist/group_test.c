@@ -496,8 +496,7 @@ static void expect_refusal(struct cairn__group_options o, cairn_status status, c
 
 static void creation_refuses_what_cannot_be(void **state) {
     (void)state;
-    const struct cairn__kernels *k = cairn__kernels_cpu(0);
-    struct cairn__group_options good = {.size = 1, .timeout = 1, .kernels = k}, o = good;
+    struct cairn__group_options good = {.size = 1, .timeout = 1}, o = good;
     o.backend = "nccl";
     expect_refusal(o, CAIRN_ENOTBUILT, "meson option 'cuda'");
     o.backend = "gloo";
@@ -510,18 +509,53 @@ static void creation_refuses_what_cannot_be(void **state) {
     expect_refusal(o, CAIRN_EINVAL, "rank 1 is not in a group of 1");
     o = good, o.size = 2;
     expect_refusal(o, CAIRN_EINVAL, "needs a store");
+    o = good, o.size = 2, o.backend = "self";
+    expect_refusal(o, CAIRN_EINVAL, "'self' is for one rank, not 2");
     o = good, o.size = 1000;
     expect_refusal(o, CAIRN_EINVAL, "1 to 256");
     o = good, o.timeout = 0;
     expect_refusal(o, CAIRN_EINVAL, "must be positive");
-    o = good, o.kernels = NULL;
-    expect_refusal(o, CAIRN_EINVAL, "kernel table");
+    expect_refusal(good, CAIRN_EINVAL, "one rank needs a device");
     cairn_group *none = NULL;
     cairn__group_destroy(&none);
 }
 
+static void group_of_one_exchanges_nothing_and_owns_its_memory(void **state) {
+    (void)state;
+    struct cairn_device *device = NULL;
+    cairn_group *group = NULL;
+    assert_int_equal(cairn__device_open("cpu", 0, &device), CAIRN_OK);
+    const uint64_t alive = cairn__alloc_counters().alive;
+    assert_int_equal(cairn__group_create(&(struct cairn__group_options){.size = 1, .timeout = 1, .device = device},
+                                         &group),
+                     CAIRN_OK);
+    assert_string_equal(cairn_group_backend(group), "self");
+    assert_false(cairn__group_looks(group));
+    float x[] = {INFINITY, 2}, all[2] = {0};
+    uint32_t found = 0;
+    cairn_work *work = NULL;
+    assert_int_equal(cairn_allreduce(group, x, 2, CAIRN_F32, CAIRN_AVG, &work), CAIRN_OK);
+    assert_int_equal(cairn__work_finish(&work, &found), CAIRN_OK);
+    assert_true(x[0] == INFINITY && x[1] == 2 && found == 0);
+    assert_int_equal(cairn_allgather(group, all, x, 2, CAIRN_F32, NULL), CAIRN_OK);
+    assert_memory_equal(all, x, sizeof(x));
+    assert_int_equal(cairn_broadcast(group, x, 2, CAIRN_F32, 0, NULL), CAIRN_OK);
+    assert_int_equal(cairn_barrier(group), CAIRN_OK);
+    void *a = NULL, *b = NULL;
+    assert_int_equal(cairn_group_alloc(group, 10, &a), CAIRN_OK);
+    assert_int_equal(cairn_group_alloc(group, 10, &b), CAIRN_OK);
+    assert_memory_equal(a, ((char[10]){0}), 10);
+    assert_int_equal(cairn_group_free(group, &a), CAIRN_OK);
+    void *foreign = x;
+    assert_int_equal(cairn_group_free(group, &foreign), CAIRN_EINVAL);
+    cairn__group_destroy(&group); /* b goes with it */
+    assert_int_equal(cairn__alloc_counters().alive, alive);
+    cairn__device_close(&device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(group_of_one_exchanges_nothing_and_owns_its_memory),
         cmocka_unit_test(every_collective_gives_its_definition_on_1_to_8_ranks),
         cmocka_unit_test(random_rounds_of_mixed_collectives_agree),
         cmocka_unit_test(average_of_large_halves_does_not_overflow),

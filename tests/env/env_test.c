@@ -1,6 +1,8 @@
 /* Environments: what they refuse, that two in one process do not touch each other, and how ranks meet. */
 #include "../ranks.h"
 
+#include <stdatomic.h>
+
 #include "core/alloc.h"
 
 static void options_out_of_range_are_refused(void **state) {
@@ -9,9 +11,24 @@ static void options_out_of_range_are_refused(void **state) {
     assert_int_equal(cairn_env_create(NULL, NULL, NULL, NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.timeout = -1), &env), CAIRN_EINVAL);
     assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.device = "tpu"), &env), CAIRN_EINVAL);
+    setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
     assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTBUILT);
     assert_non_null(strstr(cairn_last_error(), "cuda"));
+    unsetenv("CAIRN_MODULE_PATH");
     assert_null(env);
+}
+
+static void variable_names_the_device_where_the_program_does_not(void **state) {
+    (void)state;
+    cairn_env *env = NULL;
+    setenv("CAIRN_DEVICE", "tpu", 1);
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_EINVAL);
+    assert_non_null(strstr(cairn_last_error(), "no device is called 'tpu'"));
+    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu"), &env), CAIRN_OK);
+    unsetenv("CAIRN_DEVICE");
+    assert_int_equal(cairn_env_synchronize(env), CAIRN_OK);
+    assert_int_equal(cairn_env_synchronize(NULL), CAIRN_EINVAL);
+    cairn_env_destroy(&env);
 }
 
 static void process_that_is_alone_has_a_group_of_one(void **state) {
@@ -70,6 +87,36 @@ static void ranks_meet_whatever_their_number(void **state) {
     for (int i = 0; i < 4; i++) run_ranks(sizes[i], add_up_ranks, NULL);
 }
 
+static atomic_int notices;
+
+static void count_notices(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie;
+    if (level == CAIRN_LOG_NOTICE && strstr(message, "computing on the CPU: ranks on GPUs need NCCL")) notices++;
+}
+
+static char *find_cpu(cairn_env *env, void *ctx) {
+    (void)ctx;
+    EXPECT(strcmp(cairn_device_name(cairn_env_device(env)), "cpu") == 0);
+    return NULL;
+}
+
+static void several_ranks_compute_on_the_cpu_and_refuse_a_gpu(void **state) {
+    (void)state;
+    const struct cairn__launch launch = {.size = 2, .source = "torch"};
+    cairn_env *env = NULL;
+    assert_int_equal(cairn__env_create_at(&launch, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTSUP);
+    assert_string_equal(cairn_last_error(),
+                        "ranks on GPUs need NCCL, which is not part of this version; start one rank, "
+                        "or use device \"cpu\"");
+    assert_null(env);
+    setenv("CAIRN_DEVICE", "auto", 1);
+    cairn_set_log(count_notices, NULL);
+    run_ranks(2, find_cpu, NULL);
+    cairn_set_log(NULL, NULL);
+    unsetenv("CAIRN_DEVICE");
+    assert_int_equal(notices, 2); /* one a rank, of which the default sink shows rank 0's */
+}
+
 struct by_hand {
     int rank, port;
     const char *problem;
@@ -124,9 +171,11 @@ static void environment_leaves_no_memory_behind(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_out_of_range_are_refused),
+        cmocka_unit_test(variable_names_the_device_where_the_program_does_not),
         cmocka_unit_test(process_that_is_alone_has_a_group_of_one),
         cmocka_unit_test(two_environments_do_not_touch_each_other),
         cmocka_unit_test(ranks_meet_whatever_their_number),
+        cmocka_unit_test(several_ranks_compute_on_the_cpu_and_refuse_a_gpu),
         cmocka_unit_test(environments_follow_each_other_without_a_launcher),
         cmocka_unit_test(environment_leaves_no_memory_behind),
     };

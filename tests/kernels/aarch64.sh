@@ -18,7 +18,7 @@ for level in -O2 -O3; do
         -D_GNU_SOURCE -DLIMIT=limit_generic -ffp-contract=off -fno-math-errno -static -pthread \
         -I"$root/include" -I"$root/src" -o "$out/kcheck" \
         "$root"/src/core/*.c \
-        "$root"/src/kernels/multi.c "$root"/src/kernels/ref.c "$root"/src/kernels/table.c \
+        "$root"/src/kernels/ref.c "$root"/src/kernels/table.c \
         "$root"/tests/kernels/kcheck.c "$root"/tests/kernels/jobs.c "$root"/tests/kernels/data.c \
         "$root"/tests/kernels/model.c "$root"/tests/kernels/bench.c "$root"/tests/kernels/limit.c \
         -lm

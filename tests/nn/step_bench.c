@@ -47,6 +47,7 @@ static void products(struct bench *b) {
                                           .k = IN,
                                           .trans_b = true,
                                           .in_type = CAIRN_F32,
+                                          .out_type = CAIRN_F32,
                                           .a = b->flat_x,
                                           .b = b->flat_w,
                                           .c = b->out};
@@ -55,6 +56,7 @@ static void products(struct bench *b) {
                                          .k = BATCH,
                                          .trans_a = true,
                                          .in_type = CAIRN_F32,
+                                         .out_type = CAIRN_F32,
                                          .a = b->flat_dy,
                                          .b = b->flat_x,
                                          .c = b->dw};

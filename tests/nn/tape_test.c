@@ -56,6 +56,64 @@ static void kept_result_outlives_its_step(void **state) {
     assert_null(kept);
 }
 
+static void written_leaf_has_its_new_values_in_its_old_memory(void **state) {
+    cairn_env *env = test_env_of(state);
+    const float batch[] = {5, 6, 7, 8};
+    const uint16_t ones[] = {0x3c00, 0x3c00};
+    float values[4];
+    cairn_tensor *x = leaf(env);
+    const void *memory = x->data;
+    assert_int_equal(cairn_tensor_write(x, batch, 4), CAIRN_OK);
+    assert_int_equal(cairn_tensor_read(x, values, 4), CAIRN_OK);
+    assert_memory_equal(values, batch, sizeof(batch));
+    assert_ptr_equal(x->data, memory);
+    cairn_tensor *half = cairn_tensor_from(env, CAIRN_F16, CAIRN_SHAPE(2), (const uint16_t[]){0, 0});
+    assert_int_equal(cairn_tensor_write(half, ones, 2), CAIRN_OK);
+    assert_int_equal(cairn_tensor_read(half, values, 2), CAIRN_OK);
+    assert_true(values[0] == 1 && values[1] == 1);
+}
+
+static void only_leaves_can_be_written(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env);
+    assert_int_equal(cairn_tensor_write(NULL, four, 4), CAIRN_EINVAL);
+    assert_int_equal(cairn_tensor_write(x, NULL, 4), CAIRN_EINVAL);
+    assert_int_equal(cairn_tensor_write(x, four, 3), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "write: 3 values, but the tensor has 4");
+    assert_int_equal(cairn_tensor_write(cairn_relu(x), four, 4), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(), "write: only a leaf can be written, not a result");
+}
+
+static void scaled_losses_do_not_mix(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *scaled = test_scale_loss(cairn_sum(x), 4);
+    static const char message[] = "add: one input is a scaled loss and another is not, or is scaled by another call; "
+                                  "combine losses first, then scale";
+    assert_null(cairn_add(scaled, cairn_sum(x)));
+    assert_string_equal(cairn_last_error(), message);
+    assert_null(cairn_add(scaled, test_scale_loss(cairn_sum(x), 4)));
+    assert_string_equal(cairn_last_error(), message);
+    assert_null(test_scale_loss(cairn_mul_scalar(scaled, 2), 4));
+    assert_string_equal(cairn_last_error(), "scale_loss: this loss is scaled already");
+    assert_int_equal(cairn_backward(NULL), CAIRN_ESTATE);
+    assert_null(test_scale_loss(x, 4));
+    assert_string_equal(cairn_last_error(), "scale_loss: the loss must be one element, not [4]");
+    assert_non_null(cairn_add(scaled, scaled));
+}
+
+static void backward_tells_every_set_where_its_factor_stands(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *m = cairn_linear(env, 4, 1);
+    cairn_param_set *set = cairn_module_params(m);
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 4), four);
+    assert_int_equal(cairn_backward(test_scale_loss(cairn_sum(cairn_module_forward(m, x)), 3)), CAIRN_OK);
+    assert_true(*set->factor == (float)(1.0 / 3.0));
+    assert_true(((const float *)set->params[1]->grad)[0] == 3.0f);
+    assert_int_equal(cairn_backward(cairn_sum(cairn_module_forward(m, x))), CAIRN_OK);
+    assert_null(set->factor);
+    cairn_module_destroy(&m);
+}
+
 static void destroyed_leaf_gives_its_memory_back(void **state) {
     cairn_env *env = test_env_of(state);
     uint64_t alive = cairn__alloc_counters().alive;
@@ -79,7 +137,7 @@ static void null_passes_on_with_its_first_cause(void **state) {
     assert_null(cairn_mse_loss(a, NULL));
     assert_null(cairn_cast(NULL, CAIRN_F16));
     assert_null(cairn_linear_forward(NULL, a, b));
-    assert_null(cairn__scale_loss(NULL, 2));
+    assert_null(test_scale_loss(NULL, 2));
     assert_null(cairn_module_forward(NULL, a));
     assert_null(cairn_tensor_keep(NULL));
     assert_true(isnan(cairn_tensor_item(NULL)));
@@ -121,7 +179,7 @@ static void step(cairn_env *env, cairn_module *m, cairn_tensor *x) {
     cairn_tensor *y = cairn_relu(cairn_module_forward(m, cairn_relu(cairn_module_forward(m, x))));
     cairn_tensor *half = cairn_cast(y, CAIRN_F16);
     cairn_tensor *loss = cairn_add(cairn_mean(cairn_mul_scalar(half, 3)), cairn_sum(y));
-    assert_int_equal(cairn_backward(cairn__scale_loss(loss, 8)), CAIRN_OK);
+    assert_int_equal(cairn_backward(test_scale_loss(loss, 8)), CAIRN_OK);
     (void)env;
 }
 
@@ -223,6 +281,10 @@ int main(void) {
         ENV_TEST(use_after_the_step_is_an_error),
         ENV_TEST(stale_use_is_told_for_three_steps),
         ENV_TEST(kept_result_outlives_its_step),
+        ENV_TEST(written_leaf_has_its_new_values_in_its_old_memory),
+        ENV_TEST(only_leaves_can_be_written),
+        ENV_TEST(scaled_losses_do_not_mix),
+        ENV_TEST(backward_tells_every_set_where_its_factor_stands),
         ENV_TEST(destroyed_leaf_gives_its_memory_back),
         ENV_TEST(null_passes_on_with_its_first_cause),
         ENV_TEST(graph_is_consumed_by_its_backward),

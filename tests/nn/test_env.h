@@ -10,6 +10,7 @@
 
 #include "core/alloc.h"
 #include "device/env.h"
+#include "nn/hooks.h"
 #include "nn/tape.h"
 
 static inline cairn_env *test_env_create(uint64_t seed, int rank) {
@@ -51,6 +52,17 @@ static inline int test_env_teardown(void **state) {
 
 static inline cairn_env *test_env_of(void **state) {
     return ((struct test_state *)*state)->env;
+}
+
+/* loss * scale by a cell of its own: the last eight are intact. The CPU's memory is the device's. */
+static inline cairn_tensor *test_scale_loss(cairn_tensor *loss, double scale) {
+    enum { CELLS = 8 };
+    static struct cairn__scaler_state scalers[CELLS];
+    static struct cairn__loss_scale cells[CELLS];
+    static unsigned next;
+    const unsigned i = next++ % CELLS;
+    scalers[i] = (struct cairn__scaler_state){.scale = scale, .rule = CAIRN__SCALER_STATIC};
+    return cairn__scale_loss(loss, &scalers[i], &cells[i]);
 }
 
 #define ENV_TEST(f) cmocka_unit_test_setup_teardown(f, test_env_setup, test_env_teardown)

@@ -13,10 +13,13 @@
 #include "core/alloc.h"
 #include "core/half.h"
 #include "core/philox.h"
-#include "optim/hooks.h"
+#include "core/status.h"
+#include "optim/optim.h"
 #include "param/param.h"
 
 enum { N = 1003, STEPS = 100 };
+
+static const float FACTOR = 1.0f / 128;
 
 static int make_env(void **state) {
     cairn_env *env = NULL;
@@ -52,8 +55,9 @@ static void write_gradient(struct cairn__param *p, int t, double *truth) {
     const struct cairn__dtype *type = cairn__dtype(p->dtype);
     for (int i = 0; i < N; i++) {
         char *element = (char *)slot + (size_t)i * type->nbytes;
-        type->from_f32(element, number(t, i) / p->set->factor);
-        truth[i] = (double)type->to_f32(element) * (double)p->set->factor;
+        const float factor = p->set->factor ? *p->set->factor : 1.0f;
+        type->from_f32(element, number(t, i) / factor);
+        truth[i] = (double)type->to_f32(element) * (double)factor;
     }
     cairn__param_grad_ready(p);
 }
@@ -120,7 +124,7 @@ static void run_sgd(cairn_env *env, struct cairn_sgd_options h, cairn_dtype dtyp
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;
     struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
-    set->factor = 1.0f / 128;
+    set->factor = &FACTOR;
     start_model(&m);
     assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
     for (int t = 1; t <= STEPS; t++) {
@@ -159,7 +163,7 @@ static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype d
     struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
     h.weight_decay = decay;
     struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
-    set->factor = 1.0f / 128;
+    set->factor = &FACTOR;
     start_model(&m);
     assert_int_equal((decoupled ? cairn_adamw_create : cairn_adam_create)(set, &h, &o), CAIRN_OK);
     for (int t = 1; t <= STEPS; t++) {
@@ -202,7 +206,7 @@ static void raised_flag_keeps_every_bit(void **state) {
     cairn_zero_grad(o);
     write_gradient(p, 2, truth);
     ((uint16_t *)p->grad)[N - 1] = 0x7c00;
-    cairn__param_set_check(set);
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(cairn_step(o), CAIRN_OK);
     assert_int_equal(cairn_step_skipped(o), 1);
     assert_int_equal(cairn_optimizer_steps(o), 1);
@@ -239,6 +243,15 @@ static void parameter_without_gradient_keeps_weight_and_state(void **state) {
         assert_int_equal(cairn_step(o), CAIRN_OK);
     }
     for (int i = 0; i < 4; i++) assert_true(((float *)unused->data)[i] == 1.0f);
+
+    /* its first update, in the fourth step, is corrected as a first one: for any gradient of 1 it is lr, and the decay */
+    float *slot = NULL;
+    cairn_zero_grad(o);
+    assert_int_equal(cairn__param_grad_slot(unused, (void **)&slot), CAIRN_OK);
+    for (int i = 0; i < 4; i++) slot[i] = 1.0f;
+    cairn__param_grad_ready(unused);
+    assert_int_equal(cairn_step(o), CAIRN_OK);
+    assert_true(fabs(((float *)unused->data)[0] - (1.0 - 1e-3 - 1e-5)) < 1e-7);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
 }
@@ -263,6 +276,85 @@ static void learning_rate_can_change_between_steps(void **state) {
     assert_true(w == 0.25f);
     assert_int_equal(cairn_optimizer_set_lr(o, -1), CAIRN_EINVAL);
     assert_true(cairn_optimizer_lr(o) == 0.25);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+struct heard {
+    int steps, skips;
+    uint32_t culprit;
+};
+
+static cairn_status hear(void *ctx, const struct cairn__step_report *r, const uint32_t *found) {
+    struct heard *heard = ctx;
+    *(r->stepped ? &heard->steps : &heard->skips) += 1;
+    if (!r->stepped) heard->culprit += found[1];
+    assert_int_equal(r->number, heard->steps + heard->skips);
+    assert_int_equal(r->steps, heard->steps);
+    return r->stepped ? CAIRN_OK : cairn__fail(CAIRN_ENUMERIC, "told");
+}
+
+static void every_step_is_reported_once_in_order_and_a_status_comes_back(void **state) {
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn__param *quiet = NULL, *p = make_param(*state, (cairn_dtype)0, &set);
+    struct heard heard = {0};
+    static double truth[N];
+    assert_int_equal(cairn__param_set_add(set, "culprit", 1, (int64_t[]){1}, false, &quiet), CAIRN_OK);
+    ((float *)quiet->data)[0] = 0;
+    set->skip_nonfinite = true;
+    assert_int_equal(cairn_sgd_create(set, NULL, &o), CAIRN_OK);
+    cairn__set_step_hook(o, &(struct cairn__step_hook){.ctx = &heard, .told = hear});
+    for (int t = 1; t <= 3 * CAIRN__REPORTS; t++) {
+        const bool overflows = t % 5 == 0;
+        float *slot = NULL;
+        cairn_zero_grad(o);
+        write_gradient(p, t, truth);
+        assert_int_equal(cairn__param_grad_slot(quiet, (void **)&slot), CAIRN_OK);
+        slot[0] = overflows ? INFINITY : 0;
+        cairn__param_grad_ready(quiet);
+        assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+        assert_int_equal(cairn_step(o), overflows ? CAIRN_ENUMERIC : CAIRN_OK);
+    }
+    assert_int_equal(heard.steps + heard.skips, 3 * CAIRN__REPORTS);
+    assert_int_equal(heard.skips, 3 * CAIRN__REPORTS / 5);
+    assert_int_equal(heard.culprit, heard.skips);
+    assert_int_equal(cairn_optimizer_skipped(o), heard.skips);
+    cairn__set_step_hook(o, NULL);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
+static cairn_status hear_number(void *ctx, const struct cairn__step_report *r, const uint32_t *found) {
+    uint64_t *heard = ctx;
+    assert_int_equal(r->steps, r->number);
+    assert_int_equal(found[0], r->number);
+    heard[0]++;
+    assert_true(r->number > heard[1]);
+    heard[1] = r->number;
+    return CAIRN_OK;
+}
+
+/* A device that is 40 steps ahead: the report that it may be writing over is not looked at, those behind it are lost. */
+static void host_that_lags_hears_the_last_reports_whole(void **state) {
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    uint64_t heard[2] = {0};
+    make_param(*state, (cairn_dtype)0, &set);
+    assert_int_equal(cairn_sgd_create(set, NULL, &o), CAIRN_OK);
+    cairn__set_step_hook(o, &(struct cairn__step_hook){.ctx = heard, .told = hear_number});
+    for (uint64_t number = 1; number <= 40; number++) {
+        o->reports[number % CAIRN__REPORTS] =
+            (struct cairn__step_report){.number = number, .steps = (int64_t)number, .stepped = 1};
+        o->names[number % CAIRN__REPORTS] = (uint32_t)number;
+    }
+    assert_int_equal(cairn_optimizer_steps(o), 40);
+    assert_int_equal(o->reader.read(&o->reader), CAIRN_OK);
+    assert_int_equal(heard[0], CAIRN__REPORTS - 1);
+    assert_int_equal(heard[1], 40);
+    assert_int_equal(o->reader.read(&o->reader), CAIRN_OK);
+    assert_int_equal(heard[0], CAIRN__REPORTS - 1);
+    cairn__set_step_hook(o, NULL);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
 }
@@ -343,6 +435,8 @@ int main(void) {
         cmocka_unit_test(raised_flag_keeps_every_bit),
         cmocka_unit_test(parameter_without_gradient_keeps_weight_and_state),
         cmocka_unit_test(learning_rate_can_change_between_steps),
+        cmocka_unit_test(every_step_is_reported_once_in_order_and_a_status_comes_back),
+        cmocka_unit_test(host_that_lags_hears_the_last_reports_whole),
         cmocka_unit_test(steady_step_allocates_nothing),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
         cmocka_unit_test(field_of_a_newer_struct_is_refused_unless_zero),

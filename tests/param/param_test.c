@@ -78,20 +78,20 @@ static void backwards_at_different_scales_add_up_in_f32(void **state) {
     memset(p->data, 0, 3 * sizeof(float));
     assert_int_equal(cairn__param_set_to_half(p->set, CAIRN_F16, true, false), CAIRN_OK);
 
-    static const float scales[] = {1024, 512, 2048};
+    static const float scales[] = {1024, 512, 2048}, factors[] = {0x1p-10f, 0x1p-9f, 0x1p-11f};
     for (int backward = 0; backward < 3; backward++) {
         uint16_t *slot = NULL;
-        set->factor = 1.0f / scales[backward];
+        set->factor = &factors[backward];
         assert_int_equal(cairn__param_grad_slot(p, (void **)&slot), CAIRN_OK);
         for (int i = 0; i < 3; i++) slot[i] = cairn__f32_to_f16((float)(i + 1) * scales[backward]);
         cairn__param_grad_ready(p);
     }
     const void *grad = NULL;
     cairn_dtype dtype;
-    float factor;
+    const float *factor;
     assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
     assert_int_equal(dtype, CAIRN_F32);
-    for (int i = 0; i < 3; i++) assert_true(((const float *)grad)[i] * factor == 3.0f * (float)(i + 1));
+    for (int i = 0; i < 3; i++) assert_true(!factor && ((const float *)grad)[i] == 3.0f * (float)(i + 1));
     cairn_param_set_destroy(&set);
 }
 
@@ -111,7 +111,7 @@ static void bf16_accumulation_does_not_stall(void **state) {
     }
     const void *grad = NULL;
     cairn_dtype dtype;
-    float factor;
+    const float *factor;
     assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
     assert_true(*(const float *)grad == 512.0f);
     cairn_param_set_destroy(&set);
@@ -138,9 +138,9 @@ static void check_names_the_one_of_200_that_overflowed(void **state) {
         char names[64], expected[64];
         add_params(*state, 200, &set);
         ((float *)set->params[culprit]->grad)[culprit % 5] = culprit % 2 ? INFINITY : NAN;
-        cairn__param_set_check(set);
-        assert_int_equal(set->found, 1);
-        cairn__param_set_found_names(set, names, sizeof(names));
+        assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+        assert_int_equal(set->flags[0], 1);
+        cairn__param_set_names(set, set->flags + 1, names, sizeof(names));
         snprintf(expected, sizeof(expected), "layer%zu.weight", culprit);
         assert_string_equal(names, expected);
         cairn_param_set_destroy(&set);
@@ -152,8 +152,8 @@ static void many_names_are_cut_to_fit(void **state) {
     char names[80];
     add_params(*state, 10, &set);
     for (size_t i = 0; i < 10; i++) ((float *)set->params[i]->grad)[0] = INFINITY;
-    cairn__param_set_check(set);
-    cairn__param_set_found_names(set, names, sizeof(names));
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    cairn__param_set_names(set, set->flags + 1, names, sizeof(names));
     assert_string_equal(names, "layer0.weight, layer1.weight, layer2.weight, and 7 more");
     cairn_param_set_destroy(&set);
 }
@@ -162,14 +162,29 @@ static void zero_grad_forgets_flag_and_gradients(void **state) {
     cairn_param_set *set = NULL;
     add_params(*state, 2, &set);
     ((float *)set->params[1]->grad)[0] = INFINITY;
-    cairn__param_set_check(set);
+    uint32_t word = 0;
+    set->found_into = &word;
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     cairn__param_set_zero_grad(set);
+    assert_int_equal(word, 1); /* whoever scales the losses must still learn of it */
     const void *grad = set;
     cairn_dtype dtype;
-    float factor;
-    assert_int_equal(set->found, 0);
+    const float *factor;
+    for (size_t i = 0; i <= 2; i++) assert_int_equal(set->flags[i], 0);
     assert_int_equal(cairn__param_grad_final(set->params[1], &grad, &dtype, &factor), CAIRN_OK);
     assert_null(grad);
+    cairn_param_set_destroy(&set);
+}
+
+/* The place of an old scale is about to be used again while a gradient still waits at it. */
+static void gradient_at_a_scale_that_ends_is_folded_first(void **state) {
+    cairn_param_set *set = NULL;
+    float factor = 0.5f;
+    add_params(*state, 2, &set); /* gradients of 1, without a scale */
+    set->params[1]->factor = &factor;
+    assert_int_equal(cairn__params_fold_at(*state, &factor), CAIRN_OK);
+    assert_true(set->params[0]->written && !set->params[0]->has_acc);
+    assert_true(!set->params[1]->written && set->params[1]->has_acc && set->params[1]->acc[0] == 0.5f);
     cairn_param_set_destroy(&set);
 }
 
@@ -200,6 +215,7 @@ int main(void) {
         cmocka_unit_test(check_names_the_one_of_200_that_overflowed),
         cmocka_unit_test(many_names_are_cut_to_fit),
         cmocka_unit_test(zero_grad_forgets_flag_and_gradients),
+        cmocka_unit_test(gradient_at_a_scale_that_ends_is_folded_first),
         cmocka_unit_test(changed_takes_the_side_that_was_written),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

@@ -47,7 +47,7 @@ struct cairn__engine {
     dnnl_stream_t stream;
     struct entry entries[MOST_ENTRIES];
     uint64_t clock; /* of calls of primitives */
-    float *turned;  /* C^T, or a product that is to be added */
+    float *turned;  /* C^T */
     size_t room;
     int (*get_threads)(void);
     void (*set_threads)(int);
@@ -240,8 +240,7 @@ out:
 static cairn_status by_sgemm(struct cairn__engine *e, const struct cairn__matmul *p) {
     (void)e;
     return check(dnnl_sgemm(p->trans_a ? 'T' : 'N', p->trans_b ? 'T' : 'N', p->m, p->n, p->k, 1.0f, p->a,
-                            p->trans_a ? p->m : p->k, p->b, p->trans_b ? p->k : p->n, p->accumulate ? 1.0f : 0.0f, p->c,
-                            p->n),
+                            p->trans_a ? p->m : p->k, p->b, p->trans_b ? p->k : p->n, 0.0f, p->c, p->n),
                  "dnnl_sgemm");
 }
 
@@ -266,22 +265,10 @@ static cairn_status by_transpose(struct cairn__engine *e, const struct cairn__ma
     TRY(make_room(e, (size_t)(p->m * p->n)));
     t.c = e->turned;
     TRY(by_primitive(e, &t));
+    float *c = p->c;
     for (int64_t i = 0; i < p->m; i++) {
-        for (int64_t j = 0; j < p->n; j++) p->c[i * p->n + j] = e->turned[j * p->m + i];
+        for (int64_t j = 0; j < p->n; j++) c[i * p->n + j] = e->turned[j * p->m + i];
     }
-out:
-    return st;
-}
-
-/* A product beside C, then added: what a primitive needs for bf16, where there is no beta. */
-static cairn_status by_primitive_and_add(struct cairn__engine *e, const struct cairn__matmul *p) {
-    cairn_status st = CAIRN_OK;
-    size_t n = (size_t)(p->m * p->n);
-    struct cairn__matmul beside = *p;
-    TRY(make_room(e, n));
-    beside.c = e->turned;
-    TRY(by_primitive(e, &beside));
-    for (size_t i = 0; i < n; i++) p->c[i] += e->turned[i];
 out:
     return st;
 }
@@ -290,10 +277,8 @@ typedef cairn_status (*way)(struct cairn__engine *e, const struct cairn__matmul 
 
 static way route(const struct cairn__matmul *p) {
     const bool forward = !p->trans_a && p->trans_b;
-    if (p->in_type == CAIRN_BF16) {
-        return p->accumulate ? by_primitive_and_add : p->n == 1 && forward ? by_transpose : by_primitive;
-    }
-    if (p->accumulate || p->m == 1 || p->n == 1 || (p->trans_a && !p->trans_b)) return by_sgemm;
+    if (p->in_type == CAIRN_BF16) return p->n == 1 && forward ? by_transpose : by_primitive;
+    if (p->m == 1 || p->n == 1 || (p->trans_a && !p->trans_b)) return by_sgemm;
     return forward && p->n <= 16 && p->m >= 2 * p->n ? by_transpose : by_primitive;
 }
 

@@ -37,10 +37,10 @@ static float dot(const struct cairn__matmul *p, int64_t i, int64_t j) {
 
 cairn_status cairn__engine_matmul(struct cairn__engine *engine, const struct cairn__matmul *p) {
     (void)engine;
+    float *c = p->c;
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
-            float *c = &p->c[i * p->n + j];
-            *c = p->accumulate ? *c + dot(p, i, j) : dot(p, i, j);
+            c[i * p->n + j] = dot(p, i, j);
         }
     }
     return CAIRN_OK;

@@ -195,7 +195,7 @@ static size_t slice_begin(size_t n, size_t nbytes, uintptr_t base, int rank, int
 
 static void reduce(struct cairn__shm *s, struct shm_op *op, const struct block *b) {
     const struct cairn__request *r = &op->work->request;
-    const struct cairn__kernels *k = s->group->kernels;
+    const struct cairn__kernels *k = s->kernels;
     if (s->size == 1) {
         if (cairn__dtype(r->dtype)->is_float) k->check[r->dtype](r->x, b->n, &op->found);
         return;

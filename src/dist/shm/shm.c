@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/cpu.h"
 #include "core/status.h"
 #include "dist/shm/shm.h"
 
@@ -86,6 +87,7 @@ static cairn_status shm_create(cairn_group *group, const struct cairn__group_opt
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     group->impl = s;
     s->group = group;
+    s->kernels = cairn__kernels_cpu(cairn__cpu_features());
     s->rank = group->rank;
     s->size = group->size;
     s->listener = -1;
@@ -253,6 +255,7 @@ static cairn_status shm_free(cairn_group *group, void *memory) {
 
 const struct cairn__group_backend cairn__group_shm = {
     .name = "shm",
+    .looks = true,
     .create = shm_create,
     .destroy = shm_destroy,
     .alloc = shm_alloc,

@@ -78,6 +78,7 @@ struct shm_op {
 
 struct cairn__shm {
     cairn_group *group;
+    const struct cairn__kernels *kernels; /* of the host's memory, whatever the group's device */
     int rank, size;
     int listener;
     struct shm_peer *peers;      /* [size] */

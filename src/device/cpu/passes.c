@@ -1,0 +1,326 @@
+/* The CPU's passes: the kernels of this processor over lists and types.
+ *
+ * nn's kernels know f32. Half operands of a pass that goes element by element are widened and rounded in blocks that stay
+ * in the first cache; those of a sum are widened whole, since a sum by parts would not be the one that kernels.h defines. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/philox.h"
+#include "core/status.h"
+#include "device/cpu/cpu.h"
+
+enum { BLOCK = 1024 }; /* elements; three f32 arrays of them fit beside the halves */
+
+static const struct cairn__kernels *kernels(const struct cairn_device *d) {
+    return cairn__cpu_of(d)->kernels;
+}
+
+static float value_of(const float *factor) {
+    return factor ? *factor : 1.0f;
+}
+
+static void raise_flag(uint32_t *flag, uint32_t found) {
+    if (flag) *flag |= found;
+}
+
+/* ---- lists ---- */
+
+static void cast(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                 cairn_dtype from) {
+    cairn__cast_fn f = kernels(d)->cast[from][to];
+    for (size_t i = 0; i < count; i++) f(items[i].dst, items[i].x, items[i].n);
+}
+
+static void scale(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                  cairn_dtype from, const float *factor, uint32_t *found) {
+    cairn__scale_fn f = kernels(d)->scale[from][to];
+    for (size_t i = 0; i < count; i++) {
+        uint32_t any = 0;
+        f(items[i].dst, items[i].x, items[i].n, value_of(factor), &any);
+        raise_flag(items[i].found, any), raise_flag(found, any);
+    }
+}
+
+static void axpby(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                  cairn_dtype from, const float *factor, float b, uint32_t *found) {
+    cairn__axpby_fn f = kernels(d)->axpby[from][to];
+    for (size_t i = 0; i < count; i++) {
+        uint32_t any = 0;
+        f(items[i].dst, items[i].x, items[i].y, items[i].n, value_of(factor), b, &any);
+        raise_flag(items[i].found, any), raise_flag(found, any);
+    }
+}
+
+static void check(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                  uint32_t *found) {
+    cairn__check_fn f = kernels(d)->check[dtype];
+    for (size_t i = 0; i < count; i++) {
+        uint32_t any = 0;
+        f(items[i].x, items[i].n, &any);
+        raise_flag(items[i].found, any), raise_flag(found, any);
+    }
+}
+
+static void l2norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                   const float *factor, double *norm, double *each, uint32_t *found) {
+    cairn__sumsq_fn f = kernels(d)->sumsq[dtype];
+    double total = 0;
+    for (size_t i = 0; i < count; i++) {
+        double sum = 0;
+        uint32_t any = 0;
+        f(items[i].x, items[i].n, value_of(factor), &sum, &any);
+        raise_flag(items[i].found, any), raise_flag(found, any);
+        if (each) each[i] = sqrt(sum);
+        total += sum;
+    }
+    *norm = sqrt(total);
+}
+
+/* ---- a training step ---- */
+
+static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule,
+                const struct cairn__optim_state *state, const uint32_t *skip) {
+    if (skip && *skip) return;
+    cairn__sgd_fn f = kernels(d)->sgd[grad][mode];
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__optim_item *t = &items[i];
+        const struct cairn__sgd h =
+            cairn__sgd_scalars(rule, state->lr, cairn__update_number(state, t->missed), value_of(t->factor));
+        f(t->weights, t->half, t->state[0], t->grad, t->n, &h);
+    }
+}
+
+static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule,
+                 const struct cairn__optim_state *state, const uint32_t *skip) {
+    if (skip && *skip) return;
+    cairn__adam_fn f = kernels(d)->adam[grad][mode];
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__optim_item *t = &items[i];
+        const struct cairn__adam h =
+            cairn__adam_scalars(rule, state->lr, cairn__update_number(state, t->missed), value_of(t->factor));
+        f(t->weights, t->half, t->state[0], t->state[1], t->grad, t->n, &h);
+    }
+}
+
+static void miss(struct cairn_device *d, int64_t *missed, const uint32_t *skip) {
+    (void)d;
+    if (!skip || !*skip) ++*missed;
+}
+
+static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
+    (void)d;
+    for (size_t i = 0; i < end->count; i++) cairn__step_end_flag(end, i);
+    struct cairn__step_report *report = cairn__step_end_scalars(end);
+    __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
+}
+
+static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
+                       struct cairn__loss_scale *cell) {
+    (void)d;
+    *cell = cairn__loss_scale_of(scaler);
+    *dst = *x * cell->scale;
+}
+
+static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n, uint32_t *into) {
+    (void)d;
+    if (n) raise_flag(into, flags[0]);
+    memset(flags, 0, n * sizeof(flags[0]));
+}
+
+static void store(struct cairn_device *d, void *dst, const void *value, size_t nbytes) {
+    (void)d;
+    memcpy(dst, value, nbytes);
+}
+
+/* ---- for nn: element by element ---- */
+
+static size_t block_at(size_t i, size_t n) {
+    return n - i < BLOCK ? n - i : BLOCK;
+}
+
+static void fill(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float value) {
+    kernels(d)->fill[t](dst, n, value);
+}
+
+/* 1 * a + 1 * b is a + b, bit for bit, and reads one of the halves itself. */
+static void add(struct cairn_device *d, cairn_dtype t, void *dst, const void *a, const void *b, size_t n) {
+    const struct cairn__kernels *k = kernels(d);
+    if (t == CAIRN_F32) {
+        k->add(dst, a, b, n);
+        return;
+    }
+    float wide[BLOCK];
+    uint32_t unused = 0;
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t m = block_at(i, n);
+        k->cast[t][CAIRN_F32](wide, (const uint16_t *)b + i, m);
+        k->axpby[t][t]((uint16_t *)dst + i, (const uint16_t *)a + i, wide, m, 1.0f, 1.0f, &unused);
+    }
+}
+
+static void mul_scalar(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float s) {
+    uint32_t unused = 0;
+    if (t == CAIRN_F32) {
+        kernels(d)->mul_scalar(dst, x, n, s);
+    } else {
+        kernels(d)->scale[t][t](dst, x, n, s, &unused);
+    }
+}
+
+static void relu(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n) {
+    const struct cairn__kernels *k = kernels(d);
+    if (t == CAIRN_F32) {
+        k->relu(dst, x, n);
+        return;
+    }
+    float wide[BLOCK];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t m = block_at(i, n);
+        k->cast[t][CAIRN_F32](wide, (const uint16_t *)x + i, m);
+        k->relu(wide, wide, m);
+        k->cast[CAIRN_F32][t]((uint16_t *)dst + i, wide, m);
+    }
+}
+
+static void relu_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *dy, const void *x, size_t n) {
+    const struct cairn__kernels *k = kernels(d);
+    if (t == CAIRN_F32) {
+        k->relu_backward(dx, dy, x, n);
+        return;
+    }
+    float wide_dy[BLOCK], wide_x[BLOCK];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t m = block_at(i, n);
+        k->cast[t][CAIRN_F32](wide_dy, (const uint16_t *)dy + i, m);
+        k->cast[t][CAIRN_F32](wide_x, (const uint16_t *)x + i, m);
+        k->relu_backward(wide_dy, wide_dy, wide_x, m);
+        k->cast[CAIRN_F32][t]((uint16_t *)dx + i, wide_dy, m);
+    }
+}
+
+static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const float *x, size_t n) {
+    kernels(d)->round[half](dst, x, n);
+}
+
+/* ---- for nn: sums ---- */
+
+/* Whether st is no failure; the first one is kept for check. */
+static bool is_ok(struct cairn__cpu *cpu, cairn_status st) {
+    if (st != CAIRN_OK && cpu->failed == CAIRN_OK) {
+        cpu->failed = st;
+        snprintf(cpu->failure, sizeof(cpu->failure), "%s", cairn_last_error());
+    }
+    return st == CAIRN_OK;
+}
+
+static void put(cairn_dtype t, void *dst, float value) {
+    cairn__dtype(t)->from_f32(dst, value);
+}
+
+static float get(cairn_dtype t, const void *x) {
+    return cairn__dtype(t)->to_f32(x);
+}
+
+static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    const float *wide = NULL;
+    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide))) return;
+    put(t, dst, cpu->kernels->sum(wide, n) / divisor);
+}
+
+static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor) {
+    kernels(d)->fill[t](dx, n, get(t, dy) / divisor);
+}
+
+static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    const float *wide_x = NULL, *wide_y = NULL;
+    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide_x))) return;
+    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->b, t, y, n, &wide_y))) return;
+    put(t, dst, cpu->kernels->mse_sum(wide_x, wide_y, n) / (float)n);
+}
+
+static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
+                         float s, const void *dy) {
+    const struct cairn__kernels *k = kernels(d);
+    const float c = s * get(t, dy);
+    if (t == CAIRN_F32) {
+        k->mse_backward(dx, x, y, n, c);
+        return;
+    }
+    float wide_x[BLOCK], wide_y[BLOCK];
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t m = block_at(i, n);
+        k->cast[t][CAIRN_F32](wide_x, (const uint16_t *)x + i, m);
+        k->cast[t][CAIRN_F32](wide_y, (const uint16_t *)y + i, m);
+        k->mse_backward(wide_x, wide_x, wide_y, m, c);
+        k->cast[CAIRN_F32][t]((uint16_t *)dx + i, wide_x, m);
+    }
+}
+
+static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    const float *wide = NULL;
+    float *sums = dst;
+    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, rows * cols, &wide))) return;
+    if (t != CAIRN_F32 && !is_ok(cpu, cairn__scratch_room(&cpu->row, cols, &sums))) return;
+    cpu->kernels->col_sum(sums, wide, rows, cols);
+    if (sums != dst) cpu->kernels->cast[CAIRN_F32][t](dst, sums, cols);
+}
+
+/* ---- random numbers ---- */
+
+static void normal(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, uint64_t seed, uint64_t stream) {
+    enum { AT_ONCE = 256 };
+    float normals[AT_ONCE];
+    for (size_t i = 0; i < n; i += AT_ONCE) {
+        for (size_t j = 0; j < AT_ONCE; j += 4) {
+            cairn__normal4(cairn__philox(seed, (i + j) / 4, stream), &normals[j]);
+        }
+        kernels(d)->cast[CAIRN_F32][t]((char *)dst + i * cairn_dtype_nbytes(t), normals,
+                                       n - i < AT_ONCE ? n - i : AT_ONCE);
+    }
+}
+
+/* 2u - 1 is exact and below 1 by 2^-23 at least, so that in f32 no rounding reaches the bound. */
+static void uniform(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float bound, uint64_t seed,
+                    uint64_t stream) {
+    const size_t nbytes = cairn_dtype_nbytes(t);
+    for (size_t i = 0; i < n; i += 4) {
+        const struct cairn__philox_block block = cairn__philox(seed, i / 4, stream);
+        float values[4];
+        for (int j = 0; j < 4; j++) values[j] = bound * (2.0f * cairn__uniform(block.word[j]) - 1.0f);
+        kernels(d)->cast[CAIRN_F32][t]((char *)dst + i * nbytes, values, n - i < 4 ? n - i : 4);
+    }
+}
+
+const struct cairn__passes cairn__cpu_passes = {
+    .cast = cast,
+    .scale = scale,
+    .axpby = axpby,
+    .check = check,
+    .l2norm = l2norm,
+    .sgd = sgd,
+    .adam = adam,
+    .miss = miss,
+    .step_end = step_end,
+    .scale_loss = scale_loss,
+    .clear_flags = clear_flags,
+    .store = store,
+    .fill = fill,
+    .add = add,
+    .mul_scalar = mul_scalar,
+    .relu = relu,
+    .relu_backward = relu_backward,
+    .sum = sum,
+    .spread = spread,
+    .mse = mse,
+    .mse_backward = mse_backward,
+    .col_sum = col_sum,
+    .round = round_to,
+    .normal = normal,
+    .uniform = uniform,
+};

@@ -1,0 +1,133 @@
+/* A step as an object: run as it is a few times, recorded once, launched from then on.
+ *
+ * The step runs on a tape of its own, so that the addresses that are recorded are nobody else's, and its results stay.
+ * The recording queues nothing, so the replay that records also launches. What goes wrong while recording has changed
+ * nothing on the device; the object then gives up recording for good, since a step that cannot be recorded once will not be
+ * the next time either, and runs the step as a device without graphs does. */
+#include "cairn/graph.h"
+
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "device/env.h"
+
+enum mode { WARMING, RECORDED, AS_IS };
+
+struct cairn_graph {
+    cairn_env *env;
+    cairn_graph_step step;
+    void *user;
+    struct cairn__tape *tape; /* of the step's results */
+    enum mode mode;
+    int runs;        /* that were CAIRN_OK, while warming */
+    bool running;    /* inside of step */
+    void *recording; /* the device's own */
+};
+
+static cairn_status run(struct cairn_graph *g) {
+    struct cairn__tape *beside = g->env->tape;
+    g->env->tape = g->tape;
+    g->running = true;
+    const cairn_status st = g->step(g->user);
+    g->running = false;
+    g->env->tape = beside;
+    return st;
+}
+
+static cairn_status launch(struct cairn_graph *g) {
+    struct cairn_device *d = g->env->device;
+    const cairn_status st = d->ops->graph_launch(d, g->recording);
+    if (st != CAIRN_OK) return st;
+    g->env->replays++;
+    return cairn__env_read_reports(g->env);
+}
+
+/* Ends a recording that the step broke; what the step said is what is told. */
+static cairn_status give_up(struct cairn_device *d, cairn_status st) {
+    char said[1024];
+    void *rest = NULL;
+    snprintf(said, sizeof(said), "%s", cairn_last_error());
+    if (d->ops->capture_end(d, &rest) == CAIRN_OK) d->ops->graph_free(d, rest);
+    cairn__log(CAIRN_LOG_NOTICE, "a graph gives up recording and runs its step as it is: %s", said);
+    return cairn__fail(st, "%s", said);
+}
+
+static cairn_status record(struct cairn_graph *g) {
+    struct cairn_device *d = g->env->device;
+    g->mode = AS_IS;   /* until it is known better */
+    g->env->replays++; /* a cast of weights that is current now would be left out of the recording */
+    cairn_status st = d->ops->capture_begin(d);
+    if (st != CAIRN_OK) return st;
+    const int unstepped = g->env->unstepped;
+    d->capturing = true;
+    d->refusal[0] = '\0';
+    st = run(g);
+    d->capturing = false;
+    if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
+    if (st == CAIRN_OK && g->env->unstepped != unstepped) {
+        st = cairn__fail(CAIRN_ESTATE,
+                         "a graph's step holds everything from a scaled loss to its cairn_step, or neither");
+    }
+    g->env->replays++; /* and one that was recorded has not been made */
+    if (st != CAIRN_OK) return give_up(d, st);
+    st = d->ops->capture_end(d, &g->recording);
+    if (st == CAIRN_OK) g->mode = RECORDED;
+    return st;
+}
+
+static bool can_record(const struct cairn_device *d) {
+    return d->ops->capture_begin != NULL;
+}
+
+cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *user, cairn_graph **out) {
+    REQUIRE(env && step && out, CAIRN_EINVAL, "cairn_graph_capture: env, step and out must be set");
+    cairn_status st = CAIRN_OK;
+    struct cairn_graph *g = NULL;
+    TRY(cairn__calloc(1, sizeof(*g), (void **)&g));
+    g->env = env;
+    g->step = step;
+    g->user = user;
+    g->mode = can_record(env->device) ? WARMING : AS_IS;
+    TRY(env->fork_tape(env, &g->tape));
+    env->graphs++;
+    *out = g;
+    return CAIRN_OK;
+out:
+    cairn__free(g);
+    return st;
+}
+
+cairn_status cairn_graph_replay(cairn_graph *g) {
+    REQUIRE(g, CAIRN_EINVAL, "cairn_graph_replay: graph is NULL");
+    REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
+            "cairn_graph_replay was called by the step of a graph; a step may not replay one");
+    g->env->begin_step(g->env); /* for what runs beside the graph, too */
+    if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) {
+        const cairn_status st = record(g);
+        if (st != CAIRN_OK) return st;
+    }
+    if (g->mode == RECORDED) return launch(g);
+    const cairn_status st = run(g);
+    if (g->mode == WARMING && st == CAIRN_OK) g->runs++; /* one that failed may have left out what is to be allocated */
+    return st;
+}
+
+int cairn_graph_is_recorded(const cairn_graph *graph) {
+    return graph && graph->mode == RECORDED;
+}
+
+void cairn_graph_destroy(cairn_graph **graph) {
+    if (!graph || !*graph) return;
+    struct cairn_graph *g = *graph;
+    if (g->running) {
+        cairn__log(CAIRN_LOG_ERROR, "cairn_graph_destroy was called by the graph's own step, so the graph is kept");
+        return;
+    }
+    if (g->recording) g->env->device->ops->graph_free(g->env->device, g->recording);
+    g->env->end_tape(g->tape);
+    g->env->graphs--;
+    cairn__free(g);
+    *graph = NULL;
+}

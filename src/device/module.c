@@ -1,0 +1,105 @@
+/* Finding a module, and handing it what it may not have of its own. The build says where it puts modules and which there
+ * are (src/device/meson.build). */
+#include "device/module.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "core/vars.h"
+
+/* CAIRN__MODULES: names of the modules that this build made, each with a space behind it.
+ * CAIRN__MODULE_FOLDERS: the folders that it makes them in and installs them to, a colon between them. */
+static const char built_modules[] = CAIRN__MODULES;
+static const char built_folders[] = CAIRN__MODULE_FOLDERS;
+
+static cairn_status host_fail(cairn_status status, const char *text) {
+    return cairn__fail(status, "%s", text);
+}
+
+static void host_log(int level, const char *text) {
+    cairn__log((cairn_log_level)level, "%s", text);
+}
+
+static const struct cairn__module_host host = {
+    .size = sizeof(struct cairn__module_host),
+    .version = CAIRN__VERSION_TEXT,
+    .fail = host_fail,
+    .log = host_log,
+    .alloc = cairn__alloc,
+    .calloc = cairn__calloc,
+    .grow = cairn__grow,
+    .free = cairn__free,
+};
+
+/* "/usr/lib" of "/usr/lib/libcairn.so", or of the program that libcairn.a is linked into. */
+static bool own_folder(char *folder, size_t nbytes) {
+    Dl_info info;
+    if (!dladdr(&host, &info) || !info.dli_fname) return false;
+    const char *slash = strrchr(info.dli_fname, '/');
+    if (!slash) return false;
+    const int length = snprintf(folder, nbytes, "%.*s", (int)(slash - info.dli_fname), info.dli_fname);
+    return length >= 0 && (size_t)length < nbytes;
+}
+
+/* All places in their order, "a:b:c". */
+static void write_folders(char *folders, size_t nbytes) {
+    const char *wanted = cairn__var("CAIRN_MODULE_PATH");
+    char own[PATH_MAX];
+    if (wanted) {
+        snprintf(folders, nbytes, "%s", wanted);
+    } else if (own_folder(own, sizeof(own))) {
+        snprintf(folders, nbytes, "%s:%s", own, built_folders);
+    } else {
+        snprintf(folders, nbytes, "%s", built_folders);
+    }
+}
+
+static bool is_in(const char *folder, size_t length, const char *name, char *path, size_t nbytes) {
+    const int written = snprintf(path, nbytes, "%.*s/libcairn_%s.so", (int)length, folder, name);
+    return written >= 0 && (size_t)written < nbytes && access(path, F_OK) == 0;
+}
+
+static bool is_built(const char *name) {
+    char word[64];
+    snprintf(word, sizeof(word), "%s ", name);
+    return strstr(built_modules, word) != NULL;
+}
+
+static cairn_status find(const char *name, char *path, size_t nbytes) {
+    char folders[3 * PATH_MAX];
+    write_folders(folders, sizeof(folders));
+    for (const char *f = folders; *f; f += f[strcspn(f, ":")] == ':') {
+        const size_t length = strcspn(f, ":");
+        if (is_in(f, length, name, path, nbytes)) return CAIRN_OK;
+        f += length;
+    }
+    REQUIRE(is_built(name) || cairn__var("CAIRN_MODULE_PATH"), CAIRN_ENOTBUILT,
+            "device '%s' is not in this build of Cairn (meson option '%s'); use \"cpu\"", name, name);
+    return cairn__fail(CAIRN_ENOTBUILT, "device '%s' needs libcairn_%s.so, which is not in %s%s", name, name,
+                       cairn__var("CAIRN_MODULE_PATH") ? "CAIRN_MODULE_PATH, " : "", folders);
+}
+
+cairn_status cairn__module_open(const char *name, const struct cairn__device_ops **out) {
+    cairn_status st = CAIRN_OK;
+    char path[PATH_MAX];
+    TRY(find(name, path, sizeof(path)));
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: devices of it may be anywhere */
+    REQUIRE(handle, CAIRN_ESYSTEM, "device '%s' cannot be opened: %s", name, dlerror());
+    void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);
+    REQUIRE(symbol, CAIRN_EINTERNAL, "%s is no module of Cairn: it has no %s", path, CAIRN__MODULE_ENTRY);
+    cairn__module_entry_fn entry;
+    memcpy(&entry, &symbol, sizeof(entry)); /* C has no cast from an object to a function */
+    const struct cairn__device_ops *ops = entry(&host);
+    if (!ops) return cairn__last_status(); /* it has told why */
+    REQUIRE(ops->size == sizeof(*ops), CAIRN_EINTERNAL,
+            "%s is of another build of Cairn: its table has %zu bytes, want %zu", path, ops->size, sizeof(*ops));
+    *out = ops;
+out:
+    return st;
+}

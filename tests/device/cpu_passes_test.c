@@ -1,0 +1,266 @@
+/* The CPU's passes against its kernels: types, lists and steps are what passes add. Bits are compared. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/cpu.h"
+#include "core/half.h"
+#include "device/device.h"
+
+enum { MOST = 4097 };
+
+static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
+static const size_t sizes[] = {0, 1, 15, 1023, 1024, 1025, MOST};
+enum { NUM_TYPES = 3, NUM_SIZES = sizeof(sizes) / sizeof(sizes[0]) };
+
+static struct cairn_device *d;
+static const struct cairn__kernels *k;
+
+static int open_device(void **state) {
+    (void)state;
+    k = cairn__kernels_cpu(cairn__cpu_features());
+    return cairn__device_open("cpu", 0, &d) == CAIRN_OK ? 0 : -1;
+}
+
+static int close_device(void **state) {
+    (void)state;
+    cairn__device_close(&d);
+    return cairn__alloc_counters().alive == 0 ? 0 : -1;
+}
+
+/* n values as stored, and what they are in f32; the same numbers with the same seed. */
+static void fill(void *stored, float *wide, cairn_dtype t, size_t n, unsigned seed) {
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        wide[i] = ldexpf((float)((int)(seed >> 16) % 4001 - 2000), (int)(seed >> 8) % 8 - 12);
+    }
+    k->cast[CAIRN_F32][t](stored, wide, n);
+    k->cast[t][CAIRN_F32](wide, stored, n);
+}
+
+static void assert_rounded(const void *got, const float *want, cairn_dtype t, size_t n) {
+    static uint32_t rounded[MOST];
+    k->cast[CAIRN_F32][t](rounded, want, n);
+    assert_memory_equal(got, rounded, n * cairn_dtype_nbytes(t));
+}
+
+/* ---- nn's ---- */
+
+static uint32_t a[MOST], b[MOST], got[MOST]; /* of any type */
+static float x[MOST], y[MOST], want[MOST];
+
+static void check_elementwise(cairn_dtype t, size_t n) {
+    fill(a, x, t, n, 1), fill(b, y, t, n, 2);
+    d->passes->add(d, t, got, a, b, n);
+    k->add(want, x, y, n);
+    assert_rounded(got, want, t, n);
+    d->passes->mul_scalar(d, t, got, a, n, 1.0f / 3);
+    k->mul_scalar(want, x, n, 1.0f / 3);
+    assert_rounded(got, want, t, n);
+    d->passes->relu(d, t, got, a, n);
+    k->relu(want, x, n);
+    assert_rounded(got, want, t, n);
+    d->passes->relu_backward(d, t, got, a, b, n);
+    k->relu_backward(want, x, y, n);
+    assert_rounded(got, want, t, n);
+    d->passes->add(d, t, b, a, b, n); /* in place */
+    k->add(want, x, y, n);
+    assert_rounded(b, want, t, n);
+    d->passes->relu(d, t, a, a, n);
+    k->relu(want, x, n);
+    assert_rounded(a, want, t, n);
+}
+
+static void elementwise_passes_round_the_f32_result(void **state) {
+    (void)state;
+    for (int t = 0; t < NUM_TYPES; t++) {
+        for (int i = 0; i < NUM_SIZES; i++) check_elementwise(types[t], sizes[i]);
+    }
+}
+
+static void check_sums(cairn_dtype t, size_t n) {
+    const float divisor = 3, s = 2.0f / 7;
+    float value, dy;
+    fill(a, x, t, n, 3), fill(b, y, t, n, 4);
+    d->passes->sum(d, t, got, a, n, divisor);
+    value = k->sum(x, n) / divisor;
+    assert_rounded(got, &value, t, 1);
+    d->passes->mse(d, t, got, a, b, n);
+    value = k->mse_sum(x, y, n) / (float)n;
+    if (n > 0) assert_rounded(got, &value, t, 1);
+
+    uint32_t stored_dy;
+    fill(&stored_dy, &dy, t, 1, 5);
+    d->passes->spread(d, t, got, n, &stored_dy, divisor);
+    k->fill[CAIRN_F32](want, n, dy / divisor);
+    assert_rounded(got, want, t, n);
+    d->passes->mse_backward(d, t, got, a, b, n, s, &stored_dy);
+    k->mse_backward(want, x, y, n, s * dy);
+    assert_rounded(got, want, t, n);
+}
+
+static void sums_keep_their_order_in_every_type(void **state) {
+    (void)state;
+    for (int t = 0; t < NUM_TYPES; t++) {
+        for (int i = 0; i < NUM_SIZES; i++) check_sums(types[t], sizes[i]);
+        static const size_t shapes[][2] = {{64, 16}, {1, 1}, {0, 5}, {17, 241}};
+        for (int i = 0; i < 4; i++) {
+            const size_t rows = shapes[i][0], cols = shapes[i][1];
+            fill(a, x, types[t], rows * cols, 6);
+            d->passes->col_sum(d, types[t], got, a, rows, cols);
+            k->col_sum(want, x, rows, cols);
+            assert_rounded(got, want, types[t], cols);
+        }
+    }
+}
+
+static void random_halves_are_the_f32_ones_rounded(void **state) {
+    (void)state;
+    enum { N = 1003 };
+    for (int t = 0; t < NUM_TYPES; t++) {
+        d->passes->normal(d, CAIRN_F32, want, N, 7, 9 << 16);
+        d->passes->normal(d, types[t], got, N, 7, 9 << 16);
+        assert_rounded(got, want, types[t], N);
+        d->passes->uniform(d, CAIRN_F32, want, N, 0.125f, 7, 9 << 16);
+        d->passes->uniform(d, types[t], got, N, 0.125f, 7, 9 << 16);
+        assert_rounded(got, want, types[t], N);
+    }
+}
+
+/* Nothing is read: the scratch for so many cannot be. */
+static void lack_of_memory_is_told_by_check_once(void **state) {
+    (void)state;
+    d->passes->sum(d, CAIRN_F16, got, a, SIZE_MAX / 4, 1.0f);
+    assert_int_equal(cairn__device_check(d), CAIRN_ENOMEM);
+    assert_non_null(strstr(cairn_last_error(), "memory"));
+    assert_int_equal(cairn__device_check(d), CAIRN_OK);
+}
+
+/* ---- lists ---- */
+
+static void flags_tell_which_tensor_and_whether_any(void **state) {
+    (void)state;
+    const float fine[] = {1, 2}, big[] = {1e30f, 3}, factor = 1e10f;
+    float out[4];
+    uint32_t found = 0, each[3] = {0};
+    const struct cairn__item items[] = {{.n = 2, .dst = out, .x = fine, .y = fine, .found = &each[0]},
+                                        {.n = 0, .found = &each[1]},
+                                        {.n = 2, .dst = out + 2, .x = big, .y = fine, .found = &each[2]}};
+    d->passes->scale(d, items, 3, CAIRN_F32, CAIRN_F32, NULL, &found);
+    assert_memory_equal(out + 2, big, sizeof(big));
+    d->passes->check(d, items, 3, CAIRN_F32, &found);
+    assert_int_equal(found | each[0] | each[1] | each[2], 0);
+    d->passes->scale(d, items, 3, CAIRN_F32, CAIRN_F32, &factor, &found);
+    assert_true(found == 1 && each[0] == 0 && each[1] == 0 && each[2] == 1);
+    found = each[2] = 0;
+    d->passes->axpby(d, items, 3, CAIRN_F32, CAIRN_F32, &factor, 2.0f, &found);
+    assert_true(out[1] == 2e10f + 4 && found == 1 && each[0] == 0 && each[2] == 1);
+    d->passes->axpby(d, items, 3, CAIRN_F32, CAIRN_F32, NULL, 1.0f, NULL);
+    assert_true(out[0] == 2 && out[3] == 5 && each[0] == 0);
+}
+
+static void norm_is_over_the_whole_list(void **state) {
+    (void)state;
+    const float one[] = {1, 2}, two[] = {2, 4}, factor = 2;
+    const struct cairn__item items[] = {{.n = 2, .x = one}, {.n = 0}, {.n = 2, .x = two}};
+    double norm = 0, each[3];
+    d->passes->l2norm(d, items, 3, CAIRN_F32, &factor, &norm, each, NULL);
+    assert_true(norm == 10 && each[0] == sqrt(20) && each[1] == 0 && each[2] == sqrt(80));
+    d->passes->l2norm(d, items, 3, CAIRN_F32, NULL, &norm, NULL, NULL);
+    assert_true(norm == 5);
+}
+
+/* ---- a step ---- */
+
+static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
+    (void)state;
+    const struct cairn__sgd_rule sgd = {.momentum = 0.9, .weight_decay = 0.01};
+    const struct cairn__adam_rule adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .decoupled = true};
+    const struct cairn__optim_state s = {.lr = 0.1, .steps = 5};
+    const int64_t missed = 2;
+    const float grad[] = {8, -16, 3}, factor = 0.125f;
+    const uint32_t raised = 1, lowered = 0;
+    float w[3] = {1, 2, 3}, m[3] = {4, 5, 6}, v[3] = {7, 8, 9}, w2[3], m2[3], v2[3];
+    const struct cairn__optim_item item = {
+        .n = 3, .weights = w, .state = {m, v}, .grad = grad, .factor = &factor, .missed = &missed};
+    memcpy(w2, w, sizeof(w)), memcpy(m2, m, sizeof(m)), memcpy(v2, v, sizeof(v));
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &s, &raised);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &s, &raised);
+    assert_memory_equal(w, w2, sizeof(w)); /* left out */
+
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &s, &lowered);
+    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, 0.1, 4, factor);
+    k->sgd[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, grad, 3, &of_sgd);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &s, NULL);
+    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, 0.1, 4, factor);
+    k->adam[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, v2, grad, 3, &of_adam);
+    assert_memory_equal(w, w2, sizeof(w));
+    assert_memory_equal(m, m2, sizeof(m));
+    assert_memory_equal(v, v2, sizeof(v));
+}
+
+static void step_leaves_a_report_with_its_names(void **state) {
+    (void)state;
+    enum { COUNT = 2 };
+    struct cairn__optim_state s = {.lr = 1};
+    struct cairn__step_report reports[CAIRN__REPORTS] = {{0}};
+    uint32_t names[CAIRN__REPORTS * COUNT] = {0}, flags[1 + COUNT] = {0};
+    const struct cairn__step_end end = {
+        .optim = &s, .flags = flags, .count = COUNT, .skips = true, .reports = reports, .names = names};
+    d->passes->step_end(d, &end);
+    assert_true(reports[1].number == 1 && reports[1].stepped == 1 && reports[1].steps == 1);
+    flags[0] = flags[2] = 1;
+    int64_t missed = 0;
+    d->passes->miss(d, &missed, flags);
+    assert_int_equal(missed, 0);
+    d->passes->step_end(d, &end);
+    assert_true(reports[2].number == 2 && reports[2].stepped == 0 && reports[2].skipped == 1);
+    assert_true(names[2 * COUNT] == 0 && names[2 * COUNT + 1] == 1 && flags[0] == 0 && flags[2] == 0);
+    d->passes->miss(d, &missed, flags);
+    d->passes->miss(d, &missed, NULL);
+    assert_int_equal(missed, 2);
+}
+
+static void flags_are_cleared_into_another(void **state) {
+    (void)state;
+    uint32_t flags[] = {1, 0, 1}, into = 0;
+    d->passes->clear_flags(d, flags, 3, &into);
+    assert_true(into == 1 && flags[0] == 0 && flags[2] == 0);
+    d->passes->clear_flags(d, flags, 3, &into);
+    assert_int_equal(into, 1);
+    d->passes->clear_flags(d, flags, 3, NULL);
+}
+
+static void scaled_loss_leaves_scale_and_factor(void **state) {
+    (void)state;
+    const struct cairn__scaler_state scaler = {.scale = 3, .rule = CAIRN__SCALER_STATIC};
+    struct cairn__loss_scale cell;
+    float loss = 5;
+    d->passes->scale_loss(d, &loss, &loss, &scaler, &cell);
+    assert_true(loss == 15 && cell.scale == 3 && cell.factor == (float)(1.0 / 3));
+    const float value = 4;
+    d->passes->store(d, &loss, &value, sizeof(value));
+    assert_true(loss == 4);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(elementwise_passes_round_the_f32_result),
+        cmocka_unit_test(sums_keep_their_order_in_every_type),
+        cmocka_unit_test(random_halves_are_the_f32_ones_rounded),
+        cmocka_unit_test(lack_of_memory_is_told_by_check_once),
+        cmocka_unit_test(flags_tell_which_tensor_and_whether_any),
+        cmocka_unit_test(norm_is_over_the_whole_list),
+        cmocka_unit_test(updates_are_the_kernels_with_the_steps_scalars),
+        cmocka_unit_test(step_leaves_a_report_with_its_names),
+        cmocka_unit_test(flags_are_cleared_into_another),
+        cmocka_unit_test(scaled_loss_leaves_scale_and_factor),
+    };
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}

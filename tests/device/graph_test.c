@@ -1,0 +1,442 @@
+/* Graphs on a device that only notes what is asked of it: what is run, recorded and launched, and in which order. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "cairn/graph.h"
+#include "cairn/interop_cuda.h"
+#include "core/alloc.h"
+#include "core/status.h"
+#include "device/env.h"
+
+static struct fake {
+    int runs, begins, ends, launches, frees, reads, pinned_frees;
+    cairn_status begin, end, launch, read, step;
+    bool captured_in_step;
+    uint64_t replays_in_step;
+    bool refused;  /* the step does what cannot be recorded, and does not look at the status */
+    int unstepped; /* what the step leaves behind */
+    int steps_begun, tapes_ended;
+    char tapes[2];
+    void *stream;
+    char recording; /* its address is the graph */
+} fake;
+
+static struct cairn__tape *const MAIN = (struct cairn__tape *)(void *)&fake.tapes[0];
+static struct cairn__tape *const FORKED = (struct cairn__tape *)(void *)&fake.tapes[1];
+static struct cairn_device device;
+static cairn_env env;
+
+static cairn_status fake_begin(struct cairn_device *d) {
+    (void)d;
+    fake.begins++;
+    return fake.begin == CAIRN_OK ? CAIRN_OK : cairn__fail(fake.begin, "begin broke");
+}
+
+static cairn_status fake_end(struct cairn_device *d, void **graph) {
+    (void)d;
+    fake.ends++;
+    if (fake.end != CAIRN_OK) return cairn__fail(fake.end, "end broke");
+    *graph = &fake.recording;
+    return CAIRN_OK;
+}
+
+static cairn_status fake_launch(struct cairn_device *d, void *graph) {
+    (void)d;
+    assert_ptr_equal(graph, &fake.recording);
+    fake.launches++;
+    return fake.launch;
+}
+
+static void fake_free(struct cairn_device *d, void *graph) {
+    (void)d;
+    assert_ptr_equal(graph, &fake.recording);
+    fake.frees++;
+}
+
+static void fake_free_pinned(struct cairn_device *d, void *p) {
+    (void)d, (void)p;
+    fake.pinned_frees++;
+}
+
+static void *fake_stream(struct cairn_device *d) {
+    (void)d;
+    return fake.stream;
+}
+
+static cairn_status fake_set_stream(struct cairn_device *d, void *stream) {
+    (void)d;
+    fake.stream = stream;
+    return CAIRN_OK;
+}
+
+static const struct cairn__device_ops with_graphs = {.name = "fake",
+                                                     .free_pinned = fake_free_pinned,
+                                                     .capture_begin = fake_begin,
+                                                     .capture_end = fake_end,
+                                                     .graph_launch = fake_launch,
+                                                     .graph_free = fake_free,
+                                                     .stream = fake_stream,
+                                                     .set_stream = fake_set_stream};
+static const struct cairn__device_ops without_graphs = {.name = "plain"};
+
+static cairn_status step(void *user) {
+    assert_ptr_equal(user, &fake);
+    fake.runs++;
+    fake.replays_in_step = env.replays;
+    assert_ptr_equal(env.tape, FORKED);
+    if (fake.refused) (void)cairn__device_refuse_recording(&device, "advice");
+    env.unstepped += fake.unstepped;
+    fake.captured_in_step = device.capturing;
+    return fake.step == CAIRN_OK ? CAIRN_OK : cairn__fail(fake.step, "step broke");
+}
+
+static cairn_status read_reports(struct cairn__report_reader *reader) {
+    (void)reader;
+    fake.reads++;
+    return fake.read;
+}
+
+static void begin_step(cairn_env *e) {
+    assert_ptr_equal(e->tape, MAIN);
+    fake.steps_begun++;
+}
+
+static cairn_status fork_tape(cairn_env *e, struct cairn__tape **out) {
+    (void)e;
+    *out = FORKED;
+    return CAIRN_OK;
+}
+
+static void end_tape(struct cairn__tape *tape) {
+    assert_ptr_equal(tape, FORKED);
+    fake.tapes_ended++;
+}
+
+static int reset(void **state) {
+    static struct cairn__report_reader readers[2] = {{read_reports, &readers[1]}, {read_reports, NULL}};
+    (void)state;
+    fake = (struct fake){.runs = 0};
+    device = (struct cairn_device){.ops = &with_graphs, .ordinal = 2};
+    env = (cairn_env){.device = &device,
+                      .readers = readers,
+                      .tape = MAIN,
+                      .begin_step = begin_step,
+                      .fork_tape = fork_tape,
+                      .end_tape = end_tape};
+    return 0;
+}
+
+static cairn_graph *new_graph(void) {
+    cairn_graph *graph = NULL;
+    assert_int_equal(cairn_graph_capture(&env, step, &fake, &graph), CAIRN_OK);
+    return graph;
+}
+
+static cairn_graph *warm_graph(void) {
+    cairn_graph *graph = new_graph();
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP; i++) assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    return graph;
+}
+
+static void end_graph(cairn_graph *graph) {
+    const uint64_t alive = cairn__alloc_counters().alive;
+    cairn_graph_destroy(&graph);
+    assert_null(graph);
+    assert_int_equal(cairn__alloc_counters().alive, alive - 1);
+}
+
+static void capture_runs_nothing(void **state) {
+    (void)state;
+    cairn_graph *graph = new_graph();
+    assert_int_equal(fake.runs + fake.begins + fake.launches, 0);
+    assert_int_equal(cairn_graph_is_recorded(graph), 0);
+    end_graph(graph);
+    assert_int_equal(fake.frees, 0);
+}
+
+static void missing_arguments_are_refused(void **state) {
+    (void)state;
+    cairn_graph *graph = NULL;
+    assert_int_equal(cairn_graph_capture(NULL, step, NULL, &graph), CAIRN_EINVAL);
+    assert_int_equal(cairn_graph_capture(&env, NULL, NULL, &graph), CAIRN_EINVAL);
+    assert_int_equal(cairn_graph_capture(&env, step, NULL, NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_graph_replay(NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_graph_is_recorded(NULL), 0);
+    cairn_graph_destroy(&graph);
+    cairn_graph_destroy(NULL);
+}
+
+static void first_replays_run_the_step_and_the_next_records_and_launches(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP);
+    assert_int_equal(fake.begins + fake.launches, 0);
+    assert_false(fake.captured_in_step);
+
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP + 1);
+    assert_true(fake.captured_in_step);
+    assert_false(device.capturing);
+    assert_int_equal(fake.begins, 1);
+    assert_int_equal(fake.ends, 1);
+    assert_int_equal(fake.launches, 1);
+    assert_int_equal(cairn_graph_is_recorded(graph), 1);
+    end_graph(graph);
+    assert_int_equal(fake.frees, 1);
+}
+
+/* A cast of weights is made where its key, which holds env.replays, is new. */
+static void casts_are_made_in_a_recording_and_again_after_it(void **state) {
+    (void)state;
+    for (int broken = 0; broken <= 1; broken++) {
+        reset(NULL);
+        cairn_graph *graph = warm_graph();
+        const uint64_t before = env.replays;
+        fake.end = broken ? CAIRN_EDEVICE : CAIRN_OK;
+        assert_int_equal(cairn_graph_replay(graph), fake.end);
+        assert_true(fake.replays_in_step > before);
+        assert_true(env.replays > fake.replays_in_step);
+        end_graph(graph);
+    }
+}
+
+static void refusal_that_the_step_overlooks_is_told_and_ends_recording(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    fake.refused = true;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(), "a graph is being recorded on fake: advice");
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(cairn_graph_is_recorded(graph) + fake.launches, 0);
+    end_graph(graph);
+}
+
+static void step_that_leaves_a_scaled_loss_to_others_is_not_recorded(void **state) {
+    (void)state;
+    for (int left = -1; left <= 1; left += 2) {
+        reset(NULL);
+        cairn_graph *graph = warm_graph();
+        fake.unstepped = left;
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_ESTATE);
+        assert_non_null(strstr(cairn_last_error(), "from a scaled loss to its cairn_step"));
+        end_graph(graph);
+    }
+}
+
+static void step_has_a_tape_of_its_own_and_every_replay_begins_a_step_beside_it(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    for (int i = 0; i < 3; i++) assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_ptr_equal(env.tape, MAIN);
+    assert_int_equal(fake.steps_begun, CAIRN_GRAPH_WARMUP + 3);
+    assert_int_equal(env.graphs, 1);
+    end_graph(graph);
+    assert_int_equal(fake.tapes_ended, 1);
+    assert_int_equal(env.graphs, 0);
+}
+
+static void recorded_step_is_only_launched(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    for (int i = 1; i <= 10; i++) {
+        const uint64_t before = env.replays;
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+        assert_int_equal(fake.launches, i);
+        assert_true(env.replays > before);
+    }
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP + 1);
+    assert_int_equal(fake.begins, 1);
+    end_graph(graph);
+}
+
+static void every_reader_is_asked_after_a_launch(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    assert_int_equal(fake.reads, 0);
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.reads, 2);
+    fake.read = CAIRN_ENUMERIC;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ENUMERIC);
+    assert_int_equal(fake.reads, 4);
+    assert_int_equal(cairn_graph_is_recorded(graph), 1);
+    end_graph(graph);
+}
+
+static void step_that_fails_in_the_recording_is_told_and_run_as_it_is_afterwards(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    fake.step = CAIRN_ESTATE;
+    fake.end = CAIRN_EDEVICE;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(), "step broke");
+    assert_false(device.capturing);
+    assert_int_equal(fake.ends, 1);
+
+    fake.step = CAIRN_OK;
+    for (int i = 0; i < 5; i++) assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP + 1 + 5);
+    assert_int_equal(fake.begins, 1);
+    assert_int_equal(fake.launches, 0);
+    assert_int_equal(cairn_graph_is_recorded(graph), 0);
+    end_graph(graph);
+}
+
+static void recording_of_a_failed_step_is_freed(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    fake.step = CAIRN_EINVAL;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_EINVAL);
+    assert_int_equal(fake.frees, 1);
+    end_graph(graph);
+    assert_int_equal(fake.frees, 1);
+}
+
+static void recording_that_cannot_begin_or_end_is_told(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    fake.begin = CAIRN_ESTATE;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ESTATE);
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP);
+    assert_int_equal(fake.ends, 0);
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP + 1);
+    end_graph(graph);
+
+    reset(NULL);
+    graph = warm_graph();
+    fake.end = CAIRN_EDEVICE;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_EDEVICE);
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.launches + fake.frees, 0);
+    end_graph(graph);
+}
+
+static void failed_warm_up_is_told_and_does_not_count(void **state) {
+    (void)state;
+    cairn_graph *graph = new_graph();
+    fake.step = CAIRN_ENUMERIC;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ENUMERIC);
+    fake.step = CAIRN_OK;
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP; i++) {
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+        assert_int_equal(cairn_graph_is_recorded(graph), 0);
+    }
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(cairn_graph_is_recorded(graph), 1);
+    end_graph(graph);
+}
+
+static void failed_launch_is_told_and_reads_no_reports(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    fake.launch = CAIRN_EDEVICE;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_EDEVICE);
+    assert_int_equal(fake.reads, 0);
+    end_graph(graph);
+}
+
+static void device_without_graphs_runs_the_step(void **state) {
+    (void)state;
+    device.ops = &without_graphs;
+    cairn_graph *graph = new_graph();
+    for (int i = 0; i < 10; i++) assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.runs, 10);
+    assert_int_equal(env.replays, 0);
+    assert_int_equal(cairn_graph_is_recorded(graph), 0);
+    end_graph(graph);
+}
+
+static cairn_graph *own;
+
+static cairn_status replay_itself(void *user) {
+    cairn_graph *const before = own;
+    *(cairn_status *)user = cairn_graph_replay(own);
+    cairn_graph_destroy(&own);
+    assert_ptr_equal(own, before);
+    return CAIRN_OK;
+}
+
+static void step_may_neither_replay_nor_destroy_its_graph(void **state) {
+    (void)state;
+    cairn_status inner = CAIRN_OK;
+    assert_int_equal(cairn_graph_capture(&env, replay_itself, &inner, &own), CAIRN_OK);
+    assert_int_equal(cairn_graph_replay(own), CAIRN_OK);
+    assert_int_equal(inner, CAIRN_ESTATE);
+    end_graph(own);
+}
+
+/* ---- what the front refuses while a graph is recorded ---- */
+
+static void recording_refuses_what_would_happen_once(void **state) {
+    (void)state;
+    char byte = 0;
+    void *p = NULL;
+    device.capturing = true;
+    assert_int_equal(cairn__device_alloc(&device, CAIRN__HOLDS_TENSORS, 1, &p), CAIRN_ESTATE);
+    assert_non_null(strstr(cairn_last_error(), "a graph is being recorded on fake: the step allocates memory"));
+    assert_int_equal(cairn__device_alloc_pinned(&device, 1, &p), CAIRN_ESTATE);
+    assert_int_equal(cairn__device_upload(&device, &byte, &byte, 1), CAIRN_ESTATE);
+    assert_non_null(strstr(cairn_last_error(), "write it between replays"));
+    assert_int_equal(cairn__device_download(&device, &byte, &byte, 1), CAIRN_ESTATE);
+    assert_non_null(strstr(cairn_last_error(), "read it between replays"));
+    assert_int_equal(cairn__device_synchronize(&device), CAIRN_ESTATE);
+    assert_int_equal(cairn_cuda_set_stream(&env, &byte), CAIRN_ESTATE);
+    assert_null(fake.stream);
+    cairn__device_free_pinned(&device, &byte);
+    assert_int_equal(fake.pinned_frees, 0);
+    device.capturing = false;
+    cairn__device_free_pinned(&device, &byte);
+    assert_int_equal(fake.pinned_frees, 1);
+}
+
+static void stream_goes_in_and_out(void **state) {
+    (void)state;
+    char stream;
+    assert_int_equal(cairn_cuda_set_stream(&env, &stream), CAIRN_OK);
+    assert_ptr_equal(cairn_cuda_stream(&env), &stream);
+    assert_int_equal(cairn_cuda_ordinal(&env), 2);
+}
+
+static void device_without_streams_says_so(void **state) {
+    (void)state;
+    device.ops = &without_graphs;
+    assert_null(cairn_cuda_stream(&env));
+    assert_string_equal(cairn_last_error(),
+                        "cairn_cuda_stream: the environment computes on plain, which has no stream");
+    assert_int_equal(cairn_cuda_set_stream(&env, NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_cuda_set_stream(NULL, NULL), CAIRN_EINVAL);
+    assert_int_equal(cairn_cuda_ordinal(&env), -1);
+    assert_int_equal(cairn_cuda_ordinal(NULL), -1);
+}
+
+#define TEST(f) cmocka_unit_test_setup(f, reset)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(capture_runs_nothing),
+        TEST(missing_arguments_are_refused),
+        TEST(first_replays_run_the_step_and_the_next_records_and_launches),
+        TEST(casts_are_made_in_a_recording_and_again_after_it),
+        TEST(refusal_that_the_step_overlooks_is_told_and_ends_recording),
+        TEST(step_that_leaves_a_scaled_loss_to_others_is_not_recorded),
+        TEST(step_has_a_tape_of_its_own_and_every_replay_begins_a_step_beside_it),
+        TEST(recorded_step_is_only_launched),
+        TEST(every_reader_is_asked_after_a_launch),
+        TEST(step_that_fails_in_the_recording_is_told_and_run_as_it_is_afterwards),
+        TEST(recording_of_a_failed_step_is_freed),
+        TEST(recording_that_cannot_begin_or_end_is_told),
+        TEST(failed_warm_up_is_told_and_does_not_count),
+        TEST(failed_launch_is_told_and_reads_no_reports),
+        TEST(device_without_graphs_runs_the_step),
+        TEST(step_may_neither_replay_nor_destroy_its_graph),
+        TEST(recording_refuses_what_would_happen_once),
+        TEST(stream_goes_in_and_out),
+        TEST(device_without_streams_says_so),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,213 @@
+/* Finding and opening modules, what is said where that fails, and names of devices.
+ *
+ * usage: module_test folder-of-fake-modules */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "device/module.h"
+
+static const char *fakes;
+
+static int unset_path(void **state) {
+    (void)state;
+    unsetenv("CAIRN_MODULE_PATH");
+    return 0;
+}
+
+static void assert_in_error(const char *text) {
+    if (!strstr(cairn_last_error(), text)) fail_msg("'%s' is not in: %s", text, cairn_last_error());
+}
+
+static cairn_status open_fake(const char *name) {
+    const struct cairn__device_ops *ops = NULL;
+    setenv("CAIRN_MODULE_PATH", fakes, 1);
+    const cairn_status st = cairn__module_open(name, &ops);
+    assert_true((st == CAIRN_OK) == (ops != NULL));
+    return st;
+}
+
+/* ---- modules ---- */
+
+static void module_is_opened_once_and_its_table_stays(void **state) {
+    (void)state;
+    const struct cairn__device_ops *first = NULL, *second = NULL;
+    setenv("CAIRN_MODULE_PATH", fakes, 1);
+    assert_int_equal(cairn__module_open("fake_good", &first), CAIRN_OK);
+    assert_int_equal(cairn__module_open("fake_good", &second), CAIRN_OK);
+    assert_ptr_equal(first, second);
+    assert_string_equal(first->name, "fake");
+}
+
+static void several_folders_are_looked_through_in_their_order(void **state) {
+    (void)state;
+    char path[4096];
+    const struct cairn__device_ops *ops = NULL;
+    snprintf(path, sizeof(path), "/nowhere:%s:", fakes);
+    setenv("CAIRN_MODULE_PATH", path, 1);
+    assert_int_equal(cairn__module_open("fake_good", &ops), CAIRN_OK);
+}
+
+static void missing_module_says_where_was_looked(void **state) {
+    (void)state;
+    const struct cairn__device_ops *ops = NULL;
+    setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
+    assert_int_equal(cairn__module_open("cuda", &ops), CAIRN_ENOTBUILT);
+    assert_string_equal(cairn_last_error(),
+                        "device 'cuda' needs libcairn_cuda.so, which is not in CAIRN_MODULE_PATH, /nowhere");
+    assert_null(ops);
+}
+
+static void module_that_was_not_built_names_its_option(void **state) {
+    (void)state;
+    const struct cairn__device_ops *ops = NULL;
+    assert_int_equal(cairn__module_open("tpu", &ops), CAIRN_ENOTBUILT);
+    assert_string_equal(cairn_last_error(),
+                        "device 'tpu' is not in this build of Cairn (meson option 'tpu'); use \"cpu\"");
+}
+
+static void library_without_entry_is_no_module(void **state) {
+    (void)state;
+    assert_int_equal(open_fake("fake_empty"), CAIRN_EINTERNAL);
+    assert_in_error("libcairn_fake_empty.so is no module of Cairn: it has no cairn__module_entry");
+}
+
+static void module_of_another_build_is_refused(void **state) {
+    (void)state;
+    assert_int_equal(open_fake("fake_other"), CAIRN_EINTERNAL);
+    assert_string_equal(cairn_last_error(), "the fake is of another build");
+    assert_int_equal(open_fake("fake_stale"), CAIRN_EINTERNAL);
+    assert_in_error("libcairn_fake_stale.so is of another build of Cairn: its table has 8 bytes, want");
+}
+
+static void file_that_is_no_library_says_why(void **state) {
+    (void)state;
+    char folder[] = "/tmp/cairn_module_XXXXXX", path[64];
+    const struct cairn__device_ops *ops = NULL;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/libcairn_cuda.so", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_true(fputs("this is no library\n", f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    setenv("CAIRN_MODULE_PATH", folder, 1);
+    const cairn_status st = cairn__module_open("cuda", &ops);
+    remove(path);
+    remove(folder);
+    assert_int_equal(st, CAIRN_ESYSTEM);
+    assert_in_error("device 'cuda' cannot be opened: ");
+    assert_in_error(path);
+}
+
+/* ---- names of devices ---- */
+
+static void wrong_names_are_told(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *error;
+    } cases[] = {
+        {"gpu", "no device is called 'gpu'; there are cpu, cuda, cuda:N and auto"},
+        {"", "no device is called ''; there are cpu, cuda, cuda:N and auto"},
+        {"cud", "no device is called 'cud'; there are cpu, cuda, cuda:N and auto"},
+        {"cudax", "no device is called 'cudax'; there are cpu, cuda, cuda:N and auto"},
+        {"auto:1", "no device is called 'auto:1'; there are cpu, cuda, cuda:N and auto"},
+        {"cpu:0", "device 'cpu:0': there is one cpu, which takes no number"},
+        {"cuda:", "device 'cuda:': behind the colon stands the number of a device, from 0"},
+        {"cuda:x", "device 'cuda:x': behind the colon stands the number of a device, from 0"},
+        {"cuda:-1", "device 'cuda:-1': behind the colon stands the number of a device, from 0"},
+        {"cuda:1x", "device 'cuda:1x': behind the colon stands the number of a device, from 0"},
+        {"cuda:99999999999", "device 'cuda:99999999999': behind the colon stands the number of a device, from 0"},
+        {"cuda:99999999999999999999", "device 'cuda:99999999999999999999': behind the colon stands the number of a "
+                                      "device, from 0"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cairn_device *d = NULL;
+        assert_int_equal(cairn__device_open(cases[i].name, 0, &d), CAIRN_EINVAL);
+        assert_string_equal(cairn_last_error(), cases[i].error);
+        assert_null(d);
+    }
+}
+
+static void holders_have_names(void **state) {
+    (void)state;
+    assert_string_equal(cairn__holder_name(CAIRN__HOLDS_PARAMS), "parameters");
+    assert_string_equal(cairn__holder_name(CAIRN__HOLDS_STATE), "flags and scalars");
+    assert_string_equal(cairn__holder_name(CAIRN__NUM_HOLDERS), "?");
+}
+
+/* ---- auto ---- */
+
+static int notices;
+static char notice[512];
+
+static void keep_notice(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie;
+    if (level != CAIRN_LOG_NOTICE) return;
+    notices++;
+    snprintf(notice, sizeof(notice), "%s", message);
+}
+
+static void auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_why_once(void **state) {
+    (void)state;
+    struct cairn_device *d = NULL;
+    setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
+    notices = 0;
+    cairn_set_log(keep_notice, NULL);
+    assert_int_equal(cairn__device_open("auto", 0, &d), CAIRN_OK);
+    cairn_set_log(NULL, NULL);
+    assert_string_equal(cairn_device_name(d), "cpu");
+    assert_int_equal(notices, 1);
+    assert_string_equal(notice, "computing on the CPU: device 'cuda' needs libcairn_cuda.so, which is not in "
+                                "CAIRN_MODULE_PATH, /nowhere");
+    cairn__device_close(&d);
+}
+
+/* ---- the module of this build, where there is one ---- */
+
+static void gpu_that_does_not_exist_is_told(void **state) {
+    (void)state;
+    static const char *const sentences[] = {
+        "device 'cuda' is not in this build of Cairn (meson option 'cuda'); use \"cpu\"",
+        "there is no NVIDIA driver on this machine, so no GPU can be used; use \"cpu\"",
+        "there is a driver but no GPU on this machine",
+        "the NVIDIA driver is too old",
+        "cuda:977 was asked for, but this machine shows ",
+    };
+    struct cairn_device *d = NULL;
+    const uint64_t alive = cairn__alloc_counters().alive;
+    assert_int_not_equal(cairn__device_open("cuda:977", 0, &d), CAIRN_OK);
+    assert_null(d);
+    assert_int_equal(cairn__alloc_counters().alive, alive);
+    for (size_t i = 0; i < sizeof(sentences) / sizeof(sentences[0]); i++) {
+        if (strncmp(cairn_last_error(), sentences[i], strlen(sentences[i])) == 0) return;
+    }
+    fail_msg("%s", cairn_last_error());
+}
+
+#define TEST(f) cmocka_unit_test_setup(f, unset_path)
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        TEST(module_is_opened_once_and_its_table_stays),
+        TEST(several_folders_are_looked_through_in_their_order),
+        TEST(missing_module_says_where_was_looked),
+        TEST(module_that_was_not_built_names_its_option),
+        TEST(library_without_entry_is_no_module),
+        TEST(module_of_another_build_is_refused),
+        TEST(file_that_is_no_library_says_why),
+        TEST(wrong_names_are_told),
+        TEST(holders_have_names),
+        TEST(auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_why_once),
+        TEST(gpu_that_does_not_exist_is_told),
+    };
+    if (argc != 2) return 1;
+    fakes = argv[1];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
