@@ -1,0 +1,113 @@
+#include "device/cuda/check.h"
+
+#include "core/dtype.h"
+
+#define TRY_CHECK(expr)                  \
+    do {                                 \
+        const char *complaint = (expr);  \
+        if (complaint) return complaint; \
+    } while (0)
+
+static bool is_float(cairn_dtype t) {
+    return t == CAIRN_F32 || cairn__is_half(t);
+}
+
+static const char *check_array(const void *p, size_t n, size_t nbytes) {
+    if (n == 0) return NULL;
+    if (!p) return "there are elements, but their address is NULL";
+    if ((uintptr_t)p % nbytes != 0) return "an address is not a multiple of the element's size";
+    if (n > SIZE_MAX / nbytes) return "there are more elements than bytes can be counted";
+    return NULL;
+}
+
+/* Of objects that need not be there. */
+static const char *check_optional(const void *p, size_t alignment) {
+    return check_array(p, p != NULL, alignment);
+}
+
+static const char *check_types(cairn_dtype to, cairn_dtype from, bool copies) {
+    if (!cairn_dtype_nbytes(to) || !cairn_dtype_nbytes(from)) return "there is no such element type";
+    if (copies && to == from) return NULL;
+    return is_float(to) && is_float(from) ? NULL : "integers are not converted";
+}
+
+const char *cairn__check_items(const struct cairn__item *items, size_t count, unsigned uses, cairn_dtype to,
+                               cairn_dtype from, bool copies) {
+    TRY_CHECK(check_types(to, from, copies));
+    if (count && !items) return "there are items, but their address is NULL";
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__item *item = &items[i];
+        if (uses & CAIRN__USES_DST) TRY_CHECK(check_array(item->dst, item->n, cairn_dtype_nbytes(to)));
+        if (uses & CAIRN__USES_X) TRY_CHECK(check_array(item->x, item->n, cairn_dtype_nbytes(from)));
+        if (uses & CAIRN__USES_Y) TRY_CHECK(check_array(item->y, item->n, sizeof(float)));
+        TRY_CHECK(check_optional(item->found, sizeof(*item->found)));
+    }
+    return NULL;
+}
+
+const char *cairn__check_list(const float *factor, const uint32_t *found, const double *norm, const double *each) {
+    TRY_CHECK(check_optional(factor, sizeof(*factor)));
+    TRY_CHECK(check_optional(found, sizeof(*found)));
+    TRY_CHECK(check_optional(norm, sizeof(*norm)));
+    return check_optional(each, sizeof(*each));
+}
+
+static const char *check_optim_item(const struct cairn__optim_item *item, cairn_dtype grad,
+                                    enum cairn__weight_mode mode, int num_states) {
+    const bool half_weights = mode == CAIRN__W_F16 || mode == CAIRN__W_BF16;
+    const bool has_copy = mode == CAIRN__W_F32_F16 || mode == CAIRN__W_F32_BF16;
+    TRY_CHECK(check_array(item->weights, item->n, half_weights ? 2 : 4));
+    if (has_copy) TRY_CHECK(check_array(item->half, item->n, 2));
+    for (int s = 0; s < num_states; s++) TRY_CHECK(check_array(item->state[s], item->n, sizeof(float)));
+    TRY_CHECK(check_array(item->grad, item->n, cairn_dtype_nbytes(grad)));
+    TRY_CHECK(check_optional(item->factor, sizeof(*item->factor)));
+    return check_array(item->missed, item->n != 0, sizeof(*item->missed));
+}
+
+const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                               enum cairn__weight_mode mode, const void *rule, const struct cairn__optim_state *state,
+                               int num_states) {
+    if (!is_float(grad)) return "gradients are f32, f16 or bf16";
+    if ((unsigned)mode >= CAIRN__NUM_WEIGHT_MODES) return "there is no such way to store weights";
+    if (!rule || !state) return "the rule or the state is NULL";
+    if (count && !items) return "there are items, but their address is NULL";
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_optim_item(&items[i], grad, mode, num_states));
+    return NULL;
+}
+
+const char *cairn__check_step_end(const struct cairn__step_end *end) {
+    if (!end) return "the step's end is NULL";
+    if (!end->optim || !end->reports) return "the optimizer's state or the reports are NULL";
+    if (end->update_scaler && !end->scaler) return "a scaler is to be updated, but its address is NULL";
+    TRY_CHECK(check_optional(end->optim, _Alignof(struct cairn__optim_state)));
+    TRY_CHECK(check_optional(end->scaler, _Alignof(struct cairn__scaler_state)));
+    TRY_CHECK(check_optional(end->reports, _Alignof(struct cairn__step_report)));
+    TRY_CHECK(check_array(end->flags, end->count + 1, sizeof(*end->flags)));
+    return check_array(end->names, end->count, sizeof(*end->names));
+}
+
+const char *cairn__check_clear_flags(const uint32_t *flags, size_t n) {
+    return check_array(flags, n, sizeof(*flags));
+}
+
+const char *cairn__check_store(const void *dst, const void *value, size_t nbytes) {
+    if (nbytes > CAIRN__STORE_MAX) return "the value is larger than 128 bytes";
+    TRY_CHECK(check_array(dst, nbytes, 1));
+    return check_array(value, nbytes, 1);
+}
+
+const char *cairn__check_tensors(cairn_dtype t, size_t n, const void *const *tensors, size_t count) {
+    if (!is_float(t)) return "elements are f32, f16 or bf16";
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(tensors[i], n, cairn_dtype_nbytes(t)));
+    return NULL;
+}
+
+const char *cairn__check_objects(const void *const *objects, size_t count, size_t alignment) {
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(objects[i], 1, alignment));
+    return NULL;
+}
+
+const char *cairn__check_matrix(cairn_dtype t, const void *x, size_t rows, size_t cols) {
+    if (cols && rows > SIZE_MAX / cols) return "there are more elements than bytes can be counted";
+    return cairn__check_tensors(t, rows * cols, &x, 1);
+}

@@ -1,0 +1,34 @@
+/* What the passes of a GPU look at before anything is queued: a wrong pointer would otherwise be known only by the
+ * failure of some later call. Each returns NULL, or what is wrong, as a sentence without its subject's name. */
+#ifndef CAIRN__DEVICE_CUDA_CHECK_H
+#define CAIRN__DEVICE_CUDA_CHECK_H
+
+#include "device/passes.h"
+
+/* Which members of an item a pass reads or writes. */
+enum cairn__item_use {
+    CAIRN__USES_DST = 1,
+    CAIRN__USES_X = 2,
+    CAIRN__USES_Y = 4, /* f32 */
+};
+
+/* dst is of type to, x of type from. Types are floats, or equal ones of any kind where copies is true. */
+const char *cairn__check_items(const struct cairn__item *items, size_t count, unsigned uses, cairn_dtype to,
+                               cairn_dtype from, bool copies);
+/* num_states: of the arrays state[], 1 for SGD with momentum, 2 for Adam. */
+const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                               enum cairn__weight_mode mode, const void *rule, const struct cairn__optim_state *state,
+                               int num_states);
+/* What goes with a list, where it is there: factor, the list's flag, and of l2norm where the norms go. */
+const char *cairn__check_list(const float *factor, const uint32_t *found, const double *norm, const double *each);
+const char *cairn__check_step_end(const struct cairn__step_end *end);
+const char *cairn__check_clear_flags(const uint32_t *flags, size_t n);
+const char *cairn__check_store(const void *dst, const void *value, size_t nbytes);
+/* n elements of the float type t behind each pointer. */
+const char *cairn__check_tensors(cairn_dtype t, size_t n, const void *const *tensors, size_t count);
+/* Structs and scalars: set, and aligned to alignment bytes. */
+const char *cairn__check_objects(const void *const *objects, size_t count, size_t alignment);
+/* A matrix of the float type t, whose size in bytes must be one. */
+const char *cairn__check_matrix(cairn_dtype t, const void *x, size_t rows, size_t cols);
+
+#endif

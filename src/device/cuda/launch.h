@@ -1,0 +1,143 @@
+/* The launchers: one function for each kernel on the GPU, with plain C arguments. Each queues its kernel on a stream
+ * and returns a cudaError_t, 0 where it was queued. They trust what they are given; check.c has looked at it.
+ *
+ * Element by element the kernels have the CPU's bits: they are compiled without contraction, divide and take roots as
+ * IEEE 754 has it, keep subnormals, and share kernels/element.h, kernels/step.h, core/half.h and core/philox.h.
+ *
+ * Sums run in an order that is fixed by the sizes alone: neither the GPU, nor alignment, nor who finishes first plays a
+ * part. u is 2^-24. A block has CAIRN__CUDA_THREADS threads, a thread reads packs of V elements (16 bytes of the widest
+ * operand: V = 4 for f32, 8 for the half types) into V sums of its own, one a place in the pack; the V sums, then the
+ * 32 threads of a warp, then the warps are added in trees of halves.
+ *
+ *   sum, mse    at most 2048 blocks; block b takes tiles b, b + blocks, ... of T = THREADS * 4 * V elements, a thread
+ *               four packs of each. f32 to the end of the block; then the last block in f64, block b's sum going to its
+ *               thread b % THREADS. A place's f32 sum is of L = 4 * ceil(n / (T * 2048)) terms, and |error| <= (L + 12)
+ *               u * sum |terms|; mse adds two roundings a term.
+ *   l2norm      f64 throughout: a tensor's chunks, one a block; then they, c to thread c % 32 where there are at most
+ *               256, else to thread c % THREADS; then the tensors, in order. The type and the sizes of all tensors
+ *               decide about the chunk. Relative error of a tensor's sum of squares <= (chunk / (THREADS * V) + 160) *
+ *               2^-53.
+ *   col_sum     rows in S groups of adjacent ones; of each group row r goes to sum r % 8, in order; the eight, then the
+ *               groups in order, all f32: |error| <= (ceil(rows / (8 S)) + 4 + S) u * sum |x|. S depends on rows and
+ *               cols. */
+#ifndef CAIRN__DEVICE_CUDA_LAUNCH_H
+#define CAIRN__DEVICE_CUDA_LAUNCH_H
+
+#include "device/cuda/plan.h"
+#include "device/passes.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct CUstream_st; /* *cudaStream_t */
+
+enum {
+    CAIRN__CUDA_THREADS = 256,
+    CAIRN__CUDA_SUM_BLOCKS = 2048, /* of sum and mse */
+    CAIRN__CUDA_COUNTERS = 4096,   /* of col_sum: strips of columns that several blocks work on */
+    CAIRN__CUDA_PARTIAL_SUMS = 1 << 16,
+    CAIRN__CUDA_NORM_BLOCKS = 1 << 15, /* of one launch of l2norm, and so chunks of one tensor */
+};
+
+/* What blocks leave for the last of them to add up. Zeroed once; every kernel leaves the counters at 0. One for a
+ * stream. */
+struct cairn__partials {
+    uint32_t arrived[CAIRN__CUDA_COUNTERS]; /* blocks that are done */
+    double total;                           /* l2norm's, from one launch to the next */
+    double sums[CAIRN__CUDA_PARTIAL_SUMS];
+};
+
+#define CAIRN__CUDA_PARTIALS sizeof(struct cairn__partials)
+
+/* ---- lists of tensors: one launch of a plan ---- */
+
+struct cairn__multi {
+    struct cairn__span span;
+    struct cairn__item items[CAIRN__CUDA_LIST];
+    const float *factor;
+    float b;
+    uint32_t *found;
+};
+
+/* A copy of elements of 2, 4 or 8 bytes. */
+int cairn__launch_copy(struct CUstream_st *stream, const struct cairn__multi *list, size_t element_nbytes);
+/* Float types that differ. */
+int cairn__launch_cast(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
+int cairn__launch_scale(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
+int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
+int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
+
+/* A part of a plan with `whole` and `keep_empty`. dst of an item is where its own norm goes: a double, or NULL. */
+struct cairn__norm_part {
+    struct cairn__partials *partials;
+    double *norm;     /* of the whole list, written by the last part */
+    bool first, last; /* of the list's parts */
+};
+int cairn__launch_l2norm(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype,
+                         const struct cairn__norm_part *part);
+
+struct cairn__sgd_list {
+    struct cairn__span span;
+    struct cairn__optim_item items[CAIRN__CUDA_LIST];
+    struct cairn__sgd_rule rule;
+    const struct cairn__optim_state *state;
+    const uint32_t *skip;
+};
+int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
+                      enum cairn__weight_mode mode);
+
+struct cairn__adam_list {
+    struct cairn__span span;
+    struct cairn__optim_item items[CAIRN__CUDA_LIST];
+    struct cairn__adam_rule rule;
+    const struct cairn__optim_state *state;
+    const uint32_t *skip;
+};
+int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
+                       enum cairn__weight_mode mode);
+
+/* ---- a training step ---- */
+
+int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const uint32_t *skip);
+int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
+int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float *x,
+                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell);
+int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n, uint32_t *into);
+int cairn__launch_store(struct CUstream_st *stream, void *dst, const void *value, size_t nbytes);
+
+/* ---- for nn; n > 0 ---- */
+
+int cairn__launch_fill(struct CUstream_st *stream, cairn_dtype t, void *dst, size_t n, float value);
+int cairn__launch_add(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *a, const void *b, size_t n);
+int cairn__launch_mul_scalar(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *x, size_t n, float s);
+int cairn__launch_relu(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *x, size_t n);
+int cairn__launch_relu_backward(struct CUstream_st *stream, cairn_dtype t, void *dx, const void *dy, const void *x,
+                                size_t n);
+/* n = 0 too. */
+int cairn__launch_sum(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
+                      const void *x, size_t n, float divisor);
+int cairn__launch_spread(struct CUstream_st *stream, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor);
+/* n = 0 too. */
+int cairn__launch_mse(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
+                      const void *x, const void *y, size_t n);
+int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, void *dx, const void *x, const void *y,
+                               size_t n, float s, const void *dy);
+/* rows = 0 too. */
+int cairn__launch_col_sum(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
+                          const void *x, size_t rows, size_t cols);
+/* dst[r][c] = round(x[r][c] + bias[c]), relu of it before the rounding where asked. dst and bias are of type `to`, bias
+ * may be NULL; x is f32 or of type `to`. What a product does in one pass with its own, where the engine cannot. */
+int cairn__launch_bias_add(struct CUstream_st *stream, cairn_dtype to, void *dst, cairn_dtype from, const void *x,
+                           const void *bias, size_t rows, size_t cols, bool relu);
+int cairn__launch_round(struct CUstream_st *stream, cairn_dtype half, float *dst, const float *x, size_t n);
+int cairn__launch_normal(struct CUstream_st *stream, cairn_dtype t, void *dst, size_t n, uint64_t seed,
+                         uint64_t number);
+int cairn__launch_uniform(struct CUstream_st *stream, cairn_dtype t, void *dst, size_t n, float bound, uint64_t seed,
+                          uint64_t number);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,50 @@
+#include "device/cuda/plan.h"
+
+#include <string.h>
+
+static size_t elements(const struct cairn__plan *plan, size_t tensor) {
+    size_t n;
+    memcpy(&n, (const char *)plan->items + tensor * plan->stride, sizeof(n));
+    return n;
+}
+
+static size_t chunks(size_t n, size_t chunk) {
+    return n / chunk + (n % chunk != 0);
+}
+
+/* What is left of the next tensor, as far as a launch with `room` blocks takes it. */
+static size_t take(const struct cairn__plan *plan, size_t room) {
+    const size_t left = chunks(elements(plan, plan->next), plan->chunk) - plan->done;
+    if (left <= room) return left;
+    return plan->whole ? 0 : room;
+}
+
+bool cairn__plan_next(struct cairn__plan *plan, struct cairn__part *out) {
+    struct cairn__span *span = &out->span;
+    *span = (struct cairn__span){.chunk = plan->chunk, .done = plan->done};
+    while (plan->next < plan->count && span->count < CAIRN__CUDA_LIST) {
+        const size_t all = chunks(elements(plan, plan->next), plan->chunk);
+        const size_t taken = take(plan, plan->max_blocks - span->blocks);
+        if (all > 0 && taken == 0) break;
+        if (all > 0 || plan->keep_empty) {
+            span->blocks += (uint32_t)taken;
+            span->ends[span->count] = span->blocks;
+            out->index[span->count++] = plan->next;
+        }
+        plan->done += taken;
+        if (plan->done < all) break;
+        plan->next++;
+        plan->done = 0;
+    }
+    return span->count > 0;
+}
+
+size_t cairn__plan_chunk(const struct cairn__plan *plan, size_t least, size_t most, size_t blocks) {
+    size_t total = 0, chunk = least;
+    for (size_t i = 0; i < plan->count; i++) {
+        const size_t n = elements(plan, i);
+        total = n > SIZE_MAX - total ? SIZE_MAX : total + n;
+    }
+    while (chunk < most && total / chunk > blocks) chunk *= 2;
+    return chunk;
+}

@@ -1,0 +1,84 @@
+/* Row-major products in column-major terms, and a set-associative index of them. */
+#include "device/cuda/product_plan.h"
+
+#include <assert.h>
+#include <string.h>
+
+static_assert(sizeof(struct cairn__product_key) == 6 * 8 + 6 + 5 * 2, "keys are compared as bytes: no padding");
+
+static uint16_t alignment(const void *p) {
+    const uintptr_t address = (uintptr_t)p | 256;
+    return (uint16_t)(address & -address);
+}
+
+/* NULL does not. */
+static bool fits(const void *extra) {
+    return extra && (uintptr_t)extra % CAIRN__PRODUCT_EXTRA_ALIGN == 0;
+}
+
+static enum cairn__epilogue choose(const struct cairn__matmul *p) {
+    if (fits(p->bias)) return p->relu ? CAIRN__EPILOGUE_BIAS_RELU : CAIRN__EPILOGUE_BIAS;
+    if (p->bias) return CAIRN__EPILOGUE_NONE;
+    if (p->relu) return CAIRN__EPILOGUE_RELU;
+    return fits(p->row_sums) ? CAIRN__EPILOGUE_ROW_SUMS : CAIRN__EPILOGUE_NONE;
+}
+
+void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out) {
+    const enum cairn__epilogue epilogue = choose(p);
+    const bool biased = epilogue == CAIRN__EPILOGUE_BIAS || epilogue == CAIRN__EPILOGUE_BIAS_RELU;
+    const bool summed = epilogue == CAIRN__EPILOGUE_ROW_SUMS;
+    memset(out, 0, sizeof(*out));
+    out->first = p->b;
+    out->second = p->a;
+    out->out = p->c;
+    /* cuBLASLt takes the bias as a pointer to what may be written, and does not write it. */
+    out->extra = biased ? (void *)(uintptr_t)p->bias : summed ? p->row_sums : NULL;
+    out->bias = p->bias && !biased;
+    out->row_sums = p->row_sums && !summed;
+    out->key = (struct cairn__product_key){
+        .rows = (uint64_t)p->n,
+        .cols = (uint64_t)p->m,
+        .inner = (uint64_t)p->k,
+        .ld_first = p->trans_b ? p->k : p->n,
+        .ld_second = p->trans_a ? p->m : p->k,
+        .ld_out = p->n,
+        .trans_first = p->trans_b,
+        .trans_second = p->trans_a,
+        .in_type = (uint8_t)p->in_type,
+        .out_type = (uint8_t)p->out_type,
+        .epilogue = (uint8_t)epilogue,
+        .tf32 = tf32 && p->in_type == CAIRN_F32,
+        .align_first = alignment(out->first),
+        .align_second = alignment(out->second),
+        .align_out = alignment(out->out),
+        .align_extra = alignment(out->extra),
+    };
+}
+
+/* Source: Fowler, Noll, Vo, FNV-1a, 64 bits, http://www.isthe.com/chongo/tech/comp/fnv/. */
+static uint64_t hash(const struct cairn__product_key *key) {
+    uint64_t words[sizeof(*key) / 8], h = 0xcbf29ce484222325u;
+    memcpy(words, key, sizeof(words));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        h = (h ^ words[i]) * 0x100000001b3u;
+        h ^= h >> 32; /* words at a time, so that high bits must be brought down */
+    }
+    return h;
+}
+
+size_t cairn__product_find(struct cairn__product_index *index, const struct cairn__product_key *key, bool *found) {
+    const size_t first = hash(key) % CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS;
+    size_t oldest = first;
+    for (size_t i = first; i < first + CAIRN__PRODUCT_WAYS; i++) {
+        if (index->asked[i] && memcmp(&index->keys[i], key, sizeof(*key)) == 0) {
+            index->asked[i] = ++index->now;
+            *found = true;
+            return i;
+        }
+        if (index->asked[i] < index->asked[oldest]) oldest = i;
+    }
+    index->keys[oldest] = *key;
+    index->asked[oldest] = ++index->now;
+    *found = false;
+    return oldest;
+}

@@ -1,0 +1,60 @@
+/* A product as cuBLASLt wants it. Pure logic: no CUDA here.
+ *
+ * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose column-major: so what is
+ * asked for is C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column; and the sums
+ * of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
+#ifndef CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
+#define CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
+
+#include "device/device.h"
+
+/* What cuBLASLt does to the finished product. */
+enum cairn__epilogue {
+    CAIRN__EPILOGUE_NONE,
+    CAIRN__EPILOGUE_RELU,
+    CAIRN__EPILOGUE_BIAS,
+    CAIRN__EPILOGUE_BIAS_RELU,
+    CAIRN__EPILOGUE_ROW_SUMS,
+};
+
+/* Everything an algorithm depends on. Set as a whole and compared as bytes: no padding. */
+struct cairn__product_key {
+    uint64_t rows, cols, inner;          /* out[rows, cols] = op(first)[rows, inner] op(second)[inner, cols] */
+    int64_t ld_first, ld_second, ld_out; /* from one column to the next, in elements */
+    uint8_t trans_first, trans_second;   /* 1: the matrix in memory is the transpose of what is multiplied */
+    uint8_t in_type, out_type;           /* cairn_dtype; bias and row sums have out_type */
+    uint8_t epilogue;                    /* enum cairn__epilogue */
+    uint8_t tf32;
+    uint16_t align_first, align_second, align_out, align_extra; /* largest powers of two, at most 256, as found */
+    uint16_t unused;
+};
+
+struct cairn__product_plan {
+    struct cairn__product_key key;
+    const void *first, *second;
+    void *out;
+    void *extra;   /* of the epilogue: the bias, or where row sums go; NULL = none */
+    bool bias;     /* is wanted and did not fit, and relu, which comes after it, neither */
+    bool row_sums; /* are wanted and did not fit: there is one epilogue, which bias and relu share */
+};
+
+/* Bytes: cuBLASLt takes a bias, or a place for row sums, that is aligned at least so. Its heuristic does not ask. */
+enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
+
+/* No size of p is 0. */
+void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out);
+
+/* The last products that were asked for; each has a place, whose content is the caller's. A place is taken from the key that
+ * was not asked for the longest among those that could be in the same few places. */
+enum { CAIRN__PRODUCT_SETS = 64, CAIRN__PRODUCT_WAYS = 8, CAIRN__PRODUCTS = CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS };
+
+struct cairn__product_index {
+    struct cairn__product_key keys[CAIRN__PRODUCTS];
+    uint64_t asked[CAIRN__PRODUCTS]; /* when last; 0 = free */
+    uint64_t now;
+};
+
+/* The key's place. *found: it had one already; otherwise what was there before is to be replaced. */
+size_t cairn__product_find(struct cairn__product_index *index, const struct cairn__product_key *key, bool *found);
+
+#endif

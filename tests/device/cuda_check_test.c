@@ -1,0 +1,225 @@
+/* What the passes of a GPU refuse before anything is queued. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "device/cuda/check.h"
+
+static float f[8], g[8];
+static _Alignas(16) uint16_t half[8];
+static uint32_t flag;
+static int64_t missed;
+static struct cairn__optim_state optim;
+static const struct cairn__adam_rule rule;
+
+/* A name that no element type has. */
+static const cairn_dtype no_dtype = (cairn_dtype)99;
+
+#define assert_refused(complaint) assert_non_null(complaint)
+#define assert_fine(complaint)    assert_ptr_equal(complaint, NULL)
+
+static void *odd(void *p) {
+    return (char *)p + 1;
+}
+
+static const char *check_cast(struct cairn__item item, cairn_dtype to, cairn_dtype from) {
+    return cairn__check_items(&item, 1, CAIRN__USES_DST | CAIRN__USES_X, to, from, true);
+}
+
+static void items_with_memory_are_fine(void **state) {
+    (void)state;
+    const struct cairn__item item = {.n = 8, .dst = half, .x = f, .y = g, .found = &flag};
+    const unsigned all = CAIRN__USES_DST | CAIRN__USES_X | CAIRN__USES_Y;
+    assert_fine(cairn__check_items(&item, 1, all, CAIRN_F16, CAIRN_F32, false));
+    assert_fine(cairn__check_items(NULL, 0, all, CAIRN_F16, CAIRN_F32, false));
+}
+
+static void empty_items_need_no_memory(void **state) {
+    (void)state;
+    const struct cairn__item items[3] = {{.n = 0}};
+    assert_fine(
+        cairn__check_items(items, 3, CAIRN__USES_DST | CAIRN__USES_X | CAIRN__USES_Y, CAIRN_F32, CAIRN_F32, false));
+}
+
+static void null_memory_is_refused_where_it_is_used(void **state) {
+    (void)state;
+    const struct cairn__item item = {.n = 8, .x = f};
+    assert_fine(cairn__check_items(&item, 1, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
+    assert_refused(cairn__check_items(&item, 1, CAIRN__USES_DST, CAIRN_F32, CAIRN_F32, false));
+    assert_refused(cairn__check_items(&item, 1, CAIRN__USES_Y, CAIRN_F32, CAIRN_F32, false));
+    assert_refused(cairn__check_items(NULL, 1, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
+}
+
+static void the_last_item_is_looked_at_too(void **state) {
+    (void)state;
+    const struct cairn__item items[] = {{.n = 8, .x = f}, {.n = 0}, {.n = 1}};
+    assert_fine(cairn__check_items(items, 2, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
+    assert_refused(cairn__check_items(items, 3, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
+}
+
+static void misaligned_elements_are_refused(void **state) {
+    (void)state;
+    assert_refused(check_cast((struct cairn__item){.n = 1, .dst = odd(half), .x = f}, CAIRN_F16, CAIRN_F32));
+    assert_refused(check_cast((struct cairn__item){.n = 1, .dst = half, .x = half + 1}, CAIRN_F16, CAIRN_F32));
+    assert_fine(check_cast((struct cairn__item){.n = 1, .dst = half + 1, .x = f + 1}, CAIRN_F16, CAIRN_F32));
+    assert_refused(
+        check_cast((struct cairn__item){.n = 1, .dst = half, .x = f, .found = odd(&flag)}, CAIRN_F16, CAIRN_F32));
+}
+
+static void types_are_looked_at_even_where_there_is_no_element(void **state) {
+    (void)state;
+    const struct cairn__item none = {.n = 0};
+    assert_refused(check_cast(none, no_dtype, CAIRN_F32));
+    assert_refused(check_cast(none, CAIRN_F32, (cairn_dtype)0));
+    assert_refused(check_cast(none, no_dtype, no_dtype));
+    assert_refused(check_cast(none, CAIRN_I32, CAIRN_F32));
+    assert_refused(check_cast(none, CAIRN_I64, CAIRN_I32));
+    assert_fine(check_cast(none, CAIRN_I64, CAIRN_I64));
+    assert_refused(cairn__check_items(&none, 1, CAIRN__USES_X, CAIRN_I64, CAIRN_I64, false));
+}
+
+static void more_elements_than_bytes_are_refused(void **state) {
+    (void)state;
+    assert_refused(check_cast((struct cairn__item){.n = SIZE_MAX / 2, .dst = f, .x = f}, CAIRN_F32, CAIRN_F32));
+    assert_refused(cairn__check_matrix(CAIRN_F16, half, SIZE_MAX / 2, 4));
+    assert_refused(cairn__check_matrix(CAIRN_F16, half, SIZE_MAX / 4, 4));
+    assert_fine(cairn__check_matrix(CAIRN_F16, half, 2, 4));
+    assert_fine(cairn__check_matrix(CAIRN_F16, NULL, 0, 4));
+}
+
+static struct cairn__optim_item an_update(void) {
+    return (
+        struct cairn__optim_item){.n = 8, .weights = f, .half = half, .state = {f, g}, .grad = half, .missed = &missed};
+}
+
+static const char *check_adam(struct cairn__optim_item item, cairn_dtype grad, enum cairn__weight_mode mode) {
+    return cairn__check_optim(&item, 1, grad, mode, &rule, &optim, 2);
+}
+
+static void an_update_is_fine_with_what_its_mode_needs(void **state) {
+    (void)state;
+    struct cairn__optim_item item = an_update();
+    assert_fine(check_adam(item, CAIRN_F16, CAIRN__W_F32_F16));
+    item.half = NULL;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32_F16));
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32_BF16));
+    assert_fine(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    item.weights = half + 1;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    assert_fine(check_adam(item, CAIRN_F16, CAIRN__W_BF16));
+}
+
+static void an_update_without_one_of_its_arrays_is_refused(void **state) {
+    (void)state;
+    struct cairn__optim_item item = an_update();
+    item.weights = NULL;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    item = an_update(), item.grad = NULL;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    item = an_update(), item.missed = NULL;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    item = an_update(), item.state[1] = NULL;
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__W_F32));
+    assert_fine(cairn__check_optim(&item, 1, CAIRN_F16, CAIRN__W_F32, &rule, &optim, 1));
+}
+
+static void an_update_of_an_unknown_kind_is_refused(void **state) {
+    (void)state;
+    const struct cairn__optim_item item = an_update();
+    assert_refused(check_adam(item, CAIRN_I32, CAIRN__W_F32));
+    assert_refused(check_adam(item, CAIRN_F16, CAIRN__NUM_WEIGHT_MODES));
+    assert_refused(check_adam(item, CAIRN_F16, (enum cairn__weight_mode) - 1));
+    assert_refused(cairn__check_optim(&item, 1, CAIRN_F16, CAIRN__W_F32, NULL, &optim, 2));
+    assert_refused(cairn__check_optim(&item, 1, CAIRN_F16, CAIRN__W_F32, &rule, NULL, 2));
+    assert_refused(cairn__check_optim(NULL, 1, CAIRN_F16, CAIRN__W_F32, &rule, &optim, 2));
+}
+
+static void a_steps_end_needs_state_flags_reports_and_room_for_names(void **state) {
+    (void)state;
+    static uint32_t flags[3], names[CAIRN__REPORTS * 2];
+    static struct cairn__step_report reports[CAIRN__REPORTS];
+    const struct cairn__step_end whole = {
+        .optim = &optim, .flags = flags, .count = 2, .reports = reports, .names = names};
+    struct cairn__step_end end = whole;
+    assert_fine(cairn__check_step_end(&end));
+    end.names = NULL;
+    assert_refused(cairn__check_step_end(&end));
+    end.count = 0;
+    assert_fine(cairn__check_step_end(&end));
+    end = whole, end.update_scaler = true;
+    assert_refused(cairn__check_step_end(&end));
+    static struct cairn__scaler_state scaler;
+    end.scaler = &scaler;
+    assert_fine(cairn__check_step_end(&end));
+    end.scaler = (void *)((char *)&scaler + 4);
+    assert_refused(cairn__check_step_end(&end));
+    end = whole, end.reports = (void *)((char *)reports + 4);
+    assert_refused(cairn__check_step_end(&end));
+    end = whole, end.optim = NULL;
+    assert_refused(cairn__check_step_end(&end));
+    end = whole, end.flags = NULL;
+    assert_refused(cairn__check_step_end(&end));
+    end = whole, end.reports = NULL;
+    assert_refused(cairn__check_step_end(&end));
+    assert_refused(cairn__check_step_end(NULL));
+}
+
+static void what_goes_with_a_list_may_be_absent_and_is_aligned(void **state) {
+    (void)state;
+    static double norms[2];
+    const double *misaligned = (const void *)((const char *)norms + 4);
+    assert_fine(cairn__check_list(NULL, NULL, NULL, NULL));
+    assert_fine(cairn__check_list(f, &flag, norms, norms + 1));
+    assert_refused(cairn__check_list(odd(f), &flag, norms, norms));
+    assert_refused(cairn__check_list(f, odd(&flag), norms, norms));
+    assert_refused(cairn__check_list(f, &flag, misaligned, norms));
+    assert_refused(cairn__check_list(f, &flag, norms, misaligned));
+}
+
+static void a_stored_value_fits_into_a_launch(void **state) {
+    (void)state;
+    static char dst[CAIRN__STORE_MAX + 1], value[CAIRN__STORE_MAX + 1];
+    assert_fine(cairn__check_store(odd(dst), value, CAIRN__STORE_MAX));
+    assert_refused(cairn__check_store(dst, value, CAIRN__STORE_MAX + 1));
+    assert_refused(cairn__check_store(NULL, value, 1));
+    assert_refused(cairn__check_store(dst, NULL, 1));
+    assert_fine(cairn__check_store(NULL, NULL, 0));
+}
+
+static void tensors_flags_and_objects_are_looked_at(void **state) {
+    (void)state;
+    assert_fine(cairn__check_tensors(CAIRN_F32, 8, (const void *[]){f, g}, 2));
+    assert_refused(cairn__check_tensors(CAIRN_F32, 8, (const void *[]){f, NULL}, 2));
+    assert_refused(cairn__check_tensors(CAIRN_F32, 8, (const void *[]){f, half + 1}, 2));
+    assert_fine(cairn__check_tensors(CAIRN_F32, 0, (const void *[]){f, NULL}, 2));
+    assert_refused(cairn__check_tensors(CAIRN_I32, 0, (const void *[]){f, NULL}, 2));
+    assert_refused(cairn__check_clear_flags(NULL, 1));
+    assert_fine(cairn__check_clear_flags(NULL, 0));
+    assert_refused(cairn__check_objects((const void *[]){&missed, NULL}, 2, 8));
+    assert_refused(cairn__check_objects((const void *[]){(char *)&missed + 4}, 1, 8));
+    assert_fine(cairn__check_objects((const void *[]){&missed}, 1, 8));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(items_with_memory_are_fine),
+        cmocka_unit_test(empty_items_need_no_memory),
+        cmocka_unit_test(null_memory_is_refused_where_it_is_used),
+        cmocka_unit_test(the_last_item_is_looked_at_too),
+        cmocka_unit_test(misaligned_elements_are_refused),
+        cmocka_unit_test(types_are_looked_at_even_where_there_is_no_element),
+        cmocka_unit_test(more_elements_than_bytes_are_refused),
+        cmocka_unit_test(an_update_is_fine_with_what_its_mode_needs),
+        cmocka_unit_test(an_update_without_one_of_its_arrays_is_refused),
+        cmocka_unit_test(an_update_of_an_unknown_kind_is_refused),
+        cmocka_unit_test(a_steps_end_needs_state_flags_reports_and_room_for_names),
+        cmocka_unit_test(what_goes_with_a_list_may_be_absent_and_is_aligned),
+        cmocka_unit_test(a_stored_value_fits_into_a_launch),
+        cmocka_unit_test(tensors_flags_and_objects_are_looked_at),
+    };
+    return cmocka_run_group_tests_name("cuda check", tests, NULL, NULL);
+}
