@@ -1,6 +1,6 @@
-"""Reads what the libraries export: the shared one public names only, the archive those and cairn__*.
+"""Reads what the libraries export: the shared one public names only, the archive those and cairn__*, a module its entry.
 
-usage: names.py nm libcairn.so libcairn.a"""
+usage: names.py nm libcairn.so libcairn.a [module.so]"""
 import re
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import sources
 
 PUBLIC = re.compile(r"(cairn|amp|ddp)_[^_]\w*")
 INTERNAL = re.compile(r"cairn__\w+")
+ENTRY = re.compile(r"cairn__module_entry")
 
 
 def defined(listing):
@@ -26,17 +27,21 @@ def check_the_check():
     assert names == ["cairn_step", "cairn__alloc", "amp_initialize", "ddp_", "helper"]
     assert strangers(names, PUBLIC) == ["cairn__alloc", "ddp_", "helper"]
     assert strangers(names, PUBLIC, INTERNAL) == ["ddp_", "helper"]
+    assert strangers(["cairn__module_entry", "cairn_step"], ENTRY) == ["cairn_step"]
 
 
-def read_names(nm, *args):
+def read_names(nm, *args, has="cairn_last_error"):
     names = defined(subprocess.run([nm, "-P", "--defined-only", *args], capture_output=True, text=True, check=True).stdout)
-    assert "cairn_last_error" in names, f"{args[-1]} lacks cairn_last_error: is it the library?"
+    assert has in names, f"{args[-1]} lacks {has}: is it the library?"
     return names
 
 
 if __name__ == "__main__":
     check_the_check()
-    nm, shared, archive = sys.argv[1:]
+    nm, shared, archive, *modules = sys.argv[1:]
     found = [f"{shared} exports {n}" for n in strangers(read_names(nm, "-D", shared), PUBLIC)]
     found += [f"{archive} has the global {n}" for n in strangers(read_names(nm, "-g", archive), PUBLIC, INTERNAL)]
+    for module in modules:
+        names = read_names(nm, "-D", module, has="cairn__module_entry")
+        found += [f"{module} exports {n}" for n in strangers(names, ENTRY)]
     sources.finish(found, "names")

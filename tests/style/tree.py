@@ -9,9 +9,9 @@ import tempfile
 
 import sources
 
-LIBRARY = ("src/*.[ch]", "amp/*.[ch]", "src/*.cu")
+LIBRARY = ("src/*.[ch]", "amp/*.[ch]", "src/*.cu", "src/*.cuh")
 BUILD = ("meson.build", "*/meson.build", "meson_options.txt", "tools/*", ".ci/*")
-CODE = ("*.c", "*.h", "*.cu", "*.py", "*.sh", "meson.build", "*/meson.build", "tools/*", ".ci/*")
+CODE = ("*.c", "*.h", "*.cu", "*.cuh", "*.py", "*.sh", "meson.build", "*/meson.build", "tools/*", ".ci/*")
 EVERY = ("*",)
 
 # What, where it is looked for, the pattern, the files that may, a line it must find and one it must not.

@@ -1,0 +1,303 @@
+/* The optimizers' updates, and what goes on around them in a step. */
+#include "device/cuda/kernel.cuh"
+
+/* ---- how a weight mode stores its parameter, and the copy that it writes besides ---- */
+
+struct no_copy {};
+
+template <int MODE> struct storage;
+template <> struct storage<CAIRN__W_F32> {
+    typedef float param;
+    typedef no_copy half;
+};
+template <> struct storage<CAIRN__W_F32_F16> {
+    typedef float param;
+    typedef cairn__f16 half;
+};
+template <> struct storage<CAIRN__W_F32_BF16> {
+    typedef float param;
+    typedef cairn__bf16 half;
+};
+template <> struct storage<CAIRN__W_F16> {
+    typedef cairn__f16 param;
+    typedef no_copy half;
+};
+template <> struct storage<CAIRN__W_BF16> {
+    typedef cairn__bf16 param;
+    typedef no_copy half;
+};
+
+/* Half weights are what the next forward reads first: they stay in the cache if they can. */
+template <int V> CAIRN__DEVICE void write_copy(no_copy *, const float *) {}
+template <int V, class T> CAIRN__DEVICE void write_copy(T *half, const float *w) {
+    T y[V];
+    cairn__narrow<V>(w, y);
+    cairn__write<V>(half, y);
+}
+template <int V> CAIRN__DEVICE bool aligned_copy(const no_copy *) {
+    return true;
+}
+template <int V, class T> CAIRN__DEVICE bool aligned_copy(const T *half) {
+    return cairn__aligned<V>(half);
+}
+CAIRN__DEVICE no_copy *advance(no_copy *half, size_t) {
+    return half;
+}
+template <class T> CAIRN__DEVICE T *advance(T *half, size_t i) {
+    return half + i;
+}
+
+template <int V, class Param, class Half>
+CAIRN__DEVICE void write_weights(Param *param, Half *half, size_t i, const float *w) {
+    Param y[V];
+    cairn__narrow<V>(w, y);
+    cairn__write<V, CAIRN__ONCE>(param + i, y);
+    write_copy<V>(advance(half, i), w);
+}
+
+enum { PACK = cairn__pack_of<float> }; /* the state is f32 */
+
+/* ---- SGD ---- */
+
+template <class Grad, class Param, class Half> struct sgd_op {
+    const cairn__sgd *h;
+    Param *param;
+    Half *half;
+    float *buf;
+    const Grad *grad;
+    bool momentum; /* buf is there to be read; h says whether it counts, and is not known at the first read */
+    template <int V> struct in {
+        Param w[V];
+        Grad g[V];
+        float b[V];
+    };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const {
+        cairn__read<V, CAIRN__ONCE>(a->w, param + i);
+        cairn__read<V, CAIRN__ONCE>(a->g, grad + i);
+        if (momentum) cairn__read<V, CAIRN__ONCE>(a->b, buf + i);
+    }
+    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) const {
+        const bool has_buf = h->momentum_on && !h->first;
+        float w[V], g[V], b[V];
+        cairn__widen<V>(a.w, w);
+        cairn__widen<V>(a.g, g);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            b[k] = has_buf ? a.b[k] : 0;
+            w[k] = cairn__sgd_element(h, w[k], g[k], &b[k]);
+        }
+        if (h->momentum_on) cairn__write<V, CAIRN__ONCE>(buf + i, b);
+        write_weights<V>(param, half, i, w);
+    }
+};
+
+/* Thread 0 forms the scalars of the block's tensor, as the CPU does. */
+template <class Grad, int MODE, class List> static CAIRN__KERNEL sgd_list(const List list) {
+    typedef typename storage<MODE>::param param;
+    typedef typename storage<MODE>::half half;
+    const cairn__where at = cairn__find(list.span, list.items);
+    const cairn__optim_item &item = list.items[at.tensor];
+    __shared__ cairn__sgd h;
+    __shared__ bool skipped;
+    sgd_op<Grad, param, half> op = {
+        &h, (param *)item.weights, (half *)item.half, item.state[0], (const Grad *)item.grad, list.rule.momentum != 0};
+    const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) &&
+                         cairn__aligned<PACK>(op.buf) && cairn__aligned<PACK>(op.grad);
+    cairn__walk_prepared<PACK, 2>(aligned, at.from, at.to, op, &skipped, [&] {
+        if (threadIdx.x != 0) return;
+        skipped = list.skip && *list.skip;
+        h = cairn__sgd_scalars(&list.rule, list.state->lr, cairn__update_number(list.state, item.missed),
+                               item.factor ? *item.factor : 1.0f);
+    });
+}
+
+/* ---- Adam ---- */
+
+template <class Grad, class Param, class Half> struct adam_op {
+    const cairn__adam *h;
+    Param *param;
+    Half *half;
+    float *m, *v;
+    const Grad *grad;
+    template <int V> struct in {
+        Param w[V];
+        Grad g[V];
+        float m[V], v[V];
+    };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const {
+        cairn__read<V, CAIRN__ONCE>(a->g, grad + i);
+        cairn__read<V, CAIRN__ONCE>(a->m, m + i);
+        cairn__read<V, CAIRN__ONCE>(a->v, v + i);
+        cairn__read<V, CAIRN__ONCE>(a->w, param + i);
+    }
+    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) const {
+        float w[V], g[V], first[V], second[V];
+        cairn__widen<V>(a.w, w);
+        cairn__widen<V>(a.g, g);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            first[k] = a.m[k];
+            second[k] = a.v[k];
+            w[k] = cairn__adam_element(h, w[k], g[k], &first[k], &second[k]);
+        }
+        cairn__write<V, CAIRN__ONCE>(m + i, first);
+        cairn__write<V, CAIRN__ONCE>(v + i, second);
+        write_weights<V>(param, half, i, w);
+    }
+};
+
+template <class Grad, int MODE, class List> static CAIRN__KERNEL adam_list(const List list) {
+    typedef typename storage<MODE>::param param;
+    typedef typename storage<MODE>::half half;
+    const cairn__where at = cairn__find(list.span, list.items);
+    const cairn__optim_item &item = list.items[at.tensor];
+    __shared__ cairn__adam h;
+    __shared__ bool skipped;
+    adam_op<Grad, param, half> op = {
+        &h, (param *)item.weights, (half *)item.half, item.state[0], item.state[1], (const Grad *)item.grad};
+    const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) && cairn__aligned<PACK>(op.m) &&
+                         cairn__aligned<PACK>(op.v) && cairn__aligned<PACK>(op.grad);
+    cairn__walk_prepared<PACK, 1>(aligned, at.from, at.to, op, &skipped, [&] {
+        if (threadIdx.x != 0) return;
+        skipped = list.skip && *list.skip;
+        h = cairn__adam_scalars(&list.rule, list.state->lr, cairn__update_number(list.state, item.missed),
+                                item.factor ? *item.factor : 1.0f);
+    });
+}
+
+/* ---- launchers: [grad][mode] ---- */
+
+static_assert(sizeof(cairn__optim_item) == 64, "an item has grown: see CAIRN__CUDA_LIST");
+static_assert(sizeof(cairn__sgd_list) <= 4096 && sizeof(cairn__adam_list) <= 4096, "a launch's parameters");
+
+struct few_sgd {
+    cairn__few_span span;
+    cairn__optim_item items[CAIRN__CUDA_FEW];
+    cairn__sgd_rule rule;
+    const cairn__optim_state *state;
+    const uint32_t *skip;
+};
+struct few_adam {
+    cairn__few_span span;
+    cairn__optim_item items[CAIRN__CUDA_FEW];
+    cairn__adam_rule rule;
+    const cairn__optim_state *state;
+    const uint32_t *skip;
+};
+
+/* Calls use with the list, in the type that is long enough. */
+template <class Few, class List, class Use> static int with_list(const List &list, Use use) {
+    if (list.span.count > CAIRN__CUDA_FEW) return use(list);
+    Few few = {};
+    cairn__shorten(&few, list);
+    few.rule = list.rule, few.state = list.state, few.skip = list.skip;
+    return use(few);
+}
+
+template <int MODE> struct mode_tag { static constexpr int mode = MODE; };
+
+template <class Use> static int with_mode(enum cairn__weight_mode mode, Use use) {
+    switch (mode) {
+    case CAIRN__W_F32_F16:
+        return use(mode_tag<CAIRN__W_F32_F16>());
+    case CAIRN__W_F32_BF16:
+        return use(mode_tag<CAIRN__W_F32_BF16>());
+    case CAIRN__W_F16:
+        return use(mode_tag<CAIRN__W_F16>());
+    case CAIRN__W_BF16:
+        return use(mode_tag<CAIRN__W_BF16>());
+    default:
+        return use(mode_tag<CAIRN__W_F32>());
+    }
+}
+
+int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
+                      enum cairn__weight_mode mode) {
+    return cairn__with_float(grad, [&](auto g) {
+        return with_mode(mode, [&](auto m) {
+            return with_list<few_sgd>(*list, [&](auto l) {
+                return cairn__launch(sgd_list<decltype(g), decltype(m)::mode, decltype(l)>, l.span.blocks,
+                                     CAIRN__CUDA_THREADS, stream, l);
+            });
+        });
+    });
+}
+
+int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
+                       enum cairn__weight_mode mode) {
+    return cairn__with_float(grad, [&](auto g) {
+        return with_mode(mode, [&](auto m) {
+            return with_list<few_adam>(*list, [&](auto l) {
+                return cairn__launch(adam_list<decltype(g), decltype(m)::mode, decltype(l)>, l.span.blocks,
+                                     CAIRN__CUDA_THREADS, stream, l);
+            });
+        });
+    });
+}
+
+/* ---- around the update ---- */
+
+static CAIRN__KERNEL miss_once(int64_t *missed, const uint32_t *skip) {
+    if (threadIdx.x == 0 && !(skip && *skip)) ++*missed;
+}
+
+int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const uint32_t *skip) {
+    return cairn__launch(miss_once, 1, 1, stream, missed, skip);
+}
+
+/* The host may see the report's number at the end, and with it everything that was written before: thread 0's fence
+ * covers what the others have written too, since the barrier has ordered that before it. */
+static CAIRN__KERNEL end_step(const cairn__step_end end) {
+    for (size_t i = threadIdx.x; i < end.count; i += CAIRN__CUDA_THREADS) cairn__step_end_flag(&end, i);
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    cairn__step_report *report = cairn__step_end_scalars(&end);
+    __threadfence_system();
+    *(volatile uint64_t *)&report->number = end.optim->ends;
+}
+
+int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end) {
+    return cairn__launch(end_step, 1, CAIRN__CUDA_THREADS, stream, *end);
+}
+
+static CAIRN__KERNEL scale_one_loss(float *dst, const float *x, const cairn__scaler_state *scaler,
+                                    cairn__loss_scale *cell) {
+    if (threadIdx.x != 0) return;
+    *cell = cairn__loss_scale_of(scaler);
+    *dst = *x * cell->scale;
+}
+
+int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float *x,
+                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell) {
+    return cairn__launch(scale_one_loss, 1, 1, stream, dst, x, scaler, cell);
+}
+
+/* flags[0] is thread 0's to read and to clear. */
+static CAIRN__KERNEL clear_all_flags(uint32_t *flags, size_t n, uint32_t *into) {
+    if (threadIdx.x == 0 && into) *into |= flags[0];
+    for (size_t i = threadIdx.x; i < n; i += CAIRN__CUDA_THREADS) flags[i] = 0;
+}
+
+int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n, uint32_t *into) {
+    return cairn__launch(clear_all_flags, 1, CAIRN__CUDA_THREADS, stream, flags, n, into);
+}
+
+struct value {
+    unsigned char bytes[CAIRN__STORE_MAX];
+};
+
+/* One thread, one byte after the other, each at a place that the compiler knows: with an index of the thread's own the
+ * parameters would be copied to local memory first. A value is a number or two. */
+static CAIRN__KERNEL store_value(unsigned char *dst, const value v, size_t nbytes) {
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (unsigned i = 0; i < CAIRN__STORE_MAX; i++) {
+        if (i < nbytes) dst[i] = v.bytes[i];
+    }
+}
+
+int cairn__launch_store(struct CUstream_st *stream, void *dst, const void *from, size_t nbytes) {
+    struct value v = {{0}};
+    memcpy(v.bytes, from, nbytes);
+    return cairn__launch(store_value, 1, 1, stream, (unsigned char *)dst, v, nbytes);
+}

@@ -1,0 +1,338 @@
+/* The passes of a GPU: look at the arguments, share the work out, queue the kernels, keep the first failure. */
+#include <stdio.h>
+
+#include "device/cuda/check.h"
+#include "device/cuda/cuda.h"
+
+enum {
+    /* Elements of a list that a block takes: few enough that short lists use the whole GPU, so many in long ones that
+     * finding its tensor costs a block nothing. */
+    LEAST_CHUNK = 2048,
+    MOST_CHUNK = 32768,
+    /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as every
+     * multiprocessor has some blocks. */
+    LEAST_OPTIM_CHUNK = 1024,
+    LEAST_SHARED_OPTIM_CHUNK = 4096,
+    MOST_OPTIM_CHUNK = 16384,
+    FEW_BLOCKS = 512,                /* about four for each multiprocessor of an H100 */
+    LEAST_NORM_CHUNK_NBYTES = 16384, /* what a block of l2norm reads at once */
+    LIST_BLOCKS = 4096,              /* some rounds of what an H100 runs at a time: 500 to 1000, as registers allow */
+    NORM_BLOCKS = 16384, /* of a launch: the fewer elements each has, the less is waited for when most are done; the
+                          * last block adds up what all leave */
+};
+
+/* What was wrong becomes the device's failure, as if the device had said so: passes have no status. */
+static bool refused(struct cairn_device *d, const char *pass, const char *complaint) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    if (complaint && c->failed == CAIRN_OK) {
+        c->failed = CAIRN_EINTERNAL;
+        snprintf(c->failure, sizeof(c->failure), "%s on the GPU: %s", pass, complaint);
+    }
+    return complaint != NULL;
+}
+
+static void queued(struct cairn_device *d, const char *pass, int error) {
+    if (error) cairn__cuda_fail(cairn__cuda_of(d), pass, error);
+}
+
+/* ---- lists of tensors ---- */
+
+typedef int (*list_launcher)(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to,
+                             cairn_dtype from);
+
+static struct cairn__plan plan_items(const struct cairn__item *items, size_t count) {
+    struct cairn__plan plan = {.items = items,
+                               .stride = sizeof(*items),
+                               .count = count,
+                               .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
+    plan.chunk = cairn__plan_chunk(&plan, LEAST_CHUNK, MOST_CHUNK, LIST_BLOCKS);
+    return plan;
+}
+
+static void take_items(struct cairn__multi *list, const struct cairn__part *part, const struct cairn__item *items) {
+    list->span = part->span;
+    for (uint32_t t = 0; t < part->span.count; t++) list->items[t] = items[part->index[t]];
+}
+
+/* list: everything but span and items. */
+static void run_list(struct cairn_device *d, const char *pass, list_launcher launch, struct cairn__multi *list,
+                     const struct cairn__item *items, size_t count, cairn_dtype to, cairn_dtype from) {
+    struct cairn__plan plan = plan_items(items, count);
+    struct cairn__part part;
+    int error = 0;
+    while (!error && cairn__plan_next(&plan, &part)) {
+        take_items(list, &part, items);
+        error = launch(cairn__cuda_enter(d)->stream, list, to, from);
+    }
+    queued(d, pass, error);
+}
+
+static int launch_copy(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from) {
+    (void)from;
+    return cairn__launch_copy(stream, list, cairn_dtype_nbytes(to));
+}
+
+static int launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from) {
+    (void)from;
+    return cairn__launch_check(stream, list, to);
+}
+
+static void cast(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                 cairn_dtype from) {
+    const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X;
+    if (refused(d, "cast", cairn__check_items(items, count, uses, to, from, true))) return;
+    struct cairn__multi list = {.b = 0};
+    run_list(d, "cast", to == from ? launch_copy : cairn__launch_cast, &list, items, count, to, from);
+}
+
+static void scale(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                  cairn_dtype from, const float *factor, uint32_t *found) {
+    const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X;
+    if (refused(d, "scale", cairn__check_items(items, count, uses, to, from, false)) ||
+        refused(d, "scale", cairn__check_list(factor, found, NULL, NULL)))
+        return;
+    struct cairn__multi list = {.factor = factor, .found = found};
+    run_list(d, "scale", cairn__launch_scale, &list, items, count, to, from);
+}
+
+static void axpby(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
+                  cairn_dtype from, const float *factor, float b, uint32_t *found) {
+    const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X | CAIRN__USES_Y;
+    if (refused(d, "axpby", cairn__check_items(items, count, uses, to, from, false)) ||
+        refused(d, "axpby", cairn__check_list(factor, found, NULL, NULL)))
+        return;
+    struct cairn__multi list = {.factor = factor, .b = b, .found = found};
+    run_list(d, "axpby", cairn__launch_axpby, &list, items, count, to, from);
+}
+
+static void check(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                  uint32_t *found) {
+    if (refused(d, "check", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
+        refused(d, "check", cairn__check_list(NULL, found, NULL, NULL)))
+        return;
+    struct cairn__multi list = {.found = found};
+    run_list(d, "check", launch_check, &list, items, count, dtype, dtype);
+}
+
+/* Tensors are whole in a launch, so that its last block knows their sums; sizes and type alone decide about chunks. */
+static struct cairn__plan plan_norm(const struct cairn__item *items, size_t count, cairn_dtype dtype) {
+    const size_t least = LEAST_NORM_CHUNK_NBYTES / cairn_dtype_nbytes(dtype);
+    const size_t launches = count / CAIRN__CUDA_LIST + 1;
+    struct cairn__plan plan = {.items = items,
+                               .stride = sizeof(*items),
+                               .count = count,
+                               .max_blocks = CAIRN__CUDA_NORM_BLOCKS,
+                               .whole = true,
+                               .keep_empty = true};
+    plan.chunk = cairn__plan_chunk(&plan, least, SIZE_MAX / 4, NORM_BLOCKS * launches);
+    for (size_t i = 0; i < count; i++) {
+        while (items[i].n / plan.chunk >= CAIRN__CUDA_NORM_BLOCKS) plan.chunk *= 2;
+    }
+    return plan;
+}
+
+static void l2norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                   const float *factor, double *norm, double *each, uint32_t *found) {
+    if (refused(d, "l2norm", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
+        refused(d, "l2norm", cairn__check_list(factor, found, norm, each)))
+        return;
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    struct cairn__plan plan = plan_norm(items, count, dtype);
+    struct cairn__norm_part part = {.partials = c->partials, .norm = norm, .first = true};
+    struct cairn__multi list = {.factor = factor, .found = found};
+    struct cairn__part next;
+    int error = 0;
+    while (!error && !part.last) {
+        if (!cairn__plan_next(&plan, &next)) next.span.count = 0; /* an empty list has a norm */
+        take_items(&list, &next, items);
+        for (uint32_t t = 0; t < next.span.count; t++) list.items[t].dst = each ? &each[next.index[t]] : NULL;
+        part.last = plan.next == count;
+        error = cairn__launch_l2norm(c->stream, &list, dtype, &part);
+        part.first = false;
+    }
+    queued(d, "l2norm", error);
+}
+
+/* ---- a training step ---- */
+
+static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size_t count) {
+    struct cairn__plan plan = {.items = items,
+                               .stride = sizeof(*items),
+                               .count = count,
+                               .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
+    const size_t least = cairn__plan_chunk(&plan, LEAST_OPTIM_CHUNK, LEAST_SHARED_OPTIM_CHUNK, FEW_BLOCKS);
+    plan.chunk = cairn__plan_chunk(&plan, least, MOST_OPTIM_CHUNK, LIST_BLOCKS);
+    return plan;
+}
+
+static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule,
+                const struct cairn__optim_state *state, const uint32_t *skip) {
+    const int num_states = rule && rule->momentum != 0;
+    if (refused(d, "sgd", cairn__check_optim(items, count, grad, mode, rule, state, num_states))) return;
+    struct cairn__plan plan = plan_optim(items, count);
+    struct cairn__sgd_list list = {.rule = *rule, .state = state, .skip = skip};
+    struct cairn__part part;
+    int error = 0;
+    while (!error && cairn__plan_next(&plan, &part)) {
+        list.span = part.span;
+        for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
+        error = cairn__launch_sgd(cairn__cuda_enter(d)->stream, &list, grad, mode);
+    }
+    queued(d, "sgd", error);
+}
+
+static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule,
+                 const struct cairn__optim_state *state, const uint32_t *skip) {
+    if (refused(d, "adam", cairn__check_optim(items, count, grad, mode, rule, state, 2))) return;
+    struct cairn__plan plan = plan_optim(items, count);
+    struct cairn__adam_list list = {.rule = *rule, .state = state, .skip = skip};
+    struct cairn__part part;
+    int error = 0;
+    while (!error && cairn__plan_next(&plan, &part)) {
+        list.span = part.span;
+        for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
+        error = cairn__launch_adam(cairn__cuda_enter(d)->stream, &list, grad, mode);
+    }
+    queued(d, "adam", error);
+}
+
+static void miss(struct cairn_device *d, int64_t *missed, const uint32_t *skip) {
+    if (refused(d, "miss", cairn__check_objects((const void *[]){missed}, 1, sizeof(*missed)))) return;
+    queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, skip));
+}
+
+static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
+    if (refused(d, "step_end", cairn__check_step_end(end))) return;
+    queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
+}
+
+static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
+                       struct cairn__loss_scale *cell) {
+    if (refused(d, "scale_loss", cairn__check_objects((const void *[]){dst, x, scaler, cell}, 4, sizeof(float))))
+        return;
+    queued(d, "scale_loss", cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell));
+}
+
+static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n, uint32_t *into) {
+    if (refused(d, "clear_flags", cairn__check_clear_flags(flags, n)) || n == 0) return;
+    queued(d, "clear_flags", cairn__launch_clear_flags(cairn__cuda_enter(d)->stream, flags, n, into));
+}
+
+static void store(struct cairn_device *d, void *dst, const void *value, size_t nbytes) {
+    if (refused(d, "store", cairn__check_store(dst, value, nbytes)) || nbytes == 0) return;
+    queued(d, "store", cairn__launch_store(cairn__cuda_enter(d)->stream, dst, value, nbytes));
+}
+
+/* ---- for nn ---- */
+
+static bool refused_tensors(struct cairn_device *d, const char *pass, cairn_dtype t, size_t n, const void *a,
+                            const void *b, const void *c) {
+    return refused(d, pass, cairn__check_tensors(t, n, (const void *[]){a, b, c}, 3));
+}
+
+static bool refused_scalar(struct cairn_device *d, const char *pass, cairn_dtype t, const void *scalar) {
+    return refused(d, pass, cairn__check_tensors(t, 1, &scalar, 1));
+}
+
+static void fill(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float value) {
+    if (refused_tensors(d, "fill", t, n, dst, dst, dst) || n == 0) return;
+    queued(d, "fill", cairn__launch_fill(cairn__cuda_enter(d)->stream, t, dst, n, value));
+}
+
+static void add(struct cairn_device *d, cairn_dtype t, void *dst, const void *a, const void *b, size_t n) {
+    if (refused_tensors(d, "add", t, n, dst, a, b) || n == 0) return;
+    queued(d, "add", cairn__launch_add(cairn__cuda_enter(d)->stream, t, dst, a, b, n));
+}
+
+static void mul_scalar(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float s) {
+    if (refused_tensors(d, "mul_scalar", t, n, dst, x, x) || n == 0) return;
+    queued(d, "mul_scalar", cairn__launch_mul_scalar(cairn__cuda_enter(d)->stream, t, dst, x, n, s));
+}
+
+static void relu(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n) {
+    if (refused_tensors(d, "relu", t, n, dst, x, x) || n == 0) return;
+    queued(d, "relu", cairn__launch_relu(cairn__cuda_enter(d)->stream, t, dst, x, n));
+}
+
+static void relu_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *dy, const void *x, size_t n) {
+    if (refused_tensors(d, "relu_backward", t, n, dx, dy, x) || n == 0) return;
+    queued(d, "relu_backward", cairn__launch_relu_backward(cairn__cuda_enter(d)->stream, t, dx, dy, x, n));
+}
+
+static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
+    if (refused_tensors(d, "sum", t, n, x, x, x) || refused_scalar(d, "sum", t, dst)) return;
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    queued(d, "sum", cairn__launch_sum(c->stream, c->partials, t, dst, x, n, divisor));
+}
+
+static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor) {
+    if (refused_tensors(d, "spread", t, n, dx, dx, dx) || refused_scalar(d, "spread", t, dy) || n == 0) return;
+    queued(d, "spread", cairn__launch_spread(cairn__cuda_enter(d)->stream, t, dx, n, dy, divisor));
+}
+
+static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
+    if (refused_tensors(d, "mse", t, n, x, y, y) || refused_scalar(d, "mse", t, dst)) return;
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    queued(d, "mse", cairn__launch_mse(c->stream, c->partials, t, dst, x, y, n));
+}
+
+static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
+                         float s, const void *dy) {
+    if (refused_tensors(d, "mse_backward", t, n, dx, x, y) || refused_scalar(d, "mse_backward", t, dy) || n == 0)
+        return;
+    queued(d, "mse_backward", cairn__launch_mse_backward(cairn__cuda_enter(d)->stream, t, dx, x, y, n, s, dy));
+}
+
+static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols) {
+    if (refused(d, "col_sum", cairn__check_matrix(t, x, rows, cols))) return;
+    if (refused_tensors(d, "col_sum", t, cols, dst, dst, dst) || cols == 0) return;
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    queued(d, "col_sum", cairn__launch_col_sum(c->stream, c->partials, t, dst, x, rows, cols));
+}
+
+static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const float *x, size_t n) {
+    const char *complaint = half == CAIRN_F16 || half == CAIRN_BF16 ? NULL : "values are rounded to f16 or bf16";
+    if (refused(d, "round", complaint) || refused_tensors(d, "round", CAIRN_F32, n, dst, x, x) || n == 0) return;
+    queued(d, "round", cairn__launch_round(cairn__cuda_enter(d)->stream, half, dst, x, n));
+}
+
+static void normal(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, uint64_t seed, uint64_t stream) {
+    if (refused_tensors(d, "normal", t, n, dst, dst, dst) || n == 0) return;
+    queued(d, "normal", cairn__launch_normal(cairn__cuda_enter(d)->stream, t, dst, n, seed, stream));
+}
+
+static void uniform(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float bound, uint64_t seed,
+                    uint64_t stream) {
+    if (refused_tensors(d, "uniform", t, n, dst, dst, dst) || n == 0) return;
+    queued(d, "uniform", cairn__launch_uniform(cairn__cuda_enter(d)->stream, t, dst, n, bound, seed, stream));
+}
+
+const struct cairn__passes cairn__cuda_passes = {
+    .cast = cast,
+    .scale = scale,
+    .axpby = axpby,
+    .check = check,
+    .l2norm = l2norm,
+    .sgd = sgd,
+    .adam = adam,
+    .miss = miss,
+    .step_end = step_end,
+    .scale_loss = scale_loss,
+    .clear_flags = clear_flags,
+    .store = store,
+    .fill = fill,
+    .add = add,
+    .mul_scalar = mul_scalar,
+    .relu = relu,
+    .relu_backward = relu_backward,
+    .sum = sum,
+    .spread = spread,
+    .mse = mse,
+    .mse_backward = mse_backward,
+    .col_sum = col_sum,
+    .round = round_to,
+    .normal = normal,
+    .uniform = uniform,
+};

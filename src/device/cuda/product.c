@@ -1,0 +1,344 @@
+/* Products by cuBLASLt. The algorithm is its heuristic's first that works, chosen once for what it depends on
+ * (product_plan.h) and kept with its descriptors. Sums across a product's parts stay f32: cuBLASLt's other ways of
+ * reducing, which add up in the type of the result, are left out.
+ *
+ * Where cuBLASLt has no algorithm with the epilogue, which is remembered too, or its operand is not aligned as cuBLASLt
+ * wants it, the bare product is followed by passes; with a bias and a half result the product then goes to f32 scratch
+ * first, so that there is one rounding. */
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/status.h"
+#include "device/cuda/cache.h"
+#include "device/cuda/cuda.h"
+#include "device/cuda/product_plan.h"
+
+enum {
+    CANDIDATES = 8,
+    HOPPER = 90,
+    WORKSPACE_HOPPER = 32 << 20, /* what NVIDIA's cuBLAS takes for itself: cuBLAS guide, section 2.1.4 */
+    WORKSPACE = 4 << 20,
+};
+
+struct entry {
+    cublasLtMatmulDesc_t op;
+    cublasLtMatrixLayout_t first, second, out;
+    cublasLtMatmulAlgo_t algo;
+    bool chosen;
+    bool impossible; /* no algorithm */
+};
+
+/* f32 room that grows to the largest product that needed it. Room that was outgrown stays taken until the device is
+ * closed: a graph may have been recorded that writes there. Since it doubles, that is less than what is in use. */
+struct scratch {
+    void *data;
+    size_t n;
+};
+
+struct cairn__products {
+    cublasLtHandle_t lt;
+    cublasLtMatmulPreference_t wish;
+    void *workspace;
+    size_t workspace_nbytes;
+    struct scratch result, operand;
+    struct cairn__product_index index;
+    struct entry entries[CAIRN__PRODUCTS];
+};
+
+static cairn_status told(const struct cairn__cuda *c, const char *doing, cublasStatus_t status) {
+    return cairn__fail(status == CUBLAS_STATUS_ALLOC_FAILED ? CAIRN_ENOMEM : CAIRN_EDEVICE, "%s: cuBLASLt, %s: %s",
+                       c->name, doing, cublasLtGetStatusName(status));
+}
+
+#define TRY_LT(c, doing, call)                                      \
+    do {                                                            \
+        const cublasStatus_t lt_ = (call);                          \
+        if (lt_ != CUBLAS_STATUS_SUCCESS) TRY(told(c, doing, lt_)); \
+    } while (0)
+
+size_t cairn__products_version(void) {
+    return cublasLtGetVersion();
+}
+
+/* ---- what is kept of a product ---- */
+
+static cudaDataType data_type(unsigned type) {
+    return type == CAIRN_F16 ? CUDA_R_16F : type == CAIRN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+static const cublasLtEpilogue_t epilogues[] = {
+    [CAIRN__EPILOGUE_NONE] = CUBLASLT_EPILOGUE_DEFAULT,    [CAIRN__EPILOGUE_RELU] = CUBLASLT_EPILOGUE_RELU,
+    [CAIRN__EPILOGUE_BIAS] = CUBLASLT_EPILOGUE_BIAS,       [CAIRN__EPILOGUE_BIAS_RELU] = CUBLASLT_EPILOGUE_RELU_BIAS,
+    [CAIRN__EPILOGUE_ROW_SUMS] = CUBLASLT_EPILOGUE_BGRADB,
+};
+
+static void drop_entry(struct entry *e) {
+    if (e->op) cublasLtMatmulDescDestroy(e->op);
+    if (e->first) cublasLtMatrixLayoutDestroy(e->first);
+    if (e->second) cublasLtMatrixLayoutDestroy(e->second);
+    if (e->out) cublasLtMatrixLayoutDestroy(e->out);
+    *e = (struct entry){.op = NULL};
+}
+
+#define SET(op, attribute, value) \
+    cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value))
+
+static cairn_status make_operation(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
+    static const char doing[] = "describing a product";
+    cairn_status st = CAIRN_OK;
+    const cublasOperation_t first = k->trans_first ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = k->trans_second ? CUBLAS_OP_T : CUBLAS_OP_N;
+    TRY_LT(c, doing,
+           cublasLtMatmulDescCreate(&e->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TRY_LT(c, doing, SET(e->op, TRANSA, first));
+    TRY_LT(c, doing, SET(e->op, TRANSB, second));
+    TRY_LT(c, doing, SET(e->op, EPILOGUE, epilogues[k->epilogue]));
+out:
+    return st;
+}
+
+/* A matrix in memory: the transpose of what is multiplied has rows and columns exchanged. */
+static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, unsigned type, uint64_t rows, uint64_t cols, bool trans,
+                                  int64_t ld) {
+    return cublasLtMatrixLayoutCreate(out, data_type(type), trans ? cols : rows, trans ? rows : cols, ld);
+}
+
+static cairn_status make_layouts(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
+    static const char doing[] = "describing a matrix";
+    cairn_status st = CAIRN_OK;
+    TRY_LT(c, doing, make_layout(&e->first, k->in_type, k->rows, k->inner, k->trans_first, k->ld_first));
+    TRY_LT(c, doing, make_layout(&e->second, k->in_type, k->inner, k->cols, k->trans_second, k->ld_second));
+    TRY_LT(c, doing, make_layout(&e->out, k->out_type, k->rows, k->cols, false, k->ld_out));
+out:
+    return st;
+}
+
+static cairn_status set_wish(const struct cairn__cuda *c, cublasLtMatmulPreference_t wish,
+                             const struct cairn__product_key *k) {
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        uint32_t value;
+    } wishes[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->align_first},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_second},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_out},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->align_out},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE},
+    };
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
+        TRY_LT(c, "asking for an algorithm",
+               cublasLtMatmulPreferenceSetAttribute(wish, wishes[i].attribute, &wishes[i].value,
+                                                    sizeof(wishes[i].value)));
+    }
+out:
+    return st;
+}
+
+/* ---- running one ---- */
+
+static cublasStatus_t run(const struct cairn__cuda *c, const struct entry *e, const cublasLtMatmulAlgo_t *algo,
+                          const struct cairn__product_plan *plan) {
+    static const float one = 1, zero = 0;
+    const struct cairn__products *ps = c->products;
+    return cublasLtMatmul(ps->lt, e->op, &one, plan->first, e->first, plan->second, e->second, &zero, plan->out, e->out,
+                          plan->out, e->out, algo, ps->workspace, ps->workspace_nbytes, c->stream);
+}
+
+/* It knows no algorithm, or not this combination; anything else is a failure, and may be gone the next time. */
+static bool cannot(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* Runs the first candidate that cuBLASLt then takes; the first time of a product. */
+static cairn_status choose_and_run(const struct cairn__cuda *c, struct entry *e,
+                                   const struct cairn__product_plan *plan) {
+    cairn_status st = CAIRN_OK;
+    cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+    int count = 0;
+    TRY(set_wish(c, c->products->wish, &plan->key));
+    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(c->products->lt, e->op, e->first, e->second, e->out,
+                                                                e->out, c->products->wish, CANDIDATES, results, &count);
+    if (cannot(asked)) count = 0;
+    else TRY_LT(c, "asking for an algorithm", asked);
+    for (int i = 0; i < count && !e->chosen; i++) {
+        if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        const cublasStatus_t status = run(c, e, &results[i].algo, plan);
+        if (cannot(status)) continue;
+        TRY_LT(c, "multiplying", status);
+        e->algo = results[i].algo;
+        e->chosen = true;
+    }
+    e->impossible = !e->chosen;
+out:
+    return st;
+}
+
+/* *done = false: cuBLASLt cannot, with this epilogue. */
+static cairn_status try_plan(const struct cairn__cuda *c, const struct cairn__product_plan *plan, bool *done) {
+    cairn_status st = CAIRN_OK;
+    bool found = false;
+    struct entry *e = &c->products->entries[cairn__product_find(&c->products->index, &plan->key, &found)];
+    if (!found || !e->out) { /* not out: it could not be described the last time */
+        drop_entry(e);
+        TRY(make_operation(c, &plan->key, e));
+        TRY(make_layouts(c, &plan->key, e));
+    }
+    if (e->impossible) goto out;
+    if (plan->extra) TRY_LT(c, "describing a product", SET(e->op, BIAS_POINTER, plan->extra));
+    if (e->chosen) {
+        TRY_LT(c, "multiplying", run(c, e, &e->algo, plan));
+    } else {
+        TRY(choose_and_run(c, e, plan));
+    }
+out:
+    *done = st == CAIRN_OK && e->chosen;
+    return st;
+}
+
+/* ---- what cuBLASLt does not do ---- */
+
+static cairn_status make_room(struct cairn_device *d, struct scratch *s, size_t n) {
+    struct cairn__cache *cache = cairn__cuda_of(d)->cache;
+    if (n <= s->n) return CAIRN_OK;
+    REQUIRE(
+        !d->capturing, CAIRN_ESTATE,
+        "a graph is being recorded on cuda: a product needs scratch memory; let the step do the same in every call");
+    void *data = NULL;
+    size_t taken = n > 2 * s->n ? n : 2 * s->n;
+    cairn_status st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken * sizeof(float), &data);
+    if (st == CAIRN_ENOMEM && taken > n) {
+        taken = n;
+        st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken * sizeof(float), &data);
+    }
+    if (st == CAIRN_OK) *s = (struct scratch){data, taken};
+    return st;
+}
+
+/* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one: no gradient asks for
+ * those. */
+static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    const size_t m = (size_t)p->m, k = (size_t)p->k, nbytes = cairn_dtype_nbytes(p->out_type);
+    const char *a = p->a;
+    if (p->in_type != p->out_type) {
+        const cairn_status st = make_room(d, &c->products->operand, m * k);
+        if (st != CAIRN_OK) return st;
+        cairn__pass_cast(d->passes, d, c->products->operand.data, CAIRN_F32, p->a, p->in_type, m * k);
+        a = c->products->operand.data;
+    }
+    if (p->trans_a) {
+        d->passes->col_sum(d, p->out_type, p->row_sums, a, k, m);
+        return CAIRN_OK;
+    }
+    for (size_t i = 0; i < m; i++) {
+        d->passes->sum(d, p->out_type, (char *)p->row_sums + i * nbytes, a + i * k * nbytes, k, 1);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status finish(struct cairn_device *d, const struct cairn__matmul *p, const struct cairn__matmul *bare) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    cairn_status st = CAIRN_OK;
+    if (p->bias || p->relu) {
+        TRY_CUDA(c, "adding a bias",
+                 cairn__launch_bias_add(c->stream, p->out_type, p->c, bare->out_type, bare->c, p->bias, (size_t)p->m,
+                                        (size_t)p->n, p->relu));
+    }
+    if (p->row_sums) TRY(sum_rows(d, p));
+out:
+    return st;
+}
+
+static cairn_status bare_product(struct cairn_device *d, const struct cairn__matmul *bare) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    struct cairn__product_plan plan;
+    bool done = false;
+    cairn__product_plan(bare, d->tf32, &plan);
+    const cairn_status st = try_plan(c, &plan, &done);
+    if (st != CAIRN_OK || done) return st;
+    return cairn__fail(CAIRN_EDEVICE,
+                       "%s: cuBLASLt has no algorithm for a product of %s [%lld, %lld] and [%lld, %lld] into %s",
+                       c->name, cairn_dtype_name(bare->in_type), (long long)bare->m, (long long)bare->k,
+                       (long long)bare->k, (long long)bare->n, cairn_dtype_name(bare->out_type));
+}
+
+static cairn_status product_and_passes(struct cairn_device *d, const struct cairn__matmul *p) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    cairn_status st = CAIRN_OK;
+    struct cairn__matmul bare = *p;
+    bare.relu = false;
+    bare.bias = NULL;
+    bare.row_sums = NULL;
+    if (p->bias && cairn__is_half(p->out_type)) {
+        TRY(make_room(d, &c->products->result, (size_t)(p->m * p->n)));
+        bare.out_type = CAIRN_F32;
+        bare.c = c->products->result.data;
+    }
+    TRY(bare_product(d, &bare));
+    TRY(finish(d, p, &bare));
+out:
+    return st;
+}
+
+/* k = 0: the product is 0, and so are its row sums. */
+static cairn_status empty_product(struct cairn_device *d, const struct cairn__matmul *p) {
+    const struct cairn__cuda *c = cairn__cuda_of(d);
+    const size_t nbytes = cairn_dtype_nbytes(p->out_type);
+    cairn_status st = CAIRN_OK;
+    struct cairn__matmul rest = *p;
+    TRY_CUDA(c, "clearing a product", cudaMemsetAsync(p->c, 0, (size_t)(p->m * p->n) * nbytes, c->stream));
+    if (p->row_sums) {
+        TRY_CUDA(c, "clearing row sums", cudaMemsetAsync(p->row_sums, 0, (size_t)p->m * nbytes, c->stream));
+    }
+    rest.row_sums = NULL;
+    TRY(finish(d, &rest, p));
+out:
+    return st;
+}
+
+cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matmul *p) {
+    const struct cairn__cuda *c = cairn__cuda_enter(d);
+    struct cairn__product_plan plan;
+    bool done = false;
+    if (p->k == 0) return empty_product(d, p);
+    cairn__product_plan(p, d->tf32, &plan);
+    if (plan.bias) return product_and_passes(d, p);
+    const cairn_status st = try_plan(c, &plan, &done);
+    if (st != CAIRN_OK) return st;
+    if (!done) return product_and_passes(d, p);
+    return plan.row_sums ? sum_rows(d, p) : CAIRN_OK;
+}
+
+/* ---- from and to nothing ---- */
+
+cairn_status cairn__products_create(struct cairn_device *d, struct cairn__products **out) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    cairn_status st = CAIRN_OK;
+    struct cairn__products *ps = NULL;
+    uint64_t nbytes = c->arch >= HOPPER ? WORKSPACE_HOPPER : WORKSPACE;
+    TRY(cairn__calloc(1, sizeof(*ps), (void **)&ps));
+    *out = ps; /* half-made ones are destroyed with the device */
+    TRY_LT(c, "starting", cublasLtCreate(&ps->lt));
+    TRY(cairn__cache_alloc(c->cache, CAIRN__HOLDS_SCRATCH, nbytes, &ps->workspace));
+    ps->workspace_nbytes = nbytes;
+    TRY_LT(c, "starting", cublasLtMatmulPreferenceCreate(&ps->wish));
+    TRY_LT(c, "starting",
+           cublasLtMatmulPreferenceSetAttribute(ps->wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &nbytes,
+                                                sizeof(nbytes)));
+out:
+    return st;
+}
+
+/* Its memory on the device goes with the cache. */
+void cairn__products_destroy(struct cairn__products **products) {
+    struct cairn__products *ps = *products;
+    if (!ps) return;
+    for (int i = 0; i < CAIRN__PRODUCTS; i++) drop_entry(&ps->entries[i]);
+    if (ps->wish) cublasLtMatmulPreferenceDestroy(ps->wish);
+    if (ps->lt) cublasLtDestroy(ps->lt);
+    cairn__free(ps);
+    *products = NULL;
+}

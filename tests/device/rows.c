@@ -1,0 +1,72 @@
+#include "rows.h"
+
+#include "device/cuda/launch.h"
+
+/* The compiler looks whether there is such a launcher; the linker, where passes.c calls it. */
+#define TWIN(kind, a, b, name) \
+    {CAIRN__K_##kind, a, b, sizeof(&cairn__launch_##name) ? "cairn__launch_" #name : NULL, NULL},
+#define NO_TWIN(kind, a) \
+    {CAIRN__K_##kind, a, 0, NULL, "ranks' memory is added up by the group's backend, on GPUs NCCL"},
+
+/* clang-format off */
+#define EACH_FLOAT(X, kind, name) X(kind, CAIRN_F32, 0, name) X(kind, CAIRN_F16, 0, name) X(kind, CAIRN_BF16, 0, name)
+#define TO_EACH_FLOAT(kind, from, name)                                                          \
+    TWIN(kind, from, CAIRN_F32, name) TWIN(kind, from, CAIRN_F16, name) TWIN(kind, from, CAIRN_BF16, name)
+#define EACH_PAIR(kind, name)                                                                    \
+    TO_EACH_FLOAT(kind, CAIRN_F32, name) TO_EACH_FLOAT(kind, CAIRN_F16, name) TO_EACH_FLOAT(kind, CAIRN_BF16, name)
+#define EACH_MODE(kind, grad, name)                                                              \
+    TWIN(kind, grad, CAIRN__W_F32, name) TWIN(kind, grad, CAIRN__W_F32_F16, name)                \
+    TWIN(kind, grad, CAIRN__W_F32_BF16, name) TWIN(kind, grad, CAIRN__W_F16, name)               \
+    TWIN(kind, grad, CAIRN__W_BF16, name)
+#define EACH_GRAD_AND_MODE(kind, name)                                                           \
+    EACH_MODE(kind, CAIRN_F32, name) EACH_MODE(kind, CAIRN_F16, name) EACH_MODE(kind, CAIRN_BF16, name)
+
+static const struct cairn__cuda_row rows[] = {
+    TWIN(CAST, CAIRN_F32, CAIRN_F32, copy)
+    TWIN(CAST, CAIRN_F16, CAIRN_F16, copy)
+    TWIN(CAST, CAIRN_BF16, CAIRN_BF16, copy)
+    TWIN(CAST, CAIRN_I32, CAIRN_I32, copy)
+    TWIN(CAST, CAIRN_I64, CAIRN_I64, copy)
+    TWIN(CAST, CAIRN_F32, CAIRN_F16, cast)
+    TWIN(CAST, CAIRN_F32, CAIRN_BF16, cast)
+    TWIN(CAST, CAIRN_F16, CAIRN_F32, cast)
+    TWIN(CAST, CAIRN_F16, CAIRN_BF16, cast)
+    TWIN(CAST, CAIRN_BF16, CAIRN_F32, cast)
+    TWIN(CAST, CAIRN_BF16, CAIRN_F16, cast)
+    EACH_PAIR(SCALE, scale)
+    EACH_PAIR(AXPBY, axpby)
+    EACH_FLOAT(TWIN, CHECK, check)
+    EACH_FLOAT(TWIN, SUMSQ, l2norm)
+    EACH_FLOAT(TWIN, FILL, fill)
+    EACH_GRAD_AND_MODE(SGD, sgd)
+    EACH_GRAD_AND_MODE(ADAM, adam)
+    TWIN(ROUND, CAIRN_F16, 0, round)
+    TWIN(ROUND, CAIRN_BF16, 0, round)
+    TWIN(ADD, 0, 0, add)
+    TWIN(MUL_SCALAR, 0, 0, mul_scalar)
+    TWIN(RELU, 0, 0, relu)
+    TWIN(RELU_BACKWARD, 0, 0, relu_backward)
+    TWIN(SUM, 0, 0, sum)
+    TWIN(MSE_SUM, 0, 0, mse)
+    TWIN(MSE_BACKWARD, 0, 0, mse_backward)
+    TWIN(BIAS_ADD, 0, 0, bias_add)
+    TWIN(COL_SUM, 0, 0, col_sum)
+    NO_TWIN(REDUCE, CAIRN_F32)
+    NO_TWIN(REDUCE, CAIRN_F16)
+    NO_TWIN(REDUCE, CAIRN_BF16)
+    NO_TWIN(REDUCE, CAIRN_I32)
+    NO_TWIN(REDUCE, CAIRN_I64)
+};
+/* clang-format on */
+
+const struct cairn__cuda_row *cairn__cuda_rows(size_t *count) {
+    *count = sizeof(rows) / sizeof(rows[0]);
+    return rows;
+}
+
+const struct cairn__cuda_row *cairn__cuda_row(enum cairn__kernel_kind kind, int a, int b) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        if (rows[i].kind == kind && rows[i].a == a && rows[i].b == b) return &rows[i];
+    }
+    return NULL;
+}

@@ -1,0 +1,19 @@
+/* Which kernel on the GPU stands for each row of the CPU's tables (kernels/kernels.h), or why there is none. */
+#ifndef TESTS_DEVICE_ROWS_H
+#define TESTS_DEVICE_ROWS_H
+
+#include "kernels/kernels.h"
+
+struct cairn__cuda_row {
+    enum cairn__kernel_kind kind;
+    int a, b;             /* as in struct cairn__kernel_row */
+    const char *launcher; /* in launch.h; NULL = none, and then a reason */
+    const char *reason;
+};
+
+const struct cairn__cuda_row *cairn__cuda_rows(size_t *count);
+
+/* NULL where the table has none. */
+const struct cairn__cuda_row *cairn__cuda_row(enum cairn__kernel_kind kind, int a, int b);
+
+#endif

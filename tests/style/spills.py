@@ -1,0 +1,55 @@
+"""Reads what ptxas said of every kernel: none keeps registers in memory.
+
+usage: spills.py report..."""
+import re
+import sys
+
+import sources
+
+KERNEL = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def kernels(report):
+    """(name, architecture, bytes on the stack and spilled) of each kernel in ptxas's report."""
+    found = []
+    for line in report.splitlines():
+        begin, stack = KERNEL.search(line), STACK.search(line)
+        if begin:
+            found.append([*begin.groups(), None])
+        elif stack and found and found[-1][2] is None:
+            found[-1][2] = sum(map(int, stack.groups()))
+    return found
+
+
+def complaints(found):
+    for name, architecture, nbytes in found:
+        if nbytes != 0:
+            what = "tells nothing of its stack" if nbytes is None else f"has {nbytes} bytes on the stack or spilled"
+            yield f"{name} for {architecture} {what}"
+
+
+def check_the_check():
+    report = """ptxas info    : Compiling entry function '_Z1av' for 'sm_80'
+ptxas info    : Function properties for _Z1av
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function '_Z1bv' for 'sm_90'
+ptxas info    : Function properties for _Z1bv
+    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
+ptxas info    : Compiling entry function '_Z1cv' for 'sm_90'
+"""
+    assert kernels(report) == [["_Z1av", "sm_80", 0], ["_Z1bv", "sm_90", 36], ["_Z1cv", "sm_90", None]]
+    assert len(list(complaints(kernels(report)))) == 2
+
+
+if __name__ == "__main__":
+    check_the_check()
+    if len(sys.argv) == 1:
+        print("the GPU module is not in this build")
+        sys.exit(sources.SKIP)
+    every = [kernel for path in sys.argv[1:] for kernel in kernels(sources.read("", path))]
+    problems = list(complaints(every))
+    if not every:
+        problems = ["there is no kernel in the reports: has ptxas another way of telling?"]
+    print(f"{len(every)} kernels, each counted once for an architecture")
+    sources.finish(problems, "spills")
