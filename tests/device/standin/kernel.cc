@@ -1,0 +1,290 @@
+/* Blocks and threads: see kernel.h.
+ *
+ * Threads run on fibers, which are stacks of their own within the one thread that runs kernels. A fiber runs thread after
+ * thread, so that a kernel whose threads never wait needs a single one and no switch. When a thread waits, its fiber is
+ * left there, and another begins where the order goes on; once all threads of the block are waiting or done, those that
+ * have met are let go. */
+#include "standin/kernel.h"
+
+#include <algorithm>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <link.h>
+#include <numeric>
+#include <random>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <vector>
+
+#include "standin/standin.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace {
+
+enum { STACK = 128 << 10 };
+
+enum state { IDLE, WAITS_AT_BARRIER, WAITS_AT_SHUFFLE, LET_GO };
+
+struct fiber {
+    jmp_buf resume;
+    ucontext_t birth;
+    state is;
+    unsigned thread; /* the one it runs */
+    standin_place place;
+    int vote;                        /* at a barrier */
+    unsigned mask, source;           /* at a shuffle */
+    unsigned long long given, taken; /* at a shuffle */
+};
+
+/* The block that runs. */
+struct {
+    const void *kernel;
+    const std::function<void()> *body;
+    std::vector<unsigned> order;  /* of its threads */
+    size_t begun;                 /* so many of them */
+    std::vector<fiber *> waiting; /* by thread; NULL = not begun, or done */
+    unsigned done;
+} block;
+
+jmp_buf scheduler;
+fiber *running;
+std::vector<fiber *> &idle = *new std::vector<fiber *>; /* never destroyed, so that its fibers are no leak */
+
+/* ---- fibers ---- */
+
+/* _setjmp and _longjmp, since swapcontext makes a system call each time. */
+void leave(fiber *f) {
+    if (_setjmp(f->resume) == 0) _longjmp(scheduler, 1);
+}
+
+void live() {
+    fiber *self = running;
+    for (;;) {
+        while (block.begun < block.order.size()) {
+            self->thread = block.order[block.begun++];
+            threadIdx.x = self->thread;
+            (*block.body)();
+            block.done++;
+        }
+        self->is = IDLE;
+        idle.push_back(self);
+        leave(self);
+    }
+}
+
+fiber *new_fiber() {
+    fiber *f = new fiber();
+    void *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack == MAP_FAILED || getcontext(&f->birth) != 0) standin_die("no memory for the stack of a thread");
+    f->birth.uc_stack.ss_sp = stack;
+    f->birth.uc_stack.ss_size = STACK;
+    f->birth.uc_link = NULL;
+    makecontext(&f->birth, live, 0);
+    return f;
+}
+
+/* Returns when f's thread waits, or when there are no more threads to begin. */
+void run(fiber *f, bool newborn) {
+    running = f;
+    threadIdx.x = f->thread;
+    if (_setjmp(scheduler) != 0) return;
+    if (newborn) setcontext(&f->birth);
+    else _longjmp(f->resume, 1);
+}
+
+void begin_threads() {
+    if (idle.empty()) {
+        run(new_fiber(), true);
+    } else {
+        fiber *f = idle.back();
+        idle.pop_back();
+        run(f, false);
+    }
+}
+
+void wait_as(state why) {
+    fiber *self = running;
+    self->is = why;
+    block.waiting[self->thread] = self;
+    leave(self);
+}
+
+/* ---- who has met ---- */
+
+bool same_place(const fiber *a, const fiber *b) {
+    return a->place.line == b->place.line && strcmp(a->place.function, b->place.function) == 0;
+}
+
+/* Names one thread a place. */
+[[noreturn]] void die_diverged() {
+    std::vector<const fiber *> told;
+    std::string who;
+    for (const fiber *f : block.waiting) {
+        if (!f || std::any_of(told.begin(), told.end(), [f](const fiber *g) { return same_place(f, g); })) continue;
+        told.push_back(f);
+        who += ";\n  thread " + std::to_string(f->thread) + " waits at a " +
+               (f->is == WAITS_AT_BARRIER ? "barrier" : "shuffle") + " in " + f->place.function + ", line " +
+               std::to_string(f->place.line);
+    }
+    standin_die("%s, block %u: threads wait for others that do not come; %u of %u have returned%s",
+                standin_kernel_name(block.kernel).c_str(), blockIdx.x, block.done, blockDim.x, who.c_str());
+}
+
+bool pass_barrier() {
+    int votes = 0;
+    for (const fiber *f : block.waiting) {
+        if (!f || f->is != WAITS_AT_BARRIER || !same_place(f, block.waiting[0])) return false;
+        votes |= f->vote;
+    }
+    for (fiber *f : block.waiting) f->is = LET_GO, f->vote = votes;
+    return true;
+}
+
+/* The lanes that first's mask names, all of them waiting with the same mask at the same place, exchange what they hold. */
+bool pass_shuffle(const fiber *first) {
+    const unsigned warp = first->thread / warpSize * warpSize;
+    const unsigned lanes = std::min<unsigned>(warpSize, blockDim.x - warp);
+    fiber *const *lane = &block.waiting[warp];
+    for (unsigned i = 0; i < lanes; i++) {
+        if (!(first->mask >> i & 1)) continue;
+        const bool meets = lane[i] && lane[i]->is == WAITS_AT_SHUFFLE && lane[i]->mask == first->mask;
+        if (!meets || !same_place(lane[i], first)) return false;
+    }
+    for (unsigned i = 0; i < lanes; i++) {
+        if (!(first->mask >> i & 1)) continue;
+        const unsigned from = lane[i]->source;
+        lane[i]->taken = from < lanes && first->mask >> from & 1 ? lane[from]->given : ~0ull;
+    }
+    for (unsigned i = 0; i < lanes; i++) {
+        if (first->mask >> i & 1) lane[i]->is = LET_GO;
+    }
+    return true;
+}
+
+bool let_go() {
+    if (block.done == 0 && pass_barrier()) return true;
+    bool any = false;
+    for (const fiber *f : block.waiting) {
+        if (f && f->is == WAITS_AT_SHUFFLE && pass_shuffle(f)) any = true;
+    }
+    return any;
+}
+
+/* ---- blocks ---- */
+
+/* NaNs in whatever the kernel's library holds in thread_local variables: __shared__ is nothing else. */
+int poison_shared(struct dl_phdr_info *object, size_t, void *kernel) {
+    const ElfW(Addr) address = (ElfW(Addr))kernel;
+    size_t nbytes = 0;
+    bool here = false;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        const ElfW(Addr) begin = object->dlpi_addr + part->p_vaddr;
+        if (part->p_type == PT_LOAD && address >= begin && address - begin < part->p_memsz) here = true;
+        if (part->p_type == PT_TLS) nbytes = part->p_memsz;
+    }
+    if (here && object->dlpi_tls_data) memset(object->dlpi_tls_data, 0xff, nbytes);
+    return here;
+}
+
+void run_block() {
+    block.begun = block.done = 0;
+    block.waiting.assign(blockDim.x, NULL);
+    dl_iterate_phdr(poison_shared, const_cast<void *>(block.kernel));
+    for (;;) {
+        while (block.begun < blockDim.x) begin_threads();
+        if (block.done == blockDim.x) return;
+        if (!let_go()) die_diverged();
+        for (unsigned t : block.order) {
+            fiber *f = block.waiting[t];
+            if (!f || f->is != LET_GO) continue;
+            block.waiting[t] = NULL;
+            run(f, false);
+        }
+    }
+}
+
+/* What CAIRN_STANDIN_ORDER says. */
+struct order {
+    bool backward = false, shuffled = false;
+    std::mt19937_64 numbers;
+
+    order() {
+        const char *said = getenv("CAIRN_STANDIN_ORDER");
+        backward = said && strcmp(said, "backward") == 0;
+        shuffled = said && said[0] >= '0' && said[0] <= '9';
+        if (shuffled) numbers.seed(strtoull(said, NULL, 10));
+    }
+
+    std::vector<unsigned> of(size_t n) {
+        std::vector<unsigned> list(n);
+        std::iota(list.begin(), list.end(), 0u);
+        if (shuffled) std::shuffle(list.begin(), list.end(), numbers);
+        if (backward) std::reverse(list.begin(), list.end());
+        return list;
+    }
+};
+
+} // namespace
+
+int standin_barrier(int vote, standin_place place) {
+    fiber *self = running;
+    self->vote = vote;
+    self->place = place;
+    wait_as(WAITS_AT_BARRIER);
+    return self->vote;
+}
+
+unsigned long long standin_shuffle(unsigned mask, unsigned long long given, unsigned source, standin_place place) {
+    fiber *self = running;
+    self->mask = mask;
+    self->given = given;
+    self->source = source;
+    self->place = place;
+    if (!(mask >> self->thread % warpSize & 1))
+        standin_die("%s: a lane shuffles that its mask does not name", place.function);
+    wait_as(WAITS_AT_SHUFFLE);
+    return self->taken;
+}
+
+/* Kernels that are static, as most are, have no name here: an address for addr2line. */
+std::string standin_kernel_name(const void *kernel) {
+    Dl_info info;
+    if (!dladdr(kernel, &info)) return "a kernel";
+    int status = 0;
+    const bool exact = info.dli_saddr == kernel;
+    char *readable = exact ? abi::__cxa_demangle(info.dli_sname, NULL, NULL, &status) : NULL;
+    char text[512];
+    if (exact) snprintf(text, sizeof(text), "%s", readable ? readable : info.dli_sname);
+    else
+        snprintf(text, sizeof(text), "kernel %s+0x%tx", info.dli_fname,
+                 (const char *)kernel - (const char *)info.dli_fbase);
+    free(readable);
+    return text;
+}
+
+void standin_run_kernel(const void *kernel, size_t blocks, int threads, const std::function<void()> &thread) {
+    block.kernel = kernel;
+    block.body = &thread;
+    gridDim = dim3((unsigned)blocks);
+    blockDim = dim3((unsigned)threads);
+    static order order;
+    for (unsigned b : order.of(blocks)) {
+        block.order = order.of((size_t)threads);
+        blockIdx = {b, 0, 0};
+        run_block();
+    }
+}
+
+cudaError_t standin_launch(const void *kernel, size_t blocks, int threads, cudaStream_t stream,
+                           std::function<void()> thread) {
+    if (blocks == 0 || blocks > 0x7fffffff || threads < 1 || threads > 1024) return cudaErrorInvalidConfiguration;
+    return standin_queue(stream, standin_kernel_name(kernel),
+                         [=] { standin_run_kernel(kernel, blocks, threads, thread); });
+}

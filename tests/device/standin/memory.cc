@@ -1,0 +1,202 @@
+/* Device memory: one range of addresses, reserved as the library is loaded, of which only what is allocated can be
+ * touched, and that only while the device is at work. No address is given out twice, so that what is freed stays out of
+ * bounds too. An allocation begins as NaNs, and lies between patterns that are looked at when it is freed, and in the
+ * end. */
+#include "standin/standin.h"
+
+#include <map>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace {
+
+constexpr size_t RANGE = 1ull << 40, PAGE = 4096;
+constexpr size_t BEFORE = 256; /* cudaMalloc promises that alignment and no more */
+constexpr unsigned char PATTERN = 0xa5, NOT_A_NUMBER = 0xff;
+constexpr size_t FILLED = 4 << 20; /* of an allocation; the rights of pages that nobody touched change at no cost */
+
+struct extent {
+    size_t nbytes; /* asked for */
+    size_t pages;  /* bytes of them */
+};
+
+struct arena {
+    char *base, *next;
+    size_t used = 0, total;
+    bool protects;
+    std::map<char *, extent> extents; /* by the address given out */
+    std::map<char *, size_t> pinned;
+    int open = 0;
+    std::string who; /* is at work */
+
+    arena();
+    ~arena();
+};
+
+arena &memory() {
+    static arena a;
+    return a;
+}
+
+char *pages_of(char *p) {
+    return p - BEFORE;
+}
+
+template <class Map> auto holder_of(Map &map, const void *p) {
+    auto it = map.upper_bound((char *)p);
+    return it == map.begin() ? map.end() : --it;
+}
+
+/* ---- out of bounds ---- */
+
+void on_fault(int number, siginfo_t *info, void *) {
+    const arena &a = memory();
+    const char *at = (const char *)info->si_addr;
+    const auto near = holder_of(a.extents, at);
+    if (a.open || standin_in_range(at)) {
+        fprintf(stderr, "stand-in for CUDA: %s touched %p, ", a.open ? a.who.c_str() : "host code", (const void *)at);
+        fputs(standin_is_device(at, 1) ? "which is the device's" : "which is not the device's", stderr);
+        if (standin_in_range(at) && near != a.extents.end()) {
+            fprintf(stderr, " (byte %td of the allocation of %zu at %p)", at - near->first, near->second.nbytes,
+                    (void *)near->first);
+        }
+        fputs("\n", stderr);
+    }
+    signal(number, SIG_DFL); /* the access is repeated, and ends the process */
+}
+
+/* Again and again, since test frameworks set handlers of their own. */
+void watch_faults() {
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+void protect(int rights) {
+    arena &a = memory();
+    if (!a.protects) return;
+    for (auto &e : a.extents) mprotect(pages_of(e.first), e.second.pages, rights);
+    watch_faults();
+}
+
+void check_patterns(char *p, const extent &e) {
+    const unsigned char *first = (const unsigned char *)pages_of(p), *end = first + e.pages;
+    for (const unsigned char *at = first; at < end; at++) {
+        if (at == (const unsigned char *)p) at += e.nbytes;
+        if (at < end && *at != PATTERN) {
+            standin_die("something wrote to byte %td of an allocation of %zu", at - (const unsigned char *)p, e.nbytes);
+        }
+    }
+}
+
+arena::arena() {
+    base = next = (char *)mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) standin_die("no addresses for the device's memory");
+    total = (size_t)standin_env("CAIRN_STANDIN_MEMORY", 2ll << 30);
+    protects = standin_env("CAIRN_STANDIN_PROTECT", 1) != 0;
+}
+
+arena::~arena() {
+    for (auto &e : extents) {
+        mprotect(pages_of(e.first), e.second.pages, PROT_READ);
+        check_patterns(e.first, e.second);
+    }
+}
+
+} // namespace
+
+standin_open::standin_open(const std::string &what) {
+    arena &a = memory();
+    before = a.who;
+    a.who = what;
+    if (a.open++ == 0) protect(PROT_READ | PROT_WRITE);
+}
+
+standin_open::~standin_open() {
+    arena &a = memory();
+    if (--a.open == 0) protect(PROT_NONE);
+    a.who = before;
+}
+
+bool standin_in_range(const void *p) {
+    return (const char *)p >= memory().base && (const char *)p < memory().base + RANGE;
+}
+
+bool standin_is_device(const void *p, size_t nbytes) {
+    auto it = holder_of(memory().extents, p);
+    return it != memory().extents.end() && (size_t)((const char *)p - it->first) + nbytes <= it->second.nbytes;
+}
+
+bool standin_is_pinned(const void *p, size_t nbytes) {
+    auto it = holder_of(memory().pinned, p);
+    return it != memory().pinned.end() && (size_t)((const char *)p - it->first) + nbytes <= it->second;
+}
+
+void *standin_device_alloc(size_t nbytes) {
+    arena &a = memory();
+    if (nbytes > a.total - a.used) return NULL;
+    const extent e = {nbytes, (BEFORE + nbytes + PAGE) / PAGE * PAGE};
+    char *pages = a.next + PAGE;
+    if (pages + e.pages + PAGE > a.base + RANGE) standin_die("all addresses for the device's memory were given out");
+    if (mprotect(pages, e.pages, PROT_READ | PROT_WRITE) != 0) return NULL;
+    a.next = pages + e.pages;
+    a.used += nbytes;
+    memset(pages, PATTERN, BEFORE);
+    memset(pages + BEFORE, NOT_A_NUMBER, nbytes < FILLED ? nbytes : FILLED);
+    memset(pages + BEFORE + nbytes, PATTERN, e.pages - BEFORE - nbytes);
+    a.extents[pages + BEFORE] = e;
+    if (a.protects && !a.open) mprotect(pages, e.pages, PROT_NONE), watch_faults();
+    return pages + BEFORE;
+}
+
+bool standin_device_free(void *p) {
+    arena &a = memory();
+    auto it = a.extents.find((char *)p);
+    if (it == a.extents.end()) return false;
+    mprotect(pages_of(it->first), it->second.pages, PROT_READ);
+    check_patterns(it->first, it->second);
+    mprotect(pages_of(it->first), it->second.pages, PROT_NONE);
+    madvise(pages_of(it->first), it->second.pages, MADV_DONTNEED);
+    a.used -= it->second.nbytes;
+    a.extents.erase(it);
+    return true;
+}
+
+void *standin_pinned_alloc(size_t nbytes) {
+    void *p = aligned_alloc(PAGE, (nbytes + PAGE - 1) / PAGE * PAGE);
+    if (p) memset(p, NOT_A_NUMBER, nbytes), memory().pinned[(char *)p] = nbytes;
+    return p;
+}
+
+bool standin_pinned_free(void *p) {
+    if (memory().pinned.erase((char *)p) == 0) return false;
+    free(p);
+    return true;
+}
+
+void standin_memory_info(size_t *free_bytes, size_t *total_bytes) {
+    *total_bytes = memory().total;
+    *free_bytes = memory().total - memory().used;
+}
+
+long long standin_env(const char *name, long long otherwise) {
+    const char *said = getenv(name);
+    return said && said[0] ? strtoll(said, NULL, 10) : otherwise;
+}
+
+void standin_die(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("stand-in for CUDA: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs("\n", stderr);
+    va_end(args);
+    abort();
+}

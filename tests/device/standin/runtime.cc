@@ -1,0 +1,528 @@
+/* libcudart, as far as the module uses it. A stream is a queue whose work runs when somebody waits for it: what a program
+ * may assume of an order, it gets, and nothing else. What the real runtime refuses while a stream is captured is refused
+ * here, and breaks the capture as it does there. */
+#include "standin/standin.h"
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+namespace {
+
+struct item {
+    std::string name;
+    std::function<void()> work;
+};
+
+/* One record of an event; whoever waits for it may outlive the event. */
+struct mark {
+    cudaStream_t stream = NULL;
+    bool passed = true, captured = false;
+};
+
+enum { QUEUED_AT_MOST = 1000 };
+
+} // namespace
+
+struct CUgraph_st {
+    std::vector<item> items;
+};
+
+struct CUgraphExec_st : CUgraph_st {};
+
+struct CUevent_st {
+    std::shared_ptr<mark> at = std::make_shared<mark>(); /* the last one */
+};
+
+struct CUstream_st {
+    int device = 0;
+    bool blocking = true; /* takes turns with the default stream */
+    std::deque<item> queue;
+    std::unique_ptr<CUgraph_st> capture;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+    bool broken = false; /* the capture is */
+};
+
+namespace {
+
+struct {
+    std::recursive_mutex lock;
+    std::vector<cudaStream_t> streams;
+    CUstream_st legacy;
+    unsigned long long waits = 0;
+    long long begun = 0;              /* items of any queue */
+    cudaError_t failed = cudaSuccess; /* one of them has, and all that comes after it does */
+} runtime;
+
+thread_local int current;
+thread_local cudaError_t last = cudaSuccess;
+
+#define LOCK std::lock_guard<std::recursive_mutex> hold(runtime.lock)
+
+cudaError_t say(cudaError_t error) {
+    if (error != cudaSuccess) last = error;
+    return error;
+}
+
+cudaStream_t stream_of(cudaStream_t stream) {
+    return stream == NULL || stream == cudaStreamLegacy || stream == cudaStreamPerThread ? &runtime.legacy : stream;
+}
+
+/* ---- queues ---- */
+
+bool lazy() {
+    static const bool is = standin_env("CAIRN_STANDIN_LAZY", 1) != 0;
+    return is;
+}
+
+void run_one(cudaStream_t s) {
+    const item first = std::move(s->queue.front());
+    s->queue.pop_front();
+    static const long long fails = standin_env("CAIRN_STANDIN_FAIL", 0);
+    if (++runtime.begun == fails) runtime.failed = cudaErrorIllegalAddress;
+    if (runtime.failed) return;
+    standin_open open(first.name);
+    first.work();
+}
+
+void drain(cudaStream_t s) {
+    if (s->queue.empty()) return;
+    standin_open open("the device"); /* once for all of them */
+    while (!s->queue.empty()) run_one(s);
+}
+
+void drain_all() {
+    drain(&runtime.legacy);
+    for (cudaStream_t s : runtime.streams) drain(s);
+}
+
+/* Where the device has failed, nothing is left to wait for. */
+void wait_for(const mark &m) {
+    while (!m.passed && !m.stream->queue.empty()) run_one(m.stream);
+}
+
+/* The default stream and those that are not cudaStreamNonBlocking run in the order of the calls. */
+void take_turns(cudaStream_t s) {
+    if (s == &runtime.legacy) {
+        for (cudaStream_t other : runtime.streams) {
+            if (other->blocking) drain(other);
+        }
+    } else if (s->blocking) {
+        drain(&runtime.legacy);
+    }
+}
+
+cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work) {
+    if (runtime.failed) return runtime.failed;
+    if (s->device != current) return cudaErrorInvalidResourceHandle;
+    if (s->capture && s->broken) return cudaErrorStreamCaptureInvalidated;
+    if (s->capture) {
+        s->capture->items.push_back({std::move(name), std::move(work)});
+        return cudaSuccess;
+    }
+    take_turns(s);
+    s->queue.push_back({std::move(name), std::move(work)});
+    while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0)) run_one(s);
+    return runtime.failed;
+}
+
+/* ---- what a capture forbids ---- */
+
+cudaError_t broken(cudaStream_t s, cudaError_t why) {
+    s->broken = true;
+    return why;
+}
+
+/* For calls that wait, or that CUDA calls unsafe: refused while anything is captured, in any mode but the relaxed. */
+cudaError_t unsafe() {
+    cudaError_t error = runtime.failed;
+    for (cudaStream_t s : runtime.streams) {
+        if (s->capture && s->mode != cudaStreamCaptureModeRelaxed) error = broken(s, cudaErrorStreamCaptureUnsupported);
+    }
+    return error;
+}
+
+/* The same, counted. */
+cudaError_t waits() {
+    runtime.waits++;
+    return unsafe();
+}
+
+#define TRY(call)                                      \
+    do {                                               \
+        const cudaError_t error_ = (call);             \
+        if (error_ != cudaSuccess) return say(error_); \
+    } while (0)
+
+/* ---- GPUs ---- */
+
+std::string driver() {
+    const char *said = getenv("CAIRN_STANDIN_DRIVER");
+    return said ? said : "";
+}
+
+cudaError_t count_gpus(int *count) {
+    *count = 0;
+    if (driver() != "") return cudaErrorInsufficientDriver;
+    *count = (int)standin_env("CAIRN_STANDIN_GPUS", 1);
+    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t check_gpu(int device) {
+    int count;
+    const cudaError_t error = count_gpus(&count);
+    return error ? error : device < 0 || device >= count ? cudaErrorInvalidDevice : cudaSuccess;
+}
+
+int capability() {
+    return (int)standin_env("CAIRN_STANDIN_CC", 90);
+}
+
+/* ---- copies ---- */
+
+/* Whether p is on the side of a copy that its kind says. */
+cudaError_t check_side(const void *p, size_t nbytes, bool device, const char *what) {
+    if (device ? standin_is_device(p, nbytes) || standin_is_pinned(p, nbytes) : !standin_in_range(p))
+        return cudaSuccess;
+    fprintf(stderr, "stand-in for CUDA: %s of a copy of %zu bytes, %p, is not %s\n", what, nbytes, p,
+            device ? "inside one allocation of the device" : "the host's");
+    return cudaErrorInvalidValue;
+}
+
+cudaError_t check_copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind) {
+    if (kind == cudaMemcpyDefault) return cudaSuccess;
+    TRY(check_side(dst, nbytes, kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice, "the destination"));
+    return check_side(src, nbytes, kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice, "the source");
+}
+
+/* Memory of the host that is not pinned is read before the call returns, and written before it returns. */
+cudaError_t copy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t s) {
+    if (nbytes == 0) return cudaSuccess;
+    TRY(check_copy(dst, src, nbytes, kind));
+    const bool reads_host = !standin_in_range(src) && !standin_is_pinned(src, nbytes);
+    const bool writes_host = !standin_in_range(dst) && !standin_is_pinned(dst, nbytes);
+    if (s->capture && (reads_host || writes_host)) return broken(s, cudaErrorStreamCaptureUnsupported);
+    if (reads_host) {
+        const std::string kept((const char *)src, nbytes);
+        return queue(s, "a copy from the host", [=] { memcpy(dst, kept.data(), nbytes); });
+    }
+    TRY(queue(s, "a copy", [=] { memmove(dst, src, nbytes); }));
+    if (writes_host) runtime.waits++, drain(s);
+    return runtime.failed;
+}
+
+} // namespace
+
+cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<void()> work) {
+    LOCK;
+    return say(queue(stream_of(stream), std::move(name), std::move(work)));
+}
+
+unsigned long long standin_waits(void) {
+    LOCK;
+    return runtime.waits;
+}
+
+/* ---- GPUs and errors ---- */
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    return say(count_gpus(count));
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = driver() == "none" ? 0 : driver() == "old" ? 11040 : CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    TRY(check_gpu(device));
+    current = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = current;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    TRY(check_gpu(device));
+    size_t free_bytes;
+    memset(properties, 0, sizeof(*properties));
+    snprintf(properties->name, sizeof(properties->name), "a stand-in on the CPU");
+    properties->major = capability() / 10;
+    properties->minor = capability() % 10;
+    properties->multiProcessorCount = 2;
+    properties->warpSize = 32;
+    properties->maxThreadsPerBlock = 1024;
+    standin_memory_info(&free_bytes, &properties->totalGlobalMem);
+    return cudaSuccess;
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+#define NAME(code) \
+    case code:     \
+        return #code;
+        NAME(cudaSuccess)
+        NAME(cudaErrorInvalidValue)
+        NAME(cudaErrorMemoryAllocation)
+        NAME(cudaErrorInvalidConfiguration)
+        NAME(cudaErrorInsufficientDriver)
+        NAME(cudaErrorNoDevice)
+        NAME(cudaErrorInvalidDevice)
+        NAME(cudaErrorInvalidResourceHandle)
+        NAME(cudaErrorIllegalState)
+        NAME(cudaErrorNotReady)
+        NAME(cudaErrorStreamCaptureUnsupported)
+        NAME(cudaErrorStreamCaptureInvalidated)
+        NAME(cudaErrorStreamCaptureImplicit)
+        NAME(cudaErrorStreamCaptureIsolation)
+        NAME(cudaErrorCapturedEvent)
+        NAME(cudaErrorIllegalAddress)
+#undef NAME
+    default:
+        return "cudaErrorUnknown";
+    }
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return cudaGetErrorName(error);
+}
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = last;
+    last = cudaSuccess;
+    return error;
+}
+
+/* ---- memory ---- */
+
+cudaError_t cudaMalloc(void **p, size_t nbytes) {
+    LOCK;
+    TRY(waits());
+    TRY(check_gpu(current));
+    *p = nbytes ? standin_device_alloc(nbytes) : NULL;
+    return say(*p || !nbytes ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void *p) {
+    LOCK;
+    TRY(waits());
+    drain_all();
+    return say(!p || standin_device_free(p) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t nbytes, unsigned) {
+    LOCK;
+    TRY(waits());
+    *p = nbytes ? standin_pinned_alloc(nbytes) : NULL;
+    return say(*p || !nbytes ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *p) {
+    LOCK;
+    TRY(waits());
+    drain_all();
+    return say(!p || standin_pinned_free(p) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *p) {
+    LOCK;
+    memset(attributes, 0, sizeof(*attributes));
+    attributes->type = standin_is_device(p, 1)   ? cudaMemoryTypeDevice
+                       : standin_is_pinned(p, 1) ? cudaMemoryTypeHost
+                                                 : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    LOCK;
+    TRY(check_gpu(current));
+    standin_memory_info(free_bytes, total_bytes);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    LOCK;
+    return say(copy(dst, src, nbytes, kind, stream_of(stream)));
+}
+
+cudaError_t cudaMemcpy(void *dst, const void *src, size_t nbytes, cudaMemcpyKind kind) {
+    LOCK;
+    TRY(waits());
+    TRY(copy(dst, src, nbytes, kind, &runtime.legacy));
+    drain(&runtime.legacy);
+    return say(runtime.failed);
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t nbytes, cudaStream_t stream) {
+    LOCK;
+    TRY(check_side(p, nbytes, true, "the destination"));
+    return say(queue(stream_of(stream), "a memset", [=] { memset(p, value, nbytes); }));
+}
+
+/* ---- streams ---- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    LOCK;
+    TRY(check_gpu(current));
+    *stream = new CUstream_st;
+    (*stream)->device = current;
+    (*stream)->blocking = !(flags & cudaStreamNonBlocking);
+    runtime.streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    LOCK;
+    drain(stream);
+    for (size_t i = 0; i < runtime.streams.size(); i++) {
+        if (runtime.streams[i] == stream) runtime.streams.erase(runtime.streams.begin() + (long)i);
+    }
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    LOCK;
+    TRY(waits());
+    take_turns(stream_of(stream));
+    drain(stream_of(stream));
+    return say(runtime.failed);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    LOCK;
+    TRY(waits());
+    drain_all();
+    return say(runtime.failed);
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    LOCK;
+    cudaStream_t s = stream_of(stream);
+    const std::shared_ptr<mark> at = event->at;
+    if (s->capture && at->captured && at->stream == s) return cudaSuccess;
+    if (s->capture || at->captured) return say(broken(s, cudaErrorStreamCaptureIsolation));
+    const int was = current;
+    current = s->device; /* streams wait for events of other GPUs, too */
+    const cudaError_t error = queue(s, "a wait", [at] { wait_for(*at); });
+    current = was;
+    return say(error);
+}
+
+/* ---- events ---- */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    TRY(check_gpu(current));
+    *event = new CUevent_st;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    LOCK;
+    const auto at = event->at = std::make_shared<mark>();
+    at->stream = stream_of(stream);
+    at->captured = at->stream->capture != NULL;
+    if (at->captured) return cudaSuccess;
+    at->passed = false;
+    return say(queue(at->stream, "an event", [at] { at->passed = true; }));
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    LOCK;
+    TRY(unsafe());
+    const mark &m = *event->at;
+    if (m.captured) return say(cudaErrorCapturedEvent);
+    if (!m.passed) run_one(m.stream); /* time goes by */
+    return runtime.failed ? say(runtime.failed) : m.passed ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    LOCK;
+    TRY(waits());
+    if (event->at->captured) return say(cudaErrorCapturedEvent);
+    wait_for(*event->at);
+    return say(runtime.failed);
+}
+
+/* ---- graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    LOCK;
+    cudaStream_t s = stream_of(stream);
+    if (s == &runtime.legacy) return say(cudaErrorStreamCaptureUnsupported);
+    if (s->capture) return say(cudaErrorIllegalState);
+    s->capture = std::make_unique<CUgraph_st>();
+    s->mode = mode;
+    s->broken = false;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    LOCK;
+    cudaStream_t s = stream_of(stream);
+    for (cudaStream_t other : runtime.streams) {
+        if (s == &runtime.legacy && other->blocking && other->capture) return say(cudaErrorStreamCaptureImplicit);
+    }
+    *status = !s->capture  ? cudaStreamCaptureStatusNone
+              : !s->broken ? cudaStreamCaptureStatusActive
+                           : cudaStreamCaptureStatusInvalidated;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    LOCK;
+    cudaStream_t s = stream_of(stream);
+    *graph = NULL;
+    if (!s->capture) return say(cudaErrorIllegalState);
+    const std::unique_ptr<CUgraph_st> captured = std::move(s->capture);
+    if (s->broken) return say(cudaErrorStreamCaptureInvalidated);
+    *graph = new CUgraph_st(*captured);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
+    *exec = new CUgraphExec_st;
+    (*exec)->items = graph->items;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    LOCK;
+    for (const item &i : exec->items) TRY(queue(stream_of(stream), i.name, i.work));
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
+}

@@ -1,0 +1,74 @@
+/* What the parts of the stand-in share. They are one library, libcairn_standin.so, which a second build of the module is
+ * linked with instead of NVIDIA's libraries:
+ *
+ *   kernel.h, kernel.cc   the device language: blocks, threads, barriers, shuffles
+ *   runtime.cc            libcudart: streams whose work waits in queues, events, graphs, errors
+ *   memory.cc             device memory that the host cannot touch, and what surrounds an allocation
+ *   product.cc            libcublasLt: a plain product, for what is asked of it
+ *
+ * The environment chooses what it is like:
+ *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
+ *   CAIRN_STANDIN_LAZY     1 (default): work runs when somebody waits for it, or when a thousand items are queued; 0: at once
+ *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does not
+ *   CAIRN_STANDIN_MEMORY   bytes that the device has (2 GiB)
+ *   CAIRN_STANDIN_GPUS     how many there are (1)
+ *   CAIRN_STANDIN_DRIVER   none, old: what cudart says then
+ *   CAIRN_STANDIN_CC       compute capability (90)
+ *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call fails
+ */
+#ifndef STANDIN_H
+#define STANDIN_H
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <string>
+
+/* The number that an environment variable holds, or what it is without. */
+long long standin_env(const char *name, long long otherwise);
+
+/* Says what the program did wrong, as printf, and aborts. */
+[[noreturn]] void standin_die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- kernel.cc ---- */
+
+std::string standin_kernel_name(const void *kernel);
+
+/* Runs a launch now; device memory is open. */
+void standin_run_kernel(const void *kernel, size_t blocks, int threads, const std::function<void()> &thread);
+
+/* ---- memory.cc ---- */
+
+/* While one of these lives, host code may touch the device's memory: around whatever the device does. `what` is told
+ * when it touches memory that is not the device's. */
+class standin_open {
+  public:
+    explicit standin_open(const std::string &what);
+    ~standin_open();
+
+  private:
+    std::string before;
+};
+
+/* The whole of [p, p + nbytes) lies in one allocation. */
+bool standin_is_device(const void *p, size_t nbytes);
+bool standin_is_pinned(const void *p, size_t nbytes);
+/* p lies in the range that device memory is taken from, allocated or not. */
+bool standin_in_range(const void *p);
+
+/* NULL where there is no more. */
+void *standin_device_alloc(size_t nbytes);
+bool standin_device_free(void *p); /* false = it was no allocation */
+void *standin_pinned_alloc(size_t nbytes);
+bool standin_pinned_free(void *p);
+void standin_memory_info(size_t *free_bytes, size_t *total_bytes);
+
+/* ---- runtime.cc ---- */
+
+/* Queues something that the device does. name: for reports. */
+cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<void()> work);
+
+/* Calls so far that wait for the device, or may. */
+extern "C" unsigned long long standin_waits(void);
+
+#endif
