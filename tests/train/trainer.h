@@ -1,0 +1,62 @@
+/* One model in training, for the programs of this folder: everything a step needs, in the order it ends. */
+#ifndef TESTS_TRAINER_H
+#define TESTS_TRAINER_H
+
+#include <cairn/cairn.h>
+
+#include "core/status.h"
+#include "deep_mlp.h"
+
+enum { QUICK_START_BATCH = 64, QUICK_START_IN = 1024, QUICK_START_OUT = 16 };
+
+struct trainer {
+    cairn_env *env;
+    cairn_module *model;
+    cairn_optimizer *optimizer;
+    amp_context *amp;
+    cairn_tensor *x, *y, *loss;
+};
+
+static inline void trainer_destroy(struct trainer *t) {
+    amp_destroy(&t->amp);
+    cairn_optimizer_destroy(&t->optimizer);
+    cairn_module_destroy(&t->model);
+    cairn_env_destroy(&t->env);
+}
+
+/* The quick start: a linear layer, SGD. Numbers of seed 0 on every device. */
+static inline cairn_status trainer_create_quick_start(struct trainer *t, const char *device,
+                                                      const struct amp_options *amp) {
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    cairn_status st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
+    if (st != CAIRN_OK) return st;
+    t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(QUICK_START_BATCH, QUICK_START_IN));
+    t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(QUICK_START_BATCH, QUICK_START_OUT));
+    t->model = cairn_linear(t->env, QUICK_START_IN, QUICK_START_OUT);
+    st = cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->optimizer);
+    return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
+}
+
+/* Equal layers, AdamW. */
+static inline cairn_status trainer_create_mlp(struct trainer *t, const char *device, int layers, int64_t width,
+                                              int64_t batch, const struct amp_options *amp) {
+    cairn_status st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
+    if (st != CAIRN_OK) return st;
+    t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, width));
+    t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, width));
+    t->model = make_deep_mlp(t->env, layers, width);
+    if (!t->model) return cairn__last_status();
+    st = cairn_adamw_create(cairn_module_params(t->model), NULL, &t->optimizer);
+    return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
+}
+
+/* A step as cairn_graph_capture wants one. */
+static inline cairn_status trainer_step(void *user) {
+    struct trainer *t = user;
+    cairn_zero_grad(t->optimizer);
+    t->loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
+    const cairn_status st = amp_backward(t->amp, t->loss, t->optimizer);
+    return st != CAIRN_OK ? st : cairn_step(t->optimizer);
+}
+
+#endif
