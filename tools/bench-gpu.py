@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""What PyTorch makes of the same work on the same GPU: the peer of cuda-bench and gpu-bench.
+
+usage: tools/bench-gpu.py [--device cuda] [--elements N] [--size N] [--width N] [--batch N]
+
+Prints "name = value unit" under the names that Cairn's two programs use, medians of rounds; where PyTorch has several
+ways it gets its best. Exits 77 where there is no PyTorch or no such device."""
+import argparse
+import statistics
+import sys
+import time
+
+try:
+    import torch
+except ImportError as missing:
+    print(f"no PyTorch: {missing}")
+    sys.exit(77)
+
+ROUNDS = 7
+LAYERS = 6
+WARM_UP = 6
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(device, work, times):
+    wait(device)
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    wait(device)
+    return (time.perf_counter() - begin) / times
+
+
+def measure(device, jobs, long_enough):
+    """Median seconds of each of {name: work}, taken in turn."""
+    times = {}
+    for name, work in jobs.items():
+        timed(device, work, WARM_UP)
+        times[name] = max(1, min(10000, int(long_enough / timed(device, work, 2))))
+    took = {name: [] for name in jobs}
+    for _ in range(ROUNDS):
+        for name, work in jobs.items():
+            took[name].append(timed(device, work, times[name]))
+    return {name: statistics.median(values) for name, values in took.items()}
+
+
+def say(name, value, unit):
+    print(f"{name} = {value:.2f} {unit}", flush=True)
+
+
+# ---- passes over memory ----
+
+def fused_adamw(params):
+    """The fastest AdamW that this PyTorch has here."""
+    for way in ({"fused": True}, {"foreach": True}, {}):
+        try:
+            return torch.optim.AdamW(params, lr=1e-3, weight_decay=0.01, **way)
+        except (RuntimeError, TypeError, ValueError):
+            continue
+    raise RuntimeError("no AdamW")
+
+
+def bench_passes(device, n):
+    x = torch.randn(n, device=device)
+    y, half = torch.empty_like(x), torch.empty(n, device=device, dtype=torch.float16)
+    factor, found = torch.full((), 1 / 1024, device=device), torch.zeros((), device=device)
+    master = torch.nn.Parameter(x.clone())
+    master.grad = torch.randn(n, device=device)
+    adamw = fused_adamw([master])
+
+    def adamw_with_masters():
+        # PyTorch's fused AdamW reads f32 gradients and writes f32 weights: the halves are passes of their own.
+        master.grad.copy_(half)
+        torch._amp_foreach_non_finite_check_and_unscale_([master.grad], found, factor)
+        adamw.step()
+        half.copy_(master.detach())
+
+    def unscale():
+        y.copy_(half)
+        torch._amp_foreach_non_finite_check_and_unscale_([y], found, factor)
+
+    jobs = {
+        "copy": (8, lambda: y.copy_(x)),
+        "cast f32 f16": (6, lambda: half.copy_(x)),
+        "unscale f16 f32": (6, unscale),
+        "l2norm f32": (4, lambda: torch.linalg.vector_norm(x)),
+        "adamw f16 masters": (28, adamw_with_masters),
+    }
+    took = measure(device, {name: work for name, (_, work) in jobs.items()}, 0.02)
+    for name, seconds in took.items():
+        say(name, jobs[name][0] * n / seconds * 1e-9, "GB/s")
+
+
+# ---- products ----
+
+def product(a, b, c, shape):
+    if shape == "y":
+        return lambda: torch.mm(a, b.t(), out=c)
+    if shape == "dx":
+        return lambda: torch.mm(a, b, out=c)
+    return lambda: torch.mm(a.t(), b, out=c)
+
+
+def bench_products(device, size):
+    for name, dtype, tf32 in (("f32", torch.float32, False), ("tf32", torch.float32, True),
+                              ("f16", torch.float16, False), ("bf16", torch.bfloat16, False)):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        jobs, sizes = {}, {}
+        for n, shape in ((size, "y"), (size // 2, "y"), (size // 2, "dx"), (size // 2, "dw")):
+            a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+            job = f"product {name} {n} {shape}"
+            jobs[job], sizes[job] = product(a, b, torch.empty_like(a), shape), n
+        for job, seconds in measure(device, jobs, 0.02).items():
+            say(job, 2e-12 * sizes[job] ** 3 / seconds, "TFLOP/s")
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+# ---- the quick start ----
+
+class QuickStart:
+    """Linear 1024 -> 16, batch 64, mse, SGD, autocast to f16 with a GradScaler."""
+
+    def __init__(self, device, fused):
+        torch.manual_seed(0)
+        self.device = device
+        self.x, self.y = torch.randn(64, 1024, device=device), torch.randn(64, 16, device=device)
+        self.model = torch.nn.Linear(1024, 16).to(device)
+        self.sgd = torch.optim.SGD(self.model.parameters(), lr=1e-3, fused=True) if fused else \
+            torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.scaler = torch.amp.GradScaler(device.type)
+        self.loss = None
+
+    def forward_backward(self):
+        with torch.autocast(self.device.type, dtype=torch.float16):
+            prediction = self.model(self.x)
+        self.loss = torch.nn.functional.mse_loss(prediction.float(), self.y)
+        self.scaler.scale(self.loss).backward()
+
+    def update(self):
+        self.scaler.step(self.sgd)
+        self.scaler.update()
+
+    def step(self):
+        self.sgd.zero_grad(set_to_none=True)
+        self.forward_backward()
+        self.update()
+
+    def record(self, work):
+        """work as one CUDA graph, after a warm-up on a stream of its own (PyTorch's notes on CUDA graphs)."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.sgd.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def whole_graph(self):
+        """Everything recorded: a fused optimizer takes the scaler's flag on the device."""
+        def work():
+            self.forward_backward()
+            self.update()
+
+        return self.record(work).replay
+
+    def graph_then_update(self):
+        graph = self.record(self.forward_backward)
+
+        def step():
+            graph.replay()
+            self.update()
+
+        return step
+
+
+def eager_ways(device):
+    for fused in (False, True):
+        try:
+            start = QuickStart(device, fused)
+            start.step()
+            yield start.step
+        except (RuntimeError, TypeError, ValueError) as why:
+            print(f"(quick start eager, fused={fused}: {why})", file=sys.stderr)
+
+
+def graph_ways(device):
+    for fused, way in ((True, QuickStart.whole_graph), (True, QuickStart.graph_then_update),
+                       (False, QuickStart.graph_then_update)):
+        try:
+            step = way(QuickStart(device, fused))
+            step()
+            wait(device)
+            yield step
+        except (RuntimeError, TypeError, ValueError, AssertionError) as why:
+            print(f"(quick start graph, {way.__name__}, fused={fused}: {why})", file=sys.stderr)
+
+
+def bench_quick_start(device):
+    for name, ways in ("quick start eager", eager_ways), ("quick start graph", graph_ways):
+        if name.endswith("graph") and device.type != "cuda":
+            continue
+        jobs = {str(i): step for i, step in enumerate(ways(device))}
+        if jobs:
+            say(name, 1e6 * min(measure(device, jobs, 0.1).values()), "us")
+
+
+# ---- the MLP ----
+
+def mlp(width, device, dtype):
+    layers = []
+    for i in range(LAYERS):
+        layers += [torch.nn.Linear(width, width, device=device, dtype=dtype), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def mlp_step(device, width, batch, autocast):
+    """f32 weights under autocast, which is PyTorch's mixed precision; or everything in bf16, which has no masters."""
+    model = mlp(width, device, torch.float32 if autocast else torch.bfloat16)
+    x, y = (torch.randn(batch, width, device=device, dtype=torch.float32 if autocast else torch.bfloat16)
+            for _ in range(2))
+    adamw = fused_adamw(model.parameters())
+
+    def step():
+        adamw.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+            prediction = model(x)
+        torch.nn.functional.mse_loss(prediction.float(), y.float()).backward()
+        adamw.step()
+
+    return step
+
+
+def bench_mlp(device, width, batch):
+    flops = 2 * (3 * LAYERS - 1) * batch * width * width
+    for name, autocast in (("mlp eager", True), ("mlp eager, no masters", False)):
+        seconds = measure(device, {name: mlp_step(device, width, batch, autocast)}, 0.1)[name]
+        say(name, 1e6 * seconds, "us")
+        say(f"{name} rate", flops / seconds * 1e-12, "TFLOP/s")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--elements", type=int, default=256 << 20)
+    parser.add_argument("--size", type=int, default=8192)
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--batch", type=int, default=4096)
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} sees no GPU")
+        sys.exit(77)
+    device = torch.device(args.device)
+    chip = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, {chip}")
+    bench_passes(device, args.elements)
+    bench_products(device, args.size)
+    bench_quick_start(device)
+    bench_mlp(device, args.width, args.batch)
+
+
+if __name__ == "__main__":
+    main()
