@@ -47,8 +47,7 @@ void cairn__clear_op_hook(cairn_env *env);
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
 
-/* The environment a tensor or module was made in; NULL for NULL. */
-cairn_env *cairn__tensor_env(const cairn_tensor *t);
+/* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
 
 /* loss * scale, in f32 whatever the loss's type, as a further node of the graph; the scale is scaler's when the device

@@ -208,10 +208,6 @@ float cairn_tensor_item(const cairn_tensor *t) {
     return value;
 }
 
-cairn_env *cairn__tensor_env(const cairn_tensor *t) {
-    return t ? t->env : NULL;
-}
-
 const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT]) {
     size_t used = (size_t)snprintf(text, CAIRN__SHAPE_TEXT, "[");
     for (int d = 0; d < t->ndim; d++) {

@@ -10,35 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
 #include "core/alloc.h"
 #include "core/half.h"
 #include "core/trace.h"
 #include "device/device.h"
 
-enum { SKIP = 77, ROUNDS = 7, SLICE = 1024, MAX_JOBS = 16 };
+enum { SLICE = 1024, MAX_JOBS = 16 };
 
 static const double LONG_ENOUGH = 0.02; /* seconds of one timing */
 static const float FACTOR = 1.0f / 1024;
-
-static void require(bool condition, const char *what) {
-    if (condition) return;
-    fprintf(stderr, "cuda-bench: %s\n", what);
-    exit(1);
-}
-
-static void done(cairn_status status) {
-    require(status == CAIRN_OK, cairn_last_error());
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values) {
-    qsort(values, ROUNDS, sizeof(values[0]), by_value);
-    return values[ROUNDS / 2];
-}
 
 /* ---- what is timed ---- */
 

@@ -13,27 +13,13 @@
 
 #include <cairn/graph.h>
 
+#include "bench.h"
 #include "core/trace.h"
 #include "trainer.h"
 
-enum { SKIP = 77, ROUNDS = 7, LAYERS = 6, COMPARED = 100 };
+enum { LAYERS = 6, COMPARED = 100 };
 
 static const double LONG_ENOUGH = 0.1; /* seconds of one round */
-
-static void require(bool condition, const char *what) {
-    if (condition) return;
-    fprintf(stderr, "gpu-bench: %s\n", what);
-    exit(1);
-}
-
-static void done(cairn_status status) {
-    require(status == CAIRN_OK, cairn_last_error());
-}
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 /* A step, called or replayed. */
 struct way {
@@ -72,8 +58,7 @@ static double seconds(struct way *w) {
     timed(w, 2 * CAIRN_GRAPH_WARMUP);
     const double fits = LONG_ENOUGH / timed(w, 4);
     for (int i = 0; i < ROUNDS; i++) took[i] = timed(w, fits < 1 ? 1 : fits > 10000 ? 10000 : (int)fits);
-    qsort(took, ROUNDS, sizeof(took[0]), by_value);
-    return took[ROUNDS / 2];
+    return median(took);
 }
 
 static float loss_of(const struct way *w) {
