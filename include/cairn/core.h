@@ -65,9 +65,11 @@ typedef enum cairn_dtype {
     CAIRN_BF16 = 3, /* the upper half of an f32 */
     CAIRN_I32 = 4,
     CAIRN_I64 = 5,
+    CAIRN_F64 = 6,  /* for checks: finite differences, references */
+    CAIRN_BOOL = 7, /* one byte, 0 or 1 */
 } cairn_dtype;
 
-/* "f32", "f16", "bf16", "i32", "i64"; "?" for anything else. Any thread. */
+/* "f32", "f16", "bf16", "i32", "i64", "f64", "bool"; "?" for anything else. Any thread. */
 CAIRN_API const char *cairn_dtype_name(cairn_dtype dtype);
 
 /* Bytes per element, 0 for no dtype. Any thread. */
@@ -94,6 +96,16 @@ typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *me
  * Messages have no newline at the end. fn may be called from any thread that calls Cairn. Call it before other threads use
  * Cairn. */
 CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
+
+/* Threads inside this process, that of the caller among them: what a rank's larger passes are cut over. 1, unless
+ * OMP_NUM_THREADS said otherwise when it was first needed; ranks that share a machine share its processors, so give each
+ * its part. Results do not depend on it. The threads ("cairn-pool") start with the first pass that is worth it and sleep
+ * between passes. Of two environments that compute at one time in two threads, one has the pool and the other computes
+ * alone. A child of fork has a pool of its own, but multiplies in one thread if its parent had made an environment. Takes
+ * effect with the next pass. Any thread.
+ * Errors: CAIRN_EINVAL n is not in [1, 1024]. torch.set_num_threads */
+CAIRN_API cairn_status cairn_set_num_threads(int n);
+CAIRN_API int cairn_num_threads(void);
 
 #ifdef __cplusplus
 }

@@ -30,6 +30,8 @@ static const struct cairn__dtype dtypes[CAIRN__DTYPE_END] = {
     [CAIRN_BF16] = {"bf16", 2,    true,  0x1.fep127,        0x1p-126,   bf16_to_f32, bf16_from_f32},
     [CAIRN_I32]  = {"i32",  4,    false, 0,                 0,          NULL,        NULL},
     [CAIRN_I64]  = {"i64",  8,    false, 0,                 0,          NULL,        NULL},
+    [CAIRN_F64]  = {"f64",  8,    true,  0x1.fffffffffffffp1023, 0x1p-1022, NULL,    NULL},
+    [CAIRN_BOOL] = {"bool", 1,    false, 0,                 0,          NULL,        NULL},
 };
 /* clang-format on */
 

@@ -6,7 +6,7 @@
 
 #include "cairn/core.h"
 
-enum { CAIRN__DTYPE_END = CAIRN_I64 + 1 }; /* arrays indexed by dtype have this length; entry 0 is unused */
+enum { CAIRN__DTYPE_END = CAIRN_BOOL + 1 }; /* arrays indexed by dtype have this length; entry 0 is unused */
 
 struct cairn__dtype {
     const char *name;
@@ -14,7 +14,7 @@ struct cairn__dtype {
     bool is_float;
     double max;                     /* largest finite value; 0 for integers */
     double min_normal;              /* least positive normal value; 0 for integers */
-    float (*to_f32)(const void *x); /* the scalar definition; NULL for integers */
+    float (*to_f32)(const void *x); /* the scalar definition; NULL for integers and f64 */
     void (*from_f32)(void *x, float value);
 };
 

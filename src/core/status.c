@@ -8,6 +8,7 @@
 
 static _Thread_local char last_error[1024];
 static _Thread_local cairn_status last_status;
+static _Thread_local uint64_t failures, placed; /* placed: the failure whose message names its place */
 
 static const struct {
     const char *name;
@@ -41,6 +42,7 @@ static void write_message(const char *format, va_list args, const char *suffix) 
     size_t used = length < 0 ? 0 : (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1;
     if (suffix) snprintf(text + used, sizeof(text) - used, ": %s", suffix);
     memcpy(last_error, text, sizeof(text));
+    failures++;
 }
 
 cairn_status cairn__fail(cairn_status status, const char *format, ...) {
@@ -53,6 +55,16 @@ cairn_status cairn__fail(cairn_status status, const char *format, ...) {
 
 cairn_status cairn__last_status(void) {
     return last_status;
+}
+
+uint64_t cairn__failures(void) {
+    return failures;
+}
+
+void cairn__fail_in(const char *place) {
+    if (placed == failures) return;
+    (void)cairn__fail(last_status, "in %s: %s", place, last_error);
+    placed = failures;
 }
 
 cairn_status cairn__fail_errno(int errnum, const char *format, ...) {

@@ -3,6 +3,8 @@
 #ifndef CAIRN__CORE_STATUS_H
 #define CAIRN__CORE_STATUS_H
 
+#include <stdint.h>
+
 #include "cairn/core.h"
 
 /* Writes this thread's last error and returns status. The message holds the values: "n is 3, want 4". */
@@ -10,6 +12,12 @@ cairn_status cairn__fail(cairn_status status, const char *format, ...) __attribu
 
 /* The status of this thread's last failure, CAIRN_OK before any: what a NULL tensor came from. */
 cairn_status cairn__last_status(void);
+
+/* How many failures this thread has had: what tells a new one from an old. */
+uint64_t cairn__failures(void);
+
+/* Puts "in PLACE: " before the last message, unless that has been done to it already. */
+void cairn__fail_in(const char *place);
 
 /* Appends ": strerror(errnum)" to the formatted message; the status is CAIRN_ESYSTEM (CAIRN_ENOMEM for ENOMEM). */
 cairn_status cairn__fail_errno(int errnum, const char *format, ...) __attribute__((format(printf, 2, 3)));

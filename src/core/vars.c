@@ -16,6 +16,8 @@ const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_MODULE_PATH", "folder in which modules such as libcairn_cuda.so are looked for, and no other"},
     {"CAIRN_TIMEOUT", "seconds a rank waits for another before it gives up (300)"},
     {"CAIRN_HOST_ID", "overrides the boot id by which ranks tell that they share a host"},
+    {"OMP_NUM_THREADS",
+     "threads inside a rank, the first number of a list; 1, unless cairn_set_num_threads says otherwise"},
     {"RANK", "this process's rank, as torchrun sets it"},
     {"WORLD_SIZE", "number of ranks, as torchrun sets it"},
     {"LOCAL_RANK", "rank on this machine, as torchrun sets it"},

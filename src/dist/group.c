@@ -255,7 +255,9 @@ cairn_status cairn__work_finish(cairn_work **work, uint32_t *found) {
 
 static cairn_status check_array(const char *what, const void *x, size_t n, size_t copies, cairn_dtype dtype) {
     const struct cairn__dtype *type = cairn__dtype(dtype);
-    REQUIRE(type, CAIRN_EINVAL, "%s: %d is no element type; use CAIRN_F32, F16, BF16, I32 or I64", what, (int)dtype);
+    REQUIRE(type && dtype != CAIRN_F64 && dtype != CAIRN_BOOL, CAIRN_EINVAL,
+            "%s: %d (%s) is no element type that groups know; use CAIRN_F32, F16, BF16, I32 or I64", what, (int)dtype,
+            cairn_dtype_name(dtype));
     REQUIRE(x || n == 0, CAIRN_EINVAL, "%s: the array of %zu %s is NULL", what, n, type->name);
     REQUIRE((uintptr_t)x % type->nbytes == 0, CAIRN_EINVAL, "%s: the array at %p is not aligned for %s", what, x,
             type->name);

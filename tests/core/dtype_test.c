@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "core/convert.h"
 #include "core/dtype.h"
 #include "core/half.h"
 
@@ -18,8 +19,9 @@ static void every_type_has_its_name_and_width(void **state) {
         size_t nbytes;
         bool is_float, is_half;
     } want[] = {
-        {CAIRN_F32, "f32", 4, true, false},  {CAIRN_F16, "f16", 2, true, true},   {CAIRN_BF16, "bf16", 2, true, true},
-        {CAIRN_I32, "i32", 4, false, false}, {CAIRN_I64, "i64", 8, false, false},
+        {CAIRN_F32, "f32", 4, true, false},    {CAIRN_F16, "f16", 2, true, true},   {CAIRN_BF16, "bf16", 2, true, true},
+        {CAIRN_I32, "i32", 4, false, false},   {CAIRN_I64, "i64", 8, false, false}, {CAIRN_F64, "f64", 8, true, false},
+        {CAIRN_BOOL, "bool", 1, false, false},
     };
     assert_int_equal(sizeof(want) / sizeof(want[0]), CAIRN__DTYPE_END - 1);
     for (size_t i = 0; i < sizeof(want) / sizeof(want[0]); i++) {
@@ -29,7 +31,7 @@ static void every_type_has_its_name_and_width(void **state) {
         assert_int_equal(cairn_dtype_nbytes(want[i].dtype), want[i].nbytes);
         assert_int_equal(d->is_float, want[i].is_float);
         assert_int_equal(cairn__is_half(want[i].dtype), want[i].is_half);
-        assert_int_equal(d->to_f32 != NULL, want[i].is_float);
+        assert_int_equal(d->to_f32 != NULL, want[i].is_float && want[i].dtype != CAIRN_F64);
     }
 }
 
@@ -91,12 +93,78 @@ static void nonfinite_is_told_by_exponent_bits(void **state) {
     assert_false(cairn__f32_nonfinite(0) || cairn__f32_nonfinite(0x1.fffffep127f) || cairn__f32_nonfinite(0x1p-149f));
 }
 
+/* ---- conversions on the host ---- */
+
+static void integers_are_cut_from_floats_and_clipped(void **state) {
+    (void)state;
+    const double x[] = {1.9, -1.9, 3e9, -3e9, 1e300, -1e300, NAN, INFINITY};
+    const int32_t want32[] = {1, -1, INT32_MAX, INT32_MIN, INT32_MAX, INT32_MIN, 0, INT32_MAX};
+    const int64_t want64[] = {1, -1, 3000000000, -3000000000, INT64_MAX, INT64_MIN, 0, INT64_MAX};
+    const uint8_t want_bool[] = {1, 1, 1, 1, 1, 1, 1, 1};
+    int32_t got32[8];
+    int64_t got64[8];
+    uint8_t got_bool[8];
+    cairn__convert(got32, CAIRN_I32, x, CAIRN_F64, 8);
+    cairn__convert(got64, CAIRN_I64, x, CAIRN_F64, 8);
+    cairn__convert(got_bool, CAIRN_BOOL, x, CAIRN_F64, 8);
+    assert_memory_equal(got32, want32, sizeof(want32));
+    assert_memory_equal(got64, want64, sizeof(want64));
+    assert_memory_equal(got_bool, want_bool, sizeof(want_bool));
+}
+
+static void integers_keep_their_digits_among_themselves(void **state) {
+    (void)state;
+    const int64_t x[] = {INT64_MAX, INT64_MIN, 7, 0};
+    const int32_t want32[] = {INT32_MAX, INT32_MIN, 7, 0};
+    const uint8_t want_bool[] = {1, 1, 1, 0};
+    int64_t got64[4];
+    int32_t got32[4];
+    uint8_t got_bool[4];
+    cairn__convert(got64, CAIRN_I64, x, CAIRN_I64, 4);
+    cairn__convert(got32, CAIRN_I32, x, CAIRN_I64, 4);
+    cairn__convert(got_bool, CAIRN_BOOL, x, CAIRN_I64, 4);
+    assert_memory_equal(got64, x, sizeof(x));
+    assert_memory_equal(got32, want32, sizeof(want32));
+    assert_memory_equal(got_bool, want_bool, sizeof(want_bool));
+}
+
+/* 2^24 + 1 is no f32; 2^60 + 2^36 + 1 is just above the middle of two, and its f64 is that middle. */
+static void floats_of_integers_are_rounded_once(void **state) {
+    (void)state;
+    const int64_t x[] = {16777217, (INT64_C(1) << 60) + (INT64_C(1) << 36) + 1};
+    const float want[] = {0x1p24f, 0x1p60f + 0x1p37f};
+    float got[2];
+    cairn__convert(got, CAIRN_F32, x, CAIRN_I64, 2);
+    assert_memory_equal(got, want, sizeof(want));
+}
+
+/* More than a block of elements, there and back. */
+static void every_type_holds_small_integers(void **state) {
+    (void)state;
+    enum { N = 600 };
+    double x[N], back[N];
+    int64_t there[N];
+    for (int i = 0; i < N; i++) x[i] = i % 2;
+    for (cairn_dtype t = CAIRN_F32; t < (cairn_dtype)CAIRN__DTYPE_END; t++) {
+        cairn__convert(there, t, x, CAIRN_F64, N);
+        cairn__convert(back, CAIRN_F64, there, t, N);
+        assert_memory_equal(back, x, sizeof(x));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type_has_its_name_and_width),          cmocka_unit_test(what_is_no_type_is_told_so),
-        cmocka_unit_test(greatest_and_least_normal_values_are_exact), cmocka_unit_test(narrowing_keeps_subnormals),
-        cmocka_unit_test(narrowing_overflows_from_the_midpoint),      cmocka_unit_test(nan_stays_nan_and_is_quiet),
+        cmocka_unit_test(every_type_has_its_name_and_width),
+        cmocka_unit_test(what_is_no_type_is_told_so),
+        cmocka_unit_test(greatest_and_least_normal_values_are_exact),
+        cmocka_unit_test(narrowing_keeps_subnormals),
+        cmocka_unit_test(narrowing_overflows_from_the_midpoint),
+        cmocka_unit_test(nan_stays_nan_and_is_quiet),
         cmocka_unit_test(nonfinite_is_told_by_exponent_bits),
+        cmocka_unit_test(integers_are_cut_from_floats_and_clipped),
+        cmocka_unit_test(integers_keep_their_digits_among_themselves),
+        cmocka_unit_test(floats_of_integers_are_rounded_once),
+        cmocka_unit_test(every_type_holds_small_integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,86 @@
+/* Conversions go in blocks through int64_t between integers and bool, and through double where a float is converted; an
+ * f32 of an i64 is made at once, so that it is rounded once. */
+#include "core/convert.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/half.h"
+
+enum { BLOCK = 256 };
+
+/* 2^63 and 2^31 are exact in double, and the first values that do not fit. */
+static int64_t to_i64(double x) {
+    if (x != x) return 0;
+    return x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
+}
+
+static int32_t to_i32(double x) {
+    if (x != x) return 0;
+    return x >= 0x1p31 ? INT32_MAX : x <= -0x1p31 ? INT32_MIN : (int32_t)x;
+}
+
+static int32_t narrowed(int64_t x) {
+    return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
+}
+
+#define EACH(NAME, TO, FROM, VALUE)                          \
+    static void NAME(void *dst, const void *src, size_t n) { \
+        const FROM *x = src;                                 \
+        TO *y = dst;                                         \
+        for (size_t i = 0; i < n; i++) y[i] = (VALUE);       \
+    }
+
+EACH(load_f32, double, float, (double)x[i])
+EACH(load_f16, double, uint16_t, (double)cairn__f16_to_f32(x[i]))
+EACH(load_bf16, double, uint16_t, (double)cairn__bf16_to_f32(x[i]))
+EACH(load_f64, double, double, x[i])
+EACH(load_i32, int64_t, int32_t, x[i])
+EACH(load_i64, int64_t, int64_t, x[i])
+EACH(load_bool, int64_t, uint8_t, x[i] != 0)
+
+EACH(reals_to_f32, float, double, (float)x[i])
+EACH(reals_to_f16, uint16_t, double, cairn__f32_to_f16((float)x[i]))
+EACH(reals_to_bf16, uint16_t, double, cairn__f32_to_bf16((float)x[i]))
+EACH(reals_to_f64, double, double, x[i])
+EACH(reals_to_i32, int32_t, double, to_i32(x[i]))
+EACH(reals_to_i64, int64_t, double, to_i64(x[i]))
+EACH(reals_to_bool, uint8_t, double, x[i] != 0)
+
+EACH(integers_to_f32, float, int64_t, (float)x[i])
+EACH(integers_to_f16, uint16_t, int64_t, cairn__f32_to_f16((float)x[i]))
+EACH(integers_to_bf16, uint16_t, int64_t, cairn__f32_to_bf16((float)x[i]))
+EACH(integers_to_f64, double, int64_t, (double)x[i])
+EACH(integers_to_i32, int32_t, int64_t, narrowed(x[i]))
+EACH(integers_to_i64, int64_t, int64_t, x[i])
+EACH(integers_to_bool, uint8_t, int64_t, x[i] != 0)
+
+static const struct {
+    void (*load)(void *block, const void *x, size_t n);
+    void (*from_reals)(void *dst, const void *block, size_t n);
+    void (*from_integers)(void *dst, const void *block, size_t n);
+} rows[CAIRN__DTYPE_END] = {
+    [CAIRN_F32] = {load_f32, reals_to_f32, integers_to_f32},
+    [CAIRN_F16] = {load_f16, reals_to_f16, integers_to_f16},
+    [CAIRN_BF16] = {load_bf16, reals_to_bf16, integers_to_bf16},
+    [CAIRN_F64] = {load_f64, reals_to_f64, integers_to_f64},
+    [CAIRN_I32] = {load_i32, reals_to_i32, integers_to_i32},
+    [CAIRN_I64] = {load_i64, reals_to_i64, integers_to_i64},
+    [CAIRN_BOOL] = {load_bool, reals_to_bool, integers_to_bool},
+};
+
+void cairn__convert(void *dst, cairn_dtype to, const void *x, cairn_dtype from, size_t n) {
+    const size_t to_nbytes = cairn_dtype_nbytes(to), from_nbytes = cairn_dtype_nbytes(from);
+    const bool is_real = cairn__dtype(from)->is_float;
+    _Alignas(8) unsigned char block[BLOCK * 8];
+    if (to == from) {
+        if (n > 0) memcpy(dst, x, n * to_nbytes);
+        return;
+    }
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t m = n - i < BLOCK ? n - i : BLOCK;
+        rows[from].load(block, (const char *)x + i * from_nbytes, m);
+        (is_real ? rows[to].from_reals : rows[to].from_integers)((char *)dst + i * to_nbytes, block, m);
+    }
+}

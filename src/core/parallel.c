@@ -1,0 +1,227 @@
+/* The pool.
+ *
+ * One job at a time, that of whoever holds `in_use`; everybody else works alone. A worker that finds a job open counts
+ * itself in, looks again whether one is open (it may have ended in between, and another begun: that one is as good), takes
+ * pieces from a counter until there are none, and counts itself out. The caller takes pieces too, closes the job when none
+ * is left and waits for those counted in; so nobody waits for a worker that still sleeps. Workers look for a job for a
+ * while (SPINS) before they sleep, since a training step has hundreds of passes, one after another.
+ *
+ * A child of fork has none of its parent's threads: it begins as if it had never had a pool. */
+#include "core/parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "core/vars.h"
+
+enum { MOST_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
+
+static struct pool {
+    pthread_mutex_t in_use; /* held by the caller of a job, and by whoever makes or ends the pool */
+    pthread_t workers[MOST_THREADS - 1];
+    int count; /* of workers; guarded by in_use */
+    bool handlers_are_set;
+
+    /* The job; written while it is closed and nobody is in. */
+    size_t n, grain, pieces;
+    cairn__parallel_body body;
+    void *ctx;
+    atomic_size_t next;       /* piece */
+    atomic_uint_fast64_t job; /* its number: odd while it is open */
+    atomic_int in;            /* workers that may look at it */
+
+    pthread_mutex_t lock; /* of sleep */
+    pthread_cond_t wake;
+    atomic_int asleep;
+    atomic_bool quit;
+} pool = {.in_use = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static atomic_int wanted;              /* threads; 0 = nobody has said or asked yet */
+static _Thread_local bool inside_body; /* this thread runs a piece */
+
+static void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* ---- the work ---- */
+
+static void do_piece(size_t piece) {
+    const size_t begin = piece * pool.grain;
+    pool.body(pool.ctx, begin, pool.n - begin < pool.grain ? pool.n : begin + pool.grain);
+}
+
+static void do_pieces(void) {
+    inside_body = true;
+    for (size_t i; (i = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.pieces;) do_piece(i);
+    inside_body = false;
+}
+
+static bool is_new(uint_fast64_t done) {
+    const uint_fast64_t job = atomic_load(&pool.job);
+    return (job % 2 == 1 && job != done) || atomic_load(&pool.quit);
+}
+
+static void sleep_until_new(uint_fast64_t done) {
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&pool.asleep, 1); /* before the look at the job, as the caller opens it before it looks at this */
+    while (!is_new(done)) pthread_cond_wait(&pool.wake, &pool.lock);
+    atomic_fetch_sub(&pool.asleep, 1);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void wait_for_job(uint_fast64_t done) {
+    for (int i = 0; i < SPINS; i++) {
+        if (is_new(done)) return;
+        pause_briefly();
+    }
+    sleep_until_new(done);
+}
+
+static void *work(void *unused) {
+    (void)unused;
+    (void)pthread_setname_np(pthread_self(), "cairn-pool");
+    for (uint_fast64_t done = 0; !atomic_load(&pool.quit);) {
+        wait_for_job(done);
+        atomic_fetch_add(&pool.in, 1);
+        const uint_fast64_t job = atomic_load(&pool.job);
+        if (job % 2 == 1) do_pieces(), done = job;
+        atomic_fetch_sub(&pool.in, 1);
+    }
+    return NULL;
+}
+
+static void wake_workers(void) {
+    if (atomic_load(&pool.asleep) == 0) return;
+    pthread_mutex_lock(&pool.lock);
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void run_job(size_t n, size_t grain, cairn__parallel_body body, void *ctx) {
+    pool.n = n, pool.grain = grain, pool.pieces = (n - 1) / grain + 1, pool.body = body, pool.ctx = ctx;
+    atomic_store(&pool.next, 0);
+    atomic_fetch_add(&pool.job, 1);
+    wake_workers();
+    do_pieces();
+    atomic_fetch_add(&pool.job, 1);
+    for (int i = 0; atomic_load(&pool.in) > 0; i++) {
+        if (i < SPINS_OF_CALLER) {
+            pause_briefly();
+        } else {
+            sched_yield(); /* more threads than processors */
+        }
+    }
+}
+
+/* ---- the workers; in_use is held ---- */
+
+static void end_workers(void) {
+    atomic_store(&pool.quit, true);
+    wake_workers();
+    for (int i = 0; i < pool.count; i++) pthread_join(pool.workers[i], NULL);
+    atomic_store(&pool.quit, false);
+    pool.count = 0;
+}
+
+static void hold_pool(void) {
+    pthread_mutex_lock(&pool.in_use);
+}
+
+static void let_pool_go(void) {
+    pthread_mutex_unlock(&pool.in_use);
+}
+
+/* The forking thread held the pool, so no job was open, and that thread is all there is. */
+static void forget_workers(void) {
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.count = 0;
+    atomic_store(&pool.in, 0);
+    atomic_store(&pool.asleep, 0);
+    pthread_mutex_unlock(&pool.in_use);
+}
+
+/* At the process's end, or when the library is unloaded. */
+__attribute__((destructor)) static void end_pool(void) {
+    if (pthread_mutex_trylock(&pool.in_use) != 0) return; /* exit() while a job runs: its threads go with the process */
+    end_workers();
+    pthread_mutex_unlock(&pool.in_use);
+}
+
+/* Signals are for the user's threads. */
+static void start_workers(int count) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = 0;
+    while (pool.count < count && failed == 0) {
+        failed = pthread_create(&pool.workers[pool.count], NULL, work, NULL);
+        if (failed == 0) pool.count++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed == 0) return;
+    cairn__log(CAIRN_LOG_WARNING, "only %d of %d threads could be started: %s", 1 + pool.count, 1 + count,
+               strerror(failed));
+    atomic_store(&wanted, 1 + pool.count);
+}
+
+static void make_workers(int count) {
+    if (pool.count == count) return;
+    if (!pool.handlers_are_set) pool.handlers_are_set = pthread_atfork(hold_pool, let_pool_go, forget_workers) == 0;
+    end_workers();
+    start_workers(count);
+}
+
+/* ---- how many ---- */
+
+/* "4", or "4,2": of nested teams, the first. */
+static int threads_of_environment(void) {
+    const char *text = cairn__var("OMP_NUM_THREADS");
+    if (!text) return 1;
+    char *end = NULL;
+    const long n = strtol(text, &end, 10);
+    if (n >= 1 && n <= MOST_THREADS && (*end == '\0' || *end == ',')) return (int)n;
+    cairn__log(CAIRN_LOG_WARNING, "OMP_NUM_THREADS='%s' is not a number of threads in [1, %d]; one is used", text,
+               MOST_THREADS);
+    return 1;
+}
+
+int cairn__num_threads(void) {
+    int n = atomic_load_explicit(&wanted, memory_order_relaxed);
+    if (n > 0) return n;
+    int nobody = 0;
+    n = threads_of_environment();
+    return atomic_compare_exchange_strong(&wanted, &nobody, n) ? n : nobody;
+}
+
+int cairn_num_threads(void) {
+    return cairn__num_threads();
+}
+
+cairn_status cairn_set_num_threads(int n) {
+    REQUIRE(n >= 1 && n <= MOST_THREADS, CAIRN_EINVAL, "cairn_set_num_threads: %d threads; 1 to %d are allowed", n,
+            MOST_THREADS);
+    REQUIRE(!inside_body, CAIRN_ESTATE, "cairn_set_num_threads: called by a thread of the pool");
+    atomic_store(&wanted, n);
+    return CAIRN_OK;
+}
+
+void cairn__parallel_for(size_t n, size_t grain, cairn__parallel_body body, void *ctx) {
+    const int threads = n > grain ? cairn__num_threads() : 1;
+    if (threads > 1 && !inside_body && pthread_mutex_trylock(&pool.in_use) == 0) {
+        make_workers(threads - 1);
+        run_job(n, grain, body, ctx);
+        pthread_mutex_unlock(&pool.in_use);
+        return;
+    }
+    for (size_t begin = 0; begin < n; begin += grain) body(ctx, begin, n - begin < grain ? n : begin + grain);
+}
