@@ -155,4 +155,57 @@ INLINE vecd add_squares(vecd sum, vec v) {
                    add_square(sum.quarter[3], _mm256_extractf128_ps(v.high, 1))}};
 }
 
+INLINE vec maximum(vec a, vec b) {
+    return BOTH(_mm256_max_ps, a, b);
+}
+INLINE vec keep_first(vec v, size_t count) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), end = _mm256_set1_epi32((int)count);
+    const __m256i low = _mm256_cmpgt_epi32(end, lanes);
+    const __m256i high = _mm256_cmpgt_epi32(end, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
+    return (vec){_mm256_and_ps(v.low, _mm256_castsi256_ps(low)), _mm256_and_ps(v.high, _mm256_castsi256_ps(high))};
+}
+
+typedef struct {
+    __m256i low, high;
+} words;
+
+INLINE words words_of(uint32_t x) {
+    return (words){_mm256_set1_epi32((int)x), _mm256_set1_epi32((int)x)};
+}
+INLINE words words_from(const uint32_t *p) {
+    return (words){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 8))};
+}
+INLINE words words_xor(words a, words b) {
+    return (words){_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
+}
+INLINE void multiply_8(__m256i a, uint32_t m, __m256i *high, __m256i *low) {
+    const __m256i wide = _mm256_set1_epi32((int)m);
+    const __m256i even = _mm256_mul_epu32(a, wide), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), wide);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+INLINE void multiply_words(words a, uint32_t m, words *high, words *low) {
+    multiply_8(a.low, m, &high->low, &low->low);
+    multiply_8(a.high, m, &high->high, &low->high);
+}
+INLINE void transpose_8(__m256i *c0, __m256i *c1, __m256i *c2, __m256i *c3) {
+    const __m256i a = _mm256_unpacklo_epi32(*c0, *c1), b = _mm256_unpackhi_epi32(*c0, *c1);
+    const __m256i d = _mm256_unpacklo_epi32(*c2, *c3), e = _mm256_unpackhi_epi32(*c2, *c3);
+    *c0 = _mm256_unpacklo_epi64(a, d);
+    *c1 = _mm256_unpackhi_epi64(a, d);
+    *c2 = _mm256_unpacklo_epi64(b, e);
+    *c3 = _mm256_unpackhi_epi64(b, e);
+}
+INLINE void transpose_words(words c[4]) {
+    transpose_8(&c[0].low, &c[1].low, &c[2].low, &c[3].low);
+    transpose_8(&c[0].high, &c[1].high, &c[2].high, &c[3].high);
+}
+INLINE __m256 keep_8_from(__m256i w, uint32_t least, __m256 v) {
+    const __m256i dropped = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)least), _mm256_srli_epi32(w, 8));
+    return _mm256_andnot_ps(_mm256_castsi256_ps(dropped), v);
+}
+INLINE vec keep_from(words w, uint32_t least, vec v) {
+    return (vec){keep_8_from(w.low, least, v.low), keep_8_from(w.high, least, v.high)};
+}
+
 #include "kernels/simd.h"

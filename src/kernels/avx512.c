@@ -122,4 +122,40 @@ INLINE vecd add_squares(vecd sum, vec v) {
     return sum;
 }
 
+INLINE vec maximum(vec a, vec b) {
+    return _mm512_max_ps(a, b);
+}
+INLINE vec keep_first(vec v, size_t count) {
+    return _mm512_maskz_mov_ps(lanes_to(count), v);
+}
+
+typedef __m512i words;
+
+INLINE words words_of(uint32_t x) {
+    return _mm512_set1_epi32((int)x);
+}
+INLINE words words_from(const uint32_t *p) {
+    return _mm512_loadu_si512(p);
+}
+INLINE words words_xor(words a, words b) {
+    return _mm512_xor_si512(a, b);
+}
+INLINE void multiply_words(words a, uint32_t m, words *high, words *low) {
+    const __m512i even = _mm512_mul_epu32(a, words_of(m)),
+                  odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), words_of(m));
+    *high = _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd);
+    *low = _mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32));
+}
+INLINE void transpose_words(words c[4]) {
+    const __m512i a = _mm512_unpacklo_epi32(c[0], c[1]), b = _mm512_unpackhi_epi32(c[0], c[1]);
+    const __m512i d = _mm512_unpacklo_epi32(c[2], c[3]), e = _mm512_unpackhi_epi32(c[2], c[3]);
+    c[0] = _mm512_unpacklo_epi64(a, d);
+    c[1] = _mm512_unpackhi_epi64(a, d);
+    c[2] = _mm512_unpacklo_epi64(b, e);
+    c[3] = _mm512_unpackhi_epi64(b, e);
+}
+INLINE vec keep_from(words w, uint32_t least, vec v) {
+    return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(_mm512_srli_epi32(w, 8), words_of(least)), v);
+}
+
 #include "kernels/simd.h"

@@ -26,6 +26,8 @@
 
 #include "cairn/core.h"
 #include "core/dtype.h"
+#include "kernels/maps.h"
+#include "kernels/rows.h"
 
 /* dst[i] = src[i], converted. Same types: a copy of the bits. f16<->bf16 goes through f32. */
 typedef void (*cairn__cast_fn)(void *dst, const void *src, size_t n);
@@ -104,8 +106,26 @@ typedef void (*cairn__bias_add_fn)(float *y, const float *bias, size_t rows, siz
 typedef void (*cairn__col_sum_fn)(float *dst, const float *x, size_t rows, size_t cols);
 typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n); /* f32 -> half -> f32 */
 
+/* ---- for the operations of nn; of type R, which is f32 or f64 ---- */
+
+/* dst[i] = f(x[0][i], x[1][i], ...), f of the list in maps.h; all arrays dense, of type R and apart from dst or dst itself.
+ * p: numbers that go with f, rounded to R. Rows of f32 have the bits of the reference; functions beyond the four
+ * operations and the root have the bounds that math_f32.h states. f64 is there to check f32 by: libm's functions, one
+ * row, the reference. */
+typedef void (*cairn__map_kernel)(void *dst, const void *const *x, size_t n, const double *p);
+
+/* The fold of x[0..n-1]: sums over 16 lanes of R and the tree, as above, each term rounded to R first; products likewise,
+ * from lanes of 1. The maximum of nothing is -inf. */
+typedef double (*cairn__fold_kernel)(const void *x, size_t n, double p0);
+
+/* into[i] = fold of into[i] and x[i]: a fold down columns, row by row. */
+typedef void (*cairn__fold_into_kernel)(void *into, const void *x, size_t n, double p0);
+
+/* sum of a[i] * b[i], over 16 lanes and the tree; products rounded first. */
+typedef double (*cairn__dot_kernel)(const void *a, const void *b, size_t n);
+
 /* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
- * use is filled: f32, f16, bf16 in every float kind; i32 and i64 in cast (copies only) and reduce. */
+ * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only) and reduce. */
 struct cairn__kernels {
     cairn__cast_fn cast[CAIRN__DTYPE_END][CAIRN__DTYPE_END];   /* [from][to] */
     cairn__scale_fn scale[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [src][dst] */
@@ -125,7 +145,20 @@ struct cairn__kernels {
     cairn__mse_backward_fn mse_backward;
     cairn__bias_add_fn bias_add;
     cairn__col_sum_fn col_sum;
-    cairn__round_fn round[CAIRN__DTYPE_END]; /* [half type] */
+    cairn__round_fn round[CAIRN__DTYPE_END];                  /* [half type] */
+    cairn__map_kernel map[CAIRN__NUM_MAPS][CAIRN__DTYPE_END]; /* [f][f32 or f64], as all that follow */
+    cairn__fold_kernel fold[CAIRN__NUM_FOLDS][CAIRN__DTYPE_END];
+    cairn__fold_into_kernel fold_into[CAIRN__NUM_FOLDS][CAIRN__DTYPE_END];
+    cairn__dot_kernel dot[CAIRN__DTYPE_END];
+    cairn__greatest_kernel greatest[CAIRN__DTYPE_END]; /* rows.h: [f32, f16, bf16, f64] */
+    cairn__softmax_backward_kernel softmax_backward[CAIRN__DTYPE_END];
+    cairn__moments_kernel moments[CAIRN__DTYPE_END];
+    cairn__norm_row_kernel norm_row[CAIRN__DTYPE_END];
+    cairn__norm_row_backward_kernel norm_row_backward[CAIRN__DTYPE_END];
+    cairn__norm_runs_kernel norm_runs[CAIRN__DTYPE_END];
+    cairn__norm_runs_sums_kernel norm_runs_sums[CAIRN__DTYPE_END];
+    cairn__norm_runs_backward_kernel norm_runs_backward[CAIRN__DTYPE_END];
+    cairn__dropout_kernel dropout[CAIRN__DTYPE_END];
 };
 
 /* The CPU's table for a set of features (cairn__cpu_features()); made once a set, never freed. Any thread. */
@@ -153,6 +186,19 @@ enum cairn__kernel_kind {
     CAIRN__K_BIAS_ADD,
     CAIRN__K_COL_SUM,
     CAIRN__K_ROUND,
+    CAIRN__K_MAP,       /* a: function, b: type */
+    CAIRN__K_FOLD,      /* a: fold, b: type */
+    CAIRN__K_FOLD_INTO, /* likewise */
+    CAIRN__K_DOT,       /* a: type */
+    CAIRN__K_GREATEST,  /* a: type of storage, as of all that follow (rows.h) */
+    CAIRN__K_SOFTMAX_BACKWARD,
+    CAIRN__K_MOMENTS,
+    CAIRN__K_NORM_ROW,
+    CAIRN__K_NORM_ROW_BACKWARD,
+    CAIRN__K_NORM_RUNS,
+    CAIRN__K_NORM_RUNS_SUMS,
+    CAIRN__K_NORM_RUNS_BACKWARD,
+    CAIRN__K_DROPOUT,
 };
 
 enum cairn__promise {

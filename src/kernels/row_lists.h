@@ -17,10 +17,16 @@ struct cairn__row_list {
 };
 
 extern const struct cairn__row_list cairn__kernel_rows_ref;
+extern const struct cairn__row_list cairn__kernel_rows_of_rows_ref;
+extern const struct cairn__row_list cairn__kernel_rows_maps_ref;
 #if defined(__x86_64__)
 extern const struct cairn__row_list cairn__kernel_rows_avx2;
+extern const struct cairn__row_list cairn__kernel_rows_of_rows_avx2;
+extern const struct cairn__row_list cairn__kernel_rows_of_rows_avx512;
 extern const struct cairn__row_list cairn__kernel_rows_avx512;
 extern const struct cairn__row_list cairn__kernel_rows_avx512_bf16;
+extern const struct cairn__row_list cairn__kernel_rows_maps_avx2;
+extern const struct cairn__row_list cairn__kernel_rows_maps_avx512;
 #endif
 
 #endif

@@ -387,3 +387,4 @@ static void NAMED(col_sum)(float *dst, const float *x, size_t rows, size_t cols)
 }
 
 #include "kernels/instances.h"
+#include "kernels/simd_rows.h"

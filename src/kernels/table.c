@@ -8,17 +8,25 @@
 
 /* Best first; the reference, which needs nothing, comes last. */
 static const struct cairn__row_list *const lists[] = {
+/* clang-format off */
 #if defined(__x86_64__)
     &cairn__kernel_rows_avx512_bf16,
     &cairn__kernel_rows_avx512,
     &cairn__kernel_rows_avx2,
+    &cairn__kernel_rows_maps_avx512,
+    &cairn__kernel_rows_maps_avx2,
+    &cairn__kernel_rows_of_rows_avx512,
+    &cairn__kernel_rows_of_rows_avx2,
 #endif
     &cairn__kernel_rows_ref,
+    &cairn__kernel_rows_maps_ref,
+    &cairn__kernel_rows_of_rows_ref,
+    /* clang-format on */
 };
 
 enum {
     NUM_LISTS = sizeof(lists) / sizeof(lists[0]),
-    ROOM_FOR_ROWS = 512,
+    ROOM_FOR_ROWS = 2048,
     NUM_FEATURE_SETS = 2 * CAIRN__CPU_AVX512_BF16, /* features are bits, this the highest */
 };
 
@@ -32,7 +40,7 @@ static bool may_run(const struct cairn__kernel_row *row, unsigned features) {
     return (row->needs & ~features) == 0 && row->promise == CAIRN__BITEXACT;
 }
 
-/* A switch of 19 slots: each kind has a function type of its own. */
+/* A switch of 23 slots: each kind has a function type of its own. */
 static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *row) {
     void (*fn)(void) = row->fn;
     int a = row->a, b = row->b;
@@ -93,6 +101,45 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
         break;
     case CAIRN__K_ROUND:
         k->round[a] = (cairn__round_fn)fn;
+        break;
+    case CAIRN__K_MAP:
+        k->map[a][b] = (cairn__map_kernel)fn;
+        break;
+    case CAIRN__K_FOLD:
+        k->fold[a][b] = (cairn__fold_kernel)fn;
+        break;
+    case CAIRN__K_FOLD_INTO:
+        k->fold_into[a][b] = (cairn__fold_into_kernel)fn;
+        break;
+    case CAIRN__K_DOT:
+        k->dot[a] = (cairn__dot_kernel)fn;
+        break;
+    case CAIRN__K_GREATEST:
+        k->greatest[a] = (cairn__greatest_kernel)fn;
+        break;
+    case CAIRN__K_SOFTMAX_BACKWARD:
+        k->softmax_backward[a] = (cairn__softmax_backward_kernel)fn;
+        break;
+    case CAIRN__K_MOMENTS:
+        k->moments[a] = (cairn__moments_kernel)fn;
+        break;
+    case CAIRN__K_NORM_ROW:
+        k->norm_row[a] = (cairn__norm_row_kernel)fn;
+        break;
+    case CAIRN__K_NORM_ROW_BACKWARD:
+        k->norm_row_backward[a] = (cairn__norm_row_backward_kernel)fn;
+        break;
+    case CAIRN__K_NORM_RUNS:
+        k->norm_runs[a] = (cairn__norm_runs_kernel)fn;
+        break;
+    case CAIRN__K_NORM_RUNS_SUMS:
+        k->norm_runs_sums[a] = (cairn__norm_runs_sums_kernel)fn;
+        break;
+    case CAIRN__K_NORM_RUNS_BACKWARD:
+        k->norm_runs_backward[a] = (cairn__norm_runs_backward_kernel)fn;
+        break;
+    case CAIRN__K_DROPOUT:
+        k->dropout[a] = (cairn__dropout_kernel)fn;
         break;
     }
 }

@@ -64,7 +64,28 @@ const struct cairn__cuda_row *cairn__cuda_rows(size_t *count) {
     return rows;
 }
 
+/* Reasons of whole kinds. */
+static const char on_the_cpu_alone[] = "operations of nn beyond the training step run on the CPU alone";
+static const struct cairn__cuda_row kinds[] = {
+    {CAIRN__K_MAP, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_FOLD, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_FOLD_INTO, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_DOT, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_GREATEST, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_SOFTMAX_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_MOMENTS, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_ROW, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_ROW_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_RUNS, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_RUNS_SUMS, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_RUNS_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_DROPOUT, 0, 0, NULL, on_the_cpu_alone},
+};
+
 const struct cairn__cuda_row *cairn__cuda_row(enum cairn__kernel_kind kind, int a, int b) {
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        if (kinds[i].kind == kind) return &kinds[i];
+    }
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].kind == kind && rows[i].a == a && rows[i].b == b) return &rows[i];
     }

@@ -18,8 +18,10 @@ for level in -O2 -O3; do
         -D_GNU_SOURCE -DLIMIT=limit_generic -ffp-contract=off -fno-math-errno -static -pthread \
         -I"$root/include" -I"$root/src" -o "$out/kcheck" \
         "$root"/src/core/*.c \
-        "$root"/src/kernels/ref.c "$root"/src/kernels/table.c \
-        "$root"/tests/kernels/kcheck.c "$root"/tests/kernels/jobs.c "$root"/tests/kernels/data.c \
+        "$root"/src/kernels/ref.c "$root"/src/kernels/maps_ref.c "$root"/src/kernels/ref_rows.c \
+        "$root"/src/kernels/table.c \
+        "$root"/tests/kernels/kcheck.c "$root"/tests/kernels/jobs.c "$root"/tests/kernels/row_jobs.c "$root"/tests/kernels/map_jobs.c \
+        "$root"/tests/kernels/data.c \
         "$root"/tests/kernels/model.c "$root"/tests/kernels/bench.c "$root"/tests/kernels/limit.c \
         -lm
     echo "built with $level"

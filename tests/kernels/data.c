@@ -1,6 +1,7 @@
 /* Inputs and the arrays that hold them. */
 #include "kcheck.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,6 +56,13 @@ static uint32_t f32_element(uint64_t r, enum flavour flavour) {
     return r % 3 == 1 ? (uint32_t)(r >> 32) : f32_edges[(r >> 32) % COUNT(f32_edges)];
 }
 
+static double f64_element(uint64_t r, enum flavour flavour) {
+    double x;
+    if (flavour == MODERATE || r % 3 != 1) return (double)cairn__f32_from_bits(f32_element(r, flavour));
+    memcpy(&x, &r, sizeof(x));
+    return x;
+}
+
 static uint16_t half_element(cairn_dtype type, uint64_t r, enum flavour flavour) {
     if (flavour == MODERATE || r % 3 == 0) {
         return type == CAIRN_F16 ? cairn__f32_to_f16(moderate(r)) : cairn__f32_to_bf16(moderate(r));
@@ -80,6 +88,7 @@ void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint6
     for (size_t i = 0; i < n; i++) {
         uint64_t r = random_bits(seed, i);
         if (type == CAIRN_F32) ((uint32_t *)x)[i] = f32_element(r, each);
+        else if (type == CAIRN_F64) ((double *)x)[i] = f64_element(r, each);
         else if (type == CAIRN_I32) ((uint32_t *)x)[i] = (uint32_t)r;
         else if (type == CAIRN_I64) ((uint64_t *)x)[i] = r;
         else ((uint16_t *)x)[i] = half_element(type, r, each);
@@ -94,6 +103,8 @@ static bool both_nan(cairn_dtype type, const void *a, const void *b, size_t i) {
     case CAIRN_F32:
         return (((const uint32_t *)a)[i] & 0x7fffffff) > 0x7f800000 &&
                (((const uint32_t *)b)[i] & 0x7fffffff) > 0x7f800000;
+    case CAIRN_F64:
+        return isnan(((const double *)a)[i]) && isnan(((const double *)b)[i]);
     case CAIRN_F16:
         return (((const uint16_t *)a)[i] & 0x7fff) > 0x7c00 && (((const uint16_t *)b)[i] & 0x7fff) > 0x7c00;
     case CAIRN_BF16:

@@ -186,6 +186,21 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return (struct job){2, {F32_OUT, {CAIRN_F32, READ, ROWS}}, {0}, 1, 0, false, call_col_sum};
     case CAIRN__K_ROUND:
         return (struct job){2, {F32_OUT, F32_IN}, {1}, 1, 0, true, call_round};
+    case CAIRN__K_MAP:
+    case CAIRN__K_FOLD:
+    case CAIRN__K_FOLD_INTO:
+    case CAIRN__K_DOT:
+        return map_job_of(row);
+    case CAIRN__K_GREATEST:
+    case CAIRN__K_SOFTMAX_BACKWARD:
+    case CAIRN__K_MOMENTS:
+    case CAIRN__K_NORM_ROW:
+    case CAIRN__K_NORM_ROW_BACKWARD:
+    case CAIRN__K_NORM_RUNS:
+    case CAIRN__K_NORM_RUNS_SUMS:
+    case CAIRN__K_NORM_RUNS_BACKWARD:
+    case CAIRN__K_DROPOUT:
+        return row_job_of(row);
     }
     return (struct job){0};
 }
@@ -198,8 +213,14 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";
-    snprintf(text, nbytes, "%s%s%s%s%s", kinds[row->kind], row->a ? " " : "",
-             row->a ? cairn_dtype_name((cairn_dtype)row->a) : "", b[0] ? " " : "", b);
+    if (row->kind >= CAIRN__K_MAP && row->kind <= CAIRN__K_DOT) {
+        const int type = row->kind == CAIRN__K_DOT ? row->a : row->b;
+        snprintf(text, nbytes, "%s %s", map_group_name(row), cairn_dtype_name((cairn_dtype)type));
+        return text;
+    }
+    const char *kind = row->kind >= CAIRN__K_GREATEST ? row_kind_name(row) : kinds[row->kind];
+    snprintf(text, nbytes, "%s%s%s%s%s", kind, row->a ? " " : "", row->a ? cairn_dtype_name((cairn_dtype)row->a) : "",
+             b[0] ? " " : "", b);
     return text;
 }
 

@@ -1,6 +1,8 @@
 /* kcheck: compares every kernel row with the reference, and times what it has compared. Its parts:
  *
  *   jobs.c    what arrays a kernel takes, and how it is called
+ *   row_jobs.c the same for kernels over rows, with their model
+ *   map_jobs.c the same for maps, folds and dot products, with the digits of their functions
  *   data.c    inputs: edges, seeded random bits, moderate numbers; arrays between canaries
  *   model.c   definitions that do not use Cairn's own, for the reference rows
  *   bench.c   timing against limit.c, loops that only move the same bytes
@@ -45,6 +47,18 @@ struct job {
 /* How to run a row. */
 struct job job_of(const struct cairn__kernel_row *row);
 
+/* For the kinds of kernels/rows.h; and whether a reference did as defined, to n moderate numbers, with variant 0. */
+struct job row_job_of(const struct cairn__kernel_row *row);
+const char *row_kind_name(const struct cairn__kernel_row *row);
+bool row_is_right(const struct cairn__kernel_row *row, const struct job *job, size_t n, void *const *before,
+                  void *const *after, const struct outcome *out);
+
+/* For the kinds of kernels/maps.h, likewise. */
+struct job map_job_of(const struct cairn__kernel_row *row);
+const char *map_group_name(const struct cairn__kernel_row *row);
+bool map_is_right(const struct cairn__kernel_row *row, const struct job *job, size_t n, void *const *before,
+                  void *const *after, const struct outcome *out);
+
 /* "cast f32 f16", "adam f16 w32_f16" */
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes);
 
@@ -88,6 +102,8 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how);
 bool check_reference(const struct cairn__kernel_row *row, const struct checking *how);
 bool check_half_definition(const struct checking *how);
 bool check_every_half(const struct checking *how);
+bool check_digits(const struct checking *how);
+bool check_pairs(const struct checking *how);
 bool check_all_f32(void);
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -303,14 +303,17 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, vo
     case CAIRN__K_COL_SUM:
         return matrices_are_right(row, before, after);
     default:
+        if (row->kind >= CAIRN__K_MAP && row->kind <= CAIRN__K_DOT)
+            return map_is_right(row, job, N, before, after, out);
+        if (row->kind >= CAIRN__K_GREATEST) return row_is_right(row, job, N, before, after, out);
         return elements_are_right(row, job, before, after, out->found);
     }
 }
 
 bool check_reference(const struct cairn__kernel_row *row, const struct checking *how) {
     const struct job job = job_of(row);
-    const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
-    for (int flavour = MODERATE; flavour <= (optimizer ? MODERATE : WILD); flavour++) {
+    const bool by_formula = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM || row->kind >= CAIRN__K_MAP;
+    for (int flavour = MODERATE; flavour <= (by_formula ? MODERATE : WILD); flavour++) {
         struct arrays before = make_arrays(&job, N, 1), after = make_arrays(&job, N, 3);
         for (int j = 0; j < before.count; j++) {
             fill_array(before.x[j], job.array[j].type, N * job.array[j].times, (enum flavour)flavour,

@@ -1,0 +1,129 @@
+/* The references of rows.h, over R: a template that ref_rows.c includes for f32 and for f64, with R, IN (the suffix),
+ * get_IN and put_IN defined. */
+
+INLINE R OF(tree)(R lane[LANES]) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    return lane[0];
+}
+
+INLINE double OF(greatest)(int type, const void *x, size_t n) {
+    R most = -(R)INFINITY;
+    for (size_t i = 0; i < n; i++) {
+        const R v = OF(get)(type, x, i);
+        if (v > most || v != v) most = v;
+        if (most != most) break;
+    }
+    return most + 0;
+}
+
+INLINE void OF(softmax_backward)(int type, void *dx, const void *dy, const void *y, size_t n) {
+    R lane[LANES] = {0};
+    for (size_t i = 0; i < n; i++) lane[i % LANES] += OF(get)(type, dy, i) * OF(get)(type, y, i);
+    const R sum = OF(tree)(lane);
+    for (size_t i = 0; i < n; i++) OF(put)(type, dx, i, OF(get)(type, y, i) * (OF(get)(type, dy, i) - sum));
+}
+
+/* Sums of d = x - centre and of d * d. */
+INLINE void OF(sums_around)(int type, const void *x, const struct cairn__runs *runs, R centre, R *sum, R *squares) {
+    R lane[LANES] = {0}, square[LANES] = {0};
+    for (size_t r = 0; r < runs->count; r++) {
+        for (size_t i = 0; i < runs->n; i++) {
+            const R d = OF(get)(type, x, r * runs->stride + i) - centre;
+            lane[i % LANES] += d;
+            square[i % LANES] += d * d;
+        }
+    }
+    *sum = OF(tree)(lane);
+    *squares = OF(tree)(square);
+}
+
+INLINE void OF(moments)(int type, const void *x, const struct cairn__runs *runs, bool centred, double *mean,
+                        double *variance) {
+    const R n = (R)(runs->count * runs->n);
+    R m = 0, s = 0, q = 0;
+    OF(sums_around)(type, x, runs, 0, &s, &q);
+    if (centred) {
+        m = s / n;
+        OF(sums_around)(type, x, runs, m, &s, &q);
+        m = m + s / n;
+        q = q - s * s / n;
+    }
+    *mean = m;
+    *variance = q < 0 ? 0 : q / n;
+}
+
+INLINE void OF(norm_row)(int type, void *y, const void *x, const void *weight, const void *bias, size_t n, double mean,
+                         double rstd) {
+    const R m = (R)mean, r = (R)rstd, *w = weight, *b = bias;
+    for (size_t i = 0; i < n; i++) {
+        R v = (OF(get)(type, x, i) - m) * r;
+        if (w) v = v * w[i];
+        if (b) v = v + b[i];
+        OF(put)(type, y, i, v);
+    }
+}
+
+INLINE void OF(norm_row_backward)(int type, const struct cairn__norm_row *row) {
+    const R m = (R)row->mean, r = (R)row->rstd, n = (R)row->n, *w = row->weight;
+    R *dw = row->dweight, *db = row->dbias;
+    R sum_g[LANES] = {0}, sum_gh[LANES] = {0};
+    for (size_t i = 0; i < row->n; i++) {
+        const R dy = OF(get)(type, row->dy, i), h = (OF(get)(type, row->x, i) - m) * r;
+        const R g = w ? dy * w[i] : dy;
+        if (dw) dw[i] += dy * h;
+        if (db) db[i] += dy;
+        sum_g[i % LANES] += g;
+        sum_gh[i % LANES] += g * h;
+    }
+    if (!row->dx) return;
+    const R mean_g = row->centred ? OF(tree)(sum_g) / n : 0, mean_gh = OF(tree)(sum_gh) / n;
+    for (size_t i = 0; i < row->n; i++) {
+        const R dy = OF(get)(type, row->dy, i), h = (OF(get)(type, row->x, i) - m) * r;
+        const R g = w ? dy * w[i] : dy;
+        OF(put)(type, row->dx, i, ((g - mean_g) - h * mean_gh) * r);
+    }
+}
+
+INLINE void OF(norm_runs)(int type, void *y, const void *x, const struct cairn__runs *runs, double mean, double scale,
+                          double shift) {
+    const R m = (R)mean, a = (R)scale, b = (R)shift;
+    for (size_t r = 0; r < runs->count; r++) {
+        for (size_t i = r * runs->stride; i < r * runs->stride + runs->n; i++)
+            OF(put)(type, y, i, (OF(get)(type, x, i) - m) * a + b);
+    }
+}
+
+INLINE void OF(norm_runs_sums)(int type, const void *dy, const void *x, const struct cairn__runs *runs, double mean,
+                               double sums[2]) {
+    const R m = (R)mean;
+    R lane[LANES] = {0}, product[LANES] = {0};
+    for (size_t r = 0; r < runs->count; r++) {
+        for (size_t i = 0; i < runs->n; i++) {
+            const size_t at = r * runs->stride + i;
+            lane[i % LANES] += OF(get)(type, dy, at);
+            product[i % LANES] += OF(get)(type, dy, at) * (OF(get)(type, x, at) - m);
+        }
+    }
+    sums[0] = OF(tree)(lane);
+    sums[1] = OF(tree)(product);
+}
+
+INLINE void OF(norm_runs_backward)(int type, void *dx, const void *dy, const void *x, const struct cairn__runs *runs,
+                                   double mean, double a, double b, double c) {
+    const R m = (R)mean, ra = (R)a, rb = (R)b, rc = (R)c;
+    for (size_t r = 0; r < runs->count; r++) {
+        for (size_t i = r * runs->stride; i < r * runs->stride + runs->n; i++)
+            OF(put)(type, dx, i, OF(get)(type, dy, i) * ra + ((OF(get)(type, x, i) - m) * rb + rc));
+    }
+}
+
+INLINE void OF(dropout)(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how) {
+    const R scale = (R)how->scale;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t e = how->first + i;
+        const uint32_t word = cairn__philox(how->seed, e / 4, how->stream).word[e % 4];
+        OF(put)(type, dst, i, word >> 8 >= how->least ? OF(get)(type, x, i) * scale : 0);
+    }
+}

@@ -1,0 +1,71 @@
+/* Kernels over rows, for softmax, normalisation and dropout: their contract, beside kernels.h, whose rules hold.
+ *
+ * x, y, dy, dx are of one storage type T: f32, f16, bf16 with R = f32, or f64 with R = f64, for the reference alone.
+ * Numbers come and go as doubles that hold values of R. Sums are over 16 lanes of R and the tree; of runs, element i of
+ * each run goes to lane i % 16, run after run. */
+#ifndef CAIRN__KERNELS_ROWS_H
+#define CAIRN__KERNELS_ROWS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The greatest of n elements, NaN where one is; -inf of none. A greatest of 0 is +0. */
+typedef double (*cairn__greatest_kernel)(const void *x, size_t n);
+
+/* dx = y * (dy - sum of dy * y): the gradient of a softmax y of n elements. dx may be dy or y. */
+typedef void (*cairn__softmax_backward_kernel)(void *dx, const void *dy, const void *y, size_t n);
+
+/* A part of an array: `count` runs of n elements, which begin `stride` elements apart. */
+struct cairn__runs {
+    size_t count, n, stride;
+};
+
+/* Mean and biased variance of N = count * n > 0 elements, in two passes, the second of which corrects the first:
+ *     m = sum(x) / N;  d = x - m;  s = sum(d);  q = sum(d * d)
+ *     mean = m + s / N;  variance = (q - s * s / N) / N, no less than 0
+ * Not centred: mean = 0, variance = sum(x * x) / N.
+ * Source: Chan, Golub, LeVeque, "Algorithms for Computing the Sample Variance", Am. Stat. 37 (1983), equation 1.7. */
+typedef void (*cairn__moments_kernel)(const void *x, const struct cairn__runs *runs, bool centred, double *mean,
+                                      double *variance);
+
+/* y[i] = (x[i] - mean) * rstd * weight[i] + bias[i], from left to right; weight and bias, of type R, may be NULL. */
+typedef void (*cairn__norm_row_kernel)(void *y, const void *x, const void *weight, const void *bias, size_t n,
+                                       double mean, double rstd);
+
+/* The gradients of a row. With h = (x - mean) * rstd and g = dy * weight (weight NULL: dy):
+ *     dweight[i] += dy[i] * h[i];  dbias[i] += dy[i]          type R, each may be NULL
+ *     dx[i] = ((g[i] - sum(g) / n) - h[i] * (sum(g * h) / n)) * rstd          may be NULL
+ * Not centred: without sum(g) / n, 0 instead. */
+struct cairn__norm_row {
+    const void *dy, *x, *weight;
+    void *dx, *dweight, *dbias;
+    size_t n;
+    double mean, rstd;
+    bool centred;
+};
+typedef void (*cairn__norm_row_backward_kernel)(const struct cairn__norm_row *row);
+
+/* y = (x - mean) * scale + shift over runs of equal places in x and y. */
+typedef void (*cairn__norm_runs_kernel)(void *y, const void *x, const struct cairn__runs *runs, double mean,
+                                        double scale, double shift);
+
+/* sums[0] = sum(dy), sums[1] = sum(dy * (x - mean)) over runs. */
+typedef void (*cairn__norm_runs_sums_kernel)(const void *dy, const void *x, const struct cairn__runs *runs, double mean,
+                                             double sums[2]);
+
+/* dx = dy * a + ((x - mean) * b + c) over runs. */
+typedef void (*cairn__norm_runs_backward_kernel)(void *dx, const void *dy, const void *x,
+                                                 const struct cairn__runs *runs, double mean, double a, double b,
+                                                 double c);
+
+/* dst[i] = word(first + i) >> 8 >= least ? x[i] * scale : 0, where word(e) is word e % 4 of the Philox block of counter
+ * (e / 4, stream) under the key `seed` (core/philox.h): dropped with probability least / 2^24. */
+struct cairn__dropout {
+    uint64_t seed, stream, first;
+    uint32_t least;
+    double scale;
+};
+typedef void (*cairn__dropout_kernel)(void *dst, const void *x, size_t n, const struct cairn__dropout *how);
+
+#endif

@@ -1,0 +1,247 @@
+/* The kernels over rows (rows.h) once more, 16 lanes at a time: the second half of the text that simd.h is.
+ *
+ *   maximum(a, b)                            either of two where one is NaN
+ *   keep_first(v, count)                     the first lanes of v, +0 behind
+ *   words                                    16 u32: words_of(x), words_from(pointer), words_xor
+ *   multiply_words(a, m, &high, &low)        32 x 32 bits -> 64
+ *   transpose_words(c)                       of each group of four lanes and four registers
+ *   keep_from(words, least, v)               v where words >> 8 >= least, else +0 */
+
+/* Runs the statement over all blocks of all runs, each described by `at` and `base`, its run's first element. */
+#define OVER_RUNS(runs, ...)                              \
+    for (size_t run_ = 0; run_ < (runs)->count; run_++) { \
+        const size_t base = run_ * (runs)->stride;        \
+        OVER((runs)->n, NULL, 4, __VA_ARGS__);            \
+    }
+
+INLINE const void *element(int type, const void *x, size_t i) {
+    return (const char *)x + i * width_of(type);
+}
+INLINE void *element_of(int type, void *x, size_t i) {
+    return (char *)x + i * width_of(type);
+}
+
+/* A part block's lanes behind the end hold what came of +0 there. */
+INLINE vec only(vec v, struct at at) {
+    return at.how == PART ? keep_first(v, at.count) : v;
+}
+
+INLINE double greatest_of_few(int type, const void *x, size_t n) {
+    float lane[LANES], most = -INFINITY;
+    store_f32(lane, get(type, x, (struct at){0, PART, n}));
+    for (size_t i = 0; i < n; i++) {
+        if (lane[i] != lane[i]) return NAN;
+        most = lane[i] > most ? lane[i] : most;
+    }
+    return most + 0.0f;
+}
+
+INLINE void look(int type, const void *x, size_t i, vec *most, bits *seen) {
+    const vec v = get(type, x, (struct at){i, WHOLE, LANES});
+    *most = maximum(*most, v);
+    *seen = see(*seen, v);
+}
+
+/* Which of two a maximum is does not matter, so there are four at once, and the last block may overlap another.
+ * A NaN, which `maximum` may lose, is the greatest magnitude. */
+INLINE double greatest_f32(int type, const void *x, size_t n) {
+    enum { AT_ONCE = 4 };
+    vec most[AT_ONCE];
+    bits seen[AT_ONCE];
+    float lane[LANES];
+    size_t i = 0;
+    if (n < LANES) return greatest_of_few(type, x, n);
+    for (int j = 0; j < AT_ONCE; j++) most[j] = splat(-INFINITY), seen[j] = nothing_seen();
+    for (; i + AT_ONCE * LANES <= n; i += AT_ONCE * LANES) {
+        for (int j = 0; j < AT_ONCE; j++) look(type, x, i + (size_t)j * LANES, &most[j], &seen[j]);
+    }
+    for (; i + LANES <= n; i += LANES) look(type, x, i, &most[0], &seen[0]);
+    if (i < n) look(type, x, n - LANES, &most[1], &seen[1]);
+    store_f32(lane, maximum(maximum(most[0], most[1]), maximum(most[2], most[3])));
+    for (int j = 1; j < LANES; j++) lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
+    for (int j = 0; j < AT_ONCE; j++) {
+        if (any_from(seen[j], 0x7f800001u)) return NAN;
+    }
+    return lane[0] + 0.0f;
+}
+
+INLINE void softmax_backward_f32(int type, void *dx, const void *dy, const void *y, size_t n) {
+    vec lanes = splat(0);
+    OVER(n, NULL, 4, lanes = add(lanes, mul(get(type, dy, at), get(type, y, at))));
+    const vec sum = splat(tree(lanes));
+    OVER(n, NULL, 4, put(type, dx, at, mul(get(type, y, at), sub(get(type, dy, at), sum))));
+}
+
+/* ---- normalisation ---- */
+
+INLINE float sum_of_runs(int type, const void *x, const struct cairn__runs *runs) {
+    vec lanes = splat(0);
+    OVER_RUNS(runs, lanes = add(lanes, get(type, element(type, x, base), at)));
+    return tree(lanes);
+}
+
+/* Sums of d = x - centre and of d * d. */
+INLINE void sums_around(int type, const void *x, const struct cairn__runs *runs, float centre, float *sum,
+                        float *squares) {
+    const vec m = splat(centre);
+    vec lanes = splat(0), square = splat(0);
+    OVER_RUNS(runs, {
+        const vec d = only(sub(get(type, element(type, x, base), at), m), at);
+        lanes = add(lanes, d);
+        square = add(square, mul(d, d));
+    });
+    *sum = tree(lanes);
+    *squares = tree(square);
+}
+
+INLINE void moments_f32(int type, const void *x, const struct cairn__runs *runs, bool centred, double *mean,
+                        double *variance) {
+    const float n = (float)(runs->count * runs->n);
+    float m = 0, s = 0, q = 0;
+    if (centred) m = sum_of_runs(type, x, runs) / n;
+    sums_around(type, x, runs, m, &s, &q);
+    if (centred) {
+        m = m + s / n;
+        q = q - s * s / n;
+    }
+    *mean = m;
+    *variance = q < 0 ? 0 : q / n;
+}
+
+INLINE void norm_row_f32(int type, void *y, const void *x, const float *w, const float *b, size_t n, double mean,
+                         double rstd) {
+    const vec m = splat((float)mean), r = splat((float)rstd);
+    OVER(n, NULL, 4, {
+        vec v = mul(sub(get(type, x, at), m), r);
+        if (w) v = mul(v, get(CAIRN_F32, w, at));
+        if (b) v = add(v, get(CAIRN_F32, b, at));
+        put(type, y, at, v);
+    });
+}
+
+INLINE void add_to(float *sums, struct at at, vec v) {
+    put(CAIRN_F32, sums, at, add(get(CAIRN_F32, sums, at), v));
+}
+
+INLINE void norm_row_backward_f32(int type, const struct cairn__norm_row *o) {
+    const float *w = o->weight, n = (float)o->n;
+    float *dw = o->dweight, *db = o->dbias;
+    const vec m = splat((float)o->mean), r = splat((float)o->rstd);
+    vec sum_g = splat(0), sum_gh = splat(0);
+    OVER(o->n, NULL, 4, {
+        const vec dy = get(type, o->dy, at);
+        const vec h = mul(sub(get(type, o->x, at), m), r);
+        const vec g = w ? mul(dy, get(CAIRN_F32, w, at)) : dy;
+        if (dw) add_to(dw, at, mul(dy, h));
+        if (db) add_to(db, at, dy);
+        sum_g = add(sum_g, g);
+        sum_gh = add(sum_gh, only(mul(g, h), at));
+    });
+    if (!o->dx) return;
+    const vec mean_g = splat(o->centred ? tree(sum_g) / n : 0), mean_gh = splat(tree(sum_gh) / n);
+    OVER(o->n, NULL, 4, {
+        const vec dy = get(type, o->dy, at);
+        const vec h = mul(sub(get(type, o->x, at), m), r);
+        const vec g = w ? mul(dy, get(CAIRN_F32, w, at)) : dy;
+        put(type, o->dx, at, mul(sub(sub(g, mean_g), mul(h, mean_gh)), r));
+    });
+}
+
+INLINE void norm_runs_f32(int type, void *y, const void *x, const struct cairn__runs *runs, double mean, double scale,
+                          double shift) {
+    const vec m = splat((float)mean), a = splat((float)scale), b = splat((float)shift);
+    OVER_RUNS(runs,
+              put(type, element_of(type, y, base), at, add(mul(sub(get(type, element(type, x, base), at), m), a), b)));
+}
+
+INLINE void norm_runs_sums_f32(int type, const void *dy, const void *x, const struct cairn__runs *runs, double mean,
+                               double sums[2]) {
+    const vec m = splat((float)mean);
+    vec lanes = splat(0), product = splat(0);
+    OVER_RUNS(runs, {
+        const vec g = get(type, element(type, dy, base), at);
+        lanes = add(lanes, g);
+        product = add(product, only(mul(g, sub(get(type, element(type, x, base), at), m)), at));
+    });
+    sums[0] = tree(lanes);
+    sums[1] = tree(product);
+}
+
+INLINE void norm_runs_backward_f32(int type, void *dx, const void *dy, const void *x, const struct cairn__runs *runs,
+                                   double mean, double a, double b, double c) {
+    const vec m = splat((float)mean), va = splat((float)a), vb = splat((float)b), vc = splat((float)c);
+    OVER_RUNS(runs, {
+        const vec t = add(mul(sub(get(type, element(type, x, base), at), m), vb), vc);
+        put(type, element_of(type, dx, base), at, add(mul(get(type, element(type, dy, base), at), va), t));
+    });
+}
+
+/* ---- dropout ---- */
+
+enum { BLOCKS = LANES, WORDS = 4 * LANES }; /* Philox blocks made at once, one a lane, and their words */
+
+/* The words of 16 blocks from `counter`, a multiple of 16, in the order of their elements. Lane 4 g + j starts as block
+ * 4 j + g, so that a transposition within groups of four lanes brings the words in order. */
+INLINE void draw(uint64_t seed, uint64_t counter, uint64_t stream, words c[4]) {
+    static const uint32_t order[LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    c[0] = words_xor(words_from(order), words_of((uint32_t)counter));
+    c[1] = words_of((uint32_t)(counter >> 32));
+    c[2] = words_of((uint32_t)stream);
+    c[3] = words_of((uint32_t)(stream >> 32));
+    for (int round = 0; round < 10; round++) {
+        words high0, low0, high1, low1;
+        multiply_words(c[0], 0xD2511F53u, &high0, &low0);
+        multiply_words(c[2], 0xCD9E8D57u, &high1, &low1);
+        c[0] = words_xor(words_xor(high1, c[1]), words_of(k0));
+        c[1] = low1;
+        c[2] = words_xor(words_xor(high0, c[3]), words_of(k1));
+        c[3] = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    transpose_words(c);
+}
+
+/* The elements of one block of 64 numbers, all or some. */
+INLINE void drop_block(int type, void *dst, const void *x, size_t i, size_t end, const struct cairn__dropout *how,
+                       const words c[4]) {
+    const vec scale = splat((float)how->scale);
+    for (int j = 0; j < 4 && i < end; j++, i += LANES) {
+        const struct at at = {i, end - i < LANES ? PART : WHOLE, least(end - i, LANES)};
+        put(type, dst, at, keep_from(c[j], how->least, mul(get(type, x, at), scale)));
+    }
+}
+
+/* Elements before the first whole block of 64 numbers: one by one. */
+INLINE size_t drop_head(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how) {
+    const size_t head = least((WORDS - how->first % WORDS) % WORDS, n);
+    uint32_t word[WORDS];
+    words c[4];
+    if (head == 0) return 0;
+    draw(how->seed, how->first / WORDS * BLOCKS, how->stream, c);
+    memcpy(word, c, sizeof(word));
+    for (size_t i = 0; i < head; i++) {
+        const struct at at = {i, PART, 1};
+        const bool kept = word[(how->first + i) % WORDS] >> 8 >= how->least;
+        put(type, dst, at, kept ? mul(get(type, x, at), splat((float)how->scale)) : splat(0));
+    }
+    return head;
+}
+
+INLINE void dropout_f32(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how) {
+    size_t i = drop_head(type, dst, x, n, how);
+    for (; i + WORDS <= n; i += WORDS) {
+        words c[4];
+        draw(how->seed, (how->first + i) / 4, how->stream, c);
+        drop_block(type, dst, x, i, i + WORDS, how, c);
+    }
+    if (i < n) {
+        words c[4];
+        draw(how->seed, (how->first + i) / 4, how->stream, c);
+        drop_block(type, dst, x, i, n, how, c);
+    }
+}
+
+#define EACH_ROW_TYPE(X) X(f32, F32, f32) X(f16, F16, f32) X(bf16, BF16, f32)
+#include "kernels/row_instances.h"
