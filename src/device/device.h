@@ -6,6 +6,7 @@
 #define CAIRN__DEVICE_H
 
 #include "cairn/device.h"
+#include "device/math_passes.h"
 #include "device/passes.h"
 
 /* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when trans_a;
@@ -83,6 +84,7 @@ struct cairn__device_ops {
 struct cairn_device {
     const struct cairn__device_ops *ops;
     const struct cairn__passes *passes;
+    const struct cairn__math *math; /* NULL = the training step of passes.h alone */
     int ordinal;
     bool tf32;         /* f32 products may round their operands to 10 bits of fraction; where the device can */
     bool capturing;    /* what is queued is recorded and not run */

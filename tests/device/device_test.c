@@ -294,7 +294,7 @@ static void check_shape_number(int i) {
 
 static void more_shapes_than_are_kept_give_right_products(void **state) {
     (void)state;
-    enum { KEPT = 64, SHAPES = 3 * KEPT };
+    enum { KEPT = 256, SHAPES = 3 * KEPT };
     const int alive = made - destroyed;
     for (int i = 0; i < SHAPES; i++) check_shape_number(i);
     for (int i = SHAPES; i > 0; i--) check_shape_number(i - 1);

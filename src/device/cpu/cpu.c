@@ -2,7 +2,7 @@
  *
  * Around the engine's bare product this file puts what no engine does well: the empty sum, operands it cannot take, and
  * what is done to the finished f32 sum: bias, relu, the one rounding. */
-#include "device/cpu/cpu.h"
+#include "device/cpu/cpu_math.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "core/alloc.h"
 #include "core/cpu.h"
 #include "core/status.h"
+#include "device/cpu/blocks.h"
 
 /* ---- opening ---- */
 
@@ -17,10 +18,13 @@ static void cpu_close(struct cairn_device *d) {
     struct cairn__cpu *cpu = d->state;
     if (!cpu) return;
     cairn__engine_close(&cpu->engine);
+    for (int i = 0; i < CAIRN__LANES; i++) cairn__engine_close(&cpu->lanes[i]);
     cairn__free(cpu->a.data);
     cairn__free(cpu->b.data);
     cairn__free(cpu->c.data);
     cairn__free(cpu->row.data);
+    for (int i = 0; i < CAIRN__MAP_INPUTS; i++) cairn__free(cpu->dense[i].data);
+    cairn__free(cpu->attention.data);
     cairn__free(cpu);
     d->state = NULL;
 }
@@ -33,18 +37,21 @@ static cairn_status cpu_open(struct cairn_device *d, int ordinal) {
     TRY(cairn__calloc(1, sizeof(*cpu), (void **)&cpu));
     d->state = cpu;
     d->passes = &cairn__cpu_passes;
+    d->math = &cairn__cpu_math;
     cpu->kernels = cairn__kernels_cpu(features);
     TRY(cairn__engine_open(features, &cpu->engine));
-    snprintf(cpu->text, sizeof(cpu->text), "%s, %s", cairn__cpu_level_name(features),
-             cairn__engine_describe(cpu->engine));
     return CAIRN_OK;
 out:
     cpu_close(d);
     return st;
 }
 
+/* The number of threads may have changed. */
 static const char *cpu_describe(const struct cairn_device *d) {
-    return cairn__cpu_of(d)->text;
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    snprintf(cpu->text, sizeof(cpu->text), "%s, %s", cairn__cpu_level_name(cairn__cpu_features()),
+             cairn__engine_describe(cpu->engine));
+    return cpu->text;
 }
 
 /* ---- memory ---- */
@@ -110,32 +117,13 @@ cairn_status cairn__cpu_widen(const struct cairn_device *d, struct cairn__scratc
 
 /* ---- products ---- */
 
-static cairn_status widen_operands(struct cairn_device *d, struct cairn__matmul *p) {
-    struct cairn__cpu *cpu = cairn__cpu_of(d);
-    if (cairn__engine_takes(cpu->engine, p->in_type)) return CAIRN_OK;
-    cairn_status st = CAIRN_OK;
-    const float *a = NULL, *b = NULL;
-    TRY(cairn__cpu_widen(d, &cpu->a, p->in_type, p->a, (size_t)(p->m * p->k), &a));
-    TRY(cairn__cpu_widen(d, &cpu->b, p->in_type, p->b, (size_t)(p->k * p->n), &b));
-    p->a = a, p->b = b;
-    p->in_type = CAIRN_F32;
-out:
-    return st;
-}
-
-static cairn_status finish(struct cairn_device *d, const struct cairn__matmul *p, float *c) {
+/* Bias and relu in f32, one rounding; the bias is NULL where the engine has added it. */
+static void finish(struct cairn_device *d, const struct cairn__matmul *p, const float *bias, float *c) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t rows = (size_t)p->m, cols = (size_t)p->n;
-    cairn_status st = CAIRN_OK;
-    const float *bias = NULL;
-    if (p->bias) {
-        TRY(cairn__cpu_widen(d, &cpu->row, p->out_type, p->bias, cols, &bias));
-        cpu->kernels->bias_add(c, bias, rows, cols);
-    }
+    if (bias) cpu->kernels->bias_add(c, bias, rows, cols);
     if (p->relu) cpu->kernels->relu(c, c, rows * cols);
     if (c != p->c) cpu->kernels->cast[CAIRN_F32][p->out_type](p->c, c, rows * cols);
-out:
-    return st;
 }
 
 static void add_rows(float *sums, const float *a, size_t m, size_t k) {
@@ -145,41 +133,108 @@ static void add_rows(float *sums, const float *a, size_t m, size_t k) {
     }
 }
 
-/* Rows of a transposed A are columns of what is stored. */
-static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p) {
+/* col_sum of halves, a stretch of columns at a time: what is widened stays in the first cache. */
+static void add_half_columns(const struct cairn__cpu *cpu, float *sums, cairn_dtype type, const uint16_t *x,
+                             size_t rows, size_t cols) {
+    struct cairn__block room;
+    memset(sums, 0, cols * sizeof(float));
+    for (size_t c = 0; c < cols; c += CAIRN__BLOCK) {
+        const size_t n = cols - c < CAIRN__BLOCK ? cols - c : CAIRN__BLOCK;
+        for (size_t r = 0; r < rows; r++) {
+            const float *wide = cairn__block_load(cpu, CAIRN_F32, type, x + r * cols + c, n, &room);
+            cpu->kernels->add(sums + c, sums + c, wide, n);
+        }
+    }
+}
+
+/* stored: A, of the type it was multiplied in. Rows of a transposed A are columns of it. */
+static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p, const void *stored,
+                             cairn_dtype type) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t m = (size_t)p->m, k = (size_t)p->k;
     cairn_status st = CAIRN_OK;
     const float *a = NULL;
     float *sums = p->row_sums;
-    TRY(cairn__cpu_widen(d, &cpu->a, p->in_type, p->a, m * k, &a));
     if (p->out_type != CAIRN_F32) TRY(cairn__scratch_room(&cpu->row, m, &sums));
-    if (p->trans_a) {
-        cpu->kernels->col_sum(sums, a, k, m);
+    if (p->trans_a && type != CAIRN_F32) {
+        add_half_columns(cpu, sums, type, stored, k, m);
     } else {
-        add_rows(sums, a, m, k);
+        TRY(cairn__cpu_widen(d, &cpu->a, type, stored, m * k, &a));
+        if (p->trans_a) cpu->kernels->col_sum(sums, a, k, m);
+        if (!p->trans_a) add_rows(sums, a, m, k);
     }
     if (sums != p->row_sums) cpu->kernels->cast[CAIRN_F32][p->out_type](p->row_sums, sums, m);
 out:
     return st;
 }
 
-static cairn_status cpu_matmul(struct cairn_device *d, const struct cairn__matmul *product) {
+static struct cairn__product product_of(const struct cairn__matmul *p) {
+    struct cairn__product product = {.m = p->m,
+                                     .n = p->n,
+                                     .k = p->k,
+                                     .a = {p->a, p->trans_a ? 1 : p->k, p->trans_a ? p->m : 1},
+                                     .b = {p->b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1},
+                                     .in_type = p->in_type,
+                                     .out_type = CAIRN_F32,
+                                     .c = p->c,
+                                     .c_row = p->n};
+    (void)cairn__operand_settle(&product.a, p->m, p->k); /* dense ones do */
+    (void)cairn__operand_settle(&product.b, p->k, p->n);
+    return product;
+}
+
+cairn_status cairn__engine_matmul(struct cairn__engine *engine, const struct cairn__matmul *p) {
+    const struct cairn__product product = product_of(p);
+    return cairn__engine_product(engine, &product);
+}
+
+/* Operands of a type the engine takes. */
+static cairn_status prepare(struct cairn_device *d, const struct cairn__matmul *p, struct cairn__product *out) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const size_t n = (size_t)(product->m * product->n);
     cairn_status st = CAIRN_OK;
-    struct cairn__matmul p = *product; /* as the engine takes it */
-    float *c = product->c;
-    TRY(widen_operands(d, &p));
-    if (p.out_type != CAIRN_F32) TRY(cairn__scratch_room(&cpu->c, n, &c));
-    p.c = c;
-    if (p.k > 0) {
-        TRY(cairn__engine_matmul(cpu->engine, &p));
+    const float *a = NULL, *b = NULL;
+    *out = product_of(p);
+    if (cairn__engine_takes(cpu->engine, p->in_type)) return CAIRN_OK;
+    TRY(cairn__cpu_widen(d, &cpu->a, p->in_type, p->a, (size_t)(p->m * p->k), &a));
+    TRY(cairn__cpu_widen(d, &cpu->b, p->in_type, p->b, (size_t)(p->k * p->n), &b));
+    out->a.data = a, out->b.data = b;
+    out->in_type = CAIRN_F32;
+out:
+    return st;
+}
+
+/* The sum itself, with bias and rounding where the engine can; what is left then is the relu of an f32. */
+static cairn_status compute(struct cairn_device *d, const struct cairn__matmul *p, struct cairn__product *product) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    const size_t n = (size_t)(p->m * p->n);
+    cairn_status st = CAIRN_OK;
+    const float *bias = NULL;
+    float *c = p->c;
+    if (p->bias) TRY(cairn__cpu_widen(d, &cpu->row, p->out_type, p->bias, (size_t)p->n, &bias));
+    const bool finishes = p->k > 0 && !p->relu && cairn__engine_finishes(cpu->engine, product) &&
+                          (p->out_type == CAIRN_F32 || p->out_type == product->in_type);
+    if (finishes) {
+        product->out_type = p->out_type, product->bias = bias, product->c = p->c;
+        return cairn__engine_product(cpu->engine, product);
+    }
+    if (p->out_type != CAIRN_F32) TRY(cairn__scratch_room(&cpu->c, n, &c));
+    product->c = c;
+    if (p->k > 0) {
+        TRY(cairn__engine_product(cpu->engine, product));
     } else {
         memset(c, 0, n * sizeof(float));
     }
-    TRY(finish(d, product, c));
-    if (p.row_sums) TRY(sum_rows(d, &p));
+    finish(d, p, bias, c);
+out:
+    return st;
+}
+
+static cairn_status cpu_matmul(struct cairn_device *d, const struct cairn__matmul *p) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__product product;
+    TRY(prepare(d, p, &product));
+    TRY(compute(d, p, &product));
+    if (p->row_sums) TRY(sum_rows(d, p, product.a.data, product.in_type));
 out:
     return st;
 }

@@ -1,6 +1,6 @@
-/* Matrix products in plain loops, for builds without oneDNN: complete and slow. Sums run over k in order. */
+/* Products in plain loops, for builds without oneDNN: complete and slow. Sums run over k in order. */
 #include "core/alloc.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/conv.h"
 
 struct cairn__engine {
     int unused;
@@ -16,7 +16,7 @@ void cairn__engine_close(struct cairn__engine **engine) {
     *engine = NULL;
 }
 
-const char *cairn__engine_describe(const struct cairn__engine *engine) {
+const char *cairn__engine_describe(struct cairn__engine *engine) {
     (void)engine;
     return "plain loops (built without oneDNN)";
 }
@@ -26,22 +26,32 @@ bool cairn__engine_takes(const struct cairn__engine *engine, cairn_dtype type) {
     return type == CAIRN_F32;
 }
 
-static float dot(const struct cairn__matmul *p, int64_t i, int64_t j) {
-    const float *a = p->a, *b = p->b;
+bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cairn__product *product) {
+    (void)engine, (void)product;
+    return false;
+}
+
+static float dot(const struct cairn__product *p, int64_t i, int64_t j) {
+    const float *a = p->a.data, *b = p->b.data;
     float sum = 0.0f;
-    for (int64_t l = 0; l < p->k; l++) {
-        sum += a[p->trans_a ? l * p->m + i : i * p->k + l] * b[p->trans_b ? j * p->k + l : l * p->n + j];
-    }
+    for (int64_t l = 0; l < p->k; l++) sum += a[i * p->a.row + l * p->a.col] * b[l * p->b.row + j * p->b.col];
     return sum;
 }
 
-cairn_status cairn__engine_matmul(struct cairn__engine *engine, const struct cairn__matmul *p) {
+cairn_status cairn__engine_product(struct cairn__engine *engine, const struct cairn__product *p) {
     (void)engine;
     float *c = p->c;
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
-            c[i * p->n + j] = dot(p, i, j);
+            float *to = &c[i * p->c_row + j];
+            *to = p->add ? *to + dot(p, i, j) : dot(p, i, j);
         }
     }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
+    (void)engine;
+    cairn__conv_loops(pass);
     return CAIRN_OK;
 }

@@ -8,7 +8,7 @@
 
 #include "core/philox.h"
 #include "core/status.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/cpu_math.h"
 
 enum { BLOCK = 1024 }; /* elements; three f32 arrays of them fit beside the halves */
 
@@ -29,7 +29,13 @@ static void raise_flag(uint32_t *flag, uint32_t found) {
 static void cast(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
                  cairn_dtype from) {
     cairn__cast_fn f = kernels(d)->cast[from][to];
-    for (size_t i = 0; i < count; i++) f(items[i].dst, items[i].x, items[i].n);
+    for (size_t i = 0; i < count; i++) {
+        if (f) {
+            f(items[i].dst, items[i].x, items[i].n);
+        } else if (items[i].n > 0) { /* f64 or bool as itself */
+            memmove(items[i].dst, items[i].x, items[i].n * cairn_dtype_nbytes(to));
+        }
+    }
 }
 
 static void scale(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
@@ -207,8 +213,7 @@ static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const
 
 /* ---- for nn: sums ---- */
 
-/* Whether st is no failure; the first one is kept for check. */
-static bool is_ok(struct cairn__cpu *cpu, cairn_status st) {
+bool cairn__cpu_is_ok(struct cairn__cpu *cpu, cairn_status st) {
     if (st != CAIRN_OK && cpu->failed == CAIRN_OK) {
         cpu->failed = st;
         snprintf(cpu->failure, sizeof(cpu->failure), "%s", cairn_last_error());
@@ -227,7 +232,7 @@ static float get(cairn_dtype t, const void *x) {
 static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const float *wide = NULL;
-    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide))) return;
+    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide))) return;
     put(t, dst, cpu->kernels->sum(wide, n) / divisor);
 }
 
@@ -238,8 +243,8 @@ static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, co
 static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const float *wide_x = NULL, *wide_y = NULL;
-    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide_x))) return;
-    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->b, t, y, n, &wide_y))) return;
+    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide_x))) return;
+    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->b, t, y, n, &wide_y))) return;
     put(t, dst, cpu->kernels->mse_sum(wide_x, wide_y, n) / (float)n);
 }
 
@@ -265,8 +270,8 @@ static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const float *wide = NULL;
     float *sums = dst;
-    if (!is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, rows * cols, &wide))) return;
-    if (t != CAIRN_F32 && !is_ok(cpu, cairn__scratch_room(&cpu->row, cols, &sums))) return;
+    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, rows * cols, &wide))) return;
+    if (t != CAIRN_F32 && !cairn__cpu_is_ok(cpu, cairn__scratch_room(&cpu->row, cols, &sums))) return;
     cpu->kernels->col_sum(sums, wide, rows, cols);
     if (sums != dst) cpu->kernels->cast[CAIRN_F32][t](dst, sums, cols);
 }

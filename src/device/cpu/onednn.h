@@ -1,0 +1,78 @@
+/* oneDNN 2.6 to 3.x, as matmul_onednn.c and conv_onednn.c share it: the engine, calls that check, descriptions of memory.
+ * No other file includes it. */
+#ifndef CAIRN__CPU_ONEDNN_H
+#define CAIRN__CPU_ONEDNN_H
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include "core/status.h"
+#include "device/cpu/cpu.h"
+
+struct cairn__dnnl_products; /* matmul_onednn.c */
+struct cairn__dnnl_convs;    /* conv_onednn.c */
+
+struct cairn__engine {
+    bool native_bf16;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    struct cairn__dnnl_products *products; /* kept primitives; made at the first call, NULL before */
+    struct cairn__dnnl_convs *convs;
+    int most_threads;         /* set for a while where more would add up in another order; 0 = no limit */
+    int (*get_threads)(void); /* OpenMP's, NULL = it was not found */
+    void (*set_threads)(int);
+    char text[64];
+};
+
+/* End what an engine keeps of each kind; NULL inside is fine. */
+void cairn__dnnl_products_end(struct cairn__engine *e);
+void cairn__dnnl_convs_end(struct cairn__engine *e);
+
+cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call);
+#define DNNL(call) TRY(cairn__dnnl_check((call), #call))
+
+/* How many threads oneDNN may have: cairn__num_threads(), or the engine's limit; one in a child of fork. */
+int cairn__dnnl_threads(const struct cairn__engine *e);
+
+/* Around the making of primitives and around each call: oneDNN has so many in between. Returns what the second function
+ * wants. */
+int cairn__dnnl_take_threads(const struct cairn__engine *e);
+void cairn__dnnl_give_threads_back(const struct cairn__engine *e, int before);
+
+static inline dnnl_data_type_t cairn__dnnl_type(cairn_dtype t) {
+    return t == CAIRN_BF16 ? dnnl_bf16 : dnnl_f32;
+}
+
+/* ---- where versions 2 and 3 differ: descriptions of memory became handles (and operation descriptors went) ---- */
+
+typedef dnnl_memory_desc_t cairn__dnnl_desc;
+
+/* Zeroed before, forgotten after. */
+#if DNNL_VERSION_MAJOR >= 3
+typedef const_dnnl_memory_desc_t cairn__dnnl_const_desc; /* what a query gives: nobody's to forget */
+#define cairn__dnnl_describe        dnnl_memory_desc_create_with_strides
+#define cairn__dnnl_describe_by_tag dnnl_memory_desc_create_with_tag
+static inline cairn__dnnl_const_desc cairn__dnnl_const(const cairn__dnnl_desc *d) {
+    return *d;
+}
+static inline dnnl_status_t cairn__dnnl_memory(dnnl_memory_t *out, cairn__dnnl_desc *d, dnnl_engine_t engine) {
+    return dnnl_memory_create(out, *d, engine, DNNL_MEMORY_NONE);
+}
+static inline void cairn__dnnl_forget(cairn__dnnl_desc *d) {
+    if (*d) dnnl_memory_desc_destroy(*d);
+}
+#else
+typedef const dnnl_memory_desc_t *cairn__dnnl_const_desc;
+#define cairn__dnnl_describe        dnnl_memory_desc_init_by_strides
+#define cairn__dnnl_describe_by_tag dnnl_memory_desc_init_by_tag
+static inline cairn__dnnl_const_desc cairn__dnnl_const(const cairn__dnnl_desc *d) {
+    return d;
+}
+static inline dnnl_status_t cairn__dnnl_memory(dnnl_memory_t *out, cairn__dnnl_desc *d, dnnl_engine_t engine) {
+    return dnnl_memory_create(out, d, engine, DNNL_MEMORY_NONE);
+}
+static inline void cairn__dnnl_forget(cairn__dnnl_desc *d) {
+    (void)d;
+}
+#endif
+
+#endif

@@ -1,0 +1,27 @@
+/* Matrices with any strides, and of any type, on their way into products. */
+#ifndef CAIRN__CPU_PACK_H
+#define CAIRN__CPU_PACK_H
+
+#include "device/cpu/cpu.h"
+
+/* One matrix in memory. */
+struct cairn__matrix {
+    cairn_dtype dtype;
+    int64_t rows, cols;
+    struct cairn__operand at;
+};
+
+/* x as the engine takes it, of type `to`, which is x's or f32: as it is where type and strides allow, else copied into
+ * room, rows * cols elements of `to`. The rows of x stay rows of the result. */
+struct cairn__operand cairn__pack(const struct cairn__cpu *cpu, const struct cairn__matrix *x, cairn_dtype to,
+                                  void *room);
+
+/* c, rows of cols neighbours c_row apart, of type `to`, = the dense f32 at x, rounded. */
+void cairn__unpack(const struct cairn__cpu *cpu, void *c, cairn_dtype to, int64_t c_row, const float *x, int64_t rows,
+                   int64_t cols);
+
+/* The same product in f64, plain loops with k in order; C [m, n] with rows of neighbours. */
+void cairn__product_f64(int64_t m, int64_t n, int64_t k, struct cairn__operand a, struct cairn__operand b, double *c,
+                        int64_t c_row, bool add);
+
+#endif

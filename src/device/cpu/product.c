@@ -1,0 +1,318 @@
+/* Products of views: batches, strides, shared operands, sums over a batch.
+ *
+ * What lines up in memory becomes one large product: batches of A's rows that share B, and batches that are summed, where
+ * they continue the sum over k. What is left of the batch is a loop around the engine, which takes leading dimensions; a
+ * matrix it does not take, by type or strides, is copied first, once where the next product has the same. Summed
+ * dimensions come innermost, so that a sum is finished, in f32, before the next one begins. */
+#include <string.h>
+
+#include "core/status.h"
+#include "device/cpu/cpu_math.h"
+#include "device/cpu/pack.h"
+
+bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols) {
+    if (x->col == 1 && x->row >= cols) return true;
+    if (x->row == 1 && x->col >= rows && x->col > 1) return true;
+    if (rows == 1 && x->col == 1) {
+        x->row = cols;
+        return true;
+    }
+    if (cols == 1 && x->row >= 1) {
+        x->col = 1;
+        return true;
+    }
+    if (rows == 1 && x->col > 1) {
+        x->row = 1;
+        return true;
+    }
+    if (rows == 1 && cols == 1) {
+        x->row = x->col = 1;
+        return true;
+    }
+    return false;
+}
+
+/* ---- packing ---- */
+
+static const char *element(const struct cairn__matrix *x, int64_t i, int64_t j) {
+    return (const char *)x->at.data + (size_t)(i * x->at.row + j * x->at.col) * cairn_dtype_nbytes(x->dtype);
+}
+
+static void copy_elements(char *dst, const struct cairn__matrix *x, cairn_dtype to, int64_t i) {
+    const size_t nbytes = cairn_dtype_nbytes(to);
+    for (int64_t j = 0; j < x->cols; j++, dst += nbytes) {
+        if (to == x->dtype) {
+            memcpy(dst, element(x, i, j), nbytes);
+        } else {
+            *(float *)(void *)dst = cairn__dtype(x->dtype)->to_f32(element(x, i, j));
+        }
+    }
+}
+
+struct cairn__operand cairn__pack(const struct cairn__cpu *cpu, const struct cairn__matrix *x, cairn_dtype to,
+                                  void *room) {
+    struct cairn__operand settled = x->at;
+    const bool fits = cairn__operand_settle(&settled, x->rows, x->cols);
+    if (fits && x->dtype == to) return settled;
+    if (fits && settled.col != 1) { /* its columns are rows of neighbours */
+        const struct cairn__matrix columns = {x->dtype, x->cols, x->rows, {x->at.data, settled.col, settled.row}};
+        settled = cairn__pack(cpu, &columns, to, room);
+        settled = (struct cairn__operand){settled.data, settled.col, settled.row};
+        (void)cairn__operand_settle(&settled, x->rows, x->cols);
+        return settled;
+    }
+    const size_t row_nbytes = (size_t)x->cols * cairn_dtype_nbytes(to);
+    for (int64_t i = 0; i < x->rows; i++) {
+        char *dst = (char *)room + (size_t)i * row_nbytes;
+        if (x->at.col == 1 && x->dtype == to) {
+            memcpy(dst, element(x, i, 0), row_nbytes);
+        } else if (x->at.col == 1) {
+            cpu->kernels->cast[x->dtype][to](dst, element(x, i, 0), (size_t)x->cols);
+        } else {
+            copy_elements(dst, x, to, i);
+        }
+    }
+    return (struct cairn__operand){room, x->cols, 1};
+}
+
+void cairn__unpack(const struct cairn__cpu *cpu, void *c, cairn_dtype to, int64_t c_row, const float *x, int64_t rows,
+                   int64_t cols) {
+    const size_t nbytes = cairn_dtype_nbytes(to);
+    if (c_row == cols) {
+        cpu->kernels->cast[CAIRN_F32][to](c, x, (size_t)(rows * cols));
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        cpu->kernels->cast[CAIRN_F32][to]((char *)c + (size_t)(i * c_row) * nbytes, x + i * cols, (size_t)cols);
+    }
+}
+
+/* ---- the plan: a product and the loops around it ---- */
+
+enum { A, B, C, OPERANDS };
+
+struct axis {
+    int64_t size;
+    int64_t stride[OPERANDS];
+};
+
+struct plan {
+    int64_t m, n, k;
+    struct cairn__matrix x[OPERANDS];
+    int count;
+    struct axis axes[CAIRN_MAX_DIMS]; /* of the batch; those that are summed come last */
+    int64_t products, terms;          /* in all; of one sum */
+};
+
+static struct cairn__matrix matrix_of(const struct cairn__view *v) {
+    const int d = v->ndim;
+    return (
+        struct cairn__matrix){v->dtype, v->size[d - 2], v->size[d - 1], {v->data, v->stride[d - 2], v->stride[d - 1]}};
+}
+
+/* Steps of `step` follow `size` steps of *stride; a single one may have any. */
+static bool continues(int64_t step, int64_t *stride, int64_t size) {
+    if (size == 1) *stride = step;
+    return step == *stride * size;
+}
+
+static bool extends_m(struct plan *p, const int64_t step[OPERANDS]) {
+    struct cairn__operand a = p->x[A].at, c = p->x[C].at;
+    if (p->count > 0 || step[B] != 0 || step[C] == 0) return false;
+    if (!continues(step[A], &a.row, p->m) || !continues(step[C], &c.row, p->m)) return false;
+    p->x[A].at = a, p->x[C].at = c;
+    return true;
+}
+
+static bool extends_k(struct plan *p, const int64_t step[OPERANDS]) {
+    struct cairn__operand a = p->x[A].at, b = p->x[B].at;
+    if (p->count > 0 || step[C] != 0) return false;
+    if (!continues(step[A], &a.col, p->k) || !continues(step[B], &b.row, p->k)) return false;
+    p->x[A].at = a, p->x[B].at = b;
+    return true;
+}
+
+/* One more dimension of the batch, inside those already there: into m, into k, or a loop. */
+static void add_axis(struct plan *p, const struct axis *axis) {
+    if (axis->size == 1) return;
+    if (extends_m(p, axis->stride)) {
+        p->m *= axis->size;
+    } else if (extends_k(p, axis->stride)) {
+        p->k *= axis->size;
+    } else {
+        p->axes[p->count++] = *axis;
+    }
+}
+
+/* Sums innermost, the order otherwise kept. */
+static void order_axes(struct plan *p) {
+    struct axis sorted[CAIRN_MAX_DIMS];
+    int count = 0;
+    p->products = p->terms = 1;
+    for (int summed = 0; summed < 2; summed++) {
+        for (int i = p->count - 1; i >= 0; i--) { /* they were added from the innermost out */
+            if ((p->axes[i].stride[C] == 0) != (summed == 1)) continue;
+            p->products *= p->axes[i].size;
+            if (summed) p->terms *= p->axes[i].size;
+            sorted[count++] = p->axes[i];
+        }
+    }
+    memcpy(p->axes, sorted, sizeof(sorted));
+}
+
+static struct plan make_plan(const struct cairn__view *c, const struct cairn__view *a, const struct cairn__view *b) {
+    struct plan p = {.x = {matrix_of(a), matrix_of(b), matrix_of(c)}};
+    p.m = p.x[C].rows, p.n = p.x[C].cols, p.k = p.x[A].cols;
+    for (int d = c->ndim - 3; d >= 0; d--) {
+        add_axis(&p, &(struct axis){c->size[d], {a->stride[d], b->stride[d], c->stride[d]}});
+    }
+    p.x[A].rows = p.x[C].rows = p.m;
+    p.x[A].cols = p.x[B].rows = p.k;
+    (void)cairn__operand_settle(&p.x[C].at, p.m, p.n); /* rows of neighbours, as nn makes them */
+    order_axes(&p);
+    return p;
+}
+
+/* The i-th product's matrices. */
+static void matrices_at(const struct plan *p, int64_t i, struct cairn__matrix out[OPERANDS]) {
+    memcpy(out, p->x, sizeof(p->x));
+    for (int d = p->count - 1; d >= 0; d--) {
+        const int64_t index = i % p->axes[d].size;
+        i /= p->axes[d].size;
+        for (int o = 0; o < OPERANDS; o++) {
+            out[o].at.data = (const char *)out[o].at.data +
+                             (size_t)(index * p->axes[d].stride[o]) * cairn_dtype_nbytes(out[o].dtype);
+        }
+    }
+}
+
+/* ---- f32 and halves: the engine ---- */
+
+struct operands {
+    cairn_dtype type;    /* the engine's */
+    float *room[2];      /* where copies go */
+    const void *from[2]; /* what the copies are of */
+    struct cairn__operand at[2];
+};
+
+static cairn_status prepare(struct cairn__cpu *cpu, const struct plan *p, struct operands *o) {
+    struct cairn__scratch *const scratch[] = {&cpu->a, &cpu->b};
+    const bool native = cairn__engine_takes(cpu->engine, p->x[A].dtype);
+    cairn_status st = CAIRN_OK;
+    *o = (struct operands){.type = native ? p->x[A].dtype : CAIRN_F32};
+    for (int i = A; i <= B; i++) {
+        struct cairn__operand at = p->x[i].at;
+        if (p->x[i].dtype == o->type && cairn__operand_settle(&at, p->x[i].rows, p->x[i].cols)) continue;
+        TRY(cairn__scratch_room(scratch[i], (size_t)(p->x[i].rows * p->x[i].cols), &o->room[i]));
+    }
+out:
+    return st;
+}
+
+/* The matrices of a product as the engine takes them. */
+static void take(const struct cairn__cpu *cpu, const struct cairn__matrix x[OPERANDS], struct operands *o) {
+    for (int i = A; i <= B; i++) {
+        if (o->from[i] == x[i].at.data) continue;
+        o->at[i] = cairn__pack(cpu, &x[i], o->type, o->room[i]);
+        o->from[i] = x[i].at.data;
+    }
+}
+
+static void *writable(const struct cairn__matrix *c) {
+    return (void *)(uintptr_t)c->at.data;
+}
+
+/* Product i of the plan. C is written by the engine, or rounded after the last term of its sum. */
+static cairn_status one_product(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__matrix x[OPERANDS];
+    float *wide = NULL;
+    matrices_at(p, i, x);
+    take(cpu, x, o);
+    struct cairn__product product = {.m = p->m, .n = p->n, .k = p->k, .a = o->at[A], .b = o->at[B]};
+    product.in_type = o->type, product.out_type = CAIRN_F32;
+    product.add = i % p->terms != 0;
+    product.c = writable(&x[C]), product.c_row = x[C].at.row;
+    if (p->terms == 1 && x[C].dtype == o->type && cairn__engine_finishes(cpu->engine, &product)) {
+        product.out_type = o->type;
+    } else if (x[C].dtype != CAIRN_F32) {
+        TRY(cairn__scratch_room(&cpu->c, (size_t)(p->m * p->n), &wide));
+        product.c = wide, product.c_row = p->n;
+    }
+    TRY(cairn__engine_product(cpu->engine, &product));
+    if (wide && i % p->terms == p->terms - 1)
+        cairn__unpack(cpu, writable(&x[C]), x[C].dtype, x[C].at.row, wide, p->m, p->n);
+out:
+    return st;
+}
+
+static cairn_status by_engine(struct cairn__cpu *cpu, const struct plan *p) {
+    struct operands o;
+    cairn_status st = prepare(cpu, p, &o);
+    for (int64_t i = 0; st == CAIRN_OK && i < p->products; i++) st = one_product(cpu, p, &o, i);
+    return st;
+}
+
+/* ---- f64: plain loops, k in order ---- */
+
+void cairn__product_f64(int64_t m, int64_t n, int64_t k, struct cairn__operand a, struct cairn__operand b, double *c,
+                        int64_t c_row, bool add) {
+    for (int64_t i = 0; i < m; i++) {
+        double *row = c + i * c_row;
+        if (!add) memset(row, 0, (size_t)n * sizeof(double));
+        for (int64_t l = 0; l < k; l++) {
+            const double x = ((const double *)a.data)[i * a.row + l * a.col];
+            const double *y = (const double *)b.data + l * b.row;
+            for (int64_t j = 0; j < n; j++) row[j] += x * y[j * b.col];
+        }
+    }
+}
+
+static void by_loops(const struct plan *p) {
+    for (int64_t i = 0; i < p->products; i++) {
+        struct cairn__matrix x[OPERANDS];
+        matrices_at(p, i, x);
+        cairn__product_f64(p->m, p->n, p->k, x[A].at, x[B].at, writable(&x[C]), x[C].at.row, i % p->terms != 0);
+    }
+}
+
+/* ---- the pass ---- */
+
+/* A sum of nothing: every element of C, whose batch may be empty where it is summed. */
+static void clear(const struct cairn__view *c) {
+    struct cairn__view own = *c;
+    for (int d = 0; d < own.ndim - 2; d++) {
+        if (own.stride[d] == 0) own.size[d] = 1;
+    }
+    const size_t rows = cairn__view_numel(&own) / (size_t)own.size[own.ndim - 1], nbytes = cairn_dtype_nbytes(c->dtype);
+    for (size_t r = 0; r < rows; r++) {
+        size_t rest = r, offset = 0;
+        for (int d = own.ndim - 2; d >= 0; d--) {
+            offset += rest % (size_t)own.size[d] * (size_t)own.stride[d];
+            rest /= (size_t)own.size[d];
+        }
+        memset((char *)own.data + offset * nbytes, 0, (size_t)own.size[own.ndim - 1] * nbytes);
+    }
+}
+
+static bool is_empty(const struct cairn__view *c) {
+    bool empty = c->size[c->ndim - 1] == 0 || c->size[c->ndim - 2] == 0;
+    for (int d = 0; d < c->ndim - 2; d++) empty |= c->size[d] == 0 && c->stride[d] != 0;
+    return empty;
+}
+
+void cairn__cpu_product(struct cairn_device *d, const struct cairn__view *c, const struct cairn__view *a,
+                        const struct cairn__view *b) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    if (is_empty(c)) return;
+    if (cairn__view_numel(c) == 0 || a->size[a->ndim - 1] == 0) {
+        clear(c);
+        return;
+    }
+    const struct plan p = make_plan(c, a, b);
+    if (c->dtype == CAIRN_F64) {
+        by_loops(&p);
+    } else {
+        (void)cairn__cpu_is_ok(cpu, by_engine(cpu, &p));
+    }
+}

@@ -1,0 +1,180 @@
+/* What a device computes for the operations of nn, beyond the passes of a training step (passes.h). Optional: a device
+ * without it has d->math NULL, and nn refuses the operations that need it with a sentence. The CPU has it.
+ *
+ * Rules that hold for all, besides those of passes.h:
+ *   - Operands are views of type f32, f16, bf16 or f64, with equal types among what one call computes with unless it says
+ *     otherwise. Arithmetic is R: f32, or f64 where the operands are. Halves are widened on the way in and rounded once
+ *     on the way out.
+ *   - nn has checked shapes and types: sizes match, indices and masks excepted, which only the pass can look at. Empty
+ *     views are valid everywhere.
+ *   - "dense" views are row-major without gaps; others may have any strides.
+ *   - A run repeats exactly, whatever the number of threads.
+ *   - Statistics (means, logarithms of sums) that a forward leaves for its backward are R, dense. */
+#ifndef CAIRN__DEVICE_MATH_PASSES_H
+#define CAIRN__DEVICE_MATH_PASSES_H
+
+#include "cairn/device.h"
+#include "device/view.h"
+#include "kernels/maps.h"
+
+/* Layer, RMS, group and batch normalisation, over a dense x seen as [outer, channels, inner]:
+ *     y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(variance + eps)
+ * Statistics are over a *group*, and there are `groups` of them:
+ *     rows      (layer, RMS)  outer = rows, channels = columns, inner = 1; a group is a row
+ *     channels  (batch)       a group is a channel, over outer and inner
+ *     groups    (group)       a group is an outer index and channels / per of its channels, with inner
+ * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone. */
+enum cairn__norm_kind { CAIRN__NORM_ROWS = 1, CAIRN__NORM_RMS, CAIRN__NORM_CHANNELS, CAIRN__NORM_GROUPS };
+struct cairn__norm {
+    enum cairn__norm_kind kind;
+    cairn_dtype dtype, affine_dtype; /* of x, y, dy, dx; of weight, bias and their gradients, f32 where x is half or the
+                                        same. R is f64 where dtype is, else f32 */
+    int64_t outer, channels, inner;
+    int64_t per; /* NORM_GROUPS: groups of one outer index */
+    double eps;
+    const void *x, *weight, *bias; /* weight and bias [channels], each may be NULL */
+    void *y;
+    void *mean, *rstd; /* R [number of groups]: written by forward, or read where given_stats; read by backward */
+    void *variance;    /* R [number of groups]: written by forward beside them; NULL = not wanted */
+    bool given_stats;  /* evaluation: mean and rstd are there already, and constants */
+    const void *dy;
+    void *dx, *dweight, *dbias; /* each may be NULL: not wanted */
+};
+
+/* 1-D and 2-D convolution, torch's cross-correlation: x [N, C, H, W], w [K, C / groups, R, S], y [N, K, P, Q], dense. 1-D
+ * has H = R = 1. With transposed, y is x's shape's gradient: w [C, K / groups, R, S], and output_padding is in P and Q. */
+struct cairn__conv {
+    cairn_dtype dtype; /* of all */
+    int64_t n, c, h, w, k, r, s, p, q, groups;
+    int64_t stride[2], padding[2], dilation[2]; /* of rows and columns */
+    bool transposed;
+    const void *x, *weight, *bias; /* bias [K], may be NULL */
+    void *y;
+    const void *dy;
+    void *dx, *dweight, *dbias; /* each may be NULL: not wanted; dweight and dbias are written first */
+};
+
+/* Pooling of x [N * C, H, W] to y [N * C, P, Q], dense. Max keeps the index of each maximum within its H x W plane, the
+ * first of equals; a NaN wins. Adaptive average: window p is [floor(p H / P), ceil((p + 1) H / P)). */
+enum cairn__pool_kind { CAIRN__POOL_MAX = 1, CAIRN__POOL_AVERAGE, CAIRN__POOL_ADAPTIVE_AVERAGE };
+struct cairn__pool {
+    enum cairn__pool_kind kind;
+    cairn_dtype dtype;
+    int64_t planes, h, w, p, q;
+    int64_t kernel[2], stride[2], padding[2], dilation[2];
+    bool count_padding; /* average: divide by the whole window */
+    const void *x;
+    void *y;
+    int32_t *index; /* max: [planes, P, Q], written by forward, read by backward */
+    const void *dy;
+    void *dx;
+};
+
+/* Scaled dot-product attention, softmax(scale * Q K^T + mask) V, over blocks: no T x S matrix in memory.
+ * q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], y [B, H, T, E], views of any strides whose last is 1, as are gradients.
+ * mask: [B, H, T, S] with strides 0 where it is shared, of the type of q (added) or bool (1 = may attend); data NULL =
+ * none. causal: row t sees columns up to t. A row that sees nothing gives zeros. lse: R [B, H, T], the logarithm of the sum
+ * of e^scores, for backward. Dropout falls on the probabilities: element [b, h, t, s] by number ((b H + h) T + t) S + s of
+ * the random stream, as the pass `dropout` has it. */
+struct cairn__attention {
+    struct cairn__view q, k, v, y, mask;
+    void *lse;
+    double scale;
+    bool causal;
+    double dropout; /* 0 = none */
+    uint64_t seed, stream;
+    struct cairn__view dy, dq, dk, dv; /* backward: data NULL = not wanted, but dy */
+};
+
+/* Losses over rows of scores, with a class a row. x dense [rows, classes, inner], target dense [rows, inner] i64 or i32.
+ *     cross entropy   lse - x[target], smoothed:  (1 - s) * that + s / classes * sum over c of w[c] (lse - x[c])
+ *     nll             -x[target], x logarithms of probabilities already
+ * each times weight[target] for the first part; a mean divides by the sum of weight[target] over rows not ignored. A target
+ * that is neither a class nor ignore_index raises *bad_target. */
+struct cairn__class_loss {
+    bool from_logits; /* cross entropy */
+    cairn_dtype dtype;
+    int64_t rows, classes, inner;
+    const void *x;
+    const void *target;
+    cairn_dtype target_dtype;
+    const void *weight; /* [classes] of dtype; NULL = ones */
+    int64_t ignore_index;
+    double smoothing;
+    bool each, mean; /* one loss a row; the sum of all, divided; or the sum */
+    void *y;         /* of dtype: one element, or [rows, inner] for each */
+    void *lse;       /* R [rows, inner, 2], with from_logits, for backward: the greatest x, and the sum of e^(x - it) */
+    void *total;     /* R, one element: what a mean divided by, for backward */
+    uint32_t *bad_target;
+    const void *dy;
+    void *dx;
+};
+
+struct cairn__math {
+    /* ---- element by element, over dst's shape; x are views of that shape, strides 0 where broadcast. Types may differ:
+     * each is converted to R on the way, which is f64 where any operand is f64, i32 or i64 ---- */
+    void (*map)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
+                const struct cairn__view *x,
+                const double *numbers); /* numbers: [CAIRN__MAP_NUMBERS], may be NULL where f takes none */
+    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is over the 16 lanes and the tree
+     * of kernels.h, element by element in row-major order, each term rounded to R. */
+    void (*map_sum)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
+                    const struct cairn__view *x, const double *numbers, double divisor);
+
+    /* ---- folds: dst has x's shape, with stride 0 along the axes that are folded ---- */
+
+    /* dst = round(post(fold of x) / divisor), post = sqrt where `root`. Halves are summed in f32. */
+    void (*fold)(struct cairn_device *d, enum cairn__fold f, const struct cairn__view *dst, const struct cairn__view *x,
+                 double divisor, bool root);
+    /* dst = round(sum of (x - mean)^2 / divisor), mean of dst's shape in R (written): variance, or with root the deviation. */
+    void (*variance)(struct cairn_device *d, const struct cairn__view *dst, void *mean, const struct cairn__view *x,
+                     double divisor, bool root);
+    /* index (i64) of the first maximum, NaN above all, along `axis`; index has x's shape with size 1 there. value may be
+     * NULL: the maximum itself. least: minimum. */
+    void (*arg_max)(struct cairn_device *d, const struct cairn__view *index, const struct cairn__view *value,
+                    const struct cairn__view *x, int axis, bool least);
+    /* dst[..., i, ...] = sum (or product) of x[..., 0..i, ...] along the axis; reverse: of i..end. */
+    void (*cumulate)(struct cairn_device *d, const struct cairn__view *dst, const struct cairn__view *x, int axis,
+                     bool product, bool reverse);
+
+    /* ---- products: c [..., m, n] = a [..., m, k] b [..., k, n], views of one batch shape and of any strides, 0 where
+     * shared. c has rows of neighbours, and is of the operands' type or R. Where c's stride along a dimension of the batch
+     * is 0, the sum over it is written: in R, rounded once. A sum of nothing is 0 ---- */
+    void (*product)(struct cairn_device *d, const struct cairn__view *c, const struct cairn__view *a,
+                    const struct cairn__view *b);
+
+    /* ---- rows: dense [rows, n] ---- */
+    void (*softmax)(struct cairn_device *d, cairn_dtype t, void *y, const void *x, size_t rows, size_t n, bool log);
+    void (*softmax_backward)(struct cairn_device *d, cairn_dtype t, void *dx, const void *dy, const void *y,
+                             size_t rows, size_t n, bool log);
+    void (*norm)(struct cairn_device *d, const struct cairn__norm *norm);
+    void (*norm_backward)(struct cairn_device *d, const struct cairn__norm *norm);
+    /* running = (1 - momentum) * running + momentum * (mean, and variance with the correction n / (n - 1)), f32 or f64 [n
+     * channels], from what norm left in mean and variance. */
+    void (*batch_stats)(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
+                        const struct cairn__norm *norm, double momentum);
+
+    /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row is
+     * zero. Backward: dtable = 0, then += dy[i] in order of i, in R, rounded once; indices equal to skip add nothing ---- */
+    void (*gather_rows)(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,
+                        cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, uint32_t *bad_index);
+    void (*scatter_rows)(struct cairn_device *d, cairn_dtype t, void *dtable, const void *dy, const void *index,
+                         cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, int64_t skip);
+
+    /* dst[i] = uniform i of the random stream (device/env.h) < p ? 0 : x[i] / (1 - p); dense. Its own backward. */
+    void (*dropout)(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, double p, uint64_t seed,
+                    uint64_t stream);
+
+    void (*class_loss)(struct cairn_device *d, const struct cairn__class_loss *loss);
+    void (*class_loss_backward)(struct cairn_device *d, const struct cairn__class_loss *loss);
+
+    void (*conv)(struct cairn_device *d, const struct cairn__conv *conv);
+    void (*conv_backward)(struct cairn_device *d, const struct cairn__conv *conv);
+    void (*pool)(struct cairn_device *d, const struct cairn__pool *pool);
+    void (*pool_backward)(struct cairn_device *d, const struct cairn__pool *pool);
+
+    void (*attention)(struct cairn_device *d, const struct cairn__attention *attention);
+    void (*attention_backward)(struct cairn_device *d, const struct cairn__attention *attention);
+};
+
+#endif

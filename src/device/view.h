@@ -1,0 +1,49 @@
+/* Memory seen as an array: what the passes of math_passes.h read and write. */
+#ifndef CAIRN__DEVICE_VIEW_H
+#define CAIRN__DEVICE_VIEW_H
+
+#include <stdbool.h>
+
+#include "cairn/core.h"
+
+/* Element [i0, i1, ...] is at data + sum of i * stride, strides in elements. A stride is never negative; 0 shows one
+ * element again and again (broadcasting), and what is written has none but along axes of size 1, or where a pass folds. */
+struct cairn__view {
+    void *data;
+    cairn_dtype dtype;
+    int ndim;
+    int64_t size[CAIRN_MAX_DIMS];
+    int64_t stride[CAIRN_MAX_DIMS];
+};
+
+static inline size_t cairn__view_numel(const struct cairn__view *v) {
+    size_t n = 1;
+    for (int d = 0; d < v->ndim; d++) n *= (size_t)v->size[d];
+    return n;
+}
+
+/* Row-major without gaps. Strides of axes of size 1 say nothing; a view without elements is dense. */
+static inline bool cairn__view_is_dense(const struct cairn__view *v) {
+    int64_t want = 1;
+    bool dense = true;
+    for (int d = v->ndim - 1; d >= 0; d--) {
+        if (v->size[d] == 0) return true;
+        if (v->size[d] != 1 && v->stride[d] != want) dense = false;
+        want *= v->size[d];
+    }
+    return dense;
+}
+
+/* The dense view of a shape. */
+static inline struct cairn__view cairn__view_dense(void *data, cairn_dtype dtype, int ndim, const int64_t *size) {
+    struct cairn__view v = {.data = data, .dtype = dtype, .ndim = ndim};
+    int64_t stride = 1;
+    for (int d = ndim - 1; d >= 0; d--) {
+        v.size[d] = size[d];
+        v.stride[d] = stride;
+        stride *= size[d];
+    }
+    return v;
+}
+
+#endif
