@@ -16,7 +16,9 @@ static cairn_status check_arguments(struct cairn_env *env, cairn_module *model, 
     REQUIRE(optimizer, CAIRN_EINVAL, "amp_initialize: optimizer is NULL");
     const struct cairn_param_set *set = cairn_optimizer_params(optimizer);
     REQUIRE(cairn__module_env(model) == env, CAIRN_EINVAL, "amp_initialize: the model was made in another environment");
-    REQUIRE(set == cairn_module_params(model), CAIRN_EINVAL,
+    const struct cairn_param_set *own = cairn_module_params(model);
+    if (!own) return cairn__last_status();
+    REQUIRE(set == own, CAIRN_EINVAL,
             "amp_initialize: the optimizer updates other parameters than the model's; make it over "
             "cairn_module_params(model)");
     REQUIRE(!set->has_amp, CAIRN_ESTATE,

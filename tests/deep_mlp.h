@@ -14,8 +14,11 @@ struct deep_mlp {
     cairn_tensor *weight[DEEP_MLP_MOST], *bias[DEEP_MLP_MOST];
 };
 
-static inline cairn_tensor *deep_mlp_forward(cairn_module *module, cairn_tensor *x) {
-    const struct deep_mlp *m = cairn__module_context(module);
+static inline cairn_tensor *deep_mlp_forward(cairn_module *module, void *context, cairn_tensor *const *inputs,
+                                             int count) {
+    (void)module, (void)count;
+    const struct deep_mlp *m = context;
+    cairn_tensor *x = inputs[0];
     for (int i = 0; i < m->layers; i++) {
         x = cairn_linear_forward(x, m->weight[i], m->bias[i]);
         if (i + 1 < m->layers) x = cairn_relu(x);
@@ -23,7 +26,7 @@ static inline cairn_tensor *deep_mlp_forward(cairn_module *module, cairn_tensor 
     return x;
 }
 
-static const struct cairn__module_ops deep_mlp_ops = {"deep_mlp", deep_mlp_forward};
+static const struct cairn__module_kind deep_mlp_kind = {.name = "DeepMLP", .forward = deep_mlp_forward};
 
 static inline cairn_status deep_mlp_add_layer(cairn_module *module, struct deep_mlp *m, int64_t width) {
     char name[32];
@@ -38,7 +41,7 @@ static inline cairn_status deep_mlp_add_layer(cairn_module *module, struct deep_
 /* Weights as cairn_linear has them, uniform in +-1/sqrt(width); at most DEEP_MLP_MOST layers. NULL on error. */
 static inline cairn_module *make_deep_mlp(cairn_env *env, int layers, int64_t width) {
     cairn_module *module = NULL;
-    if (cairn__module_create(env, &deep_mlp_ops, sizeof(struct deep_mlp), &module) != CAIRN_OK) return NULL;
+    if (cairn__module_create(env, &deep_mlp_kind, sizeof(struct deep_mlp), &module) != CAIRN_OK) return NULL;
     struct deep_mlp *m = cairn__module_context(module);
     while (m->layers < layers) {
         if (deep_mlp_add_layer(module, m, width) == CAIRN_OK) continue;

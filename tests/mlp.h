@@ -8,17 +8,18 @@ struct mlp {
     cairn_tensor *w1, *b1, *w2, *b2;
 };
 
-static inline cairn_tensor *mlp_forward(cairn_module *module, cairn_tensor *x) {
-    const struct mlp *m = cairn__module_context(module);
-    return cairn_linear_forward(cairn_relu(cairn_linear_forward(x, m->w1, m->b1)), m->w2, m->b2);
+static inline cairn_tensor *mlp_forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)module, (void)count;
+    const struct mlp *m = context;
+    return cairn_linear_forward(cairn_relu(cairn_linear_forward(inputs[0], m->w1, m->b1)), m->w2, m->b2);
 }
 
-static const struct cairn__module_ops mlp_ops = {"mlp", mlp_forward};
+static const struct cairn__module_kind mlp_kind = {.name = "MLP", .forward = mlp_forward};
 
 /* Every parameter uniform in [-1/2, 1/2). NULL on error. */
 static inline cairn_module *make_mlp(cairn_env *env, int64_t in, int64_t hidden, int64_t out) {
     cairn_module *module = NULL;
-    if (cairn__module_create(env, &mlp_ops, sizeof(struct mlp), &module) != CAIRN_OK) return NULL;
+    if (cairn__module_create(env, &mlp_kind, sizeof(struct mlp), &module) != CAIRN_OK) return NULL;
     struct mlp *m = cairn__module_context(module);
     const int64_t w1[] = {hidden, in}, w2[] = {out, hidden};
     if (cairn__module_add_param(module, "0.weight", 2, w1, false, &m->w1) != CAIRN_OK ||

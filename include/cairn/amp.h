@@ -68,6 +68,8 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
  *   options    NULL = all defaults, O1 in f16
  *   out        ends before optimizer and model
  *
+ * At O2 and O3 results of the step are gone, as after cairn_zero_grad: the weights that they were made of are.
+ *
  * O1's casts hold for every operation of the environment, inside the model and outside (the loss), as apex's do; so an
  * environment has one O1 context at a time.
  *

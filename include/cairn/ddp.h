@@ -25,9 +25,9 @@ struct ddp_options {
 };
 #define ddp_options(...) (&(struct ddp_options){.struct_size = sizeof(struct ddp_options), __VA_ARGS__})
 
-/* Makes the ranks' models one: checks that all have the same parameters, sends rank 0's masters and weights to all (half
- * weights are re-rounded from the masters), and moves the gradients into buckets of group memory, in reverse order of
- * registration. From then on cairn_backward averages gradients over the ranks before it returns.
+/* Makes the ranks' models one: checks that all have the same parameters and buffers, sends rank 0's masters, weights and
+ * buffers to all (half weights are re-rounded from the masters; buffers are each rank's own from then on), and moves the
+ * gradients into buckets of group memory, in reverse order of registration. From then on cairn_backward averages gradients over the ranks before it returns.
  *
  *   model    after amp_initialize (where amp is used)
  *   group    cairn_env_group(env); may have one rank

@@ -1,4 +1,4 @@
-/* Agreement on parameters. Every rank gathers every rank's description and compares all of them, so that all ranks find
+/* Agreement on parameters and buffers. Every rank gathers every rank's description and compares all of them, so that all ranks find
  * the same first difference and all fail: torch's one-way broadcast leaves rank 0 hanging. */
 #include "ddp/agree.h"
 
@@ -8,22 +8,33 @@
 #include "core/alloc.h"
 #include "core/status.h"
 
-/* What one rank says of one parameter; equal memory = equal parameter. Sent as 64-bit integers. */
+enum holds { A_PARAM, WITH_MASTER, A_BUFFER };
+
+/* What one rank says of one parameter or buffer; equal memory = equal parameter. Sent as 64-bit integers. */
 struct description {
-    int64_t dtype, has_master, ndim;
+    int64_t dtype, holds, ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     char name[64]; /* cut; it is the start of a name that tells people which parameter */
 };
 enum { WORDS = sizeof(struct description) / sizeof(int64_t) };
 
 static void describe(struct description *d, const struct cairn__param *p) {
-    *d = (struct description){.dtype = p->dtype, .has_master = p->master != NULL, .ndim = p->ndim};
+    *d = (struct description){.dtype = p->dtype, .holds = p->master ? WITH_MASTER : A_PARAM, .ndim = p->ndim};
     memcpy(d->shape, p->shape, (size_t)p->ndim * sizeof(d->shape[0]));
     snprintf(d->name, sizeof(d->name), "%s", p->name);
 }
 
+static void describe_buffer(struct description *d, const cairn_module *model, size_t i) {
+    const char *name = NULL;
+    const cairn_tensor *b = cairn_module_buffer(model, i, &name);
+    *d = (struct description){.dtype = cairn_tensor_dtype(b), .holds = A_BUFFER, .ndim = cairn_tensor_ndim(b)};
+    for (int k = 0; k < cairn_tensor_ndim(b); k++) d->shape[k] = cairn_tensor_size(b, k);
+    snprintf(d->name, sizeof(d->name), "%s", name);
+}
+
 /* "'weight' [16, 1024] f16 with master" */
 static void write_description(char *text, size_t nbytes, const struct description *d) {
+    static const char *const more[] = {[A_PARAM] = "", [WITH_MASTER] = " with master", [A_BUFFER] = ", a buffer"};
     if (!d->dtype) {
         snprintf(text, nbytes, "missing");
         return;
@@ -33,8 +44,7 @@ static void write_description(char *text, size_t nbytes, const struct descriptio
         used += (size_t)snprintf(text + used, nbytes - used, "%s%lld", i ? ", " : "", (long long)d->shape[i]);
     }
     if (used < nbytes) {
-        snprintf(text + used, nbytes - used, "] %s%s", cairn_dtype_name((cairn_dtype)d->dtype),
-                 d->has_master ? " with master" : "");
+        snprintf(text + used, nbytes - used, "] %s%s", cairn_dtype_name((cairn_dtype)d->dtype), more[d->holds]);
     }
 }
 
@@ -84,15 +94,17 @@ static cairn_status compare(const struct description *all, size_t count, int p) 
     return CAIRN_OK;
 }
 
-cairn_status cairn__ddp_agree_on_params(const struct cairn_param_set *set, cairn_group *group) {
+cairn_status cairn__ddp_agree(const cairn_module *model, const struct cairn_param_set *set, cairn_group *group) {
     cairn_status st = CAIRN_OK;
     struct description *mine = NULL, *all = NULL;
-    size_t p = (size_t)cairn_group_size(group), most = 0;
+    const size_t p = (size_t)cairn_group_size(group), buffers = cairn_module_num_buffers(model);
+    size_t most = 0;
     if (p == 1) return CAIRN_OK;
-    TRY(most_params(set->count, group, &most));
+    TRY(most_params(set->count + buffers, group, &most));
     TRY(cairn__calloc(most, sizeof(*mine), (void **)&mine)); /* zeros: a parameter that this rank lacks */
     TRY(cairn__calloc(most * p, sizeof(*all), (void **)&all));
     for (size_t i = 0; i < set->count; i++) describe(&mine[i], set->params[i]);
+    for (size_t i = 0; i < buffers; i++) describe_buffer(&mine[set->count + i], model, i);
     TRY(cairn_allgather(group, all, mine, most * WORDS, CAIRN_I64, NULL));
     TRY(compare(all, most, (int)p));
     TRY(agree_on_precision(set, group));
@@ -113,4 +125,20 @@ cairn_status cairn__ddp_broadcast_params(struct cairn_param_set *set, cairn_grou
     }
     cairn__param_set_weights_changed(set);
     return CAIRN_OK;
+}
+
+/* A broadcast copies bits: any type of an element's size will do. */
+static cairn_dtype carrier(cairn_dtype dtype) {
+    return cairn_dtype_nbytes(dtype) == 8 ? CAIRN_I64 : dtype;
+}
+
+cairn_status cairn__ddp_broadcast_buffers(const cairn_module *model, cairn_group *group) {
+    cairn_status st = CAIRN_OK;
+    if (cairn_group_size(group) == 1) return CAIRN_OK;
+    for (size_t i = 0; st == CAIRN_OK && i < cairn_module_num_buffers(model); i++) {
+        cairn_tensor *b = cairn_module_buffer(model, i, NULL);
+        st = cairn_broadcast(group, cairn__tensor_memory(b), cairn_tensor_numel(b), carrier(cairn_tensor_dtype(b)), 0,
+                             NULL);
+    }
+    return st;
 }

@@ -202,6 +202,7 @@ static cairn_status read_options(const struct ddp_options *given, struct ddp_opt
 cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct ddp_options *options, ddp_context **out) {
     REQUIRE(model && group && out, CAIRN_EINVAL, "ddp_create: model, group and out must be set");
     struct cairn_param_set *set = cairn_module_params(model);
+    if (!set) return cairn__last_status();
     REQUIRE(!set->frozen_by, CAIRN_ESTATE, "ddp_create: the model has a ddp context; ddp_destroy it first");
     struct cairn_device *reduced = cairn__group_device(group);
     REQUIRE(!reduced || reduced == set->env->device, CAIRN_EINVAL,
@@ -215,8 +216,9 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
     d->model = model;
     d->set = set;
     d->group = group;
-    TRY(cairn__ddp_agree_on_params(set, group));
+    TRY(cairn__ddp_agree(model, set, group));
     TRY(cairn__ddp_broadcast_params(set, group));
+    TRY(cairn__ddp_broadcast_buffers(model, group));
     TRY(cairn__ddp_plan_make(set, o.bucket_nbytes, o.wire, &d->plan));
     for (size_t b = 0; b < d->plan.count; b++) TRY(allocate(d, &d->plan.buckets[b]));
     move_gradients(d);

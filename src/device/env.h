@@ -33,8 +33,9 @@ struct cairn_env {
     uint64_t replays;
     struct cairn__report_reader *readers;
 
-    /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. */
-    void (*begin_step)(struct cairn_env *env);
+    /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. false: not now,
+     * within a backward or a checkpoint; nothing has changed. */
+    bool (*begin_step)(struct cairn_env *env);
 
     /* A tape of its own for a graph's step, to stand in `tape` while it runs; and its end. nn's too. */
     cairn_status (*fork_tape)(struct cairn_env *env, struct cairn__tape **out);

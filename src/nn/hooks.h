@@ -4,24 +4,13 @@
 #define CAIRN__NN_HOOKS_H
 
 #include "cairn/nn.h"
+#include "nn/op_list.h"
 
 struct cairn__scaler_state; /* kernels/step.h */
 struct cairn__loss_scale;
 
-/* Every op, its name in errors and tables. The order is free; amp has a class and a reason for each. */
-#define CAIRN__OP_LIST(X)                 \
-    X(CAIRN__OP_LINEAR, "linear")         \
-    X(CAIRN__OP_ADD, "add")               \
-    X(CAIRN__OP_MUL_SCALAR, "mul_scalar") \
-    X(CAIRN__OP_RELU, "relu")             \
-    X(CAIRN__OP_SUM, "sum")               \
-    X(CAIRN__OP_MEAN, "mean")             \
-    X(CAIRN__OP_MSE_LOSS, "mse_loss")     \
-    X(CAIRN__OP_CAST, "cast")             \
-    X(CAIRN__OP_SCALE_LOSS, "scale_loss")
-
 enum cairn__op {
-#define CAIRN__X(op, name) op,
+#define CAIRN__X(op, name, row) CAIRN__OP_##op,
     CAIRN__OP_LIST(CAIRN__X)
 #undef CAIRN__X
         CAIRN__NUM_OPS
@@ -30,7 +19,8 @@ enum cairn__op {
 /* "linear" */
 const char *cairn__op_name(enum cairn__op op);
 
-/* The type op computes in and returns, given its inputs' types; 0 = nn's own rule (equal types, or the widest). Inputs of
+/* The type op computes in and returns, given its inputs' types; 0 = nn's own rule (equal types, or the widest). Asked
+ * with the types of the inputs that are floats; others are never cast. Inputs of
  * another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights change
  * (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
  * CAIRN__OP_SCALE_LOSS. */
@@ -46,6 +36,9 @@ void cairn__clear_op_hook(cairn_env *env);
 
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
+
+/* Where the values of a buffer or a leaf stand, in device memory. */
+void *cairn__tensor_memory(cairn_tensor *leaf);
 
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);

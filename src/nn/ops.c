@@ -1,5 +1,5 @@
 /* The one way through which every operation goes: look at the inputs, choose the type, cast, infer, compute, record. */
-#include "nn/ops.h"
+#include "nn/backward.h"
 
 #include <string.h>
 
@@ -7,19 +7,13 @@
 #include "core/status.h"
 
 static const struct cairn__op_row *const rows[CAIRN__NUM_OPS] = {
-    [CAIRN__OP_LINEAR] = &cairn__op_linear,
-    [CAIRN__OP_ADD] = &cairn__op_add,
-    [CAIRN__OP_MUL_SCALAR] = &cairn__op_mul_scalar,
-    [CAIRN__OP_RELU] = &cairn__op_relu,
-    [CAIRN__OP_SUM] = &cairn__op_sum,
-    [CAIRN__OP_MEAN] = &cairn__op_mean,
-    [CAIRN__OP_MSE_LOSS] = &cairn__op_mse_loss,
-    [CAIRN__OP_CAST] = &cairn__op_cast,
-    [CAIRN__OP_SCALE_LOSS] = &cairn__op_scale_loss,
+#define CAIRN__X(op, name, row) [CAIRN__OP_##op] = &cairn__op_##row,
+    CAIRN__OP_LIST(CAIRN__X)
+#undef CAIRN__X
 };
 
 static const char *const names[CAIRN__NUM_OPS] = {
-#define CAIRN__X(op, name) [op] = name,
+#define CAIRN__X(op, name, row) [CAIRN__OP_##op] = name,
     CAIRN__OP_LIST(CAIRN__X)
 #undef CAIRN__X
 };
@@ -67,23 +61,80 @@ cairn_status cairn__infer_equal_shapes(const struct cairn__node *node) {
     return take_shape(node->result, node->inputs[0]);
 }
 
-/* ---- the type of an operation ---- */
-
-static cairn_dtype widest(const cairn_dtype *types, int count) {
-    for (int i = 1; i < count; i++) {
-        if (types[i] != types[0]) return CAIRN_F32; /* f16 and bf16 hold each other's values only there */
-    }
-    return types[0];
+cairn_status cairn__dim_of(enum cairn__op op, int ndim, int dim, int *out) {
+    REQUIRE(dim >= -ndim && dim < ndim, CAIRN_EINVAL, "%s: dimension %d of a tensor with %d dimensions", names[op], dim,
+            ndim);
+    *out = dim < 0 ? dim + ndim : dim;
+    return CAIRN_OK;
 }
 
-/* 0 = the inputs' own. */
-static cairn_dtype choose_type(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_args *args) {
-    cairn_dtype types[CAIRN__MAX_INPUTS], chosen = (cairn_dtype)0;
-    if (op == CAIRN__OP_CAST || op == CAIRN__OP_SCALE_LOSS) return chosen;
-    for (int i = 0; i < args->count; i++) types[i] = cairn__tensor_dtype(args->inputs[i]);
+struct cairn__view cairn__view_broadcast(const struct cairn__view *v, int ndim, const int64_t *shape) {
+    struct cairn__view b = {.data = v->data, .dtype = v->dtype, .ndim = ndim};
+    const int more = ndim - v->ndim;
+    for (int d = 0; d < ndim; d++) {
+        const bool is_own = d >= more && v->size[d - more] == shape[d];
+        b.size[d] = shape[d];
+        b.stride[d] = is_own ? v->stride[d - more] : 0;
+    }
+    return b;
+}
+
+/* Sizes are aligned at the end; 1 gives way. */
+cairn_status cairn__infer_broadcast(const struct cairn__node *node) {
+    cairn_tensor *y = node->result;
+    char text_a[CAIRN__SHAPE_TEXT], text_b[CAIRN__SHAPE_TEXT];
+    y->ndim = 0;
+    for (int i = 0; i < node->count; i++) {
+        if (node->inputs[i] && node->inputs[i]->ndim > y->ndim) y->ndim = node->inputs[i]->ndim;
+    }
+    for (int d = 1; d <= y->ndim; d++) {
+        const cairn_tensor *from = NULL; /* who set the size */
+        int64_t size = 1;
+        for (int i = 0; i < node->count; i++) {
+            const cairn_tensor *x = node->inputs[i];
+            if (!x || d > x->ndim || x->shape[x->ndim - d] == 1) continue;
+            REQUIRE(!from || x->shape[x->ndim - d] == size, CAIRN_EINVAL,
+                    "%s: %s and %s do not broadcast: sizes %lld and %lld in dimension %d", names[node->op],
+                    cairn__shape_text(from, text_a), cairn__shape_text(x, text_b), (long long)size,
+                    (long long)x->shape[x->ndim - d], -d);
+            from = x;
+            size = x->shape[x->ndim - d];
+        }
+        y->shape[y->ndim - d] = size;
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the type of an operation ---- */
+
+/* f16 and bf16 hold each other's values only in f32. */
+static cairn_dtype widest(const cairn_dtype *types, int count) {
+    cairn_dtype wide = types[0];
+    for (int i = 1; i < count; i++) {
+        if (types[i] == wide) continue;
+        wide = types[i] == CAIRN_F64 || wide == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+    }
+    return wide;
+}
+
+/* What the inputs that are floats are cast to; 0 = they stay as they are. */
+static cairn_status choose_type(struct cairn__tape *tape, enum cairn__op op, int count, cairn_tensor *const *inputs,
+                                cairn_dtype *out) {
+    cairn_dtype *types = NULL;
+    int floats = 0;
+    *out = (cairn_dtype)0;
+    if (op == CAIRN__OP_CAST || op == CAIRN__OP_SCALE_LOSS) return CAIRN_OK;
+    cairn_status st = cairn__tape_room(tape, (size_t)count * sizeof(types[0]), (void **)&types);
+    if (st != CAIRN_OK) return st;
+    for (int i = 0; i < count; i++) {
+        if (inputs[i] && cairn__is_float(cairn__tensor_dtype(inputs[i])))
+            types[floats++] = cairn__tensor_dtype(inputs[i]);
+    }
+    if (floats == 0) return CAIRN_OK;
     const struct cairn__op_hook *hook = &tape->main->hook;
-    if (hook->compute_type) chosen = hook->compute_type(hook->ctx, op, types, args->count);
-    return chosen || !rows[op]->promotes ? chosen : widest(types, args->count);
+    if (hook->compute_type && !rows[op]->view) *out = hook->compute_type(hook->ctx, op, types, floats);
+    if (!*out && rows[op]->promotes) *out = widest(types, floats);
+    return CAIRN_OK;
 }
 
 /* Changes whenever the weights may have: both counts only grow. */
@@ -109,48 +160,94 @@ static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast
     return CAIRN_OK;
 }
 
+static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
+                           size_t attrs_nbytes, void *made);
+
+/* A result of a parameter's cast that the graph can use: one made without a graph leads nowhere. */
+static bool is_usable(const struct cairn__tape *tape, const struct cairn__param_cast *c, cairn_dtype dtype,
+                      uint64_t version) {
+    return c->result && cairn__tape_lives(tape, c->generation) && c->result->dtype == dtype &&
+           c->result_version == version && (c->result->wants_grad || tape->no_grad.depth > 0);
+}
+
+/* Something that waits for its backward, also around a checkpoint, shows the data of a parameter's cast. */
+static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_cast *c) {
+    while (tape && !cairn__tape_lives(tape, c->shown)) tape = tape->outer;
+    return tape != NULL;
+}
+
 /* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights change
  * within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
     const uint64_t version = version_of(t);
-    const bool is_of_step = c->result && c->generation == tape->generation;
-    if (is_of_step && c->result->dtype == dtype && c->result_version == version) return c->result;
+    if (is_usable(tape, c, dtype, version)) return c->result;
+    const bool shown = is_shown(tape, c);
+    const bool is_current = c->data && c->dtype == dtype && c->version == version;
     cairn_tensor *result = NULL;
-    if (is_of_step) {
+    if (shown && !is_current) {
         result = cairn_cast(t, dtype);
     } else {
-        const bool is_current = c->data && c->dtype == dtype && c->version == version;
         if (!is_current && refresh_cast(t, c, dtype) != CAIRN_OK) return NULL;
-        result = cairn__apply(CAIRN__OP_CAST,
-                              &(struct cairn__op_args){.count = 1, .inputs = {t}, .dtype = dtype, .data = c->data});
+        result = apply(CAIRN__OP_CAST, CAIRN__INPUTS(t), &dtype, sizeof(dtype), c->data);
+        if (result && !shown) c->shown = result->generation;
     }
     if (!result) return NULL;
     c->result = result;
     c->result_version = version;
-    c->generation = tape->generation;
+    c->generation = result->generation;
     return result;
 }
 
-static cairn_tensor *in_type(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
-    if (!dtype || cairn__tensor_dtype(t) == dtype) return t;
-    return t->param ? cast_param(tape, t, dtype) : cairn_cast(t, dtype);
+/* The tensor as the operation takes it: its type, and its layout. */
+static cairn_tensor *prepared(struct cairn__tape *tape, enum cairn__op op, cairn_tensor *t, cairn_dtype dtype) {
+    const cairn_dtype from = cairn__tensor_dtype(t);
+    if (dtype && from != dtype && cairn__is_float(from))
+        t = t->param ? cast_param(tape, t, dtype) : cairn_cast(t, dtype);
+    return !t || t->is_dense || rows[op]->strided || rows[op]->view ? t : cairn_contiguous(t);
 }
 
 /* ---- applying ---- */
 
-static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_args *args) {
-    for (int i = 0; i < args->count; i++) {
-        cairn_status st = cairn__tensor_check(args->inputs[i], names[op]);
+static bool is_optional(enum cairn__op op, int i) {
+    return i < 32 && (rows[op]->optional >> i & 1) != 0;
+}
+
+/* NULL in gives NULL out, and the first cause stays. *env: of the first tensor. */
+static cairn_status check_none_missing(enum cairn__op op, int count, cairn_tensor *const *inputs, cairn_env **env) {
+    *env = NULL;
+    for (int i = 0; i < count; i++) {
+        if (inputs[i]) {
+            if (!*env) *env = inputs[i]->env;
+        } else if (!is_optional(op, i)) {
+            const cairn_status earlier = cairn__last_status();
+            return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", names[op], i);
+        }
+    }
+    REQUIRE(*env, CAIRN_EINVAL, "%s: there is no input", names[op]);
+    return CAIRN_OK;
+}
+
+cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op) {
+    REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"", names[op],
+            cairn_device_name(tape->env->device));
+    return CAIRN_OK;
+}
+
+static cairn_status check_inputs(enum cairn__op op, const cairn_env *env, int count, cairn_tensor *const *inputs) {
+    for (int i = 0; i < count; i++) {
+        if (!inputs[i]) continue;
+        cairn_status st = cairn__tensor_check(inputs[i], names[op]);
         if (st != CAIRN_OK) return st;
-        REQUIRE(args->inputs[i]->env == args->inputs[0]->env, CAIRN_EINVAL,
-                "%s: the tensors belong to different environments", names[op]);
-        REQUIRE(cairn__is_at_hand(args->inputs[i]), CAIRN_ESTATE,
+        REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", names[op]);
+        REQUIRE(cairn__is_at_hand(inputs[i]) || !env->tape->outer, CAIRN_ESTATE,
+                "%s: the tensor was made outside the checkpoint, which must get it among its inputs", names[op]);
+        REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE,
                 "%s: the tensor was made by another step, a graph's or what runs beside it; cairn_tensor_keep makes a "
                 "copy for all",
                 names[op]);
     }
-    return CAIRN_OK;
+    return rows[op]->needs_math ? cairn__require_math(env->tape, op) : CAIRN_OK;
 }
 
 /* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
@@ -159,7 +256,7 @@ static cairn_status inherit_scale(const struct cairn__node *node) {
     const cairn_tensor *first = NULL;
     for (int i = 0; i < node->count; i++) {
         const cairn_tensor *x = node->inputs[i];
-        if (!x->wants_grad) continue;
+        if (!cairn__wants_grad(x)) continue;
         if (!first) first = x;
         REQUIRE(
             x->loss_scale == first->loss_scale, CAIRN_EINVAL,
@@ -171,59 +268,117 @@ static cairn_status inherit_scale(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_args *args,
-                              struct cairn__node **out) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__node *node = NULL;
-    TRY(cairn__tape_new_node(tape, &node));
-    TRY(cairn__tape_new_result(tape, &node->result));
-    node->op = op;
-    node->scalar = (float)args->scalar;
-    node->scaler = args->scaler;
-    node->cell = args->cell;
-    node->count = args->count;
-    const cairn_dtype type = choose_type(tape, op, args);
-    for (int i = 0; i < args->count; i++) {
-        node->inputs[i] = in_type(tape, args->inputs[i], type);
+/* A result starts as its first float input's type. */
+static cairn_dtype first_type(const struct cairn__node *node) {
+    const cairn_tensor *first = NULL;
+    for (int i = 0; i < node->count; i++) {
+        const cairn_tensor *x = node->inputs[i];
+        if (x && cairn__is_float(cairn__tensor_dtype(x))) return cairn__tensor_dtype(x);
+        if (x && !first) first = x;
+    }
+    return cairn__tensor_dtype(first);
+}
+
+static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *node, cairn_tensor *const *inputs) {
+    cairn_dtype type;
+    cairn_status st = choose_type(tape, node->op, node->count, inputs, &type);
+    if (st != CAIRN_OK) return st;
+    for (int i = 0; i < node->count; i++) {
+        if (!inputs[i]) continue;
+        node->inputs[i] = prepared(tape, node->op, inputs[i], type);
         if (!node->inputs[i]) return cairn__last_status();
         node->result->wants_grad |= node->inputs[i]->wants_grad;
     }
+    node->result->wants_grad &= rows[node->op]->backward != NULL && tape->no_grad.depth == 0;
+    node->result->dtype = first_type(node);
+    return CAIRN_OK;
+}
+
+/* Sizes that inputs of broadcast shapes make together may be beyond any memory, and beyond size_t. */
+static cairn_status check_size(const struct cairn__node *node) {
+    const cairn_tensor *y = node->result;
+    char text[CAIRN__SHAPE_TEXT];
+    size_t n = 1;
+    for (int d = 0; d < y->ndim; d++) {
+        if (y->shape[d] == 0) continue; /* strides are counted in spite of it */
+        REQUIRE(n <= (size_t)INT64_MAX / 16 / (size_t)y->shape[d], CAIRN_EINVAL,
+                "%s: the result %s has more elements than memory can hold", names[node->op],
+                cairn__shape_text(y, text));
+        n *= (size_t)y->shape[d];
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, int count, cairn_tensor *const *inputs,
+                              const void *attrs, size_t attrs_nbytes, struct cairn__node **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__node *node = NULL;
+    TRY(cairn__tape_new_node(tape, count, attrs, attrs_nbytes, &node));
+    TRY(cairn__tape_new_result(tape, &node->result));
+    node->op = op;
+    TRY(take_inputs(tape, node, inputs));
     TRY(inherit_scale(node));
-    node->result->dtype = op == CAIRN__OP_CAST ? args->dtype : cairn__tensor_dtype(node->inputs[0]);
     TRY(rows[op]->infer(node));
-    node->result->n = 1;
-    for (int d = 0; d < node->result->ndim; d++) node->result->n *= (size_t)node->result->shape[d];
+    TRY(check_size(node));
+    node->result->wants_grad &= cairn__is_float(node->result->dtype);
+    if (!rows[op]->view) cairn__tensor_lay_out(node->result);
     *out = node;
 out:
     return st;
 }
 
-static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, const void *made) {
-    cairn_tensor *y = node->result;
-    if (made) {
-        y->data = (void *)(uintptr_t)made; /* a parameter's kept cast: read only from here on */
-        return CAIRN_OK;
-    }
-    cairn_status st = cairn__arena_alloc(&tape->values, y->n * cairn_dtype_nbytes(y->dtype), &y->data);
-    return st == CAIRN_OK ? rows[node->op]->forward(tape, node) : st;
+cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out) {
+    return cairn__arena_alloc(&tape->scratch, nbytes, out);
 }
 
-cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_args *args) {
+cairn_status cairn__save(struct cairn__tape *tape, size_t nbytes, void **out) {
+    return cairn__tape_take(tape, nbytes, out);
+}
+
+static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, void *made) {
+    cairn_tensor *y = node->result;
+    if (rows[node->op]->view) return CAIRN_OK;
+    if (made) {
+        y->data = made; /* a parameter's kept cast: read only from here on */
+        return CAIRN_OK;
+    }
+    cairn_status st = cairn__tape_take(tape, y->n * cairn_dtype_nbytes(y->dtype), &y->data);
+    if (st != CAIRN_OK) return st;
+    y->owns_data = true;
+    const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
+    st = rows[node->op]->forward(tape, node);
+    cairn__arena_release(&tape->scratch, mark);
+    return st;
+}
+
+static cairn_tensor *param_behind(cairn_tensor *t) {
+    return t->kind == CAIRN__PARAM ? t : t->shows;
+}
+
+static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
+                           size_t attrs_nbytes, void *made) {
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
-    for (int i = 0; i < args->count; i++) {
-        if (args->inputs[i]) continue;
-        if (cairn__last_status() == CAIRN_OK) (void)cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", names[op], i);
-        return NULL;
+    cairn_env *env = NULL;
+    TRY(check_none_missing(op, count, inputs, &env));
+    TRY(check_inputs(op, env, count, inputs));
+    struct cairn__tape *tape = env->tape;
+    for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
+    TRY(make_node(tape, op, count, inputs, attrs, attrs_nbytes, &node));
+    if (rows[op]->view || made) node->result->shows = param_behind(node->inputs[0]);
+    TRY(compute(tape, node, made));
+    TRY(cairn__check_result(tape, node));
+    if (node->result->wants_grad) {
+        TRY(cairn__tape_record(tape, node));
+        node->result->node = node;
     }
-    struct cairn__tape *tape = args->inputs[0]->env->tape;
-    TRY(check_inputs(op, args));
-    TRY(make_node(tape, op, args, &node));
-    TRY(compute(tape, node, args->data));
-    if (!node->result->wants_grad) return node->result;
-    TRY(cairn__tape_record(tape, node));
-    node->result->node = node;
+    cairn__note_readers(node, inputs);
     return node->result;
 out:
     return NULL;
+}
+
+cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
+                           size_t attrs_nbytes) {
+    return apply(op, count, inputs, attrs, attrs_nbytes, NULL);
 }

@@ -1,23 +1,52 @@
-/* Operations from inside: one row each, and the one way through which all of them go. */
+/* Operations from inside: one row each, and the one way through which all of them go.
+ *
+ * To add one: a line in op_list.h, its row beside its family, its public call in include/cairn/ops.h, a class with a
+ * reason in amp/ops.c, and cases in tests/nn (tests fail for an operation that lacks one of the last two). */
 #ifndef CAIRN__NN_OPS_H
 #define CAIRN__NN_OPS_H
 
 #include "nn/tensor.h"
 
 struct cairn__op_row {
-    bool promotes; /* inputs of different types are cast to the widest; without it different types are an error */
+    bool
+        promotes; /* inputs of different types are cast to the widest float type, and other types left as they are; without
+                      it different float types are an error that infer tells */
+    bool strided;      /* inputs may have any strides; without it they come dense (by the operation `contiguous`) */
+    bool view;         /* the result shows memory of inputs[0]: infer gives its strides and data too, forward is NULL */
+    bool needs_math;   /* refused on a device without the passes of math_passes.h */
+    uint32_t optional; /* bit i: inputs[i] may be NULL */
 
-    /* Checks shapes and types of node->inputs and gives node->result its ndim and shape (it comes with the type of the
-     * first input). */
+    /* Checks shapes and types of node->inputs and gives node->result its ndim and shape. It comes with the type of the
+     * first input that is a float (else of the first), which infer may change. Sentences begin with the op's name, then
+     * shapes, then the rule. */
     cairn_status (*infer)(const struct cairn__node *node);
 
-    /* Computes node->result's data, which has room. */
-    cairn_status (*forward)(struct cairn__tape *tape, const struct cairn__node *node);
+    /* Computes node->result's data, which has room, dense. */
+    cairn_status (*forward)(struct cairn__tape *tape, struct cairn__node *node);
 
-    /* Hands on dy, the gradient of the result in the result's type and size, by cairn__grad_begin and cairn__grad_end for
-     * each input that cairn__wants_grad. */
+    /* Hands on dy, the gradient of the result in the result's type and size, dense, by cairn__grad_begin and
+     * cairn__grad_end, or by cairn__grad_pass_on, once for each input that cairn__wants_grad: parameters before other
+     * inputs. NULL = the result has no gradient. */
     cairn_status (*backward)(struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
+
+    /* The gradient of the only input is that of the result, bit for bit: one memory may hold both. */
+    bool hands_on;
+
+    /* Whether backward reads the values of input i; of the result, where i is node->count. What it does not read may be
+     * forgotten (cairn__forget). NULL = it reads everything, but for views, which read nothing. */
+    bool (*reads)(const struct cairn__node *node, int i);
 };
+
+/* For `reads`: nothing; inputs alone; the result alone. */
+bool cairn__reads_nothing(const struct cairn__node *node, int i);
+bool cairn__reads_inputs(const struct cairn__node *node, int i);
+bool cairn__reads_result(const struct cairn__node *node, int i);
+
+/* ---- forget.c ---- */
+
+/* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them, before
+ * they were cast or made contiguous, which nobody else needs. */
+void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given);
 
 const struct cairn__op_row *cairn__op_row(enum cairn__op op);
 
@@ -25,35 +54,86 @@ static inline const struct cairn__passes *cairn__passes_of(const struct cairn__t
     return tape->env->device->passes;
 }
 
-struct cairn__op_args {
-    int count;
-    cairn_tensor *inputs[CAIRN__MAX_INPUTS];
-    double scalar;
-    cairn_dtype dtype;                        /* cast: of the result */
-    const void *data;                         /* cast: of the result, where it is made already */
-    const struct cairn__scaler_state *scaler; /* scale_loss: read when it runs */
-    struct cairn__loss_scale *cell;           /* and where it leaves the scale */
-};
+static inline const struct cairn__math *cairn__math_of(const struct cairn__tape *tape) {
+    return tape->env->device->math;
+}
 
-/* The result of op; NULL where an input is NULL (the cause is kept) or on error. */
-cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_args *args);
+/* Tensors as the arguments "count, inputs". */
+#define CAIRN__INPUTS(...)                                                                        \
+    (int)(sizeof((cairn_tensor *[]){__VA_ARGS__}) / sizeof(cairn_tensor *)), (cairn_tensor *[]) { \
+        __VA_ARGS__                                                                               \
+    }
+
+/* The result of op; NULL where an input is NULL that is not optional (the cause is kept) or on error. attrs, of
+ * attrs_nbytes, is copied to node->attrs; NULL, 0 = none. */
+cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
+                           size_t attrs_nbytes);
+
+/* ---- for rows ---- */
+
+/* CAIRN_ENOTSUP where the device has no math_passes.h: for an operation that needs them for some inputs only. */
+cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op);
+
+/* Device memory, undefined: until the forward or backward that is running returns; */
+cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out);
+/* and as long as the node, for its backward. */
+cairn_status cairn__save(struct cairn__tape *tape, size_t nbytes, void **out);
+
+/* The type arithmetic is done in, where t's values are stored: f64 for f64, else f32. */
+static inline cairn_dtype cairn__arithmetic_type(cairn_dtype t) {
+    return t == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+}
+
+static inline bool cairn__is_float(cairn_dtype t) {
+    return t == CAIRN_F32 || t == CAIRN_F16 || t == CAIRN_BF16 || t == CAIRN_F64;
+}
+
+/* dim counted from the end where negative, for ndim dimensions; CAIRN_EINVAL with a sentence of op's where out of range. */
+cairn_status cairn__dim_of(enum cairn__op op, int ndim, int dim, int *out);
+
+/* v shown with the shape of like (NumPy's broadcasting rules hold: nn has checked), strides 0 where it is repeated. */
+struct cairn__view cairn__view_broadcast(const struct cairn__view *v, int ndim, const int64_t *shape);
+
+/* The shape that inputs of a node broadcast to, into its result; NumPy's rules. CAIRN_EINVAL:
+ * "add: [64, 3] and [64, 4] do not broadcast: sizes 3 and 4 in dimension -1". */
+cairn_status cairn__infer_broadcast(const struct cairn__node *node);
 
 /* ---- for backward functions: where gradients go ---- */
 
 static inline bool cairn__wants_grad(const cairn_tensor *t) {
-    return t->wants_grad;
+    return t && t->wants_grad;
 }
 
-/* Memory for one contribution to t's gradient, t->n elements of t's type, undefined. */
+/* Memory for one contribution to t's gradient, t->n elements of t's type, dense, undefined. */
 cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx);
 
 /* The contribution at dx is complete: it is added to those before it. */
 cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
 
+/* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted to
+ * t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is shared. */
+cairn_status cairn__grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
+                                 const void *dy);
+
+/* The sum of the contributions to t's gradient that there are, dense, in t's type, where one to some of its elements may be
+ * added in place, instead of begin and end. NULL: there is none yet, or it is another's too. */
+void *cairn__grad_so_far(struct cairn__tape *tape, cairn_tensor *t);
+
+/* The dense view of t's gradient at dx. */
+static inline struct cairn__view cairn__grad_view(const cairn_tensor *t, void *dx) {
+    return cairn__view_dense(dx, cairn__tensor_dtype(t), t->ndim, t->shape);
+}
+
+/* The dense view of a gradient of a node's result. */
+static inline struct cairn__view cairn__dy_view(const struct cairn__node *node, const void *dy) {
+    return cairn__view_dense((void *)(uintptr_t)dy, node->result->dtype, node->result->ndim, node->result->shape);
+}
+
 /* ---- rows ---- */
 
-extern const struct cairn__op_row cairn__op_linear, cairn__op_add, cairn__op_mul_scalar, cairn__op_relu, cairn__op_sum,
-    cairn__op_mean, cairn__op_mse_loss, cairn__op_cast, cairn__op_scale_loss;
+#define CAIRN__X(op, name, row) extern const struct cairn__op_row cairn__op_##row;
+CAIRN__OP_LIST(CAIRN__X)
+#undef CAIRN__X
 
 /* Shared by rows. */
 cairn_status cairn__infer_like_first(const struct cairn__node *node);

@@ -1,95 +1,714 @@
-/* sum, mean, mse_loss: one f32 sum over 16 lanes and a tree (kernels.h), one division, one rounding. */
+/* Sums, products, maxima and their like, over everything or along dimensions.
+ *
+ * sum and mean of everything: one sum over 16 lanes and a tree (kernels.h), one division, one rounding; on any device.
+ * The others are folds of math_passes.h. */
+#include <math.h>
+
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* ---- sum and mean ---- */
+/* ---- sum and mean of everything ---- */
 
-static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *node, float divisor) {
-    const cairn_tensor *x = node->inputs[0];
-    cairn__passes_of(tape)->sum(tape->env->device, node->result->dtype, node->result->data, cairn__tensor_data(x), x->n,
-                                divisor);
+/* Whether passes.h computes it. */
+static bool is_plain(const cairn_tensor *x) {
+    const cairn_dtype t = cairn__tensor_dtype(x);
+    return x->is_dense && (t == CAIRN_F32 || cairn__is_half(t));
+}
+
+static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *node, double divisor) {
+    const cairn_tensor *x = node->inputs[0], *y = node->result;
+    if (is_plain(x)) {
+        cairn__passes_of(tape)->sum(tape->env->device, y->dtype, y->data, cairn__tensor_data(x), x->n, (float)divisor);
+        return CAIRN_OK;
+    }
+    cairn_status st = cairn__require_math(tape, node->op);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__view view_x = cairn__tensor_view(x), view_y = cairn__tensor_view(y);
+    cairn__math_of(tape)->map_sum(tape->env->device, CAIRN__MAP_COPY, &view_y, &view_x, NULL, divisor);
     return CAIRN_OK;
 }
 
-static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, float divisor) {
+static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, double divisor) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
     cairn_status st = cairn__grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    cairn__passes_of(tape)->spread(tape->env->device, node->result->dtype, dx, x->n, dy, divisor);
+    if (node->result->dtype != CAIRN_F64) {
+        cairn__passes_of(tape)->spread(tape->env->device, node->result->dtype, dx, x->n, dy, (float)divisor);
+    } else {
+        const struct cairn__view one = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+        const struct cairn__view each = cairn__view_broadcast(&one, x->ndim, x->shape);
+        cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_AFFINE, &to, &each, (const double[]){1 / divisor, 0});
+    }
     return cairn__grad_end(tape, x, dx);
 }
 
-static cairn_status sum_forward(struct cairn__tape *tape, const struct cairn__node *node) {
-    return reduce(tape, node, 1.0f);
+/* Integers and bools are summed as i64. */
+static cairn_status sum_infer(const struct cairn__node *node) {
+    if (!cairn__is_float(node->result->dtype)) node->result->dtype = CAIRN_I64;
+    return cairn__infer_scalar(node);
+}
+
+static cairn_status sum_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    return reduce(tape, node, 1);
 }
 
 static cairn_status sum_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    return spread(tape, node, dy, 1.0f);
+    return spread(tape, node, dy, 1);
 }
 
-const struct cairn__op_row cairn__op_sum = {.infer = cairn__infer_scalar,
+const struct cairn__op_row cairn__op_sum = {.strided = true,
+                                            .infer = sum_infer,
                                             .forward = sum_forward,
-                                            .backward = sum_backward};
+                                            .backward = sum_backward,
+                                            .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_sum(cairn_tensor *x) {
-    return cairn__apply(CAIRN__OP_SUM, &(struct cairn__op_args){.count = 1, .inputs = {x}});
+    return cairn__apply(CAIRN__OP_SUM, CAIRN__INPUTS(x), NULL, 0);
 }
 
-static cairn_status mean_forward(struct cairn__tape *tape, const struct cairn__node *node) {
-    return reduce(tape, node, (float)node->inputs[0]->n);
-}
-
-static cairn_status mean_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    return spread(tape, node, dy, (float)node->inputs[0]->n);
-}
-
-const struct cairn__op_row cairn__op_mean = {.infer = cairn__infer_scalar,
-                                             .forward = mean_forward,
-                                             .backward = mean_backward};
-
-cairn_tensor *cairn_mean(cairn_tensor *x) {
-    return cairn__apply(CAIRN__OP_MEAN, &(struct cairn__op_args){.count = 1, .inputs = {x}});
-}
-
-/* ---- mse_loss ---- */
-
-static cairn_status mse_infer(const struct cairn__node *node) {
-    cairn_status st = cairn__infer_equal_shapes(node);
-    return st == CAIRN_OK ? cairn__infer_scalar(node) : st;
-}
-
-static cairn_status mse_forward(struct cairn__tape *tape, const struct cairn__node *node) {
-    const cairn_tensor *x = node->inputs[0], *y = node->inputs[1];
-    cairn__passes_of(tape)->mse(tape->env->device, node->result->dtype, node->result->data, cairn__tensor_data(x),
-                                cairn__tensor_data(y), x->n);
+static cairn_status check_float(const struct cairn__node *node) {
+    REQUIRE(cairn__is_float(node->result->dtype), CAIRN_EINVAL, "%s: %s is no float; cast it first",
+            cairn__op_name(node->op), cairn_dtype_name(node->result->dtype));
     return CAIRN_OK;
 }
 
-/* d/dx mean((x-y)^2) = 2/n (x-y), and the opposite for y. The factors are joined first: (2/n * dy) * (x-y). */
-static cairn_status mse_side(struct cairn__tape *tape, const struct cairn__node *node, int side, const void *dy) {
-    cairn_tensor *t = node->inputs[side];
-    if (!cairn__wants_grad(t)) return CAIRN_OK;
-    const float s = 2.0f / (float)t->n;
-    void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, t, &dx);
+static cairn_status mean_infer(const struct cairn__node *node) {
+    cairn_status st = check_float(node);
+    return st == CAIRN_OK ? cairn__infer_scalar(node) : st;
+}
+
+static cairn_status mean_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    return reduce(tape, node, (double)node->inputs[0]->n);
+}
+
+static cairn_status mean_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return spread(tape, node, dy, (double)node->inputs[0]->n);
+}
+
+const struct cairn__op_row cairn__op_mean = {.strided = true,
+                                             .infer = mean_infer,
+                                             .forward = mean_forward,
+                                             .backward = mean_backward,
+                                             .reads = cairn__reads_nothing};
+
+cairn_tensor *cairn_mean(cairn_tensor *x) {
+    return cairn__apply(CAIRN__OP_MEAN, CAIRN__INPUTS(x), NULL, 0);
+}
+
+/* ---- along dimensions ---- */
+
+struct reduction {
+    int ndims; /* 0 = all */
+    int dims[CAIRN_MAX_DIMS];
+    bool keepdim;
+    double number; /* norm's p, var's correction */
+};
+
+/* Bit d: dimension d of the input is folded. */
+static uint32_t folded_dims(const struct cairn__node *node) {
+    const struct reduction *r = node->attrs;
+    const int ndim = node->inputs[0]->ndim, dims = ndim > 0 ? ndim : 1;
+    uint32_t folded = 0;
+    if (r->ndims == 0) return UINT32_MAX;
+    for (int i = 0; i < r->ndims; i++) folded |= 1u << (r->dims[i] < 0 ? r->dims[i] + dims : r->dims[i]);
+    return folded;
+}
+
+/* A tensor without dimensions takes 0 and -1, as in torch. */
+static cairn_status check_dims(const struct cairn__node *node) {
+    const struct reduction *r = node->attrs;
+    const int ndim = node->inputs[0]->ndim;
+    uint32_t seen = 0;
+    for (int i = 0; i < r->ndims; i++) {
+        int d;
+        cairn_status st = cairn__dim_of(node->op, ndim > 0 ? ndim : 1, r->dims[i], &d);
+        if (st != CAIRN_OK) return st;
+        REQUIRE(!(seen >> d & 1), CAIRN_EINVAL, "%s: dimension %d is named twice", cairn__op_name(node->op), d);
+        seen |= 1u << d;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status reduction_infer(const struct cairn__node *node) {
+    const struct reduction *r = node->attrs;
+    const cairn_tensor *x = node->inputs[0];
+    cairn_tensor *y = node->result;
+    cairn_status st = check_dims(node);
     if (st != CAIRN_OK) return st;
-    cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, dx,
-                                         cairn__tensor_data(node->inputs[0]), cairn__tensor_data(node->inputs[1]), t->n,
-                                         side == 0 ? s : -s, dy);
-    return cairn__grad_end(tape, t, dx);
+    const uint32_t folded = folded_dims(node);
+    y->ndim = 0;
+    for (int d = 0; d < x->ndim; d++) {
+        if (!(folded >> d & 1)) y->shape[y->ndim++] = x->shape[d];
+        else if (r->keepdim) y->shape[y->ndim++] = 1;
+    }
+    return CAIRN_OK;
 }
 
-static cairn_status mse_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    cairn_status st = mse_side(tape, node, 0, dy);
-    return st == CAIRN_OK ? mse_side(tape, node, 1, dy) : st;
+/* Dense values of the result's shape, shown with the input's: what a fold writes, and what its backward reads. */
+static struct cairn__view spread_view(const struct cairn__node *node, const void *data, cairn_dtype t) {
+    const cairn_tensor *x = node->inputs[0];
+    const uint32_t folded = folded_dims(node);
+    struct cairn__view v = {.data = (void *)(uintptr_t)data, .dtype = t, .ndim = x->ndim};
+    int64_t stride = 1;
+    for (int d = x->ndim - 1; d >= 0; d--) {
+        const bool is_folded = folded >> d & 1;
+        v.size[d] = x->shape[d];
+        v.stride[d] = is_folded ? 0 : stride;
+        if (!is_folded) stride *= x->shape[d];
+    }
+    return v;
 }
 
-const struct cairn__op_row cairn__op_mse_loss = {.promotes = true,
-                                                 .infer = mse_infer,
-                                                 .forward = mse_forward,
-                                                 .backward = mse_backward};
+static struct cairn__view result_view(const struct cairn__node *node) {
+    return spread_view(node, node->result->data, node->result->dtype);
+}
 
-cairn_tensor *cairn_mse_loss(cairn_tensor *x, cairn_tensor *y) {
-    return cairn__apply(CAIRN__OP_MSE_LOSS, &(struct cairn__op_args){.count = 2, .inputs = {x, y}});
+static struct cairn__view spread_dy(const struct cairn__node *node, const void *dy) {
+    return spread_view(node, dy, node->result->dtype);
+}
+
+/* Elements that belong to one result. */
+static double folded_count(const struct cairn__node *node) {
+    const uint32_t folded = folded_dims(node);
+    const cairn_tensor *x = node->inputs[0];
+    double n = 1;
+    for (int d = 0; d < x->ndim; d++) n *= folded >> d & 1 ? (double)x->shape[d] : 1;
+    return n;
+}
+
+static cairn_status check_not_empty(const struct cairn__node *node) {
+    char text[CAIRN__SHAPE_TEXT];
+    REQUIRE(folded_count(node) > 0, CAIRN_EINVAL, "%s: %s: a dimension it goes along has size 0",
+            cairn__op_name(node->op), cairn__shape_text(node->inputs[0], text));
+    return CAIRN_OK;
+}
+
+static cairn_status float_infer(const struct cairn__node *node) {
+    cairn_status st = check_float(node);
+    return st == CAIRN_OK ? reduction_infer(node) : st;
+}
+
+static cairn_status i64_infer(const struct cairn__node *node) {
+    if (!cairn__is_float(node->result->dtype)) node->result->dtype = CAIRN_I64;
+    return reduction_infer(node);
+}
+
+static void map(struct cairn__tape *tape, enum cairn__map_fn f, const struct cairn__view *to,
+                const struct cairn__view *x, double p0) {
+    cairn__math_of(tape)->map(tape->env->device, f, to, x, (const double[CAIRN__MAP_NUMBERS]){p0, 0});
+}
+
+static void fold(struct cairn__tape *tape, enum cairn__fold f, const struct cairn__node *node, double divisor,
+                 bool root) {
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = result_view(node);
+    cairn__math_of(tape)->fold(tape->env->device, f, &y, &x, divisor, root);
+}
+
+/* Room for values of the result's shape, in the type of arithmetic, shown with the input's shape; or of the input's. */
+static cairn_status result_scratch(struct cairn__tape *tape, const struct cairn__node *node, struct cairn__view *out) {
+    const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
+    void *data = NULL;
+    cairn_status st = cairn__scratch(tape, node->result->n * cairn_dtype_nbytes(r), &data);
+    *out = spread_view(node, data, r);
+    return st;
+}
+static cairn_status input_scratch(struct cairn__tape *tape, const struct cairn__node *node, cairn_dtype t,
+                                  struct cairn__view *out) {
+    const cairn_tensor *x = node->inputs[0];
+    void *data = NULL;
+    cairn_status st = cairn__scratch(tape, x->n * cairn_dtype_nbytes(t), &data);
+    *out = cairn__view_dense(data, t, x->ndim, x->shape);
+    return st;
+}
+
+/* A spread view of the result's shape, as the dense values that it shows: each once. */
+static struct cairn__view each_once(const struct cairn__node *node, const struct cairn__view *v) {
+    return cairn__view_dense(v->data, v->dtype, node->result->ndim, node->result->shape);
+}
+
+/* A gradient in terms of views of the input's shape: begin, compute, end. */
+typedef cairn_status (*gradient_fn)(struct cairn__tape *tape, const struct cairn__node *node,
+                                    const struct cairn__view *dx, const struct cairn__view *dy);
+
+static cairn_status give_gradient(struct cairn__tape *tape, const struct cairn__node *node, const void *dy,
+                                  gradient_fn gradient) {
+    cairn_tensor *x = node->inputs[0];
+    void *dx = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_begin(tape, x, &dx));
+    const struct cairn__view to = cairn__grad_view(x, dx), from = spread_dy(node, dy);
+    TRY(gradient(tape, node, &to, &from));
+    TRY(cairn__grad_end(tape, x, dx));
+out:
+    return st;
+}
+
+/* The call: dims are copied, so that the node keeps them. */
+static cairn_tensor *along(enum cairn__op op, cairn_tensor *x, double number, int ndims, const int *dims, int keepdim) {
+    struct reduction r = {.ndims = ndims, .keepdim = keepdim != 0, .number = number};
+    if (x && ndims > 0 && ndims <= CAIRN_MAX_DIMS && !dims) {
+        cairn__fail(CAIRN_EINVAL, "%s: dims is NULL", cairn__op_name(op));
+        return NULL;
+    }
+    if (x && (ndims < 0 || ndims > CAIRN_MAX_DIMS)) {
+        cairn__fail(CAIRN_EINVAL, "%s: %d dimensions; 0 (all) to %d can be named", cairn__op_name(op), ndims,
+                    CAIRN_MAX_DIMS);
+        return NULL;
+    }
+    for (int i = 0; x && i < ndims; i++) r.dims[i] = dims[i];
+    return cairn__apply(op, CAIRN__INPUTS(x), &r, sizeof(r));
+}
+
+/* ---- sum_dims and mean_dims ---- */
+
+static cairn_status sum_dims_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    fold(tape, CAIRN__FOLD_SUM, node, 1, false);
+    return CAIRN_OK;
+}
+
+static cairn_status sum_dims_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                      const struct cairn__view *dx, const struct cairn__view *dy) {
+    (void)node;
+    map(tape, CAIRN__MAP_COPY, dx, dy, 0);
+    return CAIRN_OK;
+}
+
+static cairn_status sum_dims_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return give_gradient(tape, node, dy, sum_dims_gradient);
+}
+
+const struct cairn__op_row cairn__op_sum_dims = {.strided = true,
+                                                 .needs_math = true,
+                                                 .infer = i64_infer,
+                                                 .forward = sum_dims_forward,
+                                                 .backward = sum_dims_backward,
+                                                 .reads = cairn__reads_nothing};
+
+cairn_tensor *cairn_sum_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
+    return along(CAIRN__OP_SUM_DIMS, x, 0, ndims, dims, keepdim);
+}
+
+static cairn_status mean_dims_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    fold(tape, CAIRN__FOLD_SUM, node, folded_count(node), false);
+    return CAIRN_OK;
+}
+
+static cairn_status mean_dims_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                       const struct cairn__view *dx, const struct cairn__view *dy) {
+    map(tape, CAIRN__MAP_AFFINE, dx, dy, 1 / folded_count(node));
+    return CAIRN_OK;
+}
+
+static cairn_status mean_dims_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return give_gradient(tape, node, dy, mean_dims_gradient);
+}
+
+const struct cairn__op_row cairn__op_mean_dims = {.strided = true,
+                                                  .needs_math = true,
+                                                  .infer = float_infer,
+                                                  .forward = mean_dims_forward,
+                                                  .backward = mean_dims_backward,
+                                                  .reads = cairn__reads_nothing};
+
+cairn_tensor *cairn_mean_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
+    return along(CAIRN__OP_MEAN_DIMS, x, 0, ndims, dims, keepdim);
+}
+
+/* ---- var and std ---- */
+
+/* 0 / 0 for one element with correction 1, as torch. */
+static double variance_divisor(const struct cairn__node *node) {
+    const double n = folded_count(node) - ((const struct reduction *)node->attrs)->number;
+    return n > 0 ? n : 0;
+}
+
+/* Keeps the means. */
+static cairn_status var_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
+    cairn_status st = cairn__save(tape, node->result->n * cairn_dtype_nbytes(r), &node->saved);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = result_view(node);
+    cairn__math_of(tape)->variance(tape->env->device, &y, node->saved, &x, variance_divisor(node),
+                                   node->op == CAIRN__OP_STD);
+    return CAIRN_OK;
+}
+
+/* d var / d x = 2 (x - mean) / (n - correction) */
+static void var_slope(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *dx,
+                      const struct cairn__view *dy) {
+    const struct cairn__view mean = spread_view(node, node->saved, cairn__arithmetic_type(node->result->dtype));
+    const struct cairn__view of[] = {*dy, cairn__tensor_view(node->inputs[0]), mean};
+    map(tape, CAIRN__MAP_SQUARED_DIFFERENCE_BACKWARD, dx, of, 1 / variance_divisor(node));
+}
+
+static cairn_status var_gradient(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *dx,
+                                 const struct cairn__view *dy) {
+    var_slope(tape, node, dx, dy);
+    return CAIRN_OK;
+}
+
+/* to = slope(dy, y), and 0 where y is 0; all of the result's shape. */
+static void slope_of_root(struct cairn__tape *tape, const struct cairn__node *node, enum cairn__map_fn slope,
+                          const struct cairn__view *to, const struct cairn__view *dy) {
+    const struct cairn__view y = cairn__tensor_view(node->result), once = each_once(node, to);
+    const struct cairn__view of[] = {each_once(node, dy), y}, masked[] = {y, once};
+    map(tape, slope, &once, of, 0);
+    map(tape, CAIRN__MAP_MASKED, &once, masked, 0);
+}
+
+/* Where all elements are equal the deviation has no slope; torch gives 0. */
+static cairn_status std_gradient(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *dx,
+                                 const struct cairn__view *dy) {
+    struct cairn__view inner;
+    cairn_status st = result_scratch(tape, node, &inner);
+    if (st != CAIRN_OK) return st;
+    slope_of_root(tape, node, CAIRN__MAP_SQRT_BACKWARD, &inner, dy);
+    var_slope(tape, node, dx, &inner);
+    return CAIRN_OK;
+}
+
+static cairn_status var_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return give_gradient(tape, node, dy, node->op == CAIRN__OP_STD ? std_gradient : var_gradient);
+}
+
+const struct cairn__op_row cairn__op_var = {
+    .strided = true, .needs_math = true, .infer = float_infer, .forward = var_forward, .backward = var_backward};
+
+cairn_tensor *cairn_var(cairn_tensor *x, int ndims, const int *dims, int correction, int keepdim) {
+    return along(CAIRN__OP_VAR, x, correction, ndims, dims, keepdim);
+}
+
+cairn_tensor *cairn_std(cairn_tensor *x, int ndims, const int *dims, int correction, int keepdim) {
+    return along(CAIRN__OP_STD, x, correction, ndims, dims, keepdim);
+}
+
+/* ---- maxima: the gradient is shared evenly among equals ---- */
+
+static cairn_status extreme_infer(const struct cairn__node *node) {
+    cairn_status st = reduction_infer(node);
+    return st == CAIRN_OK ? check_not_empty(node) : st;
+}
+
+static cairn_status extreme_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    fold(tape, node->op == CAIRN__OP_AMIN ? CAIRN__FOLD_MIN : CAIRN__FOLD_MAX, node, 1, false);
+    return CAIRN_OK;
+}
+
+/* Where x, of the input's shape, is the result: is_best; and what of dy each such element gets. */
+static cairn_status share_evenly(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *x,
+                                 const struct cairn__view *dy, struct cairn__view *is_best, struct cairn__view *share) {
+    const struct cairn__view compared[] = {*x, result_view(node)};
+    cairn_status st = CAIRN_OK;
+    TRY(input_scratch(tape, node, CAIRN_BOOL, is_best));
+    TRY(result_scratch(tape, node, share));
+    map(tape, CAIRN__MAP_EQ, is_best, compared, 0);
+    cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, share, is_best, 1, false);
+    const struct cairn__view once = each_once(node, share), divided[] = {each_once(node, dy), once};
+    map(tape, CAIRN__MAP_DIV, &once, divided, 0);
+out:
+    return st;
+}
+
+static cairn_status extreme_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                     const struct cairn__view *dx, const struct cairn__view *dy) {
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
+    struct cairn__view of[2]; /* is_best, share */
+    cairn_status st = share_evenly(tape, node, &x, dy, &of[0], &of[1]);
+    if (st == CAIRN_OK) map(tape, CAIRN__MAP_MASKED, dx, of, 0);
+    return st;
+}
+
+static cairn_status extreme_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return give_gradient(tape, node, dy, extreme_gradient);
+}
+
+const struct cairn__op_row cairn__op_extreme = {.strided = true,
+                                                .needs_math = true,
+                                                .infer = extreme_infer,
+                                                .forward = extreme_forward,
+                                                .backward = extreme_backward};
+
+cairn_tensor *cairn_amax(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
+    return along(CAIRN__OP_AMAX, x, 0, ndims, dims, keepdim);
+}
+
+cairn_tensor *cairn_amin(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
+    return along(CAIRN__OP_AMIN, x, 0, ndims, dims, keepdim);
+}
+
+cairn_tensor *cairn_max(cairn_tensor *x) {
+    return cairn_amax(x, 0, NULL, 0);
+}
+
+cairn_tensor *cairn_min(cairn_tensor *x) {
+    return cairn_amin(x, 0, NULL, 0);
+}
+
+/* ---- norm ---- */
+
+static cairn_status norm_infer(const struct cairn__node *node) {
+    const double p = ((const struct reduction *)node->attrs)->number;
+    REQUIRE(p == 1 || p == 2 || p == (double)INFINITY, CAIRN_EINVAL, "norm: p is %g; 1, 2 and INFINITY are computed",
+            p);
+    cairn_status st = float_infer(node);
+    return st == CAIRN_OK && isinf(p) ? check_not_empty(node) : st;
+}
+
+/* The greatest |x| is the greater of max x and -min x. */
+static cairn_status norm_of_infinity(struct cairn__tape *tape, const struct cairn__node *node) {
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = cairn__tensor_view(node->result);
+    struct cairn__view least;
+    cairn_status st = result_scratch(tape, node, &least);
+    if (st != CAIRN_OK) return st;
+    fold(tape, CAIRN__FOLD_MAX, node, 1, false);
+    cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_MIN, &least, &x, 1, false);
+    const struct cairn__view once = each_once(node, &least), both[] = {y, once};
+    map(tape, CAIRN__MAP_NEG, &once, &once, 0);
+    map(tape, CAIRN__MAP_MAXIMUM, &y, both, 0);
+    return CAIRN_OK;
+}
+
+static cairn_status norm_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    const double p = ((const struct reduction *)node->attrs)->number;
+    if (isinf(p)) return norm_of_infinity(tape, node);
+    fold(tape, p == 1 ? CAIRN__FOLD_SUM_ABS : CAIRN__FOLD_SUM_SQUARES, node, 1, p == 2);
+    return CAIRN_OK;
+}
+
+/* dy sign(x) */
+static cairn_status norm1_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                   const struct cairn__view *dx, const struct cairn__view *dy) {
+    const struct cairn__view of[] = {*dy, cairn__tensor_view(node->inputs[0])};
+    map(tape, CAIRN__MAP_ABS_BACKWARD, dx, of, 0);
+    return CAIRN_OK;
+}
+
+/* dy x / y, and 0 where y is, as torch */
+static cairn_status norm2_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                   const struct cairn__view *dx, const struct cairn__view *dy) {
+    struct cairn__view of[] = {cairn__tensor_view(node->inputs[0]), {.data = NULL}};
+    cairn_status st = result_scratch(tape, node, &of[1]);
+    if (st != CAIRN_OK) return st;
+    slope_of_root(tape, node, CAIRN__MAP_DIV, &of[1], dy);
+    map(tape, CAIRN__MAP_MUL, dx, of, 0);
+    return CAIRN_OK;
+}
+
+/* dy shared among the elements that are as great, with their signs */
+static cairn_status norm_infinity_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                           const struct cairn__view *dx, const struct cairn__view *dy) {
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
+    struct cairn__view size, of[2], share;
+    cairn_status st = CAIRN_OK;
+    TRY(input_scratch(tape, node, cairn__arithmetic_type(node->result->dtype), &size));
+    map(tape, CAIRN__MAP_ABS, &size, &x, 0);
+    TRY(share_evenly(tape, node, &size, dy, &of[0], &share));
+    const struct cairn__view signed_share[] = {share, x};
+    map(tape, CAIRN__MAP_ABS_BACKWARD, &size, signed_share, 0);
+    of[1] = size;
+    map(tape, CAIRN__MAP_MASKED, dx, of, 0);
+out:
+    return st;
+}
+
+static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    const double p = ((const struct reduction *)node->attrs)->number;
+    return give_gradient(tape, node, dy, p == 1 ? norm1_gradient : p == 2 ? norm2_gradient : norm_infinity_gradient);
+}
+
+const struct cairn__op_row cairn__op_norm = {
+    .strided = true, .needs_math = true, .infer = norm_infer, .forward = norm_forward, .backward = norm_backward};
+
+cairn_tensor *cairn_norm(cairn_tensor *x, double p, int ndims, const int *dims, int keepdim) {
+    return along(CAIRN__OP_NORM, x, p, ndims, dims, keepdim);
+}
+
+/* ---- along one dimension: products and running sums ---- */
+
+/* The dimension that is named; -1 for a tensor without any. */
+static int axis_of(const struct cairn__node *node) {
+    const int ndim = node->inputs[0]->ndim, dim = ((const struct reduction *)node->attrs)->dims[0];
+    return ndim == 0 ? -1 : dim < 0 ? dim + ndim : dim;
+}
+
+static int64_t length_of(const struct cairn__node *node) {
+    return axis_of(node) < 0 ? 1 : node->inputs[0]->shape[axis_of(node)];
+}
+
+/* Elements first..first+n-1 of v along the axis. */
+static struct cairn__view part(const struct cairn__node *node, const struct cairn__view *v, int64_t first, int64_t n) {
+    struct cairn__view p = *v;
+    const int axis = axis_of(node);
+    if (axis < 0) return p;
+    p.data = (char *)v->data + first * v->stride[axis] * (int64_t)cairn_dtype_nbytes(v->dtype);
+    p.size[axis] = n;
+    return p;
+}
+
+static void multiply(struct cairn__tape *tape, struct cairn__view to, struct cairn__view a, struct cairn__view b) {
+    const struct cairn__view of[] = {a, b};
+    map(tape, CAIRN__MAP_MUL, &to, of, 0);
+}
+
+static cairn_status prod_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    fold(tape, CAIRN__FOLD_PRODUCT, node, 1, false);
+    return CAIRN_OK;
+}
+
+/* dx[i] = dy * (product before i) * (product behind i): no division, so zeros are nothing special. */
+static cairn_status prod_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                  const struct cairn__view *dx, const struct cairn__view *dy) {
+    const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
+    const int64_t n = length_of(node);
+    struct cairn__view before, behind; /* including i */
+    cairn_status st = CAIRN_OK;
+    if (n == 1) map(tape, CAIRN__MAP_COPY, dx, dy, 0);
+    if (n <= 1) return CAIRN_OK;
+    TRY(input_scratch(tape, node, r, &before));
+    TRY(input_scratch(tape, node, r, &behind));
+    cairn__math_of(tape)->cumulate(tape->env->device, &before, &x, axis_of(node), true, false);
+    cairn__math_of(tape)->cumulate(tape->env->device, &behind, &x, axis_of(node), true, true);
+    multiply(tape, part(node, &before, 0, n - 2), part(node, &before, 0, n - 2), part(node, &behind, 2, n - 2));
+    multiply(tape, part(node, dx, 1, n - 1), part(node, &before, 0, n - 1), part(node, dy, 1, n - 1));
+    multiply(tape, part(node, dx, 0, 1), part(node, &behind, 1, 1), part(node, dy, 0, 1));
+out:
+    return st;
+}
+
+static cairn_status prod_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return give_gradient(tape, node, dy, prod_gradient);
+}
+
+const struct cairn__op_row cairn__op_prod = {
+    .strided = true, .needs_math = true, .infer = i64_infer, .forward = prod_forward, .backward = prod_backward};
+
+cairn_tensor *cairn_prod(cairn_tensor *x, int dim, int keepdim) {
+    return along(CAIRN__OP_PROD, x, 0, 1, &dim, keepdim);
+}
+
+/* The result has the input's shape. */
+static cairn_status running_infer(const struct cairn__node *node) {
+    cairn_status st = check_dims(node);
+    if (!cairn__is_float(node->result->dtype)) node->result->dtype = CAIRN_I64;
+    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+}
+
+static void cumulate(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *to,
+                     const struct cairn__view *x, bool product, bool reverse) {
+    if (axis_of(node) < 0) {
+        map(tape, CAIRN__MAP_COPY, to, x, 0);
+    } else {
+        cairn__math_of(tape)->cumulate(tape->env->device, to, x, axis_of(node), product, reverse);
+    }
+}
+
+static cairn_status running_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = cairn__tensor_view(node->result);
+    cumulate(tape, node, &y, &x, node->op == CAIRN__OP_CUMPROD, false);
+    return CAIRN_OK;
+}
+
+static cairn_status cumsum_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_tensor *x = node->inputs[0];
+    void *dx = NULL;
+    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+    cumulate(tape, node, &to, &from, false, true);
+    return cairn__grad_end(tape, x, dx);
+}
+
+const struct cairn__op_row cairn__op_cumsum = {.strided = true,
+                                               .needs_math = true,
+                                               .infer = running_infer,
+                                               .forward = running_forward,
+                                               .backward = cumsum_backward,
+                                               .reads = cairn__reads_nothing};
+
+cairn_tensor *cairn_cumsum(cairn_tensor *x, int dim) {
+    return along(CAIRN__OP_CUMSUM, x, 0, 1, &dim, 0);
+}
+
+/* dx[i] = before[i - 1] * s[i], where s[i] = dy[i] + x[i + 1] s[i + 1] sums, over k >= i, dy[k] times what y[k] has
+ * behind x[i]: no division by x, so zeros are nothing special. dx first holds s. */
+static cairn_status cumprod_gradient(struct cairn__tape *tape, const struct cairn__node *node,
+                                     const struct cairn__view *dx, const struct cairn__view *dy) {
+    const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
+    const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
+    const int64_t n = length_of(node);
+    struct cairn__view before, s;
+    cairn_status st = CAIRN_OK;
+    TRY(input_scratch(tape, node, r, &before));
+    TRY(input_scratch(tape, node, r, &s));
+    cumulate(tape, node, &before, &x, true, false);
+    map(tape, CAIRN__MAP_COPY, &s, dy, 0);
+    for (int64_t i = n - 2; i >= 0; i--) {
+        const struct cairn__view here = part(node, &s, i, 1);
+        const struct cairn__view of[] = {here, part(node, &x, i + 1, 1), part(node, &s, i + 1, 1)};
+        map(tape, CAIRN__MAP_ADDCMUL, &here, of, 1);
+    }
+    if (n > 0) {
+        const struct cairn__view first = part(node, &s, 0, 1), to = part(node, dx, 0, 1);
+        map(tape, CAIRN__MAP_COPY, &to, &first, 0);
+    }
+    if (n > 1) multiply(tape, part(node, dx, 1, n - 1), part(node, &before, 0, n - 1), part(node, &s, 1, n - 1));
+out:
+    return st;
+}
+
+static cairn_status cumprod_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_tensor *x = node->inputs[0];
+    void *dx = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_begin(tape, x, &dx));
+    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+    TRY(cumprod_gradient(tape, node, &to, &from));
+    TRY(cairn__grad_end(tape, x, dx));
+out:
+    return st;
+}
+
+const struct cairn__op_row cairn__op_cumprod = {.strided = true,
+                                                .needs_math = true,
+                                                .infer = running_infer,
+                                                .forward = running_forward,
+                                                .backward = cumprod_backward};
+
+cairn_tensor *cairn_cumprod(cairn_tensor *x, int dim) {
+    return along(CAIRN__OP_CUMPROD, x, 0, 1, &dim, 0);
+}
+
+/* ---- where maxima are ---- */
+
+static cairn_status arg_infer(const struct cairn__node *node) {
+    cairn_status st = extreme_infer(node);
+    node->result->dtype = CAIRN_I64;
+    return st;
+}
+
+/* A tensor without dimensions is one with a dimension of 1. */
+static cairn_status arg_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    struct cairn__view x = cairn__tensor_view(node->inputs[0]);
+    if (x.ndim == 0) x.ndim = 1, x.size[0] = 1, x.stride[0] = 1;
+    const int axis = axis_of(node) < 0 ? 0 : axis_of(node);
+    int64_t kept[CAIRN_MAX_DIMS];
+    for (int d = 0; d < x.ndim; d++) kept[d] = d == axis ? 1 : x.size[d];
+    const struct cairn__view index = cairn__view_dense(node->result->data, CAIRN_I64, x.ndim, kept);
+    cairn__math_of(tape)->arg_max(tape->env->device, &index, NULL, &x, axis, node->op == CAIRN__OP_ARGMIN);
+    return CAIRN_OK;
+}
+
+const struct cairn__op_row cairn__op_arg_extreme = {.strided = true,
+                                                    .needs_math = true,
+                                                    .infer = arg_infer,
+                                                    .forward = arg_forward};
+
+cairn_tensor *cairn_argmax(cairn_tensor *x, int dim, int keepdim) {
+    return along(CAIRN__OP_ARGMAX, x, 0, 1, &dim, keepdim);
+}
+
+cairn_tensor *cairn_argmin(cairn_tensor *x, int dim, int keepdim) {
+    return along(CAIRN__OP_ARGMIN, x, 0, 1, &dim, keepdim);
 }

@@ -1,26 +1,35 @@
 /* The tape.
  *
- * Memory grows in the first steps and is then only handed out again: an arena keeps its chunks when it is reset, and a
- * chunk is at least as large as all before it together, so that their number stays small.
+ * Memory grows in the first steps and is then only handed out again. An arena that outgrows its chunks adds one that is at
+ * least a quarter of all before it; when nothing lives in it any more, one chunk of the size that was needed takes their
+ * place, so that a steady step holds what it uses. Headers, which may be read after their death, keep their chunks.
  * Headers live in a ring of generations: those of the step before are still there, untouched, when somebody uses one of
  * their tensors too late, and the generation number in them tells. Values have no such ring: nobody reads them without
  * having looked at the header. */
 #include "nn/tape.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "nn/tensor.h"
 
-enum { LEAST_CHUNK = 64 << 10 };
+enum { LEAST_CHUNK = 64 << 10, MOST_TIMES = 4 /* that a gap is larger than what it is used for */ };
 
 /* ---- arenas ---- */
 
+static size_t held_by(const struct cairn__arena *a) {
+    size_t nbytes = 0;
+    for (size_t i = 0; i < a->count; i++) nbytes += a->chunks[i].nbytes;
+    return nbytes;
+}
+
 static cairn_status add_chunk(struct cairn__arena *a, size_t nbytes) {
-    size_t total = LEAST_CHUNK;
-    for (size_t i = 0; i < a->count; i++) total += a->chunks[i].nbytes;
-    size_t size = nbytes > total ? nbytes : total;
+    const size_t quarter = held_by(a) / 4;
+    size_t size = quarter > LEAST_CHUNK ? quarter / CAIRN__ALIGN * CAIRN__ALIGN : LEAST_CHUNK;
+    if (nbytes > size) size = nbytes;
     cairn_status st = CAIRN_OK;
     void *data = NULL;
     TRY(cairn__grow((void **)&a->chunks, &a->capacity, a->count + 1, sizeof(a->chunks[0])));
@@ -30,32 +39,39 @@ out:
     return st;
 }
 
+static size_t aligned(size_t nbytes) {
+    return (nbytes + CAIRN__ALIGN - 1) / CAIRN__ALIGN * CAIRN__ALIGN;
+}
+
 cairn_status cairn__arena_alloc(struct cairn__arena *a, size_t nbytes, void **out) {
     REQUIRE(nbytes <= SIZE_MAX / 4, CAIRN_ENOMEM, "out of memory: a tensor of %zu bytes", nbytes);
-    size_t rounded = (nbytes + CAIRN__ALIGN - 1) / CAIRN__ALIGN * CAIRN__ALIGN;
-    while (a->chunk < a->count && a->chunks[a->chunk].nbytes - a->used < rounded) {
+    const size_t size = aligned(nbytes);
+    while (a->chunk < a->count && a->chunks[a->chunk].nbytes - a->used < size) {
         a->chunk++;
         a->used = 0;
     }
     if (a->chunk == a->count) {
-        cairn_status st = add_chunk(a, rounded);
+        cairn_status st = add_chunk(a, size);
         if (st != CAIRN_OK) return st;
     }
     *out = a->chunks[a->chunk].data + a->used;
-    a->used += rounded;
+    a->used += size;
+    a->handed += size;
+    if (a->handed > a->peak) a->peak = a->handed;
     return CAIRN_OK;
 }
 
 struct cairn__arena_mark cairn__arena_mark(const struct cairn__arena *a) {
-    return (struct cairn__arena_mark){a->chunk, a->used};
+    return (struct cairn__arena_mark){a->chunk, a->used, a->handed};
 }
 
 void cairn__arena_release(struct cairn__arena *a, struct cairn__arena_mark mark) {
     a->chunk = mark.chunk;
     a->used = mark.used;
+    a->handed = mark.handed;
 }
 
-static void arena_end(struct cairn__arena *a) {
+static void free_chunks(struct cairn__arena *a) {
     for (size_t i = 0; i < a->count; i++) {
         if (a->device) {
             cairn__device_free(a->device, a->chunks[i].data);
@@ -63,38 +79,142 @@ static void arena_end(struct cairn__arena *a) {
             cairn__free(a->chunks[i].data);
         }
     }
+    a->count = 0;
+}
+
+static const struct cairn__arena_mark START = {0, 0, 0};
+
+/* What is being recorded may neither free nor allocate. Where the one chunk cannot be had, the next allocation tells. */
+void cairn__arena_restart(struct cairn__arena *a) {
+    cairn__arena_release(a, START);
+    if (a->count <= 1 || (a->device && a->device->capturing)) return;
+    free_chunks(a);
+    (void)add_chunk(a, a->peak);
+}
+
+static void arena_end(struct cairn__arena *a) {
+    free_chunks(a);
     cairn__free(a->chunks);
+    a->chunks = NULL;
+    a->capacity = 0;
+}
+
+/* ---- values that were forgotten ---- */
+
+/* The smallest gap that is large enough, and not so large that the next large value would miss it; NULL = none. Gaps are
+ * not joined, so that what fits where does not depend on the chunks. */
+static struct cairn__gap *find_gap(const struct cairn__tape *tape, size_t nbytes) {
+    struct cairn__gap *best = NULL;
+    for (size_t i = 0; i < tape->num_gaps; i++) {
+        struct cairn__gap *g = &tape->gaps[i];
+        if (g->nbytes >= nbytes && g->nbytes / MOST_TIMES <= nbytes && (!best || g->nbytes < best->nbytes)) best = g;
+    }
+    return best;
+}
+
+cairn_status cairn__tape_take(struct cairn__tape *tape, size_t nbytes, void **out) {
+    struct cairn__gap *g = nbytes > 0 && nbytes <= SIZE_MAX / 4 ? find_gap(tape, aligned(nbytes)) : NULL;
+    if (!g) return cairn__arena_alloc(&tape->values, nbytes, out);
+    *out = g->data;
+    g->data += aligned(nbytes);
+    g->nbytes -= aligned(nbytes);
+    if (g->nbytes == 0) *g = tape->gaps[--tape->num_gaps];
+    return CAIRN_OK;
+}
+
+/* Where the list cannot grow, the memory comes back with the step. */
+void cairn__tape_give(struct cairn__tape *tape, void *data, size_t nbytes) {
+    if (nbytes == 0) return;
+    if (cairn__grow((void **)&tape->gaps, &tape->gaps_capacity, tape->num_gaps + 1, sizeof(tape->gaps[0])) == CAIRN_OK)
+        tape->gaps[tape->num_gaps++] = (struct cairn__gap){data, aligned(nbytes)};
 }
 
 /* ---- the tape ---- */
 
-static const struct cairn__arena_mark START = {0, 0};
-
-static struct cairn__arena *headers_of_step(struct cairn__tape *tape) {
-    return &tape->headers[tape->steps % CAIRN__GENERATIONS];
+static struct cairn__arena *headers_now(struct cairn__tape *tape) {
+    struct cairn__no_grad *g = &tape->no_grad;
+    return g->depth > 0 ? &g->headers[g->scopes % CAIRN__GENERATIONS]
+                        : &tape->headers[tape->steps % CAIRN__GENERATIONS];
 }
 
-static void begin_step(cairn_env *env) {
-    struct cairn__tape *tape = env->tape;
+static uint64_t next_generation(struct cairn__tape *tape) {
+    return ++tape->main->last_generation;
+}
+
+static void begin_scope(struct cairn__tape *tape) {
+    struct cairn__no_grad *g = &tape->no_grad;
+    g->scopes++;
+    g->generation = next_generation(tape);
+    g->values = cairn__arena_mark(&tape->values);
+    cairn__arena_release(&g->headers[g->scopes % CAIRN__GENERATIONS], START);
+}
+
+static void end_failures(struct cairn__tape *root) {
+    cairn__listen(root);
+    cairn__forget_failure(&root->failure);
+    cairn__forget_failure(&root->no_grad.failure);
+}
+
+void cairn__tape_begin_step(struct cairn__tape *tape) {
+    if (tape == tape->root) end_failures(tape);
     tape->steps++;
-    tape->generation = ++tape->main->last_generation;
+    tape->generation = next_generation(tape);
     tape->count = 0;
-    cairn__arena_release(headers_of_step(tape), START);
-    cairn__arena_release(&tape->values, START);
+    cairn__arena_release(&tape->headers[tape->steps % CAIRN__GENERATIONS], START);
+    cairn__arena_restart(&tape->values);
+    tape->num_gaps = 0;
+    cairn__arena_restart(&tape->scratch);
+    if (tape->no_grad.depth > 0) begin_scope(tape);
+    cairn__free_ended(tape);
+}
+
+static bool begin_step(cairn_env *env) {
+    if (env->tape->outer) { /* the checkpoint tells */
+        env->tape->refused_step = true;
+        return false;
+    }
+    if (env->tape->root->walking) {
+        cairn__log(CAIRN_LOG_ERROR, "a step was begun (cairn_zero_grad) by what a backward calls; it is not");
+        return false;
+    }
+    cairn__tape_begin_step(env->tape);
+    return true;
+}
+
+void cairn_no_grad_begin(cairn_env *env) {
+    if (!env) return;
+    if (env->tape->no_grad.depth == 0) cairn__listen(env->tape); /* what came before is not the scope's */
+    if (env->tape->no_grad.depth++ == 0) begin_scope(env->tape);
+}
+
+cairn_status cairn_no_grad_end(cairn_env *env) {
+    REQUIRE(env, CAIRN_EINVAL, "no_grad_end: env is NULL");
+    struct cairn__no_grad *g = &env->tape->no_grad;
+    REQUIRE(g->depth > 0, CAIRN_ESTATE, "no_grad_end: there was no cairn_no_grad_begin");
+    if (g->depth == 1) cairn__listen(env->tape);
+    if (--g->depth > 0) return CAIRN_OK;
+    cairn__forget_failure(&g->failure);
+    g->generation = 0;
+    cairn__arena_release(&env->tape->values, g->values);
+    env->tape->num_gaps = 0;
+    cairn__free_ended(env->tape);
+    return CAIRN_OK;
 }
 
 void *cairn__tape_one(const struct cairn__tape *tape, cairn_dtype dtype) {
-    return (float *)tape->main->ones + (int)dtype;
+    return (double *)tape->main->ones + (int)dtype;
 }
 
 static cairn_status make_ones(struct cairn__tape *tape) {
     static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
     struct cairn_device *d = tape->env->device;
+    const double one = 1.0;
     cairn_status st =
-        cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__DTYPE_END * sizeof(float), (void **)&tape->ones);
-    for (int i = 0; st == CAIRN_OK && i < 3; i++)
-        d->passes->fill(d, types[i], cairn__tape_one(tape, types[i]), 1, 1.0f);
-    return st;
+        cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__DTYPE_END * sizeof(double), (void **)&tape->ones);
+    if (st != CAIRN_OK) return st;
+    for (int i = 0; i < 3; i++) d->passes->fill(d, types[i], cairn__tape_one(tape, types[i]), 1, 1.0f);
+    d->passes->store(d, cairn__tape_one(tape, CAIRN_F64), &one, sizeof(one));
+    return CAIRN_OK;
 }
 
 static cairn_status new_tape(cairn_env *env, struct cairn__tape *main_tape, struct cairn__tape **out) {
@@ -103,8 +223,9 @@ static cairn_status new_tape(cairn_env *env, struct cairn__tape *main_tape, stru
     if (st != CAIRN_OK) return st;
     tape->env = env;
     tape->main = main_tape ? main_tape : tape;
-    tape->values.device = tape->grads.device = env->device;
-    tape->generation = ++tape->main->last_generation;
+    tape->root = tape;
+    tape->values.device = tape->grads.device = tape->scratch.device = env->device;
+    tape->generation = next_generation(tape);
     *out = tape;
     return CAIRN_OK;
 }
@@ -113,24 +234,54 @@ static cairn_status fork_tape(cairn_env *env, struct cairn__tape **out) {
     return new_tape(env, env->tape->main, out);
 }
 
+cairn_status cairn__tape_enter(struct cairn__tape *tape, struct cairn__tape **inner) {
+    cairn_status st = CAIRN_OK;
+    if (!tape->inner) {
+        TRY(new_tape(tape->env, tape->main, &tape->inner));
+        tape->inner->outer = tape;
+        tape->inner->root = tape->root;
+    }
+    tape->inner->no_grad.depth = 0;
+    tape->inner->trail = 0;
+    tape->inner->refused_step = false;
+    cairn__tape_begin_step(tape->inner);
+    *inner = tape->inner;
+out:
+    return st;
+}
+
+void cairn__tape_leave(struct cairn__tape *inner) {
+    inner->generation = next_generation(inner);
+    inner->no_grad.generation = 0;
+}
+
 /* Everything but the headers, which are read by whoever uses a result too late. */
 static void free_memory(struct cairn__tape *tape) {
+    if (tape->inner) free_memory(tape->inner);
     arena_end(&tape->values);
-    arena_end(&tape->grads);
+    arena_end(&tape->scratch);
+    cairn__grad_pool_end(&tape->grads);
     cairn__free(tape->nodes);
     cairn__free(tape->sets);
+    cairn__free(tape->outside);
+    cairn__free(tape->gaps);
 }
 
 static void free_tape(struct cairn__tape *tape) {
-    for (int i = 0; i < CAIRN__GENERATIONS; i++) arena_end(&tape->headers[i]);
+    if (tape->inner) free_tape(tape->inner);
+    for (int i = 0; i < CAIRN__GENERATIONS; i++) {
+        arena_end(&tape->headers[i]);
+        arena_end(&tape->no_grad.headers[i]);
+    }
     cairn__free(tape);
 }
 
 static void end_tape(struct cairn__tape *tape) {
     free_memory(tape);
-    tape->generation = ++tape->main->last_generation;
+    cairn__tape_leave(tape);
     tape->next = tape->main->ended;
     tape->main->ended = tape;
+    cairn__free_ended(tape);
 }
 
 cairn_status cairn__tape_create(cairn_env *env) {
@@ -149,10 +300,8 @@ out:
 void cairn__tape_destroy(cairn_env *env) {
     struct cairn__tape *tape = env->tape;
     if (!tape) return;
-    while (tape->leaves) {
-        cairn_tensor *leaf = tape->leaves;
-        cairn_tensor_destroy(&leaf);
-    }
+    while (tape->leaves) cairn__leaf_free(tape->leaves);
+    while (tape->ending) cairn__leaf_free(tape->ending);
     while (tape->ended) {
         struct cairn__tape *next = tape->ended->next;
         free_tape(tape->ended);
@@ -165,25 +314,51 @@ void cairn__tape_destroy(cairn_env *env) {
     env->begin_step = NULL;
 }
 
-static cairn_status new_header(struct cairn__tape *tape, size_t nbytes, void **out) {
+cairn_status cairn__tape_room(struct cairn__tape *tape, size_t nbytes, void **out) {
     void *p = NULL;
-    cairn_status st = cairn__arena_alloc(headers_of_step(tape), nbytes, &p);
-    if (st == CAIRN_OK) *out = memset(p, 0, nbytes);
+    cairn_status st = cairn__arena_alloc(headers_now(tape), nbytes, &p);
+    if (st == CAIRN_OK && nbytes > 0) *out = memset(p, 0, nbytes);
     return st;
 }
 
 cairn_status cairn__tape_new_result(struct cairn__tape *tape, cairn_tensor **out) {
-    cairn_status st = new_header(tape, sizeof(**out), (void **)out);
+    cairn_status st = cairn__tape_room(tape, sizeof(**out), (void **)out);
     if (st != CAIRN_OK) return st;
     (*out)->env = tape->env;
     (*out)->kind = CAIRN__RESULT;
     (*out)->tape = tape;
-    (*out)->generation = tape->generation;
+    (*out)->generation = tape->no_grad.depth > 0 ? tape->no_grad.generation : tape->generation;
     return CAIRN_OK;
 }
 
-cairn_status cairn__tape_new_node(struct cairn__tape *tape, struct cairn__node **out) {
-    return new_header(tape, sizeof(**out), (void **)out);
+static size_t rounded(size_t nbytes) {
+    return (nbytes + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) * _Alignof(max_align_t);
+}
+
+cairn_status cairn__tape_new_node(struct cairn__tape *tape, int count, const void *attrs, size_t attrs_nbytes,
+                                  struct cairn__node **out) {
+    const size_t inputs_at = rounded(sizeof(**out));
+    const size_t attrs_at = rounded(inputs_at + (size_t)count * sizeof(cairn_tensor *));
+    char *p = NULL;
+    cairn_status st = cairn__tape_room(tape, attrs_at + attrs_nbytes, (void **)&p);
+    if (st != CAIRN_OK) return st;
+    *out = (struct cairn__node *)p;
+    (*out)->count = count;
+    (*out)->inputs = (cairn_tensor **)(p + inputs_at);
+    if (attrs_nbytes > 0) (*out)->attrs = memcpy(p + attrs_at, attrs, attrs_nbytes);
+    return CAIRN_OK;
+}
+
+/* FNV-1a over words. */
+static uint64_t mixed(uint64_t hash, uint64_t word) {
+    return (hash ^ word) * 0x100000001b3u;
+}
+
+static uint64_t trail_with(uint64_t trail, const struct cairn__node *node) {
+    const cairn_tensor *y = node->result;
+    trail = mixed(mixed(mixed(trail, (uint64_t)node->op + 1), (uint64_t)y->dtype), (uint64_t)y->ndim);
+    for (int d = 0; d < y->ndim; d++) trail = mixed(trail, (uint64_t)y->shape[d]);
+    return trail;
 }
 
 cairn_status cairn__tape_record(struct cairn__tape *tape, struct cairn__node *node) {
@@ -191,5 +366,30 @@ cairn_status cairn__tape_record(struct cairn__tape *tape, struct cairn__node *no
     if (st != CAIRN_OK) return st;
     node->index = tape->count;
     tape->nodes[tape->count++] = node;
+    if (tape->outer) tape->trail = trail_with(tape->trail, node);
     return CAIRN_OK;
+}
+
+/* ---- how much memory ---- */
+
+static void count_arena(struct cairn__memory_use *use, const struct cairn__arena *a) {
+    use->used += a->handed;
+    use->peak += a->peak;
+    use->held += held_by(a);
+}
+
+static void count_tape(struct cairn__tape_memory *m, const struct cairn__tape *tape) {
+    count_arena(&m->values, &tape->values);
+    count_arena(&m->scratch, &tape->scratch);
+    for (int i = 0; i < CAIRN__GENERATIONS; i++) {
+        count_arena(&m->headers, &tape->headers[i]);
+        count_arena(&m->headers, &tape->no_grad.headers[i]);
+    }
+    if (tape->inner) count_tape(m, tape->inner);
+}
+
+struct cairn__tape_memory cairn__tape_memory(const cairn_env *env) {
+    struct cairn__tape_memory m = {.gradients = cairn__grad_pool_use(&env->tape->root->grads)};
+    count_tape(&m, env->tape->root);
+    return m;
 }

@@ -173,13 +173,72 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
     if (st != CAIRN_OK) return st;
     st = cairn__device_alloc(set->env->device, CAIRN__HOLDS_PARAMS, p->n * sizeof(float), &p->data);
     if (st != CAIRN_OK) {
-        set->count--;
-        param_destroy(p);
+        cairn__param_set_drop_last(set);
         return st;
     }
     p->owns_data = true;
     *out = p;
     return CAIRN_OK;
+}
+
+void cairn__param_set_drop_last(struct cairn_param_set *set) {
+    param_destroy(set->params[--set->count]);
+}
+
+/* ---- one set into another ---- */
+
+static cairn_status check_may_move(const struct cairn_param_set *set, const struct cairn_param_set *from,
+                                   const char *prefix) {
+    REQUIRE(set->users == 0 && from->users == 0, CAIRN_ESTATE,
+            "'%s': an optimizer, amp or ddp uses these parameters, which can therefore not become part of another set",
+            prefix);
+    for (size_t i = 0; i < from->count; i++) {
+        const struct cairn__param *p = from->params[i];
+        REQUIRE(!p->written && !p->has_acc, CAIRN_ESTATE,
+                "'%s': parameter '%s' has a gradient; build the whole model before its first backward", prefix,
+                p->name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status longer_name(const struct cairn_param_set *set, const char *prefix, const char *name, char **out) {
+    const size_t nbytes = strlen(prefix) + strlen(name) + 1;
+    cairn_status st = cairn__alloc(nbytes, (void **)out);
+    if (st != CAIRN_OK) return st;
+    snprintf(*out, nbytes, "%s%s", prefix, name);
+    REQUIRE(!has_name(set, *out), CAIRN_EINVAL, "two parameters are called '%s'", *out);
+    return CAIRN_OK;
+}
+
+static void move(struct cairn_param_set *set, struct cairn__param *p, char *name) {
+    cairn__free(p->name);
+    p->name = name;
+    p->set = set;
+    p->index = set->count;
+    set->params[set->count++] = p;
+}
+
+/* All memory first, so that a failure changes nothing. */
+cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_param_set *from = *child;
+    char **names = NULL;
+    TRY(check_may_move(set, from, prefix));
+    TRY(cairn__calloc(from->count, sizeof(names[0]), (void **)&names));
+    TRY(cairn__grow((void **)&set->params, &set->capacity, set->count + from->count, sizeof(set->params[0])));
+    for (size_t i = 0; i < from->count; i++) TRY(longer_name(set, prefix, from->params[i]->name, &names[i]));
+    for (size_t i = 0; i < from->count; i++) {
+        move(set, from->params[i], names[i]);
+        names[i] = NULL;
+    }
+    from->count = 0;
+    cairn__free(names);
+    cairn_param_set_destroy(child);
+    return CAIRN_OK;
+out:
+    for (size_t i = 0; names && i < from->count; i++) cairn__free(names[i]);
+    cairn__free(names);
+    return st;
 }
 
 static cairn_status check_may_change(const struct cairn__param *p) {
@@ -224,6 +283,7 @@ cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype h
         if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
         weights[i] = NULL;
     }
+    if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
 out:
     for (size_t i = 0; weights && i < set->count; i++) cairn__device_free(set->env->device, weights[i]);
     cairn__free(weights);
@@ -373,8 +433,8 @@ static void forget_gradients(struct cairn_param_set *set) {
 }
 
 void cairn__param_set_zero_grad(struct cairn_param_set *set) {
+    if (set->env->begin_step && !set->env->begin_step(set->env)) return;
     forget_gradients(set);
-    if (set->env->begin_step) set->env->begin_step(set->env);
 }
 
 cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,

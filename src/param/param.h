@@ -83,9 +83,17 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
 cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
                                   bool is_norm, struct cairn__param **out);
 
+/* Takes back the parameter that was added last, and ends it. */
+void cairn__param_set_drop_last(struct cairn_param_set *set);
+
+/* Moves every parameter of *child to the end of set, where it is called prefix + its name, and ends *child. Pointers to
+ * the parameters stay valid. Errors, which change nothing: CAIRN_ESTATE an optimizer or context uses one of the two, or
+ * the child has gradients; CAIRN_EINVAL a name twice; CAIRN_ENOMEM. */
+cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix);
+
 /* Changes the parameters the set owns from f32 to half; with keep_master the f32 values become the masters, without it
  * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the set owns go too (they have
- * another type). All or nothing. */
+ * another type), and a step begins: results may show memory that is gone. All or nothing. */
 cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, bool keep_norms);
 
 /* Whether somebody still uses the set; then says so in the log, as an error of `call`, which must leave all as it is: a

@@ -400,7 +400,7 @@ static char *create_with_another_count(cairn_env *env, void *ctx) {
     cairn_module *model = NULL;
     ddp_context *net = NULL;
     int64_t shape[] = {8, 8};
-    EXPECT_OK(cairn__module_create(env, &mlp_ops, 0, &model));
+    EXPECT_OK(cairn__module_create(env, &mlp_kind, 0, &model));
     EXPECT_OK(cairn__module_add_param(model, "weight", 2, shape, false, NULL));
     if (cairn_env_rank(env) == 0) EXPECT_OK(cairn__module_add_param(model, "bias", 1, shape, false, NULL));
     for (size_t i = 0; i < cairn_module_params(model)->count; i++) {
@@ -415,6 +415,48 @@ static char *create_with_another_count(cairn_env *env, void *ctx) {
 static void different_counts_fail_on_every_rank(void **state) {
     (void)state;
     run_ranks(2, create_with_another_count, "parameter 1 is 'bias' [8] f32 on rank 0 but missing on rank 1");
+}
+
+static cairn_module *with_buffer(cairn_env *env, int64_t size) {
+    cairn_module *model = make_mlp(env, 4, 3, 2);
+    cairn_tensor *b = cairn_module_add_buffer(model, "mean", CAIRN_F32, CAIRN_SHAPE(size));
+    const float mine = (float)cairn_env_rank(env) + 2;
+    return b && cairn_init_constant(b, mine) == CAIRN_OK ? model : NULL;
+}
+
+static char *create_with_buffers(cairn_env *env, void *ctx) {
+    (void)ctx;
+    cairn_module *model = with_buffer(env, 3), *parent = make_mlp(env, 4, 3, 2);
+    ddp_context *net = NULL;
+    float mean[3];
+    EXPECT(cairn_module_add_child(parent, "child", model) == model);
+    EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_ESTATE);
+    EXPECT_OK(ddp_create(parent, cairn_env_group(env), NULL, &net));
+    EXPECT_OK(cairn_tensor_read(cairn_module_get(parent, "child.mean"), mean, 3));
+    EXPECT(mean[0] == 2 && mean[2] == 2);
+    ddp_destroy(&net);
+    cairn_module_destroy(&parent);
+    return NULL;
+}
+
+static void buffers_of_rank_0_go_to_all(void **state) {
+    (void)state;
+    run_ranks(3, create_with_buffers, NULL);
+}
+
+static char *create_with_another_buffer(cairn_env *env, void *ctx) {
+    cairn_module *model = with_buffer(env, 3 + cairn_env_rank(env));
+    ddp_context *net = NULL;
+    EXPECT(ddp_create(model, cairn_env_group(env), NULL, &net) == CAIRN_EPEER);
+    EXPECT(strstr(cairn_last_error(), ctx) != NULL);
+    cairn_module_destroy(&model);
+    return NULL;
+}
+
+static void different_buffers_fail_on_every_rank(void **state) {
+    (void)state;
+    run_ranks(2, create_with_another_buffer,
+              "'mean' [3] f32, a buffer on rank 0 but 'mean' [4] f32, a buffer on rank 1");
 }
 
 static char *create_in_the_wrong_order(cairn_env *env, void *ctx) {
@@ -497,7 +539,7 @@ static char *plan_mixed_types(cairn_env *env, void *ctx) {
     cairn_module *module = NULL;
     struct cairn__ddp_plan plan;
     (void)ctx;
-    EXPECT_OK(cairn__module_create(env, &mlp_ops, 0, &module));
+    EXPECT_OK(cairn__module_create(env, &mlp_kind, 0, &module));
     for (int i = 0; i < 6; i++) {
         char name[16];
         snprintf(name, sizeof(name), "p%d", i);
@@ -656,6 +698,8 @@ int main(void) {
         cmocka_unit_test(different_types_fail_on_every_rank),
         cmocka_unit_test(different_settings_of_amp_fail_on_every_rank),
         cmocka_unit_test(different_counts_fail_on_every_rank),
+        cmocka_unit_test(buffers_of_rank_0_go_to_all),
+        cmocka_unit_test(different_buffers_fail_on_every_rank),
         cmocka_unit_test(amp_after_ddp_is_refused),
         cmocka_unit_test(buckets_leave_in_reverse_order_of_registration),
         cmocka_unit_test(buckets_leave_before_backward_is_over),

@@ -101,9 +101,10 @@ static cairn_status read_reports(struct cairn__report_reader *reader) {
     return fake.read;
 }
 
-static void begin_step(cairn_env *e) {
+static bool begin_step(cairn_env *e) {
     assert_ptr_equal(e->tape, MAIN);
     fake.steps_begun++;
+    return true;
 }
 
 static cairn_status fork_tape(cairn_env *e, struct cairn__tape **out) {

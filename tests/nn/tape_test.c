@@ -132,7 +132,7 @@ static void null_passes_on_with_its_first_cause(void **state) {
     cairn_tensor *y = cairn_sum(cairn_relu(cairn_mul_scalar(cairn_add(a, b), 2)));
     assert_null(y);
     assert_int_equal(cairn_backward(y), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "add: shapes [4] and [3] differ");
+    assert_string_equal(cairn_last_error(), "add: [4] and [3] do not broadcast: sizes 4 and 3 in dimension -1");
     assert_null(cairn_mean(NULL));
     assert_null(cairn_mse_loss(a, NULL));
     assert_null(cairn_cast(NULL, CAIRN_F16));
@@ -141,7 +141,7 @@ static void null_passes_on_with_its_first_cause(void **state) {
     assert_null(cairn_module_forward(NULL, a));
     assert_null(cairn_tensor_keep(NULL));
     assert_true(isnan(cairn_tensor_item(NULL)));
-    assert_string_equal(cairn_last_error(), "add: shapes [4] and [3] differ");
+    assert_string_equal(cairn_last_error(), "add: [4] and [3] do not broadcast: sizes 4 and 3 in dimension -1");
 }
 
 static void graph_is_consumed_by_its_backward(void **state) {
@@ -150,8 +150,10 @@ static void graph_is_consumed_by_its_backward(void **state) {
     cairn_tensor *loss = cairn_sum(shared);
     assert_int_equal(cairn_backward(loss), CAIRN_OK);
     assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
-    assert_string_equal(cairn_last_error(),
-                        "backward: an earlier backward has consumed this graph (its sum); compute the loss again");
+    assert_string_equal(
+        cairn_last_error(),
+        "backward: an earlier backward has consumed this graph (its sum); compute the loss again, or give "
+        "retain_graph to cairn_backward_with before");
     assert_int_equal(cairn_backward(cairn_mean(shared)), CAIRN_ESTATE);
     assert_true(cairn_tensor_grad(x)[0] == 1.0f); /* a refused graph changes nothing */
 }

@@ -27,8 +27,10 @@ MAY_INCLUDE = {
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
-PUBLIC_ROOM = {"version": "core", "env": "device", "graph": "device", "interop_cuda": "device"}
-PUBLIC_OWNER = {"version": "core", "graph": "device", "interop_cuda": "device"}
+PUBLIC_ROOM = {"version": "core", "env": "device", "graph": "device", "interop_cuda": "device",
+               "tensor": "nn", "ops": "nn", "modules": "nn"}
+PUBLIC_OWNER = {"version": "core", "graph": "device", "interop_cuda": "device",
+                "tensor": "nn", "ops": "nn", "modules": "nn"}
 
 # Foreign headers, and the only folder that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda", "cublas": "src/device/cuda",
@@ -81,8 +83,8 @@ def complaint(root, path, bracket, name):
     room = room_of(path)
     target = resolve(root, path, name)
     if room == "examples":
-        public = bool(target) and target.startswith("include/")
-        return None if public or (bracket == "<" and not target) else "examples use public headers only"
+        allowed = bool(target) and target.startswith(("include/", "examples/"))
+        return None if allowed or (bracket == "<" and not target) else "examples use public headers and their own"
     if target is None:
         home = foreign_home(name)
         if bracket == '"' and not home:

@@ -1,0 +1,199 @@
+/* Anomaly mode: looks at every value as it is made, on the host.
+ *
+ * The first operation in order is the one that is told, since everything before it has been looked at. What comes from
+ * outside (leaves, parameters, the gradient a backward begins with) is looked at only where a bad result asks why: masks of
+ * -inf are no anomaly, nor is an infinity that an operation has from its inputs. */
+#include <math.h>
+#include <stdio.h>
+
+#include "core/half.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "nn/backward.h"
+
+struct findings {
+    size_t n, infs, nans, first;
+};
+
+static double value_at(cairn_dtype dtype, const void *x, size_t i) {
+    switch (dtype) {
+    case CAIRN_F32:
+        return (double)((const float *)x)[i];
+    case CAIRN_F64:
+        return ((const double *)x)[i];
+    case CAIRN_F16:
+        return (double)cairn__f16_to_f32(((const uint16_t *)x)[i]);
+    case CAIRN_BF16:
+        return (double)cairn__bf16_to_f32(((const uint16_t *)x)[i]);
+    default:
+        return 0;
+    }
+}
+
+static void look_at(struct findings *f, double value) {
+    if (!isfinite(value)) {
+        if (f->infs + f->nans == 0) f->first = f->n;
+        if (isnan(value)) {
+            f->nans++;
+        } else {
+            f->infs++;
+        }
+    }
+    f->n++;
+}
+
+/* n elements of v in row-major order. */
+static struct findings look_at_view(const struct cairn__view *v, size_t n) {
+    struct findings f = {0};
+    int64_t at[CAIRN_MAX_DIMS] = {0};
+    size_t offset = 0;
+    while (f.n < n) {
+        look_at(&f, value_at(v->dtype, v->data, offset));
+        for (int d = v->ndim - 1; d >= 0; d--) {
+            offset += (size_t)v->stride[d];
+            if (++at[d] < v->size[d]) break;
+            offset -= (size_t)(v->size[d] * v->stride[d]);
+            at[d] = 0;
+        }
+    }
+    return f;
+}
+
+static struct findings look_at_tensor(const cairn_tensor *t) {
+    const struct cairn__view v = cairn__tensor_view(t);
+    return look_at_view(&v, t->n);
+}
+
+static struct findings look_at_grad(const cairn_tensor *t, const void *dx) {
+    const struct cairn__view v = cairn__grad_view(t, (void *)(uintptr_t)dx);
+    return look_at_view(&v, t->n);
+}
+
+static bool is_bad(struct findings f) {
+    return f.infs + f.nans > 0;
+}
+
+static bool any_input_is_infinite(const struct cairn__node *node) {
+    for (int i = 0; i < node->count; i++) {
+        if (node->inputs[i] && look_at_tensor(node->inputs[i]).infs > 0) return true;
+    }
+    return false;
+}
+
+/* ---- sentences ---- */
+
+enum { FOUND = 160, TEXT = 1024 };
+
+static void append(char text[TEXT], const char *more) {
+    const size_t used = strlen(text);
+    snprintf(text + used, TEXT - used, "%s", more);
+}
+
+/* "linear([64, 1024], [16, 1024], [16])" */
+static const char *call_text(const struct cairn__node *node, char text[TEXT]) {
+    char shape[CAIRN__SHAPE_TEXT];
+    text[0] = '\0';
+    append(text, cairn__op_name(node->op));
+    for (int i = 0; i < node->count; i++) {
+        append(text, i == 0 ? "(" : ", ");
+        append(text, node->inputs[i] ? cairn__shape_text(node->inputs[i], shape) : "NULL");
+    }
+    append(text, ")");
+    return text;
+}
+
+/* "2 inf and 1 NaN among 1024 values, the first at index 17" */
+static const char *findings_text(struct findings f, char text[FOUND]) {
+    snprintf(text, FOUND, "%zu inf and %zu NaN among %zu values, the first at index %zu", f.infs, f.nans, f.n, f.first);
+    return text;
+}
+
+/* The first input that was bad before, and is none of ours: ", because ...", or "". */
+static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
+    char found[FOUND];
+    text[0] = '\0';
+    for (int i = 0; i < node->count && !text[0]; i++) {
+        const cairn_tensor *x = node->inputs[i];
+        const struct findings f = x ? look_at_tensor(x) : (struct findings){0};
+        if (is_bad(f)) snprintf(text, TEXT, "; its input %d was bad before: %s", i, findings_text(f, found));
+    }
+    return text;
+}
+
+/* ---- the checks ---- */
+
+static bool looks(const struct cairn__tape *tape) {
+    return tape->main->finds_anomalies;
+}
+
+cairn_status cairn__check_result(const struct cairn__tape *tape, const struct cairn__node *node) {
+    char call[TEXT], found[FOUND], cause[TEXT];
+    if (!looks(tape) || cairn__op_row(node->op)->view) return CAIRN_OK;
+    const struct findings f = look_at_tensor(node->result);
+    if (!is_bad(f) || (f.nans == 0 && any_input_is_infinite(node))) return CAIRN_OK;
+    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the result of %s has %s%s", call_text(node, call),
+                       findings_text(f, found), cause_text(node, cause));
+}
+
+static int input_of(const struct cairn__node *node, const cairn_tensor *t) {
+    int i = 0;
+    while (i < node->count && (!node->inputs[i] || cairn__grad_target(node->inputs[i]) != t)) i++;
+    return i;
+}
+
+/* What node's backward is made from; without a node it is the gradient that backward begins with. */
+static bool is_given_infinity(const struct cairn__node *node) {
+    if (!node || any_input_is_infinite(node)) return true;
+    return node->result->sum && look_at_grad(node->result, node->result->sum).infs > 0;
+}
+
+static const char *scale_text(const struct cairn__tape *tape) {
+    return tape->root->is_scaled ? "; note that the loss is scaled" : "";
+}
+
+cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx) {
+    char call[TEXT], found[FOUND];
+    const struct cairn__node *node = tape->root->walked;
+    if (!looks(tape)) return CAIRN_OK;
+    const struct findings f = look_at_grad(t, dx);
+    if (!is_bad(f)) return CAIRN_OK;
+    if (f.nans == 0 && is_given_infinity(node)) {
+        tape->root->lets_infinities = true;
+        return CAIRN_OK;
+    }
+    if (!node) return CAIRN_OK; /* the sum will tell */
+    return cairn__fail(CAIRN_ENUMERIC, "anomaly: backward of %s gave its input %d a gradient with %s%s",
+                       call_text(node, call), input_of(node, t), findings_text(f, found), scale_text(tape));
+}
+
+cairn_status cairn__check_sum(const struct cairn__tape *tape, const struct cairn__node *node) {
+    char call[TEXT], found[FOUND];
+    if (!looks(tape)) return CAIRN_OK;
+    const struct findings f = look_at_grad(node->result, node->result->sum);
+    if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
+    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the gradient of the result of %s, as backward comes to it, has %s%s",
+                       call_text(node, call), findings_text(f, found), scale_text(tape));
+}
+
+cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tensor *t, cairn_dtype dtype,
+                                const void *sum) {
+    char shape[CAIRN__SHAPE_TEXT], call[TEXT], found[FOUND];
+    const struct cairn__node *node = tape->root->walked;
+    if (!looks(tape) || !node) return CAIRN_OK;
+    const struct cairn__view v = cairn__view_dense((void *)(uintptr_t)sum, dtype, t->ndim, t->shape);
+    const struct findings f = look_at_view(&v, t->n);
+    if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
+    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the gradients of a %s %s, with that from %s, add up to %s%s",
+                       cairn__shape_text(t, shape), t->param ? "parameter" : "leaf", call_text(node, call),
+                       findings_text(f, found), scale_text(tape));
+}
+
+void cairn_detect_anomaly(cairn_env *env, cairn_switch on) {
+    if (!env) return;
+    if (on == CAIRN_ON && !env->device->math) {
+        cairn__log(CAIRN_LOG_WARNING, "detect_anomaly: '%s' does not support it yet; use device \"cpu\"",
+                   cairn_device_name(env->device));
+        return;
+    }
+    env->tape->main->finds_anomalies = on == CAIRN_ON;
+}

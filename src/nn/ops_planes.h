@@ -1,0 +1,47 @@
+/* What operations on planes of pixels share. */
+#ifndef CAIRN__NN_OPS_PLANES_H
+#define CAIRN__NN_OPS_PLANES_H
+
+#include "cairn/ops.h"
+#include "core/status.h"
+#include "nn/ops.h"
+
+enum {
+    CAIRN__MOST_PIXELS = 0x7fffffff
+}; /* of a size along an axis, and of every option: sums of products of two fit */
+
+/* An option of rows and columns: [1] 0 = as [0]; both 0 = the default. */
+static inline void cairn__option_pair(int64_t out[2], const int64_t given[2], const int64_t missing[2]) {
+    const bool none = given[0] == 0 && given[1] == 0;
+    out[0] = none ? missing[0] : given[0];
+    out[1] = none ? missing[1] : given[1] == 0 ? given[0] : given[1];
+}
+
+/* A padding of rows and columns: [1] 0 = as [0], CAIRN_NO_PADDING = 0. */
+static inline void cairn__option_padding(int64_t out[2], const int64_t given[2]) {
+    for (int i = 0; i < 2; i++) {
+        const int64_t value = given[i] == 0 ? given[0] : given[i];
+        out[i] = value == CAIRN_NO_PADDING ? 0 : value;
+    }
+}
+
+/* CAIRN_EINVAL "conv2d: stride is 0, want 1 to 2147483647". */
+static inline cairn_status cairn__check_option(enum cairn__op op, const char *what, int64_t value, int64_t least) {
+    REQUIRE(value >= least && value <= CAIRN__MOST_PIXELS, CAIRN_EINVAL, "%s: %s is %lld, want %lld to %d",
+            cairn__op_name(op), what, (long long)value, (long long)least, (int)CAIRN__MOST_PIXELS);
+    return CAIRN_OK;
+}
+
+/* A result's shape, before it is laid out. CAIRN_EINVAL where it holds more elements than memory could have. */
+static inline cairn_status cairn__check_count(enum cairn__op op, const cairn_tensor *result) {
+    char text[CAIRN__SHAPE_TEXT];
+    int64_t n = 1;
+    for (int d = 0; d < result->ndim; d++) {
+        REQUIRE(result->shape[d] == 0 || n <= INT64_MAX / 16 / result->shape[d], CAIRN_EINVAL,
+                "%s: the result would be %s", cairn__op_name(op), cairn__shape_text(result, text));
+        n *= result->shape[d];
+    }
+    return CAIRN_OK;
+}
+
+#endif
