@@ -89,6 +89,14 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_CHECKPOINT, CAIRN__AMP_FOLLOW, "the operations inside are asked each"},
     {CAIRN__OP_CUSTOM,     CAIRN__AMP_FOLLOW, "the user's own: inputs come as they are"},
     {CAIRN__OP_SCALE_LOSS, CAIRN__AMP_FOLLOW, "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
+    {CAIRN__OP_LAYER_NORM,  CAIRN__AMP_F32,   "variances of halves lose what they are made of"},
+    {CAIRN__OP_RMS_NORM,    CAIRN__AMP_F32,   "as layer_norm"},
+    {CAIRN__OP_GROUP_NORM,  CAIRN__AMP_F32,   "as layer_norm"},
+    {CAIRN__OP_BATCH_NORM,  CAIRN__AMP_FOLLOW, "statistics are f32 inside, and its own weights stay so: apex leaves it to them"},
+    {CAIRN__OP_SOFTMAX,     CAIRN__AMP_F32,   "sums of exponentials"},
+    {CAIRN__OP_LOG_SOFTMAX, CAIRN__AMP_F32,   "as softmax; near 0 a half has no digits left"},
+    {CAIRN__OP_EMBEDDING,   CAIRN__AMP_FOLLOW, "moves values; its gradient is added up in f32"},
+    {CAIRN__OP_DROPOUT,     CAIRN__AMP_FOLLOW, "one rounding"},
     {CAIRN__OP_MSE_LOSS,   CAIRN__AMP_F32,    "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
     {CAIRN__OP_L1_LOSS,          CAIRN__AMP_F32, "as mse_loss: a sum, and where the scale goes in; so all losses"},
     {CAIRN__OP_SMOOTH_L1_LOSS,   CAIRN__AMP_F32, "as l1_loss"},
@@ -97,6 +105,8 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_KL_DIV,           CAIRN__AMP_F32, "logarithms, and a sum of small differences"},
     {CAIRN__OP_SOFT_MARGIN_LOSS, CAIRN__AMP_F32, "exponentials and logarithms"},
     {CAIRN__OP_POISSON_NLL_LOSS, CAIRN__AMP_F32, "exponentials"},
+    {CAIRN__OP_CROSS_ENTROPY,    CAIRN__AMP_F32, "sums of exponentials"},
+    {CAIRN__OP_NLL_LOSS,         CAIRN__AMP_F32, "a sum of logarithms"},
 };
 /* clang-format on */
 

@@ -97,7 +97,15 @@
     X(STACK, "stack", stack)
 
 /* ops_norm.c, ops_softmax.c, ops_embedding.c, ops_dropout.c */
-#define CAIRN__OPS_ROWS(X)
+#define CAIRN__OPS_ROWS(X)                        \
+    X(LAYER_NORM, "layer_norm", layer_norm)       \
+    X(RMS_NORM, "rms_norm", rms_norm)             \
+    X(GROUP_NORM, "group_norm", group_norm)       \
+    X(BATCH_NORM, "batch_norm", batch_norm)       \
+    X(SOFTMAX, "softmax", softmax)                \
+    X(LOG_SOFTMAX, "log_softmax", log_softmax)    \
+    X(EMBEDDING, "embedding", embedding)          \
+    X(DROPOUT, "dropout", dropout)
 
 /* ops_loss.c, ops_class_loss.c */
 #define CAIRN__OPS_LOSS(X)                                     \
@@ -108,7 +116,9 @@
     X(BCE_WITH_LOGITS, "bce_with_logits", bce_with_logits)     \
     X(KL_DIV, "kl_div", kl_div)                                \
     X(SOFT_MARGIN_LOSS, "soft_margin_loss", soft_margin_loss)  \
-    X(POISSON_NLL_LOSS, "poisson_nll_loss", poisson_nll_loss)
+    X(POISSON_NLL_LOSS, "poisson_nll_loss", poisson_nll_loss)  \
+    X(CROSS_ENTROPY, "cross_entropy", cross_entropy)           \
+    X(NLL_LOSS, "nll_loss", nll_loss)
 
 /* ops_conv.c, ops_pool.c */
 #define CAIRN__OPS_CONV(X)

@@ -1,0 +1,53 @@
+/* dropout: which elements go is drawn again in backward, from the random stream that forward took. */
+#include "core/status.h"
+#include "nn/ops_rows.h"
+
+struct dropout_attrs {
+    double p;
+    uint64_t seed, stream;
+};
+
+static cairn_status infer(const struct cairn__node *node) {
+    cairn_status st = cairn__check_is_float(node, 0, "input");
+    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+}
+
+static void drop(struct cairn__tape *tape, const struct cairn__node *node, void *dst, const void *x) {
+    const struct dropout_attrs *a = node->attrs;
+    cairn__math_of(tape)->dropout(tape->env->device, node->result->dtype, dst, x, node->result->n, a->p, a->seed,
+                                  a->stream);
+}
+
+static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    drop(tape, node, node->result->data, cairn__tensor_data(node->inputs[0]));
+    return CAIRN_OK;
+}
+
+static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_tensor *x = node->inputs[0];
+    void *dx = NULL;
+    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    if (st != CAIRN_OK) return st;
+    drop(tape, node, dx, dy);
+    return cairn__grad_end(tape, x, dx);
+}
+
+const struct cairn__op_row cairn__op_dropout = {
+    .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_nothing};
+
+static cairn_status check_probability(double p) {
+    REQUIRE(p >= 0 && p <= 1, CAIRN_EINVAL, "dropout: p is %g, want 0 to 1", p);
+    return CAIRN_OK;
+}
+
+cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training) {
+    if (check_probability(p) != CAIRN_OK) return NULL;
+    cairn__note_use(x); /* it may be the result */
+    if (x && (!training || p == 0)) return cairn__tensor_check(x, "dropout") == CAIRN_OK ? x : NULL;
+    struct dropout_attrs a = {.p = p};
+    if (x) {
+        a.seed = x->env->seed;
+        a.stream = cairn__env_next_stream(x->env);
+    }
+    return cairn__apply(CAIRN__OP_DROPOUT, CAIRN__INPUTS(x), &a, sizeof(a));
+}

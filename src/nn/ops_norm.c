@@ -1,0 +1,332 @@
+/* Normalisations: layer_norm, rms_norm, group_norm, batch_norm. Weights may be f32 where the input is half (apex keeps
+ * batch norms so), which is why inputs of different types are no error here.
+ *
+ * For backward there are the mean and 1 / deviation of each group, beside x itself. */
+#include "core/status.h"
+#include "nn/ops_rows.h"
+
+enum { X, WEIGHT, BIAS, MEAN, VARIANCE }; /* inputs; the last two are batch_norm's running statistics */
+
+struct norm_attrs {
+    int ndims;      /* layer, RMS */
+    int64_t groups; /* group */
+    double eps, momentum;
+    bool training; /* batch */
+};
+
+/* Statistics, R: [groups] means, then [groups] of 1 / deviation. */
+struct stats {
+    size_t groups;
+    cairn_dtype r;
+    char *mean, *rstd;
+};
+
+/* ---- shapes ---- */
+
+static cairn_status check_types(const struct cairn__node *node) {
+    static const char *const names[] = {"input", "weight", "bias"};
+    cairn_status st = CAIRN_OK;
+    const cairn_tensor *x = node->inputs[X];
+    TRY(cairn__check_is_float(node, X, names[X]));
+    const cairn_dtype type = cairn__tensor_dtype(x);
+    for (int i = WEIGHT; i < node->count && i <= BIAS; i++) {
+        const cairn_tensor *p = node->inputs[i];
+        if (!p) continue;
+        const cairn_dtype affine = cairn__tensor_dtype(p);
+        REQUIRE(affine == type || (affine == CAIRN_F32 && cairn__is_half(type)), CAIRN_EINVAL,
+                "%s: input is %s but %s is %s; it has the input's type, or is f32 where the input is half",
+                cairn__op_name(node->op), cairn_dtype_name(type), names[i], cairn_dtype_name(affine));
+    }
+    const cairn_tensor *w = node->inputs[WEIGHT], *b = node->count > BIAS ? node->inputs[BIAS] : NULL;
+    REQUIRE(!w || !b || cairn__tensor_dtype(w) == cairn__tensor_dtype(b), CAIRN_EINVAL,
+            "%s: weight is %s but bias is %s; they have one type", cairn__op_name(node->op),
+            cairn_dtype_name(cairn__tensor_dtype(w)), cairn_dtype_name(cairn__tensor_dtype(b)));
+out:
+    return st;
+}
+
+static cairn_status check_eps(const struct cairn__node *node, double eps) {
+    REQUIRE(eps >= 0, CAIRN_EINVAL, "%s: eps is %g, want 0 or more", cairn__op_name(node->op), eps);
+    return CAIRN_OK;
+}
+
+/* Input i, if there, has the shape of x's last ndims dimensions. */
+static cairn_status check_last_dims(const struct cairn__node *node, int i, const char *what, int ndims) {
+    const cairn_tensor *x = node->inputs[X], *p = i < node->count ? node->inputs[i] : NULL;
+    char text_x[CAIRN__SHAPE_TEXT], text_p[CAIRN__SHAPE_TEXT];
+    if (!p) return CAIRN_OK;
+    bool fits = p->ndim == ndims;
+    for (int d = 0; fits && d < ndims; d++) fits = p->shape[d] == x->shape[x->ndim - ndims + d];
+    REQUIRE(fits, CAIRN_EINVAL, "%s: %s is %s, which is not the last %d dimension%s of %s", cairn__op_name(node->op),
+            what, cairn__shape_text(p, text_p), ndims, ndims == 1 ? "" : "s", cairn__shape_text(x, text_x));
+    return CAIRN_OK;
+}
+
+static cairn_status infer_rows(const struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const cairn_tensor *x = node->inputs[X];
+    char text[CAIRN__SHAPE_TEXT];
+    cairn_status st = CAIRN_OK;
+    REQUIRE(a->ndims >= 1 && a->ndims <= x->ndim, CAIRN_EINVAL, "%s: over the last %d dimensions of %s",
+            cairn__op_name(node->op), a->ndims, cairn__shape_text(x, text));
+    TRY(check_eps(node, a->eps));
+    TRY(check_types(node));
+    TRY(check_last_dims(node, WEIGHT, "weight", a->ndims));
+    TRY(check_last_dims(node, BIAS, "bias", a->ndims));
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
+}
+
+/* Input i, if there, is [C] of x [N, C, ...]. */
+static cairn_status check_channels(const struct cairn__node *node, int i, const char *what) {
+    const cairn_tensor *x = node->inputs[X], *p = i < node->count ? node->inputs[i] : NULL;
+    char text_x[CAIRN__SHAPE_TEXT], text_p[CAIRN__SHAPE_TEXT];
+    REQUIRE(!p || (p->ndim == 1 && p->shape[0] == x->shape[1]), CAIRN_EINVAL,
+            "%s: %s is %s, but input is %s: want [%lld], one for each of dimension 1", cairn__op_name(node->op), what,
+            cairn__shape_text(p, text_p), cairn__shape_text(x, text_x), (long long)x->shape[1]);
+    return CAIRN_OK;
+}
+
+static cairn_status infer_channels(const struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const cairn_tensor *x = node->inputs[X];
+    char text[CAIRN__SHAPE_TEXT];
+    cairn_status st = CAIRN_OK;
+    REQUIRE(x->ndim >= 2, CAIRN_EINVAL, "%s: input is %s: want [N, C, ...]", cairn__op_name(node->op),
+            cairn__shape_text(x, text));
+    TRY(check_eps(node, a->eps));
+    TRY(check_types(node));
+    TRY(check_channels(node, WEIGHT, "weight"));
+    TRY(check_channels(node, BIAS, "bias"));
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
+}
+
+static cairn_status infer_groups(const struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const cairn_tensor *x = node->inputs[X];
+    char text[CAIRN__SHAPE_TEXT];
+    cairn_status st = infer_channels(node);
+    if (st != CAIRN_OK) return st;
+    REQUIRE(a->groups >= 1 && x->shape[1] % a->groups == 0, CAIRN_EINVAL,
+            "group_norm: the %lld channels of %s do not divide into %lld groups", (long long)x->shape[1],
+            cairn__shape_text(x, text), (long long)a->groups);
+    return CAIRN_OK;
+}
+
+static cairn_status check_running(const struct cairn__node *node, int i, const char *what) {
+    const cairn_tensor *p = node->inputs[i];
+    if (!p) return CAIRN_OK;
+    const cairn_dtype type = cairn__tensor_dtype(p);
+    REQUIRE(type == CAIRN_F32 || type == CAIRN_F64, CAIRN_EINVAL, "batch_norm: %s is %s; it is kept in f32", what,
+            cairn_dtype_name(type));
+    return check_channels(node, i, what);
+}
+
+static cairn_status infer_batch(const struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const cairn_tensor *x = node->inputs[X];
+    char text[CAIRN__SHAPE_TEXT];
+    cairn_status st = CAIRN_OK;
+    TRY(infer_channels(node));
+    TRY(check_running(node, MEAN, "running_mean"));
+    TRY(check_running(node, VARIANCE, "running_var"));
+    REQUIRE(!node->inputs[MEAN] == !node->inputs[VARIANCE], CAIRN_EINVAL,
+            "batch_norm: running_mean and running_var come together, or neither");
+    REQUIRE(!node->inputs[MEAN] ||
+                cairn__tensor_dtype(node->inputs[MEAN]) == cairn__tensor_dtype(node->inputs[VARIANCE]),
+            CAIRN_EINVAL, "batch_norm: running_mean and running_var have different types");
+    REQUIRE(a->training || node->inputs[MEAN], CAIRN_EINVAL,
+            "batch_norm: evaluation takes running_mean and running_var, which are NULL");
+    REQUIRE(!a->training || x->shape[0] * cairn__sizes(x, 2, x->ndim) != 1, CAIRN_EINVAL,
+            "batch_norm: training wants more than one value for each channel, and input is %s",
+            cairn__shape_text(x, text));
+out:
+    return st;
+}
+
+/* ---- the pass ---- */
+
+static struct cairn__norm pass_of(const struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT];
+    const cairn_tensor *b = node->count > BIAS ? node->inputs[BIAS] : NULL;
+    struct cairn__norm norm = {.dtype = cairn__tensor_dtype(x), .inner = 1, .per = 1, .eps = a->eps};
+    norm.affine_dtype = w ? cairn__tensor_dtype(w) : b ? cairn__tensor_dtype(b) : norm.dtype;
+    norm.x = cairn__tensor_data(x);
+    norm.weight = w ? cairn__tensor_data(w) : NULL;
+    norm.bias = b ? cairn__tensor_data(b) : NULL;
+    if (node->op == CAIRN__OP_LAYER_NORM || node->op == CAIRN__OP_RMS_NORM) {
+        norm.kind = node->op == CAIRN__OP_RMS_NORM ? CAIRN__NORM_RMS : CAIRN__NORM_ROWS;
+        norm.outer = cairn__sizes(x, 0, x->ndim - a->ndims);
+        norm.channels = cairn__sizes(x, x->ndim - a->ndims, x->ndim);
+        return norm;
+    }
+    norm.kind = node->op == CAIRN__OP_GROUP_NORM ? CAIRN__NORM_GROUPS : CAIRN__NORM_CHANNELS;
+    norm.outer = x->shape[0];
+    norm.channels = x->shape[1];
+    norm.inner = cairn__sizes(x, 2, x->ndim);
+    if (node->op == CAIRN__OP_GROUP_NORM) norm.per = a->groups;
+    norm.given_stats = node->op == CAIRN__OP_BATCH_NORM && !a->training;
+    return norm;
+}
+
+static struct stats stats_of(const struct cairn__node *node, const struct cairn__norm *norm) {
+    struct stats s = {.r = cairn__arithmetic_type(norm->dtype), .mean = node->saved};
+    if (norm->outer * norm->channels * norm->inner > 0)
+        s.groups = (size_t)(norm->kind == CAIRN__NORM_CHANNELS ? norm->channels : norm->outer * norm->per);
+    if (s.mean) s.rstd = s.mean + s.groups * cairn_dtype_nbytes(s.r);
+    return s;
+}
+
+static cairn_status save_stats(struct cairn__tape *tape, struct cairn__node *node, struct cairn__norm *norm) {
+    const struct stats sizes = stats_of(node, norm);
+    cairn_status st = cairn__save(tape, 2 * sizes.groups * cairn_dtype_nbytes(sizes.r), &node->saved);
+    if (st != CAIRN_OK) return st;
+    const struct stats s = stats_of(node, norm);
+    norm->mean = s.mean;
+    norm->rstd = s.rstd;
+    return CAIRN_OK;
+}
+
+static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    struct cairn__norm norm = pass_of(node);
+    norm.y = node->result->data;
+    cairn_status st = save_stats(tape, node, &norm);
+    if (st == CAIRN_OK) cairn__math_of(tape)->norm(tape->env->device, &norm);
+    return st;
+}
+
+/* Running statistics as mean and 1 / deviation, R. */
+static void take_running(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__norm *norm) {
+    const struct cairn__math *math = cairn__math_of(tape);
+    const struct stats s = stats_of(node, norm);
+    const int64_t n = (int64_t)s.groups;
+    const struct cairn__view mean = cairn__view_dense(s.mean, s.r, 1, &n), rstd = cairn__view_dense(s.rstd, s.r, 1, &n);
+    const struct cairn__view running[] = {cairn__tensor_view(node->inputs[MEAN]),
+                                          cairn__tensor_view(node->inputs[VARIANCE])};
+    math->map(tape->env->device, CAIRN__MAP_COPY, &mean, &running[0], NULL);
+    math->map(tape->env->device, CAIRN__MAP_AFFINE, &rstd, &running[1], (const double[]){1, norm->eps});
+    math->map(tape->env->device, CAIRN__MAP_RSQRT, &rstd, &rstd, NULL);
+}
+
+static cairn_status batch_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    const struct norm_attrs *a = node->attrs;
+    const struct cairn__math *math = cairn__math_of(tape);
+    struct cairn__norm norm = pass_of(node);
+    cairn_tensor *mean = node->inputs[MEAN], *var = node->inputs[VARIANCE];
+    const bool updates = a->training && mean && node->result->n > 0;
+    cairn_status st = CAIRN_OK;
+    norm.y = node->result->data;
+    TRY(save_stats(tape, node, &norm));
+    if (!a->training) take_running(tape, node, &norm);
+    if (updates) TRY(cairn__scratch(tape, (size_t)norm.channels * sizeof(double), &norm.variance));
+    math->norm(tape->env->device, &norm);
+    if (updates) {
+        math->batch_stats(tape->env->device, cairn__tensor_dtype(mean), cairn__tensor_data(mean),
+                          cairn__tensor_data(var), &norm, a->momentum);
+    }
+out:
+    return st;
+}
+
+/* ---- gradients ---- */
+
+/* Those of the inputs from `first` to `last`, in one pass. */
+static cairn_status backward_of(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, int first,
+                                int last) {
+    struct cairn__norm norm = pass_of(node);
+    void **const out[] = {&norm.dx, &norm.dweight, &norm.dbias};
+    const struct stats s = stats_of(node, &norm);
+    cairn_status st = CAIRN_OK;
+    norm.mean = s.mean;
+    norm.rstd = s.rstd;
+    norm.dy = dy;
+    for (int i = last; i >= first; i--) {
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_begin(tape, node->inputs[i], out[i]));
+    }
+    cairn__math_of(tape)->norm_backward(tape->env->device, &norm);
+    for (int i = last; i >= first; i--) {
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_end(tape, node->inputs[i], *out[i]));
+    }
+out:
+    return st;
+}
+
+/* A tensor that is two inputs gets its contributions one after the other. */
+static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT];
+    const int last = node->count > BIAS ? BIAS : WEIGHT;
+    const cairn_tensor *b = last == BIAS ? node->inputs[BIAS] : NULL;
+    if (x != w && x != b && (w != b || !w)) return backward_of(tape, node, dy, X, last);
+    cairn_status st = CAIRN_OK;
+    for (int i = last; st == CAIRN_OK && i >= X; i--) {
+        if (cairn__wants_grad(node->inputs[i])) st = backward_of(tape, node, dy, i, i);
+    }
+    return st;
+}
+
+enum { AFFINE_OPTIONAL = 1u << WEIGHT | 1u << BIAS };
+
+const struct cairn__op_row cairn__op_layer_norm = {.needs_math = true,
+                                                   .optional = AFFINE_OPTIONAL,
+                                                   .infer = infer_rows,
+                                                   .forward = forward,
+                                                   .backward = backward,
+                                                   .reads = cairn__reads_inputs};
+const struct cairn__op_row cairn__op_rms_norm = {.needs_math = true,
+                                                 .optional = AFFINE_OPTIONAL,
+                                                 .infer = infer_rows,
+                                                 .forward = forward,
+                                                 .backward = backward,
+                                                 .reads = cairn__reads_inputs};
+const struct cairn__op_row cairn__op_group_norm = {.needs_math = true,
+                                                   .optional = AFFINE_OPTIONAL,
+                                                   .infer = infer_groups,
+                                                   .forward = forward,
+                                                   .backward = backward,
+                                                   .reads = cairn__reads_inputs};
+const struct cairn__op_row cairn__op_batch_norm = {.needs_math = true,
+                                                   .optional = AFFINE_OPTIONAL | 1u << MEAN | 1u << VARIANCE,
+                                                   .infer = infer_batch,
+                                                   .forward = batch_forward,
+                                                   .backward = backward,
+                                                   .reads = cairn__reads_inputs};
+
+/* ---- the calls ---- */
+
+cairn_tensor *cairn_layer_norm_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias, int ndims,
+                                       double eps) {
+    const struct norm_attrs a = {.ndims = ndims, .eps = eps};
+    return cairn__apply(CAIRN__OP_LAYER_NORM, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
+}
+
+cairn_tensor *cairn_rms_norm_forward(cairn_tensor *x, cairn_tensor *weight, int ndims, double eps) {
+    const struct norm_attrs a = {.ndims = ndims, .eps = eps};
+    return cairn__apply(CAIRN__OP_RMS_NORM, CAIRN__INPUTS(x, weight), &a, sizeof(a));
+}
+
+cairn_tensor *cairn_group_norm_forward(cairn_tensor *x, int64_t groups, cairn_tensor *weight, cairn_tensor *bias,
+                                       double eps) {
+    const struct norm_attrs a = {.groups = groups, .eps = eps};
+    return cairn__apply(CAIRN__OP_GROUP_NORM, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
+}
+
+/* The running statistics are written in place, so that a copy of strided ones would be lost. */
+static cairn_status check_is_dense(const cairn_tensor *running, const char *what) {
+    REQUIRE(!running || running->is_dense, CAIRN_EINVAL, "batch_norm: %s has gaps; it is written in place", what);
+    return CAIRN_OK;
+}
+
+cairn_tensor *cairn_batch_norm_forward(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
+                                       cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
+                                       double eps) {
+    const struct norm_attrs a = {.eps = eps, .momentum = momentum, .training = training != 0};
+    if (check_is_dense(running_mean, "running_mean") != CAIRN_OK) return NULL;
+    if (check_is_dense(running_var, "running_var") != CAIRN_OK) return NULL;
+    cairn_tensor *mean = cairn__constant(running_mean), *var = cairn__constant(running_var);
+    if ((running_mean && !mean) || (running_var && !var)) return NULL;
+    return cairn__apply(CAIRN__OP_BATCH_NORM, CAIRN__INPUTS(x, weight, bias, mean, var), &a, sizeof(a));
+}

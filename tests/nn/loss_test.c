@@ -1,0 +1,122 @@
+/* Losses where values alone do not tell: limits, targets that are no classes, sentences. */
+#include <math.h>
+
+#include "nn/tensor.h"
+#include "test_env.h"
+
+#define FLOATS(...)   \
+    (const float[]) { \
+        __VA_ARGS__   \
+    }
+
+static void assert_refused(const cairn_tensor *t, const char *sentence) {
+    assert_null(t);
+    assert_string_equal(cairn_last_error(), sentence);
+}
+
+static cairn_tensor *scores(cairn_env *env) {
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(2, 3), FLOATS(0, 0, 0, 5, 5, 5));
+    assert_int_equal(cairn_tensor_require_grad(x), CAIRN_OK);
+    return x;
+}
+
+static cairn_tensor *targets(cairn_env *env, int64_t a, int64_t b) {
+    const int64_t values[] = {a, b};
+    return cairn_tensor_from(env, CAIRN_I64, CAIRN_SHAPE(2), values);
+}
+
+/* torch: 0 / 0, and gradients of 0. */
+static void mean_over_ignored_rows_alone_is_nan(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env), *loss = cairn_cross_entropy(x, targets(env, -100, -100), NULL);
+    assert_true(isnan(cairn_tensor_item(loss)));
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    for (int i = 0; i < 6; i++) assert_true(cairn_tensor_grad(x)[i] == 0);
+}
+
+static void ignored_row_counts_nothing(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env), *loss = cairn_cross_entropy(x, targets(env, 1, -100), NULL);
+    assert_true(cairn_tensor_item(loss) == logf(3));
+    loss = cairn_cross_entropy(x, targets(env, 0, 1), cairn_loss_options(.ignores_zero = CAIRN_ON));
+    assert_true(cairn_tensor_item(loss) == logf(3));
+}
+
+static void scores_of_any_size_give_a_finite_loss(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(2, 2), FLOATS(1e30f, 0, 20000, 20001));
+    assert_int_equal(cairn_tensor_require_grad(x), CAIRN_OK);
+    cairn_tensor *loss = cairn_cross_entropy(x, targets(env, 0, 1), NULL);
+    assert_true(fabs(cairn_tensor_item(loss) - log1p(exp(-1)) / 2) < 1e-7);
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    assert_true(cairn_tensor_grad(x)[0] == 0);
+    assert_true(fabs(cairn_tensor_grad(x)[2] - 0.5 / (1 + exp(1))) < 1e-7);
+}
+
+static void target_that_is_no_class_is_told_by_backward(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env), *loss = cairn_cross_entropy(x, targets(env, 1, 3), NULL);
+    assert_non_null(loss);
+    assert_int_equal(cairn_backward(loss), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(),
+                        "cross_entropy: target 1 is 3: neither one of 3 classes nor ignore_index -100");
+    env->begin_step(env);
+    assert_true(isnan(cairn_tensor_item(cairn_nll_loss(x, targets(env, -1, 3), NULL))));
+    assert_string_equal(cairn_last_error(), "nll_loss: target 0 is -1: neither one of 3 classes nor ignore_index -100");
+    env->begin_step(env);
+    assert_true(cairn_tensor_item(cairn_nll_loss(x, targets(env, 0, 1), NULL)) == -2.5f);
+}
+
+/* All of it on one side: the mean over classes of -ln p. */
+static void smoothing_of_one_forgets_the_target(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env);
+    cairn_tensor *loss = cairn_cross_entropy(x, targets(env, 0, 2), cairn_loss_options(.label_smoothing = 1));
+    assert_true(fabs(cairn_tensor_item(loss) - log(3)) < 1e-6);
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    for (int i = 0; i < 6; i++) assert_true(fabsf(cairn_tensor_grad(x)[i]) < 1e-7f);
+}
+
+static void class_losses_say_what_does_not_fit(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env), *t = targets(env, 0, 1), *three = cairn_zeros(env, CAIRN_I64, CAIRN_SHAPE(3));
+    assert_refused(
+        cairn_cross_entropy(x, three, NULL),
+        "cross_entropy: input is [2, 3], but the target is [3]: want the input's shape without the classes, its "
+        "dimension 1");
+    assert_refused(cairn_nll_loss(x, x, NULL), "nll_loss: the target is f32: want classes, i64 or i32");
+    assert_refused(cairn_cross_entropy(x, t, cairn_loss_options(.weight = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2)))),
+                   "cross_entropy: weight is [2], but input is [2, 3]: want [3], one a class");
+    assert_refused(cairn_cross_entropy(x, t, cairn_loss_options(.label_smoothing = 2)),
+                   "cross_entropy: label_smoothing is 2, want 0 to 1");
+    assert_refused(cairn_cross_entropy(x, t, cairn_loss_options(.reduction = (cairn_reduction)9)),
+                   "cross_entropy: reduction is 9; CAIRN_MEAN, CAIRN_SUM_ALL and CAIRN_NONE are allowed");
+    assert_refused(cairn_l1_loss(t, t, NULL), "l1_loss: input is i64; f32, f16, bf16 and f64 are allowed");
+    assert_null(cairn_cross_entropy(x, NULL, NULL));
+    assert_null(cairn_bce(NULL, x, NULL));
+}
+
+/* A weight is a constant, also where it wants a gradient elsewhere. */
+static void weight_gets_no_gradient(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = scores(env), *w = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(3), 2);
+    assert_int_equal(cairn_tensor_require_grad(w), CAIRN_OK);
+    cairn_tensor *y = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3));
+    cairn_tensor *loss = cairn_bce_with_logits(x, y, cairn_loss_options(.weight = w, .pos_weight = w));
+    assert_int_equal(cairn_backward(loss), CAIRN_OK);
+    assert_null(cairn_tensor_grad(w));
+    assert_true(cairn_tensor_grad(x)[0] == 0.5f * 2 / 6);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        ENV_TEST(mean_over_ignored_rows_alone_is_nan),
+        ENV_TEST(ignored_row_counts_nothing),
+        ENV_TEST(scores_of_any_size_give_a_finite_loss),
+        ENV_TEST(target_that_is_no_class_is_told_by_backward),
+        ENV_TEST(smoothing_of_one_forgets_the_target),
+        ENV_TEST(class_losses_say_what_does_not_fit),
+        ENV_TEST(weight_gets_no_gradient),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
