@@ -11,7 +11,8 @@
     X(MATMUL, "matmul", matmul)                   \
     X(BMM, "bmm", bmm)                            \
     X(ADDMM, "addmm", addmm)                      \
-    X(BADDBMM, "baddbmm", baddbmm)
+    X(BADDBMM, "baddbmm", baddbmm)                \
+    X(SDPA, "scaled_dot_product_attention", sdpa)
 
 /* ops_element.c */
 #define CAIRN__OPS_ELEMENT(X)                    \
@@ -121,7 +122,14 @@
     X(NLL_LOSS, "nll_loss", nll_loss)
 
 /* ops_conv.c, ops_pool.c */
-#define CAIRN__OPS_CONV(X)
+#define CAIRN__OPS_CONV(X)                                             \
+    X(CONV1D, "conv1d", conv1d)                                        \
+    X(CONV2D, "conv2d", conv2d)                                        \
+    X(CONV_TRANSPOSE1D, "conv_transpose1d", conv_transpose1d)          \
+    X(CONV_TRANSPOSE2D, "conv_transpose2d", conv_transpose2d)          \
+    X(MAX_POOL2D, "max_pool2d", max_pool2d)                            \
+    X(AVG_POOL2D, "avg_pool2d", avg_pool2d)                            \
+    X(ADAPTIVE_AVG_POOL2D, "adaptive_avg_pool2d", adaptive_avg_pool2d)
 
 /* ops_autograd.c, checkpoint.c, custom.c: what changes the graph and no value, and the user's own */
 #define CAIRN__OPS_AUTOGRAD(X)                    \
