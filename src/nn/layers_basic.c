@@ -1,0 +1,153 @@
+/* Layers without parameters, and one after another. */
+#include <stdio.h>
+
+#include "core/status.h"
+#include "nn/module.h"
+
+/* ---- dropout ---- */
+
+static cairn_tensor *dropout(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)count;
+    return cairn_dropout_forward(inputs[0], *(const double *)context, module->training);
+}
+
+static void describe_dropout(const void *context, char *text, size_t nbytes) {
+    snprintf(text, nbytes, "p=%g", *(const double *)context);
+}
+
+static const struct cairn__module_kind dropout_kind = {.name = "Dropout",
+                                                       .forward = dropout,
+                                                       .describe = describe_dropout};
+
+cairn_module *cairn_dropout(cairn_env *env, double p) {
+    cairn_module *m = NULL;
+    if (!(p >= 0 && p <= 1)) {
+        (void)cairn__fail(CAIRN_EINVAL, "dropout: probability %g; it is within 0 and 1", p);
+        return NULL;
+    }
+    if (cairn__module_create(env, &dropout_kind, sizeof(p), &m) != CAIRN_OK) return NULL;
+    *(double *)m->context = p;
+    return m;
+}
+
+/* ---- an operation of one input ---- */
+
+typedef cairn_tensor *(*op_fn)(cairn_tensor *x);
+
+struct activation {
+    op_fn op;
+};
+
+static cairn_tensor *activate(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)module, (void)count;
+    return ((const struct activation *)context)->op(inputs[0]);
+}
+
+/* As torch shows them; others are an Activation. */
+static const struct {
+    op_fn op;
+    const char *name;
+} known[] = {
+    {cairn_relu, "ReLU"}, {cairn_gelu, "GELU"}, {cairn_gelu_tanh, "GELUTanh"},
+    {cairn_silu, "SiLU"}, {cairn_tanh, "Tanh"}, {cairn_sigmoid, "Sigmoid"},
+};
+
+static const char *name_of(op_fn op) {
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (known[i].op == op) return known[i].name;
+    }
+    return "Activation";
+}
+
+cairn_module *cairn_activation(cairn_env *env, cairn_tensor *(*op)(cairn_tensor *x)) {
+    const struct cairn__module_kind kind = {.name = name_of(op), .forward = activate};
+    cairn_module *m = NULL;
+    if (!op) {
+        (void)cairn__fail(CAIRN_EINVAL, "activation: the operation is NULL");
+        return NULL;
+    }
+    if (cairn__module_create(env, &kind, sizeof(struct activation), &m) != CAIRN_OK) return NULL;
+    ((struct activation *)m->context)->op = op;
+    return m;
+}
+
+/* ---- flatten ---- */
+
+static cairn_tensor *flatten(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)module, (void)count;
+    return cairn_flatten(inputs[0], *(const int *)context, -1);
+}
+
+static void describe_flatten(const void *context, char *text, size_t nbytes) {
+    snprintf(text, nbytes, "start_dim=%d, end_dim=-1", *(const int *)context);
+}
+
+static const struct cairn__module_kind flatten_kind = {.name = "Flatten",
+                                                       .forward = flatten,
+                                                       .describe = describe_flatten};
+
+cairn_module *cairn_flatten_from(cairn_env *env, int first_dim) {
+    cairn_module *m = NULL;
+    if (cairn__module_create(env, &flatten_kind, sizeof(first_dim), &m) != CAIRN_OK) return NULL;
+    *(int *)m->context = first_dim;
+    return m;
+}
+
+/* ---- one after another ---- */
+
+static cairn_tensor *run_all(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)context, (void)count;
+    cairn_tensor *x = inputs[0];
+    for (size_t i = 0; i < module->num_children; i++) x = cairn_module_forward(module->children[i], x);
+    return x;
+}
+
+static const struct cairn__module_kind sequential_kind = {.name = "Sequential", .forward = run_all};
+
+static bool is_among(cairn_module *const *children, int count, const cairn_module *m) {
+    for (int i = 0; i < count; i++) {
+        if (children[i] == m) return true;
+    }
+    return false;
+}
+
+/* What nobody owns is ended, the last first: whether one is owned is looked at while all are still there. */
+static void drop_from(int i, int count, cairn_module *const *children) {
+    if (i >= count) return;
+    const bool is_ours = children[i] && !children[i]->parent && !is_among(children, i, children[i]);
+    drop_from(i + 1, count, children);
+    if (is_ours) cairn__module_drop(children[i]);
+}
+
+static cairn_status check_children(int count, cairn_module *const *children) {
+    REQUIRE(count == 0 || (count > 0 && children), CAIRN_EINVAL, "sequential: %d children", count);
+    for (int i = 0; i < count; i++) {
+        if (!children[i]) return cairn__module_add_child(NULL, NULL, NULL, NULL); /* the first cause stays */
+        REQUIRE(!is_among(children, i, children[i]), CAIRN_EINVAL, "sequential: child %d is there already", i);
+    }
+    return CAIRN_OK;
+}
+
+/* *done: children that are taken or ended. */
+static cairn_status create_sequential(cairn_env *env, int count, cairn_module *const *children, int *done,
+                                      cairn_module **out) {
+    cairn_status st = CAIRN_OK;
+    char name[16];
+    TRY(check_children(count, children));
+    TRY(cairn__module_create(env, &sequential_kind, 0, out));
+    while (*done < count) {
+        snprintf(name, sizeof(name), "%d", *done);
+        TRY(cairn__module_add_child(*out, name, children[(*done)++], NULL));
+    }
+out:
+    return st;
+}
+
+cairn_module *cairn_sequential(cairn_env *env, int count, cairn_module *const *children) {
+    cairn_module *m = NULL;
+    int done = 0;
+    if (create_sequential(env, count, children, &done, &m) == CAIRN_OK) return m;
+    if (children) drop_from(done, count, children);
+    cairn_module_destroy(&m);
+    return NULL;
+}
