@@ -1,0 +1,86 @@
+/* Running a case of op_cases.h: its inputs are drawn, the operation is applied in a type and a layout, and what comes out,
+ * forward and backward, is brought to f64 to be compared. */
+#ifndef CASE_RUN_H
+#define CASE_RUN_H
+
+#include <stdbool.h>
+
+#include "op_cases.h"
+
+enum { NUM_FAMILIES = 8, CASE_WHY = 512, CASE_TYPES = 3 };
+
+struct family {
+    const char *name;
+    const struct op_cases *cases;
+};
+extern const struct family families[NUM_FAMILIES];
+
+/* f32, f16, bf16 */
+extern const cairn_dtype case_types[CASE_TYPES];
+
+struct case_array {
+    int ndim;
+    int64_t shape[CASE_DIMS];
+    size_t n;
+    double *values; /* [n], row-major; NULL = there is no such array */
+    cairn_dtype dtype;
+};
+
+/* Zeroed; cairn__free. */
+void *case_room(size_t n, size_t nbytes);
+
+bool case_input_is_float(const struct case_input *input);
+
+/* Whether the case asks for the gradient of this input. */
+bool case_wants(const struct op_case *c, int input);
+
+/* The values of every input, those of floats rounded to `type`. */
+void case_draw(const struct op_case *c, cairn_dtype type, struct case_array inputs[CASE_INPUTS]);
+void case_arrays_free(struct case_array *arrays, int count);
+
+/* What backward starts from: the gradient of element i of the result. Exact in every type. */
+double case_weight(size_t i);
+
+/* How far a value of a type may be from what it should be: absolute + relative * |that|; infinities and NaNs are equal or
+ * not. f64: not at all. */
+struct limit {
+    double relative, absolute;
+};
+struct limit case_limit(const struct op_case *c, cairn_dtype type);
+bool case_is_near(double got, double want, struct limit limit);
+
+enum layout { DENSE, STRIDED };
+
+struct case_how {
+    cairn_dtype type; /* that the inputs were drawn in */
+    enum layout layout;
+    unsigned wanted; /* bit i: the gradient of input i, if the case asks for it */
+};
+
+enum { EVERY_GRADIENT = 0xff };
+
+struct case_result {
+    struct case_array y;
+    struct case_array dy; /* what backward started from; no values where the result wants no gradient */
+    struct case_array grads[CASE_INPUTS];
+    bool has_grad[CASE_INPUTS];
+};
+
+/* Applies the operation in a step of its own. false: `why` tells. */
+bool case_run(cairn_env *env, const struct op_case *c, const struct case_array inputs[CASE_INPUTS],
+              const struct case_how *how, struct case_result *out, char why[CASE_WHY]);
+void case_result_free(struct case_result *result);
+
+/* The difference quotients of the weighted sum of the result (of `outputs` elements) by elements of an input, in f64. */
+bool case_differences(cairn_env *env, const struct op_case *c, const struct case_array inputs[CASE_INPUTS], int input,
+                      const size_t *elements, size_t count, size_t outputs, double *quotients, char why[CASE_WHY]);
+
+/* ---- PyTorch; case_torch.c ---- */
+
+/* A case as text for torch_ops.py, in the types of training: inputs, result, gradients. */
+bool case_dump(cairn_env *env, const struct family *family, const struct op_case *c, char why[CASE_WHY]);
+
+/* What `vectors`, a file that torch_ops.py --store wrote, holds of the case, against the case now. *found: anything. */
+bool case_meets_vectors(cairn_env *env, const struct op_case *c, const char *vectors, bool *found, char why[CASE_WHY]);
+
+#endif

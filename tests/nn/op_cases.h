@@ -1,0 +1,71 @@
+/* Cases of operations, said once and run in every way: finite differences in f64; f32, f16 and bf16 against f64; strided
+ * inputs against dense ones; outputs and gradients against PyTorch, or against what it gave once (vectors/).
+ *
+ * A family of operations keeps its cases in a file of its own, cases_<family>.c, and every operation of op_list.h has one:
+ * a test tells which has not. */
+#ifndef OP_CASES_H
+#define OP_CASES_H
+
+#include <stdbool.h>
+
+#include "nn/hooks.h"
+
+enum { CASE_INPUTS = 8, CASE_DIMS = 5 };
+
+/* How the values of an input are drawn, seeded by the case's name and the input's place. */
+enum values {
+    NORMAL = 0,  /* standard normals */
+    POSITIVE,    /* uniform in [0.5, 2] */
+    UNIT,        /* uniform in [-0.9, 0.9] */
+    PROBABILITY, /* uniform in [0.05, 0.95] */
+    DISTINCT,    /* a shuffled ramp of small multiples of 1/8, none 0: no two equal, for maxima and kinks */
+    AWAY,        /* normals moved away from 0 by 0.25: for kinks at 0 */
+    CLASSES,     /* i64 in [0, limit) */
+    MASK,        /* bool */
+    SIGNS,       /* -1 or 1 */
+};
+
+struct case_input {
+    const char *shape; /* "64 3", "" = no dimension; NULL = no input here: an optional one left out */
+    enum values values;
+    int64_t limit; /* CLASSES: the number of classes */
+    bool no_grad;  /* of a float */
+};
+
+struct op_case {
+    const char *name;  /* unique: "add broadcasts a column" */
+    enum cairn__op op; /* that it is the case of */
+    /* The result, from inputs; a result of several elements is brought to a loss by a fixed weighted sum. */
+    cairn_tensor *(*build)(cairn_tensor *const *in);
+    struct case_input inputs[CASE_INPUTS];
+    const char
+        *torch; /* a Python expression of inputs a, b, c, ...: "torch.add(a, b)"; F, torch, math are there. NULL = torch
+                          has no such thing, and `why` says what the case is compared with instead */
+    const char *why;
+    double tolerance; /* further room: the limits are multiplied by it; 0 = 1. With a reason beside it */
+    bool adds_up; /* uses an input twice: its gradients are added up in f32 where it is a leaf, in its type where not */
+    bool no_differences; /* no finite differences: the result is no float, or steps */
+};
+
+/* The common forms; cases with more to say are written out: {.name = ..., .tolerance = ...}. */
+#define IN(sizes) \
+    { .shape = (sizes) }
+#define IN_AS(sizes, kind) \
+    { .shape = (sizes), .values = (kind) }
+#define CASE(title, id, call, expression, ...)                                                                   \
+    {                                                                                                            \
+        .name = (title), .op = CAIRN__OP_##id, .build = (call), .torch = (expression), .inputs = { __VA_ARGS__ } \
+    }
+
+struct op_cases {
+    const struct op_case *cases;
+    size_t count;
+};
+#define OP_CASES(array) \
+    { (array), sizeof(array) / sizeof((array)[0]) }
+
+/* One a family; listed in op_cases.c. */
+extern const struct op_cases cases_product, cases_element, cases_reduce, cases_view, cases_rows, cases_loss, cases_conv,
+    cases_autograd;
+
+#endif
