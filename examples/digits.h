@@ -1,0 +1,191 @@
+/* What 03_mlp, 04_resnet and 05_transformer share: 1797 handwritten digits of 8 x 8 pixels, and a training.
+ *
+ * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), a line of text each: 64
+ * pixels from 0 to 16, then the class. They are shuffled by a fixed seed; 1437 are trained on and 360 are tested on.
+ *
+ *     zcat /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz > digits.csv
+ *     ./04_resnet digits.csv --opt-level O1 --half bf16 */
+#ifndef EXAMPLES_DIGITS_H
+#define EXAMPLES_DIGITS_H
+
+#include <cairn/cairn.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIXELS = 64, CLASSES = 10, PICTURES = 1797, TESTED = 360, TRAINED = PICTURES - TESTED, BATCH = 32 };
+
+struct digits {
+    float pixels[PICTURES][PIXELS]; /* the first TRAINED are trained on */
+    int64_t classes[PICTURES];
+};
+
+struct training {
+    cairn_module *(*build)(cairn_env *env); /* from [N, 1, 8, 8] to scores [N, CLASSES] */
+    int epochs;
+    unsigned long long seed; /* of the first weights */
+    double lr, weight_decay;
+};
+
+struct trainer {
+    cairn_env *env;
+    cairn_module *model;
+    cairn_optimizer *adamw;
+    amp_context *amp;
+    cairn_tensor *x, *y; /* the batch */
+};
+
+#define CHECK(call) \
+    if ((call) != CAIRN_OK) die(cairn_last_error())
+
+static inline void die(const char *why) {
+    fprintf(stderr, "%s\n", why);
+    exit(1);
+}
+
+/* Numbers from 0 to n - 1, the same everywhere. */
+static inline unsigned draw(unsigned n) {
+    static unsigned long long state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(state >> 33) % n;
+}
+
+static inline void shuffle(int *order, int n) {
+    for (int i = n - 1; i > 0; i--) {
+        const int j = (int)draw((unsigned)i + 1), kept = order[i];
+        order[i] = order[j];
+        order[j] = kept;
+    }
+}
+
+static inline void read_digits(const char *path, struct digits *d) {
+    static int order[PICTURES];
+    FILE *f = fopen(path, "r");
+    if (!f) die("there is no such file of digits; examples/digits.h says where to get it");
+    for (int i = 0; i < PICTURES; i++) order[i] = i;
+    shuffle(order, PICTURES);
+    for (int i = 0; i < PICTURES; i++) {
+        float value = 0;
+        for (int p = 0; p < PIXELS; p++) {
+            if (fscanf(f, "%f ,", &value) != 1) die("the file of digits is cut");
+            d->pixels[order[i]][p] = value / 8 - 1;
+        }
+        if (fscanf(f, "%f", &value) != 1) die("the file of digits is cut");
+        d->classes[order[i]] = (int64_t)value;
+    }
+    fclose(f);
+}
+
+static inline void begin(struct trainer *t, const struct training *how, const struct amp_options *amp) {
+    static const float no_pixels[BATCH][PIXELS];
+    static const int64_t no_classes[BATCH];
+    struct cairn_adam_options hyper = CAIRN_ADAMW_OPTIONS_INIT;
+    hyper.lr = how->lr;
+    hyper.weight_decay = how->weight_decay;
+    t->model = how->build(t->env);
+    if (!t->model) die(cairn_last_error());
+    CHECK(cairn_adamw_create(cairn_module_params(t->model), &hyper, &t->adamw));
+    CHECK(amp_initialize(t->env, t->model, t->adamw, amp, &t->amp));
+    t->x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(BATCH, 1, 8, 8), no_pixels);
+    t->y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE(BATCH), no_classes);
+    if (!t->x || !t->y) die(cairn_last_error());
+}
+
+static inline void end(struct trainer *t) {
+    amp_destroy(&t->amp);
+    cairn_optimizer_destroy(&t->adamw);
+    cairn_module_destroy(&t->model);
+}
+
+/* One step on the batch in t->x and t->y; the loss. */
+static inline cairn_tensor *step(struct trainer *t) {
+    cairn_zero_grad(t->adamw);
+    cairn_tensor *scores = cairn_module_forward(t->model, t->x);
+    cairn_tensor *loss = cairn_cross_entropy(scores, t->y, cairn_loss_options(.label_smoothing = 0.1));
+    CHECK(amp_backward(t->amp, loss, t->adamw));
+    CHECK(cairn_step(t->adamw));
+    return loss;
+}
+
+/* Every picture once, as far as batches are full; the learning rate goes down to 0 on half a cosine. The last loss. */
+static inline float train_epoch(struct trainer *t, const struct digits *d, const struct training *how, int epoch) {
+    static int order[TRAINED];
+    static float pixels[BATCH][PIXELS];
+    static int64_t classes[BATCH];
+    const int steps = TRAINED / BATCH;
+    cairn_tensor *loss = NULL;
+    for (int i = 0; i < TRAINED; i++) order[i] = i;
+    shuffle(order, TRAINED);
+    for (int s = 0; s < steps; s++) {
+        for (int i = 0; i < BATCH; i++) {
+            memcpy(pixels[i], d->pixels[order[s * BATCH + i]], sizeof(pixels[i]));
+            classes[i] = d->classes[order[s * BATCH + i]];
+        }
+        CHECK(cairn_tensor_write(t->x, pixels, BATCH * PIXELS));
+        CHECK(cairn_tensor_write(t->y, classes, BATCH));
+        const double done = (epoch + (double)s / steps) / how->epochs;
+        CHECK(cairn_optimizer_set_lr(t->adamw, how->lr * (1 + cos(3.14159265358979 * done)) / 2));
+        loss = step(t);
+    }
+    return cairn_tensor_item(loss);
+}
+
+/* In percent. */
+static inline double accuracy(struct trainer *t, const struct digits *d) {
+    static int64_t guesses[TESTED];
+    int right = 0;
+    cairn_module_train(t->model, 0);
+    cairn_no_grad_begin(t->env);
+    cairn_tensor *x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(TESTED, 1, 8, 8), d->pixels[TRAINED]);
+    cairn_tensor *guess = cairn_argmax(cairn_module_forward(t->model, x), 1, 0);
+    if (!guess) die(cairn_last_error());
+    CHECK(cairn_tensor_read_as(guess, CAIRN_I64, guesses, TESTED));
+    CHECK(cairn_no_grad_end(t->env));
+    cairn_tensor_destroy(&x);
+    cairn_module_train(t->model, 1);
+    for (int i = 0; i < TESTED; i++) right += guesses[i] == d->classes[TRAINED + i];
+    return 100.0 * right / TESTED;
+}
+
+static inline void parse(int argc, char **argv, struct amp_options *amp, struct training *how) {
+    if (argc < 2) die("usage: DIGITS.csv [--opt-level O0..O3] [--half f16|bf16] [--epochs N] [--seed N]");
+    for (int i = 2; i < argc; i += 2) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(name, "--opt-level") == 0) {
+            CHECK(amp_opt_level_parse(value, &amp->opt_level));
+        } else if (strcmp(name, "--half") == 0) {
+            CHECK(amp_half_type_parse(value, &amp->half_type));
+        } else if (strcmp(name, "--epochs") == 0 && atoi(value) > 0) {
+            how->epochs = atoi(value);
+        } else if (strcmp(name, "--seed") == 0) {
+            how->seed = strtoull(value, NULL, 10);
+        } else {
+            die("the options are --opt-level O0..O3, --half f16|bf16, --epochs from 1, --seed");
+        }
+    }
+}
+
+static inline int digits_main(int argc, char **argv, struct training how) {
+    static struct digits digits;
+    struct amp_options amp = *amp_options(.opt_level = AMP_O0);
+    struct trainer t;
+    CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
+    parse(argc, argv, &amp, &how);
+    read_digits(argv[1], &digits);
+    cairn_manual_seed(t.env, how.seed);
+    begin(&t, &how, &amp);
+    for (int e = 0; e < how.epochs; e++) {
+        const float loss = train_epoch(&t, &digits, &how, e);
+        if ((e + 1) % 5 == 0)
+            printf("epoch %d  loss %.5f  test accuracy %.2f %%\n", e + 1, loss, accuracy(&t, &digits));
+    }
+    printf("skipped steps = %lld\ntest accuracy = %.2f %%\n", (long long)cairn_optimizer_skipped(t.adamw),
+           accuracy(&t, &digits));
+    end(&t);
+    cairn_env_destroy(&t.env);
+    return 0;
+}
+
+#endif
