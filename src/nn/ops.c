@@ -54,13 +54,6 @@ cairn_status cairn__infer_scalar(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-cairn_status cairn__infer_equal_shapes(const struct cairn__node *node) {
-    char a[CAIRN__SHAPE_TEXT], b[CAIRN__SHAPE_TEXT];
-    REQUIRE(cairn__same_shape(node->inputs[0], node->inputs[1]), CAIRN_EINVAL, "%s: shapes %s and %s differ",
-            cairn__op_name(node->op), cairn__shape_text(node->inputs[0], a), cairn__shape_text(node->inputs[1], b));
-    return take_shape(node->result, node->inputs[0]);
-}
-
 cairn_status cairn__dim_of(enum cairn__op op, int ndim, int dim, int *out) {
     REQUIRE(dim >= -ndim && dim < ndim, CAIRN_EINVAL, "%s: dimension %d of a tensor with %d dimensions", names[op], dim,
             ndim);

@@ -138,6 +138,5 @@ CAIRN__OP_LIST(CAIRN__X)
 /* Shared by rows. */
 cairn_status cairn__infer_like_first(const struct cairn__node *node);
 cairn_status cairn__infer_scalar(const struct cairn__node *node);
-cairn_status cairn__infer_equal_shapes(const struct cairn__node *node);
 
 #endif

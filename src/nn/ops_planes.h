@@ -32,16 +32,4 @@ static inline cairn_status cairn__check_option(enum cairn__op op, const char *wh
     return CAIRN_OK;
 }
 
-/* A result's shape, before it is laid out. CAIRN_EINVAL where it holds more elements than memory could have. */
-static inline cairn_status cairn__check_count(enum cairn__op op, const cairn_tensor *result) {
-    char text[CAIRN__SHAPE_TEXT];
-    int64_t n = 1;
-    for (int d = 0; d < result->ndim; d++) {
-        REQUIRE(result->shape[d] == 0 || n <= INT64_MAX / 16 / result->shape[d], CAIRN_EINVAL,
-                "%s: the result would be %s", cairn__op_name(op), cairn__shape_text(result, text));
-        n *= result->shape[d];
-    }
-    return CAIRN_OK;
-}
-
 #endif
