@@ -15,7 +15,7 @@ mkdir -p "$out"
 for level in -O2 -O3; do
     # Files of x86-64's instruction sets are all that is left out.
     "$cc" -std=c11 "$level" -Wall -Wextra -Wpedantic -Wundef -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Werror \
-        -D_GNU_SOURCE -DLIMIT=limit_generic -ffp-contract=off -fno-math-errno -static -pthread \
+        -D_GNU_SOURCE -DLIMIT=limit_generic -ffp-contract=off -fno-tree-slp-vectorize -fno-math-errno -static -pthread \
         -I"$root/include" -I"$root/src" -o "$out/kcheck" \
         "$root"/src/core/*.c \
         "$root"/src/kernels/ref.c "$root"/src/kernels/maps_ref.c "$root"/src/kernels/ref_rows.c \
