@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Examples 03 to 05 read handwritten digits: 97 % of those not trained on in f32, and as many, within 0.5 points, under O1
+"""Examples 04 to 06 read handwritten digits: 97 % of those not trained on in f32, and as many, within 0.5 points, under O1
 and O2 in both half types.
 
 usage: digits.py WHERE PROGRAM...     exits 77 where scikit-learn's file is not; WHERE: a folder for the text of it

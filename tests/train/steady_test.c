@@ -1,4 +1,4 @@
-/* steady_test: the nets of examples 03 to 05, at every level: a step allocates nothing once a few have gone before, and the
+/* steady_test: the nets of examples 04 to 06, at every level: a step allocates nothing once a few have gone before, and the
  * losses of a batch that is learnt by heart go down. Built once an example, which it includes. */
 int example_main(int argc, char **argv);
 #define main example_main
