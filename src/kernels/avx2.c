@@ -155,6 +155,72 @@ INLINE vecd add_squares(vecd sum, vec v) {
                    add_square(sum.quarter[3], _mm256_extractf128_ps(v.high, 1))}};
 }
 
+INLINE __m256d add_quarter(__m256d sum, __m128 v) {
+    return _mm256_add_pd(sum, _mm256_cvtps_pd(v));
+}
+INLINE vecd add_wide(vecd sum, vec v) {
+    return (vecd){{add_quarter(sum.quarter[0], _mm256_castps256_ps128(v.low)),
+                   add_quarter(sum.quarter[1], _mm256_extractf128_ps(v.low, 1)),
+                   add_quarter(sum.quarter[2], _mm256_castps256_ps128(v.high)),
+                   add_quarter(sum.quarter[3], _mm256_extractf128_ps(v.high, 1))}};
+}
+
+struct pair {
+    vec a, b;
+};
+
+INLINE struct pair pair_of_f16(const uint16_t *p) {
+    return (struct pair){load_f16(p), load_f16(p + 16)};
+}
+INLINE __m256i great_bf16(const uint16_t *p) {
+    const __m256i h = _mm256_loadu_si256((const __m256i *)p);
+    const __m256i small = _mm256_cmpeq_epi16(_mm256_and_si256(h, _mm256_set1_epi16(0x6000)), _mm256_setzero_si256());
+    return _mm256_andnot_si256(small, h);
+}
+INLINE __m256 even_bf16(__m256i h) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(h, 16));
+}
+INLINE __m256 odd_bf16(__m256i h) {
+    return _mm256_castsi256_ps(_mm256_and_si256(h, _mm256_set1_epi32((int)0xffff0000u)));
+}
+INLINE struct pair pair_of_bf16(const uint16_t *p) {
+    const __m256i low = great_bf16(p), high = great_bf16(p + 16);
+    return (struct pair){{even_bf16(low), even_bf16(high)}, {odd_bf16(low), odd_bf16(high)}};
+}
+INLINE vec interleaved(__m256 even, __m256 odd) {
+    const __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
+    return (vec){_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+INLINE struct pair in_order(struct pair v) {
+    return (struct pair){interleaved(v.a.low, v.b.low), interleaved(v.a.high, v.b.high)};
+}
+INLINE __m256d add_squared_difference(__m256d sum, __m128 a, __m128 b) {
+    const __m256d d = _mm256_sub_pd(_mm256_cvtps_pd(a), _mm256_cvtps_pd(b));
+    return _mm256_fmadd_pd(d, d, sum);
+}
+INLINE void add_normal_squares_8(__m256d sum[2], const uint16_t *p) {
+    const __m256i least = _mm256_set1_epi32(0x00800000), h = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+    const __m256i m = _mm256_and_si256(_mm256_slli_epi32(h, 16), _mm256_set1_epi32(0x7fffffff));
+    const __m256i more = _mm256_and_si256(_mm256_cmpgt_epi32(least, m), least);
+    const __m256 a = _mm256_castsi256_ps(_mm256_or_si256(m, more)), b = _mm256_castsi256_ps(more);
+    sum[0] = add_squared_difference(sum[0], _mm256_castps256_ps128(a), _mm256_castps256_ps128(b));
+    sum[1] = add_squared_difference(sum[1], _mm256_extractf128_ps(a, 1), _mm256_extractf128_ps(b, 1));
+}
+INLINE vecd add_normal_squares(vecd sum, const uint16_t *p) {
+    add_normal_squares_8(sum.quarter, p);
+    add_normal_squares_8(sum.quarter + 2, p + 8);
+    return sum;
+}
+INLINE vec fused(vec a, vec b, vec c) {
+    return (vec){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+INLINE bool any_reaches(vec v, uint32_t least) {
+    const __m256i bound = _mm256_set1_epi32((int)least);
+    const __m256i low = _mm256_castps_si256(v.low), high = _mm256_castps_si256(v.high);
+    return _mm256_movemask_epi8(_mm256_or_si256(_mm256_cmpeq_epi32(_mm256_max_epu32(low, bound), low),
+                                                _mm256_cmpeq_epi32(_mm256_max_epu32(high, bound), high))) != 0;
+}
+
 INLINE vec maximum(vec a, vec b) {
     return BOTH(_mm256_max_ps, a, b);
 }
@@ -206,6 +272,27 @@ INLINE __m256 keep_8_from(__m256i w, uint32_t least, __m256 v) {
 }
 INLINE vec keep_from(words w, uint32_t least, vec v) {
     return (vec){keep_8_from(w.low, least, v.low), keep_8_from(w.high, least, v.high)};
+}
+
+/* The bits of x with a random number added, of a NaN made quiet instead. */
+INLINE __m256i with_carry(__m256 x, __m256i random) {
+    const __m256i u = _mm256_castps_si256(x), nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    return _mm256_blendv_epi8(_mm256_add_epi32(u, random), quiet, nan);
+}
+INLINE __m256 every_other(__m256 a, __m256 b, int odd) {
+    const __m256 mixed = odd ? _mm256_shuffle_ps(a, b, 0xdd) : _mm256_shuffle_ps(a, b, 0x88); /* quarters 0 2 1 3 */
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+}
+INLINE void round_16(uint16_t *dst, const float *x, __m256i random) {
+    const __m256 first = _mm256_loadu_ps(x), last = _mm256_loadu_ps(x + 8);
+    const __m256i low = with_carry(every_other(first, last, 0), _mm256_and_si256(random, _mm256_set1_epi32(0xffff)));
+    const __m256i high = with_carry(every_other(first, last, 1), _mm256_srli_epi32(random, 16));
+    _mm256_storeu_si256((__m256i *)dst, _mm256_blend_epi16(_mm256_srli_epi32(low, 16), high, 0xaa));
+}
+INLINE void round_32(uint16_t *dst, const float *x, words random) {
+    round_16(dst, x, random.low);
+    round_16(dst + 16, x + 16, random.high);
 }
 
 #include "kernels/simd.h"

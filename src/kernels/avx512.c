@@ -122,6 +122,53 @@ INLINE vecd add_squares(vecd sum, vec v) {
     return sum;
 }
 
+INLINE vecd add_wide(vecd sum, vec v) {
+    sum.low = _mm512_add_pd(sum.low, _mm512_cvtps_pd(_mm512_castps512_ps256(v)));
+    sum.high = _mm512_add_pd(sum.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
+    return sum;
+}
+
+struct pair {
+    vec a, b;
+};
+
+INLINE struct pair pair_of_f16(const uint16_t *p) {
+    return (struct pair){load_f16(p), load_f16(p + 16)};
+}
+INLINE struct pair pair_of_bf16(const uint16_t *p) {
+    const __m512i h = _mm512_loadu_si512(p);
+    const __mmask16 even = _mm512_test_epi32_mask(h, _mm512_set1_epi32(0x6000));
+    const __mmask16 odd = _mm512_test_epi32_mask(h, _mm512_set1_epi32(0x60000000));
+    return (struct pair){
+        _mm512_castsi512_ps(_mm512_maskz_slli_epi32(even, h, 16)),
+        _mm512_castsi512_ps(_mm512_maskz_and_epi32(odd, h, _mm512_set1_epi32((int)0xffff0000u))),
+    };
+}
+INLINE struct pair in_order(struct pair v) {
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    return (struct pair){_mm512_permutex2var_ps(v.a, first, v.b), _mm512_permutex2var_ps(v.a, last, v.b)};
+}
+INLINE __m512d add_squared_difference(__m512d sum, __m256 a, __m256 b) {
+    const __m512d d = _mm512_sub_pd(_mm512_cvtps_pd(a), _mm512_cvtps_pd(b));
+    return _mm512_fmadd_pd(d, d, sum);
+}
+INLINE vecd add_normal_squares(vecd sum, const uint16_t *p) {
+    const __m512i least = _mm512_set1_epi32(0x00800000), h = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+    const __m512i m = _mm512_and_si512(_mm512_slli_epi32(h, 16), _mm512_set1_epi32(0x7fffffff));
+    const __m512i more = _mm512_maskz_mov_epi32(_mm512_cmplt_epu32_mask(m, least), least);
+    const __m512 a = _mm512_castsi512_ps(_mm512_or_si512(m, more)), b = _mm512_castsi512_ps(more);
+    sum.low = add_squared_difference(sum.low, _mm512_castps512_ps256(a), _mm512_castps512_ps256(b));
+    sum.high = add_squared_difference(sum.high, _mm512_extractf32x8_ps(a, 1), _mm512_extractf32x8_ps(b, 1));
+    return sum;
+}
+INLINE vec fused(vec a, vec b, vec c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+INLINE bool any_reaches(vec v, uint32_t least) {
+    return _mm512_cmpge_epu32_mask(_mm512_castps_si512(v), _mm512_set1_epi32((int)least)) != 0;
+}
+
 INLINE vec maximum(vec a, vec b) {
     return _mm512_max_ps(a, b);
 }
@@ -156,6 +203,23 @@ INLINE void transpose_words(words c[4]) {
 }
 INLINE vec keep_from(words w, uint32_t least, vec v) {
     return _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(_mm512_srli_epi32(w, 8), words_of(least)), v);
+}
+
+/* The bits of x with a random number added, of a NaN made quiet instead. */
+INLINE __m512i with_carry(__m512 x, __m512i random) {
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i u = _mm512_castps_si512(x);
+    return _mm512_mask_or_epi32(_mm512_add_epi32(u, random), nan, u, words_of(0x400000));
+}
+INLINE void round_32(uint16_t *dst, const float *x, words random) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, words_of(1));
+    const __m512 first = _mm512_loadu_ps(x), last = _mm512_loadu_ps(x + 16);
+    const __m512i low =
+        with_carry(_mm512_permutex2var_ps(first, even, last), _mm512_and_si512(random, words_of(0xffff)));
+    const __m512i high = with_carry(_mm512_permutex2var_ps(first, odd, last), _mm512_srli_epi32(random, 16));
+    _mm512_storeu_si512(dst,
+                        _mm512_or_si512(_mm512_srli_epi32(low, 16), _mm512_and_si512(high, words_of(0xffff0000u))));
 }
 
 #include "kernels/simd.h"

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "core/half.h"
+#include "core/philox.h"
 #include "kernels/kernels.h"
 
 /* A NaN passes through, with its bits; -0 becomes +0. */
@@ -61,6 +62,36 @@ CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__a
     float update = h->step_size * (*m / denominator);
     if (h->decoupled) update = update + h->lr_decay * w; /* AdamW: into the weight alone */
     return w - update;
+}
+
+/* bf16 of x, up or down by 16 random bits: what is cut off is the probability of going up. Infinities have nothing below
+ * their bf16 and stay; above the greatest bf16 lies infinity. */
+CAIRN__HOST_DEVICE static inline uint16_t cairn__round_stochastic(float x, uint32_t random) {
+    const uint32_t u = cairn__f32_bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return cairn__f32_to_bf16(x);
+    return (uint16_t)((u + random) >> 16);
+}
+
+/* The 16 bits of element i of a stream, whose block is that of i / 8. */
+CAIRN__HOST_DEVICE static inline uint32_t cairn__random_16(const struct cairn__philox_block *block, uint64_t i) {
+    return block->word[i % 8 / 2] >> 16 * (i % 2) & 0xffffu;
+}
+
+/* Bits of 2^-70: sums of a block's bf16 squares in f32 that reach it are great beside those that were left out. */
+enum { CAIRN__LEAST_SQUARES = 0x1c800000 };
+
+/* |h|, of subnormals too, without an operation that sees one. */
+CAIRN__HOST_DEVICE static inline double cairn__bf16_magnitude(uint16_t h) {
+    const uint16_t m = h & 0x7fffu;
+    return m < 0x80 ? (double)m * 0x1p-133 : (double)cairn__bf16_to_f32(m);
+}
+
+/* ilogb of a finite f32 but 0, from its bits without the sign: subnormals count wherever they would be flushed. */
+CAIRN__HOST_DEVICE static inline int32_t cairn__exponent_of(uint32_t magnitude) {
+    if (magnitude >= 0x800000u) return (int32_t)(magnitude >> 23) - 127;
+    int32_t exponent = -150;
+    for (; magnitude; magnitude >>= 1) exponent++;
+    return exponent;
 }
 
 #endif

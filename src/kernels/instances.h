@@ -34,18 +34,21 @@
                                        uint32_t *found) {                                                    \
         axpby(CAIRN_##F, CAIRN_##T, dst, x, y, n, a, b, found);                                              \
     }
-#define MAKE_PER_TYPE(t, T)                                                                             \
-    static void NAMED(check_##t)(const void *x, size_t n, uint32_t *found) {                            \
-        check(CAIRN_##T, x, n, found);                                                                  \
-    }                                                                                                   \
-    static void NAMED(sumsq_##t)(const void *x, size_t n, float factor, double *sum, uint32_t *found) { \
-        sumsq(CAIRN_##T, x, n, factor, sum, found);                                                     \
-    }                                                                                                   \
-    static void NAMED(fill_##t)(void *dst, size_t n, float value) {                                     \
-        fill(CAIRN_##T, dst, n, value);                                                                 \
-    }                                                                                                   \
-    static void NAMED(reduce_##t)(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) { \
-        reduce(CAIRN_##T, bufs, p, n, divisor, found);                                                  \
+#define MAKE_PER_TYPE(t, T)                                                                                    \
+    static void NAMED(check_##t)(const void *x, size_t n, uint32_t *found) {                                   \
+        check(CAIRN_##T, x, n, found);                                                                         \
+    }                                                                                                          \
+    static void NAMED(sumsq_##t)(const void *x, size_t n, float factor, double *sum, uint32_t *found) {        \
+        sumsq(CAIRN_##T, x, n, factor, sum, found);                                                            \
+    }                                                                                                          \
+    static void NAMED(census_##t)(const void *x, size_t n, float least_normal, struct cairn__counts *counts) { \
+        census(CAIRN_##T, x, n, least_normal, counts);                                                         \
+    }                                                                                                          \
+    static void NAMED(fill_##t)(void *dst, size_t n, float value) {                                            \
+        fill(CAIRN_##T, dst, n, value);                                                                        \
+    }                                                                                                          \
+    static void NAMED(reduce_##t)(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {        \
+        reduce(CAIRN_##T, bufs, p, n, divisor, found);                                                         \
     }
 #define MAKE_ROUND(t, T)                                                   \
     static void NAMED(round_##t)(float *dst, const float *src, size_t n) { \
@@ -75,6 +78,7 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 #define ROW_AXPBY(f, F, t, T) ROW(AXPBY, CAIRN_##F, CAIRN_##T, axpby_##f##_##t)
 #define ROW_CHECK(t, T)       ROW(CHECK, CAIRN_##T, 0, check_##t)
 #define ROW_SUMSQ(t, T)       ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
+#define ROW_CENSUS(t, T)      ROW(CENSUS, CAIRN_##T, 0, census_##t)
 #define ROW_FILL(t, T)        ROW(FILL, CAIRN_##T, 0, fill_##t)
 #define ROW_REDUCE(t, T)      ROW(REDUCE, CAIRN_##T, 0, reduce_##t)
 #define ROW_ROUND(t, T)       ROW(ROUND, CAIRN_##T, 0, round_##t)
@@ -91,11 +95,13 @@ static const struct cairn__kernel_row rows[] = {
     EACH_PAIR(ROW_AXPBY)
     EACH_FLOAT(ROW_CHECK)
     EACH_FLOAT(ROW_SUMSQ)
+    EACH_FLOAT(ROW_CENSUS)
     EACH_FLOAT(ROW_FILL)
     EACH_FLOAT(ROW_REDUCE)
     EACH_GRAD_AND_MODE(ROW_SGD)
     EACH_GRAD_AND_MODE(ROW_ADAM)
     EACH_HALF(ROW_ROUND)
+    ROW(ROUND_STOCHASTIC, 0, 0, round_stochastic)
     ROW(ADD, 0, 0, add)
     ROW(MUL_SCALAR, 0, 0, mul_scalar)
     ROW(RELU, 0, 0, relu)

@@ -104,17 +104,65 @@ INLINE void check(cairn_dtype type, const void *x, size_t n, uint32_t *found) {
     *found |= any;
 }
 
-/* The factor comes before the square, so that a scaled gradient of 1e30 does not overflow on its way to being small. */
+/* The squares of one block of halves, in f32: eleven bits by eleven fit into its 24. Where they do not, for bf16 has the
+ * exponents of f32 and their squares twice as many, in f64. */
+INLINE void add_block_of_squares(cairn_dtype type, const uint16_t *x, size_t n, double sums[LANES]) {
+    float lane[4 * LANES] = {0};
+    uint32_t greatest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const float value = get(type, x, i);
+        const bool is_left_out = type == CAIRN_BF16 && (x[i] & 0x6000u) == 0; /* exponent under 64: below 2^-63 */
+        if (!is_left_out) lane[i % (4 * LANES)] += value * value;
+    }
+    for (int half = 2 * LANES; half >= LANES; half /= 2) {
+        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
+    }
+    for (int j = 0; j < LANES; j++) {
+        const uint32_t bits = cairn__f32_bits(lane[j]);
+        if (bits > greatest) greatest = bits;
+    }
+    if (type == CAIRN_F16 || (greatest >= CAIRN__LEAST_SQUARES && greatest < 0x7f800000u)) {
+        for (int j = 0; j < LANES; j++) sums[j] += (double)lane[j];
+    } else {
+        for (size_t i = 0; i < n; i++) sums[i % LANES] += cairn__bf16_magnitude(x[i]) * cairn__bf16_magnitude(x[i]);
+    }
+}
+
+/* The factor comes after the sum: no gradient overflows, or vanishes, on its way to being unscaled. */
 INLINE void sumsq(cairn_dtype type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
     double lane[LANES] = {0};
     uint32_t any = 0;
-    for (size_t i = 0; i < n; i++) {
-        float scaled = get(type, x, i) * factor; /* f32, as step will see it */
-        any |= cairn__f32_nonfinite(scaled);
-        lane[i % LANES] += (double)scaled * (double)scaled; /* exact product, rounded sum */
+    for (size_t i = 0; i < n; i++) any |= nonfinite(type, x, i);
+    if (type == CAIRN_F32) {
+        for (size_t i = 0; i < n; i++) lane[i % LANES] += (double)get(type, x, i) * (double)get(type, x, i);
+    } else {
+        for (size_t i = 0; i < n; i += CAIRN__SQUARES_BLOCK) {
+            const size_t m = n - i < CAIRN__SQUARES_BLOCK ? n - i : CAIRN__SQUARES_BLOCK;
+            add_block_of_squares(type, (const uint16_t *)x + i, m, lane);
+        }
     }
-    *sum += tree_f64(lane);
+    *sum += tree_f64(lane) * ((double)factor * (double)factor);
     *found |= any;
+}
+
+/* By bits alone: comparisons of floats take subnormals for zeros where the program flushes them. */
+INLINE void census(cairn_dtype type, const void *x, size_t n, float least_normal, struct cairn__counts *counts) {
+    const uint32_t infinity = 0x7f800000u, least = cairn__f32_bits(least_normal);
+    uint32_t greatest = 0, smallest = infinity;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t magnitude = cairn__f32_bits(get(type, x, i)) & 0x7fffffffu;
+        const bool counts_in = magnitude > 0 && magnitude < infinity;
+        counts->zeros += magnitude == 0;
+        counts->subnormals += counts_in && magnitude < least;
+        counts->infs += magnitude == infinity;
+        counts->nans += magnitude > infinity;
+        if (counts_in && magnitude > greatest) greatest = magnitude;
+        if (counts_in && magnitude < smallest) smallest = magnitude;
+    }
+    if (greatest == 0) return;
+    const int32_t high = cairn__exponent_of(greatest), low = cairn__exponent_of(smallest);
+    if (high > counts->max_exponent) counts->max_exponent = high;
+    if (low < counts->min_exponent) counts->min_exponent = low;
 }
 
 /* value is rounded as a cast would round it. */
@@ -128,6 +176,15 @@ INLINE void round_to(cairn_dtype type, float *dst, const float *src, size_t n) {
         uint16_t half;
         put(type, &half, 0, src[i]);
         dst[i] = get(type, &half, 0);
+    }
+}
+
+static void round_stochastic_ref(uint16_t *dst, const float *x, size_t n, uint64_t seed, uint64_t stream,
+                                 uint64_t first) {
+    struct cairn__philox_block block = {{0}};
+    for (size_t i = 0; i < n; i++) {
+        if (i % 8 == 0) block = cairn__philox(seed, (first + i) / 8, stream);
+        dst[i] = cairn__round_stochastic(x[i], cairn__random_16(&block, i));
     }
 }
 

@@ -7,13 +7,20 @@
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
  *   splat add sub mul divide root rounded(type, v), where_positive(x, v) where_positive_or_nan(x, v), else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
- *   zeros_f64 add_squares(vecd, vec)
+ *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec)
+ *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less than
+ *   2^-63 as 0; in_order(pair of even and odd) to first and last; fused(a, b, c) a * b + c; any_reaches(vec, u32 bits)
+ *   add_normal_squares(vecd, p)  of 16 bf16. A subnormal is 2^-126 more than itself, which is normal, less 2^-126 in f64
+ *   words    16 u32: words_of(x), words_from(pointer), words_xor; multiply_words(a, m, &high, &low), 32 x 32 bits -> 64;
+ *            transpose_words(c), of each group of four lanes and four registers
+ *   round_32(dst, x, words)  32 f32 to bf16, with the low halves of words for even ones and the high halves for odd ones
  *
  * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
  * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices: what
  * comes of them is not finite only where a factor is not, and then no element's result is. */
 #include <string.h>
 
+#include "kernels/element.h"
 #include "kernels/row_lists.h"
 
 enum { LANES = 16, STREAM_FROM_NBYTES = 4 << 20 };
@@ -204,15 +211,140 @@ INLINE void check(int type, const void *x, size_t n, uint32_t *found) {
     *found |= any_from(seen, overflow_bits(CAIRN_F32));
 }
 
-/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes tell at
- * the end what was seen, at no cost on the way. A square of 24 bits by 24 is exact in f64, so that fusing its addition
- * rounds as adding it does. */
-INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
-    const vec f = splat(factor);
+/* Squares of halves are exact in f32: fusing their addition rounds as adding them does. */
+INLINE void add_pair(int type, vec sum[2], const uint16_t *x) {
+    const struct pair v = type == CAIRN_F16 ? pair_of_f16(x) : pair_of_bf16(x);
+    sum[0] = fused(v.a, v.a, sum[0]);
+    sum[1] = fused(v.b, v.b, sum[1]);
+}
+
+/* The 16 sums of a block's squares. */
+INLINE vec block_of_squares(int type, const uint16_t *x, size_t n) {
+    vec sum[4] = {splat(0), splat(0), splat(0), splat(0)};
+    size_t i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        add_pair(type, sum, x + i);
+        add_pair(type, sum + 2, x + i + 2 * LANES);
+    }
+    if (i < n) {
+        uint16_t rest[4 * LANES] = {0};
+        memcpy(rest, x + i, (n - i) * sizeof(*x));
+        add_pair(type, sum, rest);
+        add_pair(type, sum + 2, rest + 2 * LANES);
+    }
+    struct pair both = {add(sum[0], sum[2]), add(sum[1], sum[3])};
+    if (type == CAIRN_BF16) both = in_order(both);
+    return add(both.a, both.b);
+}
+
+INLINE vecd add_squares_of_bf16(vecd lanes, const uint16_t *x, size_t n) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) lanes = add_normal_squares(lanes, x + i);
+    if (i == n) return lanes;
+    uint16_t rest[LANES] = {0};
+    memcpy(rest, x + i, (n - i) * sizeof(*x));
+    return add_normal_squares(lanes, rest);
+}
+
+INLINE vecd squares_of_halves(int type, const uint16_t *x, size_t n) {
     vecd lanes = zeros_f64();
-    OVER(n, NULL, 4, lanes = add_squares(lanes, mul(get(type, x, at), f)));
-    *sum += tree_f64(lanes);
+    for (size_t i = 0; i < n; i += CAIRN__SQUARES_BLOCK) {
+        const size_t m = least(n - i, CAIRN__SQUARES_BLOCK);
+        const vec sums = block_of_squares(type, x + i, m);
+        const bool fits =
+            type == CAIRN_F16 || (any_reaches(sums, CAIRN__LEAST_SQUARES) && !any_reaches(sums, 0x7f800000u));
+        lanes = fits ? add_wide(lanes, sums) : add_squares_of_bf16(lanes, x + i, m);
+    }
+    return lanes;
+}
+
+/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes tell at
+ * the end what was seen, at no cost on the way. */
+INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
+    vecd lanes = zeros_f64();
+    if (type == CAIRN_F32) {
+        OVER(n, NULL, 4, lanes = add_squares(lanes, get(CAIRN_F32, x, at)));
+    } else {
+        lanes = squares_of_halves(type, x, n);
+    }
+    *sum += tree_f64(lanes) * ((double)factor * (double)factor);
     *found |= any_nonfinite(lanes);
+}
+
+/* ---- counts ---- */
+
+/* Magnitudes of finite elements, as bits: the greatest, and the smallest but 0. */
+struct ends {
+    uint32_t greatest, smallest;
+};
+
+enum { TALLY_NBYTES = 32, TALLIES = 1 << 14 };
+
+/* Counts of at most TALLIES vectors, which 16 bits hold, in GCC's vector extension, which clang has too. Without the sign,
+ * bits compare as signed numbers do; what is true is -1, for which AVX-512's masks have no use: hence 32 bytes. Elements
+ * behind the end are zeros, and taken off again. */
+#define MAKE_TALLY(name, word)                                                                                      \
+    static void name(const word *x, size_t n, word infinity, word least, struct cairn__counts *c, struct ends *e) { \
+        typedef word lanes __attribute__((vector_size(TALLY_NBYTES)));                                              \
+        enum { WIDTH = TALLY_NBYTES / sizeof(word) };                                                               \
+        const word all = (word)(sizeof(word) == 2 ? 0x7fff : 0x7fffffff);                                           \
+        lanes zeros = {0}, small = {0}, infs = {0}, nans = {0}, greatest = {0}, smallest = greatest + all;          \
+        size_t behind = 0;                                                                                          \
+        for (size_t i = 0; i < n; i += WIDTH) {                                                                     \
+            lanes m = {0};                                                                                          \
+            if (i + WIDTH <= n) memcpy(&m, x + i, sizeof(m));                                                       \
+            else memcpy(&m, x + i, (n - i) * sizeof(word)), behind = i + WIDTH - n;                                 \
+            m &= all;                                                                                               \
+            zeros -= (lanes)(m == 0), small -= (lanes)(m < least);                                                  \
+            infs -= (lanes)(m == infinity), nans -= (lanes)(m > infinity);                                          \
+            const lanes finite = m & (lanes)(m < infinity), not_0 = m | ((lanes)(m == 0) & all);                    \
+            const lanes rises = (lanes)(finite > greatest), falls = (lanes)(not_0 < smallest);                      \
+            greatest = (finite & rises) | (greatest & ~rises);                                                      \
+            smallest = (not_0 & falls) | (smallest & ~falls);                                                       \
+        }                                                                                                           \
+        c->zeros -= behind;                                                                                         \
+        for (int j = 0; j < WIDTH; j++) {                                                                           \
+            c->zeros += (uint64_t)zeros[j], c->infs += (uint64_t)infs[j], c->nans += (uint64_t)nans[j];             \
+            c->subnormals += (uint64_t)(small[j] - (least ? zeros[j] : 0));                                         \
+            if ((uint32_t)greatest[j] > e->greatest) e->greatest = (uint32_t)greatest[j];                           \
+            if ((uint32_t)smallest[j] < e->smallest) e->smallest = (uint32_t)smallest[j];                           \
+        }                                                                                                           \
+    }
+MAKE_TALLY(tally_16, int16_t)
+MAKE_TALLY(tally_32, int32_t)
+
+/* The bits, as an f32 has them, of what has these bits in its own type. */
+INLINE uint32_t widened_bits(int type, uint32_t m) {
+    if (type == CAIRN_F32) return m;
+    return cairn__f32_bits(type == CAIRN_F16 ? cairn__f16_to_f32((uint16_t)m) : cairn__bf16_to_f32((uint16_t)m));
+}
+
+/* The least magnitude, as bits of its type, that reaches `least` in f32; infinity's where no other does. */
+INLINE uint32_t least_of_type(int type, uint32_t infinity, uint32_t least) {
+    uint32_t low = 0, high = infinity;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (widened_bits(type, middle) >= least) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+INLINE void census(int type, const void *x, size_t n, float least_normal, struct cairn__counts *counts) {
+    const uint32_t infinity = type == CAIRN_F32 ? 0x7f800000u : type == CAIRN_F16 ? 0x7c00u : 0x7f80u;
+    const uint32_t bound = least_of_type(type, infinity, cairn__f32_bits(least_normal));
+    struct ends e = {0, infinity};
+    const size_t at_once = (size_t)TALLIES * TALLY_NBYTES / width_of(type);
+    for (size_t i = 0; i < n; i += at_once) {
+        const size_t m = least(n - i, at_once);
+        if (type == CAIRN_F32) tally_32((const int32_t *)x + i, m, (int32_t)infinity, (int32_t)bound, counts, &e);
+        else tally_16((const int16_t *)x + i, m, (int16_t)infinity, (int16_t)bound, counts, &e);
+    }
+    if (e.greatest == 0) return;
+    const int32_t most = cairn__exponent_of(widened_bits(type, e.greatest));
+    const int32_t fewest = cairn__exponent_of(widened_bits(type, e.smallest));
+    if (most > counts->max_exponent) counts->max_exponent = most;
+    if (fewest < counts->min_exponent) counts->min_exponent = fewest;
 }
 
 INLINE void fill(int type, void *dst, size_t n, float value) {
@@ -224,6 +356,74 @@ INLINE void fill(int type, void *dst, size_t n, float value) {
 INLINE void round_to(int type, float *dst, const float *src, size_t n) {
     const void *stream = streamed(dst, CAIRN_F32, n, dst == src);
     OVER(n, stream, 4, put(CAIRN_F32, dst, at, rounded(type, get(CAIRN_F32, src, at))));
+}
+
+/* ---- random numbers ---- */
+
+enum { BLOCKS = LANES, WORDS = 4 * LANES }; /* Philox blocks made at once, one a lane, and their words */
+
+/* The keys of Philox's ten rounds, in memory: a round reads them at no cost. */
+struct keys {
+    uint32_t round[10][2];
+};
+
+INLINE struct keys keys_of(uint64_t seed) {
+    struct keys keys;
+    for (uint32_t r = 0; r < 10; r++) {
+        keys.round[r][0] = (uint32_t)seed + r * 0x9E3779B9u;
+        keys.round[r][1] = (uint32_t)(seed >> 32) + r * 0xBB67AE85u;
+    }
+    return keys;
+}
+
+/* The words of 16 blocks from `counter`, a multiple of 16, in the order of their elements. Lane 4 g + j starts as block
+ * 4 j + g, so that a transposition within groups of four lanes brings the words in order. */
+INLINE void draw(const struct keys *keys, uint64_t counter, uint64_t stream, words c[4]) {
+    static const uint32_t order[LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    c[0] = words_xor(words_from(order), words_of((uint32_t)counter));
+    c[1] = words_of((uint32_t)(counter >> 32));
+    c[2] = words_of((uint32_t)stream);
+    c[3] = words_of((uint32_t)(stream >> 32));
+    for (int round = 0; round < 10; round++) {
+        words high0, low0, high1, low1;
+        multiply_words(c[0], 0xD2511F53u, &high0, &low0);
+        multiply_words(c[2], 0xCD9E8D57u, &high1, &low1);
+        c[0] = words_xor(words_xor(high1, c[1]), words_of(keys->round[round][0]));
+        c[1] = low1;
+        c[2] = words_xor(words_xor(high0, c[3]), words_of(keys->round[round][1]));
+        c[3] = low0;
+    }
+    transpose_words(c);
+}
+
+/* Some elements, by some of one draw's 128 numbers: those from `skipped` on. */
+static void round_some(uint16_t *dst, const float *x, size_t n, const words c[4], size_t skipped) {
+    uint32_t word[WORDS + LANES] = {0};
+    memcpy(word, c, WORDS * sizeof(word[0]));
+    for (size_t i = 0; i < n; i += 2 * LANES) {
+        const size_t count = least(n - i, 2 * LANES);
+        float in[2 * LANES] = {0};
+        uint16_t out[2 * LANES];
+        memcpy(in, x + i, count * sizeof(in[0]));
+        round_32(out, in, words_from(word + (skipped + i) / 2));
+        memcpy(dst + i, out, count * sizeof(out[0]));
+    }
+}
+
+static void NAMED(round_stochastic)(uint16_t *dst, const float *x, size_t n, uint64_t seed, uint64_t stream,
+                                    uint64_t first) {
+    const struct keys keys = keys_of(seed);
+    for (size_t i = 0, end; i < n; i = end) {
+        const size_t skipped = (first + i) % (2 * WORDS);
+        words c[4];
+        draw(&keys, (first + i) / (2 * WORDS) * BLOCKS, stream, c);
+        end = least(n, i + 2 * WORDS - skipped);
+        if (end - i == 2 * WORDS) {
+            for (size_t j = 0; j < 4; j++) round_32(dst + i + 2 * LANES * j, x + i + 2 * LANES * j, c[j]);
+        } else {
+            round_some(dst + i, x + i, end - i, c, skipped);
+        }
+    }
 }
 
 /* ---- reduction over ranks ---- */

@@ -2,9 +2,6 @@
  *
  *   maximum(a, b)                            either of two where one is NaN
  *   keep_first(v, count)                     the first lanes of v, +0 behind
- *   words                                    16 u32: words_of(x), words_from(pointer), words_xor
- *   multiply_words(a, m, &high, &low)        32 x 32 bits -> 64
- *   transpose_words(c)                       of each group of four lanes and four registers
  *   keep_from(words, least, v)               v where words >> 8 >= least, else +0 */
 
 /* Runs the statement over all blocks of all runs, each described by `at` and `base`, its run's first element. */
@@ -178,31 +175,6 @@ INLINE void norm_runs_backward_f32(int type, void *dx, const void *dy, const voi
 
 /* ---- dropout ---- */
 
-enum { BLOCKS = LANES, WORDS = 4 * LANES }; /* Philox blocks made at once, one a lane, and their words */
-
-/* The words of 16 blocks from `counter`, a multiple of 16, in the order of their elements. Lane 4 g + j starts as block
- * 4 j + g, so that a transposition within groups of four lanes brings the words in order. */
-INLINE void draw(uint64_t seed, uint64_t counter, uint64_t stream, words c[4]) {
-    static const uint32_t order[LANES] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    c[0] = words_xor(words_from(order), words_of((uint32_t)counter));
-    c[1] = words_of((uint32_t)(counter >> 32));
-    c[2] = words_of((uint32_t)stream);
-    c[3] = words_of((uint32_t)(stream >> 32));
-    for (int round = 0; round < 10; round++) {
-        words high0, low0, high1, low1;
-        multiply_words(c[0], 0xD2511F53u, &high0, &low0);
-        multiply_words(c[2], 0xCD9E8D57u, &high1, &low1);
-        c[0] = words_xor(words_xor(high1, c[1]), words_of(k0));
-        c[1] = low1;
-        c[2] = words_xor(words_xor(high0, c[3]), words_of(k1));
-        c[3] = low0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    transpose_words(c);
-}
-
 /* The elements of one block of 64 numbers, all or some. */
 INLINE void drop_block(int type, void *dst, const void *x, size_t i, size_t end, const struct cairn__dropout *how,
                        const words c[4]) {
@@ -214,12 +186,13 @@ INLINE void drop_block(int type, void *dst, const void *x, size_t i, size_t end,
 }
 
 /* Elements before the first whole block of 64 numbers: one by one. */
-INLINE size_t drop_head(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how) {
+INLINE size_t drop_head(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how,
+                        const struct keys *keys) {
     const size_t head = least((WORDS - how->first % WORDS) % WORDS, n);
     uint32_t word[WORDS];
     words c[4];
     if (head == 0) return 0;
-    draw(how->seed, how->first / WORDS * BLOCKS, how->stream, c);
+    draw(keys, how->first / WORDS * BLOCKS, how->stream, c);
     memcpy(word, c, sizeof(word));
     for (size_t i = 0; i < head; i++) {
         const struct at at = {i, PART, 1};
@@ -230,15 +203,16 @@ INLINE size_t drop_head(int type, void *dst, const void *x, size_t n, const stru
 }
 
 INLINE void dropout_f32(int type, void *dst, const void *x, size_t n, const struct cairn__dropout *how) {
-    size_t i = drop_head(type, dst, x, n, how);
+    const struct keys keys = keys_of(how->seed);
+    size_t i = drop_head(type, dst, x, n, how, &keys);
     for (; i + WORDS <= n; i += WORDS) {
         words c[4];
-        draw(how->seed, (how->first + i) / 4, how->stream, c);
+        draw(&keys, (how->first + i) / 4, how->stream, c);
         drop_block(type, dst, x, i, i + WORDS, how, c);
     }
     if (i < n) {
         words c[4];
-        draw(how->seed, (how->first + i) / 4, how->stream, c);
+        draw(&keys, (how->first + i) / 4, how->stream, c);
         drop_block(type, dst, x, i, n, how, c);
     }
 }

@@ -40,7 +40,7 @@ static bool may_run(const struct cairn__kernel_row *row, unsigned features) {
     return (row->needs & ~features) == 0 && row->promise == CAIRN__BITEXACT;
 }
 
-/* A switch of 23 slots: each kind has a function type of its own. */
+/* A switch over all slots: each kind has a function type of its own. */
 static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *row) {
     void (*fn)(void) = row->fn;
     int a = row->a, b = row->b;
@@ -62,6 +62,12 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
         break;
     case CAIRN__K_FILL:
         k->fill[a] = (cairn__fill_fn)fn;
+        break;
+    case CAIRN__K_ROUND_STOCHASTIC:
+        k->round_stochastic = (cairn__round_stochastic_fn)fn;
+        break;
+    case CAIRN__K_CENSUS:
+        k->census[a] = (cairn__census_fn)fn;
         break;
     case CAIRN__K_REDUCE:
         k->reduce[a] = (cairn__reduce_fn)fn;

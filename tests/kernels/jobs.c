@@ -35,6 +35,17 @@ static void call_fill(const struct cairn__kernel_row *row, void *const *a, size_
     memcpy(&value, &values[v], sizeof(value));
     CALLS(fill)(a[0], n, value);
 }
+static void call_round_stochastic(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
+                                  struct outcome *out) {
+    static const uint64_t cases[][3] = {{1, 2, 0}, {0x123456789abcdef0, 0xfedcba9876543, 8}, {7, 7, 0x3fffffff8}};
+    (void)out;
+    CALLS(round_stochastic)(a[0], a[1], n, cases[v][0], cases[v][1], cases[v][2]);
+}
+static void call_census(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    static const float least_normal[] = {0x1p-14f, 0x1p-126f, 0};
+    out->counts = (struct cairn__counts){1, 2, 3, 4, INT32_MIN, INT32_MAX}; /* added to, not overwritten */
+    CALLS(census)(a[0], n, least_normal[v], &out->counts);
+}
 static void call_reduce(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     static const struct {
         int p;
@@ -130,7 +141,7 @@ static int same_width(int a, int b) {
 #define F32_BOTH \
     { CAIRN_F32, UPDATED, 1 }
 
-/* A switch of 19 kinds: each line is one kernel's shape. */
+/* A switch of kinds: each line is one kernel's shape. */
 struct job job_of(const struct cairn__kernel_row *row) {
     const cairn_dtype a = (cairn_dtype)row->a, b = (cairn_dtype)row->b;
     const int in_place = same_width(row->a, row->b);
@@ -148,6 +159,10 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return (struct job){1, {{a, READ, 1}}, {0}, 4, 0, false, call_sumsq};
     case CAIRN__K_FILL:
         return (struct job){1, {{a, WRITTEN, 1}}, {0}, 4, 0, true, call_fill};
+    case CAIRN__K_ROUND_STOCHASTIC:
+        return (struct job){2, {{CAIRN_BF16, WRITTEN, 1}, F32_IN}, {0}, 3, 0, true, call_round_stochastic};
+    case CAIRN__K_CENSUS:
+        return (struct job){1, {{a, READ, 1}}, {0}, 3, 0, true, call_census};
     case CAIRN__K_REDUCE: {
         struct job job = {8, {{0}}, {0}, a == CAIRN_I32 || a == CAIRN_I64 ? 7 : 8, 0, false, call_reduce};
         for (int r = 0; r < job.num_arrays; r++) job.array[r] = (struct array){a, r < 2 ? UPDATED : 0, 1};
@@ -206,10 +221,12 @@ struct job job_of(const struct cairn__kernel_row *row) {
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
-    static const char *const kinds[] = {"?",       "cast",         "scale",    "axpby",         "check",
-                                        "sumsq",   "fill",         "reduce",   "sgd",           "adam",
-                                        "add",     "mul_scalar",   "relu",     "relu_backward", "sum",
-                                        "mse_sum", "mse_backward", "bias_add", "col_sum",       "round"};
+    static const char *const kinds[] = {"?",       "cast",       "scale",        "axpby",
+                                        "check",   "sumsq",      "fill",         "round_stochastic",
+                                        "census",  "reduce",     "sgd",          "adam",
+                                        "add",     "mul_scalar", "relu",         "relu_backward",
+                                        "sum",     "mse_sum",    "mse_backward", "bias_add",
+                                        "col_sum", "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";

@@ -4,6 +4,7 @@
  *   row_jobs.c the same for kernels over rows, with their model
  *   map_jobs.c the same for maps, folds and dot products, with the digits of their functions
  *   data.c    inputs: edges, seeded random bits, moderate numbers; arrays between canaries
+ *   gradients.c what sums of squares, random rounding and counts do over many calls
  *   model.c   definitions that do not use Cairn's own, for the reference rows
  *   bench.c   timing against limit.c, loops that only move the same bytes
  *   kcheck.c  options, the walk over the rows, the tally */
@@ -32,6 +33,7 @@ struct outcome {
     uint32_t found;
     float f32;
     double f64;
+    struct cairn__counts counts;
 };
 
 struct job {
@@ -64,6 +66,9 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
 
 /* The row that needs nothing. */
 const struct cairn__kernel_row *reference_of(const struct cairn__kernel_row *row);
+
+/* What kernels.h defines the sum of squares to be, without what it is added to. */
+double model_sumsq(cairn_dtype type, const void *x, size_t n, double factor);
 
 /* ---- data ---- */
 
@@ -104,7 +109,11 @@ bool check_half_definition(const struct checking *how);
 bool check_every_half(const struct checking *how);
 bool check_digits(const struct checking *how);
 bool check_pairs(const struct checking *how);
+bool check_squares(const struct checking *how);
+bool check_random_rounding(const struct checking *how);
+bool check_counts(const struct checking *how);
 bool check_all_f32(void);
+void flush_to_zero(bool on); /* of subnormals, and of subnormal inputs, in this thread */
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- bench ---- */

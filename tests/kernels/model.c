@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/half.h"
+#include "core/philox.h"
 
 /* A half type by its numbers: significand bits with the hidden one, least exponent, greatest value. */
 struct format {
@@ -221,6 +222,39 @@ static bool elements_are_right(const struct cairn__kernel_row *row, const struct
     return !tells || found == any;
 }
 
+/* One block of a half type, as kernels.h has it, into the lanes of f64. */
+static void model_block(cairn_dtype type, const uint16_t *x, size_t n, double sums[16]) {
+    double lane[64] = {0}, greatest = 0;
+    bool all_finite = true;
+    for (size_t i = 0; i < n; i++) {
+        const double v = model_widen(type, x[i]);
+        if (type == CAIRN_F16 || !(fabs(v) < 0x1p-63)) lane[i % 64] = f32(lane[i % 64] + f32(v * v));
+    }
+    for (size_t j = 0; j < 32; j++) lane[j] = f32(lane[j] + lane[j + 32]);
+    for (size_t j = 0; j < 16; j++) {
+        lane[j] = f32(lane[j] + lane[j + 16]);
+        all_finite = all_finite && isfinite(lane[j]);
+        greatest = fmax(greatest, lane[j]);
+    }
+    if (type == CAIRN_F16 || (all_finite && greatest >= 0x1p-70)) {
+        for (size_t j = 0; j < 16; j++) sums[j] += lane[j];
+    } else {
+        for (size_t i = 0; i < n; i++) sums[i % 16] += model_widen(type, x[i]) * model_widen(type, x[i]);
+    }
+}
+
+double model_sumsq(cairn_dtype type, const void *x, size_t n, double factor) {
+    double lane[16] = {0};
+    for (size_t i = 0; i < n && type == CAIRN_F32; i++) lane[i % 16] += value_of(type, x, i) * value_of(type, x, i);
+    for (size_t i = 0; i < n && type != CAIRN_F32; i += 1024) {
+        model_block(type, (const uint16_t *)x + i, n - i < 1024 ? n - i : 1024, lane);
+    }
+    for (size_t width = 8; width >= 1; width /= 2) {
+        for (size_t j = 0; j < width; j++) lane[j] += lane[j + width];
+    }
+    return lane[0] * (factor * factor);
+}
+
 static bool sums_are_right(const struct cairn__kernel_row *row, const struct job *job, void *const *a,
                            const struct outcome *out) {
     double term[N];
@@ -228,15 +262,53 @@ static bool sums_are_right(const struct cairn__kernel_row *row, const struct job
     for (size_t i = 0; i < N; i++) {
         double x = value_of(job->array[0].type, a[0], i);
         double d = row->kind == CAIRN__K_MSE_SUM ? f32(x - value_of(CAIRN_F32, a[1], i)) : 0;
-        double scaled = row->kind == CAIRN__K_SUMSQ ? f32(x * 0x1p-16) : x;
-        term[i] = row->kind == CAIRN__K_SUM ? x : row->kind == CAIRN__K_SUMSQ ? scaled * scaled : f32(d * d);
-        any |= nonfinite(scaled);
+        term[i] = row->kind == CAIRN__K_SUM ? x : f32(d * d);
+        any |= nonfinite(x);
     }
     if (row->kind == CAIRN__K_CHECK) return out->found == any;
     if (row->kind == CAIRN__K_SUMSQ) {
-        return same_value(out->f64, 0.25 + laned(term, N, false)) && out->found == any;
+        return same_value(out->f64, 0.25 + model_sumsq(job->array[0].type, a[0], N, 0x1p-16)) && out->found == any;
     }
     return same_value((double)out->f32, laned(term, N, true));
+}
+
+/* A whole number of 65536ths of the unit lies between x and the bf16 next to it towards 0: with the random number it
+ * reaches the one beyond, or does not. */
+static double model_round_stochastic(float x, uint32_t random) {
+    const int exponent = x != 0 && ilogbf(x) > -126 ? ilogbf(x) : -126;
+    const double unit = ldexp(1, exponent - 7), down = trunc(x / unit), rest = fabs(x / unit - down) * 65536;
+    const double rounded = (fabs(down) + (rest + random >= 65536)) * unit;
+    return copysign(rounded >= 0x1p128 ? INFINITY : rounded, (double)x);
+}
+
+static bool stochastic_is_right(void *const *before, void *const *after) {
+    for (size_t i = 0; i < N; i++) {
+        const struct cairn__philox_block block = cairn__philox(1, i / 8, 2);
+        const uint32_t random = block.word[i / 2 % 4] / (i % 2 ? 65536 : 1) % 65536;
+        const float x = ((const float *)before[1])[i];
+        const uint16_t got = ((const uint16_t *)after[0])[i];
+        bool ok = isnan(x)   ? got == model_nan(CAIRN_BF16, ((const uint32_t *)before[1])[i])
+                  : isinf(x) ? model_widen(CAIRN_BF16, got) == x
+                             : same_value(model_widen(CAIRN_BF16, got), model_round_stochastic(x, random));
+        if (ok) continue;
+        complain("round_stochastic: element %zu, %a with %x, becomes %04x", i, x, random, got);
+        return false;
+    }
+    return true;
+}
+
+/* With libm's classes of the number it is in f64, where nothing of these types is subnormal. */
+static bool census_is_right(const struct job *job, void *const *a, const struct cairn__counts *got) {
+    struct cairn__counts want = {1, 2, 3, 4, INT32_MIN, INT32_MAX};
+    for (size_t i = 0; i < N; i++) {
+        const double x = value_of(job->array[0].type, a[0], i);
+        want.zeros += x == 0, want.infs += isinf(x) != 0, want.nans += isnan(x) != 0;
+        if (x == 0 || !isfinite(x)) continue;
+        want.subnormals += fabs(x) < 0x1p-14;
+        want.max_exponent = ilogb(x) > want.max_exponent ? ilogb(x) : want.max_exponent;
+        want.min_exponent = ilogb(x) < want.min_exponent ? ilogb(x) : want.min_exponent;
+    }
+    return memcmp(got, &want, sizeof(want)) == 0;
 }
 
 /* In double precision, to within a few roundings of the types involved: the formulas, not the order of operations. */
@@ -299,6 +371,10 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, vo
     case CAIRN__K_SUMSQ:
     case CAIRN__K_CHECK:
         return sums_are_right(row, job, before, out);
+    case CAIRN__K_ROUND_STOCHASTIC:
+        return stochastic_is_right(before, after);
+    case CAIRN__K_CENSUS:
+        return census_is_right(job, before, &out->counts);
     case CAIRN__K_BIAS_ADD:
     case CAIRN__K_COL_SUM:
         return matrices_are_right(row, before, after);
