@@ -1,31 +1,73 @@
-/* The amp context from inside. */
+/* The amp context from inside: models and optimizers of one amp_initialize, and a scaler for each loss. */
 #ifndef CAIRN__AMP_CONTEXT_H
 #define CAIRN__AMP_CONTEXT_H
 
+#include "guard.h"
 #include "param/param.h"
 #include "policy.h"
 #include "scaler.h"
 
-/* Losses whose scale is remembered at a time: gradients of one that is older are folded before its place is used. */
-enum { CAIRN__AMP_CELLS = 64 };
-
-struct amp_context {
-    struct cairn_env *env;
-    cairn_module *model;
-    cairn_optimizer *optimizer;
-    struct cairn_param_set *set;
-    struct cairn__amp_policy policy;
-    struct cairn__scaler_state *scaler; /* in device memory, as are */
-    struct cairn__loss_scale *cells;    /* the scales of the last losses; [CAIRN__AMP_CELLS] */
-    uint64_t next_cell;
-    uint64_t before; /* reports of the optimizer up to this one speak of no scaler, or of another */
-    bool open;       /* an amp_scale_loss waits for its end */
-    int pending;     /* losses that have ended and that no step has followed */
+/* A scaled loss: begun and not ended, or ended and not looked after yet. */
+struct cairn__loss {
+    int id;
+    bool delayed;     /* may be looked after together with the next one, if that is given the same */
+    uint64_t *guards; /* bit i: optimizer i was given; in the context's memory */
 };
 
-/* The optimizer's hook: the scaler updates once, at the first step after its losses. */
-cairn_status cairn__amp_before_step(void *ctx, bool *update);
-void cairn__amp_step_queued(void *ctx);
-cairn_status cairn__amp_told(void *ctx, const struct cairn__step_report *report, const uint32_t *found);
+struct amp_context {
+    struct cairn__unresolved
+        unresolved; /* of the last loss that ended; first, so that the one is found from the other */
+    cairn_env *env;
+    struct cairn__amp_policy policy;
+
+    cairn_module **models;
+    size_t num_models;
+    struct cairn_param_set **sets; /* of the models; or the user's one */
+    size_t num_sets;
+    struct cairn__guard **guards; /* of the optimizers */
+    size_t num_guards;
+    cairn_optimizer *own; /* over the user's set, made for a user who updates; NULL */
+
+    amp_scaler **scalers; /* [policy.num_losses] */
+    uint32_t *any;        /* in device memory: the loss that is looked after overflowed; another */
+
+    bool open; /* an amp_scale_loss waits for its end */
+    struct cairn__loss begun, ended;
+
+    /* Of amp_initialize_params. */
+    struct {
+        int id;     /* whose scale was told last */
+        bool noted; /* the loss it was told for counts already */
+    } told;
+    bool in_step; /* amp_begin_step waits for its end: */
+    struct cairn__step_end end;
+};
+
+/* What amp_initialize and amp_initialize_params share; of models or of sets. Errors: theirs. */
+struct cairn__amp_parts {
+    const char *call;
+    cairn_env *env;
+    cairn_module *const *models;
+    size_t num_models;
+    struct cairn_param_set *set; /* where there are no models */
+    cairn_optimizer *const *optimizers;
+    size_t num_optimizers;
+};
+
+/* How a context of the user's set looks at what has been declared ready (params.c). */
+cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
+cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
+                               amp_context **out);
+
+/* The guard of an optimizer; NULL where it was not given to this context. */
+struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index);
+
+/* With a scale of 1 that never changes and nothing to skip there is nothing to look for. */
+static inline bool cairn__amp_looks(const amp_context *amp) {
+    return amp->policy.enabled && amp->policy.skip_nonfinite;
+}
+
+/* Looks after the last loss that ended. */
+cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved);
 
 #endif

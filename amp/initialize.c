@@ -1,142 +1,299 @@
-/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; hooks come
- * last, because nothing after them can fail. */
-#include "context.h"
-
+/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; what cannot
+ * fail comes last. */
 #include <string.h>
 
+#include "casts.h"
+#include "context.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "nn/hooks.h"
-#include "ops.h"
-#include "optim/hooks.h"
 
-static cairn_status check_arguments(struct cairn_env *env, cairn_module *model, cairn_optimizer *optimizer) {
-    REQUIRE(env, CAIRN_EINVAL, "amp_initialize: env is NULL");
-    REQUIRE(model, CAIRN_EINVAL, "amp_initialize: model is NULL");
-    REQUIRE(optimizer, CAIRN_EINVAL, "amp_initialize: optimizer is NULL");
-    const struct cairn_param_set *set = cairn_optimizer_params(optimizer);
-    REQUIRE(cairn__module_env(model) == env, CAIRN_EINVAL, "amp_initialize: the model was made in another environment");
-    const struct cairn_param_set *own = cairn_module_params(model);
-    if (!own) return cairn__last_status();
-    REQUIRE(set == own, CAIRN_EINVAL,
-            "amp_initialize: the optimizer updates other parameters than the model's; make it over "
-            "cairn_module_params(model)");
-    REQUIRE(!set->has_amp, CAIRN_ESTATE,
-            "amp_initialize: this model and optimizer have been initialised; amp_destroy the first context");
-    REQUIRE(!set->frozen_by, CAIRN_ESTATE,
-            "amp_initialize must come before %s, which broadcasts the masters that amp makes", set->frozen_by);
+/* ---- what was given ---- */
+
+static cairn_status check_set(const struct cairn__amp_parts *parts, const struct cairn_param_set *set) {
+    REQUIRE(!set->amp, CAIRN_ESTATE,
+            "%s: these parameters have been initialised (is a model given twice?); amp_destroy the first context",
+            parts->call);
+    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "%s must come before %s, which broadcasts the masters that amp makes",
+            parts->call, set->frozen_by);
     return CAIRN_OK;
 }
 
-static cairn_status check_params(const struct cairn_param_set *set) {
+static cairn_status check_f32(const struct cairn__amp_parts *parts, const struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
         REQUIRE(p->dtype == CAIRN_F32, CAIRN_EINVAL,
-                "amp_initialize: parameter '%s' is %s; give amp an f32 model, it does the casting", p->name,
+                "%s: parameter '%s' is %s; give amp an f32 model, it does the casting", parts->call, p->name,
                 cairn_dtype_name(p->dtype));
     }
     return CAIRN_OK;
 }
 
-static cairn_status cast_params(struct cairn_param_set *set, const struct cairn__amp_policy *policy) {
-    if (!cairn__is_half(policy->cast_model_type)) return CAIRN_OK;
-    return cairn__param_set_to_half(set, policy->cast_model_type, policy->master_weights, policy->keep_batchnorm_fp32);
+static bool has_set(const amp_context *amp, const struct cairn_param_set *set) {
+    for (size_t i = 0; i < amp->num_sets; i++) {
+        if (amp->sets[i] == set) return true;
+    }
+    return false;
 }
 
-static cairn_dtype compute_type(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count) {
-    const struct amp_context *amp = ctx;
-    (void)inputs, (void)count;
-    return cairn__amp_compute_type(op, amp->policy.half_type);
-}
-
-static cairn_status install_casts(struct amp_context *amp) {
-    const struct cairn__op_hook hook = {.ctx = amp, .compute_type = compute_type};
-    return amp->policy.patch_ops ? cairn__set_op_hook(amp->env, &hook) : CAIRN_OK;
-}
-
-static void install(struct amp_context *amp) {
-    const struct cairn__amp_policy *policy = &amp->policy;
-    const struct cairn__step_hook step_hook = {.ctx = amp,
-                                               .before = cairn__amp_before_step,
-                                               .queued = cairn__amp_step_queued,
-                                               .told = cairn__amp_told,
-                                               .scaler = amp->scaler};
-    cairn__module_set_io_types(amp->model, policy->cast_model_type, policy->cast_model_outputs);
-    cairn__set_step_hook(amp->optimizer, &step_hook);
-    amp->set->skip_nonfinite = policy->skip_nonfinite;
-    amp->set->has_amp = true;
-    amp->set->users++;
-    cairn__amp_policy_summary(policy, amp->set->precision, sizeof(amp->set->precision));
-}
-
-static cairn_status make_scaler(struct amp_context *amp) {
+static cairn_status take_model(const struct cairn__amp_parts *parts, amp_context *amp, cairn_module *model) {
     cairn_status st = CAIRN_OK;
-    struct cairn_device *d = amp->env->device;
-    const struct cairn__scaler_state fresh = cairn__amp_scaler_of(&amp->policy);
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(fresh), (void **)&amp->scaler));
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__AMP_CELLS * sizeof(amp->cells[0]), (void **)&amp->cells));
-    d->passes->store(d, amp->scaler, &fresh, sizeof(fresh));
-    TRY(cairn__device_synchronize(d)); /* reports of steps before this context are all in */
-    amp->before = cairn__optimizer_last_report(amp->optimizer).number;
+    REQUIRE(model, CAIRN_EINVAL, "%s: a model is NULL", parts->call);
+    REQUIRE(cairn__module_env(model) == parts->env, CAIRN_EINVAL, "%s: a model was made in another environment",
+            parts->call);
+    struct cairn_param_set *set = cairn_module_params(model);
+    if (!set) return cairn__last_status();
+    REQUIRE(!has_set(amp, set), CAIRN_EINVAL, "%s: a model is given twice", parts->call);
+    TRY(check_set(parts, set));
+    if (amp->policy.enabled) TRY(check_f32(parts, set));
+    amp->models[amp->num_models++] = model;
+    amp->sets[amp->num_sets++] = set;
 out:
     return st;
 }
 
-static void free_context(struct amp_context *amp) {
+static cairn_status check_optimizer(const struct cairn__amp_parts *parts, const amp_context *amp,
+                                    const cairn_optimizer *optimizer) {
+    size_t count = 0;
+    REQUIRE(optimizer, CAIRN_EINVAL, "%s: an optimizer is NULL", parts->call);
+    REQUIRE(!cairn__has_step_hook(optimizer), CAIRN_ESTATE,
+            "%s: an optimizer is given twice, or belongs to another context or amp_scaler", parts->call);
+    struct cairn_param_set *const *sets = cairn__optimizer_sets(optimizer, &count);
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(has_set(amp, sets[i]), CAIRN_EINVAL,
+                "%s: an optimizer updates other parameters than the models' (parameter '%s'); make it over "
+                "cairn_module_params of a model that is given",
+                parts->call, sets[i]->count ? sets[i]->params[0]->name : "none");
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status take_parts(const struct cairn__amp_parts *parts, amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(parts->num_models + 1, sizeof(amp->models[0]), (void **)&amp->models));
+    TRY(cairn__calloc(parts->num_models + 1, sizeof(amp->sets[0]), (void **)&amp->sets));
+    for (size_t i = 0; i < parts->num_models; i++) TRY(take_model(parts, amp, parts->models[i]));
+    if (parts->set) {
+        TRY(check_set(parts, parts->set));
+        amp->sets[amp->num_sets++] = parts->set;
+    }
+    if (!amp->policy.enabled) return CAIRN_OK; /* steps do not pass by here */
+    for (size_t i = 0; i < parts->num_optimizers; i++) TRY(check_optimizer(parts, amp, parts->optimizers[i]));
+out:
+    return st;
+}
+
+/* ---- what a context consists of ---- */
+
+static cairn_status make_scalers(amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc((size_t)amp->policy.num_losses, sizeof(amp->scalers[0]), (void **)&amp->scalers));
+    for (int id = 0; id < amp->policy.num_losses; id++) {
+        struct cairn__scaler_state fresh;
+        TRY(cairn__scaler_resolve(&amp->policy.scaler, id, &fresh));
+        TRY(cairn__scaler_create(amp->env, &fresh, &amp->policy.scaler, &amp->scalers[id]));
+        amp->scalers[id]->is_disabled = !amp->policy.enabled;
+        amp->scalers[id]->never_hears = amp->policy.enabled && !amp->policy.skip_nonfinite;
+    }
+out:
+    return st;
+}
+
+static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
+    cairn_status st = cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses,
+                                          amp->policy.skip_nonfinite, &amp->guards[amp->num_guards]);
+    if (st != CAIRN_OK) return st;
+    amp->guards[amp->num_guards++]->open = &amp->open;
+    return CAIRN_OK;
+}
+
+/* A set without an optimizer has one that updates nothing, so that there is one way through a step. */
+static cairn_status make_guards(const struct cairn__amp_parts *parts, amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    const size_t words = (parts->num_optimizers + 1 + 63) / 64;
+    TRY(cairn__calloc(parts->num_optimizers + 1, sizeof(amp->guards[0]), (void **)&amp->guards));
+    TRY(cairn__calloc(words, sizeof(uint64_t), (void **)&amp->begun.guards));
+    TRY(cairn__calloc(words, sizeof(uint64_t), (void **)&amp->ended.guards));
+    TRY(cairn__device_alloc(amp->env->device, CAIRN__HOLDS_STATE, 2 * sizeof(amp->any[0]), (void **)&amp->any));
+    amp->env->device->passes->clear_flags(amp->env->device, amp->any, 2);
+    if (parts->set && parts->num_optimizers == 0) TRY(cairn__user_optimizer_create(parts->set, &amp->own));
+    if (!amp->policy.enabled) return CAIRN_OK;
+    for (size_t i = 0; i < parts->num_optimizers; i++) {
+        REQUIRE(!cairn__has_step_hook(parts->optimizers[i]), CAIRN_EINVAL, "%s: an optimizer is given twice",
+                parts->call);
+        TRY(add_guard(amp, parts->optimizers[i]));
+    }
+    if (amp->own) {
+        TRY(add_guard(amp, amp->own));
+        TRY(cairn__guard_make_agree(amp->guards[0]));
+    }
+out:
+    return st;
+}
+
+/* Of models: all memory first. Half buffers are dropped again where weights could not be made. */
+static cairn_status cast_models(amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    const struct cairn__amp_policy *policy = &amp->policy;
+    size_t made = 0;
+    for (; made < amp->num_models; made++)
+        TRY(cairn__module_make_half_buffers(amp->models[made], policy->cast_model_type));
+    TRY(cairn__param_sets_to_half(amp->sets, amp->num_sets, policy->cast_model_type, policy->master_weights,
+                                  policy->keep_batchnorm_fp32));
+    for (size_t i = 0; i < amp->num_models; i++)
+        cairn__module_use_half_buffers(amp->models[i], policy->cast_model_type);
+    return CAIRN_OK;
+out:
+    for (size_t i = 0; i < made; i++) cairn__module_drop_half_buffers(amp->models[i]);
+    return st;
+}
+
+static cairn_status check_stochastic(const struct cairn__amp_parts *parts, const amp_context *amp) {
+    for (size_t i = 0; i < parts->set->count; i++) {
+        const struct cairn__param *p = parts->set->params[i];
+        REQUIRE(!amp->policy.stochastic_rounding || p->dtype != CAIRN_F32 ||
+                    (p->is_norm && amp->policy.keep_batchnorm_fp32),
+                CAIRN_EINVAL,
+                "%s: stochastic_rounding is made for weights in bf16 memory, but parameter '%s' stands in f32 memory; "
+                "leave it out, or make masters (O2)",
+                parts->call, p->name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status cast_weights(const struct cairn__amp_parts *parts, amp_context *amp) {
+    const struct cairn__amp_policy *policy = &amp->policy;
+    const bool is_half = cairn__is_half(policy->cast_model_type);
+    if (!policy->enabled) return CAIRN_OK;
+    if (parts->set) {
+        const cairn_status st = check_stochastic(parts, amp);
+        if (st != CAIRN_OK) return st;
+        return cairn__param_set_take_half_values(parts->set, is_half ? policy->cast_model_type : (cairn_dtype)0,
+                                                 policy->master_weights, policy->keep_batchnorm_fp32);
+    }
+    return is_half ? cast_models(amp) : CAIRN_OK;
+}
+
+/* ---- installing: cannot fail ---- */
+
+static void install_set(amp_context *amp, struct cairn_param_set *set) {
+    set->amp = amp;
+    set->users++;
+    cairn__amp_policy_summary(&amp->policy, set->precision, sizeof(set->precision));
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        p->stochastic = amp->policy.stochastic_rounding && p->dtype == CAIRN_BF16 && !p->master;
+    }
+}
+
+static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
+    const struct cairn__amp_policy *policy = &amp->policy;
+    amp->unresolved.resolve = parts->set ? cairn__amp_resolve_declared : cairn__amp_resolve;
+    if (parts->set) parts->set->on_ready = &amp->unresolved;
+    for (size_t i = 0; i < amp->num_models; i++)
+        cairn__module_set_io_types(amp->models[i], policy->cast_model_type, policy->cast_model_outputs);
+    for (size_t i = 0; i < amp->num_sets; i++) install_set(amp, amp->sets[i]);
+    for (size_t i = 0; i < amp->num_guards; i++)
+        cairn__optimizer_set_rounding(amp->guards[i]->optimizer, policy->rounding_seed);
+}
+
+static void free_context(amp_context *amp) {
     if (!amp) return;
-    cairn__device_free(amp->env->device, amp->scaler);
-    cairn__device_free(amp->env->device, amp->cells);
+    for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);
+    cairn_optimizer_destroy(&amp->own);
+    for (int id = 0; amp->scalers && id < amp->policy.num_losses; id++) cairn__scaler_end(&amp->scalers[id]);
+    cairn__device_free(amp->env->device, amp->any);
+    cairn__free(amp->begun.guards);
+    cairn__free(amp->ended.guards);
+    cairn__free(amp->scalers);
+    cairn__free(amp->guards);
+    cairn__free(amp->models);
+    cairn__free(amp->sets);
     cairn__free(amp);
 }
 
-cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
-                            const struct amp_options *options, amp_context **out) {
-    REQUIRE(out, CAIRN_EINVAL, "amp_initialize: out is NULL");
+cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
+                               amp_context **out) {
+    REQUIRE(out, CAIRN_EINVAL, "%s: out is NULL", parts->call);
+    REQUIRE(parts->env, CAIRN_EINVAL, "%s: env is NULL", parts->call);
     cairn_status st = CAIRN_OK;
-    struct amp_context *amp = NULL;
-    struct cairn__amp_policy policy;
-    TRY(check_arguments(env, model, optimizer));
-    TRY(cairn__amp_policy_resolve(options, &policy));
-    struct cairn_param_set *set = cairn_optimizer_params(optimizer);
-    if (policy.enabled) TRY(check_params(set));
+    amp_context *amp = NULL;
+    bool casting = false, noting = false;
     TRY(cairn__calloc(1, sizeof(*amp), (void **)&amp));
-    *amp = (struct amp_context){.env = env, .model = model, .optimizer = optimizer, .set = set, .policy = policy};
-    TRY(make_scaler(amp));
-    TRY(install_casts(
-        amp)); /* O1 alone has them, and casts no parameter: what follows cannot fail with them in place */
-    TRY(cast_params(set, &policy));
-    if (policy.enabled) install(amp);
-    cairn__amp_policy_log(options, &policy);
+    amp->env = parts->env;
+    TRY(cairn__amp_policy_resolve(options, &amp->policy));
+    TRY(take_parts(parts, amp));
+    TRY(make_scalers(amp));
+    TRY(make_guards(parts, amp));
+    if (amp->policy.patch_ops) {
+        TRY(cairn__casts_begin_o1(amp->env, amp->policy.half_type, amp->policy.verbosity >= 2));
+        casting = true;
+    }
+    if (amp->policy.explain_overflow) {
+        TRY(cairn__note_anomalies(amp->env, true));
+        noting = true;
+    }
+    TRY(cast_weights(parts, amp));
+    if (amp->policy.enabled) install(parts, amp);
+    cairn__amp_policy_log(&amp->policy);
     *out = amp;
     return CAIRN_OK;
 out:
+    if (casting) cairn__casts_end_o1(amp->env);
+    if (noting) (void)cairn__note_anomalies(amp->env, false);
     free_context(amp);
     return st;
 }
 
-/* What the device still has to say is said while somebody listens; what waits at a scale of this context gets it. */
-static void settle(struct amp_context *a) {
-    if (cairn__device_synchronize(a->env->device) == CAIRN_OK) (void)cairn__env_read_reports(a->env);
-    for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
-        if (cairn__params_fold_at(a->env, &a->cells[i].factor) != CAIRN_OK) a->set->incomplete = true;
-    }
-    a->env->unstepped -= a->pending;
-    a->set->found_into = NULL;
-    a->env->begin_step(a->env); /* a scaled loss that nobody walked back from is told to be stale */
+/* ---- the calls ---- */
+
+cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_module *const *models, int num_optimizers,
+                                cairn_optimizer *const *optimizers, const struct amp_options *options,
+                                amp_context **out) {
+    REQUIRE(num_models > 0 && models, CAIRN_EINVAL, "amp_initialize_all: no model is given");
+    REQUIRE(num_optimizers >= 0 && (optimizers || num_optimizers == 0), CAIRN_EINVAL,
+            "amp_initialize_all: %d optimizers, given as %s", num_optimizers, optimizers ? "an array" : "NULL");
+    const struct cairn__amp_parts parts = {.call = "amp_initialize",
+                                           .env = env,
+                                           .models = models,
+                                           .num_models = (size_t)num_models,
+                                           .optimizers = optimizers,
+                                           .num_optimizers = (size_t)num_optimizers};
+    return cairn__amp_create(&parts, options, out);
+}
+
+cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
+                            const struct amp_options *options, amp_context **out) {
+    return amp_initialize_all(env, 1, &model, optimizer ? 1 : 0, &optimizer, options, out);
+}
+
+/* What the device still has to say is said while somebody listens; a loss that is scaled and that nobody walked back from is
+ * told to be stale by the step that begins. */
+static void settle(amp_context *amp) {
+    (void)cairn__env_resolve(amp->env);
+    if (cairn__device_synchronize(amp->env->device) == CAIRN_OK) (void)cairn__env_read_reports(amp->env);
+    amp->env->begin_step(amp->env);
+}
+
+static void uninstall_set(struct cairn_param_set *set) {
+    set->amp = NULL;
+    set->on_ready = NULL;
+    set->factor = NULL;
+    set->users--;
+    memset(set->precision, 0, sizeof(set->precision));
+    for (size_t i = 0; i < set->count; i++) set->params[i]->stochastic = false;
 }
 
 void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
-    struct amp_context *a = *amp;
+    amp_context *a = *amp;
     settle(a);
     if (a->policy.enabled) {
-        if (a->policy.patch_ops) cairn__clear_op_hook(a->env);
-        cairn__module_set_io_types(a->model, (cairn_dtype)0, (cairn_dtype)0);
-        cairn__set_step_hook(a->optimizer, NULL);
-        a->set->skip_nonfinite = false;
-        a->set->has_amp = false;
-        a->set->users--;
-        memset(a->set->precision, 0, sizeof(a->set->precision));
+        if (a->policy.patch_ops) cairn__casts_end_o1(a->env);
+        if (a->policy.explain_overflow) (void)cairn__note_anomalies(a->env, false);
+        for (size_t i = 0; i < a->num_models; i++)
+            cairn__module_set_io_types(a->models[i], (cairn_dtype)0, (cairn_dtype)0);
+        for (size_t i = 0; i < a->num_sets; i++) uninstall_set(a->sets[i]);
     }
     free_context(a);
     *amp = NULL;

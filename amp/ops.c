@@ -1,120 +1,133 @@
-/* The class of every operation under O1, with its reason.
+/* The class of every operation under O1, with its reason, and what they are called.
  * Source: apex/amp/lists/{functional,torch,tensor}_overrides.py at 25.04; rows it does not list follow their input. */
 #include "ops.h"
 
+#include <ctype.h>
+#include <string.h>
+
+#include "core/status.h"
+
+#define HALF   AMP_CAST_HALF, false
+#define F32    AMP_CAST_F32, false
+#define WIDEST AMP_CAST_WIDEST, false
+#define FOLLOW AMP_CAST_FOLLOW, false
+#define BANNED AMP_CAST_BANNED, false
+#define FIXED  AMP_CAST_FOLLOW, true
+
 /* clang-format off */
 static const struct cairn__amp_op_row rows[] = {
-    {CAIRN__OP_LINEAR,     CAIRN__AMP_LOW,    "a product: fast in half, summed in f32"},
-    {CAIRN__OP_MATMUL,     CAIRN__AMP_LOW,    "a product, as all of this family"},
-    {CAIRN__OP_BMM,        CAIRN__AMP_LOW,    "products"},
-    {CAIRN__OP_ADDMM,      CAIRN__AMP_LOW,    "a product; what is added to it joins the f32 sum before the one rounding"},
-    {CAIRN__OP_BADDBMM,    CAIRN__AMP_LOW,    "as addmm"},
-    {CAIRN__OP_SDPA,       CAIRN__AMP_LOW,    "products; its softmax is f32 inside, whatever the type"},
+    {CAIRN__OP_LINEAR,     HALF,    "a product: fast in half, summed in f32"},
+    {CAIRN__OP_MATMUL,     HALF,    "a product, as all of this family"},
+    {CAIRN__OP_BMM,        HALF,    "products"},
+    {CAIRN__OP_ADDMM,      HALF,    "a product; what is added to it joins the f32 sum before the one rounding"},
+    {CAIRN__OP_BADDBMM,    HALF,    "as addmm"},
+    {CAIRN__OP_SDPA,       HALF,    "products; its softmax is f32 inside, whatever the type"},
 
-    {CAIRN__OP_ADD,        CAIRN__AMP_WIDEST, "no better than its least exact input; mixing types would lose the wider one"},
-    {CAIRN__OP_SUB,        CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_MUL,        CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_DIV,        CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_POW,        CAIRN__AMP_F32,    "powers leave f16's range at once"},
-    {CAIRN__OP_MAXIMUM,    CAIRN__AMP_WIDEST, "chooses between its inputs, which a cast must not change"},
-    {CAIRN__OP_MINIMUM,    CAIRN__AMP_WIDEST, "as maximum"},
-    {CAIRN__OP_ATAN2,      CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_EQ,         CAIRN__AMP_WIDEST, "values of different types are compared in the wider one, where both are exact"},
-    {CAIRN__OP_NE,         CAIRN__AMP_WIDEST, "as eq"},
-    {CAIRN__OP_LT,         CAIRN__AMP_WIDEST, "as eq"},
-    {CAIRN__OP_LE,         CAIRN__AMP_WIDEST, "as eq"},
-    {CAIRN__OP_GT,         CAIRN__AMP_WIDEST, "as eq"},
-    {CAIRN__OP_GE,         CAIRN__AMP_WIDEST, "as eq"},
-    {CAIRN__OP_WHERE,      CAIRN__AMP_WIDEST, "as maximum"},
-    {CAIRN__OP_ADDCMUL,    CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_ADDCDIV,    CAIRN__AMP_WIDEST, "as add"},
-    {CAIRN__OP_ADD_SCALAR, CAIRN__AMP_FOLLOW, "as mul_scalar"},
-    {CAIRN__OP_MUL_SCALAR, CAIRN__AMP_FOLLOW, "one rounding; nothing is gained or lost by a cast"},
-    {CAIRN__OP_POW_SCALAR, CAIRN__AMP_F32,    "as pow"},
-    {CAIRN__OP_SCALAR_POW, CAIRN__AMP_F32,    "as pow"},
-    {CAIRN__OP_CLAMP,      CAIRN__AMP_FOLLOW, "exact in every type, but for the bounds"},
-    {CAIRN__OP_NEG,        CAIRN__AMP_FOLLOW, "exact in every type"},
-    {CAIRN__OP_ABS,        CAIRN__AMP_FOLLOW, "exact in every type"},
-    {CAIRN__OP_SQUARE,     CAIRN__AMP_F32,    "as pow: squares overflow f16 from 256 on"},
-    {CAIRN__OP_SQRT,       CAIRN__AMP_FOLLOW, "halves the range; one rounding"},
-    {CAIRN__OP_RSQRT,      CAIRN__AMP_F32,    "of a small f16 it is beyond f16's precision, and of a subnormal near its range"},
-    {CAIRN__OP_RECIPROCAL, CAIRN__AMP_F32,    "of a small f16 it is infinite"},
-    {CAIRN__OP_EXP,        CAIRN__AMP_F32,    "overflows f16 from 11.1 on"},
-    {CAIRN__OP_EXPM1,      CAIRN__AMP_F32,    "as exp"},
-    {CAIRN__OP_LOG,        CAIRN__AMP_F32,    "near 1 a half result has few digits, and what is made of it fewer"},
-    {CAIRN__OP_LOG1P,      CAIRN__AMP_F32,    "as log"},
-    {CAIRN__OP_LOG2,       CAIRN__AMP_F32,    "as log"},
-    {CAIRN__OP_LOG10,      CAIRN__AMP_F32,    "as log"},
-    {CAIRN__OP_SIN,        CAIRN__AMP_FOLLOW, "within [-1, 1]: one rounding"},
-    {CAIRN__OP_COS,        CAIRN__AMP_FOLLOW, "within [-1, 1]: one rounding"},
-    {CAIRN__OP_TAN,        CAIRN__AMP_F32,    "has poles"},
-    {CAIRN__OP_ASIN,       CAIRN__AMP_F32,    "its slope has poles at -1 and 1"},
-    {CAIRN__OP_ACOS,       CAIRN__AMP_F32,    "as asin"},
-    {CAIRN__OP_ATAN,       CAIRN__AMP_FOLLOW, "bounded, with a slope of at most 1: one rounding"},
-    {CAIRN__OP_SINH,       CAIRN__AMP_F32,    "as exp"},
-    {CAIRN__OP_COSH,       CAIRN__AMP_F32,    "as exp"},
-    {CAIRN__OP_TANH,       CAIRN__AMP_FOLLOW, "bounded: one rounding"},
-    {CAIRN__OP_ERF,        CAIRN__AMP_FOLLOW, "bounded: one rounding"},
-    {CAIRN__OP_ERFINV,     CAIRN__AMP_F32,    "has poles at -1 and 1"},
-    {CAIRN__OP_SIGMOID,    CAIRN__AMP_FOLLOW, "bounded: one rounding"},
-    {CAIRN__OP_SOFTPLUS,   CAIRN__AMP_F32,    "an exponential and a logarithm"},
-    {CAIRN__OP_RELU,       CAIRN__AMP_FOLLOW, "exact in every type"},
-    {CAIRN__OP_GELU,       CAIRN__AMP_F32,    "as apex has it: the tail is a difference of nearly equal numbers"},
-    {CAIRN__OP_GELU_TANH,  CAIRN__AMP_F32,    "as gelu"},
-    {CAIRN__OP_SILU,       CAIRN__AMP_FOLLOW, "one rounding of a function that stays below its input"},
-    {CAIRN__OP_PRELU,      CAIRN__AMP_LOW,    "as apex has it: a product with a weight that is half in a half layer"},
+    {CAIRN__OP_ADD,        WIDEST,  "no better than its least exact input; mixing types would lose the wider one"},
+    {CAIRN__OP_SUB,        WIDEST,  "as add"},
+    {CAIRN__OP_MUL,        WIDEST,  "as add"},
+    {CAIRN__OP_DIV,        WIDEST,  "as add"},
+    {CAIRN__OP_POW,        F32,     "powers leave f16's range at once"},
+    {CAIRN__OP_MAXIMUM,    WIDEST,  "chooses between its inputs, which a cast must not change"},
+    {CAIRN__OP_MINIMUM,    WIDEST,  "as maximum"},
+    {CAIRN__OP_ATAN2,      WIDEST,  "as add"},
+    {CAIRN__OP_EQ,         WIDEST,  "values of different types are compared in the wider one, where both are exact"},
+    {CAIRN__OP_NE,         WIDEST,  "as eq"},
+    {CAIRN__OP_LT,         WIDEST,  "as eq"},
+    {CAIRN__OP_LE,         WIDEST,  "as eq"},
+    {CAIRN__OP_GT,         WIDEST,  "as eq"},
+    {CAIRN__OP_GE,         WIDEST,  "as eq"},
+    {CAIRN__OP_WHERE,      WIDEST,  "as maximum"},
+    {CAIRN__OP_ADDCMUL,    WIDEST,  "as add"},
+    {CAIRN__OP_ADDCDIV,    WIDEST,  "as add"},
+    {CAIRN__OP_ADD_SCALAR, FOLLOW,  "as mul_scalar"},
+    {CAIRN__OP_MUL_SCALAR, FOLLOW,  "one rounding; nothing is gained or lost by a cast"},
+    {CAIRN__OP_POW_SCALAR, F32,     "as pow"},
+    {CAIRN__OP_SCALAR_POW, F32,     "as pow"},
+    {CAIRN__OP_CLAMP,      FOLLOW,  "exact in every type, but for the bounds"},
+    {CAIRN__OP_NEG,        FOLLOW,  "exact in every type"},
+    {CAIRN__OP_ABS,        FOLLOW,  "exact in every type"},
+    {CAIRN__OP_SQUARE,     F32,     "as pow: squares overflow f16 from 256 on"},
+    {CAIRN__OP_SQRT,       FOLLOW,  "halves the range; one rounding"},
+    {CAIRN__OP_RSQRT,      F32,     "of a small f16 it is beyond f16's precision, and of a subnormal near its range"},
+    {CAIRN__OP_RECIPROCAL, F32,     "of a small f16 it is infinite"},
+    {CAIRN__OP_EXP,        F32,     "overflows f16 from 11.1 on"},
+    {CAIRN__OP_EXPM1,      F32,     "as exp"},
+    {CAIRN__OP_LOG,        F32,     "near 1 a half result has few digits, and what is made of it fewer"},
+    {CAIRN__OP_LOG1P,      F32,     "as log"},
+    {CAIRN__OP_LOG2,       F32,     "as log"},
+    {CAIRN__OP_LOG10,      F32,     "as log"},
+    {CAIRN__OP_SIN,        FOLLOW,  "within [-1, 1]: one rounding"},
+    {CAIRN__OP_COS,        FOLLOW,  "within [-1, 1]: one rounding"},
+    {CAIRN__OP_TAN,        F32,     "has poles"},
+    {CAIRN__OP_ASIN,       F32,     "its slope has poles at -1 and 1"},
+    {CAIRN__OP_ACOS,       F32,     "as asin"},
+    {CAIRN__OP_ATAN,       FOLLOW,  "bounded, with a slope of at most 1: one rounding"},
+    {CAIRN__OP_SINH,       F32,     "as exp"},
+    {CAIRN__OP_COSH,       F32,     "as exp"},
+    {CAIRN__OP_TANH,       FOLLOW,  "bounded: one rounding"},
+    {CAIRN__OP_ERF,        FOLLOW,  "bounded: one rounding"},
+    {CAIRN__OP_ERFINV,     F32,     "has poles at -1 and 1"},
+    {CAIRN__OP_SIGMOID,    FOLLOW,  "bounded: one rounding"},
+    {CAIRN__OP_SOFTPLUS,   F32,     "an exponential and a logarithm"},
+    {CAIRN__OP_RELU,       FOLLOW,  "exact in every type"},
+    {CAIRN__OP_GELU,       F32,     "as apex has it: the tail is a difference of nearly equal numbers"},
+    {CAIRN__OP_GELU_TANH,  F32,     "as gelu"},
+    {CAIRN__OP_SILU,       FOLLOW,  "one rounding of a function that stays below its input"},
+    {CAIRN__OP_PRELU,      HALF,    "as apex has it: a product with a weight that is half in a half layer"},
 
-    {CAIRN__OP_SUM,        CAIRN__AMP_F32,    "many small terms: a half result overflows or loses them"},
-    {CAIRN__OP_MEAN,       CAIRN__AMP_F32,    "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
-    {CAIRN__OP_SUM_DIMS,   CAIRN__AMP_F32,    "as sum"},
-    {CAIRN__OP_MEAN_DIMS,  CAIRN__AMP_F32,    "as mean"},
-    {CAIRN__OP_VAR,        CAIRN__AMP_F32,    "a sum of squares"},
-    {CAIRN__OP_STD,        CAIRN__AMP_F32,    "as var"},
-    {CAIRN__OP_NORM,       CAIRN__AMP_F32,    "as var"},
-    {CAIRN__OP_PROD,       CAIRN__AMP_F32,    "leaves the range of f16 after few factors"},
-    {CAIRN__OP_CUMSUM,     CAIRN__AMP_F32,    "as sum"},
-    {CAIRN__OP_CUMPROD,    CAIRN__AMP_F32,    "as prod"},
-    {CAIRN__OP_AMAX,       CAIRN__AMP_FOLLOW, "chooses, and computes nothing"},
-    {CAIRN__OP_AMIN,       CAIRN__AMP_FOLLOW, "as amax"},
-    {CAIRN__OP_ARGMAX,     CAIRN__AMP_FOLLOW, "as amax"},
-    {CAIRN__OP_ARGMIN,     CAIRN__AMP_FOLLOW, "as amax"},
+    {CAIRN__OP_SUM,        F32,     "many small terms: a half result overflows or loses them"},
+    {CAIRN__OP_MEAN,       F32,     "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
+    {CAIRN__OP_SUM_DIMS,   F32,     "as sum"},
+    {CAIRN__OP_MEAN_DIMS,  F32,     "as mean"},
+    {CAIRN__OP_VAR,        F32,     "a sum of squares"},
+    {CAIRN__OP_STD,        F32,     "as var"},
+    {CAIRN__OP_NORM,       F32,     "as var"},
+    {CAIRN__OP_PROD,       F32,     "leaves the range of f16 after few factors"},
+    {CAIRN__OP_CUMSUM,     F32,     "as sum"},
+    {CAIRN__OP_CUMPROD,    F32,     "as prod"},
+    {CAIRN__OP_AMAX,       FOLLOW,  "chooses, and computes nothing"},
+    {CAIRN__OP_AMIN,       FOLLOW,  "as amax"},
+    {CAIRN__OP_ARGMAX,     FOLLOW,  "as amax"},
+    {CAIRN__OP_ARGMIN,     FOLLOW,  "as amax"},
 
-    {CAIRN__OP_CONTIGUOUS, CAIRN__AMP_FOLLOW, "moves values and computes nothing"},
-    {CAIRN__OP_RESHAPE,    CAIRN__AMP_FOLLOW, "a view: the same memory"},
-    {CAIRN__OP_PERMUTE,    CAIRN__AMP_FOLLOW, "a view: the same memory"},
-    {CAIRN__OP_SLICE,      CAIRN__AMP_FOLLOW, "a view: the same memory"},
-    {CAIRN__OP_EXPAND,     CAIRN__AMP_FOLLOW, "a view: the same memory"},
-    {CAIRN__OP_CAT,        CAIRN__AMP_WIDEST, "joins values: mixing types would lose the wider one"},
-    {CAIRN__OP_STACK,      CAIRN__AMP_WIDEST, "as cat"},
-    {CAIRN__OP_DETACH,     CAIRN__AMP_FOLLOW, "shows the same values"},
-    {CAIRN__OP_CHECKPOINT, CAIRN__AMP_FOLLOW, "the operations inside are asked each"},
-    {CAIRN__OP_CUSTOM,     CAIRN__AMP_FOLLOW, "the user's own: inputs come as they are"},
-    {CAIRN__OP_CONV1D,     CAIRN__AMP_LOW,    "products: fast in half, summed in f32"},
-    {CAIRN__OP_CONV2D,     CAIRN__AMP_LOW,    "as conv1d"},
-    {CAIRN__OP_CONV_TRANSPOSE1D, CAIRN__AMP_LOW, "as conv1d"},
-    {CAIRN__OP_CONV_TRANSPOSE2D, CAIRN__AMP_LOW, "as conv1d"},
-    {CAIRN__OP_MAX_POOL2D, CAIRN__AMP_FOLLOW, "chooses values and computes none"},
-    {CAIRN__OP_AVG_POOL2D, CAIRN__AMP_FOLLOW, "a few terms, summed in f32 and rounded once"},
-    {CAIRN__OP_ADAPTIVE_AVG_POOL2D, CAIRN__AMP_FOLLOW, "an average: no larger than its terms, summed in f32, rounded once"},
-    {CAIRN__OP_SCALE_LOSS, CAIRN__AMP_FOLLOW, "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
-    {CAIRN__OP_LAYER_NORM,  CAIRN__AMP_F32,   "variances of halves lose what they are made of"},
-    {CAIRN__OP_RMS_NORM,    CAIRN__AMP_F32,   "as layer_norm"},
-    {CAIRN__OP_GROUP_NORM,  CAIRN__AMP_F32,   "as layer_norm"},
-    {CAIRN__OP_BATCH_NORM,  CAIRN__AMP_FOLLOW, "statistics are f32 inside, and its own weights stay so: apex leaves it to them"},
-    {CAIRN__OP_SOFTMAX,     CAIRN__AMP_F32,   "sums of exponentials"},
-    {CAIRN__OP_LOG_SOFTMAX, CAIRN__AMP_F32,   "as softmax; near 0 a half has no digits left"},
-    {CAIRN__OP_EMBEDDING,   CAIRN__AMP_FOLLOW, "moves values; its gradient is added up in f32"},
-    {CAIRN__OP_DROPOUT,     CAIRN__AMP_FOLLOW, "one rounding"},
-    {CAIRN__OP_MSE_LOSS,   CAIRN__AMP_F32,    "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
-    {CAIRN__OP_L1_LOSS,          CAIRN__AMP_F32, "as mse_loss: a sum, and where the scale goes in; so all losses"},
-    {CAIRN__OP_SMOOTH_L1_LOSS,   CAIRN__AMP_F32, "as l1_loss"},
-    {CAIRN__OP_BCE,              CAIRN__AMP_F32, "logarithms of probabilities, which halves round to 0 and 1: apex bans it in half"},
-    {CAIRN__OP_BCE_WITH_LOGITS,  CAIRN__AMP_F32, "exponentials and logarithms"},
-    {CAIRN__OP_KL_DIV,           CAIRN__AMP_F32, "logarithms, and a sum of small differences"},
-    {CAIRN__OP_SOFT_MARGIN_LOSS, CAIRN__AMP_F32, "exponentials and logarithms"},
-    {CAIRN__OP_POISSON_NLL_LOSS, CAIRN__AMP_F32, "exponentials"},
-    {CAIRN__OP_CROSS_ENTROPY,    CAIRN__AMP_F32, "sums of exponentials"},
-    {CAIRN__OP_NLL_LOSS,         CAIRN__AMP_F32, "a sum of logarithms"},
+    {CAIRN__OP_CONTIGUOUS, FIXED,  "moves values and computes nothing"},
+    {CAIRN__OP_RESHAPE,    FIXED,  "a view: the same memory"},
+    {CAIRN__OP_PERMUTE,    FIXED,  "a view: the same memory"},
+    {CAIRN__OP_SLICE,      FIXED,  "a view: the same memory"},
+    {CAIRN__OP_EXPAND,     FIXED,  "a view: the same memory"},
+    {CAIRN__OP_CAT,        WIDEST,  "joins values: mixing types would lose the wider one"},
+    {CAIRN__OP_STACK,      WIDEST,  "as cat"},
+    {CAIRN__OP_DETACH,     FIXED,  "shows the same values"},
+    {CAIRN__OP_CHECKPOINT, FIXED,  "the operations inside are asked each"},
+    {CAIRN__OP_CUSTOM,     FOLLOW,  "the user's own: inputs come as they are"},
+    {CAIRN__OP_CONV1D,     HALF,    "products: fast in half, summed in f32"},
+    {CAIRN__OP_CONV2D,     HALF,    "as conv1d"},
+    {CAIRN__OP_CONV_TRANSPOSE1D, HALF,    "as conv1d"},
+    {CAIRN__OP_CONV_TRANSPOSE2D, HALF,    "as conv1d"},
+    {CAIRN__OP_MAX_POOL2D, FOLLOW,  "chooses values and computes none"},
+    {CAIRN__OP_AVG_POOL2D, FOLLOW,  "a few terms, summed in f32 and rounded once"},
+    {CAIRN__OP_ADAPTIVE_AVG_POOL2D, FOLLOW,  "an average: no larger than its terms, summed in f32, rounded once"},
+    {CAIRN__OP_CAST,       FIXED,  "its type is what it was asked for"},
+    {CAIRN__OP_SCALE_LOSS, FIXED,  "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
+    {CAIRN__OP_LAYER_NORM,  F32,     "variances of halves lose what they are made of"},
+    {CAIRN__OP_RMS_NORM,    F32,     "as layer_norm"},
+    {CAIRN__OP_GROUP_NORM,  F32,     "as layer_norm"},
+    {CAIRN__OP_BATCH_NORM,  FOLLOW,  "statistics are f32 inside, and its own weights stay so: apex leaves it to them"},
+    {CAIRN__OP_SOFTMAX,     F32,     "sums of exponentials"},
+    {CAIRN__OP_LOG_SOFTMAX, F32,     "as softmax; near 0 a half has no digits left"},
+    {CAIRN__OP_EMBEDDING,   FOLLOW,  "moves values; its gradient is added up in f32"},
+    {CAIRN__OP_DROPOUT,     FOLLOW,  "one rounding"},
+    {CAIRN__OP_MSE_LOSS,   F32,     "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
+    {CAIRN__OP_L1_LOSS,          F32,     "as mse_loss: a sum, and where the scale goes in; so all losses"},
+    {CAIRN__OP_SMOOTH_L1_LOSS,   F32,     "as l1_loss"},
+    {CAIRN__OP_BCE,              BANNED,  "logarithms of probabilities, which halves round to 0 and 1: apex bans it too"},
+    {CAIRN__OP_BCE_WITH_LOGITS,  F32,     "exponentials and logarithms"},
+    {CAIRN__OP_KL_DIV,           F32,     "logarithms, and a sum of small differences"},
+    {CAIRN__OP_SOFT_MARGIN_LOSS, F32,     "exponentials and logarithms"},
+    {CAIRN__OP_POISSON_NLL_LOSS, F32,     "exponentials"},
+    {CAIRN__OP_CROSS_ENTROPY,    F32,     "sums of exponentials"},
+    {CAIRN__OP_NLL_LOSS,         F32,     "a sum of logarithms"},
 };
 /* clang-format on */
 
@@ -122,12 +135,118 @@ const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].op == op) return &rows[i];
     }
-    return 0;
+    return NULL;
 }
 
-cairn_dtype cairn__amp_compute_type(enum cairn__op op, cairn_dtype half_type) {
-    const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
-    if (row && row->op_class == CAIRN__AMP_LOW) return half_type;
-    if (row && row->op_class == CAIRN__AMP_F32) return CAIRN_F32;
-    return (cairn_dtype)0;
+/* ---- names ---- */
+
+bool cairn__amp_op_named(const char *name, enum cairn__op *op) {
+    for (int i = 0; i < CAIRN__NUM_OPS; i++) {
+        if (strcmp(name, cairn__op_name((enum cairn__op)i)) != 0) continue;
+        *op = (enum cairn__op)i;
+        return true;
+    }
+    return false;
+}
+
+/* What torch, apex or Cairn's own calls say, and the operation, or the operations, that are behind it. */
+static const char *const other_names[][2] = {
+    {"binary_cross_entropy", "bce"},
+    {"binary_cross_entropy_with_logits", "bce_with_logits"},
+    {"scaled_dot_product", "scaled_dot_product_attention"},
+    {"mm", "matmul"},
+    {"mv", "matmul"},
+    {"dot", "matmul"},
+    {"addmv", "addmm"},
+    {"addr", "addmm"},
+    {"max", "amax"},
+    {"min", "amin"},
+    {"normalize", "norm' and 'div"},
+    {"cosine_similarity", "norm', 'div', 'mul' and 'sum_dims"},
+    {"softmin", "softmax"},
+    {"flatten", "reshape"},
+    {"squeeze", "reshape"},
+    {"unsqueeze", "reshape"},
+    {"transpose", "permute"},
+    {"select", "slice"},
+    {"split", "slice"},
+};
+
+/* Functions that a user may well write, and that are a letter or two away from one of Cairn's. */
+/* clang-format off */
+static const char *const no_slips[] = {
+    "acosh", "acot", "asinh", "atanh", "celu", "erfc", "exp2", "geglu", "reglu", "relu6", "rrelu", "rsub", "selu", "siglu",
+    "sign", "sinc", "sort", "l2_loss", "conv3d", "conv_transpose3d", "batch_norm2d", "layer_norm2d", "softmax2d",
+    "avg_pool1d", "avg_pool3d", "max_pool1d", "max_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool3d",
+};
+/* clang-format on */
+
+enum { MOST_LETTERS = 64 };
+
+/* As it would be compared: "cairn_GELU_forward" is gelu. */
+static void plain_name(const char *name, char plain[MOST_LETTERS]) {
+    size_t n = 0;
+    if (strncmp(name, "cairn_", 6) == 0) name += 6;
+    for (; *name && n < MOST_LETTERS - 1; name++) plain[n++] = (char)tolower((unsigned char)*name);
+    plain[n] = '\0';
+    if (n > 8 && strcmp(plain + n - 8, "_forward") == 0) plain[n -= 8] = '\0';
+    while (n > 1 && plain[n - 1] == '_') plain[--n] = '\0';
+}
+
+static int least(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* Letters to add, take away, replace, or swap with the next. Source: the optimal string alignment distance. */
+static int distance(const char *a, const char *b) {
+    int row[3][MOST_LETTERS + 1];
+    const int n = (int)strlen(a), m = (int)strlen(b);
+    if (m > MOST_LETTERS) return m;
+    for (int j = 0; j <= m; j++) row[0][j] = j;
+    for (int i = 1; i <= n; i++) {
+        int *now = row[i % 3], *before = row[(i + 2) % 3], *two = row[(i + 1) % 3];
+        now[0] = i;
+        for (int j = 1; j <= m; j++) {
+            now[j] = least(least(before[j], now[j - 1]) + 1, before[j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) now[j] = least(now[j], two[j - 2] + 1);
+        }
+    }
+    return row[n % 3][m];
+}
+
+/* The operation whose name this nearly is; NULL = none. Short names differ by little. */
+static const char *nearest(const char *plain) {
+    const size_t n = strlen(plain);
+    int nearest_yet = n < 4 ? 1 : n < 8 ? 2 : 3;
+    const char *found = NULL;
+    for (size_t i = 0; i < sizeof(no_slips) / sizeof(no_slips[0]); i++) {
+        if (strcmp(plain, no_slips[i]) == 0) return NULL;
+    }
+    for (int i = 0; i < CAIRN__NUM_OPS; i++) {
+        const char *name = cairn__op_name((enum cairn__op)i);
+        const int d = distance(plain, name);
+        if (d >= nearest_yet) continue;
+        nearest_yet = d;
+        found = name;
+    }
+    return found;
+}
+
+cairn_status cairn__amp_check_own_name(const char *name) {
+    char plain[MOST_LETTERS];
+    plain_name(name, plain);
+    for (size_t i = 0; i < sizeof(other_names) / sizeof(other_names[0]); i++) {
+        REQUIRE(
+            strcmp(plain, other_names[i][0]) != 0, CAIRN_EINVAL,
+            "amp_set_op_cast: '%s' is no operation by itself; set the class of '%s'. (One of your own needs another "
+            "name.)",
+            name, other_names[i][1]);
+    }
+    const char *meant = nearest(plain);
+    REQUIRE(
+        !meant, CAIRN_EINVAL,
+        "amp_set_op_cast: no operation is called '%s'; did you mean '%s'? (One of your own needs a name that is less "
+        "like it.)",
+        name, meant);
+    return CAIRN_OK;
 }

@@ -1,5 +1,6 @@
-/* Opt levels as data. A preset says what a level means; a field of the user's options replaces one entry; a table of
- * contradictions says which replacements make no sense.
+/* Opt levels as data. A preset says what a level means; a field of the user's options replaces one entry; checks say
+ * which replacements make no sense. A setting that asks for something that would not happen is refused; one that asks for
+ * what is so anyway is not.
  * Source: apex/amp/frontend.py at 25.04, classes O0 to O3 and Properties.__setattr__. */
 #include "policy.h"
 
@@ -12,6 +13,8 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "numbers.h"
+#include "scaler.h"
 
 /* In the columns of presets: the half type chosen; and a property that the level has no say in. */
 enum { LOW = -1, NONE = 0 };
@@ -33,10 +36,7 @@ static const struct preset presets[] = {
 };
 /* clang-format on */
 
-static const double INITIAL_SCALE = 65536.0;  /* apex/amp/scaler.py, LossScaler.__init__: init_scale */
-static const double DEFAULT_MAX = 16777216.0; /* the same: max_loss_scale */
 static const double LEAST_SCALE = 0x1p-126;
-static const double DEFAULT_MIN = 1.0; /* apex has no floor, and its scale can reach 0 */
 
 const char *cairn__amp_level_name(amp_opt_level level) {
     return presets[level].name;
@@ -64,10 +64,10 @@ cairn_status amp_opt_level_parse(const char *text, amp_opt_level *out) {
 
 static cairn_status check_scale(const char *name, double scale) {
     bool is_loss_scale = strcmp(name, "loss_scale") == 0;
-    REQUIRE(isfinite(scale) && scale > 0, CAIRN_EINVAL, "%s is %g; it must be a finite number above 0%s", name, scale,
-            is_loss_scale ? ", or dynamic" : "");
+    REQUIRE(isfinite(scale) && scale > 0, CAIRN_EINVAL, "%s is %.10g; it must be a finite number above 0%s", name,
+            scale, is_loss_scale ? ", or dynamic" : "");
     REQUIRE(scale >= LEAST_SCALE && scale <= 1 / LEAST_SCALE, CAIRN_EINVAL,
-            "%s is %g; the scale and its inverse must be normal f32 numbers, so from 2^-126 to 2^126", name, scale);
+            "%s is %.10g; the scale and its inverse must be normal f32 numbers, so from 2^-126 to 2^126", name, scale);
     return CAIRN_OK;
 }
 
@@ -78,7 +78,9 @@ cairn_status amp_loss_scale_parse(const char *text, double *out) {
         return CAIRN_OK;
     }
     char *end = NULL;
-    double scale = strtod(text, &end);
+    const struct cairn__numbers numbers = cairn__numbers_begin();
+    const double scale = strtod(text, &end);
+    cairn__numbers_end(&numbers);
     REQUIRE(end != text && *end == '\0', CAIRN_EINVAL, "loss scale '%s' is neither 'dynamic' nor a number above 0",
             text);
     cairn_status st = check_scale("loss_scale", scale);
@@ -102,110 +104,266 @@ cairn_status amp_half_type_parse(const char *text, cairn_dtype *out) {
     return cairn__fail(CAIRN_EINVAL, "unknown half type '%s'; the half types are f16 and bf16", text);
 }
 
-/* ---- resolving ---- */
+/* ---- values, each by itself ---- */
 
-static cairn_status check_switch(const char *name, cairn_switch value) {
-    REQUIRE(value == CAIRN_DEFAULT || value == CAIRN_ON || value == CAIRN_OFF, CAIRN_EINVAL,
-            "%s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", name, (int)value);
-    return CAIRN_OK;
-}
-
-static cairn_status check_ranges(const struct amp_options *o) {
-    REQUIRE(o->opt_level == 0 || (o->opt_level >= AMP_O0 && o->opt_level <= AMP_O3), CAIRN_EINVAL,
-            "unexpected optimization level %d; the levels are AMP_O0, AMP_O1, AMP_O2 and AMP_O3", (int)o->opt_level);
+static cairn_status check_types(const struct amp_options *o) {
+    const cairn_dtype cast = o->cast_model_type, outputs = o->cast_model_outputs;
     REQUIRE(o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
             "half_type is %s (%d); the half types are CAIRN_F16 and CAIRN_BF16", cairn_dtype_name(o->half_type),
             (int)o->half_type);
-    REQUIRE(o->cast_model_outputs == 0 || o->cast_model_outputs == CAIRN_F32 || cairn__is_half(o->cast_model_outputs),
-            CAIRN_EINVAL, "cast_model_outputs is %s (%d); it can be f32, f16 or bf16",
-            cairn_dtype_name(o->cast_model_outputs), (int)o->cast_model_outputs);
+    REQUIRE(cast == 0 || cast == AMP_KEEP_TYPES || cast == CAIRN_F32 || cairn__is_half(cast), CAIRN_EINVAL,
+            "cast_model_type is %s (%d); it can be f32, f16, bf16 or AMP_KEEP_TYPES", cairn_dtype_name(cast),
+            (int)cast);
+    REQUIRE(outputs != AMP_KEEP_TYPES, CAIRN_EINVAL,
+            "cast_model_outputs is AMP_KEEP_TYPES, which is of cast_model_type; it can be f32, f16 or bf16, and is f32 "
+            "where weights are cast");
+    REQUIRE(outputs == 0 || outputs == CAIRN_F32 || cairn__is_half(outputs), CAIRN_EINVAL,
+            "cast_model_outputs is %s (%d); it can be f32, f16 or bf16", cairn_dtype_name(outputs), (int)outputs);
+    return CAIRN_OK;
+}
+
+static cairn_status check_switches(const struct amp_options *o) {
+    const struct {
+        const char *name;
+        cairn_switch value;
+    } switches[] = {
+        {"patch_ops", o->patch_ops},
+        {"keep_batchnorm_fp32", o->keep_batchnorm_fp32},
+        {"master_weights", o->master_weights},
+        {"skip_nonfinite", o->skip_nonfinite},
+        {"enabled", o->enabled},
+        {"stochastic_rounding", o->stochastic_rounding},
+        {"explain_overflow", o->explain_overflow},
+    };
+    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++) {
+        const cairn_switch value = switches[i].value;
+        REQUIRE(value == CAIRN_DEFAULT || value == CAIRN_ON || value == CAIRN_OFF, CAIRN_EINVAL,
+                "%s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", switches[i].name, (int)value);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status check_values(const struct amp_options *o) {
     cairn_status st = CAIRN_OK;
-    TRY(check_switch("patch_ops", o->patch_ops));
-    TRY(check_switch("keep_batchnorm_fp32", o->keep_batchnorm_fp32));
-    TRY(check_switch("master_weights", o->master_weights));
-    TRY(check_switch("skip_nonfinite", o->skip_nonfinite));
-    TRY(check_switch("enabled", o->enabled));
+    REQUIRE(o->opt_level == 0 || (o->opt_level >= AMP_O0 && o->opt_level <= AMP_O3), CAIRN_EINVAL,
+            "unexpected optimization level %d; the levels are AMP_O0, AMP_O1, AMP_O2 and AMP_O3", (int)o->opt_level);
+    TRY(check_types(o));
+    TRY(check_switches(o));
     if (o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC) TRY(check_scale("loss_scale", o->loss_scale));
     if (o->min_loss_scale != 0) TRY(check_scale("min_loss_scale", o->min_loss_scale));
     if (o->max_loss_scale != 0) TRY(check_scale("max_loss_scale", o->max_loss_scale));
+    REQUIRE(o->num_losses >= 0 && o->num_losses <= AMP_MAX_LOSSES, CAIRN_EINVAL,
+            "num_losses is %d; a context has 1 to %d losses, each with a scaler of its own (loss_id)", o->num_losses,
+            AMP_MAX_LOSSES);
+    REQUIRE(o->verbosity >= -1 && o->verbosity <= 2, CAIRN_EINVAL,
+            "verbosity is %d; it is -1 (quiet), 0 or 1 (the settings), or 2 (every cast of O1 too)", o->verbosity);
 out:
     return st;
 }
 
-/* The pairs that apex refuses, and two that it lets through to do harm. */
-static cairn_status check_pairs(const struct amp_options *o, amp_opt_level level, cairn_dtype half) {
-    bool o1 = level == AMP_O1;
-    REQUIRE(!o1 || o->cast_model_type == 0 || o->cast_model_type == CAIRN_F32, CAIRN_EINVAL,
+/* ---- pairs ---- */
+
+static cairn_status check_o1(const struct amp_options *o) {
+    REQUIRE(o->cast_model_type == 0 || !cairn__is_half(o->cast_model_type), CAIRN_EINVAL,
             "opt level O1 inserts casts around operations and leaves weights in f32, so cast_model_type=%s contradicts "
             "it; leave cast_model_type out, or choose O2 or O3",
             cairn_dtype_name(o->cast_model_type));
-    REQUIRE(o1 || o->patch_ops != CAIRN_ON, CAIRN_EINVAL,
-            "patch_ops belongs to opt level O1 and contradicts %s; choose O1 or leave patch_ops out",
-            presets[level].name);
-    REQUIRE(
-        !o1 || o->keep_batchnorm_fp32 == CAIRN_DEFAULT, CAIRN_EINVAL,
-        "with opt level O1 normalisation runs in f32 by itself, so keep_batchnorm_fp32 contradicts it; leave it out "
-        "or choose O2 or O3");
-    REQUIRE(!o1 || o->master_weights == CAIRN_DEFAULT, CAIRN_EINVAL,
+    REQUIRE(o->keep_batchnorm_fp32 == CAIRN_DEFAULT, CAIRN_EINVAL,
+            "with opt level O1 normalisation runs in f32 by itself, so keep_batchnorm_fp32 contradicts it; leave it "
+            "out or choose O2 or O3");
+    REQUIRE(o->master_weights == CAIRN_DEFAULT, CAIRN_EINVAL,
             "with opt level O1 the weights are f32 already, so master_weights contradicts it; leave it out or choose "
             "O2");
-    REQUIRE(o->cast_model_type == 0 || o->cast_model_type == CAIRN_F32 || o->cast_model_type == half, CAIRN_EINVAL,
-            "cast_model_type=%s contradicts half_type=%s; say the half type once, in half_type",
-            cairn_dtype_name(o->cast_model_type), cairn_dtype_name(half));
     return CAIRN_OK;
+}
+
+/* Of what the user said, while it is known who said it. */
+static cairn_status check_pairs(const struct amp_options *o, const struct cairn__amp_policy *p) {
+    const char *level = presets[p->level].name;
+    REQUIRE(p->level == AMP_O1 || o->patch_ops != CAIRN_ON, CAIRN_EINVAL,
+            "patch_ops belongs to opt level O1 and contradicts %s; choose O1 or leave patch_ops out", level);
+    REQUIRE(p->level != AMP_O0 || !cairn__is_half(o->cast_model_type), CAIRN_EINVAL,
+            "opt level O0 is everything in f32, so cast_model_type=%s contradicts it; leave it out, or choose O3, or "
+            "O2 with fp32 masters",
+            cairn_dtype_name(o->cast_model_type));
+    REQUIRE(!cairn__is_half(o->cast_model_type) || o->cast_model_type == p->half_type, CAIRN_EINVAL,
+            "cast_model_type=%s contradicts half_type=%s; say the half type once, in half_type",
+            cairn_dtype_name(o->cast_model_type), cairn_dtype_name(p->half_type));
+    REQUIRE(o->master_weights != CAIRN_ON || p->cast_model_type != CAIRN_F32, CAIRN_EINVAL,
+            "the weights are f32 already with opt level %s%s, so master_weights=ON has nothing to do; leave it out or "
+            "choose O2",
+            level, p->level == AMP_O0 ? "" : " and cast_model_type=f32");
+    return CAIRN_OK;
+}
+
+/* Masters keep what rounding would lose, and f32 weights are not rounded. */
+static cairn_status check_rounding(const struct amp_options *o, const struct cairn__amp_policy *p) {
+    const bool may_be_half = cairn__is_half(p->cast_model_type) ||
+                             (o->cast_model_type == AMP_KEEP_TYPES && (p->level == AMP_O2 || p->level == AMP_O3));
+    if (!p->stochastic_rounding) return CAIRN_OK;
+    REQUIRE(may_be_half, CAIRN_EINVAL,
+            "stochastic_rounding rounds half weights, but with opt level %s%s they are f32; leave it out, or choose O3 "
+            "with half_type=bf16",
+            presets[p->level].name, o->cast_model_type == CAIRN_F32 ? " and cast_model_type=f32" : "");
+    REQUIRE(p->half_type == CAIRN_BF16, CAIRN_EINVAL,
+            "stochastic_rounding is made for bf16, but half_type is f16, whose range would lose small weights all the "
+            "same; set half_type=bf16, or use O2 with its fp32 masters");
+    REQUIRE(!p->master_weights, CAIRN_EINVAL,
+            "stochastic_rounding is for weights without fp32 masters, but opt level %s%s makes them; leave one out: "
+            "choose O3, or set master_weights=OFF",
+            presets[p->level].name, o->master_weights == CAIRN_ON ? " with master_weights=ON" : "");
+    return CAIRN_OK;
+}
+
+/* ---- the loss scale ---- */
+
+/* What both fields and scaler say, they may contradict each other in. */
+static cairn_status check_said_once(const struct amp_options *o, const struct amp_scaler_options *s) {
+    const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
+    REQUIRE(
+        !has_number || s->kind == AMP_SCALER_STATIC, CAIRN_EINVAL,
+        "loss_scale=%.10g is static, but the scaler's kind changes its scale; leave one of them out, or say where the "
+        "scaler begins in its init_scale",
+        o->loss_scale);
+    REQUIRE(!has_number || s->init_scale == 0, CAIRN_EINVAL,
+            "the scale is said twice, in loss_scale=%.10g and in the scaler's init_scale=%.10g; leave one of them out",
+            o->loss_scale, s->init_scale);
+    REQUIRE(o->loss_scale != AMP_DYNAMIC || s->kind != AMP_SCALER_STATIC, CAIRN_EINVAL,
+            "loss_scale is AMP_DYNAMIC, but the scaler's kind is static; leave one of them out");
+    REQUIRE(
+        o->min_loss_scale == 0 || s->min_scale == 0, CAIRN_EINVAL,
+        "the floor is said twice, in min_loss_scale=%.10g and in the scaler's min_scale=%.10g; leave one of them out",
+        o->min_loss_scale, s->min_scale);
+    REQUIRE(
+        o->max_loss_scale == 0 || s->max_scale == 0, CAIRN_EINVAL,
+        "the ceiling is said twice, in max_loss_scale=%.10g and in the scaler's max_scale=%.10g; leave one of them out",
+        o->max_loss_scale, s->max_scale);
+    return CAIRN_OK;
+}
+
+/* As the scaler's own check, in the words of the fields that were used. */
+static cairn_status check_bounds(const struct amp_options *o, const struct amp_scaler_options *s) {
+    if (o->min_loss_scale == 0 && o->max_loss_scale == 0) return CAIRN_OK;
+    REQUIRE(
+        s->kind != AMP_SCALER_STATIC, CAIRN_EINVAL,
+        "min_loss_scale and max_loss_scale bound a dynamic scale, but loss_scale is static %.10g; leave them out or "
+        "set loss_scale to AMP_DYNAMIC",
+        s->init_scale ? s->init_scale : 1.0);
+    struct amp_scaler_options unbounded = *s;
+    struct cairn__scaler_state defaults;
+    unbounded.min_scale = unbounded.max_scale = 0;
+    cairn_status st = cairn__scaler_resolve(&unbounded, 0, &defaults);
+    if (st != CAIRN_OK) return st;
+    const double min = s->min_scale ? s->min_scale : defaults.min, max = s->max_scale ? s->max_scale : defaults.max;
+    REQUIRE(
+        min <= max, CAIRN_EINVAL,
+        "min_loss_scale %.10g%s is above max_loss_scale %.10g%s; the scale moves between them, so raise the ceiling or "
+        "lower the floor",
+        min, s->min_scale ? "" : " (the default)", max, s->max_scale ? "" : " (the default)");
+    return CAIRN_OK;
+}
+
+static cairn_status resolve_scaler(const struct amp_options *o, bool dynamic_by_default, struct amp_scaler_options *s) {
+    cairn_status st = CAIRN_OK;
+    const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
+    *s = (struct amp_scaler_options){.struct_size = sizeof(*s)};
+    TRY(cairn__options_read(s, sizeof(*s), o->scaler, "amp_scaler_options"));
+    if (o->scaler) {
+        if (!s->kind) s->kind = AMP_SCALER_APEX;
+        TRY(check_said_once(o, s));
+    } else {
+        const bool dynamic = o->loss_scale ? !has_number : dynamic_by_default;
+        s->kind = dynamic ? AMP_SCALER_APEX : AMP_SCALER_STATIC;
+    }
+    if (has_number) s->init_scale = o->loss_scale;
+    if (o->min_loss_scale) s->min_scale = o->min_loss_scale;
+    if (o->max_loss_scale) s->max_scale = o->max_loss_scale;
+    TRY(check_bounds(o, s));
+out:
+    return st;
 }
 
 static bool resolve_switch(cairn_switch chosen, bool preset) {
     return chosen == CAIRN_DEFAULT ? preset : chosen == CAIRN_ON;
 }
 
-static cairn_status resolve_scale(const struct amp_options *o, const struct preset *preset,
-                                  struct cairn__amp_policy *p) {
-    double chosen = o->loss_scale ? o->loss_scale : preset->scaled && p->half_type == CAIRN_F16 ? AMP_DYNAMIC : 1.0;
-    p->dynamic = chosen == AMP_DYNAMIC;
-    p->loss_scale = p->dynamic ? INITIAL_SCALE : chosen;
-    REQUIRE(
-        p->dynamic || (o->min_loss_scale == 0 && o->max_loss_scale == 0), CAIRN_EINVAL,
-        "min_loss_scale and max_loss_scale bound a dynamic scale, but loss_scale is static %g; leave them out or set "
-        "loss_scale to AMP_DYNAMIC",
-        chosen);
-    p->min_loss_scale = o->min_loss_scale ? o->min_loss_scale : DEFAULT_MIN;
-    p->max_loss_scale = o->max_loss_scale ? o->max_loss_scale : DEFAULT_MAX;
-    REQUIRE(!p->dynamic || p->min_loss_scale <= p->max_loss_scale, CAIRN_EINVAL,
-            "min_loss_scale %g is above max_loss_scale %g", p->min_loss_scale, p->max_loss_scale);
-    if (p->dynamic) p->loss_scale = fmin(fmax(p->loss_scale, p->min_loss_scale), p->max_loss_scale);
-    bool bare = !p->dynamic && p->loss_scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);
+/* O0 and O3 with a scale of 1 are the baselines: nothing between gradient and update. */
+static cairn_status resolve_scale(const struct amp_options *o, struct cairn__amp_policy *p) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__scaler_state s;
+    TRY(resolve_scaler(o, presets[p->level].scaled && p->half_type == CAIRN_F16, &p->scaler));
+    TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
+    const bool dynamic = cairn__amp_policy_is_dynamic(p);
+    const bool bare = !dynamic && s.scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);
     p->skip_nonfinite = resolve_switch(o->skip_nonfinite, !bare);
-    REQUIRE(!p->dynamic || p->skip_nonfinite, CAIRN_EINVAL,
+    p->explain_overflow = o->explain_overflow == CAIRN_ON;
+    REQUIRE(!dynamic || p->skip_nonfinite, CAIRN_EINVAL,
             "a dynamic loss scale finds its level by skipping steps, so skip_nonfinite=OFF contradicts it; give "
             "loss_scale a number");
-    return CAIRN_OK;
+    REQUIRE(!p->explain_overflow || p->skip_nonfinite, CAIRN_EINVAL,
+            "explain_overflow explains steps that are skipped, but none is with %s; set skip_nonfinite=ON or leave "
+            "explain_overflow out",
+            o->skip_nonfinite == CAIRN_OFF ? "skip_nonfinite=OFF" : "this level's static loss scale of 1");
+out:
+    return st;
 }
+
+/* ---- resolving ---- */
+
+static cairn_dtype resolve_model_type(const struct amp_options *o, const struct cairn__amp_policy *p) {
+    const int preset = presets[p->level].model_type;
+    if (o->cast_model_type == AMP_KEEP_TYPES || preset == NONE) return (cairn_dtype)NONE;
+    if (o->cast_model_type) return o->cast_model_type;
+    return preset == LOW ? p->half_type : (cairn_dtype)preset;
+}
+
+/* A half cast_model_type says the half type too. */
+static cairn_dtype resolve_half_type(const struct amp_options *o) {
+    if (o->half_type) return o->half_type;
+    return cairn__is_half(o->cast_model_type) ? o->cast_model_type : CAIRN_F16;
+}
+
+static cairn_status resolve(const struct amp_options *o, struct cairn__amp_policy *p) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_values(o));
+    p->level = o->opt_level ? o->opt_level : AMP_O1;
+    p->half_type = resolve_half_type(o);
+    p->cast_model_type = resolve_model_type(o, p);
+    if (p->level == AMP_O1) TRY(check_o1(o));
+    TRY(check_pairs(o, p));
+    const struct preset *preset = &presets[p->level];
+    p->cast_model_outputs = o->cast_model_outputs ? o->cast_model_outputs
+                            : p->cast_model_type  ? CAIRN_F32
+                                                  : (cairn_dtype)NONE;
+    p->patch_ops = resolve_switch(o->patch_ops, preset->patch_ops);
+    p->keep_batchnorm_fp32 = resolve_switch(o->keep_batchnorm_fp32, preset->keep_norms);
+    p->master_weights = resolve_switch(o->master_weights, preset->masters && p->cast_model_type != CAIRN_F32);
+    p->stochastic_rounding = o->stochastic_rounding == CAIRN_ON;
+    p->rounding_seed = o->rounding_seed;
+    p->num_losses = o->num_losses ? o->num_losses : 1;
+    TRY(check_rounding(o, p));
+    TRY(resolve_scale(o, p));
+out:
+    return st;
+}
+
+/* Nothing else is looked at, as in apex. (There are as many losses: their scalers pass through.) */
+static const struct cairn__amp_policy disabled = {
+    .level = AMP_O0,
+    .half_type = CAIRN_F16,
+    .num_losses = 1,
+    .scaler = {.struct_size = sizeof(struct amp_scaler_options), .kind = AMP_SCALER_STATIC},
+};
 
 cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct cairn__amp_policy *out) {
     struct amp_options o = {.struct_size = sizeof(o)};
-    struct cairn__amp_policy p = {.enabled = true};
+    struct cairn__amp_policy p = disabled;
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_options"));
-    if (o.enabled == CAIRN_OFF) { /* nothing else is looked at, as in apex */
-        *out = (struct cairn__amp_policy){.level = AMP_O0, .half_type = CAIRN_F16, .loss_scale = 1.0};
-        return CAIRN_OK;
-    }
-    TRY(check_ranges(&o));
-    p.level = o.opt_level ? o.opt_level : AMP_O1;
-    p.half_type = o.half_type ? o.half_type : CAIRN_F16;
-    TRY(check_pairs(&o, p.level, p.half_type));
-
-    const struct preset *preset = &presets[p.level];
-    p.cast_model_type = o.cast_model_type           ? o.cast_model_type
-                        : preset->model_type == LOW ? p.half_type
-                                                    : (cairn_dtype)preset->model_type;
-    if (p.level == AMP_O1) p.cast_model_type = (cairn_dtype)NONE; /* f32 is what O1's weights are anyway */
-    p.patch_ops = resolve_switch(o.patch_ops, preset->patch_ops);
-    p.keep_batchnorm_fp32 = resolve_switch(o.keep_batchnorm_fp32, preset->keep_norms);
-    p.master_weights = resolve_switch(o.master_weights, preset->masters);
-    p.cast_model_outputs = o.cast_model_outputs ? o.cast_model_outputs : p.cast_model_type ? CAIRN_F32 : (cairn_dtype)0;
-    TRY(resolve_scale(&o, preset, &p));
+    p.verbosity = o.verbosity ? o.verbosity : 1;
+    p.enabled = o.enabled != CAIRN_OFF;
+    if (o.num_losses > 1 && o.num_losses <= AMP_MAX_LOSSES) p.num_losses = o.num_losses;
+    if (p.enabled) TRY(resolve(&o, &p));
     *out = p;
 out:
     return st;
@@ -213,36 +371,120 @@ out:
 
 /* ---- telling ---- */
 
+static const char *on_off(bool on) {
+    return on ? "on" : "off";
+}
+
 static const char *type_or_none(cairn_dtype dtype) {
     return dtype ? cairn_dtype_name(dtype) : "none";
 }
 
+/* "apex from 65536 in [1, 16777216], x2 after 2000, x0.5" */
+static void write_scaler(const struct cairn__scaler_state *s, char *text, size_t nbytes) {
+    if (s->rule == CAIRN__SCALER_STATIC) {
+        snprintf(text, nbytes, "%.9g", s->scale);
+        return;
+    }
+    const int used = snprintf(text, nbytes, "%s from %.9g in [%.9g, %.9g], x%.9g after %lld, x%.9g",
+                              cairn__scaler_kind_name((amp_scaler_kind)s->rule), s->scale, s->min, s->max, s->growth,
+                              (long long)s->window, s->backoff);
+    if (s->hysteresis == 1 || used < 0 || (size_t)used >= nbytes) return;
+    snprintf(text + used, nbytes - (size_t)used, ", hysteresis %d%s", (int)s->hysteresis,
+             s->consecutive ? " consecutive" : "");
+}
+
 void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, size_t nbytes) {
-    char bounds[64] = "";
-    if (p->dynamic) snprintf(bounds, sizeof(bounds), " in [%g, %g]", p->min_loss_scale, p->max_loss_scale);
-    snprintf(text, nbytes, "%s %s, loss scale %s%g%s%s%s", cairn__amp_level_name(p->level),
-             cairn_dtype_name(p->half_type), p->dynamic ? "dynamic from " : "", p->loss_scale, bounds,
-             p->skip_nonfinite ? ", skipping" : "", p->patch_ops ? ", casting ops" : "");
+    char scaler[160], rounding[48] = "";
+    struct cairn__scaler_state s;
+    if (cairn__scaler_resolve(&p->scaler, 0, &s) != CAIRN_OK) return; /* it was resolved before */
+    write_scaler(&s, scaler, sizeof(scaler));
+    if (p->stochastic_rounding) {
+        snprintf(rounding, sizeof(rounding), ", rounding by seed %llu", (unsigned long long)p->rounding_seed);
+    }
+    snprintf(text, nbytes, "%s %s, loss scale %s%s%s%s", cairn__amp_level_name(p->level),
+             cairn_dtype_name(p->half_type), scaler, p->skip_nonfinite ? ", skipping" : "",
+             p->patch_ops ? ", casting ops" : "", rounding);
 }
 
-static void log_properties(const struct cairn__amp_policy *p) {
-    char scale[32] = "dynamic";
-    if (!p->dynamic) snprintf(scale, sizeof(scale), "%g", p->loss_scale);
-    cairn__log(CAIRN_LOG_NOTICE,
-               "half_type: %s, cast_model_type: %s, patch_ops: %s, keep_batchnorm_fp32: %s, master_weights: %s, "
-               "loss_scale: %s, skip_nonfinite: %s",
-               cairn_dtype_name(p->half_type), type_or_none(p->cast_model_type), p->patch_ops ? "on" : "off",
-               p->keep_batchnorm_fp32 ? "on" : "off", p->master_weights ? "on" : "off", scale,
-               p->skip_nonfinite ? "on" : "off");
+/* A line of the log. */
+struct property {
+    const char *name;
+    bool is_rare; /* told where it is not the level's default */
+    char value[160];
+};
+enum { MOST_PROPERTIES = 16 };
+
+struct properties {
+    struct property list[MOST_PROPERTIES];
+    int count;
+};
+
+static char *add(struct properties *all, const char *name, bool is_rare, const char *value) {
+    struct property *p = &all->list[all->count++];
+    p->name = name;
+    p->is_rare = is_rare;
+    snprintf(p->value, sizeof(p->value), "%s", value);
+    return p->value;
 }
 
-void cairn__amp_policy_log(const struct amp_options *options, const struct cairn__amp_policy *policy) {
-    if (options && options->struct_size >= sizeof(*options) && options->verbosity < 0) return;
-    if (!policy->enabled) {
+/* In apex's order, then ours. O1 has no say in what weights there are. */
+static cairn_status list_properties(const struct cairn__amp_policy *p, struct properties *all) {
+    enum { ROOM = sizeof(all->list[0].value) };
+    struct cairn__scaler_state s;
+    cairn_status st = cairn__scaler_resolve(&p->scaler, 0, &s);
+    if (st != CAIRN_OK) return st;
+    const bool dynamic = cairn__amp_policy_is_dynamic(p), is_o1 = p->level == AMP_O1;
+    all->count = 0;
+    add(all, "enabled", false, on_off(p->enabled));
+    add(all, "opt_level", false, cairn__amp_level_name(p->level));
+    add(all, "half_type", false, cairn_dtype_name(p->half_type));
+    add(all, "cast_model_type", false, type_or_none(p->cast_model_type));
+    add(all, "patch_ops", false, on_off(p->patch_ops));
+    add(all, "keep_batchnorm_fp32", false, is_o1 ? "none" : on_off(p->keep_batchnorm_fp32));
+    add(all, "master_weights", false, is_o1 ? "none" : on_off(p->master_weights));
+    char *scale = add(all, "loss_scale", false, "dynamic");
+    if (!dynamic) snprintf(scale, ROOM, "%.9g", s.scale);
+    add(all, "cast_model_outputs", false, type_or_none(p->cast_model_outputs));
+    add(all, "skip_nonfinite", false, on_off(p->skip_nonfinite));
+    char *scaler = add(all, "scaler", true, "none");
+    if (dynamic) write_scaler(&s, scaler, ROOM);
+    snprintf(add(all, "num_losses", true, ""), ROOM, "%d", p->num_losses);
+    add(all, "stochastic_rounding", true, on_off(p->stochastic_rounding));
+    char *seed = add(all, "rounding_seed", true, "none");
+    if (p->stochastic_rounding) snprintf(seed, ROOM, "%llu", (unsigned long long)p->rounding_seed);
+    add(all, "explain_overflow", true, on_off(p->explain_overflow));
+    return CAIRN_OK;
+}
+
+static void log_property(const struct property *p) {
+    cairn__log(CAIRN_LOG_NOTICE, "%-22s : %s", p->name, p->value);
+}
+
+static void log_settings(const struct properties *defaults, const struct properties *final) {
+    cairn__log(CAIRN_LOG_NOTICE, "Defaults for this optimization level are:");
+    for (int i = 0; i < defaults->count; i++) {
+        if (!defaults->list[i].is_rare) log_property(&defaults->list[i]);
+    }
+    cairn__log(CAIRN_LOG_NOTICE, "Processing user overrides (additional options that are set)...");
+    cairn__log(CAIRN_LOG_NOTICE, "After processing overrides, optimization options are:");
+    for (int i = 0; i < final->count; i++) {
+        const struct property *p = &final->list[i];
+        if (!p->is_rare || strcmp(p->value, defaults->list[i].value) != 0) log_property(p);
+    }
+}
+
+void cairn__amp_policy_log(const struct cairn__amp_policy *p) {
+    const struct amp_options *preset = amp_options(.opt_level = p->level, .half_type = p->half_type);
+    struct cairn__amp_policy unchanged;
+    struct properties defaults, final;
+    if (p->verbosity < 0) return;
+    if (!p->enabled) {
         cairn__log(CAIRN_LOG_NOTICE, "amp is not enabled: nothing is cast, scaled or checked");
         return;
     }
-    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s", cairn__amp_level_name(policy->level),
-               cairn__amp_level_brief(policy->level));
-    log_properties(policy);
+    if (cairn__amp_policy_resolve(preset, &unchanged) != CAIRN_OK) return; /* a level by itself has no contradictions */
+    if (list_properties(&unchanged, &defaults) != CAIRN_OK || list_properties(p, &final) != CAIRN_OK) return;
+    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s", cairn__amp_level_name(p->level),
+               cairn__amp_level_brief(p->level));
+    log_settings(&defaults, &final);
 }

@@ -4,24 +4,32 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "cairn/amp.h"
 
 /* Everything decided; nothing is "default" any more. */
 struct cairn__amp_policy {
-    bool enabled;
+    bool enabled; /* else nothing below counts but verbosity */
     amp_opt_level level;
     cairn_dtype half_type;
-    cairn_dtype cast_model_type; /* 0 = weights are left alone */
+    cairn_dtype cast_model_type;    /* of weights, f32 buffers and inputs; 0 = they are left alone */
+    cairn_dtype cast_model_outputs; /* 0 = they are left alone */
     bool patch_ops;
     bool keep_batchnorm_fp32;
     bool master_weights;
-    bool dynamic;
-    double loss_scale; /* the static scale, or where the dynamic one starts */
-    double min_loss_scale, max_loss_scale;
-    cairn_dtype cast_model_outputs; /* 0 = outputs are left alone */
     bool skip_nonfinite;
+    bool stochastic_rounding;
+    bool explain_overflow;
+    uint64_t rounding_seed;
+    int num_losses, verbosity;
+    struct amp_scaler_options scaler; /* of each loss, good for cairn__scaler_resolve; its kind is set */
 };
+
+/* Whether the loss scale changes by itself. */
+static inline bool cairn__amp_policy_is_dynamic(const struct cairn__amp_policy *policy) {
+    return policy->scaler.kind != AMP_SCALER_STATIC;
+}
 
 /* Errors: CAIRN_EINVAL for every value out of range and every pair that contradicts. */
 cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct cairn__amp_policy *out);
@@ -30,10 +38,11 @@ cairn_status cairn__amp_policy_resolve(const struct amp_options *options, struct
 const char *cairn__amp_level_name(amp_opt_level level);
 const char *cairn__amp_level_brief(amp_opt_level level);
 
-/* "O2 bf16, loss scale 1, ...": all that ranks must have in common. */
+/* "O2 bf16, loss scale 1, ...": all that ranks must have in common, in at most 255 characters. */
 void cairn__amp_policy_summary(const struct cairn__amp_policy *policy, char *text, size_t nbytes);
 
-/* Logs level, defaults and what the user's overrides made of them, as apex prints them. */
-void cairn__amp_policy_log(const struct amp_options *options, const struct cairn__amp_policy *policy);
+/* Logs level, its defaults and what the user's overrides made of them, as apex prints them; nothing where verbosity says
+ * so. */
+void cairn__amp_policy_log(const struct cairn__amp_policy *policy);
 
 #endif

@@ -2,65 +2,168 @@
  *
  * The scale lives on the device and goes with the loss: scaling copies it into a cell together with its inverse, and
  * backward points every parameter set it reaches at that cell, where the optimizer's pass reads it.
- * Whether any gradient overflowed is known there when backward has settled: from the reduction that added the ranks up,
- * or from one read of the gradients here. All ranks then hold equal gradients, so all decide alike without asking. */
+ * Whether a gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from a
+ * read of the gradients. That read is put off until somebody reads, changes or forgets them, who may have looked already.
+ * All ranks then hold equal gradients, so all decide alike without asking. */
+#include <math.h>
+#include <string.h>
+
 #include "context.h"
-
-#include "core/log.h"
+#include "core/options.h"
 #include "core/status.h"
-#include "core/trace.h"
 #include "nn/hooks.h"
-#include "optim/hooks.h"
 
-/* With a scale of 1 that never changes and nothing to skip there is nothing to look for. */
-static bool looks(const struct amp_context *amp) {
-    return amp->policy.enabled && amp->policy.skip_nonfinite;
-}
+/* ---- who was given ---- */
 
-/* A scale that stays 1 leaves an f32 loss as it is. */
-static bool scales(const struct amp_context *amp, const cairn_tensor *loss) {
-    return amp->policy.dynamic || amp->policy.loss_scale != 1.0 || cairn_tensor_dtype(loss) != CAIRN_F32;
-}
-
-cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer, cairn_tensor **scaled) {
-    REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
-    REQUIRE(optimizer == amp->optimizer, CAIRN_EINVAL,
-            "amp_scale_loss: this optimizer was not given to amp_initialize together with the model");
-    REQUIRE(!amp->open, CAIRN_ESTATE,
-            "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end "
-            "after its cairn_backward");
-    if (!loss) return cairn_backward(NULL); /* the cause */
-    cairn_tensor *result = loss;
-    if (scales(amp, loss)) {
-        struct cairn__loss_scale *cell = &amp->cells[amp->next_cell++ % CAIRN__AMP_CELLS];
-        cairn_status st = cairn__params_fold_at(amp->env, &cell->factor);
-        if (st != CAIRN_OK) return st;
-        result = cairn__scale_loss(loss, amp->scaler, cell);
+struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index) {
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        if (amp->guards[i]->optimizer != optimizer) continue;
+        *index = i;
+        return amp->guards[i];
     }
-    if (!result) return cairn_backward(NULL);
-    amp->open = true;
-    *scaled = result;
+    return NULL;
+}
+
+static size_t num_words(const amp_context *amp) {
+    return (amp->num_guards + 63) / 64;
+}
+
+static bool is_given(const struct cairn__loss *loss, size_t i) {
+    return loss->guards[i / 64] >> (i % 64) & 1;
+}
+
+static cairn_status note_optimizers(amp_context *amp, const struct amp_loss_options *o) {
+    memset(amp->begun.guards, o->num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
+    for (int i = 0; i < o->num_optimizers; i++) {
+        size_t index = 0;
+        REQUIRE(cairn__amp_guard_of(amp, o->optimizers[i], &index), CAIRN_EINVAL,
+                "amp_scale_loss: this optimizer was not given to amp_initialize together with the model");
+        amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
+    }
     return CAIRN_OK;
 }
 
-/* Losses wait for a step: a flag that zero_grad discards meanwhile is theirs. */
-static void set_pending(struct amp_context *amp, int pending) {
-    amp->env->unstepped += pending - amp->pending;
-    amp->pending = pending;
-    amp->set->found_into = pending ? &amp->scaler->found : NULL;
+static cairn_status check_options(const amp_context *amp, const struct amp_loss_options *o) {
+    REQUIRE(o->loss_id >= 0 && o->loss_id < amp->policy.num_losses, CAIRN_EINVAL,
+            "amp_scale_loss: loss_id %d of %d losses; amp_options.num_losses says how many", o->loss_id,
+            amp->policy.num_losses);
+    REQUIRE(o->num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: %d optimizers", o->num_optimizers);
+    REQUIRE(!o->optimizers == !o->num_optimizers, CAIRN_EINVAL,
+            "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all of the context",
+            o->num_optimizers, o->optimizers ? "set" : "NULL");
+    const cairn_switch switches[] = {o->delay_unscale, o->delay_overflow_check};
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
+                "amp_scale_loss: %s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+                i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- looking after the last loss ---- */
+
+/* What any optimizer of the loss has found keeps all of them from their next step, and is what the scaler is told. */
+static void share(amp_context *amp, const struct cairn__loss *loss) {
+    struct cairn_device *d = amp->env->device;
+    uint32_t *into[CAIRN__SHARE_MAX];
+    uint32_t *from = &amp->any[0], *other = &amp->any[1];
+    size_t count = 0;
+    into[count++] = &amp->scalers[loss->id]->state->found;
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        if (!is_given(loss, i)) continue;
+        if (count == CAIRN__SHARE_MAX - 1) { /* the rest gets it from the other cell */
+            into[count++] = other;
+            d->passes->share_flag(d, from, into, count);
+            uint32_t *swap = from;
+            from = other, other = swap;
+            count = 0;
+        }
+        into[count++] = cairn__optimizer_skip(amp->guards[i]->optimizer);
+    }
+    if (count) d->passes->share_flag(d, from, into, count);
+}
+
+cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
+    amp_context *amp = (amp_context *)unresolved;
+    const struct cairn__loss *loss = &amp->ended;
+    bool touched = false;
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        if (is_given(loss, i)) touched |= cairn__guard_look(amp->guards[i], &amp->any[0]);
+    }
+    if (touched) share(amp, loss);
+    return CAIRN_OK;
+}
+
+static bool is_same(const amp_context *amp, const struct cairn__loss *a, const struct cairn__loss *b) {
+    return a->id == b->id && memcmp(a->guards, b->guards, num_words(amp) * sizeof(uint64_t)) == 0;
+}
+
+/* Backward adds to gradients. Where the last loss allows it, they are looked at together with those of one that is told to
+ * the same scaler and the same optimizers, which spares a read. */
+static cairn_status look_after_the_last(amp_context *amp) {
+    const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
+    if (!only_ours || !amp->ended.delayed || !is_same(amp, &amp->begun, &amp->ended))
+        return cairn__env_resolve(amp->env);
+    for (size_t i = 0; i < amp->num_guards; i++) amp->guards[i]->looks_late |= is_given(&amp->ended, i);
+    return CAIRN_OK;
+}
+
+/* ---- begin and end ---- */
+
+cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options,
+                                 cairn_tensor **scaled) {
+    REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
+    cairn_status st = CAIRN_OK;
+    struct amp_loss_options o = {.struct_size = sizeof(o)};
+    TRY(cairn__options_read(&o, sizeof(o), options, "amp_loss_options"));
+    REQUIRE(!amp->open, CAIRN_ESTATE,
+            "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end after its cairn_backward");
+    if (!loss) return cairn_backward(NULL); /* the cause */
+    if (amp->policy.enabled) {
+        TRY(check_options(amp, &o));
+        TRY(note_optimizers(amp, &o));
+        amp->begun.id = o.loss_id;
+        TRY(look_after_the_last(amp));
+        loss = cairn__scaler_scale(amp->scalers[o.loss_id], loss);
+        if (!loss) return cairn_backward(NULL);
+    }
+    amp->begun.delayed = o.delay_unscale == CAIRN_ON || o.delay_overflow_check == CAIRN_ON;
+    amp->open = true;
+    *scaled = loss;
+out:
+    return st;
+}
+
+cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer, cairn_tensor **scaled) {
+    return amp_scale_loss_with(amp, loss,
+                               amp_loss_options(.num_optimizers = optimizer ? 1 : 0,
+                                                .optimizers = optimizer ? &optimizer : NULL),
+                               scaled);
+}
+
+static void note_loss(amp_context *amp) {
+    const struct cairn__loss *loss = &amp->begun;
+    amp->ended.id = loss->id;
+    amp->ended.delayed = loss->delayed;
+    memcpy(amp->ended.guards, loss->guards, num_words(amp) * sizeof(uint64_t));
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        if (is_given(loss, i)) cairn__guard_add_loss(amp->guards[i], loss->id);
+    }
+    cairn__scaler_add_pending(amp->scalers[loss->id]);
+    if (cairn__amp_looks(amp)) cairn__env_list_unresolved(amp->env, &amp->unresolved);
 }
 
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
     amp->open = false;
-    set_pending(amp, amp->pending + 1);
-    return looks(amp) ? cairn__param_set_check(amp->set) : CAIRN_OK;
+    if (amp->policy.enabled) note_loss(amp);
+    return CAIRN_OK;
 }
 
-cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer) {
+cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options) {
     cairn_tensor *scaled = NULL;
-    cairn_status st = amp_scale_loss(amp, loss, optimizer, &scaled);
+    cairn_status st = amp_scale_loss_with(amp, loss, options, &scaled);
     if (st != CAIRN_OK) return st;
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
@@ -68,74 +171,32 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
     return st;
 }
 
-cairn_status cairn__amp_before_step(void *ctx, bool *update) {
-    struct amp_context *amp = ctx;
-    REQUIRE(!amp->open, CAIRN_ESTATE,
-            "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
-    cairn_status st = looks(amp) ? cairn__param_set_check(amp->set) : CAIRN_OK;
-    if (st != CAIRN_OK) return st;
-    *update = amp->pending > 0;
-    return CAIRN_OK;
+cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer) {
+    return amp_backward_with(amp, loss,
+                             amp_loss_options(.num_optimizers = optimizer ? 1 : 0,
+                                              .optimizers = optimizer ? &optimizer : NULL));
 }
 
-void cairn__amp_step_queued(void *ctx) {
-    set_pending(ctx, 0);
+/* ---- scalers ---- */
+
+amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id) {
+    return amp && loss_id >= 0 && loss_id < amp->policy.num_losses ? amp->scalers[loss_id] : NULL;
 }
 
-static cairn_status tell_skip(const struct amp_context *amp, const struct cairn__step_report *r,
-                              const uint32_t *found) {
-    char names[512];
-    cairn__param_set_names(amp->set, found, names, sizeof(names));
-    const double scale = r->scale;
-    switch ((enum cairn__scaler_verdict)r->verdict) {
-    case CAIRN__SCALER_AT_FLOOR:
-        return cairn__fail(CAIRN_ENUMERIC,
-                           "gradient overflow with the loss scale at its floor of %g: non-finite gradient in %s; the "
-                           "step was skipped and the scale cannot be lowered. Look for a division by zero, a learning "
-                           "rate that is too high, or lower min_loss_scale",
-                           scale, names);
-    case CAIRN__SCALER_REACHED_FLOOR:
-        cairn__log(
-            CAIRN_LOG_WARNING,
-            "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to its floor of %g: non-finite "
-            "gradient in %s",
-            scale, names);
-        return CAIRN_OK;
-    case CAIRN__SCALER_SHRANK:
-        cairn__log(CAIRN_LOG_NOTICE,
-                   "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to %g: non-finite gradient in "
-                   "%s",
-                   scale, names);
-        return CAIRN_OK;
-    case CAIRN__SCALER_KEPT:
-    case CAIRN__SCALER_GREW:
-        break;
+int64_t amp_unskipped_steps(amp_context *amp) {
+    if (!amp) return 0;
+    return amp->scalers[0]->known.unskipped;
+}
+
+int amp_state_dict(amp_context *amp, char *text, size_t nbytes) {
+    if (!amp) {
+        (void)cairn__fail(CAIRN_EINVAL, "amp_state_dict: amp is NULL");
+        return -1;
     }
-    cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %g: non-finite gradient in %s",
-               scale, names);
-    return CAIRN_OK;
+    return cairn__state_write(amp->scalers, (size_t)amp->policy.num_losses, text, nbytes);
 }
 
-cairn_status cairn__amp_told(void *ctx, const struct cairn__step_report *r, const uint32_t *found) {
-    const struct amp_context *amp = ctx;
-    if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
-    return r->stepped ? CAIRN_OK : tell_skip(amp, r, found);
-}
-
-/* The last that is known of the scaler. */
-static bool last_report(const struct amp_context *amp, struct cairn__step_report *out) {
-    if (!amp->policy.enabled) return false; /* its optimizer's steps do not pass by here */
-    *out = cairn__optimizer_last_report(amp->optimizer);
-    return out->number > amp->before;
-}
-
-double amp_loss_scale(const amp_context *amp) {
-    struct cairn__step_report r;
-    if (!amp) return 1.0;
-    return last_report(amp, &r) ? r.scale : amp->policy.loss_scale;
-}
-
-int64_t amp_unskipped_steps(const amp_context *amp) {
-    struct cairn__step_report r;
-    return amp && last_report(amp, &r) ? r.unskipped : 0;
+cairn_status amp_load_state_dict(amp_context *amp, const char *text) {
+    REQUIRE(amp, CAIRN_EINVAL, "amp_load_state_dict: amp is NULL");
+    return cairn__state_read(amp->scalers, (size_t)amp->policy.num_losses, text);
 }

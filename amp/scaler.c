@@ -1,14 +1,367 @@
-/* Loss scalers. */
+/* Loss scalers as objects. What is asked of one is answered from what was heard; the truth stands in device memory. */
 #include "scaler.h"
 
-enum { GROWTH_WINDOW = 2000 }; /* apex/amp/scaler.py at 25.04, LossScaler.__init__: scale_window */
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
 
-struct cairn__scaler_state cairn__amp_scaler_of(const struct cairn__amp_policy *policy) {
-    return (struct cairn__scaler_state){
-        .scale = policy->loss_scale,
-        .min = policy->min_loss_scale,
-        .max = policy->max_loss_scale,
-        .window = GROWTH_WINDOW,
-        .rule = policy->dynamic ? CAIRN__SCALER_APEX : CAIRN__SCALER_STATIC,
-    };
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "core/trace.h"
+#include "device/reports.h"
+#include "nn/hooks.h"
+#include "param/param.h"
+
+static_assert(sizeof(struct cairn__scaler_state) <= CAIRN__STORE_MAX, "a scaler's state is stored whole");
+
+/* ---- hearing ---- */
+
+static void record(struct amp_scaler *s, int found) {
+    if (s->recorded < s->capacity) {
+        s->records[s->recorded] = (struct amp_scaler_update_record){.step = s->known.updates,
+                                                                    .scale = s->known.scale,
+                                                                    .growth_tracker = s->known.unskipped,
+                                                                    .found = found};
+    }
+    if (s->records) s->recorded++;
+}
+
+/* What AMP_SCALER_USER's update may change, into known and onto the device, which does not write it. */
+static void take_user(struct amp_scaler *s, const struct amp_scaler_state *next) {
+    struct cairn__scaler_state *k = &s->known;
+    k->scale = next->scale < k->min ? k->min : next->scale > k->max ? k->max : next->scale;
+    k->unskipped = next->growth_tracker < 0 ? 0 : next->growth_tracker;
+    k->hysteresis_left = next->hysteresis_left;
+    memcpy(k->user, next->user, sizeof(k->user));
+    struct cairn_device *d = s->env->device;
+    d->passes->store(d, s->state, k, offsetof(struct cairn__scaler_state, hysteresis));
+}
+
+static cairn_status ask_user(struct amp_scaler *s, int found) {
+    struct amp_scaler_state next;
+    const double before = s->known.scale, floor = s->known.min;
+    cairn__scaler_state_show(&s->known, &next);
+    s->update(s->ctx, &next, found);
+    REQUIRE(isfinite(next.scale) && next.scale > 0, CAIRN_EINVAL,
+            "the update of loss scaler %d made the scale %.10g; it must be a finite number above 0, and stays %.10g",
+            s->known.id, next.scale, before);
+    take_user(s, &next);
+    REQUIRE(!(found && before <= floor && next.scale < floor), CAIRN_ENUMERIC,
+            "gradient overflow with loss scaler %d at its floor of %.10g: its update cannot lower the scale to %.10g. "
+            "Look for "
+            "a division by zero, a learning rate that is too high, or lower min_scale",
+            s->known.id, floor, next.scale);
+    return CAIRN_OK;
+}
+
+/* What amp_scaler_update has made of the scale; where steps update, their guards say it together with names. */
+static cairn_status tell(const struct amp_scaler *s) {
+    const struct cairn__scaler_state *k = &s->known;
+    if (k->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)k->scale, 0, 0);
+    REQUIRE(
+        k->verdict != CAIRN__SCALER_AT_FLOOR, CAIRN_ENUMERIC,
+        "gradient overflow with loss scaler %d at its floor of %.10g: the steps were skipped and the scale cannot be "
+        "lowered. Look for a division by zero, a learning rate that is too high, or lower min_scale",
+        k->id, k->scale);
+    if (k->verdict == CAIRN__SCALER_SHRANK)
+        cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Loss scaler %d reducing loss scale to %.10g", k->id,
+                   k->scale);
+    if (k->verdict == CAIRN__SCALER_REACHED_FLOOR)
+        cairn__log(CAIRN_LOG_WARNING, "Gradient overflow.  Loss scaler %d reducing loss scale to its floor of %.10g",
+                   k->id, k->scale);
+    return CAIRN_OK;
+}
+
+static cairn_status hear_one(struct amp_scaler *s, const struct cairn__scaler_report *r) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__scaler_state *k = &s->known;
+    k->updates = (int64_t)r->number;
+    k->last_found = r->found;
+    if (r->found) k->last_overflow = k->updates - 1;
+    k->verdict = r->verdict;
+    if (k->rule == CAIRN__SCALER_USER) {
+        st = ask_user(s, r->found != 0);
+    } else {
+        k->scale = r->scale;
+        k->unskipped = r->unskipped;
+        if (s->tells) st = tell(s);
+    }
+    record(s, r->found != 0);
+    return st;
+}
+
+cairn_status cairn__scaler_hear(amp_scaler *s) {
+    cairn_status worst = CAIRN_OK;
+    struct cairn__scaler_report r;
+    if (s->env->device->capturing) return CAIRN_OK; /* what the user's update stores would be recorded */
+    while (cairn__reports_next(s->reports, sizeof(r), &s->told, &r)) {
+        const cairn_status st = hear_one(s, &r);
+        if (st != CAIRN_OK) worst = st;
+    }
+    return worst;
+}
+
+static cairn_status read_reports(struct cairn__report_reader *reader) {
+    return cairn__scaler_hear((amp_scaler *)((char *)reader - offsetof(amp_scaler, reader)));
+}
+
+/* ---- making and ending ---- */
+
+static void link_reader(struct amp_scaler *s) {
+    s->reader = (struct cairn__report_reader){.read = read_reports, .next = s->env->readers};
+    s->env->readers = &s->reader;
+}
+
+static void unlink_reader(struct amp_scaler *s) {
+    struct cairn__report_reader **at = &s->env->readers;
+    while (*at && *at != &s->reader) at = &(*at)->next;
+    if (*at) *at = s->reader.next;
+}
+
+static void free_scaler(struct amp_scaler *s) {
+    if (!s) return;
+    cairn__device_free(s->env->device, s->state);
+    cairn__device_free(s->env->device, s->cells);
+    cairn__device_free_pinned(s->env->device, s->reports);
+    cairn__free(s);
+}
+
+cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_state *fresh,
+                                  const struct amp_scaler_options *options, amp_scaler **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = env->device;
+    struct amp_scaler_options o = {.struct_size = sizeof(o)};
+    struct amp_scaler *s = NULL;
+    TRY(cairn__options_read(&o, sizeof(o), options, "amp_scaler_options"));
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
+    s->env = env;
+    s->update = o.update;
+    s->ctx = o.ctx;
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(*s->state), (void **)&s->state));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__AMP_CELLS * sizeof(s->cells[0]), (void **)&s->cells));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(s->reports[0]), (void **)&s->reports));
+    s->known = *fresh;
+    d->passes->store(d, s->state, fresh, sizeof(*fresh));
+    link_reader(s);
+    *out = s;
+    return CAIRN_OK;
+out:
+    free_scaler(s);
+    return st;
+}
+
+/* Gradients that could not be folded have lost what they are to be multiplied by. */
+static void fold_all(struct amp_scaler *s) {
+    for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
+        if (cairn__params_fold_at(s->env, &s->cells[i].factor) == CAIRN_OK) continue;
+        for (struct cairn_param_set *set = s->env->last_set; set; set = set->next)
+            cairn__param_set_make_incomplete(set);
+    }
+}
+
+void cairn__scaler_end(amp_scaler **scaler) {
+    if (!scaler || !*scaler) return;
+    struct amp_scaler *s = *scaler;
+    if (cairn__device_synchronize(s->env->device) == CAIRN_OK) { /* records are whole */
+        if (s->is_own) (void)cairn__env_read_reports(s->env);    /* its guards end too */
+        (void)cairn__scaler_hear(s);
+    }
+    cairn__scaler_forget_users(s);
+    unlink_reader(s);
+    fold_all(s);
+    s->env->unstepped -= s->pending;
+    s->env->scalers -= s->is_own;
+    free_scaler(s);
+    *scaler = NULL;
+}
+
+cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out) {
+    REQUIRE(out, CAIRN_EINVAL, "amp_scaler_create: out is NULL");
+    REQUIRE(env, CAIRN_EINVAL, "amp_scaler_create: env is NULL");
+    cairn_status st = CAIRN_OK;
+    struct cairn__scaler_state fresh;
+    const struct amp_scaler_options torch = {.struct_size = sizeof(torch), .kind = AMP_SCALER_TORCH};
+    if (!options) options = &torch;
+    TRY(cairn__scaler_resolve(options, 0, &fresh));
+    TRY(cairn__scaler_create(env, &fresh, options, out));
+    (*out)->is_own = (*out)->is_explicit = true;
+    env->scalers++;
+out:
+    return st;
+}
+
+void amp_scaler_destroy(amp_scaler **scaler) {
+    if (!scaler || !*scaler) return;
+    if ((*scaler)->is_own) cairn__scaler_end(scaler);
+    *scaler = NULL;
+}
+
+/* ---- the way of a loss ---- */
+
+static bool stays_1(const struct amp_scaler *s) {
+    return s->known.rule == CAIRN__SCALER_STATIC && s->known.scale == 1;
+}
+
+/* NULL on error. */
+static struct cairn__loss_scale *next_cell(struct amp_scaler *s) {
+    struct cairn__loss_scale *cell = &s->cells[s->next_cell++ % CAIRN__AMP_CELLS];
+    if (cairn__params_fold_at(s->env, &cell->factor) != CAIRN_OK) return NULL;
+    if (s->told_cell == cell) s->told_cell = NULL;
+    return cell;
+}
+
+cairn_tensor *cairn__scaler_scale(amp_scaler *s, cairn_tensor *loss) {
+    if (!loss) return NULL;
+    if (stays_1(s) && cairn_tensor_dtype(loss) == CAIRN_F32) return loss;
+    struct cairn__loss_scale *cell = next_cell(s);
+    return cell ? cairn__scale_loss(loss, s->state, cell) : NULL;
+}
+
+/* The cell holds what the user was told, whatever the device makes of the scale meanwhile. */
+static cairn_status tell_anew(struct amp_scaler *s) {
+    struct cairn_device *d = s->env->device;
+    struct cairn__loss_scale *cell = next_cell(s);
+    if (!cell) return cairn__last_status();
+    const struct cairn__loss_scale value = cairn__loss_scale_of(&s->known);
+    d->passes->store(d, cell, &value, sizeof(value));
+    s->told_cell = cell;
+    s->told_scale = s->known.scale;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__scaler_tell(amp_scaler *s, double *scale, const float **factor) {
+    const bool is_current = s->told_cell && (s->pending || s->told_scale == s->known.scale);
+    cairn_status st = CAIRN_OK;
+    if (s->known.rule != CAIRN__SCALER_STATIC)
+        TRY(cairn__device_refuse_recording(s->env->device,
+                                           "a loss scale that is a number would stand still; a static one may"));
+    if (!stays_1(s) && !is_current) TRY(tell_anew(s));
+    *scale = stays_1(s) ? 1 : s->told_scale;
+    *factor = stays_1(s) ? NULL : &s->told_cell->factor;
+out:
+    return st;
+}
+
+void cairn__scaler_add_pending(amp_scaler *s) {
+    s->pending++;
+    s->env->unstepped++;
+}
+
+static void drop_pending(struct amp_scaler *s) {
+    s->env->unstepped -= s->pending;
+    s->pending = 0;
+}
+
+void cairn__scaler_queue_update(amp_scaler *s) {
+    struct cairn_device *d = s->env->device;
+    d->passes->scaler_update(d, s->state, s->reports);
+    drop_pending(s);
+}
+
+void cairn__scaler_drop_found(amp_scaler *s) {
+    struct cairn_device *d = s->env->device;
+    d->passes->clear_flags(d, &s->state->found, 1);
+    drop_pending(s);
+}
+
+void cairn__scaler_put_scale(amp_scaler *s, double scale) {
+    struct cairn_device *d = s->env->device;
+    s->known.scale = scale;
+    s->known.scale = cairn__scaler_times(&s->known, 1);
+    d->passes->store(d, &s->state->scale, &s->known.scale, sizeof(s->known.scale));
+}
+
+/* ---- looking, saving, loading ---- */
+
+double amp_scaler_scale_now(const amp_scaler *scaler) {
+    return scaler ? scaler->known.scale : (double)NAN;
+}
+
+cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_state *state) {
+    REQUIRE(scaler && state, CAIRN_EINVAL, "amp_scaler_get_state: scaler and state must be set");
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = scaler->env->device;
+    struct cairn__scaler_state now;
+    struct amp_scaler_state shown;
+    const size_t room = state->struct_size;
+    REQUIRE(room >= sizeof(room) && room <= 65536, CAIRN_EINVAL,
+            "amp_scaler_get_state: struct_size is %zu; begin with AMP_SCALER_STATE_INIT", room);
+    TRY(cairn__device_refuse_recording(d, "a scaler's state cannot be read; look at it between replays"));
+    TRY(cairn__device_synchronize(d));
+    TRY(cairn__scaler_hear((amp_scaler *)scaler)); /* the user's update decides what the state is */
+    TRY(cairn__device_download(d, &now, scaler->state, sizeof(now)));
+    cairn__scaler_state_show(&now, &shown);
+    shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* as the caller's Cairn knows it */
+    memcpy(state, &shown, shown.struct_size);
+out:
+    return st;
+}
+
+cairn_status cairn__scaler_settle(amp_scaler *scaler, const char *where) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = scaler->env->device;
+    REQUIRE(
+        !scaler->pending, CAIRN_ESTATE,
+        "%slosses that were scaled by loss scaler %d wait for their step; set its state before a loss is scaled, or "
+        "after the step",
+        where, scaler->known.id);
+    TRY(cairn__device_refuse_recording(d, "a scaler's state would be set once; set it between replays"));
+    TRY(cairn__device_synchronize(d));
+    (void)cairn__scaler_hear(scaler); /* what it has to say of the old state */
+out:
+    return st;
+}
+
+cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where) {
+    REQUIRE(kind != AMP_SCALER_USER || scaler->update, CAIRN_EINVAL,
+            "%sits kind is user, but the scaler was made without an update", where);
+    REQUIRE(kind == AMP_SCALER_STATIC || !scaler->never_hears, CAIRN_EINVAL,
+            "%sits kind is %s, whose scale finds its level by steps that are left out, but skip_nonfinite is off in "
+            "this context; give amp_initialize the loss_scale that the state is of, or skip_nonfinite=ON",
+            where, cairn__scaler_kind_name(kind));
+    return CAIRN_OK;
+}
+
+/* The ring is empty again, since reports are numbered by updates. */
+void cairn__scaler_put(amp_scaler *s, const struct cairn__scaler_state *state) {
+    struct cairn_device *d = s->env->device;
+    const int32_t id = s->known.id;
+    s->known = *state;
+    s->known.id = id;
+    memset(s->reports, 0, CAIRN__REPORTS * sizeof(s->reports[0]));
+    s->told = (uint64_t)state->updates;
+    d->passes->store(d, s->state, &s->known, sizeof(s->known));
+}
+
+cairn_status amp_scaler_set_state(amp_scaler *scaler, const struct amp_scaler_state *state) {
+    static const char where[] = "amp_scaler_set_state: ";
+    REQUIRE(scaler && state, CAIRN_EINVAL, "%sscaler and state must be set", where);
+    cairn_status st = CAIRN_OK;
+    struct amp_scaler_state given = {0};
+    struct cairn__scaler_state next;
+    TRY(cairn__options_read(&given, sizeof(given), state, "amp_scaler_state"));
+    TRY(cairn__scaler_state_take(&given, where, &next));
+    TRY(cairn__scaler_check_kind(scaler, given.kind, where));
+    TRY(cairn__scaler_settle(scaler, where));
+    cairn__scaler_put(scaler, &next);
+out:
+    return st;
+}
+
+cairn_status amp_scaler_record(amp_scaler *scaler, struct amp_scaler_update_record *records, size_t capacity) {
+    REQUIRE(scaler, CAIRN_EINVAL, "amp_scaler_record: scaler is NULL");
+    REQUIRE(!capacity == !records, CAIRN_EINVAL,
+            "amp_scaler_record: %zu records at %p; NULL and 0 together end a recording", capacity, (void *)records);
+    const cairn_status st = cairn__scaler_hear(scaler); /* of updates before */
+    scaler->records = records;
+    scaler->capacity = capacity;
+    scaler->recorded = 0;
+    return st;
+}
+
+size_t amp_scaler_recorded(const amp_scaler *scaler) {
+    return scaler ? scaler->recorded : 0;
 }

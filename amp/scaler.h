@@ -1,11 +1,130 @@
-/* Loss scalers: state machines over "a gradient was non-finite". Their rules are in kernels/step.h, since a device runs
- * them; here is which of them a policy means. */
+/* Loss scalers from inside. Their rules are in kernels/step.h, since a device runs them; here are their objects: state in
+ * device memory, the cells that scaled losses leave their scale in, reports as they come. */
 #ifndef CAIRN__AMP_SCALER_H
 #define CAIRN__AMP_SCALER_H
 
-#include "kernels/step.h"
-#include "policy.h"
+#include <stdbool.h>
 
-struct cairn__scaler_state cairn__amp_scaler_of(const struct cairn__amp_policy *policy);
+#include "cairn/scaler.h"
+#include "device/env.h"
+#include "kernels/step.h"
+
+/* Losses whose scale is remembered at a time: gradients of one that is older are folded before its place is used. */
+enum { CAIRN__AMP_CELLS = 64 };
+
+struct amp_scaler {
+    cairn_env *env;
+    bool is_own; /* amp_scaler_create made it; else a context */
+
+    /* In device memory. */
+    struct cairn__scaler_state *state;
+    struct cairn__loss_scale *cells; /* [CAIRN__AMP_CELLS] */
+    uint64_t next_cell;
+    const struct cairn__loss_scale *told_cell; /* what the user was told last as a number; NULL = nothing yet */
+    double told_scale;
+
+    struct cairn__scaler_report *reports; /* what the device writes and the host reads; [CAIRN__REPORTS] */
+    uint64_t told;                        /* the number of the last that was heard */
+    struct cairn__scaler_state known;     /* the state as far as it was heard of; of AMP_SCALER_USER as it is */
+    struct cairn__report_reader reader;
+
+    bool is_explicit; /* its losses are told by amp_scaler_update, and not by the step that follows */
+    bool tells;       /* amp_scaler_update was last: what becomes of the scale is said here, and not by a guard */
+    bool is_disabled; /* of a context that is not enabled: the explicit way passes through */
+    bool never_hears; /* of overflows: its context leaves no step out */
+    int pending;      /* losses that have been scaled and that no update has followed; part of env->unstepped */
+
+    void (*update)(void *ctx, struct amp_scaler_state *state, int found); /* AMP_SCALER_USER */
+    void *ctx;
+
+    struct amp_scaler_update_record *records;
+    size_t capacity, recorded;
+
+    struct cairn__users
+        *users; /* of the explicit way (explicit.c): optimizers, how far they are since the last update */
+};
+
+/* ---- values (scaler_values.c) ---- */
+
+/* Options with every default filled in, as a fresh state; id: loss_id. Errors: CAIRN_EINVAL for every value out of range. */
+cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int id, struct cairn__scaler_state *out);
+
+/* "apex"; NULL where kind is none. */
+const char *cairn__scaler_kind_name(amp_scaler_kind kind);
+
+enum cairn__scaler_field_type { CAIRN__FIELD_DOUBLE, CAIRN__FIELD_INT64, CAIRN__FIELD_INT };
+
+/* What a state consists of besides its kind; what messages and texts call it. */
+struct cairn__scaler_field {
+    const char *name;
+    enum cairn__scaler_field_type type;
+    size_t offset; /* in struct amp_scaler_state */
+    double least, most;
+    const char *must; /* "it must be " */
+};
+enum { CAIRN__SCALER_FIELDS = 16 };
+extern const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELDS];
+
+/* where: the beginning of the message, "amp_scaler_set_state: ". Errors: CAIRN_EINVAL */
+cairn_status cairn__scaler_check_field(const struct cairn__scaler_field *field, const struct amp_scaler_state *state,
+                                       const char *where);
+
+/* Between what the user sees and what the device has; the latter checks: CAIRN_EINVAL. A scale outside of its floor and
+ * ceiling becomes the nearer of them, as an init does, and hysteresis_left comes into [0, hysteresis], but for
+ * AMP_SCALER_USER. out's id, and what is not shown, is 0. */
+void cairn__scaler_state_show(const struct cairn__scaler_state *state, struct amp_scaler_state *out);
+cairn_status cairn__scaler_state_take(const struct amp_scaler_state *state, const char *where,
+                                      struct cairn__scaler_state *out);
+
+/* ---- objects ---- */
+
+/* An object from a resolved state; update and ctx, of options, which may be NULL, are kept. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_state *fresh,
+                                  const struct amp_scaler_options *options, amp_scaler **out);
+
+/* What waits at one of its cells is folded first. Of any scaler, a context's too. */
+void cairn__scaler_end(amp_scaler **scaler);
+
+/* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself. NULL on
+ * error. */
+cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss);
+
+/* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
+ * pending. *factor: where the device finds 1 / *scale; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE a
+ * graph is being recorded and the scale may change. */
+cairn_status cairn__scaler_tell(amp_scaler *scaler, double *scale, const float **factor);
+
+/* Queues an update with what was found, and no loss is pending any more. */
+void cairn__scaler_queue_update(amp_scaler *scaler);
+
+/* A scale between floor and ceiling, as the kind holds it; on the way of the queue. */
+void cairn__scaler_put_scale(amp_scaler *scaler, double scale);
+
+/* What was found is forgotten, and no loss is pending any more. */
+void cairn__scaler_drop_found(amp_scaler *scaler);
+
+/* Takes away the guards that the explicit way has made. */
+void cairn__scaler_forget_users(amp_scaler *scaler);
+
+/* One more loss waits for an update; what it may find goes to &scaler->state->found. */
+void cairn__scaler_add_pending(amp_scaler *scaler);
+
+/* Hears the reports that have come: scale, unskipped, records, the user's update. Never waits; does nothing while a
+ * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: of the user's
+ * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that is
+ * at its floor would be lowered. */
+cairn_status cairn__scaler_hear(amp_scaler *scaler);
+
+/* Waits for the device and hears the rest. Errors: CAIRN_ESTATE losses that were scaled wait for their step, or a graph
+ * is being recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
+cairn_status cairn__scaler_settle(amp_scaler *scaler, const char *where);
+/* Errors: CAIRN_EINVAL it can be no scaler of that kind. */
+cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where);
+void cairn__scaler_put(amp_scaler *scaler, const struct cairn__scaler_state *state);
+
+/* ---- several as text (state.c): amp_state_dict and amp_load_state_dict of a context's scalers ---- */
+
+int cairn__state_write(amp_scaler *const *scalers, size_t count, char *text, size_t nbytes);
+cairn_status cairn__state_read(amp_scaler *const *scalers, size_t count, const char *text);
 
 #endif

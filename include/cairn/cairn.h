@@ -12,6 +12,8 @@
 #include "graph.h"
 #include "nn.h"
 #include "optim.h"
+#include "autocast.h"
+#include "scaler.h"
 #include "amp.h"
 #include "ddp.h"
 

@@ -46,9 +46,10 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
  *          tensors
  *
- * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's). What changes from replay to
- * replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate (cairn_optimizer_set_lr
- * between replays), scale, counters and weights by themselves.
+ * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes from
+ * replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
+ * (cairn_optimizer_set_lr between replays), scale, counters and weights by themselves. A scale that is a static 1 is
+ * recorded as that: amp_load_state_dict with another one comes before the graph.
  *
  * Results   The step's have memory of their own: they stay readable until the next replay (the loss, say, by
  *           cairn_tensor_item), and end with the graph. Operations beside the graph cannot take them; cairn_tensor_keep

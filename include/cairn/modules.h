@@ -34,6 +34,10 @@ CAIRN_API cairn_tensor *cairn_module_forward_n(cairn_module *module, cairn_tenso
  * module that belongs to another. */
 CAIRN_API cairn_param_set *cairn_module_params(cairn_module *module);
 
+/* Forgets the gradients of all parameters; results of the step stay (cairn_zero_grad of an optimizer ends them too). Of a
+ * module that belongs to another: nothing, with a line in the log. torch.nn.Module.zero_grad */
+CAIRN_API void cairn_module_zero_grad(cairn_module *module);
+
 /* Training (on not 0, as modules begin) or evaluation, for the module and its children: dropout and batch_norm differ.
  * torch.nn.Module.train, eval */
 CAIRN_API void cairn_module_train(cairn_module *module, int on);
@@ -128,12 +132,16 @@ CAIRN_API cairn_module *cairn_module_create(cairn_env *env, const struct cairn_m
 
 /* While a module is built: before it becomes a child, has gradients, or meets an optimizer, amp or ddp. Each returns a
  * handle owned by the module, NULL on error (CAIRN_EINVAL a name twice, none, or with a dot; CAIRN_ESTATE too late;
- * CAIRN_ENOMEM). A parameter is f32, its values undefined until an init call; a buffer is of any type but bool, zeros, and
- * stays as it is at every level of amp. A handle always shows the present data and type. */
+ * CAIRN_ENOMEM). A parameter is f32, its values undefined until an init call; a buffer is of any type, zeros. With half
+ * weights (amp's O2 and O3) f32 buffers become half too, so that they can be added to what flows; others stay as they are.
+ * A handle always shows the present data and type. */
 CAIRN_API cairn_tensor *cairn_module_add_param(cairn_module *module, const char *name, int ndim, const int64_t *shape,
                                                cairn_switch is_norm);
 CAIRN_API cairn_tensor *cairn_module_add_buffer(cairn_module *module, const char *name, cairn_dtype dtype, int ndim,
                                                 const int64_t *shape);
+/* A buffer that stays in its type at every level of amp, as statistics of normalisation layers do: what is summed up over
+ * many steps. Errors: CAIRN_EINVAL NULL, or no module's buffer; CAIRN_ESTATE it is half already. */
+CAIRN_API cairn_status cairn_buffer_keep_type(cairn_tensor *buffer);
 /* Takes the child over, also where it fails (then it is ended, and NULL returned); returns it. child NULL gives NULL. What
  * belongs to another module (CAIRN_ESTATE), is in use (CAIRN_ESTATE), or holds the module itself stays as it is. */
 CAIRN_API cairn_module *cairn_module_add_child(cairn_module *module, const char *name, cairn_module *child);
@@ -142,7 +150,8 @@ CAIRN_API cairn_module *cairn_module_add_child(cairn_module *module, const char 
 
 /* Each but constant draws from the environment's next random stream: uniforms in [low, high], the normals that cairn_randn
  * would have given. Errors: CAIRN_EINVAL NULL, another type, numbers that make no sense, no fan; CAIRN_ESTATE a result, a
- * parameter that is half or belongs to a ddp context already, or a graph is being recorded; CAIRN_ENOMEM.
+ * parameter or buffer that amp has made half, a parameter that belongs to a ddp context already, or a graph is being
+ * recorded; CAIRN_ENOMEM.
  * fan: of weight [out, in, ...], in and out times the elements behind. torch.nn.init */
 CAIRN_API cairn_status cairn_init_constant(cairn_tensor *t, double value);
 CAIRN_API cairn_status cairn_init_uniform(cairn_tensor *t, double low, double high);

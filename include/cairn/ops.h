@@ -118,6 +118,30 @@ CAIRN_API cairn_tensor *cairn_prelu(cairn_tensor *x, cairn_tensor *weight);
 /* Converts; the gradient is converted back. Between floats, integers and bool. torch.Tensor.to(dtype) */
 CAIRN_API cairn_tensor *cairn_cast(cairn_tensor *x, cairn_dtype dtype);
 
+/* ---- in place ---- */
+
+/* x is written and returned; NULL on error, and x is as it was. For leaves, buffers and parameters, whose memory no graph
+ * records: a result is refused, and what wants a gradient is written between cairn_no_grad_begin and cairn_no_grad_end alone
+ * (torch: "a leaf Variable that requires grad is being used in an in-place operation"). A graph that still waits for its
+ * backward sees the new values, as it does those of cairn_tensor_write. A parameter's caches are dropped, as
+ * cairn_param_changed does; one that has a master is computed on the master in f32 (other parameters count as the half
+ * values they show), and rounded from it.
+ * The other tensor broadcasts to x's shape. Types: the result is converted to x's; of a float to an integer type is an error,
+ * but for copy_. Under O1 and autocast other inputs are first cast to x's type, and an operation that is f32 there (pow, exp)
+ * is refused where x is half.
+ * Errors: CAIRN_ESTATE, CAIRN_EINVAL; those of the operation. torch.Tensor.add_ and so on */
+CAIRN_API cairn_tensor *cairn_add_(cairn_tensor *x, cairn_tensor *b);
+CAIRN_API cairn_tensor *cairn_sub_(cairn_tensor *x, cairn_tensor *b);
+CAIRN_API cairn_tensor *cairn_mul_(cairn_tensor *x, cairn_tensor *b);
+CAIRN_API cairn_tensor *cairn_div_(cairn_tensor *x, cairn_tensor *b);
+CAIRN_API cairn_tensor *cairn_add_scalar_(cairn_tensor *x, double s);
+CAIRN_API cairn_tensor *cairn_mul_scalar_(cairn_tensor *x, double s);
+CAIRN_API cairn_tensor *cairn_pow_scalar_(cairn_tensor *x, double exponent);
+CAIRN_API cairn_tensor *cairn_exp_(cairn_tensor *x);
+CAIRN_API cairn_tensor *cairn_sqrt_(cairn_tensor *x);
+CAIRN_API cairn_tensor *cairn_clamp_(cairn_tensor *x, double low, double high);
+CAIRN_API cairn_tensor *cairn_copy_(cairn_tensor *x, cairn_tensor *from);
+
 /* ---- reductions ---- */
 
 /* Over everything, one element. */
@@ -314,7 +338,7 @@ CAIRN_API cairn_tensor *cairn_nll_loss(cairn_tensor *x, cairn_tensor *target, co
 CAIRN_API cairn_tensor *cairn_bce_with_logits(cairn_tensor *x, cairn_tensor *target,
                                               const struct cairn_loss_options *options);
 /* x probabilities, which halves round to 0 and 1: bce_with_logits of the scores behind them is exact where this is not.
- * Under O1 it is computed in f32, as apex does with allow_banned. torch.nn.functional.binary_cross_entropy */
+ * Under O1 and autocast an input that is half is an error (autocast.h). torch.nn.functional.binary_cross_entropy */
 CAIRN_API cairn_tensor *cairn_bce(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options);
 CAIRN_API cairn_tensor *cairn_kl_div(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options);
 CAIRN_API cairn_tensor *cairn_soft_margin_loss(cairn_tensor *x, cairn_tensor *target,

@@ -56,12 +56,59 @@ CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cair
 CAIRN_API cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options,
                                           cairn_optimizer **out);
 
-/* Waits for the device. While an amp context uses it, it is kept and the log says so. */
+/* The same over some parameters of a set: the count at indices, each once. More may follow by add_group, also of other sets of
+ * the same environment: one optimizer over several models. Errors: CAIRN_EINVAL an index out of range or twice. */
+CAIRN_API cairn_status cairn_sgd_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                             const struct cairn_sgd_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adam_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                              const struct cairn_adam_options *options, cairn_optimizer **out);
+CAIRN_API cairn_status cairn_adamw_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                               const struct cairn_adam_options *options, cairn_optimizer **out);
+
+/* A further group of parameters, with hyperparameters of its own; groups are numbered from 0, the one of creation. indices
+ * NULL: all of set. adam_add_group is AdamW's too; options NULL = the INIT macro of the optimizer's kind. Fresh parameters
+ * begin with fresh moments and their own count of steps. Between steps.
+ * Errors, which change nothing: CAIRN_EINVAL another kind of optimizer, an index out of range, a parameter twice (also of
+ * another optimizer's), another environment; CAIRN_ESTATE amp has not prepared the set that it should (give its model to
+ * amp_initialize), or a graph is alive; CAIRN_ENOMEM. torch.optim.Optimizer.add_param_group */
+CAIRN_API cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                           size_t count, const struct cairn_sgd_options *options);
+CAIRN_API cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
+                                            size_t count, const struct cairn_adam_options *options);
+
+/* Waits for the device. While an amp context uses it, it is kept and the log says so; an amp_scaler lets it go. */
 CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
 
-/* Forgets the gradients (nothing is written to memory) and begins a new step: results of the last one are gone. NULL does
- * nothing. */
+/* Forgets the gradients of the optimizer's parameters (nothing is written to memory) and begins a new step of the
+ * environment: results of the last one are gone. NULL does nothing. Where results must live on (a second model, a second loss
+ * of the same step), cairn_clear_grads forgets the gradients alone; so do cairn_param_set_zero_grad and
+ * cairn_module_zero_grad, for all parameters of a set or model. */
 CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
+CAIRN_API void cairn_clear_grads(cairn_optimizer *optimizer);
+
+/* Clips gradients by the norm of all of them together, before cairn_step: they are multiplied by min(1, max_norm /
+ * (norm + 1e-6)), which changes one number and no gradient; what a backward adds later is not clipped. Called again, it
+ * clips what is clipped; forgetting the gradients ends it. One read of the gradients, which is amp's look for overflow too,
+ * where there was one backward.
+ *
+ *   norm     the L2 norm of the unscaled gradients, f64 sums (see docs/benchmarks.md for its error); inf where one is
+ *            infinite or NaN, and then nothing is changed. NULL = not wanted; else waits for the device
+ *
+ * Errors: CAIRN_EINVAL max_norm is not above 0; CAIRN_ESTATE a graph is being recorded and norm is set; CAIRN_ENOMEM.
+ * torch.nn.utils.clip_grad_norm_ (norm_type 2) */
+CAIRN_API cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm);
+
+/* Every unscaled gradient to [-limit, limit]; NaN stays. Makes f32 gradients where they are half. One read and write.
+ * Errors: CAIRN_EINVAL limit is not above 0; CAIRN_ENOMEM. torch.nn.utils.clip_grad_value_ */
+CAIRN_API cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit);
+
+/* Parameters in the order they were given. */
+CAIRN_API size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer);
+
+/* What the optimizer updates, [count = cairn_optimizer_num_params]: data is the master of a half parameter, or the parameter
+ * itself; grad the unscaled f32 gradient, with clipping done (NULL: none), which this makes, once a backward.
+ * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. */
+CAIRN_API cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *out, size_t count);
 
 /* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp found an
  * infinite or NaN gradient, on any rank, nothing is written.
@@ -81,10 +128,13 @@ CAIRN_API int cairn_step_skipped(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer);
 
-/* The learning rate of the next step, for schedules. Errors: CAIRN_EINVAL negative or not finite; CAIRN_ESTATE in a step that
- * is being recorded. */
+/* The learning rate of the next step, for schedules: of all groups, or of one. Errors: CAIRN_EINVAL negative or not finite, no
+ * such group; CAIRN_ESTATE in a step that is being recorded. */
 CAIRN_API cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr);
-CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);
+CAIRN_API cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr);
+CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);                  /* of group 0 */
+CAIRN_API double cairn_optimizer_group_lr(const cairn_optimizer *optimizer, int group); /* NaN where there is none */
+CAIRN_API int cairn_optimizer_num_groups(const cairn_optimizer *optimizer);
 
 /* The set given at creation. */
 CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);

@@ -58,7 +58,8 @@ CAIRN_API cairn_tensor *cairn_tensor_over(cairn_env *env, cairn_dtype dtype, int
                                           const int64_t *stride, void *data);
 
 /* New values for a leaf in its old memory, n elements of its dtype in row-major order: the next batch. values may be used
- * again at once. A graph that still waits for its backward sees the new ones.
+ * again at once. A graph that still waits for its backward sees the new ones. A module's buffer that amp made half is
+ * written in the type that it was added with, so that modules need not know the level.
  * Errors: CAIRN_EINVAL n is not the tensor's, or the leaf is over memory that is not dense; CAIRN_ESTATE not a leaf, or a
  * graph is being recorded; CAIRN_EDEVICE. torch.Tensor.copy_ */
 CAIRN_API cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n);
@@ -155,7 +156,7 @@ CAIRN_API void cairn_detect_anomaly(cairn_env *env, cairn_switch on);
 
 /* Forgets what fn computes in between and computes it again in backward: memory for time. fn(ctx, inputs, count) builds
  * the result from inputs by operations and modules; it runs now, without a graph, and once more in backward, with the same
- * random numbers, so it must do the same both times (what it changes beside, as the running statistics of batch_norm, it
+ * random numbers and under the casts that hold now (autocast.h), so it must do the same both times (what it changes beside, as the running statistics of batch_norm, it
  * changes twice), and must not begin a step (cairn_zero_grad). Results from outside must be among the inputs; gradients
  * reach these, and every leaf and parameter that fn uses, as they would without the checkpoint, in the same order; but under
  * O1 a parameter that is used outside too is cast once more, so that what it gets from there is added in f32 and not in
@@ -187,7 +188,8 @@ struct cairn_custom_op {
 };
 
 /* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions becomes
- * the call's, or backward's. Under O1 inputs come as they are. torch.autograd.Function */
+ * the call's, or backward's. Under O1 inputs come as they are, unless amp_set_op_cast has said otherwise of op's name; y's type
+ * stays what was said. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);
 

@@ -1,5 +1,6 @@
 /* Cairn's version: the one place that says it; meson reads these three lines.
  *
+ * 0.4.0  amp whole: types by scope, five scalers, many models and losses, trainers with buffers of their own
  * 0.3.0  tensors with views, the operations of BERT and ResNet, modules to build with: on the CPU
  * 0.2.0  one NVIDIA GPU: a step without the host, graphs, streams of the user's
  * 0.1.0  the quick start: linear regression at O0-O3 on the CPU, several ranks on one machine
@@ -8,7 +9,7 @@
 #define CAIRN_VERSION_H
 
 #define CAIRN_VERSION_MAJOR 0
-#define CAIRN_VERSION_MINOR 3
+#define CAIRN_VERSION_MINOR 4
 #define CAIRN_VERSION_PATCH 0
 
 #endif

@@ -10,7 +10,8 @@ cairn_status cairn__options_read(void *own, size_t own_nbytes, const void *given
     size_t given_nbytes;
     memcpy(&given_nbytes, given, sizeof(given_nbytes));
     REQUIRE(given_nbytes >= sizeof(size_t) && given_nbytes <= 65536, CAIRN_EINVAL,
-            "%s.struct_size is %zu; make the struct with the macro that header gives", name, given_nbytes);
+            "%s.struct_size is %zu; set it to sizeof(struct %s), as the macro of that struct does where there is one",
+            name, given_nbytes, name);
     for (size_t i = own_nbytes; i < given_nbytes; i++) {
         REQUIRE(((const unsigned char *)given)[i] == 0, CAIRN_EINVAL,
                 "%s has a field that this version of Cairn does not know, at byte %zu of %zu", name, i, given_nbytes);

@@ -87,6 +87,7 @@ static cairn_status complete_with_zeros(struct ddp_context *d, struct cairn__ddp
         if (st != CAIRN_OK) return st;
         device_of(d)->passes->fill(device_of(d), p->dtype, slot, p->n, 0.0f);
         p->written = true;
+        p->checked = false;
         p->factor = d->set->factor;
         bucket->pending--;
     }

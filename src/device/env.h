@@ -14,13 +14,20 @@ struct cairn__report_reader {
     struct cairn__report_reader *next;
 };
 
+/* Somebody who has still to look at gradients before anybody changes or forgets them: amp, after a scaled loss. */
+struct cairn__unresolved {
+    cairn_status (*resolve)(struct cairn__unresolved *unresolved);
+    struct cairn__unresolved *next;
+    bool is_listed;
+};
+
 struct cairn_env {
     struct cairn_device *device;
     int rank, size, local_rank;
 
     int sets;                         /* parameter sets made in it that are alive, */
     struct cairn_param_set *last_set; /* param's list of them */
-    int graphs;                       /* likewise */
+    int graphs, scalers;              /* likewise; scalers: those that no amp context made */
     int unstepped;                    /* scaled losses that no step has followed */
 
     uint64_t seed;
@@ -32,6 +39,10 @@ struct cairn_env {
     /* Of graphs, and recordings: with each, weights and their casts are other than the host's books say. */
     uint64_t replays;
     struct cairn__report_reader *readers;
+    struct cairn__unresolved *unresolved;
+
+    /* Every rank's n words of the host, in rank order: all [size * n]. All ranks call it; waits for them. The group's. */
+    cairn_status (*gather)(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n);
 
     /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. false: not now,
      * within a backward or a checkpoint; nothing has changed. */
@@ -47,6 +58,27 @@ static inline cairn_status cairn__env_read_reports(struct cairn_env *env) {
     cairn_status st = CAIRN_OK;
     for (struct cairn__report_reader *r = env->readers; r; r = r->next) {
         const cairn_status said = r->read(r);
+        if (said != CAIRN_OK) st = said;
+    }
+    return st;
+}
+
+/* Lists u, which is looked after once: by whoever reads, steps with or forgets gradients next. */
+static inline void cairn__env_list_unresolved(struct cairn_env *env, struct cairn__unresolved *u) {
+    if (u->is_listed) return;
+    u->is_listed = true;
+    u->next = env->unresolved;
+    env->unresolved = u;
+}
+
+/* To be called before gradients are added to, changed or forgotten. */
+static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
+    cairn_status st = CAIRN_OK;
+    while (env->unresolved) {
+        struct cairn__unresolved *u = env->unresolved;
+        env->unresolved = u->next;
+        u->is_listed = false;
+        const cairn_status said = u->resolve(u);
         if (said != CAIRN_OK) st = said;
     }
     return st;

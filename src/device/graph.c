@@ -64,7 +64,9 @@ static cairn_status record(struct cairn_graph *g) {
     d->capturing = true;
     d->refusal[0] = '\0';
     st = run(g);
+    const cairn_status looked = cairn__env_resolve(g->env); /* into the recording: what it would read was never made */
     d->capturing = false;
+    if (st == CAIRN_OK) st = looked;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
         st = cairn__fail(CAIRN_ESTATE,
@@ -103,14 +105,14 @@ cairn_status cairn_graph_replay(cairn_graph *g) {
     REQUIRE(g, CAIRN_EINVAL, "cairn_graph_replay: graph is NULL");
     REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
             "cairn_graph_replay was called by the step of a graph; a step may not replay one");
-    g->env->begin_step(g->env); /* for what runs beside the graph, too */
-    if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) {
-        const cairn_status st = record(g);
-        if (st != CAIRN_OK) return st;
-    }
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__env_resolve(g->env)); /* a launch forgets gradients without asking who has still to look at them */
+    g->env->begin_step(g->env);      /* for what runs beside the graph, too */
+    if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) TRY(record(g));
     if (g->mode == RECORDED) return launch(g);
-    const cairn_status st = run(g);
+    st = run(g);
     if (g->mode == WARMING && st == CAIRN_OK) g->runs++; /* one that failed may have left out what is to be allocated */
+out:
     return st;
 }
 

@@ -30,11 +30,30 @@ struct cairn__item {
 struct cairn__optim_item {
     size_t n;
     void *weights; /* f32 weights or master; or half weights without master */
-    void *half;    /* the rounded copy, where the mode has one */
+    union {
+        void *half;         /* the rounded copy, where the mode has one */
+        uint64_t parameter; /* its number in stochastic rounding */
+    };
     float *state[2];
     const void *grad;
     const float *factor;
     const int64_t *missed; /* taken steps without a gradient; device memory */
+};
+
+/* A parameter's flag on its way from a parameter set to an optimizer. */
+struct cairn__taken {
+    size_t n;
+    const void *x; /* the gradient in which it may have been found; NULL = not at hand */
+    cairn_dtype dtype;
+    int32_t rank;   /* whose gradient it is; -1 = the ranks' */
+    uint32_t *flag; /* lowered */
+    struct cairn__overflow *to;
+};
+
+/* What a gradient consists of. */
+struct cairn__census {
+    uint64_t zeros, subnormals, infs, nans;
+    int32_t max_exponent, min_exponent; /* of finite values but 0, as ilogb; 0 where there is none */
 };
 
 struct cairn__passes {
@@ -52,29 +71,48 @@ struct cairn__passes {
     /* found: an x is infinite or NaN. One read. */
     void (*check)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                   uint32_t *found);
-    /* *norm = L2 norm over the whole list of x * factor, squares and sums in f64; each [count] may be NULL. All in device
-     * memory. found: an x * factor is infinite or NaN. */
+    /* *norm = L2 norm over the whole list of x * factor, within 6e-7 of it for halves and 1e-12 for f32 (kernels.h: sumsq);
+     * each [count] may be NULL. All in device memory. found: an x is infinite or NaN; the norm is not finite then. */
     void (*l2norm)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    const float *factor, double *norm, double *each, uint32_t *found);
 
+    /* dst = x, f32, brought into [-limit, limit]; NaN stays. */
+    void (*clamp)(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit);
+    /* out[i] = what items[i].x consists of; subnormal: not 0 and below least_normal. out is device memory. */
+    void (*census)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                   float least_normal, struct cairn__census *out);
+
     /* ---- a training step ---- */
 
-    /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam); nothing is written where
-     * *skip (device memory, may be NULL) is raised. state is in device memory. */
+    /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam), with the gradient's factor times
+     * state->clip; nothing is written where state->skip is raised. lr and state are in device memory. */
     void (*sgd)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule,
-                const struct cairn__optim_state *state, const uint32_t *skip);
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                const struct cairn__optim_state *state);
     void (*adam)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule,
-                 const struct cairn__optim_state *state, const uint32_t *skip);
-    /* ++*missed, unless *skip is raised. Before step_end. */
-    void (*miss)(struct cairn_device *d, int64_t *missed, const uint32_t *skip);
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 const struct cairn__optim_state *state);
+    /* ++*missed, unless state->skip is raised. Before step_end. */
+    void (*miss)(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
+    /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted yet,
+     * how many elements of x are infinite and NaN. *any |= any flag was raised. */
+    void (*take_flags)(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
+                       uint32_t *any);
+    /* Every *into[i] |= *any; then *any = 0. count <= CAIRN__SHARE_MAX; into itself is host memory. */
+    void (*share_flag)(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count);
+    /* One update of a scaler with what it has found; reports: a ring that the host sees. */
+    void (*scaler_update)(struct cairn_device *d, struct cairn__scaler_state *scaler,
+                          struct cairn__scaler_report *reports);
+    /* *total = state->clip * sqrt of the sum of the squares of norms[0..count-1]; where it is finite, state->clip *= min(1, max_norm /
+     * (*total + 1e-6)), formed in f64 and rounded once; else *total = inf. */
+    void (*clip)(struct cairn_device *d, const double *norms, size_t count, double max_norm,
+                 struct cairn__optim_state *state, double *total);
     /* *cell = the scale as it is, *dst = *x * cell->scale, all in device memory. */
     void (*scale_loss)(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
                        struct cairn__loss_scale *cell);
-    /* *into |= flags[0] (NULL = nowhere), then flags[0..n-1] = 0. */
-    void (*clear_flags)(struct cairn_device *d, uint32_t *flags, size_t n, uint32_t *into);
+    /* flags[0..n-1] = 0. */
+    void (*clear_flags)(struct cairn_device *d, uint32_t *flags, size_t n);
     /* A value of the host, at most CAIRN__STORE_MAX bytes, into device memory; goes with the call. */
     void (*store)(struct cairn_device *d, void *dst, const void *value, size_t nbytes);
 
@@ -106,7 +144,7 @@ struct cairn__passes {
                     uint64_t stream);
 };
 
-enum { CAIRN__STORE_MAX = 128 };
+enum { CAIRN__STORE_MAX = 256, CAIRN__SHARE_MAX = 16 };
 
 /* One tensor. */
 static inline void cairn__pass_cast(const struct cairn__passes *p, struct cairn_device *d, void *dst, cairn_dtype to,

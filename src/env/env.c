@@ -91,6 +91,10 @@ static cairn_status open_device(struct cairn_env *env, const struct cairn_env_op
     return st;
 }
 
+static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n) {
+    return cairn_allgather(env->group, all, words, n, CAIRN_I32, NULL);
+}
+
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out) {
     cairn_status st = CAIRN_OK;
@@ -102,6 +106,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     env->size = launch->size;
     env->local_rank = launch->local_rank;
     env->seed = o.seed;
+    env->gather = gather;
     TRY(open_device(env, &o));
     TRY(cairn__tape_create(env));
     TRY(meet(env, launch, o.timeout));
@@ -128,11 +133,12 @@ out:
 void cairn_env_destroy(cairn_env **env) {
     if (!env || !*env) return;
     struct cairn_env *e = *env;
-    if (e->sets > 0 || e->graphs > 0) {
-        cairn__log(CAIRN_LOG_ERROR,
-                   "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, so it is kept; "
-                   "destroy them first",
-                   e->graphs, e->sets);
+    if (e->sets > 0 || e->graphs > 0 || e->scalers > 0) {
+        cairn__log(
+            CAIRN_LOG_ERROR,
+            "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, and %d scalers, so it "
+            "is kept; destroy them first",
+            e->graphs, e->sets, e->scalers);
         return;
     }
     cairn__group_destroy(&e->group);

@@ -6,6 +6,7 @@
 #ifndef CAIRN__KERNELS_STEP_H
 #define CAIRN__KERNELS_STEP_H
 
+#include <float.h>
 #include <math.h>
 
 #include "core/half.h"
@@ -13,11 +14,14 @@
 
 /* ---- loss scaling ---- */
 
+/* The values are those of amp_scaler_kind (cairn/scaler.h), which says what each rule does. */
 enum cairn__scaler_rule {
-    CAIRN__SCALER_STATIC = 1, /* the scale never changes */
-    /* Halves on overflow, down to min; doubles after `window` clean updates, up to max.
-     * Source: apex/amp/scaler.py at 25.04, LossScaler.update_scale; the floor is ours. */
+    CAIRN__SCALER_STATIC = 1,
     CAIRN__SCALER_APEX,
+    CAIRN__SCALER_TORCH,
+    CAIRN__SCALER_DEEPSPEED,
+    CAIRN__SCALER_MEGATRON,
+    CAIRN__SCALER_USER, /* the host decides; here the update is only counted */
 };
 
 /* What became of the scale. */
@@ -30,11 +34,30 @@ enum cairn__scaler_verdict {
 };
 
 struct cairn__scaler_state {
-    double scale, min, max;
-    int64_t unskipped; /* clean updates since the scale last changed */
-    int64_t window;    /* grow after that many */
-    int32_t rule;      /* enum cairn__scaler_rule */
-    uint32_t found;    /* gradients that were forgotten before their step had overflowed */
+    /* Up to hysteresis_left: what the host writes for CAIRN__SCALER_USER, and the device then only reads. */
+    double scale;
+    int64_t unskipped; /* growth_tracker: clean updates since the scale last changed */
+    double user[4];
+    int32_t hysteresis_left;
+    int32_t hysteresis, consecutive;
+    int32_t rule; /* enum cairn__scaler_rule */
+    double min, max, growth, backoff;
+    int64_t window;        /* growth_interval */
+    int64_t updates;       /* in all */
+    int64_t last_overflow; /* the number of the update that found one, from 0; -1 */
+    int32_t id;            /* loss_id, for messages */
+    uint32_t found;        /* an overflow waits for the next update */
+    uint32_t last_found;   /* what the last update was told, */
+    int32_t verdict;       /* and made of it */
+};
+
+/* What the host learns of an update, in memory that it reads without waiting; a ring as that of step reports. */
+struct cairn__scaler_report {
+    uint64_t number; /* of the update, from 1; written last */
+    double scale;    /* after it, as all */
+    int64_t unskipped;
+    uint32_t found;
+    int32_t verdict;
 };
 
 /* The scale that one loss was multiplied by, and what its gradients are multiplied by to be true. */
@@ -49,37 +72,142 @@ CAIRN__HOST_DEVICE static inline struct cairn__loss_scale cairn__loss_scale_of(c
     return result;
 }
 
+/* torch and Megatron hold the scale in f32, and Megatron multiplies there. */
+CAIRN__HOST_DEVICE static inline double cairn__scaler_times(const struct cairn__scaler_state *s, double factor) {
+    if (s->rule == CAIRN__SCALER_TORCH) return (float)(s->scale * factor);
+    if (s->rule == CAIRN__SCALER_MEGATRON) return (float)s->scale * (float)factor;
+    return s->scale * factor;
+}
+
+/* A floor above the scale never raises it, as apex's would. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_shrink(struct cairn__scaler_state *s) {
-    const double half = s->scale / 2;
-    s->unskipped = 0;
+    const double less = cairn__scaler_times(s, s->backoff);
     if (s->scale <= s->min) return CAIRN__SCALER_AT_FLOOR;
-    s->scale = half < s->min ? s->min : half;
+    s->scale = less < s->min ? s->min : less;
     return s->scale == s->min ? CAIRN__SCALER_REACHED_FLOOR : CAIRN__SCALER_SHRANK;
+}
+
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_grow(struct cairn__scaler_state *s) {
+    const double before = s->scale, more = cairn__scaler_times(s, s->growth);
+    s->unskipped = 0;
+    if (s->rule == CAIRN__SCALER_TORCH && more > (double)FLT_MAX) return CAIRN__SCALER_KEPT;
+    s->scale = more > s->max ? s->max : more;
+    return s->scale > before ? CAIRN__SCALER_GREW : CAIRN__SCALER_KEPT;
+}
+
+/* The rules ask whether the window has been reached, where their sources ask whether it is met: a window that was lowered
+ * below the tracker would never be. */
+
+/* Nobody asks it of a static scale but people: an overflow is the end of a row of clean updates for them. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_static(struct cairn__scaler_state *s,
+                                                                                 uint32_t found) {
+    s->unskipped = found ? 0 : s->unskipped + 1;
+    return CAIRN__SCALER_KEPT;
+}
+
+/* apex/amp/scaler.py, LossScaler.update_scale; torch's _amp_update_scale_ is the same but for its f32. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_apex(struct cairn__scaler_state *s,
+                                                                               uint32_t found) {
+    s->unskipped = found ? 0 : s->unskipped + 1;
+    if (found) return cairn__scaler_shrink(s);
+    return s->unskipped < s->window ? CAIRN__SCALER_KEPT : cairn__scaler_grow(s);
+}
+
+/* deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale: iter is updates, last_overflow_iter last_overflow.
+ * hysteresis_left stays at 1 once it is used up; where it is less, the source would count down for ever. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_deepspeed(struct cairn__scaler_state *s,
+                                                                                    uint32_t found) {
+    const int64_t stable = s->updates - s->last_overflow - 1;
+    const bool absorbs = s->hysteresis > 1 && s->hysteresis_left > 1;
+    const bool grows = !found && stable > 0 && stable % s->window == 0;
+    s->unskipped = found ? 0 : s->unskipped + 1;
+    if (found && !absorbs) return cairn__scaler_shrink(s);
+    if (found) s->hysteresis_left--;
+    if (grows || (!found && s->consecutive)) s->hysteresis_left = s->hysteresis;
+    return grows ? cairn__scaler_grow(s) : CAIRN__SCALER_KEPT;
+}
+
+/* megatron/core/optimizer/grad_scaler.py, DynamicGradScaler.update; hysteresis_left stays at 0 where the source goes on
+ * counting down. */
+CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_megatron(struct cairn__scaler_state *s,
+                                                                                   uint32_t found) {
+    s->unskipped = found ? 0 : s->unskipped + 1;
+    if (found && s->hysteresis_left > 0) s->hysteresis_left--;
+    if (found) return s->hysteresis_left > 0 ? CAIRN__SCALER_KEPT : cairn__scaler_shrink(s);
+    if (s->unskipped < s->window) return CAIRN__SCALER_KEPT;
+    s->hysteresis_left = s->hysteresis;
+    return cairn__scaler_grow(s);
 }
 
 /* One optimizer step's verdict: found = a gradient was infinite or NaN. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_update(struct cairn__scaler_state *s,
                                                                                  uint32_t found) {
-    if (s->rule == CAIRN__SCALER_STATIC) {
-        s->unskipped = found ? 0 : s->unskipped + 1;
-        return CAIRN__SCALER_KEPT;
+    switch ((enum cairn__scaler_rule)s->rule) {
+    case CAIRN__SCALER_APEX:
+    case CAIRN__SCALER_TORCH:
+        return cairn__scaler_apex(s, found);
+    case CAIRN__SCALER_DEEPSPEED:
+        return cairn__scaler_deepspeed(s, found);
+    case CAIRN__SCALER_MEGATRON:
+        return cairn__scaler_megatron(s, found);
+    case CAIRN__SCALER_STATIC:
+        return cairn__scaler_static(s, found);
+    case CAIRN__SCALER_USER:
+        break;
     }
-    if (found) return cairn__scaler_shrink(s);
-    if (++s->unskipped < s->window) return CAIRN__SCALER_KEPT;
-    s->unskipped = 0;
-    const double before = s->scale, doubled = before * 2;
-    s->scale = doubled > s->max ? s->max : doubled;
-    return s->scale > before ? CAIRN__SCALER_GREW : CAIRN__SCALER_KEPT;
+    return CAIRN__SCALER_KEPT;
 }
 
 /* ---- optimizers ---- */
 
-/* An optimizer's state that is not a parameter's. */
+/* An optimizer's state that is not a parameter's or a group's. */
 struct cairn__optim_state {
-    double lr;
     int64_t steps, skipped;
-    uint64_t ends; /* of steps, taken or skipped: the number of the last report */
+    uint64_t ends;          /* of steps, taken or skipped: the number of the last report */
+    uint64_t rounding_seed; /* of stochastic rounding */
+    float clip;             /* what every factor is multiplied by: clipping by norm; 1 from one step's end on */
+    uint32_t skip;          /* the next step is left out */
 };
+
+/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. What is not finite
+ * clips nothing: the step will be left out, or was never checked. Source: torch.nn.utils.clip_grad_norm_, the 1e-6 included. */
+CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state *s, double squares, double max_norm) {
+    const double total = sqrt(squares) * (double)s->clip, by = max_norm / (total + 1e-6);
+    uint64_t bits;
+    memcpy(&bits, &total, sizeof(bits));
+    if (bits << 1 >= (uint64_t)0x7ff << 53) {
+        bits = (uint64_t)0x7ff << 52;
+        double infinity;
+        memcpy(&infinity, &bits, sizeof(infinity));
+        return infinity;
+    }
+    if (by < 1) s->clip = (float)((double)s->clip * by);
+    return total;
+}
+
+/* What overflowed in one parameter's gradient since the last step. */
+struct cairn__overflow {
+    uint32_t micro_batch; /* in which it was found first, from 1; 0 = nothing did */
+    uint32_t infs, nans;  /* elements of the gradient they were counted in first; at most UINT32_MAX */
+    int32_t rank;         /* whose; -1 = not known */
+};
+
+/* A flag was raised in a gradient of that rank with so many infinite elements and NaNs. */
+CAIRN__HOST_DEVICE static inline void cairn__note_overflow(struct cairn__overflow *o, uint32_t micro_batch,
+                                                           int32_t rank, uint64_t infs, uint64_t nans) {
+    if (!o->micro_batch) {
+        o->micro_batch = micro_batch;
+        o->rank = rank;
+    }
+    if (o->infs || o->nans) return; /* it has gone into sums, where it would be counted again */
+    o->infs = infs < UINT32_MAX ? (uint32_t)infs : UINT32_MAX;
+    o->nans = nans < UINT32_MAX ? (uint32_t)nans : UINT32_MAX;
+}
+
+/* The random stream of a parameter's stochastic rounding in an update: cairn__philox's third argument. */
+CAIRN__HOST_DEVICE static inline uint64_t cairn__rounding_stream(uint32_t parameter, int64_t update) {
+    return (uint64_t)parameter << 40 ^ (uint64_t)update;
+}
 
 /* Hyperparameters, as the user gave them. */
 struct cairn__sgd_rule {
@@ -146,56 +274,73 @@ CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const st
 struct cairn__step_report {
     uint64_t number; /* of the end, from 1; written last */
     int64_t steps, skipped;
-    double scale; /* after the step; 0 where there is no scaler */
-    int64_t unskipped;
-    int32_t verdict;  /* enum cairn__scaler_verdict */
+    double scale;     /* of the scaler that is to blame, or of the first; 0 where there is none */
+    int32_t scaler;   /* its id */
+    int32_t verdict;  /* enum cairn__scaler_verdict of its last update */
     uint32_t stepped; /* 0 = the step was left out */
+    uint32_t unused;
 };
 
 /* The last ones; a host that lags further behind misses reports, never totals. */
-enum { CAIRN__REPORTS = 16 };
+enum { CAIRN__REPORTS = 16, CAIRN__STEP_SCALERS = 64 };
 
 /* Everything but reports and names is in device memory. */
 struct cairn__step_end {
-    struct cairn__optim_state *optim;
-    struct cairn__scaler_state *scaler; /* NULL = none */
-    bool update_scaler;                 /* losses have ended that no step has followed */
-    uint32_t *flags;                    /* [1 + count]: any gradient non-finite, then one a parameter */
+    struct cairn__optim_state *optim;                               /* skip and clip are reset */
+    const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the losses that led here, updated already */
+    int num_scalers;
+    struct cairn__overflow *overflows; /* [count], of the parameters; cleared */
     size_t count;
-    bool skips;                         /* a raised flag has left the step out */
-    bool clear;                         /* the flags of the parameters are cleared too, not only the first */
     struct cairn__step_report *reports; /* [CAIRN__REPORTS] */
-    uint32_t *names;                    /* [CAIRN__REPORTS][count]: the parameters' flags that go with a report; written
-                                         * only where one is raised, so that they mean nothing where a step was taken */
+    struct cairn__overflow *names; /* [CAIRN__REPORTS][count]: the overflows that go with a report; written only where
+                                         * the step was left out, so that they mean nothing where it was taken */
 };
 
 /* Parameter i's part, before cairn__step_end_scalars. Names may be far away, in the host's memory. */
-CAIRN__HOST_DEVICE static inline void cairn__step_end_flag(const struct cairn__step_end *e, size_t i) {
-    if (e->flags[0]) e->names[(e->optim->ends + 1) % CAIRN__REPORTS * e->count + i] = e->flags[1 + i];
-    e->flags[1 + i] = 0;
+CAIRN__HOST_DEVICE static inline void cairn__step_end_overflow(const struct cairn__step_end *e, size_t i) {
+    const struct cairn__overflow none = {0, 0, 0, 0};
+    if (e->optim->skip) e->names[(e->optim->ends + 1) % CAIRN__REPORTS * e->count + i] = e->overflows[i];
+    e->overflows[i] = none;
 }
 
 /* Everything but the report's number, which the caller writes once the rest can be seen by the host. */
 CAIRN__HOST_DEVICE static inline struct cairn__step_report *cairn__step_end_scalars(const struct cairn__step_end *e) {
     struct cairn__optim_state *o = e->optim;
     struct cairn__step_report *r = &e->reports[++o->ends % CAIRN__REPORTS];
-    const uint32_t left_out = e->skips ? e->flags[0] : 0;
-    r->stepped = !left_out;
+    const struct cairn__scaler_state *told = e->num_scalers ? e->scalers[0] : 0;
+    if (e->num_scalers > 1) {
+        for (int i = CAIRN__STEP_SCALERS - 1; i >= 0; i--) { /* always as many: a GPU's compiler knows every index */
+            if (i < e->num_scalers && e->scalers[i]->last_found) told = e->scalers[i];
+        }
+    }
+    r->stepped = !o->skip;
     *(r->stepped ? &o->steps : &o->skipped) += 1;
     r->steps = o->steps;
     r->skipped = o->skipped;
-    r->scale = 0;
-    r->unskipped = 0;
-    r->verdict = CAIRN__SCALER_KEPT;
-    if (e->update_scaler) {
-        r->verdict = cairn__scaler_update(e->scaler, left_out | e->scaler->found);
-        e->scaler->found = 0;
-    }
-    if (e->scaler) {
-        r->scale = e->scaler->scale;
-        r->unskipped = e->scaler->unskipped;
-    }
-    e->flags[0] = 0;
+    r->scale = told ? told->scale : 0;
+    r->scaler = told ? told->id : 0;
+    r->verdict = told && o->skip ? told->verdict : CAIRN__SCALER_KEPT;
+    r->unused = 0;
+    o->skip = 0;
+    o->clip = 1;
+    return r;
+}
+
+/* ---- scalers, whose reports stand in such a ring too ---- */
+
+CAIRN__HOST_DEVICE static inline struct cairn__scaler_report *
+cairn__scaler_update_scalars(struct cairn__scaler_state *s, struct cairn__scaler_report *reports) {
+    struct cairn__scaler_report *r = &reports[(uint64_t)(s->updates + 1) % CAIRN__REPORTS];
+    const uint32_t found = s->found;
+    s->verdict = cairn__scaler_update(s, found);
+    if (found) s->last_overflow = s->updates;
+    s->updates++;
+    s->last_found = found;
+    s->found = 0;
+    r->scale = s->scale;
+    r->unskipped = s->unskipped;
+    r->found = found;
+    r->verdict = s->verdict;
     return r;
 }
 

@@ -4,8 +4,11 @@
  * outside (leaves, parameters, the gradient a backward begins with) is looked at only where a bad result asks why: masks of
  * -inf are no anomaly, nor is an infinity that an operation has from its inputs. */
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "core/alloc.h"
 #include "core/half.h"
 #include "core/log.h"
 #include "core/status.h"
@@ -89,14 +92,20 @@ static void append(char text[TEXT], const char *more) {
     snprintf(text + used, TEXT - used, "%s", more);
 }
 
-/* "linear([64, 1024], [16, 1024], [16])" */
+/* "linear([64, 1024], [16, 1024], [16])", "cast([64, 1024], f32 to f16)" */
 static const char *call_text(const struct cairn__node *node, char text[TEXT]) {
     char shape[CAIRN__SHAPE_TEXT];
     text[0] = '\0';
-    append(text, cairn__op_name(node->op));
+    append(text, node->op == CAIRN__OP_CUSTOM ? cairn__custom_name(node) : cairn__op_name(node->op));
     for (int i = 0; i < node->count; i++) {
         append(text, i == 0 ? "(" : ", ");
         append(text, node->inputs[i] ? cairn__shape_text(node->inputs[i], shape) : "NULL");
+    }
+    if (node->op == CAIRN__OP_CAST && node->inputs[0] && node->result) {
+        append(text, ", ");
+        append(text, cairn_dtype_name(node->inputs[0]->dtype));
+        append(text, " to ");
+        append(text, cairn_dtype_name(node->result->dtype));
     }
     append(text, ")");
     return text;
@@ -122,17 +131,31 @@ static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
 
 /* ---- the checks ---- */
 
+/* Where anomalies are noted, all that counts is the first. */
 static bool looks(const struct cairn__tape *tape) {
-    return tape->main->finds_anomalies;
+    const struct cairn__tape *main = tape->main;
+    return main->finds_anomalies || (main->anomaly && !main->anomaly[0]);
+}
+
+static cairn_status __attribute__((format(printf, 2, 3)))
+found(const struct cairn__tape *tape, const char *format, ...) {
+    char text[CAIRN__ANOMALY_TEXT];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (tape->main->finds_anomalies) return cairn__fail(CAIRN_ENUMERIC, "anomaly: %s", text);
+    memcpy(tape->main->anomaly, text, sizeof(text));
+    return CAIRN_OK;
 }
 
 cairn_status cairn__check_result(const struct cairn__tape *tape, const struct cairn__node *node) {
-    char call[TEXT], found[FOUND], cause[TEXT];
+    char call[TEXT], values[FOUND], cause[TEXT];
     if (!looks(tape) || cairn__op_row(node->op)->view) return CAIRN_OK;
     const struct findings f = look_at_tensor(node->result);
     if (!is_bad(f) || (f.nans == 0 && any_input_is_infinite(node))) return CAIRN_OK;
-    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the result of %s has %s%s", call_text(node, call),
-                       findings_text(f, found), cause_text(node, cause));
+    return found(tape, "the result of %s has %s%s", call_text(node, call), findings_text(f, values),
+                 cause_text(node, cause));
 }
 
 static int input_of(const struct cairn__node *node, const cairn_tensor *t) {
@@ -152,7 +175,7 @@ static const char *scale_text(const struct cairn__tape *tape) {
 }
 
 cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx) {
-    char call[TEXT], found[FOUND];
+    char call[TEXT], values[FOUND];
     const struct cairn__node *node = tape->root->walked;
     if (!looks(tape)) return CAIRN_OK;
     const struct findings f = look_at_grad(t, dx);
@@ -162,30 +185,29 @@ cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cai
         return CAIRN_OK;
     }
     if (!node) return CAIRN_OK; /* the sum will tell */
-    return cairn__fail(CAIRN_ENUMERIC, "anomaly: backward of %s gave its input %d a gradient with %s%s",
-                       call_text(node, call), input_of(node, t), findings_text(f, found), scale_text(tape));
+    return found(tape, "backward of %s gave its input %d a gradient with %s%s", call_text(node, call),
+                 input_of(node, t), findings_text(f, values), scale_text(tape));
 }
 
 cairn_status cairn__check_sum(const struct cairn__tape *tape, const struct cairn__node *node) {
-    char call[TEXT], found[FOUND];
+    char call[TEXT], values[FOUND];
     if (!looks(tape)) return CAIRN_OK;
     const struct findings f = look_at_grad(node->result, node->result->sum);
     if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
-    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the gradient of the result of %s, as backward comes to it, has %s%s",
-                       call_text(node, call), findings_text(f, found), scale_text(tape));
+    return found(tape, "the gradient of the result of %s, as backward comes to it, has %s%s", call_text(node, call),
+                 findings_text(f, values), scale_text(tape));
 }
 
 cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tensor *t, cairn_dtype dtype,
                                 const void *sum) {
-    char shape[CAIRN__SHAPE_TEXT], call[TEXT], found[FOUND];
+    char shape[CAIRN__SHAPE_TEXT], call[TEXT], values[FOUND];
     const struct cairn__node *node = tape->root->walked;
     if (!looks(tape) || !node) return CAIRN_OK;
     const struct cairn__view v = cairn__view_dense((void *)(uintptr_t)sum, dtype, t->ndim, t->shape);
     const struct findings f = look_at_view(&v, t->n);
     if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
-    return cairn__fail(CAIRN_ENUMERIC, "anomaly: the gradients of a %s %s, with that from %s, add up to %s%s",
-                       cairn__shape_text(t, shape), t->param ? "parameter" : "leaf", call_text(node, call),
-                       findings_text(f, found), scale_text(tape));
+    return found(tape, "the gradients of a %s %s, with that from %s, add up to %s%s", cairn__shape_text(t, shape),
+                 t->param ? "parameter" : "leaf", call_text(node, call), findings_text(f, values), scale_text(tape));
 }
 
 void cairn_detect_anomaly(cairn_env *env, cairn_switch on) {
@@ -196,4 +218,32 @@ void cairn_detect_anomaly(cairn_env *env, cairn_switch on) {
         return;
     }
     env->tape->main->finds_anomalies = on == CAIRN_ON;
+}
+
+/* ---- for amp ---- */
+
+cairn_status cairn__note_anomalies(cairn_env *env, bool on) {
+    struct cairn__tape *main = env->tape->main;
+    cairn_status st = CAIRN_OK;
+    if (!on) {
+        if (--main->anomaly_users > 0) return CAIRN_OK;
+        cairn__free(main->anomaly);
+        main->anomaly = NULL;
+        return CAIRN_OK;
+    }
+    REQUIRE(env->device->math, CAIRN_ENOTSUP, "anomalies are not looked for on '%s' yet; use device \"cpu\"",
+            cairn_device_name(env->device));
+    if (!main->anomaly) TRY(cairn__calloc(1, CAIRN__ANOMALY_TEXT, (void **)&main->anomaly));
+    main->anomaly_users++;
+out:
+    return st;
+}
+
+const char *cairn__noted_anomaly(const cairn_env *env) {
+    const char *noted = env->tape->main->anomaly;
+    return noted ? noted : "";
+}
+
+void cairn__forget_anomaly(cairn_env *env) {
+    if (env->tape->main->anomaly) env->tape->main->anomaly[0] = '\0';
 }

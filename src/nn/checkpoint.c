@@ -2,10 +2,11 @@
  *
  * The function runs on a tape of its own, whose memory the next checkpoint uses again; its result is copied out, and of its
  * graph a list is kept: the tensors outside that it reaches, and how often. That is what backward counts with. When
- * backward comes to the node, the function runs again with the random streams it had, and the graph that this leaves is
- * walked as if it stood in the node's place: its contributions go to the tensors outside one by one, in the order they
- * would have without the checkpoint, so that sums are the same bits and a parameter is ready once, after its last use
- * anywhere. (O1's cast of a parameter is not shared with the tape outside: the two add up in the parameter's type.) */
+ * backward comes to the node, the function runs again with the random streams and the choice of types it had, and the graph
+ * that this leaves is walked as if it stood in the node's place: its contributions go to the tensors outside one by one, in
+ * the order they would have without the checkpoint, so that sums are the same bits and a parameter is ready once, after its
+ * last use anywhere. (O1's cast of a parameter is not shared with the tape outside: the two add up in the parameter's type.)
+ */
 #include "core/status.h"
 #include "nn/backward.h"
 
@@ -13,6 +14,7 @@ struct checkpoint {
     cairn_checkpoint_fn fn;
     void *ctx;
     uint64_t seed, stream;    /* the random numbers as the function finds them */
+    uint64_t policy;          /* of types, likewise */
     uint64_t trail;           /* what it recorded, */
     size_t recorded;          /* so many operations */
     struct cairn__tape *tape; /* it ran on, and */
@@ -87,12 +89,17 @@ static cairn_status run_again(struct cairn__tape *tape, const struct cairn__node
                               cairn_tensor **made) {
     const struct checkpoint *c = checkpoint_of(node);
     cairn_env *env = tape->env;
+    const struct cairn__op_hook *hook = &tape->main->hook;
     const uint64_t seed = env->seed, stream = env->next_stream;
+    int scope = 0;
+    cairn_status st = hook->resume ? hook->resume(hook->ctx, c->policy, &scope) : CAIRN_OK;
+    if (st != CAIRN_OK) return st;
     env->seed = c->seed;
     env->next_stream = c->stream;
-    const cairn_status st = run(tape, c, node->count, node->inputs, inner, made);
+    st = run(tape, c, node->count, node->inputs, inner, made);
     env->seed = seed;
     env->next_stream = stream;
+    if (hook->leave) hook->leave(hook->ctx, scope);
     return st;
 }
 
@@ -188,7 +195,12 @@ cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *
     if (check_inputs(fn, inputs, count) != CAIRN_OK) return NULL;
     cairn_env *env = inputs[0]->env;
     if (env->tape->no_grad.depth > 0) return fn(ctx, inputs, count); /* nothing is kept that could be forgotten */
-    struct checkpoint c = {.fn = fn, .ctx = ctx, .seed = env->seed, .stream = env->next_stream};
+    const struct cairn__op_hook *hook = &env->tape->main->hook;
+    struct checkpoint c = {.fn = fn,
+                           .ctx = ctx,
+                           .seed = env->seed,
+                           .stream = env->next_stream,
+                           .policy = hook->policy ? hook->policy(hook->ctx) : 0};
     cairn_tensor *y = NULL;
     if (run(env->tape, &c, count, inputs, &c.tape, &c.made) == CAIRN_OK) {
         c.trail = c.tape->trail;

@@ -15,6 +15,10 @@ static const struct custom *custom_of(const struct cairn__node *node) {
     return node->attrs;
 }
 
+const char *cairn__custom_name(const struct cairn__node *node) {
+    return custom_of(node)->op.name;
+}
+
 static struct cairn_custom_array array_of(const cairn_tensor *t, void *data) {
     return (struct cairn_custom_array){
         .data = data, .dtype = cairn__tensor_dtype(t), .ndim = t->ndim, .shape = t->shape, .n = t->n};

@@ -3,6 +3,8 @@
 #ifndef CAIRN__NN_HOOKS_H
 #define CAIRN__NN_HOOKS_H
 
+#include <stdbool.h>
+
 #include "cairn/nn.h"
 #include "nn/op_list.h"
 
@@ -19,23 +21,54 @@ enum cairn__op {
 /* "linear" */
 const char *cairn__op_name(enum cairn__op op);
 
-/* The type op computes in and returns, given its inputs' types; 0 = nn's own rule (equal types, or the widest). Asked
- * with the types of the inputs that are floats; others are never cast. Inputs of
- * another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights change
- * (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
- * CAIRN__OP_SCALE_LOSS. */
-struct cairn__op_hook {
-    void *ctx;
-    cairn_dtype (*compute_type)(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count);
+/* What is asked about an operation that is to be applied. */
+struct cairn__op_question {
+    enum cairn__op op;
+    const char *name;          /* "linear"; of CAIRN__OP_CUSTOM the user's own */
+    const cairn_dtype *inputs; /* [count] types of the inputs that are floats; others are never cast */
+    int count;
+    bool in_place; /* the result goes into inputs[0], whose type it must have; false where that is no float */
 };
 
-/* hook is copied; it is asked about every operation of the environment, inside modules and outside. One at a time.
- * Errors: CAIRN_ESTATE there is one. */
-cairn_status cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
-void cairn__clear_op_hook(cairn_env *env);
+/* *out: the type op computes in and returns; 0, which it is set to, = nn's own rule (equal types, or the widest).
+ * Inputs of another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights
+ * change (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
+ * CAIRN__OP_SCALE_LOSS, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the operation. */
+struct cairn__op_hook {
+    void *ctx;
+    cairn_status (*compute_type)(void *ctx, const struct cairn__op_question *question, cairn_dtype *out);
+
+    /* (optional: both or neither) What compute_type goes by, in a number, so that a checkpoint runs again under what it ran
+     * under first: between resume and leave that holds again. leave gets what resume gave. */
+    uint64_t (*policy)(void *ctx);
+    cairn_status (*resume)(void *ctx, uint64_t policy, int *scope);
+    void (*leave)(void *ctx, int scope);
+
+    void (*end)(void *ctx); /* the environment ends */
+};
+
+/* hook is copied; it is asked about every operation of the environment, inside modules and outside. It stays until the
+ * environment ends. There is one; amp's casts.c installs it. */
+void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
+void *cairn__op_hook_ctx(const cairn_env *env); /* NULL where there is none */
 
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
+
+/* The f32 buffers of the module and its children become half, but for those that keep their type. First all that can fail,
+ * which changes nothing: their memory (CAIRN_ENOMEM: none was made). Then they use it, and a step begins, as results may
+ * show memory that is gone; or it is dropped. */
+cairn_status cairn__module_make_half_buffers(cairn_module *module, cairn_dtype half);
+void cairn__module_use_half_buffers(cairn_module *module, cairn_dtype half);
+void cairn__module_drop_half_buffers(cairn_module *module);
+
+/* Anomaly mode that goes on: every value is looked at as it is made, and the sentence about the first that is infinite or NaN
+ * is kept until it is forgotten; "" = there was none. Each on has its off: the last ends it. Errors: CAIRN_ENOTSUP the device
+ * cannot; CAIRN_ENOMEM. */
+enum { CAIRN__ANOMALY_TEXT = 1024 };
+cairn_status cairn__note_anomalies(cairn_env *env, bool on);
+const char *cairn__noted_anomaly(const cairn_env *env);
+void cairn__forget_anomaly(cairn_env *env);
 
 /* Where the values of a buffer or a leaf stand, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);

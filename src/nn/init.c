@@ -22,6 +22,9 @@ static cairn_status check(const char *call, const cairn_tensor *t) {
     REQUIRE(!t->param || (t->param->dtype == CAIRN_F32 && !t->param->set->frozen_by), CAIRN_ESTATE,
             "%s: parameter '%s' is %s%s; initialise before amp_initialize and ddp_create", call, t->param->name,
             cairn_dtype_name(t->param->dtype), t->param->set->frozen_by ? " and shared with other ranks" : "");
+    REQUIRE(!t->is_buffer || t->dtype == t->added_as, CAIRN_ESTATE,
+            "%s: amp has made the buffer %s; initialise before amp_initialize, or use cairn_tensor_write", call,
+            cairn_dtype_name(t->dtype));
     REQUIRE(cairn__tensor_dtype(t) == CAIRN_F32 && t->is_dense, CAIRN_EINVAL, "%s: the tensor is %s%s; want f32, dense",
             call, cairn_dtype_name(cairn__tensor_dtype(t)), t->is_dense ? "" : " with gaps");
     return cairn__device_refuse_recording(t->env->device, "initialise before the graph is captured");

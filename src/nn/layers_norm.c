@@ -164,6 +164,7 @@ static cairn_status add_statistics(cairn_module *m, int64_t channels) {
     n->var = cairn_module_add_buffer(m, "running_var", CAIRN_F32, 1, &channels);
     n->batches = cairn_module_add_buffer(m, "num_batches_tracked", CAIRN_I64, 0, NULL);
     if (!n->mean || !n->var || !n->batches) return cairn__last_status();
+    n->mean->keeps_type = n->var->keeps_type = true;
     return cairn_init_constant(n->var, 1);
 }
 

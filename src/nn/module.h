@@ -21,6 +21,7 @@ struct cairn__module_buffer {
     char *path;
     char *next_path; /* while the module becomes a child */
     cairn_tensor *tensor;
+    void *half; /* the memory it is about to have */
 };
 
 struct cairn_module {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/log.h"
 #include "core/status.h"
 #include "nn/module.h"
 #include "nn/tensor.h"
@@ -17,6 +18,17 @@ cairn_param_set *cairn_module_params(cairn_module *m) {
                           m->kind.name, m->name);
     }
     return m ? m->params : NULL;
+}
+
+void cairn_module_zero_grad(cairn_module *m) {
+    if (m && !m->params) {
+        cairn__log(CAIRN_LOG_ERROR,
+                   "cairn_module_zero_grad: the %s is '%s' of another module, with which its gradients are forgotten; "
+                   "nothing was done",
+                   m->kind.name, m->name);
+        return;
+    }
+    cairn_param_set_zero_grad(m ? m->params : NULL);
 }
 
 size_t cairn__module_prefix(const cairn_module *m) {

@@ -26,15 +26,12 @@ const char *cairn__op_name(enum cairn__op op) {
     return (unsigned)op < CAIRN__NUM_OPS ? names[op] : "?";
 }
 
-cairn_status cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
-    REQUIRE(!env->tape->main->hook.compute_type, CAIRN_ESTATE,
-            "this environment's operations have a cast policy already; end its context or use another environment");
+void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
     env->tape->main->hook = *hook;
-    return CAIRN_OK;
 }
 
-void cairn__clear_op_hook(cairn_env *env) {
-    env->tape->main->hook = (struct cairn__op_hook){.compute_type = NULL};
+void *cairn__op_hook_ctx(const cairn_env *env) {
+    return env->tape->main->hook.ctx;
 }
 
 /* ---- shapes that several rows share ---- */
@@ -110,24 +107,40 @@ static cairn_dtype widest(const cairn_dtype *types, int count) {
     return wide;
 }
 
+/* What others choose; views compute nothing. */
+static cairn_status ask_hook(const struct cairn__tape *tape, const struct cairn__node *node, bool in_place,
+                             const cairn_dtype *types, int floats, cairn_dtype *out) {
+    const struct cairn__op_hook *hook = &tape->main->hook;
+    if (!hook->compute_type || rows[node->op]->view) return CAIRN_OK;
+    const struct cairn__op_question question = {.op = node->op,
+                                                .name = node->op == CAIRN__OP_CUSTOM ? cairn__custom_name(node)
+                                                                                     : names[node->op],
+                                                .inputs = types,
+                                                .count = floats,
+                                                .in_place = in_place};
+    return hook->compute_type(hook->ctx, &question, out);
+}
+
 /* What the inputs that are floats are cast to; 0 = they stay as they are. */
-static cairn_status choose_type(struct cairn__tape *tape, enum cairn__op op, int count, cairn_tensor *const *inputs,
+static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__node *node, cairn_tensor *const *inputs,
                                 cairn_dtype *out) {
     cairn_dtype *types = NULL;
     int floats = 0;
     *out = (cairn_dtype)0;
-    if (op == CAIRN__OP_CAST || op == CAIRN__OP_SCALE_LOSS) return CAIRN_OK;
-    cairn_status st = cairn__tape_room(tape, (size_t)count * sizeof(types[0]), (void **)&types);
-    if (st != CAIRN_OK) return st;
-    for (int i = 0; i < count; i++) {
+    if (node->op == CAIRN__OP_CAST || node->op == CAIRN__OP_SCALE_LOSS) return CAIRN_OK;
+    const bool in_place = tape->in_place && cairn__is_float(cairn__tensor_dtype(inputs[0]));
+    tape->in_place = false; /* it is this operation, and none that prepares its inputs */
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tape_room(tape, (size_t)node->count * sizeof(types[0]), (void **)&types));
+    for (int i = 0; i < node->count; i++) {
         if (inputs[i] && cairn__is_float(cairn__tensor_dtype(inputs[i])))
             types[floats++] = cairn__tensor_dtype(inputs[i]);
     }
     if (floats == 0) return CAIRN_OK;
-    const struct cairn__op_hook *hook = &tape->main->hook;
-    if (hook->compute_type && !rows[op]->view) *out = hook->compute_type(hook->ctx, op, types, floats);
-    if (!*out && rows[op]->promotes) *out = widest(types, floats);
-    return CAIRN_OK;
+    TRY(ask_hook(tape, node, in_place, types, floats, out));
+    if (!*out && rows[node->op]->promotes) *out = widest(types, floats);
+out:
+    return st;
 }
 
 /* Changes whenever the weights may have: both counts only grow. */
@@ -274,7 +287,7 @@ static cairn_dtype first_type(const struct cairn__node *node) {
 
 static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *node, cairn_tensor *const *inputs) {
     cairn_dtype type;
-    cairn_status st = choose_type(tape, node->op, node->count, inputs, &type);
+    cairn_status st = choose_type(tape, node, inputs, &type);
     if (st != CAIRN_OK) return st;
     for (int i = 0; i < node->count; i++) {
         if (!inputs[i]) continue;

@@ -1,7 +1,8 @@
 /* Operations from inside: one row each, and the one way through which all of them go.
  *
  * To add one: a line in op_list.h, its row beside its family, its public call in include/cairn/ops.h, a class with a
- * reason in amp/ops.c, and cases in tests/nn (tests fail for an operation that lacks one of the last two). */
+ * reason in amp/ops.c, its name in docs/operations.md, cases in tests/nn, and a line in tests/amp/op_table_test.c (tests fail
+ * for an operation that lacks one of the last four). */
 #ifndef CAIRN__NN_OPS_H
 #define CAIRN__NN_OPS_H
 
@@ -68,6 +69,9 @@ static inline const struct cairn__math *cairn__math_of(const struct cairn__tape 
  * attrs_nbytes, is copied to node->attrs; NULL, 0 = none. */
 cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
                            size_t attrs_nbytes);
+
+/* The name of the user's own operation, where node->op is CAIRN__OP_CUSTOM. */
+const char *cairn__custom_name(const struct cairn__node *node);
 
 /* ---- for rows ---- */
 

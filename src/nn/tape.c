@@ -300,6 +300,7 @@ out:
 void cairn__tape_destroy(cairn_env *env) {
     struct cairn__tape *tape = env->tape;
     if (!tape) return;
+    if (tape->hook.end) tape->hook.end(tape->hook.ctx);
     while (tape->leaves) cairn__leaf_free(tape->leaves);
     while (tape->ending) cairn__leaf_free(tape->ending);
     while (tape->ended) {
@@ -308,6 +309,7 @@ void cairn__tape_destroy(cairn_env *env) {
         tape->ended = next;
     }
     cairn__device_free(env->device, tape->ones);
+    cairn__free(tape->anomaly);
     free_memory(tape);
     free_tape(tape);
     env->tape = NULL;

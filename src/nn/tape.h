@@ -114,6 +114,7 @@ struct cairn__tape {
     struct cairn__grad_pool grads; /* of one backward; a root's alone */
     struct cairn__no_grad no_grad;
     struct cairn__failure failure; /* of the step; a root's alone */
+    bool in_place;                 /* the operation that is applied next writes over its first input */
 
     struct cairn__node **nodes;
     size_t count, capacity;
@@ -142,6 +143,8 @@ struct cairn__tape {
     uint64_t last_generation, last_backward; /* handed out, over all tapes */
     struct cairn__tape *ended;               /* of graphs: their headers still tell who uses a result too late */
     bool finds_anomalies;                    /* cairn_detect_anomaly */
+    char *anomaly;     /* [CAIRN__ANOMALY_TEXT] the first since it was forgotten; NULL = not noted */
+    int anomaly_users; /* who want it noted */
 };
 
 /* Device memory for values, undefined, until the step or its no_grad is over; or until it is given back before. */

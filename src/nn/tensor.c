@@ -271,12 +271,29 @@ static const char *kind_name(const cairn_tensor *t) {
     return t->kind == CAIRN__PARAM ? "parameter" : t->kind == CAIRN__RESULT ? "result" : "leaf";
 }
 
+/* n elements of another type on the host, in device memory. */
+static cairn_status upload_as(struct cairn_device *d, void *x, cairn_dtype to, const void *values, cairn_dtype from,
+                              size_t n) {
+    enum { AT_ONCE = 1024 };
+    uint64_t block[AT_ONCE];
+    const size_t to_nbytes = cairn_dtype_nbytes(to), from_nbytes = cairn_dtype_nbytes(from);
+    if (to == from) return cairn__device_upload(d, x, values, n * to_nbytes);
+    for (size_t i = 0; i < n; i += AT_ONCE) {
+        const size_t m = n - i < AT_ONCE ? n - i : AT_ONCE;
+        cairn__convert(block, to, (const char *)values + i * from_nbytes, from, m);
+        cairn_status st = cairn__device_upload(d, (char *)x + i * to_nbytes, block, m * to_nbytes);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n) {
     REQUIRE(leaf && (values || n == 0), CAIRN_EINVAL, "write: tensor and values must be set");
     REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "write: only a leaf can be written, not a %s", kind_name(leaf));
     REQUIRE(n == leaf->n, CAIRN_EINVAL, "write: %zu values, but the tensor has %zu", n, leaf->n);
     REQUIRE(leaf->is_dense, CAIRN_EINVAL, "write: the leaf is over memory that is not dense; write to that memory");
-    return cairn__device_upload(leaf->env->device, leaf->data, values, nbytes_of(leaf));
+    const cairn_dtype from = leaf->is_buffer ? leaf->added_as : leaf->dtype;
+    return upload_as(leaf->env->device, leaf->data, leaf->dtype, values, from, n);
 }
 
 cairn_status cairn_tensor_require_grad(cairn_tensor *leaf) {
@@ -329,6 +346,7 @@ cairn_status cairn__tensor_of_buffer(cairn_env *env, cairn_dtype dtype, int ndim
     if (!t) return cairn__last_status();
     cairn__leaf_unlink(t); /* it ends with the module, not with the environment */
     t->is_buffer = true;
+    t->added_as = dtype;
     *out = t;
     return CAIRN_OK;
 }
@@ -350,7 +368,9 @@ static bool is_stale(const cairn_tensor *t) {
 
 cairn_status cairn__tensor_check(const cairn_tensor *t, const char *what) {
     REQUIRE(!is_stale(t), CAIRN_ESTATE,
-            "%s: the tensor is the result of an earlier step; cairn_tensor_keep would have held it", what);
+            "%s: the tensor is the result of an earlier step (cairn_zero_grad begins one, cairn_clear_grads does not); "
+            "cairn_tensor_keep would have held it",
+            what);
     REQUIRE(!t->forgotten, CAIRN_ESTATE,
             "%s: the tensor is a result within a module, which has forgotten it; cairn_tensor_keep would have held it",
             what);

@@ -54,11 +54,13 @@ struct cairn_tensor {
     bool forgotten;     /* by cairn__forget: nobody reads it any more but those */
     struct cairn__node *node; /* that made it; NULL for leaves, and for results that want no gradient */
 
-    void *grad;          /* a leaf's, in device memory: f32, or f64 as the leaf is */
-    bool has_grad;       /* it holds something */
-    cairn_tensor **link; /* what points to this leaf in the list */
-    cairn_tensor *next;  /* leaf */
-    bool is_buffer;      /* a leaf that a module owns: the user may read and write it, and not end it */
+    void *grad;           /* a leaf's, in device memory: f32, or f64 as the leaf is */
+    bool has_grad;        /* it holds something */
+    cairn_tensor **link;  /* what points to this leaf in the list */
+    cairn_tensor *next;   /* leaf */
+    bool is_buffer;       /* a leaf that a module owns: the user may read and write it, and not end it */
+    bool keeps_type;      /* a buffer that is left as it is where others become half */
+    cairn_dtype added_as; /* a buffer's type before that, in which the user goes on writing it */
 
     struct cairn__param *param; /* NULL: the module has been destroyed */
     struct cairn__param_cast cast;

@@ -3,13 +3,13 @@
 #include "core/status.h"
 #include "optim/optim.h"
 
-static int adam_states(const struct cairn_optimizer *o) {
-    (void)o;
+static int adam_states(const struct cairn__param_group *g) {
+    (void)g;
     return 2;
 }
 
-static void adam_update(const struct cairn_optimizer *o, struct cairn_device *d, const struct cairn__update_list *l) {
-    d->passes->adam(d, l->items, l->count, l->grad, l->mode, &o->rule.adam, o->state, l->skip);
+static void adam_update(struct cairn_device *d, const struct cairn__update_list *l) {
+    d->passes->adam(d, l->items, l->count, l->grad, l->mode, &l->group->rule.adam, l->lr, l->state);
 }
 
 static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update};
@@ -26,30 +26,69 @@ out:
     return st;
 }
 
-static cairn_status create(const struct cairn__optimizer_kind *kind, const struct cairn_adam_options *defaults,
-                           cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
-    cairn_status st = cairn__check_set(kind->name, set, out);
-    if (st != CAIRN_OK) return st;
-    struct cairn_adam_options h = *defaults;
+static cairn_status group_of(const struct cairn__optimizer_kind *kind, const struct cairn_adam_options *options,
+                             struct cairn__param_group *out) {
+    const bool decoupled = kind == &adamw_kind;
+    const struct cairn_adam_options l2 = CAIRN_ADAM_OPTIONS_INIT, decay = CAIRN_ADAMW_OPTIONS_INIT;
+    struct cairn_adam_options h = decoupled ? decay : l2;
+    cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_adam_options"));
     TRY(check(kind->name, &h));
-    struct cairn_optimizer like = {.kind = kind, .set = set, .lr = h.lr};
-    like.rule.adam = (struct cairn__adam_rule){.beta1 = h.beta1,
-                                               .beta2 = h.beta2,
-                                               .eps = h.eps,
-                                               .weight_decay = h.weight_decay,
-                                               .decoupled = kind == &adamw_kind};
-    TRY(cairn__optimizer_create(&like, out));
+    *out = (struct cairn__param_group){.lr = h.lr,
+                                       .rule.adam = {.beta1 = h.beta1,
+                                                     .beta2 = h.beta2,
+                                                     .eps = h.eps,
+                                                     .weight_decay = h.weight_decay,
+                                                     .decoupled = decoupled}};
 out:
     return st;
 }
 
+static cairn_status create(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const size_t *indices,
+                           size_t count, const struct cairn_adam_options *options, cairn_optimizer **out) {
+    struct cairn__param_group group;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_set(kind->name, set, out));
+    TRY(group_of(kind, options, &group));
+    TRY(cairn__optimizer_create(kind, set, indices, count, &group, out));
+out:
+    return st;
+}
+
+static cairn_status create_over(const struct cairn__optimizer_kind *kind, cairn_param_set *set, const size_t *indices,
+                                size_t count, const struct cairn_adam_options *options, cairn_optimizer **out) {
+    REQUIRE(indices, CAIRN_EINVAL, "%s: indices is NULL; the call without _over takes all parameters of a set",
+            kind->name);
+    return create(kind, set, indices, count, options, out);
+}
+
 cairn_status cairn_adam_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
-    const struct cairn_adam_options defaults = CAIRN_ADAM_OPTIONS_INIT;
-    return create(&adam_kind, &defaults, set, options, out);
+    return create(&adam_kind, set, NULL, 0, options, out);
 }
 
 cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options, cairn_optimizer **out) {
-    const struct cairn_adam_options defaults = CAIRN_ADAMW_OPTIONS_INIT;
-    return create(&adamw_kind, &defaults, set, options, out);
+    return create(&adamw_kind, set, NULL, 0, options, out);
+}
+
+cairn_status cairn_adam_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                    const struct cairn_adam_options *options, cairn_optimizer **out) {
+    return create_over(&adam_kind, set, indices, count, options, out);
+}
+
+cairn_status cairn_adamw_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                     const struct cairn_adam_options *options, cairn_optimizer **out) {
+    return create_over(&adamw_kind, set, indices, count, options, out);
+}
+
+/* The group is of the optimizer's own kind. */
+cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices, size_t count,
+                                  const struct cairn_adam_options *options) {
+    struct cairn__param_group group;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_set("Adam", set, optimizer));
+    const struct cairn__optimizer_kind *kind = optimizer->kind == &adamw_kind ? &adamw_kind : &adam_kind;
+    TRY(group_of(kind, options, &group));
+    TRY(cairn__optimizer_add_group(optimizer, kind, set, indices, count, &group));
+out:
+    return st;
 }

@@ -1,4 +1,4 @@
-/* What optim lets others do around a step: amp hands over its scaler there. */
+/* What optim shows amp: a hook around a step, and the optimizer's own state of overflow. */
 #ifndef CAIRN__OPTIM_HOOKS_H
 #define CAIRN__OPTIM_HOOKS_H
 
@@ -6,24 +6,69 @@
 
 #include "cairn/optim.h"
 #include "kernels/step.h"
+#include "param/param.h"
 
 struct cairn__step_hook {
     void *ctx;
-    /* (optional, both or none) Before the step is queued: makes the set's flags speak of the gradients as they are.
-     * *update: the scaler is to be updated with this step's verdict. And after it is queued. */
-    cairn_status (*before)(void *ctx, bool *update);
-    void (*queued)(void *ctx);
-    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. found [parameters]: whose
-     * gradients were infinite or NaN, where the step was left out; else it means nothing. The status is what cairn_step,
-     * or who else found the report, returns. */
-    cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const uint32_t *found);
-    struct cairn__scaler_state *scaler; /* in device memory; NULL = none */
+    /* (optional) Before the step is queued, after cairn__env_resolve: raises the optimizer's skip if it must be, queues the
+     * updates of scalers, and says in *end which scalers the step's report may blame. */
+    cairn_status (*before)(void *ctx, struct cairn__step_end *end);
+    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows [parameters]: where
+     * the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
+     * returns. */
+    cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
+    /* (optional) Parameters of a set are about to be added. A status other than CAIRN_OK refuses. */
+    cairn_status (*adding)(void *ctx, const struct cairn_param_set *set);
+    /* (optional: it may not) The optimizer is about to end: takes the hook away, or says that it may not end. */
+    bool (*ending)(void *ctx);
 };
 
 /* hook is copied; NULL takes it away. One per optimizer. */
 void cairn__set_step_hook(cairn_optimizer *optimizer, const struct cairn__step_hook *hook);
+bool cairn__has_step_hook(const cairn_optimizer *optimizer);
+void *cairn__step_hook_ctx(const cairn_optimizer *optimizer); /* NULL where there is none */
 
 /* The last report that has come, read without waiting; number is 0 before the first. */
 struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *optimizer);
+
+struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer);
+
+/* [cairn_optimizer_num_params], until the next add_group. */
+struct cairn__param *const *cairn__optimizer_param_list(const cairn_optimizer *optimizer);
+
+/* The sets its parameters belong to, each once. */
+struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *optimizer, size_t *count);
+
+/* Makes the flags speak of the gradients as they are: one read of those that nobody has looked at. */
+void cairn__optimizer_check(cairn_optimizer *optimizer);
+
+/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; *any (device memory)
+ * |= there were some. Says whether any may have been. */
+bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
+
+/* The same of accumulators, which may hold what was found and told before: to be asked at the step. */
+bool cairn__optimizer_take_sums(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
+
+/* In device memory: raised, it leaves the next step out. */
+uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer);
+
+/* Takes back what was found for a step that does not come: the next one is not left out for it, and looks again. */
+void cairn__optimizer_forget_found(cairn_optimizer *optimizer);
+
+/* In device memory, [parameters]: what has been noted since the last step. */
+struct cairn__overflow *cairn__optimizer_overflows(cairn_optimizer *optimizer);
+
+/* Makes every gradient a true f32 one, with clipping done. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__optimizer_unscale(cairn_optimizer *optimizer);
+
+/* The seed of stochastic rounding, for parameters that are marked so. */
+void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed);
+
+/* The two halves of cairn_step, for an update that is not an optimizer's: what comes before it, and what ends it. */
+cairn_status cairn__step_begin(cairn_optimizer *optimizer, struct cairn__step_end *end);
+cairn_status cairn__step_finish(cairn_optimizer *optimizer, const struct cairn__step_end *end);
+
+/* An optimizer over all parameters of set that updates nothing: the user does. */
+cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out);
 
 #endif

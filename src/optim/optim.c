@@ -1,21 +1,17 @@
-/* The front of optimizers: what every kind shares.
- *
- * A step is queued and not waited for: lists of parameters with equal types go through one fused pass each, which reads
- * learning rate, step number, loss-scale factor and the skip flag where the device keeps them, and a last small pass
- * counts the step, updates the scaler, lowers the flags and leaves a report. The host reads reports as they come: on the
- * CPU that is before cairn_step returns, on a GPU usually during the next step. */
+/* The front of optimizers: what every kind shares, but for the step (step.c), reports (report.c) and what changes gradients
+ * (clip.c). Making one, its groups, its facts, its end. */
 #include "optim/optim.h"
 
-#include <assert.h>
 #include <math.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
-#include "core/trace.h"
+#include "optim/report.h"
 
-cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, cairn_optimizer **out) {
-    REQUIRE(out, CAIRN_EINVAL, "%s: out is NULL", kind);
+cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out) {
+    REQUIRE(out, CAIRN_EINVAL, "%s: the optimizer, or out, is NULL", kind);
     REQUIRE(set, CAIRN_EINVAL, "%s: the parameter set is NULL; was its model made? (last error: %s)", kind,
             cairn_last_error()[0] ? cairn_last_error() : "none");
     return CAIRN_OK;
@@ -27,80 +23,8 @@ cairn_status cairn__check_rate(const char *kind, const char *name, double value)
 }
 
 static struct cairn_device *device_of(const struct cairn_optimizer *o) {
-    return o->set->env->device;
+    return o->env->device;
 }
-
-/* ---- reports ---- */
-
-/* The number of the last report that has come; 0 = none. */
-static uint64_t newest(const struct cairn_optimizer *o) {
-    uint64_t last = 0;
-    for (int i = 0; i < CAIRN__REPORTS; i++) {
-        const uint64_t number = __atomic_load_n(&o->reports[i].number, __ATOMIC_ACQUIRE);
-        if (number > last) last = number;
-    }
-    return last;
-}
-
-/* Once report number + CAIRN__REPORTS - 1 has come, the device may be writing the next one over this one. */
-static bool is_whole(const struct cairn_optimizer *o, uint64_t number) {
-    return newest(o) < number + CAIRN__REPORTS - 1;
-}
-
-/* A report that has come; false where it has been overtaken meanwhile. Its words are acquired, so that the question comes
- * after them (a fence would do, but thread sanitizers know none). */
-static bool look(const struct cairn_optimizer *o, uint64_t number, struct cairn__step_report *out) {
-    typedef uint64_t __attribute__((may_alias)) word;
-    static_assert(sizeof(*out) % sizeof(word) == 0, "whole words");
-    const word *from = (const word *)&o->reports[number % CAIRN__REPORTS];
-    word *to = (word *)out;
-    for (size_t i = 0; i < sizeof(*out) / sizeof(word); i++) to[i] = __atomic_load_n(&from[i], __ATOMIC_ACQUIRE);
-    return is_whole(o, number);
-}
-
-struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *o) {
-    struct cairn__step_report last;
-    while (!look(o, newest(o), &last)) continue;
-    return last;
-}
-
-static cairn_status tell(struct cairn_optimizer *o, const struct cairn__step_report *r) {
-    cairn__trace("optim", r->stepped ? "step" : "step_skipped", r->steps + r->skipped, 0, 0);
-    if (!o->hook.told) return CAIRN_OK;
-    return o->hook.told(o->hook.ctx, r, o->names + r->number % CAIRN__REPORTS * o->set->count);
-}
-
-/* Passes on what has come since the last time. Where the device is further ahead than there are slots, the oldest reports
- * are lost: their totals are in the later ones. */
-static cairn_status read_reports(struct cairn_optimizer *o) {
-    cairn_status worst = CAIRN_OK;
-    for (uint64_t last = newest(o); o->told < last; last = newest(o)) {
-        struct cairn__step_report r;
-        if (!is_whole(o, o->told + 1)) o->told = last - (CAIRN__REPORTS - 1);
-        if (!look(o, o->told + 1, &r)) continue;
-        o->told++;
-        const cairn_status st = tell(o, &r);
-        if (st != CAIRN_OK) worst = st;
-    }
-    return worst;
-}
-
-static cairn_status reader_read(struct cairn__report_reader *reader) {
-    return read_reports((cairn_optimizer *)((char *)reader - offsetof(cairn_optimizer, reader)));
-}
-
-static void link_reader(struct cairn_optimizer *o) {
-    o->reader = (struct cairn__report_reader){.read = reader_read, .next = o->set->env->readers};
-    o->set->env->readers = &o->reader;
-}
-
-static void unlink_reader(struct cairn_optimizer *o) {
-    struct cairn__report_reader **at = &o->set->env->readers;
-    while (*at && *at != &o->reader) at = &(*at)->next;
-    if (*at) *at = o->reader.next;
-}
-
-/* ---- making and ending ---- */
 
 static cairn_status make_zeroed(struct cairn_device *d, size_t nbytes, void **out) {
     cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, nbytes, out);
@@ -108,60 +32,219 @@ static cairn_status make_zeroed(struct cairn_device *d, size_t nbytes, void **ou
     return st;
 }
 
-static cairn_status make_moments(struct cairn_optimizer *o) {
-    const int arrays = o->kind->states(o);
-    for (size_t i = 0; i < o->set->count; i++) {
+/* ---- arrays that grow with the groups ---- */
+
+static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
+    cairn__device_free(d, a->missed);
+    cairn__device_free(d, a->overflows);
+    cairn__device_free_pinned(d, a->names);
+    cairn__free(a->params);
+    cairn__free(a->moments);
+    cairn__free(a->items);
+    cairn__free(a->list);
+    cairn__free(a->keys);
+    cairn__free(a->plain);
+    cairn__free(a->taken);
+    memset(a, 0, sizeof(*a));
+}
+
+static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(count, sizeof(a->params[0]), (void **)&a->params));
+    TRY(cairn__calloc(count, sizeof(a->moments[0]), (void **)&a->moments));
+    TRY(cairn__calloc(count, sizeof(a->items[0]), (void **)&a->items));
+    TRY(cairn__calloc(count, sizeof(a->list[0]), (void **)&a->list));
+    TRY(cairn__calloc(count, sizeof(a->keys[0]), (void **)&a->keys));
+    TRY(cairn__calloc(count, sizeof(a->plain[0]), (void **)&a->plain));
+    TRY(cairn__calloc(count, sizeof(a->taken[0]), (void **)&a->taken));
+out:
+    return st;
+}
+
+static cairn_status make_arrays(struct cairn_device *d, size_t count, struct cairn__optim_arrays *a) {
+    cairn_status st = CAIRN_OK;
+    TRY(make_host_arrays(a, count));
+    TRY(make_zeroed(d, count * sizeof(a->missed[0]), (void **)&a->missed));
+    TRY(make_zeroed(d, count * sizeof(a->overflows[0]), (void **)&a->overflows));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * count * sizeof(a->names[0]), (void **)&a->names));
+out:
+    return st;
+}
+
+/* Parameters that come later have missed every step so far. */
+static cairn_status carry_over(struct cairn_optimizer *o, struct cairn__optim_arrays *to, size_t count) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = device_of(o);
+    const int64_t steps = cairn__optimizer_last_report(o).steps;
+    if (o->count) {
+        memcpy(to->params, o->of.params, o->count * sizeof(to->params[0]));
+        memcpy(to->moments, o->of.moments, o->count * sizeof(to->moments[0]));
+        TRY(cairn__device_copy(d, to->missed, o->of.missed, o->count * sizeof(to->missed[0])));
+        TRY(cairn__device_copy(d, to->overflows, o->of.overflows, o->count * sizeof(to->overflows[0])));
+    }
+    for (size_t i = o->count; i < count && steps > 0; i++) d->passes->store(d, &to->missed[i], &steps, sizeof(steps));
+out:
+    return st;
+}
+
+static cairn_status make_moments(struct cairn_optimizer *o, struct cairn__optim_arrays *to, size_t count,
+                                 const struct cairn__param_group *group) {
+    const int arrays = o->kind->states(group);
+    for (size_t i = o->count; i < count; i++) {
         for (int s = 0; s < arrays; s++) {
             cairn_status st =
-                make_zeroed(device_of(o), o->set->params[i]->n * sizeof(float), (void **)&o->moments[i].array[s]);
+                make_zeroed(device_of(o), to->params[i]->n * sizeof(float), (void **)&to->moments[i].array[s]);
             if (st != CAIRN_OK) return st;
         }
     }
     return CAIRN_OK;
 }
 
-static cairn_status make_reports(struct cairn_optimizer *o) {
+static void free_moments(struct cairn_device *d, const struct cairn__optim_arrays *a, size_t first, size_t count) {
+    for (size_t i = first; a->moments && i < count; i++) {
+        for (int s = 0; s < CAIRN__MAX_STATES; s++) cairn__device_free(d, a->moments[i].array[s]);
+    }
+}
+
+/* ---- groups ---- */
+
+static cairn_status check_owner(const char *kind, const struct cairn__param *p, bool again) {
+    REQUIRE(!again, CAIRN_EINVAL, "%s: parameter '%s' is given twice", kind, p->name);
+    REQUIRE(!p->owner, CAIRN_EINVAL, "%s: parameter '%s' belongs to an optimizer already", kind, p->name);
+    return CAIRN_OK;
+}
+
+/* Notes owners on the way, so that one that is given twice is found; takes the notes back on failure. */
+static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set, const size_t *indices, size_t count,
+                         struct cairn__param **params) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__device_alloc_pinned(device_of(o), CAIRN__REPORTS * sizeof(o->reports[0]), (void **)&o->reports));
-    TRY(cairn__device_alloc_pinned(device_of(o), CAIRN__REPORTS * o->set->count * sizeof(o->names[0]),
-                                   (void **)&o->names));
+    size_t i = 0;
+    for (; i < count; i++) {
+        const size_t index = indices ? indices[i] : i;
+        if (index >= set->count) {
+            st = cairn__fail(CAIRN_EINVAL, "%s: parameter %zu of a set of %zu", o->kind->name, index, set->count);
+            break;
+        }
+        st = check_owner(o->kind->name, set->params[index], set->params[index]->owner == o);
+        if (st != CAIRN_OK) break;
+        params[i] = set->params[index];
+        params[i]->owner = o;
+    }
+    for (size_t k = 0; st != CAIRN_OK && k < i; k++) params[k]->owner = NULL;
+    return st;
+}
+
+static bool knows(const struct cairn_optimizer *o, const struct cairn_param_set *set) {
+    for (size_t i = 0; i < o->num_sets; i++) {
+        if (o->sets[i] == set) return true;
+    }
+    return false;
+}
+
+static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
+                                struct cairn_param_set *set, size_t added) {
+    REQUIRE(o->kind == kind, CAIRN_EINVAL, "%s: a group of %s cannot be added to it", o->kind->name, kind->name);
+    REQUIRE(o->env == set->env, CAIRN_EINVAL, "%s: the parameters belong to another environment", kind->name);
+    REQUIRE(added <= set->count, CAIRN_EINVAL, "%s: %zu parameters of a set of %zu", kind->name, added, set->count);
+    REQUIRE(o->count == 0 || o->env->graphs == 0, CAIRN_ESTATE,
+            "%s: a captured graph has the optimizer's memory, which a further group moves; destroy the graph first",
+            kind->name);
+    cairn_status st = cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured");
+    if (st == CAIRN_OK) st = o->hook.adding ? o->hook.adding(o->hook.ctx, set) : CAIRN_OK;
+    if (st == CAIRN_OK) st = cairn__device_synchronize(device_of(o));
+    if (st == CAIRN_OK) st = cairn__optimizer_read_reports(o); /* their names have the old size */
+    return st;
+}
+
+static cairn_status make_room(struct cairn_optimizer *o, double **lrs, double **norms, size_t count) {
+    struct cairn_device *d = device_of(o);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&o->groups, &o->groups_capacity, o->num_groups + 1, sizeof(o->groups[0])));
+    TRY(cairn__grow((void **)&o->sets, &o->sets_capacity, o->num_sets + 1, sizeof(o->sets[0])));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (o->num_groups + 1) * sizeof(double), (void **)lrs));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (count + 1) * sizeof(double), (void **)norms));
 out:
     return st;
 }
 
-static cairn_status make_lists(struct cairn_optimizer *o) {
+static void store_lrs(struct cairn_optimizer *o) {
+    struct cairn_device *d = device_of(o);
+    for (size_t g = 0; g < o->num_groups; g++) d->passes->store(d, &o->lrs[g], &o->groups[g].lr, sizeof(double));
+}
+
+/* Cannot fail. */
+static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arrays, double *lrs, double *norms,
+                      size_t count, const struct cairn__param_group *group, struct cairn_param_set *set) {
+    struct cairn_device *d = device_of(o);
+    free_arrays(d, &o->of);
+    cairn__device_free(d, o->lrs);
+    cairn__device_free(d, o->norms);
+    o->of = *arrays;
+    o->lrs = lrs;
+    o->norms = norms;
+    o->groups[o->num_groups] = *group;
+    o->groups[o->num_groups].first = o->count;
+    o->groups[o->num_groups++].count = count - o->count;
+    o->count = count;
+    store_lrs(o);
+    if (knows(o, set)) return;
+    o->sets[o->num_sets++] = set;
+    set->users++;
+}
+
+cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
+                                        struct cairn_param_set *set, const size_t *indices, size_t given,
+                                        const struct cairn__param_group *group) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(o->set->count, sizeof(o->items[0]), (void **)&o->items));
-    TRY(cairn__calloc(o->set->count, sizeof(o->list[0]), (void **)&o->list));
-    TRY(cairn__calloc(o->set->count, sizeof(o->groups[0]), (void **)&o->groups));
+    struct cairn_device *d = device_of(o);
+    struct cairn__optim_arrays fresh = {0};
+    double *lrs = NULL, *norms = NULL;
+    const size_t added = indices ? given : set->count, count = o->count + added;
+    bool picked = false;
+    TRY(check_group(o, kind, set, added));
+    TRY(make_arrays(d, count, &fresh));
+    TRY(make_room(o, &lrs, &norms, count));
+    TRY(cairn__param_set_make_flags(set));
+    TRY(pick(o, set, indices, added, fresh.params + o->count));
+    picked = true;
+    TRY(carry_over(o, &fresh, count));
+    TRY(make_moments(o, &fresh, count, group));
+    take_over(o, &fresh, lrs, norms, count, group, set);
+    return CAIRN_OK;
 out:
+    for (size_t i = o->count; picked && i < count; i++) fresh.params[i]->owner = NULL;
+    free_moments(d, &fresh, o->count, count);
+    free_arrays(d, &fresh);
+    cairn__device_free(d, lrs);
+    cairn__device_free(d, norms);
     return st;
 }
+
+/* ---- making and ending ---- */
 
 static cairn_status make_state(struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
-    const struct cairn__optim_state fresh = {.lr = o->lr};
+    const struct cairn__optim_state fresh = {.clip = 1};
     struct cairn_device *d = device_of(o);
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(fresh), (void **)&o->state));
     d->passes->store(d, o->state, &fresh, sizeof(fresh));
-    TRY(make_zeroed(d, o->set->count * sizeof(o->missed[0]), (void **)&o->missed));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(o->reports[0]), (void **)&o->reports));
 out:
     return st;
 }
 
-cairn_status cairn__optimizer_create(const struct cairn_optimizer *like, cairn_optimizer **out) {
+cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
+                                     const size_t *indices, size_t count, const struct cairn__param_group *group,
+                                     cairn_optimizer **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_optimizer *o = NULL;
     TRY(cairn__calloc(1, sizeof(*o), (void **)&o));
-    *o = *like;
-    o->set->users++;
-    link_reader(o);
-    TRY(cairn__calloc(o->set->count, sizeof(o->moments[0]), (void **)&o->moments));
-    TRY(make_moments(o));
+    o->kind = kind;
+    o->env = set->env;
+    o->set = set;
+    cairn__optimizer_link_reader(o);
     TRY(make_state(o));
-    TRY(make_reports(o));
-    TRY(make_lists(o));
-    TRY(cairn__param_set_make_flags(o->set));
+    TRY(cairn__optimizer_add_group(o, kind, set, indices, count, group));
     *out = o;
     return CAIRN_OK;
 out:
@@ -171,125 +254,84 @@ out:
 
 /* What the device still has to say is heard first: traces are whole. (amp hears its part when it ends.) */
 static void hear_the_rest(struct cairn_optimizer *o) {
-    if (o->reports && o->names && cairn__device_synchronize(device_of(o)) == CAIRN_OK) (void)read_reports(o);
+    if (o->count && cairn__device_synchronize(device_of(o)) == CAIRN_OK) (void)cairn__optimizer_read_reports(o);
 }
 
 void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (!optimizer || !*optimizer) return;
     struct cairn_optimizer *o = *optimizer;
-    if (o->hook.ctx) {
+    hear_the_rest(o);
+    if (o->hook.ctx && !(o->hook.ending && o->hook.ending(o->hook.ctx))) {
         cairn__log(CAIRN_LOG_ERROR,
                    "cairn_optimizer_destroy: its amp context is alive, so it is kept; amp_destroy first");
         return;
     }
     struct cairn_device *d = device_of(o);
-    hear_the_rest(o);
-    unlink_reader(o);
-    o->set->users--;
-    for (size_t i = 0; o->moments && i < o->set->count; i++) {
-        for (int s = 0; s < CAIRN__MAX_STATES; s++) cairn__device_free(d, o->moments[i].array[s]);
-    }
+    cairn__optimizer_unlink_reader(o);
+    for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->users--;
+    for (size_t i = 0; i < o->count; i++) o->of.params[i]->owner = NULL;
+    free_moments(d, &o->of, 0, o->count);
+    free_arrays(d, &o->of);
+    cairn__device_free(d, o->lrs);
+    cairn__device_free(d, o->norms);
     cairn__device_free(d, o->state);
-    cairn__device_free(d, o->missed);
     cairn__device_free_pinned(d, o->reports);
-    cairn__device_free_pinned(d, o->names);
-    cairn__free(o->moments);
-    cairn__free(o->items);
-    cairn__free(o->list);
     cairn__free(o->groups);
+    cairn__free(o->sets);
     cairn__free(o);
     *optimizer = NULL;
 }
+
+static int no_states(const struct cairn__param_group *group) {
+    (void)group;
+    return 0;
+}
+
+static const struct cairn__optimizer_kind user_kind = {"the user's update", no_states, NULL};
+
+cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out) {
+    const struct cairn__param_group group = {.lr = 0};
+    return cairn__optimizer_create(&user_kind, set, NULL, 0, &group, out);
+}
+
+/* ---- for amp ---- */
 
 void cairn__set_step_hook(cairn_optimizer *optimizer, const struct cairn__step_hook *hook) {
     optimizer->hook = hook ? *hook : (struct cairn__step_hook){0};
 }
 
-void cairn_zero_grad(cairn_optimizer *optimizer) {
-    if (optimizer) cairn__param_set_zero_grad(optimizer->set);
+bool cairn__has_step_hook(const cairn_optimizer *optimizer) {
+    return optimizer->hook.ctx != NULL;
 }
 
-/* ---- a step ---- */
-
-static enum cairn__weight_mode mode_of(const struct cairn__param *p) {
-    if (p->dtype == CAIRN_F32) return CAIRN__W_F32;
-    if (p->master) return p->dtype == CAIRN_F16 ? CAIRN__W_F32_F16 : CAIRN__W_F32_BF16;
-    return p->dtype == CAIRN_F16 ? CAIRN__W_F16 : CAIRN__W_BF16;
+void *cairn__step_hook_ctx(const cairn_optimizer *optimizer) {
+    return optimizer->hook.ctx;
 }
 
-/* Fills items[i] and groups[i] = gradient type * modes + weight mode, or -1. */
-static cairn_status describe(struct cairn_optimizer *o, size_t i) {
-    struct cairn__param *p = o->set->params[i];
-    struct cairn__optim_item *item = &o->items[i];
-    cairn_dtype grad = CAIRN_F32;
-    *item = (struct cairn__optim_item){.n = p->n,
-                                       .weights = p->master ? (void *)p->master : p->data,
-                                       .half = p->master ? p->data : NULL,
-                                       .state = {o->moments[i].array[0], o->moments[i].array[1]},
-                                       .missed = &o->missed[i]};
-    cairn_status st = cairn__param_grad_final(p, &item->grad, &grad, &item->factor);
-    if (st == CAIRN_OK) o->groups[i] = item->grad ? (int)grad * CAIRN__NUM_WEIGHT_MODES + (int)mode_of(p) : -1;
-    return st;
+struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer) {
+    return optimizer->env;
 }
 
-static void update_group(struct cairn_optimizer *o, int group, const uint32_t *skip) {
-    struct cairn__update_list list = {.items = o->list,
-                                      .grad = (cairn_dtype)(group / CAIRN__NUM_WEIGHT_MODES),
-                                      .mode = (enum cairn__weight_mode)(group % CAIRN__NUM_WEIGHT_MODES),
-                                      .skip = skip};
-    for (size_t i = 0; i < o->set->count; i++) {
-        if (o->groups[i] == group) o->list[list.count++] = o->items[i];
-    }
-    if (list.count) o->kind->update(o, device_of(o), &list);
+struct cairn__param *const *cairn__optimizer_param_list(const cairn_optimizer *optimizer) {
+    return optimizer->of.params;
 }
 
-static cairn_status queue_updates(struct cairn_optimizer *o, const uint32_t *skip) {
-    enum { GROUPS = 32 };
-    static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_WEIGHT_MODES <= GROUPS, "a bit a group");
-    uint32_t present = 0;
-    for (size_t i = 0; i < o->set->count; i++) {
-        cairn_status st = describe(o, i);
-        if (st != CAIRN_OK) return st;
-        if (o->groups[i] >= 0) present |= 1u << o->groups[i];
-    }
-    for (int group = 0; group < GROUPS; group++) {
-        if (present >> group & 1) update_group(o, group, skip);
-    }
-    for (size_t i = 0; i < o->set->count; i++) {
-        if (o->groups[i] < 0) device_of(o)->passes->miss(device_of(o), &o->missed[i], skip);
-    }
-    return CAIRN_OK;
+struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *optimizer, size_t *count) {
+    *count = optimizer->num_sets;
+    return optimizer->sets;
 }
 
-static void queue_end(struct cairn_optimizer *o, bool update_scaler) {
-    const struct cairn__step_end end = {.optim = o->state,
-                                        .scaler = o->hook.scaler,
-                                        .update_scaler = update_scaler && o->hook.scaler,
-                                        .flags = o->set->flags,
-                                        .count = o->set->count,
-                                        .skips = o->set->skip_nonfinite,
-                                        .reports = o->reports,
-                                        .names = o->names};
-    device_of(o)->passes->step_end(device_of(o), &end);
-    cairn__param_set_consumed(o->set);
-    cairn__param_set_weights_changed(o->set);
+uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer) {
+    return &optimizer->state->skip;
 }
 
-cairn_status cairn_step(cairn_optimizer *optimizer) {
-    REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    struct cairn_optimizer *o = optimizer;
-    REQUIRE(!o->set->incomplete, CAIRN_ESTATE,
-            "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
-    cairn_status st = CAIRN_OK;
-    bool update_scaler = false;
-    if (o->hook.before) TRY(o->hook.before(o->hook.ctx, &update_scaler));
-    TRY(queue_updates(o, o->set->skip_nonfinite ? &o->set->flags[0] : NULL));
-    queue_end(o, update_scaler);
-    if (o->hook.queued) o->hook.queued(o->hook.ctx);
-    TRY(cairn__device_check(device_of(o)));
-    if (!device_of(o)->capturing) TRY(read_reports(o)); /* what came before a recording is no failure of its step */
-out:
-    return st;
+struct cairn__overflow *cairn__optimizer_overflows(cairn_optimizer *optimizer) {
+    return optimizer->of.overflows;
+}
+
+void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed) {
+    struct cairn_device *d = device_of(optimizer);
+    d->passes->store(d, &optimizer->state->rounding_seed, &seed, sizeof(seed));
 }
 
 /* ---- facts ---- */
@@ -308,20 +350,47 @@ int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer) {
     return optimizer ? cairn__optimizer_last_report(optimizer).skipped : 0;
 }
 
+size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer) {
+    return optimizer ? optimizer->count : 0;
+}
+
+int cairn_optimizer_num_groups(const cairn_optimizer *optimizer) {
+    return optimizer ? (int)optimizer->num_groups : 0;
+}
+
+static cairn_status check_lr(const cairn_optimizer *o, double lr) {
+    cairn_status st = cairn__check_rate(o->kind->name, "lr", lr);
+    if (st != CAIRN_OK) return st;
+    return cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays");
+}
+
 cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    cairn_status st = CAIRN_OK;
-    struct cairn_device *d = device_of(optimizer);
-    TRY(cairn__check_rate(optimizer->kind->name, "lr", lr));
-    TRY(cairn__device_refuse_recording(d, "the learning rate would stand still; set it between replays"));
-    optimizer->lr = lr;
-    d->passes->store(d, &optimizer->state->lr, &lr, sizeof(lr));
-out:
-    return st;
+    cairn_status st = check_lr(optimizer, lr);
+    if (st != CAIRN_OK) return st;
+    for (size_t g = 0; g < optimizer->num_groups; g++) optimizer->groups[g].lr = lr;
+    store_lrs(optimizer);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr) {
+    REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
+    REQUIRE(group >= 0 && (size_t)group < optimizer->num_groups, CAIRN_EINVAL, "%s: group %d of %zu",
+            optimizer->kind->name, group, optimizer->num_groups);
+    cairn_status st = check_lr(optimizer, lr);
+    if (st != CAIRN_OK) return st;
+    optimizer->groups[group].lr = lr;
+    store_lrs(optimizer);
+    return CAIRN_OK;
 }
 
 double cairn_optimizer_lr(const cairn_optimizer *optimizer) {
-    return optimizer ? optimizer->lr : 0;
+    return optimizer ? optimizer->groups[0].lr : 0;
+}
+
+double cairn_optimizer_group_lr(const cairn_optimizer *optimizer, int group) {
+    const bool is_there = optimizer && group >= 0 && (size_t)group < optimizer->num_groups;
+    return is_there ? optimizer->groups[group].lr : (double)NAN;
 }
 
 cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer) {

@@ -7,53 +7,100 @@
 
 enum { CAIRN__MAX_STATES = 2 };
 
+/* Hyperparameters of one group, and where it lies: parameters [first, first + count) of the optimizer. */
+struct cairn__param_group {
+    union {
+        struct cairn__sgd_rule sgd;
+        struct cairn__adam_rule adam;
+    } rule;
+    double lr; /* as the host set it; the step reads the device's */
+    size_t first, count;
+};
+
 /* Parameters that one pass updates. */
 struct cairn__update_list {
     const struct cairn__optim_item *items;
     size_t count;
     cairn_dtype grad;
     enum cairn__weight_mode mode;
-    const uint32_t *skip; /* in device memory; NULL = never */
+    const struct cairn__param_group *group;
+    const double *lr; /* in device memory, as is */
+    const struct cairn__optim_state *state;
 };
 
 struct cairn__optimizer_kind {
     const char *name;
-    int (*states)(const struct cairn_optimizer *o); /* f32 arrays per parameter */
-    void (*update)(const struct cairn_optimizer *o, struct cairn_device *d, const struct cairn__update_list *list);
+    int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
+    void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
+};
+
+/* [parameters] each; remade as groups are added. */
+struct cairn__optim_arrays {
+    struct cairn__param **params;
+    struct {
+        float *array[CAIRN__MAX_STATES];
+    } * moments; /* of [n], zeroed, in device memory; momentum, or m and v */
+
+    /* In device memory. */
+    int64_t *missed; /* taken steps without a gradient */
+    struct cairn__overflow *overflows;
+
+    struct cairn__overflow *names; /* [CAIRN__REPORTS] times; what the device writes and the host reads */
+
+    /* Of the step that is being queued. */
+    struct cairn__optim_item *items, *list; /* a list gathered from items */
+    int *keys;                              /* which list a parameter goes to; -1 = no gradient */
+    struct cairn__item *plain;
+    struct cairn__taken *taken;
 };
 
 struct cairn_optimizer {
     const struct cairn__optimizer_kind *kind;
-    struct cairn_param_set *set;
-    double lr; /* as the host set it; the step reads state->lr */
-    union {
-        struct cairn__sgd_rule sgd;
-        struct cairn__adam_rule adam;
-    } rule;
+    struct cairn_env *env;
+    struct cairn_param_set *set; /* given at creation */
+    struct cairn_param_set **sets;
+    size_t num_sets, sets_capacity;
+
+    struct cairn__param_group *groups;
+    size_t num_groups, groups_capacity;
+    struct cairn__optim_arrays of;
+    size_t count; /* of parameters */
 
     /* In device memory. */
     struct cairn__optim_state *state;
-    int64_t *missed; /* [parameters] taken steps without a gradient */
-    struct {
-        float *array[CAIRN__MAX_STATES];
-    } * moments; /* [parameters] of [n], zeroed; momentum, or m and v */
+    double *lrs;   /* [num_groups] */
+    double *norms; /* [count + 1]: of lists of gradients, then of all of them */
+    bool clipped;  /* state->clip may not be 1 */
+    bool warned;   /* that nobody looks for overflow */
+    bool noted;    /* state->skip and overflows may be raised, because of gradients that are seen */
 
-    /* What the device writes and the host reads. */
-    struct cairn__step_report *reports;
-    uint32_t *names;
-    uint64_t told; /* number of the last report that was passed on */
+    struct cairn__step_report *reports; /* what the device writes and the host reads */
+    uint64_t told;                      /* number of the last report that was passed on */
     struct cairn__report_reader reader;
-
-    struct cairn__optim_item *items, *list; /* [parameters] of the step being queued; a list gathered from them */
-    int *groups;                            /* [parameters] which list a parameter goes to; -1 = no gradient */
     struct cairn__step_hook hook;
 };
 
-/* Makes the object and its state once kind, set, lr and rule are set in *like. */
-cairn_status cairn__optimizer_create(const struct cairn_optimizer *like, cairn_optimizer **out);
+/* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and lr. */
+cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
+                                     const size_t *indices, size_t count, const struct cairn__param_group *like,
+                                     cairn_optimizer **out);
+
+/* Clipping and overflow whose gradients have all been forgotten are forgotten too. */
+void cairn__optimizer_forget_stale(cairn_optimizer *o);
+
+/* Clipping is done to the gradients that it was computed from, where others have come since. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
+
+/* The next step is not left out because of what was found so far. */
+void cairn__optimizer_lower_skip(cairn_optimizer *o);
+
+/* A further group. kind: what the caller takes the optimizer for; a second name for it may be NULL. */
+cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
+                                        struct cairn_param_set *set, const size_t *indices, size_t count,
+                                        const struct cairn__param_group *like);
 
 /* What every kind is given. A set that is NULL because making its model failed brings that cause. */
-cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, cairn_optimizer **out);
+cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);
 
 /* lr and weight_decay, which every kind has. */
 cairn_status cairn__check_rate(const char *kind, const char *name, double value);

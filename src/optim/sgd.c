@@ -5,12 +5,12 @@
 
 #include <math.h>
 
-static int sgd_states(const struct cairn_optimizer *o) {
-    return o->rule.sgd.momentum != 0;
+static int sgd_states(const struct cairn__param_group *g) {
+    return g->rule.sgd.momentum != 0;
 }
 
-static void sgd_update(const struct cairn_optimizer *o, struct cairn_device *d, const struct cairn__update_list *l) {
-    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &o->rule.sgd, o->state, l->skip);
+static void sgd_update(struct cairn_device *d, const struct cairn__update_list *l) {
+    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &l->group->rule.sgd, l->lr, l->state);
 }
 
 static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update};
@@ -28,18 +28,48 @@ out:
     return st;
 }
 
-cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options, cairn_optimizer **out) {
-    cairn_status st = cairn__check_set("SGD", set, out);
-    if (st != CAIRN_OK) return st;
+static cairn_status group_of(const struct cairn_sgd_options *options, struct cairn__param_group *out) {
+    cairn_status st = CAIRN_OK;
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_sgd_options"));
     TRY(check(&h));
-    struct cairn_optimizer like = {.kind = &sgd_kind, .set = set, .lr = h.lr};
-    like.rule.sgd = (struct cairn__sgd_rule){.momentum = h.momentum,
-                                             .dampening = h.dampening,
-                                             .weight_decay = h.weight_decay,
-                                             .nesterov = h.nesterov == CAIRN_ON};
-    TRY(cairn__optimizer_create(&like, out));
+    *out = (struct cairn__param_group){.lr = h.lr,
+                                       .rule.sgd = {.momentum = h.momentum,
+                                                    .dampening = h.dampening,
+                                                    .weight_decay = h.weight_decay,
+                                                    .nesterov = h.nesterov == CAIRN_ON}};
+out:
+    return st;
+}
+
+static cairn_status create(cairn_param_set *set, const size_t *indices, size_t count,
+                           const struct cairn_sgd_options *options, cairn_optimizer **out) {
+    struct cairn__param_group group;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_set("SGD", set, out));
+    TRY(group_of(options, &group));
+    TRY(cairn__optimizer_create(&sgd_kind, set, indices, count, &group, out));
+out:
+    return st;
+}
+
+cairn_status cairn_sgd_create(cairn_param_set *set, const struct cairn_sgd_options *options, cairn_optimizer **out) {
+    return create(set, NULL, 0, options, out);
+}
+
+cairn_status cairn_sgd_create_over(cairn_param_set *set, const size_t *indices, size_t count,
+                                   const struct cairn_sgd_options *options, cairn_optimizer **out) {
+    REQUIRE(indices, CAIRN_EINVAL, "SGD: indices is NULL; cairn_sgd_create takes all parameters of a set");
+    return create(set, indices, count, options, out);
+}
+
+cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices, size_t count,
+                                 const struct cairn_sgd_options *options) {
+    struct cairn__param_group group;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_set("SGD", set, optimizer));
+    TRY(group_of(options, &group));
+    TRY(cairn__optimizer_add_group(optimizer, &sgd_kind, set, indices, count, &group));
 out:
     return st;
 }

@@ -5,6 +5,7 @@
 #include "param/param.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -131,10 +132,29 @@ static cairn_status make_slot(struct cairn__param *p) {
     return st;
 }
 
-static cairn_status add_users(struct cairn_param_set *set, const cairn_param *given, size_t i) {
-    REQUIRE(given->name && given->name[0], CAIRN_EINVAL, "parameter %zu has no name", i);
-    REQUIRE(!has_name(set, given->name), CAIRN_EINVAL, "two parameters are called '%s'", given->name);
-    REQUIRE(given->data, CAIRN_EINVAL, "parameter '%s' has no data", given->name);
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sorted, so that as many as a large model has are compared in no time. */
+static cairn_status check_names(const cairn_param *params, size_t count) {
+    cairn_status st = CAIRN_OK;
+    const char **names = NULL;
+    for (size_t i = 0; i < count; i++)
+        REQUIRE(params[i].name && params[i].name[0], CAIRN_EINVAL, "parameter %zu has no name", i);
+    TRY(cairn__calloc(count, sizeof(names[0]), (void **)&names));
+    for (size_t i = 0; i < count; i++) names[i] = params[i].name;
+    if (count) qsort(names, count, sizeof(names[0]), by_text);
+    for (size_t i = 1; i < count && st == CAIRN_OK; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0)
+            st = cairn__fail(CAIRN_EINVAL, "two parameters are called '%s'", names[i]);
+    }
+out:
+    cairn__free(names);
+    return st;
+}
+
+static cairn_status add_users(struct cairn_param_set *set, const cairn_param *given) {
     REQUIRE(given->dtype == CAIRN_F32 || cairn__is_half(given->dtype), CAIRN_EINVAL,
             "parameter '%s' has dtype %d (%s); f32, f16 and bf16 are allowed", given->name, (int)given->dtype,
             cairn_dtype_name(given->dtype));
@@ -143,9 +163,9 @@ static cairn_status add_users(struct cairn_param_set *set, const cairn_param *gi
     TRY(check_memory(set, given, "data", given->data));
     if (given->grad) TRY(check_memory(set, given, "grad", given->grad));
     TRY(append(set, given, &p));
+    REQUIRE(given->data || p->n == 0, CAIRN_EINVAL, "parameter '%s' has no data", given->name);
     p->data = given->data;
     p->grad = given->grad;
-    if (!p->grad) TRY(make_slot(p));
 out:
     return st;
 }
@@ -155,8 +175,10 @@ cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, s
             "cairn_param_set_create: env, params and out must be set");
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = NULL;
+    TRY(check_names(params, count));
     TRY(cairn__param_set_new(env, &set));
-    for (size_t i = 0; i < count; i++) TRY(add_users(set, &params[i], i));
+    set->is_users = true;
+    for (size_t i = 0; i < count; i++) TRY(add_users(set, &params[i]));
     *out = set;
     return CAIRN_OK;
 out:
@@ -267,26 +289,121 @@ static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, b
     p->version++;
 }
 
-/* All memory first, so that a failure changes nothing. */
-cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master,
-                                      bool keep_norms) {
-    cairn_status st = CAIRN_OK;
-    void **weights = NULL;
-    TRY(cairn__calloc(set->count, sizeof(weights[0]), (void **)&weights));
+static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype half, bool keep_norms, void **weights) {
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
-        TRY(check_may_change(p));
-        TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]));
+        cairn_status st = check_may_change(p);
+        if (st == CAIRN_OK)
+            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]);
+        if (st != CAIRN_OK) return st;
     }
+    return CAIRN_OK;
+}
+
+static void turn_set_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, void **weights) {
     for (size_t i = 0; i < set->count; i++) {
         if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
         weights[i] = NULL;
     }
     if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
-out:
+}
+
+static void free_halves(const struct cairn_param_set *set, void **weights) {
     for (size_t i = 0; weights && i < set->count; i++) cairn__device_free(set->env->device, weights[i]);
     cairn__free(weights);
+}
+
+/* All memory first, so that a failure changes nothing. */
+cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size_t count, cairn_dtype half,
+                                       bool keep_master, bool keep_norms) {
+    cairn_status st = CAIRN_OK;
+    void ***weights = NULL; /* of each set, of each parameter */
+    TRY(cairn__calloc(count, sizeof(weights[0]), (void **)&weights));
+    for (size_t s = 0; s < count; s++) {
+        TRY(cairn__calloc(sets[s]->count, sizeof(weights[s][0]), (void **)&weights[s]));
+        TRY(make_halves(sets[s], half, keep_norms, weights[s]));
+    }
+    for (size_t s = 0; s < count; s++) turn_set_half(sets[s], half, keep_master, weights[s]);
+out:
+    for (size_t s = 0; weights && s < count; s++) free_halves(sets[s], weights[s]);
+    cairn__free(weights);
+    return st;
+}
+
+static cairn_status check_may_take(const struct cairn__param *p, cairn_dtype half) {
+    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its values after %s", p->name,
+            p->set->frozen_by);
+    REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module: give the module to amp_initialize",
+            p->name);
+    REQUIRE(p->dtype == CAIRN_F32 || p->dtype == half || !half, CAIRN_EINVAL,
+            "parameter '%s' is %s, but the half type chosen is %s; choose one", p->name, cairn_dtype_name(p->dtype),
+            cairn_dtype_name(half));
+    return CAIRN_OK;
+}
+
+static bool stays_f32(const struct cairn__param *p, cairn_dtype half, bool keep_norms) {
+    return p->dtype == CAIRN_F32 && (!half || (keep_norms && p->is_norm));
+}
+
+static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, bool masters, bool keep_norms,
+                                 float **made) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        cairn_status st = check_may_take(p, half);
+        if (st == CAIRN_OK && masters && !p->master && !stays_f32(p, half, keep_norms))
+            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static void drop_master(struct cairn__param *p) {
+    if (p->owns_master) cairn__device_free(device_of(p), p->master);
+    p->master = NULL;
+    p->owns_master = false;
+}
+
+/* Cannot fail. made: NULL where a master of an earlier context is there still, or none is wanted. */
+static void take_half_values(struct cairn__param *p, cairn_dtype half, bool has_master, float *made) {
+    if (made) {
+        cast(p, made, CAIRN_F32, p->data, p->dtype);
+        p->master = made;
+        p->owns_master = true;
+    }
+    if (!has_master) drop_master(p);
+    if (p->dtype == CAIRN_F32) p->value_type = half;
+    cairn__param_round_from_master(p);
+    p->version++;
+}
+
+/* What an earlier context made half is f32 again, with the bits of its master. Cannot fail. */
+static void take_f32_values(struct cairn__param *p) {
+    if (!p->value_type) return;
+    if (p->master) cast(p, p->data, CAIRN_F32, p->master, CAIRN_F32);
+    drop_master(p);
+    p->value_type = (cairn_dtype)0;
+    p->version++;
+}
+
+cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cairn_dtype half, bool masters,
+                                               bool keep_norms) {
+    cairn_status st = CAIRN_OK;
+    float **made = NULL;
+    TRY(cairn__calloc(set->count, sizeof(made[0]), (void **)&made));
+    TRY(make_masters(set, half, masters, keep_norms, made));
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (stays_f32(p, half, keep_norms)) {
+            take_f32_values(p);
+        } else {
+            take_half_values(p, half, masters, made[i]);
+        }
+        made[i] = NULL;
+    }
+out:
+    for (size_t i = 0; made && i < set->count; i++) cairn__device_free(set->env->device, made[i]);
+    cairn__free(made);
     return st;
 }
 
@@ -296,10 +413,7 @@ size_t cairn_param_set_count(const cairn_param_set *set) {
     return set ? set->count : 0;
 }
 
-cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out) {
-    REQUIRE(set && out, CAIRN_EINVAL, "set and out must be set");
-    REQUIRE(i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, set->count);
-    const struct cairn__param *p = set->params[i];
+void cairn__param_describe(const struct cairn__param *p, cairn_param *out) {
     *out = (cairn_param){.name = p->name,
                          .data = p->data,
                          .grad = p->grad,
@@ -307,23 +421,28 @@ cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_par
                          .ndim = p->ndim,
                          .is_norm = p->is_norm ? CAIRN_ON : CAIRN_OFF};
     memcpy(out->shape, p->shape, sizeof(p->shape));
-    return CAIRN_OK;
+}
+
+cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out) {
+    REQUIRE(set && out, CAIRN_EINVAL, "set and out must be set");
+    REQUIRE(i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, set->count);
+    struct cairn__param *p = set->params[i];
+    const cairn_status st = set->is_users && !p->grad ? make_slot(p) : CAIRN_OK;
+    if (st == CAIRN_OK) cairn__param_describe(p, out);
+    return st;
 }
 
 float *cairn_param_master(const cairn_param_set *set, size_t i) {
     if (!set || i >= set->count) return NULL;
     const struct cairn__param *p = set->params[i];
-    return p->dtype == CAIRN_F32 ? p->data : p->master;
+    return p->master ? p->master : p->dtype == CAIRN_F32 ? p->data : NULL;
 }
 
 cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written) {
     REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, cairn_param_set_count(set));
     struct cairn__param *p = set->params[i];
-    if (p->master && master_was_written) {
-        cairn__param_round_from_master(p);
-    } else if (p->master) {
-        cast(p, p->master, CAIRN_F32, p->data, p->dtype);
-    }
+    if (p->master && !master_was_written) cast(p, p->master, CAIRN_F32, p->data, p->dtype);
+    if (p->value_type || master_was_written) cairn__param_round_from_master(p);
     p->version++;
     return CAIRN_OK;
 }
@@ -339,22 +458,21 @@ static cairn_status make_accumulator(struct cairn__param *p) {
     return CAIRN_OK;
 }
 
-/* acc (+)= slot * factor; the slot is then free. */
+/* acc (+)= slot * factor; the slot is then free. What the slot's flag tells already is not told of its backward again. */
 static cairn_status fold(struct cairn__param *p) {
     cairn_status st = CAIRN_OK;
-    struct cairn_param_set *set = p->set;
-    TRY(cairn__param_set_make_flags(set));
+    TRY(cairn__param_set_make_flags(p->set));
     TRY(make_accumulator(p));
     struct cairn_device *d = device_of(p);
-    const struct cairn__item item = {
-        .n = p->n, .dst = p->acc, .x = p->grad, .y = p->acc, .found = &set->flags[1 + p->index]};
+    uint32_t *const flag = p->checked ? cairn__param_acc_flag(p) : cairn__param_flag(p);
+    const struct cairn__item item = {.n = p->n, .dst = p->acc, .x = p->grad, .y = p->acc, .found = flag};
     if (p->has_acc) {
-        d->passes->axpby(d, &item, 1, CAIRN_F32, p->dtype, p->factor, 1.0f, &set->flags[0]);
+        d->passes->axpby(d, &item, 1, CAIRN_F32, p->dtype, p->factor, 1.0f, NULL);
     } else {
-        d->passes->scale(d, &item, 1, CAIRN_F32, p->dtype, p->factor, &set->flags[0]);
+        d->passes->scale(d, &item, 1, CAIRN_F32, p->dtype, p->factor, NULL);
     }
-    set->flags_touched = true;
-    p->has_acc = true;
+    *(p->checked ? &p->acc_flag_touched : &p->flag_touched) = true;
+    p->has_acc = p->acc_checked = true;
     p->written = false;
 out:
     return st;
@@ -379,6 +497,7 @@ cairn_status cairn__params_fold_at(struct cairn_env *env, const float *factor) {
 cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot) {
     cairn_status st = CAIRN_OK;
     if (!p->grad) TRY(make_slot(p));
+    if (p->clip) TRY(cairn__param_unscale(p)); /* what is added is not clipped */
     if (p->written) TRY(fold(p));
     *slot = p->grad;
 out:
@@ -389,20 +508,99 @@ void cairn__param_grad_ready(struct cairn__param *p) {
     struct cairn_param_set *set = p->set;
     p->written = true;
     p->factor = set->factor;
-    set->checked = false;
+    p->checked = false;
+    p->clip = NULL;
     if (set->listener) set->listener->ready(set->listener->ctx, p->index);
 }
 
-cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
-    REQUIRE(set, CAIRN_EINVAL, "cairn_grads_ready: set is NULL");
+/* ---- gradients of the user's ---- */
+
+static cairn_status check_range(const char *call, const cairn_param_set *set, size_t first, size_t count) {
+    REQUIRE(set, CAIRN_EINVAL, "%s: set is NULL", call);
+    REQUIRE(set->is_users, CAIRN_EINVAL, "%s: a module's gradients are written by cairn_backward", call);
     REQUIRE(first <= set->count && count <= set->count - first, CAIRN_EINVAL,
-            "cairn_grads_ready: parameters [%zu, %zu) of a set of %zu", first, first + count, set->count);
-    for (size_t i = first; i < first + count; i++) {
-        REQUIRE(set->params[i]->grad, CAIRN_EINVAL, "cairn_grads_ready: parameter '%s' has no gradient memory",
-                set->params[i]->name);
-    }
-    for (size_t i = first; i < first + count; i++) cairn__param_grad_ready(set->params[i]);
+            "%s: %zu parameters from %zu on, of a set of %zu", call, count, first, set->count);
     return CAIRN_OK;
+}
+
+static cairn_status check_declared(const struct cairn__param *p) {
+    REQUIRE(p->grad || p->n == 0, CAIRN_EINVAL,
+            "cairn_grads_ready: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to "
+            "what cairn_param_set_get shows",
+            p->name);
+    REQUIRE(!p->written || !p->owner || p->factor == p->set->factor, CAIRN_ESTATE,
+            "cairn_grads_ready: the gradient of parameter '%s' waits for its step, multiplied by another loss scale; "
+            "call cairn_grads_taken before its memory is written again, or cairn_param_set_zero_grad",
+            p->name);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_range("cairn_grads_ready", set, first, count));
+    struct cairn_device *d = set->env->device;
+    for (size_t i = first; i < first + count; i++) TRY(check_declared(set->params[i]));
+    for (size_t i = first; i < first + count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (p->value_type) d->passes->round(d, p->value_type, p->grad, p->grad, p->n);
+        cairn__param_grad_ready(p);
+    }
+    set->declared |= count > 0;
+    if (set->on_ready && count > 0) cairn__env_list_unresolved(set->env, set->on_ready);
+out:
+    return st;
+}
+
+/* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not kept. */
+cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_range("cairn_grads_taken", set, first, count));
+    TRY(cairn__env_resolve(set->env));
+    for (size_t i = first; i < first + count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (!p->written || !p->owner) continue;
+        if (p->clip) TRY(cairn__param_unscale(p));
+        if (p->written) TRY(fold(p));
+    }
+out:
+    return st;
+}
+
+static cairn_status check_may_bind(const cairn_param_set *set, size_t i, const void *data, const void *grad) {
+    REQUIRE(set, CAIRN_EINVAL, "cairn_param_bind: set is NULL");
+    REQUIRE(i < set->count, CAIRN_EINVAL, "cairn_param_bind: parameter %zu of a set of %zu", i, set->count);
+    const struct cairn__param *p = set->params[i];
+    REQUIRE(set->is_users, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' is a module's, whose memory is Cairn's",
+            p->name);
+    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' cannot move after %s", p->name,
+            set->frozen_by);
+    REQUIRE(set->env->graphs == 0, CAIRN_ESTATE,
+            "cairn_param_bind: a captured graph has the old memory of parameter '%s'; destroy the graph first",
+            p->name);
+    const cairn_param like = {.name = p->name, .dtype = p->dtype};
+    cairn_status st = CAIRN_OK;
+    if (data) TRY(check_memory(set, &like, "data", data));
+    if (grad) TRY(check_memory(set, &like, "grad", grad));
+out:
+    return st;
+}
+
+/* The user's old memory is not looked at: it may be gone. */
+cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_may_bind(set, i, data, grad));
+    struct cairn__param *p = set->params[i];
+    if (grad && p->owns_grad) {
+        TRY(cairn__env_resolve(set->env));
+        if (p->written) TRY(fold(p));
+        cairn__device_free(device_of(p), p->grad);
+        p->owns_grad = false;
+    }
+    if (grad) p->grad = grad;
+    if (data) p->data = data;
+    p->version++;
+out:
+    return st;
 }
 
 cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
@@ -413,28 +611,60 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     return set->listener ? set->listener->settle(set->listener->ctx) : CAIRN_OK;
 }
 
+void cairn__param_set_make_incomplete(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) set->params[i]->incomplete = true;
+}
+
+bool cairn__params_incomplete(struct cairn__param *const *params, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (params[i]->incomplete) return true;
+    }
+    return false;
+}
+
 void cairn__param_set_abort(struct cairn_param_set *set) {
-    set->incomplete = true;
+    cairn__param_set_make_incomplete(set);
     if (set->listener) set->listener->failed(set->listener->ctx);
 }
 
-static void forget_gradients(struct cairn_param_set *set) {
-    for (size_t i = 0; i < set->count; i++) {
-        struct cairn__param *p = set->params[i];
-        p->written = p->has_acc = false;
-    }
+/* What is recorded holds for whatever was before, so that there flags are lowered which nobody may have raised. */
+static void lower_flags(struct cairn__param *const *params, size_t count) {
+    struct cairn_param_set *set = params[0]->set;
     struct cairn_device *d = set->env->device;
-    if (set->flags_touched || (d->capturing && set->flags)) { /* what is recorded holds whatever was before */
-        d->passes->clear_flags(d, set->flags, 1 + set->count, set->found_into);
-        set->flags_touched = false;
+    bool touched = false, all = count == set->count;
+    for (size_t i = 0; i < count; i++) {
+        touched |= params[i]->flag_touched || params[i]->acc_flag_touched;
+        all &= params[i]->set == set;
     }
-    set->incomplete = false;
-    set->checked = true;
+    if (!touched && !d->capturing) return;
+    if (all && set->flags) d->passes->clear_flags(d, set->flags, 2 * set->flags_count);
+    for (size_t i = 0; i < count && !all; i++) {
+        const struct cairn__param *p = params[i];
+        if (!p->set->flags) continue;
+        if (p->flag_touched || d->capturing) d->passes->clear_flags(d, cairn__param_flag(p), 1);
+        if (p->acc_flag_touched || d->capturing) d->passes->clear_flags(d, cairn__param_acc_flag(p), 1);
+    }
+}
+
+void cairn__params_forget(struct cairn__param *const *params, size_t count) {
+    if (count) lower_flags(params, count);
+    for (size_t i = 0; i < count; i++) {
+        struct cairn__param *p = params[i];
+        p->written = p->has_acc = p->flag_touched = p->acc_flag_touched = p->seen = p->incomplete = false;
+        p->clip = NULL;
+    }
 }
 
 void cairn__param_set_zero_grad(struct cairn_param_set *set) {
     if (set->env->begin_step && !set->env->begin_step(set->env)) return;
-    forget_gradients(set);
+    (void)cairn__env_resolve(set->env);
+    cairn__params_forget(set->params, set->count);
+}
+
+void cairn_param_set_zero_grad(cairn_param_set *set) {
+    if (!set) return;
+    (void)cairn__env_resolve(set->env);
+    cairn__params_forget(set->params, set->count);
 }
 
 cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
@@ -449,6 +679,21 @@ cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, 
     return CAIRN_OK;
 }
 
+cairn_status cairn__param_unscale(struct cairn__param *p) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = device_of(p);
+    if (!p->written && !p->has_acc) return CAIRN_OK;
+    if (p->written && (p->has_acc || p->dtype != CAIRN_F32)) TRY(fold(p));
+    float *grad = p->has_acc ? p->acc : p->grad;
+    const struct cairn__item item = {.n = p->n, .dst = grad, .x = grad};
+    if (!p->has_acc && p->factor) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, p->factor, NULL);
+    if (p->clip) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, p->clip, NULL);
+    p->clip = NULL;
+    if (!p->has_acc) p->factor = NULL;
+out:
+    return st;
+}
+
 /* ---- flags ---- */
 
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set) {
@@ -458,8 +703,8 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set) {
     struct cairn__item *items = NULL;
     uint32_t *flags = NULL;
     TRY(cairn__calloc(set->count, sizeof(items[0]), (void **)&items));
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (1 + set->count) * sizeof(flags[0]), (void **)&flags));
-    d->passes->clear_flags(d, flags, 1 + set->count, NULL);
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 2 * set->count * sizeof(flags[0]), (void **)&flags));
+    d->passes->clear_flags(d, flags, 2 * set->count);
     cairn__free(set->items);
     cairn__device_free(d, set->flags); /* parameters are added before there are gradients: nothing is raised */
     set->items = items;
@@ -471,86 +716,107 @@ out:
     return st;
 }
 
-static size_t list_gradients(const struct cairn_param_set *set, cairn_dtype dtype) {
+static void list(struct cairn__item *items, size_t *listed, size_t n, const void *x, uint32_t *flag) {
+    items[(*listed)++] = (struct cairn__item){.n = n, .x = x, .found = flag};
+}
+
+static void look_at(struct cairn_device *d, const struct cairn__item *items, size_t listed, cairn_dtype dtype) {
+    if (listed) d->passes->check(d, items, listed, dtype, NULL);
+}
+
+static bool is_slot_unseen(const struct cairn__param *p) {
+    return p->written && !p->checked;
+}
+
+static bool is_acc_unseen(const struct cairn__param *p) {
+    return p->has_acc && !p->acc_checked;
+}
+
+static void check_slots(struct cairn_device *d, struct cairn__param *const *params, size_t count,
+                        struct cairn__item *items, cairn_dtype dtype) {
     size_t listed = 0;
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        if (!p->written || p->dtype != dtype) continue;
-        set->items[listed++] = (struct cairn__item){.n = p->n, .x = p->grad, .found = &set->flags[1 + i]};
+    for (size_t i = 0; i < count; i++) {
+        struct cairn__param *p = params[i];
+        if (p->dtype != dtype || !is_slot_unseen(p)) continue;
+        list(items, &listed, p->n, p->grad, cairn__param_flag(p));
+        p->checked = p->flag_touched = true;
     }
-    return listed;
+    look_at(d, items, listed, dtype);
 }
 
-static size_t list_accumulators(const struct cairn_param_set *set) {
+static void check_accs(struct cairn_device *d, struct cairn__param *const *params, size_t count,
+                       struct cairn__item *items) {
     size_t listed = 0;
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        if (p->has_acc)
-            set->items[listed++] = (struct cairn__item){.n = p->n, .x = p->acc, .found = &set->flags[1 + i]};
+    for (size_t i = 0; i < count; i++) {
+        struct cairn__param *p = params[i];
+        if (!is_acc_unseen(p)) continue;
+        list(items, &listed, p->n, p->acc, cairn__param_acc_flag(p));
+        p->acc_checked = p->acc_flag_touched = true;
     }
-    return listed;
+    look_at(d, items, listed, CAIRN_F32);
 }
 
-static void look_at(const struct cairn_param_set *set, size_t listed, cairn_dtype dtype) {
-    struct cairn_device *d = set->env->device;
-    if (listed) d->passes->check(d, set->items, listed, dtype, &set->flags[0]);
+void cairn__params_check(struct cairn_device *d, struct cairn__param *const *params, size_t count,
+                         struct cairn__item *items) {
+    uint32_t types = 0; /* a bit each */
+    bool accs = false;
+    for (size_t i = 0; i < count; i++) {
+        types |= (uint32_t)is_slot_unseen(params[i]) << params[i]->dtype;
+        accs |= is_acc_unseen(params[i]);
+    }
+    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
+        if (types >> dtype & 1) check_slots(d, params, count, items, dtype);
+    }
+    if (accs) check_accs(d, params, count, items);
 }
 
-/* One read of every gradient, wherever it stands. */
-static cairn_status scan(struct cairn_param_set *set) {
-    cairn_status st = cairn__param_set_make_flags(set);
-    if (st != CAIRN_OK) return st;
-    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) look_at(set, list_gradients(set, dtype), dtype);
-    look_at(set, list_accumulators(set), CAIRN_F32);
-    set->flags_touched = true;
-    return CAIRN_OK;
-}
-
-/* The sum may be infinite where no rank's gradient was, and the other way round: the flag stands whatever the scan says. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
-    const uint32_t raised = 1;
-    if (found) {
-        TRY(scan(set));
-        set->env->device->passes->store(set->env->device, &set->flags[0], &raised, sizeof(raised));
+    for (size_t i = 0; i < set->count; i++) set->params[i]->checked = true;
+    if (!found) return CAIRN_OK;
+    TRY(cairn__param_set_make_flags(set));
+    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
+        size_t listed = 0;
+        for (size_t i = 0; i < set->count; i++) {
+            struct cairn__param *p = set->params[i];
+            if (!p->grad || p->dtype != dtype) continue;
+            list(set->items, &listed, p->n, p->grad, cairn__param_flag(p));
+            p->flag_touched = true;
+        }
+        look_at(set->env->device, set->items, listed, dtype);
     }
-    set->checked = true;
 out:
     return st;
 }
 
 cairn_status cairn__param_set_check(struct cairn_param_set *set) {
-    if (set->checked) return CAIRN_OK;
-    cairn_status st = scan(set);
-    if (st == CAIRN_OK) set->checked = true;
+    const cairn_status st = cairn__param_set_make_flags(set);
+    if (st == CAIRN_OK) cairn__params_check(set->env->device, set->params, set->count, set->items);
     return st;
 }
 
-void cairn__param_set_consumed(struct cairn_param_set *set) {
-    set->checked = false;
-    set->flags_touched = false;
-}
-
-void cairn__param_set_names(const struct cairn_param_set *set, const uint32_t *found, char *text, size_t nbytes) {
-    enum { ROOM_FOR_REST = 32 };
-    size_t used = 0, left_out = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        if (!found[i]) continue;
-        if (left_out || used + strlen(p->name) + ROOM_FOR_REST > nbytes) {
-            left_out++;
-        } else {
-            used += (size_t)snprintf(text + used, nbytes - used, "%s%s", used ? ", " : "", p->name);
+void cairn__params_consumed(struct cairn__param *const *params, size_t count) {
+    size_t run = 1;
+    for (size_t i = 0; i < count; i += run) {
+        const bool is_users = params[i]->set->is_users;
+        for (run = 1; i + run < count && params[i + run]->set->is_users == is_users; run++) continue;
+        if (is_users) cairn__params_forget(params + i, run);
+        for (size_t k = i; k < i + run; k++) {
+            params[k]->checked = params[k]->acc_checked = params[k]->seen = false;
+            params[k]->clip = NULL;
         }
     }
-    if (left_out) snprintf(text + used, nbytes - used, "%s%zu more", used ? ", and " : "", left_out);
 }
 
 /* ---- weights ---- */
 
 void cairn__param_round_from_master(struct cairn__param *p) {
-    if (p->master) cast(p, p->data, p->dtype, p->master, CAIRN_F32);
+    struct cairn_device *d = device_of(p);
+    if (p->value_type) {
+        d->passes->round(d, p->value_type, p->data, p->master ? p->master : p->data, p->n);
+    } else if (p->master) {
+        cast(p, p->data, p->dtype, p->master, CAIRN_F32);
+    }
 }
 
 void cairn__param_set_weights_changed(struct cairn_param_set *set) {

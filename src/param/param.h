@@ -17,7 +17,8 @@ struct cairn__param {
     struct cairn_param_set *set;
     size_t index; /* in the set */
     char *name;
-    cairn_dtype dtype; /* of data and of grad */
+    cairn_dtype dtype;      /* of data and of grad */
+    cairn_dtype value_type; /* a half type whose values stand in f32 memory; 0 = dtype's own */
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     size_t n;
@@ -26,6 +27,8 @@ struct cairn__param {
     void *data;    /* the weights that forward reads */
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
+    bool stochastic;               /* updates of half weights without a master are rounded at random */
+    struct cairn_optimizer *owner; /* that updates it; NULL = none */
 
     void *grad;          /* slot; NULL until somebody needs it */
     bool owns_grad;      /* not the user's, not a bucket's */
@@ -33,6 +36,12 @@ struct cairn__param {
     const float *factor; /* in device memory; slot * factor is the true gradient: 1/S of its backward. NULL = 1 */
     float *acc;          /* true f32 gradients of earlier backwards; made on first need */
     bool has_acc;        /* acc holds something */
+
+    bool checked, acc_checked;           /* the flags speak of what is in the slot, in acc */
+    bool flag_touched, acc_flag_touched; /* they may be raised */
+    bool incomplete;                     /* a backward failed half-way: this gradient is not to be applied */
+    const float *clip; /* in device memory: this gradient has still to be multiplied by it; NULL = 1 */
+    bool seen;         /* the owner has taken note of this gradient: of overflow, or to clip it */
 
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
@@ -55,24 +64,25 @@ struct cairn_param_set {
     const float *factor; /* 1/S of the backward now running or last run, in device memory: backward knows its loss's
                             scale. NULL = 1 */
 
-    /* In device memory, made on first need: [0] a gradient was infinite or NaN, sticky until the optimizer's step or
-     * zero_grad; [1 + i] parameter i's was. */
+    /* In device memory, made on first need: [i] parameter i's gradient of the last backward was infinite or NaN; [flags_count
+     * + i] its accumulator is, of which nobody can say which backward it came with. Raised by whoever reads or reduces
+     * gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags, _take_sums) or when the
+     * gradient is forgotten. */
     uint32_t *flags;
-    size_t flags_count;
-    bool flags_touched;   /* some may be raised */
-    uint32_t *found_into; /* (device memory) where zero_grad leaves word of flags that no step has seen; amp's. NULL */
+    size_t flags_count;        /* of parameters; flags are twice as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
-    bool incomplete;     /* a backward failed half-way: these gradients are not to be applied */
-    bool checked;        /* the flags speak of the gradients as they are */
-    bool skip_nonfinite; /* the step is left out when [0] is raised; amp's choice */
+    bool is_users; /* its memory is the user's: cairn_param_set_create made it */
+    struct cairn__unresolved
+        *on_ready; /* who wants to look at gradients that the user has declared ready; NULL = nobody */
+    bool declared; /* there are some since that one last looked */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* NULL = nobody */
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
-    bool has_amp;
+    const void *amp;       /* the context that has prepared it; NULL = none */
     _Alignas(int32_t) char precision
-        [128]; /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
+        [256]; /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
 };
 
 /* ---- making ---- */
@@ -91,14 +101,29 @@ void cairn__param_set_drop_last(struct cairn_param_set *set);
  * the child has gradients; CAIRN_EINVAL a name twice; CAIRN_ENOMEM. */
 cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix);
 
-/* Changes the parameters the set owns from f32 to half; with keep_master the f32 values become the masters, without it
- * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the set owns go too (they have
- * another type), and a step begins: results may show memory that is gone. All or nothing. */
-cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, bool keep_norms);
+/* Changes the parameters that the sets own from f32 to half; with keep_master the f32 values become the masters, without it
+ * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the sets own go too (they have
+ * another type), and a step begins: results may show memory that is gone. All sets or none. */
+cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size_t count, cairn_dtype half,
+                                       bool keep_master, bool keep_norms);
+static inline cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master,
+                                                    bool keep_norms) {
+    return cairn__param_sets_to_half(&set, 1, half, keep_master, keep_norms);
+}
+
+/* The same for parameters in the user's memory, which stay where they are: f32 ones take half values in f32 memory, half ones
+ * must be of that type. half 0: half ones keep their type, f32 ones are f32, what an earlier call made half too, with the bits of
+ * its master. masters: of all that are or become half. All or nothing. Errors: CAIRN_ESTATE as above; CAIRN_EINVAL the other
+ * half type, a module's set; CAIRN_ENOMEM. */
+cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cairn_dtype half, bool masters,
+                                               bool keep_norms);
 
 /* Whether somebody still uses the set; then says so in the log, as an error of `call`, which must leave all as it is: a
  * leak that is told is better than the use of freed memory that would follow. */
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call);
+
+/* cairn_param_set_get that makes no gradient memory. */
+void cairn__param_describe(const struct cairn__param *p, cairn_param *out);
 
 /* ---- gradients ---- */
 
@@ -113,7 +138,14 @@ cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
 void cairn__param_set_abort(struct cairn_param_set *set); /* after a failure, settle's own too */
 
-/* Forgets all gradients (nothing is written to memory) and begins a new step of the environment. */
+/* No gradient of the set is to be applied until it has been forgotten; whether such are among some. */
+void cairn__param_set_make_incomplete(struct cairn_param_set *set);
+bool cairn__params_incomplete(struct cairn__param *const *params, size_t count);
+
+/* Forgets gradients (nothing is written to memory). Whoever has to look at them has done so: cairn__env_resolve. */
+void cairn__params_forget(struct cairn__param *const *params, size_t count);
+
+/* All of the set's, and begins a new step of the environment. */
 void cairn__param_set_zero_grad(struct cairn_param_set *set);
 
 /* Gradients of any set that still wait at this factor are folded: its memory is about to be used again. */
@@ -123,28 +155,41 @@ cairn_status cairn__params_fold_at(struct cairn_env *env, const float *factor);
 cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
                                      const float **factor);
 
+/* Makes that gradient a true f32 one, with clipping done. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_unscale(struct cairn__param *p);
+
 /* ---- flags ---- */
+
+static inline uint32_t *cairn__param_flag(const struct cairn__param *p) {
+    return &p->set->flags[p->index];
+}
+
+static inline uint32_t *cairn__param_acc_flag(const struct cairn__param *p) {
+    return &p->set->flags[p->set->flags_count + p->index];
+}
 
 /* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 
 /* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each parameter is scanned
- * for names. */
+ * for names: also those that this rank has not written, so that all ranks raise the same flags. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
-/* Makes the flags speak of the gradients as they are: one read of them, unless a reduction has told already. */
+/* Makes flags speak of the gradients as they are: one read of those that nobody has looked at. items: room for count.
+ * The parameters' sets have flags. */
+void cairn__params_check(struct cairn_device *d, struct cairn__param *const *params, size_t count,
+                         struct cairn__item *items);
+
+/* Of all parameters of a set, which gets flags. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_check(struct cairn_param_set *set);
 
-/* The pass that ends a step has read the flags and lowered them. Until the next backward the gradients are as they were,
- * and a further step looks at them again, at those that stand in accumulators too. */
-void cairn__param_set_consumed(struct cairn_param_set *set);
-
-/* The names of parameters whose entry in found [count] is raised, "weight, bias", cut with ", and 12 more" to fit. */
-void cairn__param_set_names(const struct cairn_param_set *set, const uint32_t *found, char *text, size_t nbytes);
+/* A step has used the gradients. Those of a user's set are used up. Of a module's they are as they were until the next
+ * backward, and a further step looks at them again, at those that stand in accumulators too. */
+void cairn__params_consumed(struct cairn__param *const *params, size_t count);
 
 /* ---- weights ---- */
 
-/* Half weights = round(master), where p has one. */
+/* Half weights = round(master), where p has one; of half values in f32 memory without one, round(weights). */
 void cairn__param_round_from_master(struct cairn__param *p);
 
 /* The weights of every parameter have changed. */

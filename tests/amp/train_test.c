@@ -11,17 +11,9 @@
 
 #include "cairn/cairn.h"
 #include "core/alloc.h"
+#include "../kept_log.h"
 #include "../mlp.h"
 #include "../plant.h"
-
-static char log_text[8192];
-
-static void keep_log(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie;
-    if (level > CAIRN_LOG_NOTICE) return;
-    size_t used = strlen(log_text);
-    snprintf(log_text + used, sizeof(log_text) - used, "%s\n", message);
-}
 
 static int make_env(void **state) {
     cairn_env *env = NULL;
@@ -220,7 +212,7 @@ static void skipped_step_is_reported_once_with_the_name(void **state) {
     t.plant.target = -1;
     step(&t);
     assert_string_equal(log_text, "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768: "
-                                  "non-finite gradient in 2.weight\n");
+                                  "non-finite gradient in 2.weight (1 inf of 40)\n");
     end(&t);
 }
 
@@ -450,11 +442,34 @@ static void overflow_in_an_accumulator_is_never_applied(void **state) {
     for (int again = 0; again < 3; again++) {
         assert_int_equal(cairn_step(t.sgd), CAIRN_OK);
         assert_int_equal(cairn_step_skipped(t.sgd), 1);
-        assert_non_null(strstr(log_text, "non-finite gradient in 0.bias\n"));
+        assert_non_null(strstr(log_text, "non-finite gradient in 0.bias (1 inf of 10)\n"));
         log_text[0] = '\0';
     }
     take_bits(&after, cairn_module_params(t.model));
     assert_memory_equal(&before, &after, sizeof(before));
+    end(&t);
+}
+
+static void every_one_of_many_scalers_is_heard(void **state) {
+    enum { LOSSES = 12 };
+    struct training t;
+    begin(&t, *state,
+          amp_options(.opt_level = AMP_O0, .loss_scale = AMP_DYNAMIC, .num_losses = LOSSES, .verbosity = -1,
+                      .scaler = amp_scaler_options(.init_scale = 128, .min_scale = 64)));
+    for (int again = 0; again < 2; again++) {
+        cairn_zero_grad(t.sgd);
+        for (int id = 0; id < LOSSES; id++) {
+            t.plant.target = id == LOSSES - 1 ? 0 : -1, t.plant.value = INFINITY;
+            assert_int_equal(amp_backward_with(t.amp, loss_of(&t), amp_loss_options(.loss_id = id)), CAIRN_OK);
+        }
+        const cairn_status st = cairn_step(t.sgd);
+        assert_int_equal(st, again ? CAIRN_ENUMERIC : CAIRN_OK);
+        assert_int_equal(cairn_step_skipped(t.sgd), 1);
+        assert_true(amp_scaler_scale_now(amp_loss_scaler(t.amp, LOSSES - 1)) == 64);
+        assert_true(amp_scaler_scale_now(amp_loss_scaler(t.amp, 0)) == 128);
+    }
+    assert_non_null(strstr(cairn_last_error(), "loss scale at its floor of 64"));
+    assert_non_null(strstr(log_text, "loss scaler 11 reducing loss scale to its floor of 64"));
     end(&t);
 }
 
@@ -551,6 +566,7 @@ static void graph_and_what_runs_beside_it_do_not_disturb_each_other(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overflow_in_an_accumulator_is_never_applied),
+        cmocka_unit_test(every_one_of_many_scalers_is_heard),
         cmocka_unit_test(gradients_outlive_the_context_they_were_scaled_in),
         cmocka_unit_test(gradient_of_another_model_keeps_its_scale_over_many_losses),
         cmocka_unit_test(graph_and_what_runs_beside_it_do_not_disturb_each_other),

@@ -269,7 +269,7 @@ static char *train_with_one_poisoned_gradient(cairn_env *env, void *ctx) {
     double scale = amp_loss_scale(t.amp);
     for (int i = 0; i < 6; i++) {
         float *momentum[4];
-        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->moments[k].array[0];
+        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->of.moments[k].array[0];
         bool poisoned = i == 3;
         t.plant.target = poisoned && cairn_env_rank(env) == poison->rank ? poison->target : -1;
         t.plant.value = poison->value;
@@ -442,6 +442,32 @@ static char *create_with_buffers(cairn_env *env, void *ctx) {
 static void buffers_of_rank_0_go_to_all(void **state) {
     (void)state;
     run_ranks(3, create_with_buffers, NULL);
+}
+
+/* What a rank of O2 broadcasts is rounded. */
+static char *create_with_half_buffers(cairn_env *env, void *ctx) {
+    const cairn_dtype half = *(const cairn_dtype *)ctx;
+    cairn_module *model = with_buffer(env, 3);
+    amp_context *amp = NULL;
+    ddp_context *net = NULL;
+    float mean[3];
+    EXPECT_OK(
+        amp_initialize(env, model, NULL, amp_options(.opt_level = AMP_O2, .half_type = half, .verbosity = -1), &amp));
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
+    cairn_tensor *b = cairn_module_get(model, "mean");
+    EXPECT(cairn_tensor_dtype(b) == half);
+    EXPECT_OK(cairn_tensor_read(b, mean, 3));
+    EXPECT(mean[0] == 2 && mean[2] == 2);
+    ddp_destroy(&net);
+    amp_destroy(&amp);
+    cairn_module_destroy(&model);
+    return NULL;
+}
+
+static void half_buffers_of_rank_0_go_to_all(void **state) {
+    (void)state;
+    cairn_dtype halves[] = {CAIRN_F16, CAIRN_BF16};
+    for (int i = 0; i < 2; i++) run_ranks(3, create_with_half_buffers, &halves[i]);
 }
 
 static char *create_with_another_buffer(cairn_env *env, void *ctx) {
@@ -679,6 +705,27 @@ static void gradient_that_overflows_on_its_way_back_is_found(void **state) {
     for (int p = 1; p <= 2; p++) run_ranks(p, overflow_on_the_way_back, NULL);
 }
 
+/* Other ranks may have written it: what a group that does not look has added up is unseen on every rank. */
+static char *settle_what_nobody_wrote(cairn_env *env, void *ctx) {
+    struct training t;
+    (void)ctx;
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    const struct amp_options *amp = amp_options(.opt_level = AMP_O2, .loss_scale = 1024, .verbosity = -1);
+    PASS(begin(&t, env, make_mlp(env, 24, 17, 5), amp, NULL, 0.05, 0));
+    EXPECT_OK(amp_backward(t.amp, cairn_mse_loss(ddp_forward(t.net, x), y), t.optimizer));
+    EXPECT_OK(cairn__param_set_check(t.set));
+    EXPECT_OK(cairn__param_set_settle(t.set));
+    for (size_t i = 0; i < t.set->count; i++) EXPECT(t.set->params[i]->written && !t.set->params[i]->checked);
+    end(&t);
+    return NULL;
+}
+
+static void gradient_that_only_others_wrote_is_looked_at(void **state) {
+    (void)state;
+    run_ranks(1, settle_what_nobody_wrote, NULL);
+}
+
 static void accumulated_backwards_reduce_only_what_each_produced(void **state) {
     (void)state;
     static float one[17 * 24] = {1}, two[17 * 24] = {2};
@@ -699,6 +746,7 @@ int main(void) {
         cmocka_unit_test(different_settings_of_amp_fail_on_every_rank),
         cmocka_unit_test(different_counts_fail_on_every_rank),
         cmocka_unit_test(buffers_of_rank_0_go_to_all),
+        cmocka_unit_test(half_buffers_of_rank_0_go_to_all),
         cmocka_unit_test(different_buffers_fail_on_every_rank),
         cmocka_unit_test(amp_after_ddp_is_refused),
         cmocka_unit_test(buckets_leave_in_reverse_order_of_registration),
@@ -706,6 +754,7 @@ int main(void) {
         cmocka_unit_test(types_share_no_bucket_and_close_none),
         cmocka_unit_test(gradients_can_travel_in_another_type),
         cmocka_unit_test(gradient_that_overflows_on_its_way_back_is_found),
+        cmocka_unit_test(gradient_that_only_others_wrote_is_looked_at),
         cmocka_unit_test(accumulated_backwards_reduce_only_what_each_produced),
         cmocka_unit_test(steady_state_step_allocates_nothing_on_two_ranks),
     };

@@ -176,65 +176,219 @@ static void norm_is_over_the_whole_list(void **state) {
     assert_true(norm == 5);
 }
 
+static void clamp_and_census_take_lists(void **state) {
+    (void)state;
+    const float values[] = {-3, NAN, 2, 0x1p-130f, 0, INFINITY}, clamped[] = {-2, 0, 2, 0x1p-130f, 0, 2};
+    float out[6];
+    const struct cairn__item items[] = {{.n = 5, .dst = out, .x = values},
+                                        {.n = 0},
+                                        {.n = 1, .dst = out + 5, .x = values + 5}};
+    d->passes->clamp(d, items, 3, 2);
+    for (int i = 0; i < 6; i++) assert_true(i == 1 ? isnan(out[i]) : out[i] == clamped[i]);
+    struct cairn__census c[3];
+    d->passes->census(d, items, 3, CAIRN_F32, 0x1p-14f, c);
+    assert_true(c[0].zeros == 1 && c[0].subnormals == 1 && c[0].nans == 1 && c[0].infs == 0);
+    assert_true(c[0].max_exponent == 1 && c[0].min_exponent == -130);
+    assert_true(c[1].zeros == 0 && c[1].max_exponent == 0 && c[1].min_exponent == 0);
+    assert_true(c[2].infs == 1 && c[2].max_exponent == 0);
+}
+
 /* ---- a step ---- */
 
 static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
     (void)state;
     const struct cairn__sgd_rule sgd = {.momentum = 0.9, .weight_decay = 0.01};
     const struct cairn__adam_rule adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .decoupled = true};
-    const struct cairn__optim_state s = {.lr = 0.1, .steps = 5};
+    const struct cairn__optim_state s = {.clip = 0.75f, .steps = 5}, skipping = {.clip = 1, .steps = 5, .skip = 1};
+    const double lr = 0.1;
     const int64_t missed = 2;
     const float grad[] = {8, -16, 3}, factor = 0.125f;
-    const uint32_t raised = 1, lowered = 0;
     float w[3] = {1, 2, 3}, m[3] = {4, 5, 6}, v[3] = {7, 8, 9}, w2[3], m2[3], v2[3];
     const struct cairn__optim_item item = {
         .n = 3, .weights = w, .state = {m, v}, .grad = grad, .factor = &factor, .missed = &missed};
     memcpy(w2, w, sizeof(w)), memcpy(m2, m, sizeof(m)), memcpy(v2, v, sizeof(v));
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &s, &raised);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &s, &raised);
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &lr, &skipping);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &lr, &skipping);
     assert_memory_equal(w, w2, sizeof(w)); /* left out */
 
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &s, &lowered);
-    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, 0.1, 4, factor);
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &lr, &s);
+    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, 0.1, 4, factor * 0.75f);
     k->sgd[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, grad, 3, &of_sgd);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &s, NULL);
-    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, 0.1, 4, factor);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &lr, &s);
+    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, 0.1, 4, factor * 0.75f);
     k->adam[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, v2, grad, 3, &of_adam);
     assert_memory_equal(w, w2, sizeof(w));
     assert_memory_equal(m, m2, sizeof(m));
     assert_memory_equal(v, v2, sizeof(v));
 }
 
+/* An update of MOST weights of bf16 from w, by the pass; and by the kernels it is made of, in one piece. */
+struct rounded_update {
+    uint16_t weights[MOST], expected[MOST];
+    float momentum[MOST], second[MOST], expected_momentum[MOST], expected_second[MOST];
+};
+
+static void begin_update(struct rounded_update *u, struct cairn__optim_item *item, const void *grad,
+                         const int64_t *missed) {
+    fill(u->weights, x, CAIRN_BF16, MOST, 8); /* x: widened */
+    fill(u->momentum, u->expected_momentum, CAIRN_F32, MOST, 9);
+    for (size_t i = 0; i < MOST; i++) u->second[i] = u->expected_second[i] = (float)i;
+    *item = (struct cairn__optim_item){.n = MOST,
+                                       .weights = u->weights,
+                                       .parameter = 5,
+                                       .state = {u->momentum, u->second},
+                                       .grad = grad,
+                                       .missed = missed};
+}
+
+static void end_update(struct rounded_update *u, uint64_t seed, int64_t update) {
+    k->round_stochastic(u->expected, x, MOST, seed, cairn__rounding_stream(5, update), 0);
+    assert_memory_equal(u->weights, u->expected, sizeof(u->weights));
+    assert_memory_equal(u->momentum, u->expected_momentum, sizeof(u->momentum));
+    assert_memory_equal(u->second, u->expected_second, sizeof(u->second));
+}
+
+static void randomly_rounded_weights_are_those_of_f32_rounded(void **state) {
+    (void)state;
+    static struct rounded_update u;
+    const struct cairn__sgd_rule sgd = {.momentum = 0.9, .weight_decay = 0.01};
+    const struct cairn__adam_rule adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+    const struct cairn__optim_state s = {.clip = 0.5f, .steps = 5, .rounding_seed = 99};
+    const double lr = 0.1;
+    const int64_t missed = 2;
+    struct cairn__optim_item item;
+    for (int t = 0; t < NUM_TYPES; t++) {
+        fill(a, y, types[t], MOST, 7);
+        begin_update(&u, &item, a, &missed);
+        d->passes->sgd(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &lr, &s);
+        const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, lr, 4, 0.5f);
+        k->sgd[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, a, MOST, &of_sgd);
+        end_update(&u, 99, 4);
+        begin_update(&u, &item, a, &missed);
+        d->passes->adam(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &lr, &s);
+        const struct cairn__adam of_adam = cairn__adam_scalars(&adam, lr, 4, 0.5f);
+        k->adam[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, u.expected_second, a, MOST, &of_adam);
+        end_update(&u, 99, 4);
+    }
+}
+
+/* A thousand updates of 2^-10, an eighth of the unit in the last place of weights that begin at 1. To nearest none of them
+ * moves a weight. At random each moves the mean by 2^-10: of 4096 weights it strays by less than six times
+ * sqrt(1000) * 2^-9 / sqrt(4096), since a rounding's deviation is at most half a unit, 2^-9 below 1. */
+static void small_updates_move_randomly_rounded_weights_in_the_mean(void **state) {
+    (void)state;
+    enum { N = 4096, UPDATES = 1000 };
+    static uint16_t random[N], nearest[N];
+    const struct cairn__sgd_rule rule = {0};
+    struct cairn__optim_state s = {.clip = 1, .rounding_seed = 12345};
+    const double lr = 0x1p-10;
+    const int64_t missed = 0;
+    struct cairn__optim_item items[2] = {{.n = N, .weights = random, .parameter = 1, .grad = want, .missed = &missed},
+                                         {.n = N, .weights = nearest, .grad = want, .missed = &missed}};
+    k->fill[CAIRN_BF16](random, N, 1), k->fill[CAIRN_BF16](nearest, N, 1), k->fill[CAIRN_F32](want, N, 1);
+    for (s.steps = 0; s.steps < UPDATES; s.steps++) {
+        d->passes->sgd(d, &items[0], 1, CAIRN_F32, CAIRN__W_BF16_STOCHASTIC, &rule, &lr, &s);
+        d->passes->sgd(d, &items[1], 1, CAIRN_F32, CAIRN__W_BF16, &rule, &lr, &s);
+    }
+    double mean = 0;
+    for (int i = 0; i < N; i++) {
+        mean += (double)cairn__bf16_to_f32(random[i]) / N;
+        assert_int_equal(nearest[i], 0x3f80);
+    }
+    assert_true(fabs(mean - (1 - UPDATES * 0x1p-10)) < 6 * sqrt(UPDATES) * 0x1p-9 / sqrt(N));
+}
+
+/* Norms beside which the 1e-6 of the definition vanishes. */
+static void clipping_scales_the_steps_factor(void **state) {
+    (void)state;
+    const double norms[] = {0x1.8p40, 0, 0x1p41};
+    struct cairn__optim_state s = {.clip = 1};
+    double total = 0;
+    d->passes->clip(d, norms, 3, 0x1.4p30, &s, &total);
+    assert_true(total == 0x1.4p41 && s.clip == 0x1p-11f);
+    d->passes->clip(d, norms, 3, 0x1.4p29, &s, &total);
+    assert_true(total == 0x1.4p30 && s.clip == 0x1p-12f); /* once more, what is clipped already */
+    d->passes->clip(d, norms, 3, 0x1p50, &s, &total);
+    assert_true(total == 0x1.4p29 && s.clip == 0x1p-12f); /* nothing to clip */
+    const double small[] = {8};
+    s.clip = 1;
+    d->passes->clip(d, small, 1, 1, &s, &total);
+    assert_true(total == 8 && s.clip == (float)(1 / (8 + 1e-6)));
+}
+
+static void clipping_leaves_what_overflowed_to_the_step(void **state) {
+    (void)state;
+    const double wrong[][2] = {{INFINITY, 1}, {1, NAN}};
+    for (int i = 0; i < 2; i++) {
+        struct cairn__optim_state s = {.clip = 0.25f};
+        double total = 0;
+        d->passes->clip(d, wrong[i], 2, 1, &s, &total);
+        assert_true(total == (double)INFINITY && s.clip == 0.25f && s.skip == 0);
+    }
+}
+
+static void flags_are_taken_with_the_micro_batch_that_was_first(void **state) {
+    (void)state;
+    const uint16_t halves[] = {0x7c00, 0x7e00, 0x3c00, 0xfc00};
+    const float wide[] = {1, NAN};
+    uint32_t flags[3] = {1, 0, 1}, any = 0;
+    struct cairn__overflow to[3] = {{0}};
+    const struct cairn__taken items[] = {
+        {.n = 4, .x = halves, .dtype = CAIRN_F16, .rank = 1, .flag = &flags[0], .to = &to[0]},
+        {.n = 2, .x = wide, .dtype = CAIRN_F32, .rank = 1, .flag = &flags[1], .to = &to[1]},
+        {.n = 9, .x = NULL, .dtype = CAIRN_F32, .rank = -1, .flag = &flags[2], .to = &to[2]}};
+    d->passes->take_flags(d, items, 3, 2, &any);
+    assert_true(any == 1 && flags[0] == 0 && flags[2] == 0);
+    assert_true(to[0].micro_batch == 2 && to[0].infs == 2 && to[0].nans == 1 && to[0].rank == 1);
+    assert_true(to[1].micro_batch == 0 && to[1].nans == 0);
+    assert_true(to[2].micro_batch == 2 && to[2].infs == 0 && to[2].rank == -1);
+    any = 0;
+    d->passes->take_flags(d, items, 3, 3, &any);
+    assert_int_equal(any, 0);
+    flags[0] = flags[1] = 1;
+    d->passes->take_flags(d, items, 3, 4, &any);
+    assert_true(any == 1 && to[0].micro_batch == 2 && to[0].infs == 2 && to[1].micro_batch == 4 && to[1].nans == 1);
+
+    uint32_t skips[2] = {0};
+    d->passes->share_flag(d, &any, (uint32_t *[]){&skips[0], &skips[1]}, 2);
+    assert_true(skips[0] == 1 && skips[1] == 1 && any == 0);
+    d->passes->share_flag(d, &any, (uint32_t *[]){&skips[0], &skips[1]}, 2);
+    assert_true(skips[0] == 1 && skips[1] == 1);
+}
+
+static void scaler_reports_each_update(void **state) {
+    (void)state;
+    struct cairn__scaler_state scaler = {.rule = CAIRN__SCALER_STATIC, .scale = 8, .last_overflow = -1, .found = 1};
+    struct cairn__scaler_report reports[CAIRN__REPORTS] = {{0}};
+    d->passes->scaler_update(d, &scaler, reports);
+    assert_true(reports[1].number == 1 && reports[1].found == 1 && reports[1].scale == 8);
+    assert_true(scaler.found == 0 && scaler.last_found == 1 && scaler.last_overflow == 0);
+    d->passes->scaler_update(d, &scaler, reports);
+    assert_true(reports[2].number == 2 && reports[2].found == 0 && scaler.last_found == 0);
+}
+
 static void step_leaves_a_report_with_its_names(void **state) {
     (void)state;
     enum { COUNT = 2 };
-    struct cairn__optim_state s = {.lr = 1};
+    struct cairn__optim_state s = {.clip = 0.5f};
     struct cairn__step_report reports[CAIRN__REPORTS] = {{0}};
-    uint32_t names[CAIRN__REPORTS * COUNT] = {0}, flags[1 + COUNT] = {0};
+    struct cairn__overflow names[CAIRN__REPORTS * COUNT] = {{0}}, overflows[COUNT] = {{0}};
     const struct cairn__step_end end = {
-        .optim = &s, .flags = flags, .count = COUNT, .skips = true, .reports = reports, .names = names};
+        .optim = &s, .overflows = overflows, .count = COUNT, .reports = reports, .names = names};
     d->passes->step_end(d, &end);
-    assert_true(reports[1].number == 1 && reports[1].stepped == 1 && reports[1].steps == 1);
-    flags[0] = flags[2] = 1;
+    assert_true(reports[1].number == 1 && reports[1].stepped == 1 && reports[1].steps == 1 && s.clip == 1);
+    s.skip = 1;
+    overflows[1] = (struct cairn__overflow){.micro_batch = 3, .infs = 5, .nans = 7, .rank = 1};
     int64_t missed = 0;
-    d->passes->miss(d, &missed, flags);
+    d->passes->miss(d, &missed, &s);
     assert_int_equal(missed, 0);
     d->passes->step_end(d, &end);
-    assert_true(reports[2].number == 2 && reports[2].stepped == 0 && reports[2].skipped == 1);
-    assert_true(names[2 * COUNT] == 0 && names[2 * COUNT + 1] == 1 && flags[0] == 0 && flags[2] == 0);
-    d->passes->miss(d, &missed, flags);
-    d->passes->miss(d, &missed, NULL);
-    assert_int_equal(missed, 2);
-}
-
-static void flags_are_cleared_into_another(void **state) {
-    (void)state;
-    uint32_t flags[] = {1, 0, 1}, into = 0;
-    d->passes->clear_flags(d, flags, 3, &into);
-    assert_true(into == 1 && flags[0] == 0 && flags[2] == 0);
-    d->passes->clear_flags(d, flags, 3, &into);
-    assert_int_equal(into, 1);
-    d->passes->clear_flags(d, flags, 3, NULL);
+    assert_true(reports[2].number == 2 && reports[2].stepped == 0 && reports[2].skipped == 1 && s.skip == 0);
+    const struct cairn__overflow *told = &names[2 * COUNT];
+    assert_true(told[0].micro_batch == 0 && told[1].micro_batch == 3 && told[1].infs == 5 && told[1].nans == 7);
+    assert_true(overflows[1].micro_batch == 0 && overflows[1].infs == 0);
+    d->passes->miss(d, &missed, &s);
+    assert_int_equal(missed, 1);
 }
 
 static void scaled_loss_leaves_scale_and_factor(void **state) {
@@ -257,9 +411,15 @@ int main(void) {
         cmocka_unit_test(lack_of_memory_is_told_by_check_once),
         cmocka_unit_test(flags_tell_which_tensor_and_whether_any),
         cmocka_unit_test(norm_is_over_the_whole_list),
+        cmocka_unit_test(clamp_and_census_take_lists),
         cmocka_unit_test(updates_are_the_kernels_with_the_steps_scalars),
+        cmocka_unit_test(randomly_rounded_weights_are_those_of_f32_rounded),
+        cmocka_unit_test(small_updates_move_randomly_rounded_weights_in_the_mean),
+        cmocka_unit_test(clipping_scales_the_steps_factor),
+        cmocka_unit_test(clipping_leaves_what_overflowed_to_the_step),
+        cmocka_unit_test(flags_are_taken_with_the_micro_batch_that_was_first),
+        cmocka_unit_test(scaler_reports_each_update),
         cmocka_unit_test(step_leaves_a_report_with_its_names),
-        cmocka_unit_test(flags_are_cleared_into_another),
         cmocka_unit_test(scaled_loss_leaves_scale_and_factor),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

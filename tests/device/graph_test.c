@@ -20,6 +20,7 @@ static struct fake {
     uint64_t replays_in_step;
     bool refused;  /* the step does what cannot be recorded, and does not look at the status */
     int unstepped; /* what the step leaves behind */
+    bool leaves;   /* and whether somebody has still to look at it */
     int steps_begun, tapes_ended;
     char tapes[2];
     void *stream;
@@ -84,8 +85,25 @@ static const struct cairn__device_ops with_graphs = {.name = "fake",
                                                      .set_stream = fake_set_stream};
 static const struct cairn__device_ops without_graphs = {.name = "plain"};
 
+/* Somebody who has to look at gradients before they are forgotten. */
+static struct looker {
+    struct cairn__unresolved unresolved;
+    int looks;
+    bool in_a_recording;
+    cairn_status finds;
+} looker;
+
+static cairn_status look(struct cairn__unresolved *unresolved) {
+    assert_ptr_equal(unresolved, &looker.unresolved);
+    looker.looks++;
+    looker.in_a_recording = device.capturing;
+    return looker.finds == CAIRN_OK ? CAIRN_OK : cairn__fail(looker.finds, "looking broke");
+}
+
 static cairn_status step(void *user) {
     assert_ptr_equal(user, &fake);
+    assert_null(env.unresolved);
+    if (fake.leaves) cairn__env_list_unresolved(&env, &looker.unresolved);
     fake.runs++;
     fake.replays_in_step = env.replays;
     assert_ptr_equal(env.tape, FORKED);
@@ -122,6 +140,7 @@ static int reset(void **state) {
     static struct cairn__report_reader readers[2] = {{read_reports, &readers[1]}, {read_reports, NULL}};
     (void)state;
     fake = (struct fake){.runs = 0};
+    looker = (struct looker){.unresolved = {.resolve = look}};
     device = (struct cairn_device){.ops = &with_graphs, .ordinal = 2};
     env = (cairn_env){.device = &device,
                       .readers = readers,
@@ -332,6 +351,39 @@ static void failed_warm_up_is_told_and_does_not_count(void **state) {
     end_graph(graph);
 }
 
+/* Gradients from beside the graph, which its step is about to forget. */
+static void every_replay_looks_first_at_what_waits(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    for (int i = 1; i <= 3; i++) { /* recorded by the first */
+        cairn__env_list_unresolved(&env, &looker.unresolved);
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+        assert_int_equal(looker.looks, i);
+        assert_false(looker.in_a_recording);
+    }
+    cairn__env_list_unresolved(&env, &looker.unresolved);
+    looker.finds = CAIRN_ENOMEM;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_ENOMEM);
+    assert_int_equal(fake.launches, 3);
+    end_graph(graph);
+}
+
+/* Nobody looks after a recording at gradients that were recorded and not made. */
+static void what_a_recorded_step_leaves_to_be_looked_at_is_recorded_too(void **state) {
+    (void)state;
+    for (int broken = 0; broken <= 1; broken++) {
+        reset(NULL);
+        cairn_graph *graph = warm_graph();
+        fake.leaves = true;
+        fake.step = broken ? CAIRN_EINVAL : CAIRN_OK;
+        assert_int_equal(cairn_graph_replay(graph), fake.step);
+        assert_null(env.unresolved);
+        assert_int_equal(looker.looks, 1);
+        assert_true(looker.in_a_recording);
+        end_graph(graph);
+    }
+}
+
 static void failed_launch_is_told_and_reads_no_reports(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
@@ -432,6 +484,8 @@ int main(void) {
         TEST(recording_of_a_failed_step_is_freed),
         TEST(recording_that_cannot_begin_or_end_is_told),
         TEST(failed_warm_up_is_told_and_does_not_count),
+        TEST(every_replay_looks_first_at_what_waits),
+        TEST(what_a_recorded_step_leaves_to_be_looked_at_is_recorded_too),
         TEST(failed_launch_is_told_and_reads_no_reports),
         TEST(device_without_graphs_runs_the_step),
         TEST(step_may_neither_replay_nor_destroy_its_graph),

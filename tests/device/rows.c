@@ -7,7 +7,6 @@
     {CAIRN__K_##kind, a, b, sizeof(&cairn__launch_##name) ? "cairn__launch_" #name : NULL, NULL},
 #define NO_TWIN(kind, a) \
     {CAIRN__K_##kind, a, 0, NULL, "ranks' memory is added up by the group's backend, on GPUs NCCL"},
-#define NOT_YET(kind, a, b, name) {CAIRN__K_##kind, a, b, NULL, "no pass uses it yet"},
 #define PART_OF(kind, name) \
     {CAIRN__K_##kind, 0, 0, NULL, sizeof(&cairn__launch_##name) ? "part of cairn__launch_" #name : NULL},
 
@@ -40,7 +39,7 @@ static const struct cairn__cuda_row rows[] = {
     EACH_PAIR(AXPBY, axpby)
     EACH_FLOAT(TWIN, CHECK, check)
     EACH_FLOAT(TWIN, SUMSQ, l2norm)
-    EACH_FLOAT(NOT_YET, CENSUS, census)
+    EACH_FLOAT(TWIN, CENSUS, census)
     PART_OF(ROUND_STOCHASTIC, adam)
     EACH_FLOAT(TWIN, FILL, fill)
     EACH_GRAD_AND_MODE(SGD, sgd)

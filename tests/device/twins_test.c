@@ -51,7 +51,7 @@ static void a_twin_that_is_claimed_is_a_launcher(void **state) {
         LAUNCHER(cairn__launch_add),           LAUNCHER(cairn__launch_mul_scalar), LAUNCHER(cairn__launch_relu),
         LAUNCHER(cairn__launch_relu_backward), LAUNCHER(cairn__launch_sum),        LAUNCHER(cairn__launch_mse),
         LAUNCHER(cairn__launch_mse_backward),  LAUNCHER(cairn__launch_bias_add),   LAUNCHER(cairn__launch_col_sum),
-        LAUNCHER(cairn__launch_round),
+        LAUNCHER(cairn__launch_round),         LAUNCHER(cairn__launch_census),
     };
 #undef LAUNCHER
     for (size_t i = 0; i < count; i++) {

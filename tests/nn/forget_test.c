@@ -149,9 +149,10 @@ static void without_a_graph_everything_forgotten_comes_back(void **state) {
     }
 }
 
-static cairn_dtype sums_in_f32(void *ctx, enum cairn__op op, const cairn_dtype *inputs, int count) {
-    (void)ctx, (void)inputs, (void)count;
-    return op == CAIRN__OP_SUM ? CAIRN_F32 : (cairn_dtype)0;
+static cairn_status sums_in_f32(void *ctx, const struct cairn__op_question *q, cairn_dtype *out) {
+    (void)ctx;
+    if (q->op == CAIRN__OP_SUM) *out = CAIRN_F32;
+    return CAIRN_OK;
 }
 
 /* The cast that sum needs is read by nobody once there is a sum. */
@@ -159,7 +160,7 @@ static void casts_that_operations_make_are_forgotten(void **state) {
     cairn_env *env = test_env_of(state);
     const struct cairn__op_hook hook = {.compute_type = sums_in_f32};
     cairn_tensor *x = leaf(env), *half = cairn_cast(x, CAIRN_F16);
-    assert_int_equal(cairn__set_op_hook(env, &hook), CAIRN_OK);
+    cairn__set_op_hook(env, &hook);
     cairn_tensor *loss = cairn_sum(half);
     const size_t used = cairn__tape_memory(env).values.used;
     for (int i = 0; i < 10; i++) loss = cairn_add(loss, cairn_sum(half));

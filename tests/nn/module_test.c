@@ -353,7 +353,9 @@ static void training_mode_reaches_every_child(void **state) {
     cairn_module_destroy(&root);
 }
 
-static void half_model_keeps_norms_and_buffers_in_f32(void **state) {
+/* ---- types ---- */
+
+static void half_model_keeps_norms_in_f32(void **state) {
     cairn_env *env = test_env_of(state);
     int ended = 0;
     cairn_module *root = empty(env);
@@ -364,6 +366,137 @@ static void half_model_keeps_norms_and_buffers_in_f32(void **state) {
     assert_int_equal(cairn_tensor_dtype(cairn_module_get(root, "block.seen")), CAIRN_F32);
     assert_int_equal(cairn_init_constant(cairn_module_get(root, "block.inner.weight"), 1), CAIRN_ESTATE);
     cairn_module_destroy(&root);
+}
+
+/* A root with buffers of its own and of two children, a batch norm among them. */
+static cairn_module *with_buffers(cairn_env *env, int *ended) {
+    cairn_module *root = empty(env);
+    assert_non_null(cairn_module_add_buffer(root, "table", CAIRN_F32, CAIRN_SHAPE(3)));
+    assert_non_null(cairn_module_add_buffer(root, "none", CAIRN_F32, CAIRN_SHAPE(0)));
+    assert_non_null(cairn_module_add_buffer(root, "exact", CAIRN_F64, CAIRN_SHAPE(3)));
+    assert_non_null(cairn_module_add_buffer(root, "count", CAIRN_I64, CAIRN_SHAPE(1)));
+    assert_int_equal(cairn_buffer_keep_type(cairn_module_add_buffer(root, "total", CAIRN_F32, CAIRN_SHAPE(3))),
+                     CAIRN_OK);
+    assert_non_null(cairn_module_add_child(root, "block", residual(env, 3, ended)));
+    assert_non_null(cairn_module_add_child(root, "norm", cairn_batch_norm(env, 3, 0, 0)));
+    return root;
+}
+
+static void assert_buffer_types(const cairn_module *root, cairn_dtype of_f32) {
+    const struct {
+        const char *path;
+        cairn_dtype dtype;
+    } rows[] = {
+        {"table", of_f32},      {"none", of_f32},
+        {"exact", CAIRN_F64},   {"count", CAIRN_I64},
+        {"total", CAIRN_F32},   {"norm.running_mean", CAIRN_F32},
+        {"block.seen", of_f32}, {"norm.running_var", CAIRN_F32},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const cairn_dtype dtype = cairn_tensor_dtype(cairn_module_get(root, rows[i].path));
+        if (dtype != rows[i].dtype) fail_msg("%s is %s", rows[i].path, cairn_dtype_name(dtype));
+    }
+}
+
+static void f32_buffers_become_half_but_those_that_keep_their_type(void **state) {
+    cairn_env *env = test_env_of(state);
+    for (int i = 0; i < 2; i++) {
+        const cairn_dtype half = i ? CAIRN_BF16 : CAIRN_F16;
+        int ended = 0;
+        float values[3];
+        cairn_module *root = with_buffers(env, &ended);
+        cairn_tensor *table = cairn_module_get(root, "table");
+        assert_int_equal(cairn_tensor_write(table, (const float[]){1.5f, 1.0f + 0x1p-20f, -2}, 3), CAIRN_OK);
+        assert_int_equal(cairn__module_make_half_buffers(root, half), CAIRN_OK);
+        assert_buffer_types(root, CAIRN_F32);
+        cairn__module_use_half_buffers(root, half);
+        assert_buffer_types(root, half);
+        assert_int_equal(cairn_tensor_read(table, values, 3), CAIRN_OK);
+        assert_true(values[0] == 1.5f && values[1] == 1 && values[2] == -2);
+        cairn_module_destroy(&root);
+    }
+}
+
+static void half_buffer_is_written_as_it_was_added(void **state) {
+    cairn_env *env = test_env_of(state);
+    enum { N = 2500 }; /* more than one block of conversion */
+    static float values[N], got[N];
+    cairn_module *m = empty(env);
+    cairn_tensor *b = cairn_module_add_buffer(m, "table", CAIRN_F32, CAIRN_SHAPE(N));
+    for (int i = 0; i < N; i++) values[i] = (float)(i % 2048);
+    assert_int_equal(cairn__module_make_half_buffers(m, CAIRN_F16), CAIRN_OK);
+    cairn__module_use_half_buffers(m, CAIRN_F16);
+    assert_int_equal(cairn_tensor_write(b, values, N), CAIRN_OK);
+    assert_int_equal(cairn_tensor_read(b, got, N), CAIRN_OK);
+    assert_memory_equal(values, got, sizeof(got));
+    cairn_tensor *added_half = cairn_module_add_buffer(m, "half", CAIRN_F16, CAIRN_SHAPE(1));
+    assert_int_equal(cairn_tensor_write(added_half, &(uint16_t){0x3c00}, 1), CAIRN_OK);
+    assert_true(cairn_tensor_item(added_half) == 1);
+    assert_int_equal(cairn_init_constant(b, 1), CAIRN_ESTATE);
+    assert_in_error("amp has made the buffer f16");
+    cairn_module_destroy(&m);
+}
+
+static void results_that_show_a_buffer_end_when_it_becomes_half(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *m = empty(env);
+    cairn_tensor *view =
+        cairn_reshape(cairn_module_add_buffer(m, "table", CAIRN_F32, CAIRN_SHAPE(4)), 2, (const int64_t[]){2, 2});
+    assert_int_equal(cairn__module_make_half_buffers(m, CAIRN_F16), CAIRN_OK);
+    cairn__module_use_half_buffers(m, CAIRN_F16);
+    assert_null(cairn_add(view, view));
+    assert_in_error("earlier step");
+    cairn_module_destroy(&m);
+}
+
+static const struct cairn__device_ops *real_ops;
+static int allocations_left;
+
+static cairn_status fail_late(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
+    if (allocations_left-- == 0) return cairn__fail(CAIRN_ENOMEM, "no memory");
+    return real_ops->alloc(d, holder, nbytes, out);
+}
+
+static void buffers_become_half_all_or_none(void **state) {
+    cairn_env *env = test_env_of(state);
+    int ended = 0;
+    cairn_module *root = with_buffers(env, &ended);
+    real_ops = env->device->ops;
+    struct cairn__device_ops failing = *real_ops;
+    failing.alloc = fail_late;
+    env->device->ops = &failing;
+    const uint64_t alive = cairn__alloc_counters().alive;
+    for (int i = 0; i < 3; i++) { /* table, none, block.seen */
+        allocations_left = i;
+        assert_int_equal(cairn__module_make_half_buffers(root, CAIRN_F16), CAIRN_ENOMEM);
+        assert_int_equal(cairn__alloc_counters().alive, alive);
+        assert_buffer_types(root, CAIRN_F32);
+    }
+    allocations_left = 3;
+    assert_int_equal(cairn__module_make_half_buffers(root, CAIRN_F16), CAIRN_OK);
+    cairn__module_drop_half_buffers(root);
+    assert_int_equal(cairn__alloc_counters().alive, alive);
+    assert_buffer_types(root, CAIRN_F32);
+    env->device->ops = real_ops;
+    cairn_module_destroy(&root);
+}
+
+static void only_a_buffer_that_is_not_half_yet_keeps_its_type(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *m = empty(env);
+    cairn_tensor *b = cairn_module_add_buffer(m, "table", CAIRN_F32, CAIRN_SHAPE(2));
+    cairn_tensor *leaf = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2));
+    assert_int_equal(cairn_buffer_keep_type(leaf), CAIRN_EINVAL);
+    assert_in_error("no module's buffer");
+    assert_int_equal(cairn__module_make_half_buffers(m, CAIRN_F16), CAIRN_OK);
+    cairn__module_use_half_buffers(m, CAIRN_F16);
+    assert_int_equal(cairn_buffer_keep_type(b), CAIRN_ESTATE);
+    assert_in_error("before amp_initialize");
+    assert_int_equal(cairn_buffer_keep_type(cairn_module_add_buffer(m, "a.b", CAIRN_F32, CAIRN_SHAPE(2))),
+                     CAIRN_EINVAL);
+    assert_in_error("has no dot"); /* the first cause stays */
+    cairn_module_destroy(&m);
+    cairn_tensor_destroy(&leaf);
 }
 
 /* ---- looking ---- */
@@ -424,7 +557,12 @@ int main(void) {
         ENV_TEST(innermost_module_is_named_once),
         ENV_TEST(buffer_may_be_a_mask),
         ENV_TEST(training_mode_reaches_every_child),
-        ENV_TEST(half_model_keeps_norms_and_buffers_in_f32),
+        ENV_TEST(half_model_keeps_norms_in_f32),
+        ENV_TEST(f32_buffers_become_half_but_those_that_keep_their_type),
+        ENV_TEST(half_buffer_is_written_as_it_was_added),
+        ENV_TEST(results_that_show_a_buffer_end_when_it_becomes_half),
+        ENV_TEST(buffers_become_half_all_or_none),
+        ENV_TEST(only_a_buffer_that_is_not_half_yet_keeps_its_type),
         ENV_TEST(tree_is_shown_as_torch_shows_it),
         ENV_TEST(forward_that_returns_null_is_told),
     };

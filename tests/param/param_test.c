@@ -132,48 +132,60 @@ static void add_params(cairn_env *env, size_t count, cairn_param_set **set) {
     }
 }
 
-static void check_names_the_one_of_200_that_overflowed(void **state) {
+static void check_raises_the_flag_of_the_one_of_200_that_overflowed(void **state) {
     for (size_t culprit = 0; culprit < 200; culprit += 33) {
         cairn_param_set *set = NULL;
-        char names[64], expected[64];
         add_params(*state, 200, &set);
         ((float *)set->params[culprit]->grad)[culprit % 5] = culprit % 2 ? INFINITY : NAN;
         assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
-        assert_int_equal(set->flags[0], 1);
-        cairn__param_set_names(set, set->flags + 1, names, sizeof(names));
-        snprintf(expected, sizeof(expected), "layer%zu.weight", culprit);
-        assert_string_equal(names, expected);
+        for (size_t i = 0; i < 200; i++) assert_int_equal(set->flags[i], i == culprit);
         cairn_param_set_destroy(&set);
     }
 }
 
-static void many_names_are_cut_to_fit(void **state) {
+static void what_has_been_looked_at_is_not_read_again(void **state) {
     cairn_param_set *set = NULL;
-    char names[80];
-    add_params(*state, 10, &set);
-    for (size_t i = 0; i < 10; i++) ((float *)set->params[i]->grad)[0] = INFINITY;
+    add_params(*state, 2, &set);
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
-    cairn__param_set_names(set, set->flags + 1, names, sizeof(names));
-    assert_string_equal(names, "layer0.weight, layer1.weight, layer2.weight, and 7 more");
+    ((float *)set->params[0]->grad)[0] = INFINITY; /* nobody said so */
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    assert_int_equal(set->flags[0], 0);
+    cairn__param_grad_ready(set->params[0]);
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    assert_int_equal(set->flags[0], 1);
     cairn_param_set_destroy(&set);
 }
 
-static void zero_grad_forgets_flag_and_gradients(void **state) {
+static void zero_grad_forgets_flags_and_gradients(void **state) {
     cairn_param_set *set = NULL;
     add_params(*state, 2, &set);
     ((float *)set->params[1]->grad)[0] = INFINITY;
-    uint32_t word = 0;
-    set->found_into = &word;
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
-    cairn__param_set_zero_grad(set);
-    assert_int_equal(word, 1); /* whoever scales the losses must still learn of it */
+    assert_int_equal(set->flags[1], 1);
+    cairn_param_set_zero_grad(set);
     const void *grad = set;
     cairn_dtype dtype;
     const float *factor;
-    for (size_t i = 0; i <= 2; i++) assert_int_equal(set->flags[i], 0);
+    for (size_t i = 0; i < 2; i++) assert_int_equal(set->flags[i], 0);
     assert_int_equal(cairn__param_grad_final(set->params[1], &grad, &dtype, &factor), CAIRN_OK);
     assert_null(grad);
     cairn_param_set_destroy(&set);
+}
+
+/* An optimizer's parameters, of two sets in turns, as many as one of the sets has. */
+static void forgetting_some_of_two_sets_lowers_their_flags_and_no_other(void **state) {
+    cairn_param_set *a = NULL, *b = NULL;
+    add_params(*state, 3, &a);
+    add_params(*state, 1, &b);
+    struct cairn__param *const some[] = {a->params[0], b->params[0], a->params[1]};
+    ((float *)a->params[2]->grad)[0] = ((float *)b->params[0]->grad)[0] = INFINITY;
+    assert_int_equal(cairn__param_set_check(a), CAIRN_OK);
+    assert_int_equal(cairn__param_set_check(b), CAIRN_OK);
+    cairn__params_forget(some, 3);
+    assert_int_equal(a->flags[2], 1);
+    assert_int_equal(b->flags[0], 0);
+    cairn_param_set_destroy(&a);
+    cairn_param_set_destroy(&b);
 }
 
 /* The place of an old scale is about to be used again while a gradient still waits at it. */
@@ -212,9 +224,10 @@ int main(void) {
         cmocka_unit_test(set_refuses_what_makes_no_sense_and_names_the_entry),
         cmocka_unit_test(backwards_at_different_scales_add_up_in_f32),
         cmocka_unit_test(bf16_accumulation_does_not_stall),
-        cmocka_unit_test(check_names_the_one_of_200_that_overflowed),
-        cmocka_unit_test(many_names_are_cut_to_fit),
-        cmocka_unit_test(zero_grad_forgets_flag_and_gradients),
+        cmocka_unit_test(check_raises_the_flag_of_the_one_of_200_that_overflowed),
+        cmocka_unit_test(what_has_been_looked_at_is_not_read_again),
+        cmocka_unit_test(zero_grad_forgets_flags_and_gradients),
+        cmocka_unit_test(forgetting_some_of_two_sets_lowers_their_flags_and_no_other),
         cmocka_unit_test(gradient_at_a_scale_that_ends_is_folded_first),
         cmocka_unit_test(changed_takes_the_side_that_was_written),
     };

@@ -28,9 +28,9 @@ MAY_INCLUDE = {
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
 PUBLIC_ROOM = {"version": "core", "env": "device", "graph": "device", "interop_cuda": "device",
-               "tensor": "nn", "ops": "nn", "modules": "nn"}
+               "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
 PUBLIC_OWNER = {"version": "core", "graph": "device", "interop_cuda": "device",
-                "tensor": "nn", "ops": "nn", "modules": "nn"}
+                "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
 
 # Foreign headers, and the only folder that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda", "cublas": "src/device/cuda",
@@ -160,6 +160,8 @@ CASES = [
     ("src/attic/a.c", '"core/core_part.h"', True),
     ("include/cairn/optim.h", '"param.h"', False),
     ("include/cairn/optim.h", '"amp.h"', True),
+    ("include/cairn/optim.h", '"autocast.h"', True),
+    ("include/cairn/amp.h", '"autocast.h"', False),
     ("include/cairn/param.h", '"param/param_part.h"', True),
     ("include/cairn/env.h", '"dist.h"', False),
     ("examples/a.c", "<cairn/cairn.h>", False),
@@ -182,7 +184,8 @@ def check_the_check():
             for room in MAY_INCLUDE:
                 write(root, f"include/cairn/{room}.h", "")
                 write(root, f"amp/{room}_part.h" if room == "amp" else f"src/{room}/{room}_part.h", "")
-            for header in "include/cairn/cairn.h", "include/cairn/graph.h", "src/nn/hooks.h", "src/optim/hooks.h":
+            for header in ("include/cairn/cairn.h", "include/cairn/graph.h", "include/cairn/autocast.h",
+                           "src/nn/hooks.h", "src/optim/hooks.h"):
                 write(root, header, "")
             write(root, path, f"/* #include <dnnl.h> */\n#include {include}\n")
             found = violations(root, sources.tracked(root))

@@ -16,7 +16,8 @@ EVERY = ("*",)
 
 # What, where it is looked for, the pattern, the files that may, a line it must find and one it must not.
 RULES = [
-    ("unsafe floating point", BUILD, r"-ffast-math|-Ofast|-ffinite-math-only|-funsafe-math", (),
+    ("unsafe floating point", BUILD, r"-ffast-math|-Ofast|-ffinite-math-only|-funsafe-math",
+     ("tests/amp/meson.build",), # a user's program
      "c_args: '-ffast-" + "math'", "c_args: '-O3'"),
     ("a library does not end its user's process", LIBRARY, r"\b(_exit|_Exit|exit|quick_exit|abort)\s*\(", (),
      "if (bad) exit(1);", "pthread_exit(NULL); /* not exit() */"),

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "context.h"
 #include "plant.h"
 #include "trainer.h"
 
@@ -106,7 +107,7 @@ static void overflow_is_skipped_and_told_without_waiting(void **state) {
         for (int i = 0; i < WARM_UP; i++) OK(trainer_step(&t));
         OK(cairn_env_synchronize(t.env));
         const double scale = amp_loss_scale(t.amp);
-        const bool skips = t.model && cairn_module_params(t.model)->skip_nonfinite;
+        const bool skips = t.amp->policy.skip_nonfinite;
         const unsigned long long before = waits();
         plant.target = 0, plant.value = HUGE_VALF;
         OK(trainer_step(&t));
@@ -175,7 +176,7 @@ static void check_replays(size_t level, bool mlp) {
     assert_int_equal(cairn_optimizer_skipped(run.optimizer), cairn_optimizer_skipped(replayed.optimizer));
     assert_int_equal(cairn_optimizer_steps(run.optimizer), cairn_optimizer_steps(replayed.optimizer));
     assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
-    if (cairn_module_params(run.model)->skip_nonfinite) assert_same_weights(&run, &replayed, levels[level].name);
+    if (run.amp->policy.skip_nonfinite) assert_same_weights(&run, &replayed, levels[level].name);
     cairn_graph_destroy(&graph);
     trainer_destroy(&run), trainer_destroy(&replayed);
 }
@@ -186,6 +187,205 @@ static void replayed_steps_equal_steps_that_are_run(void **state) {
         check_replays(l, false);
         check_replays(l, true);
     }
+}
+
+/* Two losses a step, and clipping. */
+static cairn_status clipped_step(void *user) {
+    struct trainer *t = user;
+    cairn_status st = CAIRN_OK;
+    cairn_zero_grad(t->optimizer);
+    for (int micro_batch = 0; micro_batch < 2; micro_batch++) {
+        t->loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
+        TRY(amp_backward(t->amp, t->loss, t->optimizer));
+    }
+    TRY(cairn_clip_grad_norm(t->optimizer, 0.25, NULL));
+    TRY(cairn_step(t->optimizer));
+out:
+    return st;
+}
+
+/* The user's rule: a third less, or one and a half times as much. */
+static void moves(void *ctx, struct amp_scaler_state *scaler, int found) {
+    ++*(int *)ctx;
+    scaler->scale *= found ? 0.625 : 1.5;
+}
+
+static void check_clipped_replays(const char *what, const struct amp_options *options) {
+    struct trainer run = {.env = NULL}, replayed = {.env = NULL};
+    cairn_graph *graph = NULL;
+    OK(trainer_create_mlp(&run, device_name, 3, 32, 16, options));
+    OK(trainer_create_mlp(&replayed, device_name, 3, 32, 16, options));
+    OK(cairn_graph_capture(replayed.env, clipped_step, &replayed, &graph));
+    for (int step = 0; step < REPLAYED; step++) {
+        change(&run, step), change(&replayed, step);
+        OK(clipped_step(&run));
+        OK(cairn_graph_replay(graph));
+        assert_same_loss(&run, &replayed, what, step);
+        OK(cairn_env_synchronize(run.env)); /* what the host decides on has come */
+        OK(cairn_env_synchronize(replayed.env));
+        assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
+    }
+    assert_int_equal(cairn_graph_is_recorded(graph), run.env->device->ops->capture_begin != NULL);
+    assert_int_equal(cairn_optimizer_skipped(run.optimizer), 1);
+    assert_int_equal(cairn_optimizer_skipped(replayed.optimizer), 1);
+    assert_int_equal(cairn_optimizer_steps(replayed.optimizer), REPLAYED - 1);
+    assert_same_weights(&run, &replayed, what);
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&run), trainer_destroy(&replayed);
+}
+
+static void replays_accumulate_clip_and_scale_by_every_rule(void **state) {
+    (void)state;
+    for (int kind = AMP_SCALER_STATIC; kind <= AMP_SCALER_USER; kind++) {
+        char what[32];
+        int asked = 0;
+        snprintf(what, sizeof(what), "scaler of kind %d", kind);
+        struct amp_scaler_options *scaler = amp_scaler_options(.kind = (amp_scaler_kind)kind, .init_scale = 1024);
+        if (kind != AMP_SCALER_STATIC) scaler->growth_interval = 3;
+        if (kind == AMP_SCALER_USER) scaler->update = moves, scaler->ctx = &asked;
+        check_clipped_replays(what, amp_options(.opt_level = AMP_O2, .verbosity = -1, .scaler = scaler));
+        assert_int_equal(asked, kind == AMP_SCALER_USER ? 2 * REPLAYED : 0);
+    }
+}
+
+/* The explicit way, all of it. */
+static cairn_status explicit_step(void *user) {
+    struct trainer *t = user;
+    amp_scaler *scaler = amp_loss_scaler(t->amp, 0);
+    cairn_status st = CAIRN_OK;
+    cairn_zero_grad(t->optimizer);
+    t->loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
+    TRY(cairn_backward(amp_scaler_scale(scaler, t->loss)));
+    TRY(amp_scaler_unscale(scaler, t->optimizer));
+    TRY(cairn_clip_grad_norm(t->optimizer, 0.25, NULL));
+    TRY(amp_scaler_step(scaler, t->optimizer, NULL));
+    TRY(amp_scaler_update(scaler));
+out:
+    return st;
+}
+
+static void explicit_steps_wait_for_nothing_and_can_be_replayed(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LEVELS; l++) {
+        const struct amp_options *options =
+            amp_options(.opt_level = levels[l].level, .half_type = levels[l].half, .verbosity = -1,
+                        .loss_scale = AMP_DYNAMIC, .scaler = amp_scaler_options(.kind = AMP_SCALER_TORCH));
+        struct trainer run = {.env = NULL}, replayed = {.env = NULL};
+        cairn_graph *graph = NULL;
+        OK(trainer_create_mlp(&run, device_name, 3, 32, 16, options));
+        OK(trainer_create_mlp(&replayed, device_name, 3, 32, 16, options));
+        for (int i = 0; i < 2 * WARM_UP; i++) OK(explicit_step(i % 2 ? &run : &replayed));
+        OK(cairn_graph_capture(replayed.env, explicit_step, &replayed, &graph));
+        for (int step = 0; step < REPLAYED; step++) {
+            change(&run, step), change(&replayed, step);
+            const unsigned long long before = waits();
+            OK(explicit_step(&run));
+            assert_int_equal(waits(), before);
+            OK(cairn_graph_replay(graph));
+            assert_same_loss(&run, &replayed, levels[l].name, step);
+        }
+        OK(cairn_env_synchronize(run.env));
+        OK(cairn_env_synchronize(replayed.env));
+        assert_int_equal(cairn_optimizer_skipped(run.optimizer), 1);
+        assert_int_equal(cairn_optimizer_skipped(replayed.optimizer), 1);
+        assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
+        assert_same_weights(&run, &replayed, levels[l].name);
+        cairn_graph_destroy(&graph);
+        trainer_destroy(&run), trainer_destroy(&replayed);
+    }
+}
+
+/* Two models, each with an optimizer and a loss of its own; the second loss goes through both, and the first model has
+ * stepped by then. */
+struct pair {
+    cairn_env *env;
+    cairn_module *first, *second;
+    cairn_optimizer *optimizers[2];
+    amp_context *amp;
+    cairn_tensor *x, *y, *losses[2];
+};
+
+static struct pair create_pair(size_t level) {
+    const struct amp_options *options = amp_options(.opt_level = levels[level].level, .half_type = levels[level].half,
+                                                    .num_losses = 2, .verbosity = -1);
+    struct pair p = {.env = NULL};
+    OK(cairn_env_create(NULL, NULL, cairn_env_options(.device = device_name), &p.env));
+    p.x = cairn_randn(p.env, CAIRN_F32, CAIRN_SHAPE(16, 32));
+    p.y = cairn_randn(p.env, CAIRN_F32, CAIRN_SHAPE(16, 32));
+    p.first = make_deep_mlp(p.env, 2, 32), p.second = make_deep_mlp(p.env, 2, 32);
+    assert_true(p.first && p.second);
+    OK(cairn_adamw_create(cairn_module_params(p.first), NULL, &p.optimizers[0]));
+    OK(cairn_sgd_create(cairn_module_params(p.second), NULL, &p.optimizers[1]));
+    OK(amp_initialize_all(p.env, CAIRN_MODULES(p.first, p.second), 2, p.optimizers, options, &p.amp));
+    return p;
+}
+
+static void drop_pair(struct pair *p) {
+    amp_destroy(&p->amp);
+    for (int i = 0; i < 2; i++) cairn_optimizer_destroy(&p->optimizers[i]);
+    cairn_module_destroy(&p->first), cairn_module_destroy(&p->second);
+    cairn_env_destroy(&p->env);
+}
+
+static cairn_status pair_step(void *user) {
+    struct pair *p = user;
+    cairn_status st = CAIRN_OK;
+    cairn_zero_grad(p->optimizers[0]);
+    cairn_clear_grads(p->optimizers[1]);
+    p->losses[0] = cairn_mse_loss(cairn_module_forward(p->first, p->x), p->y);
+    TRY(amp_backward(p->amp, p->losses[0], p->optimizers[0]));
+    TRY(cairn_step(p->optimizers[0]));
+    cairn_tensor *hidden = cairn_module_forward(p->second, p->x);
+    p->losses[1] = cairn_mse_loss(cairn_module_forward(p->first, hidden), p->y);
+    TRY(amp_backward_with(p->amp, p->losses[1],
+                          amp_loss_options(.loss_id = 1, .num_optimizers = 1, .optimizers = &p->optimizers[1])));
+    TRY(cairn_step(p->optimizers[1]));
+out:
+    return st;
+}
+
+static void assert_same_pair(const struct pair *a, const struct pair *b, const char *what, int step) {
+    for (int i = 0; i < 2; i++) {
+        const struct trainer x = {.loss = a->losses[i]}, y = {.loss = b->losses[i]};
+        assert_same_loss(&x, &y, what, step);
+    }
+    OK(cairn_env_synchronize(a->env));
+    OK(cairn_env_synchronize(b->env));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(cairn_optimizer_skipped(a->optimizers[i]), cairn_optimizer_skipped(b->optimizers[i]));
+        assert_true(amp_scaler_scale_now(amp_loss_scaler(a->amp, i)) ==
+                    amp_scaler_scale_now(amp_loss_scaler(b->amp, i)));
+    }
+}
+
+static void check_pair(size_t level) {
+    struct pair run = create_pair(level), replayed = create_pair(level);
+    cairn_graph *graph = NULL;
+    OK(cairn_graph_capture(replayed.env, pair_step, &replayed, &graph));
+    for (int step = 0; step < REPLAYED; step++) {
+        struct trainer a = {.x = run.x, .optimizer = run.optimizers[1]};
+        struct trainer b = {.x = replayed.x, .optimizer = replayed.optimizers[1]};
+        change(&a, step), change(&b, step);
+        OK(pair_step(&run));
+        OK(cairn_graph_replay(graph));
+        assert_same_pair(&run, &replayed, levels[level].name, step);
+    }
+    assert_int_equal(cairn_graph_is_recorded(graph), run.env->device->ops->capture_begin != NULL);
+    assert_int_equal(cairn_optimizer_skipped(run.optimizers[1]), run.amp->policy.skip_nonfinite);
+    cairn_graph_destroy(&graph);
+    drop_pair(&run), drop_pair(&replayed);
+}
+
+static void replays_hold_several_losses_and_optimizers(void **state) {
+    (void)state;
+    for (size_t l = 1; l < LEVELS; l += 2) check_pair(l); /* f16 at O1, O2 and O3 */
+}
+
+static void replays_round_at_random_as_steps_do(void **state) {
+    (void)state;
+    check_clipped_replays("stochastic rounding",
+                          amp_options(.opt_level = AMP_O3, .half_type = CAIRN_BF16, .skip_nonfinite = CAIRN_ON,
+                                      .verbosity = -1, .stochastic_rounding = CAIRN_ON, .rounding_seed = 5));
 }
 
 static void replays_wait_for_nothing(void **state) {
@@ -284,15 +484,154 @@ static void memory_of_the_host_is_no_memory_of_a_gpu(void **state) {
     cairn_env_destroy(&env);
 }
 
+/* Weights and gradients of a trainer with its own buffers; gradients of 1 are written at the scale that it was told. */
+struct own {
+    cairn_env *env;
+    float *w, *g;
+    cairn_param_set *set;
+    cairn_optimizer *sgd;
+    amp_context *amp;
+};
+
+enum { OWN_N = 4, OWN_STEPS = 60 };
+
+static struct own own_create(bool fused, double loss_scale) {
+    const float first[OWN_N] = {16, 16, 16, 16};
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
+                                              .init_scale = 256,
+                                              .growth_interval = 3,
+                                              .max_scale = 2048};
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    struct own o = {.env = NULL};
+    hyper.lr = 0.25;
+    OK(cairn_env_create(NULL, NULL, cairn_env_options(.device = device_name), &o.env));
+    OK(cairn__device_alloc(o.env->device, CAIRN__HOLDS_TENSORS, sizeof(first), (void **)&o.w));
+    OK(cairn__device_alloc(o.env->device, CAIRN__HOLDS_TENSORS, sizeof(first), (void **)&o.g));
+    OK(cairn__device_upload(o.env->device, o.w, first, sizeof(first)));
+    const cairn_param p = {.name = "w", .data = o.w, .grad = o.g, .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN_N}};
+    OK(cairn_param_set_create(o.env, &p, 1, &o.set));
+    if (fused) OK(cairn_sgd_create(o.set, &hyper, &o.sgd));
+    OK(amp_initialize_params(o.env, o.set, o.sgd,
+                             amp_options(.opt_level = AMP_O2, .loss_scale = loss_scale,
+                                         .scaler = isinf(loss_scale) ? &scaler : NULL, .verbosity = -1),
+                             &o.amp));
+    return o;
+}
+
+static void own_write(struct own *o, double scale, bool overflows) {
+    float g[OWN_N];
+    for (int i = 0; i < OWN_N; i++) g[i] = (float)scale;
+    if (overflows) g[2] = 65520; /* infinite once it is rounded */
+    OK(cairn__device_upload(o->env->device, o->g, g, sizeof(g)));
+    OK(cairn_grads_ready(o->set, 0, 1));
+}
+
+static void own_end(struct own *o, float expected) {
+    float w[OWN_N];
+    OK(cairn__device_download(o->env->device, w, o->w, sizeof(w)));
+    for (int i = 0; i < OWN_N; i++) assert_true(w[i] == expected);
+    amp_destroy(&o->amp);
+    cairn_optimizer_destroy(&o->sgd);
+    cairn_param_set_destroy(&o->set);
+    cairn__device_free(o->env->device, o->w);
+    cairn__device_free(o->env->device, o->g);
+    cairn_env_destroy(&o->env);
+}
+
+/* The scale changes often, and a device that is late tells of it late: gradients keep the one that the user knew, and so
+ * does a micro-batch that is added to them, whatever becomes known in between. */
+static void a_scale_that_is_a_number_never_mismatches(void **state) {
+    (void)state;
+    struct own o = own_create(true, AMP_DYNAMIC);
+    double least = HUGE_VAL, most = 0;
+    int taken = 0;
+    for (int s = 0; s < OWN_STEPS; s++) {
+        const double scale = amp_loss_scale(o.amp);
+        least = fmin(least, scale), most = fmax(most, scale);
+        own_write(&o, scale, s % 20 == 19);
+        taken += s % 20 == 19 ? 0 : 1;
+        if (s % 4 == 1) {
+            OK(cairn_env_synchronize(o.env));
+            assert_true(amp_loss_scale(o.amp) == scale);
+            own_write(&o, 2 * scale, false);
+            taken++;
+        }
+        OK(cairn_step(o.sgd));
+        if (s % 7 == 0) OK(cairn_env_synchronize(o.env));
+    }
+    OK(cairn_env_synchronize(o.env));
+    assert_int_equal(cairn_optimizer_skipped(o.sgd), OWN_STEPS / 20);
+    assert_true(least < most);
+    own_end(&o, 16 - 0.25f * (float)taken);
+}
+
+static void the_users_own_step_knows_whether_to_skip(void **state) {
+    (void)state;
+    struct own o = own_create(false, AMP_DYNAMIC);
+    for (int s = 0; s < OWN_STEPS; s++) {
+        cairn_param master;
+        float w[OWN_N], g[OWN_N];
+        int skip = 7;
+        own_write(&o, amp_loss_scale(o.amp), s % 20 == 19);
+        OK(amp_begin_step(o.amp, &skip));
+        assert_int_equal(skip, s % 20 == 19);
+        OK(amp_master_params(o.amp, NULL, &master, 1));
+        OK(cairn__device_download(o.env->device, w, master.data, sizeof(w)));
+        OK(cairn__device_download(o.env->device, g, master.grad, sizeof(g)));
+        for (int i = 0; i < OWN_N; i++) w[i] -= 0.25f * g[i];
+        if (!skip) OK(cairn__device_upload(o.env->device, master.data, w, sizeof(w)));
+        OK(amp_end_step(o.amp));
+    }
+    own_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
+}
+
+static cairn_status own_step(void *user) {
+    struct own *o = user;
+    if (isnan(amp_loss_scale(o->amp))) return CAIRN_ESTATE;
+    cairn_status st = cairn_grads_ready(o->set, 0, 1);
+    return st == CAIRN_OK ? cairn_step(o->sgd) : st;
+}
+
+/* A number that is recorded stands still, as a static scale does; one that may change is refused. */
+static void a_recorded_step_has_a_static_scale_or_is_not_recorded(void **state) {
+    (void)state;
+    for (int dynamic = 0; dynamic < 2; dynamic++) {
+        struct own o = own_create(true, dynamic ? AMP_DYNAMIC : 128);
+        cairn_graph *graph = NULL;
+        int taken = 0;
+        own_write(&o, 128, false);
+        cairn_param_set_zero_grad(o.set);
+        OK(cairn_graph_capture(o.env, own_step, &o, &graph));
+        for (int s = 0; s < 12; s++) {
+            if (dynamic) own_write(&o, amp_loss_scale(o.amp), false);
+            if (dynamic) cairn_param_set_zero_grad(o.set);
+            if (cairn_graph_replay(graph) == CAIRN_OK) taken++;
+            else assert_non_null(strstr(cairn_last_error(), "a loss scale that is a number would stand still"));
+        }
+        OK(cairn_env_synchronize(o.env));
+        assert_true(taken == 12 || (dynamic && taken == 11));
+        assert_false(dynamic && cairn_graph_is_recorded(graph));
+        cairn_graph_destroy(&graph);
+        own_end(&o, 16 - 0.25f * (float)taken);
+    }
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_steps_wait_for_nothing),
         cmocka_unit_test(overflow_is_skipped_and_told_without_waiting),
         cmocka_unit_test(overflow_is_told_one_step_late_at_most),
         cmocka_unit_test(replayed_steps_equal_steps_that_are_run),
+        cmocka_unit_test(explicit_steps_wait_for_nothing_and_can_be_replayed),
+        cmocka_unit_test(replays_accumulate_clip_and_scale_by_every_rule),
+        cmocka_unit_test(replays_hold_several_losses_and_optimizers),
+        cmocka_unit_test(replays_round_at_random_as_steps_do),
         cmocka_unit_test(replays_wait_for_nothing),
         cmocka_unit_test(what_cannot_be_recorded_is_told_by_the_replay),
         cmocka_unit_test(memory_of_the_host_is_no_memory_of_a_gpu),
+        cmocka_unit_test(a_scale_that_is_a_number_never_mismatches),
+        cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
+        cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
     };
     cairn_env *probe = NULL;
     if (argc > 1) device_name = argv[1];

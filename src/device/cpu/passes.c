@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "device/cpu/cpu_math.h"
 
-enum { BLOCK = 1024 }; /* elements; three f32 arrays of them fit beside the halves */
+enum { BLOCK = 1024 }; /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
 
 static const struct cairn__kernels *kernels(const struct cairn_device *d) {
     return cairn__cpu_of(d)->kernels;
@@ -83,44 +83,169 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
     *norm = sqrt(total);
 }
 
+/* Written so that a NaN, which compares with nothing, stays. */
+static void clamp(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit) {
+    (void)d;
+    for (size_t i = 0; i < count; i++) {
+        float *dst = items[i].dst;
+        const float *x = items[i].x;
+        for (size_t j = 0; j < items[i].n; j++) {
+            const float below = x[j] > limit ? limit : x[j];
+            dst[j] = below < -limit ? -limit : below;
+        }
+    }
+}
+
+static struct cairn__counts count_elements(struct cairn_device *d, cairn_dtype dtype, const void *x, size_t n,
+                                           float least_normal) {
+    struct cairn__counts counts = {.max_exponent = INT32_MIN, .min_exponent = INT32_MAX};
+    kernels(d)->census[dtype](x, n, least_normal, &counts);
+    return counts;
+}
+
+static void census(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                   float least_normal, struct cairn__census *out) {
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__counts c = count_elements(d, dtype, items[i].x, items[i].n, least_normal);
+        const bool any = c.max_exponent != INT32_MIN;
+        out[i] = (struct cairn__census){.zeros = c.zeros,
+                                        .subnormals = c.subnormals,
+                                        .infs = c.infs,
+                                        .nans = c.nans,
+                                        .max_exponent = any ? c.max_exponent : 0,
+                                        .min_exponent = any ? c.min_exponent : 0};
+    }
+}
+
 /* ---- a training step ---- */
 
+static size_t block_at(size_t i, size_t n) {
+    return n - i < BLOCK ? n - i : BLOCK;
+}
+
+/* What one block of weights that are rounded at random needs: they are updated as f32 weights and rounded by the stream
+ * of their parameter and update. Blocks begin at multiples of 8, as streams want. */
+struct rounding {
+    const struct cairn__kernels *k;
+    uint64_t seed, stream;
+    float wide[BLOCK];
+};
+
+static struct rounding *begin_rounding(struct rounding *r, const struct cairn_device *d,
+                                       const struct cairn__optim_state *state, const struct cairn__optim_item *t) {
+    r->k = kernels(d);
+    r->seed = state->rounding_seed;
+    r->stream = cairn__rounding_stream((uint32_t)t->parameter, cairn__update_number(state, t->missed));
+    return r;
+}
+
+static const void *grad_at(const struct cairn__optim_item *t, cairn_dtype grad, size_t i) {
+    return (const char *)t->grad + i * cairn_dtype_nbytes(grad);
+}
+
+static void sgd_rounding(struct rounding *r, const struct cairn__optim_item *t, cairn_dtype grad,
+                         const struct cairn__sgd *h) {
+    for (size_t i = 0; i < t->n; i += BLOCK) {
+        const size_t m = block_at(i, t->n);
+        uint16_t *weights = (uint16_t *)t->weights + i;
+        r->k->cast[CAIRN_BF16][CAIRN_F32](r->wide, weights, m);
+        r->k->sgd[grad][CAIRN__W_F32](r->wide, NULL, t->state[0] ? t->state[0] + i : NULL, grad_at(t, grad, i), m, h);
+        r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, i);
+    }
+}
+
+static void adam_rounding(struct rounding *r, const struct cairn__optim_item *t, cairn_dtype grad,
+                          const struct cairn__adam *h) {
+    for (size_t i = 0; i < t->n; i += BLOCK) {
+        const size_t m = block_at(i, t->n);
+        uint16_t *weights = (uint16_t *)t->weights + i;
+        r->k->cast[CAIRN_BF16][CAIRN_F32](r->wide, weights, m);
+        r->k->adam[grad][CAIRN__W_F32](r->wide, NULL, t->state[0] + i, t->state[1] + i, grad_at(t, grad, i), m, h);
+        r->k->round_stochastic(weights, r->wide, m, r->seed, r->stream, i);
+    }
+}
+
 static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule,
-                const struct cairn__optim_state *state, const uint32_t *skip) {
-    if (skip && *skip) return;
-    cairn__sgd_fn f = kernels(d)->sgd[grad][mode];
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                const struct cairn__optim_state *state) {
+    if (state->skip) return;
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
         const struct cairn__sgd h =
-            cairn__sgd_scalars(rule, state->lr, cairn__update_number(state, t->missed), value_of(t->factor));
-        f(t->weights, t->half, t->state[0], t->grad, t->n, &h);
+            cairn__sgd_scalars(rule, *lr, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+        if (mode == CAIRN__W_BF16_STOCHASTIC) {
+            struct rounding r;
+            sgd_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
+        } else {
+            kernels(d)->sgd[grad][mode](t->weights, t->half, t->state[0], t->grad, t->n, &h);
+        }
     }
 }
 
 static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule,
-                 const struct cairn__optim_state *state, const uint32_t *skip) {
-    if (skip && *skip) return;
-    cairn__adam_fn f = kernels(d)->adam[grad][mode];
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 const struct cairn__optim_state *state) {
+    if (state->skip) return;
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
         const struct cairn__adam h =
-            cairn__adam_scalars(rule, state->lr, cairn__update_number(state, t->missed), value_of(t->factor));
-        f(t->weights, t->half, t->state[0], t->state[1], t->grad, t->n, &h);
+            cairn__adam_scalars(rule, *lr, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+        if (mode == CAIRN__W_BF16_STOCHASTIC) {
+            struct rounding r;
+            adam_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
+        } else {
+            kernels(d)->adam[grad][mode](t->weights, t->half, t->state[0], t->state[1], t->grad, t->n, &h);
+        }
     }
 }
 
-static void miss(struct cairn_device *d, int64_t *missed, const uint32_t *skip) {
+static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state) {
     (void)d;
-    if (!skip || !*skip) ++*missed;
+    if (!state->skip) ++*missed;
 }
 
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
     (void)d;
-    for (size_t i = 0; i < end->count; i++) cairn__step_end_flag(end, i);
+    for (size_t i = 0; i < end->count; i++) cairn__step_end_overflow(end, i);
     struct cairn__step_report *report = cairn__step_end_scalars(end);
     __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
+}
+
+static void note_overflow(struct cairn_device *d, const struct cairn__taken *t, uint32_t micro_batch) {
+    struct cairn__counts counts = {0};
+    if (t->x) counts = count_elements(d, t->dtype, t->x, t->n, 0);
+    cairn__note_overflow(t->to, micro_batch, t->rank, counts.infs, counts.nans);
+}
+
+static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
+                       uint32_t *any) {
+    for (size_t i = 0; i < count; i++) {
+        if (!*items[i].flag) continue;
+        *items[i].flag = 0;
+        raise_flag(any, 1);
+        note_overflow(d, &items[i], micro_batch);
+    }
+}
+
+static void share_flag(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count) {
+    (void)d;
+    for (size_t i = 0; i < count; i++) *into[i] |= *any;
+    *any = 0;
+}
+
+static void scaler_update(struct cairn_device *d, struct cairn__scaler_state *scaler,
+                          struct cairn__scaler_report *reports) {
+    (void)d;
+    struct cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
+    __atomic_store_n(&report->number, (uint64_t)scaler->updates, __ATOMIC_RELEASE);
+}
+
+static void clip(struct cairn_device *d, const double *norms, size_t count, double max_norm,
+                 struct cairn__optim_state *state, double *total) {
+    (void)d;
+    double squares = 0;
+    for (size_t i = 0; i < count; i++) squares += norms[i] * norms[i];
+    *total = cairn__clip_to(state, squares, max_norm);
 }
 
 static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
@@ -130,9 +255,8 @@ static void scale_loss(struct cairn_device *d, float *dst, const float *x, const
     *dst = *x * cell->scale;
 }
 
-static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n, uint32_t *into) {
+static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n) {
     (void)d;
-    if (n) raise_flag(into, flags[0]);
     memset(flags, 0, n * sizeof(flags[0]));
 }
 
@@ -142,10 +266,6 @@ static void store(struct cairn_device *d, void *dst, const void *value, size_t n
 }
 
 /* ---- for nn: element by element ---- */
-
-static size_t block_at(size_t i, size_t n) {
-    return n - i < BLOCK ? n - i : BLOCK;
-}
 
 static void fill(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float value) {
     kernels(d)->fill[t](dst, n, value);
@@ -308,10 +428,16 @@ const struct cairn__passes cairn__cpu_passes = {
     .axpby = axpby,
     .check = check,
     .l2norm = l2norm,
+    .clamp = clamp,
+    .census = census,
     .sgd = sgd,
     .adam = adam,
     .miss = miss,
     .step_end = step_end,
+    .take_flags = take_flags,
+    .share_flag = share_flag,
+    .scaler_update = scaler_update,
+    .clip = clip,
     .scale_loss = scale_loss,
     .clear_flags = clear_flags,
     .store = store,

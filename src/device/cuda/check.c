@@ -52,12 +52,25 @@ const char *cairn__check_list(const float *factor, const uint32_t *found, const 
     return check_optional(each, sizeof(*each));
 }
 
+const char *cairn__check_clamp(const struct cairn__item *items, size_t count, float limit) {
+    if (!(limit >= 0)) return "the limit is negative or NaN";
+    return cairn__check_items(items, count, CAIRN__USES_DST | CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false);
+}
+
+const char *cairn__check_census(const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                                const struct cairn__census *out) {
+    TRY_CHECK(check_array(out, count, _Alignof(struct cairn__census)));
+    return cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false);
+}
+
 static const char *check_optim_item(const struct cairn__optim_item *item, cairn_dtype grad,
                                     enum cairn__weight_mode mode, int num_states) {
-    const bool half_weights = mode == CAIRN__W_F16 || mode == CAIRN__W_BF16;
+    const bool at_random = mode == CAIRN__W_BF16_STOCHASTIC;
+    const bool half_weights = mode == CAIRN__W_F16 || mode == CAIRN__W_BF16 || at_random;
     const bool has_copy = mode == CAIRN__W_F32_F16 || mode == CAIRN__W_F32_BF16;
     TRY_CHECK(check_array(item->weights, item->n, half_weights ? 2 : 4));
     if (has_copy) TRY_CHECK(check_array(item->half, item->n, 2));
+    if (at_random && item->parameter >> 24) return "a parameter's number in stochastic rounding has more than 24 bits";
     for (int s = 0; s < num_states; s++) TRY_CHECK(check_array(item->state[s], item->n, sizeof(float)));
     TRY_CHECK(check_array(item->grad, item->n, cairn_dtype_nbytes(grad)));
     TRY_CHECK(check_optional(item->factor, sizeof(*item->factor)));
@@ -65,25 +78,61 @@ static const char *check_optim_item(const struct cairn__optim_item *item, cairn_
 }
 
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                               enum cairn__weight_mode mode, const void *rule, const struct cairn__optim_state *state,
-                               int num_states) {
+                               enum cairn__weight_mode mode, int num_states) {
     if (!is_float(grad)) return "gradients are f32, f16 or bf16";
-    if ((unsigned)mode >= CAIRN__NUM_WEIGHT_MODES) return "there is no such way to store weights";
-    if (!rule || !state) return "the rule or the state is NULL";
+    if ((unsigned)mode >= CAIRN__NUM_STORAGE_MODES) return "there is no such way to store weights";
     if (count && !items) return "there are items, but their address is NULL";
     for (size_t i = 0; i < count; i++) TRY_CHECK(check_optim_item(&items[i], grad, mode, num_states));
     return NULL;
 }
 
+const char *cairn__check_update(const void *rule, const double *lr, const struct cairn__optim_state *state) {
+    if (!rule || !lr || !state) return "the rule, the learning rate or the state is NULL";
+    TRY_CHECK(check_optional(lr, _Alignof(double)));
+    return check_optional(state, _Alignof(struct cairn__optim_state));
+}
+
 const char *cairn__check_step_end(const struct cairn__step_end *end) {
     if (!end) return "the step's end is NULL";
     if (!end->optim || !end->reports) return "the optimizer's state or the reports are NULL";
-    if (end->update_scaler && !end->scaler) return "a scaler is to be updated, but its address is NULL";
+    if (end->num_scalers < 0 || end->num_scalers > CAIRN__STEP_SCALERS)
+        return "there are more scalers than a step takes";
+    for (int i = 0; i < end->num_scalers; i++) {
+        TRY_CHECK(check_array(end->scalers[i], 1, _Alignof(struct cairn__scaler_state)));
+    }
     TRY_CHECK(check_optional(end->optim, _Alignof(struct cairn__optim_state)));
-    TRY_CHECK(check_optional(end->scaler, _Alignof(struct cairn__scaler_state)));
     TRY_CHECK(check_optional(end->reports, _Alignof(struct cairn__step_report)));
-    TRY_CHECK(check_array(end->flags, end->count + 1, sizeof(*end->flags)));
-    return check_array(end->names, end->count, sizeof(*end->names));
+    TRY_CHECK(check_array(end->overflows, end->count, _Alignof(struct cairn__overflow)));
+    return check_array(end->names, end->count, _Alignof(struct cairn__overflow));
+}
+
+const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, const uint32_t *any) {
+    TRY_CHECK(check_array(any, 1, sizeof(*any)));
+    if (count && !items) return "there are items, but their address is NULL";
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__taken *item = &items[i];
+        if (!is_float(item->dtype)) return "gradients are f32, f16 or bf16";
+        TRY_CHECK(check_optional(item->x, cairn_dtype_nbytes(item->dtype)));
+        TRY_CHECK(check_array(item->flag, 1, sizeof(*item->flag)));
+        TRY_CHECK(check_array(item->to, 1, _Alignof(struct cairn__overflow)));
+    }
+    return NULL;
+}
+
+const char *cairn__check_share_flag(const uint32_t *any, uint32_t *const *into, size_t count) {
+    if (count > CAIRN__SHARE_MAX) return "a flag is shared with more than one launch can name";
+    if (count && !into) return "there are flags, but the address of their addresses is NULL";
+    TRY_CHECK(check_array(any, 1, sizeof(*any)));
+    for (size_t i = 0; i < count; i++) TRY_CHECK(check_array(into[i], 1, sizeof(*into[i])));
+    return NULL;
+}
+
+const char *cairn__check_clip(const double *norms, size_t count, double max_norm,
+                              const struct cairn__optim_state *state, const double *total) {
+    if (!(max_norm >= 0)) return "the greatest norm is negative or NaN";
+    TRY_CHECK(check_array(norms, count, sizeof(*norms)));
+    TRY_CHECK(check_array(total, 1, sizeof(*total)));
+    return check_array(state, 1, _Alignof(struct cairn__optim_state));
 }
 
 const char *cairn__check_clear_flags(const uint32_t *flags, size_t n) {
@@ -91,7 +140,7 @@ const char *cairn__check_clear_flags(const uint32_t *flags, size_t n) {
 }
 
 const char *cairn__check_store(const void *dst, const void *value, size_t nbytes) {
-    if (nbytes > CAIRN__STORE_MAX) return "the value is larger than 128 bytes";
+    if (nbytes > CAIRN__STORE_MAX) return "the value is larger than 256 bytes";
     TRY_CHECK(check_array(dst, nbytes, 1));
     return check_array(value, nbytes, 1);
 }

@@ -17,8 +17,16 @@ const char *cairn__check_items(const struct cairn__item *items, size_t count, un
                                cairn_dtype from, bool copies);
 /* num_states: of the arrays state[], 1 for SGD with momentum, 2 for Adam. */
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                               enum cairn__weight_mode mode, const void *rule, const struct cairn__optim_state *state,
-                               int num_states);
+                               enum cairn__weight_mode mode, int num_states);
+/* What goes with the items. */
+const char *cairn__check_update(const void *rule, const double *lr, const struct cairn__optim_state *state);
+const char *cairn__check_clamp(const struct cairn__item *items, size_t count, float limit);
+const char *cairn__check_census(const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                                const struct cairn__census *out);
+const char *cairn__check_take_flags(const struct cairn__taken *items, size_t count, const uint32_t *any);
+const char *cairn__check_share_flag(const uint32_t *any, uint32_t *const *into, size_t count);
+const char *cairn__check_clip(const double *norms, size_t count, double max_norm,
+                              const struct cairn__optim_state *state, const double *total);
 /* What goes with a list, where it is there: factor, the list's flag, and of l2norm where the norms go. */
 const char *cairn__check_list(const float *factor, const uint32_t *found, const double *norm, const double *each);
 const char *cairn__check_step_end(const struct cairn__step_end *end);

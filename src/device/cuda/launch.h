@@ -38,6 +38,7 @@ enum {
     CAIRN__CUDA_COUNTERS = 4096,   /* of col_sum: strips of columns that several blocks work on */
     CAIRN__CUDA_PARTIAL_SUMS = 1 << 16,
     CAIRN__CUDA_NORM_BLOCKS = 1 << 15, /* of one launch of l2norm, and so chunks of one tensor */
+    CAIRN__CUDA_TAKEN = 96,            /* flags that one launch takes: as many as 4 KB tell of */
 };
 
 /* What blocks leave for the last of them to add up. Zeroed once; every kernel leaves the counters at 0. One for a
@@ -67,6 +68,13 @@ int cairn__launch_cast(struct CUstream_st *stream, const struct cairn__multi *li
 int cairn__launch_scale(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
 int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from);
 int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
+/* b is the limit; f32. */
+int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list);
+/* dst of an item is its struct cairn__census; b is the least normal. Between the other two, which make of count of them
+ * what adds nothing, and of what was added up what passes.h says. */
+int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
+int cairn__launch_census_begin(struct CUstream_st *stream, struct cairn__census *out, size_t count);
+int cairn__launch_census_end(struct CUstream_st *stream, struct cairn__census *out, size_t count);
 
 /* A part of a plan with `whole` and `keep_empty`. dst of an item is where its own norm goes: a double, or NULL. */
 struct cairn__norm_part {
@@ -81,8 +89,8 @@ struct cairn__sgd_list {
     struct cairn__span span;
     struct cairn__optim_item items[CAIRN__CUDA_LIST];
     struct cairn__sgd_rule rule;
+    const double *lr;
     const struct cairn__optim_state *state;
-    const uint32_t *skip;
 };
 int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
                       enum cairn__weight_mode mode);
@@ -91,19 +99,32 @@ struct cairn__adam_list {
     struct cairn__span span;
     struct cairn__optim_item items[CAIRN__CUDA_LIST];
     struct cairn__adam_rule rule;
+    const double *lr;
     const struct cairn__optim_state *state;
-    const uint32_t *skip;
 };
 int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
                        enum cairn__weight_mode mode);
 
 /* ---- a training step ---- */
 
-int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const uint32_t *skip);
+int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const struct cairn__optim_state *state);
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
+
+/* Some items of a list; a block each. */
+struct cairn__taken_list {
+    uint32_t count, micro_batch;
+    uint32_t *any;
+    struct cairn__taken items[CAIRN__CUDA_TAKEN];
+};
+int cairn__launch_take_flags(struct CUstream_st *stream, const struct cairn__taken_list *list);
+int cairn__launch_share_flag(struct CUstream_st *stream, uint32_t *any, uint32_t *const *into, size_t count);
+int cairn__launch_scaler_update(struct CUstream_st *stream, struct cairn__scaler_state *scaler,
+                                struct cairn__scaler_report *reports);
+int cairn__launch_clip(struct CUstream_st *stream, const double *norms, size_t count, double max_norm,
+                       struct cairn__optim_state *state, double *total);
 int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float *x,
                              const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell);
-int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n, uint32_t *into);
+int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n);
 int cairn__launch_store(struct CUstream_st *stream, void *dst, const void *value, size_t nbytes);
 
 /* ---- for nn; n > 0 ---- */

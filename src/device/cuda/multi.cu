@@ -1,4 +1,4 @@
-/* Lists of tensors, and the element kernels of one type to another: copy, cast, scale, axpby, check, l2norm. */
+/* Lists of tensors, and the element kernels of one type to another: copy, cast, scale, axpby, clamp, check, l2norm. */
 #include "device/cuda/kernel.cuh"
 
 struct few_multi {
@@ -168,6 +168,35 @@ int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *l
     });
 }
 
+/* ---- clamp ---- */
+
+struct clamp_op {
+    float *dst;
+    const float *x;
+    float limit;
+    template <int V> struct in { float x[V]; };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const { cairn__read<V, CAIRN__ONCE>(a->x, x + i); }
+    template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) {
+        float y[V];
+#pragma unroll
+        for (int k = 0; k < V; k++) y[k] = a.x[k] > limit ? limit : a.x[k] < -limit ? -limit : a.x[k];
+        cairn__write<V>(dst + i, y);
+    }
+};
+
+template <class List> static CAIRN__KERNEL clamp_list(const List list) {
+    constexpr int V = cairn__pack_of<float>;
+    const cairn__where at = cairn__find(list.span, list.items);
+    clamp_op op = {(float *)list.items[at.tensor].dst, (const float *)list.items[at.tensor].x, list.b};
+    cairn__walk<V, 4>(cairn__aligned<V>(op.dst) && cairn__aligned<V>(op.x), at.from, at.to, op);
+}
+
+int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list) {
+    return with_list(*list, [&](auto l) {
+        return cairn__launch(clamp_list<decltype(l)>, l.span.blocks, CAIRN__CUDA_THREADS, stream, l);
+    });
+}
+
 /* ---- check ---- */
 
 template <class T> struct check_op {
@@ -202,7 +231,6 @@ int cairn__launch_check(struct CUstream_st *stream, const struct cairn__multi *l
 template <class T> struct norm_op {
     static constexpr int V = cairn__pack_of<T>;
     const T *x;
-    float factor;
     double lane[V];
     struct in {
         T x[V];
@@ -213,10 +241,7 @@ template <class T> struct norm_op {
     template <int N> CAIRN__DEVICE void read(size_t i, int k, in *a) const { cairn__read<N>(a->x + k, x + i); }
     CAIRN__DEVICE void widen(const in &a, wide *w) const { cairn__widen_for_sum<V>(a.x, w->x); }
     /* The square is exact in f64, so that fused or not there is one rounding. */
-    CAIRN__DEVICE void add(const wide &w, int k) {
-        const float scaled = w.x[k] * factor;
-        lane[k] = fma((double)scaled, (double)scaled, lane[k]);
-    }
+    CAIRN__DEVICE void add(const wide &w, int k) { lane[k] = fma((double)w.x[k], (double)w.x[k], lane[k]); }
 };
 
 enum { CHUNKS_OF_A_WARP = 256 };
@@ -244,14 +269,14 @@ template <class List> CAIRN__DEVICE void finish_norm(const List &list, const cai
     if (part.last && part.norm) *part.norm = sqrt(total);
 }
 
-/* No sum of squares of f32 values overflows f64: that of a block is finite exactly where all its x * factor are. */
+/* No sum of squares of f32 values overflows f64: that of a block is finite exactly where all its x are. */
 template <class T, class List> static CAIRN__KERNEL norm_list(const List list, const cairn__norm_part part) {
     const cairn__where at = cairn__find(list.span, list.items);
     const cairn__item &item = list.items[at.tensor];
-    norm_op<T> op = {(const T *)item.x, list.factor ? *list.factor : 1.0f, {0}};
+    norm_op<T> op = {(const T *)item.x, {0}};
     cairn__walk_sum<op.V, 4>(cairn__aligned<op.V>(op.x), at.from, at.to, op);
-    const double sum = cairn__sum_of_block(cairn__sum_of(op.lane));
-    if (threadIdx.x == 0) part.partials->sums[blockIdx.x] = sum;
+    const double sum = cairn__sum_of_block(cairn__sum_of(op.lane)), factor = list.factor ? *list.factor : 1.0f;
+    if (threadIdx.x == 0) part.partials->sums[blockIdx.x] = sum * (factor * factor);
     if (threadIdx.x == 0 && !(sum < HUGE_VAL)) {
         if (list.found) atomicOr(list.found, 1u);
         if (item.found) atomicOr(item.found, 1u);

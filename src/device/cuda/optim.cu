@@ -1,9 +1,22 @@
 /* The optimizers' updates, and what goes on around them in a step. */
+#include "core/philox.h"
 #include "device/cuda/kernel.cuh"
 
 /* ---- how a weight mode stores its parameter, and the copy that it writes besides ---- */
 
 struct no_copy {};
+
+/* Stochastic rounding has this in place of a copy, in shared memory: the block's random stream. */
+struct rounding {
+    uint64_t seed, stream;
+};
+
+template <class Half> CAIRN__DEVICE Half *copy_of(const cairn__optim_item &item, rounding *) {
+    return (Half *)item.half;
+}
+template <> CAIRN__DEVICE rounding *copy_of<rounding>(const cairn__optim_item &, rounding *shared) {
+    return shared;
+}
 
 template <int MODE> struct storage;
 template <> struct storage<CAIRN__W_F32> {
@@ -27,6 +40,11 @@ template <> struct storage<CAIRN__W_BF16> {
     typedef no_copy half;
 };
 
+template <> struct storage<CAIRN__W_BF16_STOCHASTIC> {
+    typedef cairn__bf16 param;
+    typedef rounding half;
+};
+
 /* Half weights are what the next forward reads first: they stay in the cache if they can. */
 template <int V> CAIRN__DEVICE void write_copy(no_copy *, const float *) {}
 template <int V, class T> CAIRN__DEVICE void write_copy(T *half, const float *w) {
@@ -35,6 +53,9 @@ template <int V, class T> CAIRN__DEVICE void write_copy(T *half, const float *w)
     cairn__write<V>(half, y);
 }
 template <int V> CAIRN__DEVICE bool aligned_copy(const no_copy *) {
+    return true;
+}
+template <int V> CAIRN__DEVICE bool aligned_copy(const rounding *) {
     return true;
 }
 template <int V, class T> CAIRN__DEVICE bool aligned_copy(const T *half) {
@@ -55,7 +76,29 @@ CAIRN__DEVICE void write_weights(Param *param, Half *half, size_t i, const float
     write_copy<V>(advance(half, i), w);
 }
 
+/* A pack lies within the 8 elements of one block of numbers. */
+template <int V> CAIRN__DEVICE void write_weights(cairn__bf16 *param, rounding *stream, size_t i, const float *w) {
+    static_assert(8 % V == 0, "a pack has one block of random numbers");
+    const cairn__philox_block block = cairn__philox(stream->seed, i / 8, stream->stream);
+    cairn__bf16 y[V];
+#pragma unroll
+    for (int k = 0; k < V; k++) y[k].bits = cairn__round_stochastic(w[k], cairn__random_16(&block, i + k));
+    cairn__write<V, CAIRN__ONCE>(param + i, y);
+}
+
 enum { PACK = cairn__pack_of<float> }; /* the state is f32 */
+
+/* What thread 0 reads for its block: the factor of the tensor's gradient, and the stream of its rounding. */
+CAIRN__DEVICE float factor_of(const cairn__optim_item &item, const cairn__optim_state *state) {
+    return (item.factor ? *item.factor : 1.0f) * state->clip;
+}
+template <class Half>
+CAIRN__DEVICE void begin_rounding(Half *, const cairn__optim_item &, const cairn__optim_state *, int64_t) {}
+CAIRN__DEVICE void begin_rounding(rounding *shared, const cairn__optim_item &item, const cairn__optim_state *state,
+                                  int64_t update) {
+    shared->seed = state->rounding_seed;
+    shared->stream = cairn__rounding_stream((uint32_t)item.parameter, update);
+}
 
 /* ---- SGD ---- */
 
@@ -98,16 +141,22 @@ template <class Grad, int MODE, class List> static CAIRN__KERNEL sgd_list(const 
     const cairn__where at = cairn__find(list.span, list.items);
     const cairn__optim_item &item = list.items[at.tensor];
     __shared__ cairn__sgd h;
+    __shared__ rounding stream;
     __shared__ bool skipped;
-    sgd_op<Grad, param, half> op = {
-        &h, (param *)item.weights, (half *)item.half, item.state[0], (const Grad *)item.grad, list.rule.momentum != 0};
+    sgd_op<Grad, param, half> op = {&h,
+                                    (param *)item.weights,
+                                    copy_of<half>(item, &stream),
+                                    item.state[0],
+                                    (const Grad *)item.grad,
+                                    list.rule.momentum != 0};
     const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) &&
                          cairn__aligned<PACK>(op.buf) && cairn__aligned<PACK>(op.grad);
     cairn__walk_prepared<PACK, 2>(aligned, at.from, at.to, op, &skipped, [&] {
         if (threadIdx.x != 0) return;
-        skipped = list.skip && *list.skip;
-        h = cairn__sgd_scalars(&list.rule, list.state->lr, cairn__update_number(list.state, item.missed),
-                               item.factor ? *item.factor : 1.0f);
+        const int64_t update = cairn__update_number(list.state, item.missed);
+        skipped = list.state->skip;
+        h = cairn__sgd_scalars(&list.rule, *list.lr, update, factor_of(item, list.state));
+        begin_rounding(op.half, item, list.state, update);
     });
 }
 
@@ -152,16 +201,18 @@ template <class Grad, int MODE, class List> static CAIRN__KERNEL adam_list(const
     const cairn__where at = cairn__find(list.span, list.items);
     const cairn__optim_item &item = list.items[at.tensor];
     __shared__ cairn__adam h;
+    __shared__ rounding stream;
     __shared__ bool skipped;
     adam_op<Grad, param, half> op = {
-        &h, (param *)item.weights, (half *)item.half, item.state[0], item.state[1], (const Grad *)item.grad};
+        &h, (param *)item.weights, copy_of<half>(item, &stream), item.state[0], item.state[1], (const Grad *)item.grad};
     const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) && cairn__aligned<PACK>(op.m) &&
                          cairn__aligned<PACK>(op.v) && cairn__aligned<PACK>(op.grad);
     cairn__walk_prepared<PACK, 1>(aligned, at.from, at.to, op, &skipped, [&] {
         if (threadIdx.x != 0) return;
-        skipped = list.skip && *list.skip;
-        h = cairn__adam_scalars(&list.rule, list.state->lr, cairn__update_number(list.state, item.missed),
-                                item.factor ? *item.factor : 1.0f);
+        const int64_t update = cairn__update_number(list.state, item.missed);
+        skipped = list.state->skip;
+        h = cairn__adam_scalars(&list.rule, *list.lr, update, factor_of(item, list.state));
+        begin_rounding(op.half, item, list.state, update);
     });
 }
 
@@ -174,15 +225,15 @@ struct few_sgd {
     cairn__few_span span;
     cairn__optim_item items[CAIRN__CUDA_FEW];
     cairn__sgd_rule rule;
+    const double *lr;
     const cairn__optim_state *state;
-    const uint32_t *skip;
 };
 struct few_adam {
     cairn__few_span span;
     cairn__optim_item items[CAIRN__CUDA_FEW];
     cairn__adam_rule rule;
+    const double *lr;
     const cairn__optim_state *state;
-    const uint32_t *skip;
 };
 
 /* Calls use with the list, in the type that is long enough. */
@@ -190,7 +241,7 @@ template <class Few, class List, class Use> static int with_list(const List &lis
     if (list.span.count > CAIRN__CUDA_FEW) return use(list);
     Few few = {};
     cairn__shorten(&few, list);
-    few.rule = list.rule, few.state = list.state, few.skip = list.skip;
+    few.rule = list.rule, few.lr = list.lr, few.state = list.state;
     return use(few);
 }
 
@@ -206,6 +257,8 @@ template <class Use> static int with_mode(enum cairn__weight_mode mode, Use use)
         return use(mode_tag<CAIRN__W_F16>());
     case CAIRN__W_BF16:
         return use(mode_tag<CAIRN__W_BF16>());
+    case CAIRN__W_BF16_STOCHASTIC:
+        return use(mode_tag<CAIRN__W_BF16_STOCHASTIC>());
     default:
         return use(mode_tag<CAIRN__W_F32>());
     }
@@ -237,27 +290,76 @@ int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list
 
 /* ---- around the update ---- */
 
-static CAIRN__KERNEL miss_once(int64_t *missed, const uint32_t *skip) {
-    if (threadIdx.x == 0 && !(skip && *skip)) ++*missed;
+static CAIRN__KERNEL miss_once(int64_t *missed, const cairn__optim_state *state) {
+    if (threadIdx.x == 0 && !state->skip) ++*missed;
 }
 
-int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const uint32_t *skip) {
-    return cairn__launch(miss_once, 1, 1, stream, missed, skip);
+int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const struct cairn__optim_state *state) {
+    return cairn__launch(miss_once, 1, 1, stream, missed, state);
 }
 
-/* The host may see the report's number at the end, and with it everything that was written before: thread 0's fence
- * covers what the others have written too, since the barrier has ordered that before it. */
+/* The host may see a report's number at its end, and with it everything that was written before. */
+CAIRN__DEVICE void publish(uint64_t *number, uint64_t value) {
+    __threadfence_system();
+    *(volatile uint64_t *)number = value;
+}
+
+/* Thread 0's fence covers what the others have written too, since the barrier has ordered that before it. */
 static CAIRN__KERNEL end_step(const cairn__step_end end) {
-    for (size_t i = threadIdx.x; i < end.count; i += CAIRN__CUDA_THREADS) cairn__step_end_flag(&end, i);
+    for (size_t i = threadIdx.x; i < end.count; i += CAIRN__CUDA_THREADS) cairn__step_end_overflow(&end, i);
     __syncthreads();
     if (threadIdx.x != 0) return;
     cairn__step_report *report = cairn__step_end_scalars(&end);
-    __threadfence_system();
-    *(volatile uint64_t *)&report->number = end.optim->ends;
+    publish(&report->number, end.optim->ends);
 }
 
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end) {
     return cairn__launch(end_step, 1, CAIRN__CUDA_THREADS, stream, *end);
+}
+
+struct flags {
+    uint32_t *p[CAIRN__SHARE_MAX];
+};
+
+/* Each at a place that the compiler knows, as in store_value. */
+static CAIRN__KERNEL share_one_flag(uint32_t *any, const flags into, uint32_t count) {
+    if (threadIdx.x != 0 || !*any) return;
+#pragma unroll
+    for (unsigned i = 0; i < CAIRN__SHARE_MAX; i++) {
+        if (i < count) *into.p[i] |= 1;
+    }
+    *any = 0;
+}
+
+int cairn__launch_share_flag(struct CUstream_st *stream, uint32_t *any, uint32_t *const *into, size_t count) {
+    flags list = {};
+    for (size_t i = 0; i < count; i++) list.p[i] = into[i];
+    return cairn__launch(share_one_flag, 1, 1, stream, any, list, (uint32_t)count);
+}
+
+static CAIRN__KERNEL update_scaler(cairn__scaler_state *scaler, cairn__scaler_report *reports) {
+    if (threadIdx.x != 0) return;
+    cairn__scaler_report *report = cairn__scaler_update_scalars(scaler, reports);
+    publish(&report->number, (uint64_t)scaler->updates);
+}
+
+int cairn__launch_scaler_update(struct CUstream_st *stream, struct cairn__scaler_state *scaler,
+                                struct cairn__scaler_report *reports) {
+    return cairn__launch(update_scaler, 1, 1, stream, scaler, reports);
+}
+
+/* One thread, since the order of a sum is part of its bits: an optimizer has few norms. */
+static CAIRN__KERNEL clip_by_norms(const double *norms, size_t count, double max_norm, cairn__optim_state *state,
+                                   double *total) {
+    if (threadIdx.x != 0) return;
+    double squares = 0;
+    for (size_t i = 0; i < count; i++) squares += norms[i] * norms[i];
+    *total = cairn__clip_to(state, squares, max_norm);
+}
+
+int cairn__launch_clip(struct CUstream_st *stream, const double *norms, size_t count, double max_norm,
+                       struct cairn__optim_state *state, double *total) {
+    return cairn__launch(clip_by_norms, 1, 1, stream, norms, count, max_norm, state, total);
 }
 
 static CAIRN__KERNEL scale_one_loss(float *dst, const float *x, const cairn__scaler_state *scaler,
@@ -272,14 +374,12 @@ int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float
     return cairn__launch(scale_one_loss, 1, 1, stream, dst, x, scaler, cell);
 }
 
-/* flags[0] is thread 0's to read and to clear. */
-static CAIRN__KERNEL clear_all_flags(uint32_t *flags, size_t n, uint32_t *into) {
-    if (threadIdx.x == 0 && into) *into |= flags[0];
+static CAIRN__KERNEL clear_all_flags(uint32_t *flags, size_t n) {
     for (size_t i = threadIdx.x; i < n; i += CAIRN__CUDA_THREADS) flags[i] = 0;
 }
 
-int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n, uint32_t *into) {
-    return cairn__launch(clear_all_flags, 1, CAIRN__CUDA_THREADS, stream, flags, n, into);
+int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n) {
+    return cairn__launch(clear_all_flags, 1, CAIRN__CUDA_THREADS, stream, flags, n);
 }
 
 struct value {

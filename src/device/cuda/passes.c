@@ -114,6 +114,33 @@ static void check(struct cairn_device *d, const struct cairn__item *items, size_
     run_list(d, "check", launch_check, &list, items, count, dtype, dtype);
 }
 
+static int launch_clamp(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from) {
+    (void)to, (void)from;
+    return cairn__launch_clamp(stream, list);
+}
+
+static void clamp(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit) {
+    if (refused(d, "clamp", cairn__check_clamp(items, count, limit))) return;
+    struct cairn__multi list = {.b = limit};
+    run_list(d, "clamp", launch_clamp, &list, items, count, CAIRN_F32, CAIRN_F32);
+}
+
+static void census(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                   float least_normal, struct cairn__census *out) {
+    if (refused(d, "census", cairn__check_census(items, count, dtype, out)) || count == 0) return;
+    struct CUstream_st *stream = cairn__cuda_enter(d)->stream;
+    struct cairn__plan plan = plan_items(items, count);
+    struct cairn__multi list = {.b = least_normal};
+    struct cairn__part part;
+    int error = cairn__launch_census_begin(stream, out, count);
+    while (!error && cairn__plan_next(&plan, &part)) {
+        take_items(&list, &part, items);
+        for (uint32_t t = 0; t < part.span.count; t++) list.items[t].dst = &out[part.index[t]];
+        error = cairn__launch_census(stream, &list, dtype);
+    }
+    queued(d, "census", error ? error : cairn__launch_census_end(stream, out, count));
+}
+
 /* Tensors are whole in a launch, so that its last block knows their sums; sizes and type alone decide about chunks. */
 static struct cairn__plan plan_norm(const struct cairn__item *items, size_t count, cairn_dtype dtype) {
     const size_t least = LEAST_NORM_CHUNK_NBYTES / cairn_dtype_nbytes(dtype);
@@ -166,12 +193,14 @@ static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size
 }
 
 static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule,
-                const struct cairn__optim_state *state, const uint32_t *skip) {
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                const struct cairn__optim_state *state) {
     const int num_states = rule && rule->momentum != 0;
-    if (refused(d, "sgd", cairn__check_optim(items, count, grad, mode, rule, state, num_states))) return;
+    if (refused(d, "sgd", cairn__check_update(rule, lr, state)) ||
+        refused(d, "sgd", cairn__check_optim(items, count, grad, mode, num_states)))
+        return;
     struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__sgd_list list = {.rule = *rule, .state = state, .skip = skip};
+    struct cairn__sgd_list list = {.rule = *rule, .lr = lr, .state = state};
     struct cairn__part part;
     int error = 0;
     while (!error && cairn__plan_next(&plan, &part)) {
@@ -183,11 +212,13 @@ static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, s
 }
 
 static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule,
-                 const struct cairn__optim_state *state, const uint32_t *skip) {
-    if (refused(d, "adam", cairn__check_optim(items, count, grad, mode, rule, state, 2))) return;
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 const struct cairn__optim_state *state) {
+    if (refused(d, "adam", cairn__check_update(rule, lr, state)) ||
+        refused(d, "adam", cairn__check_optim(items, count, grad, mode, 2)))
+        return;
     struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__adam_list list = {.rule = *rule, .state = state, .skip = skip};
+    struct cairn__adam_list list = {.rule = *rule, .lr = lr, .state = state};
     struct cairn__part part;
     int error = 0;
     while (!error && cairn__plan_next(&plan, &part)) {
@@ -198,14 +229,45 @@ static void adam(struct cairn_device *d, const struct cairn__optim_item *items, 
     queued(d, "adam", error);
 }
 
-static void miss(struct cairn_device *d, int64_t *missed, const uint32_t *skip) {
-    if (refused(d, "miss", cairn__check_objects((const void *[]){missed}, 1, sizeof(*missed)))) return;
-    queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, skip));
+static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state) {
+    if (refused(d, "miss", cairn__check_objects((const void *[]){missed, state}, 2, sizeof(*missed)))) return;
+    queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, state));
 }
 
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
     if (refused(d, "step_end", cairn__check_step_end(end))) return;
     queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
+}
+
+static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
+                       uint32_t *any) {
+    if (refused(d, "take_flags", cairn__check_take_flags(items, count, any))) return;
+    struct cairn__taken_list list = {.micro_batch = micro_batch, .any = any};
+    int error = 0;
+    for (size_t i = 0; i < count && !error; i += list.count) {
+        list.count = (uint32_t)(count - i < CAIRN__CUDA_TAKEN ? count - i : CAIRN__CUDA_TAKEN);
+        for (uint32_t t = 0; t < list.count; t++) list.items[t] = items[i + t];
+        error = cairn__launch_take_flags(cairn__cuda_enter(d)->stream, &list);
+    }
+    queued(d, "take_flags", error);
+}
+
+static void share_flag(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count) {
+    if (refused(d, "share_flag", cairn__check_share_flag(any, into, count))) return;
+    queued(d, "share_flag", cairn__launch_share_flag(cairn__cuda_enter(d)->stream, any, into, count));
+}
+
+static void scaler_update(struct cairn_device *d, struct cairn__scaler_state *scaler,
+                          struct cairn__scaler_report *reports) {
+    const char *complaint = cairn__check_objects((const void *[]){scaler, reports}, 2, sizeof(uint64_t));
+    if (refused(d, "scaler_update", complaint)) return;
+    queued(d, "scaler_update", cairn__launch_scaler_update(cairn__cuda_enter(d)->stream, scaler, reports));
+}
+
+static void clip(struct cairn_device *d, const double *norms, size_t count, double max_norm,
+                 struct cairn__optim_state *state, double *total) {
+    if (refused(d, "clip", cairn__check_clip(norms, count, max_norm, state, total))) return;
+    queued(d, "clip", cairn__launch_clip(cairn__cuda_enter(d)->stream, norms, count, max_norm, state, total));
 }
 
 static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
@@ -215,9 +277,9 @@ static void scale_loss(struct cairn_device *d, float *dst, const float *x, const
     queued(d, "scale_loss", cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell));
 }
 
-static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n, uint32_t *into) {
+static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n) {
     if (refused(d, "clear_flags", cairn__check_clear_flags(flags, n)) || n == 0) return;
-    queued(d, "clear_flags", cairn__launch_clear_flags(cairn__cuda_enter(d)->stream, flags, n, into));
+    queued(d, "clear_flags", cairn__launch_clear_flags(cairn__cuda_enter(d)->stream, flags, n));
 }
 
 static void store(struct cairn_device *d, void *dst, const void *value, size_t nbytes) {
@@ -315,10 +377,16 @@ const struct cairn__passes cairn__cuda_passes = {
     .axpby = axpby,
     .check = check,
     .l2norm = l2norm,
+    .clamp = clamp,
+    .census = census,
     .sgd = sgd,
     .adam = adam,
     .miss = miss,
     .step_end = step_end,
+    .take_flags = take_flags,
+    .share_flag = share_flag,
+    .scaler_update = scaler_update,
+    .clip = clip,
     .scale_loss = scale_loss,
     .clear_flags = clear_flags,
     .store = store,

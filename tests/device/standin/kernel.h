@@ -107,6 +107,24 @@ static inline unsigned atomicAdd(unsigned *p, unsigned value) {
     return before;
 }
 
+static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long value) {
+    const unsigned long long before = *p;
+    *p = before + value;
+    return before;
+}
+
+static inline int atomicMax(int *p, int value) {
+    const int before = *p;
+    *p = before > value ? before : value;
+    return before;
+}
+
+static inline int atomicMin(int *p, int value) {
+    const int before = *p;
+    *p = before < value ? before : value;
+    return before;
+}
+
 static inline unsigned atomicOr(unsigned *p, unsigned value) {
     const unsigned before = *p;
     *p = before | value;

@@ -1,0 +1,122 @@
+/* Ranks that agree on overflow, where nobody has added their gradients up yet: a step of the user's own, who averages
+ * between its begin and its end, or not at all. Every rank tells the others in a few words whether it found something;
+ * only if one did, all exchange what they found, so that every rank's report is the same and says where. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "guard.h"
+
+/* What a rank says first; losses are bits. */
+enum { SKIPS, FOUND, LOSSES = FOUND + 2, WORDS = LOSSES + 2 };
+
+static size_t overflow_words(const struct cairn__guard *g) {
+    return cairn_optimizer_num_params(g->optimizer) * sizeof(struct cairn__overflow) / sizeof(int32_t);
+}
+
+cairn_status cairn__guard_make_agree(struct cairn__guard *g) {
+    if (g->env->size == 1 || !g->skips) return CAIRN_OK;
+    cairn_status st = CAIRN_OK;
+    const size_t ranks = (size_t)g->env->size, count = cairn_optimizer_num_params(g->optimizer);
+    TRY(cairn__calloc(ranks * WORDS, sizeof(int32_t), (void **)&g->words));
+    TRY(cairn__calloc(ranks * overflow_words(g) + 1, sizeof(int32_t), (void **)&g->theirs));
+    TRY(cairn__calloc(count, sizeof(g->overflows[0]), (void **)&g->overflows));
+    g->agrees = true;
+out:
+    return st;
+}
+
+/* ---- words ---- */
+
+static void put_bits(int32_t *words, uint64_t bits) {
+    memcpy(words, &bits, sizeof(bits));
+}
+
+static uint64_t bits_at(const int32_t *words) {
+    uint64_t bits;
+    memcpy(&bits, words, sizeof(bits));
+    return bits;
+}
+
+static cairn_status read_mine(struct cairn__guard *g, int32_t *mine) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = g->env->device;
+    uint64_t found = 0;
+    TRY(cairn__device_download(d, &mine[SKIPS], cairn__optimizer_skip(g->optimizer), sizeof(mine[SKIPS])));
+    for (int id = 0; id < g->num_scalers; id++) {
+        uint32_t one = 0;
+        if (!(g->losses >> id & 1)) continue;
+        TRY(cairn__device_download(d, &one, &g->scalers[id]->state->found, sizeof(one)));
+        found |= (uint64_t)(one != 0) << id;
+    }
+    put_bits(&mine[FOUND], found);
+    put_bits(&mine[LOSSES], g->losses);
+out:
+    return st;
+}
+
+/* What the words of all ranks say together. */
+static void unite(const struct cairn__guard *g, int32_t *all) {
+    uint64_t found = 0, losses = 0;
+    memset(all, 0, WORDS * sizeof(*all));
+    for (int rank = 0; rank < g->env->size; rank++) {
+        const int32_t *theirs = &g->words[rank * WORDS];
+        all[SKIPS] |= theirs[SKIPS];
+        found |= bits_at(&theirs[FOUND]);
+        losses |= bits_at(&theirs[LOSSES]);
+    }
+    put_bits(&all[FOUND], found);
+    put_bits(&all[LOSSES], losses);
+}
+
+/* Scalers of all ranks hear of the same steps, also where a rank had no gradient. */
+static void take_over(struct cairn__guard *g, const int32_t *all) {
+    struct cairn_device *d = g->env->device;
+    const uint32_t raised = 1;
+    const uint64_t found = bits_at(&all[FOUND]), losses = bits_at(&all[LOSSES]);
+    if (all[SKIPS]) d->passes->store(d, cairn__optimizer_skip(g->optimizer), &raised, sizeof(raised));
+    for (int id = 0; id < g->num_scalers; id++) {
+        if (losses >> id & 1 & ~(g->losses >> id)) cairn__scaler_add_pending(g->scalers[id]);
+        if (found >> id & 1) d->passes->store(d, &g->scalers[id]->state->found, &raised, sizeof(raised));
+    }
+    g->losses |= losses;
+}
+
+/* ---- who overflowed ---- */
+
+static struct cairn__overflow merged(const struct cairn__guard *g, size_t i) {
+    struct cairn__overflow all = {0}, one;
+    for (int rank = 0; rank < g->env->size; rank++) {
+        const char *theirs = (const char *)(g->theirs + (size_t)rank * overflow_words(g));
+        memcpy(&one, theirs + i * sizeof(one), sizeof(one));
+        if (one.micro_batch) cairn__note_overflow(&all, one.micro_batch, rank, one.infs, one.nans);
+    }
+    return all;
+}
+
+static cairn_status exchange(struct cairn__guard *g) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = g->env->device;
+    struct cairn__overflow *mine = cairn__optimizer_overflows(g->optimizer);
+    const size_t count = cairn_optimizer_num_params(g->optimizer);
+    TRY(cairn__device_download(d, g->overflows, mine, count * sizeof(mine[0])));
+    TRY(g->env->gather(g->env, g->theirs, (const int32_t *)(const void *)g->overflows, overflow_words(g)));
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__overflow all = merged(g, i);
+        if (all.micro_batch) d->passes->store(d, &mine[i], &all, sizeof(all));
+    }
+out:
+    return st;
+}
+
+cairn_status cairn__guard_agree(struct cairn__guard *g) {
+    cairn_status st = CAIRN_OK;
+    int32_t mine[WORDS] = {0}, all[WORDS];
+    TRY(read_mine(g, mine));
+    TRY(g->env->gather(g->env, g->words, mine, WORDS));
+    unite(g, all);
+    take_over(g, all);
+    if (all[SKIPS]) TRY(exchange(g));
+out:
+    return st;
+}

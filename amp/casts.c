@@ -1,0 +1,348 @@
+/* The cast policy: a table of classes and a stack of scopes, asked once for every operation.
+ *
+ * It belongs to the environment and outlives every context: what a user set before amp_initialize holds after it, and a
+ * scope that an early return left open ends with the one around it, or with the O1 context that it was begun in. */
+#include "casts.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "nn/hooks.h"
+#include "ops.h"
+
+/* An operation of the user's own. */
+struct own_op {
+    char *name;
+    amp_cast cast;
+};
+
+struct scope {
+    int number;
+    bool enabled;
+    cairn_dtype half_type; /* also of a scope that is off: one inside may be on again */
+};
+
+struct casts {
+    amp_cast classes[CAIRN__NUM_OPS];
+    bool is_set[CAIRN__NUM_OPS]; /* by amp_set_op_cast */
+    struct own_op *own;
+    size_t num_own, own_capacity;
+    uint64_t changes; /* of classes */
+
+    struct scope o1; /* the bottom of the stack; off = there is none */
+    size_t below_o1; /* scopes that were open when it began */
+    bool verbose;    /* it wants every cast in the log */
+    struct scope *scopes;
+    size_t depth, capacity;
+    int last_number;
+};
+
+/* ---- the choice of a type ---- */
+
+static const struct scope *in_force(const struct casts *c) {
+    return c->depth > 0 ? &c->scopes[c->depth - 1] : &c->o1;
+}
+
+static const struct own_op *find_own(const struct casts *c, const char *name) {
+    for (size_t i = 0; i < c->num_own; i++) {
+        if (strcmp(c->own[i].name, name) == 0) return &c->own[i];
+    }
+    return NULL;
+}
+
+static amp_cast class_of(const struct casts *c, const struct cairn__op_question *q) {
+    const struct own_op *own = q->op == CAIRN__OP_CUSTOM ? find_own(c, q->name) : NULL;
+    return own ? own->cast : c->classes[q->op];
+}
+
+/* f16 and bf16 hold each other's values only in f32. */
+static cairn_dtype widest(const struct cairn__op_question *q) {
+    cairn_dtype wide = q->inputs[0];
+    for (int i = 1; i < q->count; i++) {
+        if (q->inputs[i] == wide) continue;
+        wide = q->inputs[i] == CAIRN_F64 || wide == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+    }
+    return wide;
+}
+
+/* The first input that is half; 0 = none is. */
+static cairn_dtype half_among(const struct cairn__op_question *q) {
+    for (int i = 0; i < q->count; i++) {
+        if (cairn__is_half(q->inputs[i])) return q->inputs[i];
+    }
+    return (cairn_dtype)0;
+}
+
+static cairn_status refuse_half(const struct cairn__op_question *q) {
+    const char *half = cairn_dtype_name(half_among(q));
+    REQUIRE(
+        q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
+        "bce: an input is %s under O1 or autocast, where probabilities near 0 and 1 have lost what their logarithms "
+        "need. Call cairn_bce_with_logits on the scores instead of a sigmoid and bce; or, where they are known to be "
+        "safe, compute it in f32: amp_set_op_cast(env, \"bce\", AMP_CAST_F32)",
+        half);
+    return cairn__fail(CAIRN_EINVAL,
+                       "%s: an input is %s under O1 or autocast, and the operation is banned there; cast its inputs to "
+                       "f32, or compute it in f32: amp_set_op_cast(env, \"%s\", AMP_CAST_F32)",
+                       q->name, half, q->name);
+}
+
+static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
+    if (cast == AMP_CAST_BANNED && half_among(q)) return refuse_half(q);
+    REQUIRE(
+        !q->in_place || cast != AMP_CAST_F32 || !cairn__is_half(q->inputs[0]), CAIRN_EINVAL,
+        "cannot call in-place %s_ on %s %s tensor under O1 or autocast, which compute it in f32; y = cairn_%s(x, ...) "
+        "gives an f32 result",
+        q->name, q->inputs[0] == CAIRN_F16 ? "an" : "a", cairn_dtype_name(q->inputs[0]), q->name);
+    return CAIRN_OK;
+}
+
+/* As torch.autocast has it, f64 is cast to nothing narrower: with one among its inputs an operation is computed as it would
+ * be without casts. In place the other inputs come to the type of the first, as apex has it. */
+static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cairn_dtype half_type) {
+    const cairn_dtype wide = widest(q);
+    if (cast == AMP_CAST_FOLLOW) return (cairn_dtype)0;
+    if (q->in_place) return q->inputs[0];
+    if (cast == AMP_CAST_WIDEST) return wide;
+    if (wide == CAIRN_F64) return (cairn_dtype)0;
+    return cast == AMP_CAST_HALF ? half_type : CAIRN_F32;
+}
+
+/* One line for each type that is cast. */
+static void log_casts(const struct cairn__op_question *q, cairn_dtype to) {
+    bool told[CAIRN__DTYPE_END] = {false};
+    for (int i = 0; i < q->count; i++) {
+        const cairn_dtype from = q->inputs[i];
+        if (from == to || told[from]) continue;
+        cairn__log(CAIRN_LOG_NOTICE, "%s -> %s (%s)", cairn_dtype_name(from), cairn_dtype_name(to), q->name);
+        told[from] = true;
+    }
+}
+
+static cairn_status compute_type(void *ctx, const struct cairn__op_question *q, cairn_dtype *out) {
+    const struct casts *c = ctx;
+    const struct scope *s = in_force(c);
+    if (!s->enabled) return CAIRN_OK;
+    const amp_cast cast = class_of(c, q);
+    const cairn_status st = check(q, cast);
+    if (st != CAIRN_OK) return st;
+    *out = choose(q, cast, s->half_type);
+    if (c->verbose && *out) log_casts(q, *out);
+    return CAIRN_OK;
+}
+
+/* ---- scopes ---- */
+
+static cairn_status push(struct casts *c, bool enabled, cairn_dtype half_type, int *number) {
+    cairn_status st = cairn__grow((void **)&c->scopes, &c->capacity, c->depth + 1, sizeof(c->scopes[0]));
+    if (st != CAIRN_OK) return st;
+    c->last_number = c->last_number == INT_MAX ? 1 : c->last_number + 1;
+    c->scopes[c->depth++] = (struct scope){c->last_number, enabled, half_type};
+    *number = c->last_number;
+    return CAIRN_OK;
+}
+
+static void pop_to(struct casts *c, size_t depth) {
+    c->depth = depth;
+    if (c->below_o1 > depth) c->below_o1 = depth;
+}
+
+/* The scope and all inside it. 0 = the innermost. */
+static cairn_status pop(struct casts *c, int number) {
+    size_t depth = c->depth;
+    if (number == 0 && depth > 0) number = c->scopes[depth - 1].number;
+    while (depth > 0 && c->scopes[depth - 1].number != number) depth--;
+    REQUIRE(depth > 0, CAIRN_ESTATE, "amp_autocast_end: scope %d is not open%s", number,
+            number == 0 ? ", nor is any other" : "; it ended with one around it, or was ended before");
+    pop_to(c, depth - 1);
+    return CAIRN_OK;
+}
+
+enum { TYPE_BITS = 8, SCOPE_BITS = TYPE_BITS + 1 };
+
+/* A policy in a number: the scope, also one that is off, since one inside has its half type; and which classes it goes by. */
+static uint64_t policy(void *ctx) {
+    const struct casts *c = ctx;
+    const struct scope *s = in_force(c);
+    return c->changes << SCOPE_BITS | (uint64_t)s->enabled << TYPE_BITS | (uint64_t)s->half_type;
+}
+
+/* of 0: there was no policy yet, so nothing was cast. */
+static cairn_status resume(void *ctx, uint64_t of, int *number) {
+    struct casts *c = ctx;
+    if (of == 0) return push(c, false, CAIRN_F16, number);
+    REQUIRE(of >> SCOPE_BITS == c->changes, CAIRN_ESTATE,
+            "checkpoint: amp_set_op_cast has changed a class since forward, so that backward cannot run the function "
+            "as it was; set classes before forward, or after cairn_backward");
+    return push(c, of >> TYPE_BITS & 1, (cairn_dtype)(of & ((1 << TYPE_BITS) - 1)), number);
+}
+
+static void leave(void *ctx, int number) {
+    (void)pop(ctx, number);
+}
+
+/* ---- the policy of an environment ---- */
+
+static void end(void *ctx) {
+    struct casts *c = ctx;
+    for (size_t i = 0; i < c->num_own; i++) cairn__free(c->own[i].name);
+    cairn__free(c->own);
+    cairn__free(c->scopes);
+    cairn__free(c);
+}
+
+/* Made on first use. */
+static cairn_status casts_of(cairn_env *env, struct casts **out) {
+    *out = cairn__op_hook_ctx(env);
+    if (*out) return CAIRN_OK;
+    struct casts *c = NULL;
+    cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
+    if (st != CAIRN_OK) return st;
+    c->o1.half_type = CAIRN_F16;
+    for (int op = 0; op < CAIRN__NUM_OPS; op++) c->classes[op] = cairn__amp_op_row((enum cairn__op)op)->cast;
+    const struct cairn__op_hook hook = {
+        .ctx = c, .compute_type = compute_type, .policy = policy, .resume = resume, .leave = leave, .end = end};
+    cairn__set_op_hook(env, &hook);
+    *out = c;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__casts_begin_o1(cairn_env *env, cairn_dtype half_type, bool verbose) {
+    struct casts *c = NULL;
+    cairn_status st = casts_of(env, &c);
+    if (st != CAIRN_OK) return st;
+    REQUIRE(!c->o1.enabled, CAIRN_ESTATE,
+            "amp_initialize: this environment has an O1 context, whose casts hold for all its operations; amp_destroy "
+            "that first, or give all models to amp_initialize_all, or use another environment");
+    c->o1 = (struct scope){.enabled = true, .half_type = half_type};
+    c->below_o1 = c->depth;
+    c->verbose = verbose;
+    return CAIRN_OK;
+}
+
+void cairn__casts_end_o1(cairn_env *env) {
+    struct casts *c = cairn__op_hook_ctx(env);
+    if (!c || !c->o1.enabled) return;
+    pop_to(c, c->below_o1);
+    c->o1 = (struct scope){.half_type = CAIRN_F16};
+    c->verbose = false;
+}
+
+/* ---- classes ---- */
+
+static cairn_status set_class(struct casts *c, enum cairn__op op, amp_cast cast) {
+    const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
+    REQUIRE(!row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
+            "amp_set_op_cast: '%s' computes nothing and has no type of its own; cast its input (cairn_cast)",
+            cairn__op_name(op));
+    const amp_cast next = cast ? cast : row->cast;
+    c->changes += c->classes[op] != next;
+    c->classes[op] = next;
+    c->is_set[op] = cast != 0;
+    return CAIRN_OK;
+}
+
+/* As any other operation of the user's own that nobody spoke of. */
+static void forget_own(struct casts *c, const char *name) {
+    const struct own_op *own = find_own(c, name);
+    if (!own) return;
+    c->changes++;
+    cairn__free(own->name);
+    c->own[own - c->own] = c->own[--c->num_own];
+}
+
+static cairn_status set_own(struct casts *c, const char *name, amp_cast cast) {
+    cairn_status st = CAIRN_OK;
+    const struct own_op *known = find_own(c, name);
+    struct own_op own = {.cast = cast};
+    if (known) {
+        c->changes += known->cast != cast;
+        c->own[known - c->own].cast = cast;
+        return CAIRN_OK;
+    }
+    TRY(cairn__amp_check_own_name(name));
+    TRY(cairn__grow((void **)&c->own, &c->own_capacity, c->num_own + 1, sizeof(own)));
+    TRY(cairn__strdup(name, &own.name));
+    c->own[c->num_own++] = own;
+    c->changes++;
+out:
+    return st;
+}
+
+cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast) {
+    REQUIRE(env && op && op[0], CAIRN_EINVAL, "amp_set_op_cast: env and the operation's name must be set");
+    REQUIRE((int)cast >= 0 && cast <= AMP_CAST_BANNED, CAIRN_EINVAL,
+            "amp_set_op_cast: %d is no class; AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW and _BANNED are, and 0 for the "
+            "table's",
+            (int)cast);
+    struct casts *c = NULL;
+    enum cairn__op id;
+    cairn_status st = casts_of(env, &c);
+    if (st != CAIRN_OK) return st;
+    if (cairn__amp_op_named(op, &id)) return set_class(c, id, cast);
+    if (cast) return set_own(c, op, cast);
+    forget_own(c, op);
+    return CAIRN_OK;
+}
+
+static const char SET_BY_USER[] = "set by amp_set_op_cast";
+
+amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) {
+    const struct casts *c = env ? cairn__op_hook_ctx(env) : NULL;
+    const char *nothing = NULL;
+    enum cairn__op id;
+    if (!reason) reason = &nothing;
+    *reason = "";
+    if (!env || !op) return (amp_cast)0;
+    if (!cairn__amp_op_named(op, &id)) {
+        const struct own_op *own = c ? find_own(c, op) : NULL;
+        if (own) *reason = SET_BY_USER;
+        return own ? own->cast : (amp_cast)0;
+    }
+    const struct cairn__amp_op_row *row = cairn__amp_op_row(id);
+    *reason = c && c->is_set[id] ? SET_BY_USER : row->reason;
+    return c ? c->classes[id] : row->cast;
+}
+
+/* ---- autocast ---- */
+
+static cairn_status check_options(const struct amp_autocast_options *o) {
+    REQUIRE(o->enabled == CAIRN_DEFAULT || o->enabled == CAIRN_ON || o->enabled == CAIRN_OFF, CAIRN_EINVAL,
+            "amp_autocast_begin: enabled is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->enabled);
+    REQUIRE((int)o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
+            "amp_autocast_begin: half_type is %s; want f16 or bf16", cairn_dtype_name(o->half_type));
+    return CAIRN_OK;
+}
+
+cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_options *options, int *scope) {
+    REQUIRE(env, CAIRN_EINVAL, "amp_autocast_begin: env is NULL");
+    struct amp_autocast_options o = {.struct_size = sizeof(o)};
+    cairn_status st = CAIRN_OK;
+    struct casts *c = NULL;
+    int number = 0;
+    TRY(cairn__options_read(&o, sizeof(o), options, "amp_autocast_options"));
+    TRY(check_options(&o));
+    TRY(casts_of(env, &c));
+    TRY(push(c, o.enabled != CAIRN_OFF, o.half_type ? o.half_type : in_force(c)->half_type, &number));
+    if (scope) *scope = number;
+out:
+    return st;
+}
+
+cairn_status amp_autocast_end(cairn_env *env, int scope) {
+    REQUIRE(env, CAIRN_EINVAL, "amp_autocast_end: env is NULL");
+    struct casts *c = cairn__op_hook_ctx(env);
+    REQUIRE(c && scope >= 0, CAIRN_ESTATE, "amp_autocast_end: scope %d is not open", scope);
+    return pop(c, scope);
+}
+
+cairn_dtype amp_autocast_type(const cairn_env *env) {
+    const struct casts *c = env ? cairn__op_hook_ctx(env) : NULL;
+    const struct scope *s = c ? in_force(c) : NULL;
+    return s && s->enabled ? s->half_type : (cairn_dtype)0;
+}

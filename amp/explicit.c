@@ -1,0 +1,251 @@
+/* The explicit way of a scaler, as torch's GradScaler: scale, backward, unscale, step, update.
+ *
+ * Gradients know the scale of their own backward, and whoever reads them multiplies by its inverse. So what is left to
+ * do here is to keep the order of the calls, and to say whom an overflow concerns: through its guard the one optimizer
+ * that has it, and the scaler, which is told once, by update. An optimizer gets a guard from the first call that names
+ * it; one of a context has the context's. */
+#include "core/alloc.h"
+#include "core/status.h"
+#include "guard.h"
+
+enum stage { READY, UNSCALED, STEPPED };
+
+struct user {
+    cairn_optimizer *optimizer;
+    struct cairn__guard *guard;
+    bool is_guard_ours;
+    enum stage stage; /* since the last update */
+    bool recorded;    /* there were gradients to look at since then */
+};
+
+struct cairn__users {
+    amp_scaler *scaler; /* the one that our guards know */
+    struct user *list;
+    size_t count, capacity;
+    bool recorded;   /* of any optimizer, also of one that has ended */
+    bool has_scaled; /* a loss, ever */
+};
+
+/* ---- optimizers come and go ---- */
+
+static cairn_status make_users(amp_scaler *s) {
+    if (s->users) return CAIRN_OK;
+    cairn_status st = cairn__calloc(1, sizeof(*s->users), (void **)&s->users);
+    if (st == CAIRN_OK) s->users->scaler = s;
+    return st;
+}
+
+static bool has_scaler(const struct cairn__guard *g, const amp_scaler *s) {
+    for (int id = 0; id < g->num_scalers; id++) {
+        if (g->scalers[id] == s) return true;
+    }
+    return false;
+}
+
+static void optimizer_ends(struct cairn__guard *guard) {
+    struct cairn__users *users = guard->scalers[0]->users;
+    for (size_t i = 0; i < users->count; i++) {
+        if (users->list[i].guard == guard) users->list[i--] = users->list[--users->count];
+    }
+    cairn__guard_destroy(&guard);
+}
+
+static cairn_status find_guard(amp_scaler *s, cairn_optimizer *o, const char *call, struct user *u) {
+    cairn_status st = CAIRN_OK;
+    u->guard = cairn__step_hook_ctx(o);
+    if (u->guard) {
+        REQUIRE(has_scaler(u->guard, s), CAIRN_ESTATE, "%s: the optimizer belongs to %s", call,
+                u->guard->owner ? "an amp context; take the scaler that amp_loss_scaler gives of it"
+                                : "another amp_scaler; step with that one, or end it first");
+        return CAIRN_OK;
+    }
+    REQUIRE(s->is_own, CAIRN_EINVAL,
+            "%s: the scaler is an amp context's, and the optimizer was not given to its amp_initialize", call);
+    TRY(cairn__guard_create(o, NULL, &s->users->scaler, 1, true, &u->guard));
+    u->guard->ending = optimizer_ends;
+    u->is_guard_ours = true;
+out:
+    return st;
+}
+
+/* The place of an optimizer, which holds until another is found. */
+static cairn_status find_user(amp_scaler *s, cairn_optimizer *o, const char *call, struct user **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__users *users = s->users;
+    for (size_t i = 0; i < users->count; i++) {
+        *out = &users->list[i];
+        if ((*out)->optimizer == o) return CAIRN_OK;
+    }
+    struct user fresh = {.optimizer = o};
+    TRY(cairn__grow((void **)&users->list, &users->capacity, users->count + 1, sizeof(users->list[0])));
+    TRY(find_guard(s, o, call, &fresh));
+    *out = &users->list[users->count++];
+    **out = fresh;
+out:
+    return st;
+}
+
+/* What was found for a step that never came is not the next one's. Where other losses wait for that step, it is. */
+static void begin_again(amp_scaler *s) {
+    for (size_t i = 0; s->users && i < s->users->count; i++) {
+        struct user *u = &s->users->list[i];
+        if (u->stage == UNSCALED && !u->guard->losses) cairn__optimizer_forget_found(u->optimizer);
+        u->stage = READY;
+        u->recorded = false;
+    }
+    if (s->users) s->users->recorded = false;
+    s->is_explicit = s->is_own;
+}
+
+void cairn__scaler_forget_users(amp_scaler *s) {
+    struct cairn__users *users = s->users;
+    if (!users) return;
+    if (s->is_own) begin_again(s); /* a context's guards have ended */
+    for (size_t i = 0; i < users->count; i++) {
+        if (users->list[i].is_guard_ours) cairn__guard_destroy(&users->list[i].guard);
+    }
+    cairn__free(users->list);
+    cairn__free(users);
+    s->users = NULL;
+}
+
+/* ---- looking ---- */
+
+static cairn_status check_call(amp_scaler *s, cairn_optimizer *o, const char *call) {
+    REQUIRE(s && o, CAIRN_EINVAL, "%s: scaler and optimizer must be set", call);
+    REQUIRE(cairn__optimizer_env(o) == s->env, CAIRN_EINVAL, "%s: the optimizer belongs to another environment", call);
+    return make_users(s);
+}
+
+static cairn_status check_gradients(const amp_scaler *s, const cairn_optimizer *o, const char *call) {
+    REQUIRE(s->users->has_scaled || s->pending || s->known.updates, CAIRN_ESTATE,
+            "%s: no loss was ever scaled by this scaler; walk back with cairn_backward(amp_scaler_scale(scaler, loss))",
+            call);
+    REQUIRE(!cairn__params_incomplete(cairn__optimizer_param_list(o), cairn_optimizer_num_params(o)), CAIRN_ESTATE,
+            "%s: the backward before it failed, so its gradients are incomplete; zero them and go on with the next",
+            call);
+    return CAIRN_OK;
+}
+
+static bool has_gradients(const cairn_optimizer *o) {
+    struct cairn__param *const *params = cairn__optimizer_param_list(o);
+    for (size_t i = 0; i < cairn_optimizer_num_params(o); i++) {
+        if (params[i]->written || params[i]->has_acc) return true;
+    }
+    return false;
+}
+
+static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
+    struct cairn_device *d = s->env->device;
+    cairn_status st = CAIRN_OK;
+    uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
+    TRY(cairn__env_resolve(s->env));
+    TRY(check_gradients(s, u->optimizer, call));
+    s->is_explicit = true;
+    if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
+    if (u->guard->skips && cairn__guard_look_at_all(u->guard, u->guard->any))
+        d->passes->share_flag(d, u->guard->any, into, 2);
+out:
+    return st;
+}
+
+/* ---- the calls ---- */
+
+cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss) {
+    if (!scaler) {
+        (void)cairn__fail(CAIRN_EINVAL, "amp_scaler_scale: scaler is NULL");
+        return NULL;
+    }
+    if (!loss || scaler->is_disabled) return loss;
+    if (make_users(scaler) != CAIRN_OK) return NULL;
+    if (cairn__env_resolve(scaler->env) != CAIRN_OK) return NULL; /* backward adds to gradients */
+    cairn_tensor *scaled = cairn__scaler_scale(scaler, loss);
+    if (!scaled) return NULL;
+    scaler->is_explicit = scaler->users->has_scaled = true;
+    cairn__scaler_add_pending(scaler);
+    return scaled;
+}
+
+cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *optimizer) {
+    static const char call[] = "amp_scaler_unscale";
+    cairn_status st = CAIRN_OK;
+    struct user *u = NULL;
+    TRY(check_call(scaler, optimizer, call));
+    if (scaler->is_disabled) return CAIRN_OK;
+    TRY(find_user(scaler, optimizer, call, &u));
+    REQUIRE(u->stage != UNSCALED, CAIRN_ESTATE,
+            "%s: unscale has already been called on this optimizer since the last update", call);
+    REQUIRE(u->stage != STEPPED, CAIRN_ESTATE, "%s: unscale is being called after step; amp_scaler_update comes first",
+            call);
+    TRY(look(scaler, u, call));
+    TRY(cairn__optimizer_unscale(optimizer));
+    u->stage = UNSCALED;
+out:
+    return st;
+}
+
+static cairn_status step(amp_scaler *s, cairn_optimizer *o) {
+    static const char call[] = "amp_scaler_step";
+    cairn_status st = CAIRN_OK;
+    struct user *u = NULL;
+    TRY(find_user(s, o, call, &u));
+    REQUIRE(u->stage != STEPPED, CAIRN_ESTATE,
+            "%s: step has already been called since the last update; amp_scaler_update comes after all optimizers",
+            call);
+    TRY(look(s, u, call));
+    REQUIRE(u->recorded, CAIRN_ESTATE,
+            "%s: no inf checks were recorded for this optimizer: no parameter of it has a gradient", call);
+    u->guard->is_step_explicit = true;
+    st = cairn_step(o);
+    u->guard->is_step_explicit = false;
+    if (st == CAIRN_OK || st == CAIRN_ENUMERIC) u->stage = STEPPED;
+out:
+    return st;
+}
+
+cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int *stepped) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_call(scaler, optimizer, "amp_scaler_step"));
+    if (stepped)
+        TRY(cairn__device_refuse_recording(scaler->env->device,
+                                           "whether it stepped would have to be waited for; give NULL"));
+    TRY(scaler->is_disabled ? cairn_step(optimizer) : step(scaler, optimizer));
+    if (!stepped) return CAIRN_OK;
+    TRY(cairn_env_synchronize(scaler->env));
+    *stepped = !cairn_step_skipped(optimizer);
+out:
+    return st;
+}
+
+cairn_status amp_scaler_update(amp_scaler *scaler) {
+    REQUIRE(scaler, CAIRN_EINVAL, "amp_scaler_update: scaler is NULL");
+    if (scaler->is_disabled) return CAIRN_OK;
+    REQUIRE(scaler->users && scaler->users->recorded, CAIRN_ESTATE,
+            "amp_scaler_update: no inf checks were recorded prior to update; amp_scaler_step comes first");
+    cairn_status st = CAIRN_OK;
+    cairn__scaler_queue_update(scaler);
+    scaler->tells = true;
+    begin_again(scaler);
+    TRY(cairn__device_check(scaler->env->device));
+    TRY(cairn__scaler_hear(scaler));
+out:
+    return st;
+}
+
+cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale) {
+    static const char call[] = "amp_scaler_set_scale";
+    REQUIRE(scaler, CAIRN_EINVAL, "%s: scaler is NULL", call);
+    const struct cairn__scaler_state *k = &scaler->known;
+    REQUIRE(scale >= k->min && scale <= k->max, CAIRN_EINVAL,
+            "%s: %.10g is not between the scaler's floor of %.10g and its ceiling of %.10g", call, scale, k->min,
+            k->max);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(scaler->env->device, "the scale would stand still; set it between replays"));
+    TRY(cairn__scaler_hear(scaler)); /* of the old one */
+    cairn__scaler_put_scale(scaler, scale);
+    if (!scaler->is_explicit) return CAIRN_OK;
+    cairn__scaler_drop_found(scaler);
+    begin_again(scaler);
+out:
+    return st;
+}

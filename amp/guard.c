@@ -1,0 +1,305 @@
+/* Guards. A step asks before it is queued: gradients that no scaled loss has looked after are looked at here, the scalers of
+ * the losses that led to it are told once, at the first step that follows them; and when a step is known to have been left
+ * out, its sentence is written. */
+#include "guard.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "core/trace.h"
+#include "nn/hooks.h"
+
+/* ---- looking ---- */
+
+void cairn__guard_add_loss(struct cairn__guard *g, int loss_id) {
+    g->losses |= UINT64_C(1) << loss_id;
+    g->micro_batch++;
+}
+
+static uint32_t micro_batch_of(const struct cairn__guard *g) {
+    return g->micro_batch ? (uint32_t)g->micro_batch : 1;
+}
+
+bool cairn__guard_look(struct cairn__guard *g, uint32_t *any) {
+    cairn__optimizer_check(g->optimizer);
+    return cairn__optimizer_take_flags(g->optimizer, micro_batch_of(g), any);
+}
+
+bool cairn__guard_look_at_all(struct cairn__guard *g, uint32_t *any) {
+    const bool touched = cairn__guard_look(g, any);
+    return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
+}
+
+/* What comes from no scaled loss, or from adding up, concerns this optimizer alone. */
+static void look_at_the_rest(struct cairn__guard *g) {
+    struct cairn_device *d = g->env->device;
+    uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
+    if (cairn__guard_look_at_all(g, g->any)) d->passes->share_flag(d, g->any, &skip, 1);
+}
+
+static void tell_scaler(amp_scaler *scaler) {
+    cairn__scaler_queue_update(scaler);
+    scaler->tells = false;
+}
+
+/* The report may blame scalers whose last update was for this step alone. */
+static void tell_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
+    for (int id = 0; id < g->num_scalers; id++) {
+        amp_scaler *scaler = g->scalers[id];
+        if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
+        if (scaler->pending) tell_scaler(scaler);
+        if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
+    }
+    g->losses = 0;
+    g->micro_batch = 0;
+    g->looked_late = g->looks_late;
+    g->looks_late = false;
+}
+
+/* A scaler that waits for amp_scaler_update would never hear of this step. */
+static cairn_status refuse_explicit(const struct cairn__guard *g) {
+    if (!g->owner || g->is_step_explicit) return CAIRN_OK;
+    for (int id = 0; id < g->num_scalers; id++) {
+        const amp_scaler *s = g->scalers[id];
+        const bool may_lead_here = !g->losses || g->losses >> id & 1;
+        REQUIRE(!(s->is_explicit && s->pending && may_lead_here), CAIRN_ESTATE,
+                "cairn_step: loss scaler %d is used the explicit way; step with amp_scaler_step, and call "
+                "amp_scaler_update after all optimizers",
+                id);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status before(void *ctx, struct cairn__step_end *end) {
+    struct cairn__guard *g = ctx;
+    REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
+            "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
+    cairn_status st = CAIRN_OK;
+    TRY(refuse_explicit(g));
+    if (g->skips) look_at_the_rest(g);
+    if (g->agrees) TRY(cairn__guard_agree(g));
+    tell_scalers(g, end);
+out:
+    return st;
+}
+
+/* ---- telling ---- */
+
+/* "weight (2 inf, 1 nan of 512)" */
+static int format_one(const struct cairn__param *p, const struct cairn__overflow *o, char *text, size_t nbytes) {
+    char infs[32] = "", nans[32] = "";
+    if (o->infs) snprintf(infs, sizeof(infs), "%" PRIu32 " inf", o->infs);
+    if (o->nans) snprintf(nans, sizeof(nans), "%s%" PRIu32 " nan", o->infs ? ", " : "", o->nans);
+    if (!o->infs && !o->nans) return snprintf(text, nbytes, "%.160s", p->name);
+    return snprintf(text, nbytes, "%.160s (%s%s of %zu)", p->name, infs, nans, p->n);
+}
+
+void cairn__guard_names(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
+                        size_t nbytes) {
+    enum { ROOM_FOR_REST = 32 };
+    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    size_t used = 0, left_out = 0;
+    text[0] = '\0';
+    for (size_t i = 0; i < cairn_optimizer_num_params(g->optimizer); i++) {
+        char one[256];
+        if (!overflows[i].micro_batch) continue;
+        const size_t length = (size_t)format_one(params[i], &overflows[i], one, sizeof(one));
+        if (left_out || used + length + ROOM_FOR_REST > nbytes) {
+            left_out++;
+        } else {
+            used += (size_t)snprintf(text + used, nbytes - used, "%s%s", used ? ", " : "", one);
+        }
+    }
+    if (left_out) snprintf(text + used, nbytes - used, "%s%zu more", used ? ", and " : "", left_out);
+}
+
+/* What all the overflows have in common, as far as it is worth a word. */
+static void where_from(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
+                       size_t nbytes) {
+    uint32_t first = 0;
+    int32_t rank = -1;
+    bool several = false;
+    for (size_t i = 0; i < cairn_optimizer_num_params(g->optimizer); i++) {
+        if (!overflows[i].micro_batch) continue;
+        several |= first && overflows[i].rank != rank;
+        if (!first || overflows[i].micro_batch < first) first = overflows[i].micro_batch;
+        rank = overflows[i].rank;
+    }
+    int used = 0;
+    text[0] = '\0';
+    if (first > 1) {
+        used = snprintf(text, nbytes, ", first in micro-batch %" PRIu32 "%s", first,
+                        g->looked_late ? " or before it" : "");
+    }
+    if (several) {
+        snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
+    } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
+        snprintf(text + used, nbytes - (size_t)used, ", on rank %" PRId32, rank);
+    }
+}
+
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has ..." */
+static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
+    char names[512], from[64];
+    const char *anomaly = cairn__noted_anomaly(g->env);
+    cairn__guard_names(g, overflows, names, sizeof(names));
+    where_from(g, overflows, from, sizeof(from));
+    snprintf(text, nbytes, "non-finite gradient in %s%s%s%s", names[0] ? names : "another optimizer of the same loss",
+             from, anomaly[0] ? "; first of all, " : "", anomaly);
+}
+
+static bool is_explicit(const struct cairn__guard *g) {
+    for (int id = 0; id < g->num_scalers; id++) {
+        if (g->scalers[id]->is_explicit || g->scalers[id]->tells) return true;
+    }
+    return false;
+}
+
+static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__step_report *r,
+                              const struct cairn__overflow *overflows) {
+    char why[1800];
+    explain(g, overflows, why, sizeof(why));
+    switch ((enum cairn__scaler_verdict)r->verdict) {
+    case CAIRN__SCALER_AT_FLOOR:
+        return cairn__fail(
+            CAIRN_ENUMERIC,
+            "gradient overflow with the loss scale at its floor of %.10g: %s; the step was skipped and the "
+            "scale cannot be lowered. Look for a division by zero, a learning rate that is too high, or "
+            "lower min_loss_scale",
+            r->scale, why);
+    case CAIRN__SCALER_REACHED_FLOOR:
+        cairn__log(CAIRN_LOG_WARNING,
+                   "Gradient overflow.  Skipping step, loss scaler %d reducing loss scale to its floor of %.10g: %s",
+                   (int)r->scaler, r->scale, why);
+        return CAIRN_OK;
+    case CAIRN__SCALER_SHRANK:
+        cairn__log(CAIRN_LOG_NOTICE,
+                   "Gradient overflow.  Skipping step, loss scaler %d reducing loss scale to %.10g: %s", (int)r->scaler,
+                   r->scale, why);
+        return CAIRN_OK;
+    case CAIRN__SCALER_KEPT:
+    case CAIRN__SCALER_GREW:
+        break;
+    }
+    if (r->scale == 0 && is_explicit(g)) { /* what becomes of it, update says */
+        cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step: %s", why);
+        return CAIRN_OK;
+    }
+    const double scale = r->scale != 0 ? r->scale : amp_scaler_scale_now(g->scalers[0]); /* of no loss: any will do */
+    cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %.10g: %s", scale, why);
+    return CAIRN_OK;
+}
+
+static void remember(struct cairn__guard *g, const struct cairn__overflow *overflows) {
+    const size_t count = cairn_optimizer_num_params(g->optimizer);
+    if (count > g->num_last) {
+        cairn__free(g->last);
+        g->num_last = 0;
+        g->last = NULL;
+        if (cairn__calloc(count, sizeof(g->last[0]), (void **)&g->last) != CAIRN_OK) return;
+        g->num_last = count;
+    }
+    memcpy(g->last, overflows, count * sizeof(g->last[0]));
+    g->has_last = true;
+}
+
+static cairn_status hear_scalers(struct cairn__guard *g) {
+    cairn_status worst = CAIRN_OK;
+    for (int id = 0; id < g->num_scalers; id++) {
+        const cairn_status st = cairn__scaler_hear(g->scalers[id]);
+        if (st != CAIRN_OK) worst = st;
+    }
+    return worst;
+}
+
+/* What the device does not know: the scale that the user has decided on meanwhile. */
+static struct cairn__step_report with_users_scale(const struct cairn__guard *g, struct cairn__step_report r) {
+    const amp_scaler *scaler = g->scalers[r.scaler];
+    if (!scaler->update || r.scale == 0) return r;
+    const double scale = amp_scaler_scale_now(scaler);
+    if (scale < r.scale) r.verdict = CAIRN__SCALER_SHRANK;
+    r.scale = scale;
+    return r;
+}
+
+static cairn_status told(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
+    struct cairn__guard *g = ctx;
+    cairn_status st = hear_scalers(g);
+    if (r->number <= g->before) return st;
+    if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
+    if (!r->stepped) {
+        const struct cairn__step_report shown = with_users_scale(g, *r);
+        remember(g, overflows);
+        const cairn_status said = tell_skip(g, &shown, overflows); /* names, whatever a rule of the user's own said */
+        if (said != CAIRN_OK) st = said;
+    }
+    cairn__forget_anomaly(g->env); /* what is noted next is of another step */
+    return st;
+}
+
+/* amp has prepared parameters, or has nothing to do with them. */
+static cairn_status adding(void *ctx, const struct cairn_param_set *set) {
+    const struct cairn__guard *g = ctx;
+    REQUIRE(
+        !g->owner || set->amp == g->owner, CAIRN_ESTATE,
+        "add_group: the optimizer is under amp, which has not prepared these parameters; give their model to the same "
+        "amp_initialize");
+    return CAIRN_OK;
+}
+
+static bool ending(void *ctx) {
+    struct cairn__guard *g = ctx;
+    if (!g->ending) return false;
+    g->ending(g);
+    return true;
+}
+
+/* ---- making and ending ---- */
+
+cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
+                                 int num_scalers, bool skips, struct cairn__guard **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__guard *g = NULL;
+    struct cairn_env *env = cairn__optimizer_env(optimizer);
+    TRY(cairn__calloc(1, sizeof(*g), (void **)&g));
+    *g = (struct cairn__guard){.env = env,
+                               .optimizer = optimizer,
+                               .owner = owner,
+                               .scalers = scalers,
+                               .num_scalers = num_scalers,
+                               .skips = skips};
+    TRY(cairn__calloc(cairn_optimizer_num_params(optimizer), sizeof(g->last[0]), (void **)&g->last));
+    g->num_last = cairn_optimizer_num_params(optimizer);
+    TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->any), (void **)&g->any));
+    env->device->passes->clear_flags(env->device, g->any, 1);
+    TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
+    g->before = cairn__optimizer_last_report(optimizer).number;
+    const struct cairn__step_hook hook = {.ctx = g, .before = before, .told = told, .adding = adding, .ending = ending};
+    cairn__set_step_hook(optimizer, &hook);
+    *out = g;
+    return CAIRN_OK;
+out:
+    if (g) {
+        cairn__device_free(env->device, g->any);
+        cairn__free(g->last);
+    }
+    cairn__free(g);
+    return st;
+}
+
+void cairn__guard_destroy(struct cairn__guard **guard) {
+    if (!guard || !*guard) return;
+    struct cairn__guard *g = *guard;
+    cairn__set_step_hook(g->optimizer, NULL);
+    cairn__device_free(g->env->device, g->any);
+    cairn__free(g->last);
+    cairn__free(g->words);
+    cairn__free(g->theirs);
+    cairn__free(g->overflows);
+    cairn__free(g);
+    *guard = NULL;
+}

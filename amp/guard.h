@@ -1,0 +1,64 @@
+/* What stands between an optimizer and its step under loss scaling: it knows whose losses the gradients came from, leaves
+ * the step out where one overflowed, and says so. */
+#ifndef CAIRN__AMP_GUARD_H
+#define CAIRN__AMP_GUARD_H
+
+#include "optim/hooks.h"
+#include "scaler.h"
+
+struct cairn__guard {
+    cairn_env *env;
+    cairn_optimizer *optimizer;
+    const void *owner;          /* a context, which has prepared the parameters; or NULL */
+    amp_scaler *const *scalers; /* by loss_id */
+    int num_scalers;
+    bool skips;                                 /* a step with an infinite or NaN gradient is left out */
+    bool agrees;                                /* with the other ranks, on overflow */
+    const bool *open;                           /* a scaled loss of the owner waits for its end; NULL = none can */
+    uint32_t *any;                              /* in device memory: something was found */
+    void (*ending)(struct cairn__guard *guard); /* the optimizer ends, and the guard with it; NULL = it may not */
+    bool is_step_explicit;                      /* amp_scaler_step it is that steps */
+
+    uint64_t losses; /* bit i: loss i has been scaled for this optimizer since its last step */
+    int micro_batch; /* scaled losses since then */
+    bool looks_late; /* at several of them at once (delay_unscale); and so it was in the last step */
+    bool looked_late;
+
+    uint64_t before;              /* reports of the optimizer up to this one are not ours */
+    struct cairn__overflow *last; /* [num_last] of the last skipped step that is known of; host memory */
+    size_t num_last;
+    bool has_last;
+
+    int32_t *words, *theirs; /* of ranks that agree; host memory */
+    struct cairn__overflow *overflows;
+};
+
+/* Installs a guard as the optimizer's step hook. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has one;
+ * CAIRN_ENOMEM. */
+cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
+                                 int num_scalers, bool skips, struct cairn__guard **out);
+
+/* From now on a step is left out on every rank where it is on one, and its report speaks of all: cairn__guard_agree.
+ * Errors: CAIRN_ENOMEM. */
+cairn_status cairn__guard_make_agree(struct cairn__guard *guard);
+
+/* Between looking and telling, on every rank. Waits for the device and for the others. Errors: of the group. */
+cairn_status cairn__guard_agree(struct cairn__guard *guard);
+
+/* Hears what there is to hear, and takes the hook away. */
+void cairn__guard_destroy(struct cairn__guard **guard);
+
+/* A loss was scaled whose gradients reach the optimizer. */
+void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id);
+
+/* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it may
+ * have. */
+bool cairn__guard_look(struct cairn__guard *guard, uint32_t *any);
+/* The same for a step: at what gradients have been added to, too. */
+bool cairn__guard_look_at_all(struct cairn__guard *guard, uint32_t *any);
+
+/* "weight (2 inf, 1 nan of 512), bias", cut with ", and 12 more" to fit. */
+void cairn__guard_names(const struct cairn__guard *guard, const struct cairn__overflow *overflows, char *text,
+                        size_t nbytes);
+
+#endif

@@ -1,0 +1,111 @@
+/* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
+ *
+ * Nobody says here where a loss begins and ends. It is a loss once gradients are declared ready after its scale was told;
+ * they are looked at when the next scale is told, or by whoever steps with them or forgets them. */
+#include <math.h>
+
+#include "context.h"
+#include "core/status.h"
+
+cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_optimizer *optimizer,
+                                   const struct amp_options *options, amp_context **out) {
+    REQUIRE(set, CAIRN_EINVAL, "amp_initialize_params: set is NULL");
+    REQUIRE(set->env == env, CAIRN_EINVAL, "amp_initialize_params: the set was made in another environment");
+    REQUIRE(set->is_users, CAIRN_EINVAL,
+            "amp_initialize_params: the set belongs to a module; give the module to amp_initialize");
+    const struct cairn__amp_parts parts = {.call = "amp_initialize_params",
+                                           .env = env,
+                                           .set = set,
+                                           .optimizers = &optimizer,
+                                           .num_optimizers = optimizer ? 1 : 0};
+    return cairn__amp_create(&parts, options, out);
+}
+
+/* ---- losses ---- */
+
+static bool is_of_params(const amp_context *amp) {
+    return amp->policy.enabled && amp->num_models == 0;
+}
+
+/* A step that was given gradients without a word about their scale had a loss too: of the scale told last. */
+static void note_told(amp_context *amp) {
+    struct cairn__guard *g = amp->guards[0];
+    if (amp->told.noted && g->micro_batch > 0) return;
+    amp->told.noted = true;
+    amp->ended.id = amp->told.id;
+    amp->ended.guards[0] = 1;
+    cairn__guard_add_loss(g, amp->told.id);
+    cairn__scaler_add_pending(amp->scalers[amp->told.id]);
+}
+
+cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
+    amp_context *amp = (amp_context *)unresolved;
+    if (amp->sets[0]->declared) note_told(amp);
+    amp->sets[0]->declared = false;
+    return cairn__amp_looks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
+}
+
+static double tell(amp_context *amp, int loss_id) {
+    double scale = (double)NAN;
+    if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
+    if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->factor) != CAIRN_OK) return (double)NAN;
+    amp->told.id = loss_id;
+    amp->told.noted = false;
+    return scale;
+}
+
+double amp_loss_scale_of(amp_context *amp, int loss_id) {
+    const amp_scaler *scaler = amp_loss_scaler(amp, loss_id);
+    if (!scaler) return (double)NAN;
+    if (!amp->policy.enabled) return 1;
+    return is_of_params(amp) ? tell(amp, loss_id) : amp_scaler_scale_now(scaler);
+}
+
+double amp_loss_scale(amp_context *amp) {
+    return amp_loss_scale_of(amp, 0);
+}
+
+/* ---- the user's step ---- */
+
+static cairn_status check_begin(const amp_context *amp, const int *skip) {
+    REQUIRE(amp && skip, CAIRN_EINVAL, "amp_begin_step: amp and skip must be set");
+    REQUIRE(amp->own, CAIRN_ESTATE,
+            "amp_begin_step is for parameters that were given to amp_initialize_params without an optimizer; here "
+            "cairn_step makes the step");
+    REQUIRE(!amp->in_step, CAIRN_ESTATE, "amp_begin_step: the step before was not ended; call amp_end_step");
+    return cairn__device_refuse_recording(amp->env->device,
+                                          "a step of the user's own waits to know whether to skip; make it between "
+                                          "replays, or give amp an optimizer");
+}
+
+cairn_status amp_begin_step(amp_context *amp, int *skip) {
+    cairn_status st = CAIRN_OK;
+    uint32_t raised = 0;
+    TRY(check_begin(amp, skip));
+    TRY(cairn__step_begin(amp->own, &amp->end));
+    if (cairn__amp_looks(amp))
+        TRY(cairn__device_download(amp->env->device, &raised, cairn__optimizer_skip(amp->own), sizeof(raised)));
+    if (!raised) TRY(cairn__optimizer_unscale(amp->own));
+    amp->in_step = true; /* not before: a begin that failed may be tried again */
+    *skip = raised != 0;
+out:
+    return st;
+}
+
+cairn_status amp_end_step(amp_context *amp) {
+    REQUIRE(amp, CAIRN_EINVAL, "amp_end_step: amp is NULL");
+    REQUIRE(amp->in_step, CAIRN_ESTATE, "amp_end_step without amp_begin_step");
+    amp->in_step = false;
+    return cairn__step_finish(amp->own, &amp->end);
+}
+
+cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+    size_t index = 0;
+    REQUIRE(amp, CAIRN_EINVAL, "amp_master_params: amp is NULL");
+    if (!optimizer) optimizer = amp->own;
+    if (!optimizer && amp->num_guards == 1) optimizer = amp->guards[0]->optimizer;
+    REQUIRE(optimizer, CAIRN_EINVAL, "amp_master_params: the context has %zu optimizers; say which", amp->num_guards);
+    REQUIRE(!amp->policy.enabled || cairn__amp_guard_of(amp, optimizer, &index), CAIRN_EINVAL,
+            "amp_master_params: this optimizer was not given to amp_initialize");
+    return cairn_optimizer_masters(optimizer, out, count);
+}

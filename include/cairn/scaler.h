@@ -1,0 +1,186 @@
+/* Loss scalers: how large the scale is, and when it changes; and the explicit way to use one, as torch's GradScaler.
+ *
+ * A scaler is a state machine over "a gradient was infinite or NaN". It is told once for every step that its losses lead
+ * to, however many losses, micro-batches and optimizers that step had. The scale stands in device memory; what is told here
+ * is what is known of it: on the CPU all, on a GPU as late as cairn_step says.
+ * Threads: one thread per scaler at a time. */
+#ifndef CAIRN_SCALER_H
+#define CAIRN_SCALER_H
+
+#include "core.h"
+#include "env.h"
+#include "nn.h"
+#include "optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rules. found: an overflow. Every rule keeps the scale between min_scale and max_scale; an overflow that would lower a
+ * scale which is at its floor is CAIRN_ENUMERIC from cairn_step. */
+typedef enum amp_scaler_kind {
+    /* The scale never changes; of the options below init_scale alone is its. */
+    AMP_SCALER_STATIC = 1,
+    /* Times backoff_factor when found; times growth_factor after growth_interval clean steps since it last changed or
+     * an overflow. Source: apex/amp/scaler.py at 25.04, LossScaler; the floor is ours. */
+    AMP_SCALER_APEX = 2,
+    /* As apex's; scale, floor and ceiling are f32, and it grows only to a finite one. Source: torch/amp/grad_scaler.py,
+     * PyTorch 2.x. */
+    AMP_SCALER_TORCH = 3,
+    /* The first hysteresis - 1 overflows only use up hysteresis; it is refilled when the scale grows, or with
+     * consecutive_hysteresis by every clean step. Grows when the clean steps since the last overflow, but for the first,
+     * are a multiple of growth_interval. Source: deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler, of late 2025;
+     * before, it grew a clean step earlier. */
+    AMP_SCALER_DEEPSPEED = 4,
+    /* The first hysteresis - 1 overflows only use up hysteresis; it is refilled when the scale grows and not before.
+     * Scale, floor and ceiling are f32. Source: megatron/core/optimizer/grad_scaler.py, DynamicGradScaler. */
+    AMP_SCALER_MEGATRON = 5,
+    /* update, below, decides, on the host. */
+    AMP_SCALER_USER = 6,
+} amp_scaler_kind;
+
+struct amp_scaler_state; /* below */
+
+/* Choices; 0 takes the default of the kind:
+ *               init     growth  backoff  interval  hysteresis  floor  ceiling
+ *   static      1        -       -        -         -           -      -
+ *   apex        2^16     2       1/2      2000      -           1      2^24
+ *   torch       2^16     2       1/2      2000      -           1      2^126
+ *   deepspeed   2^16     2       1/2      1000      2           1      2^126
+ *   megatron    2^32     2       1/2      1000      2           1      2^126
+ *   user        2^16     2       1/2      2000      1           1      2^126
+ * An init outside [floor, ceiling] begins at the nearer of them. */
+struct amp_scaler_options {
+    size_t struct_size;
+    amp_scaler_kind kind;    /* AMP_SCALER_APEX */
+    double init_scale;       /* finite; from 2^-126 to 2^126, so that scale and inverse are normal f32 numbers */
+    double growth_factor;    /* > 1 */
+    double backoff_factor;   /* in (0, 1) */
+    int64_t growth_interval; /* > 0 */
+    int hysteresis;          /* > 0; deepspeed (delayed_shift), megatron, user */
+    cairn_switch consecutive_hysteresis; /* OFF; deepspeed */
+    double min_scale, max_scale;         /* floor and ceiling, in init_scale's range */
+
+    /* Of AMP_SCALER_USER: writes the next scale, and what it likes of growth_tracker, hysteresis_left and user[], into
+     * *state, which holds the present ones. Called once a step; on a GPU when that step is known of, which is late: the
+     * new scale holds for losses that are scaled after. A scale outside of floor and ceiling becomes the nearer of
+     * them; one that is no finite number above 0 is CAIRN_EINVAL, and the state stays. */
+    void (*update)(void *ctx, struct amp_scaler_state *state, int found);
+    void *ctx;
+};
+#define amp_scaler_options(...) \
+    (&(struct amp_scaler_options){.struct_size = sizeof(struct amp_scaler_options), __VA_ARGS__})
+
+/* All there is to know of a scaler: what it was made with, and where it stands. To be saved, and loaded again. */
+struct amp_scaler_state {
+    size_t struct_size;
+    amp_scaler_kind kind;
+    double scale;
+    double growth_factor, backoff_factor, min_scale, max_scale;
+    int64_t growth_interval;
+    int64_t growth_tracker; /* clean steps since the scale changed; torch: _growth_tracker, apex: unskipped */
+    int64_t updates;        /* in all; deepspeed: cur_iter */
+    int64_t
+        last_overflow; /* the number of the update that found one last, from 0; -1: none; deepspeed: last_overflow_iter */
+    int hysteresis, hysteresis_left;
+    int consecutive_hysteresis;
+    double user[4]; /* of an update of the user's own */
+};
+#define AMP_SCALER_STATE_INIT \
+    { .struct_size = sizeof(struct amp_scaler_state) }
+
+typedef struct amp_scaler amp_scaler;
+
+/* ---- looking, saving, loading: of a scaler that amp_scaler_create made, or amp_loss_scaler of a context ---- */
+
+/* The scale that the next loss is multiplied by. NaN for NULL. torch: get_scale */
+CAIRN_API double amp_scaler_scale_now(const amp_scaler *scaler);
+
+/* state: AMP_SCALER_STATE_INIT. Waits for the device. Errors: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded;
+ * CAIRN_EDEVICE; what an update of AMP_SCALER_USER that is heard of now did wrong. */
+CAIRN_API cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_state *state);
+
+/* Takes every field but struct_size; a scale outside of [min_scale, max_scale] becomes the nearer of them, and
+ * hysteresis_left comes into [0, hysteresis], but for AMP_SCALER_USER. Waits for the device. Errors, which change nothing:
+ * CAIRN_EINVAL names a field that makes no sense, a state of AMP_SCALER_USER for a scaler without an update, or one whose
+ * scale changes for a context that leaves no step out (skip_nonfinite);
+ * CAIRN_ESTATE losses that were scaled wait for their step, or a graph is being recorded; CAIRN_EDEVICE. */
+CAIRN_API cairn_status amp_scaler_set_state(amp_scaler *scaler, const struct amp_scaler_state *state);
+
+/* One update, as a trace has it. */
+struct amp_scaler_update_record {
+    int64_t step;           /* the number of the update, from 1 */
+    double scale;           /* after it */
+    int64_t growth_tracker; /* after it */
+    int found;
+};
+
+/* Every further update is written to records, up to capacity, until another call; NULL, 0 ends it. records must outlive
+ * that. Which number was last: amp_scaler_recorded. On a GPU records come as late as reports. Errors: CAIRN_EINVAL */
+CAIRN_API cairn_status amp_scaler_record(amp_scaler *scaler, struct amp_scaler_update_record *records, size_t capacity);
+
+/* Updates since then, those that did not fit too. */
+CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
+
+/* ---- the explicit way: scale, backward, unscale, step, update ---- */
+
+/* A scaler by itself, for programs that step as torch's do:
+ *
+ *     cairn_backward(amp_scaler_scale(scaler, loss));
+ *     amp_scaler_unscale(scaler, optimizer);              (optional: to look at gradients, to change them)
+ *     amp_scaler_step(scaler, optimizer, &stepped);
+ *     amp_scaler_update(scaler);                          (once, after all optimizers)
+ *
+ * An optimizer whose own gradients overflowed does not step; the others do. The scaler is told once, in update,
+ * whether any did. Several losses and backwards may come before: they add up, each by the scale it was multiplied by.
+ * The forward may be inside amp_autocast_begin and _end; the backward is no part of that.
+ *
+ * The same calls work with a context's own scaler (amp_loss_scaler) and the optimizers that were given to its
+ * amp_initialize, at every level; such a context may step either way, from one step to the next. Then a gradient is
+ * looked at where the context looks at all (skip_nonfinite). Where amp is not enabled, the calls pass through.
+ * From the first unscale or step on, which allocates and waits for the device, an optimizer belongs to its scaler:
+ * another one, and amp_initialize, refuse it until amp_scaler_destroy. Its cairn_step looks for overflow too, and tells
+ * no scaler.
+ *
+ * options may be NULL: AMP_SCALER_TORCH; loss_id is 0 in messages. Errors: CAIRN_EINVAL; CAIRN_ENOMEM.
+ * Source: torch/amp/grad_scaler.py, PyTorch 2.x. Other than there: a floor, f16 gradients may be unscaled, and
+ * gradients that were unscaled may be added to. */
+CAIRN_API cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out);
+
+/* Waits for the device, so that nothing it has to say is lost. Before env; before or after optimizers. Gradients that
+ * wait for a step keep their worth. Of a context's scaler: nothing happens but *scaler = NULL. */
+CAIRN_API void amp_scaler_destroy(amp_scaler **scaler);
+
+/* loss * scale, f32. NULL on error, and where loss is NULL; cairn_backward(NULL) returns the cause. */
+CAIRN_API cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss);
+
+/* Looks for infinities, and makes the optimizer's gradients true f32 ones: cairn_optimizer_masters shows them, and of
+ * f32 parameters cairn_param_set_get too. A read and write of the gradients, and for half ones f32 memory at the first
+ * call; clipping by norm (cairn_clip_grad_norm) has no need of it. Does not wait.
+ * Errors: CAIRN_ESTATE "unscale has already been called on this optimizer since the last update", or it is called
+ * after step; no loss was ever scaled, the backward before failed, or the optimizer belongs to another scaler or
+ * context; CAIRN_EINVAL; CAIRN_ENOMEM. */
+CAIRN_API cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *optimizer);
+
+/* Steps, unless the optimizer's gradients overflowed. *stepped (may be NULL; else waits for the device): 1 if it did.
+ * Errors: CAIRN_ESTATE "step has already been called since the last update", "no inf checks were recorded for this
+ * optimizer" (no parameter of it has a gradient), stepped is set while a graph is being recorded, and those of unscale;
+ * those of cairn_step. */
+CAIRN_API cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int *stepped);
+
+/* Tells the scaler. What an unscale found for a step that never came is told too, and then forgotten. Does not wait.
+ * Errors: CAIRN_ESTATE "no inf checks were recorded prior to update": no step or unscale of gradients since the last
+ * one; CAIRN_ENUMERIC an overflow at the floor, on a GPU an earlier one's too; what an update of AMP_SCALER_USER did
+ * wrong; CAIRN_EDEVICE. */
+CAIRN_API cairn_status amp_scaler_update(amp_scaler *scaler);
+
+/* torch: update(new_scale), in place of an update: nothing is told, the growth tracker stays. Of a context's scaler
+ * that is not used the explicit way only the scale changes. Losses scaled before keep their own. Does not wait.
+ * Errors: CAIRN_EINVAL out of [min_scale, max_scale]; CAIRN_ESTATE a graph is being recorded. */
+CAIRN_API cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,168 @@
+/* What looks at gradients between backward and step, or changes them: clipping, and the unscaled f32 gradients. */
+#include <math.h>
+
+#include "core/status.h"
+#include "optim/optim.h"
+
+static struct cairn_device *device_of(const struct cairn_optimizer *o) {
+    return o->env->device;
+}
+
+/* ---- by norm ---- */
+
+/* One pass over the gradients of one type and factor, from parameter `first` on; their keys become `done`. */
+static void norm_of_list(struct cairn_optimizer *o, size_t first, int done, double *norm) {
+    struct cairn_device *d = device_of(o);
+    const struct cairn__optim_item *like = &o->of.items[first];
+    const int key = o->of.keys[first];
+    size_t listed = 0;
+    for (size_t i = first; i < o->count; i++) {
+        struct cairn__param *p = o->of.params[i];
+        if (o->of.keys[i] != key || o->of.items[i].factor != like->factor) continue;
+        uint32_t *const flag = p->has_acc ? cairn__param_acc_flag(p) : cairn__param_flag(p);
+        o->of.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->of.items[i].grad, .found = flag};
+        o->of.keys[i] = done;
+        *(p->has_acc ? &p->acc_flag_touched : &p->flag_touched) = true;
+        p->checked = p->acc_checked = p->seen = true;
+        p->clip = &o->state->clip;
+    }
+    d->passes->l2norm(d, o->of.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
+}
+
+static cairn_status find_gradients(struct cairn_optimizer *o) {
+    for (size_t i = 0; i < o->count; i++) {
+        cairn_dtype dtype = CAIRN_F32;
+        struct cairn__optim_item *item = &o->of.items[i];
+        cairn_status st = cairn__param_grad_final(o->of.params[i], &item->grad, &dtype, &item->factor);
+        if (st != CAIRN_OK) return st;
+        o->of.keys[i] = item->grad ? (int)dtype : -1;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status read_back(struct cairn_optimizer *o, const double *from, double *out) {
+    double value = 0;
+    cairn_status st = cairn__device_copy(device_of(o), &value, from, sizeof(value));
+    if (st == CAIRN_OK) st = cairn__device_synchronize(device_of(o));
+    if (st == CAIRN_OK) *out = value;
+    return st;
+}
+
+static void end_clip(struct cairn_optimizer *o) {
+    const float one = 1.0f;
+    if (o->clipped) device_of(o)->passes->store(device_of(o), &o->state->clip, &one, sizeof(one));
+    o->clipped = false;
+}
+
+void cairn__optimizer_forget_stale(cairn_optimizer *o) {
+    if (!o->clipped && !o->noted) return;
+    for (size_t i = 0; i < o->count; i++) {
+        if (o->of.params[i]->seen) return;
+    }
+    end_clip(o);
+    if (o->noted) cairn__optimizer_lower_skip(o);
+}
+
+static bool has_unclipped(const struct cairn_optimizer *o) {
+    for (size_t i = 0; i < o->count; i++) {
+        const struct cairn__param *p = o->of.params[i];
+        if ((p->written || p->has_acc) && !p->clip) return true;
+    }
+    return false;
+}
+
+/* state->clip is every gradient's. */
+cairn_status cairn__optimizer_part_clip(cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    if (!o->clipped || !has_unclipped(o)) return CAIRN_OK;
+    for (size_t i = 0; i < o->count; i++) {
+        if (o->of.params[i]->clip) TRY(cairn__param_unscale(o->of.params[i]));
+    }
+    end_clip(o);
+out:
+    return st;
+}
+
+static bool accumulates(const struct cairn_optimizer *o) {
+    for (size_t i = 0; i < o->count; i++) {
+        if (o->of.params[i]->has_acc) return true;
+    }
+    return false;
+}
+
+/* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of sums:
+ * it would not say which backward overflowed. */
+cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
+    REQUIRE(optimizer, CAIRN_EINVAL, "cairn_clip_grad_norm: optimizer is NULL");
+    REQUIRE(max_norm > 0, CAIRN_EINVAL, "cairn_clip_grad_norm: max_norm is %g; it must be above 0", max_norm);
+    cairn_status st = CAIRN_OK;
+    struct cairn_optimizer *o = optimizer;
+    struct cairn_device *d = device_of(o);
+    size_t lists = 0;
+    if (norm) TRY(cairn__device_refuse_recording(d, "the norm would have to be waited for; give NULL"));
+    cairn__optimizer_forget_stale(o);
+    TRY(cairn__optimizer_part_clip(o));
+    if (accumulates(o)) TRY(cairn__env_resolve(o->env));
+    TRY(find_gradients(o));
+    for (size_t i = 0; i < o->count; i++) {
+        if (o->of.keys[i] >= 0) norm_of_list(o, i, -1, &o->norms[lists++]);
+    }
+    TRY(cairn__env_resolve(o->env));
+    d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
+    o->clipped = true;
+    if (norm) TRY(read_back(o, &o->norms[o->count], norm));
+out:
+    return st;
+}
+
+/* ---- unscaled gradients ---- */
+
+cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__env_resolve(o->env));
+    cairn__optimizer_forget_stale(o);
+    if (o->hook.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
+    for (size_t i = 0; i < o->count; i++) TRY(cairn__param_unscale(o->of.params[i]));
+    end_clip(o);
+out:
+    return st;
+}
+
+static float *unscaled(const struct cairn__param *p) {
+    return p->has_acc ? p->acc : p->written ? p->grad : NULL;
+}
+
+cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit) {
+    REQUIRE(optimizer, CAIRN_EINVAL, "cairn_clip_grad_value: optimizer is NULL");
+    REQUIRE(limit > 0, CAIRN_EINVAL, "cairn_clip_grad_value: limit is %g; it must be above 0", limit);
+    cairn_status st = CAIRN_OK;
+    struct cairn_optimizer *o = optimizer;
+    size_t listed = 0;
+    TRY(cairn__optimizer_unscale(o));
+    for (size_t i = 0; i < o->count; i++) {
+        float *grad = unscaled(o->of.params[i]);
+        if (grad) o->of.plain[listed++] = (struct cairn__item){.n = o->of.params[i]->n, .dst = grad, .x = grad};
+    }
+    if (listed) device_of(o)->passes->clamp(device_of(o), o->of.plain, listed, (float)limit);
+out:
+    return st;
+}
+
+cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+    REQUIRE(optimizer && (out || count == 0), CAIRN_EINVAL, "cairn_optimizer_masters: optimizer and out must be set");
+    REQUIRE(count == optimizer->count, CAIRN_EINVAL,
+            "cairn_optimizer_masters: count is %zu, but the optimizer has %zu parameters "
+            "(cairn_optimizer_num_params)",
+            count, optimizer->count);
+    cairn_status st = cairn__optimizer_unscale(optimizer);
+    for (size_t i = 0; st == CAIRN_OK && i < count; i++) {
+        const struct cairn__param *p = optimizer->of.params[i];
+        cairn__param_describe(p, &out[i]);
+        if (p->master) {
+            out[i].data = p->master;
+            out[i].dtype = CAIRN_F32;
+        }
+        out[i].grad = unscaled(p);
+    }
+    return st;
+}

@@ -1,0 +1,223 @@
+/* A step of an optimizer. It is queued and not waited for: parameters of a group with equal types go through one fused pass
+ * each, which reads learning rate, step number, loss-scale factor, clipping and the skip flag where the device keeps them;
+ * a last small pass counts the step, resets what holds for one step, and leaves a report. */
+#include <assert.h>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "optim/optim.h"
+#include "optim/report.h"
+
+static struct cairn_device *device_of(const struct cairn_optimizer *o) {
+    return o->env->device;
+}
+
+/* ---- overflow ---- */
+
+void cairn__optimizer_check(cairn_optimizer *o) {
+    cairn__params_check(device_of(o), o->of.params, o->count, o->of.plain);
+}
+
+/* Of several ranks, only their sum is left once a listener has reduced it. */
+static struct cairn__taken taken_from(const struct cairn_optimizer *o, size_t i, const void *x, cairn_dtype dtype,
+                                      uint32_t *flag) {
+    const struct cairn__param *p = o->of.params[i];
+    const bool is_sum = p->set->listener && o->env->size > 1;
+    return (struct cairn__taken){
+        .n = p->n, .x = x, .dtype = dtype, .rank = is_sum ? -1 : o->env->rank, .flag = flag, .to = &o->of.overflows[i]};
+}
+
+static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *any) {
+    if (listed) device_of(o)->passes->take_flags(device_of(o), o->of.taken, listed, micro_batch, any);
+    return listed > 0;
+}
+
+/* A gradient that was folded since is in the accumulator. */
+bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
+    cairn__optimizer_forget_stale(o);
+    size_t listed = 0;
+    for (size_t i = 0; i < o->count; i++) {
+        struct cairn__param *p = o->of.params[i];
+        if (p->written || p->has_acc) p->seen = o->noted = true;
+        if (!p->flag_touched) continue;
+        o->of.taken[listed++] = taken_from(o, i,
+                                           p->written   ? p->grad
+                                           : p->has_acc ? p->acc
+                                                        : NULL,
+                                           p->written ? p->dtype : CAIRN_F32, cairn__param_flag(p));
+        p->flag_touched = false;
+    }
+    return take(o, listed, micro_batch, any);
+}
+
+bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
+    size_t listed = 0;
+    for (size_t i = 0; i < o->count; i++) {
+        struct cairn__param *p = o->of.params[i];
+        if (!p->acc_flag_touched) continue;
+        o->of.taken[listed++] = taken_from(o, i, p->has_acc ? p->acc : NULL, CAIRN_F32, cairn__param_acc_flag(p));
+        p->acc_flag_touched = false;
+    }
+    return take(o, listed, micro_batch, any);
+}
+
+void cairn__optimizer_lower_skip(cairn_optimizer *o) {
+    struct cairn_device *d = device_of(o);
+    d->passes->clear_flags(d, &o->state->skip, 1);
+    d->passes->clear_flags(d, (uint32_t *)o->of.overflows, o->count * (sizeof(o->of.overflows[0]) / sizeof(uint32_t)));
+    o->noted = false;
+}
+
+void cairn__optimizer_forget_found(cairn_optimizer *o) {
+    cairn__optimizer_lower_skip(o);
+    cairn__params_consumed(o->of.params, o->count);
+}
+
+/* ---- updates ---- */
+
+static enum cairn__weight_mode mode_of(const struct cairn__param *p) {
+    if (p->dtype == CAIRN_F32) return CAIRN__W_F32;
+    if (p->master) return p->dtype == CAIRN_F16 ? CAIRN__W_F32_F16 : CAIRN__W_F32_BF16;
+    if (p->stochastic) return CAIRN__W_BF16_STOCHASTIC;
+    return p->dtype == CAIRN_F16 ? CAIRN__W_F16 : CAIRN__W_BF16;
+}
+
+/* Fills items[i] and keys[i] = gradient type * modes + weight mode, or -1. */
+static cairn_status describe(struct cairn_optimizer *o, size_t i) {
+    struct cairn__param *p = o->of.params[i];
+    struct cairn__optim_item *item = &o->of.items[i];
+    const enum cairn__weight_mode mode = mode_of(p);
+    cairn_dtype grad = CAIRN_F32;
+    *item = (struct cairn__optim_item){.n = p->n,
+                                       .weights = p->master ? (void *)p->master : p->data,
+                                       .state = {o->of.moments[i].array[0], o->of.moments[i].array[1]},
+                                       .missed = &o->of.missed[i]};
+    if (mode == CAIRN__W_BF16_STOCHASTIC) {
+        item->parameter = i;
+    } else {
+        item->half = p->master && p->dtype != CAIRN_F32 ? p->data : NULL;
+    }
+    cairn_status st = cairn__param_grad_final(p, &item->grad, &grad, &item->factor);
+    if (st == CAIRN_OK) o->of.keys[i] = item->grad ? (int)grad * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
+    return st;
+}
+
+static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
+    struct cairn__update_list list = {.items = o->of.list,
+                                      .grad = (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
+                                      .mode = (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES),
+                                      .group = group,
+                                      .lr = &o->lrs[group - o->groups],
+                                      .state = o->state};
+    for (size_t i = group->first; i < group->first + group->count; i++) {
+        if (o->of.keys[i] == key) o->of.list[list.count++] = o->of.items[i];
+    }
+    if (list.count) o->kind->update(device_of(o), &list);
+}
+
+static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
+    enum { KEYS = 32 };
+    static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_STORAGE_MODES <= KEYS, "a bit a key");
+    struct cairn_device *d = device_of(o);
+    uint32_t present = 0;
+    for (size_t i = group->first; i < group->first + group->count; i++) {
+        cairn_status st = describe(o, i);
+        if (st != CAIRN_OK) return st;
+        if (o->of.keys[i] >= 0) present |= 1u << o->of.keys[i];
+    }
+    for (int key = 0; key < KEYS; key++) {
+        if (present >> key & 1) update_list(o, group, key);
+    }
+    for (size_t i = group->first; i < group->first + group->count; i++) {
+        if (o->of.keys[i] < 0) d->passes->miss(d, &o->of.missed[i], o->state);
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the step ---- */
+
+/* What accumulates is added up before it is asked whether anything overflowed: the sum may. */
+static cairn_status finish_sums(struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; st == CAIRN_OK && i < o->count; i++) {
+        struct cairn__optim_item *item = &o->of.items[i];
+        cairn_dtype dtype;
+        if (o->of.params[i]->has_acc) st = cairn__param_grad_final(o->of.params[i], &item->grad, &dtype, &item->factor);
+    }
+    return st;
+}
+
+/* It is unscaled all the same, but an infinity goes into the weights. */
+static void warn_unguarded(struct cairn_optimizer *o) {
+    for (size_t i = 0; i < o->count && !o->warned; i++) {
+        const struct cairn__param *p = o->of.params[i];
+        if (!p->written || !p->factor) continue;
+        cairn__log(CAIRN_LOG_WARNING,
+                   "cairn_step: the gradient of '%s' was multiplied by a loss scale, but its optimizer was given to no "
+                   "amp_initialize, so that nobody looks for overflow; make optimizers before that, or step with "
+                   "amp_scaler_step",
+                   p->name);
+        o->warned = true;
+    }
+}
+
+cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) {
+    cairn_status st = CAIRN_OK;
+    *end = (struct cairn__step_end){.optim = o->state,
+                                    .overflows = o->of.overflows,
+                                    .count = o->count,
+                                    .reports = o->reports,
+                                    .names = o->of.names};
+    REQUIRE(!cairn__params_incomplete(o->of.params, o->count), CAIRN_ESTATE,
+            "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
+    if (!o->hook.before) warn_unguarded(o);
+    TRY(cairn__env_resolve(o->env));
+    cairn__optimizer_forget_stale(o);
+    TRY(cairn__optimizer_part_clip(o));
+    TRY(finish_sums(o));
+    if (o->hook.before) TRY(o->hook.before(o->hook.ctx, end));
+out:
+    return st;
+}
+
+cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end *end) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->count; i++) {
+        struct cairn__param *p = o->of.params[i];
+        if (p->value_type || !o->kind->update) cairn__param_round_from_master(p);
+        p->version++;
+    }
+    device_of(o)->passes->step_end(device_of(o), end);
+    cairn__params_consumed(o->of.params, o->count);
+    o->clipped = o->noted = false;
+    TRY(cairn__device_check(device_of(o)));
+    if (!device_of(o)->capturing) TRY(cairn__optimizer_read_reports(o)); /* what was before is no recording's failure */
+out:
+    return st;
+}
+
+cairn_status cairn_step(cairn_optimizer *optimizer) {
+    REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
+    cairn_status st = CAIRN_OK;
+    struct cairn__step_end end;
+    TRY(cairn__step_begin(optimizer, &end));
+    for (size_t g = 0; g < optimizer->num_groups; g++) TRY(update_group(optimizer, &optimizer->groups[g]));
+    TRY(cairn__step_finish(optimizer, &end));
+out:
+    return st;
+}
+
+/* ---- forgetting ---- */
+
+void cairn_clear_grads(cairn_optimizer *optimizer) {
+    if (!optimizer) return;
+    (void)cairn__env_resolve(optimizer->env);
+    cairn__params_forget(optimizer->of.params, optimizer->count);
+}
+
+void cairn_zero_grad(cairn_optimizer *optimizer) {
+    if (!optimizer) return;
+    if (optimizer->env->begin_step && !optimizer->env->begin_step(optimizer->env)) return;
+    (void)cairn__env_resolve(optimizer->env); /* not within a backward, whose gradients are half there */
+    cairn__params_forget(optimizer->of.params, optimizer->count);
+}
