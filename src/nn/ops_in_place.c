@@ -1,0 +1,184 @@
+/* Operations in place: the operation itself, outside of any graph, and a copy over its first input.
+ *
+ * They write to what no graph records: leaves, buffers and parameters. The values in between stand in memory of a no_grad,
+ * which is taken back at once, or with the one around it. A half parameter that has a master is computed on that, so that what
+ * it holds beyond the half value is not lost, and its half weights are rounded from it. */
+#include "core/status.h"
+#include "nn/ops.h"
+
+struct write {
+    const char *name; /* "add_" */
+    cairn_tensor *x;
+    cairn_tensor *operand; /* what the operation reads for x: itself, or its master */
+};
+
+/* ---- what may be written ---- */
+
+static const char *kind_of(const cairn_tensor *x) {
+    return x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that wants a gradient";
+}
+
+/* Elements of x that share memory would be written twice. */
+static bool repeats_elements(const cairn_tensor *x) {
+    for (int d = 0; d < x->ndim; d++) {
+        if (x->stride[d] == 0 && x->shape[d] > 1) return true;
+    }
+    return false;
+}
+
+static cairn_status check_target(const char *name, const cairn_tensor *x) {
+    if (!x && cairn__last_status() != CAIRN_OK) return cairn__last_status();
+    REQUIRE(x, CAIRN_EINVAL, "%s: the tensor is NULL", name);
+    const cairn_status st = cairn__tensor_check(x, name);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__tape *tape = x->env->tape;
+    const int letters = (int)strlen(name) - 1;
+    REQUIRE(x->kind != CAIRN__RESULT, CAIRN_ESTATE,
+            "%s: the tensor is a result, which a graph may hold; leaves, buffers and parameters are written in place: "
+            "y = cairn_%.*s(x, ...) makes a new one",
+            name, letters, name);
+    REQUIRE(
+        !x->wants_grad || tape->no_grad.depth > 0, CAIRN_ESTATE,
+        "%s: %s is being used in an in-place operation, which no graph records; do it between cairn_no_grad_begin and "
+        "cairn_no_grad_end, or use y = cairn_%.*s(x, ...)",
+        name, kind_of(x), letters, name);
+    REQUIRE(!tape->outer, CAIRN_ESTATE,
+            "%s: within a checkpoint, whose function runs again in backward and would write twice; do it outside",
+            name);
+    REQUIRE(!repeats_elements(x), CAIRN_EINVAL, "%s: the leaf shows one element of its memory several times", name);
+    return CAIRN_OK;
+}
+
+static cairn_status check_other(const struct write *w, const cairn_tensor *other) {
+    if (!other && cairn__last_status() != CAIRN_OK) return cairn__last_status();
+    REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", w->name);
+    REQUIRE(other->env == w->x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", w->name);
+    REQUIRE(!other->wants_grad || other->env->tape->no_grad.depth > 0, CAIRN_ESTATE,
+            "%s: the second tensor wants a gradient, which would be lost; cairn_detach it, or do this between "
+            "cairn_no_grad_begin and cairn_no_grad_end",
+            w->name);
+    return CAIRN_OK;
+}
+
+/* ---- the way all go ---- */
+
+static cairn_status show_master(cairn_tensor *x, cairn_tensor **out) {
+    cairn_status st = cairn__tape_new_result(x->env->tape, out);
+    if (st != CAIRN_OK) return st;
+    (*out)->dtype = CAIRN_F32;
+    (*out)->ndim = x->ndim;
+    memcpy((*out)->shape, x->shape, sizeof(x->shape));
+    cairn__tensor_lay_out(*out);
+    (*out)->data = x->param->master;
+    (*out)->shows = x;
+    return CAIRN_OK;
+}
+
+/* other: NULL = the operation has one tensor. What it returns with CAIRN_OK is ended by finish. */
+static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bool has_other,
+                          const cairn_tensor *other) {
+    *w = (struct write){.name = name, .x = x, .operand = x};
+    cairn_status st = check_target(name, x);
+    if (st == CAIRN_OK && has_other) st = check_other(w, other);
+    if (st != CAIRN_OK) return st;
+    cairn_no_grad_begin(x->env);
+    if (x->param && x->param->master) st = show_master(x, &w->operand);
+    if (st != CAIRN_OK) (void)cairn_no_grad_end(x->env);
+    x->env->tape->in_place = st == CAIRN_OK;
+    return st;
+}
+
+/* x once more is as exact as x. */
+static cairn_tensor *other_of(const struct write *w, cairn_tensor *other) {
+    return other == w->x ? w->operand : other;
+}
+
+static cairn_status check_result(const struct write *w, const cairn_tensor *y) {
+    char text_x[CAIRN__SHAPE_TEXT], text_y[CAIRN__SHAPE_TEXT];
+    const cairn_dtype to = cairn__tensor_dtype(w->x);
+    REQUIRE(cairn__same_shape(y, w->x), CAIRN_EINVAL, "%s: the result is %s, which does not fit into %s", w->name,
+            cairn__shape_text(y, text_y), cairn__shape_text(w->x, text_x));
+    REQUIRE(!cairn__is_float(y->dtype) || cairn__is_float(to), CAIRN_EINVAL,
+            "%s: the result is %s, which does not fit into a tensor of %s", w->name, cairn_dtype_name(y->dtype),
+            cairn_dtype_name(to));
+    return CAIRN_OK;
+}
+
+/* y is dense, and of x's type. */
+static cairn_status store(const struct write *w, const cairn_tensor *y) {
+    cairn_tensor *x = w->x;
+    struct cairn_device *d = x->env->device;
+    void *to = cairn__tensor_data(w->operand);
+    if (x->is_dense) return cairn__device_copy(d, to, y->data, y->n * cairn_dtype_nbytes(y->dtype));
+    REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not write to what is not dense yet; use device \"cpu\"", w->name,
+            cairn_device_name(d));
+    const struct cairn__view from = cairn__tensor_view(y), into = cairn__tensor_view(x);
+    d->math->map(d, CAIRN__MAP_COPY, &into, &from, NULL);
+    return CAIRN_OK;
+}
+
+static cairn_status write_over(const struct write *w, cairn_tensor *y) {
+    if (!y) return cairn__last_status();
+    const cairn_dtype to = cairn__tensor_dtype(w->operand);
+    if (y->dtype != to) y = cairn_cast(y, to);
+    if (!y) return cairn__last_status();
+    const cairn_status st = store(w, y);
+    if (st != CAIRN_OK || !w->x->param) return st;
+    return cairn_param_changed(w->x->param->set, w->x->param->index, w->operand != w->x);
+}
+
+/* y: what the operation gave; NULL = its cause. */
+static cairn_tensor *finish(struct write *w, cairn_tensor *y) {
+    cairn_env *env = w->x->env;
+    env->tape->in_place = false;
+    cairn_status st = y ? check_result(w, y) : cairn__last_status();
+    if (st == CAIRN_OK) st = write_over(w, y);
+    (void)cairn_no_grad_end(env);
+    return st == CAIRN_OK ? w->x : NULL;
+}
+
+/* ---- the calls ---- */
+
+#define TWO(name)                                                      \
+    cairn_tensor *cairn_##name##_(cairn_tensor *x, cairn_tensor *b) {  \
+        struct write w;                                                \
+        if (begin(&w, #name "_", x, true, b) != CAIRN_OK) return NULL; \
+        return finish(&w, cairn_##name(w.operand, other_of(&w, b)));   \
+    }
+#define ONE(name)                                                          \
+    cairn_tensor *cairn_##name##_(cairn_tensor *x) {                       \
+        struct write w;                                                    \
+        if (begin(&w, #name "_", x, false, NULL) != CAIRN_OK) return NULL; \
+        return finish(&w, cairn_##name(w.operand));                        \
+    }
+#define WITH_NUMBER(name)                                                  \
+    cairn_tensor *cairn_##name##_(cairn_tensor *x, double s) {             \
+        struct write w;                                                    \
+        if (begin(&w, #name "_", x, false, NULL) != CAIRN_OK) return NULL; \
+        return finish(&w, cairn_##name(w.operand, s));                     \
+    }
+
+TWO(add)
+TWO(sub)
+TWO(mul)
+TWO(div)
+ONE(exp)
+ONE(sqrt)
+WITH_NUMBER(add_scalar)
+WITH_NUMBER(mul_scalar)
+WITH_NUMBER(pow_scalar)
+
+cairn_tensor *cairn_clamp_(cairn_tensor *x, double low, double high) {
+    struct write w;
+    if (begin(&w, "clamp_", x, false, NULL) != CAIRN_OK) return NULL;
+    return finish(&w, cairn_clamp(w.operand, low, high));
+}
+
+/* A cast is never asked for a type; through one memory of its own a part of x may be copied over x. */
+cairn_tensor *cairn_copy_(cairn_tensor *x, cairn_tensor *from) {
+    struct write w;
+    if (begin(&w, "copy_", x, true, from) != CAIRN_OK) return NULL;
+    from = other_of(&w, from);
+    if (!cairn__same_shape(x, from)) from = cairn_expand(from, x->ndim, x->shape);
+    return finish(&w, cairn_cast(from, cairn__tensor_dtype(w.operand)));
+}
