@@ -1,0 +1,125 @@
+/* What went wrong, for the user: which parameters overflowed, and what half types make of gradients. */
+#include "context.h"
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+/* The guard of optimizer; NULL = of the only one. */
+static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *optimizer, const char *call,
+                               struct cairn__guard **out) {
+    size_t index = 0;
+    REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
+    REQUIRE(amp->policy.enabled, CAIRN_ESTATE, "%s: amp is not enabled, and looks at nothing", call);
+    REQUIRE(optimizer || amp->num_guards == 1, CAIRN_EINVAL, "%s: the context has %zu optimizers; say which", call,
+            amp->num_guards);
+    *out = optimizer ? cairn__amp_guard_of(amp, optimizer, &index) : amp->guards[0];
+    REQUIRE(*out, CAIRN_EINVAL, "%s: this optimizer was not given to amp_initialize", call);
+    return CAIRN_OK;
+}
+
+/* ---- overflow ---- */
+
+cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out, size_t count,
+                               size_t *found) {
+    struct cairn__guard *g = NULL;
+    cairn_status st = find_guard(amp, optimizer, "amp_last_overflow", &g);
+    if (st != CAIRN_OK) return st;
+    REQUIRE(found && (out || count == 0), CAIRN_EINVAL, "amp_last_overflow: out and found must be set");
+    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    size_t listed = 0;
+    for (size_t i = 0; g->has_last && i < g->num_last; i++) {
+        const struct cairn__overflow *o = &g->last[i];
+        if (!o->micro_batch) continue;
+        if (listed < count)
+            out[listed] = (struct amp_overflow){.name = params[i]->name,
+                                                .infs = o->infs,
+                                                .nans = o->nans,
+                                                .micro_batch = (int)o->micro_batch,
+                                                .rank = o->rank};
+        listed++;
+    }
+    *found = listed;
+    return CAIRN_OK;
+}
+
+/* ---- underflow ---- */
+
+static cairn_dtype value_type(const struct cairn__param *p) {
+    return p->written && p->value_type ? p->value_type : p->written ? p->dtype : CAIRN_F32;
+}
+
+/* Only the types that hold gradients have one. */
+static float least_normal(cairn_dtype dtype) {
+    return dtype == CAIRN_F16 ? 0x1p-14f : 0x1p-126f;
+}
+
+/* The slot with the last backward's gradient; where that has been added to others, their sum. */
+static const void *stored(const struct cairn__param *p) {
+    return p->written ? p->grad : p->has_acc ? (const void *)p->acc : NULL;
+}
+
+static cairn_status read_scale(struct cairn_device *d, const struct cairn__param *p, double *scale) {
+    cairn_status st = CAIRN_OK;
+    float factor = 1.0f;
+    if (p->written && p->factor) {
+        TRY(cairn__device_copy(d, &factor, p->factor, sizeof(factor)));
+        TRY(cairn__device_synchronize(d));
+    }
+    *scale = 1.0 / (double)factor;
+out:
+    return st;
+}
+
+static cairn_status read_census(struct cairn_device *d, struct cairn__census *census, size_t count,
+                                struct cairn__census *out) {
+    cairn_status st = cairn__device_copy(d, out, census, count * sizeof(out[0]));
+    return st == CAIRN_OK ? cairn__device_synchronize(d) : st;
+}
+
+static void queue_census(struct cairn_device *d, struct cairn__param *const *params, size_t count,
+                         struct cairn__census *census) {
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__param *p = params[i];
+        const struct cairn__item item = {.n = p->n, .x = stored(p)};
+        if (!item.x) continue;
+        d->passes->census(d, &item, 1, p->written ? p->dtype : CAIRN_F32, least_normal(value_type(p)), &census[i]);
+    }
+}
+
+static cairn_status write_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
+                                 struct amp_gradient_report *out) {
+    *out = (struct amp_gradient_report){.name = p->name, .dtype = value_type(p), .scale = 1};
+    if (!stored(p)) return CAIRN_OK;
+    out->n = p->n;
+    out->zeros = c->zeros;
+    out->subnormals = c->subnormals;
+    out->infs = c->infs;
+    out->nans = c->nans;
+    out->max_exponent = c->max_exponent;
+    out->min_exponent = c->min_exponent;
+    return read_scale(d, p, &out->scale);
+}
+
+cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer, struct amp_gradient_report *out,
+                                  size_t count) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__guard *g = NULL;
+    struct cairn__census *census = NULL, *host = NULL;
+    TRY(find_guard(amp, optimizer, "amp_gradient_reports", &g));
+    struct cairn_device *d = amp->env->device;
+    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    REQUIRE(out || count == 0, CAIRN_EINVAL, "amp_gradient_reports: out is NULL");
+    REQUIRE(count == cairn_optimizer_num_params(g->optimizer), CAIRN_EINVAL,
+            "amp_gradient_reports: count is %zu, but the optimizer has %zu parameters (cairn_optimizer_num_params)",
+            count, cairn_optimizer_num_params(g->optimizer));
+    TRY(cairn__device_refuse_recording(d, "gradients can be looked at between replays"));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, count * sizeof(census[0]), (void **)&census));
+    TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
+    queue_census(d, params, count, census);
+    TRY(read_census(d, census, count, host));
+    for (size_t i = 0; i < count; i++) TRY(write_report(d, params[i], &host[i], &out[i]));
+out:
+    if (amp) cairn__device_free(amp->env->device, census);
+    cairn__free(host);
+    return st;
+}
