@@ -1,21 +1,7 @@
 /* Several backwards before a step, and what stands between the last of them and the step: unscaled gradients, clipping,
  * gradients and weights that the user changes. */
-#include "../kept_log.h"
+#include "logged_env.h"
 #include "probe.h"
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    cairn_set_log(keep_log, NULL);
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 static void assert_in_log(const char *text) {
     if (!strstr(log_text, text)) fail_msg("'%s' is not in the log: %s", text, log_text);

@@ -11,25 +11,10 @@
 
 #include "cairn/cairn.h"
 #include "core/alloc.h"
-#include "../kept_log.h"
+#include "logged_env.h"
 #include "../mlp.h"
 #include "../plant.h"
 #include "../ranks.h"
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    cairn_set_log(keep_log, NULL);
-    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 3), &env), CAIRN_OK);
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    assert_null(env);
-    return 0;
-}
 
 #define assert_ok(call) assert_int_equal(call, CAIRN_OK)
 

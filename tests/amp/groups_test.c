@@ -1,30 +1,9 @@
 /* Parameters that an optimizer under amp gets later, as apex's test_add_param_group.py has them; and contexts that are
  * ended and made again in one process. */
 #include "probe.h"
+#include "logged_env.h"
 
 enum { STEPS = 6, LATE = 2 };
-
-static char log_text[4096];
-
-static void keep_log(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level;
-    const size_t used = strlen(log_text);
-    snprintf(log_text + used, sizeof(log_text) - used, "%s\n", message);
-}
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    cairn_set_log(keep_log, NULL);
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 /* ---- parameters that come late ---- */
 

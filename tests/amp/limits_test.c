@@ -1,28 +1,8 @@
 /* Scaled losses at the limits: very many optimizers and losses, and every way to say it wrong. */
 #include "probe.h"
+#include "logged_env.h"
 
 enum { OPTIMIZERS = 70 };
-
-static char log_text[1024];
-
-static void keep_log(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level;
-    snprintf(log_text, sizeof(log_text), "%s", message);
-}
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    cairn_set_log(keep_log, NULL);
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 /* ---- 70 optimizers, each of one parameter ---- */
 
@@ -94,6 +74,7 @@ static void sixty_four_losses_have_a_scaler_each(void **state) {
                             .scaler = amp_scaler_options(.init_scale = 64)));
     for (int id = 0; id < AMP_MAX_LOSSES; id++)
         (id == AMP_MAX_LOSSES - 1 ? probe_overflow : probe_backward)(&p, gradient, amp_loss_options(.loss_id = id));
+    log_text[0] = '\0';
     OK(cairn_step(p.sgd));
     assert_non_null(strstr(log_text, "loss scaler 63 reducing loss scale to 32"));
     assert_non_null(strstr(log_text, "first in micro-batch 64"));

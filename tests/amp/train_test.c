@@ -11,47 +11,7 @@
 
 #include "cairn/cairn.h"
 #include "core/alloc.h"
-#include "../kept_log.h"
-#include "../mlp.h"
-#include "../plant.h"
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    cairn_set_log(keep_log, NULL);
-    assert_int_equal(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 3), &env), CAIRN_OK);
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
-
-struct training {
-    cairn_tensor *x, *y;
-    cairn_module *model;
-    cairn_optimizer *sgd;
-    amp_context *amp;
-    struct plant plant;
-    cairn_tensor *loss;
-};
-
-static void begin(struct training *t, cairn_env *env, const struct amp_options *options) {
-    log_text[0] = '\0';
-    cairn_manual_seed(env, 3);
-    t->x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 12));
-    t->y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 4));
-    t->model = make_mlp(env, 12, 10, 4);
-    assert_non_null(t->model);
-    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
-    hyper.lr = 0.1;
-    hyper.momentum = 0.9;
-    assert_int_equal(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd), CAIRN_OK);
-    assert_int_equal(amp_initialize(env, t->model, t->sgd, options, &t->amp), CAIRN_OK);
-    plant_install(&t->plant, cairn_module_params(t->model));
-}
+#include "training.h"
 
 static float step(struct training *t) {
     cairn_zero_grad(t->sgd);
@@ -59,15 +19,6 @@ static float step(struct training *t) {
     assert_int_equal(amp_backward(t->amp, loss, t->sgd), CAIRN_OK);
     assert_int_equal(cairn_step(t->sgd), CAIRN_OK);
     return cairn_tensor_item(loss);
-}
-
-static void end(struct training *t) {
-    plant_remove(&t->plant);
-    amp_destroy(&t->amp);
-    cairn_optimizer_destroy(&t->sgd);
-    cairn_module_destroy(&t->model);
-    cairn_tensor_destroy(&t->x);
-    cairn_tensor_destroy(&t->y);
 }
 
 static const struct amp_options *const every_level[] = {
