@@ -61,19 +61,10 @@ static const void *stored(const struct cairn__param *p) {
 static cairn_status read_scale(struct cairn_device *d, const struct cairn__param *p, double *scale) {
     cairn_status st = CAIRN_OK;
     float factor = 1.0f;
-    if (p->written && p->factor) {
-        TRY(cairn__device_copy(d, &factor, p->factor, sizeof(factor)));
-        TRY(cairn__device_synchronize(d));
-    }
+    if (p->written && p->factor) TRY(cairn__device_download(d, &factor, p->factor, sizeof(factor)));
     *scale = 1.0 / (double)factor;
 out:
     return st;
-}
-
-static cairn_status read_census(struct cairn_device *d, struct cairn__census *census, size_t count,
-                                struct cairn__census *out) {
-    cairn_status st = cairn__device_copy(d, out, census, count * sizeof(out[0]));
-    return st == CAIRN_OK ? cairn__device_synchronize(d) : st;
 }
 
 static void queue_census(struct cairn_device *d, struct cairn__param *const *params, size_t count,
@@ -116,7 +107,7 @@ cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer, 
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, count * sizeof(census[0]), (void **)&census));
     TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
     queue_census(d, params, count, census);
-    TRY(read_census(d, census, count, host));
+    TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));
     for (size_t i = 0; i < count; i++) TRY(write_report(d, params[i], &host[i], &out[i]));
 out:
     if (amp) cairn__device_free(amp->env->device, census);

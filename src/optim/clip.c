@@ -10,8 +10,8 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 
 /* ---- by norm ---- */
 
-/* One pass over the gradients of one type and factor, from parameter `first` on; their keys become `done`. */
-static void norm_of_list(struct cairn_optimizer *o, size_t first, int done, double *norm) {
+/* One pass over the gradients of one type and factor, from parameter `first` on; their keys become -1. */
+static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) {
     struct cairn_device *d = device_of(o);
     const struct cairn__optim_item *like = &o->of.items[first];
     const int key = o->of.keys[first];
@@ -21,7 +21,7 @@ static void norm_of_list(struct cairn_optimizer *o, size_t first, int done, doub
         if (o->of.keys[i] != key || o->of.items[i].factor != like->factor) continue;
         uint32_t *const flag = p->has_acc ? cairn__param_acc_flag(p) : cairn__param_flag(p);
         o->of.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->of.items[i].grad, .found = flag};
-        o->of.keys[i] = done;
+        o->of.keys[i] = -1;
         *(p->has_acc ? &p->acc_flag_touched : &p->flag_touched) = true;
         p->checked = p->acc_checked = p->seen = true;
         p->clip = &o->state->clip;
@@ -38,14 +38,6 @@ static cairn_status find_gradients(struct cairn_optimizer *o) {
         o->of.keys[i] = item->grad ? (int)dtype : -1;
     }
     return CAIRN_OK;
-}
-
-static cairn_status read_back(struct cairn_optimizer *o, const double *from, double *out) {
-    double value = 0;
-    cairn_status st = cairn__device_copy(device_of(o), &value, from, sizeof(value));
-    if (st == CAIRN_OK) st = cairn__device_synchronize(device_of(o));
-    if (st == CAIRN_OK) *out = value;
-    return st;
 }
 
 static void end_clip(struct cairn_optimizer *o) {
@@ -105,12 +97,12 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(find_gradients(o));
     for (size_t i = 0; i < o->count; i++) {
-        if (o->of.keys[i] >= 0) norm_of_list(o, i, -1, &o->norms[lists++]);
+        if (o->of.keys[i] >= 0) norm_of_list(o, i, &o->norms[lists++]);
     }
     TRY(cairn__env_resolve(o->env));
     d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
     o->clipped = true;
-    if (norm) TRY(read_back(o, &o->norms[o->count], norm));
+    if (norm) TRY(cairn__device_download(d, norm, &o->norms[o->count], sizeof(*norm)));
 out:
     return st;
 }

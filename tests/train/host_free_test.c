@@ -142,6 +142,29 @@ static void overflow_is_told_one_step_late_at_most(void **state) {
 
 /* ---- recorded steps ---- */
 
+/* What a caller asks for is brought from where the device keeps it. */
+static void norms_and_reports_are_read_from_the_device(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LEVELS; l++) {
+        struct trainer t = create(l, false);
+        struct amp_gradient_report told[2];
+        double norm = 0, clipped = 0;
+        cairn_zero_grad(t.optimizer);
+        OK(amp_backward(t.amp, cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y), t.optimizer));
+        OK(amp_gradient_reports(t.amp, t.optimizer, told, 2));
+        for (int i = 0; i < 2; i++) {
+            assert_true(told[i].n > 0 && told[i].infs + told[i].nans == 0 && told[i].zeros < told[i].n);
+            assert_true(told[i].scale == amp_loss_scale(t.amp));
+        }
+        OK(cairn_clip_grad_norm(t.optimizer, 0.25, &norm));
+        assert_true(norm > 0.25 && norm < 100);
+        OK(cairn_clip_grad_norm(t.optimizer, 100, &clipped));
+        assert_true(fabs(clipped - 0.25) < 1e-5);
+        OK(cairn_step(t.optimizer));
+        trainer_destroy(&t);
+    }
+}
+
 /* What happens between two steps: a learning rate that changes, an input that overflows, one that is new. */
 static void change(struct trainer *t, int step) {
     static float values[QUICK_START_BATCH * QUICK_START_IN];
@@ -621,6 +644,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(steady_steps_wait_for_nothing),
         cmocka_unit_test(overflow_is_skipped_and_told_without_waiting),
         cmocka_unit_test(overflow_is_told_one_step_late_at_most),
+        cmocka_unit_test(norms_and_reports_are_read_from_the_device),
         cmocka_unit_test(replayed_steps_equal_steps_that_are_run),
         cmocka_unit_test(explicit_steps_wait_for_nothing_and_can_be_replayed),
         cmocka_unit_test(replays_accumulate_clip_and_scale_by_every_rule),
