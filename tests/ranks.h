@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "cairn/cairn.h"
-#include "dist/store.h"
+#include "dist/store/server.h"
 #include "env/env_internal.h"
 
 /* NULL when all went well; otherwise a sentence, made with malloc. */

@@ -27,7 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "dist/store.h"
+#include "dist/store/server.h"
 
 enum {
     EXIT_USAGE = 2,

@@ -61,6 +61,12 @@ uint64_t cairn__failures(void) {
     return failures;
 }
 
+void cairn__forget_failures(void) {
+    last_error[0] = '\0';
+    last_status = CAIRN_OK;
+    failures = placed = 0;
+}
+
 void cairn__fail_in(const char *place) {
     if (placed == failures) return;
     (void)cairn__fail(last_status, "in %s: %s", place, last_error);

@@ -16,6 +16,9 @@ cairn_status cairn__last_status(void);
 /* How many failures this thread has had: what tells a new one from an old. */
 uint64_t cairn__failures(void);
 
+/* As if nothing had failed in this thread: for a child of fork, to which its parent's last error means nothing. */
+void cairn__forget_failures(void);
+
 /* Puts "in PLACE: " before the last message, unless that has been done to it already. */
 void cairn__fail_in(const char *place);
 

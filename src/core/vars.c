@@ -4,6 +4,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,8 @@ const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_MODULE_PATH", "folder in which modules such as libcairn_cuda.so are looked for, and no other"},
     {"CAIRN_TIMEOUT", "seconds a rank waits for another before it gives up (300)"},
     {"CAIRN_HOST_ID", "overrides the boot id by which ranks tell that they share a host"},
+    {"CAIRN_STORE_DIALECT",
+     "what a TCP store's server speaks: 1.13, 2.1 or 2.2 (PyTorch's version from which on); unset, it is asked"},
     {"OMP_NUM_THREADS",
      "threads inside a rank, the first number of a list; 1, unless cairn_set_num_threads says otherwise"},
     {"RANK", "this process's rank, as torchrun sets it"},
@@ -27,6 +30,45 @@ const struct cairn__var_info cairn__vars[] = {
     {"TORCHELASTIC_USE_AGENT_STORE", "\"True\": the launcher hosts the store and every rank is a client"},
     {"TORCHELASTIC_RESTART_COUNT", "how often the launcher restarted the ranks; part of the store's key prefix"},
     {"TORCHELASTIC_RUN_ID", "name of the run; part of the store's key prefix"},
+    {"OMPI_COMM_WORLD_RANK", "rank, as Open MPI's mpirun sets it"},
+    {"OMPI_COMM_WORLD_SIZE", "number of ranks, as Open MPI's mpirun sets it"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "rank on this machine, as Open MPI's mpirun sets it"},
+    {"OMPI_COMM_WORLD_LOCAL_SIZE", "ranks on this machine, as Open MPI's mpirun sets it"},
+    {"OMPI_MCA_ess_base_jobid", "Open MPI's number of the job; ports and keys are made from it"},
+    {"OMPI_MCA_orte_precondition_transports", "Open MPI's random number of the job; ports and keys are made from it"},
+    {"OMPI_MCA_orte_hnp_uri", "addresses of the machine where mpirun runs; ranks of several machines meet there"},
+    {"MV2_COMM_WORLD_RANK", "rank, as MVAPICH2 sets it"},
+    {"MV2_COMM_WORLD_SIZE", "number of ranks, as MVAPICH2 sets it"},
+    {"MV2_COMM_WORLD_LOCAL_RANK", "rank on this machine, as MVAPICH2 sets it"},
+    {"MV2_COMM_WORLD_LOCAL_SIZE", "ranks on this machine, as MVAPICH2 sets it"},
+    {"PMIX_RANK", "rank, as launchers with PMIx set it"},
+    {"PMIX_NAMESPACE", "PMIx's name of the job; ports and keys are made from it"},
+    {"PMI_RANK", "rank, as launchers with PMI set it: MPICH, Intel MPI, Cray, srun --mpi=pmi2"},
+    {"PMI_SIZE", "number of ranks, as launchers with PMI set it"},
+    {"PMI_LOCAL_RANK", "rank on this machine, as Cray's launcher sets it"},
+    {"PMI_LOCAL_SIZE", "ranks on this machine, as Cray's launcher sets it"},
+    {"MPI_LOCALRANKID", "rank on this machine, as MPICH and Intel MPI set it"},
+    {"MPI_LOCALNRANKS", "ranks on this machine, as MPICH and Intel MPI set it"},
+    {"PALS_RANKID", "rank, as Cray PALS sets it"},
+    {"PALS_LOCAL_RANKID", "rank on this machine, as Cray PALS sets it"},
+    {"PALS_LOCAL_SIZE", "ranks on this machine, as Cray PALS sets it"},
+    {"PALS_APID", "Cray PALS's name of the job; ports and keys are made from it"},
+    {"SLURM_PROCID", "rank, as srun sets it; counts within a step only"},
+    {"SLURM_STEP_NUM_TASKS", "number of ranks of a step, as srun sets it"},
+    {"SLURM_NTASKS", "the same, of a job where the step does not say"},
+    {"SLURM_NPROCS", "SLURM_NTASKS's older name"},
+    {"SLURM_LOCALID", "rank on this machine, as srun sets it"},
+    {"SLURM_NODEID", "number of this machine in the step"},
+    {"SLURM_STEP_TASKS_PER_NODE", "ranks on each machine of the step, such as 2(x3),1"},
+    {"SLURM_TASKS_PER_NODE", "the same, where the step does not say"},
+    {"SLURM_STEP_NODELIST", "machines of the step, such as n[01-03,07]; ranks meet on the first"},
+    {"SLURM_JOB_NODELIST", "machines of the job"},
+    {"SLURM_NODELIST", "SLURM_JOB_NODELIST's older name"},
+    {"SLURMD_NODENAME", "Slurm's name of this machine"},
+    {"SLURM_JOB_ID", "number of the job; ports and keys are made from it"},
+    {"SLURM_STEP_ID", "number of the step; likewise"},
+    {"SLURM_RESTART_COUNT", "how often Slurm has started the job anew; likewise"},
+    {"TORCHELASTIC_ERROR_FILE", "where a rank that fails leaves why, for the launcher's report"},
     {NULL, NULL},
 };
 
@@ -43,6 +85,22 @@ const char *cairn__var(const char *name) {
     assert(is_known(name));
     const char *text = getenv(name);
     return text && text[0] ? text : NULL;
+}
+
+bool cairn__var_in_process(int pid, const char *name) {
+    char path[64], *entry = NULL;
+    size_t room = 0;
+    const size_t length = strlen(name);
+    bool found = false;
+    assert(is_known(name));
+    snprintf(path, sizeof(path), "/proc/%d/environ", pid);
+    FILE *f = fopen(path, "re");
+    while (f && !found && getdelim(&entry, &room, '\0', f) > 0) {
+        found = strncmp(entry, name, length) == 0 && entry[length] == '=';
+    }
+    free(entry);
+    if (f) fclose(f);
+    return found;
 }
 
 /* strtol and strtod skip white space and take signs, hexadecimals and "nan"; an environment that says such is mistaken. */

@@ -10,6 +10,9 @@
 /* The variable's text, or NULL where it is unset or empty. */
 const char *cairn__var(const char *name);
 
+/* Whether the process was started with the variable, as far as this one may see. Linux alone tells. */
+bool cairn__var_in_process(int pid, const char *name);
+
 /* A whole decimal number in [least, most]. *present tells whether the variable is set; *value is written only then.
  * Errors: CAIRN_EINVAL "RANK='two' is not a whole number in [0, 65535]". */
 cairn_status cairn__var_int(const char *name, long least, long most, bool *present, long *value);

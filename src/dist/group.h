@@ -3,14 +3,14 @@
 #define CAIRN__DIST_GROUP_H
 
 #include "cairn/dist.h"
-#include "dist/store.h"
+#include "cairn/store.h"
 #include "device/device.h"
 
 /* How the ranks of one group find each other. */
 struct cairn__group_options {
     int rank, size;
     double timeout;              /* seconds without the other ranks; > 0 */
-    struct cairn__store *store;  /* used during create only; NULL is fine where size is 1 */
+    cairn_store *store;          /* used during create only; NULL is fine where size is 1 */
     const char *prefix;          /* of every key used, so that groups and restarts do not meet */
     const char *backend;         /* NULL or "auto"; "self", "shm"; others say CAIRN_ENOTBUILT or CAIRN_EINVAL */
     struct cairn_device *device; /* whose memory is reduced; shm knows the host's only, and takes NULL */

@@ -12,7 +12,8 @@
 #include "core/status.h"
 #include "core/vars.h"
 #include "dist/group.h"
-#include "dist/store.h"
+#include "dist/store/server.h"
+#include "dist/store/store.h"
 #include "env/env_internal.h"
 #include "nn/tape.h"
 
@@ -32,13 +33,13 @@ static cairn_status read_options(const struct cairn_env_options *given, struct c
 }
 
 /* Several environments of one launch meet under different keys: the n-th of each rank belong together. */
-static cairn_status number_of_env(struct cairn__store *store, const struct cairn__launch *launch, int64_t *number) {
+static cairn_status number_of_env(cairn_store *store, const struct cairn__launch *launch, int64_t *number) {
     char key[192];
     snprintf(key, sizeof(key), "%s/envs/%d", launch->key_prefix, launch->rank);
-    return cairn__store_add(store, key, 1, number);
+    return cairn_store_add(store, key, 1, number);
 }
 
-static cairn_status join(struct cairn_env *env, const struct cairn__launch *launch, struct cairn__store *store,
+static cairn_status join(struct cairn_env *env, const struct cairn__launch *launch, cairn_store *store,
                          double timeout) {
     cairn_status st = CAIRN_OK;
     char prefix[192] = "";
@@ -60,10 +61,10 @@ static cairn_status meet(struct cairn_env *env, const struct cairn__launch *laun
     if (launch->size == 1) return join(env, launch, NULL, timeout);
     cairn_status st = CAIRN_OK;
     struct cairn__store_server *server = NULL;
-    struct cairn__store *store = NULL;
+    cairn_store *store = NULL;
     int port = launch->master_port;
     if (launch->rank == 0 && !launch->agent_store) TRY(cairn__store_serve(port, &server, &port));
-    TRY(cairn__store_connect(launch->master_addr, port, timeout, &store));
+    TRY(cairn_tcp_store_create(launch->master_addr, port, cairn_tcp_store_options(.timeout = timeout), &store));
     TRY(join(env, launch, store, timeout));
     if (server) {
         cairn__store_stop(&server);
@@ -71,7 +72,7 @@ static cairn_status meet(struct cairn_env *env, const struct cairn__launch *laun
         cairn__store_wait_end(store, timeout);
     }
 out:
-    cairn__store_close(&store);
+    cairn_store_destroy(&store);
     cairn__store_stop(&server);
     return st;
 }

@@ -18,7 +18,8 @@
 #include "core/dtype.h"
 #include "core/trace.h"
 #include "dist/shm/shm.h"
-#include "dist/store.h"
+#include "dist/store/server.h"
+#include "dist/store/store.h"
 
 enum { MOST_RANKS = 64, MOST_ROUNDS = 1000, BARRIERS = 1000, WARM_UP = 2 };
 enum { KERNEL, PLAIN, STREAMING, LOOPS };
@@ -198,14 +199,14 @@ static void bench_barrier(const struct bench *b) {
 static void bench_rank(int rank, int size, int rounds, int port) {
     static const size_t sizes[] = {64 << 10, 1 << 20, 16 << 20};
     struct bench b = {.rank = rank, .size = size, .rounds = rounds};
-    struct cairn__store *store = NULL;
+    cairn_store *store = NULL;
     void *times = NULL;
     b.kernels = cairn__kernels_cpu(cairn__cpu_features());
-    MUST(cairn__store_connect("127.0.0.1", port, 30, &store) == CAIRN_OK);
+    MUST(cairn_tcp_store_create("127.0.0.1", port, cairn_tcp_store_options(.timeout = 30), &store) == CAIRN_OK);
     struct cairn__group_options options = {
         .rank = rank, .size = size, .timeout = 60, .store = store, .prefix = "bench", .backend = "shm"};
     MUST(cairn__group_create(&options, &b.group) == CAIRN_OK);
-    cairn__store_close(&store);
+    cairn_store_destroy(&store);
     MUST(cairn_group_alloc(b.group, MOST_RANKS * sizeof(double), &times) == CAIRN_OK);
     b.times = times;
     if (rank == 0)

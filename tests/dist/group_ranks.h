@@ -17,7 +17,8 @@
 #include "core/cpu.h"
 #include "core/dtype.h"
 #include "dist/group.h"
-#include "dist/store.h"
+#include "dist/store/server.h"
+#include "dist/store/store.h"
 
 enum { MOST_RANKS = 8 };
 
@@ -44,13 +45,15 @@ static inline char *group_failure(const char *file, int line, const char *what, 
     } while (0)
 
 static inline cairn_status join_group(int rank, int size, int port, double timeout, cairn_group **out) {
-    struct cairn__store *store = NULL;
-    cairn_status st = size > 1 ? cairn__store_connect("127.0.0.1", port, timeout, &store) : CAIRN_OK;
+    cairn_store *store = NULL;
+    cairn_status st =
+        size > 1 ? cairn_tcp_store_create("127.0.0.1", port, cairn_tcp_store_options(.timeout = timeout), &store)
+                 : CAIRN_OK;
     if (st != CAIRN_OK) return st;
     struct cairn__group_options options = {
         .rank = rank, .size = size, .timeout = timeout, .store = store, .prefix = "test", .backend = "shm"};
     st = cairn__group_create(&options, out);
-    cairn__store_close(&store);
+    cairn_store_destroy(&store);
     return st;
 }
 

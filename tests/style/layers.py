@@ -27,9 +27,9 @@ MAY_INCLUDE = {
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
-PUBLIC_ROOM = {"version": "core", "env": "device", "graph": "device", "interop_cuda": "device",
+PUBLIC_ROOM = {"version": "core", "store": "dist", "env": "device", "graph": "device", "interop_cuda": "device",
                "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
-PUBLIC_OWNER = {"version": "core", "graph": "device", "interop_cuda": "device",
+PUBLIC_OWNER = {"version": "core", "store": "dist", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
 
 # Foreign headers, and the only folder that may include them.

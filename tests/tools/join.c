@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "dist/store.h"
+#include "cairn/store.h"
 
 #define CHECK(call)                                            \
     do {                                                       \
@@ -13,12 +13,13 @@
     } while (0)
 
 int main(void) {
-    struct cairn__store *store = NULL;
-    CHECK(cairn__store_connect(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")), 10, &store));
+    cairn_store *store = NULL;
+    CHECK(cairn_tcp_store_create(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")),
+                                 cairn_tcp_store_options(.timeout = 10), &store));
     int64_t here = 0;
-    CHECK(cairn__store_add(store, "here", 1, &here));
-    if (here == atoi(getenv("WORLD_SIZE"))) CHECK(cairn__store_set(store, "all", "", 0));
-    CHECK(cairn__store_wait(store, "all"));
-    cairn__store_close(&store);
+    CHECK(cairn_store_add(store, "here", 1, &here));
+    if (here == atoi(getenv("WORLD_SIZE"))) CHECK(cairn_store_set(store, "all", "", 0));
+    CHECK(cairn_store_wait(store, &(const char *){"all"}, 1));
+    cairn_store_destroy(&store);
     return 0;
 }

@@ -24,6 +24,8 @@ enum {
     LAST_PAUSE_MS = 20,
     PROBE_MS = 100,
     HELLO_MS = 2000,
+    REFUSAL_MS = 2000,
+    NAME_NBYTES = 65,
     HOST_NBYTES = 160,
     HELLO_MAGIC = 0x6361726e
 };
@@ -39,6 +41,8 @@ struct meeting {
     uint64_t deadline;
     char host[HOST_NBYTES]; /* this rank's */
     char host_of_0[HOST_NBYTES];
+    char name_of_0[NAME_NBYTES];
+    bool refused; /* the ranks do not belong together, which each will find */
 };
 
 static bool late(const struct meeting *m) {
@@ -64,6 +68,13 @@ static cairn_status read_host(char *host) {
     if (readlink("/proc/self/ns/net", net, sizeof(net) - 1) < 0) snprintf(net, sizeof(net), "net:?");
     snprintf(host, HOST_NBYTES, "%s %s", boot, net);
     return CAIRN_OK;
+}
+
+/* For people: two machines may have one name. */
+static void read_name(char name[NAME_NBYTES]) {
+    snprintf(name, NAME_NBYTES, "?");
+    if (gethostname(name, NAME_NBYTES) != 0 || !name[0] || strpbrk(name, " \n")) snprintf(name, NAME_NBYTES, "?");
+    name[NAME_NBYTES - 1] = '\0';
 }
 
 static cairn_status choose_address(char address[40]) {
@@ -102,30 +113,33 @@ static void write_key(const struct meeting *m, int rank, char *key, size_t nbyte
 
 static cairn_status publish(struct meeting *m) {
     struct cairn__shm *s = m->s;
-    char key[512], text[512];
+    char key[512], text[512], name[NAME_NBYTES];
     write_key(m, s->rank, key, sizeof(key));
-    int length =
-        snprintf(text, sizeof(text), "%d %d %s %s", s->size, (int)getpid(), s->peers[s->rank].address, m->host);
-    return cairn__store_set(m->options->store, key, text, (size_t)length);
+    read_name(name);
+    int length = snprintf(text, sizeof(text), "%d %d %s %s %s", s->size, (int)getpid(), s->peers[s->rank].address, name,
+                          m->host);
+    return cairn_store_set(m->options->store, key, text, (size_t)length);
 }
 
 static cairn_status parse_peer(struct meeting *m, int rank, const char *text) {
     struct cairn__shm *s = m->s;
     struct shm_peer *peer = &s->peers[rank];
     int size = 0, pid = 0, at = 0;
-    char address[40] = "";
-    REQUIRE(sscanf(text, "%d %d %39s %n", &size, &pid, address, &at) >= 3 && at > 0, CAIRN_EPEER,
+    char address[40] = "", name[NAME_NBYTES] = "";
+    m->refused = true;
+    REQUIRE(sscanf(text, "%d %d %39s %64s %n", &size, &pid, address, name, &at) >= 4 && at > 0, CAIRN_EPEER,
             "rank %d wrote '%.80s' into the store, which this version of Cairn does not understand; run one version on "
             "every rank",
             rank, text);
     REQUIRE(size == s->size, CAIRN_EPEER, "rank %d counts %d ranks, rank %d counts %d; set WORLD_SIZE alike", rank,
             size, s->rank, s->size);
     const char *host = text + at;
-    if (rank == 0) snprintf(m->host_of_0, HOST_NBYTES, "%s", host);
+    if (rank == 0) snprintf(m->host_of_0, HOST_NBYTES, "%s", host), memcpy(m->name_of_0, name, NAME_NBYTES);
     REQUIRE(strcmp(host, m->host_of_0) == 0, CAIRN_ENOTSUP,
-            "rank 0 runs on '%s' and rank %d on '%s'; shm groups join the ranks of one machine and network namespace: "
-            "start them there, or set CAIRN_HOST_ID to one text where shared memory is common",
-            m->host_of_0, rank, host);
+            "rank 0 runs on %s ('%s') and rank %d on %s ('%s'); shm groups join the ranks of one machine and network "
+            "namespace: start them there, or set CAIRN_HOST_ID to one text where shared memory is common",
+            m->name_of_0, m->host_of_0, rank, name, host);
+    m->refused = false;
     snprintf(peer->address, sizeof(peer->address), "%s", address);
     peer->pid = pid;
     peer->known = true;
@@ -138,13 +152,14 @@ static cairn_status look_up(struct meeting *m, int rank) {
     size_t nbytes = 0;
     int ready = 0;
     cairn_status st = CAIRN_OK;
+    const char *wanted = key;
     write_key(m, rank, key, sizeof(key));
-    st = cairn__store_check(m->options->store, key, &ready);
+    st = cairn_store_check(m->options->store, &wanted, 1, &ready);
     if (st != CAIRN_OK) { /* the store knows the key, not whom it stands for */
         return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), m->s->rank, rank);
     }
     if (!ready) return CAIRN_OK;
-    TRY(cairn__store_get(m->options->store, key, &text, &nbytes));
+    TRY(cairn_store_get(m->options->store, key, &text, &nbytes));
     st = parse_peer(m, rank, text);
 out:
     cairn__free(text);
@@ -156,14 +171,16 @@ static cairn_status fail_missing(struct meeting *m, int end, bool (*here)(const 
     struct cairn__shm *s = m->s;
     char list[200] = "";
     size_t used = 0;
+    int n = 0;
     for (int r = 0; r < end && used < sizeof(list) - 8; r++) {
         if (r == s->rank || here(&s->peers[r])) continue;
+        n++;
         used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%d", used ? ", " : "", r);
     }
     return cairn__fail(CAIRN_ETIMEOUT,
-                       "rank %d waited %g s for rank %s, which %s; was every rank started, and with the same "
-                       "MASTER_ADDR and MASTER_PORT?",
-                       s->rank, s->group->timeout, list, what);
+                       "rank %d waited %g s for rank%s %s, which %s; was every rank started, and with the same "
+                       "MASTER_ADDR and MASTER_PORT (or init_method)?",
+                       s->rank, s->group->timeout, n > 1 ? "s" : "", list, what);
 }
 
 static bool is_known(const struct shm_peer *peer) {
@@ -199,6 +216,21 @@ static cairn_status gather(struct meeting *m) {
         pause_ms = pause_ms * 2 < LAST_PAUSE_MS ? pause_ms * 2 : LAST_PAUSE_MS;
     }
     return CAIRN_OK;
+}
+
+/* Where rank 0 leaves, the store may go with it: the others have a while to find the same reason first. */
+static cairn_status refuse(const struct meeting *m, cairn_status st) {
+    char why[1024], key[512];
+    int64_t told = 0;
+    snprintf(why, sizeof(why), "%s", cairn_last_error());
+    snprintf(key, sizeof(key), "%s/shm/refused", m->options->prefix);
+    cairn_status sent = cairn_store_add(m->options->store, key, 1, &told);
+    const uint64_t end = cairn__now_ns() + REFUSAL_MS * UINT64_C(1000000);
+    while (sent == CAIRN_OK && m->s->rank == 0 && told < m->s->size && cairn__now_ns() < end) {
+        poll(NULL, 0, LAST_PAUSE_MS);
+        sent = cairn_store_add(m->options->store, key, 0, &told);
+    }
+    return cairn__fail(st, "%s", why);
 }
 
 /* ---- connections ---- */
@@ -320,7 +352,9 @@ cairn_status cairn__shm_meet(struct cairn__shm *s, const struct cairn__group_opt
     TRY(read_host(m.host));
     TRY(open_listener(s));
     TRY(publish(&m));
-    TRY(gather(&m));
+    st = gather(&m);
+    if (m.refused) st = refuse(&m, st);
+    if (st != CAIRN_OK) goto out;
     for (int r = 0; r < s->rank; r++) TRY(connect_to(&m, r));
     TRY(accept_all(&m));
 out:
