@@ -66,15 +66,14 @@ static inline void run_ranks(int p, rank_fn fn, void *ctx) {
     struct rank_thread *threads = calloc((size_t)p, sizeof(*threads));
     for (int r = 0; r < p; r++) {
         threads[r] = (struct rank_thread){.fn = fn, .ctx = ctx};
-        threads[r].launch = (struct cairn__launch){.rank = r,
-                                                   .size = p,
-                                                   .local_rank = r,
-                                                   .local_size = p,
-                                                   .master_addr = "127.0.0.1",
-                                                   .master_port = port,
-                                                   .agent_store = true,
-                                                   .key_prefix = "test",
-                                                   .source = "torch"};
+        threads[r].launch = (struct cairn__launch){
+            .rank = r,
+            .size = p,
+            .local_rank = r,
+            .local_size = p,
+            .launcher = "torch",
+            .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
+            .key_prefix = "test"};
         assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
     }
     char *failure = NULL;

@@ -7,6 +7,7 @@
 #include "core.h"
 #include "device.h"
 #include "dist.h"
+#include "store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,23 +24,39 @@ struct cairn_env_options {
     double timeout; /* seconds without the other ranks; 0 = CAIRN_TIMEOUT, or 300 */
     cairn_switch
         tf32; /* ON: f32 products on a GPU may round operands to 10 bits of fraction. OFF; torch's allow_tf32 */
+
+    /* Who this process is, where no launcher says it: torch.distributed.init_process_group's arguments. */
+    int world_size;          /* 0 = ask the launcher */
+    int rank;                /* in [0, world_size) */
+    const char *init_method; /* where ranks meet: "env://" (NULL), "tcp://host:port", "file:///path" (a new one for
+                               each environment) */
+    cairn_store *store;      /* instead of init_method; the caller's, used during creation only */
+
+    cairn_switch
+        record_errors; /* DEFAULT: ON where a launcher named an error file (TORCHELASTIC_ERROR_FILE). See below */
 };
 #define cairn_env_options(...) \
     (&(struct cairn_env_options){.struct_size = sizeof(struct cairn_env_options), __VA_ARGS__})
 
-/* Finds out how this process was launched (torchrun, torch.distributed.launch, cairn-run, variables set by hand, or
- * alone), meets the other ranks, and makes device, group and tape.
+/* Finds out how this process was launched (torchrun, torch.distributed.launch, cairn-run, mpirun, srun, another launcher
+ * with PMI or PMIx, variables set by hand, or alone; docs/launching.md), meets the other ranks, and makes device, group
+ * and tape.
  *
  *   argc, argv  the program's; --local_rank=N and --local-rank N are taken out. NULL, NULL = there are none.
  *   options     NULL = all defaults
  *
- * Collective: returns on every rank or fails on every rank, within the timeout.
+ * Collective: returns on every rank or fails on every rank. Finding the store, meeting the others there and parting from it
+ * have the timeout each. What was found is logged at info before the ranks wait for one another.
+ * Error file  where the launcher named one, a process that ends with a code that is not 0 leaves this thread's last error
+ *             there, and one that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the signal and a backtrace; handlers
+ *             are set from the first call on, only where the program has none. The launcher's report shows it.
  * Threads     the environment is used by one thread at a time. During this call the rank that hosts the store (rank 0,
  *             unless the launcher does) runs one thread for it, "cairn-store".
- * Errors      CAIRN_EINVAL launch facts that contradict or miss something; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT names
- *             the ranks that did not come; CAIRN_EPEER; CAIRN_ENOTSUP ranks on several machines, or on GPUs;
+ * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM port in
+ *             use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every place where the
+ *             store was not; CAIRN_EPEER; CAIRN_ENOTSUP ranks on several machines, or on GPUs;
  *             CAIRN_ENOTBUILT device; CAIRN_EDEVICE no such GPU, or none that works.
- * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x) for the variables. */
+ * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x), Open MPI, MPICH and Slurm for the variables. */
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
                                         cairn_env **out);
 
@@ -52,6 +69,14 @@ CAIRN_API void cairn_env_destroy(cairn_env **env);
 CAIRN_API int cairn_env_rank(const cairn_env *env);
 CAIRN_API int cairn_env_size(const cairn_env *env);
 CAIRN_API int cairn_env_local_rank(const cairn_env *env);
+/* Ranks on this machine; 0 = the launcher did not tell. */
+CAIRN_API int cairn_env_local_size(const cairn_env *env);
+/* How often the launcher has started the ranks anew: TORCHELASTIC_RESTART_COUNT. */
+CAIRN_API int cairn_env_restart_count(const cairn_env *env);
+
+/* What was found, in lines for people: the launcher and the variables that told it, ranks, where they met, device, group, and
+ * what else was there and did not count. The environment's; "" for NULL. CAIRN_LOG=info logs it on rank 0. */
+CAIRN_API const char *cairn_env_describe(const cairn_env *env);
 
 /* Starts the environment's random numbers anew from seed, as if it had been given at creation. torch.manual_seed */
 CAIRN_API void cairn_manual_seed(cairn_env *env, uint64_t seed);
@@ -64,6 +89,32 @@ CAIRN_API cairn_status cairn_env_synchronize(cairn_env *env);
 /* Owned by the environment; the group of a process that is alone has size 1. */
 CAIRN_API cairn_group *cairn_env_group(cairn_env *env);
 CAIRN_API cairn_device *cairn_env_device(cairn_env *env);
+
+/* ---- ranks without a launcher ---- */
+
+struct cairn_spawn_options {
+    size_t struct_size;
+    double shutdown_timeout; /* seconds between SIGTERM and SIGKILL for ranks that outlive a failure; 0 = 30 */
+};
+#define cairn_spawn_options(...) \
+    (&(struct cairn_spawn_options){.struct_size = sizeof(struct cairn_spawn_options), __VA_ARGS__})
+
+/* Runs fn(rank, argument) in nprocs processes, forked from this one, and returns when all have ended. Each is told who it is
+ * as torchrun would (RANK, WORLD_SIZE, MASTER_PORT, ...; over what this process was told), so fn calls cairn_env_create(NULL, NULL, ...);
+ * this process hosts the store meanwhile. What fn returns is the process's exit code; stdio is flushed, functions of
+ * atexit are not called. The first failure ends the others, by SIGTERM and later SIGKILL; ranks die with this process.
+ *
+ *   fn        what it changes in memory stays in its process
+ *   options   NULL = all defaults
+ *
+ * Error file  this process leaves one as after cairn_env_create, where a launcher started it.
+ * Threads     call it before this process starts threads or opens a GPU (neither survives a fork); Cairn's own pool may run.
+ * Errors      CAIRN_EINVAL; CAIRN_ESTATE a GPU was opened, or there are threads; CAIRN_ESYSTEM a process could not be
+ *             started: none runs then; CAIRN_EPEER the first failing rank, its process, its exit code or signal, and
+ *             its last error.
+ * Source      torch.multiprocessing.spawn. */
+CAIRN_API cairn_status cairn_spawn(int (*fn)(int rank, void *argument), void *argument, int nprocs,
+                                   const struct cairn_spawn_options *options);
 
 #ifdef __cplusplus
 }

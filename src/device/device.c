@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +94,12 @@ out:
     return st;
 }
 
+static atomic_bool gpu_was_open;
+
+bool cairn__device_gpu_was_open(void) {
+    return atomic_load(&gpu_was_open);
+}
+
 static cairn_status open_named(const char *name, int local_rank, struct cairn_device **out) {
     cairn_status st = CAIRN_OK;
     const struct backend *backend = NULL;
@@ -102,6 +109,7 @@ static cairn_status open_named(const char *name, int local_rank, struct cairn_de
     ops = backend->ops;
     if (!ops) TRY(cairn__module_open(backend->name, &ops));
     TRY(open_on(ops, ordinal, out));
+    if (backend->numbered) atomic_store(&gpu_was_open, true);
 out:
     return st;
 }

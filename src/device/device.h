@@ -98,6 +98,9 @@ struct cairn_device {
 cairn_status cairn__device_open(const char *name, int local_rank, struct cairn_device **out);
 void cairn__device_close(struct cairn_device **device);
 
+/* This process has opened a GPU at some time: what it forks cannot. */
+bool cairn__device_gpu_was_open(void);
+
 /* For what cannot be recorded: while a graph is, CAIRN_ESTATE with `advice`, and the recording is given up whatever the step
  * makes of the status. CAIRN_OK otherwise. */
 cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice);

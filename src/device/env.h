@@ -24,6 +24,8 @@ struct cairn__unresolved {
 struct cairn_env {
     struct cairn_device *device;
     int rank, size, local_rank;
+    int local_size, restart_count; /* local_size 0 = not told */
+    char *description;             /* for people; cairn_env_describe */
 
     int sets;                         /* parameter sets made in it that are alive, */
     struct cairn_param_set *last_set; /* param's list of them */

@@ -1,5 +1,5 @@
 /* Assembling an environment: launch facts, then the device, the tape, and last the group, where ranks wait for one
- * another. The store is where they find each other; once the group stands it is not needed, so it lives only here. */
+ * another (meet.c). */
 #include "device/env.h"
 
 #include <math.h>
@@ -12,68 +12,37 @@
 #include "core/status.h"
 #include "core/vars.h"
 #include "dist/group.h"
-#include "dist/store/server.h"
-#include "dist/store/store.h"
 #include "env/env_internal.h"
+#include "env/error_file.h"
 #include "nn/tape.h"
 
 static const double DEFAULT_TIMEOUT = 300.0; /* seconds */
 
+enum { DESCRIPTION_NBYTES = 4096 };
+
+static cairn_status check_options(const struct cairn_env_options *o) {
+    REQUIRE(isfinite(o->timeout) && o->timeout >= 0, CAIRN_EINVAL,
+            "cairn_env_options.timeout is %g; it must be a number of seconds, 0 = CAIRN_TIMEOUT", o->timeout);
+    REQUIRE(!o->store || !o->init_method, CAIRN_EINVAL,
+            "cairn_env_options has both a store and init_method '%.200s'; ranks meet in one place, give one of them",
+            o->init_method);
+    REQUIRE(o->record_errors <= CAIRN_OFF, CAIRN_EINVAL,
+            "cairn_env_options.record_errors is %d; it can be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+            (int)o->record_errors);
+    return CAIRN_OK;
+}
+
 static cairn_status read_options(const struct cairn_env_options *given, struct cairn_env_options *out) {
     *out = (struct cairn_env_options){.struct_size = sizeof(*out)};
-    cairn_status st = cairn__options_read(out, sizeof(*out), given, "cairn_env_options");
-    if (st != CAIRN_OK) return st;
-    REQUIRE(isfinite(out->timeout) && out->timeout >= 0, CAIRN_EINVAL,
-            "cairn_env_options.timeout is %g; it must be a number of seconds, 0 = CAIRN_TIMEOUT", out->timeout);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(out, sizeof(*out), given, "cairn_env_options"));
+    TRY(check_options(out));
     if (!out->device) out->device = cairn__var("CAIRN_DEVICE");
     if (!out->device) out->device = "cpu";
     if (out->timeout > 0) return CAIRN_OK;
     out->timeout = DEFAULT_TIMEOUT;
-    return cairn__var_seconds("CAIRN_TIMEOUT", &out->timeout);
-}
-
-/* Several environments of one launch meet under different keys: the n-th of each rank belong together. */
-static cairn_status number_of_env(cairn_store *store, const struct cairn__launch *launch, int64_t *number) {
-    char key[192];
-    snprintf(key, sizeof(key), "%s/envs/%d", launch->key_prefix, launch->rank);
-    return cairn_store_add(store, key, 1, number);
-}
-
-static cairn_status join(struct cairn_env *env, const struct cairn__launch *launch, cairn_store *store,
-                         double timeout) {
-    cairn_status st = CAIRN_OK;
-    char prefix[192] = "";
-    int64_t number = 0;
-    if (store) TRY(number_of_env(store, launch, &number));
-    snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)number);
-    const struct cairn__group_options options = {.rank = launch->rank,
-                                                 .size = launch->size,
-                                                 .timeout = timeout,
-                                                 .store = store,
-                                                 .prefix = prefix,
-                                                 .device = env->device};
-    TRY(cairn__group_create(&options, &env->group)); /* all have joined: nobody needs the store any more */
+    st = cairn__var_seconds("CAIRN_TIMEOUT", &out->timeout);
 out:
-    return st;
-}
-
-static cairn_status meet(struct cairn_env *env, const struct cairn__launch *launch, double timeout) {
-    if (launch->size == 1) return join(env, launch, NULL, timeout);
-    cairn_status st = CAIRN_OK;
-    struct cairn__store_server *server = NULL;
-    cairn_store *store = NULL;
-    int port = launch->master_port;
-    if (launch->rank == 0 && !launch->agent_store) TRY(cairn__store_serve(port, &server, &port));
-    TRY(cairn_tcp_store_create(launch->master_addr, port, cairn_tcp_store_options(.timeout = timeout), &store));
-    TRY(join(env, launch, store, timeout));
-    if (server) {
-        cairn__store_stop(&server);
-    } else if (!launch->agent_store) { /* or this rank's next environment would meet the store of this one */
-        cairn__store_wait_end(store, timeout);
-    }
-out:
-    cairn_store_destroy(&store);
-    cairn__store_stop(&server);
     return st;
 }
 
@@ -96,21 +65,73 @@ static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *w
     return cairn_allgather(env->group, all, words, n, CAIRN_I32, NULL);
 }
 
+/* ---- what was found, in words ---- */
+
+static void put_line(char *text, size_t nbytes, const char *what, const char *line) {
+    const size_t used = strlen(text);
+    snprintf(text + used, nbytes - used, "%s: %s\n", what, line);
+}
+
+/* What is known before the ranks meet; where that hangs, the log has it already. */
+static cairn_status describe(struct cairn_env *env, const struct cairn__launch *launch,
+                             const struct cairn_env_options *o) {
+    cairn_status st = cairn__calloc(1, DESCRIPTION_NBYTES, (void **)&env->description);
+    if (st != CAIRN_OK) return st;
+    char device[300];
+    snprintf(device, sizeof(device), "%s, %s", cairn_device_name(env->device), cairn_device_describe(env->device));
+    cairn__launch_describe(launch, env->description, DESCRIPTION_NBYTES);
+    const char *place = o->store ? "in the program's store" : o->init_method;
+    const bool is_told = launch->size == 1 || launch->meeting.num_hosts > 0;
+    if (place && !is_told) put_line(env->description, DESCRIPTION_NBYTES, "meeting", place);
+    put_line(env->description, DESCRIPTION_NBYTES, "device", device);
+    return CAIRN_OK;
+}
+
+static void log_lines(cairn_log_level level, const char *text) {
+    for (size_t length; *text; text += length + (text[length] == '\n')) {
+        length = strcspn(text, "\n");
+        cairn__log(level, "%.*s", (int)length, text);
+    }
+}
+
+/* Whoever forgot srun in a batch script, or WORLD_SIZE=1 in a shell that calls mpirun, trains alone and should know. */
+static void log_facts(const struct cairn_env *env, const struct cairn__launch *launch) {
+    if (env->rank != 0) return;
+    log_lines(CAIRN_LOG_INFO, env->description);
+    if (launch->size == 1) log_lines(CAIRN_LOG_NOTICE, launch->notes);
+}
+
+static void describe_group(struct cairn_env *env, int port) {
+    char line[100], where[32] = "";
+    if (port) snprintf(where, sizeof(where), ", met at port %d", port);
+    snprintf(line, sizeof(line), "%s%s", cairn_group_backend(env->group), where);
+    put_line(env->description, DESCRIPTION_NBYTES, "group", line);
+    if (env->rank == 0) cairn__log(CAIRN_LOG_INFO, "group: %s", line);
+}
+
+/* ---- creation ---- */
+
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_env *env = NULL;
     struct cairn_env_options o;
+    int port = 0;
     TRY(read_options(options, &o));
     TRY(cairn__calloc(1, sizeof(*env), (void **)&env));
     env->rank = launch->rank;
     env->size = launch->size;
     env->local_rank = launch->local_rank;
+    env->local_size = launch->local_size;
+    env->restart_count = launch->restart_count;
     env->seed = o.seed;
     env->gather = gather;
     TRY(open_device(env, &o));
     TRY(cairn__tape_create(env));
-    TRY(meet(env, launch, o.timeout));
+    TRY(describe(env, launch, &o));
+    log_facts(env, launch);
+    TRY(cairn__env_meet(env, launch, &o, &port));
+    describe_group(env, port);
     *out = env;
     return CAIRN_OK;
 out:
@@ -118,15 +139,37 @@ out:
     return st;
 }
 
+static cairn_status read_launch(const struct cairn_env_options *options, int *argc, char ***argv,
+                                struct cairn__launch *launch) {
+    struct cairn_env_options o;
+    const char *path = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(read_options(options, &o));
+    TRY(cairn__env_file_path(o.init_method, &path));
+    const struct cairn__launch_told told = {.rank = o.rank,
+                                            .world_size = o.world_size,
+                                            .init_method = path ? NULL : o.init_method,
+                                            .has_store = o.store || path};
+    TRY(cairn__launch_read(&told, argc, argv, launch));
+out:
+    return st;
+}
+
+/* Before anything can fail, so that the launcher learns of everything. */
+static void install_error_file(const struct cairn_env_options *options) {
+    struct cairn_env_options o = {.struct_size = sizeof(o)};
+    const bool is_read = cairn__options_read(&o, sizeof(o), options, "cairn_env_options") == CAIRN_OK;
+    cairn__error_file_install(is_read && o.record_errors <= CAIRN_OFF ? o.record_errors : CAIRN_DEFAULT);
+}
+
 cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options, cairn_env **out) {
+    install_error_file(options);
     REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
     cairn_status st = CAIRN_OK;
     struct cairn__launch launch;
-    TRY(cairn__launch_read(argc, argv, &launch));
+    TRY(read_launch(options, argc, argv, &launch));
     cairn__log_set_rank(launch.rank);
     TRY(cairn__env_create_at(&launch, options, out));
-    cairn__log(CAIRN_LOG_INFO, "rank %d of %d (from %s) on %s: %s", launch.rank, launch.size, launch.source,
-               cairn_device_name((*out)->device), cairn_device_describe((*out)->device));
 out:
     return st;
 }
@@ -145,6 +188,7 @@ void cairn_env_destroy(cairn_env **env) {
     cairn__group_destroy(&e->group);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);
+    cairn__free(e->description);
     cairn__free(e);
     *env = NULL;
 }
@@ -171,6 +215,18 @@ int cairn_env_size(const cairn_env *env) {
 
 int cairn_env_local_rank(const cairn_env *env) {
     return env ? env->local_rank : 0;
+}
+
+int cairn_env_local_size(const cairn_env *env) {
+    return env ? env->local_size : 0;
+}
+
+int cairn_env_restart_count(const cairn_env *env) {
+    return env ? env->restart_count : 0;
+}
+
+const char *cairn_env_describe(const cairn_env *env) {
+    return env ? env->description : "";
 }
 
 cairn_group *cairn_env_group(cairn_env *env) {

@@ -4,10 +4,18 @@
 #define CAIRN__ENV_INTERNAL_H
 
 #include "cairn/env.h"
-#include "dist/launch.h"
+#include "dist/launch/launch.h"
 
 /* Collective over launch->size callers. options may be NULL. Errors: as cairn_env_create. */
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out);
+
+/* Meets the other ranks and makes env->group. What is made for it (server, client, file) ends before it returns. *port:
+ * where the TCP store was, 0 = there was none. */
+cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
+                             const struct cairn_env_options *options, int *port);
+
+/* The path in "file:///path", NULL for other methods. CAIRN_EINVAL for "file://" without a whole path. */
+cairn_status cairn__env_file_path(const char *init_method, const char **path);
 
 #endif

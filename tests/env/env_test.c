@@ -102,7 +102,7 @@ static char *find_cpu(cairn_env *env, void *ctx) {
 
 static void several_ranks_compute_on_the_cpu_and_refuse_a_gpu(void **state) {
     (void)state;
-    const struct cairn__launch launch = {.size = 2, .source = "torch"};
+    const struct cairn__launch launch = {.size = 2, .launcher = "torch"};
     cairn_env *env = NULL;
     assert_int_equal(cairn__env_create_at(&launch, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTSUP);
     assert_string_equal(cairn_last_error(),
@@ -124,12 +124,12 @@ struct by_hand {
 
 static void *make_environments_by_hand(void *arg) {
     struct by_hand *self = arg;
-    const struct cairn__launch launch = {.rank = self->rank,
-                                         .size = 2,
-                                         .master_addr = "127.0.0.1",
-                                         .master_port = self->port,
-                                         .key_prefix = "test",
-                                         .source = "torch"};
+    const struct cairn__launch launch = {
+        .rank = self->rank,
+        .size = 2,
+        .launcher = "torch",
+        .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {self->port}, .num_ports = 1},
+        .key_prefix = "test"};
     for (int i = 0; i < 20 && !self->problem; i++) {
         cairn_env *env = NULL;
         int32_t one = 1;

@@ -1,0 +1,407 @@
+/* The error file. One writer a process: whoever comes first, exit() or a signal, takes `state` and keeps it.
+ * Everything from there on is async-signal-safe: the path is made and backtrace(3) loads its library when the thing
+ * is installed, text goes through a small buffer to write(2), and the file is renamed into place when it is whole.
+ *
+ * The text is plain ASCII, since torch's agent stops at a file it cannot decode or parse. */
+#include "env/error_file.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "core/status.h"
+#include "core/vars.h"
+
+enum { STACK_NBYTES = 64 << 10, MOST_FRAMES = 64 };
+
+enum { FREE, WRITING, DONE };
+
+static struct {
+    atomic_int state;
+    atomic_bool handles_exit;
+    atomic_int process; /* 0 = nothing is installed; written last */
+    pid_t thread;
+    const char *last_error; /* of that thread: a handler must not be the first to touch a thread's own variable */
+    struct cairn__error_note *note; /* or NULL: path */
+    char path[PATH_MAX], temporary[PATH_MAX];
+} record;
+
+static char stack[STACK_NBYTES]; /* for a stack that has overflowed */
+
+/* ---- text ---- */
+
+struct text {
+    int fd;
+    char *memory; /* where there is no fd: to be filled up to its last byte, a NUL that stays */
+    size_t memory_left;
+    bool json, failed;
+    size_t used;
+    char room[512];
+};
+
+static void flush_to_memory(struct text *t) {
+    const size_t n = t->used < t->memory_left ? t->used : t->memory_left;
+    memcpy(t->memory, t->room, n);
+    t->memory += n;
+    t->memory_left -= n;
+    t->used = 0;
+}
+
+static void flush_to_fd(struct text *t) {
+    for (size_t done = 0; done < t->used && !t->failed;) {
+        const ssize_t n = write(t->fd, t->room + done, t->used - done);
+        if (n < 0 && errno == EINTR) continue;
+        t->failed = n < 0;
+        if (n > 0) done += (size_t)n;
+    }
+    t->used = 0;
+}
+
+static void flush(struct text *t) {
+    if (t->memory) {
+        flush_to_memory(t);
+    } else {
+        flush_to_fd(t);
+    }
+}
+
+static void put_bytes(struct text *t, const char *bytes, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (t->used == sizeof(t->room)) flush(t);
+        t->room[t->used++] = bytes[i];
+    }
+}
+
+static void put_raw(struct text *t, const char *s) {
+    put_bytes(t, s, strlen(s));
+}
+
+static void put_number(struct text *t, uint64_t n, unsigned base) {
+    char digits[24];
+    size_t at = sizeof(digits);
+    do {
+        digits[--at] = "0123456789abcdef"[n % base];
+        n /= base;
+    } while (n);
+    put_bytes(t, digits + at, sizeof(digits) - at);
+}
+
+static void put_unit(struct text *t, uint32_t unit) {
+    put_raw(t, "\\u");
+    for (int shift = 12; shift >= 0; shift -= 4) put_bytes(t, &"0123456789abcdef"[unit >> shift & 15], 1);
+}
+
+/* One character of UTF-8 at s; *length is its bytes. U+FFFD, one byte long, for what is none. */
+static uint32_t decode(const unsigned char *s, size_t *length) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    const size_t n = s[0] < 0x80             ? 1
+                     : (s[0] & 0xe0) == 0xc0 ? 2
+                     : (s[0] & 0xf0) == 0xe0 ? 3
+                     : (s[0] & 0xf8) == 0xf0 ? 4
+                                             : 0;
+    *length = 1;
+    if (n == 1) return s[0];
+    uint32_t c = n ? s[0] & (0x7fu >> n) : 0;
+    for (size_t i = 1; i < n; i++) {
+        if ((s[i] & 0xc0) != 0x80) return 0xfffd; /* the end of the string too */
+        c = c << 6 | (s[i] & 0x3fu);
+    }
+    if (n == 0 || c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0xfffd;
+    *length = n;
+    return c;
+}
+
+static void put_escaped(struct text *t, uint32_t c) {
+    const char byte = (char)c;
+    if (c == '"' || c == '\\') {
+        put_raw(t, "\\");
+        put_bytes(t, &byte, 1);
+    } else if (c >= 0x20 && c < 0x7f) {
+        put_bytes(t, &byte, 1);
+    } else if (c < 0x10000) {
+        put_unit(t, c);
+    } else {
+        put_unit(t, 0xd800 + ((c - 0x10000) >> 10));
+        put_unit(t, 0xdc00 + ((c - 0x10000) & 0x3ff));
+    }
+}
+
+/* Text of a string of the JSON, or as it is. */
+static void put(struct text *t, const char *s) {
+    if (!t->json) {
+        put_raw(t, s);
+        return;
+    }
+    for (size_t length; *s; s += length) put_escaped(t, decode((const unsigned char *)s, &length));
+}
+
+/* ---- what is said ---- */
+
+struct failure {
+    int status, signal;      /* one of them is 0 */
+    const char *kind, *what; /* "EINVAL" and the last error; "" = there was none */
+    const void *address;     /* of a fault, or NULL */
+    bool is_consequence;     /* of another rank's end */
+};
+
+static void put_code(struct text *t, const struct failure *f) {
+    put(t, "exit code ");
+    put_number(t, (uint64_t)f->status, 10);
+}
+
+static const char *name_of(int signal) {
+    const char *name = sigabbrev_np(signal);
+    return name ? name : "?";
+}
+
+static void put_signal(struct text *t, const struct failure *f) {
+    const char *meaning = sigdescr_np(f->signal);
+    put(t, "SIG");
+    put(t, name_of(f->signal));
+    put(t, ": ");
+    put(t, meaning ? meaning : "?");
+    if (!f->address) return;
+    put(t, " at address 0x");
+    put_number(t, (uintptr_t)f->address, 16);
+}
+
+static void put_last_error(struct text *t, const struct failure *f) {
+    put(t, "CAIRN_");
+    put(t, f->kind);
+    put(t, ": ");
+    put(t, f->what);
+}
+
+/* The failure in a line. */
+static void put_message(struct text *t, const struct failure *f) {
+    if (f->signal) {
+        put_signal(t, f);
+    } else if (f->what[0]) {
+        put_last_error(t, f);
+    } else {
+        put_code(t, f);
+        put(t, ", and no call of Cairn had failed");
+    }
+}
+
+static void put_frame(struct text *t, void *address) {
+    Dl_info at;
+    put(t, "\n  ");
+    if (dladdr(address, &at) == 0 || !at.dli_fname) at = (Dl_info){.dli_fname = "?"};
+    put(t, at.dli_fname);
+    put(t, "(");
+    if (at.dli_sname) put(t, at.dli_sname);
+    put(t, "+0x");
+    put_number(t, (uintptr_t)address - (uintptr_t)(at.dli_sname ? at.dli_saddr : at.dli_fbase), 16);
+    put(t, ")");
+}
+
+static void put_backtrace(struct text *t) {
+    void *frames[MOST_FRAMES];
+    const int n = backtrace(frames, MOST_FRAMES);
+    put(t, "\nBacktrace:");
+    for (int i = 0; i < n; i++) put_frame(t, frames[i]);
+}
+
+/* What the launcher shows instead of a call stack. */
+static void put_details(struct text *t, const struct failure *f) {
+    put_message(t, f);
+    if (!f->signal && f->what[0]) {
+        put(t, "\n(");
+        put_code(t, f);
+        put(t, ")");
+    }
+    if (f->signal && f->what[0]) {
+        put(t, "\nCairn's last error before: ");
+        put_last_error(t, f);
+    }
+    if (f->signal) put_backtrace(t);
+}
+
+/* Whole seconds, by which torch's agent finds the first failure. Who fails because another rank has ended rounds up,
+ * so that the other is the first within the same second as well. */
+static void put_json(struct text *t, const struct failure *f) {
+    put_raw(t, "{\"message\": {\"message\": \"");
+    put_message(t, f);
+    put_raw(t, "\", \"extraInfo\": {\"py_callstack\": \"");
+    put_details(t, f);
+    put_raw(t, "\", \"timestamp\": \"");
+    put_number(t, (uint64_t)time(NULL) + f->is_consequence, 10);
+    put_raw(t, "\"}}}\n");
+}
+
+/* ---- where to ---- */
+
+/* A file of the program's own stays. False: errno tells why it could not be done. */
+static bool move_into_place(void) {
+    if (renameat2(AT_FDCWD, record.temporary, AT_FDCWD, record.path, RENAME_NOREPLACE) == 0 || errno == EEXIST) {
+        (void)unlink(record.temporary);
+        return true;
+    }
+    if (errno != EINVAL && errno != ENOSYS) return false;
+    if (faccessat(AT_FDCWD, record.path, F_OK, 0) == 0) return unlink(record.temporary) == 0; /* NFS and others */
+    return rename(record.temporary, record.path) == 0;
+}
+
+static bool write_file(const struct failure *f) {
+    struct text t = {.json = true};
+    t.fd = open(record.temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (t.fd < 0) return false;
+    put_json(&t, f);
+    flush(&t);
+    const int reason = errno;
+    (void)close(t.fd);
+    if (!t.failed && move_into_place()) return true;
+    const int reason_of_move = errno;
+    (void)unlink(record.temporary);
+    errno = t.failed ? reason : reason_of_move;
+    return false;
+}
+
+static void write_note(const struct failure *f) {
+    struct cairn__error_note *note = record.note;
+    struct text t = {.memory = note->text, .memory_left = sizeof(note->text) - 1};
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    note->at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    note->is_consequence = f->is_consequence;
+    if (!f->signal && f->what[0]) {
+        put_code(&t, f);
+        put(&t, ": ");
+    }
+    put_message(&t, f);
+    flush(&t);
+}
+
+static bool write_failure(const struct failure *f) {
+    if (!record.note) return write_file(f);
+    write_note(f);
+    return true;
+}
+
+static bool is_mine(void) {
+    return atomic_load(&record.process) == getpid();
+}
+
+static bool take(void) {
+    int is_free = FREE;
+    return is_mine() && atomic_compare_exchange_strong(&record.state, &is_free, WRITING);
+}
+
+void cairn__error_file_write(int status) {
+    if (status == 0 || !take()) return;
+    const cairn_status last = cairn__last_status();
+    const struct failure f = {.status = status & 0xff,
+                              .kind = cairn_status_name(last),
+                              .what = cairn_last_error(),
+                              .is_consequence = last == CAIRN_EPEER};
+    if (!write_failure(&f)) {
+        cairn__log(CAIRN_LOG_WARNING, "the error file '%s' (TORCHELASTIC_ERROR_FILE) could not be written: %s",
+                   record.path, strerror(errno));
+    }
+    atomic_store(&record.state, DONE);
+}
+
+static void at_exit(int status, void *unused) {
+    (void)unused;
+    cairn__error_file_write(status);
+}
+
+/* ---- signals ---- */
+
+/* Of two threads that fault at one time the second would end the process while the first writes. */
+static void wait_for_writer(void) {
+    const struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
+    for (int i = 0; i < 200 && is_mine() && atomic_load(&record.state) == WRITING; i++) (void)nanosleep(&moment, NULL);
+}
+
+/* The default action follows when this returns. */
+static void on_signal(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    static const char nothing[] = "";
+    if (take()) {
+        const bool of_hardware = info->si_code > 0 && signal != SIGABRT;
+        const bool known = record.thread == gettid();
+        const struct failure f = {.signal = signal,
+                                  .kind = known ? cairn_status_name(cairn__last_status()) : nothing,
+                                  .what = known ? record.last_error : nothing,
+                                  .address = of_hardware ? info->si_addr : NULL};
+        (void)write_failure(&f);
+        atomic_store(&record.state, DONE);
+    } else {
+        wait_for_writer();
+    }
+    struct sigaction usual = {.sa_handler = SIG_DFL};
+    (void)sigaction(signal, &usual, NULL);
+    (void)raise(signal); /* for one that was sent, which would not come again by itself */
+}
+
+static void handle(int signal) {
+    struct sigaction now, ours = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigemptyset(&ours.sa_mask);
+    if (sigaction(signal, NULL, &now) == 0 && now.sa_handler == SIG_DFL) (void)sigaction(signal, &ours, NULL);
+}
+
+static void handle_signals(void) {
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    void *frame;
+    stack_t now;
+    (void)backtrace(&frame, 1); /* loads libgcc_s */
+    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
+        (void)sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof(stack)}, NULL);
+    }
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) handle(signals[i]);
+}
+
+/* ---- installing ---- */
+
+/* The launcher means its own folder, wherever the program goes. The temporary file has a short name of its own: that of
+ * the file may be as long as a name can be. */
+static bool set_path(const char *path) {
+    char folder[PATH_MAX] = "";
+    if (path[0] != '/' && !getcwd(folder, sizeof(folder))) return false;
+    const int n = snprintf(record.path, sizeof(record.path), "%s%s%s", folder, folder[0] ? "/" : "", path);
+    if (n < 0 || (size_t)n >= sizeof(record.path)) return false;
+    const int until_name = (int)(strrchr(record.path, '/') + 1 - record.path);
+    const int m = snprintf(record.temporary, sizeof(record.temporary), "%.*s.cairn-error-%d", until_name, record.path,
+                           (int)getpid());
+    return m > 0 && (size_t)m < sizeof(record.temporary);
+}
+
+static void install(struct cairn__error_note *note) {
+    record.note = note;
+    record.thread = gettid();
+    record.last_error = cairn_last_error();
+    atomic_store(&record.state, FREE);
+    atomic_store(&record.process, getpid());
+    if (!atomic_exchange(&record.handles_exit, true)) (void)on_exit(at_exit, NULL);
+    handle_signals();
+}
+
+void cairn__error_file_install(cairn_switch wanted) {
+    static atomic_flag busy = ATOMIC_FLAG_INIT; /* ranks may be threads; the first has it */
+    const char *path = cairn__var("TORCHELASTIC_ERROR_FILE");
+    if (wanted == CAIRN_OFF || !path || is_mine() || atomic_flag_test_and_set(&busy)) return;
+    if (set_path(path)) {
+        install(NULL);
+    } else {
+        cairn__log(CAIRN_LOG_WARNING, "TORCHELASTIC_ERROR_FILE='%.100s...' is no path that can be written to", path);
+    }
+    atomic_flag_clear(&busy);
+}
+
+void cairn__error_file_install_note(struct cairn__error_note *note) {
+    install(note);
+}
