@@ -9,6 +9,7 @@ PACKAGES_TO_BUILD=(
     "ninja-build    | command -v ninja                   | runs the build"
     "pkg-config     | command -v pkg-config              | finds libraries"
     "python3        | command -v python3                 | meson and the tests run on it"
+    "libjansson-dev | has_header jansson.h               | cairn-run reads the error files of ranks"
     "libdnnl-dev    | has_header oneapi/dnnl/dnnl.h      | oneDNN, matrix products on the CPU"
 )
 PACKAGES_TO_CHECK=(
@@ -22,7 +23,14 @@ PACKAGES_TO_CHECK=(
     "libc6-dev-arm64-cross | test -e /usr/aarch64-linux-gnu/include/stdlib.h | the C library for it"
     "python3-sklearn | test -e /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz | its handwritten digits are trained on"
     "qemu-user      | command -v qemu-aarch64            | runs what was compiled for it"
+    "iproute2       | command -v ip                      | makes networks for the tests' own machines"
+    "openmpi-bin    | command -v mpirun                  | starts ranks as its users do"
+    "mpich          | command -v mpiexec.hydra           | starts ranks in another way"
+    "slurm-wlm      | test -x /usr/sbin/slurmctld        | starts ranks, from daemons that the tests start themselves"
+    "munge          | test -x /usr/sbin/munged           | by which these know each other"
 )
+# What the packages above would start, now and with the machine.
+UNWANTED_SERVICES=(munge slurmctld slurmd)
 
 say() { printf '%s\n' "$*"; }
 
@@ -50,6 +58,26 @@ install_missing() {
     [[ ${#missing[@]} -eq 0 ]] || apt_install "${missing[@]}"
 }
 
+# The services of the list that are there, one a line.
+services() {
+    local service
+    for service in "${UNWANTED_SERVICES[@]}"; do
+        [[ ! -e /etc/init.d/$service ]] || say "$service"
+    done
+}
+
+# turn_off SERVICE COMMAND...: with COMMAND (sudo) in front of what starts services on this machine.
+turn_off() {
+    local service=$1
+    shift
+    if command -v systemctl; then
+        "$@" systemctl disable --now "$service"
+    else
+        "$@" invoke-rc.d "$service" stop
+        "$@" update-rc.d "$service" disable
+    fi >/dev/null 2>&1 || true # in a chroot nothing runs
+}
+
 apt_install() {
     command -v apt-get >/dev/null ||
         die "this machine has no apt-get; install the packages above with what it has, then run this again"
@@ -60,8 +88,9 @@ apt_install() {
         as_root=(sudo)
         [[ -t 0 ]] || as_root+=(-n) # nobody could type a password
     fi
-    local log
+    local log before service
     log=$(mktemp)
+    before=$(services)
     say "Installing with apt-get ..."
     # An index that cannot be refreshed may still do; what counts is whether the packages come.
     if ! { "${as_root[@]}" apt-get update -q || true
@@ -72,6 +101,9 @@ apt_install() {
         die "apt-get could not install $* (is there a network, and may this user install?)"
     fi
     rm -f "$log"
+    for service in $(services | grep -vxF -e "$before"); do
+        turn_off "$service" "${as_root[@]}"
+    done
 }
 
 # quietly LOG COMMAND...: its output goes to LOG, whose end is shown where it fails.

@@ -1,4 +1,4 @@
-/* A rank that does nothing but meet the others at the launcher's store, under TORCHELASTIC_RUN_ID, and leave. */
+/* A rank that does nothing but meet the others at the launcher's store, where nobody has been before, and leave. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,6 +18,10 @@ int main(void) {
                                  cairn_tcp_store_options(.timeout = 10), &store));
     int64_t here = 0;
     CHECK(cairn_store_add(store, "here", 1, &here));
+    if (here > atoi(getenv("WORLD_SIZE"))) {
+        fprintf(stderr, "join: somebody was here before\n");
+        return 1;
+    }
     if (here == atoi(getenv("WORLD_SIZE"))) CHECK(cairn_store_set(store, "all", "", 0));
     CHECK(cairn_store_wait(store, &(const char *){"all"}, 1));
     cairn_store_destroy(&store);

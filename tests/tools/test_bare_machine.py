@@ -60,16 +60,21 @@ class BareMachine(unittest.TestCase):
         return subprocess.run(without_network() + ["tools/gpu-check", "build"], cwd=self.tree, env=env, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=1800)
 
+    def check_links(self, program, *libraries):
+        """That they are found in bundle/."""
+        linked = subprocess.run(["ldd", os.path.join(self.tree, "build-gpu", program)], capture_output=True, text=True,
+                                check=True).stdout
+        for library in libraries:
+            self.assertRegex(linked, f"{library}.* => {self.tree}/bundle/")
+
     def test_builds_everything_and_says_that_there_is_no_gpu(self):
         run = self.run_it()
         gpu = glob.glob("/dev/nvidia[0-9]*")
         self.assertEqual(run.returncode, 0 if gpu else SKIP, run.stdout)
         self.assertTrue(gpu or "no GPU: there is no /dev/nvidia*" in run.stdout, run.stdout)
         self.assertTrue(glob.glob(os.path.join(self.tree, "build-gpu/**/libcairn_cuda.so"), recursive=True))
-        program = os.path.join(self.tree, "build-gpu/tests/device/device_test")
-        linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-        for library in "libcmocka", "libdnnl", "libgomp", "libOpenCL":
-            self.assertRegex(linked, f"{library}.* => {self.tree}/bundle/")
+        self.check_links("tests/device/device_test", "libcmocka", "libdnnl", "libgomp", "libOpenCL")
+        self.check_links("tools/cairn-run", "libjansson")
         with open(os.path.join(self.top, "out/gpu-check.json"), encoding="utf-8") as f:
             self.assertEqual([test["result"] for test in json.load(f)["tests"]], ["passed", "passed"])
 

@@ -1,0 +1,269 @@
+#include "rendezvous_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "place.h"
+#include "text.h"
+
+static const double WATCH_INTERVAL = 0.5;
+
+bool host_open(struct rendezvous *r, int port) {
+    if (cairn__store_serve(port, &r->server, &r->port) != CAIRN_OK) return false;
+    static const char *const loopback[] = {"127.0.0.1", "::1"};
+    for (int i = 0; i < 2; i++) {
+        if (cairn_tcp_store_create(loopback[i], r->port, cairn_tcp_store_options(.timeout = r->patience), &r->store) ==
+            CAIRN_OK) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void host_close(struct rendezvous *r) {
+    for (int i = 0; i < r->num_agents; i++) {
+        free(r->agents[i].host);
+        free(r->agents[i].role);
+    }
+    free(r->agents);
+    cairn__store_stop(&r->server);
+}
+
+/* ---- who is there ---- */
+
+static void read_agent(struct rendezvous *r, int id) {
+    struct agent_seen *a = &r->agents[id - 1];
+    char *text = rendezvous_get(r, rendezvous_key(r, "agent/%d", id));
+    char host[256] = "?", role[256] = "default";
+    if (text) sscanf(text, "%d %d\n%255[^\n]\n%255[^\n]", &a->node_rank, &a->ranks, host, role);
+    cairn_store_free(text);
+    a->host = format_text("%s", host);
+    a->role = format_text("%s", role);
+}
+
+/* False for a number that no agent has. An agent that died before it said who it is has a number and no more. */
+static bool know_agent(struct rendezvous *r, int id) {
+    if (id < 1) return false;
+    if (id > r->num_agents) {
+        if (id > rendezvous_add(r, rendezvous_key(r, "agents"), 0)) return false;
+        r->agents = must(realloc(r->agents, (size_t)id * sizeof(*r->agents)));
+        while (r->num_agents < id) r->agents[r->num_agents++] = (struct agent_seen){0};
+    }
+    if (!r->agents[id - 1].host && rendezvous_present(r, rendezvous_key(r, "agent/%d", id))) read_agent(r, id);
+    return r->agents[id - 1].host != NULL;
+}
+
+static void take_entry(struct rendezvous *r, int entry) {
+    int id = abs(entry);
+    if (!know_agent(r, id)) return;
+    struct agent_seen *a = &r->agents[id - 1];
+    a->waiting = entry > 0;
+    a->gone = entry < 0;
+    if (entry < 0) return;
+    a->joins++;
+    a->lost = a->place_freed = false; /* it was only out of reach */
+    a->beat_at = now();
+}
+
+/* Whole lines only: an entry is appended in one piece. */
+static void read_list(struct rendezvous *r) {
+    char *list = rendezvous_get(r, rendezvous_key(r, "list"));
+    if (!list) return;
+    if (strlen(list) < r->list_read) r->list_read = 0; /* no cairn-run does that; whoever can reach the port may */
+    const char *entry = list + r->list_read;
+    for (const char *end; (end = strchr(entry, '\n')); entry = end + 1) {
+        int value = atoi(entry);
+        if (value != 0) take_entry(r, value);
+    }
+    r->list_read = (size_t)(entry - list);
+    cairn_store_free(list);
+}
+
+/* Whoever is needed and does not show life for keep_alive is lost. A host that was itself held up begins anew. */
+static void read_beats(struct rendezvous *r) {
+    double time = now(), limit = r->keep_alive;
+    if (time < r->watched_at + WATCH_INTERVAL) return;
+    bool held_up = time > r->watched_at + limit / 2;
+    r->watched_at = time;
+    for (int i = 0; i < r->num_agents; i++) {
+        struct agent_seen *a = &r->agents[i];
+        if (i + 1 == r->id || a->gone || a->lost || !(a->member || a->waiting)) continue;
+        int64_t beat = rendezvous_add(r, rendezvous_key(r, "beat/%d", i + 1), 0);
+        if (beat != a->beat || held_up) a->beat_at = time;
+        a->beat = beat;
+        a->lost = time > a->beat_at + limit;
+    }
+}
+
+/* A static run's place is free again once its agent is lost or gone. */
+static void free_places(struct rendezvous *r) {
+    for (int i = 0; i < r->num_agents; i++) {
+        struct agent_seen *a = &r->agents[i];
+        if (r->options->backend != RENDEZVOUS_STATIC || !(a->lost || a->gone) || a->place_freed) continue;
+        rendezvous_ok(r, cairn_store_delete(r->store, rendezvous_key(r, "node/%d", a->node_rank), NULL));
+        a->place_freed = true;
+    }
+}
+
+int host_others(const struct rendezvous *r) {
+    int others = 0;
+    for (int i = 0; i < r->num_agents; i++) {
+        const struct agent_seen *a = &r->agents[i];
+        others += i + 1 != r->id && a->member && !a->gone && !a->lost;
+    }
+    return others;
+}
+
+/* ---- a world ---- */
+
+static bool may_join(const struct agent_seen *a) {
+    return a->waiting && !a->gone && !a->lost;
+}
+
+/* The waiting agent that came last with this node_rank, -1 = none. */
+static int find_node(const struct rendezvous *r, int node_rank) {
+    for (int i = r->num_agents - 1; i >= 0; i--) {
+        if (may_join(&r->agents[i]) && r->agents[i].node_rank == node_rank) return i;
+    }
+    return -1;
+}
+
+/* Fills nodes with indices into agents; how many, 0 = not yet. */
+static int choose_static(const struct rendezvous *r, int nodes[]) {
+    int n = r->options->max_nodes;
+    for (int i = 0; i < n; i++) {
+        nodes[i] = find_node(r, i);
+        if (nodes[i] < 0) return 0;
+    }
+    return n;
+}
+
+static int count(const struct rendezvous *r, bool (*is)(const struct agent_seen *a)) {
+    int n = 0;
+    for (int i = 0; i < r->num_agents; i++) n += is(&r->agents[i]);
+    return n;
+}
+
+static bool is_expected(const struct agent_seen *a) {
+    return a->member && !a->waiting && !a->gone && !a->lost;
+}
+
+/* Enough have come, and those that were there before; the first time others have the last call's seconds to come
+ * too. */
+static bool is_time(struct rendezvous *r) {
+    int waiting = count(r, may_join);
+    bool enough = waiting >= r->options->min_nodes;
+    if (!enough) r->enough_at = 0;
+    else if (r->enough_at == 0) r->enough_at = now();
+    if (!enough || count(r, is_expected) > 0) return false;
+    return waiting >= r->options->max_nodes || r->round > 0 || now() >= r->enough_at + r->options->last_call_timeout;
+}
+
+/* In the order of arrival; where there are too many, those that were there before go first. */
+static int choose_dynamic(struct rendezvous *r, int nodes[]) {
+    if (!is_time(r)) return 0;
+    int room = r->options->max_nodes, n = 0;
+    for (int i = 0; i < r->num_agents; i++) room -= may_join(&r->agents[i]) && r->agents[i].member;
+    for (int i = 0; i < r->num_agents; i++) {
+        if (!may_join(&r->agents[i])) continue;
+        if (r->agents[i].member || room-- > 0) nodes[n++] = i;
+    }
+    return n;
+}
+
+/* What node's ranks are counted from; the rank after the last for node = n. role NULL: all roles count. */
+static int ranks_before(const struct rendezvous *r, const int nodes[], int node, const char *role) {
+    int sum = 0;
+    for (int i = 0; i < node; i++) {
+        const struct agent_seen *a = &r->agents[nodes[i]];
+        if (!role || strcmp(a->role, role) == 0) sum += a->ranks;
+    }
+    return sum;
+}
+
+static void call_node(struct rendezvous *r, const int nodes[], int n, int node, int restart) {
+    struct agent_seen *a = &r->agents[nodes[node]];
+    const char *address = r->options->local_addr ? r->options->local_addr : "-";
+    char *call = format_text("%d %d %d %d %d %d %d %d %s", r->round, restart, node, n,
+                             ranks_before(r, nodes, node, NULL), ranks_before(r, nodes, n, NULL),
+                             ranks_before(r, nodes, node, a->role), ranks_before(r, nodes, n, a->role), address);
+    rendezvous_set(r, rendezvous_key(r, "call/%d/%d", nodes[node] + 1, a->joins), call);
+    free(call);
+    a->node = node;
+    a->waiting = false;
+    a->member = true;
+}
+
+void host_form(struct rendezvous *r, int restart) {
+    read_list(r);
+    read_beats(r);
+    free_places(r);
+    int *nodes = must(calloc((size_t)r->options->max_nodes + (size_t)r->num_agents, sizeof(*nodes)));
+    int n = r->options->backend == RENDEZVOUS_STATIC ? choose_static(r, nodes) : choose_dynamic(r, nodes);
+    if (n > 0) {
+        r->round++;
+        r->done = false;
+        cairn__store_keep_only(r->server, "/cairn-run/"); /* ranks of the attempt before are gone */
+        for (int i = 0; i < r->num_agents; i++) r->agents[i].member = false;
+        for (int node = 0; node < n; node++) call_node(r, nodes, n, node, restart);
+    }
+    free(nodes);
+}
+
+char *host_missing(const struct rendezvous *r) {
+    const struct options *o = r->options;
+    if (o->backend == RENDEZVOUS_C10D) return format_text("%d of %d came", count(r, may_join), o->min_nodes);
+    char *text = format_text("no cairn-run came with --node_rank");
+    int missing = 0;
+    for (int node = 0; node < o->max_nodes; node++) {
+        if (find_node(r, node) >= 0 || ++missing > 8) continue;
+        char *longer = format_text("%s%s %d", text, missing > 1 ? "," : "", node);
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
+/* ---- while an attempt runs ---- */
+
+static void tell_lost(struct rendezvous *r) {
+    for (int i = 0; i < r->num_agents; i++) {
+        const struct agent_seen *a = &r->agents[i];
+        if (!a->member || !a->lost) continue;
+        char *report = format_text("node %d (%s) gave no sign of life for %g s", a->node, a->host, r->keep_alive);
+        rendezvous_tell(r, NEWS_LOST, false, 1, report);
+        free(report);
+        return;
+    }
+}
+
+static bool is_newcomer(const struct agent_seen *a) {
+    return may_join(a) && !a->member;
+}
+
+static void tell_newcomers(struct rendezvous *r) {
+    const struct options *o = r->options;
+    if (o->backend != RENDEZVOUS_C10D || r->nodes >= o->max_nodes || r->done) return;
+    int newcomers = count(r, is_newcomer);
+    if (newcomers == 0 || rendezvous_add(r, rendezvous_key(r, "done/%d", r->round), 0) != 0) return;
+    char *report = format_text("%d more node%s to join", newcomers, newcomers > 1 ? "s wait" : " waits");
+    rendezvous_tell(r, NEWS_MEMBERSHIP, false, 0, report);
+    free(report);
+}
+
+static void tell_done(struct rendezvous *r) {
+    if (r->done && rendezvous_add(r, rendezvous_key(r, "done/%d", r->round), 0) >= r->nodes) {
+        rendezvous_tell(r, NEWS_DONE, true, 0, "");
+    }
+}
+
+void host_watch(struct rendezvous *r) {
+    read_list(r);
+    read_beats(r);
+    free_places(r);
+    if (r->tidings.news) return;
+    tell_lost(r);
+    tell_newcomers(r);
+    tell_done(r);
+}

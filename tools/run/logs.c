@@ -1,0 +1,364 @@
+/* A file is its own buffer: a tail remembers how far it has been shown and reads on only when its console has taken
+ * what it was given, so a slow console costs no memory and holds up nobody.
+ * Source: pytorch torch/distributed/elastic/multiprocessing/{api,tail_log}.py (1.13 to 2.x). */
+#include "logs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "text.h"
+
+enum {
+    STREAMS = 2,
+    CHUNK = 65536,   /* bytes read at once; a longer line is shown in pieces */
+    BUDGET = 1 << 20 /* bytes shown in one logs_pump, so that cairn-run looks at its ranks in between */
+};
+
+static const double interval = 0.1; /* torch's, seconds */
+static const double patience = 10;  /* seconds that a console may take nothing at the end */
+static const double never = 1e6;
+
+static const struct {
+    int bit, console;
+    const char *name;
+} streams[STREAMS] = {
+    {STREAM_OUT, STDOUT_FILENO, "stdout.log"},
+    {STREAM_ERR, STDERR_FILENO, "stderr.log"},
+};
+
+/* cairn-run's stdout or stderr. */
+struct console {
+    char *bytes; /* [n] of which `done` are written */
+    size_t n, done, room;
+    bool closed; /* takes nothing any more */
+    bool stuck;  /* though somebody may still read it */
+};
+
+/* A teed file as it is shown. */
+struct tail {
+    int fd, stream;
+    off_t at;
+    bool after_return; /* a "\n" here belongs to the line that "\r" ended */
+    char *prefix;
+};
+
+struct logs {
+    const struct options *options;
+    char *base;          /* its own folder below TMPDIR, NULL = --log_dir */
+    char *run;           /* NULL = no folder */
+    char **errors;       /* [ranks] */
+    int (*fds)[STREAMS]; /* [ranks]; -1 = cairn-run's own */
+    struct tail *tails;
+    size_t n_tails;
+    struct console consoles[STREAMS];
+    bool more;  /* the budget was spent */
+    bool holds; /* files hold what no console has shown */
+    char chunk[CHUNK];
+};
+
+/* ---- folders ---- */
+
+static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *walk) {
+    (void)status;
+    (void)kind;
+    (void)walk;
+    remove(path);
+    return 0;
+}
+
+void remove_tree(const char *path) {
+    nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* As mkdir -p. */
+static bool make_folders(const char *path) {
+    char *copy = must(strdup(path));
+    bool fine = true;
+    for (char *slash = copy + 1; fine && *copy; slash++) {
+        char kept = *slash;
+        if (kept && kept != '/') continue;
+        *slash = '\0';
+        fine = mkdir(copy, 0777) == 0 || errno == EEXIST;
+        *slash = kept;
+        if (!kept) break;
+    }
+    free(copy);
+    return fine;
+}
+
+/* base/<run_id>_<random>; NULL where it cannot be made. */
+static char *make_run_folder(const char *base, const char *run_id) {
+    char *name = format_text("%.100s", run_id);
+    for (char *c = name; *c; c++) *c = *c == '/' ? '_' : *c;
+    char *path = format_text("%s/%s_XXXXXX", base, name);
+    free(name);
+    char *full = mkdtemp(path) ? realpath(path, NULL) : NULL; /* ranks may go to other folders */
+    free(path);
+    return full;
+}
+
+static bool wants_files(const struct options *o) {
+    for (int r = 0; r < o->ranks; r++) {
+        if (o->redirects[r] | o->tee[r]) return true;
+    }
+    return false;
+}
+
+/* Without --log_dir and files that the user asked for, a job goes on without error files. */
+static bool open_own_folder(struct logs *logs) {
+    const char *tmp = getenv("TMPDIR");
+    logs->base = format_text("%s/cairn-run_XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (mkdtemp(logs->base)) {
+        logs->run = make_run_folder(logs->base, logs->options->run_id);
+        if (logs->run) return true;
+        rmdir(logs->base);
+    }
+    bool needed = wants_files(logs->options);
+    say("no folder like %s can be made: %s; %s", logs->base, strerror(errno),
+        needed ? "name one with --log-dir" : "what ranks would say of their errors is not collected");
+    free(logs->base);
+    logs->base = NULL;
+    return !needed;
+}
+
+static bool open_folder(struct logs *logs) {
+    const char *folder = logs->options->log_dir;
+    if (!folder) return open_own_folder(logs);
+    if (strcmp(folder, "/dev/null") == 0) return true;
+    if (make_folders(folder)) logs->run = make_run_folder(folder, logs->options->run_id);
+    if (!logs->run) say("--log-dir %s: no folder can be made there: %s", folder, strerror(errno));
+    return logs->run != NULL;
+}
+
+/* ---- an attempt's files ---- */
+
+static char *make_prefix(const struct options *o, int rank, int first_rank) {
+    char local[16], global[16], host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    snprintf(local, sizeof(local), "%d", rank);
+    snprintf(global, sizeof(global), "%d", first_rank + rank);
+    const struct substitution names[] = {
+        {"role_name", o->role}, {"local_rank", local}, {"rank", global}, {"hostname", host}, {0}};
+    return substitute(o->line_prefix, names);
+}
+
+/* The descriptor; -1 = none, a sentence has been said. */
+static int open_or_say(const char *path, int flags) {
+    int fd = open(path, flags | O_CLOEXEC, 0666);
+    if (fd < 0) say("%s: %s%s", path, strerror(errno), errno == EMFILE ? "; raise `ulimit -n`" : "");
+    return fd;
+}
+
+static bool add_tail(struct logs *logs, const char *path, int stream, char *prefix) {
+    struct tail t = {.fd = open_or_say(path, O_RDONLY), .stream = stream, .prefix = prefix};
+    logs->tails = must(realloc(logs->tails, (logs->n_tails + 1) * sizeof(*logs->tails)));
+    logs->tails[logs->n_tails++] = t;
+    return t.fd >= 0;
+}
+
+static bool open_file(struct logs *logs, const char *folder, int rank, int stream, int first_rank) {
+    const struct options *o = logs->options;
+    bool shown = o->tee[rank] & streams[stream].bit && o->shown[rank];
+    char *path = format_text("%s/%s", folder, streams[stream].name);
+    int fd = open_or_say(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    bool fine = fd >= 0;
+    if (fine && shown) fine = add_tail(logs, path, stream, make_prefix(o, rank, first_rank));
+    if (!shown) logs->holds = true;
+    logs->fds[rank][stream] = fd;
+    free(path);
+    return fine;
+}
+
+/* folder is NULL where there are no files: what is redirected is gone then, and what is teed is shown as it comes. */
+static bool open_stream(struct logs *logs, const char *folder, int rank, int stream, int first_rank) {
+    const struct options *o = logs->options;
+    int bit = streams[stream].bit;
+    bool teed = o->tee[rank] & bit, redirected = o->redirects[rank] & bit;
+    if (folder && (teed || redirected)) return open_file(logs, folder, rank, stream, first_rank);
+    if (o->shown[rank] && !(redirected && !teed)) return true;
+    logs->fds[rank][stream] = open_or_say("/dev/null", O_WRONLY);
+    return logs->fds[rank][stream] >= 0;
+}
+
+static bool open_rank(struct logs *logs, const char *attempt, int rank, int first_rank) {
+    char *folder = attempt ? format_text("%s/%d", attempt, rank) : NULL;
+    bool fine = !folder || mkdir(folder, 0777) == 0;
+    if (!fine) say("%s: %s", folder, strerror(errno));
+    logs->errors[rank] = folder ? format_text("%s/error.json", folder) : must(strdup(""));
+    for (int s = 0; fine && s < STREAMS; s++) fine = open_stream(logs, folder, rank, s, first_rank);
+    free(folder);
+    return fine;
+}
+
+/* The end of what ranks wrote is shown first. */
+static void close_attempt(struct logs *logs) {
+    logs_pump(logs, true);
+    for (size_t i = 0; i < logs->n_tails; i++) {
+        if (logs->tails[i].fd >= 0) close(logs->tails[i].fd);
+        free(logs->tails[i].prefix);
+    }
+    logs->n_tails = 0;
+    for (int r = 0; r < logs->options->ranks; r++) {
+        for (int s = 0; s < STREAMS; s++) {
+            if (logs->fds[r][s] >= 0) close(logs->fds[r][s]);
+            logs->fds[r][s] = -1;
+        }
+        free(logs->errors[r]);
+        logs->errors[r] = NULL;
+    }
+}
+
+/* ---- showing ---- */
+
+static void add_bytes(struct console *c, const char *bytes, size_t n) {
+    if (c->n + n > c->room) {
+        c->room = 2 * (c->n + n);
+        c->bytes = must(realloc(c->bytes, c->room));
+    }
+    memcpy(c->bytes + c->n, bytes, n);
+    c->n += n;
+}
+
+static void add_line(struct console *c, const char *prefix, const char *line, size_t n) {
+    add_bytes(c, prefix, strlen(prefix));
+    add_bytes(c, line, n);
+    add_bytes(c, "\n", 1);
+}
+
+/* Gives a console what waits for it; true when nothing does any more. */
+static bool flush_console(struct console *c, int fd, double seconds) {
+    while (!c->closed && c->done < c->n) {
+        long written = write_some(fd, c->bytes + c->done, c->n - c->done, seconds);
+        c->stuck = written == 0 && seconds > 0;
+        c->closed = written < 0 || c->stuck;
+        if (written <= 0) break;
+        c->done += (size_t)written;
+    }
+    if (!c->closed && c->done < c->n) return false;
+    c->n = c->done = 0;
+    return true;
+}
+
+/* Adds the lines at bytes to the tail's console; `last`: so is what no line's end follows. "\r" ends a line too, as it
+ * does for torch: progress bars. Returns how many bytes were taken. */
+static size_t add_lines(struct tail *t, struct console *c, const char *bytes, size_t n, bool last) {
+    size_t at = 0;
+    while (at < n) {
+        const char *line = bytes + at;
+        size_t length = 0;
+        while (at + length < n && line[length] != '\n' && line[length] != '\r') length++;
+        bool ended = at + length < n, feed = ended && line[length] == '\n';
+        if (!ended && !last) break;
+        if (length > 0 || (feed && !t->after_return)) add_line(c, t->prefix, line, length);
+        t->after_return = ended && !feed;
+        at += length + ended;
+    }
+    return at;
+}
+
+/* Reads on in a tail; how many bytes it went. */
+static size_t advance(struct logs *logs, struct tail *t, bool rest) {
+    ssize_t n = pread(t->fd, logs->chunk, CHUNK, t->at);
+    if (n <= 0) return 0;
+    bool last = n == CHUNK ? !memchr(logs->chunk, '\n', CHUNK) && !memchr(logs->chunk, '\r', CHUNK) : rest;
+    size_t taken = add_lines(t, &logs->consoles[t->stream], logs->chunk, (size_t)n, last);
+    t->at += (off_t)taken;
+    return taken;
+}
+
+/* One chunk of every tail whose console has taken the one before. */
+static size_t pump_once(struct logs *logs, bool rest) {
+    double seconds = rest ? patience : 0;
+    size_t taken = 0;
+    for (size_t i = 0; i < logs->n_tails; i++) {
+        struct tail *t = &logs->tails[i];
+        struct console *c = &logs->consoles[t->stream];
+        if (!flush_console(c, streams[t->stream].console, seconds)) continue;
+        if (!c->closed) taken += advance(logs, t, rest);
+    }
+    for (int s = 0; s < STREAMS; s++) flush_console(&logs->consoles[s], streams[s].console, seconds);
+    return taken;
+}
+
+void logs_pump(struct logs *logs, bool rest) {
+    size_t taken, total = 0;
+    if (logs->n_tails == 0) return;
+    do {
+        taken = pump_once(logs, rest);
+        total += taken;
+    } while (taken > 0 && (rest || total < BUDGET));
+    logs->more = taken > 0;
+}
+
+double logs_interval(const struct logs *logs) {
+    if (logs->n_tails == 0) return never;
+    return logs->more ? 0 : interval;
+}
+
+/* ---- the parts of a job ---- */
+
+bool logs_open(const struct options *o, struct logs **out) {
+    struct logs *logs = must(calloc(1, sizeof(*logs)));
+    logs->options = o;
+    logs->errors = must(calloc((size_t)o->ranks, sizeof(*logs->errors)));
+    logs->fds = must(calloc((size_t)o->ranks, sizeof(*logs->fds)));
+    memset(logs->fds, -1, (size_t)o->ranks * sizeof(*logs->fds));
+    *out = logs;
+    if (open_folder(logs)) return true;
+    logs_close(out);
+    return false;
+}
+
+const char *logs_temporary(const struct logs *logs) {
+    return wants_files(logs->options) ? NULL : logs->base;
+}
+
+bool logs_begin(struct logs *logs, int attempt, int first_rank) {
+    close_attempt(logs);
+    char *folder = logs->run ? format_text("%s/attempt_%d", logs->run, attempt) : NULL;
+    if (folder) remove_tree(folder);
+    bool fine = !folder || mkdir(folder, 0777) == 0;
+    if (!fine) say("%s: %s", folder, strerror(errno));
+    for (int r = 0; fine && r < logs->options->ranks; r++) fine = open_rank(logs, folder, r, first_rank);
+    free(folder);
+    return fine;
+}
+
+int logs_fd(const struct logs *logs, int local_rank, int stream) {
+    return logs->fds[local_rank][stream == STREAM_ERR];
+}
+
+const char *logs_error_file(const struct logs *logs, int local_rank) {
+    return logs->errors[local_rank] ? logs->errors[local_rank] : "";
+}
+
+bool logs_stay(const struct logs *logs) {
+    return !logs->base || logs->holds;
+}
+
+static void close_folder(struct logs *logs) {
+    for (int i = 0; i < STREAMS; i++) logs->holds |= logs->consoles[i].stuck;
+    if (logs->base && logs->holds) say("the ranks' output is in %s", logs->run);
+    if (!logs_stay(logs)) remove_tree(logs->base);
+    free(logs->run);
+    free(logs->base);
+}
+
+void logs_close(struct logs **logs) {
+    struct logs *l = *logs;
+    if (!l) return;
+    close_attempt(l);
+    close_folder(l);
+    for (int s = 0; s < STREAMS; s++) free(l->consoles[s].bytes);
+    free(l->tails);
+    free(l->errors);
+    free(l->fds);
+    free(l);
+    *logs = NULL;
+}
