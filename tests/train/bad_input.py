@@ -11,6 +11,8 @@ import sys
 import time
 import unittest
 
+from quickstart import free_port
+
 LAUNCHER, PROGRAM = sys.argv[1], sys.argv[2]
 SECONDS = 20  # generous: a sanitizer build on a busy machine
 
@@ -18,12 +20,6 @@ SECONDS = 20  # generous: a sanitizer build on a busy machine
 def clean_env(**more):
     torch = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return dict({k: v for k, v in os.environ.items() if k not in torch}, **more)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return str(s.getsockname()[1])
 
 
 class BadInput(unittest.TestCase):
