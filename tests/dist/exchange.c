@@ -1,0 +1,79 @@
+/* exchange: ranks that meet at a store and read what each of the others wrote there, and no more, so that they may be on any
+ * number of machines. The launcher's store where it has one, rank 0's otherwise.
+ *
+ * usage: exchange leave | stay | fail RANK [ATTEMPT]     (what ranks do once all have read everything; fail: that rank
+ * exits with 7 and the others stay, in attempt 0 or the one given; in others all leave) */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cairn/store.h"
+
+#define CHECK(call)                                                               \
+    do {                                                                          \
+        if ((call) != CAIRN_OK) {                                                 \
+            fprintf(stderr, "exchange: rank %d: %s\n", rank, cairn_last_error()); \
+            exit(1);                                                              \
+        }                                                                         \
+    } while (0)
+
+static int rank, size, attempt;
+
+static int number(const char *name) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+static const char *key(const char *what, int of_rank) {
+    static char text[64];
+    snprintf(text, sizeof(text), "exchange/%d/%s/%d", attempt, what, of_rank);
+    return text;
+}
+
+static void join(int serves, cairn_store **store) {
+    const char *timeout = getenv("CAIRN_TIMEOUT");
+    CHECK(cairn_tcp_store_create(getenv("MASTER_ADDR"), number("MASTER_PORT"),
+                                 cairn_tcp_store_options(.is_server = serves ? CAIRN_ON : CAIRN_OFF,
+                                                         .timeout = timeout ? atof(timeout) : 0),
+                                 store));
+}
+
+/* Prints "attempt 0: rank 1 read: 0 machine 1 machine ..." in one piece. */
+static void read_all(cairn_store *store) {
+    char host[64] = "", line[1024];
+    gethostname(host, sizeof(host) - 1);
+    CHECK(cairn_store_set(store, key("host", rank), host, strlen(host)));
+    int length = snprintf(line, sizeof(line), "attempt %d: rank %d read:", attempt, rank);
+    for (int r = 0; r < size; r++) {
+        void *value = NULL;
+        CHECK(cairn_store_get(store, key("host", r), &value, NULL));
+        length += snprintf(line + length, sizeof(line) - (size_t)length, " %d %.60s", r, (char *)value);
+        cairn_store_free(value);
+    }
+    puts(line);
+    fflush(stdout);
+}
+
+/* Who serves leaves last. */
+static void leave(cairn_store *store, int serves) {
+    if (!serves) CHECK(cairn_store_set(store, key("left", rank), "", 0));
+    for (int r = 1; serves && r < size; r++) CHECK(cairn_store_wait(store, &(const char *){key("left", r)}, 1));
+    cairn_store_destroy(&store);
+}
+
+int main(int argc, char **argv) {
+    const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE"), *what = argc > 1 ? argv[1] : "leave";
+    rank = number("RANK");
+    size = number("WORLD_SIZE");
+    attempt = number("TORCHELASTIC_RESTART_COUNT");
+    const int serves = rank == 0 && !(agent && strcmp(agent, "True") == 0);
+    const int fails = strcmp(what, "fail") == 0 && argc > 2 && attempt == (argc > 3 ? atoi(argv[3]) : 0);
+    cairn_store *store = NULL;
+    join(serves, &store);
+    read_all(store);
+    if (fails && atoi(argv[2]) == rank) return 7;
+    if (fails || strcmp(what, "stay") == 0) CHECK(cairn_store_wait(store, &(const char *){"exchange/never"}, 1));
+    leave(store, serves);
+    return 0;
+}
