@@ -1,5 +1,6 @@
 /* Cairn's version: the one place that says it; meson reads these three lines.
  *
+ * 0.5.0  started by torchrun, mpirun, srun, cairn-run on several machines, or cairn_spawn; stores that speak torch's protocol
  * 0.4.0  amp whole: types by scope, five scalers, many models and losses, trainers with buffers of their own
  * 0.3.0  tensors with views, the operations of BERT and ResNet, modules to build with: on the CPU
  * 0.2.0  one NVIDIA GPU: a step without the host, graphs, streams of the user's
@@ -9,7 +10,7 @@
 #define CAIRN_VERSION_H
 
 #define CAIRN_VERSION_MAJOR 0
-#define CAIRN_VERSION_MINOR 4
+#define CAIRN_VERSION_MINOR 5
 #define CAIRN_VERSION_PATCH 0
 
 #endif

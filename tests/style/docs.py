@@ -1,4 +1,5 @@
-"""Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree.
+"""Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree; and
+the sentences of docs/launching.md, which users look for, are what the sources still say.
 
 usage: docs.py source-root"""
 import fnmatch
@@ -12,6 +13,9 @@ import sources
 NAME = re.compile(r"\b(?:cairn|amp|ddp|CAIRN|AMP)_[A-Za-z0-9_]*[A-Za-z0-9]\b")
 BUILT = re.compile(r"\bbuild[\w-]*/\S+")  # whose names a build file may put together
 PATH = re.compile(r"`((?:[\w.+-]+/)+[\w.+*-]+)`")
+LITERALS = re.compile(r'"(?:\\.|[^"\\])*"(?:\s*(?:PRI[a-z]\d+\s*)?"(?:\\.|[^"\\])*")*')
+CONVERSION = re.compile(r"%[-+ 0#]*[\d.*]*[a-z]+")
+TELLING = 18  # characters of a format that is found in a sentence by no chance
 ROOMS = ("include/", "src/", "amp/", "examples/", "tools/", "tests/", "docs/")
 
 
@@ -34,6 +38,33 @@ def complaints(root):
     return found
 
 
+def formats(root, files):
+    """What may be said, as patterns: the texts of the sources, with anything in place of conversions."""
+    found = []
+    for path in files:
+        if not re.match(r"(src|amp|tools)/.*\.(c|h)$", path):
+            continue
+        for match in LITERALS.findall(sources.read(root, path)):
+            fixed = CONVERSION.split(re.sub(r'"\s*(?:PRI\w+\s*)?"', "", match)[1:-1].replace('\\"', '"'))
+            if sum(map(len, fixed)) >= TELLING and " " in "".join(fixed):
+                found.append(re.compile(".*".join(map(re.escape, fixed))))
+    return found
+
+
+def sentences(text):
+    """The first column of the faults that are Cairn's own, as far as they are written out."""
+    part = text.partition("## What a fault looks like")[2].partition("From others:")[0]
+    return [row.replace("...", "") for row in re.findall(r"^\| `(.+?)` \|", part, re.M)]
+
+
+def unsaid(root, files, doc):
+    if doc not in files:
+        return []
+    known = formats(root, files)
+    told = sentences(sources.read(root, doc))
+    return [f"{doc}: nobody says '{s}'" for s in told if not any(k.search(s) for k in known)]
+
+
 def is_folder(files, path):
     return any(f.startswith(path + "/") for f in files)
 
@@ -49,11 +80,23 @@ def check_itself():
                 f.write(text)
         if complaints(root) != ["docs/a.md: nothing is called cairn_gone", "docs/a.md: there is no src/gone.c"]:
             sys.exit(f"docs.py does not find what it should: {complaints(root)}")
+    with tempfile.TemporaryDirectory() as root:
+        os.makedirs(os.path.join(root, "docs"))
+        os.makedirs(os.path.join(root, "src"))
+        for name, text in (("src/a.c", 'say("rank %d is "\n    "nowhere to be %s", 1, "found");'),
+                           ("docs/a.md", "## What a fault looks like\n| `rank 1 is nowhere to be seen` | x |\n"
+                                         "| `rank 1 is nowhere at all` | x |\n")):
+            with open(os.path.join(root, name), "w", encoding="utf-8") as f:
+                f.write(text)
+        found = unsaid(root, ["src/a.c", "docs/a.md"], "docs/a.md")
+        if found != ["docs/a.md: nobody says 'rank 1 is nowhere at all'"]:
+            sys.exit(f"docs.py does not find what nobody says: {found}")
 
 
 def main():
     check_itself()
-    sources.finish(complaints(sys.argv[1]), "names in the docs")
+    root = sys.argv[1]
+    sources.finish(complaints(root) + unsaid(root, sources.tracked(root), "docs/launching.md"), "names in the docs")
 
 
 if __name__ == "__main__":
