@@ -22,6 +22,7 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "core/vars.h"
 
 enum { STACK_NBYTES = 64 << 10, MOST_FRAMES = 64 };
@@ -273,9 +274,7 @@ static bool write_file(const struct failure *f) {
 static void write_note(const struct failure *f) {
     struct cairn__error_note *note = record.note;
     struct text t = {.memory = note->text, .memory_left = sizeof(note->text) - 1};
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    note->at = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    note->at = 1e-9 * (double)cairn__now_ns();
     note->is_consequence = f->is_consequence;
     if (!f->signal && f->what[0]) {
         put_code(&t, f);

@@ -23,6 +23,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "device/device.h"
 #include "dist/group.h"
 #include "dist/store/server.h"
@@ -63,9 +64,7 @@ struct job {
 };
 
 static double now(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1e-9 * (double)cairn__now_ns();
 }
 
 /* ---- may it be done ---- */
