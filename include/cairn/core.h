@@ -67,9 +67,10 @@ typedef enum cairn_dtype {
     CAIRN_I64 = 5,
     CAIRN_F64 = 6,  /* for checks: finite differences, references */
     CAIRN_BOOL = 7, /* one byte, 0 or 1 */
+    CAIRN_U8 = 8,   /* one byte, unsigned: for process groups (dist.h); tensors have no such elements */
 } cairn_dtype;
 
-/* "f32", "f16", "bf16", "i32", "i64", "f64", "bool"; "?" for anything else. Any thread. */
+/* "f32", "f16", "bf16", "i32", "i64", "f64", "bool", "u8"; "?" for anything else. Any thread. */
 CAIRN_API const char *cairn_dtype_name(cairn_dtype dtype);
 
 /* Bytes per element, 0 for no dtype. Any thread. */

@@ -32,6 +32,7 @@ static const struct cairn__dtype dtypes[CAIRN__DTYPE_END] = {
     [CAIRN_I64]  = {"i64",  8,    false, 0,                 0,          NULL,        NULL},
     [CAIRN_F64]  = {"f64",  8,    true,  0x1.fffffffffffffp1023, 0x1p-1022, NULL,    NULL},
     [CAIRN_BOOL] = {"bool", 1,    false, 0,                 0,          NULL,        NULL},
+    [CAIRN_U8]   = {"u8",   1,    false, 0,                 0,          NULL,        NULL},
 };
 /* clang-format on */
 

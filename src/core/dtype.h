@@ -6,7 +6,7 @@
 
 #include "cairn/core.h"
 
-enum { CAIRN__DTYPE_END = CAIRN_BOOL + 1 }; /* arrays indexed by dtype have this length; entry 0 is unused */
+enum { CAIRN__DTYPE_END = CAIRN_U8 + 1 }; /* arrays indexed by dtype have this length; entry 0 is unused */
 
 struct cairn__dtype {
     const char *name;
@@ -20,6 +20,11 @@ struct cairn__dtype {
 
 /* NULL where dtype is none. */
 const struct cairn__dtype *cairn__dtype(cairn_dtype dtype);
+
+/* What tensors are made of: every type but u8. */
+static inline bool cairn__is_tensor_dtype(cairn_dtype dtype) {
+    return dtype >= CAIRN_F32 && dtype <= CAIRN_BOOL;
+}
 
 /* f16 or bf16. */
 static inline bool cairn__is_half(cairn_dtype dtype) {

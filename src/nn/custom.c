@@ -98,10 +98,7 @@ cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dt
         cairn__fail(CAIRN_EINVAL, "custom: the operation's name and forward and at least one input must be set");
         return NULL;
     }
-    if (cairn_dtype_nbytes(dtype) == 0) {
-        cairn__fail(CAIRN_EINVAL, "%s: %d is no dtype", c.op.name, (int)dtype);
-        return NULL;
-    }
+    TRY(cairn__check_dtype(c.op.name, dtype));
     TRY(cairn__check_shape(c.op.name, ndim, shape));
     if (ndim > 0) memcpy(c.shape, shape, (size_t)ndim * sizeof(shape[0]));
     return cairn__apply(CAIRN__OP_CUSTOM, count, inputs, &c, sizeof(c));

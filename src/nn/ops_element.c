@@ -329,8 +329,8 @@ ROW(prelu, prelu_infer, .needs_math = true, .backward = element_backward);
 
 static cairn_status cast_infer(const struct cairn__node *node) {
     const cairn_dtype to = node->result->dtype = *(const cairn_dtype *)node->attrs;
-    REQUIRE(cairn_dtype_nbytes(to) > 0, CAIRN_EINVAL, "cast: there is no type %d", (int)to);
-    return cairn__infer_like_first(node);
+    const cairn_status st = cairn__check_dtype("cast", to);
+    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
 }
 
 static bool is_in_passes(cairn_dtype t) {

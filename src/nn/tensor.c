@@ -34,13 +34,21 @@ cairn_status cairn__check_shape(const char *what, int ndim, const int64_t *shape
     return CAIRN_OK;
 }
 
+cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype) {
+    REQUIRE(cairn__dtype(dtype), CAIRN_EINVAL, "%s: dtype is %d, which is no element type", what, (int)dtype);
+    REQUIRE(cairn__is_tensor_dtype(dtype), CAIRN_EINVAL,
+            "%s: dtype is %s, which process groups know and tensors do not; use i32 for small integers, bool for flags",
+            what, cairn_dtype_name(dtype));
+    return CAIRN_OK;
+}
+
 /* A leaf without memory, laid out densely, not yet in the list. */
 static cairn_status new_header(const char *what, cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                cairn_tensor **out) {
     REQUIRE(env, CAIRN_EINVAL, "%s: env is NULL", what);
-    REQUIRE(cairn__dtype(dtype), CAIRN_EINVAL, "%s: dtype is %d, which is no element type", what, (int)dtype);
     cairn_status st = CAIRN_OK;
     cairn_tensor *t = NULL;
+    TRY(cairn__check_dtype(what, dtype));
     TRY(cairn__check_shape(what, ndim, shape));
     TRY(cairn__calloc(1, sizeof(*t), (void **)&t));
     t->env = env;
@@ -466,8 +474,9 @@ out:
 
 cairn_status cairn_tensor_read_as(const cairn_tensor *t, cairn_dtype dtype, void *values, size_t n) {
     REQUIRE(t && (values || n == 0), CAIRN_EINVAL, "read: tensor and values must be set");
-    REQUIRE(cairn__dtype(dtype), CAIRN_EINVAL, "read: dtype is %d, which is no element type", (int)dtype);
-    cairn_status st = cairn__tensor_check(t, "read");
+    cairn_status st = cairn__check_dtype("read", dtype);
+    if (st != CAIRN_OK) return st;
+    st = cairn__tensor_check(t, "read");
     if (st != CAIRN_OK) return st;
     REQUIRE(n == t->n, CAIRN_EINVAL, "read: room for %zu values, but the tensor has %zu", n, t->n);
     struct cairn__arena *scratch = &t->env->tape->scratch;

@@ -163,6 +163,9 @@ cairn_status cairn__tensor_check(const cairn_tensor *t, const char *what);
  * their bytes too, in any type. */
 cairn_status cairn__check_shape(const char *what, int ndim, const int64_t *shape);
 
+/* CAIRN_EINVAL, naming what, unless tensors have elements of dtype. */
+cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype);
+
 /* The values in row-major order, in device memory: t's own, or copied into the tape's scratch, which the caller releases.
  * CAIRN_ENOTSUP where the device cannot copy what is not dense. */
 cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const void **out);

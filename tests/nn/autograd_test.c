@@ -560,7 +560,7 @@ static void custom_operations_arguments_are_looked_at(void **state) {
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(4), &x, 0));
     assert_string_equal(cairn_last_error(), missing);
     assert_null(cairn_custom(&times, NULL, (cairn_dtype)99, CAIRN_SHAPE(4), &x, 1));
-    assert_string_equal(cairn_last_error(), "times: 99 is no dtype");
+    assert_string_equal(cairn_last_error(), "times: dtype is 99, which is no element type");
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(-1), &x, 1));
     assert_string_equal(cairn_last_error(), "times: size -1 in dimension 0");
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(INT64_MAX, INT64_MAX), &x, 1));

@@ -72,7 +72,7 @@ bool case_dump(cairn_env *env, const struct family *family, const struct op_case
 /* ---- stored ---- */
 
 static cairn_dtype dtype_named(const char *name) {
-    for (int t = 1; t < CAIRN__DTYPE_END; t++) {
+    for (int t = 1; cairn__is_tensor_dtype((cairn_dtype)t); t++) {
         if (strcmp(cairn_dtype_name((cairn_dtype)t), name) == 0) return (cairn_dtype)t;
     }
     return (cairn_dtype)0;

@@ -213,7 +213,7 @@ static void wrong_types_and_numbers_are_told(void **state) {
     ASSERT_REFUSED(cairn_std(mask, 0, NULL, 1, 0), "std: bool is no float; cast it first");
     ASSERT_REFUSED(cairn_norm(x, 3, 0, NULL, 0), "norm: p is 3; 1, 2 and INFINITY are computed");
     ASSERT_REFUSED(cairn_norm(x, (double)NAN, 0, NULL, 0), "norm: p is nan; 1, 2 and INFINITY are computed");
-    ASSERT_REFUSED(cairn_cast(x, (cairn_dtype)-1), "cast: there is no type -1");
+    ASSERT_REFUSED(cairn_cast(x, (cairn_dtype)-1), "cast: dtype is -1, which is no element type");
 }
 
 /* x86 has the smallest value for all of them. */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cairn/modules.h"
 #include "core/dtype.h"
 #include "core/half.h"
 #include "nn/tensor.h"
@@ -162,6 +163,37 @@ static void memory_that_does_not_fit_is_refused(void **state) {
                    "tensor_over: dtype is 0, which is no element type");
 }
 
+static cairn_status no_forward(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
+    (void)ctx, (void)y, (void)x, (void)count;
+    return CAIRN_EINTERNAL;
+}
+
+#define ASSERT_NO_BYTES(what, call) \
+    ASSERT_REFUSED(                 \
+        call, what                  \
+        ": dtype is u8, which process groups know and tensors do not; use i32 for small integers, bool for flags")
+
+static void bytes_are_no_tensor_elements(void **state) {
+    cairn_env *env = test_env_of(state);
+    const uint8_t data[4] = {0};
+    uint8_t out[4];
+    const struct cairn_custom_op op = {.struct_size = sizeof(op), .name = "bytes", .forward = no_forward};
+    cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4));
+    cairn_module *m = cairn_linear(env, 1, 1);
+    ASSERT_NO_BYTES("zeros", cairn_zeros(env, CAIRN_U8, CAIRN_SHAPE(4)));
+    ASSERT_NO_BYTES("full", cairn_full(env, CAIRN_U8, CAIRN_SHAPE(4), 1));
+    ASSERT_NO_BYTES("arange", cairn_arange(env, CAIRN_U8, 0, 4, 1));
+    ASSERT_NO_BYTES("tensor_from", cairn_tensor_from(env, CAIRN_U8, CAIRN_SHAPE(4), data));
+    ASSERT_NO_BYTES("tensor_over", cairn_tensor_over(env, CAIRN_U8, CAIRN_SHAPE(4), NULL, out));
+    ASSERT_NO_BYTES("cast", cairn_cast(x, CAIRN_U8));
+    ASSERT_NO_BYTES("bytes", cairn_custom(&op, NULL, CAIRN_U8, CAIRN_SHAPE(4), &x, 1));
+    ASSERT_NO_BYTES("zeros", cairn_module_add_buffer(m, "bytes", CAIRN_U8, CAIRN_SHAPE(4)));
+    ASSERT_REFUSED(cairn_randn(env, CAIRN_U8, CAIRN_SHAPE(4)), "randn: dtype is u8; normals are floats");
+    assert_int_equal(cairn_tensor_read_as(x, CAIRN_U8, out, 4), CAIRN_EINVAL);
+    assert_non_null(strstr(cairn_last_error(), "read: dtype is u8, which process groups know"));
+    cairn_module_destroy(&m);
+}
+
 static void sizes_that_cannot_be_counted_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     ASSERT_REFUSED(cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(INT64_MAX, INT64_MAX)),
@@ -291,6 +323,7 @@ int main(void) {
         ENV_TEST(arange_counts_as_torch_does),
         ENV_TEST(normals_of_f64_are_those_of_f32),
         ENV_TEST(reading_converts_between_all_types),
+        ENV_TEST(bytes_are_no_tensor_elements),
         ENV_TEST(large_integers_are_read_with_all_their_digits),
         ENV_TEST(leaf_over_memory_shows_what_is_written_there),
         ENV_TEST(leaf_over_strided_memory_is_read_in_order),
