@@ -40,6 +40,15 @@ INLINE vec divide(vec a, vec b) {
 INLINE vec root(vec a) {
     return (vec){_mm256_sqrt_ps(a.low), _mm256_sqrt_ps(a.high)};
 }
+INLINE vec opposite(vec a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return (vec){_mm256_xor_ps(a.low, sign), _mm256_xor_ps(a.high, sign)};
+}
+/* VMINPS gives its second operand where one is NaN or both are zeros: of the two ways round, one is NaN, or -0. */
+#define LESSER(a, b) _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a))
+INLINE vec lesser(vec a, vec b) {
+    return BOTH(LESSER, a, b);
+}
 #define POSITIVE(x)        _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ)
 #define POSITIVE_OR_NAN(x) _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NLE_UQ)
 INLINE vec where_positive(vec x, vec v) {

@@ -38,6 +38,13 @@ INLINE vec divide(vec a, vec b) {
 INLINE vec root(vec a) {
     return _mm512_sqrt_ps(a);
 }
+INLINE vec opposite(vec a) {
+    return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
+}
+/* VMINPS gives its second operand where one is NaN or both are zeros: of the two ways round, one is NaN, or -0. */
+INLINE vec lesser(vec a, vec b) {
+    return _mm512_or_ps(_mm512_min_ps(a, b), _mm512_min_ps(b, a));
+}
 INLINE vec where_positive(vec x, vec v) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), v);
 }

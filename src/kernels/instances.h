@@ -3,7 +3,8 @@
  * A kernel file writes each kernel once, as an inline function whose first arguments are its types: scale(from, to, dst,
  * ...). Including this file at its end, with ISA (the suffix: ref, avx2, avx512) and NEEDS (CPU features) defined, makes
  * one function with the contract's signature for every combination of types, in which those arguments are constants,
- * and the array of rows that names them. EXTRA_ROWS may hold further rows. */
+ * and the array of rows that names them. EXTRA_ROWS may hold further rows, MORE_REDUCTIONS further types to
+ * reduce. */
 #include "kernels/row_lists.h"
 
 /* clang-format off */
@@ -18,6 +19,12 @@
 #define EACH_MODE(X, g, G)                                                      \
     X(g, G, w32, W_F32)  X(g, G, w32_f16, W_F32_F16)  X(g, G, w32_bf16, W_F32_BF16)  X(g, G, w16, W_F16) \
     X(g, G, wb16, W_BF16)
+#define EACH_REDUCTION(X, t, T)  X(sum, SUM, t, T) X(min, MIN, t, T) X(max, MAX, t, T) X(prod, PROD, t, T)
+#ifndef MORE_REDUCTIONS
+#define MORE_REDUCTIONS(X)
+#endif
+#define EACH_REDUCTION_AND_TYPE(X)                                              \
+    EACH_REDUCTION(X, f32, F32) EACH_REDUCTION(X, f16, F16) EACH_REDUCTION(X, bf16, BF16) MORE_REDUCTIONS(X)
 #define EACH_GRAD_AND_MODE(X)  EACH_MODE(X, f32, F32) EACH_MODE(X, f16, F16) EACH_MODE(X, bf16, BF16)
 /* clang-format on */
 
@@ -46,9 +53,11 @@
     }                                                                                                          \
     static void NAMED(fill_##t)(void *dst, size_t n, float value) {                                            \
         fill(CAIRN_##T, dst, n, value);                                                                        \
-    }                                                                                                          \
-    static void NAMED(reduce_##t)(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {        \
-        reduce(CAIRN_##T, bufs, p, n, divisor, found);                                                         \
+    }
+#define MAKE_REDUCE(op, OP, t, T)                                                                                   \
+    static void NAMED(reduce_##op##_##t)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, \
+                                         float divisor, uint32_t *found) {                                          \
+        reduce(CAIRN__REDUCE_##OP, CAIRN_##T, dsts, num_dsts, srcs, p, n, divisor, found);                          \
     }
 #define MAKE_ROUND(t, T)                                                   \
     static void NAMED(round_##t)(float *dst, const float *src, size_t n) { \
@@ -68,22 +77,23 @@ EACH_NARROWING_OR_WIDENING(MAKE_CAST)
 EACH_PAIR(MAKE_SCALE)
 EACH_PAIR(MAKE_AXPBY)
 EACH_FLOAT(MAKE_PER_TYPE)
+EACH_REDUCTION_AND_TYPE(MAKE_REDUCE)
 EACH_HALF(MAKE_ROUND)
 EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 
 #define ROW(kind, a, b, name) \
     {CAIRN__K_##kind, a, b, NEEDS, CAIRN__BITEXACT, TEXT(NAMED(name)), (void (*)(void))NAMED(name)},
-#define ROW_CAST(f, F, t, T)  ROW(CAST, CAIRN_##F, CAIRN_##T, cast_##f##_##t)
-#define ROW_SCALE(f, F, t, T) ROW(SCALE, CAIRN_##F, CAIRN_##T, scale_##f##_##t)
-#define ROW_AXPBY(f, F, t, T) ROW(AXPBY, CAIRN_##F, CAIRN_##T, axpby_##f##_##t)
-#define ROW_CHECK(t, T)       ROW(CHECK, CAIRN_##T, 0, check_##t)
-#define ROW_SUMSQ(t, T)       ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
-#define ROW_CENSUS(t, T)      ROW(CENSUS, CAIRN_##T, 0, census_##t)
-#define ROW_FILL(t, T)        ROW(FILL, CAIRN_##T, 0, fill_##t)
-#define ROW_REDUCE(t, T)      ROW(REDUCE, CAIRN_##T, 0, reduce_##t)
-#define ROW_ROUND(t, T)       ROW(ROUND, CAIRN_##T, 0, round_##t)
-#define ROW_SGD(g, G, w, W)   ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
-#define ROW_ADAM(g, G, w, W)  ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
+#define ROW_CAST(f, F, t, T)     ROW(CAST, CAIRN_##F, CAIRN_##T, cast_##f##_##t)
+#define ROW_SCALE(f, F, t, T)    ROW(SCALE, CAIRN_##F, CAIRN_##T, scale_##f##_##t)
+#define ROW_AXPBY(f, F, t, T)    ROW(AXPBY, CAIRN_##F, CAIRN_##T, axpby_##f##_##t)
+#define ROW_CHECK(t, T)          ROW(CHECK, CAIRN_##T, 0, check_##t)
+#define ROW_SUMSQ(t, T)          ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
+#define ROW_CENSUS(t, T)         ROW(CENSUS, CAIRN_##T, 0, census_##t)
+#define ROW_FILL(t, T)           ROW(FILL, CAIRN_##T, 0, fill_##t)
+#define ROW_REDUCE(op, OP, t, T) ROW(REDUCE, CAIRN__REDUCE_##OP, CAIRN_##T, reduce_##op##_##t)
+#define ROW_ROUND(t, T)          ROW(ROUND, CAIRN_##T, 0, round_##t)
+#define ROW_SGD(g, G, w, W)      ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
+#define ROW_ADAM(g, G, w, W)     ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
 #ifndef EXTRA_ROWS
 #define EXTRA_ROWS
 #endif
@@ -97,7 +107,7 @@ static const struct cairn__kernel_row rows[] = {
     EACH_FLOAT(ROW_SUMSQ)
     EACH_FLOAT(ROW_CENSUS)
     EACH_FLOAT(ROW_FILL)
-    EACH_FLOAT(ROW_REDUCE)
+    EACH_REDUCTION_AND_TYPE(ROW_REDUCE)
     EACH_GRAD_AND_MODE(ROW_SGD)
     EACH_GRAD_AND_MODE(ROW_ADAM)
     EACH_HALF(ROW_ROUND)

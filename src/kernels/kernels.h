@@ -78,10 +78,25 @@ typedef void (*cairn__census_fn)(const void *x, size_t n, float least_normal, st
 /* dst[i] = value, converted. */
 typedef void (*cairn__fill_fn)(void *dst, size_t n, float value);
 
-/* Every buffer bufs[0..p-1] gets round((((x0 + x1) + x2) + ...) / divisor) per element: f32 sum in rank order, f32
- * division (left out when divisor is 1), one rounding; in place over all of them. i32 and i64 sum with wrap-around
- * (unsigned) and divide as C does, truncating; *found stays. 1 <= p <= CAIRN__MAX_RANKS. */
-typedef void (*cairn__reduce_fn)(void *const *bufs, int p, size_t n, float divisor, uint32_t *found);
+/* How the elements of all ranks become one. */
+enum cairn__reduction {
+    CAIRN__REDUCE_SUM, /* and the average, which is a sum that is divided */
+    CAIRN__REDUCE_MIN,
+    CAIRN__REDUCE_MAX,
+    CAIRN__REDUCE_PROD,
+    CAIRN__NUM_REDUCTIONS,
+};
+
+/* Every dsts[j][i], j < num_dsts, gets round((((x0 o x1) o x2) o ...) / divisor), where xr is srcs[r][i], r < p. In place
+ * over all ranks is dsts = srcs. A destination may be one of the sources, at the very same address; otherwise ranges do not
+ * overlap. 1 <= num_dsts <= p <= CAIRN__MAX_RANKS. divisor is 1, which divides nothing, but for sums.
+ *
+ * f32, f16, bf16: in f32, in rank order, one rounding at the end. f64: the same in f64. The lesser or greater of two is NaN
+ * where one of them is, and -0 is less than +0.
+ * i32, i64, u8: sums and products wrap around, and what has wrapped is divided as C does, truncating: there the divisor is a
+ * whole number. *found stays. */
+typedef void (*cairn__reduce_fn)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
+                                 float divisor, uint32_t *found);
 enum { CAIRN__MAX_RANKS = 256 };
 
 /* How an optimizer's parameter is stored. */
@@ -158,7 +173,8 @@ typedef void (*cairn__fold_into_kernel)(void *into, const void *x, size_t n, dou
 typedef double (*cairn__dot_kernel)(const void *a, const void *b, size_t n);
 
 /* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
- * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only) and reduce. */
+ * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only); every type but bool
+ * in reduce. */
 struct cairn__kernels {
     cairn__cast_fn cast[CAIRN__DTYPE_END][CAIRN__DTYPE_END];   /* [from][to] */
     cairn__scale_fn scale[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [src][dst] */
@@ -168,7 +184,7 @@ struct cairn__kernels {
     cairn__fill_fn fill[CAIRN__DTYPE_END];
     cairn__round_stochastic_fn round_stochastic;
     cairn__census_fn census[CAIRN__DTYPE_END];
-    cairn__reduce_fn reduce[CAIRN__DTYPE_END];
+    cairn__reduce_fn reduce[CAIRN__NUM_REDUCTIONS][CAIRN__DTYPE_END];
     cairn__sgd_fn sgd[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES]; /* [grad][mode] */
     cairn__adam_fn adam[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES];
     cairn__add_fn add;
@@ -210,7 +226,7 @@ enum cairn__kernel_kind {
     CAIRN__K_FILL,
     CAIRN__K_ROUND_STOCHASTIC,
     CAIRN__K_CENSUS, /* a: type */
-    CAIRN__K_REDUCE,
+    CAIRN__K_REDUCE, /* a: reduction, b: type */
     CAIRN__K_SGD,
     CAIRN__K_ADAM,
     CAIRN__K_ADD,

@@ -190,39 +190,107 @@ static void round_stochastic_ref(uint16_t *dst, const float *x, size_t n, uint64
 
 /* ---- reduction over ranks ---- */
 
+/* The lesser, or the greater, of two: a NaN before anything else, and -0 below +0. */
+INLINE double least_or_greatest(int op, double x, double y) {
+    if (x != x || y != y) return x + y;
+    const bool first_is_less = x < y || (x == y && signbit(x));
+    return first_is_less == (op == CAIRN__REDUCE_MIN) ? x : y;
+}
+
+INLINE float combine_f32(int op, float x, float y) {
+    if (op == CAIRN__REDUCE_SUM) return x + y;
+    return op == CAIRN__REDUCE_PROD ? x * y : (float)least_or_greatest(op, (double)x, (double)y);
+}
+
+INLINE double combine_f64(int op, double x, double y) {
+    if (op == CAIRN__REDUCE_SUM) return x + y;
+    return op == CAIRN__REDUCE_PROD ? x * y : least_or_greatest(op, x, y);
+}
+
 /* Rank order makes the sum the same on every rank; dividing after it, and rounding after that, makes the average of
- * four times 40000 in f16 be 40000 and not infinity. */
-INLINE void reduce(cairn_dtype type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+ * four times 40000 in f16 be 40000 and not infinity. All sources are read before a destination, which may be one of
+ * them, is written. */
+INLINE void reduce_f32(int op, cairn_dtype type, void *const *dsts, int num_dsts, const void *const *srcs, int p,
+                       size_t n, float divisor, uint32_t *found) {
     uint32_t any = 0;
     for (size_t i = 0; i < n; i++) {
-        float sum = get(type, bufs[0], i);
-        for (int r = 1; r < p; r++) sum = sum + get(type, bufs[r], i);
-        if (divisor != 1.0f) sum = sum / divisor;
-        for (int r = 0; r < p; r++) put(type, bufs[r], i, sum);
-        any |= nonfinite(type, bufs[0], i);
+        float x = get(type, srcs[0], i);
+        for (int r = 1; r < p; r++) x = combine_f32(op, x, get(type, srcs[r], i));
+        if (divisor != 1.0f) x = x / divisor;
+        for (int j = 0; j < num_dsts; j++) put(type, dsts[j], i, x);
+        any |= nonfinite(type, dsts[0], i);
     }
     *found |= any;
 }
 
-/* Integers wrap around as unsigned ones do and divide by truncation. The divisor is a count of ranks, hence whole. */
-static void reduce_i32_ref(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
-    (void)found;
+INLINE void reduce_f64(int op, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, float divisor,
+                       uint32_t *found) {
+    uint32_t any = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t sum = 0;
-        for (int r = 0; r < p; r++) sum += ((const uint32_t *)bufs[r])[i];
-        int32_t result = divisor == 1.0f ? (int32_t)sum : (int32_t)((int64_t)(int32_t)sum / (int64_t)divisor);
-        for (int r = 0; r < p; r++) ((int32_t *)bufs[r])[i] = result;
+        double x = ((const double *)srcs[0])[i];
+        for (int r = 1; r < p; r++) x = combine_f64(op, x, ((const double *)srcs[r])[i]);
+        if (divisor != 1.0f) x = x / (double)divisor;
+        for (int j = 0; j < num_dsts; j++) ((double *)dsts[j])[i] = x;
+        any |= !isfinite(x);
+    }
+    *found |= any;
+}
+
+INLINE int64_t get_integer(cairn_dtype type, const void *x, size_t i) {
+    switch (type) {
+    case CAIRN_I32:
+        return ((const int32_t *)x)[i];
+    case CAIRN_U8:
+        return ((const uint8_t *)x)[i];
+    default:
+        return ((const int64_t *)x)[i];
     }
 }
 
-static void reduce_i64_ref(void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
-    (void)found;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t sum = 0;
-        for (int r = 0; r < p; r++) sum += ((const uint64_t *)bufs[r])[i];
-        int64_t result = divisor == 1.0f ? (int64_t)sum : (int64_t)sum / (int64_t)divisor;
-        for (int r = 0; r < p; r++) ((int64_t *)bufs[r])[i] = result;
+/* What an integer becomes in fewer bits. */
+INLINE int64_t wrapped(cairn_dtype type, int64_t x) {
+    return type == CAIRN_I32 ? (int32_t)(uint32_t)x : type == CAIRN_U8 ? (uint8_t)x : x;
+}
+
+INLINE void put_integer(cairn_dtype type, void *x, size_t i, int64_t value) {
+    switch (type) {
+    case CAIRN_I32:
+        ((int32_t *)x)[i] = (int32_t)value;
+        break;
+    case CAIRN_U8:
+        ((uint8_t *)x)[i] = (uint8_t)value;
+        break;
+    default:
+        ((int64_t *)x)[i] = value;
+        break;
     }
+}
+
+/* Unsigned, and so wrapping around. */
+INLINE int64_t combine_integers(int op, int64_t x, int64_t y) {
+    if (op == CAIRN__REDUCE_SUM) return (int64_t)((uint64_t)x + (uint64_t)y);
+    if (op == CAIRN__REDUCE_PROD) return (int64_t)((uint64_t)x * (uint64_t)y);
+    return (x < y) == (op == CAIRN__REDUCE_MIN) ? x : y;
+}
+
+/* In 64 bits, the lower of which are those of narrower arithmetic. The divisor is a count of ranks, hence whole. */
+INLINE void reduce_integers(int op, cairn_dtype type, void *const *dsts, int num_dsts, const void *const *srcs, int p,
+                            size_t n, float divisor) {
+    for (size_t i = 0; i < n; i++) {
+        int64_t x = get_integer(type, srcs[0], i);
+        for (int r = 1; r < p; r++) x = combine_integers(op, x, get_integer(type, srcs[r], i));
+        x = wrapped(type, x);
+        if (divisor != 1.0f) x /= (int64_t)divisor;
+        for (int j = 0; j < num_dsts; j++) put_integer(type, dsts[j], i, x);
+    }
+}
+
+INLINE void reduce(int op, cairn_dtype type, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
+                   float divisor, uint32_t *found) {
+    if (type == CAIRN_F64) reduce_f64(op, dsts, num_dsts, srcs, p, n, divisor, found);
+    else if (type == CAIRN_F32 || cairn__is_half(type))
+        reduce_f32(op, type, dsts, num_dsts, srcs, p, n, divisor, found);
+    else reduce_integers(op, type, dsts, num_dsts, srcs, p, n, divisor);
 }
 
 /* ---- optimizers ---- */
@@ -334,7 +402,7 @@ static void cast_8_bytes_ref(void *dst, const void *src, size_t n) {
     ROW(CAST, CAIRN_F16, CAIRN_F16, cast_2_bytes)   \
     ROW(CAST, CAIRN_BF16, CAIRN_BF16, cast_2_bytes) \
     ROW(CAST, CAIRN_I32, CAIRN_I32, cast_4_bytes)   \
-    ROW(CAST, CAIRN_I64, CAIRN_I64, cast_8_bytes)   \
-    ROW(REDUCE, CAIRN_I32, 0, reduce_i32)           \
-    ROW(REDUCE, CAIRN_I64, 0, reduce_i64)
+    ROW(CAST, CAIRN_I64, CAIRN_I64, cast_8_bytes)
+#define MORE_REDUCTIONS(X) \
+    EACH_REDUCTION(X, f64, F64) EACH_REDUCTION(X, i32, I32) EACH_REDUCTION(X, i64, I64) EACH_REDUCTION(X, u8, U8)
 #include "kernels/instances.h"

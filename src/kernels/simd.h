@@ -5,7 +5,7 @@
  *
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
- *   splat add sub mul divide root rounded(type, v), where_positive(x, v) where_positive_or_nan(x, v), else +0
+ *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v), where_positive(x, v) where_positive_or_nan(x, v), else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec)
  *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less than
@@ -434,29 +434,46 @@ INLINE bool has_exact_inverse(float divisor) {
     return frexpf(divisor, &exponent) == 0.5f && exponent > -100 && exponent < 100;
 }
 
-/* p is a constant in the common cases. */
-INLINE void reduce_p(int type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
+/* The greater of two is the lesser of their opposites. */
+INLINE vec combined(int op, vec x, vec y) {
+    switch (op) {
+    case CAIRN__REDUCE_MIN:
+        return lesser(x, y);
+    case CAIRN__REDUCE_MAX:
+        return opposite(lesser(opposite(x), opposite(y)));
+    case CAIRN__REDUCE_PROD:
+        return mul(x, y);
+    default:
+        return add(x, y);
+    }
+}
+
+/* num_dsts and p are constants in the common cases. */
+INLINE void reduce_p(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
+                     float divisor, uint32_t *found) {
     const bool by_inverse = has_exact_inverse(divisor);
     const vec d = splat(divisor), inverse = splat(1.0f / divisor);
     bits seen = nothing_seen();
     OVER(n, NULL, 4, {
-        vec sum = get(type, bufs[0], at);
-        for (int r = 1; r < p; r++) sum = add(sum, get(type, bufs[r], at));
-        sum = by_inverse ? mul(sum, inverse) : divide(sum, d);
-        for (int r = 0; r < p; r++) put(type, bufs[r], at, sum);
-        seen = see(seen, sum);
+        vec x = get(type, srcs[0], at);
+        for (int r = 1; r < p; r++) x = combined(op, x, get(type, srcs[r], at));
+        if (op == CAIRN__REDUCE_SUM) x = by_inverse ? mul(x, inverse) : divide(x, d);
+        for (int j = 0; j < num_dsts; j++) put(type, dsts[j], at, x);
+        seen = see(seen, x);
     });
     *found |= any_from(seen, overflow_bits(type));
 }
 
-INLINE void reduce(int type, void *const *bufs, int p, size_t n, float divisor, uint32_t *found) {
-    switch (p) {
-    case 2:
-        reduce_p(type, (void *const[2]){bufs[0], bufs[1]}, 2, n, divisor, found);
-        break;
-    default:
-        reduce_p(type, bufs, p, n, divisor, found);
-        break;
+INLINE void reduce(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
+                   float divisor, uint32_t *found) {
+    if (p == 2 && num_dsts == 2) {
+        reduce_p(op, type, (void *const[2]){dsts[0], dsts[1]}, 2, (const void *const[2]){srcs[0], srcs[1]}, 2, n,
+                 divisor, found);
+    } else if (p == 2) {
+        reduce_p(op, type, (void *const[1]){dsts[0]}, 1, (const void *const[2]){srcs[0], srcs[1]}, 2, n, divisor,
+                 found);
+    } else {
+        reduce_p(op, type, dsts, num_dsts, srcs, p, n, divisor, found);
     }
 }
 

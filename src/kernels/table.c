@@ -70,7 +70,7 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
         k->census[a] = (cairn__census_fn)fn;
         break;
     case CAIRN__K_REDUCE:
-        k->reduce[a] = (cairn__reduce_fn)fn;
+        k->reduce[a][b] = (cairn__reduce_fn)fn;
         break;
     case CAIRN__K_SGD:
         k->sgd[a][b] = (cairn__sgd_fn)fn;

@@ -5,8 +5,6 @@
 /* The compiler looks whether there is such a launcher; the linker, where passes.c calls it. */
 #define TWIN(kind, a, b, name) \
     {CAIRN__K_##kind, a, b, sizeof(&cairn__launch_##name) ? "cairn__launch_" #name : NULL, NULL},
-#define NO_TWIN(kind, a) \
-    {CAIRN__K_##kind, a, 0, NULL, "ranks' memory is added up by the group's backend, on GPUs NCCL"},
 #define PART_OF(kind, name) \
     {CAIRN__K_##kind, 0, 0, NULL, sizeof(&cairn__launch_##name) ? "part of cairn__launch_" #name : NULL},
 
@@ -55,11 +53,6 @@ static const struct cairn__cuda_row rows[] = {
     TWIN(MSE_BACKWARD, 0, 0, mse_backward)
     TWIN(BIAS_ADD, 0, 0, bias_add)
     TWIN(COL_SUM, 0, 0, col_sum)
-    NO_TWIN(REDUCE, CAIRN_F32)
-    NO_TWIN(REDUCE, CAIRN_F16)
-    NO_TWIN(REDUCE, CAIRN_BF16)
-    NO_TWIN(REDUCE, CAIRN_I32)
-    NO_TWIN(REDUCE, CAIRN_I64)
 };
 /* clang-format on */
 
@@ -71,6 +64,7 @@ const struct cairn__cuda_row *cairn__cuda_rows(size_t *count) {
 /* Reasons of whole kinds. */
 static const char on_the_cpu_alone[] = "operations of nn beyond the training step run on the CPU alone";
 static const struct cairn__cuda_row kinds[] = {
+    {CAIRN__K_REDUCE, 0, 0, NULL, "ranks' memory is combined by the group's backend, on GPUs NCCL"},
     {CAIRN__K_MAP, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_FOLD, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_FOLD_INTO, 0, 0, NULL, on_the_cpu_alone},

@@ -118,7 +118,8 @@ static void reduce_alone(const struct bench *b, void *x, size_t n, cairn_dtype d
     while (s->segments[i].parts[b->rank] != x) i++;
     for (int r = 0; r < b->size; r++) bufs[r] = (char *)s->segments[i].parts[r] + nbytes * (size_t)b->rank;
     if (loop == KERNEL) {
-        b->kernels->reduce[dtype](bufs, b->size, nbytes / cairn_dtype_nbytes(dtype), 1.0f, &found);
+        b->kernels->reduce[CAIRN__REDUCE_SUM][dtype](bufs, b->size, (const void *const *)bufs, b->size,
+                                                     nbytes / cairn_dtype_nbytes(dtype), 1.0f, &found);
     } else if (b->size != 2) {
         sum_plain((uint64_t *const *)bufs, b->size, nbytes / 8);
     } else if (loop == PLAIN) {

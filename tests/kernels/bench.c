@@ -34,10 +34,6 @@ static const struct {
     {CAIRN__K_SUMSQ, CAIRN_F32, 0, 16 * M},
     {CAIRN__K_ROUND_STOCHASTIC, 0, 0, 16 * M},
     {CAIRN__K_CENSUS, CAIRN_F16, 0, 16 * M},
-    {CAIRN__K_REDUCE, CAIRN_F16, 0, 64 << 10},
-    {CAIRN__K_REDUCE, CAIRN_F16, 0, 16 * M},
-    {CAIRN__K_REDUCE, CAIRN_BF16, 0, 16 * M},
-    {CAIRN__K_REDUCE, CAIRN_F32, 0, 16 * M},
     {CAIRN__K_SGD, CAIRN_F16, CAIRN__W_F32_F16, 50000000},
     {CAIRN__K_SGD, CAIRN_BF16, CAIRN__W_F32_BF16, 50000000},
     {CAIRN__K_ADAM, CAIRN_F16, CAIRN__W_F32_F16, 50000000},
@@ -75,6 +71,24 @@ static const struct {
     {CAIRN__K_FOLD_INTO, CAIRN__FOLD_SUM, CAIRN_F32, 1024},
     {CAIRN__K_DOT, CAIRN_F32, 0, 1024},
     {CAIRN__K_DOT, CAIRN_F32, 0, M},
+};
+
+static const struct {
+    enum cairn__reduction op;
+    cairn_dtype type;
+    size_t n;
+    int variant;
+} reductions[] = {
+    {CAIRN__REDUCE_SUM, CAIRN_F16, 64 << 10, IN_PLACE_OF_2}, {CAIRN__REDUCE_SUM, CAIRN_F16, 16 * M, IN_PLACE_OF_2},
+    {CAIRN__REDUCE_SUM, CAIRN_BF16, 16 * M, IN_PLACE_OF_2},  {CAIRN__REDUCE_SUM, CAIRN_F32, 64 << 10, IN_PLACE_OF_2},
+    {CAIRN__REDUCE_SUM, CAIRN_F32, 16 * M, IN_PLACE_OF_2},   {CAIRN__REDUCE_SUM, CAIRN_F16, 64 << 10, APART_OF_2},
+    {CAIRN__REDUCE_SUM, CAIRN_F16, 16 * M, APART_OF_2},      {CAIRN__REDUCE_SUM, CAIRN_F32, 64 << 10, APART_OF_2},
+    {CAIRN__REDUCE_SUM, CAIRN_F32, 16 * M, APART_OF_2},      {CAIRN__REDUCE_SUM, CAIRN_F16, 16 << 10, IN_PLACE_OF_8},
+    {CAIRN__REDUCE_SUM, CAIRN_F16, 4 * M, IN_PLACE_OF_8},    {CAIRN__REDUCE_SUM, CAIRN_F32, 16 << 10, IN_PLACE_OF_8},
+    {CAIRN__REDUCE_SUM, CAIRN_F32, 4 * M, IN_PLACE_OF_8},    {CAIRN__REDUCE_SUM, CAIRN_F16, 16 << 10, APART_OF_8},
+    {CAIRN__REDUCE_SUM, CAIRN_F16, 4 * M, APART_OF_8},       {CAIRN__REDUCE_SUM, CAIRN_F32, 4 * M, APART_OF_8},
+    {CAIRN__REDUCE_MAX, CAIRN_F32, 64 << 10, IN_PLACE_OF_2}, {CAIRN__REDUCE_SUM, CAIRN_F64, 64 << 10, IN_PLACE_OF_2},
+    {CAIRN__REDUCE_SUM, CAIRN_I32, 64 << 10, IN_PLACE_OF_2}, {CAIRN__REDUCE_SUM, CAIRN_U8, 64 << 10, IN_PLACE_OF_2},
 };
 
 /* Plain, streamed, streamed throughout; each by 64 and by 512 elements at a time. */
@@ -141,17 +155,22 @@ static struct result time_row(const struct cairn__kernel_row *row, const struct 
     return result;
 }
 
-static void print_result(const struct benching *how, const struct cairn__kernel_row *row, size_t n,
-                         const struct result *r) {
+static void print_result(const struct benching *how, const struct cairn__kernel_row *row, const struct job *job,
+                         size_t n, const struct result *r) {
     char group[64];
     group_name(row, group, sizeof(group));
+    if (row->kind == CAIRN__K_REDUCE) {
+        const struct reduction x = reduction_of(row, job->plain_variant);
+        const size_t used = strlen(group);
+        snprintf(group + used, sizeof(group) - used, " %d->%d%s", x.p, x.num_dsts, x.first_dst < x.p ? "" : " apart");
+    }
     double rate = r->nbytes / r->seconds * 1e-9, limit_rate = r->nbytes / r->limit * 1e-9;
     if (how->json) {
         printf("{\"kernel\": \"%s\", \"row\": \"%s\", \"n\": %zu, \"bytes\": %.0f, \"us\": %.1f, \"gb_per_s\": %.2f, "
                "\"limit_gb_per_s\": %.2f, \"ratio\": %.3f}\n",
                group, row->name, n, r->nbytes, r->seconds * 1e6, rate, limit_rate, r->limit / r->seconds);
     } else {
-        printf("  %-22s %-28s %10zu %10.1f %8.2f %8.2f %7.2f\n", group, row->name, n, r->seconds * 1e6, rate,
+        printf("  %-28s %-28s %10zu %10.1f %8.2f %8.2f %7.2f\n", group, row->name, n, r->seconds * 1e6, rate,
                limit_rate, r->limit / r->seconds);
     }
     fflush(stdout);
@@ -177,12 +196,12 @@ static void print_machine(const struct benching *how) {
     printf(form, model, system.sysname, system.machine, cairn__cpu_level_name(cairn__cpu_features()), __VERSION__,
            how->command, WARM_UPS, how->repeats);
     if (!how->json) {
-        printf("  %-22s %-28s %10s %10s %8s %8s %7s\n", "kernel", "row", "n", "us", "GB/s", "limit", "ratio");
+        printf("  %-28s %-28s %10s %10s %8s %8s %7s\n", "kernel", "row", "n", "us", "GB/s", "limit", "ratio");
     }
 }
 
-static bool bench_line(const struct benching *how, const struct cairn__kernel_row *row, size_t n) {
-    const struct job job = job_of(row);
+static bool bench_line(const struct benching *how, const struct cairn__kernel_row *row, int variant, size_t n) {
+    const struct job job = job_of_variant(row, variant);
     void *x[MAX_ARRAYS] = {0};
     bool ok = true;
     for (int j = 0; ok && j < job.num_arrays; j++) {
@@ -192,7 +211,7 @@ static bool bench_line(const struct benching *how, const struct cairn__kernel_ro
     }
     if (ok) {
         struct result r = time_row(row, &job, x, n, how->repeats);
-        print_result(how, row, n, &r);
+        print_result(how, row, &job, n, &r);
     } else {
         printf("  %s: no memory for %zu elements\n", row->name, n);
     }
@@ -200,23 +219,29 @@ static bool bench_line(const struct benching *how, const struct cairn__kernel_ro
     return ok;
 }
 
+/* Whether the row that is chosen here was timed, or not asked for. */
+static bool bench_row(const struct benching *how, const bool *failed, enum cairn__kernel_kind kind, int a, int b,
+                      int variant, size_t n) {
+    size_t count;
+    const struct cairn__kernel_row *rows = cairn__kernel_rows(&count);
+    const struct cairn__kernel_row *row = cairn__kernel_pick(kind, a, b, cairn__cpu_features());
+    if (how->only && !strstr(row->name, how->only)) return true;
+    if (!failed[row - rows]) return bench_line(how, row, variant, how->n ? how->n : n);
+    printf("  %s: not timed, it failed its check\n", row->name);
+    return false;
+}
+
 int bench(const struct benching *user, const bool *failed) {
     struct benching how = *user;
     if (how.repeats < 1 || how.repeats > MOST_REPEATS) how.repeats = 9;
-    size_t count;
-    const struct cairn__kernel_row *rows = cairn__kernel_rows(&count);
     int refused = 0;
     print_machine(&how);
     for (size_t l = 0; l < sizeof(lines) / sizeof(lines[0]); l++) {
-        const struct cairn__kernel_row *row =
-            cairn__kernel_pick(lines[l].kind, lines[l].a, lines[l].b, cairn__cpu_features());
-        if (how.only && !strstr(row->name, how.only)) continue;
-        if (failed[row - rows]) {
-            printf("  %s: not timed, it failed its check\n", row->name);
-            refused++;
-        } else if (!bench_line(&how, row, how.n ? how.n : lines[l].n)) {
-            refused++;
-        }
+        refused += !bench_row(&how, failed, lines[l].kind, lines[l].a, lines[l].b, 0, lines[l].n);
+    }
+    for (size_t l = 0; l < sizeof(reductions) / sizeof(reductions[0]); l++) {
+        refused += !bench_row(&how, failed, CAIRN__K_REDUCE, reductions[l].op, (int)reductions[l].type,
+                              reductions[l].variant, reductions[l].n);
     }
     return refused;
 }

@@ -73,12 +73,14 @@ static uint16_t half_element(cairn_dtype type, uint64_t r, enum flavour flavour)
 /* Often in the last element, which a tail must see. */
 static void put_wrong(void *x, cairn_dtype type, size_t i, uint64_t r) {
     if (type == CAIRN_F32) ((uint32_t *)x)[i] = r & 1 ? 0x7f800000 : 0xffc00000;
+    if (type == CAIRN_F64) ((double *)x)[i] = r & 1 ? INFINITY : NAN;
     if (type == CAIRN_F16) ((uint16_t *)x)[i] = r & 1 ? 0xfc00 : 0x7e00;
     if (type == CAIRN_BF16) ((uint16_t *)x)[i] = r & 1 ? 0xff80 : 0x7fc0;
 }
 
 static void put_great(void *x, cairn_dtype type, size_t i, uint64_t r) {
     if (type == CAIRN_F32) ((uint32_t *)x)[i] = f32_great[r % COUNT(f32_great)];
+    if (type == CAIRN_F64) ((double *)x)[i] = r & 1 ? 0x1.fffffffffffffp1023 : -0x1p970;
     if (type == CAIRN_F16) ((uint16_t *)x)[i] = f16_great[r % COUNT(f16_great)];
     if (type == CAIRN_BF16) ((uint16_t *)x)[i] = bf16_great[r % COUNT(bf16_great)];
 }
@@ -91,6 +93,7 @@ void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint6
         else if (type == CAIRN_F64) ((double *)x)[i] = f64_element(r, each);
         else if (type == CAIRN_I32) ((uint32_t *)x)[i] = (uint32_t)r;
         else if (type == CAIRN_I64) ((uint64_t *)x)[i] = r;
+        else if (type == CAIRN_U8) ((uint8_t *)x)[i] = (uint8_t)r;
         else ((uint16_t *)x)[i] = half_element(type, r, each);
     }
     if (n == 0) return;

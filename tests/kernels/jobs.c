@@ -46,13 +46,60 @@ static void call_census(const struct cairn__kernel_row *row, void *const *a, siz
     out->counts = (struct cairn__counts){1, 2, 3, 4, INT32_MIN, INT32_MAX}; /* added to, not overwritten */
     CALLS(census)(a[0], n, least_normal[v], &out->counts);
 }
-static void call_reduce(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
-    static const struct {
-        int p;
-        float divisor;
-    } cases[] = {{2, 2}, {2, 1}, {1, 1}, {3, 3}, {4, 4}, {8, 8}, {5, 1}, {2, 0x1p-140f}};
-    CALLS(reduce)(a, cases[v].p, n, cases[v].divisor, &out->found);
+
+/* The last two are divided by what is no count of ranks, which integers are not. */
+enum { APART = 8 };
+static const struct reduction reductions[] = {
+    {2, 2, 0, 2},
+    {2, 1, APART, 2},
+    {8, 8, 0, 8},
+    {8, 1, APART, 8},
+    {2, 2, 0, 1},
+    {2, 2, APART, 1},
+    {2, 1, 1, 2},
+    {2, 2, 1, 2},
+    {1, 1, 0, 1},
+    {1, 1, APART, 1},
+    {3, 3, 0, 3},
+    {3, 2, 2, 3},
+    {3, 1, APART, 1},
+    {4, 4, 0, 4},
+    {4, 1, APART, 4},
+    {5, 5, APART, 1},
+    {6, 1, 5, 6},
+    {6, 4, 3, 1},
+    {7, 7, 0, 7},
+    {7, 1, APART, 1},
+    {8, 8, APART, 1},
+    {2, 2, 0, 0x1p-140f},
+    {3, 1, APART, 0x1p-140f},
+};
+enum { NUM_REDUCTIONS = sizeof(reductions) / sizeof(reductions[0]), OF_FLOATS_ALONE = 2 };
+
+struct reduction reduction_of(const struct cairn__kernel_row *row, int variant) {
+    struct reduction r = reductions[variant];
+    if (row->a != CAIRN__REDUCE_SUM) r.divisor = 1;
+    return r;
 }
+
+static void call_reduce(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    const struct reduction r = reduction_of(row, v);
+    CALLS(reduce)(a + r.first_dst, r.num_dsts, (const void *const *)a, r.p, n, r.divisor, &out->found);
+}
+
+static struct job reduce_job(const struct cairn__kernel_row *row, int variant) {
+    const struct reduction r = reduction_of(row, variant);
+    const bool is_float = cairn__dtype((cairn_dtype)row->b)->is_float;
+    struct job job = {2 * APART, {{0}}, {0},        NUM_REDUCTIONS - (is_float ? 0 : OF_FLOATS_ALONE),
+                      variant,   false, call_reduce};
+    for (int j = 0; j < job.num_arrays; j++) {
+        const int is_read = j < r.p ? READ : 0,
+                  is_written = j - r.first_dst < r.num_dsts && j >= r.first_dst ? WRITTEN : 0;
+        job.array[j] = (struct array){(cairn_dtype)row->b, (enum role)(is_read | is_written), 1};
+    }
+    return job;
+}
+
 static void call_sgd(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     struct cairn__sgd h = {.lr = 0.1f, .momentum = 0.9f, .undamped = 0.75f, .factor = 0x1p-10f};
     (void)out;
@@ -163,11 +210,8 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return (struct job){2, {{CAIRN_BF16, WRITTEN, 1}, F32_IN}, {0}, 3, 0, true, call_round_stochastic};
     case CAIRN__K_CENSUS:
         return (struct job){1, {{a, READ, 1}}, {0}, 3, 0, true, call_census};
-    case CAIRN__K_REDUCE: {
-        struct job job = {8, {{0}}, {0}, a == CAIRN_I32 || a == CAIRN_I64 ? 7 : 8, 0, false, call_reduce};
-        for (int r = 0; r < job.num_arrays; r++) job.array[r] = (struct array){a, r < 2 ? UPDATED : 0, 1};
-        return job;
-    }
+    case CAIRN__K_REDUCE:
+        return reduce_job(row, IN_PLACE_OF_2);
     case CAIRN__K_SGD:
         return (struct job){4,       {{param_type(row->b), UPDATED, 1}, half_array(row->b), F32_BOTH, {a, READ, 1}},
                             {0},     5,
@@ -220,6 +264,10 @@ struct job job_of(const struct cairn__kernel_row *row) {
     return (struct job){0};
 }
 
+struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
+    return row->kind == CAIRN__K_REDUCE ? reduce_job(row, variant) : job_of(row);
+}
+
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
     static const char *const kinds[] = {"?",       "cast",       "scale",        "axpby",
                                         "check",   "sumsq",      "fill",         "round_stochastic",
@@ -233,6 +281,11 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
     if (row->kind >= CAIRN__K_MAP && row->kind <= CAIRN__K_DOT) {
         const int type = row->kind == CAIRN__K_DOT ? row->a : row->b;
         snprintf(text, nbytes, "%s %s", map_group_name(row), cairn_dtype_name((cairn_dtype)type));
+        return text;
+    }
+    if (row->kind == CAIRN__K_REDUCE) {
+        static const char *const ops[] = {"sum", "min", "max", "prod"};
+        snprintf(text, nbytes, "reduce %s %s", ops[row->a], cairn_dtype_name((cairn_dtype)row->b));
         return text;
     }
     const char *kind = row->kind >= CAIRN__K_GREATEST ? row_kind_name(row) : kinds[row->kind];

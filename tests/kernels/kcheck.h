@@ -20,7 +20,7 @@
 #include "kernels/kernels.h"
 
 enum role { READ = 1, WRITTEN = 2, UPDATED = 3 };
-enum { MAX_ARRAYS = 10 };
+enum { MAX_ARRAYS = 16 };
 
 struct array {
     cairn_dtype type;
@@ -48,6 +48,18 @@ struct job {
 
 /* How to run a row. */
 struct job job_of(const struct cairn__kernel_row *row);
+
+/* The same for bench, which takes another variant: the roles are those of its arrays. */
+struct job job_of_variant(const struct cairn__kernel_row *row, int variant);
+
+/* A variant of a reduction: arrays 0 to p - 1 are the sources, arrays first_dst to first_dst + num_dsts - 1 the
+ * destinations. In place where the two meet; only sums are divided. */
+struct reduction {
+    int p, num_dsts, first_dst;
+    float divisor;
+};
+enum { IN_PLACE_OF_2, APART_OF_2, IN_PLACE_OF_8, APART_OF_8 }; /* the first of the variants */
+struct reduction reduction_of(const struct cairn__kernel_row *row, int variant);
 
 /* For the kinds of kernels/rows.h; and whether a reference did as defined, to n moderate numbers, with variant 0. */
 struct job row_job_of(const struct cairn__kernel_row *row);

@@ -205,7 +205,10 @@ static void reduce(struct cairn__shm *s, struct shm_op *op, const struct block *
     size_t end = slice_begin(b->n, b->nbytes, base, s->rank + 1, s->size);
     for (int p = 0; p < s->size; p++) s->bufs[p] = (char *)source(s, p, b) + begin * b->nbytes;
     float divisor = r->redop == CAIRN_AVG ? (float)s->size : 1.0f;
-    if (end > begin) k->reduce[r->dtype](s->bufs, s->size, end - begin, divisor, &op->found);
+    if (end > begin) {
+        k->reduce[CAIRN__REDUCE_SUM][r->dtype](s->bufs, s->size, (const void *const *)s->bufs, s->size, end - begin,
+                                               divisor, &op->found);
+    }
 }
 
 static void fetch_root(struct cairn__shm *s, struct shm_op *op, const struct block *b) {
