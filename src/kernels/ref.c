@@ -4,6 +4,7 @@
  * makes the function of every combination of types. What is computed of one element stands in element.h, where a GPU
  * computes it too. Nothing here is clever, and nothing faster may differ from it: kcheck compares every other row with
  * these, bit by bit. It is also the generic path of processors without rows of their own. */
+#include <float.h>
 #include <string.h>
 
 #include "core/half.h"
@@ -223,15 +224,22 @@ INLINE void reduce_f32(int op, cairn_dtype type, void *const *dsts, int num_dsts
     *found |= any;
 }
 
+/* Types without faster rows go rank by rank over some elements at a time, of which a compiler makes vectors. */
+enum { REDUCED_AT_ONCE = 256 };
+
 INLINE void reduce_f64(int op, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, float divisor,
                        uint32_t *found) {
+    double x[REDUCED_AT_ONCE];
     uint32_t any = 0;
-    for (size_t i = 0; i < n; i++) {
-        double x = ((const double *)srcs[0])[i];
-        for (int r = 1; r < p; r++) x = combine_f64(op, x, ((const double *)srcs[r])[i]);
-        if (divisor != 1.0f) x = x / (double)divisor;
-        for (int j = 0; j < num_dsts; j++) ((double *)dsts[j])[i] = x;
-        any |= !isfinite(x);
+    for (size_t i = 0; i < n; i += REDUCED_AT_ONCE) {
+        const size_t m = n - i < REDUCED_AT_ONCE ? n - i : REDUCED_AT_ONCE;
+        memcpy(x, (const double *)srcs[0] + i, m * sizeof(*x));
+        for (int r = 1; r < p; r++) {
+            for (size_t k = 0; k < m; k++) x[k] = combine_f64(op, x[k], ((const double *)srcs[r])[i + k]);
+        }
+        for (size_t k = 0; k < m && divisor != 1.0f; k++) x[k] = x[k] / (double)divisor;
+        for (size_t k = 0; k < m; k++) any |= !(fabs(x[k]) <= DBL_MAX);
+        for (int j = 0; j < num_dsts; j++) memcpy((double *)dsts[j] + i, x, m * sizeof(*x));
     }
     *found |= any;
 }
@@ -255,7 +263,7 @@ INLINE int64_t wrapped(cairn_dtype type, int64_t x) {
 INLINE void put_integer(cairn_dtype type, void *x, size_t i, int64_t value) {
     switch (type) {
     case CAIRN_I32:
-        ((int32_t *)x)[i] = (int32_t)value;
+        ((int32_t *)x)[i] = (int32_t)(uint32_t)value;
         break;
     case CAIRN_U8:
         ((uint8_t *)x)[i] = (uint8_t)value;
@@ -276,12 +284,17 @@ INLINE int64_t combine_integers(int op, int64_t x, int64_t y) {
 /* In 64 bits, the lower of which are those of narrower arithmetic. The divisor is a count of ranks, hence whole. */
 INLINE void reduce_integers(int op, cairn_dtype type, void *const *dsts, int num_dsts, const void *const *srcs, int p,
                             size_t n, float divisor) {
-    for (size_t i = 0; i < n; i++) {
-        int64_t x = get_integer(type, srcs[0], i);
-        for (int r = 1; r < p; r++) x = combine_integers(op, x, get_integer(type, srcs[r], i));
-        x = wrapped(type, x);
-        if (divisor != 1.0f) x /= (int64_t)divisor;
-        for (int j = 0; j < num_dsts; j++) put_integer(type, dsts[j], i, x);
+    int64_t x[REDUCED_AT_ONCE];
+    for (size_t i = 0; i < n; i += REDUCED_AT_ONCE) {
+        const size_t m = n - i < REDUCED_AT_ONCE ? n - i : REDUCED_AT_ONCE;
+        for (size_t k = 0; k < m; k++) x[k] = get_integer(type, srcs[0], i + k);
+        for (int r = 1; r < p; r++) {
+            for (size_t k = 0; k < m; k++) x[k] = combine_integers(op, x[k], get_integer(type, srcs[r], i + k));
+        }
+        for (size_t k = 0; k < m && divisor != 1.0f; k++) x[k] = wrapped(type, x[k]) / (int64_t)divisor;
+        for (int j = 0; j < num_dsts; j++) {
+            for (size_t k = 0; k < m; k++) put_integer(type, dsts[j], i + k, x[k]);
+        }
     }
 }
 

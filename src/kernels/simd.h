@@ -62,6 +62,26 @@ struct at {
         __VA_ARGS__;                                      \
     } while (0)
 
+/* The same, four whole blocks at a time: `vectors` tells how many begin at `at`. */
+#define OVER_4(n, streamed, width, ...)                                                                        \
+    do {                                                                                                       \
+        size_t i_ = 0, end_ = (n);                                                                             \
+        if (streamed) {                                                                                        \
+            size_t head_ = (64 - (uintptr_t)(streamed) % 64) % 64 / (width);                                   \
+            for (; i_ < head_; i_ += LANES) SOME(1, i_, PART, least(head_ - i_, LANES), __VA_ARGS__);          \
+            for (i_ = head_; i_ + 4 * LANES <= end_; i_ += 4 * LANES) SOME(4, i_, STREAM, LANES, __VA_ARGS__); \
+            _mm_sfence();                                                                                      \
+        }                                                                                                      \
+        for (; i_ + 4 * LANES <= end_; i_ += 4 * LANES) SOME(4, i_, WHOLE, LANES, __VA_ARGS__);                \
+        for (; i_ + LANES <= end_; i_ += LANES) SOME(1, i_, WHOLE, LANES, __VA_ARGS__);                        \
+        if (i_ < end_) SOME(1, i_, PART, end_ - i_, __VA_ARGS__);                                              \
+    } while (0)
+#define SOME(many, index, kind, number, ...)   \
+    do {                                       \
+        const int vectors = (many);            \
+        ONE(index, kind, number, __VA_ARGS__); \
+    } while (0)
+
 INLINE size_t least(size_t a, size_t b) {
     return a < b ? a : b;
 }
@@ -448,19 +468,52 @@ INLINE vec combined(int op, vec x, vec y) {
     }
 }
 
-/* num_dsts and p are constants in the common cases. */
+/* What follows the combination of all: a sum is divided. */
+struct finish {
+    bool by_inverse;
+    vec divisor, inverse;
+};
+
+INLINE struct at vector_of(struct at at, int v) {
+    return (struct at){at.i + (size_t)v * LANES, at.how, at.count};
+}
+
+/* At most 4 vectors, of one array after the other, so that its lines are asked for together. num_dsts and p are constants
+ * in the common cases. */
+INLINE bits reduce_at(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, struct at at,
+                      int vectors, const struct finish *f, bits seen) {
+    vec x[4];
+    for (int v = 0; v < vectors; v++) x[v] = get(type, srcs[0], vector_of(at, v));
+    for (int r = 1; r < p; r++) {
+        for (int v = 0; v < vectors; v++) x[v] = combined(op, x[v], get(type, srcs[r], vector_of(at, v)));
+    }
+    for (int v = 0; v < vectors; v++) {
+        if (op == CAIRN__REDUCE_SUM) x[v] = f->by_inverse ? mul(x[v], f->inverse) : divide(x[v], f->divisor);
+        seen = see(seen, x[v]);
+    }
+    for (int j = 0; j < num_dsts; j++) {
+        for (int v = 0; v < vectors; v++) put(type, dsts[j], vector_of(at, v), x[v]);
+    }
+    return seen;
+}
+
+INLINE bool is_one_of(const void *x, const void *const *of, int count) {
+    for (int i = 0; i < count; i++) {
+        if (of[i] == x) return true;
+    }
+    return false;
+}
+
 INLINE void reduce_p(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
                      float divisor, uint32_t *found) {
-    const bool by_inverse = has_exact_inverse(divisor);
-    const vec d = splat(divisor), inverse = splat(1.0f / divisor);
+    const struct finish f = {has_exact_inverse(divisor), splat(divisor), splat(1.0f / divisor)};
+    const void *stream = num_dsts == 1 ? streamed(dsts[0], type, n, is_one_of(dsts[0], srcs, p)) : NULL;
     bits seen = nothing_seen();
-    OVER(n, NULL, 4, {
-        vec x = get(type, srcs[0], at);
-        for (int r = 1; r < p; r++) x = combined(op, x, get(type, srcs[r], at));
-        if (op == CAIRN__REDUCE_SUM) x = by_inverse ? mul(x, inverse) : divide(x, d);
-        for (int j = 0; j < num_dsts; j++) put(type, dsts[j], at, x);
-        seen = see(seen, x);
-    });
+    if (p == 2) {
+        OVER(n, stream, width_of(type), seen = reduce_at(op, type, dsts, num_dsts, srcs, p, at, 1, &f, seen));
+    } else {
+        OVER_4(n, stream, width_of(type), seen = reduce_at(op, type, dsts, num_dsts, srcs, p, at, vectors, &f, seen));
+    }
     *found |= any_from(seen, overflow_bits(type));
 }
 

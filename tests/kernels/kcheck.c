@@ -169,6 +169,17 @@ static bool flushing_does_not_matter(const struct cairn__kernel_row *row, uint64
     return false;
 }
 
+/* Of a size that streams, with the variant's own arrays alone. */
+static bool run_streamed_reduction(struct run r, int variant, uint64_t seed) {
+    r.job = job_of_variant(r.row, variant);
+    for (int j = 0; j < r.job.num_arrays; j++) r.job.array[j].times = r.job.array[j].role ? 1 : 0;
+    r.n = STREAMED;
+    r.variant = variant;
+    r.alias = 0;
+    r.seed = seed;
+    return run_once(&r);
+}
+
 /* Maps are many, and a compiler made them all in one way: fewer sizes, of the wildest data. */
 static bool check_map(struct run r, const struct checking *how) {
     r.flavour = WILD;
@@ -200,6 +211,12 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how) 
         r.alias = 0;
         r.seed = how->seed;
         if (!run_once(&r)) return false;
+    }
+    if (!how->quick && row->kind == CAIRN__K_REDUCE && row->a == CAIRN__REDUCE_SUM) {
+        static const int apart[] = {APART_OF_2, APART_OF_8};
+        for (int k = 0; k < 2; k++) {
+            if (!run_streamed_reduction(r, apart[k], how->seed)) return false;
+        }
     }
     const bool sums = row->kind == CAIRN__K_SUM || row->kind == CAIRN__K_MSE_SUM || row->kind == CAIRN__K_SUMSQ;
     return !sums || alignment_does_not_matter(row, &r.job, how->seed);

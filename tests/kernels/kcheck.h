@@ -58,7 +58,7 @@ struct reduction {
     int p, num_dsts, first_dst;
     float divisor;
 };
-enum { IN_PLACE_OF_2, APART_OF_2, IN_PLACE_OF_8, APART_OF_8 }; /* the first of the variants */
+enum { IN_PLACE_OF_2, APART_OF_2, IN_PLACE_OF_8, APART_OF_8, UNDIVIDED_OF_2 }; /* the first of the variants */
 struct reduction reduction_of(const struct cairn__kernel_row *row, int variant);
 
 /* For the kinds of kernels/rows.h; and whether a reference did as defined, to n moderate numbers, with variant 0. */
