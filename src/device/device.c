@@ -100,14 +100,16 @@ bool cairn__device_gpu_was_open(void) {
     return atomic_load(&gpu_was_open);
 }
 
+static const struct cairn__module_use module_use = {"device", "\"cpu\"", sizeof(struct cairn__device_ops)};
+
 static cairn_status open_named(const char *name, int local_rank, struct cairn_device **out) {
     cairn_status st = CAIRN_OK;
     const struct backend *backend = NULL;
-    const struct cairn__device_ops *ops = NULL;
+    const void *ops = NULL;
     int ordinal = 0;
     TRY(find_backend(name, local_rank, &backend, &ordinal));
     ops = backend->ops;
-    if (!ops) TRY(cairn__module_open(backend->name, &ops));
+    if (!ops) TRY(cairn__module_open(&module_use, backend->name, &ops));
     TRY(open_on(ops, ordinal, out));
     if (backend->numbered) atomic_store(&gpu_was_open, true);
 out:

@@ -1,5 +1,5 @@
 /* Finding a module, and handing it what it may not have of its own. The build says where it puts modules and which there
- * are (src/device/meson.build). */
+ * are (src/meson.build). */
 #include "device/module.h"
 
 #include <dlfcn.h>
@@ -13,7 +13,7 @@
 #include "core/status.h"
 #include "core/vars.h"
 
-/* CAIRN__MODULES: names of the modules that this build made, each with a space behind it.
+/* CAIRN__MODULES: names of the modules that this build made, each with spaces around it.
  * CAIRN__MODULE_FOLDERS: the folders that it makes them in and installs them to, a colon between them. */
 static const char built_modules[] = CAIRN__MODULES;
 static const char built_folders[] = CAIRN__MODULE_FOLDERS;
@@ -67,12 +67,12 @@ static bool is_in(const char *folder, size_t length, const char *name, char *pat
 
 static bool is_built(const char *name) {
     char word[64];
-    snprintf(word, sizeof(word), "%s ", name);
+    snprintf(word, sizeof(word), " %s ", name);
     return strstr(built_modules, word) != NULL;
 }
 
-static cairn_status find(const char *name, char *path, size_t nbytes) {
-    char folders[3 * PATH_MAX];
+static cairn_status find(const struct cairn__module_use *use, const char *name, char *path, size_t nbytes) {
+    char folders[3 * PATH_MAX + sizeof(built_folders)];
     write_folders(folders, sizeof(folders));
     for (const char *f = folders; *f; f += f[strcspn(f, ":")] == ':') {
         const size_t length = strcspn(f, ":");
@@ -80,26 +80,28 @@ static cairn_status find(const char *name, char *path, size_t nbytes) {
         f += length;
     }
     REQUIRE(is_built(name) || cairn__var("CAIRN_MODULE_PATH"), CAIRN_ENOTBUILT,
-            "device '%s' is not in this build of Cairn (meson option '%s'); use \"cpu\"", name, name);
-    return cairn__fail(CAIRN_ENOTBUILT, "device '%s' needs libcairn_%s.so, which is not in %s%s", name, name,
+            "%s '%s' is not in this build of Cairn (meson option '%s'); use %s", use->kind, name, name, use->instead);
+    return cairn__fail(CAIRN_ENOTBUILT, "%s '%s' needs libcairn_%s.so, which is not in %s%s", use->kind, name, name,
                        cairn__var("CAIRN_MODULE_PATH") ? "CAIRN_MODULE_PATH, " : "", folders);
 }
 
-cairn_status cairn__module_open(const char *name, const struct cairn__device_ops **out) {
+cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table) {
     cairn_status st = CAIRN_OK;
     char path[PATH_MAX];
-    TRY(find(name, path, sizeof(path)));
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: devices of it may be anywhere */
-    REQUIRE(handle, CAIRN_ESYSTEM, "device '%s' cannot be opened: %s", name, dlerror());
+    size_t nbytes = 0;
+    TRY(find(use, name, path, sizeof(path)));
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: what it made may be anywhere */
+    REQUIRE(handle, CAIRN_ESYSTEM, "%s '%s' cannot be opened: %s", use->kind, name, dlerror());
     void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);
     REQUIRE(symbol, CAIRN_EINTERNAL, "%s is no module of Cairn: it has no %s", path, CAIRN__MODULE_ENTRY);
     cairn__module_entry_fn entry;
     memcpy(&entry, &symbol, sizeof(entry)); /* C has no cast from an object to a function */
-    const struct cairn__device_ops *ops = entry(&host);
-    if (!ops) return cairn__last_status(); /* it has told why */
-    REQUIRE(ops->size == sizeof(*ops), CAIRN_EINTERNAL,
-            "%s is of another build of Cairn: its table has %zu bytes, want %zu", path, ops->size, sizeof(*ops));
-    *out = ops;
+    const void *given = entry(&host, use->kind);
+    if (!given) return cairn__last_status(); /* it has told why */
+    memcpy(&nbytes, given, sizeof(nbytes));
+    REQUIRE(nbytes == use->nbytes, CAIRN_EINTERNAL,
+            "%s is of another build of Cairn: its table has %zu bytes, want %zu", path, nbytes, use->nbytes);
+    *table = given;
 out:
     return st;
 }

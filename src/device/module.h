@@ -1,13 +1,20 @@
 /* Backends that are opened on demand: a shared library with one entry point, so that programs that do not use it neither
- * load nor need what it is linked to.
+ * load nor need what it is linked to. A device is one, an engine of process groups another.
  *
  * libcairn finds libcairn_<name>.so in the folder CAIRN_MODULE_PATH, and nowhere else where that is set; otherwise beside
  * itself, then where the build made it (for an installed libcairn too), then where it installs it. A module has no copy of
- * errors, log or memory of its own: it gets libcairn's as a table of functions. */
+ * errors, log or memory of its own: it gets libcairn's as a table of functions, and compiles module_side.c, which gives
+ * them their usual names again. */
 #ifndef CAIRN__DEVICE_MODULE_H
 #define CAIRN__DEVICE_MODULE_H
 
-#include "device/device.h"
+#include <stddef.h>
+
+#include "cairn/core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define CAIRN__TEXT_OF(x)      #x
 #define CAIRN__DOTTED(a, b, c) CAIRN__TEXT_OF(a) "." CAIRN__TEXT_OF(b) "." CAIRN__TEXT_OF(c)
@@ -25,13 +32,37 @@ struct cairn__module_host {
     void (*free)(void *p);
 };
 
-/* What the symbol below is: NULL, with the last error set through host->fail, where the two do not fit. */
-typedef const struct cairn__device_ops *(*cairn__module_entry_fn)(const struct cairn__module_host *host);
+/* What the symbol below is: the module's table of that kind; NULL, with the last error set through host->fail, where it has
+ * none, or module and library do not fit. */
+typedef const void *(*cairn__module_entry_fn)(const struct cairn__module_host *host, const char *kind);
 #define CAIRN__MODULE_ENTRY "cairn__module_entry"
 
-/* Finds and opens the module of a device; it stays open until the process ends, and a second call gives the same table.
+/* What a module is opened for. */
+struct cairn__module_use {
+    const char *kind;    /* of table: "device", "group backend"; errors begin with it */
+    const char *instead; /* what to use where there is no such module: "\"cpu\"" */
+    size_t nbytes;       /* of the table, which begins with its size as a size_t */
+};
+
+/* Finds and opens the module called name; it stays open until the process ends, and a second call gives the same table.
  * Errors: CAIRN_ENOTBUILT there is none, and where was looked, or the meson option that was off; CAIRN_ESYSTEM it is there
- * and cannot be opened, and why; CAIRN_EINTERNAL it is of another build. */
-cairn_status cairn__module_open(const char *name, const struct cairn__device_ops **out);
+ * and cannot be opened, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
+cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table);
+
+/* ---- the module's side ---- */
+
+/* Each module defines one; module_side.c, compiled into it, has the entry that hands out its tables. */
+struct cairn__module_tables {
+    const char *name; /* "cuda" */
+    struct {
+        const char *kind;
+        const void *table;
+    } all[4]; /* the rest NULL */
+};
+extern const struct cairn__module_tables cairn__module_tables;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

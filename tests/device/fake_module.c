@@ -1,28 +1,48 @@
-/* Modules that cannot be used, each for its own reason, and one that can: FAKE_EMPTY has no entry, FAKE_OTHER is of another
- * build and says so, FAKE_STALE has another build's table. */
-#include "device/module.h"
+/* Modules that cannot be used, each for its own reason, and one that can: FAKE_EMPTY has no entry, FAKE_STALE has another
+ * build's tables. */
+#include "fake_module.h"
 
-static const struct cairn__device_ops ops = {
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "device/device.h"
+
 #ifdef FAKE_STALE
-    .size = 8,
+enum { MISSING = 8 };
 #else
-    .size = sizeof(struct cairn__device_ops),
+enum { MISSING = 0 };
 #endif
-    .name = "fake",
-};
 
-CAIRN_API const struct cairn__device_ops *
 #ifdef FAKE_EMPTY
-cairn__another_entry(const struct cairn__module_host *host);
-const struct cairn__device_ops *cairn__another_entry(const struct cairn__module_host *host) {
-#else
-cairn__module_entry(const struct cairn__module_host *host);
-const struct cairn__device_ops *cairn__module_entry(const struct cairn__module_host *host) {
-#endif
-#ifdef FAKE_OTHER
-    return host->fail(CAIRN_EINTERNAL, "the fake is of another build") == CAIRN_OK ? &ops : NULL;
-#else
-    host->log(CAIRN_LOG_DEBUG, "opened");
-    return &ops;
-#endif
+CAIRN_API int cairn__another_entry(void);
+int cairn__another_entry(void) {
+    return 0;
 }
+#else
+
+static const struct cairn__device_ops device = {.size = sizeof(device) - MISSING, .name = "fake"};
+
+static cairn_status complain(const char *what) {
+    return cairn__fail(CAIRN_EPEER, "the fake says %s", what);
+}
+
+static void say(const char *what) {
+    cairn__log(CAIRN_LOG_WARNING, "the fake says %s", what);
+}
+
+static cairn_status alloc_zeroed(size_t nbytes, void **out) {
+    void *other = NULL;
+    cairn_status st = cairn__alloc(nbytes, &other);
+    if (st != CAIRN_OK) return st;
+    cairn__free(other);
+    return cairn__calloc(nbytes, 1, out);
+}
+
+static const struct fake_engine engine = {
+    sizeof(engine) - MISSING, complain, say, alloc_zeroed, cairn__grow, cairn__free};
+
+const struct cairn__module_tables cairn__module_tables = {
+    .name = "fake",
+    .all = {{"device", &device}, {"group backend", &engine}},
+};
+#endif

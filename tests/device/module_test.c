@@ -7,12 +7,15 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/alloc.h"
-#include "device/module.h"
+#include "core/status.h"
+#include "device/device.h"
+#include "fake_module.h"
 
 static const char *fakes;
 
@@ -26,11 +29,14 @@ static void assert_in_error(const char *text) {
     if (!strstr(cairn_last_error(), text)) fail_msg("'%s' is not in: %s", text, cairn_last_error());
 }
 
-static cairn_status open_fake(const char *name) {
-    const struct cairn__device_ops *ops = NULL;
+static const struct cairn__module_use device_use = {"device", "\"cpu\"", sizeof(struct cairn__device_ops)};
+static const struct cairn__module_use engine_use = {"group backend", "another", sizeof(struct fake_engine)};
+
+static cairn_status open_fake(const struct cairn__module_use *use, const char *name, const void **table) {
+    *table = NULL;
     setenv("CAIRN_MODULE_PATH", fakes, 1);
-    const cairn_status st = cairn__module_open(name, &ops);
-    assert_true((st == CAIRN_OK) == (ops != NULL));
+    const cairn_status st = cairn__module_open(use, name, table);
+    assert_true((st == CAIRN_OK) == (*table != NULL));
     return st;
 }
 
@@ -38,59 +44,135 @@ static cairn_status open_fake(const char *name) {
 
 static void module_is_opened_once_and_its_table_stays(void **state) {
     (void)state;
-    const struct cairn__device_ops *first = NULL, *second = NULL;
-    setenv("CAIRN_MODULE_PATH", fakes, 1);
-    assert_int_equal(cairn__module_open("fake_good", &first), CAIRN_OK);
-    assert_int_equal(cairn__module_open("fake_good", &second), CAIRN_OK);
+    const void *first, *second;
+    assert_int_equal(open_fake(&device_use, "fake_good", &first), CAIRN_OK);
+    assert_int_equal(open_fake(&device_use, "fake_good", &second), CAIRN_OK);
     assert_ptr_equal(first, second);
-    assert_string_equal(first->name, "fake");
+    assert_string_equal(((const struct cairn__device_ops *)first)->name, "fake");
+}
+
+static void module_has_a_table_for_each_use(void **state) {
+    (void)state;
+    const void *device, *engine;
+    assert_int_equal(open_fake(&device_use, "fake_good", &device), CAIRN_OK);
+    assert_int_equal(open_fake(&engine_use, "fake_good", &engine), CAIRN_OK);
+    assert_ptr_not_equal(device, engine);
+}
+
+static void use_that_a_module_does_not_have_is_told(void **state) {
+    (void)state;
+    static const struct cairn__module_use use = {"printer", "paper", sizeof(struct fake_engine)};
+    const void *table;
+    assert_int_equal(open_fake(&use, "fake_good", &table), CAIRN_EINTERNAL);
+    assert_string_equal(cairn_last_error(), "libcairn_fake.so has nothing for a printer");
 }
 
 static void several_folders_are_looked_through_in_their_order(void **state) {
     (void)state;
     char path[4096];
-    const struct cairn__device_ops *ops = NULL;
+    const void *table = NULL;
     snprintf(path, sizeof(path), "/nowhere:%s:", fakes);
     setenv("CAIRN_MODULE_PATH", path, 1);
-    assert_int_equal(cairn__module_open("fake_good", &ops), CAIRN_OK);
+    assert_int_equal(cairn__module_open(&device_use, "fake_good", &table), CAIRN_OK);
 }
 
 static void missing_module_says_where_was_looked(void **state) {
     (void)state;
-    const struct cairn__device_ops *ops = NULL;
+    const void *table = NULL;
     setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
-    assert_int_equal(cairn__module_open("cuda", &ops), CAIRN_ENOTBUILT);
+    assert_int_equal(cairn__module_open(&device_use, "cuda", &table), CAIRN_ENOTBUILT);
     assert_string_equal(cairn_last_error(),
                         "device 'cuda' needs libcairn_cuda.so, which is not in CAIRN_MODULE_PATH, /nowhere");
-    assert_null(ops);
+    assert_null(table);
 }
 
 static void module_that_was_not_built_names_its_option(void **state) {
     (void)state;
-    const struct cairn__device_ops *ops = NULL;
-    assert_int_equal(cairn__module_open("tpu", &ops), CAIRN_ENOTBUILT);
+    const void *table = NULL;
+    assert_int_equal(cairn__module_open(&device_use, "tpu", &table), CAIRN_ENOTBUILT);
     assert_string_equal(cairn_last_error(),
                         "device 'tpu' is not in this build of Cairn (meson option 'tpu'); use \"cpu\"");
+    assert_int_equal(cairn__module_open(&engine_use, "pigeon", &table), CAIRN_ENOTBUILT);
+    assert_string_equal(cairn_last_error(), "group backend 'pigeon' is not in this build of Cairn (meson option "
+                                            "'pigeon'); use another");
 }
 
 static void library_without_entry_is_no_module(void **state) {
     (void)state;
-    assert_int_equal(open_fake("fake_empty"), CAIRN_EINTERNAL);
+    const void *table;
+    assert_int_equal(open_fake(&device_use, "fake_empty", &table), CAIRN_EINTERNAL);
     assert_in_error("libcairn_fake_empty.so is no module of Cairn: it has no cairn__module_entry");
 }
 
-static void module_of_another_build_is_refused(void **state) {
+static void table_of_another_build_is_refused(void **state) {
     (void)state;
-    assert_int_equal(open_fake("fake_other"), CAIRN_EINTERNAL);
-    assert_string_equal(cairn_last_error(), "the fake is of another build");
-    assert_int_equal(open_fake("fake_stale"), CAIRN_EINTERNAL);
-    assert_in_error("libcairn_fake_stale.so is of another build of Cairn: its table has 8 bytes, want");
+    const void *table;
+    char want[64];
+    assert_int_equal(open_fake(&engine_use, "fake_stale", &table), CAIRN_EINTERNAL);
+    snprintf(want, sizeof(want), "its table has %zu bytes, want %zu", sizeof(struct fake_engine) - 8,
+             sizeof(struct fake_engine));
+    assert_in_error("libcairn_fake_stale.so is of another build of Cairn: ");
+    assert_in_error(want);
+}
+
+static cairn_status keep_failure(cairn_status status, const char *text) {
+    return cairn__fail(status, "kept: %s", text);
+}
+
+static void module_refuses_a_library_of_another_version(void **state) {
+    (void)state;
+    char path[4096];
+    const struct cairn__module_host old = {.size = sizeof(old), .version = "0.0.1", .fail = keep_failure};
+    const struct cairn__module_host small = {.size = 8, .version = CAIRN__VERSION_TEXT, .fail = keep_failure};
+    snprintf(path, sizeof(path), "%s/libcairn_fake_good.so", fakes);
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    assert_non_null(handle);
+    void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);
+    cairn__module_entry_fn entry;
+    memcpy(&entry, &symbol, sizeof(entry));
+    assert_null(entry(&old, "device"));
+    assert_string_equal(cairn_last_error(), "kept: libcairn_fake.so is of Cairn " CAIRN__VERSION_TEXT
+                                            " and libcairn of 0.0.1, or of another build");
+    assert_null(entry(&small, "device"));
+    assert_in_error("or of another build");
+    assert_int_equal(dlclose(handle), 0);
+}
+
+static char warning[64];
+
+static void keep_warning(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie;
+    if (level == CAIRN_LOG_WARNING) snprintf(warning, sizeof(warning), "%s", message);
+}
+
+static void module_writes_errors_log_and_memory_of_the_library(void **state) {
+    (void)state;
+    const void *table;
+    assert_int_equal(open_fake(&engine_use, "fake_good", &table), CAIRN_OK);
+    const struct fake_engine *engine = table;
+    assert_int_equal(engine->complain("no"), CAIRN_EPEER);
+    assert_string_equal(cairn_last_error(), "the fake says no");
+    cairn_set_log(keep_warning, NULL);
+    engine->say("so");
+    cairn_set_log(NULL, NULL);
+    assert_string_equal(warning, "the fake says so");
+    const struct cairn__alloc_counters before = cairn__alloc_counters();
+    void *p = NULL, *array = NULL;
+    size_t capacity = 0;
+    assert_int_equal(engine->alloc(100, &p), CAIRN_OK);
+    assert_int_equal(engine->grow(&array, &capacity, 3, 8), CAIRN_OK);
+    assert_int_equal(cairn__alloc_counters().allocations, before.allocations + 3);
+    assert_int_equal(cairn__alloc_counters().alive, before.alive + 2);
+    assert_true(capacity >= 3 && ((char *)p)[99] == 0);
+    engine->free(p);
+    engine->free(array);
+    assert_int_equal(cairn__alloc_counters().alive, before.alive);
 }
 
 static void file_that_is_no_library_says_why(void **state) {
     (void)state;
     char folder[] = "/tmp/cairn_module_XXXXXX", path[64];
-    const struct cairn__device_ops *ops = NULL;
+    const void *table = NULL;
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof(path), "%s/libcairn_cuda.so", folder);
     FILE *f = fopen(path, "w");
@@ -98,7 +180,7 @@ static void file_that_is_no_library_says_why(void **state) {
     assert_true(fputs("this is no library\n", f) >= 0);
     assert_int_equal(fclose(f), 0);
     setenv("CAIRN_MODULE_PATH", folder, 1);
-    const cairn_status st = cairn__module_open("cuda", &ops);
+    const cairn_status st = cairn__module_open(&device_use, "cuda", &table);
     remove(path);
     remove(folder);
     assert_int_equal(st, CAIRN_ESYSTEM);
@@ -196,11 +278,15 @@ static void gpu_that_does_not_exist_is_told(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         TEST(module_is_opened_once_and_its_table_stays),
+        TEST(module_has_a_table_for_each_use),
+        TEST(use_that_a_module_does_not_have_is_told),
         TEST(several_folders_are_looked_through_in_their_order),
         TEST(missing_module_says_where_was_looked),
         TEST(module_that_was_not_built_names_its_option),
         TEST(library_without_entry_is_no_module),
-        TEST(module_of_another_build_is_refused),
+        TEST(table_of_another_build_is_refused),
+        TEST(module_refuses_a_library_of_another_version),
+        TEST(module_writes_errors_log_and_memory_of_the_library),
         TEST(file_that_is_no_library_says_why),
         TEST(wrong_names_are_told),
         TEST(holders_have_names),

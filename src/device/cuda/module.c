@@ -1,65 +1,9 @@
-/* The module's one door, and what it has of core: not a copy, which would have errors, a log and counters of its own, but
- * libcairn's, called through the table that it was opened with. */
+/* What the GPU module is opened for. */
 #include "device/module.h"
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "core/alloc.h"
-#include "core/log.h"
-#include "core/status.h"
 #include "device/cuda/cuda.h"
 
-/* The same at every opening, and set before anything else here runs. */
-static const struct cairn__module_host *_Atomic host;
-
-enum { MESSAGE = 1024 };
-
-cairn_status cairn__fail(cairn_status status, const char *format, ...) {
-    char text[MESSAGE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    return host->fail(status, text);
-}
-
-void cairn__log(cairn_log_level level, const char *format, ...) {
-    char text[MESSAGE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    host->log((int)level, text);
-}
-
-cairn_status cairn__alloc(size_t nbytes, void **out) {
-    return host->alloc(nbytes, out);
-}
-
-cairn_status cairn__calloc(size_t count, size_t nbytes, void **out) {
-    return host->calloc(count, nbytes, out);
-}
-
-cairn_status cairn__grow(void **array, size_t *capacity, size_t want, size_t nbytes) {
-    return host->grow(array, capacity, want, nbytes);
-}
-
-void cairn__free(void *p) {
-    host->free(p);
-}
-
-CAIRN_API const struct cairn__device_ops *cairn__module_entry(const struct cairn__module_host *given);
-
-const struct cairn__device_ops *cairn__module_entry(const struct cairn__module_host *given) {
-    if (given->size != sizeof(*given) || strcmp(given->version, CAIRN__VERSION_TEXT) != 0) {
-        char text[MESSAGE];
-        snprintf(text, sizeof(text), "libcairn_cuda.so is of Cairn %s and libcairn of %s, or of another build",
-                 CAIRN__VERSION_TEXT, given->version);
-        given->fail(CAIRN_EINTERNAL, text);
-        return NULL;
-    }
-    host = given;
-    return &cairn__cuda_ops;
-}
+const struct cairn__module_tables cairn__module_tables = {
+    .name = "cuda",
+    .all = {{"device", &cairn__cuda_ops}},
+};
