@@ -1,5 +1,6 @@
 /* The store's server as raw bytes on the wire. Transcripts are those of PyTorch's TCPStore; numbers are little endian. */
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +29,16 @@
 
 static struct cairn__store_server *server;
 static int port;
+
+/* How often listen still does what Linux may do to two who call it at one moment. */
+static int refusals;
+
+int listen(int fd, int backlog) {
+    if (refusals == 0) return (int)syscall(SYS_listen, fd, backlog);
+    refusals--;
+    errno = EADDRINUSE;
+    return -1;
+}
 
 static int begin(void **state) {
     (void)state;
@@ -594,6 +606,21 @@ static void client_of_a_server_that_has_not_started_waits_for_it(void **state) {
     cairn__store_stop(&later);
 }
 
+static void two_that_open_a_port_at_one_moment_do_not_refuse_each_other(void **state) {
+    (void)state;
+    struct cairn__store_server *one = NULL, *other = NULL;
+    refusals = 3;
+    assert_int_equal(cairn__store_listen(0, &one, &port), CAIRN_OK);
+    assert_int_equal(refusals, 0);
+    assert_int_equal(cairn__store_listen(port, &other, NULL), CAIRN_ESYSTEM);
+    assert_non_null(strstr(cairn_last_error(), "is in use"));
+    refusals = INT_MAX; /* a port that nobody ever gets */
+    assert_int_equal(cairn__store_listen(0, &other, NULL), CAIRN_ESYSTEM);
+    assert_non_null(strstr(cairn_last_error(), "is in use"));
+    refusals = 0;
+    cairn__store_stop(&one);
+}
+
 static void keep_only_forgets_the_other_keys(void **state) {
     (void)state;
     const int fd = dial_validated(), waiter = dial_validated();
@@ -661,6 +688,7 @@ int main(void) {
         cmocka_unit_test(strangers_give_way_where_descriptors_run_out),
         cmocka_unit_test(newcomers_wait_where_only_jobs_are_left),
         cmocka_unit_test(client_of_a_server_that_has_not_started_waits_for_it),
+        cmocka_unit_test(two_that_open_a_port_at_one_moment_do_not_refuse_each_other),
         SERVER_TEST(keep_only_forgets_the_other_keys),
         SERVER_TEST(keep_only_may_come_from_any_thread),
     };

@@ -21,6 +21,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "dist/store/session.h"
 #include "dist/store/wire.h"
 
@@ -29,7 +30,9 @@ enum {
     BACKLOG = 4096,
     BUSY_RETRY_MS = 100,
     BATCH = 64,
-    ACCEPTS = 256 /* before others have their turn */
+    ACCEPTS = 256, /* before others have their turn */
+    LISTEN_TRIES = 20,
+    LISTEN_PAUSE_MS = 8 /* at most, between two */
 };
 
 struct connection {
@@ -248,7 +251,8 @@ static void *serve(void *argument) {
 
 /* ---- starting and stopping ---- */
 
-static int listen_on(int family, int port) {
+/* -1 with errno. *contended: the port was free to bind and then could not be listened at. */
+static int try_to_listen(int family, int port, bool *contended) {
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
@@ -257,11 +261,25 @@ static int listen_on(int family, int port) {
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
     if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
     struct sockaddr *address = is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four;
-    if (bind(fd, address, is_six ? sizeof(six) : sizeof(four)) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    bool bound = bind(fd, address, is_six ? sizeof(six) : sizeof(four)) == 0;
+    if (bound && listen(fd, BACKLOG) == 0) return fd;
     int cause = errno;
+    *contended = bound && cause == EADDRINUSE;
     close(fd);
     errno = cause;
     return -1;
+}
+
+/* Of two that listen at one moment Linux may refuse both: each is marked as listening before it looks for others. */
+static int listen_on(int family, int port) {
+    bool contended = true;
+    int fd = -1;
+    for (int i = 0; contended && i < LISTEN_TRIES; i++) {
+        if (i > 0) poll(NULL, 0, (int)((cairn__now_ns() / 1000 + (uint64_t)getpid()) % LISTEN_PAUSE_MS));
+        contended = false;
+        fd = try_to_listen(family, port, &contended);
+    }
+    return fd;
 }
 
 static cairn_status open_listener(int port, int *listener, int *bound_port) {
