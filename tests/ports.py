@@ -3,12 +3,21 @@ import contextlib
 import random
 import socket
 
+RESERVED = []
+
 
 def free_port():
-    """One that the system does not give away by itself: other tests ask it for ports all the time."""
+    """One that the system does not give away by itself, and no other test gets from here while this one runs: a socket stays
+    bound to it, which is in the way of nobody who says SO_REUSEADDR, as servers do, and of all others."""
     dual = socket.has_dualstack_ipv6()
     while True:
         port = random.randrange(10000, 30000)
-        with contextlib.suppress(OSError), socket.create_server(
-                ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual):
+        holder = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+        with contextlib.suppress(OSError):
+            if dual:
+                holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            holder.bind(("", port))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: then nobody else has it
+            RESERVED.append(holder)
             return port
+        holder.close()

@@ -63,8 +63,16 @@ class LauncherTest(unittest.TestCase):
 
     def finish(self, job):
         """Its exit code, stdout and stderr."""
-        out, err = job.communicate(timeout=PATIENCE)
+        try:
+            out, err = job.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{job.args} had not ended after {PATIENCE} s; it said {self.give_up(job)!r}") from None
         return job.returncode, out, err
+
+    def give_up(self, job):
+        """What it had said, after it was killed if need be."""
+        job.kill()
+        return job.communicate()
 
 
 def main(argv):

@@ -14,22 +14,24 @@ import launching
 from launching import PATIENCE, alive, free_port, read, wait_until
 
 CAIRN_RUN, JOIN = sys.argv[1:3]
-# Nodes that die are noticed after 0.5 * 4 seconds, which a busy machine does not take between two signs of life.
-QUICK = "last_call_timeout=0.5,keep_alive_interval=0.5,keep_alive_max_attempt=4"
+CALM = "last_call_timeout=0.5"
+# Where nodes die that is noticed after 0.5 * 4 seconds; a busy machine seldom takes as long between two signs of life.
+QUICK = CALM + ",keep_alive_interval=0.5,keep_alive_max_attempt=4"
 
 
 class RunNodes(launching.LauncherTest):
     def setUp(self):
         super().setUp()
         self.port = free_port()
+        self.conf = CALM
 
     def static(self, node, nodes, *args):
         return self.spawn(CAIRN_RUN, "--nnodes", nodes, "--node-rank", node, "--master-addr", "127.0.0.1",
-                          "--master-port", self.port, "--rdzv-conf", QUICK, *args)
+                          "--master-port", self.port, "--rdzv-conf", self.conf, *args)
 
-    def c10d(self, nodes, *args, conf=QUICK, endpoint="localhost"):
+    def c10d(self, nodes, *args, more="", endpoint="localhost"):
         return self.spawn(CAIRN_RUN, "--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint",
-                          f"{endpoint}:{self.port}", "--rdzv-conf", conf, *args)
+                          f"{endpoint}:{self.port}", "--rdzv-conf", self.conf + more, *args)
 
     def ready(self, name):
         """Shell that says that this rank runs: its pid in a file. What reads it finds it whole."""
@@ -44,7 +46,11 @@ class RunNodes(launching.LauncherTest):
 
     def finish_all(self, jobs):
         """Exit codes and stderrs, in order; and nothing is left."""
-        ends = [self.finish(job) for job in jobs]
+        try:
+            ends = [self.finish(job) for job in jobs]
+        except AssertionError as stuck:
+            said = [(self.give_up(job)[1], job.returncode) for job in jobs if not job.stderr.closed]
+            raise AssertionError(f"{stuck}; the others: {said}") from None
         self.wait_until_nothing_temporary_is_left()
         return [code for code, _, _ in ends], [err for _, _, err in ends]
 
@@ -96,10 +102,16 @@ class RunNodes(launching.LauncherTest):
                         for _ in range(2)]
                 self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]), endpoint)
 
+    def test_an_agent_that_may_host_does_once_whoever_was_in_the_way_has_gone(self):
+        with socket.create_server(("", self.port)) as other:
+            job = self.c10d("1:2", "sh", "-c", JOIN, endpoint="127.0.0.1")
+            other.accept()[0].close() # it wanted to host, could not, and looks for the host
+        self.assertEqual(self.finish_all([job]), ([0], [""]))
+
     def test_is_host_says_who_hosts(self):
-        client = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 1 ]", conf=QUICK + ",is_host=0")
+        client = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 1 ]", more=",is_host=0")
         time.sleep(0.05)
-        host = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 0 ]", conf=QUICK + ",is_host=1", endpoint="127.0.0.1")
+        host = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 0 ]", more=",is_host=1", endpoint="127.0.0.1")
         self.assertEqual(self.finish_all([client, host]), ([0, 0], ["", ""]))
 
     def test_fewer_nodes_start_once_the_last_call_is_over(self):
@@ -178,6 +190,7 @@ class RunNodes(launching.LauncherTest):
         return pids
 
     def test_a_node_whose_agent_was_killed_is_noticed(self):
+        self.conf = QUICK
         script = self.ready("pid$RANK") + "sleep 600"
         jobs = [self.static(n, 3, "sh", "-c", script) for n in range(3)]
         pids = self.start_and_kill(jobs, 1, 3)
@@ -188,6 +201,7 @@ class RunNodes(launching.LauncherTest):
         wait_until(lambda: not any(map(alive, pids)), "all ranks were gone")
 
     def test_a_run_goes_on_without_a_node_that_was_lost(self):
+        self.conf = QUICK
         script = f"echo > {self.folder}/size$WORLD_SIZE; "
         script += self.ready("pid$RANK") + "[ $WORLD_SIZE = 2 ] && exit 0; sleep 600"
         jobs = [self.c10d("2:3", "--max-restarts=1", "sh", "-c", script) for _ in range(3)]
@@ -205,6 +219,7 @@ class RunNodes(launching.LauncherTest):
                    for task in os.listdir(f"/proc/{job.pid}/task"))
 
     def test_a_lost_static_node_may_come_back(self):
+        self.conf = QUICK
         script = self.ready("pid$RANK-$TORCHELASTIC_RESTART_COUNT") + "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || sleep 600"
         jobs = [self.static(n, 2, "--max-restarts=1", "sh", "-c", script) for n in range(2)]
         self.await_file("pid0-0")
@@ -216,6 +231,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(codes, [0, -signal.SIGKILL, 0], errors)
 
     def test_a_node_that_was_killed_while_it_waited_may_come_back(self):
+        self.conf = QUICK
         host, victim = [self.static(n, 3, "true") for n in range(2)]
         time.sleep(0.3)
         victim.kill()
@@ -231,6 +247,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(codes, [0, -signal.SIGKILL, 0, 0], errors)
 
     def test_a_killed_host_ends_the_run(self):
+        self.conf = QUICK
         script = self.ready("pid$RANK") + "sleep 600"
         jobs = [self.static(n, 3, "--max-restarts=2", "sh", "-c", script) for n in range(3)]
         pids = self.start_and_kill(jobs, 0, 3)
@@ -241,6 +258,7 @@ class RunNodes(launching.LauncherTest):
         wait_until(lambda: not any(map(alive, pids)), "all ranks were gone")
 
     def test_a_stopped_host_is_noticed(self):
+        self.conf = QUICK
         script = self.ready("pid$RANK") + "sleep 600"
         jobs = [self.static(n, 2, "sh", "-c", script) for n in range(2)]
         self.await_file("pid0")
@@ -266,7 +284,7 @@ class RunNodes(launching.LauncherTest):
     def test_a_host_that_is_told_to_stop_between_attempts_waits_for_nobody(self):
         script = (self.ready("pid$RANK") + self.until("pid0") + self.until("pid1") + "[ $RANK = 0 ] && exit 3; " +
                   self.until("go"))
-        jobs = [self.static(n, 2, "--max-restarts=1", "--rdzv-conf", QUICK + ",close_timeout=600", "sh", "-c",
+        jobs = [self.static(n, 2, "--max-restarts=1", "--rdzv-conf", CALM + ",close_timeout=600", "sh", "-c",
                             "trap '' TERM; " + script) for n in range(2)]
         while "starting all ranks again" not in jobs[0].stderr.readline():
             pass
@@ -298,6 +316,7 @@ class RunNodes(launching.LauncherTest):
         self.assertLess(self.switches(job) - before, most)
 
     def test_no_monitor_interval_makes_an_agent_spin(self):
+        self.conf = QUICK
         jobs = [self.static(n, 2, "--monitor-interval=0", "sh", "-c", self.ready("pid$RANK") + self.until("go"))
                 for n in range(2)]
         self.await_file("pid1")
@@ -306,6 +325,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]))
 
     def test_a_node_that_is_through_looks_as_seldom_as_others(self):
+        self.conf = QUICK
         jobs = [self.static(n, 2, "sh", "-c", f"[ $RANK = 1 ] && exit 0; {self.ready('pid0')} {self.until('go')}")
                 for n in range(2)]
         self.await_file("pid0")
@@ -315,6 +335,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]))
 
     def test_a_long_monitor_interval_loses_no_node(self):
+        self.conf = QUICK
         jobs = [self.static(n, 2, f"--monitor-interval={seconds}", "sh", "-c", "sleep 4")
                 for n, seconds in ((0, 0.1), (1, 600))]
         self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]))
@@ -328,6 +349,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual([read(f"{self.folder}/n{r}") for r in range(2)], ["\n\n", "\n\n"])
 
     def test_an_agent_that_died_as_it_came_holds_up_nobody(self):
+        self.conf = QUICK
         host = self.static(0, 2, "true")
         wait_until(lambda: self.hosts(host), "node 0 hosted")
         wait_until(self.answers, "the store answered")
@@ -344,6 +366,7 @@ class RunNodes(launching.LauncherTest):
     # ---- what people get wrong ----
 
     def test_a_node_rank_that_is_taken_is_refused(self):
+        self.conf = QUICK
         jobs = [self.static(n, 3, "true") for n in (0, 1)]
         wait_until(lambda: self.hosts(jobs[0]), "node 0 hosted")
         first = self.spawn_second(1)

@@ -181,25 +181,39 @@ static int begin_hosting(struct rendezvous *r) {
     return r->broken ? 1 : 0;
 }
 
-/* Until somebody answers at the endpoint; in slices, for a signal may come. */
+static int no_host(const struct rendezvous *r, const char *instead_of) {
+    say("no cairn-run hosts the run at %s:%d: %s%s%s", r->host, r->port, cairn_last_error(),
+        instead_of ? "; hosting it here failed before: " : "", instead_of ? instead_of : "");
+    return 1;
+}
+
+static void say_no_host(const struct rendezvous *r) {
+    say("waiting for the cairn-run that hosts the run at %s:%d, %g s at most: %s", r->host, r->port,
+        r->options->join_timeout, cairn_last_error());
+}
+
+static cairn_status dial(struct rendezvous *r, double left) {
+    double slice = left < CONNECT_SLICE ? left : CONNECT_SLICE;
+    cairn_status st =
+        cairn_tcp_store_create(r->host, r->port, cairn_tcp_store_options(.timeout = slice > 0.01 ? slice : 0.01),
+                               &r->store);
+    return st == CAIRN_OK ? cairn_store_set_timeout(r->store, r->patience) : st;
+}
+
+/* Until somebody answers at the endpoint; in slices, for a signal may come. Where hosting failed, instead_of says why:
+ * whoever was in the way may have gone without hosting this run, so it is tried again, and r->server tells. */
 static int connect_to_host(struct rendezvous *r, int signals, const char *instead_of) {
     double begin = now(), end = begin + r->options->join_timeout;
-    for (bool said = false;; said = said || now() > begin + SILENT) {
-        double left = end - now();
-        double slice = left < CONNECT_SLICE ? left : CONNECT_SLICE;
-        cairn_status st =
-            cairn_tcp_store_create(r->host, r->port, cairn_tcp_store_options(.timeout = slice > 0.01 ? slice : 0.01),
-                                   &r->store);
-        if (st == CAIRN_OK) return cairn_store_set_timeout(r->store, r->patience) == CAIRN_OK ? 0 : 1;
-        if ((st != CAIRN_ETIMEOUT && st != CAIRN_EPEER) || now() >= end) {
-            say("no cairn-run hosts the run at %s:%d: %s%s%s", r->host, r->port, cairn_last_error(),
-                instead_of ? "; hosting it here failed before: " : "", instead_of ? instead_of : "");
-            return 1;
-        }
+    for (bool said = false;;) {
+        cairn_status st = dial(r, end - now());
+        if (st == CAIRN_OK) return 0;
+        if ((st != CAIRN_ETIMEOUT && st != CAIRN_EPEER) || now() >= end) return no_host(r, instead_of);
         if (!said && now() > begin + SILENT) {
-            say("waiting for the cairn-run that hosts the run at %s:%d, %g s at most: %s", r->host, r->port,
-                r->options->join_timeout, cairn_last_error());
+            say_no_host(r);
+            said = true;
         }
+        if (instead_of && host_open(r, r->port)) return begin_hosting(r);
+        if (r->server) return refuse_port(r, cairn_last_error());
         int signal = signal_within(signals, 0.02);
         if (signal) {
             say("SIG%s while waiting for a cairn-run at %s:%d", sigabbrev_np(signal), r->host, r->port);
@@ -239,7 +253,7 @@ static int join_host(struct rendezvous *r, int signals, const char *instead_of) 
         return 1;
     }
     int code = connect_to_host(r, signals, instead_of);
-    if (code == 0) code = meet_host(r, signals);
+    if (code == 0 && !r->server) code = meet_host(r, signals);
     return code;
 }
 
