@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-static int fail_in; /* the fail_in-th allocation from now on fails, counted down; 0 = none */
+static _Thread_local int fail_in; /* this thread's fail_in-th allocation from now on fails, counted down; 0 = none */
 
 void *aligned_alloc(size_t align, size_t nbytes);
 

@@ -30,10 +30,15 @@ struct cairn_env_options {
     int rank;                /* in [0, world_size) */
     const char *init_method; /* where ranks meet: "env://" (NULL), "tcp://host:port", "file:///path" (a new one for
                                each environment) */
-    cairn_store *store;      /* instead of init_method; the caller's, used during creation only */
+    cairn_store *store; /* instead of init_method; the caller's. It outlives the environment, unless the group's backend
+                                is shm or self: these use it during creation only */
 
     cairn_switch
         record_errors; /* DEFAULT: ON where a launcher named an error file (TORCHELASTIC_ERROR_FILE). See below */
+
+    const char *backend; /* of the group (dist.h): "auto", "self", "shm", "mpi", "gloo", "nccl"; the same on every rank.
+                               NULL = CAIRN_BACKEND, or "auto" */
+    double meeting_timeout; /* seconds for finding each other; 0 = CAIRN_MEETING_TIMEOUT, or timeout */
 };
 #define cairn_env_options(...) \
     (&(struct cairn_env_options){.struct_size = sizeof(struct cairn_env_options), __VA_ARGS__})
@@ -46,23 +51,26 @@ struct cairn_env_options {
  *   options     NULL = all defaults
  *
  * Collective: returns on every rank or fails on every rank. Finding the store, meeting the others there and parting from it
- * have the timeout each. What was found is logged at info before the ranks wait for one another.
+ * have meeting_timeout each. What was found is logged at info before the ranks wait for one another.
  * Error file  where the launcher named one, a process that ends with a code that is not 0 leaves this thread's last error
  *             there, and one that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the signal and a backtrace; handlers
  *             are set from the first call on, only where the program has none. The launcher's report shows it.
- * Threads     the environment is used by one thread at a time. During this call the rank that hosts the store (rank 0,
- *             unless the launcher does) runs one thread for it, "cairn-store".
+ * Store       rank 0 hosts it, unless the launcher does. With the backends shm and self it is there during this call only,
+ *             with mpi, gloo and nccl as long as the environment, and at rank 0 until the last rank has left, since ranks leave
+ *             their last words there. A further environment of the same launch shares it.
+ * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it while it is
+ *             there, "cairn-store".
  * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM port in
  *             use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every place where the
- *             store was not; CAIRN_EPEER; CAIRN_ENOTSUP ranks on several machines, or on GPUs;
- *             CAIRN_ENOTBUILT device; CAIRN_EDEVICE no such GPU, or none that works.
+ *             store was not; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks, or ranks on GPUs;
+ *             CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.
  * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x), Open MPI, MPICH and Slurm for the variables. */
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
                                         cairn_env **out);
 
-/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers, contexts and graphs made in it end before it:
- * graph, ddp, amp, optimizer, module, environment. Out of that order a destroy logs an error and leaves everything as it is.
- * Not collective. */
+/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers, contexts, graphs and groups made in it end
+ * before it: graph, ddp, amp, optimizer, module, group, environment. Out of that order a destroy logs an error and leaves
+ * everything as it is. Not collective. */
 CAIRN_API void cairn_env_destroy(cairn_env **env);
 
 /* Facts; any thread. */

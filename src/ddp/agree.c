@@ -7,16 +7,16 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "dist/group.h"
 
 enum holds { A_PARAM, WITH_MASTER, A_BUFFER };
 
-/* What one rank says of one parameter or buffer; equal memory = equal parameter. Sent as 64-bit integers. */
+/* What one rank says of one parameter or buffer; equal memory = equal parameter. */
 struct description {
     int64_t dtype, holds, ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     char name[64]; /* cut; it is the start of a name that tells people which parameter */
 };
-enum { WORDS = sizeof(struct description) / sizeof(int64_t) };
 
 static void describe(struct description *d, const struct cairn__param *p) {
     *d = (struct description){.dtype = p->dtype, .holds = p->master ? WITH_MASTER : A_PARAM, .ndim = p->ndim};
@@ -54,7 +54,7 @@ static cairn_status agree_on_precision(const struct cairn_param_set *set, cairn_
     char(*all)[sizeof(set->precision)] = NULL;
     int p = cairn_group_size(group);
     TRY(cairn__calloc((size_t)p, sizeof(*all), (void **)&all));
-    TRY(cairn_allgather(group, all, set->precision, sizeof(*all) / sizeof(int32_t), CAIRN_I32, NULL));
+    TRY(cairn__group_exchange(group, all, set->precision, sizeof(*all)));
     for (int r = 1; r < p; r++) {
         if (memcmp(all[0], all[r], sizeof(*all)) == 0) continue;
         st = cairn__fail(CAIRN_EPEER,
@@ -69,7 +69,7 @@ out:
 
 static cairn_status most_params(size_t count, cairn_group *group, size_t *most) {
     int64_t counts[CAIRN__MAX_RANKS], mine = (int64_t)count;
-    cairn_status st = cairn_allgather(group, counts, &mine, 1, CAIRN_I64, NULL);
+    cairn_status st = cairn__group_exchange(group, counts, &mine, sizeof(mine));
     *most = 0;
     for (int r = 0; st == CAIRN_OK && r < cairn_group_size(group); r++) {
         if ((size_t)counts[r] > *most) *most = (size_t)counts[r];
@@ -105,7 +105,7 @@ cairn_status cairn__ddp_agree(const cairn_module *model, const struct cairn_para
     TRY(cairn__calloc(most * p, sizeof(*all), (void **)&all));
     for (size_t i = 0; i < set->count; i++) describe(&mine[i], set->params[i]);
     for (size_t i = 0; i < buffers; i++) describe_buffer(&mine[set->count + i], model, i);
-    TRY(cairn_allgather(group, all, mine, most * WORDS, CAIRN_I64, NULL));
+    TRY(cairn__group_exchange(group, all, mine, most * sizeof(*mine)));
     TRY(compare(all, most, (int)p));
     TRY(agree_on_precision(set, group));
 out:

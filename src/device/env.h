@@ -7,6 +7,7 @@
 #include "device/device.h"
 
 struct cairn__tape;
+struct cairn__kept_store;
 
 /* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk through. */
 struct cairn__report_reader {
@@ -35,8 +36,9 @@ struct cairn_env {
     uint64_t seed;
     uint64_t next_stream; /* random streams handed out so far: one a tensor */
 
-    struct cairn__tape *tape;  /* nn's */
-    struct cairn_group *group; /* dist's */
+    struct cairn__tape *tape;             /* nn's */
+    struct cairn_group *group;            /* dist's */
+    struct cairn__kept_store *kept_store; /* env's: what the group still needs of where the ranks met; NULL = nothing */
 
     /* Of graphs, and recordings: with each, weights and their casts are other than the host's books say. */
     uint64_t replays;

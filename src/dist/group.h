@@ -1,4 +1,4 @@
-/* Process groups from inside: the front, what a backend fills, and what ddp needs beyond the public calls. */
+/* Process groups from inside: the front, and what env and ddp need beyond the public calls. */
 #ifndef CAIRN__DIST_GROUP_H
 #define CAIRN__DIST_GROUP_H
 
@@ -9,33 +9,43 @@
 /* How the ranks of one group find each other. */
 struct cairn__group_options {
     int rank, size;
-    double timeout;              /* seconds without the other ranks; > 0 */
-    cairn_store *store;          /* used during create only; NULL is fine where size is 1 */
-    const char *prefix;          /* of every key used, so that groups and restarts do not meet */
-    const char *backend;         /* NULL or "auto"; "self", "shm"; others say CAIRN_ENOTBUILT or CAIRN_EINVAL */
-    struct cairn_device *device; /* whose memory is reduced; shm knows the host's only, and takes NULL */
+    double timeout;         /* seconds without the other ranks; > 0 */
+    double meeting_timeout; /* seconds for creation; 0 = timeout */
+    cairn_store *store;     /* the caller's; NULL is fine where size is 1. See cairn__group_keeps_store */
+    const char *prefix;     /* of every key used, so that groups and restarts do not meet */
+    const char *backend;    /* NULL or "auto"; "self", "shm", "mpi", "gloo", "nccl" */
+    const char *interface;  /* network interface or address that gloo uses; NULL = the one that leads to the others */
+    bool is_mpi;            /* an MPI launcher started this process */
+    struct cairn_device *device; /* whose memory is exchanged; NULL = the host's */
 };
 
-/* Collective over all ranks; returns when all have joined, after which none needs the store. Errors: CAIRN_EINVAL; CAIRN_ENOTSUP ranks on several machines (both named);
- * CAIRN_EPEER a rank died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+/* Collective over all ranks; returns when all have joined. Errors: CAIRN_EINVAL, also for ranks that were told different backends;
+ * CAIRN_ENOTBUILT; CAIRN_ENOTSUP a backend that cannot join these ranks, and why; CAIRN_EPEER a rank died meanwhile;
+ * CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
 cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
 
-/* Not collective: leaves at once; what others still read stays mapped in them. Outstanding work is abandoned, and works
- * and group memory are gone with the group. Ranks that wait for this one get CAIRN_EPEER "rank 2 left the group ...". */
-void cairn__group_destroy(cairn_group **group);
+/* Ends the group of cairn__group_create; not collective. false, with an error logged, where groups made from it are alive. */
+bool cairn__group_destroy_root(cairn_group **group);
 
-/* Moves outstanding collectives on without waiting: cheap enough for every backward node (an uncontended load or two
- * when nothing can move). Returns the group's first cause once it is dead. */
+/* Whether the group, or groups that will be made from it, need the store of its options for as long as they live (mpi, gloo,
+ * nccl: last words, ids); shm and self need it during creation only. */
+bool cairn__group_keeps_store(const cairn_group *group);
+
+/* Moves outstanding collectives of all groups of the environment on without waiting: cheap enough for every backward node (an
+ * uncontended load or two when nothing can move). Returns the group's first cause once it is dead. */
 cairn_status cairn__group_progress(cairn_group *group);
 
-/* Whose memory the group reduces; NULL = the host's. */
+/* Whose memory the group exchanges; NULL = the host's. */
 struct cairn_device *cairn__group_device(const cairn_group *group);
 
-/* Whether a reduction notices infinite and NaN results on its way: shm does, a group of one does not even read. */
+/* Whether a reduction notices infinite and NaN results on its way: shm does, the others do not look. */
 bool cairn__group_looks(const cairn_group *group);
 
 /* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or NaN
  * on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = nobody asks. */
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found);
+
+/* all [size * nbytes] gets every rank's mine [nbytes], memory of the host whatever the group's device. Collective; waits. */
+cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes);
 
 #endif

@@ -1,5 +1,7 @@
 /* The group of a rank that is alone, on any device: there is nobody to exchange with, so that nothing is read, and what is
  * summed or averaged over one rank is what it was. */
+#include <string.h>
+
 #include "core/alloc.h"
 #include "core/status.h"
 #include "dist/group_backend.h"
@@ -9,8 +11,14 @@ struct self {
     size_t count, capacity;
 };
 
-static cairn_status create(cairn_group *group, const struct cairn__group_options *options) {
+static cairn_status create(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers) {
+    (void)peers;
     REQUIRE(options->device, CAIRN_EINVAL, "a group of one rank needs a device");
+    return cairn__calloc(1, sizeof(struct self), &group->impl);
+}
+
+static cairn_status derive(cairn_group *group, cairn_group *parent) {
+    (void)parent;
     return cairn__calloc(1, sizeof(struct self), &group->impl);
 }
 
@@ -47,14 +55,20 @@ static cairn_status release(cairn_group *group, void *memory) {
     return cairn__fail(CAIRN_EINVAL, "cairn_group_free: %p is no memory of this group", memory);
 }
 
+/* Whatever the collective, it gives a rank alone its own array. */
 static cairn_status post(cairn_group *group, cairn_work *work) {
     const struct cairn__request *r = &work->request;
-    cairn_status st = CAIRN_OK;
-    if (r->kind == CAIRN__ALLGATHER) {
-        st = cairn__device_copy(group->device, r->x, r->src, r->n * cairn_dtype_nbytes(r->dtype));
-    }
+    const size_t nbytes = r->call.n * cairn_dtype_nbytes((cairn_dtype)r->call.dtype);
+    const bool copies = r->dst && r->src && r->dst != r->src && nbytes > 0;
+    cairn_status st = copies ? cairn__device_copy(group->device, r->dst, r->src, nbytes) : CAIRN_OK;
     if (st == CAIRN_OK) cairn__work_complete(work, r->found);
     return st;
+}
+
+static cairn_status exchange(cairn_group *group, void *all, const void *mine, size_t nbytes) {
+    (void)group;
+    if (nbytes > 0) memcpy(all, mine, nbytes);
+    return CAIRN_OK;
 }
 
 static cairn_status progress(cairn_group *group) {
@@ -71,13 +85,16 @@ static void give_up(cairn_group *group, const char *cause) {
     (void)group, (void)cause;
 }
 
-const struct cairn__group_backend cairn__group_self = {.name = "self",
-                                                       .looks = false,
-                                                       .create = create,
-                                                       .destroy = destroy,
-                                                       .alloc = alloc,
-                                                       .free = release,
-                                                       .post = post,
-                                                       .progress = progress,
-                                                       .wait = wait,
-                                                       .give_up = give_up};
+const struct cairn__group_backend cairn__group_self = {
+    .name = "self",
+    .create = create,
+    .derive = derive,
+    .destroy = destroy,
+    .alloc = alloc,
+    .free = release,
+    .post = post,
+    .progress = progress,
+    .wait = wait,
+    .give_up = give_up,
+    .exchange = exchange,
+};

@@ -11,7 +11,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/vars.h"
-#include "dist/group.h"
+#include "dist/group_backend.h"
 #include "env/env_internal.h"
 #include "env/error_file.h"
 #include "nn/tape.h"
@@ -23,6 +23,9 @@ enum { DESCRIPTION_NBYTES = 4096 };
 static cairn_status check_options(const struct cairn_env_options *o) {
     REQUIRE(isfinite(o->timeout) && o->timeout >= 0, CAIRN_EINVAL,
             "cairn_env_options.timeout is %g; it must be a number of seconds, 0 = CAIRN_TIMEOUT", o->timeout);
+    REQUIRE(isfinite(o->meeting_timeout) && o->meeting_timeout >= 0, CAIRN_EINVAL,
+            "cairn_env_options.meeting_timeout is %g; it must be a number of seconds, 0 = CAIRN_MEETING_TIMEOUT",
+            o->meeting_timeout);
     REQUIRE(!o->store || !o->init_method, CAIRN_EINVAL,
             "cairn_env_options has both a store and init_method '%.200s'; ranks meet in one place, give one of them",
             o->init_method);
@@ -32,6 +35,20 @@ static cairn_status check_options(const struct cairn_env_options *o) {
     return CAIRN_OK;
 }
 
+static cairn_status read_timeouts(struct cairn_env_options *o) {
+    cairn_status st = CAIRN_OK;
+    if (o->timeout == 0) {
+        o->timeout = DEFAULT_TIMEOUT;
+        TRY(cairn__var_seconds("CAIRN_TIMEOUT", &o->timeout));
+    }
+    if (o->meeting_timeout == 0) {
+        o->meeting_timeout = o->timeout;
+        TRY(cairn__var_seconds("CAIRN_MEETING_TIMEOUT", &o->meeting_timeout));
+    }
+out:
+    return st;
+}
+
 static cairn_status read_options(const struct cairn_env_options *given, struct cairn_env_options *out) {
     *out = (struct cairn_env_options){.struct_size = sizeof(*out)};
     cairn_status st = CAIRN_OK;
@@ -39,30 +56,33 @@ static cairn_status read_options(const struct cairn_env_options *given, struct c
     TRY(check_options(out));
     if (!out->device) out->device = cairn__var("CAIRN_DEVICE");
     if (!out->device) out->device = "cpu";
-    if (out->timeout > 0) return CAIRN_OK;
-    out->timeout = DEFAULT_TIMEOUT;
-    st = cairn__var_seconds("CAIRN_TIMEOUT", &out->timeout);
+    if (!out->backend) out->backend = cairn__var("CAIRN_BACKEND");
+    TRY(read_timeouts(out));
 out:
     return st;
 }
 
-static const char *const RANKS_NEED_NCCL = "ranks on GPUs need NCCL, which is not part of this version";
+/* Of "auto": GPUs of several ranks are of use where they can be joined. */
+static cairn_status check_joins(struct cairn_env *env, const struct cairn_env_options *o) {
+    const bool is_free = env->size > 1 && strcmp(o->device, "auto") == 0;
+    if (!is_free || strcmp(cairn_device_name(env->device), "cpu") == 0) return CAIRN_OK;
+    if (cairn__backend_probe(CAIRN__BACKEND_NCCL, NULL) == CAIRN_OK) return CAIRN_OK;
+    cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", cairn_last_error());
+    cairn__device_close(&env->device);
+    return cairn__device_open("cpu", 0, &env->device);
+}
 
 static cairn_status open_device(struct cairn_env *env, const struct cairn_env_options *o) {
-    const char *name = o->device;
-    if (env->size > 1 && strcmp(name, "auto") == 0) {
-        cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", RANKS_NEED_NCCL);
-        name = "cpu";
-    }
-    REQUIRE(env->size == 1 || strncmp(name, "cuda", 4) != 0, CAIRN_ENOTSUP, "%s; start one rank, or use device \"cpu\"",
-            RANKS_NEED_NCCL);
-    const cairn_status st = cairn__device_open(name, env->local_rank, &env->device);
-    if (st == CAIRN_OK) env->device->tf32 = o->tf32 == CAIRN_ON;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_open(o->device, env->local_rank, &env->device));
+    TRY(check_joins(env, o));
+    env->device->tf32 = o->tf32 == CAIRN_ON;
+out:
     return st;
 }
 
 static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n) {
-    return cairn_allgather(env->group, all, words, n, CAIRN_I32, NULL);
+    return cairn__group_exchange(env->group, all, words, n * sizeof(*words));
 }
 
 /* ---- what was found, in words ---- */
@@ -102,8 +122,9 @@ static void log_facts(const struct cairn_env *env, const struct cairn__launch *l
 }
 
 static void describe_group(struct cairn_env *env, int port) {
-    char line[100], where[32] = "";
-    if (port) snprintf(where, sizeof(where), ", met at port %d", port);
+    char line[100], where[64] = "";
+    const bool stays = cairn__group_keeps_store(env->group);
+    if (port) snprintf(where, sizeof(where), ", met at port %d%s", port, stays ? ", where the store stays" : "");
     snprintf(line, sizeof(line), "%s%s", cairn_group_backend(env->group), where);
     put_line(env->description, DESCRIPTION_NBYTES, "group", line);
     if (env->rank == 0) cairn__log(CAIRN_LOG_INFO, "group: %s", line);
@@ -185,7 +206,8 @@ void cairn_env_destroy(cairn_env **env) {
             e->graphs, e->sets, e->scalers);
         return;
     }
-    cairn__group_destroy(&e->group);
+    if (!cairn__group_destroy_root(&e->group)) return;
+    cairn__env_part(e);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);
     cairn__free(e->description);

@@ -1,38 +1,57 @@
-/* Where the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in a store that
- * the program brought. Once the group stands nobody needs the store any more, so it lives only here. */
+/* Where the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in a
+ * store that the program brought. Where the group does not keep it the store ends once the group stands. */
 #include <stdio.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "core/status.h"
+#include "core/vars.h"
 #include "device/env.h"
 #include "dist/group.h"
-#include "dist/store/server.h"
 #include "dist/store/store.h"
 #include "env/env_internal.h"
+#include "env/served.h"
+
+struct cairn__kept_store {
+    cairn_store *store;           /* NULL = the program's own */
+    struct cairn__served *served; /* NULL = another serves */
+};
+
+/* One meeting. */
+struct meeting {
+    struct cairn_env *env;
+    const struct cairn__launch *launch;
+    const struct cairn_env_options *options;
+    struct cairn__kept_store *met; /* the environment's */
+    int64_t number;                /* of this environment, among those that met in this store */
+};
 
 /* Several environments of one launch meet under different keys: the n-th of each rank belong together. */
-static cairn_status number_of_env(cairn_store *store, const struct cairn__launch *launch, int64_t *number) {
+static cairn_status number_of_env(struct meeting *m, cairn_store *store) {
     char key[192];
-    snprintf(key, sizeof(key), "%s/envs/%d", launch->key_prefix, launch->rank);
-    return cairn_store_add(store, key, 1, number);
+    snprintf(key, sizeof(key), "%s/envs/%d", m->launch->key_prefix, m->launch->rank);
+    return cairn_store_add(store, key, 1, &m->number);
 }
 
-static cairn_status join(struct cairn_env *env, const struct cairn__launch *launch, cairn_store *store,
-                         double timeout) {
+static cairn_status join(struct meeting *m, cairn_store *store) {
+    const struct cairn__launch *launch = m->launch;
     cairn_status st = CAIRN_OK;
     char prefix[192] = "";
-    int64_t number = 0;
-    if (store) TRY(number_of_env(store, launch, &number));
-    snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)number);
+    if (store) TRY(number_of_env(m, store));
+    snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)m->number);
     const struct cairn__group_options options = {.rank = launch->rank,
                                                  .size = launch->size,
-                                                 .timeout = timeout,
+                                                 .timeout = m->options->timeout,
+                                                 .meeting_timeout = m->options->meeting_timeout,
                                                  .store = store,
                                                  .prefix = prefix,
-                                                 .device = env->device};
-    TRY(cairn__group_create(&options, &env->group));
+                                                 .backend = m->options->backend,
+                                                 .interface = cairn__var("GLOO_SOCKET_IFNAME"),
+                                                 .is_mpi = launch->is_mpi,
+                                                 .device = m->env->device};
+    TRY(cairn__group_create(&options, &m->env->group));
 out:
-    if (st == CAIRN_ETIMEOUT && number > 1) {
+    if (st == CAIRN_ETIMEOUT && m->number > 1) {
         return cairn__fail(st, "%s A rank %d was here before; is there a second process with this number?",
                            cairn_last_error(), launch->rank);
     }
@@ -40,22 +59,6 @@ out:
 }
 
 /* ---- a TCP store ---- */
-
-/* At the first port that is free. */
-static cairn_status serve(const struct cairn__launch *launch, struct cairn__store_server **server, int *port) {
-    const struct cairn__meeting *m = &launch->meeting;
-    cairn_status st = cairn__meeting_is_here(launch);
-    if (st != CAIRN_OK) return st;
-    for (int i = 0; i < m->num_ports; i++) {
-        st = cairn__store_serve(m->ports[i], server, port);
-        if (st != CAIRN_ESYSTEM || m->num_ports == 1) return st;
-    }
-    return cairn__fail(
-        st,
-        "rank 0 can serve at none of the %d ports that follow from the job (%d, %d, ...): %s; set MASTER_PORT "
-        "to a free port for every rank",
-        m->num_ports, m->ports[0], m->ports[1], cairn_last_error());
-}
 
 /* The rank that serves: over whatever reaches this machine. Its proof tells the others that they have found it. */
 static cairn_status connect_to_own(const struct cairn__meeting *m, int port, double timeout, cairn_store **store) {
@@ -88,29 +91,36 @@ static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) 
     return cairn__fail(st, "%s '%s' (%s) is no address of rank 0's machine.", cairn_last_error(), m->hosts[0], m->from);
 }
 
-static cairn_status meet_by_tcp(struct cairn_env *env, const struct cairn__launch *launch, double timeout, int *port) {
-    const struct cairn__meeting *m = &launch->meeting;
+static cairn_status find_store(struct meeting *m, int *port) {
+    const struct cairn__meeting *place = &m->launch->meeting;
     cairn_status st = CAIRN_OK;
-    struct cairn__store_server *server = NULL;
-    cairn_store *store = NULL;
-    if (launch->rank == 0 && !m->agent_store) {
-        TRY(serve(launch, &server, port));
-        TRY(connect_to_own(m, *port, timeout, &store));
+    const double timeout = m->options->meeting_timeout;
+    if (m->launch->rank == 0 && !place->agent_store) {
+        TRY(cairn__served_share(m->launch, &m->met->served, port));
+        TRY(connect_to_own(place, *port, timeout, &m->met->store));
     } else {
-        TRY(connect_to_meeting(m, timeout, &store));
+        TRY(connect_to_meeting(place, timeout, &m->met->store));
     }
-    *port = cairn_store_port(store);
-    st = join(env, launch, store, timeout);
-    if (server) st = doubt_host(m, st);
-    if (st != CAIRN_OK) goto out;
-    if (server) {
-        cairn__store_stop(&server);
-    } else if (!m->agent_store) { /* or this rank's next environment would meet the store of this one */
-        cairn__store_wait_end(store, timeout);
-    }
+    *port = cairn_store_port(m->met->store);
 out:
-    cairn_store_destroy(&store);
-    cairn__store_stop(&server);
+    return st;
+}
+
+/* The rank that serves ends the store; the others wait until they have seen that, or their next environment would
+ * meet the store of this one. What was not the first to meet there is in a store that is kept for another, and
+ * stays. */
+static void part(struct meeting *m) {
+    if (!m->met->served && !m->launch->meeting.agent_store && m->number == 1)
+        cairn__store_wait_end(m->met->store, m->options->meeting_timeout);
+}
+
+static cairn_status meet_by_tcp(struct meeting *m, int *port) {
+    cairn_status st = CAIRN_OK;
+    TRY(find_store(m, port));
+    st = join(m, m->met->store);
+    if (m->met->served) st = doubt_host(&m->launch->meeting, st);
+    if (st == CAIRN_OK && !cairn__group_keeps_store(m->env->group)) part(m);
+out:
     return st;
 }
 
@@ -130,23 +140,44 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
     return CAIRN_OK;
 }
 
-static cairn_status meet_in_file(struct cairn_env *env, const struct cairn__launch *launch, const char *path,
-                                 double timeout) {
-    cairn_store *store = NULL;
-    cairn_status st = cairn_file_store_create(path, launch->size, timeout, &store);
-    if (st == CAIRN_OK) st = join(env, launch, store, timeout);
-    cairn_store_destroy(&store);
-    return st;
+static cairn_status meet_in_file(struct meeting *m, const char *path) {
+    const cairn_status st = cairn_file_store_create(path, m->launch->size, m->options->meeting_timeout, &m->met->store);
+    return st == CAIRN_OK ? join(m, m->met->store) : st;
+}
+
+/* ---- all of it ---- */
+
+static cairn_status meet(struct meeting *m, int *port) {
+    const char *path = NULL;
+    const cairn_status st = cairn__env_file_path(m->options->init_method, &path);
+    if (st != CAIRN_OK) return st;
+    if (m->launch->size == 1) return join(m, NULL);
+    if (m->options->store) return join(m, m->options->store);
+    return path ? meet_in_file(m, path) : meet_by_tcp(m, port);
+}
+
+static void leave(struct cairn_env *env, enum cairn__served_end how) {
+    struct cairn__kept_store *met = env->kept_store;
+    if (!met) return;
+    cairn_store_destroy(&met->store);
+    cairn__served_leave(&met->served, how);
+    cairn__free(met);
+    env->kept_store = NULL;
 }
 
 cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *options, int *port) {
-    const char *path = NULL;
+    struct meeting m = {.env = env, .launch = launch, .options = options};
+    cairn_status st = CAIRN_OK;
     *port = 0;
-    const cairn_status st = cairn__env_file_path(options->init_method, &path);
-    if (st != CAIRN_OK) return st;
-    if (launch->size == 1) return join(env, launch, NULL, options->timeout);
-    if (options->store) return join(env, launch, options->store, options->timeout);
-    if (path) return meet_in_file(env, launch, path, options->timeout);
-    return meet_by_tcp(env, launch, options->timeout, port);
+    TRY(cairn__calloc(1, sizeof(*m.met), (void **)&env->kept_store));
+    m.met = env->kept_store;
+    st = meet(&m, port);
+    if (st != CAIRN_OK || !cairn__group_keeps_store(env->group)) leave(env, CAIRN__SERVED_ENDS);
+out:
+    return st;
+}
+
+void cairn__env_part(struct cairn_env *env) {
+    leave(env, CAIRN__SERVED_STAYS);
 }

@@ -33,8 +33,8 @@ struct training {
     struct plant plant;
 };
 
-static char *begin(struct training *t, cairn_env *env, cairn_module *model, const struct amp_options *amp,
-                   const struct ddp_options *ddp, double lr, double momentum) {
+static char *begin_in(cairn_group *group, struct training *t, cairn_env *env, cairn_module *model,
+                      const struct amp_options *amp, const struct ddp_options *ddp, double lr, double momentum) {
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = lr;
     hyper.momentum = momentum;
@@ -43,9 +43,14 @@ static char *begin(struct training *t, cairn_env *env, cairn_module *model, cons
     t->set = cairn_module_params(model);
     EXPECT_OK(cairn_sgd_create(t->set, &hyper, &t->optimizer));
     EXPECT_OK(amp_initialize(env, model, t->optimizer, amp, &t->amp));
-    EXPECT_OK(ddp_create(model, cairn_env_group(env), ddp, &t->net));
+    EXPECT_OK(ddp_create(model, group, ddp, &t->net));
     plant_install(&t->plant, t->set);
     return NULL;
+}
+
+static char *begin(struct training *t, cairn_env *env, cairn_module *model, const struct amp_options *amp,
+                   const struct ddp_options *ddp, double lr, double momentum) {
+    return begin_in(cairn_env_group(env), t, env, model, amp, ddp, lr, momentum);
 }
 
 static char *step(struct training *t, cairn_env *env, cairn_tensor *x, cairn_tensor *y) {
@@ -133,27 +138,41 @@ static float exact_number(int stream, int i) {
     return (float)(cairn__philox(5, (uint64_t)i, (uint64_t)stream).word[0] % 5) - 2.0f;
 }
 
-static char *train_share_of_exact_batch(cairn_env *env, void *ctx) {
-    struct whole *result = ctx;
-    int p = cairn_env_size(env), rows = BATCH / p;
+static char *train_share_of_exact_batch_in(cairn_group *group, cairn_env *env, struct whole *result) {
+    const int rank = cairn_group_rank(group), rows = BATCH / cairn_group_size(group);
     float x[BATCH * IN], y[BATCH * OUT];
     for (int i = 0; i < BATCH * IN; i++) x[i] = exact_number(1, i);
     for (int i = 0; i < BATCH * OUT; i++) y[i] = exact_number(2, i);
-    cairn_tensor *xs = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, IN), x + cairn_env_rank(env) * rows * IN);
-    cairn_tensor *ys = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, OUT), y + cairn_env_rank(env) * rows * OUT);
+    cairn_tensor *xs = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, IN), x + rank * rows * IN);
+    cairn_tensor *ys = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, OUT), y + rank * rows * OUT);
     cairn_module *model = cairn_linear(env, IN, OUT);
     struct cairn_param_set *set = cairn_module_params(model);
     for (int i = 0; i < OUT * IN; i++) ((float *)set->params[0]->data)[i] = exact_number(3, i);
     for (int i = 0; i < OUT; i++) ((float *)set->params[1]->data)[i] = exact_number(4, i);
     struct training t;
-    PASS(begin(&t, env, model, every_level[0], NULL, 0.25, 0));
+    PASS(begin_in(group, &t, env, model, every_level[0], NULL, 0.25, 0));
     for (int i = 0; i < EXACT_STEPS; i++) PASS(step(&t, env, xs, ys));
-    if (cairn_env_rank(env) == 0) {
+    if (rank == 0) {
         memcpy(result->weight, set->params[0]->data, sizeof(result->weight));
         memcpy(result->bias, set->params[1]->data, sizeof(result->bias));
     }
     end(&t);
     return NULL;
+}
+
+static char *train_share_of_exact_batch(cairn_env *env, void *ctx) {
+    return train_share_of_exact_batch_in(cairn_env_group(env), env, ctx);
+}
+
+/* Odd and even ranks: two models at one time, each over a group of its own. */
+static char *train_two_models(cairn_env *env, void *ctx) {
+    struct whole *results = ctx;
+    const int color = cairn_env_rank(env) % 2;
+    cairn_group *half = NULL;
+    EXPECT_OK(cairn_group_split(cairn_env_group(env), color, 0, NULL, &half));
+    char *failure = train_share_of_exact_batch_in(half, env, &results[color]);
+    cairn_group_destroy(&half);
+    return failure;
 }
 
 /* The same training in double, where it is exact by a wide margin: shows that the data is what it claims to be. */
@@ -176,17 +195,29 @@ static void exact_model(double *weight, double *bias) {
     }
 }
 
+static void expect_exact(const struct whole *got) {
+    double weight[OUT * IN], bias[OUT];
+    exact_model(weight, bias);
+    for (int i = 0; i < OUT * IN; i++) assert_true((double)got->weight[i] == weight[i]);
+    for (int i = 0; i < OUT; i++) assert_true((double)got->bias[i] == bias[i]);
+}
+
 static void shares_equal_the_whole_batch_bitwise_on_exact_data(void **state) {
     (void)state;
     static const int sizes[] = {1, 2, 4, 8};
-    double weight[OUT * IN], bias[OUT];
-    exact_model(weight, bias);
     for (int s = 0; s < 4; s++) {
-        struct whole got;
+        struct whole got = {{0}, {0}};
         run_ranks(sizes[s], train_share_of_exact_batch, &got);
-        for (int i = 0; i < OUT * IN; i++) assert_true((double)got.weight[i] == weight[i]);
-        for (int i = 0; i < OUT; i++) assert_true((double)got.bias[i] == bias[i]);
+        expect_exact(&got);
     }
+}
+
+static void two_models_train_side_by_side_over_groups_of_some_ranks(void **state) {
+    (void)state;
+    struct whole got[2] = {{{0}, {0}}, {{0}, {0}}};
+    run_ranks(4, train_two_models, got);
+    expect_exact(&got[0]);
+    expect_exact(&got[1]);
 }
 
 enum { N = 64, D_IN = 1024, D_OUT = 16 };
@@ -738,6 +769,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_from_different_seeds_hold_equal_bits_after_every_step),
         cmocka_unit_test(shares_equal_the_whole_batch_bitwise_on_exact_data),
+        cmocka_unit_test(two_models_train_side_by_side_over_groups_of_some_ranks),
         cmocka_unit_test(two_halves_stay_within_1e_6_of_the_whole_after_500_steps),
         cmocka_unit_test(inf_on_one_rank_skips_the_step_on_every_rank),
         cmocka_unit_test(four_gradients_of_40000_average_to_40000_and_skip_nothing),

@@ -1,66 +1,23 @@
 /* Ranks as processes that die, stop, never come, or live on other machines: the others must say so, soon and by name, and
  * nothing may stay behind. */
-#include "group_ranks.h"
+#include "group_processes.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "core/trace.h"
-
-/* Runs in a rank's process; its result is the process's exit status: 0 or the line that was not as expected. */
-typedef int (*process_fn)(int rank, int size, int port);
-
-#define MUST(condition)                                                                      \
-    do {                                                                                     \
-        if (!(condition)) {                                                                  \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, cairn_last_error()); \
-            return 1;                                                                        \
-        }                                                                                    \
-    } while (0)
+/* The store is not needed any more once the group stands. */
+static cairn_status join_shm(int rank, int size, int port, double timeout, cairn_group **out) {
+    struct member m;
+    const cairn_status st = join_group("shm", rank, size, port, timeout, &m);
+    *out = m.group;
+    return st;
+}
 
 /* Ranks that have joined and got their memory; in memory that parent and children share. */
 static atomic_int *ready;
 
-struct processes {
-    int size;
-    pid_t pids[MOST_RANKS];
-    struct cairn__store_server *server;
-};
-
-/* The children are there before the store's thread is, so no process with threads forks. */
 static void start(struct processes *p, int size, int skipped, process_fn fn) {
-    int pipes[MOST_RANKS][2], port = 0;
-    *p = (struct processes){.size = size};
     atomic_store(ready, 0);
-    for (int r = 0; r < size; r++) {
-        assert_int_equal(pipe(pipes[r]), 0);
-        p->pids[r] = r == skipped ? 0 : fork();
-        if (p->pids[r] > 0 || r == skipped) continue;
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failing test leaves no rank behind */
-        int told = 0;
-        if (read(pipes[r][0], &told, sizeof(told)) != (ssize_t)sizeof(told)) _exit(2);
-        _exit(fn(r, size, told));
-    }
-    assert_int_equal(cairn__store_serve(0, &p->server, &port), CAIRN_OK);
-    for (int r = 0; r < size; r++) {
-        assert_int_equal(write(pipes[r][1], &port, sizeof(port)), sizeof(port));
-        close(pipes[r][0]);
-        close(pipes[r][1]);
-    }
-}
-
-static int end_of(struct processes *p, int rank) {
-    int status = 0;
-    while (waitpid(p->pids[rank], &status, 0) < 0 && errno == EINTR) {}
-    return status;
+    start_ranks(p, size, skipped, fn);
 }
 
 /* Every rank but one ends well within `seconds`. */
@@ -75,18 +32,6 @@ static void expect_survivors(struct processes *p, int victim, double seconds) {
     if (took > seconds) fail_msg("it took %.1f s, not %.1f", took, seconds);
 }
 
-static int count_entries(const char *path) {
-    int count = 0;
-    DIR *d = opendir(path);
-    while (d && readdir(d)) count++;
-    if (d) closedir(d);
-    return count;
-}
-
-static void sleep_ms(long ms) {
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 static void await_ready(const struct processes *p) {
     for (int ms = 0; atomic_load(ready) < p->size && ms < 30000; ms++) sleep_ms(1);
     assert_int_equal(atomic_load(ready), p->size);
@@ -99,7 +44,7 @@ static int train_until_failure(int rank, int size, int port) {
     cairn_group *group = NULL;
     void *x = NULL;
     cairn_status st = CAIRN_OK;
-    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 60, &group) == CAIRN_OK);
     MUST(cairn_group_alloc(group, N * sizeof(float), &x) == CAIRN_OK);
     atomic_fetch_add(ready, 1);
     static float ordinary[N];
@@ -110,7 +55,7 @@ static int train_until_failure(int rank, int size, int port) {
     MUST(st == CAIRN_EPEER);
     MUST(strstr(cairn_last_error(), "rank 1 (pid ") && strstr(cairn_last_error(), ") ended while rank"));
     MUST(cairn_barrier(group) == CAIRN_EPEER && strstr(cairn_last_error(), "rank 1"));
-    cairn__group_destroy(&group);
+    (void)cairn__group_destroy_root(&group);
     return 0;
 }
 
@@ -137,7 +82,7 @@ static int exit_in_the_middle(int rank, int size, int port) {
     cairn_group *group = NULL;
     void *x = NULL;
     cairn_work *work = NULL;
-    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 60, &group) == CAIRN_OK);
     MUST(cairn_group_alloc(group, N * sizeof(float), &x) == CAIRN_OK);
     static float ordinary[N];
     for (int i = 0; i < 3; i++) {
@@ -161,10 +106,10 @@ static void rank_that_exits_with_work_outstanding_is_named(void **state) {
 /* A loader of data, say, that outlives its rank with a copy of every descriptor. */
 static int die_with_a_child(int rank, int size, int port) {
     cairn_group *group = NULL;
-    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 60, &group) == CAIRN_OK);
     if (rank != 1) {
         MUST(cairn_barrier(group) == CAIRN_EPEER && strstr(cairn_last_error(), "rank 1 (pid "));
-        cairn__group_destroy(&group);
+        (void)cairn__group_destroy_root(&group);
         return 0;
     }
     if (fork() == 0) {
@@ -190,13 +135,13 @@ static int poll_until_failure(int rank, int size, int port) {
     cairn_group *group = NULL;
     cairn_work *work = NULL;
     cairn_status st = CAIRN_OK;
-    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 60, &group) == CAIRN_OK);
     if (rank == 1) raise(SIGKILL);
     MUST(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, &work) == CAIRN_OK);
     while (st == CAIRN_OK && !done) st = cairn_work_test(work, &done);
     MUST(st == CAIRN_EPEER && strstr(cairn_last_error(), "rank 1 (pid "));
     MUST(cairn_work_wait(&work) == CAIRN_EPEER && work == NULL);
-    cairn__group_destroy(&group);
+    (void)cairn__group_destroy_root(&group);
     return 0;
 }
 
@@ -216,13 +161,13 @@ static int wait_for_the_stopped(int rank, int size, int port) {
     cairn_group *group = NULL;
     void *x = NULL;
     cairn_status st = CAIRN_OK;
-    MUST(join_group(rank, size, port, 2, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 2, &group) == CAIRN_OK);
     MUST(cairn_group_alloc(group, N * 2, &x) == CAIRN_OK);
     atomic_fetch_add(ready, 1);
     while (st == CAIRN_OK) st = cairn_allreduce(group, x, N, CAIRN_F16, CAIRN_SUM, NULL);
     MUST(st == CAIRN_ETIMEOUT);
     MUST(strstr(cairn_last_error(), "rank 1 (pid ") && strstr(cairn_last_error(), "waited 2 s in all-reduce number "));
-    cairn__group_destroy(&group);
+    (void)cairn__group_destroy_root(&group);
     return 0;
 }
 
@@ -245,7 +190,7 @@ static void stopped_rank_is_named_after_the_timeout(void **state) {
 
 static int wait_for_the_missing(int rank, int size, int port) {
     cairn_group *group = NULL;
-    MUST(join_group(rank, size, port, 2, &group) == CAIRN_ETIMEOUT && group == NULL);
+    MUST(join_shm(rank, size, port, 2, &group) == CAIRN_ETIMEOUT && group == NULL);
     MUST(strstr(cairn_last_error(), "waited 2 s for rank 2, which did not come"));
     return 0;
 }
@@ -262,19 +207,20 @@ static void rank_that_never_comes_is_named(void **state) {
 static int die_while_meeting(int rank, int size, int port) {
     if (rank != 1) {
         cairn_group *group = NULL;
-        MUST(join_group(rank, size, port, 60, &group) == CAIRN_EPEER && group == NULL);
+        MUST(join_shm(rank, size, port, 60, &group) == CAIRN_EPEER && group == NULL);
         MUST(strstr(cairn_last_error(), "rank 1 (pid 99) ended while rank"));
         return 0;
     }
     cairn_store *store = NULL;
     void *text = NULL;
     size_t nbytes = 0;
-    char mine[600], host[300] = "";
+    char mine[600], name[65] = "", host[300] = "";
     MUST(cairn_tcp_store_create("127.0.0.1", port, cairn_tcp_store_options(.timeout = 10), &store) == CAIRN_OK);
-    MUST(cairn_store_get(store, "test/shm/0", &text, &nbytes) == CAIRN_OK);
-    MUST(sscanf(text, "%*d %*d %*s %299[^\n]", host) == 1);
-    int length = snprintf(mine, sizeof(mine), "%d 99 cairn-nobody-is-here %s", size, host);
-    MUST(cairn_store_set(store, "test/shm/1", mine, (size_t)length) == CAIRN_OK);
+    MUST(cairn_store_get(store, "test/peers/0", &text, &nbytes) == CAIRN_OK);
+    MUST(sscanf(text, "cairn-peer-1 %*d %*d 0 0 shm - %*s %64s %299[^\n]", name, host) == 2);
+    int length =
+        snprintf(mine, sizeof(mine), "cairn-peer-1 %d 99 0 0 shm - cairn-nobody-is-here %s %s", size, name, host);
+    MUST(cairn_store_set(store, "test/peers/1", mine, (size_t)length) == CAIRN_OK);
     cairn_store_destroy(&store);
     return 0;
 }
@@ -296,7 +242,7 @@ static int live_elsewhere(int rank, int size, int port) {
     MUST(gethostname(name, sizeof(name)) == 0);
     snprintf(expected, sizeof(expected), "rank 0 runs on %s ('machine A') and rank 1 on %s ('machine B')", name, name);
     setenv("CAIRN_HOST_ID", rank == 1 ? "machine B" : "machine A", 1);
-    MUST(join_group(rank, size, port, 20, &group) == CAIRN_ENOTSUP && group == NULL);
+    MUST(join_shm(rank, size, port, 20, &group) == CAIRN_ENOTSUP && group == NULL);
     MUST(strstr(cairn_last_error(), expected));
     return 0;
 }
@@ -326,7 +272,7 @@ static int allocate_without_descriptors(int rank, int size, int port) {
     cairn_group *group = NULL;
     struct rlimit before;
     void *x = NULL;
-    MUST(join_group(rank, size, port, 20, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 20, &group) == CAIRN_OK);
     if (rank == 1) MUST(allow_no_descriptors(&before) == 0);
     MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_ESYSTEM && x == NULL);
     MUST(strstr(cairn_last_error(), "Too many open files"));
@@ -334,7 +280,7 @@ static int allocate_without_descriptors(int rank, int size, int port) {
     MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_OK); /* nobody kept anything, and the group goes on */
     MUST(cairn_allreduce(group, x, 1250, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
     MUST(cairn_group_free(group, &x) == CAIRN_OK);
-    cairn__group_destroy(&group);
+    (void)cairn__group_destroy_root(&group);
     return 0;
 }
 
@@ -354,7 +300,7 @@ static int reduce_in_a_crowd(int rank, int size, int port) {
     enum { N = 100000, ROUNDS = 50 };
     cairn_group *group = NULL;
     void *x = NULL;
-    MUST(join_group(rank, size, port, 60, &group) == CAIRN_OK);
+    MUST(join_shm(rank, size, port, 60, &group) == CAIRN_OK);
     MUST(cairn_group_alloc(group, N * sizeof(int32_t), &x) == CAIRN_OK);
     int32_t *values = x;
     for (int round = 0; round < ROUNDS; round++) {
@@ -363,7 +309,7 @@ static int reduce_in_a_crowd(int rank, int size, int port) {
         for (int i = 0; i < N; i++) MUST(values[i] == size * (i + round) + size * (size - 1) / 2);
     }
     MUST(cairn_group_free(group, &x) == CAIRN_OK);
-    cairn__group_destroy(&group);
+    (void)cairn__group_destroy_root(&group);
     return 0;
 }
 

@@ -345,6 +345,28 @@ static void program_that_says_where_is_told_who_by_the_launcher(void **state) {
     assert_false(l.meeting.agent_store);
 }
 
+/* By which Open MPI's processes find each other. */
+static void launchers_of_mpi_are_known(void **state) {
+    (void)state;
+    static const struct {
+        const char *vars[MOST_VARS];
+        bool is_mpi;
+    } cases[] = {{{OPEN_MPI}, true},
+                 {{SRUN, "PMIX_RANK=5", "PMIX_NAMESPACE=slurm.pmix.4711.0"}, true},
+                 {{"PMIX_RANK=1", "PMI_SIZE=2", "PMI_LOCAL_SIZE=2", "PMIX_NAMESPACE=n"}, true},
+                 {{OPEN_MPI, TORCHRUN}, false},
+                 {{TORCHRUN}, false},
+                 {{SRUN}, false},
+                 {{HYDRA}, false},
+                 {{NULL}, false}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct cairn__launch l;
+        set_vars(cases[i].vars);
+        if (cairn__launch_read(NULL, NULL, NULL, &l) != CAIRN_OK) fail_msg("case %zu: %s", i, cairn_last_error());
+        if (l.is_mpi != cases[i].is_mpi) fail_msg("case %zu, launched by %s", i, l.launcher);
+    }
+}
+
 static void wrong_options_are_refused_with_a_sentence(void **state) {
     (void)state;
     static const struct {
@@ -725,6 +747,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(program_may_say_who_and_where),
         cmocka_unit_test(program_that_says_who_meets_where_the_environment_says),
         cmocka_unit_test(program_that_says_where_is_told_who_by_the_launcher),
+        cmocka_unit_test(launchers_of_mpi_are_known),
         cmocka_unit_test(wrong_options_are_refused_with_a_sentence),
         cmocka_unit_test(ports_follow_from_the_job_alone),
         cmocka_unit_test(jobs_that_differ_meet_elsewhere),

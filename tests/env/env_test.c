@@ -1,4 +1,5 @@
 /* Environments: what they refuse, that two in one process do not touch each other, and how ranks meet. */
+#include "../kept_log.h"
 #include "../ranks.h"
 
 #include <stdatomic.h>
@@ -87,11 +88,30 @@ static void ranks_meet_whatever_their_number(void **state) {
     for (int i = 0; i < 4; i++) run_ranks(sizes[i], add_up_ranks, NULL);
 }
 
+/* Kept with everything in it, so that the group made from its own goes on. */
+static void environment_is_kept_while_a_group_made_from_its_own_is_alive(void **state) {
+    (void)state;
+    cairn_env *env = NULL;
+    cairn_group *made = NULL;
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
+    assert_int_equal(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &made), CAIRN_OK);
+    cairn_set_log(keep_log, NULL);
+    cairn_env_destroy(&env);
+    assert_non_null(env);
+    assert_non_null(strstr(log_text, "1 group made from the environment's"));
+    assert_int_equal(cairn_barrier(made), CAIRN_OK);
+    assert_int_equal(cairn_barrier(cairn_env_group(env)), CAIRN_OK);
+    cairn_group_destroy(&made);
+    cairn_env_destroy(&env);
+    assert_null(env);
+    cairn_set_log(NULL, NULL);
+}
+
 static atomic_int notices;
 
 static void count_notices(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie;
-    if (level == CAIRN_LOG_NOTICE && strstr(message, "computing on the CPU: ranks on GPUs need NCCL")) notices++;
+    if (level == CAIRN_LOG_NOTICE && strstr(message, "computing on the CPU: device 'cuda'")) notices++;
 }
 
 static char *find_cpu(cairn_env *env, void *ctx) {
@@ -100,20 +120,25 @@ static char *find_cpu(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void several_ranks_compute_on_the_cpu_and_refuse_a_gpu(void **state) {
+/* In every build alike. */
+static void hide_modules(void) {
+    setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
+}
+
+static void several_ranks_without_gpus_compute_on_the_cpu(void **state) {
     (void)state;
     const struct cairn__launch launch = {.size = 2, .launcher = "torch"};
     cairn_env *env = NULL;
-    assert_int_equal(cairn__env_create_at(&launch, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTSUP);
-    assert_string_equal(cairn_last_error(),
-                        "ranks on GPUs need NCCL, which is not part of this version; start one rank, "
-                        "or use device \"cpu\"");
+    hide_modules();
+    assert_int_equal(cairn__env_create_at(&launch, cairn_env_options(.device = "cuda"), &env), CAIRN_ENOTBUILT);
+    assert_non_null(strstr(cairn_last_error(), "device 'cuda' "));
     assert_null(env);
     setenv("CAIRN_DEVICE", "auto", 1);
     cairn_set_log(count_notices, NULL);
     run_ranks(2, find_cpu, NULL);
     cairn_set_log(NULL, NULL);
     unsetenv("CAIRN_DEVICE");
+    unsetenv("CAIRN_MODULE_PATH");
     assert_int_equal(notices, 2); /* one a rank, of which the default sink shows rank 0's */
 }
 
@@ -174,8 +199,9 @@ int main(void) {
         cmocka_unit_test(variable_names_the_device_where_the_program_does_not),
         cmocka_unit_test(process_that_is_alone_has_a_group_of_one),
         cmocka_unit_test(two_environments_do_not_touch_each_other),
+        cmocka_unit_test(environment_is_kept_while_a_group_made_from_its_own_is_alive),
         cmocka_unit_test(ranks_meet_whatever_their_number),
-        cmocka_unit_test(several_ranks_compute_on_the_cpu_and_refuse_a_gpu),
+        cmocka_unit_test(several_ranks_without_gpus_compute_on_the_cpu),
         cmocka_unit_test(environments_follow_each_other_without_a_launcher),
         cmocka_unit_test(environment_leaves_no_memory_behind),
     };

@@ -26,5 +26,5 @@ if __name__ == "__main__":
         sys.exit(sources.SKIP)
     top = os.path.abspath(sys.argv[1])
     check_the_check(top)
-    files = [p for p in sources.tracked(top) if p.endswith((".c", ".h", ".cu", ".cuh"))]
+    files = [p for p in sources.tracked(top) if p.endswith((".c", ".h", ".cc", ".cu", ".cuh"))]
     sources.finish([line for line in said(top, *files).splitlines() if "error:" in line], "format")

@@ -106,7 +106,7 @@ def complaint(root, path, bracket, name):
 def violations(root, paths):
     found = []
     for path in paths:
-        if not path.endswith((".c", ".h", ".cu", ".cuh")) or room_of(path) is None:
+        if not path.endswith((".c", ".h", ".cc", ".cu", ".cuh")) or room_of(path) is None:
             continue
         for bracket, name in INCLUDE.findall(sources.without_comments(sources.read(root, path))):
             why = complaint(root, path, bracket, name)
@@ -168,6 +168,9 @@ CASES = [
     ("examples/a.c", "<stdio.h>", False),
     ("examples/a.c", '"core/core_part.h"', True),
     ("tools/a.c", '"ddp/ddp_part.h"', False),
+    ("src/dist/gloo/a.cc", '<gloo/context.h>', False),
+    ("src/dist/a.c", '<gloo/context.h>', True),
+    ("src/dist/gloo/a.cc", '"nn/nn_part.h"', True),
 ]
 
 

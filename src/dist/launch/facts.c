@@ -37,6 +37,7 @@ static cairn_status read_set(const struct cairn__launcher *by, struct cairn__lau
     REQUIRE(l->rank < l->size, CAIRN_EINVAL, "%s is %d but %s is %d; set %s to a number in [0, %d]", rank, l->rank,
             size, l->size, rank, l->size - 1);
     l->launcher = by->name;
+    l->is_mpi = by->is_mpi;
     snprintf(l->told_by, sizeof(l->told_by), "%s, %s", rank, size);
 out:
     return st;

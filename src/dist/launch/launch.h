@@ -26,6 +26,7 @@ struct cairn__launch {
     char told_by[96];     /* the variables that told rank and size, "" = none */
     int rank, size;
     int local_rank, local_size; /* local_size 0 = not told; then local_rank is rank unless that was told */
+    bool is_mpi;                /* the launcher is one that Open MPI's processes find each other by: mpirun, or PMIx */
     int restart_count;          /* TORCHELASTIC_RESTART_COUNT, 0 */
     struct cairn__meeting meeting;
     char key_prefix[128]; /* "cairn/<run id>/<restart count>" */

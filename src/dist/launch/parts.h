@@ -17,6 +17,7 @@ struct cairn__launcher {
     cairn__names job;           /* what tells one of its jobs from another: all that are set, together */
     bool (*counts)(void);       /* (optional: always) whether the variables speak of this process at all */
     int (*local_size_of)(void); /* (optional) asked where no variable of local_size is set; 0 = it does not tell */
+    bool is_mpi;                /* Open MPI's processes know each other through it */
     bool job_is_process;        /* where no variable names the job, the process that started the ranks does */
 };
 

@@ -17,11 +17,12 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { HUGE_PAGE = 2 << 20 };
+enum { HUGE_PAGE = 2 << 20, PATIENCE_MS = 20, END_MS = 200 };
 
 struct parcel {
+    int64_t group; /* its index: ranks that failed halfway may leave parcels behind */
     int32_t status;
-    char reason[508];
+    char reason[500];
 };
 
 /* ---- memory ---- */
@@ -29,6 +30,11 @@ struct parcel {
 static void populate(void *memory, size_t nbytes) {
     if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
     (void)madvise(memory, nbytes, MADV_POPULATE_WRITE);
+}
+
+cairn_status cairn__shm_fill(void *memory, size_t nbytes) {
+    if (madvise(memory, nbytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL /* Linux before 5.14 */) return CAIRN_OK;
+    return cairn__fail_errno(ENOMEM, "%zu bytes of shared memory for messages", nbytes);
 }
 
 cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out) {
@@ -39,29 +45,29 @@ cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out) {
     return CAIRN_OK;
 }
 
-static cairn_status fill_file(int fd, size_t nbytes, void **out) {
+static cairn_status fill_file(int fd, size_t nbytes, size_t filled, void **out) {
     void *p = NULL;
     cairn_status st = CAIRN_OK;
     if (ftruncate(fd, (off_t)nbytes) != 0)
         return cairn__fail_errno(errno, "making room for %zu bytes of shared memory", nbytes);
     TRY(cairn__shm_map_memory(fd, nbytes, &p));
-    populate(p, nbytes);
-    if (fallocate(fd, 0, 0, (off_t)nbytes) == 0) {
+    populate(p, filled);
+    if (fallocate(fd, 0, 0, (off_t)filled) == 0) {
         *out = p;
         return CAIRN_OK;
     }
     int cause = errno;
     munmap(p, nbytes);
     if (cause == ENOSPC) cause = ENOMEM;
-    st = cairn__fail_errno(cause, "%zu bytes of shared memory", nbytes);
+    st = cairn__fail_errno(cause, "%zu bytes of shared memory", filled);
 out:
     return st;
 }
 
-cairn_status cairn__shm_create_memory(size_t nbytes, int *fd, void **out) {
+cairn_status cairn__shm_create_memory(size_t nbytes, size_t filled, int *fd, void **out) {
     int file = memfd_create("cairn", MFD_CLOEXEC);
     if (file < 0) return cairn__fail_errno(errno, "creating shared memory");
-    cairn_status st = fill_file(file, nbytes, out);
+    cairn_status st = fill_file(file, nbytes, filled, out);
     if (st == CAIRN_OK) {
         *fd = file;
     } else {
@@ -84,23 +90,53 @@ void cairn__shm_unmap(void *memory, size_t nbytes) {
 
 /* ---- parcels ---- */
 
-static cairn_status await(struct cairn__shm *s, int peer, short events) {
-    struct pollfd p = {.fd = s->peers[peer].fd, .events = events};
-    uint64_t deadline = cairn__now_ns() + (uint64_t)(s->group->timeout * 1e9);
-    int got;
-    do {
-        got = poll(&p, 1, 100);
-    } while ((got < 0 && errno == EINTR) || (got == 0 && cairn__now_ns() < deadline));
-    if (got < 0) return cairn__fail_errno(errno, "waiting for rank %d", peer);
-    REQUIRE(got > 0, CAIRN_ETIMEOUT, "rank %d (pid %d) did not pass its memory on to rank %d within %g s", peer,
-            s->peers[peer].pid, s->rank, s->group->timeout);
-    return CAIRN_OK;
+static const char DID[] = "exchanged memory with the others";
+
+/* Whoever hears of an end while a group is made closes its own connections: of those that are closed, the rank whose process
+ * is gone was first. The system tells of that a moment after the connections. */
+static int first_ended(const struct cairn__shm *s, int peer) {
+    struct pollfd processes[CAIRN__MAX_RANKS];
+    bool any = false;
+    for (int r = 0; r < s->size; r++) {
+        processes[r] = (struct pollfd){.fd = r == s->rank ? -1 : s->peers[r].process, .events = POLLIN};
+        any = any || processes[r].fd >= 0;
+    }
+    if (!any || poll(processes, (nfds_t)s->size, END_MS) <= 0 || processes[peer].revents) return peer;
+    while (!processes[peer].revents) peer = (peer + 1) % s->size;
+    return peer;
 }
 
 static cairn_status ended(struct cairn__shm *s, int peer) {
     s->peers[peer].dead = true;
-    return cairn__fail(CAIRN_EPEER, "rank %d (pid %d) ended while rank %d exchanged memory with it", peer,
-                       s->peers[peer].pid, s->rank);
+    return cairn__shm_fail_gone(s, first_ended(s, peer), DID);
+}
+
+/* Who waits for one rank may wait because of another, which ended or gave up: a group that is being made ends with its
+ * parent. */
+static cairn_status check_others(struct cairn__shm *s) {
+    struct cairn__shm *all = s->parent ? s->parent : s;
+    const cairn_status st = cairn__group_was_aborted(all->group);
+    if (st != CAIRN_OK) return st;
+    const int rank = cairn__shm_find_gone(all);
+    if (rank < 0) return CAIRN_OK;
+    return all->peers[rank].dead ? ended(all, rank) : cairn__shm_fail_gone(all, rank, DID);
+}
+
+static cairn_status await(struct cairn__shm *s, int peer, short events) {
+    struct pollfd p = {.fd = s->peers[peer].fd, .events = events};
+    uint64_t deadline = cairn__now_ns() + (uint64_t)(s->group->timeout * 1e9);
+    char name[96];
+    int got;
+    do {
+        got = poll(&p, 1, PATIENCE_MS);
+        if (got > 0) return CAIRN_OK;
+        if (got < 0 && errno != EINTR) return cairn__fail_errno(errno, "waiting for rank %d", peer);
+        cairn_status st = check_others(s);
+        if (st != CAIRN_OK) return st;
+    } while (cairn__now_ns() < deadline);
+    cairn__group_name_rank(s->group, peer, name, sizeof(name));
+    return cairn__fail(CAIRN_ETIMEOUT, "%s (pid %d) did not pass its memory on to rank %d within %g s", name,
+                       s->peers[peer].pid, s->rank, s->group->timeout);
 }
 
 /* Room for one descriptor beside a message, aligned as the kernel wants it. */
@@ -109,8 +145,8 @@ union fd_control {
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, cairn_status status, int fd) {
-    struct parcel parcel = {.status = (int32_t)status};
+cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd) {
+    struct parcel parcel = {.group = index, .status = (int32_t)status};
     if (status != CAIRN_OK) strncpy(parcel.reason, cairn_last_error(), sizeof(parcel.reason) - 1);
     union fd_control control = {
         .header = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
@@ -155,6 +191,10 @@ cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_sta
     struct parcel parcel;
     int received = -1;
     cairn_status st = receive_parcel(s, peer, &parcel, &received);
+    while (st == CAIRN_OK && parcel.group != s->group->index) {
+        if (received >= 0) close(received);
+        st = receive_parcel(s, peer, &parcel, &received);
+    }
     if (st != CAIRN_OK) {
         if (received >= 0) close(received);
         return st;
@@ -162,7 +202,7 @@ cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_sta
     *status = (cairn_status)parcel.status;
     *fd = received;
     if (*status != CAIRN_OK) {
-        cairn__fail(*status, "rank %d: %.500s", peer, parcel.reason);
+        cairn__fail(*status, "rank %d: %.499s", peer, parcel.reason);
     } else if (received < 0) { /* the kernel drops a descriptor for which the receiver has no number left */
         *status = cairn__fail_errno(EMFILE, "rank %d cannot take in the memory of rank %d", s->rank, peer);
     }

@@ -4,8 +4,8 @@
  * first and reads the number of sleepers after. Both orders are sequentially consistent, so one of them sees the other.
  * Sleeps are short all the same, because nobody wakes the ranks that wait for one that died: those learn it from its
  * socket. */
-#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
@@ -22,10 +22,11 @@
 enum {
     SPINS = 2000, /* about 50 us, the time of a bucket between two cores */
     YIELDS = 50,
-    CROWDED_SPINS = 20,
+    CROWDED_SPINS = 1,
     CROWDED_YIELDS = 20,
     SLEEP_NS = 10000000,
     LOOK_NS = 20000000,
+    STOPPED_NS = 1000000000,
     POLLS_PER_CLOCK = 64,
 };
 
@@ -38,34 +39,58 @@ static void relax(void) {
 }
 
 void cairn__shm_set_patience(struct cairn__shm *s) {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    bool crowded = sched_getaffinity(0, sizeof(set), &set) == 0 && s->size > CPU_COUNT(&set);
+    const struct cairn__shm *root = s->root;
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    for (int r = 0; r < root->size; r++) CPU_OR(&all, &all, &shm_lane(root, r)->processors);
+    const bool crowded = CPU_COUNT(&all) > 0 && root->size > CPU_COUNT(&all);
     s->spins = crowded ? CROWDED_SPINS : SPINS;
     s->yields = crowded ? CROWDED_YIELDS : YIELDS;
 }
 
 void cairn__shm_notify(struct cairn__shm *s) {
-    if (atomic_load(&s->control->sleepers) == 0) return;
-    atomic_fetch_add(&s->control->events, 1);
-    syscall(SYS_futex, &s->control->events, FUTEX_WAKE, s->size, NULL, NULL, 0);
+    if (atomic_load(&s->bell->sleepers) == 0) return;
+    atomic_fetch_add(&s->bell->events, 1);
+    syscall(SYS_futex, &s->bell->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void sleep_until(struct cairn__shm *s, uint32_t seen) {
+    const struct timespec limit = {.tv_nsec = SLEEP_NS};
+    const uint64_t begin = cairn__now_ns();
+    syscall(SYS_futex, &s->bell->events, FUTEX_WAIT, seen, &limit, NULL, 0);
+    const uint64_t slept = cairn__now_ns() - begin;
+    if (slept > STOPPED_NS) s->root->stopped_ns += slept;
+}
+
+/* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
+static uint64_t awake_ns(const struct cairn__shm *s) {
+    return cairn__now_ns() - s->root->stopped_ns;
 }
 
 static cairn_status nap(struct cairn__shm *s) {
-    atomic_fetch_add(&s->control->sleepers, 1);
-    uint32_t seen = atomic_load(&s->control->events);
-    cairn_status st = cairn__shm_step(s);
-    struct timespec limit = {.tv_nsec = SLEEP_NS};
-    if (st == CAIRN_OK && !s->moved) syscall(SYS_futex, &s->control->events, FUTEX_WAIT, seen, &limit, NULL, 0);
-    atomic_fetch_sub(&s->control->sleepers, 1);
+    atomic_fetch_add(&s->bell->sleepers, 1);
+    uint32_t seen = atomic_load(&s->bell->events);
+    cairn_status st = cairn__group_was_aborted(s->group);
+    if (st == CAIRN_OK) st = cairn__shm_step(s);
+    if (st == CAIRN_OK) cairn__family_progress(s->group);
+    if (st == CAIRN_OK && !s->moved) sleep_until(s, seen);
+    atomic_fetch_sub(&s->bell->sleepers, 1);
     return st;
 }
 
-/* ---- peers that died, gave up or do not come ---- */
+/* ---- what is waited for ----
+ *
+ * The oldest message of a route, or where that is NULL the oldest collective. */
 
-static void describe_wait(struct cairn__shm *s, char *text, size_t nbytes) {
-    cairn__shm_describe(shm_op(s, s->complete)->work, text, nbytes);
+static const struct cairn__call *awaited(struct cairn__shm *s, const struct shm_route *route) {
+    return &(route ? route->works.first : shm_op(s, s->complete)->work)->request.call;
 }
+
+static bool lags(struct cairn__shm *s, const struct shm_route *route, int rank) {
+    return route ? route->peer == rank : cairn__shm_lags(s, rank);
+}
+
+/* ---- peers that died, gave up or do not come ---- */
 
 static void look_for_ends(struct cairn__shm *s) {
     for (int r = 0; r < s->size; r++) {
@@ -76,114 +101,148 @@ static void look_for_ends(struct cairn__shm *s) {
     }
 }
 
-static cairn_status fail_gone(struct cairn__shm *s, int rank) {
-    char what[96];
-    describe_wait(s, what, sizeof(what));
-    const struct shm_peer *peer = &s->peers[rank];
-    struct shm_lane *lane = shm_lane(s, rank);
-    switch ((enum shm_gone)atomic_load(&lane->gone)) {
+static enum shm_gone gone(const struct cairn__shm *s, int rank) {
+    return s->control ? (enum shm_gone)atomic_load(&shm_lane(s, rank)->gone) : SHM_HERE;
+}
+
+int cairn__shm_find_gone(struct cairn__shm *s) {
+    int r = 0;
+    look_for_ends(s);
+    while (r < s->size && (r == s->rank || (!s->peers[r].dead && gone(s, r) == SHM_HERE))) r++;
+    return r < s->size ? r : -1;
+}
+
+cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did) {
+    char who[96];
+    cairn__group_name_rank(s->group, rank, who, sizeof(who));
+    const int pid = s->peers[rank].pid;
+    switch (gone(s, rank)) {
+    case SHM_ABORTED:
+        return cairn__fail(CAIRN_EPEER, "%s aborted the group while rank %d %s", who, s->rank, did);
     case SHM_GAVE_UP:
-        return cairn__fail(CAIRN_EPEER, "rank %d gave up while rank %d waited in %s: %.*s", rank, s->rank, what,
-                           SHM_CAUSE_NBYTES, lane->cause);
+        return cairn__fail(CAIRN_EPEER, "%s gave up while rank %d %s: %.*s", who, s->rank, did, SHM_CAUSE_NBYTES,
+                           shm_lane(s, rank)->cause);
     case SHM_LEFT:
-        return cairn__fail(CAIRN_EPEER, "rank %d (pid %d) left the group while rank %d waited in %s", rank, peer->pid,
-                           s->rank, what);
+        return cairn__fail(CAIRN_EPEER, "%s (pid %d) left the group while rank %d %s", who, pid, s->rank, did);
     default:
-        return cairn__fail(CAIRN_EPEER, "rank %d (pid %d) ended while rank %d waited in %s", rank, peer->pid, s->rank,
-                           what);
+        return cairn__fail(CAIRN_EPEER, "%s (pid %d) ended while rank %d %s", who, pid, s->rank, did);
     }
 }
 
-static cairn_status look_at_peers(struct cairn__shm *s) {
+static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *route, int rank) {
+    char what[128], did[160];
+    cairn__call_describe(awaited(s, route), what, sizeof(what));
+    snprintf(did, sizeof(did), "waited in %s", what);
+    return cairn__shm_fail_gone(s, rank, did);
+}
+
+static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route) {
     look_for_ends(s);
     /* What a rank published before it ended is there by now, and may be all that was missing. */
     cairn_status st = cairn__shm_step(s);
     if (st != CAIRN_OK || s->moved) return st;
     for (int r = 0; r < s->size; r++) {
-        bool gone = s->peers[r].dead || atomic_load(&shm_lane(s, r)->gone) != SHM_HERE;
-        if (gone && cairn__shm_lags(s, r)) return fail_gone(s, r);
+        const enum shm_gone how = gone(s, r);
+        const bool missing = (s->peers[r].dead || how != SHM_HERE) && lags(s, route, r);
+        if (r != s->rank && (missing || how == SHM_ABORTED)) return fail_waiting(s, route, r);
     }
     return CAIRN_OK;
 }
 
-static uint64_t last_posted(const struct cairn__shm *s, int rank) {
+static uint64_t last_ticket(const struct shm_slot *slots, int n) {
     uint64_t last = 0;
-    for (int i = 0; i < SHM_SLOTS; i++) {
-        uint64_t ticket = atomic_load(&shm_lane(s, rank)->slots[i].ticket);
+    for (int i = 0; i < n; i++) {
+        uint64_t ticket = atomic_load(&slots[i].ticket);
         if (ticket > last) last = ticket;
     }
     return last;
 }
 
-static cairn_status fail_late(struct cairn__shm *s) {
-    char what[96], list[300] = "";
+/* "rank 1 (pid 99, last posted number 3)". The tickets of collectives begin with the group's creation, number 0. */
+static size_t describe_late(struct cairn__shm *s, const struct shm_route *route, int rank, char *text, size_t nbytes) {
+    char who[96];
+    cairn__group_name_rank(s->group, rank, who, sizeof(who));
+    const uint64_t wanted = route ? awaited(s, route)->number : s->complete + 1;
+    const uint64_t last =
+        route ? last_ticket(route->theirs->slots, SHM_PAIR_SLOTS) : last_ticket(shm_lane(s, rank)->slots, SHM_SLOTS);
+    int used = snprintf(text, nbytes, "%s (pid %d, ", who, s->peers[rank].pid);
+    if (last >= wanted) {
+        used += snprintf(text + used, nbytes - (size_t)used, "came but stopped in it)");
+    } else if (last <= !route) {
+        used += snprintf(text + used, nbytes - (size_t)used, "which posted nothing yet)");
+    } else {
+        used += snprintf(text + used, nbytes - (size_t)used, "last posted number %" PRIu64 ")", last - !route);
+    }
+    return (size_t)used;
+}
+
+static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *route) {
+    char what[128], list[400] = "";
     size_t used = 0;
-    describe_wait(s, what, sizeof(what));
-    for (int r = 0; r < s->size && used < sizeof(list) - 80; r++) {
-        if (!cairn__shm_lags(s, r)) continue;
-        uint64_t last = last_posted(s, r);
-        used += (size_t)snprintf(list + used, sizeof(list) - used, "%srank %d (pid %d, ", used ? ", " : "", r,
-                                 s->peers[r].pid);
-        if (last > s->complete) {
-            used += (size_t)snprintf(list + used, sizeof(list) - used, "came but stopped in it)");
-        } else if (last <= 1) {
-            used += (size_t)snprintf(list + used, sizeof(list) - used, "which posted nothing yet)");
-        } else {
-            used += (size_t)snprintf(list + used, sizeof(list) - used, "last posted number %" PRIu64 ")", last - 1);
-        }
+    cairn__call_describe(awaited(s, route), what, sizeof(what));
+    for (int r = 0; r < s->size && used < sizeof(list) - 160; r++) {
+        if (!lags(s, route, r)) continue;
+        if (used) used += (size_t)snprintf(list + used, sizeof(list) - used, ", ");
+        used += describe_late(s, route, r, list + used, sizeof(list) - used);
     }
     return cairn__fail(CAIRN_ETIMEOUT, "rank %d waited %g s in %s for %s; raise CAIRN_TIMEOUT if they are only slow",
                        s->rank, s->group->timeout, what, list);
 }
 
 /* Called when nothing moved. */
-static cairn_status look_around(struct cairn__shm *s) {
-    uint64_t now = cairn__now_ns();
-    if (s->stalled_since == 0) {
-        s->stalled_since = now;
-        s->next_look = now + LOOK_NS;
+static cairn_status look_around(struct cairn__shm *s, struct shm_route *route) {
+    struct shm_clock *clock = route ? &route->clock : &s->clock;
+    uint64_t now = awake_ns(s);
+    if (clock->since == 0 || clock->moves != clock->seen) {
+        clock->seen = clock->moves;
+        clock->since = now;
+        clock->next_look = now + LOOK_NS;
     }
-    if (now < s->next_look) return CAIRN_OK;
-    s->next_look = now + LOOK_NS;
-    cairn_status st = look_at_peers(s);
+    if (now < clock->next_look) return CAIRN_OK;
+    clock->next_look = now + LOOK_NS;
+    cairn_status st = look_at_peers(s, route);
     if (st != CAIRN_OK || s->moved) return st;
-    return (double)(now - s->stalled_since) > s->group->timeout * 1e9 ? fail_late(s) : CAIRN_OK;
+    return (double)(now - clock->since) > s->group->timeout * 1e9 ? fail_late(s, route) : CAIRN_OK;
 }
 
 /* ---- the two ways to come by ---- */
 
-cairn_status cairn__shm_poll(struct cairn__shm *s) {
-    if (s->complete == s->posted) return CAIRN_OK;
-    s->moved = false;
-    cairn_status st = cairn__shm_step(s);
-    if (st != CAIRN_OK) return st;
-    if (s->moved) s->stalled_since = 0;
-    if (s->moved || ++s->stalled_polls % POLLS_PER_CLOCK != 0) return CAIRN_OK;
-    return look_around(s);
+static cairn_status look_around_everywhere(struct cairn__shm *s) {
+    cairn_status st = s->complete < s->posted ? look_around(s, NULL) : CAIRN_OK;
+    for (struct shm_route *r = s->active; r && st == CAIRN_OK && !s->moved; r = r->next) st = look_around(s, r);
+    return st;
 }
 
-static cairn_status pause_a_little(struct cairn__shm *s, int idle) {
+cairn_status cairn__shm_poll(struct cairn__shm *s) {
+    if (s->complete == s->posted && !s->active) return CAIRN_OK;
+    s->moved = false;
+    cairn_status st = cairn__shm_step(s);
+    if (st != CAIRN_OK || s->moved || ++s->stalled_polls % POLLS_PER_CLOCK != 0) return st;
+    return look_around_everywhere(s);
+}
+
+static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route, int idle) {
+    if (idle >= s->spins + s->yields) {
+        cairn_status st = nap(s);
+        return st == CAIRN_OK && !s->moved ? look_around(s, route) : st;
+    }
+    cairn__family_progress(s->group);
     if (idle < s->spins) {
         relax();
-        return CAIRN_OK;
-    }
-    if (idle < s->spins + s->yields) {
+    } else {
         sched_yield();
-        return CAIRN_OK;
     }
-    cairn_status st = nap(s);
-    return st == CAIRN_OK && !s->moved ? look_around(s) : st;
+    return CAIRN_OK;
 }
 
 cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work) {
+    const struct cairn__call *call = &work->request.call;
+    struct shm_route *route = shm_is_message(call) ? cairn__shm_route(s, call) : NULL;
     for (int idle = 0;; idle++) {
         s->moved = false;
         cairn_status st = cairn__shm_step(s);
-        if (st != CAIRN_OK) return st;
-        if (!s->moved && !work->done) st = pause_a_little(s, idle);
-        if (st != CAIRN_OK) return st;
-        if (s->moved) s->stalled_since = 0;
+        if (st == CAIRN_OK && !s->moved && !work->done) st = pause_a_little(s, route, idle);
+        if (st != CAIRN_OK || work->done) return st;
         if (s->moved) idle = 0;
-        if (work->done) return CAIRN_OK;
     }
 }

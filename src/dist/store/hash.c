@@ -130,6 +130,11 @@ static void hash_destroy(cairn_store *s) {
     cairn__free(h);
 }
 
+static double hash_hurry(cairn_store *s, double timeout) {
+    (void)s, (void)timeout;
+    return 0;
+}
+
 static const struct cairn__store_ops hash_ops = {
     .name = "hash",
     .set = hash_set,
@@ -142,6 +147,7 @@ static const struct cairn__store_ops hash_ops = {
     .delete = hash_delete,
     .num_keys = hash_num_keys,
     .set_timeout = hash_set_timeout,
+    .hurry = hash_hurry,
     .destroy = hash_destroy,
 };
 

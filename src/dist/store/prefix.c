@@ -114,6 +114,14 @@ static cairn_status prefix_set_timeout(cairn_store *s, double timeout) {
     return cairn_store_set_timeout(inner(s), timeout);
 }
 
+static double prefix_hurry(cairn_store *s, double timeout) {
+    return cairn__store_hurry(inner(s), timeout);
+}
+
+static void prefix_local_address(const cairn_store *s, char *address, size_t nbytes) {
+    cairn__store_local_address(((const struct prefix_store *)s)->inner, address, nbytes);
+}
+
 static void prefix_destroy(cairn_store *s) {
     cairn__free(s);
 }
@@ -130,6 +138,8 @@ static const struct cairn__store_ops prefix_ops = {
     .delete = prefix_delete,
     .num_keys = prefix_num_keys,
     .set_timeout = prefix_set_timeout,
+    .hurry = prefix_hurry,
+    .local_address = prefix_local_address,
     .destroy = prefix_destroy,
 };
 

@@ -57,6 +57,8 @@ struct cairn__store_server {
     struct cairn__sessions sessions;
     struct list strangers, known;
     size_t num_connections;
+    bool (*may_end)(void *ctx); /* set = the thread is on its own */
+    void *ctx;
     uint8_t chunk[CHUNK];
 };
 
@@ -222,11 +224,21 @@ static void accept_some(struct cairn__store_server *s) {
 /* ---- the thread ---- */
 
 /* False: to stop. */
+static bool handle_wake(struct cairn__store_server *s) {
+    uint64_t count = 0;
+    if (!s->may_end) return false;
+    const ssize_t got = read(s->wake, &count, sizeof(count)); /* or it would wake for ever */
+    (void)got;
+    return true;
+}
+
+/* False: to stop. */
 static bool handle_events(struct cairn__store_server *s, const struct epoll_event *events, int n) {
     bool accepting = s->paused;
     for (int i = 0; i < n; i++) {
-        if (events[i].data.ptr == &s->wake) return false;
-        if (events[i].data.ptr == &s->listener) {
+        if (events[i].data.ptr == &s->wake) {
+            if (!handle_wake(s)) return false;
+        } else if (events[i].data.ptr == &s->listener) {
             accepting = true;
         } else {
             handle(s, events[i].data.ptr, events[i].events);
@@ -237,6 +249,13 @@ static bool handle_events(struct cairn__store_server *s, const struct epoll_even
     return true;
 }
 
+static void release(struct cairn__store_server *s);
+
+/* may_end is asked without the mutex, which its caller may want. Whoever waits at the door comes in first. */
+static bool is_over(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
+    return may_end && s->num_connections == 0 && !someone_waits(s) && may_end(ctx);
+}
+
 static void *serve(void *argument) {
     struct cairn__store_server *s = argument;
     struct epoll_event events[BATCH];
@@ -244,7 +263,12 @@ static void *serve(void *argument) {
         const int n = epoll_wait(s->epoll, events, BATCH, s->paused ? BUSY_RETRY_MS : -1);
         pthread_mutex_lock(&s->mutex);
         going_on = handle_events(s, events, n);
+        bool (*const may_end)(void *ctx) = s->may_end;
+        void *const ctx = s->ctx;
         pthread_mutex_unlock(&s->mutex);
+        if (!going_on || !is_over(s, may_end, ctx)) continue;
+        release(s);
+        return NULL;
     }
     return NULL;
 }
@@ -307,12 +331,17 @@ static cairn_status watch(struct cairn__store_server *s, int *fd) {
     return cairn__fail_errno(errno, "the store cannot wait for events");
 }
 
+void cairn__store_close_door(struct cairn__store_server *s) {
+    if (s->started) (void)shutdown(s->listener, SHUT_RDWR); /* else it may be a parent's, which will start it */
+    if (s->listener >= 0) close(s->listener);
+    s->listener = -1;
+}
+
 static void release(struct cairn__store_server *s) {
     while (s->strangers.first) end_connection(s, s->strangers.first);
     while (s->known.first) end_connection(s, s->known.first);
     cairn__sessions_clear(&s->sessions);
-    if (s->started) (void)shutdown(s->listener, SHUT_RDWR); /* else it may be a parent's, which will start it */
-    if (s->listener >= 0) close(s->listener);
+    cairn__store_close_door(s);
     if (s->wake >= 0) close(s->wake);
     if (s->epoll >= 0) close(s->epoll);
     pthread_mutex_destroy(&s->mutex);
@@ -391,6 +420,17 @@ void cairn__store_stop(struct cairn__store_server **server) {
     (void)written;                                                        /* an eventfd that was never read has room */
     if (s->started) pthread_join(s->thread, NULL);
     release(s);
+}
+
+void cairn__store_let_end(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
+    const uint64_t one = 1;
+    pthread_mutex_lock(&s->mutex);
+    if (!s->may_end) (void)pthread_detach(s->thread);
+    s->may_end = may_end;
+    s->ctx = ctx;
+    const ssize_t written = write(s->wake, &one, sizeof(one));
+    (void)written; /* an eventfd has room, unless it is readable anyway */
+    pthread_mutex_unlock(&s->mutex);
 }
 
 void cairn__store_keep_only(struct cairn__store_server *s, const char *kept) {

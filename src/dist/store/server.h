@@ -5,6 +5,8 @@
 #ifndef CAIRN__DIST_STORE_SERVER_H
 #define CAIRN__DIST_STORE_SERVER_H
 
+#include <stdbool.h>
+
 #include "cairn/core.h"
 
 struct cairn__store_server;
@@ -19,6 +21,13 @@ cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int 
 
 /* NULL inside is fine; one that was not started too. */
 void cairn__store_stop(struct cairn__store_server **server);
+
+/* Leaves a started server to its own thread, which asks may_end each time that it has no connection, and ends itself and the
+ * server where that says so; may be called again to have it asked anew. Afterwards there is no cairn__store_stop. */
+void cairn__store_let_end(struct cairn__store_server *server, bool (*may_end)(void *ctx), void *ctx);
+
+/* For may_end: listens no more, so that the port is free. */
+void cairn__store_close_door(struct cairn__store_server *server);
 
 /* Forgets every key that does not begin with kept (as on the wire, "/" in front), in one piece. For a launcher that starts
  * its ranks anew. */

@@ -76,6 +76,18 @@ cairn_status cairn_store_set_timeout(cairn_store *s, double timeout) {
     return CAIRN_OK;
 }
 
+double cairn__store_hurry(cairn_store *s, double timeout) {
+    if (s->ops->hurry) return s->ops->hurry(s, timeout);
+    const double before = s->timeout;
+    if (timeout < before) s->timeout = timeout;
+    return before;
+}
+
+void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes) {
+    address[0] = '\0';
+    if (s->ops->local_address) s->ops->local_address(s, address, nbytes);
+}
+
 int cairn_store_port(const cairn_store *s) {
     return s ? s->port : 0;
 }

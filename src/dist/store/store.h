@@ -18,6 +18,8 @@ struct cairn__store_ops {
     cairn_status (*delete)(cairn_store *s, const char *key, int *deleted);
     cairn_status (*num_keys)(cairn_store *s, int64_t *count);
     cairn_status (*set_timeout)(cairn_store *s, double timeout); /* optional: the front sets s->timeout */
+    double (*hurry)(cairn_store *s, double timeout);             /* optional: the front lowers s->timeout */
+    void (*local_address)(const cairn_store *s, char *address, size_t nbytes); /* optional: there is none */
     void (*destroy)(cairn_store *s);
 };
 
@@ -30,6 +32,13 @@ struct cairn_store {
 
 /* What a caller gave as timeout: 0 becomes CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL. */
 cairn_status cairn__store_timeout(double given, double *timeout);
+
+/* For a few calls whose caller cannot wait long: lowers the timeout. Returns what it was, for cairn_store_set_timeout; 0 = it was
+ * let alone, since threads share the store and these calls cannot hang. */
+double cairn__store_hurry(cairn_store *s, double timeout);
+
+/* This end of a TCP store's connection, as address.h has addresses; "" for other stores. */
+void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes);
 
 /* cairn_tcp_store_create with several places where the server may be: clients try all of them in turn until one has the
  * key `proof` (NULL: whoever speaks the protocol will do). hosts and ports are tried in the order given, a host with all

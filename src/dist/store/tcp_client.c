@@ -18,6 +18,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "dist/address.h"
 #include "dist/store/tcp.h"
 
 enum { WAIT_SLICE_MS = 1000, GRACE_MS = 500, FIRST_PAUSE_MS = 1, LAST_PAUSE_MS = 50 };
@@ -396,6 +397,14 @@ static void tcp_destroy(cairn_store *store) {
     cairn__free(s);
 }
 
+static void tcp_local_address(const cairn_store *store, char *address, size_t nbytes) {
+    const struct cairn__tcp_store *s = (const struct cairn__tcp_store *)store;
+    struct sockaddr_storage here;
+    socklen_t length = sizeof(here);
+    if (s->stream.fd < 0 || getsockname(s->stream.fd, (struct sockaddr *)&here, &length) != 0) return;
+    cairn__address_write(&here, address, nbytes);
+}
+
 static const struct cairn__store_ops tcp_ops = {
     .name = "tcp",
     .set = tcp_set,
@@ -407,6 +416,7 @@ static const struct cairn__store_ops tcp_ops = {
     .append = tcp_append,
     .delete = tcp_delete,
     .num_keys = tcp_num_keys,
+    .local_address = tcp_local_address,
     .destroy = tcp_destroy,
 };
 

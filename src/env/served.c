@@ -1,0 +1,119 @@
+#include "env/served.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "dist/store/server.h"
+
+struct cairn__served {
+    struct cairn__served *next;
+    struct cairn__store_server *server;
+    int port, users;
+    bool stays;
+    pid_t process; /* a child of fork has its parent's list, but not the threads that serve */
+    int ports[CAIRN__MAX_PORTS], num_ports;
+    char proof[sizeof(((struct cairn__meeting *)0)->proof)];
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static struct cairn__served *all;
+
+static bool is_of(const struct cairn__served *s, const struct cairn__meeting *m) {
+    return s->process == getpid() && s->num_ports == m->num_ports && strcmp(s->proof, m->proof) == 0 &&
+           memcmp(s->ports, m->ports, (size_t)m->num_ports * sizeof(m->ports[0])) == 0;
+}
+
+static struct cairn__served *find(const struct cairn__meeting *m) {
+    struct cairn__served *s = all;
+    while (s && !is_of(s, m)) s = s->next;
+    return s;
+}
+
+static void forget(struct cairn__served *s) {
+    struct cairn__served **at = &all;
+    while (*at && *at != s) at = &(*at)->next;
+    if (*at) *at = s->next;
+    cairn__free(s);
+}
+
+static cairn_status serve(const struct cairn__meeting *m, struct cairn__served *s) {
+    cairn_status st = CAIRN_ESYSTEM;
+    for (int i = 0; i < m->num_ports; i++) {
+        st = cairn__store_serve(m->ports[i], &s->server, &s->port);
+        if (st != CAIRN_ESYSTEM || m->num_ports == 1) return st;
+    }
+    return cairn__fail(
+        st,
+        "rank 0 can serve at none of the %d ports that follow from the job (%d, %d, ...): %s; set MASTER_PORT "
+        "to a free port for every rank",
+        m->num_ports, m->ports[0], m->ports[1], cairn_last_error());
+}
+
+static cairn_status make(const struct cairn__meeting *m, struct cairn__served **out) {
+    struct cairn__served *s = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
+    TRY(serve(m, s));
+    s->process = getpid();
+    s->num_ports = m->num_ports;
+    memcpy(s->ports, m->ports, sizeof(s->ports));
+    memcpy(s->proof, m->proof, sizeof(s->proof));
+    s->next = all;
+    all = s;
+    *out = s;
+    return CAIRN_OK;
+out:
+    cairn__free(s);
+    return st;
+}
+
+cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__served **out, int *port) {
+    const struct cairn__meeting *m = &launch->meeting;
+    cairn_status st = cairn__meeting_is_here(launch);
+    if (st != CAIRN_OK) return st;
+    pthread_mutex_lock(&mutex);
+    struct cairn__served *s = find(m);
+    if (!s) st = make(m, &s);
+    if (st == CAIRN_OK) {
+        s->users++;
+        *port = s->port;
+        *out = s;
+    }
+    pthread_mutex_unlock(&mutex);
+    return st;
+}
+
+/* In the server's thread, once nobody is connected any more. The port is free before the list says so. */
+static bool may_end(void *ctx) {
+    struct cairn__served *s = ctx;
+    pthread_mutex_lock(&mutex);
+    const bool ends = s->users == 0;
+    if (ends) {
+        cairn__store_close_door(s->server);
+        forget(s);
+    }
+    pthread_mutex_unlock(&mutex);
+    return ends;
+}
+
+void cairn__served_leave(struct cairn__served **served, enum cairn__served_end how) {
+    struct cairn__served *s = *served;
+    if (!s) return;
+    *served = NULL;
+    pthread_mutex_lock(&mutex);
+    s->users--;
+    s->stays = s->stays || how == CAIRN__SERVED_STAYS;
+    if (s->users == 0 && s->process == getpid()) {
+        if (s->stays) {
+            cairn__store_let_end(s->server, may_end, s);
+        } else {
+            cairn__store_stop(&s->server);
+            forget(s);
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+}

@@ -1,0 +1,75 @@
+/* Ranks as processes of one test, forked before it has threads, which meet at the test's store and end with it. */
+#ifndef TESTS_DIST_GROUP_PROCESSES_H
+#define TESTS_DIST_GROUP_PROCESSES_H
+
+#include "group_ranks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/trace.h"
+
+/* Runs in a rank's process; its result is the process's exit status: 0, or 1 after what was not as expected. */
+typedef int (*process_fn)(int rank, int size, int port);
+
+#define MUST(condition)                                                                      \
+    do {                                                                                     \
+        if (!(condition)) {                                                                  \
+            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, cairn_last_error()); \
+            return 1;                                                                        \
+        }                                                                                    \
+    } while (0)
+
+struct processes {
+    int size;
+    pid_t pids[MOST_RANKS];
+    struct cairn__store_server *server;
+};
+
+/* `skipped` is a rank that never comes; -1 = none. The children are there before the store's thread is, so no process with threads forks. */
+static inline void start_ranks(struct processes *p, int size, int skipped, process_fn fn) {
+    int pipes[MOST_RANKS][2], port = 0;
+    *p = (struct processes){.size = size};
+    for (int r = 0; r < size; r++) {
+        assert_int_equal(pipe(pipes[r]), 0);
+        p->pids[r] = r == skipped ? 0 : fork();
+        if (p->pids[r] > 0 || r == skipped) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failing test leaves no rank behind */
+        int told = 0;
+        if (read(pipes[r][0], &told, sizeof(told)) != (ssize_t)sizeof(told)) _exit(2);
+        _exit(fn(r, size, told));
+    }
+    assert_int_equal(cairn__store_serve(0, &p->server, &port), CAIRN_OK);
+    for (int r = 0; r < size; r++) {
+        assert_int_equal(write(pipes[r][1], &port, sizeof(port)), sizeof(port));
+        close(pipes[r][0]);
+        close(pipes[r][1]);
+    }
+}
+
+static inline int end_of(struct processes *p, int rank) {
+    int status = 0;
+    while (waitpid(p->pids[rank], &status, 0) < 0 && errno == EINTR) {}
+    return status;
+}
+
+static inline int count_entries(const char *path) {
+    int count = 0;
+    DIR *d = opendir(path);
+    while (d && readdir(d)) count++;
+    if (d) closedir(d);
+    return count;
+}
+
+static inline void sleep_ms(long ms) {
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+#endif

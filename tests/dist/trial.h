@@ -1,0 +1,84 @@
+/* One collective, or one message, on exactly predictable numbers: laid out, issued, compared with its definition bit by
+ * bit.
+ *
+ * Numbers are integers that every type holds exactly, and so are their combinations over 8 ranks: sums of [-5, 5] stay
+ * within [-40, 40], products of 1, -1, 2, -2 within [-256, 256]; an average is one division and one rounding, and is
+ * asked for exactly that. They repeat after a prime, so that long arrays are laid out and compared by memcpy and
+ * memcmp. */
+#ifndef TESTS_DIST_TRIAL_H
+#define TESTS_DIST_TRIAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "expect.h"
+
+enum trial_kind {
+    ALLREDUCE,
+    ALLREDUCE_INTO,
+    REDUCE,
+    BROADCAST,
+    ALLGATHER,
+    REDUCE_SCATTER,
+    ALLTOALL,
+    MESSAGE,
+    NUM_KINDS
+};
+
+enum { NUM_TYPES = 7, NUM_OPS = 5, NUM_PLACEMENTS = 4 };
+extern const cairn_dtype trial_types[NUM_TYPES];
+extern const cairn_redop trial_ops[NUM_OPS];
+
+/* Memory of the group and ordinary memory, for arrays that trials choose by their placement. */
+struct room {
+    void *registered;
+    char *ordinary;
+    size_t nbytes; /* of each */
+};
+
+struct array {
+    char *x;
+    size_t nbytes;
+};
+
+struct trial {
+    enum trial_kind kind;
+    cairn_dtype dtype;
+    cairn_redop op; /* where the kind combines */
+    size_t n;
+    int root, to;  /* a message goes from root to another rank, `to` */
+    unsigned salt; /* of the numbers */
+    bool in_place; /* where the kind has a choice */
+    int placement; /* in [0, NUM_PLACEMENTS): whose memory, which may differ over the ranks, and how far off a line */
+    struct array arrays[2]; /* from here on: trial_begin's */
+    char *dst, *src;
+    cairn_work *work;
+};
+
+bool trial_combines(enum trial_kind kind);
+bool trial_has_choice(enum trial_kind kind);
+/* All of n, root, placement and so on are the same on every rank, whatever random is made of. */
+struct trial trial_random(unsigned *random, int p, size_t most);
+unsigned random_below(unsigned *random, unsigned end);
+
+/* Each of the arrays of a trial, with its canaries, takes no more than this of n bytes of elements. */
+size_t room_for(size_t nbytes);
+/* Collective. It has `desks` places for trials of whose two arrays each has nbytes of elements at most. */
+char *room_open(cairn_group *group, struct room *room, int desks, size_t nbytes);
+char *room_close(cairn_group *group, struct room *room);
+
+/* Lays sources and canaries out at a desk of the room. */
+void trial_begin(cairn_group *group, struct trial *t, const struct room *room, int desk, int desks);
+/* Issues it on the channel, which has the ranks of the group, where this rank has a part in it. */
+cairn_status trial_post(cairn_group *channel, struct trial *t, cairn_work **work);
+/* Compares every byte of both arrays with what is to be there. */
+char *trial_check(cairn_group *group, const struct trial *t);
+
+/* All of it, waited for by the call itself. */
+char *trial_run(cairn_group *group, struct trial t, const struct room *room);
+
+/* x[i] = value, rounded to the type. */
+void put_value(void *x, size_t i, cairn_dtype dtype, double value);
+bool is_value(const void *x, size_t i, cairn_dtype dtype, double value);
+
+#endif
