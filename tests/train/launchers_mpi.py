@@ -3,36 +3,16 @@
 usage: launchers_mpi.py CAIRN_RUN PROGRAM
 
 Skipped where there is neither."""
-import os
-import shutil
 import sys
 import tempfile
 import unittest
 
 from quickstart import Quickstart, clean_env, run, run_together
+from mpi import find_mpich, find_open_mpi # quickstart has put tests/ into the path
 
 QUICKSTART = Quickstart(*sys.argv[1:3])
 FOREVER = 10**8  # steps
 SKIP = 77  # meson's exit code for a skipped test
-
-
-def find(*names, says):
-    """The first command of these that says so of itself."""
-    for name in names:
-        if shutil.which(name) and says in run([name, "--version"]).stdout:
-            return [name]
-    return None
-
-
-def find_open_mpi():
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    found = find("mpirun.openmpi", "mpirun", says="Open MPI")
-    return found and [*found, *as_root, "--oversubscribe", "-np"]
-
-
-def find_mpich():
-    found = find("mpiexec.hydra", "mpiexec.mpich", "mpiexec", says="HYDRA")
-    return found and [*found, "-n"]
 
 
 class Launcher:

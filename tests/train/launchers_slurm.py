@@ -164,6 +164,22 @@ class UnderSlurm(unittest.TestCase):
                     self.skipTest(f"this Slurm has no {plugin}")
                 QUICKSTART.trains(self, 2, got)
 
+    def over_mpi(self, plugin):
+        if plugin not in CLUSTER.run("srun", "--mpi=list").stdout.split():
+            self.skipTest(f"this Slurm has no {plugin}")
+        got = CLUSTER.run(*one_node("-n", "2", "--mpi=" + plugin), *QUICKSTART.command(), CAIRN_BACKEND="mpi")
+        if "meson option 'mpi'" in got.stderr:
+            self.skipTest("this build has no mpi")
+        return got
+
+    def test_groups_are_of_mpi_where_srun_speaks_pmix(self):
+        QUICKSTART.trains(self, 2, self.over_mpi("pmix"))
+
+    def test_groups_are_of_no_mpi_where_srun_speaks_what_open_mpi_does_not(self):
+        got = self.over_mpi("none")
+        self.assertNotEqual(got.returncode, 0)
+        self.assertIn("no MPI launcher started this process; start it with mpirun, or srun --mpi=pmix", got.stderr)
+
     def test_two_nodes_with_two_tasks_and_one(self):
         got = CLUSTER.run("srun", "-N", "2", "-n", "3", *QUICKSTART.command(), CAIRN_LOG="info")
         QUICKSTART.trains(self, 3, got)

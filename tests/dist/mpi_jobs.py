@@ -1,0 +1,124 @@
+"""Jobs of Open MPI's mpirun over the mpi backend: every collective, the quick start, programs that speak MPI themselves, and
+what is said where it cannot be.
+
+usage: mpi_jobs.py CAIRN_RUN QUICKSTART COLLECTIVES_RANK MPI_USER
+
+Skipped without Open MPI. How jobs end whose ranks fail is mpi_faults.py's."""
+import os
+import signal
+import subprocess
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, os.pardir), os.path.join(HERE, os.pardir, "train")]
+from mpi import find_open_mpi  # noqa: E402
+from quickstart import PATIENCE, Quickstart, clean_env, free_port, run  # noqa: E402
+
+CAIRN_RUN, PROGRAM, COLLECTIVES, USER = sys.argv[1:5]
+QUICKSTART = Quickstart(CAIRN_RUN, PROGRAM)
+MPIRUN = find_open_mpi()
+MISMATCHES = run([COLLECTIVES, "mismatch"]).stdout.split()
+SKIP = 77  # meson's exit code for a skipped test
+
+
+def job(ranks, *command, **more):
+    """Runs command under mpirun, in a session of its own: what mpirun leaves is ended with it."""
+    started = subprocess.Popen([*MPIRUN, str(ranks), *command], env=clean_env(**{"CAIRN_BACKEND": "mpi", **more}), text=True,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    try:
+        out, err = started.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(started.args, started.returncode, out, err)
+    finally:
+        if started.returncode is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.communicate()
+
+
+class Jobs(unittest.TestCase):
+    def holds(self, ranks, **more):
+        got = job(ranks, COLLECTIVES, "suite", CAIRN_TEST_SEEDS="1", **more)
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+        self.assertEqual(sorted(got.stdout.split("\n")[:-1]), [f"rank {r} of {ranks}: mpi" for r in range(ranks)])
+
+    def test_every_collective_gives_its_definition_on_1_to_8_ranks(self):
+        for ranks in range(1, 9):
+            with self.subTest(ranks=ranks):
+                self.holds(ranks)
+
+    def test_every_collective_gives_its_definition_where_calls_are_checked(self):
+        self.holds(3, CAIRN_CHECK="1")
+
+    def test_ranks_that_disagree_are_named_and_the_job_fails(self):
+        self.assertTrue(MISMATCHES)
+        for name in MISMATCHES:
+            with self.subTest(name):
+                got = job(3, COLLECTIVES, "mismatch", name, CAIRN_CHECK="1")
+                self.assertNotIn("collectives.c:", got.stderr)  # the test's own sentence
+                self.assertRegex(got.stdout, rf"rank \d was told of another {name}\n")  # at least who ended first
+                self.assertNotEqual(got.returncode, 0)  # the group died, and so nobody called MPI_Finalize
+
+    def test_ranks_train_with_the_digits_of_shm(self):
+        for ranks in 1, 2, 4:
+            QUICKSTART.trains(self, ranks, job(ranks, *QUICKSTART.command()))
+
+
+class Users(unittest.TestCase):
+    """Programs that know MPI."""
+
+    def succeeds(self, ranks, what, **more):
+        got = job(ranks, USER, what, **more)
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+        return got
+
+    def test_messages_of_a_program_that_called_mpi_init_pass_those_of_its_group(self):
+        self.succeeds(3, "beside")
+
+    def test_a_group_is_aborted_from_any_thread_where_mpi_knows_one(self):
+        for level in "single", "serialized":
+            with self.subTest(level):
+                got = job(3, USER, level)
+                self.assertIn("rank 0: the group was aborted", got.stderr)
+                for rank in 1, 2:
+                    self.assertRegex(got.stderr, f"rank {rank}: .*rank 0 gave the group up")
+
+    def test_ranks_may_be_in_another_order_than_those_of_mpi(self):
+        self.succeeds(3, "turned", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+
+    def test_one_environment_after_another_is_fine(self):
+        self.succeeds(2, "twice")
+
+    def test_another_number_of_ranks_than_of_mpi_is_told(self):
+        got = job(3, USER, "other-size", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+        sentence = "MPI_COMM_WORLD has 3 processes, but the environment 2 ranks; start as many with mpirun -np"
+        self.assertIn(sentence, got.stderr)
+
+    def test_after_mpi_finalize_there_is_no_group(self):
+        got = job(2, USER, "after-finalize")
+        self.assertIn("this process has called MPI_Finalize; make groups before it", got.stderr)
+
+    def test_a_program_need_not_end_its_environment(self):
+        self.succeeds(2, "forgets")
+
+    def test_a_program_that_ends_in_the_midst_of_something_fails_its_job_and_is_told_why(self):
+        got = job(2, USER, "forgets-work")
+        self.assertNotEqual(got.returncode, 0)
+        self.assertIn("MPI is not finalized, since a group died or ended in the midst of something", got.stderr)
+
+    def test_a_rank_that_leaves_is_named(self):
+        self.assertIn("rank 1 left the group", job(2, USER, "leaves").stderr)
+
+
+class Elsewhere(unittest.TestCase):
+    def test_without_mpirun_it_says_so(self):
+        got = run([CAIRN_RUN, "--nproc-per-node", "2", *QUICKSTART.command()], clean_env(CAIRN_BACKEND="mpi"))
+        self.assertNotEqual(got.returncode, 0)
+        self.assertIn("no MPI launcher started this process; start it with mpirun, or srun --mpi=pmix", got.stderr)
+
+
+if __name__ == "__main__":
+    if not MPIRUN:
+        print("skipped: Open MPI is not installed")
+        sys.exit(SKIP)
+    unittest.main(argv=sys.argv[:1] + sys.argv[5:], verbosity=2)

@@ -1,0 +1,26 @@
+"""Commands that start ranks by MPI's launchers, where they are installed."""
+import os
+import shutil
+import subprocess
+
+
+def find(*names, says):
+    """The first command of these that says so of itself."""
+    for name in names:
+        if shutil.which(name) and says in subprocess.run([name, "--version"], capture_output=True, text=True, timeout=60,
+                                                         check=False, stdin=subprocess.DEVNULL).stdout:
+            return [name]
+    return None
+
+
+def find_open_mpi():
+    """mpirun up to -np; None where it is not there."""
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    found = find("mpirun.openmpi", "mpirun", says="Open MPI")
+    return found and [*found, *as_root, "--oversubscribe", "-np"]
+
+
+def find_mpich():
+    """mpiexec up to -n."""
+    found = find("mpiexec.hydra", "mpiexec.mpich", "mpiexec", says="HYDRA")
+    return found and [*found, "-n"]
