@@ -1,8 +1,9 @@
 """Two machines, each with two ranks: network namespaces of one host, with a cable between them that can be cut.
 
-usage: two_machines.py CAIRN_RUN EXCHANGE QUICKSTART
+usage: two_machines.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none    (whether the build has gloo)
 
 Skipped where namespaces cannot be made."""
+import json
 import os
 import subprocess
 import sys
@@ -13,10 +14,15 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, os.pardir), os.path.join(HERE, os.pardir, "train")]
 import apart  # noqa: E402
-from quickstart import PATIENCE, clean_env  # noqa: E402
+from quickstart import PATIENCE, Quickstart, clean_env, digits  # noqa: E402
 
-CAIRN_RUN, EXCHANGE, QUICKSTART = sys.argv[1:4]
+CAIRN_RUN, EXCHANGE, QUICKSTART, GLOO = sys.argv[1:5]
 SIGN_OF_LIFE = 4  # seconds after which a cairn-run is given up
+STEPS = 20
+FOREVER = 10**9
+TIMEOUT = 3  # seconds, of ranks whose cable is cut
+SLACK = 20  # seconds, on a busy machine
+ENOUGH = 1 << 20  # bytes; ranks meet with some ten thousand
 SKIP = 77  # meson's exit code for a skipped test
 
 
@@ -50,6 +56,12 @@ class Machine:
         if not cut:  # a cable that was down has lost its IPv6 address
             subprocess.run(self.inside("ip", "address", "replace", self.address6 + "/64", "dev", self.cable, "nodad"),
                            check=True)
+
+    def received(self):
+        """Bytes, through the cable."""
+        said = subprocess.run(self.inside("ip", "-s", "-j", "link", "show", "dev", self.cable), check=True,
+                              capture_output=True)
+        return json.loads(said.stdout)[0]["stats64"]["rx"]["bytes"]
 
     def start(self, *command, **more):
         self.running.append(subprocess.Popen(self.inside(*map(str, command)), env=clean_env(**more), text=True,
@@ -109,8 +121,9 @@ class ByHand(Test):
                 hosts = [0, 1, 0, 1]
                 self.read_by_all(self.ends(self.start(hosts, EXCHANGE, "leave", address=address)), hosts)
 
-    def test_training_on_two_machines_is_refused_with_their_names(self):
-        ends = self.ends(self.start([0, 1], QUICKSTART, "--steps", "3", address=MACHINES[0].address, CAIRN_TIMEOUT="20"))
+    def test_shared_memory_for_two_machines_is_refused_with_their_names(self):
+        ends = self.ends(self.start([0, 1], QUICKSTART, "--steps", "3", address=MACHINES[0].address, CAIRN_TIMEOUT="20",
+                                    CAIRN_BACKEND="shm"))
         for code, _, err in ends:
             self.assertEqual(code, 1, err)
             self.assertRegex(err, r"rank 0 runs on machine-a \(.*\) and rank 1 on machine-b \(.*\); shm groups join the "
@@ -204,6 +217,85 @@ class UnderCairnRun(Test):
                 self.ends([jobs[killed]])  # its pipes close when its ranks have ended
 
 
+class Training(Test):
+    """Ranks of both machines exchange over gloo."""
+    quickstart = Quickstart(CAIRN_RUN, QUICKSTART)
+
+    def setUp(self):
+        super().setUp()
+        if GLOO != "gloo":
+            self.skipTest("this build has no gloo (meson option 'gloo')")
+
+    def by_hand(self, hosts, address, *, steps, **more):
+        return [MACHINES[host].start(*self.quickstart.command(steps=steps), RANK=str(rank), WORLD_SIZE=str(len(hosts)),
+                                     MASTER_ADDR=address, MASTER_PORT="29504", CAIRN_LOG="info", **more)
+                for rank, host in enumerate(hosts)]
+
+    def under_cairn_run(self, address, *options, steps, **more):
+        return [machine.start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node, "--master-addr", address,
+                              "--master-port", 29505, *options, *self.quickstart.command(steps=steps), CAIRN_LOG="info",
+                              **more) for node, machine in enumerate(MACHINES)]
+
+    def same_losses(self, jobs):
+        ends = self.ends(jobs)
+        for code, _, err in ends:
+            self.assertEqual(code, 0, err)
+        self.assertIn("group: gloo", "".join(err for _, _, err in ends))
+        self.assertEqual(digits("".join(out for _, out, _ in ends)), self.quickstart.expected(4))
+
+    def test_four_ranks_come_to_the_losses_of_one_machine(self):
+        self.same_losses(self.under_cairn_run(MACHINES[0].address, steps=STEPS))
+
+    def test_they_meet_by_any_kind_of_address_and_rank_on_any_machine(self):
+        for address in MACHINES[0].name, MACHINES[0].address6:
+            with self.subTest(address):
+                self.same_losses(self.by_hand([0, 1, 1, 0], address, steps=STEPS))
+
+    def test_they_use_the_network_that_they_are_told(self):
+        jobs = self.by_hand([0, 1, 0, 1], MACHINES[0].address, steps=STEPS, GLOO_SOCKET_IFNAME="cable0")
+        ends = self.ends(jobs)
+        self.assertEqual([code for code, _, _ in ends], [1] * 4)
+        for _, _, err in ends:
+            self.assertIn("GLOO_SOCKET_IFNAME is 'cable0', which is neither a network interface", err)
+
+    def train(self):
+        """Waits until ranks are exchanging gradients: more than they need to meet went through the cable."""
+        begin, first = time.monotonic(), MACHINES[0].received()
+        while MACHINES[0].received() < first + ENOUGH:
+            self.assertLess(time.monotonic(), begin + PATIENCE)
+            time.sleep(0.05)
+
+    def cut_in_the_middle(self, jobs):
+        """Ends of the jobs, and the seconds that they took to notice."""
+        self.train()
+        MACHINES[1].cut()
+        self.addCleanup(MACHINES[1].cut, False)
+        begin = time.monotonic()
+        ends = self.ends(jobs)
+        return ends, time.monotonic() - begin
+
+    def nobody_is_left(self):
+        left = subprocess.run(["pgrep", os.path.basename(QUICKSTART)[:15]], capture_output=True, text=True, check=False)
+        self.assertEqual(left.stdout, "")
+
+    def test_a_cut_cable_is_an_error_on_every_rank_within_the_timeout(self):
+        ends, seconds = self.cut_in_the_middle(self.by_hand([0, 1, 0, 1], MACHINES[0].address, steps=FOREVER,
+                                                            CAIRN_TIMEOUT=str(TIMEOUT)))
+        for rank, (code, _, err) in enumerate(ends):
+            self.assertEqual(code, 1, err)
+            self.assertRegex(err, r"nothing moved|ended, left the group or cannot be reached|gave up", f"rank {rank}")
+        self.assertLess(seconds, TIMEOUT + SLACK)
+        self.nobody_is_left()
+
+    def test_a_cut_cable_ends_both_launchers(self):
+        ends, seconds = self.cut_in_the_middle(self.under_cairn_run(MACHINES[0].address, steps=FOREVER,
+                                                                    CAIRN_TIMEOUT=str(TIMEOUT)))
+        for code, _, err in ends:
+            self.assertNotEqual(code, 0, err)
+        self.assertLess(seconds, PATIENCE / 2)
+        self.nobody_is_left()
+
+
 if __name__ == "__main__":
     refused = apart.move(without_root=True)
     if refused:
@@ -213,4 +305,4 @@ if __name__ == "__main__":
         os.environ["TMPDIR"] = folder
         MACHINES = [Machine(0), Machine(1)]
         connect(MACHINES)
-        unittest.main(argv=sys.argv[:1] + sys.argv[4:], verbosity=2)
+        unittest.main(argv=sys.argv[:1] + sys.argv[5:], verbosity=2)

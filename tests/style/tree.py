@@ -9,9 +9,9 @@ import tempfile
 
 import sources
 
-LIBRARY = ("src/*.[ch]", "amp/*.[ch]", "src/*.cu", "src/*.cuh")
+LIBRARY = ("src/*.[ch]", "amp/*.[ch]", "src/*.cc", "src/*.cu", "src/*.cuh")
 BUILD = ("meson.build", "*/meson.build", "meson_options.txt", "tools/*", ".ci/*")
-CODE = ("*.c", "*.h", "*.cu", "*.cuh", "*.py", "*.sh", "meson.build", "*/meson.build", "tools/*", ".ci/*")
+CODE = ("*.c", "*.h", "*.cc", "*.cu", "*.cuh", "*.py", "*.sh", "meson.build", "*/meson.build", "tools/*", ".ci/*")
 EVERY = ("*",)
 
 # What, where it is looked for, the pattern, the files that may, a line it must find and one it must not.
@@ -19,7 +19,7 @@ RULES = [
     ("unsafe floating point", BUILD, r"-ffast-math|-Ofast|-ffinite-math-only|-funsafe-math",
      ("tests/amp/meson.build",), # a user's program
      "c_args: '-ffast-" + "math'", "c_args: '-O3'"),
-    ("a library does not end its user's process", LIBRARY, r"\b(_exit|_Exit|exit|quick_exit|abort)\s*\(",
+    ("a library does not end its user's process", LIBRARY, r"(?<!->)\b(_exit|_Exit|exit|quick_exit|abort)\s*\(",
      ("src/env/spawn.c",),  # a process of its own making
      "if (bad) exit(1);", "pthread_exit(NULL); /* not exit() */"),
     ("a library does not print", LIBRARY, r"\b(printf|vprintf|puts|putchar|perror)\s*\(|\bstdout\b",
@@ -36,6 +36,8 @@ RULES = [
      "open('/ro" + "ot/x')", "cd /tmp/x; open(root/x)"),
 ]
 BIGGEST = 1 << 20  # bytes of one file
+CXX = (".cc", ".cpp", ".cxx", ".hh", ".hpp")
+SHIM = "src/dist/gloo/gloo.cc"  # of the one dependency that speaks only C++
 
 
 def matches(path, patterns):
@@ -57,6 +59,8 @@ def about_the_file(root, path):
     full = os.path.join(root, path)
     if os.path.getsize(full) > BIGGEST:
         yield f"{path}: larger than 1 MB"
+    if path.endswith(CXX) and path != SHIM and not path.startswith("tests/"):
+        yield f"{path}: C++ has one file, {SHIM}"
     with open(full, "rb") as f:
         script = f.read(2) == b"#!"
     if script and not os.access(full, os.X_OK):
@@ -90,6 +94,7 @@ def check_the_check():
         for mine in exempt:
             assert not sample(mine, bad + "\n"), (what, mine)
     assert sample("docs/big", "x" * (BIGGEST + 1))
+    assert sample("src/dist/gloo/more.cc", "") and not sample(SHIM, "")
     assert sample("tools/x", "#!/bin/sh\n")
     assert not sample("tools/x", "text\n")
 
