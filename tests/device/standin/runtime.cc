@@ -6,9 +6,11 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -16,6 +18,7 @@ namespace {
 struct item {
     std::string name;
     std::function<void()> work;
+    std::function<bool()> ready; /* none = always */
 };
 
 /* One record of an event; whoever waits for it may outlive the event. */
@@ -44,7 +47,10 @@ struct CUstream_st {
     std::deque<item> queue;
     std::unique_ptr<CUgraph_st> capture;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-    bool broken = false; /* the capture is */
+    std::thread::id owner;      /* of the capture */
+    bool broken = false;        /* the capture is */
+    cudaStream_t joined = NULL; /* the stream whose capture this one is in, since it waited for an event there */
+    bool unjoined = false;      /* and has recorded what that stream has not waited for */
 };
 
 namespace {
@@ -79,30 +85,59 @@ bool lazy() {
     return is;
 }
 
-void run_one(cudaStream_t s) {
+/* false: nothing is there, or it waits for something. */
+bool run_one(cudaStream_t s) {
+    if (s->queue.empty()) return false;
+    if (!runtime.failed && s->queue.front().ready && !s->queue.front().ready()) return false;
     const item first = std::move(s->queue.front());
     s->queue.pop_front();
     static const long long fails = standin_env("CAIRN_STANDIN_FAIL", 0);
     if (++runtime.begun == fails) runtime.failed = cudaErrorIllegalAddress;
-    if (runtime.failed) return;
+    if (runtime.failed) return true;
     standin_open open(first.name);
     first.work();
+    return true;
+}
+
+/* For a host that waits, while other threads go on. */
+void run_or_let_go(cudaStream_t s) {
+    if (run_one(s)) return;
+    runtime.lock.unlock();
+    sched_yield();
+    runtime.lock.lock();
 }
 
 void drain(cudaStream_t s) {
     if (s->queue.empty()) return;
-    standin_open open("the device"); /* once for all of them */
-    while (!s->queue.empty()) run_one(s);
+    {
+        standin_open open("the device"); /* once for all of them */
+        while (run_one(s)) {}
+    }
+    while (!s->queue.empty()) run_or_let_go(s);
 }
 
+/* Of the thread's GPU. */
 void drain_all() {
     drain(&runtime.legacy);
-    for (cudaStream_t s : runtime.streams) drain(s);
+    const std::vector<cudaStream_t> streams = runtime.streams; /* others may come and go meanwhile */
+    for (cudaStream_t s : streams) {
+        if (s->device == current) drain(s);
+    }
 }
 
 /* Where the device has failed, nothing is left to wait for. */
+bool has_passed(const mark &m) {
+    while (!m.passed && run_one(m.stream)) {}
+    return m.passed || m.stream->queue.empty();
+}
+
 void wait_for(const mark &m) {
-    while (!m.passed && !m.stream->queue.empty()) run_one(m.stream);
+    while (!has_passed(m)) run_or_let_go(m.stream);
+}
+
+/* The stream whose capture takes what is queued on s; NULL = it is not captured. */
+cudaStream_t origin_of(cudaStream_t s) {
+    return s->joined ? s->joined : s->capture ? s : NULL;
 }
 
 /* The default stream and those that are not cudaStreamNonBlocking run in the order of the calls. */
@@ -116,17 +151,19 @@ void take_turns(cudaStream_t s) {
     }
 }
 
-cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work) {
+cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work, std::function<bool()> ready = {}) {
     if (runtime.failed) return runtime.failed;
     if (s->device != current) return cudaErrorInvalidResourceHandle;
-    if (s->capture && s->broken) return cudaErrorStreamCaptureInvalidated;
-    if (s->capture) {
-        s->capture->items.push_back({std::move(name), std::move(work)});
+    const cudaStream_t origin = origin_of(s);
+    if (origin && origin->broken) return cudaErrorStreamCaptureInvalidated;
+    if (origin) {
+        origin->capture->items.push_back({std::move(name), std::move(work), std::move(ready)});
+        s->unjoined = s != origin;
         return cudaSuccess;
     }
     take_turns(s);
-    s->queue.push_back({std::move(name), std::move(work)});
-    while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0)) run_one(s);
+    s->queue.push_back({std::move(name), std::move(work), std::move(ready)});
+    while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0) && run_one(s)) {}
     return runtime.failed;
 }
 
@@ -137,11 +174,14 @@ cudaError_t broken(cudaStream_t s, cudaError_t why) {
     return why;
 }
 
-/* For calls that wait, or that CUDA calls unsafe: refused while anything is captured, in any mode but the relaxed. */
+/* For calls that wait, or that CUDA calls unsafe: refused while anything is captured, in any mode but the relaxed, and in
+ * the thread's where it is another thread's. */
 cudaError_t unsafe() {
     cudaError_t error = runtime.failed;
     for (cudaStream_t s : runtime.streams) {
-        if (s->capture && s->mode != cudaStreamCaptureModeRelaxed) error = broken(s, cudaErrorStreamCaptureUnsupported);
+        const bool elsewhere = s->mode == cudaStreamCaptureModeThreadLocal && s->owner != std::this_thread::get_id();
+        if (s->capture && s->mode != cudaStreamCaptureModeRelaxed && !elsewhere)
+            error = broken(s, cudaErrorStreamCaptureUnsupported);
     }
     return error;
 }
@@ -222,6 +262,20 @@ cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<v
     return say(queue(stream_of(stream), std::move(name), std::move(work)));
 }
 
+cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
+                               std::function<void()> work) {
+    LOCK;
+    return say(queue(stream_of(stream), std::move(name), std::move(work), std::move(ready)));
+}
+
+standin_guard::standin_guard() {
+    runtime.lock.lock();
+}
+
+standin_guard::~standin_guard() {
+    runtime.lock.unlock();
+}
+
 unsigned long long standin_waits(void) {
     LOCK;
     return runtime.waits;
@@ -287,6 +341,7 @@ const char *cudaGetErrorName(cudaError_t error) {
         NAME(cudaErrorStreamCaptureInvalidated)
         NAME(cudaErrorStreamCaptureImplicit)
         NAME(cudaErrorStreamCaptureIsolation)
+        NAME(cudaErrorStreamCaptureUnjoined)
         NAME(cudaErrorCapturedEvent)
         NAME(cudaErrorIllegalAddress)
 #undef NAME
@@ -387,6 +442,22 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int nbytes, int device) {
+    TRY(check_gpu(device));
+    snprintf(text, (size_t)nbytes, "0000:%02x:00.0", device + 1);
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     LOCK;
     drain(stream);
@@ -416,11 +487,16 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     LOCK;
     cudaStream_t s = stream_of(stream);
     const std::shared_ptr<mark> at = event->at;
-    if (s->capture && at->captured && at->stream == s) return cudaSuccess;
-    if (s->capture || at->captured) return say(broken(s, cudaErrorStreamCaptureIsolation));
+    if (at->captured && origin_of(at->stream) && !s->capture) s->joined = origin_of(at->stream);
+    if (origin_of(s) && at->captured && origin_of(at->stream) == origin_of(s)) {
+        if (at->stream != s) at->stream->unjoined = false;
+        return cudaSuccess;
+    }
+    if (origin_of(s) || at->captured) return say(broken(s, cudaErrorStreamCaptureIsolation));
     const int was = current;
     current = s->device; /* streams wait for events of other GPUs, too */
-    const cudaError_t error = queue(s, "a wait", [at] { wait_for(*at); });
+    const cudaError_t error = queue(
+        s, "a wait", [] {}, [at] { return has_passed(*at); });
     current = was;
     return say(error);
 }
@@ -442,7 +518,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     LOCK;
     const auto at = event->at = std::make_shared<mark>();
     at->stream = stream_of(stream);
-    at->captured = at->stream->capture != NULL;
+    at->captured = origin_of(at->stream) != NULL;
     if (at->captured) return cudaSuccess;
     at->passed = false;
     return say(queue(at->stream, "an event", [at] { at->passed = true; }));
@@ -474,6 +550,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
     if (s->capture) return say(cudaErrorIllegalState);
     s->capture = std::make_unique<CUgraph_st>();
     s->mode = mode;
+    s->owner = std::this_thread::get_id();
     s->broken = false;
     return cudaSuccess;
 }
@@ -484,9 +561,10 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
     for (cudaStream_t other : runtime.streams) {
         if (s == &runtime.legacy && other->blocking && other->capture) return say(cudaErrorStreamCaptureImplicit);
     }
-    *status = !s->capture  ? cudaStreamCaptureStatusNone
-              : !s->broken ? cudaStreamCaptureStatusActive
-                           : cudaStreamCaptureStatusInvalidated;
+    const cudaStream_t origin = origin_of(s);
+    *status = !origin           ? cudaStreamCaptureStatusNone
+              : !origin->broken ? cudaStreamCaptureStatusActive
+                                : cudaStreamCaptureStatusInvalidated;
     return cudaSuccess;
 }
 
@@ -496,6 +574,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     *graph = NULL;
     if (!s->capture) return say(cudaErrorIllegalState);
     const std::unique_ptr<CUgraph_st> captured = std::move(s->capture);
+    bool unjoined = false;
+    for (cudaStream_t other : runtime.streams) {
+        if (other->joined != s) continue;
+        unjoined = unjoined || other->unjoined;
+        other->joined = NULL;
+        other->unjoined = false;
+    }
+    if (unjoined) return say(cudaErrorStreamCaptureUnjoined);
     if (s->broken) return say(cudaErrorStreamCaptureInvalidated);
     *graph = new CUgraph_st(*captured);
     return cudaSuccess;
@@ -513,7 +599,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     LOCK;
-    for (const item &i : exec->items) TRY(queue(stream_of(stream), i.name, i.work));
+    for (const item &i : exec->items) TRY(queue(stream_of(stream), i.name, i.work, i.ready));
     return cudaSuccess;
 }
 

@@ -5,6 +5,7 @@
  *   runtime.cc            libcudart: streams whose work waits in queues, events, graphs, errors
  *   memory.cc             device memory that the host cannot touch, and what surrounds an allocation
  *   product.cc            libcublasLt: a plain product, for what is asked of it
+ *   nccl.cc               libnccl: ranks are threads, with a GPU each
  *
  * The environment chooses what it is like:
  *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
@@ -15,6 +16,7 @@
  *   CAIRN_STANDIN_DRIVER   none, old: what cudart says then
  *   CAIRN_STANDIN_CC       compute capability (90)
  *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call fails
+ *   CAIRN_STANDIN_NCCL_FAIL, _HANG   rank 1's so-manieth collective of a communicator is an asynchronous error, never ends
  */
 #ifndef STANDIN_H
 #define STANDIN_H
@@ -67,6 +69,17 @@ void standin_memory_info(size_t *free_bytes, size_t *total_bytes);
 
 /* Queues something that the device does. name: for reports. */
 cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<void()> work);
+
+/* The same for what must wait for others: it runs once ready says so, which it is asked again and again. */
+cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
+                               std::function<void()> work);
+
+/* The lock of the whole runtime, which ready and work run under. */
+class standin_guard {
+  public:
+    standin_guard();
+    ~standin_guard();
+};
 
 /* Calls so far that wait for the device, or may. */
 extern "C" unsigned long long standin_waits(void);

@@ -1,0 +1,456 @@
+/* NCCL as a table: what a call of it needs around it, its types, and what its errors mean. Communicators are non-blocking, so
+ * that connecting and launching can be given up. Works with NCCL 2.19, the first with memory of its own, and later. */
+#include <nccl.h>
+
+#include <cuda_runtime_api.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "device/comm.h"
+#include "device/device.h"
+#include "device/module.h"
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 19, 1)
+#error "Cairn needs NCCL 2.19 or later"
+#endif
+
+_Static_assert(sizeof(ncclUniqueId) == sizeof(struct cairn__comm_id), "an id of NCCL travels as it is");
+
+struct block {
+    void *memory;
+    void *handle; /* NULL = NCCL did not register it */
+};
+
+struct cairn__comm {
+    struct cairn_device *device;
+    ncclComm_t nccl; /* NULL once aborted */
+    int rank, size;
+    cudaStream_t stream;
+    cudaEvent_t ahead; /* of the device's stream */
+    cudaEvent_t marks[CAIRN__COMM_MARKS];
+    struct {
+        ncclRedOp_t op;
+        int halvings; /* 0 = not made */
+    } halved[2];      /* of f16 and bf16 */
+    struct block *blocks;
+    size_t num_blocks, capacity;
+};
+
+/* ---- errors ---- */
+
+struct meaning {
+    const char *name;
+    cairn_status status;
+    const char *advice;
+};
+
+static const struct meaning meanings[] = {
+    [ncclSuccess] = {"ncclSuccess", CAIRN_EINTERNAL, ""},
+    [ncclUnhandledCudaError] = {"ncclUnhandledCudaError", CAIRN_EDEVICE,
+                                "NCCL_DEBUG=WARN shows which call of CUDA failed"},
+    [ncclSystemError] =
+        {"ncclSystemError", CAIRN_EPEER,
+         "a connection or a call of the system failed, perhaps since another rank ended; NCCL_DEBUG=WARN "
+         "shows which, and NCCL_SOCKET_IFNAME names the network interface to use"},
+    [ncclInternalError] = {"ncclInternalError", CAIRN_EINTERNAL, "NCCL_DEBUG=WARN shows more"},
+    [ncclInvalidArgument] = {"ncclInvalidArgument", CAIRN_EINVAL, "NCCL_DEBUG=WARN shows which argument"},
+    [ncclInvalidUsage] = {"ncclInvalidUsage", CAIRN_EINVAL,
+                          "every rank needs a GPU of its own, and all ranks the same NCCL; NCCL_DEBUG=WARN shows more"},
+    [ncclRemoteError] = {"ncclRemoteError", CAIRN_EPEER, "another rank ended or failed"},
+};
+
+static cairn_status told_nccl(const struct cairn__comm *c, const char *doing, ncclResult_t error) {
+    static const struct meaning unknown = {"an unknown error", CAIRN_EINTERNAL, "NCCL_DEBUG=WARN shows more"};
+    const bool known = (size_t)error < sizeof(meanings) / sizeof(meanings[0]);
+    const struct meaning *m = known ? &meanings[error] : &unknown;
+    char words[300] = "";
+    const char *last = ncclGetLastError(c ? c->nccl : NULL);
+    snprintf(words, sizeof(words), "%s", last ? last : "");
+    for (char *at = words; *at; at++) {
+        if (*at == '\n') *at = ' ';
+    }
+    return cairn__fail(m->status, "%s: NCCL says %s (%s)%s%s; %s", doing, m->name, ncclGetErrorString(error),
+                       words[0] ? ": " : "", words, m->advice);
+}
+
+static cairn_status told_cuda(const char *doing, cudaError_t error) {
+    (void)cudaGetLastError();
+    return cairn__fail(CAIRN_EDEVICE, "%s: CUDA says %s (%s)", doing, cudaGetErrorName(error),
+                       cudaGetErrorString(error));
+}
+
+static cairn_status nccl(const struct cairn__comm *c, const char *doing, ncclResult_t result) {
+    return result == ncclSuccess || result == ncclInProgress ? CAIRN_OK : told_nccl(c, doing, result);
+}
+
+static cairn_status cuda(const char *doing, cudaError_t error) {
+    return error == cudaSuccess ? CAIRN_OK : told_cuda(doing, error);
+}
+
+/* The device is the thread's current one from then on, as NCCL wants it. */
+static void enter(const struct cairn_device *d) {
+    (void)cudaSetDevice(d->ordinal);
+}
+
+static cairn_status check_alive(const struct cairn__comm *c) {
+    return c->nccl ? CAIRN_OK : cairn__fail(CAIRN_EPEER, "the communicator of NCCL was aborted");
+}
+
+/* Enters, and fails where there is nothing to call. */
+static cairn_status begin(const struct cairn__comm *c) {
+    enter(c->device);
+    return check_alive(c);
+}
+
+/* ---- facts ---- */
+
+static void comm_version(char *text, size_t nbytes) {
+    int version = 0;
+    (void)ncclGetVersion(&version);
+    snprintf(text, nbytes, "NCCL %d.%d.%d", version / 10000, version % 10000 / 100, version % 100);
+}
+
+static cairn_status comm_place(struct cairn_device *d, char *text, size_t nbytes) {
+    enter(d);
+    return cuda("asking where a GPU is", cudaDeviceGetPCIBusId(text, (int)nbytes, d->ordinal));
+}
+
+static cairn_status comm_unique_id(struct cairn__comm_id *out) {
+    ncclUniqueId id;
+    const cairn_status st = nccl(NULL, "making a communicator's id", ncclGetUniqueId(&id));
+    if (st == CAIRN_OK) memcpy(out, &id, sizeof(*out));
+    return st;
+}
+
+/* ---- life ---- */
+
+static cairn_status make_stream(struct cairn__comm *c) {
+    int least = 0, greatest = 0;
+    cairn_status st = CAIRN_OK;
+    TRY(cuda("asking for the priorities of streams", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    TRY(cuda("making a stream", cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)));
+    TRY(cuda("making an event", cudaEventCreateWithFlags(&c->ahead, cudaEventDisableTiming)));
+    for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
+        TRY(cuda("making an event", cudaEventCreateWithFlags(&c->marks[i], cudaEventDisableTiming)));
+    }
+out:
+    return st;
+}
+
+static cairn_status comm_init(struct cairn_device *d, const struct cairn__comm_id *given, int rank, int size,
+                              struct cairn__comm **out) {
+    struct cairn__comm *c = NULL;
+    ncclUniqueId id;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
+    *out = c;
+    c->device = d;
+    c->rank = rank;
+    c->size = size;
+    enter(d);
+    TRY(make_stream(c));
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    memcpy(&id, given, sizeof(id));
+    TRY(nccl(c, "connecting the ranks", ncclCommInitRankConfig(&c->nccl, size, id, rank, &config)));
+out:
+    return st;
+}
+
+static cairn_status comm_state(struct cairn__comm *c, bool *busy) {
+    ncclResult_t state = ncclSuccess;
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "asking for NCCL's state", ncclCommGetAsyncError(c->nccl, &state)));
+    *busy = state == ncclInProgress;
+    TRY(nccl(c, "what was queued failed", state));
+out:
+    return st;
+}
+
+static void comm_finalize(struct cairn__comm *c) {
+    if (begin(c) != CAIRN_OK) return;
+    for (size_t i = 0; i < 2; i++) {
+        if (c->halved[i].halvings) (void)ncclRedOpDestroy(c->halved[i].op, c->nccl);
+        c->halved[i].halvings = 0;
+    }
+    (void)ncclCommFinalize(c->nccl);
+}
+
+static void comm_abort(struct cairn__comm *c) {
+    if (!c->nccl) return;
+    enter(c->device);
+    const ncclComm_t gone = c->nccl;
+    c->nccl = NULL;
+    (void)ncclCommAbort(gone);
+}
+
+static void free_block(struct cairn__comm *c, const struct block *b) {
+    if (b->handle && c->nccl) (void)ncclCommDeregister(c->nccl, b->handle);
+    (void)ncclMemFree(b->memory);
+}
+
+static void wait_for_all(struct cairn__comm *c) {
+    (void)cudaStreamSynchronize((cudaStream_t)c->device->ops->stream(c->device));
+    if (c->stream) (void)cudaStreamSynchronize(c->stream);
+    (void)cudaGetLastError();
+}
+
+static void comm_close(struct cairn__comm **comm) {
+    struct cairn__comm *c = *comm;
+    bool busy = false;
+    if (!c) return;
+    enter(c->device);
+    if (c->nccl && (comm_state(c, &busy) != CAIRN_OK || busy)) comm_abort(c);
+    if (c->num_blocks > 0) wait_for_all(c);
+    for (size_t i = 0; i < c->num_blocks; i++) free_block(c, &c->blocks[i]);
+    if (c->nccl) (void)ncclCommDestroy(c->nccl);
+    for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
+        if (c->marks[i]) (void)cudaEventDestroy(c->marks[i]);
+    }
+    if (c->ahead) (void)cudaEventDestroy(c->ahead);
+    if (c->stream) (void)cudaStreamDestroy(c->stream);
+    cairn__free(c->blocks);
+    cairn__free(c);
+    *comm = NULL;
+}
+
+/* ---- memory ---- */
+
+/* Whether registering succeeds depends on the links between the GPUs; without it NCCL copies. */
+static void register_block(const struct cairn__comm *c, struct block *b, size_t nbytes) {
+    if (ncclCommRegister(c->nccl, b->memory, nbytes, &b->handle) == ncclSuccess) return;
+    b->handle = NULL;
+    cairn__log(CAIRN_LOG_DEBUG, "NCCL does not register %zu bytes of group memory: %s", nbytes,
+               ncclGetLastError(c->nccl));
+}
+
+static cairn_status comm_alloc(struct cairn__comm *c, size_t nbytes, void **out) {
+    struct block b = {NULL, NULL};
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(cairn__grow((void **)&c->blocks, &c->capacity, c->num_blocks + 1, sizeof(*c->blocks)));
+    const ncclResult_t result = ncclMemAlloc(&b.memory, nbytes);
+    if (result != ncclSuccess) {
+        (void)cudaGetLastError();
+        return cairn__fail(CAIRN_ENOMEM, "NCCL has no %zu bytes for the group's memory on GPU %d: it says %s", nbytes,
+                           c->device->ordinal, ncclGetErrorString(result));
+    }
+    register_block(c, &b, nbytes);
+    c->blocks[c->num_blocks++] = b;
+    *out = b.memory;
+out:
+    return st;
+}
+
+static void comm_free(struct cairn__comm *c, void *memory) {
+    enter(c->device);
+    wait_for_all(c);
+    for (size_t i = 0; i < c->num_blocks; i++) {
+        if (c->blocks[i].memory != memory) continue;
+        free_block(c, &c->blocks[i]);
+        c->blocks[i] = c->blocks[--c->num_blocks];
+        return;
+    }
+}
+
+/* ---- types and operations ---- */
+
+static ncclDataType_t type_of(cairn_dtype dtype) {
+    switch (dtype) {
+    case CAIRN_F64:
+        return ncclFloat64;
+    case CAIRN_F16:
+        return ncclFloat16;
+    case CAIRN_BF16:
+        return ncclBfloat16;
+    case CAIRN_I64:
+        return ncclInt64;
+    case CAIRN_I32:
+        return ncclInt32;
+    case CAIRN_U8:
+        return ncclUint8;
+    default:
+        return ncclFloat32;
+    }
+}
+
+/* The bits of 2^-halvings, which both halves have among their normal numbers: a group has less than 2^14 ranks. */
+static uint16_t power_bits(cairn_dtype dtype, int halvings) {
+    return (uint16_t)(dtype == CAIRN_F16 ? (15 - halvings) << 10 : (127 - halvings) << 7);
+}
+
+/* Made once for each half: a group always halves as often. */
+static cairn_status halved_sum(struct cairn__comm *c, cairn_dtype dtype, int halvings, ncclRedOp_t *op) {
+    const int i = dtype == CAIRN_BF16;
+    uint16_t scalar = power_bits(dtype, halvings);
+    cairn_status st = CAIRN_OK;
+    if (c->halved[i].halvings != halvings) {
+        TRY(nccl(c, "making a sum of scaled terms",
+                 ncclRedOpCreatePreMulSum(&c->halved[i].op, &scalar, type_of(dtype), ncclScalarHostImmediate,
+                                          c->nccl)));
+        c->halved[i].halvings = halvings;
+    }
+    *op = c->halved[i].op;
+out:
+    return st;
+}
+
+static cairn_status op_of(struct cairn__comm *c, cairn_dtype dtype, const struct cairn__comm_reduction *how,
+                          ncclRedOp_t *op) {
+    static const ncclRedOp_t ops[] = {[CAIRN__COMM_SUM] = ncclSum,
+                                      [CAIRN__COMM_AVG] = ncclAvg,
+                                      [CAIRN__COMM_MIN] = ncclMin,
+                                      [CAIRN__COMM_MAX] = ncclMax,
+                                      [CAIRN__COMM_PROD] = ncclProd};
+    cairn_status st = begin(c);
+    if (st == CAIRN_OK && how->halvings > 0) return halved_sum(c, dtype, how->halvings, op);
+    *op = ops[how->op];
+    return st;
+}
+
+/* ---- collectives ---- */
+
+static cairn_status comm_group_begin(struct cairn__comm *c) {
+    const cairn_status st = begin(c);
+    return st == CAIRN_OK ? nccl(c, "beginning a group", ncclGroupStart()) : st;
+}
+
+static cairn_status comm_group_end(struct cairn__comm *c) {
+    return nccl(c, "launching a group", ncclGroupEnd());
+}
+
+static cairn_status comm_all_reduce(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                                    const struct cairn__comm_reduction *how) {
+    ncclRedOp_t op = ncclSum;
+    cairn_status st = CAIRN_OK;
+    TRY(op_of(c, dtype, how, &op));
+    TRY(nccl(c, "all-reduce", ncclAllReduce(src, dst, n, type_of(dtype), op, c->nccl, c->stream)));
+out:
+    return st;
+}
+
+static cairn_status comm_reduce(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                                const struct cairn__comm_reduction *how, int root) {
+    ncclRedOp_t op = ncclSum;
+    cairn_status st = CAIRN_OK;
+    TRY(op_of(c, dtype, how, &op));
+    TRY(nccl(c, "reduce", ncclReduce(src, dst, n, type_of(dtype), op, root, c->nccl, c->stream)));
+out:
+    return st;
+}
+
+static cairn_status comm_broadcast(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int root) {
+    const cairn_status st = begin(c);
+    if (st != CAIRN_OK) return st;
+    return nccl(c, "broadcast", ncclBroadcast(x, x, n, type_of(dtype), root, c->nccl, c->stream));
+}
+
+static cairn_status comm_all_gather(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype) {
+    const cairn_status st = begin(c);
+    if (st != CAIRN_OK) return st;
+    return nccl(c, "all-gather", ncclAllGather(src, dst, n, type_of(dtype), c->nccl, c->stream));
+}
+
+static cairn_status comm_reduce_scatter(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                                        const struct cairn__comm_reduction *how) {
+    ncclRedOp_t op = ncclSum;
+    cairn_status st = CAIRN_OK;
+    TRY(op_of(c, dtype, how, &op));
+    TRY(nccl(c, "reduce-scatter", ncclReduceScatter(src, dst, n, type_of(dtype), op, c->nccl, c->stream)));
+out:
+    return st;
+}
+
+static cairn_status comm_send(struct cairn__comm *c, const void *x, size_t n, cairn_dtype dtype, int to) {
+    const cairn_status st = begin(c);
+    return st == CAIRN_OK ? nccl(c, "send", ncclSend(x, n, type_of(dtype), to, c->nccl, c->stream)) : st;
+}
+
+static cairn_status comm_recv(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int from) {
+    const cairn_status st = begin(c);
+    return st == CAIRN_OK ? nccl(c, "receive", ncclRecv(x, n, type_of(dtype), from, c->nccl, c->stream)) : st;
+}
+
+/* Pairs, launched as one: NCCL has a call for it from 2.28 on, which is the same. */
+static cairn_status comm_all_to_all(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype) {
+    const size_t part = n * cairn__dtype(dtype)->nbytes;
+    cairn_status st = comm_group_begin(c);
+    if (st != CAIRN_OK) return st;
+    for (int r = 0; r < c->size && st == CAIRN_OK; r++) {
+        st = comm_send(c, (const char *)src + (size_t)r * part, n, dtype, r);
+        if (st == CAIRN_OK) st = comm_recv(c, (char *)dst + (size_t)r * part, n, dtype, r);
+    }
+    const cairn_status ended = comm_group_end(c);
+    return st == CAIRN_OK ? ended : st;
+}
+
+/* ---- order ---- */
+
+static cudaStream_t device_stream(const struct cairn__comm *c) {
+    return (cudaStream_t)c->device->ops->stream(c->device);
+}
+
+static cairn_status comm_follow(struct cairn__comm *c) {
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(cuda("marking the device's stream", cudaEventRecord(c->ahead, device_stream(c))));
+    TRY(cuda("following the device's stream", cudaStreamWaitEvent(c->stream, c->ahead, 0)));
+out:
+    return st;
+}
+
+static cairn_status comm_mark(struct cairn__comm *c, int mark) {
+    enter(c->device);
+    return cuda("marking the communication stream", cudaEventRecord(c->marks[mark], c->stream));
+}
+
+static cairn_status comm_await(struct cairn__comm *c, int mark) {
+    enter(c->device);
+    return cuda("waiting for the communication stream", cudaStreamWaitEvent(device_stream(c), c->marks[mark], 0));
+}
+
+static cairn_status comm_passed(struct cairn__comm *c, int mark, bool *passed) {
+    enter(c->device);
+    const cudaError_t error = cudaEventQuery(c->marks[mark]);
+    *passed = error == cudaSuccess;
+    if (error == cudaErrorNotReady) (void)cudaGetLastError();
+    return error == cudaErrorNotReady ? CAIRN_OK : cuda("looking at the communication stream", error);
+}
+
+static const struct cairn__comm_ops table = {
+    .size = sizeof(struct cairn__comm_ops),
+    .name = "nccl",
+    .version = comm_version,
+    .place = comm_place,
+    .unique_id = comm_unique_id,
+    .init = comm_init,
+    .state = comm_state,
+    .finalize = comm_finalize,
+    .abort = comm_abort,
+    .close = comm_close,
+    .alloc = comm_alloc,
+    .free = comm_free,
+    .group_begin = comm_group_begin,
+    .group_end = comm_group_end,
+    .all_reduce = comm_all_reduce,
+    .reduce = comm_reduce,
+    .broadcast = comm_broadcast,
+    .all_gather = comm_all_gather,
+    .reduce_scatter = comm_reduce_scatter,
+    .all_to_all = comm_all_to_all,
+    .send = comm_send,
+    .recv = comm_recv,
+    .follow = comm_follow,
+    .mark = comm_mark,
+    .await = comm_await,
+    .passed = comm_passed,
+};
+
+const struct cairn__module_tables cairn__module_tables = {.name = "nccl", .all = {{"group backend", &table}}};
