@@ -16,6 +16,8 @@ PACKAGES_TO_CHECK=(
     "libcmocka-dev  | pkg-config --exists cmocka         | the unit tests' framework"
     "clang          | command -v clang                   | the second compiler"
     "g++            | command -v g++                     | compiles the public headers as C++"
+    "libgloo-dev    | test -e /usr/include/gloo/context.h | groups of ranks on several machines"
+    "libopenmpi-dev | pkg-config --exists ompi-c         | groups of ranks that mpirun or srun starts"
     "clang-format   | command -v clang-format            | checks the layout of the sources"
     "binutils       | command -v nm                      | lists what the libraries export"
     "git            | command -v git                     | lists the project's files"

@@ -1,5 +1,5 @@
 """Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree; and
-the sentences of docs/launching.md, which users look for, are what the sources still say.
+the sentences of faults that users look for in them are what the sources still say.
 
 usage: docs.py source-root"""
 import fnmatch
@@ -16,6 +16,7 @@ PATH = re.compile(r"`((?:[\w.+-]+/)+[\w.+*-]+)`")
 LITERALS = re.compile(r'"(?:\\.|[^"\\])*"(?:\s*(?:PRI[a-z]\d+\s*)?"(?:\\.|[^"\\])*")*')
 CONVERSION = re.compile(r"%[-+ 0#]*[\d.*]*[a-z]+")
 TELLING = 18  # characters of a format that is found in a sentence by no chance
+FAULTS = {"docs/launching.md": "## What a fault looks like", "docs/failures.md": "## What you see"}
 ROOMS = ("include/", "src/", "amp/", "examples/", "tools/", "tests/", "docs/")
 
 
@@ -42,27 +43,26 @@ def formats(root, files):
     """What may be said, as patterns: the texts of the sources, with anything in place of conversions."""
     found = []
     for path in files:
-        if not re.match(r"(src|amp|tools)/.*\.(c|h)$", path):
+        if not re.match(r"(src|amp|tools)/.*\.(c|cc|h)$", path):
             continue
         for match in LITERALS.findall(sources.read(root, path)):
-            fixed = CONVERSION.split(re.sub(r'"\s*(?:PRI\w+\s*)?"', "", match)[1:-1].replace('\\"', '"'))
+            whole = re.sub(r'"\s*"', "", re.sub(r'"\s*PRI\w+\s*"', "d", match))
+            fixed = CONVERSION.split(whole[1:-1].replace('\\"', '"'))
             if sum(map(len, fixed)) >= TELLING and " " in "".join(fixed):
                 found.append(re.compile(".*".join(map(re.escape, fixed))))
     return found
 
 
-def sentences(text):
+def sentences(text, heading):
     """The first column of the faults that are Cairn's own, as far as they are written out."""
-    part = text.partition("## What a fault looks like")[2].partition("From others:")[0]
+    part = text.partition(heading)[2].partition("From others:")[0]
     return [row.replace("...", "") for row in re.findall(r"^\| `(.+?)` \|", part, re.M)]
 
 
-def unsaid(root, files, doc):
-    if doc not in files:
-        return []
+def unsaid(root, files):
     known = formats(root, files)
-    told = sentences(sources.read(root, doc))
-    return [f"{doc}: nobody says '{s}'" for s in told if not any(k.search(s) for k in known)]
+    return [f"{doc}: nobody says '{s}'" for doc, heading in FAULTS.items() if doc in files
+            for s in sentences(sources.read(root, doc), heading) if not any(k.search(s) for k in known)]
 
 
 def is_folder(files, path):
@@ -84,19 +84,19 @@ def check_itself():
         os.makedirs(os.path.join(root, "docs"))
         os.makedirs(os.path.join(root, "src"))
         for name, text in (("src/a.c", 'say("rank %d is "\n    "nowhere to be %s", 1, "found");'),
-                           ("docs/a.md", "## What a fault looks like\n| `rank 1 is nowhere to be seen` | x |\n"
+                           ("docs/failures.md", "## What you see\n| `rank 1 is nowhere to be seen` | x |\n"
                                          "| `rank 1 is nowhere at all` | x |\n")):
             with open(os.path.join(root, name), "w", encoding="utf-8") as f:
                 f.write(text)
-        found = unsaid(root, ["src/a.c", "docs/a.md"], "docs/a.md")
-        if found != ["docs/a.md: nobody says 'rank 1 is nowhere at all'"]:
+        found = unsaid(root, ["src/a.c", "docs/failures.md"])
+        if found != ["docs/failures.md: nobody says 'rank 1 is nowhere at all'"]:
             sys.exit(f"docs.py does not find what nobody says: {found}")
 
 
 def main():
     check_itself()
     root = sys.argv[1]
-    sources.finish(complaints(root) + unsaid(root, sources.tracked(root), "docs/launching.md"), "names in the docs")
+    sources.finish(complaints(root) + unsaid(root, sources.tracked(root)), "names in the docs")
 
 
 if __name__ == "__main__":
