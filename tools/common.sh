@@ -15,6 +15,7 @@ PACKAGES_TO_BUILD=(
 PACKAGES_TO_CHECK=(
     "libcmocka-dev  | pkg-config --exists cmocka         | the unit tests' framework"
     "clang          | command -v clang                   | the second compiler"
+    "libclang-rt-dev | clang -fsanitize=address -x c -o /dev/null - <<<'int main(void) { return 0; }' | its sanitizers"
     "g++            | command -v g++                     | compiles the public headers as C++"
     "libgloo-dev    | test -e /usr/include/gloo/context.h | groups of ranks on several machines"
     "libopenmpi-dev | pkg-config --exists ompi-c         | groups of ranks that mpirun or srun starts"
