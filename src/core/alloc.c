@@ -14,12 +14,13 @@ enum { HUGE_PAGE = 2 << 20 };
 static atomic_uint_fast64_t allocations, alive;
 
 cairn_status cairn__alloc(size_t nbytes, void **out) {
-    size_t align = nbytes >= 4 * (size_t)HUGE_PAGE ? HUGE_PAGE : CAIRN__ALIGN;
+    size_t align = nbytes >= HUGE_PAGE ? HUGE_PAGE : CAIRN__ALIGN;
     REQUIRE(nbytes <= SIZE_MAX / 2, CAIRN_ENOMEM, "an allocation of %zu bytes is more than memory can hold", nbytes);
     size_t rounded = (nbytes + align - 1) / align * align;
     void *p = aligned_alloc(align, rounded ? rounded : align);
     REQUIRE(p, CAIRN_ENOMEM, "out of memory: %zu bytes could not be allocated", nbytes);
-    if (align == HUGE_PAGE) (void)madvise(p, rounded, MADV_HUGEPAGE); /* a wish; refusal costs only speed */
+    /* A wish; refusal costs only speed. The end, less than a huge page, stays in small ones: what nobody touches costs nothing. */
+    if (align == HUGE_PAGE) (void)madvise(p, nbytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&alive, 1, memory_order_relaxed);
     *out = p;

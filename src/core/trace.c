@@ -22,6 +22,13 @@ void cairn__trace(const char *room, const char *what, int64_t index, int64_t nby
     sink(sink_cookie, &event);
 }
 
+void cairn__trace_span(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns,
+                       uint64_t end_ns) {
+    if (!sink) return;
+    struct cairn__event event = {room, what, index, nbytes, begin_ns, end_ns};
+    sink(sink_cookie, &event);
+}
+
 uint64_t cairn__now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -26,6 +26,10 @@ bool cairn__trace_on(void);
 /* An event that began at begin_ns (cairn__now_ns) and ends now; begin_ns 0 makes it an instant. */
 void cairn__trace(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns);
 
+/* The same for what is over already. */
+void cairn__trace_span(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns,
+                       uint64_t end_ns);
+
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t cairn__now_ns(void);
 

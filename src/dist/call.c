@@ -49,6 +49,9 @@ static void describe_values(const struct cairn__call *c, char *text, size_t nbyt
     const uint64_t n = c->n;
     switch ((enum cairn__call_kind)c->kind) {
     case CAIRN__ALLREDUCE:
+        if (c->root > 0) snprintf(text, nbytes, "%" PRIu64 " %s to %s over %d", n, type, op, c->root);
+        else snprintf(text, nbytes, "%" PRIu64 " %s to %s", n, type, op);
+        break;
     case CAIRN__REDUCE_SCATTER:
         snprintf(text, nbytes, "%" PRIu64 " %s to %s", n, type, op);
         break;

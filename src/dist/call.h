@@ -25,12 +25,18 @@ enum cairn__call_kind {
 struct cairn__call {
     uint64_t number; /* of the collective in its group, from 1; of the message between its two ranks, from 1 */
     uint64_t n;      /* elements; bytes of CAIRN__ALLOC; which allocation of CAIRN__FREE */
-    int32_t root;    /* or the other rank of a send, a recv */
+    int32_t root; /* or the other rank of a send, a recv; of an all-reduce what an average divides by, 0 = the ranks */
     uint8_t kind, dtype, redop, unused;
 };
 
 /* "all-reduce", "send", ... */
 const char *cairn__call_name(enum cairn__call_kind kind);
+
+/* What a reduction over so many ranks is divided by: 1, but for averages. */
+static inline int cairn__call_divisor(const struct cairn__call *call, int size) {
+    if (call->redop != CAIRN_AVG) return 1;
+    return call->kind == CAIRN__ALLREDUCE && call->root > 0 ? call->root : size;
+}
 
 /* Two ranks' calls belong together. A send belongs to a recv of the same number, count and type. */
 bool cairn__calls_agree(const struct cairn__call *a, const struct cairn__call *b);

@@ -29,7 +29,7 @@ struct arguments {
     size_t n;
     cairn_dtype dtype;
     cairn_redop op;
-    int root;
+    int root; /* as that of struct cairn__call */
 };
 
 /* An array of this call; nbytes 0 where there is none. */
@@ -151,6 +151,12 @@ cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, cairn_dtype 
 cairn_status cairn_allreduce_into(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                   cairn_redop op, cairn_work **work) {
     return run(group, &(struct arguments){CAIRN__ALLREDUCE, dst, src, n, dtype, op, 0}, work);
+}
+
+cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
+                                  cairn_work **work) {
+    const int over = divisor == group->size ? 0 : divisor;
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, CAIRN_AVG, over}, work);
 }
 
 cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype, cairn_redop op,

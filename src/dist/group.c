@@ -43,7 +43,7 @@ static cairn_status die(cairn_group *group, const struct cairn__call *call, cair
     group->outstanding = 0;
     keep_cause(group);
     tell(group, group->cause);
-    const bool notes = group->backend->keeps_store && group->family->store && status != CAIRN_ESTATE;
+    const bool notes = group->backend->keeps_store && group->family->store && !atomic_load(&group->aborted);
     if (notes) {
         (void)cairn__fail(status, "%s", group->cause); /* who told the peers may have failed meanwhile */
         (void)cairn__notes_exchange(group, call, status);
@@ -60,6 +60,10 @@ cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *c
     const bool is_aborted = status == CAIRN_ESTATE && atomic_load(&group->aborted);
     const bool kills = status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || is_aborted;
     return kills ? cairn__group_settle_any(group, call, status) : status;
+}
+
+cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
+    return cairn__group_settle_any(group, &group->last, status);
 }
 
 cairn_status cairn__group_check_alive(cairn_group *group) {
@@ -163,6 +167,7 @@ cairn_status cairn__group_create(const struct cairn__group_options *options, cai
     group->timeout = cairn__group_clip_timeout(options->timeout);
     group->device = options->device;
     for (int r = 0; r < group->size; r++) group->env_ranks[r] = r;
+    group->is_of_all = true;
     TRY(create(group, options));
     *out = group;
     return CAIRN_OK;
@@ -256,7 +261,7 @@ bool cairn__group_looks(const cairn_group *group) {
 }
 
 void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes) {
-    if (group->index == 0) {
+    if (group->is_of_all) {
         snprintf(text, nbytes, "rank %d", rank);
     } else {
         snprintf(text, nbytes, "rank %d of group %lld (rank %d of all)", rank,

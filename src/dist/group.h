@@ -35,6 +35,11 @@ bool cairn__group_keeps_store(const cairn_group *group);
  * uncontended load or two when nothing can move). Returns the group's first cause once it is dead. */
 cairn_status cairn__group_progress(cairn_group *group);
 
+/* What the group is used for has failed on this rank, while others wait for its part: status, whose sentence is the last error,
+ * ends the group here and on the other ranks, which fail with that sentence. A group that is dead keeps its first cause.
+ * Returns status. */
+cairn_status cairn__group_kill(cairn_group *group, cairn_status status);
+
 /* Whose memory the group exchanges; NULL = the host's. */
 struct cairn_device *cairn__group_device(const cairn_group *group);
 
@@ -44,6 +49,15 @@ bool cairn__group_looks(const cairn_group *group);
 /* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or NaN
  * on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = nobody asks. */
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found);
+
+/* The same that also tells when the work got through, as far as this rank noticed (cairn__now_ns). */
+cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64_t *completed_ns);
+
+/* The all-reduce of x [n] to the sum divided by divisor, from 1 to the group's size: the average of so many ranks where the
+ * others bring zeros. Otherwise as cairn_allreduce to CAIRN_AVG, which is a divisor of the size, bit for bit; nccl multiplies
+ * an f32 sum by 1/divisor. f32, f16, bf16. The same divisor on every rank. */
+cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
+                                  cairn_work **work);
 
 /* all [size * nbytes] gets every rank's mine [nbytes], memory of the host whatever the group's device. Collective; waits. */
 cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes);

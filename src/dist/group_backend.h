@@ -23,7 +23,7 @@ struct cairn__request {
 struct cairn_work {
     cairn_group *group;
     struct cairn__request request;
-    uint64_t begin_ns;
+    uint64_t begin_ns, done_ns; /* begin: 0 unless events are traced */
     bool done;
     uint32_t found; /* valid once done */
     void *state;    /* the backend's own, NULL when posted */
@@ -108,6 +108,7 @@ struct cairn_group {
     int64_t index;     /* unique in the environment, the same on all members; 0 = the environment's own */
     int rank, size;
     int *env_ranks;    /* [size] the members' numbers in the environment's group */
+    bool is_of_all;    /* every rank of the environment has the number that it has there */
     int *parent_ranks; /* [size] likewise in the parent; during derive only */
     double timeout;
     struct cairn_device *device;
@@ -136,7 +137,7 @@ void cairn__family_progress(cairn_group *group);
 /* For waits: CAIRN_OK, or CAIRN_ESTATE and the sentence. */
 cairn_status cairn__group_was_aborted(const cairn_group *group);
 
-/* "rank 1", or in a group made from another "rank 1 of group 3 (rank 5 of all)". */
+/* "rank 1", or in a group of some ranks, or of all in another order, "rank 1 of group 3 (rank 5 of all)". */
 void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes);
 
 #endif

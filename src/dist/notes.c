@@ -148,19 +148,26 @@ static void put_silent(struct text *t, const struct notes *n) {
     if (silent > 1) put(t, " left no word: they ended, are stopped, or are not in a call of this group");
 }
 
-static bool is_news(const struct note *first, const struct note *mine) {
-    return first->order == 1 && first->status != mine->status && first->seen[0];
+/* What is first is nearest to the cause, unless it only saw another rank leave: that one may have left its word later. */
+static const struct note *find_cause(const struct notes *n) {
+    const struct note *mine = &n->all[n->group->rank], *cause = NULL;
+    for (int r = 0; r < n->group->size; r++) {
+        const struct note *note = &n->all[r];
+        const bool has_own = note->status != CAIRN_EPEER;
+        if (!note->is_there || note->status == mine->status || !note->seen[0] || (!has_own && note->order != 1))
+            continue;
+        if (!cause || (has_own && (cause->status == CAIRN_EPEER || note->order < cause->order))) cause = note;
+    }
+    return cause;
 }
 
-/* What is first is nearest to the cause; later ones may only have seen the first one leave. */
 static void put_first(struct text *t, const struct notes *n) {
-    for (int r = 0; r < n->group->size; r++) {
-        if (!is_news(&n->all[r], &n->all[n->group->rank])) continue;
-        put(t, "; first of all ");
-        put_rank(t, n->group, r);
-        put(t, " saw: ");
-        put(t, n->all[r].seen);
-    }
+    const struct note *cause = find_cause(n);
+    if (!cause) return;
+    put(t, "; first of all ");
+    put_rank(t, n->group, (int)(cause - n->all));
+    put(t, " saw: ");
+    put(t, cause->seen);
 }
 
 static cairn_status tell(const struct notes *n, const char *seen, cairn_status status) {

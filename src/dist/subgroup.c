@@ -156,8 +156,10 @@ static int choose_members(const cairn_group *parent, const struct cairn__proposa
 /* Its number is unique: groups of one rank have different counts, and others have another first rank. */
 static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     group->size = size;
+    group->is_of_all = parent->is_of_all && size == parent->size;
     for (int r = 0; r < size; r++) {
         group->env_ranks[r] = parent->env_ranks[group->parent_ranks[r]];
+        group->is_of_all &= group->env_ranks[r] == r;
         if (group->parent_ranks[r] == parent->rank) group->rank = r;
     }
     group->index = group->family->made * CAIRN__MAX_RANKS + group->env_ranks[0];

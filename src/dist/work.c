@@ -46,6 +46,7 @@ static cairn_status take_work(cairn_group *group, const struct cairn__request *r
     group->free_works = work->next_free;
     work->request = *request;
     work->begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    work->done_ns = 0;
     work->done = false;
     work->found = 0;
     work->state = NULL;
@@ -67,6 +68,7 @@ void cairn__work_complete(cairn_work *work, uint32_t found) {
     const struct cairn__call *c = &work->request.call;
     work->found = found;
     work->done = true;
+    work->done_ns = cairn__now_ns();
     if (work->group->outstanding > 0) count(work->group, -1); /* 0: a backend's own, while it creates the group */
     if (work->begin_ns) {
         int64_t nbytes = (int64_t)(c->n * cairn_dtype_nbytes((cairn_dtype)c->dtype));
@@ -165,11 +167,17 @@ cairn_status cairn_work_wait(cairn_work **work) {
 }
 
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found) {
+    uint64_t completed_ns = 0;
+    return cairn__work_finish_timed(work, found, &completed_ns);
+}
+
+cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64_t *completed_ns) {
     REQUIRE(work, CAIRN_EINVAL, "cairn_work_wait needs the address of a work");
     cairn_work *w = *work;
     if (!w) return CAIRN_OK;
     cairn_status st = wait(w);
     if (st == CAIRN_OK && found) *found |= w->found != 0;
+    *completed_ns = w->done_ns;
     return_work(w);
     *work = NULL;
     return st;

@@ -517,6 +517,12 @@ INLINE void reduce_p(int op, int type, void *const *dsts, int num_dsts, const vo
     *found |= any_from(seen, overflow_bits(type));
 }
 
+INLINE bool are_same(void *const *x, const void *const *y, int count) {
+    int i = 0;
+    while (i < count && x[i] == y[i]) i++;
+    return i == count;
+}
+
 INLINE void reduce(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
                    float divisor, uint32_t *found) {
     if (p == 2 && num_dsts == 2) {
@@ -525,6 +531,9 @@ INLINE void reduce(int op, int type, void *const *dsts, int num_dsts, const void
     } else if (p == 2) {
         reduce_p(op, type, (void *const[1]){dsts[0]}, 1, (const void *const[2]){srcs[0], srcs[1]}, 2, n, divisor,
                  found);
+    } else if (op == CAIRN__REDUCE_SUM && p == 8 && num_dsts == 8 && are_same(dsts, srcs, 8)) {
+        void *const x[8] = {dsts[0], dsts[1], dsts[2], dsts[3], dsts[4], dsts[5], dsts[6], dsts[7]}; /* in registers */
+        reduce_p(op, type, x, 8, (const void *const *)x, 8, n, divisor, found);
     } else {
         reduce_p(op, type, dsts, num_dsts, srcs, p, n, divisor, found);
     }

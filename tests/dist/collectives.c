@@ -245,6 +245,27 @@ static char *averages_that_would_overflow(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
+/* The last ranks bring a value, the others zeros; the average is over the former. */
+static char *check_average_over_some(cairn_group *group, void *x, cairn_dtype dtype, double value) {
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    for (int some = 1; some <= p; some++) {
+        for (size_t i = 0; i < NUMBERS; i++) put_value(x, i, dtype, rank >= p - some ? value : 0);
+        EXPECT_OK(cairn__group_average(group, x, NUMBERS, dtype, some, NULL));
+        for (size_t i = 0; i < NUMBERS; i++) EXPECT(is_value(x, i, dtype, value));
+    }
+    return NULL;
+}
+
+static char *averages_over_some(cairn_group *group, void *ctx) {
+    (void)ctx;
+    struct room room;
+    EXPECT_FINE(room_open(group, &room, 1, NUMBERS * sizeof(double)));
+    EXPECT_FINE(check_average_over_some(group, room.registered, CAIRN_F16, 40000));
+    EXPECT_FINE(check_average_over_some(group, room.ordinary, CAIRN_BF16, 40960));
+    EXPECT_FINE(check_average_over_some(group, room.ordinary, CAIRN_F32, 40000));
+    return room_close(group, &room);
+}
+
 /* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whoever brings the large number, and where. */
 static double one_is_large(int rank, size_t i) {
     return i % MOST_RANKS == (size_t)rank ? 256 : 1;
@@ -731,6 +752,7 @@ const struct collectives_case collectives_cases[] = {
     {"arrays_of_several_blocks_fit_together", several_blocks},
     {"nothing_is_a_valid_count", nothing_at_all},
     {"averages_of_large_halves_do_not_overflow", averages_that_would_overflow},
+    {"averages_may_be_over_fewer_ranks_than_there_are", averages_over_some},
     {"sums_of_halves_are_rounded_once_at_every_position", one_rounding},
     {"reductions_go_in_rank_order", rank_order},
     {"least_and_greatest_of_odd_numbers_are_defined", least_and_greatest},
@@ -786,6 +808,10 @@ static cairn_status differ_in_op(cairn_group *group) {
                                 NULL);
 }
 
+static cairn_status differ_in_divisor(cairn_group *group) {
+    return cairn__group_average(group, scratch[0], 5, CAIRN_F32, differs(group) ? 1 : 2, NULL);
+}
+
 static cairn_status differ_in_root(cairn_group *group) {
     return cairn_broadcast(group, scratch, 5, CAIRN_F32, differs(group), NULL);
 }
@@ -824,6 +850,7 @@ struct collectives_mismatch collectives_mismatches[] = {
     {"count", differ_in_n, "5 f32 to sum", "rank 1 brings 4 f32 to sum", 0},
     {"type", differ_in_dtype, "5 f32 to sum", "rank 1 brings 5 i32 to sum", 0},
     {"operation", differ_in_op, "5 f32 to sum", "rank 1 brings 5 f32 to average", 0},
+    {"divisor", differ_in_divisor, "5 f32 to average", "rank 1 brings 5 f32 to average over 1", 0},
     {"root", differ_in_root, "5 f32 from rank 0", "rank 1 brings 5 f32 from rank 1", 0},
     {"kind", differ_in_kind, "all-gather of 5 f32", "rank 1 brings barrier", 0},
     {"order", differ_in_order, "all-reduce of 6 f32", "rank 1 brings all-to-all of 7 u8", 0},

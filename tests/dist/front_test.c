@@ -258,6 +258,7 @@ static void every_call_is_described_by_what_must_be_equal(void **state) {
     } all[] = {
         {{0, 5, 0, CAIRN__BARRIER, 0, 0, 0}, "the group's creation"},
         {{1, 5, 0, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average"},
+        {{1, 5, 3, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average over 3"},
         {{2, 0, 3, CAIRN__REDUCE, CAIRN_F64, CAIRN_PROD, 0}, "reduce number 2 of 0 f64 to product at rank 3"},
         {{3, 9, 1, CAIRN__BROADCAST, CAIRN_U8, 0, 0}, "broadcast number 3 of 9 u8 from rank 1"},
         {{4, 9, 0, CAIRN__ALLGATHER, CAIRN_BF16, 0, 0}, "all-gather number 4 of 9 bf16"},
@@ -369,6 +370,25 @@ static char *abort_before_anything(cairn_group *group, void *ctx) {
     cairn_group_abort(group); /* of a dead group: nothing more */
     EXPECT(cairn_barrier(group) == CAIRN_EPEER && strstr(cairn_last_error(), "rank 0 aborted the group"));
     return NULL;
+}
+
+static char *kill_it(cairn_group *group, void *ctx) {
+    (void)ctx;
+    if (cairn_group_rank(group) == 1) {
+        EXPECT(cairn__group_kill(group, cairn__fail(CAIRN_ESTATE, "something was left out")) == CAIRN_ESTATE);
+        EXPECT(cairn_barrier(group) == CAIRN_ESTATE);
+        EXPECT(strcmp(cairn_last_error(), "something was left out") == 0);
+        EXPECT(cairn__group_kill(group, cairn__fail(CAIRN_EINVAL, "another thing")) == CAIRN_EINVAL);
+        EXPECT(cairn_barrier(group) == CAIRN_ESTATE && strcmp(cairn_last_error(), "something was left out") == 0);
+        return NULL;
+    }
+    EXPECT(cairn_barrier(group) == CAIRN_EPEER && strstr(cairn_last_error(), "something was left out"));
+    return NULL;
+}
+
+static void group_that_is_killed_fails_everywhere_with_its_cause(void **state) {
+    (void)state;
+    run_group(3, kill_it, NULL);
 }
 
 static void abort_without_a_wait_fails_the_next_call_everywhere(void **state) {
@@ -585,6 +605,7 @@ int main(void) {
         cmocka_unit_test(calls_agree_where_everything_but_the_memory_is_equal),
         cmocka_unit_test(abort_ends_waits_here_and_elsewhere),
         cmocka_unit_test(abort_without_a_wait_fails_the_next_call_everywhere),
+        cmocka_unit_test(group_that_is_killed_fails_everywhere_with_its_cause),
         cmocka_unit_test(post_that_fails_leaves_the_group_as_it_was),
         cmocka_unit_test(post_that_kills_its_group_hides_no_work_of_another),
         cmocka_unit_test(wait_that_fails_kills_the_group_whatever_the_reason),

@@ -55,6 +55,7 @@ static void fill(struct rank *ranks, int p, cairn_store *store) {
         for (int i = 0; i < p; i++) ranks[r].env_ranks[i] = i;
         ranks[r].group.rank = r;
         ranks[r].group.size = p;
+        ranks[r].group.is_of_all = true;
         ranks[r].group.env_ranks = ranks[r].env_ranks;
         snprintf(ranks[r].seen, sizeof(ranks[r].seen), "rank %d saw it", r);
     }
@@ -143,6 +144,20 @@ static void what_another_saw_first_is_told(void **state) {
     cairn_store_destroy(&store);
 }
 
+static void cause_is_told_though_others_saw_its_rank_leave_before(void **state) {
+    (void)state;
+    struct rank ranks[3];
+    cairn_store *store = make_store();
+    fill(ranks, 3, store);
+    snprintf(ranks[1].seen, sizeof(ranks[1].seen), "rank 1 has no memory");
+    ranks[0].status = ranks[2].status = CAIRN_EPEER;
+    ranks[1].status = CAIRN_ENOMEM;
+    run(ranks, 1);
+    run(ranks + 1, 2);
+    expect(&ranks[2], "; first of all rank 1 saw: rank 1 has no memory");
+    cairn_store_destroy(&store);
+}
+
 static void groups_of_one_environment_have_notes_of_their_own(void **state) {
     (void)state;
     struct rank ranks[4];
@@ -151,6 +166,7 @@ static void groups_of_one_environment_have_notes_of_their_own(void **state) {
     fill(ranks + 2, 2, store);
     for (int r = 2; r < 4; r++) {
         ranks[r].group.index = 512;
+        ranks[r].group.is_of_all = false;
         ranks[r].call = r == 2 ? &sum17 : &broadcast5;
         for (int i = 0; i < 2; i++) ranks[r].env_ranks[i] = 4 + i;
     }
@@ -227,6 +243,7 @@ int main(void) {
         cmocka_unit_test(many_silent_ranks_are_counted),
         cmocka_unit_test(ranks_in_the_same_call_are_no_news),
         cmocka_unit_test(what_another_saw_first_is_told),
+        cmocka_unit_test(cause_is_told_though_others_saw_its_rank_leave_before),
         cmocka_unit_test(groups_of_one_environment_have_notes_of_their_own),
         cmocka_unit_test(without_a_store_the_sentence_stays_as_it_was),
         cmocka_unit_test(where_the_store_has_gone_the_sentence_stays_as_it_was),

@@ -76,7 +76,7 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
     for (int r = 0; r < p; r++) x->srcs[r] = staging + staged_at(r, staged);
     x->srcs[x->group->rank] = (const char *)q->src + own.at;
     x->kernels->reduce[reductions[q->call.redop]][q->call.dtype](&dst, 1, x->srcs, p, own.nbytes / type_nbytes(f),
-                                                                 q->call.redop == CAIRN_AVG ? (float)p : 1, &found);
+                                                                 (float)cairn__call_divisor(&q->call, p), &found);
 }
 
 /* ---- slices: all-reduce and reduce ---- */
@@ -178,8 +178,9 @@ static void combine_part(struct exchange *x, const struct flow *f, size_t block)
 /* src may be where it belongs in dst already. */
 static void bring_own_part(struct exchange *x, const struct flow *f) {
     const struct cairn__request *q = &f->work->request;
+    if (q->call.n == 0) return; /* of nothing there need be no address */
     char *own = (char *)q->dst + (size_t)x->group->rank * part_nbytes(f);
-    if (own != q->src && q->call.n > 0) memcpy(own, q->src, part_nbytes(f));
+    if (own != q->src) memcpy(own, q->src, part_nbytes(f));
 }
 
 static void gather_parts(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t) {

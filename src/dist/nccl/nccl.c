@@ -29,7 +29,6 @@ struct nccl {
     struct cairn__link link;
     bool check;
     int halvings;        /* 2^-halvings <= 1 / p */
-    float rest;          /* 2^halvings / p */
     struct words *words; /* [size] */
     void *staging;       /* in device memory, for words of the host */
     size_t staging_nbytes;
@@ -59,6 +58,18 @@ static bool is_average_of_halves(const struct cairn__call *call) {
     return call->redop == CAIRN_AVG && cairn__is_half((cairn_dtype)call->dtype);
 }
 
+/* NCCL's own average is over all ranks. */
+static bool is_average_of_some(const struct cairn__call *call) {
+    return call->kind == CAIRN__ALLREDUCE && call->redop == CAIRN_AVG && call->root > 0;
+}
+
+/* What is left to multiply by when NCCL is done. */
+static float rest_of(const struct nccl *x, const struct cairn__call *call) {
+    const float divisor = (float)cairn__call_divisor(call, x->link.group->size);
+    if (is_average_of_halves(call)) return (float)(1 << x->halvings) / divisor;
+    return is_average_of_some(call) ? 1 / divisor : 1;
+}
+
 static struct cairn__comm_reduction reduction_of(const struct nccl *x, const struct cairn__call *call) {
     static const enum cairn__comm_op ops[] = {[CAIRN_SUM] = CAIRN__COMM_SUM,
                                               [CAIRN_AVG] = CAIRN__COMM_AVG,
@@ -66,6 +77,7 @@ static struct cairn__comm_reduction reduction_of(const struct nccl *x, const str
                                               [CAIRN_MAX] = CAIRN__COMM_MAX,
                                               [CAIRN_PROD] = CAIRN__COMM_PROD};
     if (is_average_of_halves(call)) return (struct cairn__comm_reduction){CAIRN__COMM_SUM, x->halvings};
+    if (is_average_of_some(call)) return (struct cairn__comm_reduction){CAIRN__COMM_SUM, 0};
     return (struct cairn__comm_reduction){ops[call->redop], 0};
 }
 
@@ -139,8 +151,9 @@ static void forget(struct nccl *x, const cairn_work *work) {
 static void finish(struct nccl *x, cairn_work *work) {
     const struct cairn__request *r = &work->request;
     struct cairn_device *d = x->link.group->device;
-    if (is_average_of_halves(&r->call) && x->rest != 1 && r->dst)
-        d->passes->mul_scalar(d, (cairn_dtype)r->call.dtype, r->dst, r->dst, (size_t)r->call.n, x->rest);
+    const float rest = rest_of(x, &r->call);
+    if (rest != 1 && r->dst)
+        d->passes->mul_scalar(d, (cairn_dtype)r->call.dtype, r->dst, r->dst, (size_t)r->call.n, rest);
     cairn__work_complete(work, 0);
 }
 
@@ -424,7 +437,6 @@ static cairn_status make(cairn_group *group, const struct cairn__comm_ops *ops, 
     group->impl = x;
     cairn__link_begin(&x->link, group, ops);
     while (1 << x->halvings < group->size) x->halvings++;
-    x->rest = (float)(1 << x->halvings) / (float)group->size;
     TRY(cairn__calloc((size_t)group->size, sizeof(*x->words), (void **)&x->words));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(int32_t), &x->word));
     d->passes->store(d, x->word, &(int32_t){0}, sizeof(int32_t));

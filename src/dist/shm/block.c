@@ -65,21 +65,26 @@ struct slice {
     size_t begin, n;
 };
 
-static size_t slice_begin(size_t n, size_t nbytes, uintptr_t base, int rank, int size) {
+static size_t slice_begin(size_t n, size_t nbytes, uintptr_t base, size_t index, size_t slices) {
     size_t head = (SLICE_ALIGN - base % SLICE_ALIGN) % SLICE_ALIGN / nbytes;
     size_t line = SLICE_ALIGN / nbytes;
-    size_t share = (n + (size_t)size - 1) / (size_t)size;
+    size_t share = (n + slices - 1) / slices;
     share = (share + line - 1) / line * line;
-    size_t begin = rank ? head + (size_t)rank * share : 0;
-    return rank == size || begin > n ? n : begin;
+    size_t begin = index ? head + index * share : 0;
+    return index == slices || begin > n ? n : begin;
 }
 
-/* Rank's slice of a block; slices meet at cache lines of the destination that all know, or of bounces. */
-static struct slice slice_of(const struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, int rank) {
+/* One of so many slices of a block; they meet at cache lines of the destination that all know, or of bounces. */
+static struct slice cut(const struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, size_t index,
+                        size_t slices) {
     const int first = call_of(op)->kind == CAIRN__REDUCE ? call_of(op)->root : 0;
     const uintptr_t base = op->single ? shm_slot(s, first, b->number)->dst.offset : 0;
-    const size_t begin = slice_begin(b->n, b->nbytes, base, rank, s->size);
-    return (struct slice){begin, slice_begin(b->n, b->nbytes, base, rank + 1, s->size) - begin};
+    const size_t begin = slice_begin(b->n, b->nbytes, base, index, slices);
+    return (struct slice){begin, slice_begin(b->n, b->nbytes, base, index + 1, slices) - begin};
+}
+
+static struct slice slice_of(const struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, int rank) {
+    return cut(s, op, b, (size_t)rank, (size_t)s->size);
 }
 
 /* ---- staging ---- */
@@ -146,12 +151,12 @@ static void combine(struct cairn__shm *s, struct shm_op *op, size_t n, int num_d
                                                        [CAIRN_MAX] = CAIRN__REDUCE_MAX,
                                                        [CAIRN_PROD] = CAIRN__REDUCE_PROD};
     const struct cairn__call *call = call_of(op);
-    const float divisor = call->redop == CAIRN_AVG ? (float)s->size : 1.0f;
+    const float divisor = (float)cairn__call_divisor(call, s->size);
     const cairn__reduce_fn reduce = s->kernels->reduce[reductions[call->redop]][call->dtype];
     if (n > 0) reduce(s->dsts, num_dsts, s->srcs, s->size, n, divisor, &op->found);
 }
 
-/* Where this rank's slice goes; *by_bounce tells whether others fetch it. Returns how many places that is. */
+/* Where a slice goes; *by_bounce tells whether others fetch it. Returns how many places that is. */
 static int list_dsts(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, size_t begin,
                      bool *by_bounce) {
     const size_t at = (b->first + begin) * b->nbytes;
@@ -170,8 +175,7 @@ static int list_dsts(struct cairn__shm *s, const struct shm_op *op, const struct
     return count;
 }
 
-static void reduce_slice(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
-    const struct slice slice = slice_of(s, op, b, s->rank);
+static void reduce_slice(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b, struct slice slice) {
     const size_t begin = slice.begin * b->nbytes;
     char *left = bounce(s, s->rank, b) + begin;
     bool by_bounce = false;
@@ -180,6 +184,11 @@ static void reduce_slice(struct cairn__shm *s, struct shm_op *op, const struct s
     for (int r = 0; r < s->size; r++) s->srcs[r] = source(s, op, b, r, 0) + begin;
     combine(s, op, slice.n, count);
     if (by_bounce && s->dsts[0] != left) cairn__shm_copy_across(left, s->dsts[0], slice.n * b->nbytes);
+}
+
+void cairn__shm_reduce_piece(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b, size_t index,
+                             size_t pieces) {
+    reduce_slice(s, op, b, cut(s, op, b, index, pieces));
 }
 
 static void reduce_part(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
@@ -221,7 +230,7 @@ void cairn__shm_work_on(struct cairn__shm *s, struct shm_op *op, const struct sh
     switch ((enum cairn__call_kind)call_of(op)->kind) {
     case CAIRN__ALLREDUCE:
     case CAIRN__REDUCE:
-        reduce_slice(s, op, b);
+        reduce_slice(s, op, b, slice_of(s, op, b, s->rank));
         break;
     case CAIRN__REDUCE_SCATTER:
         reduce_part(s, op, b);

@@ -32,6 +32,7 @@ static void fill_slot(const struct cairn__shm *s, const struct cairn__request *r
         slot->dst = r->dst == r->src ? slot->src : locate(s, r->dst, &r->call, false);
 }
 
+/* Where ranks are crowded nobody wakes before all have posted, when the last of them plans the call. */
 static void publish(struct cairn__shm *s, cairn_work *work) {
     struct shm_op *op = shm_op(s, s->posted);
     *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};
@@ -39,7 +40,7 @@ static void publish(struct cairn__shm *s, cairn_work *work) {
     s->posted++;
     s->clock.since = 0;
     atomic_store(&op->slot->ticket, s->posted);
-    cairn__shm_notify(s);
+    if (!s->crowded) cairn__shm_notify(s);
 }
 
 static bool has_room(const struct cairn__shm *s) {
@@ -84,10 +85,12 @@ static void plan(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     op->block = op->single ? (size_t)call->n : block_size(s, call);
     op->blocks = moves_data ? (call->n + op->block - 1) / op->block : 0;
     op->first = s->steps;
-    op->nsteps = op->single ? moves_data || call->kind == CAIRN__AGREE : op->blocks + 1;
+    op->shared = op->single && moves_data && cairn__shm_shares(s, call);
+    op->nsteps = op->shared ? 0 : op->single ? moves_data || call->kind == CAIRN__AGREE : op->blocks + 1;
     op->first_block = s->blocks;
     if (!op->single) s->blocks += op->blocks;
     op->planned = true;
+    if (s->crowded && cairn__shm_wants_help(op)) cairn__shm_notify(s);
 }
 
 /* ---- steps ---- */
@@ -142,6 +145,10 @@ static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t nu
     if (st != CAIRN_OK || op->matched < s->size) return st;
     if (!op->planned) plan(s, op, number);
     if (!op->single && s->complete != number) return CAIRN_OK;
+    if (op->shared) {
+        const struct shm_block all = block_of(op, 0, number);
+        cairn__shm_share(s, op, &all);
+    }
     for (; op->step < op->nsteps; op->step++) {
         if (op->step > 0 && !all_made(s, op->first + op->step)) return CAIRN_OK;
         make_step(s, op, number);
@@ -161,12 +168,13 @@ static uint32_t found_anywhere(const struct cairn__shm *s, uint64_t number) {
 }
 
 static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
-    if (!all_made(s, op->first + op->nsteps)) return false;
+    uint32_t found = 0;
+    if (op->shared ? !cairn__shm_shared(s, op, number, &found) : !all_made(s, op->first + op->nsteps)) return false;
     if (!op->single) {
         struct shm_block last = block_of(op, op->blocks - 1, number);
         cairn__shm_copy_out(s, op, &last);
     }
-    cairn__work_complete(op->work, op->nsteps > 0 ? found_anywhere(s, number) : 0);
+    cairn__work_complete(op->work, op->nsteps > 0 ? found_anywhere(s, number) : found);
     shm_move(s, &s->clock);
     return true;
 }
@@ -209,5 +217,6 @@ bool cairn__shm_lags(struct cairn__shm *s, int rank) {
     if (rank == s->rank || s->complete == s->posted) return false;
     const struct shm_op *op = shm_op(s, s->complete);
     if (!op->planned) return atomic_load(&shm_slot(s, rank, s->complete)->ticket) != s->complete + 1;
+    if (op->shared) return atomic_load(&shm_lane(s, rank)->sharing) == s->complete + 1;
     return atomic_load(&shm_lane(s, rank)->steps) < op->first + op->step;
 }

@@ -11,6 +11,10 @@
  * its lane; step k may begin when all ranks have made step k - 1 (collective.c). So there are no locks, and one store
  * moves everybody on.
  *
+ * Where the ranks outnumber the processors they are crowded: most of them sleep, and a step of every rank would cost a turn
+ * of every rank. There a sum over group memory has no steps but pieces, which whoever is awake takes and makes, for all
+ * ranks (share.c).
+ *
  * Reuse is safe by counting: at most SHM_OUTSTANDING collectives of a rank are in its slots, later ones queue up until
  * there is room. So a rank that posts s has seen every rank post s - SHM_OUTSTANDING, and those had completed
  * s - 2 * SHM_OUTSTANDING. Hence SHM_SLOTS.
@@ -26,6 +30,7 @@
 #include "dist/group_backend.h"
 
 enum {
+    SHM_REGIONS = 7, /* with what is made, a cache line */
     SHM_OUTSTANDING = 64,
     SHM_SLOTS = 2 * SHM_OUTSTANDING,
     SHM_LINE = 128,                /* two cache lines: the prefetcher of x86 fetches pairs */
@@ -54,7 +59,8 @@ enum shm_gone { SHM_HERE = 0, SHM_LEFT, SHM_GAVE_UP, SHM_ABORTED };
 
 struct shm_lane {
     alignas(SHM_LINE) atomic_uint_fast64_t steps;
-    atomic_uint_fast64_t found;                  /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
+    atomic_uint_fast64_t sharing; /* number + 1 of the collective of which this rank may have a piece in hand */
+    atomic_uint_fast64_t found;   /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
     alignas(SHM_LINE) atomic_uint_fast32_t gone; /* enum shm_gone; cause is written before it */
     char cause[SHM_CAUSE_NBYTES];
     cpu_set_t processors; /* that this rank may run on; of the family's first group, written before its first barrier */
@@ -67,8 +73,15 @@ struct shm_bell {
     alignas(SHM_LINE) _Atomic uint32_t sleepers;
 };
 
+/* What has been taken and made of a collective in pieces; share.c. Words of an earlier collective in its place count as 0. */
+struct shm_job {
+    alignas(64) atomic_uint_fast64_t made;   /* pieces, and whether a result is not finite */
+    atomic_uint_fast64_t taken[SHM_REGIONS]; /* pieces of each region */
+};
+
 struct shm_control {
     struct shm_bell bell;
+    struct shm_job jobs[SHM_SLOTS];
     struct shm_lane lanes[]; /* [size], then the bounces [size][SHM_BOUNCES], then the pairs [size][size] */
 };
 
@@ -104,6 +117,7 @@ struct shm_op {
     struct shm_slot *slot; /* this rank's own */
     int matched;           /* ranks whose slots were compared */
     bool planned, single;  /* single: no bounce, hence one step */
+    bool shared;           /* no step, but pieces */
     size_t block;          /* elements a bounce holds, of each part where the array has a part a rank */
     uint64_t blocks, first_block, first, nsteps, step;
     uint32_t found;
@@ -169,6 +183,8 @@ struct cairn__shm {
     uint64_t stopped_ns;    /* of a root: how long waits were longer asleep than they meant to be */
     unsigned stalled_polls; /* calls of progress that moved nothing */
     int spins, yields;
+    bool crowded; /* the ranks outnumber the processors that they may run on; the same on every rank */
+    int regions;  /* of a collective in pieces: as many as processors, if that many can be */
 };
 
 static inline struct shm_lane *shm_lane(const struct cairn__shm *s, int rank) {
@@ -252,6 +268,9 @@ void cairn__shm_stage(struct cairn__shm *s, const struct shm_op *op, const struc
 void cairn__shm_copy_across(void *dst, const void *src, size_t nbytes);
 /* This rank's share of the work. */
 void cairn__shm_work_on(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b);
+/* Piece index of so many of an all-reduce or reduce without bounces, for all ranks. */
+void cairn__shm_reduce_piece(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b, size_t index,
+                             size_t pieces);
 /* What others made for this rank, from their bounces. */
 void cairn__shm_copy_out(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b);
 
@@ -262,6 +281,17 @@ cairn_status cairn__shm_post(struct cairn__shm *s, cairn_work *work);
 cairn_status cairn__shm_step(struct cairn__shm *s);
 /* Whether rank is behind what the oldest outstanding collective waits for. */
 bool cairn__shm_lags(struct cairn__shm *s, int rank);
+
+/* ---- share.c ---- */
+
+/* Whether a collective without bounces is made in pieces; the same on every rank. */
+bool cairn__shm_shares(const struct cairn__shm *s, const struct cairn__call *call);
+/* Whether whoever sleeps should wake as soon as all ranks have posted, and not only when all is made. */
+bool cairn__shm_wants_help(const struct shm_op *op);
+/* Makes the pieces that nobody has taken. The block is the whole call. */
+void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b);
+/* Whether all pieces are made; *found as cairn__work_complete wants it. */
+bool cairn__shm_shared(const struct cairn__shm *s, const struct shm_op *op, uint64_t number, uint32_t *found);
 
 /* ---- message.c ---- */
 

@@ -3,7 +3,11 @@
  * A sleeper counts itself in, reads the event count, looks once more and then sleeps on that count; a publisher stores
  * first and reads the number of sleepers after. Both orders are sequentially consistent, so one of them sees the other.
  * Sleeps are short all the same, because nobody wakes the ranks that wait for one that died: those learn it from its
- * socket. */
+ * socket.
+ *
+ * Where the ranks outnumber the processors they hardly spin: whoever waits yields to a rank that still has to post. It goes on
+ * yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of use only where
+ * the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -43,9 +47,11 @@ void cairn__shm_set_patience(struct cairn__shm *s) {
     cpu_set_t all;
     CPU_ZERO(&all);
     for (int r = 0; r < root->size; r++) CPU_OR(&all, &all, &shm_lane(root, r)->processors);
-    const bool crowded = CPU_COUNT(&all) > 0 && root->size > CPU_COUNT(&all);
-    s->spins = crowded ? CROWDED_SPINS : SPINS;
-    s->yields = crowded ? CROWDED_YIELDS : YIELDS;
+    const int processors = CPU_COUNT(&all);
+    s->crowded = processors > 0 && root->size > processors;
+    s->regions = processors < SHM_REGIONS ? processors : SHM_REGIONS;
+    s->spins = s->crowded ? CROWDED_SPINS : SPINS;
+    s->yields = s->crowded ? CROWDED_YIELDS : YIELDS;
 }
 
 void cairn__shm_notify(struct cairn__shm *s) {
