@@ -1,10 +1,10 @@
-/* What 04_mlp, 05_resnet and 06_transformer share: 1797 handwritten digits of 8 x 8 pixels, and a training.
+/* What 05_mlp, 06_resnet and 07_transformer share: 1797 handwritten digits of 8 x 8 pixels, and a training.
  *
  * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), a line of text each: 64
  * pixels from 0 to 16, then the class. They are shuffled by a fixed seed; 1437 are trained on and 360 are tested on.
  *
  *     zcat /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz > digits.csv
- *     ./05_resnet digits.csv --opt-level O1 --half bf16 */
+ *     ./06_resnet digits.csv --opt-level O1 --half bf16 */
 #ifndef EXAMPLES_DIGITS_H
 #define EXAMPLES_DIGITS_H
 
@@ -35,6 +35,7 @@ struct trainer {
     cairn_optimizer *adamw;
     amp_context *amp;
     cairn_tensor *x, *y; /* the batch */
+    cairn_sampler *sampler;
 };
 
 #define CHECK(call) \
@@ -45,27 +46,14 @@ static inline void die(const char *why) {
     exit(1);
 }
 
-/* Numbers from 0 to n - 1, the same everywhere. */
-static inline unsigned draw(unsigned n) {
-    static unsigned long long state = 1;
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (unsigned)(state >> 33) % n;
-}
-
-static inline void shuffle(int *order, int n) {
-    for (int i = n - 1; i > 0; i--) {
-        const int j = (int)draw((unsigned)i + 1), kept = order[i];
-        order[i] = order[j];
-        order[j] = kept;
-    }
-}
-
 static inline void read_digits(const char *path, struct digits *d) {
-    static int order[PICTURES];
+    static int64_t order[PICTURES];
+    cairn_sampler *mixed;
     FILE *f = fopen(path, "r");
     if (!f) die("there is no such file of digits; examples/digits.h says where to get it");
-    for (int i = 0; i < PICTURES; i++) order[i] = i;
-    shuffle(order, PICTURES);
+    CHECK(cairn_sampler_create(PICTURES, NULL, &mixed));
+    cairn_sampler_next(mixed, order, PICTURES);
+    cairn_sampler_destroy(&mixed);
     for (int i = 0; i < PICTURES; i++) {
         float value = 0;
         for (int p = 0; p < PIXELS; p++) {
@@ -88,12 +76,14 @@ static inline void begin(struct trainer *t, const struct training *how, const st
     if (!t->model) die(cairn_last_error());
     CHECK(cairn_adamw_create(cairn_module_params(t->model), &hyper, &t->adamw));
     CHECK(amp_initialize(t->env, t->model, t->adamw, amp, &t->amp));
+    CHECK(cairn_sampler_create(TRAINED, NULL, &t->sampler));
     t->x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(BATCH, 1, 8, 8), no_pixels);
     t->y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE(BATCH), no_classes);
     if (!t->x || !t->y) die(cairn_last_error());
 }
 
 static inline void end(struct trainer *t) {
+    cairn_sampler_destroy(&t->sampler);
     amp_destroy(&t->amp);
     cairn_optimizer_destroy(&t->adamw);
     cairn_module_destroy(&t->model);
@@ -111,21 +101,19 @@ static inline cairn_tensor *step(struct trainer *t) {
 
 /* Every picture once, as far as batches are full; the learning rate goes down to 0 on half a cosine. The last loss. */
 static inline float train_epoch(struct trainer *t, const struct digits *d, const struct training *how, int epoch) {
-    static int order[TRAINED];
     static float pixels[BATCH][PIXELS];
     static int64_t classes[BATCH];
-    const int steps = TRAINED / BATCH;
+    int64_t batch[BATCH];
     cairn_tensor *loss = NULL;
-    for (int i = 0; i < TRAINED; i++) order[i] = i;
-    shuffle(order, TRAINED);
-    for (int s = 0; s < steps; s++) {
+    CHECK(cairn_sampler_set_epoch(t->sampler, epoch));
+    while (cairn_sampler_next(t->sampler, batch, BATCH) == BATCH) {
         for (int i = 0; i < BATCH; i++) {
-            memcpy(pixels[i], d->pixels[order[s * BATCH + i]], sizeof(pixels[i]));
-            classes[i] = d->classes[order[s * BATCH + i]];
+            memcpy(pixels[i], d->pixels[batch[i]], sizeof(pixels[i]));
+            classes[i] = d->classes[batch[i]];
         }
         CHECK(cairn_tensor_write(t->x, pixels, BATCH * PIXELS));
         CHECK(cairn_tensor_write(t->y, classes, BATCH));
-        const double done = (epoch + (double)s / steps) / how->epochs;
+        const double done = (epoch + (double)cairn_sampler_position(t->sampler) / TRAINED) / how->epochs;
         CHECK(cairn_optimizer_set_lr(t->adamw, how->lr * (1 + cos(3.14159265358979 * done)) / 2));
         loss = step(t);
     }

@@ -7,6 +7,7 @@
 #include "core.h"
 #include "device.h"
 #include "param.h"
+#include "data.h"
 #include "dist.h"
 #include "store.h"
 #include "env.h"

@@ -23,6 +23,12 @@ static const struct {
     {AMP_O2, CAIRN_F16}, {AMP_O2, CAIRN_BF16}, {AMP_O3, CAIRN_BF16},
 };
 
+static unsigned draw(unsigned n) {
+    static unsigned long long state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(state >> 33) % n;
+}
+
 static void fill_batch(struct trainer *t) {
     static float pixels[BATCH][PIXELS];
     static int64_t classes[BATCH];

@@ -1,0 +1,152 @@
+/* Samplers: an order of all examples, of which each rank reads every size-th place. */
+#include <inttypes.h>
+
+#include "cairn/data.h"
+#include "core/alloc.h"
+#include "core/options.h"
+#include "core/philox.h"
+#include "core/status.h"
+
+#define MOST_SHUFFLED ((int64_t)UINT32_MAX)
+#define MOST          ((int64_t)1 << 62) /* so that no place, padding included, leaves int64_t */
+
+struct cairn_sampler {
+    int64_t n, length, position, epoch;
+    int rank, size;
+    uint64_t seed;
+    uint32_t *order; /* [n] of this epoch; NULL: 0, 1, 2, ... */
+};
+
+struct words {
+    uint64_t key, low, high;
+    struct cairn__philox_block block;
+    int left;
+};
+
+static uint32_t next_word(struct words *w) {
+    if (w->left == 0) {
+        w->block = cairn__philox(w->key, w->low++, w->high);
+        w->left = 4;
+    }
+    return w->block.word[4 - w->left--];
+}
+
+/* In [0, bound), each equally likely: words in the part of their range that bound does not divide are passed over. */
+static uint32_t draw(struct words *w, uint32_t bound) {
+    const uint32_t rest = (0u - bound) % bound; /* 2^32 mod bound */
+    uint64_t product;
+    do {
+        product = (uint64_t)next_word(w) * bound;
+    } while ((uint32_t)product < rest);
+    return (uint32_t)(product >> 32);
+}
+
+/* The high half of the counter has its top bit set, which those of tensors' random numbers never have. */
+static void shuffle(cairn_sampler *s) {
+    struct words w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
+    uint32_t *order = s->order;
+    for (int64_t i = 0; i < s->n; i++) order[i] = (uint32_t)i;
+    for (uint32_t i = (uint32_t)s->n; i-- > 1;) {
+        const uint32_t j = draw(&w, i + 1), kept = order[i];
+        order[i] = order[j];
+        order[j] = kept;
+    }
+}
+
+static int is_switch(cairn_switch s) {
+    return s == CAIRN_DEFAULT || s == CAIRN_ON || s == CAIRN_OFF;
+}
+
+static cairn_status look_at(int64_t n, int rank, int size, const struct cairn_sampler_options *o, cairn_sampler **out) {
+    REQUIRE(out, CAIRN_EINVAL, "out is NULL");
+    REQUIRE(n >= 0 && n <= MOST, CAIRN_EINVAL, "a dataset of %" PRId64 " examples; it has from 0 to 2^62", n);
+    REQUIRE(size >= 1, CAIRN_EINVAL, "%d ranks; there is at least one", size);
+    REQUIRE(rank >= 0 && rank < size, CAIRN_EINVAL, "rank %d of %d; ranks are from 0 to %d", rank, size, size - 1);
+    REQUIRE(is_switch(o->shuffle), CAIRN_EINVAL,
+            "cairn_sampler_options.shuffle is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->shuffle);
+    REQUIRE(is_switch(o->drop_last), CAIRN_EINVAL,
+            "cairn_sampler_options.drop_last is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+            (int)o->drop_last);
+    REQUIRE(o->shuffle == CAIRN_OFF || n <= MOST_SHUFFLED, CAIRN_EINVAL,
+            "a shuffle of %" PRId64 " examples; it is of fewer than 2^32: sample groups of examples that lie together, "
+            "or set shuffle to CAIRN_OFF",
+            n);
+    return CAIRN_OK;
+}
+
+static int64_t length_of(int64_t n, int size, int cut) {
+    return n / size + (!cut && n % size != 0);
+}
+
+cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
+                                              const struct cairn_sampler_options *options, cairn_sampler **out) {
+    struct cairn_sampler_options o = *cairn_sampler_options(.shuffle = CAIRN_ON);
+    cairn_status st;
+    cairn_sampler *s = NULL;
+    TRY(cairn__options_read(&o, sizeof(o), options, "cairn_sampler_options"));
+    TRY(look_at(n, rank, size, &o, out));
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
+    *s = (cairn_sampler){.n = n, .rank = rank, .size = size, .seed = o.seed};
+    s->length = length_of(n, size, o.drop_last == CAIRN_ON);
+    if (o.shuffle != CAIRN_OFF) TRY(cairn__alloc((size_t)n * sizeof(s->order[0]), (void **)&s->order));
+    TRY(cairn_sampler_set_epoch(s, 0));
+    *out = s;
+    return CAIRN_OK;
+out:
+    cairn_sampler_destroy(&s);
+    return st;
+}
+
+cairn_status cairn_sampler_create(int64_t n, const struct cairn_sampler_options *options, cairn_sampler **out) {
+    return cairn_distributed_sampler_create(n, 0, 1, options, out);
+}
+
+void cairn_sampler_destroy(cairn_sampler **sampler) {
+    if (!sampler || !*sampler) return;
+    cairn__free((*sampler)->order);
+    cairn__free(*sampler);
+    *sampler = NULL;
+}
+
+cairn_status cairn_sampler_set_epoch(cairn_sampler *sampler, int64_t epoch) {
+    REQUIRE(sampler, CAIRN_EINVAL, "sampler is NULL");
+    REQUIRE(epoch >= 0, CAIRN_EINVAL, "epoch %" PRId64 "; epochs are counted from 0", epoch);
+    sampler->epoch = epoch;
+    sampler->position = 0;
+    if (sampler->order) shuffle(sampler);
+    return CAIRN_OK;
+}
+
+size_t cairn_sampler_next(cairn_sampler *sampler, int64_t *indices, size_t n) {
+    if (!sampler || (!indices && n > 0)) {
+        cairn__fail(CAIRN_EINVAL, "%s is NULL", sampler ? "indices" : "sampler");
+        return 0;
+    }
+    const int64_t left = sampler->length - sampler->position;
+    if (n > (uint64_t)left) n = (size_t)left;
+    for (size_t i = 0; i < n; i++) {
+        const int64_t place = (sampler->rank + sampler->position++ * sampler->size) % sampler->n;
+        indices[i] = sampler->order ? (int64_t)sampler->order[place] : place;
+    }
+    return n;
+}
+
+cairn_status cairn_sampler_seek(cairn_sampler *sampler, int64_t position) {
+    REQUIRE(sampler, CAIRN_EINVAL, "sampler is NULL");
+    REQUIRE(position >= 0 && position <= sampler->length, CAIRN_EINVAL, "position %" PRId64 " of an epoch of %" PRId64,
+            position, sampler->length);
+    sampler->position = position;
+    return CAIRN_OK;
+}
+
+int64_t cairn_sampler_length(const cairn_sampler *sampler) {
+    return sampler ? sampler->length : 0;
+}
+
+int64_t cairn_sampler_position(const cairn_sampler *sampler) {
+    return sampler ? sampler->position : 0;
+}
+
+int64_t cairn_sampler_epoch(const cairn_sampler *sampler) {
+    return sampler ? sampler->epoch : 0;
+}
