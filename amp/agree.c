@@ -89,7 +89,7 @@ static struct cairn__overflow merged(const struct cairn__guard *g, size_t i) {
     for (int rank = 0; rank < g->env->size; rank++) {
         const char *theirs = (const char *)(g->theirs + (size_t)rank * overflow_words(g));
         memcpy(&one, theirs + i * sizeof(one), sizeof(one));
-        if (one.micro_batch) cairn__note_overflow(&all, one.micro_batch, rank, one.infs, one.nans);
+        if (one.micro_batch) cairn__note_overflow(&all, one.micro_batch, one.rank, one.infs, one.nans);
     }
     return all;
 }

@@ -56,6 +56,8 @@ struct cairn__amp_parts {
 
 /* How a context of the user's set looks at what has been declared ready (params.c). */
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
+/* The set's factor is that of the loss told last, told once more. */
+cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
                                amp_context **out);
 

@@ -139,6 +139,9 @@ static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
     struct cairn_device *d = s->env->device;
     cairn_status st = CAIRN_OK;
     uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
+    TRY(cairn__params_check_arrived(call, cairn__optimizer_param_list(u->optimizer),
+                                    cairn_optimizer_num_params(u->optimizer)));
+    TRY(cairn__params_take_held(cairn__optimizer_param_list(u->optimizer), cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__env_resolve(s->env));
     TRY(check_gradients(s, u->optimizer, call));
     s->is_explicit = true;

@@ -15,9 +15,18 @@
 
 /* ---- looking ---- */
 
-void cairn__guard_add_loss(struct cairn__guard *g, int loss_id) {
+void cairn__guard_add_loss(struct cairn__guard *g, int loss_id, bool is_held) {
     g->losses |= UINT64_C(1) << loss_id;
-    g->micro_batch++;
+    g->micro_batch += !is_held;
+}
+
+bool cairn__guard_is_held(const struct cairn__guard *g) {
+    size_t count = 0;
+    struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
+    for (size_t i = 0; i < count; i++) {
+        if (!sets[i]->held) return false;
+    }
+    return count > 0;
 }
 
 static uint32_t micro_batch_of(const struct cairn__guard *g) {

@@ -48,8 +48,12 @@ cairn_status cairn__guard_agree(struct cairn__guard *guard);
 /* Hears what there is to hear, and takes the hook away. */
 void cairn__guard_destroy(struct cairn__guard **guard);
 
-/* A loss was scaled whose gradients reach the optimizer. */
-void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id);
+/* A loss was scaled whose gradients reach the optimizer. Those that are held count together with the first that are not, as
+ * one. */
+void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_held);
+
+/* Whether all sets of the optimizer hold their gradients (ddp's no_sync). */
+bool cairn__guard_is_held(const struct cairn__guard *guard);
 
 /* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it may
  * have. */

@@ -189,7 +189,10 @@ static void install_set(amp_context *amp, struct cairn_param_set *set) {
 static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
     amp->unresolved.resolve = parts->set ? cairn__amp_resolve_declared : cairn__amp_resolve;
-    if (parts->set) parts->set->on_ready = &amp->unresolved;
+    if (parts->set) {
+        parts->set->on_ready = &amp->unresolved;
+        parts->set->take_scale = cairn__amp_take_scale;
+    }
     for (size_t i = 0; i < amp->num_models; i++)
         cairn__module_set_io_types(amp->models[i], policy->cast_model_type, policy->cast_model_outputs);
     for (size_t i = 0; i < amp->num_sets; i++) install_set(amp, amp->sets[i]);
@@ -278,6 +281,7 @@ static void settle(amp_context *amp) {
 static void uninstall_set(struct cairn_param_set *set) {
     set->amp = NULL;
     set->on_ready = NULL;
+    set->take_scale = NULL;
     set->factor = NULL;
     set->users--;
     memset(set->precision, 0, sizeof(set->precision));

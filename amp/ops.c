@@ -109,6 +109,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_AVG_POOL2D, FOLLOW,  "a few terms, summed in f32 and rounded once"},
     {CAIRN__OP_ADAPTIVE_AVG_POOL2D, FOLLOW,  "an average: no larger than its terms, summed in f32, rounded once"},
     {CAIRN__OP_CAST,       FIXED,  "its type is what it was asked for"},
+    {CAIRN__OP_ZERO_LOSS,  FIXED,  "reads no value"},
     {CAIRN__OP_SCALE_LOSS, FIXED,  "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
     {CAIRN__OP_LAYER_NORM,  F32,     "variances of halves lose what they are made of"},
     {CAIRN__OP_RMS_NORM,    F32,     "as layer_norm"},

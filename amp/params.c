@@ -28,30 +28,46 @@ static bool is_of_params(const amp_context *amp) {
 }
 
 /* A step that was given gradients without a word about their scale had a loss too: of the scale told last. */
-static void note_told(amp_context *amp) {
+static void note_told(amp_context *amp, bool is_held) {
     struct cairn__guard *g = amp->guards[0];
     if (amp->told.noted && g->micro_batch > 0) return;
     amp->told.noted = true;
     amp->ended.id = amp->told.id;
     amp->ended.guards[0] = 1;
-    cairn__guard_add_loss(g, amp->told.id);
+    cairn__guard_add_loss(g, amp->told.id, is_held);
     cairn__scaler_add_pending(amp->scalers[amp->told.id]);
 }
 
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
-    if (amp->sets[0]->declared) note_told(amp);
-    amp->sets[0]->declared = false;
+    struct cairn_param_set *set = amp->sets[0];
+    if (set->declared || set->declared_held) note_told(amp, !set->declared);
+    set->declared = set->declared_held = false;
     return cairn__amp_looks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
+}
+
+/* Gradients that ranks average are multiplied by one scale; how far each has heard of its steps may differ. */
+static cairn_status hear_all(const amp_context *amp, amp_scaler *scaler) {
+    const bool may_differ = amp->sets[0]->listener && scaler->known.rule != CAIRN__SCALER_STATIC && !scaler->pending;
+    return may_differ ? cairn__scaler_settle(scaler, "amp_loss_scale: ") : CAIRN_OK;
 }
 
 static double tell(amp_context *amp, int loss_id) {
     double scale = (double)NAN;
+    const struct cairn_param_set *set = amp->sets[0];
+    if (cairn__params_check_arrived("amp_loss_scale", set->params, set->count) != CAIRN_OK) return scale;
     if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
+    if (hear_all(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
     if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->factor) != CAIRN_OK) return (double)NAN;
     amp->told.id = loss_id;
     amp->told.noted = false;
     return scale;
+}
+
+cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
+    amp_context *amp = (amp_context *)unresolved;
+    const bool is_told = !amp->policy.enabled || !isnan(tell(amp, amp->told.id));
+    return is_told ? CAIRN_OK : cairn__last_status();
 }
 
 double amp_loss_scale_of(amp_context *amp, int loss_id) {

@@ -55,7 +55,7 @@ static float least_normal(cairn_dtype dtype) {
 
 /* The slot with the last backward's gradient; where that has been added to others, their sum. */
 static const void *stored(const struct cairn__param *p) {
-    return p->written ? p->grad : p->has_acc ? (const void *)p->acc : NULL;
+    return p->written ? p->grad : p->has_acc ? (const void *)p->acc : p->has_local ? (const void *)p->local : NULL;
 }
 
 static cairn_status read_scale(struct cairn_device *d, const struct cairn__param *p, double *scale) {

@@ -28,6 +28,11 @@ static inline void plant_ready(void *ctx, size_t index) {
     if (plant->behind) plant->behind->ready(plant->behind->ctx, index);
 }
 
+static inline cairn_status plant_begin(void *ctx) {
+    struct plant *plant = ctx;
+    return plant->behind && plant->behind->begin ? plant->behind->begin(plant->behind->ctx) : CAIRN_OK;
+}
+
 static inline cairn_status plant_progress(void *ctx) {
     struct plant *plant = ctx;
     return plant->behind ? plant->behind->progress(plant->behind->ctx) : CAIRN_OK;
@@ -46,8 +51,12 @@ static inline void plant_failed(void *ctx) {
 /* After ddp_create. Until plant_remove. */
 static inline void plant_install(struct plant *plant, struct cairn_param_set *set) {
     *plant = (struct plant){.set = set, .behind = set->listener, .target = -1};
-    plant->front = (struct cairn__grad_listener){
-        .ctx = plant, .ready = plant_ready, .progress = plant_progress, .settle = plant_settle, .failed = plant_failed};
+    plant->front = (struct cairn__grad_listener){.ctx = plant,
+                                                 .begin = plant_begin,
+                                                 .ready = plant_ready,
+                                                 .progress = plant_progress,
+                                                 .settle = plant_settle,
+                                                 .failed = plant_failed};
     set->listener = &plant->front;
 }
 

@@ -131,8 +131,9 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
  *              makes none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get masters at O2.
  *   optimizer  over parameters of the set; NULL: the user updates (amp_begin_step)
  *
- * Ranks      cairn_step asks nobody: gradients have been averaged by the user before they were declared ready (or are not
- *            meant to be), so that all ranks see the same overflow. amp_begin_step agrees with the other ranks.
+ * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step asks nobody:
+ *            gradients have been averaged by the user before they were declared ready (or are not meant to be).
+ *            amp_begin_step agrees with the other ranks.
  * Errors     as amp_initialize; CAIRN_EINVAL a module's set, a parameter of the other half type, stochastic_rounding of
  *            values in f32 memory. */
 CAIRN_API cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_optimizer *optimizer,
@@ -182,7 +183,8 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 
 /* ---- a trainer with its own buffers ---- */
 
-/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step).
+/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step). Where ddp
+ * averages the gradients it waits for the device, so that all ranks know the same.
  *
  * In a context of amp_initialize_params gradients that are declared ready from here on are taken to be multiplied by what
  * this returned last, whatever a device that runs ahead makes of the scale; before the first call they are taken as they are.

@@ -51,16 +51,17 @@ CAIRN_API cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *da
  * (To add in half precision is what half values do; one declaration after the last addition rounds once.) What shall be
  * added at another scale, or in f32 whatever the values, is first taken: cairn_grads_taken.
  *
- * Under amp gradients of f32 memory with half values are rounded in it here. Over several ranks gradients are the user's to
- * average, before this (or between amp_begin_step and amp_end_step).
+ * Under amp gradients of f32 memory with half values are rounded in it here. Over several ranks ddp_create_params averages what is
+ * declared; from here to ddp_wait it may then be neither read nor written. Without, gradients are the user's to average, before
+ * this (or between amp_begin_step and amp_end_step).
  * Errors, which change nothing: CAIRN_EINVAL out of range, a module's set, a parameter without gradient memory; CAIRN_ESTATE
- * a gradient waits that was multiplied by another loss scale. */
+ * a gradient waits that was multiplied by another loss scale, or travels; as ddp_create, where ddp has the set. */
 CAIRN_API cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count);
 
 /* Accumulation over several backwards: gradients of these parameters that were declared ready are added to f32 accumulators,
  * each unscaled by its own loss's scale, and their memory may be written again, from 0. The step applies what has been
  * accumulated and what has been declared since. Parameters that wait for nothing are passed over; where there is one backward
- * a step, or all add in place at one scale, there is nothing to call. Errors: CAIRN_EINVAL; CAIRN_ENOMEM. */
+ * a step, or all add in place at one scale, there is nothing to call. Errors: CAIRN_EINVAL; CAIRN_ESTATE gradients travel (ddp_wait comes first); CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count);
 
 /* Forgets the gradients of all parameters of the set, accumulators too; results of the step stay (cairn_zero_grad ends them

@@ -8,6 +8,7 @@
 
 struct cairn__tape;
 struct cairn__kept_store;
+struct cairn__sync_channel;
 
 /* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk through. */
 struct cairn__report_reader {
@@ -39,6 +40,9 @@ struct cairn_env {
     struct cairn__tape *tape;             /* nn's */
     struct cairn_group *group;            /* dist's */
     struct cairn__kept_store *kept_store; /* env's: what the group still needs of where the ranks met; NULL = nothing */
+
+    struct cairn__sync_channel *sync_channels; /* ddp's: what normalisations send their statistics through, */
+    int64_t sync_channels_made;                /* and the number of the last one */
 
     /* Of graphs, and recordings: with each, weights and their casts are other than the host's books say. */
     uint64_t replays;

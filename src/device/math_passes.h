@@ -23,8 +23,15 @@
  *     rows      (layer, RMS)  outer = rows, channels = columns, inner = 1; a group is a row
  *     channels  (batch)       a group is a channel, over outer and inner
  *     groups    (group)       a group is an outer index and channels / per of its channels, with inner
- * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone. */
+ * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone.
+ *
+ * A batch of which x is a share (channels alone) is normalised in two calls, between which somebody brings the shares'
+ * numbers together. In `shared`, f64 [1 + 2 channels], stand how many values a channel has and then two numbers of each:
+ * mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
+ *     tells   writes `shared` of this share, in backward also dweight and dbias, and no y or dx
+ *     takes   reads `shared` of the whole batch, and writes the rest */
 enum cairn__norm_kind { CAIRN__NORM_ROWS = 1, CAIRN__NORM_RMS, CAIRN__NORM_CHANNELS, CAIRN__NORM_GROUPS };
+enum cairn__norm_share { CAIRN__NORM_ALONE, CAIRN__NORM_TELLS, CAIRN__NORM_TAKES };
 struct cairn__norm {
     enum cairn__norm_kind kind;
     cairn_dtype dtype, affine_dtype; /* of x, y, dy, dx; of weight, bias and their gradients, f32 where x is half or the
@@ -37,6 +44,8 @@ struct cairn__norm {
     void *mean, *rstd; /* R [number of groups]: written by forward, or read where given_stats; read by backward */
     void *variance;    /* R [number of groups]: written by forward beside them; NULL = not wanted */
     bool given_stats;  /* evaluation: mean and rstd are there already, and constants */
+    enum cairn__norm_share share;
+    double *shared; /* of a share: see above */
     const void *dy;
     void *dx, *dweight, *dbias; /* each may be NULL: not wanted */
 };
@@ -150,7 +159,7 @@ struct cairn__math {
     void (*norm)(struct cairn_device *d, const struct cairn__norm *norm);
     void (*norm_backward)(struct cairn_device *d, const struct cairn__norm *norm);
     /* running = (1 - momentum) * running + momentum * (mean, and variance with the correction n / (n - 1)), f32 or f64 [n
-     * channels], from what norm left in mean and variance. */
+     * channels], from what norm left in mean and variance. Of a batch without values: nothing. */
     void (*batch_stats)(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                         const struct cairn__norm *norm, double momentum);
 

@@ -51,7 +51,9 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
         t->node->reached = tape->backward;
         (*pending)++;
     }
-    return t->param ? remember_set(tape, t->param->set) : CAIRN_OK;
+    if (!t->param) return CAIRN_OK;
+    t->param->reached = tape->backward;
+    return remember_set(tape, t->param->set);
 }
 
 /* So many more contributions will reach t. *pending counts marked nodes that the pass has not come to. */
@@ -147,15 +149,36 @@ cairn_status cairn__backward_walk(struct cairn__tape *tape, const cairn_tensor *
     return st;
 }
 
-static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
+/* As they were made: ranks come to them in orders of their own, but wait for each other in this one. */
+static void order_sets(struct cairn__tape *tape) {
+    size_t ordered = 0;
+    for (struct cairn_param_set *set = tape->env->last_set; set; set = set->next) {
+        for (size_t i = ordered; i < tape->num_sets; i++) {
+            if (tape->sets[i] != set) continue;
+            tape->sets[i] = tape->sets[ordered];
+            tape->sets[ordered++] = set;
+        }
+    }
+}
+
+/* Nobody's gradients are touched before all sets have heard of it. */
+static cairn_status begin_walk(struct cairn__tape *tape, const cairn_tensor *loss) {
+    cairn_status st = CAIRN_OK;
     const float *factor = loss->loss_scale ? &loss->loss_scale->factor : NULL;
-    for (size_t i = 0; i < tape->num_sets; i++) tape->sets[i]->factor = factor;
+    order_sets(tape);
+    for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++)
+        st = cairn__param_set_begin(tape->sets[i], tape->backward, factor);
+    return st;
+}
+
+static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
     cairn__grad_pool_begin(&tape->grads);
     tape->walking = true;
     tape->walked = NULL;
-    tape->is_scaled = factor != NULL;
+    tape->is_scaled = loss->loss_scale != NULL;
     tape->lets_infinities = false;
-    cairn_status st = seed(tape, loss, grad);
+    cairn_status st = begin_walk(tape, loss);
+    if (st == CAIRN_OK) st = seed(tape, loss, grad);
     if (st == CAIRN_OK) st = cairn__backward_walk(tape, loss);
     tape->walking = false;
     return end_walk(tape, loss, st);

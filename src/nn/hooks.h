@@ -1,5 +1,5 @@
-/* What nn lets others fill in: amp's choice of types. nn knows nothing of amp; without hooks every op computes in its
- * inputs' type. */
+/* What nn lets others fill in: amp's choice of types, and how ddp's ranks bring the statistics of a batch together. nn knows
+ * nothing of them; without hooks every op computes in its inputs' type, over its own input. */
 #ifndef CAIRN__NN_HOOKS_H
 #define CAIRN__NN_HOOKS_H
 
@@ -52,6 +52,36 @@ struct cairn__op_hook {
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
 void *cairn__op_hook_ctx(const cairn_env *env); /* NULL where there is none */
 
+/* batch_norm in training over a batch of which its input is one of several shares. Both calls wait for all shares; a status
+ * other than CAIRN_OK, whose sentence is written, fails the operation, or the backward. The arrays are f64 in device memory:
+ * how many values a channel has in the share, which may be 0, and then two numbers of each channel. */
+struct cairn__stats_exchange {
+    void *ctx;  /* alive as long as a backward may come */
+    int shares; /* 0 or 1: the input is the batch, and nobody is asked */
+
+    /* own [1 + 2 * channels]: each channel's mean and biased variance. It becomes those of the whole batch, the same bits for
+     * every share. all: room for `shares` of it. */
+    cairn_status (*merge)(void *ctx, double *own, double *all, size_t channels);
+
+    /* own [n] becomes the sum over all shares. In backward, where dx is wanted. */
+    cairn_status (*sum)(void *ctx, double *own, size_t n);
+};
+
+/* cairn_batch_norm_forward with an exchange, which is copied. Weight and bias get the gradients of this share. */
+cairn_tensor *cairn__batch_norm_over(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
+                                     cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
+                                     double eps, const struct cairn__stats_exchange *exchange);
+
+/* The batch normalisations of a tree in the order of its buffers: the first `room` go to list, and how many there are is
+ * returned. */
+size_t cairn__batch_norms(cairn_module *module, cairn_module **list, size_t room);
+
+/* The layer exchanges its statistics from now on and is called SyncBatchNorm; its graphs so far stay as they are. owner goes to
+ * let_go when the layer ends. A layer that has an owner is not given another. */
+void cairn__batch_norm_share(cairn_module *layer, const struct cairn__stats_exchange *exchange, void *owner,
+                             void (*let_go)(void *owner));
+void *cairn__batch_norm_owner(const cairn_module *layer); /* NULL: none */
+
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
 
@@ -73,6 +103,9 @@ void cairn__forget_anomaly(cairn_env *env);
 /* Where the values of a buffer or a leaf stand, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);
 
+/* Whether operations are recorded now: not between cairn_no_grad_begin and its end. */
+bool cairn__records(const cairn_env *env);
+
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
 
@@ -83,5 +116,9 @@ cairn_env *cairn__module_env(const cairn_module *module);
  * CAIRN_ESTATE scaled already. */
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
                                 struct cairn__loss_scale *cell);
+
+/* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of work
+ * a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */
+cairn_tensor *cairn__zero_loss(const cairn_module *root);
 
 #endif

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "core/alloc.h"
 #include "core/status.h"
 #include "nn/module.h"
 #include "nn/tensor.h"
@@ -11,7 +12,10 @@ struct norm {
     cairn_tensor *weight, *bias;
     double eps, momentum;
     int64_t groups;
-    cairn_tensor *mean, *var, *batches; /* of a batch norm: buffers */
+    cairn_tensor *mean, *var, *batches; /* of a batch norm: buffers, */
+    struct cairn__stats_exchange exchange;
+    void *owner; /* of what the exchange goes through; NULL = nothing */
+    void (*let_go)(void *owner);
 };
 
 static double eps_or_default(double eps) {
@@ -143,8 +147,8 @@ static cairn_status count_batch(cairn_tensor *batches) {
 static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     (void)count;
     const struct norm *n = context;
-    cairn_tensor *y =
-        cairn_batch_norm_forward(inputs[0], n->mean, n->var, n->weight, n->bias, module->training, n->momentum, n->eps);
+    cairn_tensor *y = cairn__batch_norm_over(inputs[0], n->mean, n->var, n->weight, n->bias, module->training,
+                                             n->momentum, n->eps, &n->exchange);
     return !y || !module->training || count_batch(n->batches) == CAIRN_OK ? y : NULL;
 }
 
@@ -168,12 +172,19 @@ static cairn_status add_statistics(cairn_module *m, int64_t channels) {
     return cairn_init_constant(n->var, 1);
 }
 
+static void end_batch(void *context) {
+    struct norm *n = context;
+    if (n && n->owner) n->let_go(n->owner);
+    cairn__free(n);
+}
+
 static cairn_status create_batch(cairn_env *env, int64_t channels, double eps, double momentum, cairn_module **out) {
     cairn_status st = CAIRN_OK;
     cairn_module *m = NULL;
     TRY(check_size("batch_norm", channels, eps));
     REQUIRE(momentum >= 0 && momentum <= 1, CAIRN_EINVAL, "batch_norm: momentum %g; it is within 0 and 1", momentum);
     TRY(create_norm(env, &batch_kind, 1, &channels, eps, true, &m));
+    m->end_context = end_batch;
     ((struct norm *)m->context)->momentum = momentum == 0 ? 0.1 : momentum;
     TRY(add_statistics(m, channels));
     *out = m;
@@ -186,4 +197,36 @@ out:
 cairn_module *cairn_batch_norm(cairn_env *env, int64_t channels, double eps, double momentum) {
     cairn_module *m = NULL;
     return create_batch(env, channels, eps, momentum, &m) == CAIRN_OK ? m : NULL;
+}
+
+/* ---- batches that several have shares of ---- */
+
+static bool is_batch_norm(const cairn_module *m) {
+    return m->kind.forward == batch_norm;
+}
+
+static size_t list_batch_norms(cairn_module *m, cairn_module **list, size_t room, size_t count) {
+    if (is_batch_norm(m)) {
+        if (count < room) list[count] = m;
+        count++;
+    }
+    for (size_t i = 0; i < m->num_children; i++) count = list_batch_norms(m->children[i], list, room, count);
+    return count;
+}
+
+size_t cairn__batch_norms(cairn_module *module, cairn_module **list, size_t room) {
+    return list_batch_norms(module, list, room, 0);
+}
+
+void cairn__batch_norm_share(cairn_module *layer, const struct cairn__stats_exchange *exchange, void *owner,
+                             void (*let_go)(void *owner)) {
+    struct norm *n = layer->context;
+    n->exchange = *exchange;
+    n->owner = owner;
+    n->let_go = let_go;
+    layer->kind.name = "SyncBatchNorm";
+}
+
+void *cairn__batch_norm_owner(const cairn_module *layer) {
+    return ((const struct norm *)layer->context)->owner;
 }

@@ -112,7 +112,8 @@ void cairn__module_drop(cairn_module *child) {
 
 static bool has_gradients(const struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
-        if (set->params[i]->written || set->params[i]->has_acc) return true;
+        const struct cairn__param *p = set->params[i];
+        if (p->written || p->has_acc || p->has_local) return true;
     }
     return false;
 }

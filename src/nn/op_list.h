@@ -134,6 +134,7 @@
 /* ops_autograd.c, checkpoint.c, custom.c: what changes the graph and no value, and the user's own */
 #define CAIRN__OPS_AUTOGRAD(X)                    \
     X(SCALE_LOSS, "scale_loss", scale_loss)       \
+    X(ZERO_LOSS, "zero_loss", zero_loss)          \
     X(DETACH, "detach", detach)                   \
     X(CHECKPOINT, "checkpoint", checkpoint)       \
     X(CUSTOM, "custom", custom)

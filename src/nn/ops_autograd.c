@@ -1,7 +1,8 @@
-/* What changes the graph and no value: scale_loss, detach. */
+/* What changes the graph and no value: scale_loss, zero_loss, detach. */
 #include <string.h>
 
 #include "core/status.h"
+#include "nn/module.h"
 #include "nn/ops.h"
 
 /* ---- scale_loss ---- */
@@ -56,6 +57,53 @@ cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_s
     if (loss && cairn__tensor_dtype(loss) != CAIRN_F32) loss = cairn_cast(loss, CAIRN_F32);
     const struct scaling attrs = {scaler, cell};
     return cairn__apply(CAIRN__OP_SCALE_LOSS, CAIRN__INPUTS(loss), &attrs, sizeof(attrs));
+}
+
+/* ---- zero_loss ---- */
+
+static cairn_status zero_loss_infer(const struct cairn__node *node) {
+    node->result->dtype = CAIRN_F32;
+    return cairn__infer_scalar(node);
+}
+
+static cairn_status zero_loss_forward(struct cairn__tape *tape, struct cairn__node *node) {
+    cairn__passes_of(tape)->fill(tape->env->device, CAIRN_F32, node->result->data, 1, 0.0f);
+    return CAIRN_OK;
+}
+
+/* Zeros whatever dy is: an infinite scale does not make NaNs of them. */
+static cairn_status zero_loss_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_status st = CAIRN_OK;
+    (void)dy;
+    for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
+        cairn_tensor *t = node->inputs[i];
+        void *dx = NULL;
+        if (!cairn__wants_grad(t)) continue;
+        TRY(cairn__grad_begin(tape, t, &dx));
+        cairn__passes_of(tape)->fill(tape->env->device, cairn__tensor_dtype(t), dx, t->n, 0.0f);
+        TRY(cairn__grad_end(tape, t, dx));
+    }
+out:
+    return st;
+}
+
+const struct cairn__op_row cairn__op_zero_loss = {.infer = zero_loss_infer,
+                                                  .forward = zero_loss_forward,
+                                                  .backward = zero_loss_backward,
+                                                  .reads = cairn__reads_nothing};
+
+/* From the last registered to the first, the order in which gradients of most models become ready. */
+static void list_params(const cairn_module *m, cairn_tensor **inputs, size_t count) {
+    for (size_t i = 0; i < m->num_handles; i++) inputs[count - 1 - m->handles[i]->param->index] = m->handles[i];
+    for (size_t i = 0; i < m->num_children; i++) list_params(m->children[i], inputs, count);
+}
+
+cairn_tensor *cairn__zero_loss(const cairn_module *root) {
+    const size_t count = root->params->count;
+    cairn_tensor **inputs = NULL;
+    if (cairn__tape_room(root->env->tape, count * sizeof(*inputs), (void **)&inputs) != CAIRN_OK) return NULL;
+    list_params(root, inputs, count);
+    return cairn__apply(CAIRN__OP_ZERO_LOSS, (int)count, inputs, NULL, 0);
 }
 
 /* ---- detach ---- */

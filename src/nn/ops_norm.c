@@ -11,8 +11,14 @@ struct norm_attrs {
     int ndims;      /* layer, RMS */
     int64_t groups; /* group */
     double eps, momentum;
-    bool training; /* batch */
+    bool training; /* batch; */
+    struct cairn__stats_exchange exchange;
 };
+
+/* Whether the input is a share of the batch that statistics are over. */
+static bool is_share(const struct norm_attrs *a) {
+    return a->training && a->exchange.shares > 1;
+}
 
 /* Statistics, R: [groups] means, then [groups] of 1 / deviation. */
 struct stats {
@@ -140,7 +146,7 @@ static cairn_status infer_batch(const struct cairn__node *node) {
             CAIRN_EINVAL, "batch_norm: running_mean and running_var have different types");
     REQUIRE(a->training || node->inputs[MEAN], CAIRN_EINVAL,
             "batch_norm: evaluation takes running_mean and running_var, which are NULL");
-    REQUIRE(!a->training || x->shape[0] * cairn__sizes(x, 2, x->ndim) != 1, CAIRN_EINVAL,
+    REQUIRE(!a->training || is_share(a) || x->shape[0] * cairn__sizes(x, 2, x->ndim) != 1, CAIRN_EINVAL,
             "batch_norm: training wants more than one value for each channel, and input is %s",
             cairn__shape_text(x, text));
 out:
@@ -170,12 +176,13 @@ static struct cairn__norm pass_of(const struct cairn__node *node) {
     norm.inner = cairn__sizes(x, 2, x->ndim);
     if (node->op == CAIRN__OP_GROUP_NORM) norm.per = a->groups;
     norm.given_stats = node->op == CAIRN__OP_BATCH_NORM && !a->training;
+    norm.share = is_share(a) ? CAIRN__NORM_TELLS : CAIRN__NORM_ALONE;
     return norm;
 }
 
 static struct stats stats_of(const struct cairn__node *node, const struct cairn__norm *norm) {
     struct stats s = {.r = cairn__arithmetic_type(norm->dtype), .mean = node->saved};
-    if (norm->outer * norm->channels * norm->inner > 0)
+    if (norm->outer * norm->channels * norm->inner > 0 || norm->share != CAIRN__NORM_ALONE)
         s.groups = (size_t)(norm->kind == CAIRN__NORM_CHANNELS ? norm->channels : norm->outer * norm->per);
     if (s.mean) s.rstd = s.mean + s.groups * cairn_dtype_nbytes(s.r);
     return s;
@@ -212,17 +219,44 @@ static void take_running(struct cairn__tape *tape, const struct cairn__node *nod
     math->map(tape->env->device, CAIRN__MAP_RSQRT, &rstd, &rstd, NULL);
 }
 
+/* ---- shares of a batch ---- */
+
+static size_t count_shared(const struct cairn__norm *norm) {
+    return 1 + 2 * (size_t)norm->channels;
+}
+
+static cairn_status room_for(struct cairn__tape *tape, size_t count, double **out) {
+    void *room = NULL;
+    cairn_status st = cairn__scratch(tape, count * sizeof(**out), &room);
+    *out = room;
+    return st;
+}
+
+static cairn_status merge_stats(struct cairn__tape *tape, const struct norm_attrs *a, struct cairn__norm *norm) {
+    const struct cairn__stats_exchange *e = &a->exchange;
+    cairn_status st = CAIRN_OK;
+    double *all = NULL;
+    TRY(room_for(tape, count_shared(norm), &norm->shared));
+    TRY(room_for(tape, (size_t)e->shares * count_shared(norm), &all));
+    cairn__math_of(tape)->norm(tape->env->device, norm);
+    TRY(e->merge(e->ctx, norm->shared, all, (size_t)norm->channels));
+    norm->share = CAIRN__NORM_TAKES;
+out:
+    return st;
+}
+
 static cairn_status batch_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct norm_attrs *a = node->attrs;
     const struct cairn__math *math = cairn__math_of(tape);
     struct cairn__norm norm = pass_of(node);
     cairn_tensor *mean = node->inputs[MEAN], *var = node->inputs[VARIANCE];
-    const bool updates = a->training && mean && node->result->n > 0;
+    const bool updates = a->training && mean && (node->result->n > 0 || is_share(a));
     cairn_status st = CAIRN_OK;
     norm.y = node->result->data;
     TRY(save_stats(tape, node, &norm));
     if (!a->training) take_running(tape, node, &norm);
     if (updates) TRY(cairn__scratch(tape, (size_t)norm.channels * sizeof(double), &norm.variance));
+    if (is_share(a)) TRY(merge_stats(tape, a, &norm));
     math->norm(tape->env->device, &norm);
     if (updates) {
         math->batch_stats(tape->env->device, cairn__tensor_dtype(mean), cairn__tensor_data(mean),
@@ -233,6 +267,32 @@ out:
 }
 
 /* ---- gradients ---- */
+
+/* dweight and dbias are this share's; dx wants the sums over all. */
+static cairn_status share_backward(struct cairn__tape *tape, const struct norm_attrs *a,
+                                   const struct cairn__norm *norm) {
+    struct cairn__norm tells = *norm, takes = *norm;
+    cairn_status st = CAIRN_OK;
+    TRY(room_for(tape, count_shared(norm), &tells.shared));
+    tells.dx = NULL;
+    cairn__math_of(tape)->norm_backward(tape->env->device, &tells);
+    TRY(a->exchange.sum(a->exchange.ctx, tells.shared, count_shared(norm)));
+    takes.shared = tells.shared;
+    takes.share = CAIRN__NORM_TAKES;
+    takes.dweight = takes.dbias = NULL;
+    cairn__math_of(tape)->norm_backward(tape->env->device, &takes);
+out:
+    return st;
+}
+
+/* Without a gradient of x nobody is asked: what is told would not be read. */
+static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__node *node, struct cairn__norm *norm,
+                                  bool has_dx) {
+    if (norm->share != CAIRN__NORM_ALONE && has_dx) return share_backward(tape, node->attrs, norm);
+    norm->share = CAIRN__NORM_ALONE;
+    cairn__math_of(tape)->norm_backward(tape->env->device, norm);
+    return CAIRN_OK;
+}
 
 /* Those of the inputs from `first` to `last`, in one pass. */
 static cairn_status backward_of(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, int first,
@@ -247,7 +307,7 @@ static cairn_status backward_of(struct cairn__tape *tape, const struct cairn__no
     for (int i = last; i >= first; i--) {
         if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_begin(tape, node->inputs[i], out[i]));
     }
-    cairn__math_of(tape)->norm_backward(tape->env->device, &norm);
+    TRY(norm_backward(tape, node, &norm, first == X && cairn__wants_grad(node->inputs[X])));
     for (int i = last; i >= first; i--) {
         if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_end(tape, node->inputs[i], *out[i]));
     }
@@ -320,13 +380,20 @@ static cairn_status check_is_dense(const cairn_tensor *running, const char *what
     return CAIRN_OK;
 }
 
-cairn_tensor *cairn_batch_norm_forward(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
-                                       cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
-                                       double eps) {
-    const struct norm_attrs a = {.eps = eps, .momentum = momentum, .training = training != 0};
+cairn_tensor *cairn__batch_norm_over(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
+                                     cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
+                                     double eps, const struct cairn__stats_exchange *exchange) {
+    const struct norm_attrs a = {.eps = eps, .momentum = momentum, .training = training != 0, .exchange = *exchange};
     if (check_is_dense(running_mean, "running_mean") != CAIRN_OK) return NULL;
     if (check_is_dense(running_var, "running_var") != CAIRN_OK) return NULL;
     cairn_tensor *mean = cairn__constant(running_mean), *var = cairn__constant(running_var);
     if ((running_mean && !mean) || (running_var && !var)) return NULL;
     return cairn__apply(CAIRN__OP_BATCH_NORM, CAIRN__INPUTS(x, weight, bias, mean, var), &a, sizeof(a));
+}
+
+cairn_tensor *cairn_batch_norm_forward(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
+                                       cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
+                                       double eps) {
+    const struct cairn__stats_exchange none = {.shares = 0};
+    return cairn__batch_norm_over(x, running_mean, running_var, weight, bias, training, momentum, eps, &none);
 }

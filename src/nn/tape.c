@@ -201,6 +201,10 @@ cairn_status cairn_no_grad_end(cairn_env *env) {
     return CAIRN_OK;
 }
 
+bool cairn__records(const cairn_env *env) {
+    return env->tape->no_grad.depth == 0;
+}
+
 void *cairn__tape_one(const struct cairn__tape *tape, cairn_dtype dtype) {
     return (double *)tape->main->ones + (int)dtype;
 }

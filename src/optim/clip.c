@@ -92,6 +92,8 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_device *d = device_of(o);
     size_t lists = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm would have to be waited for; give NULL"));
+    TRY(cairn__params_check_arrived("cairn_clip_grad_norm", o->of.params, o->count));
+    TRY(cairn__params_take_held(o->of.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
@@ -111,6 +113,8 @@ out:
 
 cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
+    TRY(cairn__params_check_arrived("unscaling", o->of.params, o->count));
+    TRY(cairn__params_take_held(o->of.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     if (o->hook.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */

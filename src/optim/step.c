@@ -38,7 +38,7 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__param *p = o->of.params[i];
-        if (p->written || p->has_acc) p->seen = o->noted = true;
+        if ((p->written && !p->held) || p->has_acc) p->seen = o->noted = true;
         if (!p->flag_touched) continue;
         o->of.taken[listed++] = taken_from(o, i,
                                            p->written   ? p->grad
@@ -168,9 +168,11 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .count = o->count,
                                     .reports = o->reports,
                                     .names = o->of.names};
+    TRY(cairn__params_check_arrived("cairn_step", o->of.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->of.params, o->count), CAIRN_ESTATE,
             "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
     if (!o->hook.before) warn_unguarded(o);
+    TRY(cairn__params_take_held(o->of.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
@@ -209,14 +211,18 @@ out:
 
 /* ---- forgetting ---- */
 
+static bool refuses(const char *call, const cairn_optimizer *o) {
+    return !o || cairn__params_refuse(call, o->of.params, o->count);
+}
+
 void cairn_clear_grads(cairn_optimizer *optimizer) {
-    if (!optimizer) return;
+    if (refuses("cairn_clear_grads", optimizer)) return;
     (void)cairn__env_resolve(optimizer->env);
     cairn__params_forget(optimizer->of.params, optimizer->count);
 }
 
 void cairn_zero_grad(cairn_optimizer *optimizer) {
-    if (!optimizer) return;
+    if (refuses("cairn_zero_grad", optimizer)) return;
     if (optimizer->env->begin_step && !optimizer->env->begin_step(optimizer->env)) return;
     (void)cairn__env_resolve(optimizer->env); /* not within a backward, whose gradients are half there */
     cairn__params_forget(optimizer->of.params, optimizer->count);

@@ -42,6 +42,7 @@ static void param_destroy(struct cairn__param *p) {
     if (p->owns_master) cairn__device_free(device_of(p), p->master);
     if (p->owns_grad) cairn__device_free(device_of(p), p->grad);
     cairn__device_free(device_of(p), p->acc);
+    cairn__device_free(device_of(p), p->local);
     cairn__free(p->name);
     cairn__free(p);
 }
@@ -216,7 +217,7 @@ static cairn_status check_may_move(const struct cairn_param_set *set, const stru
             prefix);
     for (size_t i = 0; i < from->count; i++) {
         const struct cairn__param *p = from->params[i];
-        REQUIRE(!p->written && !p->has_acc, CAIRN_ESTATE,
+        REQUIRE(!p->written && !p->has_acc && !p->has_local, CAIRN_ESTATE,
                 "'%s': parameter '%s' has a gradient; build the whole model before its first backward", prefix,
                 p->name);
     }
@@ -285,7 +286,7 @@ static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, b
     p->dtype = half;
     if (p->owns_grad) cairn__device_free(device_of(p), p->grad);
     p->grad = NULL;
-    p->owns_grad = p->written = p->has_acc = false;
+    p->owns_grad = p->written = p->has_acc = p->held = p->has_local = p->own = false;
     p->version++;
 }
 
@@ -460,6 +461,7 @@ static cairn_status make_accumulator(struct cairn__param *p) {
 
 /* acc (+)= slot * factor; the slot is then free. What the slot's flag tells already is not told of its backward again. */
 static cairn_status fold(struct cairn__param *p) {
+    if (p->held) return cairn__param_keep(p);
     cairn_status st = CAIRN_OK;
     TRY(cairn__param_set_make_flags(p->set));
     TRY(make_accumulator(p));
@@ -510,6 +512,10 @@ void cairn__param_grad_ready(struct cairn__param *p) {
     p->factor = set->factor;
     p->checked = false;
     p->clip = NULL;
+    p->held = set->held && !set->spares_held;
+    p->written = p->held || !set->held;
+    if (set->held) return;
+    cairn__param_add_held(p);
     if (set->listener) set->listener->ready(set->listener->ctx, p->index);
 }
 
@@ -523,7 +529,32 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
     return CAIRN_OK;
 }
 
+/* Of a set that somebody listens to, a declaration after settle is a backward of its own. */
+static cairn_status begin_declaring(struct cairn_param_set *set) {
+    cairn_status st = set->walking ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->factor);
+    if (st != CAIRN_OK) cairn__param_set_abort(set);
+    return st;
+}
+
+cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(!cairn__param_is_on_its_way(params[i]), CAIRN_ESTATE,
+                "%s: gradients of the set of parameter '%s' are being averaged: call ddp_wait first", call,
+                params[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count) {
+    if (cairn__params_check_arrived(call, params, count) == CAIRN_OK) return false;
+    cairn__log(CAIRN_LOG_ERROR, "%s; nothing was done", cairn_last_error());
+    return true;
+}
+
 static cairn_status check_declared(const struct cairn__param *p) {
+    REQUIRE(!cairn__param_is_on_its_way(p) || p->reached != p->set->backward, CAIRN_ESTATE,
+            "cairn_grads_ready: parameter '%s' was declared ready already since the last ddp_wait, and travels",
+            p->name);
     REQUIRE(p->grad || p->n == 0, CAIRN_EINVAL,
             "cairn_grads_ready: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to "
             "what cairn_param_set_get shows",
@@ -535,18 +566,25 @@ static cairn_status check_declared(const struct cairn__param *p) {
     return CAIRN_OK;
 }
 
+/* What travels is told when it has arrived. */
+static void tell_declared(struct cairn_param_set *set) {
+    *(set->held ? &set->declared_held : &set->declared) = true;
+    if (set->on_ready) cairn__env_list_unresolved(set->env, set->on_ready);
+}
+
 cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range("cairn_grads_ready", set, first, count));
     struct cairn_device *d = set->env->device;
     for (size_t i = first; i < first + count; i++) TRY(check_declared(set->params[i]));
+    if (count > 0) TRY(begin_declaring(set));
     for (size_t i = first; i < first + count; i++) {
         struct cairn__param *p = set->params[i];
         if (p->value_type) d->passes->round(d, p->value_type, p->grad, p->grad, p->n);
+        p->reached = set->backward;
         cairn__param_grad_ready(p);
     }
-    set->declared |= count > 0;
-    if (set->on_ready && count > 0) cairn__env_list_unresolved(set->env, set->on_ready);
+    if (count > 0 && !set->walking) tell_declared(set);
 out:
     return st;
 }
@@ -555,6 +593,7 @@ out:
 cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range("cairn_grads_taken", set, first, count));
+    TRY(cairn__params_check_arrived("cairn_grads_taken", set->params, set->count));
     TRY(cairn__env_resolve(set->env));
     for (size_t i = first; i < first + count; i++) {
         struct cairn__param *p = set->params[i];
@@ -603,12 +642,32 @@ out:
     return st;
 }
 
+/* Who hears of this backward; NULL = nobody. */
+static const struct cairn__grad_listener *listener_of(const struct cairn_param_set *set) {
+    return set->held ? NULL : set->listener;
+}
+
+cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward, const float *factor) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    set->backward = backward;
+    set->factor = factor;
+    set->walking = listener || !set->is_users;
+    return listener && listener->begin ? listener->begin(listener->ctx) : CAIRN_OK;
+}
+
 cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
-    return set->listener ? set->listener->progress(set->listener->ctx) : CAIRN_OK;
+    const struct cairn__grad_listener *listener = listener_of(set);
+    return listener ? listener->progress(listener->ctx) : CAIRN_OK;
 }
 
 cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
-    return set->listener ? set->listener->settle(set->listener->ctx) : CAIRN_OK;
+    const struct cairn__grad_listener *listener = listener_of(set);
+    const bool were_declared = set->walking && set->is_users;
+    set->walking = false;
+    if (set->held && set->is_users) return cairn__param_set_hold(set, true);
+    const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
+    if (st == CAIRN_OK && were_declared) tell_declared(set);
+    return st;
 }
 
 void cairn__param_set_make_incomplete(struct cairn_param_set *set) {
@@ -623,8 +682,10 @@ bool cairn__params_incomplete(struct cairn__param *const *params, size_t count) 
 }
 
 void cairn__param_set_abort(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    set->walking = false;
     cairn__param_set_make_incomplete(set);
-    if (set->listener) set->listener->failed(set->listener->ctx);
+    if (listener) listener->failed(listener->ctx);
 }
 
 /* What is recorded holds for whatever was before, so that there flags are lowered which nobody may have raised. */
@@ -651,6 +712,7 @@ void cairn__params_forget(struct cairn__param *const *params, size_t count) {
     for (size_t i = 0; i < count; i++) {
         struct cairn__param *p = params[i];
         p->written = p->has_acc = p->flag_touched = p->acc_flag_touched = p->seen = p->incomplete = false;
+        p->held = p->has_local = p->own = false;
         p->clip = NULL;
     }
 }
@@ -662,17 +724,16 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set) {
 }
 
 void cairn_param_set_zero_grad(cairn_param_set *set) {
-    if (!set) return;
+    if (!set || cairn__params_refuse("cairn_param_set_zero_grad", set->params, set->count)) return;
     (void)cairn__env_resolve(set->env);
     cairn__params_forget(set->params, set->count);
 }
 
 cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
                                      const float **factor) {
-    if (p->has_acc && p->written) {
-        cairn_status st = fold(p);
-        if (st != CAIRN_OK) return st;
-    }
+    cairn_status st = cairn__params_take_held(&p, 1);
+    if (st == CAIRN_OK && p->has_acc && p->written) st = fold(p);
+    if (st != CAIRN_OK) return st;
     *grad = p->has_acc ? (const void *)p->acc : p->written ? p->grad : NULL;
     *dtype = p->has_acc ? CAIRN_F32 : p->dtype;
     *factor = p->has_acc ? NULL : p->factor;
@@ -682,6 +743,7 @@ cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, 
 cairn_status cairn__param_unscale(struct cairn__param *p) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(p);
+    TRY(cairn__params_take_held(&p, 1));
     if (!p->written && !p->has_acc) return CAIRN_OK;
     if (p->written && (p->has_acc || p->dtype != CAIRN_F32)) TRY(fold(p));
     float *grad = p->has_acc ? p->acc : p->grad;
@@ -725,7 +787,7 @@ static void look_at(struct cairn_device *d, const struct cairn__item *items, siz
 }
 
 static bool is_slot_unseen(const struct cairn__param *p) {
-    return p->written && !p->checked;
+    return p->written && !p->held && !p->checked && !cairn__param_is_on_its_way(p);
 }
 
 static bool is_acc_unseen(const struct cairn__param *p) {
@@ -779,7 +841,7 @@ cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found
         size_t listed = 0;
         for (size_t i = 0; i < set->count; i++) {
             struct cairn__param *p = set->params[i];
-            if (!p->grad || p->dtype != dtype) continue;
+            if (!p->written || p->dtype != dtype) continue;
             list(set->items, &listed, p->n, p->grad, cairn__param_flag(p));
             p->flag_touched = true;
         }

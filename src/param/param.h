@@ -4,7 +4,12 @@
  * A gradient's life: nn calls cairn__param_grad_slot and overwrites what it points to, then cairn__param_grad_ready; a
  * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The slot then holds
  * the gradient of one backward at one scale, times p->factor the true one. A further backward folds it into an f32
- * accumulator first. The optimizer asks cairn__param_grad_final for what to read. */
+ * accumulator first. The optimizer asks cairn__param_grad_final for what to read.
+ *
+ * While a set holds its gradients (ddp's no_sync) they are this rank's own: the listener hears nothing, nobody looks at them,
+ * and a further backward folds them into an f32 accumulator of their own, p->local. The first gradient that is not held is
+ * added to them before the listener hears of it: slot = round(local * S + slot). A step that comes before takes them as any
+ * others (held.c). */
 #ifndef CAIRN__PARAM_H
 #define CAIRN__PARAM_H
 
@@ -30,12 +35,20 @@ struct cairn__param {
     bool stochastic;               /* updates of half weights without a master are rounded at random */
     struct cairn_optimizer *owner; /* that updates it; NULL = none */
 
-    void *grad;          /* slot; NULL until somebody needs it */
-    bool owns_grad;      /* not the user's, not a bucket's */
-    bool written;        /* the slot holds a gradient */
-    const float *factor; /* in device memory; slot * factor is the true gradient: 1/S of its backward. NULL = 1 */
-    float *acc;          /* true f32 gradients of earlier backwards; made on first need */
-    bool has_acc;        /* acc holds something */
+    void *grad;     /* slot; NULL until somebody needs it */
+    bool owns_grad; /* not the user's, not a bucket's */
+    bool written;   /* the slot holds a gradient */
+    const float
+        *factor;      /* in device memory; slot * factor is the true gradient: 1/S of its backward. NULL = 1. Else the
+                            factor of a struct cairn__loss_scale */
+    float *acc;       /* true f32 gradients of earlier backwards; made on first need */
+    bool has_acc;     /* acc holds something */
+    uint64_t reached; /* the backward that reaches it, of those that nn has begun last: cairn__param_is_reached */
+
+    bool held;      /* the slot's gradient, where one is written, is this rank's own */
+    float *local;   /* true f32 gradients of earlier backwards that are this rank's own; made on first need */
+    bool has_local; /* local holds something */
+    bool own;       /* slot or acc has something of this rank's own: a step or clipping took what was held */
 
     bool checked, acc_checked;           /* the flags speak of what is in the slot, in acc */
     bool flag_touched, acc_flag_touched; /* they may be raised */
@@ -46,9 +59,14 @@ struct cairn__param {
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
 
-/* What ddp wants to know. Every slot is required. */
+/* What ddp wants to know, but for backwards whose gradients the set holds: of those it hears nothing. Every slot but the
+ * optional one is required. */
 struct cairn__grad_listener {
     void *ctx;
+    /* (optional) A backward begins, and nothing of it has been written: cairn__param_is_reached tells what it will write. Of
+     * the user's set: the first gradient since settle is about to be declared. Another status than CAIRN_OK, whose sentence is
+     * written, ends the backward: failed follows. */
+    cairn_status (*begin)(void *ctx);
     void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
@@ -72,10 +90,18 @@ struct cairn_param_set {
     size_t flags_count;        /* of parameters; flags are twice as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
+    uint64_t backward; /* nn's number of the one now running or last run */
+    bool
+        walking; /* it is running; of the user's set: since the first gradient was declared, until settle. Not while: */
+    bool held;   /* gradients that become ready are this rank's own */
+    bool spares_held; /* and zeros, of a loss of 0: none is written */
+
     bool is_users; /* its memory is the user's: cairn_param_set_create made it */
     struct cairn__unresolved
-        *on_ready; /* who wants to look at gradients that the user has declared ready; NULL = nobody */
-    bool declared; /* there are some since that one last looked */
+        *on_ready;                /* who wants to look at gradients that the user has declared ready; NULL = nobody */
+    bool declared, declared_held; /* there are some since that one last looked */
+    cairn_status (*take_scale)(
+        struct cairn__unresolved *on_ready); /* its: factor is that of a loss that begins now; NULL with it */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* NULL = nobody */
@@ -131,12 +157,30 @@ void cairn__param_describe(const struct cairn__param *p, cairn_param *out);
  * left there. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot);
 
-/* The slot is complete: remembers the factor, tells the listener. */
+/* The slot is complete: remembers the factor, adds what was held, tells the listener. */
 void cairn__param_grad_ready(struct cairn__param *p);
 
+/* A backward begins, whose loss's factor is that; it reaches the parameters whose `reached` is the number. Then nodes, each
+ * with progress behind it, and settle or abort. Errors: the listener's; abort follows. */
+cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward, const float *factor);
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
 void cairn__param_set_abort(struct cairn_param_set *set); /* after a failure, settle's own too */
+
+/* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
+static inline bool cairn__param_is_reached(const struct cairn__param *p) {
+    return p->set->is_users || p->reached == p->set->backward;
+}
+
+/* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
+static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
+    return p->set->is_users && p->set->walking;
+}
+
+/* Nobody reads, changes or forgets such gradients: CAIRN_ESTATE, with call in the sentence. refuse: true, and the sentence in
+ * the log, for calls that return nothing. */
+cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count);
+bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count);
 
 /* No gradient of the set is to be applied until it has been forgotten; whether such are among some. */
 void cairn__param_set_make_incomplete(struct cairn_param_set *set);
@@ -158,6 +202,35 @@ cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, 
 /* Makes that gradient a true f32 one, with clipping done. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_unscale(struct cairn__param *p);
 
+/* ---- gradients that are this rank's own (held.c) ---- */
+
+/* From here on gradients are held, or no longer. Not within a backward. Of the user's set, what stands in its memory and was
+ * declared while gradients were held goes into p->local: errors CAIRN_ENOMEM. */
+cairn_status cairn__param_set_hold(struct cairn_param_set *set, bool on);
+
+/* No longer, and what was held is forgotten. */
+void cairn__param_set_drop_held(struct cairn_param_set *set);
+
+/* Whether a gradient of p waits to be added to one that is not held. */
+static inline bool cairn__param_has_held(const struct cairn__param *p) {
+    return (p->held && p->written) || p->has_local || p->own;
+}
+
+/* The held gradient in the slot is added to p->local; the slot is then free. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_keep(struct cairn__param *p);
+
+/* A backward that is not held does not write p: its slot gets what was held, at this backward's scale, or else 0, and is
+ * written. What an earlier backward left there is folded. The listener hears nothing. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_grad_absent(struct cairn__param *p);
+
+/* slot = round(held * S + slot), of p->value_type where that is set. */
+void cairn__param_add_held(struct cairn__param *p);
+
+/* Somebody reads, changes or applies gradients now, though ranks were not asked: what is held becomes a gradient as any
+ * other, which has still to be looked at. It is remembered for a gradient that is not held to be added to it after all.
+ * Errors: CAIRN_ENOMEM. */
+cairn_status cairn__params_take_held(struct cairn__param *const *params, size_t count);
+
 /* ---- flags ---- */
 
 static inline uint32_t *cairn__param_flag(const struct cairn__param *p) {
@@ -171,12 +244,12 @@ static inline uint32_t *cairn__param_acc_flag(const struct cairn__param *p) {
 /* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 
-/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each parameter is scanned
- * for names: also those that this rank has not written, so that all ranks raise the same flags. */
+/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each gradient is scanned for
+ * names: the same ones on all ranks, which have written what any of them has, so that all raise the same flags. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
-/* Makes flags speak of the gradients as they are: one read of those that nobody has looked at. items: room for count.
- * The parameters' sets have flags. */
+/* Makes flags speak of the gradients as they are: one read of those that nobody has looked at, and that are not held. items:
+ * room for count. The parameters' sets have flags. */
 void cairn__params_check(struct cairn_device *d, struct cairn__param *const *params, size_t count,
                          struct cairn__item *items);
 

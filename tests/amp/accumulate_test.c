@@ -1,6 +1,7 @@
 /* Several backwards before a step, and what stands between the last of them and the step: unscaled gradients, clipping,
  * gradients and weights that the user changes. */
 #include "logged_env.h"
+#include "optim/hooks.h"
 #include "probe.h"
 
 static void assert_in_log(const char *text) {
@@ -190,6 +191,108 @@ static void sum_that_overflows_by_itself_is_skipped(void **state) {
         probe_backward(&p, micro[0], NULL);
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, micro[0]);
+        probe_end(&p);
+    }
+}
+
+/* ---- gradients that are held: ddp's no_sync ---- */
+
+static void hold(struct probe *p, bool on) {
+    OK(cairn__param_set_hold(cairn_module_params(p->model), on));
+}
+
+static void held_micro_batches_are_one_loss_to_the_scaler(void **state) {
+    float sum[PROBE];
+    sum_of_micro(4, sum);
+    for (int l = 0; l < EXACT_LEVELS; l++) {
+        struct probe p;
+        probe_begin(&p, *state, &exact_levels[l], dynamic(1));
+        hold(&p, true);
+        for (int m = 0; m < 3; m++) probe_backward(&p, micro[m], NULL);
+        hold(&p, false);
+        probe_backward(&p, micro[3], NULL);
+        for (size_t k = 0; k < 2; k++) assert_false(cairn_module_params(p.model)->params[k]->has_acc);
+        OK(cairn_step(p.sgd));
+        assert_probe_stepped_by(&p, sum);
+        assert_int_equal(probe_scaler(&p, 0).updates, 1);
+        probe_end(&p);
+    }
+}
+
+/* Until they are added to a gradient that counts, nobody looks: neither flag nor scaler. */
+static void overflow_while_held_is_found_by_the_loss_that_counts(void **state) {
+    for (int l = 0; l < EXACT_LEVELS; l++) {
+        for (int bad = 0; bad < 4; bad++) {
+            struct probe p;
+            probe_begin(&p, *state, &exact_levels[l], dynamic(1));
+            for (int m = 0; m < 4; m++) {
+                hold(&p, m < 3);
+                probe_backward(&p, micro[m], NULL);
+                struct cairn__param *const weight = cairn_module_params(p.model)->params[0];
+                if (m == bad) cairn__dtype(weight->dtype)->from_f32(weight->grad, INFINITY);
+                if (m < 3) OK(cairn__env_resolve(*state));
+                if (m < 3) assert_int_equal(*cairn__optimizer_skip(p.sgd), 0);
+            }
+            assert_one_overflow(&p, 1);
+            assert_true(probe_scale(&p, 0) == 32 && probe_scaler(&p, 0).updates == 1);
+            cairn_zero_grad(p.sgd);
+            hold(&p, true);
+            probe_backward(&p, micro[1], NULL);
+            hold(&p, false);
+            probe_backward(&p, micro[0], NULL);
+            OK(cairn_step(p.sgd));
+            float two[PROBE];
+            sum_of_micro(2, two);
+            assert_probe_stepped_by(&p, two);
+            probe_end(&p);
+        }
+    }
+}
+
+static void step_without_synchronising_is_a_step_as_any_other(void **state) {
+    static const float untouched[PROBE] = {0};
+    float sum[PROBE];
+    sum_of_micro(3, sum);
+    for (int l = 0; l < EXACT_LEVELS; l++) {
+        for (int bad = -1; bad < 3; bad++) {
+            struct probe p;
+            probe_begin(&p, *state, &exact_levels[l], dynamic(1));
+            hold(&p, true);
+            for (int m = 0; m < 3; m++) {
+                probe_backward(&p, micro[m], NULL);
+                struct cairn__param *const weight = cairn_module_params(p.model)->params[0];
+                if (m == bad) cairn__dtype(weight->dtype)->from_f32(weight->grad, INFINITY);
+            }
+            OK(cairn_step(p.sgd));
+            assert_int_equal(cairn_step_skipped(p.sgd), bad >= 0);
+            assert_probe_stepped_by(&p, bad >= 0 ? untouched : sum);
+            assert_true(probe_scale(&p, 0) == (bad >= 0 ? 32 : 64) && probe_scaler(&p, 0).updates == 1);
+            probe_end(&p);
+        }
+    }
+}
+
+/* Who looks at gradients in the middle finds this rank's; what is added later is added to them. */
+static void held_gradients_can_be_looked_at_in_the_middle(void **state) {
+    float sum[PROBE];
+    for (int l = 0; l < EXACT_LEVELS; l++) {
+        struct probe p;
+        double norm = 0, square = 0;
+        probe_begin(&p, *state, &exact_levels[l], dynamic(1));
+        hold(&p, true);
+        for (int m = 0; m < 2; m++) probe_backward(&p, micro[m], NULL);
+        sum_of_micro(2, sum);
+        for (int i = 0; i < PROBE; i++) square += (double)sum[i] * (double)sum[i];
+        OK(cairn_clip_grad_norm(p.sgd, 1e6, &norm));
+        assert_true(norm == sqrt(square));
+        assert_probe_gradients_are(&p, sum);
+        probe_backward(&p, micro[2], NULL);
+        hold(&p, false);
+        probe_backward(&p, micro[3], NULL);
+        for (size_t k = 0; k < 2; k++) assert_false(cairn_module_params(p.model)->params[k]->has_acc);
+        sum_of_micro(4, sum);
+        OK(cairn_step(p.sgd));
+        assert_probe_stepped_by(&p, sum);
         probe_end(&p);
     }
 }
@@ -576,6 +679,10 @@ int main(void) {
         cmocka_unit_test(overflow_of_a_micro_batch_is_one_skipped_step),
         cmocka_unit_test(delayed_overflow_is_told_to_its_own_scaler),
         cmocka_unit_test(sum_that_overflows_by_itself_is_skipped),
+        cmocka_unit_test(held_micro_batches_are_one_loss_to_the_scaler),
+        cmocka_unit_test(overflow_while_held_is_found_by_the_loss_that_counts),
+        cmocka_unit_test(step_without_synchronising_is_a_step_as_any_other),
+        cmocka_unit_test(held_gradients_can_be_looked_at_in_the_middle),
         cmocka_unit_test(step_without_a_loss_tells_no_scaler),
         cmocka_unit_test(the_twelfth_loss_is_blamed_like_the_first),
         cmocka_unit_test(master_params_are_what_is_updated_in_the_order_given),

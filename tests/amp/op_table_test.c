@@ -52,6 +52,7 @@ static const struct expected table[] = {
     F(RELU), F(SILU), F(AMAX), F(AMIN), F(MAX_POOL2D), F(AVG_POOL2D), F(ADAPTIVE_AVG_POOL2D), F(BATCH_NORM), F(EMBEDDING),
     F(DROPOUT), F(CONTIGUOUS), F(RESHAPE), F(PERMUTE), F(SLICE), F(EXPAND), F(DETACH),
     INDEX(ARGMAX), INDEX(ARGMIN), OWN(CHECKPOINT), OWN(CUSTOM), OWN(CAST), OWN(SCALE_LOSS),
+    OWN(ZERO_LOSS),
 
     S(POW), S(POW_SCALAR), S(SCALAR_POW), S(SQUARE), S(RSQRT), S(RECIPROCAL), S(EXP), S(EXPM1), S(LOG), S(LOG1P), S(LOG2),
     S(LOG10), S(TAN), S(ASIN), S(ACOS), S(SINH), S(COSH), S(ERFINV), S(SOFTPLUS), S(GELU), S(GELU_TANH),
@@ -493,7 +494,7 @@ static void run_all(cairn_env *env, cairn_dtype half, bool params) {
     for (int i = 0; i < CAIRN__NUM_OPS; i++) {
         const struct expected *e = expected_of((enum cairn__op)i);
         const bool is_seen = checked[i] > 0 || e->gives == BOOLS || e->gives == INDICES || i == CAIRN__OP_DETACH ||
-                             i == CAIRN__OP_CAST || i == CAIRN__OP_SCALE_LOSS;
+                             i == CAIRN__OP_CAST || i == CAIRN__OP_SCALE_LOSS || i == CAIRN__OP_ZERO_LOSS;
         if (!is_seen) fail_msg("no graph showed what '%s' computes in", cairn__op_name((enum cairn__op)i));
     }
 }
@@ -578,6 +579,19 @@ static void scaled_losses_are_f32(void **state) {
     everywhere(test_env_of(state), scale);
 }
 
+/* Parameters are left in their own types, and the loss is f32. */
+static void drop(cairn_env *env, cairn_dtype half) {
+    cairn_module *m = cairn_linear(env, 3, 2);
+    assert_int_equal(cairn__param_set_to_half(cairn_module_params(m), half, true, false), CAIRN_OK);
+    assert_int_equal(cairn_tensor_dtype(cairn__zero_loss(m)), CAIRN_F32);
+    assert_int_equal(cairn_tensor_dtype(cairn_module_get(m, "weight")), half);
+    cairn_module_destroy(&m);
+}
+
+static void losses_of_zero_are_f32(void **state) {
+    everywhere(test_env_of(state), drop);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_is_in_both_tables),
@@ -590,6 +604,7 @@ int main(void) {
         ENV_TEST(indices_are_found_in_the_input_s_type),
         ENV_TEST(casts_and_detached_values_have_the_type_asked_for),
         ENV_TEST(scaled_losses_are_f32),
+        ENV_TEST(losses_of_zero_are_f32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

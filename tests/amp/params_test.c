@@ -222,6 +222,37 @@ static void every_level_trains_as_plain_sgd_that_leaves_out_the_step_that_overfl
     }
 }
 
+/* ---- gradients that are held: ddp's no_sync ---- */
+
+static void trains_held(cairn_env *env, size_t kind, bool fused, bool synchronises, int overflows_at) {
+    enum { MICRO = 3 };
+    struct trainer t;
+    begin(&t, env, kinds[kind].storage, fused, kinds[kind].level, kinds[kind].half);
+    for (int m = 0; m < MICRO; m++) {
+        OK(cairn__param_set_hold(t.set, !synchronises || m + 1 < MICRO));
+        assert_true(amp_loss_scale(t.amp) == 128);
+        write_grads(&t, m, amp_loss_scale(t.amp));
+        if (m == overflows_at) put(&t, 7, INFINITY);
+        OK(cairn_grads_ready(t.set, 0, PARAMS));
+        OK(cairn__param_set_settle(t.set));
+    }
+    step(&t, overflows_at < MICRO);
+    assert_true(amp_loss_scale(t.amp) == (overflows_at < MICRO ? 64 : 128));
+    for (size_t i = 0; i < N; i++) {
+        const float sum = gradient(0, i) + gradient(1, i) + gradient(2, i);
+        assert_true(weight(&t, i) == first_weight(i) - (overflows_at < MICRO ? 0 : (float)LR * sum));
+    }
+    end(&t);
+}
+
+static void gradients_that_are_held_are_one_loss_with_the_next_that_is_not_or_with_the_step(void **state) {
+    for (size_t kind = 0; kind < KINDS; kind++) {
+        for (int overflows_at = 0; overflows_at < 4; overflows_at++) {
+            for (int way = 0; way < 4; way++) trains_held(*state, kind, way % 2, way / 2, overflows_at);
+        }
+    }
+}
+
 static void weights_are_rounded_where_they_stand_and_masters_have_the_original_bits(void **state) {
     static const cairn_dtype halves[] = {CAIRN_F16, CAIRN_BF16};
     for (int h = 0; h < 2; h++) {
@@ -1034,6 +1065,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_env, end_env)
     const struct CMUnitTest tests[] = {
         TEST(every_level_trains_as_plain_sgd_that_leaves_out_the_step_that_overflows),
+        TEST(gradients_that_are_held_are_one_loss_with_the_next_that_is_not_or_with_the_step),
         TEST(weights_are_rounded_where_they_stand_and_masters_have_the_original_bits),
         TEST(weights_that_the_user_writes_are_rounded_and_masters_take_them_as_they_are),
         TEST(small_updates_add_up_in_masters_and_are_lost_without),

@@ -208,8 +208,15 @@ static void checkpoint_can_be_walked_again(void **state) {
 
 struct listening {
     struct cairn__grad_listener listener;
-    int ready[2];
+    const cairn_param_set *set;
+    int reached[2], ready[2];
 };
+
+static cairn_status count_reached(void *ctx) {
+    struct listening *l = ctx;
+    for (int i = 0; i < 2; i++) l->reached[i] += cairn__param_is_reached(l->set->params[i]);
+    return CAIRN_OK;
+}
 
 static void count_ready(void *ctx, size_t index) {
     ((struct listening *)ctx)->ready[index]++;
@@ -228,14 +235,22 @@ static void parameter_is_ready_once_wherever_it_is_used(void **state) {
     struct listening l[LAYERS];
     m.use_checkpoints = true;
     for (int i = 0; i < LAYERS; i++) {
-        l[i] = (struct listening){
-            .listener = {.ctx = &l[i], .ready = count_ready, .progress = go_on, .settle = go_on, .failed = never_mind}};
+        l[i] = (struct listening){.set = cairn_module_params(m.layers[i]),
+                                  .listener = {.ctx = &l[i],
+                                               .begin = count_reached,
+                                               .ready = count_ready,
+                                               .progress = go_on,
+                                               .settle = go_on,
+                                               .failed = never_mind}};
         cairn_module_params(m.layers[i])->listener = &l[i].listener;
     }
     for (int step = 1; step <= 3; step++) {
         env->begin_step(env);
         assert_int_equal(cairn_backward(loss_of(&m)), CAIRN_OK);
-        for (int i = 0; i < LAYERS; i++) assert_true(l[i].ready[0] == step && l[i].ready[1] == step);
+        for (int i = 0; i < LAYERS; i++) {
+            assert_true(l[i].ready[0] == step && l[i].ready[1] == step);
+            assert_true(l[i].reached[0] == step && l[i].reached[1] == step);
+        }
     }
     for (int i = 0; i < LAYERS; i++) cairn_module_params(m.layers[i])->listener = NULL;
     end_model(&m);

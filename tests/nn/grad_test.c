@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/status.h"
 #include "nn/tensor.h"
 #include "test_env.h"
 
@@ -71,6 +72,85 @@ static void parameter_used_twice_is_written_once_with_the_sum(void **state) {
     for (int i = 0; i < 4; i++) assert_true(slot_of(m, 0)[i] == 6.0f);
     for (int i = 0; i < 2; i++) assert_true(slot_of(m, 1)[i] == 4.0f);
     assert_false(cairn_module_params(m)->params[0]->has_acc);
+    cairn_module_destroy(&m);
+}
+
+/* ---- what a backward says before it begins ---- */
+
+struct beginning {
+    struct cairn__grad_listener listener;
+    const cairn_param_set *set;
+    unsigned reached, ready; /* a bit a parameter */
+    int begins, failures;
+    bool refuses;
+};
+
+static cairn_status note_reached(void *ctx) {
+    struct beginning *b = ctx;
+    b->begins++;
+    b->reached = b->ready = 0;
+    for (size_t i = 0; i < b->set->count; i++) b->reached |= (unsigned)cairn__param_is_reached(b->set->params[i]) << i;
+    return b->refuses ? cairn__fail(CAIRN_ESTATE, "not this one") : CAIRN_OK;
+}
+static void note_written(void *ctx, size_t index) {
+    ((struct beginning *)ctx)->ready |= 1u << index;
+}
+static cairn_status never_stop(void *ctx) {
+    (void)ctx;
+    return CAIRN_OK;
+}
+static void note_failure(void *ctx) {
+    ((struct beginning *)ctx)->failures++;
+}
+
+static void listen_to(struct beginning *b, cairn_module *m) {
+    *b = (struct beginning){.set = cairn_module_params(m),
+                            .listener = {.ctx = b,
+                                         .begin = note_reached,
+                                         .ready = note_written,
+                                         .progress = never_stop,
+                                         .settle = never_stop,
+                                         .failed = note_failure}};
+    cairn_module_params(m)->listener = &b->listener;
+}
+
+/* Of two modules, weights (bit 0) and biases (bit 1). */
+static void backward_tells_what_it_will_write(void **state) {
+    static const unsigned cases[][2] = {{3, 3}, {1, 2}, {2, 0}, {0, 1}, {3, 1}, {1, 0}};
+    cairn_env *env = test_env_of(state);
+    cairn_module *m[2];
+    struct beginning b[2];
+    for (int k = 0; k < 2; k++) {
+        m[k] = cairn_linear(env, 2, 2);
+        listen_to(&b[k], m[k]);
+    }
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        cairn_tensor *loss = cairn_zeros(env, CAIRN_F32, 0, NULL);
+        b[0].begins = b[1].begins = 0;
+        for (int bit = 0; bit < 4; bit++) {
+            cairn_tensor *t = cairn_module_get(m[bit / 2], bit % 2 ? "bias" : "weight");
+            if (cases[c][bit / 2] >> bit % 2 & 1) loss = cairn_add(loss, cairn_sum(cairn_mul(t, t)));
+        }
+        assert_int_equal(cairn_backward(loss), CAIRN_OK);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(b[k].begins, cases[c][k] != 0);
+            if (cases[c][k]) assert_true(b[k].reached == cases[c][k] && b[k].ready == cases[c][k]);
+        }
+    }
+    for (int k = 0; k < 2; k++) cairn_module_destroy(&m[k]);
+}
+
+static void backward_that_is_refused_writes_nothing(void **state) {
+    cairn_env *env = test_env_of(state);
+    struct beginning b;
+    cairn_module *m = cairn_linear(env, 2, 2);
+    listen_to(&b, m);
+    b.refuses = true;
+    cairn_tensor *loss = cairn_sum(cairn_module_forward(m, cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 2))));
+    assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(), "not this one");
+    assert_true(b.ready == 0 && b.failures == 1 && !b.set->walking);
+    for (size_t i = 0; i < 2; i++) assert_false(b.set->params[i]->written);
     cairn_module_destroy(&m);
 }
 
@@ -191,13 +271,98 @@ static void bias_gradient_does_not_depend_on_the_weights(void **state) {
     }
 }
 
+/* ---- zero_loss ---- */
+
+struct arrivals {
+    struct cairn__grad_listener listener;
+    size_t order[16], count;
+    int settled;
+};
+
+static void note_ready(void *ctx, size_t index) {
+    struct arrivals *a = ctx;
+    a->order[a->count++] = index;
+}
+static cairn_status note_nothing(void *ctx) {
+    (void)ctx;
+    return CAIRN_OK;
+}
+static cairn_status note_settled(void *ctx) {
+    ((struct arrivals *)ctx)->settled++;
+    return CAIRN_OK;
+}
+static void note_failed(void *ctx) {
+    (void)ctx;
+}
+
+static cairn_module *deep(cairn_env *env) {
+    cairn_module *inner = cairn_sequential(env, CAIRN_MODULES(cairn_linear(env, 4, 3), cairn_linear(env, 3, 3)));
+    cairn_module *norm = cairn_layer_norm(env, CAIRN_SHAPE(3), 0);
+    return cairn_sequential(env, CAIRN_MODULES(inner, norm, cairn_linear(env, 3, 2)));
+}
+
+static void expect_zeros(const struct cairn_param_set *set) {
+    const char zeros[64] = {0};
+    for (size_t i = 0; i < set->count; i++) {
+        assert_true(set->params[i]->written);
+        assert_memory_equal(set->params[i]->grad, zeros, set->params[i]->n * cairn_dtype_nbytes(set->params[i]->dtype));
+    }
+}
+
+/* Halves beside f32 norms, and gradients of an earlier step in the slots; a scale of inf makes no NaNs. */
+static void zero_loss_gives_every_parameter_a_gradient_of_zero(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_module *m = deep(env);
+    struct cairn_param_set *set = cairn_module_params(m);
+    assert_int_equal(cairn__param_set_to_half(set, CAIRN_F16, true, true), CAIRN_OK);
+    cairn_tensor *x = cairn_randn(env, CAIRN_F16, CAIRN_SHAPE(5, 4));
+    assert_int_equal(cairn_backward(cairn_sum(cairn_module_forward(m, x))), CAIRN_OK);
+    assert_true(*(const uint16_t *)set->params[set->count - 1]->grad == 0x4500); /* 5 rows */
+    for (int i = 0; i < 2; i++) {
+        cairn__param_set_zero_grad(set);
+        cairn_tensor *loss = cairn__zero_loss(m);
+        assert_int_equal(cairn_backward(test_scale_loss(loss, i ? INFINITY : 1024)), CAIRN_OK);
+        assert_true(cairn_tensor_item(loss) == 0);
+        expect_zeros(set);
+    }
+    cairn_module_destroy(&m);
+}
+
+static void zero_loss_reaches_parameters_from_the_last_to_the_first(void **state) {
+    cairn_env *env = test_env_of(state);
+    struct arrivals a = {
+        .listener = {
+            .ctx = &a, .ready = note_ready, .progress = note_nothing, .settle = note_settled, .failed = note_failed}};
+    cairn_module *m = deep(env);
+    struct cairn_param_set *set = cairn_module_params(m);
+    set->listener = &a.listener;
+    assert_int_equal(cairn_backward(cairn__zero_loss(m)), CAIRN_OK);
+    assert_int_equal(a.count, set->count);
+    for (size_t i = 0; i < a.count; i++) assert_int_equal(a.order[i], a.count - 1 - i);
+    assert_int_equal(a.settled, 1);
+    set->listener = NULL;
+    cairn_module_destroy(&m);
+}
+
+static void zero_loss_of_no_parameters_is_refused(void **state) {
+    cairn_module *m = cairn_dropout(test_env_of(state), 0.5);
+    assert_null(cairn__zero_loss(m));
+    assert_string_equal(cairn_last_error(), "zero_loss: there is no input");
+    cairn_module_destroy(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(relu_has_no_gradient_at_zero_nor_at_nan),
         ENV_TEST(scaled_loss_has_scaled_gradients),
         ENV_TEST(tensor_used_twice_gets_the_sum),
+        ENV_TEST(zero_loss_gives_every_parameter_a_gradient_of_zero),
+        ENV_TEST(zero_loss_reaches_parameters_from_the_last_to_the_first),
+        ENV_TEST(zero_loss_of_no_parameters_is_refused),
         ENV_TEST(leaf_adds_up_over_backwards_until_cleared),
         ENV_TEST(parameter_used_twice_is_written_once_with_the_sum),
+        ENV_TEST(backward_tells_what_it_will_write),
+        ENV_TEST(backward_that_is_refused_writes_nothing),
         ENV_TEST(two_backwards_accumulate_in_parameters),
         ENV_TEST(half_gradient_beyond_its_range_is_infinite),
         ENV_TEST(half_leaf_gradient_is_rounded_to_its_type),

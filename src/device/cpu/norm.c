@@ -74,11 +74,37 @@ static void keep_stats(const struct norming *o, size_t group, double mean, doubl
     put(o->r, o->norm.rstd, group, 1 / sqrt(variance + o->norm.eps));
 }
 
+/* The two numbers of a channel that shares of a batch bring together. */
+static double *shared_of(const struct norming *o, size_t channel) {
+    return &o->norm.shared[1 + 2 * channel];
+}
+
+static double count_of(const struct cairn__norm *norm) {
+    return norm->share == CAIRN__NORM_TAKES ? norm->shared[0] : (double)norm->outer * (double)norm->inner;
+}
+
+static void keep_or_tell(const struct norming *o, size_t group, double mean, double variance) {
+    if (o->norm.share == CAIRN__NORM_TELLS) {
+        shared_of(o, group)[0] = mean;
+        shared_of(o, group)[1] = variance;
+    } else {
+        keep_stats(o, group, mean, variance);
+    }
+}
+
+static void keep_shared(const struct norming *o, size_t first, size_t end) {
+    for (size_t c = first; c < end; c++) keep_stats(o, c, shared_of(o, c)[0], shared_of(o, c)[1]);
+}
+
 static void find_stats(const struct norming *o, size_t group, const void *x, const struct cairn__runs *runs) {
     double mean, variance;
     if (o->norm.given_stats) return;
+    if (o->norm.share == CAIRN__NORM_TAKES) {
+        keep_shared(o, group, group + 1);
+        return;
+    }
     o->k->moments[o->t](x, runs, o->norm.kind != CAIRN__NORM_RMS, &mean, &variance);
-    keep_stats(o, group, mean, variance);
+    keep_or_tell(o, group, mean, variance);
 }
 
 /* ---- rows ---- */
@@ -155,6 +181,7 @@ static void channels_forward(void *ctx, size_t first, size_t end) {
     for (size_t c = first; c < end; c++) {
         const void *x = cairn__element(o->t, o->norm.x, c * o->inner);
         find_stats(o, c, x, &runs);
+        if (o->norm.share == CAIRN__NORM_TELLS) continue;
         o->k->norm_runs[o->t](cairn__element_of(o->t, o->norm.y, c * o->inner), x, &runs, mean_of(o, c),
                               rounded(o->r, rstd_of(o, c) * weight_of(o, c)), bias_of(o, c));
     }
@@ -165,17 +192,27 @@ static void write_affine(const struct norming *o, size_t c, double dweight, doub
     if (o->norm.dbias) put(o->norm.affine_dtype, o->norm.dbias, c, dbias);
 }
 
+/* sums: a channel's sum(dy) and sum(dy * (x - mean)), of x; they become those of the whole batch. */
+static void use_sums(const struct norming *o, size_t c, double sums[2]) {
+    if (o->norm.share == CAIRN__NORM_TAKES) {
+        memcpy(sums, shared_of(o, c), 2 * sizeof(sums[0]));
+        return;
+    }
+    if (o->norm.share == CAIRN__NORM_TELLS) memcpy(shared_of(o, c), sums, 2 * sizeof(sums[0]));
+    write_affine(o, c, sums[1] * rstd_of(o, c), sums[0]);
+}
+
 static void channels_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const struct cairn__runs runs = runs_of_channel(o);
-    const double n = (double)(o->outer * o->inner);
+    const double n = count_of(&o->norm);
     for (size_t c = first; c < end; c++) {
         const void *x = cairn__element(o->t, o->norm.x, c * o->inner);
         const void *dy = cairn__element(o->t, o->norm.dy, c * o->inner);
         const double mean = mean_of(o, c), rstd = rstd_of(o, c), a = rstd * weight_of(o, c);
-        double sums[2];
-        o->k->norm_runs_sums[o->t](dy, x, &runs, mean, sums);
-        write_affine(o, c, sums[1] * rstd, sums[0]);
+        double sums[2] = {0, 0};
+        if (o->norm.share != CAIRN__NORM_TAKES) o->k->norm_runs_sums[o->t](dy, x, &runs, mean, sums);
+        use_sums(o, c, sums);
         if (!o->norm.dx) continue;
         const double b = o->norm.given_stats ? 0 : -a * rstd * rstd * sums[1] / n;
         const double shift = o->norm.given_stats ? 0 : -a * sums[0] / n;
@@ -294,15 +331,17 @@ static void strip_stats(struct strip *s) {
     }
     for (size_t c = 0; c < s->n; c++) {
         const double d = get(o->r, sum.room, c), q = get(o->r, squares.room, c) - d * d / n;
-        keep_stats(o, s->first + c, get(o->r, s->mean.room, c) + d / n, q < 0 ? 0 : q / n);
+        keep_or_tell(o, s->first + c, get(o->r, s->mean.room, c) + d / n, q < 0 ? 0 : q / n);
     }
 }
 
 static void strip_begin(struct strip *s, const struct norming *o, size_t first, size_t end) {
+    const bool is_forward = o->norm.y != NULL;
     s->o = o;
     s->first = first;
     s->n = end - first;
-    if (!o->norm.given_stats && o->norm.y) strip_stats(s);
+    if (is_forward && o->norm.share == CAIRN__NORM_TAKES) keep_shared(o, first, end);
+    if (is_forward && o->norm.share != CAIRN__NORM_TAKES && !o->norm.given_stats) strip_stats(s);
     const size_t nbytes = s->n * cairn_dtype_nbytes(o->r);
     memcpy(s->mean.room, cairn__element(o->r, o->norm.mean, first), nbytes);
     memcpy(s->rstd.room, cairn__element(o->r, o->norm.rstd, first), nbytes);
@@ -313,6 +352,7 @@ static void columns_forward(void *ctx, size_t first, size_t end) {
     struct strip s;
     struct columns scale, shift;
     strip_begin(&s, o, first, end);
+    if (o->norm.share == CAIRN__NORM_TELLS) return;
     for (size_t c = 0; c < s.n; c++) {
         put(o->r, scale.room, c, rstd_of(o, first + c) * weight_of(o, first + c));
         put(o->r, shift.room, c, bias_of(o, first + c));
@@ -340,34 +380,57 @@ static void strip_dx(struct strip *s, const struct columns *a, const struct colu
     }
 }
 
+/* Columns' sums of dy and of dy * (x - mean), with those before them. */
+static void strip_sums(struct strip *s, struct columns *sum, struct columns *product) {
+    const struct norming *o = s->o;
+    for (size_t i = 0; i < o->outer; i++) {
+        const void *d = strip_centred(s, i), *dy = strip_row(s, o->norm.dy, i, &s->wide_dy);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum->room, dy, s->n, 0);
+        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product->room, (const void *[]){product->room, dy, d}, s->n,
+                                            (double[]){1, 0});
+    }
+}
+
 static void columns_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
-    const double n = (double)o->outer;
+    const double n = count_of(&o->norm);
     struct strip s;
     struct columns sum = {{0}}, product = {{0}}, a, b, shift;
     strip_begin(&s, o, first, end);
-    for (size_t i = 0; i < o->outer; i++) {
-        const void *d = strip_centred(&s, i), *dy = strip_row(&s, o->norm.dy, i, &s.wide_dy);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum.room, dy, s.n, 0);
-        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product.room, (const void *[]){product.room, dy, d}, s.n, (double[]){1, 0});
-    }
+    if (o->norm.share != CAIRN__NORM_TAKES) strip_sums(&s, &sum, &product);
     for (size_t c = 0; c < s.n; c++) {
         const double rstd = rstd_of(o, first + c), scale = rstd * weight_of(o, first + c);
-        const double s1 = get(o->r, sum.room, c), s2 = get(o->r, product.room, c);
-        write_affine(o, first + c, s2 * rstd, s1);
+        double sums[] = {get(o->r, sum.room, c), get(o->r, product.room, c)};
+        use_sums(o, first + c, sums);
         put(o->r, a.room, c, scale);
-        put(o->r, b.room, c, o->norm.given_stats ? 0 : -scale * rstd * rstd * s2 / n);
-        put(o->r, shift.room, c, o->norm.given_stats ? 0 : -scale * s1 / n);
+        put(o->r, b.room, c, o->norm.given_stats ? 0 : -scale * rstd * rstd * sums[1] / n);
+        put(o->r, shift.room, c, o->norm.given_stats ? 0 : -scale * sums[0] / n);
     }
     if (o->norm.dx) strip_dx(&s, &a, &b, &shift);
 }
 
 /* ---- the passes ---- */
 
+static bool is_empty(const struct cairn__norm *norm) {
+    return norm->outer * norm->channels * norm->inner == 0;
+}
+
+/* A share may have no values: it tells so, and takes what the others have. */
+static void tell_count(const struct cairn__norm *norm) {
+    if (norm->share != CAIRN__NORM_TELLS) return;
+    if (is_empty(norm)) memset(norm->shared, 0, (1 + 2 * (size_t)norm->channels) * sizeof(norm->shared[0]));
+    norm->shared[0] = count_of(norm);
+}
+
 void cairn__cpu_norm(struct cairn_device *d, const struct cairn__norm *norm) {
     struct norming o;
-    if (norm->outer * norm->channels * norm->inner == 0) return;
+    tell_count(norm);
+    if (is_empty(norm) && norm->share != CAIRN__NORM_TAKES) return;
     if (!cairn__cpu_is_ok(cairn__cpu_of(d), begin(d, norm, &o))) return;
+    if (is_empty(norm)) {
+        keep_shared(&o, 0, o.channels);
+        return;
+    }
     switch (norm->kind) {
     case CAIRN__NORM_ROWS:
     case CAIRN__NORM_RMS:
@@ -397,7 +460,8 @@ static void zero_affine(const struct cairn__norm *norm) {
 void cairn__cpu_norm_backward(struct cairn_device *d, const struct cairn__norm *norm) {
     struct norming o;
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    if (norm->outer * norm->channels * norm->inner == 0) {
+    tell_count(norm);
+    if (is_empty(norm)) {
         zero_affine(norm);
         return;
     }
@@ -424,8 +488,9 @@ void cairn__cpu_norm_backward(struct cairn_device *d, const struct cairn__norm *
 void cairn__cpu_batch_stats(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                             const struct cairn__norm *norm, double momentum) {
     const cairn_dtype r = cairn__r_of(norm->dtype), t = running_dtype;
-    const double n = (double)norm->outer * (double)norm->inner;
+    const double n = count_of(norm);
     (void)d;
+    if (n == 0) return;
     for (size_t c = 0; c < (size_t)norm->channels; c++) {
         const double mean = get(r, norm->mean, c), variance = get(r, norm->variance, c) * n / (n - 1);
         put(t, running_mean, c, (1 - momentum) * get(t, running_mean, c) + momentum * mean);

@@ -1,0 +1,337 @@
+/* Gradients that stay a rank's own: what becomes of them in the first that is not held, or in a step that comes before. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cairn/cairn.h"
+#include "core/dtype.h"
+#include "param/param.h"
+
+enum { N = 37, MICRO = 4 };
+
+static int make_env(void **state) {
+    cairn_env *env = NULL;
+    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
+    *state = env;
+    return 0;
+}
+
+static int end_env(void **state) {
+    cairn_env *env = *state;
+    cairn_env_destroy(&env);
+    return 0;
+}
+
+/* ---- somebody who listens ---- */
+
+struct listening {
+    struct cairn__grad_listener listener;
+    int begins, readies, settles;
+    const float *slot; /* (optional) of an f32 parameter, to look at when it is ready */
+    float first;
+};
+
+static cairn_status count_begin(void *ctx) {
+    ((struct listening *)ctx)->begins++;
+    return CAIRN_OK;
+}
+
+static void count_ready(void *ctx, size_t index) {
+    struct listening *l = ctx;
+    (void)index;
+    l->readies++;
+    if (l->slot) l->first = *l->slot;
+}
+
+static cairn_status go_on(void *ctx) {
+    (void)ctx;
+    return CAIRN_OK;
+}
+
+static cairn_status count_settle(void *ctx) {
+    ((struct listening *)ctx)->settles++;
+    return CAIRN_OK;
+}
+
+static void never_mind(void *ctx) {
+    (void)ctx;
+}
+
+static void listen(struct listening *l, cairn_param_set *set) {
+    *l = (struct listening){.listener = {.ctx = l,
+                                         .begin = count_begin,
+                                         .ready = count_ready,
+                                         .progress = go_on,
+                                         .settle = count_settle,
+                                         .failed = never_mind}};
+    set->listener = &l->listener;
+}
+
+/* ---- one parameter ---- */
+
+static struct cairn__param *make_param(cairn_env *env, cairn_dtype dtype, cairn_param_set **set) {
+    struct cairn__param *p = NULL;
+    assert_int_equal(cairn__param_set_new(env, set), CAIRN_OK);
+    assert_int_equal(cairn__param_set_add(*set, "w", 1, (int64_t[]){N}, false, &p), CAIRN_OK);
+    memset(p->data, 0, N * sizeof(float));
+    if (dtype != CAIRN_F32) assert_int_equal(cairn__param_set_to_half(*set, dtype, true, false), CAIRN_OK);
+    return p;
+}
+
+static float rounded(cairn_dtype dtype, float x) {
+    unsigned char bits[8];
+    cairn__dtype(dtype)->from_f32(bits, x);
+    return cairn__dtype(dtype)->to_f32(bits);
+}
+
+static float stored(const struct cairn__param *p, size_t i) {
+    return cairn__dtype(p->dtype)->to_f32((const char *)p->grad + i * cairn_dtype_nbytes(p->dtype));
+}
+
+/* Not exact in any half type. */
+static float value(int micro, size_t i) {
+    return sinf((float)(micro * 101 + (int)i)) * 3.0f;
+}
+
+/* As a backward of one parameter does. */
+static void backward(struct cairn__param *p, int micro, const float *factor) {
+    const float scale = factor ? 1 / *factor : 1;
+    void *slot = NULL;
+    assert_int_equal(cairn__param_set_begin(p->set, 0, factor), CAIRN_OK);
+    assert_int_equal(cairn__param_grad_slot(p, &slot), CAIRN_OK);
+    for (size_t i = 0; i < N; i++)
+        cairn__dtype(p->dtype)->from_f32((char *)slot + i * cairn_dtype_nbytes(p->dtype), scale * value(micro, i));
+    cairn__param_grad_ready(p);
+    assert_int_equal(cairn__param_set_settle(p->set), CAIRN_OK);
+}
+
+static void hold(cairn_param_set *set, bool on) {
+    assert_int_equal(cairn__param_set_hold(set, on), CAIRN_OK);
+}
+
+/* ---- added to the first that is not held ---- */
+
+static const struct cairn__loss_scale scales[] = {
+    {1024, 0x1p-10f}, {512, 0x1p-9f}, {2048, 0x1p-11f}, {128, 0x1p-7f}, {384, (float)(1.0 / 384)}};
+
+static void slot_is_rounded_once_from_what_was_held_and_what_came(void **state) {
+    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
+        for (int last = 3; last <= 4; last++) {
+            cairn_param_set *set = NULL;
+            struct listening l;
+            struct cairn__param *p = make_param(*state, dtype, &set);
+            float local[N];
+            listen(&l, set);
+            hold(set, true);
+            for (int m = 0; m < MICRO - 1; m++) backward(p, m, &scales[m].factor);
+            assert_int_equal(l.begins + l.readies + l.settles, 0);
+            hold(set, false);
+            backward(p, MICRO - 1, &scales[last].factor);
+            assert_int_equal(l.begins + l.readies + l.settles, 3);
+            for (size_t i = 0; i < N; i++) {
+                for (int m = 0; m < MICRO - 1; m++) {
+                    const float one = rounded(dtype, scales[m].scale * value(m, i)) * scales[m].factor;
+                    local[i] = m ? one + local[i] : one;
+                }
+                const float came = rounded(dtype, 1 / scales[last].factor * value(MICRO - 1, i));
+                const float want = rounded(dtype, local[i] * scales[last].scale + came), got = stored(p, i);
+                assert_memory_equal(&got, &want, sizeof(got));
+            }
+            assert_true(p->written && !p->has_acc && !cairn__param_has_held(p));
+            cairn_param_set_destroy(&set);
+        }
+    }
+}
+
+static void listener_sees_the_sum(void **state) {
+    cairn_param_set *set = NULL;
+    struct listening l;
+    struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
+    listen(&l, set);
+    hold(set, true);
+    backward(p, 0, NULL);
+    hold(set, false);
+    l.slot = p->grad;
+    backward(p, 1, NULL);
+    assert_true(l.first == value(0, 0) + value(1, 0));
+    cairn_param_set_destroy(&set);
+}
+
+static void parameter_that_backward_leaves_out_has_what_was_held_or_zero(void **state) {
+    for (int held = 0; held < 2; held++) {
+        cairn_param_set *set = NULL;
+        struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
+        backward(p, 0, NULL); /* goes into the accumulator */
+        hold(set, held);
+        if (held) backward(p, 1, NULL);
+        hold(set, false);
+        assert_int_equal(cairn__param_set_begin(set, 0, &scales[1].factor), CAIRN_OK);
+        assert_int_equal(cairn__param_grad_absent(p), CAIRN_OK);
+        assert_true(p->written && p->factor == &scales[1].factor && !cairn__param_has_held(p) && p->has_acc);
+        for (size_t i = 0; i < N; i++) {
+            const float one = rounded(CAIRN_F16, value(1, i));
+            assert_true(stored(p, i) == (held ? rounded(CAIRN_F16, one * 512) : 0));
+            assert_true(p->acc[i] == rounded(CAIRN_F16, value(0, i)));
+        }
+        cairn_param_set_destroy(&set);
+    }
+}
+
+/* ---- nobody looks ---- */
+
+static void what_is_held_is_looked_at_once_it_is_added(void **state) {
+    cairn_param_set *set = NULL;
+    struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
+    hold(set, true);
+    backward(p, 0, NULL);
+    ((float *)p->grad)[3] = INFINITY;
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    assert_int_equal(set->flags[0], 0);
+    backward(p, 1, NULL);
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    assert_int_equal(set->flags[0] + set->flags[1], 0);
+    hold(set, false);
+    backward(p, 2, NULL);
+    assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+    assert_int_equal(set->flags[0], 1);
+    cairn_param_set_destroy(&set);
+}
+
+static void zero_grad_forgets_what_is_held(void **state) {
+    cairn_param_set *set = NULL;
+    struct cairn__param *p = make_param(*state, CAIRN_BF16, &set);
+    hold(set, true);
+    backward(p, 0, NULL);
+    backward(p, 1, NULL);
+    cairn_param_set_zero_grad(set);
+    assert_false(cairn__param_has_held(p));
+    hold(set, false);
+    backward(p, 2, NULL);
+    for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == rounded(CAIRN_BF16, value(2, i)));
+    cairn_param_set_destroy(&set);
+}
+
+/* The place of an old scale is about to be used again. */
+static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
+    cairn_param_set *set = NULL;
+    struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
+    hold(set, true);
+    backward(p, 0, &scales[0].factor);
+    assert_int_equal(cairn__params_fold_at(*state, &scales[0].factor), CAIRN_OK);
+    assert_true(!p->written && !p->has_acc && p->has_local);
+    cairn_param_set_destroy(&set);
+}
+
+/* ---- a step that comes before ---- */
+
+static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **state) {
+    for (int earlier = 0; earlier < 2; earlier++) {
+        cairn_param_set *set = NULL;
+        const void *grad = NULL;
+        const float *factor = NULL;
+        cairn_dtype dtype;
+        float sum[N];
+        struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
+        for (int m = 1 - earlier; m < 3; m++) {
+            hold(set, m > 0);
+            backward(p, m, NULL);
+        }
+        for (size_t i = 0; i < N; i++) sum[i] = (earlier ? value(1, i) + value(0, i) : value(1, i)) + value(2, i);
+        assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
+        assert_int_equal(dtype, CAIRN_F32);
+        assert_memory_equal(grad, sum, sizeof(sum));
+        assert_true(p->own);
+        hold(set, false);
+        backward(p, 3, NULL);
+        assert_true(!p->own && !p->has_acc);
+        for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == sum[i] + value(3, i));
+        cairn_param_set_destroy(&set);
+    }
+}
+
+static void step_finds_what_overflowed_while_it_was_held(void **state) {
+    for (int bad = 0; bad < 3; bad++) {
+        cairn_param_set *set = NULL;
+        struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
+        hold(set, true);
+        for (int m = 0; m < 3; m++) {
+            backward(p, m, &scales[0].factor);
+            if (m == bad) ((uint16_t *)p->grad)[5] = 0x7c00;
+        }
+        assert_int_equal(cairn__params_take_held(&p, 1), CAIRN_OK);
+        assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
+        assert_int_equal(set->flags[0], 1);
+        cairn_param_set_destroy(&set);
+    }
+}
+
+static void parameters_that_become_half_hold_nothing(void **state) {
+    cairn_param_set *set = NULL;
+    struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
+    hold(set, true);
+    backward(p, 0, NULL);
+    backward(p, 1, NULL);
+    assert_int_equal(cairn__param_set_to_half(set, CAIRN_F16, true, false), CAIRN_OK);
+    assert_false(cairn__param_has_held(p));
+    cairn_param_set_destroy(&set);
+}
+
+/* ---- the user's memory ---- */
+
+static void declare(cairn_param_set *set, float *grad, int micro) {
+    for (size_t i = 0; i < N; i++) grad[i] = value(micro, i);
+    assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
+}
+
+static void memory_of_the_users_may_be_written_again_once_it_is_held(void **state) {
+    static const cairn_dtype values[] = {(cairn_dtype)0, CAIRN_F16, CAIRN_BF16};
+    for (int v = 0; v < 3; v++) {
+        cairn_param_set *set = NULL;
+        struct listening l;
+        float data[N] = {0}, grad[N];
+        const cairn_dtype type = values[v] ? values[v] : CAIRN_F32;
+        const cairn_param w = {.name = "w", .data = data, .grad = grad, .dtype = CAIRN_F32, .ndim = 1, .shape = {N}};
+        assert_int_equal(cairn_param_set_create(*state, &w, 1, &set), CAIRN_OK);
+        assert_int_equal(cairn__param_set_take_half_values(set, values[v], true, false), CAIRN_OK);
+        listen(&l, set);
+        hold(set, true);
+        declare(set, grad, 0);
+        assert_int_equal(cairn__param_set_settle(set), CAIRN_OK);
+        declare(set, grad, 1); /* and forgets to settle */
+        hold(set, false);
+        assert_int_equal(l.begins + l.readies + l.settles, 0);
+        declare(set, grad, 2);
+        assert_int_equal(l.begins, 1);
+        assert_int_equal(l.readies, 1);
+        for (size_t i = 0; i < N; i++) {
+            const float local = rounded(type, value(1, i)) + rounded(type, value(0, i));
+            assert_true(grad[i] == rounded(type, local + rounded(type, value(2, i))));
+        }
+        assert_int_equal(cairn__param_set_settle(set), CAIRN_OK);
+        declare(set, grad, 0);
+        assert_int_equal(l.begins, 2);
+        assert_int_equal(cairn__param_set_settle(set), CAIRN_OK);
+        cairn_param_set_destroy(&set);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slot_is_rounded_once_from_what_was_held_and_what_came),
+        cmocka_unit_test(listener_sees_the_sum),
+        cmocka_unit_test(parameter_that_backward_leaves_out_has_what_was_held_or_zero),
+        cmocka_unit_test(what_is_held_is_looked_at_once_it_is_added),
+        cmocka_unit_test(zero_grad_forgets_what_is_held),
+        cmocka_unit_test(held_gradient_at_a_scale_that_ends_is_kept_apart),
+        cmocka_unit_test(step_takes_what_is_held_and_a_later_gradient_takes_it_back),
+        cmocka_unit_test(step_finds_what_overflowed_while_it_was_held),
+        cmocka_unit_test(parameters_that_become_half_hold_nothing),
+        cmocka_unit_test(memory_of_the_users_may_be_written_again_once_it_is_held),
+    };
+    return cmocka_run_group_tests(tests, make_env, end_env);
+}
