@@ -18,5 +18,6 @@
 #include "scaler.h"
 #include "amp.h"
 #include "ddp.h"
+#include "ddp_logging.h"
 
 #endif

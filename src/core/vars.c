@@ -25,6 +25,10 @@ const struct cairn__var_info cairn__vars[] = {
      "what a TCP store's server speaks: 1.13, 2.1 or 2.2 (PyTorch's version from which on); unset, it is asked"},
     {"OMP_NUM_THREADS",
      "threads inside a rank, the first number of a list; 1, unless cairn_set_num_threads says otherwise"},
+    {"TORCH_DISTRIBUTED_DEBUG", "INFO: what ddp contexts are made with is logged; DETAIL: their times too, after "
+                                "iterations 1 to 10 and each 100th"},
+    {"CAIRN_DDP_LOG",
+     "file in which rank 0 leaves what ddp has measured; every rank, where it has a %r for its number"},
     {"RANK", "this process's rank, as torchrun sets it"},
     {"WORLD_SIZE", "number of ranks, as torchrun sets it"},
     {"LOCAL_RANK", "rank on this machine, as torchrun sets it"},

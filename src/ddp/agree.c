@@ -1,65 +1,202 @@
-/* Agreement on parameters and buffers. Every rank gathers every rank's description and compares all of them, so that all ranks find
- * the same first difference and all fail: torch's one-way broadcast leaves rank 0 hanging. */
-#include "ddp/agree.h"
-
+/* Agreement on parameters and buffers. Every rank describes what it has in words and compares a hash of them with everybody's;
+ * only where they differ all words are exchanged, and every rank finds the same first difference, so that all fail: torch's
+ * one-way broadcast leaves rank 0 hanging. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "ddp/context.h"
 #include "dist/group.h"
+#include "kernels/kernels.h"
 
-enum holds { A_PARAM, WITH_MASTER, A_BUFFER };
+/* ---- words ---- */
 
-/* What one rank says of one parameter or buffer; equal memory = equal parameter. */
-struct description {
-    int64_t dtype, holds, ndim;
-    int64_t shape[CAIRN_MAX_DIMS];
-    char name[64]; /* cut; it is the start of a name that tells people which parameter */
+/* What a rank has, in order: of each parameter or buffer its name and what it is, a zero behind both. */
+struct words {
+    char *text;
+    size_t used, capacity;
 };
 
-static void describe(struct description *d, const struct cairn__param *p) {
-    *d = (struct description){.dtype = p->dtype, .holds = p->master ? WITH_MASTER : A_PARAM, .ndim = p->ndim};
-    memcpy(d->shape, p->shape, (size_t)p->ndim * sizeof(d->shape[0]));
-    snprintf(d->name, sizeof(d->name), "%s", p->name);
+struct entry {
+    const char *name, *what;
+};
+
+/* Entries point into the words they were read from. */
+struct list {
+    struct entry *entries;
+    size_t count;
+};
+
+static cairn_status add_text(struct words *w, const char *text) {
+    const size_t nbytes = strlen(text) + 1;
+    cairn_status st = cairn__grow((void **)&w->text, &w->capacity, w->used + nbytes, 1);
+    if (st != CAIRN_OK) return st;
+    memcpy(w->text + w->used, text, nbytes);
+    w->used += nbytes;
+    return CAIRN_OK;
 }
 
-static void describe_buffer(struct description *d, const cairn_module *model, size_t i) {
+static void write_shape(char *text, size_t nbytes, int ndim, const int64_t *shape) {
+    size_t used = (size_t)snprintf(text, nbytes, "[");
+    for (int i = 0; i < ndim; i++) {
+        used += (size_t)snprintf(text + used, nbytes - used, "%s%lld", i ? ", " : "", (long long)shape[i]);
+    }
+    snprintf(text + used, nbytes - used, "]");
+}
+
+enum { SHAPE_TEXT = 24 * CAIRN_MAX_DIMS };
+
+/* "[16, 1024] f16 with master" */
+static cairn_status add_param(struct words *w, const struct cairn__param *p) {
+    char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
+    write_shape(shape, sizeof(shape), p->ndim, p->shape);
+    snprintf(what, sizeof(what), "%s %s%s%s%s", shape, cairn_dtype_name(p->dtype),
+             p->value_type ? " of values in " : "", p->value_type ? cairn_dtype_name(p->value_type) : "",
+             p->master ? " with master" : "");
+    const cairn_status st = add_text(w, p->name);
+    return st == CAIRN_OK ? add_text(w, what) : st;
+}
+
+static cairn_status add_buffer(struct words *w, const cairn_module *model, size_t i) {
+    char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
     const char *name = NULL;
     const cairn_tensor *b = cairn_module_buffer(model, i, &name);
-    *d = (struct description){.dtype = cairn_tensor_dtype(b), .holds = A_BUFFER, .ndim = cairn_tensor_ndim(b)};
-    for (int k = 0; k < cairn_tensor_ndim(b); k++) d->shape[k] = cairn_tensor_size(b, k);
-    snprintf(d->name, sizeof(d->name), "%s", name);
+    int64_t sizes[CAIRN_MAX_DIMS] = {0};
+    for (int k = 0; k < cairn_tensor_ndim(b); k++) sizes[k] = cairn_tensor_size(b, k);
+    write_shape(shape, sizeof(shape), cairn_tensor_ndim(b), sizes);
+    snprintf(what, sizeof(what), "%s %s, a buffer", shape, cairn_dtype_name(cairn_tensor_dtype(b)));
+    const cairn_status st = add_text(w, name);
+    return st == CAIRN_OK ? add_text(w, what) : st;
 }
 
-/* "'weight' [16, 1024] f16 with master" */
-static void write_description(char *text, size_t nbytes, const struct description *d) {
-    static const char *const more[] = {[A_PARAM] = "", [WITH_MASTER] = " with master", [A_BUFFER] = ", a buffer"};
-    if (!d->dtype) {
-        snprintf(text, nbytes, "missing");
-        return;
+static cairn_status describe(struct words *w, const struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    const size_t buffers = d->model ? cairn_module_num_buffers(d->model) : 0;
+    for (size_t s = 0; s < d->num_slots; s++) TRY(add_param(w, d->slots[s].param));
+    for (size_t i = 0; i < buffers; i++) {
+        const char *name = NULL;
+        (void)cairn_module_buffer(d->model, i, &name);
+        if (!cairn__ddp_ignores(d, name)) TRY(add_buffer(w, d->model, i));
     }
-    size_t used = (size_t)snprintf(text, nbytes, "'%.63s' [", d->name);
-    for (int64_t i = 0; i < d->ndim && used < nbytes; i++) {
-        used += (size_t)snprintf(text + used, nbytes - used, "%s%lld", i ? ", " : "", (long long)d->shape[i]);
-    }
-    if (used < nbytes) {
-        snprintf(text + used, nbytes - used, "] %s%s", cairn_dtype_name((cairn_dtype)d->dtype), more[d->holds]);
-    }
+out:
+    return st;
 }
+
+static cairn_status read_list(const char *text, size_t nbytes, struct list *out) {
+    size_t zeros = 0;
+    for (size_t i = 0; i < nbytes; i++) zeros += text[i] == '\0';
+    cairn_status st = cairn__calloc(zeros / 2 + 1, sizeof(out->entries[0]), (void **)&out->entries);
+    if (st != CAIRN_OK) return st;
+    out->count = zeros / 2;
+    for (size_t i = 0; i < out->count; i++) {
+        out->entries[i].name = text;
+        out->entries[i].what = text += strlen(text) + 1;
+        text += strlen(text) + 1;
+    }
+    return CAIRN_OK;
+}
+
+/* ---- the first difference ---- */
+
+static bool has(const struct list *list, const char *name) {
+    for (size_t i = 0; i < list->count; i++) {
+        if (strcmp(list->entries[i].name, name) == 0) return true;
+    }
+    return false;
+}
+
+static bool is_same(const struct list *a, const struct list *b, size_t i) {
+    if (i >= a->count || i >= b->count) return i >= a->count && i >= b->count;
+    return strcmp(a->entries[i].name, b->entries[i].name) == 0 && strcmp(a->entries[i].what, b->entries[i].what) == 0;
+}
+
+#define ALIKE "; every rank must build the same model at the same opt level"
+
+static cairn_status tell_missing(const char *call, const struct entry *e, size_t i, int there, int not_there) {
+    return cairn__fail(CAIRN_EPEER, "%s: parameter %zu is '%s' %s on rank %d but missing on rank %d" ALIKE, call, i,
+                       e->name, e->what, there, not_there);
+}
+
+/* Entry i of rank 0's list and of rank's differ. */
+static cairn_status tell(const char *call, const struct list *first, const struct list *other, size_t i, int rank) {
+    const struct entry *a = i < first->count ? &first->entries[i] : NULL;
+    const struct entry *b = i < other->count ? &other->entries[i] : NULL;
+    if (a && !has(other, a->name)) return tell_missing(call, a, i, 0, rank);
+    if (b && !has(first, b->name)) return tell_missing(call, b, i, rank, 0);
+    const bool is_order = strcmp(a->name, b->name) != 0;
+    return cairn__fail(CAIRN_EPEER, "%s: parameter %zu is '%s' %s on rank 0 but '%s' %s on rank %d%s", call, i, a->name,
+                       a->what, b->name, b->what, rank,
+                       is_order ? ", which has both; every rank must register its parameters in the same order"
+                                : ALIKE);
+}
+
+static cairn_status compare(const char *call, const struct list *lists, int p) {
+    size_t most = 0;
+    for (int r = 0; r < p; r++) most = lists[r].count > most ? lists[r].count : most;
+    for (size_t i = 0; i < most; i++) {
+        for (int r = 1; r < p; r++) {
+            if (!is_same(&lists[0], &lists[r], i)) return tell(call, &lists[0], &lists[r], i, r);
+        }
+    }
+    return CAIRN_OK;
+}
+
+/* Every rank's words, filled up to the longest's. */
+static cairn_status compare_words(const char *call, struct words *w, const size_t *used, cairn_group *group) {
+    cairn_status st = CAIRN_OK;
+    char *all = NULL;
+    struct list lists[CAIRN__MAX_RANKS] = {{0}};
+    const int p = cairn_group_size(group);
+    size_t most = 0;
+    for (int r = 0; r < p; r++) most = used[r] > most ? used[r] : most;
+    st = cairn__grow((void **)&w->text, &w->capacity, most, 1);
+    TRY(cairn__ddp_agree_on_status(group, call, st));
+    memset(w->text + w->used, 0, most - w->used);
+    TRY(cairn__ddp_make_room(group, call, most, (void **)&all));
+    TRY(cairn__group_exchange(group, all, w->text, most));
+    for (int r = 0; r < p; r++) TRY(read_list(all + (size_t)r * most, used[r], &lists[r]));
+    TRY(compare(call, lists, p));
+out:
+    for (int r = 0; r < p; r++) cairn__free(lists[r].entries);
+    cairn__free(all);
+    return st;
+}
+
+/* FNV-1a. */
+static uint64_t hash(const struct words *w) {
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < w->used; i++) h = (h ^ (unsigned char)w->text[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+static cairn_status agree_on_words(const char *call, struct words *w, cairn_group *group) {
+    struct {
+        uint64_t hash, used;
+    } all[CAIRN__MAX_RANKS], mine = {hash(w), w->used};
+    size_t used[CAIRN__MAX_RANKS];
+    bool same = true;
+    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
+    for (int r = 0; st == CAIRN_OK && r < cairn_group_size(group); r++) {
+        same &= all[r].hash == all[0].hash && all[r].used == all[0].used;
+        used[r] = all[r].used;
+    }
+    return st == CAIRN_OK && !same ? compare_words(call, w, used, group) : st;
+}
+
+/* ---- the calls ---- */
 
 /* Different settings of amp on different ranks would go unnoticed until the weights differ. */
-static cairn_status agree_on_precision(const struct cairn_param_set *set, cairn_group *group) {
+static cairn_status agree_on_precision(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    char(*all)[sizeof(set->precision)] = NULL;
-    int p = cairn_group_size(group);
-    TRY(cairn__calloc((size_t)p, sizeof(*all), (void **)&all));
-    TRY(cairn__group_exchange(group, all, set->precision, sizeof(*all)));
-    for (int r = 1; r < p; r++) {
+    char(*all)[sizeof(d->set->precision)] = NULL;
+    TRY(cairn__ddp_make_room(d->channel, d->call, sizeof(*all), (void **)&all));
+    TRY(cairn__group_exchange(d->channel, all, d->set->precision, sizeof(*all)));
+    for (int r = 1; r < cairn_group_size(d->channel); r++) {
         if (memcmp(all[0], all[r], sizeof(*all)) == 0) continue;
         st = cairn__fail(CAIRN_EPEER,
-                         "ddp_create: rank 0 runs with %s but rank %d with %s; call amp_initialize alike on every rank",
-                         all[0][0] ? all[0] : "no amp", r, all[r][0] ? all[r] : "no amp");
+                         "%s: rank 0 runs with %s but rank %d with %s; call amp_initialize alike on every rank",
+                         d->call, all[0][0] ? all[0] : "no amp", r, all[r][0] ? all[r] : "no amp");
         break;
     }
 out:
@@ -67,78 +204,26 @@ out:
     return st;
 }
 
-static cairn_status most_params(size_t count, cairn_group *group, size_t *most) {
-    int64_t counts[CAIRN__MAX_RANKS], mine = (int64_t)count;
-    cairn_status st = cairn__group_exchange(group, counts, &mine, sizeof(mine));
-    *most = 0;
-    for (int r = 0; st == CAIRN_OK && r < cairn_group_size(group); r++) {
-        if ((size_t)counts[r] > *most) *most = (size_t)counts[r];
-    }
-    return st;
-}
-
-static cairn_status compare(const struct description *all, size_t count, int p) {
-    for (size_t i = 0; i < count; i++) {
-        for (int r = 1; r < p; r++) {
-            const struct description *first = &all[i], *other = &all[(size_t)r * count + i];
-            if (memcmp(first, other, sizeof(*first)) == 0) continue;
-            char ours[192], theirs[192];
-            write_description(ours, sizeof(ours), first);
-            write_description(theirs, sizeof(theirs), other);
-            return cairn__fail(CAIRN_EPEER,
-                               "ddp_create: parameter %zu is %s on rank 0 but %s on rank %d; every rank must build the "
-                               "same model at the same opt level",
-                               i, ours, theirs, r);
-        }
-    }
-    return CAIRN_OK;
-}
-
-cairn_status cairn__ddp_agree(const cairn_module *model, const struct cairn_param_set *set, cairn_group *group) {
+cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    struct description *mine = NULL, *all = NULL;
-    const size_t p = (size_t)cairn_group_size(group), buffers = cairn_module_num_buffers(model);
-    size_t most = 0;
-    if (p == 1) return CAIRN_OK;
-    TRY(most_params(set->count + buffers, group, &most));
-    TRY(cairn__calloc(most, sizeof(*mine), (void **)&mine)); /* zeros: a parameter that this rank lacks */
-    TRY(cairn__calloc(most * p, sizeof(*all), (void **)&all));
-    for (size_t i = 0; i < set->count; i++) describe(&mine[i], set->params[i]);
-    for (size_t i = 0; i < buffers; i++) describe_buffer(&mine[set->count + i], model, i);
-    TRY(cairn__group_exchange(group, all, mine, most * sizeof(*mine)));
-    TRY(compare(all, most, (int)p));
-    TRY(agree_on_precision(set, group));
+    struct words words = {0};
+    st = describe(&words, d);
+    TRY(cairn__ddp_agree_on_status(d->channel, d->call, st));
+    TRY(agree_on_words(d->call, &words, d->channel));
+    TRY(agree_on_precision(d));
 out:
-    cairn__free(mine);
-    cairn__free(all);
+    cairn__free(words.text);
     return st;
 }
 
-cairn_status cairn__ddp_broadcast_params(struct cairn_param_set *set, cairn_group *group) {
-    if (cairn_group_size(group) == 1) return CAIRN_OK;
-    for (size_t i = 0; i < set->count; i++) {
-        struct cairn__param *p = set->params[i];
+cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        struct cairn__param *p = d->slots[s].param;
         void *values = p->master ? p->master : p->data;
-        cairn_status st = cairn_broadcast(group, values, p->n, p->master ? CAIRN_F32 : p->dtype, 0, NULL);
+        cairn_status st = cairn_broadcast(d->channel, values, p->n, p->master ? CAIRN_F32 : p->dtype, 0, NULL);
         if (st != CAIRN_OK) return st;
         cairn__param_round_from_master(p);
     }
-    cairn__param_set_weights_changed(set);
+    cairn__param_set_weights_changed(d->set);
     return CAIRN_OK;
-}
-
-/* A broadcast copies bits: any type of an element's size will do. */
-static cairn_dtype carrier(cairn_dtype dtype) {
-    return cairn_dtype_nbytes(dtype) == 8 ? CAIRN_I64 : dtype;
-}
-
-cairn_status cairn__ddp_broadcast_buffers(const cairn_module *model, cairn_group *group) {
-    cairn_status st = CAIRN_OK;
-    if (cairn_group_size(group) == 1) return CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < cairn_module_num_buffers(model); i++) {
-        cairn_tensor *b = cairn_module_buffer(model, i, NULL);
-        st = cairn_broadcast(group, cairn__tensor_memory(b), cairn_tensor_numel(b), carrier(cairn_tensor_dtype(b)), 0,
-                             NULL);
-    }
-    return st;
 }

@@ -173,7 +173,13 @@ static char *expect_equal_weights(cairn_env *env, cairn_module *model) {
     return NULL;
 }
 
+struct plan {
+    bool recorded;
+    struct ddp_options options;
+};
+
 static char *train(cairn_env *env, void *ctx) {
+    const struct plan *plan = ctx;
     struct trainer t;
     cairn_graph *graph = NULL;
     float first = 0, last = 0;
@@ -181,11 +187,11 @@ static char *train(cairn_env *env, void *ctx) {
     EXPECT(model != NULL);
     EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &t.sgd));
     EXPECT_OK(amp_initialize(env, model, t.sgd, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
-    EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &t.net));
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), &plan->options, &t.net));
     t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
     t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
-    if (ctx) EXPECT_OK(cairn_graph_capture(env, step, &t, &graph));
-    for (int i = 0; i < 10; i++) {
+    if (plan->recorded) EXPECT_OK(cairn_graph_capture(env, step, &t, &graph));
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP + 3; i++) {
         EXPECT_OK(graph ? cairn_graph_replay(graph) : step(&t));
         last = (float)cairn_tensor_item(t.loss);
         if (i == 0) first = last;
@@ -201,14 +207,25 @@ static char *train(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+#define OPTIONS(...) \
+    { .struct_size = sizeof(struct ddp_options), __VA_ARGS__ }
+static const struct ddp_options ways[] = {
+    OPTIONS(.bucket_nbytes = 0),
+    OPTIONS(.bucket_nbytes = 1),
+    OPTIONS(.bucket_nbytes = 100, .gradient_as_bucket_view = CAIRN_OFF),
+    OPTIONS(.wire = CAIRN_F32, .gradient_average = CAIRN_OFF, .gradient_predivide_factor = 2),
+    OPTIONS(.delay_allreduce = CAIRN_ON),
+};
+enum { NUM_WAYS = sizeof(ways) / sizeof(ways[0]) };
+
 static void ranks_train_to_equal_weights(void **state) {
     (void)state;
-    with_ranks(train, NULL);
+    for (int i = 0; i < NUM_WAYS; i += 3) with_ranks(train, &(struct plan){false, ways[i]});
 }
 
 static void ranks_record_a_step_and_replay_it(void **state) {
     (void)state;
-    with_ranks(train, "graph");
+    for (int i = 1; i < NUM_WAYS; i += 1 + (i == 2)) with_ranks(train, &(struct plan){true, ways[i]});
 }
 
 /* ---- what goes wrong ---- */

@@ -1,4 +1,4 @@
-"""Compiles every public header alone, as C99 and as C++17, with warnings as errors.
+"""Compiles every public header alone, as C99 and as C++17, with warnings as errors; and looks whether it is installed.
 
 usage: headers.py source-root c-compiler [c++-compiler]"""
 import os
@@ -30,6 +30,14 @@ def complaints(include, languages):
     return found
 
 
+def not_installed(root):
+    with open(os.path.join(root, "meson.build"), encoding="ascii") as f:
+        listed = f.read()
+    return [f"cairn/{name} is not among the headers that meson.build installs"
+            for name in sorted(os.listdir(os.path.join(root, "include/cairn")))
+            if f"'include/cairn/{name}'" not in listed]
+
+
 def check_the_check(languages):
     """A header that needs another first, one with a C++ word and one that leaves C99."""
     for text, bad in (("size_t f(void);", ["c99", "c++17"]), ("int class(void);", ["c++17"]),
@@ -48,7 +56,7 @@ if __name__ == "__main__":
     kinds = [("c", "-std=c99"), ("c++", "-std=c++17")]
     chosen = [(shlex.split(compiler), *kind) for compiler, kind in zip(compilers, kinds)]
     check_the_check(chosen)
-    problems = complaints(os.path.join(root, "include"), chosen)
+    problems = complaints(os.path.join(root, "include"), chosen) + not_installed(root)
     if not problems and len(chosen) == 1:
         print("C99 is fine; C++17 was not tried: there is no C++ compiler")
         sys.exit(sources.SKIP)

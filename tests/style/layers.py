@@ -28,9 +28,11 @@ MAY_INCLUDE = {
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
 PUBLIC_ROOM = {"version": "core", "store": "dist", "env": "device", "graph": "device", "interop_cuda": "device",
-               "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
+               "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
+               "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
 PUBLIC_OWNER = {"version": "core", "store": "dist", "graph": "device", "interop_cuda": "device",
-                "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp"}
+                "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
+                "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
 
 # Foreign headers, and the only folder that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda", "cublas": "src/device/cuda",

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""examples/03_graph learns on DEVICE; where that is not the CPU, it is recorded, and its losses are the CPU's.
+"""examples/04_graph learns on DEVICE; where that is not the CPU, it is recorded, and its losses are the CPU's.
 
 usage: graph_example.py CAIRN_RUN PROGRAM DEVICE [required]     exits 77 where DEVICE is not, unless it is required
 

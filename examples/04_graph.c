@@ -1,7 +1,7 @@
 /* A training step recorded once and replayed: on a GPU one launch a step, elsewhere the step is called. The model has to
  * find out that output i is input i, from batches that lie in the host's memory. Every rank has batches of its own.
  *
- *     CAIRN_DEVICE=cuda ./03_graph        cairn-run --nproc_per_node 2 ./03_graph */
+ *     CAIRN_DEVICE=cuda ./04_graph        cairn-run --nproc_per_node 2 ./04_graph */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ struct trainer {
     if ((call) != CAIRN_OK) die(cairn_last_error())
 
 static void die(const char *why) {
-    fprintf(stderr, "03_graph: %s\n", why);
+    fprintf(stderr, "04_graph: %s\n", why);
     exit(1);
 }
 

@@ -1,0 +1,132 @@
+/* 02_own_buffers.c on several ranks: each takes its share of every batch, and what they write into their gradients is added
+ * up. docs/ddp.md shows the difference.   cairn-run --nproc_per_node 2 ./03_own_buffers_ddp   The net
+ * has to find out which of the first V of its C inputs is the largest.   --steps 500, and with Cairn --opt-level O2 */
+#include <cairn/cairn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { B = 64, C = 16, H = 32, V = 4, N = H * C + H + V * H + V, PARAMS = 4 };
+
+static float weights[N], *w1 = weights, *b1 = weights + H * C, *w2 = weights + H * C + H, *b2 = weights + N - V;
+static float grads[N], *dw1 = grads, *db1 = grads + H * C, *dw2 = grads + H * C + H, *db2 = grads + N - V;
+static float x[B][C], hidden[B][H], p[B][V];
+static int target[B], begin, end; /* this rank computes rows begin to end - 1 */
+
+static const float LR = 0.1f;
+
+static void die(const char *why) {
+    fprintf(stderr, "03_own_buffers_ddp: %s\n", why);
+    exit(1);
+}
+
+#define CHECK(call) ((call) == CAIRN_OK ? (void)0 : die(cairn_last_error()))
+
+/* Uniform in -1 to 1. */
+static float draw(void) {
+    static unsigned state = 1;
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) / (1 << 23) - 1;
+}
+
+static void make_batch(void) {
+    for (int b = 0; b < B; b++) {
+        for (int c = 0; c < C; c++) x[b][c] = draw();
+        target[b] = 0;
+        for (int v = 1; v < V; v++) target[b] = x[b][v] > x[b][target[b]] ? v : target[b];
+    }
+}
+
+static void softmax(float *row) {
+    float largest = row[0], sum = 0;
+    for (int v = 1; v < V; v++) largest = fmaxf(largest, row[v]);
+    for (int v = 0; v < V; v++) sum += row[v] = expf(row[v] - largest);
+    for (int v = 0; v < V; v++) row[v] /= sum;
+}
+
+/* This rank's part of the mean cross entropy of the batch. */
+static float forward(void) {
+    float loss = 0;
+    for (int b = begin; b < end; b++) {
+        for (int h = 0; h < H; h++) {
+            float sum = b1[h];
+            for (int c = 0; c < C; c++) sum += w1[h * C + c] * x[b][c];
+            hidden[b][h] = fmaxf(sum, 0);
+        }
+        for (int v = 0; v < V; v++) {
+            p[b][v] = b2[v];
+            for (int h = 0; h < H; h++) p[b][v] += w2[v * H + h] * hidden[b][h];
+        }
+        softmax(p[b]);
+        loss -= logf(p[b][target[b]]) / B;
+    }
+    return loss;
+}
+
+/* Gradients of scale times the loss. */
+static void backward(float scale) {
+    memset(grads, 0, sizeof(grads));
+    for (int b = begin; b < end; b++) {
+        float dhidden[H] = {0};
+        for (int v = 0; v < V; v++) {
+            const float d = (p[b][v] - (float)(v == target[b])) / B * scale;
+            db2[v] += d;
+            for (int h = 0; h < H; h++) dw2[v * H + h] += d * hidden[b][h];
+            for (int h = 0; h < H; h++) dhidden[h] += d * w2[v * H + h];
+        }
+        for (int h = 0; h < H; h++) {
+            if (hidden[b][h] <= 0) continue;
+            db1[h] += dhidden[h];
+            for (int c = 0; c < C; c++) dw1[h * C + c] += dhidden[h] * x[b][c];
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    struct amp_options choice = *amp_options(.opt_level = AMP_O2);
+    long steps = 500;
+    for (int i = 1; i < argc; i += 2) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(argv[i], "--steps") == 0) steps = strtol(value, NULL, 10);
+        if (strcmp(argv[i], "--opt-level") == 0) CHECK(amp_opt_level_parse(value, &choice.opt_level));
+    }
+    if (steps < 1) die("--steps takes a number from 1");
+    for (int i = 0; i < H * C; i++) w1[i] = draw() / 4;
+    for (int i = 0; i < V * H; i++) w2[i] = draw() / 6;
+    const cairn_param net[PARAMS] = {{"w1", w1, dw1, CAIRN_F32, 2, {H, C}, CAIRN_OFF},
+                                     {"b1", b1, db1, CAIRN_F32, 1, {H}, CAIRN_OFF},
+                                     {"w2", w2, dw2, CAIRN_F32, 2, {V, H}, CAIRN_OFF},
+                                     {"b2", b2, db2, CAIRN_F32, 1, {V}, CAIRN_OFF}};
+    cairn_env *env;
+    CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    cairn_param_set *set;
+    CHECK(cairn_param_set_create(env, net, PARAMS, &set));
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    hyper.lr = LR, hyper.momentum = 0.9;
+    cairn_optimizer *sgd;
+    CHECK(cairn_sgd_create(set, &hyper, &sgd));
+    amp_context *amp;
+    CHECK(amp_initialize_params(env, set, sgd, &choice, &amp));
+    cairn_group *ranks = cairn_env_group(env);
+    ddp_context *ddp;
+    CHECK(ddp_create_params(set, ranks, ddp_options(.gradient_average = CAIRN_OFF), &ddp));
+    begin = B * cairn_env_rank(env) / cairn_env_size(env), end = B * (cairn_env_rank(env) + 1) / cairn_env_size(env);
+
+    for (long t = 1; t <= steps; t++) {
+        make_batch();
+        float loss = forward();
+        backward((float)amp_loss_scale(amp));
+        CHECK(ddp_grads_ready(ddp, 0, PARAMS));
+        CHECK(ddp_wait(ddp));
+        CHECK(cairn_step(sgd));
+        CHECK(cairn_allreduce(ranks, &loss, 1, CAIRN_F32, CAIRN_SUM, NULL));
+        if (cairn_env_rank(env) == 0 && (t % 50 == 0 || t == 1)) printf("step %ld  loss %.9g\n", t, loss);
+    }
+    ddp_destroy(&ddp);
+    amp_destroy(&amp);
+    cairn_optimizer_destroy(&sgd);
+    cairn_param_set_destroy(&set);
+    cairn_env_destroy(&env);
+    return 0;
+}

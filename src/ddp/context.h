@@ -1,0 +1,211 @@
+/* What the files of ddp share.
+ *
+ *   ddp.c       the context: options, making and ending, forward
+ *   plan.c      which gradients travel together
+ *   options.c   what users ask for, checked
+ *   reducer.c   one backward: arrivals, launches, settling; the listener of the parameter set; rebuilding
+ *   unused.c    which parameters take part in a backward, here and on the other ranks
+ *   local.c     no_sync, and ddp_reduce
+ *   raw.c       parameters in the user's memory
+ *   join.c      uneven inputs
+ *   hooks.c     communication hooks
+ *   buffers.c   rank 0's buffers to all
+ *   agree.c     do all ranks have the same parameters
+ *   outcome.c   did it go well on all of them
+ *   times.c     when things happened in an iteration
+ *   logging.c   what is told of times, sizes and options
+ */
+#ifndef CAIRN__DDP_CONTEXT_H
+#define CAIRN__DDP_CONTEXT_H
+
+#include "cairn/ddp.h"
+#include "ddp/logging.h"
+#include "ddp/plan.h"
+#include "nn/hooks.h"
+#include "param/param.h"
+
+/* A parameter that takes part: item i of the plan is slots[i]. */
+struct cairn__ddp_slot {
+    struct cairn__param *param;
+    cairn_dtype wire; /* that travels */
+    bool closes;      /* one of allreduce_trigger_params */
+    bool in_place; /* its gradient lies in the arena; else it is copied (and cast) there when it is ready, and back */
+    bool arrived;  /* in this backward */
+    bool zero;     /* it arrived without a gradient: zeros stand in when its bucket goes out */
+    bool used;     /* in this backward, by this rank; once the ranks have been asked, by any */
+    bool in_graph, used_first; /* static_graph: the first backward reached it here; any rank used it there */
+};
+
+struct cairn__ddp_send {
+    size_t pending; /* items that have not arrived in this backward */
+    bool launched;
+    bool skipped; /* no rank has anything for it */
+    cairn_work *work;
+};
+
+struct ddp_context {
+    const char *call;    /* that made it: "ddp_create" */
+    cairn_module *model; /* NULL: the set is the user's */
+    struct cairn_param_set *set;
+    cairn_group *group, *channel; /* the user's; ours */
+    struct ddp_options
+        options; /* complete: no field is DEFAULT or 0 where that means something else; its lists are ours */
+    struct ddp_comm_hook hook; /* begin NULL: the all-reduce */
+    bool has_hook;
+
+    struct cairn__ddp_slot *slots; /* [num_slots] in order of registration */
+    size_t num_slots;
+    size_t *slot_of;               /* [set->count] index of a parameter's slot; SIZE_MAX = ignored */
+    struct cairn__param **ignored; /* [num_ignored] parameters without a slot */
+    size_t num_ignored;
+    struct cairn__ddp_plan plan;
+    struct cairn__ddp_send *sends; /* [plan.count] */
+    size_t *bucket_params;         /* plan.members, as indices of the set */
+    void *arenas[CAIRN_U8 + 1];    /* [dtype] group memory */
+    struct cairn__item *items;     /* [num_slots] room for lists */
+    bool copies;                   /* some slot is not in place */
+    bool speaks; /* what a reduction says of infinite and NaN results holds for the gradients that come of them */
+
+    struct cairn__grad_listener listener;
+    size_t next; /* bucket to go out next */
+    size_t
+        *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
+    size_t num_arrived;
+    int64_t backwards;   /* that were reduced */
+    bool running;        /* a backward has begun */
+    bool settling;       /* and computes nothing more */
+    bool rebuilt;        /* buckets are as they will stay */
+    bool no_sync;        /* gradients stay on this rank */
+    bool reducer;        /* always, until ddp_reduce */
+    bool knows_graph;    /* slots' in_graph was found out */
+    bool all_know_graph; /* on every rank, and so used_first */
+    uint8_t *maps;       /* unused.c's */
+    void *buffers;       /* group memory: the model's, packed; NULL = not yet, or there are none */
+    bool keeps_buffers;  /* the next forward begins with each rank's own */
+    int active;          /* ranks with input, of the last ddp_join; the size where there was none */
+    int buffers_root;    /* whose buffers are sent: 0, or the lowest rank with input */
+    bool zero_loss;      /* the backward now coming is of a loss of this rank's that reaches all and uses none */
+    struct cairn__ddp_times times;
+    struct cairn__ddp_log log;
+    cairn_status status; /* first failure of this backward */
+};
+
+/* ---- ddp.c ---- */
+
+/* What all ways to make a context have in common. */
+struct cairn__ddp_request {
+    const char *call;    /* for messages */
+    cairn_module *model; /* or NULL, and */
+    struct cairn_param_set *set;
+    cairn_group *group;
+    const struct ddp_options *options;
+};
+/* Collective; errors as ddp_create: a rank that is wrong makes all fail. */
+cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_context **out);
+
+/* What ddp_forward does before the model's own, and ddp_zero_loss instead of it: buckets are planned anew and buffers sent where
+ * that is due. Collective. */
+cairn_status cairn__ddp_before_forward(struct ddp_context *d);
+
+/* Whether it is one of ddp_options.ignored: a parameter's name, or a buffer's. */
+bool cairn__ddp_ignores(const struct ddp_context *d, const char *name);
+
+/* A failure on this rank of which the others know nothing, whose sentence is the last error: the channel dies of it, so that
+ * they fail with that sentence instead of waiting. Returns status. */
+cairn_status cairn__ddp_give_up(struct ddp_context *d, cairn_status status);
+
+/* ---- options.c ---- */
+
+/* Reads and checks, fills in what was left out; lists are still the caller's. */
+cairn_status cairn__ddp_options_read(const struct ddp_options *given, bool for_module, struct ddp_options *out);
+/* Collective over d->group: the same call and options everywhere. */
+cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d);
+
+/* ---- reducer.c ---- */
+
+/* Slots, plan and the room for both; then (collective) the arenas, and gradients in them. The second after the first went well
+ * on every rank. */
+cairn_status cairn__ddp_plan_slots(struct ddp_context *d);
+cairn_status cairn__ddp_attach(struct ddp_context *d);
+/* Gradients are the model's own again, and forgotten; the arenas are given back. Collective. */
+void cairn__ddp_detach(struct ddp_context *d);
+
+/* The set's listener from here on. */
+void cairn__ddp_listen(struct ddp_context *d);
+
+/* A backward begins; what calls it again within one does nothing. For module it is nn, for raw buffers the first
+ * declaration: these may find buckets planned anew. */
+cairn_status cairn__ddp_begin(struct ddp_context *d);
+
+/* The gradient of a slot is in p->grad; or it has none in this backward, and zeros travel. What goes wrong is kept in
+ * d->status. */
+void cairn__ddp_arrive(struct ddp_context *d, size_t slot);
+void cairn__ddp_arrive_empty(struct ddp_context *d, size_t slot);
+
+/* The average that p's memory will hold is of the backward that runs. */
+void cairn__ddp_mark_written(struct cairn__param *p);
+
+/* The backward has ended: what did not arrive counts as zero, and averages stand where gradients stood. */
+cairn_status cairn__ddp_settle(struct ddp_context *d);
+
+/* Collective, once, before the second forward: buckets in rank 0's order of arrival. */
+cairn_status cairn__ddp_rebuild(struct ddp_context *d);
+
+/* A bucket as the user sees it. */
+struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
+
+/* ---- outcome.c ---- */
+
+/* Collective over group: CAIRN_OK where every rank's status is; else this rank's own, or CAIRN_EPEER with the sentence of one
+ * that failed. For what a rank does by itself between collectives. */
+cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status);
+/* The same of memory [size of group][nbytes], zeroed. */
+cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t nbytes, void **out);
+
+/* ---- agree.c ---- */
+
+/* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and what amp was
+ * told. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words, unless ranks differ. */
+cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
+/* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them. */
+cairn_status cairn__ddp_broadcast_params(struct ddp_context *d);
+
+/* ---- buffers.c ---- */
+
+/* Collective. Buffers of d->buffers_root go to all: whatever the options say; or where they and the state of things do. */
+cairn_status cairn__ddp_broadcast_buffers(struct ddp_context *d);
+cairn_status cairn__ddp_buffers_forward(struct ddp_context *d);
+void cairn__ddp_buffers_end(struct ddp_context *d); /* collective */
+
+/* ---- unused.c ---- */
+
+typedef bool (*cairn__ddp_slot_test)(const struct ddp_context *d, size_t s);
+enum { CAIRN__DDP_NAMES_NBYTES = 700 };
+
+/* "'fc1.weight', 'fc1.bias' and 3 more", of the slots that are meant, for a sentence; returns how many. */
+size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test is_meant, char *text, size_t nbytes);
+
+/* Before anything of this backward is sent: which parameters will not come. Refuses them, or lets them arrive, with what
+ * no_sync has kept or empty. Of raw buffers nobody knows yet. */
+cairn_status cairn__ddp_unused_begin(struct ddp_context *d);
+/* Whether bucket b need not be sent: no rank has anything for it. */
+bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b);
+/* Nothing more comes: what has not arrived does, with what no_sync has kept or empty. */
+cairn_status cairn__ddp_unused_rest(struct ddp_context *d);
+/* All buckets are on their way: which parameters no rank had; these count as never written. */
+cairn_status cairn__ddp_unused_settle(struct ddp_context *d);
+void cairn__ddp_unused_end(struct ddp_context *d);
+
+/* ---- local.c ---- */
+
+/* CAIRN_ESTATE within a backward. */
+cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d);
+/* What is held is forgotten. */
+void cairn__ddp_local_end(struct ddp_context *d);
+
+/* ---- join.c ---- */
+
+/* What averages are divided by: cairn__group_average takes it. */
+int cairn__ddp_divisor(const struct ddp_context *d);
+
+#endif

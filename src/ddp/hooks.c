@@ -1,0 +1,129 @@
+/* Communication hooks. A hook that only names a type changes what travels; one with a begin replaces the all-reduce. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+
+/* ---- built-in ---- */
+
+static cairn_status begin_nothing(void *ctx, const struct ddp_bucket *bucket, cairn_work **work) {
+    (void)ctx, (void)bucket;
+    *work = NULL;
+    return CAIRN_OK;
+}
+
+static const struct ddp_comm_hook allreduce = {.struct_size = sizeof(allreduce), .name = "allreduce"},
+                                  fp16_compress = {.struct_size = sizeof(fp16_compress),
+                                                   .name = "fp16_compress",
+                                                   .wire = CAIRN_F16},
+                                  bf16_compress = {.struct_size = sizeof(bf16_compress),
+                                                   .name = "bf16_compress",
+                                                   .wire = CAIRN_BF16},
+                                  noop = {.struct_size = sizeof(noop), .name = "noop", .begin = begin_nothing};
+
+const struct ddp_comm_hook *ddp_allreduce_hook(void) {
+    return &allreduce;
+}
+
+const struct ddp_comm_hook *ddp_fp16_compress_hook(void) {
+    return &fp16_compress;
+}
+
+const struct ddp_comm_hook *ddp_bf16_compress_hook(void) {
+    return &bf16_compress;
+}
+
+const struct ddp_comm_hook *ddp_noop_hook(void) {
+    return &noop;
+}
+
+/* ---- registering ---- */
+
+static bool holds_gradients(const struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        if (cairn__param_has_held(d->slots[s].param)) return true;
+    }
+    return false;
+}
+
+static cairn_status check_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook) {
+    REQUIRE(hook->wire == 0 || hook->wire == CAIRN_F32 || hook->wire == CAIRN_F16 || hook->wire == CAIRN_BF16,
+            CAIRN_EINVAL, "ddp_register_comm_hook: wire is %s (%d); gradients travel as f32, f16 or bf16",
+            cairn_dtype_name(hook->wire), (int)hook->wire);
+    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: there is a hook ('%s'); a context has one",
+            d->hook.name ? d->hook.name : "without a name");
+    REQUIRE(d->backwards == 0 && !d->running && !holds_gradients(d), CAIRN_ESTATE,
+            "ddp_register_comm_hook: a backward has been; register before the first one");
+    return CAIRN_OK;
+}
+
+static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm_hook *given,
+                              struct ddp_comm_hook *out) {
+    cairn_status st = CAIRN_OK;
+    REQUIRE(given, CAIRN_EINVAL, "ddp_register_comm_hook: hook is NULL");
+    *out = (struct ddp_comm_hook){.struct_size = sizeof(*out)};
+    TRY(cairn__options_read(out, sizeof(*out), given, "ddp_comm_hook"));
+    TRY(check_hook(d, out));
+out:
+    return st;
+}
+
+/* ---- the same on every rank ---- */
+
+struct hook_told {
+    char name[64];
+    int32_t wire, begins, finishes;
+};
+
+static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook) {
+    cairn_status st = CAIRN_OK;
+    struct hook_told *all = NULL, mine;
+    if (cairn_group_size(d->channel) == 1) return CAIRN_OK;
+    TRY(cairn__ddp_make_room(d->channel, "ddp_register_comm_hook", sizeof(*all), (void **)&all));
+    memset(&mine, 0, sizeof(mine));
+    snprintf(mine.name, sizeof(mine.name), "%s", hook->name ? hook->name : "without a name");
+    mine.wire = (int32_t)hook->wire;
+    mine.begins = hook->begin != NULL;
+    mine.finishes = hook->finish != NULL;
+    TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
+    for (int r = 1; r < cairn_group_size(d->channel) && st == CAIRN_OK; r++) {
+        if (memcmp(&all[0], &all[r], sizeof(mine)) != 0)
+            st = cairn__fail(
+                CAIRN_EPEER,
+                "ddp_register_comm_hook: rank 0 registers the hook '%.63s' but rank %d '%.63s', or one that "
+                "does other things; register the same on every rank",
+                all[0].name, r, all[r].name);
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
+/* What travels has another type now, and so other buckets: gradients move once more. */
+static cairn_status lay_out_anew(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    cairn__ddp_detach(d);
+    st = cairn__ddp_plan_slots(d);
+    TRY(cairn__ddp_agree_on_status(d->channel, "ddp_register_comm_hook", st));
+    TRY(cairn__ddp_attach(d));
+out:
+    return st == CAIRN_OK ? st : cairn__ddp_give_up(d, st);
+}
+
+cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook) {
+    struct ddp_comm_hook own;
+    cairn_status st = CAIRN_OK;
+    REQUIRE(ddp, CAIRN_EINVAL, "ddp_register_comm_hook: ddp is NULL");
+    st = read_hook(ddp, hook, &own);
+    TRY(cairn__ddp_agree_on_status(ddp->channel, "ddp_register_comm_hook", st));
+    TRY(agree_on_hook(ddp, &own));
+    ddp->hook = own;
+    ddp->has_hook = true;
+    TRY(lay_out_anew(ddp));
+out:
+    return st;
+}

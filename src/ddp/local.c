@@ -1,0 +1,85 @@
+/* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them (src/param/held.c). */
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+#include "kernels/kernels.h"
+
+#define REDUCTION UINT64_MAX /* what nn gives no backward as its number */
+
+cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d) {
+    REQUIRE(!d->set->walking, CAIRN_ESTATE,
+            d->model ? "%s: called within a backward; it holds for the next forward and backward"
+                     : "%s: gradients have been declared that no ddp_wait has followed",
+            call);
+    return CAIRN_OK;
+}
+
+static cairn_status hold(struct ddp_context *d, bool on) {
+    d->no_sync = on;
+    return cairn__param_set_hold(d->set, on);
+}
+
+cairn_status ddp_no_sync(ddp_context *ddp, int on) {
+    REQUIRE(ddp, CAIRN_EINVAL, "ddp_no_sync: ddp is NULL");
+    REQUIRE(!ddp->reducer, CAIRN_EINVAL,
+            "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank anyway, until ddp_reduce");
+    const cairn_status st = cairn__ddp_check_between("ddp_no_sync", ddp);
+    return st == CAIRN_OK ? hold(ddp, on != 0) : st;
+}
+
+void cairn__ddp_local_end(struct ddp_context *d) {
+    cairn__param_set_drop_held(d->set);
+}
+
+/* ---- apex's Reducer ---- */
+
+/* Source: apex/parallel/distributed.py, class Reducer. */
+cairn_status ddp_reducer_create(cairn_module *model, cairn_group *group, const struct ddp_options *options,
+                                ddp_context **out) {
+    REQUIRE(model && group && out, CAIRN_EINVAL, "ddp_reducer_create: model, group and out must be set");
+    const struct cairn__ddp_request request = {"ddp_reducer_create", model, cairn_module_params(model), group, options};
+    cairn_status st = cairn__ddp_make(&request, out);
+    if (st != CAIRN_OK) return st;
+    (*out)->reducer = (*out)->rebuilt = true; /* gradients do not arrive one by one */
+    (*out)->set->backward = REDUCTION;
+    return hold(*out, true);
+}
+
+/* Gradients of all ranks travel at one scale, which a rank knows by its last loss. */
+static cairn_status check_had_backward(const struct ddp_context *d) {
+    uint8_t all[CAIRN__MAX_RANKS], mine = d->set->backward != REDUCTION;
+    int with = -1, without = -1;
+    if (d->set->env->device->capturing) return CAIRN_OK; /* runs before the recording have told */
+    cairn_status st = cairn__group_exchange(d->channel, all, &mine, sizeof(mine));
+    if (st != CAIRN_OK) return st;
+    for (int r = cairn_group_size(d->channel); r-- > 0;) *(all[r] ? &with : &without) = r;
+    REQUIRE(
+        with < 0 || without < 0, CAIRN_ESTATE,
+        "ddp_reduce: rank %d has had no backward since the last one, but rank %d has; give a rank without input the "
+        "loss of ddp_zero_loss",
+        without, with);
+    return CAIRN_OK;
+}
+
+/* A backward that reaches nothing: what takes part is what was held. */
+static cairn_status run_backward_of_held(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_param_set *set = d->set;
+    TRY(cairn__param_set_begin(set, REDUCTION, set->factor));
+    TRY(cairn__param_set_settle(set));
+out:
+    if (st != CAIRN_OK) cairn__param_set_abort(set);
+    return st;
+}
+
+cairn_status ddp_reduce(ddp_context *ddp) {
+    REQUIRE(ddp, CAIRN_EINVAL, "ddp_reduce: ddp is NULL");
+    REQUIRE(ddp->reducer, CAIRN_EINVAL, "ddp_reduce is for contexts of ddp_reducer_create; here %s reduces",
+            ddp->model ? "cairn_backward" : "ddp_wait");
+    cairn_status st = cairn__ddp_check_between("ddp_reduce", ddp);
+    if (st == CAIRN_OK) st = check_had_backward(ddp);
+    if (st == CAIRN_OK) st = hold(ddp, false);
+    if (st == CAIRN_OK) st = run_backward_of_held(ddp);
+    const cairn_status held = hold(ddp, true);
+    return st == CAIRN_OK ? held : st;
+}

@@ -1,0 +1,27 @@
+/* What is told of a context: to who asks (cairn/ddp_logging.h), in the log, in a file. */
+#ifndef CAIRN__DDP_LOGGING_H
+#define CAIRN__DDP_LOGGING_H
+
+#include "cairn/ddp.h"
+#include "ddp/times.h"
+
+struct cairn__ddp_text {
+    char *text; /* NULL = "" */
+    size_t capacity, used;
+};
+
+struct cairn__ddp_log {
+    int debug; /* TORCH_DISTRIBUTED_DEBUG: 0 off, 1 info, 2 detail */
+    struct cairn__ddp_text module_name, dtypes, bucket_sizes, rebuilt_bucket_sizes, param_indices, ready_order, error;
+};
+
+/* Whether CAIRN_DDP_LOG is set. */
+bool cairn__ddp_log_wants_file(void);
+/* The context is whole: notes its buckets and logs what TORCH_DISTRIBUTED_DEBUG asks for. */
+void cairn__ddp_log_made(ddp_context *d);
+/* An iteration has been counted (cairn__ddp_times_settled). */
+void cairn__ddp_log_settled(ddp_context *d);
+/* The context ends: leaves the file that CAIRN_DDP_LOG names, and frees the log. Copes with a context that was not made. */
+void cairn__ddp_log_end(ddp_context *d);
+
+#endif

@@ -1,0 +1,227 @@
+/* What users ask of a context. Each wrong value, and each pair of options that contradict each other, has its sentence. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+
+enum { DEFAULT_BUCKET_NBYTES = 25 << 20 /* torch: bucket_cap_mb=25 */, FIRST_BUCKET_NBYTES = 1 << 20 };
+
+/* ---- values ---- */
+
+#define SWITCH_LIST(X)                             \
+    X(broadcast_buffers, CAIRN_ON)                 \
+    X(find_unused_parameters, CAIRN_OFF)           \
+    X(static_graph, CAIRN_OFF)                     \
+    X(init_sync, CAIRN_ON)                         \
+    X(gradient_as_bucket_view, CAIRN_ON)           \
+    X(skip_all_reduce_unused_params, CAIRN_OFF)    \
+    X(delay_allreduce, CAIRN_OFF)                  \
+    X(retain_allreduce_buffers, CAIRN_OFF)         \
+    X(allreduce_always_fp32, CAIRN_OFF)            \
+    X(gradient_average, CAIRN_ON)                  \
+    X(prof, CAIRN_OFF)                             \
+    X(join_divide_by_initial_world_size, CAIRN_ON) \
+    X(join_throw_on_early_termination, CAIRN_OFF)
+
+static cairn_status check_switch(const char *name, cairn_switch value) {
+    REQUIRE((int)value >= CAIRN_DEFAULT && (int)value <= CAIRN_OFF, CAIRN_EINVAL,
+            "ddp_options.%s is %d; it is CAIRN_ON, CAIRN_OFF or 0 for the default", name, (int)value);
+    return CAIRN_OK;
+}
+
+static cairn_status check_switches(const struct ddp_options *o) {
+    cairn_status st = CAIRN_OK;
+#define CAIRN__X(name, value) TRY(check_switch(#name, o->name));
+    SWITCH_LIST(CAIRN__X)
+#undef CAIRN__X
+out:
+    return st;
+}
+
+static cairn_status check_names(const char *option, const char *const *names, size_t count) {
+    REQUIRE(names || count == 0, CAIRN_EINVAL, "ddp_options.%s is NULL, but %zu names are announced", option, count);
+    for (size_t i = 0; i < count; i++) REQUIRE(names[i], CAIRN_EINVAL, "ddp_options.%s[%zu] is NULL", option, i);
+    return CAIRN_OK;
+}
+
+static cairn_status check_numbers(const struct ddp_options *o) {
+    REQUIRE(o->wire == 0 || o->wire == CAIRN_F32 || o->wire == CAIRN_F16 || o->wire == CAIRN_BF16, CAIRN_EINVAL,
+            "ddp_options.wire is %s (%d); gradients travel as f32, f16 or bf16", cairn_dtype_name(o->wire),
+            (int)o->wire);
+    REQUIRE(o->message_size >= 0, CAIRN_EINVAL,
+            "ddp_options.message_size is %lld; it is a number of elements, or 0 where bucket_nbytes counts",
+            (long long)o->message_size);
+    const double f = o->gradient_predivide_factor; /* 1/f is an f32 */
+    REQUIRE(f == 0 || (f >= 1e-30 && f <= 1e30), CAIRN_EINVAL,
+            "ddp_options.gradient_predivide_factor is %g; it must be positive, from 1e-30 to 1e30", f);
+    REQUIRE(o->num_allreduce_streams >= 0, CAIRN_EINVAL, "ddp_options.num_allreduce_streams is %d",
+            o->num_allreduce_streams);
+    return CAIRN_OK;
+}
+
+/* ---- pairs ---- */
+
+static cairn_status check_sizes(const struct ddp_options *o) {
+    REQUIRE(
+        o->message_size == 0 || (o->bucket_nbytes == 0 && o->first_bucket_nbytes == 0), CAIRN_EINVAL,
+        "ddp_options give message_size = %lld elements and %s = %zu bytes; a bucket has one limit: give one of them",
+        (long long)o->message_size, o->bucket_nbytes ? "bucket_nbytes" : "first_bucket_nbytes",
+        o->bucket_nbytes ? o->bucket_nbytes : o->first_bucket_nbytes);
+    REQUIRE(o->delay_allreduce != CAIRN_ON || o->num_trigger_params == 0, CAIRN_EINVAL,
+            "ddp_options give delay_allreduce and allreduce_trigger_params; nothing can be sent early where everything "
+            "is sent late: give one of them");
+    REQUIRE(o->delay_allreduce != CAIRN_ON || o->num_allreduce_streams < 2, CAIRN_EINVAL,
+            "ddp_options give delay_allreduce and %d allreduce streams; what is sent at once needs one",
+            o->num_allreduce_streams);
+    return CAIRN_OK;
+}
+
+static cairn_status check_pairs(const struct ddp_options *o) {
+    REQUIRE(o->allreduce_always_fp32 != CAIRN_ON || o->wire == 0 || o->wire == CAIRN_F32, CAIRN_EINVAL,
+            "ddp_options give allreduce_always_fp32 and wire = %s; give one of them", cairn_dtype_name(o->wire));
+    REQUIRE(o->retain_allreduce_buffers != CAIRN_ON || o->gradient_as_bucket_view != CAIRN_OFF, CAIRN_EINVAL,
+            "ddp_options give retain_allreduce_buffers, where gradients are views of the buckets, and turn "
+            "gradient_as_bucket_view off; give one of them");
+    REQUIRE(o->skip_all_reduce_unused_params != CAIRN_ON || o->find_unused_parameters == CAIRN_ON ||
+                o->delay_allreduce == CAIRN_ON,
+            CAIRN_EINVAL,
+            "ddp_options give skip_all_reduce_unused_params without find_unused_parameters; where every parameter must "
+            "be used, none can be skipped");
+    return CAIRN_OK;
+}
+
+static cairn_status check_memory(const struct ddp_options *o, bool for_module) {
+    REQUIRE(for_module || o->gradient_as_bucket_view != CAIRN_ON, CAIRN_EINVAL,
+            "ddp_options give gradient_as_bucket_view for parameters in your own memory, which never moves");
+    return CAIRN_OK;
+}
+
+/* ---- reading ---- */
+
+static void complete(struct ddp_options *o, bool for_module) {
+    if (o->gradient_as_bucket_view == CAIRN_DEFAULT && !for_module) o->gradient_as_bucket_view = CAIRN_OFF;
+    if (o->delay_allreduce == CAIRN_ON) o->find_unused_parameters = CAIRN_ON;
+#define CAIRN__X(name, value) \
+    if (o->name == CAIRN_DEFAULT) o->name = value;
+    SWITCH_LIST(CAIRN__X)
+#undef CAIRN__X
+    if (o->bucket_nbytes == 0) o->bucket_nbytes = DEFAULT_BUCKET_NBYTES;
+    if (o->first_bucket_nbytes == 0)
+        o->first_bucket_nbytes = o->bucket_nbytes < FIRST_BUCKET_NBYTES ? o->bucket_nbytes : FIRST_BUCKET_NBYTES;
+    if (o->allreduce_always_fp32 == CAIRN_ON) o->wire = CAIRN_F32;
+    if (o->gradient_predivide_factor == 0) o->gradient_predivide_factor = 1;
+}
+
+cairn_status cairn__ddp_options_read(const struct ddp_options *given, bool for_module, struct ddp_options *out) {
+    cairn_status st = CAIRN_OK;
+    struct ddp_options o = {.struct_size = sizeof(o)};
+    TRY(cairn__options_read(&o, sizeof(o), given, "ddp_options"));
+    TRY(check_switches(&o));
+    TRY(check_numbers(&o));
+    TRY(check_names("ignored", o.ignored, o.num_ignored));
+    TRY(check_names("allreduce_trigger_params", o.allreduce_trigger_params, o.num_trigger_params));
+    TRY(check_sizes(&o));
+    TRY(check_pairs(&o));
+    TRY(check_memory(&o, for_module));
+    complete(&o, for_module);
+    *out = o;
+out:
+    return st;
+}
+
+/* ---- the same on every rank ---- */
+
+/* As the user gave them, or as they were filled in. */
+#define OPTION_LIST(X)                   \
+    X(bucket_nbytes)                     \
+    X(first_bucket_nbytes)               \
+    X(message_size)                      \
+    X(wire)                              \
+    X(broadcast_buffers)                 \
+    X(find_unused_parameters)            \
+    X(static_graph)                      \
+    X(init_sync)                         \
+    X(gradient_as_bucket_view)           \
+    X(skip_all_reduce_unused_params)     \
+    X(delay_allreduce)                   \
+    X(gradient_average)                  \
+    X(gradient_predivide_factor)         \
+    X(join_divide_by_initial_world_size) \
+    X(join_throw_on_early_termination)   \
+    X(num_ignored)                       \
+    X(num_trigger_params)
+
+static const char *const option_names[] = {
+#define CAIRN__X(name) #name,
+    OPTION_LIST(CAIRN__X)
+#undef CAIRN__X
+};
+
+enum { NUM_OPTIONS = sizeof(option_names) / sizeof(option_names[0]), NUM_LISTS = 2 };
+
+static const char *const list_names[NUM_LISTS] = {"ignored", "allreduce_trigger_params"};
+
+/* What one rank was told; equal memory = the same. */
+struct told {
+    char call[32];
+    double values[NUM_OPTIONS];
+    uint64_t hashes[NUM_LISTS];
+    char lists[NUM_LISTS][128]; /* cut */
+};
+
+static void write_list(const char *const *names, size_t count, char *text, size_t nbytes, uint64_t *hash) {
+    size_t used = 0;
+    *hash = 14695981039346656037u; /* FNV-1a */
+    for (size_t i = 0; i < count; i++) {
+        for (const char *c = names[i];; c++) {
+            *hash = (*hash ^ (unsigned char)*c) * 1099511628211u;
+            if (!*c) break;
+        }
+        if (used < nbytes) used += (size_t)snprintf(text + used, nbytes - used, "%s%s", i ? ", " : "", names[i]);
+    }
+}
+
+static void describe_options(struct told *t, const struct ddp_context *d) {
+    const struct ddp_options *o = &d->options;
+    const double values[] = {
+#define CAIRN__X(name) (double)o->name,
+        OPTION_LIST(CAIRN__X)
+#undef CAIRN__X
+    };
+    memset(t, 0, sizeof(*t));
+    snprintf(t->call, sizeof(t->call), "%s", d->call);
+    memcpy(t->values, values, sizeof(values));
+    write_list(o->ignored, o->num_ignored, t->lists[0], sizeof(t->lists[0]), &t->hashes[0]);
+    write_list(o->allreduce_trigger_params, o->num_trigger_params, t->lists[1], sizeof(t->lists[1]), &t->hashes[1]);
+}
+
+static cairn_status compare_told(const struct told *first, const struct told *other, int rank) {
+    REQUIRE(strcmp(first->call, other->call) == 0, CAIRN_EPEER, "rank 0 calls %s but rank %d %s", first->call, rank,
+            other->call);
+    for (int i = 0; i < NUM_OPTIONS; i++)
+        REQUIRE(first->values[i] == other->values[i], CAIRN_EPEER,
+                "%s: ddp_options.%s is %.10g on rank 0 but %.10g on rank %d; give every rank the same options",
+                first->call, option_names[i], first->values[i], other->values[i], rank);
+    for (int i = 0; i < NUM_LISTS; i++)
+        REQUIRE(first->hashes[i] == other->hashes[i], CAIRN_EPEER,
+                "%s: ddp_options.%s is %.127s on rank 0 but %.127s on rank %d; give every rank the same options",
+                first->call, list_names[i], first->lists[i], other->lists[i], rank);
+    return CAIRN_OK;
+}
+
+cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    struct told *all = NULL, mine;
+    if (cairn_group_size(d->group) == 1) return CAIRN_OK;
+    TRY(cairn__ddp_make_room(d->group, d->call, sizeof(*all), (void **)&all));
+    describe_options(&mine, d);
+    TRY(cairn__group_exchange(d->group, all, &mine, sizeof(mine)));
+    for (int r = 1; r < cairn_group_size(d->group); r++) TRY(compare_told(&all[0], &all[r], r));
+out:
+    cairn__free(all);
+    return st;
+}

@@ -1,0 +1,40 @@
+/* Did it go well on every rank. */
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+#include "kernels/kernels.h"
+
+struct reason {
+    char text[256];
+};
+
+/* On the stack, as what went wrong may be that there is no memory. */
+static cairn_status fail_as(cairn_group *group, const char *call, int rank) {
+    struct reason all[CAIRN__MAX_RANKS], mine;
+    snprintf(mine.text, sizeof(mine.text), "%.255s", cairn_last_error());
+    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
+    return st == CAIRN_OK ? cairn__fail(CAIRN_EPEER, "%s: it failed on rank %d: %.255s", call, rank, all[rank].text)
+                          : st;
+}
+
+cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status) {
+    int32_t all[CAIRN__MAX_RANKS], mine = (int32_t)status;
+    char own[1024];
+    int rank = 0;
+    if (cairn_group_size(group) == 1) return status;
+    snprintf(own, sizeof(own), "%s", cairn_last_error());
+    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
+    if (st != CAIRN_OK) return st;
+    while (rank < cairn_group_size(group) && all[rank] == CAIRN_OK) rank++;
+    if (rank == cairn_group_size(group)) return CAIRN_OK;
+    st = fail_as(group, call, rank);
+    return status == CAIRN_OK ? st : cairn__fail(status, "%s", own);
+}
+
+/* Room for every rank's; or no rank goes on. */
+cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t nbytes, void **out) {
+    return cairn__ddp_agree_on_status(group, call, cairn__calloc((size_t)cairn_group_size(group), nbytes, out));
+}

@@ -1,0 +1,165 @@
+/* Planning buckets. Items are laid out one after the other; a bucket of their type is open until it holds enough, and gets
+ * its number at the end, by the item that completed it. */
+#include "ddp/plan.h"
+
+#include <stdlib.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+enum { LEAST_PIECE = 64 << 10 };
+
+/* A bucket while it is made. */
+struct draft {
+    struct cairn__ddp_bucket bucket;
+    size_t held;     /* elements without padding */
+    size_t last;     /* when its last item comes */
+    size_t opened;   /* its place among the drafts */
+    size_t numbered; /* [opened]: its number */
+};
+
+struct drafting {
+    const struct cairn__ddp_limits *limits;
+    struct draft *drafts;
+    size_t count, capacity;
+    size_t open[CAIRN_U8 + 1]; /* [dtype] place + 1 of the draft that is open; 0 = none */
+    bool began[CAIRN_U8 + 1];  /* [dtype] there has been one */
+};
+
+/* Every item begins on a cache line, so that backward's stores into one never touch another's. */
+static size_t line_of(cairn_dtype dtype) {
+    return CAIRN__ALIGN / cairn_dtype_nbytes(dtype);
+}
+
+static size_t padded(size_t n, cairn_dtype dtype) {
+    const size_t line = line_of(dtype);
+    return (n + line - 1) / line * line;
+}
+
+/* ---- one item ---- */
+
+static cairn_status open_draft(struct drafting *d, cairn_dtype dtype, size_t begin, struct draft **out) {
+    if (d->open[dtype] == 0) {
+        cairn_status st = cairn__grow((void **)&d->drafts, &d->capacity, d->count + 1, sizeof(d->drafts[0]));
+        if (st != CAIRN_OK) return st;
+        d->drafts[d->count] = (struct draft){.bucket = {.dtype = dtype, .begin = begin}, .opened = d->count};
+        d->open[dtype] = ++d->count;
+    }
+    *out = &d->drafts[d->open[dtype] - 1];
+    return CAIRN_OK;
+}
+
+static void close_draft(struct drafting *d, cairn_dtype dtype) {
+    d->open[dtype] = 0;
+    d->began[dtype] = true;
+}
+
+static bool is_full(const struct drafting *d, const struct draft *draft) {
+    const struct cairn__ddp_limits *limits = d->limits;
+    const cairn_dtype dtype = draft->bucket.dtype;
+    if (limits->elements) return draft->held >= limits->elements;
+    return draft->held * cairn_dtype_nbytes(dtype) >= (d->began[dtype] ? limits->nbytes : limits->first_nbytes);
+}
+
+/* Elements of a piece; all of the item where it is not split. */
+static size_t piece_of(const struct cairn__ddp_limits *limits, const struct cairn__ddp_item *item) {
+    const size_t most = limits->nbytes > LEAST_PIECE ? limits->nbytes : LEAST_PIECE;
+    const size_t fits = most / cairn_dtype_nbytes(item->dtype);
+    if (limits->elements || item->n <= fits) return item->n;
+    const size_t pieces = (item->n + fits - 1) / fits;
+    return padded((item->n + pieces - 1) / pieces, item->dtype);
+}
+
+static cairn_status add_item(struct drafting *d, struct cairn__ddp_plan *plan, const struct cairn__ddp_item *item,
+                             size_t when, struct cairn__ddp_place *place) {
+    const size_t piece = piece_of(d->limits, item);
+    size_t left = item->n;
+    *place = (struct cairn__ddp_place){.offset = plan->arena[item->dtype]};
+    do {
+        struct draft *draft = NULL;
+        const size_t n = left < piece ? left : piece;
+        cairn_status st = open_draft(d, item->dtype, plan->arena[item->dtype], &draft);
+        if (st != CAIRN_OK) return st;
+        if (place->num_buckets++ == 0) place->bucket = draft->opened;
+        draft->bucket.count++;
+        draft->bucket.n += padded(n, item->dtype);
+        draft->held += n;
+        draft->last = when;
+        plan->arena[item->dtype] += padded(n, item->dtype);
+        left -= n;
+        if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, item->dtype);
+    } while (left > 0);
+    return CAIRN_OK;
+}
+
+/* ---- the plan of all ---- */
+
+static int by_completion(const void *a, const void *b) {
+    const struct draft *x = a, *y = b;
+    if (x->last != y->last) return x->last < y->last ? -1 : 1;
+    return x->opened < y->opened ? -1 : 1;
+}
+
+/* The pieces of an item are completed by it alone, and so keep together. */
+static cairn_status number_buckets(struct drafting *d, struct cairn__ddp_plan *plan, size_t count) {
+    cairn_status st = cairn__calloc(d->count, sizeof(plan->buckets[0]), (void **)&plan->buckets);
+    if (st != CAIRN_OK) return st;
+    if (d->count) qsort(d->drafts, d->count, sizeof(d->drafts[0]), by_completion);
+    for (size_t b = 0; b < d->count; b++) {
+        plan->buckets[b] = d->drafts[b].bucket;
+        d->drafts[d->drafts[b].opened].numbered = b;
+    }
+    for (size_t i = 0; i < count; i++) plan->places[i].bucket = d->drafts[plan->places[i].bucket].numbered;
+    plan->count = plan->capacity = d->count;
+    return CAIRN_OK;
+}
+
+static size_t nth(const size_t *order, size_t count, size_t k) {
+    return order ? order[k] : count - 1 - k;
+}
+
+static cairn_status list_items(struct cairn__ddp_plan *plan, size_t count, const size_t *order) {
+    size_t total = 0;
+    for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
+    cairn_status st = cairn__calloc(total, sizeof(plan->members[0]), (void **)&plan->members);
+    if (st != CAIRN_OK) return st;
+    size_t *next = plan->members;
+    for (size_t b = 0; b < plan->count; b++) {
+        plan->buckets[b].items = next;
+        next += plan->buckets[b].count;
+        plan->buckets[b].count = 0;
+    }
+    for (size_t k = 0; k < count; k++) {
+        const size_t i = nth(order, count, k);
+        struct cairn__ddp_bucket *first = &plan->buckets[plan->places[i].bucket];
+        for (size_t b = 0; b < plan->places[i].num_buckets; b++) first[b].items[first[b].count++] = i;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t count, const size_t *order,
+                                  const struct cairn__ddp_limits *limits, struct cairn__ddp_plan *out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__ddp_plan plan = {0};
+    struct drafting d = {.limits = limits};
+    TRY(cairn__calloc(count, sizeof(plan.places[0]), (void **)&plan.places));
+    for (size_t k = 0; k < count; k++) {
+        const size_t i = nth(order, count, k);
+        TRY(add_item(&d, &plan, &items[i], k, &plan.places[i]));
+    }
+    TRY(number_buckets(&d, &plan, count));
+    TRY(list_items(&plan, count, order));
+    *out = plan;
+    plan = (struct cairn__ddp_plan){0};
+out:
+    cairn__free(d.drafts);
+    cairn__ddp_plan_free(&plan);
+    return st;
+}
+
+void cairn__ddp_plan_free(struct cairn__ddp_plan *plan) {
+    cairn__free(plan->buckets);
+    cairn__free(plan->places);
+    cairn__free(plan->members);
+    *plan = (struct cairn__ddp_plan){0};
+}

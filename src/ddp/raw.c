@@ -1,0 +1,110 @@
+/* Parameters in the user's memory: he says when gradients are ready, and when he needs their averages. To the reducer the first
+ * declaration begins a backward, and ddp_wait ends it. */
+#include "core/status.h"
+#include "ddp/context.h"
+
+cairn_status ddp_create_params(cairn_param_set *set, cairn_group *group, const struct ddp_options *options,
+                               ddp_context **out) {
+    REQUIRE(set && group && out, CAIRN_EINVAL, "ddp_create_params: set, group and out must be set");
+    REQUIRE(set->is_users, CAIRN_EINVAL,
+            "ddp_create_params: the set belongs to a module; give the module to ddp_create");
+    const struct cairn__ddp_request request = {"ddp_create_params", NULL, set, group, options};
+    return cairn__ddp_make(&request, out);
+}
+
+static cairn_status check_context(const char *call, const ddp_context *d) {
+    REQUIRE(d, CAIRN_EINVAL, "%s: ddp is NULL", call);
+    REQUIRE(!d->model, CAIRN_EINVAL,
+            "%s: the context is a module's, whose gradients cairn_backward declares and averages", call);
+    return CAIRN_OK;
+}
+
+/* Before anything is sent, so that all ranks hear of it. */
+static cairn_status check_in_graph(const struct ddp_context *d, size_t first, size_t count) {
+    for (size_t i = first; i < d->set->count && i - first < count; i++) {
+        const size_t s = d->slot_of[i];
+        REQUIRE(
+            s == SIZE_MAX || d->slots[s].in_graph, CAIRN_ESTATE,
+            "ddp_grads_ready: on rank %d, the gradient of '%s' was declared, other than before the first ddp_wait with "
+            "ddp_options.static_graph; where they change, set find_unused_parameters instead",
+            cairn_group_rank(d->channel), d->set->params[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
+    cairn_status st = check_context("ddp_grads_ready", ddp);
+    if (st != CAIRN_OK) return st;
+    if (ddp->knows_graph) st = check_in_graph(ddp, first, count);
+    if (st == CAIRN_OK) return cairn_grads_ready(ddp->set, first, count);
+    cairn__param_set_abort(ddp->set);
+    return st;
+}
+
+/* ---- waiting ---- */
+
+/* What no_sync has kept counts as well. */
+static bool has_come(const struct ddp_context *d, size_t s) {
+    return d->slots[s].arrived || cairn__param_has_held(d->slots[s].param);
+}
+
+static bool is_missing(const struct ddp_context *d, size_t s) {
+    return !has_come(d, s);
+}
+
+static bool is_lacking(const struct ddp_context *d, size_t s) {
+    return !has_come(d, s) && d->slots[s].in_graph;
+}
+
+static cairn_status check_same(struct ddp_context *d) {
+    char names[CAIRN__DDP_NAMES_NBYTES];
+    if (!d->knows_graph) {
+        for (size_t s = 0; s < d->num_slots; s++) d->slots[s].in_graph = has_come(d, s);
+        d->knows_graph = true;
+    }
+    REQUIRE(cairn__ddp_name_slots(d, is_lacking, names, sizeof(names)) == 0, CAIRN_ESTATE,
+            "ddp_wait: on rank %d, the gradient of %s was not declared, other than before the first ddp_wait with "
+            "ddp_options.static_graph; where they change, set find_unused_parameters instead",
+            cairn_group_rank(d->channel), names);
+    return CAIRN_OK;
+}
+
+static cairn_status check_declared(struct ddp_context *d) {
+    char names[CAIRN__DDP_NAMES_NBYTES];
+    if (d->options.static_graph == CAIRN_ON) return check_same(d);
+    if (d->options.find_unused_parameters == CAIRN_ON) return CAIRN_OK;
+    const size_t count = cairn__ddp_name_slots(d, is_missing, names, sizeof(names));
+    REQUIRE(count == 0, CAIRN_ESTATE,
+            "ddp_wait: on rank %d, the gradient%s of %s %s not been declared since the last ddp_wait; declare every "
+            "parameter's, or set ddp_options.find_unused_parameters where some have none",
+            cairn_group_rank(d->channel), count > 1 ? "s" : "", names, count > 1 ? "have" : "has");
+    return CAIRN_OK;
+}
+
+/* A rank may have no gradient at all, and never have asked for the scale of those of the others. */
+static cairn_status begin_with_none(struct cairn_param_set *set) {
+    cairn_status st = CAIRN_OK;
+    if (set->take_scale) TRY(set->take_scale(set->on_ready));
+    TRY(cairn__param_set_begin(set, set->backward + 1, set->factor));
+out:
+    return st;
+}
+
+static cairn_status settle(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_param_set *set = d->set;
+    if (set->held) return cairn__param_set_settle(set);
+    TRY(check_declared(d));
+    if (!set->walking) TRY(begin_with_none(set));
+    TRY(cairn__param_set_settle(set));
+out:
+    return st;
+}
+
+cairn_status ddp_wait(ddp_context *ddp) {
+    cairn_status st = check_context("ddp_wait", ddp);
+    if (st != CAIRN_OK) return st;
+    st = settle(ddp);
+    if (st != CAIRN_OK) cairn__param_set_abort(ddp->set); /* others wait for what will not come */
+    return st;
+}

@@ -1,0 +1,549 @@
+/* The reducer: gradients are written into buckets by backward and reduced over the ranks while it goes on.
+ *
+ * Buckets go out strictly in order 0, 1, 2, ... on every rank, whatever the order in which they fill, so that all ranks
+ * issue the same sequence; a full bucket waits for its predecessors. What has not come when backward ends goes out then, as
+ * zeros. A failure inside backward is kept and handed out when backward settles. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+
+static struct cairn_device *device_of(const struct ddp_context *d) {
+    return d->set->env->device;
+}
+
+static void *arena_at(const struct ddp_context *d, cairn_dtype dtype, size_t element) {
+    return (char *)d->arenas[dtype] + element * cairn_dtype_nbytes(dtype);
+}
+
+static void *place_of(const struct ddp_context *d, size_t s) {
+    return arena_at(d, d->slots[s].wire, d->plan.places[s].offset);
+}
+
+/* ---- slots and arenas ---- */
+
+/* Half values in f32 memory travel as what they are. */
+static cairn_dtype wire_of(const struct ddp_context *d, const struct cairn__param *p) {
+    if (d->hook.wire) return d->hook.wire;
+    if (d->options.wire) return d->options.wire;
+    return p->value_type ? p->value_type : p->dtype;
+}
+
+static bool is_rounded_on_return(const struct cairn__param *p, cairn_dtype wire) {
+    return p->value_type && p->value_type != wire;
+}
+
+/* The gradient is infinite or NaN just where what it comes back from is. */
+static bool survives_return(const struct cairn__param *p, cairn_dtype wire) {
+    return p->dtype == wire || (p->dtype == CAIRN_F32 && !is_rounded_on_return(p, wire));
+}
+
+static void choose_wires(struct ddp_context *d) {
+    d->copies = false;
+    d->speaks = d->hook.begin == NULL && d->hook.finish == NULL;
+    for (size_t s = 0; s < d->num_slots; s++) {
+        struct cairn__ddp_slot *slot = &d->slots[s];
+        slot->wire = wire_of(d, slot->param);
+        slot->in_place = d->options.gradient_as_bucket_view == CAIRN_ON && slot->wire == slot->param->dtype;
+        d->copies |= !slot->in_place;
+        d->speaks &= survives_return(slot->param, slot->wire);
+    }
+}
+
+static struct cairn__ddp_limits limits_of(const struct ddp_options *o) {
+    struct cairn__ddp_limits limits = {o->first_bucket_nbytes, o->bucket_nbytes, (size_t)o->message_size};
+    if (o->delay_allreduce == CAIRN_ON || o->num_trigger_params > 0)
+        limits = (struct cairn__ddp_limits){SIZE_MAX, SIZE_MAX, 0};
+    return limits;
+}
+
+/* What goes with a plan. */
+struct layout {
+    struct cairn__ddp_plan plan;
+    struct cairn__ddp_send *sends;
+    size_t *bucket_params;
+};
+
+static void free_layout(struct layout *l) {
+    cairn__ddp_plan_free(&l->plan);
+    cairn__free(l->sends);
+    cairn__free(l->bucket_params);
+    *l = (struct layout){0};
+}
+
+static void name_params(const struct ddp_context *d, struct layout *l) {
+    const struct cairn__ddp_plan *plan = &l->plan;
+    for (size_t b = 0; b < plan->count; b++) {
+        size_t *params = l->bucket_params + (plan->buckets[b].items - plan->members);
+        for (size_t k = 0; k < plan->buckets[b].count; k++)
+            params[k] = d->slots[plan->buckets[b].items[k]].param->index;
+    }
+}
+
+static size_t count_members(const struct cairn__ddp_plan *plan) {
+    size_t total = 0;
+    for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
+    return total;
+}
+
+static cairn_status make_layout(const struct ddp_context *d, const size_t *order, struct layout *out) {
+    cairn_status st = CAIRN_OK;
+    struct layout l = {{0}, NULL, NULL};
+    struct cairn__ddp_item *items = NULL;
+    const struct cairn__ddp_limits limits = limits_of(&d->options);
+    TRY(cairn__calloc(d->num_slots, sizeof(items[0]), (void **)&items));
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__ddp_slot *slot = &d->slots[s];
+        items[s] = (struct cairn__ddp_item){slot->param->n, slot->wire, slot->closes};
+    }
+    TRY(cairn__ddp_plan_make(items, d->num_slots, order, &limits, &l.plan));
+    TRY(cairn__calloc(l.plan.count, sizeof(l.sends[0]), (void **)&l.sends));
+    TRY(cairn__calloc(count_members(&l.plan), sizeof(l.bucket_params[0]), (void **)&l.bucket_params));
+    name_params(d, &l);
+    *out = l;
+    l = (struct layout){{0}, NULL, NULL};
+out:
+    cairn__free(items);
+    free_layout(&l);
+    return st;
+}
+
+static void begin_round(struct ddp_context *d) {
+    for (size_t b = 0; b < d->plan.count; b++) {
+        d->sends[b] = (struct cairn__ddp_send){.pending = d->plan.buckets[b].count};
+    }
+    for (size_t s = 0; s < d->num_slots; s++) d->slots[s].arrived = d->slots[s].zero = false;
+    d->next = 0;
+    d->running = d->settling = false;
+    d->status = CAIRN_OK;
+}
+
+static void use_layout(struct ddp_context *d, struct layout *l) {
+    cairn__ddp_plan_free(&d->plan);
+    cairn__free(d->sends);
+    cairn__free(d->bucket_params);
+    d->plan = l->plan;
+    d->sends = l->sends;
+    d->bucket_params = l->bucket_params;
+    d->times.num_buckets = d->plan.count;
+    begin_round(d);
+}
+
+cairn_status cairn__ddp_plan_slots(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    struct layout l;
+    choose_wires(d);
+    TRY(make_layout(d, NULL, &l));
+    st = cairn__ddp_times_make(&d->times, d->num_slots, l.plan.count, cairn__ddp_log_wants_file());
+    if (st == CAIRN_OK) {
+        use_layout(d, &l);
+    } else {
+        free_layout(&l);
+    }
+out:
+    return st;
+}
+
+static void point_into_arenas(struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        struct cairn__param *p = d->slots[s].param;
+        if (!d->slots[s].in_place) continue;
+        if (p->owns_grad) cairn__device_free(device_of(d), p->grad);
+        p->grad = place_of(d, s);
+        p->owns_grad = p->written = false;
+    }
+}
+
+cairn_status cairn__ddp_attach(struct ddp_context *d) {
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+        if (d->plan.arena[t] == 0) continue;
+        const size_t nbytes = d->plan.arena[t] * cairn_dtype_nbytes(t);
+        cairn_status st = cairn_group_alloc(d->channel, nbytes, &d->arenas[t]);
+        if (st != CAIRN_OK) return st;
+    }
+    for (size_t s = 0; s < d->num_slots; s++) cairn__params_forget(&d->slots[s].param, 1); /* this rank's own */
+    point_into_arenas(d);
+    return CAIRN_OK;
+}
+
+void cairn__ddp_detach(struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        struct cairn__param *p = d->slots[s].param;
+        if (!d->slots[s].in_place || !d->arenas[d->slots[s].wire]) continue;
+        p->grad = NULL; /* the next backward makes one of the model's own */
+        cairn__params_forget(&p, 1);
+    }
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+        (void)cairn_group_free(d->channel, &d->arenas[t]); /* a dead group frees it when it ends */
+        d->arenas[t] = NULL;
+    }
+}
+
+/* ---- gradients on their way in and out ---- */
+
+static void copy_in(struct ddp_context *d, size_t s) {
+    const struct cairn__param *p = d->slots[s].param;
+    cairn__pass_cast(device_of(d)->passes, device_of(d), place_of(d, s), d->slots[s].wire, p->grad, p->dtype, p->n);
+}
+
+/* What of a slot lies in a bucket. */
+static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket, size_t s,
+                      struct cairn__item *item) {
+    const struct cairn__param *p = d->slots[s].param;
+    const size_t offset = d->plan.places[s].offset;
+    const size_t begin = offset > bucket->begin ? offset : bucket->begin;
+    const size_t slot_end = offset + p->n, bucket_end = bucket->begin + bucket->n;
+    const size_t end = slot_end < bucket_end ? slot_end : bucket_end;
+    *item = (struct cairn__item){.n = end - begin,
+                                 .dst = (char *)p->grad + (begin - offset) * cairn_dtype_nbytes(p->dtype),
+                                 .x = arena_at(d, bucket->dtype, begin)};
+}
+
+static void copy_back(struct ddp_context *d, const struct cairn__ddp_bucket *bucket) {
+    for (cairn_dtype to = CAIRN_F32; d->copies && to <= CAIRN_BF16; to++) {
+        size_t listed = 0;
+        for (size_t k = 0; k < bucket->count; k++) {
+            const struct cairn__ddp_slot *slot = &d->slots[bucket->items[k]];
+            if (slot->in_place || !slot->used || slot->param->dtype != to) continue;
+            list_part(d, bucket, bucket->items[k], &d->items[listed++]);
+        }
+        if (listed) device_of(d)->passes->cast(device_of(d), d->items, listed, to, bucket->dtype);
+    }
+    for (size_t k = 0; d->copies && k < bucket->count; k++) {
+        const struct cairn__param *p = d->slots[bucket->items[k]].param;
+        struct cairn__item part;
+        if (!d->slots[bucket->items[k]].used || !is_rounded_on_return(p, bucket->dtype)) continue;
+        list_part(d, bucket, bucket->items[k], &part);
+        device_of(d)->passes->round(device_of(d), p->value_type, part.dst, part.dst, part.n);
+    }
+}
+
+/* A slot that nobody wrote in this backward counts as a gradient of zero: other ranks may have one. What an earlier
+ * backward left there is folded away by asking for the slot. */
+void cairn__ddp_mark_written(struct cairn__param *p) {
+    p->written = true;
+    p->checked = false;
+    p->factor = p->set->factor;
+}
+
+static cairn_status write_zeros(struct ddp_context *d, size_t s) {
+    struct cairn__param *p = d->slots[s].param;
+    void *slot = NULL;
+    const bool waits_on = p->set->is_users && p->written; /* unless another rank has one: cairn__ddp_unused_settle */
+    cairn_status st = waits_on ? CAIRN_OK : cairn__param_grad_slot(p, &slot);
+    if (st != CAIRN_OK) return st;
+    device_of(d)->passes->fill(device_of(d), d->slots[s].wire, place_of(d, s), p->n, 0.0f);
+    d->slots[s].zero = false;
+    if (!p->set->is_users) cairn__ddp_mark_written(p);
+    return CAIRN_OK;
+}
+
+/* ---- buckets ---- */
+
+struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b) {
+    const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
+    return (struct ddp_bucket){.struct_size = sizeof(struct ddp_bucket),
+                               .index = (int)b,
+                               .is_last = b + 1 == d->plan.count,
+                               .dtype = bucket->dtype,
+                               .n = bucket->n,
+                               .buffer = arena_at(d, bucket->dtype, bucket->begin),
+                               .params = d->bucket_params + (bucket->items - d->plan.members),
+                               .num_params = bucket->count,
+                               .group = d->channel};
+}
+
+static cairn_status fail_bucket(const struct ddp_context *d, size_t b, cairn_status status) {
+    const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
+    const char *first = d->slots[bucket->items[0]].param->name;
+    const char *last = d->slots[bucket->items[bucket->count - 1]].param->name;
+    char cause[800];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    return cairn__fail(status, "ddp: bucket %zu ('%.64s' to '%.64s') of backward %lld: %s", b, first, last,
+                       (long long)d->backwards + 1, cause);
+}
+
+static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
+    const float weight = (float)(1 / d->options.gradient_predivide_factor);
+    if (weight != 1)
+        device_of(d)->passes->mul_scalar(device_of(d), bucket->dtype, bucket->buffer, bucket->buffer, bucket->n,
+                                         weight);
+    return cairn_allreduce(d->channel, bucket->buffer, bucket->n, bucket->dtype, CAIRN_SUM, work);
+}
+
+static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
+    if (d->options.gradient_average == CAIRN_OFF) return add_up(d, bucket, work);
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d), work);
+}
+
+static cairn_status launch(struct ddp_context *d, size_t b) {
+    const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
+    cairn_status st = CAIRN_OK;
+    for (size_t k = 0; k < bucket->count && st == CAIRN_OK; k++) {
+        if (d->slots[bucket->items[k]].zero) st = write_zeros(d, bucket->items[k]);
+    }
+    if (st != CAIRN_OK) return st;
+    d->sends[b].skipped = cairn__ddp_unused_skips(d, b);
+    if (d->sends[b].skipped) return CAIRN_OK;
+    const struct ddp_bucket view = cairn__ddp_bucket_view(d, b);
+    cairn__ddp_times_launch(&d->times, b, view.n * cairn_dtype_nbytes(view.dtype));
+    st = d->hook.begin ? d->hook.begin(d->hook.ctx, &view, &d->sends[b].work) : reduce(d, &view, &d->sends[b].work);
+    d->sends[b].launched = st == CAIRN_OK;
+    return st == CAIRN_OK ? CAIRN_OK : fail_bucket(d, b, st);
+}
+
+static void launch_full(struct ddp_context *d) {
+    if (d->options.delay_allreduce == CAIRN_ON && !d->settling) return;
+    while (d->status == CAIRN_OK && d->next < d->plan.count && d->sends[d->next].pending == 0) {
+        d->status = launch(d, d->next++);
+    }
+}
+
+static cairn_status finish(struct ddp_context *d, size_t b, uint32_t *found) {
+    uint64_t completed_ns = 0;
+    if (d->sends[b].skipped) return CAIRN_OK;
+    cairn_status st = cairn__work_finish_timed(&d->sends[b].work, d->hook.begin ? NULL : found, &completed_ns);
+    if (st == CAIRN_OK && d->hook.finish) {
+        const struct ddp_bucket view = cairn__ddp_bucket_view(d, b);
+        st = d->hook.finish(d->hook.ctx, &view);
+    }
+    if (st != CAIRN_OK) return fail_bucket(d, b, st);
+    copy_back(d, &d->plan.buckets[b]);
+    cairn__ddp_times_complete(&d->times, b, completed_ns);
+    return CAIRN_OK;
+}
+
+static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
+    for (size_t b = 0; d->status == CAIRN_OK && b < d->plan.count; b++) d->status = finish(d, b, found);
+    return d->status;
+}
+
+/* ---- one backward ---- */
+
+cairn_status cairn__ddp_begin(struct ddp_context *d) {
+    if (d->running) return CAIRN_OK;
+    cairn_status st = cairn__group_progress(d->channel); /* a context that has come to nothing has no arenas */
+    if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
+    d->running = true;
+    d->num_arrived = 0;
+    return st == CAIRN_OK ? cairn__ddp_unused_begin(d) : st;
+}
+
+static void count_arrival(struct ddp_context *d, size_t s) {
+    const struct cairn__ddp_place *place = &d->plan.places[s];
+    d->slots[s].arrived = true;
+    d->order[d->num_arrived++] = s;
+    for (size_t b = 0; b < place->num_buckets; b++) d->sends[place->bucket + b].pending--;
+    launch_full(d);
+}
+
+void cairn__ddp_arrive(struct ddp_context *d, size_t s) {
+    cairn__ddp_times_ready(&d->times, s);
+    if (!d->slots[s].in_place) copy_in(d, s);
+    count_arrival(d, s);
+}
+
+void cairn__ddp_arrive_empty(struct ddp_context *d, size_t s) {
+    d->slots[s].zero = true;
+    count_arrival(d, s);
+}
+
+static cairn_status begin(void *ctx) {
+    return cairn__ddp_begin(ctx);
+}
+
+static void grad_ready(void *ctx, size_t index) {
+    struct ddp_context *d = ctx;
+    const size_t s = d->slot_of[index];
+    if (s == SIZE_MAX || d->status != CAIRN_OK) return;
+    d->status = cairn__ddp_begin(d);
+    if (d->status == CAIRN_OK && d->slots[s].arrived)
+        d->status = cairn__fail(CAIRN_ESTATE, "ddp: the gradient of '%s' came twice in one backward",
+                                d->set->params[index]->name);
+    if (d->status == CAIRN_OK) cairn__ddp_arrive(d, s);
+}
+
+/* The channel may be found dead anywhere: then the oldest bucket under way is what it died in. */
+static cairn_status say_where(const struct ddp_context *d, cairn_status status) {
+    char cause[800];
+    size_t b = 0;
+    if (status == CAIRN_OK || strncmp(cairn_last_error(), "ddp", 3) == 0) return status;
+    while (b < d->next && !d->sends[b].work) b++;
+    if (b < d->next) return fail_bucket(d, b, status);
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    return cairn__fail(status, "ddp: backward %lld: %s", (long long)d->backwards + 1, cause);
+}
+
+static cairn_status progress(void *ctx) {
+    struct ddp_context *d = ctx;
+    const uint64_t begin_ns = cairn__ddp_times_poll_begin(&d->times);
+    if (d->status == CAIRN_OK) d->status = say_where(d, cairn__group_progress(d->channel));
+    cairn__ddp_times_poll_end(&d->times, begin_ns);
+    return d->status;
+}
+
+/* ---- its end ---- */
+
+/* Every rank computes these by itself, and must not decide by itself. */
+static cairn_status agree_on_ignored(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_make_flags(d->set));
+    for (size_t i = 0; i < d->num_ignored; i++) d->ignored[i]->checked = false;
+    cairn__params_check(device_of(d), d->ignored, d->num_ignored, d->set->items);
+    st = cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL);
+    for (size_t i = 0; i < d->set->count; i++)
+        d->set->params[i]->flag_touched = d->set->params[i]->acc_flag_touched = true; /* by other ranks */
+out:
+    return st;
+}
+
+static cairn_status report(struct ddp_context *d, uint32_t found) {
+    cairn_status st = CAIRN_OK;
+    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_report(d->set, found));
+    if (d->num_ignored > 0) TRY(agree_on_ignored(d));
+out:
+    return st;
+}
+
+static cairn_status settle(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    uint32_t found = 0;
+    TRY(cairn__group_progress(d->channel));
+    TRY(cairn__ddp_begin(d));
+    TRY(d->status);
+    cairn__ddp_times_compute_end(&d->times);
+    d->settling = true;
+    TRY(cairn__ddp_unused_rest(d));
+    launch_full(d);
+    TRY(d->status);
+    TRY(cairn__ddp_unused_settle(d));
+    TRY(finish_all(d, &found));
+    TRY(report(d, found));
+    d->backwards++;
+    cairn__ddp_times_settled(&d->times);
+    cairn__ddp_log_settled(d);
+out:
+    return st;
+}
+
+cairn_status cairn__ddp_settle(struct ddp_context *d) {
+    const cairn_status st = settle(d);
+    if (st == CAIRN_OK) begin_round(d);
+    return say_where(d, st);
+}
+
+static cairn_status settle_listener(void *ctx) {
+    return cairn__ddp_settle(ctx);
+}
+
+/* Buckets that were not sent here will be waited for elsewhere, so there is no way back but out; alone there is. */
+static void failed(void *ctx) {
+    struct ddp_context *d = ctx;
+    char cause[1024];
+    const cairn_status status = cairn__last_status();
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    if (cairn_group_size(d->channel) > 1) (void)cairn__ddp_give_up(d, status);
+    for (size_t b = 0; b < d->plan.count; b++) {
+        cairn_work *work = d->sends[b].work;
+        uint64_t completed_ns = 0;
+        if (work) (void)cairn__work_finish_timed(&work, NULL, &completed_ns);
+    }
+    begin_round(d);
+    (void)cairn__fail(status, "%s", cause); /* the user's to read */
+}
+
+void cairn__ddp_listen(struct ddp_context *d) {
+    d->listener = (struct cairn__grad_listener){.ctx = d,
+                                                .begin = begin,
+                                                .ready = grad_ready,
+                                                .progress = progress,
+                                                .settle = settle_listener,
+                                                .failed = failed};
+    d->set->listener = &d->listener;
+}
+
+/* ---- planning anew ---- */
+
+/* Not where nothing can become better, or what is unused would count as ready first; nor where gradients would leave where
+ * a graph was recorded to find them. */
+static bool may_rebuild(const struct ddp_context *d) {
+    const struct ddp_options *o = &d->options;
+    const bool guesses = o->find_unused_parameters == CAIRN_ON && o->static_graph != CAIRN_ON;
+    return !guesses && o->delay_allreduce != CAIRN_ON && d->set->env->replays == 0;
+}
+
+/* For messages. */
+static const char *plans_in(const struct ddp_context *d) {
+    return d->model ? "ddp_forward" : "ddp_grads_ready";
+}
+
+static cairn_status take_rank_0s_order(struct ddp_context *d, size_t *order) {
+    const size_t p = (size_t)cairn_group_size(d->channel), nbytes = d->num_slots * sizeof(d->order[0]);
+    size_t *all = NULL;
+    cairn_status st = cairn__alloc(p * nbytes, (void **)&all);
+    st = cairn__ddp_agree_on_status(d->channel, plans_in(d), st);
+    if (st == CAIRN_OK) st = cairn__group_exchange(d->channel, all, d->order, nbytes);
+    if (st == CAIRN_OK) memcpy(order, all, nbytes);
+    cairn__free(all);
+    return st;
+}
+
+static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__ddp_plan *b, size_t num_slots) {
+    bool same = a->count == b->count;
+    for (size_t s = 0; same && s < num_slots; s++) {
+        same = a->places[s].offset == b->places[s].offset && a->places[s].bucket == b->places[s].bucket;
+    }
+    return same;
+}
+
+/* As the next backward would do: memory is about to change hands. */
+static cairn_status fold_written(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
+        void *slot = NULL;
+        if (d->slots[s].in_place && d->slots[s].param->written) st = cairn__param_grad_slot(d->slots[s].param, &slot);
+    }
+    return st;
+}
+
+/* What one owned is another's padding now, which travels too. */
+static void clear_arenas(struct ddp_context *d) {
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+        if (d->arenas[t]) device_of(d)->passes->fill(device_of(d), t, d->arenas[t], d->plan.arena[t], 0.0f);
+    }
+}
+
+/* Times have room for whichever plan is larger, so that it holds whatever another rank says. */
+static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
+    cairn_status st = make_layout(d, order, l);
+    if (st == CAIRN_OK && l->plan.count > d->plan.count)
+        st = cairn__ddp_times_make(&d->times, d->num_slots, l->plan.count, cairn__ddp_log_wants_file());
+    if (st == CAIRN_OK) st = fold_written(d);
+    return st;
+}
+
+static cairn_status rebuild(struct ddp_context *d, size_t *order) {
+    struct layout l = {{0}, NULL, NULL};
+    cairn_status st = CAIRN_OK;
+    TRY(take_rank_0s_order(d, order));
+    st = make_next(d, order, &l);
+    TRY(cairn__ddp_agree_on_status(d->channel, plans_in(d), st));
+    if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
+        clear_arenas(d);
+        use_layout(d, &l);
+        point_into_arenas(d);
+        l = (struct layout){{0}, NULL, NULL};
+    }
+out:
+    free_layout(&l);
+    return st;
+}
+
+cairn_status cairn__ddp_rebuild(struct ddp_context *d) {
+    if (d->rebuilt || d->backwards == 0 || d->running || d->num_arrived < d->num_slots) return CAIRN_OK;
+    d->rebuilt = true;
+    return may_rebuild(d) ? say_where(d, rebuild(d, d->order)) : CAIRN_OK;
+}

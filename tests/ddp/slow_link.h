@@ -1,0 +1,28 @@
+/* A link of so many bytes a second between a rank and the others, in front of a group's backend: a collective reaches the
+ * backend once the link would have carried its array. One at a time, in the order posted, whether or not this rank computes
+ * meanwhile; what is not an all-reduce takes no time. */
+#ifndef TESTS_DDP_SLOW_LINK_H
+#define TESTS_DDP_SLOW_LINK_H
+
+#include "dist/group_backend.h"
+
+enum { SLOW_LINK_WORKS = 64 };
+
+struct slow_link {
+    struct cairn__group_backend table; /* the group's, while the link is there */
+    const struct cairn__group_backend *real;
+    double bytes_per_ns;
+    uint64_t free_ns; /* when everything posted has been carried */
+    struct {
+        cairn_work *work;
+        uint64_t due_ns;
+    } queue[SLOW_LINK_WORKS]; /* [first..next) modulo its size: not yet carried */
+    size_t first, next;
+    uint64_t nbytes; /* carried and to be carried */
+};
+
+/* The link stays where it is until slow_link_end, which comes before the group's end, with nothing on its way. */
+void slow_link_begin(struct slow_link *link, cairn_group *group, double bytes_per_second);
+void slow_link_end(struct slow_link *link, cairn_group *group);
+
+#endif
