@@ -19,5 +19,6 @@
 #include "amp.h"
 #include "ddp.h"
 #include "ddp_logging.h"
+#include "sync_batch_norm.h"
 
 #endif
