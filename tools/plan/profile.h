@@ -1,0 +1,47 @@
+/* What was measured of a model: a profile, which is a JSON file.
+ *
+ *     {
+ *       "format": "cairn-profile", "version": 1,
+ *       "model": "MLP 6 x 1024^2, batch 128",
+ *       "forward_ns": 9210000, "backward_ns": 18400000, "optimizer_ns": 4100000,
+ *       "parameters": [
+ *         {"name": "0.weight", "elements": 1048576, "dtype": "f32", "wire": "f32", "ready_ns": 18350000},
+ *         ...
+ *       ]
+ *     }
+ *
+ * parameters are in the order of registration. ready_ns counts from the begin of backward and leaves out what communication
+ * takes of the processor, as all times do; absent or null: no gradient comes, and zeros are sent when backward has ended. wire
+ * is the type that travels, absent: dtype. Further fields are not looked at. */
+#ifndef PLAN_PROFILE_H
+#define PLAN_PROFILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cairn/core.h"
+
+struct profile_param {
+    size_t n; /* elements */
+    cairn_dtype dtype, wire;
+    double ready_ns; /* at most the profile's backward_ns */
+};
+
+struct profile {
+    char *model;
+    double forward_ns, backward_ns, optimizer_ns;
+    struct profile_param *params; /* [count], at least one */
+    size_t count;
+};
+
+/* False where a sentence has been said. Times of gradients past the end of backward are taken for its end. */
+bool profile_read(const char *file, struct profile *out);
+void profile_free(struct profile *p);
+
+/* Bytes that travel once a step, without padding. */
+double profile_nbytes(const struct profile *p);
+
+/* "f32", "f16", "bf16" ...; 0 = there is no such type. */
+cairn_dtype dtype_named(const char *name);
+
+#endif

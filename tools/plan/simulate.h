@@ -1,0 +1,58 @@
+/* One training step, as time goes: forward, backward with the buckets that leave during it, optimizer.
+ *
+ * A bucket is sent when all its gradients are ready and its predecessors have arrived: one link carries them one after the other.
+ * Of a reduction's time T the rank's own processor works share * T for it, which backward does not get. So while a bucket is
+ * under way backward goes on at a rate of 1 - share: with a link that has an engine of its own (share 0: NCCL, a network card)
+ * backward hides it; where ranks add up themselves (share 1: shm) nothing is hidden, and a step costs the same however the
+ * buckets lie, but for what each costs at least. The optimizer begins when backward has ended and every bucket has arrived.
+ * All ranks are taken to be equally fast: what one waits for another is not in here. */
+#ifndef PLAN_SIMULATE_H
+#define PLAN_SIMULATE_H
+
+#include "link.h"
+#include "profile.h"
+
+struct span {
+    double ready, begin, end; /* ns from the begin of forward; ready: its last gradient */
+    double exposed;           /* ns by which it makes the step longer */
+    double nbytes;            /* padding included */
+    size_t items;             /* gradients of which it holds anything */
+    double share;             /* of the processor */
+};
+
+struct step {
+    double forward_end, backward_end, settled, end; /* ns; settled: backward has ended and the buckets have arrived */
+    double communication;                           /* ns, the sum of the buckets' */
+    double exposed;                                 /* ns by which the step is longer than without any */
+    struct span *buckets;                           /* [count] as they are sent */
+    size_t count;
+    size_t cap, first_cap; /* bytes */
+    int ranks;
+};
+
+/* Buckets as ddp_create's after it has planned them anew (the same code does it), for caps in bytes; first_cap 0: as
+ * ddp_options has it, 1 MiB or cap. */
+void simulate(const struct profile *profile, const struct network *net, int ranks, size_t cap, size_t first_cap,
+              struct step *out);
+void step_free(struct step *s);
+
+/* The part of a step in which one rank alone would have done the same. */
+double step_efficiency(const struct step *s, const struct profile *profile);
+
+/* Whether two steps have the same buckets. */
+bool same_buckets(const struct step *a, const struct step *b);
+
+enum { MOST_PIECES = 65536 };
+
+/* How many pieces all bytes are cut into, about; more than MOST_PIECES are not simulated. */
+double pieces_of(const struct profile *profile, size_t cap);
+
+/* Steps for caps from 64 KiB, below which nothing is split (a 4096th of all bytes, where that is more), up to all bytes: 2^k and
+ * 3 * 2^k, of caps that give the same buckets the least. *steps is the caller's, as the steps are. */
+size_t search_caps(const struct profile *profile, const struct network *net, int ranks, size_t first_cap,
+                   struct step **steps);
+
+/* The index of the shortest, of equal ones that with the fewest buckets. */
+size_t best_step(const struct step *steps, size_t count);
+
+#endif
