@@ -27,7 +27,7 @@ static void begin(struct world *w, enum bench_collective collective, cairn_dtype
                   bool in_place) {
     for (int r = 0; r < size; r++) {
         struct bench_call *c = &w->calls[r];
-        *c = (struct bench_call){collective, dtype, n, in_place, r, size};
+        *c = (struct bench_call){collective, dtype, n, in_place, r, size, 1};
         for (int i = 0; i < 2; i++) w->blocks[r][i] = malloc(n * (size_t)size * sizeof(float));
         bench_place(c, w->blocks[r][0], w->blocks[r][1], &w->sources[r], &w->destinations[r]);
         bench_prepare(c, ROUND, w->sources[r], w->destinations[r]);
@@ -127,6 +127,22 @@ static void what_a_collective_gives_is_right(void **state) {
     for_each(expect_right);
 }
 
+/* In place sums add up. */
+static void results_of_calls_in_a_row_are_known(void **state) {
+    (void)state;
+    struct world w;
+    for (int c = 0; c < BENCH_BARRIER; c++) {
+        for (int k = 0; k < 3 * 2; k++) {
+            if (!bench_has_place((enum bench_collective)c, k % 2)) continue;
+            begin(&w, (enum bench_collective)c, CAIRN_F32, 1500, sizes[k / 2], k % 2);
+            for (int r = 0; r < sizes[k / 2]; r++) w.calls[r].calls = 4;
+            for (int call = 0; call < 4; call++) do_collective(&w);
+            assert_int_equal(count_all(&w), 0);
+            end(&w);
+        }
+    }
+}
+
 static void expect_flips_to_show(struct world *w) {
     const int last = w->calls[0].collective == BENCH_REDUCE ? 0 : w->calls[0].size - 1;
     const struct bench_call *c = &w->calls[last];
@@ -209,7 +225,7 @@ static void sums_of_most_ranks_are_exact_in_bf16(void **state) {
     for (unsigned round = 0; round < 5; round++) {
         float sums[1021] = {0};
         for (int r = 0; r < BENCH_MOST_RANKS; r++) {
-            const struct bench_call c = {BENCH_ALLREDUCE, CAIRN_BF16, 1021, true, r, BENCH_MOST_RANKS};
+            const struct bench_call c = {BENCH_ALLREDUCE, CAIRN_BF16, 1021, true, r, BENCH_MOST_RANKS, 1};
             bench_prepare(&c, round, x, x);
             for (int i = 0; i < 1021; i++) sums[i] += cairn__dtype(CAIRN_BF16)->to_f32(&x[i]);
         }
@@ -230,10 +246,11 @@ static void names_find_their_collectives(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_collective_gives_is_right),     cmocka_unit_test(one_wrong_bit_is_one_wrong_element),
-        cmocka_unit_test(a_collective_that_did_nothing_shows),  cmocka_unit_test(results_of_the_round_before_show),
-        cmocka_unit_test(blocks_that_changed_places_show),      cmocka_unit_test(a_source_that_changed_shows),
-        cmocka_unit_test(sums_of_most_ranks_are_exact_in_bf16), cmocka_unit_test(names_find_their_collectives),
+        cmocka_unit_test(what_a_collective_gives_is_right),   cmocka_unit_test(results_of_calls_in_a_row_are_known),
+        cmocka_unit_test(one_wrong_bit_is_one_wrong_element), cmocka_unit_test(a_collective_that_did_nothing_shows),
+        cmocka_unit_test(results_of_the_round_before_show),   cmocka_unit_test(blocks_that_changed_places_show),
+        cmocka_unit_test(a_source_that_changed_shows),        cmocka_unit_test(sums_of_most_ranks_are_exact_in_bf16),
+        cmocka_unit_test(names_find_their_collectives),
     };
     return cmocka_run_group_tests_name("bench calls", tests, NULL, NULL);
 }

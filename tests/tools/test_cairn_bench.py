@@ -70,6 +70,31 @@ class Bench(unittest.TestCase):
                 for row in told["rows"]:
                     self.check_row(row, what, 3)
 
+    def test_calls_in_a_row_are_timed_as_one(self):
+        for what in "allreduce", "reduce", "allgather":
+            lines, told = self.run_bench(what, "--max=100", "--factor=16", "--ranks=3", "--calls=4")
+            self.assertIn(", 4 calls in a row", lines[0])
+            self.assertEqual(told["calls"], 4)
+            for row in told["rows"]:
+                self.check_row(row, what, 3)
+
+    def test_a_pair_stands_beside_more_ranks(self):
+        lines, told = self.run_bench("allreduce", "--min=64K", "--max=64K", "--ranks=4", "--calls=5", beside="pair")
+        cairn, pair = told["rows"]
+        self.check_row(cairn, "allreduce", 4)
+        self.check_row(pair, "allreduce", 2)
+        self.assertEqual(cairn["pairs"], {place: cairn[place]["time_us"] / pair[place]["time_us"]
+                                          for place in ("out_of_place", "in_place")})
+        self.assertEqual([words[-2:] for words in figures(lines)][0], [f"{x:.1f}" for x in cairn["pairs"].values()])
+        self.assertIsNone(pair["pairs"])
+
+    def test_sums_that_would_not_stay_exact_are_refused(self):
+        for options in ["--type=f16"], ["--ranks=3"], ["--ranks=64", "--calls=30"], ["--ranks=16", "--type=bf16"]:
+            self.assertIn("would not stay exact", self.refused("allreduce", "--calls=20", *options))
+        for what, *more in ("allreduce", "f32", 8, 40), ("allreduce", "f32", 3, 13), ("allreduce", "bf16", 8, 20), ("broadcast", "bf16", 3, 1000), \
+                ("reduce", "f32", 64, 1000), ("allreduce", "f16", 2, 1):
+            self.assertTrue(collectives.stay_exact(what, *more), more)
+
     def test_barrier_is_one_line(self):
         lines, told = self.run_bench("barrier")
         self.assertRegex(lines[-2], r"^barrier cairn +\d+\.\d\d us$")

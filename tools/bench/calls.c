@@ -64,7 +64,7 @@ static int value(size_t i, int rank, unsigned round, int part) {
     return (int)(x % VALUES);
 }
 
-static void set(struct pattern *p, size_t i, int number, cairn_dtype dtype) {
+static void set(struct pattern *p, size_t i, double number, cairn_dtype dtype) {
     cairn__dtype(dtype)->from_f32(p->bytes + i * p->width, (float)number);
 }
 
@@ -73,12 +73,21 @@ static void make_pattern(struct pattern *p, cairn_dtype dtype, int rank, unsigne
     for (size_t i = 0; i < PERIOD; i++) set(p, i, value(i, rank, round, part), dtype);
 }
 
-static void make_sum(struct pattern *p, cairn_dtype dtype, int size, unsigned round) {
-    p->width = cairn_dtype_nbytes(dtype);
+/* In place the next call adds the sum to the others' numbers again: to all, or to those that only one rank has replaced. */
+static double sum_of_calls(const struct bench_call *call, int sum, int own) {
+    const unsigned more = call->in_place && call->calls > 1 ? call->calls - 1 : 0;
+    double result = sum;
+    for (unsigned k = 0; k < more; k++)
+        result = call->collective == BENCH_ALLREDUCE ? result * call->size : result + (sum - own);
+    return result;
+}
+
+static void make_sum(struct pattern *p, const struct bench_call *call, unsigned round) {
+    p->width = cairn_dtype_nbytes(call->dtype);
     for (size_t i = 0; i < PERIOD; i++) {
         int sum = 0;
-        for (int r = 0; r < size; r++) sum += value(i, r, round, 0);
-        set(p, i, sum, dtype);
+        for (int r = 0; r < call->size; r++) sum += value(i, r, round, 0);
+        set(p, i, sum_of_calls(call, sum, value(i, call->rank, round, 0)), call->dtype);
     }
 }
 
@@ -150,7 +159,7 @@ static size_t wrong_result(const struct bench_call *call, unsigned round, const 
         make_pattern(&p, call->dtype, from, round, 0);
         return count(x, call->n, 0, &p);
     }
-    make_sum(&p, call->dtype, call->size, round);
+    make_sum(&p, call, round);
     return count(x, call->n, call->collective == BENCH_REDUCE_SCATTER ? (size_t)call->rank * call->n : 0, &p);
 }
 

@@ -2,7 +2,8 @@
  *
  * Elements are pseudo-random whole numbers up to 4, other ones for every rank, round and part of an all-to-all, and repeat
  * after 1021. So sums over 64 ranks, up to 256, are exact in f16 and bf16, and blocks that are out of place show, since 1021 is a
- * prime. Destinations hold NaNs before, so that what was not written shows too. */
+ * prime. Destinations hold NaNs before, so that what was not written shows too. Sums in place add up from call to call:
+ * whoever asks for several in a row takes care that they stay exact. */
 #ifndef BENCH_CALLS_H
 #define BENCH_CALLS_H
 
@@ -32,6 +33,7 @@ struct bench_call {
     size_t n; /* elements, as the call's own argument counts them */
     bool in_place;
     int rank, size;
+    unsigned calls; /* in a row, on the same arrays */
 };
 
 /* "allreduce", ... */
@@ -52,7 +54,7 @@ void bench_place(const struct bench_call *call, void *first, void *second, void 
 /* Writes this rank's data of a round. */
 void bench_prepare(const struct bench_call *call, unsigned round, void *source, void *destination);
 
-/* How many elements are not what the collective must have left there, sources that must not change among them. */
+/* How many elements are not what the calls must have left there, sources that must not change among them. */
 size_t bench_count_wrong(const struct bench_call *call, unsigned round, const void *source, const void *destination);
 
 #endif

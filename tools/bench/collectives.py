@@ -1,7 +1,8 @@
 """The collectives of `tools/cairn-bench`: who is compared, in turn, and what is printed.
 
 One side's ranks at a time work, the others sleep in a read; sizes, rounds and the clock are worker.h's. A time is the slowest
-rank's, a figure the median over the rounds.
+rank's, a figure the median over the rounds. With --calls 20 a round is 20 calls in a row and its time their mean, as nccl-tests
+has it; otherwise a call begins when all ranks are ready, and may find the arrays outside the caches.
 
     size    bytes of the larger of the two arrays of a rank (nccl-tests' convention)
     count   what the call has as its n
@@ -15,6 +16,7 @@ rank's, a figure the median over the rounds.
               reduce, broadcast,
               sendrecv               1     S passes through the busiest link
     #wrong  elements that were not what they must be, in all rounds; then there is no time
+    pairs   how many times as long as two ranks of the same backend take, out of place and in place
 """
 import argparse
 import json
@@ -33,10 +35,12 @@ import machine
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 WIDTHS = {"f32": 4, "f16": 2, "bf16": 2}
+PRECISION = {"f32": (24, 127), "f16": (11, 15), "bf16": (8, 127)}  # bits of a significand, the largest power of two
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 IN_PARTS = ("allgather", "reduce_scatter", "alltoall")  # the larger array has a part for each rank
 COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter", "alltoall", "sendrecv", "barrier")
-BESIDE = ("limit", "torch", "mpi")
+BESIDE = ("limit", "torch", "mpi", "pair")
+WITHOUT_ASKING = ("limit", "torch", "mpi")
 BARRIERS, BARRIER_SECONDS = 1000, 6  # so many in a row
 CHUNKS, LEAST_ROUNDS, MOST_ROUNDS = 5, 3, 300
 LOOPS = ("kernel", "plain", "streaming")
@@ -71,8 +75,8 @@ def counts(args):
     return sorted({count_of(args.what, size, args.type, args.ranks) for size in sizes + [args.max]})
 
 
-def binds(args):
-    return args.ranks <= machine.num_processors() if args.bind is None else args.bind
+def binds(args, ranks=None):
+    return (ranks or args.ranks) <= machine.num_processors() if args.bind is None else args.bind
 
 
 def places(collective):
@@ -83,7 +87,7 @@ def places(collective):
 # ---- sides ----
 
 class Side:
-    """The ranks of Cairn, of the limit, of PyTorch or of Open MPI."""
+    """The ranks of Cairn, of the limit, of PyTorch, of Open MPI, or of a pair: Cairn again, by two."""
 
     def __init__(self, name, listener, ranks, timeout):
         self.name, self.listener, self.size, self.timeout = name, listener, ranks, timeout
@@ -92,10 +96,12 @@ class Side:
         self.errors = tempfile.TemporaryFile("w+")
 
     def start(self, command, env, processor=None, **more):
-        if processor is not None:
-            more["preexec_fn"] = lambda: os.sched_setaffinity(0, {processor})
+        def prepare():
+            os.setpgid(0, 0)  # no session of its own, which Linux gives a share of the processors of its own
+            if processor is not None:
+                os.sched_setaffinity(0, {processor})
         self.processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=self.errors,
-                                               stderr=self.errors, start_new_session=True, **more))
+                                               stderr=self.errors, preexec_fn=prepare, **more))
 
     def said(self):
         self.errors.seek(0)
@@ -187,6 +193,8 @@ class Side:
 class Sides:
     """Starts them, and ends them whatever happens."""
 
+    side_type = Side
+
     def __init__(self, args):
         self.args, self.all = args, []
         self.folder = tempfile.TemporaryDirectory(prefix="cairn-bench-")
@@ -204,24 +212,24 @@ class Sides:
         self.listener.close()
         self.folder.cleanup()
 
-    def env(self, rank=None, **more):
+    def env(self, rank=None, size=None, **more):
         env = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
         env.update(OMP_NUM_THREADS="1", **more)
         if rank is not None:
-            env.update(RANK=str(rank), WORLD_SIZE=str(self.args.ranks), LOCAL_RANK=str(rank))
+            env.update(RANK=str(rank), WORLD_SIZE=str(size or self.args.ranks), LOCAL_RANK=str(rank))
         return env
 
-    def mpirun(self):
+    def mpirun(self, ranks=None):
         found = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
         if not found:
             raise SideFailed("there is no mpirun (Debian's openmpi-bin)")
         more = ["--oversubscribe"] if self.args.ranks > machine.num_processors() else []
-        return [found, *more, "-n", str(self.args.ranks)]
+        return [found, *more, "-n", str(ranks or self.args.ranks)]
 
-    def processor(self, rank):
+    def processor(self, rank, ranks=None):
         """Its own, so that the system does not put ranks that were woken together on one; None: any."""
         processors = sorted(os.sched_getaffinity(0))
-        return processors[rank % len(processors)] if binds(self.args) else None
+        return processors[rank % len(processors)] if binds(self.args, ranks) else None
 
     def program(self, name):
         path = os.path.join(self.args.build, "tools", name)
@@ -230,7 +238,8 @@ class Sides:
         return os.path.abspath(path)
 
     def add(self, name):
-        side = Side(name, self.listener, self.args.ranks, self.args.timeout)
+        ranks = 2 if name == "pair" else self.args.ranks
+        side = self.side_type(name, self.listener, ranks, self.args.timeout)
         try:
             getattr(self, "start_" + name)(side)
             side.meet()
@@ -243,13 +252,16 @@ class Sides:
     AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
     def start_cairn(self, side):
-        program, backend = self.program("bench-collectives"), self.args.backend
+        program, backend, size = self.program("bench-collectives"), self.args.backend, side.size
         if backend == "mpi":
-            side.start(self.mpirun() + [program, self.path, "cairn", "-"], self.env(CAIRN_BACKEND="mpi", **self.AS_ROOT))
+            side.start(self.mpirun(size) + [program, self.path, "cairn", "-"], self.env(CAIRN_BACKEND="mpi", **self.AS_ROOT))
             return
-        for rank in range(self.args.ranks):
-            side.start([program, self.path, "cairn", os.path.join(self.folder.name, "store")],
-                       self.env(rank, CAIRN_BACKEND=backend), self.processor(rank) if backend == "shm" else None)
+        for rank in range(size):
+            side.start([program, self.path, "cairn", os.path.join(self.folder.name, "store of " + side.name)],
+                       self.env(rank, size, CAIRN_BACKEND=backend),
+                       self.processor(rank, size) if backend == "shm" else None)
+
+    start_pair = start_cairn
 
     def start_limit(self, side):
         memory = os.memfd_create("cairn-bench")
@@ -335,12 +347,12 @@ def limit_of(tasks):
 
 def measure_place(sides, args, n, place, memory, seconds):
     """{side: figures} of one size in one place, and the limit where there is one."""
-    order = [args.what, args.type, n, place, memory]
+    order = [args.what, args.type, n, place, memory, args.calls]
     tasks = [Task(side) for side in sides if side.name != "limit"]
     loops = [Task(side, loop) for side in sides if side.name == "limit" and place == "in" for loop in LOOPS]
     measure(tasks + loops, order, seconds, args.rounds)
     size = size_of(args.what, n, args.type, args.ranks)
-    return {task.side.name: task.figures(size, args.what, args.ranks) for task in tasks}, limit_of(loops)
+    return {task.side.name: task.figures(size, args.what, task.side.size) for task in tasks}, limit_of(loops)
 
 
 # ---- printing ----
@@ -351,6 +363,12 @@ def show(figures):
     if figures["wrong"]:
         return f"{'-':>11} {'-':>7} {'-':>7} {figures['wrong']:>6}"
     return f"{figures['time_us']:11.2f} {figures['algbw']:7.2f} {figures['busbw']:7.2f} {0:>6}"
+
+
+def show_pairs(row):
+    if not row["pairs"]:
+        return ""
+    return ("" if row["limit"] else f"{'':18}") + " ".join(f"{x:6.1f}" if x else f"{'-':>6}" for x in row["pairs"].values())
 
 
 def show_limit(limit, figures):
@@ -365,22 +383,25 @@ def show_limit(limit, figures):
 HEADS = (f"#{'':45}{'out of place':^35}{'in place':^35}".rstrip(),
          f"#{'size':>9} {'count':>9} {'type':>5} {'op':>5} {'side':<6} {'memory':<8}" +
          2 * f"{'time':>11} {'algbw':>7} {'busbw':>7} {'#wrong':>6} " + f"{'limit':>10} {'times':>6}")
+HEADS_WITH_PAIRS = (f"{HEADS[0]}{'':16}{'pairs':>15}", f"{HEADS[1]}{'out':>6} {'in':>6}")
 
 
 def row_text(row):
     return (f"{row['size']:>10} {row['count']:>9} {row['type']:>5} {row['op']:>5} {row['side']:<6} {row['memory']:<8}"
-            f"{show(row['out_of_place'])} {show(row['in_place'])}{show_limit(row['limit'], row['in_place'])}").rstrip()
+            f"{show(row['out_of_place'])} {show(row['in_place'])}{show_limit(row['limit'], row['in_place'])}"
+            f"{show_pairs(row)}").rstrip()
 
 
 def print_heads(args, sides, missing):
     bound = ", those of shm and of the limit bound to one each" if binds(args) else ""
     what = f"sums of {args.type}" if args.what in REDUCTIONS else args.type
+    what += f", {args.calls} calls in a row" if args.calls > 1 else ""
     print(f"# {machine.cpu_name()}, {machine.num_processors()} processors; {args.what} of {args.ranks} ranks{bound}"
           + ("" if args.what == "barrier" else f", {what}"))
     print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]))
     for side in sides:
         print(f"# {side.name}: " + (f"the same by ranks that agree on nothing, best of three loops, {side.what}"
-                                    if side.name == "limit" else side.what))
+                                    if side.name == "limit" else f"two ranks of {side.what}" if side.name == "pair" else side.what))
     for name, why in missing.items():
         print(f"# {name}: left out, {why}")
 
@@ -395,6 +416,12 @@ def print_reasons(rows):
 
 # ---- the whole ----
 
+def ratio(found, place):
+    """Of Cairn's time and the pair's."""
+    us = [found[place][0].get(name, {}).get("time_us") if place in found else None for name in ("cairn", "pair")]
+    return us[0] / us[1] if all(us) else None
+
+
 def rows_of_size(sides, args, n, memory, seconds):
     found = {place: measure_place(sides, args, n, place, memory, seconds) for place in places(args.what)}
     limit = found["in"][1] if "in" in found else None
@@ -403,10 +430,12 @@ def rows_of_size(sides, args, n, memory, seconds):
         if side.name == "limit":
             continue
         results = {place: found[place][0][side.name] if place in found else None for place in ("out", "in")}
+        pairs = {name: ratio(found, place) for name, place in (("out_of_place", "out"), ("in_place", "in"))}
         rows.append({"side": side.name, "what": side.what, "size": size_of(args.what, n, args.type, args.ranks), "count": n,
                      "type": args.type, "op": "sum" if args.what in REDUCTIONS else "none",
-                     "memory": memory if side.name == "cairn" else "ordinary", "out_of_place": results["out"],
-                     "in_place": results["in"], "limit": limit if side.name == "cairn" else None})
+                     "memory": memory if side.name in ("cairn", "pair") else "ordinary", "out_of_place": results["out"],
+                     "in_place": results["in"], "limit": limit if side.name == "cairn" else None,
+                     "pairs": pairs if side.name == "cairn" and any(side.name == "pair" for side in sides) else None})
     return rows
 
 
@@ -414,7 +443,7 @@ def time_sizes(sides, args):
     memories = ["group", "ordinary"] if args.memory == "both" else [args.memory]
     todo = [(n, memory) for n in counts(args) for memory in memories]
     seconds = args.seconds / (len(todo) * len(places(args.what)))
-    print("\n".join(HEADS))
+    print("\n".join(HEADS_WITH_PAIRS if "pair" in args.beside else HEADS))
     rows = []
     for n, memory in todo:
         for row in rows_of_size(sides, args, n, memory, seconds):
@@ -426,7 +455,7 @@ def time_sizes(sides, args):
 
 def time_barriers(sides, args):
     tasks = [Task(side) for side in sides]
-    measure(tasks, ["barrier", "f32", BARRIERS, "in", "ordinary"], min(args.seconds, BARRIER_SECONDS), args.rounds)
+    measure(tasks, ["barrier", "f32", BARRIERS, "in", "ordinary", 1], min(args.seconds, BARRIER_SECONDS), args.rounds)
     rows = []
     for task in tasks:
         if task.why:
@@ -451,7 +480,7 @@ def gather(sides, args):
         raise SideFailed(f"Cairn has taken {cairn.what} and not {args.backend}; is that backend in this build?")
     missing = {}
     for name in args.beside:
-        if name == "limit" and args.what != "allreduce":
+        if name == "limit" and args.what != "allreduce" or name == "pair" and args.what in IN_PARTS:
             continue
         try:
             sides.add(name)
@@ -470,7 +499,8 @@ def run(args):
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"machine": machine.cpu_name(), "processors": machine.num_processors(), "command": sys.argv[1:],
-                       "collective": args.what, "ranks": args.ranks, "bound": binds(args), "backend": args.backend, "left_out": missing,
+                       "collective": args.what, "ranks": args.ranks, "bound": binds(args), "backend": args.backend,
+                       "calls": args.calls, "left_out": missing,
                        "rows": rows}, file, indent=1)
             file.write("\n")
     wrong = [row for row in rows if is_wrong(row)]
@@ -512,6 +542,18 @@ def at_least(least, most=1 << 30):
     return number
 
 
+def stay_exact(collective, dtype, ranks, calls):
+    """Whether sums in place, of numbers up to 4 (calls.h), are exact to the last call, in whatever order a side adds."""
+    bits, exponents = PRECISION[dtype]
+    if calls == 1 or collective not in REDUCTIONS:
+        return True
+    if collective != "allreduce":
+        return 4 * ranks * calls <= 1 << bits
+    if ranks & (ranks - 1):
+        return 4 * ranks ** calls <= 1 << bits
+    return 4 * ranks ** 2 <= 1 << bits and 4 * ranks ** calls <= 1 << exponents
+
+
 def add_options(parser):
     parser.add_argument("--build", default="build")
     parser.add_argument("--backend", default="shm", choices=["shm", "mpi", "gloo"], help="Cairn's; shm")
@@ -522,8 +564,10 @@ def add_options(parser):
     parser.add_argument("--factor", type=at_least(2), default=8, help="from one size to the next; 8")
     parser.add_argument("--memory", default="group", choices=["group", "ordinary", "both"],
                         help="Cairn's arrays: cairn_group_alloc's, or any; group")
-    parser.add_argument("--beside", type=beside, default=list(BESIDE), metavar="LIST",
-                        help="some of limit,torch,mpi, or none; all")
+    parser.add_argument("--beside", type=beside, default=list(WITHOUT_ASKING), metavar="LIST",
+                        help="some of limit,torch,mpi,pair, or none; limit,torch,mpi. pair is Cairn again, by two ranks")
+    parser.add_argument("--calls", type=at_least(1, 1000), default=1,
+                        help="in a row, timed as one; nccl-tests has 20. 1. Sums in place add up: with f16 few stay exact")
     parser.add_argument("--bind", action=argparse.BooleanOptionalAction,
                         help="each rank of shm and of the limit to a processor, as mpirun does with its own; where there are "
                              "as many processors")
@@ -537,6 +581,9 @@ def add_options(parser):
 def main(args, parser):
     if args.min > args.max:
         parser.error(f"--min {args.min} is more than --max {args.max}")
+    if not stay_exact(args.what, args.type, args.ranks, args.calls):
+        parser.error(f"--calls {args.calls}: sums of {args.type} over {args.ranks} ranks would not stay exact; take fewer calls, "
+                     "f32, or 2, 4 or 8 ranks")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # sides are ended on the way out
     try:
         return run(args)

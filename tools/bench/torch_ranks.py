@@ -16,9 +16,9 @@ TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 class Call:
     """One collective as this rank calls it."""
 
-    def __init__(self, collective, dtype, n, place):
+    def __init__(self, collective, dtype, n, place, calls):
         self.collective, self.dtype, self.n, self.in_place = collective, TYPES[dtype], n, place == "in"
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size, self.calls = dist.get_rank(), dist.get_world_size(), calls
         parts_out = collective in ("reduce_scatter", "alltoall")
         parts_in = collective in ("allgather", "alltoall")
         self.source = torch.empty(n * self.size if parts_out else n, dtype=self.dtype)
@@ -57,7 +57,14 @@ class Call:
         if self.collective == "sendrecv":
             return self.stretch(self.values((self.rank - 1) % self.size, turn), self.n)
         first = self.rank * self.n if self.collective == "reduce_scatter" else 0
-        return self.stretch(sum(self.values(rank, turn) for rank in ranks), self.n, first)
+        return self.stretch(self.sum_of_calls(sum(self.values(rank, turn) for rank in ranks), turn), self.n, first)
+
+    def sum_of_calls(self, total, turn):
+        """As calls.c has it."""
+        total, more = total.double(), self.calls - 1 if self.in_place else 0
+        if self.collective == "allreduce":
+            return total * float(self.size) ** more
+        return total + more * (total - self.values(self.rank, turn))
 
     def prepare(self, turn):
         self.destination.fill_(float("nan"))
@@ -119,8 +126,10 @@ def time_calls(call, first, rounds):
         call.prepare(turn)
         start_together()
         begin = time.perf_counter()
-        call.run()
-        times.append(1e6 * (time.perf_counter() - begin))
+        for _ in range(call.calls):
+            call.run()
+        times.append(1e6 * (time.perf_counter() - begin) / call.calls)
+        dist.barrier()
         wrong += call.count_wrong(turn)
     return wrong, times
 
@@ -137,11 +146,11 @@ def time_barriers(n, rounds):
 
 
 def answer(line, calls):
-    _, collective, dtype, n, place, _, _, first, rounds = line.split()
+    _, collective, dtype, n, place, _, times, _, first, rounds = line.split()
     if collective == "barrier":
         wrong, times = time_barriers(int(n), int(rounds))
     else:
-        key = collective, dtype, int(n), place
+        key = collective, dtype, int(n), place, int(times)
         if key not in calls:
             calls.clear()
             calls[key] = Call(*key)

@@ -71,14 +71,15 @@ static cairn_dtype find_type(const char *name) {
 static bool read_order(const struct bench_side *side, const char *line, struct order *o) {
     char collective[32], type[8], place[8], memory[16];
     *o = (struct order){.call = {.rank = side->rank, .size = side->size}};
-    if (sscanf(line, "run %31s %7s %zu %7s %15s %15s %u %u", collective, type, &o->call.n, place, memory, o->variant,
-               &o->first, &o->rounds) != 8)
+    if (sscanf(line, "run %31s %7s %zu %7s %15s %u %15s %u %u", collective, type, &o->call.n, place, memory,
+               &o->call.calls, o->variant, &o->first, &o->rounds) != 9)
         return false;
     o->call.collective = bench_find(collective);
     o->call.dtype = find_type(type);
     o->call.in_place = strcmp(place, "in") == 0;
     o->group = strcmp(memory, "group") == 0;
-    return o->call.collective < BENCH_COLLECTIVES && o->call.dtype && o->rounds > 0 && o->rounds <= MOST_ROUNDS;
+    return o->call.collective < BENCH_COLLECTIVES && o->call.dtype && o->call.calls > 0 && o->rounds > 0 &&
+           o->rounds <= MOST_ROUNDS;
 }
 
 /* The first barrier wakes who sleeps, which takes as long as the system wants; the second lets all go at one moment. */
@@ -87,15 +88,17 @@ static bool start_together(const struct bench_side *side) {
 }
 
 /* One round; false: the side failed. */
-static bool time_call(const struct bench_side *side, const struct order *o, unsigned round, const struct memory *m,
-                      double *us, size_t *wrong) {
+static bool time_calls(const struct bench_side *side, const struct order *o, unsigned round, const struct memory *m,
+                       double *us, size_t *wrong) {
     void *source, *destination;
+    bool went = true;
     bench_place(&o->call, m->first, m->second, &source, &destination);
     bench_prepare(&o->call, round, source, destination);
     if (!start_together(side)) return false;
     const double begin = now_us();
-    const bool went = side->run(&o->call, o->variant, source, destination);
-    *us = now_us() - begin;
+    for (unsigned k = 0; k < o->call.calls && went; k++) went = side->run(&o->call, o->variant, source, destination);
+    *us = (now_us() - begin) / o->call.calls;
+    if (went) went = side->barrier(); /* nobody's look takes a processor from who is not through */
     if (went && (!side->settle || side->settle(o->variant)))
         *wrong += bench_count_wrong(&o->call, round, source, destination);
     return went;
@@ -120,7 +123,7 @@ static bool obey(const struct bench_side *side, const struct order *o, struct me
     }
     for (unsigned r = 0; r < o->rounds && went; r++) {
         went = o->call.collective == BENCH_BARRIER ? time_barriers(side, o, &us[r])
-                                                   : time_call(side, o, o->first + r, m, &us[r], &wrong);
+                                                   : time_calls(side, o, o->first + r, m, &us[r], &wrong);
     }
     if (!went) {
         fprintf(bench, "failed %s\n", side->error());
@@ -134,7 +137,7 @@ static bool obey(const struct bench_side *side, const struct order *o, struct me
 
 /* ---- the socket ---- */
 
-static FILE *dial(const char *path) {
+FILE *bench_dial(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path)) return NULL;
     strcpy(address.sun_path, path);
@@ -163,7 +166,7 @@ int bench_serve(const struct bench_side *side, const char *socket_path) {
     char line[256];
     struct memory memory = {0};
     bool going_on = true;
-    FILE *bench = dial(socket_path);
+    FILE *bench = bench_dial(socket_path);
     if (!bench) {
         fprintf(stderr, "%s: nobody is at %s; tools/cairn-bench starts this program\n", side->name, socket_path);
         return 1;

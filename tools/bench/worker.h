@@ -3,12 +3,15 @@
  * Every rank of every side connects to cairn-bench's socket and sleeps in read() while others have their turn, so that only
  * one side at a time uses the processors. Lines:
  *   rank   hello <side> <rank> <what it is>
- *   bench  run <collective> <type> <n> <in|out> <group|ordinary> <variant> <first round> <rounds>
+ *   bench  run <collective> <type> <n> <in|out> <group|ordinary> <calls> <variant> <first round> <rounds>
  *   rank   ok <wrong elements> <us of each round>, or: no <why it cannot>, or: failed <why>, and the rank ends
  *   bench  end
- * A round: the rank writes its data, two barriers, the collective, which is timed, and a look at every element of the result. */
+ * A round: the rank writes its data, two barriers, so many calls of the collective in a row, which are timed and count as one
+ * of their mean time, a barrier, and a look at every element of the result. */
 #ifndef BENCH_WORKER_H
 #define BENCH_WORKER_H
+
+#include <stdio.h>
 
 #include "calls.h"
 
@@ -28,6 +31,9 @@ struct bench_side {
     bool (*barrier)(void);
     const char *(*error)(void);
 };
+
+/* A connection to cairn-bench's socket; NULL: nobody is there. */
+FILE *bench_dial(const char *path);
 
 /* Serves until cairn-bench is done or gone; the process's exit code. */
 int bench_serve(const struct bench_side *side, const char *socket_path);

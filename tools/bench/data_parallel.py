@@ -1,0 +1,258 @@
+"""Times data-parallel training on two ranks beside PyTorch's DistributedDataParallel, in turn in one run, a thread each.
+
+    mlp f32         6 layers 1024x1024 with relu between them, batch 128 on each rank, AdamW; O0
+    mlp bf16        the same at O2 in bf16: half weights and gradients, f32 masters. PyTorch: f32 weights and gradients under
+                    autocast, or bf16 weights without masters, which is less (--torch-bf16); the faster one is the default
+    quickstart f32  Linear 1024 to 16, batch 64 on each rank, SGD; O0
+
+Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does without
+communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a step;
+printed are the medians over the rounds, and of ratios the median of each round's. Checked: from equal weights and data the
+first losses are PyTorch's on every rank, and after each round all ranks have the same weights; else there is no figure.
+
+With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks' weights go
+apart, and how many times as fast it is.
+"""
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import time
+
+import collectives
+import machine
+from collectives import SideFailed
+
+CHECKED = 5  # losses
+RTOL = {"f32": 1e-4, "bf16": 3e-2}
+GOALS = {("mlp", "f32"): 1.7, ("mlp", "bf16"): 2.2, ("quickstart", "f32"): 20.0}  # times as fast as PyTorch
+COSTS = {("mlp", "f32"): 8.0, ("mlp", "bf16"): 8.0}  # percent over unconnected trainings
+FIRST_STEPS = {"mlp": 3, "quickstart": 30}
+NAMES = {"cairn": "Cairn", "alone": "unconnected", "noop": "nothing sent", "torch": "PyTorch"}
+
+
+class Side(collectives.Side):
+    def ask(self, *words):
+        """Every rank's answer."""
+        try:
+            for stream in self.streams.values():
+                stream.write(" ".join(map(str, words)) + "\n")
+                stream.flush()
+            answers = [self.streams[rank].readline().split() for rank in sorted(self.streams)]
+        except OSError:
+            raise SideFailed(f"{' '.join(map(str, words))} was not over after {self.timeout} s; {self.said()}") from None
+        for answer in answers:
+            if not answer or answer[0] != "ok":
+                raise SideFailed(" ".join(answer[1:]) or self.last_words())
+        return [answer[1:] for answer in answers]
+
+    def start_training(self, model, dtype, bucket):
+        """[rank][step] losses."""
+        return [[float(loss) for loss in losses] for losses in self.ask("start", model, dtype, bucket, CHECKED)]
+
+    def steps(self, n):
+        """us of a step, by the slowest rank."""
+        answers = self.ask("steps", n)
+        us, losses, hashes = zip(*answers)
+        if not all(math.isfinite(float(loss)) for loss in losses):
+            raise SideFailed(f"a loss is {', '.join(losses)}")
+        if self.name in ("cairn", "torch") and len(set(hashes)) > 1:
+            raise SideFailed("the ranks' weights differ")
+        return max(map(float, us))
+
+
+class Sides(collectives.Sides):
+    side_type = Side
+
+    def start_cairn(self, side):
+        for rank in range(self.args.ranks):
+            side.start([self.program("bench-ddp"), self.path, side.name, os.path.join(self.folder.name, side.name)],
+                       self.env(rank), self.processor(rank))
+
+    start_noop = start_cairn
+
+    def start_alone(self, side):
+        for rank in range(self.args.ranks):
+            side.start([self.program("bench-ddp"), self.path, "alone", str(rank)], self.env(), self.processor(rank))
+
+    def start_torch(self, side):
+        python = machine.find_torch(self.args.python)
+        if not python:
+            raise SideFailed("no Python here can import torch and numpy")
+        for rank in range(self.args.ranks):
+            side.start([python, os.path.join(collectives.HERE, "ddp_torch.py"), self.path,
+                        os.path.join(self.folder.name, "torch"), self.args.torch_bf16],
+                       self.env(rank), self.processor(rank) if self.args.bind_torch else None)
+
+
+class Task:
+    """One side's part of a line."""
+
+    def __init__(self, side, model, dtype, args):
+        self.side, self.us, self.why, self.n = side, [], None, 0
+        try:
+            self.losses = side.start_training(model, dtype, args.bucket)
+            us = side.steps(FIRST_STEPS[model])
+            self.n = max(2, int(args.round * 1e6 / us))
+        except SideFailed as why:
+            self.fail(why)
+
+    def fail(self, why):
+        if self.side.name == "cairn":
+            raise why
+        self.why = str(why)
+        self.side.broken = self.why
+        self.side.kill()
+
+    def compare(self, other, dtype):
+        """Losses with those of Cairn's ranks."""
+        if self.why:
+            return
+        for rank, (ours, theirs) in enumerate(zip(other.losses, self.losses)):
+            for step, (a, b) in enumerate(zip(ours, theirs)):
+                if not abs(a - b) <= RTOL[dtype] * abs(b):
+                    self.why = f"rank {rank}'s loss in step {step} is {b}, and Cairn's is {a}"
+                    return
+
+    def go_on(self):
+        if not self.why:
+            try:
+                self.us.append(self.side.steps(self.n))
+            except SideFailed as why:
+                self.fail(why)
+
+
+def median_ratio(above, below):
+    """Of what was measured one after the other in each round."""
+    if not above.us or above.why:
+        return None
+    return statistics.median(a / b for a, b in zip(above.us, below.us))
+
+
+def measure(sides, args, model, dtype):
+    tasks = {side.name: Task(side, model, dtype, args) for side in sides if not side.broken}
+    cairn = tasks["cairn"]
+    if "torch" in tasks:
+        tasks["torch"].compare(cairn, dtype)
+    for _ in range(args.rounds):
+        for task in tasks.values():
+            task.go_on()
+    row = {"model": model, "type": dtype, "rounds": args.rounds, "goal": GOALS[model, dtype],
+           "goal_cost_percent": COSTS.get((model, dtype)), "losses": cairn.losses}
+    for name, task in tasks.items():
+        row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us, "steps": task.n}
+    if "torch" in tasks:
+        row["speedup"] = median_ratio(tasks["torch"], cairn)
+    cost = "alone" in tasks and median_ratio(tasks["alone"], cairn)
+    if "noop" in tasks:
+        row["head_room"] = median_ratio(cairn, tasks["noop"])
+    row["cost_percent"] = 100 * (1 / cost - 1) if cost else None
+    return row
+
+
+# ---- printing ----
+
+def print_heads(args, sides, missing):
+    bound = f", each on a processor of its own{'' if args.bind_torch else ' but PyTorch'}" if collectives.binds(args) else ""
+    print(f"# {machine.cpu_name()}, {machine.num_processors()} processors; {args.ranks} ranks, a thread each{bound}")
+    print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]) + f": medians of {args.rounds} rounds, us a step")
+    for side in sides:
+        print(f"# {NAMES[side.name]}: {side.what}" + (f", bf16 by {args.torch_bf16}" if side.name == "torch" else ""))
+    for name, why in missing.items():
+        print(f"# {NAMES[name]}: left out, {why}")
+    print(f"{'':16} {'Cairn':>10} {'PyTorch':>10} {'times as fast':>14} {'goal':>6} {'unconnected':>12} {'DDP costs':>10} {'goal':>6}"
+          + (f" {'nothing sent':>12} {'head-room':>10}" if "noop" in args.beside else ""))
+
+
+def us_text(row, name):
+    return f"{row[name]['us']:.1f}" if name in row and "us" in row[name] else "-"
+
+
+def row_text(row):
+    speedup = f"{row['speedup']:.2f}" if row.get("speedup") else "-"
+    cost = f"{row['cost_percent']:.1f} %" if row["cost_percent"] is not None else "-"
+    least = f"{row['goal_cost_percent']:.0f} %" if row["goal_cost_percent"] else ""
+    room = f" {us_text(row, 'noop'):>12} {row['head_room'] or math.nan:>10.2f}" if "noop" in row else ""
+    return (f"{row['model'] + ' ' + row['type']:16} {us_text(row, 'cairn'):>10} {us_text(row, 'torch'):>10} {speedup:>14} "
+            f"{row['goal']:>6.1f} {us_text(row, 'alone'):>12} {cost:>10} {least:>6}{room}").rstrip()
+
+
+def print_reasons(rows):
+    for name in NAMES:
+        for why in sorted({row[name]["why"] for row in rows if name in row and "why" in row[name]}):
+            print(f"# {NAMES[name]}: no figure, {why}")
+
+
+# ---- the whole ----
+
+def gather(sides, args):
+    sides.add("cairn")
+    missing = {}
+    for name in args.beside:
+        try:
+            sides.add(name)
+        except SideFailed as why:
+            missing[name] = str(why)
+    return missing
+
+
+def run(args):
+    begin, rows = time.monotonic(), []
+    with Sides(args) as sides:
+        missing = gather(sides, args)
+        print_heads(args, sides.all, missing)
+        for model, dtype in GOALS:
+            if args.only and args.only not in f"{model} {dtype}":
+                continue
+            rows.append(measure(sides.all, args, model, dtype))
+            print(row_text(rows[-1]), flush=True)
+        print_reasons(rows)
+        about = {side.name: side.what for side in sides.all}
+    print(f"# {time.monotonic() - begin:.0f} s")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": machine.cpu_name(), "processors": machine.num_processors(), "command": sys.argv[1:],
+                       "ranks": args.ranks, "sides": about, "left_out": missing, "torch_bf16": args.torch_bf16,
+                       "rows": rows}, file, indent=1)
+            file.write("\n")
+    return 0
+
+
+def beside(text):
+    names = [] if text == "none" else text.split(",")
+    if not set(names) <= {"alone", "noop", "torch"}:
+        raise ValueError
+    return names
+
+
+def add_options(parser):
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--ranks", type=collectives.at_least(1, 64), default=2, help="2")
+    parser.add_argument("--rounds", type=collectives.at_least(1, 1000), default=9, help="9")
+    parser.add_argument("--round", type=collectives.positive, default=0.5, help="seconds of a side in a round; 0.5")
+    parser.add_argument("--only", help="only lines whose name has this in it")
+    parser.add_argument("--bucket", type=collectives.nbytes, default=0, metavar="BYTES",
+                        help="such as 4M, of both; each one's default")
+    parser.add_argument("--beside", type=beside, default=["alone", "torch"], metavar="LIST",
+                        help="some of alone,noop,torch, or none; alone,torch")
+    parser.add_argument("--bind", action=argparse.BooleanOptionalAction,
+                        help="each rank of Cairn to a processor; where there are as many processors")
+    parser.add_argument("--bind-torch", action="store_true", help="PyTorch's too, with the threads of gloo")
+    parser.add_argument("--torch-bf16", default="autocast", choices=["autocast", "weights"], help="autocast")
+    parser.add_argument("--timeout", type=collectives.positive, default=120, help="seconds without an answer of a side; 120")
+    parser.add_argument("--python", help="the Python that has PyTorch")
+    parser.add_argument("--json", metavar="FILE", help="the same figures, each round's too")
+
+
+def main(args):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # sides are ended on the way out
+    try:
+        return run(args)
+    except SideFailed as why:
+        print(f"cairn-bench: {why}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
