@@ -58,7 +58,7 @@ struct cairn_sampler_options {
  * Length    ceil(n / size), by drop_last floor(n / size), on every rank; without drop_last a dataset smaller than size
  *           is repeated as often as it takes.
  * Errors    CAIRN_EINVAL; CAIRN_ENOMEM. Local: the ranks do not speak.
- * Cost      shuffled: 4 n bytes, and 5 ns an example (100 ns where they exceed the cache) an epoch; in order: nothing. */
+ * Cost      shuffled: 4 n bytes, and one read and write of them at random places an epoch; in order: nothing. */
 CAIRN_API cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
                                                         const struct cairn_sampler_options *options,
                                                         cairn_sampler **out);
