@@ -29,8 +29,8 @@ typedef struct ddp_context ddp_context;
 struct ddp_options {
     size_t struct_size;
 
-    /* A bucket is closed once it holds this much; 0 = 25 MiB (torch: bucket_cap_mb). A tensor that is larger is
-     * split over several. */
+    /* A bucket is closed once it holds this much; 0 = 25 MiB (torch: bucket_cap_mb), and 4 MiB on "shm", where it is
+     * summed in the caches and nothing is gained by sending less often. A tensor that is larger is split over several. */
     size_t bucket_nbytes;
     /* Type that travels; 0 = the gradients' own (half at O2 and O3, and for half values in f32 memory). f32, f16 or
      * bf16; another type than the gradients' costs a copy and a rounding each way. */

@@ -117,7 +117,8 @@ cairn_status cairn__ddp_give_up(struct ddp_context *d, cairn_status status);
 /* ---- options.c ---- */
 
 /* Reads and checks, fills in what was left out; lists are still the caller's. */
-cairn_status cairn__ddp_options_read(const struct ddp_options *given, bool for_module, struct ddp_options *out);
+cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cairn_group *group, bool for_module,
+                                     struct ddp_options *out);
 /* Collective over d->group: the same call and options everywhere. */
 cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d);
 

@@ -105,7 +105,7 @@ out:
 
 static cairn_status read_options(struct ddp_context *d, const struct cairn__ddp_request *r) {
     struct ddp_options o;
-    cairn_status st = cairn__ddp_options_read(r->options, r->model != NULL, &o);
+    cairn_status st = cairn__ddp_options_read(r->options, r->group, r->model != NULL, &o);
     if (st != CAIRN_OK) return st;
     d->options = o;
     d->options.ignored = NULL;

@@ -8,7 +8,11 @@
 #include "ddp/context.h"
 #include "dist/group.h"
 
-enum { DEFAULT_BUCKET_NBYTES = 25 << 20 /* torch: bucket_cap_mb=25 */, FIRST_BUCKET_NBYTES = 1 << 20 };
+enum {
+    BUCKET_NBYTES = 25 << 20,    /* torch: bucket_cap_mb=25 */
+    SHM_BUCKET_NBYTES = 4 << 20, /* summed while the caches hold it; and there is no latency to hide */
+    FIRST_BUCKET_NBYTES = 1 << 20,
+};
 
 /* ---- values ---- */
 
@@ -102,21 +106,26 @@ static cairn_status check_memory(const struct ddp_options *o, bool for_module) {
 
 /* ---- reading ---- */
 
-static void complete(struct ddp_options *o, bool for_module) {
+static size_t default_bucket(const cairn_group *group) {
+    return strcmp(cairn_group_backend(group), "shm") == 0 ? SHM_BUCKET_NBYTES : BUCKET_NBYTES;
+}
+
+static void complete(struct ddp_options *o, const cairn_group *group, bool for_module) {
     if (o->gradient_as_bucket_view == CAIRN_DEFAULT && !for_module) o->gradient_as_bucket_view = CAIRN_OFF;
     if (o->delay_allreduce == CAIRN_ON) o->find_unused_parameters = CAIRN_ON;
 #define CAIRN__X(name, value) \
     if (o->name == CAIRN_DEFAULT) o->name = value;
     SWITCH_LIST(CAIRN__X)
 #undef CAIRN__X
-    if (o->bucket_nbytes == 0) o->bucket_nbytes = DEFAULT_BUCKET_NBYTES;
+    if (o->bucket_nbytes == 0) o->bucket_nbytes = default_bucket(group);
     if (o->first_bucket_nbytes == 0)
         o->first_bucket_nbytes = o->bucket_nbytes < FIRST_BUCKET_NBYTES ? o->bucket_nbytes : FIRST_BUCKET_NBYTES;
     if (o->allreduce_always_fp32 == CAIRN_ON) o->wire = CAIRN_F32;
     if (o->gradient_predivide_factor == 0) o->gradient_predivide_factor = 1;
 }
 
-cairn_status cairn__ddp_options_read(const struct ddp_options *given, bool for_module, struct ddp_options *out) {
+cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cairn_group *group, bool for_module,
+                                     struct ddp_options *out) {
     cairn_status st = CAIRN_OK;
     struct ddp_options o = {.struct_size = sizeof(o)};
     TRY(cairn__options_read(&o, sizeof(o), given, "ddp_options"));
@@ -127,7 +136,7 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, bool for_m
     TRY(check_sizes(&o));
     TRY(check_pairs(&o));
     TRY(check_memory(&o, for_module));
-    complete(&o, for_module);
+    complete(&o, group, for_module);
     *out = o;
 out:
     return st;

@@ -133,7 +133,9 @@ static const struct option_difference {
     struct ddp_options first, odd;
     const char *want;
 } option_differences[] = {
-    {{0}, {.bucket_nbytes = 1 << 20}, "bucket_nbytes is 26214400 on rank 0 but 1048576 on rank 1"},
+    {{.bucket_nbytes = 2 << 20},
+     {.bucket_nbytes = 1 << 20},
+     "bucket_nbytes is 2097152 on rank 0 but 1048576 on rank 1"},
     {{.message_size = 7}, {.message_size = 8}, "message_size is 7 on rank 0 but 8 on rank 1"},
     {{.gradient_average = CAIRN_ON},
      {.gradient_average = CAIRN_OFF},

@@ -308,6 +308,13 @@ class Plan(unittest.TestCase):
         self.assertRegex(out, r"\n +8 +25 MiB +2 +\S+ ms +\S+ ms +\S+ ms +\d+\.\d %\n")
         self.assertRegex(out, r"\n +0 +1 MiB +4 ")
 
+    def test_the_default_cap_is_ddp_creates(self):
+        file = self.write("profile.json", MANY)
+        for link, cap in ("shm", 4 << 20), ("ethernet-100", 25 << 20):
+            code, out, _ = self.call(file, "--json", "--link", link)
+            self.assertEqual(code, 0)
+            self.assertEqual([step["cap"] for step in json.loads(out)["steps"]], [cap])
+
     # ---- what people get wrong ----
 
     def refused(self, sentence, *args, code=1):

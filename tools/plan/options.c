@@ -19,7 +19,8 @@ static const char usage[] =
     "a training wrote with CAIRN_DDP_LOG=FILE, or another program of that form; docs/planning.md describes it.\n"
     "\n"
     "  --ranks N[,N...]      1 to 16384; 2\n"
-    "  --cap BYTES[,...]     ddp_options.bucket_nbytes, such as 64K, 25M or 1G; 25M\n"
+    "  --cap BYTES[,...]     ddp_options.bucket_nbytes, such as 64K or 1G; 4M over shm, else\n"
+    "                        25M\n"
     "  --first-cap BYTES     ddp_options.first_bucket_nbytes; 1M, or the cap where that is less\n"
     "  --wire TYPE           f32, f16 or bf16 travels; the profile's\n"
     "  --link NAME|FILE      what carries the gradients; shm. A preset, a file of points, or what\n"
@@ -222,6 +223,7 @@ bool options_parse(struct options *o, int argc, char **argv) {
     o->profile = argv[optind];
     if (!o->node_link) o->node_link = "shm";
     if (o->num_ranks == 0) o->ranks[o->num_ranks++] = 2;
-    if (o->num_caps == 0) o->caps[o->num_caps++] = (size_t)25 << 20;
+    if (o->num_caps == 0)
+        o->caps[o->num_caps++] = (size_t)(strcmp(o->link, "shm") == 0 ? 4 : 25) << 20; /* as ddp_create */
     return true;
 }
