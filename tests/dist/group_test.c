@@ -3,6 +3,8 @@
 #include "group_ranks.h"
 
 #include <math.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
 
@@ -47,6 +49,68 @@ static char *allocate_too_much(cairn_group *group, void *ctx) {
 static void more_group_memory_than_there_is_is_refused_with_a_sentence(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) run_group(p, allocate_too_much, NULL);
+}
+
+/* ---- huge pages ---- */
+
+enum { HUGE_PAGE = 2 << 20 };
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+/* A system may be older, have larger pages, or forbid it. */
+static bool system_collapses_shared_memory(void) {
+    const int fd = memfd_create("cairn-test", MFD_CLOEXEC);
+    char *const room = mmap(NULL, 2 * HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fd < 0 || ftruncate(fd, HUGE_PAGE) != 0 || room == MAP_FAILED) return false;
+    char *const at = room + (HUGE_PAGE - (uintptr_t)room % HUGE_PAGE) % HUGE_PAGE;
+    char *const p = mmap(at, HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    bool collapses = p != MAP_FAILED;
+    if (collapses) {
+        *p = 1;
+        collapses = madvise(p, HUGE_PAGE, MADV_COLLAPSE) == 0;
+    }
+    munmap(room, 2 * HUGE_PAGE);
+    close(fd);
+    return collapses;
+}
+
+/* Of the mapping that begins there; -1 where none does. */
+static long huge_kib(const void *begin) {
+    char line[512], wanted[32];
+    long kib = -1;
+    bool here = false;
+    FILE *const maps = fopen("/proc/self/smaps", "r");
+    snprintf(wanted, sizeof(wanted), "%llx-", (unsigned long long)(uintptr_t)begin);
+    while (maps && kib < 0 && fgets(line, sizeof(line), maps)) {
+        if (strncmp(line, wanted, strlen(wanted)) == 0) here = true;
+        if (here) (void)sscanf(line, "ShmemPmdMapped: %ld kB", &kib);
+    }
+    if (maps) fclose(maps);
+    return kib;
+}
+
+static char *allocate_three_mib(cairn_group *group, void *ctx) {
+    enum { N = 3 << 18 };
+    void *memory = NULL;
+    EXPECT_OK(cairn_group_alloc(group, N * sizeof(float), &memory));
+    float *const x = memory;
+    for (size_t i = 0; i < N; i++) x[i] = (float)cairn_group_rank(group);
+    EXPECT_OK(cairn_allreduce(group, x, N, CAIRN_F32, CAIRN_SUM, NULL));
+    for (size_t i = 0; i < N; i++) EXPECT(x[i] == 1);
+    EXPECT((uintptr_t)x % HUGE_PAGE == 0);
+    EXPECT(!*(bool *)ctx || huge_kib(x) == HUGE_PAGE >> 10);
+    EXPECT_OK(cairn_barrier(group));
+    EXPECT_OK(cairn_group_free(group, &memory));
+    return NULL;
+}
+
+static void group_memory_lies_in_huge_pages_where_the_system_has_them(void **state) {
+    (void)state;
+    bool collapses = system_collapses_shared_memory();
+    if (!collapses) print_message("this system collapses no shared memory: its pages stay small\n");
+    run_group(2, allocate_three_mib, &collapses);
 }
 
 static char *leave_early(cairn_group *group, void *ctx) {
@@ -202,6 +266,7 @@ int main(void) {
         cmocka_unit_test(group_of_one_exchanges_nothing_and_owns_its_memory),
         cmocka_unit_test(steady_state_allocates_nothing),
         cmocka_unit_test(more_group_memory_than_there_is_is_refused_with_a_sentence),
+        cmocka_unit_test(group_memory_lies_in_huge_pages_where_the_system_has_them),
         cmocka_unit_test(rank_that_left_is_named),
         cmocka_unit_test(rank_that_stays_away_is_named_after_the_timeout),
         cmocka_unit_test(waiting_almost_for_ever_is_allowed),

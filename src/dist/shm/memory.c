@@ -1,6 +1,7 @@
 /* Memory files and how they travel: created unlinked, filled with pages at once (so that running out is a status here and
- * not a SIGBUS later), passed as descriptors. Huge pages are asked for before the pages come; a system that keeps them
- * from shared memory only costs speed. */
+ * not a SIGBUS later), passed as descriptors. Whole blocks become huge pages as soon as they have their first page: what
+ * backward writes, the collective adds up and the optimizer reads is bound by memory, and most systems give shared memory
+ * no huge pages by themselves. One that refuses only costs speed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -16,6 +17,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 
 enum { HUGE_PAGE = 2 << 20, PATIENCE_MS = 20, END_MS = 200 };
 
@@ -27,9 +31,16 @@ struct parcel {
 
 /* ---- memory ---- */
 
-static void populate(void *memory, size_t nbytes) {
-    if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
-    (void)madvise(memory, nbytes, MADV_POPULATE_WRITE);
+static size_t page_nbytes(void) {
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The kernel collapses no block that is empty. */
+static void collapse(char *memory, size_t nbytes) {
+    for (size_t i = 0; i + HUGE_PAGE <= nbytes; i += HUGE_PAGE) {
+        if (madvise(memory + i, page_nbytes(), MADV_POPULATE_WRITE) != 0) return;
+        if (madvise(memory + i, HUGE_PAGE, MADV_COLLAPSE) != 0) return;
+    }
 }
 
 cairn_status cairn__shm_fill(void *memory, size_t nbytes) {
@@ -37,10 +48,25 @@ cairn_status cairn__shm_fill(void *memory, size_t nbytes) {
     return cairn__fail_errno(ENOMEM, "%zu bytes of shared memory for messages", nbytes);
 }
 
+/* Room in the address space that begins where a huge page may; one of a file is mapped as such only there. */
+static void *reserve(size_t nbytes) {
+    const size_t page = page_nbytes(), whole = (nbytes + page - 1) / page * page;
+    char *const room = mmap(NULL, whole + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED) return NULL;
+    const size_t before = (HUGE_PAGE - (uintptr_t)room % HUGE_PAGE) % HUGE_PAGE;
+    if (before) munmap(room, before);
+    munmap(room + before + whole, HUGE_PAGE - before);
+    return room + before;
+}
+
 cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out) {
-    void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) return cairn__fail_errno(errno, "mapping %zu bytes of shared memory", nbytes);
-    if (nbytes >= HUGE_PAGE) (void)madvise(p, nbytes, MADV_HUGEPAGE);
+    void *const at = nbytes >= HUGE_PAGE ? reserve(nbytes) : NULL;
+    void *const p = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), fd, 0);
+    if (p == MAP_FAILED) {
+        const int cause = errno;
+        if (at) munmap(at, nbytes);
+        return cairn__fail_errno(cause, "mapping %zu bytes of shared memory", nbytes);
+    }
     *out = p;
     return CAIRN_OK;
 }
@@ -51,7 +77,8 @@ static cairn_status fill_file(int fd, size_t nbytes, size_t filled, void **out) 
     if (ftruncate(fd, (off_t)nbytes) != 0)
         return cairn__fail_errno(errno, "making room for %zu bytes of shared memory", nbytes);
     TRY(cairn__shm_map_memory(fd, nbytes, &p));
-    populate(p, filled);
+    collapse(p, filled);
+    (void)madvise(p, filled, MADV_POPULATE_WRITE);
     if (fallocate(fd, 0, 0, (off_t)filled) == 0) {
         *out = p;
         return CAIRN_OK;
@@ -79,7 +106,8 @@ cairn_status cairn__shm_create_memory(size_t nbytes, size_t filled, int *fd, voi
 cairn_status cairn__shm_private_memory(size_t nbytes, void **out) {
     void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return cairn__fail_errno(errno, "%zu bytes of group memory", nbytes);
-    populate(p, nbytes);
+    if (nbytes >= HUGE_PAGE) (void)madvise(p, nbytes, MADV_HUGEPAGE);
+    (void)madvise(p, nbytes, MADV_POPULATE_WRITE);
     *out = p;
     return CAIRN_OK;
 }
