@@ -24,8 +24,8 @@
 #include "dist/shm/shm.h"
 
 enum {
-    SPINS = 2000, /* about 50 us, the time of a bucket between two cores */
-    YIELDS = 50,
+    SPINS = 2000,  /* about 50 us, the time of a bucket between two cores */
+    YIELDS = 5000, /* some ms: two ranks that do the same work come apart by about as much */
     CROWDED_SPINS = 1,
     CROWDED_YIELDS = 20,
     SLEEP_NS = 10000000,
