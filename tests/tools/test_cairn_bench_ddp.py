@@ -58,7 +58,7 @@ class FakeSide:
 class Bench(unittest.TestCase):
     def test_every_line_is_there_without_pytorch(self):
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
-            code, lines, errors = bench("--beside=alone,noop", "--json", out.name)
+            code, lines, errors = bench("--beside=alone,noop,lockstep", "--json", out.name)
             self.assertEqual((code, errors), (0, ""), lines)
             told = json.load(out)
         self.assertEqual([(row["model"], row["type"]) for row in told["rows"]], list(data_parallel.GOALS))
@@ -66,7 +66,9 @@ class Bench(unittest.TestCase):
             self.assertGreater(row["cairn"]["us"], 0, row)
             self.assertGreater(row["alone"]["us"], 0, row)
             self.assertGreater(row["noop"]["us"], 0, row)
+            self.assertGreater(row["lockstep"]["us"], 0, row)
             self.assertIsNotNone(row["cost_percent"])
+            self.assertIsNotNone(row["lockstep_percent"])
             self.assertGreater(row["head_room"], 0)
             self.assertTrue(any(line.startswith(f"{row['model']} {row['type']} ") for line in lines), lines)
 
@@ -108,7 +110,9 @@ class Bench(unittest.TestCase):
         torch = data_parallel.Task(FakeSide("torch", 20.0, "no luck"), "mlp", "f32", ARGS)
         torch.go_on()
         self.assertEqual((torch.why, torch.side.broken), ("no luck", "no luck"))
-        self.assertIsNone(data_parallel.median_ratio(torch, torch))
+        cairn = data_parallel.Task(FakeSide("cairn", 10.0), "mlp", "f32", ARGS)
+        self.assertIsNone(data_parallel.median_ratio(torch, cairn))
+        self.assertIsNone(data_parallel.median_ratio(cairn, torch))
         with self.assertRaisesRegex(SideFailed, "no luck"):
             data_parallel.Task(FakeSide("cairn", "no luck"), "mlp", "f32", ARGS)
 

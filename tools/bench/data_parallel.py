@@ -11,7 +11,8 @@ printed are the medians over the rounds, and of ratios the median of each round'
 first losses are PyTorch's on every rank, and after each round all ranks have the same weights; else there is no figure.
 
 With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks' weights go
-apart, and how many times as fast it is.
+apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before each update: what
+waiting for each other costs alone, and that all ranks' updates want the memory's bandwidth at one time.
 """
 import argparse
 import json
@@ -31,7 +32,8 @@ RTOL = {"f32": 1e-4, "bf16": 3e-2}
 GOALS = {("mlp", "f32"): 1.7, ("mlp", "bf16"): 2.2, ("quickstart", "f32"): 20.0}  # times as fast as PyTorch
 COSTS = {("mlp", "f32"): 8.0, ("mlp", "bf16"): 8.0}  # percent over unconnected trainings
 FIRST_STEPS = {"mlp": 3, "quickstart": 30}
-NAMES = {"cairn": "Cairn", "alone": "unconnected", "noop": "nothing sent", "torch": "PyTorch"}
+NAMES = {"cairn": "Cairn", "alone": "unconnected", "noop": "nothing sent", "lockstep": "in lockstep",
+         "torch": "PyTorch"}
 
 
 class Side(collectives.Side):
@@ -72,7 +74,7 @@ class Sides(collectives.Sides):
             side.start([self.program("bench-ddp"), self.path, side.name, os.path.join(self.folder.name, side.name)],
                        self.env(rank), self.processor(rank))
 
-    start_noop = start_cairn
+    start_noop = start_lockstep = start_cairn
 
     def start_alone(self, side):
         for rank in range(self.args.ranks):
@@ -127,9 +129,15 @@ class Task:
 
 def median_ratio(above, below):
     """Of what was measured one after the other in each round."""
-    if not above.us or above.why:
+    if above.why or below.why:
         return None
     return statistics.median(a / b for a, b in zip(above.us, below.us))
+
+
+def cost_percent(tasks, name):
+    """Above what unconnected trainings take."""
+    ratio = median_ratio(tasks["alone"], tasks[name]) if "alone" in tasks else None
+    return 100 * (1 / ratio - 1) if ratio else None
 
 
 def measure(sides, args, model, dtype):
@@ -146,10 +154,11 @@ def measure(sides, args, model, dtype):
         row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us, "steps": task.n}
     if "torch" in tasks:
         row["speedup"] = median_ratio(tasks["torch"], cairn)
-    cost = "alone" in tasks and median_ratio(tasks["alone"], cairn)
     if "noop" in tasks:
         row["head_room"] = median_ratio(cairn, tasks["noop"])
-    row["cost_percent"] = 100 * (1 / cost - 1) if cost else None
+    row["cost_percent"] = cost_percent(tasks, "cairn")
+    if "lockstep" in tasks:
+        row["lockstep_percent"] = cost_percent(tasks, "lockstep")
     return row
 
 
@@ -164,20 +173,26 @@ def print_heads(args, sides, missing):
     for name, why in missing.items():
         print(f"# {NAMES[name]}: left out, {why}")
     print(f"{'':16} {'Cairn':>10} {'PyTorch':>10} {'times as fast':>14} {'goal':>6} {'unconnected':>12} {'DDP costs':>10} {'goal':>6}"
-          + (f" {'nothing sent':>12} {'head-room':>10}" if "noop" in args.beside else ""))
+          + (f" {'nothing sent':>12} {'head-room':>10}" if "noop" in args.beside else "")
+          + (f" {'in lockstep':>12} {'costs':>10}" if "lockstep" in args.beside else ""))
 
 
 def us_text(row, name):
     return f"{row[name]['us']:.1f}" if name in row and "us" in row[name] else "-"
 
 
+def percent_text(percent):
+    return f"{percent:.1f} %" if percent is not None else "-"
+
+
 def row_text(row):
     speedup = f"{row['speedup']:.2f}" if row.get("speedup") else "-"
-    cost = f"{row['cost_percent']:.1f} %" if row["cost_percent"] is not None else "-"
     least = f"{row['goal_cost_percent']:.0f} %" if row["goal_cost_percent"] else ""
     room = f" {us_text(row, 'noop'):>12} {row['head_room'] or math.nan:>10.2f}" if "noop" in row else ""
+    step = f" {us_text(row, 'lockstep'):>12} {percent_text(row['lockstep_percent']):>10}" if "lockstep" in row else ""
     return (f"{row['model'] + ' ' + row['type']:16} {us_text(row, 'cairn'):>10} {us_text(row, 'torch'):>10} {speedup:>14} "
-            f"{row['goal']:>6.1f} {us_text(row, 'alone'):>12} {cost:>10} {least:>6}{room}").rstrip()
+            f"{row['goal']:>6.1f} {us_text(row, 'alone'):>12} {percent_text(row['cost_percent']):>10} {least:>6}{room}{step}"
+            ).rstrip()
 
 
 def print_reasons(rows):
@@ -223,7 +238,7 @@ def run(args):
 
 def beside(text):
     names = [] if text == "none" else text.split(",")
-    if not set(names) <= {"alone", "noop", "torch"}:
+    if not set(names) <= {"alone", "noop", "lockstep", "torch"}:
         raise ValueError
     return names
 
@@ -237,7 +252,7 @@ def add_options(parser):
     parser.add_argument("--bucket", type=collectives.nbytes, default=0, metavar="BYTES",
                         help="such as 4M, of both; each one's default")
     parser.add_argument("--beside", type=beside, default=["alone", "torch"], metavar="LIST",
-                        help="some of alone,noop,torch, or none; alone,torch")
+                        help="some of alone,noop,lockstep,torch, or none; alone,torch")
     parser.add_argument("--bind", action=argparse.BooleanOptionalAction,
                         help="each rank of Cairn to a processor; where there are as many processors")
     parser.add_argument("--bind-torch", action="store_true", help="PyTorch's too, with the threads of gloo")

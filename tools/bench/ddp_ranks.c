@@ -2,6 +2,7 @@
  *
  *   bench-ddp SOCKET cairn FILE     meets the others in FILE and averages gradients with them
  *   bench-ddp SOCKET noop FILE      the same, but nothing is sent: what training would gain without communication
+ *   bench-ddp SOCKET lockstep FILE  nothing is sent, but the ranks wait for each other before each update
  *   bench-ddp SOCKET alone RANK     the same model and data, connected with nobody
  *
  * It connects to the socket and sleeps in read() while others have their turn. Lines:
@@ -30,7 +31,7 @@ enum { MLP_BATCH = 128, MLP_WIDTH = 1024, MLP_LAYERS = 6, QUICK_BATCH = 64, QUIC
 struct training {
     cairn_env *env;
     const char *side;
-    bool connected;
+    bool connected, sends_nothing, waits;
     int rank;
     cairn_module *model;
     cairn_optimizer *optimizer;
@@ -123,7 +124,7 @@ static cairn_status set_up(struct training *t, const char *model, const char *ty
                             &t->amp);
     if (st == CAIRN_OK && t->connected)
         st = ddp_create(t->model, cairn_env_group(t->env), ddp_options(.bucket_nbytes = bucket_nbytes), &t->ddp);
-    if (st == CAIRN_OK && strcmp(t->side, "noop") == 0) st = ddp_register_comm_hook(t->ddp, ddp_noop_hook());
+    if (st == CAIRN_OK && t->sends_nothing) st = ddp_register_comm_hook(t->ddp, ddp_noop_hook());
     return st;
 }
 
@@ -133,6 +134,7 @@ static cairn_status step(struct training *t, cairn_tensor **loss) {
     cairn_zero_grad(t->optimizer);
     *loss = cairn_mse_loss(t->ddp ? ddp_forward(t->ddp, t->x) : cairn_module_forward(t->model, t->x), t->y);
     cairn_status st = amp_backward(t->amp, *loss, t->optimizer);
+    if (st == CAIRN_OK && t->waits) st = cairn_barrier(cairn_env_group(t->env));
     return st == CAIRN_OK ? cairn_step(t->optimizer) : st;
 }
 
@@ -222,6 +224,8 @@ int main(int argc, char **argv) {
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct training t = {.side = argv[2], .connected = strcmp(argv[2], "alone") != 0};
+    t.waits = strcmp(t.side, "lockstep") == 0;
+    t.sends_nothing = t.waits || strcmp(t.side, "noop") == 0;
     char url[512];
     snprintf(url, sizeof(url), "file://%s", argv[3]);
     if (cairn_env_create(NULL, NULL, cairn_env_options(.init_method = t.connected ? url : NULL), &t.env) != CAIRN_OK) {
