@@ -14,6 +14,10 @@
 #include "kernels/kernels.h"
 #include "worker.h"
 
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
 enum { PAGE = 4096, HUGE_PAGE = 2 << 20, SPINS = 2000, LINE = 64 };
 
 /* At the beginning of the file; the ranks' arrays follow from HUGE_PAGE on. */
@@ -25,6 +29,7 @@ static struct {
     int rank, size, memory;
     const struct cairn__kernels *kernels;
     struct header *header;
+    char *room; /* of the arrays and a huge page more, so that they can begin with one */
     size_t mapped;
     char *arrays; /* [size] of stride bytes each */
     size_t stride;
@@ -37,20 +42,25 @@ static const char *error(void) {
 
 /* ---- memory ---- */
 
+static bool map_arrays(void) {
+    limit.room = mmap(NULL, limit.mapped + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (limit.room == MAP_FAILED) return false;
+    limit.arrays = limit.room + (HUGE_PAGE - (uintptr_t)limit.room % HUGE_PAGE) % HUGE_PAGE;
+    return mmap(limit.arrays, limit.mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, limit.memory, HUGE_PAGE) !=
+           MAP_FAILED;
+}
+
 /* Rank 0 makes room; what all map is as large on every rank. */
 static void *alloc(size_t nbytes, bool group) {
     (void)group;
     const size_t page = nbytes < HUGE_PAGE ? PAGE : HUGE_PAGE;
     limit.stride = (nbytes + page - 1) / page * page;
     limit.mapped = limit.stride * (size_t)limit.size;
-    if (ftruncate(limit.memory, (off_t)(HUGE_PAGE + limit.mapped)) == 0) {
-        limit.arrays = mmap(NULL, limit.mapped, PROT_READ | PROT_WRITE, MAP_SHARED, limit.memory, HUGE_PAGE);
-        if (limit.arrays != MAP_FAILED) {
-            (void)madvise(limit.arrays, limit.mapped, MADV_HUGEPAGE); /* as group memory has them */
-            char *own = limit.arrays + (size_t)limit.rank * limit.stride;
-            memset(own, 0, limit.stride);
-            return own;
-        }
+    if (ftruncate(limit.memory, (off_t)(HUGE_PAGE + limit.mapped)) == 0 && map_arrays()) {
+        char *own = limit.arrays + (size_t)limit.rank * limit.stride;
+        memset(own, 0, limit.stride);
+        if (page == HUGE_PAGE) (void)madvise(own, limit.stride, MADV_COLLAPSE); /* huge pages, as group memory has */
+        return own;
     }
     snprintf(limit.why, sizeof(limit.why), "%s", strerror(errno));
     return NULL;
@@ -59,7 +69,7 @@ static void *alloc(size_t nbytes, bool group) {
 static void release(void *memory, bool group) {
     (void)memory;
     (void)group;
-    munmap(limit.arrays, limit.mapped);
+    munmap(limit.room, limit.mapped + HUGE_PAGE);
 }
 
 /* ---- the loops ---- */
