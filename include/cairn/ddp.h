@@ -114,7 +114,8 @@ struct ddp_options {
  * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model has a ddp context already; CAIRN_EPEER parameters or options differ between
  *          ranks (every rank fails; the message names the parameter or option and both ranks' values), or a rank died;
  *          CAIRN_ETIMEOUT; CAIRN_ENOMEM.
- * Cost     no copy of the gradients beyond the buckets themselves.
+ * Cost     no copy of the gradients beyond the buckets themselves; rank 0's small tensors come through 1 MiB of group memory, given
+ *          back at once.
  * Source   torch/nn/parallel/distributed.py (1.13 to 2.x); apex/parallel/distributed.py at 25.04. */
 CAIRN_API cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct ddp_options *options,
                                   ddp_context **out);

@@ -215,15 +215,3 @@ out:
     cairn__free(words.text);
     return st;
 }
-
-cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
-    for (size_t s = 0; s < d->num_slots; s++) {
-        struct cairn__param *p = d->slots[s].param;
-        void *values = p->master ? p->master : p->data;
-        cairn_status st = cairn_broadcast(d->channel, values, p->n, p->master ? CAIRN_F32 : p->dtype, 0, NULL);
-        if (st != CAIRN_OK) return st;
-        cairn__param_round_from_master(p);
-    }
-    cairn__param_set_weights_changed(d->set);
-    return CAIRN_OK;
-}

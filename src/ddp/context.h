@@ -10,6 +10,7 @@
  *   join.c      uneven inputs
  *   hooks.c     communication hooks
  *   buffers.c   rank 0's buffers to all
+ *   weights.c   rank 0's weights to all
  *   agree.c     do all ranks have the same parameters
  *   outcome.c   did it go well on all of them
  *   times.c     when things happened in an iteration
@@ -168,7 +169,11 @@ cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t n
 /* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and what amp was
  * told. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words, unless ranks differ. */
 cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
-/* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them. */
+
+/* ---- weights.c ---- */
+
+/* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them. Cost: a
+ * collective for each MiB of small tensors, and for each large one. */
 cairn_status cairn__ddp_broadcast_params(struct ddp_context *d);
 
 /* ---- buffers.c ---- */

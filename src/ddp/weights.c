@@ -1,0 +1,99 @@
+/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors travel together,
+ * by way of a block of group memory; large ones where they are. */
+#include "core/status.h"
+#include "ddp/context.h"
+#include "device/device.h"
+
+enum { BLOCK = 1 << 20, LARGE = BLOCK / 8 }; /* bytes; what is LARGE or more goes by itself */
+
+static struct cairn_device *device_of(const struct ddp_context *d) {
+    return d->set->env->device;
+}
+
+/* What all else is rounded from. */
+static void *values_of(const struct cairn__param *p) {
+    return p->master ? p->master : p->data;
+}
+
+static cairn_dtype dtype_of(const struct cairn__param *p) {
+    return p->master ? CAIRN_F32 : p->dtype;
+}
+
+static size_t nbytes_of(const struct cairn__param *p) {
+    return p->n * cairn_dtype_nbytes(dtype_of(p));
+}
+
+/* In a block. */
+static size_t packed_nbytes(const struct cairn__param *p) {
+    return nbytes_of(p) < LARGE ? nbytes_of(p) : 0;
+}
+
+static cairn_status copy_packed(const struct ddp_context *d, char *block, size_t first, size_t end, bool in) {
+    cairn_status st = CAIRN_OK;
+    for (size_t s = first; st == CAIRN_OK && s < end; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        const size_t nbytes = packed_nbytes(p);
+        if (nbytes == 0) continue;
+        st = in ? cairn__device_copy(device_of(d), block, values_of(p), nbytes)
+                : cairn__device_copy(device_of(d), values_of(p), block, nbytes);
+        block += nbytes;
+    }
+    return st;
+}
+
+/* The small ones of slots first to end - 1. */
+static cairn_status broadcast_packed(struct ddp_context *d, void *block, size_t first, size_t end, size_t nbytes) {
+    cairn_status st = CAIRN_OK;
+    const bool is_root = cairn_group_rank(d->channel) == 0;
+    if (is_root) TRY(copy_packed(d, block, first, end, true));
+    TRY(cairn_broadcast(d->channel, block, nbytes, CAIRN_U8, 0, NULL));
+    if (!is_root) TRY(copy_packed(d, block, first, end, false));
+out:
+    return st;
+}
+
+static cairn_status broadcast_small(struct ddp_context *d, void *block) {
+    cairn_status st = CAIRN_OK;
+    size_t first = 0, used = 0;
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const size_t nbytes = packed_nbytes(d->slots[s].param);
+        if (used + nbytes > BLOCK) {
+            TRY(broadcast_packed(d, block, first, s, used));
+            first = s;
+            used = 0;
+        }
+        used += nbytes;
+    }
+    if (used) TRY(broadcast_packed(d, block, first, d->num_slots, used));
+out:
+    return st;
+}
+
+static cairn_status broadcast_large(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    for (size_t s = 0; st == CAIRN_OK && s < d->num_slots; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        if (packed_nbytes(p) == 0) st = cairn_broadcast(d->channel, values_of(p), p->n, dtype_of(p), 0, NULL);
+    }
+    return st;
+}
+
+static size_t block_nbytes(const struct ddp_context *d) {
+    size_t total = 0;
+    for (size_t s = 0; total < BLOCK && s < d->num_slots; s++) total += packed_nbytes(d->slots[s].param);
+    return total < BLOCK ? total : BLOCK;
+}
+
+cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    void *block = NULL;
+    const size_t nbytes = block_nbytes(d);
+    if (nbytes) TRY(cairn_group_alloc(d->channel, nbytes, &block));
+    if (nbytes) TRY(broadcast_small(d, block));
+    if (nbytes) TRY(cairn_group_free(d->channel, &block));
+    TRY(broadcast_large(d));
+    for (size_t s = 0; s < d->num_slots; s++) cairn__param_round_from_master(d->slots[s].param);
+    cairn__param_set_weights_changed(d->set);
+out:
+    return st;
+}
