@@ -141,7 +141,8 @@ CAIRN_API cairn_status ddp_create_params(cairn_param_set *set, cairn_group *grou
  * written until ddp_wait: calls that would (a step, clipping, zero_grad, cairn_grads_taken, another loss scale) refuse. The
  * first declaration after the first ddp_wait plans buckets anew and is collective. Errors: as cairn_grads_ready; CAIRN_ESTATE a
  * parameter was declared already since the last ddp_wait, or with static_graph was not before the first one. What goes wrong
- * in a bucket is told by ddp_wait. */
+ * in a bucket is told by ddp_wait. After a failure that ends a backward this call repeats its cause, and so does ddp_wait; a rank
+ * alone begins anew after that. */
 CAIRN_API cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count);
 
 /* Returns once the averages stand in the gradients' memory; under ddp_no_sync once they are kept elsewhere, so that the memory

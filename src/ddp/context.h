@@ -89,6 +89,8 @@ struct ddp_context {
     struct cairn__ddp_times times;
     struct cairn__ddp_log log;
     cairn_status status; /* first failure of this backward */
+    cairn_status failed; /* raw buffers: of the declarations since the last ddp_wait; and its sentence */
+    char cause[1024];
 };
 
 /* ---- ddp.c ---- */

@@ -2,6 +2,7 @@
  * declaration begins a backward, and ddp_wait ends it. */
 #include "core/status.h"
 #include "ddp/context.h"
+#include "dist/group.h"
 
 cairn_status ddp_create_params(cairn_param_set *set, cairn_group *group, const struct ddp_options *options,
                                ddp_context **out) {
@@ -32,10 +33,22 @@ static cairn_status check_in_graph(const struct ddp_context *d, size_t first, si
     return CAIRN_OK;
 }
 
+/* What has killed the channel before comes first. */
+static cairn_status check_graph(const struct ddp_context *d, size_t first, size_t count) {
+    const cairn_status st = d->knows_graph ? check_in_graph(d, first, count) : CAIRN_OK;
+    return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;
+}
+
+/* After a failure nothing counts until ddp_wait, and what would be said of it is not what was wrong. */
+static cairn_status repeat_cause(const struct ddp_context *d) {
+    return d->failed == CAIRN_OK ? CAIRN_OK : cairn__fail(d->failed, "%s", d->cause);
+}
+
 cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
     cairn_status st = check_context("ddp_grads_ready", ddp);
+    if (st == CAIRN_OK) st = repeat_cause(ddp);
     if (st != CAIRN_OK) return st;
-    if (ddp->knows_graph) st = check_in_graph(ddp, first, count);
+    st = check_graph(ddp, first, count);
     if (st == CAIRN_OK) return cairn_grads_ready(ddp->set, first, count);
     cairn__param_set_abort(ddp->set);
     return st;
@@ -90,13 +103,24 @@ out:
     return st;
 }
 
+static cairn_status begin_rest(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_declared(d));
+    if (!d->set->walking) TRY(begin_with_none(d->set));
+out:
+    return st;
+}
+
+/* Of a backward that has failed already nothing else is said. */
 static cairn_status settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    struct cairn_param_set *set = d->set;
-    if (set->held) return cairn__param_set_settle(set);
-    TRY(check_declared(d));
-    if (!set->walking) TRY(begin_with_none(set));
-    TRY(cairn__param_set_settle(set));
+    if (d->set->held) return cairn__param_set_settle(d->set);
+    if (d->status == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) {
+        TRY(begin_rest(d));
+    } else if (!d->set->walking) {
+        return cairn__last_status();
+    }
+    TRY(cairn__param_set_settle(d->set));
 out:
     return st;
 }
@@ -104,7 +128,9 @@ out:
 cairn_status ddp_wait(ddp_context *ddp) {
     cairn_status st = check_context("ddp_wait", ddp);
     if (st != CAIRN_OK) return st;
-    st = settle(ddp);
-    if (st != CAIRN_OK) cairn__param_set_abort(ddp->set); /* others wait for what will not come */
+    st = repeat_cause(ddp);
+    if (st == CAIRN_OK && (st = settle(ddp)) != CAIRN_OK)
+        cairn__param_set_abort(ddp->set); /* others wait for what will not come */
+    ddp->failed = CAIRN_OK;
     return st;
 }

@@ -442,9 +442,8 @@ static cairn_status settle_listener(void *ctx) {
 /* Buckets that were not sent here will be waited for elsewhere, so there is no way back but out; alone there is. */
 static void failed(void *ctx) {
     struct ddp_context *d = ctx;
-    char cause[1024];
-    const cairn_status status = cairn__last_status();
-    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    const cairn_status status = d->failed = cairn__last_status();
+    snprintf(d->cause, sizeof(d->cause), "%s", cairn_last_error());
     if (cairn_group_size(d->channel) > 1) (void)cairn__ddp_give_up(d, status);
     for (size_t b = 0; b < d->plan.count; b++) {
         cairn_work *work = d->sends[b].work;
@@ -452,7 +451,7 @@ static void failed(void *ctx) {
         if (work) (void)cairn__work_finish_timed(&work, NULL, &completed_ns);
     }
     begin_round(d);
-    (void)cairn__fail(status, "%s", cause); /* the user's to read */
+    (void)cairn__fail(status, "%s", d->cause); /* the user's to read */
 }
 
 void cairn__ddp_listen(struct ddp_context *d) {

@@ -453,6 +453,47 @@ static char *declare_other_ones(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* The first cause, whatever is called; alone a rank begins anew behind ddp_wait. */
+static char *go_on_after_a_failure(cairn_env *env, void *ctx) {
+    static const char cause[] = "of 'head' was declared, other";
+    const int ranks = cairn_env_size(env);
+    struct trainer t;
+    (void)ctx;
+    PASS(begin(&t, env, &(struct how){.ddp = {.static_graph = CAIRN_ON}}));
+    write_gradients(&t, 0);
+    EXPECT_OK(ddp_grads_ready(t.net, 0, 2));
+    EXPECT_OK(ddp_wait(t.net));
+    EXPECT_OK(step_with(&t));
+    write_gradients(&t, 1);
+    if (cairn_env_rank(env) == ranks - 1) {
+        EXPECT_REFUSED(ddp_grads_ready(t.net, 2, 1), CAIRN_ESTATE, cause);
+        EXPECT_REFUSED(ddp_grads_ready(t.net, 0, 2), CAIRN_ESTATE, cause);
+        EXPECT_REFUSED(ddp_wait(t.net), CAIRN_ESTATE, cause);
+    } else {
+        EXPECT(ddp_grads_ready(t.net, 0, 2) == CAIRN_OK || strstr(cairn_last_error(), cause));
+        EXPECT_REFUSED(ddp_wait(t.net), CAIRN_EPEER, cause);
+    }
+    cairn_param_set_zero_grad(t.set);
+    for (int i = 0; i < 2 && ranks > 1; i++) {
+        EXPECT(ddp_wait(t.net) != CAIRN_OK && strstr(cairn_last_error(), cause));
+        EXPECT(ddp_grads_ready(t.net, 2, 1) != CAIRN_OK && strstr(cairn_last_error(), cause));
+        EXPECT(ddp_grads_ready(t.net, 0, 2) != CAIRN_OK && strstr(cairn_last_error(), cause));
+    }
+    for (int s = 1; s < 3 && ranks == 1; s++) {
+        write_gradients(&t, s);
+        EXPECT_OK(ddp_grads_ready(t.net, 0, 2));
+        EXPECT_OK(ddp_wait(t.net));
+        EXPECT_OK(step_with(&t));
+    }
+    end(&t);
+    return NULL;
+}
+
+static void calls_after_a_failure_tell_its_cause(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) run_ranks(ranks, go_on_after_a_failure, NULL);
+}
+
 static void other_parameters_than_the_first_time_fail_where_the_graph_is_static(void **state) {
     (void)state;
     bool more = true;
@@ -630,6 +671,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_declare_nothing_take_the_scale_of_the_others),
         cmocka_unit_test(gradient_that_one_rank_declares_again_replaces_the_average_on_all),
         cmocka_unit_test(other_parameters_than_the_first_time_fail_where_the_graph_is_static),
+        cmocka_unit_test(calls_after_a_failure_tell_its_cause),
         cmocka_unit_test(gradients_that_travel_are_left_alone_by_all_who_would_read_or_forget_them),
         cmocka_unit_test(context_that_ends_between_declaring_and_averages_leaves_a_set_as_any),
         cmocka_unit_test(calls_out_of_place_end_in_a_sentence),
