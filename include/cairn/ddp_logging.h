@@ -74,7 +74,7 @@ CAIRN_API cairn_status ddp_get_logging_data(ddp_context *ddp, struct ddp_logging
 /* The same as a JSON object, with these names, in a file that is written whole or not at all (a device or a pipe is written
  * into). It is a profile for cairn-plan, too: forward_ns, backward_ns and optimizer_ns (medians of the last 32 iterations,
  * without what communication took of the processor where CAIRN_DDP_LOG is set), and of each parameter name, elements, dtype,
- * wire and ready_ns, from backward's begin to its gradient. Errors: CAIRN_EINVAL; CAIRN_ESYSTEM the file, with the reason;
+ * wire and ready_ns, from backward's begin to its gradient. Bytes of names that are no UTF-8 are written as U+FFFD. Errors: CAIRN_EINVAL; CAIRN_ESYSTEM the file, with the reason;
  * CAIRN_ENOMEM. */
 CAIRN_API cairn_status ddp_write_logging_data(ddp_context *ddp, const char *path);
 

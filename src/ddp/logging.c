@@ -15,6 +15,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/utf8.h"
 #include "core/vars.h"
 #include "ddp/context.h"
 #include "dist/group.h"
@@ -283,12 +284,18 @@ static int64_t number_at(const struct ddp_logging_data *data, const struct field
 
 /* ---- the file ---- */
 
+/* Bytes that are no UTF-8, which a name may hold, become U+FFFD: no reader of JSON takes them. */
+static void write_character(FILE *file, const char *at, size_t length, uint32_t c) {
+    if (c == '"' || c == '\\') fprintf(file, "\\%c", *at);
+    else if (c < 0x20 || c == CAIRN__NO_CHARACTER) fprintf(file, "\\u%04x", c);
+    else fwrite(at, 1, length, file);
+}
+
 static void write_string(FILE *file, const char *text) {
     fputc('"', file);
-    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
-        if (*c == '"' || *c == '\\') fprintf(file, "\\%c", *c);
-        else if (*c < 0x20) fprintf(file, "\\u%04x", *c);
-        else fputc(*c, file);
+    for (size_t length; *text; text += length) {
+        const uint32_t c = cairn__utf8_decode(text, &length);
+        write_character(file, text, length, c);
     }
     fputc('"', file);
 }

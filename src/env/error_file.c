@@ -23,6 +23,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "core/utf8.h"
 #include "core/vars.h"
 
 enum { STACK_NBYTES = 64 << 10, MOST_FRAMES = 64 };
@@ -104,26 +105,6 @@ static void put_unit(struct text *t, uint32_t unit) {
     for (int shift = 12; shift >= 0; shift -= 4) put_bytes(t, &"0123456789abcdef"[unit >> shift & 15], 1);
 }
 
-/* One character of UTF-8 at s; *length is its bytes. U+FFFD, one byte long, for what is none. */
-static uint32_t decode(const unsigned char *s, size_t *length) {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const size_t n = s[0] < 0x80             ? 1
-                     : (s[0] & 0xe0) == 0xc0 ? 2
-                     : (s[0] & 0xf0) == 0xe0 ? 3
-                     : (s[0] & 0xf8) == 0xf0 ? 4
-                                             : 0;
-    *length = 1;
-    if (n == 1) return s[0];
-    uint32_t c = n ? s[0] & (0x7fu >> n) : 0;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xc0) != 0x80) return 0xfffd; /* the end of the string too */
-        c = c << 6 | (s[i] & 0x3fu);
-    }
-    if (n == 0 || c < least[n] || c > 0x10ffff || (c >= 0xd800 && c < 0xe000)) return 0xfffd;
-    *length = n;
-    return c;
-}
-
 static void put_escaped(struct text *t, uint32_t c) {
     const char byte = (char)c;
     if (c == '"' || c == '\\') {
@@ -145,7 +126,7 @@ static void put(struct text *t, const char *s) {
         put_raw(t, s);
         return;
     }
-    for (size_t length; *s; s += length) put_escaped(t, decode((const unsigned char *)s, &length));
+    for (size_t length; *s; s += length) put_escaped(t, cairn__utf8_decode(s, &length));
 }
 
 /* ---- what is said ---- */

@@ -274,6 +274,59 @@ static void a_device_is_written_into_and_not_replaced(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Latin-1; an overlong form, a surrogate, a character cut short; and what is UTF-8. */
+static const struct {
+    const char *given, *written;
+} names[] = {{"caf\xe9", "caf\\ufffd"},
+             {"\xc0\xaf", "\\ufffd\\ufffd"},
+             {"\xed\xa0\x80", "\\ufffd\\ufffd\\ufffd"},
+             {"w\xe2\x82", "w\\ufffd\\ufffd"},
+             {"w\xe2\x82\xac \xf0\x9f\x98\x80", "w\xe2\x82\xac \xf0\x9f\x98\x80"},
+             {"\"a\\b\"\n", "\\\"a\\\\b\\\"\\u000a"}};
+enum { NAMES = sizeof(names) / sizeof(names[0]) };
+
+static cairn_tensor *add_up(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)module, (void)count;
+    cairn_tensor *const *weights = context, *sum = inputs[0];
+    for (int i = 0; i < NAMES; i++) sum = cairn_add(sum, weights[i]);
+    return cairn_sum(sum);
+}
+
+static char *write_names(cairn_env *env, void *ctx) {
+    static const struct cairn_module_ops ops = {.struct_size = sizeof(ops), .name = "\xff", .forward = add_up};
+    cairn_tensor *weights[NAMES], *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(1));
+    ddp_context *net = NULL;
+    cairn_module *model = cairn_module_create(env, &ops, weights);
+    for (int i = 0; i < NAMES; i++)
+        EXPECT(weights[i] = cairn_module_add_param(model, names[i].given, 1, (int64_t[]){1}, 0));
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
+    EXPECT_OK(cairn_backward(ddp_forward(net, x)));
+    EXPECT_OK(ddp_write_logging_data(net, ctx));
+    ddp_destroy(&net);
+    cairn_module_destroy(&model);
+    cairn_tensor_destroy(&x);
+    return NULL;
+}
+
+static void names_that_are_no_utf8_leave_the_file_readable(void **state) {
+    (void)state;
+    static char text[16384];
+    char path[] = "/tmp/cairn-ddp-log-XXXXXX", want[64];
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0 && close(fd) == 0);
+    run_ranks(1, write_names, path);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(unlink(path), 0);
+    assert_non_null(strstr(text, "\"module_name\": \"\\ufffd\""));
+    for (int i = 0; i < NAMES; i++) {
+        snprintf(want, sizeof(want), "{\"name\": \"%s\",", names[i].written);
+        assert_non_null(strstr(text, want));
+    }
+}
+
 /* ---- what is told unasked ---- */
 
 static char *train(cairn_env *env, void *ctx) {
@@ -387,6 +440,7 @@ int main(void) {
         cmocka_unit_test(gradients_in_the_users_memory_have_times_too),
         cmocka_unit_test(wrong_questions_are_told_what_is_wrong),
         cmocka_unit_test(a_device_is_written_into_and_not_replaced),
+        cmocka_unit_test(names_that_are_no_utf8_leave_the_file_readable),
         cmocka_unit_test(a_variable_of_torchs_asks_for_lines_in_the_log),
         cmocka_unit_test(every_process_has_its_file_whichever_its_group),
         cmocka_unit_test(every_part_of_an_iteration_is_an_event),
