@@ -134,6 +134,10 @@ cairn_status cairn__ddp_attach(struct ddp_context *d);
 /* Gradients are the model's own again, and forgotten; the arenas are given back. Collective. */
 void cairn__ddp_detach(struct ddp_context *d);
 
+/* What a hook says holds from here on; where it changes what travels, gradients move to other arenas. Collective; an error leaves
+ * all ranks as they were. */
+cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_hook *hook);
+
 /* The set's listener from here on. */
 void cairn__ddp_listen(struct ddp_context *d);
 

@@ -103,17 +103,6 @@ out:
     return st;
 }
 
-/* What travels has another type now, and so other buckets: gradients move once more. */
-static cairn_status lay_out_anew(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    cairn__ddp_detach(d);
-    st = cairn__ddp_plan_slots(d);
-    TRY(cairn__ddp_agree_on_status(d->channel, "ddp_register_comm_hook", st));
-    TRY(cairn__ddp_attach(d));
-out:
-    return st == CAIRN_OK ? st : cairn__ddp_give_up(d, st);
-}
-
 cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook) {
     struct ddp_comm_hook own;
     cairn_status st = CAIRN_OK;
@@ -121,9 +110,8 @@ cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook
     st = read_hook(ddp, hook, &own);
     TRY(cairn__ddp_agree_on_status(ddp->channel, "ddp_register_comm_hook", st));
     TRY(agree_on_hook(ddp, &own));
-    ddp->hook = own;
+    TRY(cairn__ddp_use_hook(ddp, &own));
     ddp->has_hook = true;
-    TRY(lay_out_anew(ddp));
 out:
     return st;
 }

@@ -97,7 +97,7 @@ static cairn_status make_layout(const struct ddp_context *d, const size_t *order
     TRY(cairn__calloc(d->num_slots, sizeof(items[0]), (void **)&items));
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__ddp_slot *slot = &d->slots[s];
-        items[s] = (struct cairn__ddp_item){slot->param->n, slot->wire, slot->closes};
+        items[s] = (struct cairn__ddp_item){slot->param->n, wire_of(d, slot->param), slot->closes};
     }
     TRY(cairn__ddp_plan_make(items, d->num_slots, order, &limits, &l.plan));
     TRY(cairn__calloc(l.plan.count, sizeof(l.sends[0]), (void **)&l.sends));
@@ -132,18 +132,40 @@ static void use_layout(struct ddp_context *d, struct layout *l) {
     begin_round(d);
 }
 
+/* Times have room for whichever plan is larger, so that it holds whatever another rank says. */
+static cairn_status make_plan(struct ddp_context *d, const size_t *order, struct layout *out) {
+    cairn_status st = make_layout(d, order, out);
+    if (st == CAIRN_OK && out->plan.count > d->plan.count)
+        st = cairn__ddp_times_make(&d->times, d->num_slots, out->plan.count, cairn__ddp_log_wants_file());
+    return st;
+}
+
 cairn_status cairn__ddp_plan_slots(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    struct layout l;
+    struct layout l = {{0}, NULL, NULL};
     choose_wires(d);
-    TRY(make_layout(d, NULL, &l));
-    st = cairn__ddp_times_make(&d->times, d->num_slots, l.plan.count, cairn__ddp_log_wants_file());
+    const cairn_status st = make_plan(d, NULL, &l);
     if (st == CAIRN_OK) {
         use_layout(d, &l);
     } else {
         free_layout(&l);
     }
-out:
+    return st;
+}
+
+static void free_arenas(struct ddp_context *d, void **arenas) {
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+        (void)cairn_group_free(d->channel, &arenas[t]); /* a dead group frees it when it ends */
+        arenas[t] = NULL;
+    }
+}
+
+/* On every rank or on none. */
+static cairn_status alloc_arenas(struct ddp_context *d, const struct cairn__ddp_plan *plan, void **arenas) {
+    cairn_status st = CAIRN_OK;
+    for (cairn_dtype t = CAIRN_F32; st == CAIRN_OK && t <= CAIRN_U8; t++) {
+        if (plan->arena[t]) st = cairn_group_alloc(d->channel, plan->arena[t] * cairn_dtype_nbytes(t), &arenas[t]);
+    }
+    if (st != CAIRN_OK) free_arenas(d, arenas);
     return st;
 }
 
@@ -157,29 +179,30 @@ static void point_into_arenas(struct ddp_context *d) {
     }
 }
 
-cairn_status cairn__ddp_attach(struct ddp_context *d) {
-    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
-        if (d->plan.arena[t] == 0) continue;
-        const size_t nbytes = d->plan.arena[t] * cairn_dtype_nbytes(t);
-        cairn_status st = cairn_group_alloc(d->channel, nbytes, &d->arenas[t]);
-        if (st != CAIRN_OK) return st;
-    }
-    for (size_t s = 0; s < d->num_slots; s++) cairn__params_forget(&d->slots[s].param, 1); /* this rank's own */
+/* Gradients that are forgotten here are this rank's own. */
+static void enter_arenas(struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) cairn__params_forget(&d->slots[s].param, 1);
     point_into_arenas(d);
-    return CAIRN_OK;
 }
 
-void cairn__ddp_detach(struct ddp_context *d) {
+static void leave_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         struct cairn__param *p = d->slots[s].param;
-        if (!d->slots[s].in_place || !d->arenas[d->slots[s].wire]) continue;
+        if (!d->slots[s].in_place) continue;
         p->grad = NULL; /* the next backward makes one of the model's own */
         cairn__params_forget(&p, 1);
     }
-    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
-        (void)cairn_group_free(d->channel, &d->arenas[t]); /* a dead group frees it when it ends */
-        d->arenas[t] = NULL;
-    }
+    free_arenas(d, d->arenas);
+}
+
+cairn_status cairn__ddp_attach(struct ddp_context *d) {
+    const cairn_status st = alloc_arenas(d, &d->plan, d->arenas);
+    if (st == CAIRN_OK) enter_arenas(d);
+    return st;
+}
+
+void cairn__ddp_detach(struct ddp_context *d) {
+    leave_arenas(d);
 }
 
 /* ---- gradients on their way in and out ---- */
@@ -515,13 +538,9 @@ static void clear_arenas(struct ddp_context *d) {
     }
 }
 
-/* Times have room for whichever plan is larger, so that it holds whatever another rank says. */
 static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
-    cairn_status st = make_layout(d, order, l);
-    if (st == CAIRN_OK && l->plan.count > d->plan.count)
-        st = cairn__ddp_times_make(&d->times, d->num_slots, l->plan.count, cairn__ddp_log_wants_file());
-    if (st == CAIRN_OK) st = fold_written(d);
-    return st;
+    const cairn_status st = make_plan(d, order, l);
+    return st == CAIRN_OK ? fold_written(d) : st;
 }
 
 static cairn_status rebuild(struct ddp_context *d, size_t *order) {
@@ -545,4 +564,37 @@ cairn_status cairn__ddp_rebuild(struct ddp_context *d) {
     if (d->rebuilt || d->backwards == 0 || d->running || d->num_arrived < d->num_slots) return CAIRN_OK;
     d->rebuilt = true;
     return may_rebuild(d) ? say_where(d, rebuild(d, d->order)) : CAIRN_OK;
+}
+
+/* ---- hooks ---- */
+
+static bool changes_wires(const struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        if (wire_of(d, d->slots[s].param) != d->slots[s].wire) return true;
+    }
+    return false;
+}
+
+cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_hook *hook) {
+    const struct ddp_comm_hook before = d->hook;
+    struct layout l = {{0}, NULL, NULL};
+    void *arenas[CAIRN_U8 + 1] = {NULL};
+    cairn_status st = CAIRN_OK;
+    d->hook = *hook;
+    if (changes_wires(d)) {
+        st = make_plan(d, NULL, &l);
+        TRY(cairn__ddp_agree_on_status(d->channel, "ddp_register_comm_hook", st));
+        TRY(alloc_arenas(d, &l.plan, arenas));
+        leave_arenas(d); /* nothing fails from here on */
+        use_layout(d, &l);
+        memcpy(d->arenas, arenas, sizeof(arenas));
+    }
+    choose_wires(d);
+    enter_arenas(d);
+    return CAIRN_OK;
+out:
+    free_layout(&l);
+    d->times.num_buckets = d->plan.count;
+    d->hook = before;
+    return st;
 }

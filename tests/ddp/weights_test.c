@@ -1,5 +1,4 @@
 /* Rank 0's weights stand on all ranks once a context is made, and small tensors have come together. */
-#include "../failing_alloc.h"
 #include "parts.h"
 
 enum { RANKS = 3, COUNT = 400, LONG = 25000, LARGE = 40000, BLOCKS = 2 };
@@ -97,38 +96,10 @@ static void small_tensors_travel_together(void **state) {
     assert_in_range(count, (uint64_t)(large + BLOCKS), (uint64_t)(large + BLOCKS + AGREEING));
 }
 
-/* ---- where memory fails ---- */
-
-static char *fail_to_create(cairn_env *env, void *ctx) {
-    const int last = cairn_env_size(env) - 1;
-    cairn_status st = CAIRN_ENOMEM;
-    (void)ctx;
-    for (int at = 1; st != CAIRN_OK; at++) {
-        ddp_context *net = NULL;
-        cairn_module *model = make_parts(env);
-        EXPECT(model);
-        if (cairn_env_rank(env) == last) fail_in = at;
-        st = ddp_create(model, cairn_env_group(env), NULL, &net);
-        fail_in = 0;
-        EXPECT((st == CAIRN_OK) == (net != NULL));
-        EXPECT(st == CAIRN_OK || strstr(cairn_last_error(), "memory"));
-        ddp_destroy(&net);
-        cairn_module_destroy(&model);
-    }
-    return NULL;
-}
-
-static void context_that_finds_no_memory_is_on_no_rank(void **state) {
-    (void)state;
-    run_ranks(1, fail_to_create, NULL);
-    run_ranks(2, fail_to_create, NULL);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_rank_begins_with_rank_0s_masters_and_their_halves),
         cmocka_unit_test(small_tensors_travel_together),
-        cmocka_unit_test(context_that_finds_no_memory_is_on_no_rank),
     };
     return cmocka_run_group_tests(tests, parts_be_quiet, NULL);
 }
