@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,8 +36,10 @@ static size_t page_nbytes(void) {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The kernel collapses no block that is empty. */
+/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only to those who
+ * ask before the first page is there. */
 static void collapse(char *memory, size_t nbytes) {
+    if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
     for (size_t i = 0; i + HUGE_PAGE <= nbytes; i += HUGE_PAGE) {
         if (madvise(memory + i, page_nbytes(), MADV_POPULATE_WRITE) != 0) return;
         if (madvise(memory + i, HUGE_PAGE, MADV_COLLAPSE) != 0) return;
@@ -71,9 +74,20 @@ cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out) {
     return CAIRN_OK;
 }
 
+/* A memory file is a file to ulimit -f, and a longer one is answered by a SIGXFSZ. */
+static cairn_status check_file_limit(size_t nbytes) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return CAIRN_OK;
+    REQUIRE(nbytes <= limit.rlim_cur, CAIRN_ENOMEM,
+            "%zu bytes of shared memory are more than the %llu that a file may have here; raise ulimit -f", nbytes,
+            (unsigned long long)limit.rlim_cur);
+    return CAIRN_OK;
+}
+
 static cairn_status fill_file(int fd, size_t nbytes, size_t filled, void **out) {
     void *p = NULL;
     cairn_status st = CAIRN_OK;
+    TRY(check_file_limit(nbytes));
     if (ftruncate(fd, (off_t)nbytes) != 0)
         return cairn__fail_errno(errno, "making room for %zu bytes of shared memory", nbytes);
     TRY(cairn__shm_map_memory(fd, nbytes, &p));
