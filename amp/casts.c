@@ -102,8 +102,8 @@ static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
     return CAIRN_OK;
 }
 
-/* As torch.autocast has it, f64 is cast to nothing narrower: with one among its inputs an operation is computed as it would
- * be without casts. In place the other inputs come to the type of the first, as apex has it. */
+/* As torch.autocast has it, f64 is cast to nothing narrower: with one among its inputs an operation is computed as it
+ * would be without casts. In place the other inputs come to the type of the first, as apex has it. */
 static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cairn_dtype half_type) {
     const cairn_dtype wide = widest(q);
     if (cast == AMP_CAST_FOLLOW) return (cairn_dtype)0;
@@ -165,7 +165,8 @@ static cairn_status pop(struct casts *c, int number) {
 
 enum { TYPE_BITS = 8, SCOPE_BITS = TYPE_BITS + 1 };
 
-/* A policy in a number: the scope, also one that is off, since one inside has its half type; and which classes it goes by. */
+/* A policy in a number: the scope, also one that is off, since one inside has its half type; and which classes it goes
+ * by. */
 static uint64_t policy(void *ctx) {
     const struct casts *c = ctx;
     const struct scope *s = in_force(c);

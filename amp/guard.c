@@ -1,6 +1,6 @@
-/* Guards. A step asks before it is queued: gradients that no scaled loss has looked after are looked at here, the scalers of
- * the losses that led to it are told once, at the first step that follows them; and when a step is known to have been left
- * out, its sentence is written. */
+/* Guards. A step asks before it is queued: gradients that no scaled loss has looked after are looked at here, the
+ * scalers of the losses that led to it are told once, at the first step that follows them; and when a step is known to
+ * have been left out, its sentence is written. */
 #include "guard.h"
 
 #include <inttypes.h>
@@ -151,7 +151,8 @@ static void where_from(const struct cairn__guard *g, const struct cairn__overflo
     }
 }
 
-/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has ..." */
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has
+ * ..." */
 static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
     char names[512], from[64];
     const char *anomaly = cairn__noted_anomaly(g->env);

@@ -1,5 +1,5 @@
-/* What stands between an optimizer and its step under loss scaling: it knows whose losses the gradients came from, leaves
- * the step out where one overflowed, and says so. */
+/* What stands between an optimizer and its step under loss scaling: it knows whose losses the gradients came from,
+ * leaves the step out where one overflowed, and says so. */
 #ifndef CAIRN__AMP_GUARD_H
 #define CAIRN__AMP_GUARD_H
 
@@ -33,8 +33,8 @@ struct cairn__guard {
     struct cairn__overflow *overflows;
 };
 
-/* Installs a guard as the optimizer's step hook. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has one;
- * CAIRN_ENOMEM. */
+/* Installs a guard as the optimizer's step hook. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has
+ * one; CAIRN_ENOMEM. */
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
                                  int num_scalers, bool skips, struct cairn__guard **out);
 
@@ -48,15 +48,15 @@ cairn_status cairn__guard_agree(struct cairn__guard *guard);
 /* Hears what there is to hear, and takes the hook away. */
 void cairn__guard_destroy(struct cairn__guard **guard);
 
-/* A loss was scaled whose gradients reach the optimizer. Those that are held count together with the first that are not, as
- * one. */
+/* A loss was scaled whose gradients reach the optimizer. Those that are held count together with the first that are
+ * not, as one. */
 void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_held);
 
 /* Whether all sets of the optimizer hold their gradients (ddp's no_sync). */
 bool cairn__guard_is_held(const struct cairn__guard *guard);
 
-/* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it may
- * have. */
+/* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it
+ * may have. */
 bool cairn__guard_look(struct cairn__guard *guard, uint32_t *any);
 /* The same for a step: at what gradients have been added to, too. */
 bool cairn__guard_look_at_all(struct cairn__guard *guard, uint32_t *any);

@@ -1,5 +1,5 @@
-/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; what cannot
- * fail comes last. */
+/* amp_initialize: all that can fail is done and checked before anything is changed that cannot be taken back; what
+ * cannot fail comes last. */
 #include <string.h>
 
 #include "casts.h"
@@ -270,8 +270,8 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     return amp_initialize_all(env, 1, &model, optimizer ? 1 : 0, &optimizer, options, out);
 }
 
-/* What the device still has to say is said while somebody listens; a loss that is scaled and that nobody walked back from is
- * told to be stale by the step that begins. */
+/* What the device still has to say is said while somebody listens; a loss that is scaled and that nobody walked back
+ * from is told to be stale by the step that begins. */
 static void settle(amp_context *amp) {
     (void)cairn__env_resolve(amp->env);
     if (cairn__device_synchronize(amp->env->device) == CAIRN_OK) (void)cairn__env_read_reports(amp->env);

@@ -18,8 +18,8 @@ const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op);
 /* Whether an operation of Cairn's has this name; *op is written only then. */
 bool cairn__amp_op_named(const char *name, enum cairn__op *op);
 
-/* Whether a name that is no operation's of Cairn may be one of the user's own. CAIRN_EINVAL: it is nearly one of Cairn's, or
- * another word for it. */
+/* Whether a name that is no operation's of Cairn may be one of the user's own. CAIRN_EINVAL: it is nearly one of
+ * Cairn's, or another word for it. */
 cairn_status cairn__amp_check_own_name(const char *name);
 
 #endif

@@ -1,7 +1,7 @@
 /* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
  *
- * Nobody says here where a loss begins and ends. It is a loss once gradients are declared ready after its scale was told;
- * they are looked at when the next scale is told, or by whoever steps with them or forgets them. */
+ * Nobody says here where a loss begins and ends. It is a loss once gradients are declared ready after its scale was
+ * told; they are looked at when the next scale is told, or by whoever steps with them or forgets them. */
 #include <math.h>
 
 #include "context.h"

@@ -1,6 +1,6 @@
 /* Opt levels as data. A preset says what a level means; a field of the user's options replaces one entry; checks say
- * which replacements make no sense. A setting that asks for something that would not happen is refused; one that asks for
- * what is so anyway is not.
+ * which replacements make no sense. A setting that asks for something that would not happen is refused; one that asks
+ * for what is so anyway is not.
  * Source: apex/amp/frontend.py at 25.04, classes O0 to O3 and Properties.__setattr__. */
 #include "policy.h"
 

@@ -41,8 +41,8 @@ const char *cairn__amp_level_brief(amp_opt_level level);
 /* "O2 bf16, loss scale 1, ...": all that ranks must have in common, in at most 255 characters. */
 void cairn__amp_policy_summary(const struct cairn__amp_policy *policy, char *text, size_t nbytes);
 
-/* Logs level, its defaults and what the user's overrides made of them, as apex prints them; nothing where verbosity says
- * so. */
+/* Logs level, its defaults and what the user's overrides made of them, as apex prints them; nothing where verbosity
+ * says so. */
 void cairn__amp_policy_log(const struct cairn__amp_policy *policy);
 
 #endif

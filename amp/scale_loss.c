@@ -2,9 +2,9 @@
  *
  * The scale lives on the device and goes with the loss: scaling copies it into a cell together with its inverse, and
  * backward points every parameter set it reaches at that cell, where the optimizer's pass reads it.
- * Whether a gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from a
- * read of the gradients. That read is put off until somebody reads, changes or forgets them, who may have looked already.
- * All ranks then hold equal gradients, so all decide alike without asking. */
+ * Whether a gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from
+ * a read of the gradients. That read is put off until somebody reads, changes or forgets them, who may have looked
+ * already. All ranks then hold equal gradients, so all decide alike without asking. */
 #include <math.h>
 #include <string.h>
 
@@ -98,8 +98,8 @@ static bool is_same(const amp_context *amp, const struct cairn__loss *a, const s
     return a->id == b->id && memcmp(a->guards, b->guards, num_words(amp) * sizeof(uint64_t)) == 0;
 }
 
-/* Backward adds to gradients. Where the last loss allows it, they are looked at together with those of one that is told to
- * the same scaler and the same optimizers, which spares a read. */
+/* Backward adds to gradients. Where the last loss allows it, they are looked at together with those of one that is told
+ * to the same scaler and the same optimizers, which spares a read. */
 static cairn_status look_after_the_last(amp_context *amp) {
     const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
     if (!only_ours || !amp->ended.delayed || !is_same(amp, &amp->begun, &amp->ended))

@@ -1,5 +1,5 @@
-/* Loss scalers from inside. Their rules are in kernels/step.h, since a device runs them; here are their objects: state in
- * device memory, the cells that scaled losses leave their scale in, reports as they come. */
+/* Loss scalers from inside. Their rules are in kernels/step.h, since a device runs them; here are their objects: state
+ * in device memory, the cells that scaled losses leave their scale in, reports as they come. */
 #ifndef CAIRN__AMP_SCALER_H
 #define CAIRN__AMP_SCALER_H
 
@@ -46,7 +46,8 @@ struct amp_scaler {
 
 /* ---- values (scaler_values.c) ---- */
 
-/* Options with every default filled in, as a fresh state; id: loss_id. Errors: CAIRN_EINVAL for every value out of range. */
+/* Options with every default filled in, as a fresh state; id: loss_id. Errors: CAIRN_EINVAL for every value out of
+ * range. */
 cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int id, struct cairn__scaler_state *out);
 
 /* "apex"; NULL where kind is none. */
@@ -85,13 +86,13 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
 /* What waits at one of its cells is folded first. Of any scaler, a context's too. */
 void cairn__scaler_end(amp_scaler **scaler);
 
-/* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself. NULL on
- * error. */
+/* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself. NULL
+ * on error. */
 cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss);
 
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
- * pending. *factor: where the device finds 1 / *scale; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE a
- * graph is being recorded and the scale may change. */
+ * pending. *factor: where the device finds 1 / *scale; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
+ * a graph is being recorded and the scale may change. */
 cairn_status cairn__scaler_tell(amp_scaler *scaler, double *scale, const float **factor);
 
 /* Queues an update with what was found, and no loss is pending any more. */
@@ -111,8 +112,8 @@ void cairn__scaler_add_pending(amp_scaler *scaler);
 
 /* Hears the reports that have come: scale, unskipped, records, the user's update. Never waits; does nothing while a
  * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: of the user's
- * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that is
- * at its floor would be lowered. */
+ * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that
+ * is at its floor would be lowered. */
 cairn_status cairn__scaler_hear(amp_scaler *scaler);
 
 /* Waits for the device and hears the rest. Errors: CAIRN_ESTATE losses that were scaled wait for their step, or a graph

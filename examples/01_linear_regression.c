@@ -1,5 +1,7 @@
-/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed. Every rank trains
- * on a batch of its own.   cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2 */
+/* Distributed mixed precision in one page: linear regression, as in apex's examples/simple/distributed. Every rank
+ * trains on a batch of its own.
+ *
+ *     cairn-run --nproc_per_node 2 ./01_linear_regression --opt-level O2 */
 #include <cairn/cairn.h>
 
 #include <stdio.h>

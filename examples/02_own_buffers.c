@@ -1,6 +1,8 @@
-/* A trainer with its own buffers: two layers, written with plain arrays and loops. 02_own_buffers_plain.c is the program
- * as it was, 02_own_buffers.c the same file with Cairn's mixed precision; docs/from-apex.md shows the difference. The net
- * has to find out which of the first V of its C inputs is the largest.   --steps 500, and with Cairn --opt-level O2 */
+/* A trainer with its own buffers: two layers, written with plain arrays and loops. 02_own_buffers_plain.c is the
+ * program as it was, 02_own_buffers.c the same file with Cairn's mixed precision; docs/from-apex.md shows the
+ * difference. The net has to find out which of the first V of its C inputs is the largest.
+ *
+ *     ./02_own_buffers --steps 500 --opt-level O2      (the plain program has no levels) */
 #include <cairn/cairn.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* 02_own_buffers.c on several ranks: each takes its share of every batch, and what they write into their gradients is added
- * up. docs/ddp.md shows the difference.   cairn-run --nproc_per_node 2 ./03_own_buffers_ddp   The net
- * has to find out which of the first V of its C inputs is the largest.   --steps 500, and with Cairn --opt-level O2 */
+/* 02_own_buffers.c on several ranks, each with its share of every batch. docs/ddp.md shows the difference.
+ *
+ *     cairn-run --nproc_per_node 2 ./03_own_buffers_ddp --steps 500 --opt-level O2 */
 #include <cairn/cairn.h>
 #include <math.h>
 #include <stdio.h>

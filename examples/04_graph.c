@@ -1,5 +1,5 @@
-/* A training step recorded once and replayed: on a GPU one launch a step, elsewhere the step is called. The model has to
- * find out that output i is input i, from batches that lie in the host's memory. Every rank has batches of its own.
+/* A training step recorded once and replayed: on a GPU one launch a step, elsewhere the step is called. The model has
+ * to find out that output i is input i, from batches that lie in the host's memory. Every rank has batches of its own.
  *
  *     CAIRN_DEVICE=cuda ./04_graph        cairn-run --nproc_per_node 2 ./04_graph */
 #include <cairn/cairn.h>

@@ -1,5 +1,5 @@
-/* A small ResNet reads digits: a block with a way past it is a module of the program's own. Statistics of batch norms are
- * buffers, and the norms' weights stay f32 under O2. digits.h says how to run it.
+/* A small ResNet reads digits: a block with a way past it is a module of the program's own. Statistics of batch norms
+ * are buffers, and the norms' weights stay f32 under O2. digits.h says how to run it.
  *
  * Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2016. */
 #include "digits.h"

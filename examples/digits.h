@@ -1,7 +1,8 @@
 /* What 05_mlp, 06_resnet and 07_transformer share: 1797 handwritten digits of 8 x 8 pixels, and a training.
  *
- * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), a line of text each: 64
- * pixels from 0 to 16, then the class. They are shuffled by a fixed seed; 1437 are trained on and 360 are tested on.
+ * The digits are scikit-learn's (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998), a line of text
+ * each: 64 pixels from 0 to 16, then the class. They are shuffled by a fixed seed; 1437 are trained on and 360 are
+ * tested on.
  *
  *     zcat /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz > digits.csv
  *     ./06_resnet digits.csv --opt-level O1 --half bf16 */

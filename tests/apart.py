@@ -1,5 +1,5 @@
-"""Runs a test again in namespaces of its own: whatever it starts ends with it, even if it is killed, and its network, ports,
-host name and mounts are nobody else's."""
+"""Runs a test again in namespaces of its own: whatever it starts ends with it, even if it is killed, and its network,
+ports, host name and mounts are nobody else's."""
 import os
 import shutil
 import subprocess

@@ -1,5 +1,5 @@
-/* Allocations that fail: the test's aligned_alloc stands in front of the C library's, which cairn__alloc calls. Include in one
- * file of a program. */
+/* Allocations that fail: the test's aligned_alloc stands in front of the C library's, which cairn__alloc calls. Include
+ * in one file of a program. */
 #ifndef TESTS_FAILING_ALLOC_H
 #define TESTS_FAILING_ALLOC_H
 

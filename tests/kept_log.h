@@ -1,4 +1,5 @@
-/* What Cairn said from notices up, a line each, for cairn_set_log(keep_log, NULL). Ranks that are threads may speak at once. */
+/* What Cairn said from notices up, a line each, for cairn_set_log(keep_log, NULL). Ranks that are threads may speak at
+ * once. */
 #ifndef TESTS_KEPT_LOG_H
 #define TESTS_KEPT_LOG_H
 

@@ -1,5 +1,6 @@
-/* The worker of `tools/cairn-bench ops`: runs operations of BERT-base and ResNet-18, forward and backward, on one thread,
- * and says how much processor time they took and what came out, so that the driver can compare both with PyTorch.
+/* The worker of `tools/cairn-bench ops`: runs operations of BERT-base and ResNet-18, forward and backward, on one
+ * thread, and says how much processor time they took and what came out, so that the driver can compare both with
+ * PyTorch.
  *
  * Without arguments it answers lines on stdin:
  *     list                       a line a case: name | net | count in the net | inputs | PyTorch expression

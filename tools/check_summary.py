@@ -2,9 +2,9 @@
 
 usage: check_summary.py label testlog.json tally-file
 
-A cmocka program counts by its tests, a Python unittest program too; anything else is one test. Prints every failure with
-the end of its output and every skip with its reason; adds "passed failed skipped" to the tally. Exits 1 where something
-failed or no test ran."""
+A cmocka program counts by its tests, a Python unittest program too; anything else is one test. Prints every failure
+with the end of its output and every skip with its reason; adds "passed failed skipped" to the tally. Exits 1 where
+something failed or no test ran."""
 import json
 import re
 import sys

@@ -1,9 +1,9 @@
 /* Automatic mixed precision: the opt levels O0 to O3, loss scaling, fp32 masters, skipped steps.
  *
  * Follows apex.amp (NVIDIA/apex 25.04, apex/amp) in levels, properties, override rules and the default scaler;
- * docs/from-apex.md puts each of its calls beside ours, with every difference. The main ones: works on the CPU; f16 or bf16
- * at every level; an object, not global state; the scale has a floor of 1; a static scale skips non-finite steps too; a
- * scaler is told once a step, not once a backward; masters are made at once, from the original bits.
+ * docs/from-apex.md puts each of its calls beside ours, with every difference. The main ones: works on the CPU; f16 or
+ * bf16 at every level; an object, not global state; the scale has a floor of 1; a static scale skips non-finite steps
+ * too; a scaler is told once a step, not once a backward; masters are made at once, from the original bits.
  * Threads: one thread per context at a time; contexts of different environments are independent. */
 #ifndef CAIRN_AMP_H
 #define CAIRN_AMP_H
@@ -38,9 +38,9 @@ typedef enum amp_opt_level {
 
 enum { AMP_MAX_LOSSES = 64 };
 
-/* Choices; 0 takes the level's default, so a switch is turned off by CAIRN_OFF and not by false. What contradicts the level
- * or another field is refused with a sentence that says what to do, and so is what would never happen; what is so anyway may
- * be asked for. */
+/* Choices; 0 takes the level's default, so a switch is turned off by CAIRN_OFF and not by false. What contradicts the
+ * level or another field is refused with a sentence that says what to do, and so is what would never happen; what is so
+ * anyway may be asked for. */
 struct amp_options {
     size_t struct_size;
     amp_opt_level opt_level; /* O1 */
@@ -63,14 +63,16 @@ struct amp_options {
                                          -1: quietly */
 
     int num_losses; /* 0 = 1; at most AMP_MAX_LOSSES. Each has a scaler of its own, all alike: */
-    /* Read during the call; NULL = apex's where the scale is dynamic. Its scale, floor and ceiling are said here or in the
-     * fields above, not in both. */
+    /* Read during the call; NULL = apex's where the scale is dynamic. Its scale, floor and ceiling are said here or in
+     * the fields above, not in both. */
     const struct amp_scaler_options *scaler;
-    /* bf16 weights without masters are rounded up or down with the probability of the distance, so that small updates are
-     * not lost; OFF. For O3 in bf16. Its numbers: Philox of seed, parameter, element and step; equal on all ranks. */
+    /* bf16 weights without masters are rounded up or down with the probability of the distance, so that small updates
+     * are not lost; OFF. For O3 in bf16. Its numbers: Philox of seed, parameter, element and step; equal on all
+     * ranks. */
     cairn_switch stochastic_rounding;
     uint64_t rounding_seed;
-    /* ON: the sentence about a skipped step names the operation that made the first bad value; slow, on the CPU alone. OFF */
+    /* ON: the sentence about a skipped step names the operation that made the first bad value; slow, on the CPU alone.
+     * OFF */
     cairn_switch explain_overflow;
 };
 #define amp_options(...) (&(struct amp_options){.struct_size = sizeof(struct amp_options), __VA_ARGS__})
@@ -82,8 +84,8 @@ CAIRN_API cairn_status amp_loss_scale_parse(const char *text, double *out);
 /* "f16" (also "fp16", "float16", "half") or "bf16" (also "bfloat16"). */
 CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
 
-/* Prepares a model and its optimizer for a level: casts the weights, makes masters from their original f32 bits, installs
- * the casts of operations, inputs and outputs, and the scalers. Before ddp_create.
+/* Prepares a model and its optimizer for a level: casts the weights, makes masters from their original f32 bits,
+ * installs the casts of operations, inputs and outputs, and the scalers. Before ddp_create.
  *
  *   env        the one model was made in
  *   model      f32 parameters
@@ -91,16 +93,16 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
  *   options    NULL = all defaults, O1 in f16
  *   out        ends before optimizer and model
  *
- * At O2 and O3 results of the step are gone, as after cairn_zero_grad: the weights that they were made of are. There the
- * model's f32 buffers become half too, but for statistics of normalisation layers and what cairn_buffer_keep_type named,
- * which stay f32 at every level. Tensors that a module keeps besides, over the user's memory too (cairn_tensor_over), are
- * the user's and stay as they are.
+ * At O2 and O3 results of the step are gone, as after cairn_zero_grad: the weights that they were made of are. There
+ * the model's f32 buffers become half too, but for statistics of normalisation layers and what cairn_buffer_keep_type
+ * named, which stay f32 at every level. Tensors that a module keeps besides, over the user's memory too
+ * (cairn_tensor_over), are the user's and stay as they are.
  *
  * O1's casts hold for every operation of the environment, inside the model and outside (the loss), as apex's do
  * (autocast.h); so an environment has one O1 context at a time.
  *
- * Errors   Nothing was changed. CAIRN_EINVAL an option or a pair of options, a parameter that is not f32 or belongs to no
- *          model given; CAIRN_ESTATE already initialised, another O1 context in this environment, or ddp_create came
+ * Errors   Nothing was changed. CAIRN_EINVAL an option or a pair of options, a parameter that is not f32 or belongs to
+ *          no model given; CAIRN_ESTATE already initialised, another O1 context in this environment, or ddp_create came
  *          first; CAIRN_ENOMEM.
  * Source   apex/amp/frontend.py, _initialize.py and _process_optimizer.py at 25.04. */
 CAIRN_API cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer *optimizer,
@@ -119,20 +121,21 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
                                           int num_optimizers, cairn_optimizer *const *optimizers,
                                           const struct amp_options *options, amp_context **out);
 
-/* The same for parameters in the user's own memory, whose forward and backward are the user's (docs/from-apex.md, examples/
- * 02_own_buffers.c). The loss scale is a number to begin the backward with, amp_loss_scale; gradients are declared by
- * cairn_grads_ready. O1's casts then concern only what is computed with Cairn's operations.
+/* The same for parameters in the user's own memory, whose forward and backward are the user's (docs/from-apex.md,
+ * examples/02_own_buffers.c). The loss scale is a number to begin the backward with, amp_loss_scale; gradients are
+ * declared by cairn_grads_ready. O1's casts then concern only what is computed with Cairn's operations.
  *
- *   set        made by cairn_param_set_create. Its f32 parameters take half values at O2 and O3 and stay where they are:
- *              weights are rounded to the half type in f32 memory, at once and after every step, gradients when they are
- *              declared ready, so that one which is too large for the half type is an overflow. Normalisation parameters
- *              (is_norm) stay f32 where the level keeps them so. Half parameters stay what they are, of the half type. O2
- *              makes masters of both, f32 ones from the original bits, and takes those that an earlier context left; O3
- *              makes none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get masters at O2.
+ *   set        made by cairn_param_set_create. Its f32 parameters take half values at O2 and O3 and stay where they
+ *              are: weights are rounded to the half type in f32 memory, at once and after every step, gradients when
+ *              they are declared ready, so that one which is too large for the half type is an overflow. Normalisation
+ *              parameters (is_norm) stay f32 where the level keeps them so. Half parameters stay what they are, of the
+ *              half type. O2 makes masters of both, f32 ones from the original bits, and takes those that an earlier
+ *              context left; O3 makes none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get
+ *              masters at O2.
  *   optimizer  over parameters of the set; NULL: the user updates (amp_begin_step)
  *
- * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step asks nobody:
- *            gradients have been averaged by the user before they were declared ready (or are not meant to be).
+ * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step asks
+ *            nobody: gradients have been averaged by the user before they were declared ready (or are not meant to be).
  *            amp_begin_step agrees with the other ranks.
  * Errors     as amp_initialize; CAIRN_EINVAL a module's set, a parameter of the other half type, stochastic_rounding of
  *            values in f32 memory. */
@@ -140,8 +143,8 @@ CAIRN_API cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *se
                                              const struct amp_options *options, amp_context **out);
 
 /* Waits for the device, so that nothing it has to say of skipped steps is lost; takes hooks away and frees the context.
- * Weights stay in the type they have, so that a half model can neither be initialised again nor take f32 inputs; gradients
- * that wait for a step keep their worth; results of the step are gone, as after cairn_zero_grad. */
+ * Weights stay in the type they have, so that a half model can neither be initialised again nor take f32 inputs;
+ * gradients that wait for a step keep their worth; results of the step are gone, as after cairn_zero_grad. */
 CAIRN_API void amp_destroy(amp_context **amp);
 
 /* ---- scaled losses ---- */
@@ -150,12 +153,12 @@ CAIRN_API void amp_destroy(amp_context **amp);
  * returned. optimizer: the one whose step follows; NULL: all of the context. Errors: theirs. */
 CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer);
 
-/* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss, which
- * returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end. Where a gradient of any of the
- * optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is told at the first of
- * these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers. Gradients are
- * looked at late, at the next of: another scaled loss, a step, clipping, zero_grad; so that what reads them anyway is the
- * only read.
+/* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss,
+ * which returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end. Where a gradient of any of
+ * the optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is told at the first
+ * of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers.
+ * Gradients are looked at late, at the next of: another scaled loss, a step, clipping, zero_grad; so that what reads
+ * them anyway is the only read.
  * A begin without an end is reported at the next begin.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE a begin without an end, or the other way round, or a loss that is scaled already;
  * CAIRN_ENOMEM; NULL loss: its cause. */
@@ -168,8 +171,8 @@ struct amp_loss_options {
     int loss_id;                        /* in [0, num_losses): whose scaler */
     int num_optimizers;                 /* of optimizers; 0 and NULL = all of the context */
     cairn_optimizer *const *optimizers; /* every one whose parameters get gradients from this loss */
-    /* ON: a further backward before the step follows. Gradients are unscaled in the step in any case, each by the scale of
-     * its own backward; but they are looked at once, with the next loss's of the same loss_id and optimizers, whose
+    /* ON: a further backward before the step follows. Gradients are unscaled in the step in any case, each by the scale
+     * of its own backward; but they are looked at once, with the next loss's of the same loss_id and optimizers, whose
      * micro-batch an overflow is then told to be. OFF. The second is the same: nothing found is ever forgotten. */
     cairn_switch delay_unscale, delay_overflow_check;
 };
@@ -183,38 +186,38 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 
 /* ---- a trainer with its own buffers ---- */
 
-/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step). Where ddp
- * averages the gradients it waits for the device, so that all ranks know the same.
+/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step). Where
+ * ddp averages the gradients it waits for the device, so that all ranks know the same.
  *
- * In a context of amp_initialize_params gradients that are declared ready from here on are taken to be multiplied by what
- * this returned last, whatever a device that runs ahead makes of the scale; before the first call they are taken as they are.
- * A loss counts once gradients are declared after it: asking alone, to print it, changes nothing. From a loss that counts to
- * the step that follows it the number stays the same, so that further micro-batches may add to gradients in place. Several
- * losses whose scales differ: cairn_grads_taken between them.
- * NaN for NULL, where there is no such loss, and in a graph that is being recorded unless the scale is static. 1 where amp is
- * not enabled. */
+ * In a context of amp_initialize_params gradients that are declared ready from here on are taken to be multiplied by
+ * what this returned last, whatever a device that runs ahead makes of the scale; before the first call they are taken
+ * as they are. A loss counts once gradients are declared after it: asking alone, to print it, changes nothing. From a
+ * loss that counts to the step that follows it the number stays the same, so that further micro-batches may add to
+ * gradients in place. Several losses whose scales differ: cairn_grads_taken between them.
+ * NaN for NULL, where there is no such loss, and in a graph that is being recorded unless the scale is static. 1 where
+ * amp is not enabled. */
 CAIRN_API double amp_loss_scale(amp_context *amp);
 CAIRN_API double amp_loss_scale_of(amp_context *amp, int loss_id);
 
 /* For the user's own update, in place of cairn_step, in a context of amp_initialize_params without an optimizer.
  *
- * Begin looks at the gradients, agrees with the other ranks of the environment (all must call it: where one overflowed all
- * skip, and every rank's report names parameter and rank), and unscales. f32 gradients are unscaled where they are, in the
- * user's memory; what is half or was accumulated is read through amp_master_params. *skip = 1: an overflow; leave weights
- * alone, gradients mean nothing. Waits for the device where there is something to look for. On several ranks gradients may
- * be averaged now.
+ * Begin looks at the gradients, agrees with the other ranks of the environment (all must call it: where one overflowed
+ * all skip, and every rank's report names parameter and rank), and unscales. f32 gradients are unscaled where they are,
+ * in the user's memory; what is half or was accumulated is read through amp_master_params. *skip = 1: an overflow;
+ * leave weights alone, gradients mean nothing. Waits for the device where there is something to look for. On several
+ * ranks gradients may be averaged now.
  * The user then updates what amp_master_params shows as data: masters, or his own weights where there are none.
- * End writes the weights rounded from the masters, or rounds f32 memory with half values, and reports; after a skip too. The
- * scale that follows is told by the next amp_loss_scale.
- * Errors: CAIRN_EINVAL; CAIRN_ESTATE out of order, the context has an optimizer or models, or a graph is being recorded;
- * CAIRN_ENOMEM; CAIRN_ENUMERIC from end: an overflow at the floor; CAIRN_EPEER, CAIRN_ETIMEOUT from begin. */
+ * End writes the weights rounded from the masters, or rounds f32 memory with half values, and reports; after a skip
+ * too. The scale that follows is told by the next amp_loss_scale.
+ * Errors: CAIRN_EINVAL; CAIRN_ESTATE out of order, the context has an optimizer or models, or a graph is being
+ * recorded; CAIRN_ENOMEM; CAIRN_ENUMERIC from end: an overflow at the floor; CAIRN_EPEER, CAIRN_ETIMEOUT from begin. */
 CAIRN_API cairn_status amp_begin_step(amp_context *amp, int *skip);
 CAIRN_API cairn_status amp_end_step(amp_context *amp);
 
-/* What an optimizer updates, in the order it was given them: [0, count) of cairn_optimizer_num_params: data is the master
- * or, where there is none, the parameter itself, of dtype; grad the unscaled f32 gradient (NULL: none). Makes the latter, once a
- * backward. optimizer NULL: the only one; or none, in a context of a set, which then shows all parameters of it. Pointers
- * of masters stay the same.
+/* What an optimizer updates, in the order it was given them: [0, count) of cairn_optimizer_num_params: data is the
+ * master or, where there is none, the parameter itself, of dtype; grad the unscaled f32 gradient (NULL: none). Makes
+ * the latter, once a backward. optimizer NULL: the only one; or none, in a context of a set, which then shows all
+ * parameters of it. Pointers of masters stay the same.
  * Who writes data calls cairn_param_changed, but for the update between amp_begin_step and amp_end_step.
  * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. apex: amp.master_params */
 CAIRN_API cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count);
@@ -227,13 +230,13 @@ CAIRN_API amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id);
 /* Steps without overflow since the scale of loss 0 last changed, known as late as the scale. */
 CAIRN_API int64_t amp_unskipped_steps(amp_context *amp);
 
-/* All scalers as text, a field a line: "loss_scaler0.scale 65536". Length and room as snprintf; -1 on error. Waits for the
- * device. Weights, masters and moments are not in it. apex: amp.state_dict */
+/* All scalers as text, a field a line: "loss_scaler0.scale 65536". Length and room as snprintf; -1 on error. Waits for
+ * the device. Weights, masters and moments are not in it. apex: amp.state_dict */
 CAIRN_API int amp_state_dict(amp_context *amp, char *text, size_t nbytes);
 
-/* Reads such text; also apex's own two fields of each, loss_scale and unskipped. More or fewer scalers than losses: a warning,
- * and those there are. Errors, which change nothing: CAIRN_EINVAL names a key that is not known or a value that makes no
- * sense (amp_scaler_set_state); CAIRN_ESTATE likewise. apex: amp.load_state_dict */
+/* Reads such text; also apex's own two fields of each, loss_scale and unskipped. More or fewer scalers than losses: a
+ * warning, and those there are. Errors, which change nothing: CAIRN_EINVAL names a key that is not known or a value
+ * that makes no sense (amp_scaler_set_state); CAIRN_ESTATE likewise. apex: amp.load_state_dict */
 CAIRN_API cairn_status amp_load_state_dict(amp_context *amp, const char *text);
 
 /* ---- what went wrong ---- */
@@ -247,8 +250,8 @@ struct amp_overflow {
     int rank;        /* whose; -1 = not known, since ranks had been added up */
 };
 
-/* The parameters whose gradients left the optimizer's last skipped step out, up to count of them in out; *found is their
- * number. None where no step was skipped; steps taken since change nothing. optimizer NULL: as amp_master_params.
+/* The parameters whose gradients left the optimizer's last skipped step out, up to count of them in out; *found is
+ * their number. None where no step was skipped; steps taken since change nothing. optimizer NULL: as amp_master_params.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);

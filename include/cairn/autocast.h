@@ -1,16 +1,17 @@
 /* O1's choice of types: what every operation computes in, and where the choice holds.
  *
- * An environment has one cast policy: the class of every operation (the table of docs/operations.md, amp/ops.c) with what
- * was changed of it here, and a stack of scopes. An O1 context is the bottom of the stack: inside it all operations of
- * the environment are cast, in modules and outside; where there is none, operations compute in their inputs' types. A scope
- * lies on top for as long as it is open; amp_destroy ends those that were begun under its context.
+ * An environment has one cast policy: the class of every operation (the table of docs/operations.md, amp/ops.c) with
+ * what was changed of it here, and a stack of scopes. An O1 context is the bottom of the stack: inside it all
+ * operations of the environment are cast, in modules and outside; where there is none, operations compute in their
+ * inputs' types. A scope lies on top for as long as it is open; amp_destroy ends those that were begun under its
+ * context.
  *
  * A weight that an operation wants in another type is cast once and kept until the weight changes: by a step, a load, a
  * broadcast, an operation in place, cairn_param_changed.
  *
- * f64 is cast to nothing narrower: with an f64 input an operation is computed as it would be without casts (apex casts it,
- * torch.autocast does not). Operations in place keep their tensor's type: other inputs are cast to it, and where it is half
- * an operation of AMP_CAST_F32 is an error.
+ * f64 is cast to nothing narrower: with an f64 input an operation is computed as it would be without casts (apex casts
+ * it, torch.autocast does not). Operations in place keep their tensor's type: other inputs are cast to it, and where it
+ * is half an operation of AMP_CAST_F32 is an error.
  * Threads: as tensors. Source: apex/amp/amp.py (register_half_function and its like, disable_casts) at 25.04;
  * torch.autocast. */
 #ifndef CAIRN_AUTOCAST_H
@@ -33,10 +34,10 @@ typedef enum amp_cast {
 } amp_cast;
 
 /* The class of an operation ("gelu"), or of one's own (cairn_custom_op.name, as it is said there), from now on, in this
- * environment; before amp_initialize or after. 0 = the table's own again (of one's own operation: that of "custom", which
- * is AMP_CAST_FOLLOW).
- * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); a name that is no operation's of
- * Cairn becomes one of the user's own, unless it is nearly one of Cairn's, or torch's word for one; CAIRN_ENOMEM.
+ * environment; before amp_initialize or after. 0 = the table's own again (of one's own operation: that of "custom",
+ * which is AMP_CAST_FOLLOW).
+ * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); a name that is no operation's
+ * of Cairn becomes one of the user's own, unless it is nearly one of Cairn's, or torch's word for one; CAIRN_ENOMEM.
  * apex: amp.register_half_function, register_float_function, register_promote_function; allow_banned */
 CAIRN_API cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast);
 
@@ -52,14 +53,14 @@ struct amp_autocast_options {
     (&(struct amp_autocast_options){.struct_size = sizeof(struct amp_autocast_options), __VA_ARGS__})
 
 /* From here to amp_autocast_end operations are cast as O1 casts them. Scopes nest. *scope (may be NULL) is this scope's
- * number, above 0. options may be NULL. Works with any level and without amp_initialize. Backward needs no scope: gradients
- * go back through the casts that were made, and what cairn_checkpoint runs again runs under the casts it ran under first
- * (amp_set_op_cast in between: its backward is CAIRN_ESTATE). What a graph has recorded keeps its types.
+ * number, above 0. options may be NULL. Works with any level and without amp_initialize. Backward needs no scope:
+ * gradients go back through the casts that were made, and what cairn_checkpoint runs again runs under the casts it ran
+ * under first (amp_set_op_cast in between: its backward is CAIRN_ESTATE). What a graph has recorded keeps its types.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM. torch.autocast; with enabled OFF apex: amp.disable_casts */
 CAIRN_API cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_options *options, int *scope);
 
-/* Ends a scope, and every one that was begun inside it and not ended: who returns early leaves nothing behind once an outer
- * scope ends. 0 = the innermost. Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE no such scope is open. */
+/* Ends a scope, and every one that was begun inside it and not ended: who returns early leaves nothing behind once an
+ * outer scope ends. 0 = the innermost. Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE no such scope is open. */
 CAIRN_API cairn_status amp_autocast_end(cairn_env *env, int scope);
 
 /* Whether operations are cast here, and to which half type (0 = they are not). torch.is_autocast_enabled */

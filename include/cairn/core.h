@@ -54,8 +54,9 @@ CAIRN_API const char *cairn_status_name(cairn_status status);
 /* The sentence beside the code in CAIRN_STATUS_LIST. Any thread. */
 CAIRN_API const char *cairn_status_string(cairn_status status);
 
-/* What went wrong in the last failing call of this thread, with values: "rank 3: got 4096 bytes, want 8192". Never NULL;
- * "" before any failure. Owned by Cairn and valid until the next call that fails on this thread. A success leaves it. */
+/* What went wrong in the last failing call of this thread, with values: "rank 3: got 4096 bytes, want 8192". Never
+ * NULL; "" before any failure. Owned by Cairn and valid until the next call that fails on this thread. A success leaves
+ * it. */
 CAIRN_API const char *cairn_last_error(void);
 
 /* Element types. No enumerator is 0, so that 0 in an options struct means "the default". */
@@ -92,18 +93,18 @@ typedef enum cairn_log_level {
 
 typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *message);
 
-/* Sends every message of this process to fn instead of stderr, whatever its rank: with each process setting its own, all
- * ranks' messages arrive. NULL brings the default sink back, which writes to stderr and below error level only on rank 0.
- * Messages have no newline at the end. fn may be called from any thread that calls Cairn. Call it before other threads use
- * Cairn. */
+/* Sends every message of this process to fn instead of stderr, whatever its rank: with each process setting its own,
+ * all ranks' messages arrive. NULL brings the default sink back, which writes to stderr and below error level only on
+ * rank 0. Messages have no newline at the end. fn may be called from any thread that calls Cairn. Call it before other
+ * threads use Cairn. */
 CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
 
 /* Threads inside this process, that of the caller among them: what a rank's larger passes are cut over. 1, unless
- * OMP_NUM_THREADS said otherwise when it was first needed; ranks that share a machine share its processors, so give each
- * its part. Results do not depend on it. The threads ("cairn-pool") start with the first pass that is worth it and sleep
- * between passes. Of two environments that compute at one time in two threads, one has the pool and the other computes
- * alone. A child of fork has a pool of its own, but multiplies in one thread if its parent had made an environment. Takes
- * effect with the next pass. Any thread.
+ * OMP_NUM_THREADS said otherwise when it was first needed; ranks that share a machine share its processors, so give
+ * each its part. Results do not depend on it. The threads ("cairn-pool") start with the first pass that is worth it and
+ * sleep between passes. Of two environments that compute at one time in two threads, one has the pool and the other
+ * computes alone. A child of fork has a pool of its own, but multiplies in one thread if its parent had made an
+ * environment. Takes effect with the next pass. Any thread.
  * Errors: CAIRN_EINVAL n is not in [1, 1024]. torch.set_num_threads */
 CAIRN_API cairn_status cairn_set_num_threads(int n);
 CAIRN_API int cairn_num_threads(void);

@@ -75,8 +75,8 @@ CAIRN_API void cairn_sampler_destroy(cairn_sampler **sampler);
 CAIRN_API cairn_status cairn_sampler_set_epoch(cairn_sampler *sampler, int64_t epoch);
 
 /* Writes the next n of this rank's numbers to indices, each in [0, n of create), and returns how many: fewer at the end
- * of the epoch, where the last batch is not full, and then 0. It allocates nothing. NULL gives 0 and leaves the cause in
- * cairn_last_error. torch.utils.data.BatchSampler; its drop_last is a loop that ends at the first batch that is not
+ * of the epoch, where the last batch is not full, and then 0. It allocates nothing. NULL gives 0 and leaves the cause
+ * in cairn_last_error. torch.utils.data.BatchSampler; its drop_last is a loop that ends at the first batch that is not
  * full. */
 CAIRN_API size_t cairn_sampler_next(cairn_sampler *sampler, int64_t *indices, size_t n);
 

@@ -1,17 +1,18 @@
-/* The numbers by which data-parallel training is tuned: how long forward, backward and communication take, how much of the
- * communication backward hides, and which parameters travel together.
+/* The numbers by which data-parallel training is tuned: how long forward, backward and communication take, how much of
+ * the communication backward hides, and which parameters travel together.
  *
- * Field names are torch's (torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data), so that what reads those reads
- * these; what torch has none for is marked. Every iteration counts, where torch takes samples: a few looks at the clock.
+ * Field names are torch's (torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data), so that what reads those
+ * reads these; what torch has none for is marked. Every iteration counts, where torch takes samples: a few looks at the
+ * clock.
  *
  * Environment   TORCH_DISTRIBUTED_DEBUG=INFO: rank 0 logs what a context was made with; =DETAIL: and its times after
  *               iterations 1 to 10 and each 100th, as torch does.
- *               CAIRN_DDP_LOG=FILE: the first rank of its group writes ddp_write_logging_data's file when a context ends; with
- *               "%r" in FILE every rank does, and its number among all ranks stands there. Of several contexts the one that
- *               ends last is left.
- * Head-room     What training would gain without communication is at most avg_backward_exposed_comm_time an iteration. To
- *               measure it, register ddp_noop_hook() and compare the times of a step (torch's advice: under 10 %, it is not
- *               the communication).
+ *               CAIRN_DDP_LOG=FILE: the first rank of its group writes ddp_write_logging_data's file when a context
+ *               ends; with "%r" in FILE every rank does, and its number among all ranks stands there. Of several
+ *               contexts the one that ends last is left.
+ * Head-room     What training would gain without communication is at most avg_backward_exposed_comm_time an iteration.
+ *               To measure it, register ddp_noop_hook() and compare the times of a step (torch's advice: under 10 %, it
+ *               is not the communication).
  * Threads       as ddp.h. */
 #ifndef CAIRN_DDP_LOGGING_H
 #define CAIRN_DDP_LOGGING_H
@@ -22,8 +23,8 @@
 extern "C" {
 #endif
 
-/* Texts are the context's, until the next call for it. Times are ns; those that begin or end at a moment are CLOCK_MONOTONIC's;
- * 0 = there was none. Without avg_ they are of the last iteration that was reduced. */
+/* Texts are the context's, until the next call for it. Times are ns; those that begin or end at a moment are
+ * CLOCK_MONOTONIC's; 0 = there was none. Without avg_ they are of the last iteration that was reduced. */
 struct ddp_logging_data {
     size_t struct_size;
 
@@ -71,11 +72,11 @@ struct ddp_logging_data {
 /* Errors: CAIRN_EINVAL, also for a struct_size of 0; CAIRN_ENOMEM. Cost: some texts. torch: _get_ddp_logging_data */
 CAIRN_API cairn_status ddp_get_logging_data(ddp_context *ddp, struct ddp_logging_data *out);
 
-/* The same as a JSON object, with these names, in a file that is written whole or not at all (a device or a pipe is written
- * into). It is a profile for cairn-plan, too: forward_ns, backward_ns and optimizer_ns (medians of the last 32 iterations,
- * without what communication took of the processor where CAIRN_DDP_LOG is set), and of each parameter name, elements, dtype,
- * wire and ready_ns, from backward's begin to its gradient. Bytes of names that are no UTF-8 are written as U+FFFD. Errors: CAIRN_EINVAL; CAIRN_ESYSTEM the file, with the reason;
- * CAIRN_ENOMEM. */
+/* The same as a JSON object, with these names, in a file that is written whole or not at all (a device or a pipe is
+ * written into). It is a profile for cairn-plan, too: forward_ns, backward_ns and optimizer_ns (medians of the last 32
+ * iterations, without what communication took of the processor where CAIRN_DDP_LOG is set), and of each parameter name,
+ * elements, dtype, wire and ready_ns, from backward's begin to its gradient. Bytes of names that are no UTF-8 are
+ * written as U+FFFD. Errors: CAIRN_EINVAL; CAIRN_ESYSTEM the file, with the reason; CAIRN_ENOMEM. */
 CAIRN_API cairn_status ddp_write_logging_data(ddp_context *ddp, const char *path);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* Process groups: ranks that exchange numbers and add them up.
  *
- * An environment has one (cairn_env_group), over all its ranks; cairn_group_new and cairn_group_split make more of it. A
- * group has one backend:
+ * An environment has one (cairn_env_group), over all its ranks; cairn_group_new and cairn_group_split make more of it.
+ * A group has one backend:
  *
  *   shm    ranks of one machine, in shared memory, whoever launched them
  *   mpi    Open MPI, for programs that mpirun or srun started; also where the program called MPI_Init itself
@@ -9,32 +9,32 @@
  *   nccl   NVIDIA's, for the memory of GPUs, a GPU a rank
  *   self   one rank alone, on any device
  *
- * "auto" takes self for one rank; nccl for GPU memory; shm where all ranks share a machine and a network namespace; else
- * mpi under an MPI launcher and gloo otherwise. cairn_env_options.backend or CAIRN_BACKEND name one.
+ * "auto" takes self for one rank; nccl for GPU memory; shm where all ranks share a machine and a network namespace;
+ * else mpi under an MPI launcher and gloo otherwise. cairn_env_options.backend or CAIRN_BACKEND name one.
  *
- * Order     every rank issues a group's collectives in the same order with the same kind, type, count, operation and root.
- *           Groups are independent of each other: each is a channel with an order of its own. So are sends from one rank
- *           to another. A difference fails on every rank with CAIRN_EPEER and both ranks' values: on shm always, elsewhere
- *           with CAIRN_CHECK=1 (one small message more a collective); without it ranks may time out, and then the error
- *           tells what each rank was in.
+ * Order     every rank issues a group's collectives in the same order with the same kind, type, count, operation and
+ *           root. Groups are independent of each other: each is a channel with an order of its own. So are sends from
+ *           one rank to another. A difference fails on every rank with CAIRN_EPEER and both ranks' values: on shm
+ *           always, elsewhere with CAIRN_CHECK=1 (one small message more a collective); without it ranks may time out,
+ *           and then the error tells what each rank was in.
  * Numbers   Reductions are sums (products, ...) in rank order: f16, bf16 and f32 in f32, divided once for CAIRN_AVG,
- *           rounded once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give a NaN where
- *           there is one. shm, mpi and gloo give the same bits, every rank the same, whatever an element's position; a run
- *           repeats exactly for the same number of ranks. nccl is the exception: equal bits on all ranks, at most p - 1
- *           roundings, halves averaged by an exact power of two before and the rest after, NaNs of CAIRN_MIN and CAIRN_MAX
- *           as NCCL has them; and no GPU has run it yet.
- * Progress  shm and mpi have no thread: posting is a store, and cairn_work_wait, cairn_work_test, every other call on any
- *           group of the environment and (through ddp) every backward node move all of them on. gloo has a thread a group
- *           ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A wait spins
+ *           rounded once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give a NaN
+ *           where there is one. shm, mpi and gloo give the same bits, every rank the same, whatever an element's
+ *           position; a run repeats exactly for the same number of ranks. nccl is the exception: equal bits on all
+ *           ranks, at most p - 1 roundings, halves averaged by an exact power of two before and the rest after, NaNs of
+ *           CAIRN_MIN and CAIRN_MAX as NCCL has them; and no GPU has run it yet.
+ * Progress  shm and mpi have no thread: posting is a store, and cairn_work_wait, cairn_work_test, every other call on
+ *           any group of the environment and (through ddp) every backward node move all of them on. gloo has a thread a
+ *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A wait spins
  *           briefly and then sleeps. nccl runs on a stream of its own, and a thread a group ("cairn-nccl") looks for
  *           failures and for the timeout while the caller is elsewhere.
- * Failures  after CAIRN_EPEER or CAIRN_ETIMEOUT a group allows abort and destroy only; every call repeats the first cause.
- *           Timeout: seconds in which nothing of what this rank waits for moved (CAIRN_TIMEOUT, 300), on shm without those
- *           in which it was stopped itself, so that a job that was suspended goes on. A rank that dies is
+ * Failures  after CAIRN_EPEER or CAIRN_ETIMEOUT a group allows abort and destroy only; every call repeats the first
+ *           cause. Timeout: seconds in which nothing of what this rank waits for moved (CAIRN_TIMEOUT, 300), on shm
+ *           without those in which it was stopped itself, so that a job that was suspended goes on. A rank that dies is
  *           noticed within tens of milliseconds on shm, its number and process named. docs/failures.md. Works end with
  *           their group.
- * Memory    arrays are memory of the group's device: the host's, or for nccl (and self on a GPU) that GPU's; then collectives
- *           follow what is queued on the device's stream, and a wait makes that stream wait, not the host.
+ * Memory    arrays are memory of the group's device: the host's, or for nccl (and self on a GPU) that GPU's; then
+ *           collectives follow what is queued on the device's stream, and a wait makes that stream wait, not the host.
  * Threads   one caller at a time for all groups of an environment; but cairn_group_abort and facts: any thread. */
 #ifndef CAIRN_DIST_H
 #define CAIRN_DIST_H
@@ -86,32 +86,33 @@ struct cairn_group_options {
  *   out      NULL is written on ranks that are not in it
  *
  * Collective over the parent: every rank of it calls, members or not; returns on every rank or fails on every rank.
- * Errors: CAIRN_EINVAL, CAIRN_ENOMEM, CAIRN_ESYSTEM: no rank has the group, the parent lives on; CAIRN_EPEER, also where the
- * ranks name different lists; CAIRN_ETIMEOUT. Cost: some small collectives of the parent, and on gloo a TCP connection
- * between every two members. torch.distributed.new_group */
+ * Errors: CAIRN_EINVAL, CAIRN_ENOMEM, CAIRN_ESYSTEM: no rank has the group, the parent lives on; CAIRN_EPEER, also
+ * where the ranks name different lists; CAIRN_ETIMEOUT. Cost: some small collectives of the parent, and on gloo a TCP
+ * connection between every two members. torch.distributed.new_group */
 CAIRN_API cairn_status cairn_group_new(cairn_group *parent, const int *ranks, int n,
                                        const struct cairn_group_options *options, cairn_group **out);
 
-/* Every rank of the parent names a color and gets a group of all that named it, ordered by key and then by rank. A negative
- * color: *out is NULL. Otherwise as cairn_group_new. MPI_Comm_split */
+/* Every rank of the parent names a color and gets a group of all that named it, ordered by key and then by rank. A
+ * negative color: *out is NULL. Otherwise as cairn_group_new. MPI_Comm_split */
 CAIRN_API cairn_status cairn_group_split(cairn_group *parent, int color, int key,
                                          const struct cairn_group_options *options, cairn_group **out);
 
-/* Ends a group that cairn_group_new or _split made; not collective: leaves at once, and ranks that wait for this one get
- * CAIRN_EPEER "rank 2 left the group". Outstanding work is abandoned; works and group memory are gone. The environment's own
- * group ends with it (an error is logged and nothing happens), and its groups end before it. */
+/* Ends a group that cairn_group_new or _split made; not collective: leaves at once, and ranks that wait for this one
+ * get CAIRN_EPEER "rank 2 left the group". Outstanding work is abandoned; works and group memory are gone. The
+ * environment's own group ends with it (an error is logged and nothing happens), and its groups end before it. */
 CAIRN_API void cairn_group_destroy(cairn_group **group);
 
 /* Gives the group up on this rank: whoever waits in it, here in another thread or on another rank, gets an error soon
- * (CAIRN_ESTATE here, CAIRN_EPEER "rank 2 aborted the group" there). What was posted may still write to its arrays until the
- * group is destroyed. Any thread. ncclCommAbort */
+ * (CAIRN_ESTATE here, CAIRN_EPEER "rank 2 aborted the group" there). What was posted may still write to its arrays
+ * until the group is destroyed. Any thread. ncclCommAbort */
 CAIRN_API void cairn_group_abort(cairn_group *group);
 
 /* ---- memory ---- */
 
-/* Memory that the group reduces without copying it, zeroed, 64-byte aligned: on shm a memory segment that every rank maps, on
- * nccl registered with the communicator, elsewhere plain memory. Collective: every rank calls it with the same nbytes. Freed
- * by cairn_group_free, also collective, in the same order on every rank; what is left is freed with the group.
+/* Memory that the group reduces without copying it, zeroed, 64-byte aligned: on shm a memory segment that every rank
+ * maps, on nccl registered with the communicator, elsewhere plain memory. Collective: every rank calls it with the same
+ * nbytes. Freed by cairn_group_free, also collective, in the same order on every rank; what is left is freed with the
+ * group.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM and CAIRN_ESYSTEM where a rank got none: then no rank has any, and the group lives
  * on; CAIRN_EPEER; CAIRN_ETIMEOUT. */
 CAIRN_API cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out);
@@ -121,15 +122,16 @@ CAIRN_API cairn_status cairn_group_free(cairn_group *group, void **memory);
  *
  * Common to all:
  *   n        elements, equal on every rank; 0 is a valid no-op. p: the number of ranks
- *   dtype    f64, f32, f16, bf16, i64, i32, u8; arrays are contiguous and aligned for it. Memory from cairn_group_alloc is used
- *            where it is; other memory is copied in blocks where the backend must
- *   work     out: completes when destinations may be read and sources written; end it with cairn_work_wait. NULL = wait here.
- *            Until then arrays stay alive, destinations untouched, sources unchanged
- * Errors     CAIRN_EINVAL nothing was posted; CAIRN_ENOMEM; CAIRN_EPEER and CAIRN_ETIMEOUT: the group is dead; CAIRN_ESTATE it was
- *            aborted. */
+ *   dtype    f64, f32, f16, bf16, i64, i32, u8; arrays are contiguous and aligned for it. Memory from cairn_group_alloc
+ *            is used where it is; other memory is copied in blocks where the backend must
+ *   work     out: completes when destinations may be read and sources written; end it with cairn_work_wait. NULL = wait
+ *            here. Until then arrays stay alive, destinations untouched, sources unchanged
+ * Errors     CAIRN_EINVAL nothing was posted; CAIRN_ENOMEM; CAIRN_EPEER and CAIRN_ETIMEOUT: the group is dead;
+ *            CAIRN_ESTATE it was aborted. */
 
 /* x [n] becomes the combination of every rank's x.
- * Cost: shm: each rank reads n and writes n elements, n/p of every rank's; mpi, gloo: sends and receives 2(p-1)/p * n. */
+ * Cost: shm: each rank reads n and writes n elements, n/p of every rank's; mpi, gloo: sends and receives 2(p-1)/p *
+ * n. */
 CAIRN_API cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, cairn_dtype dtype, cairn_redop op,
                                        cairn_work **work);
 
@@ -137,8 +139,8 @@ CAIRN_API cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, ca
 CAIRN_API cairn_status cairn_allreduce_into(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                             cairn_redop op, cairn_work **work);
 
-/* The combination of every rank's src [n] goes to root's dst [n]; dst counts on root only, NULL is fine elsewhere. src may be
- * dst; otherwise they do not overlap, and src stays as it is. Cost: as half an all-reduce. */
+/* The combination of every rank's src [n] goes to root's dst [n]; dst counts on root only, NULL is fine elsewhere. src
+ * may be dst; otherwise they do not overlap, and src stays as it is. Cost: as half an all-reduce. */
 CAIRN_API cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                     cairn_redop op, int root, cairn_work **work);
 
@@ -150,21 +152,23 @@ CAIRN_API cairn_status cairn_broadcast(cairn_group *group, void *x, size_t n, ca
 CAIRN_API cairn_status cairn_allgather(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                        cairn_work **work);
 
-/* Of the combination of every rank's src [p * n], rank r gets the r-th part in its dst [n]. dst may be src + rank * n (then
- * only that part of src changes); otherwise they do not overlap. */
+/* Of the combination of every rank's src [p * n], rank r gets the r-th part in its dst [n]. dst may be src + rank * n
+ * (then only that part of src changes); otherwise they do not overlap. */
 CAIRN_API cairn_status cairn_reduce_scatter(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                             cairn_redop op, cairn_work **work);
 
-/* Part r of src [p * n] goes to rank r, where it becomes part `rank of the sender` of dst [p * n]. They do not overlap. */
+/* Part r of src [p * n] goes to rank r, where it becomes part `rank of the sender` of dst [p * n]. They do not
+ * overlap. */
 CAIRN_API cairn_status cairn_alltoall(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                       cairn_work **work);
 
-/* x [n] goes from this rank to rank `to`, which receives it with the same count and type. Messages between two ranks are
- * received in the order in which they are sent, and go past collectives and other ranks' messages. A send may complete
- * before it is received. A count or type that is not the sender's is CAIRN_EPEER on both, with both values (on shm; elsewhere
- * with CAIRN_CHECK=1; on nccl never). A rank cannot send to itself.
- * On nccl messages keep their place among the group's collectives: both ranks send and receive between the same two. What a rank
- * posts without waiting in between is launched as one, so that ranks may send to each other and then receive. */
+/* x [n] goes from this rank to rank `to`, which receives it with the same count and type. Messages between two ranks
+ * are received in the order in which they are sent, and go past collectives and other ranks' messages. A send may
+ * complete before it is received. A count or type that is not the sender's is CAIRN_EPEER on both, with both values (on
+ * shm; elsewhere with CAIRN_CHECK=1; on nccl never). A rank cannot send to itself.
+ * On nccl messages keep their place among the group's collectives: both ranks send and receive between the same two.
+ * What a rank posts without waiting in between is launched as one, so that ranks may send to each other and then
+ * receive. */
 CAIRN_API cairn_status cairn_send(cairn_group *group, const void *x, size_t n, cairn_dtype dtype, int to,
                                   cairn_work **work);
 CAIRN_API cairn_status cairn_recv(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int from,

@@ -1,6 +1,6 @@
-/* The environment: who this process is, which device it computes on, the group it belongs to, and the tape its operations
- * are recorded on. Everything else is made in one. Two environments in one process are independent, as long as each is
- * used by one thread at a time; ranks make their environments in the same order. */
+/* The environment: who this process is, which device it computes on, the group it belongs to, and the tape its
+ * operations are recorded on. Everything else is made in one. Two environments in one process are independent, as long
+ * as each is used by one thread at a time; ranks make their environments in the same order. */
 #ifndef CAIRN_ENV_H
 #define CAIRN_ENV_H
 
@@ -19,7 +19,8 @@ struct cairn_env_options {
     size_t struct_size;
     const char
         *device;    /* "cpu", "cuda", "cuda:1", "auto"; NULL = CAIRN_DEVICE, or "cpu". "cuda" alone is the GPU of the
-                           local rank; "auto" is that where there is one, else the CPU, and a line in the log says why */
+                           local rank; "auto" is that where there is one, else the CPU, and a line in the log says
+                           why */
     uint64_t seed;  /* of cairn_randn and of initialisations; every rank draws its own numbers from it. 0 is a seed */
     double timeout; /* seconds without the other ranks; 0 = CAIRN_TIMEOUT, or 300 */
     cairn_switch
@@ -43,34 +44,35 @@ struct cairn_env_options {
 #define cairn_env_options(...) \
     (&(struct cairn_env_options){.struct_size = sizeof(struct cairn_env_options), __VA_ARGS__})
 
-/* Finds out how this process was launched (torchrun, torch.distributed.launch, cairn-run, mpirun, srun, another launcher
- * with PMI or PMIx, variables set by hand, or alone; docs/launching.md), meets the other ranks, and makes device, group
- * and tape.
+/* Finds out how this process was launched (torchrun, torch.distributed.launch, cairn-run, mpirun, srun, another
+ * launcher with PMI or PMIx, variables set by hand, or alone; docs/launching.md), meets the other ranks, and makes
+ * device, group and tape.
  *
  *   argc, argv  the program's; --local_rank=N and --local-rank N are taken out. NULL, NULL = there are none.
  *   options     NULL = all defaults
  *
- * Collective: returns on every rank or fails on every rank. Finding the store, meeting the others there and parting from it
- * have meeting_timeout each. What was found is logged at info before the ranks wait for one another.
- * Error file  where the launcher named one, a process that ends with a code that is not 0 leaves this thread's last error
- *             there, and one that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the signal and a backtrace; handlers
- *             are set from the first call on, only where the program has none. The launcher's report shows it.
- * Store       rank 0 hosts it, unless the launcher does. With the backends shm and self it is there during this call only,
- *             with mpi, gloo and nccl as long as the environment, and at rank 0 until the last rank has left, since ranks leave
- *             their last words there. A further environment of the same launch shares it.
- * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it while it is
- *             there, "cairn-store".
- * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM port in
- *             use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every place where the
- *             store was not; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks, or ranks on GPUs;
- *             CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.
- * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x), Open MPI, MPICH and Slurm for the variables. */
+ * Collective: returns on every rank or fails on every rank. Finding the store, meeting the others there and parting
+ * from it have meeting_timeout each. What was found is logged at info before the ranks wait for one another.
+ * Error file  where the launcher named one, a process that ends with a code that is not 0 leaves this thread's last
+ *             error there, and one that dies of SIGSEGV, SIGBUS, SIGFPE, SIGILL or SIGABRT the signal and a backtrace;
+ *             handlers are set from the first call on, only where the program has none. The launcher's report shows it.
+ * Store       rank 0 hosts it, unless the launcher does. With the backends shm and self it is there during this call
+ *             only, with mpi, gloo and nccl as long as the environment, and at rank 0 until the last rank has left,
+ *             since ranks leave their last words there. A further environment of the same launch shares it.
+ * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it
+ *             while it is there, "cairn-store".
+ * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM
+ *             port in use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every
+ *             place where the store was not; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks, or
+ *             ranks on GPUs; CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.
+ * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x), Open MPI, MPICH and Slurm for the
+ *             variables. */
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
                                         cairn_env **out);
 
-/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers, contexts, graphs and groups made in it end
- * before it: graph, ddp, amp, optimizer, module, group, environment. Out of that order a destroy logs an error and leaves
- * everything as it is. Not collective. */
+/* Ends the environment with its group, tape and leaf tensors. Modules, optimizers, contexts, graphs and groups made in
+ * it end before it: graph, ddp, amp, optimizer, module, group, environment. Out of that order a destroy logs an error
+ * and leaves everything as it is. Not collective. */
 CAIRN_API void cairn_env_destroy(cairn_env **env);
 
 /* Facts; any thread. */
@@ -82,16 +84,18 @@ CAIRN_API int cairn_env_local_size(const cairn_env *env);
 /* How often the launcher has started the ranks anew: TORCHELASTIC_RESTART_COUNT. */
 CAIRN_API int cairn_env_restart_count(const cairn_env *env);
 
-/* What was found, in lines for people: the launcher and the variables that told it, ranks, where they met, device, group, and
- * what else was there and did not count. The environment's; "" for NULL. CAIRN_LOG=info logs it on rank 0. */
+/* What was found, in lines for people: the launcher and the variables that told it, ranks, where they met, device,
+ * group, and what else was there and did not count. The environment's; "" for NULL. CAIRN_LOG=info logs it on rank
+ * 0. */
 CAIRN_API const char *cairn_env_describe(const cairn_env *env);
 
 /* Starts the environment's random numbers anew from seed, as if it had been given at creation. torch.manual_seed */
 CAIRN_API void cairn_manual_seed(cairn_env *env, uint64_t seed);
 
-/* Waits until the device has done all that was queued; the counters of optimizers and scalers are then up to date. On the CPU
- * there is nothing to wait for. Errors: CAIRN_EINVAL; CAIRN_ESTATE while a graph is recorded; CAIRN_EDEVICE what went
- * wrong on the device; CAIRN_ENUMERIC the loss scale of a replayed step is at its floor. torch.cuda.synchronize */
+/* Waits until the device has done all that was queued; the counters of optimizers and scalers are then up to date. On
+ * the CPU there is nothing to wait for. Errors: CAIRN_EINVAL; CAIRN_ESTATE while a graph is recorded; CAIRN_EDEVICE
+ * what went wrong on the device; CAIRN_ENUMERIC the loss scale of a replayed step is at its floor.
+ * torch.cuda.synchronize */
 CAIRN_API cairn_status cairn_env_synchronize(cairn_env *env);
 
 /* Owned by the environment; the group of a process that is alone has size 1. */
@@ -107,16 +111,18 @@ struct cairn_spawn_options {
 #define cairn_spawn_options(...) \
     (&(struct cairn_spawn_options){.struct_size = sizeof(struct cairn_spawn_options), __VA_ARGS__})
 
-/* Runs fn(rank, argument) in nprocs processes, forked from this one, and returns when all have ended. Each is told who it is
- * as torchrun would (RANK, WORLD_SIZE, MASTER_PORT, ...; over what this process was told), so fn calls cairn_env_create(NULL, NULL, ...);
- * this process hosts the store meanwhile. What fn returns is the process's exit code; stdio is flushed, functions of
- * atexit are not called. The first failure ends the others, by SIGTERM and later SIGKILL; ranks die with this process.
+/* Runs fn(rank, argument) in nprocs processes, forked from this one, and returns when all have ended. Each is told who
+ * it is as torchrun would (RANK, WORLD_SIZE, MASTER_PORT, ...; over what this process was told), so fn calls
+ * cairn_env_create(NULL, NULL, ...); this process hosts the store meanwhile. What fn returns is the process's exit
+ * code; stdio is flushed, functions of atexit are not called. The first failure ends the others, by SIGTERM and later
+ * SIGKILL; ranks die with this process.
  *
  *   fn        what it changes in memory stays in its process
  *   options   NULL = all defaults
  *
  * Error file  this process leaves one as after cairn_env_create, where a launcher started it.
- * Threads     call it before this process starts threads or opens a GPU (neither survives a fork); Cairn's own pool may run.
+ * Threads     call it before this process starts threads or opens a GPU (neither survives a fork); Cairn's own pool may
+ *             run.
  * Errors      CAIRN_EINVAL; CAIRN_ESTATE a GPU was opened, or there are threads; CAIRN_ESYSTEM a process could not be
  *             started: none runs then; CAIRN_EPEER the first failing rank, its process, its exit code or signal, and
  *             its last error.

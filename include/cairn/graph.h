@@ -1,5 +1,5 @@
-/* A whole training step recorded once and replayed: on a GPU as a CUDA graph, one launch for everything in it; elsewhere
- * the step is simply run. Either way a replay is one step, so that a program is written once.
+/* A whole training step recorded once and replayed: on a GPU as a CUDA graph, one launch for everything in it;
+ * elsewhere the step is simply run. Either way a replay is one step, so that a program is written once.
  *
  *     static cairn_status step(void *user) {
  *         struct trainer *t = user;
@@ -30,24 +30,24 @@ typedef struct cairn_graph cairn_graph;
 /* One training step, or any other work on one environment that does the same whenever it is called. */
 typedef cairn_status (*cairn_graph_step)(void *user);
 
-/* The first replays run the step as it is, so that everything it needs is allocated and chosen; the next records it. Only
- * those that return CAIRN_OK count. */
+/* The first replays run the step as it is, so that everything it needs is allocated and chosen; the next records it.
+ * Only those that return CAIRN_OK count. */
 enum { CAIRN_GRAPH_WARMUP = 3 };
 
 /* Makes a graph of step. Nothing is run yet.
  *
  *   env    everything that step uses was made in it; one graph at a time is recorded
- *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; of a scaled loss it
- *          holds everything from amp_scale_loss to cairn_step. It may not read from the device (cairn_tensor_item,
- *          cairn_tensor_read), write to it from the host (cairn_tensor_write, cairn_optimizer_set_lr), nor allocate there
- *          (leaf tensors, modules, optimizers): while it is recorded those return CAIRN_ESTATE with a sentence, and so
- *          does the replay, whatever the step makes of it. Kernels of the user's own belong to the recording if they are
- *          launched on cairn_cuda_stream(env)
+ *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; of a scaled
+ *          loss it holds everything from amp_scale_loss to cairn_step. It may not read from the device
+ *          (cairn_tensor_item, cairn_tensor_read), write to it from the host (cairn_tensor_write,
+ *          cairn_optimizer_set_lr), nor allocate there (leaf tensors, modules, optimizers): while it is recorded those
+ *          return CAIRN_ESTATE with a sentence, and so does the replay, whatever the step makes of it. Kernels of the
+ *          user's own belong to the recording if they are launched on cairn_cuda_stream(env)
  *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
  *          tensors
  *
- * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes from
- * replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
+ * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes
+ * from replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
  * (cairn_optimizer_set_lr between replays), scale, counters and weights by themselves. A scale that is a static 1 is
  * recorded as that: amp_load_state_dict with another one comes before the graph.
  *
@@ -59,9 +59,9 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  * Errors    CAIRN_EINVAL; CAIRN_ENOMEM. Threads: as the environment. Source: compare torch.cuda.CUDAGraph. */
 CAIRN_API cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *user, cairn_graph **out);
 
-/* One step. Errors: what step returns; CAIRN_ESTATE step did something that cannot be recorded: that step was not taken, the
- * training is unharmed, and further replays run the step as it is; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss scale of an
- * earlier step is at its floor. */
+/* One step. Errors: what step returns; CAIRN_ESTATE step did something that cannot be recorded: that step was not
+ * taken, the training is unharmed, and further replays run the step as it is; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss
+ * scale of an earlier step is at its floor. */
 CAIRN_API cairn_status cairn_graph_replay(cairn_graph *graph);
 
 /* 1 once replays are launches of a recording; 0 while (or where) they call the step. */

@@ -1,9 +1,9 @@
 /* Modules: layers with parameters, buffers and children, and the way to write one.
  *
- * A module is made in an environment and ended by cairn_module_destroy, which ends its children too. Calls that make one
- * return NULL on error, and NULL among children gives NULL: cairn_last_error() has the first cause. Parameters are f32
- * when made (amp may change them), initialised as PyTorch does from the environment's seed. Modules begin in training
- * mode. Threads: as tensors. */
+ * A module is made in an environment and ended by cairn_module_destroy, which ends its children too. Calls that make
+ * one return NULL on error, and NULL among children gives NULL: cairn_last_error() has the first cause. Parameters are
+ * f32 when made (amp may change them), initialised as PyTorch does from the environment's seed. Modules begin in
+ * training mode. Threads: as tensors. */
 #ifndef CAIRN_MODULES_H
 #define CAIRN_MODULES_H
 
@@ -19,8 +19,8 @@ typedef struct cairn_module cairn_module;
 /* ---- any module ---- */
 
 /* Ends a module that belongs to no other, with its children; NULL is left. A module that belongs to another, or whose
- * parameters an optimizer or a context uses, is kept, with a line in the log. Results that were made with it may still be
- * read; a backward through its parameters, and their views, are errors from here on. */
+ * parameters an optimizer or a context uses, is kept, with a line in the log. Results that were made with it may still
+ * be read; a backward through its parameters, and their views, are errors from here on. */
 CAIRN_API void cairn_module_destroy(cairn_module **module);
 
 /* y = module(x), with the casts of float inputs and of the output that amp asked for. NULL on error. */
@@ -29,13 +29,13 @@ CAIRN_API cairn_tensor *cairn_module_forward(cairn_module *module, cairn_tensor 
 /* The same with several inputs, some of which may be NULL where the module says so. */
 CAIRN_API cairn_tensor *cairn_module_forward_n(cairn_module *module, cairn_tensor *const *inputs, int count);
 
-/* All parameters of the module and its children, owned by it; named by their path: "encoder.0.linear1.weight". They come in
- * the order in which they were added, those of a child when it became one. A tree has one set: NULL with CAIRN_ESTATE for a
- * module that belongs to another. */
+/* All parameters of the module and its children, owned by it; named by their path: "encoder.0.linear1.weight". They
+ * come in the order in which they were added, those of a child when it became one. A tree has one set: NULL with
+ * CAIRN_ESTATE for a module that belongs to another. */
 CAIRN_API cairn_param_set *cairn_module_params(cairn_module *module);
 
-/* Forgets the gradients of all parameters; results of the step stay (cairn_zero_grad of an optimizer ends them too). Of a
- * module that belongs to another: nothing, with a line in the log. torch.nn.Module.zero_grad */
+/* Forgets the gradients of all parameters; results of the step stay (cairn_zero_grad of an optimizer ends them too). Of
+ * a module that belongs to another: nothing, with a line in the log. torch.nn.Module.zero_grad */
 CAIRN_API void cairn_module_zero_grad(cairn_module *module);
 
 /* Training (on not 0, as modules begin) or evaluation, for the module and its children: dropout and batch_norm differ.
@@ -43,10 +43,10 @@ CAIRN_API void cairn_module_zero_grad(cairn_module *module);
 CAIRN_API void cairn_module_train(cairn_module *module, int on);
 CAIRN_API int cairn_module_is_training(const cairn_module *module);
 
-/* Buffers: state that is no parameter (running statistics), of the module and its children: its own first, then those of
- * each child, named by their path from the module asked. name may be NULL; it stays valid until the module becomes a child.
- * The tensor is owned by the module: read by cairn_tensor_read, written by cairn_tensor_write. NULL where i is out of
- * range. */
+/* Buffers: state that is no parameter (running statistics), of the module and its children: its own first, then those
+ * of each child, named by their path from the module asked. name may be NULL; it stays valid until the module becomes a
+ * child. The tensor is owned by the module: read by cairn_tensor_read, written by cairn_tensor_write. NULL where i is
+ * out of range. */
 CAIRN_API size_t cairn_module_num_buffers(const cairn_module *module);
 CAIRN_API cairn_tensor *cairn_module_buffer(const cairn_module *module, size_t i, const char **name);
 
@@ -126,32 +126,33 @@ struct cairn_module_ops {
     void (*destroy)(void *context); /* NULL = nothing to do */
 };
 
-/* An empty module with the user's context, which the module's end hands to ops->destroy, also where this call fails. ops
- * is copied. */
+/* An empty module with the user's context, which the module's end hands to ops->destroy, also where this call fails.
+ * ops is copied. */
 CAIRN_API cairn_module *cairn_module_create(cairn_env *env, const struct cairn_module_ops *ops, void *context);
 
 /* While a module is built: before it becomes a child, has gradients, or meets an optimizer, amp or ddp. Each returns a
  * handle owned by the module, NULL on error (CAIRN_EINVAL a name twice, none, or with a dot; CAIRN_ESTATE too late;
  * CAIRN_ENOMEM). A parameter is f32, its values undefined until an init call; a buffer is of any type, zeros. With half
- * weights (amp's O2 and O3) f32 buffers become half too, so that they can be added to what flows; others stay as they are.
- * A handle always shows the present data and type. */
+ * weights (amp's O2 and O3) f32 buffers become half too, so that they can be added to what flows; others stay as they
+ * are. A handle always shows the present data and type. */
 CAIRN_API cairn_tensor *cairn_module_add_param(cairn_module *module, const char *name, int ndim, const int64_t *shape,
                                                cairn_switch is_norm);
 CAIRN_API cairn_tensor *cairn_module_add_buffer(cairn_module *module, const char *name, cairn_dtype dtype, int ndim,
                                                 const int64_t *shape);
-/* A buffer that stays in its type at every level of amp, as statistics of normalisation layers do: what is summed up over
- * many steps. Errors: CAIRN_EINVAL NULL, or no module's buffer; CAIRN_ESTATE it is half already. */
+/* A buffer that stays in its type at every level of amp, as statistics of normalisation layers do: what is summed up
+ * over many steps. Errors: CAIRN_EINVAL NULL, or no module's buffer; CAIRN_ESTATE it is half already. */
 CAIRN_API cairn_status cairn_buffer_keep_type(cairn_tensor *buffer);
-/* Takes the child over, also where it fails (then it is ended, and NULL returned); returns it. child NULL gives NULL. What
- * belongs to another module (CAIRN_ESTATE), is in use (CAIRN_ESTATE), or holds the module itself stays as it is. */
+/* Takes the child over, also where it fails (then it is ended, and NULL returned); returns it. child NULL gives NULL.
+ * What belongs to another module (CAIRN_ESTATE), is in use (CAIRN_ESTATE), or holds the module itself stays as it
+ * is. */
 CAIRN_API cairn_module *cairn_module_add_child(cairn_module *module, const char *name, cairn_module *child);
 
 /* ---- initialisation: new values for a parameter, a buffer or a leaf, f32, dense ---- */
 
-/* Each but constant draws from the environment's next random stream: uniforms in [low, high], the normals that cairn_randn
- * would have given. Errors: CAIRN_EINVAL NULL, another type, numbers that make no sense, no fan; CAIRN_ESTATE a result, a
- * parameter or buffer that amp has made half, a parameter that belongs to a ddp context already, or a graph is being
- * recorded; CAIRN_ENOMEM.
+/* Each but constant draws from the environment's next random stream: uniforms in [low, high], the normals that
+ * cairn_randn would have given. Errors: CAIRN_EINVAL NULL, another type, numbers that make no sense, no fan;
+ * CAIRN_ESTATE a result, a parameter or buffer that amp has made half, a parameter that belongs to a ddp context
+ * already, or a graph is being recorded; CAIRN_ENOMEM.
  * fan: of weight [out, in, ...], in and out times the elements behind. torch.nn.init */
 CAIRN_API cairn_status cairn_init_constant(cairn_tensor *t, double value);
 CAIRN_API cairn_status cairn_init_uniform(cairn_tensor *t, double low, double high);
@@ -160,7 +161,8 @@ CAIRN_API cairn_status cairn_init_normal(cairn_tensor *t, double mean, double st
 CAIRN_API cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, double low, double high);
 CAIRN_API cairn_status cairn_init_xavier_uniform(cairn_tensor *t, double gain);
 CAIRN_API cairn_status cairn_init_xavier_normal(cairn_tensor *t, double gain);
-/* gain / sqrt(fan): gain is sqrt(2) for relu, sqrt(2 / (1 + a^2)) for a leaky slope a. fan_out not 0: of the outputs. */
+/* gain / sqrt(fan): gain is sqrt(2) for relu, sqrt(2 / (1 + a^2)) for a leaky slope a. fan_out not 0: of the
+ * outputs. */
 CAIRN_API cairn_status cairn_init_kaiming_uniform(cairn_tensor *t, double gain, int fan_out);
 CAIRN_API cairn_status cairn_init_kaiming_normal(cairn_tensor *t, double gain, int fan_out);
 

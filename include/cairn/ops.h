@@ -3,12 +3,13 @@
  *
  * What holds for all:
  *   - A new tensor is returned, or NULL on error with the cause in cairn_last_error(); NULL in gives NULL out.
- *   - Storage is f32, f16 or bf16 (f64 to check by); arithmetic is f32 (f64); results are rounded once to the storage type.
- *   - Inputs of different float types are cast to the widest, f32 where f16 meets bf16; linear and the convolutions refuse
- *     them instead, as torch does. Inputs of any strides are taken.
- *   - Element-wise operations and reductions take integers and bool too. With a float among the inputs the result has its
- *     type; without one it is the widest of theirs, f32 where the function is no integer's (div, exp), i64 for sums and
- *     products. Integers are computed in f64: exact up to 2^53.
+ *   - Storage is f32, f16 or bf16 (f64 to check by); arithmetic is f32 (f64); results are rounded once to the storage
+ *     type.
+ *   - Inputs of different float types are cast to the widest, f32 where f16 meets bf16; linear and the convolutions
+ *     refuse them instead, as torch does. Inputs of any strides are taken.
+ *   - Element-wise operations and reductions take integers and bool too. With a float among the inputs the result has
+ *     its type; without one it is the widest of theirs, f32 where the function is no integer's (div, exp), i64 for sums
+ *     and products. Integers are computed in f64: exact up to 2^53.
  *   - Shapes of element-wise operations broadcast by NumPy's rules. A negative dimension counts from the end.
  *   - Gradients reach every float input that wants one, unless it says otherwise.
  *   - Shape and type errors name the operation, the shapes and the rule, with CAIRN_EINVAL:
@@ -44,8 +45,8 @@ CAIRN_API cairn_tensor *cairn_contiguous(cairn_tensor *x);
 
 CAIRN_API cairn_tensor *cairn_cat(int count, cairn_tensor *const *tensors, int dim);
 CAIRN_API cairn_tensor *cairn_stack(int count, cairn_tensor *const *tensors, int dim);
-/* Views of `size` along dim, the last one smaller where it does not divide; parts[0..count-1] are written, and count must
- * be ceil(size of dim / size). torch.split */
+/* Views of `size` along dim, the last one smaller where it does not divide; parts[0..count-1] are written, and count
+ * must be ceil(size of dim / size). torch.split */
 CAIRN_API cairn_status cairn_split(cairn_tensor *x, int64_t size, int dim, cairn_tensor **parts, int count);
 
 /* ---- element by element: two inputs ---- */
@@ -78,7 +79,8 @@ CAIRN_API cairn_tensor *cairn_add_scalar(cairn_tensor *x, double s);
 CAIRN_API cairn_tensor *cairn_mul_scalar(cairn_tensor *x, double s);
 CAIRN_API cairn_tensor *cairn_pow_scalar(cairn_tensor *x, double exponent); /* x^s; of integers s >= 0 */
 CAIRN_API cairn_tensor *cairn_scalar_pow(double base, cairn_tensor *x);     /* s^x */
-/* NaN stays; -INFINITY and INFINITY for no bound; a bound that is NaN makes all NaN. The gradient passes where low <= x <= high. torch.clamp */
+/* NaN stays; -INFINITY and INFINITY for no bound; a bound that is NaN makes all NaN. The gradient passes where low <= x
+ * <= high. torch.clamp */
 CAIRN_API cairn_tensor *cairn_clamp(cairn_tensor *x, double low, double high);
 
 /* ---- one input ---- */
@@ -120,15 +122,15 @@ CAIRN_API cairn_tensor *cairn_cast(cairn_tensor *x, cairn_dtype dtype);
 
 /* ---- in place ---- */
 
-/* x is written and returned; NULL on error, and x is as it was. For leaves, buffers and parameters, whose memory no graph
- * records: a result is refused, and what wants a gradient is written between cairn_no_grad_begin and cairn_no_grad_end alone
- * (torch: "a leaf Variable that requires grad is being used in an in-place operation"). A graph that still waits for its
- * backward sees the new values, as it does those of cairn_tensor_write. A parameter's caches are dropped, as
- * cairn_param_changed does; one that has a master is computed on the master in f32 (other parameters count as the half
- * values they show), and rounded from it.
- * The other tensor broadcasts to x's shape. Types: the result is converted to x's; of a float to an integer type is an error,
- * but for copy_. Under O1 and autocast other inputs are first cast to x's type, and an operation that is f32 there (pow, exp)
- * is refused where x is half.
+/* x is written and returned; NULL on error, and x is as it was. For leaves, buffers and parameters, whose memory no
+ * graph records: a result is refused, and what wants a gradient is written between cairn_no_grad_begin and
+ * cairn_no_grad_end alone (torch: "a leaf Variable that requires grad is being used in an in-place operation"). A graph
+ * that still waits for its backward sees the new values, as it does those of cairn_tensor_write. A parameter's caches
+ * are dropped, as cairn_param_changed does; one that has a master is computed on the master in f32 (other parameters
+ * count as the half values they show), and rounded from it.
+ * The other tensor broadcasts to x's shape. Types: the result is converted to x's; of a float to an integer type is an
+ * error, but for copy_. Under O1 and autocast other inputs are first cast to x's type, and an operation that is f32
+ * there (pow, exp) is refused where x is half.
  * Errors: CAIRN_ESTATE, CAIRN_EINVAL; those of the operation. torch.Tensor.add_ and so on */
 CAIRN_API cairn_tensor *cairn_add_(cairn_tensor *x, cairn_tensor *b);
 CAIRN_API cairn_tensor *cairn_sub_(cairn_tensor *x, cairn_tensor *b);
@@ -148,8 +150,8 @@ CAIRN_API cairn_tensor *cairn_copy_(cairn_tensor *x, cairn_tensor *from);
 CAIRN_API cairn_tensor *cairn_sum(cairn_tensor *x);
 CAIRN_API cairn_tensor *cairn_mean(cairn_tensor *x); /* sum / n */
 
-/* Over some dimensions, which stay with size 1 if keepdim is not 0, and go otherwise. ndims 0 = all dimensions. Sums are in
- * f32 (f64), in an order that depends on the shape alone. */
+/* Over some dimensions, which stay with size 1 if keepdim is not 0, and go otherwise. ndims 0 = all dimensions. Sums
+ * are in f32 (f64), in an order that depends on the shape alone. */
 CAIRN_API cairn_tensor *cairn_sum_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim);
 CAIRN_API cairn_tensor *cairn_mean_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim);
 /* correction 1: over n - 1 (torch's default); 0: over n. Two passes: the mean, then squares about it. */
@@ -174,8 +176,8 @@ CAIRN_API cairn_tensor *cairn_argmin(cairn_tensor *x, int dim, int keepdim);
 
 /* ---- products ---- */
 
-/* torch.matmul: [..., m, k] x [..., k, n], batch dimensions broadcast; a vector is a row on the left and a column on the
- * right, and its dimension goes. torch.mm, mv, bmm, dot and chain_matmul are this. */
+/* torch.matmul: [..., m, k] x [..., k, n], batch dimensions broadcast; a vector is a row on the left and a column on
+ * the right, and its dimension goes. torch.mm, mv, bmm, dot and chain_matmul are this. */
 CAIRN_API cairn_tensor *cairn_matmul(cairn_tensor *a, cairn_tensor *b);
 CAIRN_API cairn_tensor *cairn_bmm(cairn_tensor *a, cairn_tensor *b); /* [B, m, k] x [B, k, n] */
 /* beta * x + alpha * (a b), x broadcast. torch.addmm; addmv and addr with vectors; baddbmm with batches */
@@ -188,7 +190,8 @@ CAIRN_API cairn_tensor *cairn_linear_forward(cairn_tensor *x, cairn_tensor *weig
 
 struct cairn_attention_options {
     size_t struct_size;
-    /* Bool (true = may attend), or added to the scores, a float cast to q's type; broadcast to [B, H, T, S]. NULL = none */
+    /* Bool (true = may attend), or added to the scores, a float cast to q's type; broadcast to [B, H, T, S]. NULL =
+     * none */
     cairn_tensor *mask;
     cairn_switch causal; /* ON: position t attends to 0..t. OFF */
     double dropout;      /* probability, of attention weights; 0 */
@@ -198,8 +201,8 @@ struct cairn_attention_options {
     (&(struct cairn_attention_options){.struct_size = sizeof(struct cairn_attention_options), __VA_ARGS__})
 
 /* softmax(scale q k^T + mask) v over [B, H, T, D], [B, H, S, D], [B, H, S, E], without the T x S matrix in memory: by
- * blocks with a running maximum (Dao et al., "FlashAttention", 2022, algorithm 1). A mask gets no gradient. A row that may
- * attend to nothing gives zeros, where torch gives NaN. options may be NULL.
+ * blocks with a running maximum (Dao et al., "FlashAttention", 2022, algorithm 1). A mask gets no gradient. A row that
+ * may attend to nothing gives zeros, where torch gives NaN. options may be NULL.
  * torch.nn.functional.scaled_dot_product_attention */
 CAIRN_API cairn_tensor *cairn_scaled_dot_product_attention(cairn_tensor *q, cairn_tensor *k, cairn_tensor *v,
                                                            const struct cairn_attention_options *options);
@@ -221,8 +224,8 @@ struct cairn_conv_options {
 #define cairn_conv_options(...) \
     (&(struct cairn_conv_options){.struct_size = sizeof(struct cairn_conv_options), __VA_ARGS__})
 
-/* x [N, C, H, W] (or [C, H, W]), weight [K, C / groups, R, S], bias [K] or NULL. options may be NULL. 1-D: [N, C, L] and
- * [K, C / groups, S], with the first of each option. An axis of the result has
+/* x [N, C, H, W] (or [C, H, W]), weight [K, C / groups, R, S], bias [K] or NULL. options may be NULL. 1-D: [N, C, L]
+ * and [K, C / groups, S], with the first of each option. An axis of the result has
  *     (in + 2 padding - dilation (kernel - 1) - 1) / stride + 1
  * Sums are f32 (f64), rounded once with the bias in. Sizes along an axis and options are at most 2^31 - 1.
  * torch.nn.functional.conv2d, conv1d */
@@ -260,21 +263,21 @@ CAIRN_API cairn_tensor *cairn_adaptive_avg_pool2d(cairn_tensor *x, int64_t out_h
 
 /* ---- normalisation ---- */
 
-/* Over the last `ndims` dimensions, whose sizes weight and bias have (either may be NULL). eps: torch's default is 1e-5.
- * Statistics and, where x is half, the arithmetic are f32; weight and bias may be f32 where x is half.
+/* Over the last `ndims` dimensions, whose sizes weight and bias have (either may be NULL). eps: torch's default is
+ * 1e-5. Statistics and, where x is half, the arithmetic are f32; weight and bias may be f32 where x is half.
  * torch.nn.functional.layer_norm */
 CAIRN_API cairn_tensor *cairn_layer_norm_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias, int ndims,
                                                  double eps);
-/* x / sqrt(mean(x^2) + eps) * weight (may be NULL), over the last `ndims` dimensions. torch.nn.functional.rms_norm; Zhang
- * and Sennrich, 2019 */
+/* x / sqrt(mean(x^2) + eps) * weight (may be NULL), over the last `ndims` dimensions. torch.nn.functional.rms_norm;
+ * Zhang and Sennrich, 2019 */
 CAIRN_API cairn_tensor *cairn_rms_norm_forward(cairn_tensor *x, cairn_tensor *weight, int ndims, double eps);
 /* x [N, C, ...], weight and bias [C] or NULL. torch.nn.functional.group_norm */
 CAIRN_API cairn_tensor *cairn_group_norm_forward(cairn_tensor *x, int64_t groups, cairn_tensor *weight,
                                                  cairn_tensor *bias, double eps);
 /* x [N, C, ...]. training not 0: statistics of the batch, and running_mean and running_var, f32 [C] (NULL, NULL = none
  * are kept), go towards them by momentum, the variance with n / (n - 1): in place,
- * outside of the graph. Otherwise the running ones are taken. weight and bias [C] or NULL, f32 where x is half, or as x.
- * torch.nn.functional.batch_norm */
+ * outside of the graph. Otherwise the running ones are taken. weight and bias [C] or NULL, f32 where x is half, or as
+ * x. torch.nn.functional.batch_norm */
 CAIRN_API cairn_tensor *cairn_batch_norm_forward(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,
                                                  cairn_tensor *weight, cairn_tensor *bias, int training,
                                                  double momentum, double eps);
@@ -289,9 +292,9 @@ CAIRN_API cairn_tensor *cairn_softmin(cairn_tensor *x, int dim);
 
 /* ---- by index; dropout ---- */
 
-/* rows[i] = table[indices[i]]; indices i32 or i64 of any shape, table [rows, n]. padding_idx: that row gets no gradient;
- * -1 = none. An index outside is told by the next cairn_backward or read, as CAIRN_EINVAL, and its row is zero.
- * torch.nn.functional.embedding */
+/* rows[i] = table[indices[i]]; indices i32 or i64 of any shape, table [rows, n]. padding_idx: that row gets no
+ * gradient; -1 = none. An index outside is told by the next cairn_backward or read, as CAIRN_EINVAL, and its row is
+ * zero. torch.nn.functional.embedding */
 CAIRN_API cairn_tensor *cairn_embedding_forward(cairn_tensor *indices, cairn_tensor *table, int64_t padding_idx);
 
 /* Each element is 0 with probability p and x / (1 - p) otherwise; training 0: x itself. The mask is never stored: it is
@@ -306,8 +309,8 @@ typedef enum cairn_reduction {
     CAIRN_NONE = 3, /* one loss an element, or a row */
 } cairn_reduction;
 
-/* mean of (x - y)^2. Shapes that differ are legal, and often a mistake: [N, 1] and [N] broadcast to [N, N], of which torch
- * warns. */
+/* mean of (x - y)^2. Shapes that differ are legal, and often a mistake: [N, 1] and [N] broadcast to [N, N], of which
+ * torch warns. */
 CAIRN_API cairn_tensor *cairn_mse_loss(cairn_tensor *x, cairn_tensor *y);
 
 struct cairn_loss_options {
@@ -330,8 +333,8 @@ CAIRN_API cairn_tensor *cairn_mse_loss_with(cairn_tensor *x, cairn_tensor *y, co
 CAIRN_API cairn_tensor *cairn_l1_loss(cairn_tensor *x, cairn_tensor *y, const struct cairn_loss_options *options);
 CAIRN_API cairn_tensor *cairn_smooth_l1_loss(cairn_tensor *x, cairn_tensor *y,
                                              const struct cairn_loss_options *options);
-/* x scores [N, C, ...], target i64 or i32 [N, ...]; [C] and a target of one element too. A target that is no class is told
- * by the next cairn_backward or read, as CAIRN_EINVAL. torch.nn.functional.cross_entropy */
+/* x scores [N, C, ...], target i64 or i32 [N, ...]; [C] and a target of one element too. A target that is no class is
+ * told by the next cairn_backward or read, as CAIRN_EINVAL. torch.nn.functional.cross_entropy */
 CAIRN_API cairn_tensor *cairn_cross_entropy(cairn_tensor *x, cairn_tensor *target,
                                             const struct cairn_loss_options *options);
 CAIRN_API cairn_tensor *cairn_nll_loss(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options);

@@ -1,5 +1,5 @@
-/* Optimizers: SGD, Adam, AdamW. A step is one fused pass: it reads each gradient in its own type, unscales it, updates f32
- * state and weights (masters where amp made some), and writes the half weight.
+/* Optimizers: SGD, Adam, AdamW. A step is one fused pass: it reads each gradient in its own type, unscales it, updates
+ * f32 state and weights (masters where amp made some), and writes the half weight.
  *
  * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign.
  * Threads: one thread per optimizer at a time. */
@@ -43,8 +43,8 @@ struct cairn_adam_options {
 
 /* An optimizer over every parameter of set, which must outlive it. Options are copied; NULL = the INIT macro's values.
  *
- * Numerics   f32, as torch.optim.SGD / Adam / AdamW with foreach off, but for the scalars, which are formed in double and
- *            rounded once (1-beta, bias corrections, lr * weight_decay).
+ * Numerics   f32, as torch.optim.SGD / Adam / AdamW with foreach off, but for the scalars, which are formed in double
+ *            and rounded once (1-beta, bias corrections, lr * weight_decay).
  * Errors     CAIRN_EINVAL names the value that is out of range; CAIRN_ENOMEM.
  * Cost       state of 4 bytes per parameter for SGD with momentum, 8 for Adam.
  * Source     torch.optim (PyTorch 2.x): SGD's first momentum is the gradient itself; Kingma and Ba, ICLR 2015;
@@ -56,8 +56,9 @@ CAIRN_API cairn_status cairn_adam_create(cairn_param_set *set, const struct cair
 CAIRN_API cairn_status cairn_adamw_create(cairn_param_set *set, const struct cairn_adam_options *options,
                                           cairn_optimizer **out);
 
-/* The same over some parameters of a set: the count at indices, each once. More may follow by add_group, also of other sets of
- * the same environment: one optimizer over several models. Errors: CAIRN_EINVAL an index out of range or twice. */
+/* The same over some parameters of a set: the count at indices, each once. More may follow by add_group, also of other
+ * sets of the same environment: one optimizer over several models. Errors: CAIRN_EINVAL an index out of range or
+ * twice. */
 CAIRN_API cairn_status cairn_sgd_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                              const struct cairn_sgd_options *options, cairn_optimizer **out);
 CAIRN_API cairn_status cairn_adam_create_over(cairn_param_set *set, const size_t *indices, size_t count,
@@ -65,12 +66,12 @@ CAIRN_API cairn_status cairn_adam_create_over(cairn_param_set *set, const size_t
 CAIRN_API cairn_status cairn_adamw_create_over(cairn_param_set *set, const size_t *indices, size_t count,
                                                const struct cairn_adam_options *options, cairn_optimizer **out);
 
-/* A further group of parameters, with hyperparameters of its own; groups are numbered from 0, the one of creation. indices
- * NULL: all of set. adam_add_group is AdamW's too; options NULL = the INIT macro of the optimizer's kind. Fresh parameters
- * begin with fresh moments and their own count of steps. Between steps.
- * Errors, which change nothing: CAIRN_EINVAL another kind of optimizer, an index out of range, a parameter twice (also of
- * another optimizer's), another environment; CAIRN_ESTATE amp has not prepared the set that it should (give its model to
- * amp_initialize), or a graph is alive; CAIRN_ENOMEM. torch.optim.Optimizer.add_param_group */
+/* A further group of parameters, with hyperparameters of its own; groups are numbered from 0, the one of creation.
+ * indices NULL: all of set. adam_add_group is AdamW's too; options NULL = the INIT macro of the optimizer's kind. Fresh
+ * parameters begin with fresh moments and their own count of steps. Between steps.
+ * Errors, which change nothing: CAIRN_EINVAL another kind of optimizer, an index out of range, a parameter twice (also
+ * of another optimizer's), another environment; CAIRN_ESTATE amp has not prepared the set that it should (give its
+ * model to amp_initialize), or a graph is alive; CAIRN_ENOMEM. torch.optim.Optimizer.add_param_group */
 CAIRN_API cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
                                            size_t count, const struct cairn_sgd_options *options);
 CAIRN_API cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *set, const size_t *indices,
@@ -80,16 +81,16 @@ CAIRN_API cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_pa
 CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
 
 /* Forgets the gradients of the optimizer's parameters (nothing is written to memory) and begins a new step of the
- * environment: results of the last one are gone. NULL does nothing. Where results must live on (a second model, a second loss
- * of the same step), cairn_clear_grads forgets the gradients alone; so do cairn_param_set_zero_grad and
+ * environment: results of the last one are gone. NULL does nothing. Where results must live on (a second model, a
+ * second loss of the same step), cairn_clear_grads forgets the gradients alone; so do cairn_param_set_zero_grad and
  * cairn_module_zero_grad, for all parameters of a set or model. */
 CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
 CAIRN_API void cairn_clear_grads(cairn_optimizer *optimizer);
 
 /* Clips gradients by the norm of all of them together, before cairn_step: they are multiplied by min(1, max_norm /
  * (norm + 1e-6)), which changes one number and no gradient; what a backward adds later is not clipped. Called again, it
- * clips what is clipped; forgetting the gradients ends it. One read of the gradients, which is amp's look for overflow too,
- * where there was one backward.
+ * clips what is clipped; forgetting the gradients ends it. One read of the gradients, which is amp's look for overflow
+ * too, where there was one backward.
  *
  *   norm     the L2 norm of the unscaled gradients, f64 sums (see docs/benchmarks.md for its error); inf where one is
  *            infinite or NaN, and then nothing is changed. NULL = not wanted; else waits for the device
@@ -105,17 +106,17 @@ CAIRN_API cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double 
 /* Parameters in the order they were given. */
 CAIRN_API size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer);
 
-/* What the optimizer updates, [count = cairn_optimizer_num_params]: data is the master of a half parameter, or the parameter
- * itself; grad the unscaled f32 gradient, with clipping done (NULL: none), which this makes, once a backward.
+/* What the optimizer updates, [count = cairn_optimizer_num_params]: data is the master of a half parameter, or the
+ * parameter itself; grad the unscaled f32 gradient, with clipping done (NULL: none), which this makes, once a backward.
  * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *out, size_t count);
 
-/* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp found an
- * infinite or NaN gradient, on any rank, nothing is written.
+/* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp
+ * found an infinite or NaN gradient, on any rank, nothing is written.
  *
- * Late      On the CPU the step is done when the call returns. On a GPU it is decided and done there, and what is known of
- *           it here comes later, at the earliest with the next cairn_step: messages, the counters below, CAIRN_ENUMERIC.
- *           After cairn_env_synchronize all that was queued is known.
+ * Late      On the CPU the step is done when the call returns. On a GPU it is decided and done there, and what is known
+ *           of it here comes later, at the earliest with the next cairn_step: messages, the counters below,
+ *           CAIRN_ENUMERIC. After cairn_env_synchronize all that was queued is known.
  * Errors    CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed, or a scaled loss waits for its end (nothing was
  *           written); CAIRN_ENOMEM; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss scale is at its floor and gradients still
  *           overflow, in this step or (on a GPU) an earlier one. */
@@ -128,8 +129,8 @@ CAIRN_API int cairn_step_skipped(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer);
 
-/* The learning rate of the next step, for schedules: of all groups, or of one. Errors: CAIRN_EINVAL negative or not finite, no
- * such group; CAIRN_ESTATE in a step that is being recorded. */
+/* The learning rate of the next step, for schedules: of all groups, or of one. Errors: CAIRN_EINVAL negative or not
+ * finite, no such group; CAIRN_ESTATE in a step that is being recorded. */
 CAIRN_API cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr);
 CAIRN_API cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr);
 CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);                  /* of group 0 */

@@ -23,65 +23,71 @@ typedef struct cairn_param {
 
 typedef struct cairn_param_set cairn_param_set;
 
-/* A set over count parameters whose weights (and gradients, where given) stay in the user's memory, which must outlive the
- * set and belong to the environment's device: on a GPU pointers of cudaMalloc, on the CPU the host's. Slices of one large
- * array are as good as any. Names and shapes are copied. Half parameters of such a set have masters once amp_initialize_params has made them; without, an update smaller
- * than half a unit in the last place of a weight is lost.
- * Errors: CAIRN_EINVAL names the entry: no name, a name twice, no data, memory of the host where env is on a GPU, an address
- * that is not aligned for dtype, no such dtype, ndim or a size out of range; CAIRN_ENOMEM. */
+/* A set over count parameters whose weights (and gradients, where given) stay in the user's memory, which must outlive
+ * the set and belong to the environment's device: on a GPU pointers of cudaMalloc, on the CPU the host's. Slices of one
+ * large array are as good as any. Names and shapes are copied. Half parameters of such a set have masters once
+ * amp_initialize_params has made them; without, an update smaller than half a unit in the last place of a weight is
+ * lost.
+ * Errors: CAIRN_EINVAL names the entry: no name, a name twice, no data, memory of the host where env is on a GPU, an
+ * address that is not aligned for dtype, no such dtype, ndim or a size out of range; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count,
                                               cairn_param_set **out);
 
 /* Ends a set the user made; a module's set ends with the module. After its optimizers and contexts. */
 CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
 
-/* For a set the user made: weights, gradient or both of parameter i stand elsewhere from now on (memory was reallocated, or
- * a gradient has got its memory at the first backward). NULL = as it is. The old memory, which may be gone, is not looked at:
- * contents come along as with realloc. So weights are what they were (a master stays), and a gradient that waits for its step
- * stands in the new memory; where it does not, cairn_grads_taken comes before. A gradient in memory of Cairn's is kept.
- * Errors, which change nothing: CAIRN_EINVAL no such parameter, memory as cairn_param_set_create; CAIRN_ESTATE a module's
- * set, ddp has it, or a captured graph has the old memory; CAIRN_ENOMEM. */
+/* For a set the user made: weights, gradient or both of parameter i stand elsewhere from now on (memory was
+ * reallocated, or a gradient has got its memory at the first backward). NULL = as it is. The old memory, which may be
+ * gone, is not looked at: contents come along as with realloc. So weights are what they were (a master stays), and a
+ * gradient that waits for its step stands in the new memory; where it does not, cairn_grads_taken comes before. A
+ * gradient in memory of Cairn's is kept. Errors, which change nothing: CAIRN_EINVAL no such parameter, memory as
+ * cairn_param_set_create; CAIRN_ESTATE a module's set, ddp has it, or a captured graph has the old memory;
+ * CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad);
 
-/* For a set the user made: the gradients of parameters [first, first + count) have been written, whole. The next step of
- * their optimizer applies what stands in their memory then, and uses it up, taken or skipped: a further step finds no
- * gradient until it is declared again, and zero_grad is needed only to drop one that no step shall have.
+/* For a set the user made: the gradients of parameters [first, first + count) have been written, whole. The next step
+ * of their optimizer applies what stands in their memory then, and uses it up, taken or skipped: a further step finds
+ * no gradient until it is declared again, and zero_grad is needed only to drop one that no step shall have.
  *
- * Declared again before that step, the memory holds the gradient anew: overwritten, or added to in place, at one loss scale.
- * (To add in half precision is what half values do; one declaration after the last addition rounds once.) What shall be
- * added at another scale, or in f32 whatever the values, is first taken: cairn_grads_taken.
+ * Declared again before that step, the memory holds the gradient anew: overwritten, or added to in place, at one loss
+ * scale. (To add in half precision is what half values do; one declaration after the last addition rounds once.) What
+ * shall be added at another scale, or in f32 whatever the values, is first taken: cairn_grads_taken.
  *
- * Under amp gradients of f32 memory with half values are rounded in it here. Over several ranks ddp_create_params averages what is
- * declared; from here to ddp_wait it may then be neither read nor written. Without, gradients are the user's to average, before
- * this (or between amp_begin_step and amp_end_step).
- * Errors, which change nothing: CAIRN_EINVAL out of range, a module's set, a parameter without gradient memory; CAIRN_ESTATE
- * a gradient waits that was multiplied by another loss scale, or travels; as ddp_create, where ddp has the set. */
+ * Under amp gradients of f32 memory with half values are rounded in it here. Over several ranks ddp_create_params
+ * averages what is declared; from here to ddp_wait it may then be neither read nor written. Without, gradients are the
+ * user's to average, before this (or between amp_begin_step and amp_end_step).
+ * Errors, which change nothing: CAIRN_EINVAL out of range, a module's set, a parameter without gradient memory;
+ * CAIRN_ESTATE a gradient waits that was multiplied by another loss scale, or travels; as ddp_create, where ddp has the
+ * set. */
 CAIRN_API cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count);
 
-/* Accumulation over several backwards: gradients of these parameters that were declared ready are added to f32 accumulators,
- * each unscaled by its own loss's scale, and their memory may be written again, from 0. The step applies what has been
- * accumulated and what has been declared since. Parameters that wait for nothing are passed over; where there is one backward
- * a step, or all add in place at one scale, there is nothing to call. Errors: CAIRN_EINVAL; CAIRN_ESTATE gradients travel (ddp_wait comes first); CAIRN_ENOMEM. */
+/* Accumulation over several backwards: gradients of these parameters that were declared ready are added to f32
+ * accumulators, each unscaled by its own loss's scale, and their memory may be written again, from 0. The step applies
+ * what has been accumulated and what has been declared since. Parameters that wait for nothing are passed over; where
+ * there is one backward a step, or all add in place at one scale, there is nothing to call. Errors: CAIRN_EINVAL;
+ * CAIRN_ESTATE gradients travel (ddp_wait comes first); CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count);
 
-/* Forgets the gradients of all parameters of the set, accumulators too; results of the step stay (cairn_zero_grad ends them
- * too). Nothing is written to memory: a trainer that adds into its gradients clears them itself. NULL does nothing. */
+/* Forgets the gradients of all parameters of the set, accumulators too; results of the step stay (cairn_zero_grad ends
+ * them too). Nothing is written to memory: a trainer that adds into its gradients clears them itself. NULL does
+ * nothing. */
 CAIRN_API void cairn_param_set_zero_grad(cairn_param_set *set);
 
 CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
 
-/* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient (of a
- * set the user made, dtype stays what its memory is). The name is owned by the set. Errors: CAIRN_EINVAL; CAIRN_ENOMEM: of a
- * set the user made, gradient memory is made here where there is none. */
+/* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient
+ * (of a set the user made, dtype stays what its memory is). The name is owned by the set. Errors: CAIRN_EINVAL;
+ * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);
 
-/* In memory of the device: the f32 values that the optimizer updates: the master of a half parameter that has one, the f32 weights themselves;
- * NULL for a half parameter without a master, and for i out of range. */
+/* In memory of the device: the f32 values that the optimizer updates: the master of a half parameter that has one, the
+ * f32 weights themselves; NULL for a half parameter without a master, and for i out of range. */
 CAIRN_API float *cairn_param_master(const cairn_param_set *set, size_t i);
 
-/* To be called after writing weights through a raw pointer (on a GPU: after queueing that on cairn_cuda_stream): masters were
- * written = 1 re-rounds the half weights from the master, 0 takes the master from the half weights. f32 memory with half
- * values may be written with any f32 ones: the master takes them as they are, and they are rounded. Caches of parameter i are dropped. Errors: CAIRN_EINVAL. */
+/* To be called after writing weights through a raw pointer (on a GPU: after queueing that on cairn_cuda_stream):
+ * masters were written = 1 re-rounds the half weights from the master, 0 takes the master from the half weights. f32
+ * memory with half values may be written with any f32 ones: the master takes them as they are, and they are rounded.
+ * Caches of parameter i are dropped. Errors: CAIRN_EINVAL. */
 CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* Loss scalers: how large the scale is, and when it changes; and the explicit way to use one, as torch's GradScaler.
  *
- * A scaler is a state machine over "a gradient was infinite or NaN". It is told once for every step that its losses lead
- * to, however many losses, micro-batches and optimizers that step had. The scale stands in device memory; what is told here
- * is what is known of it: on the CPU all, on a GPU as late as cairn_step says.
+ * A scaler is a state machine over "a gradient was infinite or NaN". It is told once for every step that its losses
+ * lead to, however many losses, micro-batches and optimizers that step had. The scale stands in device memory; what is
+ * told here is what is known of it: on the CPU all, on a GPU as late as cairn_step says.
  * Threads: one thread per scaler at a time. */
 #ifndef CAIRN_SCALER_H
 #define CAIRN_SCALER_H
@@ -28,9 +28,9 @@ typedef enum amp_scaler_kind {
      * PyTorch 2.x. */
     AMP_SCALER_TORCH = 3,
     /* The first hysteresis - 1 overflows only use up hysteresis; it is refilled when the scale grows, or with
-     * consecutive_hysteresis by every clean step. Grows when the clean steps since the last overflow, but for the first,
-     * are a multiple of growth_interval. Source: deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler, of late 2025;
-     * before, it grew a clean step earlier. */
+     * consecutive_hysteresis by every clean step. Grows when the clean steps since the last overflow, but for the
+     * first, are a multiple of growth_interval. Source: deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler, of
+     * late 2025; before, it grew a clean step earlier. */
     AMP_SCALER_DEEPSPEED = 4,
     /* The first hysteresis - 1 overflows only use up hysteresis; it is refilled when the scale grows and not before.
      * Scale, floor and ceiling are f32. Source: megatron/core/optimizer/grad_scaler.py, DynamicGradScaler. */
@@ -81,7 +81,7 @@ struct amp_scaler_state {
     int64_t growth_tracker; /* clean steps since the scale changed; torch: _growth_tracker, apex: unskipped */
     int64_t updates;        /* in all; deepspeed: cur_iter */
     int64_t
-        last_overflow; /* the number of the update that found one last, from 0; -1: none; deepspeed: last_overflow_iter */
+        last_overflow; /* number of the update that found one last, from 0; -1: none; deepspeed: last_overflow_iter */
     int hysteresis, hysteresis_left;
     int consecutive_hysteresis;
     double user[4]; /* of an update of the user's own */
@@ -101,9 +101,9 @@ CAIRN_API double amp_scaler_scale_now(const amp_scaler *scaler);
 CAIRN_API cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_state *state);
 
 /* Takes every field but struct_size; a scale outside of [min_scale, max_scale] becomes the nearer of them, and
- * hysteresis_left comes into [0, hysteresis], but for AMP_SCALER_USER. Waits for the device. Errors, which change nothing:
- * CAIRN_EINVAL names a field that makes no sense, a state of AMP_SCALER_USER for a scaler without an update, or one whose
- * scale changes for a context that leaves no step out (skip_nonfinite);
+ * hysteresis_left comes into [0, hysteresis], but for AMP_SCALER_USER. Waits for the device. Errors, which change
+ * nothing: CAIRN_EINVAL names a field that makes no sense, a state of AMP_SCALER_USER for a scaler without an update,
+ * or one whose scale changes for a context that leaves no step out (skip_nonfinite);
  * CAIRN_ESTATE losses that were scaled wait for their step, or a graph is being recorded; CAIRN_EDEVICE. */
 CAIRN_API cairn_status amp_scaler_set_state(amp_scaler *scaler, const struct amp_scaler_state *state);
 

@@ -1,5 +1,6 @@
 /* Stores: a few keys and values that all processes of a run see, by which they find each other. PyTorch's TCPStore,
- * FileStore, HashStore and PrefixStore, and the same bytes on the wire: a process of torch and one of Cairn may share one.
+ * FileStore, HashStore and PrefixStore, and the same bytes on the wire: a process of torch and one of Cairn may share
+ * one.
  *
  * An environment makes and ends what it needs by itself (cairn_env_create); a program makes stores for what is its own:
  * to meet without a launcher (cairn_env_options.store), to agree on a file's name, to count.
@@ -9,11 +10,14 @@
  *         server hangs; finding a host's address takes what the system takes). A key that did not come by then is
  *         CAIRN_ETIMEOUT with its name, and the store lives on.
  * Threads one caller per store at a time; a hash store takes any number.
- * Forks   a store is of the process that made it: a child may destroy its copy of a TCP store, and do nothing else with one.
- * Errors  CAIRN_EINVAL a key or value beyond the limits, NULL where something must be; CAIRN_ENOMEM; CAIRN_ETIMEOUT; CAIRN_EPEER
- *         the server went away (every later call says so too); CAIRN_ESYSTEM a file that cannot be read or written.
+ * Forks   a store is of the process that made it: a child may destroy its copy of a TCP store, and do nothing else with
+ *         one.
+ * Errors  CAIRN_EINVAL a key or value beyond the limits, NULL where something must be; CAIRN_ENOMEM; CAIRN_ETIMEOUT;
+ *         CAIRN_EPEER the server went away (every later call says so too); CAIRN_ESYSTEM a file that cannot be read or
+ *         written.
  * Cost    TCP: one round trip a call, get two. Not for tensors.
- * Source  PyTorch torch/csrc/distributed/c10d/Store.hpp, TCPStore.cpp, FileStore.cpp, HashStore.cpp, PrefixStore.cpp. */
+ * Source  PyTorch torch/csrc/distributed/c10d/Store.hpp, TCPStore.cpp, FileStore.cpp, HashStore.cpp,
+ *         PrefixStore.cpp. */
 #ifndef CAIRN_STORE_H
 #define CAIRN_STORE_H
 
@@ -35,21 +39,21 @@ struct cairn_tcp_store_options {
 #define cairn_tcp_store_options(...) \
     (&(struct cairn_tcp_store_options){.struct_size = sizeof(struct cairn_tcp_store_options), __VA_ARGS__})
 
-/* Joins the store at host:port, retrying until somebody answers there or the timeout is over; it may be Cairn's or PyTorch's
- * of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips asking which). With is_server it is served
- * here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
+/* Joins the store at host:port, retrying until somebody answers there or the timeout is over; it may be Cairn's or
+ * PyTorch's of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips asking which). With is_server it is
+ * served here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
  * Errors: CAIRN_EINVAL host, port, options; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT nobody answered, or fewer than
  * world_size joined. torch: TCPStore */
 CAIRN_API cairn_status cairn_tcp_store_create(const char *host, int port, const struct cairn_tcp_store_options *options,
                                               cairn_store **out);
 
-/* Keeps everything in the file at path, which may be on a file system that machines share (with working locks). It is made
- * where it is not there. world_size stores use it, one a process or thread, none made before a fork; the last of them to
- * be destroyed removes it; 0 = nobody does. A process that is killed does no harm: what it wrote in part counts as not
- * written, and the file stays. Where an earlier run's file was left behind, its keys are still there: choose a new path
- * for each run. The file's bytes are Cairn's own: PyTorch's FileStore does not read them, nor the reverse. timeout:
- * seconds, 0 = CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL, also for a file that is something else; CAIRN_ESYSTEM;
- * later CAIRN_EPEER the file was removed or cut. torch: FileStore */
+/* Keeps everything in the file at path, which may be on a file system that machines share (with working locks). It is
+ * made where it is not there. world_size stores use it, one a process or thread, none made before a fork; the last of
+ * them to be destroyed removes it; 0 = nobody does. A process that is killed does no harm: what it wrote in part counts
+ * as not written, and the file stays. Where an earlier run's file was left behind, its keys are still there: choose a
+ * new path for each run. The file's bytes are Cairn's own: PyTorch's FileStore does not read them, nor the reverse.
+ * timeout: seconds, 0 = CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL, also for a file that is something else;
+ * CAIRN_ESYSTEM; later CAIRN_EPEER the file was removed or cut. torch: FileStore */
 CAIRN_API cairn_status cairn_file_store_create(const char *path, int world_size, double timeout, cairn_store **out);
 
 /* For the threads of one process. timeout as above. torch: HashStore */
@@ -71,7 +75,8 @@ CAIRN_API int cairn_store_port(const cairn_store *store);
 /* Sets key, over any earlier value. A TCP store returns before the server has seen it; the order of calls is kept. */
 CAIRN_API cairn_status cairn_store_set(cairn_store *store, const char *key, const void *value, size_t nbytes);
 
-/* Waits for key. *value is the caller's, with a NUL beyond *nbytes; free it with cairn_store_free. nbytes may be NULL. */
+/* Waits for key. *value is the caller's, with a NUL beyond *nbytes; free it with cairn_store_free. nbytes may be
+ * NULL. */
 CAIRN_API cairn_status cairn_store_get(cairn_store *store, const char *key, void **value, size_t *nbytes);
 CAIRN_API void cairn_store_free(void *value);
 
@@ -86,8 +91,9 @@ CAIRN_API cairn_status cairn_store_wait(cairn_store *store, const char *const *k
 /* *present = 1 where all n keys are there now. */
 CAIRN_API cairn_status cairn_store_check(cairn_store *store, const char *const *keys, size_t n, int *present);
 
-/* Where key holds expected, or is missing and nexpected is 0: sets it to desired. *value is what key holds then, or, for a
- * missing key and another expectation, expected again (as torch's does); the caller's, as get's. value may be NULL. */
+/* Where key holds expected, or is missing and nexpected is 0: sets it to desired. *value is what key holds then, or,
+ * for a missing key and another expectation, expected again (as torch's does); the caller's, as get's. value may be
+ * NULL. */
 CAIRN_API cairn_status cairn_store_compare_set(cairn_store *store, const char *key, const void *expected,
                                                size_t nexpected, const void *desired, size_t ndesired, void **value,
                                                size_t *nbytes);

@@ -1,11 +1,11 @@
 /* Tensors, and the graph that their operations leave behind.
  *
- * Results belong to the environment's tape and live until the next cairn_zero_grad of an optimizer of that environment, or,
- * made between cairn_no_grad_begin and cairn_no_grad_end, until the latter; cairn_tensor_keep holds one longer. Use of a
- * result in the three steps after its own is an error, not a crash; later its place may hold another result. Leaf tensors
- * (cairn_randn, cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
- * Graph-building calls return NULL on error, and NULL in gives NULL out: the first cause stays in cairn_last_error() and
- * cairn_backward(NULL) returns its status.
+ * Results belong to the environment's tape and live until the next cairn_zero_grad of an optimizer of that environment,
+ * or, made between cairn_no_grad_begin and cairn_no_grad_end, until the latter; cairn_tensor_keep holds one longer. Use
+ * of a result in the three steps after its own is an error, not a crash; later its place may hold another result. Leaf
+ * tensors (cairn_randn, cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
+ * Graph-building calls return NULL on error, and NULL in gives NULL out: the first cause stays in cairn_last_error()
+ * and cairn_backward(NULL) returns its status.
  * Threads: one thread per environment at a time.
  * Types: f32, f16, bf16; f64 to check by; i32, i64 for indices; bool for masks. */
 #ifndef CAIRN_TENSOR_H
@@ -20,8 +20,8 @@ extern "C" {
 
 typedef struct cairn_tensor cairn_tensor;
 
-/* A shape as an argument: CAIRN_SHAPE(64, 1024) is "2, (int64_t[]){64, 1024}". C only, as all macros that make arrays or
- * options: C++ has no such literals, so there name an array: const int64_t shape[] = {64, 1024}; f(2, shape). */
+/* A shape as an argument: CAIRN_SHAPE(64, 1024) is "2, (int64_t[]){64, 1024}". C only, as all macros that make arrays
+ * or options: C++ has no such literals, so there name an array: const int64_t shape[] = {64, 1024}; f(2, shape). */
 #define CAIRN_SHAPE(...)                                                           \
     (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) { \
         __VA_ARGS__                                                                \
@@ -51,35 +51,35 @@ CAIRN_API cairn_tensor *cairn_arange(cairn_env *env, cairn_dtype dtype, double s
 CAIRN_API cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                           const void *data);
 
-/* A leaf over the user's memory, without a copy: data is of the environment's device, aligned for dtype, and outlives the
- * tensor. stride: in elements, not negative; NULL = dense rows. Writing to data shows in the tensor at once, and a graph
- * that still waits for its backward sees it. torch.from_numpy */
+/* A leaf over the user's memory, without a copy: data is of the environment's device, aligned for dtype, and outlives
+ * the tensor. stride: in elements, not negative; NULL = dense rows. Writing to data shows in the tensor at once, and a
+ * graph that still waits for its backward sees it. torch.from_numpy */
 CAIRN_API cairn_tensor *cairn_tensor_over(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                           const int64_t *stride, void *data);
 
-/* New values for a leaf in its old memory, n elements of its dtype in row-major order: the next batch. values may be used
- * again at once. A graph that still waits for its backward sees the new ones. A module's buffer that amp made half is
- * written in the type that it was added with, so that modules need not know the level.
- * Errors: CAIRN_EINVAL n is not the tensor's, or the leaf is over memory that is not dense; CAIRN_ESTATE not a leaf, or a
- * graph is being recorded; CAIRN_EDEVICE. torch.Tensor.copy_ */
+/* New values for a leaf in its old memory, n elements of its dtype in row-major order: the next batch. values may be
+ * used again at once. A graph that still waits for its backward sees the new ones. A module's buffer that amp made half
+ * is written in the type that it was added with, so that modules need not know the level.
+ * Errors: CAIRN_EINVAL n is not the tensor's, or the leaf is over memory that is not dense; CAIRN_ESTATE not a leaf, or
+ * a graph is being recorded; CAIRN_EDEVICE. torch.Tensor.copy_ */
 CAIRN_API cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n);
 
 /* Makes a leaf's gradient wanted. Errors: CAIRN_EINVAL NULL, or no float; CAIRN_ESTATE not a leaf, or a parameter. */
 CAIRN_API cairn_status cairn_tensor_require_grad(cairn_tensor *leaf);
 
-/* The gradient of a leaf that wants one, f32, dense, owned by the leaf, in memory of the environment's device: the host may
- * read it on the CPU alone. NULL before a backward reached it, and for an f64 leaf. It is of the loss that cairn_backward was
- * given: after amp_backward it is multiplied by the loss scale. Further backwards add to it; cairn_tensor_clear_grad starts
- * again. */
+/* The gradient of a leaf that wants one, f32, dense, owned by the leaf, in memory of the environment's device: the host
+ * may read it on the CPU alone. NULL before a backward reached it, and for an f64 leaf. It is of the loss that
+ * cairn_backward was given: after amp_backward it is multiplied by the loss scale. Further backwards add to it;
+ * cairn_tensor_clear_grad starts again. */
 CAIRN_API const float *cairn_tensor_grad(const cairn_tensor *leaf);
 CAIRN_API void cairn_tensor_clear_grad(cairn_tensor *leaf);
 
-/* Copies the gradient of a leaf out, n elements, converted to f64; waits for the device. Zeros where no backward reached
- * the leaf. Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE not a leaf that wants a gradient. */
+/* Copies the gradient of a leaf out, n elements, converted to f64; waits for the device. Zeros where no backward
+ * reached the leaf. Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE not a leaf that wants a gradient. */
 CAIRN_API cairn_status cairn_tensor_read_grad(const cairn_tensor *leaf, double *values, size_t n);
 
-/* Ends a leaf or a kept result. A step that uses it (its graph, a view) goes on doing so: the memory is freed when that step
- * is over, with the next cairn_zero_grad, or with its no_grad. What cairn_tensor_over was given must stay as long.
+/* Ends a leaf or a kept result. A step that uses it (its graph, a view) goes on doing so: the memory is freed when that
+ * step is over, with the next cairn_zero_grad, or with its no_grad. What cairn_tensor_over was given must stay as long.
  * Of a result, a parameter or a buffer: nothing happens but *tensor = NULL. */
 CAIRN_API void cairn_tensor_destroy(cairn_tensor **tensor);
 
@@ -94,20 +94,21 @@ CAIRN_API int64_t cairn_tensor_size(const cairn_tensor *t, int dim); /* a negati
 CAIRN_API int64_t cairn_tensor_stride(const cairn_tensor *t, int dim); /* in elements; likewise */
 CAIRN_API size_t cairn_tensor_numel(const cairn_tensor *t);
 
-/* Copies the values out: n elements in row-major order, converted to f32; waits for the device. Errors: CAIRN_EINVAL n is
- * not the tensor's; CAIRN_ESTATE stale, or a graph is being recorded; CAIRN_EDEVICE. */
+/* Copies the values out: n elements in row-major order, converted to f32; waits for the device. Errors: CAIRN_EINVAL n
+ * is not the tensor's; CAIRN_ESTATE stale, or a graph is being recorded; CAIRN_EDEVICE. */
 CAIRN_API cairn_status cairn_tensor_read(const cairn_tensor *t, float *values, size_t n);
 
-/* The same, converted to dtype: read_as(t, CAIRN_I64, ...) for indices, CAIRN_F64, or the tensor's own for its bits. Floats
- * are cut towards 0 to be integers; what an integer type cannot hold becomes its nearest value, and NaN 0. */
+/* The same, converted to dtype: read_as(t, CAIRN_I64, ...) for indices, CAIRN_F64, or the tensor's own for its bits.
+ * Floats are cut towards 0 to be integers; what an integer type cannot hold becomes its nearest value, and NaN 0. */
 CAIRN_API cairn_status cairn_tensor_read_as(const cairn_tensor *t, cairn_dtype dtype, void *values, size_t n);
 
-/* The value of a tensor of one element; NaN on error (then cairn_last_error tells). Waits for the device, as read does. */
+/* The value of a tensor of one element; NaN on error (then cairn_last_error tells). Waits for the device, as read
+ * does. */
 CAIRN_API float cairn_tensor_item(const cairn_tensor *t);
 
-/* The tensor for people, as torch prints it: nested brackets, at most three of the first and last of each dimension where
- * there are over a thousand elements, then shape and type: "tensor([[1., 2.]], shape=[1, 2], dtype=f32)". Returns the
- * length of the whole text without its final 0, of which as much as fits is in text (NULL, 0 = only the length), as
+/* The tensor for people, as torch prints it: nested brackets, at most three of the first and last of each dimension
+ * where there are over a thousand elements, then shape and type: "tensor([[1., 2.]], shape=[1, 2], dtype=f32)". Returns
+ * the length of the whole text without its final 0, of which as much as fits is in text (NULL, 0 = only the length), as
  * snprintf does; -1 on error. Waits for the device, as read does. */
 CAIRN_API int cairn_tensor_format(const cairn_tensor *t, char *text, size_t nbytes);
 
@@ -116,13 +117,13 @@ CAIRN_API cairn_status cairn_tensor_print(const cairn_tensor *t);
 
 /* ---- the graph ---- */
 
-/* Walks the tape back from loss (one element) and leaves every wanted gradient in its place. Weight gradients come before
- * input gradients. Returns after what listens to gradients (ddp) has settled. The graph is consumed.
+/* Walks the tape back from loss (one element) and leaves every wanted gradient in its place. Weight gradients come
+ * before input gradients. Returns after what listens to gradients (ddp) has settled. The graph is consumed.
  * Errors: the cause of a NULL loss; CAIRN_EINVAL more than one element, or nothing in it wants a gradient; CAIRN_ESTATE
- * stale, consumed, or a module whose parameters are in the graph has been destroyed; CAIRN_ENOMEM; what a listener reports
- * (CAIRN_EPEER, CAIRN_ETIMEOUT); what went wrong on the device in this step, as a target that is no class (CAIRN_EINVAL):
- * every backward of the step tells it, and every read of a result, until the next step begins. Nothing waits for the
- * device. */
+ * stale, consumed, or a module whose parameters are in the graph has been destroyed; CAIRN_ENOMEM; what a listener
+ * reports (CAIRN_EPEER, CAIRN_ETIMEOUT); what went wrong on the device in this step, as a target that is no class
+ * (CAIRN_EINVAL): every backward of the step tells it, and every read of a result, until the next step begins. Nothing
+ * waits for the device. */
 CAIRN_API cairn_status cairn_backward(cairn_tensor *loss);
 
 struct cairn_backward_options {
@@ -147,23 +148,26 @@ CAIRN_API cairn_status cairn_no_grad_end(cairn_env *env);
 CAIRN_API cairn_tensor *cairn_detach(cairn_tensor *x);
 
 /* Anomaly mode: every operation's result, and every gradient, is looked at as it is made, and the first infinity or NaN
- * ends the forward or the backward with CAIRN_ENUMERIC and a sentence that names the operation, its inputs' shapes and the
- * number of bad values, and the input that was bad before, if one was. It looks at infinities too, which PyTorch's does not:
- * at those with which a dynamic loss scale finds its size, so begin with a small one (the sentence says that a loss is
- * scaled). What comes from outside is not looked at, and an infinity is none of an operation's doing where an input of it,
- * or the gradient that comes to it, holds one already: scores plus a mask of -inf are no anomaly; a NaN always is. Slow, for finding bugs; on the CPU alone (on another device: a warning). torch.autograd.set_detect_anomaly */
+ * ends the forward or the backward with CAIRN_ENUMERIC and a sentence that names the operation, its inputs' shapes and
+ * the number of bad values, and the input that was bad before, if one was. It looks at infinities too, which PyTorch's
+ * does not: at those with which a dynamic loss scale finds its size, so begin with a small one (the sentence says that
+ * a loss is scaled). What comes from outside is not looked at, and an infinity is none of an operation's doing where an
+ * input of it, or the gradient that comes to it, holds one already: scores plus a mask of -inf are no anomaly; a NaN
+ * always is. Slow, for finding bugs; on the CPU alone (on another device: a warning).
+ * torch.autograd.set_detect_anomaly */
 CAIRN_API void cairn_detect_anomaly(cairn_env *env, cairn_switch on);
 
 /* Forgets what fn computes in between and computes it again in backward: memory for time. fn(ctx, inputs, count) builds
- * the result from inputs by operations and modules; it runs now, without a graph, and once more in backward, with the same
- * random numbers and under the casts that hold now (autocast.h), so it must do the same both times (what it changes beside, as the running statistics of batch_norm, it
- * changes twice), and must not begin a step (cairn_zero_grad). Results from outside must be among the inputs; gradients
- * reach these, and every leaf and parameter that fn uses, as they would without the checkpoint, in the same order; but under
- * O1 a parameter that is used outside too is cast once more, so that what it gets from there is added in f32 and not in
- * half. What fn makes is gone when it returns, but for its result. NULL with CAIRN_ESTATE where fn breaks these rules;
- * backward tells with CAIRN_ESTATE where the operations, the shapes of their results, or the tensors outside that they reach
- * were others there than before. torch.utils.checkpoint.checkpoint(use_reentrant=True), after Chen et al., "Training Deep
- * Nets with Sublinear Memory Cost", 2016. */
+ * the result from inputs by operations and modules; it runs now, without a graph, and once more in backward, with the
+ * same random numbers and under the casts that hold now (autocast.h), so it must do the same both times (what it
+ * changes beside, as the running statistics of batch_norm, it changes twice), and must not begin a step
+ * (cairn_zero_grad). Results from outside must be among the inputs; gradients reach these, and every leaf and parameter
+ * that fn uses, as they would without the checkpoint, in the same order; but under O1 a parameter that is used outside
+ * too is cast once more, so that what it gets from there is added in f32 and not in half. What fn makes is gone when it
+ * returns, but for its result. NULL with CAIRN_ESTATE where fn breaks these rules; backward tells with CAIRN_ESTATE
+ * where the operations, the shapes of their results, or the tensors outside that they reach were others there than
+ * before. torch.utils.checkpoint.checkpoint(use_reentrant=True), after Chen et al., "Training Deep Nets with Sublinear
+ * Memory Cost", 2016. */
 typedef cairn_tensor *(*cairn_checkpoint_fn)(void *ctx, cairn_tensor *const *inputs, int count);
 CAIRN_API cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count);
 
@@ -187,9 +191,9 @@ struct cairn_custom_op {
                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count);
 };
 
-/* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions becomes
- * the call's, or backward's. Under O1 inputs come as they are, unless amp_set_op_cast has said otherwise of op's name; y's type
- * stays what was said. torch.autograd.Function */
+/* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions
+ * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_set_op_cast has said otherwise of
+ * op's name; y's type stays what was said. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);
 

@@ -2,7 +2,8 @@
  *
  * 0.7.0  data parallelism whole: every mode of torch's and apex's, own buffers, SyncBatchNorm, samplers, cairn-plan
  * 0.6.0  groups over shared memory, MPI, gloo and NCCL; more collectives, messages, groups made from groups
- * 0.5.0  started by torchrun, mpirun, srun, cairn-run on several machines, or cairn_spawn; stores that speak torch's protocol
+ * 0.5.0  started by torchrun, mpirun, srun, cairn-run on several machines, or cairn_spawn; stores that speak torch's
+ *        protocol
  * 0.4.0  amp whole: types by scope, five scalers, many models and losses, trainers with buffers of their own
  * 0.3.0  tensors with views, the operations of BERT and ResNet, modules to build with: on the CPU
  * 0.2.0  one NVIDIA GPU: a step without the host, graphs, streams of the user's

@@ -1,10 +1,10 @@
 /* The pool.
  *
  * One job at a time, that of whoever holds `in_use`; everybody else works alone. A worker that finds a job open counts
- * itself in, looks again whether one is open (it may have ended in between, and another begun: that one is as good), takes
- * pieces from a counter until there are none, and counts itself out. The caller takes pieces too, closes the job when none
- * is left and waits for those counted in; so nobody waits for a worker that still sleeps. Workers look for a job for a
- * while (SPINS) before they sleep, since a training step has hundreds of passes, one after another.
+ * itself in, looks again whether one is open (it may have ended in between, and another begun: that one is as good),
+ * takes pieces from a counter until there are none, and counts itself out. The caller takes pieces too, closes the job
+ * when none is left and waits for those counted in; so nobody waits for a worker that still sleeps. Workers look for a
+ * job for a while (SPINS) before they sleep, since a training step has hundreds of passes, one after another.
  *
  * A child of fork has none of its parent's threads: it begins as if it had never had a pool. */
 #include "core/parallel.h"

@@ -2,8 +2,8 @@
  *
  * One pool a process, made when somebody first asks for more than one thread; a rank has one thread unless
  * OMP_NUM_THREADS or cairn_set_num_threads says otherwise. Work is cut where the caller says, never by the number of
- * threads: results do not depend on it. A call that finds the pool busy (a second environment in another thread), or that
- * comes from within a body, runs all of its work itself. */
+ * threads: results do not depend on it. A call that finds the pool busy (a second environment in another thread), or
+ * that comes from within a body, runs all of its work itself. */
 #ifndef CAIRN__CORE_PARALLEL_H
 #define CAIRN__CORE_PARALLEL_H
 

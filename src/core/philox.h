@@ -41,9 +41,9 @@ CAIRN__HOST_DEVICE static inline float cairn__uniform(uint32_t word) {
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* ln x for x in [2^-24, 1]. x = m * 2^e with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(s), s = (m-1)/(m+1), |s| < 0.172,
- * by its series up to s^11: what is left is under 2^-34 of the result, and with the roundings of f32 the whole is within
- * 2^-22.5 of ln x, relatively (worst over all 2^24 uniforms: 2^-22.65). */
+/* ln x for x in [2^-24, 1]. x = m * 2^e with m in [sqrt(1/2), sqrt(2)); ln m = 2 atanh(s), s = (m-1)/(m+1), |s| <
+ * 0.172, by its series up to s^11: what is left is under 2^-34 of the result, and with the roundings of f32 the whole
+ * is within 2^-22.5 of ln x, relatively (worst over all 2^24 uniforms: 2^-22.65). */
 CAIRN__HOST_DEVICE static inline float cairn__log_unit(float x) {
     uint32_t u = cairn__f32_bits(x);
     uint32_t lowered = u - 0x3f3504f3u; /* bits of sqrt(1/2) */
@@ -60,8 +60,8 @@ CAIRN__HOST_DEVICE static inline float cairn__log_unit(float x) {
     return (float)e * 0x1.62e430p-1f + (2.0f * s + tail); /* ln 2 */
 }
 
-/* cos and sin of 2*pi*word/2^32. The two top bits are the quadrant; within it the angle is taken from the middle, so that
- * |a| <= pi/4, and turned back by pi/4 at the end. Taylor to a^9 and a^8: what is left is under 2^-25, and with
+/* cos and sin of 2*pi*word/2^32. The two top bits are the quadrant; within it the angle is taken from the middle, so
+ * that |a| <= pi/4, and turned back by pi/4 at the end. Taylor to a^9 and a^8: what is left is under 2^-25, and with
  * the 26 bits of the angle that are used and the roundings of f32 each is within 2^-22 absolutely (found: 2^-22.35). */
 CAIRN__HOST_DEVICE static inline void cairn__cos_sin_turn(uint32_t word, float *cosine, float *sine) {
     uint32_t quadrant = word >> 30;

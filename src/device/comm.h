@@ -1,9 +1,9 @@
-/* What a device's communication library does for groups whose ranks compute on such devices, a rank a device: NCCL for GPUs.
- * It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs meet: one rank
- * alone never loads NCCL. Who may call what when, and what happens when something fails, is dist/nccl's.
+/* What a device's communication library does for groups whose ranks compute on such devices, a rank a device: NCCL for
+ * GPUs. It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs meet: one
+ * rank alone never loads NCCL. Who may call what when, and what happens when something fails, is dist/nccl's.
  *
- * A communicator has a stream of its own on the device, of higher priority than the device's. What is given to it runs in
- * order, beside the device's stream; follow and await are how the two wait for each other, and the host waits for
+ * A communicator has a stream of its own on the device, of higher priority than the device's. What is given to it runs
+ * in order, beside the device's stream; follow and await are how the two wait for each other, and the host waits for
  * neither. No call blocks, but free and close. */
 #ifndef CAIRN__DEVICE_COMM_H
 #define CAIRN__DEVICE_COMM_H
@@ -34,15 +34,15 @@ enum cairn__comm_op {
 
 struct cairn__comm_reduction {
     enum cairn__comm_op op;
-    int halvings; /* of sums of f16 and bf16: each term is multiplied by 2^-halvings, exactly but for subnormals; else 0 */
+    int halvings; /* of sums of f16 and bf16: each term is multiplied by 2^-halvings, exactly but for subnormals */
 };
 
 /* Marks of a communicator, by number: each is a place in its stream. */
 enum { CAIRN__COMM_MARKS = 128 };
 
-/* One thread at a time calls the functions of a communicator, but await: beside any other. Errors, as sentences that name the library's error and what to
- * do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection; CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After
- * one the communicator can be aborted and closed. */
+/* One thread at a time calls the functions of a communicator, but await: beside any other. Errors, as sentences that
+ * name the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
+ * CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
     const char *name;                           /* "nccl" */
@@ -51,19 +51,19 @@ struct cairn__comm_ops {
     cairn_status (*place)(struct cairn_device *d, char *text, size_t nbytes);
     cairn_status (*unique_id)(struct cairn__comm_id *out);
 
-    /* Begins to connect the ranks; ready once state is not busy any more. *out is the caller's to close, where it is not
-     * NULL, also after a failure. */
+    /* Begins to connect the ranks; ready once state is not busy any more. *out is the caller's to close, where it is
+     * not NULL, also after a failure. */
     cairn_status (*init)(struct cairn_device *d, const struct cairn__comm_id *id, int rank, int size,
                          struct cairn__comm **out);
-    /* Without waiting: the first failure, be it of a call or of what runs; *busy: a call is still at work in the background,
-     * and nothing but state and abort may be called. */
+    /* Without waiting: the first failure, be it of a call or of what runs; *busy: a call is still at work in the
+     * background, and nothing but state and abort may be called. */
     cairn_status (*state)(struct cairn__comm *c, bool *busy);
     void (*finalize)(struct cairn__comm *c); /* begins to leave in order; busy until the others need it no more */
     void (*abort)(struct cairn__comm *c);    /* whatever runs ends; await, passed, free and close are still fine */
     void (*close)(struct cairn__comm **c);   /* finalized and not busy, or aborted, which it does itself otherwise */
 
-    /* Memory of the device that is registered with the communicator, undefined, of a multiple of 4 bytes. CAIRN_ENOMEM leaves
-     * the communicator as it is. free waits for what is queued. */
+    /* Memory of the device that is registered with the communicator, undefined, of a multiple of 4 bytes. CAIRN_ENOMEM
+     * leaves the communicator as it is. free waits for what is queued. */
     cairn_status (*alloc)(struct cairn__comm *c, size_t nbytes, void **out);
     void (*free)(struct cairn__comm *c, void *memory);
 
@@ -90,7 +90,8 @@ struct cairn__comm_ops {
     cairn_status (*passed)(struct cairn__comm *c, int mark, bool *passed); /* it ran; never of a recorded mark */
 };
 
-/* Opens the module libcairn_<name>.so once. Errors: CAIRN_ENOTBUILT names the meson option; CAIRN_ESYSTEM; CAIRN_EINTERNAL. */
+/* Opens the module libcairn_<name>.so once. Errors: CAIRN_ENOTBUILT names the meson option; CAIRN_ESYSTEM;
+ * CAIRN_EINTERNAL. */
 cairn_status cairn__comm_find(const char *name, const struct cairn__comm_ops **out);
 
 #ifdef __cplusplus

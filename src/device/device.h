@@ -9,8 +9,8 @@
 #include "device/math_passes.h"
 #include "device/passes.h"
 
-/* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when trans_a;
- * B is [k, n], or [n, k] when trans_b. Products and sums are f32, C is rounded once. Where C is
+/* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when
+ * trans_a; B is [k, n], or [n, k] when trans_b. Products and sums are f32, C is rounded once. Where C is
  * empty nothing is computed, row_sums neither. */
 struct cairn__matmul {
     int64_t m, n, k;
@@ -101,8 +101,8 @@ void cairn__device_close(struct cairn_device **device);
 /* This process has opened a GPU at some time: what it forks cannot. */
 bool cairn__device_gpu_was_open(void);
 
-/* For what cannot be recorded: while a graph is, CAIRN_ESTATE with `advice`, and the recording is given up whatever the step
- * makes of the status. CAIRN_OK otherwise. */
+/* For what cannot be recorded: while a graph is, CAIRN_ESTATE with `advice`, and the recording is given up whatever the
+ * step makes of the status. CAIRN_OK otherwise. */
 cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice);
 
 /* 64-byte aligned, undefined. While a graph is recorded: CAIRN_ESTATE. CAIRN_ENOMEM tells who holds what. */

@@ -10,7 +10,8 @@ struct cairn__tape;
 struct cairn__kept_store;
 struct cairn__sync_channel;
 
-/* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk through. */
+/* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk
+ * through. */
 struct cairn__report_reader {
     cairn_status (*read)(struct cairn__report_reader *reader); /* never waits; the status of the worst report */
     struct cairn__report_reader *next;
@@ -49,11 +50,12 @@ struct cairn_env {
     struct cairn__report_reader *readers;
     struct cairn__unresolved *unresolved;
 
-    /* Every rank's n words of the host, in rank order: all [size * n]. All ranks call it; waits for them. The group's. */
+    /* Every rank's n words of the host, in rank order: all [size * n]. All ranks call it; waits for them. The
+     * group's. */
     cairn_status (*gather)(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n);
 
-    /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. false: not now,
-     * within a backward or a checkpoint; nothing has changed. */
+    /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. false: not
+     * now, within a backward or a checkpoint; nothing has changed. */
     bool (*begin_step)(struct cairn_env *env);
 
     /* A tape of its own for a graph's step, to stand in `tape` while it runs; and its end. nn's too. */
@@ -92,8 +94,8 @@ static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
     return st;
 }
 
-/* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | rank): every rank and every
- * tensor has numbers of its own, and each can be made alone. */
+/* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | rank): every rank and
+ * every tensor has numbers of its own, and each can be made alone. */
 static inline uint64_t cairn__env_next_stream(struct cairn_env *env) {
     return env->next_stream++ << 16 | (uint64_t)env->rank;
 }

@@ -2,8 +2,8 @@
  *
  * The step runs on a tape of its own, so that the addresses that are recorded are nobody else's, and its results stay.
  * The recording queues nothing, so the replay that records also launches. What goes wrong while recording has changed
- * nothing on the device; the object then gives up recording for good, since a step that cannot be recorded once will not be
- * the next time either, and runs the step as a device without graphs does. */
+ * nothing on the device; the object then gives up recording for good, since a step that cannot be recorded once will
+ * not be the next time either, and runs the step as a device without graphs does. */
 #include "cairn/graph.h"
 
 #include <stdio.h>

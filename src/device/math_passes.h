@@ -2,9 +2,9 @@
  * without it has d->math NULL, and nn refuses the operations that need it with a sentence. The CPU has it.
  *
  * Rules that hold for all, besides those of passes.h:
- *   - Operands are views of type f32, f16, bf16 or f64, with equal types among what one call computes with unless it says
- *     otherwise. Arithmetic is R: f32, or f64 where the operands are. Halves are widened on the way in and rounded once
- *     on the way out.
+ *   - Operands are views of type f32, f16, bf16 or f64, with equal types among what one call computes with unless it
+ *     says otherwise. Arithmetic is R: f32, or f64 where the operands are. Halves are widened on the way in and rounded
+ *     once on the way out.
  *   - nn has checked shapes and types: sizes match, indices and masks excepted, which only the pass can look at. Empty
  *     views are valid everywhere.
  *   - "dense" views are row-major without gaps; others may have any strides.
@@ -26,8 +26,8 @@
  * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone.
  *
  * A batch of which x is a share (channels alone) is normalised in two calls, between which somebody brings the shares'
- * numbers together. In `shared`, f64 [1 + 2 channels], stand how many values a channel has and then two numbers of each:
- * mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
+ * numbers together. In `shared`, f64 [1 + 2 channels], stand how many values a channel has and then two numbers of
+ * each: mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
  *     tells   writes `shared` of this share, in backward also dweight and dbias, and no y or dx
  *     takes   reads `shared` of the whole batch, and writes the rest */
 enum cairn__norm_kind { CAIRN__NORM_ROWS = 1, CAIRN__NORM_RMS, CAIRN__NORM_CHANNELS, CAIRN__NORM_GROUPS };
@@ -50,8 +50,9 @@ struct cairn__norm {
     void *dx, *dweight, *dbias; /* each may be NULL: not wanted */
 };
 
-/* 1-D and 2-D convolution, torch's cross-correlation: x [N, C, H, W], w [K, C / groups, R, S], y [N, K, P, Q], dense. 1-D
- * has H = R = 1. With transposed, y is x's shape's gradient: w [C, K / groups, R, S], and output_padding is in P and Q. */
+/* 1-D and 2-D convolution, torch's cross-correlation: x [N, C, H, W], w [K, C / groups, R, S], y [N, K, P, Q], dense.
+ * 1-D has H = R = 1. With transposed, y is x's shape's gradient: w [C, K / groups, R, S], and output_padding is in P
+ * and Q. */
 struct cairn__conv {
     cairn_dtype dtype; /* of all */
     int64_t n, c, h, w, k, r, s, p, q, groups;
@@ -80,11 +81,11 @@ struct cairn__pool {
 };
 
 /* Scaled dot-product attention, softmax(scale * Q K^T + mask) V, over blocks: no T x S matrix in memory.
- * q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], y [B, H, T, E], views of any strides whose last is 1, as are gradients.
- * mask: [B, H, T, S] with strides 0 where it is shared, of the type of q (added) or bool (1 = may attend); data NULL =
- * none. causal: row t sees columns up to t. A row that sees nothing gives zeros. lse: R [B, H, T], the logarithm of the sum
- * of e^scores, for backward. Dropout falls on the probabilities: element [b, h, t, s] by number ((b H + h) T + t) S + s of
- * the random stream, as the pass `dropout` has it. */
+ * q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], y [B, H, T, E], views of any strides whose last is 1, as are
+ * gradients. mask: [B, H, T, S] with strides 0 where it is shared, of the type of q (added) or bool (1 = may attend);
+ * data NULL = none. causal: row t sees columns up to t. A row that sees nothing gives zeros. lse: R [B, H, T], the
+ * logarithm of the sum of e^scores, for backward. Dropout falls on the probabilities: element [b, h, t, s] by number
+ * ((b H + h) T + t) S + s of the random stream, as the pass `dropout` has it. */
 struct cairn__attention {
     struct cairn__view q, k, v, y, mask;
     void *lse;
@@ -95,11 +96,12 @@ struct cairn__attention {
     struct cairn__view dy, dq, dk, dv; /* backward: data NULL = not wanted, but dy */
 };
 
-/* Losses over rows of scores, with a class a row. x dense [rows, classes, inner], target dense [rows, inner] i64 or i32.
+/* Losses over rows of scores, with a class a row. x dense [rows, classes, inner], target dense [rows, inner] i64 or
+ * i32.
  *     cross entropy   lse - x[target], smoothed:  (1 - s) * that + s / classes * sum over c of w[c] (lse - x[c])
  *     nll             -x[target], x logarithms of probabilities already
- * each times weight[target] for the first part; a mean divides by the sum of weight[target] over rows not ignored. A target
- * that is neither a class nor ignore_index raises *bad_target. */
+ * each times weight[target] for the first part; a mean divides by the sum of weight[target] over rows not ignored. A
+ * target that is neither a class nor ignore_index raises *bad_target. */
 struct cairn__class_loss {
     bool from_logits; /* cross entropy */
     cairn_dtype dtype;
@@ -120,13 +122,13 @@ struct cairn__class_loss {
 };
 
 struct cairn__math {
-    /* ---- element by element, over dst's shape; x are views of that shape, strides 0 where broadcast. Types may differ:
-     * each is converted to R on the way, which is f64 where any operand is f64, i32 or i64 ---- */
+    /* ---- element by element, over dst's shape; x are views of that shape, strides 0 where broadcast. Types may
+     * differ: each is converted to R on the way, which is f64 where any operand is f64, i32 or i64 ---- */
     void (*map)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                 const struct cairn__view *x,
                 const double *numbers); /* numbers: [CAIRN__MAP_NUMBERS], may be NULL where f takes none */
-    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is over the 16 lanes and the tree
-     * of kernels.h, element by element in row-major order, each term rounded to R. */
+    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is over the 16 lanes and the
+     * tree of kernels.h, element by element in row-major order, each term rounded to R. */
     void (*map_sum)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                     const struct cairn__view *x, const double *numbers, double divisor);
 
@@ -135,11 +137,12 @@ struct cairn__math {
     /* dst = round(post(fold of x) / divisor), post = sqrt where `root`. Halves are summed in f32. */
     void (*fold)(struct cairn_device *d, enum cairn__fold f, const struct cairn__view *dst, const struct cairn__view *x,
                  double divisor, bool root);
-    /* dst = round(sum of (x - mean)^2 / divisor), mean of dst's shape in R (written): variance, or with root the deviation. */
+    /* dst = round(sum of (x - mean)^2 / divisor), mean of dst's shape in R (written): variance, or with root the
+     * deviation. */
     void (*variance)(struct cairn_device *d, const struct cairn__view *dst, void *mean, const struct cairn__view *x,
                      double divisor, bool root);
-    /* index (i64) of the first maximum, NaN above all, along `axis`; index has x's shape with size 1 there. value may be
-     * NULL: the maximum itself. least: minimum. */
+    /* index (i64) of the first maximum, NaN above all, along `axis`; index has x's shape with size 1 there. value may
+     * be NULL: the maximum itself. least: minimum. */
     void (*arg_max)(struct cairn_device *d, const struct cairn__view *index, const struct cairn__view *value,
                     const struct cairn__view *x, int axis, bool least);
     /* dst[..., i, ...] = sum (or product) of x[..., 0..i, ...] along the axis; reverse: of i..end. */
@@ -147,8 +150,8 @@ struct cairn__math {
                      bool product, bool reverse);
 
     /* ---- products: c [..., m, n] = a [..., m, k] b [..., k, n], views of one batch shape and of any strides, 0 where
-     * shared. c has rows of neighbours, and is of the operands' type or R. Where c's stride along a dimension of the batch
-     * is 0, the sum over it is written: in R, rounded once. A sum of nothing is 0 ---- */
+     * shared. c has rows of neighbours, and is of the operands' type or R. Where c's stride along a dimension of the
+     * batch is 0, the sum over it is written: in R, rounded once. A sum of nothing is 0 ---- */
     void (*product)(struct cairn_device *d, const struct cairn__view *c, const struct cairn__view *a,
                     const struct cairn__view *b);
 
@@ -158,13 +161,14 @@ struct cairn__math {
                              size_t rows, size_t n, bool log);
     void (*norm)(struct cairn_device *d, const struct cairn__norm *norm);
     void (*norm_backward)(struct cairn_device *d, const struct cairn__norm *norm);
-    /* running = (1 - momentum) * running + momentum * (mean, and variance with the correction n / (n - 1)), f32 or f64 [n
-     * channels], from what norm left in mean and variance. Of a batch without values: nothing. */
+    /* running = (1 - momentum) * running + momentum * (mean, and variance with the correction n / (n - 1)), f32 or f64
+     * [n channels], from what norm left in mean and variance. Of a batch without values: nothing. */
     void (*batch_stats)(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                         const struct cairn__norm *norm, double momentum);
 
-    /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row is
-     * zero. Backward: dtable = 0, then += dy[i] in order of i, in R, rounded once; indices equal to skip add nothing ---- */
+    /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row
+     * is zero. Backward: dtable = 0, then += dy[i] in order of i, in R, rounded once; indices equal to skip add nothing
+     * ---- */
     void (*gather_rows)(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,
                         cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, uint32_t *bad_index);
     void (*scatter_rows)(struct cairn_device *d, cairn_dtype t, void *dtable, const void *dy, const void *index,

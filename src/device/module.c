@@ -1,5 +1,5 @@
-/* Finding a module, and handing it what it may not have of its own. The build says where it puts modules and which there
- * are (src/meson.build). */
+/* Finding a module, and handing it what it may not have of its own. The build says where it puts modules and which
+ * there are (src/meson.build). */
 #include "device/module.h"
 
 #include <dlfcn.h>

@@ -71,8 +71,9 @@ struct cairn__passes {
     /* found: an x is infinite or NaN. One read. */
     void (*check)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                   uint32_t *found);
-    /* *norm = L2 norm over the whole list of x * factor, within 6e-7 of it for halves and 1e-12 for f32 (kernels.h: sumsq);
-     * each [count] may be NULL. All in device memory. found: an x is infinite or NaN; the norm is not finite then. */
+    /* *norm = L2 norm over the whole list of x * factor, within 6e-7 of it for halves and 1e-12 for f32 (kernels.h:
+     * sumsq); each [count] may be NULL. All in device memory. found: an x is infinite or NaN; the norm is not finite
+     * then. */
     void (*l2norm)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    const float *factor, double *norm, double *each, uint32_t *found);
 
@@ -84,8 +85,8 @@ struct cairn__passes {
 
     /* ---- a training step ---- */
 
-    /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam), with the gradient's factor times
-     * state->clip; nothing is written where state->skip is raised. lr and state are in device memory. */
+    /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam), with the gradient's factor
+     * times state->clip; nothing is written where state->skip is raised. lr and state are in device memory. */
     void (*sgd)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                 enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
                 const struct cairn__optim_state *state);
@@ -95,8 +96,8 @@ struct cairn__passes {
     /* ++*missed, unless state->skip is raised. Before step_end. */
     void (*miss)(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
-    /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted yet,
-     * how many elements of x are infinite and NaN. *any |= any flag was raised. */
+    /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted
+     * yet, how many elements of x are infinite and NaN. *any |= any flag was raised. */
     void (*take_flags)(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
                        uint32_t *any);
     /* Every *into[i] |= *any; then *any = 0. count <= CAIRN__SHARE_MAX; into itself is host memory. */
@@ -104,8 +105,8 @@ struct cairn__passes {
     /* One update of a scaler with what it has found; reports: a ring that the host sees. */
     void (*scaler_update)(struct cairn_device *d, struct cairn__scaler_state *scaler,
                           struct cairn__scaler_report *reports);
-    /* *total = state->clip * sqrt of the sum of the squares of norms[0..count-1]; where it is finite, state->clip *= min(1, max_norm /
-     * (*total + 1e-6)), formed in f64 and rounded once; else *total = inf. */
+    /* *total = state->clip * sqrt of the sum of the squares of norms[0..count-1]; where it is finite, state->clip *=
+     * min(1, max_norm / (*total + 1e-6)), formed in f64 and rounded once; else *total = inf. */
     void (*clip)(struct cairn_device *d, const double *norms, size_t count, double max_norm,
                  struct cairn__optim_state *state, double *total);
     /* *cell = the scale as it is, *dst = *x * cell->scale, all in device memory. */

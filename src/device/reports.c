@@ -1,5 +1,5 @@
-/* Reading reports. What is read is acquired word by word, so that the question whether it was overtaken comes after it (a
- * fence would do, but thread sanitizers know none). */
+/* Reading reports. What is read is acquired word by word, so that the question whether it was overtaken comes after it
+ * (a fence would do, but thread sanitizers know none). */
 #include "device/reports.h"
 
 #include <assert.h>

@@ -1,7 +1,7 @@
 /* Reading reports: a ring of CAIRN__REPORTS structs that the device writes in turn and the host reads without waiting.
  *
- * Report n stands in slot n % CAIRN__REPORTS and begins with its number, from 1, a uint64_t that is written last. A host
- * that lags behind by more than the ring holds misses reports. nbytes: of one, a multiple of 8. */
+ * Report n stands in slot n % CAIRN__REPORTS and begins with its number, from 1, a uint64_t that is written last. A
+ * host that lags behind by more than the ring holds misses reports. nbytes: of one, a multiple of 8. */
 #ifndef CAIRN__DEVICE_REPORTS_H
 #define CAIRN__DEVICE_REPORTS_H
 

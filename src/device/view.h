@@ -7,7 +7,8 @@
 #include "cairn/core.h"
 
 /* Element [i0, i1, ...] is at data + sum of i * stride, strides in elements. A stride is never negative; 0 shows one
- * element again and again (broadcasting), and what is written has none but along axes of size 1, or where a pass folds. */
+ * element again and again (broadcasting), and what is written has none but along axes of size 1, or where a pass
+ * folds. */
 struct cairn__view {
     void *data;
     cairn_dtype dtype;

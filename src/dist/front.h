@@ -22,8 +22,8 @@ double cairn__group_clip_timeout(double timeout);
 /* The first cause again, once the group is dead or was aborted. */
 cairn_status cairn__group_check_alive(cairn_group *group);
 
-/* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group: the
- * first cause stays with it and is told to the peers. call is what this rank was in. */
+/* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
+ * the first cause stays with it and is told to the peers. call is what this rank was in. */
 cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 /* The same where whatever went wrong left the group's calls half-done: any failure kills it. */

@@ -1,5 +1,5 @@
-/* The front of process groups: how a group comes to be, how it dies, and that the first failure that kills it is kept and
- * repeated. Its works are in work.c, the collectives in collective.c, groups made from it in subgroup.c. */
+/* The front of process groups: how a group comes to be, how it dies, and that the first failure that kills it is kept
+ * and repeated. Its works are in work.c, the collectives in collective.c, groups made from it in subgroup.c. */
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>

@@ -1,8 +1,9 @@
-/* What a backend of process groups fills. The front (group.c, collective.c) has checked every argument, counts the calls and
- * remembers the cause once the group is dead; a backend trusts what it gets and asserts at most.
+/* What a backend of process groups fills. The front (group.c, collective.c) has checked every argument, counts the
+ * calls and remembers the cause once the group is dead; a backend trusts what it gets and asserts at most.
  *
- * An environment's group and all that are made from it are a family: one thread at a time calls any of them, and whoever
- * waits in one moves the others on too, or two ranks that wait in different groups would wait for each other. */
+ * An environment's group and all that are made from it are a family: one thread at a time calls any of them, and
+ * whoever waits in one moves the others on too, or two ranks that wait in different groups would wait for each
+ * other. */
 #ifndef CAIRN__DIST_GROUP_BACKEND_H
 #define CAIRN__DIST_GROUP_BACKEND_H
 
@@ -35,14 +36,14 @@ struct cairn__group_backend {
     const char *name; /* what options, logs and cairn_group_backend say */
     bool looks;       /* an all-reduce notices infinite and NaN results */
     bool keeps_store; /* family->store is used after creation */
-    /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the reason
-     * as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
+    /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the
+     * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_options *options);
-    /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error destroy
-     * follows. */
+    /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error
+     * destroy follows. */
     cairn_status (*create)(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers);
-    /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks says who
-     * they are, group->index names it among all groups of the family. */
+    /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks
+     * says who they are, group->index names it among all groups of the family. */
     cairn_status (*derive)(cairn_group *group, cairn_group *parent);
     void (*destroy)(cairn_group *group); /* copes with half-built; never fails */
     cairn_status (*alloc)(cairn_group *group, size_t nbytes, void **out);
@@ -51,10 +52,11 @@ struct cairn__group_backend {
     cairn_status (*post)(cairn_group *group, cairn_work *work);
     /* Moves what can move without waiting; calls cairn__work_complete for each work that got through. */
     cairn_status (*progress)(cairn_group *group);
-    /* Until the work is done; calls cairn__family_progress between two looks and cairn__group_was_aborted now and then. */
+    /* Until the work is done; calls cairn__family_progress between two looks and cairn__group_was_aborted now and
+     * then. */
     cairn_status (*wait)(cairn_group *group, cairn_work *work);
-    /* The group died here of this cause (or was aborted, from any thread: then it only tells); peers that still wait should
-     * learn it. Called once at most. */
+    /* The group died here of this cause (or was aborted, from any thread: then it only tells); peers that still wait
+     * should learn it. Called once at most. */
     void (*give_up)(cairn_group *group, const char *cause);
     /* (optional: without it an all-gather of u8) cairn__group_exchange where arrays are not the host's */
     cairn_status (*exchange)(cairn_group *group, void *all, const void *mine, size_t nbytes);
@@ -83,8 +85,8 @@ cairn_status cairn__backend_find(const char *name, int *row);
 cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options);
 
 /* What the group is made of: the same on all ranks, which know each other. peers->all is NULL where size is 1. Errors:
- * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory; CAIRN_ENOTSUP shm for
- * several machines; what a rank's probe says, with the rank. */
+ * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory;
+ * CAIRN_ENOTSUP shm for several machines; what a rank's probe says, with the rank. */
 cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
                                    const struct cairn__group_backend **out);
 

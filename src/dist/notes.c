@@ -148,7 +148,8 @@ static void put_silent(struct text *t, const struct notes *n) {
     if (silent > 1) put(t, " left no word: they ended, are stopped, or are not in a call of this group");
 }
 
-/* What is first is nearest to the cause, unless it only saw another rank leave: that one may have left its word later. */
+/* What is first is nearest to the cause, unless it only saw another rank leave: that one may have left its word
+ * later. */
 static const struct note *find_cause(const struct notes *n) {
     const struct note *mine = &n->all[n->group->rank], *cause = NULL;
     for (int r = 0; r < n->group->size; r++) {

@@ -1,5 +1,5 @@
-/* The group of a rank that is alone, on any device: there is nobody to exchange with, so that nothing is read, and what is
- * summed or averaged over one rank is what it was. */
+/* The group of a rank that is alone, on any device: there is nobody to exchange with, so that nothing is read, and what
+ * is summed or averaged over one rank is what it was. */
 #include <string.h>
 
 #include "core/alloc.h"

@@ -1,8 +1,8 @@
-/* Groups made from others. All ranks of the parent tell each other what they want, those that belong to the new group make
- * it, and all tell each other how that went: every rank has it, or none.
+/* Groups made from others. All ranks of the parent tell each other what they want, those that belong to the new group
+ * make it, and all tell each other how that went: every rank has it, or none.
  *
- * What a rank says fits into a record of fixed size, in memory that the parent has had since it was made, so that a rank that
- * was called wrongly or is out of memory can still say so, and none waits for it. */
+ * What a rank says fits into a record of fixed size, in memory that the parent has had since it was made, so that a
+ * rank that was called wrongly or is out of memory can still say so, and none waits for it. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* The stores that this process serves for its environments. Environments of one meeting share one, since they would look for
- * it at the same port; the last to leave ends it.
+/* The stores that this process serves for its environments. Environments of one meeting share one, since they would
+ * look for it at the same port; the last to leave ends it.
  *
- * A store that is kept as long as its environments is not ended under those who still use it, and who may be about to make
- * their next environment there: it stays until the last connection has ended, and an environment that comes meanwhile takes
- * it on. So ranks may end and make environments in any order, and still meet in one store. */
+ * A store that is kept as long as its environments is not ended under those who still use it, and who may be about to
+ * make their next environment there: it stays until the last connection has ended, and an environment that comes
+ * meanwhile takes it on. So ranks may end and make environments in any order, and still meet in one store. */
 #ifndef CAIRN__ENV_SERVED_H
 #define CAIRN__ENV_SERVED_H
 

@@ -200,7 +200,8 @@ out:
 
 /* ---- the parent ---- */
 
-/* Through its descriptor it is that process even where a handler of the program's has reaped it and the number is another's. */
+/* Through its descriptor it is that process even where a handler of the program's has reaped it and the number is
+ * another's. */
 static void signal_rank(const struct rank *r, int signal) {
     if (r->pidfd >= 0) {
         (void)pidfd_send_signal(r->pidfd, signal, NULL, 0);

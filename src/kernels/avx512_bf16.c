@@ -1,5 +1,5 @@
-/* AVX512_BF16: narrowing in one instruction. It takes f32 subnormals for zeros (00400000 gives 0000, the reference 0040),
- * so this row is never chosen by itself. */
+/* AVX512_BF16: narrowing in one instruction. It takes f32 subnormals for zeros (00400000 gives 0000, the reference
+ * 0040), so this row is never chosen by itself. */
 #include <immintrin.h>
 
 #include "core/cpu.h"

@@ -64,8 +64,8 @@ CAIRN__HOST_DEVICE static inline float cairn__adam_element(const struct cairn__a
     return w - update;
 }
 
-/* bf16 of x, up or down by 16 random bits: what is cut off is the probability of going up. Infinities have nothing below
- * their bf16 and stay; above the greatest bf16 lies infinity. */
+/* bf16 of x, up or down by 16 random bits: what is cut off is the probability of going up. Infinities have nothing
+ * below their bf16 and stay; above the greatest bf16 lies infinity. */
 CAIRN__HOST_DEVICE static inline uint16_t cairn__round_stochastic(float x, uint32_t random) {
     const uint32_t u = cairn__f32_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return cairn__f32_to_bf16(x);

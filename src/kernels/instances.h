@@ -1,9 +1,9 @@
 /* Makes the functions and the rows of one kernel file.
  *
- * A kernel file writes each kernel once, as an inline function whose first arguments are its types: scale(from, to, dst,
- * ...). Including this file at its end, with ISA (the suffix: ref, avx2, avx512) and NEEDS (CPU features) defined, makes
- * one function with the contract's signature for every combination of types, in which those arguments are constants,
- * and the array of rows that names them. EXTRA_ROWS may hold further rows, MORE_REDUCTIONS further types to
+ * A kernel file writes each kernel once, as an inline function whose first arguments are its types: scale(from, to,
+ * dst, ...). Including this file at its end, with ISA (the suffix: ref, avx2, avx512) and NEEDS (CPU features) defined,
+ * makes one function with the contract's signature for every combination of types, in which those arguments are
+ * constants, and the array of rows that names them. EXTRA_ROWS may hold further rows, MORE_REDUCTIONS further types to
  * reduce. */
 #include "kernels/row_lists.h"
 

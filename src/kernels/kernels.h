@@ -41,29 +41,30 @@ typedef void (*cairn__axpby_fn)(void *dst, const void *x, const float *y, size_t
 /* *found |= any x[i] infinite or NaN. One read. */
 typedef void (*cairn__check_fn)(const void *x, size_t n, uint32_t *found);
 
-/* *sum += factor^2 * (sum of x[i]^2), formed as (f64 sum) * ((double)factor * (double)factor). The L2 norm of x * factor is
- * its root. *found |= any x[i] infinite or NaN, told by the sum, which is not finite then and only then. One read.
+/* *sum += factor^2 * (sum of x[i]^2), formed as (f64 sum) * ((double)factor * (double)factor). The L2 norm of x *
+ * factor is its root. *found |= any x[i] infinite or NaN, told by the sum, which is not finite then and only then. One
+ * read.
  *
- * The sum is over 16 lanes of f64 and the tree above. f32: element i, widened and squared without an error, goes to lane
- * i % 16. Halves go there in blocks of CAIRN__SQUARES_BLOCK, counted from x[0]; the last may be short:
- *   - 64 lanes of f32 from +0: element i of the block, squared without an error, goes to lane i % 64, in order. Of bf16 what
- *     is below 2^-63 is left out here, whose squares are subnormal.
+ * The sum is over 16 lanes of f64 and the tree above. f32: element i, widened and squared without an error, goes to
+ * lane i % 16. Halves go there in blocks of CAIRN__SQUARES_BLOCK, counted from x[0]; the last may be short:
+ *   - 64 lanes of f32 from +0: element i of the block, squared without an error, goes to lane i % 64, in order. Of bf16
+ *     what is below 2^-63 is left out here, whose squares are subnormal.
  *   - lane[j] += lane[j + 32] for j < 32; lane[j] += lane[j + 16] for j < 16. These 16 are added to the lanes of f64.
- *   - A block of bf16 where none of the 16 reaches 2^-70, or one is infinite or NaN, adds its squares to the lanes of f64
- *     itself: element i to lane i % 16, exact, subnormals too.
+ *   - A block of bf16 where none of the 16 reaches 2^-70, or one is infinite or NaN, adds its squares to the lanes of
+ *     f64 itself: element i to lane i % 16, exact, subnormals too.
  * So nothing is subnormal on the way from halves to *sum, and flushing changes nothing.
  *
  * Bound: a term of a block goes through at most 15 additions in its lane and 2 between lanes, each within 2^-24 of its
- * result, and all terms are positive: a block is within (1 + 2^-24)^17 - 1 < 1.02e-6 of its true sum. What bf16 leaves out
- * is at most 1024 * 2^-126 beside 2^-70 or more, 2^-46 of it; f64 adds (n / 1024 + 4) * 2^-53. For n below 2^40 the sum of
- * halves is within 1.2e-6 and their norm within 6e-7; that of f32 within (n / 16 + 5) * 2^-53 and half of it. */
+ * result, and all terms are positive: a block is within (1 + 2^-24)^17 - 1 < 1.02e-6 of its true sum. What bf16 leaves
+ * out is at most 1024 * 2^-126 beside 2^-70 or more, 2^-46 of it; f64 adds (n / 1024 + 4) * 2^-53. For n below 2^40 the
+ * sum of halves is within 1.2e-6 and their norm within 6e-7; that of f32 within (n / 16 + 5) * 2^-53 and half of it. */
 enum { CAIRN__SQUARES_BLOCK = 1024 };
 typedef void (*cairn__sumsq_fn)(const void *x, size_t n, float factor, double *sum, uint32_t *found);
 
-/* dst[i] = bf16 of x[i], rounded up or down at random: the 16 bits below a bf16 are added to a random number of 16 bits, and
- * the carry is the rounding. So a value of bf16 stays; the mean is x. Element first + i has half (first + i) % 2 of word
- * (first + i) % 8 / 2 of cairn__philox(seed, (first + i) / 8, stream), the low half first; first % 8 == 0. Infinities stay; a
- * NaN is rounded as half.h does. */
+/* dst[i] = bf16 of x[i], rounded up or down at random: the 16 bits below a bf16 are added to a random number of 16
+ * bits, and the carry is the rounding. So a value of bf16 stays; the mean is x. Element first + i has half (first + i)
+ * % 2 of word (first + i) % 8 / 2 of cairn__philox(seed, (first + i) / 8, stream), the low half first; first % 8 == 0.
+ * Infinities stay; a NaN is rounded as half.h does. */
 typedef void (*cairn__round_stochastic_fn)(uint16_t *dst, const float *x, size_t n, uint64_t seed, uint64_t stream,
                                            uint64_t first);
 
@@ -87,14 +88,14 @@ enum cairn__reduction {
     CAIRN__NUM_REDUCTIONS,
 };
 
-/* Every dsts[j][i], j < num_dsts, gets round((((x0 o x1) o x2) o ...) / divisor), where xr is srcs[r][i], r < p. In place
- * over all ranks is dsts = srcs. A destination may be one of the sources, at the very same address; otherwise ranges do not
- * overlap. 1 <= num_dsts <= p <= CAIRN__MAX_RANKS. divisor is 1, which divides nothing, but for sums.
+/* Every dsts[j][i], j < num_dsts, gets round((((x0 o x1) o x2) o ...) / divisor), where xr is srcs[r][i], r < p. In
+ * place over all ranks is dsts = srcs. A destination may be one of the sources, at the very same address; otherwise
+ * ranges do not overlap. 1 <= num_dsts <= p <= CAIRN__MAX_RANKS. divisor is 1, which divides nothing, but for sums.
  *
- * f32, f16, bf16: in f32, in rank order, one rounding at the end. f64: the same in f64. The lesser or greater of two is NaN
- * where one of them is, and -0 is less than +0.
- * i32, i64, u8: sums and products wrap around, and what has wrapped is divided as C does, truncating: there the divisor is a
- * whole number. *found stays. */
+ * f32, f16, bf16: in f32, in rank order, one rounding at the end. f64: the same in f64. The lesser or greater of two is
+ * NaN where one of them is, and -0 is less than +0.
+ * i32, i64, u8: sums and products wrap around, and what has wrapped is divided as C does, truncating: there the divisor
+ * is a whole number. *found stays. */
 typedef void (*cairn__reduce_fn)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n,
                                  float divisor, uint32_t *found);
 enum { CAIRN__MAX_RANKS = 256 };
@@ -156,14 +157,14 @@ typedef void (*cairn__round_fn)(float *dst, const float *src, size_t n); /* f32 
 
 /* ---- for the operations of nn; of type R, which is f32 or f64 ---- */
 
-/* dst[i] = f(x[0][i], x[1][i], ...), f of the list in maps.h; all arrays dense, of type R and apart from dst or dst itself.
- * p: numbers that go with f, rounded to R. Rows of f32 have the bits of the reference; functions beyond the four
- * operations and the root have the bounds that math_f32.h states. f64 is there to check f32 by: libm's functions, one
- * row, the reference. */
+/* dst[i] = f(x[0][i], x[1][i], ...), f of the list in maps.h; all arrays dense, of type R and apart from dst or dst
+ * itself. p: numbers that go with f, rounded to R. Rows of f32 have the bits of the reference; functions beyond the
+ * four operations and the root have the bounds that math_f32.h states. f64 is there to check f32 by: libm's functions,
+ * one row, the reference. */
 typedef void (*cairn__map_kernel)(void *dst, const void *const *x, size_t n, const double *p);
 
-/* The fold of x[0..n-1]: sums over 16 lanes of R and the tree, as above, each term rounded to R first; products likewise,
- * from lanes of 1. The maximum of nothing is -inf. */
+/* The fold of x[0..n-1]: sums over 16 lanes of R and the tree, as above, each term rounded to R first; products
+ * likewise, from lanes of 1. The maximum of nothing is -inf. */
 typedef double (*cairn__fold_kernel)(const void *x, size_t n, double p0);
 
 /* into[i] = fold of into[i] and x[i]: a fold down columns, row by row. */
@@ -173,8 +174,8 @@ typedef void (*cairn__fold_into_kernel)(void *into, const void *x, size_t n, dou
 typedef double (*cairn__dot_kernel)(const void *a, const void *b, size_t n);
 
 /* What a device can run, one entry a kind, indexed by dtype (entry 0 unused) or weight mode. Every slot that the rooms
- * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only); every type but bool
- * in reduce. */
+ * use is filled: f32, f16, bf16 in every float kind, f64 where it is said; i32 and i64 in cast (copies only); every
+ * type but bool in reduce. */
 struct cairn__kernels {
     cairn__cast_fn cast[CAIRN__DTYPE_END][CAIRN__DTYPE_END];   /* [from][to] */
     cairn__scale_fn scale[CAIRN__DTYPE_END][CAIRN__DTYPE_END]; /* [src][dst] */

@@ -1,8 +1,8 @@
 /* Functions of one element, by name: what a map (kernels.h, struct cairn__kernels.map) computes.
  *
  * Their arithmetic is in kernels/map_functions.h, written once and compiled for f32 and f64, for every instruction set.
- * a, b, c are a map's inputs in order, y is what the forward function gave, dy the gradient of the result, p its numbers.
- * A line: name, inputs, what it computes. */
+ * a, b, c are a map's inputs in order, y is what the forward function gave, dy the gradient of the result, p its
+ * numbers. A line: name, inputs, what it computes. */
 #ifndef CAIRN__KERNELS_MAPS_H
 #define CAIRN__KERNELS_MAPS_H
 

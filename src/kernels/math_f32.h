@@ -382,8 +382,8 @@ LINE float erfinv_f32(float a) {
 }
 
 /* Phi(a) = 1/2 + h, h = erf(a / sqrt 2) / 2 clipped, so that from a little beyond 5.2 on it is 0 and 1 exactly.
- * Fitted, for the absolute error of h, by Lawson's reweighting in double precision: h / a over a^2 up to 5.2^2, degree 4
- * over degree 5, error 5.7e-8. */
+ * Fitted, for the absolute error of h, by Lawson's reweighting in double precision: h / a over a^2 up to 5.2^2, degree
+ * 4 over degree 5, error 5.7e-8. */
 LINE float normal_cdf_f32(float a) {
     const float square = a * a, s = square > 27.04f ? 27.04f : square;
     const float over =

@@ -105,8 +105,8 @@ INLINE void check(cairn_dtype type, const void *x, size_t n, uint32_t *found) {
     *found |= any;
 }
 
-/* The squares of one block of halves, in f32: eleven bits by eleven fit into its 24. Where they do not, for bf16 has the
- * exponents of f32 and their squares twice as many, in f64. */
+/* The squares of one block of halves, in f32: eleven bits by eleven fit into its 24. Where they do not, for bf16 has
+ * the exponents of f32 and their squares twice as many, in f64. */
 INLINE void add_block_of_squares(cairn_dtype type, const uint16_t *x, size_t n, double sums[LANES]) {
     float lane[4 * LANES] = {0};
     uint32_t greatest = 0;

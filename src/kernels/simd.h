@@ -5,15 +5,18 @@
  *
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
- *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v), where_positive(x, v) where_positive_or_nan(x, v), else +0
+ *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
+ *   where_positive(x, v) where_positive_or_nan(x, v), else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec)
- *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less than
- *   2^-63 as 0; in_order(pair of even and odd) to first and last; fused(a, b, c) a * b + c; any_reaches(vec, u32 bits)
- *   add_normal_squares(vecd, p)  of 16 bf16. A subnormal is 2^-126 more than itself, which is normal, less 2^-126 in f64
- *   words    16 u32: words_of(x), words_from(pointer), words_xor; multiply_words(a, m, &high, &low), 32 x 32 bits -> 64;
- *            transpose_words(c), of each group of four lanes and four registers
- *   round_32(dst, x, words)  32 f32 to bf16, with the low halves of words for even ones and the high halves for odd ones
+ *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less
+ *            than 2^-63 as 0; in_order(pair of even and odd) to first and last
+ *   fused(a, b, c) a * b + c; any_reaches(vec, u32 bits)
+ *   add_normal_squares(vecd, p)  of 16 bf16. A subnormal is 2^-126 more than itself, which is normal, less 2^-126 in
+ *            f64
+ *   words    16 u32: words_of(x), words_from(pointer), words_xor; multiply_words(a, m, &high, &low), 32 x 32 bits ->
+ *            64; transpose_words(c), of each group of four lanes and four registers
+ *   round_32(dst, x, words)  32 f32 to bf16, with the low halves of words for even ones, the high halves for odd ones
  *
  * Why the bits agree with ref.c: lanes are independent, every operation is one IEEE operation, and sums keep element i
  * in lane i % 16. A part load fills the lanes behind the end with +0, which no sum and no maximum notices: what
@@ -278,8 +281,8 @@ INLINE vecd squares_of_halves(int type, const uint16_t *x, size_t n) {
     return lanes;
 }
 
-/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes tell at
- * the end what was seen, at no cost on the way. */
+/* No sum of squares of finite f32 overflows an f64, and an infinity or a NaN never leaves a lane again: the lanes tell
+ * at the end what was seen, at no cost on the way. */
 INLINE void sumsq(int type, const void *x, size_t n, float factor, double *sum, uint32_t *found) {
     vecd lanes = zeros_f64();
     if (type == CAIRN_F32) {
@@ -300,9 +303,9 @@ struct ends {
 
 enum { TALLY_NBYTES = 32, TALLIES = 1 << 14 };
 
-/* Counts of at most TALLIES vectors, which 16 bits hold, in GCC's vector extension, which clang has too. Without the sign,
- * bits compare as signed numbers do; what is true is -1, for which AVX-512's masks have no use: hence 32 bytes. Elements
- * behind the end are zeros, and taken off again. */
+/* Counts of at most TALLIES vectors, which 16 bits hold, in GCC's vector extension, which clang has too. Without the
+ * sign, bits compare as signed numbers do; what is true is -1, for which AVX-512's masks have no use: hence 32 bytes.
+ * Elements behind the end are zeros, and taken off again. */
 #define MAKE_TALLY(name, word)                                                                                      \
     static void name(const word *x, size_t n, word infinity, word least, struct cairn__counts *c, struct ends *e) { \
         typedef word lanes __attribute__((vector_size(TALLY_NBYTES)));                                              \
@@ -478,8 +481,8 @@ INLINE struct at vector_of(struct at at, int v) {
     return (struct at){at.i + (size_t)v * LANES, at.how, at.count};
 }
 
-/* At most 4 vectors, of one array after the other, so that its lines are asked for together. num_dsts and p are constants
- * in the common cases. */
+/* At most 4 vectors, of one array after the other, so that its lines are asked for together. num_dsts and p are
+ * constants in the common cases. */
 INLINE bits reduce_at(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, struct at at,
                       int vectors, const struct finish *f, bits seen) {
     vec x[4];

@@ -1,5 +1,5 @@
-/* What every device computes alike around an optimizer's pass: the loss scale's state machine, the scalars of an update,
- * the end of a step. Written once and compiled for the host and for CUDA.
+/* What every device computes alike around an optimizer's pass: the loss scale's state machine, the scalars of an
+ * update, the end of a step. Written once and compiled for the host and for CUDA.
  *
  * The structs stand in the device's memory and the host never waits for them: a step reads scale, factor, learning rate
  * and counters where they are, decides there whether it is left out, and leaves a report that the host finds later. */
@@ -95,8 +95,8 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_grow(s
     return s->scale > before ? CAIRN__SCALER_GREW : CAIRN__SCALER_KEPT;
 }
 
-/* The rules ask whether the window has been reached, where their sources ask whether it is met: a window that was lowered
- * below the tracker would never be. */
+/* The rules ask whether the window has been reached, where their sources ask whether it is met: a window that was
+ * lowered below the tracker would never be. */
 
 /* Nobody asks it of a static scale but people: an overflow is the end of a row of clean updates for them. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_static(struct cairn__scaler_state *s,
@@ -113,8 +113,9 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_apex(s
     return s->unskipped < s->window ? CAIRN__SCALER_KEPT : cairn__scaler_grow(s);
 }
 
-/* deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale: iter is updates, last_overflow_iter last_overflow.
- * hysteresis_left stays at 1 once it is used up; where it is less, the source would count down for ever. */
+/* deepspeed/runtime/fp16/loss_scaler.py, DynamicLossScaler.update_scale: iter is updates, last_overflow_iter
+ * last_overflow. hysteresis_left stays at 1 once it is used up; where it is less, the source would count down for
+ * ever. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_deepspeed(struct cairn__scaler_state *s,
                                                                                     uint32_t found) {
     const int64_t stable = s->updates - s->last_overflow - 1;
@@ -169,8 +170,9 @@ struct cairn__optim_state {
     uint32_t skip;          /* the next step is left out */
 };
 
-/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. What is not finite
- * clips nothing: the step will be left out, or was never checked. Source: torch.nn.utils.clip_grad_norm_, the 1e-6 included. */
+/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. What is not
+ * finite clips nothing: the step will be left out, or was never checked. Source: torch.nn.utils.clip_grad_norm_, the
+ * 1e-6 included. */
 CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state *s, double squares, double max_norm) {
     const double total = sqrt(squares) * (double)s->clip, by = max_norm / (total + 1e-6);
     uint64_t bits;
@@ -230,7 +232,8 @@ CAIRN__HOST_DEVICE static inline double cairn__power(double base, int64_t expone
     return result;
 }
 
-/* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no gradient. */
+/* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no
+ * gradient. */
 CAIRN__HOST_DEVICE static inline int64_t cairn__update_number(const struct cairn__optim_state *s,
                                                               const int64_t *missed) {
     return s->steps - *missed + 1;

@@ -1,8 +1,8 @@
 /* Anomaly mode: looks at every value as it is made, on the host.
  *
  * The first operation in order is the one that is told, since everything before it has been looked at. What comes from
- * outside (leaves, parameters, the gradient a backward begins with) is looked at only where a bad result asks why: masks of
- * -inf are no anomaly, nor is an infinity that an operation has from its inputs. */
+ * outside (leaves, parameters, the gradient a backward begins with) is looked at only where a bad result asks why:
+ * masks of -inf are no anomaly, nor is an infinity that an operation has from its inputs. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

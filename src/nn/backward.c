@@ -2,8 +2,8 @@
  *
  * First pass: mark what the loss depends on and count, for every tensor in it, how many contributions its gradient will
  * get. It changes nothing, so that a graph that may not be walked is refused whole. Second pass: the marked nodes, last
- * made first, which is an order in which every gradient is complete before it is handed on. What becomes of gradients on
- * the way is in gradient.c. */
+ * made first, which is an order in which every gradient is complete before it is handed on. What becomes of gradients
+ * on the way is in gradient.c. */
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -100,8 +100,8 @@ cairn_status cairn__backward_mark(struct cairn__tape *tape, cairn_tensor *from) 
 
 /* ---- second pass ---- */
 
-/* Nothing in the graph comes after the loss, so nothing is added to what a result starts from: the constant, or the user's
- * tensor. */
+/* Nothing in the graph comes after the loss, so nothing is added to what a result starts from: the constant, or the
+ * user's tensor. */
 static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
     const cairn_dtype dtype = cairn__tensor_dtype(loss);
     void *from = grad ? cairn__tensor_data(grad) : cairn__tape_one(tape, dtype), *dx = NULL;

@@ -4,8 +4,9 @@
 
 #include "nn/ops.h"
 
-/* Marks the nodes of tape that from depends on, with a new number of a backward, and counts the contributions that every
- * tensor will get. On a checkpoint's tape, those outside it are listed in tape->outside instead. Nothing else changes.
+/* Marks the nodes of tape that from depends on, with a new number of a backward, and counts the contributions that
+ * every tensor will get. On a checkpoint's tape, those outside it are listed in tape->outside instead. Nothing else
+ * changes.
  * Errors: CAIRN_ESTATE a consumed graph. */
 cairn_status cairn__backward_mark(struct cairn__tape *tape, cairn_tensor *from);
 

@@ -1,11 +1,12 @@
 /* Checkpoints: memory for time.
  *
- * The function runs on a tape of its own, whose memory the next checkpoint uses again; its result is copied out, and of its
- * graph a list is kept: the tensors outside that it reaches, and how often. That is what backward counts with. When
- * backward comes to the node, the function runs again with the random streams and the choice of types it had, and the graph
- * that this leaves is walked as if it stood in the node's place: its contributions go to the tensors outside one by one, in
- * the order they would have without the checkpoint, so that sums are the same bits and a parameter is ready once, after its
- * last use anywhere. (O1's cast of a parameter is not shared with the tape outside: the two add up in the parameter's type.)
+ * The function runs on a tape of its own, whose memory the next checkpoint uses again; its result is copied out, and of
+ * its graph a list is kept: the tensors outside that it reaches, and how often. That is what backward counts with. When
+ * backward comes to the node, the function runs again with the random streams and the choice of types it had, and the
+ * graph that this leaves is walked as if it stood in the node's place: its contributions go to the tensors outside one
+ * by one, in the order they would have without the checkpoint, so that sums are the same bits and a parameter is ready
+ * once, after its last use anywhere. (O1's cast of a parameter is not shared with the tape outside: the two add up in
+ * the parameter's type.)
  */
 #include "core/status.h"
 #include "nn/backward.h"

@@ -1,6 +1,6 @@
-/* What the device had to say stays with the step that it came from: a target that is no class is told by every backward of
- * the step, whoever asked first, since gradients of such a step are not to be applied. What a no_grad computes is its own
- * affair: an evaluation that failed fails no step. */
+/* What the device had to say stays with the step that it came from: a target that is no class is told by every backward
+ * of the step, whoever asked first, since gradients of such a step are not to be applied. What a no_grad computes is
+ * its own affair: an evaluation that failed fails no step. */
 #include <stdio.h>
 
 #include "core/log.h"

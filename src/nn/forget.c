@@ -1,8 +1,8 @@
 /* Forgetting values that nobody reads any more.
  *
- * PyTorch frees a result with the last reference to it; here results live until the step ends, since a program may look at
- * any of them. What it cannot see (casts that operations make, results between the layers of a module) is forgotten: memory
- * that neither a view nor a backward reads goes to the results that come. */
+ * PyTorch frees a result with the last reference to it; here results live until the step ends, since a program may look
+ * at any of them. What it cannot see (casts that operations make, results between the layers of a module) is forgotten:
+ * memory that neither a view nor a backward reads goes to the results that come. */
 #include "nn/ops.h"
 
 bool cairn__reads_nothing(const struct cairn__node *node, int i) {

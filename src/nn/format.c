@@ -1,7 +1,7 @@
 /* Tensors as text, as torch prints them.
  * Source: torch/_tensor_str.py of PyTorch 1.13: four digits after the point; no point where all floats are integers but
- * one at the end; powers of ten where the values are more than a factor of 1000 apart, above 1e8 or (with fractions) below
- * 1e-4; lines of 80 columns. Unlike torch, shape and type are always told. */
+ * one at the end; powers of ten where the values are more than a factor of 1000 apart, above 1e8 or (with fractions)
+ * below 1e-4; lines of 80 columns. Unlike torch, shape and type are always told. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Gradients of results.
  *
- * Places are chosen by best fit among the gaps of an endless address space. A place within the reservoir is memory at once;
- * one beyond it is allocated apart, and the next backward begins with a reservoir that reaches as far. Equal backwards
- * choose equal places, since each begins empty, so from the second or third on nothing is allocated and nothing can
- * fragment; and what is held is the extent of what lives at one time, not the sum of all. */
+ * Places are chosen by best fit among the gaps of an endless address space. A place within the reservoir is memory at
+ * once; one beyond it is allocated apart, and the next backward begins with a reservoir that reaches as far. Equal
+ * backwards choose equal places, since each begins empty, so from the second or third on nothing is allocated and
+ * nothing can fragment; and what is held is the extent of what lives at one time, not the sum of all. */
 #include "nn/grad_pool.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Memory for the gradients of results: taken when the first contribution is made, given back when the last reader is done,
- * taken again by the next. It lies in one reservoir that is kept between backwards. */
+/* Memory for the gradients of results: taken when the first contribution is made, given back when the last reader is
+ * done, taken again by the next. It lies in one reservoir that is kept between backwards. */
 #ifndef CAIRN__NN_GRAD_POOL_H
 #define CAIRN__NN_GRAD_POOL_H
 

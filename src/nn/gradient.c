@@ -2,9 +2,9 @@
  *
  * A contribution to a tensor's gradient is written in the tensor's own type: an f16 tensor has f16 gradients, and what
  * overflows there (beyond 65504, before the loss scale went down) is infinite. The gradient of a result is added up in
- * that type, as torch does. A leaf's gradient is f32 (f64 for f64): contributions have the leaf's type, their sum is not
- * rounded. A parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it is
- * computed there; used several times, contributions are summed in f32 and rounded once.
+ * that type, as torch does. A leaf's gradient is f32 (f64 for f64): contributions have the leaf's type, their sum is
+ * not rounded. A parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it
+ * is computed there; used several times, contributions are summed in f32 and rounded once.
  *
  * Memory of contributions is the pool's. What several tensors hold (cairn__grad_pass_on) is never written. */
 #include "core/status.h"

@@ -1,5 +1,5 @@
-/* What nn lets others fill in: amp's choice of types, and how ddp's ranks bring the statistics of a batch together. nn knows
- * nothing of them; without hooks every op computes in its inputs' type, over its own input. */
+/* What nn lets others fill in: amp's choice of types, and how ddp's ranks bring the statistics of a batch together. nn
+ * knows nothing of them; without hooks every op computes in its inputs' type, over its own input. */
 #ifndef CAIRN__NN_HOOKS_H
 #define CAIRN__NN_HOOKS_H
 
@@ -31,15 +31,16 @@ struct cairn__op_question {
 };
 
 /* *out: the type op computes in and returns; 0, which it is set to, = nn's own rule (equal types, or the widest).
- * Inputs of another float type are cast first, and their gradients cast back; a parameter's cast is kept until its weights
- * change (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
- * CAIRN__OP_SCALE_LOSS, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the operation. */
+ * Inputs of another float type are cast first, and their gradients cast back; a parameter's cast is kept until its
+ * weights change (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
+ * CAIRN__OP_SCALE_LOSS, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the
+ * operation. */
 struct cairn__op_hook {
     void *ctx;
     cairn_status (*compute_type)(void *ctx, const struct cairn__op_question *question, cairn_dtype *out);
 
-    /* (optional: both or neither) What compute_type goes by, in a number, so that a checkpoint runs again under what it ran
-     * under first: between resume and leave that holds again. leave gets what resume gave. */
+    /* (optional: both or neither) What compute_type goes by, in a number, so that a checkpoint runs again under what it
+     * ran under first: between resume and leave that holds again. leave gets what resume gave. */
     uint64_t (*policy)(void *ctx);
     cairn_status (*resume)(void *ctx, uint64_t policy, int *scope);
     void (*leave)(void *ctx, int scope);
@@ -52,15 +53,15 @@ struct cairn__op_hook {
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
 void *cairn__op_hook_ctx(const cairn_env *env); /* NULL where there is none */
 
-/* batch_norm in training over a batch of which its input is one of several shares. Both calls wait for all shares; a status
- * other than CAIRN_OK, whose sentence is written, fails the operation, or the backward. The arrays are f64 in device memory:
- * how many values a channel has in the share, which may be 0, and then two numbers of each channel. */
+/* batch_norm in training over a batch of which its input is one of several shares. Both calls wait for all shares; a
+ * status other than CAIRN_OK, whose sentence is written, fails the operation, or the backward. The arrays are f64 in
+ * device memory: how many values a channel has in the share, which may be 0, and then two numbers of each channel. */
 struct cairn__stats_exchange {
     void *ctx;  /* alive as long as a backward may come */
     int shares; /* 0 or 1: the input is the batch, and nobody is asked */
 
-    /* own [1 + 2 * channels]: each channel's mean and biased variance. It becomes those of the whole batch, the same bits for
-     * every share. all: room for `shares` of it. */
+    /* own [1 + 2 * channels]: each channel's mean and biased variance. It becomes those of the whole batch, the same
+     * bits for every share. all: room for `shares` of it. */
     cairn_status (*merge)(void *ctx, double *own, double *all, size_t channels);
 
     /* own [n] becomes the sum over all shares. In backward, where dx is wanted. */
@@ -72,12 +73,12 @@ cairn_tensor *cairn__batch_norm_over(cairn_tensor *x, cairn_tensor *running_mean
                                      cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
                                      double eps, const struct cairn__stats_exchange *exchange);
 
-/* The batch normalisations of a tree in the order of its buffers: the first `room` go to list, and how many there are is
- * returned. */
+/* The batch normalisations of a tree in the order of its buffers: the first `room` go to list, and how many there are
+ * is returned. */
 size_t cairn__batch_norms(cairn_module *module, cairn_module **list, size_t room);
 
-/* The layer exchanges its statistics from now on and is called SyncBatchNorm; its graphs so far stay as they are. owner goes to
- * let_go when the layer ends. A layer that has an owner is not given another. */
+/* The layer exchanges its statistics from now on and is called SyncBatchNorm; its graphs so far stay as they are. owner
+ * goes to let_go when the layer ends. A layer that has an owner is not given another. */
 void cairn__batch_norm_share(cairn_module *layer, const struct cairn__stats_exchange *exchange, void *owner,
                              void (*let_go)(void *owner));
 void *cairn__batch_norm_owner(const cairn_module *layer); /* NULL: none */
@@ -85,16 +86,16 @@ void *cairn__batch_norm_owner(const cairn_module *layer); /* NULL: none */
 /* cairn_module_forward casts a float input to `input` and the result to `output`; 0 = leaves it. O2, O3 and O0 do. */
 void cairn__module_set_io_types(cairn_module *module, cairn_dtype input, cairn_dtype output);
 
-/* The f32 buffers of the module and its children become half, but for those that keep their type. First all that can fail,
- * which changes nothing: their memory (CAIRN_ENOMEM: none was made). Then they use it, and a step begins, as results may
- * show memory that is gone; or it is dropped. */
+/* The f32 buffers of the module and its children become half, but for those that keep their type. First all that can
+ * fail, which changes nothing: their memory (CAIRN_ENOMEM: none was made). Then they use it, and a step begins, as
+ * results may show memory that is gone; or it is dropped. */
 cairn_status cairn__module_make_half_buffers(cairn_module *module, cairn_dtype half);
 void cairn__module_use_half_buffers(cairn_module *module, cairn_dtype half);
 void cairn__module_drop_half_buffers(cairn_module *module);
 
-/* Anomaly mode that goes on: every value is looked at as it is made, and the sentence about the first that is infinite or NaN
- * is kept until it is forgotten; "" = there was none. Each on has its off: the last ends it. Errors: CAIRN_ENOTSUP the device
- * cannot; CAIRN_ENOMEM. */
+/* Anomaly mode that goes on: every value is looked at as it is made, and the sentence about the first that is infinite
+ * or NaN is kept until it is forgotten; "" = there was none. Each on has its off: the last ends it. Errors:
+ * CAIRN_ENOTSUP the device cannot; CAIRN_ENOMEM. */
 enum { CAIRN__ANOMALY_TEXT = 1024 };
 cairn_status cairn__note_anomalies(cairn_env *env, bool on);
 const char *cairn__noted_anomaly(const cairn_env *env);
@@ -117,8 +118,8 @@ cairn_env *cairn__module_env(const cairn_module *module);
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
                                 struct cairn__loss_scale *cell);
 
-/* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of work
- * a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */
+/* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of
+ * work a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */
 cairn_tensor *cairn__zero_loss(const cairn_module *root);
 
 #endif

@@ -1,5 +1,6 @@
 /* First values, by torch.nn.init's formulas. Uniforms and normals are those of the environment's random streams
- * (device/env.h), one stream a call; what the device has no pass for is drawn here and sent there, with the same bits. */
+ * (device/env.h), one stream a call; what the device has no pass for is drawn here and sent there, with the same
+ * bits. */
 #include <math.h>
 
 #include "core/alloc.h"
@@ -63,8 +64,8 @@ static void draw_normal(struct cairn__philox_block block, const double *p, float
     for (int i = 0; i < 4; i++) values[i] = values[i] * (float)p[STD] + (float)p[MEAN];
 }
 
-/* The x with erf(x) = y, |y| < 1, within 4e-7 relatively. Source: Giles, "Approximating the erfinv function", GPU Computing
- * Gems 2 (2011), table 5: single precision. */
+/* The x with erf(x) = y, |y| < 1, within 4e-7 relatively. Source: Giles, "Approximating the erfinv function", GPU
+ * Computing Gems 2 (2011), table 5: single precision. */
 static float erf_inverse(float y) {
     static const float central[] = {2.81022636e-08f, 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f, 0.00021858087f,
                                     -0.00125372503f, -0.00417768164f, 0.246640727f,    1.50140941f};

@@ -1,6 +1,6 @@
-/* Ends that wait. A step that uses a leaf or a parameter's handle may read it until the step is over: its backward, views,
- * what shows a cast. So each remembers the generations that used it, and one that its owner ends before they are over
- * is unlinked from the owner, marked, and freed with the last of them. */
+/* Ends that wait. A step that uses a leaf or a parameter's handle may read it until the step is over: its backward,
+ * views, what shows a cast. So each remembers the generations that used it, and one that its owner ends before they are
+ * over is unlinked from the owner, marked, and freed with the last of them. */
 #include <stddef.h>
 
 #include "core/alloc.h"

@@ -51,15 +51,16 @@ static inline void *cairn__module_context(cairn_module *module) {
     return module->context;
 }
 
-/* Adds an f32 parameter; *tensor (may be NULL) is its handle for operations: it always shows the parameter's present data
- * and type. Owned by the module. */
+/* Adds an f32 parameter; *tensor (may be NULL) is its handle for operations: it always shows the parameter's present
+ * data and type. Owned by the module. */
 cairn_status cairn__module_add_param(cairn_module *module, const char *name, int ndim, const int64_t *shape,
                                      bool is_norm, cairn_tensor **tensor);
 
 /* As cairn_module_add_child; *out (may be NULL) is the child. */
 cairn_status cairn__module_add_child(cairn_module *module, const char *name, cairn_module *child, cairn_module **out);
 
-/* What cairn_module_destroy does to a child that add_child was given and did not take: nothing where it is somebody's. */
+/* What cairn_module_destroy does to a child that add_child was given and did not take: nothing where it is
+ * somebody's. */
 void cairn__module_drop(cairn_module *child);
 
 /* Fills a parameter with uniforms in [-bound, bound) from the environment's next stream. */

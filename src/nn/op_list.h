@@ -1,5 +1,5 @@
-/* Every operation: its id (CAIRN__OP_...), its name in errors and tables, its row (ops.h). One list a family, in the order
- * of the files that hold the rows; the order says nothing else. amp has a class and a reason for each. */
+/* Every operation: its id (CAIRN__OP_...), its name in errors and tables, its row (ops.h). One list a family, in the
+ * order of the files that hold the rows; the order says nothing else. amp has a class and a reason for each. */
 #ifndef CAIRN__NN_OP_LIST_H
 #define CAIRN__NN_OP_LIST_H
 

@@ -182,8 +182,8 @@ static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_c
     return tape != NULL;
 }
 
-/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights change
- * within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
+/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights
+ * change within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
 static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
     struct cairn__param_cast *c = &t->cast;
     const uint64_t version = version_of(t);

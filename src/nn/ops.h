@@ -1,17 +1,16 @@
 /* Operations from inside: one row each, and the one way through which all of them go.
  *
  * To add one: a line in op_list.h, its row beside its family, its public call in include/cairn/ops.h, a class with a
- * reason in amp/ops.c, its name in docs/operations.md, cases in tests/nn, and a line in tests/amp/op_table_test.c (tests fail
- * for an operation that lacks one of the last four). */
+ * reason in amp/ops.c, its name in docs/operations.md, cases in tests/nn, and a line in tests/amp/op_table_test.c
+ * (tests fail for an operation that lacks one of the last four). */
 #ifndef CAIRN__NN_OPS_H
 #define CAIRN__NN_OPS_H
 
 #include "nn/tensor.h"
 
 struct cairn__op_row {
-    bool
-        promotes; /* inputs of different types are cast to the widest float type, and other types left as they are; without
-                      it different float types are an error that infer tells */
+    bool promotes;     /* inputs of different types are cast to the widest float type, and other types left as they are;
+                      without it different float types are an error that infer tells */
     bool strided;      /* inputs may have any strides; without it they come dense (by the operation `contiguous`) */
     bool view;         /* the result shows memory of inputs[0]: infer gives its strides and data too, forward is NULL */
     bool needs_math;   /* refused on a device without the passes of math_passes.h */
@@ -45,8 +44,8 @@ bool cairn__reads_result(const struct cairn__node *node, int i);
 
 /* ---- forget.c ---- */
 
-/* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them, before
- * they were cast or made contiguous, which nobody else needs. */
+/* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them,
+ * before they were cast or made contiguous, which nobody else needs. */
 void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given);
 
 const struct cairn__op_row *cairn__op_row(enum cairn__op op);
@@ -92,7 +91,8 @@ static inline bool cairn__is_float(cairn_dtype t) {
     return t == CAIRN_F32 || t == CAIRN_F16 || t == CAIRN_BF16 || t == CAIRN_F64;
 }
 
-/* dim counted from the end where negative, for ndim dimensions; CAIRN_EINVAL with a sentence of op's where out of range. */
+/* dim counted from the end where negative, for ndim dimensions; CAIRN_EINVAL with a sentence of op's where out of
+ * range. */
 cairn_status cairn__dim_of(enum cairn__op op, int ndim, int dim, int *out);
 
 /* v shown with the shape of like (NumPy's broadcasting rules hold: nn has checked), strides 0 where it is repeated. */
@@ -114,13 +114,14 @@ cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, void *
 /* The contribution at dx is complete: it is added to those before it. */
 cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
 
-/* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted to
- * t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is shared. */
+/* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted
+ * to t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is
+ * shared. */
 cairn_status cairn__grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
                                  const void *dy);
 
-/* The sum of the contributions to t's gradient that there are, dense, in t's type, where one to some of its elements may be
- * added in place, instead of begin and end. NULL: there is none yet, or it is another's too. */
+/* The sum of the contributions to t's gradient that there are, dense, in t's type, where one to some of its elements
+ * may be added in place, instead of begin and end. NULL: there is none yet, or it is another's too. */
 void *cairn__grad_so_far(struct cairn__tape *tape, cairn_tensor *t);
 
 /* The dense view of t's gradient at dx. */

@@ -68,8 +68,8 @@ out:
     return st;
 }
 
-/* The mask as the operation takes it: without a gradient, and where it is a float of q's type, so that it does not decide
- * in what the product is computed. */
+/* The mask as the operation takes it: without a gradient, and where it is a float of q's type, so that it does not
+ * decide in what the product is computed. */
 static cairn_tensor *prepared_mask(cairn_tensor *mask, const cairn_tensor *q) {
     if (mask->wants_grad) mask = cairn_detach(mask);
     if (!mask || !q) return mask;

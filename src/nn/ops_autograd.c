@@ -32,8 +32,8 @@ static cairn_status scale_loss_forward(struct cairn__tape *tape, struct cairn__n
     return CAIRN_OK;
 }
 
-/* Where backward starts here, the gradient is the scale itself: it is read where it stands, by the one node that made the
- * loss. With a second use there would be a sum to write. */
+/* Where backward starts here, the gradient is the scale itself: it is read where it stands, by the one node that made
+ * the loss. With a second use there would be a sum to write. */
 static cairn_status scale_loss_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *loss = node->inputs[0];
     void *dx = NULL;

@@ -1,8 +1,8 @@
 /* Operations in place: the operation itself, outside of any graph, and a copy over its first input.
  *
- * They write to what no graph records: leaves, buffers and parameters. The values in between stand in memory of a no_grad,
- * which is taken back at once, or with the one around it. A half parameter that has a master is computed on that, so that what
- * it holds beyond the half value is not lost, and its half weights are rounded from it. */
+ * They write to what no graph records: leaves, buffers and parameters. The values in between stand in memory of a
+ * no_grad, which is taken back at once, or with the one around it. A half parameter that has a master is computed on
+ * that, so that what it holds beyond the half value is not lost, and its half weights are rounded from it. */
 #include "core/status.h"
 #include "nn/ops.h"
 

@@ -1,8 +1,8 @@
 /* Views, which share memory, the copies that end them, and joining.
  *
- * A view shows the memory of its input by other sizes and strides, so its forward is arithmetic on those. Its gradient is
- * dense, as every gradient is: backward sees the input's gradient by the same other strides and copies dy into it, where
- * the order of elements is not the same anyway. */
+ * A view shows the memory of its input by other sizes and strides, so its forward is arithmetic on those. Its gradient
+ * is dense, as every gradient is: backward sees the input's gradient by the same other strides and copies dy into it,
+ * where the order of elements is not the same anyway. */
 #include "core/status.h"
 #include "nn/ops.h"
 
@@ -105,9 +105,9 @@ static void dense_strides(const struct shape *s, int64_t *stride) {
     }
 }
 
-/* Strides that show x by the sizes of `to`, which hold as many elements; false where there are none. Dimensions of x from
- * the last on are gathered while each goes on where the one after it ends; a run of them is one stretch of memory with one
- * stride, which sizes of `to` must fill exactly. */
+/* Strides that show x by the sizes of `to`, which hold as many elements; false where there are none. Dimensions of x
+ * from the last on are gathered while each goes on where the one after it ends; a run of them is one stretch of memory
+ * with one stride, which sizes of `to` must fill exactly. */
 static bool view_strides(const cairn_tensor *x, const struct shape *to, int64_t *stride) {
     int d = to->ndim - 1;
     int64_t base = x->ndim > 0 ? x->stride[x->ndim - 1] : 1, run = 1;
@@ -538,8 +538,8 @@ out:
     return st;
 }
 
-/* Where input i stands in whole, a dense view of the result's shape; *start is where it begins along the dimension, and is
- * moved on. */
+/* Where input i stands in whole, a dense view of the result's shape; *start is where it begins along the dimension, and
+ * is moved on. */
 static struct cairn__view place_of(const struct cairn__node *node, const struct cairn__view *whole, int i,
                                    int64_t *start) {
     const int dim = dim_of_attrs(node);

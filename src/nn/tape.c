@@ -1,11 +1,11 @@
 /* The tape.
  *
- * Memory grows in the first steps and is then only handed out again. An arena that outgrows its chunks adds one that is at
- * least a quarter of all before it; when nothing lives in it any more, one chunk of the size that was needed takes their
- * place, so that a steady step holds what it uses. Headers, which may be read after their death, keep their chunks.
- * Headers live in a ring of generations: those of the step before are still there, untouched, when somebody uses one of
- * their tensors too late, and the generation number in them tells. Values have no such ring: nobody reads them without
- * having looked at the header. */
+ * Memory grows in the first steps and is then only handed out again. An arena that outgrows its chunks adds one that is
+ * at least a quarter of all before it; when nothing lives in it any more, one chunk of the size that was needed takes
+ * their place, so that a steady step holds what it uses. Headers, which may be read after their death, keep their
+ * chunks. Headers live in a ring of generations: those of the step before are still there, untouched, when somebody
+ * uses one of their tensors too late, and the generation number in them tells. Values have no such ring: nobody reads
+ * them without having looked at the header. */
 #include "nn/tape.h"
 
 #include <stddef.h>
@@ -84,7 +84,8 @@ static void free_chunks(struct cairn__arena *a) {
 
 static const struct cairn__arena_mark START = {0, 0, 0};
 
-/* What is being recorded may neither free nor allocate. Where the one chunk cannot be had, the next allocation tells. */
+/* What is being recorded may neither free nor allocate. Where the one chunk cannot be had, the next allocation
+ * tells. */
 void cairn__arena_restart(struct cairn__arena *a) {
     cairn__arena_release(a, START);
     if (a->count <= 1 || (a->device && a->device->capturing)) return;
@@ -101,8 +102,8 @@ static void arena_end(struct cairn__arena *a) {
 
 /* ---- values that were forgotten ---- */
 
-/* The smallest gap that is large enough, and not so large that the next large value would miss it; NULL = none. Gaps are
- * not joined, so that what fits where does not depend on the chunks. */
+/* The smallest gap that is large enough, and not so large that the next large value would miss it; NULL = none. Gaps
+ * are not joined, so that what fits where does not depend on the chunks. */
 static struct cairn__gap *find_gap(const struct cairn__tape *tape, size_t nbytes) {
     struct cairn__gap *best = NULL;
     for (size_t i = 0; i < tape->num_gaps; i++) {

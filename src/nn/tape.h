@@ -3,9 +3,9 @@
  * A generation is one step. Results of a generation die when the next begins (env->begin_step, which zero_grad calls);
  * nothing is freed then, the memory is handed out again.
  *
- * A graph's step runs on a tape of its own, which stands in env->tape while it runs: addresses that were recorded are not
- * handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment and
- * not to a step is kept by the first tape, `main`. */
+ * A graph's step runs on a tape of its own, which stands in env->tape while it runs: addresses that were recorded are
+ * not handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment
+ * and not to a step is kept by the first tape, `main`. */
 #ifndef CAIRN__NN_TAPE_H
 #define CAIRN__NN_TAPE_H
 
@@ -154,8 +154,8 @@ void cairn__tape_give(struct cairn__tape *tape, void *data, size_t nbytes);
 /* What env->begin_step does, for any tape. */
 void cairn__tape_begin_step(struct cairn__tape *tape);
 
-/* The tape for checkpoints on this one, which follow one another: empty, a new step of it. Results of the one before are
- * dead. */
+/* The tape for checkpoints on this one, which follow one another: empty, a new step of it. Results of the one before
+ * are dead. */
 cairn_status cairn__tape_enter(struct cairn__tape *tape, struct cairn__tape **inner);
 void cairn__tape_leave(struct cairn__tape *inner); /* its results are dead */
 

@@ -166,13 +166,14 @@ cairn_status cairn__check_shape(const char *what, int ndim, const int64_t *shape
 /* CAIRN_EINVAL, naming what, unless tensors have elements of dtype. */
 cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype);
 
-/* The values in row-major order, in device memory: t's own, or copied into the tape's scratch, which the caller releases.
- * CAIRN_ENOTSUP where the device cannot copy what is not dense. */
+/* The values in row-major order, in device memory: t's own, or copied into the tape's scratch, which the caller
+ * releases. CAIRN_ENOTSUP where the device cannot copy what is not dense. */
 cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const void **out);
 
 /* The caller made t, a result, handed it to nobody, and uses it no more: its memory goes to the next results unless a
  * backward reads it. Between the layers of a module; a result of which the caller does not know whether it is another's
- * input or output too must not be forgotten. Its later use is an error. NULL, leaves and parameters: nothing happens. */
+ * input or output too must not be forgotten. Its later use is an error. NULL, leaves and parameters: nothing
+ * happens. */
 void cairn__forget(cairn_tensor *t);
 
 /* "[64, 1024]" into text, which is returned. */

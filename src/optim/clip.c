@@ -82,8 +82,8 @@ static bool accumulates(const struct cairn_optimizer *o) {
     return false;
 }
 
-/* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of sums:
- * it would not say which backward overflowed. */
+/* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
+ * sums: it would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_clip_grad_norm: optimizer is NULL");
     REQUIRE(max_norm > 0, CAIRN_EINVAL, "cairn_clip_grad_norm: max_norm is %g; it must be above 0", max_norm);

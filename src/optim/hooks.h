@@ -10,11 +10,11 @@
 
 struct cairn__step_hook {
     void *ctx;
-    /* (optional) Before the step is queued, after cairn__env_resolve: raises the optimizer's skip if it must be, queues the
-     * updates of scalers, and says in *end which scalers the step's report may blame. */
+    /* (optional) Before the step is queued, after cairn__env_resolve: raises the optimizer's skip if it must be, queues
+     * the updates of scalers, and says in *end which scalers the step's report may blame. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
-    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows [parameters]: where
-     * the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
+    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows [parameters]:
+     * where the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
      * returns. */
     cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     /* (optional) Parameters of a set are about to be added. A status other than CAIRN_OK refuses. */
@@ -42,8 +42,8 @@ struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *opti
 /* Makes the flags speak of the gradients as they are: one read of those that nobody has looked at. */
 void cairn__optimizer_check(cairn_optimizer *optimizer);
 
-/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; *any (device memory)
- * |= there were some. Says whether any may have been. */
+/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; *any (device
+ * memory) |= there were some. Says whether any may have been. */
 bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
 
 /* The same of accumulators, which may hold what was found and told before: to be asked at the step. */

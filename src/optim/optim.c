@@ -1,5 +1,5 @@
-/* The front of optimizers: what every kind shares, but for the step (step.c), reports (report.c) and what changes gradients
- * (clip.c). Making one, its groups, its facts, its end. */
+/* The front of optimizers: what every kind shares, but for the step (step.c), reports (report.c) and what changes
+ * gradients (clip.c). Making one, its groups, its facts, its end. */
 #include "optim/optim.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* What the device says of steps, heard as it comes: on the CPU before cairn_step returns, on a GPU usually during the next
- * step. */
+/* What the device says of steps, heard as it comes: on the CPU before cairn_step returns, on a GPU usually during the
+ * next step. */
 #include "core/trace.h"
 #include "device/reports.h"
 #include "optim/optim.h"

@@ -1,6 +1,6 @@
-/* A step of an optimizer. It is queued and not waited for: parameters of a group with equal types go through one fused pass
- * each, which reads learning rate, step number, loss-scale factor, clipping and the skip flag where the device keeps them;
- * a last small pass counts the step, resets what holds for one step, and leaves a report. */
+/* A step of an optimizer. It is queued and not waited for: parameters of a group with equal types go through one fused
+ * pass each, which reads learning rate, step number, loss-scale factor, clipping and the skip flag where the device
+ * keeps them; a last small pass counts the step, resets what holds for one step, and leaves a report. */
 #include <assert.h>
 
 #include "core/log.h"

@@ -1,8 +1,8 @@
 /* Gradients that stay this rank's own for a while.
  *
- * They are true f32 sums of what several backwards left, so that scales may differ, and nobody has looked at them: what is
- * infinite in them stays infinite, and is found once they have been added to a gradient that all ranks reduce. Who steps or
- * clips before that finds it then, by the flag of the last backward, so that its scaler hears of it. */
+ * They are true f32 sums of what several backwards left, so that scales may differ, and nobody has looked at them: what
+ * is infinite in them stays infinite, and is found once they have been added to a gradient that all ranks reduce. Who
+ * steps or clips before that finds it then, by the flag of the last backward, so that its scaler hears of it. */
 #include <stddef.h>
 
 #include "core/log.h"
@@ -67,7 +67,8 @@ static const float *scale_at(const float *factor) {
     return factor ? factor - offset / sizeof(*factor) : NULL;
 }
 
-/* axpby adds f32 to any type: a half slot is the x of it, so local is scaled where it stands, which rounds as axpby does. */
+/* axpby adds f32 to any type: a half slot is the x of it, so local is scaled where it stands, which rounds as axpby
+ * does. */
 void cairn__param_add_held(struct cairn__param *p) {
     struct cairn_device *d = device_of(p);
     const float *scale = scale_at(p->factor);

@@ -1,7 +1,8 @@
 /* Parameter sets: their memory, their gradients' state, their flags.
  *
- * A set decides nothing: it holds what nn, ddp, amp and optim must agree on, so that none of them needs to know another.
- * Everything that can be needed in a steady step is allocated at the first step that needs it and then kept. */
+ * A set decides nothing: it holds what nn, ddp, amp and optim must agree on, so that none of them needs to know
+ * another. Everything that can be needed in a steady step is allocated at the first step that needs it and then
+ * kept. */
 #include "param/param.h"
 
 #include <stdio.h>
@@ -459,7 +460,8 @@ static cairn_status make_accumulator(struct cairn__param *p) {
     return CAIRN_OK;
 }
 
-/* acc (+)= slot * factor; the slot is then free. What the slot's flag tells already is not told of its backward again. */
+/* acc (+)= slot * factor; the slot is then free. What the slot's flag tells already is not told of its backward
+ * again. */
 static cairn_status fold(struct cairn__param *p) {
     if (p->held) return cairn__param_keep(p);
     cairn_status st = CAIRN_OK;
@@ -589,7 +591,8 @@ out:
     return st;
 }
 
-/* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not kept. */
+/* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not
+ * kept. */
 cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range("cairn_grads_taken", set, first, count));

@@ -2,14 +2,14 @@
  * (which reduces them), amp (which sets factor and flag) and optim (which reads them).
  *
  * A gradient's life: nn calls cairn__param_grad_slot and overwrites what it points to, then cairn__param_grad_ready; a
- * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The slot then holds
- * the gradient of one backward at one scale, times p->factor the true one. A further backward folds it into an f32
- * accumulator first. The optimizer asks cairn__param_grad_final for what to read.
+ * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The slot then
+ * holds the gradient of one backward at one scale, times p->factor the true one. A further backward folds it into an
+ * f32 accumulator first. The optimizer asks cairn__param_grad_final for what to read.
  *
- * While a set holds its gradients (ddp's no_sync) they are this rank's own: the listener hears nothing, nobody looks at them,
- * and a further backward folds them into an f32 accumulator of their own, p->local. The first gradient that is not held is
- * added to them before the listener hears of it: slot = round(local * S + slot). A step that comes before takes them as any
- * others (held.c). */
+ * While a set holds its gradients (ddp's no_sync) they are this rank's own: the listener hears nothing, nobody looks at
+ * them, and a further backward folds them into an f32 accumulator of their own, p->local. The first gradient that is
+ * not held is added to them before the listener hears of it: slot = round(local * S + slot). A step that comes before
+ * takes them as any others (held.c). */
 #ifndef CAIRN__PARAM_H
 #define CAIRN__PARAM_H
 
@@ -59,13 +59,13 @@ struct cairn__param {
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
 
-/* What ddp wants to know, but for backwards whose gradients the set holds: of those it hears nothing. Every slot but the
- * optional one is required. */
+/* What ddp wants to know, but for backwards whose gradients the set holds: of those it hears nothing. Every slot but
+ * the optional one is required. */
 struct cairn__grad_listener {
     void *ctx;
-    /* (optional) A backward begins, and nothing of it has been written: cairn__param_is_reached tells what it will write. Of
-     * the user's set: the first gradient since settle is about to be declared. Another status than CAIRN_OK, whose sentence is
-     * written, ends the backward: failed follows. */
+    /* (optional) A backward begins, and nothing of it has been written: cairn__param_is_reached tells what it will
+     * write. Of the user's set: the first gradient since settle is about to be declared. Another status than CAIRN_OK,
+     * whose sentence is written, ends the backward: failed follows. */
     cairn_status (*begin)(void *ctx);
     void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
@@ -82,10 +82,11 @@ struct cairn_param_set {
     const float *factor; /* 1/S of the backward now running or last run, in device memory: backward knows its loss's
                             scale. NULL = 1 */
 
-    /* In device memory, made on first need: [i] parameter i's gradient of the last backward was infinite or NaN; [flags_count
+    /* In device memory, made on first need: [i] parameter i's gradient of the last backward was infinite or NaN;
+     * [flags_count
      * + i] its accumulator is, of which nobody can say which backward it came with. Raised by whoever reads or reduces
-     * gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags, _take_sums) or when the
-     * gradient is forgotten. */
+     * gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags, _take_sums) or when
+     * the gradient is forgotten. */
     uint32_t *flags;
     size_t flags_count;        /* of parameters; flags are twice as many */
     struct cairn__item *items; /* [flags_count] room for lists */
@@ -127,9 +128,9 @@ void cairn__param_set_drop_last(struct cairn_param_set *set);
  * the child has gradients; CAIRN_EINVAL a name twice; CAIRN_ENOMEM. */
 cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix);
 
-/* Changes the parameters that the sets own from f32 to half; with keep_master the f32 values become the masters, without it
- * they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the sets own go too (they have
- * another type), and a step begins: results may show memory that is gone. All sets or none. */
+/* Changes the parameters that the sets own from f32 to half; with keep_master the f32 values become the masters,
+ * without it they go; with keep_norms normalisation parameters stay as they are. Gradient slots that the sets own go
+ * too (they have another type), and a step begins: results may show memory that is gone. All sets or none. */
 cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size_t count, cairn_dtype half,
                                        bool keep_master, bool keep_norms);
 static inline cairn_status cairn__param_set_to_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master,
@@ -137,10 +138,10 @@ static inline cairn_status cairn__param_set_to_half(struct cairn_param_set *set,
     return cairn__param_sets_to_half(&set, 1, half, keep_master, keep_norms);
 }
 
-/* The same for parameters in the user's memory, which stay where they are: f32 ones take half values in f32 memory, half ones
- * must be of that type. half 0: half ones keep their type, f32 ones are f32, what an earlier call made half too, with the bits of
- * its master. masters: of all that are or become half. All or nothing. Errors: CAIRN_ESTATE as above; CAIRN_EINVAL the other
- * half type, a module's set; CAIRN_ENOMEM. */
+/* The same for parameters in the user's memory, which stay where they are: f32 ones take half values in f32 memory,
+ * half ones must be of that type. half 0: half ones keep their type, f32 ones are f32, what an earlier call made half
+ * too, with the bits of its master. masters: of all that are or become half. All or nothing. Errors: CAIRN_ESTATE as
+ * above; CAIRN_EINVAL the other half type, a module's set; CAIRN_ENOMEM. */
 cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cairn_dtype half, bool masters,
                                                bool keep_norms);
 
@@ -153,15 +154,15 @@ void cairn__param_describe(const struct cairn__param *p, cairn_param *out);
 
 /* ---- gradients ---- */
 
-/* Where to write p's gradient of this backward: n elements of p->dtype, to be overwritten. Folds what an earlier backward
- * left there. Errors: CAIRN_ENOMEM. */
+/* Where to write p's gradient of this backward: n elements of p->dtype, to be overwritten. Folds what an earlier
+ * backward left there. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_grad_slot(struct cairn__param *p, void **slot);
 
 /* The slot is complete: remembers the factor, adds what was held, tells the listener. */
 void cairn__param_grad_ready(struct cairn__param *p);
 
-/* A backward begins, whose loss's factor is that; it reaches the parameters whose `reached` is the number. Then nodes, each
- * with progress behind it, and settle or abort. Errors: the listener's; abort follows. */
+/* A backward begins, whose loss's factor is that; it reaches the parameters whose `reached` is the number. Then nodes,
+ * each with progress behind it, and settle or abort. Errors: the listener's; abort follows. */
 cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward, const float *factor);
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
@@ -177,8 +178,8 @@ static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
     return p->set->is_users && p->set->walking;
 }
 
-/* Nobody reads, changes or forgets such gradients: CAIRN_ESTATE, with call in the sentence. refuse: true, and the sentence in
- * the log, for calls that return nothing. */
+/* Nobody reads, changes or forgets such gradients: CAIRN_ESTATE, with call in the sentence. refuse: true, and the
+ * sentence in the log, for calls that return nothing. */
 cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count);
 bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count);
 
@@ -195,7 +196,8 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set);
 /* Gradients of any set that still wait at this factor are folded: its memory is about to be used again. */
 cairn_status cairn__params_fold_at(struct cairn_env *env, const float *factor);
 
-/* What the optimizer reads: gradient, its type, and the factor it is multiplied by. *grad = NULL where there is none. */
+/* What the optimizer reads: gradient, its type, and the factor it is multiplied by. *grad = NULL where there is
+ * none. */
 cairn_status cairn__param_grad_final(struct cairn__param *p, const void **grad, cairn_dtype *dtype,
                                      const float **factor);
 
@@ -204,8 +206,8 @@ cairn_status cairn__param_unscale(struct cairn__param *p);
 
 /* ---- gradients that are this rank's own (held.c) ---- */
 
-/* From here on gradients are held, or no longer. Not within a backward. Of the user's set, what stands in its memory and was
- * declared while gradients were held goes into p->local: errors CAIRN_ENOMEM. */
+/* From here on gradients are held, or no longer. Not within a backward. Of the user's set, what stands in its memory
+ * and was declared while gradients were held goes into p->local: errors CAIRN_ENOMEM. */
 cairn_status cairn__param_set_hold(struct cairn_param_set *set, bool on);
 
 /* No longer, and what was held is forgotten. */
@@ -219,8 +221,8 @@ static inline bool cairn__param_has_held(const struct cairn__param *p) {
 /* The held gradient in the slot is added to p->local; the slot is then free. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_keep(struct cairn__param *p);
 
-/* A backward that is not held does not write p: its slot gets what was held, at this backward's scale, or else 0, and is
- * written. What an earlier backward left there is folded. The listener hears nothing. Errors: CAIRN_ENOMEM. */
+/* A backward that is not held does not write p: its slot gets what was held, at this backward's scale, or else 0, and
+ * is written. What an earlier backward left there is folded. The listener hears nothing. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_grad_absent(struct cairn__param *p);
 
 /* slot = round(held * S + slot), of p->value_type where that is set. */
@@ -244,12 +246,12 @@ static inline uint32_t *cairn__param_acc_flag(const struct cairn__param *p) {
 /* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 
-/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each gradient is scanned for
- * names: the same ones on all ranks, which have written what any of them has, so that all raise the same flags. */
+/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each gradient is scanned
+ * for names: the same ones on all ranks, which have written what any of them has, so that all raise the same flags. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
-/* Makes flags speak of the gradients as they are: one read of those that nobody has looked at, and that are not held. items:
- * room for count. The parameters' sets have flags. */
+/* Makes flags speak of the gradients as they are: one read of those that nobody has looked at, and that are not held.
+ * items: room for count. The parameters' sets have flags. */
 void cairn__params_check(struct cairn_device *d, struct cairn__param *const *params, size_t count,
                          struct cairn__item *items);
 

@@ -1,5 +1,5 @@
-/* O1's choice of types: classes by name, scopes, bans, operations in place, and the cast of a weight that is right after
- * everything that changes it. What types each operation has is in op_table_test.c. */
+/* O1's choice of types: classes by name, scopes, bans, operations in place, and the cast of a weight that is right
+ * after everything that changes it. What types each operation has is in op_table_test.c. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
-/* A program of a user who compiles with -Ofast: its start-up makes the processor flush subnormals to zero, and its isinf is
- * always false. Built once more without that; fast_math.py holds what both print against each other. Bits are printed, and
- * infinities made, as integers. The exit status is 1 where an overflow was not found, or a clean step was left out. */
+/* A program of a user who compiles with -Ofast: its start-up makes the processor flush subnormals to zero, and its
+ * isinf is always false. Built once more without that; fast_math.py holds what both print against each other. Bits are
+ * printed, and infinities made, as integers. The exit status is 1 where an overflow was not found, or a clean step was
+ * left out. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* What a level means for inputs, outputs, normalisation layers, buffers and the types a model comes with. Data are such
- * that every number is exact in both half types: results of all levels are compared bit for bit with a run without amp. */
+ * that every number is exact in both half types: results of all levels are compared bit for bit with a run without
+ * amp. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

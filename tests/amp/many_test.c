@@ -1,6 +1,6 @@
-/* Several models, losses and optimizers, as apex's test_multiple_models_optimizers_losses.py has them: an infinity in any
- * gradient of any loss at any step leaves out the steps that it must and no other, blames the scaler of that loss and no
- * other, and names the parameter; weights end bit for bit where plain SGD without these steps ends. */
+/* Several models, losses and optimizers, as apex's test_multiple_models_optimizers_losses.py has them: an infinity in
+ * any gradient of any loss at any step leaves out the steps that it must and no other, blames the scaler of that loss
+ * and no other, and names the parameter; weights end bit for bit where plain SGD without these steps ends. */
 #include "core/philox.h"
 #include "exact.h"
 

@@ -1,9 +1,9 @@
 /* The op table: what every operation computes in, gives and hands back, for f16 and bf16, under O1, in a scope of
  * autocast, in one that is off, and without either.
  *
- * The cases are those of tests/nn, applied to f32, to half and to mixed inputs, leaves and parameters. The table below says
- * again, beside amp/ops.c, what is expected; types are read off the graph that an operation leaves, and off the values of
- * gradients. An operation that is not in the table fails. */
+ * The cases are those of tests/nn, applied to f32, to half and to mixed inputs, leaves and parameters. The table below
+ * says again, beside amp/ops.c, what is expected; types are read off the graph that an operation leaves, and off the
+ * values of gradients. An operation that is not in the table fails. */
 #include <stdio.h>
 #include <string.h>
 
@@ -378,8 +378,8 @@ static bool is_held_by(double value, cairn_dtype type) {
     return back == value || value != value;
 }
 
-/* The half type that the gradient of t passed through on its way: its own, or that of the only cast of it. 0 = none, or it
- * is a sum of several, which a leaf has in f32. */
+/* The half type that the gradient of t passed through on its way: its own, or that of the only cast of it. 0 = none, or
+ * it is a sum of several, which a leaf has in f32. */
 static cairn_dtype narrowed_to(const struct run *r, const cairn_tensor *t) {
     const struct cairn__tape *tape = r->env->tape;
     const cairn_dtype own = cairn__tensor_dtype(t);

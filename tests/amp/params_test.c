@@ -1,5 +1,6 @@
-/* Trainers with their own buffers: parameters in the user's memory, the scale as a number, the user's own update, ranks that
- * agree. Data is exact: gradients are quarters, the scale a power of two, so that every sum and product is representable. */
+/* Trainers with their own buffers: parameters in the user's memory, the scale as a number, the user's own update, ranks
+ * that agree. Data is exact: gradients are quarters, the scale a power of two, so that every sum and product is
+ * representable. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* What a step queues: the passes of the quick start's step are counted, since on a GPU each is a launch, and amp may add
- * none where nothing can have been found or somebody else has looked. */
+/* What a step queues: the passes of the quick start's step are counted, since on a GPU each is a launch, and amp may
+ * add none where nothing can have been found or somebody else has looked. */
 #include "../ranks.h"
 #include "device/env.h"
 

@@ -1,5 +1,5 @@
-/* The rules of loss scalers against models of them, which are their sources line by line with a floor and a ceiling that
- * are always there: over every short sequence, and over long random ones. */
+/* The rules of loss scalers against models of them, which are their sources line by line with a floor and a ceiling
+ * that are always there: over every short sequence, and over long random ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,7 +91,8 @@ static void model_deepspeed(struct model *m, bool overflow) {
     m->iter += 1;
 }
 
-/* megatron/core/optimizer/grad_scaler.py, DynamicGradScaler.update: the scale is a float tensor, factors become floats. */
+/* megatron/core/optimizer/grad_scaler.py, DynamicGradScaler.update: the scale is a float tensor, factors become
+ * floats. */
 static void model_megatron(struct model *m, bool found_inf) {
     if (found_inf) {
         m->tracker = 0;

@@ -187,7 +187,8 @@ static void loops_compute_the_formula(void **state) {
     }
 }
 
-/* sum of dy * (y - bias) is sum of dx * x and of dweight * weight, since both are linear: gradients need no other check. */
+/* sum of dy * (y - bias) is sum of dx * x and of dweight * weight, since both are linear: gradients need no other
+ * check. */
 static void gradients_are_adjoint(void **state) {
     struct cairn_device *d = *state;
     for (int i = 0; i < CASES; i++) {

@@ -272,8 +272,8 @@ static void randomly_rounded_weights_are_those_of_f32_rounded(void **state) {
     }
 }
 
-/* A thousand updates of 2^-10, an eighth of the unit in the last place of weights that begin at 1. To nearest none of them
- * moves a weight. At random each moves the mean by 2^-10: of 4096 weights it strays by less than six times
+/* A thousand updates of 2^-10, an eighth of the unit in the last place of weights that begin at 1. To nearest none of
+ * them moves a weight. At random each moves the mean by 2^-10: of 4096 weights it strays by less than six times
  * sqrt(1000) * 2^-9 / sqrt(4096), since a rounding's deviation is at most half a unit, 2^-9 below 1. */
 static void small_updates_move_randomly_rounded_weights_in_the_mean(void **state) {
     (void)state;

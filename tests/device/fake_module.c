@@ -1,5 +1,5 @@
-/* Modules that cannot be used, each for its own reason, and one that can: FAKE_EMPTY has no entry, FAKE_STALE has another
- * build's tables. */
+/* Modules that cannot be used, each for its own reason, and one that can: FAKE_EMPTY has no entry, FAKE_STALE has
+ * another build's tables. */
 #include "fake_module.h"
 
 #include "core/alloc.h"

@@ -1,4 +1,5 @@
-/* What the fake modules have besides a device's table: an engine's, small, that shows what a module gets of libcairn. */
+/* What the fake modules have besides a device's table: an engine's, small, that shows what a module gets of
+ * libcairn. */
 #ifndef FAKE_MODULE_H
 #define FAKE_MODULE_H
 

@@ -1,8 +1,8 @@
 /* suite DEVICE [required]
  *
- * What every device must do, whichever it is: memory, every pass, products, recording. Passes are compared with the scalar
- * reference rows of the CPU and with kernels/step.h, bit for bit where device/passes.h promises it. Memory is reached by
- * upload and download alone. Ends with 77 where there is no such device, unless it is required.
+ * What every device must do, whichever it is: memory, every pass, products, recording. Passes are compared with the
+ * scalar reference rows of the CPU and with kernels/step.h, bit for bit where device/passes.h promises it. Memory is
+ * reached by upload and download alone. Ends with 77 where there is no such device, unless it is required.
  *
  * CAIRN_TEST_LARGE=1 in the environment adds tensors of more than 2^31 elements. */
 #include <setjmp.h>
@@ -67,8 +67,8 @@ static uint32_t flag_of(const uint32_t *p) {
 
 /* ---- lists of tensors, on the host and on the device ----
  *
- * Sizes are 0 to 67 and a prime, with empty ones first, last and in between: more tensors than one launch takes. All lie in
- * one piece of memory with canaries before and after each; `offset` misaligns them by so many elements. */
+ * Sizes are 0 to 67 and a prime, with empty ones first, last and in between: more tensors than one launch takes. All
+ * lie in one piece of memory with canaries before and after each; `offset` misaligns them by so many elements. */
 
 enum {
     LIST = 72,

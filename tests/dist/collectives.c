@@ -266,7 +266,8 @@ static char *averages_over_some(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whoever brings the large number, and where. */
+/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whoever brings the large number, and
+ * where. */
 static double one_is_large(int rank, size_t i) {
     return i % MOST_RANKS == (size_t)rank ? 256 : 1;
 }

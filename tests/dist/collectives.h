@@ -5,8 +5,8 @@
 
 #include "expect.h"
 
-/* A case is collective, leaves the group alive, and takes no context. CAIRN_TEST_SEEDS in the environment, as sanitizers
- * have it, asks for less of everything. */
+/* A case is collective, leaves the group alive, and takes no context. CAIRN_TEST_SEEDS in the environment, as
+ * sanitizers have it, asks for less of everything. */
 struct collectives_case {
     const char *name;
     group_fn check;

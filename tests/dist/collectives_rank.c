@@ -1,5 +1,5 @@
-/* The suite of collectives.h with ranks as processes: a rank under any launcher, or --spawn N ranks of its own. The backend
- * is CAIRN_BACKEND's.
+/* The suite of collectives.h with ranks as processes: a rank under any launcher, or --spawn N ranks of its own. The
+ * backend is CAIRN_BACKEND's.
  *
  * usage: collectives_rank [--spawn N] suite [WORD] | mismatch NAME | loop [SECONDS]
  *

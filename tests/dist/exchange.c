@@ -1,5 +1,5 @@
-/* exchange: ranks that meet at a store and read what each of the others wrote there, and no more, so that they may be on any
- * number of machines. The launcher's store where it has one, rank 0's otherwise.
+/* exchange: ranks that meet at a store and read what each of the others wrote there, and no more, so that they may be
+ * on any number of machines. The launcher's store where it has one, rank 0's otherwise.
  *
  * usage: exchange leave | stay | fail RANK [ATTEMPT]     (what ranks do once all have read everything; fail: that rank
  * exits with 7 and the others stay, in attempt 0 or the one given; in others all leave) */

@@ -1,4 +1,5 @@
-/* The exchange that mpi and gloo share, over an engine whose ranks are threads and that fails on demand (fake/engine.h). */
+/* The exchange that mpi and gloo share, over an engine whose ranks are threads and that fails on demand
+ * (fake/engine.h). */
 #include "group_ranks.h"
 
 #include <sched.h>

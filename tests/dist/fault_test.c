@@ -1,5 +1,5 @@
-/* Ranks as processes that die, stop, never come, or live on other machines: the others must say so, soon and by name, and
- * nothing may stay behind. */
+/* Ranks as processes that die, stop, never come, or live on other machines: the others must say so, soon and by name,
+ * and nothing may stay behind. */
 #include "group_processes.h"
 
 #include <sys/resource.h>

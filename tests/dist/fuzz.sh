@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the fuzzers of this folder under libFuzzer, guided by coverage, with the address and undefined behaviour sanitizers.
-# Needs clang with its runtime (Debian: clang, libclang-rt-14-dev).
+# Runs the fuzzers of this folder under libFuzzer, guided by coverage, with the address and undefined behaviour
+# sanitizers. Needs clang with its runtime (Debian: clang, libclang-rt-14-dev).
 #
 #   tests/dist/fuzz.sh [seconds, 60] [fuzzer ..., all] [-- options of libFuzzer]
 #

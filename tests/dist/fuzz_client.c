@@ -1,11 +1,12 @@
-/* Replies of a hostile or broken server into the TCP store's client, which must never crash, wait without end, leak, or say
- * that something went well when the bytes say otherwise. What the client sends must be requests that a server takes.
+/* Replies of a hostile or broken server into the TCP store's client, which must never crash, wait without end, leak, or
+ * say that something went well when the bytes say otherwise. What the client sends must be requests that a server
+ * takes.
  *
- * Time and network are the input's: poll and the clock are replaced (the linker's --wrap). When the client waits, it gets the
- * next piece of the replies, or silence until its time is over; after the last piece the server hangs up.
+ * Time and network are the input's: poll and the clock are replaced (the linker's --wrap). When the client waits, it
+ * gets the next piece of the replies, or silence until its time is over; after the last piece the server hangs up.
  *
- * Input: a byte for the dialect, the number of calls, so many bytes for the calls, then pieces: a length (0 = silence) and
- * so many bytes. */
+ * Input: a byte for the dialect, the number of calls, so many bytes for the calls, then pieces: a length (0 = silence)
+ * and so many bytes. */
 #include "fuzz.h"
 
 #include <errno.h>

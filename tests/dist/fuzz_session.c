@@ -1,5 +1,5 @@
-/* Bytes of several connections into sessions, in any pieces. The same input goes to two worlds, to one of them chopped at
- * random places; both must end alike, and in each what holds of sessions must hold after every piece.
+/* Bytes of several connections into sessions, in any pieces. The same input goes to two worlds, to one of them chopped
+ * at random places; both must end alike, and in each what holds of sessions must hold after every piece.
  *
  * Input: records of a byte (session, what to do), a number, and for most so many bytes. */
 #include "fuzz.h"

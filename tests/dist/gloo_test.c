@@ -308,7 +308,8 @@ static void transfers_under_way_may_be_tested_in_any_order(void **state) {
     run_ranks(3, keep_many_under_way);
 }
 
-/* Rank 0 receives from 1 and 2 what they send only once it has sent, beside a broadcast that waits for rank 2's message. */
+/* Rank 0 receives from 1 and 2 what they send only once it has sent, beside a broadcast that waits for rank 2's
+ * message. */
 static char *pass_messages(struct rank *r) {
     uint32_t got[4] = {0}, mine[2] = {10u + (unsigned)r->rank, 20u + (unsigned)r->rank}, shared = r->rank == 2 ? 99 : 0;
     struct cairn__moving *all = NULL, *moving[6] = {NULL};

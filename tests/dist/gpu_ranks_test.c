@@ -1,7 +1,8 @@
-/* Ranks with a GPU each, on real NCCL or on the stand-in for it: two where the machine has two GPUs, otherwise one alone.
+/* Ranks with a GPU each, on real NCCL or on the stand-in for it: two where the machine has two GPUs, otherwise one
+ * alone.
  *
- * usage: gpu_ranks_test [required | fails | hangs]    (without a word it ends with 77 where there is no GPU; fails, hangs:
- * what the stand-in was told to do to rank 1's collective) */
+ * usage: gpu_ranks_test [required | fails | hangs]    (without a word it ends with 77 where there is no GPU; fails,
+ * hangs: what the stand-in was told to do to rank 1's collective) */
 #include "../mlp.h"
 #include "../ranks.h"
 #include "core/dtype.h"

@@ -33,7 +33,8 @@ struct processes {
     struct cairn__store_server *server;
 };
 
-/* `skipped` is a rank that never comes; -1 = none. The children are there before the store's thread is, so no process with threads forks. */
+/* `skipped` is a rank that never comes; -1 = none. The children are there before the store's thread is, so no process
+ * with threads forks. */
 static inline void start_ranks(struct processes *p, int size, int skipped, process_fn fn) {
     int pipes[MOST_RANKS][2], port = 0;
     *p = (struct processes){.size = size};

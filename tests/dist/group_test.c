@@ -1,5 +1,5 @@
-/* Groups of shm from outside: steady states, leaving, staying away, arguments. What every collective gives is the suite's
- * of collectives.h. */
+/* Groups of shm from outside: steady states, leaving, staying away, arguments. What every collective gives is the
+ * suite's of collectives.h. */
 #include "group_ranks.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-"""Ranks of mpirun that are killed, stopped or end by themselves at random moments of collectives over MPI: the job ends with
-a code other than 0 in time, and none of its processes is left.
+"""Ranks of mpirun that are killed, stopped or end by themselves at random moments of collectives over MPI: the job ends
+with a code other than 0 in time, and none of its processes is left.
 
 usage: mpi_faults.py COLLECTIVES_RANK MOMENTS [SEED]
 

@@ -1,5 +1,6 @@
-/* Sums in pieces, where ranks outnumber processors: the pieces fit, sums are those of rank order, and ranks that end or stop
- * with others' pieces in hand are told of. What ranks take of each other is forced here, whatever the machine has. */
+/* Sums in pieces, where ranks outnumber processors: the pieces fit, sums are those of rank order, and ranks that end or
+ * stop with others' pieces in hand are told of. What ranks take of each other is forced here, whatever the machine
+ * has. */
 #include "group_processes.h"
 
 #include <math.h>

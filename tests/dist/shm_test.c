@@ -1,5 +1,5 @@
-/* What is shm's own: bounces and their seams, rings, families of groups, abort, and that nothing is left of any of them.
- * What every backend must do is in collectives_test.c. */
+/* What is shm's own: bounces and their seams, rings, families of groups, abort, and that nothing is left of any of
+ * them. What every backend must do is in collectives_test.c. */
 #include "group_ranks.h"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
-/* The TCP store's client: how it finds a server and learns its dialect, which bytes it sends, and what it makes of answers
- * that no store gives. */
+/* The TCP store's client: how it finds a server and learns its dialect, which bytes it sends, and what it makes of
+ * answers that no store gives. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -46,8 +46,8 @@ static double seconds_since(uint64_t begin) {
 
 /* ---- servers that follow a script ---- */
 
-/* Lines: "< bytes" must come, "> bytes" go out, "|" ends a connection and takes the next; at the end the last one stays open
- * until the other side closes it. */
+/* Lines: "< bytes" must come, "> bytes" go out, "|" ends a connection and takes the next; at the end the last one stays
+ * open until the other side closes it. */
 struct actor {
     const char *const *lines;
     int listener, port;

@@ -1,4 +1,5 @@
-/* What only a store in a file can get wrong: records cut short, bytes that are none of its own, locks, and the file's end. */
+/* What only a store in a file can get wrong: records cut short, bytes that are none of its own, locks, and the file's
+ * end. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>

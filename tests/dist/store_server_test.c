@@ -1,4 +1,5 @@
-/* The store's server as raw bytes on the wire. Transcripts are those of PyTorch's TCPStore; numbers are little endian. */
+/* The store's server as raw bytes on the wire. Transcripts are those of PyTorch's TCPStore; numbers are little
+ * endian. */
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -418,7 +419,8 @@ static void thousand_idle_connections_do_not_stop_a_job(void **state) {
     close(job);
 }
 
-/* Each waits for the keys of all, which come one by one: each key is looked at once by each, and not at all with each write. */
+/* Each waits for the keys of all, which come one by one: each key is looked at once by each, and not at all with each
+ * write. */
 static void thousand_ranks_that_wait_for_each_other_meet_soon(void **state) {
     (void)state;
     enum { LENGTH = 8 + 6 };

@@ -426,7 +426,8 @@ static void threads_lose_nothing_of_one_another(void **state) {
     expect_held(a, "sum", "200");
 }
 
-/* A key that comes and goes is either got or waited for: no kind may hang up over it, or hand out what was never set. */
+/* A key that comes and goes is either got or waited for: no kind may hang up over it, or hand out what was never
+ * set. */
 static void *set_and_delete(void *argument) {
     bool *failed = argument;
     struct handle h;

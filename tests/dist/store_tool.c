@@ -1,11 +1,12 @@
 /* A store for tests in other languages.
  *
- *   store_tool serve                               serves at a free port, which it prints, until its standard input ends
- *   store_tool host PORT WORLD                     hosts, waits for WORLD clients, its own among them, prints "joined"; until then
+ *   store_tool serve                               serves at a free port, which it prints, until its input ends
+ *   store_tool host PORT WORLD                     hosts until then; waits for WORLD clients, its own among them, and
+ *                                                  prints "joined"
  *   store_tool PORT TIMEOUT CALL [+ CALL]...       joins the store at 127.0.0.1 and calls; one line of output a call
  *
- * Calls: set K V, get K, add K N, wait K..., check K..., compare_set K EXPECTED DESIRED, append K V, delete K, num_keys, and
- * sleep MS. What fails is "error" and the sentence. */
+ * Calls: set K V, get K, add K N, wait K..., check K..., compare_set K EXPECTED DESIRED, append K V, delete K,
+ * num_keys, and sleep MS. What fails is "error" and the sentence. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

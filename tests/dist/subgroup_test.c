@@ -1,5 +1,5 @@
-/* Groups made from groups, with ranks as threads on shm: who is in them, what they give, how their creation fails on every
- * rank alike, and waiting in several of them at once. */
+/* Groups made from groups, with ranks as threads on shm: who is in them, what they give, how their creation fails on
+ * every rank alike, and waiting in several of them at once. */
 #include "group_ranks.h"
 #include "../failing_alloc.h"
 
@@ -568,7 +568,8 @@ static void ranks_that_wait_in_different_groups_do_not_deadlock(void **state) {
     run_group(2, wait_in_opposite_orders, NULL);
 }
 
-/* Rank 0 sits in the second group's barrier, which rank 1 enters only when the first group's work has been done by both. */
+/* Rank 0 sits in the second group's barrier, which rank 1 enters only when the first group's work has been done by
+ * both. */
 static char *wait_elsewhere(cairn_group *group, void *ctx) {
     (void)ctx;
     cairn_group *second = NULL;

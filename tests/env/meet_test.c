@@ -1,5 +1,6 @@
-/* How ranks meet: by the program's own options (a TCP address, a file, a store), and at the ports that follow from a job, some of
- * which are somebody else's; what is said when one stays away; and what an environment tells of all that. */
+/* How ranks meet: by the program's own options (a TCP address, a file, a store), and at the ports that follow from a
+ * job, some of which are somebody else's; what is said when one stays away; and what an environment tells of all
+ * that. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

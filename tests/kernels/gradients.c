@@ -1,5 +1,5 @@
-/* What the kernels of gradients and of half weights must do over more than one call: sums of squares from end to end of a
- * type's range, random rounding in the mean, counts of every value. */
+/* What the kernels of gradients and of half weights must do over more than one call: sums of squares from end to end of
+ * a type's range, random rounding in the mean, counts of every value. */
 #include "kcheck.h"
 
 #include <math.h>
@@ -111,8 +111,8 @@ static bool row_does_not_know_blocks(const struct cairn__kernel_row *row, uint64
     return false;
 }
 
-/* How many of N elements, all x, go up, over streams as optimizers have them: binomial with p = what is cut off of x, in
- * units of the last place. Six of its standard deviations: 2e-9 for a fair row, and the seed is fixed. */
+/* How many of N elements, all x, go up, over streams as optimizers have them: binomial with p = what is cut off of x,
+ * in units of the last place. Six of its standard deviations: 2e-9 for a fair row, and the seed is fixed. */
 static bool row_is_fair(const struct cairn__kernel_row *row, uint64_t seed) {
     enum { N = 4096, STREAMS = 64 };
     static const uint32_t fractions[] = {1, 0x100, 0x4000, 0x7fff, 0x8000, 0xc000, 0xfffe, 0xffff};
@@ -144,7 +144,8 @@ bool check_random_rounding(const struct checking *how) {
 
 /* ---- counts ---- */
 
-/* IEEE 754's classes by the fields of the bits, all 65536 of a half type; so often that no 16 bits hold a count of all. */
+/* IEEE 754's classes by the fields of the bits, all 65536 of a half type; so often that no 16 bits hold a count of
+ * all. */
 static bool row_counts_every_half(const struct cairn__kernel_row *row, uint64_t seed) {
     (void)seed;
     enum { TIMES = 40 };

@@ -155,7 +155,8 @@ static bool alignment_does_not_matter(const struct cairn__kernel_row *row, const
     return true;
 }
 
-/* Conversions, finite checks and what is said of halves are the same in a program that flushes subnormals; arithmetic is not. */
+/* Conversions, finite checks and what is said of halves are the same in a program that flushes subnormals; arithmetic
+ * is not. */
 static bool flushing_does_not_matter(const struct cairn__kernel_row *row, uint64_t seed) {
     if (row->kind != CAIRN__K_CAST && row->kind != CAIRN__K_ROUND && row->kind != CAIRN__K_CHECK &&
         row->kind != CAIRN__K_CENSUS && row->kind != CAIRN__K_ROUND_STOCHASTIC &&

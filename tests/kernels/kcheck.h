@@ -98,7 +98,8 @@ void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint6
 /* True where element i of both has the same bits, or, unless nan_bits, both are NaN. */
 bool same_element(cairn_dtype type, const void *a, const void *b, size_t i, bool nan_bits);
 
-/* Sets of arrays of a job for n elements, each with canaries on both sides, misaligned by `offset` elements and more. */
+/* Sets of arrays of a job for n elements, each with canaries on both sides, misaligned by `offset` elements and
+ * more. */
 struct arrays {
     int count;
     void *x[MAX_ARRAYS];

@@ -1,4 +1,5 @@
-/* What attention promises beyond its value, which op cases look at: bounded memory, dropout, rows that see nothing, errors. */
+/* What attention promises beyond its value, which op cases look at: bounded memory, dropout, rows that see nothing,
+ * errors. */
 #include "test_env.h"
 
 #include <malloc.h>
@@ -28,7 +29,8 @@ static void backward(cairn_tensor *y, cairn_tensor *dy) {
 
 /* ---- memory ---- */
 
-/* What attention keeps stays allocated when it is done. (The C library may not tell; then there is nothing to compare.) */
+/* What attention keeps stays allocated when it is done. (The C library may not tell; then there is nothing to
+ * compare.) */
 static size_t allocated_nbytes(void) {
     const struct mallinfo2 info = mallinfo2();
     return info.uordblks + info.hblkhd;

@@ -1,5 +1,5 @@
-/* What can be asked of a graph: none at all, several walks, gradients for many elements, detached values, the user's own
- * operations; and where the memory of a step is. */
+/* What can be asked of a graph: none at all, several walks, gradients for many elements, detached values, the user's
+ * own operations; and where the memory of a step is. */
 #include <math.h>
 #include <string.h>
 

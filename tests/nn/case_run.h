@@ -1,5 +1,5 @@
-/* Running a case of op_cases.h: its inputs are drawn, the operation is applied in a type and a layout, and what comes out,
- * forward and backward, is brought to f64 to be compared. */
+/* Running a case of op_cases.h: its inputs are drawn, the operation is applied in a type and a layout, and what comes
+ * out, forward and backward, is brought to f64 to be compared. */
 #ifndef CASE_RUN_H
 #define CASE_RUN_H
 
@@ -41,8 +41,8 @@ void case_arrays_free(struct case_array *arrays, int count);
 /* What backward starts from: the gradient of element i of the result. Exact in every type. */
 double case_weight(size_t i);
 
-/* How far a value of a type may be from what it should be: absolute + relative * |that|; infinities and NaNs are equal or
- * not. f64: not at all. */
+/* How far a value of a type may be from what it should be: absolute + relative * |that|; infinities and NaNs are equal
+ * or not. f64: not at all. */
 struct limit {
     double relative, absolute;
 };
@@ -71,7 +71,8 @@ bool case_run(cairn_env *env, const struct op_case *c, const struct case_array i
               const struct case_how *how, struct case_result *out, char why[CASE_WHY]);
 void case_result_free(struct case_result *result);
 
-/* The difference quotients of the weighted sum of the result (of `outputs` elements) by elements of an input, in f64. */
+/* The difference quotients of the weighted sum of the result (of `outputs` elements) by elements of an input, in
+ * f64. */
 bool case_differences(cairn_env *env, const struct op_case *c, const struct case_array inputs[CASE_INPUTS], int input,
                       const size_t *elements, size_t count, size_t outputs, double *quotients, char why[CASE_WHY]);
 

@@ -1,9 +1,10 @@
 /* What torch_ops.py reads of the cases, and what it has stored.
  *
- * Dumped, a case is a line of its names, and for each type: a line an input ("in a f32 2x3 1 ...": its letter, type, sizes,
- * whether its gradient is wanted, values), "y" and "dy", and "grad a" for each gradient.
- * Stored, it is a line "case name<tab>hash", hash being of its inputs, and a line an array: "f16 y f16 ...", "f16 a f16 ...":
- * the type of the case, the array, its own type, and bits in hexadecimal, of some elements spread evenly where there are many. */
+ * Dumped, a case is a line of its names, and for each type: a line an input ("in a f32 2x3 1 ...": its letter, type,
+ * sizes, whether its gradient is wanted, values), "y" and "dy", and "grad a" for each gradient.
+ * Stored, it is a line "case name<tab>hash", hash being of its inputs, and a line an array: "f16 y f16 ...", "f16 a f16
+ * ...": the type of the case, the array, its own type, and bits in hexadecimal, of some elements spread evenly where
+ * there are many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Checkpoints: the bits of the graph they stand for, gradients that are ready once, memory that is used again; and anomaly
- * mode, which tells the first operation that went wrong. */
+/* Checkpoints: the bits of the graph they stand for, gradients that are ready once, memory that is used again; and
+ * anomaly mode, which tells the first operation that went wrong. */
 #include <math.h>
 #include <string.h>
 

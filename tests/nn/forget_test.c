@@ -1,5 +1,5 @@
-/* Forgetting: what operations say that their backward does not read is overwritten, and gradients keep their bits; and what
- * memory is then used again. */
+/* Forgetting: what operations say that their backward does not read is overwritten, and gradients keep their bits; and
+ * what memory is then used again. */
 #include <math.h>
 #include <string.h>
 

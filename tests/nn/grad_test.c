@@ -1,5 +1,5 @@
-/* Gradients that a difference quotient (op_cases.h) does not show: at kinks, of several uses, over several backwards, of
- * parameters, rounded. */
+/* Gradients that a difference quotient (op_cases.h) does not show: at kinks, of several uses, over several backwards,
+ * of parameters, rounded. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -213,8 +213,9 @@ static void half_parameter_gets_a_half_gradient(void **state) {
     cairn_module_destroy(&m);
 }
 
-/* Beyond 2048 f16 has even numbers only. The second use's gradient of 2048.5 is rounded to the parameter's type, 2048; the
- * f32 sum 1025 + 2048 = 3073 is a tie that goes to 3072. (Unrounded contributions would have made 3073.5, so 3074.) */
+/* Beyond 2048 f16 has even numbers only. The second use's gradient of 2048.5 is rounded to the parameter's type, 2048;
+ * the f32 sum 1025 + 2048 = 3073 is a tie that goes to 3072. (Unrounded contributions would have made 3073.5, so
+ * 3074.) */
 static void half_parameter_used_twice_sums_rounded_contributions_in_f32(void **state) {
     cairn_env *env = test_env_of(state);
     enum { ROWS = 3 };

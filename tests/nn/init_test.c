@@ -88,7 +88,8 @@ static double cdf(double x) {
     return (1 + erf(x / sqrt(2.0))) / 2;
 }
 
-/* The greatest distance between the drawn distribution and the wanted one: Kolmogorov's, whose 1e-6 quantile is 2.7 / sqrt(N). */
+/* The greatest distance between the drawn distribution and the wanted one: Kolmogorov's, whose 1e-6 quantile is 2.7 /
+ * sqrt(N). */
 static void assert_truncated(cairn_tensor *t, double mean, double std, double low, double high) {
     static float x[N];
     memcpy(x, values_of(t), sizeof(x));

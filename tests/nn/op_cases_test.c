@@ -102,8 +102,8 @@ static size_t choose(const char *name, size_t n, size_t *elements) {
     return ELEMENTS;
 }
 
-/* Central differences with h = 1e-5 err by h^2 / 6 of the third derivative, some 1e-10, and by the rounding of the losses
- * over h, 1e-16 / 1e-5: what is allowed is far beyond both, and far below any wrong formula. */
+/* Central differences with h = 1e-5 err by h^2 / 6 of the third derivative, some 1e-10, and by the rounding of the
+ * losses over h, 1e-16 / 1e-5: what is allowed is far beyond both, and far below any wrong formula. */
 static const struct limit DIFFERENCE = {1e-6, 1e-7};
 
 static bool input_agrees(cairn_env *env, const struct op_case *c, const struct case_array *inputs, int input,
@@ -325,8 +325,8 @@ static int dump(void) {
 
 /* ---- the list ---- */
 
-/* scale_loss is amp's: its values stand in device memory. It is tested with the tape and with amp. zero_loss takes a module:
- * grad_test.c. */
+/* scale_loss is amp's: its values stand in device memory. It is tested with the tape and with amp. zero_loss takes a
+ * module: grad_test.c. */
 static bool is_exempt(enum cairn__op op) {
     return op == CAIRN__OP_SCALE_LOSS || op == CAIRN__OP_ZERO_LOSS;
 }

@@ -1,4 +1,5 @@
-/* Values of operations on exact data, in every type; shapes and types that are refused, with what is said about them. */
+/* Values of operations on exact data, in every type; shapes and types that are refused, with what is said about
+ * them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

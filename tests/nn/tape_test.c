@@ -1,4 +1,5 @@
-/* Lifetimes: results die with their step and say so, kept ones live, a steady step allocates nothing, NULL passes on. */
+/* Lifetimes: results die with their step and say so, kept ones live, a steady step allocates nothing, NULL passes
+ * on. */
 #include <math.h>
 #include <string.h>
 

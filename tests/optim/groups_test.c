@@ -167,7 +167,8 @@ static cairn_status add_adam(cairn_optimizer *o, cairn_param_set *set) {
     return cairn_adam_add_group(o, set, first_only, 1, NULL);
 }
 
-/* A group that comes after three steps is updated as by an optimizer that is made then; those before as if it never came. */
+/* A group that comes after three steps is updated as by an optimizer that is made then; those before as if it never
+ * came. */
 static void late_parameters_begin_with_fresh_moments(void **state) {
     static const struct {
         create_fn *create;

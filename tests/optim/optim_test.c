@@ -253,7 +253,8 @@ static void parameter_without_gradient_keeps_weight_and_state(void **state) {
     }
     for (int i = 0; i < 4; i++) assert_true(((float *)unused->data)[i] == 1.0f);
 
-    /* its first update, in the fourth step, is corrected as a first one: for any gradient of 1 it is lr, and the decay */
+    /* its first update, in the fourth step, is corrected as a first one: for any gradient of 1 it is lr, and the
+     * decay */
     float *slot = NULL;
     cairn_zero_grad(o);
     assert_int_equal(cairn__param_grad_slot(unused, (void **)&slot), CAIRN_OK);
@@ -352,7 +353,8 @@ static cairn_status hear_number(void *ctx, const struct cairn__step_report *r,
     return CAIRN_OK;
 }
 
-/* A device that is 40 steps ahead: the report that it may be writing over is not looked at, those behind it are lost. */
+/* A device that is 40 steps ahead: the report that it may be writing over is not looked at, those behind it are
+ * lost. */
 static void host_that_lags_hears_the_last_reports_whole(void **state) {
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;

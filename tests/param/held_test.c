@@ -1,4 +1,5 @@
-/* Gradients that stay a rank's own: what becomes of them in the first that is not held, or in a step that comes before. */
+/* Gradients that stay a rank's own: what becomes of them in the first that is not held, or in a step that comes
+ * before. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

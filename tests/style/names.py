@@ -1,4 +1,5 @@
-"""Reads what the libraries export: the shared one public names only, the archive those and cairn__*, a module its entry.
+"""Reads what the libraries export: the shared one public names only, the archive those and cairn__*, a module its
+entry.
 
 usage: names.py nm libcairn.so libcairn.a [module.so]"""
 import re

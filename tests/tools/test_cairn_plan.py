@@ -1,4 +1,5 @@
-"""cairn-plan: closed forms of the step, links, algorithms, the search for a cap, the picture, and what people get wrong.
+"""cairn-plan: closed forms of the step, links, algorithms, the search for a cap, the picture, and what people get
+wrong.
 
 usage: test_cairn_plan.py path/to/cairn-plan path/to/01_linear_regression"""
 import json

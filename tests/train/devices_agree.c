@@ -17,9 +17,9 @@ enum { SKIP = 77, LAYERS = 6, MOST_STEPS = 30 };
 /* How far two losses may be apart, relative to the CPU's.
  *   quick start  f32: a sum of k = 1024 terms errs by up to k * 2^-24 = 6e-5 of its magnitude. Halves: each may fall to
  *                the other side of a tie, which is 2^-11 of it in f16 and 2^-8 in bf16, and the loss is a mean of many
- *   MLP          AdamW divides each gradient by its own size, so that one which is nothing but rounding moves its weight
- *                by the learning rate this way or that. Already the CPU's instruction sets part by 8e-5 at O0, 7e-4 in
- *                f16, 1.2e-3 in bf16 and 2.3e-3 without masters; a device may by five times as much */
+ *   MLP          AdamW divides each gradient by its own size, so that one which is nothing but rounding moves its
+ *                weight by the learning rate this way or that. Already the CPU's instruction sets part by 8e-5 at O0,
+ *                7e-4 in f16, 1.2e-3 in bf16 and 2.3e-3 without masters; a device may by five times as much */
 struct level {
     const char *name;
     amp_opt_level level;

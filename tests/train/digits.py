@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Examples 04 to 06 read handwritten digits: 97 % of those not trained on in f32, and as many, within 0.5 points, under O1
-and O2 in both half types.
+"""Examples 04 to 06 read handwritten digits: 97 % of those not trained on in f32, and as many, within 0.5 points, under
+O1 and O2 in both half types.
 
 usage: digits.py WHERE PROGRAM...     exits 77 where scikit-learn's file is not; WHERE: a folder for the text of it
 
-The 360 tested digits are drawn from all 1797 by the fixed seed of examples/digits.h. With CAIRN_TEST_SEEDS set, as in the
-steps of tools/check that look at builds and instruction sets, each program trains for three epochs under O1 alone, and has
-to read half of the digits. More than the accuracy in f32 is no failure.
+The 360 tested digits are drawn from all 1797 by the fixed seed of examples/digits.h. With CAIRN_TEST_SEEDS set, as in
+the steps of tools/check that look at builds and instruction sets, each program trains for three epochs under O1 alone,
+and has to read half of the digits. More than the accuracy in f32 is no failure.
 """
 import gzip
 import importlib.util

@@ -3,8 +3,8 @@
 
 usage: graph_example.py CAIRN_RUN PROGRAM DEVICE [required]     exits 77 where DEVICE is not, unless it is required
 
-A recording that missed a new batch or a new learning rate would be elsewhere by more than the bound of 1 %. On the CPU the
-program runs with 1, 2 and 4 ranks. A loss ends below 0.02; the mean square of what is to be learnt is 1/3.
+A recording that missed a new batch or a new learning rate would be elsewhere by more than the bound of 1 %. On the CPU
+the program runs with 1, 2 and 4 ranks. A loss ends below 0.02; the mean square of what is to be learnt is 1/3.
 """
 import os
 import re

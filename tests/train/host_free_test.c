@@ -1,8 +1,8 @@
 /* host_free_test DEVICE [required]
  *
- * Steps that the host does not wait for: overflows are found, skipped and told without a call that waits, and a recorded
- * step does what the step does, bit by bit, at every level. Calls that wait are counted by tests/device/sync_shim.c in
- * front of libcudart, or by the stand-in. Ends with 77 where there is no such device. */
+ * Steps that the host does not wait for: overflows are found, skipped and told without a call that waits, and a
+ * recorded step does what the step does, bit by bit, at every level. Calls that wait are counted by
+ * tests/device/sync_shim.c in front of libcudart, or by the stand-in. Ends with 77 where there is no such device. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -561,8 +561,8 @@ static void own_end(struct own *o, float expected) {
     cairn_env_destroy(&o->env);
 }
 
-/* The scale changes often, and a device that is late tells of it late: gradients keep the one that the user knew, and so
- * does a micro-batch that is added to them, whatever becomes known in between. */
+/* The scale changes often, and a device that is late tells of it late: gradients keep the one that the user knew, and
+ * so does a micro-batch that is added to them, whatever becomes known in between. */
 static void a_scale_that_is_a_number_never_mismatches(void **state) {
     (void)state;
     struct own o = own_create(true, AMP_DYNAMIC);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The quick start under PyTorch's launchers: the program that cairn-run starts trains there unchanged, with the same digits.
-And PyTorch's programs under cairn-run. With every PyTorch that is found (tests/dist/torches.py).
+"""The quick start under PyTorch's launchers: the program that cairn-run starts trains there unchanged, with the same
+digits. And PyTorch's programs under cairn-run. With every PyTorch that is found (tests/dist/torches.py).
 
 usage: launchers_torch.py SOURCE_ROOT CAIRN_RUN PROGRAM [TEST...]"""
 import os

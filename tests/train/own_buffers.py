@@ -4,11 +4,11 @@
 usage: own_buffers.py ROOT PLAIN WITH_CAIRN ON_RANKS CAIRN_RUN
 
 Each of the three files differs from the one before in fewer than 30 lines, added and removed, and docs/from-apex.md and
-docs/ddp.md show exactly these. The plain program and Cairn's at O0 print the same losses, every digit; so do they at O1,
-where the scale is a power of two and the user's own arithmetic stays f32. At O2 weights and gradients have f16 values:
-losses are within 0.02 of the plain ones (0.006 were seen), and so learning ends as low. One rank prints what the program
-without ranks does, every digit. On 2 and 3, which take 32 rows each, or 21, 21 and 22, gradients are added in another order:
-at O0 losses are within 2e-5 (2.4e-7 were seen), at O2 within 0.02.
+docs/ddp.md show exactly these. The plain program and Cairn's at O0 print the same losses, every digit; so do they at
+O1, where the scale is a power of two and the user's own arithmetic stays f32. At O2 weights and gradients have f16
+values: losses are within 0.02 of the plain ones (0.006 were seen), and so learning ends as low. One rank prints what
+the program without ranks does, every digit. On 2 and 3, which take 32 rows each, or 21, 21 and 22, gradients are added
+in another order: at O0 losses are within 2e-5 (2.4e-7 were seen), at O2 within 0.02.
 """
 import difflib
 import os

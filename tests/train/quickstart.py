@@ -1,5 +1,5 @@
-"""What the tests of launchers share: an environment that no launcher has touched, and the digits of the quick start's losses,
-which are the same whoever started the ranks."""
+"""What the tests of launchers share: an environment that no launcher has touched, and the digits of the quick start's
+losses, which are the same whoever started the ranks."""
 import os
 import re
 import subprocess
@@ -51,7 +51,8 @@ def as_one(ranks):
 
 
 def digits(text):
-    """What one rank alone prints: the losses and the count of skipped steps. Twice of one is somebody who trains alone."""
+    """What one rank alone prints: the losses and the count of skipped steps. Twice of one is somebody who trains
+    alone."""
     return re.findall(r"^(first loss|final loss|skipped steps) = (\S+)$", text, re.M)
 
 

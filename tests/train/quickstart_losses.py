@@ -2,11 +2,12 @@
 """The quick start's losses are right: rank 0's own batch, several seeds, levels and numbers of ranks.
 
 usage: quickstart_losses.py CAIRN_RUN PROGRAM
-In the environment: CAIRN_TEST_SEEDS=N (10), seeds 0 to N-1; CAIRN_TEST_RANKS ("1 2 4"). Exits 77 where CAIRN_DEVICE is not.
+In the environment: CAIRN_TEST_SEEDS=N (10), seeds 0 to N-1; CAIRN_TEST_RANKS ("1 2 4"). Exits 77 where CAIRN_DEVICE is
+not.
 
-Ranges (500 steps): start 1.1 to 1.6; end 0.16 to 0.24 on one rank, 0.42 to 0.59 on two, 0.68 to 0.94 on four, because each
-rank adds a batch of its own to one model. O1 and O2 end within 0.1 % of O0 in both half types. O3 has no masters: 1 to 8 %
-above O0 in f16; in bf16 it stalls (0.7 to 1.05 on one rank, 1.0 to 1.35 on two).
+Ranges (500 steps): start 1.1 to 1.6; end 0.16 to 0.24 on one rank, 0.42 to 0.59 on two, 0.68 to 0.94 on four, because
+each rank adds a batch of its own to one model. O1 and O2 end within 0.1 % of O0 in both half types. O3 has no masters:
+1 to 8 % above O0 in f16; in bf16 it stalls (0.7 to 1.05 on one rank, 1.0 to 1.35 on two).
 """
 import os
 import re

@@ -1,5 +1,5 @@
-/* steady_test: the nets of examples 04 to 06, at every level: a step allocates nothing once a few have gone before, and the
- * losses of a batch that is learnt by heart go down. Built once an example, which it includes. */
+/* steady_test: the nets of examples 04 to 06, at every level: a step allocates nothing once a few have gone before, and
+ * the losses of a batch that is learnt by heart go down. Built once an example, which it includes. */
 int example_main(int argc, char **argv);
 #define main example_main
 #include EXAMPLE

@@ -1,5 +1,5 @@
-/* A rank of Cairn, or of the limit, under tools/cairn-bench, which says who it is by the variables of launchers and by these
- * words:
+/* A rank of Cairn, or of the limit, under tools/cairn-bench, which says who it is by the variables of launchers and by
+ * these words:
  *
  *   bench-collectives SOCKET cairn FILE           meets the others in FILE ("-": as the launcher says)
  *   bench-collectives SOCKET limit DESCRIPTOR     shares the memory behind DESCRIPTOR with them */

@@ -73,7 +73,8 @@ static void make_pattern(struct pattern *p, cairn_dtype dtype, int rank, unsigne
     for (size_t i = 0; i < PERIOD; i++) set(p, i, value(i, rank, round, part), dtype);
 }
 
-/* In place the next call adds the sum to the others' numbers again: to all, or to those that only one rank has replaced. */
+/* In place the next call adds the sum to the others' numbers again: to all, or to those that only one rank has
+ * replaced. */
 static double sum_of_calls(const struct bench_call *call, int sum, int own) {
     const unsigned more = call->in_place && call->calls > 1 ? call->calls - 1 : 0;
     double result = sum;

@@ -1,9 +1,9 @@
 /* The collectives that are timed, and data whose results are known in full.
  *
- * Elements are pseudo-random whole numbers up to 4, other ones for every rank, round and part of an all-to-all, and repeat
- * after 1021. So sums over 64 ranks, up to 256, are exact in f16 and bf16, and blocks that are out of place show, since 1021 is a
- * prime. Destinations hold NaNs before, so that what was not written shows too. Sums in place add up from call to call:
- * whoever asks for several in a row takes care that they stay exact. */
+ * Elements are pseudo-random whole numbers up to 4, other ones for every rank, round and part of an all-to-all, and
+ * repeat after 1021. So sums over 64 ranks, up to 256, are exact in f16 and bf16, and blocks that are out of place
+ * show, since 1021 is a prime. Destinations hold NaNs before, so that what was not written shows too. Sums in place add
+ * up from call to call: whoever asks for several in a row takes care that they stay exact. */
 #ifndef BENCH_CALLS_H
 #define BENCH_CALLS_H
 

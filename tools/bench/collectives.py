@@ -1,14 +1,15 @@
 """The collectives of `tools/cairn-bench`: who is compared, in turn, and what is printed.
 
-One side's ranks at a time work, the others sleep in a read; sizes, rounds and the clock are worker.h's. A time is the slowest
-rank's, a figure the median over the rounds. With --calls 20 a round is 20 calls in a row and its time their mean, as nccl-tests
-has it; otherwise a call begins when all ranks are ready, and may find the arrays outside the caches.
+One side's ranks at a time work, the others sleep in a read; sizes, rounds and the clock are worker.h's. A time is the
+slowest rank's, a figure the median over the rounds. With --calls 20 a round is 20 calls in a row and its time their
+mean, as nccl-tests has it; otherwise a call begins when all ranks are ready, and may find the arrays outside the
+caches.
 
     size    bytes of the larger of the two arrays of a rank (nccl-tests' convention)
     count   what the call has as its n
     algbw   size / time
-    busbw   algbw times a factor that makes it comparable with what one rank's link moves, whatever the number of ranks p
-            (nccl-tests, doc/PERFORMANCE.md):
+    busbw   algbw times a factor that makes it comparable with what one rank's link moves, whatever the number of ranks
+            p (nccl-tests, doc/PERFORMANCE.md):
               allreduce        2 (p-1)/p   of S bytes, (p-1)/p S come in to be added, and (p-1)/p S as results
               reduce_scatter,
               allgather,
@@ -329,7 +330,8 @@ class Task:
 
 
 def measure(tasks, order, seconds, rounds):
-    """In turn. The non-temporal loop comes last: it leaves the arrays outside every cache, which whoever is next pays for."""
+    """In turn. The non-temporal loop comes last: it leaves the arrays outside every cache, which whoever is next pays
+    for."""
     for task in tasks:
         task.warm_up(order, seconds / max(1, len(tasks)), rounds)
     last = [task for task in tasks if task.variant == "streaming"]
@@ -543,7 +545,8 @@ def at_least(least, most=1 << 30):
 
 
 def stay_exact(collective, dtype, ranks, calls):
-    """Whether sums in place, of numbers up to 4 (calls.h), are exact to the last call, in whatever order a side adds."""
+    """Whether sums in place, of numbers up to 4 (calls.h), are exact to the last call, in whatever order a side
+    adds."""
     bits, exponents = PRECISION[dtype]
     if calls == 1 or collective not in REDUCTIONS:
         return True

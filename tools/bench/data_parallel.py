@@ -1,18 +1,22 @@
-"""Times data-parallel training on two ranks beside PyTorch's DistributedDataParallel, in turn in one run, a thread each.
+"""Times data-parallel training on two ranks beside PyTorch's DistributedDataParallel, in turn in one run, a thread
+each.
 
     mlp f32         6 layers 1024x1024 with relu between them, batch 128 on each rank, AdamW; O0
-    mlp bf16        the same at O2 in bf16: half weights and gradients, f32 masters. PyTorch: f32 weights and gradients under
-                    autocast, or bf16 weights without masters, which is less (--torch-bf16); the faster one is the default
+    mlp bf16        the same at O2 in bf16: half weights and gradients, f32 masters. PyTorch: f32 weights and gradients
+                    under autocast, or bf16 weights without masters, which is less (--torch-bf16); the faster one is the
+                    default
     quickstart f32  Linear 1024 to 16, batch 64 on each rank, SGD; O0
 
-Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does without
-communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a step;
-printed are the medians over the rounds, and of ratios the median of each round's. Checked: from equal weights and data the
-first losses are PyTorch's on every rank, and after each round all ranks have the same weights; else there is no figure.
+Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does
+without communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a
+step; printed are the medians over the rounds, and of ratios the median of each round's. Checked: from equal weights and
+data the first losses are PyTorch's on every rank, and after each round all ranks have the same weights; else there is
+no figure.
 
-With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks' weights go
-apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before each update: what
-waiting for each other costs alone, and that all ranks' updates want the memory's bandwidth at one time.
+With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks'
+weights go apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before
+each update: what waiting for each other costs alone, and that all ranks' updates want the memory's bandwidth at one
+time.
 """
 import argparse
 import json

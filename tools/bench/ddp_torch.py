@@ -2,8 +2,8 @@
 
 usage: ddp_torch.py SOCKET FILE FORM, with RANK and WORLD_SIZE in the environment
 
-FORM is how bf16 is done: "autocast", f32 weights that autocast rounds for the products, f32 gradients; or "weights", bf16
-weights and gradients without masters, which is less than O2 does."""
+FORM is how bf16 is done: "autocast", f32 weights that autocast rounds for the products, f32 gradients; or "weights",
+bf16 weights and gradients without masters, which is less than O2 does."""
 import math
 import os
 import socket

@@ -1,5 +1,5 @@
-/* A rank of plain MPI under tools/cairn-bench: what a program gets that calls MPI itself. MPI has no sums of halves; they are a
- * user's operation here, by Cairn's own kernel, each partial sum rounded.
+/* A rank of plain MPI under tools/cairn-bench: what a program gets that calls MPI itself. MPI has no sums of halves;
+ * they are a user's operation here, by Cairn's own kernel, each partial sum rounded.
  *
  *   mpirun -n 2 bench-mpi SOCKET */
 #include <mpi.h>

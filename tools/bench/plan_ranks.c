@@ -1,11 +1,12 @@
-/* What tools/cairn-bench plan starts as the ranks of cairn-run: measures what cairn-plan predicts, and what it predicts it from.
+/* What tools/cairn-bench plan starts as the ranks of cairn-run: measures what cairn-plan predicts, and what it predicts
+ * it from.
  *
  *   bench-plan MODEL SECONDS PROFILE CAP...
  *   bench-plan link SECONDS LINK BYTES        plan_parts.h
  *
- * The model is trained as many times as there are caps, by all ranks together, and once more by each rank for itself ("alone"),
- * in turn, some steps each. The medians of the alone steps, of the slower rank, go to PROFILE; rank 0 prints a line for each
- * cap: "CAP us". */
+ * The model is trained as many times as there are caps, by all ranks together, and once more by each rank for itself
+ * ("alone"), in turn, some steps each. The medians of the alone steps, of the slower rank, go to PROFILE; rank 0 prints
+ * a line for each cap: "CAP us". */
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>

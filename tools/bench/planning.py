@@ -4,10 +4,11 @@
     mlp            6 layers 1024x1024 with relu between them, batch 128
     transformer    2 encoder layers of width 128, 32 tokens, batch 8
 
-Each is trained (f32, AdamW) with two bucket caps by both ranks together, and by each rank for itself, in turn, some steps each
-(bench/plan_ranks.c). What the ranks took for themselves is the profile; the link is by how much an all-reduce makes a cycle of
-work, writing and reading longer (bench/plan_link.c). Of both cairn-plan makes its prediction. Times are medians of steps, of the
-slower rank; all is measured some times over, in turn, and printed are the medians of that.
+Each is trained (f32, AdamW) with two bucket caps by both ranks together, and by each rank for itself, in turn, some
+steps each (bench/plan_ranks.c). What the ranks took for themselves is the profile; the link is by how much an
+all-reduce makes a cycle of work, writing and reading longer (bench/plan_link.c). Of both cairn-plan makes its
+prediction. Times are medians of steps, of the slower rank; all is measured some times over, in turn, and printed are
+the medians of that.
 """
 import json
 import os

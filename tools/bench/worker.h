@@ -1,13 +1,13 @@
 /* A rank of one side of the comparison (Cairn, the limit, Open MPI), as tools/cairn-bench drives it.
  *
- * Every rank of every side connects to cairn-bench's socket and sleeps in read() while others have their turn, so that only
- * one side at a time uses the processors. Lines:
+ * Every rank of every side connects to cairn-bench's socket and sleeps in read() while others have their turn, so that
+ * only one side at a time uses the processors. Lines:
  *   rank   hello <side> <rank> <what it is>
  *   bench  run <collective> <type> <n> <in|out> <group|ordinary> <calls> <variant> <first round> <rounds>
  *   rank   ok <wrong elements> <us of each round>, or: no <why it cannot>, or: failed <why>, and the rank ends
  *   bench  end
- * A round: the rank writes its data, two barriers, so many calls of the collective in a row, which are timed and count as one
- * of their mean time, a barrier, and a look at every element of the result. */
+ * A round: the rank writes its data, two barriers, so many calls of the collective in a row, which are timed and count
+ * as one of their mean time, a barrier, and a look at every element of the result. */
 #ifndef BENCH_WORKER_H
 #define BENCH_WORKER_H
 
@@ -26,7 +26,8 @@ struct bench_side {
     void (*free)(void *memory, bool group);
     /* false: error tells why. */
     bool (*run)(const struct bench_call *call, const char *variant, const void *source, void *destination);
-    /* Optional, after the clock has stopped: until results may be looked at; whether they may. NULL = they may at once. */
+    /* Optional, after the clock has stopped: until results may be looked at; whether they may. NULL = they may at
+     * once. */
     bool (*settle)(const char *variant);
     bool (*barrier)(void);
     const char *(*error)(void);

@@ -19,7 +19,8 @@ enum { OPTIONAL = 0, REQUIRED = 1 };
 /* The file's object; the caller's json_decref. Refuses what is no file, no JSON, or no object. */
 bool fields_open(const char *file, json_t **root);
 
-/* A number in [least, 2^53], so that whole ones are exact; *out stays as it is where an optional field is absent or null. */
+/* A number in [least, 2^53], so that whole ones are exact; *out stays as it is where an optional field is absent or
+ * null. */
 bool fields_number(struct node at, const char *key, double least, int required, double *out);
 
 /* The same, and whole. */

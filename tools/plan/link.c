@@ -89,16 +89,16 @@ double network_share(const struct network *net, double nbytes, int p) {
 
 /* ---- presets ---- */
 
-/* Rates are 80 % of what a link's lanes carry each way, where nothing else is said; alpha is the order of magnitude of a short
- * message between two processes, a launched kernel where GPUs reduce. Assumptions to begin with: whoever has the machine
- * measures it (cairn-bench allreduce --json, nccl-tests).
+/* Rates are 80 % of what a link's lanes carry each way, where nothing else is said; alpha is the order of magnitude of
+ * a short message between two processes, a launched kernel where GPUs reduce. Assumptions to begin with: whoever has
+ * the machine measures it (cairn-bench allreduce --json, nccl-tests).
  *
  *   shm          two ranks of one machine, docs/benchmarks.md ("Collectives"): 64 MiB of f32 in 3.6 ms
  *   pcie4, 5     16 lanes of 16 and 32 GT/s, 128b/130b: 31.5 and 63 GB/s (PCI-SIG)
  *   nvlink3, 4   A100 has 12, H100 18 links of 25 GB/s each way (NVIDIA's data sheets)
  *   ib-hdr, -ndr 4 lanes of 50 and 100 Gb/s: 25 and 50 GB/s, 90 % of it (IBTA; short messages 1 to 2 us)
- *   ethernet-*   TCP with an MTU of 1500 carries 1448 of 1538 bytes, 94 % (RFC 894, IEEE 802.3); 30 us there through two kernels,
- *                5 us of which a message costs its sender */
+ *   ethernet-*   TCP with an MTU of 1500 carries 1448 of 1538 bytes, 94 % (RFC 894, IEEE 802.3); 30 us there through
+ *                two kernels, 5 us of which a message costs its sender */
 static const struct {
     const char *name;
     double alpha_us, gbytes_per_s, overhead_us, share;

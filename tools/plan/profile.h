@@ -10,9 +10,9 @@
  *       ]
  *     }
  *
- * parameters are in the order of registration. ready_ns counts from the begin of backward and leaves out what communication
- * takes of the processor, as all times do; absent or null: no gradient comes, and zeros are sent when backward has ended. wire
- * is the type that travels, absent: dtype. Further fields are not looked at. */
+ * parameters are in the order of registration. ready_ns counts from the begin of backward and leaves out what
+ * communication takes of the processor, as all times do; absent or null: no gradient comes, and zeros are sent when
+ * backward has ended. wire is the type that travels, absent: dtype. Further fields are not looked at. */
 #ifndef PLAN_PROFILE_H
 #define PLAN_PROFILE_H
 

@@ -1,11 +1,12 @@
 /* One training step, as time goes: forward, backward with the buckets that leave during it, optimizer.
  *
- * A bucket is sent when all its gradients are ready and its predecessors have arrived: one link carries them one after the other.
- * Of a reduction's time T the rank's own processor works share * T for it, which backward does not get. So while a bucket is
- * under way backward goes on at a rate of 1 - share: with a link that has an engine of its own (share 0: NCCL, a network card)
- * backward hides it; where ranks add up themselves (share 1: shm) nothing is hidden, and a step costs the same however the
- * buckets lie, but for what each costs at least. The optimizer begins when backward has ended and every bucket has arrived.
- * All ranks are taken to be equally fast: what one waits for another is not in here. */
+ * A bucket is sent when all its gradients are ready and its predecessors have arrived: one link carries them one after
+ * the other. Of a reduction's time T the rank's own processor works share * T for it, which backward does not get. So
+ * while a bucket is under way backward goes on at a rate of 1 - share: with a link that has an engine of its own (share
+ * 0: NCCL, a network card) backward hides it; where ranks add up themselves (share 1: shm) nothing is hidden, and a
+ * step costs the same however the buckets lie, but for what each costs at least. The optimizer begins when backward has
+ * ended and every bucket has arrived. All ranks are taken to be equally fast: what one waits for another is not in
+ * here. */
 #ifndef PLAN_SIMULATE_H
 #define PLAN_SIMULATE_H
 
@@ -47,8 +48,8 @@ enum { MOST_PIECES = 65536 };
 /* How many pieces all bytes are cut into, about; more than MOST_PIECES are not simulated. */
 double pieces_of(const struct profile *profile, size_t cap);
 
-/* Steps for caps from 64 KiB, below which nothing is split (a 4096th of all bytes, where that is more), up to all bytes: 2^k and
- * 3 * 2^k, of caps that give the same buckets the least. *steps is the caller's, as the steps are. */
+/* Steps for caps from 64 KiB, below which nothing is split (a 4096th of all bytes, where that is more), up to all
+ * bytes: 2^k and 3 * 2^k, of caps that give the same buckets the least. *steps is the caller's, as the steps are. */
 size_t search_caps(const struct profile *profile, const struct network *net, int ranks, size_t first_cap,
                    struct step **steps);
 

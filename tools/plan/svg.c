@@ -1,4 +1,5 @@
-/* Three rows over one time axis: what the processor does, what is under way, and which part of that makes the step longer. */
+/* Three rows over one time axis: what the processor does, what is under way, and which part of that makes the step
+ * longer. */
 #include "svg.h"
 
 #include <errno.h>

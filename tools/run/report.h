@@ -14,8 +14,8 @@ struct account {
     const struct logs *logs;
 };
 
-/* The local rank that failed first: by the time in its error file, else when it was seen to end; one that failed because
- * another ended (Cairn says so in the file) only where nothing else did. -1 = none. */
+/* The local rank that failed first: by the time in its error file, else when it was seen to end; one that failed
+ * because another ended (Cairn says so in the file) only where nothing else did. -1 = none. */
 int report_root_cause(const struct account *a);
 
 /* A rank has failed, and because another ended: that one's end may be seen a little later. */

@@ -1,12 +1,12 @@
 /* Attention over blocks: no matrix of T x S scores is ever in memory, only ROWS x COLS of them at a time.
  *
  * Forward keeps, for each row, the maximum m of the scores so far and the sum l of e^(score - m), and takes what it has
- * added up down by e^(m old - m new) when the maximum rises. Backward computes the probabilities again from the logarithm
- * of the sum, and uses that the sum over s of P dP is dy . y, of which it needs one number a row.
+ * added up down by e^(m old - m new) when the maximum rises. Backward computes the probabilities again from the
+ * logarithm of the sum, and uses that the sum over s of P dP is dy . y, of which it needs one number a row.
  * Source: Dao et al., "FlashAttention", 2022, algorithms 1, 2 and 4.
  *
- * Products are the engine's. bf16 is multiplied as such where the engine can, with P and dS rounded to bf16 for it; else
- * halves are widened, block by block. Rows are the kernels': scores, probabilities and sums are R.
+ * Products are the engine's. bf16 is multiplied as such where the engine can, with P and dS rounded to bf16 for it;
+ * else halves are widened, block by block. Rows are the kernels': scores, probabilities and sums are R.
  *
  * Every (batch, head) is work of its own; with several threads each has a lane: an engine and room of its own. */
 #include <math.h>
@@ -197,7 +197,8 @@ static void drop(const struct work *w, char *dst, const char *x, int64_t b, int6
 
 /* ---- forward ---- */
 
-/* One row of a block becomes probabilities, up to the sum, which is not known yet; y: what the row has summed so far. */
+/* One row of a block becomes probabilities, up to the sum, which is not known yet; y: what the row has summed so
+ * far. */
 static void forward_row(const struct work *w, const struct lane *lane, int64_t b, int64_t h, int64_t t, int64_t s,
                         int64_t cols, int64_t i, char *y) {
     char *row = lane->scores + (size_t)(i * cols) * w->r_nbytes;

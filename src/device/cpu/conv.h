@@ -33,8 +33,8 @@ void cairn__conv_loops(const struct cairn__conv_pass *pass);
 /* By what the engine does best; f32 or a type that it takes. */
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass);
 
-/* By columns: each output's inputs are copied into a matrix that is multiplied by the weights. Types as the engine takes
- * them; room is kept in scratch. */
+/* By columns: each output's inputs are copied into a matrix that is multiplied by the weights. Types as the engine
+ * takes them; room is kept in scratch. */
 struct cairn__conv_columns {
     struct cairn__scratch columns, dst, weights, places;
 };

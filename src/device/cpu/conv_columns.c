@@ -1,5 +1,5 @@
-/* Convolution as a matrix product ("im2col"): columns [c / groups * r * s, images * p * q] hold, for every output, what the
- * kernel lies over there, and weights are a matrix as they are stored:
+/* Convolution as a matrix product ("im2col"): columns [c / groups * r * s, images * p * q] hold, for every output, what
+ * the kernel lies over there, and weights are a matrix as they are stored:
  *     dst = weights columns     d(columns) = weights^T d(dst), added back into src     d(weights) = d(dst) columns^T
  * Images go in blocks whose columns stay in the second cache where they can; several are multiplied at once, since few
  * columns make a slow product. */

@@ -1,9 +1,9 @@
-/* Convolutions by oneDNN 2.6 to 3.x, between dense tensors: its primitives choose blocked layouts for what they read and
- * write, and operands are copied into kept room of those layouts and back (a tenth of the time of a layer of ResNet-18 at
- * 64 x 64).
+/* Convolutions by oneDNN 2.6 to 3.x, between dense tensors: its primitives choose blocked layouts for what they read
+ * and write, and operands are copied into kept room of those layouts and back (a tenth of the time of a layer of
+ * ResNet-18 at 64 x 64).
  *
- * Where weights outweigh pixels, copying them is most of the work, and small planes with padding waste its kernels; there
- * the columns of conv_columns.c are multiplied instead. One core of an AVX-512 server, oneDNN 2.6.3, batch 8, us:
+ * Where weights outweigh pixels, copying them is most of the work, and small planes with padding waste its kernels;
+ * there the columns of conv_columns.c are multiplied instead. One core of an AVX-512 server, oneDNN 2.6.3, batch 8, us:
  *     convolution               dst: primitive, columns   weights        src
  *     3 -> 64, 7 x 7, 64 x 64        1361, -               1410, 2600     6993, 1960
  *     64 -> 64, 3 x 3, 16 x 16       1221, 1500            1377, 2200     1215, 1600
@@ -282,7 +282,8 @@ out:
     return st;
 }
 
-/* What oneDNN has no good kernel for, or none at all, goes by columns. Its products cut sums by the number of threads. */
+/* What oneDNN has no good kernel for, or none at all, goes by columns. Its products cut sums by the number of
+ * threads. */
 static cairn_status entry_make(struct cairn__engine *e, const struct key *k, struct entry *x) {
     cairn_status st = CAIRN_OK;
     struct description v;

@@ -1,5 +1,5 @@
-/* Convolutions in plain loops: the definition, for f64 and for builds without oneDNN. Sums are in the type of the operands;
- * for one weight and one row of dst at a time, so that the inner loop runs along rows. */
+/* Convolutions in plain loops: the definition, for f64 and for builds without oneDNN. Sums are in the type of the
+ * operands; for one weight and one row of dst at a time, so that the inner loop runs along rows. */
 #include <string.h>
 
 #include "device/cpu/conv.h"

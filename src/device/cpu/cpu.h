@@ -69,8 +69,8 @@ struct cairn__product {
     int64_t c_row;
 };
 
-/* Whether the engine adds the bias and rounds to in_type itself, with the bits of passes of their own; else the caller has
- * to, on f32. It is asked with sizes, operands, types and add. */
+/* Whether the engine adds the bias and rounds to in_type itself, with the bits of passes of their own; else the caller
+ * has to, on f32. It is asked with sizes, operands, types and add. */
 bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cairn__product *product);
 
 /* Equal calls give equal bits. Errors: CAIRN_ENOMEM; CAIRN_EDEVICE with oneDNN's status. */
@@ -79,8 +79,8 @@ cairn_status cairn__engine_product(struct cairn__engine *engine, const struct ca
 /* The same for dense operands: C in f32 whatever out_type says; bias, relu and row sums are the caller's business. */
 cairn_status cairn__engine_matmul(struct cairn__engine *engine, const struct cairn__matmul *p);
 
-/* Whether x, [rows, cols], has rows or columns of neighbours that do not overlap. Then it is left with col 1, or else with
- * row 1, and the other stride is large enough for any engine. */
+/* Whether x, [rows, cols], has rows or columns of neighbours that do not overlap. Then it is left with col 1, or else
+ * with row 1, and the other stride is large enough for any engine. */
 bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols);
 
 #endif

@@ -1,5 +1,6 @@
 /* Maps: one function over every element of views. Each operand is a sequence (sequence.h); a block of each is brought
- * to R, computed with, and rounded on its way out. What is dense and R already is computed with in place, in one run. */
+ * to R, computed with, and rounded on its way out. What is dense and R already is computed with in place, in one
+ * run. */
 #include <string.h>
 
 #include "core/parallel.h"

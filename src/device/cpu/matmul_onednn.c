@@ -1,6 +1,7 @@
 /* Matrix products by oneDNN 2.6 to 3.x.
  *
- * Two ways lead into it, and neither is the faster one for every shape (one core of an AVX-512 server, oneDNN 2.6.3, us):
+ * Two ways lead into it, and neither is the faster one for every shape (one core of an AVX-512 server, oneDNN 2.6.3,
+ * us):
  *     product                        sgemm   primitive   primitive for C^T, then transposed
  *     [64,1024] [16,1024]^T          40.1    39.7        25.6
  *     [64,512] [10,512]^T            16.4     9.8         8.6
@@ -12,13 +13,13 @@
  * route() below is this table as a rule. In bf16 the primitive as asked for is the best way (10.0 us in the first line)
  * but for one column, where oneDNN has a poor kernel one way round and a good one the other.
  *
- * The primitive as asked for also adds the bias, adds to what C holds, and rounds to bf16, all with the bits that separate
- * passes would give (a bf16 result that is subnormal becomes 0, as in the processor's own bf16 products).
+ * The primitive as asked for also adds the bias, adds to what C holds, and rounds to bf16, all with the bits that
+ * separate passes would give (a bf16 result that is subnormal becomes 0, as in the processor's own bf16 products).
  * Strided operands cost nothing: both ways know leading dimensions. Batches are the caller's loop: 96 products of
  * [128,64] [64,128] took 2453 us one by one and 2461 us as one primitive.
  *
- * Primitives are kept with their memory objects, and later calls of a shape only change the data handles. A training step
- * has few shapes; where a program brings ever new ones, the least recently used of a bucket makes room. */
+ * Primitives are kept with their memory objects, and later calls of a shape only change the data handles. A training
+ * step has few shapes; where a program brings ever new ones, the least recently used of a bucket makes room. */
 #include <limits.h>
 #include <string.h>
 
@@ -266,8 +267,8 @@ bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cai
     return route(product) == by_primitive;
 }
 
-/* More threads than C has large blocks would share out k, and add up in another order: seen with 8 threads on [128, 1024]
- * and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
+/* More threads than C has large blocks would share out k, and add up in another order: seen with 8 threads on [128,
+ * 1024] and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
 static int most_threads(const struct cairn__product *p) {
     enum { BLOCK = 256 * 512 };
     const int64_t blocks = p->m * p->n / BLOCK;

@@ -1,8 +1,8 @@
 /* Layer, RMS, group and batch normalisation.
  *
  * Statistics are R, in two passes (kernels/rows.h); an element is widened, normalised and rounded in one go. What goes
- * over rows (layer, RMS) has weights along the row; what goes over planes has one weight a plane. Batch normalisation of
- * a matrix is neither: its groups are columns, which are folded row by row. */
+ * over rows (layer, RMS) has weights along the row; what goes over planes has one weight a plane. Batch normalisation
+ * of a matrix is neither: its groups are columns, which are folded row by row. */
 #include <math.h>
 #include <string.h>
 

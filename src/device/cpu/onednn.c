@@ -19,7 +19,8 @@ cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
 
 /* ---- process-wide ---- */
 
-/* oneDNN takes a cap only before its first other call. A process that used oneDNN by itself before keeps what it had. */
+/* oneDNN takes a cap only before its first other call. A process that used oneDNN by itself before keeps what it
+ * had. */
 static void cap_isa(void) {
     if (!cairn__var("CAIRN_CPU")) return;
     unsigned features = cairn__cpu_features();
@@ -32,8 +33,8 @@ static void cap_isa(void) {
 /* oneDNN asks OpenMP how many threads to use, at the making of a primitive and at each call. A rank has its own number,
  * but the setting is also the user's: it is changed around a call and put back. The two functions are looked up rather
  * than linked, so that they are those of the runtime that libdnnl found: with two runtimes in a process (libgomp below
- * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN built on another threading
- * layer has none to find. */
+ * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN built on another
+ * threading layer has none to find. */
 static void find_openmp(struct cairn__engine *e) {
     void *get = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     void *set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");

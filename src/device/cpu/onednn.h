@@ -1,5 +1,5 @@
-/* oneDNN 2.6 to 3.x, as matmul_onednn.c and conv_onednn.c share it: the engine, calls that check, descriptions of memory.
- * No other file includes it. */
+/* oneDNN 2.6 to 3.x, as matmul_onednn.c and conv_onednn.c share it: the engine, calls that check, descriptions of
+ * memory. No other file includes it. */
 #ifndef CAIRN__CPU_ONEDNN_H
 #define CAIRN__CPU_ONEDNN_H
 

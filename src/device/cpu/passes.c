@@ -1,7 +1,8 @@
 /* The CPU's passes: the kernels of this processor over lists and types.
  *
- * nn's kernels know f32. Half operands of a pass that goes element by element are widened and rounded in blocks that stay
- * in the first cache; those of a sum are widened whole, since a sum by parts would not be the one that kernels.h defines. */
+ * nn's kernels know f32. Half operands of a pass that goes element by element are widened and rounded in blocks that
+ * stay in the first cache; those of a sum are widened whole, since a sum by parts would not be the one that kernels.h
+ * defines. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -84,8 +84,8 @@ static struct cairn__reach tap_of(const struct job *j, int64_t s) {
     return s < KEPT_TAPS ? j->taps[s] : reach_of(&j->pool, s);
 }
 
-/* What an average divides by, along an axis: without padding what lies inside; with it what lies inside the padded plane,
- * which windows of ceil_mode leave. */
+/* What an average divides by, along an axis: without padding what lies inside; with it what lies inside the padded
+ * plane, which windows of ceil_mode leave. */
 static int64_t extent(const struct cairn__pool *v, int axis, int64_t out) {
     const int64_t size = axis ? v->w : v->h, begin = out * v->stride[axis] - v->padding[axis];
     const int64_t limit = v->count_padding ? size + v->padding[axis] : size;
@@ -94,8 +94,8 @@ static int64_t extent(const struct cairn__pool *v, int axis, int64_t out) {
     return end > from ? end - from : 1; /* nothing inside: 0 / 1 */
 }
 
-/* The outputs out..end-1 of a row that begins at `row`, for `taps` side by side, of which the first one has the input `in`
- * of its plane at output `out`. */
+/* The outputs out..end-1 of a row that begins at `row`, for `taps` side by side, of which the first one has the input
+ * `in` of its plane at output `out`. */
 struct piece {
     size_t plane, row;
     int64_t out, end, in, taps;

@@ -1,9 +1,9 @@
 /* Products of views: batches, strides, shared operands, sums over a batch.
  *
- * What lines up in memory becomes one large product: batches of A's rows that share B, and batches that are summed, where
- * they continue the sum over k. What is left of the batch is a loop around the engine, which takes leading dimensions; a
- * matrix it does not take, by type or strides, is copied first, once where the next product has the same. Summed
- * dimensions come innermost, so that a sum is finished, in f32, before the next one begins. */
+ * What lines up in memory becomes one large product: batches of A's rows that share B, and batches that are summed,
+ * where they continue the sum over k. What is left of the batch is a loop around the engine, which takes leading
+ * dimensions; a matrix it does not take, by type or strides, is copied first, once where the next product has the same.
+ * Summed dimensions come innermost, so that a sum is finished, in f32, before the next one begins. */
 #include <string.h>
 
 #include "core/status.h"

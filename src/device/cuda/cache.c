@@ -1,6 +1,6 @@
-/* Segments are chains of blocks in the order of their addresses; free blocks of a pool are in a list besides, in which the
- * best fit is looked for from end to end: there are few, and a step in its rhythm does not come here. Blocks in use are
- * found by their address in a sorted array. Neighbours that are both free are always one block. */
+/* Segments are chains of blocks in the order of their addresses; free blocks of a pool are in a list besides, in which
+ * the best fit is looked for from end to end: there are few, and a step in its rhythm does not come here. Blocks in use
+ * are found by their address in a sorted array. Neighbours that are both free are always one block. */
 #include "device/cuda/cache.h"
 
 #include <stdarg.h>

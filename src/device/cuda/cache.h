@@ -1,8 +1,8 @@
 /* The memory of a GPU, taken in segments and handed out in blocks: what is freed stays here and is handed out again, so
  * that a training step that has run once asks the driver for nothing.
  *
- * A freed block is handed out at once, though what is queued may still use it: the device has one stream, so whatever uses
- * the block next is queued behind. Where the stream is changed (cuda.c), the new one first waits for the old.
+ * A freed block is handed out at once, though what is queued may still use it: the device has one stream, so whatever
+ * uses the block next is queued behind. Where the stream is changed (cuda.c), the new one first waits for the old.
  *
  * Pure logic: no CUDA here. Used by one thread at a time. */
 #ifndef CAIRN__DEVICE_CUDA_CACHE_H

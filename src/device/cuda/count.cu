@@ -1,11 +1,11 @@
-/* What tensors consist of: the census, and the elements behind raised flags. Counts are whole numbers, so that the order
- * in which blocks add them up plays no part. */
+/* What tensors consist of: the census, and the elements behind raised flags. Counts are whole numbers, so that the
+ * order in which blocks add them up plays no part. */
 #include <limits.h>
 
 #include "device/cuda/kernel.cuh"
 
-/* Counts of a thread, whose part of a chunk 32 bits count. Magnitudes, the bits without the sign, are in the order of what
- * they stand for: exponents are made of two of them at the end. */
+/* Counts of a thread, whose part of a chunk 32 bits count. Magnitudes, the bits without the sign, are in the order of
+ * what they stand for: exponents are made of two of them at the end. */
 template <class T> struct census_op {
     const T *x;
     uint32_t least_normal; /* the bits */
@@ -108,8 +108,8 @@ CAIRN__DEVICE void count_overflow_of(const cairn__taken &item, uint64_t *infs, u
     }
 }
 
-/* Threads that count have met at a barrier, and so read the flag before it is lowered; where nobody counts, a thread that
- * reads it afterwards misses nothing. */
+/* Threads that count have met at a barrier, and so read the flag before it is lowered; where nobody counts, a thread
+ * that reads it afterwards misses nothing. */
 template <class List> static CAIRN__KERNEL take_flag(const List list) {
     const cairn__taken &item = list.items[blockIdx.x];
     if (!*item.flag) return;

@@ -1,9 +1,9 @@
-/* The GPU as a device. Everything is queued on one stream, our own (which does not wait for the legacy default stream) or
- * the user's; only download, synchronize and what frees pinned memory wait for it, and what takes memory from the driver
- * or gives it back may. Uploads wait for one of those before them, at most (staging.c).
+/* The GPU as a device. Everything is queued on one stream, our own (which does not wait for the legacy default stream)
+ * or the user's; only download, synchronize and what frees pinned memory wait for it, and what takes memory from the
+ * driver or gives it back may. Uploads wait for one of those before them, at most (staging.c).
  *
- * A failure on the GPU comes out of some later call. Calls that return a status tell it themselves; passes, which do not,
- * leave it in `failed`, and the next one who asks is told. */
+ * A failure on the GPU comes out of some later call. Calls that return a status tell it themselves; passes, which do
+ * not, leave it in `failed`, and the next one who asks is told. */
 #include "device/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>

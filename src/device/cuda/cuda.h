@@ -1,4 +1,5 @@
-/* The GPU as a device, from inside: what its files share. No CUDA type is named here, so that any C file may read it. */
+/* The GPU as a device, from inside: what its files share. No CUDA type is named here, so that any C file may read
+ * it. */
 #ifndef CAIRN__DEVICE_CUDA_CUDA_H
 #define CAIRN__DEVICE_CUDA_CUDA_H
 
@@ -33,8 +34,8 @@ static inline struct cairn__cuda *cairn__cuda_of(struct cairn_device *d) {
     return (struct cairn__cuda *)d->state;
 }
 
-/* The same, and the GPU is the thread's current one from then on: programs with several GPUs change it. Whatever calls CUDA
- * begins with this. */
+/* The same, and the GPU is the thread's current one from then on: programs with several GPUs change it. Whatever calls
+ * CUDA begins with this. */
 struct cairn__cuda *cairn__cuda_enter(struct cairn_device *d);
 
 /* Tells error (a cudaError_t, not 0) as the last error, with what to do about it. doing: "copying 40 bytes". */

@@ -220,8 +220,8 @@ template <int V, int U, class Op> CAIRN__DEVICE void cairn__walk(bool aligned, s
     cairn__walk_packs<1, 4>(packed, to, op);
 }
 
-/* The same, where prepare() leaves in shared memory what op uses, and *skipped, which says that nothing is to be done. The
- * first reads are under way by then, so that a block waits for both at once; they do not know what is prepared. */
+/* The same, where prepare() leaves in shared memory what op uses, and *skipped, which says that nothing is to be done.
+ * The first reads are under way by then, so that a block waits for both at once; they do not know what is prepared. */
 template <int V, int U, class Op, class Prepare>
 CAIRN__DEVICE void cairn__walk_prepared(bool aligned, size_t from, size_t to, Op &op, const bool *skipped,
                                         Prepare prepare) {
@@ -395,9 +395,9 @@ template <class T> CAIRN__DEVICE T cairn__sum_of_block(T value) {
     return cairn__sum_of(lane);
 }
 
-/* Over what blocks have left in sums[begin] to sums[end - 1]: thread t of `threads`, a warp or the block, adds up places
- * begin + t, begin + t + threads, ... in order. All threads of them have the result. Many reads are under way at once:
- * a single block waits for them, and all others are done. */
+/* Over what blocks have left in sums[begin] to sums[end - 1]: thread t of `threads`, a warp or the block, adds up
+ * places begin + t, begin + t + threads, ... in order. All threads of them have the result. Many reads are under way at
+ * once: a single block waits for them, and all others are done. */
 CAIRN__DEVICE double cairn__sum_of_left(const volatile double *sums, size_t begin, size_t end, uint32_t threads) {
     enum { UNDER_WAY = 16 };
     double sum = 0;

@@ -1,5 +1,6 @@
-/* NCCL as a table: what a call of it needs around it, its types, and what its errors mean. Communicators are non-blocking, so
- * that connecting and launching can be given up. Works with NCCL 2.19, the first with memory of its own, and later. */
+/* NCCL as a table: what a call of it needs around it, its types, and what its errors mean. Communicators are
+ * non-blocking, so that connecting and launching can be given up. Works with NCCL 2.19, the first with memory of its
+ * own, and later. */
 #include <nccl.h>
 
 #include <cuda_runtime_api.h>

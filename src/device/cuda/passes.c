@@ -9,8 +9,8 @@ enum {
      * finding its tensor costs a block nothing. */
     LEAST_CHUNK = 2048,
     MOST_CHUNK = 32768,
-    /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as every
-     * multiprocessor has some blocks. */
+    /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as
+     * every multiprocessor has some blocks. */
     LEAST_OPTIM_CHUNK = 1024,
     LEAST_SHARED_OPTIM_CHUNK = 4096,
     MOST_OPTIM_CHUNK = 16384,

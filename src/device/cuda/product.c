@@ -217,8 +217,8 @@ static cairn_status make_room(struct cairn_device *d, struct scratch *s, size_t 
     return st;
 }
 
-/* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one: no gradient asks for
- * those. */
+/* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one: no gradient asks
+ * for those. */
 static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p) {
     struct cairn__cuda *c = cairn__cuda_of(d);
     const size_t m = (size_t)p->m, k = (size_t)p->k, nbytes = cairn_dtype_nbytes(p->out_type);

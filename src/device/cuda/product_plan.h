@@ -1,8 +1,8 @@
 /* A product as cuBLASLt wants it. Pure logic: no CUDA here.
  *
- * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose column-major: so what is
- * asked for is C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column; and the sums
- * of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
+ * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose column-major: so what
+ * is asked for is C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column; and
+ * the sums of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
 #ifndef CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 #define CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 
@@ -44,8 +44,8 @@ enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
 /* No size of p is 0. */
 void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out);
 
-/* The last products that were asked for; each has a place, whose content is the caller's. A place is taken from the key that
- * was not asked for the longest among those that could be in the same few places. */
+/* The last products that were asked for; each has a place, whose content is the caller's. A place is taken from the key
+ * that was not asked for the longest among those that could be in the same few places. */
 enum { CAIRN__PRODUCT_SETS = 64, CAIRN__PRODUCT_WAYS = 8, CAIRN__PRODUCTS = CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS };
 
 struct cairn__product_index {

@@ -1,6 +1,6 @@
-/* Uploads by way of pinned memory: what the host gives is copied into a slot of a ring, and from there by the stream. So
- * the host's memory may be reused at once, of whatever kind it is, and all that is ever waited for is the copy out of the
- * slot whose turn it is. No recording knows the ring: uploads are refused while one is made. */
+/* Uploads by way of pinned memory: what the host gives is copied into a slot of a ring, and from there by the stream.
+ * So the host's memory may be reused at once, of whatever kind it is, and all that is ever waited for is the copy out
+ * of the slot whose turn it is. No recording knows the ring: uploads are refused while one is made. */
 #include <cuda_runtime_api.h>
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* What moves bytes between the ranks of mpi and gloo groups: a foreign library behind one table, in a module of its own that
- * is opened on demand (device/module.h), so that libcairn neither needs nor loads it.
+/* What moves bytes between the ranks of mpi and gloo groups: a foreign library behind one table, in a module of its own
+ * that is opened on demand (device/module.h), so that libcairn neither needs nor loads it.
  *
  * An engine knows bytes alone. Everything about types, sums and order is the exchange's (exchange.h), the same for all
  * engines; hence the same bits. */
@@ -22,9 +22,9 @@ enum cairn__transfer_kind {
     CAIRN__MOVE_RECV,         /* dst [nbytes] comes from peer */
 };
 
-/* One movement of at most CAIRN__MOVE_NBYTES sent and as many received by any rank, so that counts fit in an int. Arrays stay
- * alive and untouched until it is done. The four arrays are [size] and the engine copies them; offsets count from dst and src
- * and may be of any size. */
+/* One movement of at most CAIRN__MOVE_NBYTES sent and as many received by any rank, so that counts fit in an int.
+ * Arrays stay alive and untouched until it is done. The four arrays are [size] and the engine copies them; offsets
+ * count from dst and src and may be of any size. */
 enum { CAIRN__MOVE_NBYTES = 256 << 20 };
 struct cairn__transfer {
     enum cairn__transfer_kind kind;
@@ -52,10 +52,11 @@ struct cairn__engine_options {
     void (*store_free)(void *value);
 };
 
-/* Transfers of one engine between the same ranks are started in the same order everywhere, but sends and recvs have orders
- * of their own between two ranks. At most four transfers but sends and recvs are under way at a time; they may be tested, and
- * get done, in any order. One thread at a time calls an engine. Errors: CAIRN_EPEER with the library's words, CAIRN_ETIMEOUT while
- * they meet (later who waits has the clock), CAIRN_ESYSTEM, CAIRN_ENOMEM; after one only abort and close follow. */
+/* Transfers of one engine between the same ranks are started in the same order everywhere, but sends and recvs have
+ * orders of their own between two ranks. At most four transfers but sends and recvs are under way at a time; they may
+ * be tested, and get done, in any order. One thread at a time calls an engine. Errors: CAIRN_EPEER with the library's
+ * words, CAIRN_ETIMEOUT while they meet (later who waits has the clock), CAIRN_ESYSTEM, CAIRN_ENOMEM; after one only
+ * abort and close follow. */
 struct cairn__engine_ops {
     size_t size;      /* sizeof(struct cairn__engine_ops) as built */
     const char *name; /* "mpi", "gloo" */
@@ -66,9 +67,9 @@ struct cairn__engine_ops {
     /* For some ranks of parent, members only; options has the new rank and size. */
     cairn_status (*derive)(struct cairn__engine *parent, const int *ranks, const struct cairn__engine_options *options,
                            struct cairn__engine **out);
-    /* Copes with transfers under way; never fails, never waits long. Whether nothing touches their arrays any more: where the
-     * library cannot take them back, memory that they go to is kept for good. Ranks that wait for this one fail soon, where it
-     * can. */
+    /* Copes with transfers under way; never fails, never waits long. Whether nothing touches their arrays any more:
+     * where the library cannot take them back, memory that they go to is kept for good. Ranks that wait for this one
+     * fail soon, where it can. */
     bool (*close)(struct cairn__engine **engine);
     cairn_status (*start)(struct cairn__engine *engine, const struct cairn__transfer *transfer,
                           struct cairn__moving **out);

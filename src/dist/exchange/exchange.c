@@ -1,5 +1,5 @@
-/* The backend of mpi and gloo groups: life, death, memory and waiting. What moves is in flow.c, how collectives are made of
- * it in shapes.c. */
+/* The backend of mpi and gloo groups: life, death, memory and waiting. What moves is in flow.c, how collectives are
+ * made of it in shapes.c. */
 #include "dist/exchange/exchange.h"
 
 #include <stdio.h>

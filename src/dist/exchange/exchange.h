@@ -2,8 +2,8 @@
  *
  * A reduction is an all-to-all of slices, a sum over ranks by the reduce kernel (f32, rank order, one rounding), and an
  * all-gather of the slices: the bytes of a ring, and the bits of shm. Long arrays go in blocks that stay in cache, the
- * all-to-all of the next block under way while this one is summed. Works of a group run one after the other in their order;
- * sends and recvs beside them. Whoever polls moves them on. */
+ * all-to-all of the next block under way while this one is summed. Works of a group run one after the other in their
+ * order; sends and recvs beside them. Whoever polls moves them on. */
 #ifndef CAIRN__DIST_EXCHANGE_H
 #define CAIRN__DIST_EXCHANGE_H
 

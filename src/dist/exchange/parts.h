@@ -1,9 +1,9 @@
 /* What the files of the exchange share.
  *
- * A flow is one work as transfers. Its array goes in blocks, and a block in two transfers with a local part between them:
- * an all-reduce's slices all-to-all, their sum, an all-gather. What a kind of work does not need is left out. Blocks
- * overlap, and all ranks start transfers in the same order whatever the timing: first(0), first(1), second(0), first(2),
- * second(1), and so on. */
+ * A flow is one work as transfers. Its array goes in blocks, and a block in two transfers with a local part between
+ * them: an all-reduce's slices all-to-all, their sum, an all-gather. What a kind of work does not need is left out.
+ * Blocks overlap, and all ranks start transfers in the same order whatever the timing: first(0), first(1), second(0),
+ * first(2), second(1), and so on. */
 #ifndef CAIRN__DIST_EXCHANGE_PARTS_H
 #define CAIRN__DIST_EXCHANGE_PARTS_H
 

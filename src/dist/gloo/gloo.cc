@@ -1,14 +1,15 @@
 /* gloo's TCP connections as an engine of process groups: the one C++ file of Cairn, since gloo speaks only C++. Nothing
  * throws out of here; what gloo throws becomes a status with its words.
  *
- * A group is a gloo context: a connection between every two ranks, made through Cairn's store. Of gloo's calls it uses sends
- * and receives of unbound buffers alone, all of a transfer at once, for gloo's collectives cannot be ended from outside
- * and end the whole process where two ranks' sizes differ. Here sizes are part of the slot by which gloo matches a send with
- * a receive, so that such two never meet.
+ * A group is a gloo context: a connection between every two ranks, made through Cairn's store. Of gloo's calls it uses
+ * sends and receives of unbound buffers alone, all of a transfer at once, for gloo's collectives cannot be ended from
+ * outside and end the whole process where two ranks' sizes differ. Here sizes are part of the slot by which gloo
+ * matches a send with a receive, so that such two never meet.
  *
- * gloo can only wait for what it was given, not look at it. So a lane, a thread "cairn-gloo", waits for its transfers in their
- * order: one lane for the collectives, and for each rank that messages go to or come from one a direction, begun with the
- * first message. No lane waits for another, and gloo moves whatever was posted whether or not anybody waits for it. */
+ * gloo can only wait for what it was given, not look at it. So a lane, a thread "cairn-gloo", waits for its transfers
+ * in their order: one lane for the collectives, and for each rank that messages go to or come from one a direction,
+ * begun with the first message. No lane waits for another, and gloo moves whatever was posted whether or not anybody
+ * waits for it. */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -132,9 +133,9 @@ class NoPipeSignal {
 
 /* ---- gloo's thread ---- */
 
-/* What listens, and the thread that moves all bytes of a group. gloo lets exceptions out of it, as when a rank ends while it
- * is being connected to, and that would end the process. Here such a thread stays where it is, asleep, and what it may hold
- * stays with it. */
+/* What listens, and the thread that moves all bytes of a group. gloo lets exceptions out of it, as when a rank ends
+ * while it is being connected to, and that would end the process. Here such a thread stays where it is, asleep, and
+ * what it may hold stays with it. */
 class Loop : gloo::transport::tcp::Handler {
   public:
     Loop(const gloo::transport::tcp::attr &attr) {
@@ -206,7 +207,8 @@ void keep_forever(const std::shared_ptr<Loop> &loop,
 
 /* ---- meeting ---- */
 
-/* Keys of one group in the store, until a deadline. A rank that cannot join leaves there why, so that no one waits for it. */
+/* Keys of one group in the store, until a deadline. A rank that cannot join leaves there why, so that no one waits for
+ * it. */
 class Meeting {
   public:
     explicit Meeting(const struct cairn__engine_options &o)
@@ -270,8 +272,8 @@ class Meeting {
     const Clock::time_point deadline;
 };
 
-/* Connections being made, in a thread of their own, since gloo's call cannot be ended. Who gave up leaves it behind; at the
- * latest it ends with gloo's timeout. */
+/* Connections being made, in a thread of their own, since gloo's call cannot be ended. Who gave up leaves it behind; at
+ * the latest it ends with gloo's timeout. */
 class Connecting {
   public:
     Connecting(const std::shared_ptr<Loop> &l, int own_rank, int num_ranks, double timeout)
@@ -426,8 +428,8 @@ struct cairn__moving {
 
 namespace {
 
-/* Its transfers in their order, the buffers that they go through, and the thread that waits for them. All but the buffers
- * under the engine's lock. */
+/* Its transfers in their order, the buffers that they go through, and the thread that waits for them. All but the
+ * buffers under the engine's lock. */
 struct Lane {
     std::deque<cairn__moving *> queue;
     std::condition_variable filled;               /* it has work, or all is over */
@@ -510,8 +512,8 @@ void cairn__engine::give(Buffer &buffer, const Part &part, uint64_t slot, size_t
     }
 }
 
-/* A buffer of a lane is all of memory, so that one serves every transfer. The receive that nobody sends to is what wakes its
- * waits when the connection breaks: gloo tells waiting operations only, and none that is half done. */
+/* A buffer of a lane is all of memory, so that one serves every transfer. The receive that nobody sends to is what
+ * wakes its waits when the connection breaks: gloo tells waiting operations only, and none that is half done. */
 void cairn__engine::begin_lane(Lane &lane, const struct cairn__transfer &t) {
     lane.buffers.resize((size_t)size);
     for (int r = 0; r < size; r++) {
@@ -629,8 +631,8 @@ void cairn__engine::end_waits() noexcept {
     }
 }
 
-/* Buffers go before connections: after that nothing touches the program's memory. Connections end softly, for what was written
- * to them is still on its way to ranks that need it. */
+/* Buffers go before connections: after that nothing touches the program's memory. Connections end softly, for what was
+ * written to them is still on its way to ranks that need it. */
 void cairn__engine::end() noexcept {
     end_waits();
     for (const std::unique_ptr<Lane> &lane : lanes) {

@@ -78,7 +78,8 @@ static const struct cairn__launcher *first_whole(void) {
     return NULL;
 }
 
-/* No set is whole. Half a set is a mistake of whoever started this: alone, each of several processes would be rank 0. */
+/* No set is whole. Half a set is a mistake of whoever started this: alone, each of several processes would be rank
+ * 0. */
 static cairn_status be_alone(struct cairn__launch *l) {
     struct partial p;
     for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {

@@ -1,5 +1,5 @@
-/* What tells one job from another that runs at the same time: what its launcher numbers it with, or else the process that
- * started its ranks. Ports and keys nobody named are made from it, so every rank must find the same. */
+/* What tells one job from another that runs at the same time: what its launcher numbers it with, or else the process
+ * that started its ranks. Ports and keys nobody named are made from it, so every rank must find the same. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "core/vars.h"
 #include "dist/launch/parts.h"
 
-/* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. A prime number, so that steps
- * of any width meet no port twice. */
+/* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. A prime number, so that
+ * steps of any width meet no port twice. */
 enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MOST_ANCESTORS = 64 };
 
 /* FNV-1a, and splitmix64's last steps, which spread it over all bits. */
@@ -25,7 +25,8 @@ static uint64_t hash_of(const char *text) {
 
 /* ---- the process that started the ranks ---- */
 
-/* Its parent, and when it started, by which it differs from an earlier process of its number. 0 where it cannot be seen. */
+/* Its parent, and when it started, by which it differs from an earlier process of its number. 0 where it cannot be
+ * seen. */
 static int look_up_process(int pid, unsigned long long *start) {
     char path[64], text[1024] = "";
     int parent = 0;

@@ -36,29 +36,28 @@ struct cairn__launch {
 /* What the program itself says (cairn_env_options); NULL or world_size 0 = nothing. */
 struct cairn__launch_told {
     int rank, world_size;
-    const char *
-        init_method; /* "tcp://host:port"; "env://" and NULL = as the launcher says. Files and stores are env's matter */
-    bool has_store;  /* the program brings a store: no meeting is needed */
+    const char *init_method; /* "tcp://host:port"; "env://", NULL = as the launcher says. Files and stores: env.h */
+    bool has_store;          /* the program brings a store: no meeting is needed */
 };
 
 /* The first complete set wins: the program's own options; RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT and TORCHELASTIC_* (torchrun, cairn-run, by hand); OMPI_COMM_WORLD_*; PMIX_RANK; PMI_RANK and PMI_SIZE;
- * SLURM_PROCID within a step; alone. Takes --local_rank=N, --local-rank=N and both with a space out of argv (argc, argv may
- * be NULL); an argument after "--" is the program's. LOCAL_RANK and the argument must agree where both are there.
- * Errors: CAIRN_EINVAL, each with what to set, where a set is incomplete and no other is whole, a number is none or out of
- * range, or several ranks have no place to meet; argc and argv are then as they were. */
+ * SLURM_PROCID within a step; alone. Takes --local_rank=N, --local-rank=N and both with a space out of argv (argc, argv
+ * may be NULL); an argument after "--" is the program's. LOCAL_RANK and the argument must agree where both are there.
+ * Errors: CAIRN_EINVAL, each with what to set, where a set is incomplete and no other is whole, a number is none or out
+ * of range, or several ranks have no place to meet; argc and argv are then as they were. */
 cairn_status cairn__launch_read(const struct cairn__launch_told *told, int *argc, char ***argv,
                                 struct cairn__launch *out);
 
-/* For rank 0, before it serves: CAIRN_EINVAL, with what to set, where none of the meeting's hosts is this machine. Hosts that
- * a user or a launcher named are not questioned. */
+/* For rank 0, before it serves: CAIRN_EINVAL, with what to set, where none of the meeting's hosts is this machine.
+ * Hosts that a user or a launcher named are not questioned. */
 cairn_status cairn__meeting_is_here(const struct cairn__launch *launch);
 
 /* Whether host is a name or an address of this machine; looks it up. */
 bool cairn__host_is_here(const char *host);
 
-/* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL where the list is
- * malformed or shorter. */
+/* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL where the
+ * list is malformed or shorter. */
 cairn_status cairn__nodelist_get(const char *list, int index, char *name, size_t nbytes);
 
 /* "<launcher>: rank 1 of 2, local rank ..." in a few lines: what cairn_env_describe begins with. */

@@ -1,15 +1,17 @@
 /* The launchers as data: which variables say who a process is.
  *
- * torch's come first, since torchrun inside srun or mpirun leaves the outer launcher's variables in place, and those speak
- * of torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH 4.0.2 (Hydra),
- * which Intel MPI follows; MVAPICH2 2.3; Cray PALS; Slurm 22.05 srun(1) "OUTPUT ENVIRONMENT VARIABLES". */
+ * torch's come first, since torchrun inside srun or mpirun leaves the outer launcher's variables in place, and those
+ * speak of torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH
+ * 4.0.2 (Hydra), which Intel MPI follows; MVAPICH2 2.3; Cray PALS; Slurm 22.05 srun(1) "OUTPUT ENVIRONMENT
+ * VARIABLES". */
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/vars.h"
 #include "dist/launch/parts.h"
 
-/* A batch script and an interactive shell have steps with numbers of their own from here on (slurm.h: SLURM_MAX_NORMAL_STEP_ID). */
+/* A batch script and an interactive shell have steps with numbers of their own from here on (slurm.h:
+ * SLURM_MAX_NORMAL_STEP_ID). */
 static const unsigned long long FIRST_SPECIAL_STEP = 0xfffffff0;
 
 /* A batch script outside srun has SLURM_PROCID=0 and SLURM_NTASKS too, but it is one process. */

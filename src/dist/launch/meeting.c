@@ -1,5 +1,5 @@
-/* Where ranks meet: what was named counts; of what was not, the host follows from what the launcher says of machines and
- * the ports from the job. */
+/* Where ranks meet: what was named counts; of what was not, the host follows from what the launcher says of machines
+ * and the ports from the job. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>

@@ -1,7 +1,7 @@
 /* Slurm's two short forms: lists of nodes, "n[01-03,07]-ib,login", and of tasks on each node, "2(x3),1".
  *
- * An entry of a node list is text with bracketed sets of numbers in it; every number keeps the width that its range begins
- * with. The names of an entry come in the order of its numbers, the last set turning fastest. Source: Slurm's
+ * An entry of a node list is text with bracketed sets of numbers in it; every number keeps the width that its range
+ * begins with. The names of an entry come in the order of its numbers, the last set turning fastest. Source: Slurm's
  * src/common/hostlist.c. */
 #include <stdio.h>
 #include <string.h>

@@ -21,7 +21,8 @@ struct cairn__launcher {
     bool job_is_process;        /* where no variable names the job, the process that started the ranks does */
 };
 
-/* In the order in which they count; the last has no name. The first is torch's, whose variables people set by hand too. */
+/* In the order in which they count; the last has no name. The first is torch's, whose variables people set by hand
+ * too. */
 extern const struct cairn__launcher cairn__launchers[];
 
 /* The name of the first variable that is set, NULL = none. */

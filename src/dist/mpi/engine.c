@@ -260,7 +260,8 @@ static cairn_status receive_from(struct cairn__engine *e, struct cairn__moving *
                             "receive from rank %d", from);
 }
 
-/* Receives first: what comes early needs no copy. Each rank begins with its neighbour, or all would send to rank 0 at once. */
+/* Receives first: what comes early needs no copy. Each rank begins with its neighbour, or all would send to rank 0 at
+ * once. */
 static cairn_status start_alltoall(struct cairn__engine *e, const struct cairn__transfer *t, struct cairn__moving *m) {
     cairn_status st = CAIRN_OK;
     for (int i = 1; i < e->size; i++) {
@@ -287,8 +288,8 @@ out:
     return st;
 }
 
-/* To the children in the binomial tree whose root is number 0: v + 2^k for each 2^k below v's lowest bit; whoever has most
- * below it comes first. */
+/* To the children in the binomial tree whose root is number 0: v + 2^k for each 2^k below v's lowest bit; whoever has
+ * most below it comes first. */
 static cairn_status send_on(struct cairn__engine *e, struct cairn__moving *m, const void *data) {
     const int number = (e->rank - m->root + e->size) % e->size;
     cairn_status st = CAIRN_OK;
@@ -406,7 +407,8 @@ bool cairn__mpi_part(struct cairn__engine *e) {
     return !died;
 }
 
-/* Takes back what was not received. What was begun by both sides may still be on its way, and MPI has no means against it. */
+/* Takes back what was not received. What was begun by both sides may still be on its way, and MPI has no means against
+ * it. */
 static bool withdraw(struct cairn__moving *m) {
     int done = 0;
     for (int i = 0; i < m->count; i++) {

@@ -1,9 +1,10 @@
 /* What the files of the mpi module share: MPI in this process, and the groups' engines on it.
  *
  * All engines use one communicator, a copy of MPI_COMM_WORLD that is made once and never freed, and tell their messages
- * apart by tags: so a group is made without MPI's collectives, which cannot time out, and ended by one rank alone, after
- * which a message of another rank may still be on its way. Every movement is messages from rank to rank, which Open MPI's
- * own non-blocking collectives are too: they have no sizes beyond an int, and do not tell which rank is missing. */
+ * apart by tags: so a group is made without MPI's collectives, which cannot time out, and ended by one rank alone,
+ * after which a message of another rank may still be on its way. Every movement is messages from rank to rank, which
+ * Open MPI's own non-blocking collectives are too: they have no sizes beyond an int, and do not tell which rank is
+ * missing. */
 #ifndef CAIRN__DIST_MPI_MODULE_H
 #define CAIRN__DIST_MPI_MODULE_H
 

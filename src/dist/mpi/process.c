@@ -1,4 +1,5 @@
-/* MPI in this process: who initializes it, who finalizes it, and the one communicator. MPI is global, and so is this. */
+/* MPI in this process: who initializes it, who finalizes it, and the one communicator. MPI is global, and so is
+ * this. */
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -59,8 +60,8 @@ cairn_status cairn__mpi_probe(bool launched) {
 
 /* ---- beginning and end ---- */
 
-/* The launcher, which sees who did not finalize, ends the job of a rank that failed: a finalization would wait for the others,
- * and they for this one. Groups that nobody ended leave first, so that who waits in them fails. */
+/* The launcher, which sees who did not finalize, ends the job of a rank that failed: a finalization would wait for the
+ * others, and they for this one. Groups that nobody ended leave first, so that who waits in them fails. */
 static void finalize(int exit_code, void *unused) {
     (void)unused;
     if (exit_code != 0 || getpid() != process.initialized_by || cairn__mpi_is_over()) return;

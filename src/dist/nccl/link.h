@@ -1,9 +1,10 @@
 /* A communicator in use: what the group's caller, the thread that watches, and one that aborts share of it.
  *
  * Launches are numbered from 1 and run in order; each leaves a mark behind it. The host never blocks in the device for
- * another rank: it polls. A thread ("cairn-nccl") looks every tenth of a second whether marks pass and whether the library
- * has failed, since the caller may be stuck in a full queue of the device, or in the user's own wait for the stream. What
- * fails, and a timeout, aborts the communicator: what is queued then ends, and everybody is told the cause. */
+ * another rank: it polls. A thread ("cairn-nccl") looks every tenth of a second whether marks pass and whether the
+ * library has failed, since the caller may be stuck in a full queue of the device, or in the user's own wait for the
+ * stream. What fails, and a timeout, aborts the communicator: what is queued then ends, and everybody is told the
+ * cause. */
 #ifndef CAIRN__DIST_NCCL_LINK_H
 #define CAIRN__DIST_NCCL_LINK_H
 
@@ -48,9 +49,9 @@ void cairn__link_abort(struct cairn__link *link);
 /* What gives a launch's work to the communicator. */
 typedef cairn_status (*cairn__link_queue)(struct cairn__link *link, void *ctx);
 
-/* Queues behind what the device has, and leaves a mark. call: what it is, for people. Waits while too many are under way.
- * The number goes to *number; while a graph is recorded it is that of a recording, for cairn__link_join alone. Whatever
- * fails is the link's end. */
+/* Queues behind what the device has, and leaves a mark. call: what it is, for people. Waits while too many are under
+ * way. The number goes to *number; while a graph is recorded it is that of a recording, for cairn__link_join alone.
+ * Whatever fails is the link's end. */
 cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__call *call, cairn__link_queue queue,
                                 void *ctx, uint64_t *number);
 

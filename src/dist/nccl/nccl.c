@@ -1,11 +1,12 @@
-/* Groups of ranks with a GPU each: every collective is one call of the device's communication library, on a stream of its
- * own. A wait makes the device's stream wait and returns; only barriers, and words of the host, wait for the device.
+/* Groups of ranks with a GPU each: every collective is one call of the device's communication library, on a stream of
+ * its own. A wait makes the device's stream wait and returns; only barriers, and words of the host, wait for the
+ * device.
  *
- * Sends and receives are held until the rank waits, posts a collective or makes progress, and are launched as one: ranks that
- * send to each other and then receive would wait for each other otherwise.
+ * Sends and receives are held until the rank waits, posts a collective or makes progress, and are launched as one:
+ * ranks that send to each other and then receive would wait for each other otherwise.
  *
- * Halves are averaged by an exact power of two before the sum, so that it does not overflow, and where the number of ranks
- * is none, by what is missing afterwards, in f32 with one rounding, on the device's stream. */
+ * Halves are averaged by an exact power of two before the sum, so that it does not overflow, and where the number of
+ * ranks is none, by what is missing afterwards, in f32 with one rounding, on the device's stream. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

@@ -1,12 +1,12 @@
 /* The collectives, one after the other, as steps that all ranks make together.
  *
- * A collective whose memory is the group's is one step. Other memory goes through the ranks' bounces in blocks: in step j
- * each rank stages block j, works on block j - 1, and fetches what others made of block j - 2. So three blocks are in use at
- * a time, and each rank has three bounces, used in turn by one collective after the other.
+ * A collective whose memory is the group's is one step. Other memory goes through the ranks' bounces in blocks: in step
+ * j each rank stages block j, works on block j - 1, and fetches what others made of block j - 2. So three blocks are in
+ * use at a time, and each rank has three bounces, used in turn by one collective after the other.
  *
- * A bounce is free again when it is staged anew: all ranks have made the step before, hence have fetched three blocks back.
- * The last block of a collective is fetched when that completes; the next one that needs bounces begins after, and its
- * first block goes into another bounce than the last one's.
+ * A bounce is free again when it is staged anew: all ranks have made the step before, hence have fetched three blocks
+ * back. The last block of a collective is fetched when that completes; the next one that needs bounces begins after,
+ * and its first block goes into another bounce than the last one's.
  *
  * This rank's part of a later collective may run ahead of the others' part of an earlier one, unless both need the
  * bounces. */

@@ -1,5 +1,5 @@
-/* How ranks that know each other connect: rank i to every rank below it. Listeners stay open until the group stands, so a
- * refused connection means that the rank has ended. */
+/* How ranks that know each other connect: rank i to every rank below it. Listeners stay open until the group stands, so
+ * a refused connection means that the rank has ended. */
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>

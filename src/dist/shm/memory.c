@@ -1,7 +1,7 @@
-/* Memory files and how they travel: created unlinked, filled with pages at once (so that running out is a status here and
- * not a SIGBUS later), passed as descriptors. Whole blocks become huge pages as soon as they have their first page: what
- * backward writes, the collective adds up and the optimizer reads is bound by memory, and most systems give shared memory
- * no huge pages by themselves. One that refuses only costs speed. */
+/* Memory files and how they travel: created unlinked, filled with pages at once (so that running out is a status here
+ * and not a SIGBUS later), passed as descriptors. Whole blocks become huge pages as soon as they have their first page:
+ * what backward writes, the collective adds up and the optimizer reads is bound by memory, and most systems give shared
+ * memory no huge pages by themselves. One that refuses only costs speed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -36,8 +36,8 @@ static size_t page_nbytes(void) {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only to those who
- * ask before the first page is there. */
+/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only to those
+ * who ask before the first page is there. */
 static void collapse(char *memory, size_t nbytes) {
     if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
     for (size_t i = 0; i + HUGE_PAGE <= nbytes; i += HUGE_PAGE) {
@@ -134,8 +134,8 @@ void cairn__shm_unmap(void *memory, size_t nbytes) {
 
 static const char DID[] = "exchanged memory with the others";
 
-/* Whoever hears of an end while a group is made closes its own connections: of those that are closed, the rank whose process
- * is gone was first. The system tells of that a moment after the connections. */
+/* Whoever hears of an end while a group is made closes its own connections: of those that are closed, the rank whose
+ * process is gone was first. The system tells of that a moment after the connections. */
 static int first_ended(const struct cairn__shm *s, int peer) {
     struct pollfd processes[CAIRN__MAX_RANKS];
     bool any = false;

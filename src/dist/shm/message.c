@@ -1,8 +1,8 @@
 /* Messages: for each rank and direction a queue of its own, beside the collectives.
  *
- * The two ends of a pair publish their calls in slots, as collectives do, and compare. The receiver copies what is in group
- * memory from where it is. Other bytes go through the pair's ring, message after message; the sender fills it before
- * anybody receives, but a message is not through before its two calls were compared.
+ * The two ends of a pair publish their calls in slots, as collectives do, and compare. The receiver copies what is in
+ * group memory from where it is. Other bytes go through the pair's ring, message after message; the sender fills it
+ * before anybody receives, but a message is not through before its two calls were compared.
  *
  * An end reuses a slot when both have finished the message that was in it. */
 #include <string.h>

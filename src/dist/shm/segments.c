@@ -9,8 +9,8 @@
 
 enum { PAGE = 4096, SKEW = 9 * 64 };
 
-/* Where in its file a rank's part begins. At the same place in a page the same element of eight arrays would fill one set
- * of a first-level cache: sums of eight arrays took half as long again. */
+/* Where in its file a rank's part begins. At the same place in a page the same element of eight arrays would fill one
+ * set of a first-level cache: sums of eight arrays took half as long again. */
 static size_t skew(const struct cairn__shm *s, int rank) {
     return s->size > 2 ? (size_t)rank * SKEW % PAGE : 0;
 }

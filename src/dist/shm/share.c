@@ -1,15 +1,16 @@
 /* Sums in pieces, which whoever is awake makes for all ranks, where the ranks outnumber the processors.
  *
- * A rank that has seen all ranks post takes one piece after the other, adds up what every rank has there and writes it to
- * every rank's array. When nobody has left any it adds the number of those it made to the job's. Once that is all, the
- * collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same sum whoever makes it.
+ * A rank that has seen all ranks post takes one piece after the other, adds up what every rank has there and writes it
+ * to every rank's array. When nobody has left any it adds the number of those it made to the job's. Once that is all,
+ * the collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same sum
+ * whoever makes it.
  *
- * The pieces are in as many regions as there are processors, and a rank begins with its processor's: the next call finds
- * those elements in that processor's caches.
+ * The pieces are in as many regions as there are processors, and a rank begins with its processor's: the next call
+ * finds those elements in that processor's caches.
  *
- * A job's words carry the turn of their place among the slots, so nobody clears them: a word of an earlier turn counts as 0,
- * and nobody can be in a later one while a rank looks (shm.h). Nor is there a lock: who takes pieces has said so before, so
- * that its death with one in hand is the group's. */
+ * A job's words carry the turn of their place among the slots, so nobody clears them: a word of an earlier turn counts
+ * as 0, and nobody can be in a later one while a rank looks (shm.h). Nor is there a lock: who takes pieces has said so
+ * before, so that its death with one in hand is the group's. */
 #include "core/dtype.h"
 #include "dist/shm/shm.h"
 

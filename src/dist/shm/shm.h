@@ -1,25 +1,27 @@
 /* The shm backend: all ranks on one machine, in shared memory.
  *
- * The ranks of an environment's group hold one Unix socket to each other (meet.c): end of file on it means that the other
- * ended. A process descriptor says so too where a child of that rank keeps the socket open. Everything shared is an
- * unlinked memory file passed over those sockets (memory.c); nothing has a name that could stay behind. Groups made from it
- * use its sockets, and have all else of their own but for the bell, by which whoever sleeps in any of them is woken.
+ * The ranks of an environment's group hold one Unix socket to each other (meet.c): end of file on it means that the
+ * other ended. A process descriptor says so too where a child of that rank keeps the socket open. Everything shared is
+ * an unlinked memory file passed over those sockets (memory.c); nothing has a name that could stay behind. Groups made
+ * from it use its sockets, and have all else of their own but for the bell, by which whoever sleeps in any of them is
+ * woken.
  *
  * The control memory has a lane for each rank, which that rank alone writes. To post collective number s a rank fills
- * slot s % SHM_SLOTS of its lane and then stores the slot's ticket. Once all ranks have posted, each compares their slots
- * with its own, and every rank derives the same number of steps from them. A rank stores the count of its steps so far in
- * its lane; step k may begin when all ranks have made step k - 1 (collective.c). So there are no locks, and one store
- * moves everybody on.
+ * slot s % SHM_SLOTS of its lane and then stores the slot's ticket. Once all ranks have posted, each compares their
+ * slots with its own, and every rank derives the same number of steps from them. A rank stores the count of its steps
+ * so far in its lane; step k may begin when all ranks have made step k - 1 (collective.c). So there are no locks, and
+ * one store moves everybody on.
  *
- * Where the ranks outnumber the processors they are crowded: most of them sleep, and a step of every rank would cost a turn
- * of every rank. There a sum over group memory has no steps but pieces, which whoever is awake takes and makes, for all
- * ranks (share.c).
+ * Where the ranks outnumber the processors they are crowded: most of them sleep, and a step of every rank would cost a
+ * turn of every rank. There a sum over group memory has no steps but pieces, which whoever is awake takes and makes,
+ * for all ranks (share.c).
  *
  * Reuse is safe by counting: at most SHM_OUTSTANDING collectives of a rank are in its slots, later ones queue up until
  * there is room. So a rank that posts s has seen every rank post s - SHM_OUTSTANDING, and those had completed
  * s - 2 * SHM_OUTSTANDING. Hence SHM_SLOTS.
  *
- * Messages have a pair for each two ranks and direction (message.c), in memory that gets its pages when it is first used. */
+ * Messages have a pair for each two ranks and direction (message.c), in memory that gets its pages when it is first
+ * used. */
 #ifndef CAIRN__DIST_SHM_H
 #define CAIRN__DIST_SHM_H
 
@@ -73,7 +75,8 @@ struct shm_bell {
     alignas(SHM_LINE) _Atomic uint32_t sleepers;
 };
 
-/* What has been taken and made of a collective in pieces; share.c. Words of an earlier collective in its place count as 0. */
+/* What has been taken and made of a collective in pieces; share.c. Words of an earlier collective in its place count as
+ * 0. */
 struct shm_job {
     alignas(64) atomic_uint_fast64_t made;   /* pieces, and whether a result is not finite */
     atomic_uint_fast64_t taken[SHM_REGIONS]; /* pieces of each region */
@@ -212,14 +215,14 @@ cairn_work *cairn__shm_dequeue(struct shm_queue *queue);
 
 /* ---- meet.c ---- */
 
-/* Connects to every rank: fills fd, process and pid of s->peers, which hold -1, -1 and 0. The listener stays open: it is the
- * caller's, and closed once the group stands. */
+/* Connects to every rank: fills fd, process and pid of s->peers, which hold -1, -1 and 0. The listener stays open: it
+ * is the caller's, and closed once the group stands. */
 cairn_status cairn__shm_meet(struct cairn__shm *s, const struct cairn__peers *peers);
 
 /* ---- memory.c ---- */
 
-/* A memory file of nbytes, mapped and zeroed; *fd is the caller's to close. The first `filled` bytes have their pages, the
- * others get them by cairn__shm_fill. */
+/* A memory file of nbytes, mapped and zeroed; *fd is the caller's to close. The first `filled` bytes have their pages,
+ * the others get them by cairn__shm_fill. */
 cairn_status cairn__shm_create_memory(size_t nbytes, size_t filled, int *fd, void **out);
 /* The same for a rank alone, without a file. */
 cairn_status cairn__shm_private_memory(size_t nbytes, void **out);
@@ -227,12 +230,12 @@ cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out);
 cairn_status cairn__shm_fill(void *memory, size_t nbytes);
 void cairn__shm_unmap(void *memory, size_t nbytes);
 
-/* To one peer: a memory file of the group of that index, or, where status is not CAIRN_OK, that there is none and the last
- * error's reason. */
+/* To one peer: a memory file of the group of that index, or, where status is not CAIRN_OK, that there is none and the
+ * last error's reason. */
 cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd);
-/* Of s->group; what is there of others is dropped. *status is what the sender said, or CAIRN_ESYSTEM where its descriptor got lost here, with the reason as this thread's
- * last error; *fd is the caller's where it is OK. The returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT,
- * CAIRN_ESYSTEM. */
+/* Of s->group; what is there of others is dropped. *status is what the sender said, or CAIRN_ESYSTEM where its
+ * descriptor got lost here, with the reason as this thread's last error; *fd is the caller's where it is OK. The
+ * returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ESYSTEM. */
 cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd);
 
 /* ---- segments.c ---- */

@@ -5,9 +5,9 @@
  * Sleeps are short all the same, because nobody wakes the ranks that wait for one that died: those learn it from its
  * socket.
  *
- * Where the ranks outnumber the processors they hardly spin: whoever waits yields to a rank that still has to post. It goes on
- * yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of use only where
- * the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
+ * Where the ranks outnumber the processors they hardly spin: whoever waits yields to a rank that still has to post. It
+ * goes on yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of
+ * use only where the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
 #include <inttypes.h>
 #include <limits.h>
 #include <linux/futex.h>

@@ -1,15 +1,16 @@
 /* A store in a file: a log of changes that every process replays into a table of its own.
  *
- * The file begins with MAGIC; then come records (struct record, key, value), each put at the end under an exclusive flock by
- * a process that has replayed all before it. So all tables go through the same states, and what a change answers is
- * computed in one's own. Who only looks takes the shared lock: on NFS it is the lock that makes what others wrote visible.
+ * The file begins with MAGIC; then come records (struct record, key, value), each put at the end under an exclusive
+ * flock by a process that has replayed all before it. So all tables go through the same states, and what a change
+ * answers is computed in one's own. Who only looks takes the shared lock: on NFS it is the lock that makes what others
+ * wrote visible.
  *
- * A process that is killed while it writes leaves a record that is cut short. A record counts only when all of it is there
- * and its checksum is right; who finds something else at the end while it holds the exclusive lock, when nobody can be
- * writing, cuts it off before it writes. What was never whole was never answered for, so nobody misses it.
+ * A process that is killed while it writes leaves a record that is cut short. A record counts only when all of it is
+ * there and its checksum is right; who finds something else at the end while it holds the exclusive lock, when nobody
+ * can be writing, cuts it off before it writes. What was never whole was never answered for, so nobody misses it.
  *
- * A file cannot wake anybody: who waits looks again, less and less often. A lock that is not free is asked for again too,
- * or a stopped process would hold the others beyond their timeout.
+ * A file cannot wake anybody: who waits looks again, less and less often. A lock that is not free is asked for again
+ * too, or a stopped process would hold the others beyond their timeout.
  *
  * The empty key, which no caller can name, counts those who have left; the last removes the file. */
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* Another store's keys under a prefix. Keys are joined on the stack, so that as many threads may call as may the store. */
+/* Another store's keys under a prefix. Keys are joined on the stack, so that as many threads may call as may the
+ * store. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* One thread around epoll: bytes from sockets into sessions and back. Where connections or descriptors run out, the oldest of
- * those that never sent a request goes, after a last look whether it has sent one by now; where there is none, new ones
- * stay in the kernel's queue, which is looked at again a little later. */
+/* One thread around epoll: bytes from sockets into sessions and back. Where connections or descriptors run out, the
+ * oldest of those that never sent a request goes, after a last look whether it has sent one by now; where there is
+ * none, new ones stay in the kernel's queue, which is looked at again a little later. */
 #include "dist/store/server.h"
 
 #include <errno.h>
@@ -96,7 +96,8 @@ static void tell_why(const struct connection *c) {
                host, port, c->session.why);
 }
 
-/* A child that the program forked may hold the socket too: closing alone would neither tell the peer nor take it off epoll. */
+/* A child that the program forked may hold the socket too: closing alone would neither tell the peer nor take it off
+ * epoll. */
 static void end_connection(struct cairn__store_server *s, struct connection *c) {
     tell_why(c);
     cairn__session_close(&s->sessions, &c->session);

@@ -1,13 +1,13 @@
 /* A request is measured field by field as it comes, by the pattern of its op, and never from its beginning again; what
- * breaks a limit ends the session before the bytes are there. A whole request is run straight out of the piece it came in;
- * only what is left over is kept.
+ * breaks a limit ends the session before the bytes are there. A whole request is run straight out of the piece it came
+ * in; only what is left over is kept.
  *
- * A session waits for one key at a time, the first of its WAIT that is missing. Writing a key wakes those who wait for it
- * and nobody else, so that n ranks that wait for n keys look at n * n keys together, and not at each once more for every
- * write. (Where something was deleted meanwhile, a WAIT looks at all of its keys again.)
+ * A session waits for one key at a time, the first of its WAIT that is missing. Writing a key wakes those who wait for
+ * it and nobody else, so that n ranks that wait for n keys look at n * n keys together, and not at each once more for
+ * every write. (Where something was deleted meanwhile, a WAIT looks at all of its keys again.)
  *
- * What comes behind a WAIT is kept back until that is answered, in order, but for CANCEL_WAIT. In the old dialect a client
- * that sends something has given its WAIT up: it cannot say so, and the answer would be taken for another's. */
+ * What comes behind a WAIT is kept back until that is answered, in order, but for CANCEL_WAIT. In the old dialect a
+ * client that sends something has given its WAIT up: it cannot say so, and the answer would be taken for another's. */
 #include "dist/store/session.h"
 
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* One connection of the TCP store's server without its socket: bytes go in as they come, in any pieces, and replies lie ready
- * to be sent. Sessions meet in struct cairn__sessions: the keys, and who waits for what. No call blocks; one
+/* One connection of the TCP store's server without its socket: bytes go in as they come, in any pieces, and replies lie
+ * ready to be sent. Sessions meet in struct cairn__sessions: the keys, and who waits for what. No call blocks; one
  * caller at a time. Which of the wire's two dialects (wire.h) a session speaks its first bytes tell. */
 #ifndef CAIRN__DIST_STORE_SESSION_H
 #define CAIRN__DIST_STORE_SESSION_H

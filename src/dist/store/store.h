@@ -33,16 +33,16 @@ struct cairn_store {
 /* What a caller gave as timeout: 0 becomes CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL. */
 cairn_status cairn__store_timeout(double given, double *timeout);
 
-/* For a few calls whose caller cannot wait long: lowers the timeout. Returns what it was, for cairn_store_set_timeout; 0 = it was
- * let alone, since threads share the store and these calls cannot hang. */
+/* For a few calls whose caller cannot wait long: lowers the timeout. Returns what it was, for cairn_store_set_timeout;
+ * 0 = it was let alone, since threads share the store and these calls cannot hang. */
 double cairn__store_hurry(cairn_store *s, double timeout);
 
 /* This end of a TCP store's connection, as address.h has addresses; "" for other stores. */
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes);
 
 /* cairn_tcp_store_create with several places where the server may be: clients try all of them in turn until one has the
- * key `proof` (NULL: whoever speaks the protocol will do). hosts and ports are tried in the order given, a host with all
- * ports first. */
+ * key `proof` (NULL: whoever speaks the protocol will do). hosts and ports are tried in the order given, a host with
+ * all ports first. */
 struct cairn__store_places {
     const char *const *hosts;
     int num_hosts;
@@ -52,8 +52,8 @@ struct cairn__store_places {
 };
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out);
 
-/* For leaving a TCP store: returns once the server has closed this connection, or after timeout seconds. Whoever connects
- * to its port after an end that was seen does not meet this server any more. What is left is to destroy s. */
+/* For leaving a TCP store: returns once the server has closed this connection, or after timeout seconds. Whoever
+ * connects to its port after an end that was seen does not meet this server any more. What is left is to destroy s. */
 void cairn__store_wait_end(cairn_store *s, double timeout);
 
 #endif

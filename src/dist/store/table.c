@@ -1,5 +1,5 @@
-/* A balanced tree by length and bytes of the key (no choice of keys makes it slow), and a list of its entries, by which it
- * can be changed while it is walked. A value's room grows by doubling only where it is appended to. */
+/* A balanced tree by length and bytes of the key (no choice of keys makes it slow), and a list of its entries, by which
+ * it can be changed while it is walked. A value's room grows by doubling only where it is appended to. */
 #include "dist/store/table.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* Keys and values in memory, with the limits of a store: what the TCP server serves, the hash store locks, and the file store
- * reads its file into. Keys are bytes here. One caller at a time. */
+/* Keys and values in memory, with the limits of a store: what the TCP server serves, the hash store locks, and the file
+ * store reads its file into. Keys are bytes here. One caller at a time. */
 #ifndef CAIRN__DIST_STORE_TABLE_H
 #define CAIRN__DIST_STORE_TABLE_H
 
@@ -30,8 +30,8 @@ void cairn__table_clear(struct cairn__table *t);
 /* False where the key is not there. *value stays valid until the next change. */
 bool cairn__table_get(const struct cairn__table *t, struct cairn__blob key, struct cairn__blob *value);
 
-/* key and value are copied and must not lie in the table itself. Errors: CAIRN_EINVAL beyond a limit of wire.h, or (add) no
- * number; CAIRN_ENOMEM. The table is then as it was. */
+/* key and value are copied and must not lie in the table itself. Errors: CAIRN_EINVAL beyond a limit of wire.h, or
+ * (add) no number; CAIRN_ENOMEM. The table is then as it was. */
 cairn_status cairn__table_set(struct cairn__table *t, struct cairn__blob key, struct cairn__blob value);
 cairn_status cairn__table_append(struct cairn__table *t, struct cairn__blob key, struct cairn__blob value);
 cairn_status cairn__table_add(struct cairn__table *t, struct cairn__blob key, int64_t delta, int64_t *sum);

@@ -1,7 +1,7 @@
 /* The TCP store's client from inside.
  *
- *   tcp_stream.c   one connection: a request is built whole and sent at once, a reply is read to the byte, all before one
- *                  deadline
+ *   tcp_stream.c   one connection: a request is built whole and sent at once, a reply is read to the byte, all before
+ *                  one deadline
  *   tcp_client.c   the calls, in both dialects
  *   tcp_connect.c  where the server is, which dialect it speaks, whether it is the right one */
 #ifndef CAIRN__DIST_STORE_TCP_H

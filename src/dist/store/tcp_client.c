@@ -1,9 +1,11 @@
-/* The TCP store's calls in both dialects of the wire. What the servers of PyTorch do differently from one another ends here:
+/* The TCP store's calls in both dialects of the wire. What the servers of PyTorch do differently from one another ends
+ * here:
  *
  * - GET of a missing key closes the connection of some (1.13, and USE_LIBUV=0) and answers nothing at others. A key can
- *   vanish between WAIT and GET, so values are fetched with a COMPARE_SET that expects a random text: a missing key sends
- *   that text back, and nothing is ever stored.
- * - WAIT cannot be cancelled at 1.13's, whose late answer would be read as another's; so there CHECK asks again and again.
+ *   vanish between WAIT and GET, so values are fetched with a COMPARE_SET that expects a random text: a missing key
+ *   sends that text back, and nothing is ever stored.
+ * - WAIT cannot be cancelled at 1.13's, whose late answer would be read as another's; so there CHECK asks again and
+ *   again.
  * - Not every server wakes who waits for a key that COMPARE_SET made, so a WAIT is cancelled and renewed now and then.
  * - 1.13's has no APPEND: the value is read and written back under a key that serves as a lock. */
 #include <errno.h>
@@ -47,8 +49,8 @@ static cairn_status receive_flag(struct cairn__tcp_store *s, uint8_t *flag) {
     return cairn__stream_break(&s->stream, CAIRN_EPEER);
 }
 
-/* Reads what answers a CANCEL_WAIT, as far as it comes before the deadline; *woken: the server had answered the WAIT before
- * it read the cancellation, so that a STOP_WAITING comes first, and counts. */
+/* Reads what answers a CANCEL_WAIT, as far as it comes before the deadline; *woken: the server had answered the WAIT
+ * before it read the cancellation, so that a STOP_WAITING comes first, and counts. */
 static cairn_status settle(struct cairn__tcp_store *s, bool *woken) {
     *woken = false;
     while (s->cancelling) {

@@ -1,11 +1,11 @@
 /* Finding a store's server: round after round over all places until one of them is right or the time is over.
  *
  * At each address up to two greetings, each on a connection of its own:
- *   1. VALIDATE and GETNUMKEYS four times, in one send: what 2.2 and later answer. (PING would do from 2.5 on; before, some
- *      servers meet it with silence.) One of 1.13 to 2.1 reads a SET whose key has 0x070707073C85F7CE bytes, fails to get
- *      the memory and hangs up unharmed; with fewer bytes it would wait for the rest, and nobody else be served.
- *   2. GETNUMKEYS in the numbers of 1.13, then 7 with a key: WATCH_KEY answers 3 in 1.13 and 2.0, in 2.1 it is DELETE_KEY
- *      and answers 0 in eight bytes.
+ *   1. VALIDATE and GETNUMKEYS four times, in one send: what 2.2 and later answer. (PING would do from 2.5 on; before,
+ *      some servers meet it with silence.) One of 1.13 to 2.1 reads a SET whose key has 0x070707073C85F7CE bytes, fails
+ *      to get the memory and hangs up unharmed; with fewer bytes it would wait for the rest, and nobody else be served.
+ *   2. GETNUMKEYS in the numbers of 1.13, then 7 with a key: WATCH_KEY answers 3 in 1.13 and 2.0, in 2.1 it is
+ *      DELETE_KEY and answers 0 in eight bytes.
  * What a place answered last is kept for the sentence that ends a fruitless search. */
 #include <ctype.h>
 #include <errno.h>

@@ -21,11 +21,12 @@
  *
  * Not served: QUEUE_PUSH, QUEUE_POP and QUEUE_LEN (14 to 16, from 2.8 on): PyTorch's own Python never calls them.
  *
- * Clients of 2.1 and older send no VALIDATE and number from SET 0, as enum store_old_op; GET and MULTI_GET of a missing key
- * then close the connection. Up to 2.0 the last is DELETE_KEY 8 (WATCH_KEY 7 was never called); 2.1 has DELETE_KEY 7,
- * APPEND 8 and so on: a session is of 2.1 once it used a number that only 2.1 has.
+ * Clients of 2.1 and older send no VALIDATE and number from SET 0, as enum store_old_op; GET and MULTI_GET of a missing
+ * key then close the connection. Up to 2.0 the last is DELETE_KEY 8 (WATCH_KEY 7 was never called); 2.1 has DELETE_KEY
+ * 7, APPEND 8 and so on: a session is of 2.1 once it used a number that only 2.1 has.
  *
- * Source: PyTorch's TCPStore.cpp, TCPStoreBackend.hpp and TCPStoreLibUvBackend.cpp, v2.2 and later; TCPStore.cpp of 1.13. */
+ * Source: PyTorch's TCPStore.cpp, TCPStoreBackend.hpp and TCPStoreLibUvBackend.cpp, v2.2 and later; TCPStore.cpp of
+ * 1.13. */
 #ifndef CAIRN__DIST_STORE_WIRE_H
 #define CAIRN__DIST_STORE_WIRE_H
 

@@ -1,9 +1,9 @@
 /* Blocks and threads: see kernel.h.
  *
- * Threads run on fibers, which are stacks of their own within the one thread that runs kernels. A fiber runs thread after
- * thread, so that a kernel whose threads never wait needs a single one and no switch. When a thread waits, its fiber is
- * left there, and another begins where the order goes on; once all threads of the block are waiting or done, those that
- * have met are let go. */
+ * Threads run on fibers, which are stacks of their own within the one thread that runs kernels. A fiber runs thread
+ * after thread, so that a kernel whose threads never wait needs a single one and no switch. When a thread waits, its
+ * fiber is left there, and another begins where the order goes on; once all threads of the block are waiting or done,
+ * those that have met are let go. */
 #include "standin/kernel.h"
 
 #include <algorithm>
@@ -146,7 +146,8 @@ bool pass_barrier() {
     return true;
 }
 
-/* The lanes that first's mask names, all of them waiting with the same mask at the same place, exchange what they hold. */
+/* The lanes that first's mask names, all of them waiting with the same mask at the same place, exchange what they
+ * hold. */
 bool pass_shuffle(const fiber *first) {
     const unsigned warp = first->thread / warpSize * warpSize;
     const unsigned lanes = std::min<unsigned>(warpSize, blockDim.x - warp);

@@ -3,8 +3,8 @@
  * A launch is a closure on a stream (runtime.cc) that runs its blocks one after the other. The threads of a block run
  * one after the other too; where one has to wait for others, at a barrier or a shuffle, it is put aside with its stack
  * and the next one runs (kernel.cc). The order of blocks and of threads is that of CAIRN_STANDIN_ORDER: forward (the
- * default), backward, or a number, which seeds a shuffle that differs from launch to launch. Kernels that lack a barrier
- * give different results in different orders.
+ * default), backward, or a number, which seeds a shuffle that differs from launch to launch. Kernels that lack a
+ * barrier give different results in different orders.
  *
  * Barriers that not every thread of the block reaches, and shuffles that not every lane of the mask reaches, end the
  * process with a sentence; so does memory that is not the device's. Shared memory begins a block as NaNs. */
@@ -27,7 +27,7 @@
 #define __global__
 #define __device__
 #define __host__
-#define __shared__   static thread_local /* of the one thread that runs kernels: a place that can be found and poisoned */
+#define __shared__   static thread_local /* of the one thread that runs kernels: to be found and poisoned */
 #define __constant__ static const
 #define __launch_bounds__(...)
 

@@ -1,5 +1,6 @@
-/* libnccl, as far as libcairn_nccl.so uses it, for ranks that are threads with a GPU each. Communicators are non-blocking:
- * what may be called while they are at work is checked. What ranks do not launch in the same order waits for ever. */
+/* libnccl, as far as libcairn_nccl.so uses it, for ranks that are threads with a GPU each. Communicators are
+ * non-blocking: what may be called while they are at work is checked. What ranks do not launch in the same order waits
+ * for ever. */
 #include "standin/standin.h"
 
 #include <nccl.h>

@@ -1,7 +1,7 @@
-/* libcublasLt, as far as the module uses it: D = act(alpha op(A) op(B) + bias) in column-major order, f32 sums in the order
- * of k, one rounding. What it is asked for is checked more closely than NVIDIA checks it: every operand lies in one
- * allocation of the device, with the alignment that the heuristic was told, 16 bytes for what an epilogue reads or writes;
- * the workspace is scribbled over. */
+/* libcublasLt, as far as the module uses it: D = act(alpha op(A) op(B) + bias) in column-major order, f32 sums in the
+ * order of k, one rounding. What it is asked for is checked more closely than NVIDIA checks it: every operand lies in
+ * one allocation of the device, with the alignment that the heuristic was told, 16 bytes for what an epilogue reads or
+ * writes; the workspace is scribbled over. */
 #include "standin/standin.h"
 
 #include <cublasLt.h>

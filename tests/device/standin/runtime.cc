@@ -1,6 +1,6 @@
-/* libcudart, as far as the module uses it. A stream is a queue whose work runs when somebody waits for it: what a program
- * may assume of an order, it gets, and nothing else. What the real runtime refuses while a stream is captured is refused
- * here, and breaks the capture as it does there. */
+/* libcudart, as far as the module uses it. A stream is a queue whose work runs when somebody waits for it: what a
+ * program may assume of an order, it gets, and nothing else. What the real runtime refuses while a stream is captured
+ * is refused here, and breaks the capture as it does there. */
 #include "standin/standin.h"
 
 #include <deque>
@@ -174,8 +174,8 @@ cudaError_t broken(cudaStream_t s, cudaError_t why) {
     return why;
 }
 
-/* For calls that wait, or that CUDA calls unsafe: refused while anything is captured, in any mode but the relaxed, and in
- * the thread's where it is another thread's. */
+/* For calls that wait, or that CUDA calls unsafe: refused while anything is captured, in any mode but the relaxed, and
+ * in the thread's where it is another thread's. */
 cudaError_t unsafe() {
     cudaError_t error = runtime.failed;
     for (cudaStream_t s : runtime.streams) {

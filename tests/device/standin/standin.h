@@ -1,5 +1,5 @@
-/* What the parts of the stand-in share. They are one library, libcairn_standin.so, which a second build of the module is
- * linked with instead of NVIDIA's libraries:
+/* What the parts of the stand-in share. They are one library, libcairn_standin.so, which a second build of the module
+ * is linked with instead of NVIDIA's libraries:
  *
  *   kernel.h, kernel.cc   the device language: blocks, threads, barriers, shuffles
  *   runtime.cc            libcudart: streams whose work waits in queues, events, graphs, errors
@@ -9,14 +9,18 @@
  *
  * The environment chooses what it is like:
  *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
- *   CAIRN_STANDIN_LAZY     1 (default): work runs when somebody waits for it, or when a thousand items are queued; 0: at once
- *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does not
+ *   CAIRN_STANDIN_LAZY     1 (default): work runs when somebody waits for it, or when a thousand items are queued; 0:
+ *                          at once
+ *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does
+ *                          not
  *   CAIRN_STANDIN_MEMORY   bytes that the device has (2 GiB)
  *   CAIRN_STANDIN_GPUS     how many there are (1)
  *   CAIRN_STANDIN_DRIVER   none, old: what cudart says then
  *   CAIRN_STANDIN_CC       compute capability (90)
- *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call fails
- *   CAIRN_STANDIN_NCCL_FAIL, _HANG   rank 1's so-manieth collective of a communicator is an asynchronous error, never ends
+ *   CAIRN_STANDIN_FAIL     the so-manieth thing that the device does is an illegal access; from then on every call
+ *                          fails
+ *   CAIRN_STANDIN_NCCL_FAIL, _HANG   rank 1's so-manieth collective of a communicator is an asynchronous error, never
+ *                                    ends
  */
 #ifndef STANDIN_H
 #define STANDIN_H

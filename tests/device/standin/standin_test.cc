@@ -1,5 +1,5 @@
-/* The stand-in itself, on kernels made for it: some right, some with the mistakes that it is there to find. What ends the
- * process is run in another one: this program with the name of a case. */
+/* The stand-in itself, on kernels made for it: some right, some with the mistakes that it is there to find. What ends
+ * the process is run in another one: this program with the name of a case. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* Ranks as threads: a message is a piece of memory in a list, under one lock. Transfers are taken apart into messages from
- * rank to rank, and what arrives when is drawn at random. */
+/* Ranks as threads: a message is a piece of memory in a list, under one lock. Transfers are taken apart into messages
+ * from rank to rank, and what arrives when is drawn at random. */
 #include "engine.h"
 
 #include <pthread.h>

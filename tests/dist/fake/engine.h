@@ -1,7 +1,7 @@
-/* An engine whose ranks are threads of one process, in a module of its own that calls itself gloo's: what the exchange asks
- * of an engine, no more, and as awkwardly as it may be. The second table of the module, its kind "fake engine", is how a
- * test says what shall go wrong; without it FAKE_ENGINE_SEED in the environment is the seed, and sends are late where it is
- * odd. */
+/* An engine whose ranks are threads of one process, in a module of its own that calls itself gloo's: what the exchange
+ * asks of an engine, no more, and as awkwardly as it may be. The second table of the module, its kind "fake engine", is
+ * how a test says what shall go wrong; without it FAKE_ENGINE_SEED in the environment is the seed, and sends are late
+ * where it is odd. */
 #ifndef TESTS_DIST_FAKE_ENGINE_H
 #define TESTS_DIST_FAKE_ENGINE_H
 
