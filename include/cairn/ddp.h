@@ -250,8 +250,9 @@ struct ddp_comm_hook {
 /* Once, before the first backward; collective, the same on every rank. hook is copied, its strings and ctx are not. What a begin
  * of the user's own leaves in the buffer is the gradient: it averages, and gradient_average and the like do not count. It must
  * be equal on all ranks, or these train apart. Errors: CAIRN_EINVAL; CAIRN_ESTATE there is one, or a backward has been, under
- * ddp_no_sync too; CAIRN_ENOMEM; an error of one rank is one on all, and while the group lives they
- * go on without the hook. Cost: where it changes what travels, both kinds of buckets exist for a moment. Source: torch.distributed.algorithms.ddp_comm_hooks. */
+ * ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all, and while the group lives they go on without the hook.
+ * Cost: where it changes what travels, old and new buckets exist side by side for a moment.
+ * Source: torch.distributed.algorithms.ddp_comm_hooks. */
 CAIRN_API cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook);
 
 /* The all-reduce as it is anyway; the same with f16 or bf16 travelling; and none at all, which shows how much faster training

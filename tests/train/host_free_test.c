@@ -541,11 +541,15 @@ static struct own own_create(bool fused, double loss_scale) {
     return o;
 }
 
-static void own_write(struct own *o, double scale, bool overflows) {
+static void own_upload(struct own *o, double scale, bool overflows) {
     float g[OWN_N];
     for (int i = 0; i < OWN_N; i++) g[i] = (float)scale;
     if (overflows) g[2] = 65520; /* infinite once it is rounded */
     OK(cairn__device_upload(o->env->device, o->g, g, sizeof(g)));
+}
+
+static void own_write(struct own *o, double scale, bool overflows) {
+    own_upload(o, scale, overflows);
     OK(cairn_grads_ready(o->set, 0, 1));
 }
 
@@ -586,6 +590,29 @@ static void a_scale_that_is_a_number_never_mismatches(void **state) {
     assert_int_equal(cairn_optimizer_skipped(o.sgd), OWN_STEPS / 20);
     assert_true(least < most);
     own_end(&o, 16 - 0.25f * (float)taken);
+}
+
+/* Where ranks average, each must multiply by the same scale, whatever its device has told by then: the one that follows from all
+ * steps. So there the host waits. */
+static void a_scale_that_is_a_number_is_every_ranks(void **state) {
+    (void)state;
+    struct own o = own_create(true, AMP_DYNAMIC);
+    ddp_context *net = NULL;
+    double scale = 256;
+    OK(ddp_create_params(o.set, cairn_env_group(o.env), NULL, &net));
+    for (int s = 0, good = 0; s < OWN_STEPS; s++) {
+        const bool overflows = s % 20 == 19;
+        assert_true(amp_loss_scale(o.amp) == scale);
+        own_upload(&o, scale, overflows);
+        OK(ddp_grads_ready(net, 0, 1));
+        OK(ddp_wait(net));
+        OK(cairn_step(o.sgd));
+        good = overflows ? 0 : good + 1;
+        if (overflows) scale /= 2;
+        if (good > 0 && good % 3 == 0) scale = fmin(2 * scale, 2048);
+    }
+    ddp_destroy(&net);
+    own_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
 }
 
 static void the_users_own_step_knows_whether_to_skip(void **state) {
@@ -654,6 +681,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(what_cannot_be_recorded_is_told_by_the_replay),
         cmocka_unit_test(memory_of_the_host_is_no_memory_of_a_gpu),
         cmocka_unit_test(a_scale_that_is_a_number_never_mismatches),
+        cmocka_unit_test(a_scale_that_is_a_number_is_every_ranks),
         cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
         cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
     };
