@@ -77,7 +77,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_PRELU,      HALF,    "as apex has it: a product with a weight that is half in a half layer"},
 
     {CAIRN__OP_SUM,        F32,     "many small terms: a half result overflows or loses them"},
-    {CAIRN__OP_MEAN,       F32,     "as sum (apex leaves it in the input's type since torch 1.1; a loss is often a mean)"},
+    {CAIRN__OP_MEAN,       F32,     "as sum (apex leaves it in the input's type since torch 1.1; many a loss is one)"},
     {CAIRN__OP_SUM_DIMS,   F32,     "as sum"},
     {CAIRN__OP_MEAN_DIMS,  F32,     "as mean"},
     {CAIRN__OP_VAR,        F32,     "a sum of squares"},
@@ -122,7 +122,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_MSE_LOSS,   F32,     "squares overflow f16 from 256 on, and the loss is where the scale goes in"},
     {CAIRN__OP_L1_LOSS,          F32,     "as mse_loss: a sum, and where the scale goes in; so all losses"},
     {CAIRN__OP_SMOOTH_L1_LOSS,   F32,     "as l1_loss"},
-    {CAIRN__OP_BCE,              BANNED,  "logarithms of probabilities, which halves round to 0 and 1: apex bans it too"},
+    {CAIRN__OP_BCE,              BANNED,  "logarithms of probabilities, which halves round to 0, 1: apex bans it too"},
     {CAIRN__OP_BCE_WITH_LOGITS,  F32,     "exponentials and logarithms"},
     {CAIRN__OP_KL_DIV,           F32,     "logarithms, and a sum of small differences"},
     {CAIRN__OP_SOFT_MARGIN_LOSS, F32,     "exponentials and logarithms"},
@@ -176,9 +176,9 @@ static const char *const other_names[][2] = {
 /* Functions that a user may well write, and that are a letter or two away from one of Cairn's. */
 /* clang-format off */
 static const char *const no_slips[] = {
-    "acosh", "acot", "asinh", "atanh", "celu", "erfc", "exp2", "geglu", "reglu", "relu6", "rrelu", "rsub", "selu", "siglu",
-    "sign", "sinc", "sort", "l2_loss", "conv3d", "conv_transpose3d", "batch_norm2d", "layer_norm2d", "softmax2d",
-    "avg_pool1d", "avg_pool3d", "max_pool1d", "max_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool3d",
+    "acosh", "acot", "asinh", "atanh", "celu", "erfc", "exp2", "geglu", "reglu", "relu6", "rrelu", "rsub", "selu",
+    "siglu", "sign", "sinc", "sort", "l2_loss", "conv3d", "conv_transpose3d", "batch_norm2d", "layer_norm2d",
+    "softmax2d", "avg_pool1d", "avg_pool3d", "max_pool1d", "max_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool3d",
 };
 /* clang-format on */
 

@@ -31,7 +31,8 @@ static const struct preset presets[] = {
     /*           name  model type  patch  norms  master scaled  one line for humans */
     [AMP_O0] = {"O0", CAIRN_F32, false, false, false, false, "Pure FP32 training."},
     [AMP_O1] = {"O1", NONE,      true,  false, false, true,  "Insert automatic casts around operations."},
-    [AMP_O2] = {"O2", LOW,       false, true,  true,  true,  "Half training with FP32 normalisation and FP32 master weights."},
+    [AMP_O2] = {"O2", LOW,       false, true,  true,  true,
+                "Half training with FP32 normalisation and FP32 master weights."},
     [AMP_O3] = {"O3", LOW,       false, false, false, false, "Pure half training."},
 };
 /* clang-format on */

@@ -7,8 +7,8 @@ import subprocess
 def find(*names, says):
     """The first command of these that says so of itself."""
     for name in names:
-        if shutil.which(name) and says in subprocess.run([name, "--version"], capture_output=True, text=True, timeout=60,
-                                                         check=False, stdin=subprocess.DEVNULL).stdout:
+        if shutil.which(name) and says in subprocess.run([name, "--version"], capture_output=True, text=True,
+                                                         timeout=60, check=False, stdin=subprocess.DEVNULL).stdout:
             return [name]
     return None
 

@@ -24,7 +24,7 @@ PACKAGES_TO_CHECK=(
     "git            | command -v git                     | lists the project's files"
     "gcc-aarch64-linux-gnu | command -v aarch64-linux-gnu-gcc | compiles for a processor without AVX"
     "libc6-dev-arm64-cross | test -e /usr/aarch64-linux-gnu/include/stdlib.h | the C library for it"
-    "python3-sklearn | test -e /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz | its handwritten digits are trained on"
+    "python3-sklearn | test -e /usr/lib/python3/dist-packages/sklearn/datasets/data/digits.csv.gz | handwritten digits"
     "qemu-user      | command -v qemu-aarch64            | runs what was compiled for it"
     "iproute2       | command -v ip                      | makes networks for the tests' own machines"
     "openmpi-bin    | command -v mpirun                  | starts ranks as its users do"

@@ -1,16 +1,19 @@
 /* Distributed data parallel: every rank computes the gradients of its own batch, and all ranks apply their average.
  *
- * What torch.nn.parallel.DistributedDataParallel and apex.parallel offer, under their names. What is better here: gradients
- * overlap with backward from the first step on and are written by it straight into the memory that is reduced; the average is
- * summed in f32 in rank order and rounded once (4 x 40000 in f16 is 40000; nccl: dist.h); all ranks fail where they differ,
- * with the parameter's name; ranks whose input has run out keep scale, masters and moments equal to the others'.
+ * What torch.nn.parallel.DistributedDataParallel and apex.parallel offer, under their names. What is better here:
+ * gradients overlap with backward from the first step on and are written by it straight into the memory that is
+ * reduced; the average is summed in f32 in rank order and rounded once (4 x 40000 in f16 is 40000; nccl: dist.h); all
+ * ranks fail where they differ, with the parameter's name; ranks whose input has run out keep scale, masters and
+ * moments equal to the others'.
  *
- * Buckets   Gradients that travel together. Each rank sends them in one fixed order, a bucket as soon as all its gradients are
- *           there and its predecessors are sent. They are planned in reverse order of registration; before the second forward
- *           they are planned once more, in the order in which gradients became ready on rank 0.
- * Order     ddp makes a channel of its own of the group (cairn_group_new), so that its collectives keep clear of the user's.
- *           Every rank makes, uses and ends its contexts alike.
- * Failures  What kills the group kills the context: destroy it. A backward that fails half-way on one rank fails on all.
+ * Buckets   Gradients that travel together. Each rank sends them in one fixed order, a bucket as soon as all its
+ *           gradients are there and its predecessors are sent. They are planned in reverse order of registration;
+ *           before the second forward they are planned once more, in the order in which gradients became ready on rank
+ *           0.
+ * Order     ddp makes a channel of its own of the group (cairn_group_new), so that its collectives keep clear of the
+ *           user's. Every rank makes, uses and ends its contexts alike.
+ * Failures  What kills the group kills the context: destroy it. A backward that fails half-way on one rank fails on
+ *           all.
  * Threads   one thread per context at a time. */
 #ifndef CAIRN_DDP_H
 #define CAIRN_DDP_H
@@ -30,7 +33,8 @@ struct ddp_options {
     size_t struct_size;
 
     /* A bucket is closed once it holds this much; 0 = 25 MiB (torch: bucket_cap_mb), and 4 MiB on "shm", where it is
-     * summed in the caches and nothing is gained by sending less often. A tensor that is larger is split over several. */
+     * summed in the caches and nothing is gained by sending less often. A tensor that is larger is split over
+     * several. */
     size_t bucket_nbytes;
     /* Type that travels; 0 = the gradients' own (half at O2 and O3, and for half values in f32 memory). f32, f16 or
      * bf16; another type than the gradients' costs a copy and a rounding each way. */
@@ -99,78 +103,81 @@ struct ddp_options {
 
 /* ---- for modules ---- */
 
-/* Makes the ranks' models one: checks that all have the same parameters and buffers and were told the same options, sends rank
- * 0's masters, weights and buffers to all (half weights are re-rounded from the masters), and moves the gradients into buckets
- * of group memory. From then on cairn_backward averages gradients over the ranks before it returns.
+/* Makes the ranks' models one: checks that all have the same parameters and buffers and were told the same options,
+ * sends rank 0's masters, weights and buffers to all (half weights are re-rounded from the masters), and moves the
+ * gradients into buckets of group memory. From then on cairn_backward averages gradients over the ranks before it
+ * returns.
  *
  *   model    after amp_initialize (where amp is used)
  *   group    cairn_env_group(env); may have one rank
  *   options  NULL = all defaults; the same on every rank
  *   out      ends before model and group
  *
- * Pointers to gradients change here and at the second ddp_forward that records, and never again. Gradients that the model has
- * already are forgotten.
+ * Pointers to gradients change here and at the second ddp_forward that records, and never again. Gradients that the
+ * model has already are forgotten.
  * Collective. Every rank calls it, and every rank runs as many backwards.
- * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model has a ddp context already; CAIRN_EPEER parameters or options differ between
- *          ranks (every rank fails; the message names the parameter or option and both ranks' values), or a rank died;
- *          CAIRN_ETIMEOUT; CAIRN_ENOMEM.
- * Cost     no copy of the gradients beyond the buckets themselves; rank 0's small tensors come through 1 MiB of group memory, given
- *          back at once.
+ * Errors   CAIRN_EINVAL; CAIRN_ESTATE the model has a ddp context already; CAIRN_EPEER parameters or options differ
+ *          between ranks (every rank fails; the message names the parameter or option and both ranks' values), or a
+ *          rank died; CAIRN_ETIMEOUT; CAIRN_ENOMEM.
+ * Cost     no copy of the gradients beyond the buckets themselves; rank 0's small tensors come through 1 MiB of group
+ *          memory, given back at once.
  * Source   torch/nn/parallel/distributed.py (1.13 to 2.x); apex/parallel/distributed.py at 25.04. */
 CAIRN_API cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct ddp_options *options,
                                   ddp_context **out);
 
-/* Gives the gradients back to the model; gradients in the buckets are forgotten. Collective, as cairn_group_free is: every
- * rank calls it, and nobody waits for a rank once the group is dead. */
+/* Gives the gradients back to the model; gradients in the buckets are forgotten. Collective, as cairn_group_free is:
+ * every rank calls it, and nobody waits for a rank once the group is dead. */
 CAIRN_API void ddp_destroy(ddp_context **ddp);
 
-/* cairn_module_forward of the model; ddp_forward_n that of several inputs. Broadcasts buffers and plans buckets anew where that
- * is due (both collective). NULL on error. */
+/* cairn_module_forward of the model; ddp_forward_n that of several inputs. Broadcasts buffers and plans buckets anew
+ * where that is due (both collective). NULL on error. */
 CAIRN_API cairn_tensor *ddp_forward(ddp_context *ddp, cairn_tensor *x);
 CAIRN_API cairn_tensor *ddp_forward_n(ddp_context *ddp, cairn_tensor *const *inputs, int count);
 
 /* ---- for parameters in the user's memory ---- */
 
-/* The same for a set that cairn_param_set_create made; after amp_initialize_params, where amp is used. Gradients stay where
- * they are and are copied into buckets and back. Every gradient of a step is declared once, by ddp_grads_ready, in any order;
- * ddp_wait then has their averages in place, and the step follows. */
+/* The same for a set that cairn_param_set_create made; after amp_initialize_params, where amp is used. Gradients stay
+ * where they are and are copied into buckets and back. Every gradient of a step is declared once, by ddp_grads_ready,
+ * in any order; ddp_wait then has their averages in place, and the step follows. */
 CAIRN_API cairn_status ddp_create_params(cairn_param_set *set, cairn_group *group, const struct ddp_options *options,
                                          ddp_context **out);
 
-/* cairn_grads_ready of the set of ddp (param.h), and sends each bucket that it makes full. The memory may not be read or
- * written until ddp_wait: calls that would (a step, clipping, zero_grad, cairn_grads_taken, another loss scale) refuse. The
- * first declaration after the first ddp_wait plans buckets anew and is collective. Errors: as cairn_grads_ready; CAIRN_ESTATE a
- * parameter was declared already since the last ddp_wait, or with static_graph was not before the first one. What goes wrong
- * in a bucket is told by ddp_wait. After a failure that ends a backward this call repeats its cause, and so does ddp_wait; a rank
- * alone begins anew after that. */
+/* cairn_grads_ready of the set of ddp (param.h), and sends each bucket that it makes full. The memory may not be read
+ * or written until ddp_wait: calls that would (a step, clipping, zero_grad, cairn_grads_taken, another loss scale)
+ * refuse. The first declaration after the first ddp_wait plans buckets anew and is collective. Errors: as
+ * cairn_grads_ready; CAIRN_ESTATE a parameter was declared already since the last ddp_wait, or with static_graph was
+ * not before the first one. What goes wrong in a bucket is told by ddp_wait. After a failure that ends a backward this
+ * call repeats its cause, and so does ddp_wait; a rank alone begins anew after that. */
 CAIRN_API cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count);
 
-/* Returns once the averages stand in the gradients' memory; under ddp_no_sync once they are kept elsewhere, so that the memory
- * may be written again, from 0. Every rank calls it once a backward; where several come before a step, cairn_grads_taken after
- * each keeps averages from being replaced by the next.
- * Errors: CAIRN_ESTATE a parameter was not declared (its name, and find_unused_parameters as the remedy; on the other ranks
- * CAIRN_EPEER with the same sentence); CAIRN_EPEER; CAIRN_ETIMEOUT; CAIRN_ENOMEM. Gradients are then incomplete, and the next
- * step refuses them. */
+/* Returns once the averages stand in the gradients' memory; under ddp_no_sync once they are kept elsewhere, so that the
+ * memory may be written again, from 0. Every rank calls it once a backward; where several come before a step,
+ * cairn_grads_taken after each keeps averages from being replaced by the next.
+ * Errors: CAIRN_ESTATE a parameter was not declared (its name, and find_unused_parameters as the remedy; on the other
+ * ranks CAIRN_EPEER with the same sentence); CAIRN_EPEER; CAIRN_ETIMEOUT; CAIRN_ENOMEM. Gradients are then incomplete,
+ * and the next step refuses them. */
 CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
 
 /* ---- accumulation over several backwards ---- */
 
-/* on not 0: backwards (or ddp_wait) from here on keep their gradients on this rank, unscaled, in f32, scalers are not told of
- * them, and the first one after ddp_no_sync(ddp, 0) reduces the sum of all: round(kept * S + its own) travels, S being its scale.
- * An overflow in any of them is found there, on all ranks, and is one skipped step. It holds for forward and backward of a
- * batch: switch it before the forward. torch's no_sync(), apex's disable_allreduce and enable_allreduce.
+/* on not 0: backwards (or ddp_wait) from here on keep their gradients on this rank, unscaled, in f32, scalers are not
+ * told of them, and the first one after ddp_no_sync(ddp, 0) reduces the sum of all: round(kept * S + its own) travels,
+ * S being its scale. An overflow in any of them is found there, on all ranks, and is one skipped step. It holds for
+ * forward and backward of a batch: switch it before the forward. torch's no_sync(), apex's disable_allreduce and
+ * enable_allreduce.
  *
  * Whoever reads, clips or applies gradients before that gets those of this rank, and ranks that step with them part.
- * Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, or between ddp_grads_ready and ddp_wait; CAIRN_ENOMEM. Cost: an f32
- * accumulator for each parameter, made on first need. Source: torch/nn/parallel/distributed.py, no_sync. */
+ * Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, or between ddp_grads_ready and ddp_wait; CAIRN_ENOMEM. Cost: an
+ * f32 accumulator for each parameter, made on first need. Source: torch/nn/parallel/distributed.py, no_sync. */
 CAIRN_API cairn_status ddp_no_sync(ddp_context *ddp, int on);
 
-/* apex.parallel.Reducer: a context whose backwards keep their gradients until the user says ddp_reduce, which averages what has
- * come together since the last one. Parameters that have a gradient on some rank alone count as zero on the others; those that
- * have none on any keep weight, moments and master.
- * Both are collective. Errors: of create, as ddp_create; of ddp_reduce, CAIRN_EINVAL another kind of context, CAIRN_ESTATE
- * within a backward, and on every rank where some had a backward since the last one and some had not (a rank without input
- * takes ddp_zero_loss), CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ENOMEM. Cost: nothing overlaps; of several backwards, as ddp_no_sync.
+/* apex.parallel.Reducer: a context whose backwards keep their gradients until the user says ddp_reduce, which averages
+ * what has come together since the last one. Parameters that have a gradient on some rank alone count as zero on the
+ * others; those that have none on any keep weight, moments and master.
+ * Both are collective. Errors: of create, as ddp_create; of ddp_reduce, CAIRN_EINVAL another kind of context,
+ * CAIRN_ESTATE within a backward, and on every rank where some had a backward since the last one and some had not (a
+ * rank without input takes ddp_zero_loss), CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ENOMEM. Cost: nothing overlaps; of
+ * several backwards, as ddp_no_sync.
  * Source: apex/parallel/distributed.py, class Reducer. */
 CAIRN_API cairn_status ddp_reducer_create(cairn_module *model, cairn_group *group, const struct ddp_options *options,
                                           ddp_context **out);
@@ -190,9 +197,9 @@ CAIRN_API cairn_status ddp_reduce(ddp_context *ddp);
  *         CHECK(cairn_step(opt));
  *     }
  *
- * A rank without input goes through the same step with gradients of zero, so that scale, masters, weights and moments stay
- * equal on all ranks; torch's Join lets scalers and moments drift and sends a model around at the end. Each step is asked
- * about by itself: a rank may have input again later.
+ * A rank without input goes through the same step with gradients of zero, so that scale, masters, weights and moments
+ * stay equal on all ranks; torch's Join lets scalers and moments drift and sends a model around at the end. Each step
+ * is asked about by itself: a rank may have input again later.
  *
  *   have_input  not 0: this rank has a batch for the step that comes
  *   active      out: ranks that have one; 0 = none, and nothing more is to be done
@@ -200,8 +207,8 @@ CAIRN_API cairn_status ddp_reduce(ddp_context *ddp);
  * Averages   the sum over the ranks, which zeros leave as it is, divided once: by all ranks, or those that have input
  *            (join_divide_by_initial_world_size), also where gradients have come together under ddp_no_sync before.
  * Buffers    come from the lowest rank that has input.
- * Parameters in the user's memory: a rank without input writes zeros to the gradients and declares them as ever (or, with
- *            find_unused_parameters, declares none), then ddp_wait and the step.
+ * Parameters in the user's memory: a rank without input writes zeros to the gradients and declares them as ever (or,
+ *            with find_unused_parameters, declares none), then ddp_wait and the step.
  * SyncBatchNorm needs every rank's forward and backward: there a rank without input takes a batch of 0 rows instead of
  *            ddp_zero_loss (the loss it prints is then a NaN), or give join_throw_on_early_termination.
  * Collective. Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward (between ddp_grads_ready and ddp_wait), or with
@@ -210,10 +217,10 @@ CAIRN_API cairn_status ddp_reduce(ddp_context *ddp);
  * Source: torch.distributed.algorithms.join, for what the options mean. */
 CAIRN_API cairn_status ddp_join(ddp_context *ddp, int have_input, int *active);
 
-/* A loss of 0 whose gradient is 0 for every parameter, ignored ones too. It stands for ddp_forward and the loss: buffers are
- * broadcast where that is due. With find_unused_parameters none of them counts as used on this rank, and those that no
- * rank's batch reaches keep weight, moments and master (but after ddp_no_sync, which keeps zeros too). NULL on error: CAIRN_EINVAL, also for parameters in the user's
- * memory; CAIRN_ENOMEM; as ddp_forward. */
+/* A loss of 0 whose gradient is 0 for every parameter, ignored ones too. It stands for ddp_forward and the loss:
+ * buffers are broadcast where that is due. With find_unused_parameters none of them counts as used on this rank, and
+ * those that no rank's batch reaches keep weight, moments and master (but after ddp_no_sync, which keeps zeros too).
+ * NULL on error: CAIRN_EINVAL, also for parameters in the user's memory; CAIRN_ENOMEM; as ddp_forward. */
 CAIRN_API cairn_tensor *ddp_zero_loss(ddp_context *ddp);
 
 /* ---- communication hooks ---- */
@@ -240,23 +247,25 @@ struct ddp_comm_hook {
     void *ctx;
     cairn_dtype wire; /* the bucket is rounded to this type before begin, and its result taken back from it: torch's
                          fp16_compress_wrapper; 0 = as ddp_options say */
-    /* Instead of the all-reduce: posts what is to be done with the bucket's buffer, in place; *work as from a collective of
-     * bucket->group (NULL in it = done already). Called in the order of buckets, on every rank. (optional: the all-reduce) */
+    /* Instead of the all-reduce: posts what is to be done with the bucket's buffer, in place; *work as from a
+     * collective of bucket->group (NULL in it = done already). Called in the order of buckets, on every rank.
+     * (optional: the all-reduce) */
     cairn_status (*begin)(void *ctx, const struct ddp_bucket *bucket, cairn_work **work);
     /* (optional) The work is done: what remains to be done with the buffer. Order of buckets. */
     cairn_status (*finish)(void *ctx, const struct ddp_bucket *bucket);
 };
 
-/* Once, before the first backward; collective, the same on every rank. hook is copied, its strings and ctx are not. What a begin
- * of the user's own leaves in the buffer is the gradient: it averages, and gradient_average and the like do not count. It must
- * be equal on all ranks, or these train apart. Errors: CAIRN_EINVAL; CAIRN_ESTATE there is one, or a backward has been, under
- * ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all, and while the group lives they go on without the hook.
+/* Once, before the first backward; collective, the same on every rank. hook is copied, its strings and ctx are not.
+ * What a begin of the user's own leaves in the buffer is the gradient: it averages, and gradient_average and the like
+ * do not count. It must be equal on all ranks, or these train apart. Errors: CAIRN_EINVAL; CAIRN_ESTATE there is one,
+ * or a backward has been, under ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all, and while the group
+ * lives they go on without the hook.
  * Cost: where it changes what travels, old and new buckets exist side by side for a moment.
  * Source: torch.distributed.algorithms.ddp_comm_hooks. */
 CAIRN_API cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook);
 
-/* The all-reduce as it is anyway; the same with f16 or bf16 travelling; and none at all, which shows how much faster training
- * could be (ranks then train apart). */
+/* The all-reduce as it is anyway; the same with f16 or bf16 travelling; and none at all, which shows how much faster
+ * training could be (ranks then train apart). */
 CAIRN_API const struct ddp_comm_hook *ddp_allreduce_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_fp16_compress_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_bf16_compress_hook(void);
@@ -264,12 +273,12 @@ CAIRN_API const struct ddp_comm_hook *ddp_noop_hook(void);
 
 /* ---- looking ---- */
 
-/* How many buckets there are, now; and bucket i, in what begins as DDP_BUCKET_INIT. Errors: CAIRN_EINVAL. apex:
- * allreduce_buffers. */
+/* How many buckets there are, now (0 for NULL); and bucket i, in what begins as DDP_BUCKET_INIT. Errors: CAIRN_EINVAL.
+ * apex: allreduce_buffers. */
 CAIRN_API int ddp_bucket_count(const ddp_context *ddp);
 CAIRN_API cairn_status ddp_bucket_get(const ddp_context *ddp, int i, struct ddp_bucket *out);
 
-/* The channel that gradients go through; the context's. For cairn_group_abort from another thread. */
+/* The channel that gradients go through; the context's. NULL for NULL. For cairn_group_abort from another thread. */
 CAIRN_API cairn_group *ddp_group(const ddp_context *ddp);
 
 #ifdef __cplusplus

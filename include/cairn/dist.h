@@ -25,9 +25,10 @@
  *           CAIRN_MIN and CAIRN_MAX as NCCL has them; and no GPU has run it yet.
  * Progress  shm and mpi have no thread: posting is a store, and cairn_work_wait, cairn_work_test, every other call on
  *           any group of the environment and (through ddp) every backward node move all of them on. gloo has a thread a
- *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A wait spins
- *           briefly and then sleeps. nccl runs on a stream of its own, and a thread a group ("cairn-nccl") looks for
- *           failures and for the timeout while the caller is elsewhere.
+ *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A wait
+ *           sleeps in the end: on shm after it has spun for some 50 us and given way to others for some ms, or soon
+ *           where the ranks outnumber the processors. nccl runs on a stream of its own, and a thread a group
+ *           ("cairn-nccl") looks for failures and for the timeout while the caller is elsewhere.
  * Failures  after CAIRN_EPEER or CAIRN_ETIMEOUT a group allows abort and destroy only; every call repeats the first
  *           cause. Timeout: seconds in which nothing of what this rank waits for moved (CAIRN_TIMEOUT, 300), on shm
  *           without those in which it was stopped itself, so that a job that was suspended goes on. A rank that dies is

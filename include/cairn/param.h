@@ -1,4 +1,5 @@
-/* Parameters: what an optimizer updates, amp casts and ddp reduces, whether it belongs to a module or to the user. */
+/* Parameters: what an optimizer updates, amp casts and ddp reduces, whether it belongs to a module or to the user.
+ * Threads: as the environment, one at a time. */
 #ifndef CAIRN_PARAM_H
 #define CAIRN_PARAM_H
 
@@ -73,6 +74,7 @@ CAIRN_API cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, siz
  * nothing. */
 CAIRN_API void cairn_param_set_zero_grad(cairn_param_set *set);
 
+/* How many parameters it has; 0 for NULL. */
 CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
 
 /* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient
@@ -80,8 +82,8 @@ CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
  * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);
 
-/* In memory of the device: the f32 values that the optimizer updates: the master of a half parameter that has one, the
- * f32 weights themselves; NULL for a half parameter without a master, and for i out of range. */
+/* The f32 values that the optimizer updates, in memory of the device and the set's: the master of a half parameter that
+ * has one, or the f32 weights themselves. NULL for a half parameter without a master, and for i out of range. */
 CAIRN_API float *cairn_param_master(const cairn_param_set *set, size_t i);
 
 /* To be called after writing weights through a raw pointer (on a GPU: after queueing that on cairn_cuda_stream):

@@ -106,15 +106,15 @@ struct cairn__ddp_request {
 /* Collective; errors as ddp_create: a rank that is wrong makes all fail. */
 cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_context **out);
 
-/* What ddp_forward does before the model's own, and ddp_zero_loss instead of it: buckets are planned anew and buffers sent where
- * that is due. Collective. */
+/* What ddp_forward does before the model's own, and ddp_zero_loss instead of it: buckets are planned anew and buffers
+ * sent where that is due. Collective. */
 cairn_status cairn__ddp_before_forward(struct ddp_context *d);
 
 /* Whether it is one of ddp_options.ignored: a parameter's name, or a buffer's. */
 bool cairn__ddp_ignores(const struct ddp_context *d, const char *name);
 
-/* A failure on this rank of which the others know nothing, whose sentence is the last error: the channel dies of it, so that
- * they fail with that sentence instead of waiting. Returns status. */
+/* A failure on this rank of which the others know nothing, whose sentence is the last error: the channel dies of it, so
+ * that they fail with that sentence instead of waiting. Returns status. */
 cairn_status cairn__ddp_give_up(struct ddp_context *d, cairn_status status);
 
 /* ---- options.c ---- */
@@ -127,15 +127,15 @@ cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d);
 
 /* ---- reducer.c ---- */
 
-/* Slots, plan and the room for both; then (collective) the arenas, and gradients in them. The second after the first went well
- * on every rank. */
+/* Slots, plan and the room for both; then (collective) the arenas, and gradients in them. The second after the first
+ * went well on every rank. */
 cairn_status cairn__ddp_plan_slots(struct ddp_context *d);
 cairn_status cairn__ddp_attach(struct ddp_context *d);
 /* Gradients are the model's own again, and forgotten; the arenas are given back. Collective. */
 void cairn__ddp_detach(struct ddp_context *d);
 
-/* What a hook says holds from here on; where it changes what travels, gradients move to other arenas. Collective; an error leaves
- * all ranks as they were. */
+/* What a hook says holds from here on; where it changes what travels, gradients move to other arenas. Collective; an
+ * error leaves all ranks as they were. */
 cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_hook *hook);
 
 /* The set's listener from here on. */
@@ -164,27 +164,29 @@ struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
 
 /* ---- outcome.c ---- */
 
-/* Collective over group: CAIRN_OK where every rank's status is; else this rank's own, or CAIRN_EPEER with the sentence of one
- * that failed. For what a rank does by itself between collectives. */
+/* Collective over group: CAIRN_OK where every rank's status is; else this rank's own, or CAIRN_EPEER with the sentence
+ * of one that failed. For what a rank does by itself between collectives. */
 cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status);
 /* The same of memory [size of group][nbytes], zeroed. */
 cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t nbytes, void **out);
 
 /* ---- agree.c ---- */
 
-/* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and what amp was
- * told. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words, unless ranks differ. */
+/* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and what
+ * amp was told. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words, unless
+ * ranks differ. */
 cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
 
 /* ---- weights.c ---- */
 
-/* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them. Cost: a
- * collective for each MiB of small tensors, and for each large one. */
+/* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them.
+ * Cost: a collective for each MiB of small tensors, and for each large one. */
 cairn_status cairn__ddp_broadcast_params(struct ddp_context *d);
 
 /* ---- buffers.c ---- */
 
-/* Collective. Buffers of d->buffers_root go to all: whatever the options say; or where they and the state of things do. */
+/* Collective. Buffers of d->buffers_root go to all: whatever the options say; or where they and the state of things
+ * do. */
 cairn_status cairn__ddp_broadcast_buffers(struct ddp_context *d);
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d);
 void cairn__ddp_buffers_end(struct ddp_context *d); /* collective */
@@ -197,8 +199,8 @@ enum { CAIRN__DDP_NAMES_NBYTES = 700 };
 /* "'fc1.weight', 'fc1.bias' and 3 more", of the slots that are meant, for a sentence; returns how many. */
 size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test is_meant, char *text, size_t nbytes);
 
-/* Before anything of this backward is sent: which parameters will not come. Refuses them, or lets them arrive, with what
- * no_sync has kept or empty. Of raw buffers nobody knows yet. */
+/* Before anything of this backward is sent: which parameters will not come. Refuses them, or lets them arrive, with
+ * what no_sync has kept or empty. Of raw buffers nobody knows yet. */
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d);
 /* Whether bucket b need not be sent: no rank has anything for it. */
 bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b);

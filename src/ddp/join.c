@@ -1,5 +1,5 @@
-/* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is no second
- * way through a step in which ranks could come apart. */
+/* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is no
+ * second way through a step in which ranks could come apart. */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "dist/group.h"

@@ -1,4 +1,5 @@
-/* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them (src/param/held.c). */
+/* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them
+ * (src/param/held.c). */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "dist/group.h"

@@ -21,7 +21,8 @@ bool cairn__ddp_log_wants_file(void);
 void cairn__ddp_log_made(ddp_context *d);
 /* An iteration has been counted (cairn__ddp_times_settled). */
 void cairn__ddp_log_settled(ddp_context *d);
-/* The context ends: leaves the file that CAIRN_DDP_LOG names, and frees the log. Copes with a context that was not made. */
+/* The context ends: leaves the file that CAIRN_DDP_LOG names, and frees the log. Copes with a context that was not
+ * made. */
 void cairn__ddp_log_end(ddp_context *d);
 
 #endif

@@ -1,4 +1,5 @@
-/* What users ask of a context. Each wrong value, and each pair of options that contradict each other, has its sentence. */
+/* What users ask of a context. Each wrong value, and each pair of options that contradict each other, has its
+ * sentence. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Planning buckets. Items are laid out one after the other; a bucket of their type is open until it holds enough, and gets
- * its number at the end, by the item that completed it. */
+/* Planning buckets. Items are laid out one after the other; a bucket of their type is open until it holds enough, and
+ * gets its number at the end, by the item that completed it. */
 #include "ddp/plan.h"
 
 #include <stdlib.h>

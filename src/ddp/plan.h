@@ -1,9 +1,10 @@
 /* Planning: which gradients travel together, and where they lie. A pure function of sizes, order and limits, which
  * cairn-plan shares.
  *
- * All gradients that travel as one type lie in one stretch of memory, the type's arena, in the order given, each beginning on
- * a cache line; a bucket is a piece of an arena. So a tensor larger than a bucket is contiguous all the same and lies in
- * several, and an arena's size does not depend on the order. Buckets are numbered by when their last gradient comes. */
+ * All gradients that travel as one type lie in one stretch of memory, the type's arena, in the order given, each
+ * beginning on a cache line; a bucket is a piece of an arena. So a tensor larger than a bucket is contiguous all the
+ * same and lies in several, and an arena's size does not depend on the order. Buckets are numbered by when their last
+ * gradient comes. */
 #ifndef CAIRN__DDP_PLAN_H
 #define CAIRN__DDP_PLAN_H
 
@@ -46,10 +47,11 @@ struct cairn__ddp_plan {
     size_t arena[CAIRN_U8 + 1];      /* [dtype] elements */
 };
 
-/* order [count]: the indices of items in the order in which their gradients become ready; NULL = from the last to the first.
- * An item larger than limits->nbytes (64 KiB at least) is split into as few equal pieces as keep to it, the first of which
- * joins the bucket that is open, and the last of which closes its own; otherwise a bucket overshoots by one item at most
- * (torch's rule, reducer.cpp compute_bucket_assignment_by_size). limits->elements splits nothing. Empty items take part.
+/* order [count]: the indices of items in the order in which their gradients become ready; NULL = from the last to the
+ * first. An item larger than limits->nbytes (64 KiB at least) is split into as few equal pieces as keep to it, the
+ * first of which joins the bucket that is open, and the last of which closes its own; otherwise a bucket overshoots by
+ * one item at most (torch's rule, reducer.cpp compute_bucket_assignment_by_size). limits->elements splits nothing.
+ * Empty items take part.
  * Errors: CAIRN_ENOMEM. */
 cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t count, const size_t *order,
                                   const struct cairn__ddp_limits *limits, struct cairn__ddp_plan *out);

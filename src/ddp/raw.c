@@ -1,5 +1,5 @@
-/* Parameters in the user's memory: he says when gradients are ready, and when he needs their averages. To the reducer the first
- * declaration begins a backward, and ddp_wait ends it. */
+/* Parameters in the user's memory: he says when gradients are ready, and when he needs their averages. To the reducer
+ * the first declaration begins a backward, and ddp_wait ends it. */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "dist/group.h"

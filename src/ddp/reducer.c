@@ -1,8 +1,8 @@
 /* The reducer: gradients are written into buckets by backward and reduced over the ranks while it goes on.
  *
  * Buckets go out strictly in order 0, 1, 2, ... on every rank, whatever the order in which they fill, so that all ranks
- * issue the same sequence; a full bucket waits for its predecessors. What has not come when backward ends goes out then, as
- * zeros. A failure inside backward is kept and handed out when backward settles. */
+ * issue the same sequence; a full bucket waits for its predecessors. What has not come when backward ends goes out
+ * then, as zeros. A failure inside backward is kept and handed out when backward settles. */
 #include <stdio.h>
 #include <string.h>
 
@@ -489,8 +489,8 @@ void cairn__ddp_listen(struct ddp_context *d) {
 
 /* ---- planning anew ---- */
 
-/* Not where nothing can become better, or what is unused would count as ready first; nor where gradients would leave where
- * a graph was recorded to find them. */
+/* Not where nothing can become better, or what is unused would count as ready first; nor where gradients would leave
+ * where a graph was recorded to find them. */
 static bool may_rebuild(const struct ddp_context *d) {
     const struct ddp_options *o = &d->options;
     const bool guesses = o->find_unused_parameters == CAIRN_ON && o->static_graph != CAIRN_ON;

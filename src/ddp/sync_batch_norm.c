@@ -1,8 +1,8 @@
 /* Batch normalisation over ranks: what nn's batch_norm tells of a share is brought together here.
  *
- * Layers over the same ranks send through one channel, which the last of them ends. Whether there is one already is agreed on,
- * with what the layers are, before anything is changed: all ranks convert, or none. A rank that cannot says so in the same
- * message, so that none waits for it. */
+ * Layers over the same ranks send through one channel, which the last of them ends. Whether there is one already is
+ * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that cannot says
+ * so in the same message, so that none waits for it. */
 #include "cairn/sync_batch_norm.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
-/* Times. Communication is busy while at least one bucket is on its way: buckets complete in launching order, so one that was
- * launched while its predecessor travelled counts from the predecessor's completion on. */
+/* Times. Communication is busy while at least one bucket is on its way: buckets complete in launching order, so one
+ * that was launched while its predecessor travelled counts from the predecessor's completion on. */
 #include "ddp/times.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* When things happened in an iteration of a context, and what iterations take on average: the numbers that users tune by.
+/* When things happened in an iteration of a context, and what iterations take on average: the numbers that users tune
+ * by.
  *
  * The reducer says what happens, in this order; each call is a look at the clock (20 ns) and costs nothing else:
  *
@@ -9,10 +10,10 @@
  *   complete                     a bucket's work has been waited for
  *   settled                      gradients may be read: the iteration counts
  *
- * A backward that does not reduce (no_sync) says nothing after ready. Buckets are numbered in launching order. Room "ddp" gets
- * these trace events: "forward", "backward" (what computes of it), "bucket_launch", "bucket" (launch to completion),
- * "bucket_wait" (what of a bucket's time nothing hid) and "iteration" (forward's begin to settled). index is the iteration, or
- * the bucket. */
+ * A backward that does not reduce (no_sync) says nothing after ready. Buckets are numbered in launching order. Room
+ * "ddp" gets these trace events: "forward", "backward" (what computes of it), "bucket_launch", "bucket" (launch to
+ * completion), "bucket_wait" (what of a bucket's time nothing hid) and "iteration" (forward's begin to settled). index
+ * is the iteration, or the bucket. */
 #ifndef CAIRN__DDP_TIMES_H
 #define CAIRN__DDP_TIMES_H
 
@@ -68,8 +69,8 @@ struct cairn__ddp_times {
     bool watches_polls;
 };
 
-/* Makes room; again after buckets have been rebuilt, which keeps what was measured. watches_polls: cairn__ddp_times_poll_end
- * looks at the clock. Errors: CAIRN_ENOMEM; end it then, too. */
+/* Makes room; again after buckets have been rebuilt, which keeps what was measured. watches_polls:
+ * cairn__ddp_times_poll_end looks at the clock. Errors: CAIRN_ENOMEM; end it then, too. */
 cairn_status cairn__ddp_times_make(struct cairn__ddp_times *t, size_t num_slots, size_t num_buckets,
                                    bool watches_polls);
 void cairn__ddp_times_free(struct cairn__ddp_times *t);

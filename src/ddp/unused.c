@@ -1,8 +1,8 @@
 /* Which parameters take part in a backward, here and on the other ranks.
  *
- * nn knows before it walks which parameters it will write. What no_sync has kept takes part as well. The rest is an error
- * that all ranks hear of before anything is sent; or it counts as zero, and then a word from every rank tells which
- * parameters nobody had a gradient for: these are left as if there had been no backward. */
+ * nn knows before it walks which parameters it will write. What no_sync has kept takes part as well. The rest is an
+ * error that all ranks hear of before anything is sent; or it counts as zero, and then a word from every rank tells
+ * which parameters nobody had a gradient for: these are left as if there had been no backward. */
 #include <stdio.h>
 #include <string.h>
 
@@ -226,8 +226,8 @@ static void recall_used(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used = d->slots[s].used_first;
 }
 
-/* A gradient in the user's memory is what was declared last, by whichever rank; what is older is gone on all of them, or waits
- * on on all. */
+/* A gradient in the user's memory is what was declared last, by whichever rank; what is older is gone on all of them,
+ * or waits on on all. */
 static void take_anew(struct cairn__param *p) {
     if (p->reached == p->set->backward) return;
     cairn__ddp_mark_written(p);

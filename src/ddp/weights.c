@@ -1,5 +1,5 @@
-/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors travel together,
- * by way of a block of group memory; large ones where they are. */
+/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors travel
+ * together, by way of a block of group memory; large ones where they are. */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "device/device.h"

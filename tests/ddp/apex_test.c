@@ -1,8 +1,8 @@
-/* Apex's own tests of parallel training: gradients that are read before they are whole, or overwritten before they are sent, and
- * masters that drift from their weights.
+/* Apex's own tests of parallel training: gradients that are read before they are whole, or overwritten before they are
+ * sent, and masters that drift from their weights.
  *
- * Source: apex at 25.04, tests/distributed/DDP/ddp_race_condition_test.py and tests/distributed/amp_master_params, whose models
- * and forms are taken over, for any number of ranks, and whose tolerances are not. */
+ * Source: apex at 25.04, tests/distributed/DDP/ddp_race_condition_test.py and tests/distributed/amp_master_params,
+ * whose models and forms are taken over, for any number of ranks, and whose tolerances are not. */
 #include "../mlp.h"
 #include "../ranks.h"
 #include "core/convert.h"
@@ -15,9 +15,9 @@
 
 /* ---- the race ----
  *
- * loss = sum(x * a * b) over two large parameters, x = i + rank everywhere in iteration i: the gradient of a is b * (i + (p -
- * 1) / 2) averaged over p ranks, that of b is a times that. Small integers and halves, so every element is known exactly; and
- * another in each iteration, so that one of an earlier iteration, or of one rank, is noticed. */
+ * loss = sum(x * a * b) over two large parameters, x = i + rank everywhere in iteration i: the gradient of a is
+ * b * (i + (p - 1) / 2) averaged over p ranks, that of b is a times that. Small integers and halves, so every element
+ * is known exactly; and another in each iteration, so that one of an earlier iteration, or of one rank, is noticed. */
 
 enum { N = 20000, ITERATIONS = 5 };
 
@@ -107,8 +107,8 @@ static char *race_of_buffers(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-/* In place and copied with a bucket a parameter; on some numbers of ranks also cut in pieces, which may travel as bf16, where
- * sums of halves are exact up to 128. */
+/* In place and copied with a bucket a parameter; on some numbers of ranks also cut in pieces, which may travel as bf16,
+ * where sums of halves are exact up to 128. */
 static void gradients_have_their_closed_form_in_every_iteration_on_2_to_8_ranks(void **state) {
     static const struct ddp_options every[] = {
         {.struct_size = sizeof(struct ddp_options), .message_size = 1},

@@ -383,7 +383,8 @@ static void second_forward_plans_buckets_by_rank_0s_order(void **state) {
     }
 }
 
-/* Rank 0 looks at its model by itself, after the first backward and before the second; a graph may have been recorded. */
+/* Rank 0 looks at its model by itself, after the first backward and before the second; a graph may have been
+ * recorded. */
 static char *look_before_the_second(cairn_env *env, void *ctx) {
     const bool is_recorded = *(const bool *)ctx;
     cairn_module *model = make_other_way(env);

@@ -1,4 +1,5 @@
-/* Rank 0's buffers go to all before a forward that follows a training forward with synchronisation, and in one collective. */
+/* Rank 0's buffers go to all before a forward that follows a training forward with synchronisation, and in one
+ * collective. */
 #include "parts.h"
 
 enum { N = 5, BUFFERS = 4 };

@@ -1,5 +1,5 @@
-/* Uneven inputs: whoever runs out of them first, all ranks hold equal bits after every step, and what they hold is what one
- * process computes from the batches there were. */
+/* Uneven inputs: whoever runs out of them first, all ranks hold equal bits after every step, and what they hold is what
+ * one process computes from the batches there were. */
 #include <math.h>
 
 #include "../kept_log.h"
@@ -347,8 +347,8 @@ static void averages_are_those_of_one_process(void **state) {
     }
 }
 
-/* 40000 in f16 on the one of five ranks that has input: a sum of quotients, or a quotient of a sum that had overflowed, would
- * not be 40000. */
+/* 40000 in f16 on the one of five ranks that has input: a sum of quotients, or a quotient of a sum that had overflowed,
+ * would not be 40000. */
 static char *average_large_halves(cairn_env *env, void *ctx) {
     (void)ctx;
     struct training t;

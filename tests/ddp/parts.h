@@ -1,5 +1,5 @@
-/* Models of several parameters of which a loss uses some: the gradient of part k is the k-th piece of the input, exactly, at
- * every level. What several ranks make of it is compared with one that is given the average. */
+/* Models of several parameters of which a loss uses some: the gradient of part k is the k-th piece of the input,
+ * exactly, at every level. What several ranks make of it is compared with one that is given the average. */
 #ifndef TESTS_DDP_PARTS_H
 #define TESTS_DDP_PARTS_H
 
@@ -105,7 +105,8 @@ static inline cairn_status parts_backward(struct trained *t, const float *gradie
 
 /* ---- numbers ---- */
 
-/* Small integers: sums over micro-batches and averages over up to 8 ranks are exact in f16, and in bf16 over up to 4. */
+/* Small integers: sums over micro-batches and averages over up to 8 ranks are exact in f16, and in bf16 over up to
+ * 4. */
 static inline float parts_number(int rank, int step, int micro, int i) {
     return (float)(cairn__philox(11, (uint64_t)i, (uint64_t)(rank * 1000 + step * 10 + micro)).word[0] % 5) - 2;
 }

@@ -1,5 +1,6 @@
-/* Gradients in the user's memory: averaged where they stand, whoever steps with them, and nobody touches them before they are.
- * Data is exact: gradients are quarters and scales powers of two, so that every sum, average and product is representable. */
+/* Gradients in the user's memory: averaged where they stand, whoever steps with them, and nobody touches them before
+ * they are. Data is exact: gradients are quarters and scales powers of two, so that every sum, average and product is
+ * representable. */
 #include <math.h>
 
 #include "../failing_alloc.h"
@@ -405,7 +406,8 @@ static void ranks_that_declare_nothing_take_the_scale_of_the_others(void **state
     run_ranks(2, keep_out_of_some_steps, NULL);
 }
 
-/* Twice before a step: of wte rank 0 has a second gradient, which takes the first one's place everywhere; of wpe nobody. */
+/* Twice before a step: of wte rank 0 has a second gradient, which takes the first one's place everywhere; of wpe
+ * nobody. */
 static char *declare_again_on_one_rank(cairn_env *env, void *ctx) {
     struct trainer t;
     (void)ctx;

@@ -1,6 +1,6 @@
-/* A link of so many bytes a second between a rank and the others, in front of a group's backend: a collective reaches the
- * backend once the link would have carried its array. One at a time, in the order posted, whether or not this rank computes
- * meanwhile; what is not an all-reduce takes no time. */
+/* A link of so many bytes a second between a rank and the others, in front of a group's backend: a collective reaches
+ * the backend once the link would have carried its array. One at a time, in the order posted, whether or not this rank
+ * computes meanwhile; what is not an all-reduce takes no time. */
 #ifndef TESTS_DDP_SLOW_LINK_H
 #define TESTS_DDP_SLOW_LINK_H
 

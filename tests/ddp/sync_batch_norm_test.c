@@ -1,5 +1,5 @@
-/* Batch normalisation over ranks against one big batch: outputs, gradients, running statistics, for shares of every kind;
- * layers that are converted, in training at every level; and what goes wrong. */
+/* Batch normalisation over ranks against one big batch: outputs, gradients, running statistics, for shares of every
+ * kind; layers that are converted, in training at every level; and what goes wrong. */
 #include <math.h>
 
 #include "../failing_alloc.h"

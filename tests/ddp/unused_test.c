@@ -1,5 +1,5 @@
-/* Parameters that a backward leaves out: on one rank, on all, in one step and not in the next; with what is told where that
- * was not meant. */
+/* Parameters that a backward leaves out: on one rank, on all, in one step and not in the next; with what is told where
+ * that was not meant. */
 #include <math.h>
 
 #include "core/trace.h"

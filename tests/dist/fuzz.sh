@@ -26,7 +26,8 @@ for name in "${names[@]}"; do
     wrap=()
     [ "$name" != client ] || wrap=("-Wl,--wrap=poll" "-Wl,--wrap=cairn__now_ns")
     mkdir -p "$work/$name/seeds" "$work/$name/corpus"
-    "${CC:-clang}" "${options[@]}" "tests/dist/fuzz_$name.c" "${sources[@]}" "${wrap[@]}" "${libs[@]}" -o "$work/$name/driver"
+    "${CC:-clang}" "${options[@]}" "tests/dist/fuzz_$name.c" "${sources[@]}" "${wrap[@]}" "${libs[@]}" \
+        -o "$work/$name/driver"
     "$work/$name/driver" --seeds "$work/$name/seeds"
     "${CC:-clang}" "${options[@]}" -DFUZZ_NO_MAIN -fsanitize=fuzzer,address,undefined "tests/dist/fuzz_$name.c" \
         "${sources[@]}" "${wrap[@]}" "${libs[@]}" -o "$work/$name/fuzzer"

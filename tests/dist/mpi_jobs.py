@@ -24,8 +24,8 @@ SKIP = 77  # meson's exit code for a skipped test
 
 def job(ranks, *command, **more):
     """Runs command under mpirun, in a session of its own: what mpirun leaves is ended with it."""
-    started = subprocess.Popen([*MPIRUN, str(ranks), *command], env=clean_env(**{"CAIRN_BACKEND": "mpi", **more}), text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    started = subprocess.Popen([*MPIRUN, str(ranks), *command], env=clean_env(**{"CAIRN_BACKEND": "mpi", **more}),
+                               text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                start_new_session=True)
     try:
         out, err = started.communicate(timeout=PATIENCE)

@@ -24,7 +24,8 @@ import threading
 import time
 
 QUIET = 0.1    # seconds without a byte, after which an action is taken to be over
-WHOLE = 0.003  # seconds after which the rest of a request is there too: old servers wait for it, and requests do not mingle
+# Seconds after which the rest of a request is there too: old servers wait for it, and requests do not mingle.
+WHOLE = 0.003
 PATIENCE = datetime.timedelta(seconds=60)
 
 
@@ -134,8 +135,8 @@ class Recording:
 def store(port, wait_for_workers=False, world_size=None, **options):
     if LEGACY:
         options["use_libuv"] = False
-    return torch.distributed.TCPStore("127.0.0.1", port, world_size, wait_for_workers=wait_for_workers, timeout=PATIENCE,
-                                      **options)
+    return torch.distributed.TCPStore("127.0.0.1", port, world_size, wait_for_workers=wait_for_workers,
+                                      timeout=PATIENCE, **options)
 
 
 def values():
@@ -143,7 +144,8 @@ def values():
         client = record.join()
         calls = [("set", "k", "v"), ("get", "k"), ("set", "k", ""), ("get", "k"), ("add", "c", 5), ("add", "c", -7),
                  ("get", "c"), ("check", ["k"]), ("check", ["k", "missing"]), ("wait", ["k", "c"]),
-                 ("compare_set", "k", "other", "w"), ("compare_set", "k", "", "w"), ("compare_set", "missing", "w", "x"),
+                 ("compare_set", "k", "other", "w"), ("compare_set", "k", "", "w"),
+                 ("compare_set", "missing", "w", "x"),
                  ("compare_set", "new", "", "x"), ("compare_set", "new", "x", "longer-than-before"),
                  ("num_keys",), ("delete_key", "k"), ("delete_key", "k"), ("append", "a", "ab"), ("append", "a", "cd"),
                  ("get", "a"), ("multi_set", ["m", "n"], ["1", ""]), ("multi_get", ["m", "n", "c"]), ("num_keys",)]
@@ -237,8 +239,8 @@ def gloo():
 
 def version():
     if torch.__file__.startswith("/usr/lib/python3/"):  # what the module says there is not the release
-        return subprocess.run(["dpkg-query", "-W", "-f", "${Version} (Debian)", "python3-torch"], stdout=subprocess.PIPE,
-                              text=True, check=True).stdout
+        return subprocess.run(["dpkg-query", "-W", "-f", "${Version} (Debian)", "python3-torch"],
+                              stdout=subprocess.PIPE, text=True, check=True).stdout
     return torch.__version__
 
 

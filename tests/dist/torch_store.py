@@ -202,7 +202,8 @@ class TorchStore(unittest.TestCase):
                              ("num_keys", str(keys + 3))]
                     calls += [("delete k", "1"), ("delete k", "0"), ("append a ab", "0"), ("append a cd", "0"),
                               ("get a", "abcd")]
-                    self.assertEqual(self.ask(port, *[call for call, _ in calls]), [wanted for _, wanted in calls], port)
+                    self.assertEqual(self.ask(port, *[call for call, _ in calls]), [wanted for _, wanted in calls],
+                                     port)
 
     def test_our_client_waits_at_torchs_servers(self):
         for torch in TORCHES:

@@ -51,7 +51,8 @@ def find(source_root):
 def environment(facts, **more):
     """This process's, without what a launcher may have told it, and with those facts."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS")
-    kept = {name: value for name, value in os.environ.items() if name not in names and not name.startswith("TORCHELASTIC")}
+    kept = {name: value for name, value in os.environ.items()
+            if name not in names and not name.startswith("TORCHELASTIC")}
     return {**kept, "TORCH_CPP_LOG_LEVEL": "ERROR", **facts, **more}
 
 

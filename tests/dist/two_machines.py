@@ -37,7 +37,8 @@ class Machine:
         self.name, self.cable = f"machine-{'ab'[number]}", f"cable{number}"
         self.address, self.address6 = f"10.1.0.{1 + number}", f"fd00::{1 + number}"
         self.keeper = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c",
-                                        f"hostname {self.name}; echo ready; exec sleep infinity"], stdout=subprocess.PIPE)
+                                        f"hostname {self.name}; echo ready; exec sleep infinity"],
+                                       stdout=subprocess.PIPE)
         self.keeper.stdout.readline()
         self.running = []
 
@@ -126,7 +127,8 @@ class ByHand(Test):
                                     CAIRN_BACKEND="shm"))
         for code, _, err in ends:
             self.assertEqual(code, 1, err)
-            self.assertRegex(err, r"rank 0 runs on machine-a \(.*\) and rank 1 on machine-b \(.*\); shm groups join the "
+            self.assertRegex(err,
+                             r"rank 0 runs on machine-a \(.*\) and rank 1 on machine-b \(.*\); shm groups join the "
                                   "ranks of one machine")
 
     def test_a_rank_whose_store_is_behind_a_cut_cable_says_where_it_looked(self):
@@ -232,7 +234,8 @@ class Training(Test):
                 for rank, host in enumerate(hosts)]
 
     def under_cairn_run(self, address, *options, steps, **more):
-        return [machine.start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node, "--master-addr", address,
+        return [machine.start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node, "--master-addr",
+                              address,
                               "--master-port", 29505, *options, *self.quickstart.command(steps=steps), CAIRN_LOG="info",
                               **more) for node, machine in enumerate(MACHINES)]
 

@@ -35,7 +35,8 @@ PUBLIC_OWNER = {"version": "core", "store": "dist", "graph": "device", "interop_
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
 
 # Foreign headers, and the only folder that may include them.
-FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda", "cublas": "src/device/cuda",
+FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda",
+           "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
            "mpi.h": "src/dist/mpi", "gloo/": "src/dist/gloo"}

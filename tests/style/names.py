@@ -32,7 +32,8 @@ def check_the_check():
 
 
 def read_names(nm, *args, has="cairn_last_error"):
-    names = defined(subprocess.run([nm, "-P", "--defined-only", *args], capture_output=True, text=True, check=True).stdout)
+    names = defined(subprocess.run([nm, "-P", "--defined-only", *args], capture_output=True, text=True,
+                                   check=True).stdout)
     assert has in names, f"{args[-1]} lacks {has}: is it the library?"
     return names
 

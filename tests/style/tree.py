@@ -29,13 +29,17 @@ RULES = [
      'fprintf(stderr, "x");', 'cairn__log("x");'),
     ("only the table of variables reads the environment", LIBRARY, r"\b(secure_)?getenv\s*\(|\benviron\b",
      ("src/core/vars.c",), 'getenv("RANK")', 'cairn__var("RANK")'),
-    ("no memory of unknown size on the stack", LIBRARY, r"\balloca\s*\(", (), "p = alloca(n);", "TRY(cairn__alloc(n, &p));"),
+    ("no memory of unknown size on the stack", LIBRARY, r"\balloca\s*\(", (), "p = alloca(n);",
+     "TRY(cairn__alloc(n, &p));"),
     ("a promise of work names its issue", CODE, r"\b(TO[D]O|FIX[M]E)\b(?!\s*\(?#\d)", (),
      "/* TO" + "DO later */", "/* TO" + "DO #12: later */"),
     ("a path of one machine", EVERY, r"(?<![\w.])/(work|root|home/\w+|Users/\w+)/\w", (),
      "open('/ro" + "ot/x')", "cd /tmp/x; open(root/x)"),
 ]
 BIGGEST = 1 << 20  # bytes of one file
+COLUMNS = 120
+WRITTEN = (".c", ".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md")
+ADDRESS = re.compile(r"https?://\S+|\]\([^ )]+\)$")  # which cannot be broken; the second is a link of Markdown
 CXX = (".cc", ".cpp", ".cxx", ".hh", ".hpp")
 SHIM = "src/dist/gloo/gloo.cc"  # of the one dependency that speaks only C++
 
@@ -55,6 +59,24 @@ def grep(root, path, rule):
     return [f"{path}:{n}: {what}: {line.strip()[:100]}" for n, line in lines if re.search(pattern, line)]
 
 
+def free_lines(path, lines):
+    """Whether each line may be as long as it likes: Markdown's tables, and what stands to the letter."""
+    fenced = False
+    for line in lines:
+        fence = path.endswith(".md") and line.startswith("```")
+        fenced = fenced != fence
+        yield path.endswith(".md") and (fenced or line.startswith(("|", "    ")))
+
+
+def wide(root, path, script):
+    if not script and not path.endswith(WRITTEN):
+        return
+    lines = sources.read(root, path).splitlines()
+    for n, (line, free) in enumerate(zip(lines, free_lines(path, lines)), 1):
+        if not free and len(ADDRESS.sub("", line)) > COLUMNS:
+            yield f"{path}:{n}: {len(line)} columns, more than {COLUMNS}"
+
+
 def about_the_file(root, path):
     full = os.path.join(root, path)
     if os.path.getsize(full) > BIGGEST:
@@ -65,6 +87,7 @@ def about_the_file(root, path):
         script = f.read(2) == b"#!"
     if script and not os.access(full, os.X_OK):
         yield f"{path}: a script that is not executable"
+    yield from wide(root, path, script)
 
 
 def violations(root):
@@ -97,6 +120,11 @@ def check_the_check():
     assert sample("src/dist/gloo/more.cc", "") and not sample(SHIM, "")
     assert sample("tools/x", "#!/bin/sh\n")
     assert not sample("tools/x", "text\n")
+    for path, begin, is_wide in (("src/nn/x.c", "/* ", True), ("src/nn/x.cu", "", True), ("docs/x.md", "", True),
+                                 ("docs/x.md", "| ", False), ("docs/x.md", "```\n", False), ("docs/x.txt", "", False),
+                                 ("docs/x.md", "```\n```\n", True), ("tests/x.py", "# ", True)):
+        assert bool(sample(path, begin + "x " * COLUMNS)) == is_wide, (path, begin)
+    assert not sample("src/nn/x.c", "x" * COLUMNS) and not sample("src/nn/x.c", "https://" + "x" * COLUMNS)
 
 
 if __name__ == "__main__":

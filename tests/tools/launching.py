@@ -66,7 +66,8 @@ class LauncherTest(unittest.TestCase):
         try:
             out, err = job.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{job.args} had not ended after {PATIENCE} s; it said {self.give_up(job)!r}") from None
+            said = self.give_up(job)
+            raise AssertionError(f"{job.args} had not ended after {PATIENCE} s; it said {said!r}") from None
         return job.returncode, out, err
 
     def give_up(self, job):

@@ -19,9 +19,9 @@ import sources  # pylint: disable=wrong-import-position
 
 # No git, pkg-config, meson, clang or cmake. nm, readelf and the like come with ld.
 COMPILERS = "nvcc gcc g++ cc c++ as ld ar nm ranlib strip objcopy objdump readelf python3 ninja".split()
-SHELL = ("bash sh sed grep awk find xargs env cat cp mv rm mkdir rmdir ln ls chmod touch head tail cut tr sort uniq wc tee "
-         "dirname basename mktemp date sleep uname nproc true false test expr printf echo pwd readlink realpath stat "
-         "sha256sum du id timeout kill").split()
+SHELL = ("bash sh sed grep awk find xargs env cat cp mv rm mkdir rmdir ln ls chmod touch head tail cut tr sort uniq "
+         "wc tee dirname basename mktemp date sleep uname nproc true false test expr printf echo pwd readlink "
+         "realpath stat sha256sum du id timeout kill").split()
 
 
 def missing():

@@ -29,8 +29,8 @@ PATIENCE = 120  # for what takes a second or two
 
 def bench(*args):
     """Exit code, lines, stderr."""
-    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", *map(str, args)], capture_output=True, text=True,
-                          timeout=PATIENCE, check=False)
+    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", *map(str, args)], capture_output=True,
+                          text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -42,7 +42,8 @@ def figures(lines):
 class Bench(unittest.TestCase):
     def run_bench(self, what, *more, beside="none"):
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
-            code, lines, errors = bench(what, "--build", BUILD, "--rounds=2", "--beside", beside, "--json", out.name, *more)
+            code, lines, errors = bench(what, "--build", BUILD, "--rounds=2", "--beside", beside, "--json", out.name,
+                                        *more)
             self.assertEqual((code, errors), (0, ""), lines)
             with open(out.name, encoding="utf-8") as file:
                 return lines, json.load(file)
@@ -91,7 +92,8 @@ class Bench(unittest.TestCase):
     def test_sums_that_would_not_stay_exact_are_refused(self):
         for options in ["--type=f16"], ["--ranks=3"], ["--ranks=64", "--calls=30"], ["--ranks=16", "--type=bf16"]:
             self.assertIn("would not stay exact", self.refused("allreduce", "--calls=20", *options))
-        for what, *more in ("allreduce", "f32", 8, 40), ("allreduce", "f32", 3, 13), ("allreduce", "bf16", 8, 20), ("broadcast", "bf16", 3, 1000), \
+        for what, *more in ("allreduce", "f32", 8, 40), ("allreduce", "f32", 3, 13), \
+                ("allreduce", "bf16", 8, 20), ("broadcast", "bf16", 3, 1000), \
                 ("reduce", "f32", 64, 1000), ("allreduce", "f16", 2, 1):
             self.assertTrue(collectives.stay_exact(what, *more), more)
 
@@ -126,7 +128,8 @@ class Bench(unittest.TestCase):
         self.assertEqual([row["memory"] for row in told["rows"]], ["group", "ordinary"])
 
     def test_ranks_are_bound_to_processors_where_there_are_enough(self):
-        for options, bound in (["--ranks=1"], True), (["--ranks=1", "--no-bind"], False), (["--ranks=2", "--bind"], True):
+        for options, bound in ((["--ranks=1"], True), (["--ranks=1", "--no-bind"], False),
+                               (["--ranks=2", "--bind"], True)):
             lines, told = self.run_bench("allreduce", "--max=8", *options)
             self.assertEqual((told["bound"], "bound to one each" in lines[0]), (bound, bound))
 
@@ -187,8 +190,8 @@ class Bench(unittest.TestCase):
 
     def test_options_that_make_no_sense_are_refused(self):
         for option, part in (("--min=0", "--min"), ("--max=x", "--max"), ("--factor=1", "number from 2"),
-                             ("--ranks=65", "number from 1 to 64"), ("--beside=all", "--beside"), ("--seconds=0", "--seconds"),
-                             ("--type=i8", "choose from"), ("--rounds=0", "--rounds")):
+                             ("--ranks=65", "number from 1 to 64"), ("--beside=all", "--beside"),
+                             ("--seconds=0", "--seconds"), ("--type=i8", "choose from"), ("--rounds=0", "--rounds")):
             self.assertIn(part, self.refused("allreduce", option))
         self.assertIn("more than", self.refused("allreduce", "--min=2K", "--max=1K"))
         self.assertIn("invalid choice", self.refused("all-reduce"))
@@ -214,7 +217,8 @@ class Bench(unittest.TestCase):
     def test_nothing_is_left_when_it_is_ended(self):
         with tempfile.TemporaryDirectory() as folder:
             job = subprocess.Popen([sys.executable, SOURCE + "/tools/cairn-bench", "allreduce", "--build", BUILD,
-                                    "--beside=limit", "--seconds=1000", "--min=1M", "--max=1M", "--rounds=10000"], text=True,
+                                    "--beside=limit", "--seconds=1000", "--min=1M", "--max=1M", "--rounds=10000"],
+                                   text=True,
                                    stdout=subprocess.PIPE, env=dict(os.environ, TMPDIR=folder, PYTHONUNBUFFERED="1"))
             for line in job.stdout:
                 if re.match(r"# +size", line):
@@ -223,7 +227,8 @@ class Bench(unittest.TestCase):
             self.assertEqual(len(children), 4)
             job.terminate()
             job.communicate(timeout=PATIENCE)
-            self.assertEqual((os.listdir(folder), [pid for pid in children if os.path.exists(f"/proc/{pid}")]), ([], []))
+            self.assertEqual((os.listdir(folder), [pid for pid in children if os.path.exists(f"/proc/{pid}")]),
+                             ([], []))
 
     @staticmethod
     def children(pid):

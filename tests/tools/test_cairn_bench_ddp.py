@@ -119,8 +119,9 @@ class Bench(unittest.TestCase):
     def test_a_folder_without_the_program_is_told(self):
         with tempfile.TemporaryDirectory() as empty:
             code, _, errors = bench("--build", empty)
-        self.assertEqual((code, errors), (1, f"cairn-bench: there is no {empty}/tools/bench-ddp: build it with ninja, or say "
-                                             "--build FOLDER\n"))
+        self.assertEqual((code, errors),
+                         (1, f"cairn-bench: there is no {empty}/tools/bench-ddp: build it with ninja, or say "
+                             "--build FOLDER\n"))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ PATIENCE = 200
 
 def bench(*args):
     """Exit code, lines, stderr."""
-    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", "plan", *args], capture_output=True, text=True,
-                          timeout=PATIENCE, check=False)
+    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", "plan", *args], capture_output=True,
+                          text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -23,8 +23,8 @@ class Bench(unittest.TestCase):
     def test_a_line_for_each_cap_tells_prediction_and_measurement(self):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "out.json")
-            code, lines, errors = bench("--build", BUILD, "--seconds=0.1", "--repeats=1", "--link-max=64K", "--only=quickstart",
-                                        "--keep", folder, "--json", out)
+            code, lines, errors = bench("--build", BUILD, "--seconds=0.1", "--repeats=1", "--link-max=64K",
+                                        "--only=quickstart", "--keep", folder, "--json", out)
             self.assertEqual((code, errors), (0, ""), lines)
             with open(out, encoding="utf-8") as file:
                 rows = json.load(file)["rows"]

@@ -87,7 +87,8 @@ class Plan(unittest.TestCase):
 
     def test_more_ranks_are_never_faster(self):
         ranks = [*range(1, 34), 63, 64, 65, 100, 1000, 1023, 1024, 1025, 8191, 8192, 16384]
-        table = link(ranks=3, points=[{"bytes": 1024, "us": 4}, {"bytes": 65536, "us": 5}, {"bytes": 1 << 20, "us": 900}])
+        table = link(ranks=3, points=[{"bytes": 1024, "us": 4}, {"bytes": 65536, "us": 5},
+                                      {"bytes": 1 << 20, "us": 900}])
         for wire in link(), link(share=1), link(overhead_us=0.1), table:
             for algorithm in ALGORITHMS:
                 for more in [], ["--node-ranks", 8, "--node-link", "nvlink4"]:
@@ -99,7 +100,8 @@ class Plan(unittest.TestCase):
     def test_more_bytes_are_never_faster(self):
         table = link(ranks=2, points=[{"bytes": 1024, "us": 9}, {"bytes": 4096, "us": 7}, {"bytes": 65536, "us": 70}])
         for wire in link(), table:
-            times = [self.steps(profile([n]), wire=wire)[0]["step_ns"] for n in (0, 1, 100, 256, 700, 1024, 9000, 1 << 20)]
+            times = [self.steps(profile([n]), wire=wire)[0]["step_ns"]
+                     for n in (0, 1, 100, 256, 700, 1024, 9000, 1 << 20)]
             self.assertEqual(times, sorted(times))
 
     def test_algorithms_cost_what_their_papers_say(self):
@@ -200,7 +202,8 @@ class Plan(unittest.TestCase):
 
     def bench(self, **more):
         def row(size, us, **changes):
-            return {"side": "cairn", "memory": "group", "size": size, "in_place": {"time_us": us, "wrong": 0}, **changes}
+            return {"side": "cairn", "memory": "group", "size": size, "in_place": {"time_us": us, "wrong": 0},
+                    **changes}
         return {"collective": "allreduce", "backend": "shm", "ranks": 2,
                 "rows": [row(4096, 3), row(4096, 9, side="mpi", memory="ordinary"), row(1 << 20, 480)], **more}
 
@@ -232,7 +235,8 @@ class Plan(unittest.TestCase):
             self.assertEqual(len(plan["steps"][-1]["buckets"]), 2)  # 1 MiB first, and the others
             plans = [[b["bytes"] for b in step["buckets"]] for step in plan["steps"]]
             self.assertEqual(len(plans), len(set(map(tuple, plans))))
-            lines = self.call(self.path("profile.json"), "--suggest", "--ranks", ranks, "--link", self.path("link.json"))[1]
+            lines = self.call(self.path("profile.json"), "--suggest", "--ranks", ranks, "--link",
+                              self.path("link.json"))[1]
             best, = [line for line in lines.splitlines() if line.endswith("<- best")]
             self.assertEqual(int(best.split()[3]), len(plan["steps"][plan["best"]]["buckets"]))
             self.assertIn(f".bucket_nbytes = {plan['steps'][plan['best']]['cap']})", lines)
@@ -329,8 +333,8 @@ class Plan(unittest.TestCase):
         for sentence, args in [
                 ("a profile is missing: cairn-plan [options] PROFILE; --help tells more", []),
                 ("there are 2 profiles; one is expected", [p, p]),
-                ("there is no option --speed, or it is cut too short, or has a value it does not take; --help lists the options",
-                 [p, "--speed"]),
+                ("there is no option --speed, or it is cut too short, or has a value it does not take; --help lists "
+                 "the options", [p, "--speed"]),
                 ("--cap needs a value; --help lists the options", [p, "--cap"]),
                 (f"--ranks takes {ranks_list}, not '0'", [p, "--ranks=0"]),
                 (f"--ranks takes {ranks_list}, not '16385'", [p, "--ranks=16385"]),
@@ -391,7 +395,8 @@ class Plan(unittest.TestCase):
                 ("overhead_us is 3; it must be at most alpha_us", link(overhead_us=3)),
                 ("ranks is missing; it must be a whole number from 2 to 2^53", link(points=points)),
                 ("ranks is 20000; it must be at most 16384", link(points=points, ranks=20000)),
-                ("points[0].us is 0; it must be a number from 1e-06 to 2^53", link(points=[{"bytes": 8, "us": 0}], ranks=2)),
+                ("points[0].us is 0; it must be a number from 1e-06 to 2^53",
+                 link(points=[{"bytes": 8, "us": 0}], ranks=2)),
                 ("points[0] must be an object of bytes and us", link(points=[[8, 1]], ranks=2)),
                 ("has two times for 8 bytes; one is expected", link(points=points * 2, ranks=2)),
                 ("has a time for one size, which tells no rate; give two sizes or more", link(points=points, ranks=2)),
@@ -409,7 +414,8 @@ class Plan(unittest.TestCase):
     def test_a_link_may_be_a_file_without_a_dot_in_its_name(self):
         self.write("measured", link())
         command = [os.path.abspath(PLAN), self.write("profile.json", ONE), "--link", "measured"]
-        done = subprocess.run(command, cwd=self.folder.name, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(command, cwd=self.folder.name, capture_output=True, text=True, timeout=PATIENCE,
+                              check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_files_that_are_not_there_are_told(self):
@@ -422,14 +428,15 @@ class Plan(unittest.TestCase):
     def test_a_full_disk_is_told(self):
         p = self.write("profile.json", ONE)
         with open("/dev/full", "w", encoding="utf-8") as full:
-            done = subprocess.run([PLAN, p], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+            done = subprocess.run([PLAN, p], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
+                                  check=False)
         self.assertEqual((done.returncode, done.stderr),
                          (1, "cairn-plan: the result cannot be written to standard output\n"))
 
     def test_buckets_without_number_are_refused_or_not_tried(self):
         huge = self.write("huge.json", profile([1 << 30] * 1024))  # 4 TiB
-        self.refused("a cap of 64 KiB cuts 4 TiB into more than 65536 buckets, which are not planned; give a larger --cap", huge,
-                     "--cap=1G,64K")
+        self.refused("a cap of 64 KiB cuts 4 TiB into more than 65536 buckets, which are not planned; give a larger "
+                     "--cap", huge, "--cap=1G,64K")
         self.assertEqual(self.plan(profile([1 << 30] * 1024), "--suggest")["steps"][0]["cap"], 1 << 30)
 
     def test_version_and_help_are_there(self):

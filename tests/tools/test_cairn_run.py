@@ -244,7 +244,8 @@ class CairnRun(launching.LauncherTest):
         job.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait(PATIENCE), 128 + signal.SIGTERM)
         errors = job.stderr.read()
-        self.assertIn("2 of 2 ranks still run, and are killed 3 s after the signal, or at once when it comes again", errors)
+        self.assertIn("2 of 2 ranks still run, and are killed 3 s after the signal, or at once when it comes again",
+                      errors)
         self.assertIn("2 of 2 ranks still run; sending SIGKILL", errors)
         self.assertFalse(any(map(alive, pids)))
 

@@ -592,8 +592,8 @@ static void a_scale_that_is_a_number_never_mismatches(void **state) {
     own_end(&o, 16 - 0.25f * (float)taken);
 }
 
-/* Where ranks average, each must multiply by the same scale, whatever its device has told by then: the one that follows from all
- * steps. So there the host waits. */
+/* Where ranks average, each must multiply by the same scale, whatever its device has told by then: the one that follows
+ * from all steps. So there the host waits. */
 static void a_scale_that_is_a_number_is_every_ranks(void **state) {
     (void)state;
     struct own o = own_create(true, AMP_DYNAMIC);

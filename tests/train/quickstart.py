@@ -25,14 +25,14 @@ def clean_env(**more):
 
 
 def run(command, env=None, timeout=PATIENCE, **how):
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
-                          env=clean_env() if env is None else env, **how)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False,
+                          stdin=subprocess.DEVNULL, env=clean_env() if env is None else env, **how)
 
 
 def run_together(commands, environments):
     """Runs one command in each environment, all at once; a list as of run()."""
-    started = [subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                text=True) for command, env in zip(commands, environments)]
+    started = [subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True) for command, env in zip(commands, environments)]
     try:
         return [subprocess.CompletedProcess(s.args, s.wait(), *ends)
                 for s, ends in [(s, s.communicate(timeout=PATIENCE)) for s in started]]

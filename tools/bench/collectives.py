@@ -124,7 +124,8 @@ class Side:
         self.listener.settimeout(0.1)
         while len(self.streams) < self.size:
             if time.monotonic() > end:
-                raise SideFailed(f"{len(self.streams)} of {self.size} ranks came within {self.timeout} s: {self.said()}")
+                raise SideFailed(f"{len(self.streams)} of {self.size} ranks came within {self.timeout} s: "
+                                 f"{self.said()}")
             if any(process.poll() is not None for process in self.processes):
                 raise SideFailed(self.last_words())
             try:
@@ -255,7 +256,8 @@ class Sides:
     def start_cairn(self, side):
         program, backend, size = self.program("bench-collectives"), self.args.backend, side.size
         if backend == "mpi":
-            side.start(self.mpirun(size) + [program, self.path, "cairn", "-"], self.env(CAIRN_BACKEND="mpi", **self.AS_ROOT))
+            side.start(self.mpirun(size) + [program, self.path, "cairn", "-"],
+                       self.env(CAIRN_BACKEND="mpi", **self.AS_ROOT))
             return
         for rank in range(size):
             side.start([program, self.path, "cairn", os.path.join(self.folder.name, "store of " + side.name)],
@@ -277,7 +279,8 @@ class Sides:
         if not python:
             raise SideFailed("no Python here can import torch and numpy")
         for rank in range(self.args.ranks):
-            side.start([python, os.path.join(HERE, "torch_ranks.py"), self.path, os.path.join(self.folder.name, "torch")],
+            side.start([python, os.path.join(HERE, "torch_ranks.py"), self.path,
+                        os.path.join(self.folder.name, "torch")],
                        self.env(rank))
 
     def start_mpi(self, side):
@@ -344,7 +347,9 @@ def measure(tasks, order, seconds, rounds):
 def limit_of(tasks):
     loops = {task.variant: statistics.median(task.us) for task in tasks if task.us and not task.why}
     wrong = sum(task.wrong for task in tasks)
-    return {"time_us": min(loops.values()), "wrong": wrong, **{f"{loop}_us": us for loop, us in loops.items()}} if loops else None
+    if not loops:
+        return None
+    return {"time_us": min(loops.values()), "wrong": wrong, **{f"{loop}_us": us for loop, us in loops.items()}}
 
 
 def measure_place(sides, args, n, place, memory, seconds):
@@ -370,7 +375,8 @@ def show(figures):
 def show_pairs(row):
     if not row["pairs"]:
         return ""
-    return ("" if row["limit"] else f"{'':18}") + " ".join(f"{x:6.1f}" if x else f"{'-':>6}" for x in row["pairs"].values())
+    figures = " ".join(f"{x:6.1f}" if x else f"{'-':>6}" for x in row["pairs"].values())
+    return ("" if row["limit"] else f"{'':18}") + figures
 
 
 def show_limit(limit, figures):
@@ -379,7 +385,8 @@ def show_limit(limit, figures):
     if limit["wrong"]:
         return f" {'-':>10} {'-':>6}"
     text = f" {limit['time_us']:10.2f}"
-    return text + (f" {figures['time_us'] / limit['time_us']:6.2f}" if figures and "time_us" in figures else f" {'-':>6}")
+    times = f"{figures['time_us'] / limit['time_us']:.2f}" if figures and "time_us" in figures else "-"
+    return f"{text} {times:>6}"
 
 
 HEADS = (f"#{'':45}{'out of place':^35}{'in place':^35}".rstrip(),
@@ -402,8 +409,8 @@ def print_heads(args, sides, missing):
           + ("" if args.what == "barrier" else f", {what}"))
     print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]))
     for side in sides:
-        print(f"# {side.name}: " + (f"the same by ranks that agree on nothing, best of three loops, {side.what}"
-                                    if side.name == "limit" else f"two ranks of {side.what}" if side.name == "pair" else side.what))
+        kind = {"limit": "the same by ranks that agree on nothing, best of three loops, ", "pair": "two ranks of "}
+        print(f"# {side.name}: {kind.get(side.name, '')}{side.what}")
     for name, why in missing.items():
         print(f"# {name}: left out, {why}")
 
@@ -433,8 +440,8 @@ def rows_of_size(sides, args, n, memory, seconds):
             continue
         results = {place: found[place][0][side.name] if place in found else None for place in ("out", "in")}
         pairs = {name: ratio(found, place) for name, place in (("out_of_place", "out"), ("in_place", "in"))}
-        rows.append({"side": side.name, "what": side.what, "size": size_of(args.what, n, args.type, args.ranks), "count": n,
-                     "type": args.type, "op": "sum" if args.what in REDUCTIONS else "none",
+        rows.append({"side": side.name, "what": side.what, "size": size_of(args.what, n, args.type, args.ranks),
+                     "count": n, "type": args.type, "op": "sum" if args.what in REDUCTIONS else "none",
                      "memory": memory if side.name in ("cairn", "pair") else "ordinary", "out_of_place": results["out"],
                      "in_place": results["in"], "limit": limit if side.name == "cairn" else None,
                      "pairs": pairs if side.name == "cairn" and any(side.name == "pair" for side in sides) else None})
@@ -568,13 +575,16 @@ def add_options(parser):
     parser.add_argument("--memory", default="group", choices=["group", "ordinary", "both"],
                         help="Cairn's arrays: cairn_group_alloc's, or any; group")
     parser.add_argument("--beside", type=beside, default=list(WITHOUT_ASKING), metavar="LIST",
-                        help="some of limit,torch,mpi,pair, or none; limit,torch,mpi. pair is Cairn again, by two ranks")
+                        help="some of limit,torch,mpi,pair, or none; limit,torch,mpi. pair is Cairn again, by two "
+                             "ranks")
     parser.add_argument("--calls", type=at_least(1, 1000), default=1,
-                        help="in a row, timed as one; nccl-tests has 20. 1. Sums in place add up: with f16 few stay exact")
+                        help="in a row, timed as one; nccl-tests has 20. 1. Sums in place add up: with f16 few stay "
+                             "exact")
     parser.add_argument("--bind", action=argparse.BooleanOptionalAction,
-                        help="each rank of shm and of the limit to a processor, as mpirun does with its own; where there are "
-                             "as many processors")
-    parser.add_argument("--rounds", type=at_least(1, 10000), help="of each figure; as many as fit into the seconds, 3 to 300")
+                        help="each rank of shm and of the limit to a processor, as mpirun does with its own; where "
+                             "there are as many processors")
+    parser.add_argument("--rounds", type=at_least(1, 10000),
+                        help="of each figure; as many as fit into the seconds, 3 to 300")
     parser.add_argument("--seconds", type=positive, default=40, help="for all sizes, about; 40")
     parser.add_argument("--timeout", type=positive, default=120, help="seconds without an answer of a side; 120")
     parser.add_argument("--python", help="the Python that has PyTorch")
@@ -585,8 +595,8 @@ def main(args, parser):
     if args.min > args.max:
         parser.error(f"--min {args.min} is more than --max {args.max}")
     if not stay_exact(args.what, args.type, args.ranks, args.calls):
-        parser.error(f"--calls {args.calls}: sums of {args.type} over {args.ranks} ranks would not stay exact; take fewer calls, "
-                     "f32, or 2, 4 or 8 ranks")
+        parser.error(f"--calls {args.calls}: sums of {args.type} over {args.ranks} ranks would not stay exact; take "
+                     "fewer calls, f32, or 2, 4 or 8 ranks")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # sides are ended on the way out
     try:
         return run(args)

@@ -49,7 +49,8 @@ class Side(collectives.Side):
                 stream.flush()
             answers = [self.streams[rank].readline().split() for rank in sorted(self.streams)]
         except OSError:
-            raise SideFailed(f"{' '.join(map(str, words))} was not over after {self.timeout} s; {self.said()}") from None
+            what = " ".join(map(str, words))
+            raise SideFailed(f"{what} was not over after {self.timeout} s; {self.said()}") from None
         for answer in answers:
             if not answer or answer[0] != "ok":
                 raise SideFailed(" ".join(answer[1:]) or self.last_words())
@@ -155,7 +156,8 @@ def measure(sides, args, model, dtype):
     row = {"model": model, "type": dtype, "rounds": args.rounds, "goal": GOALS[model, dtype],
            "goal_cost_percent": COSTS.get((model, dtype)), "losses": cairn.losses}
     for name, task in tasks.items():
-        row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us, "steps": task.n}
+        row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us,
+                                                        "steps": task.n}
     if "torch" in tasks:
         row["speedup"] = median_ratio(tasks["torch"], cairn)
     if "noop" in tasks:
@@ -169,14 +171,16 @@ def measure(sides, args, model, dtype):
 # ---- printing ----
 
 def print_heads(args, sides, missing):
-    bound = f", each on a processor of its own{'' if args.bind_torch else ' but PyTorch'}" if collectives.binds(args) else ""
+    but = "" if args.bind_torch else " but PyTorch"
+    bound = f", each on a processor of its own{but}" if collectives.binds(args) else ""
     print(f"# {machine.cpu_name()}, {machine.num_processors()} processors; {args.ranks} ranks, a thread each{bound}")
     print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]) + f": medians of {args.rounds} rounds, us a step")
     for side in sides:
         print(f"# {NAMES[side.name]}: {side.what}" + (f", bf16 by {args.torch_bf16}" if side.name == "torch" else ""))
     for name, why in missing.items():
         print(f"# {NAMES[name]}: left out, {why}")
-    print(f"{'':16} {'Cairn':>10} {'PyTorch':>10} {'times as fast':>14} {'goal':>6} {'unconnected':>12} {'DDP costs':>10} {'goal':>6}"
+    print(f"{'':16} {'Cairn':>10} {'PyTorch':>10} {'times as fast':>14} {'goal':>6} {'unconnected':>12} "
+          f"{'DDP costs':>10} {'goal':>6}"
           + (f" {'nothing sent':>12} {'head-room':>10}" if "noop" in args.beside else "")
           + (f" {'in lockstep':>12} {'costs':>10}" if "lockstep" in args.beside else ""))
 
@@ -194,9 +198,9 @@ def row_text(row):
     least = f"{row['goal_cost_percent']:.0f} %" if row["goal_cost_percent"] else ""
     room = f" {us_text(row, 'noop'):>12} {row['head_room'] or math.nan:>10.2f}" if "noop" in row else ""
     step = f" {us_text(row, 'lockstep'):>12} {percent_text(row['lockstep_percent']):>10}" if "lockstep" in row else ""
-    return (f"{row['model'] + ' ' + row['type']:16} {us_text(row, 'cairn'):>10} {us_text(row, 'torch'):>10} {speedup:>14} "
-            f"{row['goal']:>6.1f} {us_text(row, 'alone'):>12} {percent_text(row['cost_percent']):>10} {least:>6}{room}{step}"
-            ).rstrip()
+    return (f"{row['model'] + ' ' + row['type']:16} {us_text(row, 'cairn'):>10} {us_text(row, 'torch'):>10} "
+            f"{speedup:>14} {row['goal']:>6.1f} {us_text(row, 'alone'):>12} {percent_text(row['cost_percent']):>10} "
+            f"{least:>6}{room}{step}").rstrip()
 
 
 def print_reasons(rows):
@@ -261,7 +265,8 @@ def add_options(parser):
                         help="each rank of Cairn to a processor; where there are as many processors")
     parser.add_argument("--bind-torch", action="store_true", help="PyTorch's too, with the threads of gloo")
     parser.add_argument("--torch-bf16", default="autocast", choices=["autocast", "weights"], help="autocast")
-    parser.add_argument("--timeout", type=collectives.positive, default=120, help="seconds without an answer of a side; 120")
+    parser.add_argument("--timeout", type=collectives.positive, default=120,
+                        help="seconds without an answer of a side; 120")
     parser.add_argument("--python", help="the Python that has PyTorch")
     parser.add_argument("--json", metavar="FILE", help="the same figures, each round's too")
 

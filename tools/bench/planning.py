@@ -43,7 +43,8 @@ def program(args, name):
 
 
 def run_ranks(args, *words):
-    return call([program(args, "cairn-run"), "--standalone", "--nproc_per_node", "2", program(args, "bench-plan"), *words],
+    return call([program(args, "cairn-run"), "--standalone", "--nproc_per_node", "2", program(args, "bench-plan"),
+                 *words],
                 {"CAIRN_BACKEND": "shm"})
 
 
@@ -92,7 +93,8 @@ def measure(args, folder):
     rows = []
     print(f"# {machine.cpu_name()}, {machine.num_processors()} processors; two ranks of shm, a thread each")
     print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]))
-    print(f"{'':12} {'cap':>10} {'buckets':>8} {'communication':>14} {'predicted us':>12} {'measured us':>12} {'error':>10}")
+    print(f"{'':12} {'cap':>10} {'buckets':>8} {'communication':>14} {'predicted us':>12} "
+          f"{'measured us':>12} {'error':>10}")
     for model in args.only or CAPS:
         for times in zip(*(compare(args, model, folder) for _ in range(args.repeats))):
             rows.append(row_of(model, times))
@@ -106,9 +108,11 @@ def add_options(parser):
     parser.add_argument("--build", default="build")
     parser.add_argument("--seconds", type=collectives.positive, default=10, help="for each model, about; 10")
     parser.add_argument("--repeats", type=collectives.at_least(1, 100), default=5, help="times that all is measured; 5")
-    parser.add_argument("--link-max", type=collectives.nbytes, default=32 << 20, metavar="BYTES", help="of the largest all-reduce that is measured; 32M")
+    parser.add_argument("--link-max", type=collectives.nbytes, default=32 << 20, metavar="BYTES",
+                        help="of the largest all-reduce that is measured; 32M")
     parser.add_argument("--only", action="append", choices=list(CAPS), help="only this model; may be given again")
-    parser.add_argument("--keep", metavar="FOLDER", help="where profiles and link of the last time stay, which must exist")
+    parser.add_argument("--keep", metavar="FOLDER",
+                        help="where profiles and link of the last time stay, which must exist")
     parser.add_argument("--json", metavar="FILE", help="the same figures")
 
 
@@ -118,8 +122,8 @@ def main(args):
             rows = measure(args, args.keep or folder)
         if args.json:
             with open(args.json, "w", encoding="utf-8") as file:
-                json.dump({"machine": machine.cpu_name(), "command": sys.argv[1:], "goal_percent": GOAL, "rows": rows}, file,
-                          indent=1)
+                json.dump({"machine": machine.cpu_name(), "command": sys.argv[1:], "goal_percent": GOAL, "rows": rows},
+                          file, indent=1)
                 file.write("\n")
         return 0
     except (SideFailed, OSError, subprocess.TimeoutExpired) as why:

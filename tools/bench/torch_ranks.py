@@ -22,7 +22,8 @@ class Call:
         parts_out = collective in ("reduce_scatter", "alltoall")
         parts_in = collective in ("allgather", "alltoall")
         self.source = torch.empty(n * self.size if parts_out else n, dtype=self.dtype)
-        self.destination = self.source if self.in_place else torch.empty(n * self.size if parts_in else n, dtype=self.dtype)
+        fresh = not self.in_place
+        self.destination = torch.empty(n * self.size if parts_in else n, dtype=self.dtype) if fresh else self.source
 
     # ---- data ----
 
