@@ -13,7 +13,10 @@
  * Order     ddp makes a channel of its own of the group (cairn_group_new), so that its collectives keep clear of the
  *           user's. Every rank makes, uses and ends its contexts alike.
  * Failures  What kills the group kills the context: destroy it. A backward that fails half-way on one rank fails on
- *           all.
+ *           all. So does one whose loss depends on nothing that wants a gradient: with several contexts in the
+ *           environment, in all of them, with find_unused_parameters too. A loss that reaches another model alone is
+ *           no failure (of two models one often trains by itself), so that a rank on which it is one by mistake is
+ *           found by the others' timeout: every rank runs as many backwards of each context.
  * Threads   one thread per context at a time. */
 #ifndef CAIRN_DDP_H
 #define CAIRN_DDP_H
@@ -220,7 +223,8 @@ CAIRN_API cairn_status ddp_join(ddp_context *ddp, int have_input, int *active);
 /* A loss of 0 whose gradient is 0 for every parameter, ignored ones too. It stands for ddp_forward and the loss:
  * buffers are broadcast where that is due. With find_unused_parameters none of them counts as used on this rank, and
  * those that no rank's batch reaches keep weight, moments and master (but after ddp_no_sync, which keeps zeros too).
- * NULL on error: CAIRN_EINVAL, also for parameters in the user's memory; CAIRN_ENOMEM; as ddp_forward. */
+ * Another loss without a gradient does not do: backward cannot tell whose it is. NULL on error: CAIRN_EINVAL, also
+ * for parameters in the user's memory; CAIRN_ENOMEM; as ddp_forward. */
 CAIRN_API cairn_tensor *ddp_zero_loss(ddp_context *ddp);
 
 /* ---- communication hooks ---- */

@@ -477,13 +477,27 @@ static void failed(void *ctx) {
     (void)cairn__fail(status, "%s", d->cause); /* the user's to read */
 }
 
+/* Of several models nobody knows which one it was to be; so all of them say so. */
+static cairn_status missed(void *ctx) {
+    struct ddp_context *d = ctx;
+    if (!d->model || cairn_group_size(d->channel) == 1) return CAIRN_OK;
+    cairn_status st = cairn__group_progress(d->channel);
+    if (st != CAIRN_OK) return st;
+    return cairn__fail(CAIRN_EINVAL,
+                       "ddp: on rank %d, nothing that the loss of backward %lld depends on wants a gradient, while the "
+                       "other ranks wait for its gradients; give a rank without input the loss of ddp_zero_loss, of "
+                       "which find_unused_parameters counts nothing as used",
+                       cairn_group_rank(d->channel), (long long)d->backwards + 1);
+}
+
 void cairn__ddp_listen(struct ddp_context *d) {
     d->listener = (struct cairn__grad_listener){.ctx = d,
                                                 .begin = begin,
                                                 .ready = grad_ready,
                                                 .progress = progress,
                                                 .settle = settle_listener,
-                                                .failed = failed};
+                                                .failed = failed,
+                                                .missed = missed};
     d->set->listener = &d->listener;
 }
 

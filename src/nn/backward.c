@@ -196,8 +196,19 @@ static cairn_status check_loss(const cairn_tensor *loss, bool one_element) {
             "backward: called within a checkpoint or another backward");
     REQUIRE(!one_element || loss->n == 1, CAIRN_EINVAL, "backward: the loss must be one element, not %s",
             cairn__shape_text(loss, shape));
-    REQUIRE(cairn__wants_grad(loss), CAIRN_EINVAL, "backward: nothing that the loss depends on wants a gradient");
     return CAIRN_OK;
+}
+
+/* There is nothing to walk; but other ranks may be walking theirs, of any set: what these hear is said here too. */
+static cairn_status check_wants_grad(const cairn_tensor *loss) {
+    cairn_status st = CAIRN_OK;
+    if (cairn__wants_grad(loss)) return CAIRN_OK;
+    for (struct cairn_param_set *set = loss->env->last_set; set; set = set->next) {
+        const cairn_status missed = cairn__param_set_miss(set);
+        if (missed != CAIRN_OK) st = missed;
+    }
+    REQUIRE(st != CAIRN_OK, CAIRN_EINVAL, "backward: nothing that the loss depends on wants a gradient");
+    return st;
 }
 
 /* The user's gradient as the walk takes it: of the tensor's type, dense. It lives as long as the step. */
@@ -228,6 +239,7 @@ cairn_status cairn_backward_with(cairn_tensor *tensor, const struct cairn_backwa
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_backward_options"));
     TRY(check_loss(tensor, o.grad == NULL));
+    TRY(check_wants_grad(tensor));
     TRY(take_grad(tensor, o.grad, &grad));
     tape->retain = o.retain_graph == CAIRN_ON;
     TRY(cairn__backward_mark(tape, tensor));

@@ -691,6 +691,13 @@ void cairn__param_set_abort(struct cairn_param_set *set) {
     if (listener) listener->failed(listener->ctx);
 }
 
+cairn_status cairn__param_set_miss(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    const cairn_status st = listener && listener->missed ? listener->missed(listener->ctx) : CAIRN_OK;
+    if (st != CAIRN_OK) cairn__param_set_abort(set);
+    return st;
+}
+
 /* What is recorded holds for whatever was before, so that there flags are lowered which nobody may have raised. */
 static void lower_flags(struct cairn__param *const *params, size_t count) {
     struct cairn_param_set *set = params[0]->set;

@@ -71,6 +71,9 @@ struct cairn__grad_listener {
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
     void (*failed)(void *ctx);              /* it failed half-way: what was ready will not be completed */
+    /* (optional) A backward was asked for whose loss wants no gradient, of whichever set. Another status than CAIRN_OK,
+     * whose sentence is written, says that somebody waits for gradients of this one: failed follows. */
+    cairn_status (*missed)(void *ctx);
 };
 
 struct cairn_param_set {
@@ -166,7 +169,8 @@ void cairn__param_grad_ready(struct cairn__param *p);
 cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward, const float *factor);
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
-void cairn__param_set_abort(struct cairn_param_set *set); /* after a failure, settle's own too */
+void cairn__param_set_abort(struct cairn_param_set *set);        /* after a failure, settle's own too */
+cairn_status cairn__param_set_miss(struct cairn_param_set *set); /* no backward began: the listener's missed */
 
 /* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
 static inline bool cairn__param_is_reached(const struct cairn__param *p) {

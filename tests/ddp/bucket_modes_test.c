@@ -352,7 +352,12 @@ static char *plan_anew(cairn_env *env, void *ctx) {
     float first[OUT * IN];
     EXPECT_OK(ddp_create(model, cairn_env_group(env), ddp_options(.bucket_nbytes = 1), &net));
     struct arrivals arrivals = {.behind = set->listener};
-    const struct cairn__grad_listener see = {&arrivals, see_begin, see_ready, see_progress, see_settle, see_failed};
+    const struct cairn__grad_listener see = {.ctx = &arrivals,
+                                             .begin = see_begin,
+                                             .ready = see_ready,
+                                             .progress = see_progress,
+                                             .settle = see_settle,
+                                             .failed = see_failed};
     set->listener = &see;
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
     PASS(expect_order(env, net, reversed));

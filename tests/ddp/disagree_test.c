@@ -273,6 +273,44 @@ static void rank_that_skips_a_backward_and_waits_elsewhere_fails_all_within_the_
     run_ranks(3, wait_elsewhere, NULL);
 }
 
+/* Rank ODD's loss is a number in the second step. It hears why, and the others do from it; alone it goes on. */
+static char *have_a_loss_of_nothing(cairn_env *env, void *ctx) {
+    const int ranks = cairn_env_size(env), odd = ranks > 1 ? ODD : 0;
+    const bool is_odd = cairn_env_rank(env) == odd;
+    cairn_module *model = make_mlp(env, 3, 4, 2);
+    cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(5, 3));
+    ddp_context *net = NULL;
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), ctx, &net));
+    EXPECT_OK(cairn_backward(cairn_sum(ddp_forward(net, x))));
+    cairn_module_zero_grad(model);
+    cairn_tensor *loss = cairn_sum(is_odd ? x : ddp_forward(net, x));
+    if (is_odd) {
+        EXPECT(cairn_backward(loss) == CAIRN_EINVAL);
+        EXPECT(strstr(cairn_last_error(), "wants a gradient"));
+    } else {
+        EXPECT(!loss || cairn_backward(loss) == CAIRN_EPEER);
+    }
+    if (ranks > 1) {
+        EXPECT(
+            strstr(cairn_last_error(), "on rank 1, nothing that the loss of backward 2 depends on wants a gradient"));
+        EXPECT(strstr(cairn_last_error(), "ddp_zero_loss") && strstr(cairn_last_error(), "find_unused_parameters"));
+    } else {
+        EXPECT_OK(cairn_backward(cairn_sum(ddp_forward(net, x))));
+    }
+    ddp_destroy(&net);
+    cairn_module_destroy(&model);
+    cairn_tensor_destroy(&x);
+    return NULL;
+}
+
+static void loss_that_depends_on_nothing_fails_on_every_rank_at_once(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        run_ranks(ranks, have_a_loss_of_nothing, NULL);
+        run_ranks(ranks, have_a_loss_of_nothing, ddp_options(.find_unused_parameters = CAIRN_ON));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(different_models_fail_on_every_rank_with_name_and_both_values),
@@ -280,6 +318,7 @@ int main(void) {
         cmocka_unit_test(different_types_fail_on_every_rank),
         cmocka_unit_test(different_options_fail_on_every_rank),
         cmocka_unit_test(rank_that_takes_a_step_more_or_fewer_fails_with_the_others),
+        cmocka_unit_test(loss_that_depends_on_nothing_fails_on_every_rank_at_once),
         cmocka_unit_test(rank_that_calls_another_collective_fails_with_the_others),
         cmocka_unit_test(rank_that_skips_a_backward_and_waits_elsewhere_fails_all_within_the_timeout),
     };
