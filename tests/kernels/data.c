@@ -85,8 +85,7 @@ static void put_great(void *x, cairn_dtype type, size_t i, uint64_t r) {
     if (type == CAIRN_BF16) ((uint16_t *)x)[i] = bf16_great[r % COUNT(bf16_great)];
 }
 
-void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed) {
-    enum flavour each = flavour == WILD ? WILD : MODERATE;
+static void fill_elements(void *x, cairn_dtype type, size_t n, enum flavour each, uint64_t seed) {
     for (size_t i = 0; i < n; i++) {
         uint64_t r = random_bits(seed, i);
         if (type == CAIRN_F32) ((uint32_t *)x)[i] = f32_element(r, each);
@@ -96,6 +95,15 @@ void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint6
         else if (type == CAIRN_U8) ((uint8_t *)x)[i] = (uint8_t)r;
         else ((uint16_t *)x)[i] = half_element(type, r, each);
     }
+}
+
+/* Long arrays repeat: to draw each element took most of kcheck's time. A prime period, so that no block or vector sees
+ * the same as another that a kernel might take for it. */
+void fill_array(void *x, cairn_dtype type, size_t n, enum flavour flavour, uint64_t seed) {
+    enum { PERIOD = 65537 };
+    const size_t drawn = n < PERIOD ? n : PERIOD, width = cairn_dtype_nbytes(type);
+    fill_elements(x, type, drawn, flavour == WILD ? WILD : MODERATE, seed);
+    for (size_t i = drawn; i < n; i += drawn) memcpy((char *)x + i * width, x, (n - i < drawn ? n - i : drawn) * width);
     if (n == 0) return;
     if (flavour == ONE_WRONG) put_wrong(x, type, seed % 3 == 0 ? n - 1 : random_bits(seed, n) % n, seed);
     if (flavour == ONE_GREAT) put_great(x, type, n % 3 == 0 ? n - 1 : random_bits(0, n) % n, random_bits(seed, n));
