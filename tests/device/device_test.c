@@ -125,16 +125,40 @@ static double a_at(const struct cairn__matmul *p, const struct operands *o, int6
     return (double)o->a[p->trans_a ? l * p->m + i : i * p->k + l];
 }
 
+/* Of one shape, by the two flags. Its operands are always the same, so that each orientation is multiplied once for all
+ * types and other flags. */
+enum { MOST_PRODUCTS = 64 * 1024 };
+static struct {
+    int64_t m, n, k;
+    double c[MOST_PRODUCTS];
+} multiplied[4];
+
+static const double *multiply(const struct cairn__matmul *p, const struct operands *o) {
+    const int which = (p->trans_a ? TRANS_A : 0) | (p->trans_b ? TRANS_B : 0);
+    double *c = multiplied[which].c;
+    assert_true(p->m * p->n <= MOST_PRODUCTS);
+    if (multiplied[which].m == p->m && multiplied[which].n == p->n && multiplied[which].k == p->k) return c;
+    multiplied[which].m = p->m, multiplied[which].n = p->n, multiplied[which].k = p->k;
+    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            for (int64_t l = 0; l < p->k; l++) {
+                sum += a_at(p, o, i, l) * (double)o->b[p->trans_b ? j * p->k + l : l * p->n + j];
+            }
+            c[i * p->n + j] = sum;
+        }
+    }
+    return c;
+}
+
 static void reference(const struct cairn__matmul *p, const struct operands *o) {
+    const double *product = multiply(p, o);
     for (int64_t i = 0; i < p->m; i++) {
         double row = 0;
         for (int64_t l = 0; l < p->k; l++) row += a_at(p, o, i, l);
         o->sums[i] = (float)row;
         for (int64_t j = 0; j < p->n; j++) {
-            double sum = p->bias ? (double)o->bias[j] : 0;
-            for (int64_t l = 0; l < p->k; l++) {
-                sum += a_at(p, o, i, l) * (double)o->b[p->trans_b ? j * p->k + l : l * p->n + j];
-            }
+            const double sum = product[i * p->n + j] + (p->bias ? (double)o->bias[j] : 0);
             o->c[i * p->n + j] = (float)(p->relu && sum < 0 ? 0 : sum);
         }
     }
