@@ -414,19 +414,19 @@ static cairn_status progress(void *ctx) {
 static cairn_status agree_on_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__param_set_make_flags(d->set));
-    for (size_t i = 0; i < d->num_ignored; i++) d->ignored[i]->checked = false;
     cairn__params_check(device_of(d), d->ignored, d->num_ignored, d->set->items);
     st = cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL);
     for (size_t i = 0; i < d->set->count; i++)
         d->set->params[i]->flag_touched = d->set->params[i]->acc_flag_touched = true; /* by other ranks */
+    if (st == CAIRN_OK) cairn__params_agreed(d->ignored, d->num_ignored);
 out:
     return st;
 }
 
 static cairn_status report(struct ddp_context *d, uint32_t found) {
     cairn_status st = CAIRN_OK;
+    if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* of which the reduction has seen nothing */
     if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_report(d->set, found));
-    if (d->num_ignored > 0) TRY(agree_on_ignored(d));
 out:
     return st;
 }

@@ -170,11 +170,12 @@ static void note_used(struct ddp_context *d) {
     }
 }
 
+/* Nothing more comes that it could be added to. */
 static cairn_status add_kept_to_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; st == CAIRN_OK && i < d->num_ignored; i++) {
         struct cairn__param *p = d->ignored[i];
-        if (cairn__param_has_held(p) && !cairn__param_is_reached(p)) st = cairn__param_grad_absent(p);
+        if (cairn__param_has_held(p)) st = cairn__param_grad_absent(p);
     }
     return st;
 }
@@ -186,7 +187,6 @@ cairn_status cairn__ddp_unused_begin(struct ddp_context *d) {
     if (allows_unused(d)) TRY(make_maps(d));
     note_used(d);
     if (asks_first(d)) TRY(share_used(d));
-    TRY(add_kept_to_ignored(d));
     TRY(let_missing_arrive(d, is_reached));
 out:
     return st;
@@ -208,7 +208,8 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
         const struct cairn__ddp_slot *slot = &d->slots[s];
         d->slots[s].used = slot->arrived || cairn__param_has_held(slot->param);
     }
-    return let_missing_arrive(d, never);
+    const cairn_status st = add_kept_to_ignored(d);
+    return st == CAIRN_OK ? let_missing_arrive(d, never) : st;
 }
 
 /* A static graph's map is that of the first backward; of more, where a rank had no input in it. */

@@ -38,6 +38,7 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__param *p = o->of.params[i];
+        if (p->set->alone) continue;
         if ((p->written && !p->held) || p->has_acc) p->seen = o->noted = true;
         if (!p->flag_touched) continue;
         o->of.taken[listed++] = taken_from(o, i,

@@ -132,7 +132,10 @@ out:
 
 cairn_status cairn__params_take_held(struct cairn__param *const *params, size_t count) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < count; i++) st = take_held(params[i]);
+    for (size_t i = 0; st == CAIRN_OK && i < count; i++) {
+        params[i]->set->alone = false;
+        st = take_held(params[i]);
+    }
     return st;
 }
 
@@ -149,7 +152,7 @@ cairn_status cairn__param_set_hold(struct cairn_param_set *set, bool on) {
 }
 
 void cairn__param_set_drop_held(struct cairn_param_set *set) {
-    set->held = set->walking = set->spares_held = false;
+    set->held = set->walking = set->spares_held = set->alone = false;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         p->written &= !p->held;

@@ -654,6 +654,7 @@ cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backwa
     const struct cairn__grad_listener *listener = listener_of(set);
     set->backward = backward;
     set->factor = factor;
+    set->alone |= set->held;
     set->walking = listener || !set->is_users;
     return listener && listener->begin ? listener->begin(listener->ctx) : CAIRN_OK;
 }
@@ -667,6 +668,7 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
     const bool were_declared = set->walking && set->is_users;
     set->walking = false;
+    set->alone = set->held;
     if (set->held && set->is_users) return cairn__param_set_hold(set, true);
     const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
     if (st == CAIRN_OK && were_declared) tell_declared(set);
@@ -722,6 +724,7 @@ void cairn__params_forget(struct cairn__param *const *params, size_t count) {
     for (size_t i = 0; i < count; i++) {
         struct cairn__param *p = params[i];
         p->written = p->has_acc = p->flag_touched = p->acc_flag_touched = p->seen = p->incomplete = false;
+        p->agreed = false;
         p->held = p->has_local = p->own = false;
         p->clip = NULL;
     }
@@ -775,8 +778,8 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set) {
     struct cairn__item *items = NULL;
     uint32_t *flags = NULL;
     TRY(cairn__calloc(set->count, sizeof(items[0]), (void **)&items));
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 2 * set->count * sizeof(flags[0]), (void **)&flags));
-    d->passes->clear_flags(d, flags, 2 * set->count);
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 4 * set->count * sizeof(flags[0]), (void **)&flags));
+    d->passes->clear_flags(d, flags, 4 * set->count);
     cairn__free(set->items);
     cairn__device_free(d, set->flags); /* parameters are added before there are gradients: nothing is raised */
     set->items = items;
@@ -797,11 +800,11 @@ static void look_at(struct cairn_device *d, const struct cairn__item *items, siz
 }
 
 static bool is_slot_unseen(const struct cairn__param *p) {
-    return p->written && !p->held && !p->checked && !cairn__param_is_on_its_way(p);
+    return p->written && !p->held && !p->checked && !p->set->alone && !cairn__param_is_on_its_way(p);
 }
 
 static bool is_acc_unseen(const struct cairn__param *p) {
-    return p->has_acc && !p->acc_checked;
+    return p->has_acc && !p->acc_checked && !p->set->alone;
 }
 
 static void check_slots(struct cairn_device *d, struct cairn__param *const *params, size_t count,
@@ -844,19 +847,10 @@ void cairn__params_check(struct cairn_device *d, struct cairn__param *const *par
 
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
+    if (found) TRY(cairn__param_set_make_flags(set));
+    for (cairn_dtype dtype = CAIRN_F32; found && dtype <= CAIRN_BF16; dtype++)
+        check_slots(set->env->device, set->params, set->count, set->items, dtype);
     for (size_t i = 0; i < set->count; i++) set->params[i]->checked = true;
-    if (!found) return CAIRN_OK;
-    TRY(cairn__param_set_make_flags(set));
-    for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
-        size_t listed = 0;
-        for (size_t i = 0; i < set->count; i++) {
-            struct cairn__param *p = set->params[i];
-            if (!p->written || p->dtype != dtype) continue;
-            list(set->items, &listed, p->n, p->grad, cairn__param_flag(p));
-            p->flag_touched = true;
-        }
-        look_at(set->env->device, set->items, listed, dtype);
-    }
 out:
     return st;
 }
@@ -865,6 +859,28 @@ cairn_status cairn__param_set_check(struct cairn_param_set *set) {
     const cairn_status st = cairn__param_set_make_flags(set);
     if (st == CAIRN_OK) cairn__params_check(set->env->device, set->params, set->count, set->items);
     return st;
+}
+
+static void copy_flag(const struct cairn__param *p, size_t to, size_t from) {
+    uint32_t *const flags = p->set->flags;
+    (void)cairn__device_copy(device_of(p), flags + to + p->index, flags + from + p->index,
+                             sizeof(*flags)); /* as a pass */
+}
+
+void cairn__params_agreed(struct cairn__param *const *params, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const size_t n = params[i]->set->flags_count;
+        copy_flag(params[i], 2 * n, 0);
+        copy_flag(params[i], 3 * n, n);
+        params[i]->agreed = true;
+    }
+}
+
+static void raise_again(struct cairn__param *p) {
+    const size_t n = p->set->flags_count;
+    copy_flag(p, 0, 2 * n);
+    copy_flag(p, n, 3 * n);
+    p->flag_touched = p->acc_flag_touched = true;
 }
 
 void cairn__params_consumed(struct cairn__param *const *params, size_t count) {
@@ -876,6 +892,7 @@ void cairn__params_consumed(struct cairn__param *const *params, size_t count) {
         for (size_t k = i; k < i + run; k++) {
             params[k]->checked = params[k]->acc_checked = params[k]->seen = false;
             params[k]->clip = NULL;
+            if (params[k]->agreed) raise_again(params[k]);
         }
     }
 }

@@ -52,6 +52,7 @@ struct cairn__param {
 
     bool checked, acc_checked;           /* the flags speak of what is in the slot, in acc */
     bool flag_touched, acc_flag_touched; /* they may be raised */
+    bool agreed;                         /* the flags were, by all ranks, of a gradient that is each rank's own */
     bool incomplete;                     /* a backward failed half-way: this gradient is not to be applied */
     const float *clip; /* in device memory: this gradient has still to be multiplied by it; NULL = 1 */
     bool seen;         /* the owner has taken note of this gradient: of overflow, or to clip it */
@@ -86,12 +87,12 @@ struct cairn_param_set {
                             scale. NULL = 1 */
 
     /* In device memory, made on first need: [i] parameter i's gradient of the last backward was infinite or NaN;
-     * [flags_count
-     * + i] its accumulator is, of which nobody can say which backward it came with. Raised by whoever reads or reduces
-     * gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags, _take_sums) or when
-     * the gradient is forgotten. */
+     * [flags_count + i] its accumulator is, of which nobody can say which backward it came with. Raised by whoever
+     * reads or reduces gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags,
+     * _take_sums) or when the gradient is forgotten. [2 flags_count + ...] the same once more: what ranks have agreed
+     * on of gradients that are each rank's own (cairn__params_agreed). */
     uint32_t *flags;
-    size_t flags_count;        /* of parameters; flags are twice as many */
+    size_t flags_count;        /* of parameters; flags are four times as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
     uint64_t backward; /* nn's number of the one now running or last run */
@@ -99,6 +100,8 @@ struct cairn_param_set {
         walking; /* it is running; of the user's set: since the first gradient was declared, until settle. Not while: */
     bool held;   /* gradients that become ready are this rank's own */
     bool spares_held; /* and zeros, of a loss of 0: none is written */
+    bool alone; /* the last backward was held: what there is to see in gradients (of earlier ones too) only this rank
+                   sees, so nobody looks before ranks have added up or somebody steps */
 
     bool is_users; /* its memory is the user's: cairn_param_set_create made it */
     struct cairn__unresolved
@@ -258,6 +261,10 @@ cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found
  * items: room for count. The parameters' sets have flags. */
 void cairn__params_check(struct cairn_device *d, struct cairn__param *const *params, size_t count,
                          struct cairn__item *items);
+
+/* Their gradients are each rank's own, but the flags are now all ranks': until the gradients are forgotten they are
+ * raised again for every further step. */
+void cairn__params_agreed(struct cairn__param *const *params, size_t count);
 
 /* Of all parameters of a set, which gets flags. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_check(struct cairn_param_set *set);

@@ -271,6 +271,51 @@ static void overflow_of_one_ranks_micro_batch_is_one_skipped_step_on_all(void **
     }
 }
 
+/* ---- an infinity in what each rank has of its own ---- */
+
+static char *backwards_of_own(struct trained *t, cairn_env *env, int held, float of_part3) {
+    float gradient[PARTS * PART];
+    parts_numbers(0, 0, 0, gradient);
+    for (int m = 0; m <= held; m++) {
+        gradient[3 * PART] = of_part3;
+        EXPECT_OK(ddp_no_sync(t->net, m < held));
+        EXPECT_OK(parts_backward(t, gradient, m < held ? 1 : ALL_PARTS));
+    }
+    return NULL;
+}
+
+/* Rank 1 alone has it, keeps it, and looks at its gradients more often than rank 0. */
+static char *keep_an_infinity(cairn_env *env, void *ctx) {
+    static const char *const ignored[] = {"part3"};
+    const bool has = cairn_env_rank(env) == 1;
+    struct trained t;
+    struct remembered r;
+    (void)ctx;
+    PASS(parts_begin(&t, env, &parts_levels[0], BY_SGD));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), ddp_options(.ignored = ignored, .num_ignored = 1), &t.net));
+    PASS(backwards_of_own(&t, env, 0, has ? INFINITY : 1));
+    EXPECT_OK(cairn_step(t.optimizer));
+    EXPECT(cairn_optimizer_skipped(t.optimizer) == 1);
+    EXPECT_OK(cairn_step(t.optimizer)); /* with the same gradients */
+    EXPECT(cairn_optimizer_skipped(t.optimizer) == 2);
+    PASS(backwards_of_own(&t, env, has ? 3 : 0, 1));
+    EXPECT_OK(cairn_step(t.optimizer));
+    remember(&t, &r);
+    EXPECT(r.skipped == 3 && r.scale == 16);
+    cairn_zero_grad(t.optimizer);
+    PASS(backwards_of_own(&t, env, has ? 3 : 0, 1));
+    EXPECT_OK(cairn_step(t.optimizer));
+    remember(&t, &r);
+    EXPECT(r.skipped == 3 && r.steps == 1 && r.scale == 16);
+    parts_end(&t);
+    return NULL;
+}
+
+static void infinity_that_one_rank_keeps_is_a_skipped_step_on_all(void **state) {
+    (void)state;
+    run_ranks(2, keep_an_infinity, NULL);
+}
+
 /* ---- who never synchronises ---- */
 
 static char *step_alone_together(cairn_env *env, void *ctx) {
@@ -429,6 +474,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_before_are_forgotten),
         cmocka_unit_test(sums_that_are_not_exact_are_rounded_once_before_they_travel),
         cmocka_unit_test(overflow_of_one_ranks_micro_batch_is_one_skipped_step_on_all),
+        cmocka_unit_test(infinity_that_one_rank_keeps_is_a_skipped_step_on_all),
         cmocka_unit_test(step_without_synchronising_applies_what_this_rank_has),
         cmocka_unit_test(what_is_held_ends_with_its_context),
         cmocka_unit_test(no_sync_is_refused_within_a_backward),
