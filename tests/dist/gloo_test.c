@@ -123,6 +123,13 @@ static void meet(struct rank *r) {
     pthread_barrier_wait(r->barrier);
 }
 
+/* Who leaves while another still connects fails that one; groups exchange something before anybody can. */
+static cairn_status join_together(struct rank *r) {
+    const cairn_status st = join(r);
+    meet(r);
+    return st;
+}
+
 static cairn_status start(struct rank *r, struct cairn__transfer t, struct cairn__moving **moving) {
     return ops->start(r->engine, &t, moving);
 }
@@ -338,7 +345,7 @@ static void messages_keep_their_order_and_go_past_collectives_and_each_other(voi
 }
 
 static char *move_in_two_groups(struct rank *r) {
-    EXPECT_OK(join(r));
+    EXPECT_OK(join_together(r));
     const int odd = r->rank % 2, ranks[] = {odd, odd + 2};
     struct cairn__engine_options options = r->options;
     options.rank = r->rank / 2;
@@ -346,7 +353,9 @@ static char *move_in_two_groups(struct rank *r) {
     options.prefix = odd ? "test/odd" : "test/even";
     struct rank half = *r;
     half.engine = NULL;
-    EXPECT_OK(ops->derive(r->engine, ranks, &options, &half.engine));
+    const cairn_status st = ops->derive(r->engine, ranks, &options, &half.engine);
+    meet(r);
+    EXPECT_OK(st);
     uint32_t x = r->rank == 3 ? 33 : 0, y = r->rank < 2 ? 70u + (unsigned)r->rank : 0;
     struct cairn__moving *in_all = NULL, *in_half = NULL;
     EXPECT_OK(start(r, broadcast(&x, 4, 3), &in_all));
@@ -375,7 +384,7 @@ static char *leave_after_the_last_transfer(struct rank *r) {
     const size_t nbytes = 6 << 20;
     uint8_t *x = malloc(nbytes);
     memset(x, r->rank == 0 ? 7 : 0, nbytes);
-    EXPECT_OK(join(r));
+    EXPECT_OK(join_together(r));
     EXPECT_OK(move(r, broadcast(x, nbytes, 0))); /* its sender closes as soon as gloo has taken it all */
     EXPECT(x[0] == 7 && x[nbytes - 1] == 7);
     free(x);
@@ -385,6 +394,31 @@ static char *leave_after_the_last_transfer(struct rank *r) {
 static void a_rank_that_is_done_may_leave_before_the_others(void **state) {
     (void)state;
     for (int i = 0; i < 10; i++) run_ranks(3, leave_after_the_last_transfer);
+}
+
+/* Rank 1 has got its part before rank 2 asks for its own. */
+static char *begin_late(struct rank *r) {
+    uint32_t x = r->rank == 0 ? 17 : 0;
+    struct cairn__moving *moving = NULL;
+    EXPECT_OK(join_together(r));
+    if (r->rank < 2) EXPECT_OK(start(r, broadcast(&x, 4, 0), &moving));
+    if (r->rank == 1) {
+        EXPECT_OK(finish(r, moving));
+        ops->close(&r->engine);
+    }
+    meet(r);
+    if (r->rank == 2) {
+        usleep(20000); /* so that gloo has noticed, as it may or may not have */
+        EXPECT_OK(start(r, broadcast(&x, 4, 0), &moving));
+    }
+    if (r->rank != 1) EXPECT_OK(finish(r, moving));
+    EXPECT(x == 17);
+    return NULL;
+}
+
+static void a_rank_may_have_left_before_another_begins(void **state) {
+    (void)state;
+    run_ranks(3, begin_late);
 }
 
 static char *close_while_moving(struct rank *r) {
@@ -631,6 +665,7 @@ int main(void) {
         cmocka_unit_test(messages_keep_their_order_and_go_past_collectives_and_each_other),
         cmocka_unit_test(a_group_of_some_ranks_moves_beside_its_parent),
         cmocka_unit_test(a_rank_that_is_done_may_leave_before_the_others),
+        cmocka_unit_test(a_rank_may_have_left_before_another_begins),
         cmocka_unit_test(closing_with_transfers_under_way_does_not_wait_for_them),
         cmocka_unit_test(who_waits_for_a_rank_that_left_gets_its_number),
         cmocka_unit_test(a_rank_that_leaves_in_the_middle_of_a_message_is_noticed),
