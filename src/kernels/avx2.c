@@ -49,11 +49,7 @@ INLINE vec opposite(vec a) {
 INLINE vec lesser(vec a, vec b) {
     return BOTH(LESSER, a, b);
 }
-#define POSITIVE(x)        _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ)
 #define POSITIVE_OR_NAN(x) _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_NLE_UQ)
-INLINE vec where_positive(vec x, vec v) {
-    return (vec){_mm256_and_ps(POSITIVE(x.low), v.low), _mm256_and_ps(POSITIVE(x.high), v.high)};
-}
 INLINE vec where_positive_or_nan(vec x, vec v) {
     return (vec){_mm256_and_ps(POSITIVE_OR_NAN(x.low), v.low), _mm256_and_ps(POSITIVE_OR_NAN(x.high), v.high)};
 }

@@ -45,9 +45,6 @@ INLINE vec opposite(vec a) {
 INLINE vec lesser(vec a, vec b) {
     return _mm512_or_ps(_mm512_min_ps(a, b), _mm512_min_ps(b, a));
 }
-INLINE vec where_positive(vec x, vec v) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), v);
-}
 INLINE vec where_positive_or_nan(vec x, vec v) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NLE_UQ), v);
 }

@@ -146,7 +146,7 @@ typedef void (*cairn__adam_fn)(void *param, void *half, float *m, float *v, cons
 typedef void (*cairn__add_fn)(float *dst, const float *a, const float *b, size_t n); /* a + b */
 typedef void (*cairn__mul_scalar_fn)(float *dst, const float *x, size_t n, float s); /* x * s */
 typedef void (*cairn__relu_fn)(float *dst, const float *x, size_t n);                /* x > 0 ? x : (x != x ? x : 0) */
-typedef void (*cairn__relu_backward_fn)(float *dx, const float *dy, const float *x, size_t n); /* x > 0 ? dy : 0 */
+typedef void (*cairn__relu_backward_fn)(float *dx, const float *dy, const float *x, size_t n); /* x <= 0 ? 0 : dy */
 typedef float (*cairn__sum_fn)(const float *x, size_t n);                                      /* 16 lanes, tree */
 typedef float (*cairn__mse_sum_fn)(const float *x, const float *y, size_t n); /* sum of (x-y)*(x-y); 16 lanes, tree */
 typedef void (*cairn__mse_backward_fn)(float *dx, const float *x, const float *y, size_t n, float s); /* s * (x-y) */

@@ -55,12 +55,13 @@
     X(MAXIMUM, 2, "the greater; NaN where one is")                                                              \
     X(MINIMUM, 2, "the lesser; NaN where one is")                                                               \
     X(ATAN2, 2, "atan2(a, b)")                                                                                  \
-    X(EQ, 2, "a == b: 1 or 0, as all six")                                                                      \
+    X(EQ, 2, "a == b: 1 or 0, as all seven")                                                                    \
     X(NE, 2, "a != b")                                                                                          \
     X(LT, 2, "a < b")                                                                                           \
     X(LE, 2, "a <= b")                                                                                          \
     X(GT, 2, "a > b")                                                                                           \
     X(GE, 2, "a >= b")                                                                                          \
+    X(IS_EXTREME, 2, "a == b, or a is NaN: where b, the greatest or least of several, comes from")              \
     X(MUL_SCALED, 2, "p0 * a * b")                                                                              \
     /* ---- three ---- */                                                                                       \
     X(WHERE, 3, "a != 0 ? b : c")                                                                               \
@@ -87,7 +88,7 @@
     X(ERFINV_BACKWARD, 2, "dy * sqrt(pi) / 2 * e^(y y)")                                                        \
     X(SIGMOID_BACKWARD, 2, "dy * (1 - y) * y")                                                                  \
     X(SOFTPLUS_BACKWARD, 2, "dy * (a * p0 > p1 ? 1 : sigmoid(p0 a))")                                           \
-    X(RELU_BACKWARD, 2, "a > 0 ? dy : 0")                                                                       \
+    X(RELU_BACKWARD, 2, "a <= 0 ? 0 : dy")                                                                       \
     X(GELU_BACKWARD, 2, "dy * (Phi(a) + a * phi(a))")                                                           \
     X(GELU_TANH_BACKWARD, 2, "dy times the slope of GELU_TANH at a")                                            \
     X(SILU_BACKWARD, 2, "dy * s * (1 + a * (1 - s)), s = sigmoid(a)")                                           \
@@ -98,8 +99,8 @@
     X(DIV_BACKWARD_B, 3, "of dy, a, b: -dy * (a / b) / b")                                                      \
     X(POW_BACKWARD_A, 3, "of dy, a, b: b == 0 ? 0 : dy * b * a^(b - 1)")                                        \
     X(POW_BACKWARD_B, 4, "of dy, a, b, y: a == 0 and b >= 0 ? 0 : dy * y * ln a")                               \
-    X(MAXIMUM_BACKWARD, 3, "of dy, a, b: dy where a > b, dy / 2 where equal, else 0; of the other: swapped")    \
-    X(MINIMUM_BACKWARD, 3, "of dy, a, b: dy where a < b, dy / 2 where equal, else 0")                           \
+    X(MAXIMUM_BACKWARD, 3, "of dy, a, b: 0 where a < b, dy / 2 where equal, else dy; of the other: swapped")    \
+    X(MINIMUM_BACKWARD, 3, "of dy, a, b: 0 where a > b, dy / 2 where equal, else dy")                           \
     X(ATAN2_BACKWARD_A, 3, "of dy, a, b: dy * b / (a a + b b)")                                                 \
     X(ATAN2_BACKWARD_B, 3, "of dy, a, b: -dy * a / (a a + b b)")                                                \
     X(MASKED, 2, "of mask, dy: mask != 0 ? dy : 0")                                                             \

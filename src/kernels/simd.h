@@ -6,7 +6,7 @@
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
  *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
- *   where_positive(x, v) where_positive_or_nan(x, v), else +0
+ *   where_positive_or_nan(x, v)  v, else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec)
  *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less
@@ -628,7 +628,7 @@ static void NAMED(relu)(float *dst, const float *x, size_t n) {
 
 static void NAMED(relu_backward)(float *dx, const float *dy, const float *x, size_t n) {
     const void *stream = streamed(dx, CAIRN_F32, n, dx == dy || dx == x);
-    OVER(n, stream, 4, put(CAIRN_F32, dx, at, where_positive(get(CAIRN_F32, x, at), get(CAIRN_F32, dy, at))));
+    OVER(n, stream, 4, put(CAIRN_F32, dx, at, where_positive_or_nan(get(CAIRN_F32, x, at), get(CAIRN_F32, dy, at))));
 }
 
 static float NAMED(sum)(const float *x, size_t n) {

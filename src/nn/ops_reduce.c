@@ -383,7 +383,7 @@ cairn_tensor *cairn_std(cairn_tensor *x, int ndims, const int *dims, int correct
     return along(CAIRN__OP_STD, x, correction, ndims, dims, keepdim);
 }
 
-/* ---- maxima: the gradient is shared evenly among equals ---- */
+/* ---- maxima: the gradient is shared evenly among equals, and among NaNs, which are all the result then ---- */
 
 static cairn_status extreme_infer(const struct cairn__node *node) {
     cairn_status st = reduction_infer(node);
@@ -402,7 +402,7 @@ static cairn_status share_evenly(struct cairn__tape *tape, const struct cairn__n
     cairn_status st = CAIRN_OK;
     TRY(input_scratch(tape, node, CAIRN_BOOL, is_best));
     TRY(result_scratch(tape, node, share));
-    map(tape, CAIRN__MAP_EQ, is_best, compared, 0);
+    map(tape, CAIRN__MAP_IS_EXTREME, is_best, compared, 0);
     cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, share, is_best, 1, false);
     const struct cairn__view once = each_once(node, share), divided[] = {each_once(node, dy), once};
     map(tape, CAIRN__MAP_DIV, &once, divided, 0);

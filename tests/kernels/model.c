@@ -179,7 +179,7 @@ static double model_element(const struct cairn__kernel_row *row, const struct jo
     case CAIRN__K_RELU:
         return isnan(x) ? x : x > 0 ? x : 0;
     case CAIRN__K_RELU_BACKWARD:
-        return y > 0 ? x : 0;
+        return y <= 0 ? 0 : x;
     case CAIRN__K_MSE_BACKWARD:
         return f32(0x1p-16 * f32(x - y));
     case CAIRN__K_ROUND:

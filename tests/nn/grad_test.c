@@ -8,14 +8,100 @@
 #include "nn/tensor.h"
 #include "test_env.h"
 
-static void relu_has_no_gradient_at_zero_nor_at_nan(void **state) {
+static void relu_has_no_gradient_at_zero(void **state) {
     cairn_env *env = test_env_of(state);
-    const float data[] = {0.0f, -0.0f, NAN, 2};
+    const float data[] = {0.0f, -0.0f, -1, 2};
     cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), data);
     cairn_tensor_require_grad(x);
     assert_int_equal(cairn_backward(cairn_sum(cairn_relu(x))), CAIRN_OK);
     const float want[] = {0, 0, 0, 1};
     assert_memory_equal(cairn_tensor_grad(x), want, sizeof(want));
+}
+
+/* ---- a NaN passes the gradient on ---- */
+
+static cairn_tensor *relu_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_relu(x);
+}
+static cairn_tensor *maximum_of(cairn_tensor *x, cairn_tensor *one) {
+    return cairn_maximum(x, one);
+}
+static cairn_tensor *maximum_with(cairn_tensor *x, cairn_tensor *one) {
+    return cairn_maximum(one, x);
+}
+static cairn_tensor *minimum_of(cairn_tensor *x, cairn_tensor *one) {
+    return cairn_minimum(x, one);
+}
+static cairn_tensor *minimum_with(cairn_tensor *x, cairn_tensor *one) {
+    return cairn_minimum(one, x);
+}
+static cairn_tensor *max_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_max(x);
+}
+static cairn_tensor *min_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_min(x);
+}
+static cairn_tensor *amax_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_amax(x, CAIRN_DIMS(3), 0);
+}
+static cairn_tensor *amin_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_amin(x, CAIRN_DIMS(3), 0);
+}
+static cairn_tensor *max_pool_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_max_pool2d(x, 1, 4, NULL);
+}
+static cairn_tensor *clamp_of(cairn_tensor *x, cairn_tensor *one) {
+    (void)one;
+    return cairn_clamp(x, -1, 1);
+}
+
+/* x is -3, -2, -1, 0, 1, NaN, 3, 4, as two rows. Each row is what PyTorch gives, but that of max, min, amax and amin:
+ * there the result's NaN belongs to the NaN alone, where PyTorch divides by the number of elements equal to it, 0, and
+ * makes every gradient NaN. */
+static const struct nan_row {
+    const char *name;
+    cairn_tensor *(*f)(cairn_tensor *x, cairn_tensor *one);
+    float want[8];
+} nan_rows[] = {
+    {"relu", relu_of, {0, 0, 0, 0, 1, 1, 1, 1}},
+    {"maximum(x, 1)", maximum_of, {0, 0, 0, 0, 0.5f, 1, 1, 1}},
+    {"maximum(1, x)", maximum_with, {0, 0, 0, 0, 0.5f, 1, 1, 1}},
+    {"minimum(x, 1)", minimum_of, {1, 1, 1, 1, 0.5f, 1, 0, 0}},
+    {"minimum(1, x)", minimum_with, {1, 1, 1, 1, 0.5f, 1, 0, 0}},
+    {"max", max_of, {0, 0, 0, 0, 0, 1, 0, 0}},
+    {"min", min_of, {0, 0, 0, 0, 0, 1, 0, 0}},
+    {"amax of rows", amax_of, {0, 0, 0, 1, 0, 1, 0, 0}},
+    {"amin of rows", amin_of, {1, 0, 0, 0, 0, 1, 0, 0}},
+    {"max_pool2d of rows", max_pool_of, {0, 0, 0, 1, 0, 1, 0, 0}},
+    {"clamp", clamp_of, {0, 0, 1, 1, 1, 0, 0, 0}},
+};
+
+static void check_nan_row(cairn_env *env, const struct nan_row *row, cairn_dtype dtype) {
+    const float values[8] = {-3, -2, -1, 0, 1, NAN, 3, 4};
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 1, 2, 4), values);
+    cairn_tensor *one = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(1, 1, 2, 4), 1);
+    double got[8];
+    assert_int_equal(cairn_tensor_require_grad(x), CAIRN_OK);
+    assert_int_equal(cairn_backward(cairn_sum(row->f(cairn_cast(x, dtype), cairn_cast(one, dtype)))), CAIRN_OK);
+    assert_int_equal(cairn_tensor_read_grad(x, got, 8), CAIRN_OK);
+    for (int i = 0; i < 8; i++) {
+        if (got[i] == (double)row->want[i]) continue;
+        fail_msg("%s, %s: element %d has the gradient %g, not %g", row->name, cairn_dtype_name(dtype), i, got[i],
+                 (double)row->want[i]);
+    }
+}
+
+static void nan_inputs_pass_the_gradient_on(void **state) {
+    for (size_t r = 0; r < sizeof(nan_rows) / sizeof(nan_rows[0]); r++) {
+        for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++)
+            check_nan_row(test_env_of(state), &nan_rows[r], dtype);
+    }
 }
 
 /* scale_loss has no case of its own: its scale stands in device memory. */
@@ -354,7 +440,8 @@ static void zero_loss_of_no_parameters_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ENV_TEST(relu_has_no_gradient_at_zero_nor_at_nan),
+        ENV_TEST(relu_has_no_gradient_at_zero),
+        ENV_TEST(nan_inputs_pass_the_gradient_on),
         ENV_TEST(scaled_loss_has_scaled_gradients),
         ENV_TEST(tensor_used_twice_gets_the_sum),
         ENV_TEST(zero_loss_gives_every_parameter_a_gradient_of_zero),
