@@ -162,7 +162,7 @@ cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss) {
     if (!loss || scaler->is_disabled) return loss;
     if (make_users(scaler) != CAIRN_OK) return NULL;
     if (cairn__env_resolve(scaler->env) != CAIRN_OK) return NULL; /* backward adds to gradients */
-    cairn_tensor *scaled = cairn__scaler_scale(scaler, loss);
+    cairn_tensor *scaled = cairn__scaler_scale(scaler, loss, NULL);
     if (!scaled) return NULL;
     scaler->is_explicit = scaler->users->has_scaled = true;
     cairn__scaler_add_pending(scaler);

@@ -151,15 +151,27 @@ static void where_from(const struct cairn__guard *g, const struct cairn__overflo
     }
 }
 
+/* "the loss of micro-batch 2 is inf or nan on rank 1" */
+static void name_loss(const struct cairn__guard *g, const struct cairn__overflow *o, char *text, size_t nbytes) {
+    char which[40] = "", where[24] = "";
+    if (o->micro_batch > 1) snprintf(which, sizeof(which), " of micro-batch %" PRIu32, o->micro_batch);
+    if (cairn_env_size(g->env) > 1) snprintf(where, sizeof(where), " on rank %" PRId32, o->rank);
+    snprintf(text, nbytes, "the loss%s is inf or nan%s", which, where);
+}
+
 /* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has
- * ..." */
+ * ..."; before it "the loss is inf or nan on rank 1", which may be all there is. */
 static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
-    char names[512], from[64];
+    char names[512], from[64], loss[64] = "", gradients[640] = "";
     const char *anomaly = cairn__noted_anomaly(g->env);
+    const struct cairn__overflow *of_loss = &overflows[cairn_optimizer_num_params(g->optimizer)];
     cairn__guard_names(g, overflows, names, sizeof(names));
     where_from(g, overflows, from, sizeof(from));
-    snprintf(text, nbytes, "non-finite gradient in %s%s%s%s", names[0] ? names : "another optimizer of the same loss",
-             from, anomaly[0] ? "; first of all, " : "", anomaly);
+    if (of_loss->micro_batch) name_loss(g, of_loss, loss, sizeof(loss));
+    if (names[0] || !loss[0])
+        snprintf(gradients, sizeof(gradients), "%snon-finite gradient in %s%s", loss[0] ? "; " : "",
+                 names[0] ? names : "another optimizer of the same loss", from);
+    snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; first of all, " : "", anomaly);
 }
 
 static bool is_explicit(const struct cairn__guard *g) {
@@ -205,8 +217,8 @@ static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__
 }
 
 static void remember(struct cairn__guard *g, const struct cairn__overflow *overflows) {
-    const size_t count = cairn_optimizer_num_params(g->optimizer);
-    if (count > g->num_last) {
+    const size_t count = cairn_optimizer_num_params(g->optimizer) + 1;
+    if (count != g->num_last) {
         cairn__free(g->last);
         g->num_last = 0;
         g->last = NULL;
@@ -282,8 +294,8 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
                                .scalers = scalers,
                                .num_scalers = num_scalers,
                                .skips = skips};
-    TRY(cairn__calloc(cairn_optimizer_num_params(optimizer), sizeof(g->last[0]), (void **)&g->last));
-    g->num_last = cairn_optimizer_num_params(optimizer);
+    g->num_last = cairn_optimizer_num_params(optimizer) + 1;
+    TRY(cairn__calloc(g->num_last, sizeof(g->last[0]), (void **)&g->last));
     TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->any), (void **)&g->any));
     env->device->passes->clear_flags(env->device, g->any, 1);
     TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */

@@ -24,8 +24,10 @@ struct cairn__guard {
     bool looks_late; /* at several of them at once (delay_unscale); and so it was in the last step */
     bool looked_late;
 
-    uint64_t before;              /* reports of the optimizer up to this one are not ours */
-    struct cairn__overflow *last; /* [num_last] of the last skipped step that is known of; host memory */
+    uint64_t before; /* reports of the optimizer up to this one are not ours */
+    struct cairn__overflow
+        *last; /* [num_last] of the last skipped step that is known of: of its parameters, and last of
+                                     the losses; host memory */
     size_t num_last;
     bool has_last;
 

@@ -99,6 +99,14 @@ out:
     return st;
 }
 
+/* Own buffers have no losses that Cairn sees. */
+static cairn_status watch_losses(amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; st == CAIRN_OK && i < amp->num_sets && amp->num_models > 0 && cairn__amp_looks(amp); i++)
+        st = cairn__param_set_watch_losses(amp->sets[i]);
+    return st;
+}
+
 static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
     cairn_status st = cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses,
                                           amp->policy.skip_nonfinite, &amp->guards[amp->num_guards]);
@@ -202,6 +210,9 @@ static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
 
 static void free_context(amp_context *amp) {
     if (!amp) return;
+    for (size_t i = 0; i < amp->num_sets; i++) {
+        if (!amp->sets[i]->amp) cairn__param_set_unwatch_losses(amp->sets[i]);
+    }
     for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);
     cairn_optimizer_destroy(&amp->own);
     for (int id = 0; amp->scalers && id < amp->policy.num_losses; id++) cairn__scaler_end(&amp->scalers[id]);
@@ -228,6 +239,7 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
     TRY(take_parts(parts, amp));
     TRY(make_scalers(amp));
     TRY(make_guards(parts, amp));
+    TRY(watch_losses(amp));
     if (amp->policy.patch_ops) {
         TRY(cairn__casts_begin_o1(amp->env, amp->policy.half_type, amp->policy.verbosity >= 2));
         casting = true;

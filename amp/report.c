@@ -27,11 +27,12 @@ cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, str
     REQUIRE(found && (out || count == 0), CAIRN_EINVAL, "amp_last_overflow: out and found must be set");
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     size_t listed = 0;
-    for (size_t i = 0; g->has_last && i < g->num_last; i++) {
+    for (size_t k = 0; g->has_last && k < g->num_last; k++) {
+        const size_t i = k == 0 ? g->num_last - 1 : k - 1; /* the loss comes first */
         const struct cairn__overflow *o = &g->last[i];
         if (!o->micro_batch) continue;
         if (listed < count)
-            out[listed] = (struct amp_overflow){.name = params[i]->name,
+            out[listed] = (struct amp_overflow){.name = k == 0 ? "(loss)" : params[i]->name,
                                                 .infs = o->infs,
                                                 .nans = o->nans,
                                                 .micro_batch = (int)o->micro_batch,

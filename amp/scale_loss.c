@@ -108,6 +108,28 @@ static cairn_status look_after_the_last(amp_context *amp) {
     return CAIRN_OK;
 }
 
+/* ---- scaling ---- */
+
+/* Whether the loss itself is infinite or NaN is noted at every set that the given optimizers update, from where it goes
+ * the way of the gradients; the pass that scales it looks for the first of them. */
+static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
+    cairn_tensor *scaled = NULL;
+    for (size_t i = 0; i < amp->num_guards && cairn__amp_looks(amp); i++) {
+        size_t count = 0;
+        if (!is_given(&amp->begun, i)) continue;
+        struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
+        for (size_t k = 0; k < count; k++) {
+            uint32_t *const found = cairn__param_set_bad_loss(sets[k]);
+            if (scaled) {
+                if (cairn__loss_look(loss, found) != CAIRN_OK) return NULL;
+            } else if (!(scaled = cairn__scaler_scale(amp->scalers[amp->begun.id], loss, found))) {
+                return NULL;
+            }
+        }
+    }
+    return scaled ? scaled : cairn__scaler_scale(amp->scalers[amp->begun.id], loss, NULL);
+}
+
 /* ---- begin and end ---- */
 
 cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options,
@@ -124,7 +146,7 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
         TRY(note_optimizers(amp, &o));
         amp->begun.id = o.loss_id;
         TRY(look_after_the_last(amp));
-        loss = cairn__scaler_scale(amp->scalers[o.loss_id], loss);
+        loss = scale(amp, loss);
         if (!loss) return cairn_backward(NULL);
     }
     amp->begun.delayed = o.delay_unscale == CAIRN_ON || o.delay_overflow_check == CAIRN_ON;

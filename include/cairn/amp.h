@@ -241,17 +241,17 @@ CAIRN_API cairn_status amp_load_state_dict(amp_context *amp, const char *text);
 
 /* ---- what went wrong ---- */
 
-/* One parameter of an optimizer's last skipped step that is known of. */
+/* One parameter of an optimizer's last skipped step that is known of; or a loss that was infinite or NaN itself. */
 struct amp_overflow {
-    const char *name;    /* owned by the parameter set */
+    const char *name;    /* owned by the parameter set; "(loss)", whose counts are 0, for the loss */
     uint64_t infs, nans; /* elements of its gradient as it was found */
     int micro_batch; /* the scaled loss since the last step, from 1, after which it was found first: in it, or, where
                         losses were delayed (delay_unscale), in one before it */
     int rank;        /* whose; -1 = not known, since ranks had been added up */
 };
 
-/* The parameters whose gradients left the optimizer's last skipped step out, up to count of them in out; *found is
- * their number. None where no step was skipped; steps taken since change nothing. optimizer NULL: as amp_master_params.
+/* Why the optimizer skipped its last skipped step: the loss, where it was infinite or NaN itself, then the parameters
+ * whose gradients were; up to count of them in out; *found is their number. None where no step was skipped; steps taken since change nothing. optimizer NULL: as amp_master_params.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);

@@ -68,7 +68,8 @@ struct ddp_context {
     bool speaks; /* what a reduction says of infinite and NaN results holds for the gradients that come of them */
 
     struct cairn__grad_listener listener;
-    size_t next; /* bucket to go out next */
+    cairn_work *losses; /* of this backward: which ranks' losses were infinite or NaN */
+    size_t next;        /* bucket to go out next */
     size_t
         *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
     size_t num_arrived;

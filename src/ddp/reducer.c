@@ -344,6 +344,21 @@ static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
     return d->status;
 }
 
+/* ---- losses that are infinite or NaN themselves ---- */
+
+/* The gradients need not show it, so the words go beside them, first of all: they are there before the last bucket. */
+static cairn_status send_losses(struct ddp_context *d) {
+    const struct cairn_param_set *set = d->set;
+    if (!set->bad_losses || cairn_group_size(d->channel) == 1) return CAIRN_OK;
+    return cairn_allreduce(d->channel, set->bad_losses, (size_t)set->env->size, CAIRN_I32, CAIRN_MAX, &d->losses);
+}
+
+static cairn_status receive_losses(struct ddp_context *d) {
+    if (!d->losses) return CAIRN_OK;
+    d->set->losses_touched = true;
+    return cairn__work_finish(&d->losses, NULL);
+}
+
 /* ---- one backward ---- */
 
 cairn_status cairn__ddp_begin(struct ddp_context *d) {
@@ -352,6 +367,7 @@ cairn_status cairn__ddp_begin(struct ddp_context *d) {
     if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
     d->running = true;
     d->num_arrived = 0;
+    if (st == CAIRN_OK) st = send_losses(d);
     return st == CAIRN_OK ? cairn__ddp_unused_begin(d) : st;
 }
 
@@ -444,6 +460,7 @@ static cairn_status settle(struct ddp_context *d) {
     TRY(d->status);
     TRY(cairn__ddp_unused_settle(d));
     TRY(finish_all(d, &found));
+    TRY(receive_losses(d));
     TRY(report(d, found));
     d->backwards++;
     cairn__ddp_times_settled(&d->times);
@@ -468,6 +485,7 @@ static void failed(void *ctx) {
     const cairn_status status = d->failed = cairn__last_status();
     snprintf(d->cause, sizeof(d->cause), "%s", cairn_last_error());
     if (cairn_group_size(d->channel) > 1) (void)cairn__ddp_give_up(d, status);
+    (void)receive_losses(d);
     for (size_t b = 0; b < d->plan.count; b++) {
         cairn_work *work = d->sends[b].work;
         uint64_t completed_ns = 0;

@@ -109,9 +109,9 @@ struct cairn__passes {
      * min(1, max_norm / (*total + 1e-6)), formed in f64 and rounded once; else *total = inf. */
     void (*clip)(struct cairn_device *d, const double *norms, size_t count, double max_norm,
                  struct cairn__optim_state *state, double *total);
-    /* *cell = the scale as it is, *dst = *x * cell->scale, all in device memory. */
+    /* *cell = the scale as it is, *dst = *x * cell->scale, all in device memory. found: *x is infinite or NaN. */
     void (*scale_loss)(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
-                       struct cairn__loss_scale *cell);
+                       struct cairn__loss_scale *cell, uint32_t *found);
     /* flags[0..n-1] = 0. */
     void (*clear_flags)(struct cairn_device *d, uint32_t *flags, size_t n);
     /* A value of the host, at most CAIRN__STORE_MAX bytes, into device memory; goes with the call. */

@@ -187,7 +187,7 @@ CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state
     return total;
 }
 
-/* What overflowed in one parameter's gradient since the last step. */
+/* What overflowed in one parameter's gradient, or in a loss itself, since the last step. */
 struct cairn__overflow {
     uint32_t micro_batch; /* in which it was found first, from 1; 0 = nothing did */
     uint32_t infs, nans;  /* elements of the gradient they were counted in first; at most UINT32_MAX */
@@ -292,7 +292,7 @@ struct cairn__step_end {
     struct cairn__optim_state *optim;                               /* skip and clip are reset */
     const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the losses that led here, updated already */
     int num_scalers;
-    struct cairn__overflow *overflows; /* [count], of the parameters; cleared */
+    struct cairn__overflow *overflows; /* [count], of the parameters and then of the losses; cleared */
     size_t count;
     struct cairn__step_report *reports; /* [CAIRN__REPORTS] */
     struct cairn__overflow *names; /* [CAIRN__REPORTS][count]: the overflows that go with a report; written only where

@@ -104,6 +104,10 @@ void cairn__forget_anomaly(cairn_env *env);
 /* Where the values of a buffer or a leaf stand, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);
 
+/* The same look alone; one that is not f32 or half is looked at as f32. A loss of several elements, or a stale one, is
+ * backward's to refuse. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found);
+
 /* Whether operations are recorded now: not between cairn_no_grad_begin and its end. */
 bool cairn__records(const cairn_env *env);
 
@@ -113,10 +117,11 @@ cairn_env *cairn__module_env(const cairn_module *module);
 /* loss * scale, in f32 whatever the loss's type, as a further node of the graph; the scale is scaler's when the device
  * comes to it, and stays in *cell. The gradient of the loss starts from it, and what is made of the result knows the
  * cell, so that backward can tell every parameter set it reaches where its factor stands. scaler and cell are device
- * memory; cell belongs to this loss until its gradients have been used. NULL with CAIRN_EINVAL more than one element,
- * CAIRN_ESTATE scaled already. */
+ * memory; cell belongs to this loss until its gradients have been used. *found, device memory too, is raised where the
+ * loss, in f32, is infinite or NaN; found may be NULL. NULL with CAIRN_EINVAL more than one element, CAIRN_ESTATE
+ * scaled already. */
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
-                                struct cairn__loss_scale *cell);
+                                struct cairn__loss_scale *cell, uint32_t *found);
 
 /* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of
  * work a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */

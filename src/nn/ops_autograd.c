@@ -8,8 +8,9 @@
 /* ---- scale_loss ---- */
 
 struct scaling {
-    const struct cairn__scaler_state *scaler; /* in device memory, as the cell is */
+    const struct cairn__scaler_state *scaler; /* in device memory, as all */
     struct cairn__loss_scale *cell;
+    uint32_t *found;
 };
 
 static const struct scaling *scaling_of(const struct cairn__node *node) {
@@ -28,7 +29,7 @@ static cairn_status scale_loss_infer(const struct cairn__node *node) {
 
 static cairn_status scale_loss_forward(struct cairn__tape *tape, struct cairn__node *node) {
     cairn__passes_of(tape)->scale_loss(tape->env->device, node->result->data, cairn__tensor_data(node->inputs[0]),
-                                       scaling_of(node)->scaler, scaling_of(node)->cell);
+                                       scaling_of(node)->scaler, scaling_of(node)->cell, scaling_of(node)->found);
     return CAIRN_OK;
 }
 
@@ -53,10 +54,22 @@ const struct cairn__op_row cairn__op_scale_loss = {.infer = scale_loss_infer,
 
 /* A scale of 65536 is no f16 value: the loss goes to f32 first. */
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
-                                struct cairn__loss_scale *cell) {
+                                struct cairn__loss_scale *cell, uint32_t *found) {
     if (loss && cairn__tensor_dtype(loss) != CAIRN_F32) loss = cairn_cast(loss, CAIRN_F32);
-    const struct scaling attrs = {scaler, cell};
+    const struct scaling attrs = {scaler, cell, found};
     return cairn__apply(CAIRN__OP_SCALE_LOSS, CAIRN__INPUTS(loss), &attrs, sizeof(attrs));
+}
+
+/* ---- looking ---- */
+
+cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found) {
+    const cairn_dtype dtype = cairn__tensor_dtype(loss);
+    const bool is_looked_at = dtype == CAIRN_F32 || cairn__is_half(dtype);
+    if (loss->n != 1 || cairn__tensor_check(loss, "backward") != CAIRN_OK) return CAIRN_OK;
+    if (!is_looked_at && !(loss = cairn_cast(loss, CAIRN_F32))) return cairn__last_status();
+    const struct cairn__item item = {.n = 1, .x = cairn__tensor_data(loss), .found = found};
+    cairn__passes_of(loss->env->tape)->check(loss->env->device, &item, 1, cairn__tensor_dtype(loss), NULL);
+    return CAIRN_OK;
 }
 
 /* ---- zero_loss ---- */

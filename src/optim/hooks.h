@@ -13,8 +13,8 @@ struct cairn__step_hook {
     /* (optional) Before the step is queued, after cairn__env_resolve: raises the optimizer's skip if it must be, queues
      * the updates of scalers, and says in *end which scalers the step's report may blame. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
-    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows [parameters]:
-     * where the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
+    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows
+     * [parameters + 1], the last of the losses themselves: where the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
      * returns. */
     cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     /* (optional) Parameters of a set are about to be added. A status other than CAIRN_OK refuses. */
@@ -42,8 +42,8 @@ struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *opti
 /* Makes the flags speak of the gradients as they are: one read of those that nobody has looked at. */
 void cairn__optimizer_check(cairn_optimizer *optimizer);
 
-/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; *any (device
- * memory) |= there were some. Says whether any may have been. */
+/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; and of losses that
+ * were infinite or NaN themselves. *any (device memory) |= there were some. Says whether any may have been. */
 bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
 
 /* The same of accumulators, which may hold what was found and told before: to be asked at the step. */
@@ -55,7 +55,7 @@ uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer);
 /* Takes back what was found for a step that does not come: the next one is not left out for it, and looks again. */
 void cairn__optimizer_forget_found(cairn_optimizer *optimizer);
 
-/* In device memory, [parameters]: what has been noted since the last step. */
+/* In device memory, [parameters + 1], the last of the losses: what has been noted since the last step. */
 struct cairn__overflow *cairn__optimizer_overflows(cairn_optimizer *optimizer);
 
 /* Makes every gradient a true f32 one, with clipping done. Errors: CAIRN_ENOMEM. */

@@ -48,7 +48,8 @@ static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
     memset(a, 0, sizeof(*a));
 }
 
-static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count) {
+/* losses: words of bad losses in all sets. */
+static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count, size_t losses) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(count, sizeof(a->params[0]), (void **)&a->params));
     TRY(cairn__calloc(count, sizeof(a->moments[0]), (void **)&a->moments));
@@ -56,17 +57,17 @@ static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count
     TRY(cairn__calloc(count, sizeof(a->list[0]), (void **)&a->list));
     TRY(cairn__calloc(count, sizeof(a->keys[0]), (void **)&a->keys));
     TRY(cairn__calloc(count, sizeof(a->plain[0]), (void **)&a->plain));
-    TRY(cairn__calloc(count, sizeof(a->taken[0]), (void **)&a->taken));
+    TRY(cairn__calloc(count + losses, sizeof(a->taken[0]), (void **)&a->taken));
 out:
     return st;
 }
 
-static cairn_status make_arrays(struct cairn_device *d, size_t count, struct cairn__optim_arrays *a) {
+static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t losses, struct cairn__optim_arrays *a) {
     cairn_status st = CAIRN_OK;
-    TRY(make_host_arrays(a, count));
+    TRY(make_host_arrays(a, count, losses));
     TRY(make_zeroed(d, count * sizeof(a->missed[0]), (void **)&a->missed));
-    TRY(make_zeroed(d, count * sizeof(a->overflows[0]), (void **)&a->overflows));
-    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * count * sizeof(a->names[0]), (void **)&a->names));
+    TRY(make_zeroed(d, (count + 1) * sizeof(a->overflows[0]), (void **)&a->overflows));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * (count + 1) * sizeof(a->names[0]), (void **)&a->names));
 out:
     return st;
 }
@@ -81,6 +82,7 @@ static cairn_status carry_over(struct cairn_optimizer *o, struct cairn__optim_ar
         memcpy(to->moments, o->of.moments, o->count * sizeof(to->moments[0]));
         TRY(cairn__device_copy(d, to->missed, o->of.missed, o->count * sizeof(to->missed[0])));
         TRY(cairn__device_copy(d, to->overflows, o->of.overflows, o->count * sizeof(to->overflows[0])));
+        TRY(cairn__device_copy(d, &to->overflows[count], &o->of.overflows[o->count], sizeof(to->overflows[0])));
     }
     for (size_t i = o->count; i < count && steps > 0; i++) d->passes->store(d, &to->missed[i], &steps, sizeof(steps));
 out:
@@ -202,7 +204,7 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     const size_t added = indices ? given : set->count, count = o->count + added;
     bool picked = false;
     TRY(check_group(o, kind, set, added));
-    TRY(make_arrays(d, count, &fresh));
+    TRY(make_arrays(d, count, (o->num_sets + 1) * (size_t)o->env->size, &fresh));
     TRY(make_room(o, &lrs, &norms, count));
     TRY(cairn__param_set_make_flags(set));
     TRY(pick(o, set, indices, added, fresh.params + o->count));

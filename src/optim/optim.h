@@ -43,9 +43,9 @@ struct cairn__optim_arrays {
 
     /* In device memory. */
     int64_t *missed; /* taken steps without a gradient */
-    struct cairn__overflow *overflows;
+    struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
 
-    struct cairn__overflow *names; /* [CAIRN__REPORTS] times; what the device writes and the host reads */
+    struct cairn__overflow *names; /* [CAIRN__REPORTS] times as many; what the device writes and the host reads */
 
     /* Of the step that is being queued. */
     struct cairn__optim_item *items, *list; /* a list gathered from items */

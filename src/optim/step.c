@@ -32,6 +32,18 @@ static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch,
     return listed > 0;
 }
 
+/* Without ranks that add up, a loss is this rank's affair: the other words are down. */
+static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set, struct cairn__taken *taken) {
+    if (!set->losses_touched || set->alone) return 0;
+    for (int r = 0; r < o->env->size; r++)
+        taken[r] = (struct cairn__taken){.dtype = CAIRN_F32,
+                                         .rank = r,
+                                         .flag = &set->bad_losses[r],
+                                         .to = &o->of.overflows[o->count]};
+    set->losses_touched = false;
+    return (size_t)o->env->size;
+}
+
 /* A gradient that was folded since is in the accumulator. */
 bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
     cairn__optimizer_forget_stale(o);
@@ -48,6 +60,7 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
                                            p->written ? p->dtype : CAIRN_F32, cairn__param_flag(p));
         p->flag_touched = false;
     }
+    for (size_t i = 0; i < o->num_sets; i++) listed += list_losses(o, o->sets[i], &o->of.taken[listed]);
     return take(o, listed, micro_batch, any);
 }
 
@@ -65,7 +78,8 @@ bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32
 void cairn__optimizer_lower_skip(cairn_optimizer *o) {
     struct cairn_device *d = device_of(o);
     d->passes->clear_flags(d, &o->state->skip, 1);
-    d->passes->clear_flags(d, (uint32_t *)o->of.overflows, o->count * (sizeof(o->of.overflows[0]) / sizeof(uint32_t)));
+    d->passes->clear_flags(d, (uint32_t *)o->of.overflows,
+                           (o->count + 1) * (sizeof(o->of.overflows[0]) / sizeof(uint32_t)));
     o->noted = false;
 }
 
@@ -166,7 +180,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     cairn_status st = CAIRN_OK;
     *end = (struct cairn__step_end){.optim = o->state,
                                     .overflows = o->of.overflows,
-                                    .count = o->count,
+                                    .count = o->count + 1,
                                     .reports = o->reports,
                                     .names = o->of.names};
     TRY(cairn__params_check_arrived("cairn_step", o->of.params, o->count));

@@ -153,6 +153,7 @@ cairn_status cairn__param_set_hold(struct cairn_param_set *set, bool on) {
 
 void cairn__param_set_drop_held(struct cairn_param_set *set) {
     set->held = set->walking = set->spares_held = set->alone = false;
+    cairn__param_set_forget_losses(set);
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         p->written &= !p->held;

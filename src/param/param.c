@@ -103,6 +103,7 @@ void cairn_param_set_destroy(cairn_param_set **set) {
     if (!set || !*set || cairn__param_set_in_use(*set, "cairn_param_set_destroy")) return;
     unlink_set(*set);
     for (size_t i = 0; i < (*set)->count; i++) param_destroy((*set)->params[i]);
+    cairn__param_set_unwatch_losses(*set);
     cairn__device_free((*set)->env->device, (*set)->flags);
     cairn__free((*set)->items);
     cairn__free((*set)->params);
@@ -719,6 +720,14 @@ static void lower_flags(struct cairn__param *const *params, size_t count) {
     }
 }
 
+/* Losses of which no gradient is left. What is not held has been taken note of, unless its backward failed. */
+static void forget_losses(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (cairn__param_has_held(set->params[i])) return;
+    }
+    cairn__param_set_forget_losses(set);
+}
+
 void cairn__params_forget(struct cairn__param *const *params, size_t count) {
     if (count) lower_flags(params, count);
     for (size_t i = 0; i < count; i++) {
@@ -727,6 +736,10 @@ void cairn__params_forget(struct cairn__param *const *params, size_t count) {
         p->agreed = false;
         p->held = p->has_local = p->own = false;
         p->clip = NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const bool is_new = i == 0 || params[i]->set != params[i - 1]->set;
+        if (is_new && params[i]->set->losses_touched) forget_losses(params[i]->set);
     }
 }
 

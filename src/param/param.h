@@ -95,6 +95,12 @@ struct cairn_param_set {
     size_t flags_count;        /* of parameters; flags are four times as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
+    /* In device memory, [env->size]; NULL = amp does not look at losses. Raised: a loss of that rank whose gradients
+     * the set gets was infinite or NaN, and no optimizer has taken note (cairn__optimizer_take_flags). A rank raises
+     * its own; ddp makes them all ranks' with the next backward that it reduces. */
+    uint32_t *bad_losses;
+    bool losses_touched; /* they may be raised */
+
     uint64_t backward; /* nn's number of the one now running or last run */
     bool
         walking; /* it is running; of the user's set: since the first gradient was declared, until settle. Not while: */
@@ -272,6 +278,21 @@ cairn_status cairn__param_set_check(struct cairn_param_set *set);
 /* A step has used the gradients. Those of a user's set are used up. Of a module's they are as they were until the next
  * backward, and a further step looks at them again, at those that stand in accumulators too. */
 void cairn__params_consumed(struct cairn__param *const *params, size_t count);
+
+/* ---- losses that are infinite or NaN themselves (loss.c) ---- */
+
+/* Makes bad_losses, or ends them. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set);
+void cairn__param_set_unwatch_losses(struct cairn_param_set *set);
+
+/* Where this rank raises its own, before the loss's backward. */
+static inline uint32_t *cairn__param_set_bad_loss(struct cairn_param_set *set) {
+    set->losses_touched = true;
+    return &set->bad_losses[set->env->rank];
+}
+
+/* Lowers all: the gradients of those losses are forgotten. */
+void cairn__param_set_forget_losses(struct cairn_param_set *set);
 
 /* ---- weights ---- */
 

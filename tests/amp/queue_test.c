@@ -41,8 +41,9 @@ COUNTED(TELL, scaler_update, (dev * d, struct cairn__scaler_state *s, struct cai
 COUNTED(CLIP, clip, (dev * d, const double *norms, size_t n, double max, struct cairn__optim_state *s, double *total),
         (d, norms, n, max, s, total))
 COUNTED(SCALE_LOSS, scale_loss,
-        (dev * d, float *dst, const float *x, const struct cairn__scaler_state *s, struct cairn__loss_scale *cell),
-        (d, dst, x, s, cell))
+        (dev * d, float *dst, const float *x, const struct cairn__scaler_state *s, struct cairn__loss_scale *cell,
+         uint32_t *found),
+        (d, dst, x, s, cell, found))
 COUNTED(CLEAR, clear_flags, (dev * d, uint32_t *flags, size_t n), (d, flags, n))
 COUNTED(STORE, store, (dev * d, void *dst, const void *value, size_t nbytes), (d, dst, value, nbytes))
 COUNTED(END, step_end, (dev * d, const struct cairn__step_end *end), (d, end))
@@ -85,7 +86,13 @@ static const struct row rows[] = {
     {"O0", 1, OPTIONS(.opt_level = AMP_O0), false, 1, {STEP}},
     {"O1", 1, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
     {"O2", 1, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
-    {"O2 static 1", 1, OPTIONS(.opt_level = AMP_O2, .loss_scale = 1), false, 1, {STEP, LOOK}},
+    /* the loss, which nobody scales, and the gradients */
+    {"O2 static 1",
+     1,
+     OPTIONS(.opt_level = AMP_O2, .loss_scale = 1),
+     false,
+     1,
+     {STEP, [CHECK] = 2, [TAKE] = 1, [SHARE] = 1}},
     {"O3", 1, OPTIONS(.opt_level = AMP_O3), false, 1, {STEP}},
     {"O2, clipped",
      1,
@@ -101,8 +108,9 @@ static const struct row rows[] = {
      false,
      2,
      {STEP, [SCALE_LOSS] = 2, [CHECK] = 2, [TAKE] = 3, [SHARE] = 3, [SCALE] = 2, [AXPBY] = 2}},
-    {"O1 on two ranks", 2, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1}},
-    {"O2 on two ranks", 2, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1}},
+    /* the reduction has looked at the gradients; of the losses the ranks tell each other */
+    {"O1 on two ranks", 2, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
+    {"O2 on two ranks", 2, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
 };
 
 static char *differs(const struct row *row, int step) {

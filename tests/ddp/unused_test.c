@@ -267,7 +267,8 @@ static char *count_what_is_sent(cairn_env *env, void *ctx) {
     EXPECT(ddp_bucket_count(t.net) == PARTS);
     const uint64_t before = ddp_group(t.net)->next_number;
     EXPECT_OK(parts_backward(&t, gradient, mask));
-    EXPECT(ddp_group(t.net)->next_number - before == (*(const bool *)ctx ? 1 + 1 : PARTS + 1));
+    /* buckets, and two words: which ranks' losses were infinite or NaN, which parameters they used */
+    EXPECT(ddp_group(t.net)->next_number - before == (*(const bool *)ctx ? 1 + 2 : PARTS + 2));
     parts_end(&t);
     return NULL;
 }

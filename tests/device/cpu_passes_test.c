@@ -396,7 +396,7 @@ static void scaled_loss_leaves_scale_and_factor(void **state) {
     const struct cairn__scaler_state scaler = {.scale = 3, .rule = CAIRN__SCALER_STATIC};
     struct cairn__loss_scale cell;
     float loss = 5;
-    d->passes->scale_loss(d, &loss, &loss, &scaler, &cell);
+    d->passes->scale_loss(d, &loss, &loss, &scaler, &cell, NULL);
     assert_true(loss == 15 && cell.scale == 3 && cell.factor == (float)(1.0 / 3));
     const float value = 4;
     d->passes->store(d, &loss, &value, sizeof(value));

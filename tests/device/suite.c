@@ -1205,11 +1205,33 @@ static void loss_is_scaled_by_the_scale_of_the_moment(void **state) {
         void *s = on_device(&scaler, sizeof(scaler)), *x = on_device(&loss, sizeof(loss));
         float *dst = device_memory(sizeof(*dst));
         struct cairn__loss_scale *cell = device_memory(sizeof(*cell));
-        passes->scale_loss(device, dst, x, s, cell);
+        passes->scale_loss(device, dst, x, s, cell, NULL);
         download(&got, cell, sizeof(got));
         download(&scaled, dst, sizeof(scaled));
         assert_true(got.scale == want.scale && got.factor == want.factor && scaled == loss * want.scale);
         cairn__device_free(device, s), cairn__device_free(device, x);
+        cairn__device_free(device, dst), cairn__device_free(device, cell);
+    }
+}
+
+/* 3e38 is finite, though its product is not. */
+static void scaled_loss_tells_whether_it_was_finite(void **state) {
+    (void)state;
+    static const struct {
+        float loss;
+        uint32_t before, found;
+    } rows[] = {{0.7f, 0, 0}, {3e38f, 0, 0}, {INFINITY, 0, 1}, {-INFINITY, 0, 1}, {NAN, 0, 1}, {0.7f, 1, 1}};
+    const struct cairn__scaler_state scaler = {.scale = 0x1p16, .min = 1, .max = 0x1p16};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        uint32_t found = 7;
+        void *s = on_device(&scaler, sizeof(scaler)), *x = on_device(&rows[i].loss, sizeof(rows[i].loss));
+        void *flag = on_device(&rows[i].before, sizeof(rows[i].before));
+        float *dst = device_memory(sizeof(*dst));
+        struct cairn__loss_scale *cell = device_memory(sizeof(*cell));
+        passes->scale_loss(device, dst, x, s, cell, flag);
+        download(&found, flag, sizeof(found));
+        assert_int_equal(found, rows[i].found);
+        cairn__device_free(device, s), cairn__device_free(device, x), cairn__device_free(device, flag);
         cairn__device_free(device, dst), cairn__device_free(device, cell);
     }
 }
@@ -1918,6 +1940,7 @@ int main(int argc, char **argv) {
         TEST(store_writes_values_of_any_length),
         TEST(miss_counts_steps_that_are_taken),
         TEST(loss_is_scaled_by_the_scale_of_the_moment),
+        TEST(scaled_loss_tells_whether_it_was_finite),
         TEST(elementwise_passes_have_the_references_bits),
         TEST(round_has_the_references_bits),
         TEST(sums_lie_within_their_bounds),

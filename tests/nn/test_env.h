@@ -62,7 +62,7 @@ static inline cairn_tensor *test_scale_loss(cairn_tensor *loss, double scale) {
     static unsigned next;
     const unsigned i = next++ % CELLS;
     scalers[i] = (struct cairn__scaler_state){.scale = scale, .rule = CAIRN__SCALER_STATIC};
-    return cairn__scale_loss(loss, &scalers[i], &cells[i]);
+    return cairn__scale_loss(loss, &scalers[i], &cells[i], NULL);
 }
 
 #define ENV_TEST(f) cmocka_unit_test_setup_teardown(f, test_env_setup, test_env_teardown)

@@ -353,7 +353,7 @@ static cairn_status hear_number(void *ctx, const struct cairn__step_report *r,
     return CAIRN_OK;
 }
 
-/* A device that is 40 steps ahead: the report that it may be writing over is not looked at, those behind it are
+/* A device that is 40 steps ahead, with names of one parameter and of the losses: the report that it may be writing over is not looked at, those behind it are
  * lost. */
 static void host_that_lags_hears_the_last_reports_whole(void **state) {
     cairn_param_set *set = NULL;
@@ -365,7 +365,7 @@ static void host_that_lags_hears_the_last_reports_whole(void **state) {
     for (uint64_t number = 1; number <= 40; number++) {
         o->reports[number % CAIRN__REPORTS] =
             (struct cairn__step_report){.number = number, .steps = (int64_t)number, .stepped = 1};
-        o->of.names[number % CAIRN__REPORTS].infs = (uint32_t)number;
+        o->of.names[number % CAIRN__REPORTS * (1 + 1)].infs = (uint32_t)number;
     }
     assert_int_equal(cairn_optimizer_steps(o), 40);
     assert_int_equal(o->reader.read(&o->reader), CAIRN_OK);

@@ -250,8 +250,9 @@ static void clip(struct cairn_device *d, const double *norms, size_t count, doub
 }
 
 static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
-                       struct cairn__loss_scale *cell) {
+                       struct cairn__loss_scale *cell, uint32_t *found) {
     (void)d;
+    raise_flag(found, cairn__f32_nonfinite(*x));
     *cell = cairn__loss_scale_of(scaler);
     *dst = *x * cell->scale;
 }

@@ -363,15 +363,17 @@ int cairn__launch_clip(struct CUstream_st *stream, const double *norms, size_t c
 }
 
 static CAIRN__KERNEL scale_one_loss(float *dst, const float *x, const cairn__scaler_state *scaler,
-                                    cairn__loss_scale *cell) {
+                                    cairn__loss_scale *cell, uint32_t *found) {
     if (threadIdx.x != 0) return;
+    if (found && cairn__f32_nonfinite(*x)) *found = 1;
     *cell = cairn__loss_scale_of(scaler);
     *dst = *x * cell->scale;
 }
 
 int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float *x,
-                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell) {
-    return cairn__launch(scale_one_loss, 1, 1, stream, dst, x, scaler, cell);
+                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell,
+                             uint32_t *found) {
+    return cairn__launch(scale_one_loss, 1, 1, stream, dst, x, scaler, cell, found);
 }
 
 static CAIRN__KERNEL clear_all_flags(uint32_t *flags, size_t n) {

@@ -271,10 +271,10 @@ static void clip(struct cairn_device *d, const double *norms, size_t count, doub
 }
 
 static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
-                       struct cairn__loss_scale *cell) {
-    if (refused(d, "scale_loss", cairn__check_objects((const void *[]){dst, x, scaler, cell}, 4, sizeof(float))))
-        return;
-    queued(d, "scale_loss", cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell));
+                       struct cairn__loss_scale *cell, uint32_t *found) {
+    const void *const objects[] = {dst, x, scaler, cell, found};
+    if (refused(d, "scale_loss", cairn__check_objects(objects, found ? 5 : 4, sizeof(float)))) return;
+    queued(d, "scale_loss", cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell, found));
 }
 
 static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n) {

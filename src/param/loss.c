@@ -1,0 +1,29 @@
+/* Losses that are infinite or NaN themselves. Their gradients need not show it (the mean of an infinity has finite
+ * ones), so each rank notes its own before backward; the note goes the way of the gradients: held with them, made all
+ * ranks' when they are reduced, taken by the optimizers, or forgotten. */
+#include "param/param.h"
+
+static size_t num_words(const struct cairn_param_set *set) {
+    return (size_t)set->env->size;
+}
+
+cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set) {
+    struct cairn_device *d = set->env->device;
+    if (set->bad_losses) return CAIRN_OK;
+    cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_STATE, num_words(set) * sizeof(*set->bad_losses),
+                                          (void **)&set->bad_losses);
+    if (st == CAIRN_OK) d->passes->clear_flags(d, set->bad_losses, num_words(set));
+    return st;
+}
+
+void cairn__param_set_unwatch_losses(struct cairn_param_set *set) {
+    cairn__device_free(set->env->device, set->bad_losses);
+    set->bad_losses = NULL;
+    set->losses_touched = false;
+}
+
+void cairn__param_set_forget_losses(struct cairn_param_set *set) {
+    struct cairn_device *d = set->env->device;
+    if (set->losses_touched) d->passes->clear_flags(d, set->bad_losses, num_words(set));
+    set->losses_touched = false;
+}
