@@ -68,8 +68,9 @@ struct ddp_context {
     bool speaks; /* what a reduction says of infinite and NaN results holds for the gradients that come of them */
 
     struct cairn__grad_listener listener;
-    cairn_work *losses; /* of this backward: which ranks' losses were infinite or NaN */
-    size_t next;        /* bucket to go out next */
+    void *losses;            /* group memory: which ranks' losses were infinite or NaN; NULL = not yet */
+    cairn_work *losses_sent; /* of this backward */
+    size_t next;             /* bucket to go out next */
     size_t
         *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
     size_t num_arrived;

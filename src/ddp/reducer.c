@@ -193,6 +193,8 @@ static void leave_arenas(struct ddp_context *d) {
         cairn__params_forget(&p, 1);
     }
     free_arenas(d, d->arenas);
+    (void)cairn_group_free(d->channel, &d->losses);
+    d->losses = NULL;
 }
 
 cairn_status cairn__ddp_attach(struct ddp_context *d) {
@@ -346,17 +348,30 @@ static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
 
 /* ---- losses that are infinite or NaN themselves ---- */
 
-/* The gradients need not show it, so the words go beside them, first of all: they are there before the last bucket. */
+/* The gradients need not show it, so words of all ranks go beside them, and first, so that nobody waits for them. Group
+ * memory, like the buckets: ranks that outnumber processors take no turns there. */
 static cairn_status send_losses(struct ddp_context *d) {
     const struct cairn_param_set *set = d->set;
+    const size_t n = (size_t)set->env->size;
+    cairn_status st = CAIRN_OK;
     if (!set->bad_losses || cairn_group_size(d->channel) == 1) return CAIRN_OK;
-    return cairn_allreduce(d->channel, set->bad_losses, (size_t)set->env->size, CAIRN_I32, CAIRN_MAX, &d->losses);
+    if (!d->losses) TRY(cairn_group_alloc(d->channel, n * sizeof(*set->bad_losses), &d->losses));
+    TRY(cairn__device_copy(device_of(d), d->losses, set->bad_losses, n * sizeof(*set->bad_losses)));
+    TRY(cairn_allreduce(d->channel, d->losses, n, CAIRN_I32, CAIRN_MAX, &d->losses_sent));
+out:
+    return st;
 }
 
 static cairn_status receive_losses(struct ddp_context *d) {
-    if (!d->losses) return CAIRN_OK;
-    d->set->losses_touched = true;
-    return cairn__work_finish(&d->losses, NULL);
+    struct cairn_param_set *set = d->set;
+    cairn_status st = CAIRN_OK;
+    if (!d->losses_sent) return CAIRN_OK;
+    TRY(cairn__work_finish(&d->losses_sent, NULL));
+    TRY(cairn__device_copy(device_of(d), set->bad_losses, d->losses,
+                           (size_t)set->env->size * sizeof(*set->bad_losses)));
+    set->losses_touched = true;
+out:
+    return st;
 }
 
 /* ---- one backward ---- */
@@ -485,7 +500,7 @@ static void failed(void *ctx) {
     const cairn_status status = d->failed = cairn__last_status();
     snprintf(d->cause, sizeof(d->cause), "%s", cairn_last_error());
     if (cairn_group_size(d->channel) > 1) (void)cairn__ddp_give_up(d, status);
-    (void)receive_losses(d);
+    (void)cairn__work_finish(&d->losses_sent, NULL);
     for (size_t b = 0; b < d->plan.count; b++) {
         cairn_work *work = d->sends[b].work;
         uint64_t completed_ns = 0;
