@@ -86,8 +86,8 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
 /* What waits at one of its cells is folded first. Of any scaler, a context's too. */
 void cairn__scaler_end(amp_scaler **scaler);
 
-/* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself. *found
- * (device memory; NULL = nobody asks) is raised where the loss is infinite or NaN before it is scaled. NULL on error. */
+/* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself.
+ * *found (device memory; may be NULL) is raised where the loss is infinite or NaN, unscaled. NULL on error. */
 cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss, uint32_t *found);
 
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are

@@ -56,8 +56,8 @@ struct amp_options {
     double min_loss_scale;            /* dynamic only: the floor, 1 */
     double max_loss_scale;            /* dynamic only: the ceiling, 2^24 */
     cairn_dtype cast_model_outputs;   /* f32 where cast_model_type is set; else outputs are left alone */
-    cairn_switch skip_nonfinite;      /* leave a step out when a gradient is infinite or NaN. On, but for O0 and O3 with
-                                          a static scale of 1 */
+    cairn_switch skip_nonfinite;      /* skip a step when a gradient, or the loss before it is scaled, is infinite or
+                                         NaN. On, but for O0 and O3 with a static scale of 1 */
     cairn_switch enabled;             /* OFF: every call passes through, nothing is cast, scaled or checked */
     int verbosity; /* 0 = 1: settings are logged once, by rank 0, as notices; 2: every cast of O1 too;
                                          -1: quietly */
@@ -157,6 +157,12 @@ CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_
  * which returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end. Where a gradient of any of
  * the optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is told at the first
  * of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers.
+ * So it is where the loss itself is infinite or NaN before it is scaled, whatever its gradients are: the mean of an
+ * infinity has finite ones. Under ddp all ranks skip for the loss of one, also of a micro-batch under ddp_no_sync. A
+ * scaler cannot tell bad data from a scale that is too high: a dynamic scale is lowered for either, and a batch whose
+ * loss is NaN at any scale, again and again, ends in CAIRN_ENUMERIC at the floor; a static scale skips every such step
+ * and goes on. Trainers with own buffers go by gradients alone, since Cairn sees no loss; so does the explicit way
+ * (scaler.h), as torch's.
  * Gradients are looked at late, at the next of: another scaled loss, a step, clipping, zero_grad; so that what reads
  * them anyway is the only read.
  * A begin without an end is reported at the next begin.
@@ -251,8 +257,9 @@ struct amp_overflow {
 };
 
 /* Why the optimizer skipped its last skipped step: the loss, where it was infinite or NaN itself, then the parameters
- * whose gradients were; up to count of them in out; *found is their number. None where no step was skipped; steps taken since change nothing. optimizer NULL: as amp_master_params.
- * Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
+ * whose gradients were; up to count of them in out; *found is their number. None where no step was skipped; steps
+ * taken since change nothing. optimizer NULL: as amp_master_params. Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not
+ * enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);
 

@@ -15,7 +15,8 @@ CAIRN__HOST_DEVICE static inline float cairn__relu(float x) {
     return x > 0 ? x : (x != x ? x : 0);
 }
 
-/* The slope at 0 is 0. At a NaN it is 1, as in PyTorch: a NaN that a relu let through must not end in gradients of 0. */
+/* The slope at 0 is 0. At a NaN it is 1, as in PyTorch: a NaN that a relu lets through must not end in gradients of
+ * 0. */
 CAIRN__HOST_DEVICE static inline float cairn__relu_backward(float dy, float x) {
     return x <= 0 ? 0 : dy;
 }

@@ -14,8 +14,8 @@ struct cairn__step_hook {
      * the updates of scalers, and says in *end which scalers the step's report may blame. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
     /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows
-     * [parameters + 1], the last of the losses themselves: where the step was left out; else it means nothing. The status is what cairn_step, or who else found the report,
-     * returns. */
+     * [parameters + 1], the last of the losses themselves: where the step was skipped; else it means nothing. The
+     * status is what cairn_step, or who else found the report, returns. */
     cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     /* (optional) Parameters of a set are about to be added. A status other than CAIRN_OK refuses. */
     cairn_status (*adding)(void *ctx, const struct cairn_param_set *set);

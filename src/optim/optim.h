@@ -42,7 +42,7 @@ struct cairn__optim_arrays {
     } * moments; /* of [n], zeroed, in device memory; momentum, or m and v */
 
     /* In device memory. */
-    int64_t *missed; /* taken steps without a gradient */
+    int64_t *missed;                   /* taken steps without a gradient */
     struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
 
     struct cairn__overflow *names; /* [CAIRN__REPORTS] times as many; what the device writes and the host reads */

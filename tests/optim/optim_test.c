@@ -353,8 +353,8 @@ static cairn_status hear_number(void *ctx, const struct cairn__step_report *r,
     return CAIRN_OK;
 }
 
-/* A device that is 40 steps ahead, with names of one parameter and of the losses: the report that it may be writing over is not looked at, those behind it are
- * lost. */
+/* A device that is 40 steps ahead, with names of one parameter and of the losses: the report that it may be writing
+ * over is not looked at, those behind it are lost. */
 static void host_that_lags_hears_the_last_reports_whole(void **state) {
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;

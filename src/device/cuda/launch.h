@@ -123,8 +123,7 @@ int cairn__launch_scaler_update(struct CUstream_st *stream, struct cairn__scaler
 int cairn__launch_clip(struct CUstream_st *stream, const double *norms, size_t count, double max_norm,
                        struct cairn__optim_state *state, double *total);
 int cairn__launch_scale_loss(struct CUstream_st *stream, float *dst, const float *x,
-                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell,
-                             uint32_t *found);
+                             const struct cairn__scaler_state *scaler, struct cairn__loss_scale *cell, uint32_t *found);
 int cairn__launch_clear_flags(struct CUstream_st *stream, uint32_t *flags, size_t n);
 int cairn__launch_store(struct CUstream_st *stream, void *dst, const void *value, size_t nbytes);
 
