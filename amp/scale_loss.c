@@ -119,6 +119,7 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
         if (!is_given(&amp->begun, i)) continue;
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
         for (size_t k = 0; k < count; k++) {
+            if (!sets[k]->bad_losses) continue; /* the user's */
             uint32_t *const found = cairn__param_set_bad_loss(sets[k]);
             if (scaled) {
                 if (cairn__loss_look(loss, found) != CAIRN_OK) return NULL;
