@@ -1,5 +1,5 @@
 /* Data-parallel trainings in which everything follows from a seed: options, which rank has input for which parameters,
- * how often it accumulates, where a gradient is infinite. After every step all ranks have equal bits; where data stays
+ * how often it accumulates, where a gradient or a loss is infinite. After every step all ranks have equal bits; where data stays
  * exact, those of one process that is given what the ranks add up. Where one rank makes a mistake, every rank ends with
  * a sentence.
  *
@@ -18,7 +18,7 @@ static uint64_t num_seeds = 100, first_seed;
 
 /* ---- chance ---- */
 
-enum topic { OPTIONS, GRAPH, STEP, ROUND, MICRO, ORDER, MISTAKE };
+enum topic { OPTIONS, GRAPH, STEP, ROUND, MICRO, ORDER, MISTAKE, LOSS };
 
 struct dice {
     uint64_t seed, rolled, of;
@@ -174,6 +174,7 @@ struct round {
 struct micro {
     unsigned used[MOST_NETS]; /* 0: no input */
     float gradient[MOST_NETS][ALL];
+    bool bad; /* the loss is infinite, and its gradients are as they are */
 };
 
 static struct step step_of(const struct choices *c, int s) {
@@ -216,6 +217,8 @@ static void micro_of(const struct choices *c, int s, int r, int rank, int m, str
         out->used[k] = used_of(c, &d, rank, k);
         for (int i = 0; i < ALL; i++) out->gradient[k][i] = out->used[k] >> i / PART & 1 ? number(c, &d) : 0;
     }
+    struct dice loss = dice_of(c->seed, LOSS, s, r, rank, m);
+    out->bad = one_in(&loss, 40) && c->way != BY_HAND;
 }
 
 /* ---- what one process is given instead ---- */
@@ -227,6 +230,7 @@ static float divisor_of(const struct choices *c, int active) {
 }
 
 static void add_micro(const struct choices *c, const struct micro *m, struct micro *sum) {
+    sum->bad |= m->bad;
     for (int k = 0; k < c->nets; k++) {
         sum->used[k] |= is_strict(c) ? ALL_PARTS : m->used[k];
         for (int i = 0; i < ALL; i++) sum->gradient[k][i] += m->gradient[k][i];
@@ -238,7 +242,7 @@ static void whole(const struct choices *c, int s, int r, struct micro *sum) {
     int active[MOST_NETS] = {0};
     memset(sum, 0, sizeof(*sum));
     for (int rank = 0; rank < c->ranks; rank++) {
-        struct micro m = {{0}, {{0}}};
+        struct micro m = {.bad = false};
         for (int i = 0; i < round.micros[rank]; i++) {
             micro_of(c, s, r, rank, i, &m);
             add_micro(c, &m, sum);
@@ -424,6 +428,7 @@ static cairn_status backward(struct training *t, const struct round *r, const st
         loss = count ? cairn_add(loss, one) : one;
         optimizers[count++] = t->nets[k].of.optimizer;
     }
+    if (m->bad) loss = cairn_add(loss, cairn_full(t->env, CAIRN_F32, 0, NULL, INFINITY));
     return amp_backward_with(t->amp, loss,
                              amp_loss_options(.loss_id = r->loss, .num_optimizers = count, .optimizers = optimizers));
 }
@@ -511,7 +516,7 @@ static char *run_round(struct training *t, int s, int number_of_round) {
     const int rank = cairn_env_rank(env);
     const struct round round = round_of(c, s, number_of_round);
     struct dice d = dice_of(c->seed, ORDER, s, number_of_round, rank, 0);
-    struct micro m = {{0}, {{0}}};
+    struct micro m = {.bad = false};
     if (t->alone) {
         whole(c, s, number_of_round, &m);
         return run_micro(t, &round, &m, &d);
