@@ -47,7 +47,7 @@ CAIRN_API cairn_tensor *cairn_zeros(cairn_env *env, cairn_dtype dtype, int ndim,
  * and converted. torch.arange */
 CAIRN_API cairn_tensor *cairn_arange(cairn_env *env, cairn_dtype dtype, double start, double end, double step);
 
-/* A copy of data, which holds elements of dtype in row-major order. */
+/* A copy of data, which holds elements of dtype in row-major order; NULL will do where there are none. */
 CAIRN_API cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
                                           const void *data);
 

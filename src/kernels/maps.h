@@ -94,7 +94,7 @@
     X(SILU_BACKWARD, 2, "dy * s * (1 + a * (1 - s)), s = sigmoid(a)")                                           \
     X(CLAMP_BACKWARD, 2, "p0 <= a <= p1 ? dy : 0")                                                              \
     X(POW_SCALAR_BACKWARD, 2, "p0 == 0 ? 0 : dy * p0 * a^(p0 - 1)")                                             \
-    X(POW_OF_SCALAR_BACKWARD, 2, "dy * y * ln p0; 0 where y is 0 and p0 too")                                   \
+    X(POW_OF_SCALAR_BACKWARD, 2, "dy * y * ln p0; of p0 = 0 dy * 0, but where y = 0^a is infinite")             \
     /* ---- of two inputs ---- */                                                                               \
     X(DIV_BACKWARD_B, 3, "of dy, a, b: -dy * (a / b) / b")                                                      \
     X(POW_BACKWARD_A, 3, "of dy, a, b: b == 0 ? 0 : dy * b * a^(b - 1)")                                        \

@@ -179,11 +179,12 @@ cairn_tensor *cairn_arange(cairn_env *env, cairn_dtype dtype, double start, doub
 
 cairn_tensor *cairn_tensor_from(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape, const void *data) {
     cairn_tensor *t = NULL;
-    if (!data) {
-        cairn__fail(CAIRN_EINVAL, "tensor_from: data is NULL");
-        return NULL;
-    }
+    char text[CAIRN__SHAPE_TEXT];
     if (new_leaf("tensor_from", env, dtype, ndim, shape, &t) != CAIRN_OK) return NULL;
+    if (!data && t->n > 0) {
+        return finished(t, cairn__fail(CAIRN_EINVAL, "tensor_from: data is NULL, but %s has %zu elements",
+                                       cairn__shape_text(t, text), t->n));
+    }
     return finished(t, cairn__device_upload(env->device, t->data, data, nbytes_of(t)));
 }
 

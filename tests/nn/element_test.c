@@ -100,6 +100,9 @@ static void slopes_at_kinks_are_torchs(void **state) {
     ASSERT_SLOPE(x, cairn_minimum(x, ROW(0, 0, 0)), 0.5f, 1, 0);
     ASSERT_SLOPE(x, cairn_max(cairn_mul(x, x)), 0, -1, 1);
     ASSERT_SLOPE(x, cairn_pow_scalar(x, 0), 0, 0, 0);
+    ASSERT_SLOPE(x, cairn_scalar_pow(0, x), 0, -INFINITY, 0);
+    ASSERT_SLOPE(x, cairn_scalar_pow(1, x), 0, 0, 0);
+    ASSERT_SLOPE(x, cairn_pow(ROW(0, 0, 0), x), 0, -INFINITY, 0);
     ASSERT_SLOPE(x, cairn_norm(cairn_mul_scalar(x, 0), 2, 0, NULL, 0), 0, 0, 0);
     ASSERT_SLOPE(x, cairn_prod(x, 0, 0), -1, 0, 0);
     ASSERT_SLOPE(x, cairn_where(cairn_gt(x, ROW(0, 0, 0)), x, cairn_log(ROW(1, 1, 1))), 0, 0, 1);

@@ -96,6 +96,23 @@ static void class_losses_say_what_does_not_fit(void **state) {
     assert_null(cairn_bce(NULL, x, NULL));
 }
 
+/* torch divides by (double)1e-12f there, in every type. */
+static void bce_of_certain_probabilities_is_torchs_to_the_last_bit(void **state) {
+    cairn_env *env = test_env_of(state);
+    static const double p[] = {0, 1, 0, 1}, target[] = {1, 0, 0, 1};
+    const double steep = 1 / (double)1e-12f, want[] = {-steep, steep, 0, 0};
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F64, CAIRN_SHAPE(4), p);
+    cairn_tensor *y = cairn_tensor_from(env, CAIRN_F64, CAIRN_SHAPE(4), target);
+    double loss, got[4];
+    assert_int_equal(cairn_tensor_require_grad(x), CAIRN_OK);
+    cairn_tensor *sum = cairn_bce(x, y, cairn_loss_options(.reduction = CAIRN_SUM_ALL));
+    assert_int_equal(cairn_tensor_read_as(sum, CAIRN_F64, &loss, 1), CAIRN_OK);
+    assert_true(loss == 200);
+    assert_int_equal(cairn_backward(sum), CAIRN_OK);
+    assert_int_equal(cairn_tensor_read_grad(x, got, 4), CAIRN_OK);
+    for (int i = 0; i < 4; i++) assert_true(got[i] == want[i]);
+}
+
 /* A weight is a constant, also where it wants a gradient elsewhere. */
 static void weight_gets_no_gradient(void **state) {
     cairn_env *env = test_env_of(state);
@@ -116,6 +133,7 @@ int main(void) {
         ENV_TEST(target_that_is_no_class_is_told_by_backward),
         ENV_TEST(smoothing_of_one_forgets_the_target),
         ENV_TEST(class_losses_say_what_does_not_fit),
+        ENV_TEST(bce_of_certain_probabilities_is_torchs_to_the_last_bit),
         ENV_TEST(weight_gets_no_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

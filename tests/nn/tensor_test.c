@@ -113,6 +113,20 @@ static void large_integers_are_read_with_all_their_digits(void **state) {
     assert_memory_equal(got, x, sizeof(x));
 }
 
+static void tensor_of_no_elements_needs_no_memory(void **state) {
+    cairn_env *env = test_env_of(state);
+    for (int i = 0; i < NUM_TYPES; i++) {
+        cairn_tensor *t = cairn_tensor_from(env, all_types[i], CAIRN_SHAPE(0, 3), NULL);
+        if (!t) fail_msg("%s", cairn_last_error());
+        assert_int_equal(cairn_tensor_numel(t), 0);
+        assert_int_equal(cairn_tensor_write(t, NULL, 0), CAIRN_OK);
+        assert_int_equal(cairn_tensor_read(t, NULL, 0), CAIRN_OK);
+    }
+    ASSERT_REFUSED(cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(2, 3), NULL),
+                   "tensor_from: data is NULL, but [2, 3] has 6 elements");
+    ASSERT_REFUSED(cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(-1), NULL), "tensor_from: size -1 in dimension 0");
+}
+
 static void leaf_over_memory_shows_what_is_written_there(void **state) {
     cairn_env *env = test_env_of(state);
     float data[6] = {1, 2, 3, 4, 5, 6};
@@ -325,6 +339,7 @@ int main(void) {
         ENV_TEST(reading_converts_between_all_types),
         ENV_TEST(bytes_are_no_tensor_elements),
         ENV_TEST(large_integers_are_read_with_all_their_digits),
+        ENV_TEST(tensor_of_no_elements_needs_no_memory),
         ENV_TEST(leaf_over_memory_shows_what_is_written_there),
         ENV_TEST(leaf_over_strided_memory_is_read_in_order),
         ENV_TEST(memory_that_does_not_fit_is_refused),
