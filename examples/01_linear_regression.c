@@ -12,9 +12,6 @@
 
 enum { N = 64, D_IN = 1024, D_OUT = 16 };
 
-#define CHECK(call) \
-    if ((call) != CAIRN_OK) die(cairn_last_error())
-
 static void die(const char *why) {
     fprintf(stderr, "01_linear_regression: %s\n", why);
     exit(1);
@@ -25,11 +22,11 @@ static void parse(int argc, char **argv, struct amp_options *amp, long *steps, u
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         char *end = "";
         if (strcmp(name, "--opt-level") == 0) {
-            CHECK(amp_opt_level_parse(value, &amp->opt_level));
+            CAIRN_CHECK(amp_opt_level_parse(value, &amp->opt_level));
         } else if (strcmp(name, "--half") == 0) {
-            CHECK(amp_half_type_parse(value, &amp->half_type));
+            CAIRN_CHECK(amp_half_type_parse(value, &amp->half_type));
         } else if (strcmp(name, "--loss-scale") == 0) {
-            CHECK(amp_loss_scale_parse(value, &amp->loss_scale));
+            CAIRN_CHECK(amp_loss_scale_parse(value, &amp->loss_scale));
         } else if (strcmp(name, "--steps") == 0) {
             *steps = strtol(value, &end, 10);
         } else if (strcmp(name, "--seed") == 0) {
@@ -49,7 +46,7 @@ static double microseconds(void) {
 
 int main(int argc, char **argv) {
     cairn_env *env; /* torchrun, torch.distributed.launch, cairn-run, or alone */
-    CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
     struct amp_options amp_choice = *amp_options(.opt_level = AMP_O1);
     long steps = 500;
     unsigned long long seed = 0;
@@ -63,12 +60,12 @@ int main(int argc, char **argv) {
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = 1e-3;
     cairn_optimizer *sgd;
-    CHECK(cairn_sgd_create(cairn_module_params(model), &hyper, &sgd));
+    CAIRN_CHECK(cairn_sgd_create(cairn_module_params(model), &hyper, &sgd));
 
     amp_context *amp;
-    CHECK(amp_initialize(env, model, sgd, &amp_choice, &amp));
+    CAIRN_CHECK(amp_initialize(env, model, sgd, &amp_choice, &amp));
     ddp_context *net;
-    CHECK(ddp_create(model, cairn_env_group(env), NULL, &net));
+    CAIRN_CHECK(ddp_create(model, cairn_env_group(env), NULL, &net));
 
     int speaks = cairn_env_rank(env) == 0, in_place = isatty(STDOUT_FILENO);
     float first = 0, last = 0;
@@ -76,8 +73,8 @@ int main(int argc, char **argv) {
     for (long t = 1; t <= steps; t++) {
         cairn_zero_grad(sgd);
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);
-        CHECK(amp_backward(amp, loss, sgd));
-        CHECK(cairn_step(sgd));
+        CAIRN_CHECK(amp_backward(amp, loss, sgd));
+        CAIRN_CHECK(cairn_step(sgd));
         if (t > 1 && t % 50 && t < steps) continue; /* reading a loss waits for the device */
         last = cairn_tensor_item(loss);
         if (t == 1) first = last, begin = microseconds();

@@ -21,8 +21,6 @@ static void die(const char *why) {
     exit(1);
 }
 
-#define CHECK(call) ((call) == CAIRN_OK ? (void)0 : die(cairn_last_error()))
-
 /* Uniform in -1 to 1. */
 static float draw(void) {
     static unsigned state = 1;
@@ -89,7 +87,7 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "--steps") == 0) steps = strtol(value, NULL, 10);
-        if (strcmp(argv[i], "--opt-level") == 0) CHECK(amp_opt_level_parse(value, &choice.opt_level));
+        if (strcmp(argv[i], "--opt-level") == 0) CAIRN_CHECK(amp_opt_level_parse(value, &choice.opt_level));
     }
     if (steps < 1) die("--steps takes a number from 1");
     for (int i = 0; i < H * C; i++) w1[i] = draw() / 4;
@@ -99,28 +97,28 @@ int main(int argc, char **argv) {
                                      {"w2", w2, dw2, CAIRN_F32, 2, {V, H}, CAIRN_OFF},
                                      {"b2", b2, db2, CAIRN_F32, 1, {V}, CAIRN_OFF}};
     cairn_env *env;
-    CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
     cairn_param_set *set;
-    CHECK(cairn_param_set_create(env, net, PARAMS, &set));
+    CAIRN_CHECK(cairn_param_set_create(env, net, PARAMS, &set));
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = LR, hyper.momentum = 0.9;
     cairn_optimizer *sgd;
-    CHECK(cairn_sgd_create(set, &hyper, &sgd));
+    CAIRN_CHECK(cairn_sgd_create(set, &hyper, &sgd));
     amp_context *amp;
-    CHECK(amp_initialize_params(env, set, sgd, &choice, &amp));
+    CAIRN_CHECK(amp_initialize_params(env, set, sgd, &choice, &amp));
     cairn_group *ranks = cairn_env_group(env);
     ddp_context *ddp;
-    CHECK(ddp_create_params(set, ranks, ddp_options(.gradient_average = CAIRN_OFF), &ddp));
+    CAIRN_CHECK(ddp_create_params(set, ranks, ddp_options(.gradient_average = CAIRN_OFF), &ddp));
     begin = B * cairn_env_rank(env) / cairn_env_size(env), end = B * (cairn_env_rank(env) + 1) / cairn_env_size(env);
 
     for (long t = 1; t <= steps; t++) {
         make_batch();
         float loss = forward();
         backward((float)amp_loss_scale(amp));
-        CHECK(ddp_grads_ready(ddp, 0, PARAMS));
-        CHECK(ddp_wait(ddp));
-        CHECK(cairn_step(sgd));
-        CHECK(cairn_allreduce(ranks, &loss, 1, CAIRN_F32, CAIRN_SUM, NULL));
+        CAIRN_CHECK(ddp_grads_ready(ddp, 0, PARAMS));
+        CAIRN_CHECK(ddp_wait(ddp));
+        CAIRN_CHECK(cairn_step(sgd));
+        CAIRN_CHECK(cairn_allreduce(ranks, &loss, 1, CAIRN_F32, CAIRN_SUM, NULL));
         if (cairn_env_rank(env) == 0 && (t % 50 == 0 || t == 1)) printf("step %ld  loss %.9g\n", t, loss);
     }
     ddp_destroy(&ddp);

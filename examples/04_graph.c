@@ -20,9 +20,6 @@ struct trainer {
     cairn_tensor *x, *y, *loss;
 };
 
-#define CHECK(call) \
-    if ((call) != CAIRN_OK) die(cairn_last_error())
-
 static void die(const char *why) {
     fprintf(stderr, "04_graph: %s\n", why);
     exit(1);
@@ -50,25 +47,25 @@ static cairn_status step(void *user) {
 
 int main(int argc, char **argv) {
     cairn_env *env;
-    CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
     struct trainer t;
     cairn_module *model = cairn_linear(env, D_IN, D_OUT);
-    CHECK(cairn_sgd_create(cairn_module_params(model), NULL, &t.sgd));
-    CHECK(amp_initialize(env, model, t.sgd, amp_options(.opt_level = AMP_O2), &t.amp));
-    CHECK(ddp_create(model, cairn_env_group(env), NULL, &t.net));
+    CAIRN_CHECK(cairn_sgd_create(cairn_module_params(model), NULL, &t.sgd));
+    CAIRN_CHECK(amp_initialize(env, model, t.sgd, amp_options(.opt_level = AMP_O2), &t.amp));
+    CAIRN_CHECK(ddp_create(model, cairn_env_group(env), NULL, &t.net));
 
     make_batches(cairn_env_rank(env));
     t.x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(N, D_IN), inputs[0]);
     t.y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(N, D_OUT), targets[0]);
     if (!t.x || !t.y) die(cairn_last_error());
     cairn_graph *graph;
-    CHECK(cairn_graph_capture(env, step, &t, &graph));
+    CAIRN_CHECK(cairn_graph_capture(env, step, &t, &graph));
 
     for (int i = 0; i < STEPS; i++) { /* a recording holds addresses: values may change between replays */
-        CHECK(cairn_tensor_write(t.x, inputs[i % BATCHES], N * D_IN));
-        CHECK(cairn_tensor_write(t.y, targets[i % BATCHES], N * D_OUT));
-        CHECK(cairn_optimizer_set_lr(t.sgd, first_lr * (STEPS - i) / STEPS));
-        CHECK(cairn_graph_replay(graph));
+        CAIRN_CHECK(cairn_tensor_write(t.x, inputs[i % BATCHES], N * D_IN));
+        CAIRN_CHECK(cairn_tensor_write(t.y, targets[i % BATCHES], N * D_OUT));
+        CAIRN_CHECK(cairn_optimizer_set_lr(t.sgd, first_lr * (STEPS - i) / STEPS));
+        CAIRN_CHECK(cairn_graph_replay(graph));
         if ((i + 1) % READ_EVERY) continue; /* reading a loss waits for the device */
         float loss = cairn_tensor_item(t.loss);
         if (cairn_env_rank(env) == 0) printf("step %d  lr %.4f  loss %.6f\n", i + 1, cairn_optimizer_lr(t.sgd), loss);

@@ -39,9 +39,6 @@ struct trainer {
     cairn_sampler *sampler;
 };
 
-#define CHECK(call) \
-    if ((call) != CAIRN_OK) die(cairn_last_error())
-
 static inline void die(const char *why) {
     fprintf(stderr, "%s\n", why);
     exit(1);
@@ -52,7 +49,7 @@ static inline void read_digits(const char *path, struct digits *d) {
     cairn_sampler *mixed;
     FILE *f = fopen(path, "r");
     if (!f) die("there is no such file of digits; examples/digits.h says where to get it");
-    CHECK(cairn_sampler_create(PICTURES, NULL, &mixed));
+    CAIRN_CHECK(cairn_sampler_create(PICTURES, NULL, &mixed));
     cairn_sampler_next(mixed, order, PICTURES);
     cairn_sampler_destroy(&mixed);
     for (int i = 0; i < PICTURES; i++) {
@@ -75,9 +72,9 @@ static inline void begin(struct trainer *t, const struct training *how, const st
     hyper.weight_decay = how->weight_decay;
     t->model = how->build(t->env);
     if (!t->model) die(cairn_last_error());
-    CHECK(cairn_adamw_create(cairn_module_params(t->model), &hyper, &t->adamw));
-    CHECK(amp_initialize(t->env, t->model, t->adamw, amp, &t->amp));
-    CHECK(cairn_sampler_create(TRAINED, NULL, &t->sampler));
+    CAIRN_CHECK(cairn_adamw_create(cairn_module_params(t->model), &hyper, &t->adamw));
+    CAIRN_CHECK(amp_initialize(t->env, t->model, t->adamw, amp, &t->amp));
+    CAIRN_CHECK(cairn_sampler_create(TRAINED, NULL, &t->sampler));
     t->x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(BATCH, 1, 8, 8), no_pixels);
     t->y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE(BATCH), no_classes);
     if (!t->x || !t->y) die(cairn_last_error());
@@ -95,8 +92,8 @@ static inline cairn_tensor *step(struct trainer *t) {
     cairn_zero_grad(t->adamw);
     cairn_tensor *scores = cairn_module_forward(t->model, t->x);
     cairn_tensor *loss = cairn_cross_entropy(scores, t->y, cairn_loss_options(.label_smoothing = 0.1));
-    CHECK(amp_backward(t->amp, loss, t->adamw));
-    CHECK(cairn_step(t->adamw));
+    CAIRN_CHECK(amp_backward(t->amp, loss, t->adamw));
+    CAIRN_CHECK(cairn_step(t->adamw));
     return loss;
 }
 
@@ -106,16 +103,16 @@ static inline float train_epoch(struct trainer *t, const struct digits *d, const
     static int64_t classes[BATCH];
     int64_t batch[BATCH];
     cairn_tensor *loss = NULL;
-    CHECK(cairn_sampler_set_epoch(t->sampler, epoch));
+    CAIRN_CHECK(cairn_sampler_set_epoch(t->sampler, epoch));
     while (cairn_sampler_next(t->sampler, batch, BATCH) == BATCH) {
         for (int i = 0; i < BATCH; i++) {
             memcpy(pixels[i], d->pixels[batch[i]], sizeof(pixels[i]));
             classes[i] = d->classes[batch[i]];
         }
-        CHECK(cairn_tensor_write(t->x, pixels, BATCH * PIXELS));
-        CHECK(cairn_tensor_write(t->y, classes, BATCH));
+        CAIRN_CHECK(cairn_tensor_write(t->x, pixels, BATCH * PIXELS));
+        CAIRN_CHECK(cairn_tensor_write(t->y, classes, BATCH));
         const double done = (epoch + (double)cairn_sampler_position(t->sampler) / TRAINED) / how->epochs;
-        CHECK(cairn_optimizer_set_lr(t->adamw, how->lr * (1 + cos(3.14159265358979 * done)) / 2));
+        CAIRN_CHECK(cairn_optimizer_set_lr(t->adamw, how->lr * (1 + cos(3.14159265358979 * done)) / 2));
         loss = step(t);
     }
     return cairn_tensor_item(loss);
@@ -130,8 +127,8 @@ static inline double accuracy(struct trainer *t, const struct digits *d) {
     cairn_tensor *x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(TESTED, 1, 8, 8), d->pixels[TRAINED]);
     cairn_tensor *guess = cairn_argmax(cairn_module_forward(t->model, x), 1, 0);
     if (!guess) die(cairn_last_error());
-    CHECK(cairn_tensor_read_as(guess, CAIRN_I64, guesses, TESTED));
-    CHECK(cairn_no_grad_end(t->env));
+    CAIRN_CHECK(cairn_tensor_read_as(guess, CAIRN_I64, guesses, TESTED));
+    CAIRN_CHECK(cairn_no_grad_end(t->env));
     cairn_tensor_destroy(&x);
     cairn_module_train(t->model, 1);
     for (int i = 0; i < TESTED; i++) right += guesses[i] == d->classes[TRAINED + i];
@@ -143,9 +140,9 @@ static inline void parse(int argc, char **argv, struct amp_options *amp, struct 
     for (int i = 2; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(name, "--opt-level") == 0) {
-            CHECK(amp_opt_level_parse(value, &amp->opt_level));
+            CAIRN_CHECK(amp_opt_level_parse(value, &amp->opt_level));
         } else if (strcmp(name, "--half") == 0) {
-            CHECK(amp_half_type_parse(value, &amp->half_type));
+            CAIRN_CHECK(amp_half_type_parse(value, &amp->half_type));
         } else if (strcmp(name, "--epochs") == 0 && atoi(value) > 0) {
             how->epochs = atoi(value);
         } else if (strcmp(name, "--seed") == 0) {
@@ -160,7 +157,7 @@ static inline int digits_main(int argc, char **argv, struct training how) {
     static struct digits digits;
     struct amp_options amp = *amp_options(.opt_level = AMP_O0);
     struct trainer t;
-    CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
     parse(argc, argv, &amp, &how);
     read_digits(argv[1], &digits);
     cairn_manual_seed(t.env, how.seed);

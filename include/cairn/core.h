@@ -7,13 +7,17 @@
  *     Outputs are written on success only.
  *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
  *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
- *     call only; what is kept is copied. The x_options(...) macros are C: in C++ make the struct, zeroed, and fill it.
+ *     call only; what is kept is copied. Hyperparameters, where 0 is a value, start from CAIRN_X_OPTIONS_INIT instead.
+ *   - C++: the INIT macros are the same; the x_options(...) macros are C's, so make the struct, zeroed:
+ *     amp_options o = {}; o.struct_size = sizeof(o); o.opt_level = AMP_O2;
  */
 #ifndef CAIRN_CORE_H
 #define CAIRN_CORE_H
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "version.h"
 
@@ -58,6 +62,15 @@ CAIRN_API const char *cairn_status_string(cairn_status status);
  * NULL; "" before any failure. Owned by Cairn and valid until the next call that fails on this thread. A success leaves
  * it. */
 CAIRN_API const char *cairn_last_error(void);
+
+/* For programs that end at the first error: unless call, which is evaluated once, gives CAIRN_OK, prints "file:line: "
+ * and cairn_last_error() to stderr and ends the process by exit(1). An expression without a value, in a function of any
+ * type; an else after it is the surrounding if's. A program that can go on, or has to clean up, looks at the status
+ * instead. Of calls that return a pointer it cannot be used: cairn_backward tells their cause. */
+#define CAIRN_CHECK(call) \
+    ((call) == CAIRN_OK   \
+         ? (void)0        \
+         : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cairn_last_error()), exit(EXIT_FAILURE)))
 
 /* Element types. No enumerator is 0, so that 0 in an options struct means "the default". */
 typedef enum cairn_dtype {

@@ -4,7 +4,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -98,6 +102,50 @@ static void checks_pass_the_first_cause_on(void **state) {
     assert_string_equal(cairn_last_error(), "x is -3, want more than 0");
 }
 
+static int calls;
+
+static cairn_status call_it(cairn_status st) {
+    calls++;
+    return st;
+}
+
+static void an_else_after_check_belongs_to_the_if_around_it(void **state) {
+    (void)state;
+    int others = 0;
+    calls = 0;
+    for (int i = 0; i < 3; i++)
+        if (i == 0) CAIRN_CHECK(call_it(CAIRN_OK));
+        else others++;
+    assert_int_equal(calls, 1);
+    assert_int_equal(others, 2);
+}
+
+enum { CHECK_LINE = __LINE__ + 5 };
+
+static int fail_by_check(const char *file) {
+    cairn__fail(CAIRN_EINVAL, "x is %d%%", 3);
+    if (!freopen(file, "w", stderr)) return 2;
+    CAIRN_CHECK(call_it(CAIRN_EINVAL));
+    return 3;
+}
+
+static void check_tells_place_and_cause_and_exits_with_1(void **state) {
+    (void)state;
+    char file[] = "/tmp/cairn-check-XXXXXX", said[512] = "", want[512];
+    const int fd = mkstemp(file);
+    int how;
+    assert_true(fd >= 0);
+    const pid_t child = fork();
+    if (child == 0) _exit(fail_by_check(file));
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_true(read(fd, said, sizeof(said) - 1) > 0);
+    unlink(file);
+    close(fd);
+    snprintf(want, sizeof(want), "%s:%d: x is 3%%\n", __FILE__, CHECK_LINE);
+    assert_string_equal(said, want);
+    assert_true(WIFEXITED(how) && WEXITSTATUS(how) == 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_has_a_name_and_a_sentence),
@@ -107,6 +155,8 @@ int main(void) {
         cmocka_unit_test(a_long_message_is_cut_and_ends),
         cmocka_unit_test(a_system_error_ends_with_its_reason),
         cmocka_unit_test(checks_pass_the_first_cause_on),
+        cmocka_unit_test(an_else_after_check_belongs_to_the_if_around_it),
+        cmocka_unit_test(check_tells_place_and_cause_and_exits_with_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
