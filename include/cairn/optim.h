@@ -1,7 +1,8 @@
 /* Optimizers: SGD, Adam, AdamW. A step is one fused pass: it reads each gradient in its own type, unscales it, updates
  * f32 state and weights (masters where amp made some), and writes the half weight.
  *
- * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign.
+ * Options hold hyperparameters, where 0 is a value: start from the INIT macro, then assign. In C and C++ alike:
+ * struct cairn_adam_options o = CAIRN_ADAM_OPTIONS_INIT; o.lr = 3e-4;
  * Threads: one thread per optimizer at a time. */
 #ifndef CAIRN_OPTIM_H
 #define CAIRN_OPTIM_H
@@ -24,22 +25,19 @@ struct cairn_sgd_options {
     cairn_switch nesterov;
 };
 #define CAIRN_SGD_OPTIONS_INIT \
-    { .struct_size = sizeof(struct cairn_sgd_options), .lr = 1e-3 }
+    { sizeof(struct cairn_sgd_options), 1e-3, 0, 0, 0, CAIRN_DEFAULT }
 
 struct cairn_adam_options {
     size_t struct_size;
     double lr;           /* >= 0 */
     double beta1, beta2; /* in [0, 1) */
-    double eps;          /* >= 0; outside the square root, after bias correction */
+    double eps;          /* >= 0, and above 0 where beta2 is 0; outside the square root, after bias correction */
     double weight_decay; /* >= 0: L2 in the gradient for Adam, decoupled for AdamW */
 };
 #define CAIRN_ADAM_OPTIONS_INIT \
-    { .struct_size = sizeof(struct cairn_adam_options), .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8 }
-#define CAIRN_ADAMW_OPTIONS_INIT                                                                                 \
-    {                                                                                                            \
-        .struct_size = sizeof(struct cairn_adam_options), .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, \
-        .weight_decay = 1e-2                                                                                     \
-    }
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 0 }
+#define CAIRN_ADAMW_OPTIONS_INIT \
+    { sizeof(struct cairn_adam_options), 1e-3, 0.9, 0.999, 1e-8, 1e-2 }
 
 /* An optimizer over every parameter of set, which must outlive it. Options are copied; NULL = the INIT macro's values.
  *

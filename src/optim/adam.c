@@ -15,13 +15,18 @@ static void adam_update(struct cairn_device *d, const struct cairn__update_list 
 static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update};
 static const struct cairn__optimizer_kind adamw_kind = {"AdamW", adam_states, adam_update};
 
-static cairn_status check(const char *kind, const struct cairn_adam_options *h) {
+static cairn_status check(const struct cairn__optimizer_kind *k, const struct cairn_adam_options *h) {
+    const char *kind = k->name;
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_rate(kind, "lr", h->lr));
     TRY(cairn__check_rate(kind, "eps", h->eps));
     TRY(cairn__check_rate(kind, "weight_decay", h->weight_decay));
     REQUIRE(h->beta1 >= 0 && h->beta1 < 1, CAIRN_EINVAL, "%s: beta1 is %g; it must be in [0, 1)", kind, h->beta1);
     REQUIRE(h->beta2 >= 0 && h->beta2 < 1, CAIRN_EINVAL, "%s: beta2 is %g; it must be in [0, 1)", kind, h->beta2);
+    REQUIRE(h->eps > 0 || h->beta2 > 0, CAIRN_EINVAL,
+            "%s: eps and beta2 are 0, and so a gradient of 0 would give NaN; start from CAIRN_%s_OPTIONS_INIT and "
+            "change what should differ",
+            kind, k == &adamw_kind ? "ADAMW" : "ADAM");
 out:
     return st;
 }
@@ -33,7 +38,7 @@ static cairn_status group_of(const struct cairn__optimizer_kind *kind, const str
     struct cairn_adam_options h = decoupled ? decay : l2;
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_adam_options"));
-    TRY(check(kind->name, &h));
+    TRY(check(kind, &h));
     *out = (struct cairn__param_group){.lr = h.lr,
                                        .rule.adam = {.beta1 = h.beta1,
                                                      .beta2 = h.beta2,

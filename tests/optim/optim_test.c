@@ -433,6 +433,29 @@ static void hyperparameters_out_of_range_are_refused_by_name(void **state) {
     cairn_param_set_destroy(&set);
 }
 
+/* What a program fills by hand that does not know of the INIT macros. */
+static void zeroed_adam_that_would_divide_by_zero_is_refused(void **state) {
+    cairn_param_set *set = NULL;
+    cairn_optimizer *o = NULL;
+    struct cairn_adam_options h = {.struct_size = sizeof(h), .lr = 1e-3};
+    make_param(*state, (cairn_dtype)0, &set);
+    assert_int_equal(cairn_adam_create(set, &h, &o), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "Adam: eps and beta2 are 0, and so a gradient of 0 would give NaN; start "
+                                            "from CAIRN_ADAM_OPTIONS_INIT and change what should differ");
+    assert_int_equal(cairn_adamw_create(set, &h, &o), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "AdamW: eps and beta2 are 0, and so a gradient of 0 would give NaN; start "
+                                            "from CAIRN_ADAMW_OPTIONS_INIT and change what should differ");
+    h.eps = 1e-8;
+    assert_int_equal(cairn_adam_create(set, &h, &o), CAIRN_OK);
+    h.eps = 0;
+    assert_int_equal(cairn_adam_add_group(o, set, NULL, 0, &h), CAIRN_EINVAL);
+    cairn_optimizer_destroy(&o);
+    h.beta2 = 0.9;
+    assert_int_equal(cairn_adam_create(set, &h, &o), CAIRN_OK);
+    cairn_optimizer_destroy(&o);
+    cairn_param_set_destroy(&set);
+}
+
 static void field_of_a_newer_struct_is_refused_unless_zero(void **state) {
     struct {
         struct cairn_sgd_options known;
@@ -461,6 +484,7 @@ int main(void) {
         cmocka_unit_test(host_that_lags_hears_the_last_reports_whole),
         cmocka_unit_test(steady_step_allocates_nothing),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
+        cmocka_unit_test(zeroed_adam_that_would_divide_by_zero_is_refused),
         cmocka_unit_test(field_of_a_newer_struct_is_refused_unless_zero),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

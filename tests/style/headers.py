@@ -1,4 +1,5 @@
-"""Compiles every public header alone, as C99 and as C++17, with warnings as errors; and looks whether it is installed.
+"""Compiles every public header alone, and user.c with all, as C99 and as C++17, with warnings as errors; and looks
+whether each is installed.
 
 usage: headers.py source-root c-compiler [c++-compiler]"""
 import os
@@ -12,10 +13,9 @@ import sources
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
 
 
-def compile_alone(compiler, language, include, header):
-    """What the compiler says about a file with nothing but this include; "" where it is content."""
+def compile_text(compiler, language, include, text):
+    """What the compiler says about it; "" where it is content."""
     command = [*compiler, "-x", *language, *WARNINGS, "-I", include, "-"]
-    text = f'#include "{header}"\ntypedef int not_empty;\n'
     got = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     return got.stderr if got.returncode or got.stderr else ""
 
@@ -24,10 +24,18 @@ def complaints(include, languages):
     found = []
     for name in sorted(os.listdir(os.path.join(include, "cairn"))):
         for compiler, *language in languages:
-            said = compile_alone(compiler, language, include, "cairn/" + name)
+            alone = f'#include "cairn/{name}"\ntypedef int not_empty;\n'
+            said = compile_text(compiler, language, include, alone)
             if said:
                 found.append(f"cairn/{name} as {language[1][5:]}:\n{said}")
     return found
+
+
+def complaints_of_user(include, languages):
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "user.c"), encoding="ascii") as f:
+        text = f.read()
+    said = ((language[1][5:], compile_text(compiler, language, include, text)) for compiler, *language in languages)
+    return [f"user.c as {name}:\n{what}" for name, what in said if what]
 
 
 def not_installed(root):
@@ -56,7 +64,8 @@ if __name__ == "__main__":
     kinds = [("c", "-std=c99"), ("c++", "-std=c++17")]
     chosen = [(shlex.split(compiler), *kind) for compiler, kind in zip(compilers, kinds)]
     check_the_check(chosen)
-    problems = complaints(os.path.join(root, "include"), chosen) + not_installed(root)
+    include = os.path.join(root, "include")
+    problems = complaints(include, chosen) + complaints_of_user(include, chosen) + not_installed(root)
     if not problems and len(chosen) == 1:
         print("C99 is fine; C++17 was not tried: there is no C++ compiler")
         sys.exit(sources.SKIP)
