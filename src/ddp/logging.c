@@ -15,6 +15,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "core/utf8.h"
 #include "core/vars.h"
 #include "ddp/context.h"
@@ -386,6 +387,37 @@ static int read_debug(void) {
     return OFF;
 }
 
+bool cairn__ddp_log_wants_file(void) {
+    return cairn__var("CAIRN_DDP_LOG") != NULL;
+}
+
+/* The file that CAIRN_DDP_LOG names for this rank; "" = none. */
+static cairn_status name_file(const struct ddp_context *d, struct cairn__ddp_text *path) {
+    const char *name = cairn__var("CAIRN_DDP_LOG"), *at = name ? strstr(name, "%r") : NULL;
+    if (!name || (!at && cairn_group_rank(d->channel) != 0)) return CAIRN_OK;
+    return at ? append(path, "%.*s%d%s", (int)(at - name), name, env_rank(d), at + 2) : append(path, "%s", name);
+}
+
+/* A file that cannot be written is told once. */
+static void leave_file(ddp_context *d) {
+    if (!d->log.path.used) return;
+    d->log.left_ns = cairn__now_ns();
+    if (ddp_write_logging_data(d, d->log.path.text) == CAIRN_OK) return;
+    cairn__log(CAIRN_LOG_ERROR, "%s", cairn_last_error());
+    clear(&d->log.path);
+}
+
+/* Many programs end without destroying anything. So the file is written as training goes: after iterations 1, 2, 4, 8,
+ * ..., that short runs leave one, and every second. No part of an iteration has the time that takes. */
+static void leave_file_if_due(ddp_context *d) {
+    const uint64_t n = (uint64_t)d->times.iteration;
+    if (!d->log.path.used) return;
+    if ((n & (n - 1)) != 0 && cairn__now_ns() - d->log.left_ns < UINT64_C(1000000000)) return;
+    if (is_special(d->log.path.text)) return;
+    leave_file(d);
+    d->times.last.settled = cairn__now_ns();
+}
+
 static void log_facts(ddp_context *d) {
     struct ddp_logging_data data = DDP_LOGGING_DATA_INIT;
     struct cairn__ddp_text line = {0};
@@ -403,6 +435,7 @@ static void log_facts(ddp_context *d) {
 void cairn__ddp_log_made(ddp_context *d) {
     d->log.debug = read_debug();
     (void)tell_sizes(d, &d->log.bucket_sizes); /* without memory it stays short */
+    if (name_file(d, &d->log.path) != CAIRN_OK) cairn__log(CAIRN_LOG_ERROR, "%s", cairn_last_error());
     if (d->log.debug >= INFO) log_facts(d);
 }
 
@@ -415,6 +448,7 @@ void cairn__ddp_log_settled(ddp_context *d) {
     const struct cairn__ddp_parts *sum = &d->times.sum;
     const double n = 1e6 * (double)d->times.iteration;                      /* to ms */
     if (d->times.iteration == 1) (void)tell_sizes(d, &d->log.bucket_sizes); /* a hook may have changed what travels */
+    leave_file_if_due(d);
     if (d->log.debug < DETAIL || !is_sampled(d->times.iteration)) return;
     cairn__log(CAIRN_LOG_NOTICE,
                "ddp: iteration %" PRId64
@@ -424,30 +458,11 @@ void cairn__ddp_log_settled(ddp_context *d) {
                (double)sum->backward / n, (double)sum->comm / n, (double)sum->overlap / n, (double)sum->exposed / n);
 }
 
-bool cairn__ddp_log_wants_file(void) {
-    return cairn__var("CAIRN_DDP_LOG") != NULL;
-}
-
-/* The file that CAIRN_DDP_LOG names for this rank; "" = none. */
-static cairn_status name_file(const struct ddp_context *d, struct cairn__ddp_text *path) {
-    const char *name = cairn__var("CAIRN_DDP_LOG"), *at = name ? strstr(name, "%r") : NULL;
-    if (!name || (!at && cairn_group_rank(d->channel) != 0)) return CAIRN_OK;
-    return at ? append(path, "%.*s%d%s", (int)(at - name), name, env_rank(d), at + 2) : append(path, "%s", name);
-}
-
-static void leave_file(ddp_context *d) {
-    struct cairn__ddp_text path = {0};
-    cairn_status st = name_file(d, &path);
-    if (st == CAIRN_OK && path.used) st = ddp_write_logging_data(d, path.text);
-    if (st != CAIRN_OK) cairn__log(CAIRN_LOG_ERROR, "%s", cairn_last_error());
-    end_text(&path);
-}
-
 void cairn__ddp_log_end(ddp_context *d) {
     struct cairn__ddp_text *const texts[] = {&d->log.module_name,   &d->log.dtypes,
                                              &d->log.bucket_sizes,  &d->log.rebuilt_bucket_sizes,
                                              &d->log.param_indices, &d->log.ready_order,
-                                             &d->log.error};
+                                             &d->log.error,         &d->log.path};
     if (d->times.iteration > 0) leave_file(d);
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) end_text(texts[i]);
 }
