@@ -457,20 +457,40 @@ static cairn_status list_properties(const struct cairn__amp_policy *p, struct pr
     return CAIRN_OK;
 }
 
-static void log_property(const struct property *p) {
-    cairn__log(CAIRN_LOG_NOTICE, "%-22s : %s", p->name, p->value);
+static void log_property(cairn_log_level level, const struct property *p) {
+    cairn__log(level, "%-22s : %s", p->name, p->value);
 }
 
-static void log_settings(const struct properties *defaults, const struct properties *final) {
-    cairn__log(CAIRN_LOG_NOTICE, "Defaults for this optimization level are:");
+/* As apex prints them. */
+static void log_settings(cairn_log_level level, const struct properties *defaults, const struct properties *final) {
+    cairn__log(level, "Defaults for this optimization level are:");
     for (int i = 0; i < defaults->count; i++) {
-        if (!defaults->list[i].is_rare) log_property(&defaults->list[i]);
+        if (!defaults->list[i].is_rare) log_property(level, &defaults->list[i]);
     }
-    cairn__log(CAIRN_LOG_NOTICE, "Processing user overrides (additional options that are set)...");
-    cairn__log(CAIRN_LOG_NOTICE, "After processing overrides, optimization options are:");
+    cairn__log(level, "Processing user overrides (additional options that are set)...");
+    cairn__log(level, "After processing overrides, optimization options are:");
     for (int i = 0; i < final->count; i++) {
         const struct property *p = &final->list[i];
-        if (!p->is_rare || strcmp(p->value, defaults->list[i].value) != 0) log_property(p);
+        if (!p->is_rare || strcmp(p->value, defaults->list[i].value) != 0) log_property(level, p);
+    }
+}
+
+static const char *value_of(const struct properties *all, const char *name) {
+    int i = 0;
+    while (strcmp(all->list[i].name, name) != 0) i++;
+    return all->list[i].value;
+}
+
+/* ", name value" of what differs from the level's defaults and is not told before. */
+static void write_overrides(const struct properties *defaults, const struct properties *final, char *text,
+                            size_t nbytes) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < final->count && used < nbytes; i++) {
+        const struct property *p = &final->list[i];
+        const bool is_told = strcmp(p->name, "loss_scale") == 0 || (p->is_rare && strcmp(p->value, "none") == 0);
+        if (is_told || strcmp(p->value, defaults->list[i].value) == 0) continue;
+        used += (size_t)snprintf(text + used, nbytes - used, ", %s %s", p->name, p->value);
     }
 }
 
@@ -478,6 +498,7 @@ void cairn__amp_policy_log(const struct cairn__amp_policy *p) {
     const struct amp_options *preset = amp_options(.opt_level = p->level, .half_type = p->half_type);
     struct cairn__amp_policy unchanged;
     struct properties defaults, final;
+    char overrides[512];
     if (p->verbosity < 0) return;
     if (!p->enabled) {
         cairn__log(CAIRN_LOG_NOTICE, "amp is not enabled: nothing is cast, scaled or checked");
@@ -485,7 +506,9 @@ void cairn__amp_policy_log(const struct cairn__amp_policy *p) {
     }
     if (cairn__amp_policy_resolve(preset, &unchanged) != CAIRN_OK) return; /* a level by itself has no contradictions */
     if (list_properties(&unchanged, &defaults) != CAIRN_OK || list_properties(p, &final) != CAIRN_OK) return;
-    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s", cairn__amp_level_name(p->level),
-               cairn__amp_level_brief(p->level));
-    log_settings(&defaults, &final);
+    write_overrides(&defaults, &final, overrides, sizeof(overrides));
+    cairn__log(CAIRN_LOG_NOTICE, "Selected optimization level %s:  %s  half_type %s, loss_scale %s%s",
+               cairn__amp_level_name(p->level), cairn__amp_level_brief(p->level), value_of(&final, "half_type"),
+               value_of(&final, "loss_scale"), overrides);
+    log_settings(p->verbosity >= 2 ? CAIRN_LOG_NOTICE : CAIRN_LOG_INFO, &defaults, &final);
 }

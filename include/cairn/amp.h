@@ -59,8 +59,8 @@ struct amp_options {
     cairn_switch skip_nonfinite;      /* skip a step when a gradient, or the loss before it is scaled, is infinite or
                                          NaN. On, but for O0 and O3 with a static scale of 1 */
     cairn_switch enabled;             /* OFF: every call passes through, nothing is cast, scaled or checked */
-    int verbosity; /* 0 = 1: settings are logged once, by rank 0, as notices; 2: every cast of O1 too;
-                                         -1: quietly */
+    int verbosity; /* 0 = 1: one notice tells the level and what differs from it, and info (CAIRN_LOG=info) every
+                      setting, once, by rank 0; 2: notices tell every setting, and every cast of O1; -1: quietly */
 
     int num_losses; /* 0 = 1; at most AMP_MAX_LOSSES. Each has a scaler of its own, all alike: */
     /* Read during the call; NULL = apex's where the scale is dynamic. Its scale, floor and ceiling are said here or in

@@ -594,8 +594,7 @@ static void settings_are_told_once(void **state) {
         train_once(env, model,
                    amp_options(.opt_level = levels[l].level, .half_type = levels[l].half, .loss_scale = SCALE), &out);
         assert_int_equal(count_in(told, "Selected optimization level O"), 1);
-        assert_int_equal(count_in(told, "After processing overrides"), 1);
-        assert_int_equal(count_in(told, "loss_scale             : 8\n"), 1);
+        assert_int_equal(count_in(told, ", loss_scale 8"), 1);
         cairn_module_destroy(&model);
     }
 }

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -367,76 +368,88 @@ static void values_out_of_range_are_refused(void **state) {
 
 /* ---- what is told ---- */
 
-static char told[8192];
+static char told[8192], in_detail[8192]; /* notices; and info */
 
-static void keep_notices(void *cookie, cairn_log_level level, const char *message) {
+static void keep_lines(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie;
-    const size_t used = strlen(told);
-    if (level == CAIRN_LOG_NOTICE) snprintf(told + used, sizeof(told) - used, "%s\n", message);
+    char *text = level == CAIRN_LOG_NOTICE ? told : in_detail;
+    const size_t used = strlen(text);
+    snprintf(text + used, sizeof(told) - used, "%s\n", message);
 }
 
 static const char *log_of(const struct amp_options *options) {
     const struct cairn__amp_policy p = resolved(options);
-    told[0] = '\0';
-    cairn_set_log(keep_notices, NULL);
+    told[0] = in_detail[0] = '\0';
+    cairn_set_log(keep_lines, NULL);
     cairn__amp_policy_log(&p);
     cairn_set_log(NULL, NULL);
     return told;
 }
 
-static void settings_are_logged_as_apex_prints_them(void **state) {
+static void a_line_tells_the_level_and_what_differs_from_it(void **state) {
     (void)state;
-    const char *want =
-        "Selected optimization level O2:  Half training with FP32 normalisation and FP32 master weights.\n"
-        "Defaults for this optimization level are:\n"
-        "enabled                : on\n"
-        "opt_level              : O2\n"
-        "half_type              : f16\n"
-        "cast_model_type        : f16\n"
-        "patch_ops              : off\n"
-        "keep_batchnorm_fp32    : on\n"
-        "master_weights         : on\n"
-        "loss_scale             : dynamic\n"
-        "cast_model_outputs     : f32\n"
-        "skip_nonfinite         : on\n"
-        "Processing user overrides (additional options that are set)...\n"
-        "After processing overrides, optimization options are:\n"
-        "enabled                : on\n"
-        "opt_level              : O2\n"
-        "half_type              : f16\n"
-        "cast_model_type        : f16\n"
-        "patch_ops              : off\n"
-        "keep_batchnorm_fp32    : off\n"
-        "master_weights         : on\n"
-        "loss_scale             : 128\n"
-        "cast_model_outputs     : f32\n"
-        "skip_nonfinite         : on\n"
-        "scaler                 : none\n"
-        "num_losses             : 2\n";
+    assert_string_equal(log_of(NULL), "Selected optimization level O1:  Insert automatic casts around operations.  "
+                                      "half_type f16, loss_scale dynamic\n");
+    assert_string_equal(log_of(amp_options(.opt_level = AMP_O2, .half_type = CAIRN_BF16)),
+                        "Selected optimization level O2:  Half training with FP32 normalisation and FP32 master "
+                        "weights.  half_type bf16, loss_scale 1\n");
     assert_string_equal(log_of(amp_options(.opt_level = AMP_O2, .keep_batchnorm_fp32 = CAIRN_OFF, .loss_scale = 128,
                                            .num_losses = 2)),
-                        want);
+                        "Selected optimization level O2:  Half training with FP32 normalisation and FP32 master "
+                        "weights.  half_type f16, loss_scale 128, keep_batchnorm_fp32 off, num_losses 2\n");
+    assert_string_equal(
+        log_of(amp_options(.opt_level = AMP_O3, .half_type = CAIRN_BF16, .stochastic_rounding = CAIRN_ON,
+                           .rounding_seed = 12, .scaler = amp_scaler_options(.kind = AMP_SCALER_DEEPSPEED))),
+        "Selected optimization level O3:  Pure half training.  half_type bf16, loss_scale dynamic, skip_nonfinite on, "
+        "scaler deepspeed from 65536 in [1, 8.50705917e+37], x2 after 1000, x0.5, hysteresis 2, stochastic_rounding "
+        "on, "
+        "rounding_seed 12\n");
+}
+
+static const char *const as_apex_prints = "Defaults for this optimization level are:\n"
+                                          "enabled                : on\n"
+                                          "opt_level              : O2\n"
+                                          "half_type              : f16\n"
+                                          "cast_model_type        : f16\n"
+                                          "patch_ops              : off\n"
+                                          "keep_batchnorm_fp32    : on\n"
+                                          "master_weights         : on\n"
+                                          "loss_scale             : dynamic\n"
+                                          "cast_model_outputs     : f32\n"
+                                          "skip_nonfinite         : on\n"
+                                          "Processing user overrides (additional options that are set)...\n"
+                                          "After processing overrides, optimization options are:\n"
+                                          "enabled                : on\n"
+                                          "opt_level              : O2\n"
+                                          "half_type              : f16\n"
+                                          "cast_model_type        : f16\n"
+                                          "patch_ops              : off\n"
+                                          "keep_batchnorm_fp32    : off\n"
+                                          "master_weights         : on\n"
+                                          "loss_scale             : 128\n"
+                                          "cast_model_outputs     : f32\n"
+                                          "skip_nonfinite         : on\n"
+                                          "scaler                 : none\n"
+                                          "num_losses             : 2\n";
+
+static void all_settings_are_logged_at_info_as_apex_prints_them(void **state) {
+    (void)state;
+    struct amp_options *o =
+        amp_options(.opt_level = AMP_O2, .keep_batchnorm_fp32 = CAIRN_OFF, .loss_scale = 128, .num_losses = 2);
+    (void)log_of(o);
+    assert_string_equal(in_detail, as_apex_prints);
+    o->verbosity = 2;
+    assert_non_null(strstr(log_of(o), as_apex_prints));
+    assert_string_equal(in_detail, "");
 }
 
 /* Its normalisation runs in f32 and its weights are f32: "off" would say that they are not. */
 static void log_of_o1_has_no_weights_to_keep(void **state) {
     (void)state;
-    const char *text = log_of(NULL);
-    assert_non_null(strstr(text, "\nkeep_batchnorm_fp32    : none\nmaster_weights         : none\n"));
-}
-
-static void log_shows_rare_settings_where_they_are_not_the_default(void **state) {
-    (void)state;
-    const char *text =
-        log_of(amp_options(.opt_level = AMP_O3, .half_type = CAIRN_BF16, .stochastic_rounding = CAIRN_ON,
-                           .rounding_seed = 12, .scaler = amp_scaler_options(.kind = AMP_SCALER_DEEPSPEED)));
-    assert_non_null(strstr(text, "\nloss_scale             : dynamic\n"));
-    assert_non_null(strstr(text, "\nscaler                 : deepspeed from 65536 in [1, "));
-    assert_non_null(strstr(text, ", x2 after 1000, x0.5, hysteresis 2\n"));
-    assert_non_null(strstr(text, "\nstochastic_rounding    : on\nrounding_seed          : 12\n"));
-    text = log_of(NULL);
-    assert_null(strstr(text, "scaler"));
-    assert_null(strstr(text, "rounding"));
+    (void)log_of(NULL);
+    assert_non_null(strstr(in_detail, "\nkeep_batchnorm_fp32    : none\nmaster_weights         : none\n"));
+    assert_null(strstr(in_detail, "scaler"));
+    assert_null(strstr(in_detail, "rounding"));
 }
 
 static void log_is_quiet_where_it_is_told_to_be(void **state) {
@@ -533,13 +546,14 @@ int main(void) {
         cmocka_unit_test(contradicting_scales_are_refused_with_advice),
         cmocka_unit_test(what_would_never_happen_is_refused_with_advice),
         cmocka_unit_test(values_out_of_range_are_refused),
-        cmocka_unit_test(settings_are_logged_as_apex_prints_them),
+        cmocka_unit_test(a_line_tells_the_level_and_what_differs_from_it),
+        cmocka_unit_test(all_settings_are_logged_at_info_as_apex_prints_them),
         cmocka_unit_test(log_of_o1_has_no_weights_to_keep),
-        cmocka_unit_test(log_shows_rare_settings_where_they_are_not_the_default),
         cmocka_unit_test(log_is_quiet_where_it_is_told_to_be),
         cmocka_unit_test(ranks_are_told_apart_by_all_they_must_have_in_common),
         cmocka_unit_test(words_are_parsed_strictly),
         cmocka_unit_test(scales_are_parsed_with_a_point_whatever_the_programs_locale),
     };
+    setenv("CAIRN_LOG", "info", 1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,7 +26,10 @@ def main():
         log = os.path.join(work, "log")
         env = {**os.environ, "CAIRN_DDP_LOG": log}
         for command in ([binary], [launcher, "--nproc_per_node", "2", binary]):
-            out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=env).stdout
+            run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=env)
+            out, said = run.stdout, run.stderr.splitlines()
+            if len(said) != (2 if command[0] == launcher else 1):  # the level; the launcher's choice of threads
+                sys.exit(f"{' '.join(command)} said {len(said)} lines:\n{run.stderr}")
             losses = [float(line) for line in out.split()]
             ranks = 2 if len(command) > 1 else 1
             if len(losses) != 5 * ranks or min(losses[-ranks:]) >= losses[0]:
