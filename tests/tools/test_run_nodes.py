@@ -141,8 +141,8 @@ class RunNodes(launching.LauncherTest):
         self.assertRegex(errors[0], rf"cairn-run: node 1 \({socket.gethostname()}\): rank 2 \(local_rank 0, pid \d+\) "
                                     r"of sh: exit code 9\n")
         self.assertRegex(errors[0], r"rank 0 \(local_rank 0, pid \d+\) of sh ended: killed by signal 15 \(SIGTERM\)")
-        self.assertNotIn("ChildFailedError", errors[0])
-        self.assertIn("ChildFailedError", errors[1])
+        self.assertNotIn("report of failed ranks", errors[0])
+        self.assertIn("report of failed ranks", errors[1])
         self.assertIn("  rank      : 2 (local_rank: 0)\n", errors[1])
         self.assertFalse(any(alive(int(read(f"{self.folder}/pid{r}"))) for r in (0, 3)))
 

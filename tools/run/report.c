@@ -275,7 +275,7 @@ static char *format_block(const struct account *a, const struct failure failures
     size_t nbytes = 0;
     FILE *stream = must(open_memstream(&out, &nbytes));
     int width = border_width(a, failures, n);
-    fputs("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", stream); /* what readers look for */
+    fputs("cairn-run: report of failed ranks, the first at the end:\n", stream);
     print_border(stream, '=', width);
     fprintf(stream, "%s FAILED\n", a->options->program[0]);
     print_border(stream, '-', width);

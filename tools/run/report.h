@@ -1,4 +1,4 @@
-/* What cairn-run says of ranks that failed: a sentence for each rank, and torch's ChildFailedError block, with what
+/* What cairn-run says of ranks that failed: a sentence for each rank, and a block in the form of torchrun's, with what
  * ranks left in their error files. */
 #ifndef RUN_REPORT_H
 #define RUN_REPORT_H
