@@ -264,12 +264,18 @@ static cairn_status check_bounds(const struct amp_options *o, const struct amp_s
     return CAIRN_OK;
 }
 
-static cairn_status resolve_scaler(const struct amp_options *o, bool dynamic_by_default, struct amp_scaler_options *s) {
+static cairn_status resolve_scaler(const struct amp_options *o, const struct cairn__amp_policy *p,
+                                   struct amp_scaler_options *s) {
     cairn_status st = CAIRN_OK;
+    const bool dynamic_by_default = presets[p->level].scaled && p->half_type == CAIRN_F16;
     const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
     *s = (struct amp_scaler_options){.struct_size = sizeof(*s)};
     TRY(cairn__options_read(s, sizeof(*s), o->scaler, "amp_scaler_options"));
     if (o->scaler) {
+        REQUIRE(s->kind || o->loss_scale || dynamic_by_default, CAIRN_EINVAL,
+                "the scaler has no kind, and the loss scale of %s in %s is a static 1; set loss_scale to AMP_DYNAMIC "
+                "if it should change, or leave the scaler out",
+                presets[p->level].name, cairn_dtype_name(p->half_type));
         if (!s->kind) s->kind = AMP_SCALER_APEX;
         TRY(check_said_once(o, s));
     } else {
@@ -292,7 +298,7 @@ static bool resolve_switch(cairn_switch chosen, bool preset) {
 static cairn_status resolve_scale(const struct amp_options *o, struct cairn__amp_policy *p) {
     cairn_status st = CAIRN_OK;
     struct cairn__scaler_state s;
-    TRY(resolve_scaler(o, presets[p->level].scaled && p->half_type == CAIRN_F16, &p->scaler));
+    TRY(resolve_scaler(o, p, &p->scaler));
     TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
     const bool dynamic = cairn__amp_policy_is_dynamic(p);
     const bool bare = !dynamic && s.scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);

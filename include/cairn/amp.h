@@ -52,7 +52,10 @@ struct amp_options {
                                          it OFF: casts come from amp_autocast scopes alone */
     cairn_switch keep_batchnorm_fp32; /* O2: on, O3: off; normalisation parameters stay f32. Not with O1 */
     cairn_switch master_weights;      /* O2: on, O3: off; of half weights, so not ON with O0 or f32, and not with O1 */
-    double loss_scale;                /* a number > 0, or AMP_DYNAMIC. O1, O2 in f16: dynamic; everything else: 1 */
+    double loss_scale;                /* a number > 0, or AMP_DYNAMIC, which begins at 65536: elsewhere by .scaler =
+                                         amp_scaler_options(.init_scale = 1024). O1, O2 in f16: dynamic; everything
+                                         else: 1, where a scaler changes nothing unless this says AMP_DYNAMIC, or the
+                                         scaler its kind, and is refused */
     double min_loss_scale;            /* dynamic only: the floor, 1 */
     double max_loss_scale;            /* dynamic only: the ceiling, 2^24 */
     cairn_dtype cast_model_outputs;   /* f32 where cast_model_type is set; else outputs are left alone */
@@ -64,7 +67,8 @@ struct amp_options {
 
     int num_losses; /* 0 = 1; at most AMP_MAX_LOSSES. Each has a scaler of its own, all alike: */
     /* Read during the call; NULL = apex's where the scale is dynamic. Its scale, floor and ceiling are said here or in
-     * the fields above, not in both. */
+     * the fields above, not in both. A kind of its own decides whether the scale is dynamic, at every level; without
+     * one loss_scale and level do. */
     const struct amp_scaler_options *scaler;
     /* bf16 weights without masters are rounded up or down with the probability of the distance, so that small updates
      * are not lost; OFF. For O3 in bf16. Its numbers: Philox of seed, parameter, element and step; equal on all
@@ -127,11 +131,11 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
  *
  *   set        made by cairn_param_set_create. Its f32 parameters take half values at O2 and O3 and stay where they
  *              are: weights are rounded to the half type in f32 memory, at once and after every step, gradients when
- *              they are declared ready, so that one which is too large for the half type is an overflow. Normalisation
- *              parameters (is_norm) stay f32 where the level keeps them so. Half parameters stay what they are, of the
- *              half type. O2 makes masters of both, f32 ones from the original bits, and takes those that an earlier
- *              context left; O3 makes none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get
- *              masters at O2.
+ *              they are declared ready, so that one which is too large for the half type is an overflow. That saves
+ *              bytes which travel between ranks, and neither time nor memory. Normalisation parameters (is_norm) stay
+ *              f32 where the level keeps them so. Half parameters stay what they are, of the half type. O2 makes
+ *              masters of both, f32 ones from the original bits, and takes those that an earlier context left; O3 makes
+ *              none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get masters at O2.
  *   optimizer  over parameters of the set; NULL: the user updates (amp_begin_step)
  *
  * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step asks

@@ -298,7 +298,7 @@ CAIRN_API cairn_tensor *cairn_softmin(cairn_tensor *x, int dim);
 CAIRN_API cairn_tensor *cairn_embedding_forward(cairn_tensor *indices, cairn_tensor *table, int64_t padding_idx);
 
 /* Each element is 0 with probability p and x / (1 - p) otherwise; training 0: x itself. The mask is never stored: it is
- * drawn again in backward from the same random numbers (Philox, device/env.h). torch.nn.functional.dropout */
+ * drawn again in backward from the same random numbers (cairn_manual_seed). torch.nn.functional.dropout */
 CAIRN_API cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training);
 
 /* ---- losses ---- */

@@ -42,8 +42,8 @@ CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
  * gone, is not looked at: contents come along as with realloc. So weights are what they were (a master stays), and a
  * gradient that waits for its step stands in the new memory; where it does not, cairn_grads_taken comes before. A
  * gradient in memory of Cairn's is kept. Errors, which change nothing: CAIRN_EINVAL no such parameter, memory as
- * cairn_param_set_create; CAIRN_ESTATE a module's set, ddp has it, or a captured graph has the old memory;
- * CAIRN_ENOMEM. */
+ * cairn_param_set_create; CAIRN_ESTATE a module's set, its gradients travel (ddp_wait comes first), or a captured graph
+ * has the old memory; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad);
 
 /* For a set the user made: the gradients of parameters [first, first + count) have been written, whole. The next step

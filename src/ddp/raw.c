@@ -49,7 +49,7 @@ cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
     if (st == CAIRN_OK) st = repeat_cause(ddp);
     if (st != CAIRN_OK) return st;
     st = check_graph(ddp, first, count);
-    if (st == CAIRN_OK) return cairn_grads_ready(ddp->set, first, count);
+    if (st == CAIRN_OK) return cairn__grads_ready("ddp_grads_ready", ddp->set, first, count);
     cairn__param_set_abort(ddp->set);
     return st;
 }

@@ -554,18 +554,17 @@ bool cairn__params_refuse(const char *call, struct cairn__param *const *params, 
     return true;
 }
 
-static cairn_status check_declared(const struct cairn__param *p) {
+static cairn_status check_declared(const char *call, const struct cairn__param *p) {
     REQUIRE(!cairn__param_is_on_its_way(p) || p->reached != p->set->backward, CAIRN_ESTATE,
-            "cairn_grads_ready: parameter '%s' was declared ready already since the last ddp_wait, and travels",
-            p->name);
+            "%s: parameter '%s' was declared ready already since the last ddp_wait, and travels", call, p->name);
     REQUIRE(p->grad || p->n == 0, CAIRN_EINVAL,
-            "cairn_grads_ready: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to "
-            "what cairn_param_set_get shows",
-            p->name);
+            "%s: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to what "
+            "cairn_param_set_get shows",
+            call, p->name);
     REQUIRE(!p->written || !p->owner || p->factor == p->set->factor, CAIRN_ESTATE,
-            "cairn_grads_ready: the gradient of parameter '%s' waits for its step, multiplied by another loss scale; "
-            "call cairn_grads_taken before its memory is written again, or cairn_param_set_zero_grad",
-            p->name);
+            "%s: the gradient of parameter '%s' waits for its step, multiplied by another loss scale; call "
+            "cairn_grads_taken before its memory is written again, or cairn_param_set_zero_grad",
+            call, p->name);
     return CAIRN_OK;
 }
 
@@ -575,11 +574,11 @@ static void tell_declared(struct cairn_param_set *set) {
     if (set->on_ready) cairn__env_list_unresolved(set->env, set->on_ready);
 }
 
-cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
+cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
-    TRY(check_range("cairn_grads_ready", set, first, count));
+    TRY(check_range(call, set, first, count));
     struct cairn_device *d = set->env->device;
-    for (size_t i = first; i < first + count; i++) TRY(check_declared(set->params[i]));
+    for (size_t i = first; i < first + count; i++) TRY(check_declared(call, set->params[i]));
     if (count > 0) TRY(begin_declaring(set));
     for (size_t i = first; i < first + count; i++) {
         struct cairn__param *p = set->params[i];
@@ -590,6 +589,10 @@ cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count)
     if (count > 0 && !set->walking) tell_declared(set);
 out:
     return st;
+}
+
+cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
+    return cairn__grads_ready("cairn_grads_ready", set, first, count);
 }
 
 /* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not
@@ -615,13 +618,12 @@ static cairn_status check_may_bind(const cairn_param_set *set, size_t i, const v
     const struct cairn__param *p = set->params[i];
     REQUIRE(set->is_users, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' is a module's, whose memory is Cairn's",
             p->name);
-    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' cannot move after %s", p->name,
-            set->frozen_by);
     REQUIRE(set->env->graphs == 0, CAIRN_ESTATE,
             "cairn_param_bind: a captured graph has the old memory of parameter '%s'; destroy the graph first",
             p->name);
     const cairn_param like = {.name = p->name, .dtype = p->dtype};
     cairn_status st = CAIRN_OK;
+    TRY(cairn__params_check_arrived("cairn_param_bind", &set->params[i], 1));
     if (data) TRY(check_memory(set, &like, "data", data));
     if (grad) TRY(check_memory(set, &like, "grad", grad));
 out:

@@ -186,6 +186,9 @@ static inline bool cairn__param_is_reached(const struct cairn__param *p) {
     return p->set->is_users || p->reached == p->set->backward;
 }
 
+/* cairn_grads_ready, in whose name sentences speak. */
+cairn_status cairn__grads_ready(const char *call, struct cairn_param_set *set, size_t first, size_t count);
+
 /* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
 static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
     return p->set->is_users && p->set->walking;

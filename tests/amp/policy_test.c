@@ -165,7 +165,11 @@ static void loss_scale_chooses_the_scaler(void **state) {
 
 static void scaler_of_the_user_s_choice_is_taken(void **state) {
     (void)state;
-    struct cairn__amp_policy p = resolved(amp_options(.opt_level = AMP_O0, .scaler = amp_scaler_options(0)));
+    struct cairn__amp_policy p = resolved(amp_options(.scaler = amp_scaler_options(.init_scale = 1024)));
+    assert_true(p.scaler.kind == AMP_SCALER_APEX && scaler_of(&p).scale == 1024);
+    p = resolved(amp_options(.opt_level = AMP_O0, .scaler = amp_scaler_options(.kind = AMP_SCALER_APEX)));
+    assert_true(p.scaler.kind == AMP_SCALER_APEX && p.skip_nonfinite);
+    p = resolved(amp_options(.opt_level = AMP_O0, .loss_scale = AMP_DYNAMIC, .scaler = amp_scaler_options(0)));
     assert_true(p.scaler.kind == AMP_SCALER_APEX && p.skip_nonfinite);
     p = resolved(amp_options(.scaler = amp_scaler_options(.kind = AMP_SCALER_DEEPSPEED, .hysteresis = 3),
                              .loss_scale = AMP_DYNAMIC, .min_loss_scale = 4, .max_loss_scale = 4096));
@@ -225,6 +229,7 @@ static const struct amp_scaler_options static_8 = {.struct_size = sizeof(static_
 static const struct amp_scaler_options with_bounds = {.struct_size = sizeof(with_bounds),
                                                       .min_scale = 2,
                                                       .max_scale = 4};
+static const struct amp_scaler_options smaller = {.struct_size = sizeof(smaller), .init_scale = 1024};
 static const struct amp_scaler_options without_size = {.kind = AMP_SCALER_APEX};
 
 struct refusal {
@@ -362,6 +367,10 @@ static void values_out_of_range_are_refused(void **state) {
         {{.verbosity = 3}, "verbosity is 3", "-1 (quiet)"},
         {{.verbosity = -2}, "verbosity is -2", "-1 (quiet)"},
         {{.scaler = &without_size}, "amp_scaler_options.struct_size is 0", "macro"},
+        {{.opt_level = AMP_O0, .scaler = &smaller},
+         "scale of O0 in f16 is a static 1",
+         "set loss_scale to AMP_DYNAMIC"},
+        {{.half_type = CAIRN_BF16, .scaler = &smaller}, "scale of O1 in bf16 is a static 1", "leave the scaler out"},
     };
     ASSERT_REFUSED(rows);
 }

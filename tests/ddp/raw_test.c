@@ -43,7 +43,8 @@ struct trainer {
 
 struct how {
     cairn_dtype storage;
-    bool by_user; /* who updates; or an optimizer of Cairn's */
+    bool by_user;    /* who updates; or an optimizer of Cairn's */
+    bool grads_late; /* gradients get their memory by cairn_param_bind */
     struct amp_options amp;
     struct ddp_options ddp;
 };
@@ -87,7 +88,7 @@ static char *begin(struct trainer *t, cairn_env *env, const struct how *how) {
     for (size_t p = 0; p < PARAMS; p++) {
         params[p] = (cairn_param){.name = names[p],
                                   .data = at(&t->w, t->storage, first_of[p]),
-                                  .grad = at(&t->g, t->storage, first_of[p]),
+                                  .grad = how->grads_late ? NULL : at(&t->g, t->storage, first_of[p]),
                                   .dtype = t->storage,
                                   .ndim = 1,
                                   .shape = {(int64_t)(first_of[p + 1] - first_of[p])}};
@@ -208,6 +209,49 @@ static void averages_stand_in_the_users_memory_in_every_way_of_training(void **s
     for (size_t h = 0; h < sizeof(every_way) / sizeof(every_way[0]); h++) {
         for (int s = 0; s < 3; s++) run_ranks(sizes[s], train, (void *)(uintptr_t)&every_way[h]);
     }
+}
+
+/* All memory stands in to from now on, and what stood in from is gone. */
+static char *move(struct trainer *to, struct trainer *from) {
+    cairn_env *env = to->env;
+    memcpy(&to->w, &from->w, sizeof(to->w));
+    memset(&from->w, 0xff, sizeof(from->w));
+    memset(&from->g, 0xff, sizeof(from->g));
+    for (size_t p = 0; p < PARAMS; p++) {
+        void *const data = at(&to->w, to->storage, first_of[p]), *const grad = at(&to->g, to->storage, first_of[p]);
+        EXPECT_OK(cairn_param_bind(to->set, p, data, grad));
+    }
+    return NULL;
+}
+
+/* As llm.c does, which allocates gradients in its first backward. */
+static char *train_in_moving_memory(cairn_env *env, void *ctx) {
+    struct how how = *(const struct how *)ctx;
+    struct trainer t[2];
+    how.grads_late = true;
+    PASS(begin(&t[0], env, &how));
+    t[1] = t[0];
+    for (int s = 0; s < STEPS; s++) {
+        struct trainer *now = &t[(s + 1) % 2];
+        PASS(move(now, &t[s % 2]));
+        write_gradients(now, s);
+        EXPECT_OK(ddp_grads_ready(now->net, 0, 1));
+        EXPECT_REFUSED(cairn_param_bind(now->set, 2, NULL, &now->g), CAIRN_ESTATE,
+                       "are being averaged: call ddp_wait first");
+        EXPECT_OK(ddp_grads_ready(now->net, 1, 2));
+        EXPECT_OK(ddp_wait(now->net));
+        PASS(expect_averages(now, s));
+        EXPECT_OK(step_with(now));
+        PASS(expect_weights(now, s + 1));
+    }
+    end(&t[0]);
+    return NULL;
+}
+
+static void memory_that_comes_late_or_moves_is_averaged_where_it_stands(void **state) {
+    (void)state;
+    for (size_t h = 0; h < sizeof(every_way) / sizeof(every_way[0]); h++)
+        run_ranks(2, train_in_moving_memory, (void *)(uintptr_t)&every_way[h]);
 }
 
 /* From the second backward on a bucket leaves as early as it can: they come in rank 0's order of the first. */
@@ -529,7 +573,8 @@ static char *meddle(cairn_env *env, void *ctx) {
     EXPECT_REFUSED(cairn_grads_taken(t.set, 0, 1), CAIRN_ESTATE, wait);
     cairn_param_set_zero_grad(t.set);
     EXPECT(isnan(amp_loss_scale(t.amp)) && strstr(cairn_last_error(), wait));
-    EXPECT_REFUSED(ddp_grads_ready(t.net, 0, PARAMS), CAIRN_ESTATE, "'wpe' was declared ready already");
+    EXPECT_REFUSED(ddp_grads_ready(t.net, 0, PARAMS), CAIRN_ESTATE,
+                   "ddp_grads_ready: parameter 'wpe' was declared ready already");
     EXPECT_OK(ddp_grads_ready(t.net, 0, 1));
     EXPECT_OK(ddp_grads_ready(t.net, 2, 1));
     EXPECT_OK(ddp_wait(t.net));
@@ -585,9 +630,9 @@ static char *misuse(cairn_env *env, void *ctx) {
     EXPECT_REFUSED(ddp_create_params(t.set, cairn_env_group(env), NULL, &other), CAIRN_ESTATE, "ddp_destroy it first");
     EXPECT_REFUSED(ddp_create_params(cairn_module_params(model), cairn_env_group(env), NULL, &other), CAIRN_EINVAL,
                    "give the module to ddp_create");
-    EXPECT_REFUSED(cairn_param_bind(t.set, 1, NULL, t.g.f32), CAIRN_ESTATE, "cannot move after ddp_create_params");
     EXPECT_REFUSED(ddp_grads_ready(NULL, 0, 1), CAIRN_EINVAL, "ddp is NULL");
-    EXPECT_REFUSED(ddp_grads_ready(t.net, 2, 2), CAIRN_EINVAL, "2 parameters from 2 on, of a set of 3");
+    EXPECT_REFUSED(ddp_grads_ready(t.net, 2, 2), CAIRN_EINVAL,
+                   "ddp_grads_ready: 2 parameters from 2 on, of a set of 3");
     EXPECT_REFUSED(ddp_wait(NULL), CAIRN_EINVAL, "ddp is NULL");
     EXPECT(!ddp_forward(t.net, NULL) && strstr(cairn_last_error(), "in your own memory"));
     EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &other));
@@ -667,6 +712,7 @@ static void hook_that_finds_no_memory_leaves_nothing_half_done(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(averages_stand_in_the_users_memory_in_every_way_of_training),
+        cmocka_unit_test(memory_that_comes_late_or_moves_is_averaged_where_it_stands),
         cmocka_unit_test(buckets_are_planned_anew_in_rank_0s_order_of_declaration),
         cmocka_unit_test(four_gradients_of_40000_average_to_40000_in_f32_memory_with_half_values),
         cmocka_unit_test(overflow_on_one_rank_skips_the_step_on_all_and_is_named),

@@ -3,6 +3,7 @@ whether each is installed.
 
 usage: headers.py source-root c-compiler [c++-compiler]"""
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -46,6 +47,18 @@ def not_installed(root):
             if f"'include/cairn/{name}'" not in listed]
 
 
+def lost_references(include):
+    """Headers that a public header tells to read, but for <...>, are public too."""
+    public = sorted(os.listdir(os.path.join(include, "cairn")))
+    found = []
+    for name in public:
+        with open(os.path.join(include, "cairn", name), encoding="ascii") as f:
+            told = set(re.findall(r"(?<![\w/<])[\w/]+\.h\b", f.read()))
+        found += [f"cairn/{name} refers to {other}, which is not installed" for other in sorted(told)
+                  if other not in public and other.removeprefix("cairn/") not in public]
+    return found
+
+
 def check_the_check(languages):
     """A header that needs another first, one with a C++ word and one that leaves C99."""
     for text, bad in (("size_t f(void);", ["c99", "c++17"]), ("int class(void);", ["c++17"]),
@@ -65,7 +78,8 @@ if __name__ == "__main__":
     chosen = [(shlex.split(compiler), *kind) for compiler, kind in zip(compilers, kinds)]
     check_the_check(chosen)
     include = os.path.join(root, "include")
-    problems = complaints(include, chosen) + complaints_of_user(include, chosen) + not_installed(root)
+    problems = complaints(include, chosen) + complaints_of_user(include, chosen)
+    problems += lost_references(include) + not_installed(root)
     if not problems and len(chosen) == 1:
         print("C99 is fine; C++17 was not tried: there is no C++ compiler")
         sys.exit(sources.SKIP)
