@@ -54,8 +54,8 @@ struct amp_options {
     cairn_switch master_weights;      /* O2: on, O3: off; of half weights, so not ON with O0 or f32, and not with O1 */
     double loss_scale;                /* a number > 0, or AMP_DYNAMIC, which begins at 65536: elsewhere by .scaler =
                                          amp_scaler_options(.init_scale = 1024). O1, O2 in f16: dynamic; everything
-                                         else: 1, where a scaler changes nothing unless this says AMP_DYNAMIC, or the
-                                         scaler its kind, and is refused */
+                                         else: 1, and a scaler is refused there unless it has a kind or this is
+                                         AMP_DYNAMIC */
     double min_loss_scale;            /* dynamic only: the floor, 1 */
     double max_loss_scale;            /* dynamic only: the ceiling, 2^24 */
     cairn_dtype cast_model_outputs;   /* f32 where cast_model_type is set; else outputs are left alone */

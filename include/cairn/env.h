@@ -61,6 +61,10 @@ struct cairn_env_options {
  *             since ranks leave their last words there. A further environment of the same launch shares it.
  * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it
  *             while it is there, "cairn-store".
+ * Subnormals  are kept: a thread that takes them for zero, as the first of a program that is linked with -ffast-math or
+ *             -Ofast (crtfastmath), is told not to, with a warning. Threads that started before, such as OpenMP's, stay
+ *             as they are, and lose bits where they call Cairn or where oneDNN computes in them: make the environment
+ *             first, or leave the option out where you link (compiling with it is fine).
  * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM
  *             port in use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every
  *             place where the store was not; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks, or

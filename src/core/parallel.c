@@ -19,6 +19,7 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/subnormals.h"
 #include "core/vars.h"
 
 enum { MOST_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
@@ -89,6 +90,7 @@ static void wait_for_job(uint_fast64_t done) {
 static void *work(void *unused) {
     (void)unused;
     (void)pthread_setname_np(pthread_self(), "cairn-pool");
+    (void)cairn__keep_subnormals();
     for (uint_fast64_t done = 0; !atomic_load(&pool.quit);) {
         wait_for_job(done);
         atomic_fetch_add(&pool.in, 1);

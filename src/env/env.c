@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/subnormals.h"
 #include "core/vars.h"
 #include "dist/group_backend.h"
 #include "env/env_internal.h"
@@ -132,12 +133,22 @@ static void describe_group(struct cairn_env *env, int port) {
 
 /* ---- creation ---- */
 
+/* Once a thread: it then keeps them. */
+static void keep_subnormals(void) {
+    if (!cairn__keep_subnormals()) return;
+    cairn__log(CAIRN_LOG_WARNING,
+               "this thread took subnormal numbers for zero, as a program linked with -ffast-math or -Ofast does: sums "
+               "and conversions would lose bits. Cairn has turned that off here; threads that the program started "
+               "before keep it, so leave the option out where you link, or add -mno-daz-ftz (gcc 13)");
+}
+
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_env *env = NULL;
     struct cairn_env_options o;
     int port = 0;
+    keep_subnormals();
     TRY(read_options(options, &o));
     TRY(cairn__calloc(1, sizeof(*env), (void **)&env));
     env->rank = launch->rank;

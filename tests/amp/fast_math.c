@@ -38,8 +38,11 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
+static int warnings; /* of flushed subnormals */
+
 static void quiet(void *cookie, cairn_log_level level, const char *message) {
-    (void)cookie, (void)level, (void)message;
+    (void)cookie;
+    warnings += level == CAIRN_LOG_WARNING && strstr(message, "-ffast-math") != NULL;
 }
 
 struct level {
@@ -140,6 +143,40 @@ static void models_of_cairn(void) {
     }
 }
 
+/* ---- subnormal numbers ---- */
+
+enum { MANY = 1 << 18, SIDE = 256 };
+
+static void print_bits(const char *what, cairn_tensor *t) {
+    static uint32_t bits[MANY];
+    const size_t n = (size_t)cairn_tensor_numel(t);
+    OK(cairn_tensor_read_as(t, CAIRN_F32, bits, n));
+    printf("%s %016llx\n", what, (unsigned long long)hash(UINT64_C(0xcbf29ce484222325), bits, n * sizeof(bits[0])));
+}
+
+/* Large enough for several threads, and for oneDNN's own. */
+static void subnormals(void) {
+    static uint16_t halves[MANY];
+    static uint32_t floats[MANY];
+    cairn_env *env = NULL;
+    OK(cairn_env_create(NULL, NULL, NULL, &env));
+    for (int i = 0; i < MANY; i++) halves[i] = (uint16_t)(i % 0x400), floats[i] = (uint32_t)i * 31;
+    cairn_tensor *f16 = cairn_tensor_from(env, CAIRN_F16, CAIRN_SHAPE(MANY), halves);
+    cairn_tensor *bf16 = cairn_tensor_from(env, CAIRN_BF16, CAIRN_SHAPE(MANY), halves);
+    cairn_tensor *f32 = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(MANY), floats);
+    print_bits("f16 to f32", cairn_cast(f16, CAIRN_F32));
+    print_bits("bf16 to f32", cairn_cast(bf16, CAIRN_F32));
+    print_bits("f32 to bf16", cairn_cast(f32, CAIRN_BF16));
+    print_bits("f16 summed", cairn_sum(f16));
+    print_bits("bf16 summed", cairn_sum(cairn_cast(bf16, CAIRN_F32)));
+    print_bits("f32 summed", cairn_sum(f32));
+    print_bits("f32 divided", cairn_mul_scalar(f32, 0.125));
+    cairn_tensor *square = cairn_reshape(cairn_slice(f32, 0, 0, SIDE * SIDE, 1), CAIRN_SHAPE(SIDE, SIDE));
+    cairn_tensor *ones = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(SIDE, SIDE), 1);
+    print_bits("f32 multiplied", cairn_matmul(square, ones));
+    cairn_env_destroy(&env);
+}
+
 /* ---- buffers of the user's own ---- */
 
 enum { N = 5000 };
@@ -190,8 +227,10 @@ int main(void) {
     cairn_set_log(quiet, NULL);
     for (int threads = 1; threads <= 3; threads += 2) {
         OK(cairn_set_num_threads(threads));
+        subnormals();
         models_of_cairn();
         for (size_t l = 0; l < sizeof(levels) / sizeof(levels[0]); l++) own_buffers(&levels[l]);
     }
+    fprintf(stderr, "warnings %d\n", warnings);
     return 0;
 }

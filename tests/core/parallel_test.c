@@ -13,10 +13,14 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 #include <cmocka.h>
 
 #include "core/parallel.h"
+#include "core/subnormals.h"
 #include "core/trace.h"
 
 enum { MOST_ITEMS = 10007 };
@@ -196,6 +200,51 @@ static void threads_have_a_name_and_come_when_needed(void **state) {
     assert_workers(1);
 }
 
+/* ---- subnormal numbers ---- */
+
+struct halved {
+    pthread_t by;
+    float value;
+};
+
+static float half_of(float x) {
+    volatile float y = x;
+    return y / 2;
+}
+
+static void halve_the_smallest(void *ctx, size_t begin, size_t end) {
+    struct halved *done = ctx;
+    usleep(100); /* so that every thread has some */
+    for (size_t i = begin; i < end; i++) done[i] = (struct halved){pthread_self(), half_of(0x1p-126f)};
+}
+
+/* As in a program that is linked with -ffast-math. */
+static void threads_keep_subnormals_whoever_starts_them(void **state) {
+    (void)state;
+#if defined(__SSE__)
+    enum { ITEMS = 200, FLUSH = 0x8040 };
+    static struct halved done[ITEMS];
+    const unsigned modes = _mm_getcsr();
+    int by_others = 0;
+    cairn_set_num_threads(5); /* another number: the pool starts anew */
+    _mm_setcsr(modes | FLUSH);
+    cairn__parallel_for(ITEMS, 1, halve_the_smallest, done);
+    assert_true(half_of(0x1p-126f) == 0);
+    assert_true(cairn__keep_subnormals());
+    assert_true(half_of(0x1p-126f) == 0x1p-127f);
+    assert_false(cairn__keep_subnormals());
+    assert_int_equal(_mm_getcsr() & ~0x3f, modes & ~0x3f); /* but for what was raised */
+    for (int i = 0; i < ITEMS; i++) {
+        if (pthread_equal(done[i].by, pthread_self())) continue;
+        by_others++;
+        assert_true(done[i].value == 0x1p-127f);
+    }
+    assert_true(by_others > 0);
+#else
+    skip();
+#endif
+}
+
 /* ---- costs ---- */
 
 static void nothing(void *ctx, size_t begin, size_t end) {
@@ -240,6 +289,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(busy_pool_leaves_the_work_to_its_caller),
         cmocka_unit_test(child_of_a_fork_makes_a_pool_of_its_own),
         cmocka_unit_test(threads_have_a_name_and_come_when_needed),
+        cmocka_unit_test(threads_keep_subnormals_whoever_starts_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
