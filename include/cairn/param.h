@@ -26,13 +26,26 @@ typedef struct cairn_param_set cairn_param_set;
 
 /* A set over count parameters whose weights (and gradients, where given) stay in the user's memory, which must outlive
  * the set and belong to the environment's device: on a GPU pointers of cudaMalloc, on the CPU the host's. Slices of one
- * large array are as good as any. Names and shapes are copied. Half parameters of such a set have masters once
- * amp_initialize_params has made them; without, an update smaller than half a unit in the last place of a weight is
- * lost.
+ * large array are as good as any. NULL, 0: an empty one, to add to (cairn_param_set_add). Names and shapes are copied.
+ * Half parameters of such a set have masters once amp_initialize_params has made them; without, an update smaller than
+ * half a unit in the last place of a weight is lost.
  * Errors: CAIRN_EINVAL names the entry: no name, a name twice, no data, memory of the host where env is on a GPU, an
  * address that is not aligned for dtype, no such dtype, ndim or a size out of range; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count,
                                               cairn_param_set **out);
+
+/* Adds count parameters to a set that the user made and nothing uses yet: slices of one array, as trainers keep the
+ * layers of a net. The first is *first; the others have its shape, dtype and is_norm, and slice i stands i * stride
+ * elements behind it, weights and gradient alike. They are numbered on from those there are. Nothing is copied but name
+ * and shape.
+ *
+ *   first     name "h.%d.attn.w": the slice's number, from 0, takes the place of %d; where there is none and count is
+ *             above 1, it comes behind a dot: "attn.w.0". NULL: "param" and the parameter's number in the set
+ *   stride    elements; 0 = slices stand one behind another
+ *
+ * Errors, which change nothing: CAIRN_EINVAL as cairn_param_set_create, a module's set, a stride at which slices
+ * overlap; CAIRN_ESTATE an optimizer or context uses the set, or it has gradients; CAIRN_ENOMEM. */
+CAIRN_API cairn_status cairn_param_set_add(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride);
 
 /* Ends a set the user made; a module's set ends with the module. After its optimizers and contexts. */
 CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);

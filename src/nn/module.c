@@ -110,29 +110,19 @@ void cairn__module_drop(cairn_module *child) {
 
 /* ---- building ---- */
 
-static bool has_gradients(const struct cairn_param_set *set) {
-    for (size_t i = 0; i < set->count; i++) {
-        const struct cairn__param *p = set->params[i];
-        if (p->written || p->has_acc || p->has_local) return true;
-    }
-    return false;
-}
-
 /* what: "add_param 'weight'" */
 static cairn_status check_open(const cairn_module *m, const char *call, const char *name) {
     REQUIRE(!m->parent, CAIRN_ESTATE, "%s '%s': the module is '%s' of another already; add to a module before it is",
             call, name, m->name);
-    REQUIRE(m->params->users == 0 && !has_gradients(m->params), CAIRN_ESTATE,
+    REQUIRE(m->params->users == 0 && !cairn__param_set_has_gradients(m->params), CAIRN_ESTATE,
             "%s '%s': an optimizer, amp or ddp uses the module's parameters, or they have gradients; build it first",
             call, name);
     return CAIRN_OK;
 }
 
-/* Of a root: paths are names. */
+/* Of a root: paths are names, and those of children's parameters have a dot. */
 static bool has_member(const cairn_module *m, const char *name) {
-    for (size_t i = 0; i < m->num_handles; i++) {
-        if (strcmp(m->handles[i]->param->name, name) == 0) return true;
-    }
+    if (cairn__param_set_find(m->params, name)) return true;
     for (size_t i = 0; i < m->num_buffers; i++) {
         if (strcmp(m->buffers[i].path, name) == 0) return true;
     }

@@ -62,6 +62,8 @@ static cairn_status append(struct cairn_param_set *set, const cairn_param *like,
     memcpy(p->shape, like->shape, (size_t)like->ndim * sizeof(p->shape[0]));
     TRY(cairn__strdup(like->name, &p->name));
     TRY(cairn__grow((void **)&set->params, &set->capacity, set->count + 1, sizeof(set->params[0])));
+    TRY(cairn__param_names_make_room(set, set->count + 1));
+    cairn__param_names_add(set, p);
     set->params[set->count++] = p;
     *out = p;
     return CAIRN_OK;
@@ -107,13 +109,15 @@ void cairn_param_set_destroy(cairn_param_set **set) {
     cairn__device_free((*set)->env->device, (*set)->flags);
     cairn__free((*set)->items);
     cairn__free((*set)->params);
+    cairn__free((*set)->chains);
     cairn__free(*set);
     *set = NULL;
 }
 
-static bool has_name(const struct cairn_param_set *set, const char *name) {
-    for (size_t i = 0; i < set->count; i++) {
-        if (strcmp(set->params[i]->name, name) == 0) return true;
+bool cairn__param_set_has_gradients(const struct cairn_param_set *set) {
+    for (size_t i = 0; set->backward > 0 && i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        if (p->written || p->has_acc || p->has_local) return true;
     }
     return false;
 }
@@ -135,29 +139,9 @@ static cairn_status make_slot(struct cairn__param *p) {
     return st;
 }
 
-static int by_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Sorted, so that as many as a large model has are compared in no time. */
-static cairn_status check_names(const cairn_param *params, size_t count) {
-    cairn_status st = CAIRN_OK;
-    const char **names = NULL;
-    for (size_t i = 0; i < count; i++)
-        REQUIRE(params[i].name && params[i].name[0], CAIRN_EINVAL, "parameter %zu has no name", i);
-    TRY(cairn__calloc(count, sizeof(names[0]), (void **)&names));
-    for (size_t i = 0; i < count; i++) names[i] = params[i].name;
-    if (count) qsort(names, count, sizeof(names[0]), by_text);
-    for (size_t i = 1; i < count && st == CAIRN_OK; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0)
-            st = cairn__fail(CAIRN_EINVAL, "two parameters are called '%s'", names[i]);
-    }
-out:
-    cairn__free(names);
-    return st;
-}
-
 static cairn_status add_users(struct cairn_param_set *set, const cairn_param *given) {
+    REQUIRE(given->name && given->name[0], CAIRN_EINVAL, "parameter %zu has no name", set->count);
+    REQUIRE(!cairn__param_set_find(set, given->name), CAIRN_EINVAL, "two parameters are called '%s'", given->name);
     REQUIRE(given->dtype == CAIRN_F32 || cairn__is_half(given->dtype), CAIRN_EINVAL,
             "parameter '%s' has dtype %d (%s); f32, f16 and bf16 are allowed", given->name, (int)given->dtype,
             cairn_dtype_name(given->dtype));
@@ -166,9 +150,11 @@ static cairn_status add_users(struct cairn_param_set *set, const cairn_param *gi
     TRY(check_memory(set, given, "data", given->data));
     if (given->grad) TRY(check_memory(set, given, "grad", given->grad));
     TRY(append(set, given, &p));
-    REQUIRE(given->data || p->n == 0, CAIRN_EINVAL, "parameter '%s' has no data", given->name);
     p->data = given->data;
     p->grad = given->grad;
+    if (given->data || p->n == 0) return CAIRN_OK;
+    st = cairn__fail(CAIRN_EINVAL, "parameter '%s' has no data", given->name);
+    cairn__param_set_drop_last(set);
 out:
     return st;
 }
@@ -178,7 +164,6 @@ cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, s
             "cairn_param_set_create: env, params and out must be set");
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = NULL;
-    TRY(check_names(params, count));
     TRY(cairn__param_set_new(env, &set));
     set->is_users = true;
     for (size_t i = 0; i < count; i++) TRY(add_users(set, &params[i]));
@@ -186,6 +171,68 @@ cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, s
     return CAIRN_OK;
 out:
     cairn_param_set_destroy(&set);
+    return st;
+}
+
+/* ---- slices of one array ---- */
+
+static cairn_status check_may_add(const cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
+    const char *const what = first && first->name ? first->name : "";
+    REQUIRE(set && first, CAIRN_EINVAL, "cairn_param_set_add: set and first must be set");
+    REQUIRE(set->is_users, CAIRN_EINVAL, "cairn_param_set_add '%s': the set is a module's; use cairn_module_add_param",
+            what);
+    REQUIRE(set->users == 0 && !cairn__param_set_has_gradients(set), CAIRN_ESTATE,
+            "cairn_param_set_add '%s': an optimizer, amp or ddp uses the set, or it has gradients; add all parameters "
+            "first",
+            what);
+    size_t n = 0;
+    const cairn_status st = count_elements(what, first->ndim, first->shape, &n);
+    if (st != CAIRN_OK) return st;
+    REQUIRE(stride == 0 || stride >= n || count < 2, CAIRN_EINVAL,
+            "cairn_param_set_add '%s': slices of %zu elements overlap at a stride of %zu", what, n, stride);
+    REQUIRE(count < 2 || (stride ? stride : n) <= (size_t)INT64_MAX / 8 / count, CAIRN_EINVAL,
+            "cairn_param_set_add '%s': %zu slices of %zu elements are more than memory can hold", what, count, n);
+    return CAIRN_OK;
+}
+
+/* The slice's number in the place of %d, or behind a dot; "param" and the number in the set without a name. */
+static void name_slice(char *out, size_t nbytes, const cairn_param_set *set, const char *pattern, size_t i,
+                       size_t count) {
+    const char *const at = pattern ? strstr(pattern, "%d") : NULL;
+    if (!pattern) {
+        snprintf(out, nbytes, "param%zu", set->count);
+    } else if (at) {
+        snprintf(out, nbytes, "%.*s%zu%s", (int)(at - pattern), pattern, i, at + 2);
+    } else if (count > 1) {
+        snprintf(out, nbytes, "%s.%zu", pattern, i);
+    } else {
+        snprintf(out, nbytes, "%s", pattern);
+    }
+}
+
+static void *slice_at(void *array, const cairn_param *first, size_t elements) {
+    return array ? (char *)array + elements * cairn_dtype_nbytes(first->dtype) : NULL;
+}
+
+cairn_status cairn_param_set_add(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
+    cairn_status st = check_may_add(set, first, count, stride);
+    if (st != CAIRN_OK) return st;
+    const size_t before = set->count, nbytes = (first->name ? strlen(first->name) : 0) + sizeof("param") + 21;
+    size_t step = stride;
+    char *name = NULL;
+    TRY(cairn__alloc(nbytes, (void **)&name));
+    if (!stride) TRY(count_elements("", first->ndim, first->shape, &step));
+    for (size_t i = 0; i < count; i++) {
+        cairn_param slice = *first;
+        name_slice(name, nbytes, set, first->name, i, count);
+        slice.name = name;
+        slice.data = slice_at(first->data, first, i * step);
+        slice.grad = slice_at(first->grad, first, i * step);
+        TRY(add_users(set, &slice));
+    }
+out:
+    while (st != CAIRN_OK && set->count > before) cairn__param_set_drop_last(set);
+    cairn__free(name);
     return st;
 }
 
@@ -207,7 +254,9 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
 }
 
 void cairn__param_set_drop_last(struct cairn_param_set *set) {
-    param_destroy(set->params[--set->count]);
+    struct cairn__param *last = set->params[--set->count];
+    cairn__param_names_drop_last(set, last);
+    param_destroy(last);
 }
 
 /* ---- one set into another ---- */
@@ -231,7 +280,7 @@ static cairn_status longer_name(const struct cairn_param_set *set, const char *p
     cairn_status st = cairn__alloc(nbytes, (void **)out);
     if (st != CAIRN_OK) return st;
     snprintf(*out, nbytes, "%s%s", prefix, name);
-    REQUIRE(!has_name(set, *out), CAIRN_EINVAL, "two parameters are called '%s'", *out);
+    REQUIRE(!cairn__param_set_find(set, *out), CAIRN_EINVAL, "two parameters are called '%s'", *out);
     return CAIRN_OK;
 }
 
@@ -240,6 +289,7 @@ static void move(struct cairn_param_set *set, struct cairn__param *p, char *name
     p->name = name;
     p->set = set;
     p->index = set->count;
+    cairn__param_names_add(set, p);
     set->params[set->count++] = p;
 }
 
@@ -251,6 +301,7 @@ cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_pa
     TRY(check_may_move(set, from, prefix));
     TRY(cairn__calloc(from->count, sizeof(names[0]), (void **)&names));
     TRY(cairn__grow((void **)&set->params, &set->capacity, set->count + from->count, sizeof(set->params[0])));
+    TRY(cairn__param_names_make_room(set, set->count + from->count));
     for (size_t i = 0; i < from->count; i++) TRY(longer_name(set, prefix, from->params[i]->name, &names[i]));
     for (size_t i = 0; i < from->count; i++) {
         move(set, from->params[i], names[i]);

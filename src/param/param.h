@@ -22,8 +22,9 @@ struct cairn__param {
     struct cairn_param_set *set;
     size_t index; /* in the set */
     char *name;
-    cairn_dtype dtype;      /* of data and of grad */
-    cairn_dtype value_type; /* a half type whose values stand in f32 memory; 0 = dtype's own */
+    struct cairn__param *same_hash; /* the next older one of its chain (names.c) */
+    cairn_dtype dtype;              /* of data and of grad */
+    cairn_dtype value_type;         /* a half type whose values stand in f32 memory; 0 = dtype's own */
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     size_t n;
@@ -82,6 +83,8 @@ struct cairn_param_set {
     struct cairn_param_set *next; /* in the environment's list */
     struct cairn__param **params;
     size_t count, capacity;
+    struct cairn__param **chains; /* by name: names.c */
+    size_t num_chains;
 
     const float *factor; /* 1/S of the backward now running or last run, in device memory: backward knows its loss's
                             scale. NULL = 1 */
@@ -131,6 +134,17 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
 /* Adds an f32 parameter whose memory the set owns, contents undefined. *out is owned by the set. */
 cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
                                   bool is_norm, struct cairn__param **out);
+
+/* The parameter that is called so; NULL = none. Whatever their number it takes no longer. */
+struct cairn__param *cairn__param_set_find(const struct cairn_param_set *set, const char *name);
+
+/* Room for count names, before the next is added; and that the last one is about to be taken back (names.c). */
+cairn_status cairn__param_names_make_room(struct cairn_param_set *set, size_t count);
+void cairn__param_names_add(struct cairn_param_set *set, struct cairn__param *p);
+void cairn__param_names_drop_last(struct cairn_param_set *set, struct cairn__param *last);
+
+/* Whether a parameter has a gradient, written or accumulated, this rank's own or not. */
+bool cairn__param_set_has_gradients(const struct cairn_param_set *set);
 
 /* Takes back the parameter that was added last, and ends it. */
 void cairn__param_set_drop_last(struct cairn_param_set *set);

@@ -68,6 +68,133 @@ static void set_refuses_what_makes_no_sense_and_names_the_entry(void **state) {
     }
 }
 
+/* ---- slices of one array ---- */
+
+static void assert_slice(cairn_param_set *set, size_t i, const char *name, const float *data, const float *grad) {
+    cairn_param got;
+    assert_int_equal(cairn_param_set_get(set, i, &got), CAIRN_OK);
+    assert_string_equal(got.name, name);
+    assert_ptr_equal(got.data, data);
+    if (grad) assert_ptr_equal(got.grad, grad);
+}
+
+static void slices_of_an_array_are_parameters_of_their_own(void **state) {
+    float w[64], g[64];
+    cairn_param_set *set = NULL;
+    cairn_param got;
+    assert_int_equal(cairn_param_set_create(*state, NULL, 0, &set), CAIRN_OK);
+    assert_int_equal(cairn_param_set_add(set, &(cairn_param){"wte", w, g, CAIRN_F32, 2, {2, 3}, CAIRN_OFF}, 1, 0),
+                     CAIRN_OK);
+    assert_int_equal(cairn_param_set_add(set, &(cairn_param){"h.%d.ln", w + 6, g + 6, CAIRN_F32, 1, {4}, CAIRN_ON}, 2,
+                                         0),
+                     CAIRN_OK);
+    assert_int_equal(cairn_param_set_add(set, &(cairn_param){"fc", w + 14, NULL, CAIRN_F32, 1, {2}, CAIRN_OFF}, 2, 8),
+                     CAIRN_OK);
+    assert_int_equal(cairn_param_set_add(set, &(cairn_param){NULL, w + 40, g + 40, CAIRN_F32, 1, {3}, CAIRN_OFF}, 2, 0),
+                     CAIRN_OK);
+    assert_int_equal(cairn_param_set_count(set), 7);
+    assert_slice(set, 0, "wte", w, g);
+    assert_slice(set, 1, "h.0.ln", w + 6, g + 6);
+    assert_slice(set, 2, "h.1.ln", w + 10, g + 10);
+    assert_slice(set, 3, "fc.0", w + 14, NULL);
+    assert_slice(set, 4, "fc.1", w + 22, NULL);
+    assert_slice(set, 5, "param5", w + 40, g + 40);
+    assert_slice(set, 6, "param6", w + 43, g + 43);
+    assert_int_equal(cairn_param_set_get(set, 2, &got), CAIRN_OK);
+    assert_true(got.is_norm == CAIRN_ON && got.ndim == 1 && got.shape[0] == 4);
+    cairn_param_set_destroy(&set);
+}
+
+static void assert_add_refused(cairn_param_set *set, cairn_param first, size_t count, size_t stride,
+                               cairn_status status, const char *sentence) {
+    const size_t before = cairn_param_set_count(set);
+    assert_int_equal(cairn_param_set_add(set, &first, count, stride), status);
+    assert_string_equal(cairn_last_error(), sentence);
+    assert_int_equal(cairn_param_set_count(set), before);
+}
+
+static void slices_that_make_no_sense_leave_the_set_as_it_was(void **state) {
+    float w[64];
+    const cairn_param good = {"b.1", w, w, CAIRN_F32, 1, {4}, CAIRN_OFF};
+    cairn_param slices = {"b", w, w, CAIRN_F32, 1, {4}, CAIRN_OFF};
+    cairn_param_set *set = NULL;
+    cairn_optimizer *sgd = NULL;
+    cairn_module *model = cairn_linear(*state, 2, 2);
+    assert_int_equal(cairn_param_set_create(*state, &good, 1, &set), CAIRN_OK);
+    assert_add_refused(set, slices, 3, 0, CAIRN_EINVAL, "two parameters are called 'b.1'");
+    assert_add_refused(set, slices, 2, 3, CAIRN_EINVAL,
+                       "cairn_param_set_add 'b': slices of 4 elements overlap at a stride of 3");
+    assert_add_refused(set, slices, SIZE_MAX, 0, CAIRN_EINVAL,
+                       "cairn_param_set_add 'b': 18446744073709551615 slices of 4 elements are more than memory can "
+                       "hold");
+    assert_add_refused(cairn_module_params(model), slices, 1, 0, CAIRN_EINVAL,
+                       "cairn_param_set_add 'b': the set is a module's; use cairn_module_add_param");
+    assert_int_equal(cairn_param_set_add(NULL, &slices, 1, 0), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "cairn_param_set_add: set and first must be set");
+    slices.data = NULL;
+    assert_add_refused(set, slices, 1, 0, CAIRN_EINVAL, "parameter 'b' has no data");
+    slices.name = "";
+    assert_add_refused(set, slices, 1, 0, CAIRN_EINVAL, "parameter 1 has no name");
+    slices = good;
+    slices.name = "b";
+    assert_int_equal(cairn_param_set_add(set, &slices, 1, 0), CAIRN_OK); /* "b.0" is gone again */
+    slices.name = "b.0";
+    assert_int_equal(cairn_param_set_add(set, &slices, 1, 0), CAIRN_OK);
+    assert_int_equal(cairn_sgd_create(set, NULL, &sgd), CAIRN_OK);
+    assert_add_refused(set, slices, 1, 0, CAIRN_ESTATE,
+                       "cairn_param_set_add 'b.0': an optimizer, amp or ddp uses the set, or it has gradients; add all "
+                       "parameters first");
+    cairn_optimizer_destroy(&sgd);
+    assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
+    assert_int_equal(cairn_param_set_add(set, &slices, 1, 0), CAIRN_ESTATE);
+    cairn_param_set_destroy(&set);
+    cairn_module_destroy(&model);
+}
+
+static cairn_tensor *pass_on(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    (void)module, (void)context, (void)count;
+    return inputs[0];
+}
+
+static size_t comparisons;
+int __real_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b);
+
+int __wrap_strcmp(const char *a, const char *b) {
+    comparisons++;
+    return __real_strcmp(a, b);
+}
+
+/* One by one: in the user's memory, in a module, and as children of one. */
+static void names_of_thousands_of_parameters_are_compared_with_few(void **state) {
+    enum { COUNT = 8000, CHILDREN = 500 };
+    static const struct cairn_module_ops ops = {.struct_size = sizeof(ops), .name = "Many", .forward = pass_on};
+    static float w[2];
+    const cairn_param any = {NULL, w, w, CAIRN_F32, 1, {2}, CAIRN_OFF};
+    cairn_param_set *set = NULL;
+    cairn_module *module = cairn_module_create(*state, &ops, NULL);
+    assert_int_equal(cairn_param_set_create(*state, NULL, 0, &set), CAIRN_OK);
+    comparisons = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "weight%zu", i);
+        assert_int_equal(cairn_param_set_add(set, &any, 1, 0), CAIRN_OK);
+        assert_non_null(cairn_module_add_param(module, name, CAIRN_SHAPE(2), CAIRN_OFF));
+    }
+    assert_in_range(comparisons, 1, 4 * COUNT);
+    comparisons = 0;
+    for (size_t i = 0; i < CHILDREN; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "layer%zu", i);
+        assert_non_null(cairn_module_add_child(module, name, cairn_linear(*state, 1, 1)));
+    }
+    assert_in_range(comparisons, 1, CHILDREN * CHILDREN); /* names of children are few, and compared with all */
+    cairn_param_set_destroy(&set);
+    cairn_module_destroy(&module);
+}
+
+/* ---- gradients ---- */
+
 /* Two half gradients written at different scales add up to their true sum. */
 static void backwards_at_different_scales_add_up_in_f32(void **state) {
     cairn_env *env = *state;
@@ -222,6 +349,9 @@ static void changed_takes_the_side_that_was_written(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(set_refuses_what_makes_no_sense_and_names_the_entry),
+        cmocka_unit_test(slices_of_an_array_are_parameters_of_their_own),
+        cmocka_unit_test(slices_that_make_no_sense_leave_the_set_as_it_was),
+        cmocka_unit_test(names_of_thousands_of_parameters_are_compared_with_few),
         cmocka_unit_test(backwards_at_different_scales_add_up_in_f32),
         cmocka_unit_test(bf16_accumulation_does_not_stall),
         cmocka_unit_test(check_raises_the_flag_of_the_one_of_200_that_overflowed),
