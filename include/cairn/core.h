@@ -8,8 +8,8 @@
  *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
  *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
  *     call only; what is kept is copied. Hyperparameters, where 0 is a value, start from CAIRN_X_OPTIONS_INIT instead.
- *   - C++: the INIT macros are the same; the x_options(...) macros are C's, so make the struct, zeroed:
- *     amp_options o = {}; o.struct_size = sizeof(o); o.opt_level = AMP_O2;
+ *   - C++: CAIRN_X_OPTIONS_INIT is the same. The x_options(...) macros, and the other INIT macros, which fill
+ *     struct_size alone, are C's; there make the struct, zeroed: amp_options o = {}; o.struct_size = sizeof(o);
  */
 #ifndef CAIRN_CORE_H
 #define CAIRN_CORE_H
