@@ -32,8 +32,9 @@
  * Failures  after CAIRN_EPEER or CAIRN_ETIMEOUT a group allows abort and destroy only; every call repeats the first
  *           cause. Timeout: seconds in which nothing of what this rank waits for moved (CAIRN_TIMEOUT, 300), on shm
  *           without those in which it was stopped itself, so that a job that was suspended goes on. A rank that dies is
- *           noticed within tens of milliseconds on shm, its number and process named. docs/failures.md. Works end with
- *           their group.
+ *           noticed within tens of milliseconds on shm, its number and process named. Two ranks that wait for each
+ *           other in different groups end both with CAIRN_EPEER and both calls (not on nccl, nor in groups with a
+ *           shorter timeout than the environment's). docs/failures.md. Works end with their group.
  * Memory    arrays are memory of the group's device: the host's, or for nccl (and self on a GPU) that GPU's; then
  *           collectives follow what is queued on the device's stream, and a wait makes that stream wait, not the host.
  * Threads   one caller at a time for all groups of an environment; but cairn_group_abort and facts: any thread. */

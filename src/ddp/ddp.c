@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "ddp/context.h"
 #include "dist/group.h"
@@ -193,14 +194,18 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
     return cairn__ddp_make(&request, out);
 }
 
+/* What a dead channel died of was told before, where it had a caller who could hear it. */
 void ddp_destroy(ddp_context **ddp) {
     if (!ddp || !*ddp) return;
     struct ddp_context *d = *ddp;
+    const bool was_alive = cairn__group_progress(d->channel) == CAIRN_OK;
     cairn__ddp_log_end(d);
     if (d->set->walking) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
     cairn__ddp_local_end(d);
     cairn__ddp_buffers_end(d);
     cairn__ddp_detach(d);
+    if (was_alive && cairn__group_progress(d->channel) != CAIRN_OK)
+        cairn__log(CAIRN_LOG_ERROR, "ddp_destroy: %s", cairn_last_error());
     d->set->listener = NULL;
     d->set->frozen_by = NULL;
     d->set->users--;

@@ -99,7 +99,8 @@ struct cairn__family {
     char prefix[200];
     int64_t
         made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */
-    int outstanding; /* works that were posted and are not done */
+    int outstanding;             /* works that were posted and are not done */
+    bool left_word, store_fails; /* deadlock.c's: word of a wait stands in the store; nothing more is asked of it */
 };
 
 struct cairn_group {

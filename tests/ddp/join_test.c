@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/philox.h"
+#include "core/trace.h"
 #include "dist/group.h"
 #include "optim/optim.h"
 
@@ -622,6 +623,36 @@ static void own_memory_joins_with_zeros_or_nothing(void **state) {
     run_ranks(3, train_own_memory, "declares nothing");
 }
 
+/* Rank 1 has one batch less, and nobody asks ddp_join: the others add up their losses with it. */
+static char *destroy_early(cairn_env *env, void *ctx) {
+    struct training t;
+    float loss = 1;
+    (void)ctx;
+    const struct batch b = draw_batch(env);
+    PASS(begin(&t, env, make_mlp(env, IN, HIDDEN, OUT), &plain, NULL, 0));
+    PASS(joined_step(&t, env, b.x, b.y, cairn_env_size(env)));
+    if (cairn_env_rank(env) != 1) {
+        EXPECT(cairn_allreduce(cairn_env_group(env), &loss, 1, CAIRN_F32, CAIRN_AVG, NULL) == CAIRN_EPEER);
+        EXPECT(strstr(cairn_last_error(), "; rank 1 ended early: every rank must take the same number of steps"));
+        EXPECT(strstr(cairn_last_error(), "to the average") || strstr(cairn_last_error(), "f32 to average"));
+    }
+    end(&t);
+    return NULL;
+}
+
+static void a_rank_that_destroys_early_ends_the_others_at_once(void **state) {
+    (void)state;
+    for (int p = 2; p <= 4; p++) {
+        const uint64_t begin_ns = cairn__now_ns();
+        log_text[0] = '\0';
+        run_ranks(p, destroy_early, NULL);
+        assert_true(cairn__now_ns() - begin_ns < UINT64_C(10000000000)); /* the timeout is 60 s */
+        assert_non_null(strstr(log_text, "ddp_destroy: "));
+        assert_non_null(strstr(log_text, "cairn_group_free (or ddp_destroy) number"));
+        assert_non_null(strstr(log_text, "; rank 1 ended early: every rank must take the same number of steps"));
+    }
+}
+
 static char *ask_wrongly(cairn_env *env, void *ctx) {
     struct training t;
     int active = -1;
@@ -655,6 +686,7 @@ int main(void) {
         cmocka_unit_test(what_no_batch_reaches_keeps_its_bits),
         cmocka_unit_test(ranks_may_run_out_while_they_accumulate),
         cmocka_unit_test(own_memory_joins_with_zeros_or_nothing),
+        cmocka_unit_test(a_rank_that_destroys_early_ends_the_others_at_once),
         cmocka_unit_test(wrong_calls_are_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,10 +11,12 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
+#include "dist/deadlock.h"
 #include "dist/exchange/parts.h"
 
 static const double LONGEST_LOOK =
-    0.1; /* s between two looks that count as waiting: between others the rank computed */
+    0.1;                               /* s between two looks that count as waiting: between others the rank computed */
+static const double FIRST_DOUBT = 0.5; /* s of waiting until ranks ask what the others wait in; then twice as many */
 
 /* ---- waiting ---- */
 
@@ -30,6 +32,7 @@ static bool is_late(struct exchange *x, double timeout) {
 static void forget_wait(struct exchange *x) {
     x->stalled = 0;
     x->last_look = 0;
+    x->doubt = FIRST_DOUBT;
 }
 
 static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
@@ -88,10 +91,17 @@ static void tell_others(const struct exchange *x) {
     if (x->answers) x->ops->abort(x->answers);
 }
 
-static cairn_status wait(cairn_group *group, cairn_work *work) {
-    struct exchange *x = group->impl;
+static cairn_status doubt(struct exchange *x) {
+    if (x->stalled < x->doubt) return CAIRN_OK;
+    x->doubt = 2 * x->stalled;
+    return cairn__find_deadlock(x->group, current(x));
+}
+
+static cairn_status wait_for(struct exchange *x, cairn_work *work) {
+    cairn_group *group = x->group;
     for (int idle = 0;; idle++) {
         cairn_status st = progress(group);
+        if (st == CAIRN_OK && !work->done) st = doubt(x);
         if (st != CAIRN_OK || work->done) return st;
         st = cairn__group_was_aborted(group);
         if (st != CAIRN_OK) {
@@ -105,6 +115,16 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
             x->ops->rest(x->engine, idle);
         }
     }
+}
+
+/* Who found a deadlock first has ended the group for the others, which find the same. */
+static cairn_status wait(cairn_group *group, cairn_work *work) {
+    const cairn_status st = wait_for(group->impl, work);
+    char cause[sizeof(group->cause)] = "";
+    if (st != CAIRN_OK) snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    const bool is_known = st == CAIRN_EPEER && cairn__find_deadlock(group, &work->request.call) != CAIRN_OK;
+    cairn__take_word_back(group);
+    return st == CAIRN_OK || is_known ? st : cairn__fail(st, "%s", cause);
 }
 
 /* The queue has the work whatever a step says, which is then for the next caller to hear. */

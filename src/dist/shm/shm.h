@@ -39,6 +39,7 @@ enum {
     SHM_BOUNCES = 3,               /* of each rank, for memory that is not the group's; see collective.c */
     SHM_BOUNCE_NBYTES = 128 << 10, /* of each of them */
     SHM_CAUSE_NBYTES = 448,
+    SHM_CALL_WORDS = sizeof(struct cairn__call) / sizeof(uint64_t),
     SHM_PAIR_SLOTS = 16,
     SHM_PAIR_NBYTES = 64 << 10,
 };
@@ -59,12 +60,22 @@ struct shm_slot {
 
 enum shm_gone { SHM_HERE = 0, SHM_LEFT, SHM_GAVE_UP, SHM_ABORTED };
 
+/* What a rank waits in that has waited for a while. */
+struct shm_stuck {
+    atomic_uint_fast64_t turns; /* odd = it is stuck, and the rest holds for as long as turns is the same */
+    atomic_int_fast64_t group;  /* index */
+    atomic_uint_fast64_t call[SHM_CALL_WORDS]; /* struct cairn__call */
+    atomic_uint_fast64_t dead;                 /* turns of when it found out that it would never go on */
+};
+
 struct shm_lane {
     alignas(SHM_LINE) atomic_uint_fast64_t steps;
     atomic_uint_fast64_t sharing; /* number + 1 of the collective of which this rank may have a piece in hand */
     atomic_uint_fast64_t found;   /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
     alignas(SHM_LINE) atomic_uint_fast32_t gone; /* enum shm_gone; cause is written before it */
     char cause[SHM_CAUSE_NBYTES];
+    atomic_uint_fast64_t calls; /* collectives that this rank has called, as of when it was last stuck; deadlock.c */
+    struct shm_stuck stuck;     /* in any group of the family; of the family's first group */
     cpu_set_t processors; /* that this rank may run on; of the family's first group, written before its first barrier */
     alignas(SHM_LINE) struct shm_slot slots[SHM_SLOTS];
 };
@@ -182,9 +193,11 @@ struct cairn__shm {
     struct shm_route *routes; /* [2 * size] from and to each rank; made when first needed */
     struct shm_route *active; /* those with works */
 
-    bool moved;             /* since it was last cleared */
-    uint64_t stopped_ns;    /* of a root: how long waits were longer asleep than they meant to be */
-    unsigned stalled_polls; /* calls of progress that moved nothing */
+    bool moved;                  /* since it was last cleared */
+    const cairn_group *stuck_in; /* of a root: where this rank has said that it is stuck; NULL = nowhere */
+    uint64_t stuck_at;           /* number of the call */
+    uint64_t stopped_ns;         /* of a root: how long waits were longer asleep than they meant to be */
+    unsigned stalled_polls;      /* calls of progress that moved nothing */
     int spins, yields;
     bool crowded; /* the ranks outnumber the processors that they may run on; the same on every rank */
     int regions;  /* of a collective in pieces: as many as processors, if that many can be */
@@ -317,8 +330,19 @@ int cairn__shm_find_gone(struct cairn__shm *s);
 cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did);
 /* The clock and the peers are looked at once in a while. */
 cairn_status cairn__shm_poll(struct cairn__shm *s);
+/* The oldest message of a route, or where that is NULL the oldest collective. */
+const struct cairn__call *cairn__shm_awaited(struct cairn__shm *s, const struct shm_route *route);
 /* Decides how long waits spin: hardly where the ranks outnumber the processors that they may run on, together. Once the
  * family's first group has had its first barrier. */
 void cairn__shm_set_patience(struct cairn__shm *s);
+
+/* ---- deadlock.c ---- */
+
+/* For waits in which nothing has moved for a while: tells the others, and finds out whether one of those that are
+ * waited for waits for this rank, in another group or message. CAIRN_EPEER: then neither can ever go on; the other's
+ * wait ends of it too. */
+cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route);
+/* The wait is over. */
+void cairn__shm_go_on(struct cairn__shm *s);
 
 #endif

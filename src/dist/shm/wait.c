@@ -84,11 +84,9 @@ static cairn_status nap(struct cairn__shm *s) {
     return st;
 }
 
-/* ---- what is waited for ----
- *
- * The oldest message of a route, or where that is NULL the oldest collective. */
+/* ---- what is waited for ---- */
 
-static const struct cairn__call *awaited(struct cairn__shm *s, const struct shm_route *route) {
+const struct cairn__call *cairn__shm_awaited(struct cairn__shm *s, const struct shm_route *route) {
     return &(route ? route->works.first : shm_op(s, s->complete)->work)->request.call;
 }
 
@@ -137,15 +135,16 @@ cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const ch
 
 static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *route, int rank) {
     char what[128], did[160];
-    cairn__call_describe(awaited(s, route), what, sizeof(what));
+    cairn__call_describe(cairn__shm_awaited(s, route), what, sizeof(what));
     snprintf(did, sizeof(did), "waited in %s", what);
     return cairn__shm_fail_gone(s, rank, did);
 }
 
-static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route) {
+static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
     look_for_ends(s);
     /* What a rank published before it ended is there by now, and may be all that was missing. */
     cairn_status st = cairn__shm_step(s);
+    if (st == CAIRN_OK && !s->moved && blocked) st = cairn__shm_find_deadlock(s, route);
     if (st != CAIRN_OK || s->moved) return st;
     for (int r = 0; r < s->size; r++) {
         const enum shm_gone how = gone(s, r);
@@ -168,7 +167,7 @@ static uint64_t last_ticket(const struct shm_slot *slots, int n) {
 static size_t describe_late(struct cairn__shm *s, const struct shm_route *route, int rank, char *text, size_t nbytes) {
     char who[96];
     cairn__group_name_rank(s->group, rank, who, sizeof(who));
-    const uint64_t wanted = route ? awaited(s, route)->number : s->complete + 1;
+    const uint64_t wanted = route ? cairn__shm_awaited(s, route)->number : s->complete + 1;
     const uint64_t last =
         route ? last_ticket(route->theirs->slots, SHM_PAIR_SLOTS) : last_ticket(shm_lane(s, rank)->slots, SHM_SLOTS);
     int used = snprintf(text, nbytes, "%s (pid %d, ", who, s->peers[rank].pid);
@@ -185,7 +184,7 @@ static size_t describe_late(struct cairn__shm *s, const struct shm_route *route,
 static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *route) {
     char what[128], list[400] = "";
     size_t used = 0;
-    cairn__call_describe(awaited(s, route), what, sizeof(what));
+    cairn__call_describe(cairn__shm_awaited(s, route), what, sizeof(what));
     for (int r = 0; r < s->size && used < sizeof(list) - 160; r++) {
         if (!lags(s, route, r)) continue;
         if (used) used += (size_t)snprintf(list + used, sizeof(list) - used, ", ");
@@ -195,8 +194,8 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
                        s->rank, s->group->timeout, what, list);
 }
 
-/* Called when nothing moved. */
-static cairn_status look_around(struct cairn__shm *s, struct shm_route *route) {
+/* Called when nothing moved. blocked: this rank calls nothing else before that. */
+static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, bool blocked) {
     struct shm_clock *clock = route ? &route->clock : &s->clock;
     uint64_t now = awake_ns(s);
     if (clock->since == 0 || clock->moves != clock->seen) {
@@ -206,7 +205,7 @@ static cairn_status look_around(struct cairn__shm *s, struct shm_route *route) {
     }
     if (now < clock->next_look) return CAIRN_OK;
     clock->next_look = now + LOOK_NS;
-    cairn_status st = look_at_peers(s, route);
+    cairn_status st = look_at_peers(s, route, blocked);
     if (st != CAIRN_OK || s->moved) return st;
     return (double)(now - clock->since) > s->group->timeout * 1e9 ? fail_late(s, route) : CAIRN_OK;
 }
@@ -214,8 +213,8 @@ static cairn_status look_around(struct cairn__shm *s, struct shm_route *route) {
 /* ---- the two ways to come by ---- */
 
 static cairn_status look_around_everywhere(struct cairn__shm *s) {
-    cairn_status st = s->complete < s->posted ? look_around(s, NULL) : CAIRN_OK;
-    for (struct shm_route *r = s->active; r && st == CAIRN_OK && !s->moved; r = r->next) st = look_around(s, r);
+    cairn_status st = s->complete < s->posted ? look_around(s, NULL, false) : CAIRN_OK;
+    for (struct shm_route *r = s->active; r && st == CAIRN_OK && !s->moved; r = r->next) st = look_around(s, r, false);
     return st;
 }
 
@@ -230,7 +229,7 @@ cairn_status cairn__shm_poll(struct cairn__shm *s) {
 static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route, int idle) {
     if (idle >= s->spins + s->yields) {
         cairn_status st = nap(s);
-        return st == CAIRN_OK && !s->moved ? look_around(s, route) : st;
+        return st == CAIRN_OK && !s->moved ? look_around(s, route, true) : st;
     }
     cairn__family_progress(s->group);
     if (idle < s->spins) {
@@ -248,6 +247,7 @@ cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work) {
         s->moved = false;
         cairn_status st = cairn__shm_step(s);
         if (st == CAIRN_OK && !s->moved && !work->done) st = pause_a_little(s, route, idle);
+        if (s->root->stuck_in && (s->moved || st != CAIRN_OK || work->done)) cairn__shm_go_on(s);
         if (st != CAIRN_OK || work->done) return st;
         if (s->moved) idle = 0;
     }

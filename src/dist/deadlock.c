@@ -1,0 +1,181 @@
+#include "dist/deadlock.h"
+
+#include <stdio.h>
+
+#include <string.h>
+
+#include "core/status.h"
+#include "dist/group.h"
+#include "dist/store/store.h"
+
+static cairn_group *find_group(const struct cairn__family *family, int64_t index) {
+    cairn_group *g = family->groups;
+    while (g && g->index != index) g = g->next;
+    return g;
+}
+
+static int find_member(const cairn_group *group, int env_rank) {
+    int r = 0;
+    while (r < group->size && group->env_ranks[r] != env_rank) r++;
+    return r < group->size ? r : -1;
+}
+
+static bool is_message(const struct cairn__call *call) {
+    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
+}
+
+/* Whether this rank has still to call what belongs to a call of rank, and it is this rank's to call. */
+static bool lacks(const cairn_group *group, int rank, const struct cairn__call *theirs) {
+    if (!is_message(theirs)) return group->next_number < theirs->number;
+    const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
+    return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
+}
+
+bool cairn__waits_for_good(const cairn_group *group) {
+    const cairn_group *root = group;
+    while (root->next) root = root->next;
+    return group->timeout >= root->timeout;
+}
+
+/* ---- in words ---- */
+
+static void describe(const cairn_group *group, const struct cairn__call *call, char *text, size_t nbytes) {
+    char what[128];
+    cairn__call_describe(call, what, sizeof(what));
+    if (group->index == 0) {
+        snprintf(text, nbytes, "%s of the environment's group", what);
+    } else {
+        snprintf(text, nbytes, "%s of group %lld", what, (long long)(group->index / CAIRN__MAX_RANKS));
+    }
+}
+
+struct side {
+    const cairn_group *group;
+    const struct cairn__call *call;
+    int rank; /* of the environment */
+};
+
+static cairn_status fail(const struct side *low, const struct side *high) {
+    char of_low[200], of_high[200], advice[160];
+    const bool low_ends = low->call->kind == CAIRN__FREE, high_ends = high->call->kind == CAIRN__FREE;
+    describe(low->group, low->call, of_low, sizeof(of_low));
+    describe(high->group, high->call, of_high, sizeof(of_high));
+    if (low_ends != high_ends) {
+        snprintf(advice, sizeof(advice),
+                 "rank %d ended early: every rank must take the same number of steps (uneven inputs: ddp_join)",
+                 low_ends ? low->rank : high->rank);
+    } else {
+        snprintf(advice, sizeof(advice), "every rank must wait for its calls of all groups in the same order");
+    }
+    return cairn__fail(CAIRN_EPEER, "rank %d waits in %s, rank %d in %s: neither can go on; %s", low->rank, of_low,
+                       high->rank, of_high, advice);
+}
+
+cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call,
+                                   const struct cairn__stuck *theirs) {
+    cairn_group *other = find_group(mine->family, theirs->group);
+    const int rank = other ? find_member(other, theirs->rank) : -1;
+    if (rank < 0 || other->dead != CAIRN_OK || atomic_load(&other->told) || !lacks(other, rank, &theirs->call))
+        return CAIRN_OK;
+    const struct side here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
+    const cairn_status st = here.rank < there.rank ? fail(&here, &there) : fail(&there, &here);
+    return other == mine ? st : cairn__group_kill(other, st);
+}
+
+/* ---- words in the store ---- */
+
+enum { MOST_GROUPS = 32 };
+static const double PATIENCE = 1; /* s, for a store whose server may hang */
+
+/* What a rank leaves there; of a rank that goes on, group is -1. */
+struct word {
+    struct cairn__call call;
+    int64_t group, num_groups;
+    struct {
+        int64_t index;
+        uint64_t calls; /* collectives that the rank has called */
+    } groups[MOST_GROUPS];
+};
+
+static void write_key(const struct cairn__family *family, int rank, char *key, size_t nbytes) {
+    snprintf(key, nbytes, "%s/stuck/%d", family->prefix, rank);
+}
+
+static cairn_status leave_word(struct cairn__family *family, int rank, const struct word *word) {
+    char key[300];
+    write_key(family, rank, key, sizeof(key));
+    return cairn_store_set(family->store, key, word, sizeof(*word));
+}
+
+static struct word word_of(const cairn_group *group, const struct cairn__call *call) {
+    struct word word = {.call = *call, .group = group->index};
+    for (const cairn_group *g = group->family->groups; g && word.num_groups < MOST_GROUPS; g = g->next) {
+        word.groups[word.num_groups].index = g->index;
+        word.groups[word.num_groups++].calls = g->next_number;
+    }
+    return word;
+}
+
+/* Of a rank that has left none, or another build, a word of one that goes on. */
+static cairn_status read_word(const struct cairn__family *family, int rank, struct word *out) {
+    char key[300];
+    const char *wanted = key;
+    void *value = NULL;
+    size_t nbytes = 0;
+    int present = 0;
+    cairn_status st = CAIRN_OK;
+    *out = (struct word){.group = -1};
+    write_key(family, rank, key, sizeof(key));
+    TRY(cairn_store_check(family->store, &wanted, 1, &present));
+    if (present) TRY(cairn_store_get(family->store, key, &value, &nbytes));
+    if (nbytes == sizeof(*out)) memcpy(out, value, nbytes);
+out:
+    cairn_store_free(value);
+    return st;
+}
+
+/* Whether the rank that left it is known not to have made `call` of group. */
+static bool waits_apart(const struct word *word, const cairn_group *group, const struct cairn__call *call) {
+    if (word->group < 0 || is_message(call)) return false;
+    for (int64_t i = 0; i < word->num_groups && i < MOST_GROUPS; i++) {
+        if (word->groups[i].index == group->index) return word->groups[i].calls < call->number;
+    }
+    return false;
+}
+
+/* *found: CAIRN_EPEER, with its sentence. */
+static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found) {
+    for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
+        struct word word;
+        if (r == group->rank) continue;
+        const cairn_status st = read_word(group->family, group->env_ranks[r], &word);
+        if (st != CAIRN_OK) return st;
+        const struct cairn__stuck theirs = {group->env_ranks[r], word.group, word.call};
+        if (waits_apart(&word, group, call)) *found = cairn__check_deadlock(group, call, &theirs);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call) {
+    struct cairn__family *family = group->family;
+    const struct word word = word_of(group, call);
+    cairn_status found = CAIRN_OK;
+    if (!family->store || family->store_fails || !cairn__waits_for_good(group)) return CAIRN_OK;
+    const double timeout = cairn__store_hurry(family->store, PATIENCE);
+    cairn_status st = leave_word(family, group->env_ranks[group->rank], &word);
+    if (st == CAIRN_OK) st = look(group, call, &found);
+    if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
+    family->store_fails = st != CAIRN_OK;
+    family->left_word = st == CAIRN_OK && found == CAIRN_OK; /* else it stays, so that the other finds the same */
+    return found;
+}
+
+void cairn__take_word_back(const cairn_group *group) {
+    struct cairn__family *family = group->family;
+    const struct word word = {.group = -1};
+    if (!family->left_word) return;
+    family->left_word = false;
+    const double timeout = cairn__store_hurry(family->store, PATIENCE);
+    family->store_fails = leave_word(family, group->env_ranks[group->rank], &word) != CAIRN_OK;
+    if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
+}
