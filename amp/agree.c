@@ -94,6 +94,18 @@ static struct cairn__overflow merged(const struct cairn__guard *g, size_t i) {
     return all;
 }
 
+/* Gradients that ddp has reduced have rank -1. */
+static void find_own_culprits(struct cairn__guard *g) {
+    const size_t count = cairn_optimizer_num_params(g->optimizer);
+    for (size_t i = 0; i < (size_t)g->env->size * count; i++) {
+        struct cairn__overflow one;
+        memcpy(&one, (const char *)g->theirs + i * sizeof(one), sizeof(one));
+        if (!one.micro_batch || one.rank < 0) continue;
+        cairn__ranks_add(&g->culprits, one.rank);
+        g->knows_culprits = true;
+    }
+}
+
 static cairn_status exchange(struct cairn__guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
@@ -101,6 +113,7 @@ static cairn_status exchange(struct cairn__guard *g) {
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     TRY(cairn__device_download(d, g->overflows, mine, count * sizeof(mine[0])));
     TRY(g->env->gather(g->env, g->theirs, (const int32_t *)(const void *)g->overflows, overflow_words(g)));
+    find_own_culprits(g);
     for (size_t i = 0; i < count; i++) {
         const struct cairn__overflow all = merged(g, i);
         if (all.micro_batch) d->passes->store(d, &mine[i], &all, sizeof(all));
@@ -117,6 +130,24 @@ cairn_status cairn__guard_agree(struct cairn__guard *g) {
     unite(g, all);
     take_over(g, all);
     if (all[SKIPS]) TRY(exchange(g));
+out:
+    return st;
+}
+
+cairn_status cairn__guard_find_culprits(struct cairn__guard *g) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = g->env->device;
+    uint32_t skips = 0;
+    size_t count = 0;
+    struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
+    if (g->env->size == 1 || strcmp(d->ops->name, "cpu") != 0) return CAIRN_OK;
+    TRY(cairn__device_download(d, &skips, cairn__optimizer_skip(g->optimizer), sizeof(skips)));
+    for (size_t i = 0; i < count && skips; i++) {
+        const struct cairn__grad_listener *l = sets[i]->listener;
+        bool known = false;
+        if (l && l->nonfinite_ranks) TRY(l->nonfinite_ranks(l->ctx, &g->culprits, &known));
+        g->knows_culprits |= known;
+    }
 out:
     return st;
 }

@@ -90,7 +90,10 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     cairn_status st = CAIRN_OK;
     TRY(refuse_explicit(g));
     if (g->skips) look_at_the_rest(g);
+    g->knows_culprits = false;
+    g->culprits = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
+    if (g->skips) TRY(cairn__guard_find_culprits(g));
     tell_scalers(g, end);
 out:
     return st;
@@ -126,6 +129,22 @@ void cairn__guard_names(const struct cairn__guard *g, const struct cairn__overfl
     if (left_out) snprintf(text + used, nbytes - used, "%s%zu more", used ? ", and " : "", left_out);
 }
 
+/* ", on rank 1", ", on ranks 0, 2 and 3" */
+static void name_ranks(const struct cairn__ranks *ranks, char *text, size_t nbytes) {
+    enum { SHOWN = 8 };
+    int list[CAIRN__MAX_RANKS], count = 0;
+    for (int r = 0; r < CAIRN__MAX_RANKS; r++) {
+        if (cairn__ranks_has(ranks, r)) list[count++] = r;
+    }
+    size_t used = (size_t)snprintf(text, nbytes, ", on rank%s", count > 1 ? "s" : "");
+    for (int i = 0; i < count && i < SHOWN; i++) {
+        const char *before = i == 0 ? " " : i + 1 == count ? " and " : ", ";
+        used += (size_t)snprintf(text + used, nbytes - used, "%s%d", before, list[i]);
+    }
+    if (count > SHOWN) snprintf(text + used, nbytes - used, " and %d more", count - SHOWN);
+    if (count == 0) snprintf(text, nbytes, ", in the sum over the ranks alone: the gradient of each rank is finite");
+}
+
 /* What all the overflows have in common, as far as it is worth a word. */
 static void where_from(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
                        size_t nbytes) {
@@ -144,7 +163,9 @@ static void where_from(const struct cairn__guard *g, const struct cairn__overflo
         used = snprintf(text, nbytes, ", first in micro-batch %" PRIu32 "%s", first,
                         g->looked_late ? " or before it" : "");
     }
-    if (several) {
+    if (g->knows_culprits) {
+        name_ranks(&g->culprits, text + used, nbytes - (size_t)used);
+    } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
         snprintf(text + used, nbytes - (size_t)used, ", on rank %" PRId32, rank);
@@ -162,7 +183,7 @@ static void name_loss(const struct cairn__guard *g, const struct cairn__overflow
 /* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has
  * ..."; before it "the loss is inf or nan on rank 1", which may be all there is. */
 static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
-    char names[512], from[64], loss[64] = "", gradients[640] = "";
+    char names[512], from[160], loss[64] = "", gradients[768] = "";
     const char *anomaly = cairn__noted_anomaly(g->env);
     const struct cairn__overflow *of_loss = &overflows[cairn_optimizer_num_params(g->optimizer)];
     cairn__guard_names(g, overflows, names, sizeof(names));
@@ -216,6 +237,18 @@ static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__
     return CAIRN_OK;
 }
 
+/* -1: none, several, or not known. */
+static int32_t only_culprit(const struct cairn__guard *g) {
+    int32_t rank = -1;
+    for (int r = 0; g->knows_culprits && r < CAIRN__MAX_RANKS; r++) {
+        if (cairn__ranks_has(&g->culprits, r)) {
+            if (rank >= 0) return -1;
+            rank = r;
+        }
+    }
+    return rank;
+}
+
 static void remember(struct cairn__guard *g, const struct cairn__overflow *overflows) {
     const size_t count = cairn_optimizer_num_params(g->optimizer) + 1;
     if (count != g->num_last) {
@@ -226,6 +259,9 @@ static void remember(struct cairn__guard *g, const struct cairn__overflow *overf
         g->num_last = count;
     }
     memcpy(g->last, overflows, count * sizeof(g->last[0]));
+    for (size_t i = 0; i < count && only_culprit(g) >= 0; i++) {
+        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_culprit(g);
+    }
     g->has_last = true;
 }
 

@@ -31,6 +31,9 @@ struct cairn__guard {
     size_t num_last;
     bool has_last;
 
+    struct cairn__ranks culprits; /* ranks whose own gradients were not finite, of the step that is being skipped; */
+    bool knows_culprits;          /* culprits holds; empty: only the sum over the ranks is not finite */
+
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
 };
@@ -46,6 +49,10 @@ cairn_status cairn__guard_make_agree(struct cairn__guard *guard);
 
 /* Between looking and telling, on every rank. Waits for the device and for the others. Errors: of the group. */
 cairn_status cairn__guard_agree(struct cairn__guard *guard);
+
+/* After that, on every rank: if the step is to be skipped, gets culprits from those who reduced the gradients (ddp).
+ * Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the group. */
+cairn_status cairn__guard_find_culprits(struct cairn__guard *guard);
 
 /* Hears what there is to hear, and takes the hook away. */
 void cairn__guard_destroy(struct cairn__guard **guard);

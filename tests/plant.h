@@ -48,6 +48,14 @@ static inline void plant_failed(void *ctx) {
     if (plant->behind) plant->behind->failed(plant->behind->ctx);
 }
 
+static inline cairn_status plant_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *known) {
+    struct plant *plant = ctx;
+    *known = false;
+    return plant->behind && plant->behind->nonfinite_ranks
+               ? plant->behind->nonfinite_ranks(plant->behind->ctx, ranks, known)
+               : CAIRN_OK;
+}
+
 /* After ddp_create. Until plant_remove. */
 static inline void plant_install(struct plant *plant, struct cairn_param_set *set) {
     *plant = (struct plant){.set = set, .behind = set->listener, .target = -1};
@@ -56,7 +64,8 @@ static inline void plant_install(struct plant *plant, struct cairn_param_set *se
                                                  .ready = plant_ready,
                                                  .progress = plant_progress,
                                                  .settle = plant_settle,
-                                                 .failed = plant_failed};
+                                                 .failed = plant_failed,
+                                                 .nonfinite_ranks = plant_nonfinite_ranks};
     set->listener = &plant->front;
 }
 

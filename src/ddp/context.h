@@ -7,6 +7,7 @@
  *   unused.c    which parameters take part in a backward, here and on the other ranks
  *   local.c     no_sync, and ddp_reduce
  *   raw.c       parameters in the user's memory
+ *   blame.c     ranks whose own gradients were infinite or NaN
  *   join.c      uneven inputs
  *   hooks.c     communication hooks
  *   buffers.c   rank 0's buffers to all
@@ -22,6 +23,7 @@
 #include "cairn/ddp.h"
 #include "ddp/logging.h"
 #include "ddp/plan.h"
+#include "dist/blame.h"
 #include "nn/hooks.h"
 #include "param/param.h"
 
@@ -74,20 +76,24 @@ struct ddp_context {
     size_t
         *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
     size_t num_arrived;
-    int64_t backwards;   /* that were reduced */
-    bool running;        /* a backward has begun */
-    bool settling;       /* and computes nothing more */
-    bool rebuilt;        /* buckets are as they will stay */
-    bool no_sync;        /* gradients stay on this rank */
-    bool reducer;        /* always, until ddp_reduce */
-    bool knows_graph;    /* slots' in_graph was found out */
-    bool all_know_graph; /* on every rank, and so used_first */
-    uint8_t *maps;       /* unused.c's */
-    void *buffers;       /* group memory: the model's, packed; NULL = not yet, or there are none */
-    bool keeps_buffers;  /* the next forward begins with each rank's own */
-    int active;          /* ranks with input, of the last ddp_join; the size where there was none */
-    int buffers_root;    /* whose buffers are sent: 0, or the lowest rank with input */
-    bool zero_loss;      /* the backward now coming is of a loss of this rank's that reaches all and uses none */
+    int64_t backwards;         /* that were reduced */
+    bool running;              /* a backward has begun */
+    bool settling;             /* and computes nothing more */
+    bool rebuilt;              /* buckets are as they will stay */
+    bool no_sync;              /* gradients stay on this rank */
+    bool reducer;              /* always, until ddp_reduce */
+    bool knows_graph;          /* slots' in_graph was found out */
+    bool all_know_graph;       /* on every rank, and so used_first */
+    uint8_t *maps;             /* unused.c's */
+    void *buffers;             /* group memory: the model's, packed; NULL = not yet, or there are none */
+    bool keeps_buffers;        /* the next forward begins with each rank's own */
+    struct cairn__blame blame; /* of the backwards since the gradients were last forgotten */
+    bool looks, blind;         /* this backward fills blame; one of those backwards did not */
+    int looks_left;            /* backwards that will still fill blame */
+    float last_factor;         /* 1/S of the last backward */
+    int active;                /* ranks with input, of the last ddp_join; the size where there was none */
+    int buffers_root;          /* whose buffers are sent: 0, or the lowest rank with input */
+    bool zero_loss;            /* the backward now coming is of a loss of this rank's that reaches all and uses none */
     struct cairn__ddp_times times;
     struct cairn__ddp_log log;
     cairn_status status; /* first failure of this backward */
@@ -211,6 +217,15 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d);
 /* All buckets are on their way: which parameters no rank had; these count as never written. */
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d);
 void cairn__ddp_unused_end(struct ddp_context *d);
+
+/* ---- blame.c ---- */
+
+/* A backward begins: decides whether its reductions fill d->blame. */
+void cairn__ddp_blame_begin(struct ddp_context *d);
+/* For reductions of this backward; NULL = not wanted. */
+struct cairn__blame *cairn__ddp_blame(struct ddp_context *d);
+/* The listener's nonfinite_ranks. */
+cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *known);
 
 /* ---- local.c ---- */
 

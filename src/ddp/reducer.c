@@ -296,12 +296,13 @@ static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucke
     if (weight != 1)
         device_of(d)->passes->mul_scalar(device_of(d), bucket->dtype, bucket->buffer, bucket->buffer, bucket->n,
                                          weight);
-    return cairn_allreduce(d->channel, bucket->buffer, bucket->n, bucket->dtype, CAIRN_SUM, work);
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0, cairn__ddp_blame(d), work);
 }
 
 static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
     if (d->options.gradient_average == CAIRN_OFF) return add_up(d, bucket, work);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d), work);
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d),
+                                cairn__ddp_blame(d), work);
 }
 
 static cairn_status launch(struct ddp_context *d, size_t b) {
@@ -382,6 +383,7 @@ cairn_status cairn__ddp_begin(struct ddp_context *d) {
     if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
     d->running = true;
     d->num_arrived = 0;
+    cairn__ddp_blame_begin(d);
     if (st == CAIRN_OK) st = send_losses(d);
     return st == CAIRN_OK ? cairn__ddp_unused_begin(d) : st;
 }
@@ -530,7 +532,8 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .progress = progress,
                                                 .settle = settle_listener,
                                                 .failed = failed,
-                                                .missed = missed};
+                                                .missed = missed,
+                                                .nonfinite_ranks = cairn__ddp_nonfinite_ranks};
     d->set->listener = &d->listener;
 }
 

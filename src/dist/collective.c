@@ -30,6 +30,7 @@ struct arguments {
     cairn_dtype dtype;
     cairn_redop op;
     int root; /* as that of struct cairn__call */
+    struct cairn__blame *blame;
 };
 
 /* An array of this call; nbytes 0 where there is none. */
@@ -137,7 +138,8 @@ static cairn_status run(cairn_group *group, const struct arguments *a, cairn_wor
                                                     .dtype = (uint8_t)a->dtype,
                                                     .redop = (uint8_t)a->op},
                                            .dst = idle ? NULL : a->dst,
-                                           .src = is_root ? a->dst : a->src};
+                                           .src = is_root ? a->dst : a->src,
+                                           .blame = a->blame};
     return cairn__group_post(group, &request, work);
 }
 
@@ -150,45 +152,46 @@ cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, cairn_dtype 
 
 cairn_status cairn_allreduce_into(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                   cairn_redop op, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__ALLREDUCE, dst, src, n, dtype, op, 0}, work);
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, dst, src, n, dtype, op, 0, NULL}, work);
 }
 
 cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
-                                  cairn_work **work) {
+                                  struct cairn__blame *blame, cairn_work **work) {
     const int over = divisor == group->size ? 0 : divisor;
-    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, CAIRN_AVG, over}, work);
+    const cairn_redop op = divisor ? CAIRN_AVG : CAIRN_SUM;
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, op, over, blame}, work);
 }
 
 cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype, cairn_redop op,
                           int root, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__REDUCE, dst, src, n, dtype, op, root}, work);
+    return run(group, &(struct arguments){CAIRN__REDUCE, dst, src, n, dtype, op, root, NULL}, work);
 }
 
 cairn_status cairn_broadcast(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int root, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__BROADCAST, x, NULL, n, dtype, 0, root}, work);
+    return run(group, &(struct arguments){CAIRN__BROADCAST, x, NULL, n, dtype, 0, root, NULL}, work);
 }
 
 cairn_status cairn_allgather(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                              cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__ALLGATHER, dst, src, n, dtype, 0, 0}, work);
+    return run(group, &(struct arguments){CAIRN__ALLGATHER, dst, src, n, dtype, 0, 0, NULL}, work);
 }
 
 cairn_status cairn_reduce_scatter(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                                   cairn_redop op, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__REDUCE_SCATTER, dst, src, n, dtype, op, 0}, work);
+    return run(group, &(struct arguments){CAIRN__REDUCE_SCATTER, dst, src, n, dtype, op, 0, NULL}, work);
 }
 
 cairn_status cairn_alltoall(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
                             cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__ALLTOALL, dst, src, n, dtype, 0, 0}, work);
+    return run(group, &(struct arguments){CAIRN__ALLTOALL, dst, src, n, dtype, 0, 0, NULL}, work);
 }
 
 cairn_status cairn_send(cairn_group *group, const void *x, size_t n, cairn_dtype dtype, int to, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__SEND, NULL, x, n, dtype, 0, to}, work);
+    return run(group, &(struct arguments){CAIRN__SEND, NULL, x, n, dtype, 0, to, NULL}, work);
 }
 
 cairn_status cairn_recv(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int from, cairn_work **work) {
-    return run(group, &(struct arguments){CAIRN__RECV, x, NULL, n, dtype, 0, from}, work);
+    return run(group, &(struct arguments){CAIRN__RECV, x, NULL, n, dtype, 0, from, NULL}, work);
 }
 
 cairn_status cairn_barrier(cairn_group *group) {

@@ -24,7 +24,7 @@ static bool is_message(const struct cairn__call *call) {
     return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
 }
 
-/* Whether this rank has still to call what belongs to a call of rank, and it is this rank's to call. */
+/* Whether a call of rank waits for this rank, which has not posted its own part. */
 static bool lacks(const cairn_group *group, int rank, const struct cairn__call *theirs) {
     if (!is_message(theirs)) return group->next_number < theirs->number;
     const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
@@ -82,18 +82,18 @@ cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *
     return other == mine ? st : cairn__group_kill(other, st);
 }
 
-/* ---- words in the store ---- */
+/* ---- through the store ---- */
 
 enum { MOST_GROUPS = 32 };
 static const double PATIENCE = 1; /* s, for a store whose server may hang */
 
-/* What a rank leaves there; of a rank that goes on, group is -1. */
-struct word {
+/* What a rank publishes; group is -1 once its wait is over. */
+struct record {
     struct cairn__call call;
     int64_t group, num_groups;
     struct {
         int64_t index;
-        uint64_t calls; /* collectives that the rank has called */
+        uint64_t calls; /* collectives that the rank has posted */
     } groups[MOST_GROUPS];
 };
 
@@ -101,30 +101,30 @@ static void write_key(const struct cairn__family *family, int rank, char *key, s
     snprintf(key, nbytes, "%s/stuck/%d", family->prefix, rank);
 }
 
-static cairn_status leave_word(struct cairn__family *family, int rank, const struct word *word) {
+static cairn_status publish(struct cairn__family *family, int rank, const struct record *record) {
     char key[300];
     write_key(family, rank, key, sizeof(key));
-    return cairn_store_set(family->store, key, word, sizeof(*word));
+    return cairn_store_set(family->store, key, record, sizeof(*record));
 }
 
-static struct word word_of(const cairn_group *group, const struct cairn__call *call) {
-    struct word word = {.call = *call, .group = group->index};
-    for (const cairn_group *g = group->family->groups; g && word.num_groups < MOST_GROUPS; g = g->next) {
-        word.groups[word.num_groups].index = g->index;
-        word.groups[word.num_groups++].calls = g->next_number;
+static struct record record_of(const cairn_group *group, const struct cairn__call *call) {
+    struct record record = {.call = *call, .group = group->index};
+    for (const cairn_group *g = group->family->groups; g && record.num_groups < MOST_GROUPS; g = g->next) {
+        record.groups[record.num_groups].index = g->index;
+        record.groups[record.num_groups++].calls = g->next_number;
     }
-    return word;
+    return record;
 }
 
-/* Of a rank that has left none, or another build, a word of one that goes on. */
-static cairn_status read_word(const struct cairn__family *family, int rank, struct word *out) {
+/* group is -1 too if the rank has published nothing. */
+static cairn_status read_record(const struct cairn__family *family, int rank, struct record *out) {
     char key[300];
     const char *wanted = key;
     void *value = NULL;
     size_t nbytes = 0;
     int present = 0;
     cairn_status st = CAIRN_OK;
-    *out = (struct word){.group = -1};
+    *out = (struct record){.group = -1};
     write_key(family, rank, key, sizeof(key));
     TRY(cairn_store_check(family->store, &wanted, 1, &present));
     if (present) TRY(cairn_store_get(family->store, key, &value, &nbytes));
@@ -134,11 +134,11 @@ out:
     return st;
 }
 
-/* Whether the rank that left it is known not to have made `call` of group. */
-static bool waits_apart(const struct word *word, const cairn_group *group, const struct cairn__call *call) {
-    if (word->group < 0 || is_message(call)) return false;
-    for (int64_t i = 0; i < word->num_groups && i < MOST_GROUPS; i++) {
-        if (word->groups[i].index == group->index) return word->groups[i].calls < call->number;
+/* Whether the rank that published it has not posted `call` of group. */
+static bool lacks_call(const struct record *record, const cairn_group *group, const struct cairn__call *call) {
+    if (record->group < 0 || is_message(call)) return false;
+    for (int64_t i = 0; i < record->num_groups && i < MOST_GROUPS; i++) {
+        if (record->groups[i].index == group->index) return record->groups[i].calls < call->number;
     }
     return false;
 }
@@ -146,36 +146,36 @@ static bool waits_apart(const struct word *word, const cairn_group *group, const
 /* *found: CAIRN_EPEER, with its sentence. */
 static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found) {
     for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
-        struct word word;
+        struct record record;
         if (r == group->rank) continue;
-        const cairn_status st = read_word(group->family, group->env_ranks[r], &word);
+        const cairn_status st = read_record(group->family, group->env_ranks[r], &record);
         if (st != CAIRN_OK) return st;
-        const struct cairn__stuck theirs = {group->env_ranks[r], word.group, word.call};
-        if (waits_apart(&word, group, call)) *found = cairn__check_deadlock(group, call, &theirs);
+        const struct cairn__stuck theirs = {group->env_ranks[r], record.group, record.call};
+        if (lacks_call(&record, group, call)) *found = cairn__check_deadlock(group, call, &theirs);
     }
     return CAIRN_OK;
 }
 
 cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call) {
     struct cairn__family *family = group->family;
-    const struct word word = word_of(group, call);
+    const struct record record = record_of(group, call);
     cairn_status found = CAIRN_OK;
     if (!family->store || family->store_fails || !cairn__waits_for_good(group)) return CAIRN_OK;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    cairn_status st = leave_word(family, group->env_ranks[group->rank], &word);
+    cairn_status st = publish(family, group->env_ranks[group->rank], &record);
     if (st == CAIRN_OK) st = look(group, call, &found);
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
     family->store_fails = st != CAIRN_OK;
-    family->left_word = st == CAIRN_OK && found == CAIRN_OK; /* else it stays, so that the other finds the same */
+    family->published = st == CAIRN_OK && found == CAIRN_OK; /* else it stays, and the other rank finds the same */
     return found;
 }
 
-void cairn__take_word_back(const cairn_group *group) {
+void cairn__clear_stuck(const cairn_group *group) {
     struct cairn__family *family = group->family;
-    const struct word word = {.group = -1};
-    if (!family->left_word) return;
-    family->left_word = false;
+    const struct record record = {.group = -1};
+    if (!family->published) return;
+    family->published = false;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    family->store_fails = leave_word(family, group->env_ranks[group->rank], &word) != CAIRN_OK;
+    family->store_fails = publish(family, group->env_ranks[group->rank], &record) != CAIRN_OK;
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
 }

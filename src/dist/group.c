@@ -260,6 +260,10 @@ bool cairn__group_looks(const cairn_group *group) {
     return group->backend->looks;
 }
 
+bool cairn__group_blames(const cairn_group *group) {
+    return group->backend->blames;
+}
+
 void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes) {
     if (group->is_of_all) {
         snprintf(text, nbytes, "rank %d", rank);

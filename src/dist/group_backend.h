@@ -19,6 +19,7 @@ struct cairn__request {
     void *dst;       /* where results go; equal to src for what is done in place; NULL where this rank gets nothing */
     const void *src; /* NULL where this rank gives nothing */
     uint32_t found;  /* this rank's own, for CAIRN__AGREE */
+    struct cairn__blame *blame; /* gets the ranks with infinite or NaN sources; NULL = not wanted */
 };
 
 struct cairn_work {
@@ -35,6 +36,7 @@ struct cairn_work {
 struct cairn__group_backend {
     const char *name; /* what options, logs and cairn_group_backend say */
     bool looks;       /* an all-reduce notices infinite and NaN results */
+    bool blames; /* fills request.blame: equally on every rank if it looks, else for what the rank itself reduced */
     bool keeps_store; /* family->store is used after creation */
     /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
@@ -100,7 +102,7 @@ struct cairn__family {
     int64_t
         made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */
     int outstanding;             /* works that were posted and are not done */
-    bool left_word, store_fails; /* deadlock.c's: word of a wait stands in the store; nothing more is asked of it */
+    bool published, store_fails; /* deadlock.c: this rank's wait stands in the store; a request to it has failed */
 };
 
 struct cairn_group {

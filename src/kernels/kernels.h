@@ -100,6 +100,23 @@ typedef void (*cairn__reduce_fn)(void *const *dsts, int num_dsts, const void *co
                                  float divisor, uint32_t *found);
 enum { CAIRN__MAX_RANKS = 256 };
 
+/* Some of them. */
+struct cairn__ranks {
+    uint64_t bits[CAIRN__MAX_RANKS / 64];
+};
+
+static inline void cairn__ranks_add(struct cairn__ranks *ranks, int rank) {
+    ranks->bits[rank / 64] |= UINT64_C(1) << rank % 64;
+}
+
+static inline int cairn__ranks_has(const struct cairn__ranks *ranks, int rank) {
+    return ranks->bits[rank / 64] >> rank % 64 & 1;
+}
+
+static inline void cairn__ranks_unite(struct cairn__ranks *ranks, const struct cairn__ranks *others) {
+    for (int i = 0; i < CAIRN__MAX_RANKS / 64; i++) ranks->bits[i] |= others->bits[i];
+}
+
 /* How an optimizer's parameter is stored. */
 enum cairn__weight_mode {
     CAIRN__W_F32 = 0,  /* param is f32 and is the weight */

@@ -76,6 +76,11 @@ struct cairn__grad_listener {
     /* (optional) A backward was asked for whose loss wants no gradient, of whichever set. Another status than CAIRN_OK,
      * whose sentence is written, says that somebody waits for gradients of this one: failed follows. */
     cairn_status (*missed)(void *ctx);
+    /* (optional) Called on every rank before a step that all ranks skip. Adds to *ranks those of the environment whose
+     * own gradients, before the reduction, were infinite or NaN in a backward since the set's gradients were last
+     * forgotten. *known: the listener looked at all of these backwards, and found a non-finite average; if *ranks is
+     * empty then, only the average is not finite. Equal on all ranks; may be collective. */
+    cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *known);
 };
 
 struct cairn_param_set {

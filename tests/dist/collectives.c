@@ -250,7 +250,7 @@ static char *check_average_over_some(cairn_group *group, void *x, cairn_dtype dt
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     for (int some = 1; some <= p; some++) {
         for (size_t i = 0; i < NUMBERS; i++) put_value(x, i, dtype, rank >= p - some ? value : 0);
-        EXPECT_OK(cairn__group_average(group, x, NUMBERS, dtype, some, NULL));
+        EXPECT_OK(cairn__group_average(group, x, NUMBERS, dtype, some, NULL, NULL));
         for (size_t i = 0; i < NUMBERS; i++) EXPECT(is_value(x, i, dtype, value));
     }
     return NULL;
@@ -385,6 +385,46 @@ static char *found_by_all(cairn_group *group, void *ctx) {
         EXPECT(found == (planted && cairn__group_looks(group)));
     }
     return NULL;
+}
+
+/* Ranks of which bit r of whose is set have an infinity in an average of x [n], wherever in it. */
+static char *check_blame(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, unsigned whose) {
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    struct cairn__blame blame = {.found = 0}, all[MOST_RANKS];
+    for (size_t i = 0; i < n; i++) put_value(x, i, dtype, (double)((int)(i * 7 % 1001) - 500 + rank) / 8);
+    if (whose >> rank & 1) put_value(x, (size_t)rank * 7919 % n, dtype, (double)(rank % 2 ? INFINITY : NAN));
+    memcpy(plain, x, n * cairn_dtype_nbytes(dtype));
+    EXPECT_OK(cairn__group_average(group, plain, n, dtype, p, NULL, NULL));
+    EXPECT_OK(cairn__group_average(group, x, n, dtype, p, &blame, NULL));
+    EXPECT(memcmp(x, plain, n * cairn_dtype_nbytes(dtype)) == 0);
+    EXPECT_OK(cairn__group_exchange(group, all, &blame, sizeof(blame)));
+    for (int r = 0; r < p; r++) {
+        if (cairn__group_looks(group)) EXPECT(memcmp(&all[r], &blame, sizeof(blame)) == 0);
+        cairn__blame_unite(&blame, &all[r]);
+    }
+    EXPECT(blame.found == (whose != 0) && blame.ranks.bits[0] == whose);
+    return NULL;
+}
+
+static char *blamed_by_all(cairn_group *group, void *ctx) {
+    (void)ctx;
+    enum { MOST = 70001 };
+    static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
+    static const size_t sizes[] = {1, 2100, 33000, MOST};
+    static const unsigned masks[] = {0, 2, 5, ~0u};
+    const unsigned everybody = (1u << cairn_group_size(group)) - 1;
+    struct room room;
+    if (!cairn__group_blames(group)) return NULL;
+    EXPECT_FINE(room_open(group, &room, 1, MOST * sizeof(double)));
+    for (int t = 0; t < 3; t++) {
+        for (int s = 0; s < 4; s++) {
+            void *const x = s % 2 ? room.registered : room.ordinary, *const other =
+                                                                         s % 2 ? room.ordinary : room.registered;
+            for (int w = 0; w < 4; w++)
+                EXPECT_FINE(check_blame(group, x, other, sizes[s], floats[t], masks[w] & everybody));
+        }
+    }
+    return room_close(group, &room);
 }
 
 /* ---- several at once ---- */
@@ -759,6 +799,7 @@ const struct collectives_case collectives_cases[] = {
     {"least_and_greatest_of_odd_numbers_are_defined", least_and_greatest},
     {"integers_wrap_around", integers_wrap_around},
     {"infinities_are_found_by_backends_that_look", found_by_all},
+    {"averages_tell_whose_numbers_were_infinite", blamed_by_all},
     {"mixed_collectives_one_after_the_other_agree", one_after_the_other},
     {"mixed_collectives_on_two_channels_agree", mixtures_on_two_channels},
     {"many_works_complete_in_any_order_of_waiting", many_outstanding},
@@ -810,7 +851,7 @@ static cairn_status differ_in_op(cairn_group *group) {
 }
 
 static cairn_status differ_in_divisor(cairn_group *group) {
-    return cairn__group_average(group, scratch[0], 5, CAIRN_F32, differs(group) ? 1 : 2, NULL);
+    return cairn__group_average(group, scratch[0], 5, CAIRN_F32, differs(group) ? 1 : 2, NULL, NULL);
 }
 
 static cairn_status differ_in_root(cairn_group *group) {

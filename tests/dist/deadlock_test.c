@@ -1,5 +1,5 @@
-/* Ranks that wait for each other in different groups of a family: told at once, where neither can go on, and never
- * where they can. */
+/* Ranks that wait for each other in different groups of a family fail at once if neither can go on, and never if they
+ * can. */
 #include "group_ranks.h"
 
 #include <unistd.h>
@@ -13,7 +13,7 @@ static void be_late(void) {
     usleep(strcmp(backend, "shm") == 0 ? 100000 : 800000);
 }
 
-/* With a timeout that no test reaches where the ranks are told. */
+/* With a timeout that is longer than any test may take. */
 static void run(int p, group_fn fn, void *ctx) {
     const uint64_t begin = cairn__now_ns();
     run_group_of(backend, p, 30, fn, ctx);
@@ -104,7 +104,7 @@ static char *receive_from_who_is_in_a_barrier(cairn_group *group, void *ctx) {
 
 static void messages_that_wait_for_each_other_end_both(void **state) {
     (void)state;
-    if (strcmp(backend, "shm") != 0) return; /* of others nobody knows messages */
+    if (strcmp(backend, "shm") != 0) return; /* others do not detect this */
     run(2, both_receive, NULL);
     run(2, receive_from_who_is_in_a_barrier, NULL);
 }

@@ -15,8 +15,9 @@
 #include "dist/exchange/parts.h"
 
 static const double LONGEST_LOOK =
-    0.1;                               /* s between two looks that count as waiting: between others the rank computed */
-static const double FIRST_DOUBT = 0.5; /* s of waiting until ranks ask what the others wait in; then twice as many */
+    0.1; /* s between two looks that count as waiting: between others the rank computed */
+static const double FIRST_DOUBT =
+    0.5; /* s of waiting before the first look for a deadlock; the next after twice as long */
 
 /* ---- waiting ---- */
 
@@ -117,13 +118,13 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
     }
 }
 
-/* Who found a deadlock first has ended the group for the others, which find the same. */
+/* A failure may come from a rank that detected a deadlock first; then this one reports the same. */
 static cairn_status wait(cairn_group *group, cairn_work *work) {
     const cairn_status st = wait_for(group->impl, work);
     char cause[sizeof(group->cause)] = "";
     if (st != CAIRN_OK) snprintf(cause, sizeof(cause), "%s", cairn_last_error());
     const bool is_known = st == CAIRN_EPEER && cairn__find_deadlock(group, &work->request.call) != CAIRN_OK;
-    cairn__take_word_back(group);
+    cairn__clear_stuck(group);
     return st == CAIRN_OK || is_known ? st : cairn__fail(st, "%s", cause);
 }
 
@@ -354,11 +355,11 @@ static cairn_status release(cairn_group *group, void *memory) {
 
 /* ---- two tables ---- */
 
-#define EXCHANGE(called, its_probe)                                                                                  \
-    {                                                                                                                \
-        .name = called, .looks = false, .keeps_store = true, .probe = its_probe, .create = create, .derive = derive, \
-        .destroy = destroy, .alloc = alloc, .free = release, .post = post, .progress = progress, .wait = wait,       \
-        .give_up = give_up,                                                                                          \
+#define EXCHANGE(called, its_probe)                                                                                \
+    {                                                                                                              \
+        .name = called, .looks = false, .blames = true, .keeps_store = true, .probe = its_probe, .create = create, \
+        .derive = derive, .destroy = destroy, .alloc = alloc, .free = release, .post = post, .progress = progress, \
+        .wait = wait, .give_up = give_up,                                                                          \
     }
 
 const struct cairn__group_backend cairn__group_mpi = EXCHANGE("mpi", probe_mpi);

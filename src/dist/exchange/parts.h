@@ -71,7 +71,7 @@ struct exchange {
     size_t num_blocks, blocks_capacity;
     bool moved;          /* in this step */
     double stalled;      /* seconds that were waited since something moved */
-    double doubt;        /* seconds of that after which the others' waits are looked at */
+    double doubt;        /* stalled at which to look for a deadlock next */
     uint64_t last_look;  /* ns; 0 = moved then */
     cairn_status failed; /* of a step whose caller could not be told; ... */
     char failure[900];   /* ... its sentence */

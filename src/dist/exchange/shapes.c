@@ -75,8 +75,15 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
     uint32_t found = 0;
     for (int r = 0; r < p; r++) x->srcs[r] = staging + staged_at(r, staged);
     x->srcs[x->group->rank] = (const char *)q->src + own.at;
-    x->kernels->reduce[reductions[q->call.redop]][q->call.dtype](&dst, 1, x->srcs, p, own.nbytes / type_nbytes(f),
-                                                                 (float)cairn__call_divisor(&q->call, p), &found);
+    const enum cairn__reduction reduction = reductions[q->call.redop];
+    const float divisor = (float)cairn__call_divisor(&q->call, p);
+    const size_t n = own.nbytes / type_nbytes(f);
+    if (q->blame) {
+        cairn__reduce_and_blame(x->kernels, reduction, (cairn_dtype)q->call.dtype, &dst, 1, x->srcs, p, n, divisor,
+                                q->blame);
+    } else {
+        x->kernels->reduce[reduction][q->call.dtype](&dst, 1, x->srcs, p, n, divisor, &found);
+    }
 }
 
 /* ---- slices: all-reduce and reduce ---- */

@@ -37,6 +37,7 @@ static void publish(struct cairn__shm *s, cairn_work *work) {
     struct shm_op *op = shm_op(s, s->posted);
     *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};
     fill_slot(s, &work->request, op->slot);
+    if (work->request.blame) *shm_culprits(s, s->rank, s->posted) = (struct cairn__ranks){{0}};
     s->posted++;
     s->clock.since = 0;
     atomic_store(&op->slot->ticket, s->posted);
@@ -167,6 +168,11 @@ static uint32_t found_anywhere(const struct cairn__shm *s, uint64_t number) {
     return found >> (number % SHM_OUTSTANDING) & 1;
 }
 
+static void tell_blame(const struct cairn__shm *s, struct cairn__blame *blame, uint64_t number, uint32_t found) {
+    blame->found |= found;
+    for (int p = 0; p < s->size && found; p++) cairn__ranks_unite(&blame->ranks, shm_culprits(s, p, number));
+}
+
 static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     uint32_t found = 0;
     if (op->shared ? !cairn__shm_shared(s, op, number, &found) : !all_made(s, op->first + op->nsteps)) return false;
@@ -174,7 +180,9 @@ static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
         struct shm_block last = block_of(op, op->blocks - 1, number);
         cairn__shm_copy_out(s, op, &last);
     }
-    cairn__work_complete(op->work, op->nsteps > 0 ? found_anywhere(s, number) : found);
+    if (op->nsteps > 0) found = found_anywhere(s, number);
+    if (op->work->request.blame) tell_blame(s, op->work->request.blame, number, found);
+    cairn__work_complete(op->work, found);
     shm_move(s, &s->clock);
     return true;
 }

@@ -1,8 +1,8 @@
-/* Which ranks are stuck, in shared memory (dist/deadlock.h).
+/* Deadlock detection in shared memory (dist/deadlock.h).
  *
- * A rank that has waited for a while says what it waits in, and how many collectives of each group it has called. Who
- * looks is blocked itself, so what it has called stays as it is; what the other has called does for as long as that one
- * says that it is stuck. */
+ * A rank that has waited for a while publishes the call that it waits in and how many collectives of each group it has
+ * posted. Neither changes while it waits. The rank that reads this waits too, so its own counts do not change either:
+ * what it finds once holds. */
 #include <string.h>
 
 #include "core/status.h"
@@ -22,26 +22,26 @@ void cairn__shm_go_on(struct cairn__shm *s) {
     s->root->stuck_in = NULL;
 }
 
-/* What this rank has said stays, so that the other finds the same. */
-static void say_dead(struct cairn__shm *s) {
+/* The record stays, so that the other rank finds the same. */
+static void mark_dead(struct cairn__shm *s) {
     struct shm_stuck *mine = stuck_of(s, s->rank);
     atomic_store(&mine->dead, atomic_load(&mine->turns));
     s->root->stuck_in = NULL;
 }
 
-static void say_calls(const struct cairn__family *family) {
+static void publish_calls(const struct cairn__family *family) {
     for (const cairn_group *g = family->groups; g; g = g->next) {
         const struct cairn__shm *s = g->impl;
         atomic_store(&shm_lane(s, s->rank)->calls, g->next_number);
     }
 }
 
-static void say_stuck(struct cairn__shm *s, const struct cairn__call *call) {
+static void publish_stuck(struct cairn__shm *s, const struct cairn__call *call) {
     struct shm_stuck *mine = stuck_of(s, s->rank);
     uint64_t words[SHM_CALL_WORDS];
     if (s->root->stuck_in == s->group && s->root->stuck_at == call->number) return;
     if (atomic_load(&mine->turns) % 2 == 1) atomic_fetch_add(&mine->turns, 1);
-    say_calls(s->group->family);
+    publish_calls(s->group->family);
     memcpy(words, call, sizeof(*call));
     for (int i = 0; i < SHM_CALL_WORDS; i++) atomic_store(&mine->call[i], words[i]);
     atomic_store(&mine->group, s->group->index);
@@ -52,20 +52,20 @@ static void say_stuck(struct cairn__shm *s, const struct cairn__call *call) {
 
 /* ---- looking ---- */
 
-/* Of a rank that is stuck. */
-static bool has_called(const struct cairn__shm *s, const struct shm_route *route, int rank,
+/* Whether rank, which is stuck, has posted `call`. */
+static bool has_posted(const struct cairn__shm *s, const struct shm_route *route, int rank,
                        const struct cairn__call *call) {
     if (!route) return atomic_load(&shm_lane(s, rank)->calls) >= call->number;
     return atomic_load(&route->theirs->slots[(call->number - 1) % SHM_PAIR_SLOTS].ticket) >= call->number;
 }
 
-/* A rank that is gone is told of as that, but for one that found this first and ended of it. */
+/* A rank that is gone is reported as gone, unless it went because it detected this deadlock. */
 static bool is_there(const struct cairn__shm *s, int rank, const struct shm_stuck *theirs, uint64_t turns) {
     if (atomic_load(&theirs->dead) == turns) return true;
     return !s->peers[rank].dead && atomic_load(&shm_lane(s, rank)->gone) == SHM_HERE;
 }
 
-/* False: it is not stuck, or has called what this rank is stuck in. */
+/* False: it is not stuck, or has posted what this rank waits for. */
 static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route, int rank,
                        const struct cairn__call *call, struct cairn__stuck *out) {
     const struct shm_stuck *theirs = stuck_of(s, rank);
@@ -75,7 +75,7 @@ static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route
     memcpy(&out->call, words, sizeof(out->call));
     out->group = atomic_load(&theirs->group);
     out->rank = s->group->env_ranks[rank];
-    const bool blocks = is_there(s, rank, theirs, turns) && !has_called(s, route, rank, call);
+    const bool blocks = is_there(s, rank, theirs, turns) && !has_posted(s, route, rank, call);
     return blocks && turns % 2 == 1 && atomic_load(&theirs->turns) == turns;
 }
 
@@ -84,11 +84,11 @@ cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_rou
     struct cairn__stuck theirs;
     cairn_status st = CAIRN_OK;
     if (!cairn__waits_for_good(s->group)) return CAIRN_OK;
-    say_stuck(s, call);
+    publish_stuck(s, call);
     for (int r = 0; r < s->size && st == CAIRN_OK; r++) {
         if (r == s->rank || (route && r != route->peer)) continue;
         if (read_stuck(s, route, r, call, &theirs)) st = cairn__check_deadlock(s->group, call, &theirs);
     }
-    if (st != CAIRN_OK) say_dead(s);
+    if (st != CAIRN_OK) mark_dead(s);
     return st;
 }

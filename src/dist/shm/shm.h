@@ -60,12 +60,12 @@ struct shm_slot {
 
 enum shm_gone { SHM_HERE = 0, SHM_LEFT, SHM_GAVE_UP, SHM_ABORTED };
 
-/* What a rank waits in that has waited for a while. */
+/* The call in which a rank has waited for a while. */
 struct shm_stuck {
     atomic_uint_fast64_t turns; /* odd = it is stuck, and the rest holds for as long as turns is the same */
     atomic_int_fast64_t group;  /* index */
     atomic_uint_fast64_t call[SHM_CALL_WORDS]; /* struct cairn__call */
-    atomic_uint_fast64_t dead;                 /* turns of when it found out that it would never go on */
+    atomic_uint_fast64_t dead;                 /* turns at which it detected a deadlock */
 };
 
 struct shm_lane {
@@ -74,10 +74,11 @@ struct shm_lane {
     atomic_uint_fast64_t found;   /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
     alignas(SHM_LINE) atomic_uint_fast32_t gone; /* enum shm_gone; cause is written before it */
     char cause[SHM_CAUSE_NBYTES];
-    atomic_uint_fast64_t calls; /* collectives that this rank has called, as of when it was last stuck; deadlock.c */
+    atomic_uint_fast64_t calls; /* collectives that this rank had posted when it last got stuck; deadlock.c */
     struct shm_stuck stuck;     /* in any group of the family; of the family's first group */
     cpu_set_t processors; /* that this rank may run on; of the family's first group, written before its first barrier */
     alignas(SHM_LINE) struct shm_slot slots[SHM_SLOTS];
+    struct cairn__ranks culprits[SHM_SLOTS]; /* ranks whose source this rank found non-finite, for calls with blame */
 };
 
 /* Of a whole family: its first group's. */
@@ -193,11 +194,12 @@ struct cairn__shm {
     struct shm_route *routes; /* [2 * size] from and to each rank; made when first needed */
     struct shm_route *active; /* those with works */
 
-    bool moved;                  /* since it was last cleared */
-    const cairn_group *stuck_in; /* of a root: where this rank has said that it is stuck; NULL = nowhere */
-    uint64_t stuck_at;           /* number of the call */
-    uint64_t stopped_ns;         /* of a root: how long waits were longer asleep than they meant to be */
-    unsigned stalled_polls;      /* calls of progress that moved nothing */
+    bool moved; /* since it was last cleared */
+    const cairn_group
+        *stuck_in;          /* of a root: the group in which this rank has published that it is stuck; NULL = none */
+    uint64_t stuck_at;      /* number of the call */
+    uint64_t stopped_ns;    /* of a root: how long waits were longer asleep than they meant to be */
+    unsigned stalled_polls; /* calls of progress that moved nothing */
     int spins, yields;
     bool crowded; /* the ranks outnumber the processors that they may run on; the same on every rank */
     int regions;  /* of a collective in pieces: as many as processors, if that many can be */
@@ -209,6 +211,10 @@ static inline struct shm_lane *shm_lane(const struct cairn__shm *s, int rank) {
 
 static inline struct shm_slot *shm_slot(const struct cairn__shm *s, int rank, uint64_t number) {
     return &s->control->lanes[rank].slots[number % SHM_SLOTS];
+}
+
+static inline struct cairn__ranks *shm_culprits(const struct cairn__shm *s, int rank, uint64_t number) {
+    return &s->control->lanes[rank].culprits[number % SHM_SLOTS];
 }
 
 static inline struct shm_op *shm_op(struct cairn__shm *s, uint64_t number) {
@@ -338,9 +344,8 @@ void cairn__shm_set_patience(struct cairn__shm *s);
 
 /* ---- deadlock.c ---- */
 
-/* For waits in which nothing has moved for a while: tells the others, and finds out whether one of those that are
- * waited for waits for this rank, in another group or message. CAIRN_EPEER: then neither can ever go on; the other's
- * wait ends of it too. */
+/* Called while this rank waits and nothing moves: publishes that, and checks whether a rank that it waits for waits for
+ * this one, in another group or message. CAIRN_EPEER if so: both waits fail. */
 cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route);
 /* The wait is over. */
 void cairn__shm_go_on(struct cairn__shm *s);

@@ -194,7 +194,7 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
                        s->rank, s->group->timeout, what, list);
 }
 
-/* Called when nothing moved. blocked: this rank calls nothing else before that. */
+/* Called when nothing moved. blocked: this rank is in a wait, and posts nothing before it ends. */
 static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, bool blocked) {
     struct shm_clock *clock = route ? &route->clock : &s->clock;
     uint64_t now = awake_ns(s);

@@ -1,0 +1,67 @@
+/* Finds the ranks whose own gradients were infinite or NaN, for the message about a skipped step.
+ *
+ * A reduction in place overwrites the ranks' own gradients, and a look at them before that makes it a third longer. So
+ * ddp looks only when an overflow is likely: in the first backwards, after the loss scale has grown, and after a
+ * skipped step. An overflow at another time has its parameter named the first time, and its ranks from the second time
+ * on. All ranks decide alike, from values that are equal on all. */
+#include "core/status.h"
+#include "ddp/context.h"
+#include "dist/group.h"
+
+enum { LOOKS = 8 /* backwards */ };
+
+static bool can_look(const struct ddp_context *d) {
+    const bool skips = d->set->factor || d->set->amp; /* steps may be skipped */
+    return skips && cairn__group_blames(d->channel) && cairn_group_size(d->channel) > 1 && !d->hook.begin;
+}
+
+static bool has_gradients(const struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        if (p->written || p->has_acc) return true;
+    }
+    return false;
+}
+
+void cairn__ddp_blame_begin(struct ddp_context *d) {
+    if (!has_gradients(d)) {
+        d->blame = (struct cairn__blame){0};
+        d->blind = false;
+    }
+    d->looks = can_look(d);
+    if (d->looks) {
+        const float factor = d->set->factor ? *d->set->factor : 1; /* backends that blame are for host memory */
+        if (d->backwards == 0 || factor < d->last_factor) d->looks_left = LOOKS;
+        d->last_factor = factor;
+        d->looks = d->looks_left > 0;
+        d->looks_left -= d->looks;
+    }
+    d->blind |= !d->looks;
+}
+
+struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
+    return d->looks ? &d->blame : NULL;
+}
+
+/* Each rank has seen the sources of what it reduced itself. */
+static cairn_status unite(struct ddp_context *d) {
+    struct cairn__blame all[CAIRN__MAX_RANKS];
+    cairn_status st = cairn__group_exchange(d->channel, all, &d->blame, sizeof(d->blame));
+    for (int r = 0; r < cairn_group_size(d->channel) && st == CAIRN_OK; r++) cairn__blame_unite(&d->blame, &all[r]);
+    return st;
+}
+
+cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *known) {
+    struct ddp_context *d = ctx;
+    cairn_status st = CAIRN_OK;
+    d->looks_left = LOOKS;
+    *known = false;
+    if (d->blind) return CAIRN_OK;
+    if (!cairn__group_looks(d->channel)) TRY(unite(d));
+    *known = d->blame.found != 0;
+    for (int r = 0; r < cairn_group_size(d->channel); r++) {
+        if (cairn__ranks_has(&d->blame.ranks, r)) cairn__ranks_add(ranks, cairn_group_env_rank(d->channel, r));
+    }
+out:
+    return st;
+}
