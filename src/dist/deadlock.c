@@ -71,15 +71,16 @@ static cairn_status fail(const struct side *low, const struct side *high) {
                        high->rank, of_high, advice);
 }
 
-cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call,
-                                   const struct cairn__stuck *theirs) {
+cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call, const struct cairn__stuck *theirs,
+                                   cairn_group **out) {
     cairn_group *other = find_group(mine->family, theirs->group);
     const int rank = other ? find_member(other, theirs->rank) : -1;
-    if (rank < 0 || other->dead != CAIRN_OK || atomic_load(&other->told) || !lacks(other, rank, &theirs->call))
-        return CAIRN_OK;
+    const bool died = rank >= 0 && !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->told));
+    if (rank < 0 || died || !lacks(other, rank, &theirs->call)) return CAIRN_OK;
+    mine->family->deadlocked = true;
     const struct side here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
-    const cairn_status st = here.rank < there.rank ? fail(&here, &there) : fail(&there, &here);
-    return other == mine ? st : cairn__group_kill(other, st);
+    *out = other;
+    return here.rank < there.rank ? fail(&here, &there) : fail(&there, &here);
 }
 
 /* ---- through the store ---- */
@@ -90,7 +91,7 @@ static const double PATIENCE = 1; /* s, for a store whose server may hang */
 /* What a rank publishes; group is -1 once its wait is over. */
 struct record {
     struct cairn__call call;
-    int64_t group, num_groups;
+    int64_t group, is_dead, num_groups;
     struct {
         int64_t index;
         uint64_t calls; /* collectives that the rank has posted */
@@ -143,30 +144,47 @@ static bool lacks_call(const struct record *record, const cairn_group *group, co
     return false;
 }
 
-/* *found: CAIRN_EPEER, with its sentence. */
-static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found) {
+/* *found: CAIRN_EPEER, with its message; *other: the group in which the other rank waits. */
+static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found, cairn_group **other) {
     for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
         struct record record;
         if (r == group->rank) continue;
         const cairn_status st = read_record(group->family, group->env_ranks[r], &record);
         if (st != CAIRN_OK) return st;
-        const struct cairn__stuck theirs = {group->env_ranks[r], record.group, record.call};
-        if (lacks_call(&record, group, call)) *found = cairn__check_deadlock(group, call, &theirs);
+        const struct cairn__stuck theirs = {.rank = group->env_ranks[r],
+                                            .is_dead = record.is_dead,
+                                            .group = record.group,
+                                            .call = record.call};
+        if (lacks_call(&record, group, call)) *found = cairn__check_deadlock(group, call, &theirs, other);
     }
     return CAIRN_OK;
 }
 
+/* The record comes first and stays, so that the other rank finds the same when its group dies. */
+static cairn_status die(cairn_group *group, struct record *record, cairn_group *other, cairn_status status) {
+    char cause[sizeof(group->cause)];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    record->is_dead = true;
+    (void)publish(group->family, group->env_ranks[group->rank], record);
+    (void)cairn__fail(status, "%s", cause);
+    return other == group ? status : cairn__group_kill(other, status);
+}
+
 cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call) {
     struct cairn__family *family = group->family;
-    const struct record record = record_of(group, call);
+    struct record record = record_of(group, call);
+    cairn_group *other = NULL;
     cairn_status found = CAIRN_OK;
     if (!family->store || family->store_fails || !cairn__waits_for_good(group)) return CAIRN_OK;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    cairn_status st = publish(family, group->env_ranks[group->rank], &record);
-    if (st == CAIRN_OK) st = look(group, call, &found);
+    const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
+    family->published = st == CAIRN_OK;
+    family->store_fails = st != CAIRN_OK || look(group, call, &found, &other) != CAIRN_OK;
+    if (found != CAIRN_OK) {
+        family->published = false;
+        found = die(group, &record, other, found);
+    }
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
-    family->store_fails = st != CAIRN_OK;
-    family->published = st == CAIRN_OK && found == CAIRN_OK; /* else it stays, and the other rank finds the same */
     return found;
 }
 

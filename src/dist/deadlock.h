@@ -12,6 +12,7 @@
 /* The call that another rank waits in. */
 struct cairn__stuck {
     int rank;      /* of the environment */
+    bool is_dead;  /* it has detected a deadlock there: the group may be dead here too, because of that */
     int64_t group; /* index */
     struct cairn__call call;
 };
@@ -19,12 +20,12 @@ struct cairn__stuck {
 /* False: the group has a shorter timeout than the environment's. */
 bool cairn__waits_for_good(const cairn_group *group);
 
-/* This rank waits in `call` of mine, which theirs->rank has not posted. CAIRN_EPEER if that rank waits for a call that
- * this one has not posted; the group that it waits in then dies here too, which ends its wait. */
-cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call,
-                                   const struct cairn__stuck *theirs);
+/* This rank waits in `call` of mine, which theirs->rank has not posted. CAIRN_EPEER if that rank waits in *other for a
+ * call that this one has not posted: both groups are to die here, *other by cairn__group_kill, which ends that wait. */
+cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call, const struct cairn__stuck *theirs,
+                                   cairn_group **other);
 
-/* The same for backends without shared memory, through the family's store; does not detect two messages.
+/* Detection for backends without shared memory, through the family's store. Does not detect two messages.
  *
  * Called while this rank waits in `call` of group and nothing moves. Publishes that in the store and reads what the
  * other ranks of the group published. Cost: one request, and one or two for each rank. Errors: CAIRN_EPEER as above.

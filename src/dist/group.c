@@ -43,8 +43,8 @@ static cairn_status die(cairn_group *group, const struct cairn__call *call, cair
     group->outstanding = 0;
     keep_cause(group);
     tell(group, group->cause);
-    const bool notes = group->backend->keeps_store && group->family->store && !atomic_load(&group->aborted);
-    if (notes) {
+    const bool is_known = group->family->deadlocked || atomic_load(&group->aborted);
+    if (group->backend->keeps_store && group->family->store && !is_known) {
         (void)cairn__fail(status, "%s", group->cause); /* who told the peers may have failed meanwhile */
         (void)cairn__notes_exchange(group, call, status);
         keep_cause(group);

@@ -121,11 +121,17 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
 /* A failure may come from a rank that detected a deadlock first; then this one reports the same. */
 static cairn_status wait(cairn_group *group, cairn_work *work) {
     const cairn_status st = wait_for(group->impl, work);
-    char cause[sizeof(group->cause)] = "";
-    if (st != CAIRN_OK) snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    const bool is_known = st == CAIRN_EPEER && cairn__find_deadlock(group, &work->request.call) != CAIRN_OK;
+    char cause[sizeof(group->cause)];
+    if (st == CAIRN_OK) {
+        cairn__clear_stuck(group);
+        return CAIRN_OK;
+    }
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    const bool may_deadlock = st == CAIRN_EPEER && !group->family->deadlocked;
+    if (may_deadlock && cairn__find_deadlock(group, &work->request.call) != CAIRN_OK)
+        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
     cairn__clear_stuck(group);
-    return st == CAIRN_OK || is_known ? st : cairn__fail(st, "%s", cause);
+    return cairn__fail(st, "%s", cause);
 }
 
 /* The queue has the work whatever a step says, which is then for the next caller to hear. */

@@ -7,6 +7,7 @@
 
 #include "core/status.h"
 #include "dist/deadlock.h"
+#include "dist/group.h"
 #include "dist/shm/shm.h"
 
 _Static_assert(sizeof(struct cairn__call) % sizeof(uint64_t) == 0, "whole words");
@@ -75,6 +76,7 @@ static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route
     memcpy(&out->call, words, sizeof(out->call));
     out->group = atomic_load(&theirs->group);
     out->rank = s->group->env_ranks[rank];
+    out->is_dead = atomic_load(&theirs->dead) == turns;
     const bool blocks = is_there(s, rank, theirs, turns) && !has_posted(s, route, rank, call);
     return blocks && turns % 2 == 1 && atomic_load(&theirs->turns) == turns;
 }
@@ -82,13 +84,15 @@ static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route
 cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route) {
     const struct cairn__call *call = cairn__shm_awaited(s, route);
     struct cairn__stuck theirs;
+    cairn_group *other = NULL;
     cairn_status st = CAIRN_OK;
     if (!cairn__waits_for_good(s->group)) return CAIRN_OK;
     publish_stuck(s, call);
     for (int r = 0; r < s->size && st == CAIRN_OK; r++) {
         if (r == s->rank || (route && r != route->peer)) continue;
-        if (read_stuck(s, route, r, call, &theirs)) st = cairn__check_deadlock(s->group, call, &theirs);
+        if (read_stuck(s, route, r, call, &theirs)) st = cairn__check_deadlock(s->group, call, &theirs, &other);
     }
-    if (st != CAIRN_OK) mark_dead(s);
-    return st;
+    if (st == CAIRN_OK) return st;
+    mark_dead(s);
+    return other == s->group ? st : cairn__group_kill(other, st);
 }
