@@ -43,6 +43,14 @@ struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
     return d->looks ? &d->blame : NULL;
 }
 
+/* Gradients that no_sync kept on their rank: then each rank decides on its own step, and others may not skip theirs. */
+static bool is_unsynced(const struct ddp_context *d) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        if (d->slots[s].param->own || d->slots[s].param->held) return true;
+    }
+    return false;
+}
+
 /* Each rank has seen the sources of what it reduced itself. */
 static cairn_status unite(struct ddp_context *d) {
     struct cairn__blame all[CAIRN__MAX_RANKS];
@@ -56,7 +64,7 @@ cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, b
     cairn_status st = CAIRN_OK;
     d->looks_left = LOOKS;
     *known = false;
-    if (d->blind) return CAIRN_OK;
+    if (d->blind || is_unsynced(d)) return CAIRN_OK;
     if (!cairn__group_looks(d->channel)) TRY(unite(d));
     *known = d->blame.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {

@@ -275,6 +275,36 @@ static void the_last_overflow_has_its_rank_where_there_is_one(void **state) {
     run_ranks(2, ask_for_the_last, NULL);
 }
 
+/* Under no_sync each rank decides for itself, and asks no other. */
+static char *step_alone(cairn_env *env, void *ctx) {
+    static const struct script script = {.micro_batches = 1,
+                                         .whose = {{0}, {2}},
+                                         .amp = o2,
+                                         .ddp = {.struct_size = sizeof(struct ddp_options)}};
+    struct training *t = calloc(1, sizeof(*t));
+    const bool bad = cairn_env_rank(env) == 1;
+    (void)ctx;
+    t->script = &script;
+    PASS(begin_module(t, env));
+    cairn_tensor *loss = cairn_mse_loss(ddp_forward(t->net, t->x), t->y);
+    EXPECT_OK(ddp_no_sync(t->net, 1));
+    if (bad) loss = cairn_mul_scalar(loss, INFINITY);
+    EXPECT_OK(amp_backward(t->amp, loss, t->sgd));
+    EXPECT_OK(cairn_step(t->sgd));
+    EXPECT(cairn_step_skipped(t->sgd) == bad);
+    EXPECT_OK(ddp_no_sync(t->net, 0));
+    PASS(step(t, env, 0));
+    PASS(step(t, env, 1));
+    end(t);
+    free(t);
+    return NULL;
+}
+
+static void a_rank_that_steps_alone_asks_no_other(void **state) {
+    (void)state;
+    run_ranks(2, step_alone, NULL);
+}
+
 int main(void) {
     cairn_set_log(keep_log, NULL);
     const struct CMUnitTest tests[] = {
@@ -283,6 +313,7 @@ int main(void) {
         cmocka_unit_test(micro_batches_of_a_step_name_the_ranks_of_all),
         cmocka_unit_test(surprises_are_named_from_the_second_time_on),
         cmocka_unit_test(the_last_overflow_has_its_rank_where_there_is_one),
+        cmocka_unit_test(a_rank_that_steps_alone_asks_no_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
