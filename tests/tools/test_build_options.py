@@ -1,0 +1,81 @@
+"""meson setup where something is missing: what it leaves out, and that it says so.
+
+usage: test_build_options.py path/to/source"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = os.path.abspath(sys.argv[1])
+PATIENCE = 120
+# A compiler that does not see one header.
+COMPILER = """#!/bin/sh
+for word; do
+    case $word in *.c) if grep -q '{header}' "$word"; then exit 1; fi ;; esac
+done
+exec cc "$@"
+"""
+BENCHMARKS = {"kcheck", "nn-step-bench", "amp-step-bench", "cuda-bench", "gpu-bench", "join", "bench-ops",
+              "bench-collectives", "bench-ddp", "bench-plan"}
+
+
+class Setup(unittest.TestCase):
+    def set_up(self, *options, hidden=None):
+        """Exit code, what meson says, and the names of all programs."""
+        with tempfile.TemporaryDirectory() as folder:
+            env = dict(os.environ)
+            if hidden:
+                with open(folder + "/cc", "w", encoding="ascii") as file:
+                    file.write(COMPILER.format(header=hidden))
+                os.chmod(folder + "/cc", 0o755)
+                env.update(CC=folder + "/cc", PKG_CONFIG_LIBDIR=folder)
+            done = subprocess.run(["meson", "setup", "-Dcuda=disabled", "-Dmpi=disabled", "-Dgloo=disabled", *options,
+                                   folder + "/build", SOURCE], env=env, capture_output=True, text=True,
+                                  timeout=PATIENCE, check=False)
+            if done.returncode:
+                return done.returncode, done.stdout + done.stderr, set()
+            targets = subprocess.run(["meson", "introspect", "--targets", folder + "/build"], check=True,
+                                     capture_output=True, text=True).stdout
+        programs = {target["name"] for target in json.loads(targets) if target["type"] == "executable"}
+        return 0, done.stdout + done.stderr, programs
+
+    def test_without_cmocka_the_tests_are_left_out_with_a_line(self):
+        code, said, programs = self.set_up(hidden="cmocka.h")
+        self.assertEqual(code, 0, said)
+        self.assertIn("the tests are left out: there is no cmocka (Debian: libcmocka-dev)", said)
+        self.assertRegex(said, r"tests *: no: there is no cmocka")
+        self.assertEqual([name for name in programs if name.endswith("_test")], [])
+        self.assertLessEqual(BENCHMARKS, programs)
+
+    def test_tests_that_are_asked_for_need_cmocka(self):
+        code, said, _ = self.set_up("-Dtests=enabled", hidden="cmocka.h")
+        self.assertNotEqual(code, 0)
+        self.assertRegex(said, r"ERROR: .*cmocka.* not found")
+
+    def test_benchmarks_need_no_tests_and_tests_no_benchmarks(self):
+        _, said, programs = self.set_up("-Dtests=disabled")
+        self.assertLessEqual(BENCHMARKS, programs, said)
+        self.assertEqual([name for name in programs if name.endswith("_test")], [])
+        _, said, programs = self.set_up("-Dbenchmarks=disabled")
+        self.assertEqual({"nn-step-bench", "bench-ddp"} & programs, set(), said)
+        self.assertIn("nn_ops_test", programs)
+        _, said, programs = self.set_up("-Dtests=disabled", "-Dbenchmarks=disabled")
+        self.assertEqual(BENCHMARKS & programs, set(), said)
+
+    def test_without_jansson_a_warning_says_what_is_missing(self):
+        code, said, programs = self.set_up("-Dtests=disabled", hidden="jansson.h")
+        self.assertEqual(code, 0, said)
+        self.assertIn("WARNING: cairn-run and cairn-plan are left out: there is no jansson (Debian: libjansson-dev)",
+                      said)
+        self.assertRegex(said, r"cairn-run, cairn-plan *: no: there is no jansson")
+        self.assertNotIn("cairn-run", programs)
+
+
+if __name__ == "__main__":
+    if not shutil.which("meson"):
+        print("skipped: there is no meson on the PATH")
+        sys.exit(77)
+    unittest.main(argv=sys.argv[:1], verbosity=2)
