@@ -17,7 +17,9 @@ import collectives  # noqa: E402
 
 PEER = """#!{python}
 import os, socket, sys
-if sys.argv[1] != "-c": # not asked whether it has torch
+if sys.argv[1] == "-c": # asked for its torch
+    print('{{"version": "9", "prefix": "", "config": "", "files": []}}')
+else:
     bench = socket.socket(socket.AF_UNIX)
     bench.connect(sys.argv[2])
     bench.sendall(b"hello torch " + os.environ["RANK"].encode() + b" a peer that dies\\n")
@@ -198,7 +200,7 @@ class Bench(unittest.TestCase):
 
     def test_a_folder_without_the_program_is_told(self):
         with tempfile.TemporaryDirectory() as empty:
-            self.assertIn(f"there is no {empty}/tools/bench-collectives: build it",
+            self.assertIn(f"there is no {empty}/tools/bench-collectives: run tools/quickstart",
                           self.refused("allreduce", "--build", empty, "--beside=none"))
 
     def test_a_rank_that_cannot_start_tells_why(self):

@@ -16,7 +16,9 @@ from collectives import SideFailed  # noqa: E402
 
 PEER = """#!{python}
 import os, socket, sys
-if sys.argv[1] != "-c": # not asked whether it has torch
+if sys.argv[1] == "-c": # asked for its torch
+    print('{{"version": "9", "prefix": "", "config": "", "files": []}}')
+else:
     s = socket.socket(socket.AF_UNIX)
     s.connect(sys.argv[2])
     bench = s.makefile("rw")
@@ -75,7 +77,7 @@ class Bench(unittest.TestCase):
     def test_pytorch_is_left_out_where_no_python_has_it(self):
         code, lines, errors = bench("--beside=torch", "--only=quick", "--python", "/bin/false")
         self.assertEqual((code, errors), (0, ""), lines)
-        self.assertIn("# PyTorch: left out, no Python here can import torch and numpy", lines)
+        self.assertIn("# PyTorch: left out, /bin/false cannot import torch and numpy", lines)
 
     def test_a_peer_with_other_losses_has_no_figure(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -120,8 +122,8 @@ class Bench(unittest.TestCase):
         with tempfile.TemporaryDirectory() as empty:
             code, _, errors = bench("--build", empty)
         self.assertEqual((code, errors),
-                         (1, f"cairn-bench: there is no {empty}/tools/bench-ddp: build it with ninja, or say "
-                             "--build FOLDER\n"))
+                         (1, f"cairn-bench: there is no {empty}/tools/bench-ddp: run tools/quickstart, which installs "
+                             "what is missing and builds in build/, or say --build FOLDER\n"))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ wrong.
 usage: test_cairn_plan.py path/to/cairn-plan path/to/01_linear_regression"""
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -441,7 +442,10 @@ class Plan(unittest.TestCase):
 
     def test_version_and_help_are_there(self):
         self.assertRegex(self.call("--version")[1], r"^cairn-plan \d+\.\d+\.\d+\n$")
-        self.assertIn("--suggest", self.call("--help")[1])
+        told = self.call("--help")[1]
+        self.assertIn("--suggest", told)
+        self.assertEqual(re.findall(r"\S*cairn-bench", told), ["tools/cairn-bench"]) # as it is not on the PATH
+        self.assertIn("not installed", told)
 
 
 if __name__ == "__main__":

@@ -85,6 +85,21 @@ def places(collective):
             and not (place == "out" and collective == "broadcast")]
 
 
+def program(args, name):
+    """The path of one of the build's tools."""
+    try:
+        return machine.program(args.build, "tools/" + name)
+    except machine.Missing as why:
+        raise SideFailed(str(why)) from None
+
+
+def torch_python(args):
+    try:
+        return machine.find_torch(args.python).python
+    except machine.Missing as why:
+        raise SideFailed(str(why)) from None
+
+
 # ---- sides ----
 
 class Side:
@@ -234,10 +249,7 @@ class Sides:
         return processors[rank % len(processors)] if binds(self.args, ranks) else None
 
     def program(self, name):
-        path = os.path.join(self.args.build, "tools", name)
-        if not os.path.exists(path):
-            raise SideFailed(f"there is no {path}: build it with ninja, or say --build FOLDER")
-        return os.path.abspath(path)
+        return program(self.args, name)
 
     def add(self, name):
         ranks = 2 if name == "pair" else self.args.ranks
@@ -275,9 +287,7 @@ class Sides:
         os.close(memory)
 
     def start_torch(self, side):
-        python = machine.find_torch(self.args.python)
-        if not python:
-            raise SideFailed("no Python here can import torch and numpy")
+        python = torch_python(self.args)
         for rank in range(self.args.ranks):
             side.start([python, os.path.join(HERE, "torch_ranks.py"), self.path,
                         os.path.join(self.folder.name, "torch")],
@@ -600,7 +610,7 @@ def main(args, parser):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # sides are ended on the way out
     try:
         return run(args)
-    except SideFailed as why:
+    except (SideFailed, OSError) as why:
         print(f"cairn-bench: {why}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -86,9 +86,7 @@ class Sides(collectives.Sides):
             side.start([self.program("bench-ddp"), self.path, "alone", str(rank)], self.env(), self.processor(rank))
 
     def start_torch(self, side):
-        python = machine.find_torch(self.args.python)
-        if not python:
-            raise SideFailed("no Python here can import torch and numpy")
+        python = collectives.torch_python(self.args)
         for rank in range(self.args.ranks):
             side.start([python, os.path.join(collectives.HERE, "ddp_torch.py"), self.path,
                         os.path.join(self.folder.name, "torch"), self.args.torch_bf16],
@@ -275,7 +273,7 @@ def main(args):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # sides are ended on the way out
     try:
         return run(args)
-    except SideFailed as why:
+    except (SideFailed, OSError) as why:
         print(f"cairn-bench: {why}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

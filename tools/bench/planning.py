@@ -19,7 +19,7 @@ import tempfile
 
 import collectives
 import machine
-from collectives import HERE, SideFailed
+from collectives import SideFailed, program
 
 GOAL = 15.0  # percent
 CAPS = {"quickstart": (64, 25 << 20), "mlp": (1 << 20, 25 << 20), "transformer": (64 << 10, 25 << 20)}
@@ -33,13 +33,6 @@ def call(command, env=None):
     if done.returncode:
         raise SideFailed(f"{os.path.basename(command[0])}: {done.stderr.strip() or f'ended with {done.returncode}'}")
     return done.stdout
-
-
-def program(args, name):
-    path = os.path.join(args.build, "tools", name)
-    if not os.path.exists(path):
-        raise SideFailed(f"there is no {path}: build it with ninja, or say --build FOLDER")
-    return os.path.abspath(path)
 
 
 def run_ranks(args, *words):

@@ -24,7 +24,7 @@ static const char usage[] =
     "  --first-cap BYTES     ddp_options.first_bucket_nbytes; 1M, or the cap where that is less\n"
     "  --wire TYPE           f32, f16 or bf16 travels; the profile's\n"
     "  --link NAME|FILE      what carries the gradients; shm. A preset, a file of points, or what\n"
-    "                        cairn-bench allreduce --json wrote\n"
+    "                        tools/cairn-bench allreduce --json wrote (in Cairn's sources; it is not installed)\n"
     "  --algorithm NAME      ring, tree, halving-doubling, all-to-all; ring\n"
     "  --node-ranks N        so many ranks share a machine, and its --link\n"
     "  --node-link NAME|FILE what joins the ranks of a machine; shm\n"
