@@ -12,6 +12,7 @@ import unittest
 SOURCE, BUILD = sys.argv[1:3]
 sys.path.insert(0, os.path.join(SOURCE, "tools/bench"))
 import data_parallel  # noqa: E402
+import machine  # noqa: E402
 from collectives import SideFailed  # noqa: E402
 
 PEER = """#!{python}
@@ -25,8 +26,17 @@ else:
     print("hello torch", os.environ["RANK"], "a peer that has other losses", file=bench, flush=True)
     for line in bench:
         if line == "end\\n": break
-        print("ok 1 2 3 4 5" if line.startswith("start") else "ok 10.0 1.5 abc", file=bench, flush=True)
+        print("ok 1 0 0" if line.startswith("start") else "ok 10.0 1.5 abc", file=bench, flush=True)
 """
+# The PyTorch of the bench, but a rank is the program beside this file.
+PLANTED = """#!/bin/sh
+case $1 in */ddp_torch.py) shift && exec {python} "$0.py" "$@" ;; esac
+exec {python} "$@"
+"""
+FAULTS = {"a learning rate": ("lr=1e-3", "lr=1.1e-3", "2 steps move rank 0's weights and Cairn's 9"),
+          "sums without average": ("loss.backward()\n", "loss.backward()\n        for p in self.model.parameters(): "
+                                   "p.grad.mul_(2)\n", "rank 0's first gradients and Cairn's are 5"),
+          "other data": ("2 * values(101", "2.1 * values(101", "rank 0's first loss is 139.")}
 PATIENCE = 120
 ARGS = argparse.Namespace(round=1, bucket=0)
 
@@ -44,8 +54,8 @@ class FakeSide:
     def __init__(self, name, *answers):
         self.name, self.answers, self.broken = name, list(answers), None
 
-    def start_training(self, model, dtype, bucket):
-        return [[1.0, 2.0]]
+    def start_training(self, model, dtype, bucket, folder):
+        return [[1.0]]
 
     def steps(self, n):
         answer = self.answers.pop(0)
@@ -87,7 +97,52 @@ class Bench(unittest.TestCase):
             os.chmod(python, 0o755)
             code, lines, errors = bench("--beside=torch", "--only=quick", "--python", python)
         self.assertEqual((code, errors), (0, ""), lines)
-        self.assertTrue(any("rank 0's loss in step 0 is 1.0, and Cairn's is 139." in line for line in lines), lines)
+        self.assertTrue(any("rank 0's first loss is 1.0, and Cairn's is 139." in line for line in lines), lines)
+
+    def planted(self, before, after):
+        """What the bench says of a PyTorch whose program is changed."""
+        with open(os.path.join(SOURCE, "tools/bench/ddp_torch.py"), encoding="utf-8") as file:
+            text = file.read()
+        self.assertEqual(text.count(before), 1, before)
+        try:
+            real = machine.find_torch(None).python
+        except machine.Missing as why:
+            self.skipTest(str(why))
+        with tempfile.TemporaryDirectory() as folder:
+            python = folder + "/python"
+            with open(python, "w", encoding="utf-8") as program:
+                program.write(PLANTED.format(python=real))
+            with open(python + ".py", "w", encoding="utf-8") as program:
+                program.write(text.replace(before, after))
+            os.chmod(python, 0o755)
+            code, lines, errors = bench("--beside=torch", "--only=quick", "--python", python)
+        self.assertEqual((code, errors), (0, ""), lines)
+        return "\n".join(lines)
+
+    def test_pytorch_with_a_planted_fault_has_no_figure(self):
+        self.assertNotIn("no figure", self.planted("lr=1e-3", "lr=1e-3"))
+        for name, (before, after, told) in FAULTS.items():
+            with self.subTest(name):
+                self.assertIn("# PyTorch: no figure, " + told, self.planted(before, after))
+
+    def test_what_an_ulp_does_is_within_the_bounds_and_what_a_fault_does_is_not(self):
+        ulp = {("mlp", "f32"): (4e-7, 2.5e-3, 0.046), ("mlp", "bf16"): (1e-4, 2.7e-2, 0.15),
+               ("quickstart", "f32"): (1e-7, 6.6e-8, 2.6e-7)}
+        for line, (loss, gradients, moved) in ulp.items():
+            cairn, torch = (data_parallel.Task(FakeSide(name, 1.0), *line, ARGS) for name in ("cairn", "torch"))
+            cairn.first = [[1.0], [1.0]]
+            for rank, difference, told in ((0, (loss, gradients, moved), None),
+                                           (1, (0.01, 0, 0), "rank 1's first loss"),  # other data
+                                           (1, (0, 0.5, 0), "rank 1's first gradients"),  # a sum where the mean is due
+                                           (0, (0, 0, 0.5), "move rank 0's weights"),  # half the learning rate
+                                           (1, (float("nan"), 0, 0), "rank 1's first loss"),
+                                           (0, (0, float("nan"), 0), "first gradients"),
+                                           (0, (0, 0, float("nan")), "weights")):
+                torch.first, torch.why = [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]], None
+                torch.first[rank] = [1 + difference[0], *difference[1:]]
+                torch.compare(cairn, data_parallel.BOUNDS[line])
+                self.assertEqual(torch.why is None, told is None, (line, difference, torch.why))
+                self.assertIn(told or "", torch.why or "")
 
     def test_ranks_whose_weights_differ_have_no_figure(self):
         side = data_parallel.Side.__new__(data_parallel.Side)

@@ -9,9 +9,11 @@ each.
 
 Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does
 without communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a
-step; printed are the medians over the rounds, and of ratios the median of each round's. Checked: from equal weights and
-data the first losses are PyTorch's on every rank, and after each round all ranks have the same weights; else there is
-no figure.
+step; printed are the medians over the rounds, and of ratios the median of each round's. Checked against PyTorch, from
+equal weights and data: every rank's first loss, the first averaged gradients, and how two steps move the weights. The
+bounds (BOUNDS) are two to four times what one ulp more in half of the weights does, which in the MLP's gradients and
+steps is much: relu is open or closed, and Adam's first steps go by signs. After each round all ranks must have the same
+weights. Else there is no figure.
 
 With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks'
 weights go apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before
@@ -31,8 +33,12 @@ import collectives
 import machine
 from collectives import SideFailed
 
-CHECKED = 5  # losses
-RTOL = {"f32": 1e-4, "bf16": 3e-2}
+CHECKED = 2  # steps
+# Relative: of the first loss, of the first gradients and of what CHECKED steps add to the weights, as vectors. Beside
+# them what one ulp of the weights does, in PyTorch 2.15.
+BOUNDS = {("mlp", "f32"): (1e-5, 1e-2, 0.1),  # 4e-7, 3e-3, 0.05
+          ("mlp", "bf16"): (1e-3, 8e-2, 0.4),  # 1e-4, 3e-2, 0.15
+          ("quickstart", "f32"): (1e-5, 1e-5, 1e-5)}  # 1e-7, 7e-8, 3e-7
 GOALS = {("mlp", "f32"): 1.7, ("mlp", "bf16"): 2.2, ("quickstart", "f32"): 20.0}  # times as fast as PyTorch
 COSTS = {("mlp", "f32"): 8.0, ("mlp", "bf16"): 8.0}  # percent over unconnected trainings
 FIRST_STEPS = {"mlp": 3, "quickstart": 30}
@@ -56,9 +62,9 @@ class Side(collectives.Side):
                 raise SideFailed(" ".join(answer[1:]) or self.last_words())
         return [answer[1:] for answer in answers]
 
-    def start_training(self, model, dtype, bucket):
-        """[rank][step] losses."""
-        return [[float(loss) for loss in losses] for losses in self.ask("start", model, dtype, bucket, CHECKED)]
+    def start_training(self, model, dtype, bucket, folder):
+        """Of each rank the first loss, and of PyTorch's two differences from Cairn."""
+        return [[float(word) for word in answer] for answer in self.ask("start", model, dtype, bucket, CHECKED, folder)]
 
     def steps(self, n):
         """us of a step, by the slowest rank."""
@@ -96,10 +102,10 @@ class Sides(collectives.Sides):
 class Task:
     """One side's part of a line."""
 
-    def __init__(self, side, model, dtype, args):
+    def __init__(self, side, model, dtype, args, folder="-"):
         self.side, self.us, self.why, self.n = side, [], None, 0
         try:
-            self.losses = side.start_training(model, dtype, args.bucket)
+            self.first = side.start_training(model, dtype, args.bucket, folder)
             us = side.steps(FIRST_STEPS[model])
             self.n = max(2, int(args.round * 1e6 / us))
         except SideFailed as why:
@@ -112,15 +118,20 @@ class Task:
         self.side.broken = self.why
         self.side.kill()
 
-    def compare(self, other, dtype):
-        """Losses with those of Cairn's ranks."""
+    def compare(self, cairn, bounds):
+        """PyTorch's ranks with Cairn's."""
         if self.why:
             return
-        for rank, (ours, theirs) in enumerate(zip(other.losses, self.losses)):
-            for step, (a, b) in enumerate(zip(ours, theirs)):
-                if not abs(a - b) <= RTOL[dtype] * abs(b):
-                    self.why = f"rank {rank}'s loss in step {step} is {b}, and Cairn's is {a}"
-                    return
+        for rank, ((ours,), (theirs, gradients, moved)) in enumerate(zip(cairn.first, self.first)):
+            if not abs(ours - theirs) <= bounds[0] * abs(theirs):
+                self.why = f"rank {rank}'s first loss is {theirs}, and Cairn's is {ours}"
+            elif not gradients <= bounds[1]:
+                self.why = f"rank {rank}'s first gradients and Cairn's are {gradients:.1e} apart, more than {bounds[1]}"
+            elif not moved <= bounds[2]:
+                self.why = (f"{CHECKED} steps move rank {rank}'s weights and Cairn's {moved:.1e} apart, more than "
+                            f"{bounds[2]}")
+            if self.why:
+                return
 
     def go_on(self):
         if not self.why:
@@ -144,15 +155,19 @@ def cost_percent(tasks, name):
 
 
 def measure(sides, args, model, dtype):
-    tasks = {side.name: Task(side, model, dtype, args) for side in sides if not side.broken}
+    there = [side for side in sides.all if not side.broken]
+    folder = sides.folder.name if any(side.name == "torch" for side in there) else "-"
+    tasks = {side.name: Task(side, model, dtype, args, folder) for side in there}
     cairn = tasks["cairn"]
     if "torch" in tasks:
-        tasks["torch"].compare(cairn, dtype)
+        tasks["torch"].compare(cairn, BOUNDS[model, dtype])
     for _ in range(args.rounds):
         for task in tasks.values():
             task.go_on()
     row = {"model": model, "type": dtype, "rounds": args.rounds, "goal": GOALS[model, dtype],
-           "goal_cost_percent": COSTS.get((model, dtype)), "losses": cairn.losses}
+           "goal_cost_percent": COSTS.get((model, dtype)), "losses": [first[0] for first in cairn.first]}
+    if "torch" in tasks and not tasks["torch"].why:
+        row["apart"] = {"gradients": tasks["torch"].first[0][1], "moved": tasks["torch"].first[0][2]}
     for name, task in tasks.items():
         row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us,
                                                         "steps": task.n}
@@ -228,7 +243,7 @@ def run(args):
         for model, dtype in GOALS:
             if args.only and args.only not in f"{model} {dtype}":
                 continue
-            rows.append(measure(sides.all, args, model, dtype))
+            rows.append(measure(sides, args, model, dtype))
             print(row_text(rows[-1]), flush=True)
         print_reasons(rows)
         about = {side.name: side.what for side in sides.all}

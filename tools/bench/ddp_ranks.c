@@ -7,9 +7,12 @@
  *
  * It connects to the socket and sleeps in read() while others have their turn. Lines:
  *   rank   hello <side> <rank> <what it is>
- *   bench  start <mlp|quickstart> <f32|bf16> <bucket_nbytes> <steps>
- *                                                       a fresh model; so many steps, whose losses are compared
- *   rank   ok <loss of each step>
+ *   bench  start <mlp|quickstart> <f32|bf16> <bucket_nbytes> <steps> <folder>
+ *                                                       a fresh model, and so many steps. Rank 0 of "cairn" puts into
+ *                                                       the folder what PyTorch compares with, as f32: "gradients" of
+ *                                                       the first step and "weights" after the last; "-": nothing
+ *   rank   ok <loss of the first step>; of PyTorch also two relative differences, of gradients and of how far weights
+ *          have moved
  *   bench  steps <n>                                    one step that brings the ranks together, then n that are timed
  *   rank   ok <us of a step> <last loss> <hash of the weights>, or: failed <why>, and the rank ends
  *   bench  end
@@ -130,24 +133,64 @@ static cairn_status set_up(struct training *t, const char *model, const char *ty
 
 /* ---- steps ---- */
 
-static cairn_status step(struct training *t, cairn_tensor **loss) {
+static cairn_status backward(struct training *t, cairn_tensor **loss) {
     cairn_zero_grad(t->optimizer);
     *loss = cairn_mse_loss(t->ddp ? ddp_forward(t->ddp, t->x) : cairn_module_forward(t->model, t->x), t->y);
-    cairn_status st = amp_backward(t->amp, *loss, t->optimizer);
-    if (st == CAIRN_OK && t->waits) st = cairn_barrier(cairn_env_group(t->env));
+    return amp_backward(t->amp, *loss, t->optimizer);
+}
+
+static cairn_status update(struct training *t) {
+    cairn_status st = t->waits ? cairn_barrier(cairn_env_group(t->env)) : CAIRN_OK;
     return st == CAIRN_OK ? cairn_step(t->optimizer) : st;
 }
 
-static cairn_status start(struct training *t, const char *model, const char *type, size_t bucket_nbytes, long steps,
-                          FILE *bench) {
-    cairn_status st = set_up(t, model, type, bucket_nbytes);
-    if (st == CAIRN_OK) fprintf(bench, "ok");
-    for (long i = 0; st == CAIRN_OK && i < steps; i++) {
-        cairn_tensor *loss = NULL;
-        st = step(t, &loss);
-        if (st == CAIRN_OK) fprintf(bench, " %.9g", (double)cairn_tensor_item(loss));
+static cairn_status step(struct training *t, cairn_tensor **loss) {
+    cairn_status st = backward(t, loss);
+    return st == CAIRN_OK ? update(t) : st;
+}
+
+static bool write_f32(FILE *file, const void *values, cairn_dtype dtype, size_t n) {
+    if (dtype == CAIRN_F32) return fwrite(values, sizeof(float), n, file) == n;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)values)[i] << 16; /* bf16 */
+        if (fwrite(&bits, sizeof(bits), 1, file) != 1) return false;
     }
-    if (st == CAIRN_OK) fprintf(bench, "\n");
+    return true;
+}
+
+/* The gradients of all parameters, or their f32 weights, one after the other; where this rank is to write any. */
+static bool save(const struct training *t, const char *folder, const char *what) {
+    char path[4096];
+    if (t->rank != 0 || strcmp(t->side, "cairn") != 0 || strcmp(folder, "-") == 0) return true;
+    snprintf(path, sizeof(path), "%s/%s", folder, what);
+    FILE *file = fopen(path, "wb");
+    bool fine = file != NULL;
+    cairn_param_set *set = cairn_module_params(t->model);
+    for (size_t i = 0; fine && i < cairn_param_set_count(set); i++) {
+        cairn_param p;
+        size_t n = 1;
+        fine = cairn_param_set_get(set, i, &p) == CAIRN_OK;
+        for (int d = 0; fine && d < p.ndim; d++) n *= (size_t)p.shape[d];
+        if (fine && strcmp(what, "weights") == 0) fine = write_f32(file, cairn_param_master(set, i), CAIRN_F32, n);
+        else if (fine) fine = write_f32(file, p.grad, p.dtype, n);
+    }
+    if (file && fclose(file) != 0) fine = false;
+    if (!fine) fprintf(stderr, "bench-ddp: %s cannot be written\n", path);
+    return fine;
+}
+
+static cairn_status start(struct training *t, const char *model, const char *type, size_t bucket_nbytes, long steps,
+                          const char *folder, FILE *bench) {
+    cairn_tensor *loss = NULL;
+    cairn_status st = set_up(t, model, type, bucket_nbytes);
+    if (st == CAIRN_OK) st = backward(t, &loss);
+    if (st != CAIRN_OK) return st;
+    const double first = (double)cairn_tensor_item(loss);
+    if (!save(t, folder, "gradients")) return CAIRN_ESYSTEM;
+    st = update(t);
+    for (long i = 1; st == CAIRN_OK && i < steps; i++) st = step(t, &loss);
+    if (st == CAIRN_OK && !save(t, folder, "weights")) return CAIRN_ESYSTEM;
+    if (st == CAIRN_OK) fprintf(bench, "ok %.9g\n", first);
     return st;
 }
 
@@ -187,12 +230,12 @@ static cairn_status time_steps(struct training *t, long n, FILE *bench) {
 
 /* Whether to go on. */
 static bool answer(struct training *t, const char *line, FILE *bench) {
-    char model[16], type[8];
+    char model[16], type[8], folder[3072];
     long n = 0;
     size_t bucket_nbytes = 0;
     cairn_status st = CAIRN_EINVAL;
-    if (sscanf(line, "start %15s %7s %zu %ld", model, type, &bucket_nbytes, &n) == 4)
-        st = start(t, model, type, bucket_nbytes, n, bench);
+    if (sscanf(line, "start %15s %7s %zu %ld %3071s", model, type, &bucket_nbytes, &n, folder) == 5)
+        st = start(t, model, type, bucket_nbytes, n, folder, bench);
     else if (sscanf(line, "steps %ld", &n) == 1 && n > 0 && t->model) st = time_steps(t, n, bench);
     if (st != CAIRN_OK) fprintf(bench, "failed %s\n", cairn_last_error());
     fflush(bench);
@@ -200,7 +243,7 @@ static bool answer(struct training *t, const char *line, FILE *bench) {
 }
 
 static int serve(struct training *t, const char *socket_path) {
-    char line[256];
+    char line[4096];
     bool going_on = true;
     FILE *bench = bench_dial(socket_path);
     if (!bench) {

@@ -3,7 +3,8 @@
 usage: ddp_torch.py SOCKET FILE FORM, with RANK and WORLD_SIZE in the environment
 
 FORM is how bf16 is done: "autocast", f32 weights that autocast rounds for the products, f32 gradients; or "weights",
-bf16 weights and gradients without masters, which is less than O2 does."""
+bf16 weights and gradients without masters, which is less than O2 does, and moves weights otherwise: there these are
+not compared."""
 import math
 import os
 import socket
@@ -32,6 +33,14 @@ def make_model(is_mlp):
     return torch.nn.Sequential(*layers)
 
 
+def read(folder, what):
+    return torch.from_numpy(np.fromfile(os.path.join(folder, what), dtype=np.float32))
+
+
+def distance(ours, theirs):
+    return ((theirs - ours).double().norm() / ours.double().norm()).item()
+
+
 class Training:
     def __init__(self, name, dtype, bucket_nbytes, form):
         is_mlp, rank = name == "mlp", dist.get_rank()
@@ -46,17 +55,39 @@ class Training:
             model, self.x = model.bfloat16(), self.x.bfloat16()
         caps = {"bucket_cap_mb": bucket_nbytes / (1 << 20)} if bucket_nbytes else {}
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, **caps)
+        self.has_masters = form == "autocast" or dtype == "f32"
         params = self.model.parameters()
         self.optimizer = torch.optim.AdamW(params, lr=1e-4) if is_mlp else torch.optim.SGD(params, lr=1e-3)
 
-    def step(self):
+    def backward(self):
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.cast):
             y = self.model(self.x)
         loss = torch.nn.functional.mse_loss(y.float(), self.y)
         loss.backward()
+        return loss
+
+    def step(self):
+        loss = self.backward()
         self.optimizer.step()
         return loss
+
+    def flat(self, gradients=False):
+        """A copy of all weights, or of their gradients, one after the other."""
+        return torch.cat([(p.grad if gradients else p.detach()).float().flatten() for p in self.model.parameters()])
+
+    def compare(self, n, folder):
+        """The first loss of n steps, and how far Cairn is in the first gradients and in what the steps do to the
+        weights, relative to the lengths of these as vectors."""
+        before = self.flat()
+        loss = self.backward().item()
+        gradients = distance(self.flat(gradients=True), read(folder, "gradients"))
+        self.optimizer.step()
+        for _ in range(1, n):
+            self.step()
+        after = self.flat()
+        moved = distance(after - before, read(folder, "weights") - before) if self.has_masters else 0
+        return f"ok {loss:.9g} {gradients:.3g} {moved:.3g}"
 
     def time(self, n):
         self.step()
@@ -84,10 +115,10 @@ def main(path, file, form):
         try:
             if words[0] == "start":
                 training = Training(words[1], words[2], int(words[3]), form)
-                reply = "ok " + " ".join(f"{training.step().item():.9g}" for _ in range(int(words[4])))
+                reply = training.compare(int(words[4]), words[5])
             else:
                 reply = training.time(int(words[1]))
-        except RuntimeError as why:
+        except (RuntimeError, OSError) as why:
             reply = "failed " + " ".join(str(why).split())
         bench.write(reply + "\n")
         bench.flush()
