@@ -8,6 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
+command -v "${CC:-clang}" >/dev/null || {
+    echo "fuzz.sh: there is no ${CC:-clang} (Debian: clang, libclang-rt-14-dev)" >&2
+    exit 1
+}
 seconds=${1:-60}
 shift || true
 names=()
