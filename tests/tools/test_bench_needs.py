@@ -125,6 +125,9 @@ class Needs(unittest.TestCase):
         self.write("build/build.ninja", NINJA)
         self.assertIn("was set up without tools/bench-mpi",
                       self.missing(machine.program, self.top + "/build", "tools/bench-mpi"))
+        done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", "allreduce", "--backend=gloo", "--build",
+                               self.top + "/build"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        self.assertIn("was set up without src/dist/gloo/libcairn_gloo.so", done.stderr)
         self.assertIn("the compiler is out of luck", self.missing(machine.program, self.top + "/build", "tools/fails"))
 
     def test_start_up_is_compared_where_there_is_a_module(self):

@@ -85,9 +85,11 @@ def places(collective):
             and not (place == "out" and collective == "broadcast")]
 
 
-def program(args, name):
-    """The path of one of the build's tools."""
+def program(args, name, backend="shm"):
+    """The path of one of the build's tools, beside the module of a backend."""
     try:
+        if backend != "shm":
+            machine.build(args.build, f"src/dist/{backend}/libcairn_{backend}.so")
         return machine.program(args.build, "tools/" + name)
     except machine.Missing as why:
         raise SideFailed(str(why)) from None
@@ -266,13 +268,14 @@ class Sides:
     AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
     def start_cairn(self, side):
-        program, backend, size = self.program("bench-collectives"), self.args.backend, side.size
+        backend, size = self.args.backend, side.size
+        path = program(self.args, "bench-collectives", backend)
         if backend == "mpi":
-            side.start(self.mpirun(size) + [program, self.path, "cairn", "-"],
+            side.start(self.mpirun(size) + [path, self.path, "cairn", "-"],
                        self.env(CAIRN_BACKEND="mpi", **self.AS_ROOT))
             return
         for rank in range(size):
-            side.start([program, self.path, "cairn", os.path.join(self.folder.name, "store of " + side.name)],
+            side.start([path, self.path, "cairn", os.path.join(self.folder.name, "store of " + side.name)],
                        self.env(rank, size, CAIRN_BACKEND=backend),
                        self.processor(rank, size) if backend == "shm" else None)
 

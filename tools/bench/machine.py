@@ -44,11 +44,13 @@ def build(folder, *targets):
     if not os.path.exists(os.path.join(folder, "build.ninja")):
         raise Missing(f"there is no {folder}/{missing[0]}: run tools/quickstart, which installs what is missing and "
                       "builds in build/, or say --build FOLDER")
-    if "unknown target" in ninja(folder, "-n", *missing).stdout:
+    done = ninja(folder, "-n", *missing)
+    if "unknown target" not in done.stdout:
+        print(f"building {', '.join(missing)} in {folder} ...", file=sys.stderr, flush=True)
+        done = ninja(folder, *missing)
+    if "unknown target" in done.stdout: # of a folder that had to be set up anew it comes late
         raise Missing(f"{folder} was set up without {missing[0]}: 'meson setup --reconfigure {folder}' says at its end "
                       "what is left out and why")
-    print(f"building {', '.join(missing)} in {folder} ...", file=sys.stderr, flush=True)
-    done = ninja(folder, *missing)
     if done.returncode:
         raise Missing(f"ninja -C {folder} {' '.join(missing)} failed:\n{done.stdout[-2000:]}")
 
