@@ -24,7 +24,7 @@ try:
     import torch
     import torch.nn.functional as F
 except ImportError:
-    if os.path.realpath(sys.executable) != os.path.realpath(SYSTEM) and os.access(SYSTEM, os.X_OK):
+    if sys.executable != SYSTEM and os.access(SYSTEM, os.X_OK): # not resolved: a virtual environment's is a link
         os.execv(SYSTEM, [SYSTEM] + sys.argv)
     print("torch cannot be imported; the stored vectors of nn-op-cases are what there is to compare with")
     sys.exit(77)
