@@ -35,8 +35,7 @@ exec {python} "$@"
 """
 FAULTS = {"a learning rate": ("lr=1e-3", "lr=1.1e-3", "2 steps move rank 0's weights and Cairn's 9"),
           "sums without average": ("loss.backward()\n", "loss.backward()\n        for p in self.model.parameters(): "
-                                   "p.grad.mul_(2)\n", "rank 0's first gradients and Cairn's are 5"),
-          "other data": ("2 * values(101", "2.1 * values(101", "rank 0's first loss is 139.")}
+                                   "p.grad.mul_(2)\n", "rank 0's first gradients and Cairn's are 5")}
 PATIENCE = 120
 ARGS = argparse.Namespace(round=1, bucket=0)
 
@@ -99,19 +98,15 @@ class Bench(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""), lines)
         self.assertTrue(any("rank 0's first loss is 1.0, and Cairn's is 139." in line for line in lines), lines)
 
-    def planted(self, before, after):
+    def planted(self, torch, before, after):
         """What the bench says of a PyTorch whose program is changed."""
         with open(os.path.join(SOURCE, "tools/bench/ddp_torch.py"), encoding="utf-8") as file:
             text = file.read()
         self.assertEqual(text.count(before), 1, before)
-        try:
-            real = machine.find_torch(None).python
-        except machine.Missing as why:
-            self.skipTest(str(why))
         with tempfile.TemporaryDirectory() as folder:
             python = folder + "/python"
             with open(python, "w", encoding="utf-8") as program:
-                program.write(PLANTED.format(python=real))
+                program.write(PLANTED.format(python=torch))
             with open(python + ".py", "w", encoding="utf-8") as program:
                 program.write(text.replace(before, after))
             os.chmod(python, 0o755)
@@ -120,10 +115,14 @@ class Bench(unittest.TestCase):
         return "\n".join(lines)
 
     def test_pytorch_with_a_planted_fault_has_no_figure(self):
-        self.assertNotIn("no figure", self.planted("lr=1e-3", "lr=1e-3"))
+        try:
+            torch = machine.find_torch(None).python
+        except machine.Missing as why:
+            self.skipTest(str(why))
+        self.assertNotIn("no figure", self.planted(torch, "lr=1e-3", "lr=1e-3"))
         for name, (before, after, told) in FAULTS.items():
             with self.subTest(name):
-                self.assertIn("# PyTorch: no figure, " + told, self.planted(before, after))
+                self.assertIn("# PyTorch: no figure, " + told, self.planted(torch, before, after))
 
     def test_what_an_ulp_does_is_within_the_bounds_and_what_a_fault_does_is_not(self):
         ulp = {("mlp", "f32"): (4e-7, 2.5e-3, 0.046), ("mlp", "bf16"): (1e-4, 2.7e-2, 0.15),
