@@ -1,7 +1,6 @@
 """What benchmarks need: programs that are not built yet, and the PyTorch that they compare with.
 
 usage: test_bench_needs.py path/to/source"""
-import json
 import os
 import subprocess
 import sys

@@ -234,7 +234,7 @@ static bool answer(struct training *t, const char *line, FILE *bench) {
     long n = 0;
     size_t bucket_nbytes = 0;
     cairn_status st = CAIRN_EINVAL;
-    if (sscanf(line, "start %15s %7s %zu %ld %3071s", model, type, &bucket_nbytes, &n, folder) == 5)
+    if (sscanf(line, "start %15s %7s %zu %ld %3071[^\n]", model, type, &bucket_nbytes, &n, folder) == 5)
         st = start(t, model, type, bucket_nbytes, n, folder, bench);
     else if (sscanf(line, "steps %ld", &n) == 1 && n > 0 && t->model) st = time_steps(t, n, bench);
     if (st != CAIRN_OK) fprintf(bench, "failed %s\n", cairn_last_error());

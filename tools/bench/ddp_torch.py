@@ -115,7 +115,7 @@ def main(path, file, form):
         try:
             if words[0] == "start":
                 training = Training(words[1], words[2], int(words[3]), form)
-                reply = training.compare(int(words[4]), words[5])
+                reply = training.compare(int(words[4]), line.rstrip("\n").split(" ", 5)[5])
             else:
                 reply = training.time(int(words[1]))
         except (RuntimeError, OSError) as why:
