@@ -24,7 +24,7 @@ done
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
 options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc -Itests/dist)
-sources=(src/dist/store/*.c src/core/*.c)
+sources=(src/dist/store/*.c src/dist/address.c src/core/*.c)
 libs=(-lm -ldl -lpthread)
 for name in "${names[@]}"; do
     wrap=()
