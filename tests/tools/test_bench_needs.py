@@ -129,6 +129,14 @@ class Needs(unittest.TestCase):
         self.assertIn("was set up without src/dist/gloo/libcairn_gloo.so", done.stderr)
         self.assertIn("the compiler is out of luck", self.missing(machine.program, self.top + "/build", "tools/fails"))
 
+    def test_start_up_says_what_the_build_left_out(self):
+        self.write("build/build.ninja", NINJA)
+        launcher = self.write("build/tools/cairn-run", "#!/bin/sh\n", 0o755)
+        done = subprocess.run([sys.executable, SOURCE + "/tools/bench-startup", launcher, launcher], text=True,
+                              capture_output=True, timeout=PATIENCE, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("was set up without src/device/cuda/libcairn_cuda.so", done.stderr)
+
     def test_start_up_is_compared_where_there_is_a_module(self):
         launcher = self.write("build/tools/cairn-run", "#!/bin/sh\n", 0o755)
         for args, told in ([launcher, self.top + "/none"], f"there is no {self.top}/none"), \
