@@ -169,6 +169,22 @@ INLINE vecd add_wide(vecd sum, vec v) {
                    add_quarter(sum.quarter[2], _mm256_castps256_ps128(v.high)),
                    add_quarter(sum.quarter[3], _mm256_extractf128_ps(v.high, 1))}};
 }
+INLINE vec narrowed(vecd v) {
+    return (vec){_mm256_set_m128(_mm256_cvtpd_ps(v.quarter[1]), _mm256_cvtpd_ps(v.quarter[0])),
+                 _mm256_set_m128(_mm256_cvtpd_ps(v.quarter[3]), _mm256_cvtpd_ps(v.quarter[2]))};
+}
+INLINE vecd load_f64(const double *p) {
+    return (vecd){{_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4), _mm256_loadu_pd(p + 8), _mm256_loadu_pd(p + 12)}};
+}
+INLINE void store_f64(double *p, vecd v) {
+    for (int j = 0; j < 4; j++) _mm256_storeu_pd(p + 4 * j, v.quarter[j]);
+}
+INLINE float tree(vec v) {
+    const __m256 of_8 = _mm256_add_ps(v.low, v.high);
+    const __m128 of_4 = _mm_add_ps(_mm256_castps256_ps128(of_8), _mm256_extractf128_ps(of_8, 1));
+    const __m128 of_2 = _mm_add_ps(of_4, _mm_movehl_ps(of_4, of_4));
+    return _mm_cvtss_f32(_mm_add_ss(of_2, _mm_movehdup_ps(of_2)));
+}
 
 struct pair {
     vec a, b;

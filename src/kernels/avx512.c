@@ -131,6 +131,22 @@ INLINE vecd add_wide(vecd sum, vec v) {
     sum.high = _mm512_add_pd(sum.high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
     return sum;
 }
+INLINE vec narrowed(vecd v) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(v.low)), _mm512_cvtpd_ps(v.high), 1);
+}
+INLINE vecd load_f64(const double *p) {
+    return (vecd){_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)};
+}
+INLINE void store_f64(double *p, vecd v) {
+    _mm512_storeu_pd(p, v.low);
+    _mm512_storeu_pd(p + 8, v.high);
+}
+INLINE float tree(vec v) {
+    const __m256 of_8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    const __m128 of_4 = _mm_add_ps(_mm256_castps256_ps128(of_8), _mm256_extractf128_ps(of_8, 1));
+    const __m128 of_2 = _mm_add_ps(of_4, _mm_movehl_ps(of_4, of_4));
+    return _mm_cvtss_f32(_mm_add_ss(of_2, _mm_movehdup_ps(of_2)));
+}
 
 struct pair {
     vec a, b;

@@ -53,6 +53,15 @@
     }                                                                                                          \
     static void NAMED(fill_##t)(void *dst, size_t n, float value) {                                            \
         fill(CAIRN_##T, dst, n, value);                                                                        \
+    }                                                                                                          \
+    static double NAMED(sum_##t)(const void *x, size_t n) {                                                    \
+        return sum(CAIRN_##T, x, n);                                                                           \
+    }                                                                                                          \
+    static double NAMED(mse_sum_##t)(const void *x, const void *y, size_t n) {                                 \
+        return mse_sum(CAIRN_##T, x, y, n);                                                                    \
+    }                                                                                                          \
+    static void NAMED(col_sum_##t)(float *dst, const void *x, size_t rows, size_t cols) {                      \
+        col_sum(CAIRN_##T, dst, x, rows, cols);                                                                \
     }
 #define MAKE_REDUCE(op, OP, t, T)                                                                                   \
     static void NAMED(reduce_##op##_##t)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, \
@@ -90,6 +99,9 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 #define ROW_SUMSQ(t, T)          ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
 #define ROW_CENSUS(t, T)         ROW(CENSUS, CAIRN_##T, 0, census_##t)
 #define ROW_FILL(t, T)           ROW(FILL, CAIRN_##T, 0, fill_##t)
+#define ROW_SUM(t, T)            ROW(SUM, CAIRN_##T, 0, sum_##t)
+#define ROW_MSE_SUM(t, T)        ROW(MSE_SUM, CAIRN_##T, 0, mse_sum_##t)
+#define ROW_COL_SUM(t, T)        ROW(COL_SUM, CAIRN_##T, 0, col_sum_##t)
 #define ROW_REDUCE(op, OP, t, T) ROW(REDUCE, CAIRN__REDUCE_##OP, CAIRN_##T, reduce_##op##_##t)
 #define ROW_ROUND(t, T)          ROW(ROUND, CAIRN_##T, 0, round_##t)
 #define ROW_SGD(g, G, w, W)      ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
@@ -107,6 +119,9 @@ static const struct cairn__kernel_row rows[] = {
     EACH_FLOAT(ROW_SUMSQ)
     EACH_FLOAT(ROW_CENSUS)
     EACH_FLOAT(ROW_FILL)
+    EACH_FLOAT(ROW_SUM)
+    EACH_FLOAT(ROW_MSE_SUM)
+    EACH_FLOAT(ROW_COL_SUM)
     EACH_REDUCTION_AND_TYPE(ROW_REDUCE)
     EACH_GRAD_AND_MODE(ROW_SGD)
     EACH_GRAD_AND_MODE(ROW_ADAM)
@@ -116,11 +131,9 @@ static const struct cairn__kernel_row rows[] = {
     ROW(MUL_SCALAR, 0, 0, mul_scalar)
     ROW(RELU, 0, 0, relu)
     ROW(RELU_BACKWARD, 0, 0, relu_backward)
-    ROW(SUM, 0, 0, sum)
-    ROW(MSE_SUM, 0, 0, mse_sum)
+    ROW(DRAIN, 0, 0, drain)
     ROW(MSE_BACKWARD, 0, 0, mse_backward)
     ROW(BIAS_ADD, 0, 0, bias_add)
-    ROW(COL_SUM, 0, 0, col_sum)
     EXTRA_ROWS
 };
 /* clang-format on */

@@ -44,12 +44,8 @@ INLINE int OURS(far)(enum cairn__map_fn f, const R *x, size_t n) {
     }
 CAIRN__MAP_LIST(MAKE_MAP)
 
-/* ---- folds; FOLD_WHOLE and DOT_WHOLE may have taken the first elements already, and tell how many ---- */
-
-#ifndef FOLD_WHOLE
-#define FOLD_WHOLE(f, lane, x, n, p0) 0
-#define DOT_WHOLE(lane, x, y, n)      0
-#endif
+/* ---- folds; FOLD_WHOLE may have taken the first elements already, and tells how many; SUM_BLOCKS makes all of a sum
+ * of x, or of x * y ---- */
 
 enum { OURS(LANES) = 16 };
 
@@ -91,15 +87,45 @@ INLINE R OURS(tree)(enum cairn__fold f, R lane[OURS(LANES)]) {
 INLINE R OURS(fold)(enum cairn__fold f, const R *x, size_t n, R p0) {
     R lane[OURS(LANES)];
     for (int j = 0; j < OURS(LANES); j++) lane[j] = OURS(first)(f);
-    for (size_t i = FOLD_WHOLE(f, lane, x, n, p0); i < n; i++) {
+    size_t i = 0;
+#if defined(FOLD_WHOLE)
+    i = FOLD_WHOLE(f, lane, x, n);
+#endif
+    for (; i < n; i++) {
         lane[i % OURS(LANES)] = OURS(take)(f, lane[i % OURS(LANES)], x[i], p0);
     }
     return OURS(tree)(f, lane);
 }
 
+INLINE R OURS(dot_of_block)(const R *x, const R *y, size_t n) {
+    R lane[OURS(LANES)] = {0};
+    for (size_t i = 0; i < n; i++) lane[i % OURS(LANES)] += x[i] * y[i];
+    return OURS(tree)(CAIRN__FOLD_SUM, lane);
+}
+
+/* By blocks, which f64 does not need. */
+INLINE double OURS(sum)(enum cairn__fold f, const R *x, const R *y, size_t n, R p0) {
+#if defined(SUM_BLOCKS)
+    return SUM_BLOCKS(f, x, y, n, p0);
+#else
+    const size_t block = sizeof(R) == sizeof(float) ? CAIRN__SUM_BLOCK : n;
+    double sum = 0;
+    for (size_t i = 0; i < n; i += block) {
+        const size_t m = n - i < block ? n - i : block;
+        sum += (double)(y ? OURS(dot_of_block)(x + i, y + i, m) : OURS(fold)(f, x + i, m, p0));
+    }
+    return sum;
+#endif
+}
+
+INLINE double OURS(fold_all)(enum cairn__fold f, const R *x, size_t n, R p0) {
+    const bool sums = f == CAIRN__FOLD_SUM || f == CAIRN__FOLD_SUM_SQUARES || f == CAIRN__FOLD_SUM_ABS;
+    return sums ? OURS(sum)(f, x, NULL, n, p0) : (double)OURS(fold)(f, x, n, p0);
+}
+
 #define MAKE_FOLD(name)                                                                                    \
     static double OURS(fold_##name)(const void *x, size_t n, double p0) {                                  \
-        return (double)OURS(fold)(CAIRN__FOLD_##name, x, n, (R)p0);                                        \
+        return OURS(fold_all)(CAIRN__FOLD_##name, x, n, (R)p0);                                            \
     }                                                                                                      \
     static void OURS(fold_into_##name)(void *into, const void *x, size_t n, double p0) {                   \
         const R *each = x, number = (R)p0;                                                                 \
@@ -109,14 +135,11 @@ INLINE R OURS(fold)(enum cairn__fold f, const R *x, size_t n, R p0) {
 EACH_FOLD(MAKE_FOLD)
 
 static double OURS(dot)(const void *a, const void *b, size_t n) {
-    const R *x = a, *y = b;
-    R lane[OURS(LANES)] = {0};
-    for (size_t i = DOT_WHOLE(lane, x, y, n); i < n; i++) lane[i % OURS(LANES)] += x[i] * y[i];
-    return (double)OURS(tree)(CAIRN__FOLD_SUM, lane);
+    return OURS(sum)(CAIRN__FOLD_SUM, a, b, n, 0);
 }
 
 #undef FOLD_WHOLE
-#undef DOT_WHOLE
+#undef SUM_BLOCKS
 #undef MAKE_FOLD
 #undef MAKE_MAP
 #undef EACH

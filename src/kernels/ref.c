@@ -359,18 +359,59 @@ static void relu_backward_ref(float *dx, const float *dy, const float *x, size_t
     for (size_t i = 0; i < n; i++) dx[i] = cairn__relu_backward(dy[i], x[i]);
 }
 
-/* Sixteen lanes are one register of AVX-512 and two of AVX2: a vector adds what this adds, in the same order. */
-static float sum_ref(const float *x, size_t n) {
+/* Sixteen lanes are one register of AVX-512 and two of AVX2: a vector adds what this adds, in the same order. Sums of
+ * blocks are added in f64, so that a long sum is as close as a short one. */
+INLINE float sum_of_block(cairn_dtype type, const void *x, size_t begin, size_t end) {
     float lane[LANES] = {0};
-    for (size_t i = 0; i < n; i++) lane[i % LANES] += x[i];
+    for (size_t i = begin; i < end; i++) lane[i % LANES] += get(type, x, i);
+    return tree(lane);
+}
+
+static size_t block_end(size_t begin, size_t n) {
+    return n - begin < CAIRN__SUM_BLOCK ? n : begin + CAIRN__SUM_BLOCK;
+}
+
+INLINE double sum(cairn_dtype type, const void *x, size_t n) {
+    double all = 0;
+    for (size_t i = 0; i < n; i += CAIRN__SUM_BLOCK) all += (double)sum_of_block(type, x, i, block_end(i, n));
+    return all;
+}
+
+INLINE float squares_of_block(cairn_dtype type, const void *x, const void *y, size_t begin, size_t end) {
+    float lane[LANES] = {0};
+    for (size_t i = begin; i < end; i++) lane[i % LANES] += cairn__squared_difference(get(type, x, i), get(type, y, i));
     return tree(lane);
 }
 
 /* The sum alone; the mean and its division are nn's. */
-static float mse_sum_ref(const float *x, const float *y, size_t n) {
-    float lane[LANES] = {0};
-    for (size_t i = 0; i < n; i++) lane[i % LANES] += cairn__squared_difference(x[i], y[i]);
-    return tree(lane);
+INLINE double mse_sum(cairn_dtype type, const void *x, const void *y, size_t n) {
+    double all = 0;
+    for (size_t i = 0; i < n; i += CAIRN__SUM_BLOCK) all += (double)squares_of_block(type, x, y, i, block_end(i, n));
+    return all;
+}
+
+/* The gradient of a bias: some columns at a time, a few rows of them in f32, and these in f64. */
+INLINE void col_sum(cairn_dtype type, float *dst, const void *x, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c += LANES) {
+        const size_t n = cols - c < LANES ? cols - c : LANES;
+        double all[LANES] = {0};
+        for (size_t first = 0; first < rows; first += CAIRN__SUM_ROWS) {
+            const size_t end = rows - first < CAIRN__SUM_ROWS ? rows : first + CAIRN__SUM_ROWS;
+            float part[LANES] = {0};
+            for (size_t r = first; r < end; r++) {
+                for (size_t j = 0; j < n; j++) part[j] += get(type, x, r * cols + c + j);
+            }
+            for (size_t j = 0; j < n; j++) all[j] += (double)part[j];
+        }
+        for (size_t j = 0; j < n; j++) dst[c + j] = (float)all[j];
+    }
+}
+
+static void drain_ref(double *sums, float *part, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        sums[i] += (double)part[i];
+        part[i] = 0;
+    }
 }
 
 static void mse_backward_ref(float *dx, const float *x, const float *y, size_t n, float s) {
@@ -381,14 +422,6 @@ static void mse_backward_ref(float *dx, const float *x, const float *y, size_t n
 static void bias_add_ref(float *y, const float *bias, size_t rows, size_t cols) {
     for (size_t r = 0; r < rows; r++) {
         for (size_t c = 0; c < cols; c++) y[r * cols + c] += bias[c];
-    }
-}
-
-/* Sums begin at +0 and take the rows in order: the gradient of a bias. */
-static void col_sum_ref(float *dst, const float *x, size_t rows, size_t cols) {
-    for (size_t c = 0; c < cols; c++) dst[c] = 0;
-    for (size_t r = 0; r < rows; r++) {
-        for (size_t c = 0; c < cols; c++) dst[c] += x[r * cols + c];
     }
 }
 

@@ -1,8 +1,12 @@
 /* Kernels over rows, for softmax, normalisation and dropout: their contract, beside kernels.h, whose rules hold.
  *
  * x, y, dy, dx are of one storage type T: f32, f16, bf16 with R = f32, or f64 with R = f64, for the reference alone.
- * Numbers come and go as doubles that hold values of R. Sums are over 16 lanes of R and the tree; of runs, element i of
- * each run goes to lane i % 16, run after run. */
+ * Numbers come and go as doubles that hold values of R, but for sums of norm_runs_sums, which are not rounded.
+ *
+ * Sums of f64 are over 16 lanes and the tree, element i of each run in lane i % 16. Sums of f32 go by the blocks of
+ * kernels.h, which a run of more than CAIRN__SUM_BLOCK elements has for itself. Of shorter runs, of v = ceil(n / 16)
+ * vectors, a block takes floor(CAIRN__SUM_BLOCK / 16 / v) one after the other, element i of each in lane i % 16. So no
+ * lane adds more than 16 terms, and the bounds of kernels.h hold. */
 #ifndef CAIRN__KERNELS_ROWS_H
 #define CAIRN__KERNELS_ROWS_H
 
@@ -24,6 +28,9 @@ struct cairn__runs {
 /* Mean and biased variance of N = count * n > 0 elements, in two passes, the second of which corrects the first:
  *     m = sum(x) / N;  d = x - m;  s = sum(d);  q = sum(d * d)
  *     mean = m + s / N;  variance = (q - s * s / N) / N, no less than 0
+ * m, d, d * d and the results are rounded to R; what is made of sums is computed in f64. With u, S of kernels.h (of d *
+ * d for the variance) |error of the mean| <= 1.2e-6 S(d) / N + u |mean|, |error of the variance| <= 1.4e-6 variance +
+ * (u mean)^2, of which 2e-7 are the roundings of d and d * d.
  * Not centred: mean = 0, variance = sum(x * x) / N.
  * Source: Chan, Golub, LeVeque, "Algorithms for Computing the Sample Variance", Am. Stat. 37 (1983), equation 1.7. */
 typedef void (*cairn__moments_kernel)(const void *x, const struct cairn__runs *runs, bool centred, double *mean,

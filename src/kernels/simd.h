@@ -8,7 +8,8 @@
  *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
  *   where_positive_or_nan(x, v)  v, else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
- *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec)
+ *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec); narrowed(vecd) to vec
+ *   load_f64(p) store_f64(p, vecd), 16 of them; tree(vec), the sum of the lanes as kernels.h has it
  *   struct pair of vec, of 32 halves: pair_of_f16(p), first 16 and last 16; pair_of_bf16(p), even and odd ones, less
  *            than 2^-63 as 0; in_order(pair of even and odd) to first and last
  *   fused(a, b, c) a * b + c; any_reaches(vec, u32 bits)
@@ -63,6 +64,44 @@ struct at {
     do {                                                  \
         const struct at at = {(index), (kind), (number)}; \
         __VA_ARGS__;                                      \
+    } while (0)
+
+/* The same over [begin, end), without streams. */
+#define OVER_SOME(begin, end, ...)                                                  \
+    do {                                                                            \
+        size_t i_ = (begin), end_ = (end);                                          \
+        for (; i_ + 2 * LANES <= end_; i_ += 2 * LANES) {                           \
+            ONE(i_, WHOLE, LANES, __VA_ARGS__);                                     \
+            ONE(i_ + LANES, WHOLE, LANES, __VA_ARGS__);                             \
+        }                                                                           \
+        for (; i_ + LANES <= end_; i_ += LANES) ONE(i_, WHOLE, LANES, __VA_ARGS__); \
+        if (i_ < end_) ONE(i_, PART, end_ - i_, __VA_ARGS__);                       \
+    } while (0)
+
+/* A sum: the statement adds what is at `at` to lanes; `close` adds these up, in f64, after each block of a sum, and
+ * makes them +0 for the next. Blocks do not depend on each other, so that the processor runs several at once; one
+ * unrolled whole would take more registers than AVX2 has. */
+#if defined(__clang__)
+#define ROLLED _Pragma("clang loop unroll(disable)")
+#else
+#define ROLLED _Pragma("GCC unroll 1")
+#endif
+#define SUM_OVER(n, close, ...)                                                        \
+    do {                                                                               \
+        size_t b_ = 0;                                                                 \
+        for (; b_ + CAIRN__SUM_BLOCK <= (n); b_ += CAIRN__SUM_BLOCK) {                 \
+            ROLLED for (size_t w_ = b_; w_ < b_ + CAIRN__SUM_BLOCK; w_ += 4 * LANES) { \
+                ONE(w_, WHOLE, LANES, __VA_ARGS__);                                    \
+                ONE(w_ + LANES, WHOLE, LANES, __VA_ARGS__);                            \
+                ONE(w_ + 2 * LANES, WHOLE, LANES, __VA_ARGS__);                        \
+                ONE(w_ + 3 * LANES, WHOLE, LANES, __VA_ARGS__);                        \
+            }                                                                          \
+            close;                                                                     \
+        }                                                                              \
+        if (b_ < (n)) {                                                                \
+            OVER_SOME(b_, n, __VA_ARGS__);                                             \
+            close;                                                                     \
+        }                                                                              \
     } while (0)
 
 /* The same, four whole blocks at a time: `vectors` tells how many begin at `at`. */
@@ -146,15 +185,6 @@ INLINE uint32_t any_from(bits seen, uint32_t bound) {
     memcpy(lane, &seen, sizeof(lane));
     for (int j = 0; j < LANES; j++) any |= lane[j] >= bound;
     return any;
-}
-
-INLINE float tree(vec v) {
-    float lane[LANES];
-    store_f32(lane, v);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int j = 0; j < half; j++) lane[j] += lane[j + half];
-    }
-    return lane[0];
 }
 
 INLINE double tree_f64(vecd v) {
@@ -631,19 +661,27 @@ static void NAMED(relu_backward)(float *dx, const float *dy, const float *x, siz
     OVER(n, stream, 4, put(CAIRN_F32, dx, at, where_positive_or_nan(get(CAIRN_F32, x, at), get(CAIRN_F32, dy, at))));
 }
 
-static float NAMED(sum)(const float *x, size_t n) {
-    vec lanes = splat(0);
-    OVER(n, NULL, 4, lanes = add(lanes, get(CAIRN_F32, x, at)));
-    return tree(lanes);
+/* What lanes hold goes to a sum, and they begin anew. */
+INLINE void close_block(double *sum, vec *lanes) {
+    *sum += (double)tree(*lanes);
+    *lanes = splat(0);
 }
 
-static float NAMED(mse_sum)(const float *x, const float *y, size_t n) {
+INLINE double sum(int type, const void *x, size_t n) {
     vec lanes = splat(0);
-    OVER(n, NULL, 4, {
-        vec d = sub(get(CAIRN_F32, x, at), get(CAIRN_F32, y, at));
+    double all = 0;
+    SUM_OVER(n, close_block(&all, &lanes), lanes = add(lanes, get(type, x, at)));
+    return all;
+}
+
+INLINE double mse_sum(int type, const void *x, const void *y, size_t n) {
+    vec lanes = splat(0);
+    double all = 0;
+    SUM_OVER(n, close_block(&all, &lanes), {
+        vec d = sub(get(type, x, at), get(type, y, at));
         lanes = add(lanes, mul(d, d));
     });
-    return tree(lanes);
+    return all;
 }
 
 static void NAMED(mse_backward)(float *dx, const float *x, const float *y, size_t n, float s) {
@@ -659,13 +697,52 @@ static void NAMED(bias_add)(float *y, const float *bias, size_t rows, size_t col
     }
 }
 
-/* A block of columns at a time; its sums stay in a register. */
-static void NAMED(col_sum)(float *dst, const float *x, size_t rows, size_t cols) {
-    OVER(cols, NULL, 4, {
-        vec lanes = splat(0);
-        for (size_t r = 0; r < rows; r++) lanes = add(lanes, get(CAIRN_F32, x + r * cols, at));
-        put(CAIRN_F32, dst, at, lanes);
-    });
+INLINE const void *element(int type, const void *x, size_t i) {
+    return (const char *)x + i * width_of(type);
+}
+
+/* Several vectors of columns beside each other, since a row's line alone would be a poor read. */
+enum { SIDE_BY_SIDE = 4 };
+
+INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t cols, struct at at, int vectors) {
+    vecd all[SIDE_BY_SIDE];
+    for (int v = 0; v < vectors; v++) all[v] = zeros_f64();
+    for (size_t r = 0; r < rows;) {
+        vec lanes[SIDE_BY_SIDE];
+        for (int v = 0; v < vectors; v++) lanes[v] = splat(0);
+        for (size_t end = r + least(rows - r, CAIRN__SUM_ROWS); r < end; r++) {
+            const void *row = element(type, x, r * cols);
+            for (int v = 0; v < vectors; v++) {
+                const struct at here = {at.i + (size_t)v * LANES, at.how, at.count};
+                lanes[v] = add(lanes[v], get(type, row, here));
+            }
+        }
+        for (int v = 0; v < vectors; v++) all[v] = add_wide(all[v], lanes[v]);
+    }
+    for (int v = 0; v < vectors; v++) {
+        const struct at here = {at.i + (size_t)v * LANES, at.how, at.count};
+        put(CAIRN_F32, dst, here, narrowed(all[v]));
+    }
+}
+
+INLINE void col_sum(int type, float *dst, const void *x, size_t rows, size_t cols) {
+    size_t c = 0;
+    for (; c + SIDE_BY_SIDE * LANES <= cols; c += SIDE_BY_SIDE * LANES)
+        sum_columns(type, dst, x, rows, cols, (struct at){c, WHOLE, LANES}, SIDE_BY_SIDE);
+    for (; c + LANES <= cols; c += LANES) sum_columns(type, dst, x, rows, cols, (struct at){c, WHOLE, LANES}, 1);
+    if (c < cols) sum_columns(type, dst, x, rows, cols, (struct at){c, PART, cols - c}, 1);
+}
+
+static void NAMED(drain)(double *sums, float *part, size_t n) {
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        store_f64(sums + i, add_wide(load_f64(sums + i), load_f32(part + i)));
+        store_f32(part + i, splat(0));
+    }
+    for (; i < n; i++) {
+        sums[i] += (double)part[i];
+        part[i] = 0;
+    }
 }
 
 #include "kernels/instances.h"

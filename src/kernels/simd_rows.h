@@ -4,16 +4,33 @@
  *   keep_first(v, count)                     the first lanes of v, +0 behind
  *   keep_from(words, least, v)               v where words >> 8 >= least, else +0 */
 
-/* Runs the statement over all blocks of all runs, each described by `at` and `base`, its run's first element. */
+/* Runs the statement over all vectors of all runs, each described by `at` and `base`, its run's first element. */
 #define OVER_RUNS(runs, ...)                              \
     for (size_t run_ = 0; run_ < (runs)->count; run_++) { \
         const size_t base = run_ * (runs)->stride;        \
         OVER((runs)->n, NULL, 4, __VA_ARGS__);            \
     }
 
-INLINE const void *element(int type, const void *x, size_t i) {
-    return (const char *)x + i * width_of(type);
-}
+/* SUM_OVER over runs: long ones have blocks of their own, of short ones a block takes as many as rows.h says. */
+#define SUM_OVER_RUNS(runs, close, ...)                                                 \
+    do {                                                                                \
+        const size_t vectors_ = ((runs)->n + LANES - 1) / LANES;                        \
+        const size_t at_once_ = vectors_ > 0 ? CAIRN__SUM_BLOCK / LANES / vectors_ : 0; \
+        size_t left_ = at_once_;                                                        \
+        for (size_t run_ = 0; run_ < (runs)->count; run_++) {                           \
+            const size_t base = run_ * (runs)->stride;                                  \
+            if (at_once_ == 0) {                                                        \
+                SUM_OVER((runs)->n, close, __VA_ARGS__);                                \
+                continue;                                                               \
+            }                                                                           \
+            OVER_SOME(0, (runs)->n, __VA_ARGS__);                                       \
+            if (--left_ > 0) continue;                                                  \
+            close;                                                                      \
+            left_ = at_once_;                                                           \
+        }                                                                               \
+        if (left_ < at_once_) close;                                                    \
+    } while (0)
+
 INLINE void *element_of(int type, void *x, size_t i) {
     return (char *)x + i * width_of(type);
 }
@@ -64,45 +81,45 @@ INLINE double greatest_f32(int type, const void *x, size_t n) {
 
 INLINE void softmax_backward_f32(int type, void *dx, const void *dy, const void *y, size_t n) {
     vec lanes = splat(0);
-    OVER(n, NULL, 4, lanes = add(lanes, mul(get(type, dy, at), get(type, y, at))));
-    const vec sum = splat(tree(lanes));
+    double all = 0;
+    SUM_OVER(n, close_block(&all, &lanes), lanes = add(lanes, mul(get(type, dy, at), get(type, y, at))));
+    const vec sum = splat((float)all);
     OVER(n, NULL, 4, put(type, dx, at, mul(get(type, y, at), sub(get(type, dy, at), sum))));
 }
 
 /* ---- normalisation ---- */
 
-INLINE float sum_of_runs(int type, const void *x, const struct cairn__runs *runs) {
+INLINE double sum_of_runs(int type, const void *x, const struct cairn__runs *runs) {
     vec lanes = splat(0);
-    OVER_RUNS(runs, lanes = add(lanes, get(type, element(type, x, base), at)));
-    return tree(lanes);
+    double all = 0;
+    SUM_OVER_RUNS(runs, close_block(&all, &lanes), lanes = add(lanes, get(type, element(type, x, base), at)));
+    return all;
 }
 
 /* Sums of d = x - centre and of d * d. */
-INLINE void sums_around(int type, const void *x, const struct cairn__runs *runs, float centre, float *sum,
-                        float *squares) {
+INLINE void sums_around(int type, const void *x, const struct cairn__runs *runs, float centre, double *sum,
+                        double *squares) {
     const vec m = splat(centre);
     vec lanes = splat(0), square = splat(0);
-    OVER_RUNS(runs, {
+    double all = 0, all_squares = 0;
+    SUM_OVER_RUNS(runs, (close_block(&all, &lanes), close_block(&all_squares, &square)), {
         const vec d = only(sub(get(type, element(type, x, base), at), m), at);
         lanes = add(lanes, d);
         square = add(square, mul(d, d));
     });
-    *sum = tree(lanes);
-    *squares = tree(square);
+    *sum = all;
+    *squares = all_squares;
 }
 
 INLINE void moments_f32(int type, const void *x, const struct cairn__runs *runs, bool centred, double *mean,
                         double *variance) {
-    const float n = (float)(runs->count * runs->n);
-    float m = 0, s = 0, q = 0;
-    if (centred) m = sum_of_runs(type, x, runs) / n;
+    const double n = (double)(runs->count * runs->n);
+    double s = 0, q = 0;
+    const float m = centred ? (float)(sum_of_runs(type, x, runs) / n) : 0;
     sums_around(type, x, runs, m, &s, &q);
-    if (centred) {
-        m = m + s / n;
-        q = q - s * s / n;
-    }
-    *mean = m;
-    *variance = q < 0 ? 0 : q / n;
+    if (centred) q = q - s * s / n;
+    *mean = centred ? (double)(float)((double)m + s / n) : 0;
+    *variance = q < 0 ? 0 : (double)(float)(q / n);
 }
 
 INLINE void norm_row_f32(int type, void *y, const void *x, const float *w, const float *b, size_t n, double mean,
@@ -121,11 +138,13 @@ INLINE void add_to(float *sums, struct at at, vec v) {
 }
 
 INLINE void norm_row_backward_f32(int type, const struct cairn__norm_row *o) {
-    const float *w = o->weight, n = (float)o->n;
+    const float *w = o->weight;
     float *dw = o->dweight, *db = o->dbias;
+    const double n = (double)o->n;
     const vec m = splat((float)o->mean), r = splat((float)o->rstd);
     vec sum_g = splat(0), sum_gh = splat(0);
-    OVER(o->n, NULL, 4, {
+    double all_g = 0, all_gh = 0;
+    SUM_OVER(o->n, (close_block(&all_g, &sum_g), close_block(&all_gh, &sum_gh)), {
         const vec dy = get(type, o->dy, at);
         const vec h = mul(sub(get(type, o->x, at), m), r);
         const vec g = w ? mul(dy, get(CAIRN_F32, w, at)) : dy;
@@ -135,7 +154,7 @@ INLINE void norm_row_backward_f32(int type, const struct cairn__norm_row *o) {
         sum_gh = add(sum_gh, only(mul(g, h), at));
     });
     if (!o->dx) return;
-    const vec mean_g = splat(o->centred ? tree(sum_g) / n : 0), mean_gh = splat(tree(sum_gh) / n);
+    const vec mean_g = splat(o->centred ? (float)(all_g / n) : 0), mean_gh = splat((float)(all_gh / n));
     OVER(o->n, NULL, 4, {
         const vec dy = get(type, o->dy, at);
         const vec h = mul(sub(get(type, o->x, at), m), r);
@@ -155,13 +174,14 @@ INLINE void norm_runs_sums_f32(int type, const void *dy, const void *x, const st
                                double sums[2]) {
     const vec m = splat((float)mean);
     vec lanes = splat(0), product = splat(0);
-    OVER_RUNS(runs, {
+    double all = 0, products = 0;
+    SUM_OVER_RUNS(runs, (close_block(&all, &lanes), close_block(&products, &product)), {
         const vec g = get(type, element(type, dy, base), at);
         lanes = add(lanes, g);
         product = add(product, only(mul(g, sub(get(type, element(type, x, base), at), m)), at));
     });
-    sums[0] = tree(lanes);
-    sums[1] = tree(product);
+    sums[0] = all;
+    sums[1] = products;
 }
 
 INLINE void norm_runs_backward_f32(int type, void *dx, const void *dy, const void *x, const struct cairn__runs *runs,

@@ -91,19 +91,22 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
         k->relu_backward = (cairn__relu_backward_fn)fn;
         break;
     case CAIRN__K_SUM:
-        k->sum = (cairn__sum_fn)fn;
+        k->sum[a] = (cairn__sum_fn)fn;
         break;
     case CAIRN__K_MSE_SUM:
-        k->mse_sum = (cairn__mse_sum_fn)fn;
+        k->mse_sum[a] = (cairn__mse_sum_fn)fn;
+        break;
+    case CAIRN__K_COL_SUM:
+        k->col_sum[a] = (cairn__col_sum_fn)fn;
+        break;
+    case CAIRN__K_DRAIN:
+        k->drain = (cairn__drain_fn)fn;
         break;
     case CAIRN__K_MSE_BACKWARD:
         k->mse_backward = (cairn__mse_backward_fn)fn;
         break;
     case CAIRN__K_BIAS_ADD:
         k->bias_add = (cairn__bias_add_fn)fn;
-        break;
-    case CAIRN__K_COL_SUM:
-        k->col_sum = (cairn__col_sum_fn)fn;
         break;
     case CAIRN__K_ROUND:
         k->round[a] = (cairn__round_fn)fn;

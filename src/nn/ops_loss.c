@@ -1,4 +1,4 @@
-/* Losses. Sums are over 16 lanes and a tree (kernels.h), with one division and one rounding.
+/* Losses. Sums are those of kernels.h, with one division and one rounding.
  *
  * Most compare x with a target element by element: they differ in the functions alone (struct kind).
  * mse_loss of dense tensors of one shape, the loss that every device has, goes by passes of its own. */

@@ -1,6 +1,6 @@
 /* Sums, products, maxima and their like, over everything or along dimensions.
  *
- * sum and mean of everything: one sum over 16 lanes and a tree (kernels.h), one division, one rounding; on any device.
+ * sum and mean of everything: one sum as kernels.h has it, one division, one rounding; on any device.
  * The others are folds of math_passes.h. */
 #include <math.h>
 

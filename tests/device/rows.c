@@ -48,11 +48,12 @@ static const struct cairn__cuda_row rows[] = {
     TWIN(MUL_SCALAR, 0, 0, mul_scalar)
     TWIN(RELU, 0, 0, relu)
     TWIN(RELU_BACKWARD, 0, 0, relu_backward)
-    TWIN(SUM, 0, 0, sum)
-    TWIN(MSE_SUM, 0, 0, mse)
+    EACH_FLOAT(TWIN, SUM, sum)
+    EACH_FLOAT(TWIN, MSE_SUM, mse)
+    EACH_FLOAT(TWIN, COL_SUM, col_sum)
+    PART_OF(DRAIN, col_sum)
     TWIN(MSE_BACKWARD, 0, 0, mse_backward)
     TWIN(BIAS_ADD, 0, 0, bias_add)
-    TWIN(COL_SUM, 0, 0, col_sum)
 };
 /* clang-format on */
 

@@ -4,7 +4,7 @@
 
 #include "kcheck.h"
 
-enum { ROWS = 7 }; /* of the matrices of bias_add and col_sum */
+enum { ROWS = 7, SUMMED_ROWS = 35 }; /* of the matrices of bias_add and col_sum */
 
 static const float factors[] = {0x1p-16f, 3.0f, 1.0f, 1e-30f};
 
@@ -143,11 +143,11 @@ static void call_relu_backward(const struct cairn__kernel_row *row, void *const 
 }
 static void call_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v;
-    out->f32 = CALLS(sum)(a[0], n);
+    out->f64 = CALLS(sum)(a[0], n);
 }
 static void call_mse_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v;
-    out->f32 = CALLS(mse_sum)(a[0], a[1], n);
+    out->f64 = CALLS(mse_sum)(a[0], a[1], n);
 }
 static void call_mse_backward(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
                               struct outcome *out) {
@@ -160,7 +160,11 @@ static void call_bias_add(const struct cairn__kernel_row *row, void *const *a, s
 }
 static void call_col_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
-    CALLS(col_sum)(a[0], a[1], ROWS, n);
+    CALLS(col_sum)(a[0], a[1], SUMMED_ROWS, n);
+}
+static void call_drain(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    (void)v, (void)out;
+    CALLS(drain)(a[0], a[1], n);
 }
 static void call_round(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
@@ -234,15 +238,17 @@ struct job job_of(const struct cairn__kernel_row *row) {
     case CAIRN__K_RELU_BACKWARD:
         return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 1, 0, true, call_relu_backward};
     case CAIRN__K_SUM:
-        return (struct job){1, {F32_IN}, {0}, 1, 0, false, call_sum};
+        return (struct job){1, {{a, READ, 1}}, {0}, 1, 0, false, call_sum};
     case CAIRN__K_MSE_SUM:
-        return (struct job){2, {F32_IN, F32_IN}, {0}, 1, 0, false, call_mse_sum};
+        return (struct job){2, {{a, READ, 1}, {a, READ, 1}}, {0}, 1, 0, false, call_mse_sum};
+    case CAIRN__K_COL_SUM:
+        return (struct job){2, {F32_OUT, {a, READ, SUMMED_ROWS}}, {0}, 1, 0, false, call_col_sum};
+    case CAIRN__K_DRAIN:
+        return (struct job){2, {{CAIRN_F64, UPDATED, 1}, F32_BOTH}, {0}, 1, 0, false, call_drain};
     case CAIRN__K_MSE_BACKWARD:
         return (struct job){3, {F32_OUT, F32_IN, F32_IN}, {1, 2}, 4, 0, false, call_mse_backward};
     case CAIRN__K_BIAS_ADD:
         return (struct job){2, {{CAIRN_F32, UPDATED, ROWS}, F32_IN}, {0}, 1, 0, false, call_bias_add};
-    case CAIRN__K_COL_SUM:
-        return (struct job){2, {F32_OUT, {CAIRN_F32, READ, ROWS}}, {0}, 1, 0, false, call_col_sum};
     case CAIRN__K_ROUND:
         return (struct job){2, {F32_OUT, F32_IN}, {1}, 1, 0, true, call_round};
     case CAIRN__K_MAP:
@@ -269,12 +275,10 @@ struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
-    static const char *const kinds[] = {"?",       "cast",       "scale",        "axpby",
-                                        "check",   "sumsq",      "fill",         "round_stochastic",
-                                        "census",  "reduce",     "sgd",          "adam",
-                                        "add",     "mul_scalar", "relu",         "relu_backward",
-                                        "sum",     "mse_sum",    "mse_backward", "bias_add",
-                                        "col_sum", "round"};
+    static const char *const kinds[] = {
+        "?",      "cast",    "scale",   "axpby", "check",        "sumsq",      "fill", "round_stochastic",
+        "census", "reduce",  "sgd",     "adam",  "add",          "mul_scalar", "relu", "relu_backward",
+        "sum",    "mse_sum", "col_sum", "drain", "mse_backward", "bias_add",   "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";

@@ -1,4 +1,4 @@
-/* kcheck [--seed N] [--quick] [--all-f32] [--bench [--json] [--n N] [--repeats N] [--only TEXT]]
+/* kcheck [--seed N] [--quick] [--all-f32] [--long-sums] [--bench [--json] [--n N] [--repeats N] [--only TEXT]]
  *
  * Walks the kernel rows: the reference against definitions of its own, every other row that can run here against the
  * reference. With --bench it then times what it verified. CAIRN_CPU caps what runs. */
@@ -206,7 +206,8 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how) 
         r.offset = 1;
         if (!run_size(r, how->seed)) return false;
     }
-    if (!how->quick && r.job.num_arrays > 1 && r.job.array[0].times == 1 && row->kind != CAIRN__K_REDUCE) {
+    const bool may_stream = row->kind != CAIRN__K_REDUCE && row->kind != CAIRN__K_COL_SUM;
+    if (!how->quick && r.job.num_arrays > 1 && r.job.array[0].times == 1 && may_stream) {
         r.n = STREAMED;
         r.variant = r.job.plain_variant;
         r.alias = 0;
@@ -250,7 +251,8 @@ static void walk(const struct checking *how, const char *only, bool *failed) {
 
 static int usage(const char *program) {
     fprintf(stderr,
-            "usage: %s [--seed N] [--quick] [--only TEXT] [--all-f32] [--bench [--json] [--n N] [--repeats N]]\n",
+            "usage: %s [--seed N] [--quick] [--only TEXT] [--all-f32] [--long-sums] [--bench [--json] [--n N] "
+            "[--repeats N]]\n",
             program);
     return 2;
 }
@@ -258,7 +260,7 @@ static int usage(const char *program) {
 int main(int argc, char **argv) {
     struct checking how = {.seed = 20190717};
     struct benching bench_how = {.repeats = 9};
-    bool all_f32 = false, benches = false;
+    bool all_f32 = false, benches = false, long_sums = false;
     for (int i = 1; i < argc; i++) {
         bool has_value = i + 1 < argc;
         if (strcmp(argv[i], "--seed") == 0 && has_value) how.seed = strtoull(argv[++i], NULL, 0);
@@ -267,6 +269,7 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--repeats") == 0 && has_value) bench_how.repeats = atoi(argv[++i]);
         else if (strcmp(argv[i], "--quick") == 0) how.quick = true;
         else if (strcmp(argv[i], "--all-f32") == 0) all_f32 = true;
+        else if (strcmp(argv[i], "--long-sums") == 0) long_sums = true;
         else if (strcmp(argv[i], "--bench") == 0) benches = true;
         else if (strcmp(argv[i], "--json") == 0) bench_how.json = true;
         else return usage(argv[0]);
@@ -283,12 +286,15 @@ int main(int argc, char **argv) {
            cairn__cpu_level_name(cairn__cpu_features()));
     if (all_f32) {
         tally("every f32 narrowed by every row", "cast, round", check_all_f32());
+    } else if (long_sums) {
+        tally("sums of 3e7 terms", "definition", check_long_sums(&how));
     } else {
         tally("half.h against arithmetic in f64", "definition", check_half_definition(&how));
         tally("every f16 and bf16 widened and back", "definition", check_every_half(&how));
         tally("digits of the functions of f32", "definition", check_digits(&how));
         tally("pow and atan2", "definition", check_pairs(&how));
         tally("squares of every magnitude", "definition", check_squares(&how));
+        tally("long sums", "definition", check_sums_at_length(&how));
         tally("random rounding of every bf16, in parts, in the mean", "definition", check_random_rounding(&how));
         tally("every f16 and bf16 counted", "definition", check_counts(&how));
         walk(&how, bench_how.only, failed);

@@ -4,6 +4,7 @@
  *   row_jobs.c the same for kernels over rows, with their model
  *   map_jobs.c the same for maps, folds and dot products, with the digits of their functions
  *   data.c    inputs: edges, seeded random bits, moderate numbers; arrays between canaries
+ *   sums.c    how far long sums are from those in f64
  *   gradients.c what sums of squares, random rounding and counts do over many calls
  *   model.c   definitions that do not use Cairn's own, for the reference rows
  *   bench.c   timing against limit.c, loops that only move the same bytes
@@ -123,6 +124,8 @@ bool check_every_half(const struct checking *how);
 bool check_digits(const struct checking *how);
 bool check_pairs(const struct checking *how);
 bool check_squares(const struct checking *how);
+bool check_sums_at_length(const struct checking *how);
+bool check_long_sums(const struct checking *how);
 bool check_random_rounding(const struct checking *how);
 bool check_counts(const struct checking *how);
 bool check_all_f32(void);

@@ -143,25 +143,19 @@ static void write_part(struct job *j, enum part written, void *result) {
 
 /* ---- the gradient of the bias ---- */
 
-/* Sums in R over images and then pixels, 16 lanes a plane and their tree, as kernels.h has sums. */
+/* Sums of planes, as kernels.h has sums, and of them over images in f64. */
 static void bias_gradient(struct job *j, void *dbias) {
-    struct cairn__cpu *cpu = cairn__cpu_of(j->d);
     const struct cairn__conv *v = j->conv;
+    const struct cairn__kernels *k = cairn__cpu_of(j->d)->kernels;
     const size_t plane = (size_t)(v->p * v->q), channels = (size_t)v->k, nbytes = cairn_dtype_nbytes(v->dtype);
-    const cairn_dtype t = v->dtype;
-    for (size_t k = 0; k < channels; k++) {
-        double sum = 0, wide_sum = 0;
+    for (size_t c = 0; c < channels; c++) {
+        double sum = 0;
         for (size_t n = 0; n < (size_t)v->n; n++) {
-            const char *dy = (const char *)v->dy + (n * channels + k) * plane * nbytes;
-            const float *wide = (const float *)dy;
-            if (t == CAIRN_F64) {
-                for (size_t l = 0; l < plane; l++) wide_sum += ((const double *)dy)[l];
-                continue;
-            }
-            if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(j->d, &cpu->row, t, dy, plane, &wide))) return;
-            sum += cpu->kernels->sum(wide, plane);
+            const char *dy = (const char *)v->dy + (n * channels + c) * plane * nbytes;
+            sum +=
+                v->dtype == CAIRN_F64 ? k->fold[CAIRN__FOLD_SUM][CAIRN_F64](dy, plane, 0) : k->sum[v->dtype](dy, plane);
         }
-        cairn__block_put(t, (char *)dbias + k * nbytes, t == CAIRN_F64 ? wide_sum : sum);
+        cairn__block_put(v->dtype, (char *)dbias + c * nbytes, sum);
     }
 }
 

@@ -126,42 +126,19 @@ static void finish(struct cairn_device *d, const struct cairn__matmul *p, const 
     if (c != p->c) cpu->kernels->cast[CAIRN_F32][p->out_type](p->c, c, rows * cols);
 }
 
-static void add_rows(float *sums, const float *a, size_t m, size_t k) {
-    for (size_t i = 0; i < m; i++) {
-        sums[i] = 0;
-        for (size_t l = 0; l < k; l++) sums[i] += a[i * k + l];
-    }
-}
-
-/* col_sum of halves, a stretch of columns at a time: what is widened stays in the first cache. */
-static void add_half_columns(const struct cairn__cpu *cpu, float *sums, cairn_dtype type, const uint16_t *x,
-                             size_t rows, size_t cols) {
-    struct cairn__block room;
-    memset(sums, 0, cols * sizeof(float));
-    for (size_t c = 0; c < cols; c += CAIRN__BLOCK) {
-        const size_t n = cols - c < CAIRN__BLOCK ? cols - c : CAIRN__BLOCK;
-        for (size_t r = 0; r < rows; r++) {
-            const float *wide = cairn__block_load(cpu, CAIRN_F32, type, x + r * cols + c, n, &room);
-            cpu->kernels->add(sums + c, sums + c, wide, n);
-        }
-    }
-}
-
 /* stored: A, of the type it was multiplied in. Rows of a transposed A are columns of it. */
 static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p, const void *stored,
                              cairn_dtype type) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const size_t m = (size_t)p->m, k = (size_t)p->k;
+    const size_t m = (size_t)p->m, k = (size_t)p->k, row_nbytes = k * cairn_dtype_nbytes(type);
     cairn_status st = CAIRN_OK;
-    const float *a = NULL;
     float *sums = p->row_sums;
     if (p->out_type != CAIRN_F32) TRY(cairn__scratch_room(&cpu->row, m, &sums));
-    if (p->trans_a && type != CAIRN_F32) {
-        add_half_columns(cpu, sums, type, stored, k, m);
+    if (p->trans_a) {
+        cpu->kernels->col_sum[type](sums, stored, k, m);
     } else {
-        TRY(cairn__cpu_widen(d, &cpu->a, type, stored, m * k, &a));
-        if (p->trans_a) cpu->kernels->col_sum(sums, a, k, m);
-        if (!p->trans_a) add_rows(sums, a, m, k);
+        for (size_t i = 0; i < m; i++)
+            sums[i] = (float)cpu->kernels->sum[type]((const char *)stored + i * row_nbytes, k);
     }
     if (sums != p->row_sums) cpu->kernels->cast[CAIRN_F32][p->out_type](p->row_sums, sums, m);
 out:

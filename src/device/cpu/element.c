@@ -304,50 +304,30 @@ void cairn__cpu_map(struct cairn_device *d, enum cairn__map_fn f, const struct c
 
 /* ---- sums of maps ---- */
 
-enum { LANES = 16 };
-
-#define ADD_TO_LANES(NAME, R)                                                       \
-    static void NAME(R lanes[LANES], const R *x, size_t n) {                        \
-        size_t i = 0;                                                               \
-        for (; i + LANES <= n; i += LANES) {                                        \
-            for (int j = 0; j < LANES; j++) lanes[j] = lanes[j] + x[i + (size_t)j]; \
-        }                                                                           \
-        for (int j = 0; i < n; i++, j++) lanes[j] = lanes[j] + x[i];                \
-    }                                                                               \
-    static R NAME##_sum(R lanes[LANES]) {                                           \
-        for (int half = LANES / 2; half > 0; half /= 2) {                           \
-            for (int j = 0; j < half; j++) lanes[j] = lanes[j] + lanes[j + half];   \
-        }                                                                           \
-        return lanes[0];                                                            \
+/* Of f32 by the blocks of a sum: the bits are those of the kernel over all terms. */
+static double add_blocks(const struct job *job, double sum, const void *terms, size_t n) {
+    const cairn__fold_kernel fold = job->cpu->kernels->fold[CAIRN__FOLD_SUM][job->r];
+    for (size_t i = 0; i < n; i += CAIRN__SUM_BLOCK) {
+        const size_t m = n - i < CAIRN__SUM_BLOCK ? n - i : CAIRN__SUM_BLOCK;
+        sum += fold((const char *)terms + i * cairn_dtype_nbytes(job->r), m, 0);
     }
-ADD_TO_LANES(add_f32, float)
-ADD_TO_LANES(add_f64, double)
+    return sum;
+}
 
-/* Blocks begin at multiples of LANES, so that element i of all is in lane i % LANES. */
 void cairn__cpu_map_sum(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                         const struct cairn__view *x, const double *numbers, double divisor) {
     const struct job job = job_of(d, f, dst, x, numbers);
     const size_t n = cairn__view_numel(x);
     struct cairn__seq_room in[CAIRN__MAP_INPUTS];
     struct cairn__block out;
-    float lanes_f32[LANES] = {0};
-    double lanes_f64[LANES] = {0};
+    double sum = 0;
     for (int i = 0; i < job.inputs; i++) in[i].filled = NULL;
     for (size_t at = 0; at < n; at += CAIRN__BLOCK) {
         const size_t m = n - at < CAIRN__BLOCK ? n - at : CAIRN__BLOCK;
         const void *values[CAIRN__MAP_INPUTS];
         load_block(&job, at, m, in, values);
         if (job.f) job.f(out.room, values, m, job.numbers);
-        const void *terms = job.f ? out.room : values[0];
-        if (job.r == CAIRN_F64) {
-            add_f64(lanes_f64, terms, m);
-        } else {
-            add_f32(lanes_f32, terms, m);
-        }
+        sum = add_blocks(&job, sum, job.f ? out.room : values[0], m);
     }
-    if (job.r == CAIRN_F64) {
-        cairn__block_put(dst->dtype, dst->data, add_f64_sum(lanes_f64) / divisor);
-    } else {
-        cairn__block_put(dst->dtype, dst->data, (double)(add_f32_sum(lanes_f32) / (float)divisor));
-    }
+    cairn__block_put(dst->dtype, dst->data, sum / divisor);
 }

@@ -1,8 +1,7 @@
 /* The CPU's passes: the kernels of this processor over lists and types.
  *
- * nn's kernels know f32. Half operands of a pass that goes element by element are widened and rounded in blocks that
- * stay in the first cache; those of a sum are widened whole, since a sum by parts would not be the one that kernels.h
- * defines. */
+ * nn's kernels of single elements know f32: half operands are widened and rounded in blocks that stay in the first
+ * cache. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -352,10 +351,7 @@ static float get(cairn_dtype t, const void *x) {
 }
 
 static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
-    struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const float *wide = NULL;
-    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide))) return;
-    put(t, dst, cpu->kernels->sum(wide, n) / divisor);
+    put(t, dst, (float)(kernels(d)->sum[t](x, n) / (double)divisor));
 }
 
 static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor) {
@@ -363,11 +359,7 @@ static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, co
 }
 
 static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
-    struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const float *wide_x = NULL, *wide_y = NULL;
-    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, n, &wide_x))) return;
-    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->b, t, y, n, &wide_y))) return;
-    put(t, dst, cpu->kernels->mse_sum(wide_x, wide_y, n) / (float)n);
+    put(t, dst, (float)(kernels(d)->mse_sum[t](x, y, n) / (double)n));
 }
 
 static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
@@ -390,11 +382,9 @@ static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const 
 
 static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const float *wide = NULL;
     float *sums = dst;
-    if (!cairn__cpu_is_ok(cpu, cairn__cpu_widen(d, &cpu->a, t, x, rows * cols, &wide))) return;
     if (t != CAIRN_F32 && !cairn__cpu_is_ok(cpu, cairn__scratch_room(&cpu->row, cols, &sums))) return;
-    cpu->kernels->col_sum(sums, wide, rows, cols);
+    cpu->kernels->col_sum[t](sums, x, rows, cols);
     if (sums != dst) cpu->kernels->cast[CAIRN_F32][t](dst, sums, cols);
 }
 
