@@ -127,14 +127,15 @@ struct cairn__math {
     void (*map)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                 const struct cairn__view *x,
                 const double *numbers); /* numbers: [CAIRN__MAP_NUMBERS], may be NULL where f takes none */
-    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is over the 16 lanes and the
-     * tree of kernels.h, element by element in row-major order, each term rounded to R. */
+    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is that of kernels.h, element
+     * by element in row-major order, each term rounded to R. */
     void (*map_sum)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                     const struct cairn__view *x, const double *numbers, double divisor);
 
     /* ---- folds: dst has x's shape, with stride 0 along the axes that are folded ---- */
 
-    /* dst = round(post(fold of x) / divisor), post = sqrt where `root`. Halves are summed in f32. */
+    /* dst = round(post(fold of x / divisor)), post = sqrt where `root`. Sums of f32 and of halves go by blocks that are
+     * added in f64, within the bounds of kernels.h; folded axes' sizes alone decide about blocks (cpu/reduce.c). */
     void (*fold)(struct cairn_device *d, enum cairn__fold f, const struct cairn__view *dst, const struct cairn__view *x,
                  double divisor, bool root);
     /* dst = round(sum of (x - mean)^2 / divisor), mean of dst's shape in R (written): variance, or with root the
@@ -167,8 +168,8 @@ struct cairn__math {
                         const struct cairn__norm *norm, double momentum);
 
     /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row
-     * is zero. Backward: dtable = 0, then += dy[i] in order of i, in R, rounded once; indices equal to skip add nothing
-     * ---- */
+     * is zero. Backward: dtable = 0, then += dy[i] in order of i, as kernels.h has sums of columns (but that the
+     * first rows and not the last may be fewer), rounded once; indices equal to skip add nothing ---- */
     void (*gather_rows)(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,
                         cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, uint32_t *bad_index);
     void (*scatter_rows)(struct cairn_device *d, cairn_dtype t, void *dtable, const void *dy, const void *index,

@@ -31,7 +31,8 @@ struct lane {
     char *low_scores, *low_slopes; /* the same for the engine, where it multiplies bf16 */
     char *q, *k, *v, *dy;          /* blocks that had to be copied */
     char *y, *dq, *dk, *dv;        /* sums, where results are halves: R [ROWS, E], [T, D], [COLS, D], [COLS, E] */
-    char *highest, *total, *delta; /* R [ROWS], [ROWS], [T] */
+    char *highest, *delta;         /* R [ROWS], [T] */
+    double *total;                 /* [ROWS] */
     char *mask, *keep, *ones;      /* R [COLS] */
 };
 
@@ -216,17 +217,17 @@ static void forward_row(const struct work *w, const struct lane *lane, int64_t b
     double total = w->cpu->kernels->fold[CAIRN__FOLD_SUM][w->r](row, (size_t)n, 0);
     if (s > 0) {
         const double down = highest == before ? 1 : exp(before - highest);
-        total += down * get(w, lane->total, i);
+        total += down * lane->total[i];
         if (down != 1) map1(w, CAIRN__MAP_AFFINE, y, (size_t)w->e, down, 0);
     }
     put(w, lane->highest, i, highest);
-    put(w, lane->total, i, total);
+    lane->total[i] = total;
     if (w->p->dropout > 0) drop(w, row, row, b, h, t, s, n);
 }
 
 static void finish_row(const struct work *w, const struct lane *lane, int64_t b, int64_t h, int64_t t, int64_t i,
                        char *y) {
-    const double total = get(w, lane->total, i), highest = get(w, lane->highest, i);
+    const double total = lane->total[i], highest = get(w, lane->highest, i);
     char *lse = (char *)w->p->lse;
     if (highest == -INFINITY) {
         memset(y, 0, (size_t)w->e * w->r_nbytes);
@@ -391,7 +392,7 @@ static size_t share_out(const struct work *w, struct lane *lane, char *room) {
     lane->dk = cut(room, &used, cols * w->d, r);
     lane->dv = cut(room, &used, cols * w->e, r);
     lane->highest = cut(room, &used, rows, r);
-    lane->total = cut(room, &used, rows, r);
+    lane->total = (double *)(void *)cut(room, &used, rows, sizeof(double));
     lane->mask = cut(room, &used, cols, r);
     lane->keep = cut(room, &used, cols, r);
     lane->ones = cut(room, &used, cols, r);

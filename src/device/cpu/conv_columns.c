@@ -25,7 +25,8 @@ struct block {
     size_t nbytes;         /* of an element that is read */
     const int32_t *places; /* [r * s, pixels]: in a plane of src, -1 = outside; NULL = there is no table */
     void *columns, *dst;   /* room; dst [k, images * pixels] */
-    float *weights;        /* room for a product that is added */
+    float *weights;        /* of several blocks: room for the product of one of them, */
+    double *sums;          /* and the sums of all, of every group */
 };
 
 /* ---- copies ---- */
@@ -187,21 +188,28 @@ static cairn_status src_of_group(const struct block *b, int64_t group) {
     return st;
 }
 
-/* The first block's product is the gradient itself, the others are added to it in their order. */
+/* Of one group, n weights: the products of blocks are added in their order, in f64, and rounded after the last. */
+static void add_product(const struct block *b, int64_t group, int64_t n) {
+    double *sums = b->sums + group * n;
+    float *weights = (float *)b->pass->weights + group * n;
+    for (int64_t i = 0; i < n; i++) sums[i] = (b->image > 0 ? sums[i] : 0) + (double)b->weights[i];
+    if (b->image + b->images < b->pass->shape.n) return;
+    for (int64_t i = 0; i < n; i++) weights[i] = (float)sums[i];
+}
+
 static cairn_status weights_of_group(const struct block *b, int64_t group) {
     const int64_t n = b->k * b->taps;
-    float *sum = (float *)b->pass->weights + group * n;
     const struct cairn__matmul m = {.m = b->k,
                                     .n = b->taps,
                                     .k = b->images * b->pixels,
                                     .trans_b = true,
                                     .a = dst_matrix(b, group, b->nbytes),
                                     .b = columns_matrix(b, group, b->nbytes),
-                                    .c = b->image == 0 ? sum : b->weights};
+                                    .c = b->weights ? b->weights : (float *)b->pass->weights + group * n};
     if (b->images > 1) walk_dst(b, group, false);
     if (!is_in_place(b)) walk_columns(b, group, false);
     const cairn_status st = multiply(b, m);
-    for (int64_t i = 0; b->image > 0 && i < n; i++) sum[i] += b->weights[i];
+    if (b->weights) add_product(b, group, n);
     return st;
 }
 
@@ -226,13 +234,17 @@ static void fill_places(const struct cairn__conv_shape *g, int32_t *places) {
 static cairn_status make_room(struct block *b, struct cairn__conv_columns *kept, int64_t most) {
     cairn_status st = CAIRN_OK;
     const struct cairn__conv_shape *g = &b->pass->shape;
-    float *columns = NULL, *dst = NULL, *places = NULL;
+    float *columns = NULL, *dst = NULL, *places = NULL, *weights = NULL;
+    const size_t n = (size_t)(b->k * b->taps), sums = (size_t)g->groups * n;
     REQUIRE(b->taps <= INT64_MAX / 8 / most / b->pixels, CAIRN_ENOMEM, "out of memory: a matrix of %lld x %lld",
             (long long)b->taps, (long long)b->pixels);
     TRY(cairn__scratch_room(&kept->columns, (size_t)(b->taps * most * b->pixels), &columns));
     TRY(cairn__scratch_room(&kept->dst, (size_t)(b->k * most * b->pixels), &dst));
-    if (b->pass->what == CAIRN__CONV_WEIGHTS)
-        TRY(cairn__scratch_room(&kept->weights, (size_t)(b->k * b->taps), &b->weights));
+    if (b->pass->what == CAIRN__CONV_WEIGHTS && most < g->n) {
+        TRY(cairn__scratch_room(&kept->weights, 2 * sums + n, &weights));
+        b->sums = (double *)(void *)weights;
+        b->weights = weights + 2 * sums;
+    }
     if (has_short_rows(b)) {
         TRY(cairn__scratch_room(&kept->places, (size_t)(g->r * g->s * b->pixels), &places));
         fill_places(g, (int32_t *)places);

@@ -121,7 +121,7 @@ static void rows_forward(void *ctx, size_t first, size_t end) {
 struct tile {
     const struct losing *o;
     size_t row, first, n, at;
-    struct columns greatest, sum, all;
+    struct columns greatest, sum, all; /* sum and all: f64 */
     struct cairn__block wide, made;
 };
 
@@ -149,8 +149,20 @@ static void tile_centred(struct tile *tile, size_t c) {
     cairn__map2(tile->o->k, CAIRN__MAP_ADD, r, tile->made.room, tile_scores(tile, c), tile->greatest.room, tile->n, -1);
 }
 
+/* A few classes' sums in R go to f64, and begin anew. */
+static void close_classes(const struct tile *tile, struct columns *sum, struct columns *part) {
+    const struct losing *o = tile->o;
+    if (o->r == CAIRN_F32) {
+        o->k->drain(sum->room, (float *)part->room, tile->n);
+    } else {
+        o->k->fold_into[CAIRN__FOLD_SUM][CAIRN_F64](sum->room, part->room, tile->n, 0);
+        memset(part, 0, sizeof(*part));
+    }
+}
+
 static void tile_exponents(struct tile *tile) {
     const struct losing *o = tile->o;
+    struct columns sum = {{0}}, all = {{0}};
     memset(&tile->sum, 0, sizeof(tile->sum));
     memset(&tile->all, 0, sizeof(tile->all));
     for (size_t j = 0; j < tile->n; j++) put(o->r, tile->greatest.room, j, -INFINITY);
@@ -160,9 +172,12 @@ static void tile_exponents(struct tile *tile) {
         void *made = tile->made.room;
         tile_centred(tile, c);
         if (o->loss.smoothing > 0)
-            cairn__map2(o->k, CAIRN__MAP_ADD, o->r, tile->all.room, tile->all.room, made, tile->n, weight_of(o, c));
+            cairn__map2(o->k, CAIRN__MAP_ADD, o->r, all.room, all.room, made, tile->n, weight_of(o, c));
         cairn__map1(o->k, CAIRN__MAP_EXP, o->r, made, made, tile->n, 0, 0);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](tile->sum.room, made, tile->n, 0);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum.room, made, tile->n, 0);
+        if ((c + 1) % CAIRN__SUM_ROWS != 0 && c + 1 < o->classes) continue;
+        close_classes(tile, &tile->sum, &sum);
+        if (o->loss.smoothing > 0) close_classes(tile, &tile->all, &all);
     }
 }
 
@@ -174,12 +189,12 @@ static void tiles_forward(void *ctx, size_t first, size_t end) {
         tile_exponents(&tile);
         for (size_t j = 0; j < tile.n; j++) {
             const int64_t c = class_of(o, tile.at + j);
-            const double greatest = get(o->r, tile.greatest.room, j), sum = get(o->r, tile.sum.room, j);
+            const double greatest = get(o->r, tile.greatest.room, j), sum = tile.sum.room[j];
             keep(o, tile.at + j, greatest, sum);
             double loss = 0;
             if (c >= 0) {
                 const double x = get(o->t, o->loss.x, tile_offset(&tile, (size_t)c) + j);
-                loss = loss_of(o, weight_of(o, (size_t)c), sum, x - greatest, get(o->r, tile.all.room, j));
+                loss = loss_of(o, weight_of(o, (size_t)c), sum, x - greatest, tile.all.room[j]);
             }
             put(o->r, o->losses, tile.at + j, loss);
         }

@@ -18,8 +18,9 @@ struct norming {
     size_t outer, channels, inner;
     const void *weight, *bias; /* R */
     size_t rows_a_piece;
-    char *partial; /* R: sums of each piece of rows, dweight [channels] and dbias [channels] */
-    double *sums;  /* [outer, channels, 2]: of planes */
+    char *partial;  /* R: sums of the last few rows of each piece, dweight [channels] and dbias [channels] */
+    double *pieces; /* sums of each piece, likewise */
+    double *sums;   /* [outer, channels, 2]: of planes */
 };
 
 static double get(cairn_dtype t, const void *x, size_t i) {
@@ -125,6 +126,20 @@ static void *partial_of(const struct norming *o, size_t piece, bool is_bias) {
     return cairn__element_of(o->r, o->partial, (2 * piece + is_bias) * o->channels);
 }
 
+static double *piece_of(const struct norming *o, size_t piece, bool is_bias) {
+    return o->pieces + (2 * piece + is_bias) * o->channels;
+}
+
+/* What R holds of n sums goes to f64, and R begins anew. */
+static void close_rows(const struct norming *o, double *sums, void *part, size_t n) {
+    if (o->r == CAIRN_F32) {
+        o->k->drain(sums, part, n);
+    } else {
+        o->k->fold_into[CAIRN__FOLD_SUM][CAIRN_F64](sums, part, n, 0);
+        memset(part, 0, n * sizeof(double));
+    }
+}
+
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const size_t n = o->channels, piece = first / o->rows_a_piece;
@@ -138,30 +153,36 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
         row.mean = mean_of(o, i);
         row.rstd = rstd_of(o, i);
         o->k->norm_row_backward[o->t](&row);
+        const bool is_last = i + 1 == end || (i + 1 - first) % CAIRN__SUM_ROWS == 0;
+        if (o->partial && is_last) close_rows(o, piece_of(o, piece, false), partial_of(o, piece, false), 2 * n);
     }
 }
 
-/* The sums of all pieces, in their order, rounded once. */
+/* The sums of all pieces, in their order, rounded to R and to their type. */
 static void add_pieces(const struct norming *o, size_t pieces, bool is_bias, void *dst) {
     if (!dst) return;
-    void *sum = partial_of(o, 0, is_bias);
+    double *sum = piece_of(o, 0, is_bias);
+    void *rounded_sum = partial_of(o, 0, is_bias);
     for (size_t p = 1; p < pieces; p++)
-        cairn__map2(o->k, CAIRN__MAP_ADD, o->r, sum, sum, partial_of(o, p, is_bias), o->channels, 1);
-    cairn__block_store(o->cpu, o->r, o->norm.affine_dtype, dst, sum, o->channels);
+        o->k->fold_into[CAIRN__FOLD_SUM][CAIRN_F64](sum, piece_of(o, p, is_bias), o->channels, 0);
+    for (size_t c = 0; c < o->channels; c++) put(o->r, rounded_sum, c, sum[c]);
+    cairn__block_store(o->cpu, o->r, o->norm.affine_dtype, dst, rounded_sum, o->channels);
 }
 
 /* Rows are cut into at most 16 pieces, whatever the number of threads, each with sums of its own. */
 static cairn_status all_rows_backward(struct norming *o) {
     const size_t most = 16, least = 16;
-    void *partial = NULL;
+    void *room = NULL;
     o->rows_a_piece = (o->outer + most - 1) / most;
     if (o->rows_a_piece < least) o->rows_a_piece = least;
     const size_t pieces = o->outer ? (o->outer + o->rows_a_piece - 1) / o->rows_a_piece : 1;
+    const size_t sums = pieces * 2 * o->channels;
     if (o->norm.dweight || o->norm.dbias) {
-        cairn_status st = cairn__cpu_room(&o->cpu->a, o->r, pieces * 2 * o->channels, &partial);
+        cairn_status st = cairn__cpu_room(&o->cpu->a, CAIRN_F64, 2 * sums, &room);
         if (st != CAIRN_OK) return st;
-        memset(partial, 0, pieces * 2 * o->channels * cairn_dtype_nbytes(o->r));
-        o->partial = partial;
+        memset(room, 0, 2 * sums * sizeof(double));
+        o->pieces = room;
+        o->partial = (char *)(o->pieces + sums);
     }
     cairn__parallel_for(o->outer, o->rows_a_piece, rows_backward, o);
     add_pieces(o, pieces, false, o->norm.dweight);
@@ -315,22 +336,40 @@ static const void *strip_centred(struct strip *s, size_t i) {
     return s->made.room;
 }
 
+/* One sum a column: of few rows in R, and of all in f64. Zeroed. */
+struct sums {
+    struct columns part, all;
+};
+
+static double *all_of(struct sums *sums) {
+    return sums->all.room;
+}
+
+/* After row i of the columns: whether parts are to be closed. */
+static bool closes(const struct norming *o, size_t i) {
+    return (i + 1) % CAIRN__SUM_ROWS == 0 || i + 1 == o->outer;
+}
+
 /* As the kernel `moments` has it, column by column. */
 static void strip_stats(struct strip *s) {
     const struct norming *o = s->o;
     const double n = (double)o->outer;
-    struct columns sum = {{0}}, squares = {{0}};
-    memset(&s->mean, 0, sizeof(s->mean));
-    for (size_t i = 0; i < o->outer; i++)
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](s->mean.room, strip_row(s, o->norm.x, i, &s->wide_x), s->n, 0);
-    for (size_t c = 0; c < s->n; c++) put(o->r, s->mean.room, c, get(o->r, s->mean.room, c) / n);
+    struct sums sum = {{{0}}, {{0}}}, squares = sum, mean = sum;
+    for (size_t i = 0; i < o->outer; i++) {
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](mean.part.room, strip_row(s, o->norm.x, i, &s->wide_x), s->n, 0);
+        if (closes(o, i)) close_rows(o, all_of(&mean), mean.part.room, s->n);
+    }
+    for (size_t c = 0; c < s->n; c++) put(o->r, s->mean.room, c, all_of(&mean)[c] / n);
     for (size_t i = 0; i < o->outer; i++) {
         const void *d = strip_centred(s, i);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum.room, d, s->n, 0);
-        o->k->fold_into[CAIRN__FOLD_SUM_SQUARES][o->r](squares.room, d, s->n, 0);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum.part.room, d, s->n, 0);
+        o->k->fold_into[CAIRN__FOLD_SUM_SQUARES][o->r](squares.part.room, d, s->n, 0);
+        if (!closes(o, i)) continue;
+        close_rows(o, all_of(&sum), sum.part.room, s->n);
+        close_rows(o, all_of(&squares), squares.part.room, s->n);
     }
     for (size_t c = 0; c < s->n; c++) {
-        const double d = get(o->r, sum.room, c), q = get(o->r, squares.room, c) - d * d / n;
+        const double d = all_of(&sum)[c], q = all_of(&squares)[c] - d * d / n;
         keep_or_tell(o, s->first + c, get(o->r, s->mean.room, c) + d / n, q < 0 ? 0 : q / n);
     }
 }
@@ -380,14 +419,17 @@ static void strip_dx(struct strip *s, const struct columns *a, const struct colu
     }
 }
 
-/* Columns' sums of dy and of dy * (x - mean), with those before them. */
-static void strip_sums(struct strip *s, struct columns *sum, struct columns *product) {
+/* Columns' sums of dy and of dy * (x - mean). */
+static void strip_sums(struct strip *s, struct sums *sum, struct sums *product) {
     const struct norming *o = s->o;
     for (size_t i = 0; i < o->outer; i++) {
         const void *d = strip_centred(s, i), *dy = strip_row(s, o->norm.dy, i, &s->wide_dy);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum->room, dy, s->n, 0);
-        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product->room, (const void *[]){product->room, dy, d}, s->n,
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum->part.room, dy, s->n, 0);
+        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product->part.room, (const void *[]){product->part.room, dy, d}, s->n,
                                             (double[]){1, 0});
+        if (!closes(o, i)) continue;
+        close_rows(o, all_of(sum), sum->part.room, s->n);
+        close_rows(o, all_of(product), product->part.room, s->n);
     }
 }
 
@@ -395,12 +437,13 @@ static void columns_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const double n = count_of(&o->norm);
     struct strip s;
-    struct columns sum = {{0}}, product = {{0}}, a, b, shift;
+    struct sums sum = {{{0}}, {{0}}}, product = sum;
+    struct columns a, b, shift;
     strip_begin(&s, o, first, end);
     if (o->norm.share != CAIRN__NORM_TAKES) strip_sums(&s, &sum, &product);
     for (size_t c = 0; c < s.n; c++) {
         const double rstd = rstd_of(o, first + c), scale = rstd * weight_of(o, first + c);
-        double sums[] = {get(o->r, sum.room, c), get(o->r, product.room, c)};
+        double sums[] = {all_of(&sum)[c], all_of(&product)[c]};
         use_sums(o, first + c, sums);
         put(o->r, a.room, c, scale);
         put(o->r, b.room, c, o->norm.given_stats ? 0 : -scale * rstd * rstd * sums[1] / n);

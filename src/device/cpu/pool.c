@@ -1,17 +1,20 @@
 /* Pooling on the CPU: a row of outputs at a time, one tap of the window after the other, so that inner loops run along
  * rows. Planes are independent. Halves are widened whole into kept scratch, and results rounded from there.
  *
- * An average adds its window up tap by tap in row-major order, then divides once; its gradient divides first. */
+ * An average of few values adds its window up tap by tap in row-major order, then divides once; its gradient divides
+ * first. A window of more than FEW has the sums of its rows, as kernels.h has sums, added in f64; and gradients of which
+ * more than FEW may meet in one input are computed in f64 whole. */
 #include <math.h>
 #include <string.h>
 
 #include "core/parallel.h"
 #include "core/status.h"
+#include "device/cpu/blocks.h"
 #include "device/cpu/cpu_math.h"
 #include "device/cpu/reach.h"
 #include "device/math_passes.h"
 
-enum { KEPT_TAPS = 16 };
+enum { KEPT_TAPS = 16, FEW = 16 };
 
 /* The inputs of one output: `count` runs of `n`, a row of the plane apart. */
 struct window {
@@ -29,7 +32,6 @@ struct rows {
     void (*scatter)(void *dx, const void *dy, const int32_t *at, int64_t n); /* not where at < 0 */
     void (*fill)(void *y, double value, int64_t n);
     void (*divide)(void *y, const void *x, const int32_t *widths, int64_t height, int64_t n); /* by width * height */
-    void (*add_sum)(void *y, const void *x, int64_t n);                                       /* y[0] += sum of x */
     /* of an adaptive average: y[i] = sum of x / area, of n windows that lie one after the other; dx = dy[i] / area;
      * of one row of a window, dx += dy[0] / area */
     void (*means)(void *y, const void *x, int64_t n, const struct window *w);
@@ -176,6 +178,36 @@ static void average_row(const struct job *j, size_t plane, int64_t p) {
     j->rows->divide(y, y, j->widths, extent(&j->pool, 0, p), j->pool.q);
 }
 
+static double sum_of_run(const struct job *j, const char *x, int64_t n) {
+    if (j->nbytes == sizeof(double)) return j->kernels->fold[CAIRN__FOLD_SUM][CAIRN_F64](x, (size_t)n, 0);
+    return j->kernels->sum[CAIRN_F32](x, (size_t)n);
+}
+
+/* y = sum of a window / area, of rows that begin at x. */
+static void put_average(const struct job *j, char *y, const char *x, int64_t n, int64_t count, double area) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++, x += (size_t)j->pool.w * j->nbytes) sum += sum_of_run(j, x, n);
+    j->rows->fill(y, sum / area, 1);
+}
+
+static int64_t within(int64_t at, int64_t size) {
+    return at < 0 ? 0 : at < size ? at : size;
+}
+
+/* Each window by itself. */
+static void long_average_row(const struct job *j, size_t plane, int64_t p) {
+    const struct cairn__pool *v = &j->pool;
+    char *y = (char *)v->y + row_of(j, plane, p) * j->nbytes;
+    const int64_t top = p * v->stride[0] - v->padding[0];
+    const int64_t begin = within(top, v->h), end = within(top + v->kernel[0], v->h);
+    for (int64_t q = 0; q < v->q; q++, y += j->nbytes) {
+        const int64_t left = q * v->stride[1] - v->padding[1];
+        const int64_t from = within(left, v->w), to = within(left + v->kernel[1], v->w);
+        put_average(j, y, x_plane(j, plane) + (size_t)(begin * v->w + from) * j->nbytes, to - from, end - begin,
+                    (double)j->widths[q] * (double)extent(v, 0, p));
+    }
+}
+
 static void add_piece_back(const struct job *j, const struct piece *piece) {
     j->rows->add_back(dx_plane(j, piece->plane) + (size_t)piece->in * j->nbytes,
                       j->parts + (piece->row + (size_t)piece->out) * j->nbytes, piece->end - piece->out,
@@ -199,29 +231,16 @@ static struct window window_of(const struct cairn__pool *v, int64_t p, int64_t q
     return window;
 }
 
-enum { MANY = 16 };
-
-/* In order; many values as kernels.h has sums. */
-static void add_run(const struct job *j, char *y, const char *x, int64_t n) {
-    if (n < MANY || j->nbytes != sizeof(float)) {
-        j->rows->add_sum(y, x, n);
-    } else {
-        *(float *)y += (float)j->kernels->sum[CAIRN_F32](x, (size_t)n);
-    }
-}
-
 static void adaptive_row(const struct job *j, size_t plane, int64_t p) {
     char *y = (char *)j->pool.y + row_of(j, plane, p) * j->nbytes;
     for (int64_t q = 0; q < j->pool.q; q++, y += j->nbytes) {
         const struct window window = window_of(&j->pool, p, q);
         const char *x = x_plane(j, plane) + (size_t)window.at * j->nbytes;
-        if (window.count == 1 && window.n < MANY) {
+        if (window.count == 1 && window.n < FEW) {
             j->rows->means(y, x, 1, &window);
-            continue;
+        } else {
+            put_average(j, y, x, window.n, window.count, (double)window.width * (double)window.height);
         }
-        j->rows->fill(y, 0, 1);
-        for (int64_t i = 0; i < window.count; i++, x += (size_t)j->pool.w * j->nbytes) add_run(j, y, x, window.n);
-        j->rows->divide(y, y, &window.width, window.height, 1);
     }
 }
 
@@ -235,9 +254,10 @@ static void adaptive_row_back(const struct job *j, size_t plane, int64_t p) {
     }
 }
 
-/* Windows of one size are those of an average. */
+/* Small windows of one size are those of an average. */
 static struct cairn__pool as_average(struct cairn__pool v) {
     if (v.kind != CAIRN__POOL_ADAPTIVE_AVERAGE || v.q == 1 || v.h % v.p != 0 || v.w % v.q != 0) return v;
+    if (v.h / v.p * (v.w / v.q) > FEW) return v;
     v.kind = CAIRN__POOL_AVERAGE;
     v.kernel[0] = v.stride[0] = v.h / v.p;
     v.kernel[1] = v.stride[1] = v.w / v.q;
@@ -259,7 +279,7 @@ static void do_planes(void *ctx, size_t begin, size_t end) {
 /* Small planes that are one window each: the calls would cost more than the work. */
 static bool is_whole_planes(const struct job *j) {
     const struct cairn__pool *v = &j->pool;
-    return v->kind == CAIRN__POOL_ADAPTIVE_AVERAGE && v->p == 1 && v->q == 1 && v->h * v->w < MANY;
+    return v->kind == CAIRN__POOL_ADAPTIVE_AVERAGE && v->p == 1 && v->q == 1 && v->h * v->w < FEW;
 }
 
 static void do_whole_planes(void *ctx, size_t begin, size_t end) {
@@ -313,16 +333,64 @@ out:
     return st;
 }
 
-static struct job job_of(const struct cairn_device *d, const struct cairn__pool *pool) {
-    const bool wide = pool->dtype == CAIRN_F64;
-    return (struct job){.pool = as_average(*pool),
-                        .rows = wide ? &rows_f64 : &rows_f32,
-                        .kernels = cairn__cpu_of(d)->kernels,
-                        .nbytes = wide ? sizeof(double) : sizeof(float)};
+/* How many outputs an input is in, at most along an axis. */
+static int64_t most_meeting(const struct cairn__pool *v, int axis) {
+    if (v->kind != CAIRN__POOL_ADAPTIVE_AVERAGE) return (v->kernel[axis] + v->stride[axis] - 1) / v->stride[axis];
+    const int64_t in = axis ? v->w : v->h, out = axis ? v->q : v->p;
+    return (out + in - 1) / in + 1;
 }
 
-static bool is_half(cairn_dtype t) {
-    return t != CAIRN_F32 && t != CAIRN_F64;
+static cairn_dtype r_of(const struct cairn__pool *v, bool back) {
+    const bool many = back && most_meeting(v, 0) * most_meeting(v, 1) > FEW;
+    return many || v->dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+}
+
+static struct job job_of(const struct cairn_device *d, const struct cairn__pool *pool, cairn_dtype r) {
+    return (struct job){.pool = as_average(*pool),
+                        .rows = r == CAIRN_F64 ? &rows_f64 : &rows_f32,
+                        .kernels = cairn__cpu_of(d)->kernels,
+                        .nbytes = cairn_dtype_nbytes(r)};
+}
+
+/* n elements of x as R in s. */
+static cairn_status widen(struct cairn_device *d, struct cairn__scratch *s, cairn_dtype r, cairn_dtype t, const void *x,
+                          size_t n, const void **out) {
+    const float *narrow = NULL;
+    float *room = NULL;
+    cairn_status st = CAIRN_OK;
+    if (r == CAIRN_F32) {
+        TRY(cairn__cpu_widen(d, s, t, x, n, &narrow));
+        *out = narrow;
+        return CAIRN_OK;
+    }
+    TRY(cairn__scratch_room(s, 2 * n, &room));
+    double *wide = (double *)(void *)room;
+    struct cairn__block block;
+    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
+        const size_t m = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
+        const char *from = (const char *)x + i * cairn_dtype_nbytes(t);
+        const float *f32 = cairn__block_load(cairn__cpu_of(d), CAIRN_F32, t, from, m, &block);
+        for (size_t j = 0; j < m; j++) wide[i + j] = (double)f32[j];
+    }
+    *out = wide;
+out:
+    return st;
+}
+
+/* And back, through f32. */
+static void narrow(struct cairn_device *d, cairn_dtype t, void *dst, cairn_dtype r, const void *x, size_t n) {
+    struct cairn__cpu *cpu = cairn__cpu_of(d);
+    struct cairn__block block;
+    float *f32 = (float *)block.room;
+    if (r == CAIRN_F32) {
+        cpu->kernels->cast[CAIRN_F32][t](dst, x, n);
+        return;
+    }
+    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
+        const size_t m = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
+        for (size_t j = 0; j < m; j++) f32[j] = (float)((const double *)x)[i + j];
+        cairn__block_store(cpu, CAIRN_F32, t, (char *)dst + i * cairn_dtype_nbytes(t), f32, m);
+    }
 }
 
 static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v) {
@@ -331,20 +399,21 @@ static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v)
                                                                         [CAIRN__POOL_ADAPTIVE_AVERAGE] = adaptive_row};
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t ins = (size_t)(v->planes * v->h * v->w), outs = (size_t)(v->planes * v->p * v->q);
-    struct job j = job_of(d, v);
+    const cairn_dtype r = r_of(v, false);
+    struct job j = job_of(d, v, r);
     cairn_status st = CAIRN_OK;
     j.pool.dx = NULL;
-    if (is_half(v->dtype)) {
-        const float *x = NULL;
+    if (r != v->dtype) {
         float *y = NULL;
-        TRY(cairn__cpu_widen(d, &cpu->a, v->dtype, v->x, ins, &x));
+        TRY(widen(d, &cpu->a, r, v->dtype, v->x, ins, &j.pool.x));
         TRY(cairn__scratch_room(&cpu->c, outs, &y));
-        j.pool.x = x, j.pool.y = y;
+        j.pool.y = y;
     }
     TRY(prepare(d, &j, false));
     j.row = rows[j.pool.kind];
+    if (j.pool.kind == CAIRN__POOL_AVERAGE && j.pool.kernel[0] * j.pool.kernel[1] > FEW) j.row = long_average_row;
     run(&j);
-    if (is_half(v->dtype)) cpu->kernels->cast[CAIRN_F32][v->dtype](v->y, j.pool.y, outs);
+    if (r != v->dtype) narrow(d, v->dtype, v->y, r, j.pool.y, outs);
 out:
     return st;
 }
@@ -356,19 +425,19 @@ static cairn_status backward(struct cairn_device *d, const struct cairn__pool *v
                                             [CAIRN__POOL_ADAPTIVE_AVERAGE] = adaptive_row_back};
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t ins = (size_t)(v->planes * v->h * v->w), outs = (size_t)(v->planes * v->p * v->q);
-    struct job j = job_of(d, v);
+    const cairn_dtype r = r_of(v, true);
+    struct job j = job_of(d, v, r);
     cairn_status st = CAIRN_OK;
-    if (is_half(v->dtype)) {
-        const float *dy = NULL;
+    if (r != v->dtype) {
         float *dx = NULL;
-        TRY(cairn__cpu_widen(d, &cpu->a, v->dtype, v->dy, outs, &dy));
-        TRY(cairn__scratch_room(&cpu->c, ins, &dx));
-        j.pool.dy = dy, j.pool.dx = dx;
+        TRY(widen(d, &cpu->a, r, v->dtype, v->dy, outs, &j.pool.dy));
+        TRY(cairn__scratch_room(&cpu->c, ins * j.nbytes / sizeof(float), &dx));
+        j.pool.dx = dx;
     }
     TRY(prepare(d, &j, true));
     j.row = rows[j.pool.kind];
     run(&j);
-    if (is_half(v->dtype)) cpu->kernels->cast[CAIRN_F32][v->dtype](v->dx, j.pool.dx, ins);
+    if (r != v->dtype) narrow(d, v->dtype, v->dx, r, j.pool.dx, ins);
 out:
     return st;
 }

@@ -82,12 +82,6 @@ static void NAMED(divide)(void *y, const void *x, const int32_t *widths, int64_t
     for (int64_t i = 0; i < n; i++) ((R *)y)[i] = ((const R *)x)[i] / ((R)widths[i] * (R)height);
 }
 
-static void NAMED(add_sum)(void *y, const void *x, int64_t n) {
-    R sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += ((const R *)x)[i];
-    *(R *)y += sum;
-}
-
 static void NAMED(means)(void *y, const void *x, int64_t n, const struct window *w) {
     const R *from = x, area = (R)w->width * (R)w->height;
     for (int64_t i = 0; i < n; i++, from += w->n) {
@@ -111,7 +105,6 @@ static void NAMED(add_share)(void *dx, const void *dy, int64_t n, const struct w
     for (int64_t i = 0; i < n; i++) ((R *)dx)[i] += share;
 }
 
-static const struct rows NAMED(rows) = {NAMED(max),    NAMED(add),      NAMED(add_back), NAMED(scatter),
-                                        NAMED(fill),   NAMED(divide),   NAMED(add_sum),  NAMED(means),
-                                        NAMED(shares), NAMED(add_share)};
+static const struct rows NAMED(rows) = {NAMED(max),    NAMED(add),   NAMED(add_back), NAMED(scatter),  NAMED(fill),
+                                        NAMED(divide), NAMED(means), NAMED(shares),   NAMED(add_share)};
 #undef BY_SHAPE

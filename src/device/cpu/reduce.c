@@ -4,8 +4,9 @@
  *     rows      where the last axis is folded: the elements that belong to one result, in row-major order, are folded
  *               by CAIRN__BLOCK at a time (the kernel `fold`), and those results in order;
  *     columns   where the last axis stays: as many rows as fill a block lie side by side; each place is folded down
- *               (`fold_into`), with a fresh sum every FLUSH times, and at the end the rows beside each other are.
- * Both keep rounding errors of long sums small, since no running sum gets more than some hundred terms. */
+ *               (`fold_into`), with a fresh part every CAIRN__SUM_ROWS times, and at the end those beside each other.
+ * Sums of f32 add such results and parts up in f64, and are rounded once, after division and root: the bounds of
+ * kernels.h hold, however long they are. */
 #include <math.h>
 #include <string.h>
 
@@ -14,10 +15,7 @@
 #include "device/cpu/sequence.h"
 #include "kernels/kernels.h"
 
-enum {
-    PIECE = 32 * 1024, /* elements a thread takes at once */
-    FLUSH = 64,
-};
+enum { PIECE = 32 * 1024 }; /* elements a thread takes at once */
 
 struct job {
     const struct cairn__cpu *cpu;
@@ -61,13 +59,14 @@ static enum cairn__fold joining(enum cairn__fold f) {
     return f == CAIRN__FOLD_SUM_SQUARES || f == CAIRN__FOLD_SUM_ABS ? CAIRN__FOLD_SUM : f;
 }
 
-static double quotient(cairn_dtype r, double a, double b) {
-    return r == CAIRN_F64 ? a / b : (double)((float)a / (float)b);
+static bool is_sum(enum cairn__fold f) {
+    return joining(f) == CAIRN__FOLD_SUM;
 }
 
+/* In f64, and of R. */
 static double finished(const struct job *job, double value) {
-    const double y = job->divisor == 1 ? value : quotient(job->r, value, job->divisor);
-    return !job->root ? y : job->r == CAIRN_F64 ? sqrt(y) : (double)sqrtf((float)y);
+    const double quotient = value / job->divisor, y = job->root ? sqrt(quotient) : quotient;
+    return job->r == CAIRN_F64 ? y : (double)(float)y;
 }
 
 static void finish(const struct job *job, void *values, size_t n) {
@@ -128,25 +127,27 @@ static bool job_of(struct job *job, struct cairn_device *d, const struct cairn__
 
 /* ---- rows ---- */
 
-/* into, an R, = fold of itself and value. */
-static void join(const struct job *job, enum cairn__fold f, void *into, double value) {
-    double room = 0;
-    cairn__put_r(job->r, &room, 0, value);
-    job->cpu->kernels->fold_into[joining(f)][job->r](into, &room, 1, 0);
+/* What results of the blocks of a row come to. */
+static double joined(const struct job *job, enum cairn__fold f, double so_far, double part) {
+    if (is_sum(f)) return so_far + part;
+    double both = 0, more = 0;
+    cairn__put_r(job->r, &both, 0, so_far);
+    cairn__put_r(job->r, &more, 0, part);
+    job->cpu->kernels->fold_into[f][job->r](&both, &more, 1, 0);
+    return cairn__get_r(job->r, &both, 0);
 }
 
 static double fold_sequence(const struct job *job, enum cairn__fold f, const struct cairn__seq *x, double p0,
                             struct cairn__seq_room *room) {
     const cairn__fold_kernel fold = job->cpu->kernels->fold[f][job->r];
-    double sum = 0;
-    cairn__put_r(job->r, &sum, 0, start_of(f));
+    double so_far = start_of(f);
     for (size_t at = 0; at < x->n; at += CAIRN__BLOCK) {
         const size_t n = at_most(x->n - at, CAIRN__BLOCK);
         const double part = fold(cairn__seq_load(job->cpu, job->r, x, at, n, room), n, p0);
         if (n == x->n) return part;
-        join(job, f, &sum, part);
+        so_far = joined(job, f, so_far, part);
     }
-    return cairn__get_r(job->r, &sum, 0);
+    return so_far;
 }
 
 static void fold_rows(void *ctx, size_t begin, size_t end) {
@@ -158,8 +159,8 @@ static void fold_rows(void *ctx, size_t begin, size_t end) {
         x.data = cairn__seq_at(&job->outer, i);
         double p0 = 0;
         if (job->mean) {
-            p0 = quotient(job->r, fold_sequence(job, CAIRN__FOLD_SUM, &x, 0, &room), (double)x.n);
-            cairn__put_r(job->r, job->mean, i, p0);
+            cairn__put_r(job->r, job->mean, i, fold_sequence(job, CAIRN__FOLD_SUM, &x, 0, &room) / (double)x.n);
+            p0 = cairn__get_r(job->r, job->mean, i);
         }
         const double value = fold_sequence(job, job->fold, &x, p0, &room);
         cairn__block_put(job->results.dtype, cairn__seq_at(&job->results, i), finished(job, value));
@@ -207,6 +208,7 @@ static void fold_short_rows(void *ctx, size_t begin, size_t end) {
 
 /* ---- columns ---- */
 
+/* part: of R; total: of R too, but of sums f64. */
 struct column_rooms {
     struct cairn__seq_room x, y;
     struct cairn__block part, total, mean, difference;
@@ -219,16 +221,33 @@ struct columns {
     size_t first, n, side;
 };
 
+/* The type of a total. */
+static cairn_dtype total_type(const struct job *job, enum cairn__fold f) {
+    return is_sum(f) ? CAIRN_F64 : job->r;
+}
+
+/* The part goes to the total, and begins anew. */
+static void close_part(const struct job *job, enum cairn__fold f, struct column_rooms *rooms, size_t width) {
+    const struct cairn__kernels *k = job->cpu->kernels;
+    if (is_sum(f) && job->r == CAIRN_F32) {
+        k->drain(rooms->total.room, (float *)rooms->part.room, width);
+        return;
+    }
+    k->fold_into[joining(f)][job->r](rooms->total.room, rooms->part.room, width, 0);
+    fill_r(job->r, rooms->part.room, start_of(f), width);
+}
+
 /* total = fold down the columns, of x - centre where there is one. */
 static void fold_down(const struct job *job, enum cairn__fold f, const struct columns *c, const void *centre,
                       struct column_rooms *rooms) {
     static const double minus[CAIRN__MAP_NUMBERS] = {-1, 0};
     const struct cairn__kernels *k = job->cpu->kernels;
     const size_t rows = job->folded.n, width = c->side * c->n;
-    fill_r(job->r, rooms->total.room, start_of(joining(f)), width);
+    const cairn_dtype type = total_type(job, f);
+    fill_r(type, rooms->total.room, start_of(f), width);
+    fill_r(job->r, rooms->part.room, start_of(f), width);
     for (size_t row = 0; row < rows;) {
-        fill_r(job->r, rooms->part.room, start_of(f), width);
-        for (int i = 0; i < FLUSH && row < rows; i++) {
+        for (int i = 0; i < CAIRN__SUM_ROWS && row < rows; i++) {
             const size_t n = at_most(rows - row, c->side) * c->n;
             const void *x = cairn__seq_load(job->cpu, job->r, &c->x, row * job->columns + c->first, n, &rooms->x);
             if (centre) {
@@ -238,19 +257,18 @@ static void fold_down(const struct job *job, enum cairn__fold f, const struct co
             k->fold_into[f][job->r](rooms->part.room, x, n, 0);
             row += c->side;
         }
-        k->fold_into[joining(f)][job->r](rooms->total.room, rooms->part.room, width, 0);
+        close_part(job, f, rooms, width);
     }
-    for (size_t i = 1; i < c->side; i++) {
-        k->fold_into[joining(f)][job->r](rooms->total.room, r_at(job->r, rooms->total.room, i * c->n), c->n, 0);
-    }
+    for (size_t i = 1; i < c->side; i++)
+        k->fold_into[joining(f)][type](rooms->total.room, r_at(type, rooms->total.room, i * c->n), c->n, 0);
 }
 
 /* The mean of each column, `side` times over, for fold_down. */
 static void find_means(const struct job *job, const struct columns *c, size_t result, struct column_rooms *rooms) {
     fold_down(job, CAIRN__FOLD_SUM, c, NULL, rooms);
     for (size_t i = 0; i < c->n; i++) {
-        const double mean = quotient(job->r, cairn__get_r(job->r, rooms->total.room, i), (double)job->folded.n);
-        cairn__put_r(job->r, job->mean, result + i, mean);
+        cairn__put_r(job->r, job->mean, result + i, rooms->total.room[i] / (double)job->folded.n);
+        const double mean = cairn__get_r(job->r, job->mean, result + i);
         for (size_t s = 0; s < c->side; s++) cairn__put_r(job->r, rooms->mean.room, s * c->n + i, mean);
     }
 }
@@ -280,8 +298,10 @@ static void fold_columns(void *ctx, size_t begin, size_t end) {
         const struct columns c = columns_of(job, item, &result);
         if (job->mean) find_means(job, &c, result, &rooms);
         fold_down(job, job->fold, &c, job->mean ? rooms.mean.room : NULL, &rooms);
-        void *y = rooms.total.room;
-        finish(job, y, c.n);
+        const cairn_dtype type = total_type(job, job->fold);
+        void *y = rooms.part.room;
+        for (size_t i = 0; i < c.n; i++)
+            cairn__put_r(job->r, y, i, finished(job, cairn__get_r(type, rooms.total.room, i)));
         cairn__seq_store(job->cpu, job->r, &job->results, result, y, c.n, &rooms.y);
     }
 }

@@ -207,8 +207,10 @@ struct by_index {
     const void *x, *index;
     size_t count, table_rows, n;
     int64_t skip;
-    const int32_t *slot; /* of each row of the table, -1 = none: where in `sums` it is added up */
-    void *sums;          /* R */
+    int32_t *uses;       /* of each row of the table: how many indices, but skip, name it */
+    const int32_t *slot; /* of each row, -1 = none: where in `sums` it is added up, and in `totals` */
+    char *sums;          /* R: of the last CAIRN__SUM_ROWS uses at most */
+    double *totals;      /* of those before */
 };
 
 static bool is_row(const struct by_index *o, int64_t index) {
@@ -257,39 +259,55 @@ static void add_row(const struct by_index *o, void *into, const void *dy) {
     }
 }
 
-/* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. */
+/* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. `uses` counts
+ * down: where CAIRN__SUM_ROWS are done, and after the last, sums go to totals. */
 static void scatter(void *ctx, size_t begin, size_t end) {
     const struct by_index *o = ctx;
+    const struct cairn__kernels *k = o->cpu->kernels;
     memset(cairn__element_of(o->t, o->y, begin * o->n), 0, (end - begin) * o->n * cairn_dtype_nbytes(o->t));
     for (size_t i = 0; i < o->count; i++) {
         const int64_t row = cairn__index_at(o->index_dtype, o->index, i);
         if (row < (int64_t)begin || row >= (int64_t)end || row == o->skip) continue;
-        void *into = o->slot ? cairn__element_of(o->r, o->sums, (size_t)o->slot[row] * o->n)
-                             : cairn__element_of(o->t, o->y, (size_t)row * o->n);
+        const size_t at = o->slot[row] < 0 ? 0 : (size_t)o->slot[row] * o->n;
+        void *into =
+            o->slot[row] < 0 ? cairn__element_of(o->t, o->y, (size_t)row * o->n) : cairn__element_of(o->r, o->sums, at);
         add_row(o, into, cairn__element(o->t, o->x, i * o->n));
+        if (o->slot[row] >= 0 && --o->uses[row] % CAIRN__SUM_ROWS == 0) k->drain(o->totals + at, into, o->n);
     }
-    for (size_t row = begin; o->slot && row < end; row++) {
+    for (size_t row = begin; row < end; row++) {
         if (o->slot[row] < 0) continue;
-        const void *sum = cairn__element(o->r, o->sums, (size_t)o->slot[row] * o->n);
-        o->cpu->kernels->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
+        const double *total = o->totals + (size_t)o->slot[row] * o->n;
+        float *sum = cairn__element_of(o->r, o->sums, (size_t)o->slot[row] * o->n);
+        for (size_t i = 0; i < o->n; i++) sum[i] = (float)total[i];
+        k->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
     }
 }
 
-/* Halves are added up in f32: in a row of their own for each row of the table that is touched. */
+/* f32 rows with few uses are added up where they are; halves, and rows with many, in a slot. */
+static bool needs_slot(const struct by_index *o, size_t row) {
+    if (o->r == CAIRN_F64 || o->uses[row] == 0) return false;
+    return o->t != o->r || o->uses[row] > CAIRN__SUM_ROWS;
+}
+
 static cairn_status make_slots(struct cairn__cpu *cpu, struct by_index *o) {
     cairn_status st = CAIRN_OK;
     void *room = NULL;
     int32_t used = 0;
-    TRY(cairn__cpu_room(&cpu->row, CAIRN_F32, o->table_rows, &room));
+    TRY(cairn__cpu_room(&cpu->row, CAIRN_F32, 2 * o->table_rows, &room));
     int32_t *slot = room;
-    for (size_t row = 0; row < o->table_rows; row++) slot[row] = -1;
+    o->slot = slot;
+    o->uses = slot + o->table_rows;
+    memset(o->uses, 0, o->table_rows * sizeof(*o->uses));
     for (size_t i = 0; i < o->count; i++) {
         const int64_t row = cairn__index_at(o->index_dtype, o->index, i);
-        if (is_row(o, row) && row != o->skip && slot[row] < 0) slot[row] = used++;
+        if (is_row(o, row) && row != o->skip) o->uses[row]++;
     }
-    TRY(cairn__cpu_room(&cpu->a, o->r, (size_t)used * o->n, &o->sums));
-    memset(o->sums, 0, (size_t)used * o->n * cairn_dtype_nbytes(o->r));
-    o->slot = slot;
+    for (size_t row = 0; row < o->table_rows; row++) slot[row] = needs_slot(o, row) ? used++ : -1;
+    const size_t sums = (size_t)used * o->n;
+    TRY(cairn__cpu_room(&cpu->a, CAIRN_F32, 3 * sums, &room));
+    o->totals = room;
+    o->sums = (char *)(o->totals + sums);
+    memset(room, 0, 3 * sums * sizeof(float));
 out:
     return st;
 }
@@ -310,7 +328,7 @@ void cairn__cpu_scatter_rows(struct cairn_device *d, cairn_dtype t, void *dtable
                          .n = n,
                          .skip = skip};
     if (n == 0) return;
-    if (t != o.r && !cairn__cpu_is_ok(cpu, make_slots(cpu, &o))) return;
+    if (!cairn__cpu_is_ok(cpu, make_slots(cpu, &o))) return;
     cairn__parallel_for(table_rows, table_rows / PIECES + 1, scatter, &o);
 }
 
