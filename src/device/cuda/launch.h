@@ -10,16 +10,17 @@
  * 32 threads of a warp, then the warps are added in trees of halves.
  *
  *   sum, mse    at most 2048 blocks; block b takes tiles b, b + blocks, ... of T = THREADS * 4 * V elements, a thread
- *               four packs of each. f32 to the end of the block; then the last block in f64, block b's sum going to its
- *               thread b % THREADS. A place's f32 sum is of L = 4 * ceil(n / (T * 2048)) terms, and |error| <= (L + 12)
- *               u * sum |terms|; mse adds two roundings a term.
+ *               four packs of each. A place of a pack has a sum in f32 of the packs of four tiles, 16 terms at most;
+ *               the places' tree makes them an f32, and from there on all is f64: the sums of a thread, those of a
+ *               block, and then the last block, block b's sum going to its thread b % THREADS. |error| <= (16 + log2 V)
+ *               u * sum |terms|, however many; mse adds two roundings a term.
  *   l2norm      f64 throughout: a tensor's chunks, one a block; then they, c to thread c % 32 where there are at most
  *               256, else to thread c % THREADS; then the tensors, in order. The type and the sizes of all tensors
  *               decide about the chunk. Relative error of a tensor's sum of squares <= (chunk / (THREADS * V) + 160) *
  *               2^-53.
- *   col_sum     rows in S groups of adjacent ones; of each group row r goes to sum r % 8, in order; the eight, then the
- *               groups in order, all f32: |error| <= (ceil(rows / (8 S)) + 4 + S) u * sum |x|. S depends on rows and
- *               cols. */
+ *   col_sum     rows in S groups of adjacent ones; of each group row r goes to sum r % 8, in order: 16 of its rows in
+ *               f32, these in f64. The eight in a tree, rounded to f32 where S > 1, then the groups in order, all in
+ *               f64: |error| <= 17 u * sum |x|. S depends on rows and cols. */
 #ifndef CAIRN__DEVICE_CUDA_LAUNCH_H
 #define CAIRN__DEVICE_CUDA_LAUNCH_H
 

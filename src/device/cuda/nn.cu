@@ -180,7 +180,15 @@ template <class T> struct mse_op {
     CAIRN__DEVICE void add(const wide &w, int k) { lane[k] += cairn__squared_difference(w.x[k], w.y[k]); }
 };
 
-enum { SUM_PACKS = 4 };
+enum { SUM_PACKS = 4, SUM_TILES = 4 }; /* packs of a tile; tiles whose f32 sums go to f64 */
+
+/* A thread's sums become one, and begin anew. */
+template <int V> static CAIRN__DEVICE double close_sums(float (&lane)[V]) {
+    const double sum = (double)cairn__sum_of(lane);
+#pragma unroll
+    for (int k = 0; k < V; k++) lane[k] = 0;
+    return sum;
+}
 
 /* The last block adds up what all have left. */
 template <class Op, class T>
@@ -188,15 +196,20 @@ static CAIRN__KERNEL sum_tensor(cairn__partials *partials, T *dst, const T *x, c
     const size_t tile = (size_t)CAIRN__CUDA_THREADS * Op::V * SUM_PACKS;
     Op op = {x, y, {0}};
     const bool aligned = op.aligned();
+    double of_thread = 0;
+    int tiles = 0;
     for (size_t from = blockIdx.x * tile; from < n; from += gridDim.x * tile) {
         cairn__walk_sum<Op::V, SUM_PACKS>(aligned, from, n - from < tile ? n : from + tile, op);
+        if (++tiles < SUM_TILES) continue;
+        of_thread += close_sums(op.lane);
+        tiles = 0;
     }
-    const float of_block = cairn__sum_of_block(cairn__sum_of(op.lane));
+    const double of_block = cairn__sum_of_block(of_thread + close_sums(op.lane));
     if (threadIdx.x == 0) partials->sums[blockIdx.x] = of_block;
     if (!cairn__last_of(&partials->arrived[0], gridDim.x)) return;
     const double sum = cairn__sum_of_left(partials->sums, 0, gridDim.x, CAIRN__CUDA_THREADS);
     if (threadIdx.x != 0) return;
-    const float result = (float)sum / divisor;
+    const float result = (float)(sum / (double)divisor);
     cairn__narrow<1>(&result, dst);
 }
 
@@ -231,17 +244,28 @@ int cairn__launch_mse(struct CUstream_st *stream, struct cairn__partials *partia
  *
  * A block has a strip of 32 * V columns and a group of rows: 32 threads side by side, eight below one another. */
 
-enum { ROWS_AT_ONCE = CAIRN__CUDA_THREADS / CAIRN__CUDA_WARP, ROWS_UNDER_WAY = 4 };
+enum { ROWS_AT_ONCE = CAIRN__CUDA_THREADS / CAIRN__CUDA_WARP, ROWS_UNDER_WAY = 4, ROUNDS = 4 };
+
+/* What V columns of a thread have in f32 goes to f64, and begins anew. */
+template <int V> static CAIRN__DEVICE void close_rows(double (&all)[V], float (&sum)[V]) {
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        all[k] += (double)sum[k];
+        sum[k] = 0;
+    }
+}
 
 template <class T, int V>
 static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, size_t rows, size_t cols, size_t strips,
                                  size_t rows_in_group) {
-    __shared__ float sums[ROWS_AT_ONCE][CAIRN__CUDA_WARP * V];
+    __shared__ double sums[ROWS_AT_ONCE][CAIRN__CUDA_WARP * V];
     const size_t strip = blockIdx.x % strips, group = blockIdx.x / strips, groups = gridDim.x / strips;
     const size_t in_strip = threadIdx.x % CAIRN__CUDA_WARP * V, row = threadIdx.x / CAIRN__CUDA_WARP;
     const size_t column = strip * CAIRN__CUDA_WARP * V + in_strip;
     const size_t end = rows - group * rows_in_group < rows_in_group ? rows : (group + 1) * rows_in_group;
+    double all[V] = {0};
     float sum[V] = {0};
+    int rounds = 0;
     for (size_t r = group * rows_in_group + row; column < cols && r < end; r += ROWS_AT_ONCE * ROWS_UNDER_WAY) {
         T in[ROWS_UNDER_WAY][V];
 #pragma unroll
@@ -256,29 +280,34 @@ static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, 
 #pragma unroll
             for (int k = 0; k < V; k++) sum[k] += wide[k];
         }
+        if (++rounds < ROUNDS) continue;
+        close_rows(all, sum);
+        rounds = 0;
     }
+    close_rows(all, sum);
 #pragma unroll
-    for (int k = 0; k < V; k++) sums[row][in_strip + k] = sum[k];
+    for (int k = 0; k < V; k++) sums[row][in_strip + k] = all[k];
     __syncthreads();
 
     /* From here on a thread has a column. */
     const size_t mine = strip * CAIRN__CUDA_WARP * V + threadIdx.x;
     const bool has_column = threadIdx.x < CAIRN__CUDA_WARP * V && mine < cols;
-    float total = 0;
+    double total = 0;
     if (has_column) {
-        float lane[ROWS_AT_ONCE];
+        double lane[ROWS_AT_ONCE];
 #pragma unroll
         for (int r = 0; r < ROWS_AT_ONCE; r++) lane[r] = sums[r][threadIdx.x];
         total = cairn__sum_of(lane);
     }
     if (groups > 1) {
         volatile float *left = (volatile float *)partials->sums;
-        if (has_column) left[group * cols + mine] = total;
+        if (has_column) left[group * cols + mine] = (float)total;
         if (!cairn__last_of(&partials->arrived[strip], (uint32_t)groups)) return;
         total = 0;
-        for (size_t g = 0; has_column && g < groups; g++) total += left[g * cols + mine];
+        for (size_t g = 0; has_column && g < groups; g++) total += (double)left[g * cols + mine];
     }
-    if (has_column) cairn__narrow<1>(&total, &dst[mine]);
+    const float result = (float)total;
+    if (has_column) cairn__narrow<1>(&result, &dst[mine]);
 }
 
 enum { ROWS_WORTH_A_GROUP = 64, GROUPS_AND_STRIPS = 1024, WIDE_STRIP = 128 };
