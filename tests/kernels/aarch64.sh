@@ -22,7 +22,7 @@ for level in -O2 -O3; do
         "$root"/src/kernels/table.c \
         "$root"/tests/kernels/kcheck.c "$root"/tests/kernels/jobs.c "$root"/tests/kernels/row_jobs.c \
         "$root"/tests/kernels/map_jobs.c \
-        "$root"/tests/kernels/data.c "$root"/tests/kernels/gradients.c \
+        "$root"/tests/kernels/data.c "$root"/tests/kernels/gradients.c "$root"/tests/kernels/sums.c \
         "$root"/tests/kernels/model.c "$root"/tests/kernels/bench.c "$root"/tests/kernels/limit.c \
         -lm
     echo "built with $level"

@@ -2,7 +2,8 @@
  * terms, and has the same bits with any number of threads and every instruction set.
  *
  * sums_test [--long]: 10^6 terms, or 3 10^7. sums_test --bits: prints a digest of all results, which the test of
- * instruction sets has other processes do. */
+ * instruction sets has other processes do. sums_test --products: prints how far the sums inside products are off, which
+ * are the engine's and have no bound here. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -533,8 +534,30 @@ static void instruction_sets_do_not_change_a_bit_of_a_sum(void **state) {
     }
 }
 
+/* A linear layer's weight gradient, of x = 1. */
+static void print_products(void) {
+    enum { ROWS = 1000000, INPUTS = 8 };
+    for (int data = 0; data < NUM_DATA; data++) {
+        cairn_env *env = test_env_create(1, 0);
+        const struct given g = give(env, (enum data)data, (int64_t)ROWS * FOUR);
+        struct exact e = {0, 0};
+        for (int64_t i = 0; i < ROWS; i++) put_in(&e, g.x[FOUR * i]);
+        cairn_tensor *w = wanting(full(env, 1, CAIRN_SHAPE(FOUR, INPUTS)));
+        cairn_tensor *y = cairn_linear_forward(full(env, 1, CAIRN_SHAPE(ROWS, INPUTS)), w, NULL);
+        backward(y, tensor_of(env, g.x, CAIRN_SHAPE(ROWS, FOUR)));
+        printf("weight gradient of %d rows, %s: %.1Le of the absolute values\n", ROWS, data_names[data],
+               fabsl(cairn_tensor_grad(w)[0] - e.sum) / e.absolute);
+        free(g.x), free(g.y);
+        test_env_destroy(env);
+    }
+}
+
 int main(int argc, char **argv) {
     program = argv[0];
+    if (argc > 1 && strcmp(argv[1], "--products") == 0) {
+        print_products();
+        return 0;
+    }
     if (argc > 1 && strcmp(argv[1], "--bits") == 0) {
         printf("%016llx\n", (unsigned long long)digest());
         return 0;

@@ -2,8 +2,8 @@
  * rows. Planes are independent. Halves are widened whole into kept scratch, and results rounded from there.
  *
  * An average of few values adds its window up tap by tap in row-major order, then divides once; its gradient divides
- * first. A window of more than FEW has the sums of its rows, as kernels.h has sums, added in f64; and gradients of which
- * more than FEW may meet in one input are computed in f64 whole. */
+ * first. A window of more than FEW has the sums of its rows, as kernels.h has sums, added in f64; and gradients of
+ * which more than FEW may meet in one input are computed in f64 whole. */
 #include <math.h>
 #include <string.h>
 
