@@ -336,13 +336,16 @@ static const void *strip_centred(struct strip *s, size_t i) {
     return s->made.room;
 }
 
-/* One sum a column: of few rows in R, and of all in f64. Zeroed. */
+/* Sums of each column: of few rows in R, and of all in f64. Parts lie side by side, so that no two that are used in
+ * turn are a page apart. */
+enum { STRIP_SUMS = 3 };
+
 struct sums {
-    struct columns part, all;
+    struct columns part[STRIP_SUMS], all[STRIP_SUMS];
 };
 
-static double *all_of(struct sums *sums) {
-    return sums->all.room;
+static void close_parts(const struct norming *o, struct sums *sums, int first, int end, size_t n) {
+    for (int i = first; i < end; i++) close_rows(o, sums->all[i].room, sums->part[i].room, n);
 }
 
 /* After row i of the columns: whether parts are to be closed. */
@@ -354,22 +357,22 @@ static bool closes(const struct norming *o, size_t i) {
 static void strip_stats(struct strip *s) {
     const struct norming *o = s->o;
     const double n = (double)o->outer;
-    struct sums sum = {{{0}}, {{0}}}, squares = sum, mean = sum;
+    enum { D, SQUARES, MEAN };
+    struct sums sums;
+    memset(&sums, 0, sizeof(sums));
     for (size_t i = 0; i < o->outer; i++) {
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](mean.part.room, strip_row(s, o->norm.x, i, &s->wide_x), s->n, 0);
-        if (closes(o, i)) close_rows(o, all_of(&mean), mean.part.room, s->n);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sums.part[MEAN].room, strip_row(s, o->norm.x, i, &s->wide_x), s->n, 0);
+        if (closes(o, i)) close_parts(o, &sums, MEAN, MEAN + 1, s->n);
     }
-    for (size_t c = 0; c < s->n; c++) put(o->r, s->mean.room, c, all_of(&mean)[c] / n);
+    for (size_t c = 0; c < s->n; c++) put(o->r, s->mean.room, c, sums.all[MEAN].room[c] / n);
     for (size_t i = 0; i < o->outer; i++) {
         const void *d = strip_centred(s, i);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum.part.room, d, s->n, 0);
-        o->k->fold_into[CAIRN__FOLD_SUM_SQUARES][o->r](squares.part.room, d, s->n, 0);
-        if (!closes(o, i)) continue;
-        close_rows(o, all_of(&sum), sum.part.room, s->n);
-        close_rows(o, all_of(&squares), squares.part.room, s->n);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sums.part[D].room, d, s->n, 0);
+        o->k->fold_into[CAIRN__FOLD_SUM_SQUARES][o->r](sums.part[SQUARES].room, d, s->n, 0);
+        if (closes(o, i)) close_parts(o, &sums, D, SQUARES + 1, s->n);
     }
     for (size_t c = 0; c < s->n; c++) {
-        const double d = all_of(&sum)[c], q = all_of(&squares)[c] - d * d / n;
+        const double d = sums.all[D].room[c], q = sums.all[SQUARES].room[c] - d * d / n;
         keep_or_tell(o, s->first + c, get(o->r, s->mean.room, c) + d / n, q < 0 ? 0 : q / n);
     }
 }
@@ -419,17 +422,15 @@ static void strip_dx(struct strip *s, const struct columns *a, const struct colu
     }
 }
 
-/* Columns' sums of dy and of dy * (x - mean). */
-static void strip_sums(struct strip *s, struct sums *sum, struct sums *product) {
+/* Columns' sums of dy, and then of dy * (x - mean). */
+static void strip_sums(struct strip *s, struct sums *sums) {
     const struct norming *o = s->o;
+    void *sum = sums->part[0].room, *product = sums->part[1].room;
     for (size_t i = 0; i < o->outer; i++) {
         const void *d = strip_centred(s, i), *dy = strip_row(s, o->norm.dy, i, &s->wide_dy);
-        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum->part.room, dy, s->n, 0);
-        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product->part.room, (const void *[]){product->part.room, dy, d}, s->n,
-                                            (double[]){1, 0});
-        if (!closes(o, i)) continue;
-        close_rows(o, all_of(sum), sum->part.room, s->n);
-        close_rows(o, all_of(product), product->part.room, s->n);
+        o->k->fold_into[CAIRN__FOLD_SUM][o->r](sum, dy, s->n, 0);
+        o->k->map[CAIRN__MAP_ADDCMUL][o->r](product, (const void *[]){product, dy, d}, s->n, (double[]){1, 0});
+        if (closes(o, i)) close_parts(o, sums, 0, 2, s->n);
     }
 }
 
@@ -437,13 +438,14 @@ static void columns_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const double n = count_of(&o->norm);
     struct strip s;
-    struct sums sum = {{{0}}, {{0}}}, product = sum;
+    struct sums all;
     struct columns a, b, shift;
+    memset(&all, 0, sizeof(all));
     strip_begin(&s, o, first, end);
-    if (o->norm.share != CAIRN__NORM_TAKES) strip_sums(&s, &sum, &product);
+    if (o->norm.share != CAIRN__NORM_TAKES) strip_sums(&s, &all);
     for (size_t c = 0; c < s.n; c++) {
         const double rstd = rstd_of(o, first + c), scale = rstd * weight_of(o, first + c);
-        double sums[] = {all_of(&sum)[c], all_of(&product)[c]};
+        double sums[] = {all.all[0].room[c], all.all[1].room[c]};
         use_sums(o, first + c, sums);
         put(o->r, a.room, c, scale);
         put(o->r, b.room, c, o->norm.given_stats ? 0 : -scale * rstd * rstd * sums[1] / n);

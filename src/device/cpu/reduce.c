@@ -289,6 +289,20 @@ static struct columns columns_of(const struct job *job, size_t item, size_t *res
     return c;
 }
 
+/* n results of R. */
+static const void *finish_totals(const struct job *job, struct column_rooms *rooms, size_t n) {
+    if (total_type(job, job->fold) == job->r) {
+        finish(job, rooms->total.room, n);
+        return rooms->total.room;
+    }
+    const double *total = rooms->total.room;
+    float *y = (float *)rooms->part.room;
+    for (size_t i = 0; i < n; i++) y[i] = (float)total[i];
+    if (job->divisor == 1 && !job->root) return y;
+    for (size_t i = 0; i < n; i++) y[i] = (float)finished(job, total[i]);
+    return y;
+}
+
 static void fold_columns(void *ctx, size_t begin, size_t end) {
     const struct job *job = ctx;
     struct column_rooms rooms;
@@ -298,10 +312,7 @@ static void fold_columns(void *ctx, size_t begin, size_t end) {
         const struct columns c = columns_of(job, item, &result);
         if (job->mean) find_means(job, &c, result, &rooms);
         fold_down(job, job->fold, &c, job->mean ? rooms.mean.room : NULL, &rooms);
-        const cairn_dtype type = total_type(job, job->fold);
-        void *y = rooms.part.room;
-        for (size_t i = 0; i < c.n; i++)
-            cairn__put_r(job->r, y, i, finished(job, cairn__get_r(type, rooms.total.room, i)));
+        const void *y = finish_totals(job, &rooms, c.n);
         cairn__seq_store(job->cpu, job->r, &job->results, result, y, c.n, &rooms.y);
     }
 }
