@@ -701,38 +701,6 @@ INLINE const void *element(int type, const void *x, size_t i) {
     return (const char *)x + i * width_of(type);
 }
 
-/* Several vectors of columns beside each other, since a row's line alone would be a poor read. */
-enum { SIDE_BY_SIDE = 4 };
-
-INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t cols, struct at at, int vectors) {
-    vecd all[SIDE_BY_SIDE];
-    for (int v = 0; v < vectors; v++) all[v] = zeros_f64();
-    for (size_t r = 0; r < rows;) {
-        vec lanes[SIDE_BY_SIDE];
-        for (int v = 0; v < vectors; v++) lanes[v] = splat(0);
-        for (size_t end = r + least(rows - r, CAIRN__SUM_ROWS); r < end; r++) {
-            const void *row = element(type, x, r * cols);
-            for (int v = 0; v < vectors; v++) {
-                const struct at here = {at.i + (size_t)v * LANES, at.how, at.count};
-                lanes[v] = add(lanes[v], get(type, row, here));
-            }
-        }
-        for (int v = 0; v < vectors; v++) all[v] = add_wide(all[v], lanes[v]);
-    }
-    for (int v = 0; v < vectors; v++) {
-        const struct at here = {at.i + (size_t)v * LANES, at.how, at.count};
-        put(CAIRN_F32, dst, here, narrowed(all[v]));
-    }
-}
-
-INLINE void col_sum(int type, float *dst, const void *x, size_t rows, size_t cols) {
-    size_t c = 0;
-    for (; c + SIDE_BY_SIDE * LANES <= cols; c += SIDE_BY_SIDE * LANES)
-        sum_columns(type, dst, x, rows, cols, (struct at){c, WHOLE, LANES}, SIDE_BY_SIDE);
-    for (; c + LANES <= cols; c += LANES) sum_columns(type, dst, x, rows, cols, (struct at){c, WHOLE, LANES}, 1);
-    if (c < cols) sum_columns(type, dst, x, rows, cols, (struct at){c, PART, cols - c}, 1);
-}
-
 static void NAMED(drain)(double *sums, float *part, size_t n) {
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -742,6 +710,47 @@ static void NAMED(drain)(double *sums, float *part, size_t n) {
     for (; i < n; i++) {
         sums[i] += (double)part[i];
         part[i] = 0;
+    }
+}
+
+/* A vector of columns: its sums stay in registers. */
+INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t cols, size_t n) {
+    OVER(n, NULL, 4, {
+        vecd all = zeros_f64();
+        for (size_t r = 0; r < rows;) {
+            vec lanes = splat(0);
+            for (size_t end = r + least(rows - r, CAIRN__SUM_ROWS); r < end; r++)
+                lanes = add(lanes, get(type, element(type, x, r * cols), at));
+            all = add_wide(all, lanes);
+        }
+        put(CAIRN_F32, dst, at, narrowed(all));
+    });
+}
+
+/* A panel of columns, of which rows are read as they lie: few are added in memory that stays in the first cache. */
+enum { PANEL = 512, LEAST_PANEL = 64 };
+
+INLINE void sum_panel(int type, float *dst, const void *x, size_t rows, size_t cols, size_t n) {
+    double all[PANEL] = {0};
+    float part[PANEL];
+    for (size_t r = 0; r < rows;) {
+        const void *first = element(type, x, r * cols);
+        OVER(n, NULL, 4, put(CAIRN_F32, part, at, add(splat(0), get(type, first, at))));
+        const size_t end = r + least(rows - r, CAIRN__SUM_ROWS);
+        for (r++; r < end; r++) {
+            const void *row = element(type, x, r * cols);
+            OVER(n, NULL, 4, put(CAIRN_F32, part, at, add(get(CAIRN_F32, part, at), get(type, row, at))));
+        }
+        OVER(n, NULL, 4, store_f64(all + at.i, add_wide(load_f64(all + at.i), get(CAIRN_F32, part, at))));
+    }
+    OVER(n, NULL, 4, put(CAIRN_F32, dst, at, narrowed(load_f64(all + at.i))));
+}
+
+INLINE void col_sum(int type, float *dst, const void *x, size_t rows, size_t cols) {
+    for (size_t c = 0; c < cols; c += PANEL) {
+        const size_t n = least(cols - c, PANEL);
+        if (n < LEAST_PANEL) sum_columns(type, dst + c, element(type, x, c), rows, cols, n);
+        else sum_panel(type, dst + c, element(type, x, c), rows, cols, n);
     }
 }
 
