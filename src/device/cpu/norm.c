@@ -165,7 +165,10 @@ static void add_pieces(const struct norming *o, size_t pieces, bool is_bias, voi
     void *rounded_sum = partial_of(o, 0, is_bias);
     for (size_t p = 1; p < pieces; p++)
         o->k->fold_into[CAIRN__FOLD_SUM][CAIRN_F64](sum, piece_of(o, p, is_bias), o->channels, 0);
-    for (size_t c = 0; c < o->channels; c++) put(o->r, rounded_sum, c, sum[c]);
+    for (size_t c = 0; c < o->channels; c++) {
+        if (o->r == CAIRN_F32) ((float *)rounded_sum)[c] = (float)sum[c];
+        else ((double *)rounded_sum)[c] = sum[c];
+    }
     cairn__block_store(o->cpu, o->r, o->norm.affine_dtype, dst, rounded_sum, o->channels);
 }
 
@@ -178,9 +181,10 @@ static cairn_status all_rows_backward(struct norming *o) {
     const size_t pieces = o->outer ? (o->outer + o->rows_a_piece - 1) / o->rows_a_piece : 1;
     const size_t sums = pieces * 2 * o->channels;
     if (o->norm.dweight || o->norm.dbias) {
-        cairn_status st = cairn__cpu_room(&o->cpu->a, CAIRN_F64, 2 * sums, &room);
+        const size_t width = sizeof(double) + cairn_dtype_nbytes(o->r); /* of a sum and its part */
+        cairn_status st = cairn__cpu_room(&o->cpu->a, CAIRN_F32, sums * width / sizeof(float), &room);
         if (st != CAIRN_OK) return st;
-        memset(room, 0, 2 * sums * sizeof(double));
+        memset(room, 0, sums * width);
         o->pieces = room;
         o->partial = (char *)(o->pieces + sums);
     }
