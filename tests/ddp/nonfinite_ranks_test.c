@@ -249,10 +249,10 @@ static void surprises_are_named_from_the_second_time_on(void **state) {
 }
 
 static char *ask_for_the_last(cairn_env *env, void *ctx) {
-    static const struct script script = {.micro_batches = 1,
-                                         .whose = {{2}, {3}},
-                                         .amp = o2,
-                                         .ddp = {.struct_size = sizeof(struct ddp_options)}};
+    const struct script script = {.micro_batches = 1,
+                                  .whose = {{2}, {3}},
+                                  .amp = o2,
+                                  .ddp = {.struct_size = sizeof(struct ddp_options)}};
     struct training *t = calloc(1, sizeof(*t));
     struct amp_overflow one = {0};
     size_t found = 0;
@@ -277,10 +277,10 @@ static void the_last_overflow_has_its_rank_where_there_is_one(void **state) {
 
 /* Under no_sync each rank decides for itself, and asks no other. */
 static char *step_alone(cairn_env *env, void *ctx) {
-    static const struct script script = {.micro_batches = 1,
-                                         .whose = {{0}, {2}},
-                                         .amp = o2,
-                                         .ddp = {.struct_size = sizeof(struct ddp_options)}};
+    const struct script script = {.micro_batches = 1,
+                                  .whose = {{0}, {2}},
+                                  .amp = o2,
+                                  .ddp = {.struct_size = sizeof(struct ddp_options)}};
     struct training *t = calloc(1, sizeof(*t));
     const bool bad = cairn_env_rank(env) == 1;
     (void)ctx;

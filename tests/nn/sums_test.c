@@ -237,6 +237,16 @@ static void bias_of_linear(const struct given *g, struct results *r) {
     for (int c = 0; c < FOUR; c++) result(r, (double)cairn_tensor_grad(b)[c], e[c]);
 }
 
+/* A matrix that all batches of a product share: its gradient is a sum of products, x as dy of two columns times 1. */
+static void shared_matrix(const struct given *g, struct results *r) {
+    const int64_t batches = g->n / FOUR;
+    struct exact e[2] = {{0, 0}};
+    for (int64_t i = 0; i < g->n; i++) put_in(&e[i / 2 % 2], g->x[i]);
+    cairn_tensor *w = wanting(full(g->env, 1, CAIRN_SHAPE(2, 3))), *x = full(g->env, 1, CAIRN_SHAPE(batches, 3, 2));
+    backward(cairn_matmul(w, x), tensor_of(g->env, g->x, CAIRN_SHAPE(batches, 2, 2)));
+    for (int row = 0; row < 2; row++) result(r, (double)cairn_tensor_grad(w)[3 * row], e[row]);
+}
+
 static void bias_of_conv(const struct given *g, struct results *r) {
     const int64_t plane = 8, images = g->n / FOUR / plane;
     struct exact e[FOUR] = {{0, 0}};
@@ -452,6 +462,7 @@ static const struct {
     {"sums around columns", sums_around_columns},
     {"variances of columns", variances_of_columns},
     {"linear's bias", bias_of_linear},
+    {"a matrix that batches share", shared_matrix},
     {"conv's bias", bias_of_conv},
     {"embedding", embedding_f32},
     {"embedding of bf16", embedding_bf16},

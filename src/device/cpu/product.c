@@ -3,7 +3,8 @@
  * What lines up in memory becomes one large product: batches of A's rows that share B, and batches that are summed,
  * where they continue the sum over k. What is left of the batch is a loop around the engine, which takes leading
  * dimensions; a matrix it does not take, by type or strides, is copied first, once where the next product has the same.
- * Summed dimensions come innermost, so that a sum is finished, in f32, before the next one begins. */
+ * Summed dimensions come innermost, so that a sum is finished before the next one begins: of more than CAIRN__SUM_ROWS
+ * products in f64, as sums down columns are. */
 #include <string.h>
 
 #include "core/status.h"
@@ -222,6 +223,55 @@ static void *writable(const struct cairn__matrix *c) {
     return (void *)(uintptr_t)c->at.data;
 }
 
+/* Sums of many products: these are added up in part, CAIRN__SUM_ROWS at a time. */
+struct sums {
+    double *total; /* [m * n], as part */
+    float *part;
+};
+
+static cairn_status make_sums(struct cairn__cpu *cpu, const struct plan *p, struct sums *out) {
+    const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
+    float *room = NULL;
+    const cairn_status st = cairn__scratch_room(&cpu->c, (floats + 1) * n, &room);
+    *out = (struct sums){(double *)(void *)room, st == CAIRN_OK ? room + floats * n : NULL};
+    return st;
+}
+
+/* The product of one term stands in part. */
+static void add_term(const struct cairn__cpu *cpu, const struct plan *p, const struct sums *s, int64_t term,
+                     const struct cairn__matrix *c) {
+    const size_t n = (size_t)(p->m * p->n);
+    const bool is_last = term == p->terms - 1;
+    if (term == 0) memset(s->total, 0, n * sizeof(*s->total));
+    if (is_last || term % CAIRN__SUM_ROWS == CAIRN__SUM_ROWS - 1) cpu->kernels->drain(s->total, s->part, n);
+    if (!is_last) return;
+    for (size_t i = 0; i < n; i++) s->part[i] = (float)s->total[i];
+    cairn__unpack(cpu, writable(c), c->dtype, c->at.row, s->part, p->m, p->n);
+}
+
+static cairn_status one_term(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__matrix x[OPERANDS];
+    struct sums s;
+    matrices_at(p, i, x);
+    take(cpu, x, o);
+    TRY(make_sums(cpu, p, &s));
+    const struct cairn__product product = {.m = p->m,
+                                           .n = p->n,
+                                           .k = p->k,
+                                           .a = o->at[A],
+                                           .b = o->at[B],
+                                           .in_type = o->type,
+                                           .out_type = CAIRN_F32,
+                                           .add = i % p->terms % CAIRN__SUM_ROWS != 0,
+                                           .c = s.part,
+                                           .c_row = p->n};
+    TRY(cairn__engine_product(cpu->engine, &product));
+    add_term(cpu, p, &s, i % p->terms, &x[C]);
+out:
+    return st;
+}
+
 /* Product i of the plan. C is written by the engine, or rounded after the last term of its sum. */
 static cairn_status one_product(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
     cairn_status st = CAIRN_OK;
@@ -249,7 +299,8 @@ out:
 static cairn_status by_engine(struct cairn__cpu *cpu, const struct plan *p) {
     struct operands o;
     cairn_status st = prepare(cpu, p, &o);
-    for (int64_t i = 0; st == CAIRN_OK && i < p->products; i++) st = one_product(cpu, p, &o, i);
+    const bool is_long = p->terms > CAIRN__SUM_ROWS;
+    for (int64_t i = 0; st == CAIRN_OK && i < p->products; i++) st = (is_long ? one_term : one_product)(cpu, p, &o, i);
     return st;
 }
 
