@@ -140,14 +140,19 @@ cairn_status cairn__guard_find_culprits(struct cairn__guard *g) {
     uint32_t skips = 0;
     size_t count = 0;
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
+    bool found = false, looked = true;
     if (g->env->size == 1 || strcmp(d->ops->name, "cpu") != 0) return CAIRN_OK;
+    for (size_t i = 0; i < count; i++) { /* with a set of its own a rank may skip alone, and asks no other */
+        if (!sets[i]->listener || !sets[i]->listener->nonfinite_ranks) return CAIRN_OK;
+    }
     TRY(cairn__device_download(d, &skips, cairn__optimizer_skip(g->optimizer), sizeof(skips)));
     for (size_t i = 0; i < count && skips; i++) {
         const struct cairn__grad_listener *l = sets[i]->listener;
-        bool known = false;
-        if (l && l->nonfinite_ranks) TRY(l->nonfinite_ranks(l->ctx, &g->culprits, &known));
-        g->knows_culprits |= known;
+        bool one = false;
+        TRY(l->nonfinite_ranks(l->ctx, &g->culprits, &found, &one));
+        looked &= one;
     }
+    g->knows_culprits = found && looked;
 out:
     return st;
 }

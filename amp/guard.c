@@ -191,7 +191,7 @@ static void explain(const struct cairn__guard *g, const struct cairn__overflow *
     if (of_loss->micro_batch) name_loss(g, of_loss, loss, sizeof(loss));
     if (names[0] || !loss[0])
         snprintf(gradients, sizeof(gradients), "%snon-finite gradient in %s%s", loss[0] ? "; " : "",
-                 names[0] ? names : "another optimizer of the same loss", from);
+                 names[0] ? names : "another optimizer of the same loss, or the loss itself", from);
     snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; first of all, " : "", anomaly);
 }
 
@@ -240,6 +240,9 @@ static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__
 /* -1: none, several, or not known. */
 static int32_t only_culprit(const struct cairn__guard *g) {
     int32_t rank = -1;
+    size_t sets = 0;
+    (void)cairn__optimizer_sets(g->optimizer, &sets);
+    if (sets > 1) return -1; /* of which set, they do not say */
     for (int r = 0; g->knows_culprits && r < CAIRN__MAX_RANKS; r++) {
         if (cairn__ranks_has(&g->culprits, r)) {
             if (rank >= 0) return -1;

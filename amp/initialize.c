@@ -210,7 +210,7 @@ static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
 
 static void free_context(amp_context *amp) {
     if (!amp) return;
-    for (size_t i = 0; i < amp->num_sets; i++) {
+    for (size_t i = 0; i < amp->num_sets && amp->policy.enabled; i++) { /* else the models may have ended */
         if (!amp->sets[i]->amp) cairn__param_set_unwatch_losses(amp->sets[i]);
     }
     for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);

@@ -164,6 +164,15 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
                                scaled);
 }
 
+/* No backward comes of the loss any more. */
+static void end_loss(const amp_context *amp) {
+    for (size_t i = 0; i < amp->num_guards; i++) {
+        size_t count = 0;
+        struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
+        for (size_t k = 0; k < count; k++) sets[k]->loss_comes = false;
+    }
+}
+
 static void note_loss(amp_context *amp) {
     const struct cairn__loss *loss = &amp->begun;
     amp->ended.id = loss->id;
@@ -180,6 +189,7 @@ cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
     amp->open = false;
+    end_loss(amp);
     if (amp->policy.enabled) note_loss(amp);
     return CAIRN_OK;
 }
@@ -191,6 +201,7 @@ cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struc
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
     amp->open = false; /* its cause is what the caller needs, not a complaint at the next begin */
+    end_loss(amp);
     return st;
 }
 

@@ -48,11 +48,11 @@ static inline void plant_failed(void *ctx) {
     if (plant->behind) plant->behind->failed(plant->behind->ctx);
 }
 
-static inline cairn_status plant_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *known) {
+static inline cairn_status plant_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked) {
     struct plant *plant = ctx;
-    *known = false;
+    *looked = false;
     return plant->behind && plant->behind->nonfinite_ranks
-               ? plant->behind->nonfinite_ranks(plant->behind->ctx, ranks, known)
+               ? plant->behind->nonfinite_ranks(plant->behind->ctx, ranks, found, looked)
                : CAIRN_OK;
 }
 

@@ -257,7 +257,8 @@ struct amp_overflow {
     uint64_t infs, nans; /* elements of its gradient as it was found */
     int micro_batch; /* the scaled loss since the last step, from 1, after which it was found first: in it, or, where
                         losses were delayed (delay_unscale), in one before it */
-    int rank;        /* whose; -1 = several ranks', or not known, since ranks had been added up */
+    int rank;        /* whose; -1 = several ranks', or not known, since ranks had been added up. Of the loss: the lowest
+                        of those whose loss was */
 };
 
 /* Why the optimizer skipped its last skipped step: the loss, where it was infinite or NaN itself, then the parameters

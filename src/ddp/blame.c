@@ -18,7 +18,7 @@ static bool can_look(const struct ddp_context *d) {
 static bool has_gradients(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__param *p = d->slots[s].param;
-        if (p->written || p->has_acc) return true;
+        if ((p->written && !p->held) || p->has_acc) return true; /* what is held is reduced with the next backward */
     }
     return false;
 }
@@ -59,14 +59,16 @@ static cairn_status unite(struct ddp_context *d) {
     return st;
 }
 
-cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *known) {
+cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
+    *looked = false;
+    if (is_unsynced(d)) return CAIRN_OK; /* of this rank alone: the others must go on to decide alike */
     d->looks_left = LOOKS;
-    *known = false;
-    if (d->blind || is_unsynced(d)) return CAIRN_OK;
+    if (d->blind) return CAIRN_OK;
     if (!cairn__group_looks(d->channel)) TRY(unite(d));
-    *known = d->blame.found != 0;
+    *looked = true;
+    *found |= d->blame.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {
         if (cairn__ranks_has(&d->blame.ranks, r)) cairn__ranks_add(ranks, cairn_group_env_rank(d->channel, r));
     }

@@ -40,7 +40,7 @@ static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set
                                          .rank = r,
                                          .flag = &set->bad_losses[r],
                                          .to = &o->of.overflows[o->count]};
-    set->losses_touched = false;
+    set->losses_touched = cairn__param_set_keeps_loss(set);
     return (size_t)o->env->size;
 }
 
@@ -60,8 +60,15 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
                                            p->written ? p->dtype : CAIRN_F32, cairn__param_flag(p));
         p->flag_touched = false;
     }
-    for (size_t i = 0; i < o->num_sets; i++) listed += list_losses(o, o->sets[i], &o->of.taken[listed]);
-    return take(o, listed, micro_batch, any);
+    for (size_t i = 0; i < o->num_sets; i++) {
+        if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_save_loss(o->sets[i]);
+        listed += list_losses(o, o->sets[i], &o->of.taken[listed]);
+    }
+    const bool taken = take(o, listed, micro_batch, any);
+    for (size_t i = 0; i < o->num_sets; i++) {
+        if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_restore_loss(o->sets[i]);
+    }
+    return taken;
 }
 
 bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {

@@ -10,9 +10,9 @@ static size_t num_words(const struct cairn_param_set *set) {
 cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set) {
     struct cairn_device *d = set->env->device;
     if (set->bad_losses) return CAIRN_OK;
-    cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_STATE, num_words(set) * sizeof(*set->bad_losses),
+    cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_STATE, (num_words(set) + 1) * sizeof(*set->bad_losses),
                                           (void **)&set->bad_losses);
-    if (st == CAIRN_OK) d->passes->clear_flags(d, set->bad_losses, num_words(set));
+    if (st == CAIRN_OK) d->passes->clear_flags(d, set->bad_losses, num_words(set) + 1);
     return st;
 }
 
@@ -26,4 +26,25 @@ void cairn__param_set_forget_losses(struct cairn_param_set *set) {
     struct cairn_device *d = set->env->device;
     if (set->losses_touched) d->passes->clear_flags(d, set->bad_losses, num_words(set));
     set->losses_touched = false;
+}
+
+bool cairn__param_set_keeps_loss(const struct cairn_param_set *set) {
+    if (!set->losses_touched || set->alone) return false;
+    for (size_t i = 0; i < set->count; i++) {
+        if (cairn__param_has_held(set->params[i])) return true;
+    }
+    return false;
+}
+
+static void copy_word(const struct cairn_param_set *set, size_t to, size_t from) {
+    (void)cairn__device_copy(set->env->device, &set->bad_losses[to], &set->bad_losses[from],
+                             sizeof(*set->bad_losses)); /* as a pass */
+}
+
+void cairn__param_set_save_loss(const struct cairn_param_set *set) {
+    copy_word(set, num_words(set), (size_t)set->env->rank);
+}
+
+void cairn__param_set_restore_loss(const struct cairn_param_set *set) {
+    copy_word(set, (size_t)set->env->rank, num_words(set));
 }

@@ -179,6 +179,7 @@ out:
 static cairn_status check_may_add(const cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
     const char *const what = first && first->name ? first->name : "";
     REQUIRE(set && first, CAIRN_EINVAL, "cairn_param_set_add: set and first must be set");
+    REQUIRE(!first->name || first->name[0], CAIRN_EINVAL, "parameter %zu has no name", set->count);
     REQUIRE(set->is_users, CAIRN_EINVAL, "cairn_param_set_add '%s': the set is a module's; use cairn_module_add_param",
             what);
     REQUIRE(set->users == 0 && !cairn__param_set_has_gradients(set), CAIRN_ESTATE,
@@ -708,6 +709,7 @@ cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backwa
     const struct cairn__grad_listener *listener = listener_of(set);
     set->backward = backward;
     set->factor = factor;
+    set->loss_comes = false;
     set->alone |= set->held;
     set->walking = listener || !set->is_users;
     return listener && listener->begin ? listener->begin(listener->ctx) : CAIRN_OK;
@@ -775,6 +777,7 @@ static void lower_flags(struct cairn__param *const *params, size_t count) {
 
 /* Losses of which no gradient is left. What is not held has been taken note of, unless its backward failed. */
 static void forget_losses(struct cairn_param_set *set) {
+    if (set->loss_comes) return;
     for (size_t i = 0; i < set->count; i++) {
         if (cairn__param_has_held(set->params[i])) return;
     }

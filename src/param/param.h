@@ -78,9 +78,9 @@ struct cairn__grad_listener {
     cairn_status (*missed)(void *ctx);
     /* (optional) Called on every rank before a step that all ranks skip. Adds to *ranks those of the environment whose
      * own gradients, before the reduction, were infinite or NaN in a backward since the set's gradients were last
-     * forgotten. *known: the listener looked at all of these backwards, and found a non-finite average; if *ranks is
-     * empty then, only the average is not finite. Equal on all ranks; may be collective. */
-    cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *known);
+     * forgotten. *looked: the listener looked at all of these backwards; *found |= an average was not finite, and if
+     * *ranks is empty then, only the average was not. Equal on all ranks; may be collective. */
+    cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked);
 };
 
 struct cairn_param_set {
@@ -103,11 +103,13 @@ struct cairn_param_set {
     size_t flags_count;        /* of parameters; flags are four times as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
-    /* In device memory, [env->size]; NULL = amp does not look at losses. Raised: a loss of that rank whose gradients
-     * the set gets was infinite or NaN, and no optimizer has taken note (cairn__optimizer_take_flags). A rank raises
-     * its own; ddp makes them all ranks' with the next backward that it reduces. */
+    /* In device memory, [env->size] and room for one more; NULL = amp does not look at losses. Raised: a loss of that
+     * rank whose gradients the set gets was infinite or NaN, and no optimizer has taken note
+     * (cairn__optimizer_take_flags). A rank raises its own; ddp makes them all ranks' with the next backward that it
+     * reduces. */
     uint32_t *bad_losses;
     bool losses_touched; /* they may be raised */
+    bool loss_comes;     /* this rank's was looked at, and its backward is still to come */
 
     uint64_t backward; /* nn's number of the one now running or last run */
     bool
@@ -309,12 +311,18 @@ void cairn__param_set_unwatch_losses(struct cairn_param_set *set);
 
 /* Where this rank raises its own, before the loss's backward. */
 static inline uint32_t *cairn__param_set_bad_loss(struct cairn_param_set *set) {
-    set->losses_touched = true;
+    set->losses_touched = set->loss_comes = true;
     return &set->bad_losses[set->env->rank];
 }
 
 /* Lowers all: the gradients of those losses are forgotten. */
 void cairn__param_set_forget_losses(struct cairn_param_set *set);
+
+/* Whether gradients that are this rank's own wait for a reduction. An optimizer that takes note before it leaves this
+ * rank's word as it was, for the others to hear of: save before, restore after. */
+bool cairn__param_set_keeps_loss(const struct cairn_param_set *set);
+void cairn__param_set_save_loss(const struct cairn_param_set *set);
+void cairn__param_set_restore_loss(const struct cairn_param_set *set);
 
 /* ---- weights ---- */
 

@@ -174,6 +174,20 @@ static void loss_whose_gradients_are_zeroed_skips_nothing(void **state) {
     probe_end(&p);
 }
 
+static void gradients_that_are_cleared_before_backward_are_others(void **state) {
+    struct probe p;
+    cairn_tensor *scaled = NULL;
+    probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
+    cairn_zero_grad(p.sgd);
+    OK(amp_scale_loss(p.amp, with(&p, *state, INFINITY), p.sgd, &scaled));
+    cairn_clear_grads(p.sgd);
+    OK(cairn_backward(scaled));
+    OK(amp_scale_loss_end(p.amp));
+    OK(cairn_step(p.sgd));
+    assert_int_equal(cairn_step_skipped(p.sgd), 1);
+    probe_end(&p);
+}
+
 static void backward_that_fails_leaves_nothing_behind(void **state) {
     struct probe p;
     probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
@@ -265,6 +279,7 @@ int main(void) {
         ENV_TEST(delayed_look_forgets_no_loss),
         ENV_TEST(clipping_in_between_changes_nothing),
         ENV_TEST(loss_whose_gradients_are_zeroed_skips_nothing),
+        ENV_TEST(gradients_that_are_cleared_before_backward_are_others),
         ENV_TEST(backward_that_fails_leaves_nothing_behind),
         ENV_TEST(only_optimizers_that_were_given_to_the_loss_skip),
         ENV_TEST(nan_behind_a_relu_takes_no_step),

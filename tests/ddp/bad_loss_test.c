@@ -173,6 +173,36 @@ static void held_loss_that_is_zeroed_skips_nothing(void **state) {
     run_ranks(2, forget_a_bad_micro_batch, NULL);
 }
 
+/* ---- looked at in between ---- */
+
+/* Rank 1 hears of its own bad loss when it clips, the other with the reduction; the step is none for both. */
+static char *clip_before_the_reduction(cairn_env *env, void *ctx) {
+    struct trained t;
+    float gradient[PARTS * PART];
+    (void)ctx;
+    PASS(parts_begin(&t, env, &parts_levels[3], BY_SGD));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), NULL, &t.net));
+    for (int step = 0; step < 2; step++) {
+        cairn_zero_grad(t.optimizer);
+        parts_numbers(cairn_env_rank(env), step, 0, gradient);
+        EXPECT_OK(ddp_no_sync(t.net, 1));
+        EXPECT_OK(backward(&t, env, gradient, cairn_env_rank(env) == 1 && step == 0 ? NAN : 1));
+        EXPECT_OK(cairn_clip_grad_norm(t.optimizer, 1e6, NULL));
+        EXPECT_OK(ddp_no_sync(t.net, 0));
+        EXPECT_OK(backward(&t, env, gradient, 1));
+        EXPECT_OK(cairn_step(t.optimizer));
+        EXPECT(cairn_step_skipped(t.optimizer) == (step == 0));
+        EXPECT(amp_scaler_scale_now(amp_loss_scaler(t.amp, 0)) == 32);
+    }
+    parts_end(&t);
+    return NULL;
+}
+
+static void rank_that_clips_held_gradients_tells_the_others_all_the_same(void **state) {
+    (void)state;
+    run_ranks(2, clip_before_the_reduction, NULL);
+}
+
 /* ---- a hook ---- */
 
 static cairn_status average(void *ctx, const struct ddp_bucket *bucket, cairn_work **work) {
@@ -208,6 +238,7 @@ int main(void) {
         cmocka_unit_test(reducer_carries_it_from_any_micro_batch),
         cmocka_unit_test(ranks_say_whose_loss_it_was),
         cmocka_unit_test(held_loss_that_is_zeroed_skips_nothing),
+        cmocka_unit_test(rank_that_clips_held_gradients_tells_the_others_all_the_same),
         cmocka_unit_test(hook_of_the_users_needs_to_know_nothing_of_it),
     };
     cairn_set_log(keep_log, NULL);

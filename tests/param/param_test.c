@@ -135,6 +135,7 @@ static void slices_that_make_no_sense_leave_the_set_as_it_was(void **state) {
     assert_add_refused(set, slices, 1, 0, CAIRN_EINVAL, "parameter 'b' has no data");
     slices.name = "";
     assert_add_refused(set, slices, 1, 0, CAIRN_EINVAL, "parameter 1 has no name");
+    assert_add_refused(set, slices, 2, 0, CAIRN_EINVAL, "parameter 1 has no name");
     slices = good;
     slices.name = "b";
     assert_int_equal(cairn_param_set_add(set, &slices, 1, 0), CAIRN_OK); /* "b.0" is gone again */

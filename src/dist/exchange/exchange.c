@@ -92,17 +92,18 @@ static void tell_others(const struct exchange *x) {
     if (x->answers) x->ops->abort(x->answers);
 }
 
-static cairn_status doubt(struct exchange *x) {
+/* call: that this rank waits in. What else is under way may end without it. */
+static cairn_status doubt(struct exchange *x, const struct cairn__call *call) {
     if (x->stalled < x->doubt) return CAIRN_OK;
     x->doubt = 2 * x->stalled;
-    return cairn__find_deadlock(x->group, current(x));
+    return cairn__find_deadlock(x->group, call);
 }
 
 static cairn_status wait_for(struct exchange *x, cairn_work *work) {
     cairn_group *group = x->group;
     for (int idle = 0;; idle++) {
         cairn_status st = progress(group);
-        if (st == CAIRN_OK && !work->done) st = doubt(x);
+        if (st == CAIRN_OK && !work->done) st = doubt(x, &work->request.call);
         if (st != CAIRN_OK || work->done) return st;
         st = cairn__group_was_aborted(group);
         if (st != CAIRN_OK) {
