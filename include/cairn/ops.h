@@ -151,7 +151,8 @@ CAIRN_API cairn_tensor *cairn_sum(cairn_tensor *x);
 CAIRN_API cairn_tensor *cairn_mean(cairn_tensor *x); /* sum / n */
 
 /* Over some dimensions, which stay with size 1 if keepdim is not 0, and go otherwise. ndims 0 = all dimensions. Sums
- * are in f32 (f64), in an order that depends on the shape alone. */
+ * of f32 and of halves are in f32 within blocks, which are added in f64; of f64, in f64. Their order depends on the
+ * shape alone. */
 CAIRN_API cairn_tensor *cairn_sum_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim);
 CAIRN_API cairn_tensor *cairn_mean_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim);
 /* correction 1: over n - 1 (torch's default); 0: over n. Two passes: the mean, then squares about it. */

@@ -10,8 +10,8 @@
 #include "device/passes.h"
 
 /* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when
- * trans_a; B is [k, n], or [n, k] when trans_b. Products and sums are f32, C is rounded once. Where C is
- * empty nothing is computed, row_sums neither. */
+ * trans_a; B is [k, n], or [n, k] when trans_b. Products and their sums are f32, C is rounded once. Where
+ * C is empty nothing is computed, row_sums neither. */
 struct cairn__matmul {
     int64_t m, n, k;
     bool trans_a, trans_b;
@@ -21,8 +21,8 @@ struct cairn__matmul {
     const void *a, *b;
     const void *bias; /* NULL = none */
     void *c;
-    void *row_sums; /* [m] = sum over k of op(A), rows of k in order on the CPU: a bias gradient; NULL = not
-                       wanted. Where C is empty they are left alone */
+    void *row_sums; /* [m] = sum over k of op(A): a bias gradient; NULL = not wanted. On the CPU sums of kernels.h:
+                       down columns of A where trans_a, else along its rows. Where C is empty they are left alone */
 };
 
 /* Who holds memory: told when there is no more. */

@@ -127,8 +127,9 @@ struct cairn__math {
     void (*map)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                 const struct cairn__view *x,
                 const double *numbers); /* numbers: [CAIRN__MAP_NUMBERS], may be NULL where f takes none */
-    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); the sum is that of kernels.h, element
-     * by element in row-major order, each term rounded to R. */
+    /* dst (one element) = round(sum of f(x...) over the shape of x[0] / divisor); each term is rounded to R, and
+     * they are added in row-major order. The sum of f32 is that of kernels.h; f64 is added in f64, in an order of the
+     * device's own (the CPU's: CAIRN__SUM_BLOCK terms over 16 lanes and the tree, and those in order). */
     void (*map_sum)(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                     const struct cairn__view *x, const double *numbers, double divisor);
 

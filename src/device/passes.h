@@ -117,7 +117,8 @@ struct cairn__passes {
     /* A value of the host, at most CAIRN__STORE_MAX bytes, into device memory; goes with the call. */
     void (*store)(struct cairn_device *d, void *dst, const void *value, size_t nbytes);
 
-    /* ---- for nn; all operands are of type t, scalars and sums inside are f32 ---- */
+    /* ---- for nn; all operands are of type t, scalars inside are f32. Sums are f32 within blocks, which are added in
+     * f64: on the CPU those of kernels.h, elsewhere in an order of the device's own ---- */
 
     void (*fill)(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float value);
     void (*add)(struct cairn_device *d, cairn_dtype t, void *dst, const void *a, const void *b, size_t n);

@@ -24,9 +24,10 @@
  * Bounds, with u = 2^-24 and S the sum of the terms' absolute values (terms as rounded to f32, where they are products
  * or differences): a term of a block goes through at most 15 additions in its lane and 4 between lanes, one of 16 rows
  * through at most 15, each within u of its result. A block is within ((1 + u)^19 - 1) S < 1.14e-6 S of its true sum, 16
- * rows within 9e-7 S; f64 adds n 2^-61 S, which is below 2^-26 S for n to 2^35. That is for the worst of all data:
- * roundings of a block do not all go one way, and those of many blocks do not either. What tests hold sums to, over
- * constant, uniform, normal and mixed-sign data to 3 10^7 terms, is 4e-7 S with the rounding of the result.
+ * rows within 9e-7 S. f64 adds 2^-53 S for each block: n 2^-61 S, which is below 2^-26 S for n to 2^35; down columns,
+ * where 16 terms are a block, n 2^-57 S, which is that for n to 2^31. That is for the worst of all data: roundings of a
+ * block do not all go one way, and those of many blocks do not either. What tests hold sums to, over constant, uniform,
+ * normal and mixed-sign data to 3 10^7 terms, is 4e-7 S with the rounding of the result.
  * f32 overflows where a lane or a block's sum is beyond FLT_MAX: the sum is infinite then, or NaN, though one in f64 of
  * what follows might not be. A NaN or infinity among the terms makes the sum NaN or infinite.
  */

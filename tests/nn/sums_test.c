@@ -1,5 +1,7 @@
-/* Whatever adds up along a dimension or over a batch is within 4e-7 of the sum of the terms' absolute values, over many
- * terms, and has the same bits with any number of threads and every instruction set.
+/* Long sums: those along dimensions, means, variances, mse and l1 losses, gradients of biases, of embeddings and of
+ * norms' weights, statistics of batch norm, the sums inside log softmax and cross entropy, and average pooling. Each is
+ * within 4e-7 of the sum of its terms' absolute values (what more some are allowed stands with them), and has the same
+ * bits with any number of threads and every instruction set.
  *
  * sums_test [--long]: 10^6 terms, or 3 10^7. sums_test --bits: prints a digest of all results, which the test of
  * instruction sets has other processes do. sums_test --products: prints how far the sums inside products are off, which

@@ -304,7 +304,8 @@ void cairn__cpu_map(struct cairn_device *d, enum cairn__map_fn f, const struct c
 
 /* ---- sums of maps ---- */
 
-/* Of f32 by the blocks of a sum: the bits are those of the kernel over all terms. */
+/* By the blocks of a sum. Of f32 the bits are those of the kernel over all terms; of f64, whose kernels know no blocks,
+ * they are of this pass alone. */
 static double add_blocks(const struct job *job, double sum, const void *terms, size_t n) {
     const cairn__fold_kernel fold = job->cpu->kernels->fold[CAIRN__FOLD_SUM][job->r];
     for (size_t i = 0; i < n; i += CAIRN__SUM_BLOCK) {
