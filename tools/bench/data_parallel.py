@@ -10,10 +10,11 @@ each.
 Beside both stand two trainings of Cairn that know nothing of each other, at the same time: what the machine does
 without communication. A round runs each side for about --round seconds, and its figure is the slowest rank's time of a
 step; printed are the medians over the rounds, and of ratios the median of each round's. Checked against PyTorch, from
-equal weights and data: every rank's first loss, the first averaged gradients, and how two steps move the weights. The
-bounds (BOUNDS) are two to four times what one ulp more in half of the weights does, which in the MLP's gradients and
-steps is much: relu is open or closed, and Adam's first steps go by signs. After each round all ranks must have the same
-weights. Else there is no figure.
+equal weights and data: every rank's first loss, the first averaged gradients, and how two steps move the weights.
+BOUNDS says how close they must be, and beside that what one ulp more in half of the weights does. For the MLP's
+gradients and steps the bounds are two to four times that, which is much there: relu is open or closed, and Adam's first
+steps go by signs. For losses and for all of the quick start they are ten to 150 times that. After each round all ranks
+must have the same weights. Else there is no figure.
 
 With --beside noop,... there is also the head-room: a step with ddp_noop_hook, which sends nothing and lets the ranks'
 weights go apart, and how many times as fast it is. With --beside lockstep,... there is the same with a barrier before

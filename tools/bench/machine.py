@@ -79,8 +79,8 @@ def ask_torch(python):
         return None, None
     blas = reference_blas(told["config"], told["files"])
     if blas:
-        return None, (f"PyTorch {told['version']} of {python} multiplies by the reference BLAS ({blas}), some twenty "
-                      "times slower than what its users have; apt-get install libopenblas0")
+        return None, (f"PyTorch {told['version']} of {python} multiplies by the reference BLAS ({blas}), much slower "
+                      "than what its users have; apt-get install libopenblas0")
     return Torch(python, told["version"], told["prefix"]), None
 
 
