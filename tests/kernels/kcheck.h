@@ -32,8 +32,7 @@ struct array {
 /* What a kernel returns outside its arrays. */
 struct outcome {
     uint32_t found;
-    float f32;
-    double f64;
+    double f64, second; /* numbers; of what returns one, the second is 0 */
     struct cairn__counts counts;
 };
 
