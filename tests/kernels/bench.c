@@ -1,5 +1,6 @@
 /* Times kernels beside loops that only move the same bytes, in turn, in one run. GB/s counts each read and each write
- * once; what a store to a plain line costs by fetching it first is not counted, for neither. */
+ * once, also where a kernel passes over an array twice, as moments does; what a store to a plain line costs by fetching
+ * it first is not counted, for neither. */
 #include "kcheck.h"
 
 #include <math.h>
@@ -73,6 +74,13 @@ static const struct {
     {CAIRN__K_FOLD_INTO, CAIRN__FOLD_SUM, CAIRN_F32, 1024},
     {CAIRN__K_DOT, CAIRN_F32, 0, 1024},
     {CAIRN__K_DOT, CAIRN_F32, 0, M},
+    {CAIRN__K_COL_SUM, CAIRN_F32, 0, 256},
+    {CAIRN__K_COL_SUM, CAIRN_F32, 0, 768},
+    {CAIRN__K_MOMENTS, CAIRN_F32, 0, 7 * 7},
+    {CAIRN__K_MOMENTS, CAIRN_F32, 0, 56 * 56},
+    {CAIRN__K_NORM_ROW_BACKWARD, CAIRN_F32, 0, 768},
+    {CAIRN__K_NORM_RUNS_SUMS, CAIRN_F32, 0, 7 * 7},
+    {CAIRN__K_NORM_RUNS_SUMS, CAIRN_F32, 0, 56 * 56},
 };
 
 static const struct {
@@ -121,6 +129,15 @@ struct result {
     double seconds, limit, nbytes;
 };
 
+/* Rows or runs, of n elements each; 1 where arrays are plain. */
+static size_t times_of(const struct job *job) {
+    size_t most = 1;
+    for (int j = 0; j < job->num_arrays; j++) {
+        if (job->array[j].times > most) most = job->array[j].times;
+    }
+    return most;
+}
+
 /* A round is the kernel and then each limit loop, each over arrays written anew so that moments and sums stay tame. */
 static struct result time_row(const struct cairn__kernel_row *row, const struct job *job, void *const *x, size_t n,
                               int repeats) {
@@ -132,11 +149,12 @@ static struct result time_row(const struct cairn__kernel_row *row, const struct 
     for (int j = 0; j < job->num_arrays; j++) {
         const struct array *array = &job->array[j];
         if (!array->role) continue;
-        size_t width = cairn_dtype_nbytes(array->type);
+        size_t width = cairn_dtype_nbytes(array->type) * array->times;
         streams[count++] = (struct limit_stream){array->role, width, x[j]};
         result.nbytes += (double)(n * width) * (array->role == UPDATED ? 2 : 1);
     }
-    const int inner = n >= M ? 1 : (int)(4 * M / n); /* small arrays are passed over many times, for the clock's sake */
+    const size_t all = n * times_of(job); /* small arrays are passed over many times, for the clock's sake */
+    const int inner = all >= M ? 1 : (int)(4 * M / all);
     for (int t = -WARM_UPS; t < repeats; t++) {
         for (int j = 0; j < job->num_arrays; j++) {
             if (x[j]) fill_array(x[j], job->array[j].type, n < 4096 ? n : 4096, MODERATE, (uint64_t)(t + 100));
@@ -165,6 +183,9 @@ static void print_result(const struct benching *how, const struct cairn__kernel_
         const struct reduction x = reduction_of(row, job->plain_variant);
         const size_t used = strlen(group);
         snprintf(group + used, sizeof(group) - used, " %d->%d%s", x.p, x.num_dsts, x.first_dst < x.p ? "" : " apart");
+    } else if (times_of(job) > 1) {
+        const size_t used = strlen(group);
+        snprintf(group + used, sizeof(group) - used, ", %zu rows", times_of(job));
     }
     double rate = r->nbytes / r->seconds * 1e-9, limit_rate = r->nbytes / r->limit * 1e-9;
     if (how->json) {
@@ -208,8 +229,9 @@ static bool bench_line(const struct benching *how, const struct cairn__kernel_ro
     bool ok = true;
     for (int j = 0; ok && j < job.num_arrays; j++) {
         if (!job.array[j].role) continue;
-        ok = cairn__alloc(n * cairn_dtype_nbytes(job.array[j].type) + CAIRN__ALIGN, &x[j]) == CAIRN_OK;
-        if (ok) fill_array(x[j], job.array[j].type, n, MODERATE, (uint64_t)j);
+        const size_t all = n * job.array[j].times;
+        ok = cairn__alloc(all * cairn_dtype_nbytes(job.array[j].type) + CAIRN__ALIGN, &x[j]) == CAIRN_OK;
+        if (ok) fill_array(x[j], job.array[j].type, all, MODERATE, (uint64_t)j);
     }
     if (ok) {
         struct result r = time_row(row, &job, x, n, how->repeats);
@@ -239,7 +261,8 @@ int bench(const struct benching *user, const bool *failed) {
     int refused = 0;
     print_machine(&how);
     for (size_t l = 0; l < sizeof(lines) / sizeof(lines[0]); l++) {
-        refused += !bench_row(&how, failed, lines[l].kind, lines[l].a, lines[l].b, 0, lines[l].n);
+        const int variant = lines[l].kind == CAIRN__K_COL_SUM ? OF_BATCH : 0;
+        refused += !bench_row(&how, failed, lines[l].kind, lines[l].a, lines[l].b, variant, lines[l].n);
     }
     for (size_t l = 0; l < sizeof(reductions) / sizeof(reductions[0]); l++) {
         refused += !bench_row(&how, failed, CAIRN__K_REDUCE, reductions[l].op, (int)reductions[l].type,

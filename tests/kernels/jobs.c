@@ -4,7 +4,7 @@
 
 #include "kcheck.h"
 
-enum { ROWS = 7, SUMMED_ROWS = 35 }; /* of the matrices of bias_add and col_sum */
+enum { ROWS = 7, SUMMED_ROWS = 35, BATCH_ROWS = 4096 }; /* of the matrices of bias_add and col_sum */
 
 static const float factors[] = {0x1p-16f, 3.0f, 1.0f, 1e-30f};
 
@@ -159,8 +159,8 @@ static void call_bias_add(const struct cairn__kernel_row *row, void *const *a, s
     CALLS(bias_add)(a[0], a[1], ROWS, n);
 }
 static void call_col_sum(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
-    (void)v, (void)out;
-    CALLS(col_sum)(a[0], a[1], SUMMED_ROWS, n);
+    (void)out;
+    CALLS(col_sum)(a[0], a[1], v == OF_BATCH ? BATCH_ROWS : SUMMED_ROWS, n);
 }
 static void call_drain(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
@@ -271,7 +271,13 @@ struct job job_of(const struct cairn__kernel_row *row) {
 }
 
 struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
-    return row->kind == CAIRN__K_REDUCE ? reduce_job(row, variant) : job_of(row);
+    if (row->kind == CAIRN__K_REDUCE) return reduce_job(row, variant);
+    struct job job = job_of(row);
+    if (row->kind == CAIRN__K_COL_SUM && variant == OF_BATCH) {
+        job.array[1].times = BATCH_ROWS;
+        job.plain_variant = OF_BATCH;
+    }
+    return job;
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {

@@ -61,6 +61,9 @@ struct reduction {
 enum { IN_PLACE_OF_2, APART_OF_2, IN_PLACE_OF_8, APART_OF_8, UNDIVIDED_OF_2 }; /* the first of the variants */
 struct reduction reduction_of(const struct cairn__kernel_row *row, int variant);
 
+/* The variant of col_sum that only bench takes: a batch of 4096 rows. */
+enum { OF_BATCH = 1 };
+
 /* For the kinds of kernels/rows.h; and whether a reference did as defined, to n moderate numbers, with variant 0. */
 struct job row_job_of(const struct cairn__kernel_row *row);
 const char *row_kind_name(const struct cairn__kernel_row *row);
@@ -144,10 +147,11 @@ struct benching {
 int bench(const struct benching *how, const bool *failed);
 
 /* One pass over the job's arrays that does nothing but move their bytes: the limit. Streams non-temporally what is
- * written (1) and what is updated too (2). `lines` cache lines of the narrowest array are taken at a time. */
+ * written (1) and what is updated too (2). Takes `elements` at a time, and leaves out what fills no vector at the
+ * end. */
 struct limit_stream {
     enum role role;
-    size_t width;
+    size_t width; /* bytes per element of n */
     unsigned char *x;
 };
 typedef void (*limit_fn)(const struct limit_stream *s, int count, size_t n, int nontemporal, size_t elements);

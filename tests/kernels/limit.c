@@ -59,10 +59,11 @@ void LIMIT(const struct limit_stream *s, int count, size_t n, int nontemporal, s
     line zero, sum;
     memcpy(&zero, words[0], sizeof(zero));
     memcpy(&sum, words[1], sizeof(sum));
-    for (size_t i = 0; i + elements <= n; i += elements) {
+    for (size_t i = 0; i < n; i += elements) {
+        const size_t part = n - i < elements ? n - i : elements;
         for (int j = 0; j < count; j++) {
             line *x = (line *)(void *)(s[j].x + i * s[j].width);
-            size_t lines = elements * s[j].width / sizeof(line);
+            size_t lines = part * s[j].width / sizeof(line);
             if (s[j].role == READ) sum = read_part(x, lines, sum);
             else if (s[j].role == WRITTEN) write_part(x, lines, sum, nontemporal >= 1);
             else update_part(x, lines, zero, nontemporal >= 2);
