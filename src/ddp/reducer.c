@@ -15,8 +15,10 @@ static struct cairn_device *device_of(const struct ddp_context *d) {
     return d->set->env->device;
 }
 
+/* NULL where all gradients of the type are empty. */
 static void *arena_at(const struct ddp_context *d, cairn_dtype dtype, size_t element) {
-    return (char *)d->arenas[dtype] + element * cairn_dtype_nbytes(dtype);
+    char *arena = d->arenas[dtype];
+    return arena ? arena + element * cairn_dtype_nbytes(dtype) : NULL;
 }
 
 static void *place_of(const struct ddp_context *d, size_t s) {
