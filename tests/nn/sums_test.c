@@ -449,6 +449,42 @@ static void averages_of_planes(const struct given *g, struct results *r) {
     result(r, (double)cairn_tensor_grad(p)[150 * 301 + 150], back);
 }
 
+/* Small windows where a piece of a long row begins, and a large one whose taps are added along the row. */
+static void averages_of_wide_rows(const struct given *g, struct results *r) {
+    const int64_t rows = 9, width = 3000, outs = width - 4, at = 1024;
+    struct exact window = {0, 0}, back = {0, 0}, of_all = {0, 0};
+    float got[2];
+    for (int64_t i = 0; i < 25; i++) put_in(&window, g->x[i / 5 * width + at + i % 5]);
+    for (int64_t i = 0; i < 25; i++) put_in(&back, g->x[i / 5 * outs + at - 4 + i % 5] / 25.0L);
+    for (int64_t i = 0; i < 101 * 101; i++) put_in(&of_all, g->x[i / 101 * 301 + i % 101]);
+    cairn_tensor *x = wanting(tensor_of(g->env, g->x, CAIRN_SHAPE(1, 1, rows, width)));
+    const struct cairn_pool_options *by_1 = cairn_pool_options(.stride = {1, 1});
+    cairn_tensor *y = cairn_avg_pool2d(x, 5, 5, by_1), *square = tensor_of(g->env, g->x, CAIRN_SHAPE(1, 1, 301, 301));
+    read_into(cairn_slice(cairn_slice(y, 2, 0, 1, 1), 3, at, at + 1, 1), &got[0], 1);
+    backward(y, tensor_of(g->env, g->x, CAIRN_SHAPE(1, 1, rows - 4, outs)));
+    square = cairn_avg_pool2d(square, 101, 101, by_1);
+    read_into(cairn_slice(cairn_slice(square, 2, 0, 1, 1), 3, 0, 1, 1), &got[1], 1);
+    result(r, (double)got[0], over(window, 25));
+    result(r, (double)got[1], over(of_all, 101.0L * 101.0L));
+    result(r, (double)cairn_tensor_grad(x)[4 * width + at], back);
+}
+
+/* 100 x 100 windows around one peak, and as many adaptive ones of one input. */
+static void gradients_of_scattering_pools(const struct given *g, struct results *r) {
+    enum { SIDE = 199, WINDOW = 100 };
+    struct exact all = {0, 0};
+    static float x[SIDE * SIDE];
+    x[SIDE / 2 * SIDE + SIDE / 2] = 1;
+    for (int64_t i = 0; i < WINDOW * WINDOW; i++) put_in(&all, g->x[i]);
+    cairn_tensor *dy = tensor_of(g->env, g->x, CAIRN_SHAPE(1, 1, WINDOW, WINDOW));
+    cairn_tensor *peak = wanting(tensor_of(g->env, x, CAIRN_SHAPE(1, 1, SIDE, SIDE)));
+    cairn_tensor *one = wanting(full(g->env, 1, CAIRN_SHAPE(1, 1, 1, 1)));
+    backward(cairn_max_pool2d(peak, WINDOW, WINDOW, cairn_pool_options(.stride = {1, 1})), dy);
+    backward(cairn_adaptive_avg_pool2d(one, WINDOW, WINDOW), dy);
+    result(r, (double)cairn_tensor_grad(peak)[SIDE / 2 * SIDE + SIDE / 2], all);
+    result(r, (double)cairn_tensor_grad(one)[0], all);
+}
+
 /* ---- the tests ---- */
 
 static const struct {
@@ -477,6 +513,8 @@ static const struct {
     {"batch norm's weight and bias of planes", batch_affine_of_planes},
     {"log softmax and cross entropy", log_of_exponents},
     {"averages of planes", averages_of_planes},
+    {"averages of wide rows", averages_of_wide_rows},
+    {"gradients of scattering pools", gradients_of_scattering_pools},
 };
 enum { CASES = sizeof(cases) / sizeof(cases[0]) };
 

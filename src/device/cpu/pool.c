@@ -1,9 +1,11 @@
 /* Pooling on the CPU: a row of outputs at a time, one tap of the window after the other, so that inner loops run along
  * rows. Planes are independent. Halves are widened whole into kept scratch, and results rounded from there.
  *
- * An average of few values adds its window up tap by tap in row-major order, then divides once; its gradient divides
- * first. A window of more than FEW has the sums of its rows, as kernels.h has sums, added in f64; and gradients of
- * which more than FEW may meet in one input are computed in f64 whole. */
+ * An average adds its window up tap by tap in row-major order, then divides once; its gradient divides first. In f32,
+ * after FEW taps the sums of a piece of a row are drained into f64, so that kernels.h's bound holds; where more than
+ * FEW gradients may meet in one input, each row of inputs gathers them like that. Gradients of maxima and of adaptive
+ * averages are scattered: MANY terms in f32, in order, are within 24 roundings, 1.43e-6 of their absolute values' sum
+ * (3.3e-7 over the data of tests/nn/sums_test.c); where more may meet, they go to planes of f64. */
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +16,8 @@
 #include "device/cpu/reach.h"
 #include "device/math_passes.h"
 
-enum { KEPT_TAPS = 16, FEW = 16 };
+enum { KEPT_TAPS = 16, FEW = CAIRN__SUM_ROWS, MANY = 25 };
+enum { WORTH = 16 << 10 }; /* inputs of a piece */
 
 /* The inputs of one output: `count` runs of `n`, a row of the plane apart. */
 struct window {
@@ -61,6 +64,8 @@ struct job {
     int64_t whole, whole_end; /* outputs whose taps are all inside and done at once; perhaps none */
     int32_t *widths;          /* [q]: columns that an average divides by */
     char *parts;              /* of its gradient: dy, divided */
+    double *sums;             /* a plane for each slot, where f32 gradients are added in f64; in a slot's job its own */
+    size_t slots;
     void (*row)(const struct job *j, size_t plane, int64_t p);
 };
 
@@ -163,6 +168,15 @@ static void max_row_back(const struct job *j, size_t plane, int64_t p) {
     j->rows->scatter(dx_plane(j, plane), (const char *)j->pool.dy + row * j->nbytes, j->pool.index + row, j->pool.q);
 }
 
+static void long_max_row_back(const struct job *j, size_t plane, int64_t p) {
+    const size_t row = row_of(j, plane, p);
+    const float *dy = (const float *)j->pool.dy + row;
+    const int32_t *at = j->pool.index + row;
+    for (int64_t q = 0; q < j->pool.q; q++) {
+        if (at[q] >= 0) j->sums[at[q]] += (double)dy[q];
+    }
+}
+
 /* ---- average ---- */
 
 static void add_piece(const struct job *j, const struct piece *piece) {
@@ -194,8 +208,8 @@ static int64_t within(int64_t at, int64_t size) {
     return at < 0 ? 0 : at < size ? at : size;
 }
 
-/* Each window by itself. */
-static void long_average_row(const struct job *j, size_t plane, int64_t p) {
+/* Each window by itself: for a few of many values each. */
+static void wide_average_row(const struct job *j, size_t plane, int64_t p) {
     const struct cairn__pool *v = &j->pool;
     char *y = (char *)v->y + row_of(j, plane, p) * j->nbytes;
     const int64_t top = p * v->stride[0] - v->padding[0];
@@ -208,16 +222,121 @@ static void long_average_row(const struct job *j, size_t plane, int64_t p) {
     }
 }
 
+/* Some columns begin..begin+n-1 of a row, n <= CAIRN__BLOCK: what `taps` taps since the last drain gave, and those
+ * before. */
+struct sums {
+    int64_t begin, n, taps;
+    float part[CAIRN__BLOCK];
+    double total[CAIRN__BLOCK];
+};
+
+static void begin_sums(struct sums *sums, int64_t begin, int64_t size) {
+    sums->begin = begin;
+    sums->n = size - begin < CAIRN__BLOCK ? size - begin : CAIRN__BLOCK;
+    sums->taps = 0;
+    memset(sums->part, 0, (size_t)sums->n * sizeof(float));
+    memset(sums->total, 0, (size_t)sums->n * sizeof(double));
+}
+
+static void drain(const struct job *j, struct sums *sums) {
+    j->kernels->drain(sums->total, sums->part, (size_t)sums->n);
+    sums->taps = 0;
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t greatest(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* A row of the inputs, to outputs. */
+static void add_row_of_taps(const struct job *j, struct sums *sums, const float *x) {
+    const int64_t stride = j->pool.stride[1];
+    for (int64_t s = j->first_tap; s < j->pool.kernel[1]; s++) {
+        const struct cairn__reach at = tap_of(j, s);
+        const int64_t from = greatest(at.begin, sums->begin), to = least(at.end, sums->begin + sums->n);
+        if (from >= to) continue;
+        j->rows->add(sums->part + (from - sums->begin), x + at.at + (from - at.begin) * stride, to - from, stride, 1);
+        if (++sums->taps == FEW) drain(j, sums);
+    }
+}
+
+/* f32, tap by tap. */
+static void long_average_row(const struct job *j, size_t plane, int64_t p) {
+    const struct cairn__pool *v = &j->pool;
+    const int64_t top = p * v->stride[0] - v->padding[0];
+    const int64_t begin = within(top, v->h), end = within(top + v->kernel[0], v->h), height = extent(v, 0, p);
+    struct sums sums;
+    for (int64_t q = 0; q < v->q; q += sums.n) {
+        float *to = (float *)v->y + row_of(j, plane, p) + q;
+        begin_sums(&sums, q, v->q);
+        for (int64_t y = begin; y < end; y++)
+            add_row_of_taps(j, &sums, (const float *)(const void *)x_plane(j, plane) + y * v->w);
+        drain(j, &sums);
+        for (int64_t i = 0; i < sums.n; i++)
+            to[i] = (float)(sums.total[i] / ((double)j->widths[q + i] * (double)height));
+    }
+}
+
+/* Where taps along the row would be short, or of a stride that pool_rows.h does not know. */
+static bool is_by_window(const struct cairn__pool *v) {
+    return v->kernel[1] >= v->q || v->stride[1] > 2;
+}
+
 static void add_piece_back(const struct job *j, const struct piece *piece) {
     j->rows->add_back(dx_plane(j, piece->plane) + (size_t)piece->in * j->nbytes,
                       j->parts + (piece->row + (size_t)piece->out) * j->nbytes, piece->end - piece->out,
                       j->pool.stride[1], piece->taps);
 }
 
-static void average_row_back(const struct job *j, size_t plane, int64_t p) {
+static void divide_row(const struct job *j, size_t plane, int64_t p) {
     const size_t at = row_of(j, plane, p) * j->nbytes;
     j->rows->divide(j->parts + at, (const char *)j->pool.dy + at, j->widths, extent(&j->pool, 0, p), j->pool.q);
+}
+
+static void average_row_back(const struct job *j, size_t plane, int64_t p) {
+    divide_row(j, plane, p);
     each_tap(j, plane, p, add_piece_back);
+}
+
+/* Of a tap's outputs those whose inputs are among the sums' columns. No division where all are. */
+static struct cairn__reach within_sums(struct cairn__reach at, const struct sums *sums, int64_t stride) {
+    const int64_t before = sums->begin - at.at, end = sums->begin + sums->n;
+    const int64_t skipped = before > 0 ? (before + stride - 1) / stride : 0;
+    at.begin += skipped;
+    at.at += skipped * stride;
+    if (at.at + (at.end - at.begin - 1) * stride >= end) at.end = at.begin + (end - at.at + stride - 1) / stride;
+    return at;
+}
+
+/* A row of outputs, to inputs. */
+static void add_row_of_shares(const struct job *j, struct sums *sums, const float *parts) {
+    const int64_t stride = j->pool.stride[1];
+    for (int64_t s = j->first_tap; s < j->pool.kernel[1]; s++) {
+        const struct cairn__reach at = within_sums(tap_of(j, s), sums, stride);
+        if (at.begin >= at.end) continue;
+        j->rows->add_back(sums->part + (at.at - sums->begin), parts + at.begin, at.end - at.begin, stride, 1);
+        if (++sums->taps == FEW) drain(j, sums);
+    }
+}
+
+/* f32: row y of dx, from the rows of outputs that it is in. */
+static void long_average_row_back(const struct job *j, size_t plane, int64_t y) {
+    const struct cairn__pool *v = &j->pool;
+    const int64_t last = y + v->padding[0], first = last - v->kernel[0] + 1;
+    const int64_t begin = first > 0 ? (first + v->stride[0] - 1) / v->stride[0] : 0;
+    const int64_t end = least(last / v->stride[0] + 1, v->p);
+    struct sums sums;
+    for (int64_t x = 0; x < v->w; x += sums.n) {
+        float *dx = (float *)(void *)dx_plane(j, plane) + y * v->w + x;
+        begin_sums(&sums, x, v->w);
+        for (int64_t p = begin; p < end; p++)
+            add_row_of_shares(j, &sums, (const float *)(const void *)j->parts + row_of(j, plane, p));
+        drain(j, &sums);
+        for (int64_t i = 0; i < sums.n; i++) dx[i] = (float)sums.total[i];
+    }
 }
 
 /* ---- adaptive average, whose windows have several sizes ---- */
@@ -254,6 +373,16 @@ static void adaptive_row_back(const struct job *j, size_t plane, int64_t p) {
     }
 }
 
+static void long_adaptive_row_back(const struct job *j, size_t plane, int64_t p) {
+    const float *dy = (const float *)j->pool.dy + row_of(j, plane, p);
+    for (int64_t q = 0; q < j->pool.q; q++) {
+        const struct window window = window_of(&j->pool, p, q);
+        const double share = (double)dy[q];
+        for (int64_t i = 0; i < window.count; i++)
+            rows_f64.add_share(j->sums + window.at + i * j->pool.w, &share, window.n, &window);
+    }
+}
+
 /* Small windows of one size are those of an average. */
 static struct cairn__pool as_average(struct cairn__pool v) {
     if (v.kind != CAIRN__POOL_ADAPTIVE_AVERAGE || v.q == 1 || v.h % v.p != 0 || v.w % v.q != 0) return v;
@@ -276,6 +405,30 @@ static void do_planes(void *ctx, size_t begin, size_t end) {
     }
 }
 
+/* Backward, where every row of dx is made by itself. */
+static void do_rows_of_planes(void *ctx, size_t begin, size_t end) {
+    const struct job *j = ctx;
+    for (size_t plane = begin; plane < end; plane++) {
+        for (int64_t p = 0; p < j->pool.p; p++) divide_row(j, plane, p);
+        for (int64_t y = 0; y < j->pool.h; y++) j->row(j, plane, y);
+    }
+}
+
+/* Backward through sums: each slot has every `slots`th plane. */
+static void do_slots(void *ctx, size_t begin, size_t end) {
+    struct job j = *(const struct job *)ctx;
+    const size_t n = (size_t)(j.pool.h * j.pool.w);
+    for (size_t slot = begin; slot < end; slot++) {
+        j.sums = ((const struct job *)ctx)->sums + slot * n;
+        for (size_t plane = slot; plane < (size_t)j.pool.planes; plane += j.slots) {
+            float *dx = (float *)(void *)dx_plane(&j, plane);
+            memset(j.sums, 0, n * sizeof(double));
+            for (int64_t p = 0; p < j.pool.p; p++) j.row(&j, plane, p);
+            for (size_t i = 0; i < n; i++) dx[i] = (float)j.sums[i];
+        }
+    }
+}
+
 /* Small planes that are one window each: the calls would cost more than the work. */
 static bool is_whole_planes(const struct job *j) {
     const struct cairn__pool *v = &j->pool;
@@ -293,11 +446,9 @@ static void do_whole_planes(void *ctx, size_t begin, size_t end) {
     }
 }
 
-static void run(struct job *j) {
-    enum { WORTH = 16 << 10 }; /* inputs of a piece */
+static void run(struct job *j, cairn__parallel_body body) {
     const size_t plane = (size_t)(j->pool.h * j->pool.w);
-    cairn__parallel_for((size_t)j->pool.planes, plane < WORTH ? WORTH / plane : 1,
-                        is_whole_planes(j) ? do_whole_planes : do_planes, j);
+    cairn__parallel_for((size_t)j->pool.planes, plane < WORTH ? WORTH / plane : 1, body, j);
 }
 
 /* Narrow windows over neighbours, by strides that pool_rows.h knows. */
@@ -335,62 +486,49 @@ out:
 
 /* How many outputs an input is in, at most along an axis. */
 static int64_t most_meeting(const struct cairn__pool *v, int axis) {
-    if (v->kind != CAIRN__POOL_ADAPTIVE_AVERAGE) return (v->kernel[axis] + v->stride[axis] - 1) / v->stride[axis];
     const int64_t in = axis ? v->w : v->h, out = axis ? v->q : v->p;
-    return (out + in - 1) / in + 1;
+    if (v->kind == CAIRN__POOL_ADAPTIVE_AVERAGE) return (out + in - 1) / in + 1;
+    const int64_t stride = v->dilation[axis] == 1 ? v->stride[axis] : 1;
+    return least((v->kernel[axis] + stride - 1) / stride, out);
 }
 
-static cairn_dtype r_of(const struct cairn__pool *v, bool back) {
-    const bool many = back && most_meeting(v, 0) * most_meeting(v, 1) > FEW;
-    return many || v->dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
+/* Where more gradients may meet than f32 adds up well. */
+static bool is_long(const struct cairn__pool *v) {
+    const int64_t most = most_meeting(v, 0) * most_meeting(v, 1);
+    return v->dtype != CAIRN_F64 && most > (v->kind == CAIRN__POOL_AVERAGE ? FEW : MANY);
 }
 
-static struct job job_of(const struct cairn_device *d, const struct cairn__pool *pool, cairn_dtype r) {
-    return (struct job){.pool = as_average(*pool),
-                        .rows = r == CAIRN_F64 ? &rows_f64 : &rows_f32,
-                        .kernels = cairn__cpu_of(d)->kernels,
-                        .nbytes = cairn_dtype_nbytes(r)};
-}
-
-/* n elements of x as R in s. */
-static cairn_status widen(struct cairn_device *d, struct cairn__scratch *s, cairn_dtype r, cairn_dtype t, const void *x,
-                          size_t n, const void **out) {
-    const float *narrow = NULL;
-    float *room = NULL;
+/* Rows that add up in f64, and planes for it, each for one thread at a time. */
+static cairn_status prepare_long(struct cairn_device *d, struct job *j) {
+    enum { SLOTS = 64 };
+    static void (*const rows[])(const struct job *, size_t,
+                                int64_t) = {[CAIRN__POOL_MAX] = long_max_row_back,
+                                            [CAIRN__POOL_AVERAGE] = long_average_row_back,
+                                            [CAIRN__POOL_ADAPTIVE_AVERAGE] = long_adaptive_row_back};
+    const struct cairn__pool *v = &j->pool;
+    const size_t plane = (size_t)(v->h * v->w), planes = (size_t)v->planes;
     cairn_status st = CAIRN_OK;
-    if (r == CAIRN_F32) {
-        TRY(cairn__cpu_widen(d, s, t, x, n, &narrow));
-        *out = narrow;
-        return CAIRN_OK;
-    }
-    TRY(cairn__scratch_room(s, 2 * n, &room));
-    double *wide = (double *)(void *)room;
-    struct cairn__block block;
-    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
-        const size_t m = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
-        const char *from = (const char *)x + i * cairn_dtype_nbytes(t);
-        const float *f32 = cairn__block_load(cairn__cpu_of(d), CAIRN_F32, t, from, m, &block);
-        for (size_t j = 0; j < m; j++) wide[i + j] = (double)f32[j];
-    }
-    *out = wide;
+    float *room = NULL;
+    j->row = rows[v->kind];
+    if (v->kind == CAIRN__POOL_AVERAGE) return CAIRN_OK;
+    const size_t pieces = (planes * plane + WORTH - 1) / WORTH, most = planes < SLOTS ? planes : SLOTS;
+    j->slots = pieces < most ? pieces : most;
+    TRY(cairn__scratch_room(&cairn__cpu_of(d)->b, 2 * j->slots * plane, &room));
+    j->sums = (double *)(void *)room;
 out:
     return st;
 }
 
-/* And back, through f32. */
-static void narrow(struct cairn_device *d, cairn_dtype t, void *dst, cairn_dtype r, const void *x, size_t n) {
-    struct cairn__cpu *cpu = cairn__cpu_of(d);
-    struct cairn__block block;
-    float *f32 = (float *)block.room;
-    if (r == CAIRN_F32) {
-        cpu->kernels->cast[CAIRN_F32][t](dst, x, n);
-        return;
-    }
-    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
-        const size_t m = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
-        for (size_t j = 0; j < m; j++) f32[j] = (float)((const double *)x)[i + j];
-        cairn__block_store(cpu, CAIRN_F32, t, (char *)dst + i * cairn_dtype_nbytes(t), f32, m);
-    }
+static struct job job_of(const struct cairn_device *d, const struct cairn__pool *pool) {
+    const bool wide = pool->dtype == CAIRN_F64;
+    return (struct job){.pool = as_average(*pool),
+                        .rows = wide ? &rows_f64 : &rows_f32,
+                        .kernels = cairn__cpu_of(d)->kernels,
+                        .nbytes = wide ? sizeof(double) : sizeof(float)};
+}
+
+static bool is_half(cairn_dtype t) {
+    return t != CAIRN_F32 && t != CAIRN_F64;
 }
 
 static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v) {
@@ -399,21 +537,27 @@ static cairn_status forward(struct cairn_device *d, const struct cairn__pool *v)
                                                                         [CAIRN__POOL_ADAPTIVE_AVERAGE] = adaptive_row};
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t ins = (size_t)(v->planes * v->h * v->w), outs = (size_t)(v->planes * v->p * v->q);
-    const cairn_dtype r = r_of(v, false);
-    struct job j = job_of(d, v, r);
+    struct job j = job_of(d, v);
     cairn_status st = CAIRN_OK;
     j.pool.dx = NULL;
-    if (r != v->dtype) {
+    if (is_half(v->dtype)) {
+        const float *x = NULL;
         float *y = NULL;
-        TRY(widen(d, &cpu->a, r, v->dtype, v->x, ins, &j.pool.x));
+        TRY(cairn__cpu_widen(d, &cpu->a, v->dtype, v->x, ins, &x));
         TRY(cairn__scratch_room(&cpu->c, outs, &y));
-        j.pool.y = y;
+        j.pool.x = x, j.pool.y = y;
     }
     TRY(prepare(d, &j, false));
     j.row = rows[j.pool.kind];
-    if (j.pool.kind == CAIRN__POOL_AVERAGE && j.pool.kernel[0] * j.pool.kernel[1] > FEW) j.row = long_average_row;
-    run(&j);
-    if (r != v->dtype) narrow(d, v->dtype, v->y, r, j.pool.y, outs);
+    if (j.pool.kind == CAIRN__POOL_AVERAGE && j.pool.kernel[0] * j.pool.kernel[1] > FEW) {
+        if (is_by_window(&j.pool)) {
+            j.row = wide_average_row;
+        } else if (v->dtype != CAIRN_F64) {
+            j.row = long_average_row;
+        }
+    }
+    run(&j, is_whole_planes(&j) ? do_whole_planes : do_planes);
+    if (is_half(v->dtype)) cpu->kernels->cast[CAIRN_F32][v->dtype](v->y, j.pool.y, outs);
 out:
     return st;
 }
@@ -425,19 +569,26 @@ static cairn_status backward(struct cairn_device *d, const struct cairn__pool *v
                                             [CAIRN__POOL_ADAPTIVE_AVERAGE] = adaptive_row_back};
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const size_t ins = (size_t)(v->planes * v->h * v->w), outs = (size_t)(v->planes * v->p * v->q);
-    const cairn_dtype r = r_of(v, true);
-    struct job j = job_of(d, v, r);
+    struct job j = job_of(d, v);
     cairn_status st = CAIRN_OK;
-    if (r != v->dtype) {
+    if (is_half(v->dtype)) {
+        const float *dy = NULL;
         float *dx = NULL;
-        TRY(widen(d, &cpu->a, r, v->dtype, v->dy, outs, &j.pool.dy));
-        TRY(cairn__scratch_room(&cpu->c, ins * j.nbytes / sizeof(float), &dx));
-        j.pool.dx = dx;
+        TRY(cairn__cpu_widen(d, &cpu->a, v->dtype, v->dy, outs, &dy));
+        TRY(cairn__scratch_room(&cpu->c, ins, &dx));
+        j.pool.dy = dy, j.pool.dx = dx;
     }
     TRY(prepare(d, &j, true));
     j.row = rows[j.pool.kind];
-    run(&j);
-    if (r != v->dtype) narrow(d, v->dtype, v->dx, r, j.pool.dx, ins);
+    if (is_long(&j.pool)) TRY(prepare_long(d, &j));
+    if (j.slots > 0) {
+        cairn__parallel_for(j.slots, 1, do_slots, &j);
+    } else if (j.row == long_average_row_back) {
+        run(&j, do_rows_of_planes);
+    } else {
+        run(&j, is_whole_planes(&j) ? do_whole_planes : do_planes);
+    }
+    if (is_half(v->dtype)) cpu->kernels->cast[CAIRN_F32][v->dtype](v->dx, j.pool.dx, ins);
 out:
     return st;
 }
