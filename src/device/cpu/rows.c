@@ -207,10 +207,11 @@ struct by_index {
     const void *x, *index;
     size_t count, table_rows, n;
     int64_t skip;
-    int32_t *uses;       /* of each row of the table: how many indices, but skip, name it */
-    const int32_t *slot; /* of each row, -1 = none: where in `sums` it is added up, and in `totals` */
-    char *sums;          /* R: of the last CAIRN__SUM_ROWS uses at most */
-    double *totals;      /* of those before */
+    const int32_t *slot; /* of each row of the table, -1 = none: where in `sums` it is added up */
+    char *sums;          /* R; in a slot below `many`, of the last CAIRN__SUM_ROWS uses at most */
+    double *totals;      /* of the uses before, for the slots below `many` */
+    int32_t many;
+    uint8_t *uses; /* of each row: those in `sums` */
 };
 
 static bool is_row(const struct by_index *o, int64_t index) {
@@ -259,55 +260,71 @@ static void add_row(const struct by_index *o, void *into, const void *dy) {
     }
 }
 
-/* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. `uses` counts
- * down: where CAIRN__SUM_ROWS are done, and after the last, sums go to totals. */
+/* One more use of a row whose slot has a total. */
+static void count_use(const struct by_index *o, int64_t row, void *sum) {
+    if (++o->uses[row] < CAIRN__SUM_ROWS) return;
+    o->cpu->kernels->drain(o->totals + (size_t)o->slot[row] * o->n, sum, o->n);
+    o->uses[row] = 0;
+}
+
+/* A row of the table, from its slot. */
+static void finish_row(const struct by_index *o, size_t row) {
+    const struct cairn__kernels *k = o->cpu->kernels;
+    float *sum = cairn__element_of(o->r, o->sums, (size_t)o->slot[row] * o->n);
+    if (o->slot[row] < o->many) {
+        double *total = o->totals + (size_t)o->slot[row] * o->n;
+        k->drain(total, sum, o->n);
+        for (size_t i = 0; i < o->n; i++) sum[i] = (float)total[i];
+    }
+    k->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
+}
+
+/* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. */
 static void scatter(void *ctx, size_t begin, size_t end) {
     const struct by_index *o = ctx;
-    const struct cairn__kernels *k = o->cpu->kernels;
     memset(cairn__element_of(o->t, o->y, begin * o->n), 0, (end - begin) * o->n * cairn_dtype_nbytes(o->t));
     for (size_t i = 0; i < o->count; i++) {
         const int64_t row = cairn__index_at(o->index_dtype, o->index, i);
         if (row < (int64_t)begin || row >= (int64_t)end || row == o->skip) continue;
-        const size_t at = o->slot[row] < 0 ? 0 : (size_t)o->slot[row] * o->n;
-        void *into =
-            o->slot[row] < 0 ? cairn__element_of(o->t, o->y, (size_t)row * o->n) : cairn__element_of(o->r, o->sums, at);
+        const int32_t slot = o->slot[row];
+        void *into = slot < 0 ? cairn__element_of(o->t, o->y, (size_t)row * o->n)
+                              : cairn__element_of(o->r, o->sums, (size_t)slot * o->n);
         add_row(o, into, cairn__element(o->t, o->x, i * o->n));
-        if (o->slot[row] >= 0 && --o->uses[row] % CAIRN__SUM_ROWS == 0) k->drain(o->totals + at, into, o->n);
+        if (slot >= 0 && slot < o->many) count_use(o, row, into);
     }
     for (size_t row = begin; row < end; row++) {
-        if (o->slot[row] < 0) continue;
-        const double *total = o->totals + (size_t)o->slot[row] * o->n;
-        float *sum = cairn__element_of(o->r, o->sums, (size_t)o->slot[row] * o->n);
-        for (size_t i = 0; i < o->n; i++) sum[i] = (float)total[i];
-        k->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
+        if (o->slot[row] >= 0) finish_row(o, row);
     }
 }
 
-/* f32 rows with few uses are added up where they are; halves, and rows with many, in a slot. */
-static bool needs_slot(const struct by_index *o, size_t row) {
-    if (o->r == CAIRN_F64 || o->uses[row] == 0) return false;
-    return o->t != o->r || o->uses[row] > CAIRN__SUM_ROWS;
-}
-
+/* f32 rows with few uses are added up where they are; rows with many have a slot and a total, and halves with few a
+ * slot alone. A count stops where it is many. */
 static cairn_status make_slots(struct cairn__cpu *cpu, struct by_index *o) {
     cairn_status st = CAIRN_OK;
     void *room = NULL;
     int32_t used = 0;
-    TRY(cairn__cpu_room(&cpu->row, CAIRN_F32, 2 * o->table_rows, &room));
+    const size_t rows = o->table_rows;
+    TRY(cairn__cpu_room(&cpu->row, CAIRN_F32, rows + rows / sizeof(float) + 1, &room));
     int32_t *slot = room;
-    o->slot = slot;
-    o->uses = slot + o->table_rows;
-    memset(o->uses, 0, o->table_rows * sizeof(*o->uses));
+    uint8_t *uses = (uint8_t *)(slot + rows);
+    memset(uses, 0, rows);
     for (size_t i = 0; i < o->count; i++) {
         const int64_t row = cairn__index_at(o->index_dtype, o->index, i);
-        if (is_row(o, row) && row != o->skip) o->uses[row]++;
+        if (is_row(o, row) && row != o->skip && uses[row] <= CAIRN__SUM_ROWS) uses[row]++;
     }
-    for (size_t row = 0; row < o->table_rows; row++) slot[row] = needs_slot(o, row) ? used++ : -1;
-    const size_t sums = (size_t)used * o->n;
-    TRY(cairn__cpu_room(&cpu->a, CAIRN_F32, 3 * sums, &room));
+    for (size_t row = 0; row < rows; row++) slot[row] = o->r != CAIRN_F64 && uses[row] > CAIRN__SUM_ROWS ? used++ : -1;
+    o->many = used;
+    for (size_t row = 0; row < rows; row++) {
+        if (o->t != o->r && slot[row] < 0 && uses[row] > 0) slot[row] = used++;
+    }
+    memset(uses, 0, rows);
+    o->slot = slot;
+    o->uses = uses;
+    const size_t totals = (size_t)o->many * o->n, sums = (size_t)used * o->n;
+    TRY(cairn__cpu_room(&cpu->a, CAIRN_F32, 2 * totals + sums, &room));
+    memset(room, 0, (2 * totals + sums) * sizeof(float));
     o->totals = room;
-    o->sums = (char *)(o->totals + sums);
-    memset(room, 0, 3 * sums * sizeof(float));
+    o->sums = (char *)(o->totals + totals);
 out:
     return st;
 }
