@@ -8,10 +8,10 @@
  * Environment   TORCH_DISTRIBUTED_DEBUG=INFO: rank 0 logs what a context was made with; =DETAIL: and its times after
  *               iterations 1 to 10 and each 100th, as torch does.
  *               CAIRN_DDP_LOG=FILE: the first rank of its group writes ddp_write_logging_data's file after iterations
- *               1, 2, 4, 8, ..., every second (no measured time has that in it), and when the context ends: a program
- *               that ends without ddp_destroy leaves what the last of these found, a device or a pipe gets the last
- *               alone. With "%r" in FILE every rank does, and its number among all ranks stands there. Of several
- *               contexts the one that wrote last is left.
+ *               1, 2, 4, 8, ..., every second (this rank's times leave that out; another rank may wait for it in its
+ *               next reduction), and when the context ends: a program that ends without ddp_destroy leaves what the
+ *               last of these found, a device or a pipe gets the last alone. With "%r" in FILE every rank does, and its
+ *               number among all ranks stands there. Of several contexts the one that wrote last is left.
  * Head-room     What training would gain without communication is at most avg_backward_exposed_comm_time an iteration.
  *               To measure it, register ddp_noop_hook() and compare the times of a step (torch's advice: under 10 %, it
  *               is not the communication).
