@@ -25,9 +25,8 @@ struct cairn__guard {
     bool looked_late;
 
     uint64_t before; /* reports of the optimizer up to this one are not ours */
-    struct cairn__overflow
-        *last; /* [num_last] of the last skipped step that is known of: of its parameters, and last of
-                                     the losses; host memory */
+    /* [num_last] of the last skipped step that is known of: of its parameters, and last of the losses; host memory */
+    struct cairn__overflow *last;
     size_t num_last;
     bool has_last;
 
