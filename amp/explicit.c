@@ -130,7 +130,7 @@ static cairn_status check_gradients(const amp_scaler *s, const cairn_optimizer *
 static bool has_gradients(const cairn_optimizer *o) {
     struct cairn__param *const *params = cairn__optimizer_param_list(o);
     for (size_t i = 0; i < cairn_optimizer_num_params(o); i++) {
-        if (params[i]->written || params[i]->has_acc) return true;
+        if (cairn__grad_exists(params[i]->gradient)) return true;
     }
     return false;
 }
@@ -141,7 +141,8 @@ static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
     uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
     TRY(cairn__params_check_arrived(call, cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));
-    TRY(cairn__params_take_held(cairn__optimizer_param_list(u->optimizer), cairn_optimizer_num_params(u->optimizer)));
+    TRY(cairn__params_take_unsynced(cairn__optimizer_param_list(u->optimizer),
+                                    cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__env_resolve(s->env));
     TRY(check_gradients(s, u->optimizer, call));
     s->is_explicit = true;

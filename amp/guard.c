@@ -24,7 +24,7 @@ bool cairn__guard_is_held(const struct cairn__guard *g) {
     size_t count = 0;
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
     for (size_t i = 0; i < count; i++) {
-        if (!sets[i]->held) return false;
+        if (!sets[i]->unsynced) return false;
     }
     return count > 0;
 }

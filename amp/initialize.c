@@ -294,7 +294,7 @@ static void uninstall_set(struct cairn_param_set *set) {
     set->amp = NULL;
     set->on_ready = NULL;
     set->take_scale = NULL;
-    set->factor = NULL;
+    set->scale = NULL;
     set->users--;
     memset(set->precision, 0, sizeof(set->precision));
     for (size_t i = 0; i < set->count; i++) set->params[i]->stochastic = false;

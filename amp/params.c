@@ -41,8 +41,8 @@ static void note_told(amp_context *amp, bool is_held) {
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     struct cairn_param_set *set = amp->sets[0];
-    if (set->declared || set->declared_held) note_told(amp, !set->declared);
-    set->declared = set->declared_held = false;
+    if (set->declared || set->declared_unsynced) note_told(amp, !set->declared);
+    set->declared = set->declared_unsynced = false;
     return cairn__amp_looks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
@@ -58,7 +58,7 @@ static double tell(amp_context *amp, int loss_id) {
     if (cairn__params_check_arrived("amp_loss_scale", set->params, set->count) != CAIRN_OK) return scale;
     if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
     if (hear_all(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
-    if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->factor) != CAIRN_OK) return (double)NAN;
+    if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->scale) != CAIRN_OK) return (double)NAN;
     amp->told.id = loss_id;
     amp->told.noted = false;
     return scale;

@@ -45,24 +45,15 @@ cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, str
 
 /* ---- underflow ---- */
 
-static cairn_dtype value_type(const struct cairn__param *p) {
-    return p->written && p->value_type ? p->value_type : p->written ? p->dtype : CAIRN_F32;
-}
-
 /* Only the types that hold gradients have one. */
 static float least_normal(cairn_dtype dtype) {
     return dtype == CAIRN_F16 ? 0x1p-14f : 0x1p-126f;
 }
 
-/* The slot with the last backward's gradient; where that has been added to others, their sum. */
-static const void *stored(const struct cairn__param *p) {
-    return p->written ? p->grad : p->has_acc ? (const void *)p->acc : p->has_local ? (const void *)p->local : NULL;
-}
-
-static cairn_status read_scale(struct cairn_device *d, const struct cairn__param *p, double *scale) {
+static cairn_status read_scale(struct cairn_device *d, const struct cairn__grad_view *grad, double *scale) {
     cairn_status st = CAIRN_OK;
     float factor = 1.0f;
-    if (p->written && p->factor) TRY(cairn__device_download(d, &factor, p->factor, sizeof(factor)));
+    if (grad->factor) TRY(cairn__device_download(d, &factor, grad->factor, sizeof(factor)));
     *scale = 1.0 / (double)factor;
 out:
     return st;
@@ -71,17 +62,17 @@ out:
 static void queue_census(struct cairn_device *d, struct cairn__param *const *params, size_t count,
                          struct cairn__census *census) {
     for (size_t i = 0; i < count; i++) {
-        const struct cairn__param *p = params[i];
-        const struct cairn__item item = {.n = p->n, .x = stored(p)};
-        if (!item.x) continue;
-        d->passes->census(d, &item, 1, p->written ? p->dtype : CAIRN_F32, least_normal(value_type(p)), &census[i]);
+        const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
+        const struct cairn__item item = {.n = params[i]->n, .x = grad.x};
+        if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal(grad.values), &census[i]);
     }
 }
 
 static cairn_status write_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
                                  struct amp_gradient_report *out) {
-    *out = (struct amp_gradient_report){.name = p->name, .dtype = value_type(p), .scale = 1};
-    if (!stored(p)) return CAIRN_OK;
+    const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
+    *out = (struct amp_gradient_report){.name = p->name, .dtype = grad.values, .scale = 1};
+    if (!grad.x) return CAIRN_OK;
     out->n = p->n;
     out->zeros = c->zeros;
     out->subnormals = c->subnormals;
@@ -89,7 +80,7 @@ static cairn_status write_report(struct cairn_device *d, const struct cairn__par
     out->nans = c->nans;
     out->max_exponent = c->max_exponent;
     out->min_exponent = c->min_exponent;
-    return read_scale(d, p, &out->scale);
+    return read_scale(d, &grad, &out->scale);
 }
 
 cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer, struct amp_gradient_report *out,

@@ -156,7 +156,7 @@ out:
 /* Gradients that could not be folded have lost what they are to be multiplied by. */
 static void fold_all(struct amp_scaler *s) {
     for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
-        if (cairn__params_fold_at(s->env, &s->cells[i].factor) == CAIRN_OK) continue;
+        if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
         for (struct cairn_param_set *set = s->env->last_set; set; set = set->next)
             cairn__param_set_make_incomplete(set);
     }
@@ -208,7 +208,7 @@ static bool stays_1(const struct amp_scaler *s) {
 /* NULL on error. */
 static struct cairn__loss_scale *next_cell(struct amp_scaler *s) {
     struct cairn__loss_scale *cell = &s->cells[s->next_cell++ % CAIRN__AMP_CELLS];
-    if (cairn__params_fold_at(s->env, &cell->factor) != CAIRN_OK) return NULL;
+    if (cairn__params_accumulate_at(s->env, cell) != CAIRN_OK) return NULL;
     if (s->told_cell == cell) s->told_cell = NULL;
     return cell;
 }
@@ -233,7 +233,7 @@ static cairn_status tell_anew(struct amp_scaler *s) {
     return CAIRN_OK;
 }
 
-cairn_status cairn__scaler_tell(amp_scaler *s, double *scale, const float **factor) {
+cairn_status cairn__scaler_tell(amp_scaler *s, double *scale, const struct cairn__loss_scale **cell) {
     const bool is_current = s->told_cell && (s->pending || s->told_scale == s->known.scale);
     cairn_status st = CAIRN_OK;
     if (s->known.rule != CAIRN__SCALER_STATIC)
@@ -241,7 +241,7 @@ cairn_status cairn__scaler_tell(amp_scaler *s, double *scale, const float **fact
                                            "a loss scale that is a number would stand still; a static one may"));
     if (!stays_1(s) && !is_current) TRY(tell_anew(s));
     *scale = stays_1(s) ? 1 : s->told_scale;
-    *factor = stays_1(s) ? NULL : &s->told_cell->factor;
+    *cell = stays_1(s) ? NULL : s->told_cell;
 out:
     return st;
 }

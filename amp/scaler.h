@@ -91,9 +91,9 @@ void cairn__scaler_end(amp_scaler **scaler);
 cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss, uint32_t *found);
 
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
- * pending. *factor: where the device finds 1 / *scale; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
+ * pending. *cell: where the device finds it; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
  * a graph is being recorded and the scale may change. */
-cairn_status cairn__scaler_tell(amp_scaler *scaler, double *scale, const float **factor);
+cairn_status cairn__scaler_tell(amp_scaler *scaler, double *scale, const struct cairn__loss_scale **cell);
 
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);

@@ -22,7 +22,7 @@ static inline void plant_ready(void *ctx, size_t index) {
     struct cairn__param *p = plant->set->params[index];
     struct cairn_device *d = plant->set->env->device;
     if (plant->target == -2 || plant->target == (int)index) {
-        d->passes->fill(d, p->dtype, p->grad, plant->all ? p->n : 1, plant->value);
+        d->passes->fill(d, p->dtype, cairn__grad_memory(p->gradient), plant->all ? p->n : 1, plant->value);
     }
     if (index == 0 && plant->watched) plant->seen_before_first = *plant->watched;
     if (plant->behind) plant->behind->ready(plant->behind->ctx, index);

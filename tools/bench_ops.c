@@ -286,8 +286,9 @@ static void print_sums(struct run *r, cairn_tensor *y) {
     for (int k = 0; k < r->count; k++) {
         const struct cairn__param *p = r->in[k].param;
         if (!p) continue;
-        need(p->n <= MOST_ELEMENTS && p->grad ? CAIRN_OK : CAIRN_ENOMEM, "gradient");
-        cairn__pass_cast(r->env->device->passes, r->env->device, values, CAIRN_F32, p->grad, p->dtype, p->n);
+        need(p->n <= MOST_ELEMENTS && cairn__grad_memory(p->gradient) ? CAIRN_OK : CAIRN_ENOMEM, "gradient");
+        cairn__pass_cast(r->env->device->passes, r->env->device, values, CAIRN_F32, cairn__grad_memory(p->gradient),
+                         p->dtype, p->n);
         printf("sum %.9g\n", sum_of(values, p->n));
     }
 }

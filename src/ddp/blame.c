@@ -11,14 +11,13 @@
 enum { LOOKS = 8 /* backwards */ };
 
 static bool can_look(const struct ddp_context *d) {
-    const bool skips = d->set->factor || d->set->amp; /* steps may be skipped */
+    const bool skips = d->set->scale || d->set->amp; /* steps may be skipped */
     return skips && cairn__group_blames(d->channel) && cairn_group_size(d->channel) > 1 && !d->hook.begin;
 }
 
 static bool has_gradients(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
-        const struct cairn__param *p = d->slots[s].param;
-        if ((p->written && !p->held) || p->has_acc) return true; /* what is held is reduced with the next backward */
+        if (cairn__grad_is_synced(d->slots[s].param->gradient)) return true;
     }
     return false;
 }
@@ -30,7 +29,7 @@ void cairn__ddp_blame_begin(struct ddp_context *d) {
     }
     d->looks = can_look(d);
     if (d->looks) {
-        const float factor = d->set->factor ? *d->set->factor : 1; /* backends that blame are for host memory */
+        const float factor = d->set->scale ? d->set->scale->factor : 1; /* backends that blame are for host memory */
         if (d->backwards == 0 || factor < d->last_factor) d->looks_left = LOOKS;
         d->last_factor = factor;
         d->looks = d->looks_left > 0;
@@ -46,7 +45,8 @@ struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
 /* Gradients that no_sync kept on their rank: then each rank decides on its own step, and others may not skip theirs. */
 static bool is_unsynced(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
-        if (d->slots[s].param->own || d->slots[s].param->held) return true;
+        const struct cairn__grad_states is = cairn__grad_states(d->slots[s].param->gradient);
+        if (is.slot == CAIRN__SLOT_UNSYNCED || is.unsynced >= CAIRN__UNSYNCED_TAKEN) return true;
     }
     return false;
 }

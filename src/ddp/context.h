@@ -153,13 +153,10 @@ void cairn__ddp_listen(struct ddp_context *d);
  * declaration: these may find buckets planned anew. */
 cairn_status cairn__ddp_begin(struct ddp_context *d);
 
-/* The gradient of a slot is in p->grad; or it has none in this backward, and zeros travel. What goes wrong is kept in
+/* The slot has its gradient; or none in this backward, and zeros travel. What goes wrong is kept in
  * d->status. */
 void cairn__ddp_arrive(struct ddp_context *d, size_t slot);
 void cairn__ddp_arrive_empty(struct ddp_context *d, size_t slot);
-
-/* The average that p's memory will hold is of the backward that runs. */
-void cairn__ddp_mark_written(struct cairn__param *p);
 
 /* The backward has ended: what did not arrive counts as zero, and averages stand where gradients stood. */
 cairn_status cairn__ddp_settle(struct ddp_context *d);

@@ -217,7 +217,7 @@ void ddp_destroy(ddp_context **ddp) {
 
 cairn_status cairn__ddp_before_forward(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    d->zero_loss = d->set->spares_held = false;
+    d->zero_loss = d->set->spares_unsynced = false;
     if (cairn__records(d->set->env)) TRY(cairn__ddp_rebuild(d)); /* who only looks may do so alone */
     TRY(cairn__ddp_buffers_forward(d));
 out:

@@ -45,7 +45,7 @@ const struct ddp_comm_hook *ddp_noop_hook(void) {
 
 static bool holds_gradients(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
-        if (cairn__param_has_held(d->slots[s].param)) return true;
+        if (cairn__grad_is_unsynced(d->slots[s].param->gradient)) return true;
     }
     return false;
 }

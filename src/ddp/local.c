@@ -1,5 +1,5 @@
 /* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them
- * (src/param/held.c). */
+ * (src/param/grad.h). */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "dist/group.h"
@@ -17,7 +17,7 @@ cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context
 
 static cairn_status hold(struct ddp_context *d, bool on) {
     d->no_sync = on;
-    return cairn__param_set_hold(d->set, on);
+    return cairn__param_set_keep_unsynced(d->set, on);
 }
 
 cairn_status ddp_no_sync(ddp_context *ddp, int on) {
@@ -29,7 +29,7 @@ cairn_status ddp_no_sync(ddp_context *ddp, int on) {
 }
 
 void cairn__ddp_local_end(struct ddp_context *d) {
-    cairn__param_set_drop_held(d->set);
+    cairn__param_set_drop_unsynced(d->set);
 }
 
 /* ---- apex's Reducer ---- */
@@ -66,7 +66,7 @@ static cairn_status check_had_backward(const struct ddp_context *d) {
 static cairn_status run_backward_of_held(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = d->set;
-    TRY(cairn__param_set_begin(set, REDUCTION, set->factor));
+    TRY(cairn__param_set_begin(set, REDUCTION, set->scale));
     TRY(cairn__param_set_settle(set));
 out:
     if (st != CAIRN_OK) cairn__param_set_abort(set);

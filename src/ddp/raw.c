@@ -58,7 +58,7 @@ cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
 
 /* What no_sync has kept counts as well. */
 static bool has_come(const struct ddp_context *d, size_t s) {
-    return d->slots[s].arrived || cairn__param_has_held(d->slots[s].param);
+    return d->slots[s].arrived || cairn__grad_is_unsynced(d->slots[s].param->gradient);
 }
 
 static bool is_missing(const struct ddp_context *d, size_t s) {
@@ -98,7 +98,7 @@ static cairn_status check_declared(struct ddp_context *d) {
 static cairn_status begin_with_none(struct cairn_param_set *set) {
     cairn_status st = CAIRN_OK;
     if (set->take_scale) TRY(set->take_scale(set->on_ready));
-    TRY(cairn__param_set_begin(set, set->backward + 1, set->factor));
+    TRY(cairn__param_set_begin(set, set->backward + 1, set->scale));
 out:
     return st;
 }
@@ -114,7 +114,7 @@ out:
 /* Of a backward that has failed already nothing else is said. */
 static cairn_status settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    if (d->set->held) return cairn__param_set_settle(d->set);
+    if (d->set->unsynced) return cairn__param_set_settle(d->set);
     if (d->status == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) {
         TRY(begin_rest(d));
     } else if (!d->set->walking) {

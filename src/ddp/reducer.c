@@ -173,11 +173,7 @@ static cairn_status alloc_arenas(struct ddp_context *d, const struct cairn__ddp_
 
 static void point_into_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
-        struct cairn__param *p = d->slots[s].param;
-        if (!d->slots[s].in_place) continue;
-        if (p->owns_grad) cairn__device_free(device_of(d), p->grad);
-        p->grad = place_of(d, s);
-        p->owns_grad = p->written = false;
+        if (d->slots[s].in_place) cairn__grad_place(d->slots[s].param->gradient, place_of(d, s));
     }
 }
 
@@ -191,7 +187,7 @@ static void leave_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         struct cairn__param *p = d->slots[s].param;
         if (!d->slots[s].in_place) continue;
-        p->grad = NULL; /* the next backward makes one of the model's own */
+        cairn__grad_place(p->gradient, NULL); /* the next backward makes one of the model's own */
         cairn__params_forget(&p, 1);
     }
     free_arenas(d, d->arenas);
@@ -213,7 +209,8 @@ void cairn__ddp_detach(struct ddp_context *d) {
 
 static void copy_in(struct ddp_context *d, size_t s) {
     const struct cairn__param *p = d->slots[s].param;
-    cairn__pass_cast(device_of(d)->passes, device_of(d), place_of(d, s), d->slots[s].wire, p->grad, p->dtype, p->n);
+    cairn__pass_cast(device_of(d)->passes, device_of(d), place_of(d, s), d->slots[s].wire,
+                     cairn__grad_memory(p->gradient), p->dtype, p->n);
 }
 
 /* What of a slot lies in a bucket. */
@@ -225,7 +222,8 @@ static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucke
     const size_t slot_end = offset + p->n, bucket_end = bucket->begin + bucket->n;
     const size_t end = slot_end < bucket_end ? slot_end : bucket_end;
     *item = (struct cairn__item){.n = end - begin,
-                                 .dst = (char *)p->grad + (begin - offset) * cairn_dtype_nbytes(p->dtype),
+                                 .dst = (char *)cairn__grad_memory(p->gradient) +
+                                        (begin - offset) * cairn_dtype_nbytes(p->dtype),
                                  .x = arena_at(d, bucket->dtype, begin)};
 }
 
@@ -248,23 +246,18 @@ static void copy_back(struct ddp_context *d, const struct cairn__ddp_bucket *buc
     }
 }
 
-/* A slot that nobody wrote in this backward counts as a gradient of zero: other ranks may have one. What an earlier
- * backward left there is folded away by asking for the slot. */
-void cairn__ddp_mark_written(struct cairn__param *p) {
-    p->written = true;
-    p->checked = false;
-    p->factor = p->set->factor;
-}
-
+/* A slot that nobody wrote in this backward counts as a gradient of zero: other ranks may have one. */
 static cairn_status write_zeros(struct ddp_context *d, size_t s) {
     struct cairn__param *p = d->slots[s].param;
     void *slot = NULL;
-    const bool waits_on = p->set->is_users && p->written; /* unless another rank has one: cairn__ddp_unused_settle */
-    cairn_status st = waits_on ? CAIRN_OK : cairn__param_grad_slot(p, &slot);
+    const bool waits_on =
+        p->set->is_users &&
+        cairn__grad_is_written(p->gradient); /* unless another rank has one: cairn__ddp_unused_settle */
+    cairn_status st = waits_on ? CAIRN_OK : cairn__grad_open(p->gradient, &slot);
     if (st != CAIRN_OK) return st;
     device_of(d)->passes->fill(device_of(d), d->slots[s].wire, place_of(d, s), p->n, 0.0f);
     d->slots[s].zero = false;
-    if (!p->set->is_users) cairn__ddp_mark_written(p);
+    if (!p->set->is_users) cairn__grad_reduce(p->gradient);
     return CAIRN_OK;
 }
 
@@ -452,8 +445,8 @@ static cairn_status agree_on_ignored(struct ddp_context *d) {
     cairn__params_check(device_of(d), d->ignored, d->num_ignored, d->set->items);
     st = cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL);
     for (size_t i = 0; i < d->set->count; i++)
-        d->set->params[i]->flag_touched = d->set->params[i]->acc_flag_touched = true; /* by other ranks */
-    if (st == CAIRN_OK) cairn__params_agreed(d->ignored, d->num_ignored);
+        cairn__grad_touch_flags(d->set->params[i]->gradient); /* by other ranks */
+    for (size_t i = 0; st == CAIRN_OK && i < d->num_ignored; i++) cairn__grad_agree(d->ignored[i]->gradient);
 out:
     return st;
 }
@@ -578,7 +571,8 @@ static cairn_status fold_written(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
         void *slot = NULL;
-        if (d->slots[s].in_place && d->slots[s].param->written) st = cairn__param_grad_slot(d->slots[s].param, &slot);
+        struct cairn__grad *g = d->slots[s].param->gradient;
+        if (d->slots[s].in_place && cairn__grad_is_written(g)) st = cairn__grad_open(g, &slot);
     }
     return st;
 }

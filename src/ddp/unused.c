@@ -76,7 +76,7 @@ size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test i
 /* Before anything arrives: what this backward has for the slot. */
 static bool is_coming(const struct ddp_context *d, size_t s) {
     const struct cairn__param *p = d->slots[s].param;
-    return cairn__param_is_reached(p) || cairn__param_has_held(p);
+    return cairn__param_is_reached(p) || cairn__grad_is_unsynced(p->gradient);
 }
 
 static bool is_missing(const struct ddp_context *d, size_t s) {
@@ -124,7 +124,7 @@ static cairn_status compare_graphs(struct ddp_context *d) {
 
 /* No gradient comes, but something was kept. */
 static cairn_status arrive_with_kept(struct ddp_context *d, size_t s) {
-    cairn_status st = cairn__param_grad_absent(d->slots[s].param);
+    cairn_status st = cairn__grad_sync(d->slots[s].param->gradient);
     if (st == CAIRN_OK) cairn__ddp_arrive(d, s);
     return st;
 }
@@ -133,7 +133,7 @@ static cairn_status let_missing_arrive(struct ddp_context *d, cairn__ddp_slot_te
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
         if (d->slots[s].arrived || comes_later(d, s)) continue;
-        if (cairn__param_has_held(d->slots[s].param)) {
+        if (cairn__grad_is_unsynced(d->slots[s].param->gradient)) {
             st = arrive_with_kept(d, s);
         } else {
             cairn__ddp_arrive_empty(d, s);
@@ -166,7 +166,7 @@ static cairn_status judge(struct ddp_context *d) {
 static void note_used(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__param *p = d->slots[s].param;
-        d->slots[s].used = cairn__param_has_held(p) || (cairn__param_is_reached(p) && !d->zero_loss);
+        d->slots[s].used = cairn__grad_is_unsynced(p->gradient) || (cairn__param_is_reached(p) && !d->zero_loss);
     }
 }
 
@@ -175,7 +175,7 @@ static cairn_status add_kept_to_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; st == CAIRN_OK && i < d->num_ignored; i++) {
         struct cairn__param *p = d->ignored[i];
-        if (cairn__param_has_held(p)) st = cairn__param_grad_absent(p);
+        if (cairn__grad_is_unsynced(p->gradient)) st = cairn__grad_sync(p->gradient);
     }
     return st;
 }
@@ -206,7 +206,7 @@ bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b) {
 cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots && !d->model; s++) {
         const struct cairn__ddp_slot *slot = &d->slots[s];
-        d->slots[s].used = slot->arrived || cairn__param_has_held(slot->param);
+        d->slots[s].used = slot->arrived || cairn__grad_is_unsynced(slot->param->gradient);
     }
     const cairn_status st = add_kept_to_ignored(d);
     return st == CAIRN_OK ? let_missing_arrive(d, never) : st;
@@ -229,10 +229,8 @@ static void recall_used(struct ddp_context *d) {
 
 /* A gradient in the user's memory is what was declared last, by whichever rank; what is older is gone on all of them,
  * or waits on on all. */
-static void take_anew(struct cairn__param *p) {
-    if (p->reached == p->set->backward) return;
-    cairn__ddp_mark_written(p);
-    p->clip = NULL;
+static void take_anew(const struct cairn__param *p) {
+    if (p->reached != p->set->backward) cairn__grad_reduce(p->gradient);
 }
 
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
@@ -247,7 +245,7 @@ cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         if (!allows_unused(d)) d->slots[s].used = true;
         if (d->model) {
-            if (!d->slots[s].used) d->slots[s].param->written = false;
+            if (!d->slots[s].used) cairn__grad_drop(d->slots[s].param->gradient);
         } else if (d->slots[s].used) {
             take_anew(d->slots[s].param);
         }

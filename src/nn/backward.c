@@ -164,10 +164,9 @@ static void order_sets(struct cairn__tape *tape) {
 /* Nobody's gradients are touched before all sets have heard of it. */
 static cairn_status begin_walk(struct cairn__tape *tape, const cairn_tensor *loss) {
     cairn_status st = CAIRN_OK;
-    const float *factor = loss->loss_scale ? &loss->loss_scale->factor : NULL;
     order_sets(tape);
     for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++)
-        st = cairn__param_set_begin(tape->sets[i], tape->backward, factor);
+        st = cairn__param_set_begin(tape->sets[i], tape->backward, loss->loss_scale);
     return st;
 }
 

@@ -17,25 +17,23 @@ static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) 
     const int key = o->of.keys[first];
     size_t listed = 0;
     for (size_t i = first; i < o->count; i++) {
-        struct cairn__param *p = o->of.params[i];
+        const struct cairn__param *p = o->of.params[i];
         if (o->of.keys[i] != key || o->of.items[i].factor != like->factor) continue;
-        uint32_t *const flag = p->has_acc ? cairn__param_acc_flag(p) : cairn__param_flag(p);
+        uint32_t *const flag = cairn__grad_clip(p->gradient, &o->state->clip);
         o->of.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->of.items[i].grad, .found = flag};
         o->of.keys[i] = -1;
-        *(p->has_acc ? &p->acc_flag_touched : &p->flag_touched) = true;
-        p->checked = p->acc_checked = p->seen = true;
-        p->clip = &o->state->clip;
     }
     d->passes->l2norm(d, o->of.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
 }
 
 static cairn_status find_gradients(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
-        cairn_dtype dtype = CAIRN_F32;
-        struct cairn__optim_item *item = &o->of.items[i];
-        cairn_status st = cairn__param_grad_final(o->of.params[i], &item->grad, &dtype, &item->factor);
+        struct cairn__grad_view grad;
+        cairn_status st = cairn__grad_read(o->of.params[i]->gradient, &grad);
         if (st != CAIRN_OK) return st;
-        o->of.keys[i] = item->grad ? (int)dtype : -1;
+        o->of.items[i].grad = grad.x;
+        o->of.items[i].factor = grad.factor;
+        o->of.keys[i] = grad.x ? (int)grad.dtype : -1;
     }
     return CAIRN_OK;
 }
@@ -49,7 +47,7 @@ static void end_clip(struct cairn_optimizer *o) {
 void cairn__optimizer_forget_stale(cairn_optimizer *o) {
     if (!o->clipped && !o->noted) return;
     for (size_t i = 0; i < o->count; i++) {
-        if (o->of.params[i]->seen) return;
+        if (cairn__grad_is_noted(o->of.params[i]->gradient)) return;
     }
     end_clip(o);
     if (o->noted) cairn__optimizer_lower_skip(o);
@@ -57,8 +55,8 @@ void cairn__optimizer_forget_stale(cairn_optimizer *o) {
 
 static bool has_unclipped(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
-        const struct cairn__param *p = o->of.params[i];
-        if ((p->written || p->has_acc) && !p->clip) return true;
+        const struct cairn__grad *g = o->of.params[i]->gradient;
+        if (cairn__grad_exists(g) && !cairn__grad_is_clipped(g)) return true;
     }
     return false;
 }
@@ -68,7 +66,8 @@ cairn_status cairn__optimizer_part_clip(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     if (!o->clipped || !has_unclipped(o)) return CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
-        if (o->of.params[i]->clip) TRY(cairn__param_unscale(o->of.params[i]));
+        struct cairn__grad *g = o->of.params[i]->gradient;
+        if (cairn__grad_is_clipped(g)) TRY(cairn__grad_unscale(g));
     }
     end_clip(o);
 out:
@@ -77,7 +76,7 @@ out:
 
 static bool accumulates(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
-        if (o->of.params[i]->has_acc) return true;
+        if (cairn__grad_is_accumulated(o->of.params[i]->gradient)) return true;
     }
     return false;
 }
@@ -93,7 +92,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     size_t lists = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm would have to be waited for; give NULL"));
     TRY(cairn__params_check_arrived("cairn_clip_grad_norm", o->of.params, o->count));
-    TRY(cairn__params_take_held(o->of.params, o->count));
+    TRY(cairn__params_take_unsynced(o->of.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
@@ -114,18 +113,14 @@ out:
 cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__params_check_arrived("unscaling", o->of.params, o->count));
-    TRY(cairn__params_take_held(o->of.params, o->count));
+    TRY(cairn__params_take_unsynced(o->of.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     if (o->hook.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
-    for (size_t i = 0; i < o->count; i++) TRY(cairn__param_unscale(o->of.params[i]));
+    for (size_t i = 0; i < o->count; i++) TRY(cairn__grad_unscale(o->of.params[i]->gradient));
     end_clip(o);
 out:
     return st;
-}
-
-static float *unscaled(const struct cairn__param *p) {
-    return p->has_acc ? p->acc : p->written ? p->grad : NULL;
 }
 
 cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit) {
@@ -136,7 +131,7 @@ cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit) {
     size_t listed = 0;
     TRY(cairn__optimizer_unscale(o));
     for (size_t i = 0; i < o->count; i++) {
-        float *grad = unscaled(o->of.params[i]);
+        float *grad = cairn__grad_unscaled(o->of.params[i]->gradient);
         if (grad) o->of.plain[listed++] = (struct cairn__item){.n = o->of.params[i]->n, .dst = grad, .x = grad};
     }
     if (listed) device_of(o)->passes->clamp(device_of(o), o->of.plain, listed, (float)limit);
@@ -158,7 +153,7 @@ cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *ou
             out[i].data = p->master;
             out[i].dtype = CAIRN_F32;
         }
-        out[i].grad = unscaled(p);
+        out[i].grad = cairn__grad_unscaled(p->gradient);
     }
     return st;
 }

@@ -19,12 +19,10 @@ void cairn__optimizer_check(cairn_optimizer *o) {
 }
 
 /* Of several ranks, only their sum is left once a listener has reduced it. */
-static struct cairn__taken taken_from(const struct cairn_optimizer *o, size_t i, const void *x, cairn_dtype dtype,
-                                      uint32_t *flag) {
-    const struct cairn__param *p = o->of.params[i];
-    const bool is_sum = p->set->listener && o->env->size > 1;
-    return (struct cairn__taken){
-        .n = p->n, .x = x, .dtype = dtype, .rank = is_sum ? -1 : o->env->rank, .flag = flag, .to = &o->of.overflows[i]};
+static void address(const struct cairn_optimizer *o, size_t i, struct cairn__taken *taken) {
+    const bool is_sum = o->of.params[i]->set->listener && o->env->size > 1;
+    taken->rank = is_sum ? -1 : o->env->rank;
+    taken->to = &o->of.overflows[i];
 }
 
 static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *any) {
@@ -34,7 +32,7 @@ static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch,
 
 /* Without ranks that add up, a loss is this rank's affair: the other words are down. */
 static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set, struct cairn__taken *taken) {
-    if (!set->losses_touched || set->alone) return 0;
+    if (!set->losses_touched || set->only_unsynced) return 0;
     for (int r = 0; r < o->env->size; r++)
         taken[r] = (struct cairn__taken){.dtype = CAIRN_F32,
                                          .rank = r,
@@ -44,21 +42,13 @@ static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set
     return (size_t)o->env->size;
 }
 
-/* A gradient that was folded since is in the accumulator. */
 bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
     cairn__optimizer_forget_stale(o);
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__param *p = o->of.params[i];
-        if (p->set->alone) continue;
-        if ((p->written && !p->held) || p->has_acc) p->seen = o->noted = true;
-        if (!p->flag_touched) continue;
-        o->of.taken[listed++] = taken_from(o, i,
-                                           p->written   ? p->grad
-                                           : p->has_acc ? p->acc
-                                                        : NULL,
-                                           p->written ? p->dtype : CAIRN_F32, cairn__param_flag(p));
-        p->flag_touched = false;
+        struct cairn__grad *g = o->of.params[i]->gradient;
+        o->noted |= cairn__grad_note(g);
+        if (cairn__grad_take_flag(g, &o->of.taken[listed])) address(o, i, &o->of.taken[listed++]);
     }
     for (size_t i = 0; i < o->num_sets; i++) {
         if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_save_loss(o->sets[i]);
@@ -74,10 +64,8 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
 bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__param *p = o->of.params[i];
-        if (!p->acc_flag_touched) continue;
-        o->of.taken[listed++] = taken_from(o, i, p->has_acc ? p->acc : NULL, CAIRN_F32, cairn__param_acc_flag(p));
-        p->acc_flag_touched = false;
+        struct cairn__taken *taken = &o->of.taken[listed];
+        if (cairn__grad_take_accumulated_flag(o->of.params[i]->gradient, taken)) address(o, i, &o->of.taken[listed++]);
     }
     return take(o, listed, micro_batch, any);
 }
@@ -92,7 +80,7 @@ void cairn__optimizer_lower_skip(cairn_optimizer *o) {
 
 void cairn__optimizer_forget_found(cairn_optimizer *o) {
     cairn__optimizer_lower_skip(o);
-    cairn__params_consumed(o->of.params, o->count);
+    cairn__params_consume(o->of.params, o->count);
 }
 
 /* ---- updates ---- */
@@ -109,7 +97,7 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     struct cairn__param *p = o->of.params[i];
     struct cairn__optim_item *item = &o->of.items[i];
     const enum cairn__weight_mode mode = mode_of(p);
-    cairn_dtype grad = CAIRN_F32;
+    struct cairn__grad_view grad;
     *item = (struct cairn__optim_item){.n = p->n,
                                        .weights = p->master ? (void *)p->master : p->data,
                                        .state = {o->of.moments[i].array[0], o->of.moments[i].array[1]},
@@ -119,9 +107,12 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     } else {
         item->half = p->master && p->dtype != CAIRN_F32 ? p->data : NULL;
     }
-    cairn_status st = cairn__param_grad_final(p, &item->grad, &grad, &item->factor);
-    if (st == CAIRN_OK) o->of.keys[i] = item->grad ? (int)grad * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
-    return st;
+    cairn_status st = cairn__grad_read(p->gradient, &grad);
+    if (st != CAIRN_OK) return st;
+    item->grad = grad.x;
+    item->factor = grad.factor;
+    o->of.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
+    return CAIRN_OK;
 }
 
 static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
@@ -162,9 +153,8 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
 static cairn_status finish_sums(struct cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; st == CAIRN_OK && i < o->count; i++) {
-        struct cairn__optim_item *item = &o->of.items[i];
-        cairn_dtype dtype;
-        if (o->of.params[i]->has_acc) st = cairn__param_grad_final(o->of.params[i], &item->grad, &dtype, &item->factor);
+        struct cairn__grad *g = o->of.params[i]->gradient;
+        if (cairn__grad_is_accumulated(g)) st = cairn__grad_accumulate(g);
     }
     return st;
 }
@@ -173,7 +163,7 @@ static cairn_status finish_sums(struct cairn_optimizer *o) {
 static void warn_unguarded(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count && !o->warned; i++) {
         const struct cairn__param *p = o->of.params[i];
-        if (!p->written || !p->factor) continue;
+        if (!cairn__grad_is_scaled(p->gradient)) continue;
         cairn__log(CAIRN_LOG_WARNING,
                    "cairn_step: the gradient of '%s' was multiplied by a loss scale, but its optimizer was given to no "
                    "amp_initialize, so that nobody looks for overflow; make optimizers before that, or step with "
@@ -194,7 +184,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     REQUIRE(!cairn__params_incomplete(o->of.params, o->count), CAIRN_ESTATE,
             "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
     if (!o->hook.before) warn_unguarded(o);
-    TRY(cairn__params_take_held(o->of.params, o->count));
+    TRY(cairn__params_take_unsynced(o->of.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
@@ -212,7 +202,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
         p->version++;
     }
     device_of(o)->passes->step_end(device_of(o), end);
-    cairn__params_consumed(o->of.params, o->count);
+    cairn__params_consume(o->of.params, o->count);
     o->clipped = o->noted = false;
     TRY(cairn__device_check(device_of(o)));
     if (!device_of(o)->capturing) TRY(cairn__optimizer_read_reports(o)); /* what was before is no recording's failure */

@@ -29,9 +29,9 @@ void cairn__param_set_forget_losses(struct cairn_param_set *set) {
 }
 
 bool cairn__param_set_keeps_loss(const struct cairn_param_set *set) {
-    if (!set->losses_touched || set->alone) return false;
+    if (!set->losses_touched || set->only_unsynced) return false;
     for (size_t i = 0; i < set->count; i++) {
-        if (cairn__param_has_held(set->params[i])) return true;
+        if (cairn__grad_is_unsynced(set->params[i]->gradient)) return true;
     }
     return false;
 }

@@ -198,7 +198,7 @@ static void sum_that_overflows_by_itself_is_skipped(void **state) {
 /* ---- gradients that are held: ddp's no_sync ---- */
 
 static void hold(struct probe *p, bool on) {
-    OK(cairn__param_set_hold(cairn_module_params(p->model), on));
+    OK(cairn__param_set_keep_unsynced(cairn_module_params(p->model), on));
 }
 
 static void held_micro_batches_are_one_loss_to_the_scaler(void **state) {
@@ -211,7 +211,8 @@ static void held_micro_batches_are_one_loss_to_the_scaler(void **state) {
         for (int m = 0; m < 3; m++) probe_backward(&p, micro[m], NULL);
         hold(&p, false);
         probe_backward(&p, micro[3], NULL);
-        for (size_t k = 0; k < 2; k++) assert_false(cairn_module_params(p.model)->params[k]->has_acc);
+        for (size_t k = 0; k < 2; k++)
+            assert_false(cairn__grad_is_accumulated(cairn_module_params(p.model)->params[k]->gradient));
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, sum);
         assert_int_equal(probe_scaler(&p, 0).updates, 1);
@@ -229,7 +230,7 @@ static void overflow_while_held_is_found_by_the_loss_that_counts(void **state) {
                 hold(&p, m < 3);
                 probe_backward(&p, micro[m], NULL);
                 struct cairn__param *const weight = cairn_module_params(p.model)->params[0];
-                if (m == bad) cairn__dtype(weight->dtype)->from_f32(weight->grad, INFINITY);
+                if (m == bad) cairn__dtype(weight->dtype)->from_f32(cairn__grad_memory(weight->gradient), INFINITY);
                 if (m < 3) OK(cairn__env_resolve(*state));
                 if (m < 3) assert_int_equal(*cairn__optimizer_skip(p.sgd), 0);
             }
@@ -261,7 +262,7 @@ static void step_without_synchronising_is_a_step_as_any_other(void **state) {
             for (int m = 0; m < 3; m++) {
                 probe_backward(&p, micro[m], NULL);
                 struct cairn__param *const weight = cairn_module_params(p.model)->params[0];
-                if (m == bad) cairn__dtype(weight->dtype)->from_f32(weight->grad, INFINITY);
+                if (m == bad) cairn__dtype(weight->dtype)->from_f32(cairn__grad_memory(weight->gradient), INFINITY);
             }
             OK(cairn_step(p.sgd));
             assert_int_equal(cairn_step_skipped(p.sgd), bad >= 0);
@@ -289,7 +290,8 @@ static void held_gradients_can_be_looked_at_in_the_middle(void **state) {
         probe_backward(&p, micro[2], NULL);
         hold(&p, false);
         probe_backward(&p, micro[3], NULL);
-        for (size_t k = 0; k < 2; k++) assert_false(cairn_module_params(p.model)->params[k]->has_acc);
+        for (size_t k = 0; k < 2; k++)
+            assert_false(cairn__grad_is_accumulated(cairn_module_params(p.model)->params[k]->gradient));
         sum_of_micro(4, sum);
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, sum);
@@ -618,7 +620,7 @@ static void zero_grad_that_does_nothing_looks_at_nothing(void **state) {
     probe_begin(&p, *state, &exact_levels[3], dynamic(1));
     probe_backward(&p, micro[0], NULL);
     assert_null(cairn_checkpoint(zeroes, &p, &p.x, 1));
-    assert_false(cairn_module_params(p.model)->params[0]->checked);
+    assert_false((cairn__grad_states(cairn_module_params(p.model)->params[0]->gradient).slot == CAIRN__SLOT_CHECKED));
     probe_end(&p);
 }
 

@@ -402,12 +402,14 @@ static void check_gradient(const struct run *r, int input, cairn_dtype through) 
     const struct cairn__param *p = t->param;
     double value = 0;
     if (p && p->dtype != r->types[input]) fail_run(r, "a parameter, and its gradient, has another type");
-    if (p && !p->written) return;
+    if (p && !cairn__grad_is_written(p->gradient)) return;
     if (!p && !t->has_grad) return;
     if (!p && !cairn_tensor_grad(t)) fail_run(r, "the gradient of a leaf is not f32");
     for (size_t i = 0; i < t->n && through; i++) {
         if (p) {
-            cairn__convert(&value, CAIRN_F64, (const char *)p->grad + i * cairn_dtype_nbytes(p->dtype), p->dtype, 1);
+            cairn__convert(&value, CAIRN_F64,
+                           (const char *)cairn__grad_memory(p->gradient) + i * cairn_dtype_nbytes(p->dtype), p->dtype,
+                           1);
         } else {
             value = (double)cairn_tensor_grad(t)[i];
         }

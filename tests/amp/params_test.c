@@ -230,7 +230,7 @@ static void trains_held(cairn_env *env, size_t kind, bool fused, bool synchronis
     struct trainer t;
     begin(&t, env, kinds[kind].storage, fused, kinds[kind].level, kinds[kind].half);
     for (int m = 0; m < MICRO; m++) {
-        OK(cairn__param_set_hold(t.set, !synchronises || m + 1 < MICRO));
+        OK(cairn__param_set_keep_unsynced(t.set, !synchronises || m + 1 < MICRO));
         assert_true(amp_loss_scale(t.amp) == 128);
         write_grads(&t, m, amp_loss_scale(t.amp));
         if (m == overflows_at) put(&t, 7, INFINITY);
@@ -452,7 +452,7 @@ static void a_static_scale_of_1_costs_nothing(void **state) {
     struct trainer t;
     begin_from(&t, *state, CAIRN_F32, true, (struct amp_options){.opt_level = AMP_O2, .loss_scale = 1});
     assert_true(amp_loss_scale(t.amp) == 1);
-    assert_null(t.set->factor);
+    assert_null(t.set->scale);
     end(&t);
 }
 
@@ -607,10 +607,10 @@ static void gradients_may_get_their_memory_at_the_first_backward(void **state) {
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     h.lr = 1;
     OK(cairn_param_set_create(*state, &param, 1, &set));
-    assert_null(set->params[0]->grad); /* nothing is made that is not asked for */
+    assert_null(cairn__grad_memory(set->params[0]->gradient)); /* nothing is made that is not asked for */
     OK(cairn_sgd_create(set, &h, &sgd));
     OK(cairn_step(sgd));
-    assert_null(set->params[0]->grad);
+    assert_null(cairn__grad_memory(set->params[0]->gradient));
     REFUSED(cairn_grads_ready(set, 0, 1), CAIRN_EINVAL, "parameter 'w' has no gradient memory; give it some with");
     OK(cairn_param_bind(set, 0, NULL, late));
     OK(cairn_grads_ready(set, 0, 1));
@@ -821,7 +821,7 @@ static void a_second_context_follows_the_first(void **state) {
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     step(&t, false);
     amp_destroy(&t.amp);
-    assert_null(t.set->factor);
+    assert_null(t.set->scale);
     OK(amp_initialize_params(t.env, t.set, NULL, amp_options(.opt_level = AMP_O1, .verbosity = -1), &t.amp));
     assert_true(amp_loss_scale(t.amp) == 65536);
     end(&t);

@@ -145,8 +145,8 @@ static char *plant(struct subject *s, cairn_env *env, const struct planting *p) 
 static bool has_bad_gradient(const struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
-        for (size_t k = 0; p->written && k < p->n; k++) {
-            const char *at = (const char *)p->grad + k * cairn_dtype_nbytes(p->dtype);
+        for (size_t k = 0; cairn__grad_is_written(p->gradient) && k < p->n; k++) {
+            const char *at = (const char *)cairn__grad_memory(p->gradient) + k * cairn_dtype_nbytes(p->dtype);
             if (!isfinite(cairn__dtype(p->dtype)->to_f32(at))) return true;
         }
     }

@@ -275,7 +275,7 @@ static void plain_backward_after_a_scaled_one_has_scale_1(void **state) {
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t.model, t.x), t.y);
     assert_int_equal(cairn_backward(loss), CAIRN_OK);
     const struct cairn__param *p = cairn_module_params(t.model)->params[0];
-    assert_true(p->written && !p->factor);
+    assert_true(cairn__grad_is_written(p->gradient) && !cairn__grad_is_scaled(p->gradient));
     end(&t);
 }
 
@@ -459,17 +459,15 @@ static void gradient_of_another_model_keeps_its_scale_over_many_losses(void **st
     assert_int_equal(amp_backward(first.amp, cairn_add(loss_of(&first), loss_of(&second)), first.sgd), CAIRN_OK);
     assert_int_equal(cairn_step(first.sgd), CAIRN_OK);
     const struct cairn__param *p = cairn_module_params(second.model)->params[0];
-    const double before = *(const float *)p->grad * (double)*p->factor;
+    const double before =
+        *(const float *)cairn__grad_memory(p->gradient) * (double)*cairn__grad_peek(p->gradient).factor;
     for (int i = 0; i < 70; i++) {
         first.plant.target = i == 5 ? 0 : -1, first.plant.value = INFINITY;
         step(&first);
     }
-    const void *grad = NULL;
-    const float *factor = NULL;
-    cairn_dtype dtype;
-    assert_int_equal(cairn__param_grad_final(cairn_module_params(second.model)->params[0], &grad, &dtype, &factor),
-                     CAIRN_OK);
-    assert_true(*(const float *)grad * (double)(factor ? *factor : 1) == before);
+    struct cairn__grad_view grad;
+    assert_int_equal(cairn__grad_read(cairn_module_params(second.model)->params[0]->gradient, &grad), CAIRN_OK);
+    assert_true(*(const float *)grad.x * (double)(grad.factor ? *grad.factor : 1) == before);
     end(&second), end(&first);
 }
 

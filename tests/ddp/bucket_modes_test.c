@@ -55,7 +55,8 @@ static char *own_gradients(cairn_env *env, struct gradients *g) {
     cairn_tensor *x = input_of(env);
     EXPECT_OK(cairn_backward(loss_of(env, cairn_module_forward(model, x))));
     struct cairn_param_set *set = cairn_module_params(model);
-    for (size_t i = 0; i < NUM_PARAMS; i++) memcpy(g->of[i], set->params[i]->grad, set->params[i]->n * sizeof(float));
+    for (size_t i = 0; i < NUM_PARAMS; i++)
+        memcpy(g->of[i], cairn__grad_memory(set->params[i]->gradient), set->params[i]->n * sizeof(float));
     cairn_tensor_destroy(&x);
     cairn_module_destroy(&model);
     return NULL;
@@ -63,7 +64,7 @@ static char *own_gradients(cairn_env *env, struct gradients *g) {
 
 static char *expect_times(cairn_env *env, const struct cairn_param_set *set, const struct gradients *own, float k) {
     for (size_t i = 0; i < NUM_PARAMS; i++) {
-        const float *got = set->params[i]->grad;
+        const float *got = cairn__grad_memory(set->params[i]->gradient);
         for (size_t e = 0; e < set->params[i]->n; e++) EXPECT(got[e] == k * own->of[i][e]);
     }
     return NULL;
@@ -177,7 +178,7 @@ static char *look_at_buckets(cairn_env *env, void *ctx) {
         EXPECT_OK(ddp_bucket_get(net, i, &bucket));
         EXPECT(bucket.index == i && bucket.is_last == (i + 1 == NUM_PARAMS) && bucket.group == ddp_group(net));
         EXPECT(bucket.num_params == 1 && bucket.params[0] == (size_t)(NUM_PARAMS - 1 - i));
-        EXPECT(bucket.buffer == set->params[bucket.params[0]]->grad); /* a view of the bucket */
+        EXPECT(bucket.buffer == cairn__grad_memory(set->params[bucket.params[0]]->gradient)); /* a view of the bucket */
         EXPECT(bucket.n >= set->params[bucket.params[0]]->n);
     }
     EXPECT(ddp_bucket_get(net, NUM_PARAMS, &bucket) == CAIRN_EINVAL && ddp_bucket_get(net, -1, &bucket) != CAIRN_OK);
@@ -246,7 +247,8 @@ static char *reduce_wide(cairn_env *env, const struct ddp_options *options, amp_
         EXPECT_OK(cairn_backward(cairn_sum(ddp_forward(net, xs))));
         const struct cairn__param *p = set->params[0];
         for (size_t e = 0; e < p->n; e++) {
-            const float got = cairn__dtype(p->dtype)->to_f32((char *)p->grad + e * cairn_dtype_nbytes(p->dtype));
+            const float got = cairn__dtype(p->dtype)->to_f32((char *)cairn__grad_memory(p->gradient) +
+                                                             e * cairn_dtype_nbytes(p->dtype));
             EXPECT(got == (e % WIDE % 8 == 0 ? 2.0f : 0.0f)); /* the average of 1, 2 and 3 */
         }
     }
@@ -361,13 +363,14 @@ static char *plan_anew(cairn_env *env, void *ctx) {
     set->listener = &see;
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
     PASS(expect_order(env, net, reversed));
-    memcpy(first, set->params[2]->grad, sizeof(first));
+    memcpy(first, cairn__grad_memory(set->params[2]->gradient), sizeof(first));
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
     if (cairn_env_rank(env) == 0) memcpy(orders, arrivals.order, sizeof(arrivals.order));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     PASS(expect_order(env, net, orders));
-    EXPECT(memcmp(set->params[2]->grad, first, sizeof(first)) == 0 && set->params[2]->has_acc);
-    EXPECT(memcmp(set->params[2]->acc, first, sizeof(first)) == 0);
+    EXPECT(memcmp(cairn__grad_memory(set->params[2]->gradient), first, sizeof(first)) == 0 &&
+           cairn__grad_is_accumulated(set->params[2]->gradient));
+    EXPECT(memcmp(cairn__grad_unscaled(set->params[2]->gradient), first, sizeof(first)) == 0);
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
     PASS(expect_order(env, net, orders));
     set->listener = arrivals.behind;

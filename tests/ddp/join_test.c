@@ -370,7 +370,7 @@ static char *average_large_halves(cairn_env *env, void *ctx) {
         cairn_tensor *loss = have ? cairn_mse_loss(ddp_forward(t.net, x), y) : ddp_zero_loss(t.net);
         EXPECT_OK(amp_backward(t.amp, loss, t.optimizer));
         for (size_t i = 0; i < t.set->count; i++) {
-            const uint16_t *grad = t.set->params[i]->grad;
+            const uint16_t *grad = cairn__grad_memory(t.set->params[i]->gradient);
             for (size_t k = 0; k < t.set->params[i]->n; k++) EXPECT(grad[k] == 0x78e2);
         }
     }

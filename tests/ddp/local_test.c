@@ -120,10 +120,10 @@ static char *reduce_without_a_backward(cairn_env *env, void *ctx) {
                                       "a rank without input the loss of ddp_zero_loss") == 0);
     if (rank == 1) EXPECT_OK(amp_backward(t.amp, ddp_zero_loss(t.net), t.optimizer));
     EXPECT_OK(ddp_reduce(t.net));
-    for (int k = 0; k < PARTS; k++) EXPECT(!cairn__param_has_held(t.set->params[k]));
+    for (int k = 0; k < PARTS; k++) EXPECT(!cairn__grad_is_unsynced(t.set->params[k]->gradient));
     for (int i = 0; i < PART; i++) {
         const float want = 64 * parts_number(0, 0, 0, i) / 2;
-        EXPECT(((const float *)t.set->params[0]->grad)[i] == want);
+        EXPECT(((const float *)cairn__grad_memory(t.set->params[0]->gradient))[i] == want);
     }
     parts_end(&t);
     return NULL;
@@ -147,10 +147,14 @@ static char *create_with_gradients(cairn_env *env, void *ctx) {
     EXPECT_OK(ddp_create(t.model, cairn_env_group(env), NULL, &t.net));
     for (int b = 0; b < 2; b++) {
         EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
-        for (int k = 0; k < PARTS; k++) EXPECT(t.set->params[k]->written && t.set->params[k]->has_acc == (b > 0));
+        for (int k = 0; k < PARTS; k++)
+            EXPECT(cairn__grad_is_written(t.set->params[k]->gradient) &&
+                   cairn__grad_is_accumulated(t.set->params[k]->gradient) == (b > 0));
     }
     ddp_destroy(&t.net);
-    for (int k = 0; k < PARTS; k++) EXPECT(!t.set->params[k]->written && !t.set->params[k]->has_acc);
+    for (int k = 0; k < PARTS; k++)
+        EXPECT(!cairn__grad_is_written(t.set->params[k]->gradient) &&
+               !cairn__grad_is_accumulated(t.set->params[k]->gradient));
     parts_end(&t);
     return NULL;
 }
@@ -191,7 +195,8 @@ static char *round_once(cairn_env *env, void *ctx) {
             for (int m = 0; m + 1 < MICRO; m++) local += rounded(flows, inexact(r, m, i));
             sum += rounded(p->dtype, 64 * local + 64 * rounded(flows, inexact(r, MICRO - 1, i)));
         }
-        const char *at = (const char *)p->grad + (size_t)(i % PART) * cairn_dtype_nbytes(p->dtype);
+        const char *at =
+            (const char *)cairn__grad_memory(p->gradient) + (size_t)(i % PART) * cairn_dtype_nbytes(p->dtype);
         EXPECT(cairn__dtype(p->dtype)->to_f32(at) == rounded(p->dtype, sum / 2));
     }
     parts_end(&t);
@@ -210,7 +215,7 @@ static void sums_that_are_not_exact_are_rounded_once_before_they_travel(void **s
 /* ---- overflow ---- */
 
 static void spoil(struct cairn__param *p) {
-    cairn__dtype(p->dtype)->from_f32(p->grad, INFINITY);
+    cairn__dtype(p->dtype)->from_f32(cairn__grad_memory(p->gradient), INFINITY);
 }
 
 /* The first step overflows. */
@@ -358,14 +363,16 @@ static char *leave_in_the_middle(cairn_env *env, void *ctx) {
         EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
     }
     ddp_destroy(&t.net);
-    for (size_t k = 0; k < PARTS; k++) EXPECT(!cairn__param_has_held(t.set->params[k]) && !t.set->params[k]->written);
+    for (size_t k = 0; k < PARTS; k++)
+        EXPECT(!cairn__grad_is_unsynced(t.set->params[k]->gradient) &&
+               !cairn__grad_is_written(t.set->params[k]->gradient));
     EXPECT_OK(ddp_create(t.model, cairn_env_group(env), j->options, &t.net));
     cairn_zero_grad(t.optimizer);
     parts_numbers(cairn_env_rank(env), 0, 0, gradient);
     EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
     for (int i = 0; i < PART; i++) {
         const float want = 64 * (parts_number(0, 0, 0, i) + parts_number(1, 0, 0, i)) / 2;
-        EXPECT(((const float *)t.set->params[0]->grad)[i] == want);
+        EXPECT(((const float *)cairn__grad_memory(t.set->params[0]->gradient))[i] == want);
     }
     parts_end(&t);
     return NULL;

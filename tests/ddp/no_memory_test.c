@@ -36,7 +36,7 @@ static char *expect_averages(struct trained *t, cairn_env *env, int step) {
     EXPECT_OK(parts_backward(t, mine, ALL_PARTS));
     for (int i = 0; i < PARTS * PART; i++) {
         const float sum = parts_number(0, step, 0, i) + parts_number(1, step, 0, i);
-        EXPECT(((const float *)t->set->params[i / PART]->grad)[i % PART] == scale * sum / 2);
+        EXPECT(((const float *)cairn__grad_memory(t->set->params[i / PART]->gradient))[i % PART] == scale * sum / 2);
     }
     EXPECT_OK(cairn_step(t->optimizer));
     return NULL;

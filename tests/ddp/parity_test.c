@@ -190,9 +190,10 @@ static double element(const void *values, cairn_dtype dtype, size_t e) {
 static char *expect_gradients(const struct training *t, cairn_env *env, const struct setup *s, int step, int rows) {
     for (size_t i = 0; i < t->set->count; i++) {
         const struct cairn__param *p = t->set->params[i];
-        const double factor = p->factor ? *p->factor : 1;
+        const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
+        const double factor = grad.factor ? *grad.factor : 1;
         for (size_t e = 0; e < p->n; e++)
-            EXPECT(element(p->grad, p->dtype, e) * factor == gradient_of(s, step, rows, i, e));
+            EXPECT(element(cairn__grad_memory(p->gradient), p->dtype, e) * factor == gradient_of(s, step, rows, i, e));
     }
     return NULL;
 }

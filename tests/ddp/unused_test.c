@@ -211,9 +211,11 @@ static char *know_the_graph_late(cairn_env *env, void *ctx) {
         parts_numbers(rank, s, 0, gradient);
         if (s == 0 && rank == 1) EXPECT_OK(amp_backward(t.amp, ddp_zero_loss(t.net), t.optimizer));
         else EXPECT_OK(parts_backward(&t, gradient, rank == 1 ? 0x7 : 0x3));
-        for (int k = 0; k < PARTS; k++) EXPECT(t.set->params[k]->written == (k < (s == 0 ? 2 : 3)));
+        for (int k = 0; k < PARTS; k++)
+            EXPECT(cairn__grad_is_written(t.set->params[k]->gradient) == (k < (s == 0 ? 2 : 3)));
     }
-    EXPECT(((const float *)t.set->params[2]->grad)[0] == 64 * parts_number(1, 2, 0, 2 * PART) / 2);
+    EXPECT(((const float *)cairn__grad_memory(t.set->params[2]->gradient))[0] ==
+           64 * parts_number(1, 2, 0, 2 * PART) / 2);
     parts_end(&t);
     return NULL;
 }
@@ -239,7 +241,7 @@ static char *reach_two_in_some_order(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_backward(cairn_add(first, ddp_forward(t[1 - rank].net, t[1 - rank].x))));
     for (int i = 0; i < 2 * PART; i++) {
         const float want = (parts_number(0, 0, 0, i % PART) + parts_number(1, 0, 0, i % PART)) / 2;
-        EXPECT(((const float *)t[i / PART].set->params[0]->grad)[i % PART] == want);
+        EXPECT(((const float *)cairn__grad_memory(t[i / PART].set->params[0]->gradient))[i % PART] == want);
     }
     for (int i = 0; i < 2; i++) parts_end(&t[i]);
     return NULL;
@@ -411,9 +413,9 @@ static char *ignore_one(cairn_env *env, void *ctx) {
         EXPECT_OK(ddp_no_sync(t.net, 0));
         EXPECT_OK(parts_backward(&t, gradient, 0x7));
         const struct cairn__param *p = t.set->params[3];
-        EXPECT(p->written == held && !cairn__param_has_held(p));
+        EXPECT(cairn__grad_is_written(p->gradient) == held && !cairn__grad_is_unsynced(p->gradient));
         for (int i = 0; i < PART && held; i++)
-            EXPECT(((const float *)p->grad)[i] == 64 * parts_number(rank, 0, 0, 3 * PART + i));
+            EXPECT(((const float *)cairn__grad_memory(p->gradient))[i] == 64 * parts_number(rank, 0, 0, 3 * PART + i));
     }
     parts_end(&t);
     return NULL;

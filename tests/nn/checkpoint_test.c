@@ -99,9 +99,9 @@ static void take_outcome(struct model *m, struct outcome *o, double scale) {
     o->streams = m->env->next_stream;
     for (int i = 0; i < LAYERS; i++) {
         struct cairn_param_set *set = cairn_module_params(m->layers[i]);
-        memcpy(o->weights[i], set->params[0]->grad, sizeof(o->weights[i]));
-        memcpy(o->biases[i], set->params[1]->grad, sizeof(o->biases[i]));
-        set->params[0]->written = set->params[1]->written = false;
+        memcpy(o->weights[i], cairn__grad_memory(set->params[0]->gradient), sizeof(o->weights[i]));
+        memcpy(o->biases[i], cairn__grad_memory(set->params[1]->gradient), sizeof(o->biases[i]));
+        for (int k = 0; k < 2; k++) cairn__grad_forget(set->params[k]->gradient);
     }
     memcpy(o->dx, cairn_tensor_grad(m->x), sizeof(o->dx));
 }
@@ -150,7 +150,7 @@ static void casts_inside_give_the_same_bits(void **state) {
             struct model m = make_model(env);
             m.use_checkpoints = i == 1;
             assert_int_equal(cairn_backward(test_scale_loss(half_loss(&m), 256)), CAIRN_OK);
-            memcpy(dw[i], cairn_module_params(m.layers[1])->params[0]->grad, sizeof(dw[i]));
+            memcpy(dw[i], cairn__grad_memory(cairn_module_params(m.layers[1])->params[0]->gradient), sizeof(dw[i]));
             memcpy(dx[i], cairn_tensor_grad(m.x), sizeof(dx[i]));
             end_model(&m);
         }
@@ -178,7 +178,7 @@ static void nested_checkpoints_give_the_same_bits(void **state) {
         cairn_tensor *made = depth ? cairn_checkpoint(two_blocks, &m, inputs, 2) : two_blocks(&m, inputs, 2);
         if (!made) fail_msg("%s", cairn_last_error());
         assert_int_equal(cairn_backward(cairn_mean(cairn_add(made, y))), CAIRN_OK);
-        memcpy(dw[depth], cairn_module_params(m.layers[0])->params[0]->grad, sizeof(dw[0]));
+        memcpy(dw[depth], cairn__grad_memory(cairn_module_params(m.layers[0])->params[0]->gradient), sizeof(dw[0]));
         memcpy(dx[depth], cairn_tensor_grad(m.x), sizeof(dx[0]));
         end_model(&m);
     }

@@ -144,7 +144,7 @@ static void leaf_adds_up_over_backwards_until_cleared(void **state) {
 }
 
 static const float *slot_of(cairn_module *m, size_t i) {
-    return cairn_module_params(m)->params[i]->grad;
+    return cairn__grad_memory(cairn_module_params(m)->params[i]->gradient);
 }
 
 static void parameter_used_twice_is_written_once_with_the_sum(void **state) {
@@ -157,7 +157,7 @@ static void parameter_used_twice_is_written_once_with_the_sum(void **state) {
     assert_int_equal(cairn_backward(loss), CAIRN_OK);
     for (int i = 0; i < 4; i++) assert_true(slot_of(m, 0)[i] == 6.0f);
     for (int i = 0; i < 2; i++) assert_true(slot_of(m, 1)[i] == 4.0f);
-    assert_false(cairn_module_params(m)->params[0]->has_acc);
+    assert_false(cairn__grad_is_accumulated(cairn_module_params(m)->params[0]->gradient));
     cairn_module_destroy(&m);
 }
 
@@ -236,7 +236,7 @@ static void backward_that_is_refused_writes_nothing(void **state) {
     assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
     assert_string_equal(cairn_last_error(), "not this one");
     assert_true(b.ready == 0 && b.failures == 1 && !b.set->walking);
-    for (size_t i = 0; i < 2; i++) assert_false(b.set->params[i]->written);
+    for (size_t i = 0; i < 2; i++) assert_false(cairn__grad_is_written(b.set->params[i]->gradient));
     cairn_module_destroy(&m);
 }
 
@@ -246,11 +246,9 @@ static void two_backwards_accumulate_in_parameters(void **state) {
     cairn_module *m = cairn_linear(env, 2, 2);
     cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(2, 2), ones);
     for (int i = 0; i < 2; i++) assert_int_equal(cairn_backward(cairn_sum(cairn_module_forward(m, x))), CAIRN_OK);
-    const void *grad = NULL;
-    cairn_dtype dtype;
-    const float *factor;
-    assert_int_equal(cairn__param_grad_final(cairn_module_params(m)->params[0], &grad, &dtype, &factor), CAIRN_OK);
-    for (int i = 0; i < 4; i++) assert_true(((const float *)grad)[i] * (factor ? *factor : 1) == 4.0f);
+    struct cairn__grad_view grad;
+    assert_int_equal(cairn__grad_read(cairn_module_params(m)->params[0]->gradient, &grad), CAIRN_OK);
+    for (int i = 0; i < 4; i++) assert_true(((const float *)grad.x)[i] * (grad.factor ? *grad.factor : 1) == 4.0f);
     cairn_module_destroy(&m);
 }
 
@@ -391,8 +389,9 @@ static cairn_module *deep(cairn_env *env) {
 static void expect_zeros(const struct cairn_param_set *set) {
     const char zeros[64] = {0};
     for (size_t i = 0; i < set->count; i++) {
-        assert_true(set->params[i]->written);
-        assert_memory_equal(set->params[i]->grad, zeros, set->params[i]->n * cairn_dtype_nbytes(set->params[i]->dtype));
+        assert_true(cairn__grad_is_written(set->params[i]->gradient));
+        assert_memory_equal(cairn__grad_memory(set->params[i]->gradient), zeros,
+                            set->params[i]->n * cairn_dtype_nbytes(set->params[i]->dtype));
     }
 }
 
@@ -404,7 +403,7 @@ static void zero_loss_gives_every_parameter_a_gradient_of_zero(void **state) {
     assert_int_equal(cairn__param_set_to_half(set, CAIRN_F16, true, true), CAIRN_OK);
     cairn_tensor *x = cairn_randn(env, CAIRN_F16, CAIRN_SHAPE(5, 4));
     assert_int_equal(cairn_backward(cairn_sum(cairn_module_forward(m, x))), CAIRN_OK);
-    assert_true(*(const uint16_t *)set->params[set->count - 1]->grad == 0x4500); /* 5 rows */
+    assert_true(*(const uint16_t *)cairn__grad_memory(set->params[set->count - 1]->gradient) == 0x4500); /* 5 rows */
     for (int i = 0; i < 2; i++) {
         cairn__param_set_zero_grad(set);
         cairn_tensor *loss = cairn__zero_loss(m);

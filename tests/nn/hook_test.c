@@ -77,8 +77,8 @@ static void hook_equals_the_casts_written_out(void **state) {
         cairn__set_op_hook(env, &no_hook);
 
         assert_memory_equal(&hooked_loss, &loss, sizeof(loss));
-        assert_memory_equal(param(&m, 0)->grad, dw, sizeof(dw));
-        assert_memory_equal(param(&m, 1)->grad, db, sizeof(db));
+        assert_memory_equal(cairn__grad_memory(param(&m, 0)->gradient), dw, sizeof(dw));
+        assert_memory_equal(cairn__grad_memory(param(&m, 1)->gradient), db, sizeof(db));
         assert_rounded(dw, OUT * IN, halves[i]);
         assert_rounded(db, OUT, halves[i]);
         assert_int_equal(counts.asked[CAIRN__OP_LINEAR], 1);
@@ -148,7 +148,7 @@ static void hooked_parameter_used_twice_has_the_summed_gradient(void **state) {
         cairn__param_set_zero_grad(cairn_module_params(m.layer));
         cairn_tensor *y = cairn_add(cairn_module_forward(m.layer, x), cairn_module_forward(m.layer, x));
         assert_int_equal(cairn_backward(cairn_sum(y)), CAIRN_OK);
-        const float *dw = param(&m, 0)->grad;
+        const float *dw = cairn__grad_memory(param(&m, 0)->gradient);
         for (int i = 0; i < OUT * IN; i++) assert_true(dw[i] == 2 * B);
     }
     cairn_module_destroy(&m.layer);
@@ -159,12 +159,10 @@ static cairn_tensor *loss_of(const struct model *m, cairn_tensor *x) {
 }
 
 static void copy_final_gradient(struct cairn__param *p, float *out) {
-    const void *grad = NULL;
-    cairn_dtype dtype = CAIRN_F16;
-    const float *factor = NULL;
-    assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
-    assert_int_equal(dtype, CAIRN_F32);
-    for (size_t i = 0; i < p->n; i++) out[i] = ((const float *)grad)[i] * (factor ? *factor : 1);
+    struct cairn__grad_view grad;
+    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_int_equal(grad.dtype, CAIRN_F32);
+    for (size_t i = 0; i < p->n; i++) out[i] = ((const float *)grad.x)[i] * (grad.factor ? *grad.factor : 1);
 }
 
 /* Whole numbers up to 3 * B * 4: exact in f16, and in the order of any sum. */

@@ -254,7 +254,7 @@ static void parameters_are_viewed(void **state) {
     assert_int_equal(cairn_backward(
                          cairn_sum(cairn_linear_forward(cairn_transpose(x, 0, 1), cairn_transpose(w, 0, 1), NULL))),
                      CAIRN_OK);
-    const float *grad = cairn_module_params(m)->params[0]->grad;
+    const float *grad = cairn__grad_memory(cairn_module_params(m)->params[0]->gradient);
     for (int i = 0; i < 6; i++) assert_true(grad[i] == 1.0f);
     cairn__tensor_of_param_destroy(&w);
     cairn_module_destroy(&m);

@@ -19,7 +19,7 @@
 
 enum { N = 1003, STEPS = 100 };
 
-static const float FACTOR = 1.0f / 128;
+static const struct cairn__loss_scale SCALE = {128, 1.0f / 128};
 
 static int make_env(void **state) {
     cairn_env *env = NULL;
@@ -51,11 +51,11 @@ static struct cairn__param *make_param(cairn_env *env, cairn_dtype half, cairn_p
 /* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] gets what it then stands for. */
 static void write_gradient(struct cairn__param *p, int t, double *truth) {
     void *slot = NULL;
-    assert_int_equal(cairn__param_grad_slot(p, &slot), CAIRN_OK);
+    assert_int_equal(cairn__grad_open(p->gradient, &slot), CAIRN_OK);
     const struct cairn__dtype *type = cairn__dtype(p->dtype);
     for (int i = 0; i < N; i++) {
         char *element = (char *)slot + (size_t)i * type->nbytes;
-        const float factor = p->set->factor ? *p->set->factor : 1.0f;
+        const float factor = p->set->scale ? p->set->scale->factor : 1.0f;
         type->from_f32(element, number(t, i) / factor);
         truth[i] = (double)type->to_f32(element) * (double)factor;
     }
@@ -124,7 +124,7 @@ static void run_sgd(cairn_env *env, struct cairn_sgd_options h, cairn_dtype dtyp
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;
     struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
-    set->factor = &FACTOR;
+    set->scale = &SCALE;
     start_model(&m);
     assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
     for (int t = 1; t <= STEPS; t++) {
@@ -163,7 +163,7 @@ static void run_adam(cairn_env *env, bool decoupled, double decay, cairn_dtype d
     struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
     h.weight_decay = decay;
     struct cairn__param *p = make_param(env, half_or_none(dtype), &set);
-    set->factor = &FACTOR;
+    set->scale = &SCALE;
     start_model(&m);
     assert_int_equal((decoupled ? cairn_adamw_create : cairn_adam_create)(set, &h, &o), CAIRN_OK);
     for (int t = 1; t <= STEPS; t++) {
@@ -214,7 +214,7 @@ static void raised_flag_keeps_every_bit(void **state) {
 
     cairn_zero_grad(o);
     write_gradient(p, 2, truth);
-    ((uint16_t *)p->grad)[N - 1] = 0x7c00;
+    ((uint16_t *)cairn__grad_memory(p->gradient))[N - 1] = 0x7c00;
     assert_int_equal(cairn_step(o), CAIRN_OK);
     assert_int_equal(cairn_step_skipped(o), 1);
     assert_int_equal(cairn_optimizer_steps(o), 1);
@@ -257,7 +257,7 @@ static void parameter_without_gradient_keeps_weight_and_state(void **state) {
      * decay */
     float *slot = NULL;
     cairn_zero_grad(o);
-    assert_int_equal(cairn__param_grad_slot(unused, (void **)&slot), CAIRN_OK);
+    assert_int_equal(cairn__grad_open(unused->gradient, (void **)&slot), CAIRN_OK);
     for (int i = 0; i < 4; i++) slot[i] = 1.0f;
     cairn__param_grad_ready(unused);
     assert_int_equal(cairn_step(o), CAIRN_OK);
@@ -328,7 +328,7 @@ static void every_step_is_reported_once_in_order_and_a_status_comes_back(void **
         float *slot = NULL;
         cairn_zero_grad(o);
         write_gradient(p, t, truth);
-        assert_int_equal(cairn__param_grad_slot(quiet, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_open(quiet->gradient, (void **)&slot), CAIRN_OK);
         slot[0] = overflows ? INFINITY : 0;
         cairn__param_grad_ready(quiet);
         assert_int_equal(cairn_step(o), overflows ? CAIRN_ENUMERIC : CAIRN_OK);

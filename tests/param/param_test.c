@@ -206,20 +206,18 @@ static void backwards_at_different_scales_add_up_in_f32(void **state) {
     memset(p->data, 0, 3 * sizeof(float));
     assert_int_equal(cairn__param_set_to_half(p->set, CAIRN_F16, true, false), CAIRN_OK);
 
-    static const float scales[] = {1024, 512, 2048}, factors[] = {0x1p-10f, 0x1p-9f, 0x1p-11f};
+    static const struct cairn__loss_scale scales[] = {{1024, 0x1p-10f}, {512, 0x1p-9f}, {2048, 0x1p-11f}};
     for (int backward = 0; backward < 3; backward++) {
         uint16_t *slot = NULL;
-        set->factor = &factors[backward];
-        assert_int_equal(cairn__param_grad_slot(p, (void **)&slot), CAIRN_OK);
-        for (int i = 0; i < 3; i++) slot[i] = cairn__f32_to_f16((float)(i + 1) * scales[backward]);
+        set->scale = &scales[backward];
+        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
+        for (int i = 0; i < 3; i++) slot[i] = cairn__f32_to_f16((float)(i + 1) * scales[backward].scale);
         cairn__param_grad_ready(p);
     }
-    const void *grad = NULL;
-    cairn_dtype dtype;
-    const float *factor;
-    assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
-    assert_int_equal(dtype, CAIRN_F32);
-    for (int i = 0; i < 3; i++) assert_true(!factor && ((const float *)grad)[i] == 3.0f * (float)(i + 1));
+    struct cairn__grad_view grad;
+    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_int_equal(grad.dtype, CAIRN_F32);
+    for (int i = 0; i < 3; i++) assert_true(!grad.factor && ((const float *)grad.x)[i] == 3.0f * (float)(i + 1));
     cairn_param_set_destroy(&set);
 }
 
@@ -233,15 +231,13 @@ static void bf16_accumulation_does_not_stall(void **state) {
     assert_int_equal(cairn__param_set_to_half(p->set, CAIRN_BF16, true, false), CAIRN_OK);
     for (int i = 0; i < 512; i++) {
         uint16_t *slot = NULL;
-        assert_int_equal(cairn__param_grad_slot(p, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
         *slot = cairn__f32_to_bf16(1.0f);
         cairn__param_grad_ready(p);
     }
-    const void *grad = NULL;
-    cairn_dtype dtype;
-    const float *factor;
-    assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
-    assert_true(*(const float *)grad == 512.0f);
+    struct cairn__grad_view grad;
+    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_true(*(const float *)grad.x == 512.0f);
     cairn_param_set_destroy(&set);
 }
 
@@ -254,7 +250,7 @@ static void add_params(cairn_env *env, size_t count, cairn_param_set **set) {
         float *slot = NULL;
         assert_int_equal(cairn__param_set_add(*set, name, 1, (int64_t[]){5}, false, &p), CAIRN_OK);
         memset(p->data, 0, 5 * sizeof(float));
-        assert_int_equal(cairn__param_grad_slot(p, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
         for (int j = 0; j < 5; j++) slot[j] = 1.0f;
         cairn__param_grad_ready(p);
     }
@@ -264,7 +260,7 @@ static void check_raises_the_flag_of_the_one_of_200_that_overflowed(void **state
     for (size_t culprit = 0; culprit < 200; culprit += 33) {
         cairn_param_set *set = NULL;
         add_params(*state, 200, &set);
-        ((float *)set->params[culprit]->grad)[culprit % 5] = culprit % 2 ? INFINITY : NAN;
+        ((float *)cairn__grad_memory(set->params[culprit]->gradient))[culprit % 5] = culprit % 2 ? INFINITY : NAN;
         assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
         for (size_t i = 0; i < 200; i++) assert_int_equal(set->flags[i], i == culprit);
         cairn_param_set_destroy(&set);
@@ -275,7 +271,7 @@ static void what_has_been_looked_at_is_not_read_again(void **state) {
     cairn_param_set *set = NULL;
     add_params(*state, 2, &set);
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
-    ((float *)set->params[0]->grad)[0] = INFINITY; /* nobody said so */
+    ((float *)cairn__grad_memory(set->params[0]->gradient))[0] = INFINITY; /* nobody said so */
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[0], 0);
     cairn__param_grad_ready(set->params[0]);
@@ -287,16 +283,14 @@ static void what_has_been_looked_at_is_not_read_again(void **state) {
 static void zero_grad_forgets_flags_and_gradients(void **state) {
     cairn_param_set *set = NULL;
     add_params(*state, 2, &set);
-    ((float *)set->params[1]->grad)[0] = INFINITY;
+    ((float *)cairn__grad_memory(set->params[1]->gradient))[0] = INFINITY;
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[1], 1);
     cairn_param_set_zero_grad(set);
-    const void *grad = set;
-    cairn_dtype dtype;
-    const float *factor;
+    struct cairn__grad_view grad;
     for (size_t i = 0; i < 2; i++) assert_int_equal(set->flags[i], 0);
-    assert_int_equal(cairn__param_grad_final(set->params[1], &grad, &dtype, &factor), CAIRN_OK);
-    assert_null(grad);
+    assert_int_equal(cairn__grad_read(set->params[1]->gradient, &grad), CAIRN_OK);
+    assert_null(grad.x);
     cairn_param_set_destroy(&set);
 }
 
@@ -306,7 +300,8 @@ static void forgetting_some_of_two_sets_lowers_their_flags_and_no_other(void **s
     add_params(*state, 3, &a);
     add_params(*state, 1, &b);
     struct cairn__param *const some[] = {a->params[0], b->params[0], a->params[1]};
-    ((float *)a->params[2]->grad)[0] = ((float *)b->params[0]->grad)[0] = INFINITY;
+    ((float *)cairn__grad_memory(a->params[2]->gradient))[0] =
+        ((float *)cairn__grad_memory(b->params[0]->gradient))[0] = INFINITY;
     assert_int_equal(cairn__param_set_check(a), CAIRN_OK);
     assert_int_equal(cairn__param_set_check(b), CAIRN_OK);
     cairn__params_forget(some, 3);
@@ -319,12 +314,16 @@ static void forgetting_some_of_two_sets_lowers_their_flags_and_no_other(void **s
 /* The place of an old scale is about to be used again while a gradient still waits at it. */
 static void gradient_at_a_scale_that_ends_is_folded_first(void **state) {
     cairn_param_set *set = NULL;
-    float factor = 0.5f;
+    static const struct cairn__loss_scale ends = {2, 0.5f};
     add_params(*state, 2, &set); /* gradients of 1, without a scale */
-    set->params[1]->factor = &factor;
-    assert_int_equal(cairn__params_fold_at(*state, &factor), CAIRN_OK);
-    assert_true(set->params[0]->written && !set->params[0]->has_acc);
-    assert_true(!set->params[1]->written && set->params[1]->has_acc && set->params[1]->acc[0] == 0.5f);
+    set->scale = &ends;
+    cairn__param_grad_ready(set->params[1]);
+    assert_int_equal(cairn__params_accumulate_at(*state, &ends), CAIRN_OK);
+    assert_true(cairn__grad_is_written(set->params[0]->gradient) &&
+                !cairn__grad_is_accumulated(set->params[0]->gradient));
+    assert_true(!cairn__grad_is_written(set->params[1]->gradient) &&
+                cairn__grad_is_accumulated(set->params[1]->gradient) &&
+                cairn__grad_unscaled(set->params[1]->gradient)[0] == 0.5f);
     cairn_param_set_destroy(&set);
 }
 

@@ -41,6 +41,9 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
            "nccl": "src/device/cuda",
            "mpi.h": "src/dist/mpi", "gloo/": "src/dist/gloo"}
 
+# Structs whose fields one file alone knows.
+OPAQUE = {"cairn__grad": "src/param/grad.c"}
+
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 
@@ -115,6 +118,18 @@ def violations(root, paths):
             why = complaint(root, path, bracket, name)
             if why:
                 found.append(f"{path} includes {name}: {why}")
+    return found + opened(root, paths)
+
+
+def opened(root, paths):
+    """Definitions of opaque structs where they do not belong."""
+    found = []
+    for path in paths:
+        if not path.endswith((".c", ".h", ".cc", ".cu", ".cuh")):
+            continue
+        for name in re.findall(r"\bstruct (\w+) \{", sources.without_comments(sources.read(root, path))):
+            if OPAQUE.get(name, path) != path:
+                found.append(f"{path} defines struct {name}, whose fields are those of {OPAQUE[name]} alone")
     return found
 
 
@@ -198,6 +213,14 @@ def check_the_check():
             assert bool(found) == forbidden, f"{path} with {include}: {found}"
 
 
+def check_the_check_of_fields():
+    for path, allowed in (("src/param/grad.c", True), ("src/param/grad.h", False), ("tests/param/a.c", False)):
+        with tempfile.TemporaryDirectory() as root:
+            write(root, path, "struct cairn__grad;\nstruct cairn__grad {\n    int slot;\n};\n")
+            assert bool(opened(root, [path])) != allowed, path
+
+
 if __name__ == "__main__":
     check_the_check()
+    check_the_check_of_fields()
     sources.finish(violations(sys.argv[1], sources.tracked(sys.argv[1])), "layers")

@@ -91,7 +91,8 @@ static float rounded(cairn_dtype dtype, float x) {
 }
 
 static float stored(const struct cairn__param *p, size_t i) {
-    return cairn__dtype(p->dtype)->to_f32((const char *)p->grad + i * cairn_dtype_nbytes(p->dtype));
+    return cairn__dtype(p->dtype)->to_f32((const char *)cairn__grad_memory(p->gradient) +
+                                          i * cairn_dtype_nbytes(p->dtype));
 }
 
 /* Not exact in any half type. */
@@ -100,11 +101,11 @@ static float value(int micro, size_t i) {
 }
 
 /* As a backward of one parameter does. */
-static void backward(struct cairn__param *p, int micro, const float *factor) {
-    const float scale = factor ? 1 / *factor : 1;
+static void backward(struct cairn__param *p, int micro, const struct cairn__loss_scale *cell) {
+    const float scale = cell ? 1 / cell->factor : 1;
     void *slot = NULL;
-    assert_int_equal(cairn__param_set_begin(p->set, 0, factor), CAIRN_OK);
-    assert_int_equal(cairn__param_grad_slot(p, &slot), CAIRN_OK);
+    assert_int_equal(cairn__param_set_begin(p->set, 0, cell), CAIRN_OK);
+    assert_int_equal(cairn__grad_open(p->gradient, &slot), CAIRN_OK);
     for (size_t i = 0; i < N; i++)
         cairn__dtype(p->dtype)->from_f32((char *)slot + i * cairn_dtype_nbytes(p->dtype), scale * value(micro, i));
     cairn__param_grad_ready(p);
@@ -112,7 +113,7 @@ static void backward(struct cairn__param *p, int micro, const float *factor) {
 }
 
 static void hold(cairn_param_set *set, bool on) {
-    assert_int_equal(cairn__param_set_hold(set, on), CAIRN_OK);
+    assert_int_equal(cairn__param_set_keep_unsynced(set, on), CAIRN_OK);
 }
 
 /* ---- added to the first that is not held ---- */
@@ -129,10 +130,10 @@ static void slot_is_rounded_once_from_what_was_held_and_what_came(void **state) 
             float local[N];
             listen(&l, set);
             hold(set, true);
-            for (int m = 0; m < MICRO - 1; m++) backward(p, m, &scales[m].factor);
+            for (int m = 0; m < MICRO - 1; m++) backward(p, m, &scales[m]);
             assert_int_equal(l.begins + l.readies + l.settles, 0);
             hold(set, false);
-            backward(p, MICRO - 1, &scales[last].factor);
+            backward(p, MICRO - 1, &scales[last]);
             assert_int_equal(l.begins + l.readies + l.settles, 3);
             for (size_t i = 0; i < N; i++) {
                 for (int m = 0; m < MICRO - 1; m++) {
@@ -143,7 +144,8 @@ static void slot_is_rounded_once_from_what_was_held_and_what_came(void **state) 
                 const float want = rounded(dtype, local[i] * scales[last].scale + came), got = stored(p, i);
                 assert_memory_equal(&got, &want, sizeof(got));
             }
-            assert_true(p->written && !p->has_acc && !cairn__param_has_held(p));
+            assert_true(cairn__grad_is_written(p->gradient) && !cairn__grad_is_accumulated(p->gradient) &&
+                        !cairn__grad_is_unsynced(p->gradient));
             cairn_param_set_destroy(&set);
         }
     }
@@ -157,7 +159,7 @@ static void listener_sees_the_sum(void **state) {
     hold(set, true);
     backward(p, 0, NULL);
     hold(set, false);
-    l.slot = p->grad;
+    l.slot = cairn__grad_memory(p->gradient);
     backward(p, 1, NULL);
     assert_true(l.first == value(0, 0) + value(1, 0));
     cairn_param_set_destroy(&set);
@@ -171,13 +173,14 @@ static void parameter_that_backward_leaves_out_has_what_was_held_or_zero(void **
         hold(set, held);
         if (held) backward(p, 1, NULL);
         hold(set, false);
-        assert_int_equal(cairn__param_set_begin(set, 0, &scales[1].factor), CAIRN_OK);
-        assert_int_equal(cairn__param_grad_absent(p), CAIRN_OK);
-        assert_true(p->written && p->factor == &scales[1].factor && !cairn__param_has_held(p) && p->has_acc);
+        assert_int_equal(cairn__param_set_begin(set, 0, &scales[1]), CAIRN_OK);
+        assert_int_equal(cairn__grad_sync(p->gradient), CAIRN_OK);
+        assert_true(cairn__grad_is_written(p->gradient) && !cairn__grad_is_at_other_scale(p->gradient) &&
+                    !cairn__grad_is_unsynced(p->gradient) && cairn__grad_is_accumulated(p->gradient));
         for (size_t i = 0; i < N; i++) {
             const float one = rounded(CAIRN_F16, value(1, i));
             assert_true(stored(p, i) == (held ? rounded(CAIRN_F16, one * 512) : 0));
-            assert_true(p->acc[i] == rounded(CAIRN_F16, value(0, i)));
+            assert_true(cairn__grad_unscaled(p->gradient)[i] == rounded(CAIRN_F16, value(0, i)));
         }
         cairn_param_set_destroy(&set);
     }
@@ -190,7 +193,7 @@ static void what_is_held_is_looked_at_once_it_is_added(void **state) {
     struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
     hold(set, true);
     backward(p, 0, NULL);
-    ((float *)p->grad)[3] = INFINITY;
+    ((float *)cairn__grad_memory(p->gradient))[3] = INFINITY;
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[0], 0);
     backward(p, 1, NULL);
@@ -210,7 +213,7 @@ static void zero_grad_forgets_what_is_held(void **state) {
     backward(p, 0, NULL);
     backward(p, 1, NULL);
     cairn_param_set_zero_grad(set);
-    assert_false(cairn__param_has_held(p));
+    assert_false(cairn__grad_is_unsynced(p->gradient));
     hold(set, false);
     backward(p, 2, NULL);
     for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == rounded(CAIRN_BF16, value(2, i)));
@@ -222,9 +225,10 @@ static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
     hold(set, true);
-    backward(p, 0, &scales[0].factor);
-    assert_int_equal(cairn__params_fold_at(*state, &scales[0].factor), CAIRN_OK);
-    assert_true(!p->written && !p->has_acc && p->has_local);
+    backward(p, 0, &scales[0]);
+    assert_int_equal(cairn__params_accumulate_at(*state, &scales[0]), CAIRN_OK);
+    assert_true(!cairn__grad_is_written(p->gradient) && !cairn__grad_is_accumulated(p->gradient) &&
+                (cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_KEPT));
     cairn_param_set_destroy(&set);
 }
 
@@ -233,9 +237,7 @@ static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
 static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **state) {
     for (int earlier = 0; earlier < 2; earlier++) {
         cairn_param_set *set = NULL;
-        const void *grad = NULL;
-        const float *factor = NULL;
-        cairn_dtype dtype;
+        struct cairn__grad_view grad;
         float sum[N];
         struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
         for (int m = 1 - earlier; m < 3; m++) {
@@ -243,13 +245,14 @@ static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **st
             backward(p, m, NULL);
         }
         for (size_t i = 0; i < N; i++) sum[i] = (earlier ? value(1, i) + value(0, i) : value(1, i)) + value(2, i);
-        assert_int_equal(cairn__param_grad_final(p, &grad, &dtype, &factor), CAIRN_OK);
-        assert_int_equal(dtype, CAIRN_F32);
-        assert_memory_equal(grad, sum, sizeof(sum));
-        assert_true(p->own);
+        assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+        assert_int_equal(grad.dtype, CAIRN_F32);
+        assert_memory_equal(grad.x, sum, sizeof(sum));
+        assert_true((cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN));
         hold(set, false);
         backward(p, 3, NULL);
-        assert_true(!p->own && !p->has_acc);
+        assert_true(!(cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN) &&
+                    !cairn__grad_is_accumulated(p->gradient));
         for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == sum[i] + value(3, i));
         cairn_param_set_destroy(&set);
     }
@@ -261,10 +264,10 @@ static void step_finds_what_overflowed_while_it_was_held(void **state) {
         struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
         hold(set, true);
         for (int m = 0; m < 3; m++) {
-            backward(p, m, &scales[0].factor);
-            if (m == bad) ((uint16_t *)p->grad)[5] = 0x7c00;
+            backward(p, m, &scales[0]);
+            if (m == bad) ((uint16_t *)cairn__grad_memory(p->gradient))[5] = 0x7c00;
         }
-        assert_int_equal(cairn__params_take_held(&p, 1), CAIRN_OK);
+        assert_int_equal(cairn__params_take_unsynced(&p, 1), CAIRN_OK);
         assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
         assert_int_equal(set->flags[0], 1);
         cairn_param_set_destroy(&set);
@@ -278,7 +281,7 @@ static void parameters_that_become_half_hold_nothing(void **state) {
     backward(p, 0, NULL);
     backward(p, 1, NULL);
     assert_int_equal(cairn__param_set_to_half(set, CAIRN_F16, true, false), CAIRN_OK);
-    assert_false(cairn__param_has_held(p));
+    assert_false(cairn__grad_is_unsynced(p->gradient));
     cairn_param_set_destroy(&set);
 }
 

@@ -1,0 +1,96 @@
+/* A backward as a parameter set sees it: it begins, writes gradients, and settles or fails. A listener (ddp) hears of
+ * it, unless its gradients stay unsynced. */
+#include "core/status.h"
+#include "param/param.h"
+
+/* NULL = nobody. */
+static const struct cairn__grad_listener *listener_of(const struct cairn_param_set *set) {
+    return set->unsynced ? NULL : set->listener;
+}
+
+cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward,
+                                    const struct cairn__loss_scale *scale) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    set->backward = backward;
+    set->scale = scale;
+    set->loss_comes = false;
+    set->only_unsynced |= set->unsynced;
+    set->walking = listener || !set->is_users;
+    return listener && listener->begin ? listener->begin(listener->ctx) : CAIRN_OK;
+}
+
+void cairn__param_grad_ready(struct cairn__param *p) {
+    const struct cairn__grad_listener *listener = listener_of(p->set);
+    cairn__grad_write(p->gradient);
+    if (listener) listener->ready(listener->ctx, p->index);
+}
+
+cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    return listener ? listener->progress(listener->ctx) : CAIRN_OK;
+}
+
+cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    const bool were_declared = set->walking && set->is_users;
+    set->walking = false;
+    set->only_unsynced = set->unsynced;
+    if (set->unsynced && set->is_users) return cairn__param_set_keep_unsynced(set, true);
+    const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
+    if (st == CAIRN_OK && were_declared) cairn__param_set_tell_declared(set);
+    return st;
+}
+
+void cairn__param_set_make_incomplete(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) cairn__grad_fail(set->params[i]->gradient);
+}
+
+void cairn__param_set_abort(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    set->walking = false;
+    cairn__param_set_make_incomplete(set);
+    if (listener) listener->failed(listener->ctx);
+}
+
+cairn_status cairn__param_set_miss(struct cairn_param_set *set) {
+    const struct cairn__grad_listener *listener = listener_of(set);
+    const cairn_status st = listener && listener->missed ? listener->missed(listener->ctx) : CAIRN_OK;
+    if (st != CAIRN_OK) cairn__param_set_abort(set);
+    return st;
+}
+
+/* ---- unsynced ---- */
+
+cairn_status cairn__param_set_keep_unsynced(struct cairn_param_set *set, bool on) {
+    set->unsynced = on;
+    for (size_t i = 0; i < set->count && set->is_users; i++) {
+        struct cairn__grad *g = set->params[i]->gradient;
+        const bool is_unsynced = cairn__grad_states(g).slot == CAIRN__SLOT_UNSYNCED;
+        cairn_status st = is_unsynced ? cairn__grad_accumulate(g) : CAIRN_OK;
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
+    set->unsynced = set->walking = set->spares_unsynced = set->only_unsynced = false;
+    cairn__param_set_forget_losses(set);
+    for (size_t i = 0; i < set->count; i++) cairn__grad_forget_unsynced(set->params[i]->gradient);
+}
+
+/* ---- scales whose memory is used again ---- */
+
+static cairn_status accumulate_at(struct cairn_param_set *set, const struct cairn__loss_scale *scale) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; st == CAIRN_OK && i < set->count; i++)
+        st = cairn__grad_accumulate_at(set->params[i]->gradient, scale);
+    if (st == CAIRN_OK && set->scale == scale) set->scale = NULL; /* the next backward sets its own */
+    return st;
+}
+
+cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cairn__loss_scale *scale) {
+    cairn_status st = CAIRN_OK;
+    for (struct cairn_param_set *set = env->last_set; st == CAIRN_OK && set; set = set->next)
+        st = accumulate_at(set, scale);
+    return st;
+}

@@ -1,0 +1,123 @@
+/* Gradients in the user's memory: which he declares ready, and takes back. */
+#include "core/log.h"
+#include "core/status.h"
+#include "param/param.h"
+
+static cairn_status check_range(const char *call, const cairn_param_set *set, size_t first, size_t count) {
+    REQUIRE(set, CAIRN_EINVAL, "%s: set is NULL", call);
+    REQUIRE(set->is_users, CAIRN_EINVAL, "%s: a module's gradients are written by cairn_backward", call);
+    REQUIRE(first <= set->count && count <= set->count - first, CAIRN_EINVAL,
+            "%s: %zu parameters from %zu on, of a set of %zu", call, count, first, set->count);
+    return CAIRN_OK;
+}
+
+/* Of a set that somebody listens to, a declaration after settle is a backward of its own. */
+static cairn_status begin_declaring(struct cairn_param_set *set) {
+    cairn_status st = set->walking ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->scale);
+    if (st != CAIRN_OK) cairn__param_set_abort(set);
+    return st;
+}
+
+cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE(!cairn__param_is_on_its_way(params[i]), CAIRN_ESTATE,
+                "%s: gradients of the set of parameter '%s' are being averaged: call ddp_wait first", call,
+                params[i]->name);
+    }
+    return CAIRN_OK;
+}
+
+bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count) {
+    if (cairn__params_check_arrived(call, params, count) == CAIRN_OK) return false;
+    cairn__log(CAIRN_LOG_ERROR, "%s; nothing was done", cairn_last_error());
+    return true;
+}
+
+static cairn_status check_declared(const char *call, const struct cairn__param *p) {
+    REQUIRE(!cairn__param_is_on_its_way(p) || p->reached != p->set->backward, CAIRN_ESTATE,
+            "%s: parameter '%s' was declared ready already since the last ddp_wait, and travels", call, p->name);
+    REQUIRE(cairn__grad_memory(p->gradient) || p->n == 0, CAIRN_EINVAL,
+            "%s: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to what "
+            "cairn_param_set_get shows",
+            call, p->name);
+    REQUIRE(!p->owner || !cairn__grad_is_at_other_scale(p->gradient), CAIRN_ESTATE,
+            "%s: the gradient of parameter '%s' waits for its step, multiplied by another loss scale; call "
+            "cairn_grads_taken before its memory is written again, or cairn_param_set_zero_grad",
+            call, p->name);
+    return CAIRN_OK;
+}
+
+/* What travels is told when it has arrived. */
+void cairn__param_set_tell_declared(struct cairn_param_set *set) {
+    *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
+    if (set->on_ready) cairn__env_list_unresolved(set->env, set->on_ready);
+}
+
+cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t first, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_range(call, set, first, count));
+    struct cairn_device *d = set->env->device;
+    for (size_t i = first; i < first + count; i++) TRY(check_declared(call, set->params[i]));
+    if (count > 0) TRY(begin_declaring(set));
+    for (size_t i = first; i < first + count; i++) {
+        struct cairn__param *p = set->params[i];
+        void *const grad = cairn__grad_memory(p->gradient);
+        if (p->value_type) d->passes->round(d, p->value_type, grad, grad, p->n);
+        p->reached = set->backward;
+        cairn__param_grad_ready(p);
+    }
+    if (count > 0 && !set->walking) cairn__param_set_tell_declared(set);
+out:
+    return st;
+}
+
+cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count) {
+    return cairn__grads_ready("cairn_grads_ready", set, first, count);
+}
+
+/* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not
+ * kept. */
+cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_range("cairn_grads_taken", set, first, count));
+    TRY(cairn__params_check_arrived("cairn_grads_taken", set->params, set->count));
+    TRY(cairn__env_resolve(set->env));
+    for (size_t i = first; i < first + count; i++) {
+        struct cairn__grad *g = set->params[i]->gradient;
+        void *slot = NULL;
+        if (set->params[i]->owner && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
+    }
+out:
+    return st;
+}
+
+static cairn_status check_may_bind(const cairn_param_set *set, size_t i, const void *data, const void *grad) {
+    REQUIRE(set, CAIRN_EINVAL, "cairn_param_bind: set is NULL");
+    REQUIRE(i < set->count, CAIRN_EINVAL, "cairn_param_bind: parameter %zu of a set of %zu", i, set->count);
+    const struct cairn__param *p = set->params[i];
+    REQUIRE(set->is_users, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' is a module's, whose memory is Cairn's",
+            p->name);
+    REQUIRE(set->env->graphs == 0, CAIRN_ESTATE,
+            "cairn_param_bind: a captured graph has the old memory of parameter '%s'; destroy the graph first",
+            p->name);
+    const cairn_param like = {.name = p->name, .dtype = p->dtype};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__params_check_arrived("cairn_param_bind", &set->params[i], 1));
+    if (data) TRY(cairn__param_check_memory(set, &like, "data", data));
+    if (grad) TRY(cairn__param_check_memory(set, &like, "grad", grad));
+out:
+    return st;
+}
+
+/* The user's old memory is not looked at: it may be gone. */
+cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_may_bind(set, i, data, grad));
+    struct cairn__param *p = set->params[i];
+    if (grad && cairn__grad_owns_memory(p->gradient)) TRY(cairn__env_resolve(set->env));
+    if (grad) TRY(cairn__grad_bind(p->gradient, grad));
+    if (data) p->data = data;
+    p->version++;
+out:
+    return st;
+}

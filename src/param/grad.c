@@ -1,0 +1,515 @@
+/* The gradient of one parameter: grad.h has its states. */
+#include "param/grad.h"
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "param/param.h"
+
+struct cairn__grad {
+    struct cairn__param *of;
+
+    void *memory;     /* of the slot; NULL until somebody needs it */
+    bool owns_memory; /* not the user's, not a bucket's */
+    float *sum;       /* accumulated; made on first need, as is */
+    float *unsynced_sum;
+
+    enum cairn__slot_state slot;
+    enum cairn__accumulated_state accumulated;
+    enum cairn__unsynced_state unsynced;
+
+    const struct cairn__loss_scale *scale; /* of the slot, in device memory; NULL = 1 */
+    const float *clip;                     /* still to be multiplied by, in device memory; NULL = 1 */
+
+    bool flag_touched, sum_flag_touched; /* they may be raised */
+    bool agreed;                         /* they were, by all ranks, of a gradient that is each rank's own */
+    bool incomplete;                     /* the backward failed half-way */
+    bool noted;                          /* by the optimizer: of overflow, or to clip it */
+};
+
+static struct cairn_device *device_of(const struct cairn__grad *g) {
+    return g->of->set->env->device;
+}
+
+static bool is_written(const struct cairn__grad *g) {
+    return g->slot != CAIRN__SLOT_EMPTY;
+}
+
+static bool is_accumulated(const struct cairn__grad *g) {
+    return g->accumulated != CAIRN__ACCUMULATED_ABSENT;
+}
+
+static bool is_kept(const struct cairn__grad *g) {
+    return g->unsynced == CAIRN__UNSYNCED_KEPT || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+}
+
+static bool is_taken(const struct cairn__grad *g) {
+    return g->unsynced == CAIRN__UNSYNCED_TAKEN || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+}
+
+static const float *factor_of(const struct cairn__grad *g) {
+    return g->scale ? &g->scale->factor : NULL;
+}
+
+/* ---- looking ---- */
+
+struct cairn__grad_states cairn__grad_states(const struct cairn__grad *g) {
+    return (struct cairn__grad_states){g->slot, g->accumulated, g->unsynced};
+}
+
+bool cairn__grad_is_written(const struct cairn__grad *g) {
+    return is_written(g);
+}
+
+bool cairn__grad_is_accumulated(const struct cairn__grad *g) {
+    return is_accumulated(g);
+}
+
+bool cairn__grad_exists(const struct cairn__grad *g) {
+    return is_written(g) || is_accumulated(g);
+}
+
+bool cairn__grad_is_synced(const struct cairn__grad *g) {
+    return (is_written(g) && g->slot != CAIRN__SLOT_UNSYNCED) || is_accumulated(g);
+}
+
+bool cairn__grad_is_unsynced(const struct cairn__grad *g) {
+    return g->slot == CAIRN__SLOT_UNSYNCED || g->unsynced != CAIRN__UNSYNCED_NONE;
+}
+
+bool cairn__grad_is_scaled(const struct cairn__grad *g) {
+    return is_written(g) && g->scale;
+}
+
+bool cairn__grad_is_at_other_scale(const struct cairn__grad *g) {
+    return is_written(g) && g->scale != g->of->set->scale;
+}
+
+bool cairn__grad_is_clipped(const struct cairn__grad *g) {
+    return g->clip;
+}
+
+bool cairn__grad_is_noted(const struct cairn__grad *g) {
+    return g->noted;
+}
+
+bool cairn__grad_is_incomplete(const struct cairn__grad *g) {
+    return g->incomplete;
+}
+
+static struct cairn__grad_view view_sum(const float *sum) {
+    return (struct cairn__grad_view){sum, CAIRN_F32, CAIRN_F32, NULL};
+}
+
+struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
+    const struct cairn__param *p = g->of;
+    if (is_written(g))
+        return (struct cairn__grad_view){g->memory, p->dtype, p->value_type ? p->value_type : p->dtype, factor_of(g)};
+    return view_sum(is_accumulated(g) ? g->sum : is_kept(g) ? g->unsynced_sum : NULL);
+}
+
+void *cairn__grad_memory(const struct cairn__grad *g) {
+    return g->memory;
+}
+
+bool cairn__grad_owns_memory(const struct cairn__grad *g) {
+    return g->owns_memory;
+}
+
+/* ---- memory ---- */
+
+cairn_status cairn__grad_new(struct cairn__param *of, void *slot, struct cairn__grad **out) {
+    struct cairn__grad *g = NULL;
+    const cairn_status st = cairn__calloc(1, sizeof(*g), (void **)&g);
+    if (st != CAIRN_OK) return st;
+    g->of = of;
+    g->memory = slot;
+    *out = g;
+    return CAIRN_OK;
+}
+
+static void free_memory(struct cairn__grad *g) {
+    if (g->owns_memory) cairn__device_free(device_of(g), g->memory);
+    g->memory = NULL;
+    g->owns_memory = false;
+}
+
+void cairn__grad_free(struct cairn__grad *g) {
+    if (!g) return;
+    free_memory(g);
+    cairn__device_free(device_of(g), g->sum);
+    cairn__device_free(device_of(g), g->unsynced_sum);
+    cairn__free(g);
+}
+
+cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
+    if (g->memory) return CAIRN_OK;
+    const size_t nbytes = g->of->n * cairn_dtype_nbytes(g->of->dtype);
+    const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, &g->memory);
+    if (st == CAIRN_OK) g->owns_memory = true;
+    return st;
+}
+
+/* done: what the parameter does then, for the log. */
+static cairn_status make_sum(struct cairn__grad *g, float **sum, const char *does) {
+    if (*sum) return CAIRN_OK;
+    const size_t nbytes = g->of->n * sizeof(float);
+    const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, (void **)sum);
+    if (st == CAIRN_OK) cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->of->name, does, nbytes);
+    return st;
+}
+
+void cairn__grad_place(struct cairn__grad *g, void *slot) {
+    free_memory(g);
+    g->memory = slot;
+    g->slot = CAIRN__SLOT_EMPTY;
+}
+
+cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot) {
+    const cairn_status st = g->owns_memory ? cairn__grad_accumulate(g) : CAIRN_OK;
+    if (st != CAIRN_OK) return st;
+    free_memory(g);
+    g->memory = slot;
+    return CAIRN_OK;
+}
+
+void cairn__grad_change_type(struct cairn__grad *g) {
+    cairn__grad_place(g, NULL);
+    g->accumulated = CAIRN__ACCUMULATED_ABSENT;
+    g->unsynced = CAIRN__UNSYNCED_NONE;
+}
+
+/* ---- accumulating ---- */
+
+static uint32_t *flag_of(const struct cairn__grad *g) {
+    return &g->of->set->flags[g->of->index];
+}
+
+static uint32_t *sum_flag_of(const struct cairn__grad *g) {
+    return &g->of->set->flags[g->of->set->flags_count + g->of->index];
+}
+
+/* dst = factor * x + y, all f32 but x. */
+static void add(const struct cairn__grad *g, float *dst, const void *x, cairn_dtype from, const float *factor,
+                const float *y, uint32_t *found) {
+    struct cairn_device *d = device_of(g);
+    const struct cairn__item item = {.n = g->of->n, .dst = dst, .x = x, .y = y, .found = found};
+    d->passes->axpby(d, &item, 1, CAIRN_F32, from, factor, 1.0f, NULL);
+}
+
+/* sum (+)= the slot, unscaled. */
+static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uint32_t *found) {
+    struct cairn_device *d = device_of(g);
+    const struct cairn__item item = {.n = g->of->n, .dst = sum, .x = g->memory, .found = found};
+    if (is_there) {
+        add(g, sum, g->memory, g->of->dtype, factor_of(g), sum, found);
+    } else {
+        d->passes->scale(d, &item, 1, CAIRN_F32, g->of->dtype, factor_of(g), NULL);
+    }
+}
+
+/* Nobody looks at what is unsynced: an infinity stays one, and is found after the reduction. */
+static cairn_status keep(struct cairn__grad *g) {
+    cairn_status st = CAIRN_OK;
+    TRY(make_sum(g, &g->unsynced_sum, "without synchronising"));
+    add_slot(g, g->unsynced_sum, is_kept(g), NULL);
+    g->unsynced = is_taken(g) ? CAIRN__UNSYNCED_TAKEN_KEPT : CAIRN__UNSYNCED_KEPT;
+    g->slot = CAIRN__SLOT_EMPTY;
+out:
+    return st;
+}
+
+/* An overflow that the slot's flag tells already is not told of the last backward again. */
+cairn_status cairn__grad_accumulate(struct cairn__grad *g) {
+    cairn_status st = CAIRN_OK;
+    if (!is_written(g)) return CAIRN_OK;
+    if (g->slot == CAIRN__SLOT_UNSYNCED) return keep(g);
+    TRY(cairn__param_set_make_flags(g->of->set));
+    TRY(make_sum(g, &g->sum, "over several backwards"));
+    const bool is_checked = g->slot == CAIRN__SLOT_CHECKED;
+    add_slot(g, g->sum, is_accumulated(g), is_checked ? sum_flag_of(g) : flag_of(g));
+    *(is_checked ? &g->sum_flag_touched : &g->flag_touched) = true;
+    g->accumulated = CAIRN__ACCUMULATED_CHECKED;
+    g->slot = CAIRN__SLOT_EMPTY;
+out:
+    return st;
+}
+
+cairn_status cairn__grad_accumulate_at(struct cairn__grad *g, const struct cairn__loss_scale *scale) {
+    return g->scale == scale ? cairn__grad_accumulate(g) : CAIRN_OK;
+}
+
+static void swap_sums(struct cairn__grad *g) {
+    float *sum = g->sum;
+    g->sum = g->unsynced_sum;
+    g->unsynced_sum = sum;
+}
+
+/* What a step took stands in the accumulated sum, now that the slot has been written again. */
+static void give_back_taken(struct cairn__grad *g) {
+    if (!is_taken(g)) return;
+    const bool kept = is_kept(g), summed = is_accumulated(g);
+    if (summed && kept) add(g, g->unsynced_sum, g->sum, CAIRN_F32, NULL, g->unsynced_sum, NULL);
+    if (summed && !kept) swap_sums(g);
+    g->accumulated = CAIRN__ACCUMULATED_ABSENT;
+    g->unsynced = kept || summed ? CAIRN__UNSYNCED_KEPT : CAIRN__UNSYNCED_NONE;
+}
+
+/* slot = round(unsynced * scale + slot). axpby adds f32 to any type: a half slot is the x of it, so the sum is scaled
+ * where it stands, which rounds as axpby does. */
+static void add_unsynced(struct cairn__grad *g) {
+    struct cairn_device *d = device_of(g);
+    const struct cairn__param *p = g->of;
+    const float *scale = g->scale ? &g->scale->scale : NULL;
+    give_back_taken(g);
+    if (!is_kept(g)) return;
+    if (p->dtype == CAIRN_F32) {
+        add(g, g->memory, g->unsynced_sum, CAIRN_F32, scale, g->memory, NULL);
+    } else {
+        const struct cairn__item scaled = {.n = p->n, .dst = g->unsynced_sum, .x = g->unsynced_sum};
+        const struct cairn__item sum = {.n = p->n, .dst = g->memory, .x = g->memory, .y = g->unsynced_sum};
+        if (scale) d->passes->scale(d, &scaled, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
+        d->passes->axpby(d, &sum, 1, p->dtype, p->dtype, NULL, 1.0f, NULL);
+    }
+    if (p->value_type) d->passes->round(d, p->value_type, g->memory, g->memory, p->n);
+    g->unsynced = CAIRN__UNSYNCED_NONE;
+}
+
+/* ---- backward ---- */
+
+cairn_status cairn__grad_open(struct cairn__grad *g, void **slot) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_make_memory(g));
+    if (g->clip) TRY(cairn__grad_unscale(g)); /* what is added is not clipped */
+    TRY(cairn__grad_accumulate(g));
+    *slot = g->memory;
+out:
+    return st;
+}
+
+static void set_written(struct cairn__grad *g) {
+    g->slot = CAIRN__SLOT_WRITTEN;
+    g->scale = g->of->set->scale;
+    g->clip = NULL;
+}
+
+void cairn__grad_write(struct cairn__grad *g) {
+    const struct cairn_param_set *set = g->of->set;
+    set_written(g);
+    if (set->unsynced) {
+        g->slot = set->spares_unsynced ? CAIRN__SLOT_EMPTY : CAIRN__SLOT_UNSYNCED;
+    } else {
+        add_unsynced(g);
+    }
+}
+
+/* The slot holds already what is to be in it. */
+static bool is_alone_unsynced(const struct cairn__grad *g) {
+    return g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->of->set->scale;
+}
+
+cairn_status cairn__grad_sync(struct cairn__grad *g) {
+    cairn_status st = CAIRN_OK;
+    void *slot = NULL;
+    if (is_alone_unsynced(g)) {
+        g->slot = CAIRN__SLOT_WRITTEN;
+        return CAIRN_OK;
+    }
+    TRY(cairn__grad_open(g, &slot));
+    device_of(g)->passes->fill(device_of(g), g->of->dtype, slot, g->of->n, 0.0f);
+    set_written(g);
+    add_unsynced(g);
+out:
+    return st;
+}
+
+void cairn__grad_reduce(struct cairn__grad *g) {
+    set_written(g);
+}
+
+void cairn__grad_drop(struct cairn__grad *g) {
+    g->slot = CAIRN__SLOT_EMPTY;
+}
+
+void cairn__grad_fail(struct cairn__grad *g) {
+    g->incomplete = true;
+}
+
+/* ---- overflow ---- */
+
+bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item) {
+    const struct cairn__param *p = g->of;
+    if (g->slot != CAIRN__SLOT_WRITTEN || p->dtype != dtype) return false;
+    if (p->set->only_unsynced || cairn__param_is_on_its_way(p)) return false;
+    *item = (struct cairn__item){.n = p->n, .x = g->memory, .found = flag_of(g)};
+    g->slot = CAIRN__SLOT_CHECKED;
+    g->flag_touched = true;
+    return true;
+}
+
+bool cairn__grad_look_at_accumulated(struct cairn__grad *g, struct cairn__item *item) {
+    if (g->accumulated != CAIRN__ACCUMULATED_UNCHECKED || g->of->set->only_unsynced) return false;
+    *item = (struct cairn__item){.n = g->of->n, .x = g->sum, .found = sum_flag_of(g)};
+    g->accumulated = CAIRN__ACCUMULATED_CHECKED;
+    g->sum_flag_touched = true;
+    return true;
+}
+
+void cairn__grad_found(struct cairn__grad *g) {
+    if (g->slot == CAIRN__SLOT_WRITTEN) g->slot = CAIRN__SLOT_CHECKED;
+}
+
+bool cairn__grad_note(struct cairn__grad *g) {
+    if (g->of->set->only_unsynced || !cairn__grad_is_synced(g)) return false;
+    g->noted = true;
+    return true;
+}
+
+/* What was folded since it was found is in the accumulated sum. */
+bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
+    if (g->of->set->only_unsynced || !g->flag_touched) return false;
+    const void *x = is_written(g) ? g->memory : is_accumulated(g) ? g->sum : NULL;
+    *taken = (struct cairn__taken){.n = g->of->n,
+                                   .x = x,
+                                   .dtype = is_written(g) ? g->of->dtype : CAIRN_F32,
+                                   .flag = flag_of(g)};
+    g->flag_touched = false;
+    return true;
+}
+
+bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken) {
+    if (!g->sum_flag_touched) return false;
+    *taken = (struct cairn__taken){.n = g->of->n,
+                                   .x = is_accumulated(g) ? g->sum : NULL,
+                                   .dtype = CAIRN_F32,
+                                   .flag = sum_flag_of(g)};
+    g->sum_flag_touched = false;
+    return true;
+}
+
+void cairn__grad_touch_flags(struct cairn__grad *g) {
+    g->flag_touched = g->sum_flag_touched = true;
+}
+
+bool cairn__grad_has_touched_flags(const struct cairn__grad *g) {
+    return g->flag_touched || g->sum_flag_touched;
+}
+
+/* What is recorded holds for whatever was before. */
+void cairn__grad_lower_flags(struct cairn__grad *g) {
+    struct cairn_device *d = device_of(g);
+    if (!g->of->set->flags) return;
+    if (g->flag_touched || d->capturing) d->passes->clear_flags(d, flag_of(g), 1);
+    if (g->sum_flag_touched || d->capturing) d->passes->clear_flags(d, sum_flag_of(g), 1);
+}
+
+static void copy_flag(const struct cairn__grad *g, size_t to, size_t from) {
+    uint32_t *const flags = g->of->set->flags + g->of->index;
+    (void)cairn__device_copy(device_of(g), flags + to, flags + from, sizeof(*flags)); /* as a pass */
+}
+
+void cairn__grad_agree(struct cairn__grad *g) {
+    const size_t n = g->of->set->flags_count;
+    copy_flag(g, 2 * n, 0);
+    copy_flag(g, 3 * n, n);
+    g->agreed = true;
+}
+
+static void raise_agreed(struct cairn__grad *g) {
+    const size_t n = g->of->set->flags_count;
+    copy_flag(g, 0, 2 * n);
+    copy_flag(g, n, 3 * n);
+    cairn__grad_touch_flags(g);
+}
+
+/* ---- step ---- */
+
+/* Whoever steps or clips finds an overflow by the flag of the last backward, so that its scaler hears of it. */
+cairn_status cairn__grad_take_unsynced(struct cairn__grad *g) {
+    cairn_status st = CAIRN_OK;
+    struct cairn_device *d = device_of(g);
+    const bool kept = is_kept(g);
+    g->of->set->only_unsynced = false;
+    if (kept) TRY(cairn__param_set_make_flags(g->of->set));
+    if (kept || g->slot == CAIRN__SLOT_UNSYNCED) g->unsynced = CAIRN__UNSYNCED_TAKEN;
+    if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_WRITTEN;
+    if (!kept) return CAIRN_OK;
+    if (is_accumulated(g)) {
+        add(g, g->sum, g->unsynced_sum, CAIRN_F32, NULL, g->sum, flag_of(g));
+    } else {
+        const struct cairn__item item = {.n = g->of->n, .x = g->unsynced_sum, .found = flag_of(g)};
+        d->passes->check(d, &item, 1, CAIRN_F32, NULL);
+        swap_sums(g);
+    }
+    g->accumulated = CAIRN__ACCUMULATED_CHECKED;
+    g->flag_touched = true;
+out:
+    return st;
+}
+
+cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *view) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_take_unsynced(g));
+    if (is_accumulated(g)) TRY(cairn__grad_accumulate(g));
+    *view = cairn__grad_peek(g);
+out:
+    return st;
+}
+
+uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient) {
+    const bool is_sum = is_accumulated(g);
+    if (g->slot == CAIRN__SLOT_WRITTEN) g->slot = CAIRN__SLOT_CHECKED;
+    if (is_sum) g->accumulated = CAIRN__ACCUMULATED_CHECKED;
+    *(is_sum ? &g->sum_flag_touched : &g->flag_touched) = true;
+    g->noted = true;
+    g->clip = coefficient;
+    return is_sum ? sum_flag_of(g) : flag_of(g);
+}
+
+static void multiply(const struct cairn__grad *g, float *x, const float *by) {
+    struct cairn_device *d = device_of(g);
+    const struct cairn__item item = {.n = g->of->n, .dst = x, .x = x};
+    if (by) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, by, NULL);
+}
+
+cairn_status cairn__grad_unscale(struct cairn__grad *g) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_take_unsynced(g));
+    if (is_accumulated(g) || g->of->dtype != CAIRN_F32) TRY(cairn__grad_accumulate(g));
+    if (is_written(g)) {
+        multiply(g, g->memory, factor_of(g));
+        multiply(g, g->memory, g->clip);
+        g->scale = NULL;
+        g->clip = NULL;
+    } else if (is_accumulated(g)) {
+        multiply(g, g->sum, g->clip);
+        g->clip = NULL;
+    }
+out:
+    return st;
+}
+
+float *cairn__grad_unscaled(const struct cairn__grad *g) {
+    return is_accumulated(g) ? g->sum : is_written(g) ? g->memory : NULL;
+}
+
+void cairn__grad_consume(struct cairn__grad *g) {
+    if (g->slot == CAIRN__SLOT_CHECKED) g->slot = CAIRN__SLOT_WRITTEN;
+    if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_UNCHECKED;
+    g->noted = false;
+    g->clip = NULL;
+    if (g->agreed) raise_agreed(g);
+}
+
+void cairn__grad_forget(struct cairn__grad *g) {
+    g->slot = CAIRN__SLOT_EMPTY;
+    g->accumulated = CAIRN__ACCUMULATED_ABSENT;
+    g->unsynced = CAIRN__UNSYNCED_NONE;
+    g->clip = NULL;
+    g->flag_touched = g->sum_flag_touched = g->agreed = g->incomplete = g->noted = false;
+}
+
+void cairn__grad_forget_unsynced(struct cairn__grad *g) {
+    if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_EMPTY;
+    g->unsynced = CAIRN__UNSYNCED_NONE;
+}

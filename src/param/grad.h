@@ -1,0 +1,190 @@
+/* The gradient of one parameter, and the functions that change it. Its fields are grad.c's alone.
+ *
+ * Three state machines. An edge is named after the function that takes it, without cairn__grad_:
+ *
+ *   slot         what the last backward wrote: in the parameter's type, multiplied by that backward's loss scale
+ *
+ *     EMPTY      -- write ---------------------> WRITTEN, or UNSYNCED in a backward that is not synchronised (no_sync)
+ *     UNSYNCED   -- open, accumulate ----------> EMPTY (the sum of unsynced gradients gets it)
+ *                -- sync, take_unsynced -------> WRITTEN
+ *     WRITTEN    -- look, found, clip ---------> CHECKED: its flag says whether it is infinite or NaN
+ *     CHECKED    -- consume -------------------> WRITTEN: a further step looks again
+ *     both       -- open, accumulate, read ----> EMPTY (the accumulated sum gets it)
+ *     any        -- forget, drop, place -------> EMPTY
+ *     any        -- write ---------------------> as from EMPTY (memory of the user's, who adds up himself)
+ *
+ *   accumulated  the true f32 sum of slots of earlier backwards, which may have had other scales
+ *
+ *     ABSENT     -- accumulate, take_unsynced -> CHECKED: whichever pass adds also looks
+ *     CHECKED    -- consume -------------------> UNCHECKED
+ *     UNCHECKED  -- look, accumulate, clip ----> CHECKED
+ *     both       -- write, sync ---------------> ABSENT, if a step had taken it from the unsynced sum: it goes back
+ *     any        -- forget --------------------> ABSENT
+ *
+ *   unsynced     the true f32 sum of gradients that no_sync keeps on this rank; nobody looks at them
+ *
+ *     NONE       -- accumulate (a slot that is UNSYNCED) -> KEPT
+ *     KEPT       -- take_unsynced -------------> TAKEN: a step or clipping came before a synchronising backward
+ *     TAKEN      -- accumulate ----------------> TAKEN_KEPT -- take_unsynced -> TAKEN
+ *     any        -- write, sync (synchronised) -> NONE: slot = round(unsynced * scale + slot) is reduced
+ *     any        -- forget --------------------> NONE
+ *
+ * Beside them stand, as data: the scale of the slot, the clipping coefficient that is still to be applied, whether the
+ * flags may be raised, and whether the optimizer has taken note of the gradient.
+ *
+ * Errors of all that return a status: CAIRN_ENOMEM, where memory is made on first need. */
+#ifndef CAIRN__PARAM_GRAD_H
+#define CAIRN__PARAM_GRAD_H
+
+#include <stdbool.h>
+
+#include "device/env.h"
+
+struct cairn__param;
+struct cairn__grad;
+
+enum cairn__slot_state { CAIRN__SLOT_EMPTY, CAIRN__SLOT_UNSYNCED, CAIRN__SLOT_WRITTEN, CAIRN__SLOT_CHECKED };
+enum cairn__accumulated_state { CAIRN__ACCUMULATED_ABSENT, CAIRN__ACCUMULATED_UNCHECKED, CAIRN__ACCUMULATED_CHECKED };
+enum cairn__unsynced_state {
+    CAIRN__UNSYNCED_NONE,
+    CAIRN__UNSYNCED_KEPT,
+    CAIRN__UNSYNCED_TAKEN,
+    CAIRN__UNSYNCED_TAKEN_KEPT
+};
+
+struct cairn__grad_states {
+    enum cairn__slot_state slot;
+    enum cairn__accumulated_state accumulated;
+    enum cairn__unsynced_state unsynced;
+};
+
+/* What is stored: times *factor it is the true gradient. */
+struct cairn__grad_view {
+    const void *x; /* NULL = there is none */
+    cairn_dtype dtype;
+    cairn_dtype values;  /* the type of the values in x: dtype, or a half type in f32 memory */
+    const float *factor; /* in device memory; NULL = 1 */
+};
+
+/* slot: the user's memory, or NULL. */
+cairn_status cairn__grad_new(struct cairn__param *of, void *slot, struct cairn__grad **out);
+void cairn__grad_free(struct cairn__grad *g);
+
+/* ---- looking; changes nothing ---- */
+
+struct cairn__grad_states cairn__grad_states(const struct cairn__grad *g);
+
+bool cairn__grad_is_written(const struct cairn__grad *g);     /* the slot is not empty */
+bool cairn__grad_is_accumulated(const struct cairn__grad *g); /* there is an accumulated sum */
+bool cairn__grad_exists(const struct cairn__grad *g);         /* either */
+bool cairn__grad_is_synced(const struct cairn__grad *g);      /* either, where an unsynced slot does not count */
+bool cairn__grad_is_unsynced(const struct cairn__grad *g);    /* a slot or a sum waits for a synchronising backward */
+
+bool cairn__grad_is_scaled(const struct cairn__grad *g);         /* the slot is multiplied by a loss scale */
+bool cairn__grad_is_at_other_scale(const struct cairn__grad *g); /* than that of the set's backward */
+bool cairn__grad_is_clipped(const struct cairn__grad *g);        /* a coefficient is still to be applied */
+bool cairn__grad_is_noted(const struct cairn__grad *g);          /* the optimizer has taken note of it */
+bool cairn__grad_is_incomplete(const struct cairn__grad *g);     /* its backward failed half-way */
+
+/* The slot; else the accumulated sum; else the unsynced one. */
+struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g);
+
+/* The memory of the slot; NULL until somebody needs it. */
+void *cairn__grad_memory(const struct cairn__grad *g);
+
+bool cairn__grad_owns_memory(const struct cairn__grad *g); /* it is not the user's, nor a bucket's */
+
+/* ---- memory ---- */
+
+cairn_status cairn__grad_make_memory(struct cairn__grad *g); /* where there is none */
+
+/* The slot is memory of somebody else's from now on: a bucket, the user's. What was in it is not moved. NULL: the next
+ * backward makes some. */
+void cairn__grad_place(struct cairn__grad *g, void *slot);
+
+/* cairn__grad_place of memory of the user's, after accumulating what Cairn's own memory holds. */
+cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot);
+
+/* The parameter's type changes: memory of the old one goes, with what it holds. */
+void cairn__grad_change_type(struct cairn__grad *g);
+
+/* ---- backward ---- */
+
+/* Where to write the gradient of this backward: n elements of the parameter's type, to be overwritten. What an earlier
+ * backward left there is unscaled if it is to be clipped, and accumulated. */
+cairn_status cairn__grad_open(struct cairn__grad *g, void **slot);
+
+/* The slot has been written, at the set's scale, in a backward that the set knows to be synchronised or not.
+ * Synchronised: adds what is unsynced. */
+void cairn__grad_write(struct cairn__grad *g);
+
+/* A synchronising backward does not write the slot: it gets what is unsynced, at this backward's scale, or 0. */
+cairn_status cairn__grad_sync(struct cairn__grad *g);
+
+/* A reduction has written the slot, whose own gradient was none. */
+void cairn__grad_reduce(struct cairn__grad *g);
+
+/* The slot counts as not written: no rank had a gradient in this backward. */
+void cairn__grad_drop(struct cairn__grad *g);
+
+/* accumulated += slot, if it is written; an unsynced slot goes to the unsynced sum. The slot is then empty. */
+cairn_status cairn__grad_accumulate(struct cairn__grad *g);
+
+/* cairn__grad_accumulate of a slot at this scale, whose memory is about to be used again. */
+cairn_status cairn__grad_accumulate_at(struct cairn__grad *g, const struct cairn__loss_scale *scale);
+
+void cairn__grad_fail(struct cairn__grad *g); /* the backward failed half-way: incomplete until forgotten */
+
+/* ---- overflow ---- */
+
+/* If the slot is of this type and not checked, or the accumulated sum is not: *item is what a pass has to check, and it
+ * counts as checked. False: nothing to do. */
+bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
+bool cairn__grad_look_at_accumulated(struct cairn__grad *g, struct cairn__item *item);
+
+/* A reduction has looked at the slot, and raised the flag if need be. */
+void cairn__grad_found(struct cairn__grad *g);
+
+/* The optimizer takes note of a gradient that ranks have added up; false where there is none. */
+bool cairn__grad_note(struct cairn__grad *g);
+
+/* If the flag of the last backward's gradient, or of the accumulated sum, may be raised: what a pass has to move to the
+ * optimizer, all but rank and to; it then counts as lowered. */
+bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken);
+bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken);
+
+void cairn__grad_touch_flags(struct cairn__grad *g); /* they may be raised, by another rank */
+bool cairn__grad_has_touched_flags(const struct cairn__grad *g);
+void cairn__grad_lower_flags(struct cairn__grad *g); /* whatever they were, if a step is being recorded */
+
+/* The gradient is each rank's own, but its flags are now all ranks': until it is forgotten every further step raises
+ * them again. */
+void cairn__grad_agree(struct cairn__grad *g);
+
+/* ---- step ---- */
+
+/* Somebody reads, changes or applies the gradient, though ranks have not added it up: what is unsynced counts as any
+ * other, and is looked at. A synchronised gradient of a later backward is added to it after all. */
+cairn_status cairn__grad_take_unsynced(struct cairn__grad *g);
+
+/* What the optimizer reads: what is unsynced is taken, and a slot beside an accumulated sum is accumulated. */
+cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *view);
+
+/* Its norm is computed by a pass that raises the flag which is returned, so that it counts as checked and noted; the
+ * step multiplies it by *coefficient (device memory). After cairn__grad_read. */
+uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient);
+
+/* Makes it a true f32 gradient, with clipping done; and that gradient, NULL = none. */
+cairn_status cairn__grad_unscale(struct cairn__grad *g);
+float *cairn__grad_unscaled(const struct cairn__grad *g);
+
+/* A step has used it, and it stands as it was: a further step looks at it again. */
+void cairn__grad_consume(struct cairn__grad *g);
+
+/* There is none any more. Nothing is written to memory; flags are lowered before (cairn__params_forget). */
+void cairn__grad_forget(struct cairn__grad *g);
+
+/* What is unsynced is forgotten. */
+void cairn__grad_forget_unsynced(struct cairn__grad *g);
+
+#endif

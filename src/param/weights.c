@@ -1,0 +1,183 @@
+/* Weights: their types, their half values, and the f32 masters that optimizers update. */
+#include "core/alloc.h"
+#include "core/status.h"
+#include "param/param.h"
+
+static struct cairn_device *device_of(const struct cairn__param *p) {
+    return p->set->env->device;
+}
+
+static void cast(const struct cairn__param *p, void *dst, cairn_dtype to, const void *src, cairn_dtype from) {
+    struct cairn_device *d = device_of(p);
+    cairn__pass_cast(d->passes, d, dst, to, src, from, p->n);
+}
+
+static cairn_status check_may_change(const struct cairn__param *p) {
+    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
+            p->set->frozen_by);
+    REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
+            "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
+            cairn_dtype_name(p->dtype), p->owns_data ? "Cairn's" : "the user's");
+    return CAIRN_OK;
+}
+
+/* Cannot fail; weights becomes p's. */
+static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
+    cast(p, weights, half, p->data, CAIRN_F32);
+    if (keep_master) {
+        p->master = p->data;
+        p->owns_master = true;
+    } else {
+        cairn__device_free(device_of(p), p->data);
+    }
+    p->data = weights;
+    p->dtype = half;
+    cairn__grad_change_type(p->gradient);
+    p->version++;
+}
+
+static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype half, bool keep_norms, void **weights) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (keep_norms && p->is_norm) continue;
+        cairn_status st = check_may_change(p);
+        if (st == CAIRN_OK)
+            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static void turn_set_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, void **weights) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (weights[i]) turn_half(set->params[i], half, weights[i], keep_master);
+        weights[i] = NULL;
+    }
+    if (set->env->begin_step) set->env->begin_step(set->env); /* results show or wait for weights that are gone */
+}
+
+static void free_halves(const struct cairn_param_set *set, void **weights) {
+    for (size_t i = 0; weights && i < set->count; i++) cairn__device_free(set->env->device, weights[i]);
+    cairn__free(weights);
+}
+
+/* All memory first, so that a failure changes nothing. */
+cairn_status cairn__param_sets_to_half(struct cairn_param_set *const *sets, size_t count, cairn_dtype half,
+                                       bool keep_master, bool keep_norms) {
+    cairn_status st = CAIRN_OK;
+    void ***weights = NULL; /* of each set, of each parameter */
+    TRY(cairn__calloc(count, sizeof(weights[0]), (void **)&weights));
+    for (size_t s = 0; s < count; s++) {
+        TRY(cairn__calloc(sets[s]->count, sizeof(weights[s][0]), (void **)&weights[s]));
+        TRY(make_halves(sets[s], half, keep_norms, weights[s]));
+    }
+    for (size_t s = 0; s < count; s++) turn_set_half(sets[s], half, keep_master, weights[s]);
+out:
+    for (size_t s = 0; weights && s < count; s++) free_halves(sets[s], weights[s]);
+    cairn__free(weights);
+    return st;
+}
+
+static cairn_status check_may_take(const struct cairn__param *p, cairn_dtype half) {
+    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its values after %s", p->name,
+            p->set->frozen_by);
+    REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module: give the module to amp_initialize",
+            p->name);
+    REQUIRE(p->dtype == CAIRN_F32 || p->dtype == half || !half, CAIRN_EINVAL,
+            "parameter '%s' is %s, but the half type chosen is %s; choose one", p->name, cairn_dtype_name(p->dtype),
+            cairn_dtype_name(half));
+    return CAIRN_OK;
+}
+
+static bool stays_f32(const struct cairn__param *p, cairn_dtype half, bool keep_norms) {
+    return p->dtype == CAIRN_F32 && (!half || (keep_norms && p->is_norm));
+}
+
+static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, bool masters, bool keep_norms,
+                                 float **made) {
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        cairn_status st = check_may_take(p, half);
+        if (st == CAIRN_OK && masters && !p->master && !stays_f32(p, half, keep_norms))
+            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static void drop_master(struct cairn__param *p) {
+    if (p->owns_master) cairn__device_free(device_of(p), p->master);
+    p->master = NULL;
+    p->owns_master = false;
+}
+
+/* Cannot fail. made: NULL where a master of an earlier context is there still, or none is wanted. */
+static void take_half_values(struct cairn__param *p, cairn_dtype half, bool has_master, float *made) {
+    if (made) {
+        cast(p, made, CAIRN_F32, p->data, p->dtype);
+        p->master = made;
+        p->owns_master = true;
+    }
+    if (!has_master) drop_master(p);
+    if (p->dtype == CAIRN_F32) p->value_type = half;
+    cairn__param_round_from_master(p);
+    p->version++;
+}
+
+/* What an earlier context made half is f32 again, with the bits of its master. Cannot fail. */
+static void take_f32_values(struct cairn__param *p) {
+    if (!p->value_type) return;
+    if (p->master) cast(p, p->data, CAIRN_F32, p->master, CAIRN_F32);
+    drop_master(p);
+    p->value_type = (cairn_dtype)0;
+    p->version++;
+}
+
+cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cairn_dtype half, bool masters,
+                                               bool keep_norms) {
+    cairn_status st = CAIRN_OK;
+    float **made = NULL;
+    TRY(cairn__calloc(set->count, sizeof(made[0]), (void **)&made));
+    TRY(make_masters(set, half, masters, keep_norms, made));
+    for (size_t i = 0; i < set->count; i++) {
+        struct cairn__param *p = set->params[i];
+        if (stays_f32(p, half, keep_norms)) {
+            take_f32_values(p);
+        } else {
+            take_half_values(p, half, masters, made[i]);
+        }
+        made[i] = NULL;
+    }
+out:
+    for (size_t i = 0; made && i < set->count; i++) cairn__device_free(set->env->device, made[i]);
+    cairn__free(made);
+    return st;
+}
+
+float *cairn_param_master(const cairn_param_set *set, size_t i) {
+    if (!set || i >= set->count) return NULL;
+    const struct cairn__param *p = set->params[i];
+    return p->master ? p->master : p->dtype == CAIRN_F32 ? p->data : NULL;
+}
+
+cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written) {
+    REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, cairn_param_set_count(set));
+    struct cairn__param *p = set->params[i];
+    if (p->master && !master_was_written) cast(p, p->master, CAIRN_F32, p->data, p->dtype);
+    if (p->value_type || master_was_written) cairn__param_round_from_master(p);
+    p->version++;
+    return CAIRN_OK;
+}
+
+void cairn__param_round_from_master(struct cairn__param *p) {
+    struct cairn_device *d = device_of(p);
+    if (p->value_type) {
+        d->passes->round(d, p->value_type, p->data, p->master ? p->master : p->data, p->n);
+    } else if (p->master) {
+        cast(p, p->data, p->dtype, p->master, CAIRN_F32);
+    }
+}
+
+void cairn__param_set_weights_changed(struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) set->params[i]->version++;
+}
