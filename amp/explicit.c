@@ -52,7 +52,7 @@ static void optimizer_ends(struct cairn__guard *guard) {
 
 static cairn_status find_guard(amp_scaler *s, cairn_optimizer *o, const char *call, struct user *u) {
     cairn_status st = CAIRN_OK;
-    u->guard = cairn__step_hook_ctx(o);
+    u->guard = cairn__step_guard_of(o);
     if (u->guard) {
         REQUIRE(has_scaler(u->guard, s), CAIRN_ESTATE, "%s: the optimizer belongs to %s", call,
                 u->guard->owner ? "an amp context; take the scaler that amp_loss_scaler gives of it"

@@ -70,7 +70,9 @@ static void tell_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
 }
 
 /* A scaler that waits for amp_scaler_update would never hear of this step. */
-static cairn_status refuse_explicit(const struct cairn__guard *g) {
+static cairn_status refuse(const struct cairn__guard *g) {
+    REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
+            "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
     if (!g->owner || g->is_step_explicit) return CAIRN_OK;
     for (int id = 0; id < g->num_scalers; id++) {
         const amp_scaler *s = g->scalers[id];
@@ -85,10 +87,10 @@ static cairn_status refuse_explicit(const struct cairn__guard *g) {
 
 static cairn_status before(void *ctx, struct cairn__step_end *end) {
     struct cairn__guard *g = ctx;
-    REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
-            "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
+    const uint64_t begin_ns = cairn__now_ns();
     cairn_status st = CAIRN_OK;
-    TRY(refuse_explicit(g));
+    TRY(cairn__optimizer_settle(g->optimizer));
+    TRY(refuse(g));
     if (g->skips) look_at_the_rest(g);
     g->knows_culprits = false;
     g->culprits = (struct cairn__ranks){{0}};
@@ -96,6 +98,7 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     if (g->skips) TRY(cairn__guard_find_culprits(g));
     tell_scalers(g, end);
 out:
+    cairn__trace("amp", "before_step", 0, 0, begin_ns);
     return st;
 }
 
@@ -287,8 +290,9 @@ static struct cairn__step_report with_users_scale(const struct cairn__guard *g, 
     return r;
 }
 
-static cairn_status told(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
+static cairn_status after(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
     struct cairn__guard *g = ctx;
+    const uint64_t begin_ns = cairn__now_ns();
     cairn_status st = hear_scalers(g);
     if (r->number <= g->before) return st;
     if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
@@ -299,24 +303,13 @@ static cairn_status told(void *ctx, const struct cairn__step_report *r, const st
         if (said != CAIRN_OK) st = said;
     }
     cairn__forget_anomaly(g->env); /* what is noted next is of another step */
+    cairn__trace("amp", "after_step", r->steps + r->skipped, 0, begin_ns);
     return st;
 }
 
-/* amp has prepared parameters, or has nothing to do with them. */
-static cairn_status adding(void *ctx, const struct cairn_param_set *set) {
-    const struct cairn__guard *g = ctx;
-    REQUIRE(
-        !g->owner || set->amp == g->owner, CAIRN_ESTATE,
-        "add_group: the optimizer is under amp, which has not prepared these parameters; give their model to the same "
-        "amp_initialize");
-    return CAIRN_OK;
-}
-
-static bool ending(void *ctx) {
+static void release(void *ctx) {
     struct cairn__guard *g = ctx;
-    if (!g->ending) return false;
-    g->ending(g);
-    return true;
+    if (g->ending) g->ending(g);
 }
 
 /* ---- making and ending ---- */
@@ -339,8 +332,9 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
     env->device->passes->clear_flags(env->device, g->any, 1);
     TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
     g->before = cairn__optimizer_last_report(optimizer).number;
-    const struct cairn__step_hook hook = {.ctx = g, .before = before, .told = told, .adding = adding, .ending = ending};
-    cairn__set_step_hook(optimizer, &hook);
+    const struct cairn__step_guard guard = {
+        .ctx = g, .before = before, .after = after, .owner = owner, .release = release};
+    cairn__set_step_guard(optimizer, &guard);
     *out = g;
     return CAIRN_OK;
 out:
@@ -355,7 +349,7 @@ out:
 void cairn__guard_destroy(struct cairn__guard **guard) {
     if (!guard || !*guard) return;
     struct cairn__guard *g = *guard;
-    cairn__set_step_hook(g->optimizer, NULL);
+    cairn__set_step_guard(g->optimizer, NULL);
     cairn__device_free(g->env->device, g->any);
     cairn__free(g->last);
     cairn__free(g->words);

@@ -37,7 +37,7 @@ struct cairn__guard {
     struct cairn__overflow *overflows;
 };
 
-/* Installs a guard as the optimizer's step hook. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has
+/* Makes a guard of the optimizer's steps. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has
  * one; CAIRN_ENOMEM. */
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
                                  int num_scalers, bool skips, struct cairn__guard **out);

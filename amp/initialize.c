@@ -56,7 +56,7 @@ static cairn_status check_optimizer(const struct cairn__amp_parts *parts, const 
                                     const cairn_optimizer *optimizer) {
     size_t count = 0;
     REQUIRE(optimizer, CAIRN_EINVAL, "%s: an optimizer is NULL", parts->call);
-    REQUIRE(!cairn__has_step_hook(optimizer), CAIRN_ESTATE,
+    REQUIRE(!cairn__step_guard_of(optimizer), CAIRN_ESTATE,
             "%s: an optimizer is given twice, or belongs to another context or amp_scaler", parts->call);
     struct cairn_param_set *const *sets = cairn__optimizer_sets(optimizer, &count);
     for (size_t i = 0; i < count; i++) {
@@ -127,7 +127,7 @@ static cairn_status make_guards(const struct cairn__amp_parts *parts, amp_contex
     if (parts->set && parts->num_optimizers == 0) TRY(cairn__user_optimizer_create(parts->set, &amp->own));
     if (!amp->policy.enabled) return CAIRN_OK;
     for (size_t i = 0; i < parts->num_optimizers; i++) {
-        REQUIRE(!cairn__has_step_hook(parts->optimizers[i]), CAIRN_EINVAL, "%s: an optimizer is given twice",
+        REQUIRE(!cairn__step_guard_of(parts->optimizers[i]), CAIRN_EINVAL, "%s: an optimizer is given twice",
                 parts->call);
         TRY(add_guard(amp, parts->optimizers[i]));
     }
@@ -197,10 +197,8 @@ static void install_set(amp_context *amp, struct cairn_param_set *set) {
 static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
     amp->unresolved.resolve = parts->set ? cairn__amp_resolve_declared : cairn__amp_resolve;
-    if (parts->set) {
-        parts->set->on_ready = &amp->unresolved;
-        parts->set->take_scale = cairn__amp_take_scale;
-    }
+    amp->unresolved.take_scale = parts->set ? cairn__amp_take_scale : NULL;
+    if (parts->set) parts->set->losses = &amp->unresolved;
     for (size_t i = 0; i < amp->num_models; i++)
         cairn__module_set_io_types(amp->models[i], policy->cast_model_type, policy->cast_model_outputs);
     for (size_t i = 0; i < amp->num_sets; i++) install_set(amp, amp->sets[i]);
@@ -292,8 +290,7 @@ static void settle(amp_context *amp) {
 
 static void uninstall_set(struct cairn_param_set *set) {
     set->amp = NULL;
-    set->on_ready = NULL;
-    set->take_scale = NULL;
+    set->losses = NULL;
     set->scale = NULL;
     set->users--;
     memset(set->precision, 0, sizeof(set->precision));

@@ -11,6 +11,7 @@
 #include "context.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "nn/hooks.h"
 
 /* ---- who was given ---- */
@@ -86,11 +87,13 @@ static void share(amp_context *amp, const struct cairn__loss *loss) {
 cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     const struct cairn__loss *loss = &amp->ended;
+    const uint64_t begin_ns = cairn__now_ns();
     bool touched = false;
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (is_given(loss, i)) touched |= cairn__guard_look(amp->guards[i], &amp->any[0]);
     }
     if (touched) share(amp, loss);
+    cairn__trace("amp", "look_at_loss", loss->id, 0, begin_ns);
     return CAIRN_OK;
 }
 

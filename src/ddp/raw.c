@@ -97,7 +97,7 @@ static cairn_status check_declared(struct ddp_context *d) {
 /* A rank may have no gradient at all, and never have asked for the scale of those of the others. */
 static cairn_status begin_with_none(struct cairn_param_set *set) {
     cairn_status st = CAIRN_OK;
-    if (set->take_scale) TRY(set->take_scale(set->on_ready));
+    if (set->losses) TRY(set->losses->take_scale(set->losses));
     TRY(cairn__param_set_begin(set, set->backward + 1, set->scale));
 out:
     return st;

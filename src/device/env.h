@@ -17,9 +17,11 @@ struct cairn__report_reader {
     struct cairn__report_reader *next;
 };
 
-/* Somebody who has still to look at gradients before anybody changes or forgets them: amp, after a scaled loss. */
+/* A scaled loss whose gradients have still to be looked at before anybody changes or forgets them: amp's. */
 struct cairn__unresolved {
     cairn_status (*resolve)(struct cairn__unresolved *unresolved);
+    /* (optional) The scale of the next loss, where the user writes gradients: the parameter set's `scale` gets it. */
+    cairn_status (*take_scale)(struct cairn__unresolved *unresolved);
     struct cairn__unresolved *next;
     bool is_listed;
 };

@@ -116,7 +116,7 @@ cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     TRY(cairn__params_take_unsynced(o->of.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
-    if (o->hook.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
+    if (o->guard.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
     for (size_t i = 0; i < o->count; i++) TRY(cairn__grad_unscale(o->of.params[i]->gradient));
     end_clip(o);
 out:

@@ -1,4 +1,4 @@
-/* What optim shows amp: a hook around a step, and the optimizer's own state of overflow. */
+/* What optim shows amp: the guard of a step, and the optimizer's own state of overflow. */
 #ifndef CAIRN__OPTIM_HOOKS_H
 #define CAIRN__OPTIM_HOOKS_H
 
@@ -8,25 +8,29 @@
 #include "kernels/step.h"
 #include "param/param.h"
 
-struct cairn__step_hook {
-    void *ctx;
-    /* (optional) Before the step is queued, after cairn__env_resolve: raises the optimizer's skip if it must be, queues
-     * the updates of scalers, and says in *end which scalers the step's report may blame. */
+/* Who guards the steps of an optimizer: amp. It is asked once before a step, and told once after it. */
+struct cairn__step_guard {
+    void *ctx; /* NULL = nobody does */
+    /* (optional) May the step be made? Calls cairn__optimizer_settle; then raises the optimizer's skip if the step must
+     * be skipped, queues the updates of scalers, and says in *end which scalers the step's report may blame. Another
+     * status than CAIRN_OK refuses the step: nothing is written. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
     /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows
      * [parameters + 1], the last of the losses themselves: where the step was skipped; else it means nothing. The
      * status is what cairn_step, or who else found the report, returns. */
-    cairn_status (*told)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
-    /* (optional) Parameters of a set are about to be added. A status other than CAIRN_OK refuses. */
-    cairn_status (*adding)(void *ctx, const struct cairn_param_set *set);
-    /* (optional: it may not) The optimizer is about to end: takes the hook away, or says that it may not end. */
-    bool (*ending)(void *ctx);
+    cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
+    const void *owner;          /* parameters of sets that this has not prepared may not be added; NULL = any may */
+    void (*release)(void *ctx); /* the optimizer ends: takes the guard away. NULL: it may not end before */
 };
 
-/* hook is copied; NULL takes it away. One per optimizer. */
-void cairn__set_step_hook(cairn_optimizer *optimizer, const struct cairn__step_hook *hook);
-bool cairn__has_step_hook(const cairn_optimizer *optimizer);
-void *cairn__step_hook_ctx(const cairn_optimizer *optimizer); /* NULL where there is none */
+/* guard is copied; NULL takes it away. One per optimizer. */
+void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_guard *guard);
+void *cairn__step_guard_of(const cairn_optimizer *optimizer); /* its ctx; NULL where there is none */
+
+/* Gradients become what the step will read: what is unsynced is taken, losses that wait are looked at
+ * (cairn__env_resolve), clipping is applied where other gradients have come since, and what accumulates is added up,
+ * before anybody asks whether something overflowed: the sum may. Errors: CAIRN_ENOMEM; those of whoever looks. */
+cairn_status cairn__optimizer_settle(cairn_optimizer *optimizer);
 
 /* The last report that has come, read without waiting; number is 0 before the first. */
 struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *optimizer);

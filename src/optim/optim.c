@@ -152,8 +152,12 @@ static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__o
             "%s: a captured graph has the optimizer's memory, which a further group moves; destroy the graph first",
             kind->name);
     cairn_status st = cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured");
-    if (st == CAIRN_OK) st = o->hook.adding ? o->hook.adding(o->hook.ctx, set) : CAIRN_OK;
-    if (st == CAIRN_OK) st = cairn__device_synchronize(device_of(o));
+    if (st != CAIRN_OK) return st;
+    REQUIRE(
+        !o->guard.owner || set->amp == o->guard.owner, CAIRN_ESTATE,
+        "add_group: the optimizer is under amp, which has not prepared these parameters; give their model to the same "
+        "amp_initialize");
+    st = cairn__device_synchronize(device_of(o));
     if (st == CAIRN_OK) st = cairn__optimizer_read_reports(o); /* their names have the old size */
     return st;
 }
@@ -263,7 +267,8 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (!optimizer || !*optimizer) return;
     struct cairn_optimizer *o = *optimizer;
     hear_the_rest(o);
-    if (o->hook.ctx && !(o->hook.ending && o->hook.ending(o->hook.ctx))) {
+    if (o->guard.ctx && o->guard.release) o->guard.release(o->guard.ctx);
+    if (o->guard.ctx) {
         cairn__log(CAIRN_LOG_ERROR,
                    "cairn_optimizer_destroy: its amp context is alive, so it is kept; amp_destroy first");
         return;
@@ -298,16 +303,12 @@ cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer 
 
 /* ---- for amp ---- */
 
-void cairn__set_step_hook(cairn_optimizer *optimizer, const struct cairn__step_hook *hook) {
-    optimizer->hook = hook ? *hook : (struct cairn__step_hook){0};
+void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_guard *guard) {
+    optimizer->guard = guard ? *guard : (struct cairn__step_guard){0};
 }
 
-bool cairn__has_step_hook(const cairn_optimizer *optimizer) {
-    return optimizer->hook.ctx != NULL;
-}
-
-void *cairn__step_hook_ctx(const cairn_optimizer *optimizer) {
-    return optimizer->hook.ctx;
+void *cairn__step_guard_of(const cairn_optimizer *optimizer) {
+    return optimizer->guard.ctx;
 }
 
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer) {

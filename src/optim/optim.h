@@ -77,7 +77,7 @@ struct cairn_optimizer {
     struct cairn__step_report *reports; /* what the device writes and the host reads */
     uint64_t told;                      /* number of the last report that was passed on */
     struct cairn__report_reader reader;
-    struct cairn__step_hook hook;
+    struct cairn__step_guard guard;
 };
 
 /* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and lr. */

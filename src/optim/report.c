@@ -13,8 +13,8 @@ struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *o)
 
 static cairn_status tell(struct cairn_optimizer *o, const struct cairn__step_report *r) {
     cairn__trace("optim", r->stepped ? "step" : "step_skipped", r->steps + r->skipped, 0, 0);
-    if (!o->hook.told) return CAIRN_OK;
-    return o->hook.told(o->hook.ctx, r, o->of.names + r->number % CAIRN__REPORTS * (o->count + 1));
+    if (!o->guard.after) return CAIRN_OK;
+    return o->guard.after(o->guard.ctx, r, o->of.names + r->number % CAIRN__REPORTS * (o->count + 1));
 }
 
 cairn_status cairn__optimizer_read_reports(struct cairn_optimizer *o) {

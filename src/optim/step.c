@@ -12,77 +12,6 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
     return o->env->device;
 }
 
-/* ---- overflow ---- */
-
-void cairn__optimizer_check(cairn_optimizer *o) {
-    cairn__params_check(device_of(o), o->of.params, o->count, o->of.plain);
-}
-
-/* Of several ranks, only their sum is left once a listener has reduced it. */
-static void address(const struct cairn_optimizer *o, size_t i, struct cairn__taken *taken) {
-    const bool is_sum = o->of.params[i]->set->listener && o->env->size > 1;
-    taken->rank = is_sum ? -1 : o->env->rank;
-    taken->to = &o->of.overflows[i];
-}
-
-static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *any) {
-    if (listed) device_of(o)->passes->take_flags(device_of(o), o->of.taken, listed, micro_batch, any);
-    return listed > 0;
-}
-
-/* Without ranks that add up, a loss is this rank's affair: the other words are down. */
-static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set, struct cairn__taken *taken) {
-    if (!set->losses_touched || set->only_unsynced) return 0;
-    for (int r = 0; r < o->env->size; r++)
-        taken[r] = (struct cairn__taken){.dtype = CAIRN_F32,
-                                         .rank = r,
-                                         .flag = &set->bad_losses[r],
-                                         .to = &o->of.overflows[o->count]};
-    set->losses_touched = cairn__param_set_keeps_loss(set);
-    return (size_t)o->env->size;
-}
-
-bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
-    cairn__optimizer_forget_stale(o);
-    size_t listed = 0;
-    for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad *g = o->of.params[i]->gradient;
-        o->noted |= cairn__grad_note(g);
-        if (cairn__grad_take_flag(g, &o->of.taken[listed])) address(o, i, &o->of.taken[listed++]);
-    }
-    for (size_t i = 0; i < o->num_sets; i++) {
-        if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_save_loss(o->sets[i]);
-        listed += list_losses(o, o->sets[i], &o->of.taken[listed]);
-    }
-    const bool taken = take(o, listed, micro_batch, any);
-    for (size_t i = 0; i < o->num_sets; i++) {
-        if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_restore_loss(o->sets[i]);
-    }
-    return taken;
-}
-
-bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
-    size_t listed = 0;
-    for (size_t i = 0; i < o->count; i++) {
-        struct cairn__taken *taken = &o->of.taken[listed];
-        if (cairn__grad_take_accumulated_flag(o->of.params[i]->gradient, taken)) address(o, i, &o->of.taken[listed++]);
-    }
-    return take(o, listed, micro_batch, any);
-}
-
-void cairn__optimizer_lower_skip(cairn_optimizer *o) {
-    struct cairn_device *d = device_of(o);
-    d->passes->clear_flags(d, &o->state->skip, 1);
-    d->passes->clear_flags(d, (uint32_t *)o->of.overflows,
-                           (o->count + 1) * (sizeof(o->of.overflows[0]) / sizeof(uint32_t)));
-    o->noted = false;
-}
-
-void cairn__optimizer_forget_found(cairn_optimizer *o) {
-    cairn__optimizer_lower_skip(o);
-    cairn__params_consume(o->of.params, o->count);
-}
-
 /* ---- updates ---- */
 
 static enum cairn__weight_mode mode_of(const struct cairn__param *p) {
@@ -149,16 +78,6 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
 
 /* ---- the step ---- */
 
-/* What accumulates is added up before it is asked whether anything overflowed: the sum may. */
-static cairn_status finish_sums(struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < o->count; i++) {
-        struct cairn__grad *g = o->of.params[i]->gradient;
-        if (cairn__grad_is_accumulated(g)) st = cairn__grad_accumulate(g);
-    }
-    return st;
-}
-
 /* It is unscaled all the same, but an infinity goes into the weights. */
 static void warn_unguarded(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count && !o->warned; i++) {
@@ -183,13 +102,8 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
     TRY(cairn__params_check_arrived("cairn_step", o->of.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->of.params, o->count), CAIRN_ESTATE,
             "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
-    if (!o->hook.before) warn_unguarded(o);
-    TRY(cairn__params_take_unsynced(o->of.params, o->count));
-    TRY(cairn__env_resolve(o->env));
-    cairn__optimizer_forget_stale(o);
-    TRY(cairn__optimizer_part_clip(o));
-    TRY(finish_sums(o));
-    if (o->hook.before) TRY(o->hook.before(o->hook.ctx, end));
+    if (!o->guard.before) warn_unguarded(o);
+    TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_settle(o));
 out:
     return st;
 }

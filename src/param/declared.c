@@ -50,7 +50,7 @@ static cairn_status check_declared(const char *call, const struct cairn__param *
 /* What travels is told when it has arrived. */
 void cairn__param_set_tell_declared(struct cairn_param_set *set) {
     *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
-    if (set->on_ready) cairn__env_list_unresolved(set->env, set->on_ready);
+    if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
 }
 
 cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t first, size_t count) {

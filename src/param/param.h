@@ -97,12 +97,9 @@ struct cairn_param_set {
     bool only_unsynced; /* the last backward was unsynced: what there is to see in gradients, of earlier backwards too,
                              only this rank sees, so nobody looks before ranks have added up or somebody steps */
 
-    bool is_users; /* its memory is the user's: cairn_param_set_create made it */
-    struct cairn__unresolved
-        *on_ready; /* who wants to look at gradients that the user has declared ready; NULL = nobody */
-    bool declared, declared_unsynced; /* there are some since that one last looked */
-    cairn_status (*take_scale)(
-        struct cairn__unresolved *on_ready); /* its: scale is that of a loss that begins now; NULL with it */
+    bool is_users;                    /* its memory is the user's: cairn_param_set_create made it */
+    struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = nobody scales them */
+    bool declared, declared_unsynced; /* there are some since these were last looked at */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* NULL = nobody */

@@ -118,7 +118,7 @@ static void look_at(const struct world *w, struct look *out) {
         out->amps[m] = set->amp;
         memcpy(out->precisions[m], set->precision, sizeof(set->precision));
         out->users[m] = set->users;
-        out->hooks[m] = cairn__has_step_hook(w->optimizers[m]);
+        out->hooks[m] = cairn__step_guard_of(w->optimizers[m]) != NULL;
     }
     out->casts = amp_autocast_type(w->env);
     out->readers = count_readers(w->env);

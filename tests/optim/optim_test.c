@@ -193,6 +193,7 @@ static void adamw_follows_its_double_model(void **state) {
 static cairn_status look_and_skip(void *ctx, struct cairn__step_end *end) {
     cairn_optimizer *o = ctx;
     (void)end;
+    assert_int_equal(cairn__optimizer_settle(o), CAIRN_OK);
     cairn__optimizer_check(o);
     (void)cairn__optimizer_take_flags(o, 1, &o->state->skip);
     return CAIRN_OK;
@@ -207,7 +208,7 @@ static void raised_flag_keeps_every_bit(void **state) {
     h.momentum = 0.9;
     struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
     assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
-    cairn__set_step_hook(o, &(struct cairn__step_hook){.ctx = o, .before = look_and_skip});
+    cairn__set_step_guard(o, &(struct cairn__step_guard){.ctx = o, .before = look_and_skip});
     write_gradient(p, 1, truth);
     assert_int_equal(cairn_step(o), CAIRN_OK);
     memcpy(before, p->master, sizeof(before));
@@ -232,7 +233,7 @@ static void raised_flag_keeps_every_bit(void **state) {
         momentum_before[i] = before[i] - 1e-3f * b;
     }
     assert_memory_equal(momentum_before, p->master, sizeof(before));
-    cairn__set_step_hook(o, NULL);
+    cairn__set_step_guard(o, NULL);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
 }
@@ -322,7 +323,7 @@ static void every_step_is_reported_once_in_order_and_a_status_comes_back(void **
     ((float *)quiet->data)[0] = 0;
     assert_int_equal(cairn_sgd_create(set, NULL, &o), CAIRN_OK);
     heard.optimizer = o;
-    cairn__set_step_hook(o, &(struct cairn__step_hook){.ctx = &heard, .before = look_for_heard, .told = hear});
+    cairn__set_step_guard(o, &(struct cairn__step_guard){.ctx = &heard, .before = look_for_heard, .after = hear});
     for (int t = 1; t <= 3 * CAIRN__REPORTS; t++) {
         const bool overflows = t % 5 == 0;
         float *slot = NULL;
@@ -337,7 +338,7 @@ static void every_step_is_reported_once_in_order_and_a_status_comes_back(void **
     assert_int_equal(heard.skips, 3 * CAIRN__REPORTS / 5);
     assert_int_equal(heard.culprit, heard.skips);
     assert_int_equal(cairn_optimizer_skipped(o), heard.skips);
-    cairn__set_step_hook(o, NULL);
+    cairn__set_step_guard(o, NULL);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
 }
@@ -361,7 +362,7 @@ static void host_that_lags_hears_the_last_reports_whole(void **state) {
     uint64_t heard[2] = {0};
     make_param(*state, (cairn_dtype)0, &set);
     assert_int_equal(cairn_sgd_create(set, NULL, &o), CAIRN_OK);
-    cairn__set_step_hook(o, &(struct cairn__step_hook){.ctx = heard, .told = hear_number});
+    cairn__set_step_guard(o, &(struct cairn__step_guard){.ctx = heard, .after = hear_number});
     for (uint64_t number = 1; number <= 40; number++) {
         o->reports[number % CAIRN__REPORTS] =
             (struct cairn__step_report){.number = number, .steps = (int64_t)number, .stepped = 1};
@@ -373,7 +374,7 @@ static void host_that_lags_hears_the_last_reports_whole(void **state) {
     assert_int_equal(heard[1], 40);
     assert_int_equal(o->reader.read(&o->reader), CAIRN_OK);
     assert_int_equal(heard[0], CAIRN__REPORTS - 1);
-    cairn__set_step_hook(o, NULL);
+    cairn__set_step_guard(o, NULL);
     cairn_optimizer_destroy(&o);
     cairn_param_set_destroy(&set);
 }
