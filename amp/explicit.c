@@ -97,7 +97,7 @@ static void begin_again(amp_scaler *s) {
     s->is_explicit = s->is_own;
 }
 
-void cairn__scaler_forget_users(amp_scaler *s) {
+static void forget_users(amp_scaler *s) {
     struct cairn__users *users = s->users;
     if (!users) return;
     if (s->is_own) begin_again(s); /* a context's guards have ended */
@@ -107,6 +107,34 @@ void cairn__scaler_forget_users(amp_scaler *s) {
     cairn__free(users->list);
     cairn__free(users);
     s->users = NULL;
+}
+
+void cairn__scaler_end(amp_scaler **scaler) {
+    if (!scaler || !*scaler) return;
+    cairn__scaler_hear_the_rest(*scaler); /* records are whole */
+    forget_users(*scaler);
+    cairn__scaler_free(scaler);
+}
+
+cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out) {
+    REQUIRE(out, CAIRN_EINVAL, "amp_scaler_create: out is NULL");
+    REQUIRE(env, CAIRN_EINVAL, "amp_scaler_create: env is NULL");
+    cairn_status st = CAIRN_OK;
+    struct cairn__scaler_state fresh;
+    const struct amp_scaler_options torch = {.struct_size = sizeof(torch), .kind = AMP_SCALER_TORCH};
+    if (!options) options = &torch;
+    TRY(cairn__scaler_resolve(options, 0, &fresh));
+    TRY(cairn__scaler_create(env, &fresh, options, out));
+    (*out)->is_own = (*out)->is_explicit = true;
+    env->scalers++;
+out:
+    return st;
+}
+
+void amp_scaler_destroy(amp_scaler **scaler) {
+    if (!scaler || !*scaler) return;
+    if ((*scaler)->is_own) cairn__scaler_end(scaler);
+    *scaler = NULL;
 }
 
 /* ---- looking ---- */

@@ -162,40 +162,19 @@ static void fold_all(struct amp_scaler *s) {
     }
 }
 
-void cairn__scaler_end(amp_scaler **scaler) {
-    if (!scaler || !*scaler) return;
+void cairn__scaler_hear_the_rest(amp_scaler *s) {
+    if (cairn__device_synchronize(s->env->device) != CAIRN_OK) return;
+    if (s->is_own) (void)cairn__env_read_reports(s->env); /* its guards end too */
+    (void)cairn__scaler_hear(s);
+}
+
+void cairn__scaler_free(amp_scaler **scaler) {
     struct amp_scaler *s = *scaler;
-    if (cairn__device_synchronize(s->env->device) == CAIRN_OK) { /* records are whole */
-        if (s->is_own) (void)cairn__env_read_reports(s->env);    /* its guards end too */
-        (void)cairn__scaler_hear(s);
-    }
-    cairn__scaler_forget_users(s);
     unlink_reader(s);
     fold_all(s);
     s->env->unstepped -= s->pending;
     s->env->scalers -= s->is_own;
     free_scaler(s);
-    *scaler = NULL;
-}
-
-cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out) {
-    REQUIRE(out, CAIRN_EINVAL, "amp_scaler_create: out is NULL");
-    REQUIRE(env, CAIRN_EINVAL, "amp_scaler_create: env is NULL");
-    cairn_status st = CAIRN_OK;
-    struct cairn__scaler_state fresh;
-    const struct amp_scaler_options torch = {.struct_size = sizeof(torch), .kind = AMP_SCALER_TORCH};
-    if (!options) options = &torch;
-    TRY(cairn__scaler_resolve(options, 0, &fresh));
-    TRY(cairn__scaler_create(env, &fresh, options, out));
-    (*out)->is_own = (*out)->is_explicit = true;
-    env->scalers++;
-out:
-    return st;
-}
-
-void amp_scaler_destroy(amp_scaler **scaler) {
-    if (!scaler || !*scaler) return;
-    if ((*scaler)->is_own) cairn__scaler_end(scaler);
     *scaler = NULL;
 }
 

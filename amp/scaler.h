@@ -83,8 +83,13 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *state, cons
 cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_state *fresh,
                                   const struct amp_scaler_options *options, amp_scaler **out);
 
-/* What waits at one of its cells is folded first. Of any scaler, a context's too. */
+/* Ends any scaler, a context's too, with the guards that the explicit way has made. What waits at one of its cells is
+ * accumulated first. (explicit.c) */
 void cairn__scaler_end(amp_scaler **scaler);
+
+/* Its two halves, with the guards' end between them. */
+void cairn__scaler_hear_the_rest(amp_scaler *scaler);
+void cairn__scaler_free(amp_scaler **scaler);
 
 /* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself.
  * *found (device memory; may be NULL) is raised where the loss is infinite or NaN, unscaled. NULL on error. */
@@ -103,9 +108,6 @@ void cairn__scaler_put_scale(amp_scaler *scaler, double scale);
 
 /* What was found is forgotten, and no loss is pending any more. */
 void cairn__scaler_drop_found(amp_scaler *scaler);
-
-/* Takes away the guards that the explicit way has made. */
-void cairn__scaler_forget_users(amp_scaler *scaler);
 
 /* One more loss waits for an update; what it may find goes to &scaler->state->found. */
 void cairn__scaler_add_pending(amp_scaler *scaler);

@@ -30,6 +30,12 @@ cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
     return listener ? listener->progress(listener->ctx) : CAIRN_OK;
 }
 
+/* What travels is told when it has arrived. */
+void cairn__param_set_tell_declared(struct cairn_param_set *set) {
+    *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
+    if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
+}
+
 cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
     const bool were_declared = set->walking && set->is_users;

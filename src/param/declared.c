@@ -47,12 +47,6 @@ static cairn_status check_declared(const char *call, const struct cairn__param *
     return CAIRN_OK;
 }
 
-/* What travels is told when it has arrived. */
-void cairn__param_set_tell_declared(struct cairn_param_set *set) {
-    *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
-    if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
-}
-
 cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range(call, set, first, count));

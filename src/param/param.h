@@ -177,6 +177,9 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set);
 void cairn__param_set_abort(struct cairn_param_set *set);        /* after a failure, settle's own too */
 cairn_status cairn__param_set_miss(struct cairn_param_set *set); /* no backward began: the listener's missed */
 
+/* Gradients of the user's have been declared, and may be looked at. */
+void cairn__param_set_tell_declared(struct cairn_param_set *set);
+
 /* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
 static inline bool cairn__param_is_reached(const struct cairn__param *p) {
     return p->set->is_users || p->reached == p->set->backward;
@@ -201,9 +204,6 @@ cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cai
 /* cairn_grads_ready, in whose name sentences speak. */
 cairn_status cairn__grads_ready(const char *call, struct cairn_param_set *set, size_t first, size_t count);
 
-/* Gradients have been declared, and may be looked at. */
-void cairn__param_set_tell_declared(struct cairn_param_set *set);
-
 /* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
 static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
     return p->set->is_users && p->set->walking;
@@ -214,10 +214,10 @@ static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
 cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count);
 bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count);
 
-/* ---- lists of gradients (flags.c) ---- */
-
-/* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. */
+/* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. (flags.c) */
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
+
+/* ---- lists of gradients (gradients.c) ---- */
 
 /* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each gradient is scanned
  * for names: the same ones on all ranks, which have written what any of them has, so that all raise the same flags.
