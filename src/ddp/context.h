@@ -118,13 +118,6 @@ cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_conte
  * sent where that is due. Collective. */
 cairn_status cairn__ddp_before_forward(struct ddp_context *d);
 
-/* Whether it is one of ddp_options.ignored: a parameter's name, or a buffer's. */
-bool cairn__ddp_ignores(const struct ddp_context *d, const char *name);
-
-/* A failure on this rank of which the others know nothing, whose sentence is the last error: the channel dies of it, so
- * that they fail with that sentence instead of waiting. Returns status. */
-cairn_status cairn__ddp_give_up(struct ddp_context *d, cairn_status status);
-
 /* ---- options.c ---- */
 
 /* Reads and checks, fills in what was left out; lists are still the caller's. */
@@ -132,6 +125,8 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cair
                                      struct ddp_options *out);
 /* Collective over d->group: the same call and options everywhere. */
 cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d);
+/* Whether it is one of ddp_options.ignored: a parameter's name, or a buffer's. */
+bool cairn__ddp_ignores(const struct ddp_context *d, const char *name);
 
 /* ---- reducer.c ---- */
 
@@ -228,12 +223,5 @@ cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, b
 
 /* CAIRN_ESTATE within a backward. */
 cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d);
-/* What is held is forgotten. */
-void cairn__ddp_local_end(struct ddp_context *d);
-
-/* ---- join.c ---- */
-
-/* What averages are divided by: cairn__group_average takes it. */
-int cairn__ddp_divisor(const struct ddp_context *d);
 
 #endif

@@ -7,17 +7,6 @@
 #include "ddp/context.h"
 #include "dist/group.h"
 
-cairn_status cairn__ddp_give_up(struct ddp_context *d, cairn_status status) {
-    return cairn__group_kill(d->channel, status);
-}
-
-bool cairn__ddp_ignores(const struct ddp_context *d, const char *name) {
-    for (size_t i = 0; i < d->options.num_ignored; i++) {
-        if (strcmp(d->options.ignored[i], name) == 0) return true;
-    }
-    return false;
-}
-
 /* ---- what a rank does by itself ---- */
 
 static bool has_param(const struct cairn_param_set *set, const char *name) {
@@ -201,7 +190,7 @@ void ddp_destroy(ddp_context **ddp) {
     const bool was_alive = cairn__group_progress(d->channel) == CAIRN_OK;
     cairn__ddp_log_end(d);
     if (d->set->walking) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
-    cairn__ddp_local_end(d);
+    cairn__param_set_drop_unsynced(d->set);
     cairn__ddp_buffers_end(d);
     cairn__ddp_detach(d);
     if (was_alive && cairn__group_progress(d->channel) != CAIRN_OK)

@@ -4,11 +4,6 @@
 #include "ddp/context.h"
 #include "dist/group.h"
 
-int cairn__ddp_divisor(const struct ddp_context *d) {
-    const bool all = d->options.join_divide_by_initial_world_size != CAIRN_OFF || d->active < 1;
-    return all ? cairn_group_size(d->channel) : d->active;
-}
-
 /* How many ranks have input, and the lowest of those that have, and of those that have none; -1 = none. */
 struct census {
     int active, first, first_without;

@@ -28,10 +28,6 @@ cairn_status ddp_no_sync(ddp_context *ddp, int on) {
     return st == CAIRN_OK ? hold(ddp, on != 0) : st;
 }
 
-void cairn__ddp_local_end(struct ddp_context *d) {
-    cairn__param_set_drop_unsynced(d->set);
-}
-
 /* ---- apex's Reducer ---- */
 
 /* Source: apex/parallel/distributed.py, class Reducer. */

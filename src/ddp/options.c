@@ -235,3 +235,12 @@ out:
     cairn__free(all);
     return st;
 }
+
+/* ---- asking ---- */
+
+bool cairn__ddp_ignores(const struct ddp_context *d, const char *name) {
+    for (size_t i = 0; i < d->options.num_ignored; i++) {
+        if (strcmp(d->options.ignored[i], name) == 0) return true;
+    }
+    return false;
+}

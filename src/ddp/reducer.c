@@ -294,9 +294,15 @@ static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucke
     return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0, cairn__ddp_blame(d), work);
 }
 
+/* What averages are divided by. */
+static int divisor_of(const struct ddp_context *d) {
+    const bool all = d->options.join_divide_by_initial_world_size != CAIRN_OFF || d->active < 1;
+    return all ? cairn_group_size(d->channel) : d->active;
+}
+
 static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
     if (d->options.gradient_average == CAIRN_OFF) return add_up(d, bucket, work);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, cairn__ddp_divisor(d),
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, divisor_of(d),
                                 cairn__ddp_blame(d), work);
 }
 
@@ -496,7 +502,7 @@ static void failed(void *ctx) {
     struct ddp_context *d = ctx;
     const cairn_status status = d->failed = cairn__last_status();
     snprintf(d->cause, sizeof(d->cause), "%s", cairn_last_error());
-    if (cairn_group_size(d->channel) > 1) (void)cairn__ddp_give_up(d, status);
+    if (cairn_group_size(d->channel) > 1) (void)cairn__group_kill(d->channel, status);
     (void)cairn__work_finish(&d->losses_sent, NULL);
     for (size_t b = 0; b < d->plan.count; b++) {
         cairn_work *work = d->sends[b].work;
