@@ -68,7 +68,7 @@ static struct findings look_at_tensor(const cairn_tensor *t) {
 }
 
 static struct findings look_at_grad(const cairn_tensor *t, const void *dx) {
-    const struct cairn__view v = cairn__grad_view(t, (void *)(uintptr_t)dx);
+    const struct cairn__view v = cairn__tensor_grad_view(t, (void *)(uintptr_t)dx);
     return look_at_view(&v, t->n);
 }
 
@@ -160,7 +160,7 @@ cairn_status cairn__check_result(const struct cairn__tape *tape, const struct ca
 
 static int input_of(const struct cairn__node *node, const cairn_tensor *t) {
     int i = 0;
-    while (i < node->count && (!node->inputs[i] || cairn__grad_target(node->inputs[i]) != t)) i++;
+    while (i < node->count && (!node->inputs[i] || cairn__tensor_grad_target(node->inputs[i]) != t)) i++;
     return i;
 }
 

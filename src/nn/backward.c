@@ -59,7 +59,7 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
 /* So many more contributions will reach t. *pending counts marked nodes that the pass has not come to. */
 static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, size_t *pending) {
     if (!cairn__wants_grad(t)) return CAIRN_OK;
-    t = cairn__grad_target(t);
+    t = cairn__tensor_grad_target(t);
     if (is_outside(tape, t)) return list_outside(tape, t, count);
     cairn_status st = t->reached != tape->backward ? reach_first(tape, t, pending) : CAIRN_OK;
     t->uses += count;
@@ -105,11 +105,11 @@ cairn_status cairn__backward_mark(struct cairn__tape *tape, cairn_tensor *from) 
 static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
     const cairn_dtype dtype = cairn__tensor_dtype(loss);
     void *from = grad ? cairn__tensor_data(grad) : cairn__tape_one(tape, dtype), *dx = NULL;
-    if (loss->kind == CAIRN__RESULT) return cairn__grad_end(tape, loss, from);
-    cairn_status st = cairn__grad_begin(tape, loss, &dx);
+    if (loss->kind == CAIRN__RESULT) return cairn__tensor_grad_end(tape, loss, from);
+    cairn_status st = cairn__tensor_grad_begin(tape, loss, &dx);
     if (st != CAIRN_OK) return st;
     st = cairn__device_copy(tape->env->device, dx, from, loss->n * cairn_dtype_nbytes(dtype));
-    return st == CAIRN_OK ? cairn__grad_end(tape, loss, dx) : st;
+    return st == CAIRN_OK ? cairn__tensor_grad_end(tape, loss, dx) : st;
 }
 
 /* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
@@ -128,7 +128,7 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     if (st == CAIRN_OK) st = cairn__op_row(node->op)->backward(tape, node, dy);
     cairn__arena_release(&tape->scratch, mark);
     node->result->sum = NULL;
-    cairn__grad_pool_drop(&root->grads, dy);
+    cairn__tensor_grad_pool_drop(&root->grads, dy);
     for (size_t i = 0; st == CAIRN_OK && i < root->num_sets; i++) st = cairn__param_set_progress(root->sets[i]);
     return st;
 }
@@ -171,7 +171,7 @@ static cairn_status begin_walk(struct cairn__tape *tape, const cairn_tensor *los
 }
 
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
-    cairn__grad_pool_begin(&tape->grads);
+    cairn__tensor_grad_pool_begin(&tape->grads);
     tape->walking = true;
     tape->walked = NULL;
     tape->is_scaled = loss->loss_scale != NULL;

@@ -44,7 +44,7 @@ static cairn_status bring_in(struct cairn__tape *inner, cairn_tensor *t, cairn_t
     x->data = t->data;
     x->wants_grad = t->wants_grad;
     x->loss_scale = t->loss_scale;
-    x->stands_for = cairn__grad_target(t);
+    x->stands_for = cairn__tensor_grad_target(t);
     x->shows = t->shows;
     return CAIRN_OK;
 }
@@ -166,7 +166,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     cairn_tensor *made = NULL;
     TRY(run_again(tape, node, &inner, &made));
     TRY(check_same(node, inner, made));
-    TRY(cairn__grad_pass_on(inner, made, node, dy));
+    TRY(cairn__tensor_grad_pass_on(inner, made, node, dy));
     TRY(cairn__backward_walk(inner, made));
 out:
     if (inner) cairn__tape_leave(inner);

@@ -60,7 +60,7 @@ static cairn_status hand_on(struct cairn__tape *tape, const struct cairn__node *
     cairn_status st = CAIRN_OK;
     for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
         if (dx[i].data && (node->inputs[i]->kind == CAIRN__PARAM) == params)
-            st = cairn__grad_end(tape, node->inputs[i], dx[i].data);
+            st = cairn__tensor_grad_end(tape, node->inputs[i], dx[i].data);
     }
     return st;
 }
@@ -75,7 +75,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     struct cairn_custom_array *dx = x + node->count;
     for (int i = 0; i < node->count; i++) {
         dx[i] = array_of(node->inputs[i], NULL);
-        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_begin(tape, node->inputs[i], &dx[i].data));
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &dx[i].data));
     }
     TRY(told(c, "backward", c->op.backward(c->ctx, dx, &of_y, &y, x, node->count)));
     TRY(hand_on(tape, node, dx, true));

@@ -11,12 +11,12 @@
 #include "core/alloc.h"
 #include "core/status.h"
 
-static void free_apart(struct cairn__grad_pool *pool, const struct cairn__grad_block *block) {
+static void free_apart(struct cairn__tensor_grad_pool *pool, const struct cairn__tensor_grad_block *block) {
     if (block->apart) cairn__device_free(pool->device, block->data);
 }
 
 /* Where it cannot be had in one piece, pieces apart may still be. */
-static void resize(struct cairn__grad_pool *pool) {
+static void resize(struct cairn__tensor_grad_pool *pool) {
     void *data = NULL;
     cairn__device_free(pool->device, pool->reservoir);
     pool->reservoir = NULL;
@@ -26,7 +26,7 @@ static void resize(struct cairn__grad_pool *pool) {
     pool->reservoir_nbytes = pool->wanted;
 }
 
-void cairn__grad_pool_begin(struct cairn__grad_pool *pool) {
+void cairn__tensor_grad_pool_begin(struct cairn__tensor_grad_pool *pool) {
     for (size_t i = 0; i < pool->count; i++) free_apart(pool, &pool->blocks[i]); /* of a backward that failed */
     pool->count = 0;
     pool->used = 0;
@@ -34,10 +34,10 @@ void cairn__grad_pool_begin(struct cairn__grad_pool *pool) {
 }
 
 /* The offset of a new block and, in *at, its index. */
-static size_t best_gap(const struct cairn__grad_pool *pool, size_t nbytes, size_t *at) {
+static size_t best_gap(const struct cairn__tensor_grad_pool *pool, size_t nbytes, size_t *at) {
     size_t least = SIZE_MAX, offset = 0, end = 0;
     for (size_t i = 0; i < pool->count; i++) {
-        const struct cairn__grad_block *b = &pool->blocks[i];
+        const struct cairn__tensor_grad_block *b = &pool->blocks[i];
         const size_t gap = b->offset - end;
         if (gap >= nbytes && gap < least) {
             least = gap;
@@ -51,10 +51,11 @@ static size_t best_gap(const struct cairn__grad_pool *pool, size_t nbytes, size_
     return end;
 }
 
-cairn_status cairn__grad_pool_take(struct cairn__grad_pool *pool, size_t nbytes, void **out) {
+cairn_status cairn__tensor_grad_pool_take(struct cairn__tensor_grad_pool *pool, size_t nbytes, void **out) {
     REQUIRE(nbytes <= SIZE_MAX / 4, CAIRN_ENOMEM, "out of memory: a gradient of %zu bytes", nbytes);
     cairn_status st = CAIRN_OK;
-    struct cairn__grad_block b = {.nbytes = (nbytes + CAIRN__ALIGN - 1) / CAIRN__ALIGN * CAIRN__ALIGN, .holders = 1};
+    struct cairn__tensor_grad_block b = {.nbytes = (nbytes + CAIRN__ALIGN - 1) / CAIRN__ALIGN * CAIRN__ALIGN,
+                                         .holders = 1};
     if (b.nbytes == 0) b.nbytes = CAIRN__ALIGN;
     size_t at = 0;
     TRY(cairn__grow((void **)&pool->blocks, &pool->capacity, pool->count + 1, sizeof(pool->blocks[0])));
@@ -77,25 +78,25 @@ out:
 }
 
 /* Few gradients live at one time. */
-static struct cairn__grad_block *find(const struct cairn__grad_pool *pool, const void *p) {
+static struct cairn__tensor_grad_block *find(const struct cairn__tensor_grad_pool *pool, const void *p) {
     for (size_t i = pool->count; i > 0; i--) {
         if (pool->blocks[i - 1].data == p) return &pool->blocks[i - 1];
     }
     return NULL;
 }
 
-int cairn__grad_pool_holders(const struct cairn__grad_pool *pool, const void *p) {
-    const struct cairn__grad_block *b = find(pool, p);
+int cairn__tensor_grad_pool_holders(const struct cairn__tensor_grad_pool *pool, const void *p) {
+    const struct cairn__tensor_grad_block *b = find(pool, p);
     return b ? b->holders : 0;
 }
 
-void cairn__grad_pool_hold(struct cairn__grad_pool *pool, const void *p) {
-    struct cairn__grad_block *b = find(pool, p);
+void cairn__tensor_grad_pool_hold(struct cairn__tensor_grad_pool *pool, const void *p) {
+    struct cairn__tensor_grad_block *b = find(pool, p);
     if (b) b->holders++;
 }
 
-void cairn__grad_pool_drop(struct cairn__grad_pool *pool, const void *p) {
-    struct cairn__grad_block *b = find(pool, p);
+void cairn__tensor_grad_pool_drop(struct cairn__tensor_grad_pool *pool, const void *p) {
+    struct cairn__tensor_grad_block *b = find(pool, p);
     if (!b || --b->holders > 0) return;
     free_apart(pool, b);
     pool->used -= b->nbytes;
@@ -104,13 +105,13 @@ void cairn__grad_pool_drop(struct cairn__grad_pool *pool, const void *p) {
     pool->count--;
 }
 
-struct cairn__memory_use cairn__grad_pool_use(const struct cairn__grad_pool *pool) {
+struct cairn__memory_use cairn__tensor_grad_pool_use(const struct cairn__tensor_grad_pool *pool) {
     size_t held = pool->reservoir_nbytes;
     for (size_t i = 0; i < pool->count; i++) held += pool->blocks[i].apart ? pool->blocks[i].nbytes : 0;
     return (struct cairn__memory_use){pool->used, pool->peak, held};
 }
 
-void cairn__grad_pool_end(struct cairn__grad_pool *pool) {
+void cairn__tensor_grad_pool_end(struct cairn__tensor_grad_pool *pool) {
     for (size_t i = 0; i < pool->count; i++) free_apart(pool, &pool->blocks[i]);
     cairn__device_free(pool->device, pool->reservoir);
     cairn__free(pool->blocks);

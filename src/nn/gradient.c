@@ -6,20 +6,20 @@
  * not rounded. A parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it
  * is computed there; used several times, contributions are summed in f32 and rounded once.
  *
- * Memory of contributions is the pool's. What several tensors hold (cairn__grad_pass_on) is never written. */
+ * Memory of contributions is the pool's. What several tensors hold (cairn__tensor_grad_pass_on) is never written. */
 #include "core/status.h"
 #include "nn/backward.h"
 
 static cairn_status new_buffer(struct cairn__tape *tape, const cairn_tensor *t, cairn_dtype dtype, void **out) {
-    return cairn__grad_pool_take(&tape->root->grads, t->n * cairn_dtype_nbytes(dtype), out);
+    return cairn__tensor_grad_pool_take(&tape->root->grads, t->n * cairn_dtype_nbytes(dtype), out);
 }
 
 static void drop(struct cairn__tape *tape, const void *dx) {
-    cairn__grad_pool_drop(&tape->root->grads, dx);
+    cairn__tensor_grad_pool_drop(&tape->root->grads, dx);
 }
 
 static bool is_held_once(const struct cairn__tape *tape, const void *dx) {
-    return cairn__grad_pool_holders(&tape->root->grads, dx) == 1;
+    return cairn__tensor_grad_pool_holders(&tape->root->grads, dx) == 1;
 }
 
 /* ---- arithmetic ---- */
@@ -144,23 +144,24 @@ static cairn_status add_to_result(struct cairn__tape *tape, cairn_tensor *t, voi
 
 /* Where the gradient of t ends up as it is, when views of a parameter or leaf hand it on: it can be made there. */
 static cairn_tensor *last_target(const struct cairn__tape *tape, cairn_tensor *t) {
-    cairn_tensor *last = cairn__grad_target(t);
+    cairn_tensor *last = cairn__tensor_grad_target(t);
     while (last->kind == CAIRN__RESULT && last->uses == 1 && last->node && last->node->reached == tape->backward &&
            last->node->count == 1 && cairn__op_row(last->node->op)->hands_on)
-        last = cairn__grad_target(last->node->inputs[0]);
-    return last->uses == 1 && last->reached == tape->backward && last->kind != CAIRN__RESULT ? last
-                                                                                             : cairn__grad_target(t);
+        last = cairn__tensor_grad_target(last->node->inputs[0]);
+    return last->uses == 1 && last->reached == tape->backward && last->kind != CAIRN__RESULT
+               ? last
+               : cairn__tensor_grad_target(t);
 }
 
-cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
+cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
     t = last_target(tape, t);
     if (t->kind == CAIRN__LEAF) return begin_leaf(tape, t, dx);
     if (t->kind == CAIRN__PARAM && t->uses == 1) return cairn__grad_open(t->param->gradient, dx);
     return new_buffer(tape, t, cairn__tensor_dtype(t), dx);
 }
 
-cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
-    t = cairn__grad_target(t);
+cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
+    t = cairn__tensor_grad_target(t);
     cairn_status st = cairn__check_contribution(tape, t, dx);
     if (st != CAIRN_OK) return st;
     if (t->kind == CAIRN__PARAM) return end_param(tape, t, dx);
@@ -170,22 +171,23 @@ cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx
     return CAIRN_OK;
 }
 
-void *cairn__grad_so_far(struct cairn__tape *tape, cairn_tensor *t) {
-    t = cairn__grad_target(t);
+void *cairn__tensor_grad_so_far(struct cairn__tape *tape, cairn_tensor *t) {
+    t = cairn__tensor_grad_target(t);
     return t->kind == CAIRN__RESULT && t->sum && is_held_once(tape, t->sum) ? t->sum : NULL;
 }
 
-cairn_status cairn__grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
-                                 const void *dy) {
+cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
+                                        const void *dy) {
     const cairn_dtype from = node->result->dtype, to = cairn__tensor_dtype(t);
-    struct cairn__grad_pool *pool = &tape->root->grads;
+    struct cairn__tensor_grad_pool *pool = &tape->root->grads;
     void *dx = NULL;
-    if (cairn__grad_target(t)->kind == CAIRN__RESULT && from == to) {
-        cairn__grad_pool_hold(pool, dy); /* or it is not the pool's: the user's, or where a last target has its own */
-        return cairn__grad_end(tape, t, (void *)(uintptr_t)dy);
+    if (cairn__tensor_grad_target(t)->kind == CAIRN__RESULT && from == to) {
+        cairn__tensor_grad_pool_hold(pool,
+                                     dy); /* or it is not the pool's: the user's, or where a last target has its own */
+        return cairn__tensor_grad_end(tape, t, (void *)(uintptr_t)dy);
     }
-    cairn_status st = cairn__grad_begin(tape, t, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, t, &dx);
     if (st != CAIRN_OK) return st;
     if (dx != dy) copy_to(tape, dx, to, dy, from, t->n);
-    return cairn__grad_end(tape, t, dx);
+    return cairn__tensor_grad_end(tape, t, dx);
 }

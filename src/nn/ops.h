@@ -24,9 +24,9 @@ struct cairn__op_row {
     /* Computes node->result's data, which has room, dense. */
     cairn_status (*forward)(struct cairn__tape *tape, struct cairn__node *node);
 
-    /* Hands on dy, the gradient of the result in the result's type and size, dense, by cairn__grad_begin and
-     * cairn__grad_end, or by cairn__grad_pass_on, once for each input that cairn__wants_grad: parameters before other
-     * inputs. NULL = the result has no gradient. */
+    /* Hands on dy, the gradient of the result in the result's type and size, dense, by cairn__tensor_grad_begin and
+     * cairn__tensor_grad_end, or by cairn__tensor_grad_pass_on, once for each input that cairn__wants_grad: parameters
+     * before other inputs. NULL = the result has no gradient. */
     cairn_status (*backward)(struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
 
     /* The gradient of the only input is that of the result, bit for bit: one memory may hold both. */
@@ -109,23 +109,23 @@ static inline bool cairn__wants_grad(const cairn_tensor *t) {
 }
 
 /* Memory for one contribution to t's gradient, t->n elements of t's type, dense, undefined. */
-cairn_status cairn__grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx);
+cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx);
 
 /* The contribution at dx is complete: it is added to those before it. */
-cairn_status cairn__grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
+cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
 
 /* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted
  * to t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is
  * shared. */
-cairn_status cairn__grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
-                                 const void *dy);
+cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
+                                        const void *dy);
 
 /* The sum of the contributions to t's gradient that there are, dense, in t's type, where one to some of its elements
  * may be added in place, instead of begin and end. NULL: there is none yet, or it is another's too. */
-void *cairn__grad_so_far(struct cairn__tape *tape, cairn_tensor *t);
+void *cairn__tensor_grad_so_far(struct cairn__tape *tape, cairn_tensor *t);
 
 /* The dense view of t's gradient at dx. */
-static inline struct cairn__view cairn__grad_view(const cairn_tensor *t, void *dx) {
+static inline struct cairn__view cairn__tensor_grad_view(const cairn_tensor *t, void *dx) {
     return cairn__view_dense(dx, cairn__tensor_dtype(t), t->ndim, t->shape);
 }
 

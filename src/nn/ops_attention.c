@@ -128,12 +128,12 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         cairn_tensor *t = node->inputs[i];
         if (!cairn__wants_grad(t)) continue;
         void *dx = NULL;
-        TRY(cairn__grad_begin(tape, t, &dx));
-        *gradients[i] = cairn__grad_view(t, dx);
+        TRY(cairn__tensor_grad_begin(tape, t, &dx));
+        *gradients[i] = cairn__tensor_grad_view(t, dx);
     }
     cairn__math_of(tape)->attention_backward(tape->env->device, &p);
     for (int i = Q; i <= V; i++) {
-        if (gradients[i]->data) TRY(cairn__grad_end(tape, node->inputs[i], gradients[i]->data));
+        if (gradients[i]->data) TRY(cairn__tensor_grad_end(tape, node->inputs[i], gradients[i]->data));
     }
 out:
     return st;

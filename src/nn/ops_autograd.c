@@ -39,13 +39,13 @@ static cairn_status scale_loss_backward(struct cairn__tape *tape, const struct c
     cairn_tensor *loss = node->inputs[0];
     void *dx = NULL;
     if (dy == cairn__tape_one(tape, CAIRN_F32) && loss->kind == CAIRN__RESULT && loss->uses == 1)
-        return cairn__grad_end(tape, loss, &scaling_of(node)->cell->scale);
-    cairn_status st = cairn__grad_begin(tape, loss, &dx);
+        return cairn__tensor_grad_end(tape, loss, &scaling_of(node)->cell->scale);
+    cairn_status st = cairn__tensor_grad_begin(tape, loss, &dx);
     if (st != CAIRN_OK) return st;
     const struct cairn__item item = {.n = 1, .dst = dx, .x = dy};
     cairn__passes_of(tape)->scale(tape->env->device, &item, 1, CAIRN_F32, CAIRN_F32, &scaling_of(node)->cell->scale,
                                   NULL);
-    return cairn__grad_end(tape, loss, dx);
+    return cairn__tensor_grad_end(tape, loss, dx);
 }
 
 const struct cairn__op_row cairn__op_scale_loss = {.infer = scale_loss_infer,
@@ -92,9 +92,9 @@ static cairn_status zero_loss_backward(struct cairn__tape *tape, const struct ca
         cairn_tensor *t = node->inputs[i];
         void *dx = NULL;
         if (!cairn__wants_grad(t)) continue;
-        TRY(cairn__grad_begin(tape, t, &dx));
+        TRY(cairn__tensor_grad_begin(tape, t, &dx));
         cairn__passes_of(tape)->fill(tape->env->device, cairn__tensor_dtype(t), dx, t->n, 0.0f);
-        TRY(cairn__grad_end(tape, t, dx));
+        TRY(cairn__tensor_grad_end(tape, t, dx));
     }
 out:
     return st;

@@ -83,10 +83,10 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn__class_loss loss = pass_of(node);
     loss.dy = dy;
-    cairn_status st = cairn__grad_begin(tape, node->inputs[X], &loss.dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, node->inputs[X], &loss.dx);
     if (st != CAIRN_OK) return st;
     cairn__math_of(tape)->class_loss_backward(tape->env->device, &loss);
-    return cairn__grad_end(tape, node->inputs[X], loss.dx);
+    return cairn__tensor_grad_end(tape, node->inputs[X], loss.dx);
 }
 
 const struct cairn__op_row cairn__op_cross_entropy = {.promotes = true,

@@ -196,16 +196,16 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     struct cairn__conv v = conv_of(node);
     cairn_status st = CAIRN_OK;
     v.dy = dy;
-    if (cairn__wants_grad(w)) TRY(cairn__grad_begin(tape, w, &v.dweight));
-    if (cairn__wants_grad(bias)) TRY(cairn__grad_begin(tape, bias, &v.dbias));
+    if (cairn__wants_grad(w)) TRY(cairn__tensor_grad_begin(tape, w, &v.dweight));
+    if (cairn__wants_grad(bias)) TRY(cairn__tensor_grad_begin(tape, bias, &v.dbias));
     if (v.dweight || v.dbias) cairn__math_of(tape)->conv_backward(tape->env->device, &v);
-    if (v.dbias) TRY(cairn__grad_end(tape, bias, v.dbias));
-    if (v.dweight) TRY(cairn__grad_end(tape, w, v.dweight));
+    if (v.dbias) TRY(cairn__tensor_grad_end(tape, bias, v.dbias));
+    if (v.dweight) TRY(cairn__tensor_grad_end(tape, w, v.dweight));
     if (!cairn__wants_grad(x)) return CAIRN_OK;
     v.dweight = v.dbias = NULL;
-    TRY(cairn__grad_begin(tape, x, &v.dx));
+    TRY(cairn__tensor_grad_begin(tape, x, &v.dx));
     cairn__math_of(tape)->conv_backward(tape->env->device, &v);
-    TRY(cairn__grad_end(tape, x, v.dx));
+    TRY(cairn__tensor_grad_end(tape, x, v.dx));
 out:
     return st;
 }

@@ -26,10 +26,10 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
     drop(tape, node, dx, dy);
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 const struct cairn__op_row cairn__op_dropout = {

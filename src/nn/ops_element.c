@@ -278,9 +278,9 @@ static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__
     const bool is_whole_shape = x->n == node->result->n;
     void *dx = NULL;
     cairn_status st = CAIRN_OK;
-    if (side->map == CAIRN__MAP_COPY && is_whole_shape) return cairn__grad_pass_on(tape, x, node, dy);
-    TRY(cairn__grad_begin(tape, x, &dx));
-    const struct cairn__view to = shown(node, i, cairn__grad_view(x, dx));
+    if (side->map == CAIRN__MAP_COPY && is_whole_shape) return cairn__tensor_grad_pass_on(tape, x, node, dy);
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
+    const struct cairn__view to = shown(node, i, cairn__tensor_grad_view(x, dx));
     if (is_on_passes(node)) {
         slope_on_passes(tape, node, dx, dy);
     } else if (is_whole_shape) {
@@ -288,7 +288,7 @@ static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__
     } else {
         TRY(fold_side(tape, node, side, &to, dy));
     }
-    TRY(cairn__grad_end(tape, x, dx));
+    TRY(cairn__tensor_grad_end(tape, x, dx));
 out:
     return st;
 }
@@ -354,7 +354,7 @@ static cairn_status cast_forward(struct cairn__tape *tape, struct cairn__node *n
 
 static cairn_status cast_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
-    return cairn__wants_grad(x) ? cairn__grad_pass_on(tape, x, node, dy) : CAIRN_OK;
+    return cairn__wants_grad(x) ? cairn__tensor_grad_pass_on(tape, x, node, dy) : CAIRN_OK;
 }
 
 const struct cairn__op_row cairn__op_cast = {.strided = true,

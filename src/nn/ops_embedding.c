@@ -39,12 +39,12 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     cairn_tensor *indices = node->inputs[INDICES], *table = node->inputs[TABLE];
     void *dtable = NULL;
     if (!cairn__wants_grad(table)) return CAIRN_OK;
-    cairn_status st = cairn__grad_begin(tape, table, &dtable);
+    cairn_status st = cairn__tensor_grad_begin(tape, table, &dtable);
     if (st != CAIRN_OK) return st;
     cairn__math_of(tape)->scatter_rows(tape->env->device, node->result->dtype, dtable, dy, cairn__tensor_data(indices),
                                        cairn__tensor_dtype(indices), indices->n, (size_t)table->shape[0],
                                        (size_t)table->shape[1], *(const int64_t *)node->attrs);
-    return cairn__grad_end(tape, table, dtable);
+    return cairn__tensor_grad_end(tape, table, dtable);
 }
 
 const struct cairn__op_row cairn__op_embedding = {

@@ -101,7 +101,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 
 static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bias, const void *dy, int64_t rows) {
     void *db = NULL;
-    cairn_status st = cairn__grad_begin(tape, bias, &db);
+    cairn_status st = cairn__tensor_grad_begin(tape, bias, &db);
     if (st != CAIRN_OK) return st;
     if (cairn__tensor_dtype(bias) == CAIRN_F64) {
         const struct cairn__view x = matrix(dy, rows, (int64_t)bias->n);
@@ -111,18 +111,18 @@ static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bia
     } else {
         cairn__passes_of(tape)->col_sum(tape->env->device, cairn__tensor_dtype(bias), db, dy, (size_t)rows, bias->n);
     }
-    return cairn__grad_end(tape, bias, db);
+    return cairn__tensor_grad_end(tape, bias, db);
 }
 
 /* The bias may be NULL: its gradient is a sum over what the product reads. */
 static cairn_status product_into(struct cairn__tape *tape, cairn_tensor *t, cairn_tensor *bias,
                                  struct cairn__matmul p) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_begin(tape, t, &p.c));
-    if (bias) TRY(cairn__grad_begin(tape, bias, &p.row_sums));
+    TRY(cairn__tensor_grad_begin(tape, t, &p.c));
+    if (bias) TRY(cairn__tensor_grad_begin(tape, bias, &p.row_sums));
     TRY(multiply(tape, &p));
-    if (bias) TRY(cairn__grad_end(tape, bias, p.row_sums));
-    TRY(cairn__grad_end(tape, t, p.c));
+    if (bias) TRY(cairn__tensor_grad_end(tape, bias, p.row_sums));
+    TRY(cairn__tensor_grad_end(tape, t, p.c));
 out:
     return st;
 }

@@ -196,7 +196,7 @@ static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__
     const struct loss_attrs *a = node->attrs;
     const struct cairn__math *math = cairn__math_of(tape);
     const struct shape s = shape_of(node);
-    const struct cairn__view dst = cairn__grad_view(node->inputs[side], dx);
+    const struct cairn__view dst = cairn__tensor_grad_view(node->inputs[side], dx);
     struct cairn__view in[4], each = dst;
     cairn_status st = CAIRN_OK;
     const bool exchanged = side == TARGET && kind->target_is_like;
@@ -226,13 +226,13 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         cairn_tensor *t = node->inputs[side];
         void *dx = NULL;
         if (!cairn__wants_grad(t)) continue;
-        TRY(cairn__grad_begin(tape, t, &dx));
+        TRY(cairn__tensor_grad_begin(tape, t, &dx));
         if (is_plain_mse(node)) {
             plain_mse_backward(tape, node, side, dy, dx);
         } else {
             TRY(side_backward(tape, node, side, dy, dx));
         }
-        TRY(cairn__grad_end(tape, t, dx));
+        TRY(cairn__tensor_grad_end(tape, t, dx));
     }
 out:
     return st;

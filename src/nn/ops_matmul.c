@@ -237,7 +237,7 @@ static cairn_status product_into(struct cairn__tape *tape, const struct cairn__n
                                  const struct cairn__view *a, const struct cairn__view *b, const struct shape *s) {
     const double alpha = adds(node) ? ((const struct factors *)node->attrs)->alpha : 1;
     const cairn_tensor *t = node->inputs[i];
-    const struct cairn__view to = cairn__grad_view(t, dx);
+    const struct cairn__view to = cairn__tensor_grad_view(t, dx);
     struct cairn__view made = to;
     if (alpha != 1) {
         cairn_status st = room_of(tape, to.dtype, dx, t->n, &made.data);
@@ -266,7 +266,7 @@ static cairn_status added_gradient(struct cairn__tape *tape, const struct cairn_
     const double beta = ((const struct factors *)node->attrs)->beta;
     const cairn_tensor *x = node->inputs[0], *y = node->result;
     struct cairn__view from = cairn__dy_view(node, dy);
-    const struct cairn__view own = cairn__grad_view(x, dx), to = cairn__view_broadcast(&own, y->ndim, y->shape);
+    const struct cairn__view own = cairn__tensor_grad_view(x, dx), to = cairn__view_broadcast(&own, y->ndim, y->shape);
     if (x->n == y->n) {
         scale(tape, &to, &from, beta);
         return CAIRN_OK;
@@ -287,9 +287,9 @@ static cairn_status added_gradient(struct cairn__tape *tape, const struct cairn_
 static cairn_status gradient(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy) {
     cairn_status st = CAIRN_OK;
     void *dx = NULL;
-    TRY(cairn__grad_begin(tape, node->inputs[i], &dx));
+    TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &dx));
     TRY(i < left_of(node) ? added_gradient(tape, node, dy, dx) : factor_gradient(tape, node, i, dy, dx));
-    TRY(cairn__grad_end(tape, node->inputs[i], dx));
+    TRY(cairn__tensor_grad_end(tape, node->inputs[i], dx));
 out:
     return st;
 }

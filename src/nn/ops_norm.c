@@ -305,11 +305,11 @@ static cairn_status backward_of(struct cairn__tape *tape, const struct cairn__no
     norm.rstd = s.rstd;
     norm.dy = dy;
     for (int i = last; i >= first; i--) {
-        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_begin(tape, node->inputs[i], out[i]));
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], out[i]));
     }
     TRY(norm_backward(tape, node, &norm, first == X && cairn__wants_grad(node->inputs[X])));
     for (int i = last; i >= first; i--) {
-        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__grad_end(tape, node->inputs[i], *out[i]));
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_end(tape, node->inputs[i], *out[i]));
     }
 out:
     return st;

@@ -127,11 +127,11 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn__pool v = pool_of(node);
-    cairn_status st = cairn__grad_begin(tape, node->inputs[0], &v.dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, node->inputs[0], &v.dx);
     if (st != CAIRN_OK) return st;
     v.dy = dy;
     cairn__math_of(tape)->pool_backward(tape->env->device, &v);
-    return cairn__grad_end(tape, node->inputs[0], v.dx);
+    return cairn__tensor_grad_end(tape, node->inputs[0], v.dx);
 }
 
 const struct cairn__op_row cairn__op_max_pool2d = {.needs_math = true,

@@ -31,16 +31,16 @@ static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *n
 static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, double divisor) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
     if (node->result->dtype != CAIRN_F64) {
         cairn__passes_of(tape)->spread(tape->env->device, node->result->dtype, dx, x->n, dy, (float)divisor);
     } else {
-        const struct cairn__view one = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+        const struct cairn__view one = cairn__dy_view(node, dy), to = cairn__tensor_grad_view(x, dx);
         const struct cairn__view each = cairn__view_broadcast(&one, x->ndim, x->shape);
         cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_AFFINE, &to, &each, (const double[]){1 / divisor, 0});
     }
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 /* Integers and bools are summed as i64. */
@@ -236,10 +236,10 @@ static cairn_status give_gradient(struct cairn__tape *tape, const struct cairn__
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_begin(tape, x, &dx));
-    const struct cairn__view to = cairn__grad_view(x, dx), from = spread_dy(node, dy);
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
+    const struct cairn__view to = cairn__tensor_grad_view(x, dx), from = spread_dy(node, dy);
     TRY(gradient(tape, node, &to, &from));
-    TRY(cairn__grad_end(tape, x, dx));
+    TRY(cairn__tensor_grad_end(tape, x, dx));
 out:
     return st;
 }
@@ -613,11 +613,11 @@ static cairn_status running_forward(struct cairn__tape *tape, struct cairn__node
 static cairn_status cumsum_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__tensor_grad_view(x, dx);
     cumulate(tape, node, &to, &from, false, true);
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 const struct cairn__op_row cairn__op_cumsum = {.strided = true,
@@ -662,10 +662,10 @@ static cairn_status cumprod_backward(struct cairn__tape *tape, const struct cair
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_begin(tape, x, &dx));
-    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__grad_view(x, dx);
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
+    const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__tensor_grad_view(x, dx);
     TRY(cumprod_gradient(tape, node, &to, &from));
-    TRY(cairn__grad_end(tape, x, dx));
+    TRY(cairn__tensor_grad_end(tape, x, dx));
 out:
     return st;
 }

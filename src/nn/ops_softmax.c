@@ -29,11 +29,11 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     cairn_tensor *x = node->inputs[0];
     const cairn_tensor *y = node->result;
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
     cairn__math_of(tape)->softmax_backward(tape->env->device, y->dtype, dx, dy, y->data, num_rows(x), row_length(x),
                                            node->op == CAIRN__OP_LOG_SOFTMAX);
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 const struct cairn__op_row cairn__op_softmax = {

@@ -36,7 +36,7 @@ static cairn_status contiguous_forward(struct cairn__tape *tape, struct cairn__n
 }
 
 static cairn_status hand_on_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    return cairn__grad_pass_on(tape, node->inputs[0], node, dy);
+    return cairn__tensor_grad_pass_on(tape, node->inputs[0], node, dy);
 }
 
 const struct cairn__op_row cairn__op_contiguous = {.strided = true,
@@ -266,9 +266,9 @@ static cairn_status permute_backward(struct cairn__tape *tape, const struct cair
     const struct order *order = node->attrs;
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    const struct cairn__view whole = cairn__grad_view(x, dx);
+    const struct cairn__view whole = cairn__tensor_grad_view(x, dx);
     struct cairn__view permuted = whole;
     for (int d = 0; d < x->ndim; d++) {
         const int from = order->dims[d] < 0 ? order->dims[d] + x->ndim : order->dims[d];
@@ -276,7 +276,7 @@ static cairn_status permute_backward(struct cairn__tape *tape, const struct cair
         permuted.stride[d] = whole.stride[from];
     }
     copy_view(tape, permuted, cairn__dy_view(node, dy));
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 const struct cairn__op_row cairn__op_permute = {
@@ -383,9 +383,9 @@ static cairn_status slice_backward(struct cairn__tape *tape, const struct cairn_
     int64_t offset = 0;
     cairn_status st = CAIRN_OK;
     TRY(fit_range(node, &r));
-    void *so_far = cairn__grad_so_far(tape, x), *dx = so_far;
-    if (!so_far) TRY(cairn__grad_begin(tape, x, &dx));
-    const struct cairn__view whole = cairn__grad_view(x, dx);
+    void *so_far = cairn__tensor_grad_so_far(tape, x), *dx = so_far;
+    if (!so_far) TRY(cairn__tensor_grad_begin(tape, x, &dx));
+    const struct cairn__view whole = cairn__tensor_grad_view(x, dx);
     struct cairn__view part = part_of(&whole, &r, &offset);
     part = moved(part, offset);
     const struct cairn__view given[] = {part, cairn__dy_view(node, dy)};
@@ -395,7 +395,7 @@ static cairn_status slice_backward(struct cairn__tape *tape, const struct cairn_
     }
     if (node->result->n < x->n) set_zero(tape, whole.dtype, dx, x->n);
     copy_view(tape, part, given[1]);
-    TRY(cairn__grad_end(tape, x, dx));
+    TRY(cairn__tensor_grad_end(tape, x, dx));
 out:
     return st;
 }
@@ -446,17 +446,17 @@ static cairn_status expand_backward(struct cairn__tape *tape, const struct cairn
     cairn_tensor *x = node->inputs[0];
     const cairn_tensor *y = node->result;
     void *dx = NULL;
-    if (x->n == y->n) return cairn__grad_pass_on(tape, x, node, dy);
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    if (x->n == y->n) return cairn__tensor_grad_pass_on(tape, x, node, dy);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    const struct cairn__view own = cairn__grad_view(x, dx), all = cairn__dy_view(node, dy);
+    const struct cairn__view own = cairn__tensor_grad_view(x, dx), all = cairn__dy_view(node, dy);
     const struct cairn__view sums = cairn__view_broadcast(&own, y->ndim, y->shape);
     if (y->n == 0) {
         set_zero(tape, own.dtype, dx, x->n);
     } else {
         cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, &sums, &all, 1.0, false);
     }
-    return cairn__grad_end(tape, x, dx);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 const struct cairn__op_row cairn__op_expand = {
@@ -564,10 +564,10 @@ static cairn_status join_forward(struct cairn__tape *tape, struct cairn__node *n
 
 static cairn_status join_side(struct cairn__tape *tape, cairn_tensor *x, struct cairn__view dy) {
     void *dx = NULL;
-    cairn_status st = cairn__grad_begin(tape, x, &dx);
+    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
     if (st != CAIRN_OK) return st;
-    copy_view(tape, cairn__grad_view(x, dx), dy);
-    return cairn__grad_end(tape, x, dx);
+    copy_view(tape, cairn__tensor_grad_view(x, dx), dy);
+    return cairn__tensor_grad_end(tape, x, dx);
 }
 
 /* Parameters come first. */

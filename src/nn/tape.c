@@ -265,7 +265,7 @@ static void free_memory(struct cairn__tape *tape) {
     if (tape->inner) free_memory(tape->inner);
     arena_end(&tape->values);
     arena_end(&tape->scratch);
-    cairn__grad_pool_end(&tape->grads);
+    cairn__tensor_grad_pool_end(&tape->grads);
     cairn__free(tape->nodes);
     cairn__free(tape->sets);
     cairn__free(tape->outside);
@@ -396,7 +396,7 @@ static void count_tape(struct cairn__tape_memory *m, const struct cairn__tape *t
 }
 
 struct cairn__tape_memory cairn__tape_memory(const cairn_env *env) {
-    struct cairn__tape_memory m = {.gradients = cairn__grad_pool_use(&env->tape->root->grads)};
+    struct cairn__tape_memory m = {.gradients = cairn__tensor_grad_pool_use(&env->tape->root->grads)};
     count_tape(&m, env->tape->root);
     return m;
 }

@@ -110,8 +110,8 @@ struct cairn__tape {
     struct cairn__arena values;                      /* data of results */
     struct cairn__gap *gaps;                         /* in it: of results that were forgotten */
     size_t num_gaps, gaps_capacity;
-    struct cairn__arena scratch;   /* of one forward or backward of an operation */
-    struct cairn__grad_pool grads; /* of one backward; a root's alone */
+    struct cairn__arena scratch;          /* of one forward or backward of an operation */
+    struct cairn__tensor_grad_pool grads; /* of one backward; a root's alone */
     struct cairn__no_grad no_grad;
     struct cairn__failure failure; /* of the step; a root's alone */
     bool in_place;                 /* the operation that is applied next writes over its first input */

@@ -111,7 +111,7 @@ static inline void cairn__tensor_take_strides(cairn_tensor *t) {
 }
 
 /* Whose gradient a contribution to t's is. */
-static inline cairn_tensor *cairn__grad_target(cairn_tensor *t) {
+static inline cairn_tensor *cairn__tensor_grad_target(cairn_tensor *t) {
     return t->stands_for ? t->stands_for : t;
 }
 
