@@ -126,7 +126,7 @@ cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *
     TRY(cairn__scaler_resolve(options, 0, &fresh));
     TRY(cairn__scaler_create(env, &fresh, options, out));
     (*out)->is_own = (*out)->is_explicit = true;
-    env->scalers++;
+    env->places[CAIRN__PLACE_OF_AMP].alive++;
 out:
     return st;
 }

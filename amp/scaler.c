@@ -157,7 +157,7 @@ out:
 static void fold_all(struct amp_scaler *s) {
     for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
         if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
-        for (struct cairn_param_set *set = s->env->last_set; set; set = set->next)
+        for (struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next)
             cairn__param_set_make_incomplete(set);
     }
 }
@@ -173,7 +173,7 @@ void cairn__scaler_free(amp_scaler **scaler) {
     unlink_reader(s);
     fold_all(s);
     s->env->unstepped -= s->pending;
-    s->env->scalers -= s->is_own;
+    s->env->places[CAIRN__PLACE_OF_AMP].alive -= s->is_own;
     free_scaler(s);
     *scaler = NULL;
 }

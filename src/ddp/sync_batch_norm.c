@@ -98,15 +98,20 @@ static bool same_ranks(const cairn_group *a, const cairn_group *b) {
 
 /* NULL where no layer sends to these ranks. */
 static struct cairn__sync_channel *find_channel(const cairn_env *env, const cairn_group *group) {
-    struct cairn__sync_channel *c = env->sync_channels;
+    struct cairn__sync_channel *c = env->places[CAIRN__PLACE_OF_DDP].at;
     while (c && !same_ranks(c->group, group)) c = c->next;
     return c;
 }
 
 static void end_channel(struct cairn__sync_channel *channel) {
-    struct cairn__sync_channel **at = &channel->env->sync_channels;
-    while (*at && *at != channel) at = &(*at)->next;
-    if (*at) *at = channel->next;
+    struct cairn__place *const place = &channel->env->places[CAIRN__PLACE_OF_DDP];
+    struct cairn__sync_channel *newer = place->at;
+    if (newer == channel) {
+        place->at = channel->next;
+    } else {
+        while (newer && newer->next != channel) newer = newer->next;
+        if (newer) newer->next = channel->next;
+    }
     cairn_group_destroy(&channel->group);
     cairn__free(channel);
 }
@@ -204,7 +209,9 @@ static cairn_status compare_channels(cairn_group *group, const struct layers *l)
 /* own: this rank's status. l->channel becomes one that all have, or NULL; *number is new to all. */
 static cairn_status agree(cairn_env *env, cairn_group *group, struct layers *l, cairn_status own, int64_t *number) {
     struct wish all[CAIRN__MAX_RANKS];
-    struct wish mine = {.status = (int32_t)own, .layers = (int32_t)l->count, .made = env->sync_channels_made};
+    struct wish mine = {.status = (int32_t)own,
+                        .layers = (int32_t)l->count,
+                        .made = env->places[CAIRN__PLACE_OF_DDP].number};
     cairn_status st = CAIRN_OK;
     if (l->channel) mine.channel = l->channel->number;
     if (own != CAIRN_OK) snprintf(mine.reason, sizeof(mine.reason), "%s", cairn_last_error());
@@ -229,9 +236,10 @@ static cairn_status open_channel(cairn_env *env, cairn_group *group, int64_t num
     cairn_status st = cairn_group_new(group, NULL, 0, NULL, &channel->group);
     if (st != CAIRN_OK) return st;
     channel->env = env;
-    channel->number = env->sync_channels_made = number;
-    channel->next = env->sync_channels;
-    env->sync_channels = *out = channel;
+    struct cairn__place *const place = &env->places[CAIRN__PLACE_OF_DDP];
+    channel->number = place->number = number;
+    channel->next = place->at;
+    place->at = *out = channel;
     *spare = NULL;
     return CAIRN_OK;
 }
@@ -271,7 +279,7 @@ out:
 }
 
 static cairn_status choose_group(cairn_env *env, cairn_group **group) {
-    if (!*group) *group = env->group;
+    if (!*group) *group = cairn_env_group(env);
     const struct cairn_device *reduced = cairn__group_device(*group);
     REQUIRE(!reduced || reduced == env->device, CAIRN_EINVAL,
             "SyncBatchNorm: the group belongs to another environment; use one of the model's");

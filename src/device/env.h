@@ -1,14 +1,28 @@
 /* struct cairn_env: what every object is made in. The struct is data only and lives here, below the rooms that read it;
- * src/env assembles one. The tape and the group belong to rooms that this one does not know: they are pointers. */
+ * src/env assembles one. What a room above keeps in an environment stands in its place, and is of its own type. */
 #ifndef CAIRN__DEVICE_ENV_H
 #define CAIRN__DEVICE_ENV_H
 
 #include "cairn/env.h"
 #include "device/device.h"
 
-struct cairn__tape;
-struct cairn__kept_store;
-struct cairn__sync_channel;
+/* What a room above this one keeps in an environment: an object of its own type, and a number. Only the room's own
+ * functions look into these. */
+struct cairn__place {
+    void *at; /* NULL = nothing */
+    int64_t number;
+    int alive; /* objects of the room, made in the environment, that may not outlive it */
+};
+
+enum cairn__place_of {
+    CAIRN__PLACE_OF_PARAM,
+    CAIRN__PLACE_OF_NN,
+    CAIRN__PLACE_OF_COMM,
+    CAIRN__PLACE_OF_AMP,
+    CAIRN__PLACE_OF_DDP,
+    CAIRN__PLACE_OF_ENV,
+    CAIRN__NUM_PLACES
+};
 
 /* Somebody who looks for reports that the device left (kernels/step.h) after work that the host did not walk
  * through. */
@@ -32,20 +46,13 @@ struct cairn_env {
     int local_size, restart_count; /* local_size 0 = not told */
     char *description;             /* for people; cairn_env_describe */
 
-    int sets;                         /* parameter sets made in it that are alive, */
-    struct cairn_param_set *last_set; /* param's list of them */
-    int graphs, scalers;              /* likewise; scalers: those that no amp context made */
-    int unstepped;                    /* scaled losses that no step has followed */
+    struct cairn__place places[CAIRN__NUM_PLACES];
+
+    int graphs;    /* that are alive */
+    int unstepped; /* scaled losses that no step has followed */
 
     uint64_t seed;
     uint64_t next_stream; /* random streams handed out so far: one a tensor */
-
-    struct cairn__tape *tape;             /* nn's */
-    struct cairn_group *group;            /* dist's */
-    struct cairn__kept_store *kept_store; /* env's: what the group still needs of where the ranks met; NULL = nothing */
-
-    struct cairn__sync_channel *sync_channels; /* ddp's: what normalisations send their statistics through, */
-    int64_t sync_channels_made;                /* and the number of the last one */
 
     /* Of graphs, and recordings: with each, weights and their casts are other than the host's books say. */
     uint64_t replays;
@@ -56,13 +63,15 @@ struct cairn_env {
      * group's. */
     cairn_status (*gather)(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n);
 
-    /* A new step begins: zero_grad says so, nn's tape listens and recycles the results of the last step. false: not
-     * now, within a backward or a checkpoint; nothing has changed. */
+    /* A new step begins: zero_grad says so, and the results of the last step are recycled. false: not now, within a
+     * backward or a checkpoint; nothing has changed. nn's, as the next three. */
     bool (*begin_step)(struct cairn_env *env);
 
-    /* A tape of its own for a graph's step, to stand in `tape` while it runs; and its end. nn's too. */
-    cairn_status (*fork_tape)(struct cairn_env *env, struct cairn__tape **out);
-    void (*end_tape)(struct cairn__tape *tape);
+    /* What the results of a graph's step stand in, and its end. use_results: from here on results stand in those;
+     * returns those before. */
+    cairn_status (*fork_results)(struct cairn_env *env, void **out);
+    void *(*use_results)(struct cairn_env *env, void *results);
+    void (*end_results)(void *results);
 };
 
 /* Asks every reader; the status of the last one that has something to say, whose sentence is the last error. */

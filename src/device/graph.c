@@ -19,7 +19,7 @@ struct cairn_graph {
     cairn_env *env;
     cairn_graph_step step;
     void *user;
-    struct cairn__tape *tape; /* of the step's results */
+    void *results; /* what the step's stand in */
     enum mode mode;
     int runs;        /* that were CAIRN_OK, while warming */
     bool running;    /* inside of step */
@@ -27,12 +27,11 @@ struct cairn_graph {
 };
 
 static cairn_status run(struct cairn_graph *g) {
-    struct cairn__tape *beside = g->env->tape;
-    g->env->tape = g->tape;
+    void *const beside = g->env->use_results(g->env, g->results);
     g->running = true;
     const cairn_status st = g->step(g->user);
     g->running = false;
-    g->env->tape = beside;
+    (void)g->env->use_results(g->env, beside);
     return st;
 }
 
@@ -92,7 +91,7 @@ cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *us
     g->step = step;
     g->user = user;
     g->mode = can_record(env->device) ? WARMING : AS_IS;
-    TRY(env->fork_tape(env, &g->tape));
+    TRY(env->fork_results(env, &g->results));
     env->graphs++;
     *out = g;
     return CAIRN_OK;
@@ -128,7 +127,7 @@ void cairn_graph_destroy(cairn_graph **graph) {
         return;
     }
     if (g->recording) g->env->device->ops->graph_free(g->env->device, g->recording);
-    g->env->end_tape(g->tape);
+    g->env->end_results(g->results);
     g->env->graphs--;
     cairn__free(g);
     *graph = NULL;

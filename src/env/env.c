@@ -83,7 +83,7 @@ out:
 }
 
 static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n) {
-    return cairn__group_exchange(env->group, all, words, n * sizeof(*words));
+    return cairn__group_exchange(cairn_env_group(env), all, words, n * sizeof(*words));
 }
 
 /* ---- what was found, in words ---- */
@@ -124,9 +124,9 @@ static void log_facts(const struct cairn_env *env, const struct cairn__launch *l
 
 static void describe_group(struct cairn_env *env, int port) {
     char line[100], where[64] = "";
-    const bool stays = cairn__group_keeps_store(env->group);
+    const bool stays = cairn__group_keeps_store(cairn_env_group(env));
     if (port) snprintf(where, sizeof(where), ", met at port %d%s", port, stays ? ", where the store stays" : "");
-    snprintf(line, sizeof(line), "%s%s", cairn_group_backend(env->group), where);
+    snprintf(line, sizeof(line), "%s%s", cairn_group_backend(cairn_env_group(env)), where);
     put_line(env->description, DESCRIPTION_NBYTES, "group", line);
     if (env->rank == 0) cairn__log(CAIRN_LOG_INFO, "group: %s", line);
 }
@@ -209,15 +209,17 @@ out:
 void cairn_env_destroy(cairn_env **env) {
     if (!env || !*env) return;
     struct cairn_env *e = *env;
-    if (e->sets > 0 || e->graphs > 0 || e->scalers > 0) {
+    const int sets = e->places[CAIRN__PLACE_OF_PARAM].alive, scalers = e->places[CAIRN__PLACE_OF_AMP].alive;
+    if (sets > 0 || e->graphs > 0 || scalers > 0) {
         cairn__log(
             CAIRN_LOG_ERROR,
             "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, and %d scalers, so it "
             "is kept; destroy them first",
-            e->graphs, e->sets, e->scalers);
+            e->graphs, sets, scalers);
         return;
     }
-    if (!cairn__group_destroy_root(&e->group)) return;
+    cairn_group *group = cairn_env_group(e);
+    if (!cairn__group_destroy_root(&group)) return;
     cairn__env_part(e);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);
@@ -263,7 +265,7 @@ const char *cairn_env_describe(const cairn_env *env) {
 }
 
 cairn_group *cairn_env_group(cairn_env *env) {
-    return env ? env->group : NULL;
+    return env ? env->places[CAIRN__PLACE_OF_COMM].at : NULL;
 }
 
 cairn_device *cairn_env_device(cairn_env *env) {

@@ -10,13 +10,13 @@
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out);
 
-/* Meets the other ranks and makes env->group. What is made for it (server, client, file) ends before it returns,
- * unless the group keeps its store: then it is in env->kept_store. *port: where the TCP store was, 0 = there was
+/* Meets the other ranks and makes the environment's group. What is made for it (server, client, file) ends before it returns,
+ * unless the group keeps its store: then it is kept in the environment. *port: where the TCP store was, 0 = there was
  * none. The options are complete. */
 cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *options, int *port);
 
-/* Ends env->kept_store, after the group. */
+/* Ends what was kept, after the group. */
 void cairn__env_part(struct cairn_env *env);
 
 /* The path in "file:///path", NULL for other methods. CAIRN_EINVAL for "file://" without a whole path. */

@@ -36,6 +36,7 @@ static cairn_status number_of_env(struct meeting *m, cairn_store *store) {
 static cairn_status join(struct meeting *m, cairn_store *store) {
     const struct cairn__launch *launch = m->launch;
     cairn_status st = CAIRN_OK;
+    cairn_group *group = NULL;
     char prefix[192] = "";
     if (store) TRY(number_of_env(m, store));
     snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)m->number);
@@ -49,7 +50,8 @@ static cairn_status join(struct meeting *m, cairn_store *store) {
                                                  .interface = cairn__var("GLOO_SOCKET_IFNAME"),
                                                  .is_mpi = launch->is_mpi,
                                                  .device = m->env->device};
-    TRY(cairn__group_create(&options, &m->env->group));
+    TRY(cairn__group_create(&options, &group));
+    m->env->places[CAIRN__PLACE_OF_COMM].at = group;
 out:
     if (st == CAIRN_ETIMEOUT && m->number > 1) {
         return cairn__fail(st, "%s A rank %d was here before; is there a second process with this number?",
@@ -119,7 +121,7 @@ static cairn_status meet_by_tcp(struct meeting *m, int *port) {
     TRY(find_store(m, port));
     st = join(m, m->met->store);
     if (m->met->served) st = doubt_host(&m->launch->meeting, st);
-    if (st == CAIRN_OK && !cairn__group_keeps_store(m->env->group)) part(m);
+    if (st == CAIRN_OK && !cairn__group_keeps_store(cairn_env_group(m->env))) part(m);
 out:
     return st;
 }
@@ -157,12 +159,12 @@ static cairn_status meet(struct meeting *m, int *port) {
 }
 
 static void leave(struct cairn_env *env, enum cairn__served_end how) {
-    struct cairn__kept_store *met = env->kept_store;
+    struct cairn__kept_store *met = env->places[CAIRN__PLACE_OF_ENV].at;
     if (!met) return;
     cairn_store_destroy(&met->store);
     cairn__served_leave(&met->served, how);
     cairn__free(met);
-    env->kept_store = NULL;
+    env->places[CAIRN__PLACE_OF_ENV].at = NULL;
 }
 
 cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
@@ -170,10 +172,10 @@ cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *
     struct meeting m = {.env = env, .launch = launch, .options = options};
     cairn_status st = CAIRN_OK;
     *port = 0;
-    TRY(cairn__calloc(1, sizeof(*m.met), (void **)&env->kept_store));
-    m.met = env->kept_store;
+    TRY(cairn__calloc(1, sizeof(*m.met), (void **)&m.met));
+    env->places[CAIRN__PLACE_OF_ENV].at = m.met;
     st = meet(&m, port);
-    if (st != CAIRN_OK || !cairn__group_keeps_store(env->group)) leave(env, CAIRN__SERVED_ENDS);
+    if (st != CAIRN_OK || !cairn__group_keeps_store(cairn_env_group(env))) leave(env, CAIRN__SERVED_ENDS);
 out:
     return st;
 }

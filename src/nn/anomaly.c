@@ -217,13 +217,13 @@ void cairn_detect_anomaly(cairn_env *env, cairn_switch on) {
                    cairn_device_name(env->device));
         return;
     }
-    env->tape->main->finds_anomalies = on == CAIRN_ON;
+    cairn__tape_of(env)->main->finds_anomalies = on == CAIRN_ON;
 }
 
 /* ---- for amp ---- */
 
 cairn_status cairn__note_anomalies(cairn_env *env, bool on) {
-    struct cairn__tape *main = env->tape->main;
+    struct cairn__tape *main = cairn__tape_of(env)->main;
     cairn_status st = CAIRN_OK;
     if (!on) {
         if (--main->anomaly_users > 0) return CAIRN_OK;
@@ -240,10 +240,10 @@ out:
 }
 
 const char *cairn__noted_anomaly(const cairn_env *env) {
-    const char *noted = env->tape->main->anomaly;
+    const char *noted = cairn__tape_of(env)->main->anomaly;
     return noted ? noted : "";
 }
 
 void cairn__forget_anomaly(cairn_env *env) {
-    if (env->tape->main->anomaly) env->tape->main->anomaly[0] = '\0';
+    if (cairn__tape_of(env)->main->anomaly) cairn__tape_of(env)->main->anomaly[0] = '\0';
 }

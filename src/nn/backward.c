@@ -152,7 +152,7 @@ cairn_status cairn__backward_walk(struct cairn__tape *tape, const cairn_tensor *
 /* As they were made: ranks come to them in orders of their own, but wait for each other in this one. */
 static void order_sets(struct cairn__tape *tape) {
     size_t ordered = 0;
-    for (struct cairn_param_set *set = tape->env->last_set; set; set = set->next) {
+    for (struct cairn_param_set *set = cairn__last_set(tape->env); set; set = set->next) {
         for (size_t i = ordered; i < tape->num_sets; i++) {
             if (tape->sets[i] != set) continue;
             tape->sets[i] = tape->sets[ordered];
@@ -191,7 +191,7 @@ static cairn_status check_loss(const cairn_tensor *loss, bool one_element) {
     if (st != CAIRN_OK) return st;
     REQUIRE(cairn__is_at_hand(loss), CAIRN_ESTATE,
             "backward: the loss was made by another step, a graph's or what runs beside it");
-    REQUIRE(!loss->env->tape->root->walking && !loss->env->tape->outer, CAIRN_ESTATE,
+    REQUIRE(!cairn__tape_of(loss->env)->root->walking && !cairn__tape_of(loss->env)->outer, CAIRN_ESTATE,
             "backward: called within a checkpoint or another backward");
     REQUIRE(!one_element || loss->n == 1, CAIRN_EINVAL, "backward: the loss must be one element, not %s",
             cairn__shape_text(loss, shape));
@@ -202,7 +202,7 @@ static cairn_status check_loss(const cairn_tensor *loss, bool one_element) {
 static cairn_status check_wants_grad(const cairn_tensor *loss) {
     cairn_status st = CAIRN_OK;
     if (cairn__wants_grad(loss)) return CAIRN_OK;
-    for (struct cairn_param_set *set = loss->env->last_set; set; set = set->next) {
+    for (struct cairn_param_set *set = cairn__last_set(loss->env); set; set = set->next) {
         const cairn_status missed = cairn__param_set_miss(set);
         if (missed != CAIRN_OK) st = missed;
     }
@@ -234,7 +234,7 @@ cairn_status cairn_backward_with(cairn_tensor *tensor, const struct cairn_backwa
     struct cairn_backward_options o = {.struct_size = sizeof(o)};
     cairn_status st = CAIRN_OK;
     cairn_tensor *grad = NULL;
-    struct cairn__tape *tape = tensor->env->tape;
+    struct cairn__tape *tape = cairn__tape_of(tensor->env);
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_backward_options"));
     TRY(check_loss(tensor, o.grad == NULL));

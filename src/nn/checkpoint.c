@@ -72,15 +72,15 @@ static cairn_status run(struct cairn__tape *tape, const struct checkpoint *c, in
     TRY(cairn__tape_enter(tape, inner));
     TRY(cairn__tape_room(*inner, (size_t)count * sizeof(inside[0]), (void **)&inside));
     for (int i = 0; i < count; i++) TRY(bring_in(*inner, inputs[i], &inside[i]));
-    struct cairn__tape *const beside = env->tape;
-    env->tape = *inner;
+    struct cairn__tape *const beside = cairn__tape_of(env);
+    env->places[CAIRN__PLACE_OF_NN].at = *inner;
     *made = c->fn(c->ctx, inside, count);
     st = check_made(*inner, *made);
     if (st == CAIRN_OK && !(*made)->is_dense) {
         *made = cairn_contiguous(*made);
         if (!*made) st = cairn__last_status();
     }
-    env->tape = beside;
+    env->places[CAIRN__PLACE_OF_NN].at = beside;
     if (st == CAIRN_OK) st = cairn__backward_mark(*inner, *made);
 out:
     return st;
@@ -195,15 +195,16 @@ static cairn_status check_inputs(cairn_checkpoint_fn fn, cairn_tensor *const *in
 cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count) {
     if (check_inputs(fn, inputs, count) != CAIRN_OK) return NULL;
     cairn_env *env = inputs[0]->env;
-    if (env->tape->no_grad.depth > 0) return fn(ctx, inputs, count); /* nothing is kept that could be forgotten */
-    const struct cairn__op_hook *hook = &env->tape->main->hook;
+    if (cairn__tape_of(env)->no_grad.depth > 0)
+        return fn(ctx, inputs, count); /* nothing is kept that could be forgotten */
+    const struct cairn__op_hook *hook = &cairn__tape_of(env)->main->hook;
     struct checkpoint c = {.fn = fn,
                            .ctx = ctx,
                            .seed = env->seed,
                            .stream = env->next_stream,
                            .policy = hook->policy ? hook->policy(hook->ctx) : 0};
     cairn_tensor *y = NULL;
-    if (run(env->tape, &c, count, inputs, &c.tape, &c.made) == CAIRN_OK) {
+    if (run(cairn__tape_of(env), &c, count, inputs, &c.tape, &c.made) == CAIRN_OK) {
         c.trail = c.tape->trail;
         c.recorded = c.tape->count;
         y = cairn__apply(CAIRN__OP_CHECKPOINT, count, inputs, &c, sizeof(c));

@@ -36,7 +36,7 @@ static cairn_status tell(struct cairn__failure *f) {
 }
 
 cairn_status cairn__tensor_ask(const cairn_tensor *t) {
-    struct cairn__tape *root = t->kind == CAIRN__RESULT ? t->tape->root : t->env->tape->root;
+    struct cairn__tape *root = t->kind == CAIRN__RESULT ? t->tape->root : cairn__tape_of(t->env)->root;
     if (listen(root)) return tell(running(root));
     return t->kind == CAIRN__RESULT ? tell(of_result(t)) : CAIRN_OK;
 }

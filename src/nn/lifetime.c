@@ -19,7 +19,7 @@ static bool is_used(const cairn_tensor *t) {
 /* A checkpoint's tape ends before the step that walks it. */
 void cairn__note_use(cairn_tensor *t) {
     if (!t || t->kind == CAIRN__RESULT) return;
-    const struct cairn__tape *root = t->env->tape->root;
+    const struct cairn__tape *root = cairn__tape_of(t->env)->root;
     const struct cairn__use now = {root, root->no_grad.depth > 0 ? root->no_grad.generation : root->generation};
     struct cairn__use *place = NULL;
     for (int i = 0; i < CAIRN__MOST_USES; i++) {
@@ -66,7 +66,7 @@ void cairn__leaf_end(cairn_tensor *t) {
     cairn__leaf_unlink(t);
     t->is_ended = true;
     t->param = NULL; /* it ends now, with its set */
-    cairn__leaf_link(&t->env->tape->main->ending, t);
+    cairn__leaf_link(&cairn__tape_of(t->env)->main->ending, t);
 }
 
 /* What is being recorded may not free. */

@@ -95,7 +95,7 @@ void cairn_module_destroy(cairn_module **module) {
                    m->name);
         return;
     }
-    if (m->env->tape->root->walking) {
+    if (cairn__tape_of(m->env)->root->walking) {
         cairn__log(CAIRN_LOG_ERROR, "cairn_module_destroy was called by what a backward calls; the module is kept");
         return;
     }
@@ -295,7 +295,7 @@ static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inp
 /* NULL stays NULL, and a cast that fails is one. */
 static cairn_status cast_inputs(const cairn_module *m, cairn_tensor *const **inputs, int count) {
     cairn_tensor **cast = NULL;
-    cairn_status st = cairn__tape_room(m->env->tape, (size_t)count * sizeof(cast[0]), (void **)&cast);
+    cairn_status st = cairn__tape_room(cairn__tape_of(m->env), (size_t)count * sizeof(cast[0]), (void **)&cast);
     for (int i = 0; st == CAIRN_OK && i < count; i++) {
         cast[i] = in_type((*inputs)[i], m->input);
         if ((*inputs)[i] && !cast[i]) st = cairn__last_status();

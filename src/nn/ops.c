@@ -27,11 +27,11 @@ const char *cairn__op_name(enum cairn__op op) {
 }
 
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
-    env->tape->main->hook = *hook;
+    cairn__tape_of(env)->main->hook = *hook;
 }
 
 void *cairn__op_hook_ctx(const cairn_env *env) {
-    return env->tape->main->hook.ctx;
+    return cairn__tape_of(env)->main->hook.ctx;
 }
 
 /* ---- shapes that several rows share ---- */
@@ -246,14 +246,14 @@ static cairn_status check_inputs(enum cairn__op op, const cairn_env *env, int co
         cairn_status st = cairn__tensor_check(inputs[i], names[op]);
         if (st != CAIRN_OK) return st;
         REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", names[op]);
-        REQUIRE(cairn__is_at_hand(inputs[i]) || !env->tape->outer, CAIRN_ESTATE,
+        REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(env)->outer, CAIRN_ESTATE,
                 "%s: the tensor was made outside the checkpoint, which must get it among its inputs", names[op]);
         REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE,
                 "%s: the tensor was made by another step, a graph's or what runs beside it; cairn_tensor_keep makes a "
                 "copy for all",
                 names[op]);
     }
-    return rows[op]->needs_math ? cairn__require_math(env->tape, op) : CAIRN_OK;
+    return rows[op]->needs_math ? cairn__require_math(cairn__tape_of(env), op) : CAIRN_OK;
 }
 
 /* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
@@ -368,7 +368,7 @@ static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *in
     cairn_env *env = NULL;
     TRY(check_none_missing(op, count, inputs, &env));
     TRY(check_inputs(op, env, count, inputs));
-    struct cairn__tape *tape = env->tape;
+    struct cairn__tape *tape = cairn__tape_of(env);
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
     TRY(make_node(tape, op, count, inputs, attrs, attrs_nbytes, &node));
     if (rows[op]->view || made) node->result->shows = param_behind(node->inputs[0]);

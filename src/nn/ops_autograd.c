@@ -68,7 +68,7 @@ cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found) {
     if (loss->n != 1 || cairn__tensor_check(loss, "backward") != CAIRN_OK) return CAIRN_OK;
     if (!is_looked_at && !(loss = cairn_cast(loss, CAIRN_F32))) return cairn__last_status();
     const struct cairn__item item = {.n = 1, .x = cairn__tensor_data(loss), .found = found};
-    cairn__passes_of(loss->env->tape)->check(loss->env->device, &item, 1, cairn__tensor_dtype(loss), NULL);
+    cairn__passes_of(cairn__tape_of(loss->env))->check(loss->env->device, &item, 1, cairn__tensor_dtype(loss), NULL);
     return CAIRN_OK;
 }
 
@@ -114,7 +114,7 @@ static void list_params(const cairn_module *m, cairn_tensor **inputs, size_t cou
 cairn_tensor *cairn__zero_loss(const cairn_module *root) {
     const size_t count = root->params->count;
     cairn_tensor **inputs = NULL;
-    if (cairn__tape_room(root->env->tape, count * sizeof(*inputs), (void **)&inputs) != CAIRN_OK) return NULL;
+    if (cairn__tape_room(cairn__tape_of(root->env), count * sizeof(*inputs), (void **)&inputs) != CAIRN_OK) return NULL;
     list_params(root, inputs, count);
     return cairn__apply(CAIRN__OP_ZERO_LOSS, (int)count, inputs, NULL, 0);
 }

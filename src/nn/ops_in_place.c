@@ -31,7 +31,7 @@ static cairn_status check_target(const char *name, const cairn_tensor *x) {
     REQUIRE(x, CAIRN_EINVAL, "%s: the tensor is NULL", name);
     const cairn_status st = cairn__tensor_check(x, name);
     if (st != CAIRN_OK) return st;
-    const struct cairn__tape *tape = x->env->tape;
+    const struct cairn__tape *tape = cairn__tape_of(x->env);
     const int letters = (int)strlen(name) - 1;
     REQUIRE(x->kind != CAIRN__RESULT, CAIRN_ESTATE,
             "%s: the tensor is a result, which a graph may hold; leaves, buffers and parameters are written in place: "
@@ -53,7 +53,7 @@ static cairn_status check_other(const struct write *w, const cairn_tensor *other
     if (!other && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", w->name);
     REQUIRE(other->env == w->x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", w->name);
-    REQUIRE(!other->wants_grad || other->env->tape->no_grad.depth > 0, CAIRN_ESTATE,
+    REQUIRE(!other->wants_grad || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
             "%s: the second tensor wants a gradient, which would be lost; cairn_detach it, or do this between "
             "cairn_no_grad_begin and cairn_no_grad_end",
             w->name);
@@ -63,7 +63,7 @@ static cairn_status check_other(const struct write *w, const cairn_tensor *other
 /* ---- the way all go ---- */
 
 static cairn_status show_master(cairn_tensor *x, cairn_tensor **out) {
-    cairn_status st = cairn__tape_new_result(x->env->tape, out);
+    cairn_status st = cairn__tape_new_result(cairn__tape_of(x->env), out);
     if (st != CAIRN_OK) return st;
     (*out)->dtype = CAIRN_F32;
     (*out)->ndim = x->ndim;
@@ -84,7 +84,7 @@ static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bo
     cairn_no_grad_begin(x->env);
     if (x->param && x->param->master) st = show_master(x, &w->operand);
     if (st != CAIRN_OK) (void)cairn_no_grad_end(x->env);
-    x->env->tape->in_place = st == CAIRN_OK;
+    cairn__tape_of(x->env)->in_place = st == CAIRN_OK;
     return st;
 }
 
@@ -130,7 +130,7 @@ static cairn_status write_over(const struct write *w, cairn_tensor *y) {
 /* y: what the operation gave; NULL = its cause. */
 static cairn_tensor *finish(struct write *w, cairn_tensor *y) {
     cairn_env *env = w->x->env;
-    env->tape->in_place = false;
+    cairn__tape_of(env)->in_place = false;
     cairn_status st = y ? check_result(w, y) : cairn__last_status();
     if (st == CAIRN_OK) st = write_over(w, y);
     (void)cairn_no_grad_end(env);

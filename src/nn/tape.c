@@ -170,40 +170,41 @@ void cairn__tape_begin_step(struct cairn__tape *tape) {
 }
 
 static bool begin_step(cairn_env *env) {
-    if (env->tape->outer) { /* the checkpoint tells */
-        env->tape->refused_step = true;
+    if (cairn__tape_of(env)->outer) { /* the checkpoint tells */
+        cairn__tape_of(env)->refused_step = true;
         return false;
     }
-    if (env->tape->root->walking) {
+    if (cairn__tape_of(env)->root->walking) {
         cairn__log(CAIRN_LOG_ERROR, "a step was begun (cairn_zero_grad) by what a backward calls; it is not");
         return false;
     }
-    cairn__tape_begin_step(env->tape);
+    cairn__tape_begin_step(cairn__tape_of(env));
     return true;
 }
 
 void cairn_no_grad_begin(cairn_env *env) {
     if (!env) return;
-    if (env->tape->no_grad.depth == 0) cairn__listen(env->tape); /* what came before is not the scope's */
-    if (env->tape->no_grad.depth++ == 0) begin_scope(env->tape);
+    if (cairn__tape_of(env)->no_grad.depth == 0)
+        cairn__listen(cairn__tape_of(env)); /* what came before is not the scope's */
+    if (cairn__tape_of(env)->no_grad.depth++ == 0) begin_scope(cairn__tape_of(env));
 }
 
 cairn_status cairn_no_grad_end(cairn_env *env) {
     REQUIRE(env, CAIRN_EINVAL, "no_grad_end: env is NULL");
-    struct cairn__no_grad *g = &env->tape->no_grad;
+    struct cairn__no_grad *g = &cairn__tape_of(env)->no_grad;
     REQUIRE(g->depth > 0, CAIRN_ESTATE, "no_grad_end: there was no cairn_no_grad_begin");
-    if (g->depth == 1) cairn__listen(env->tape);
+    if (g->depth == 1) cairn__listen(cairn__tape_of(env));
     if (--g->depth > 0) return CAIRN_OK;
     cairn__forget_failure(&g->failure);
     g->generation = 0;
-    cairn__arena_release(&env->tape->values, g->values);
-    env->tape->num_gaps = 0;
-    cairn__free_ended(env->tape);
+    cairn__arena_release(&cairn__tape_of(env)->values, g->values);
+    cairn__tape_of(env)->num_gaps = 0;
+    cairn__free_ended(cairn__tape_of(env));
     return CAIRN_OK;
 }
 
 bool cairn__records(const cairn_env *env) {
-    return env->tape->no_grad.depth == 0;
+    return cairn__tape_of(env)->no_grad.depth == 0;
 }
 
 void *cairn__tape_one(const struct cairn__tape *tape, cairn_dtype dtype) {
@@ -235,8 +236,19 @@ static cairn_status new_tape(cairn_env *env, struct cairn__tape *main_tape, stru
     return CAIRN_OK;
 }
 
-static cairn_status fork_tape(cairn_env *env, struct cairn__tape **out) {
-    return new_tape(env, env->tape->main, out);
+/* ---- for graphs ---- */
+
+static cairn_status fork_results(cairn_env *env, void **out) {
+    struct cairn__tape *tape = NULL;
+    const cairn_status st = new_tape(env, cairn__tape_of(env)->main, &tape);
+    *out = tape;
+    return st;
+}
+
+static void *use_results(cairn_env *env, void *results) {
+    void *const before = cairn__tape_of(env);
+    env->places[CAIRN__PLACE_OF_NN].at = results;
+    return before;
 }
 
 cairn_status cairn__tape_enter(struct cairn__tape *tape, struct cairn__tape **inner) {
@@ -281,7 +293,8 @@ static void free_tape(struct cairn__tape *tape) {
     cairn__free(tape);
 }
 
-static void end_tape(struct cairn__tape *tape) {
+static void end_results(void *results) {
+    struct cairn__tape *tape = results;
     free_memory(tape);
     cairn__tape_leave(tape);
     tape->next = tape->main->ended;
@@ -291,11 +304,14 @@ static void end_tape(struct cairn__tape *tape) {
 
 cairn_status cairn__tape_create(cairn_env *env) {
     cairn_status st = CAIRN_OK;
-    TRY(new_tape(env, NULL, &env->tape));
+    struct cairn__tape *tape = NULL;
+    TRY(new_tape(env, NULL, &tape));
+    env->places[CAIRN__PLACE_OF_NN].at = tape;
     env->begin_step = begin_step;
-    env->fork_tape = fork_tape;
-    env->end_tape = end_tape;
-    TRY(make_ones(env->tape));
+    env->fork_results = fork_results;
+    env->use_results = use_results;
+    env->end_results = end_results;
+    TRY(make_ones(tape));
     return CAIRN_OK;
 out:
     cairn__tape_destroy(env);
@@ -303,7 +319,7 @@ out:
 }
 
 void cairn__tape_destroy(cairn_env *env) {
-    struct cairn__tape *tape = env->tape;
+    struct cairn__tape *tape = cairn__tape_of(env);
     if (!tape) return;
     if (tape->hook.end) tape->hook.end(tape->hook.ctx);
     while (tape->leaves) cairn__leaf_free(tape->leaves);
@@ -317,7 +333,7 @@ void cairn__tape_destroy(cairn_env *env) {
     cairn__free(tape->anomaly);
     free_memory(tape);
     free_tape(tape);
-    env->tape = NULL;
+    env->places[CAIRN__PLACE_OF_NN].at = NULL;
     env->begin_step = NULL;
 }
 
@@ -396,7 +412,7 @@ static void count_tape(struct cairn__tape_memory *m, const struct cairn__tape *t
 }
 
 struct cairn__tape_memory cairn__tape_memory(const cairn_env *env) {
-    struct cairn__tape_memory m = {.gradients = cairn__tensor_grad_pool_use(&env->tape->root->grads)};
-    count_tape(&m, env->tape->root);
+    struct cairn__tape_memory m = {.gradients = cairn__tensor_grad_pool_use(&cairn__tape_of(env)->root->grads)};
+    count_tape(&m, cairn__tape_of(env)->root);
     return m;
 }

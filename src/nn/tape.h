@@ -3,7 +3,7 @@
  * A generation is one step. Results of a generation die when the next begins (env->begin_step, which zero_grad calls);
  * nothing is freed then, the memory is handed out again.
  *
- * A graph's step runs on a tape of its own, which stands in env->tape while it runs: addresses that were recorded are
+ * A graph's step runs on a tape of its own, which stands in cairn__tape_of(env) while it runs: addresses that were recorded are
  * not handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment
  * and not to a step is kept by the first tape, `main`. */
 #ifndef CAIRN__NN_TAPE_H
@@ -12,6 +12,11 @@
 #include "nn/grad_pool.h"
 #include "nn/hooks.h"
 #include "param/param.h"
+
+/* The tape of results now: the environment's, or a graph's while its step runs, or a checkpoint's. */
+static inline struct cairn__tape *cairn__tape_of(const struct cairn_env *env) {
+    return (struct cairn__tape *)env->places[CAIRN__PLACE_OF_NN].at;
+}
 
 /* Gives env its tape and its begin_step. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__tape_create(cairn_env *env);

@@ -68,7 +68,7 @@ static cairn_status new_leaf(const char *what, cairn_env *env, cairn_dtype dtype
     cairn_tensor *t = NULL;
     TRY(new_header(what, env, dtype, ndim, shape, &t));
     TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_TENSORS, nbytes_of(t), &t->data));
-    cairn__leaf_link(&env->tape->main->leaves, t);
+    cairn__leaf_link(&cairn__tape_of(env)->main->leaves, t);
     *out = t;
     return CAIRN_OK;
 out:
@@ -223,7 +223,7 @@ static cairn_status over(cairn_env *env, cairn_dtype dtype, int ndim, const int6
     TRY(check_memory(env, dtype, data, t->n));
     t->data = data;
     t->is_over = true;
-    cairn__leaf_link(&env->tape->main->leaves, t);
+    cairn__leaf_link(&cairn__tape_of(env)->main->leaves, t);
     *out = t;
     return CAIRN_OK;
 out:
@@ -249,7 +249,7 @@ cairn_tensor *cairn_tensor_keep(const cairn_tensor *t) {
     cairn_tensor *kept = NULL;
     if (check_set(t, "keep") != CAIRN_OK || cairn__tensor_check(t, "keep") != CAIRN_OK) return NULL;
     if (new_leaf("keep", t->env, cairn__tensor_dtype(t), t->ndim, t->shape, &kept) != CAIRN_OK) return NULL;
-    struct cairn__arena *scratch = &t->env->tape->scratch;
+    struct cairn__arena *scratch = &cairn__tape_of(t->env)->scratch;
     const struct cairn__arena_mark mark = cairn__arena_mark(scratch);
     const void *values = NULL;
     cairn_status st = cairn__tensor_dense(t, "keep", &values);
@@ -423,7 +423,7 @@ cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const 
     REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not copy what is not dense yet; use device \"cpu\"", what,
             cairn_device_name(d));
     void *dense = NULL;
-    cairn_status st = cairn__arena_alloc(&t->env->tape->scratch, nbytes_of(t), &dense);
+    cairn_status st = cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, nbytes_of(t), &dense);
     if (st != CAIRN_OK) return st;
     const struct cairn__view x = cairn__tensor_view(t);
     const struct cairn__view y = cairn__view_dense(dense, x.dtype, x.ndim, x.size);
@@ -452,7 +452,7 @@ static cairn_status download_as(struct cairn_device *d, void *values, cairn_dtyp
 static cairn_status widen(const cairn_tensor *t, const void **values, cairn_dtype *dtype) {
     struct cairn_device *d = t->env->device;
     void *wide = NULL;
-    cairn_status st = cairn__arena_alloc(&t->env->tape->scratch, t->n * sizeof(float), &wide);
+    cairn_status st = cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide);
     if (st != CAIRN_OK) return st;
     cairn__pass_cast(d->passes, d, wide, CAIRN_F32, *values, *dtype, t->n);
     *values = wide;
@@ -480,7 +480,7 @@ cairn_status cairn_tensor_read_as(const cairn_tensor *t, cairn_dtype dtype, void
     st = cairn__tensor_check(t, "read");
     if (st != CAIRN_OK) return st;
     REQUIRE(n == t->n, CAIRN_EINVAL, "read: room for %zu values, but the tensor has %zu", n, t->n);
-    struct cairn__arena *scratch = &t->env->tape->scratch;
+    struct cairn__arena *scratch = &cairn__tape_of(t->env)->scratch;
     const struct cairn__arena_mark mark = cairn__arena_mark(scratch);
     st = read_in_scratch(t, dtype, values, n);
     cairn__arena_release(scratch, mark);

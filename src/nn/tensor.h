@@ -117,7 +117,7 @@ static inline cairn_tensor *cairn__tensor_grad_target(cairn_tensor *t) {
 
 /* A result that is on another tape than the one of the step now running is not. */
 static inline bool cairn__is_at_hand(const cairn_tensor *t) {
-    return t->kind != CAIRN__RESULT || t->tape == t->env->tape;
+    return t->kind != CAIRN__RESULT || t->tape == cairn__tape_of(t->env);
 }
 
 /* The parameter that t is or shows has ended with its module. */

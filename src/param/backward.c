@@ -96,7 +96,7 @@ static cairn_status accumulate_at(struct cairn_param_set *set, const struct cair
 
 cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
-    for (struct cairn_param_set *set = env->last_set; st == CAIRN_OK && set; set = set->next)
+    for (struct cairn_param_set *set = cairn__last_set(env); st == CAIRN_OK && set; set = set->next)
         st = accumulate_at(set, scale);
     return st;
 }

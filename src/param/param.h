@@ -31,8 +31,8 @@ struct cairn__param {
     void *data;    /* the weights that forward reads */
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
-    bool stochastic;               /* updates of half weights without a master are rounded at random */
-    struct cairn_optimizer *owner; /* that updates it; NULL = none */
+    bool stochastic;   /* updates of half weights without a master are rounded at random */
+    const void *owner; /* who updates it, an optimizer; NULL = nobody */
 
     struct cairn__grad *gradient;
     uint64_t reached; /* the backward that reaches it, of those that nn has begun last: cairn__param_is_reached */
@@ -108,6 +108,11 @@ struct cairn_param_set {
     _Alignas(int32_t) char precision
         [256]; /* what amp made of the set, in words: equal on every rank, or ddp_create says so */
 };
+
+/* The set that was made last; the others follow by `next`. NULL = none is alive. */
+static inline struct cairn_param_set *cairn__last_set(const struct cairn_env *env) {
+    return (struct cairn_param_set *)env->places[CAIRN__PLACE_OF_PARAM].at;
+}
 
 /* ---- making ---- */
 

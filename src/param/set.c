@@ -71,9 +71,10 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
     cairn_status st = cairn__calloc(1, sizeof(*set), (void **)&set);
     if (st != CAIRN_OK) return st;
     set->env = env;
-    set->next = env->last_set;
-    env->last_set = set;
-    env->sets++;
+    struct cairn__place *const place = &env->places[CAIRN__PLACE_OF_PARAM];
+    set->next = place->at;
+    place->at = set;
+    place->alive++;
     *out = set;
     return CAIRN_OK;
 }
@@ -89,10 +90,15 @@ bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call
 }
 
 static void unlink_set(struct cairn_param_set *set) {
-    struct cairn_param_set **at = &set->env->last_set;
-    while (*at != set) at = &(*at)->next;
-    *at = set->next;
-    set->env->sets--;
+    struct cairn__place *const place = &set->env->places[CAIRN__PLACE_OF_PARAM];
+    struct cairn_param_set *newer = place->at;
+    if (newer == set) {
+        place->at = set->next;
+    } else {
+        while (newer->next != set) newer = newer->next;
+        newer->next = set->next;
+    }
+    place->alive--;
 }
 
 void cairn_param_set_destroy(cairn_param_set **set) {

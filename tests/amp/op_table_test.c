@@ -198,7 +198,7 @@ static cairn_status listen(void *ctx, const struct cairn__op_question *q, cairn_
 }
 
 static void start_listening(cairn_env *env, enum cairn__op op) {
-    struct cairn__op_hook hook = env->tape->main->hook;
+    struct cairn__op_hook hook = cairn__tape_of(env)->main->hook;
     if (hook.compute_type != listen) {
         heard.inner = hook;
         hook.compute_type = listen;
@@ -299,7 +299,7 @@ static void end_inputs(struct run *r) {
 
 /* The k-th node of the operation, which k + 1 questions were asked about; NULL = it is not on the tape. */
 static const struct cairn__node *node_of(const struct run *r, int k, int *total) {
-    const struct cairn__tape *tape = r->env->tape;
+    const struct cairn__tape *tape = cairn__tape_of(r->env);
     const struct cairn__node *found = NULL;
     *total = 0;
     for (size_t i = 0; i < tape->count; i++) {
@@ -335,7 +335,7 @@ static void check_node(const struct run *r, const struct cairn__node *node, cons
 
 /* Views are not asked about and show their input in its type. */
 static void check_views(const struct run *r) {
-    const struct cairn__tape *tape = r->env->tape;
+    const struct cairn__tape *tape = cairn__tape_of(r->env);
     if (!cairn__op_row(r->c->op)->view) return;
     if (heard.count > 0) fail_run(r, "asked about a view");
     for (size_t i = 0; i < tape->count; i++) {
@@ -381,7 +381,7 @@ static bool is_held_by(double value, cairn_dtype type) {
 /* The half type that the gradient of t passed through on its way: its own, or that of the only cast of it. 0 = none, or
  * it is a sum of several, which a leaf has in f32. */
 static cairn_dtype narrowed_to(const struct run *r, const cairn_tensor *t) {
-    const struct cairn__tape *tape = r->env->tape;
+    const struct cairn__tape *tape = cairn__tape_of(r->env);
     const cairn_dtype own = cairn__tensor_dtype(t);
     const cairn_tensor *cast = NULL;
     int uses = 0;

@@ -252,7 +252,7 @@ static char *normalise_alone(cairn_env *env, void *ctx) {
     PASS(normalise(env, &b, 0, 6, NULL, &plain));
     EXPECT(memcmp(&one, &plain, sizeof(one)) == 0);
     cairn_module *layer = ddp_sync_batch_norm(env, 3, 0, 0, NULL);
-    EXPECT(layer != NULL && env->sync_channels == NULL);
+    EXPECT(layer != NULL && env->places[CAIRN__PLACE_OF_DDP].at == NULL);
     cairn_module_destroy(&layer);
     return NULL;
 }
@@ -309,7 +309,7 @@ static char *convert_a_tree(cairn_env *env, void *ctx) {
     cairn_module_train(model, 0);
     EXPECT(cairn_module_format(model, before, sizeof(before)) > 0);
     EXPECT_OK(ddp_convert_sync_batchnorm(model, NULL, &found));
-    EXPECT(found == 2 && env->sync_channels_made == 1);
+    EXPECT(found == 2 && env->places[CAIRN__PLACE_OF_DDP].number == 1);
     EXPECT(cairn_module_get(model, "2.1.weight") == weight && cairn_module_get(model, "2.1.running_mean") == mean);
     EXPECT(!cairn_module_is_training(model));
     EXPECT(cairn_module_format(model, after, sizeof(after)) > 0);
@@ -318,16 +318,16 @@ static char *convert_a_tree(cairn_env *env, void *ctx) {
     EXPECT(strstr(after, "    (1): SyncBatchNorm(6, eps=1e-05"));
     found = -1;
     EXPECT_OK(ddp_convert_sync_batchnorm(model, cairn_env_group(env), &found)); /* once more changes nothing */
-    EXPECT(found == 2 && env->sync_channels_made == 1);
+    EXPECT(found == 2 && env->places[CAIRN__PLACE_OF_DDP].number == 1);
     cairn_module *layer = cairn_batch_norm(env, 5, 0, 0), *none = cairn_linear(env, 2, 2);
     EXPECT_OK(ddp_convert_sync_batchnorm(layer, NULL, NULL)); /* the module itself; over the channel there is */
-    EXPECT(env->sync_channels_made == 1);
+    EXPECT(env->places[CAIRN__PLACE_OF_DDP].number == 1);
     EXPECT_OK(ddp_convert_sync_batchnorm(none, NULL, &found));
     EXPECT(found == 0);
     cairn_module_destroy(&model);
-    EXPECT(env->sync_channels != NULL);
+    EXPECT(env->places[CAIRN__PLACE_OF_DDP].at != NULL);
     cairn_module_destroy(&layer);
-    EXPECT(env->sync_channels == NULL);
+    EXPECT(env->places[CAIRN__PLACE_OF_DDP].at == NULL);
     cairn_module_destroy(&none);
     return NULL;
 }
@@ -545,7 +545,7 @@ static char *refuse_arguments(cairn_env *env, void *ctx) {
     model = make_conv_net(env);
     if (rank == 1) fail_in = 1;
     EXPECT(ddp_convert_sync_batchnorm(model, NULL, NULL) == (rank == 1 ? CAIRN_ENOMEM : CAIRN_EPEER));
-    EXPECT(env->sync_channels == NULL);
+    EXPECT(env->places[CAIRN__PLACE_OF_DDP].at == NULL);
     EXPECT_OK(ddp_convert_sync_batchnorm(model, NULL, NULL)); /* nothing was lost */
     EXPECT_OK(ddp_create_syncbn_process_group(cairn_env_group(env), 2, &half));
     EXPECT(ddp_convert_sync_batchnorm(model, half, NULL) == (cairn_group_size(half) == 2 ? CAIRN_ESTATE : CAIRN_OK));

@@ -52,7 +52,7 @@ static size_t gradients_of(cairn_env *env, const struct op_case *c, bool forgets
     if (y->wants_grad) {
         cairn_tensor *dy = cairn_mul_scalar(y, 0.5), *end = cairn_mul_scalar(y, 1); /* y is an operation's input, too */
         dy = cairn_tensor_keep(dy);
-        if (forgets) forget_all(env->tape, in), poison_gaps(env->tape);
+        if (forgets) forget_all(cairn__tape_of(env), in), poison_gaps(cairn__tape_of(env));
         if (cairn_backward_with(end, cairn_backward_options(.grad = dy)) != CAIRN_OK)
             fail_msg("%s: %s", c->name, cairn_last_error());
         cairn_tensor_destroy(&dy);

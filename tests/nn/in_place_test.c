@@ -94,7 +94,7 @@ static void shapes_must_fit(void **state) {
     assert_refused(cairn_copy_(x, leaf(other)), CAIRN_EINVAL, "different environments");
     test_env_destroy(other);
     assert_values(x, FLOATS(1, 4, 9, 16), 4);
-    assert_int_equal(env->tape->no_grad.depth, 0);
+    assert_int_equal(cairn__tape_of(env)->no_grad.depth, 0);
 }
 
 static void what_a_graph_holds_is_refused_with_advice(void **state) {

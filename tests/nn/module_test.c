@@ -88,7 +88,7 @@ static void parameters_of_a_tree_are_one_set_named_by_path(void **state) {
     cairn_param p;
     cairn_param_set_get(cairn_module_params(root), 1, &p);
     assert_int_equal(p.is_norm, CAIRN_ON);
-    assert_int_equal(env->sets, 1);
+    assert_int_equal(env->places[CAIRN__PLACE_OF_PARAM].alive, 1);
 
     assert_null(cairn_module_params(block));
     assert_string_equal(cairn_last_error(),

@@ -118,7 +118,7 @@ def violations(root, paths):
             why = complaint(root, path, bracket, name)
             if why:
                 found.append(f"{path} includes {name}: {why}")
-    return found + opened(root, paths)
+    return found + opened(root, paths) + raised(root, paths)
 
 
 def opened(root, paths):
@@ -130,6 +130,32 @@ def opened(root, paths):
         for name in re.findall(r"\bstruct (\w+) \{", sources.without_comments(sources.read(root, path))):
             if OPAQUE.get(name, path) != path:
                 found.append(f"{path} defines struct {name}, whose fields are those of {OPAQUE[name]} alone")
+    return found
+
+
+def below(room):
+    """A room and every room that it may reach by includes."""
+    found, new = set(), {room}
+    while new:
+        found |= new
+        new = {r.split(":")[0] for n in new for r in MAY_INCLUDE.get(n, ())} - found
+    return found
+
+
+def raised(root, paths):
+    """Fields of a struct whose type is a struct of a room above: a pointer needs no include."""
+    texts = {p: sources.without_comments(sources.read(root, p)) for p in paths
+             if p.endswith((".c", ".h", ".cc", ".cu", ".cuh")) and room_of(p) in MAY_INCLUDE}
+    homes = {}
+    for path, text in texts.items():
+        for name in re.findall(r"\bstruct (\w+) \{", text):
+            homes.setdefault(name, set()).add(room_of(path))
+    found = []
+    for path, text in texts.items():
+        for owner, fields in re.findall(r"^struct (\w+) \{(.*?)^\}", text, re.M | re.S):
+            for name in sorted(set(re.findall(r"\bstruct (\w+)\b", fields))):
+                if name in homes and not homes[name] & below(room_of(path)):
+                    found.append(f"{path}: a field of struct {owner} is of struct {name}, of {min(homes[name])}")
     return found
 
 
@@ -220,7 +246,16 @@ def check_the_check_of_fields():
             assert bool(opened(root, [path])) != allowed, path
 
 
+def check_the_check_of_types():
+    for path, allowed in (("src/param/a.h", False), ("src/ddp/a.h", True), ("src/kernels/a.h", False)):
+        with tempfile.TemporaryDirectory() as root:
+            write(root, "src/dist/b.h", "struct group {\n    int size;\n};\n")
+            write(root, path, "struct group;\nstruct set {\n    int n;\n    struct group *group; /* struct none */\n};\n")
+            assert bool(raised(root, [path, "src/dist/b.h"])) != allowed, path
+
+
 if __name__ == "__main__":
     check_the_check()
+    check_the_check_of_types()
     check_the_check_of_fields()
     sources.finish(violations(sys.argv[1], sources.tracked(sys.argv[1])), "layers")
