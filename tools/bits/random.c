@@ -694,7 +694,7 @@ static void err(struct training *t) {
 
 /* ---- one step ---- */
 
-/* Halves what Cairn has no f32 values of stay as they are. */
+/* Plain SGD of what has f32 values; at O3 half weights have none and stay as they are. */
 static void update(struct training *t) {
     cairn_param params[PARTS];
     int skip = 0;
