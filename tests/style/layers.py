@@ -250,7 +250,7 @@ def check_the_check_of_types():
     for path, allowed in (("src/param/a.h", False), ("src/ddp/a.h", True), ("src/kernels/a.h", False)):
         with tempfile.TemporaryDirectory() as root:
             write(root, "src/dist/b.h", "struct group {\n    int size;\n};\n")
-            write(root, path, "struct group;\nstruct set {\n    int n;\n    struct group *group; /* struct none */\n};\n")
+            write(root, path, "struct set {\n    int n;\n    struct group *group; /* struct none */\n};\n")
             assert bool(raised(root, [path, "src/dist/b.h"])) != allowed, path
 
 
