@@ -17,24 +17,12 @@
 #include <cmocka.h>
 
 #include "cairn/cairn.h"
+#include "check.h"
 #include "dist/store/server.h"
 #include "env/env_internal.h"
 
 /* NULL when all went well; otherwise a sentence, made with malloc. */
 typedef char *(*rank_fn)(cairn_env *env, void *ctx);
-
-static inline char *rank_failure(const char *file, int line, const char *what, const cairn_env *env) {
-    char *text = malloc(2048);
-    snprintf(text, 2048, "%s:%d: rank %d: %s (last error: %s)", file, line, cairn_env_rank(env), what,
-             cairn_last_error());
-    return text;
-}
-
-#define EXPECT(condition)                                                           \
-    do {                                                                            \
-        if (!(condition)) return rank_failure(__FILE__, __LINE__, #condition, env); \
-    } while (0)
-#define EXPECT_OK(call) EXPECT((call) == CAIRN_OK)
 
 struct rank_thread {
     pthread_t thread;
@@ -47,10 +35,11 @@ struct rank_thread {
 
 static inline void *rank_main(void *arg) {
     struct rank_thread *t = arg;
+    check_as_rank(t->launch.rank, t->launch.size);
     cairn_env *env = NULL;
     struct cairn_env_options options = *cairn_env_options(.seed = 7, .timeout = 60);
     if (cairn__env_create_at(&t->launch, t->options ? t->options : &options, &env) != CAIRN_OK) {
-        t->failure = rank_failure(__FILE__, __LINE__, "cairn__env_create_at", NULL);
+        t->failure = FAILURE("cairn__env_create_at");
         return NULL;
     }
     t->failure = t->fn(env, t->ctx);

@@ -16,15 +16,10 @@
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "../check.h"
 #include "../plant.h"
 
 enum { IN = 4, OUT = 3, BATCH = 2, MODELS = 3, LOSSES = 3, PARTS = 2 * MODELS, MOST = IN * OUT };
-
-#define OK(call)                                                                                        \
-    do {                                                                                                \
-        cairn_status ok_ = (call);                                                                      \
-        if (ok_ != CAIRN_OK) fail_msg("%s: %s: %s", #call, cairn_status_name(ok_), cairn_last_error()); \
-    } while (0)
 
 struct exact_level {
     const char *name;

@@ -16,13 +16,6 @@
 #include "../plant.h"
 #include "../ranks.h"
 
-#define assert_ok(call) assert_int_equal(call, CAIRN_OK)
-
-static void assert_refused(cairn_status got, cairn_status want, const char *sentence) {
-    assert_int_equal(got, want);
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("'%s' is not in '%s'", sentence, cairn_last_error());
-}
-
 /* A model, its optimizer, and the scaler of its loss: of a context, or by itself. */
 struct training {
     cairn_env *env;
@@ -46,7 +39,7 @@ static void make_model(struct training *t, cairn_env *env) {
     t->y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 4));
     t->model = make_mlp(env, 12, 10, 4);
     assert_non_null(t->model);
-    assert_ok(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd));
+    OK(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd));
     log_text[0] = '\0';
 }
 
@@ -58,10 +51,10 @@ static void begin(struct training *t, cairn_env *env, const struct amp_options *
         struct amp_options o = *level;
         o.scaler = options;
         o.verbosity = -1;
-        assert_ok(amp_initialize(env, t->model, t->sgd, &o, &t->amp));
+        OK(amp_initialize(env, t->model, t->sgd, &o, &t->amp));
         t->scaler = amp_loss_scaler(t->amp, 0);
     } else {
-        assert_ok(amp_scaler_create(env, options, &t->scaler));
+        OK(amp_scaler_create(env, options, &t->scaler));
     }
     plant_install(&t->plant, cairn_module_params(t->model));
 }
@@ -79,30 +72,30 @@ static void end(struct training *t) {
 }
 
 static cairn_tensor *loss_of(const struct training *t) {
-    if (t->casts) assert_ok(amp_autocast_begin(t->env, NULL, NULL));
+    if (t->casts) OK(amp_autocast_begin(t->env, NULL, NULL));
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
-    if (t->casts) assert_ok(amp_autocast_end(t->env, 0));
+    if (t->casts) OK(amp_autocast_end(t->env, 0));
     return t->micro_batches > 1 ? cairn_mul_scalar(loss, 1.0f / (float)t->micro_batches) : loss;
 }
 
 static void backward(struct training *t) {
-    assert_ok(cairn_backward(amp_scaler_scale(t->scaler, loss_of(t))));
+    OK(cairn_backward(amp_scaler_scale(t->scaler, loss_of(t))));
 }
 
 static void explicit_step(struct training *t) {
     cairn_zero_grad(t->sgd);
     for (int i = 0; i < t->micro_batches; i++) backward(t);
-    if (t->unscales) assert_ok(amp_scaler_unscale(t->scaler, t->sgd));
-    if (t->clips) assert_ok(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
-    assert_ok(amp_scaler_step(t->scaler, t->sgd, NULL));
-    assert_ok(amp_scaler_update(t->scaler));
+    if (t->unscales) OK(amp_scaler_unscale(t->scaler, t->sgd));
+    if (t->clips) OK(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
+    OK(amp_scaler_step(t->scaler, t->sgd, NULL));
+    OK(amp_scaler_update(t->scaler));
 }
 
 static void implicit_step(struct training *t) {
     cairn_zero_grad(t->sgd);
-    for (int i = 0; i < t->micro_batches; i++) assert_ok(amp_backward(t->amp, loss_of(t), t->sgd));
-    if (t->clips) assert_ok(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
-    assert_ok(cairn_step(t->sgd));
+    for (int i = 0; i < t->micro_batches; i++) OK(amp_backward(t->amp, loss_of(t), t->sgd));
+    if (t->clips) OK(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
+    OK(cairn_step(t->sgd));
 }
 
 /* Weights and masters. */
@@ -132,7 +125,7 @@ struct outcome {
 /* Steps 2 and 5 overflow. */
 static void train(struct training *t, void (*step)(struct training *t), struct outcome *out) {
     memset(out, 0, sizeof(*out));
-    assert_ok(amp_scaler_record(t->scaler, out->trace, STEPS));
+    OK(amp_scaler_record(t->scaler, out->trace, STEPS));
     for (int i = 0; i < STEPS; i++) {
         t->plant.target = i == 2 ? 0 : i == 5 ? 3 : -1;
         t->plant.value = i == 2 ? INFINITY : NAN;
@@ -140,7 +133,7 @@ static void train(struct training *t, void (*step)(struct training *t), struct o
         assert_int_equal(cairn_step_skipped(t->sgd), i == 2 || i == 5);
     }
     assert_int_equal(amp_scaler_recorded(t->scaler), STEPS);
-    assert_ok(amp_scaler_record(t->scaler, NULL, 0));
+    OK(amp_scaler_record(t->scaler, NULL, 0));
     take_bits(&out->bits, t);
     out->steps = cairn_optimizer_steps(t->sgd);
     out->skipped = cairn_optimizer_skipped(t->sgd);
@@ -250,7 +243,7 @@ static void end_pair(struct pair *p) {
 static void backward_both(struct pair *p) {
     cairn_zero_grad(p->a.sgd);
     cairn_clear_grads(p->b.sgd);
-    assert_ok(cairn_backward(amp_scaler_scale(p->a.scaler, cairn_add(loss_of(&p->a), loss_of(&p->b)))));
+    OK(cairn_backward(amp_scaler_scale(p->a.scaler, cairn_add(loss_of(&p->a), loss_of(&p->b)))));
 }
 
 static void optimizer_alone_that_overflowed_does_not_step(void **state) {
@@ -264,16 +257,16 @@ static void optimizer_alone_that_overflowed_does_not_step(void **state) {
         (which ? &p.b : &p.a)->plant.target = 2;
         (which ? &p.b : &p.a)->plant.value = INFINITY;
         backward_both(&p);
-        assert_ok(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
-        assert_ok(amp_scaler_step(p.a.scaler, p.b.sgd, &b));
+        OK(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
+        OK(amp_scaler_step(p.a.scaler, p.b.sgd, &b));
         assert_true(amp_scaler_scale_now(p.a.scaler) == 1024);
-        assert_ok(amp_scaler_update(p.a.scaler));
+        OK(amp_scaler_update(p.a.scaler));
         take_bits(&after_a, &p.a), take_bits(&after_b, &p.b);
         assert_int_equal(a, which == 1);
         assert_int_equal(b, which == 0);
         assert_int_equal(memcmp(&before_a, &after_a, sizeof(after_a)) == 0, which == 0);
         assert_int_equal(memcmp(&before_b, &after_b, sizeof(after_b)) == 0, which == 1);
-        assert_ok(amp_scaler_get_state(p.a.scaler, &s));
+        OK(amp_scaler_get_state(p.a.scaler, &s));
         assert_true(s.scale == 512 && s.updates == 1);
         end_pair(&p);
     }
@@ -286,7 +279,7 @@ static void train_alone(cairn_env *env, const struct amp_options *level, const d
     begin(&t, env, level, TORCH);
     for (int i = 0; i < STEPS; i++) {
         if (i == leave_out) continue;
-        assert_ok(amp_scaler_set_scale(t.scaler, scales[i]));
+        OK(amp_scaler_set_scale(t.scaler, scales[i]));
         explicit_step(&t);
     }
     assert_int_equal(cairn_optimizer_steps(t.sgd), STEPS - 1);
@@ -303,8 +296,8 @@ static void each_optimizer_leaves_out_its_own_overflow_at_every_level(void **sta
         o.scaler = TORCH;
         o.verbosity = -1;
         make_model(&p.a, *state), make_model(&p.b, *state);
-        assert_ok(amp_initialize_all(*state, CAIRN_MODULES(p.a.model, p.b.model), CAIRN_OPTIMIZERS(p.a.sgd, p.b.sgd),
-                                     &o, &p.a.amp));
+        OK(amp_initialize_all(*state, CAIRN_MODULES(p.a.model, p.b.model), CAIRN_OPTIMIZERS(p.a.sgd, p.b.sgd), &o,
+                              &p.a.amp));
         p.a.scaler = amp_loss_scaler(p.a.amp, 0);
         plant_install(&p.a.plant, cairn_module_params(p.a.model));
         plant_install(&p.b.plant, cairn_module_params(p.b.model));
@@ -314,9 +307,9 @@ static void each_optimizer_leaves_out_its_own_overflow_at_every_level(void **sta
             scales[i] = amp_scaler_scale_now(p.a.scaler);
             backward_both(&p);
             int a = -1, b = -1;
-            assert_ok(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
-            assert_ok(amp_scaler_step(p.a.scaler, p.b.sgd, &b));
-            assert_ok(amp_scaler_update(p.a.scaler));
+            OK(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
+            OK(amp_scaler_step(p.a.scaler, p.b.sgd, &b));
+            OK(amp_scaler_update(p.a.scaler));
             assert_int_equal(a, i != 2);
             assert_int_equal(b, i != 4);
             assert_true((amp_scaler_scale_now(p.a.scaler) < scales[i]) == (i == 2 || i == 4));
@@ -338,16 +331,16 @@ static void parameters_may_come_later(void **state) {
     begin(&t, *state, NULL, NULL);
     explicit_step(&t);
     cairn_module *more = make_mlp(*state, 12, 40, 4);
-    assert_ok(cairn_sgd_add_group(t.sgd, cairn_module_params(more), NULL, 0, NULL));
+    OK(cairn_sgd_add_group(t.sgd, cairn_module_params(more), NULL, 0, NULL));
     struct plant plant;
     plant_install(&plant, cairn_module_params(more));
     plant.target = 3, plant.value = NAN;
     log_text[0] = '\0';
     cairn_zero_grad(t.sgd);
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(more, t.x), t.y);
-    assert_ok(cairn_backward(amp_scaler_scale(t.scaler, cairn_add(loss, loss_of(&t)))));
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
-    assert_ok(amp_scaler_update(t.scaler));
+    OK(cairn_backward(amp_scaler_scale(t.scaler, cairn_add(loss, loss_of(&t)))));
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL));
+    OK(amp_scaler_update(t.scaler));
     assert_string_equal(log_text, "Gradient overflow.  Skipping step: non-finite gradient in 2.bias (1 nan of 4)\n"
                                   "Gradient overflow.  Loss scaler 0 reducing loss scale to 32768\n");
     plant_remove(&plant);
@@ -386,8 +379,8 @@ static void overflow_at_the_floor_is_updates_error(void **state) {
     assert_non_null(strstr(log_text, "to its floor of 2"));
     cairn_zero_grad(t.sgd);
     backward(&t);
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
-    assert_refused(amp_scaler_update(t.scaler), CAIRN_ENUMERIC, "at its floor of 2");
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL));
+    REFUSED(amp_scaler_update(t.scaler), CAIRN_ENUMERIC, "at its floor of 2");
     t.plant.target = -1;
     explicit_step(&t); /* it goes on */
     assert_int_equal(cairn_step_skipped(t.sgd), 0);
@@ -402,8 +395,8 @@ static void static_scale_skips_and_stays(void **state) {
         begin(&t, *state, NULL, amp_scaler_options(.kind = AMP_SCALER_STATIC, .init_scale = scales[i]));
         t.plant.target = 0, t.plant.value = INFINITY;
         backward(&t);
-        assert_ok(amp_scaler_step(t.scaler, t.sgd, &stepped));
-        assert_ok(amp_scaler_update(t.scaler));
+        OK(amp_scaler_step(t.scaler, t.sgd, &stepped));
+        OK(amp_scaler_update(t.scaler));
         assert_int_equal(stepped, 0);
         assert_true(amp_scaler_scale_now(t.scaler) == scales[i]);
         end(&t);
@@ -420,9 +413,9 @@ static void unscale_makes_gradients_true(void **state) {
             cairn_param masters[4];
             begin(&t, *state, l < 0 ? NULL : &every_level[l], TORCH);
             cairn_tensor *loss = loss_of(&t);
-            assert_ok(cairn_backward(scaled ? amp_scaler_scale(t.scaler, loss) : loss));
-            if (scaled) assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-            assert_ok(cairn_optimizer_masters(t.sgd, masters, 4));
+            OK(cairn_backward(scaled ? amp_scaler_scale(t.scaler, loss) : loss));
+            if (scaled) OK(amp_scaler_unscale(t.scaler, t.sgd));
+            OK(cairn_optimizer_masters(t.sgd, masters, 4));
             for (int i = 0; i < 4; i++) {
                 const struct cairn__param *p = cairn_module_params(t.model)->params[i];
                 if (!scaled) memcpy(want[i], masters[i].grad, p->n * sizeof(float));
@@ -445,15 +438,15 @@ static void unscale_without_a_step_leaves_nothing_behind(void **state) {
         begin(&t, *state, way & 2 ? &every_level[3] : NULL, TORCH);
         t.plant.target = 0, t.plant.value = INFINITY;
         backward(&t);
-        assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-        assert_ok(amp_scaler_update(t.scaler));
+        OK(amp_scaler_unscale(t.scaler, t.sgd));
+        OK(amp_scaler_update(t.scaler));
         assert_true(amp_scaler_scale_now(t.scaler) == 512);
         t.plant.target = -1;
         if (zeroed) cairn_zero_grad(t.sgd);
         backward(&t);
-        assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
+        OK(amp_scaler_step(t.scaler, t.sgd, NULL));
         assert_int_equal(cairn_step_skipped(t.sgd), !zeroed); /* the infinity is still in the sum */
-        assert_ok(amp_scaler_update(t.scaler));
+        OK(amp_scaler_update(t.scaler));
         assert_true(amp_scaler_scale_now(t.scaler) == (zeroed ? 512 : 256));
         end(&t);
     }
@@ -464,24 +457,22 @@ static void unscale_without_a_step_leaves_nothing_behind(void **state) {
 static void calls_out_of_order_are_refused_in_torchs_words(void **state) {
     struct training t;
     begin(&t, *state, NULL, NULL);
-    assert_refused(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
-    assert_ok(cairn_backward(loss_of(&t)));
-    assert_refused(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "no loss was ever scaled by this scaler");
+    REFUSED(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
+    OK(cairn_backward(loss_of(&t)));
+    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "no loss was ever scaled by this scaler");
     cairn_zero_grad(t.sgd);
     assert_non_null(amp_scaler_scale(t.scaler, loss_of(&t))); /* and no backward */
-    assert_refused(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE,
-                   "no inf checks were recorded for this optimizer");
-    assert_refused(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
+    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "no inf checks were recorded for this optimizer");
+    REFUSED(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
     backward(&t);
-    assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-    assert_refused(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE,
-                   "unscale has already been called on this optimizer since the last update");
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
-    assert_refused(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE, "unscale is being called after step");
-    assert_refused(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE,
-                   "step has already been called since the last update");
-    assert_ok(amp_scaler_update(t.scaler));
-    assert_refused(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
+    OK(amp_scaler_unscale(t.scaler, t.sgd));
+    REFUSED(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE,
+            "unscale has already been called on this optimizer since the last update");
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL));
+    REFUSED(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE, "unscale is being called after step");
+    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "step has already been called since the last update");
+    OK(amp_scaler_update(t.scaler));
+    REFUSED(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
     explicit_step(&t);
     assert_int_equal(cairn_optimizer_steps(t.sgd), 2);
     end(&t);
@@ -493,22 +484,22 @@ static void nonsense_is_refused(void **state) {
     cairn_env *env = NULL;
     int stepped = 7;
     begin(&t, *state, NULL, NULL);
-    assert_ok(cairn_env_create(NULL, NULL, NULL, &env));
+    OK(cairn_env_create(NULL, NULL, NULL, &env));
     begin(&other, env, NULL, NULL);
     assert_null(amp_scaler_scale(NULL, loss_of(&t)));
-    assert_refused(cairn_backward(NULL), CAIRN_EINVAL, "scaler is NULL");
+    REFUSED(cairn_backward(NULL), CAIRN_EINVAL, "scaler is NULL");
     assert_null(amp_scaler_scale(t.scaler, cairn_relu(NULL)));
-    assert_refused(amp_scaler_unscale(NULL, t.sgd), CAIRN_EINVAL, "must be set");
-    assert_refused(amp_scaler_unscale(t.scaler, NULL), CAIRN_EINVAL, "must be set");
-    assert_refused(amp_scaler_step(NULL, NULL, &stepped), CAIRN_EINVAL, "must be set");
-    assert_refused(amp_scaler_step(t.scaler, other.sgd, &stepped), CAIRN_EINVAL, "another environment");
-    assert_refused(amp_scaler_update(NULL), CAIRN_EINVAL, "scaler is NULL");
-    assert_refused(amp_scaler_set_scale(NULL, 1), CAIRN_EINVAL, "scaler is NULL");
-    assert_refused(amp_scaler_set_scale(t.scaler, NAN), CAIRN_EINVAL, "not between");
-    assert_refused(amp_scaler_set_scale(t.scaler, 0.5), CAIRN_EINVAL, "floor of 1");
-    assert_refused(amp_scaler_set_scale(t.scaler, INFINITY), CAIRN_EINVAL, "ceiling");
-    assert_refused(amp_scaler_create(NULL, NULL, &scaler), CAIRN_EINVAL, "env is NULL");
-    assert_refused(amp_scaler_create(*state, NULL, NULL), CAIRN_EINVAL, "out is NULL");
+    REFUSED(amp_scaler_unscale(NULL, t.sgd), CAIRN_EINVAL, "must be set");
+    REFUSED(amp_scaler_unscale(t.scaler, NULL), CAIRN_EINVAL, "must be set");
+    REFUSED(amp_scaler_step(NULL, NULL, &stepped), CAIRN_EINVAL, "must be set");
+    REFUSED(amp_scaler_step(t.scaler, other.sgd, &stepped), CAIRN_EINVAL, "another environment");
+    REFUSED(amp_scaler_update(NULL), CAIRN_EINVAL, "scaler is NULL");
+    REFUSED(amp_scaler_set_scale(NULL, 1), CAIRN_EINVAL, "scaler is NULL");
+    REFUSED(amp_scaler_set_scale(t.scaler, NAN), CAIRN_EINVAL, "not between");
+    REFUSED(amp_scaler_set_scale(t.scaler, 0.5), CAIRN_EINVAL, "floor of 1");
+    REFUSED(amp_scaler_set_scale(t.scaler, INFINITY), CAIRN_EINVAL, "ceiling");
+    REFUSED(amp_scaler_create(NULL, NULL, &scaler), CAIRN_EINVAL, "env is NULL");
+    REFUSED(amp_scaler_create(*state, NULL, NULL), CAIRN_EINVAL, "out is NULL");
     assert_int_equal(stepped, 7);
     amp_scaler_destroy(NULL);
     amp_scaler_destroy(&scaler);
@@ -523,8 +514,8 @@ static void failed_backward_is_neither_unscaled_nor_stepped(void **state) {
     explicit_step(&t);
     backward(&t);
     cairn__param_set_make_incomplete(cairn_module_params(t.model));
-    assert_refused(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE, "incomplete");
-    assert_refused(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "incomplete");
+    REFUSED(amp_scaler_unscale(t.scaler, t.sgd), CAIRN_ESTATE, "incomplete");
+    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "incomplete");
     explicit_step(&t); /* zeroes */
     end(&t);
 }
@@ -535,18 +526,18 @@ static void scale_can_be_set(void **state) {
     begin(&t, *state, NULL, TORCH);
     explicit_step(&t);
     backward(&t);
-    assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-    assert_ok(amp_scaler_set_scale(t.scaler, 3 + 0x1p-30)); /* instead of update, as torch's update(new_scale) */
-    assert_ok(amp_scaler_get_state(t.scaler, &s));
+    OK(amp_scaler_unscale(t.scaler, t.sgd));
+    OK(amp_scaler_set_scale(t.scaler, 3 + 0x1p-30)); /* instead of update, as torch's update(new_scale) */
+    OK(amp_scaler_get_state(t.scaler, &s));
     assert_true(s.scale == 3 && amp_scaler_scale_now(t.scaler) == 3); /* an f32 */
     assert_int_equal(s.growth_tracker, 1);
     assert_int_equal(s.updates, 1);
     cairn_tensor *loss = loss_of(&t), *scaled = amp_scaler_scale(t.scaler, loss);
     assert_true(cairn_tensor_item(scaled) == 3 * cairn_tensor_item(loss));
-    assert_ok(cairn_backward(scaled));
-    assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
-    assert_ok(amp_scaler_update(t.scaler));
+    OK(cairn_backward(scaled));
+    OK(amp_scaler_unscale(t.scaler, t.sgd));
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL));
+    OK(amp_scaler_update(t.scaler));
     assert_true(amp_scaler_scale_now(t.scaler) == 6);
     end(&t);
 }
@@ -560,16 +551,16 @@ static void loss_of_the_context_may_be_stepped_the_explicit_way(void **state) {
         int stepped = -1;
         begin(&t, *state, &every_level[3], TORCH);
         t.plant.target = overflows ? 1 : -1, t.plant.value = INFINITY;
-        assert_ok(amp_backward(t.amp, loss_of(&t), t.sgd));
-        assert_ok(amp_scaler_step(t.scaler, t.sgd, &stepped));
-        assert_ok(amp_scaler_update(t.scaler));
+        OK(amp_backward(t.amp, loss_of(&t), t.sgd));
+        OK(amp_scaler_step(t.scaler, t.sgd, &stepped));
+        OK(amp_scaler_update(t.scaler));
         assert_int_equal(stepped, !overflows);
-        assert_ok(amp_scaler_get_state(t.scaler, &s));
+        OK(amp_scaler_get_state(t.scaler, &s));
         assert_int_equal(s.updates, 1);
         assert_true(s.scale == (overflows ? 512 : 1024));
         t.plant.target = -1;
         implicit_step(&t); /* and back */
-        assert_ok(amp_scaler_get_state(t.scaler, &s));
+        OK(amp_scaler_get_state(t.scaler, &s));
         assert_int_equal(s.updates, 2);
         end(&t);
     }
@@ -579,17 +570,17 @@ static void plain_step_after_an_explicit_scale_is_refused(void **state) {
     struct training t;
     begin(&t, *state, &every_level[3], TORCH);
     backward(&t);
-    assert_refused(cairn_step(t.sgd), CAIRN_ESTATE, "loss scaler 0 is used the explicit way");
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL));
-    assert_ok(amp_scaler_update(t.scaler));
+    REFUSED(cairn_step(t.sgd), CAIRN_ESTATE, "loss scaler 0 is used the explicit way");
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL));
+    OK(amp_scaler_update(t.scaler));
     implicit_step(&t);
-    assert_ok(amp_backward(t.amp, loss_of(&t), t.sgd));
-    assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, NULL)); /* and no update */
+    OK(amp_backward(t.amp, loss_of(&t), t.sgd));
+    OK(amp_scaler_unscale(t.scaler, t.sgd));
+    OK(amp_scaler_step(t.scaler, t.sgd, NULL)); /* and no update */
     cairn_zero_grad(t.sgd);
-    assert_ok(amp_backward(t.amp, loss_of(&t), t.sgd));
-    assert_refused(cairn_step(t.sgd), CAIRN_ESTATE, "amp_scaler_update after all optimizers");
-    assert_ok(amp_scaler_update(t.scaler));
+    OK(amp_backward(t.amp, loss_of(&t), t.sgd));
+    REFUSED(cairn_step(t.sgd), CAIRN_ESTATE, "amp_scaler_update after all optimizers");
+    OK(amp_scaler_update(t.scaler));
     implicit_step(&t);
     end(&t);
 }
@@ -601,21 +592,21 @@ static void optimizer_has_one_scaler(void **state) {
     cairn_param_set *none = NULL;
     begin(&own, *state, NULL, NULL);
     begin(&context, *state, &every_level[3], TORCH);
-    assert_ok(amp_scaler_create(*state, NULL, &other));
+    OK(amp_scaler_create(*state, NULL, &other));
     explicit_step(&own);
     cairn_tensor *scaled = amp_scaler_scale(other, loss_of(&own));
-    assert_ok(cairn_backward(scaled));
-    assert_refused(amp_scaler_step(other, own.sgd, NULL), CAIRN_ESTATE, "belongs to another amp_scaler");
-    assert_refused(amp_scaler_unscale(other, context.sgd), CAIRN_ESTATE, "belongs to an amp context");
-    assert_refused(amp_scaler_step(context.scaler, own.sgd, NULL), CAIRN_ESTATE, "belongs to another amp_scaler");
-    assert_refused(amp_initialize(*state, own.model, own.sgd, NULL, &amp), CAIRN_ESTATE, "amp_scaler");
+    OK(cairn_backward(scaled));
+    REFUSED(amp_scaler_step(other, own.sgd, NULL), CAIRN_ESTATE, "belongs to another amp_scaler");
+    REFUSED(amp_scaler_unscale(other, context.sgd), CAIRN_ESTATE, "belongs to an amp context");
+    REFUSED(amp_scaler_step(context.scaler, own.sgd, NULL), CAIRN_ESTATE, "belongs to another amp_scaler");
+    REFUSED(amp_initialize(*state, own.model, own.sgd, NULL, &amp), CAIRN_ESTATE, "amp_scaler");
     amp_scaler_destroy(&own.scaler);
     own.scaler = other;
     explicit_step(&own); /* now it is free */
     amp_scaler_destroy(&own.scaler);
     cairn_zero_grad(own.sgd);
-    assert_ok(cairn_backward(amp_scaler_scale(context.scaler, loss_of(&own))));
-    assert_refused(amp_scaler_step(context.scaler, own.sgd, NULL), CAIRN_EINVAL, "was not given to its amp_initialize");
+    OK(cairn_backward(amp_scaler_scale(context.scaler, loss_of(&own))));
+    REFUSED(amp_scaler_step(context.scaler, own.sgd, NULL), CAIRN_EINVAL, "was not given to its amp_initialize");
     assert_null(none);
     end(&context);
     end(&own);
@@ -633,18 +624,18 @@ static void own_buffers_may_be_stepped_the_explicit_way(void **state) {
         o.scaler = TORCH;
         o.verbosity = -1;
         for (int i = 0; i < 4; i++) w[i] = (float)i;
-        assert_ok(cairn_param_set_create(*state, &param, 1, &set));
-        assert_ok(cairn_sgd_create(set, NULL, &t.sgd));
-        assert_ok(amp_initialize_params(*state, set, t.sgd, &o, &t.amp));
+        OK(cairn_param_set_create(*state, &param, 1, &set));
+        OK(cairn_sgd_create(set, NULL, &t.sgd));
+        OK(amp_initialize_params(*state, set, t.sgd, &o, &t.amp));
         amp_scaler *scaler = amp_loss_scaler(t.amp, 0);
         for (int i = 0; i < 4; i++) {
             int stepped = -1;
             const double scale = amp_loss_scale(t.amp);
             assert_true(scale == (i == 2 ? 2048 : 1024));
             for (int k = 0; k < 4; k++) g[k] = i == 2 && k == 1 ? INFINITY : (float)scale / 8 * (float)k;
-            assert_ok(cairn_grads_ready(set, 0, 1));
-            assert_ok(way ? amp_scaler_step(scaler, t.sgd, &stepped) : cairn_step(t.sgd));
-            if (way) assert_ok(amp_scaler_update(scaler));
+            OK(cairn_grads_ready(set, 0, 1));
+            OK(way ? amp_scaler_step(scaler, t.sgd, &stepped) : cairn_step(t.sgd));
+            if (way) OK(amp_scaler_update(scaler));
             if (way) assert_int_equal(stepped, i != 2);
             cairn_zero_grad(t.sgd);
         }
@@ -662,10 +653,10 @@ static void disabled_context_passes_the_explicit_way_through(void **state) {
     begin(&t, *state, &(struct amp_options){.struct_size = sizeof(struct amp_options), .enabled = CAIRN_OFF}, NULL);
     cairn_tensor *loss = loss_of(&t);
     assert_ptr_equal(amp_scaler_scale(t.scaler, loss), loss);
-    assert_ok(cairn_backward(loss));
-    assert_ok(amp_scaler_unscale(t.scaler, t.sgd));
-    assert_ok(amp_scaler_step(t.scaler, t.sgd, &stepped));
-    assert_ok(amp_scaler_update(t.scaler));
+    OK(cairn_backward(loss));
+    OK(amp_scaler_unscale(t.scaler, t.sgd));
+    OK(amp_scaler_step(t.scaler, t.sgd, &stepped));
+    OK(amp_scaler_update(t.scaler));
     assert_int_equal(stepped, 1);
     end(&t);
 }
@@ -677,17 +668,17 @@ static void scaler_and_optimizers_end_in_any_order(void **state) {
         struct pair p;
         begin_pair(&p, *state);
         backward_both(&p);
-        assert_ok(amp_scaler_step(p.a.scaler, p.a.sgd, NULL));
-        assert_ok(amp_scaler_unscale(p.a.scaler, p.b.sgd));
+        OK(amp_scaler_step(p.a.scaler, p.a.sgd, NULL));
+        OK(amp_scaler_unscale(p.a.scaler, p.b.sgd));
         if (order == 0) {
             cairn_optimizer_destroy(&p.a.sgd); /* its look still counts */
             assert_null(p.a.sgd);
-            assert_ok(amp_scaler_update(p.a.scaler));
-            assert_ok(amp_scaler_step(p.a.scaler, p.b.sgd, NULL));
+            OK(amp_scaler_update(p.a.scaler));
+            OK(amp_scaler_step(p.a.scaler, p.b.sgd, NULL));
         }
         p.b.scaler = NULL;
         amp_scaler_destroy(&p.a.scaler);
-        assert_ok(cairn_step(p.b.sgd));
+        OK(cairn_step(p.b.sgd));
         assert_string_equal(log_text, "");
         end_pair(&p);
     }
@@ -697,8 +688,8 @@ static void environment_waits_for_its_scalers(void **state) {
     cairn_env *env = NULL;
     amp_scaler *scaler = NULL;
     (void)state;
-    assert_ok(cairn_env_create(NULL, NULL, NULL, &env));
-    assert_ok(amp_scaler_create(env, NULL, &scaler));
+    OK(cairn_env_create(NULL, NULL, NULL, &env));
+    OK(amp_scaler_create(env, NULL, &scaler));
     log_text[0] = '\0';
     cairn_env_destroy(&env);
     assert_non_null(env);
@@ -805,14 +796,14 @@ static void explicit_step_can_be_a_graph(void **state) {
     struct training t;
     cairn_graph *graph = NULL;
     begin(&t, *state, NULL, TORCH);
-    for (int i = 0; i < 8; i++) assert_ok(record_step(&t));
+    for (int i = 0; i < 8; i++) OK(record_step(&t));
     take_bits(&want.bits, &t);
     const double scale = amp_scaler_scale_now(t.scaler);
     end(&t);
     begin(&t, *state, NULL, TORCH);
-    assert_ok(cairn_graph_capture(*state, record_step, &t, &graph));
-    for (int i = 0; i < 8; i++) assert_ok(cairn_graph_replay(graph));
-    assert_ok(cairn_env_synchronize(*state));
+    OK(cairn_graph_capture(*state, record_step, &t, &graph));
+    for (int i = 0; i < 8; i++) OK(cairn_graph_replay(graph));
+    OK(cairn_env_synchronize(*state));
     take_bits(&got.bits, &t);
     assert_memory_equal(&want.bits, &got.bits, sizeof(got.bits));
     assert_true(amp_scaler_scale_now(t.scaler) == scale);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../check.h"
 #include <cairn/cairn.h>
 
 #if defined(__SSE2__)
@@ -15,11 +16,6 @@
 #endif
 
 enum { ROWS = 16, INPUTS = 24, HIDDEN = 600, OUTPUTS = 4, STEPS = 10, INF = 0x7f800000, A_NAN = 0x7fc00001 };
-
-#define OK(call)                                                    \
-    do {                                                            \
-        if ((call) != CAIRN_OK) give_up(#call, cairn_last_error()); \
-    } while (0)
 
 static void give_up(const char *what, const char *why) {
     fprintf(stderr, "%s: %s\n", what, why);
@@ -70,18 +66,18 @@ static void begin(struct trainer *t, const struct level *level) {
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = 0.0625;
     hyper.momentum = 0.5;
-    OK(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 7), &t->env));
+    MUST_OK(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 7), &t->env));
     t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, INPUTS));
     t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(ROWS, OUTPUTS));
-    OK(cairn_tensor_read_as(t->x, CAIRN_F32, t->batch, ROWS * INPUTS));
+    MUST_OK(cairn_tensor_read_as(t->x, CAIRN_F32, t->batch, ROWS * INPUTS));
     t->model = cairn_sequential(t->env, CAIRN_MODULES(cairn_linear(t->env, INPUTS, HIDDEN),
                                                       cairn_activation(t->env, cairn_relu),
                                                       cairn_linear(t->env, HIDDEN, OUTPUTS)));
-    OK(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd));
-    OK(amp_initialize(t->env, t->model, t->sgd,
-                      amp_options(.opt_level = level->level, .half_type = level->half, .verbosity = -1,
-                                  .loss_scale = AMP_DYNAMIC, .scaler = amp_scaler_options(.init_scale = 128)),
-                      &t->amp));
+    MUST_OK(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd));
+    MUST_OK(amp_initialize(t->env, t->model, t->sgd,
+                           amp_options(.opt_level = level->level, .half_type = level->half, .verbosity = -1,
+                                       .loss_scale = AMP_DYNAMIC, .scaler = amp_scaler_options(.init_scale = 128)),
+                           &t->amp));
 }
 
 static void end(struct trainer *t) {
@@ -101,13 +97,13 @@ static uint32_t bad_number_of(int step) {
 static void train(struct trainer *t, int step) {
     const uint32_t bad = bad_number_of(step), was = t->batch[31 * (size_t)step];
     if (bad) t->batch[31 * (size_t)step] = bad;
-    OK(cairn_tensor_write(t->x, t->batch, ROWS * INPUTS));
+    MUST_OK(cairn_tensor_write(t->x, t->batch, ROWS * INPUTS));
     t->batch[31 * (size_t)step] = was;
     cairn_zero_grad(t->sgd);
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
-    OK(amp_backward(t->amp, loss, t->sgd));
-    if (step % 2) OK(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
-    OK(cairn_step(t->sgd));
+    MUST_OK(amp_backward(t->amp, loss, t->sgd));
+    if (step % 2) MUST_OK(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
+    MUST_OK(cairn_step(t->sgd));
     if (cairn_step_skipped(t->sgd) != (bad != 0)) give_up("step", bad ? "overflow was not found" : "was left out");
     if (!bad) printf(" %08x", (unsigned)bits_of(cairn_tensor_item(loss)));
 }
@@ -124,7 +120,7 @@ static void print_weights(struct trainer *t) {
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {
         cairn_param p;
         size_t n = 1;
-        OK(cairn_param_set_get(set, i, &p));
+        MUST_OK(cairn_param_set_get(set, i, &p));
         for (int d = 0; d < p.ndim; d++) n *= (size_t)p.shape[d];
         h = hash(h, p.data, n * (p.dtype == CAIRN_F32 ? 4 : 2));
         if (cairn_param_master(set, i)) h = hash(h, cairn_param_master(set, i), n * sizeof(float));
@@ -150,7 +146,7 @@ enum { MANY = 1 << 18, SIDE = 256 };
 static void print_bits(const char *what, cairn_tensor *t) {
     static uint32_t bits[MANY];
     const size_t n = (size_t)cairn_tensor_numel(t);
-    OK(cairn_tensor_read_as(t, CAIRN_F32, bits, n));
+    MUST_OK(cairn_tensor_read_as(t, CAIRN_F32, bits, n));
     printf("%s %016llx\n", what, (unsigned long long)hash(UINT64_C(0xcbf29ce484222325), bits, n * sizeof(bits[0])));
 }
 
@@ -159,7 +155,7 @@ static void subnormals(void) {
     static uint16_t halves[MANY];
     static uint32_t floats[MANY];
     cairn_env *env = NULL;
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
+    MUST_OK(cairn_env_create(NULL, NULL, NULL, &env));
     for (int i = 0; i < MANY; i++) halves[i] = (uint16_t)(i % 0x400), floats[i] = (uint32_t)i * 31;
     cairn_tensor *f16 = cairn_tensor_from(env, CAIRN_F16, CAIRN_SHAPE(MANY), halves);
     cairn_tensor *bf16 = cairn_tensor_from(env, CAIRN_BF16, CAIRN_SHAPE(MANY), halves);
@@ -192,21 +188,21 @@ static void own_buffers(const struct level *level) {
     amp_context *amp = NULL;
     int skipped = 0;
     for (int i = 0; i < N; i++) w[i] = (float)(i % 13);
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    OK(cairn_param_set_create(env, &param, 1, &set));
-    OK(cairn_sgd_create(set, NULL, &sgd));
-    OK(amp_initialize_params(env, set, sgd,
-                             amp_options(.opt_level = level->level, .half_type = level->half, .loss_scale = 64,
-                                         .verbosity = -1),
-                             &amp));
+    MUST_OK(cairn_env_create(NULL, NULL, NULL, &env));
+    MUST_OK(cairn_param_set_create(env, &param, 1, &set));
+    MUST_OK(cairn_sgd_create(set, NULL, &sgd));
+    MUST_OK(amp_initialize_params(env, set, sgd,
+                                  amp_options(.opt_level = level->level, .half_type = level->half, .loss_scale = 64,
+                                              .verbosity = -1),
+                                  &amp));
     for (int at = 0; at < N; at += 97) {
         const int kind = at / 97 % 3;
         const int must = kind < 2 || (level->half == CAIRN_F16 && level->level >= AMP_O2);
         for (int i = 0; i < N; i++) grad[i] = (float)(i % 7 - 3);
         grad[at] = bad[kind];
         cairn_zero_grad(sgd);
-        OK(cairn_grads_ready(set, 0, 1));
-        OK(cairn_step(sgd));
+        MUST_OK(cairn_grads_ready(set, 0, 1));
+        MUST_OK(cairn_step(sgd));
         if (cairn_step_skipped(sgd) != must) give_up(level->name, "an own buffer's overflow was not found");
         skipped += must;
     }
@@ -226,7 +222,7 @@ int main(void) {
     fprintf(stderr, "isinf %d\n", isinf(infinity) != 0);
     cairn_set_log(quiet, NULL);
     for (int threads = 1; threads <= 3; threads += 2) {
-        OK(cairn_set_num_threads(threads));
+        MUST_OK(cairn_set_num_threads(threads));
         subnormals();
         models_of_cairn();
         for (size_t l = 0; l < sizeof(levels) / sizeof(levels[0]); l++) own_buffers(&levels[l]);

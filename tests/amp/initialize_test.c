@@ -12,6 +12,7 @@
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "optim/hooks.h"
+#include "../check.h"
 #include "../failing_alloc.h"
 
 enum { N = 4, MODELS = 2, PARAMS = 4, MOST_ALLOCATIONS = 1000 };
@@ -19,8 +20,6 @@ enum { N = 4, MODELS = 2, PARAMS = 4, MOST_ALLOCATIONS = 1000 };
 static void keep_quiet(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message;
 }
-
-#define assert_ok(call) assert_int_equal(call, CAIRN_OK)
 
 /* ---- models with a norm and a buffer ---- */
 
@@ -61,12 +60,12 @@ struct world {
 static void make_world(struct world *w) {
     *w = (struct world){.env = NULL};
     cairn_set_log(keep_quiet, NULL);
-    assert_ok(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 3), &w->env));
+    OK(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 3), &w->env));
     for (int i = 0; i < MODELS; i++) {
         struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
         hyper.momentum = 0.5;
         w->models[i] = make_shifted(w->env, &w->parts[i]);
-        assert_ok(cairn_sgd_create(cairn_module_params(w->models[i]), &hyper, &w->optimizers[i]));
+        OK(cairn_sgd_create(cairn_module_params(w->models[i]), &hyper, &w->optimizers[i]));
     }
     w->x = cairn_randn(w->env, CAIRN_F32, CAIRN_SHAPE(2, N));
     assert_non_null(w->x);
@@ -111,7 +110,7 @@ static void look_at(const struct world *w, struct look *out) {
         assert_int_equal(cairn_param_set_count(set), PARAMS);
         for (size_t i = 0; i < PARAMS; i++) {
             cairn_param *p = &out->params[m][i];
-            assert_ok(cairn_param_set_get(set, i, p));
+            OK(cairn_param_set_get(set, i, p));
             memcpy(out->values[m][i], p->data, set->params[i]->n * cairn_dtype_nbytes(p->dtype));
         }
         out->buffers[m] = cairn_tensor_dtype(w->parts[m].shift);
@@ -153,8 +152,8 @@ static void assert_no_trace(const struct world *w, const struct look *before, ui
 
 /* What an environment makes once and keeps is made by a context that has come and gone. */
 static void warm_up(struct world *w) {
-    assert_ok(initialize(w, amp_options(.opt_level = AMP_O1)));
-    assert_ok(train(w));
+    OK(initialize(w, amp_options(.opt_level = AMP_O1)));
+    OK(train(w));
     amp_destroy(&w->amp);
     cairn_zero_grad(w->optimizers[0]);
     cairn_zero_grad(w->optimizers[1]);
@@ -175,7 +174,7 @@ static void assert_all_or_nothing(const struct amp_options *options) {
         const bool failed = fail_in == 0;
         fail_in = 0;
         if (!failed) {
-            assert_ok(st);
+            OK(st);
             break;
         }
         assert_int_equal(st, CAIRN_ENOMEM);
@@ -183,7 +182,7 @@ static void assert_all_or_nothing(const struct amp_options *options) {
         assert_no_trace(&w, &before, alive, n);
     }
     assert_in_range(n, 10, MOST_ALLOCATIONS);
-    assert_ok(train(&w));
+    OK(train(&w));
     end_world(&w);
 }
 
@@ -259,22 +258,22 @@ static void step_in_which_memory_runs_out_is_told_and_the_next_one_works(void **
             assert_in_range(n, 1, MOST_ALLOCATIONS);
             make_world(&w);
             if (i < sizeof(rows) / sizeof(rows[0])) {
-                assert_ok(initialize(&w, &rows[i]));
+                OK(initialize(&w, &rows[i]));
             } else {
-                assert_ok(amp_scaler_create(w.env, NULL, &w.scaler));
+                OK(amp_scaler_create(w.env, NULL, &w.scaler));
             }
             fail_in = n;
             const cairn_status st = train(&w);
             failed = fail_in == 0;
             fail_in = 0;
-            if (!failed) assert_ok(st);
+            if (!failed) OK(st);
             if (st != CAIRN_OK) assert_non_null(strstr(cairn_last_error(), "out of memory"));
             const cairn_status next = train(&w);
             if (next != CAIRN_OK) { /* a scaler whose first optimizer had stepped */
                 assert_non_null(w.scaler);
                 assert_non_null(strstr(cairn_last_error(), "since the last update"));
-                assert_ok(amp_scaler_update(w.scaler));
-                assert_ok(train(&w));
+                OK(amp_scaler_update(w.scaler));
+                OK(train(&w));
             }
             end_world(&w);
             assert_int_equal(cairn__alloc_counters().alive, alive);
@@ -299,7 +298,7 @@ static void scaler_is_made_whole_or_not_at_all(void **state) {
         assert_int_equal(cairn__alloc_counters().alive, alive);
         assert_int_equal(count_readers(w.env), readers);
     }
-    assert_ok(train(&w));
+    OK(train(&w));
     end_world(&w);
 }
 

@@ -19,13 +19,6 @@
 #include "core/convert.h"
 #include "param/param.h"
 
-#define OK(call) assert_int_equal((call), CAIRN_OK)
-#define REFUSED(call, status, sentence)                        \
-    do {                                                       \
-        assert_int_equal((call), (status));                    \
-        assert_non_null(strstr(cairn_last_error(), sentence)); \
-    } while (0)
-
 static int allocations_left = -1; /* -1: all succeed */
 
 /* What cairn__alloc calls. */

@@ -7,12 +7,6 @@
 #include "../ranks.h"
 #include "core/convert.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 /* ---- the race ----
  *
  * loss = sum(x * a * b) over two large parameters, x = i + rank everywhere in iteration i: the gradient of a is
@@ -27,7 +21,7 @@ static float averaged(int i, int p) {
     return (float)i + (float)(p - 1) / 2;
 }
 
-static char *expect_gradient(cairn_env *env, const struct cairn_param_set *set, size_t which, float want) {
+static char *expect_gradient(const struct cairn_param_set *set, size_t which, float want) {
     cairn_param p;
     EXPECT_OK(cairn_param_set_get(set, which, &p));
     const float *g = p.grad;
@@ -37,8 +31,8 @@ static char *expect_gradient(cairn_env *env, const struct cairn_param_set *set, 
 
 static char *expect_gradients(cairn_env *env, const struct cairn_param_set *set, int i) {
     const float want = averaged(i, cairn_env_size(env));
-    PASS(expect_gradient(env, set, 0, want * B));
-    return expect_gradient(env, set, 1, want * A);
+    PASS(expect_gradient(set, 0, want * B));
+    return expect_gradient(set, 1, want * A);
 }
 
 struct factors {

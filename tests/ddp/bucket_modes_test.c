@@ -8,12 +8,6 @@
 #include "core/status.h"
 #include "device/env.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 enum { IN = 3, HIDDEN = 4, OUT = 2, ROWS = 2, NUM_PARAMS = 4 };
 
 /* The gradient of "sum of y * t" on this rank is that on rank 0 times rank + 1: it is linear in t. */
@@ -62,7 +56,7 @@ static char *own_gradients(cairn_env *env, struct gradients *g) {
     return NULL;
 }
 
-static char *expect_times(cairn_env *env, const struct cairn_param_set *set, const struct gradients *own, float k) {
+static char *expect_times(const struct cairn_param_set *set, const struct gradients *own, float k) {
     for (size_t i = 0; i < NUM_PARAMS; i++) {
         const float *got = cairn__grad_memory(set->params[i]->gradient);
         for (size_t e = 0; e < set->params[i]->n; e++) EXPECT(got[e] == k * own->of[i][e]);
@@ -140,7 +134,7 @@ static char *train_in_mode(cairn_env *env, const struct mode *m, const struct gr
     if (m->hook) EXPECT_OK(ddp_register_comm_hook(net, m->hook()));
     for (int i = 0; i < 3; i++) {
         EXPECT_OK(backward(env, net, set));
-        PASS(expect_times(env, set, own, k));
+        PASS(expect_times(set, own, k));
         EXPECT_OK(ddp_bucket_get(net, 0, &bucket));
         EXPECT(bucket.dtype == m->dtype);
     }
@@ -302,7 +296,7 @@ static cairn_module *make_other_way(cairn_env *env) {
     return module;
 }
 
-static char *expect_order(cairn_env *env, const ddp_context *net, const size_t *params) {
+static char *expect_order(const ddp_context *net, const size_t *params) {
     struct ddp_bucket bucket = DDP_BUCKET_INIT;
     for (int i = 0; i < NUM_PARAMS; i++) {
         EXPECT_OK(ddp_bucket_get(net, i, &bucket));
@@ -362,17 +356,17 @@ static char *plan_anew(cairn_env *env, void *ctx) {
                                              .failed = see_failed};
     set->listener = &see;
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
-    PASS(expect_order(env, net, reversed));
+    PASS(expect_order(net, reversed));
     memcpy(first, cairn__grad_memory(set->params[2]->gradient), sizeof(first));
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
     if (cairn_env_rank(env) == 0) memcpy(orders, arrivals.order, sizeof(arrivals.order));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
-    PASS(expect_order(env, net, orders));
+    PASS(expect_order(net, orders));
     EXPECT(memcmp(cairn__grad_memory(set->params[2]->gradient), first, sizeof(first)) == 0 &&
            cairn__grad_is_accumulated(set->params[2]->gradient));
     EXPECT(memcmp(cairn__grad_unscaled(set->params[2]->gradient), first, sizeof(first)) == 0);
     EXPECT_OK(cairn_backward(loss_of(env, ddp_forward(net, x))));
-    PASS(expect_order(env, net, orders));
+    PASS(expect_order(net, orders));
     set->listener = arrivals.behind;
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     cairn_tensor_destroy(&x);
@@ -630,7 +624,7 @@ static char *reduce_by_a_hook_of_the_users(cairn_env *env, void *ctx) {
     EXPECT_OK(ddp_register_comm_hook(net, &hook));
     for (int i = 0; i < 3; i++) {
         EXPECT_OK(backward(env, net, set));
-        PASS(expect_times(env, set, &own, times_own(SUM, cairn_env_rank(env), cairn_env_size(env)) / 2));
+        PASS(expect_times(set, &own, times_own(SUM, cairn_env_rank(env), cairn_env_size(env)) / 2));
     }
     EXPECT(calls.in_order && calls.begun == 3 * NUM_PARAMS && calls.finished == 3 * NUM_PARAMS);
     ddp_destroy(&net);
@@ -725,7 +719,7 @@ static char *fail_alone(cairn_env *env, void *ctx) {
     calls.fails = false;
     for (int i = 0; i < 2; i++) {
         EXPECT_OK(backward(env, net, set));
-        PASS(expect_times(env, set, &own, 1));
+        PASS(expect_times(set, &own, 1));
     }
     ddp_destroy(&net);
     cairn_module_destroy(&model);

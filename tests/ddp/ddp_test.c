@@ -52,7 +52,7 @@ static char *begin(struct training *t, cairn_env *env, cairn_module *model, cons
     return begin_in(cairn_env_group(env), t, env, model, amp, ddp, lr, momentum);
 }
 
-static char *step(struct training *t, cairn_env *env, cairn_tensor *x, cairn_tensor *y) {
+static char *step(struct training *t, cairn_tensor *x, cairn_tensor *y) {
     cairn_zero_grad(t->optimizer);
     cairn_tensor *loss = cairn_mse_loss(ddp_forward(t->net, x), y);
     EXPECT_OK(amp_backward(t->amp, loss, t->optimizer));
@@ -67,12 +67,6 @@ static void end(struct training *t) {
     cairn_optimizer_destroy(&t->optimizer);
     cairn_module_destroy(&t->model);
 }
-
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
 
 /* Every rank holds the same bits of weights and masters, and half weights with a master are its rounding. */
 static char *expect_equal_bits(struct training *t, cairn_env *env) {
@@ -108,7 +102,7 @@ static char *train_from_different_seeds(cairn_env *env, void *ctx) {
     EXPECT(ddp_bucket_count(t.net) >= 2);
     PASS(expect_equal_bits(&t, env));
     for (int i = 0; i < 20; i++) {
-        PASS(step(&t, env, x, y));
+        PASS(step(&t, x, y));
         PASS(expect_equal_bits(&t, env));
     }
     EXPECT(cairn_optimizer_steps(t.optimizer) >= 10);
@@ -150,7 +144,7 @@ static char *train_share_of_exact_batch_in(cairn_group *group, cairn_env *env, s
     for (int i = 0; i < OUT; i++) ((float *)set->params[1]->data)[i] = exact_number(4, i);
     struct training t;
     PASS(begin_in(group, &t, env, model, every_level[0], NULL, 0.25, 0));
-    for (int i = 0; i < EXACT_STEPS; i++) PASS(step(&t, env, xs, ys));
+    for (int i = 0; i < EXACT_STEPS; i++) PASS(step(&t, xs, ys));
     if (rank == 0) {
         memcpy(result->weight, set->params[0]->data, sizeof(result->weight));
         memcpy(result->bias, set->params[1]->data, sizeof(result->bias));
@@ -231,7 +225,7 @@ static char *train_share_of_random_batch(cairn_env *env, void *ctx) {
     cairn_tensor *ys = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, D_OUT), y + rank * rows * D_OUT);
     struct training t; /* rank 0 draws the same first weights whatever the size */
     PASS(begin(&t, env, cairn_linear(env, D_IN, D_OUT), every_level[0], NULL, 1e-3, 0));
-    for (int i = 0; i < 500; i++) PASS(step(&t, env, xs, ys));
+    for (int i = 0; i < 500; i++) PASS(step(&t, xs, ys));
     if (rank == 0) memcpy(weight, t.set->params[0]->data, D_IN * D_OUT * sizeof(float));
     end(&t);
     return NULL;
@@ -304,7 +298,7 @@ static char *train_with_one_poisoned_gradient(cairn_env *env, void *ctx) {
         t.plant.target = poisoned && cairn_env_rank(env) == poison->rank ? poison->target : -1;
         t.plant.value = poison->value;
         take(&before, &t, momentum);
-        PASS(step(&t, env, x, y));
+        PASS(step(&t, x, y));
         take(&after, &t, momentum);
         EXPECT(cairn_step_skipped(t.optimizer) == poisoned);
         EXPECT((memcmp(&before, &after, sizeof(before)) == 0) == poisoned);
@@ -355,7 +349,7 @@ static char *average_gradients_of_40000(cairn_env *env, void *ctx) {
     t.plant.all = true;
     t.plant.value = 40000;
     for (int i = 0; i < 3; i++) {
-        PASS(step(&t, env, x, y));
+        PASS(step(&t, x, y));
         EXPECT(!cairn_step_skipped(t.optimizer));
         for (size_t k = 0; k < t.set->count; k++) {
             const struct cairn__param *p = t.set->params[k];
@@ -558,7 +552,7 @@ static char *train_with_small_buckets(cairn_env *env, void *ctx) {
     cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
     PASS(begin(&t, env, make_mlp(env, 24, 17, 5), every_level[0], ddp_options(.bucket_nbytes = 1), 0.05, 0));
     EXPECT(ddp_bucket_count(t.net) == 4);
-    for (int i = 0; i < 3; i++) PASS(step(&t, env, x, y));
+    for (int i = 0; i < 3; i++) PASS(step(&t, x, y));
     end(&t);
     return NULL;
 }
@@ -585,7 +579,7 @@ static char *send_during_backward(cairn_env *env, void *ctx) {
     cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
     PASS(begin(&t, env, make_mlp(env, 24, 17, 5), every_level[0], ddp_options(.bucket_nbytes = 1), 0.05, 0));
     t.plant.watched = &o->launches.count;
-    PASS(step(&t, env, x, y));
+    PASS(step(&t, x, y));
     o->sent_before_last = t.plant.seen_before_first; /* parameter 0's gradient is the last of a backward */
     end(&t);
     return NULL;
@@ -613,7 +607,7 @@ static char *train_over_a_wire(cairn_env *env, void *ctx) {
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
     cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
     PASS(begin(&t, env, make_mlp(env, 24, 17, 5), c->amp, &c->ddp, 0.05, 0));
-    for (int i = 0; i < 10; i++) PASS(step(&t, env, x, y));
+    for (int i = 0; i < 10; i++) PASS(step(&t, x, y));
     PASS(expect_equal_bits(&t, env));
     memcpy(c->weights[cairn_env_rank(env)], cairn_param_master(t.set, 0), sizeof(c->weights[0]));
     end(&t);
@@ -643,11 +637,11 @@ static char *count_allocations(cairn_env *env, void *ctx) {
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
     cairn_tensor *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
     PASS(begin(&t, env, make_mlp(env, 24, 17, 5), ctx, ddp_options(.bucket_nbytes = 512), 0.05, 0.9));
-    for (int i = 0; i < 6; i++) PASS(step(&t, env, x, y));
+    for (int i = 0; i < 6; i++) PASS(step(&t, x, y));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     uint64_t before = cairn__alloc_counters().allocations;
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
-    for (int i = 0; i < 10; i++) PASS(step(&t, env, x, y));
+    for (int i = 0; i < 10; i++) PASS(step(&t, x, y));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     EXPECT(cairn__alloc_counters().allocations == before);
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
@@ -692,7 +686,7 @@ static char *overflow_on_the_way_back(cairn_env *env, void *ctx) {
     PASS(begin(&t, env, make_mlp(env, 24, 17, 5), amp, ddp_options(.wire = CAIRN_BF16), 0.05, 0));
     t.plant.target = 1;
     t.plant.value = 65504;
-    PASS(step(&t, env, x, y));
+    PASS(step(&t, x, y));
     EXPECT(cairn_step_skipped(t.optimizer));
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     end(&t);

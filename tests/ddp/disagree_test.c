@@ -197,12 +197,6 @@ static void end(struct training *t) {
     cairn_module_destroy(&t->model);
 }
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 enum { STEPS = 3 };
 
 /* *ctx: how many steps rank ODD takes more. Those who take fewer have nothing to fail in. */

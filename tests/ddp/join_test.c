@@ -13,12 +13,6 @@
 #include "dist/group.h"
 #include "optim/optim.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 struct training {
     cairn_module *model;
     struct cairn_param_set *set;
@@ -64,7 +58,7 @@ static char *expect_same(cairn_env *env, const char *what, const void *mine, siz
     bool same = st == CAIRN_OK;
     for (size_t r = 1; r < p && same; r++) same = memcmp(all, all + r * nbytes, nbytes) == 0;
     free(all);
-    return same ? NULL : rank_failure(__FILE__, __LINE__, what, env);
+    return same ? NULL : FAILURE(what);
 }
 
 static char *expect_same_params(cairn_env *env, const struct training *t) {
@@ -91,23 +85,23 @@ static char *expect_same_state(cairn_env *env, const struct training *t) {
 
 /* ---- steps ---- */
 
-static char *apply(struct training *t, cairn_env *env, cairn_tensor *loss) {
+static char *apply(struct training *t, cairn_tensor *loss) {
     EXPECT_OK(amp_backward(t->amp, loss, t->optimizer));
     EXPECT_OK(cairn_step(t->optimizer));
     return NULL;
 }
 
 /* x NULL: this rank has no input. */
-static char *step(struct training *t, cairn_env *env, cairn_tensor *x, cairn_tensor *y) {
+static char *step(struct training *t, cairn_tensor *x, cairn_tensor *y) {
     cairn_zero_grad(t->optimizer);
-    return apply(t, env, x ? cairn_mse_loss(ddp_forward(t->net, x), y) : ddp_zero_loss(t->net));
+    return apply(t, x ? cairn_mse_loss(ddp_forward(t->net, x), y) : ddp_zero_loss(t->net));
 }
 
 static char *joined_step(struct training *t, cairn_env *env, cairn_tensor *x, cairn_tensor *y, int want_active) {
     int active = -1;
     EXPECT_OK(ddp_join(t->net, x != NULL, &active));
     EXPECT(active == want_active);
-    PASS(step(t, env, x, y));
+    PASS(step(t, x, y));
     PASS(expect_same_params(env, t));
     return expect_same_state(env, t);
 }
@@ -194,7 +188,7 @@ static char *go_on_with_nothing(struct training *t, cairn_env *env, const struct
         t->plant.value = INFINITY;
         cairn_zero_grad(t->optimizer);
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(t->net, b.x), b.y);
-        PASS(apply(t, env, s < batches ? loss : cairn_mul_scalar(loss, 0)));
+        PASS(apply(t, s < batches ? loss : cairn_mul_scalar(loss, 0)));
     }
     return NULL;
 }
@@ -444,7 +438,7 @@ static char *statistics_from(cairn_env *env, struct training *t, struct batch b,
     if (!have) memcpy(before, cairn__tensor_memory(mean), nbytes);
     EXPECT_OK(cairn__group_exchange(cairn_env_group(env), all, before, nbytes));
     for (int r = 0; r < 3; r++) EXPECT(memcmp(all + (size_t)r * nbytes, all + (size_t)root * nbytes, nbytes) == 0);
-    return apply(t, env, loss);
+    return apply(t, loss);
 }
 
 static char *send_statistics(cairn_env *env, void *ctx) {

@@ -9,12 +9,6 @@
 #include "core/trace.h"
 #include "ddp/times.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 /* ---- times ---- */
 
 static void communication_is_busy_while_any_bucket_is_on_its_way(void **state) {
@@ -132,7 +126,7 @@ static char *begin(struct training *t, cairn_env *env, const struct ddp_options 
     return NULL;
 }
 
-static char *step(struct training *t, cairn_env *env) {
+static char *step(struct training *t) {
     cairn_zero_grad(t->sgd);
     EXPECT_OK(cairn_backward(cairn_mse_loss(ddp_forward(t->net, t->x), t->y)));
     EXPECT_OK(cairn_step(t->sgd));
@@ -147,7 +141,7 @@ static void end(struct training *t) {
     cairn_tensor_destroy(&t->y);
 }
 
-static char *expect_times(cairn_env *env, const struct ddp_logging_data *d) {
+static char *expect_times(const struct ddp_logging_data *d) {
     EXPECT(d->forward_compute_time > 0 && d->backward_compute_time > 0 && d->backward_comm_time > 0);
     EXPECT(d->avg_forward_compute_time > 0 && d->avg_backward_compute_time > 0 && d->avg_backward_comm_time > 0);
     EXPECT(d->forward_compute_time_start + d->forward_compute_time == d->backward_compute_time_start);
@@ -175,14 +169,14 @@ static char *look_at_data(cairn_env *env, void *ctx) {
     EXPECT(d.world_size == 2 && d.rank == cairn_env_rank(env) && d.bucket_cap_bytes == 65536);
     EXPECT(d.num_parameter_tensors == 5 && d.total_parameter_size_bytes == 4 * (3 * 128 * 128 + 2 * 128));
     EXPECT(d.gradient_as_bucket_view == 1 && d.find_unused_parameters == 0 && d.static_graph == 0);
-    for (int i = 0; i < 3; i++) PASS(step(&t, env));
+    for (int i = 0; i < 3; i++) PASS(step(&t));
     EXPECT_OK(ddp_get_logging_data(t.net, &d));
     EXPECT(d.iteration == 3 && d.has_rebuilt_buckets == 1 && d.unused_parameter_size == 0);
     EXPECT(strcmp(d.bucket_sizes, "65536, 66048, 66048") == 0);
     EXPECT(strcmp(d.rebuilt_bucket_sizes, "65536, 66048, 66048") == 0);
     EXPECT(strcmp(d.rebuilt_per_bucket_param_indices, "4, 3 2, 1 0") == 0);
     EXPECT(strcmp(d.prev_iteration_grad_ready_order_indices, "4, 3, 2, 1, 0") == 0);
-    PASS(expect_times(env, &d));
+    PASS(expect_times(&d));
     end(&t);
     return NULL;
 }
@@ -333,7 +327,7 @@ static char *train(cairn_env *env, void *ctx) {
     struct training t;
     const int *steps = ctx;
     PASS(begin(&t, env, NULL));
-    for (int i = 0; i < *steps; i++) PASS(step(&t, env));
+    for (int i = 0; i < *steps; i++) PASS(step(&t));
     end(&t);
     return NULL;
 }
@@ -372,7 +366,7 @@ static char *train_in_a_part(cairn_env *env, void *ctx) {
     t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 128));
     EXPECT_OK(cairn_sgd_create(cairn_module_params(t.model), NULL, &t.sgd));
     EXPECT_OK(ddp_create(t.model, part, NULL, &t.net));
-    PASS(step(&t, env));
+    PASS(step(&t));
     end(&t);
     cairn_group_destroy(&part);
     char path[64];

@@ -18,12 +18,6 @@ void *aligned_alloc(size_t align, size_t nbytes) {
 enum { RANKS = 2, LAYERS = 6, WIDTH = 512, BATCH = 4, STEPS = 4 };
 enum { GRADS = LAYERS * (WIDTH * WIDTH + WIDTH) * (int)sizeof(float), SLACK = GRADS / 32 };
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 struct run {
     const struct ddp_options *options; /* NULL: no ddp */
     size_t blocks[RANKS];              /* bytes */

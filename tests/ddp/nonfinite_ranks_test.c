@@ -8,12 +8,6 @@
 #include "core/convert.h"
 #include "optim/optim.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 enum { MOST_STEPS = 16, IN = 24, HIDDEN = 17, OUT = 5, ROWS = 8, PARAMS = 4, N = 60 };
 static const char *const names[PARAMS] = {"wte", "wpe", "ln", "head"};
 static const size_t first_of[PARAMS + 1] = {0, 33, 40, 41, N};

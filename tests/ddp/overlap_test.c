@@ -13,12 +13,6 @@
 
 enum { RANKS = 2, LAYERS = 6, WIDTH = 1024, BATCH = 128, ITERATIONS = 3, TRIES = 5, CAP = 4 << 20 };
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 /* ---- what events tell ---- */
 
 static _Thread_local int this_rank;
@@ -94,7 +88,7 @@ static char *begin(struct training *t, cairn_env *env, bool delays) {
     return NULL;
 }
 
-static char *step(struct training *t, cairn_env *env) {
+static char *step(struct training *t) {
     cairn_zero_grad(t->sgd);
     EXPECT_OK(cairn_backward(cairn_mse_loss(ddp_forward(t->net, t->x), t->y)));
     EXPECT_OK(cairn_step(t->sgd));
@@ -121,10 +115,10 @@ static char *train(cairn_env *env, void *ctx) {
     this_rank = cairn_env_rank(env);
     PASS(begin(&t, env, run->delays));
     if (run->bytes_per_second > 0) slow_link_begin(&link, ddp_group(t.net), run->bytes_per_second);
-    PASS(step(&t, env)); /* buckets are planned anew before the second one */
+    PASS(step(&t)); /* buckets are planned anew before the second one */
     for (int i = 0; i < run->iterations; i++) {
         seen[this_rank] = (struct figures){.until = 0};
-        PASS(step(&t, env));
+        PASS(step(&t));
         run->share[this_rank][i] = seen[this_rank].exposed / seen[this_rank].total;
         if (this_rank != 0) continue;
         run->total[i] = seen[0].total;

@@ -11,12 +11,6 @@
 #include "core/philox.h"
 #include "nn/module.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 /* ---- a model whose gradients come in any order ---- */
 
 enum { BRANCHES = 4, TERMS = BRANCHES + 1, OUT = 4, ROWS = 2, STEPS = 3, MOST_RANKS = 8, MOST_WIDTH = 20 };
@@ -187,7 +181,7 @@ static double element(const void *values, cairn_dtype dtype, size_t e) {
     return cairn__dtype(dtype)->to_f32((const char *)values + e * cairn_dtype_nbytes(dtype));
 }
 
-static char *expect_gradients(const struct training *t, cairn_env *env, const struct setup *s, int step, int rows) {
+static char *expect_gradients(const struct training *t, const struct setup *s, int step, int rows) {
     for (size_t i = 0; i < t->set->count; i++) {
         const struct cairn__param *p = t->set->params[i];
         const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
@@ -205,7 +199,7 @@ static char *train(struct training *t, cairn_env *env, const struct setup *s, in
         choose_order(t, s->order, step);
         cairn_zero_grad(t->sgd);
         EXPECT_OK(amp_backward(t->amp, make_loss(t, env, s, step, t->rank * share, share), t->sgd));
-        PASS(expect_gradients(t, env, s, step, rows));
+        PASS(expect_gradients(t, s, step, rows));
         EXPECT_OK(cairn_step(t->sgd));
         EXPECT(!cairn_step_skipped(t->sgd));
     }

@@ -175,10 +175,4 @@ static inline int parts_be_quiet(void **state) {
     return 0;
 }
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 #endif

@@ -466,7 +466,6 @@ static cairn_status backward_by_hand(struct training *t, const struct micro *m, 
 /* ---- one round and one step ---- */
 
 static char *choose_sync(struct training *t, const struct round *r, bool is_held) {
-    cairn_env *env = t->env;
     for (int k = 0; k < t->c->nets; k++) {
         ddp_context *net = t->nets[k].of.net;
         if (!(r->nets >> k & 1)) continue;
@@ -498,14 +497,12 @@ static void miss_one(const struct training *t, struct micro *m) {
 
 /* What ends the training of the rank that is mistaken, here already. */
 static char *blunder(const struct training *t) {
-    cairn_env *env = t->env;
     EXPECT(!is_now(t, LEAVES));
     if (is_now(t, BAD_ARGUMENT)) EXPECT_OK(ddp_join(t->nets[0].of.net, 1, NULL));
     return NULL;
 }
 
 static char *run_micro(struct training *t, const struct round *r, const struct micro *m, struct dice *d) {
-    cairn_env *env = t->env;
     EXPECT_OK(t->c->way == BY_HAND ? backward_by_hand(t, m, d) : backward(t, r, m));
     return NULL;
 }
@@ -545,7 +542,6 @@ static bool has_skipped(const struct training *t) {
 }
 
 static char *run_step(struct training *t, int s) {
-    cairn_env *env = t->env;
     const struct choices *c = t->c;
     const struct step step = step_of(c, s);
     const bool forgets = step.forgets || (c->exact && has_skipped(t));
@@ -686,7 +682,7 @@ static char *train_with_a_mistake(cairn_env *env, void *ctx) {
         free(failure);
         return NULL;
     }
-    if (!failure) failure = rank_failure(__FILE__, __LINE__, "nothing was said", env);
+    if (!failure) failure = FAILURE("nothing was said");
     fprintf(stderr, "rank %d %s in step %d: ", mistake.rank, blunder_names[mistake.blunder], mistake.step);
     return with_choices(&j->c, failure);
 }

@@ -10,17 +10,6 @@
 #include "core/convert.h"
 #include "optim/optim.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-#define EXPECT_REFUSED(call, status, sentence)                \
-    do {                                                      \
-        EXPECT((call) == (status));                           \
-        EXPECT(strstr(cairn_last_error(), sentence) != NULL); \
-    } while (0)
-
 /* ---- a trainer: one stacked array of weights and one of gradients, cut into parameters ---- */
 
 enum { PARAMS = 3, N = 60 };
@@ -121,7 +110,6 @@ static void write_gradients(struct trainer *t, int step) {
 
 /* In an order that depends on the step. */
 static char *declare(struct trainer *t, int step) {
-    cairn_env *env = t->env;
     if (step % 3 == 2) {
         EXPECT_OK(ddp_grads_ready(t->net, 0, PARAMS));
         return NULL;
@@ -213,7 +201,6 @@ static void averages_stand_in_the_users_memory_in_every_way_of_training(void **s
 
 /* All memory stands in to from now on, and what stood in from is gone. */
 static char *move(struct trainer *to, struct trainer *from) {
-    cairn_env *env = to->env;
     memcpy(&to->w, &from->w, sizeof(to->w));
     memset(&from->w, 0xff, sizeof(from->w));
     memset(&from->g, 0xff, sizeof(from->g));

@@ -10,12 +10,6 @@
 #include "nn/hooks.h"
 #include "param/param.h"
 
-#define PASS(call)                     \
-    do {                               \
-        char *failure_ = (call);       \
-        if (failure_) return failure_; \
-    } while (0)
-
 /* ---- a batch and its shares ---- */
 
 enum { CHANNELS = 5, MANY_CHANNELS = 260, INNER = 9, MOST = 8 * MANY_CHANNELS };
@@ -106,13 +100,13 @@ static char *normalise(cairn_env *env, const struct batch *b, int first, int row
     return NULL;
 }
 
-static char *expect_near(cairn_env *env, const char *what, const double *got, const double *want, int n, double bound) {
+static char *expect_near(const char *what, const double *got, const double *want, int n, double bound) {
     for (int i = 0; i < n; i++) {
         const double off = fabs(got[i] - want[i]), scale = fabs(want[i]) > 1 ? fabs(want[i]) : 1;
         if (off <= bound * scale) continue;
         char text[160];
         snprintf(text, sizeof(text), "%s[%d] is %.17g, want %.17g within %g", what, i, got[i], want[i], bound);
-        return rank_failure(__FILE__, __LINE__, text, env);
+        return FAILURE(text);
     }
     return NULL;
 }
@@ -125,11 +119,11 @@ static char *compare_with_whole(cairn_env *env, const struct batch *b, cairn_gro
     PASS(normalise(env, b, first, rows, channel, &share));
     PASS(normalise(env, b, 0, all_rows(b, rank), NULL, &whole));
     EXPECT_OK(cairn_allreduce(channel, share.affine, 2 * (size_t)channels, CAIRN_F64, CAIRN_SUM, NULL));
-    PASS(expect_near(env, "y", share.y, whole.y + first * size, rows * size, bound));
-    PASS(expect_near(env, "dx", share.dx, whole.dx + first * size, rows * size, bound));
-    PASS(expect_near(env, "dweight, dbias", share.affine, whole.affine, 2 * channels, bound ? 4 * bound : 1e-6));
-    PASS(expect_near(env, "running_mean", share.mean, whole.mean, channels, cairn__is_half(b->dtype) ? 1e-5 : bound));
-    return expect_near(env, "running_var", share.variance, whole.variance, channels,
+    PASS(expect_near("y", share.y, whole.y + first * size, rows * size, bound));
+    PASS(expect_near("dx", share.dx, whole.dx + first * size, rows * size, bound));
+    PASS(expect_near("dweight, dbias", share.affine, whole.affine, 2 * channels, bound ? 4 * bound : 1e-6));
+    PASS(expect_near("running_mean", share.mean, whole.mean, channels, cairn__is_half(b->dtype) ? 1e-5 : bound));
+    return expect_near("running_var", share.variance, whole.variance, channels,
                        cairn__is_half(b->dtype) ? 1e-5 : bound);
 }
 

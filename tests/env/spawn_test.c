@@ -57,10 +57,6 @@ static void assert_no_child(void) {
     assert_int_equal(errno, ECHILD);
 }
 
-static void assert_said(const char *sentence) {
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("'%s' is not in '%s'", sentence, cairn_last_error());
-}
-
 static _Noreturn void wait_for_the_end(void) {
     for (;;) pause();
 }
@@ -266,8 +262,8 @@ static void exit_code_of_the_first_failing_rank_is_said_and_others_are_ended(voi
     for (int i = 0; i < 3; i++) {
         int code = cases[i].returned;
         assert_int_equal(cairn_spawn(return_code_on_rank_1, &code, 3, NULL), CAIRN_EPEER);
-        assert_said("cairn_spawn: rank 1 of 3 (process ");
-        assert_said(cases[i].said);
+        SAYS("cairn_spawn: rank 1 of 3 (process ");
+        SAYS(cases[i].said);
     }
     assert_no_child();
 }
@@ -282,9 +278,9 @@ static int fail_with_a_sentence(int rank, void *argument) {
 static void last_error_reaches_the_parent_by_return_and_by_exit(void **state) {
     (void)state;
     assert_int_equal(cairn_spawn(fail_with_a_sentence, NULL, 3, NULL), CAIRN_EPEER);
-    assert_said(") failed first: exit code 1: CAIRN_EINVAL: cairn_set_num_threads: -5 threads; 1 to 1024 are allowed");
+    SAYS(") failed first: exit code 1: CAIRN_EINVAL: cairn_set_num_threads: -5 threads; 1 to 1024 are allowed");
     assert_int_equal(cairn_spawn(fail_with_a_sentence, "", 3, NULL), CAIRN_EPEER);
-    assert_said(") failed first: exit code 4: CAIRN_EINVAL: cairn_set_num_threads: -5 threads; 1 to 1024 are allowed");
+    SAYS(") failed first: exit code 4: CAIRN_EINVAL: cairn_set_num_threads: -5 threads; 1 to 1024 are allowed");
 }
 
 /* A program that a launcher started, and that makes no environment itself. */
@@ -322,7 +318,7 @@ static void message_may_be_long_and_not_ascii(void **state) {
     memcpy(name, "Gerät\"\\\n\xff", 10);
     name[sizeof(name) - 1] = '\0';
     assert_int_equal(cairn_spawn(fail_at_length, name, 2, NULL), CAIRN_EPEER);
-    assert_said("Gerät\"\\\n\xffxxxx");
+    SAYS("Gerät\"\\\n\xffxxxx");
 }
 
 static int die_on_rank_0(int rank, void *argument) {
@@ -350,8 +346,8 @@ static void signal_that_killed_a_rank_is_said(void **state) {
     for (int i = 0; i < 5; i++) {
         int number = cases[i].signal;
         assert_int_equal(cairn_spawn(die_on_rank_0, &number, 2, NULL), CAIRN_EPEER);
-        assert_said("rank 0 of 2");
-        assert_said(cases[i].said);
+        SAYS("rank 0 of 2");
+        SAYS(cases[i].said);
     }
     for (int i = 2; i < 5; i++) signal(cases[i].signal, before[cases[i].signal]);
     assert_no_child();
@@ -373,7 +369,7 @@ static void stopped_rank_is_ended_too(void **state) {
     bool *stopped = shared(sizeof(*stopped));
     const double begin = seconds();
     assert_int_equal(cairn_spawn(fail_while_another_is_stopped, stopped, 2, NULL), CAIRN_EPEER);
-    assert_said("rank 1 of 2");
+    SAYS("rank 1 of 2");
     assert_true(seconds() - begin < 25); /* SIGTERM and SIGCONT were enough: 30 s have not passed */
     munmap(stopped, sizeof(*stopped));
     assert_no_child();
@@ -395,7 +391,7 @@ static void rank_that_ignores_sigterm_is_killed_after_the_timeout(void **state) 
     bool *deaf = shared(sizeof(*deaf));
     const double begin = seconds();
     assert_int_equal(cairn_spawn(be_deaf, deaf, 2, cairn_spawn_options(.shutdown_timeout = 0.1)), CAIRN_EPEER);
-    assert_said("rank 1 of 2");
+    SAYS("rank 1 of 2");
     assert_true(seconds() - begin >= 0.1);
     assert_true(seconds() - begin < 25);
     munmap(deaf, sizeof(*deaf));
@@ -417,8 +413,8 @@ static void cause_is_said_and_not_its_consequences(void **state) {
     for (int i = 0; i < 20; i++) {
         int number = i % 2 ? SIGKILL : SIGTERM; /* the latter is what others are sent */
         assert_int_equal(cairn_spawn(die_in_training, &number, 3, NULL), CAIRN_EPEER);
-        assert_said("rank 1 of 3");
-        assert_said(i % 2 ? "killed by signal 9 (SIGKILL)" : "killed by signal 15 (SIGTERM)");
+        SAYS("rank 1 of 3");
+        SAYS(i % 2 ? "killed by signal 9 (SIGKILL)" : "killed by signal 15 (SIGTERM)");
     }
 }
 
@@ -435,8 +431,8 @@ static int leave_others_alone(int rank, void *argument) {
 static void consequence_is_said_where_that_is_all(void **state) {
     (void)state;
     assert_int_equal(cairn_spawn(leave_others_alone, NULL, 2, NULL), CAIRN_EPEER);
-    assert_said("rank 0 of 2");
-    assert_said("exit code 1: CAIRN_EPEER: rank 1 ");
+    SAYS("rank 0 of 2");
+    SAYS("exit code 1: CAIRN_EPEER: rank 1 ");
 }
 
 static void fork_that_fails_ends_those_that_run(void **state) {
@@ -450,7 +446,7 @@ static void fork_that_fails_ends_those_that_run(void **state) {
         assert_int_equal(st, CAIRN_ESYSTEM);
         char sentence[100];
         snprintf(sentence, sizeof(sentence), "the process of rank %d of 3 could not be started: Resource temp", left);
-        assert_said(sentence);
+        SAYS(sentence);
         assert_no_child();
     }
     assert_int_equal(open_descriptors(), before);
@@ -475,8 +471,8 @@ static void kernel_without_pidfds_will_do(void **state) {
     no_pidfds = false;
     assert_int_equal(good, CAIRN_OK);
     assert_int_equal(bad, CAIRN_EPEER);
-    assert_said("rank 1 of 3");
-    assert_said("exit code 6");
+    SAYS("rank 1 of 3");
+    SAYS("exit code 6");
     assert_no_child();
 }
 
@@ -507,7 +503,7 @@ static void ignored_sigchld_hides_no_failure(void **state) {
     assert_non_null(strstr(sentence, "rank 1 of 3"));
     assert_non_null(strstr(sentence, "exit code 5"));
     assert_int_equal(killed, CAIRN_EPEER);
-    assert_said("nobody knows how it ended: this process ignores SIGCHLD");
+    SAYS("nobody knows how it ended: this process ignores SIGCHLD");
 }
 
 static volatile sig_atomic_t alarms;
@@ -572,7 +568,7 @@ static void process_with_threads_is_refused(void **state) {
     pthread_mutex_unlock(&lock);
     pthread_join(thread, NULL);
     assert_int_equal(st, CAIRN_ESTATE);
-    assert_said("this process has 2 threads, one of them called 'holder'");
+    SAYS("this process has 2 threads, one of them called 'holder'");
     assert_int_equal(cairn_spawn(leave_early, NULL, 2, NULL), CAIRN_OK); /* though it was seen a moment ago */
 }
 
@@ -588,7 +584,7 @@ static void cairns_own_pool_is_no_obstacle(void **state) {
     const cairn_status st = cairn_spawn(add_up, NULL, 1, NULL);
     cairn_set_num_threads(1);
     assert_int_equal(st, CAIRN_EPEER);
-    assert_said("exit code 1, and no call of Cairn had failed"); /* add_up's size */
+    SAYS("exit code 1, and no call of Cairn had failed"); /* add_up's size */
 }
 
 static void arguments_out_of_range_are_refused(void **state) {
@@ -597,7 +593,7 @@ static void arguments_out_of_range_are_refused(void **state) {
     assert_int_equal(cairn_spawn(leave_early, NULL, 0, NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_spawn(leave_early, NULL, -1, NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_spawn(leave_early, NULL, 257, NULL), CAIRN_EINVAL);
-    assert_said("cairn_spawn: 257 ranks; 1 to 256 are allowed");
+    SAYS("cairn_spawn: 257 ranks; 1 to 256 are allowed");
     assert_int_equal(cairn_spawn(leave_early, NULL, 2, cairn_spawn_options(.shutdown_timeout = -1)), CAIRN_EINVAL);
     assert_int_equal(cairn_spawn(leave_early, NULL, 2, cairn_spawn_options(.shutdown_timeout = 0.0 / 0.0)),
                      CAIRN_EINVAL);

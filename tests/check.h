@@ -1,0 +1,95 @@
+/* What tests check by. OK and REFUSED stand on the test's own thread, where cmocka's assertions work. EXPECT and its
+ * relatives stand in functions of ranks: they return a sentence, which the starter of the ranks reports. MUST is for
+ * programs and forked ranks, which it ends. */
+#ifndef TESTS_CHECK_H
+#define TESTS_CHECK_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cairn/core.h"
+
+/* Stands in front of what this thread reports: its rank, or the case that a table walks. */
+static _Thread_local char check_who[64];
+
+static inline void check_as(const char *name) {
+    snprintf(check_who, sizeof(check_who), "%s: ", name);
+}
+
+static inline void check_as_rank(int rank, int size) {
+    snprintf(check_who, sizeof(check_who), "rank %d of %d: ", rank, size);
+}
+
+/* ---- on the test's own thread ---- */
+
+#define OK(call)                                                                                                     \
+    do {                                                                                                             \
+        const cairn_status ok_ = (call);                                                                             \
+        if (ok_ != CAIRN_OK) fail_msg("%s%s: %s: %s", check_who, #call, cairn_status_name(ok_), cairn_last_error()); \
+    } while (0)
+
+/* The words are a part of the sentence of the last error. */
+#define SAYS(words)                                                                              \
+    do {                                                                                         \
+        const char *words_ = (words), *said_ = cairn_last_error();                               \
+        if (!strstr(said_, words_)) fail_msg("%s'%s' is not in '%s'", check_who, words_, said_); \
+    } while (0)
+
+#define REFUSED(call, status, words)        \
+    do {                                    \
+        assert_int_equal((call), (status)); \
+        SAYS(words);                        \
+    } while (0)
+
+/* No tensor, and the sentence is all of it. */
+#define NO_TENSOR(call, sentence)                          \
+    do {                                                   \
+        assert_null(call);                                 \
+        assert_string_equal(cairn_last_error(), sentence); \
+    } while (0)
+
+/* ---- in functions of ranks ---- */
+
+/* A sentence, made with malloc. */
+static inline char *check_failure(const char *file, int line, const char *what) {
+    char *text = malloc(2048);
+    snprintf(text, 2048, "%s:%d: %s%s (last error: %s)", file, line, check_who, what, cairn_last_error());
+    return text;
+}
+
+#define FAILURE(what) check_failure(__FILE__, __LINE__, what)
+
+#define EXPECT(condition)                             \
+    do {                                              \
+        if (!(condition)) return FAILURE(#condition); \
+    } while (0)
+#define EXPECT_OK(call)    EXPECT((call) == CAIRN_OK)
+#define EXPECT_SAYS(words) EXPECT(strstr(cairn_last_error(), words) != NULL)
+#define EXPECT_REFUSED(call, status, words) \
+    do {                                    \
+        EXPECT((call) == (status));         \
+        EXPECT_SAYS(words);                 \
+    } while (0)
+
+/* Hands on the sentence of a function that returns one itself. */
+#define PASS(call)                     \
+    do {                               \
+        char *failure_ = (call);       \
+        if (failure_) return failure_; \
+    } while (0)
+
+/* ---- in programs ---- */
+
+#define MUST(condition)                           \
+    do {                                          \
+        if (!(condition)) {                       \
+            char *failure_ = FAILURE(#condition); \
+            fprintf(stderr, "%s\n", failure_);    \
+            free(failure_);                       \
+            exit(1);                              \
+        }                                         \
+    } while (0)
+#define MUST_OK(call) MUST((call) == CAIRN_OK)
+
+#endif
