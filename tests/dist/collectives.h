@@ -3,7 +3,7 @@
 #ifndef TESTS_DIST_COLLECTIVES_H
 #define TESTS_DIST_COLLECTIVES_H
 
-#include "expect.h"
+#include "group_fn.h"
 
 /* A case is collective, leaves the group alive, and takes no context. CAIRN_TEST_SEEDS in the environment, as
  * sanitizers have it, asks for less of everything. */

@@ -71,6 +71,7 @@ static int run(int rank, void *unused) {
     (void)rank, (void)unused;
     cairn_env *env = NULL;
     if (cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK) return report(strdup(cairn_last_error()));
+    check_as_rank(cairn_env_rank(env), cairn_env_size(env));
     cairn_group *group = cairn_env_group(env);
     int result = strcmp(words[0], "suite") == 0      ? run_suite(group)
                  : strcmp(words[0], "mismatch") == 0 ? run_mismatch(group)

@@ -8,15 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../check.h"
 #include "cairn/store.h"
-
-#define CHECK(call)                                                               \
-    do {                                                                          \
-        if ((call) != CAIRN_OK) {                                                 \
-            fprintf(stderr, "exchange: rank %d: %s\n", rank, cairn_last_error()); \
-            exit(1);                                                              \
-        }                                                                         \
-    } while (0)
 
 static int rank, size, attempt;
 
@@ -33,21 +26,21 @@ static const char *key(const char *what, int of_rank) {
 
 static void join(int serves, cairn_store **store) {
     const char *timeout = getenv("CAIRN_TIMEOUT");
-    CHECK(cairn_tcp_store_create(getenv("MASTER_ADDR"), number("MASTER_PORT"),
-                                 cairn_tcp_store_options(.is_server = serves ? CAIRN_ON : CAIRN_OFF,
-                                                         .timeout = timeout ? atof(timeout) : 0),
-                                 store));
+    MUST_OK(cairn_tcp_store_create(getenv("MASTER_ADDR"), number("MASTER_PORT"),
+                                   cairn_tcp_store_options(.is_server = serves ? CAIRN_ON : CAIRN_OFF,
+                                                           .timeout = timeout ? atof(timeout) : 0),
+                                   store));
 }
 
 /* Prints "attempt 0: rank 1 read: 0 machine 1 machine ..." in one piece. */
 static void read_all(cairn_store *store) {
     char host[64] = "", line[1024];
     gethostname(host, sizeof(host) - 1);
-    CHECK(cairn_store_set(store, key("host", rank), host, strlen(host)));
+    MUST_OK(cairn_store_set(store, key("host", rank), host, strlen(host)));
     int length = snprintf(line, sizeof(line), "attempt %d: rank %d read:", attempt, rank);
     for (int r = 0; r < size; r++) {
         void *value = NULL;
-        CHECK(cairn_store_get(store, key("host", r), &value, NULL));
+        MUST_OK(cairn_store_get(store, key("host", r), &value, NULL));
         length += snprintf(line + length, sizeof(line) - (size_t)length, " %d %.60s", r, (char *)value);
         cairn_store_free(value);
     }
@@ -57,8 +50,8 @@ static void read_all(cairn_store *store) {
 
 /* Who serves leaves last. */
 static void leave(cairn_store *store, int serves) {
-    if (!serves) CHECK(cairn_store_set(store, key("left", rank), "", 0));
-    for (int r = 1; serves && r < size; r++) CHECK(cairn_store_wait(store, &(const char *){key("left", r)}, 1));
+    if (!serves) MUST_OK(cairn_store_set(store, key("left", rank), "", 0));
+    for (int r = 1; serves && r < size; r++) MUST_OK(cairn_store_wait(store, &(const char *){key("left", r)}, 1));
     cairn_store_destroy(&store);
 }
 
@@ -73,7 +66,7 @@ int main(int argc, char **argv) {
     join(serves, &store);
     read_all(store);
     if (fails && atoi(argv[2]) == rank) return 7;
-    if (fails || strcmp(what, "stay") == 0) CHECK(cairn_store_wait(store, &(const char *){"exchange/never"}, 1));
+    if (fails || strcmp(what, "stay") == 0) MUST_OK(cairn_store_wait(store, &(const char *){"exchange/never"}, 1));
     leave(store, serves);
     return 0;
 }

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "core/trace.h"
 #include "dist/exchange/exchange.h"
 
@@ -46,24 +47,11 @@ struct rank {
 };
 typedef char *(*rank_fn)(struct rank *r);
 
-static char *rank_failure(int line, const char *what, const struct rank *r) {
-    char *text = malloc(2048);
-    snprintf(text, 2048, "line %d: rank %d of %d: %s (last error: %s)", line, r->rank, r->size, what,
-             cairn_last_error());
-    return text;
-}
-
-#define EXPECT(condition)                                               \
-    do {                                                                \
-        if (!(condition)) return rank_failure(__LINE__, #condition, r); \
-    } while (0)
-#define EXPECT_OK(call)   EXPECT((call) == CAIRN_OK)
-#define EXPECT_SAYS(what) EXPECT(strstr(cairn_last_error(), what))
-
 /* ---- helpers ---- */
 
 static void *rank_main(void *arg) {
     struct rank *r = arg;
+    check_as_rank(r->rank, r->size);
     r->failure = r->fn(r);
     if (r->engine) ops->close(&r->engine);
     return NULL;

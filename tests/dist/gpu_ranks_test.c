@@ -27,12 +27,6 @@ static char *put(cairn_env *env, void *x, const void *host, size_t nbytes) {
     return NULL;
 }
 
-#define EXPECT_FINE(call)              \
-    do {                               \
-        char *sentence = (call);       \
-        if (sentence) return sentence; \
-    } while (0)
-
 /* Every element of x, f32, is value. */
 static char *expect_f32(cairn_env *env, const void *x, size_t n, float value) {
     float host[8 * N];
@@ -54,9 +48,9 @@ static char *reduce_all(cairn_env *env, float *x) {
     static const float two[] = {
         [CAIRN_SUM] = 3, [CAIRN_AVG] = 1.5f, [CAIRN_MIN] = 1, [CAIRN_MAX] = 2, [CAIRN_PROD] = 2};
     for (int op = CAIRN_SUM; op <= CAIRN_PROD; op++) {
-        EXPECT_FINE(put_f32(env, x, N, (float)(rank + 1)));
+        PASS(put_f32(env, x, N, (float)(rank + 1)));
         EXPECT_OK(cairn_allreduce(group, x, N, CAIRN_F32, (cairn_redop)op, NULL));
-        EXPECT_FINE(expect_f32(env, x, N, p == 2 ? two[op] : one[op]));
+        PASS(expect_f32(env, x, N, p == 2 ? two[op] : one[op]));
     }
     return NULL;
 }
@@ -65,25 +59,25 @@ static char *move_all(cairn_env *env, float *x, float *y) {
     cairn_group *group = cairn_env_group(env);
     const int p = cairn_env_size(env), rank = cairn_env_rank(env);
     const float sum = (float)(p * (p + 1) / 2);
-    EXPECT_FINE(put_f32(env, x, N, (float)(rank + 1)));
+    PASS(put_f32(env, x, N, (float)(rank + 1)));
     EXPECT_OK(cairn_allgather(group, y, x, N, CAIRN_F32, NULL));
-    for (int r = 0; r < p; r++) EXPECT_FINE(expect_f32(env, y + r * N, N, (float)(r + 1)));
+    for (int r = 0; r < p; r++) PASS(expect_f32(env, y + r * N, N, (float)(r + 1)));
     EXPECT_OK(cairn_reduce(group, y, x, N, CAIRN_F32, CAIRN_SUM, p - 1, NULL));
-    EXPECT_FINE(expect_f32(env, y, N, rank == p - 1 ? sum : 1));
+    PASS(expect_f32(env, y, N, rank == p - 1 ? sum : 1));
     EXPECT_OK(cairn_broadcast(group, y, N, CAIRN_F32, p - 1, NULL));
-    EXPECT_FINE(expect_f32(env, y, N, sum));
-    for (int r = 0; r < p; r++) EXPECT_FINE(put_f32(env, y + r * N, N, (float)(10 * rank + r)));
+    PASS(expect_f32(env, y, N, sum));
+    for (int r = 0; r < p; r++) PASS(put_f32(env, y + r * N, N, (float)(10 * rank + r)));
     EXPECT_OK(cairn_alltoall(group, x, y, N / 2, CAIRN_F32, NULL));
-    EXPECT_FINE(expect_f32(env, x, N / 2, 0));
+    PASS(expect_f32(env, x, N / 2, 0));
     EXPECT_OK(cairn_reduce_scatter(group, x, y, N, CAIRN_F32, CAIRN_SUM, NULL));
-    EXPECT_FINE(expect_f32(env, x, N, p == 1 ? 0 : 10 + 2 * (float)rank));
+    PASS(expect_f32(env, x, N, p == 1 ? 0 : 10 + 2 * (float)rank));
     return NULL;
 }
 
 static char *average_halves(cairn_env *env, void *x) {
     const uint16_t large = 0x78e2; /* 40000 in f16 */
     uint16_t got = 0;
-    EXPECT_FINE(put(env, x, &large, sizeof(large)));
+    PASS(put(env, x, &large, sizeof(large)));
     EXPECT_OK(cairn_allreduce(cairn_env_group(env), x, 1, CAIRN_F16, CAIRN_AVG, NULL));
     EXPECT_OK(cairn__device_download(env->device, &got, x, sizeof(got)));
     EXPECT(got == large);
@@ -95,12 +89,12 @@ static char *send_and_receive(cairn_env *env, float *x, float *y) {
     const int rank = cairn_env_rank(env);
     cairn_work *works[2] = {NULL, NULL};
     if (cairn_env_size(env) == 1) return NULL;
-    EXPECT_FINE(put_f32(env, x, N, (float)rank));
+    PASS(put_f32(env, x, N, (float)rank));
     EXPECT_OK(cairn_send(group, x, N, CAIRN_F32, !rank, &works[0]));
     EXPECT_OK(cairn_recv(group, y, N, CAIRN_F32, !rank, &works[1]));
     EXPECT_OK(cairn_work_wait(&works[1]));
     EXPECT_OK(cairn_work_wait(&works[0]));
-    EXPECT_FINE(expect_f32(env, y, N, (float)!rank));
+    PASS(expect_f32(env, y, N, (float)!rank));
     return NULL;
 }
 
@@ -112,20 +106,20 @@ static char *use_everything(cairn_env *env, void *ctx) {
     (void)ctx;
     EXPECT(strcmp(cairn_group_backend(group), "nccl") == 0);
     EXPECT_OK(cairn_group_alloc(group, 8 * N * sizeof(float), &x));
-    EXPECT_FINE(expect_f32(env, x, 8 * N, 0));
+    PASS(expect_f32(env, x, 8 * N, 0));
     EXPECT_OK(cairn__device_alloc(env->device, CAIRN__HOLDS_SCRATCH, 8 * N * sizeof(float), &y));
-    EXPECT_FINE(reduce_all(env, x));
-    EXPECT_FINE(reduce_all(env, y));
-    EXPECT_FINE(move_all(env, x, y));
-    EXPECT_FINE(average_halves(env, x));
-    EXPECT_FINE(send_and_receive(env, x, y));
+    PASS(reduce_all(env, x));
+    PASS(reduce_all(env, y));
+    PASS(move_all(env, x, y));
+    PASS(average_halves(env, x));
+    PASS(send_and_receive(env, x, y));
     EXPECT_OK(cairn_barrier(group));
     EXPECT_OK(cairn__group_exchange(group, words, &mine, sizeof(mine)));
     for (int r = 0; r < p; r++) EXPECT(words[r] == 7 * r);
     EXPECT_OK(cairn_group_new(group, NULL, 0, NULL, &made));
-    EXPECT_FINE(put_f32(env, y, N, 1));
+    PASS(put_f32(env, y, N, 1));
     EXPECT_OK(cairn_allreduce(made, y, N, CAIRN_F32, CAIRN_SUM, NULL));
-    EXPECT_FINE(expect_f32(env, y, N, (float)p));
+    PASS(expect_f32(env, y, N, (float)p));
     cairn_group_destroy(&made);
     EXPECT_OK(cairn_group_free(group, &x));
     cairn__device_free(env->device, y);
@@ -199,7 +193,7 @@ static char *train(cairn_env *env, void *ctx) {
     }
     EXPECT(!graph || cairn_graph_is_recorded(graph));
     EXPECT(last < first);
-    EXPECT_FINE(expect_equal_weights(env, model));
+    PASS(expect_equal_weights(env, model));
     cairn_graph_destroy(&graph);
     ddp_destroy(&t.net);
     amp_destroy(&t.amp);

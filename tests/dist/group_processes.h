@@ -19,14 +19,6 @@
 /* Runs in a rank's process; its result is the process's exit status: 0, or 1 after what was not as expected. */
 typedef int (*process_fn)(int rank, int size, int port);
 
-#define MUST(condition)                                                                      \
-    do {                                                                                     \
-        if (!(condition)) {                                                                  \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, cairn_last_error()); \
-            return 1;                                                                        \
-        }                                                                                    \
-    } while (0)
-
 struct processes {
     int size;
     pid_t pids[MOST_RANKS];
@@ -38,6 +30,7 @@ struct processes {
 static inline void start_ranks(struct processes *p, int size, int skipped, process_fn fn) {
     int pipes[MOST_RANKS][2], port = 0;
     *p = (struct processes){.size = size};
+    fflush(NULL); /* MUST ends a rank by exit, which writes what is buffered */
     for (int r = 0; r < size; r++) {
         assert_int_equal(pipe(pipes[r]), 0);
         p->pids[r] = r == skipped ? 0 : fork();
@@ -45,6 +38,7 @@ static inline void start_ranks(struct processes *p, int size, int skipped, proce
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failing test leaves no rank behind */
         int told = 0;
         if (read(pipes[r][0], &told, sizeof(told)) != (ssize_t)sizeof(told)) _exit(2);
+        check_as_rank(r, size);
         _exit(fn(r, size, told));
     }
     assert_int_equal(cairn__store_serve(0, &p->server, &port), CAIRN_OK);

@@ -20,7 +20,7 @@
 #include "dist/group_backend.h"
 #include "dist/store/server.h"
 #include "dist/store/store.h"
-#include "expect.h"
+#include "group_fn.h"
 
 enum { MOST_RANKS = 8 };
 
@@ -71,13 +71,14 @@ struct group_thread {
 static inline void *group_main(void *argument) {
     struct group_thread *t = argument;
     struct member m;
+    check_as_rank(t->rank, t->size);
     if (join_group(t->backend, t->rank, t->size, t->port, t->timeout, &m) != CAIRN_OK) {
-        t->failure = group_failure(__FILE__, __LINE__, "join_group", NULL);
+        t->failure = FAILURE("join_group");
         return NULL;
     }
     t->failure = t->fn(m.group, t->ctx);
     t->failed_ns = cairn__now_ns();
-    if (!leave_group(&m) && !t->failure) t->failure = group_failure(__FILE__, __LINE__, "leave_group", NULL);
+    if (!leave_group(&m) && !t->failure) t->failure = FAILURE("leave_group");
     return NULL;
 }
 

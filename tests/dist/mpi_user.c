@@ -22,16 +22,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../check.h"
 #include "cairn/dist.h"
 #include "cairn/env.h"
-
-#define CHECK(condition)                                                                                \
-    do {                                                                                                \
-        if (!(condition)) {                                                                             \
-            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, cairn_last_error()); \
-            exit(1);                                                                                    \
-        }                                                                                               \
-    } while (0)
 
 /* Told to cairn_env_create by what torch's launchers tell; NULL: as the launcher says. */
 static void tell(const char *name, int value) {
@@ -52,17 +45,17 @@ static void check_sum(cairn_env *env) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
     float x[100], all[100];
     for (int i = 0; i < 100; i++) x[i] = (float)(rank + i);
-    CHECK(cairn_allreduce(group, x, 100, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
-    for (int i = 0; i < 100; i++) CHECK(x[i] == (float)(p * (p - 1) / 2 + p * i));
+    MUST(cairn_allreduce(group, x, 100, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
+    for (int i = 0; i < 100; i++) MUST(x[i] == (float)(p * (p - 1) / 2 + p * i));
     all[0] = (float)rank;
-    CHECK(cairn_allgather(group, all, (float[]){(float)rank}, 1, CAIRN_F32, NULL) == CAIRN_OK);
-    for (int r = 0; r < p; r++) CHECK(all[r] == (float)r);
+    MUST(cairn_allgather(group, all, (float[]){(float)rank}, 1, CAIRN_F32, NULL) == CAIRN_OK);
+    for (int r = 0; r < p; r++) MUST(all[r] == (float)r);
 }
 
 static void train(void) {
     cairn_env *env = NULL;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
-    CHECK(strcmp(cairn_group_backend(cairn_env_group(env)), "mpi") == 0);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(strcmp(cairn_group_backend(cairn_env_group(env)), "mpi") == 0);
     check_sum(env);
     cairn_env_destroy(&env);
 }
@@ -72,13 +65,13 @@ static void beside(int rank, int size) {
     MPI_Request request;
     cairn_env *env = NULL;
     MPI_Irecv(&came, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &request);
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     check_sum(env);
-    CHECK(came == -1);
-    CHECK(cairn_barrier(cairn_env_group(env)) == CAIRN_OK);
+    MUST(came == -1);
+    MUST(cairn_barrier(cairn_env_group(env)) == CAIRN_OK);
     MPI_Send(&mine, 1, MPI_INT, (rank + 1) % size, 0, MPI_COMM_WORLD);
     MPI_Wait(&request, MPI_STATUS_IGNORE);
-    CHECK(came == (rank + size - 1) % size);
+    MUST(came == (rank + size - 1) % size);
     check_sum(env);
     cairn_env_destroy(&env);
 }
@@ -92,12 +85,12 @@ static void abort_from_another_thread(int rank) {
     pthread_t thread;
     cairn_env *env = NULL;
     float x = 0;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     check_sum(env);
-    if (rank == 0) CHECK(pthread_create(&thread, NULL, give_up, cairn_env_group(env)) == 0);
+    if (rank == 0) MUST(pthread_create(&thread, NULL, give_up, cairn_env_group(env)) == 0);
     /* What nobody sends. */
     const cairn_status st = cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, NULL);
-    CHECK(st == (rank == 0 ? CAIRN_ESTATE : CAIRN_EPEER));
+    MUST(st == (rank == 0 ? CAIRN_ESTATE : CAIRN_EPEER));
     if (rank == 0) pthread_join(thread, NULL);
     fprintf(stderr, "rank %d: %s\n", rank, cairn_last_error());
     cairn_env_destroy(&env);
@@ -113,7 +106,7 @@ static void *wait_in_vain(void *argument) {
     struct wait *w = argument;
     float x = 0;
     atomic_store(&w->begun, true);
-    CHECK(cairn_recv(w->group, &x, 1, CAIRN_F32, 1, NULL) == CAIRN_ESTATE);
+    MUST(cairn_recv(w->group, &x, 1, CAIRN_F32, 1, NULL) == CAIRN_ESTATE);
     snprintf(w->told, sizeof(w->told), "%s", cairn_last_error());
     return NULL;
 }
@@ -122,15 +115,15 @@ static void abort_while_another_thread_waits(int rank) {
     pthread_t thread;
     cairn_env *env = NULL;
     float x = 0;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     struct wait w = {.group = cairn_env_group(env)};
     if (rank == 0) {
-        CHECK(pthread_create(&thread, NULL, wait_in_vain, &w) == 0);
+        MUST(pthread_create(&thread, NULL, wait_in_vain, &w) == 0);
         while (!atomic_load(&w.begun)) sched_yield();
         cairn_group_abort(w.group);
         pthread_join(thread, NULL);
     } else {
-        CHECK(cairn_recv(w.group, &x, 1, CAIRN_F32, 0, NULL) == CAIRN_EPEER);
+        MUST(cairn_recv(w.group, &x, 1, CAIRN_F32, 0, NULL) == CAIRN_EPEER);
     }
     fprintf(stderr, "rank %d: %s\n", rank, rank == 0 ? w.told : cairn_last_error());
     cairn_env_destroy(&env);
@@ -138,16 +131,16 @@ static void abort_while_another_thread_waits(int rank) {
 
 static void refuse(void) {
     cairn_env *env = NULL;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK);
     fprintf(stderr, "%s\n", cairn_last_error());
 }
 
 static void leave(void) {
     cairn_env *env = NULL;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     check_sum(env);
     if (cairn_group_rank(cairn_env_group(env)) == 0) {
-        CHECK(cairn_barrier(cairn_env_group(env)) == CAIRN_EPEER);
+        MUST(cairn_barrier(cairn_env_group(env)) == CAIRN_EPEER);
         fprintf(stderr, "rank 0: %s\n", cairn_last_error());
     }
     cairn_env_destroy(&env);
@@ -157,11 +150,11 @@ static void forget(bool in_the_midst) {
     static float x;
     cairn_env *env = NULL;
     cairn_work *work = NULL;
-    CHECK(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     check_sum(env);
     if (!in_the_midst) return;
     const int rank = cairn_group_rank(cairn_env_group(env));
-    CHECK(cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, &work) == CAIRN_OK);
+    MUST(cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, &work) == CAIRN_OK);
 }
 
 int main(int argc, char **argv) {

@@ -106,7 +106,7 @@ static char *hold_to_suite(cairn_group *group, void *ctx) {
     (void)ctx;
     EXPECT(strcmp(cairn_group_backend(group), "nccl") == 0);
     for (const struct collectives_case *c = collectives_cases; c->name; c++) {
-        if (exact || strcmp(c->name, "reductions_go_in_rank_order") != 0) EXPECT_FINE(c->check(group, NULL));
+        if (exact || strcmp(c->name, "reductions_go_in_rank_order") != 0) PASS(c->check(group, NULL));
     }
     return NULL;
 }
@@ -195,7 +195,7 @@ static char *poll_until_done(cairn_group *group, void *ctx) {
     EXPECT_OK(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_AVG, &work));
     while (!done) EXPECT_OK(cairn_work_test(work, &done));
     EXPECT(x == 3);
-    return cairn_work_wait(&work) == CAIRN_OK && !work ? NULL : group_failure(__FILE__, __LINE__, "wait", group);
+    return cairn_work_wait(&work) == CAIRN_OK && !work ? NULL : FAILURE("wait");
 }
 
 static void works_that_are_polled_complete(void **state) {

@@ -64,8 +64,8 @@ static char *sums(cairn_group *group, void *ctx) {
     for (size_t k = 0; k < 2 * sizeof(counts) / sizeof(counts[0]); k++) {
         at.in_place = k % 2;
         at.shift = k / 2 % 2 ? ODD : 0;
-        EXPECT_FINE(check(group, memory, counts[k / 2], at, -1));
-        EXPECT_FINE(check(group, memory, counts[k / 2], at, (int)k % p));
+        PASS(check(group, memory, counts[k / 2], at, -1));
+        PASS(check(group, memory, counts[k / 2], at, (int)k % p));
     }
     EXPECT_OK(cairn_group_free(group, &memory));
     return NULL;

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "core/trace.h"
 #include "dist/store/tcp.h"
 #include "old_store.h"
@@ -26,15 +27,6 @@
 #define WHICH     "07 0e*8 '/cairn/dialect'"
 #define COUNT_OLD "03 05*8 'init/' 01*8"
 #define COUNT_NEW "04 05*8 'init/' 01*8"
-
-static void expect_said(const char *sentence) {
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("'%s' is not in '%s'", sentence, cairn_last_error());
-}
-
-#define OK(call)                                                               \
-    do {                                                                       \
-        if ((call) != CAIRN_OK) fail_msg("%s: %s", #call, cairn_last_error()); \
-    } while (0)
 
 static cairn_status connect_to(const char *host, int port, double timeout, cairn_store **out) {
     return cairn_tcp_store_create(host, port, cairn_tcp_store_options(.timeout = timeout), out);
@@ -233,7 +225,7 @@ static void dialect_can_be_told(void **state) {
     const cairn_status st = connect_to("127.0.0.1", 1, 20, &store);
     unsetenv("CAIRN_STORE_DIALECT");
     assert_int_equal(st, CAIRN_EINVAL);
-    expect_said("CAIRN_STORE_DIALECT='2.0' in the environment is none of 1.13, 2.1 and 2.2");
+    SAYS("CAIRN_STORE_DIALECT='2.0' in the environment is none of 1.13, 2.1 and 2.2");
 }
 
 static void old_server_is_never_given_what_kills_it(void **state) {
@@ -302,9 +294,9 @@ static void answers_that_no_store_gives_end_in_a_sentence(void **state) {
             cairn_store *store = answered((enum cairn__store_dialect)dialect, rows[i].answer, &peer);
             shutdown(peer, SHUT_WR);
             assert_int_equal(call_number(rows[i].call, store), CAIRN_EPEER);
-            expect_said(rows[i].sentence);
+            SAYS(rows[i].sentence);
             assert_int_equal(call_number(rows[i].call, store), CAIRN_EPEER);
-            expect_said("the connection to the store at here:1 broke earlier; connect anew");
+            SAYS("the connection to the store at here:1 broke earlier; connect anew");
             cairn_store_destroy(&store);
             close(peer);
         }
@@ -349,9 +341,9 @@ static void server_that_says_nothing_is_a_timeout_that_names_the_key(void **stat
     cairn_store *store = answered(CAIRN__STORE_2_2, "", &peer);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_int_equal(cairn_store_add(store, "counter", 1, NULL), CAIRN_ETIMEOUT);
-    expect_said("the store at here:1 did not answer within 0.1 s; the question was about key 'counter'");
+    SAYS("the store at here:1 did not answer within 0.1 s; the question was about key 'counter'");
     assert_int_equal(cairn_store_set(store, "k", "", 0), CAIRN_EPEER);
-    expect_said("broke earlier");
+    SAYS("broke earlier");
     cairn_store_destroy(&store);
     close(peer);
 }
@@ -374,9 +366,9 @@ static void wait_at_a_stopped_server_ends_in_time_and_the_store_lives_on(void **
         cairn_store *store = answered(CAIRN__STORE_2_2, "", &peer);
         OK(cairn_store_set_timeout(store, 0.1));
         assert_true(time_out_waiting(store, 1) < 4);
-        expect_said("key 'a' did not appear in the store at here:1 within 0.1 s");
+        SAYS("key 'a' did not appear in the store at here:1 within 0.1 s");
         assert_true(time_out_waiting(store, 3) < 4);
-        expect_said("the store at here:1 has not answered for 0.1 s; is its process stopped?");
+        SAYS("the store at here:1 has not answered for 0.1 s; is its process stopped?");
         OK(cairn_store_set_timeout(store, 20));
         say(peer, late[i]);
         OK(cairn_store_num_keys(store, &count));
@@ -392,22 +384,22 @@ static void what_a_stopped_server_did_not_answer_is_not_claimed(void **state) {
     cairn_store *store = answered(CAIRN__STORE_2_2, "", &peer);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_true(time_out_waiting(store, 3) < 4);
-    expect_said("key 'a', or one after it, did not appear in the store at here:1 within 0.1 s");
+    SAYS("key 'a', or one after it, did not appear in the store at here:1 within 0.1 s");
     cairn_store_destroy(&store);
     close(peer);
     store = answered(CAIRN__STORE_1_13, "", &peer);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_true(time_out_waiting(store, 3) < 4);
-    expect_said("did not answer within 0.1 s; the question was about key 'a'");
+    SAYS("did not answer within 0.1 s; the question was about key 'a'");
     cairn_store_destroy(&store);
     close(peer);
 }
 
 static void expect_lost(cairn_store **store) {
     assert_int_equal(cairn_store_wait(*store, &(const char *){"k"}, 1), CAIRN_EPEER);
-    expect_said("went away");
+    SAYS("went away");
     assert_int_equal(cairn_store_wait(*store, &(const char *){"k"}, 1), CAIRN_EPEER);
-    expect_said("broke earlier");
+    SAYS("broke earlier");
     cairn_store_destroy(store);
 }
 
@@ -476,8 +468,8 @@ static void nobody_answering_is_a_timeout_that_names_the_address(void **state) {
     close(fd);
     assert_int_equal(connect_to("127.0.0.1", port, 0.2, &none), CAIRN_ETIMEOUT);
     assert_null(none);
-    expect_said("no store answered at 127.0.0.1:");
-    expect_said("within 0.2 s: Connection refused; is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same");
+    SAYS("no store answered at 127.0.0.1:");
+    SAYS("within 0.2 s: Connection refused; is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same");
     assert_int_equal(connect_to("no.such.host.invalid", 1, 0.2, &none) == CAIRN_OK, 0);
     assert_int_equal(connect_to("", 1, 0.2, &none), CAIRN_EINVAL);
     assert_int_equal(connect_to(NULL, 1, 0.2, &none), CAIRN_EINVAL);
@@ -560,7 +552,7 @@ static void what_answers_instead_of_a_store_is_described(void **state) {
         cairn_store *none = NULL;
         start_stranger(&s, rows[i][0]);
         assert_int_equal(connect_to("127.0.0.1", s.port, 0.3, &none), CAIRN_ETIMEOUT);
-        expect_said(rows[i][1]);
+        SAYS(rows[i][1]);
         end_stranger(&s);
     }
 }
@@ -581,9 +573,9 @@ static void the_place_with_the_proof_is_found_among_others(void **state) {
     OK(connect_to("127.0.0.1", ports[3], 20, &first));
     const struct cairn__store_places places = {here, 1, ports, 4, "job/7"};
     assert_int_equal(cairn__store_connect(&places, 0.5, &store), CAIRN_ETIMEOUT);
-    expect_said("the job's store was found at none of 4 places within 0.5 s: Connection refused at 127.0.0.1:");
-    expect_said("; what answers there is no store, it says 'HTTP/1.1 400 Bad Request..' at 127.0.0.1:");
-    expect_said("; another job's store (it has no key 'job/7') at 127.0.0.1:");
+    SAYS("the job's store was found at none of 4 places within 0.5 s: Connection refused at 127.0.0.1:");
+    SAYS("; what answers there is no store, it says 'HTTP/1.1 400 Bad Request..' at 127.0.0.1:");
+    SAYS("; another job's store (it has no key 'job/7') at 127.0.0.1:");
     OK(cairn_store_set(first, "job/7", "", 0));
     OK(cairn__store_connect(&places, 20, &store));
     assert_int_equal(cairn_store_port(store), ports[3]);
@@ -680,7 +672,7 @@ static void who_serves_waits_for_the_others(void **state) {
         cairn_tcp_store_create("127.0.0.1", e.port,
                                cairn_tcp_store_options(.is_server = CAIRN_ON, .world_size = 2, .timeout = 0.2), &store),
         CAIRN_ETIMEOUT);
-    expect_said("1 of 2 clients joined the store at port ");
+    SAYS("1 of 2 clients joined the store at port ");
     assert_null(store);
     pthread_create(&e.thread, NULL, connect_early, &e);
     OK(cairn_tcp_store_create("127.0.0.1", e.port,
@@ -702,7 +694,7 @@ static void free_port_is_told(void **state) {
     assert_true(port > 0);
     assert_int_equal(cairn_tcp_store_create("localhost", port, cairn_tcp_store_options(.is_server = CAIRN_ON), &second),
                      CAIRN_ESYSTEM);
-    expect_said("is in use by another program");
+    SAYS("is in use by another program");
     assert_int_equal(cairn_tcp_store_create("localhost", port, cairn_tcp_store_options(.is_server = 3), &second),
                      CAIRN_EINVAL);
     assert_int_equal(cairn_tcp_store_create("localhost", port, cairn_tcp_store_options(.world_size = -1), &second),

@@ -21,6 +21,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "cairn/store.h"
 
 static char folder[64], path[96];
@@ -38,15 +39,6 @@ static int end(void **state) {
     unlink(path);
     return rmdir(folder);
 }
-
-static void expect_said(const char *sentence) {
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("'%s' is not in '%s'", sentence, cairn_last_error());
-}
-
-#define OK(call)                                                               \
-    do {                                                                       \
-        if ((call) != CAIRN_OK) fail_msg("%s: %s", #call, cairn_last_error()); \
-    } while (0)
 
 static cairn_store *open_store(void) {
     cairn_store *store = NULL;
@@ -140,15 +132,15 @@ static void files_of_others_are_left_alone(void **state) {
     cairn_store *store = NULL;
     write_file(text, sizeof(text));
     assert_int_equal(cairn_file_store_create(path, 1, 1, &store), CAIRN_EINVAL);
-    expect_said("/store is there already and no store of this version of Cairn; choose another path");
+    SAYS("/store is there already and no store of this version of Cairn; choose another path");
     read_file((uint8_t *)read_back, sizeof(read_back));
     assert_string_equal(read_back, text);
     assert_int_equal(cairn_file_store_create("/dev/null", 1, 1, &store), CAIRN_EINVAL);
-    expect_said("/dev/null is no regular file");
+    SAYS("/dev/null is no regular file");
     assert_int_equal(cairn_file_store_create(folder, 1, 1, &store), CAIRN_ESYSTEM);
-    expect_said("cannot be opened: Is a directory");
+    SAYS("cannot be opened: Is a directory");
     assert_int_equal(cairn_file_store_create("/no/such/folder/store", 1, 1, &store), CAIRN_ESYSTEM);
-    expect_said("the file store at /no/such/folder/store cannot be opened: No such file or directory");
+    SAYS("the file store at /no/such/folder/store cannot be opened: No such file or directory");
     assert_int_equal(cairn_file_store_create("", 1, 1, &store), CAIRN_EINVAL);
     assert_int_equal(cairn_file_store_create(NULL, 1, 1, &store), CAIRN_EINVAL);
     assert_int_equal(cairn_file_store_create(path, -1, 1, &store), CAIRN_EINVAL);
@@ -190,10 +182,10 @@ static void file_that_vanishes_or_shrinks_is_a_dead_peer(void **state) {
     OK(cairn_store_set(store, "k", "v", 1));
     assert_int_equal(truncate(path, 20), 0);
     assert_int_equal(cairn_store_set(store, "k", "v", 1), CAIRN_EPEER);
-    expect_said("bytes to 20 by something else than a store");
+    SAYS("bytes to 20 by something else than a store");
     unlink(path);
     assert_int_equal(cairn_store_wait(store, &(const char *){"k"}, 1), CAIRN_EPEER);
-    expect_said("was removed; did its 0 processes leave already? Choose a new path for each run");
+    SAYS("was removed; did its 0 processes leave already? Choose a new path for each run");
     cairn_store_destroy(&store);
 }
 
@@ -205,7 +197,7 @@ static void file_that_somebody_keeps_locked_is_a_timeout(void **state) {
     assert_int_equal(flock(fd, LOCK_EX), 0);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_int_equal(cairn_store_set(store, "k", "v", 1), CAIRN_ETIMEOUT);
-    expect_said("was locked for 0.1 s; is a process that uses it stopped?");
+    SAYS("was locked for 0.1 s; is a process that uses it stopped?");
     assert_int_equal(cairn_store_check(store, &(const char *){"k"}, 1, &present), CAIRN_ETIMEOUT);
     flock(fd, LOCK_UN);
     OK(cairn_store_set(store, "k", "v", 1));
@@ -230,7 +222,7 @@ static void write_that_fails_changes_nothing(void **state) {
     OK(cairn_store_add(store, "n", 41, NULL));
     limit_file_size(1000);
     assert_int_equal(cairn_store_set(store, "k", long_value, sizeof(long_value) - 1), CAIRN_ESYSTEM);
-    expect_said("cannot be written: File too large");
+    SAYS("cannot be written: File too large");
     void *value = NULL;
     assert_int_equal(cairn_store_compare_set(store, "k", "old", 3, long_value, 3000, &value, NULL), CAIRN_ESYSTEM);
     assert_null(value);

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "dist/store/server.h"
 #include "dist/store/store.h"
 #include "dist/store/wire.h"
@@ -87,6 +88,7 @@ static cairn_store *a, *b;
 
 static int begin(void **state) {
     kind = *state;
+    check_as(kind->name);
     snprintf(folder, sizeof(folder), "/tmp/cairn-store-XXXXXX");
     if (!mkdtemp(folder)) return -1;
     snprintf(path, sizeof(path), "%s/store", folder);
@@ -118,15 +120,6 @@ static int end(void **state) {
     unlink(path);
     rmdir(folder);
     return broken;
-}
-
-#define OK(call)                                                                               \
-    do {                                                                                       \
-        if ((call) != CAIRN_OK) fail_msg("%s: %s: %s", kind->name, #call, cairn_last_error()); \
-    } while (0)
-
-static void expect_said(const char *sentence) {
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("%s: '%s'", kind->name, cairn_last_error());
 }
 
 static void expect_held(cairn_store *s, const char *key, const char *value) {
@@ -188,7 +181,7 @@ static void limits_are_kept_with_a_sentence(void **state) {
     assert_int_equal(nbytes, most);
     assert_memory_equal(got, value, most);
     assert_int_equal(cairn_store_set(a, "big", value, most + 1), CAIRN_EINVAL);
-    expect_said("a value of 8388609 bytes for key 'big' is more than a store holds (8388608)");
+    SAYS("a value of 8388609 bytes for key 'big' is more than a store holds (8388608)");
     assert_int_equal(cairn_store_compare_set(a, "big", value, most + 1, "", 0, NULL, NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_store_append(a, "big", value, most + 1), CAIRN_EINVAL);
     memset(key, 'k', 9000);
@@ -198,7 +191,7 @@ static void limits_are_kept_with_a_sentence(void **state) {
     key[longest] = 'k';
     key[longest + 1] = '\0';
     assert_int_equal(cairn_store_set(a, key, "", 0), CAIRN_EINVAL);
-    expect_said("more than a store holds (8191): '");
+    SAYS("more than a store holds (8191): '");
     assert_int_equal(cairn_store_wait(a, &(const char *){key}, 1), CAIRN_EINVAL);
     set(a, "after", "all");
     expect_held(b, "after", "all");
@@ -259,7 +252,7 @@ static void adding_to_a_text_is_refused(void **state) {
     const bool served = kind->where != FILED && kind->where != HASH;
     set(a, "text", "four");
     assert_int_equal(cairn_store_add(a, "text", 1, NULL), served ? CAIRN_EPEER : CAIRN_EINVAL);
-    expect_said("holds no");
+    SAYS("holds no");
     expect_held(b, "text", "four");
 }
 
@@ -348,11 +341,11 @@ static void waiting_in_vain_names_the_key_and_harms_nothing(void **state) {
     set(a, "here", "");
     OK(cairn_store_set_timeout(a, 0.15));
     assert_int_equal(cairn_store_wait(a, keys, 3), CAIRN_ETIMEOUT);
-    expect_said("nowhere' did not appear in the");
-    if (kind->where != HASH) expect_said("store at "); /* and where */
-    expect_said("within 0.15 s");
+    SAYS("nowhere' did not appear in the");
+    if (kind->where != HASH) SAYS("store at "); /* and where */
+    SAYS("within 0.15 s");
     assert_int_equal(cairn_store_get(a, "never", &value, NULL), CAIRN_ETIMEOUT);
-    expect_said("never' did not appear");
+    SAYS("never' did not appear");
     assert_null(value);
     OK(cairn_store_set_timeout(a, 60));
     set(a, "never", "late"); /* the stream is where it should be */

@@ -307,12 +307,12 @@ char *trial_check(cairn_group *group, const struct trial *t) {
     snprintf(what, sizeof(what), "%s of %zu %s, op %d, root %d to %d, salt %u, in place %d, placement %d: %s",
              kind_names[t->kind], t->n, cairn_dtype_name(t->dtype), (int)t->op, t->root, t->to, t->salt, t->in_place,
              t->placement, wrong);
-    return group_failure(__FILE__, __LINE__, what, group);
+    return FAILURE(what);
 }
 
 char *trial_run(cairn_group *group, struct trial t, const struct room *room) {
     trial_begin(group, &t, room, 0, 1);
     cairn_status st = trial_post(group, &t, NULL);
-    if (st != CAIRN_OK) return group_failure(__FILE__, __LINE__, kind_names[t.kind], group);
+    if (st != CAIRN_OK) return FAILURE(kind_names[t.kind]);
     return trial_check(group, &t);
 }

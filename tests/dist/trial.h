@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "expect.h"
+#include "group_fn.h"
 
 enum trial_kind {
     ALLREDUCE,
