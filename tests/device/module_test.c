@@ -14,6 +14,7 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "../check.h"
 #include "device/device.h"
 #include "fake_module.h"
 
@@ -23,10 +24,6 @@ static int unset_path(void **state) {
     (void)state;
     unsetenv("CAIRN_MODULE_PATH");
     return 0;
-}
-
-static void assert_in_error(const char *text) {
-    if (!strstr(cairn_last_error(), text)) fail_msg("'%s' is not in: %s", text, cairn_last_error());
 }
 
 static const struct cairn__module_use device_use = {"device", "\"cpu\"", sizeof(struct cairn__device_ops)};
@@ -101,7 +98,7 @@ static void library_without_entry_is_no_module(void **state) {
     (void)state;
     const void *table;
     assert_int_equal(open_fake(&device_use, "fake_empty", &table), CAIRN_EINTERNAL);
-    assert_in_error("libcairn_fake_empty.so is no module of Cairn: it has no cairn__module_entry");
+    SAYS("libcairn_fake_empty.so is no module of Cairn: it has no cairn__module_entry");
 }
 
 static void table_of_another_build_is_refused(void **state) {
@@ -111,8 +108,8 @@ static void table_of_another_build_is_refused(void **state) {
     assert_int_equal(open_fake(&engine_use, "fake_stale", &table), CAIRN_EINTERNAL);
     snprintf(want, sizeof(want), "its table has %zu bytes, want %zu", sizeof(struct fake_engine) - 8,
              sizeof(struct fake_engine));
-    assert_in_error("libcairn_fake_stale.so is of another build of Cairn: ");
-    assert_in_error(want);
+    SAYS("libcairn_fake_stale.so is of another build of Cairn: ");
+    SAYS(want);
 }
 
 static cairn_status keep_failure(cairn_status status, const char *text) {
@@ -134,7 +131,7 @@ static void module_refuses_a_library_of_another_version(void **state) {
     assert_string_equal(cairn_last_error(), "kept: libcairn_fake.so is of Cairn " CAIRN__VERSION_TEXT
                                             " and libcairn of 0.0.1, or of another build");
     assert_null(entry(&small, "device"));
-    assert_in_error("or of another build");
+    SAYS("or of another build");
     assert_int_equal(dlclose(handle), 0);
 }
 
@@ -184,8 +181,8 @@ static void file_that_is_no_library_says_why(void **state) {
     remove(path);
     remove(folder);
     assert_int_equal(st, CAIRN_ESYSTEM);
-    assert_in_error("device 'cuda' cannot be opened: ");
-    assert_in_error(path);
+    SAYS("device 'cuda' cannot be opened: ");
+    SAYS(path);
 }
 
 /* ---- names of devices ---- */

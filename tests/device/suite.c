@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../check.h"
 #include "../kernels/kcheck.h"
 #include "core/half.h"
 #include "core/philox.h"
@@ -25,11 +26,6 @@ static struct cairn_device *device;
 static const struct cairn__passes *passes;
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-#define OK(call)                                                                                  \
-    do {                                                                                          \
-        if ((call) != CAIRN_OK) fail_msg("line %d: %s: %s", __LINE__, #call, cairn_last_error()); \
-    } while (0)
-
 static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
 #define EACH_FLOAT(t)   for (const cairn_dtype *t = floats; t < floats + COUNT(floats); t++)
 #define EACH_PAIR(t, u) EACH_FLOAT(t) EACH_FLOAT(u)

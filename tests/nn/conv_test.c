@@ -12,37 +12,30 @@ static cairn_tensor *zeros(cairn_env *env, int ndim, const int64_t *shape) {
 }
 #define ZEROS(...) zeros(env, CAIRN_SHAPE(__VA_ARGS__))
 
-static void assert_says(const cairn_tensor *result, const char *sentence) {
-    assert_null(result);
-    if (strcmp(cairn_last_error(), sentence) != 0) fail_msg("\"%s\", want \"%s\"", cairn_last_error(), sentence);
-}
-
 /* ---- errors ---- */
 
 static void conv_tells_which_shapes_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(8, 3, 64, 64), *w = ZEROS(64, 4, 3, 3);
-    assert_says(cairn_conv2d_forward(x, w, NULL, NULL),
-                "conv2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 4 x 1 groups");
-    assert_says(cairn_conv2d_forward(ZEROS(8, 3), w, NULL, NULL),
-                "conv2d: x is [8, 3], want [N, C, H, W] or [C, H, W]");
-    assert_says(cairn_conv1d_forward(x, w, NULL, NULL), "conv1d: x is [8, 3, 64, 64], want [N, C, L] or [C, L]");
-    assert_says(cairn_conv2d_forward(x, ZEROS(64, 3, 3), NULL, NULL),
-                "conv2d: weight is [64, 3, 3], want 4 dimensions");
-    assert_says(cairn_conv2d_forward(x, ZEROS(64, 3, 0, 3), NULL, NULL),
-                "conv2d: weight is [64, 3, 0, 3]: sizes must be 1 to 2147483647");
-    assert_says(cairn_conv2d_forward(x, ZEROS(64, 3, 3, 3), ZEROS(3), NULL),
-                "conv2d: bias is [3], but weight is [64, 3, 3, 3]: want [64]");
-    assert_says(cairn_conv2d_forward(x, ZEROS(64, 1, 3, 3), NULL, cairn_conv_options(.groups = 3)),
-                "conv2d: x [8, 3, 64, 64], weight [64, 1, 3, 3]: 3 groups do not divide 64 channels");
-    assert_says(cairn_conv_transpose2d_forward(x, w, NULL, NULL),
-                "conv_transpose2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 64");
-    assert_says(
+    NO_TENSOR(cairn_conv2d_forward(x, w, NULL, NULL),
+              "conv2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 4 x 1 groups");
+    NO_TENSOR(cairn_conv2d_forward(ZEROS(8, 3), w, NULL, NULL), "conv2d: x is [8, 3], want [N, C, H, W] or [C, H, W]");
+    NO_TENSOR(cairn_conv1d_forward(x, w, NULL, NULL), "conv1d: x is [8, 3, 64, 64], want [N, C, L] or [C, L]");
+    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 3), NULL, NULL), "conv2d: weight is [64, 3, 3], want 4 dimensions");
+    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 0, 3), NULL, NULL),
+              "conv2d: weight is [64, 3, 0, 3]: sizes must be 1 to 2147483647");
+    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 3, 3), ZEROS(3), NULL),
+              "conv2d: bias is [3], but weight is [64, 3, 3, 3]: want [64]");
+    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 1, 3, 3), NULL, cairn_conv_options(.groups = 3)),
+              "conv2d: x [8, 3, 64, 64], weight [64, 1, 3, 3]: 3 groups do not divide 64 channels");
+    NO_TENSOR(cairn_conv_transpose2d_forward(x, w, NULL, NULL),
+              "conv_transpose2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 64");
+    NO_TENSOR(
         cairn_conv2d_forward(ZEROS(1, 1, 2, 4), ZEROS(1, 1, 3, 3), NULL, NULL),
         "conv2d: x [1, 1, 2, 4], weight [1, 1, 3, 3]: the kernel spans 3, but the padded input has 2 in dimension "
         "-2");
-    assert_says(cairn_conv2d_forward(ZEROS(1, 1, 0, 4), ZEROS(1, 1, 3, 3), NULL, cairn_conv_options(.padding = {4, 4})),
-                "conv2d: x [1, 1, 0, 4]: sizes of planes must be 1 to 2147483647");
+    NO_TENSOR(cairn_conv2d_forward(ZEROS(1, 1, 0, 4), ZEROS(1, 1, 3, 3), NULL, cairn_conv_options(.padding = {4, 4})),
+              "conv2d: x [1, 1, 0, 4]: sizes of planes must be 1 to 2147483647");
 }
 
 static void conv_tells_options_out_of_range(void **state) {
@@ -69,13 +62,13 @@ static void conv_tells_options_out_of_range(void **state) {
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         struct cairn_conv_options o = all[i].options;
         o.struct_size = sizeof(o);
-        assert_says(cairn_conv2d_forward(x, w, NULL, &o), all[i].sentence);
+        NO_TENSOR(cairn_conv2d_forward(x, w, NULL, &o), all[i].sentence);
     }
-    assert_says(cairn_conv_transpose2d_forward(x, w, NULL, cairn_conv_options(.output_padding = {1, 1})),
-                "conv_transpose2d: output_padding 1 must be smaller than stride 1 or dilation 1");
-    assert_says(cairn_conv_transpose2d_forward(ZEROS(1, 1, 1, 1), ZEROS(1, 1, 2, 2), NULL,
-                                               cairn_conv_options(.padding = {1, 1})),
-                "conv_transpose2d: x [1, 1, 1, 1], weight [1, 1, 2, 2]: the result's dimension -2 would be 0");
+    NO_TENSOR(cairn_conv_transpose2d_forward(x, w, NULL, cairn_conv_options(.output_padding = {1, 1})),
+              "conv_transpose2d: output_padding 1 must be smaller than stride 1 or dilation 1");
+    NO_TENSOR(cairn_conv_transpose2d_forward(ZEROS(1, 1, 1, 1), ZEROS(1, 1, 2, 2), NULL,
+                                             cairn_conv_options(.padding = {1, 1})),
+              "conv_transpose2d: x [1, 1, 1, 1], weight [1, 1, 2, 2]: the result's dimension -2 would be 0");
 }
 
 static void results_beyond_memory_are_refused(void **state) {
@@ -89,30 +82,29 @@ static void results_beyond_memory_are_refused(void **state) {
 static void conv_tells_types_that_differ(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(1, 1, 4, 4), *half = cairn_cast(ZEROS(1, 1, 3, 3), CAIRN_F16);
-    assert_says(cairn_conv2d_forward(x, half, NULL, NULL),
-                "conv2d: x is f32 but weight is f16; cast one of them or let amp do it");
-    assert_says(cairn_conv2d_forward(cairn_zeros(env, CAIRN_I32, CAIRN_SHAPE(1, 1, 4, 4)), half, NULL, NULL),
-                "conv2d: x is i32, want a float type");
+    NO_TENSOR(cairn_conv2d_forward(x, half, NULL, NULL),
+              "conv2d: x is f32 but weight is f16; cast one of them or let amp do it");
+    NO_TENSOR(cairn_conv2d_forward(cairn_zeros(env, CAIRN_I32, CAIRN_SHAPE(1, 1, 4, 4)), half, NULL, NULL),
+              "conv2d: x is i32, want a float type");
 }
 
 static void pool_tells_windows_that_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(2, 3, 5, 4);
-    assert_says(cairn_max_pool2d(ZEROS(5, 4), 2, 2, NULL), "max_pool2d: x is [5, 4], want [N, C, H, W] or [C, H, W]");
-    assert_says(cairn_max_pool2d(x, 0, 2, NULL), "max_pool2d: kernel is 0, want 1 to 2147483647");
-    assert_says(cairn_max_pool2d(x, 2, 2, cairn_pool_options(.stride = {-1})),
-                "max_pool2d: stride is -1, want 1 to 2147483647");
-    assert_says(cairn_max_pool2d(x, 2, 3, cairn_pool_options(.padding = {1, 2})),
-                "max_pool2d: padding 2 is more than half of the kernel, 3");
-    assert_says(cairn_max_pool2d(x, 2, 5, NULL),
-                "max_pool2d: x [2, 3, 5, 4]: the window spans 5, but the padded input has 4 in dimension -1");
-    assert_says(cairn_avg_pool2d(x, 6, 2, NULL),
-                "avg_pool2d: x [2, 3, 5, 4]: the window spans 6, but the padded input has 5 in dimension -2");
-    assert_says(cairn_avg_pool2d(x, 2, 2, cairn_pool_options(.dilation = {2})),
-                "avg_pool2d: dilation is for max_pool2d");
-    assert_says(cairn_max_pool2d(ZEROS(2, 3, 0, 4), 2, 2, NULL),
-                "max_pool2d: x is [2, 3, 0, 4]: a plane must have 1 to 2147483647 pixels");
-    assert_says(cairn_adaptive_avg_pool2d(x, -1, 2), "adaptive_avg_pool2d: output size is -1, want 0 to 2147483647");
+    NO_TENSOR(cairn_max_pool2d(ZEROS(5, 4), 2, 2, NULL), "max_pool2d: x is [5, 4], want [N, C, H, W] or [C, H, W]");
+    NO_TENSOR(cairn_max_pool2d(x, 0, 2, NULL), "max_pool2d: kernel is 0, want 1 to 2147483647");
+    NO_TENSOR(cairn_max_pool2d(x, 2, 2, cairn_pool_options(.stride = {-1})),
+              "max_pool2d: stride is -1, want 1 to 2147483647");
+    NO_TENSOR(cairn_max_pool2d(x, 2, 3, cairn_pool_options(.padding = {1, 2})),
+              "max_pool2d: padding 2 is more than half of the kernel, 3");
+    NO_TENSOR(cairn_max_pool2d(x, 2, 5, NULL),
+              "max_pool2d: x [2, 3, 5, 4]: the window spans 5, but the padded input has 4 in dimension -1");
+    NO_TENSOR(cairn_avg_pool2d(x, 6, 2, NULL),
+              "avg_pool2d: x [2, 3, 5, 4]: the window spans 6, but the padded input has 5 in dimension -2");
+    NO_TENSOR(cairn_avg_pool2d(x, 2, 2, cairn_pool_options(.dilation = {2})), "avg_pool2d: dilation is for max_pool2d");
+    NO_TENSOR(cairn_max_pool2d(ZEROS(2, 3, 0, 4), 2, 2, NULL),
+              "max_pool2d: x is [2, 3, 0, 4]: a plane must have 1 to 2147483647 pixels");
+    NO_TENSOR(cairn_adaptive_avg_pool2d(x, -1, 2), "adaptive_avg_pool2d: output size is -1, want 0 to 2147483647");
     assert_null(cairn_max_pool2d(NULL, 2, 2, NULL));
 }
 

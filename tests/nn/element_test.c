@@ -6,12 +6,6 @@
 #include "nn/tensor.h"
 #include "test_env.h"
 
-#define ASSERT_REFUSED(call, sentence)                     \
-    do {                                                   \
-        assert_null(call);                                 \
-        assert_string_equal(cairn_last_error(), sentence); \
-    } while (0)
-
 static cairn_tensor *row(cairn_env *env, int n, const float *values) {
     const int64_t shape[] = {n};
     return cairn_tensor_from(env, CAIRN_F32, 1, shape, values);
@@ -177,20 +171,18 @@ static void wrong_shapes_and_dimensions_are_told(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3)), *y = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4)),
                  *empty = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(3, 0));
-    ASSERT_REFUSED(cairn_mul(x, y), "mul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
-    ASSERT_REFUSED(cairn_addcmul(x, x, y, 1),
-                   "addcmul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
-    ASSERT_REFUSED(cairn_prelu(x, y),
-                   "prelu: [2, 3] with weight [4]: it has one element, or one for each of dimension 1");
-    ASSERT_REFUSED(cairn_sum_dims(x, CAIRN_DIMS(2), 0), "sum_dims: dimension 2 of a tensor with 2 dimensions");
-    ASSERT_REFUSED(cairn_var(x, CAIRN_DIMS(1, -1), 1, 0), "var: dimension 1 is named twice");
-    ASSERT_REFUSED(cairn_amax(x, -1, NULL, 0), "amax: -1 dimensions; 0 (all) to 8 can be named");
-    ASSERT_REFUSED(cairn_mean_dims(x, 1, NULL, 0), "mean_dims: dims is NULL");
-    ASSERT_REFUSED(cairn_cumsum(x, -3), "cumsum: dimension -3 of a tensor with 2 dimensions");
-    ASSERT_REFUSED(cairn_max(empty), "amax: [3, 0]: a dimension it goes along has size 0");
-    ASSERT_REFUSED(cairn_argmin(empty, 1, 0), "argmin: [3, 0]: a dimension it goes along has size 0");
-    ASSERT_REFUSED(cairn_norm(empty, (double)INFINITY, CAIRN_DIMS(1), 0),
-                   "norm: [3, 0]: a dimension it goes along has size 0");
+    NO_TENSOR(cairn_mul(x, y), "mul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
+    NO_TENSOR(cairn_addcmul(x, x, y, 1), "addcmul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
+    NO_TENSOR(cairn_prelu(x, y), "prelu: [2, 3] with weight [4]: it has one element, or one for each of dimension 1");
+    NO_TENSOR(cairn_sum_dims(x, CAIRN_DIMS(2), 0), "sum_dims: dimension 2 of a tensor with 2 dimensions");
+    NO_TENSOR(cairn_var(x, CAIRN_DIMS(1, -1), 1, 0), "var: dimension 1 is named twice");
+    NO_TENSOR(cairn_amax(x, -1, NULL, 0), "amax: -1 dimensions; 0 (all) to 8 can be named");
+    NO_TENSOR(cairn_mean_dims(x, 1, NULL, 0), "mean_dims: dims is NULL");
+    NO_TENSOR(cairn_cumsum(x, -3), "cumsum: dimension -3 of a tensor with 2 dimensions");
+    NO_TENSOR(cairn_max(empty), "amax: [3, 0]: a dimension it goes along has size 0");
+    NO_TENSOR(cairn_argmin(empty, 1, 0), "argmin: [3, 0]: a dimension it goes along has size 0");
+    NO_TENSOR(cairn_norm(empty, (double)INFINITY, CAIRN_DIMS(1), 0),
+              "norm: [3, 0]: a dimension it goes along has size 0");
     assert_non_null(cairn_argmax(empty, 0, 0));
 }
 
@@ -206,17 +198,17 @@ static void bound_that_is_nan_makes_all_nan(void **state) {
 static void wrong_types_and_numbers_are_told(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ROW(1, 2), *n = of_type(env, CAIRN_I64), *mask = of_type(env, CAIRN_BOOL);
-    ASSERT_REFUSED(cairn_neg(mask), "neg: bool is no number; cast it first");
-    ASSERT_REFUSED(cairn_sub(mask, mask), "sub: bool is no number; cast it first");
-    ASSERT_REFUSED(cairn_pow_scalar(n, -2),
-                   "pow_scalar: integers to the negative power -2 are no integers; cast them to a float first");
+    NO_TENSOR(cairn_neg(mask), "neg: bool is no number; cast it first");
+    NO_TENSOR(cairn_sub(mask, mask), "sub: bool is no number; cast it first");
+    NO_TENSOR(cairn_pow_scalar(n, -2),
+              "pow_scalar: integers to the negative power -2 are no integers; cast them to a float first");
     assert_int_equal(cairn_tensor_dtype(cairn_pow_scalar(n, -1.5)), CAIRN_F32);
-    ASSERT_REFUSED(cairn_where(x, x, x), "where: the condition is f32; it must be bool");
-    ASSERT_REFUSED(cairn_mean(n), "mean: i64 is no float; cast it first");
-    ASSERT_REFUSED(cairn_std(mask, 0, NULL, 1, 0), "std: bool is no float; cast it first");
-    ASSERT_REFUSED(cairn_norm(x, 3, 0, NULL, 0), "norm: p is 3; 1, 2 and INFINITY are computed");
-    ASSERT_REFUSED(cairn_norm(x, (double)NAN, 0, NULL, 0), "norm: p is nan; 1, 2 and INFINITY are computed");
-    ASSERT_REFUSED(cairn_cast(x, (cairn_dtype)-1), "cast: dtype is -1, which is no element type");
+    NO_TENSOR(cairn_where(x, x, x), "where: the condition is f32; it must be bool");
+    NO_TENSOR(cairn_mean(n), "mean: i64 is no float; cast it first");
+    NO_TENSOR(cairn_std(mask, 0, NULL, 1, 0), "std: bool is no float; cast it first");
+    NO_TENSOR(cairn_norm(x, 3, 0, NULL, 0), "norm: p is 3; 1, 2 and INFINITY are computed");
+    NO_TENSOR(cairn_norm(x, (double)NAN, 0, NULL, 0), "norm: p is nan; 1, 2 and INFINITY are computed");
+    NO_TENSOR(cairn_cast(x, (cairn_dtype)-1), "cast: dtype is -1, which is no element type");
 }
 
 /* x86 has the smallest value for all of them. */
@@ -245,10 +237,10 @@ static void scalars_are_reduced_along_their_last_dimension(void **state) {
     ASSERT_ROW(cairn_prod(x, -1, 0), 3);
     ASSERT_ROW(cairn_amax(x, CAIRN_DIMS(-1), 0), 3);
     ASSERT_ROW(cairn_argmax(x, -1, 1), 0);
-    ASSERT_REFUSED(cairn_sum_dims(x, CAIRN_DIMS(0, -1), 0), "sum_dims: dimension 0 is named twice");
-    ASSERT_REFUSED(cairn_sum_dims(x, CAIRN_DIMS(-2), 0), "sum_dims: dimension -2 of a tensor with 1 dimensions");
-    ASSERT_REFUSED(cairn_sum_dims(cairn_sum_dims(x, CAIRN_DIMS(1), 0), -1, NULL, 0),
-                   "sum_dims: dimension 1 of a tensor with 1 dimensions"); /* the first cause */
+    NO_TENSOR(cairn_sum_dims(x, CAIRN_DIMS(0, -1), 0), "sum_dims: dimension 0 is named twice");
+    NO_TENSOR(cairn_sum_dims(x, CAIRN_DIMS(-2), 0), "sum_dims: dimension -2 of a tensor with 1 dimensions");
+    NO_TENSOR(cairn_sum_dims(cairn_sum_dims(x, CAIRN_DIMS(1), 0), -1, NULL, 0),
+              "sum_dims: dimension 1 of a tensor with 1 dimensions"); /* the first cause */
 }
 
 static void shapes_beyond_memory_are_refused(void **state) {
@@ -257,11 +249,11 @@ static void shapes_beyond_memory_are_refused(void **state) {
     const int64_t huge = INT64_C(1) << 40;
     cairn_tensor *column = cairn_expand(one, CAIRN_SHAPE(huge, 1)), *wide = cairn_expand(one, CAIRN_SHAPE(1, huge));
     assert_non_null(column);
-    ASSERT_REFUSED(cairn_add(column, wide),
-                   "add: the result [1099511627776, 1099511627776] has more elements than memory can hold");
+    NO_TENSOR(cairn_add(column, wide),
+              "add: the result [1099511627776, 1099511627776] has more elements than memory can hold");
     cairn_tensor *none = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(0, 1, 1));
-    ASSERT_REFUSED(cairn_add(cairn_add(none, column), wide), /* its strides could not be counted */
-                   "add: the result [0, 1099511627776, 1099511627776] has more elements than memory can hold");
+    NO_TENSOR(cairn_add(cairn_add(none, column), wide), /* its strides could not be counted */
+              "add: the result [0, 1099511627776, 1099511627776] has more elements than memory can hold");
 }
 
 /* ---- a device that has passes.h alone ---- */
@@ -274,11 +266,11 @@ static void a_device_without_math_computes_what_passes_can(void **state) {
     env->device->math = NULL;
     ASSERT_SLOPE(x, cairn_relu(cairn_mul_scalar(cairn_add(x, y), 2)), 2, 2, 2, 2);
     ASSERT_SLOPE(x, cairn_mean(cairn_cast(cairn_cast(x, CAIRN_F16), CAIRN_F32)), 0.25f, 0.25f, 0.25f, 0.25f);
-    ASSERT_REFUSED(cairn_exp(x), "exp: 'cpu' does not compute it yet; use device \"cpu\"");
-    ASSERT_REFUSED(cairn_add(x, ROW(1)), "add: 'cpu' does not compute it yet; use device \"cpu\"");
-    ASSERT_REFUSED(cairn_relu(every_second), "relu: 'cpu' does not compute it yet; use device \"cpu\"");
-    ASSERT_REFUSED(cairn_sum(every_second), "sum: 'cpu' does not compute it yet; use device \"cpu\"");
-    ASSERT_REFUSED(cairn_cast(x, CAIRN_F64), "cast: 'cpu' does not compute it yet; use device \"cpu\"");
+    NO_TENSOR(cairn_exp(x), "exp: 'cpu' does not compute it yet; use device \"cpu\"");
+    NO_TENSOR(cairn_add(x, ROW(1)), "add: 'cpu' does not compute it yet; use device \"cpu\"");
+    NO_TENSOR(cairn_relu(every_second), "relu: 'cpu' does not compute it yet; use device \"cpu\"");
+    NO_TENSOR(cairn_sum(every_second), "sum: 'cpu' does not compute it yet; use device \"cpu\"");
+    NO_TENSOR(cairn_cast(x, CAIRN_F64), "cast: 'cpu' does not compute it yet; use device \"cpu\"");
     env->device->math = math;
 }
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "../check.h"
 #include "core/alloc.h"
 #include "device/env.h"
 #include "nn/hooks.h"

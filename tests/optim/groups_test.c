@@ -10,11 +10,10 @@
 
 #include <cmocka.h>
 
+#include "../check.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "param/param.h"
-
-#define OK(call) assert_int_equal(call, CAIRN_OK)
 
 /* ---- memory that fails ---- */
 
@@ -202,11 +201,6 @@ static void late_parameters_begin_with_fresh_moments(void **state) {
 
 /* ---- what is refused ---- */
 
-static void assert_refused(cairn_status got, cairn_status want, const char *sentence) {
-    assert_int_equal(got, want);
-    if (!strstr(cairn_last_error(), sentence)) fail_msg("'%s' is not in: %s", sentence, cairn_last_error());
-}
-
 static void wrong_groups_are_refused_with_a_sentence(void **state) {
     static const size_t twice[] = {1, 1}, far[] = {7};
     struct sets s, elsewhere;
@@ -215,24 +209,24 @@ static void wrong_groups_are_refused_with_a_sentence(void **state) {
     make_sets(&s, *state);
     OK(cairn_env_create(NULL, NULL, NULL, &env));
     make_sets(&elsewhere, env);
-    assert_refused(cairn_sgd_create_over(s.set[0], NULL, 1, NULL, &none), CAIRN_EINVAL, "indices is NULL");
-    assert_refused(cairn_sgd_create_over(s.set[0], twice, 2, NULL, &none), CAIRN_EINVAL, "'b' is given twice");
-    assert_refused(cairn_sgd_create_over(s.set[0], far, 1, NULL, &none), CAIRN_EINVAL, "parameter 7 of a set of 3");
+    REFUSED(cairn_sgd_create_over(s.set[0], NULL, 1, NULL, &none), CAIRN_EINVAL, "indices is NULL");
+    REFUSED(cairn_sgd_create_over(s.set[0], twice, 2, NULL, &none), CAIRN_EINVAL, "'b' is given twice");
+    REFUSED(cairn_sgd_create_over(s.set[0], far, 1, NULL, &none), CAIRN_EINVAL, "parameter 7 of a set of 3");
     assert_null(none);
     OK(cairn_sgd_create_over(s.set[0], first_only, 1, NULL, &o));
     OK(cairn_sgd_create_over(s.set[0], second_only, 1, NULL, &other));
-    assert_refused(cairn_sgd_add_group(o, s.set[0], first_only, 1, NULL), CAIRN_EINVAL, "'a' is given twice");
-    assert_refused(cairn_sgd_add_group(o, s.set[0], second_only, 1, NULL), CAIRN_EINVAL,
-                   "'b' belongs to an optimizer already");
-    assert_refused(cairn_sgd_add_group(o, s.set[1], twice, 2, NULL), CAIRN_EINVAL, "'b' is given twice");
-    assert_refused(cairn_sgd_add_group(o, s.set[1], far, 1, NULL), CAIRN_EINVAL, "parameter 7 of a set of 3");
-    assert_refused(cairn_sgd_add_group(o, s.set[1], far, SIZE_MAX, NULL), CAIRN_EINVAL, "parameters of a set of 3");
-    assert_refused(cairn_sgd_create_over(s.set[1], far, 4, NULL, &none), CAIRN_EINVAL, "4 parameters of a set of 3");
-    assert_refused(cairn_adam_add_group(o, s.set[1], NULL, 0, NULL), CAIRN_EINVAL, "a group of Adam cannot be added");
-    assert_refused(cairn_sgd_add_group(o, elsewhere.set[0], NULL, 0, NULL), CAIRN_EINVAL, "another environment");
-    assert_refused(cairn_sgd_add_group(o, NULL, NULL, 0, NULL), CAIRN_EINVAL, "parameter set is NULL");
-    assert_refused(cairn_sgd_add_group(NULL, s.set[0], NULL, 0, NULL), CAIRN_EINVAL, "is NULL");
-    assert_refused(cairn_adam_add_group(NULL, s.set[0], NULL, 0, NULL), CAIRN_EINVAL, "is NULL");
+    REFUSED(cairn_sgd_add_group(o, s.set[0], first_only, 1, NULL), CAIRN_EINVAL, "'a' is given twice");
+    REFUSED(cairn_sgd_add_group(o, s.set[0], second_only, 1, NULL), CAIRN_EINVAL,
+            "'b' belongs to an optimizer already");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], twice, 2, NULL), CAIRN_EINVAL, "'b' is given twice");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], far, 1, NULL), CAIRN_EINVAL, "parameter 7 of a set of 3");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], far, SIZE_MAX, NULL), CAIRN_EINVAL, "parameters of a set of 3");
+    REFUSED(cairn_sgd_create_over(s.set[1], far, 4, NULL, &none), CAIRN_EINVAL, "4 parameters of a set of 3");
+    REFUSED(cairn_adam_add_group(o, s.set[1], NULL, 0, NULL), CAIRN_EINVAL, "a group of Adam cannot be added");
+    REFUSED(cairn_sgd_add_group(o, elsewhere.set[0], NULL, 0, NULL), CAIRN_EINVAL, "another environment");
+    REFUSED(cairn_sgd_add_group(o, NULL, NULL, 0, NULL), CAIRN_EINVAL, "parameter set is NULL");
+    REFUSED(cairn_sgd_add_group(NULL, s.set[0], NULL, 0, NULL), CAIRN_EINVAL, "is NULL");
+    REFUSED(cairn_adam_add_group(NULL, s.set[0], NULL, 0, NULL), CAIRN_EINVAL, "is NULL");
     assert_int_equal(cairn_optimizer_num_groups(o), 1);
     assert_int_equal(cairn_optimizer_num_params(o), 1);
     OK(cairn_sgd_add_group(o, s.set[1], NULL, 0, NULL)); /* nothing of it was left behind */
@@ -258,7 +252,7 @@ static void memory_that_a_graph_has_captured_takes_no_group(void **state) {
     make_sets(&s, *state);
     OK(cairn_sgd_create(s.set[0], NULL, &o));
     OK(cairn_graph_capture(*state, nothing, NULL, &graph));
-    assert_refused(cairn_sgd_add_group(o, s.set[1], first_only, 1, NULL), CAIRN_ESTATE, "destroy the graph first");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], first_only, 1, NULL), CAIRN_ESTATE, "destroy the graph first");
     OK(cairn_sgd_create(s.set[1], NULL, &other)); /* no graph has it */
     cairn_optimizer_destroy(&other);
     cairn_graph_destroy(&graph);
@@ -276,11 +270,11 @@ static void gradients_that_failed_stay_refused_until_their_own_optimizer_forgets
     OK(cairn_sgd_create_over(s.set[0], second_only, 1, NULL, &other));
     write_gradients(&s, 0);
     cairn__param_set_make_incomplete(s.set[0]);
-    assert_refused(cairn_step(o), CAIRN_ESTATE, "gradients are incomplete");
+    REFUSED(cairn_step(o), CAIRN_ESTATE, "gradients are incomplete");
     cairn_clear_grads(o);
     OK(cairn_grads_ready(s.set[0], 0, 1));
     OK(cairn_step(o));
-    assert_refused(cairn_step(other), CAIRN_ESTATE, "gradients are incomplete");
+    REFUSED(cairn_step(other), CAIRN_ESTATE, "gradients are incomplete");
     cairn_zero_grad(other);
     OK(cairn_step(other));
     cairn_optimizer_destroy(&o);

@@ -2,28 +2,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../check.h"
 #include "cairn/store.h"
-
-#define CHECK(call)                                            \
-    do {                                                       \
-        if ((call) != CAIRN_OK) {                              \
-            fprintf(stderr, "join: %s\n", cairn_last_error()); \
-            exit(1);                                           \
-        }                                                      \
-    } while (0)
 
 int main(void) {
     cairn_store *store = NULL;
-    CHECK(cairn_tcp_store_create(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")),
-                                 cairn_tcp_store_options(.timeout = 10), &store));
+    MUST_OK(cairn_tcp_store_create(getenv("MASTER_ADDR"), atoi(getenv("MASTER_PORT")),
+                                   cairn_tcp_store_options(.timeout = 10), &store));
     int64_t here = 0;
-    CHECK(cairn_store_add(store, "here", 1, &here));
+    MUST_OK(cairn_store_add(store, "here", 1, &here));
     if (here > atoi(getenv("WORLD_SIZE"))) {
         fprintf(stderr, "join: somebody was here before\n");
         return 1;
     }
-    if (here == atoi(getenv("WORLD_SIZE"))) CHECK(cairn_store_set(store, "all", "", 0));
-    CHECK(cairn_store_wait(store, &(const char *){"all"}, 1));
+    if (here == atoi(getenv("WORLD_SIZE"))) MUST_OK(cairn_store_set(store, "all", "", 0));
+    MUST_OK(cairn_store_wait(store, &(const char *){"all"}, 1));
     cairn_store_destroy(&store);
     return 0;
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "context.h"
 #include "plant.h"
 #include "trainer.h"
@@ -23,11 +24,6 @@ enum { WARM_UP = 5, STEADY = 20, REPLAYED = 12 };
 
 static const char *device_name = "cpu";
 static char log_text[8192];
-
-#define OK(call)                                                                                  \
-    do {                                                                                          \
-        if ((call) != CAIRN_OK) fail_msg("line %d: %s: %s", __LINE__, #call, cairn_last_error()); \
-    } while (0)
 
 static void keep_log(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie;
