@@ -11,8 +11,8 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
                                   cairn_env **out);
 
 /* Meets the other ranks and makes the environment's group. What is made for it (server, client, file) ends before it
- * returns, unless the group keeps its store: then it is kept in the environment. *port: where the TCP store was, 0 = there was
- * none. The options are complete. */
+ * returns, unless the group keeps its store: then it is kept in the environment. *port: where the TCP store was, 0 =
+ * there was none. The options are complete. */
 cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *options, int *port);
 

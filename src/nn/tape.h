@@ -3,8 +3,8 @@
  * A generation is one step. Results of a generation die when the next begins (env->begin_step, which zero_grad calls);
  * nothing is freed then, the memory is handed out again.
  *
- * A graph's step runs on a tape of its own, which cairn__tape_of gives while it runs: addresses that were recorded are not
- * handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment
+ * A graph's step runs on a tape of its own, which cairn__tape_of gives while it runs: addresses that were recorded are
+ * not handed out to anybody else, and the results of the step stay until its next run. What belongs to the environment
  * and not to a step is kept by the first tape, `main`. */
 #ifndef CAIRN__NN_TAPE_H
 #define CAIRN__NN_TAPE_H
