@@ -197,6 +197,12 @@ static void add(const struct cairn__grad *g, float *dst, const void *x, cairn_dt
     d->passes->axpby(d, &item, 1, CAIRN_F32, from, factor, 1.0f, NULL);
 }
 
+static void multiply(const struct cairn__grad *g, float *x, const float *by) {
+    struct cairn_device *d = device_of(g);
+    const struct cairn__item item = {.n = g->of->n, .dst = x, .x = x};
+    if (by) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, by, NULL);
+}
+
 /* sum (+)= the slot, unscaled. */
 static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uint32_t *found) {
     struct cairn_device *d = device_of(g);
@@ -287,7 +293,9 @@ out:
     return st;
 }
 
+/* What was accumulated and clipped stays clipped: the coefficient is not what is written's. */
 static void set_written(struct cairn__grad *g) {
+    if (is_accumulated(g)) multiply(g, g->sum, g->clip);
     g->slot = CAIRN__SLOT_WRITTEN;
     g->scale = g->of->set->scale;
     g->clip = NULL;
@@ -464,12 +472,6 @@ uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient) {
     g->noted = true;
     g->clip = coefficient;
     return is_sum ? sum_flag_of(g) : flag_of(g);
-}
-
-static void multiply(const struct cairn__grad *g, float *x, const float *by) {
-    struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->of->n, .dst = x, .x = x};
-    if (by) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, by, NULL);
 }
 
 cairn_status cairn__grad_unscale(struct cairn__grad *g) {

@@ -327,6 +327,27 @@ static void gradient_at_a_scale_that_ends_is_folded_first(void **state) {
     cairn_param_set_destroy(&set);
 }
 
+/* 8 clipped to 4, and 2. */
+static void clipped_sum_stays_clipped_when_more_is_declared(void **state) {
+    float weight = 0, grad = 8;
+    const cairn_param w = {.name = "w", .data = &weight, .grad = &grad, .dtype = CAIRN_F32, .ndim = 1, .shape = {1}};
+    struct cairn_sgd_options options = CAIRN_SGD_OPTIONS_INIT;
+    cairn_param_set *set = NULL;
+    cairn_optimizer *sgd = NULL;
+    options.lr = 1;
+    assert_int_equal(cairn_param_set_create(*state, &w, 1, &set), CAIRN_OK);
+    assert_int_equal(cairn_sgd_create(set, &options, &sgd), CAIRN_OK);
+    assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
+    assert_int_equal(cairn_grads_taken(set, 0, 1), CAIRN_OK);
+    assert_int_equal(cairn_clip_grad_norm(sgd, 4, NULL), CAIRN_OK);
+    grad = 2;
+    assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
+    assert_int_equal(cairn_step(sgd), CAIRN_OK);
+    assert_float_equal(weight, -6, 1e-5);
+    cairn_optimizer_destroy(&sgd);
+    cairn_param_set_destroy(&set);
+}
+
 static void changed_takes_the_side_that_was_written(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = NULL;
@@ -359,6 +380,7 @@ int main(void) {
         cmocka_unit_test(zero_grad_forgets_flags_and_gradients),
         cmocka_unit_test(forgetting_some_of_two_sets_lowers_their_flags_and_no_other),
         cmocka_unit_test(gradient_at_a_scale_that_ends_is_folded_first),
+        cmocka_unit_test(clipped_sum_stays_clipped_when_more_is_declared),
         cmocka_unit_test(changed_takes_the_side_that_was_written),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
