@@ -163,6 +163,7 @@ void cairn__grad_place(struct cairn__grad *g, void *slot) {
     free_memory(g);
     g->memory = slot;
     g->slot = CAIRN__SLOT_EMPTY;
+    if (!is_accumulated(g)) g->clip = NULL; /* nothing is left that it applies to */
 }
 
 cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot) {
@@ -174,9 +175,9 @@ cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot) {
 }
 
 void cairn__grad_change_type(struct cairn__grad *g) {
-    cairn__grad_place(g, NULL);
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;
     g->unsynced = CAIRN__UNSYNCED_NONE;
+    cairn__grad_place(g, NULL);
 }
 
 /* ---- accumulating ---- */
