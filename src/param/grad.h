@@ -1,33 +1,45 @@
 /* The gradient of one parameter, and the functions that change it. Its fields are grad.c's alone.
  *
- * Three state machines. An edge is named after the function that takes it, without cairn__grad_:
+ * Three state machines. An edge is named after the function that takes it, without cairn__grad_; two names stand for
+ * several functions that take it alike (tests/param/walk_test.c walks all of them):
+ *
+ *     add        accumulate, accumulate_at, open, and bind in the place of Cairn's own memory
+ *     take       take_unsynced, read, unscale
  *
  *   slot         what the last backward wrote: in the parameter's type, multiplied by that backward's loss scale
  *
- *     EMPTY      -- write ---------------------> WRITTEN, or UNSYNCED in a backward that is not synchronised (no_sync)
- *     UNSYNCED   -- open, accumulate ----------> EMPTY (the sum of unsynced gradients gets it)
- *                -- sync, take_unsynced -------> WRITTEN
+ *     EMPTY      -- write, sync, reduce -------> WRITTEN
+ *                -- write ---------------------> UNSYNCED in a backward that is not synchronised (no_sync), or EMPTY if
+ *                                                the set spares zeros (spares_unsynced)
+ *     UNSYNCED   -- add -----------------------> EMPTY (the sum of unsynced gradients gets it)
+ *                -- take, sync ----------------> WRITTEN, from where read and unscale go on
+ *                -- write ---------------------> UNSYNCED (memory of the user's, who adds up himself)
+ *                -- forget_unsynced -----------> EMPTY
  *     WRITTEN    -- look, found, clip ---------> CHECKED: its flag says whether it is infinite or NaN
+ *                -- drop ----------------------> EMPTY
  *     CHECKED    -- consume -------------------> WRITTEN: a further step looks again
- *     both       -- open, accumulate, read ----> EMPTY (the accumulated sum gets it)
- *     any        -- forget, drop, place -------> EMPTY
- *     any        -- write ---------------------> as from EMPTY (memory of the user's, who adds up himself)
+ *     both       -- add, read, unscale --------> EMPTY (the accumulated sum gets it); read and unscale not, where there
+ *                                                is no sum and none is needed
+ *                -- write, reduce -------------> as from EMPTY (memory of the user's, who adds up himself)
+ *                -- sync ----------------------> WRITTEN (the accumulated sum gets what was there)
+ *     any        -- forget, place, change_type -> EMPTY
  *
  *   accumulated  the true f32 sum of slots of earlier backwards, which may have had other scales
  *
- *     ABSENT     -- accumulate, take_unsynced -> CHECKED: whichever pass adds also looks
- *     CHECKED    -- consume -------------------> UNCHECKED
- *     UNCHECKED  -- look, accumulate, clip ----> CHECKED
+ *     ABSENT     -- add, take, sync -----------> CHECKED: whichever pass adds also looks
+ *     CHECKED    -- consume -------------------> UNCHECKED (a module's: a step forgets the user's)
+ *     UNCHECKED  -- look, clip, add, take, sync -> CHECKED
  *     both       -- write, sync ---------------> ABSENT, if a step had taken it from the unsynced sum: it goes back
- *     any        -- forget --------------------> ABSENT
+ *     any        -- forget, change_type -------> ABSENT
  *
  *   unsynced     the true f32 sum of gradients that no_sync keeps on this rank; nobody looks at them
  *
- *     NONE       -- accumulate (a slot that is UNSYNCED) -> KEPT
- *     KEPT       -- take_unsynced -------------> TAKEN: a step or clipping came before a synchronising backward
- *     TAKEN      -- accumulate ----------------> TAKEN_KEPT -- take_unsynced -> TAKEN
+ *     NONE       -- add (a slot that is UNSYNCED) -> KEPT
+ *                -- take (such a slot) --------> TAKEN: a step or clipping came before a synchronising backward
+ *     KEPT       -- take ----------------------> TAKEN
+ *     TAKEN      -- add -----------------------> TAKEN_KEPT -- take -> TAKEN
  *     any        -- write, sync (synchronised) -> NONE: slot = round(unsynced * scale + slot) is reduced
- *     any        -- forget --------------------> NONE
+ *     any        -- forget, forget_unsynced, change_type -> NONE
  *
  * Beside them stand, as data: the scale of the slot, the clipping coefficient that is still to be applied, whether the
  * flags may be raised, and whether the optimizer has taken note of the gradient.
@@ -102,7 +114,8 @@ cairn_status cairn__grad_make_memory(struct cairn__grad *g); /* where there is n
  * backward makes some. */
 void cairn__grad_place(struct cairn__grad *g, void *slot);
 
-/* cairn__grad_place of memory of the user's, after accumulating what Cairn's own memory holds. */
+/* The slot is memory of the user's from now on. What Cairn's own memory holds is accumulated before; what the user's
+ * old memory holds comes along, and counts as it did. */
 cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot);
 
 /* The parameter's type changes: memory of the old one goes, with what it holds. */
