@@ -1,8 +1,9 @@
 /* Random walks of gradients, beside a model that is written from the words of param/grad.h: after every call states,
  * values and flags are the model's, and what changed is an edge of the diagram there. All edges are taken.
  *
- * The model's arithmetic is exact. Values are integers of few bits, scales and coefficients of clipping are powers of 2,
- * and a walk forgets what has grown: so every f32 sum is exact, and a half slot is one rounding of the exact one.
+ * The model's arithmetic is exact. Values are integers of few bits, scales and coefficients of clipping are powers
+ * of 2, and a walk forgets what has grown: so every f32 sum is exact, and a half slot is one rounding of the exact
+ * one.
  *
  * usage: walk_test [WALKS [FIRST]]    (CAIRN_TEST_SEEDS in the environment overrides WALKS) */
 #include <math.h>
