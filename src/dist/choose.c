@@ -19,6 +19,7 @@ struct candidate {
 };
 
 struct choice {
+    const struct cairn__group_options *options;
     struct cairn__peers *peers;
     struct candidate candidates[MOST_CANDIDATES]; /* best first */
     int num_candidates;
@@ -30,6 +31,23 @@ static const char *name_of(int row) {
 
 static void add_candidate(struct choice *c, int row) {
     c->candidates[c->num_candidates++] = (struct candidate){.row = row, .failed_rank = -1};
+}
+
+static bool is_on_gpu(const struct cairn__group_options *o) {
+    return o->device && strcmp(o->device->ops->name, "cpu") != 0;
+}
+
+cairn_status cairn__backend_meet(const struct cairn__group_options *o, struct cairn__peers *out) {
+    return cairn__peers_meet(&(struct cairn__peers_options){.rank = o->rank,
+                                                            .size = o->size,
+                                                            .timeout = o->meeting_timeout > 0 ? o->meeting_timeout
+                                                                                              : o->timeout,
+                                                            .store = o->store,
+                                                            .prefix = o->prefix,
+                                                            .wanted = o->backend,
+                                                            .is_mpi = o->is_mpi,
+                                                            .on_gpu = is_on_gpu(o)},
+                             out);
 }
 
 /* ---- what must be equal ---- */
@@ -103,23 +121,24 @@ static const struct cairn__peer *find_far_peer(const struct cairn__peers *p) {
 
 /* A rank that reached the store over loopback is on the store's machine: the way to the others leads out of it.
  * Where all did, they share a network, whatever their machines are called. */
-static void guess_address(const struct cairn__peers *p, char *address, size_t nbytes) {
-    const struct cairn__peer *far = find_far_peer(p);
+static void guess_address(const struct choice *c, char *address, size_t nbytes) {
+    const struct cairn__peer *far = find_far_peer(c->peers);
     if (far) cairn__address_towards(far->address, address, nbytes);
-    if (!far && p->options->store) cairn__store_local_address(p->options->store, address, nbytes);
+    if (!far && c->options->store) cairn__store_local_address(c->options->store, address, nbytes);
     if (!far && !address[0]) cairn__address_of_name(address, nbytes);
 }
 
-static cairn_status find_address(const struct cairn__peers *p, char *address, size_t nbytes) {
+static cairn_status find_address(const struct choice *c, char *address, size_t nbytes) {
+    const struct cairn__peers *p = c->peers;
     const struct cairn__peer *me = &p->all[p->rank];
-    if (p->options->interface) return cairn__address_of_interface(p->options->interface, address, nbytes);
+    if (c->options->interface) return cairn__address_of_interface(c->options->interface, address, nbytes);
     address[0] = '\0';
     if (cairn__peers_share_host(p)) {
         snprintf(address, nbytes, "127.0.0.1");
     } else if (me->address[0]) {
         snprintf(address, nbytes, "%s", me->address);
     } else {
-        guess_address(p, address, nbytes);
+        guess_address(c, address, nbytes);
     }
     REQUIRE(address[0], CAIRN_EINVAL,
             "no address is known by which other machines reach this one; set GLOO_SOCKET_IFNAME to the name of a "
@@ -130,13 +149,13 @@ static cairn_status find_address(const struct cairn__peers *p, char *address, si
 /* ---- what every rank can ---- */
 
 /* Of this rank; the reason as the last error. */
-static cairn_status can_use(struct cairn__peers *p, int row) {
-    struct cairn__peer *me = &p->all[p->rank];
+static cairn_status can_use(struct choice *c, int row) {
+    struct cairn__peer *me = &c->peers->all[c->peers->rank];
     cairn_status st = CAIRN_OK;
     char address[CAIRN__PEER_ADDRESS];
-    TRY(cairn__backend_probe(row, p->options));
+    TRY(cairn__backend_probe(row, c->options));
     if (row != CAIRN__BACKEND_GLOO) goto out;
-    TRY(find_address(p, address, sizeof(address)));
+    TRY(find_address(c, address, sizeof(address)));
     memcpy(me->address, address, sizeof(address));
 out:
     return st;
@@ -149,7 +168,7 @@ static void write_answers(struct choice *c, char *text, size_t nbytes) {
     size_t used = 0;
     for (int i = 0; i < c->num_candidates; i++) {
         char reason[REASON_NBYTES] = "";
-        const cairn_status st = can_use(p, c->candidates[i].row);
+        const cairn_status st = can_use(c, c->candidates[i].row);
         if (st != CAIRN_OK) snprintf(reason, sizeof(reason), "%s", cairn_last_error());
         for (char *newline; (newline = strchr(reason, '\n'));) *newline = ' ';
         used += (size_t)snprintf(lines + used, sizeof(lines) - used, "\n%d %s", (int)st, reason);
@@ -237,14 +256,13 @@ out:
 }
 
 static cairn_status choose_alone(const struct cairn__group_options *o, int named, int *row) {
-    const bool on_gpu = o->device && strcmp(o->device->ops->name, "cpu") != 0;
     *row = named >= 0 ? named : CAIRN__BACKEND_SELF;
     const cairn_status st = cairn__backend_probe(*row, o);
-    return st == CAIRN_OK ? check_memory(*row, on_gpu) : st;
+    return st == CAIRN_OK ? check_memory(*row, is_on_gpu(o)) : st;
 }
 
-static cairn_status choose_together(struct cairn__peers *p, int named, int *row) {
-    struct choice c = {.peers = p};
+static cairn_status choose_together(const struct cairn__group_options *o, struct cairn__peers *p, int named, int *row) {
+    struct choice c = {.options = o, .peers = p};
     const cairn_status st = check_facts(p, named);
     if (st != CAIRN_OK) return cairn__peers_refuse(p, st);
     if (named >= 0) {
@@ -261,7 +279,7 @@ cairn_status cairn__backend_choose(const struct cairn__group_options *options, s
     int named = -1, row = -1;
     cairn_status st = CAIRN_OK;
     TRY(cairn__backend_find(options->backend, &named));
-    TRY(options->size == 1 ? choose_alone(options, named, &row) : choose_together(peers, named, &row));
+    TRY(options->size == 1 ? choose_alone(options, named, &row) : choose_together(options, peers, named, &row));
     *out = cairn__backends[row];
 out:
     return st;

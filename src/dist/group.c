@@ -149,7 +149,7 @@ static cairn_status make_family(const struct cairn__group_options *options, cair
 static cairn_status create(cairn_group *group, const struct cairn__group_options *options) {
     struct cairn__peers peers = {.rank = options->rank, .size = options->size, .listener = -1};
     cairn_status st = CAIRN_OK;
-    if (options->size > 1) TRY(cairn__peers_meet(options, &peers));
+    if (options->size > 1) TRY(cairn__backend_meet(options, &peers));
     TRY(cairn__backend_choose(options, &peers, &group->backend));
     TRY(group->backend->create(group, options, &peers));
     if (!group->backend->keeps_store) group->family->store = NULL;

@@ -86,6 +86,9 @@ cairn_status cairn__backend_find(const char *name, int *row);
 /* The row's probe. */
 cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options);
 
+/* cairn__peers_meet, where each rank says of itself what its options do. */
+cairn_status cairn__backend_meet(const struct cairn__group_options *options, struct cairn__peers *out);
+
 /* What the group is made of: the same on all ranks, which know each other. peers->all is NULL where size is 1. Errors:
  * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory;
  * CAIRN_ENOTSUP shm for several machines; what a rank's probe says, with the rank. */

@@ -20,7 +20,6 @@
 #include "core/trace.h"
 #include "core/vars.h"
 #include "dist/address.h"
-#include "dist/group_backend.h"
 #include "dist/store/store.h"
 
 enum {
@@ -30,6 +29,7 @@ enum {
     LAST_PROBE_MS = 2000,
     REFUSAL_MS = 2000,
     KEY_NBYTES = 300,
+    BACKLOG = 512,           /* every rank of the largest group may dial twice */
     MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */
 };
 
@@ -76,9 +76,9 @@ static void read_name(char name[CAIRN__PEER_NAME]) {
 }
 
 /* How this rank reached the store is how others reach it, unless that was from the same machine. */
-static void read_address(const struct cairn__group_options *o, char address[CAIRN__PEER_ADDRESS]) {
+static void read_address(cairn_store *store, char address[CAIRN__PEER_ADDRESS]) {
     address[0] = '\0';
-    if (o->store) cairn__store_local_address(o->store, address, CAIRN__PEER_ADDRESS);
+    if (store) cairn__store_local_address(store, address, CAIRN__PEER_ADDRESS);
     if (cairn__address_is_loopback(address)) address[0] = '\0';
 }
 
@@ -105,21 +105,19 @@ static cairn_status open_listener(struct cairn__peers *p) {
     struct sockaddr_un a;
     socklen_t length = fill_address(me->socket, &a);
     p->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, length) != 0 ||
-        listen(p->listener, 2 * CAIRN__MAX_RANKS) != 0)
+    if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, length) != 0 || listen(p->listener, BACKLOG) != 0)
         return cairn__fail_errno(errno, "listening for the other ranks");
     return CAIRN_OK;
 }
 
-static cairn_status know_myself(struct cairn__peers *p) {
-    const struct cairn__group_options *o = p->options;
+static cairn_status know_myself(struct cairn__peers *p, const struct cairn__peers_options *o) {
     struct cairn__peer *me = &p->all[p->rank];
     me->pid = (int)getpid();
     me->is_mpi = o->is_mpi;
-    me->on_gpu = o->device && strcmp(o->device->ops->name, "cpu") != 0;
-    snprintf(me->wanted, sizeof(me->wanted), "%s", o->backend ? o->backend : "auto");
+    me->on_gpu = o->on_gpu;
+    snprintf(me->wanted, sizeof(me->wanted), "%s", o->wanted ? o->wanted : "auto");
     read_name(me->name);
-    read_address(o, me->address);
+    read_address(p->store, me->address);
     return read_host(me->host);
 }
 
@@ -155,14 +153,13 @@ static cairn_status take_peer(void *ctx, int rank, const char *text) {
 /* ---- the store ---- */
 
 static void write_key(const struct exchange *x, int rank, char key[KEY_NBYTES]) {
-    snprintf(key, KEY_NBYTES, "%s/peers/%s%s%d", x->p->options->prefix, x->topic ? x->topic : "", x->topic ? "/" : "",
-             rank);
+    snprintf(key, KEY_NBYTES, "%s/peers/%s%s%d", x->p->prefix, x->topic ? x->topic : "", x->topic ? "/" : "", rank);
 }
 
 static cairn_status publish(const struct exchange *x) {
     char key[KEY_NBYTES];
     write_key(x, x->p->rank, key);
-    return cairn_store_set(x->p->options->store, key, x->text, strlen(x->text));
+    return cairn_store_set(x->p->store, key, x->text, strlen(x->text));
 }
 
 static cairn_status take(struct exchange *x, int rank, const char *text) {
@@ -180,12 +177,12 @@ static cairn_status look_up(struct exchange *x, int rank) {
     const char *wanted = key;
     if (rank == x->p->rank) return take(x, rank, x->text);
     write_key(x, rank, key);
-    st = cairn_store_check(x->p->options->store, &wanted, 1, &ready);
+    st = cairn_store_check(x->p->store, &wanted, 1, &ready);
     if (st != CAIRN_OK) { /* the store knows the key, not whom it stands for */
         return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), x->p->rank, rank);
     }
     if (!ready) return CAIRN_OK;
-    TRY(cairn_store_get(x->p->options->store, key, &text, NULL));
+    TRY(cairn_store_get(x->p->store, key, &text, NULL));
     st = take(x, rank, text);
 out:
     cairn_store_free(text);
@@ -272,15 +269,18 @@ out:
 
 /* ---- for others ---- */
 
-cairn_status cairn__peers_meet(const struct cairn__group_options *options, struct cairn__peers *out) {
+cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out) {
     char text[600];
     cairn_status st = CAIRN_OK;
-    const double asked = options->meeting_timeout > 0 ? options->meeting_timeout : options->timeout;
-    *out = (struct cairn__peers){.options = options, .rank = options->rank, .size = options->size, .listener = -1};
-    out->patience = asked < MAX_TIMEOUT ? asked : MAX_TIMEOUT;
+    *out = (struct cairn__peers){.rank = options->rank,
+                                 .size = options->size,
+                                 .store = options->store,
+                                 .prefix = options->prefix,
+                                 .listener = -1};
+    out->patience = options->timeout < MAX_TIMEOUT ? options->timeout : MAX_TIMEOUT;
     out->deadline = cairn__now_ns() + (uint64_t)(out->patience * 1e9);
     TRY(cairn__calloc((size_t)out->size, sizeof(*out->all), (void **)&out->all));
-    TRY(know_myself(out));
+    TRY(know_myself(out, options));
     if (out->size > 1) TRY(open_listener(out));
     write_peer(out, text, sizeof(text));
     st = run(&(struct exchange){.p = out, .text = text, .take = take_peer, .ctx = out});
@@ -312,12 +312,12 @@ cairn_status cairn__peers_refuse(const struct cairn__peers *p, cairn_status stat
     int64_t told = 0;
     if (p->size == 1) return status;
     snprintf(why, sizeof(why), "%s", cairn_last_error());
-    snprintf(key, sizeof(key), "%s/peers/refused", p->options->prefix);
-    cairn_status sent = cairn_store_add(p->options->store, key, 1, &told);
+    snprintf(key, sizeof(key), "%s/peers/refused", p->prefix);
+    cairn_status sent = cairn_store_add(p->store, key, 1, &told);
     const uint64_t end = cairn__now_ns() + REFUSAL_MS * UINT64_C(1000000);
     while (sent == CAIRN_OK && p->rank == 0 && told < p->size && cairn__now_ns() < end) {
         poll(NULL, 0, LAST_PAUSE_MS);
-        sent = cairn_store_add(p->options->store, key, 0, &told);
+        sent = cairn_store_add(p->store, key, 0, &told);
     }
     return cairn__fail(status, "%s", why);
 }

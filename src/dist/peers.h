@@ -1,12 +1,13 @@
-/* Who the ranks of a group are: each publishes itself in the store and reads the others, before there is a backend,
- * and all choose the backend by the same facts. */
+/* Who the ranks of a group are: each publishes itself in the store and reads the others, before there is a group;
+ * all choose its backend by the same facts. */
 #ifndef CAIRN__DIST_PEERS_H
 #define CAIRN__DIST_PEERS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "dist/group.h"
+#include "cairn/core.h"
+#include "cairn/store.h"
 
 enum { CAIRN__PEER_HOST = 160, CAIRN__PEER_NAME = 65, CAIRN__PEER_SOCKET = 40, CAIRN__PEER_ADDRESS = 64 };
 
@@ -23,19 +24,30 @@ struct cairn__peer {
     bool on_gpu;               /* its arrays are a GPU's */
 };
 
-struct cairn__peers {
-    const struct cairn__group_options *options; /* as long as the meeting lasts */
+/* How the ranks find each other, and what this one says of itself. */
+struct cairn__peers_options {
     int rank, size;
+    double timeout;     /* seconds that the meeting may last; > 0 */
+    cairn_store *store; /* NULL is fine where size is 1 */
+    const char *prefix; /* of every key used */
+    const char *wanted; /* backend; NULL = "auto" */
+    bool is_mpi, on_gpu;
+};
+
+struct cairn__peers {
+    int rank, size;
+    cairn_store *store; /* as prefix: of the options, used as long as the meeting lasts */
+    const char *prefix;
     struct cairn__peer *all; /* [size] */
     int listener;            /* of this rank's socket; -1 = closed. A refused connection means that a rank has ended */
     double patience;         /* seconds that this meeting may last */
     uint64_t deadline;       /* ns of cairn__now_ns: the end of them */
 };
 
-/* Collective through the store of options, which a rank alone does not need. *out is the caller's to end, also after
- * a failure. Errors: CAIRN_ETIMEOUT names who did not come; CAIRN_EPEER ranks of another size or version of Cairn,
- * or a rank that ended meanwhile; CAIRN_EINVAL an interface that is not there; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
-cairn_status cairn__peers_meet(const struct cairn__group_options *options, struct cairn__peers *out);
+/* Collective through the store. *out is the caller's to end, also after a failure. Errors: CAIRN_ETIMEOUT names who
+ * did not come; CAIRN_EPEER ranks of another size or version of Cairn, or a rank that ended meanwhile; CAIRN_EINVAL an
+ * interface that is not there; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out);
 void cairn__peers_end(struct cairn__peers *peers);
 
 /* Of the ranks' machines: all the same? */

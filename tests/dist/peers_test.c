@@ -67,7 +67,7 @@ static void *meet(void *argument) {
     const uint64_t begin = cairn__now_ns();
     host = r->host;
     lacks = r->lacks;
-    r->status = cairn__peers_meet(&r->options, &r->peers);
+    r->status = cairn__backend_meet(&r->options, &r->peers);
     if (r->status == CAIRN_OK && r->chooses) r->status = cairn__backend_choose(&r->options, &r->peers, &r->backend);
     snprintf(r->error, sizeof(r->error), "%s", r->status == CAIRN_OK ? "" : cairn_last_error());
     r->took = (double)(cairn__now_ns() - begin) * 1e-9;
