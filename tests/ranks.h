@@ -18,7 +18,7 @@
 
 #include "cairn/cairn.h"
 #include "check.h"
-#include "dist/store/server.h"
+#include "rendezvous/store/server.h"
 #include "env/env_internal.h"
 
 /* NULL when all went well; otherwise a sentence, made with malloc. */

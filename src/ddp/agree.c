@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 #include "kernels/kernels.h"
 
 /* ---- words ---- */

@@ -4,9 +4,9 @@
  * ddp looks only when an overflow is likely: in the first backwards, after the loss scale has grown, and after a
  * skipped step. An overflow at another time has its parameter named the first time, and its ranks from the second time
  * on. All ranks decide alike, from values that are equal on all. */
+#include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 enum { LOOKS = 8 /* backwards */ };
 

@@ -21,9 +21,9 @@
 #define CAIRN__DDP_CONTEXT_H
 
 #include "cairn/ddp.h"
+#include "comm/blame.h"
 #include "ddp/logging.h"
 #include "ddp/plan.h"
-#include "dist/blame.h"
 #include "nn/hooks.h"
 #include "param/param.h"
 

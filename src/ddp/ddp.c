@@ -1,11 +1,11 @@
 /* The context: how it is made and ended, and forward. */
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 /* ---- what a rank does by itself ---- */
 

@@ -2,11 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 /* ---- built-in ---- */
 

@@ -1,8 +1,8 @@
 /* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is no
  * second way through a step in which ranks could come apart. */
+#include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 /* How many ranks have input, and the lowest of those that have, and of those that have none; -1 = none. */
 struct census {

@@ -1,8 +1,8 @@
 /* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them
  * (src/param/grad.h). */
+#include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 #include "kernels/kernels.h"
 
 #define REDUCTION UINT64_MAX /* what nn gives no backward as its number */

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
@@ -19,7 +20,6 @@
 #include "core/utf8.h"
 #include "core/vars.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 enum { OFF, INFO, DETAIL };
 static const char *const debug_names[] = {[OFF] = "OFF", [INFO] = "INFO", [DETAIL] = "DETAIL"};

@@ -3,11 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 enum {
     BUCKET_NBYTES = 25 << 20,    /* torch: bucket_cap_mb=25 */

@@ -1,10 +1,10 @@
 /* Did it go well on every rank. */
 #include <stdio.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 #include "kernels/kernels.h"
 
 struct reason {

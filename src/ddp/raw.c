@@ -1,8 +1,8 @@
 /* Parameters in the user's memory: he says when gradients are ready, and when he needs their averages. To the reducer
  * the first declaration begins a backward, and ddp_wait ends it. */
+#include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 cairn_status ddp_create_params(cairn_param_set *set, cairn_group *group, const struct ddp_options *options,
                                ddp_context **out) {

@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 static struct cairn_device *device_of(const struct ddp_context *d) {
     return d->set->env->device;

@@ -9,11 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "device/env.h"
-#include "dist/group.h"
 #include "kernels/kernels.h"
 #include "nn/hooks.h"
 

@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "ddp/context.h"
-#include "dist/group.h"
 
 static bool is_on(cairn_switch s) {
     return s == CAIRN_ON;

@@ -1,6 +1,6 @@
 /* What a device's communication library does for groups whose ranks compute on such devices, a rank a device: NCCL for
  * GPUs. It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs meet: one
- * rank alone never loads NCCL. Who may call what when, and what happens when something fails, is dist/nccl's.
+ * rank alone never loads NCCL. Who may call what when, and what happens when something fails, is comm/nccl's.
  *
  * A communicator has a stream of its own on the device, of higher priority than the device's. What is given to it runs
  * in order, beside the device's stream; follow and await are how the two wait for each other, and the host waits for

@@ -6,13 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group_backend.h"
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/subnormals.h"
 #include "core/vars.h"
-#include "dist/group_backend.h"
 #include "env/env_internal.h"
 #include "env/error_file.h"
 #include "nn/tape.h"

@@ -4,7 +4,7 @@
 #define CAIRN__ENV_INTERNAL_H
 
 #include "cairn/env.h"
-#include "dist/launch/launch.h"
+#include "rendezvous/launch/launch.h"
 
 /* Collective over launch->size callers. options may be NULL. Errors: as cairn_env_create. */
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,

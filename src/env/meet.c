@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
 #include "core/vars.h"
 #include "device/env.h"
-#include "dist/group.h"
-#include "dist/store/store.h"
 #include "env/env_internal.h"
 #include "env/served.h"
+#include "rendezvous/store/store.h"
 
 struct cairn__kept_store {
     cairn_store *store;           /* NULL = the program's own */

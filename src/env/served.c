@@ -7,7 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
-#include "dist/store/server.h"
+#include "rendezvous/store/server.h"
 
 struct cairn__served {
     struct cairn__served *next;

@@ -7,7 +7,7 @@
 #ifndef CAIRN__ENV_SERVED_H
 #define CAIRN__ENV_SERVED_H
 
-#include "dist/launch/launch.h"
+#include "rendezvous/launch/launch.h"
 
 struct cairn__served;
 

@@ -19,15 +19,15 @@
 #include <unistd.h>
 
 #include "cairn/env.h"
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "device/device.h"
-#include "dist/group.h"
-#include "dist/store/server.h"
 #include "env/error_file.h"
+#include "rendezvous/store/server.h"
 
 static const double DEFAULT_SHUTDOWN = 30; /* seconds, as all times here */
 static const double CAUSE_WITHIN = 1; /* of its consequence: a process is seen to end after its peers have noticed */

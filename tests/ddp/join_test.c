@@ -6,11 +6,11 @@
 #include "../mlp.h"
 #include "../plant.h"
 #include "../ranks.h"
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/philox.h"
 #include "core/trace.h"
-#include "dist/group.h"
 #include "optim/optim.h"
 
 struct training {

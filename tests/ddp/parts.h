@@ -4,9 +4,9 @@
 #define TESTS_DDP_PARTS_H
 
 #include "../ranks.h"
+#include "comm/group_backend.h"
 #include "core/dtype.h"
 #include "core/philox.h"
-#include "dist/group_backend.h"
 #include "nn/module.h"
 #include "optim/optim.h"
 

@@ -6,8 +6,8 @@
  * usage: random_training_test SEEDS [FIRST]    (CAIRN_TEST_SEEDS in the environment overrides SEEDS) */
 #include <math.h>
 
+#include "comm/group.h"
 #include "core/status.h"
-#include "dist/group.h"
 #include "parts.h"
 
 enum { STEPS = 8, MOST_RANKS = 4, MOST_NETS = 2, MOST_ROUNDS = 2, MOST_MICROS = 3, ALL = PARTS * PART };

@@ -4,7 +4,7 @@
 #ifndef TESTS_DDP_SLOW_LINK_H
 #define TESTS_DDP_SLOW_LINK_H
 
-#include "dist/group_backend.h"
+#include "comm/group_backend.h"
 
 enum { SLOW_LINK_WORKS = 64 };
 

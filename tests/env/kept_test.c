@@ -17,12 +17,12 @@
 #include <cmocka.h>
 
 #include "cairn/cairn.h"
+#include "comm/group_backend.h"
 #include "core/status.h"
 #include "core/trace.h"
-#include "dist/group_backend.h"
-#include "dist/store/server.h"
-#include "dist/store/store.h"
 #include "env/env_internal.h"
+#include "rendezvous/store/server.h"
+#include "rendezvous/store/store.h"
 
 enum { MOST_RANKS = 4, MOST_ENVS = 8, PORTS = 4 };
 

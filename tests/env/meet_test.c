@@ -21,8 +21,8 @@
 
 #include "cairn/cairn.h"
 #include "core/vars.h"
-#include "dist/store/server.h"
 #include "env/env_internal.h"
+#include "rendezvous/store/server.h"
 
 enum { MOST_RANKS = 5 };
 static const int sizes[] = {2, MOST_RANKS};

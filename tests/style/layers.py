@@ -14,12 +14,13 @@ MAY_INCLUDE = {
     "kernels": {"core"},
     "device": {"core", "kernels"},
     "param": {"core", "device"},
-    "dist": {"core", "kernels", "device"},
+    "rendezvous": {"core", "device"},
+    "comm": {"core", "kernels", "device", "rendezvous"},
     "nn": {"core", "kernels", "device", "param"},
     "optim": {"core", "kernels", "device", "param"},
     "amp": {"core", "kernels", "device", "param", "nn:public", "optim:public"},
-    "ddp": {"core", "kernels", "device", "param", "dist", "nn:public", "optim:public"},
-    "env": {"core", "device", "dist", "nn"},
+    "ddp": {"core", "kernels", "device", "param", "comm", "nn:public", "optim:public"},
+    "env": {"core", "device", "rendezvous", "comm", "nn"},
     "data": {"core", "device", "param"},
     "checkpoint": {"core", "device", "param"},
     "observe": {"core", "device", "param"},
@@ -27,10 +28,10 @@ MAY_INCLUDE = {
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
-PUBLIC_ROOM = {"version": "core", "store": "dist", "env": "device", "graph": "device", "interop_cuda": "device",
-               "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
-               "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
-PUBLIC_OWNER = {"version": "core", "store": "dist", "graph": "device", "interop_cuda": "device",
+PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
+               "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
+               "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
+PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp"}
 
@@ -39,7 +40,7 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
            "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
-           "mpi.h": "src/dist/mpi", "gloo/": "src/dist/gloo"}
+           "mpi.h": "src/comm/mpi", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.
 OPAQUE = {"cairn__grad": "src/param/grad.c"}
@@ -171,7 +172,7 @@ CASES = [
     ("src/kernels/a.c", '"device/device_part.h"', True),
     ("src/param/a.c", '"cairn/env.h"', False),
     ("src/param/a.c", '"device/device_part.h"', False),
-    ("src/param/a.c", '"dist/dist_part.h"', True),
+    ("src/param/a.c", '"rendezvous/rendezvous_part.h"', True),
     ("src/nn/a.c", '"cairn/amp.h"', True),
     ("src/nn/a.c", '"ddp/ddp_part.h"', True),
     ("src/nn/a.c", '"optim/optim_part.h"', True),
@@ -195,8 +196,16 @@ CASES = [
     ("amp/a.c", '"optim/optim_part.h"', True),
     ("amp/a.c", '"ddp/ddp_part.h"', True),
     ("amp/a.c", '"cairn/ddp.h"', True),
-    ("amp/a.c", '"dist/dist_part.h"', True),
-    ("src/ddp/a.c", '"dist/dist_part.h"', False),
+    ("amp/a.c", '"comm/comm_part.h"', True),
+    ("amp/a.c", '"cairn/dist.h"', True),
+    ("src/ddp/a.c", '"comm/comm_part.h"', False),
+    ("src/ddp/a.c", '"cairn/dist.h"', False),
+    ("src/ddp/a.c", '"rendezvous/rendezvous_part.h"', True),
+    ("src/ddp/a.c", '"cairn/store.h"', True),
+    ("src/rendezvous/a.c", '"cairn/store.h"', False),
+    ("src/rendezvous/a.c", '"comm/comm_part.h"', True),
+    ("src/rendezvous/a.c", '"cairn/dist.h"', True),
+    ("src/comm/a.c", '"rendezvous/rendezvous_part.h"', False),
     ("src/ddp/a.c", '"cairn/amp.h"', True),
     ("src/ddp/a.c", '"amp_part.h"', True),
     ("src/env/a.c", '"nn/nn_part.h"', False),
@@ -212,9 +221,9 @@ CASES = [
     ("examples/a.c", "<stdio.h>", False),
     ("examples/a.c", '"core/core_part.h"', True),
     ("tools/a.c", '"ddp/ddp_part.h"', False),
-    ("src/dist/gloo/a.cc", '<gloo/context.h>', False),
-    ("src/dist/a.c", '<gloo/context.h>', True),
-    ("src/dist/gloo/a.cc", '"nn/nn_part.h"', True),
+    ("src/comm/gloo/a.cc", '<gloo/context.h>', False),
+    ("src/comm/a.c", '<gloo/context.h>', True),
+    ("src/comm/gloo/a.cc", '"nn/nn_part.h"', True),
 ]
 
 
@@ -232,6 +241,7 @@ def check_the_check():
                 write(root, f"include/cairn/{room}.h", "")
                 write(root, f"amp/{room}_part.h" if room == "amp" else f"src/{room}/{room}_part.h", "")
             for header in ("include/cairn/cairn.h", "include/cairn/graph.h", "include/cairn/autocast.h",
+                           "include/cairn/dist.h", "include/cairn/store.h",
                            "src/nn/hooks.h", "src/optim/hooks.h"):
                 write(root, header, "")
             write(root, path, f"/* #include <dnnl.h> */\n#include {include}\n")

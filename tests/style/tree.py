@@ -41,7 +41,7 @@ COLUMNS = 120
 WRITTEN = (".c", ".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md")
 ADDRESS = re.compile(r"https?://\S+|\]\([^ )]+\)$")  # which cannot be broken; the second is a link of Markdown
 CXX = (".cc", ".cpp", ".cxx", ".hh", ".hpp")
-SHIM = "src/dist/gloo/gloo.cc"  # of the one dependency that speaks only C++
+SHIM = "src/comm/gloo/gloo.cc"  # of the one dependency that speaks only C++
 
 
 def matches(path, patterns):
@@ -117,7 +117,7 @@ def check_the_check():
         for mine in exempt:
             assert not sample(mine, bad + "\n"), (what, mine)
     assert sample("docs/big", "x" * (BIGGEST + 1))
-    assert sample("src/dist/gloo/more.cc", "") and not sample(SHIM, "")
+    assert sample("src/comm/gloo/more.cc", "") and not sample(SHIM, "")
     assert sample("tools/x", "#!/bin/sh\n")
     assert not sample("tools/x", "text\n")
     for path, begin, is_wide in (("src/nn/x.c", "/* ", True), ("src/nn/x.cu", "", True), ("docs/x.md", "", True),

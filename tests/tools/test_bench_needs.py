@@ -126,7 +126,7 @@ class Needs(unittest.TestCase):
                       self.missing(machine.program, self.top + "/build", "tools/bench-mpi"))
         done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", "allreduce", "--backend=gloo", "--build",
                                self.top + "/build"], capture_output=True, text=True, timeout=PATIENCE, check=False)
-        self.assertIn("was set up without src/dist/gloo/libcairn_gloo.so", done.stderr)
+        self.assertIn("was set up without src/comm/gloo/libcairn_gloo.so", done.stderr)
         self.assertIn("the compiler is out of luck", self.missing(machine.program, self.top + "/build", "tools/fails"))
 
     def test_start_up_says_what_the_build_left_out(self):

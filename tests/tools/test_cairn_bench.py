@@ -116,7 +116,7 @@ class Bench(unittest.TestCase):
 
     def test_every_backend_of_this_build_is_timed(self):
         for backend in "gloo", "mpi":
-            if not os.path.exists(f"{BUILD}/src/dist/{backend}/libcairn_{backend}.so") or not shutil.which("mpirun"):
+            if not os.path.exists(f"{BUILD}/src/comm/{backend}/libcairn_{backend}.so") or not shutil.which("mpirun"):
                 continue
             with self.subTest(backend):
                 for what in "allreduce", "sendrecv":

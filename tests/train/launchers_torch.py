@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The quick start under PyTorch's launchers: the program that cairn-run starts trains there unchanged, with the same
-digits. And PyTorch's programs under cairn-run. With every PyTorch that is found (tests/dist/torches.py).
+digits. And PyTorch's programs under cairn-run. With every PyTorch that is found (tests/rendezvous/torches.py).
 
 usage: launchers_torch.py SOURCE_ROOT CAIRN_RUN PROGRAM [TEST...]"""
 import os
@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 SOURCE_ROOT = sys.argv[1]
-sys.path.insert(0, os.path.join(SOURCE_ROOT, "tests/dist"))
+sys.path.insert(0, os.path.join(SOURCE_ROOT, "tests/rendezvous"))
 import torches  # noqa: E402
 from quickstart import Quickstart, clean_env, free_port, run  # noqa: E402
 

@@ -89,7 +89,7 @@ def program(args, name, backend="shm"):
     """The path of one of the build's tools, beside the module of a backend."""
     try:
         if backend != "shm":
-            machine.build(args.build, f"src/dist/{backend}/libcairn_{backend}.so")
+            machine.build(args.build, f"src/comm/{backend}/libcairn_{backend}.so")
         return machine.program(args.build, "tools/" + name)
     except machine.Missing as why:
         raise SideFailed(str(why)) from None

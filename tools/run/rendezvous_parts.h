@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 #include "cairn/store.h"
-#include "dist/store/server.h"
 #include "rendezvous.h"
+#include "rendezvous/store/server.h"
 
 /* An agent as the host sees it. */
 struct agent_seen {

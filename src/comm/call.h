@@ -1,0 +1,52 @@
+/* A call on a group as the other ranks see it: what must be the same everywhere, and how it reads in a message. */
+#ifndef CAIRN__COMM_CALL_H
+#define CAIRN__COMM_CALL_H
+
+#include <stdbool.h>
+
+#include "cairn/dist.h"
+
+enum cairn__call_kind {
+    CAIRN__ALLREDUCE = 1,
+    CAIRN__REDUCE,
+    CAIRN__BROADCAST,
+    CAIRN__ALLGATHER,
+    CAIRN__REDUCE_SCATTER,
+    CAIRN__ALLTOALL, /* until here: collectives that move arrays */
+    CAIRN__SEND,
+    CAIRN__RECV,
+    CAIRN__BARRIER,
+    CAIRN__ALLOC, /* n bytes of group memory are wanted; completes when all ranks want them */
+    CAIRN__FREE,  /* the same for giving back, n tells which */
+    CAIRN__AGREE, /* a barrier whose found is the OR of every rank's found */
+};
+
+/* Whole numbers alone, so that it can stand in shared memory and travel as bytes. */
+struct cairn__call {
+    uint64_t number; /* of the collective in its group, from 1; of the message between its two ranks, from 1 */
+    uint64_t n;      /* elements; bytes of CAIRN__ALLOC; which allocation of CAIRN__FREE */
+    int32_t root; /* or the other rank of a send, a recv; of an all-reduce what an average divides by, 0 = the ranks */
+    uint8_t kind, dtype, redop, unused;
+};
+
+/* "all-reduce", "send", ... */
+const char *cairn__call_name(enum cairn__call_kind kind);
+
+/* What a reduction over so many ranks is divided by: 1, but for averages. */
+static inline int cairn__call_divisor(const struct cairn__call *call, int size) {
+    if (call->redop != CAIRN_AVG) return 1;
+    return call->kind == CAIRN__ALLREDUCE && call->root > 0 ? call->root : size;
+}
+
+/* Two ranks' calls belong together. A send belongs to a recv of the same number, count and type. */
+bool cairn__calls_agree(const struct cairn__call *a, const struct cairn__call *b);
+
+/* "all-reduce number 17 of 5 f32 to the average", "the group's creation" for number 0 */
+void cairn__call_describe(const struct cairn__call *call, char *text, size_t nbytes);
+
+/* CAIRN_EPEER, the same sentence on both ranks of the group: "all-reduce number 17: rank 0 brings 5 f32 to sum, rank 2
+ * brings 6 f32 to sum; every rank must issue the same collectives in the same order". */
+cairn_status cairn__fail_mismatch(const cairn_group *group, int rank, const struct cairn__call *call, int other,
+                                  const struct cairn__call *others);
+
+#endif

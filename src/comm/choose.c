@@ -1,0 +1,286 @@
+/* Which backend a group gets: every rank decides by the same facts, so all decide alike. What a rank's build and
+ * process can do is asked only where it matters, since asking opens modules: ranks of one machine share memory and
+ * never do. */
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/group_backend.h"
+#include "core/status.h"
+#include "rendezvous/address.h"
+#include "rendezvous/store/store.h"
+
+enum { MOST_CANDIDATES = 2, REASON_NBYTES = 500, TEXT_NBYTES = 1500 };
+
+struct candidate {
+    int row;
+    int failed_rank; /* the first that cannot use it; -1 = all can */
+    cairn_status status;
+    char reason[REASON_NBYTES];
+};
+
+struct choice {
+    const struct cairn__group_options *options;
+    struct cairn__peers *peers;
+    struct candidate candidates[MOST_CANDIDATES]; /* best first */
+    int num_candidates;
+};
+
+static const char *name_of(int row) {
+    return cairn__backends[row]->name;
+}
+
+static void add_candidate(struct choice *c, int row) {
+    c->candidates[c->num_candidates++] = (struct candidate){.row = row, .failed_rank = -1};
+}
+
+static bool is_on_gpu(const struct cairn__group_options *o) {
+    return o->device && strcmp(o->device->ops->name, "cpu") != 0;
+}
+
+cairn_status cairn__backend_meet(const struct cairn__group_options *o, struct cairn__peers *out) {
+    return cairn__peers_meet(&(struct cairn__peers_options){.rank = o->rank,
+                                                            .size = o->size,
+                                                            .timeout = o->meeting_timeout > 0 ? o->meeting_timeout
+                                                                                              : o->timeout,
+                                                            .store = o->store,
+                                                            .prefix = o->prefix,
+                                                            .wanted = o->backend,
+                                                            .is_mpi = o->is_mpi,
+                                                            .on_gpu = is_on_gpu(o)},
+                             out);
+}
+
+/* ---- what must be equal ---- */
+
+static cairn_status check_wishes(const struct cairn__peers *p) {
+    for (int r = 1; r < p->size; r++) {
+        REQUIRE(strcmp(p->all[r].wanted, p->all[0].wanted) == 0, CAIRN_EINVAL,
+                "rank 0 was told the group backend '%s' and rank %d '%s'; set CAIRN_BACKEND (or "
+                "cairn_env_options.backend) alike on every rank",
+                p->all[0].wanted, r, p->all[r].wanted);
+    }
+    return CAIRN_OK;
+}
+
+static const char *device_of(const struct cairn__peer *peer) {
+    return peer->on_gpu ? "a GPU" : "the CPU";
+}
+
+static cairn_status check_devices(const struct cairn__peers *p) {
+    for (int r = 1; r < p->size; r++) {
+        REQUIRE(p->all[r].on_gpu == p->all[0].on_gpu, CAIRN_EINVAL,
+                "rank 0 computes on %s and rank %d on %s; give every rank of a group the same kind of device",
+                device_of(&p->all[0]), r, device_of(&p->all[r]));
+    }
+    return CAIRN_OK;
+}
+
+/* A backend that was named. */
+static cairn_status check_memory(int row, bool on_gpu) {
+    REQUIRE(row != CAIRN__BACKEND_NCCL || on_gpu, CAIRN_EINVAL,
+            "the group backend 'nccl' exchanges memory of GPUs, and the ranks compute on the CPU; use auto");
+    REQUIRE(row == CAIRN__BACKEND_NCCL || row == CAIRN__BACKEND_SELF || !on_gpu, CAIRN_EINVAL,
+            "the group backend '%s' exchanges the host's memory, and the ranks compute on GPUs; use nccl or auto",
+            name_of(row));
+    return CAIRN_OK;
+}
+
+/* ---- who is where ---- */
+
+/* The first rank that is not on rank 0's machine. */
+static int first_elsewhere(const struct cairn__peers *p) {
+    int r = 1;
+    while (r < p->size && strcmp(p->all[r].host, p->all[0].host) == 0) r++;
+    return r;
+}
+
+static void name_two_hosts(const struct cairn__peers *p, char *text, size_t nbytes) {
+    const int other = first_elsewhere(p);
+    const struct cairn__peer *a = &p->all[0], *b = &p->all[other];
+    snprintf(text, nbytes, "rank 0 runs on %s ('%s') and rank %d on %s ('%s')", a->name, a->host, other, b->name,
+             b->host);
+}
+
+static cairn_status check_one_host(const struct cairn__peers *p) {
+    char hosts[600];
+    if (cairn__peers_share_host(p)) return CAIRN_OK;
+    name_two_hosts(p, hosts, sizeof(hosts));
+    return cairn__fail(CAIRN_ENOTSUP,
+                       "%s; shm groups join the ranks of one machine and network namespace: start them there, or set "
+                       "CAIRN_HOST_ID to one text where shared memory is common",
+                       hosts);
+}
+
+/* Of another machine, and has an address; NULL = there is none. */
+static const struct cairn__peer *find_far_peer(const struct cairn__peers *p) {
+    for (int r = 0; r < p->size; r++) {
+        if (strcmp(p->all[r].host, p->all[p->rank].host) != 0 && p->all[r].address[0]) return &p->all[r];
+    }
+    return NULL;
+}
+
+/* A rank that reached the store over loopback is on the store's machine: the way to the others leads out of it.
+ * Where all did, they share a network, whatever their machines are called. */
+static void guess_address(const struct choice *c, char *address, size_t nbytes) {
+    const struct cairn__peer *far = find_far_peer(c->peers);
+    if (far) cairn__address_towards(far->address, address, nbytes);
+    if (!far && c->options->store) cairn__store_local_address(c->options->store, address, nbytes);
+    if (!far && !address[0]) cairn__address_of_name(address, nbytes);
+}
+
+static cairn_status find_address(const struct choice *c, char *address, size_t nbytes) {
+    const struct cairn__peers *p = c->peers;
+    const struct cairn__peer *me = &p->all[p->rank];
+    if (c->options->interface) return cairn__address_of_interface(c->options->interface, address, nbytes);
+    address[0] = '\0';
+    if (cairn__peers_share_host(p)) {
+        snprintf(address, nbytes, "127.0.0.1");
+    } else if (me->address[0]) {
+        snprintf(address, nbytes, "%s", me->address);
+    } else {
+        guess_address(c, address, nbytes);
+    }
+    REQUIRE(address[0], CAIRN_EINVAL,
+            "no address is known by which other machines reach this one; set GLOO_SOCKET_IFNAME to the name of a "
+            "network interface, or to an address of it");
+    return CAIRN_OK;
+}
+
+/* ---- what every rank can ---- */
+
+/* Of this rank; the reason as the last error. */
+static cairn_status can_use(struct choice *c, int row) {
+    struct cairn__peer *me = &c->peers->all[c->peers->rank];
+    cairn_status st = CAIRN_OK;
+    char address[CAIRN__PEER_ADDRESS];
+    TRY(cairn__backend_probe(row, c->options));
+    if (row != CAIRN__BACKEND_GLOO) goto out;
+    TRY(find_address(c, address, sizeof(address)));
+    memcpy(me->address, address, sizeof(address));
+out:
+    return st;
+}
+
+/* Its address, then a line for each candidate: a status and a reason. */
+static void write_answers(struct choice *c, char *text, size_t nbytes) {
+    struct cairn__peers *p = c->peers;
+    char lines[TEXT_NBYTES - CAIRN__PEER_ADDRESS] = "";
+    size_t used = 0;
+    for (int i = 0; i < c->num_candidates; i++) {
+        char reason[REASON_NBYTES] = "";
+        const cairn_status st = can_use(c, c->candidates[i].row);
+        if (st != CAIRN_OK) snprintf(reason, sizeof(reason), "%s", cairn_last_error());
+        for (char *newline; (newline = strchr(reason, '\n'));) *newline = ' ';
+        used += (size_t)snprintf(lines + used, sizeof(lines) - used, "\n%d %s", (int)st, reason);
+    }
+    snprintf(text, nbytes, "%s%s", p->all[p->rank].address, lines);
+}
+
+static cairn_status take_answers(void *ctx, int rank, const char *text) {
+    struct choice *c = ctx;
+    struct cairn__peer *peer = &c->peers->all[rank];
+    if (rank != c->peers->rank) snprintf(peer->address, sizeof(peer->address), "%.*s", (int)strcspn(text, "\n"), text);
+    for (int i = 0; i < c->num_candidates; i++) {
+        struct candidate *candidate = &c->candidates[i];
+        int status = CAIRN_EPEER, at = 0;
+        text += strcspn(text, "\n");
+        if (sscanf(text, "\n%d%n", &status, &at) != 1) status = CAIRN_EPEER;
+        text += at;
+        if (status == CAIRN_OK || candidate->failed_rank >= 0) continue;
+        candidate->failed_rank = rank;
+        candidate->status = (cairn_status)status;
+        text += *text == ' ';
+        snprintf(candidate->reason, sizeof(candidate->reason), "%.*s", (int)strcspn(text, "\n"), text);
+    }
+    return CAIRN_OK;
+}
+
+static void describe_failure(const struct choice *c, const struct candidate *candidate, char *text, size_t nbytes) {
+    snprintf(text, nbytes, "%s cannot be used by rank %d on %s: %s", name_of(candidate->row), candidate->failed_rank,
+             c->peers->all[candidate->failed_rank].name, candidate->reason);
+}
+
+static cairn_status fail_all(const struct choice *c, bool was_named) {
+    const struct candidate *last = &c->candidates[c->num_candidates - 1];
+    char hosts[600], why[2][700] = {"mpi needs every rank started by an MPI launcher", ""};
+    describe_failure(c, last, why[1], sizeof(why[1]));
+    if (was_named || cairn__peers_share_host(c->peers))
+        return cairn__fail(last->status, "the group backend %s", why[1]);
+    if (c->num_candidates > 1) describe_failure(c, &c->candidates[0], why[0], sizeof(why[0]));
+    name_two_hosts(c->peers, hosts, sizeof(hosts));
+    return cairn__fail(last->status, "%s, and no backend joins them: %s; %s", hosts, why[0], why[1]);
+}
+
+static cairn_status ask_all(struct choice *c, bool was_named, int *row) {
+    char text[TEXT_NBYTES];
+    write_answers(c, text, sizeof(text));
+    cairn_status st = cairn__peers_exchange(c->peers, "can", text, take_answers, c);
+    if (st != CAIRN_OK) return st;
+    for (int i = 0; i < c->num_candidates; i++) {
+        *row = c->candidates[i].row;
+        if (c->candidates[i].failed_rank < 0) return CAIRN_OK;
+    }
+    return cairn__peers_refuse(c->peers, fail_all(c, was_named));
+}
+
+/* ---- the choice ---- */
+
+static bool all_are_mpi(const struct cairn__peers *p) {
+    for (int r = 0; r < p->size; r++) {
+        if (!p->all[r].is_mpi) return false;
+    }
+    return true;
+}
+
+static void list_candidates(struct choice *c) {
+    const struct cairn__peers *p = c->peers;
+    if (p->all[0].on_gpu) {
+        add_candidate(c, CAIRN__BACKEND_NCCL);
+    } else if (cairn__peers_share_host(p)) {
+        add_candidate(c, CAIRN__BACKEND_SHM);
+    } else {
+        if (all_are_mpi(p)) add_candidate(c, CAIRN__BACKEND_MPI);
+        add_candidate(c, CAIRN__BACKEND_GLOO);
+    }
+}
+
+/* What all find in the facts that they have. */
+static cairn_status check_facts(const struct cairn__peers *p, int named) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_wishes(p));
+    TRY(check_devices(p));
+    if (named >= 0) TRY(check_memory(named, p->all[0].on_gpu));
+    if (named == CAIRN__BACKEND_SHM) TRY(check_one_host(p));
+out:
+    return st;
+}
+
+static cairn_status choose_alone(const struct cairn__group_options *o, int named, int *row) {
+    *row = named >= 0 ? named : CAIRN__BACKEND_SELF;
+    const cairn_status st = cairn__backend_probe(*row, o);
+    return st == CAIRN_OK ? check_memory(*row, is_on_gpu(o)) : st;
+}
+
+static cairn_status choose_together(const struct cairn__group_options *o, struct cairn__peers *p, int named, int *row) {
+    struct choice c = {.options = o, .peers = p};
+    const cairn_status st = check_facts(p, named);
+    if (st != CAIRN_OK) return cairn__peers_refuse(p, st);
+    if (named >= 0) {
+        add_candidate(&c, named);
+    } else {
+        list_candidates(&c);
+    }
+    *row = c.candidates[0].row;
+    return *row == CAIRN__BACKEND_SHM ? CAIRN_OK : ask_all(&c, named >= 0, row);
+}
+
+cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
+                                   const struct cairn__group_backend **out) {
+    int named = -1, row = -1;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__backend_find(options->backend, &named));
+    TRY(options->size == 1 ? choose_alone(options, named, &row) : choose_together(options, peers, named, &row));
+    *out = cairn__backends[row];
+out:
+    return st;
+}

@@ -1,0 +1,207 @@
+/* The calls that move arrays: their arguments are checked here, by a table, and nowhere below. */
+#include "comm/front.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+/* What a call moves; the same for all ranks but for what root does. */
+struct shape {
+    enum { NONE = 0, ONE, EACH } dst, src; /* arrays of n, or of n for each rank */
+    bool reduces;
+    const char *other;  /* what the other rank is to it, where there is one */
+    const char *advice; /* where dst and src overlap, and may not */
+};
+
+static const struct shape shapes[] = {
+    [CAIRN__ALLREDUCE] = {ONE, ONE, .reduces = true, .advice = "src may be dst, or be elsewhere"},
+    [CAIRN__REDUCE] = {ONE, ONE, .reduces = true, .other = "root", .advice = "src may be dst, or be elsewhere"},
+    [CAIRN__BROADCAST] = {ONE, NONE, .other = "root"},
+    [CAIRN__ALLGATHER] = {EACH, ONE, .advice = "it may only be dst + rank * n, or be elsewhere"},
+    [CAIRN__REDUCE_SCATTER] = {ONE, EACH, .reduces = true, .advice = "dst may only be src + rank * n, or be elsewhere"},
+    [CAIRN__ALLTOALL] = {EACH, EACH, .advice = "they must be apart"},
+    [CAIRN__SEND] = {NONE, ONE, .other = "the receiving rank"},
+    [CAIRN__RECV] = {ONE, NONE, .other = "the sending rank"},
+};
+
+struct arguments {
+    enum cairn__call_kind kind;
+    void *dst;
+    const void *src;
+    size_t n;
+    cairn_dtype dtype;
+    cairn_redop op;
+    int root; /* as that of struct cairn__call */
+    struct cairn__blame *blame;
+};
+
+/* An array of this call; nbytes 0 where there is none. */
+struct array {
+    const char *name;
+    const void *x;
+    size_t copies, nbytes;
+};
+
+/* ---- checks ---- */
+
+static cairn_status check_rank(const cairn_group *group, const struct arguments *a) {
+    const char *what = cairn__call_name(a->kind), *other = shapes[a->kind].other;
+    if (!other) return CAIRN_OK;
+    REQUIRE(a->root >= 0 && a->root < group->size, CAIRN_EINVAL, "%s: %s %d is not in a group of %d; ranks are 0 to %d",
+            what, other, a->root, group->size, group->size - 1);
+    REQUIRE((a->kind != CAIRN__SEND && a->kind != CAIRN__RECV) || a->root != group->rank, CAIRN_EINVAL,
+            "%s: rank %d is this rank itself; copy instead", what, a->root);
+    return CAIRN_OK;
+}
+
+static cairn_status check_types(const struct arguments *a) {
+    const char *what = cairn__call_name(a->kind);
+    REQUIRE(cairn__dtype(a->dtype) && a->dtype != CAIRN_BOOL, CAIRN_EINVAL,
+            "%s: %d (%s) is no element type that groups know; use CAIRN_F64, F32, F16, BF16, I64, I32 or U8", what,
+            (int)a->dtype, cairn_dtype_name(a->dtype));
+    REQUIRE(!shapes[a->kind].reduces || (a->op >= CAIRN_SUM && a->op <= CAIRN_PROD), CAIRN_EINVAL,
+            "%s: %d is no operation; use CAIRN_SUM, CAIRN_AVG, CAIRN_MIN, CAIRN_MAX or CAIRN_PROD", what, (int)a->op);
+    return CAIRN_OK;
+}
+
+static cairn_status check_array(const cairn_group *group, const struct arguments *a, const struct array *array) {
+    const struct cairn__dtype *type = cairn__dtype(a->dtype);
+    const char *what = cairn__call_name(a->kind);
+    if (array->copies == 0) return CAIRN_OK;
+    REQUIRE(a->n <= SIZE_MAX / 2 / type->nbytes / array->copies, CAIRN_EINVAL,
+            "%s: %s of %zu times %zu %s is more than memory can hold", what, array->name, array->copies, a->n,
+            type->name);
+    REQUIRE(array->x || a->n == 0, CAIRN_EINVAL, "%s: %s of %zu %s is NULL", what, array->name, array->copies * a->n,
+            type->name);
+    REQUIRE(a->n == 0 || (uintptr_t)array->x % type->nbytes == 0, CAIRN_EINVAL, "%s: %s at %p is not aligned for %s",
+            what, array->name, array->x, type->name);
+    REQUIRE(!group->device || a->n == 0 || cairn__device_reaches(group->device, array->x), CAIRN_EINVAL,
+            "%s: %s at %p is no memory of the group's device (%s)", what, array->name, array->x,
+            group->device->ops->name);
+    return CAIRN_OK;
+}
+
+/* The one way in which dst and src may share memory. */
+static bool in_place(const cairn_group *group, const struct arguments *a) {
+    const size_t part = (size_t)group->rank * a->n * cairn_dtype_nbytes(a->dtype);
+    switch (a->kind) {
+    case CAIRN__ALLGATHER:
+        return (uintptr_t)a->src == (uintptr_t)a->dst + part;
+    case CAIRN__REDUCE_SCATTER:
+        return (uintptr_t)a->dst == (uintptr_t)a->src + part;
+    case CAIRN__ALLTOALL:
+        return false;
+    default:
+        return a->dst == a->src;
+    }
+}
+
+static bool overlap(const struct array *a, const struct array *b) {
+    const uintptr_t x = (uintptr_t)a->x, y = (uintptr_t)b->x;
+    return a->nbytes > 0 && b->nbytes > 0 && x < y + b->nbytes && y < x + a->nbytes;
+}
+
+static struct array array_of(const cairn_group *group, const struct arguments *a, bool is_dst) {
+    const struct shape *shape = &shapes[a->kind];
+    const int many = is_dst ? shape->dst : shape->src;
+    const bool idle = is_dst && a->kind == CAIRN__REDUCE && group->rank != a->root;
+    const size_t copies = many == NONE || idle ? 0 : many == EACH ? (size_t)group->size : 1;
+    const bool alone = shape->dst == NONE || shape->src == NONE || a->dst == a->src;
+    return (struct array){.name = alone    ? "the array"
+                                  : is_dst ? "dst"
+                                           : "src",
+                          .x = is_dst ? a->dst : a->src,
+                          .copies = copies,
+                          .nbytes = copies * a->n * cairn_dtype_nbytes(a->dtype)};
+}
+
+static cairn_status check(const cairn_group *group, const struct arguments *a) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_rank(group, a));
+    TRY(check_types(a));
+    const struct array dst = array_of(group, a, true), src = array_of(group, a, false);
+    TRY(check_array(group, a, &src));
+    TRY(check_array(group, a, &dst));
+    REQUIRE(!overlap(&dst, &src) || in_place(group, a), CAIRN_EINVAL, "%s: src overlaps dst; %s",
+            cairn__call_name(a->kind), shapes[a->kind].advice);
+out:
+    return st;
+}
+
+static cairn_status run(cairn_group *group, const struct arguments *a, cairn_work **work) {
+    REQUIRE(group, CAIRN_EINVAL, "%s: the group is NULL", cairn__call_name(a->kind));
+    cairn_status st = check(group, a);
+    if (st != CAIRN_OK) return st;
+    const bool idle = a->kind == CAIRN__REDUCE && group->rank != a->root;
+    const bool is_root = a->kind == CAIRN__BROADCAST && group->rank == a->root;
+    const struct cairn__request request = {.call = {.n = a->n,
+                                                    .root = a->root,
+                                                    .kind = (uint8_t)a->kind,
+                                                    .dtype = (uint8_t)a->dtype,
+                                                    .redop = (uint8_t)a->op},
+                                           .dst = idle ? NULL : a->dst,
+                                           .src = is_root ? a->dst : a->src,
+                                           .blame = a->blame};
+    return cairn__group_post(group, &request, work);
+}
+
+/* ---- the calls ---- */
+
+cairn_status cairn_allreduce(cairn_group *group, void *x, size_t n, cairn_dtype dtype, cairn_redop op,
+                             cairn_work **work) {
+    return cairn_allreduce_into(group, x, x, n, dtype, op, work);
+}
+
+cairn_status cairn_allreduce_into(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                                  cairn_redop op, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, dst, src, n, dtype, op, 0, NULL}, work);
+}
+
+cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
+                                  struct cairn__blame *blame, cairn_work **work) {
+    const int over = divisor == group->size ? 0 : divisor;
+    const cairn_redop op = divisor ? CAIRN_AVG : CAIRN_SUM;
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, op, over, blame}, work);
+}
+
+cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype, cairn_redop op,
+                          int root, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__REDUCE, dst, src, n, dtype, op, root, NULL}, work);
+}
+
+cairn_status cairn_broadcast(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int root, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__BROADCAST, x, NULL, n, dtype, 0, root, NULL}, work);
+}
+
+cairn_status cairn_allgather(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                             cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__ALLGATHER, dst, src, n, dtype, 0, 0, NULL}, work);
+}
+
+cairn_status cairn_reduce_scatter(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                                  cairn_redop op, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__REDUCE_SCATTER, dst, src, n, dtype, op, 0, NULL}, work);
+}
+
+cairn_status cairn_alltoall(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype,
+                            cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__ALLTOALL, dst, src, n, dtype, 0, 0, NULL}, work);
+}
+
+cairn_status cairn_send(cairn_group *group, const void *x, size_t n, cairn_dtype dtype, int to, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__SEND, NULL, x, n, dtype, 0, to, NULL}, work);
+}
+
+cairn_status cairn_recv(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int from, cairn_work **work) {
+    return run(group, &(struct arguments){CAIRN__RECV, x, NULL, n, dtype, 0, from, NULL}, work);
+}
+
+cairn_status cairn_barrier(cairn_group *group) {
+    REQUIRE(group, CAIRN_EINVAL, "barrier: the group is NULL");
+    return cairn__group_post(group, &(struct cairn__request){.call = {.kind = CAIRN__BARRIER}}, NULL);
+}
+
+cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes) {
+    if (!group->backend->exchange) return cairn_allgather(group, all, mine, nbytes, CAIRN_U8, NULL);
+    cairn_status st = cairn__group_check_alive(group);
+    if (st != CAIRN_OK) return st;
+    return cairn__group_settle(group, &group->last, group->backend->exchange(group, all, mine, nbytes));
+}

@@ -1,0 +1,199 @@
+#include "comm/deadlock.h"
+
+#include <stdio.h>
+
+#include <string.h>
+
+#include "comm/group.h"
+#include "core/status.h"
+#include "rendezvous/store/store.h"
+
+static cairn_group *find_group(const struct cairn__family *family, int64_t index) {
+    cairn_group *g = family->groups;
+    while (g && g->index != index) g = g->next;
+    return g;
+}
+
+static int find_member(const cairn_group *group, int env_rank) {
+    int r = 0;
+    while (r < group->size && group->env_ranks[r] != env_rank) r++;
+    return r < group->size ? r : -1;
+}
+
+static bool is_message(const struct cairn__call *call) {
+    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
+}
+
+/* Whether a call of rank waits for this rank, which has not posted its own part. */
+static bool lacks(const cairn_group *group, int rank, const struct cairn__call *theirs) {
+    if (!is_message(theirs)) return group->next_number < theirs->number;
+    const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
+    return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
+}
+
+bool cairn__waits_for_good(const cairn_group *group) {
+    const cairn_group *root = group;
+    while (root->next) root = root->next;
+    return group->timeout >= root->timeout;
+}
+
+/* ---- in words ---- */
+
+static void describe(const cairn_group *group, const struct cairn__call *call, char *text, size_t nbytes) {
+    char what[128];
+    cairn__call_describe(call, what, sizeof(what));
+    if (group->index == 0) {
+        snprintf(text, nbytes, "%s of the environment's group", what);
+    } else {
+        snprintf(text, nbytes, "%s of group %lld", what, (long long)(group->index / CAIRN__MAX_RANKS));
+    }
+}
+
+struct side {
+    const cairn_group *group;
+    const struct cairn__call *call;
+    int rank; /* of the environment */
+};
+
+static cairn_status fail(const struct side *low, const struct side *high) {
+    char of_low[200], of_high[200], advice[160];
+    const bool low_ends = low->call->kind == CAIRN__FREE, high_ends = high->call->kind == CAIRN__FREE;
+    describe(low->group, low->call, of_low, sizeof(of_low));
+    describe(high->group, high->call, of_high, sizeof(of_high));
+    if (low_ends != high_ends) {
+        snprintf(advice, sizeof(advice),
+                 "rank %d ended early: every rank must take the same number of steps (uneven inputs: ddp_join)",
+                 low_ends ? low->rank : high->rank);
+    } else {
+        snprintf(advice, sizeof(advice), "every rank must wait for its calls of all groups in the same order");
+    }
+    return cairn__fail(CAIRN_EPEER, "rank %d waits in %s, rank %d in %s: neither can go on; %s", low->rank, of_low,
+                       high->rank, of_high, advice);
+}
+
+cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call, const struct cairn__stuck *theirs,
+                                   cairn_group **out) {
+    cairn_group *other = find_group(mine->family, theirs->group);
+    const int rank = other ? find_member(other, theirs->rank) : -1;
+    const bool died = rank >= 0 && !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->told));
+    if (rank < 0 || died || !lacks(other, rank, &theirs->call)) return CAIRN_OK;
+    mine->family->deadlocked = true;
+    const struct side here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
+    *out = other;
+    return here.rank < there.rank ? fail(&here, &there) : fail(&there, &here);
+}
+
+/* ---- through the store ---- */
+
+enum { MOST_GROUPS = 32 };
+static const double PATIENCE = 1; /* s, for a store whose server may hang */
+
+/* What a rank publishes; group is -1 once its wait is over. */
+struct record {
+    struct cairn__call call;
+    int64_t group, is_dead, num_groups;
+    struct {
+        int64_t index;
+        uint64_t calls; /* collectives that the rank has posted */
+    } groups[MOST_GROUPS];
+};
+
+static void write_key(const struct cairn__family *family, int rank, char *key, size_t nbytes) {
+    snprintf(key, nbytes, "%s/stuck/%d", family->prefix, rank);
+}
+
+static cairn_status publish(struct cairn__family *family, int rank, const struct record *record) {
+    char key[300];
+    write_key(family, rank, key, sizeof(key));
+    return cairn_store_set(family->store, key, record, sizeof(*record));
+}
+
+static struct record record_of(const cairn_group *group, const struct cairn__call *call) {
+    struct record record = {.call = *call, .group = group->index};
+    for (const cairn_group *g = group->family->groups; g && record.num_groups < MOST_GROUPS; g = g->next) {
+        record.groups[record.num_groups].index = g->index;
+        record.groups[record.num_groups++].calls = g->next_number;
+    }
+    return record;
+}
+
+/* group is -1 too if the rank has published nothing. */
+static cairn_status read_record(const struct cairn__family *family, int rank, struct record *out) {
+    char key[300];
+    const char *wanted = key;
+    void *value = NULL;
+    size_t nbytes = 0;
+    int present = 0;
+    cairn_status st = CAIRN_OK;
+    *out = (struct record){.group = -1};
+    write_key(family, rank, key, sizeof(key));
+    TRY(cairn_store_check(family->store, &wanted, 1, &present));
+    if (present) TRY(cairn_store_get(family->store, key, &value, &nbytes));
+    if (nbytes == sizeof(*out)) memcpy(out, value, nbytes);
+out:
+    cairn_store_free(value);
+    return st;
+}
+
+/* Whether the rank that published it has not posted `call` of group. */
+static bool lacks_call(const struct record *record, const cairn_group *group, const struct cairn__call *call) {
+    if (record->group < 0 || is_message(call)) return false;
+    for (int64_t i = 0; i < record->num_groups && i < MOST_GROUPS; i++) {
+        if (record->groups[i].index == group->index) return record->groups[i].calls < call->number;
+    }
+    return false;
+}
+
+/* *found: CAIRN_EPEER, with its message; *other: the group in which the other rank waits. */
+static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found, cairn_group **other) {
+    for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
+        struct record record;
+        if (r == group->rank) continue;
+        const cairn_status st = read_record(group->family, group->env_ranks[r], &record);
+        if (st != CAIRN_OK) return st;
+        const struct cairn__stuck theirs = {.rank = group->env_ranks[r],
+                                            .is_dead = record.is_dead,
+                                            .group = record.group,
+                                            .call = record.call};
+        if (lacks_call(&record, group, call)) *found = cairn__check_deadlock(group, call, &theirs, other);
+    }
+    return CAIRN_OK;
+}
+
+/* The record comes first and stays, so that the other rank finds the same when its group dies. */
+static cairn_status die(cairn_group *group, struct record *record, cairn_group *other, cairn_status status) {
+    char cause[sizeof(group->cause)];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    record->is_dead = true;
+    (void)publish(group->family, group->env_ranks[group->rank], record);
+    (void)cairn__fail(status, "%s", cause);
+    return other == group ? status : cairn__group_kill(other, status);
+}
+
+cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *call) {
+    struct cairn__family *family = group->family;
+    struct record record = record_of(group, call);
+    cairn_group *other = NULL;
+    cairn_status found = CAIRN_OK;
+    if (!family->store || family->store_fails || !cairn__waits_for_good(group)) return CAIRN_OK;
+    const double timeout = cairn__store_hurry(family->store, PATIENCE);
+    const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
+    family->published = st == CAIRN_OK;
+    family->store_fails = st != CAIRN_OK || look(group, call, &found, &other) != CAIRN_OK;
+    if (found != CAIRN_OK) {
+        family->published = false;
+        found = die(group, &record, other, found);
+    }
+    if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
+    return found;
+}
+
+void cairn__clear_stuck(const cairn_group *group) {
+    struct cairn__family *family = group->family;
+    const struct record record = {.group = -1};
+    if (!family->published) return;
+    family->published = false;
+    const double timeout = cairn__store_hurry(family->store, PATIENCE);
+    family->store_fails = publish(family, group->env_ranks[group->rank], &record) != CAIRN_OK;
+    if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
+}

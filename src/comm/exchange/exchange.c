@@ -1,0 +1,373 @@
+/* The backend of mpi and gloo groups: life, death, memory and waiting. What moves is in flow.c, how collectives are
+ * made of it in shapes.c. */
+#include "comm/exchange/exchange.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+
+#include "comm/deadlock.h"
+#include "comm/exchange/parts.h"
+#include "core/alloc.h"
+#include "core/cpu.h"
+#include "core/status.h"
+#include "core/trace.h"
+#include "core/vars.h"
+
+static const double LONGEST_LOOK =
+    0.1; /* s between two looks that count as waiting: between others the rank computed */
+static const double FIRST_DOUBT =
+    0.5; /* s of waiting before the first look for a deadlock; the next after twice as long */
+
+/* ---- waiting ---- */
+
+/* Adds the time since the last look, in which nothing moved. */
+static bool is_late(struct exchange *x, double timeout) {
+    const uint64_t now = cairn__now_ns();
+    const double passed = x->last_look ? (double)(now - x->last_look) * 1e-9 : 0;
+    x->last_look = now;
+    x->stalled += passed < LONGEST_LOOK ? passed : LONGEST_LOOK;
+    return x->stalled > timeout;
+}
+
+static void forget_wait(struct exchange *x) {
+    x->stalled = 0;
+    x->last_look = 0;
+    x->doubt = FIRST_DOUBT;
+}
+
+static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
+    const int rank = x->ops->awaited ? x->ops->awaited(x->engine) : -1;
+    char name[80];
+    *text = '\0';
+    if (rank < 0) return;
+    cairn__group_name_rank(x->group, rank, name, sizeof(name));
+    snprintf(text, nbytes, " for %s", name);
+}
+
+static cairn_status fail_late(const struct exchange *x, const struct cairn__call *call) {
+    char rank[80], other[96], what[128];
+    cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
+    name_awaited(x, other, sizeof(other));
+    cairn__call_describe(call, what, sizeof(what));
+    return cairn__fail(
+        CAIRN_ETIMEOUT,
+        "%s waited %g s%s in %s, and nothing moved; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
+        x->group->timeout, other, what);
+}
+
+/* What the group is in: the collective under way, or the oldest message. */
+static const struct cairn__call *current(const struct exchange *x) {
+    if (x->collectives.head) return &x->collectives.head->work->request.call;
+    for (int i = 0; x->messages > 0 && i < 2 * x->group->size; i++) {
+        if (x->lanes[i].head) return &x->lanes[i].head->work->request.call;
+    }
+    return &x->group->last;
+}
+
+static bool is_idle(const struct exchange *x) {
+    return !x->collectives.head && x->messages == 0;
+}
+
+static cairn_status step(struct exchange *x) {
+    if (x->failed != CAIRN_OK) return cairn__fail(x->failed, "%s", x->failure);
+    return cairn__exchange_step(x);
+}
+
+static cairn_status progress(cairn_group *group) {
+    struct exchange *x = group->impl;
+    if (is_idle(x)) return CAIRN_OK;
+    cairn_status st = step(x);
+    if (st != CAIRN_OK) return st;
+    if (x->moved || is_idle(x)) {
+        forget_wait(x);
+    } else if (is_late(x, group->timeout)) {
+        return fail_late(x, current(x));
+    }
+    return CAIRN_OK;
+}
+
+static void tell_others(const struct exchange *x) {
+    if (x->engine) x->ops->abort(x->engine);
+    if (x->answers) x->ops->abort(x->answers);
+}
+
+/* call: that this rank waits in. What else is under way may end without it. */
+static cairn_status doubt(struct exchange *x, const struct cairn__call *call) {
+    if (x->stalled < x->doubt) return CAIRN_OK;
+    x->doubt = 2 * x->stalled;
+    return cairn__find_deadlock(x->group, call);
+}
+
+static cairn_status wait_for(struct exchange *x, cairn_work *work) {
+    cairn_group *group = x->group;
+    for (int idle = 0;; idle++) {
+        cairn_status st = progress(group);
+        if (st == CAIRN_OK && !work->done) st = doubt(x, &work->request.call);
+        if (st != CAIRN_OK || work->done) return st;
+        st = cairn__group_was_aborted(group);
+        if (st != CAIRN_OK) {
+            tell_others(x); /* the thread that aborted may not have been one that can */
+            return st;
+        }
+        cairn__family_progress(group);
+        if (x->moved) {
+            idle = 0;
+        } else {
+            x->ops->rest(x->engine, idle);
+        }
+    }
+}
+
+/* A failure may come from a rank that detected a deadlock first; then this one reports the same. */
+static cairn_status wait(cairn_group *group, cairn_work *work) {
+    const cairn_status st = wait_for(group->impl, work);
+    char cause[sizeof(group->cause)];
+    if (st == CAIRN_OK) {
+        cairn__clear_stuck(group);
+        return CAIRN_OK;
+    }
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    const bool may_deadlock = st == CAIRN_EPEER && !group->family->deadlocked;
+    if (may_deadlock && cairn__find_deadlock(group, &work->request.call) != CAIRN_OK)
+        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    cairn__clear_stuck(group);
+    return cairn__fail(st, "%s", cause);
+}
+
+/* The queue has the work whatever a step says, which is then for the next caller to hear. */
+static cairn_status post(cairn_group *group, cairn_work *work) {
+    struct exchange *x = group->impl;
+    const bool was_idle = is_idle(x);
+    cairn_status st = cairn__exchange_queue(x, work);
+    if (st != CAIRN_OK) return st;
+    if (was_idle) forget_wait(x);
+    st = step(x);
+    if (st != CAIRN_OK && x->failed == CAIRN_OK) {
+        x->failed = st;
+        snprintf(x->failure, sizeof(x->failure), "%s", cairn_last_error());
+    }
+    return CAIRN_OK;
+}
+
+/* ---- creation ---- */
+
+static cairn_status make(cairn_group *group, const struct cairn__engine_ops *ops, struct exchange **out) {
+    const size_t p = (size_t)group->size;
+    struct exchange *x = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*x), (void **)&x));
+    group->impl = x;
+    x->group = group;
+    x->ops = ops;
+    x->kernels = cairn__kernels_cpu(cairn__cpu_features());
+    x->stride = cairn__exchange_stride(group->size);
+    TRY(cairn__calloc(p, sizeof(*x->words), (void **)&x->words));
+    TRY(cairn__calloc(p, sizeof(*x->srcs), (void **)&x->srcs));
+    for (int i = 0; i < 4; i++) TRY(cairn__calloc(p, sizeof(size_t), (void **)&x->at[i]));
+    *out = x;
+out:
+    return st;
+}
+
+static cairn_status read_check(bool *check) {
+    bool present = false;
+    long value = 0;
+    cairn_status st = cairn__var_int("CAIRN_CHECK", 0, 1, &present, &value);
+    *check = present && value == 1;
+    return st;
+}
+
+/* The first transfer of all: everyone is here. One rank that checks makes all check. */
+static cairn_status greet(struct exchange *x, double timeout) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__transfer t;
+    struct cairn__moving *moving = NULL;
+    bool done = false;
+    cairn__exchange_words(x, &t);
+    x->words[x->group->rank].found = x->check;
+    TRY(x->ops->start(x->engine, &t, &moving));
+    forget_wait(x);
+    for (int idle = 0; !done; idle++) {
+        TRY(x->ops->test(x->engine, moving, &done));
+        if (done) break;
+        TRY(cairn__group_was_aborted(x->group));
+        if (is_late(x, timeout)) TRY(fail_late(x, &(struct cairn__call){0}));
+        x->ops->rest(x->engine, idle);
+    }
+    for (int r = 0; r < x->group->size; r++) x->check |= x->words[r].found != 0;
+out:
+    return st;
+}
+
+static struct cairn__engine_options engine_options(const cairn_group *group, char *prefix, size_t nbytes) {
+    snprintf(prefix, nbytes, "%s/%s/%lld", group->family->prefix, group->backend->name, (long long)group->index);
+    return (struct cairn__engine_options){
+        .rank = group->rank,
+        .size = group->size,
+        .timeout = group->timeout,
+        .store = group->family->store,
+        .prefix = prefix,
+        .address = "",
+        .store_set = cairn_store_set,
+        .store_get = cairn_store_get,
+        .store_check = cairn_store_check,
+        .store_free = cairn_store_free,
+    };
+}
+
+/* All ranks of the group again. */
+static cairn_status make_answers(struct exchange *x, const struct cairn__engine_options *options) {
+    struct cairn__engine_options o = *options;
+    char prefix[320];
+    int ranks[CAIRN__MAX_RANKS];
+    if (!x->check) return CAIRN_OK;
+    snprintf(prefix, sizeof(prefix), "%s/answers", o.prefix);
+    o.prefix = prefix;
+    for (int r = 0; r < o.size; r++) ranks[r] = r;
+    return x->ops->derive(x->engine, ranks, &o, &x->answers);
+}
+
+static cairn_status create(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers) {
+    const struct cairn__engine_ops *ops = NULL;
+    struct exchange *x = NULL;
+    char prefix[300];
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__engine_find(group->backend->name, &ops));
+    TRY(make(group, ops, &x));
+    TRY(read_check(&x->check));
+    if (group->size == 1) return CAIRN_OK;
+    struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
+    if (options->meeting_timeout > 0) o.timeout = options->meeting_timeout;
+    o.address = peers->all[group->rank].address;
+    o.interface = options->interface;
+    TRY(ops->open(&o, &x->engine));
+    TRY(greet(x, o.timeout));
+    TRY(make_answers(x, &o));
+out:
+    return st;
+}
+
+static cairn_status derive(cairn_group *group, cairn_group *parent) {
+    const struct exchange *from = parent->impl;
+    struct exchange *x = NULL;
+    char prefix[300];
+    cairn_status st = CAIRN_OK;
+    TRY(make(group, from->ops, &x));
+    x->check = from->check;
+    if (group->size == 1) return CAIRN_OK;
+    const struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
+    TRY(from->ops->derive(from->engine, group->parent_ranks, &o, &x->engine));
+    TRY(make_answers(x, &o));
+out:
+    return st;
+}
+
+static cairn_status probe(const char *name, const struct cairn__group_options *options) {
+    const struct cairn__engine_ops *ops = NULL;
+    cairn_status st = cairn__engine_find(name, &ops);
+    return st == CAIRN_OK ? ops->probe(options->is_mpi) : st;
+}
+
+static cairn_status probe_mpi(const struct cairn__group_options *options) {
+    return probe("mpi", options);
+}
+
+static cairn_status probe_gloo(const struct cairn__group_options *options) {
+    return probe("gloo", options);
+}
+
+/* ---- the end ---- */
+
+/* Transfers go to these; where one cannot be taken back they stay. */
+static void free_targets(struct exchange *x) {
+    cairn__exchange_free_flows(x);
+    for (size_t i = 0; i < x->num_blocks; i++) cairn__free(x->blocks[i]);
+    cairn__free(x->words);
+    cairn__free(x->staging);
+}
+
+static void destroy(cairn_group *group) {
+    struct exchange *x = group->impl;
+    bool over = true;
+    if (!x) return;
+    if (x->answers) over &= x->ops->close(&x->answers);
+    if (x->engine) over &= x->ops->close(&x->engine);
+    if (over) free_targets(x);
+    for (int i = 0; i < 4; i++) cairn__free(x->at[i]);
+    cairn__free(x->blocks);
+    cairn__free(x->srcs);
+    cairn__free(x);
+    group->impl = NULL;
+}
+
+static void give_up(cairn_group *group, const char *cause) {
+    (void)cause; /* the front leaves it in the store */
+    if (group->impl) tell_others(group->impl);
+}
+
+/* ---- group memory ---- */
+
+/* What the system would promise, and not have when it is written to. */
+static cairn_status check_fits(size_t nbytes) {
+    struct sysinfo info;
+    REQUIRE(sysinfo(&info) == 0, CAIRN_ESYSTEM, "the size of this machine's memory cannot be read");
+    const double room = ((double)info.totalram + (double)info.totalswap) * info.mem_unit;
+    REQUIRE((double)nbytes <= room, CAIRN_ENOMEM,
+            "group memory of %zu bytes is more than this machine's memory of %.0f bytes", nbytes, room);
+    return CAIRN_OK;
+}
+
+static cairn_status make_block(struct exchange *x, size_t nbytes) {
+    cairn_status st = check_fits(nbytes);
+    if (st != CAIRN_OK) return st;
+    st = cairn__grow((void **)&x->blocks, &x->blocks_capacity, x->num_blocks + 1, sizeof(*x->blocks));
+    return st == CAIRN_OK ? cairn__calloc(1, nbytes, &x->blocks[x->num_blocks]) : st;
+}
+
+/* Nobody has any where one has none. */
+static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
+    struct exchange *x = group->impl;
+    uint32_t failed = 0;
+    char reason[256];
+    const cairn_status own = make_block(x, nbytes);
+    snprintf(reason, sizeof(reason), "%s", cairn_last_error());
+    const struct cairn__request request = {.call = {.kind = CAIRN__ALLOC, .n = nbytes}, .found = own != CAIRN_OK};
+    cairn_status st = cairn__group_run(group, &request, &failed);
+    if (st == CAIRN_OK && !failed) {
+        *out = x->blocks[x->num_blocks++];
+        return CAIRN_OK;
+    }
+    if (own == CAIRN_OK) {
+        cairn__free(x->blocks[x->num_blocks]);
+        x->blocks[x->num_blocks] = NULL;
+    }
+    if (st != CAIRN_OK) return st;
+    if (own != CAIRN_OK) return cairn__fail(own, "%s", reason);
+    return cairn__fail(CAIRN_ENOMEM, "another rank has no %zu bytes for the group's memory", nbytes);
+}
+
+static cairn_status release(cairn_group *group, void *memory) {
+    struct exchange *x = group->impl;
+    size_t i = 0;
+    while (i < x->num_blocks && x->blocks[i] != memory) i++;
+    REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave", memory);
+    const struct cairn__request request = {.call = {.kind = CAIRN__FREE, .n = i + 1}};
+    cairn_status st = cairn__group_run(group, &request, NULL);
+    if (st != CAIRN_OK) return st;
+    cairn__free(x->blocks[i]);
+    x->blocks[i] = NULL;
+    return CAIRN_OK;
+}
+
+/* ---- two tables ---- */
+
+#define EXCHANGE(called, its_probe)                                                                                \
+    {                                                                                                              \
+        .name = called, .looks = false, .blames = true, .keeps_store = true, .probe = its_probe, .create = create, \
+        .derive = derive, .destroy = destroy, .alloc = alloc, .free = release, .post = post, .progress = progress, \
+        .wait = wait, .give_up = give_up,                                                                          \
+    }
+
+const struct cairn__group_backend cairn__group_mpi = EXCHANGE("mpi", probe_mpi);
+const struct cairn__group_backend cairn__group_gloo = EXCHANGE("gloo", probe_gloo);

@@ -1,0 +1,299 @@
+/* Moving flows on: whoever polls starts what can be started and asks after what is under way. */
+#include <assert.h>
+#include <string.h>
+
+#include "comm/exchange/parts.h"
+#include "core/alloc.h"
+#include "core/status.h"
+
+/* ---- queues ---- */
+
+static bool is_message(const struct cairn__call *call) {
+    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
+}
+
+static struct flow_queue *queue_of(struct exchange *x, const struct cairn__call *call) {
+    if (!is_message(call)) return &x->collectives;
+    return &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->root];
+}
+
+static cairn_status take_flow(struct exchange *x, struct flow **out) {
+    struct flow *f = x->free_flows;
+    if (!f) {
+        cairn_status st = cairn__calloc(1, sizeof(*f), (void **)&f);
+        if (st != CAIRN_OK) return st;
+    } else {
+        x->free_flows = f->next;
+        memset(f, 0, sizeof(*f));
+    }
+    *out = f;
+    return CAIRN_OK;
+}
+
+static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape) {
+    cairn_status st = CAIRN_OK;
+    if (is_message(call) && !x->lanes)
+        TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
+    if (shape && shape->stages && !x->staging) TRY(cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging));
+out:
+    return st;
+}
+
+cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
+    const struct cairn__call *call = &work->request.call;
+    const struct exchange_shape *shape = cairn__exchange_shape(call);
+    struct flow *f = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(make_room(x, call, shape));
+    TRY(take_flow(x, &f));
+    f->work = work;
+    f->shape = shape;
+    if (shape) {
+        f->per_block = cairn__exchange_per_block(x, shape, call);
+        f->blocks = (call->n + f->per_block - 1) / f->per_block;
+    }
+    struct flow_queue *q = queue_of(x, call);
+    if (q->head) {
+        q->tail->next = f;
+    } else {
+        q->head = f;
+    }
+    q->tail = f;
+    x->messages += is_message(call);
+out:
+    return st;
+}
+
+static void leave_queue(struct exchange *x, struct flow_queue *q) {
+    struct flow *f = q->head;
+    x->messages -= is_message(&f->work->request.call);
+    q->head = f->next;
+    f->next = x->free_flows;
+    x->free_flows = f;
+}
+
+static void free_list(struct flow *f) {
+    while (f) {
+        struct flow *next = f->next;
+        cairn__free(f);
+        f = next;
+    }
+}
+
+void cairn__exchange_free_flows(struct exchange *x) {
+    free_list(x->collectives.head);
+    free_list(x->free_flows);
+    for (int i = 0; x->lanes && i < 2 * x->group->size; i++) free_list(x->lanes[i].head);
+    cairn__free(x->lanes);
+}
+
+/* ---- transfers ---- */
+
+static struct cairn__transfer blank(struct exchange *x) {
+    const size_t nbytes = (size_t)x->group->size * sizeof(size_t);
+    for (int i = 0; i < 4; i++) memset(x->at[i], 0, nbytes);
+    return (
+        struct cairn__transfer){.dst_at = x->at[0], .dst_nbytes = x->at[1], .src_at = x->at[2], .src_nbytes = x->at[3]};
+}
+
+/* What the engine says, with what it was for, which it does not know. */
+static cairn_status blame(const struct exchange *x, const struct flow *f, cairn_status st) {
+    char rank[80], what[128];
+    if (st == CAIRN_OK) return st;
+    cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
+    cairn__call_describe(&f->work->request.call, what, sizeof(what));
+    return cairn__fail(st, "%s was in %s: %s", rank, what, cairn_last_error());
+}
+
+static struct cairn__engine *engine_of(const struct exchange *x, const struct flow *f) {
+    return f->stage == FLOW_ANSWERS ? x->answers : x->engine;
+}
+
+static cairn_status start(struct exchange *x, const struct flow *f, const struct cairn__transfer *t,
+                          struct cairn__moving **out) {
+    x->moved = true;
+    return blame(x, f, x->ops->start(engine_of(x, f), t, out));
+}
+
+/* *moving is NULL once it is done, or where there was nothing to do. */
+static cairn_status ask(struct exchange *x, const struct flow *f, struct cairn__moving **moving) {
+    bool done = false;
+    if (!*moving) return CAIRN_OK;
+    cairn_status st = blame(x, f, x->ops->test(engine_of(x, f), *moving, &done));
+    if (st == CAIRN_OK && done) {
+        *moving = NULL;
+        x->moved = true;
+    }
+    return st;
+}
+
+typedef void (*fill_fn)(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t);
+
+static cairn_status start_block(struct exchange *x, struct flow *f, fill_fn fill, size_t block,
+                                struct cairn__moving **out) {
+    if (!fill || !x->engine) return CAIRN_OK;
+    struct cairn__transfer t = blank(x);
+    fill(x, f, block, &t);
+    return start(x, f, &t, out);
+}
+
+static struct cairn__moving **first_of(struct flow *f, size_t block) {
+    return &f->first[block % EXCHANGE_AHEAD];
+}
+
+static struct cairn__moving **second_of(struct flow *f, size_t block) {
+    return &f->second[block % EXCHANGE_AHEAD];
+}
+
+/* ---- words ---- */
+
+void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t) {
+    *t = blank(x);
+    t->kind = CAIRN__MOVE_ALLGATHER;
+    t->dst = x->words;
+    for (int r = 0; r < x->group->size; r++) {
+        x->at[0][r] = (size_t)r * sizeof(*x->words);
+        x->at[1][r] = sizeof(*x->words);
+    }
+}
+
+static cairn_status tell_all(struct exchange *x, struct flow *f) {
+    struct cairn__transfer t;
+    cairn__exchange_words(x, &t);
+    x->words[x->group->rank] = f->mine;
+    return start(x, f, &t, &f->telling);
+}
+
+/* A message's word; or, back to who sends it, the receiver's. */
+static cairn_status tell_one(struct exchange *x, struct flow *f, enum flow_stage stage) {
+    const bool sends = (f->mine.call.kind == CAIRN__SEND) == (stage == FLOW_TELLS);
+    struct cairn__transfer t = blank(x);
+    t.kind = sends ? CAIRN__MOVE_SEND : CAIRN__MOVE_RECV;
+    t.src = &f->mine;
+    t.dst = &f->theirs;
+    t.nbytes = sizeof(f->mine);
+    t.peer = f->mine.call.root;
+    f->stage = stage;
+    return start(x, f, &t, &f->telling);
+}
+
+/* All ranks find the same pair. */
+static cairn_status compare_all(const struct exchange *x) {
+    for (int r = 1; r < x->group->size; r++) {
+        if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
+            return cairn__fail_mismatch(x->group, 0, &x->words[0].call, r, &x->words[r].call);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status compare_message(const struct exchange *x, const struct flow *f) {
+    if (cairn__calls_agree(&f->mine.call, &f->theirs.call)) return CAIRN_OK;
+    return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.root, &f->theirs.call);
+}
+
+static uint32_t found_by_all(const struct exchange *x) {
+    uint32_t found = 0;
+    for (int r = 0; r < x->group->size; r++) found |= x->words[r].found;
+    return found;
+}
+
+/* ---- one flow ---- */
+
+static cairn_status begin(struct exchange *x, struct flow *f) {
+    const bool tells = x->check || !f->shape;
+    f->mine = (struct exchange_word){.call = f->work->request.call, .found = f->work->request.found};
+    f->stage = FLOW_TELLS;
+    if (!x->engine) x->words[0] = f->mine;
+    if (!tells || !x->engine) return CAIRN_OK;
+    return is_message(&f->mine.call) ? tell_one(x, f, FLOW_TELLS) : tell_all(x, f);
+}
+
+/* Once what was told has come. */
+static cairn_status compare(struct exchange *x, struct flow *f) {
+    const bool told = x->engine && (x->check || !f->shape), message = is_message(&f->mine.call);
+    cairn_status st = CAIRN_OK;
+    if (told && message && f->stage == FLOW_TELLS) return tell_one(x, f, FLOW_ANSWERS);
+    if (told) TRY(message ? compare_message(x, f) : compare_all(x));
+    if (f->shape && f->shape->begin) f->shape->begin(x, f);
+    f->stage = FLOW_MOVES;
+out:
+    return st;
+}
+
+static cairn_status hear(struct exchange *x, struct flow *f) {
+    while (f->stage != FLOW_MOVES) {
+        cairn_status st = ask(x, f, &f->telling);
+        if (st != CAIRN_OK || f->telling) return st;
+        st = compare(x, f);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static bool may_combine(struct flow *f) {
+    const size_t b = f->combined;
+    if (b == f->started || *first_of(f, b) || *second_of(f, b)) return false;
+    return f->started == f->blocks || f->started == b + EXCHANGE_AHEAD;
+}
+
+static cairn_status move_blocks(struct exchange *x, struct flow *f) {
+    cairn_status st = CAIRN_OK;
+    for (int i = 0; i < EXCHANGE_AHEAD; i++) {
+        TRY(ask(x, f, &f->first[i]));
+        TRY(ask(x, f, &f->second[i]));
+    }
+    for (;;) {
+        if (f->started < f->blocks && f->started < f->combined + EXCHANGE_AHEAD) {
+            TRY(start_block(x, f, f->shape->first, f->started, first_of(f, f->started)));
+            f->started++;
+        } else if (may_combine(f)) {
+            if (f->shape->combine) f->shape->combine(x, f, f->combined);
+            TRY(start_block(x, f, f->shape->second, f->combined, second_of(f, f->combined)));
+            f->combined++;
+        } else {
+            break;
+        }
+    }
+out:
+    return st;
+}
+
+static bool is_through(const struct flow *f) {
+    if (f->stage != FLOW_MOVES || f->combined < f->blocks) return false;
+    for (int i = 0; i < EXCHANGE_AHEAD; i++) {
+        if (f->second[i]) return false;
+    }
+    return true;
+}
+
+static cairn_status move_flow(struct exchange *x, struct flow *f) {
+    cairn_status st = CAIRN_OK;
+    if (f->stage == FLOW_QUEUED) TRY(begin(x, f));
+    TRY(hear(x, f));
+    if (f->stage == FLOW_MOVES && f->shape) TRY(move_blocks(x, f));
+out:
+    return st;
+}
+
+/* ---- all ---- */
+
+static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
+    while (q->head) {
+        struct flow *f = q->head;
+        cairn_status st = move_flow(x, f);
+        if (st != CAIRN_OK) return st;
+        if (!is_through(f)) return CAIRN_OK;
+        cairn_work *work = f->work;
+        x->moved = true;
+        leave_queue(x, q);
+        cairn__work_complete(work, f->shape ? 0 : found_by_all(x));
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__exchange_step(struct exchange *x) {
+    x->moved = false;
+    cairn_status st = move_queue(x, &x->collectives);
+    for (int i = 0; st == CAIRN_OK && x->messages > 0 && i < 2 * x->group->size; i++) st = move_queue(x, &x->lanes[i]);
+    return st;
+}

@@ -1,0 +1,98 @@
+/* What the files of the exchange share.
+ *
+ * A flow is one work as transfers. Its array goes in blocks, and a block in two transfers with a local part between
+ * them: an all-reduce's slices all-to-all, their sum, an all-gather. What a kind of work does not need is left out.
+ * Blocks overlap, and all ranks start transfers in the same order whatever the timing: first(0), first(1), second(0),
+ * first(2), second(1), and so on. */
+#ifndef CAIRN__COMM_EXCHANGE_PARTS_H
+#define CAIRN__COMM_EXCHANGE_PARTS_H
+
+#include "comm/exchange/exchange.h"
+#include "kernels/kernels.h"
+
+enum { EXCHANGE_AHEAD = 2 /* blocks whose first transfer may be under way */ };
+
+/* What ranks tell each other of a call before, or instead of, moving arrays. */
+struct exchange_word {
+    struct cairn__call call;
+    uint32_t found, unused;
+};
+
+struct flow;
+struct exchange;
+
+/* How works of a kind are made of transfers, block by block. */
+struct exchange_shape {
+    /* first and second fill a transfer whose arrays of offsets and sizes are x's, zeroed. (optional: all but first) */
+    void (*first)(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t);
+    void (*combine)(struct exchange *x, const struct flow *f, size_t block);
+    void (*second)(struct exchange *x, const struct flow *f, size_t block, struct cairn__transfer *t);
+    void (*begin)(struct exchange *x, const struct flow *f); /* once, before the first block */
+    bool parts;  /* arrays are one part of n elements for each rank: blocks are of a part */
+    bool stages; /* needs x->staging */
+};
+
+enum flow_stage { FLOW_QUEUED = 0, FLOW_TELLS, FLOW_ANSWERS, FLOW_MOVES };
+
+struct flow {
+    struct flow *next;
+    cairn_work *work;
+    const struct exchange_shape *shape; /* NULL: nothing but words */
+    enum flow_stage stage;
+    struct exchange_word mine, theirs; /* of a message; a collective's words stand in x->words */
+    struct cairn__moving *telling;
+    size_t per_block, blocks; /* elements in one, of them in all */
+    size_t started, combined; /* blocks whose first was started, that were combined (and the second started) */
+    struct cairn__moving *first[EXCHANGE_AHEAD], *second[EXCHANGE_AHEAD];
+};
+
+/* Works in their order; the first is under way. */
+struct flow_queue {
+    struct flow *head, *tail;
+};
+
+struct exchange {
+    cairn_group *group;
+    const struct cairn__engine_ops *ops;
+    struct cairn__engine *engine;  /* NULL for one rank */
+    struct cairn__engine *answers; /* where calls are checked: receivers' words for senders, in an order of their own */
+    const struct cairn__kernels *kernels;
+    bool check; /* CAIRN_CHECK */
+    struct flow_queue collectives;
+    struct flow_queue *lanes; /* [2 * size] messages to each rank, from each rank; made when needed */
+    int messages;             /* in lanes */
+    struct flow *free_flows;
+    struct exchange_word *words; /* [size] */
+    size_t *at[4];               /* [size] each: dst_at, dst_nbytes, src_at, src_nbytes of a transfer */
+    const void **srcs;           /* [size] */
+    char *staging;               /* EXCHANGE_AHEAD slots of stride bytes, a part for each rank in each */
+    size_t stride;
+    void **blocks; /* group memory; NULL where one was freed */
+    size_t num_blocks, blocks_capacity;
+    bool moved;          /* in this step */
+    double stalled;      /* seconds that were waited since something moved */
+    double doubt;        /* stalled at which to look for a deadlock next */
+    uint64_t last_look;  /* ns; 0 = moved then */
+    cairn_status failed; /* of a step whose caller could not be told; ... */
+    char failure[900];   /* ... its sentence */
+};
+
+/* ---- shapes.c ---- */
+
+const struct exchange_shape *cairn__exchange_shape(const struct cairn__call *call);
+size_t cairn__exchange_per_block(const struct exchange *x, const struct exchange_shape *shape,
+                                 const struct cairn__call *call);
+/* Of x->staging. */
+size_t cairn__exchange_stride(int size);
+
+/* ---- flow.c ---- */
+
+/* Errors: CAIRN_ENOMEM, and nothing is queued. */
+cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work);
+/* Moves everything on as far as it goes; x->moved tells whether anything did. */
+cairn_status cairn__exchange_step(struct exchange *x);
+void cairn__exchange_free_flows(struct exchange *x);
+/* The transfer of everybody's word. */
+void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t);
+
+#endif

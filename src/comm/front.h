@@ -1,0 +1,35 @@
+/* What the files of the front share: group.c, work.c, collective.c, subgroup.c. */
+#ifndef CAIRN__COMM_FRONT_H
+#define CAIRN__COMM_FRONT_H
+
+#include "comm/group_backend.h"
+
+/* A group without a backend's part yet, of the family, not yet in its list; cairn__group_end ends it. */
+cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out);
+/* Leaves the family, too. */
+void cairn__group_end(cairn_group **group);
+
+/* Adds to the works that can be taken; gives all back. */
+cairn_status cairn__group_add_works(cairn_group *group);
+void cairn__group_free_works(cairn_group *group);
+
+/* Room for what the group's ranks say when they make groups from it. */
+cairn_status cairn__group_make_proposals(cairn_group *group);
+
+/* Seconds that fit in 64 bits of ns. */
+double cairn__group_clip_timeout(double timeout);
+
+/* The first cause again, once the group is dead or was aborted. */
+cairn_status cairn__group_check_alive(cairn_group *group);
+
+/* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
+ * the first cause stays with it and is told to the peers. call is what this rank was in. */
+cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status);
+
+/* The same where whatever went wrong left the group's calls half-done: any failure kills it. */
+cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status);
+
+/* Numbers the request and posts it; waits where out is NULL. */
+cairn_status cairn__group_post(cairn_group *group, const struct cairn__request *request, cairn_work **out);
+
+#endif

@@ -1,0 +1,152 @@
+/* What a backend of process groups fills. The front (group.c, collective.c) has checked every argument, counts the
+ * calls and remembers the cause once the group is dead; a backend trusts what it gets and asserts at most.
+ *
+ * An environment's group and all that are made from it are a family: one thread at a time calls any of them, and
+ * whoever waits in one moves the others on too, or two ranks that wait in different groups would wait for each
+ * other. */
+#ifndef CAIRN__COMM_GROUP_BACKEND_H
+#define CAIRN__COMM_GROUP_BACKEND_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "comm/call.h"
+#include "comm/group.h"
+#include "rendezvous/peers.h"
+
+struct cairn__request {
+    struct cairn__call call;
+    void *dst;       /* where results go; equal to src for what is done in place; NULL where this rank gets nothing */
+    const void *src; /* NULL where this rank gives nothing */
+    uint32_t found;  /* this rank's own, for CAIRN__AGREE */
+    struct cairn__blame *blame; /* gets the ranks with infinite or NaN sources; NULL = not wanted */
+};
+
+struct cairn_work {
+    cairn_group *group;
+    struct cairn__request request;
+    uint64_t begin_ns, done_ns; /* begin: 0 unless events are traced */
+    bool done;
+    uint32_t found; /* valid once done */
+    void *state;    /* the backend's own, NULL when posted */
+    struct cairn_work *next_free;
+};
+
+/* Every function is required but for those marked. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
+struct cairn__group_backend {
+    const char *name; /* what options, logs and cairn_group_backend say */
+    bool looks;       /* an all-reduce notices infinite and NaN results */
+    bool blames; /* fills request.blame: equally on every rank if it looks, else for what the rank itself reduced */
+    bool keeps_store; /* family->store is used after creation */
+    /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the
+     * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
+    cairn_status (*probe)(const struct cairn__group_options *options);
+    /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error
+     * destroy follows. */
+    cairn_status (*create)(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers);
+    /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks
+     * says who they are, group->index names it among all groups of the family. */
+    cairn_status (*derive)(cairn_group *group, cairn_group *parent);
+    void (*destroy)(cairn_group *group); /* copes with half-built; never fails */
+    cairn_status (*alloc)(cairn_group *group, size_t nbytes, void **out);
+    cairn_status (*free)(cairn_group *group, void *memory);
+    /* Queues the work, which stays where it is until it is done or the group ends. */
+    cairn_status (*post)(cairn_group *group, cairn_work *work);
+    /* Moves what can move without waiting; calls cairn__work_complete for each work that got through. */
+    cairn_status (*progress)(cairn_group *group);
+    /* Until the work is done; calls cairn__family_progress between two looks and cairn__group_was_aborted now and
+     * then. */
+    cairn_status (*wait)(cairn_group *group, cairn_work *work);
+    /* The group died here of this cause (or was aborted, from any thread: then it only tells); peers that still wait
+     * should learn it. Called once at most. */
+    void (*give_up)(cairn_group *group, const char *cause);
+    /* (optional: without it an all-gather of u8) cairn__group_exchange where arrays are not the host's */
+    cairn_status (*exchange)(cairn_group *group, void *all, const void *mine, size_t nbytes);
+};
+
+/* ---- backends.c, choose.c ---- */
+
+enum {
+    CAIRN__BACKEND_SELF = 0,
+    CAIRN__BACKEND_SHM,
+    CAIRN__BACKEND_MPI,
+    CAIRN__BACKEND_GLOO,
+    CAIRN__BACKEND_NCCL,
+    CAIRN__NUM_BACKENDS,
+};
+
+/* Those that are not in this build have a probe that says so, and no more. */
+extern const struct cairn__group_backend *const cairn__backends[CAIRN__NUM_BACKENDS];
+extern const struct cairn__group_backend cairn__group_self, cairn__group_shm, cairn__group_mpi, cairn__group_gloo,
+    cairn__group_nccl;
+
+/* *row of the table; -1 for NULL and "auto". Errors: CAIRN_EINVAL there is no such backend. */
+cairn_status cairn__backend_find(const char *name, int *row);
+
+/* The row's probe. */
+cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options);
+
+/* cairn__peers_meet, where each rank says of itself what its options do. */
+cairn_status cairn__backend_meet(const struct cairn__group_options *options, struct cairn__peers *out);
+
+/* What the group is made of: the same on all ranks, which know each other. peers->all is NULL where size is 1. Errors:
+ * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory;
+ * CAIRN_ENOTSUP shm for several machines; what a rank's probe says, with the rank. */
+cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
+                                   const struct cairn__group_backend **out);
+
+/* ---- groups ---- */
+
+/* What the groups of one environment share. */
+struct cairn__family {
+    cairn_group *groups; /* alive, the root last */
+    cairn_store *store;  /* NULL once nobody keeps it */
+    char prefix[200];
+    int64_t
+        made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */
+    int outstanding;             /* works that were posted and are not done */
+    bool published, store_fails; /* deadlock.c: this rank's wait stands in the store; a request to it has failed */
+    bool deadlocked;             /* groups die of that: its message needs no last words */
+};
+
+struct cairn_group {
+    const struct cairn__group_backend *backend;
+    void *impl;
+    struct cairn__family *family;
+    cairn_group *next; /* in the family */
+    int64_t index;     /* unique in the environment, the same on all members; 0 = the environment's own */
+    int rank, size;
+    int *env_ranks;    /* [size] the members' numbers in the environment's group */
+    bool is_of_all;    /* every rank of the environment has the number that it has there */
+    int *parent_ranks; /* [size] likewise in the parent; during derive only */
+    double timeout;
+    struct cairn_device *device;
+    uint64_t next_number;
+    uint64_t *next_sent, *next_received; /* [size] messages to and from each rank; made when first needed */
+    int outstanding;                     /* of the family's, this group's */
+    struct cairn__call last;             /* posted here */
+    atomic_bool aborted, told;           /* told: give_up was called, which is once */
+    atomic_int aborting;                 /* threads in cairn_group_abort, for which the end waits */
+    cairn_status dead;                   /* CAIRN_OK while alive */
+    char cause[900];                     /* with last words */
+    struct cairn_work *free_works;
+    struct cairn__work_chunk *chunks;
+    struct cairn__proposal *proposals; /* [size] what the ranks say when they make groups from this one */
+};
+
+/* For backends: the work got through. */
+void cairn__work_complete(cairn_work *work, uint32_t found);
+
+/* For backends: a call of their own, posted and waited for; found may be NULL. */
+cairn_status cairn__group_run(cairn_group *group, const struct cairn__request *request, uint32_t *found);
+
+/* For waits: moves the other groups of the family on, where they have works; their failures stay with them. */
+void cairn__family_progress(cairn_group *group);
+
+/* For waits: CAIRN_OK, or CAIRN_ESTATE and the sentence. */
+cairn_status cairn__group_was_aborted(const cairn_group *group);
+
+/* "rank 1", or in a group of some ranks, or of all in another order, "rank 1 of group 3 (rank 5 of all)". */
+void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes);
+
+#endif

@@ -1,0 +1,93 @@
+/* What the files of the mpi module share: MPI in this process, and the groups' engines on it.
+ *
+ * All engines use one communicator, a copy of MPI_COMM_WORLD that is made once and never freed, and tell their messages
+ * apart by tags: so a group is made without MPI's collectives, which cannot time out, and ended by one rank alone,
+ * after which a message of another rank may still be on its way. Every movement is messages from rank to rank, which
+ * Open MPI's own non-blocking collectives are too: they have no sizes beyond an int, and do not tell which rank is
+ * missing. */
+#ifndef CAIRN__COMM_MPI_MODULE_H
+#define CAIRN__COMM_MPI_MODULE_H
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/exchange/engine.h"
+
+/* Of a group; the tags of another begin TAGS later. */
+enum {
+    TAG_CONTROL = 0, /* enum word */
+    TAG_NUMBER,      /* which tags a group made from this one may have */
+    TAG_MESSAGE,     /* sends and recvs, in their order */
+    TAG_COLLECTIVE,  /* and the following: transfers in turn, so that those under way at a time do not meet */
+    COLLECTIVE_TAGS = 8,
+    TAGS = 16,
+};
+
+enum word { GAVE_UP = 1, LEFT };
+
+struct mpi_peer {
+    int rank;       /* in the communicator */
+    enum word word; /* 0 = alive as far as this rank knows */
+    uint64_t since_ns;
+};
+
+struct cairn__engine {
+    struct cairn__engine *next; /* in this process */
+    int rank, size;
+    MPI_Comm comm;
+    struct mpi_peer *peers; /* [size] */
+    bool missing;           /* some peer left a word */
+    int tag;
+    unsigned collectives;
+    unsigned looks;
+    _Atomic pthread_t caller; /* the last one's thread */
+    atomic_bool told, wants_to_tell;
+    MPI_Status *statuses; /* [2 * size] */
+    struct cairn__moving *moving, *unused;
+};
+
+/* Messages, as requests with what they are of. */
+struct cairn__moving {
+    struct cairn__moving *next;
+    int count;
+    MPI_Request *requests; /* [2 * size] */
+    int *peers;            /* likewise */
+    int *nbytes;           /* to be received; -1 for what is sent */
+    void *forward;         /* a broadcast is sent on once it came; NULL: nothing to send on */
+    size_t forward_nbytes;
+    int root, tag;
+};
+
+/* ---- process.c ---- */
+
+/* CAIRN_OK, or CAIRN_EPEER with MPI's words: "MPI cannot send to rank 2: ..." */
+cairn_status cairn__mpi_check(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+cairn_status cairn__mpi_probe(bool launched);
+
+/* Starts MPI where nobody has, and makes the communicator. Collective. */
+cairn_status cairn__mpi_enter(int size, double timeout, MPI_Comm *comm);
+/* From here on the process's end is the engine's too. */
+void cairn__mpi_join(struct cairn__engine *engine);
+void cairn__mpi_leave(struct cairn__engine *engine);
+/* A group died: then MPI is not finalized at the end, and the launcher ends the job with an error. */
+void cairn__mpi_mourn(void);
+bool cairn__mpi_is_over(void);
+/* Whether any thread may call MPI at any time. */
+bool cairn__mpi_any_thread(void);
+
+/* Tags that no group of this process has had yet: the first, as far as it knows; and from here on no longer. */
+int cairn__mpi_next_tag(void);
+cairn_status cairn__mpi_take_tags(int first);
+
+/* Polls; what: what is waited for. */
+cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, const char *what);
+void cairn__mpi_rest(int idle);
+
+/* ---- engine.c ---- */
+
+/* The others get its last word; false: in the midst of something, or the group died. */
+bool cairn__mpi_part(struct cairn__engine *engine);
+
+#endif

@@ -1,0 +1,219 @@
+/* Messages: for each rank and direction a queue of its own, beside the collectives.
+ *
+ * The two ends of a pair publish their calls in slots, as collectives do, and compare. The receiver copies what is in
+ * group memory from where it is. Other bytes go through the pair's ring, message after message; the sender fills it
+ * before anybody receives, but a message is not through before its two calls were compared.
+ *
+ * An end reuses a slot when both have finished the message that was in it. */
+#include <string.h>
+
+#include "comm/shm/shm.h"
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/status.h"
+
+enum { CHUNK = 16 << 10, HEAD_NBYTES = 4096 };
+_Static_assert(2 * sizeof(struct shm_end) <= HEAD_NBYTES && sizeof(struct shm_pair) == SHM_PAIR_NBYTES, "pages");
+
+static size_t size_of(const struct cairn__call *call) {
+    return (size_t)call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
+}
+
+/* ---- routes ---- */
+
+static void set_up(struct cairn__shm *s, struct shm_route *route, int peer, bool sends) {
+    const size_t from = (size_t)(sends ? s->rank : peer), to = (size_t)(sends ? peer : s->rank);
+    struct shm_pair *pair = &s->pairs[from * (size_t)s->size + to];
+    *route = (struct shm_route){.pair = pair, .peer = peer, .sends = sends};
+    route->mine = sends ? &pair->sender : &pair->receiver;
+    route->theirs = sends ? &pair->receiver : &pair->sender;
+}
+
+struct shm_route *cairn__shm_route(const struct cairn__shm *s, const struct cairn__call *call) {
+    return &s->routes[2 * call->root + (call->kind == CAIRN__SEND)];
+}
+
+static cairn_status make_routes(struct cairn__shm *s) {
+    cairn_status st = cairn__calloc(2 * (size_t)s->size, sizeof(*s->routes), (void **)&s->routes);
+    if (st != CAIRN_OK) return st;
+    for (int r = 0; r < s->size; r++) {
+        set_up(s, &s->routes[2 * r], r, false);
+        set_up(s, &s->routes[2 * r + 1], r, true);
+    }
+    return CAIRN_OK;
+}
+
+/* What runs out of memory later would end the process. */
+static cairn_status fill_pages(struct shm_route *route, const struct cairn__call *call, bool placed) {
+    const bool rings = route->sends && !placed && call->n > 0;
+    const size_t needed = rings ? sizeof(*route->pair) : HEAD_NBYTES;
+    if (route->filled >= needed) return CAIRN_OK;
+    cairn_status st = cairn__shm_fill(route->pair, needed);
+    if (st == CAIRN_OK) route->filled = needed;
+    return st;
+}
+
+static void append(struct cairn__shm *s, struct shm_route *route, cairn_work *work) {
+    cairn__shm_enqueue(&route->works, work);
+    if (!route->unpublished) route->unpublished = work;
+    if (!route->moving) route->moving = work;
+    if (route->works.first == work) route->clock.since = 0;
+    route->posted++;
+    if (route->active) return;
+    route->active = true;
+    route->next = s->active;
+    s->active = route;
+}
+
+cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work) {
+    const struct cairn__request *r = &work->request;
+    cairn_status st = CAIRN_OK;
+    if (!s->routes) TRY(make_routes(s));
+    struct shm_route *route = cairn__shm_route(s, &r->call);
+    const bool placed = route->sends && cairn__shm_locate(s, r->src, size_of(&r->call)).segment;
+    TRY(fill_pages(route, &r->call, placed));
+    append(s, route, work);
+    TRY(cairn__shm_step(s));
+out:
+    return st;
+}
+
+/* ---- publishing ---- */
+
+static struct shm_slot *slot_of(struct shm_end *end, uint64_t number) {
+    return &end->slots[number % SHM_PAIR_SLOTS];
+}
+
+static uint64_t finished_by_both(const struct shm_route *route) {
+    const uint64_t mine = atomic_load(&route->mine->finished), theirs = atomic_load(&route->theirs->finished);
+    return mine < theirs ? mine : theirs;
+}
+
+static void publish(struct cairn__shm *s, struct shm_route *route) {
+    while (route->unpublished && route->published < finished_by_both(route) + SHM_PAIR_SLOTS) {
+        const struct cairn__request *r = &route->unpublished->request;
+        struct shm_slot *slot = slot_of(route->mine, route->published);
+        slot->call = r->call;
+        slot->src = route->sends ? cairn__shm_locate(s, r->src, size_of(&r->call)) : (struct shm_place){0};
+        route->unpublished = route->unpublished->state;
+        atomic_store(&slot->ticket, ++route->published);
+        cairn__shm_notify(s);
+        shm_move(s, &route->clock);
+    }
+}
+
+/* ---- bytes ---- */
+
+static size_t least(size_t a, size_t b, size_t c) {
+    const size_t least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+static void count_moved(struct cairn__shm *s, struct shm_route *route, size_t n) {
+    route->at += n;
+    atomic_fetch_add(&route->mine->moved, n);
+    cairn__shm_notify(s);
+    shm_move(s, &route->clock);
+}
+
+/* Whether all of the message has been. */
+static bool put(struct cairn__shm *s, struct shm_route *route, const char *src, size_t nbytes) {
+    while (route->at < nbytes) {
+        const uint64_t done = atomic_load(&route->mine->moved);
+        const size_t space = SHM_RING_NBYTES - (size_t)(done - atomic_load(&route->theirs->moved));
+        const size_t at = (size_t)(done % SHM_RING_NBYTES);
+        const size_t n = least(least(nbytes - route->at, space, CHUNK), SHM_RING_NBYTES - at, CHUNK);
+        if (n == 0) return false;
+        cairn__shm_copy_across(route->pair->ring + at, src + route->at, n);
+        count_moved(s, route, n);
+    }
+    return true;
+}
+
+static bool take(struct cairn__shm *s, struct shm_route *route, char *dst, size_t nbytes) {
+    while (route->at < nbytes) {
+        const uint64_t done = atomic_load(&route->mine->moved);
+        const size_t there = (size_t)(atomic_load(&route->theirs->moved) - done);
+        const size_t at = (size_t)(done % SHM_RING_NBYTES);
+        const size_t n = least(least(nbytes - route->at, there, CHUNK), SHM_RING_NBYTES - at, CHUNK);
+        if (n == 0) return false;
+        memcpy(dst + route->at, route->pair->ring + at, n);
+        count_moved(s, route, n);
+    }
+    return true;
+}
+
+/* Of the message whose turn it is; true when the next one's has come. */
+static bool move_bytes(struct cairn__shm *s, struct shm_route *route) {
+    const struct cairn__request *r = &route->moving->request;
+    const struct shm_slot *sent = slot_of(&route->pair->sender, route->moved);
+    const size_t nbytes = size_of(&r->call);
+    if (route->sends) {
+        if (!sent->src.segment && !put(s, route, r->src, nbytes)) return false;
+    } else if (sent->src.segment) {
+        if (nbytes) memcpy(r->dst, shm_at(s, route->peer, &sent->src), nbytes);
+    } else if (!take(s, route, r->dst, nbytes)) {
+        return false;
+    }
+    route->moving = route->moving->state;
+    route->moved++;
+    route->at = 0;
+    return true;
+}
+
+/* ---- the ends ---- */
+
+/* *matched: the other end's call is there and belongs to this one. */
+static cairn_status match(struct cairn__shm *s, struct shm_route *route, uint64_t number, bool *matched) {
+    const struct shm_slot *mine = slot_of(route->mine, number), *theirs = slot_of(route->theirs, number);
+    *matched = number < route->published && atomic_load(&theirs->ticket) == number + 1;
+    if (!*matched || cairn__calls_agree(&mine->call, &theirs->call)) return CAIRN_OK;
+    return cairn__fail_mismatch(s->group, s->rank, &mine->call, route->peer, &theirs->call);
+}
+
+/* A sender's bytes go ahead; a message in group memory is through when the receiver says so. */
+static cairn_status step_sender(struct cairn__shm *s, struct shm_route *route, bool *through) {
+    const uint64_t number = atomic_load(&route->mine->finished);
+    while (route->moved < route->published && move_bytes(s, route)) {}
+    cairn_status st = match(s, route, number, through);
+    if (route->moved <= number) *through = false;
+    if (*through && slot_of(route->mine, number)->src.segment)
+        *through = atomic_load(&route->theirs->finished) > number;
+    return st;
+}
+
+static cairn_status step_receiver(struct cairn__shm *s, struct shm_route *route, bool *through) {
+    cairn_status st = match(s, route, route->moved, through);
+    if (st == CAIRN_OK && *through) *through = move_bytes(s, route);
+    return st;
+}
+
+static cairn_status step_route(struct cairn__shm *s, struct shm_route *route) {
+    while (route->works.first) {
+        bool through = false;
+        publish(s, route);
+        cairn_status st = route->sends ? step_sender(s, route, &through) : step_receiver(s, route, &through);
+        if (st != CAIRN_OK || !through) return st;
+        cairn__work_complete(cairn__shm_dequeue(&route->works), 0);
+        atomic_fetch_add(&route->mine->finished, 1);
+        cairn__shm_notify(s);
+        shm_move(s, &route->clock);
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn__shm_step_messages(struct cairn__shm *s) {
+    struct shm_route **at = &s->active;
+    while (*at) {
+        struct shm_route *route = *at;
+        cairn_status st = step_route(s, route);
+        if (st != CAIRN_OK) return st;
+        if (route->works.first) {
+            at = &route->next;
+        } else {
+            route->active = false;
+            *at = route->next;
+        }
+    }
+    return CAIRN_OK;
+}

@@ -1,0 +1,158 @@
+/* Group memory: of every allocation each rank has a part, and every rank maps all parts. */
+#include <stdio.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "comm/shm/shm.h"
+#include "core/alloc.h"
+#include "core/status.h"
+
+enum { PAGE = 4096, SKEW = 9 * 64 };
+
+/* Where in its file a rank's part begins. At the same place in a page the same element of eight arrays would fill one
+ * set of a first-level cache: sums of eight arrays took half as long again. */
+static size_t skew(const struct cairn__shm *s, int rank) {
+    return s->size > 2 ? (size_t)rank * SKEW % PAGE : 0;
+}
+
+static size_t file_nbytes(const struct cairn__shm *s, size_t nbytes) {
+    return nbytes + (s->size > 2 ? PAGE : 0);
+}
+
+struct shm_place cairn__shm_locate(const struct cairn__shm *s, const void *memory, size_t nbytes) {
+    for (size_t i = 0; i < s->num_segments; i++) {
+        const struct shm_segment *g = &s->segments[i];
+        uintptr_t begin = g->nbytes ? (uintptr_t)g->parts[s->rank] : 0, at = (uintptr_t)memory;
+        if (!begin || at < begin || at - begin > g->nbytes || nbytes > g->nbytes - (at - begin)) continue;
+        return (struct shm_place){.segment = (uint32_t)i + 1, .offset = at - begin};
+    }
+    return (struct shm_place){0};
+}
+
+static void unmap_segment(struct cairn__shm *s, struct shm_segment *g) {
+    for (int r = 0; r < s->size && g->parts; r++) {
+        if (g->parts[r]) cairn__shm_unmap((char *)g->parts[r] - skew(s, r), file_nbytes(s, g->nbytes));
+    }
+    cairn__free(g->parts);
+    *g = (struct shm_segment){0};
+}
+
+void cairn__shm_free_all(struct cairn__shm *s) {
+    for (size_t i = 0; i < s->num_segments; i++) unmap_segment(s, &s->segments[i]);
+    cairn__free(s->segments);
+}
+
+/* Asking for more would not fail but wake the system's out-of-memory killer. The same on every rank. */
+static cairn_status check_fits(const struct cairn__shm *s, size_t nbytes) {
+    struct sysinfo info;
+    if (sysinfo(&info) != 0) return CAIRN_OK;
+    double room = (double)info.totalram * info.mem_unit;
+    REQUIRE((double)nbytes * s->size <= room, CAIRN_ENOMEM,
+            "group memory of %zu bytes on each of %d ranks is more than this machine's memory of %.0f bytes", nbytes,
+            s->size, room);
+    return CAIRN_OK;
+}
+
+static cairn_status take_segment(struct cairn__shm *s, struct shm_segment **out) {
+    size_t i = 0;
+    while (i < s->num_segments && s->segments[i].nbytes) i++;
+    cairn_status st = cairn__grow((void **)&s->segments, &s->segments_capacity, i + 1, sizeof(*s->segments));
+    if (st != CAIRN_OK) return st;
+    if (i == s->num_segments) s->num_segments++;
+    st = cairn__calloc((size_t)s->size, sizeof(void *), (void **)&s->segments[i].parts);
+    if (st == CAIRN_OK) *out = &s->segments[i];
+    return st;
+}
+
+/* This rank's own part; sent to all, even where there is none, because all wait for it. */
+static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm_segment *g, size_t nbytes) {
+    int fd = -1;
+    void *file = NULL;
+    if (st == CAIRN_OK) st = cairn__shm_create_memory(nbytes, nbytes, &fd, &file);
+    if (st == CAIRN_OK) g->parts[s->rank] = (char *)file + skew(s, s->rank);
+    for (int r = 0; r < s->size; r++) {
+        cairn_status sent = r == s->rank ? CAIRN_OK : cairn__shm_send_memory(s, r, s->group->index, st, fd);
+        if (sent != CAIRN_OK) {
+            st = sent;
+            break;
+        }
+    }
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+/* *usable is cleared where some rank has no memory, with its reason as the last error. */
+static cairn_status collect_parts(struct cairn__shm *s, struct shm_segment *g, size_t nbytes, cairn_status *usable) {
+    for (int r = 0; r < s->size; r++) {
+        if (r == s->rank) continue;
+        int fd = -1;
+        void *file = NULL;
+        cairn_status theirs = CAIRN_OK;
+        cairn_status st = cairn__shm_receive_memory(s, r, &theirs, &fd);
+        if (st != CAIRN_OK) return st;
+        if (theirs == CAIRN_OK && *usable == CAIRN_OK) theirs = cairn__shm_map_memory(fd, nbytes, &file);
+        if (file) g->parts[r] = (char *)file + skew(s, r);
+        if (theirs != CAIRN_OK && *usable == CAIRN_OK) *usable = theirs;
+        if (fd >= 0) close(fd);
+    }
+    return CAIRN_OK;
+}
+
+/* Everyone has mapped everything, or nobody keeps anything. */
+static cairn_status agree_on(struct cairn__shm *s, cairn_status usable) {
+    struct cairn__request r = {.call = {.kind = CAIRN__AGREE}, .found = usable != CAIRN_OK};
+    uint32_t failed = 0;
+    char reason[256];
+    snprintf(reason, sizeof(reason), "%s", cairn_last_error());
+    cairn_status st = cairn__group_run(s->group, &r, &failed);
+    if (st != CAIRN_OK) return st;
+    if (usable != CAIRN_OK) return cairn__fail(usable, "%s", reason);
+    REQUIRE(!failed, CAIRN_ENOMEM, "another rank could not map the group's memory");
+    return CAIRN_OK;
+}
+
+static bool is_deadly(cairn_status st) {
+    return st == CAIRN_EPEER || st == CAIRN_ETIMEOUT;
+}
+
+static cairn_status share_segment(struct cairn__shm *s, cairn_status usable, struct shm_segment *g, size_t nbytes) {
+    usable = offer_part(s, usable, g, file_nbytes(s, nbytes));
+    if (is_deadly(usable)) return usable;
+    cairn_status st = collect_parts(s, g, file_nbytes(s, nbytes), &usable);
+    return st == CAIRN_OK ? agree_on(s, usable) : st;
+}
+
+cairn_status cairn__shm_alloc(cairn_group *group, size_t nbytes, void **out) {
+    struct cairn__shm *s = group->impl;
+    struct shm_segment none = {0}, *g = &none;
+    cairn_status st = CAIRN_OK;
+    size_t rounded = nbytes ? (nbytes + PAGE - 1) / PAGE * PAGE : PAGE;
+    TRY(check_fits(s, rounded));
+    TRY(cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__ALLOC, .n = nbytes}}, NULL));
+    st = take_segment(s, &g);
+    g->nbytes = st == CAIRN_OK ? rounded : 0;
+    if (s->size > 1) {
+        st = share_segment(s, st, g, rounded);
+    } else if (st == CAIRN_OK) {
+        st = cairn__shm_private_memory(rounded, &g->parts[0]);
+    }
+    if (st == CAIRN_OK) {
+        *out = g->parts[s->rank];
+    } else {
+        unmap_segment(s, g);
+    }
+out:
+    return st;
+}
+
+cairn_status cairn__shm_free(cairn_group *group, void *memory) {
+    struct cairn__shm *s = group->impl;
+    size_t i = 0;
+    while (i < s->num_segments && (!s->segments[i].nbytes || s->segments[i].parts[s->rank] != memory)) i++;
+    REQUIRE(i < s->num_segments, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave",
+            memory);
+    cairn_status st =
+        cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__FREE, .n = i + 1}}, NULL);
+    if (st == CAIRN_OK) unmap_segment(s, &s->segments[i]);
+    return st;
+}

@@ -1,0 +1,100 @@
+/* Sums in pieces, which whoever is awake makes for all ranks, where the ranks outnumber the processors.
+ *
+ * A rank that has seen all ranks post takes one piece after the other, adds up what every rank has there and writes it
+ * to every rank's array. When nobody has left any it adds the number of those it made to the job's. Once that is all,
+ * the collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same sum
+ * whoever makes it.
+ *
+ * The pieces are in as many regions as there are processors, and a rank begins with its processor's: the next call
+ * finds those elements in that processor's caches.
+ *
+ * A job's words carry the turn of their place among the slots, so nobody clears them: a word of an earlier turn counts
+ * as 0, and nobody can be in a later one while a rank looks (shm.h). Nor is there a lock: who takes pieces has said so
+ * before, so that its death with one in hand is the group's. */
+#include "comm/shm/shm.h"
+#include "core/dtype.h"
+
+enum {
+    LEAST_NBYTES = 16 << 10,   /* of a piece of a rank's array, but of the last */
+    MOST_PIECES = 16,          /* of a region */
+    HELPED_NBYTES = 256 << 10, /* of a rank's array: from there on help is worth waking somebody */
+    TURN_SHIFT = 32,
+};
+
+static const uint64_t FOUND = UINT64_C(1) << 31, COUNT = (UINT64_C(1) << 31) - 1;
+
+static struct shm_job *job_of(const struct cairn__shm *s, uint64_t number) {
+    return &s->control->jobs[number % SHM_SLOTS];
+}
+
+static uint64_t turn_of(uint64_t number) {
+    return (number / SHM_SLOTS + 1) << TURN_SHIFT;
+}
+
+static uint64_t in_turn(uint64_t word, uint64_t turn) {
+    return word >> TURN_SHIFT == turn >> TURN_SHIFT ? word : turn;
+}
+
+static uint64_t nbytes_of(const struct cairn__call *call) {
+    return call->n * cairn_dtype_nbytes((cairn_dtype)call->dtype);
+}
+
+/* Of each region. */
+static uint64_t pieces_of(const struct cairn__shm *s, const struct cairn__call *call) {
+    const uint64_t pieces = nbytes_of(call) / (uint64_t)s->regions / LEAST_NBYTES;
+    return pieces < 1 ? 1 : pieces > MOST_PIECES ? MOST_PIECES : pieces;
+}
+
+bool cairn__shm_shares(const struct cairn__shm *s, const struct cairn__call *call) {
+    return s->crowded && (call->kind == CAIRN__ALLREDUCE || call->kind == CAIRN__REDUCE);
+}
+
+bool cairn__shm_wants_help(const struct shm_op *op) {
+    return !op->shared || nbytes_of(&op->work->request.call) >= HELPED_NBYTES;
+}
+
+/* False: the region has none left. */
+static bool take(atomic_uint_fast64_t *taken, uint64_t turn, uint64_t pieces, uint64_t *index) {
+    uint64_t word = atomic_load(taken);
+    do {
+        *index = in_turn(word, turn) & COUNT;
+        if (*index == pieces) return false;
+    } while (!atomic_compare_exchange_weak(taken, &word, turn + *index + 1));
+    return true;
+}
+
+static uint64_t make_pieces(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
+    struct shm_job *job = job_of(s, b->number);
+    const uint64_t turn = turn_of(b->number), pieces = pieces_of(s, &op->work->request.call);
+    const uint64_t regions = (uint64_t)s->regions;
+    const int processor = sched_getcpu();
+    uint64_t made = 0, index;
+    for (uint64_t i = 0; i < regions; i++) {
+        const uint64_t region = ((processor < 0 ? 0 : (uint64_t)processor) + i) % regions;
+        for (; take(&job->taken[region], turn, pieces, &index); made++)
+            cairn__shm_reduce_piece(s, op, b, (size_t)(region * pieces + index), (size_t)(regions * pieces));
+    }
+    return made;
+}
+
+static void add_made(struct shm_job *job, uint64_t turn, uint64_t made, bool found) {
+    uint64_t word = atomic_load(&job->made);
+    while (!atomic_compare_exchange_weak(&job->made, &word, (in_turn(word, turn) + made) | (found ? FOUND : 0))) {}
+}
+
+void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
+    struct shm_lane *mine = shm_lane(s, s->rank);
+    uint32_t found;
+    atomic_store(&mine->sharing, b->number + 1);
+    const uint64_t made = make_pieces(s, op, b);
+    if (made) add_made(job_of(s, b->number), turn_of(b->number), made, op->found != 0);
+    atomic_store(&mine->sharing, 0);
+    if (made && cairn__shm_shared(s, op, b->number, &found)) cairn__shm_notify(s);
+    shm_move(s, &s->clock);
+}
+
+bool cairn__shm_shared(const struct cairn__shm *s, const struct shm_op *op, uint64_t number, uint32_t *found) {
+    const uint64_t word = in_turn(atomic_load(&job_of(s, number)->made), turn_of(number));
+    *found = (word & FOUND) != 0;
+    return (word & COUNT) == pieces_of(s, &op->work->request.call) * (uint64_t)s->regions;
+}

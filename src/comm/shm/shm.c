@@ -1,0 +1,227 @@
+/* The backend's table: creation, groups made from another, the end. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "comm/shm/shm.h"
+#include "core/alloc.h"
+#include "core/cpu.h"
+#include "core/status.h"
+
+void cairn__shm_enqueue(struct shm_queue *queue, cairn_work *work) {
+    work->state = NULL;
+    if (queue->first) {
+        queue->last->state = work;
+    } else {
+        queue->first = work;
+    }
+    queue->last = work;
+}
+
+cairn_work *cairn__shm_dequeue(struct shm_queue *queue) {
+    cairn_work *work = queue->first;
+    queue->first = work->state;
+    return work;
+}
+
+/* ---- control memory ---- */
+
+static size_t align_up(size_t nbytes, size_t to) {
+    return (nbytes + to - 1) / to * to;
+}
+
+static size_t bounces_offset(int size) {
+    return align_up(sizeof(struct shm_control) + (size_t)size * sizeof(struct shm_lane), SHM_PAIR_NBYTES);
+}
+
+static size_t pairs_offset(int size) {
+    return bounces_offset(size) + (size > 1 ? (size_t)size * SHM_BOUNCES * SHM_BOUNCE_NBYTES : 0);
+}
+
+static size_t control_nbytes(int size) {
+    return pairs_offset(size) + (size > 1 ? (size_t)size * (size_t)size * SHM_PAIR_NBYTES : 0);
+}
+
+static void place_control(struct cairn__shm *s, void *memory) {
+    s->control = memory;
+    s->bounces = (uint8_t *)memory + bounces_offset(s->size);
+    s->pairs = (struct shm_pair *)((uint8_t *)memory + pairs_offset(s->size));
+    s->bell = &s->root->control->bell;
+}
+
+static cairn_status host_control(struct cairn__shm *s) {
+    void *memory = NULL;
+    int fd = -1;
+    cairn_status st = cairn__shm_create_memory(s->control_nbytes, pairs_offset(s->size), &fd, &memory);
+    if (st == CAIRN_OK) place_control(s, memory);
+    for (int r = 1; r < s->size; r++) {
+        cairn_status sent = cairn__shm_send_memory(s, r, s->group->index, st, fd);
+        if (sent != CAIRN_OK && st == CAIRN_OK) st = sent;
+    }
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+static cairn_status join_control(struct cairn__shm *s) {
+    void *memory = NULL;
+    int fd = -1;
+    cairn_status st = CAIRN_OK, hosted = CAIRN_OK;
+    TRY(cairn__shm_receive_memory(s, 0, &hosted, &fd));
+    TRY(hosted);
+    TRY(cairn__shm_map_memory(fd, s->control_nbytes, &memory));
+    place_control(s, memory);
+out:
+    if (fd >= 0) close(fd);
+    return st;
+}
+
+static cairn_status private_control(struct cairn__shm *s) {
+    void *memory = NULL;
+    cairn_status st = cairn__shm_private_memory(s->control_nbytes, &memory);
+    if (st == CAIRN_OK) place_control(s, memory);
+    return st;
+}
+
+static cairn_status make_control(struct cairn__shm *s) {
+    s->control_nbytes = control_nbytes(s->size);
+    return s->size == 1 ? private_control(s) : s->rank == 0 ? host_control(s) : join_control(s);
+}
+
+/* ---- creation ---- */
+
+static cairn_status shm_post_work(cairn_group *group, cairn_work *work) {
+    struct cairn__shm *s = group->impl;
+    return shm_is_message(&work->request.call) ? cairn__shm_post_message(s, work) : cairn__shm_post(s, work);
+}
+
+static cairn_status shm_wait_work(cairn_group *group, cairn_work *work) {
+    return cairn__shm_wait(group->impl, work);
+}
+
+static cairn_status shm_progress(cairn_group *group) {
+    return cairn__shm_poll(group->impl);
+}
+
+static cairn_status begin(cairn_group *group, struct cairn__shm *root, struct cairn__shm **out) {
+    struct cairn__shm *s = NULL;
+    cairn_status st = cairn__calloc(1, sizeof(*s), (void **)&s);
+    if (st != CAIRN_OK) return st;
+    group->impl = s;
+    s->group = group;
+    s->process = getpid();
+    s->root = root ? root : s;
+    s->kernels = cairn__kernels_cpu(cairn__cpu_features());
+    s->rank = group->rank;
+    s->size = group->size;
+    if (root) cairn__shm_set_patience(s);
+    TRY(cairn__calloc((size_t)s->size, sizeof(*s->peers), (void **)&s->peers));
+    for (int r = 0; r < s->size; r++) s->peers[r].fd = s->peers[r].process = -1;
+    TRY(cairn__calloc((size_t)s->size, sizeof(*s->dsts), (void **)&s->dsts));
+    TRY(cairn__calloc((size_t)s->size, sizeof(*s->srcs), (void **)&s->srcs));
+    *out = s;
+out:
+    return st;
+}
+
+/* Number 0: nobody leaves creation before everybody has the control memory. */
+static cairn_status first_barrier(struct cairn__shm *s) {
+    cairn_work work = {.group = s->group, .request = {.call = {.kind = CAIRN__BARRIER}}};
+    cairn_status st = cairn__shm_post(s, &work);
+    return st == CAIRN_OK ? cairn__shm_wait(s, &work) : st;
+}
+
+/* A launcher may have bound each rank to a processor of its own. */
+static void publish_processors(struct cairn__shm *s) {
+    cpu_set_t *mine = &shm_lane(s, s->rank)->processors;
+    if (sched_getaffinity(0, sizeof(*mine), mine) != 0) CPU_ZERO(mine);
+}
+
+static cairn_status shm_create(cairn_group *group, const struct cairn__group_options *options,
+                               struct cairn__peers *peers) {
+    struct cairn__shm *s = NULL;
+    cairn_status st = CAIRN_OK;
+    (void)options;
+    TRY(begin(group, NULL, &s));
+    if (s->size > 1) TRY(cairn__shm_meet(s, peers));
+    TRY(make_control(s));
+    publish_processors(s);
+    TRY(first_barrier(s));
+    cairn__shm_set_patience(s);
+out:
+    return st;
+}
+
+/* The members wait for the first one's memory, or its word that there is none. */
+static cairn_status begin_from(cairn_group *group, struct cairn__shm *from, struct cairn__shm **out) {
+    const cairn_status st = begin(group, from->root, out);
+    for (int r = 1; r < group->size && group->rank == 0 && st != CAIRN_OK; r++)
+        (void)cairn__shm_send_memory(from, group->parent_ranks[r], group->index, st, -1);
+    return st;
+}
+
+/* Without a barrier of its own: the members agree in the parent whether all of them stand. */
+static cairn_status shm_derive(cairn_group *group, cairn_group *parent) {
+    struct cairn__shm *from = parent->impl, *s = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(begin_from(group, from, &s));
+    s->parent = from;
+    for (int r = 0; r < s->size; r++) s->peers[r] = from->peers[group->parent_ranks[r]];
+    TRY(make_control(s));
+    s->parent = NULL;
+    s->posted = s->done = s->complete = 1;
+out:
+    return st;
+}
+
+/* ---- the end ---- */
+
+static void say_gone(struct cairn__shm *s, enum shm_gone how, const char *cause) {
+    struct shm_lane *mine = shm_lane(s, s->rank);
+    if (atomic_load(&mine->gone) != SHM_HERE || s->process != getpid()) return;
+    snprintf(mine->cause, sizeof(mine->cause), "%s", cause);
+    atomic_store(&mine->gone, how);
+    cairn__shm_notify(s);
+}
+
+static void shm_give_up(cairn_group *group, const char *cause) {
+    struct cairn__shm *s = group->impl;
+    if (s->control) say_gone(s, atomic_load(&group->aborted) ? SHM_ABORTED : SHM_GAVE_UP, cause);
+}
+
+static void close_peers(struct cairn__shm *s) {
+    for (int r = 0; r < s->size && s->peers && s->root == s; r++) {
+        if (s->peers[r].fd >= 0) close(s->peers[r].fd);
+        if (s->peers[r].process >= 0) close(s->peers[r].process);
+    }
+    cairn__free(s->peers);
+}
+
+static void shm_destroy(cairn_group *group) {
+    struct cairn__shm *s = group->impl;
+    if (!s) return;
+    if (s->control) say_gone(s, SHM_LEFT, "");
+    cairn__shm_free_all(s);
+    close_peers(s);
+    cairn__shm_unmap(s->control, s->control_nbytes);
+    cairn__free(s->routes);
+    cairn__free(s->dsts);
+    cairn__free(s->srcs);
+    cairn__free(s);
+    group->impl = NULL;
+}
+
+const struct cairn__group_backend cairn__group_shm = {
+    .name = "shm",
+    .looks = true,
+    .blames = true,
+    .create = shm_create,
+    .derive = shm_derive,
+    .destroy = shm_destroy,
+    .alloc = cairn__shm_alloc,
+    .free = cairn__shm_free,
+    .post = shm_post_work,
+    .progress = shm_progress,
+    .wait = shm_wait_work,
+    .give_up = shm_give_up,
+};

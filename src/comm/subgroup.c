@@ -1,0 +1,253 @@
+/* Groups made from others. All ranks of the parent tell each other what they want, those that belong to the new group
+ * make it, and all tell each other how that went: every rank has it, or none.
+ *
+ * What a rank says fits into a record of fixed size, in memory that the parent has had since it was made, so that a
+ * rank that was called wrongly or is out of memory can still say so, and none waits for it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/front.h"
+#include "core/alloc.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "kernels/kernels.h"
+
+enum proposal_kind { NEW = 1, SPLIT, OUTCOME };
+
+struct cairn__proposal {
+    int64_t made;
+    int32_t kind, status;
+    int32_t color, key; /* of SPLIT */
+    int32_t n;          /* of NEW's ranks */
+    union {
+        uint8_t ranks[CAIRN__MAX_RANKS];
+        char reason[400]; /* where status is not CAIRN_OK */
+    };
+};
+
+cairn_status cairn__group_make_proposals(cairn_group *group) {
+    return cairn__calloc((size_t)group->size, sizeof(*group->proposals), (void **)&group->proposals);
+}
+
+static const char *call_name(enum proposal_kind kind) {
+    return kind == SPLIT ? "cairn_group_split" : "cairn_group_new";
+}
+
+static bool is_deadly(cairn_status status) {
+    return status == CAIRN_EPEER || status == CAIRN_ETIMEOUT;
+}
+
+/* ---- telling each other ---- */
+
+/* With the last error as the reason. */
+static void put_status(struct cairn__proposal *mine, cairn_status status) {
+    mine->status = (int32_t)status;
+    if (status != CAIRN_OK) snprintf(mine->reason, sizeof(mine->reason), "%s", cairn_last_error());
+}
+
+/* This rank's own failure comes first; a deadly one anywhere is deadly everywhere. */
+static cairn_status outcome(cairn_group *parent, const struct cairn__proposal *mine, enum proposal_kind kind) {
+    int worst = -1;
+    for (int r = 0; r < parent->size; r++) {
+        const cairn_status status = (cairn_status)parent->proposals[r].status;
+        if (status == CAIRN_OK) continue;
+        if (worst < 0 || (is_deadly(status) && !is_deadly((cairn_status)parent->proposals[worst].status))) worst = r;
+    }
+    if (worst < 0) return CAIRN_OK;
+    const struct cairn__proposal *theirs = &parent->proposals[worst];
+    const cairn_status status = (cairn_status)theirs->status, own = (cairn_status)mine->status;
+    if (own != CAIRN_OK && is_deadly(own) == is_deadly(status)) return cairn__fail(own, "%.399s", mine->reason);
+    char name[80];
+    cairn__group_name_rank(parent, worst, name, sizeof(name));
+    return cairn__fail(status, "%s made no group, because it failed on %s: %.399s", call_name(kind), name,
+                       theirs->reason);
+}
+
+static void list_ranks(const struct cairn__proposal *p, char *text, size_t nbytes) {
+    size_t used = 0;
+    for (int i = 0; i < p->n && used < nbytes - 16; i++) {
+        used += (size_t)snprintf(text + used, nbytes - used, "%s%d", i ? ", " : "", p->ranks[i]);
+    }
+    if (used >= nbytes - 16) snprintf(text + used, nbytes - used, ", ...");
+}
+
+static bool same_wish(const struct cairn__proposal *a, const struct cairn__proposal *b) {
+    if (a->kind != b->kind) return false;
+    return a->kind == SPLIT || (a->n == b->n && memcmp(a->ranks, b->ranks, (size_t)a->n) == 0);
+}
+
+/* Each compares with rank 0, so that all find the same. */
+static cairn_status check_wishes(cairn_group *parent) {
+    const struct cairn__proposal *first = &parent->proposals[0], *other = first;
+    for (int r = 1; r < parent->size && other == first; r++) {
+        if (!same_wish(first, &parent->proposals[r])) other = &parent->proposals[r];
+    }
+    if (other == first) return CAIRN_OK;
+    char a[80], b[80], of_a[160], of_b[160];
+    cairn__group_name_rank(parent, 0, a, sizeof(a));
+    cairn__group_name_rank(parent, (int)(other - first), b, sizeof(b));
+    if (first->kind != other->kind) {
+        return cairn__fail(CAIRN_EPEER,
+                           "%s calls %s, %s calls %s; every rank must make groups from another in the same order", a,
+                           call_name((enum proposal_kind)first->kind), b, call_name((enum proposal_kind)other->kind));
+    }
+    list_ranks(first, of_a, sizeof(of_a));
+    list_ranks(other, of_b, sizeof(of_b));
+    return cairn__fail(
+        CAIRN_EPEER,
+        "cairn_group_new: %s names ranks %s; %s names ranks %s; every rank must name the same ones in the "
+        "same order, whether it is among them or not",
+        a, of_a, b, of_b);
+}
+
+static cairn_status exchange(cairn_group *parent, const struct cairn__proposal *mine) {
+    return cairn__group_exchange(parent, parent->proposals, mine, sizeof(*mine));
+}
+
+static cairn_status agree_on_wish(cairn_group *parent, const struct cairn__proposal *mine) {
+    cairn_status st = CAIRN_OK;
+    TRY(exchange(parent, mine));
+    TRY(outcome(parent, mine, (enum proposal_kind)mine->kind));
+    TRY(check_wishes(parent));
+    for (int r = 0; r < parent->size; r++) {
+        if (parent->proposals[r].made > parent->family->made) parent->family->made = parent->proposals[r].made;
+    }
+    parent->family->made++;
+out:
+    return cairn__group_settle(parent, &parent->last, st);
+}
+
+static cairn_status agree_on_outcome(cairn_group *parent, cairn_status status, enum proposal_kind kind) {
+    struct cairn__proposal mine = {.kind = OUTCOME};
+    put_status(&mine, status);
+    cairn_status st = CAIRN_OK;
+    TRY(exchange(parent, &mine));
+    TRY(outcome(parent, &mine, kind));
+out:
+    return cairn__group_settle(parent, &parent->last, st);
+}
+
+/* ---- members ---- */
+
+/* Ranks of this rank's color, by key and then by rank. */
+static int choose_by_color(const cairn_group *parent, const struct cairn__proposal *mine, int *members) {
+    int n = 0;
+    for (int r = 0; r < parent->size && mine->color >= 0; r++) {
+        const struct cairn__proposal *p = &parent->proposals[r];
+        if (p->color != mine->color) continue;
+        int at = n++;
+        for (; at > 0 && parent->proposals[members[at - 1]].key > p->key; at--) members[at] = members[at - 1];
+        members[at] = r;
+    }
+    return n;
+}
+
+/* Writes members as ranks of the parent, and returns how many; 0 where this rank belongs to none. */
+static int choose_members(const cairn_group *parent, const struct cairn__proposal *mine, int *members) {
+    if (mine->kind == SPLIT) return choose_by_color(parent, mine, members);
+    bool is_member = false;
+    for (int i = 0; i < mine->n; i++) {
+        members[i] = mine->ranks[i];
+        is_member = is_member || members[i] == parent->rank;
+    }
+    return is_member ? mine->n : 0;
+}
+
+/* Its number is unique: groups of one rank have different counts, and others have another first rank. */
+static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
+    group->size = size;
+    group->is_of_all = parent->is_of_all && size == parent->size;
+    for (int r = 0; r < size; r++) {
+        group->env_ranks[r] = parent->env_ranks[group->parent_ranks[r]];
+        group->is_of_all &= group->env_ranks[r] == r;
+        if (group->parent_ranks[r] == parent->rank) group->rank = r;
+    }
+    group->index = group->family->made * CAIRN__MAX_RANKS + group->env_ranks[0];
+    group->device = parent->device;
+    group->backend = parent->backend;
+    return parent->backend->derive(group, parent);
+}
+
+static void enter_family(cairn_group *group) {
+    group->next = group->family->groups;
+    group->family->groups = group;
+    cairn__free(group->parent_ranks);
+    group->parent_ranks = NULL;
+}
+
+/* st: whether this rank was called well, with the last error. */
+static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__proposal *mine, double timeout,
+                         cairn_group **out) {
+    cairn_group *made = NULL;
+    int size = 0;
+    if (st == CAIRN_OK) st = cairn__group_make(parent->family, parent->size, &made);
+    put_status(mine, st);
+    mine->made = parent->family->made;
+    TRY(agree_on_wish(parent, mine));
+    made->timeout = timeout;
+    size = choose_members(parent, mine, made->parent_ranks);
+    if (size > 0) st = derive(made, parent, size);
+    TRY(agree_on_outcome(parent, st, (enum proposal_kind)mine->kind));
+    if (size > 0) {
+        enter_family(made);
+        *out = made;
+        return CAIRN_OK;
+    }
+    *out = NULL;
+out:
+    cairn__group_end(&made);
+    return st;
+}
+
+/* ---- arguments ---- */
+
+static cairn_status read_options(const cairn_group *parent, const struct cairn_group_options *given, double *timeout) {
+    struct cairn_group_options o = {.struct_size = sizeof(o)};
+    cairn_status st = cairn__options_read(&o, sizeof(o), given, "cairn_group_options");
+    if (st != CAIRN_OK) return st;
+    REQUIRE(o.timeout >= 0, CAIRN_EINVAL,
+            "cairn_group_options.timeout is %g s; it must be positive, or 0 for the parent's", o.timeout);
+    *timeout = o.timeout > 0 ? cairn__group_clip_timeout(o.timeout) : parent->timeout;
+    return CAIRN_OK;
+}
+
+static cairn_status read_ranks(const cairn_group *parent, const int *ranks, int n, struct cairn__proposal *mine) {
+    bool named[CAIRN__MAX_RANKS] = {false};
+    REQUIRE(ranks ? n >= 1 : n == 0, CAIRN_EINVAL,
+            ranks ? "cairn_group_new: a group of %d ranks; it needs one at least, or NULL and 0 for all"
+                  : "cairn_group_new: ranks is NULL, and n is %d; NULL goes with 0, and is all ranks",
+            n);
+    REQUIRE(n <= parent->size, CAIRN_EINVAL, "cairn_group_new: %d ranks of a group that has %d", n, parent->size);
+    mine->n = ranks ? n : parent->size;
+    for (int i = 0; i < mine->n; i++) {
+        const int r = ranks ? ranks[i] : i;
+        REQUIRE(r >= 0 && r < parent->size, CAIRN_EINVAL,
+                "cairn_group_new: ranks[%d] is %d, which is not in a group of %d; its ranks are 0 to %d", i, r,
+                parent->size, parent->size - 1);
+        REQUIRE(!named[r], CAIRN_EINVAL, "cairn_group_new: rank %d is named twice, the second time at ranks[%d]", r, i);
+        named[r] = true;
+        mine->ranks[i] = (uint8_t)r;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status cairn_group_new(cairn_group *parent, const int *ranks, int n, const struct cairn_group_options *options,
+                             cairn_group **out) {
+    REQUIRE(parent, CAIRN_EINVAL, "cairn_group_new: the parent is NULL");
+    struct cairn__proposal mine = {.kind = NEW};
+    double timeout = 0;
+    cairn_status st = out ? CAIRN_OK : cairn__fail(CAIRN_EINVAL, "cairn_group_new: out is NULL");
+    if (st == CAIRN_OK) st = read_ranks(parent, ranks, n, &mine);
+    if (st == CAIRN_OK) st = read_options(parent, options, &timeout);
+    return make(parent, st, &mine, timeout, out);
+}
+
+cairn_status cairn_group_split(cairn_group *parent, int color, int key, const struct cairn_group_options *options,
+                               cairn_group **out) {
+    REQUIRE(parent, CAIRN_EINVAL, "cairn_group_split: the parent is NULL");
+    struct cairn__proposal mine = {.kind = SPLIT, .color = color, .key = key};
+    double timeout = 0;
+    cairn_status st = out ? CAIRN_OK : cairn__fail(CAIRN_EINVAL, "cairn_group_split: out is NULL");
+    if (st == CAIRN_OK) st = read_options(parent, options, &timeout);
+    return make(parent, st, &mine, timeout, out);
+}

@@ -1,0 +1,136 @@
+#include "rendezvous/address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/status.h"
+
+enum { MOST = 64 };
+
+static socklen_t length_of(const struct sockaddr *a) {
+    return a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+}
+
+/* With the scope of a link-local one; "" where that is not possible. */
+static void write_address(const struct sockaddr *a, char *address, size_t nbytes) {
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)a;
+    struct sockaddr_in four = {.sin_family = AF_INET};
+    if (a->sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&six->sin6_addr)) {
+        memcpy(&four.sin_addr, six->sin6_addr.s6_addr + 12, sizeof(four.sin_addr));
+        a = (const struct sockaddr *)&four;
+    }
+    if (getnameinfo(a, length_of(a), address, (socklen_t)nbytes, NULL, 0, NI_NUMERICHOST) != 0) address[0] = '\0';
+}
+
+void cairn__address_write(const struct sockaddr_storage *socket, char *address, size_t nbytes) {
+    write_address((const struct sockaddr *)socket, address, nbytes);
+}
+
+bool cairn__address_is_loopback(const char *address) {
+    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
+}
+
+/* NULL where `address` is none in digits. Free it with freeaddrinfo. */
+static struct addrinfo *parse(const char *address, int flags) {
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_DGRAM, .ai_flags = flags}, *list = NULL;
+    return getaddrinfo(address, NULL, &hints, &list) == 0 ? list : NULL;
+}
+
+/* ---- interfaces ---- */
+
+/* The higher the better; 0 = of no use. */
+static int worth(const struct ifaddrs *i) {
+    const struct sockaddr *a = i->ifa_addr;
+    if (!a || !(i->ifa_flags & IFF_UP)) return 0;
+    if (a->sa_family == AF_INET) return 3;
+    if (a->sa_family != AF_INET6) return 0;
+    return IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a)->sin6_addr) ? 1 : 2;
+}
+
+static void find_interface(const struct ifaddrs *list, const char *name, char *address, size_t nbytes) {
+    int best = 0;
+    address[0] = '\0';
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        if (worth(i) <= best || strcmp(i->ifa_name, name) != 0) continue;
+        best = worth(i);
+        write_address(i->ifa_addr, address, nbytes);
+    }
+}
+
+/* "lo (127.0.0.1), eth0 (10.1.0.1)" */
+static void list_interfaces(const struct ifaddrs *list, char *text, size_t nbytes) {
+    size_t used = 0;
+    snprintf(text, nbytes, "none");
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        char address[MOST];
+        if (worth(i) < 2 || used + MOST + IFNAMSIZ + 8 > nbytes) continue;
+        write_address(i->ifa_addr, address, sizeof(address));
+        used += (size_t)snprintf(text + used, nbytes - used, "%s%s (%s)", used ? ", " : "", i->ifa_name, address);
+    }
+}
+
+/* Of the one that stands for all of a machine's, any machine has one. */
+static bool is_wildcard(const char *address) {
+    return strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0;
+}
+
+static bool is_own(const char *address) {
+    struct addrinfo *a = parse(address, AI_NUMERICHOST);
+    const int fd = a ? socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    const bool is = fd >= 0 && !is_wildcard(address) && bind(fd, a->ai_addr, a->ai_addrlen) == 0;
+    if (fd >= 0) close(fd);
+    if (a) freeaddrinfo(a);
+    return is;
+}
+
+cairn_status cairn__address_of_interface(const char *interface, char *address, size_t nbytes) {
+    struct ifaddrs *list = NULL;
+    char name[MOST], known[600];
+    snprintf(name, sizeof(name), "%.*s", (int)strcspn(interface, ","), interface);
+    if (getifaddrs(&list) != 0) list = NULL;
+    find_interface(list, name, address, nbytes);
+    if (!address[0] && is_own(name)) snprintf(address, nbytes, "%s", name);
+    list_interfaces(list, known, sizeof(known));
+    if (list) freeifaddrs(list);
+    REQUIRE(address[0], CAIRN_EINVAL,
+            "GLOO_SOCKET_IFNAME is '%s', which is neither a network interface of this machine that is up nor an "
+            "address of it; there are %s",
+            interface, known);
+    return CAIRN_OK;
+}
+
+/* ---- without one ---- */
+
+void cairn__address_towards(const char *other, char *address, size_t nbytes) {
+    struct sockaddr_storage here;
+    socklen_t length = sizeof(here);
+    struct addrinfo *a = parse(other, AI_NUMERICHOST);
+    const int fd = a ? socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
+    address[0] = '\0';
+    if (a && a->ai_family == AF_INET6) ((struct sockaddr_in6 *)a->ai_addr)->sin6_port = htons(9);
+    if (a && a->ai_family == AF_INET) ((struct sockaddr_in *)a->ai_addr)->sin_port = htons(9);
+    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+        getsockname(fd, (struct sockaddr *)&here, &length) == 0)
+        cairn__address_write(&here, address, nbytes);
+    if (fd >= 0) close(fd);
+    if (a) freeaddrinfo(a);
+}
+
+void cairn__address_of_name(char *address, size_t nbytes) {
+    char name[256] = "";
+    address[0] = '\0';
+    if (gethostname(name, sizeof(name) - 1) != 0 || !name[0]) return;
+    struct addrinfo *list = parse(name, 0);
+    for (const struct addrinfo *a = list; a && !address[0]; a = a->ai_next) {
+        write_address(a->ai_addr, address, nbytes);
+        if (cairn__address_is_loopback(address) || !is_own(address)) address[0] = '\0';
+    }
+    if (list) freeaddrinfo(list);
+}

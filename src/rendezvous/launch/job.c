@@ -1,0 +1,122 @@
+/* What tells one job from another that runs at the same time: what its launcher numbers it with, or else the process
+ * that started its ranks. Ports and keys nobody named are made from it, so every rank must find the same. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/vars.h"
+#include "rendezvous/launch/parts.h"
+
+/* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. A prime number, so that
+ * steps of any width meet no port twice. */
+enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MOST_ANCESTORS = 64 };
+
+/* FNV-1a, and splitmix64's last steps, which spread it over all bits. */
+static uint64_t hash_of(const char *text) {
+    uint64_t h = 0xcbf29ce484222325;
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3;
+    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9;
+    h = (h ^ h >> 27) * 0x94d049bb133111eb;
+    return h ^ h >> 31;
+}
+
+/* ---- the process that started the ranks ---- */
+
+/* Its parent, and when it started, by which it differs from an earlier process of its number. 0 where it cannot be
+ * seen. */
+static int look_up_process(int pid, unsigned long long *start) {
+    char path[64], text[1024] = "";
+    int parent = 0;
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    const ssize_t got = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (got <= 0) return 0;
+    const char *after_name = strrchr(text, ')');
+    if (!after_name || sscanf(after_name, ") %*c %d", &parent) != 1) return 0;
+    const char *at = after_name + 1; /* the space before field 3 */
+    for (int field = 3; field < 22 && at; field++) at = strchr(at + 1, ' ');
+    *start = at ? strtoull(at, NULL, 10) : 0;
+    return parent;
+}
+
+/* The nearest ancestor that was not told a rank is the launcher's own. Wrappers between it and us were told ours. */
+static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
+    int pid = getppid();
+    for (int i = 0; i < MOST_ANCESTORS && pid > 0; i++) {
+        unsigned long long start = 0;
+        const int parent = look_up_process(pid, &start);
+        if (!cairn__var_in_process(pid, rank_name)) {
+            snprintf(name, nbytes, "%d.%llu", pid, start);
+            return true;
+        }
+        pid = parent;
+    }
+    return false;
+}
+
+/* ---- the job ---- */
+
+/* Appends "-value" of every variable that is set. */
+static const char *join_values(const cairn__names names, char *text, size_t nbytes) {
+    const char *first = NULL;
+    for (int i = 0; i < CAIRN__MOST_NAMES && names[i]; i++) {
+        const char *value = cairn__var(names[i]);
+        const size_t used = strlen(text);
+        if (value) snprintf(text + used, nbytes - used, "-%s", value);
+        if (value && !first) first = names[i];
+    }
+    return first;
+}
+
+static void name_job(const char *launcher, const char *identity, struct cairn__job *job) {
+    char text[1200];
+    snprintf(text, sizeof(text), "%s%s", launcher, identity);
+    job->number = hash_of(text);
+    for (char *c = text; *c; c++) {
+        if (*c <= ' ' || *c == '/' || *c > '~') *c = '_';
+    }
+    snprintf(job->name, sizeof(job->name), "%.48s-%016" PRIx64, text, job->number);
+}
+
+/* What the launcher's variables say of its job. */
+static const char *find_variables(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
+                                  size_t nbytes) {
+    (void)launch;
+    return join_values(by->job, identity, nbytes);
+}
+
+/* Seen from every rank where all are on one machine. */
+static const char *find_process(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
+                                size_t nbytes) {
+    identity[0] = '-';
+    if (!by->job_is_process || launch->local_size != launch->size) return NULL;
+    if (!find_starter(cairn__first_set(by->rank), identity + 1, nbytes - 1)) return NULL;
+    return "the process that started the ranks";
+}
+
+bool cairn__job_find(const struct cairn__launch *launch, struct cairn__job *job) {
+    static const char *(*const ways[])(const struct cairn__launcher *, const struct cairn__launch *, char *,
+                                       size_t) = {find_variables, find_process};
+    for (int i = 0; i < 2; i++) {
+        for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
+            char identity[1100] = "";
+            const bool agrees = cairn__launcher_agrees(by, launch->rank, launch->size);
+            const char *from = agrees ? ways[i](by, launch, identity, sizeof(identity)) : NULL;
+            if (!from) continue;
+            name_job(by->name, identity, job);
+            snprintf(job->from, sizeof(job->from), "%s", from);
+            return true;
+        }
+    }
+    return false;
+}
+
+void cairn__job_ports(const struct cairn__job *job, int ports[CAIRN__MAX_PORTS]) {
+    const uint64_t first = job->number % NUM_PORTS, step = 1 + (job->number >> 32) % (NUM_PORTS - 1);
+    for (uint64_t i = 0; i < CAIRN__MAX_PORTS; i++) ports[i] = FIRST_PORT + (int)((first + i * step) % NUM_PORTS);
+}

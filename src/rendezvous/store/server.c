@@ -1,0 +1,441 @@
+/* One thread around epoll: bytes from sockets into sessions and back. Where connections or descriptors run out, the
+ * oldest of those that never sent a request goes, after a last look whether it has sent one by now; where there is
+ * none, new ones stay in the kernel's queue, which is looked at again a little later. */
+#include "rendezvous/store/server.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "core/trace.h"
+#include "rendezvous/store/session.h"
+#include "rendezvous/store/wire.h"
+
+enum {
+    CHUNK = 64 << 10,
+    BACKLOG = 4096,
+    BUSY_RETRY_MS = 100,
+    BATCH = 64,
+    ACCEPTS = 256, /* before others have their turn */
+    LISTEN_TRIES = 20,
+    LISTEN_PAUSE_MS = 8 /* at most, between two */
+};
+
+struct connection {
+    struct cairn__session session; /* first */
+    struct connection *next, **link;
+    int fd;
+    bool known; /* in that list: it has sent a request */
+    uint32_t events;
+};
+
+/* Oldest first. */
+struct list {
+    struct connection *first, **end;
+};
+
+struct cairn__store_server {
+    int listener, wake, epoll;
+    bool started, paused /* accepting */;
+    pid_t process; /* that started it */
+    pthread_t thread;
+    pthread_mutex_t mutex; /* of all that follows, but while the thread sleeps */
+    struct cairn__sessions sessions;
+    struct list strangers, known;
+    size_t num_connections;
+    bool (*may_end)(void *ctx); /* set = the thread is on its own */
+    void *ctx;
+    uint8_t chunk[CHUNK];
+};
+
+/* ---- lists ---- */
+
+static void enlist(struct list *l, struct connection *c) {
+    c->next = NULL;
+    c->link = l->end;
+    *l->end = c;
+    l->end = &c->next;
+}
+
+static void unlist(struct list *l, struct connection *c) {
+    *c->link = c->next;
+    if (c->next) {
+        c->next->link = c->link;
+    } else {
+        l->end = c->link;
+    }
+}
+
+/* ---- one connection ---- */
+
+/* Only what a program that speaks the protocol got wrong is worth a warning: anybody may scan a port. */
+static void tell_why(const struct connection *c) {
+    struct sockaddr_storage address;
+    socklen_t length = sizeof(address);
+    char host[64] = "an unknown address", port[16] = "?";
+    if (!c->session.why[0]) return;
+    if (getpeername(c->fd, (struct sockaddr *)&address, &length) == 0) {
+        (void)getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), port, sizeof(port),
+                          NI_NUMERICHOST | NI_NUMERICSERV);
+    }
+    cairn__log(c->known ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG, "the store closed the connection from %s port %s: %s",
+               host, port, c->session.why);
+}
+
+/* A child that the program forked may hold the socket too: closing alone would neither tell the peer nor take it off
+ * epoll. */
+static void end_connection(struct cairn__store_server *s, struct connection *c) {
+    tell_why(c);
+    cairn__session_close(&s->sessions, &c->session);
+    unlist(c->known ? &s->known : &s->strangers, c);
+    (void)epoll_ctl(s->epoll, EPOLL_CTL_DEL, c->fd, NULL);
+    (void)shutdown(c->fd, SHUT_RDWR);
+    close(c->fd);
+    cairn__free(c);
+    s->num_connections--;
+}
+
+static void receive(struct cairn__store_server *s, struct connection *c) {
+    const ssize_t got = recv(c->fd, s->chunk, sizeof(s->chunk), 0);
+    if (got > 0) cairn__session_feed(&s->sessions, &c->session, s->chunk, (size_t)got);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) c->session.ended = true;
+}
+
+static void flush(struct cairn__store_server *s, struct connection *c) {
+    for (;;) {
+        const struct cairn__blob out = cairn__session_output(&c->session);
+        if (out.nbytes == 0) return;
+        const ssize_t sent = send(c->fd, out.data, out.nbytes, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent < 0 && errno != EAGAIN) c->session.ended = true;
+        if (sent <= 0) return;
+        cairn__session_sent(&s->sessions, &c->session, (size_t)sent);
+    }
+}
+
+static void set_interest(struct cairn__store_server *s, struct connection *c) {
+    const uint32_t events = (cairn__session_takes_input(&s->sessions, &c->session) ? EPOLLIN : 0u) |
+                            (cairn__session_output(&c->session).nbytes ? EPOLLOUT : 0u);
+    if (events == c->events) return;
+    c->events = events;
+    (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &(struct epoll_event){.events = events, .data.ptr = c});
+}
+
+/* Sends what there is to send; c is gone then where it has ended. */
+static void tend(struct cairn__store_server *s, struct connection *c) {
+    flush(s, c);
+    if (c->session.proven && !c->known) {
+        unlist(&s->strangers, c);
+        enlist(&s->known, c);
+        c->known = true;
+    }
+    if (c->session.ended) {
+        end_connection(s, c);
+    } else {
+        set_interest(s, c);
+    }
+}
+
+static void tend_active(struct cairn__store_server *s) {
+    for (struct cairn__session *next; (next = cairn__sessions_next(&s->sessions));) tend(s, (struct connection *)next);
+}
+
+static void handle(struct cairn__store_server *s, struct connection *c, uint32_t events) {
+    if (events & EPOLLIN) {
+        receive(s, c);
+    } else if (events & (EPOLLERR | EPOLLHUP)) {
+        c->session.ended = true;
+    }
+    tend(s, c);
+}
+
+/* ---- accepting ---- */
+
+static cairn_status add_connection(struct cairn__store_server *s, int fd) {
+    struct connection *c = NULL;
+    cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
+    if (st != CAIRN_OK) return st;
+    cairn__session_open(&c->session);
+    c->fd = fd;
+    c->events = EPOLLIN;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = EPOLLIN, .data.ptr = c}) != 0) {
+        cairn__free(c);
+        return cairn__fail_errno(errno, "the store cannot watch one more connection");
+    }
+    enlist(&s->strangers, c);
+    s->num_connections++;
+    return CAIRN_OK;
+}
+
+/* True where there is one connection less. Whoever has sent a request that is not read yet is no stranger. */
+static bool drop_stranger(struct cairn__store_server *s) {
+    const size_t before = s->num_connections;
+    for (struct connection *c; s->num_connections == before && (c = s->strangers.first);) {
+        receive(s, c);
+        tend_active(s);
+        if (s->num_connections == before && c == s->strangers.first) end_connection(s, c);
+    }
+    return s->num_connections < before;
+}
+
+/* accept4 itself would rather say that descriptors have run out. */
+static bool someone_waits(const struct cairn__store_server *s) {
+    return poll(&(struct pollfd){.fd = s->listener, .events = POLLIN}, 1, 0) > 0;
+}
+
+/* False where there is no room. */
+static bool accept_one(struct cairn__store_server *s) {
+    const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
+    if (add_connection(s, fd) == CAIRN_OK) return true;
+    close(fd);
+    return false;
+}
+
+static void accept_some(struct cairn__store_server *s) {
+    bool room = true;
+    for (int i = 0; i < ACCEPTS && room && someone_waits(s); i++) {
+        if (s->num_connections >= STORE_MAX_CONNECTIONS && !drop_stranger(s)) {
+            room = false;
+        } else if (!accept_one(s)) {
+            room = drop_stranger(s) && accept_one(s);
+        }
+    }
+    if (room != s->paused) return;
+    s->paused = !room;
+    (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->listener,
+                    &(struct epoll_event){.events = room ? EPOLLIN : 0u, .data.ptr = &s->listener});
+}
+
+/* ---- the thread ---- */
+
+/* False: to stop. */
+static bool handle_wake(struct cairn__store_server *s) {
+    uint64_t count = 0;
+    if (!s->may_end) return false;
+    const ssize_t got = read(s->wake, &count, sizeof(count)); /* or it would wake for ever */
+    (void)got;
+    return true;
+}
+
+/* False: to stop. */
+static bool handle_events(struct cairn__store_server *s, const struct epoll_event *events, int n) {
+    bool accepting = s->paused;
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.ptr == &s->wake) {
+            if (!handle_wake(s)) return false;
+        } else if (events[i].data.ptr == &s->listener) {
+            accepting = true;
+        } else {
+            handle(s, events[i].data.ptr, events[i].events);
+        }
+    }
+    tend_active(s);
+    if (accepting) accept_some(s);
+    return true;
+}
+
+static void release(struct cairn__store_server *s);
+
+/* may_end is asked without the mutex, which its caller may want. Whoever waits at the door comes in first. */
+static bool is_over(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
+    return may_end && s->num_connections == 0 && !someone_waits(s) && may_end(ctx);
+}
+
+static void *serve(void *argument) {
+    struct cairn__store_server *s = argument;
+    struct epoll_event events[BATCH];
+    for (bool going_on = true; going_on;) {
+        const int n = epoll_wait(s->epoll, events, BATCH, s->paused ? BUSY_RETRY_MS : -1);
+        pthread_mutex_lock(&s->mutex);
+        going_on = handle_events(s, events, n);
+        bool (*const may_end)(void *ctx) = s->may_end;
+        void *const ctx = s->ctx;
+        pthread_mutex_unlock(&s->mutex);
+        if (!going_on || !is_over(s, may_end, ctx)) continue;
+        release(s);
+        return NULL;
+    }
+    return NULL;
+}
+
+/* ---- starting and stopping ---- */
+
+/* -1 with errno. *contended: the port was free to bind and then could not be listened at. */
+static int try_to_listen(int family, int port, bool *contended) {
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    bool is_six = family == AF_INET6;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
+    if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
+    struct sockaddr *address = is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four;
+    bool bound = bind(fd, address, is_six ? sizeof(six) : sizeof(four)) == 0;
+    if (bound && listen(fd, BACKLOG) == 0) return fd;
+    int cause = errno;
+    *contended = bound && cause == EADDRINUSE;
+    close(fd);
+    errno = cause;
+    return -1;
+}
+
+/* Of two that listen at one moment Linux may refuse both: each is marked as listening before it looks for others. */
+static int listen_on(int family, int port) {
+    bool contended = true;
+    int fd = -1;
+    for (int i = 0; contended && i < LISTEN_TRIES; i++) {
+        if (i > 0) poll(NULL, 0, (int)((cairn__now_ns() / 1000 + (uint64_t)getpid()) % LISTEN_PAUSE_MS));
+        contended = false;
+        fd = try_to_listen(family, port, &contended);
+    }
+    return fd;
+}
+
+static cairn_status open_listener(int port, int *listener, int *bound_port) {
+    int fd = listen_on(AF_INET6, port);
+    if (fd < 0 && errno != EADDRINUSE) fd = listen_on(AF_INET, port);
+    REQUIRE(fd >= 0 || errno != EADDRINUSE, CAIRN_ESYSTEM,
+            "port %d is in use by another program; choose another MASTER_PORT or let cairn-run pick one", port);
+    if (fd < 0) return cairn__fail_errno(errno, "the store cannot listen on port %d", port);
+    struct sockaddr_storage address;
+    socklen_t length = sizeof(address);
+    if (getsockname(fd, (struct sockaddr *)&address, &length) != 0) {
+        int cause = errno;
+        close(fd);
+        return cairn__fail_errno(cause, "the store cannot tell its port");
+    }
+    *bound_port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+                                                      : ((struct sockaddr_in *)&address)->sin_port);
+    *listener = fd;
+    return CAIRN_OK;
+}
+
+static cairn_status watch(struct cairn__store_server *s, int *fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
+    if (*fd >= 0 && epoll_ctl(s->epoll, EPOLL_CTL_ADD, *fd, &event) == 0) return CAIRN_OK;
+    return cairn__fail_errno(errno, "the store cannot wait for events");
+}
+
+void cairn__store_close_door(struct cairn__store_server *s) {
+    if (s->started) (void)shutdown(s->listener, SHUT_RDWR); /* else it may be a parent's, which will start it */
+    if (s->listener >= 0) close(s->listener);
+    s->listener = -1;
+}
+
+static void release(struct cairn__store_server *s) {
+    while (s->strangers.first) end_connection(s, s->strangers.first);
+    while (s->known.first) end_connection(s, s->known.first);
+    cairn__sessions_clear(&s->sessions);
+    cairn__store_close_door(s);
+    if (s->wake >= 0) close(s->wake);
+    if (s->epoll >= 0) close(s->epoll);
+    pthread_mutex_destroy(&s->mutex);
+    cairn__free(s);
+}
+
+static cairn_status make(struct cairn__store_server **out) {
+    struct cairn__store_server *s = NULL;
+    cairn_status st = cairn__calloc(1, sizeof(*s), (void **)&s);
+    if (st != CAIRN_OK) return st;
+    pthread_mutex_init(&s->mutex, NULL);
+    cairn__sessions_init(&s->sessions);
+    s->strangers.end = &s->strangers.first;
+    s->known.end = &s->known.first;
+    s->listener = -1;
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    *out = s;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port) {
+    REQUIRE(port >= 0 && port <= 65535, CAIRN_EINVAL, "%d is no port; ports are numbers in [0, 65535]", port);
+    struct cairn__store_server *s = NULL;
+    int bound = 0;
+    cairn_status st = make(&s);
+    if (st != CAIRN_OK) return st;
+    TRY(watch(s, &s->wake));
+    TRY(open_listener(port, &s->listener, &bound));
+    TRY(watch(s, &s->listener));
+    *out = s;
+    if (bound_port) *bound_port = bound;
+    return CAIRN_OK;
+out:
+    release(s);
+    return st;
+}
+
+/* Signals belong to the program's own threads. */
+cairn_status cairn__store_start(struct cairn__store_server *s) {
+    REQUIRE(!s->started, CAIRN_ESTATE, "the store has been started");
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&s->thread, NULL, serve, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed) return cairn__fail_errno(failed, "the store's thread cannot be started");
+    pthread_setname_np(s->thread, "cairn-store");
+    s->started = true;
+    s->process = getpid();
+    return CAIRN_OK;
+}
+
+cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port) {
+    struct cairn__store_server *s = NULL;
+    int bound = 0;
+    cairn_status st = cairn__store_listen(port, &s, &bound);
+    if (st != CAIRN_OK) return st;
+    TRY(cairn__store_start(s));
+    *out = s;
+    if (bound_port) *bound_port = bound;
+    return CAIRN_OK;
+out:
+    cairn__store_stop(&s);
+    return st;
+}
+
+void cairn__store_stop(struct cairn__store_server **server) {
+    struct cairn__store_server *s = *server;
+    if (!s) return;
+    *server = NULL;
+    if (s->started && s->process != getpid())
+        return; /* a parent's, whose thread was at any point when we were forked */
+    uint64_t one = 1;
+    ssize_t written = s->started ? write(s->wake, &one, sizeof(one)) : 0; /* else a child of fork wakes its parent's */
+    (void)written;                                                        /* an eventfd that was never read has room */
+    if (s->started) pthread_join(s->thread, NULL);
+    release(s);
+}
+
+void cairn__store_let_end(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
+    const uint64_t one = 1;
+    pthread_mutex_lock(&s->mutex);
+    if (!s->may_end) (void)pthread_detach(s->thread);
+    s->may_end = may_end;
+    s->ctx = ctx;
+    const ssize_t written = write(s->wake, &one, sizeof(one));
+    (void)written; /* an eventfd has room, unless it is readable anyway */
+    pthread_mutex_unlock(&s->mutex);
+}
+
+void cairn__store_keep_only(struct cairn__store_server *s, const char *kept) {
+    pthread_mutex_lock(&s->mutex);
+    cairn__table_keep(&s->sessions.table, (struct cairn__blob){(const uint8_t *)kept, strlen(kept)});
+    pthread_mutex_unlock(&s->mutex);
+}

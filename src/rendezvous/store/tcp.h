@@ -1,0 +1,82 @@
+/* The TCP store's client from inside.
+ *
+ *   tcp_stream.c   one connection: a request is built whole and sent at once, a reply is read to the byte, all before
+ *                  one deadline
+ *   tcp_client.c   the calls, in both dialects
+ *   tcp_connect.c  where the server is, which dialect it speaks, whether it is the right one */
+#ifndef CAIRN__RENDEZVOUS_STORE_TCP_H
+#define CAIRN__RENDEZVOUS_STORE_TCP_H
+
+#include <stdbool.h>
+
+#include "rendezvous/store/server.h"
+#include "rendezvous/store/store.h"
+#include "rendezvous/store/wire.h"
+
+enum cairn__store_dialect {
+    CAIRN__STORE_2_2,  /* of 2.2 and later: as in wire.h, after VALIDATE */
+    CAIRN__STORE_2_1,  /* no VALIDATE, and all numbers one lower */
+    CAIRN__STORE_1_13, /* of 1.13 and 2.0: as 2.1, but WATCH_KEY is 7, DELETE_KEY 8, and there is nothing beyond */
+};
+
+/* op as the dialect numbers it. */
+static inline uint8_t cairn__store_number(enum cairn__store_dialect dialect, enum store_op op) {
+    const bool lower = dialect == CAIRN__STORE_2_1 || (dialect == CAIRN__STORE_1_13 && op <= STORE_GETNUMKEYS);
+    return (uint8_t)(lower ? op - 1 : op);
+}
+
+struct cairn__stream {
+    int fd;            /* -1 once the connection broke */
+    uint64_t deadline; /* of the call in progress, ns of CLOCK_MONOTONIC */
+    double allowance;  /* the seconds that led to it, for messages */
+    char name[300];    /* host:port */
+    const char *key;   /* the first of the request in progress, for messages; the caller's */
+    uint8_t *request;
+    size_t nbytes, capacity;
+};
+
+struct cairn__tcp_store {
+    cairn_store base;
+    struct cairn__stream stream;
+    enum cairn__store_dialect dialect;
+    uint8_t nonce[16];                  /* a value that nobody else stores */
+    int cancelling;                     /* the answer to a CANCEL_WAIT has not come yet (tcp_client.c) */
+    struct cairn__store_server *server; /* NULL where another serves */
+};
+
+/* ---- tcp_stream.c ---- */
+
+void cairn__stream_set_deadline(struct cairn__stream *s, double seconds);
+
+/* Milliseconds until a deadline, rounded up, at most an hour: what poll takes. */
+int cairn__ms_left(uint64_t deadline);
+
+/* Closes; returns status. Whatever broke the stream's order ends here: replies have no header by which to find back. */
+cairn_status cairn__stream_break(struct cairn__stream *s, cairn_status status);
+void cairn__stream_free(struct cairn__stream *s);
+
+/* A request begins with its op; the fields follow, then it is sent. Errors: CAIRN_EPEER the stream broke earlier. */
+cairn_status cairn__put_op(struct cairn__stream *s, uint8_t op);
+cairn_status cairn__put(struct cairn__stream *s, const void *data, size_t nbytes);
+cairn_status cairn__put_vector(struct cairn__stream *s, const void *data, size_t nbytes);
+cairn_status cairn__put_key(struct cairn__stream *s, const char *key); /* with torch's "/" in front */
+
+/* Errors of these: CAIRN_EPEER the server went away, CAIRN_ETIMEOUT; the stream is broken then. */
+cairn_status cairn__stream_send(struct cairn__stream *s);
+cairn_status cairn__stream_receive(struct cairn__stream *s, void *data, size_t nbytes);
+/* *value as cairn_store_get's. */
+cairn_status cairn__stream_receive_vector(struct cairn__stream *s, void **value, size_t *nbytes);
+/* *readable = false at the deadline; the stream is whole then. */
+cairn_status cairn__stream_await(struct cairn__stream *s, bool *readable);
+
+/* ---- tcp_client.c ---- */
+
+/* Not connected yet. */
+cairn_status cairn__tcp_store_make(double timeout, struct cairn__tcp_store **out);
+
+/* A store on a connected socket, which it takes over (also where it fails), without a word of greeting: for tests and
+ * fuzzers too. name: what messages call the server. */
+cairn_status cairn__tcp_store_on(int fd, enum cairn__store_dialect dialect, const char *name, double timeout,
+                                 cairn_store **out);
+
+#endif

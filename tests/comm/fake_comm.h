@@ -1,0 +1,37 @@
+/* A communication library whose ranks are threads and whose device is the CPU: what comm/nccl asks of one, no more, as
+ * awkwardly as it may be. Streams run in order; what ranks do not give in the same order never runs. */
+#ifndef TESTS_DIST_FAKE_COMM_H
+#define TESTS_DIST_FAKE_COMM_H
+
+#include <stdbool.h>
+
+#include "device/comm.h"
+
+enum fake_comm_fault {
+    FAKE_COMM_FINE = 0,
+    FAKE_COMM_NO_ID,       /* unique_id fails */
+    FAKE_COMM_INIT_FAILS,  /* on the rank */
+    FAKE_COMM_INIT_HANGS,  /* of the rank: it never gets ready, and nobody does */
+    FAKE_COMM_SAME_PLACE,  /* all ranks are on one device */
+    FAKE_COMM_CALL_FAILS,  /* on the rank, the operation */
+    FAKE_COMM_ASYNC_FAILS, /* the rank's state says so once the operation should run */
+    FAKE_COMM_HANGS,       /* the rank's operation never runs */
+    FAKE_COMM_NO_MEMORY,   /* the rank has none */
+};
+
+struct fake_comm_plan {
+    unsigned seed;              /* of delays; 0 = whatever can run does at once */
+    enum fake_comm_fault fault; /* in communicators of more than one rank, but for NO_ID */
+    int rank, operation;        /* operations of a communicator are counted from 1 */
+};
+
+/* For communicators that are made from now on. */
+void fake_comm_set(const struct fake_comm_plan *plan);
+int fake_comm_count(void);  /* that are open */
+int fake_comm_aborts(void); /* since set */
+int fake_comm_blocks(void); /* of memory that are not free */
+int fake_comm_groups(void); /* of messages launched since set */
+
+extern const struct cairn__comm_ops fake_comm_ops;
+
+#endif

@@ -1,0 +1,266 @@
+/* Ranks with a GPU each, on real NCCL or on the stand-in for it: two where the machine has two GPUs, otherwise one
+ * alone.
+ *
+ * usage: gpu_ranks_test [required | fails | hangs]    (without a word it ends with 77 where there is no GPU; fails,
+ * hangs: what the stand-in was told to do to rank 1's collective) */
+#include "../mlp.h"
+#include "../ranks.h"
+#include "comm/group.h"
+#include "core/dtype.h"
+
+static int num_ranks;
+static const char *told = "";
+
+static bool has_gpu(int ordinal) {
+    struct cairn_device *device = NULL;
+    const bool has = cairn__device_open("cuda", ordinal, &device) == CAIRN_OK;
+    cairn__device_close(&device);
+    return has;
+}
+
+/* ---- collectives ---- */
+
+enum { N = 1000 };
+
+static char *put(cairn_env *env, void *x, const void *host, size_t nbytes) {
+    EXPECT_OK(cairn__device_upload(env->device, x, host, nbytes));
+    return NULL;
+}
+
+/* Every element of x, f32, is value. */
+static char *expect_f32(cairn_env *env, const void *x, size_t n, float value) {
+    float host[8 * N];
+    EXPECT_OK(cairn__device_download(env->device, host, x, n * sizeof(float)));
+    for (size_t i = 0; i < n; i++) EXPECT(host[i] == value);
+    return NULL;
+}
+
+static char *put_f32(cairn_env *env, void *x, size_t n, float value) {
+    float host[8 * N];
+    for (size_t i = 0; i < n; i++) host[i] = value;
+    return put(env, x, host, n * sizeof(float));
+}
+
+static char *reduce_all(cairn_env *env, float *x) {
+    cairn_group *group = cairn_env_group(env);
+    const int p = cairn_env_size(env), rank = cairn_env_rank(env);
+    static const float one[] = {[CAIRN_SUM] = 1, [CAIRN_AVG] = 1, [CAIRN_MIN] = 1, [CAIRN_MAX] = 1, [CAIRN_PROD] = 1};
+    static const float two[] = {
+        [CAIRN_SUM] = 3, [CAIRN_AVG] = 1.5f, [CAIRN_MIN] = 1, [CAIRN_MAX] = 2, [CAIRN_PROD] = 2};
+    for (int op = CAIRN_SUM; op <= CAIRN_PROD; op++) {
+        PASS(put_f32(env, x, N, (float)(rank + 1)));
+        EXPECT_OK(cairn_allreduce(group, x, N, CAIRN_F32, (cairn_redop)op, NULL));
+        PASS(expect_f32(env, x, N, p == 2 ? two[op] : one[op]));
+    }
+    return NULL;
+}
+
+static char *move_all(cairn_env *env, float *x, float *y) {
+    cairn_group *group = cairn_env_group(env);
+    const int p = cairn_env_size(env), rank = cairn_env_rank(env);
+    const float sum = (float)(p * (p + 1) / 2);
+    PASS(put_f32(env, x, N, (float)(rank + 1)));
+    EXPECT_OK(cairn_allgather(group, y, x, N, CAIRN_F32, NULL));
+    for (int r = 0; r < p; r++) PASS(expect_f32(env, y + r * N, N, (float)(r + 1)));
+    EXPECT_OK(cairn_reduce(group, y, x, N, CAIRN_F32, CAIRN_SUM, p - 1, NULL));
+    PASS(expect_f32(env, y, N, rank == p - 1 ? sum : 1));
+    EXPECT_OK(cairn_broadcast(group, y, N, CAIRN_F32, p - 1, NULL));
+    PASS(expect_f32(env, y, N, sum));
+    for (int r = 0; r < p; r++) PASS(put_f32(env, y + r * N, N, (float)(10 * rank + r)));
+    EXPECT_OK(cairn_alltoall(group, x, y, N / 2, CAIRN_F32, NULL));
+    PASS(expect_f32(env, x, N / 2, 0));
+    EXPECT_OK(cairn_reduce_scatter(group, x, y, N, CAIRN_F32, CAIRN_SUM, NULL));
+    PASS(expect_f32(env, x, N, p == 1 ? 0 : 10 + 2 * (float)rank));
+    return NULL;
+}
+
+static char *average_halves(cairn_env *env, void *x) {
+    const uint16_t large = 0x78e2; /* 40000 in f16 */
+    uint16_t got = 0;
+    PASS(put(env, x, &large, sizeof(large)));
+    EXPECT_OK(cairn_allreduce(cairn_env_group(env), x, 1, CAIRN_F16, CAIRN_AVG, NULL));
+    EXPECT_OK(cairn__device_download(env->device, &got, x, sizeof(got)));
+    EXPECT(got == large);
+    return NULL;
+}
+
+static char *send_and_receive(cairn_env *env, float *x, float *y) {
+    cairn_group *group = cairn_env_group(env);
+    const int rank = cairn_env_rank(env);
+    cairn_work *works[2] = {NULL, NULL};
+    if (cairn_env_size(env) == 1) return NULL;
+    PASS(put_f32(env, x, N, (float)rank));
+    EXPECT_OK(cairn_send(group, x, N, CAIRN_F32, !rank, &works[0]));
+    EXPECT_OK(cairn_recv(group, y, N, CAIRN_F32, !rank, &works[1]));
+    EXPECT_OK(cairn_work_wait(&works[1]));
+    EXPECT_OK(cairn_work_wait(&works[0]));
+    PASS(expect_f32(env, y, N, (float)!rank));
+    return NULL;
+}
+
+static char *use_everything(cairn_env *env, void *ctx) {
+    cairn_group *group = cairn_env_group(env), *made = NULL;
+    const int p = cairn_env_size(env), rank = cairn_env_rank(env);
+    void *x = NULL, *y = NULL;
+    int32_t words[8], mine = 7 * rank;
+    (void)ctx;
+    EXPECT(strcmp(cairn_group_backend(group), "nccl") == 0);
+    EXPECT_OK(cairn_group_alloc(group, 8 * N * sizeof(float), &x));
+    PASS(expect_f32(env, x, 8 * N, 0));
+    EXPECT_OK(cairn__device_alloc(env->device, CAIRN__HOLDS_SCRATCH, 8 * N * sizeof(float), &y));
+    PASS(reduce_all(env, x));
+    PASS(reduce_all(env, y));
+    PASS(move_all(env, x, y));
+    PASS(average_halves(env, x));
+    PASS(send_and_receive(env, x, y));
+    EXPECT_OK(cairn_barrier(group));
+    EXPECT_OK(cairn__group_exchange(group, words, &mine, sizeof(mine)));
+    for (int r = 0; r < p; r++) EXPECT(words[r] == 7 * r);
+    EXPECT_OK(cairn_group_new(group, NULL, 0, NULL, &made));
+    PASS(put_f32(env, y, N, 1));
+    EXPECT_OK(cairn_allreduce(made, y, N, CAIRN_F32, CAIRN_SUM, NULL));
+    PASS(expect_f32(env, y, N, (float)p));
+    cairn_group_destroy(&made);
+    EXPECT_OK(cairn_group_free(group, &x));
+    cairn__device_free(env->device, y);
+    return NULL;
+}
+
+static void with_ranks(rank_fn fn, void *ctx) {
+    setenv("CAIRN_DEVICE", "cuda", 1);
+    setenv("CAIRN_BACKEND", num_ranks == 1 ? "nccl" : "auto", 1);
+    run_ranks(num_ranks, fn, ctx);
+}
+
+static void collectives_move_memory_of_gpus(void **state) {
+    (void)state;
+    with_ranks(use_everything, NULL);
+}
+
+/* ---- training ---- */
+
+struct trainer {
+    cairn_optimizer *sgd;
+    amp_context *amp;
+    ddp_context *net;
+    cairn_tensor *x, *y, *loss;
+};
+
+static cairn_status step(void *user) {
+    struct trainer *t = user;
+    cairn_zero_grad(t->sgd);
+    t->loss = cairn_mse_loss(ddp_forward(t->net, t->x), t->y);
+    const cairn_status st = amp_backward(t->amp, t->loss, t->sgd);
+    return st == CAIRN_OK ? cairn_step(t->sgd) : st;
+}
+
+static char *expect_equal_weights(cairn_env *env, cairn_module *model) {
+    struct cairn_param_set *set = cairn_module_params(model);
+    char mine[8192], all[2 * sizeof(mine)];
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        const size_t nbytes = p->n * cairn_dtype_nbytes(p->dtype);
+        EXPECT(nbytes <= sizeof(mine));
+        EXPECT_OK(cairn__device_download(env->device, mine, p->data, nbytes));
+        EXPECT_OK(cairn__group_exchange(cairn_env_group(env), all, mine, nbytes));
+        EXPECT(num_ranks == 1 || memcmp(all, all + nbytes, nbytes) == 0);
+    }
+    return NULL;
+}
+
+struct plan {
+    bool recorded;
+    struct ddp_options options;
+};
+
+static char *train(cairn_env *env, void *ctx) {
+    const struct plan *plan = ctx;
+    struct trainer t;
+    cairn_graph *graph = NULL;
+    float first = 0, last = 0;
+    cairn_module *model = make_mlp(env, 24, 16, 5);
+    EXPECT(model != NULL);
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &t.sgd));
+    EXPECT_OK(amp_initialize(env, model, t.sgd, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), &plan->options, &t.net));
+    t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    if (plan->recorded) EXPECT_OK(cairn_graph_capture(env, step, &t, &graph));
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP + 3; i++) {
+        EXPECT_OK(graph ? cairn_graph_replay(graph) : step(&t));
+        last = (float)cairn_tensor_item(t.loss);
+        if (i == 0) first = last;
+    }
+    EXPECT(!graph || cairn_graph_is_recorded(graph));
+    EXPECT(last < first);
+    PASS(expect_equal_weights(env, model));
+    cairn_graph_destroy(&graph);
+    ddp_destroy(&t.net);
+    amp_destroy(&t.amp);
+    cairn_optimizer_destroy(&t.sgd);
+    cairn_module_destroy(&model);
+    return NULL;
+}
+
+#define OPTIONS(...) \
+    { .struct_size = sizeof(struct ddp_options), __VA_ARGS__ }
+static const struct ddp_options ways[] = {
+    OPTIONS(.bucket_nbytes = 0),
+    OPTIONS(.bucket_nbytes = 1),
+    OPTIONS(.bucket_nbytes = 100, .gradient_as_bucket_view = CAIRN_OFF),
+    OPTIONS(.wire = CAIRN_F32, .gradient_average = CAIRN_OFF, .gradient_predivide_factor = 2),
+    OPTIONS(.delay_allreduce = CAIRN_ON),
+};
+enum { NUM_WAYS = sizeof(ways) / sizeof(ways[0]) };
+
+static void ranks_train_to_equal_weights(void **state) {
+    (void)state;
+    for (int i = 0; i < NUM_WAYS; i += 3) with_ranks(train, &(struct plan){false, ways[i]});
+}
+
+static void ranks_record_a_step_and_replay_it(void **state) {
+    (void)state;
+    for (int i = 1; i < NUM_WAYS; i += 1 + (i == 2)) with_ranks(train, &(struct plan){true, ways[i]});
+}
+
+/* ---- what goes wrong ---- */
+
+static char *end_with_status(cairn_env *env, void *ctx) {
+    cairn_group *group = NULL;
+    const bool fails = strcmp(told, "fails") == 0 && cairn_env_rank(env) == 1;
+    cairn_status st = CAIRN_OK;
+    (void)ctx;
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, cairn_group_options(.timeout = 1), &group));
+    for (int i = 0; i < 10 && st == CAIRN_OK; i++) st = cairn_barrier(group);
+    EXPECT(st == (fails ? CAIRN_EPEER : CAIRN_ETIMEOUT));
+    if (fails)
+        EXPECT(strstr(cairn_last_error(), "NCCL says ncclRemoteError (remote process exited or there was a network "
+                                          "error): the stand-in's last words; another rank ended or failed"));
+    if (!fails) EXPECT(strstr(cairn_last_error(), "s in barrier number "));
+    EXPECT_OK(cairn_env_synchronize(env)); /* what was queued has ended */
+    cairn_group_destroy(&group);
+    return NULL;
+}
+
+static void collective_that_does_not_end_is_aborted(void **state) {
+    (void)state;
+    with_ranks(end_with_status, NULL);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest good[] = {
+        cmocka_unit_test(collectives_move_memory_of_gpus),
+        cmocka_unit_test(ranks_train_to_equal_weights),
+        cmocka_unit_test(ranks_record_a_step_and_replay_it),
+    };
+    const struct CMUnitTest bad[] = {cmocka_unit_test(collective_that_does_not_end_is_aborted)};
+    if (argc > 1) told = argv[1];
+    if (!has_gpu(0)) {
+        print_message("there is no GPU here: %s\n", cairn_last_error());
+        return told[0] ? 1 : 77;
+    }
+    num_ranks = has_gpu(1) ? 2 : 1;
+    print_message("%d ranks\n", num_ranks);
+    if (strcmp(told, "fails") == 0 || strcmp(told, "hangs") == 0) return cmocka_run_group_tests(bad, NULL, NULL);
+    return cmocka_run_group_tests(good, NULL, NULL);
+}
