@@ -27,11 +27,15 @@ cairn_status cairn__param_set_check(struct cairn_param_set *set) {
     return st;
 }
 
+/* The user's gradient of an earlier backward waits on in its memory: this reduction has not seen it. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
     if (found) TRY(cairn__param_set_make_flags(set));
     if (found) check_slots(set->env->device, set->params, set->count, set->items);
-    for (size_t i = 0; i < set->count; i++) cairn__grad_found(set->params[i]->gradient);
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        if (!set->is_users || p->reached == set->backward) cairn__grad_found(p->gradient);
+    }
 out:
     return st;
 }

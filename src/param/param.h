@@ -224,9 +224,9 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 
 /* ---- lists of gradients (gradients.c) ---- */
 
-/* A reduction has looked at every gradient: found tells what it saw. Where it saw something, each gradient is scanned
- * for names: the same ones on all ranks, which have written what any of them has, so that all raise the same flags.
- * Errors: CAIRN_ENOMEM. */
+/* A reduction has looked at every gradient of this backward: found tells what it saw. Where it saw something, each
+ * gradient is scanned for names: the same ones on all ranks, which have written what any of them has, so that all raise
+ * the same flags. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
 /* Makes flags speak of the gradients as they are: one read of those that are not checked. items: room for count. The

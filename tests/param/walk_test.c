@@ -1,9 +1,9 @@
 /* Random walks of gradients, beside a model that is written from the words of param/grad.h: after every call states,
  * values and flags are the model's, and what changed is an edge of the diagram there. All edges are taken.
  *
- * The model's arithmetic is exact. Values are integers of few bits, scales and coefficients of clipping are powers
- * of 2, and a walk forgets what has grown: so every f32 sum is exact, and a half slot is one rounding of the exact
- * one.
+ * The model's arithmetic is exact. Values are integers, loss scales and clipping coefficients powers of 2, of which a
+ * walk multiplies by 2^-6 at most; a walk forgets gradients above 2^13, and one transition makes them 8 times as large
+ * at most. So an f32 sum has 22 bits and is exact, and a half slot is one rounding of the exact sum.
  *
  * usage: walk_test [WALKS [FIRST]]    (CAIRN_TEST_SEEDS in the environment overrides WALKS) */
 #include <math.h>
@@ -63,6 +63,7 @@ enum by {
     AGREE,
     HOLD,
     VALUES,
+    STEP,
     BYS
 };
 
@@ -93,6 +94,7 @@ static const char *const by_names[BYS] = {
     [AGREE] = "(agree)",
     [HOLD] = "(keep_unsynced)",
     [VALUES] = "(values)",
+    [STEP] = "(cairn_step)",
 };
 
 #define OF(x) (1u << (x))
@@ -215,14 +217,21 @@ static void make_modules(struct sets *s, const size_t *n) {
         assert_int_equal(cairn__param_set_to_half(s->set, s->kind->dtype, true, false), CAIRN_OK);
 }
 
+static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie, (void)level, (void)message; /* cairn_step warns of scaled gradients without amp */
+}
+
 static int make_all(void **state) {
+    struct cairn_sgd_options options = CAIRN_SGD_OPTIONS_INIT;
     (void)state;
+    options.lr = 1;
+    cairn_set_log(be_quiet, NULL);
     for (size_t k = 0; k < KINDS; k++) {
         struct sets *s = &all_sets[k];
         s->kind = &kinds[k];
         assert_int_equal(cairn_env_create(NULL, NULL, NULL, &s->env), CAIRN_OK);
         s->kind->is_users ? make_users(s, sizes[k]) : make_modules(s, sizes[k]);
-        assert_int_equal(cairn_sgd_create(s->set, NULL, &s->owner), CAIRN_OK);
+        assert_int_equal(cairn_sgd_create(s->set, &options, &s->owner), CAIRN_OK);
     }
     return 0;
 }
@@ -251,7 +260,7 @@ struct model {
     bool found, sum_found;                 /* the flags */
     bool agreed, agreed_found, agreed_sum_found;
     bool noted, incomplete;
-    bool told; /* an optimizer has heard of a flag since a step used the gradient */
+    bool reported; /* a flag was taken since a step last used the gradient */
 };
 
 struct called {
@@ -606,7 +615,7 @@ static void model_consume(const struct walk *w, struct model *m) {
     if (is_accumulated(m)) m->is.accumulated = CAIRN__ACCUMULATED_UNCHECKED;
     if (m->agreed) m->found = m->agreed_found;
     if (m->agreed) m->sum_found = m->agreed_sum_found;
-    m->noted = m->told = false;
+    m->noted = m->reported = false;
     m->clip = 0;
 }
 
@@ -737,11 +746,12 @@ static void agree_on_ignored(struct walk *w) {
 }
 
 static void report(struct walk *w, bool found) {
-    if (!w->looks) return;
+    if (!w->looks || one_in(w, 8)) return; /* ddp's hook, which says nothing, may come and go */
     assert_int_equal(cairn__param_set_report(w->set, found), CAIRN_OK);
     for (size_t i = 0; i < PARAMS; i++) {
         if (found) model_look(w, &w->m[i]);
-        if (w->m[i].is.slot == CAIRN__SLOT_WRITTEN) w->m[i].is.slot = CAIRN__SLOT_CHECKED;
+        const bool seen = !w->s->kind->is_users || param(w, i)->reached == w->set->backward;
+        if (seen && w->m[i].is.slot == CAIRN__SLOT_WRITTEN) w->m[i].is.slot = CAIRN__SLOT_CHECKED;
     }
     observe(w, found ? LOOK : FOUND, OF(PARAMS) - 1);
 }
@@ -914,7 +924,7 @@ static void lower(struct walk *w, const struct cairn__taken *t, const uint32_t *
                   struct model *m) {
     EXPECT(w, t->flag == flag && t->x == x, "what was taken");
     w->s->env->device->passes->clear_flags(w->s->env->device, t->flag, 1);
-    m->told |= *raised;
+    m->reported |= *raised;
     *raised = false;
 }
 
@@ -959,7 +969,7 @@ static void expect_applied(struct walk *w, size_t i, const struct cairn__grad_vi
         const double x = load(view->dtype, view->x, k) * (view->factor ? (double)*view->factor : 1) * (by ? *by : 1);
         const double whole = is_written(m) ? m->slot[k] / scale_of(m->scale) : m->sum[k];
         EXPECT(w, is_same(x, whole * (m->clip != 0 ? m->clip : 1)), "applied to %zu: %g", i, x);
-        EXPECT(w, isfinite(x) || m->told, "%g is applied to %zu, and nobody has been told", x, i);
+        EXPECT(w, isfinite(x) || m->reported, "%g is applied to %zu, and no flag was taken", x, i);
     }
     EXPECT(w, !(is_written(m) && is_accumulated(m)), "read shows half of %zu", i);
 }
@@ -981,6 +991,36 @@ static void step(struct walk *w, size_t first, size_t count) {
     cairn__params_consume(w->set->params + first, count);
     for (size_t i = first; i < first + count; i++) model_consume(w, &w->m[i]);
     observe(w, w->s->kind->is_users ? FORGET : CONSUME, bits(first, count));
+}
+
+static void put_zeros(const struct walk *w, size_t i) {
+    const struct cairn__param *p = param(w, i);
+    if (p->master) memset(p->master, 0, p->n * sizeof(float));
+    memset(p->data, 0, p->n * cairn_dtype_nbytes(p->dtype));
+}
+
+/* By a learning rate of 1, from 0. */
+static void expect_weights(const struct walk *w, size_t i) {
+    const struct cairn__param *p = param(w, i);
+    const struct model *m = &w->m[i];
+    for (size_t k = 0; k < p->n; k++) {
+        const double whole = is_written(m) ? m->slot[k] / scale_of(m->scale) : is_accumulated(m) ? m->sum[k] : 0;
+        const double x = p->master ? (double)p->master[k] : load(p->dtype, p->data, k);
+        EXPECT(w, is_same(x, p->master ? -whole : rounded(w, -whole)), "weight %zu of %s: %g", k, p->name, x);
+    }
+}
+
+/* An optimizer's own step, which takes several edges at once: unguarded, so that it applies infinities too. */
+static void step_with_optimizer(struct walk *w) {
+    for (size_t i = 0; i < PARAMS; i++) put_zeros(w, i);
+    EXPECT(w, cairn_step(w->s->owner) == CAIRN_OK, "%s", cairn_last_error());
+    for (size_t i = 0; i < PARAMS; i++) {
+        model_read(w, &w->m[i]);
+        expect_weights(w, i);
+        model_consume(w, &w->m[i]);
+        w->before[i] = cairn__grad_states(grad(w, i));
+    }
+    observe(w, STEP, OF(PARAMS) - 1);
 }
 
 /* Its norm's pass would look. */
@@ -1093,6 +1133,10 @@ static bool is_incomplete(const struct walk *w) {
     return w->m[0].incomplete || w->m[1].incomplete;
 }
 
+static bool is_clipped(const struct walk *w) {
+    return cairn__grad_is_clipped(grad(w, 0)) || cairn__grad_is_clipped(grad(w, 1));
+}
+
 /* Sums of what comes next stay exact. */
 static bool has_grown(const struct walk *w) {
     bool grown = false;
@@ -1129,7 +1173,8 @@ static void go(struct walk *w) {
     } else if (way < 22) {
         hold(w);
     } else if (way < 28) {
-        if (!is_incomplete(w)) step(w, first, count);
+        if (is_incomplete(w)) return;
+        one_in(w, 4) && !is_clipped(w) ? step_with_optimizer(w) : step(w, first, count);
     } else if (way < 32) {
         clip(w, first);
     } else if (way < 35) {
