@@ -5,6 +5,7 @@
  * hangs: what the stand-in was told to do to rank 1's collective) */
 #include "../mlp.h"
 #include "../ranks.h"
+#include "../trainer.h"
 #include "comm/group.h"
 #include "core/dtype.h"
 
@@ -139,21 +140,6 @@ static void collectives_move_memory_of_gpus(void **state) {
 
 /* ---- training ---- */
 
-struct trainer {
-    cairn_optimizer *sgd;
-    amp_context *amp;
-    ddp_context *net;
-    cairn_tensor *x, *y, *loss;
-};
-
-static cairn_status step(void *user) {
-    struct trainer *t = user;
-    cairn_zero_grad(t->sgd);
-    t->loss = cairn_mse_loss(ddp_forward(t->net, t->x), t->y);
-    const cairn_status st = amp_backward(t->amp, t->loss, t->sgd);
-    return st == CAIRN_OK ? cairn_step(t->sgd) : st;
-}
-
 static char *expect_equal_weights(cairn_env *env, cairn_module *model) {
     struct cairn_param_set *set = cairn_module_params(model);
     char mine[8192], all[2 * sizeof(mine)];
@@ -175,30 +161,26 @@ struct plan {
 
 static char *train(cairn_env *env, void *ctx) {
     const struct plan *plan = ctx;
-    struct trainer t;
+    struct trainer t = {.model = make_mlp(env, 24, 16, 5)};
     cairn_graph *graph = NULL;
     float first = 0, last = 0;
-    cairn_module *model = make_mlp(env, 24, 16, 5);
-    EXPECT(model != NULL);
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &t.sgd));
-    EXPECT_OK(amp_initialize(env, model, t.sgd, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
-    EXPECT_OK(ddp_create(model, cairn_env_group(env), &plan->options, &t.net));
+    EXPECT(t.model != NULL);
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t.model), NULL, &t.optimizer));
+    EXPECT_OK(amp_initialize(env, t.model, t.optimizer, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), &plan->options, &t.net));
     t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
     t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
-    if (plan->recorded) EXPECT_OK(cairn_graph_capture(env, step, &t, &graph));
+    if (plan->recorded) EXPECT_OK(cairn_graph_capture(env, trainer_step, &t, &graph));
     for (int i = 0; i < CAIRN_GRAPH_WARMUP + 3; i++) {
-        EXPECT_OK(graph ? cairn_graph_replay(graph) : step(&t));
+        EXPECT_OK(graph ? cairn_graph_replay(graph) : trainer_step(&t));
         last = (float)cairn_tensor_item(t.loss);
         if (i == 0) first = last;
     }
     EXPECT(!graph || cairn_graph_is_recorded(graph));
     EXPECT(last < first);
-    PASS(expect_equal_weights(env, model));
+    PASS(expect_equal_weights(env, t.model));
     cairn_graph_destroy(&graph);
-    ddp_destroy(&t.net);
-    amp_destroy(&t.amp);
-    cairn_optimizer_destroy(&t.sgd);
-    cairn_module_destroy(&model);
+    trainer_destroy(&t);
     return NULL;
 }
 

@@ -1,6 +1,7 @@
 /* Ranks that disagree: all of them fail, soon, with the parameter's name and both ranks' values. */
 #include "../mlp.h"
 #include "../ranks.h"
+#include "../trainer.h"
 
 /* ---- what they are made of ---- */
 
@@ -169,32 +170,18 @@ static void different_options_fail_on_every_rank(void **state) {
 
 /* ---- what they do ---- */
 
-struct training {
-    cairn_module *model;
-    cairn_optimizer *sgd;
-    ddp_context *net;
-    cairn_tensor *x;
-};
-
-static char *begin(struct training *t, cairn_env *env, cairn_group *group) {
-    *t = (struct training){.model = make_mlp(env, 6, 5, 4)};
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), NULL, &t->sgd));
+static char *begin(struct trainer *t, cairn_env *env, cairn_group *group) {
+    *t = (struct trainer){.model = make_mlp(env, 6, 5, 4)};
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), NULL, &t->optimizer));
     EXPECT_OK(ddp_create(t->model, group, NULL, &t->net));
     t->x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(3, 6));
     return NULL;
 }
 
-static cairn_status step(struct training *t) {
-    cairn_zero_grad(t->sgd);
+static cairn_status step(struct trainer *t) {
+    cairn_zero_grad(t->optimizer);
     const cairn_status st = cairn_backward(cairn_sum(ddp_forward(t->net, t->x)));
-    return st == CAIRN_OK ? cairn_step(t->sgd) : st;
-}
-
-static void end(struct training *t) {
-    ddp_destroy(&t->net);
-    cairn_optimizer_destroy(&t->sgd);
-    cairn_tensor_destroy(&t->x);
-    cairn_module_destroy(&t->model);
+    return st == CAIRN_OK ? cairn_step(t->optimizer) : st;
 }
 
 enum { STEPS = 3 };
@@ -202,16 +189,16 @@ enum { STEPS = 3 };
 /* *ctx: how many steps rank ODD takes more. Those who take fewer have nothing to fail in. */
 static char *take_steps(cairn_env *env, void *ctx) {
     const int more = *(int *)ctx, is_odd = cairn_env_rank(env) == ODD;
-    struct training t;
+    struct trainer t;
     PASS(begin(&t, env, cairn_env_group(env)));
     for (int s = 0; s < STEPS; s++) EXPECT_OK(step(&t));
     if (is_odd ? more > 0 : more < 0) {
         EXPECT(step(&t) == CAIRN_EPEER);
         EXPECT(strstr(cairn_last_error(), "ddp: bucket 0 ('2.bias' to '0.weight') of backward 4: "));
         EXPECT(strstr(cairn_last_error(), is_odd ? "rank 0" : "rank 1"));
-        EXPECT(cairn_step(t.sgd) == CAIRN_ESTATE && strstr(cairn_last_error(), "incomplete"));
+        EXPECT(cairn_step(t.optimizer) == CAIRN_ESTATE && strstr(cairn_last_error(), "incomplete"));
     }
-    end(&t);
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -221,7 +208,7 @@ static void rank_that_takes_a_step_more_or_fewer_fails_with_the_others(void **st
 }
 
 static char *call_another_collective(cairn_env *env, void *ctx) {
-    struct training t;
+    struct trainer t;
     (void)ctx;
     PASS(begin(&t, env, cairn_env_group(env)));
     for (int s = 0; s < STEPS; s++) EXPECT_OK(step(&t));
@@ -232,7 +219,7 @@ static char *call_another_collective(cairn_env *env, void *ctx) {
         EXPECT(strstr(cairn_last_error(), "ddp: bucket 0 ('2.bias' to '0.weight') of backward 4: "));
     }
     EXPECT(strstr(cairn_last_error(), "brings barrier") && strstr(cairn_last_error(), "brings all-reduce"));
-    end(&t);
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -244,7 +231,7 @@ static void rank_that_calls_another_collective_fails_with_the_others(void **stat
 /* In the group around, so that nobody sees a difference: who waits longest gives up, and then all do. */
 static char *wait_elsewhere(cairn_env *env, void *ctx) {
     cairn_group *hasty = NULL;
-    struct training t;
+    struct trainer t;
     (void)ctx;
     EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, cairn_group_options(.timeout = 2), &hasty));
     PASS(begin(&t, env, hasty));
@@ -257,7 +244,7 @@ static char *wait_elsewhere(cairn_env *env, void *ctx) {
         EXPECT(strstr(cairn_last_error(), "ddp: bucket 0 ('2.bias' to '0.weight') of backward 4: "));
         EXPECT(strstr(cairn_last_error(), "rank 1"));
     }
-    end(&t);
+    trainer_destroy(&t);
     cairn_group_destroy(&hasty);
     return NULL;
 }

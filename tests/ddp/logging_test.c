@@ -5,6 +5,7 @@
 
 #include "../kept_log.h"
 #include "../ranks.h"
+#include "../trainer.h"
 #include "cairn/ddp_logging.h"
 #include "core/trace.h"
 #include "ddp/times.h"
@@ -106,39 +107,18 @@ static void what_no_sync_keeps_is_not_outside(void **state) {
 
 /* ---- contexts ---- */
 
-struct training {
-    cairn_module *model;
-    cairn_optimizer *sgd;
-    ddp_context *net;
-    cairn_tensor *x, *y;
-};
-
 /* Three layers of 16 Ki elements, and a bucket each. */
-static char *begin(struct training *t, cairn_env *env, const struct ddp_options *options) {
+static char *begin(struct trainer *t, cairn_env *env, const struct ddp_options *options) {
+    *t = (struct trainer){.env = NULL};
     t->model =
         cairn_sequential(env, CAIRN_MODULES(cairn_linear(env, 128, 128), cairn_activation(env, cairn_relu),
                                             cairn_linear(env, 128, 128), cairn_linear_without_bias(env, 128, 128)));
     t->x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 128));
     t->y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 128));
     EXPECT(t->model && t->x && t->y);
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), NULL, &t->sgd));
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), NULL, &t->optimizer));
     EXPECT_OK(ddp_create(t->model, cairn_env_group(env), options, &t->net));
     return NULL;
-}
-
-static char *step(struct training *t) {
-    cairn_zero_grad(t->sgd);
-    EXPECT_OK(cairn_backward(cairn_mse_loss(ddp_forward(t->net, t->x), t->y)));
-    EXPECT_OK(cairn_step(t->sgd));
-    return NULL;
-}
-
-static void end(struct training *t) {
-    ddp_destroy(&t->net);
-    cairn_optimizer_destroy(&t->sgd);
-    cairn_module_destroy(&t->model);
-    cairn_tensor_destroy(&t->x);
-    cairn_tensor_destroy(&t->y);
 }
 
 static char *expect_times(const struct ddp_logging_data *d) {
@@ -157,7 +137,7 @@ static char *expect_times(const struct ddp_logging_data *d) {
 
 static char *look_at_data(cairn_env *env, void *ctx) {
     (void)ctx;
-    struct training t;
+    struct trainer t;
     PASS(begin(&t, env, ddp_options(.bucket_nbytes = 65536)));
     struct ddp_logging_data d = DDP_LOGGING_DATA_INIT;
     EXPECT_OK(ddp_get_logging_data(t.net, &d));
@@ -169,7 +149,7 @@ static char *look_at_data(cairn_env *env, void *ctx) {
     EXPECT(d.world_size == 2 && d.rank == cairn_env_rank(env) && d.bucket_cap_bytes == 65536);
     EXPECT(d.num_parameter_tensors == 5 && d.total_parameter_size_bytes == 4 * (3 * 128 * 128 + 2 * 128));
     EXPECT(d.gradient_as_bucket_view == 1 && d.find_unused_parameters == 0 && d.static_graph == 0);
-    for (int i = 0; i < 3; i++) PASS(step(&t));
+    for (int i = 0; i < 3; i++) EXPECT_OK(trainer_step(&t));
     EXPECT_OK(ddp_get_logging_data(t.net, &d));
     EXPECT(d.iteration == 3 && d.has_rebuilt_buckets == 1 && d.unused_parameter_size == 0);
     EXPECT(strcmp(d.bucket_sizes, "65536, 66048, 66048") == 0);
@@ -177,7 +157,7 @@ static char *look_at_data(cairn_env *env, void *ctx) {
     EXPECT(strcmp(d.rebuilt_per_bucket_param_indices, "4, 3 2, 1 0") == 0);
     EXPECT(strcmp(d.prev_iteration_grad_ready_order_indices, "4, 3, 2, 1, 0") == 0);
     PASS(expect_times(&d));
-    end(&t);
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -223,7 +203,7 @@ static void gradients_in_the_users_memory_have_times_too(void **state) {
 
 static char *ask_wrongly(cairn_env *env, void *ctx) {
     (void)ctx;
-    struct training t;
+    struct trainer t;
     PASS(begin(&t, env, NULL));
     struct ddp_logging_data d = DDP_LOGGING_DATA_INIT;
     EXPECT(ddp_get_logging_data(NULL, &d) == CAIRN_EINVAL && ddp_get_logging_data(t.net, NULL) == CAIRN_EINVAL);
@@ -237,7 +217,7 @@ static char *ask_wrongly(cairn_env *env, void *ctx) {
     EXPECT(ddp_write_logging_data(NULL, "/tmp/x") == CAIRN_EINVAL && ddp_write_logging_data(t.net, "") == CAIRN_EINVAL);
     EXPECT(ddp_write_logging_data(t.net, "/nowhere/at/all") == CAIRN_ESYSTEM);
     EXPECT(strstr(cairn_last_error(), "'/nowhere/at/all' could not be written: No such file or directory"));
-    end(&t);
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -247,13 +227,13 @@ static void wrong_questions_are_told_what_is_wrong(void **state) {
 }
 
 static char *write_into_a_device(cairn_env *env, void *ctx) {
-    struct training t;
+    struct trainer t;
     struct stat about;
     PASS(begin(&t, env, NULL));
     EXPECT(ddp_write_logging_data(t.net, ctx) == CAIRN_ESYSTEM);
     EXPECT(strstr(cairn_last_error(), "could not be written: No space left on device"));
     EXPECT(lstat(ctx, &about) == 0 && S_ISLNK(about.st_mode)); /* no file has taken its place */
-    end(&t);
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -324,11 +304,11 @@ static void names_that_are_no_utf8_leave_the_file_readable(void **state) {
 /* ---- what is told unasked ---- */
 
 static char *train(cairn_env *env, void *ctx) {
-    struct training t;
+    struct trainer t;
     const int *steps = ctx;
     PASS(begin(&t, env, NULL));
-    for (int i = 0; i < *steps; i++) PASS(step(&t));
-    end(&t);
+    for (int i = 0; i < *steps; i++) EXPECT_OK(trainer_step(&t));
+    trainer_destroy(&t);
     return NULL;
 }
 
@@ -358,16 +338,16 @@ static void a_variable_of_torchs_asks_for_lines_in_the_log(void **state) {
 }
 
 static char *train_in_a_part(cairn_env *env, void *ctx) {
-    struct training t = {0};
+    struct trainer t = {0};
     cairn_group *part;
     EXPECT_OK(cairn_group_split(cairn_env_group(env), cairn_env_rank(env) > 0, 0, NULL, &part));
     t.model = cairn_linear(env, 128, 128);
     t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 128));
     t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 128));
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(t.model), NULL, &t.sgd));
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t.model), NULL, &t.optimizer));
     EXPECT_OK(ddp_create(t.model, part, NULL, &t.net));
-    PASS(step(&t));
-    end(&t);
+    EXPECT_OK(trainer_step(&t));
+    trainer_destroy(&t);
     cairn_group_destroy(&part);
     char path[64];
     snprintf(path, sizeof(path), "%s/%d", (const char *)ctx, cairn_env_rank(env));

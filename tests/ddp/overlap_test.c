@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "../ranks.h"
+#include "../trainer.h"
 #include "core/trace.h"
 #include "slow_link.h"
 
@@ -65,14 +66,8 @@ struct run {
     float *weights[2 * LAYERS];                     /* copies of rank 0's; the caller's to free */
 };
 
-struct training {
-    cairn_module *model;
-    cairn_optimizer *sgd;
-    ddp_context *net;
-    cairn_tensor *x, *y;
-};
-
-static char *begin(struct training *t, cairn_env *env, bool delays) {
+static char *begin(struct trainer *t, cairn_env *env, bool delays) {
+    *t = (struct trainer){.env = NULL};
     cairn_module *layers[2 * LAYERS - 1];
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = 0x1p-6;
@@ -82,20 +77,13 @@ static char *begin(struct training *t, cairn_env *env, bool delays) {
     t->x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(BATCH, WIDTH));
     t->y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(BATCH, WIDTH));
     EXPECT(t->model && t->x && t->y);
-    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->sgd));
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t->model), &hyper, &t->optimizer));
     EXPECT_OK(ddp_create(t->model, cairn_env_group(env),
                          ddp_options(.bucket_nbytes = CAP, .delay_allreduce = delays ? CAIRN_ON : CAIRN_OFF), &t->net));
     return NULL;
 }
 
-static char *step(struct training *t) {
-    cairn_zero_grad(t->sgd);
-    EXPECT_OK(cairn_backward(cairn_mse_loss(ddp_forward(t->net, t->x), t->y)));
-    EXPECT_OK(cairn_step(t->sgd));
-    return NULL;
-}
-
-static char *keep_weights(struct training *t, cairn_env *env, struct run *run) {
+static char *keep_weights(struct trainer *t, cairn_env *env, struct run *run) {
     cairn_param_set *set = cairn_module_params(t->model);
     for (size_t i = 0; i < cairn_param_set_count(set) && cairn_env_rank(env) == 0; i++) {
         cairn_param p;
@@ -110,15 +98,15 @@ static char *keep_weights(struct training *t, cairn_env *env, struct run *run) {
 
 static char *train(cairn_env *env, void *ctx) {
     struct run *run = ctx;
-    struct training t;
+    struct trainer t;
     struct slow_link link;
     this_rank = cairn_env_rank(env);
     PASS(begin(&t, env, run->delays));
     if (run->bytes_per_second > 0) slow_link_begin(&link, ddp_group(t.net), run->bytes_per_second);
-    PASS(step(&t)); /* buckets are planned anew before the second one */
+    EXPECT_OK(trainer_step(&t)); /* buckets are planned anew before the second one */
     for (int i = 0; i < run->iterations; i++) {
         seen[this_rank] = (struct figures){.until = 0};
-        PASS(step(&t));
+        EXPECT_OK(trainer_step(&t));
         run->share[this_rank][i] = seen[this_rank].exposed / seen[this_rank].total;
         if (this_rank != 0) continue;
         run->total[i] = seen[0].total;
@@ -129,11 +117,7 @@ static char *train(cairn_env *env, void *ctx) {
         if (this_rank == 0) run->carried = (double)link.nbytes;
     }
     PASS(keep_weights(&t, env, run));
-    ddp_destroy(&t.net);
-    cairn_optimizer_destroy(&t.sgd);
-    cairn_module_destroy(&t.model);
-    cairn_tensor_destroy(&t.x);
-    cairn_tensor_destroy(&t.y);
+    trainer_destroy(&t);
     return NULL;
 }
 

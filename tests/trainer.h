@@ -1,4 +1,4 @@
-/* One model in training, for the programs of this folder: everything a step needs, in the order it ends. */
+/* One model in training, alone or on a rank: everything a step needs. */
 #ifndef TESTS_TRAINER_H
 #define TESTS_TRAINER_H
 
@@ -10,17 +10,21 @@
 enum { QUICK_START_BATCH = 64, QUICK_START_IN = 1024, QUICK_START_OUT = 16 };
 
 struct trainer {
-    cairn_env *env;
+    cairn_env *env; /* NULL where it is the ranks' */
     cairn_module *model;
     cairn_optimizer *optimizer;
-    amp_context *amp;
+    amp_context *amp; /* NULL: without */
+    ddp_context *net; /* NULL: alone */
     cairn_tensor *x, *y, *loss;
 };
 
 static inline void trainer_destroy(struct trainer *t) {
+    ddp_destroy(&t->net);
     amp_destroy(&t->amp);
     cairn_optimizer_destroy(&t->optimizer);
     cairn_module_destroy(&t->model);
+    cairn_tensor_destroy(&t->x);
+    cairn_tensor_destroy(&t->y);
     cairn_env_destroy(&t->env);
 }
 
@@ -54,8 +58,8 @@ static inline cairn_status trainer_create_mlp(struct trainer *t, const char *dev
 static inline cairn_status trainer_step(void *user) {
     struct trainer *t = user;
     cairn_zero_grad(t->optimizer);
-    t->loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
-    const cairn_status st = amp_backward(t->amp, t->loss, t->optimizer);
+    t->loss = cairn_mse_loss(t->net ? ddp_forward(t->net, t->x) : cairn_module_forward(t->model, t->x), t->y);
+    const cairn_status st = t->amp ? amp_backward(t->amp, t->loss, t->optimizer) : cairn_backward(t->loss);
     return st != CAIRN_OK ? st : cairn_step(t->optimizer);
 }
 
