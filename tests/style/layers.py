@@ -259,9 +259,9 @@ def check_the_check_of_fields():
 def check_the_check_of_types():
     for path, allowed in (("src/param/a.h", False), ("src/ddp/a.h", True), ("src/kernels/a.h", False)):
         with tempfile.TemporaryDirectory() as root:
-            write(root, "src/dist/b.h", "struct group {\n    int size;\n};\n")
+            write(root, "src/comm/b.h", "struct group {\n    int size;\n};\n")
             write(root, path, "struct set {\n    int n;\n    struct group *group; /* struct none */\n};\n")
-            assert bool(raised(root, [path, "src/dist/b.h"])) != allowed, path
+            assert bool(raised(root, [path, "src/comm/b.h"])) != allowed, path
 
 
 if __name__ == "__main__":
