@@ -31,6 +31,13 @@ extern "C" {
 #define CAIRN_API
 #endif
 
+/* The version of the library that runs, as CAIRN_VERSION of its own headers, and as text: "0.7.0". A program that was
+ * compiled against another header looks here: with cairn_version() >= CAIRN_VERSION, and the same soname, the library
+ * has every function and field of the header. An older library refuses fields that it does not know, unless they are 0
+ * (CAIRN_EINVAL). Any thread. */
+CAIRN_API int cairn_version(void);
+CAIRN_API const char *cairn_version_string(void);
+
 /* Every status: enumerator, short name, whose fault it is. */
 #define CAIRN_STATUS_LIST(X)                                                                          \
     X(CAIRN_OK, "OK", "success")                                                                      \

@@ -16,4 +16,10 @@
 #define CAIRN_VERSION_MINOR 7
 #define CAIRN_VERSION_PATCH 0
 
+/* A version as a number that grows with it, for #if, too. */
+#define CAIRN_VERSION_NUMBER(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
+
+/* That of these headers. Of the library that runs: cairn_version (core.h). */
+#define CAIRN_VERSION CAIRN_VERSION_NUMBER(CAIRN_VERSION_MAJOR, CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH)
+
 #endif

@@ -11,14 +11,11 @@
 #include <stddef.h>
 
 #include "cairn/core.h"
+#include "core/version.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define CAIRN__TEXT_OF(x)      #x
-#define CAIRN__DOTTED(a, b, c) CAIRN__TEXT_OF(a) "." CAIRN__TEXT_OF(b) "." CAIRN__TEXT_OF(c)
-#define CAIRN__VERSION_TEXT    CAIRN__DOTTED(CAIRN_VERSION_MAJOR, CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH)
 
 struct cairn__module_host {
     size_t size;         /* sizeof(struct cairn__module_host) as built */
