@@ -1,7 +1,7 @@
 """Reads what the libraries export: the shared one public names only, the archive those and cairn__*, a module its
-entry.
+entry. What the shared one exports is what the list of symbols holds, and every version there is one that came.
 
-usage: names.py nm libcairn.so libcairn.a [module.so]"""
+usage: names.py nm version cairn.symbols libcairn.so libcairn.a [module.so]"""
 import re
 import subprocess
 import sys
@@ -22,7 +22,36 @@ def strangers(names, *allowed):
     return [n for n in names if not any(pattern.fullmatch(n) for pattern in allowed)]
 
 
+def number(version):
+    return tuple(int(part) for part in version.split("."))
+
+
+def wrong_entries(text, version, exported):
+    """What is wrong with the list, for a library of this version."""
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    strange = [row for row in rows if len(row) != 2 or not re.fullmatch(r"\d+\.\d+\.\d+", row[1])]
+    if strange:
+        return [f"no 'name version': {' '.join(strange[0])}"]
+    listed = [name for name, _ in rows]
+    major, minor, patch = number(version)
+    coming = [(major, minor, patch + 1), (major, minor + 1, 0), (major + 1, 0, 0)]
+    found = [f"lists {n}, which the library does not export" for n in sorted(set(listed) - set(exported))]
+    found += [f"lacks {n}, which the library exports" for n in sorted(set(exported) - set(listed))]
+    found += [f"has {b} behind {a}" for a, b in zip(listed, listed[1:]) if a >= b]
+    return found + [f"has {n} of {v}; the version is {version}" for n, v in rows
+                    if number(v) > (major, minor, patch) and number(v) not in coming]
+
+
 def check_the_check():
+    good = "# words\namp_a 0.1.0\ncairn_b 0.8.0\n"
+    assert not wrong_entries(good, "0.7.0", ["cairn_b", "amp_a"])
+    for text, exported, told in (
+            (good, ["cairn_b"], "lists amp_a"), (good, ["amp_a", "cairn_b", "cairn_c"], "lacks cairn_c"),
+            ("cairn_b 0.1.0\namp_a 0.1.0\n", ["amp_a", "cairn_b"], "has amp_a behind cairn_b"),
+            ("amp_a 0.1.0\namp_a 0.1.0\n", ["amp_a"], "has amp_a behind amp_a"),
+            ("amp_a 0.9.0\n", ["amp_a"], "has amp_a of 0.9.0"),
+            ("amp_a 1.1.0\n", ["amp_a"], "has amp_a of 1.1.0"), ("amp_a\n", ["amp_a"], "no 'name version': amp_a")):
+        assert [w for w in wrong_entries(text, "0.7.0", exported) if told in w], told
     listing = "cairn_step T 0 1\ncairn__alloc T 0 1\namp_initialize T 0 1\nddp_ D 0 1\nhelper T 0 1\nlib.a[x.o]:\n"
     names = defined(listing)
     assert names == ["cairn_step", "cairn__alloc", "amp_initialize", "ddp_", "helper"]
@@ -40,8 +69,11 @@ def read_names(nm, *args, has="cairn_last_error"):
 
 if __name__ == "__main__":
     check_the_check()
-    nm, shared, archive, *modules = sys.argv[1:]
-    found = [f"{shared} exports {n}" for n in strangers(read_names(nm, "-D", shared), PUBLIC)]
+    nm, version, symbols, shared, archive, *modules = sys.argv[1:]
+    exported = read_names(nm, "-D", shared)
+    found = [f"{shared} exports {n}" for n in strangers(exported, PUBLIC)]
+    with open(symbols, encoding="ascii") as f:
+        found += [f"{symbols} {what}" for what in wrong_entries(f.read(), version, exported)]
     found += [f"{archive} has the global {n}" for n in strangers(read_names(nm, "-g", archive), PUBLIC, INTERNAL)]
     for module in modules:
         names = read_names(nm, "-D", module, has="cairn__module_entry")
