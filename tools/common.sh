@@ -20,6 +20,7 @@ PACKAGES_TO_CHECK=(
     "libgloo-dev    | test -e /usr/include/gloo/context.h | groups of ranks on several machines"
     "libopenmpi-dev | pkg-config --exists ompi-c         | groups of ranks that mpirun or srun starts"
     "clang-format   | command -v clang-format            | checks the layout of the sources"
+    "cmake          | command -v cmake                   | finds the installed library as its users' projects do"
     "binutils       | command -v nm                      | lists what the libraries export"
     "git            | command -v git                     | lists the project's files"
     "gcc-aarch64-linux-gnu | command -v aarch64-linux-gnu-gcc | compiles for a processor without AVX"
