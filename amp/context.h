@@ -7,10 +7,10 @@
 #include "policy.h"
 #include "scaler.h"
 
-/* A scaled loss: begun and not ended, or ended and not looked after yet. */
+/* A scaled loss: begun and not ended, or ended and not checked for overflow yet. */
 struct cairn__loss {
     int id;
-    bool delayed;     /* may be looked after together with the next one, if that is given the same */
+    bool delayed;     /* may be checked together with the next one, if that has the same scaler and optimizers */
     uint64_t *guards; /* bit i: optimizer i was given; in the context's memory */
 };
 
@@ -29,7 +29,7 @@ struct amp_context {
     cairn_optimizer *own; /* over the user's set, made for a user who updates; NULL */
 
     amp_scaler **scalers; /* [policy.num_losses] */
-    uint32_t *any;        /* in device memory: the loss that is looked after overflowed; another */
+    uint32_t *any;        /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
 
     bool open; /* an amp_scale_loss waits for its end */
     struct cairn__loss begun, ended;
@@ -56,7 +56,7 @@ struct cairn__amp_parts {
 
 /* How a context of the user's set looks at what has been declared ready (params.c). */
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
-/* The set's factor is that of the loss told last, told once more. */
+/* Sets set->scale as another call of amp_loss_scale for the last loss would. */
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
                                amp_context **out);
@@ -64,12 +64,12 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
 /* The guard of an optimizer; NULL where it was not given to this context. */
 struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index);
 
-/* With a scale of 1 that never changes and nothing to skip there is nothing to look for. */
+/* Whether losses and gradients are checked for overflow: not where no step would be skipped. */
 static inline bool cairn__amp_looks(const amp_context *amp) {
     return amp->policy.enabled && amp->policy.skip_nonfinite;
 }
 
-/* Looks after the last loss that ended. */
+/* Checks the gradients of the loss that ended last for overflow. */
 cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved);
 
 #endif

@@ -43,7 +43,8 @@ bool cairn__guard_look_at_all(struct cairn__guard *g, uint32_t *any) {
     return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
 }
 
-/* What comes from no scaled loss, or from adding up, concerns this optimizer alone. */
+/* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step,
+ * and no scaler is told of it. */
 static void look_at_the_rest(struct cairn__guard *g) {
     struct cairn_device *d = g->env->device;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
@@ -55,7 +56,8 @@ static void tell_scaler(amp_scaler *scaler) {
     scaler->tells = false;
 }
 
-/* The report may blame scalers whose last update was for this step alone. */
+/* Updates the scalers of the losses since the last step (unless another optimizer's step has), and lists them in *end:
+ * the report names one of them. */
 static void tell_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
     for (int id = 0; id < g->num_scalers; id++) {
         amp_scaler *scaler = g->scalers[id];

@@ -1,5 +1,5 @@
-/* What stands between an optimizer and its step under loss scaling: it knows whose losses the gradients came from,
- * leaves the step out where one overflowed, and says so. */
+/* amp's implementation of struct cairn__step_guard, one for each optimizer: it knows from which losses the gradients
+ * came, skips the step if one overflowed, and logs that. */
 #ifndef CAIRN__AMP_GUARD_H
 #define CAIRN__AMP_GUARD_H
 
@@ -17,7 +17,7 @@ struct cairn__guard {
     const bool *open;                           /* a scaled loss of the owner waits for its end; NULL = none can */
     uint32_t *any;                              /* in device memory: something was found */
     void (*ending)(struct cairn__guard *guard); /* the optimizer ends, and the guard with it; NULL = it may not */
-    bool is_step_explicit;                      /* amp_scaler_step it is that steps */
+    bool is_step_explicit;                      /* within amp_scaler_step */
 
     uint64_t losses; /* bit i: loss i has been scaled for this optimizer since its last step */
     int micro_batch; /* scaled losses since then */
@@ -53,14 +53,14 @@ cairn_status cairn__guard_agree(struct cairn__guard *guard);
  * Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the group. */
 cairn_status cairn__guard_find_culprits(struct cairn__guard *guard);
 
-/* Hears what there is to hear, and takes the hook away. */
+/* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__guard **guard);
 
-/* A loss was scaled whose gradients reach the optimizer. Those that are held count together with the first that are
- * not, as one. */
+/* A loss was scaled whose gradients reach the optimizer. is_held: they stay unsynced; such losses count as one
+ * micro-batch with the next loss whose gradients do not. */
 void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_held);
 
-/* Whether all sets of the optimizer hold their gradients (ddp's no_sync). */
+/* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
 bool cairn__guard_is_held(const struct cairn__guard *guard);
 
 /* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it

@@ -77,7 +77,7 @@ static cairn_status take_parts(const struct cairn__amp_parts *parts, amp_context
         TRY(check_set(parts, parts->set));
         amp->sets[amp->num_sets++] = parts->set;
     }
-    if (!amp->policy.enabled) return CAIRN_OK; /* steps do not pass by here */
+    if (!amp->policy.enabled) return CAIRN_OK; /* optimizers get no guard */
     for (size_t i = 0; i < parts->num_optimizers; i++) TRY(check_optimizer(parts, amp, parts->optimizers[i]));
 out:
     return st;
@@ -280,8 +280,8 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     return amp_initialize_all(env, 1, &model, optimizer ? 1 : 0, &optimizer, options, out);
 }
 
-/* What the device still has to say is said while somebody listens; a loss that is scaled and that nobody walked back
- * from is told to be stale by the step that begins. */
+/* Reads the last reports while guards are there to log them. begin_step makes results of the step stale, a scaled loss
+ * without a backward among them. */
 static void settle(amp_context *amp) {
     (void)cairn__env_resolve(amp->env);
     if (cairn__device_synchronize(amp->env->device) == CAIRN_OK) (void)cairn__env_read_reports(amp->env);

@@ -1,7 +1,7 @@
 /* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
  *
- * Nobody says here where a loss begins and ends. It is a loss once gradients are declared ready after its scale was
- * told; they are looked at when the next scale is told, or by whoever steps with them or forgets them. */
+ * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_loss_scale returned its
+ * scale; they are checked by the next call of amp_loss_scale, a step, or whoever forgets them. */
 #include <math.h>
 
 #include "context.h"
@@ -27,7 +27,8 @@ static bool is_of_params(const amp_context *amp) {
     return amp->policy.enabled && amp->num_models == 0;
 }
 
-/* A step that was given gradients without a word about their scale had a loss too: of the scale told last. */
+/* Counts the loss whose scale was told last, if it is not counted yet; also for gradients of a later step that were
+ * declared without asking for a scale. */
 static void note_told(amp_context *amp, bool is_held) {
     struct cairn__guard *g = amp->guards[0];
     if (amp->told.noted && g->micro_batch > 0) return;
@@ -46,7 +47,7 @@ cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     return cairn__amp_looks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
-/* Gradients that ranks average are multiplied by one scale; how far each has heard of its steps may differ. */
+/* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. */
 static cairn_status hear_all(const amp_context *amp, amp_scaler *scaler) {
     const bool may_differ = amp->sets[0]->listener && scaler->known.rule != CAIRN__SCALER_STATIC && !scaler->pending;
     return may_differ ? cairn__scaler_settle(scaler, "amp_loss_scale: ") : CAIRN_OK;

@@ -16,7 +16,7 @@
 #include "numbers.h"
 #include "scaler.h"
 
-/* In the columns of presets: the half type chosen; and a property that the level has no say in. */
+/* In the column model_type of presets: LOW = the half type that was chosen, NONE = types are left alone. */
 enum { LOW = -1, NONE = 0 };
 
 struct preset {
@@ -218,7 +218,7 @@ static cairn_status check_rounding(const struct amp_options *o, const struct cai
 
 /* ---- the loss scale ---- */
 
-/* What both fields and scaler say, they may contradict each other in. */
+/* What both amp_options and its scaler can set must be set in one of them only. */
 static cairn_status check_said_once(const struct amp_options *o, const struct amp_scaler_options *s) {
     const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
     REQUIRE(

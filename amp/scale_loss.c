@@ -63,7 +63,7 @@ static cairn_status check_options(const amp_context *amp, const struct amp_loss_
 
 /* ---- looking after the last loss ---- */
 
-/* What any optimizer of the loss has found keeps all of them from their next step, and is what the scaler is told. */
+/* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler is told. */
 static void share(amp_context *amp, const struct cairn__loss *loss) {
     struct cairn_device *d = amp->env->device;
     uint32_t *into[CAIRN__SHARE_MAX];
@@ -101,8 +101,8 @@ static bool is_same(const amp_context *amp, const struct cairn__loss *a, const s
     return a->id == b->id && memcmp(a->guards, b->guards, num_words(amp) * sizeof(uint64_t)) == 0;
 }
 
-/* Backward adds to gradients. Where the last loss allows it, they are looked at together with those of one that is told
- * to the same scaler and the same optimizers, which spares a read. */
+/* Backward adds to gradients, so those of the last loss are checked first; or, where delay_unscale allows it and the
+ * two losses have the same scaler and optimizers, both together later, which spares a read. */
 static cairn_status look_after_the_last(amp_context *amp) {
     const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
     if (!only_ours || !amp->ended.delayed || !is_same(amp, &amp->begun, &amp->ended))

@@ -153,7 +153,8 @@ out:
     return st;
 }
 
-/* Gradients that could not be folded have lost what they are to be multiplied by. */
+/* The cells are freed next, so gradients at their scales are accumulated. Where that fails their scale is lost, and all
+ * gradients count as incomplete. */
 static void fold_all(struct amp_scaler *s) {
     for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
         if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;

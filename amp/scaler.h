@@ -9,7 +9,7 @@
 #include "device/env.h"
 #include "kernels/step.h"
 
-/* Losses whose scale is remembered at a time: gradients of one that is older are folded before its place is used. */
+/* Scales that are kept at a time; before a cell is used again, gradients at its old scale are accumulated. */
 enum { CAIRN__AMP_CELLS = 64 };
 
 struct amp_scaler {
@@ -28,11 +28,11 @@ struct amp_scaler {
     struct cairn__scaler_state known;     /* the state as far as it was heard of; of AMP_SCALER_USER as it is */
     struct cairn__report_reader reader;
 
-    bool is_explicit; /* its losses are told by amp_scaler_update, and not by the step that follows */
-    bool tells;       /* amp_scaler_update was last: what becomes of the scale is said here, and not by a guard */
-    bool is_disabled; /* of a context that is not enabled: the explicit way passes through */
-    bool never_hears; /* of overflows: its context leaves no step out */
-    int pending;      /* losses that have been scaled and that no update has followed; part of env->unstepped */
+    bool is_explicit; /* updated by amp_scaler_update, as torch's GradScaler, and not by the step after its losses */
+    bool tells;       /* the last update was amp_scaler_update's: scaler.c logs the new scale, and not a guard */
+    bool is_disabled; /* of a context with enabled = OFF: amp_scaler_step only steps, the other calls do nothing */
+    bool never_hears; /* of a context with skip_nonfinite = OFF: no overflow is reported to it */
+    int pending;      /* losses scaled since the last update; part of env->unstepped */
 
     void (*update)(void *ctx, struct amp_scaler_state *state, int found); /* AMP_SCALER_USER */
     void *ctx;

@@ -25,7 +25,7 @@ enum cairn__call_kind {
 struct cairn__call {
     uint64_t number; /* of the collective in its group, from 1; of the message between its two ranks, from 1 */
     uint64_t n;      /* elements; bytes of CAIRN__ALLOC; which allocation of CAIRN__FREE */
-    int32_t root; /* or the other rank of a send, a recv; of an all-reduce what an average divides by, 0 = the ranks */
+    int32_t root;    /* root; of send and recv the other rank; of an all-reduce the divisor, 0 = the group's size */
     uint8_t kind, dtype, redop, unused;
 };
 

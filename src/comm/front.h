@@ -9,7 +9,7 @@ cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_gro
 /* Leaves the family, too. */
 void cairn__group_end(cairn_group **group);
 
-/* Adds to the works that can be taken; gives all back. */
+/* The pool of works: grows it by a chunk; frees it. */
 cairn_status cairn__group_add_works(cairn_group *group);
 void cairn__group_free_works(cairn_group *group);
 

@@ -57,8 +57,8 @@ struct cairn__group_backend {
     /* Until the work is done; calls cairn__family_progress between two looks and cairn__group_was_aborted now and
      * then. */
     cairn_status (*wait)(cairn_group *group, cairn_work *work);
-    /* The group died here of this cause (or was aborted, from any thread: then it only tells); peers that still wait
-     * should learn it. Called once at most. */
+    /* Tells peers that still wait that the group is dead on this rank, and why. Called once at most: by the rank's
+     * thread, or by cairn_group_abort from any thread. */
     void (*give_up)(cairn_group *group, const char *cause);
     /* (optional: without it an all-gather of u8) cairn__group_exchange where arrays are not the host's */
     cairn_status (*exchange)(cairn_group *group, void *all, const void *mine, size_t nbytes);

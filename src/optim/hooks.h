@@ -15,9 +15,9 @@ struct cairn__step_guard {
      * be skipped, queues the updates of scalers, and says in *end which scalers the step's report may blame. Another
      * status than CAIRN_OK refuses the step: nothing is written. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
-    /* (optional) A step is known to have ended: at once on the CPU, later elsewhere, in order. overflows
-     * [parameters + 1], the last of the losses themselves: where the step was skipped; else it means nothing. The
-     * status is what cairn_step, or who else found the report, returns. */
+    /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
+     * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
+     * status is returned by cairn_step, or by whoever else read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     const void *owner;          /* parameters of sets that this has not prepared may not be added; NULL = any may */
     void (*release)(void *ctx); /* the optimizer ends: takes the guard away. NULL: it may not end before */
@@ -50,19 +50,19 @@ void cairn__optimizer_check(cairn_optimizer *optimizer);
  * were infinite or NaN themselves. *any (device memory) |= there were some. Says whether any may have been. */
 bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
 
-/* The same of accumulators, which may hold what was found and told before: to be asked at the step. */
+/* The same of accumulated sums, which may hold an overflow that was noted before: only to be called at a step. */
 bool cairn__optimizer_take_sums(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
 
-/* In device memory: raised, it leaves the next step out. */
+/* In device memory: raised, the next step is skipped. */
 uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer);
 
-/* Takes back what was found for a step that does not come: the next one is not left out for it, and looks again. */
+/* Drops the overflow noted for a step that is not made: the next step checks again, and is not skipped for it. */
 void cairn__optimizer_forget_found(cairn_optimizer *optimizer);
 
 /* In device memory, [parameters + 1], the last of the losses: what has been noted since the last step. */
 struct cairn__overflow *cairn__optimizer_overflows(cairn_optimizer *optimizer);
 
-/* Makes every gradient a true f32 one, with clipping done. Errors: CAIRN_ENOMEM. */
+/* Makes every gradient an unscaled f32 one, with the clipping coefficient applied. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_unscale(cairn_optimizer *optimizer);
 
 /* The seed of stochastic rounding, for parameters that are marked so. */

@@ -45,7 +45,7 @@ struct cairn__optim_arrays {
     int64_t *missed;                   /* taken steps without a gradient */
     struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
 
-    struct cairn__overflow *names; /* [CAIRN__REPORTS] times as many; what the device writes and the host reads */
+    struct cairn__overflow *names; /* [CAIRN__REPORTS][parameters + 1] overflows of the skipped steps in `reports` */
 
     /* Of the step that is being queued. */
     struct cairn__optim_item *items, *list; /* a list gathered from items */
@@ -94,7 +94,8 @@ cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
 /* The next step is not left out because of what was found so far. */
 void cairn__optimizer_lower_skip(cairn_optimizer *o);
 
-/* A further group. kind: what the caller takes the optimizer for; a second name for it may be NULL. */
+/* Adds a group over parameters of set: the count at indices, or all (indices NULL). kind: must be the optimizer's own.
+ * like: rule and lr. Errors, which add nothing: CAIRN_EINVAL, CAIRN_ESTATE, CAIRN_ENOMEM; those of unread reports. */
 cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
                                         struct cairn_param_set *set, const size_t *indices, size_t count,
                                         const struct cairn__param_group *like);

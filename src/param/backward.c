@@ -30,7 +30,7 @@ cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
     return listener ? listener->progress(listener->ctx) : CAIRN_OK;
 }
 
-/* What travels is told when it has arrived. */
+/* Where ddp reduces the gradients it is called after that, by settle. */
 void cairn__param_set_tell_declared(struct cairn_param_set *set) {
     *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
     if (set->losses) cairn__env_list_unresolved(set->env, set->losses);

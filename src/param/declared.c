@@ -69,8 +69,8 @@ cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count)
     return cairn__grads_ready("cairn_grads_ready", set, first, count);
 }
 
-/* Who has to look does so first, so that what is found counts where it came from. What no optimizer updates is not
- * kept. */
+/* Resolves first, so that an overflow is attributed to its own loss. Gradients that no optimizer updates are not
+ * accumulated. */
 cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range("cairn_grads_taken", set, first, count));

@@ -150,7 +150,7 @@ cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
     return st;
 }
 
-/* done: what the parameter does then, for the log. */
+/* does: how the parameter accumulates, for the log. */
 static cairn_status make_sum(struct cairn__grad *g, float **sum, const char *does) {
     if (*sum) return CAIRN_OK;
     const size_t nbytes = g->of->n * sizeof(float);
@@ -215,7 +215,7 @@ static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uin
     }
 }
 
-/* Nobody looks at what is unsynced: an infinity stays one, and is found after the reduction. */
+/* No flag: what is unsynced is not checked. An infinity stays one, and is found after the reduction. */
 static cairn_status keep(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     TRY(make_sum(g, &g->unsynced_sum, "without synchronising"));
@@ -226,7 +226,8 @@ out:
     return st;
 }
 
-/* An overflow that the slot's flag tells already is not told of the last backward again. */
+/* What adding finds raises the slot's flag; or the sum's, if the slot was checked before, so that one overflow is not
+ * counted for the last backward twice. */
 cairn_status cairn__grad_accumulate(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     if (!is_written(g)) return CAIRN_OK;
@@ -252,7 +253,8 @@ static void swap_sums(struct cairn__grad *g) {
     g->unsynced_sum = sum;
 }
 
-/* What a step took stands in the accumulated sum, now that the slot has been written again. */
+/* Undoes cairn__grad_take_unsynced before a reduction: what was taken is in the accumulated sum, and goes back to the
+ * unsynced one. */
 static void give_back_taken(struct cairn__grad *g) {
     if (!is_taken(g)) return;
     const bool kept = is_kept(g), summed = is_accumulated(g);
@@ -294,7 +296,7 @@ out:
     return st;
 }
 
-/* What was accumulated and clipped stays clipped: the coefficient is not what is written's. */
+/* The clipping coefficient belongs to what was accumulated, and is applied to that; not to what is written now. */
 static void set_written(struct cairn__grad *g) {
     if (is_accumulated(g)) multiply(g, g->sum, g->clip);
     g->slot = CAIRN__SLOT_WRITTEN;
@@ -374,7 +376,7 @@ bool cairn__grad_note(struct cairn__grad *g) {
     return true;
 }
 
-/* What was folded since it was found is in the accumulated sum. */
+/* If the slot has been accumulated since its flag was raised, x is the accumulated sum. */
 bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
     if (g->of->set->only_unsynced || !g->flag_touched) return false;
     const void *x = is_written(g) ? g->memory : is_accumulated(g) ? g->sum : NULL;
@@ -404,7 +406,7 @@ bool cairn__grad_has_touched_flags(const struct cairn__grad *g) {
     return g->flag_touched || g->sum_flag_touched;
 }
 
-/* What is recorded holds for whatever was before. */
+/* While a graph is recorded both are lowered, whatever they are now: in a replay they may be raised. */
 void cairn__grad_lower_flags(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
     if (!g->of->set->flags) return;

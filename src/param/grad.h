@@ -24,7 +24,7 @@
  *                -- sync ----------------------> WRITTEN (the accumulated sum gets what was there)
  *     any        -- forget, place, change_type -> EMPTY
  *
- *   accumulated  the true f32 sum of slots of earlier backwards, which may have had other scales
+ *   accumulated  the unscaled f32 sum of slots of earlier backwards, which may have had other scales
  *
  *     ABSENT     -- add, take, sync -----------> CHECKED: whichever pass adds also looks
  *     CHECKED    -- consume -------------------> UNCHECKED (a module's: a step forgets the user's)
@@ -32,7 +32,7 @@
  *     both       -- write, sync ---------------> ABSENT, if a step had taken it from the unsynced sum: it goes back
  *     any        -- forget, change_type -------> ABSENT
  *
- *   unsynced     the true f32 sum of gradients that no_sync keeps on this rank; nobody looks at them
+ *   unsynced     the unscaled f32 sum of gradients that no_sync keeps on this rank; nobody checks them
  *
  *     NONE       -- add (a slot that is UNSYNCED) -> KEPT
  *                -- take (such a slot) --------> TAKEN: a step or clipping came before a synchronising backward
@@ -70,7 +70,7 @@ struct cairn__grad_states {
     enum cairn__unsynced_state unsynced;
 };
 
-/* What is stored: times *factor it is the true gradient. */
+/* A gradient as it is stored; multiplied by *factor it is unscaled. */
 struct cairn__grad_view {
     const void *x; /* NULL = there is none */
     cairn_dtype dtype;
@@ -127,14 +127,15 @@ void cairn__grad_change_type(struct cairn__grad *g);
  * backward left there is unscaled if it is to be clipped, and accumulated. */
 cairn_status cairn__grad_open(struct cairn__grad *g, void **slot);
 
-/* The slot has been written, at the set's scale, in a backward that the set knows to be synchronised or not.
- * Synchronised: adds what is unsynced. */
+/* The slot has been written, at the set's scale. In a synchronising backward the unsynced sum is added to it; in
+ * another (set->unsynced) it becomes UNSYNCED. */
 void cairn__grad_write(struct cairn__grad *g);
 
-/* A synchronising backward does not write the slot: it gets what is unsynced, at this backward's scale, or 0. */
+/* A synchronising backward does not reach the parameter: its slot gets the unsynced sum, at this backward's scale, or
+ * zeros. */
 cairn_status cairn__grad_sync(struct cairn__grad *g);
 
-/* A reduction has written the slot, whose own gradient was none. */
+/* This rank has no gradient, but the slot takes part in the reduction: it counts as written, at the set's scale. */
 void cairn__grad_reduce(struct cairn__grad *g);
 
 /* The slot counts as not written: no rank had a gradient in this backward. */
@@ -150,19 +151,19 @@ void cairn__grad_fail(struct cairn__grad *g); /* the backward failed half-way: i
 
 /* ---- overflow ---- */
 
-/* If the slot is of this type and not checked, or the accumulated sum is not: *item is what a pass has to check, and it
- * counts as checked. False: nothing to do. */
+/* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: *item is what passes->check has to read,
+ * and it counts as CHECKED. False: nothing to do, or not yet (set->only_unsynced, cairn__param_is_on_its_way). */
 bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
 bool cairn__grad_look_at_accumulated(struct cairn__grad *g, struct cairn__item *item);
 
-/* A reduction has looked at the slot, and raised the flag if need be. */
+/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_report does). */
 void cairn__grad_found(struct cairn__grad *g);
 
 /* The optimizer takes note of a gradient that ranks have added up; false where there is none. */
 bool cairn__grad_note(struct cairn__grad *g);
 
-/* If the flag of the last backward's gradient, or of the accumulated sum, may be raised: what a pass has to move to the
- * optimizer, all but rank and to; it then counts as lowered. */
+/* If the flag of the last backward's gradient, or of the accumulated sum, may be raised: *taken is what
+ * passes->take_flags moves to the optimizer (the caller fills in rank and to), and the flag counts as lowered. */
 bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken);
 bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken);
 
@@ -170,24 +171,24 @@ void cairn__grad_touch_flags(struct cairn__grad *g); /* they may be raised, by a
 bool cairn__grad_has_touched_flags(const struct cairn__grad *g);
 void cairn__grad_lower_flags(struct cairn__grad *g); /* whatever they were, if a step is being recorded */
 
-/* The gradient is each rank's own, but its flags are now all ranks': until it is forgotten every further step raises
- * them again. */
+/* The gradient is not reduced (ddp_options.ignored), but ranks have reduced its flags. Saves these, so that every step
+ * that consumes the gradient raises them again, until it is forgotten. */
 void cairn__grad_agree(struct cairn__grad *g);
 
 /* ---- step ---- */
 
-/* Somebody reads, changes or applies the gradient, though ranks have not added it up: what is unsynced counts as any
- * other, and is looked at. A synchronised gradient of a later backward is added to it after all. */
+/* Somebody reads, changes or applies the gradient before ranks have reduced it: what is unsynced counts as this rank's
+ * gradient from now on, and is checked. A synchronising backward that comes later reduces it after all. */
 cairn_status cairn__grad_take_unsynced(struct cairn__grad *g);
 
 /* What the optimizer reads: what is unsynced is taken, and a slot beside an accumulated sum is accumulated. */
 cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *view);
 
-/* Its norm is computed by a pass that raises the flag which is returned, so that it counts as checked and noted; the
- * step multiplies it by *coefficient (device memory). After cairn__grad_read. */
+/* Sets the clipping coefficient (device memory), by which the step will multiply; changes no element. Returns the flag
+ * that the pass over the norm raises, so that the gradient counts as CHECKED and noted. After cairn__grad_read. */
 uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient);
 
-/* Makes it a true f32 gradient, with clipping done; and that gradient, NULL = none. */
+/* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient, NULL = none. */
 cairn_status cairn__grad_unscale(struct cairn__grad *g);
 float *cairn__grad_unscaled(const struct cairn__grad *g);
 

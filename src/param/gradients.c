@@ -40,8 +40,8 @@ out:
     return st;
 }
 
-/* One pass for a whole set. What is recorded holds for whatever was before, so that there flags are lowered which
- * nobody may have raised. */
+/* One pass for a whole set. While a graph is recorded all flags are lowered, also those that are not raised now: they
+ * may be in a replay. */
 static void lower_flags(struct cairn__param *const *params, size_t count) {
     const struct cairn_param_set *set = params[0]->set;
     struct cairn_device *d = set->env->device;
@@ -57,7 +57,8 @@ static void lower_flags(struct cairn__param *const *params, size_t count) {
 
 /* ---- forgetting ---- */
 
-/* Losses of which no gradient is left. What is synchronised has been taken note of, unless its backward failed. */
+/* Lowers the words of bad losses once none of their gradients is unsynced: of the others an optimizer has taken note,
+ * unless their backward failed. */
 static void forget_losses(struct cairn_param_set *set) {
     if (set->loss_comes) return;
     for (size_t i = 0; i < set->count; i++) {

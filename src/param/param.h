@@ -40,20 +40,21 @@ struct cairn__param {
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
 
-/* What ddp wants to know of backwards, but for those whose gradients stay unsynced. Every slot but the optional ones is
- * required. */
+/* What a parameter set tells ddp about its backwards; nothing while its gradients stay unsynced. Every function is
+ * required but those marked optional. A status other than CAIRN_OK comes with its message as the last error. */
 struct cairn__grad_listener {
     void *ctx;
-    /* (optional) A backward begins, and nothing of it has been written: cairn__param_is_reached tells what it will
-     * write. Of the user's set: the first gradient since settle is about to be declared. Another status than CAIRN_OK,
-     * whose sentence is written, ends the backward: failed follows. */
+    /* (optional) A backward begins; it has written no gradient yet, and cairn__param_is_reached tells which it will
+     * write. Of the user's set: called before the first gradient is declared after a settle. A status other than
+     * CAIRN_OK ends the backward: failed is called next. */
     cairn_status (*begin)(void *ctx);
     void (*ready)(void *ctx, size_t index); /* the slot of parameter index holds its gradient */
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
     void (*failed)(void *ctx);              /* it failed half-way: what was ready will not be completed */
-    /* (optional) A backward was asked for whose loss wants no gradient, of whichever set. Another status than CAIRN_OK,
-     * whose sentence is written, says that somebody waits for gradients of this one: failed follows. */
+    /* (optional) cairn_backward was called with a loss that depends on nothing that wants a gradient, in this set or
+     * any other. A status other than CAIRN_OK says that other ranks wait for gradients of this set: failed is called
+     * next. */
     cairn_status (*missed)(void *ctx);
     /* (optional) Called on every rank before a step that all ranks skip. Adds to *ranks those of the environment whose
      * own gradients, before the reduction, were infinite or NaN in a backward since the set's gradients were last
@@ -72,30 +73,32 @@ struct cairn_param_set {
 
     const struct cairn__loss_scale *scale; /* of the backward now running or last run, in device memory; NULL = 1 */
 
-    /* In device memory, made on first need: [i] parameter i's gradient of the last backward was infinite or NaN;
-     * [flags_count + i] its accumulator is, of which nobody can say which backward it came with. Raised by whoever
-     * reads or reduces gradients, lowered when the parameter's optimizer takes note (cairn__optimizer_take_flags,
-     * _take_sums) or when the gradient is forgotten. [2 flags_count + ...] the same once more: what ranks have agreed
-     * on of gradients that are each rank's own (cairn__grad_agree). */
+    /* Overflow flags in device memory, made on first need, four a parameter:
+     *   [i]                     parameter i's gradient of the last backward is infinite or NaN
+     *   [flags_count + i]       its accumulated sum is; from which backward is not known
+     *   [2 flags_count + ...]   copies of both, for gradients that are each rank's own and whose flags ranks have
+     *                           agreed on (cairn__grad_agree)
+     * Raised by whoever checks or reduces gradients. Lowered when the parameter's optimizer takes note of them
+     * (cairn__optimizer_take_flags, _take_sums) or the gradient is forgotten. */
     uint32_t *flags;
     size_t flags_count;        /* of parameters; flags are four times as many */
     struct cairn__item *items; /* [flags_count] room for lists */
 
-    /* In device memory, [env->size] and room for one more; NULL = amp does not look at losses. Raised: a loss of that
-     * rank whose gradients the set gets was infinite or NaN, and no optimizer has taken note
-     * (cairn__optimizer_take_flags). A rank raises its own; ddp makes them all ranks' with the next backward that it
-     * reduces. */
+    /* Device memory, a word a rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r is
+     * raised while a loss of rank r was infinite or NaN, gradients of it went to this set, and no optimizer has taken
+     * note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with the next backward
+     * that it reduces. */
     uint32_t *bad_losses;
     bool losses_touched; /* they may be raised */
     bool loss_comes;     /* this rank's was looked at, and its backward is still to come */
 
-    uint64_t backward;    /* nn's number of the one now running or last run */
-    bool walking;         /* it is running; of the user's set: since the first gradient was declared, until settle. Not
-                             while it is unsynced */
-    bool unsynced;        /* gradients that are written stay this rank's own */
-    bool spares_unsynced; /* but zeros, of a loss of 0, are not kept */
-    bool only_unsynced; /* the last backward was unsynced: what there is to see in gradients, of earlier backwards too,
-                             only this rank sees, so nobody looks before ranks have added up or somebody steps */
+    uint64_t backward;    /* the number of the backward now running or last run */
+    bool walking;         /* one is running. Of the user's set: from the first gradient declared to settle, and only
+                             where a listener hears of it */
+    bool unsynced;        /* gradients that are written from now on stay on this rank (ddp_no_sync) */
+    bool spares_unsynced; /* but those of ddp_zero_loss, all zeros, are dropped instead of kept */
+    bool only_unsynced;   /* the last backward was unsynced. Nobody checks gradients then, earlier ones included, since
+                             other ranks would not see the overflow; until a reduction, a step or clipping */
 
     bool is_users;                    /* its memory is the user's: cairn_param_set_create made it */
     struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = nobody scales them */
@@ -122,10 +125,11 @@ cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set 
 cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
                                   bool is_norm, struct cairn__param **out);
 
-/* The parameter that is called so; NULL = none. Whatever their number it takes no longer. */
+/* The parameter of this name, by a hash (names.c); NULL = none. */
 struct cairn__param *cairn__param_set_find(const struct cairn_param_set *set, const char *name);
 
-/* Room for count names, before the next is added; and that the last one is about to be taken back (names.c). */
+/* The index of names (names.c). make_room: for count parameters in all, before the next is added. drop_last: before the
+ * parameter added last is removed. */
 cairn_status cairn__param_names_make_room(struct cairn_param_set *set, size_t count);
 void cairn__param_names_add(struct cairn_param_set *set, struct cairn__param *p);
 void cairn__param_names_drop_last(struct cairn_param_set *set, struct cairn__param *last);
@@ -171,8 +175,9 @@ cairn_status cairn__param_check_memory(const struct cairn_param_set *set, const 
 
 /* ---- a backward (backward.c) ---- */
 
-/* A backward begins, whose loss had that scale; it reaches the parameters whose `reached` is the number. Then nodes,
- * each with progress behind it, and settle or abort. Errors: the listener's; abort follows. */
+/* A backward begins. scale: of its loss. It writes the gradients of parameters whose `reached` is `backward`. The
+ * caller then calls progress after each node, and at the end settle, or abort after any failure. Errors: the
+ * listener's. */
 cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward,
                                     const struct cairn__loss_scale *scale);
 void cairn__param_grad_ready(
@@ -224,9 +229,9 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 
 /* ---- lists of gradients (gradients.c) ---- */
 
-/* A reduction has looked at every gradient of this backward: found tells what it saw. Where it saw something, each
- * gradient is scanned for names: the same ones on all ranks, which have written what any of them has, so that all raise
- * the same flags. Errors: CAIRN_ENOMEM. */
+/* ddp calls it when a reduction has checked every gradient of this backward. found: some result was infinite or NaN,
+ * equal on all ranks. 0: their slots count as CHECKED without a read. Else each slot is read once, to raise the flags
+ * of those that overflowed; all ranks hold equal gradients, and raise the same flags. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
 
 /* Makes flags speak of the gradients as they are: one read of those that are not checked. items: room for count. The

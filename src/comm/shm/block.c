@@ -1,8 +1,9 @@
 /* One block of a collective: what this rank stages, computes and copies.
  *
- * Who computes an element reads it where it is, in its own array, in group memory or in the others' bounces, and writes
- * it to its own array and into group memory. For ranks that have neither it leaves the result in its own bounce, once,
- * from where they fetch it. So a rank stages all but what it reads itself, and fetches all but what it made itself. */
+ * The rank that computes an element reads every rank's value where it is (its own array, group memory, or the others'
+ * bounces) and writes the result to its own array and to every array in group memory. For arrays elsewhere it leaves
+ * the result in its own bounce, once, and their ranks copy it. So a rank stages all but the slice that it computes, and
+ * copies out all but that slice. */
 #include <string.h>
 #ifdef __SSE2__
 #include <emmintrin.h>

@@ -32,7 +32,7 @@ static void fill_slot(const struct cairn__shm *s, const struct cairn__request *r
         slot->dst = r->dst == r->src ? slot->src : locate(s, r->dst, &r->call, false);
 }
 
-/* Where ranks are crowded nobody wakes before all have posted, when the last of them plans the call. */
+/* If ranks are crowded this wakes nobody: plan() does, once all ranks have posted. */
 static void publish(struct cairn__shm *s, cairn_work *work) {
     struct shm_op *op = shm_op(s, s->posted);
     *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};
@@ -187,7 +187,7 @@ static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     return true;
 }
 
-/* Whether later collectives may go on for it. */
+/* Completes what it can, in order. True: something completed, and a later collective may go on. */
 static bool complete(struct cairn__shm *s) {
     bool any = false;
     while (s->complete < s->done && finish(s, shm_op(s, s->complete), s->complete)) {
@@ -198,7 +198,7 @@ static bool complete(struct cairn__shm *s) {
     return any && s->done < s->posted;
 }
 
-/* A bounced collective waits for the ones before it to be complete, hence the turns between the two. */
+/* A collective with bounces starts when all before it are complete, so advancing and completing alternate. */
 static cairn_status step_collectives(struct cairn__shm *s) {
     bool again = s->complete < s->posted;
     while (again) {

@@ -32,7 +32,7 @@
 #include "comm/group_backend.h"
 
 enum {
-    SHM_REGIONS = 7, /* with what is made, a cache line */
+    SHM_REGIONS = 7, /* so that struct shm_job is a cache line */
     SHM_OUTSTANDING = 64,
     SHM_SLOTS = 2 * SHM_OUTSTANDING,
     SHM_LINE = 128,                /* two cache lines: the prefetcher of x86 fetches pairs */
