@@ -71,7 +71,7 @@ static void tell_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
     g->looks_late = false;
 }
 
-/* A scaler that waits for amp_scaler_update would never hear of this step. */
+/* Within a scaled loss; or explicitly used: a scaler that waits for amp_scaler_update would never hear of this step. */
 static cairn_status refuse(const struct cairn__guard *g) {
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
             "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
@@ -89,7 +89,7 @@ static cairn_status refuse(const struct cairn__guard *g) {
 
 static cairn_status before(void *ctx, struct cairn__step_end *end) {
     struct cairn__guard *g = ctx;
-    const uint64_t begin_ns = cairn__now_ns();
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_settle(g->optimizer));
     TRY(refuse(g));
@@ -294,7 +294,7 @@ static struct cairn__step_report with_users_scale(const struct cairn__guard *g, 
 
 static cairn_status after(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
     struct cairn__guard *g = ctx;
-    const uint64_t begin_ns = cairn__now_ns();
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = hear_scalers(g);
     if (r->number <= g->before) return st;
     if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);

@@ -87,7 +87,7 @@ static void share(amp_context *amp, const struct cairn__loss *loss) {
 cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     const struct cairn__loss *loss = &amp->ended;
-    const uint64_t begin_ns = cairn__now_ns();
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     bool touched = false;
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (is_given(loss, i)) touched |= cairn__guard_look(amp->guards[i], &amp->any[0]);

@@ -155,7 +155,7 @@ out:
 
 /* The cells are freed next, so gradients at their scales are accumulated. Where that fails their scale is lost, and all
  * gradients count as incomplete. */
-static void fold_all(struct amp_scaler *s) {
+static void accumulate_all(struct amp_scaler *s) {
     for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
         if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
         for (struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next)
@@ -172,7 +172,7 @@ void cairn__scaler_hear_the_rest(amp_scaler *s) {
 void cairn__scaler_free(amp_scaler **scaler) {
     struct amp_scaler *s = *scaler;
     unlink_reader(s);
-    fold_all(s);
+    accumulate_all(s);
     s->env->unstepped -= s->pending;
     s->env->places[CAIRN__PLACE_OF_AMP].alive -= s->is_own;
     free_scaler(s);

@@ -46,7 +46,8 @@ struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
 static bool is_unsynced(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__grad_states is = cairn__grad_states(d->slots[s].param->gradient);
-        if (is.slot == CAIRN__SLOT_UNSYNCED || is.unsynced >= CAIRN__UNSYNCED_TAKEN) return true;
+        const bool is_taken = is.unsynced == CAIRN__UNSYNCED_TAKEN || is.unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+        if (is.slot == CAIRN__SLOT_UNSYNCED || is_taken) return true;
     }
     return false;
 }

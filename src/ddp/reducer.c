@@ -573,7 +573,7 @@ static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__dd
 }
 
 /* As the next backward would do: memory is about to change hands. */
-static cairn_status fold_written(struct ddp_context *d) {
+static cairn_status accumulate_written(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
         void *slot = NULL;
@@ -592,7 +592,7 @@ static void clear_arenas(struct ddp_context *d) {
 
 static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
     const cairn_status st = make_plan(d, order, l);
-    return st == CAIRN_OK ? fold_written(d) : st;
+    return st == CAIRN_OK ? accumulate_written(d) : st;
 }
 
 static cairn_status rebuild(struct ddp_context *d, size_t *order) {

@@ -7,7 +7,7 @@
 #include "device/device.h"
 
 /* What a room above this one keeps in an environment: an object of its own type, and a number. Only the room's own
- * functions look into these. */
+ * functions look into these, and src/env, which makes and ends an environment. */
 struct cairn__place {
     void *at; /* NULL = nothing */
     int64_t number;
@@ -34,7 +34,7 @@ struct cairn__report_reader {
 /* A scaled loss whose gradients have still to be looked at before anybody changes or forgets them: amp's. */
 struct cairn__unresolved {
     cairn_status (*resolve)(struct cairn__unresolved *unresolved);
-    /* (optional) The scale of the next loss, where the user writes gradients: the parameter set's `scale` gets it. */
+    /* Of a user's set (whose `losses` it is): the set's `scale` becomes that of the next loss. Else NULL. */
     cairn_status (*take_scale)(struct cairn__unresolved *unresolved);
     struct cairn__unresolved *next;
     bool is_listed;

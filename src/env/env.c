@@ -220,6 +220,7 @@ void cairn_env_destroy(cairn_env **env) {
     }
     cairn_group *group = cairn_env_group(e);
     if (!cairn__group_destroy_root(&group)) return;
+    e->places[CAIRN__PLACE_OF_COMM].at = NULL;
     cairn__env_part(e);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);

@@ -13,14 +13,14 @@ struct cairn__step_guard {
     void *ctx; /* NULL = nobody does */
     /* (optional) May the step be made? Calls cairn__optimizer_settle; then raises the optimizer's skip if the step must
      * be skipped, queues the updates of scalers, and says in *end which scalers the step's report may blame. Another
-     * status than CAIRN_OK refuses the step: nothing is written. */
+     * status than CAIRN_OK refuses the step: no weight is written. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
     /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
      * status is returned by cairn_step, or by whoever else read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     const void *owner;          /* parameters of sets that this has not prepared may not be added; NULL = any may */
-    void (*release)(void *ctx); /* the optimizer ends: takes the guard away. NULL: it may not end before */
+    void (*release)(void *ctx); /* the optimizer ends: may take the guard away; if it does not, the optimizer stays */
 };
 
 /* guard is copied; NULL takes it away. One per optimizer. */

@@ -276,7 +276,10 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     struct cairn_device *d = device_of(o);
     cairn__optimizer_unlink_reader(o);
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->users--;
-    for (size_t i = 0; i < o->count; i++) o->of.params[i]->owner = NULL;
+    for (size_t i = 0; i < o->count; i++) {
+        cairn__grad_release(o->of.params[i]->gradient); /* while the coefficient's memory is there */
+        o->of.params[i]->owner = NULL;
+    }
     free_moments(d, &o->of, 0, o->count);
     free_arrays(d, &o->of);
     cairn__device_free(d, o->lrs);

@@ -506,6 +506,13 @@ void cairn__grad_consume(struct cairn__grad *g) {
     if (g->agreed) raise_agreed(g);
 }
 
+void cairn__grad_release(struct cairn__grad *g) {
+    if (g->clip && cairn__grad_unscale(g) != CAIRN_OK)
+        cairn__log(CAIRN_LOG_ERROR, "'%s' is no longer clipped: %s", g->of->name, cairn_last_error());
+    g->clip = NULL;
+    g->noted = false;
+}
+
 void cairn__grad_forget(struct cairn__grad *g) {
     g->slot = CAIRN__SLOT_EMPTY;
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;

@@ -195,6 +195,10 @@ float *cairn__grad_unscaled(const struct cairn__grad *g);
 /* A step has used it, and it stands as it was: a further step looks at it again. */
 void cairn__grad_consume(struct cairn__grad *g);
 
+/* The optimizer that clipped it or took note of it ends: its coefficient is applied (dropped, without memory for that),
+ * and the next optimizer has noted nothing. */
+void cairn__grad_release(struct cairn__grad *g);
+
 /* There is none any more. Nothing is written to memory; flags are lowered before (cairn__params_forget). */
 void cairn__grad_forget(struct cairn__grad *g);
 

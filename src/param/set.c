@@ -116,7 +116,8 @@ void cairn_param_set_destroy(cairn_param_set **set) {
 
 bool cairn__param_set_has_gradients(const struct cairn_param_set *set) {
     for (size_t i = 0; set->backward > 0 && i < set->count; i++) {
-        if (cairn__grad_peek(set->params[i]->gradient).x) return true;
+        const struct cairn__grad *g = set->params[i]->gradient;
+        if (cairn__grad_exists(g) || cairn__grad_is_unsynced(g)) return true;
     }
     return false;
 }
@@ -260,7 +261,7 @@ static cairn_status check_may_move(const struct cairn_param_set *set, const stru
             prefix);
     for (size_t i = 0; i < from->count; i++) {
         const struct cairn__param *p = from->params[i];
-        REQUIRE(!cairn__grad_peek(p->gradient).x, CAIRN_ESTATE,
+        REQUIRE(!cairn__grad_exists(p->gradient) && !cairn__grad_is_unsynced(p->gradient), CAIRN_ESTATE,
                 "'%s': parameter '%s' has a gradient; build the whole model before its first backward", prefix,
                 p->name);
     }

@@ -473,6 +473,34 @@ static void field_of_a_newer_struct_is_refused_unless_zero(void **state) {
     cairn_param_set_destroy(&set);
 }
 
+/* Clipping is a coefficient that the optimizer keeps until the step: it is applied when the optimizer goes before. */
+static void gradients_stay_clipped_when_their_optimizer_ends(void **state) {
+    float w = 0, g = 8;
+    const cairn_param like = {.name = "w", .data = &w, .grad = &g, .dtype = CAIRN_F32, .ndim = 1, .shape = {1}};
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    h.lr = 1;
+    for (int taken = 0; taken < 2; taken++) {
+        cairn_param_set *set = NULL;
+        cairn_optimizer *o = NULL;
+        w = 0, g = 8;
+        assert_int_equal(cairn_param_set_create(*state, &like, 1, &set), CAIRN_OK);
+        assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
+        assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
+        if (taken) assert_int_equal(cairn_grads_taken(set, 0, 1), CAIRN_OK);
+        assert_int_equal(cairn_clip_grad_norm(o, 4, NULL), CAIRN_OK);
+        cairn_optimizer_destroy(&o);
+        assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
+        if (taken) {
+            g = 2;
+            assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK); /* reads nothing of the old optimizer */
+        }
+        assert_int_equal(cairn_step(o), CAIRN_OK);
+        assert_float_equal(w, taken ? -6 : -4, 1e-5); /* clipping divides by the norm plus 1e-6 */
+        cairn_optimizer_destroy(&o);
+        cairn_param_set_destroy(&set);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sgd_follows_its_double_model),
@@ -487,6 +515,7 @@ int main(void) {
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
         cmocka_unit_test(zeroed_adam_that_would_divide_by_zero_is_refused),
         cmocka_unit_test(field_of_a_newer_struct_is_refused_unless_zero),
+        cmocka_unit_test(gradients_stay_clipped_when_their_optimizer_ends),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

@@ -251,8 +251,8 @@ static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **st
         assert_true((cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN));
         hold(set, false);
         backward(p, 3, NULL);
-        assert_true(!(cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN) &&
-                    !cairn__grad_is_accumulated(p->gradient));
+        assert_int_equal(cairn__grad_states(p->gradient).unsynced, CAIRN__UNSYNCED_NONE);
+        assert_false(cairn__grad_is_accumulated(p->gradient));
         for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == sum[i] + value(3, i));
         cairn_param_set_destroy(&set);
     }
