@@ -1,4 +1,4 @@
-/* AVX2 with F16C and FMA: a vec is two registers, and a tail goes through a buffer on the stack. */
+/* AVX2 with F16C and FMA: a vec is two registers, and a tail of halves goes through a buffer on the stack. */
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
@@ -94,10 +94,13 @@ INLINE void stream_f32(float *p, vec v) {
     _mm256_stream_ps(p, v.low);
     _mm256_stream_ps(p + 8, v.high);
 }
+/* Of the first `count` lanes of eight, all bits; count may be below 0 and above 8. */
+INLINE __m256i lanes_to(int count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
 INLINE vec load_part_f32(const float *p, size_t count) {
-    float lane[16] = {0};
-    memcpy(lane, p, count * sizeof(*p));
-    return load_f32(lane);
+    const __m256 low = _mm256_maskload_ps(p, lanes_to((int)count));
+    return (vec){low, count > 8 ? _mm256_maskload_ps(p + 8, lanes_to((int)count - 8)) : _mm256_setzero_ps()};
 }
 INLINE void store_part_f32(float *p, vec v, size_t count) {
     float lane[16];
@@ -246,10 +249,8 @@ INLINE vec maximum(vec a, vec b) {
     return BOTH(_mm256_max_ps, a, b);
 }
 INLINE vec keep_first(vec v, size_t count) {
-    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), end = _mm256_set1_epi32((int)count);
-    const __m256i low = _mm256_cmpgt_epi32(end, lanes);
-    const __m256i high = _mm256_cmpgt_epi32(end, _mm256_add_epi32(lanes, _mm256_set1_epi32(8)));
-    return (vec){_mm256_and_ps(v.low, _mm256_castsi256_ps(low)), _mm256_and_ps(v.high, _mm256_castsi256_ps(high))};
+    return (vec){_mm256_and_ps(v.low, _mm256_castsi256_ps(lanes_to((int)count))),
+                 _mm256_and_ps(v.high, _mm256_castsi256_ps(lanes_to((int)count - 8)))};
 }
 
 typedef struct {
