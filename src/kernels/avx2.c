@@ -44,6 +44,10 @@ INLINE vec opposite(vec a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     return (vec){_mm256_xor_ps(a.low, sign), _mm256_xor_ps(a.high, sign)};
 }
+INLINE vec magnitude(vec a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return (vec){_mm256_andnot_ps(sign, a.low), _mm256_andnot_ps(sign, a.high)};
+}
 /* VMINPS gives its second operand where one is NaN or both are zeros: of the two ways round, one is NaN, or -0. */
 #define LESSER(a, b) _mm256_or_ps(_mm256_min_ps(a, b), _mm256_min_ps(b, a))
 INLINE vec lesser(vec a, vec b) {

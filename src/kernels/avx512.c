@@ -41,6 +41,9 @@ INLINE vec root(vec a) {
 INLINE vec opposite(vec a) {
     return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f));
 }
+INLINE vec magnitude(vec a) {
+    return _mm512_andnot_ps(_mm512_set1_ps(-0.0f), a);
+}
 /* VMINPS gives its second operand where one is NaN or both are zeros: of the two ways round, one is NaN, or -0. */
 INLINE vec lesser(vec a, vec b) {
     return _mm512_or_ps(_mm512_min_ps(a, b), _mm512_min_ps(b, a));

@@ -25,6 +25,8 @@
 #endif
 #define EACH_REDUCTION_AND_TYPE(X)                                              \
     EACH_REDUCTION(X, f32, F32) EACH_REDUCTION(X, f16, F16) EACH_REDUCTION(X, bf16, BF16) MORE_REDUCTIONS(X)
+#define EACH_SUM(X, t, T)      X(sum, SUM, t, T) X(sum_squares, SUM_SQUARES, t, T) X(sum_abs, SUM_ABS, t, T)
+#define EACH_SUM_AND_TYPE(X)   EACH_SUM(X, f32, F32) EACH_SUM(X, f16, F16) EACH_SUM(X, bf16, BF16)
 #define EACH_GRAD_AND_MODE(X)  EACH_MODE(X, f32, F32) EACH_MODE(X, f16, F16) EACH_MODE(X, bf16, BF16)
 /* clang-format on */
 
@@ -63,6 +65,10 @@
     static void NAMED(col_sum_##t)(float *dst, const void *x, size_t rows, size_t cols) {                      \
         col_sum(CAIRN_##T, dst, x, rows, cols);                                                                \
     }
+#define MAKE_SUM_ROWS(f, F, t, T)                                                                                     \
+    static void NAMED(f##_rows_##t)(double *sums, const void *const *x, size_t rows, size_t n, const float *centre) { \
+        sum_rows(CAIRN__FOLD_##F, CAIRN_##T, sums, x, rows, n, centre);                                               \
+    }
 #define MAKE_REDUCE(op, OP, t, T)                                                                                   \
     static void NAMED(reduce_##op##_##t)(void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, \
                                          float divisor, uint32_t *found) {                                          \
@@ -86,6 +92,7 @@ EACH_NARROWING_OR_WIDENING(MAKE_CAST)
 EACH_PAIR(MAKE_SCALE)
 EACH_PAIR(MAKE_AXPBY)
 EACH_FLOAT(MAKE_PER_TYPE)
+EACH_SUM_AND_TYPE(MAKE_SUM_ROWS)
 EACH_REDUCTION_AND_TYPE(MAKE_REDUCE)
 EACH_HALF(MAKE_ROUND)
 EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
@@ -102,6 +109,7 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 #define ROW_SUM(t, T)            ROW(SUM, CAIRN_##T, 0, sum_##t)
 #define ROW_MSE_SUM(t, T)        ROW(MSE_SUM, CAIRN_##T, 0, mse_sum_##t)
 #define ROW_COL_SUM(t, T)        ROW(COL_SUM, CAIRN_##T, 0, col_sum_##t)
+#define ROW_SUM_ROWS(f, F, t, T) ROW(SUM_ROWS, CAIRN__FOLD_##F, CAIRN_##T, f##_rows_##t)
 #define ROW_REDUCE(op, OP, t, T) ROW(REDUCE, CAIRN__REDUCE_##OP, CAIRN_##T, reduce_##op##_##t)
 #define ROW_ROUND(t, T)          ROW(ROUND, CAIRN_##T, 0, round_##t)
 #define ROW_SGD(g, G, w, W)      ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
@@ -122,6 +130,7 @@ static const struct cairn__kernel_row rows[] = {
     EACH_FLOAT(ROW_SUM)
     EACH_FLOAT(ROW_MSE_SUM)
     EACH_FLOAT(ROW_COL_SUM)
+    EACH_SUM_AND_TYPE(ROW_SUM_ROWS)
     EACH_REDUCTION_AND_TYPE(ROW_REDUCE)
     EACH_GRAD_AND_MODE(ROW_SGD)
     EACH_GRAD_AND_MODE(ROW_ADAM)

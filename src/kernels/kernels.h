@@ -190,6 +190,11 @@ typedef double (*cairn__mse_sum_fn)(const void *x, const void *y, size_t n); /* 
 /* dst[c] = sum of x[r][c] over the rows */
 typedef void (*cairn__col_sum_fn)(float *dst, const void *x, size_t rows, size_t cols);
 
+/* sums[i] += the sum over r < rows <= CAIRN__SUM_ROWS of what a fold takes of x[r][i], or of x[r][i] - centre[i] where
+ * centre is not NULL: in f32, in order, from +0; then in f64. Fold: a sum, SUM_SQUARES and SUM_ABS among them; squares
+ * are rounded first. x is of f32 or of halves, which are widened. */
+typedef void (*cairn__sum_rows_fn)(double *sums, const void *const *x, size_t rows, size_t n, const float *centre);
+
 /* sums[i] += part[i]; part[i] = +0: what closes CAIRN__SUM_ROWS rows, for those who sum columns themselves. */
 typedef void (*cairn__drain_fn)(double *sums, float *part, size_t n);
 
@@ -233,6 +238,7 @@ struct cairn__kernels {
     cairn__sum_fn sum[CAIRN__DTYPE_END];
     cairn__mse_sum_fn mse_sum[CAIRN__DTYPE_END];
     cairn__col_sum_fn col_sum[CAIRN__DTYPE_END];
+    cairn__sum_rows_fn sum_rows[CAIRN__NUM_FOLDS][CAIRN__DTYPE_END]; /* [sum][type] */
     cairn__drain_fn drain;
     cairn__mse_backward_fn mse_backward;
     cairn__bias_add_fn bias_add;
@@ -276,6 +282,7 @@ enum cairn__kernel_kind {
     CAIRN__K_SUM, /* a: type, as of the next two */
     CAIRN__K_MSE_SUM,
     CAIRN__K_COL_SUM,
+    CAIRN__K_SUM_ROWS, /* a: fold, b: type */
     CAIRN__K_DRAIN,
     CAIRN__K_MSE_BACKWARD,
     CAIRN__K_BIAS_ADD,

@@ -5,6 +5,7 @@
  * computes it too. Nothing here is clever, and nothing faster may differ from it: kcheck compares every other row with
  * these, bit by bit. It is also the generic path of processors without rows of their own. */
 #include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "core/half.h"
@@ -404,6 +405,21 @@ INLINE void col_sum(cairn_dtype type, float *dst, const void *x, size_t rows, si
             for (size_t j = 0; j < n; j++) all[j] += (double)part[j];
         }
         for (size_t j = 0; j < n; j++) dst[c + j] = (float)all[j];
+    }
+}
+
+/* What a fold takes of x[i], or of x[i] - centre[i]. */
+INLINE float term(enum cairn__fold f, cairn_dtype type, const void *x, size_t i, const float *centre) {
+    const float v = centre ? get(type, x, i) - centre[i] : get(type, x, i);
+    return f == CAIRN__FOLD_SUM_SQUARES ? v * v : f == CAIRN__FOLD_SUM_ABS ? fabsf(v) : v;
+}
+
+INLINE void sum_rows(enum cairn__fold f, cairn_dtype type, double *sums, const void *const *x, size_t rows, size_t n,
+                     const float *centre) {
+    for (size_t i = 0; i < n; i++) {
+        float part = 0;
+        for (size_t r = 0; r < rows; r++) part += term(f, type, x[r], i, centre);
+        sums[i] += (double)part;
     }
 }
 

@@ -5,7 +5,7 @@
  *
  *   vec      16 f32;   bits  16 u32, or 32 u16;   vecd  16 f64
  *   load_T, load_part_T(p, count), store_T, store_part_T(p, v, count), stream_T    for T in f32, f16, bf16
- *   splat add sub mul divide root opposite, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
+ *   splat add sub mul divide root opposite magnitude, lesser(a, b) NaN where one is and -0 below +0, rounded(type, v)
  *   where_positive_or_nan(x, v)  v, else +0
  *   nothing_seen see(bits, vec) see_halves(bits, p): running maximum of magnitudes, taken as integers
  *   zeros_f64 add_squares(vecd, vec) add_wide(vecd, vec); narrowed(vecd) to vec
@@ -74,6 +74,14 @@ struct at {
             ONE(i_, WHOLE, LANES, __VA_ARGS__);                                     \
             ONE(i_ + LANES, WHOLE, LANES, __VA_ARGS__);                             \
         }                                                                           \
+        for (; i_ + LANES <= end_; i_ += LANES) ONE(i_, WHOLE, LANES, __VA_ARGS__); \
+        if (i_ < end_) ONE(i_, PART, end_ - i_, __VA_ARGS__);                       \
+    } while (0)
+
+/* Over [0, n), one vector at a time. */
+#define OVER_VECTORS(n, ...)                                                        \
+    do {                                                                            \
+        size_t i_ = 0, end_ = (n);                                                  \
         for (; i_ + LANES <= end_; i_ += LANES) ONE(i_, WHOLE, LANES, __VA_ARGS__); \
         if (i_ < end_) ONE(i_, PART, end_ - i_, __VA_ARGS__);                       \
     } while (0)
@@ -727,29 +735,97 @@ INLINE void sum_columns(int type, float *dst, const void *x, size_t rows, size_t
     });
 }
 
-/* A panel of columns, of which rows are read as they lie: few are added in memory that stays in the first cache. */
-enum { PANEL = 512, LEAST_PANEL = 64 };
+/* What a fold takes of row x at `at`. */
+INLINE vec term(int f, int type, const void *x, const float *centre, struct at at) {
+    vec v = get(type, x, at);
+    if (centre) v = sub(v, get(CAIRN_F32, centre, at));
+    return f == CAIRN__FOLD_SUM_SQUARES ? mul(v, v) : f == CAIRN__FOLD_SUM_ABS ? magnitude(v) : v;
+}
+
+/* Of `rows` rows to what `part` has, or, of the first, to +0. */
+INLINE vec add_terms(int f, int type, const void *const *x, size_t rows, const float *centre, const float *part,
+                     bool first, struct at at) {
+    vec lanes = first ? splat(0) : get(CAIRN_F32, part, at);
+    for (size_t r = 0; r < rows; r++) lanes = add(lanes, term(f, type, x[r], centre, at));
+    return lanes;
+}
+
+/* What lanes hold at `at` goes to sums; `fresh`: these are not looked at, as if they were +0. */
+INLINE void add_to_f64(double *sums, struct at at, vec lanes, bool fresh) {
+    double *to = sums + at.i;
+    if (at.how != PART) {
+        store_f64(to, add_wide(fresh ? zeros_f64() : load_f64(to), lanes));
+        return;
+    }
+    float lane[LANES];
+    store_f32(lane, lanes);
+    for (size_t j = 0; j < at.count; j++) to[j] = (fresh ? 0 : to[j]) + (double)lane[j];
+}
+
+/* A panel of columns, whose sums stay in the first cache. */
+enum { PANEL = 1024, LEAST_PANEL = 64 };
+
+INLINE void add_some_rows(int f, int type, double *sums, float *part, const void *const *x, size_t rows, size_t n,
+                          const float *centre, bool first, bool last, bool fresh) {
+    OVER_VECTORS(n, {
+        const vec lanes = add_terms(f, type, x, rows, centre, part, first, at);
+        if (last) add_to_f64(sums, at, lanes, fresh);
+        else put(CAIRN_F32, part, at, lanes);
+    });
+}
+
+/* Rows that are a multiple of half a page apart: each has its own place in few sets of the first cache. */
+INLINE bool are_in_few_sets(const void *const *x) {
+    return ((uintptr_t)x[1] - (uintptr_t)x[0]) % 2048 == 0;
+}
+
+/* n <= PANEL. Rows go on together, so that their sums stay in registers and each is read as it lies: all, but few at a
+ * time where more than a set of the cache has would push each other out. */
+INLINE void add_rows(int f, int type, double *sums, const void *const *x, size_t rows, size_t n, const float *centre,
+                     bool fresh) {
+    enum { FEW = CAIRN__SUM_ROWS / 4 };
+    float part[PANEL];
+    if (rows != CAIRN__SUM_ROWS) {
+        add_some_rows(f, type, sums, part, x, rows, n, centre, true, true, fresh);
+    } else if (!are_in_few_sets(x)) {
+        add_some_rows(f, type, sums, part, x, CAIRN__SUM_ROWS, n, centre, true, true, fresh);
+    } else {
+        add_some_rows(f, type, sums, part, x, FEW, n, centre, true, false, fresh);
+        for (size_t r = FEW; r < CAIRN__SUM_ROWS - FEW; r += FEW)
+            add_some_rows(f, type, sums, part, x + r, FEW, n, centre, false, false, fresh);
+        add_some_rows(f, type, sums, part, x + CAIRN__SUM_ROWS - FEW, FEW, n, centre, false, true, fresh);
+    }
+}
+
+INLINE void sum_rows(int f, int type, double *sums, const void *const *x, size_t rows, size_t n, const float *centre) {
+    const void *at[CAIRN__SUM_ROWS];
+    for (size_t i = 0; i < n; i += PANEL) {
+        const size_t m = least(n - i, PANEL);
+        for (size_t r = 0; r < rows; r++) at[r] = element(type, x[r], i);
+        if (centre) add_rows(f, type, sums + i, at, rows, m, centre + i, false);
+        else add_rows(f, type, sums + i, at, rows, m, NULL, false);
+    }
+}
 
 INLINE void sum_panel(int type, float *dst, const void *x, size_t rows, size_t cols, size_t n) {
-    double all[PANEL] = {0};
-    float part[PANEL];
-    for (size_t r = 0; r < rows;) {
-        const void *first = element(type, x, r * cols);
-        OVER(n, NULL, 4, put(CAIRN_F32, part, at, add(splat(0), get(type, first, at))));
-        const size_t end = r + least(rows - r, CAIRN__SUM_ROWS);
-        for (r++; r < end; r++) {
-            const void *row = element(type, x, r * cols);
-            OVER(n, NULL, 4, put(CAIRN_F32, part, at, add(get(CAIRN_F32, part, at), get(type, row, at))));
-        }
-        OVER(n, NULL, 4, store_f64(all + at.i, add_wide(load_f64(all + at.i), get(CAIRN_F32, part, at))));
+    double all[PANEL];
+    const void *row[CAIRN__SUM_ROWS];
+    const char *next = x;
+    for (size_t r = 0; r < rows; r += CAIRN__SUM_ROWS) {
+        const size_t count = least(rows - r, CAIRN__SUM_ROWS);
+        for (size_t j = 0; j < count; j++, next += cols * width_of(type)) row[j] = next;
+        if (r == 0) add_rows(CAIRN__FOLD_SUM, type, all, row, count, n, NULL, true);
+        else add_rows(CAIRN__FOLD_SUM, type, all, row, count, n, NULL, false);
     }
-    OVER(n, NULL, 4, put(CAIRN_F32, dst, at, narrowed(load_f64(all + at.i))));
+    size_t c = 0;
+    for (; c + LANES <= n; c += LANES) store_f32(dst + c, narrowed(load_f64(all + c)));
+    for (; c < n; c++) dst[c] = (float)all[c];
 }
 
 INLINE void col_sum(int type, float *dst, const void *x, size_t rows, size_t cols) {
     for (size_t c = 0; c < cols; c += PANEL) {
         const size_t n = least(cols - c, PANEL);
-        if (n < LEAST_PANEL) sum_columns(type, dst + c, element(type, x, c), rows, cols, n);
+        if (n < LEAST_PANEL || rows <= CAIRN__SUM_ROWS) sum_columns(type, dst + c, element(type, x, c), rows, cols, n);
         else sum_panel(type, dst + c, element(type, x, c), rows, cols, n);
     }
 }

@@ -99,6 +99,9 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
     case CAIRN__K_COL_SUM:
         k->col_sum[a] = (cairn__col_sum_fn)fn;
         break;
+    case CAIRN__K_SUM_ROWS:
+        k->sum_rows[a][b] = (cairn__sum_rows_fn)fn;
+        break;
     case CAIRN__K_DRAIN:
         k->drain = (cairn__drain_fn)fn;
         break;

@@ -66,6 +66,7 @@ const struct cairn__cuda_row *cairn__cuda_rows(size_t *count) {
 static const char on_the_cpu_alone[] = "operations of nn beyond the training step run on the CPU alone";
 static const struct cairn__cuda_row kinds[] = {
     {CAIRN__K_REDUCE, 0, 0, NULL, "ranks' memory is combined by the group's backend, on GPUs NCCL"},
+    {CAIRN__K_SUM_ROWS, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_MAP, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_FOLD, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_FOLD_INTO, 0, 0, NULL, on_the_cpu_alone},

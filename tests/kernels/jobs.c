@@ -162,6 +162,14 @@ static void call_col_sum(const struct cairn__kernel_row *row, void *const *a, si
     (void)out;
     CALLS(col_sum)(a[0], a[1], v == OF_BATCH ? BATCH_ROWS : SUMMED_ROWS, n);
 }
+/* Rows of an array lie one behind the other; all, and a few, with a centre and without. */
+static void call_sum_rows(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
+    const size_t rows = v & 1 ? 5 : CAIRN__SUM_ROWS, row_nbytes = n * cairn_dtype_nbytes((cairn_dtype)row->b);
+    const void *x[CAIRN__SUM_ROWS];
+    (void)out;
+    for (size_t r = 0; r < rows; r++) x[r] = (const char *)a[1] + r * row_nbytes;
+    CALLS(sum_rows)(a[0], x, rows, n, v & 2 ? a[2] : NULL);
+}
 static void call_drain(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     (void)v, (void)out;
     CALLS(drain)(a[0], a[1], n);
@@ -243,6 +251,9 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return (struct job){2, {{a, READ, 1}, {a, READ, 1}}, {0}, 1, 0, false, call_mse_sum};
     case CAIRN__K_COL_SUM:
         return (struct job){2, {F32_OUT, {a, READ, SUMMED_ROWS}}, {0}, 1, 0, false, call_col_sum};
+    case CAIRN__K_SUM_ROWS:
+        return (struct job){
+            3, {{CAIRN_F64, UPDATED, 1}, {b, READ, CAIRN__SUM_ROWS}, F32_IN}, {0}, 4, 0, false, call_sum_rows};
     case CAIRN__K_DRAIN:
         return (struct job){2, {{CAIRN_F64, UPDATED, 1}, F32_BOTH}, {0}, 1, 0, false, call_drain};
     case CAIRN__K_MSE_BACKWARD:
@@ -281,10 +292,12 @@ struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
-    static const char *const kinds[] = {
-        "?",      "cast",    "scale",   "axpby", "check",        "sumsq",      "fill", "round_stochastic",
-        "census", "reduce",  "sgd",     "adam",  "add",          "mul_scalar", "relu", "relu_backward",
-        "sum",    "mse_sum", "col_sum", "drain", "mse_backward", "bias_add",   "round"};
+    static const char *const kinds[] = {"?",      "cast",         "scale",    "axpby",
+                                        "check",  "sumsq",        "fill",     "round_stochastic",
+                                        "census", "reduce",       "sgd",      "adam",
+                                        "add",    "mul_scalar",   "relu",     "relu_backward",
+                                        "sum",    "mse_sum",      "col_sum",  "sum_rows",
+                                        "drain",  "mse_backward", "bias_add", "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";
@@ -296,6 +309,11 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
     if (row->kind == CAIRN__K_REDUCE) {
         static const char *const ops[] = {"sum", "min", "max", "prod"};
         snprintf(text, nbytes, "reduce %s %s", ops[row->a], cairn_dtype_name((cairn_dtype)row->b));
+        return text;
+    }
+    if (row->kind == CAIRN__K_SUM_ROWS) {
+        static const char *const folds[] = {"sum", "sum_squares", "sum_abs"};
+        snprintf(text, nbytes, "%s_rows %s", folds[row->a], cairn_dtype_name((cairn_dtype)row->b));
         return text;
     }
     const char *kind = row->kind >= CAIRN__K_GREATEST ? row_kind_name(row) : kinds[row->kind];

@@ -427,6 +427,24 @@ static bool columns_are_right(const struct job *job, void *const *before, void *
     return true;
 }
 
+static double term_of(int fold, double v) {
+    return fold == CAIRN__FOLD_SUM_SQUARES ? f32(v * v) : fold == CAIRN__FOLD_SUM_ABS ? fabs(v) : v;
+}
+
+static bool rows_are_added(const struct cairn__kernel_row *row, const struct job *job, int variant, void *const *before,
+                           void *const *after) {
+    const cairn_dtype type = job->array[1].type;
+    for (size_t i = 0; i < N; i++) {
+        const double centre = variant & 2 ? value_of(CAIRN_F32, before[2], i) : 0;
+        double sum = 0;
+        for (size_t r = 0; r < (variant & 1 ? 5 : 16); r++)
+            sum = f32(sum + term_of(row->a, f32(value_of(type, before[1], r * N + i) - centre)));
+        const double want = value_of(CAIRN_F64, before[0], i) + sum;
+        if (!same_value(value_of(CAIRN_F64, after[0], i), want)) return false;
+    }
+    return true;
+}
+
 static bool drained(void *const *before, void *const *after) {
     for (size_t i = 0; i < N; i++) {
         const double want = value_of(CAIRN_F64, before[0], i) + value_of(CAIRN_F32, before[1], i);
@@ -457,6 +475,8 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, in
         return biases_are_right(before, after);
     case CAIRN__K_COL_SUM:
         return columns_are_right(job, before, after);
+    case CAIRN__K_SUM_ROWS:
+        return rows_are_added(row, job, variant, before, after);
     case CAIRN__K_DRAIN:
         return drained(before, after);
     default:
@@ -487,11 +507,11 @@ static bool check_reference_once(const struct cairn__kernel_row *row, enum flavo
     return false;
 }
 
-/* Most models know one variant, that of reductions all. */
+/* Most models know one variant, those of reductions and of sums of rows all. */
 bool check_reference(const struct cairn__kernel_row *row, const struct checking *how) {
     const struct job job = job_of(row);
     const bool by_formula = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM || row->kind >= CAIRN__K_MAP;
-    const bool all = row->kind == CAIRN__K_REDUCE;
+    const bool all = row->kind == CAIRN__K_REDUCE || row->kind == CAIRN__K_SUM_ROWS;
     for (int flavour = MODERATE; flavour <= (by_formula ? MODERATE : WILD); flavour++) {
         for (int v = all ? 0 : job.plain_variant; v <= (all ? job.num_variants - 1 : job.plain_variant); v++) {
             if (!check_reference_once(row, (enum flavour)flavour, v, how->seed)) return false;
