@@ -47,6 +47,10 @@ static void *r_at(cairn_dtype r, void *values, size_t i) {
 }
 
 static void fill_r(cairn_dtype r, void *values, double value, size_t n) {
+    if (value == 0) {
+        memset(values, 0, n * cairn_dtype_nbytes(r));
+        return;
+    }
     for (size_t i = 0; i < n; i++) cairn__put_r(r, values, i, value);
 }
 
@@ -237,30 +241,77 @@ static void close_part(const struct job *job, enum cairn__fold f, struct column_
     fill_r(job->r, rooms->part.room, start_of(f), width);
 }
 
+/* CAIRN__SUM_ROWS times `side` rows from `row` on, or those that are left: one row of sums gets side of them at once,
+ * the last of which may be fewer. */
+static void fold_rows_into(const struct job *job, enum cairn__fold f, const struct columns *c, size_t row,
+                           const void *centre, struct column_rooms *rooms) {
+    static const double minus[CAIRN__MAP_NUMBERS] = {-1, 0};
+    const struct cairn__kernels *k = job->cpu->kernels;
+    for (int i = 0; i < CAIRN__SUM_ROWS && row < job->folded.n; i++, row += c->side) {
+        const size_t n = at_most(job->folded.n - row, c->side) * c->n;
+        const void *x = cairn__seq_load(job->cpu, job->r, &c->x, row * job->columns + c->first, n, &rooms->x);
+        if (centre) {
+            k->map[CAIRN__MAP_ADD][job->r](rooms->difference.room, (const void *const[]){x, centre}, n, minus);
+            x = rooms->difference.room;
+        }
+        k->fold_into[f][job->r](rooms->part.room, x, n, 0);
+    }
+}
+
+/* The same to the totals by one kernel, where it can be: of sums in f32 over rows that lie dense. */
+static bool sum_dense_rows(const struct job *job, enum cairn__fold f, const struct columns *c, size_t row,
+                           const void *centre, struct column_rooms *rooms) {
+    const cairn__sum_rows_fn sum = job->r == CAIRN_F32 ? job->cpu->kernels->sum_rows[f][c->x.dtype] : NULL;
+    const void *x[CAIRN__SUM_ROWS];
+    size_t count = 0, n = 0;
+    if (!sum) return false;
+    for (; count < CAIRN__SUM_ROWS && row < job->folded.n; row += c->side) {
+        n = at_most(job->folded.n - row, c->side) * c->n;
+        x[count] = cairn__seq_dense(&c->x, row * job->columns + c->first, n);
+        if (!x[count++]) return false;
+    }
+    const size_t width = c->side * c->n;
+    sum(rooms->total.room, x, count, n, centre);
+    if (n == width) return true;
+    for (size_t i = 0; i + 1 < count; i++) x[i] = (const char *)x[i] + n * c->x.width;
+    sum(rooms->total.room + n, x, count - 1, width - n, centre ? (const float *)centre + n : NULL);
+    return true;
+}
+
+/* Rows one behind the other that are not in the caches: the processor fetches them ahead while they are read in turn,
+ * and not where several go on together. */
+static bool is_streamed(const struct job *job, const struct columns *c) {
+    enum { CACHED_NBYTES = 1 << 20 };
+    return c->n == job->columns && c->x.ndim == 1 && job->folded.n * job->columns * c->x.width > CACHED_NBYTES;
+}
+
+/* Rows beside each other, in order. */
+static void add_sides(const struct job *job, enum cairn__fold f, const struct columns *c, double *total) {
+    const cairn_dtype type = total_type(job, f);
+    for (size_t i = 1; i < c->side; i++) {
+        if (is_sum(f)) {
+            for (size_t j = 0; j < c->n; j++) total[j] += total[i * c->n + j];
+        } else {
+            job->cpu->kernels->fold_into[f][type](total, r_at(type, total, i * c->n), c->n, 0);
+        }
+    }
+}
+
 /* total = fold down the columns, of x - centre where there is one. */
 static void fold_down(const struct job *job, enum cairn__fold f, const struct columns *c, const void *centre,
                       struct column_rooms *rooms) {
-    static const double minus[CAIRN__MAP_NUMBERS] = {-1, 0};
-    const struct cairn__kernels *k = job->cpu->kernels;
-    const size_t rows = job->folded.n, width = c->side * c->n;
-    const cairn_dtype type = total_type(job, f);
-    fill_r(type, rooms->total.room, start_of(f), width);
-    fill_r(job->r, rooms->part.room, start_of(f), width);
-    for (size_t row = 0; row < rows;) {
-        for (int i = 0; i < CAIRN__SUM_ROWS && row < rows; i++) {
-            const size_t n = at_most(rows - row, c->side) * c->n;
-            const void *x = cairn__seq_load(job->cpu, job->r, &c->x, row * job->columns + c->first, n, &rooms->x);
-            if (centre) {
-                k->map[CAIRN__MAP_ADD][job->r](rooms->difference.room, (const void *const[]){x, centre}, n, minus);
-                x = rooms->difference.room;
-            }
-            k->fold_into[f][job->r](rooms->part.room, x, n, 0);
-            row += c->side;
-        }
+    const size_t width = c->side * c->n;
+    const bool streamed = is_streamed(job, c);
+    bool has_part = false;
+    fill_r(total_type(job, f), rooms->total.room, start_of(f), width);
+    for (size_t row = 0; row < job->folded.n; row += CAIRN__SUM_ROWS * c->side) {
+        if (!streamed && sum_dense_rows(job, f, c, row, centre, rooms)) continue;
+        if (!has_part) fill_r(job->r, rooms->part.room, start_of(f), width);
+        has_part = true;
+        fold_rows_into(job, f, c, row, centre, rooms);
         close_part(job, f, rooms, width);
     }
-    for (size_t i = 1; i < c->side; i++)
-        k->fold_into[joining(f)][type](rooms->total.room, r_at(type, rooms->total.room, i * c->n), c->n, 0);
+    add_sides(job, f, c, rooms->total.room);
 }
 
 /* The mean of each column, `side` times over, for fold_down. */
