@@ -206,7 +206,8 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how) 
         r.offset = 1;
         if (!run_size(r, how->seed)) return false;
     }
-    const bool may_stream = row->kind != CAIRN__K_REDUCE && row->kind != CAIRN__K_COL_SUM;
+    const bool may_stream =
+        row->kind != CAIRN__K_REDUCE && row->kind != CAIRN__K_COL_SUM && row->kind != CAIRN__K_SUM_ROWS;
     if (!how->quick && r.job.num_arrays > 1 && r.job.array[0].times == 1 && may_stream) {
         r.n = STREAMED;
         r.variant = r.job.plain_variant;
