@@ -140,12 +140,34 @@ static void close_rows(const struct norming *o, double *sums, void *part, size_t
     }
 }
 
+/* Sums of a piece, of short rows on the stack, so that they stay in the first caches. */
+struct piece_sums {
+    double *total;
+    char *part; /* of R */
+    struct cairn__block totals[2], parts[2];
+};
+
+static void begin_sums(const struct norming *o, size_t piece, struct piece_sums *sums) {
+    const bool is_short = o->channels <= CAIRN__BLOCK;
+    sums->total = is_short ? sums->totals[0].room : piece_of(o, piece, false);
+    sums->part = is_short ? (char *)sums->parts[0].room : partial_of(o, piece, false);
+    memset(sums->total, 0, 2 * o->channels * sizeof(double));
+    memset(sums->part, 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
+}
+
+static void keep_sums(const struct norming *o, size_t piece, const struct piece_sums *sums) {
+    double *kept = piece_of(o, piece, false);
+    if (kept != sums->total) memcpy(kept, sums->total, 2 * o->channels * sizeof(double));
+}
+
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
     const size_t n = o->channels, piece = first / o->rows_a_piece;
     struct cairn__norm_row row = {.weight = o->weight, .n = n, .centred = o->norm.kind != CAIRN__NORM_RMS};
-    if (o->norm.dweight) row.dweight = partial_of(o, piece, false);
-    if (o->norm.dbias) row.dbias = partial_of(o, piece, true);
+    struct piece_sums sums;
+    if (o->pieces) begin_sums(o, piece, &sums);
+    if (o->norm.dweight) row.dweight = sums.part;
+    if (o->norm.dbias) row.dbias = cairn__element_of(o->r, sums.part, n);
     for (size_t i = first; i < end; i++) {
         row.dy = cairn__element(o->t, o->norm.dy, i * n);
         row.x = cairn__element(o->t, o->norm.x, i * n);
@@ -154,8 +176,9 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
         row.rstd = rstd_of(o, i);
         o->k->norm_row_backward[o->t](&row);
         const bool is_last = i + 1 == end || (i + 1 - first) % CAIRN__SUM_ROWS == 0;
-        if (o->partial && is_last) close_rows(o, piece_of(o, piece, false), partial_of(o, piece, false), 2 * n);
+        if (o->pieces && is_last) close_rows(o, sums.total, sums.part, 2 * n);
     }
+    if (o->pieces) keep_sums(o, piece, &sums);
 }
 
 /* The sums of all pieces, in their order, rounded to R and to their type. */
@@ -184,7 +207,6 @@ static cairn_status all_rows_backward(struct norming *o) {
         const size_t width = sizeof(double) + cairn_dtype_nbytes(o->r); /* of a sum and its part */
         cairn_status st = cairn__cpu_room(&o->cpu->a, CAIRN_F32, sums * width / sizeof(float), &room);
         if (st != CAIRN_OK) return st;
-        memset(room, 0, sums * width);
         o->pieces = room;
         o->partial = (char *)(o->pieces + sums);
     }
