@@ -6,6 +6,7 @@
 
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/status.h"
 #include "ddp/context.h"
 #include "kernels/kernels.h"
@@ -163,17 +164,10 @@ out:
     return st;
 }
 
-/* FNV-1a. */
-static uint64_t hash(const struct words *w) {
-    uint64_t h = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < w->used; i++) h = (h ^ (unsigned char)w->text[i]) * UINT64_C(0x100000001b3);
-    return h;
-}
-
 static cairn_status agree_on_words(const char *call, struct words *w, cairn_group *group) {
     struct {
         uint64_t hash, used;
-    } all[CAIRN__MAX_RANKS], mine = {hash(w), w->used};
+    } all[CAIRN__MAX_RANKS], mine = {cairn__hash_bytes(CAIRN__HASH_START, w->text, w->used), w->used};
     size_t used[CAIRN__MAX_RANKS];
     bool same = true;
     cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));

@@ -5,6 +5,7 @@
 
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "ddp/context.h"
@@ -185,12 +186,9 @@ struct told {
 
 static void write_list(const char *const *names, size_t count, char *text, size_t nbytes, uint64_t *hash) {
     size_t used = 0;
-    *hash = 14695981039346656037u; /* FNV-1a */
+    *hash = CAIRN__HASH_START;
     for (size_t i = 0; i < count; i++) {
-        for (const char *c = names[i];; c++) {
-            *hash = (*hash ^ (unsigned char)*c) * 1099511628211u;
-            if (!*c) break;
-        }
+        *hash = cairn__hash_bytes(*hash, names[i], strlen(names[i]) + 1);
         if (used < nbytes) used += (size_t)snprintf(text + used, nbytes - used, "%s%s", i ? ", " : "", names[i]);
     }
 }

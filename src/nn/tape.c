@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "nn/tensor.h"
@@ -372,15 +373,12 @@ cairn_status cairn__tape_new_node(struct cairn__tape *tape, int count, const voi
     return CAIRN_OK;
 }
 
-/* FNV-1a over words. */
-static uint64_t mixed(uint64_t hash, uint64_t word) {
-    return (hash ^ word) * 0x100000001b3u;
-}
-
 static uint64_t trail_with(uint64_t trail, const struct cairn__node *node) {
     const cairn_tensor *y = node->result;
-    trail = mixed(mixed(mixed(trail, (uint64_t)node->op + 1), (uint64_t)y->dtype), (uint64_t)y->ndim);
-    for (int d = 0; d < y->ndim; d++) trail = mixed(trail, (uint64_t)y->shape[d]);
+    trail = cairn__hash_word(trail, (uint64_t)node->op + 1);
+    trail = cairn__hash_word(trail, (uint64_t)y->dtype);
+    trail = cairn__hash_word(trail, (uint64_t)y->ndim);
+    for (int d = 0; d < y->ndim; d++) trail = cairn__hash_word(trail, (uint64_t)y->shape[d]);
     return trail;
 }
 

@@ -3,14 +3,13 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/status.h"
 #include "param/param.h"
 
-/* FNV-1a. Chains are a power of two. */
+/* Chains are a power of two. */
 static struct cairn__param **chain_of(struct cairn__param **chains, size_t count, const char *name) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * UINT64_C(0x100000001b3);
-    return &chains[hash & (count - 1)];
+    return &chains[cairn__hash_text(CAIRN__HASH_START, name) & (count - 1)];
 }
 
 static void link_to(struct cairn__param **chain, struct cairn__param *p) {

@@ -13,16 +13,15 @@
 #include "core/alloc.h"
 #include "core/convert.h"
 #include "core/dtype.h"
+#include "core/hash.h"
 
-/* Of the inputs in f32. Source: FNV-1a, over the bits of doubles. */
+/* Of the inputs in f32, over the bits of doubles. */
 static uint64_t hash_of(const struct op_case *c) {
-    uint64_t hash = UINT64_C(14695981039346656037);
+    uint64_t hash = CAIRN__HASH_START;
     struct case_array inputs[CASE_INPUTS];
     case_draw(c, CAIRN_F32, inputs);
     for (int i = 0; i < CASE_INPUTS; i++) {
-        for (size_t k = 0; k < inputs[i].n * sizeof(double) && inputs[i].values; k++) {
-            hash = (hash ^ ((const unsigned char *)inputs[i].values)[k]) * UINT64_C(1099511628211);
-        }
+        if (inputs[i].values) hash = cairn__hash_bytes(hash, inputs[i].values, inputs[i].n * sizeof(double));
     }
     case_arrays_free(inputs, CASE_INPUTS);
     return hash;

@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/convert.h"
 #include "core/dtype.h"
+#include "core/hash.h"
 #include "core/philox.h"
 
 const struct family families[NUM_FAMILIES] = {
@@ -38,16 +39,14 @@ void *case_room(size_t n, size_t nbytes) {
 
 /* ---- values ---- */
 
-/* A stream of random words of its own for each input. Source of the hash: FNV-1a. */
+/* A stream of random words of its own for each input. */
 struct words {
     uint64_t key;
     uint64_t next;
 };
 
 static struct words words_of(const char *name, int input) {
-    uint64_t hash = UINT64_C(14695981039346656037);
-    for (; *name; name++) hash = (hash ^ (unsigned char)*name) * UINT64_C(1099511628211);
-    return (struct words){hash, (uint64_t)input << 32};
+    return (struct words){cairn__hash_text(CAIRN__HASH_START, name), (uint64_t)input << 32};
 }
 
 static double next_uniform(struct words *w) {

@@ -14,6 +14,7 @@
 #include "core/convert.h"
 #include "core/cpu.h"
 #include "core/dtype.h"
+#include "core/hash.h"
 #include "nn/tensor.h"
 #include "test_env.h"
 
@@ -547,11 +548,10 @@ static void every_long_sum_is_close(void **state) {
 }
 
 static uint64_t digest(void) {
-    uint64_t hash = 14695981039346656037u;
+    uint64_t hash = CAIRN__HASH_START;
     for (int c = 0; c < CASES; c++) {
         const struct results r = run_case(c, MIXED, 250048);
-        const unsigned char *bytes = (const unsigned char *)r.got;
-        for (size_t i = 0; i < (size_t)r.count * sizeof(r.got[0]); i++) hash = (hash ^ bytes[i]) * 1099511628211u;
+        hash = cairn__hash_bytes(hash, r.got, (size_t)r.count * sizeof(r.got[0]));
     }
     return hash;
 }

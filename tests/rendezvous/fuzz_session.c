@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "rendezvous/store/session.h"
 #include "rendezvous/store/wire.h"
 #include "transcripts.h"
@@ -36,7 +37,7 @@ static void hear_from(struct world *w, int i, size_t most) {
     for (struct cairn__blob out; most > 0 && (out = cairn__session_output(s)).nbytes > 0;) {
         const size_t n = out.nbytes < most ? out.nbytes : most;
         for (size_t k = 0; k < n; k += k < 4096 ? 1 : 61) {
-            w->heard[i].hash = (w->heard[i].hash ^ out.data[k]) * 1099511628211ull;
+            w->heard[i].hash = cairn__hash_word(w->heard[i].hash, out.data[k]);
         }
         w->heard[i].nbytes += n;
         most -= n;

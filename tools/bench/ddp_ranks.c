@@ -27,6 +27,7 @@
 #include <time.h>
 
 #include "cairn/cairn.h"
+#include "core/hash.h"
 #include "worker.h"
 
 enum { MLP_BATCH = 128, MLP_WIDTH = 1024, MLP_LAYERS = 6, QUICK_BATCH = 64, QUICK_IN = 1024, QUICK_OUT = 16 };
@@ -194,10 +195,10 @@ static cairn_status start(struct training *t, const char *model, const char *typ
     return st;
 }
 
-/* FNV-1a of what the model computes with, by words of four bytes. */
+/* Of what the model computes with, by words of four bytes. */
 static cairn_status hash_weights(const struct training *t, uint64_t *hash) {
     cairn_param_set *set = cairn_module_params(t->model);
-    *hash = 14695981039346656037u;
+    *hash = CAIRN__HASH_START;
     for (size_t i = 0; i < cairn_param_set_count(set); i++) {
         cairn_param p;
         cairn_status st = cairn_param_set_get(set, i, &p);
@@ -207,7 +208,7 @@ static cairn_status hash_weights(const struct training *t, uint64_t *hash) {
         for (size_t k = 0; k + 4 <= nbytes; k += 4) {
             uint32_t word;
             memcpy(&word, (const char *)p.data + k, 4);
-            *hash = (*hash ^ word) * 1099511628211u;
+            *hash = cairn__hash_word(*hash, word);
         }
     }
     return CAIRN_OK;

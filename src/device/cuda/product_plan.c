@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "core/hash.h"
+
 static_assert(sizeof(struct cairn__product_key) == 6 * 8 + 6 + 5 * 2, "keys are compared as bytes: no padding");
 
 static uint16_t alignment(const void *p) {
@@ -55,12 +57,11 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
     };
 }
 
-/* Source: Fowler, Noll, Vo, FNV-1a, 64 bits, http://www.isthe.com/chongo/tech/comp/fnv/. */
 static uint64_t hash(const struct cairn__product_key *key) {
-    uint64_t words[sizeof(*key) / 8], h = 0xcbf29ce484222325u;
+    uint64_t words[sizeof(*key) / 8], h = CAIRN__HASH_START;
     memcpy(words, key, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
-        h = (h ^ words[i]) * 0x100000001b3u;
+        h = cairn__hash_word(h, words[i]);
         h ^= h >> 32; /* words at a time, so that high bits must be brought down */
     }
     return h;

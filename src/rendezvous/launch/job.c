@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/hash.h"
 #include "core/vars.h"
 #include "rendezvous/launch/parts.h"
 
@@ -14,10 +15,9 @@
  * steps of any width meet no port twice. */
 enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MOST_ANCESTORS = 64 };
 
-/* FNV-1a, and splitmix64's last steps, which spread it over all bits. */
+/* The hash, and splitmix64's last steps, which spread it over all bits. */
 static uint64_t hash_of(const char *text) {
-    uint64_t h = 0xcbf29ce484222325;
-    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3;
+    uint64_t h = cairn__hash_text(CAIRN__HASH_START, text);
     h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9;
     h = (h ^ h >> 27) * 0x94d049bb133111eb;
     return h ^ h >> 31;

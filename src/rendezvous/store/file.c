@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
@@ -101,16 +102,11 @@ static cairn_status unlock(struct file_store *f, cairn_status st) {
 
 /* ---- records ---- */
 
-/* FNV-1a; it is to tell a record from half a one, not from a forged one. */
-static uint32_t hash_on(uint32_t hash, const void *data, size_t nbytes) {
-    for (size_t i = 0; i < nbytes; i++) hash = (hash ^ ((const uint8_t *)data)[i]) * 16777619u;
-    return hash;
-}
-
+/* To tell a record from half a one, not from a forged one. */
 static uint32_t checksum_of(const struct record *r, const uint8_t *body) {
     const size_t skipped = sizeof(r->checksum);
-    const uint32_t head = hash_on(2166136261u, (const uint8_t *)r + skipped, sizeof(*r) - skipped);
-    return hash_on(head, body, (size_t)r->key_nbytes + r->value_nbytes);
+    const uint32_t head = cairn__hash32_bytes(CAIRN__HASH32_START, (const uint8_t *)r + skipped, sizeof(*r) - skipped);
+    return cairn__hash32_bytes(head, body, (size_t)r->key_nbytes + r->value_nbytes);
 }
 
 static cairn_status apply(struct cairn__table *t, enum change change, struct cairn__blob key, struct cairn__blob value,

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/status.h"
 #include "rendezvous/store/wire.h"
 
@@ -161,8 +162,7 @@ static struct cairn__blob next_blob(struct call *c) {
 /* ---- waiting ---- */
 
 static struct cairn__link *bucket_of(struct cairn__sessions *all, struct cairn__blob key) {
-    uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < key.nbytes; i++) hash = (hash ^ key.data[i]) * 16777619u;
+    const uint32_t hash = cairn__hash32_bytes(CAIRN__HASH32_START, key.data, key.nbytes);
     return &all->awaiting[(hash ^ hash >> 16) % CAIRN__WAIT_BUCKETS];
 }
 

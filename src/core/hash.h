@@ -1,0 +1,38 @@
+/* FNV-1a: for tables, for telling half a record from a whole one, and for ranks that compare what they hold. Whoever
+ * wants to can make two texts of one hash.
+ *
+ * A hash goes on from the one before it, the first from CAIRN__HASH_START. Values that ranks or files exchange stay as
+ * they are.
+ * Source: Fowler, Noll, Vo, http://www.isthe.com/chongo/tech/comp/fnv/. */
+#ifndef CAIRN__CORE_HASH_H
+#define CAIRN__CORE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CAIRN__HASH_START   UINT64_C(0xcbf29ce484222325)
+#define CAIRN__HASH32_START UINT32_C(0x811c9dc5)
+
+/* A whole word at once, which is FNV-1a of its bytes only where the word is one: low bits do not see high ones. */
+static inline uint64_t cairn__hash_word(uint64_t hash, uint64_t word) {
+    return (hash ^ word) * UINT64_C(0x100000001b3);
+}
+
+static inline uint64_t cairn__hash_bytes(uint64_t hash, const void *data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) hash = cairn__hash_word(hash, ((const unsigned char *)data)[i]);
+    return hash;
+}
+
+/* Without its end. */
+static inline uint64_t cairn__hash_text(uint64_t hash, const char *text) {
+    for (; *text; text++) hash = cairn__hash_word(hash, (unsigned char)*text);
+    return hash;
+}
+
+/* In 32 bits. */
+static inline uint32_t cairn__hash32_bytes(uint32_t hash, const void *data, size_t nbytes) {
+    for (size_t i = 0; i < nbytes; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * UINT32_C(16777619);
+    return hash;
+}
+
+#endif
