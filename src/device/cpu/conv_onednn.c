@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "device/cpu/conv.h"
 #include "device/cpu/onednn.h"
 
@@ -304,14 +305,13 @@ out:
 
 /* ---- finding ---- */
 
-/* FNV-1a, by words. */
 static size_t set_of(const struct key *k) {
     const unsigned char *bytes = (const unsigned char *)k;
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = CAIRN__HASH_START;
     for (size_t i = 0; i < sizeof(*k); i += sizeof(h)) {
         uint64_t word;
         memcpy(&word, bytes + i, sizeof(word));
-        h = (h ^ word) * 1099511628211u;
+        h = cairn__hash_word(h, word);
     }
     return (size_t)(h >> 40) % SETS;
 }

@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "device/cpu/onednn.h"
 
 enum { BUCKETS = 64, WAYS = 4 }; /* of the cache of primitives */
@@ -143,11 +144,10 @@ out:
     return st;
 }
 
-/* FNV-1a over words. */
 static size_t bucket_of(const struct key *k) {
-    uint64_t words[sizeof(*k) / sizeof(uint64_t)], hash = 0xcbf29ce484222325u;
+    uint64_t words[sizeof(*k) / sizeof(uint64_t)], hash = CAIRN__HASH_START;
     memcpy(words, k, sizeof(words));
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) hash = (hash ^ words[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) hash = cairn__hash_word(hash, words[i]);
     return (size_t)(hash >> 32) % BUCKETS;
 }
 
