@@ -24,7 +24,8 @@ def complaints(root):
     files = sources.tracked(root)
     words = set()
     for path in files:
-        if re.match(r"(include|src|amp|examples|tools|tests)/.*\.(c|h|cu|cuh|py|sh)$|.*meson.build$|.*\.cmake\.in$", path):
+        if re.match(r"(include|src|amp|examples|tools|tests)/.*\.(c|h|cu|cuh|py|sh)$|.*meson.build$|.*\.cmake\.in$",
+                    path):
             words.update(re.findall(r"\w+", sources.read(root, path)))
     found = []
     for doc in files:

@@ -1,4 +1,4 @@
-"""Reads the #include lines against the table of rooms: who may use whom.
+"""Reads the #include lines against the table of rooms in docs/design.md: who may use whom.
 
 usage: layers.py source-root"""
 import os
@@ -8,23 +8,11 @@ import tempfile
 
 import sources
 
-# A room, and the rooms it may include; "nn:public" is what nn shows others: its public header and hooks.h.
-MAY_INCLUDE = {
-    "core": set(),
-    "kernels": {"core"},
-    "device": {"core", "kernels"},
-    "param": {"core", "device"},
-    "rendezvous": {"core", "device"},
-    "comm": {"core", "kernels", "device", "rendezvous"},
-    "nn": {"core", "kernels", "device", "param"},
-    "optim": {"core", "kernels", "device", "param"},
-    "amp": {"core", "kernels", "device", "param", "nn:public", "optim:public"},
-    "ddp": {"core", "kernels", "device", "param", "comm", "nn:public", "optim:public"},
-    "env": {"core", "device", "rendezvous", "comm", "nn"},
-    "data": {"core", "device", "param"},
-    "checkpoint": {"core", "device", "param"},
-    "observe": {"core", "device", "param"},
-}
+DESIGN = "docs/design.md"  # its table of rooms is the one there is
+HEAD = "| room | its purpose in a sentence | may include |"
+UNBOUND = {"examples": "public headers", "tools": "any"}  # folders of the table that are no rooms
+NOTHING = "libc, POSIX"
+PUBLIC = re.compile(r"public (\w+) and (\w+) with their `hooks\.h`")
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
@@ -46,6 +34,26 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
 OPAQUE = {"cairn__grad": "src/param/grad.c"}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
+
+
+def read_table(text):
+    """Of docs/design.md: a room, and the rooms it may include; "nn:public" is what nn shows others: its public header
+    and hooks.h."""
+    assert text.count(HEAD) == 1, f"{DESIGN} has no table of rooms, or several"
+    rows, table = text.split(HEAD, 1)[1].split("\n\n", 1)[0].splitlines()[2:], {}
+    for row in rows:
+        folder, _, told = (cell.strip() for cell in row.strip("|").split(" | "))
+        room = folder.strip("`").removeprefix("src/")
+        assert room not in table, f"{DESIGN} has two rows of {folder}"
+        if room in UNBOUND:
+            assert told == UNBOUND[room], f"{folder} may include {told}, which {__file__} does not look at"
+            continue
+        words = PUBLIC.sub(r"\1:public, \2:public", told).split(", ")
+        table[room] = set() if told == NOTHING else set(words)
+    for room, others in table.items():
+        strange = sorted(o for o in others if o.split(":")[0] not in table)
+        assert not strange, f"{DESIGN} lets {room} include {', '.join(strange)}, which is no room of it"
+    return table
 
 
 def room_of(path):
@@ -85,7 +93,7 @@ def foreign_home(name):
     return next((home for prefix, home in FOREIGN.items() if name.startswith(prefix)), None)
 
 
-def complaint(root, path, bracket, name):
+def complaint(table, root, path, bracket, name):
     """None, or why the file at path may not include name."""
     room = room_of(path)
     target = resolve(root, path, name)
@@ -102,7 +110,7 @@ def complaint(root, path, bracket, name):
     needed = needs(target)
     if needed is None:
         return "it is in no room"
-    allowed = MAY_INCLUDE.get(room)
+    allowed = table.get(room)
     if allowed is None:
         return f"there is no room {room} in the table"
     if needed.split(":")[0] == room or needed in allowed or needed.split(":")[0] in allowed:
@@ -110,16 +118,16 @@ def complaint(root, path, bracket, name):
     return f"{room} may not include {needed}"
 
 
-def violations(root, paths):
+def violations(table, root, paths):
     found = []
     for path in paths:
         if not path.endswith((".c", ".h", ".cc", ".cu", ".cuh")) or room_of(path) is None:
             continue
         for bracket, name in INCLUDE.findall(sources.without_comments(sources.read(root, path))):
-            why = complaint(root, path, bracket, name)
+            why = complaint(table, root, path, bracket, name)
             if why:
                 found.append(f"{path} includes {name}: {why}")
-    return found + opened(root, paths) + raised(root, paths)
+    return found + opened(root, paths) + raised(table, root, paths)
 
 
 def opened(root, paths):
@@ -134,19 +142,19 @@ def opened(root, paths):
     return found
 
 
-def below(room):
+def below(table, room):
     """A room and every room that it may reach by includes."""
     found, new = set(), {room}
     while new:
         found |= new
-        new = {r.split(":")[0] for n in new for r in MAY_INCLUDE.get(n, ())} - found
+        new = {r.split(":")[0] for n in new for r in table.get(n, ())} - found
     return found
 
 
-def raised(root, paths):
+def raised(table, root, paths):
     """Fields of a struct whose type is a struct of a room above: a pointer needs no include."""
     texts = {p: sources.without_comments(sources.read(root, p)) for p in paths
-             if p.endswith((".c", ".h", ".cc", ".cu", ".cuh")) and room_of(p) in MAY_INCLUDE}
+             if p.endswith((".c", ".h", ".cc", ".cu", ".cuh")) and room_of(p) in table}
     homes = {}
     for path, text in texts.items():
         for name in re.findall(r"\bstruct (\w+) \{", text):
@@ -155,7 +163,7 @@ def raised(root, paths):
     for path, text in texts.items():
         for owner, fields in re.findall(r"^struct (\w+) \{(.*?)^\}", text, re.M | re.S):
             for name in sorted(set(re.findall(r"\bstruct (\w+)\b", fields))):
-                if name in homes and not homes[name] & below(room_of(path)):
+                if name in homes and not homes[name] & below(table, room_of(path)):
                     found.append(f"{path}: a field of struct {owner} is of struct {name}, of {min(homes[name])}")
     return found
 
@@ -234,10 +242,10 @@ def write(root, path, text):
         f.write(text)
 
 
-def check_the_check():
+def check_the_check(table):
     for path, include, forbidden in CASES:
         with tempfile.TemporaryDirectory() as root:
-            for room in MAY_INCLUDE:
+            for room in table:
                 write(root, f"include/cairn/{room}.h", "")
                 write(root, f"amp/{room}_part.h" if room == "amp" else f"src/{room}/{room}_part.h", "")
             for header in ("include/cairn/cairn.h", "include/cairn/graph.h", "include/cairn/autocast.h",
@@ -245,7 +253,7 @@ def check_the_check():
                            "src/nn/hooks.h", "src/optim/hooks.h"):
                 write(root, header, "")
             write(root, path, f"/* #include <dnnl.h> */\n#include {include}\n")
-            found = violations(root, sources.tracked(root))
+            found = violations(table, root, sources.tracked(root))
             assert bool(found) == forbidden, f"{path} with {include}: {found}"
 
 
@@ -256,16 +264,40 @@ def check_the_check_of_fields():
             assert bool(opened(root, [path])) != allowed, path
 
 
-def check_the_check_of_types():
+def check_the_check_of_types(table):
     for path, allowed in (("src/param/a.h", False), ("src/ddp/a.h", True), ("src/kernels/a.h", False)):
         with tempfile.TemporaryDirectory() as root:
             write(root, "src/comm/b.h", "struct group {\n    int size;\n};\n")
             write(root, path, "struct set {\n    int n;\n    struct group *group; /* struct none */\n};\n")
-            assert bool(raised(root, [path, "src/comm/b.h"])) != allowed, path
+            assert bool(raised(table, root, [path, "src/comm/b.h"])) != allowed, path
+
+
+def check_the_reader():
+    top = f"# Rooms\n\n{HEAD}\n| --- | --- | --- |\n| `src/a` | Lies below | libc, POSIX |\n"
+    more = "| `b` | Sees both. | a, public c and a with their `hooks.h` |\n" \
+           "| `src/c` | More. | a |\n| `tools` | T | any |\n"
+    assert read_table(top + more + "\nEnd\n") == {"a": set(), "b": {"a", "c:public", "a:public"}, "c": {"a"}}
+    for wrong in "| `src/b` | B | d |\n", "| `src/b` | B | a and a |\n", "| `src/a` | A | a |\n", \
+            "| `tools` | T | a |\n", f"\n{HEAD}\n":
+        try:
+            read_table(top + wrong)
+        except AssertionError:
+            continue
+        raise AssertionError(f"the table may have {wrong}")
+
+
+def folders_without_a_row(table, paths):
+    """A room that nobody includes would otherwise be free of the table."""
+    rooms = {room_of(path) for path in paths if path.startswith(("src/", "amp/"))} - {None}
+    return [f"{DESIGN} has no row of {room}" for room in sorted(rooms - set(table))] + \
+           [f"{DESIGN} has a row of {room}, which is no folder" for room in sorted(set(table) - rooms)]
 
 
 if __name__ == "__main__":
-    check_the_check()
-    check_the_check_of_types()
+    rules = read_table(sources.read(sys.argv[1], DESIGN))
+    every = sources.tracked(sys.argv[1])
+    check_the_reader()
+    check_the_check(rules)
+    check_the_check_of_types(rules)
     check_the_check_of_fields()
-    sources.finish(violations(sys.argv[1], sources.tracked(sys.argv[1])), "layers")
+    sources.finish(violations(rules, sys.argv[1], every) + folders_without_a_row(rules, every), "layers")
