@@ -28,8 +28,8 @@ struct scope {
 };
 
 struct casts {
-    amp_cast classes[CAIRN__NUM_OPS];
-    bool is_set[CAIRN__NUM_OPS]; /* by amp_set_op_cast */
+    amp_cast classes[CAIRN__AMP_NUM_OPS];
+    bool is_set[CAIRN__AMP_NUM_OPS]; /* by amp_set_op_cast */
     struct own_op *own;
     size_t num_own, own_capacity;
     uint64_t changes; /* of classes */
@@ -205,7 +205,7 @@ static cairn_status casts_of(cairn_env *env, struct casts **out) {
     cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
     if (st != CAIRN_OK) return st;
     c->o1.half_type = CAIRN_F16;
-    for (int op = 0; op < CAIRN__NUM_OPS; op++) c->classes[op] = cairn__amp_op_row((enum cairn__op)op)->cast;
+    for (int op = 0; op < CAIRN__AMP_NUM_OPS; op++) c->classes[op] = cairn__amp_op_row(op)->cast;
     const struct cairn__op_hook hook = {
         .ctx = c, .compute_type = compute_type, .policy = policy, .resume = resume, .leave = leave, .end = end};
     cairn__set_op_hook(env, &hook);
@@ -236,11 +236,11 @@ void cairn__casts_end_o1(cairn_env *env) {
 
 /* ---- classes ---- */
 
-static cairn_status set_class(struct casts *c, enum cairn__op op, amp_cast cast) {
+static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
     REQUIRE(!row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
             "amp_set_op_cast: '%s' computes nothing and has no type of its own; cast its input (cairn_cast)",
-            cairn__op_name(op));
+            cairn__amp_op_name(op));
     const amp_cast next = cast ? cast : row->cast;
     c->changes += c->classes[op] != next;
     c->classes[op] = next;
@@ -282,7 +282,7 @@ cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast) {
             "table's",
             (int)cast);
     struct casts *c = NULL;
-    enum cairn__op id;
+    int id;
     cairn_status st = casts_of(env, &c);
     if (st != CAIRN_OK) return st;
     if (cairn__amp_op_named(op, &id)) return set_class(c, id, cast);
@@ -296,7 +296,7 @@ static const char SET_BY_USER[] = "set by amp_set_op_cast";
 amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) {
     const struct casts *c = env ? cairn__op_hook_ctx(env) : NULL;
     const char *nothing = NULL;
-    enum cairn__op id;
+    int id;
     if (!reason) reason = &nothing;
     *reason = "";
     if (!env || !op) return (amp_cast)0;

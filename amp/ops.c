@@ -109,8 +109,9 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_AVG_POOL2D, FOLLOW,  "an average: no larger than its terms; sums are f32 or f64, rounded once"},
     {CAIRN__OP_ADAPTIVE_AVG_POOL2D, FOLLOW,  "as avg_pool2d"},
     {CAIRN__OP_CAST,       FIXED,  "its type is what it was asked for"},
-    {CAIRN__OP_ZERO_LOSS,  FIXED,  "reads no value"},
-    {CAIRN__OP_SCALE_LOSS, FIXED,  "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
+    {CAIRN__OP_GUEST,      FIXED,  "another room's, which knows its types; by name:"},
+    {CAIRN__AMP_ZERO_LOSS, FIXED,  "reads no value"},
+    {CAIRN__AMP_SCALE_LOSS, FIXED, "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
     {CAIRN__OP_LAYER_NORM,  F32,     "variances of halves lose what they are made of"},
     {CAIRN__OP_RMS_NORM,    F32,     "as layer_norm"},
     {CAIRN__OP_GROUP_NORM,  F32,     "as layer_norm"},
@@ -132,7 +133,7 @@ static const struct cairn__amp_op_row rows[] = {
 };
 /* clang-format on */
 
-const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op) {
+const struct cairn__amp_op_row *cairn__amp_op_row(int op) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].op == op) return &rows[i];
     }
@@ -141,10 +142,15 @@ const struct cairn__amp_op_row *cairn__amp_op_row(enum cairn__op op) {
 
 /* ---- names ---- */
 
-bool cairn__amp_op_named(const char *name, enum cairn__op *op) {
-    for (int i = 0; i < CAIRN__NUM_OPS; i++) {
-        if (strcmp(name, cairn__op_name((enum cairn__op)i)) != 0) continue;
-        *op = (enum cairn__op)i;
+const char *cairn__amp_op_name(int op) {
+    if (op == CAIRN__AMP_SCALE_LOSS) return "scale_loss";
+    return op == CAIRN__AMP_ZERO_LOSS ? "zero_loss" : cairn__op_name((enum cairn__op)op);
+}
+
+bool cairn__amp_op_named(const char *name, int *op) {
+    for (int i = 0; i < CAIRN__AMP_NUM_OPS; i++) {
+        if (i == CAIRN__OP_GUEST || strcmp(name, cairn__amp_op_name(i)) != 0) continue;
+        *op = i;
         return true;
     }
     return false;
@@ -223,8 +229,9 @@ static const char *nearest(const char *plain) {
     for (size_t i = 0; i < sizeof(no_slips) / sizeof(no_slips[0]); i++) {
         if (strcmp(plain, no_slips[i]) == 0) return NULL;
     }
-    for (int i = 0; i < CAIRN__NUM_OPS; i++) {
-        const char *name = cairn__op_name((enum cairn__op)i);
+    for (int i = 0; i < CAIRN__AMP_NUM_OPS; i++) {
+        const char *name = cairn__amp_op_name(i);
+        if (i == CAIRN__OP_GUEST) continue;
         const int d = distance(plain, name);
         if (d >= nearest_yet) continue;
         nearest_yet = d;

@@ -95,6 +95,15 @@ void cairn__scaler_free(amp_scaler **scaler);
  * *found (device memory; may be NULL) is raised where the loss is infinite or NaN, unscaled. NULL on error. */
 cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss, uint32_t *found);
 
+/* loss * scale, in f32 whatever the loss's type, as a further node of the graph (scaled_loss.c); the scale is scaler's
+ * when the device comes to it, and stays in *cell. The gradient of the loss starts from it, and what is made of the
+ * result knows the cell, so that backward can tell every parameter set it reaches where its factor stands. scaler and
+ * cell are device memory; cell belongs to this loss until its gradients have been used. *found, device memory too, is
+ * raised where the loss, in f32, is infinite or NaN; found may be NULL. NULL with CAIRN_EINVAL more than one element,
+ * CAIRN_ESTATE scaled already. */
+cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
+                                struct cairn__loss_scale *cell, uint32_t *found);
+
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
  * pending. *cell: where the device finds it; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
  * a graph is being recorded and the scale may change. */

@@ -114,6 +114,10 @@ struct cairn__ddp_request {
 /* Collective; errors as ddp_create: a rank that is wrong makes all fail. */
 cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_context **out);
 
+/* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of
+ * work a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */
+cairn_tensor *cairn__ddp_zero_loss(const cairn_module *root);
+
 /* What ddp_forward does before the model's own, and ddp_zero_loss instead of it: buckets are planned anew and buffers
  * sent where that is due. Collective. */
 cairn_status cairn__ddp_before_forward(struct ddp_context *d);

@@ -45,7 +45,7 @@ cairn_tensor *ddp_zero_loss(ddp_context *ddp) {
         return NULL;
     }
     cairn__ddp_times_forward_begin(&ddp->times);
-    cairn_tensor *loss = cairn__ddp_before_forward(ddp) == CAIRN_OK ? cairn__zero_loss(ddp->model) : NULL;
+    cairn_tensor *loss = cairn__ddp_before_forward(ddp) == CAIRN_OK ? cairn__ddp_zero_loss(ddp->model) : NULL;
     cairn__ddp_times_forward_end(&ddp->times);
     if (loss) ddp->zero_loss = ddp->set->spares_unsynced = true;
     return loss;

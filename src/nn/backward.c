@@ -47,7 +47,7 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
         REQUIRE(!t->node->consumed, CAIRN_ESTATE,
                 "backward: an earlier backward has consumed this graph (its %s); compute the loss again, or give "
                 "retain_graph to cairn_backward_with before",
-                cairn__op_name(t->node->op));
+                cairn__node_name(t->node));
         t->node->reached = tape->backward;
         (*pending)++;
     }
@@ -71,7 +71,7 @@ static cairn_status check_modules_live(const struct cairn__node *node) {
     for (int i = 0; i < node->count; i++) ended |= node->inputs[i] && cairn__shows_ended(node->inputs[i]);
     for (size_t i = 0; i < node->num_outside; i++) ended |= cairn__shows_ended(node->outside[i].tensor);
     REQUIRE(!ended, CAIRN_ESTATE, "backward: a module whose parameters this graph used (in its %s) has been destroyed",
-            cairn__op_name(node->op));
+            cairn__node_name(node));
     return CAIRN_OK;
 }
 
@@ -120,7 +120,7 @@ static bool saves_nothing(enum cairn__op op) {
 static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node) {
     struct cairn__tape *root = tape->root;
     void *dy = node->result->sum;
-    REQUIRE(dy, CAIRN_EINTERNAL, "backward: no gradient came to the result of %s", cairn__op_name(node->op));
+    REQUIRE(dy, CAIRN_EINTERNAL, "backward: no gradient came to the result of %s", cairn__node_name(node));
     root->walked = node;
     node->consumed = !root->retain && !saves_nothing(node->op);
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);

@@ -8,8 +8,7 @@
 #include "cairn/nn.h"
 #include "nn/op_list.h"
 
-struct cairn__scaler_state; /* kernels/step.h */
-struct cairn__loss_scale;
+struct cairn__loss_scale; /* kernels/step.h */
 
 enum cairn__op {
 #define CAIRN__X(op, name, row) CAIRN__OP_##op,
@@ -24,7 +23,7 @@ const char *cairn__op_name(enum cairn__op op);
 /* What is asked about an operation that is to be applied. */
 struct cairn__op_question {
     enum cairn__op op;
-    const char *name;          /* "linear"; of CAIRN__OP_CUSTOM the user's own */
+    const char *name;          /* "linear"; of CAIRN__OP_CUSTOM and CAIRN__OP_GUEST their own */
     const cairn_dtype *inputs; /* [count] types of the inputs that are floats; others are never cast */
     int count;
     bool in_place; /* the result goes into inputs[0], whose type it must have; false where that is no float */
@@ -33,7 +32,7 @@ struct cairn__op_question {
 /* *out: the type op computes in and returns; 0, which it is set to, = nn's own rule (equal types, or the widest).
  * Inputs of another float type are cast first, and their gradients cast back; a parameter's cast is kept until its
  * weights change (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
- * CAIRN__OP_SCALE_LOSS, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the
+ * what keeps its types, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the
  * operation. */
 struct cairn__op_hook {
     void *ctx;
@@ -114,17 +113,74 @@ bool cairn__records(const cairn_env *env);
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
 
-/* loss * scale, in f32 whatever the loss's type, as a further node of the graph; the scale is scaler's when the device
- * comes to it, and stays in *cell. The gradient of the loss starts from it, and what is made of the result knows the
- * cell, so that backward can tell every parameter set it reaches where its factor stands. scaler and cell are device
- * memory; cell belongs to this loss until its gradients have been used. *found, device memory too, is raised where the
- * loss, in f32, is infinite or NaN; found may be NULL. NULL with CAIRN_EINVAL more than one element, CAIRN_ESTATE
- * scaled already. */
-cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
-                                struct cairn__loss_scale *cell, uint32_t *found);
+/* ---- operations that other rooms bring ---- */
 
-/* A loss of 0 whose gradient is 0 for every parameter of a root: they are written as those of any loss, in one piece of
- * work a parameter, from the last to the first. NULL on error: CAIRN_EINVAL it has no parameters; CAIRN_ENOMEM. */
-cairn_tensor *cairn__zero_loss(const cairn_module *root);
+struct cairn__tape;
+struct cairn__node; /* one application of an operation */
+
+/* Such an operation: a row as nn's own have (ops.h), seen from outside. All of them are CAIRN__OP_GUEST to the op hook
+ * and in tables. */
+struct cairn__guest_op {
+    const char *name;   /* "scale_loss": what sentences begin with */
+    bool keeps_types;   /* the op hook is not asked about it */
+    bool reads_nothing; /* backward reads neither inputs nor result, which may be forgotten before */
+
+    /* Checks the inputs and gives the result its shape, by one of cairn__infer_... below. */
+    cairn_status (*infer)(const struct cairn__node *node);
+    /* Computes the result. */
+    cairn_status (*forward)(struct cairn__tape *tape, struct cairn__node *node);
+    /* dy: the gradient of the result, dense, in device memory, as all. Every input that wants a gradient gets it, by
+     * cairn__tensor_grad_begin and cairn__tensor_grad_end. */
+    cairn_status (*backward)(struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
+};
+
+/* First in what is asked of such an operation beside its inputs. */
+struct cairn__guest {
+    const struct cairn__guest_op *op; /* lives as long as the graph */
+};
+
+/* The result; NULL where an input is NULL (the cause is kept) or on error. asked, of nbytes, is copied. */
+cairn_tensor *cairn__apply_guest(const struct cairn__guest *asked, size_t nbytes, int count,
+                                 cairn_tensor *const *inputs);
+
+/* What a node is: what was asked (the copy), its inputs as they were prepared, its result, whose it is. */
+const void *cairn__node_asked(const struct cairn__node *node);
+int cairn__node_count(const struct cairn__node *node);
+cairn_tensor *cairn__node_input(const struct cairn__node *node, int i);
+cairn_tensor *cairn__node_result(const struct cairn__node *node);
+struct cairn_device *cairn__node_device(const struct cairn__node *node);
+
+/* For infer: a result of the first input's shape, in its type; a scalar of a type. */
+cairn_status cairn__infer_like_first(const struct cairn__node *node);
+cairn_status cairn__infer_scalar_of(const struct cairn__node *node, cairn_dtype dtype);
+
+/* "[64, 1024]", in text. */
+enum { CAIRN__SHAPE_TEXT = CAIRN_MAX_DIMS * 22 + 3 };
+const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT]);
+
+/* What a loss in t was multiplied by; NULL = none was. A result has its inputs', which must be one, until infer gives
+ * it another: backward tells every parameter set it reaches. */
+const struct cairn__loss_scale *cairn__tensor_loss_scale(const cairn_tensor *t);
+void cairn__node_set_loss_scale(const struct cairn__node *node, const struct cairn__loss_scale *cell);
+
+/* Of any tensor: its values in device memory, dense in forward and backward, how many they are, and their type. */
+void *cairn__tensor_values(const cairn_tensor *t);
+size_t cairn__tensor_count(const cairn_tensor *t);
+cairn_dtype cairn__tensor_type(const cairn_tensor *t);
+bool cairn__tensor_wants_grad(const cairn_tensor *t);
+
+/* Memory for one contribution to t's gradient, t's number of elements of t's type, dense, undefined. */
+cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx);
+
+/* The contribution at dx is complete: it is added to those before it. */
+cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
+
+/* dy is the 1 with which backward starts, in f32, and the first input is a result that nothing else uses: its gradient
+ * may be any memory that stands until the backward is over, given to cairn__tensor_grad_end alone. */
+bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
+
+/* The parameters of a root as tensors, from the last registered to the first, the order in which gradients of most
+ * models become ready; in memory of the step. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__module_handles(const cairn_module *root, cairn_tensor ***out, size_t *count);
 
 #endif

@@ -131,13 +131,12 @@
     X(AVG_POOL2D, "avg_pool2d", avg_pool2d)                            \
     X(ADAPTIVE_AVG_POOL2D, "adaptive_avg_pool2d", adaptive_avg_pool2d)
 
-/* ops_autograd.c, checkpoint.c, custom.c: what changes the graph and no value, and the user's own */
+/* ops_autograd.c, checkpoint.c, custom.c, guest.c: what changes the graph and no value, and what others bring */
 #define CAIRN__OPS_AUTOGRAD(X)                    \
-    X(SCALE_LOSS, "scale_loss", scale_loss)       \
-    X(ZERO_LOSS, "zero_loss", zero_loss)          \
     X(DETACH, "detach", detach)                   \
     X(CHECKPOINT, "checkpoint", checkpoint)       \
-    X(CUSTOM, "custom", custom)
+    X(CUSTOM, "custom", custom)                   \
+    X(GUEST, "guest", guest)
 
 #define CAIRN__OP_LIST(X)                                                                            \
     CAIRN__OPS_PRODUCT(X) CAIRN__OPS_ELEMENT(X) CAIRN__OPS_REDUCE(X) CAIRN__OPS_VIEW(X)              \

@@ -26,6 +26,15 @@ const char *cairn__op_name(enum cairn__op op) {
     return (unsigned)op < CAIRN__NUM_OPS ? names[op] : "?";
 }
 
+/* attrs: what is asked of it. */
+static const char *name_of(enum cairn__op op, const void *attrs) {
+    return op == CAIRN__OP_GUEST ? cairn__guest_op_of(attrs)->name : names[op];
+}
+
+const char *cairn__node_name(const struct cairn__node *node) {
+    return name_of(node->op, node->attrs);
+}
+
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
     cairn__tape_of(env)->main->hook = *hook;
 }
@@ -84,7 +93,7 @@ cairn_status cairn__infer_broadcast(const struct cairn__node *node) {
             const cairn_tensor *x = node->inputs[i];
             if (!x || d > x->ndim || x->shape[x->ndim - d] == 1) continue;
             REQUIRE(!from || x->shape[x->ndim - d] == size, CAIRN_EINVAL,
-                    "%s: %s and %s do not broadcast: sizes %lld and %lld in dimension %d", names[node->op],
+                    "%s: %s and %s do not broadcast: sizes %lld and %lld in dimension %d", cairn__node_name(node),
                     cairn__shape_text(from, text_a), cairn__shape_text(x, text_b), (long long)size,
                     (long long)x->shape[x->ndim - d], -d);
             from = x;
@@ -114,11 +123,16 @@ static cairn_status ask_hook(const struct cairn__tape *tape, const struct cairn_
     if (!hook->compute_type || rows[node->op]->view) return CAIRN_OK;
     const struct cairn__op_question question = {.op = node->op,
                                                 .name = node->op == CAIRN__OP_CUSTOM ? cairn__custom_name(node)
-                                                                                     : names[node->op],
+                                                                                     : cairn__node_name(node),
                                                 .inputs = types,
                                                 .count = floats,
                                                 .in_place = in_place};
     return hook->compute_type(hook->ctx, &question, out);
+}
+
+static bool keeps_types(const struct cairn__node *node) {
+    if (node->op == CAIRN__OP_GUEST) return cairn__guest_op_of(node->attrs)->keeps_types;
+    return node->op == CAIRN__OP_CAST;
 }
 
 /* What the inputs that are floats are cast to; 0 = they stay as they are. */
@@ -127,7 +141,7 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     cairn_dtype *types = NULL;
     int floats = 0;
     *out = (cairn_dtype)0;
-    if (node->op == CAIRN__OP_CAST || node->op == CAIRN__OP_SCALE_LOSS) return CAIRN_OK;
+    if (keeps_types(node)) return CAIRN_OK;
     const bool in_place = tape->in_place && cairn__is_float(cairn__tensor_dtype(inputs[0]));
     tape->in_place = false; /* it is this operation, and none that prepares its inputs */
     cairn_status st = CAIRN_OK;
@@ -220,17 +234,18 @@ static bool is_optional(enum cairn__op op, int i) {
 }
 
 /* NULL in gives NULL out, and the first cause stays. *env: of the first tensor. */
-static cairn_status check_none_missing(enum cairn__op op, int count, cairn_tensor *const *inputs, cairn_env **env) {
+static cairn_status check_none_missing(enum cairn__op op, const char *name, int count, cairn_tensor *const *inputs,
+                                       cairn_env **env) {
     *env = NULL;
     for (int i = 0; i < count; i++) {
         if (inputs[i]) {
             if (!*env) *env = inputs[i]->env;
         } else if (!is_optional(op, i)) {
             const cairn_status earlier = cairn__last_status();
-            return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", names[op], i);
+            return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", name, i);
         }
     }
-    REQUIRE(*env, CAIRN_EINVAL, "%s: there is no input", names[op]);
+    REQUIRE(*env, CAIRN_EINVAL, "%s: there is no input", name);
     return CAIRN_OK;
 }
 
@@ -240,18 +255,19 @@ cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op 
     return CAIRN_OK;
 }
 
-static cairn_status check_inputs(enum cairn__op op, const cairn_env *env, int count, cairn_tensor *const *inputs) {
+static cairn_status check_inputs(enum cairn__op op, const char *name, const cairn_env *env, int count,
+                                 cairn_tensor *const *inputs) {
     for (int i = 0; i < count; i++) {
         if (!inputs[i]) continue;
-        cairn_status st = cairn__tensor_check(inputs[i], names[op]);
+        cairn_status st = cairn__tensor_check(inputs[i], name);
         if (st != CAIRN_OK) return st;
-        REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", names[op]);
+        REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
         REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(env)->outer, CAIRN_ESTATE,
-                "%s: the tensor was made outside the checkpoint, which must get it among its inputs", names[op]);
+                "%s: the tensor was made outside the checkpoint, which must get it among its inputs", name);
         REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE,
                 "%s: the tensor was made by another step, a graph's or what runs beside it; cairn_tensor_keep makes a "
                 "copy for all",
-                names[op]);
+                name);
     }
     return rows[op]->needs_math ? cairn__require_math(cairn__tape_of(env), op) : CAIRN_OK;
 }
@@ -268,7 +284,7 @@ static cairn_status inherit_scale(const struct cairn__node *node) {
             x->loss_scale == first->loss_scale, CAIRN_EINVAL,
             "%s: one input is a scaled loss and another is not, or is scaled by another call; combine losses first, "
             "then scale",
-            names[node->op]);
+            cairn__node_name(node));
     }
     node->result->loss_scale = first ? first->loss_scale : NULL;
     return CAIRN_OK;
@@ -308,7 +324,7 @@ static cairn_status check_size(const struct cairn__node *node) {
     for (int d = 0; d < y->ndim; d++) {
         if (y->shape[d] == 0) continue; /* strides are counted in spite of it */
         REQUIRE(n <= (size_t)INT64_MAX / 16 / (size_t)y->shape[d], CAIRN_EINVAL,
-                "%s: the result %s has more elements than memory can hold", names[node->op],
+                "%s: the result %s has more elements than memory can hold", cairn__node_name(node),
                 cairn__shape_text(y, text));
         n *= (size_t)y->shape[d];
     }
@@ -366,8 +382,9 @@ static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *in
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
     cairn_env *env = NULL;
-    TRY(check_none_missing(op, count, inputs, &env));
-    TRY(check_inputs(op, env, count, inputs));
+    const char *name = name_of(op, attrs);
+    TRY(check_none_missing(op, name, count, inputs, &env));
+    TRY(check_inputs(op, name, env, count, inputs));
     struct cairn__tape *tape = cairn__tape_of(env);
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
     TRY(make_node(tape, op, count, inputs, attrs, attrs_nbytes, &node));

@@ -69,6 +69,12 @@ static inline const struct cairn__math *cairn__math_of(const struct cairn__tape 
 cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
                            size_t attrs_nbytes);
 
+/* "linear"; of an operation of another room its own. */
+const char *cairn__node_name(const struct cairn__node *node);
+
+/* Of what is asked of CAIRN__OP_GUEST. */
+const struct cairn__guest_op *cairn__guest_op_of(const void *attrs);
+
 /* The name of the user's own operation, where node->op is CAIRN__OP_CUSTOM. */
 const char *cairn__custom_name(const struct cairn__node *node);
 
@@ -108,12 +114,6 @@ static inline bool cairn__wants_grad(const cairn_tensor *t) {
     return t && t->wants_grad;
 }
 
-/* Memory for one contribution to t's gradient, t->n elements of t's type, dense, undefined. */
-cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx);
-
-/* The contribution at dx is complete: it is added to those before it. */
-cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
-
 /* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted
  * to t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is
  * shared. */
@@ -141,7 +141,6 @@ CAIRN__OP_LIST(CAIRN__X)
 #undef CAIRN__X
 
 /* Shared by rows. */
-cairn_status cairn__infer_like_first(const struct cairn__node *node);
 cairn_status cairn__infer_scalar(const struct cairn__node *node);
 
 #endif

@@ -177,8 +177,6 @@ cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const 
 void cairn__forget(cairn_tensor *t);
 
 /* "[64, 1024]" into text, which is returned. */
-enum { CAIRN__SHAPE_TEXT = CAIRN_MAX_DIMS * 22 + 3 };
-const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT]);
 const char *cairn__sizes_text(int ndim, const int64_t *shape, char text[CAIRN__SHAPE_TEXT]);
 
 bool cairn__same_shape(const cairn_tensor *a, const cairn_tensor *b);

@@ -317,11 +317,11 @@ static const struct {
     {CAIRN__OP_ADDMM, ANY, "a matrix with a factor of 0 is not read, as in PyTorch"},
 };
 
-/* No gradient passes, or there is no case: a loss is scaled by every step, and zero_loss has no inputs but weights. */
-static const enum cairn__op without_loss[] = {CAIRN__OP_EQ,       CAIRN__OP_NE,     CAIRN__OP_LT,
-                                              CAIRN__OP_LE,       CAIRN__OP_GT,     CAIRN__OP_GE,
-                                              CAIRN__OP_ARGMAX,   CAIRN__OP_ARGMIN, CAIRN__OP_SCALE_LOSS,
-                                              CAIRN__OP_ZERO_LOSS};
+/* No gradient passes, or there is no case: a loss is scaled by every step, and a loss of zero has no inputs but
+ * weights. */
+static const enum cairn__op without_loss[] = {CAIRN__OP_EQ,     CAIRN__OP_NE,     CAIRN__OP_LT,
+                                              CAIRN__OP_LE,     CAIRN__OP_GT,     CAIRN__OP_GE,
+                                              CAIRN__OP_ARGMAX, CAIRN__OP_ARGMIN, CAIRN__OP_GUEST};
 
 static unsigned may_end(enum cairn__op op) {
     for (size_t i = 0; i < sizeof(ends_in) / sizeof(ends_in[0]); i++) {

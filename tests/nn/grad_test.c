@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/status.h"
+#include "ddp/context.h"
 #include "nn/tensor.h"
 #include "test_env.h"
 
@@ -406,7 +407,7 @@ static void zero_loss_gives_every_parameter_a_gradient_of_zero(void **state) {
     assert_true(*(const uint16_t *)cairn__grad_memory(set->params[set->count - 1]->gradient) == 0x4500); /* 5 rows */
     for (int i = 0; i < 2; i++) {
         cairn__param_set_zero_grad(set);
-        cairn_tensor *loss = cairn__zero_loss(m);
+        cairn_tensor *loss = cairn__ddp_zero_loss(m);
         assert_int_equal(cairn_backward(test_scale_loss(loss, i ? INFINITY : 1024)), CAIRN_OK);
         assert_true(cairn_tensor_item(loss) == 0);
         expect_zeros(set);
@@ -422,7 +423,7 @@ static void zero_loss_reaches_parameters_from_the_last_to_the_first(void **state
     cairn_module *m = deep(env);
     struct cairn_param_set *set = cairn_module_params(m);
     set->listener = &a.listener;
-    assert_int_equal(cairn_backward(cairn__zero_loss(m)), CAIRN_OK);
+    assert_int_equal(cairn_backward(cairn__ddp_zero_loss(m)), CAIRN_OK);
     assert_int_equal(a.count, set->count);
     for (size_t i = 0; i < a.count; i++) assert_int_equal(a.order[i], a.count - 1 - i);
     assert_int_equal(a.settled, 1);
@@ -432,7 +433,7 @@ static void zero_loss_reaches_parameters_from_the_last_to_the_first(void **state
 
 static void zero_loss_of_no_parameters_is_refused(void **state) {
     cairn_module *m = cairn_dropout(test_env_of(state), 0.5);
-    assert_null(cairn__zero_loss(m));
+    assert_null(cairn__ddp_zero_loss(m));
     assert_string_equal(cairn_last_error(), "zero_loss: there is no input");
     cairn_module_destroy(&m);
 }

@@ -13,6 +13,7 @@
 #include "device/env.h"
 #include "nn/hooks.h"
 #include "nn/tape.h"
+#include "scaler.h"
 
 static inline cairn_env *test_env_create(uint64_t seed, int rank) {
     cairn_env *env = NULL;

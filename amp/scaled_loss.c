@@ -1,0 +1,60 @@
+/* The operation that scales a loss, which amp brings to nn. */
+#include "core/status.h"
+#include "nn/hooks.h"
+#include "scaler.h"
+
+struct scaling {
+    struct cairn__guest guest;
+    const struct cairn__scaler_state *scaler; /* in device memory, as all */
+    struct cairn__loss_scale *cell;
+    uint32_t *found;
+};
+
+static const struct scaling *scaling_of(const struct cairn__node *node) {
+    return cairn__node_asked(node);
+}
+
+static cairn_status infer(const struct cairn__node *node) {
+    const cairn_tensor *loss = cairn__node_input(node, 0);
+    char shape[CAIRN__SHAPE_TEXT];
+    REQUIRE(cairn__tensor_count(loss) == 1, CAIRN_EINVAL, "scale_loss: the loss must be one element, not %s",
+            cairn__shape_text(loss, shape));
+    REQUIRE(!cairn__tensor_loss_scale(loss), CAIRN_ESTATE, "scale_loss: this loss is scaled already");
+    cairn__node_set_loss_scale(node, scaling_of(node)->cell);
+    return cairn__infer_like_first(node);
+}
+
+static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    struct cairn_device *d = cairn__node_device(node);
+    (void)tape;
+    d->passes->scale_loss(d, cairn__tensor_values(cairn__node_result(node)),
+                          cairn__tensor_values(cairn__node_input(node, 0)), scaling_of(node)->scaler,
+                          scaling_of(node)->cell, scaling_of(node)->found);
+    return CAIRN_OK;
+}
+
+/* Where backward starts here, the gradient is the scale itself: it is read where it stands, by the one node that made
+ * the loss. With a second use there would be a sum to write. */
+static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    cairn_tensor *loss = cairn__node_input(node, 0);
+    struct cairn_device *d = cairn__node_device(node);
+    float *const scale = &scaling_of(node)->cell->scale;
+    void *dx = NULL;
+    if (cairn__backward_starts_at(tape, node, dy)) return cairn__tensor_grad_end(tape, loss, scale);
+    cairn_status st = cairn__tensor_grad_begin(tape, loss, &dx);
+    if (st != CAIRN_OK) return st;
+    const struct cairn__item item = {.n = 1, .dst = dx, .x = dy};
+    d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
+    return cairn__tensor_grad_end(tape, loss, dx);
+}
+
+/* A scale of 65536 is no f16 value: the loss goes to f32 first, and the result is f32 whatever the hook would say. */
+static const struct cairn__guest_op scale_loss = {
+    .name = "scale_loss", .keeps_types = true, .infer = infer, .forward = forward, .backward = backward};
+
+cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
+                                struct cairn__loss_scale *cell, uint32_t *found) {
+    if (loss && cairn__tensor_type(loss) != CAIRN_F32) loss = cairn_cast(loss, CAIRN_F32);
+    const struct scaling asked = {{&scale_loss}, scaler, cell, found};
+    return cairn__apply_guest(&asked.guest, sizeof(asked), 1, &loss);
+}

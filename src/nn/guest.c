@@ -1,0 +1,99 @@
+/* Operations that other rooms bring: their row, and what they see of nn. */
+#include "nn/module.h"
+#include "nn/ops.h"
+
+const struct cairn__guest_op *cairn__guest_op_of(const void *attrs) {
+    return ((const struct cairn__guest *)attrs)->op;
+}
+
+static cairn_status infer(const struct cairn__node *node) {
+    return cairn__guest_op_of(node->attrs)->infer(node);
+}
+
+static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    return cairn__guest_op_of(node->attrs)->forward(tape, node);
+}
+
+static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    return cairn__guest_op_of(node->attrs)->backward(tape, node, dy);
+}
+
+static bool reads(const struct cairn__node *node, int i) {
+    (void)i;
+    return !cairn__guest_op_of(node->attrs)->reads_nothing;
+}
+
+const struct cairn__op_row cairn__op_guest = {.infer = infer, .forward = forward, .backward = backward, .reads = reads};
+
+cairn_tensor *cairn__apply_guest(const struct cairn__guest *asked, size_t nbytes, int count,
+                                 cairn_tensor *const *inputs) {
+    return cairn__apply(CAIRN__OP_GUEST, count, inputs, asked, nbytes);
+}
+
+/* ---- what they see ---- */
+
+const void *cairn__node_asked(const struct cairn__node *node) {
+    return node->attrs;
+}
+
+int cairn__node_count(const struct cairn__node *node) {
+    return node->count;
+}
+
+cairn_tensor *cairn__node_input(const struct cairn__node *node, int i) {
+    return node->inputs[i];
+}
+
+cairn_tensor *cairn__node_result(const struct cairn__node *node) {
+    return node->result;
+}
+
+struct cairn_device *cairn__node_device(const struct cairn__node *node) {
+    return node->inputs[0]->env->device;
+}
+
+cairn_status cairn__infer_scalar_of(const struct cairn__node *node, cairn_dtype dtype) {
+    node->result->dtype = dtype;
+    return cairn__infer_scalar(node);
+}
+
+const struct cairn__loss_scale *cairn__tensor_loss_scale(const cairn_tensor *t) {
+    return t->loss_scale;
+}
+
+void cairn__node_set_loss_scale(const struct cairn__node *node, const struct cairn__loss_scale *cell) {
+    node->result->loss_scale = cell;
+}
+
+void *cairn__tensor_values(const cairn_tensor *t) {
+    return cairn__tensor_data(t);
+}
+
+size_t cairn__tensor_count(const cairn_tensor *t) {
+    return t->n;
+}
+
+cairn_dtype cairn__tensor_type(const cairn_tensor *t) {
+    return cairn__tensor_dtype(t);
+}
+
+bool cairn__tensor_wants_grad(const cairn_tensor *t) {
+    return cairn__wants_grad(t);
+}
+
+bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
+    const cairn_tensor *x = node->inputs[0];
+    return dy == cairn__tape_one(tape, CAIRN_F32) && x->kind == CAIRN__RESULT && x->uses == 1;
+}
+
+static void list_handles(const cairn_module *m, cairn_tensor **list, size_t count) {
+    for (size_t i = 0; i < m->num_handles; i++) list[count - 1 - m->handles[i]->param->index] = m->handles[i];
+    for (size_t i = 0; i < m->num_children; i++) list_handles(m->children[i], list, count);
+}
+
+cairn_status cairn__module_handles(const cairn_module *root, cairn_tensor ***out, size_t *count) {
+    *count = root->params->count;
+    const cairn_status st = cairn__tape_room(cairn__tape_of(root->env), *count * sizeof(**out), (void **)out);
+    if (st == CAIRN_OK) list_handles(root, *out, *count);
+    return st;
+}
