@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "context.h"
+#include "core/options.h"
 #include "core/status.h"
 
 cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_optimizer *optimizer,
@@ -116,7 +117,8 @@ cairn_status amp_end_step(amp_context *amp) {
     return cairn__step_finish(amp->own, &amp->end);
 }
 
-cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+cairn_status amp_master_params_sized(size_t param_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                     cairn_param *out, size_t count) {
     size_t index = 0;
     REQUIRE(amp, CAIRN_EINVAL, "amp_master_params: amp is NULL");
     if (!optimizer) optimizer = amp->own;
@@ -124,5 +126,9 @@ cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cai
     REQUIRE(optimizer, CAIRN_EINVAL, "amp_master_params: the context has %zu optimizers; say which", amp->num_guards);
     REQUIRE(!amp->policy.enabled || cairn__amp_guard_of(amp, optimizer, &index), CAIRN_EINVAL,
             "amp_master_params: this optimizer was not given to amp_initialize");
-    return cairn_optimizer_masters(optimizer, out, count);
+    return cairn_optimizer_masters_sized(param_nbytes, optimizer, out, count);
+}
+
+cairn_status(amp_master_params)(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+    return amp_master_params_sized(CAIRN__PARAM_0_8, amp, optimizer, out, count);
 }

@@ -2,6 +2,7 @@
 #include "context.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "core/options.h"
 #include "core/status.h"
 
 /* The guard of optimizer; NULL = of the only one. */
@@ -19,11 +20,12 @@ static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *op
 
 /* ---- overflow ---- */
 
-cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out, size_t count,
-                               size_t *found) {
+cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                     struct amp_overflow *out, size_t count, size_t *found) {
     struct cairn__guard *g = NULL;
-    cairn_status st = find_guard(amp, optimizer, "amp_last_overflow", &g);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__element_check(overflow_nbytes, "amp_overflow"));
+    TRY(find_guard(amp, optimizer, "amp_last_overflow", &g));
     REQUIRE(found && (out || count == 0), CAIRN_EINVAL, "amp_last_overflow: out and found must be set");
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     size_t listed = 0;
@@ -31,16 +33,22 @@ cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, str
         const size_t i = k == 0 ? g->num_last - 1 : k - 1; /* the loss comes first */
         const struct cairn__overflow *o = &g->last[i];
         if (!o->micro_batch) continue;
-        if (listed < count)
-            out[listed] = (struct amp_overflow){.name = k == 0 ? "(loss)" : params[i]->name,
-                                                .infs = o->infs,
-                                                .nans = o->nans,
-                                                .micro_batch = (int)o->micro_batch,
-                                                .rank = o->rank};
+        const struct amp_overflow told = {.name = k == 0 ? "(loss)" : params[i]->name,
+                                          .infs = o->infs,
+                                          .nans = o->nans,
+                                          .micro_batch = (int)o->micro_batch,
+                                          .rank = o->rank};
+        if (listed < count) cairn__element_write(out, overflow_nbytes, listed, &told, sizeof(told));
         listed++;
     }
     *found = listed;
-    return CAIRN_OK;
+out:
+    return st;
+}
+
+cairn_status(amp_last_overflow)(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out, size_t count,
+                                size_t *found) {
+    return amp_last_overflow_sized(CAIRN__SIZE_THROUGH(struct amp_overflow, rank), amp, optimizer, out, count, found);
 }
 
 /* ---- underflow ---- */
@@ -68,8 +76,8 @@ static void queue_census(struct cairn_device *d, struct cairn__param *const *par
     }
 }
 
-static cairn_status write_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
-                                 struct amp_gradient_report *out) {
+static cairn_status make_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
+                                struct amp_gradient_report *out) {
     const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
     *out = (struct amp_gradient_report){.name = p->name, .dtype = grad.values, .scale = 1};
     if (!grad.x) return CAIRN_OK;
@@ -83,11 +91,12 @@ static cairn_status write_report(struct cairn_device *d, const struct cairn__par
     return read_scale(d, &grad, &out->scale);
 }
 
-cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer, struct amp_gradient_report *out,
-                                  size_t count) {
+cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                        struct amp_gradient_report *out, size_t count) {
     cairn_status st = CAIRN_OK;
     struct cairn__guard *g = NULL;
     struct cairn__census *census = NULL, *host = NULL;
+    TRY(cairn__element_check(report_nbytes, "amp_gradient_report"));
     TRY(find_guard(amp, optimizer, "amp_gradient_reports", &g));
     struct cairn_device *d = amp->env->device;
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
@@ -100,9 +109,19 @@ cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer, 
     TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
     queue_census(d, params, count, census);
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));
-    for (size_t i = 0; i < count; i++) TRY(write_report(d, params[i], &host[i], &out[i]));
+    for (size_t i = 0; i < count; i++) {
+        struct amp_gradient_report told;
+        TRY(make_report(d, params[i], &host[i], &told));
+        cairn__element_write(out, report_nbytes, i, &told, sizeof(told));
+    }
 out:
     if (amp) cairn__device_free(amp->env->device, census);
     cairn__free(host);
     return st;
+}
+
+cairn_status(amp_gradient_reports)(amp_context *amp, cairn_optimizer *optimizer, struct amp_gradient_report *out,
+                                   size_t count) {
+    return amp_gradient_reports_sized(CAIRN__SIZE_THROUGH(struct amp_gradient_report, scale), amp, optimizer, out,
+                                      count);
 }

@@ -21,10 +21,11 @@ static_assert(sizeof(struct cairn__scaler_state) <= CAIRN__STORE_MAX, "a scaler'
 
 static void record(struct amp_scaler *s, int found) {
     if (s->recorded < s->capacity) {
-        s->records[s->recorded] = (struct amp_scaler_update_record){.step = s->known.updates,
-                                                                    .scale = s->known.scale,
-                                                                    .growth_tracker = s->known.unskipped,
-                                                                    .found = found};
+        const struct amp_scaler_update_record told = {.step = s->known.updates,
+                                                      .scale = s->known.scale,
+                                                      .growth_tracker = s->known.unskipped,
+                                                      .found = found};
+        cairn__element_write(s->records, s->record_nbytes, s->recorded, &told, sizeof(told));
     }
     if (s->records) s->recorded++;
 }
@@ -332,15 +333,24 @@ out:
     return st;
 }
 
-cairn_status amp_scaler_record(amp_scaler *scaler, struct amp_scaler_update_record *records, size_t capacity) {
+cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler *scaler, struct amp_scaler_update_record *records,
+                                     size_t capacity) {
     REQUIRE(scaler, CAIRN_EINVAL, "amp_scaler_record: scaler is NULL");
     REQUIRE(!capacity == !records, CAIRN_EINVAL,
             "amp_scaler_record: %zu records at %p; NULL and 0 together end a recording", capacity, (void *)records);
-    const cairn_status st = cairn__scaler_hear(scaler); /* of updates before */
+    cairn_status st = cairn__element_check(record_nbytes, "amp_scaler_update_record");
+    if (st != CAIRN_OK) return st;
+    st = cairn__scaler_hear(scaler); /* of updates before */
     scaler->records = records;
+    scaler->record_nbytes = record_nbytes;
     scaler->capacity = capacity;
     scaler->recorded = 0;
     return st;
+}
+
+cairn_status(amp_scaler_record)(amp_scaler *scaler, struct amp_scaler_update_record *records, size_t capacity) {
+    return amp_scaler_record_sized(CAIRN__SIZE_THROUGH(struct amp_scaler_update_record, found), scaler, records,
+                                   capacity);
 }
 
 size_t amp_scaler_recorded(const amp_scaler *scaler) {

@@ -38,6 +38,7 @@ struct amp_scaler {
     void *ctx;
 
     struct amp_scaler_update_record *records;
+    size_t record_nbytes; /* of one, as the user's struct has it */
     size_t capacity, recorded;
 
     struct cairn__users

@@ -231,6 +231,9 @@ CAIRN_API cairn_status amp_end_step(amp_context *amp);
  * Who writes data calls cairn_param_changed, but for the update between amp_begin_step and amp_end_step.
  * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. apex: amp.master_params */
 CAIRN_API cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count);
+CAIRN_API cairn_status amp_master_params_sized(size_t param_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                               cairn_param *out, size_t count);
+#define amp_master_params(...) amp_master_params_sized(sizeof(cairn_param), __VA_ARGS__)
 
 /* ---- scalers, state ---- */
 
@@ -267,6 +270,9 @@ struct amp_overflow {
  * enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);
+CAIRN_API cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                               struct amp_overflow *out, size_t count, size_t *found);
+#define amp_last_overflow(...) amp_last_overflow_sized(sizeof(struct amp_overflow), __VA_ARGS__)
 
 /* What half a type makes of one gradient. Of the scaled gradient as it is stored. */
 struct amp_gradient_report {
@@ -282,6 +288,9 @@ struct amp_gradient_report {
  * enabled, or a graph is being recorded; CAIRN_EDEVICE. */
 CAIRN_API cairn_status amp_gradient_reports(amp_context *amp, cairn_optimizer *optimizer,
                                             struct amp_gradient_report *out, size_t count);
+CAIRN_API cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, cairn_optimizer *optimizer,
+                                                  struct amp_gradient_report *out, size_t count);
+#define amp_gradient_reports(...) amp_gradient_reports_sized(sizeof(struct amp_gradient_report), __VA_ARGS__)
 
 #ifdef __cplusplus
 }

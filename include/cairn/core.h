@@ -8,6 +8,12 @@
  *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
  *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
  *     call only; what is kept is copied. Hyperparameters, where 0 is a value, start from CAIRN_X_OPTIONS_INIT instead.
+ *   - Structs without struct_size that cross (cairn_param, amp_overflow, ...) are elements of arrays, or written by the
+ *     library. They grow at their end as options do, so their size comes with the call: a function x that takes some is
+ *     also a macro, which calls x_sized with sizeof of the struct that the program was compiled with. Fields that a
+ *     program does not have take their default, and are not written; fields that the library does not know are 0, or
+ *     refused. The functions x themselves take the structs as they were in 0.8.0: for programs compiled before, and for
+ *     other languages, which better call x_sized.
  *   - C++: CAIRN_X_OPTIONS_INIT is the same. The x_options(...) macros, and the other INIT macros, which fill
  *     struct_size alone, are C's; there make the struct, zeroed: amp_options o = {}; o.struct_size = sizeof(o);
  */

@@ -108,6 +108,9 @@ CAIRN_API size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer);
  * parameter itself; grad the unscaled f32 gradient, with clipping done (NULL: none), which this makes, once a backward.
  * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *out, size_t count);
+CAIRN_API cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_optimizer *optimizer, cairn_param *out,
+                                                     size_t count);
+#define cairn_optimizer_masters(...) cairn_optimizer_masters_sized(sizeof(cairn_param), __VA_ARGS__)
 
 /* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp
  * found an infinite or NaN gradient, on any rank, nothing is written.

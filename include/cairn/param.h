@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-/* One parameter, described. Filled by the user to make a set, or by cairn_param_set_get to look at one. */
+/* One parameter, described. Filled by the user to make a set, or by cairn_param_set_get to look at one. It has no
+ * struct_size, so that initialisers hold nothing but the parameter; calls hand its size over (core.h). */
 typedef struct cairn_param {
     const char *name;
     void *data;        /* [shape] the weights, of dtype, in memory of the environment's device */
@@ -33,6 +34,9 @@ typedef struct cairn_param_set cairn_param_set;
  * address that is not aligned for dtype, no such dtype, ndim or a size out of range; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count,
                                               cairn_param_set **out);
+CAIRN_API cairn_status cairn_param_set_create_sized(size_t param_nbytes, cairn_env *env, const cairn_param *params,
+                                                    size_t count, cairn_param_set **out);
+#define cairn_param_set_create(...) cairn_param_set_create_sized(sizeof(cairn_param), __VA_ARGS__)
 
 /* Adds count parameters to a set that the user made and nothing uses yet: slices of one array, as trainers keep the
  * layers of a net. The first is *first; the others have its shape, dtype and is_norm, and slice i stands i * stride
@@ -46,6 +50,9 @@ CAIRN_API cairn_status cairn_param_set_create(cairn_env *env, const cairn_param 
  * Errors, which change nothing: CAIRN_EINVAL as cairn_param_set_create, a module's set, a stride at which slices
  * overlap; CAIRN_ESTATE an optimizer or context uses the set, or it has gradients; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_param_set_add(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride);
+CAIRN_API cairn_status cairn_param_set_add_sized(size_t param_nbytes, cairn_param_set *set, const cairn_param *first,
+                                                 size_t count, size_t stride);
+#define cairn_param_set_add(...) cairn_param_set_add_sized(sizeof(cairn_param), __VA_ARGS__)
 
 /* Ends a set the user made; a module's set ends with the module. After its optimizers and contexts. */
 CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
@@ -94,6 +101,9 @@ CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
  * (of a set the user made, dtype stays what its memory is). The name is owned by the set. Errors: CAIRN_EINVAL;
  * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);
+CAIRN_API cairn_status cairn_param_set_get_sized(size_t param_nbytes, const cairn_param_set *set, size_t i,
+                                                 cairn_param *out);
+#define cairn_param_set_get(...) cairn_param_set_get_sized(sizeof(cairn_param), __VA_ARGS__)
 
 /* The f32 values that the optimizer updates, in memory of the device and the set's: the master of a half parameter that
  * has one, or the f32 weights themselves. NULL for a half parameter without a master, and for i out of range. */

@@ -118,6 +118,9 @@ struct amp_scaler_update_record {
 /* Every further update is written to records, up to capacity, until another call; NULL, 0 ends it. records must outlive
  * that. Which number was last: amp_scaler_recorded. On a GPU records come as late as reports. Errors: CAIRN_EINVAL */
 CAIRN_API cairn_status amp_scaler_record(amp_scaler *scaler, struct amp_scaler_update_record *records, size_t capacity);
+CAIRN_API cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler *scaler,
+                                               struct amp_scaler_update_record *records, size_t capacity);
+#define amp_scaler_record(...) amp_scaler_record_sized(sizeof(struct amp_scaler_update_record), __VA_ARGS__)
 
 /* Updates since then, those that did not fit too. */
 CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);

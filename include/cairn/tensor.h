@@ -196,6 +196,10 @@ struct cairn_custom_op {
  * op's name; y's type stays what was said. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);
+CAIRN_API cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx,
+                                           cairn_dtype dtype, int ndim, const int64_t *shape,
+                                           cairn_tensor *const *inputs, int count);
+#define cairn_custom(...) cairn_custom_sized(sizeof(struct cairn_custom_array), __VA_ARGS__)
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,13 @@ struct custom {
     cairn_dtype dtype;
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
+    size_t array_nbytes; /* of struct cairn_custom_array, as the user's functions have it */
+};
+
+/* What the user's functions are given: arrays whose elements have the size that they were compiled with. */
+struct views {
+    void *x, *dx, *y, *dy;
+    void **grads; /* [count] dx[i].data */
 };
 
 static const struct custom *custom_of(const struct cairn__node *node) {
@@ -24,13 +31,26 @@ static struct cairn_custom_array array_of(const cairn_tensor *t, void *data) {
         .data = data, .dtype = cairn__tensor_dtype(t), .ndim = t->ndim, .shape = t->shape, .n = t->n};
 }
 
-/* The inputs, and room for as many arrays behind them. */
-static cairn_status arrays_of(struct cairn__tape *tape, const struct cairn__node *node,
-                              struct cairn_custom_array **out) {
-    cairn_status st = cairn__scratch(tape, 2 * (size_t)node->count * sizeof(**out), (void **)out);
-    for (int i = 0; st == CAIRN_OK && i < node->count; i++)
-        (*out)[i] = array_of(node->inputs[i], cairn__tensor_data(node->inputs[i]));
-    return st;
+static void show(const struct custom *c, void *array, int i, const cairn_tensor *t, void *data) {
+    const struct cairn_custom_array own = array_of(t, data);
+    cairn__element_write(array, c->array_nbytes, (size_t)i, &own, sizeof(own));
+}
+
+/* Inputs and result are filled in; of the gradients there is room. */
+static cairn_status views_of(struct cairn__tape *tape, const struct cairn__node *node, struct views *out) {
+    const struct custom *c = custom_of(node);
+    const size_t count = (size_t)node->count, nbytes = c->array_nbytes;
+    char *memory = NULL;
+    cairn_status st = cairn__scratch(tape, (2 * count + 2) * nbytes + count * sizeof(void *), (void **)&memory);
+    if (st != CAIRN_OK) return st;
+    *out = (struct views){.x = memory,
+                          .dx = memory + count * nbytes,
+                          .y = memory + 2 * count * nbytes,
+                          .dy = memory + (2 * count + 1) * nbytes,
+                          .grads = (void **)(void *)(memory + (2 * count + 2) * nbytes)};
+    for (int i = 0; i < node->count; i++) show(c, out->x, i, node->inputs[i], cairn__tensor_data(node->inputs[i]));
+    show(c, out->y, 0, node->result, node->result->data);
+    return CAIRN_OK;
 }
 
 static cairn_status told(const struct custom *c, const char *which, cairn_status st) {
@@ -49,37 +69,35 @@ static cairn_status infer(const struct cairn__node *node) {
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct custom *c = custom_of(node);
-    struct cairn_custom_array *x = NULL, y = array_of(node->result, node->result->data);
-    cairn_status st = arrays_of(tape, node, &x);
-    return st == CAIRN_OK ? told(c, "forward", c->op.forward(c->ctx, &y, x, node->count)) : st;
+    struct views v;
+    cairn_status st = views_of(tape, node, &v);
+    return st == CAIRN_OK ? told(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)) : st;
 }
 
 /* Parameters first, also here: gradients are ready in this order. */
-static cairn_status hand_on(struct cairn__tape *tape, const struct cairn__node *node,
-                            const struct cairn_custom_array *dx, bool params) {
+static cairn_status hand_on(struct cairn__tape *tape, const struct cairn__node *node, void *const *grads, bool params) {
     cairn_status st = CAIRN_OK;
     for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
-        if (dx[i].data && (node->inputs[i]->kind == CAIRN__PARAM) == params)
-            st = cairn__tensor_grad_end(tape, node->inputs[i], dx[i].data);
+        if (grads[i] && (node->inputs[i]->kind == CAIRN__PARAM) == params)
+            st = cairn__tensor_grad_end(tape, node->inputs[i], grads[i]);
     }
     return st;
 }
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct custom *c = custom_of(node);
-    struct cairn_custom_array *x = NULL;
-    const struct cairn_custom_array y = array_of(node->result, node->result->data),
-                                    of_y = array_of(node->result, (void *)(uintptr_t)dy);
+    struct views v;
     cairn_status st = CAIRN_OK;
-    TRY(arrays_of(tape, node, &x));
-    struct cairn_custom_array *dx = x + node->count;
+    TRY(views_of(tape, node, &v));
+    show(c, v.dy, 0, node->result, (void *)(uintptr_t)dy);
     for (int i = 0; i < node->count; i++) {
-        dx[i] = array_of(node->inputs[i], NULL);
-        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &dx[i].data));
+        v.grads[i] = NULL;
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &v.grads[i]));
+        show(c, v.dx, i, node->inputs[i], v.grads[i]);
     }
-    TRY(told(c, "backward", c->op.backward(c->ctx, dx, &of_y, &y, x, node->count)));
-    TRY(hand_on(tape, node, dx, true));
-    TRY(hand_on(tape, node, dx, false));
+    TRY(told(c, "backward", c->op.backward(c->ctx, v.dx, v.dy, v.y, v.x, node->count)));
+    TRY(hand_on(tape, node, v.grads, true));
+    TRY(hand_on(tape, node, v.grads, false));
 out:
     return st;
 }
@@ -89,10 +107,12 @@ const struct cairn__op_row cairn__op_custom = {.needs_math = true,
                                                .forward = forward,
                                                .backward = backward};
 
-cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
-                           const int64_t *shape, cairn_tensor *const *inputs, int count) {
-    struct custom c = {.op.struct_size = sizeof(c.op), .ctx = ctx, .dtype = dtype, .ndim = ndim};
+cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype,
+                                 int ndim, const int64_t *shape, cairn_tensor *const *inputs, int count) {
+    struct custom c = {
+        .op.struct_size = sizeof(c.op), .ctx = ctx, .dtype = dtype, .ndim = ndim, .array_nbytes = array_nbytes};
     cairn_status st = CAIRN_OK;
+    TRY(cairn__element_check(array_nbytes, "cairn_custom_array"));
     TRY(cairn__options_read(&c.op, sizeof(c.op), op, "cairn_custom_op"));
     if (!c.op.forward || !c.op.name || !inputs || count < 1) {
         cairn__fail(CAIRN_EINVAL, "custom: the operation's name and forward and at least one input must be set");
@@ -104,4 +124,10 @@ cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dt
     return cairn__apply(CAIRN__OP_CUSTOM, count, inputs, &c, sizeof(c));
 out:
     return NULL;
+}
+
+cairn_tensor *(cairn_custom)(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
+                             const int64_t *shape, cairn_tensor *const *inputs, int count) {
+    return cairn_custom_sized(CAIRN__SIZE_THROUGH(struct cairn_custom_array, n), op, ctx, dtype, ndim, shape, inputs,
+                              count);
 }

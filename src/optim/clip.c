@@ -1,6 +1,7 @@
 /* What looks at gradients between backward and step, or changes them: clipping, and the unscaled f32 gradients. */
 #include <math.h>
 
+#include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
 
@@ -139,21 +140,31 @@ out:
     return st;
 }
 
-cairn_status cairn_optimizer_masters(cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_optimizer *optimizer, cairn_param *out,
+                                           size_t count) {
     REQUIRE(optimizer && (out || count == 0), CAIRN_EINVAL, "cairn_optimizer_masters: optimizer and out must be set");
     REQUIRE(count == optimizer->count, CAIRN_EINVAL,
             "cairn_optimizer_masters: count is %zu, but the optimizer has %zu parameters "
             "(cairn_optimizer_num_params)",
             count, optimizer->count);
-    cairn_status st = cairn__optimizer_unscale(optimizer);
-    for (size_t i = 0; st == CAIRN_OK && i < count; i++) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__element_check(param_nbytes, "cairn_param"));
+    TRY(cairn__optimizer_unscale(optimizer));
+    for (size_t i = 0; i < count; i++) {
         const struct cairn__param *p = optimizer->of.params[i];
-        cairn__param_describe(p, &out[i]);
+        cairn_param told;
+        cairn__param_describe(p, &told);
         if (p->master) {
-            out[i].data = p->master;
-            out[i].dtype = CAIRN_F32;
+            told.data = p->master;
+            told.dtype = CAIRN_F32;
         }
-        out[i].grad = cairn__grad_unscaled(p->gradient);
+        told.grad = cairn__grad_unscaled(p->gradient);
+        cairn__element_write(out, param_nbytes, i, &told, sizeof(told));
     }
+out:
     return st;
+}
+
+cairn_status(cairn_optimizer_masters)(cairn_optimizer *optimizer, cairn_param *out, size_t count) {
+    return cairn_optimizer_masters_sized(CAIRN__PARAM_0_8, optimizer, out, count);
 }

@@ -166,6 +166,9 @@ cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cair
  * leak that is told is better than the use of freed memory that would follow. */
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call);
 
+/* sizeof(cairn_param) of 0.8.0. */
+#define CAIRN__PARAM_0_8 CAIRN__SIZE_THROUGH(cairn_param, is_norm)
+
 /* cairn_param_set_get that makes no gradient memory. */
 void cairn__param_describe(const struct cairn__param *p, cairn_param *out);
 

@@ -11,6 +11,7 @@
 
 #include "core/alloc.h"
 #include "core/log.h"
+#include "core/options.h"
 #include "core/status.h"
 
 static struct cairn_device *device_of(const struct cairn__param *p) {
@@ -151,19 +152,29 @@ out:
     return st;
 }
 
-cairn_status cairn_param_set_create(cairn_env *env, const cairn_param *params, size_t count, cairn_param_set **out) {
+cairn_status cairn_param_set_create_sized(size_t param_nbytes, cairn_env *env, const cairn_param *params, size_t count,
+                                          cairn_param_set **out) {
     REQUIRE(env && out && (params || count == 0), CAIRN_EINVAL,
             "cairn_param_set_create: env, params and out must be set");
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = NULL;
+    TRY(cairn__element_check(param_nbytes, "cairn_param"));
     TRY(cairn__param_set_new(env, &set));
     set->is_users = true;
-    for (size_t i = 0; i < count; i++) TRY(add_users(set, &params[i]));
+    for (size_t i = 0; i < count; i++) {
+        cairn_param given = {0};
+        TRY(cairn__element_read(&given, sizeof(given), params, param_nbytes, i, "cairn_param"));
+        TRY(add_users(set, &given));
+    }
     *out = set;
     return CAIRN_OK;
 out:
     cairn_param_set_destroy(&set);
     return st;
+}
+
+cairn_status(cairn_param_set_create)(cairn_env *env, const cairn_param *params, size_t count, cairn_param_set **out) {
+    return cairn_param_set_create_sized(CAIRN__PARAM_0_8, env, params, count, out);
 }
 
 /* ---- slices of one array ---- */
@@ -207,7 +218,7 @@ static void *slice_at(void *array, const cairn_param *first, size_t elements) {
     return array ? (char *)array + elements * cairn_dtype_nbytes(first->dtype) : NULL;
 }
 
-cairn_status cairn_param_set_add(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
+static cairn_status add_slices(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
     cairn_status st = check_may_add(set, first, count, stride);
     if (st != CAIRN_OK) return st;
     const size_t before = set->count, nbytes = (first->name ? strlen(first->name) : 0) + sizeof("param") + 21;
@@ -227,6 +238,21 @@ out:
     while (st != CAIRN_OK && set->count > before) cairn__param_set_drop_last(set);
     cairn__free(name);
     return st;
+}
+
+cairn_status cairn_param_set_add_sized(size_t param_nbytes, cairn_param_set *set, const cairn_param *first,
+                                       size_t count, size_t stride) {
+    cairn_param given = {0};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__element_check(param_nbytes, "cairn_param"));
+    if (first) TRY(cairn__element_read(&given, sizeof(given), first, param_nbytes, 0, "cairn_param"));
+    TRY(add_slices(set, first ? &given : NULL, count, stride));
+out:
+    return st;
+}
+
+cairn_status(cairn_param_set_add)(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
+    return cairn_param_set_add_sized(CAIRN__PARAM_0_8, set, first, count, stride);
 }
 
 cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name, int ndim, const int64_t *shape,
@@ -325,11 +351,20 @@ void cairn__param_describe(const struct cairn__param *p, cairn_param *out) {
     memcpy(out->shape, p->shape, sizeof(p->shape));
 }
 
-cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out) {
+cairn_status cairn_param_set_get_sized(size_t param_nbytes, const cairn_param_set *set, size_t i, cairn_param *out) {
     REQUIRE(set && out, CAIRN_EINVAL, "set and out must be set");
     REQUIRE(i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, set->count);
     struct cairn__param *p = set->params[i];
-    const cairn_status st = set->is_users ? cairn__grad_make_memory(p->gradient) : CAIRN_OK;
-    if (st == CAIRN_OK) cairn__param_describe(p, out);
+    cairn_status st = CAIRN_OK;
+    cairn_param told;
+    TRY(cairn__element_check(param_nbytes, "cairn_param"));
+    if (set->is_users) TRY(cairn__grad_make_memory(p->gradient));
+    cairn__param_describe(p, &told);
+    cairn__element_write(out, param_nbytes, 0, &told, sizeof(told));
+out:
     return st;
+}
+
+cairn_status(cairn_param_set_get)(const cairn_param_set *set, size_t i, cairn_param *out) {
+    return cairn_param_set_get_sized(CAIRN__PARAM_0_8, set, i, out);
 }

@@ -24,8 +24,7 @@ def complaints(root):
     files = sources.tracked(root)
     words = set()
     for path in files:
-        if re.match(r"(include|src|amp|examples|tools|tests)/.*\.(c|h|cu|cuh|py|sh)$|.*meson.build$|.*\.cmake\.in$",
-                    path):
+        if re.match(r"(include|src|amp|examples|tools|tests)/.*\.(c|h|cu|cuh|py|sh|cmake\.in)$|.*meson.build$", path):
             words.update(re.findall(r"\w+", sources.read(root, path)))
     found = []
     for doc in files:
