@@ -77,8 +77,9 @@ struct ddp_options {
     /* ON: nothing is sent before backward has ended, one bucket a type; unused parameters count as with
      * find_unused_parameters. OFF */
     cairn_switch delay_allreduce;
-    /* ON: gradients are views of the buckets, which stay until the next backward: so they do anyway, and OFF changes
-     * nothing. See ddp_bucket_get. */
+    /* gradient_as_bucket_view by apex's name, where that is not set: ON: gradients are views of the buckets, which stay
+     * until the next backward (ddp_bucket_get); OFF, apex's default: they have memory of their own. 0 = as
+     * gradient_as_bucket_view */
     cairn_switch retain_allreduce_buffers;
     /* ON: wire = f32. OFF */
     cairn_switch allreduce_always_fp32;
@@ -90,9 +91,11 @@ struct ddp_options {
     /* [num_trigger_params] a bucket is closed behind each of these parameters, and by nothing else. */
     const char *const *allreduce_trigger_params;
     size_t num_trigger_params;
-    /* Accepted: one order of buckets is enough, on a GPU the group has a stream of its own. */
+    /* Deprecated: holds the place. Buckets have one order, and on a GPU one stream of the group's; 0 or 1. Above 1:
+     * CAIRN_EINVAL. */
     int num_allreduce_streams;
-    /* Accepted: events are traced whenever somebody listens. */
+    /* Deprecated: holds the place. There are no profiler ranges to switch on (apex: NVTX); times are in
+     * ddp_logging.h. ON: CAIRN_EINVAL. */
     cairn_switch prof;
 
     /* ---- uneven inputs: ddp_join ---- */

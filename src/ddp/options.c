@@ -26,10 +26,8 @@ enum {
     X(gradient_as_bucket_view, CAIRN_ON)           \
     X(skip_all_reduce_unused_params, CAIRN_OFF)    \
     X(delay_allreduce, CAIRN_OFF)                  \
-    X(retain_allreduce_buffers, CAIRN_OFF)         \
     X(allreduce_always_fp32, CAIRN_OFF)            \
     X(gradient_average, CAIRN_ON)                  \
-    X(prof, CAIRN_OFF)                             \
     X(join_divide_by_initial_world_size, CAIRN_ON) \
     X(join_throw_on_early_termination, CAIRN_OFF)
 
@@ -44,8 +42,21 @@ static cairn_status check_switches(const struct ddp_options *o) {
 #define CAIRN__X(name, value) TRY(check_switch(#name, o->name));
     SWITCH_LIST(CAIRN__X)
 #undef CAIRN__X
+    TRY(check_switch("retain_allreduce_buffers", o->retain_allreduce_buffers));
+    TRY(check_switch("prof", o->prof));
 out:
     return st;
+}
+
+/* Options of apex's whose fields only hold their places. */
+static cairn_status check_gone(const struct ddp_options *o) {
+    REQUIRE(o->num_allreduce_streams == 0 || o->num_allreduce_streams == 1, CAIRN_EINVAL,
+            "ddp_options.num_allreduce_streams is %d; buckets are sent in one order over one channel: leave it out",
+            o->num_allreduce_streams);
+    REQUIRE(
+        o->prof != CAIRN_ON, CAIRN_EINVAL,
+        "ddp_options.prof is on, but there are no profiler ranges; leave it out: ddp_get_logging_data has the times");
+    return CAIRN_OK;
 }
 
 static cairn_status check_names(const char *option, const char *const *names, size_t count) {
@@ -64,8 +75,6 @@ static cairn_status check_numbers(const struct ddp_options *o) {
     const double f = o->gradient_predivide_factor; /* 1/f is an f32 */
     REQUIRE(f == 0 || (f >= 1e-30 && f <= 1e30), CAIRN_EINVAL,
             "ddp_options.gradient_predivide_factor is %g; it must be positive, from 1e-30 to 1e30", f);
-    REQUIRE(o->num_allreduce_streams >= 0, CAIRN_EINVAL, "ddp_options.num_allreduce_streams is %d",
-            o->num_allreduce_streams);
     return CAIRN_OK;
 }
 
@@ -80,18 +89,19 @@ static cairn_status check_sizes(const struct ddp_options *o) {
     REQUIRE(o->delay_allreduce != CAIRN_ON || o->num_trigger_params == 0, CAIRN_EINVAL,
             "ddp_options give delay_allreduce and allreduce_trigger_params; nothing can be sent early where everything "
             "is sent late: give one of them");
-    REQUIRE(o->delay_allreduce != CAIRN_ON || o->num_allreduce_streams < 2, CAIRN_EINVAL,
-            "ddp_options give delay_allreduce and %d allreduce streams; what is sent at once needs one",
-            o->num_allreduce_streams);
     return CAIRN_OK;
 }
 
 static cairn_status check_pairs(const struct ddp_options *o) {
     REQUIRE(o->allreduce_always_fp32 != CAIRN_ON || o->wire == 0 || o->wire == CAIRN_F32, CAIRN_EINVAL,
             "ddp_options give allreduce_always_fp32 and wire = %s; give one of them", cairn_dtype_name(o->wire));
-    REQUIRE(o->retain_allreduce_buffers != CAIRN_ON || o->gradient_as_bucket_view != CAIRN_OFF, CAIRN_EINVAL,
-            "ddp_options give retain_allreduce_buffers, where gradients are views of the buckets, and turn "
-            "gradient_as_bucket_view off; give one of them");
+    REQUIRE(o->retain_allreduce_buffers == CAIRN_DEFAULT || o->gradient_as_bucket_view == CAIRN_DEFAULT ||
+                o->retain_allreduce_buffers == o->gradient_as_bucket_view,
+            CAIRN_EINVAL,
+            "ddp_options turn retain_allreduce_buffers %s and gradient_as_bucket_view %s, which are two names of one "
+            "option; give one of them",
+            o->retain_allreduce_buffers == CAIRN_ON ? "on" : "off",
+            o->gradient_as_bucket_view == CAIRN_ON ? "on" : "off");
     REQUIRE(o->skip_all_reduce_unused_params != CAIRN_ON || o->find_unused_parameters == CAIRN_ON ||
                 o->delay_allreduce == CAIRN_ON,
             CAIRN_EINVAL,
@@ -101,8 +111,10 @@ static cairn_status check_pairs(const struct ddp_options *o) {
 }
 
 static cairn_status check_memory(const struct ddp_options *o, bool for_module) {
-    REQUIRE(for_module || o->gradient_as_bucket_view != CAIRN_ON, CAIRN_EINVAL,
-            "ddp_options give gradient_as_bucket_view for parameters in your own memory, which never moves");
+    const char *const name =
+        o->retain_allreduce_buffers == CAIRN_ON ? "retain_allreduce_buffers" : "gradient_as_bucket_view";
+    REQUIRE(for_module || (o->gradient_as_bucket_view != CAIRN_ON && o->retain_allreduce_buffers != CAIRN_ON),
+            CAIRN_EINVAL, "ddp_options give %s for parameters in your own memory, which never moves", name);
     return CAIRN_OK;
 }
 
@@ -113,6 +125,7 @@ static size_t default_bucket(const cairn_group *group) {
 }
 
 static void complete(struct ddp_options *o, const cairn_group *group, bool for_module) {
+    if (o->retain_allreduce_buffers != CAIRN_DEFAULT) o->gradient_as_bucket_view = o->retain_allreduce_buffers;
     if (o->gradient_as_bucket_view == CAIRN_DEFAULT && !for_module) o->gradient_as_bucket_view = CAIRN_OFF;
     if (o->delay_allreduce == CAIRN_ON) o->find_unused_parameters = CAIRN_ON;
 #define CAIRN__X(name, value) \
@@ -132,6 +145,7 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cair
     struct ddp_options o = {.struct_size = sizeof(o)};
     TRY(cairn__options_read(&o, sizeof(o), given, "ddp_options"));
     TRY(check_switches(&o));
+    TRY(check_gone(&o));
     TRY(check_numbers(&o));
     TRY(check_names("ignored", o.ignored, o.num_ignored));
     TRY(check_names("allreduce_trigger_params", o.allreduce_trigger_params, o.num_trigger_params));

@@ -115,7 +115,8 @@ static const struct mode modes[] = {
     {OPTIONS(.message_size = 5), NULL, AVERAGE, CAIRN_F32},
     {OPTIONS(.delay_allreduce = CAIRN_ON), NULL, AVERAGE, CAIRN_F32},
     {OPTIONS(.retain_allreduce_buffers = CAIRN_ON), NULL, AVERAGE, CAIRN_F32},
-    {OPTIONS(.num_allreduce_streams = 3, .prof = CAIRN_ON), NULL, AVERAGE, CAIRN_F32},
+    {OPTIONS(.retain_allreduce_buffers = CAIRN_OFF), NULL, AVERAGE, CAIRN_F32},
+    {OPTIONS(.num_allreduce_streams = 1, .prof = CAIRN_OFF), NULL, AVERAGE, CAIRN_F32},
     {OPTIONS(.bucket_nbytes = 20), ddp_allreduce_hook, AVERAGE, CAIRN_F32},
     {OPTIONS(.bucket_nbytes = 20), ddp_fp16_compress_hook, AVERAGE, CAIRN_F16},
     {OPTIONS(.bucket_nbytes = 20), ddp_bf16_compress_hook, AVERAGE, CAIRN_BF16},
@@ -189,6 +190,64 @@ static char *look_at_buckets(cairn_env *env, void *ctx) {
 static void buckets_can_be_looked_at(void **state) {
     (void)state;
     run_ranks(2, look_at_buckets, NULL);
+}
+
+/* retain_allreduce_buffers decides whether a gradient is a view of its bucket, as gradient_as_bucket_view does. */
+static char *look_at_retained_buckets(cairn_env *env, void *ctx) {
+    static const struct {
+        struct ddp_options options;
+        bool is_view;
+    } cases[] = {
+        {OPTIONS(.retain_allreduce_buffers = CAIRN_ON), true},
+        {OPTIONS(.retain_allreduce_buffers = CAIRN_OFF), false},
+        {OPTIONS(.retain_allreduce_buffers = CAIRN_OFF, .gradient_as_bucket_view = CAIRN_OFF), false},
+        {OPTIONS(.gradient_as_bucket_view = CAIRN_OFF), false},
+        {OPTIONS(.wire = 0), true},
+    };
+    (void)ctx;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_module *model = make_exact_mlp(env);
+        struct cairn_param_set *set = cairn_module_params(model);
+        struct ddp_bucket bucket = DDP_BUCKET_INIT;
+        ddp_context *net = NULL;
+        EXPECT_OK(ddp_create(model, cairn_env_group(env), &cases[i].options, &net));
+        EXPECT_OK(backward(env, net, set));
+        EXPECT_OK(ddp_bucket_get(net, 0, &bucket));
+        const char *const grad = cairn__grad_memory(set->params[bucket.params[0]]->gradient), *const begin =
+                                                                                                  bucket.buffer;
+        const bool is_view = grad >= begin && grad < begin + bucket.n * sizeof(float);
+        EXPECT(is_view == cases[i].is_view);
+        ddp_destroy(&net);
+        cairn_module_destroy(&model);
+    }
+    return NULL;
+}
+
+static void gradients_are_views_of_buckets_that_are_retained(void **state) {
+    (void)state;
+    run_ranks(2, look_at_retained_buckets, NULL);
+}
+
+static char *refuse_to_retain_users_memory(cairn_env *env, void *ctx) {
+    float w[1] = {0}, grad[1];
+    const cairn_param param = {.name = "w", .data = w, .grad = grad, .dtype = CAIRN_F32};
+    cairn_param_set *set = NULL;
+    ddp_context *net = NULL;
+    (void)ctx;
+    EXPECT_OK(cairn_param_set_create(env, &param, 1, &set));
+    EXPECT(ddp_create_params(set, cairn_env_group(env), ddp_options(.retain_allreduce_buffers = CAIRN_ON), &net) ==
+           CAIRN_EINVAL);
+    EXPECT(strstr(cairn_last_error(), "retain_allreduce_buffers for parameters in your own memory, which never moves"));
+    EXPECT_OK(ddp_create_params(set, cairn_env_group(env), ddp_options(.retain_allreduce_buffers = CAIRN_OFF), &net));
+    ddp_destroy(&net);
+    cairn_param_set_destroy(&set);
+    return NULL;
+}
+
+static void gradients_in_the_users_memory_are_no_views(void **state) {
+    (void)state;
+    run_ranks(1, refuse_to_retain_users_memory, NULL);
+    run_ranks(2, refuse_to_retain_users_memory, NULL);
 }
 
 static char *close_buckets_by_triggers(cairn_env *env, void *ctx) {
@@ -488,10 +547,15 @@ static const struct refusal {
     {OPTIONS(.gradient_predivide_factor = -2), "gradient_predivide_factor is -2"},
     {OPTIONS(.gradient_predivide_factor = NAN), "gradient_predivide_factor is nan"},
     {OPTIONS(.gradient_predivide_factor = 1e-300), "gradient_predivide_factor is 1e-300"},
+    {OPTIONS(.prof = CAIRN_ON), "prof is on, but there are no profiler ranges; leave it out"},
     {OPTIONS(.num_allreduce_streams = -1), "num_allreduce_streams is -1"},
-    {OPTIONS(.num_allreduce_streams = 2, .delay_allreduce = CAIRN_ON), "delay_allreduce and 2 allreduce streams"},
+    {OPTIONS(.num_allreduce_streams = 2), "num_allreduce_streams is 2; buckets are sent in one order over one channel"},
     {OPTIONS(.allreduce_always_fp32 = CAIRN_ON, .wire = CAIRN_F16), "allreduce_always_fp32 and wire = f16"},
-    {OPTIONS(.retain_allreduce_buffers = CAIRN_ON, .gradient_as_bucket_view = CAIRN_OFF), "retain_allreduce_buffers"},
+    {OPTIONS(.retain_allreduce_buffers = CAIRN_ON, .gradient_as_bucket_view = CAIRN_OFF),
+     "retain_allreduce_buffers on and gradient_as_bucket_view off, which are two names of one option"},
+    {OPTIONS(.retain_allreduce_buffers = CAIRN_OFF, .gradient_as_bucket_view = CAIRN_ON),
+     "retain_allreduce_buffers off and gradient_as_bucket_view on"},
+    {OPTIONS(.retain_allreduce_buffers = (cairn_switch)3), "retain_allreduce_buffers is 3"},
     {OPTIONS(.skip_all_reduce_unused_params = CAIRN_ON), "without find_unused_parameters"},
     {OPTIONS(.num_ignored = 1), "ignored is NULL, but 1 names are announced"},
     {OPTIONS(.ignored = nothing, .num_ignored = 1), "ignored[0] is NULL"},
@@ -735,6 +799,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mode_gives_what_it_says),
         cmocka_unit_test(buckets_can_be_looked_at),
+        cmocka_unit_test(gradients_are_views_of_buckets_that_are_retained),
+        cmocka_unit_test(gradients_in_the_users_memory_are_no_views),
         cmocka_unit_test(named_parameters_close_buckets),
         cmocka_unit_test(gradients_larger_than_a_bucket_travel_in_pieces),
         cmocka_unit_test(second_forward_plans_buckets_by_rank_0s_order),
