@@ -30,7 +30,7 @@ static cairn_module *build(cairn_env *env) {
     cairn_module *m = cairn_module_create(env, &encoder_ops, e);
     if (!m) return NULL;
     int complete = 1;
-    e->position = cairn_module_add_param(m, "position", CAIRN_SHAPE(TOKENS, WIDTH), CAIRN_OFF);
+    e->position = cairn_module_add_param(m, "position", CAIRN_SHAPE(TOKENS, WIDTH), 0);
     e->embed = cairn_module_add_child(m, "embed", cairn_linear(env, 8, WIDTH));
     for (int i = 0; i < LAYERS; i++) {
         const char *name = i == 0 ? "layer0" : "layer1";

@@ -8,6 +8,8 @@
  *   - Counts are in elements; a size in bytes is always called nbytes. Ranks are int.
  *   - Options structs begin with struct_size; a field left 0 takes its documented default. Options are read during the
  *     call only; what is kept is copied. Hyperparameters, where 0 is a value, start from CAIRN_X_OPTIONS_INIT instead.
+ *   - Options have cairn_switch, whose 0 is the default. Arguments and results that say yes or no are int: results are
+ *     0 or 1, and of arguments 0 is no. Arguments called "on" or "is_norm" take CAIRN_OFF for no as well.
  *   - Structs without struct_size that cross (cairn_param, amp_overflow, ...) are elements of arrays, or written by the
  *     library. They grow at their end as options do, so their size comes with the call: a function x that takes some is
  *     also a macro, which calls x_sized with sizeof of the struct that the program was compiled with. Fields that a
@@ -103,7 +105,7 @@ CAIRN_API const char *cairn_dtype_name(cairn_dtype dtype);
 /* Bytes per element, 0 for no dtype. Any thread. */
 CAIRN_API size_t cairn_dtype_nbytes(cairn_dtype dtype);
 
-/* A switch whose 0 means "as documented". */
+/* A switch of an options struct, whose 0 means "as documented". */
 typedef enum cairn_switch { CAIRN_DEFAULT = 0, CAIRN_ON = 1, CAIRN_OFF = 2 } cairn_switch;
 
 #define CAIRN_MAX_DIMS 8

@@ -136,7 +136,7 @@ CAIRN_API cairn_module *cairn_module_create(cairn_env *env, const struct cairn_m
  * weights (amp's O2 and O3) f32 buffers become half too, so that they can be added to what flows; others stay as they
  * are. A handle always shows the present data and type. */
 CAIRN_API cairn_tensor *cairn_module_add_param(cairn_module *module, const char *name, int ndim, const int64_t *shape,
-                                               cairn_switch is_norm);
+                                               int is_norm);
 CAIRN_API cairn_tensor *cairn_module_add_buffer(cairn_module *module, const char *name, cairn_dtype dtype, int ndim,
                                                 const int64_t *shape);
 /* A buffer that stays in its type at every level of amp, as statistics of normalisation layers do: what is summed up

@@ -155,7 +155,7 @@ CAIRN_API cairn_tensor *cairn_detach(cairn_tensor *x);
  * input of it, or the gradient that comes to it, holds one already: scores plus a mask of -inf are no anomaly; a NaN
  * always is. Slow, for finding bugs; on the CPU alone (on another device: a warning).
  * torch.autograd.set_detect_anomaly */
-CAIRN_API void cairn_detect_anomaly(cairn_env *env, cairn_switch on);
+CAIRN_API void cairn_detect_anomaly(cairn_env *env, int on);
 
 /* Forgets what fn computes in between and computes it again in backward: memory for time. fn(ctx, inputs, count) builds
  * the result from inputs by operations and modules; it runs now, without a graph, and once more in backward, with the

@@ -2,7 +2,14 @@
 #ifndef CAIRN__CORE_OPTIONS_H
 #define CAIRN__CORE_OPTIONS_H
 
+#include <stdbool.h>
+
 #include "cairn/core.h"
+
+/* What an argument called `on` means: CAIRN_OFF is not 0, and still no. */
+static inline bool cairn__is_on(int on) {
+    return on != 0 && on != CAIRN_OFF;
+}
 
 /* Copies *given over *own, which holds the defaults and is own_nbytes large; both begin with size_t struct_size. given
  * may be NULL: all defaults. Fields the caller's struct lacks keep their default.

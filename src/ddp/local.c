@@ -1,6 +1,7 @@
 /* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them
  * (src/param/grad.h). */
 #include "comm/group.h"
+#include "core/options.h"
 #include "core/status.h"
 #include "ddp/context.h"
 #include "kernels/kernels.h"
@@ -25,7 +26,7 @@ cairn_status ddp_no_sync(ddp_context *ddp, int on) {
     REQUIRE(!ddp->reducer, CAIRN_EINVAL,
             "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank anyway, until ddp_reduce");
     const cairn_status st = cairn__ddp_check_between("ddp_no_sync", ddp);
-    return st == CAIRN_OK ? hold(ddp, on != 0) : st;
+    return st == CAIRN_OK ? hold(ddp, cairn__is_on(on)) : st;
 }
 
 /* ---- apex's Reducer ---- */

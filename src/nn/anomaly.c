@@ -11,6 +11,7 @@
 #include "core/alloc.h"
 #include "core/half.h"
 #include "core/log.h"
+#include "core/options.h"
 #include "core/status.h"
 #include "nn/backward.h"
 
@@ -210,14 +211,14 @@ cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tens
                  t->param ? "parameter" : "leaf", call_text(node, call), findings_text(f, values), scale_text(tape));
 }
 
-void cairn_detect_anomaly(cairn_env *env, cairn_switch on) {
+void cairn_detect_anomaly(cairn_env *env, int on) {
     if (!env) return;
-    if (on == CAIRN_ON && !env->device->math) {
+    if (cairn__is_on(on) && !env->device->math) {
         cairn__log(CAIRN_LOG_WARNING, "detect_anomaly: '%s' does not support it yet; use device \"cpu\"",
                    cairn_device_name(env->device));
         return;
     }
-    cairn__tape_of(env)->main->finds_anomalies = on == CAIRN_ON;
+    cairn__tape_of(env)->main->finds_anomalies = cairn__is_on(on);
 }
 
 /* ---- for amp ---- */

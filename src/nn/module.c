@@ -158,12 +158,11 @@ out:
     return st;
 }
 
-cairn_tensor *cairn_module_add_param(cairn_module *m, const char *name, int ndim, const int64_t *shape,
-                                     cairn_switch is_norm) {
+cairn_tensor *cairn_module_add_param(cairn_module *m, const char *name, int ndim, const int64_t *shape, int is_norm) {
     cairn_tensor *t = NULL;
     cairn_status st = check_name(m, "add_param", name);
     if (st == CAIRN_OK && !shape && ndim != 0) st = cairn__fail(CAIRN_EINVAL, "add_param '%s': shape is NULL", name);
-    if (st == CAIRN_OK) st = cairn__module_add_param(m, name, ndim, shape, is_norm == CAIRN_ON, &t);
+    if (st == CAIRN_OK) st = cairn__module_add_param(m, name, ndim, shape, cairn__is_on(is_norm), &t);
     return st == CAIRN_OK ? t : NULL;
 }
 
@@ -353,7 +352,7 @@ cairn_tensor *cairn_module_forward(cairn_module *m, cairn_tensor *x) {
 
 void cairn_module_train(cairn_module *m, int on) {
     if (!m) return;
-    m->training = on != 0;
+    m->training = cairn__is_on(on);
     for (size_t i = 0; i < m->num_children; i++) cairn_module_train(m->children[i], on);
 }
 

@@ -280,7 +280,7 @@ static void make_params(struct run *r, const struct case_array *arrays) {
     for (int i = 0; i < CASE_INPUTS; i++) {
         if (!arrays[i].values || !case_wants(r->c, i)) continue;
         const char name[] = {(char)('a' + i), '\0'};
-        r->in[i] = cairn_module_add_param(r->module, name, arrays[i].ndim, arrays[i].shape, CAIRN_OFF);
+        r->in[i] = cairn_module_add_param(r->module, name, arrays[i].ndim, arrays[i].shape, 0);
         if (!r->in[i]) fail_run(r, "parameter");
         type = r->types[i];
     }

@@ -42,7 +42,7 @@ static cairn_tensor *note_buffers(cairn_module *module, void *context, cairn_ten
 static cairn_module *make_model(cairn_env *env, struct model *m) {
     static const struct cairn_module_ops ops = {.struct_size = sizeof(ops), .name = "Notes", .forward = note_buffers};
     cairn_module *module = cairn_module_create(env, &ops, m);
-    m->weight = cairn_module_add_param(module, "weight", 1, (int64_t[]){N}, CAIRN_OFF);
+    m->weight = cairn_module_add_param(module, "weight", 1, (int64_t[]){N}, 0);
     for (int k = 0; k < BUFFERS; k++)
         m->buffer[k] = cairn_module_add_buffer(module, buffers[k].name, buffers[k].dtype, 1, (int64_t[]){N + k});
     return cairn_init_constant(m->weight, 1) == CAIRN_OK ? module : NULL;

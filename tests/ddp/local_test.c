@@ -184,7 +184,7 @@ static char *round_once(cairn_env *env, void *ctx) {
     PASS(begin(&t, env, j));
     for (int m = 0; m < MICRO; m++) {
         for (int i = 0; i < PARTS * PART; i++) gradient[i] = inexact(cairn_env_rank(env), m, i);
-        EXPECT_OK(ddp_no_sync(t.net, m + 1 < MICRO));
+        EXPECT_OK(ddp_no_sync(t.net, m + 1 < MICRO ? CAIRN_ON : CAIRN_OFF));
         EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
     }
     for (int i = 0; i < PARTS * PART; i++) {

@@ -20,8 +20,7 @@ static cairn_module *make_model(cairn_env *env) {
     for (int i = 0; model && i < COUNT; i++) {
         char name[16];
         snprintf(name, sizeof(name), "p%d", i);
-        if (!cairn_module_add_param(model, name, 1, (int64_t[]){size_of(i)}, i % 5 == 0 ? CAIRN_ON : CAIRN_OFF))
-            return NULL;
+        if (!cairn_module_add_param(model, name, 1, (int64_t[]){size_of(i)}, i % 5 == 0)) return NULL;
     }
     return model;
 }

@@ -43,7 +43,7 @@ static cairn_module *residual(cairn_env *env, int64_t width, int *ended) {
     r->ended = ended;
     cairn_module *m = cairn_module_create(env, &residual_ops, r);
     if (!m) return NULL;
-    r->gain = cairn_module_add_param(m, "gain", CAIRN_SHAPE(width), CAIRN_ON);
+    r->gain = cairn_module_add_param(m, "gain", CAIRN_SHAPE(width), 1);
     r->seen = cairn_module_add_buffer(m, "seen", CAIRN_F32, CAIRN_SHAPE(2));
     r->inner = cairn_module_add_child(m, "inner", cairn_linear(env, width, width));
     if (r->gain && r->seen && r->inner && cairn_init_constant(r->gain, 1) == CAIRN_OK) return m;
@@ -86,6 +86,8 @@ static void parameters_of_a_tree_are_one_set_named_by_path(void **state) {
     cairn_param p;
     cairn_param_set_get(cairn_module_params(root), 1, &p);
     assert_int_equal(p.is_norm, CAIRN_ON);
+    cairn_param_set_get(cairn_module_params(root), 4, &p);
+    assert_int_equal(p.is_norm, CAIRN_OFF);
     assert_int_equal(env->places[CAIRN__PLACE_OF_PARAM].alive, 1);
 
     assert_null(cairn_module_params(block));
@@ -152,20 +154,20 @@ static void handles_are_found_by_path(void **state) {
 static void names_are_refused_that_make_no_path(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = empty(env);
-    assert_non_null(cairn_module_add_param(m, "weight", CAIRN_SHAPE(2), CAIRN_OFF));
+    assert_non_null(cairn_module_add_param(m, "weight", CAIRN_SHAPE(2), 0));
     assert_non_null(cairn_module_add_child(m, "layer", cairn_linear(env, 2, 2)));
     static const char *const wrong[] = {"weight", "layer", "", "a.b"};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-        assert_null(cairn_module_add_param(m, wrong[i], CAIRN_SHAPE(2), CAIRN_OFF));
+        assert_null(cairn_module_add_param(m, wrong[i], CAIRN_SHAPE(2), 0));
         assert_null(cairn_module_add_buffer(m, wrong[i], CAIRN_F32, CAIRN_SHAPE(2)));
         assert_null(cairn_module_add_child(m, wrong[i], cairn_linear(env, 2, 2))); /* ended: the teardown counts */
         SAYS(i < 2 ? "the Empty has a member '" : "a name is not empty and has no dot");
     }
-    assert_null(cairn_module_add_param(m, NULL, CAIRN_SHAPE(2), CAIRN_OFF));
-    assert_null(cairn_module_add_param(NULL, "w", CAIRN_SHAPE(2), CAIRN_OFF));
-    assert_null(cairn_module_add_param(m, "w", 2, NULL, CAIRN_OFF));
-    assert_null(cairn_module_add_param(m, "w", CAIRN_SHAPE(-1), CAIRN_OFF));
-    assert_null(cairn_module_add_param(m, "w", 9, (int64_t[9]){0}, CAIRN_OFF));
+    assert_null(cairn_module_add_param(m, NULL, CAIRN_SHAPE(2), 0));
+    assert_null(cairn_module_add_param(NULL, "w", CAIRN_SHAPE(2), 0));
+    assert_null(cairn_module_add_param(m, "w", 2, NULL, 0));
+    assert_null(cairn_module_add_param(m, "w", CAIRN_SHAPE(-1), 0));
+    assert_null(cairn_module_add_param(m, "w", 9, (int64_t[9]){0}, 0));
     assert_null(cairn_module_add_buffer(m, "w", CAIRN_F32, CAIRN_SHAPE(INT64_MAX, INT64_MAX)));
     assert_null(cairn_module_add_child(m, "w", NULL));
     assert_int_equal(cairn_param_set_count(cairn_module_params(m)), 3);
@@ -184,7 +186,7 @@ static void a_child_belongs_to_one_module_alone(void **state) {
     assert_string_equal(cairn_last_error(), "add_child 'root': a module cannot be its own child");
     assert_null(cairn_module_add_child(child, "root", root)); /* a ring; the root stays whole */
     SAYS("the module is 'a' of another already");
-    assert_null(cairn_module_add_param(child, "late", CAIRN_SHAPE(1), CAIRN_OFF));
+    assert_null(cairn_module_add_param(child, "late", CAIRN_SHAPE(1), 0));
     SAYS("the module is 'a' of another already");
     cairn_module *same = child;
     cairn_module_destroy(&same); /* told in the log, and kept */
@@ -209,7 +211,7 @@ static void modules_in_use_can_neither_grow_nor_be_adopted_nor_end(void **state)
     assert_int_equal(cairn_sgd_create(cairn_module_params(m), NULL, &sgd), CAIRN_OK);
     assert_null(cairn_module_add_child(root, "m", m));
     SAYS("an optimizer, amp or ddp uses these parameters");
-    assert_null(cairn_module_add_param(m, "more", CAIRN_SHAPE(2), CAIRN_OFF));
+    assert_null(cairn_module_add_param(m, "more", CAIRN_SHAPE(2), 0));
     SAYS("an optimizer, amp or ddp uses the module's parameters");
     assert_null(cairn_module_add_child(m, "more", cairn_linear(env, 2, 2)));
     cairn_module_destroy(&m);
@@ -343,6 +345,10 @@ static void training_mode_reaches_every_child(void **state) {
     cairn_module *block = cairn_module_add_child(root, "block", residual(env, 3, &ended));
     assert_true(cairn_module_is_training(root) && cairn_module_is_training(block));
     cairn_module_train(root, 0);
+    assert_true(!cairn_module_is_training(root) && !cairn_module_is_training(block));
+    cairn_module_train(root, CAIRN_ON);
+    assert_int_equal(cairn_module_is_training(root), 1);
+    cairn_module_train(root, CAIRN_OFF);
     assert_true(!cairn_module_is_training(root) && !cairn_module_is_training(block));
     cairn_module_train(block, 7);
     assert_int_equal(cairn_module_is_training(block), 1);

@@ -180,7 +180,7 @@ static void names_of_thousands_of_parameters_are_compared_with_few(void **state)
         char name[32];
         snprintf(name, sizeof(name), "weight%zu", i);
         assert_int_equal(cairn_param_set_add(set, &any, 1, 0), CAIRN_OK);
-        assert_non_null(cairn_module_add_param(module, name, CAIRN_SHAPE(2), CAIRN_OFF));
+        assert_non_null(cairn_module_add_param(module, name, CAIRN_SHAPE(2), 0));
     }
     assert_in_range(comparisons, 1, 4 * COUNT);
     comparisons = 0;
