@@ -55,7 +55,7 @@ static cairn_status find_guard(amp_scaler *s, cairn_optimizer *o, const char *ca
     u->guard = cairn__step_guard_of(o);
     if (u->guard) {
         REQUIRE(has_scaler(u->guard, s), CAIRN_ESTATE, "%s: the optimizer belongs to %s", call,
-                u->guard->owner ? "an amp context; take the scaler that amp_loss_scaler gives of it"
+                u->guard->owner ? "an amp context; take the scaler that amp_scaler_of gives of it"
                                 : "another amp_scaler; step with that one, or end it first");
         return CAIRN_OK;
     }

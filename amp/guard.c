@@ -237,7 +237,7 @@ static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__
         cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step: %s", why);
         return CAIRN_OK;
     }
-    const double scale = r->scale != 0 ? r->scale : amp_scaler_scale_now(g->scalers[0]); /* of no loss: any will do */
+    const double scale = r->scale != 0 ? r->scale : amp_scaler_get_scale(g->scalers[0]); /* of no loss: any will do */
     cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %.10g: %s", scale, why);
     return CAIRN_OK;
 }
@@ -286,7 +286,7 @@ static cairn_status hear_scalers(struct cairn__guard *g) {
 static struct cairn__step_report with_users_scale(const struct cairn__guard *g, struct cairn__step_report r) {
     const amp_scaler *scaler = g->scalers[r.scaler];
     if (!scaler->update || r.scale == 0) return r;
-    const double scale = amp_scaler_scale_now(scaler);
+    const double scale = amp_scaler_get_scale(scaler);
     if (scale < r.scale) r.verdict = CAIRN__SCALER_SHRANK;
     r.scale = scale;
     return r;

@@ -51,13 +51,13 @@ cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
 /* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. */
 static cairn_status hear_all(const amp_context *amp, amp_scaler *scaler) {
     const bool may_differ = amp->sets[0]->listener && scaler->known.rule != CAIRN__SCALER_STATIC && !scaler->pending;
-    return may_differ ? cairn__scaler_settle(scaler, "amp_loss_scale: ") : CAIRN_OK;
+    return may_differ ? cairn__scaler_settle(scaler, "amp_next_scale: ") : CAIRN_OK;
 }
 
 static double tell(amp_context *amp, int loss_id) {
     double scale = (double)NAN;
     const struct cairn_param_set *set = amp->sets[0];
-    if (cairn__params_check_arrived("amp_loss_scale", set->params, set->count) != CAIRN_OK) return scale;
+    if (cairn__params_check_arrived("amp_next_scale", set->params, set->count) != CAIRN_OK) return scale;
     if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
     if (hear_all(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
     if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->scale) != CAIRN_OK) return (double)NAN;
@@ -72,15 +72,15 @@ cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
     return is_told ? CAIRN_OK : cairn__last_status();
 }
 
-double amp_loss_scale_of(amp_context *amp, int loss_id) {
-    const amp_scaler *scaler = amp_loss_scaler(amp, loss_id);
+double amp_next_scale_of(amp_context *amp, int loss_id) {
+    const amp_scaler *scaler = amp_scaler_of(amp, loss_id);
     if (!scaler) return (double)NAN;
     if (!amp->policy.enabled) return 1;
-    return is_of_params(amp) ? tell(amp, loss_id) : amp_scaler_scale_now(scaler);
+    return is_of_params(amp) ? tell(amp, loss_id) : amp_scaler_get_scale(scaler);
 }
 
-double amp_loss_scale(amp_context *amp) {
-    return amp_loss_scale_of(amp, 0);
+double amp_next_scale(amp_context *amp) {
+    return amp_next_scale_of(amp, 0);
 }
 
 /* ---- the user's step ---- */

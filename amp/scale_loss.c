@@ -216,7 +216,7 @@ cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer 
 
 /* ---- scalers ---- */
 
-amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id) {
+amp_scaler *amp_scaler_of(amp_context *amp, int loss_id) {
     return amp && loss_id >= 0 && loss_id < amp->policy.num_losses ? amp->scalers[loss_id] : NULL;
 }
 

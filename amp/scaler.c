@@ -258,7 +258,7 @@ void cairn__scaler_put_scale(amp_scaler *s, double scale) {
 
 /* ---- looking, saving, loading ---- */
 
-double amp_scaler_scale_now(const amp_scaler *scaler) {
+double amp_scaler_get_scale(const amp_scaler *scaler) {
     return scaler ? scaler->known.scale : (double)NAN;
 }
 

@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
     for (long t = 1; t <= steps; t++) {
         make_batch();
         const float loss = forward();
-        backward((float)amp_loss_scale(amp));
+        backward((float)amp_next_scale(amp));
         CAIRN_CHECK(cairn_grads_ready(set, 0, PARAMS));
         CAIRN_CHECK(cairn_step(sgd));
         if (t % 50 == 0 || t == 1) printf("step %ld  loss %.9g\n", t, loss);

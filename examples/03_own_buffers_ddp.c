@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
     for (long t = 1; t <= steps; t++) {
         make_batch();
         float loss = forward();
-        backward((float)amp_loss_scale(amp));
+        backward((float)amp_next_scale(amp));
         CAIRN_CHECK(ddp_grads_ready(ddp, 0, PARAMS));
         CAIRN_CHECK(ddp_wait(ddp));
         CAIRN_CHECK(cairn_step(sgd));

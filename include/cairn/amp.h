@@ -126,7 +126,7 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
                                           const struct amp_options *options, amp_context **out);
 
 /* The same for parameters in the user's own memory, whose forward and backward are the user's (docs/from-apex.md,
- * examples/02_own_buffers.c). The loss scale is a number to begin the backward with, amp_loss_scale; gradients are
+ * examples/02_own_buffers.c). The loss scale is a number to begin the backward with, amp_next_scale; gradients are
  * declared by cairn_grads_ready. O1's casts then concern only what is computed with Cairn's operations.
  *
  *   set        made by cairn_param_set_create. Its f32 parameters take half values at O2 and O3 and stay where they
@@ -206,8 +206,12 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
  * gradients in place. Several losses whose scales differ: cairn_grads_taken between them.
  * NaN for NULL, where there is no such loss, and in a graph that is being recorded unless the scale is static. 1 where
  * amp is not enabled. */
-CAIRN_API double amp_loss_scale(amp_context *amp);
-CAIRN_API double amp_loss_scale_of(amp_context *amp, int loss_id);
+CAIRN_API double amp_next_scale(amp_context *amp);
+CAIRN_API double amp_next_scale_of(amp_context *amp, int loss_id);
+
+/* Their names before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("amp_next_scale") double amp_loss_scale(amp_context *amp);
+CAIRN_API CAIRN_DEPRECATED("amp_next_scale_of") double amp_loss_scale_of(amp_context *amp, int loss_id);
 
 /* For the user's own update, in place of cairn_step, in a context of amp_initialize_params without an optimizer.
  *
@@ -218,7 +222,7 @@ CAIRN_API double amp_loss_scale_of(amp_context *amp, int loss_id);
  * ranks gradients may be averaged now.
  * The user then updates what amp_master_params shows as data: masters, or his own weights where there are none.
  * End writes the weights rounded from the masters, or rounds f32 memory with half values, and reports; after a skip
- * too. The scale that follows is told by the next amp_loss_scale.
+ * too. The scale that follows is told by the next amp_next_scale.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE out of order, the context has an optimizer or models, or a graph is being
  * recorded; CAIRN_ENOMEM; CAIRN_ENUMERIC from end: an overflow at the floor; CAIRN_EPEER, CAIRN_ETIMEOUT from begin. */
 CAIRN_API cairn_status amp_begin_step(amp_context *amp, int *skip);
@@ -238,7 +242,10 @@ CAIRN_API cairn_status amp_master_params_sized(size_t param_nbytes, amp_context 
 /* ---- scalers, state ---- */
 
 /* The scaler of a loss, owned by the context; NULL where there is none. */
-CAIRN_API amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id);
+CAIRN_API amp_scaler *amp_scaler_of(amp_context *amp, int loss_id);
+
+/* Its name before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("amp_scaler_of") amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id);
 
 /* Steps without overflow since the scale of loss 0 last changed, known as late as the scale. */
 CAIRN_API int64_t amp_unskipped_steps(amp_context *amp);

@@ -91,10 +91,13 @@ struct amp_scaler_state {
 
 typedef struct amp_scaler amp_scaler;
 
-/* ---- looking, saving, loading: of a scaler that amp_scaler_create made, or amp_loss_scaler of a context ---- */
+/* ---- looking, saving, loading: of a scaler that amp_scaler_create made, or amp_scaler_of of a context ---- */
 
 /* The scale that the next loss is multiplied by. NaN for NULL. torch: get_scale */
-CAIRN_API double amp_scaler_scale_now(const amp_scaler *scaler);
+CAIRN_API double amp_scaler_get_scale(const amp_scaler *scaler);
+
+/* Its name before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("amp_scaler_get_scale") double amp_scaler_scale_now(const amp_scaler *scaler);
 
 /* state: AMP_SCALER_STATE_INIT. Waits for the device. Errors: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded;
  * CAIRN_EDEVICE; what an update of AMP_SCALER_USER that is heard of now did wrong. */
@@ -138,7 +141,7 @@ CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
  * whether any did. Several losses and backwards may come before: they add up, each by the scale it was multiplied by.
  * The forward may be inside amp_autocast_begin and _end; the backward is no part of that.
  *
- * The same calls work with a context's own scaler (amp_loss_scaler) and the optimizers that were given to its
+ * The same calls work with a context's own scaler (amp_scaler_of) and the optimizers that were given to its
  * amp_initialize, at every level; such a context may step either way, from one step to the next. Then a gradient is
  * looked at where the context looks at all (skip_nonfinite). Where amp is not enabled, the calls pass through.
  * From the first unscale or step on, which allocates and waits for the device, an optimizer belongs to its scaler:

@@ -68,7 +68,7 @@ static void ones_of_512_micro_batches_are_512(void **state) {
 static void set_scale(struct probe *p, int loss_id, double scale) {
     struct amp_scaler_state state = probe_scaler(p, loss_id);
     state.scale = scale;
-    OK(amp_scaler_set_state(amp_loss_scaler(p->amp, loss_id), &state));
+    OK(amp_scaler_set_state(amp_scaler_of(p->amp, loss_id), &state));
 }
 
 static void scale_may_differ_from_one_micro_batch_to_the_next(void **state) {
@@ -81,12 +81,12 @@ static void scale_may_differ_from_one_micro_batch_to_the_next(void **state) {
         set_scale(&p, 2, 16);
         for (int m = 0; m < 4; m++) probe_backward(&p, micro[m], amp_loss_options(.loss_id = m % 3));
         struct amp_scaler_state changed = probe_scaler(&p, 0);
-        assert_int_equal(amp_scaler_set_state(amp_loss_scaler(p.amp, 0), &changed), CAIRN_ESTATE);
+        assert_int_equal(amp_scaler_set_state(amp_scaler_of(p.amp, 0), &changed), CAIRN_ESTATE);
         assert_non_null(strstr(cairn_last_error(), "losses that were scaled by loss scaler 0 wait for their step"));
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, sum);
         for (int id = 0; id < 3; id++) assert_int_equal(probe_scaler(&p, id).updates, 1);
-        OK(amp_scaler_set_state(amp_loss_scaler(p.amp, 0), &changed));
+        OK(amp_scaler_set_state(amp_scaler_of(p.amp, 0), &changed));
         probe_end(&p);
     }
 }

@@ -52,7 +52,7 @@ static void begin(struct training *t, cairn_env *env, const struct amp_options *
         o.scaler = options;
         o.verbosity = -1;
         OK(amp_initialize(env, t->model, t->sgd, &o, &t->amp));
-        t->scaler = amp_loss_scaler(t->amp, 0);
+        t->scaler = amp_scaler_of(t->amp, 0);
     } else {
         OK(amp_scaler_create(env, options, &t->scaler));
     }
@@ -259,7 +259,7 @@ static void optimizer_alone_that_overflowed_does_not_step(void **state) {
         backward_both(&p);
         OK(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
         OK(amp_scaler_step(p.a.scaler, p.b.sgd, &b));
-        assert_true(amp_scaler_scale_now(p.a.scaler) == 1024);
+        assert_true(amp_scaler_get_scale(p.a.scaler) == 1024);
         OK(amp_scaler_update(p.a.scaler));
         take_bits(&after_a, &p.a), take_bits(&after_b, &p.b);
         assert_int_equal(a, which == 1);
@@ -298,13 +298,13 @@ static void each_optimizer_leaves_out_its_own_overflow_at_every_level(void **sta
         make_model(&p.a, *state), make_model(&p.b, *state);
         OK(amp_initialize_all(*state, CAIRN_MODULES(p.a.model, p.b.model), CAIRN_OPTIMIZERS(p.a.sgd, p.b.sgd), &o,
                               &p.a.amp));
-        p.a.scaler = amp_loss_scaler(p.a.amp, 0);
+        p.a.scaler = amp_scaler_of(p.a.amp, 0);
         plant_install(&p.a.plant, cairn_module_params(p.a.model));
         plant_install(&p.b.plant, cairn_module_params(p.b.model));
         for (int i = 0; i < STEPS; i++) {
             p.a.plant.target = i == 2 ? 1 : -1, p.a.plant.value = INFINITY;
             p.b.plant.target = i == 4 ? 3 : -1, p.b.plant.value = NAN;
-            scales[i] = amp_scaler_scale_now(p.a.scaler);
+            scales[i] = amp_scaler_get_scale(p.a.scaler);
             backward_both(&p);
             int a = -1, b = -1;
             OK(amp_scaler_step(p.a.scaler, p.a.sgd, &a));
@@ -312,7 +312,7 @@ static void each_optimizer_leaves_out_its_own_overflow_at_every_level(void **sta
             OK(amp_scaler_update(p.a.scaler));
             assert_int_equal(a, i != 2);
             assert_int_equal(b, i != 4);
-            assert_true((amp_scaler_scale_now(p.a.scaler) < scales[i]) == (i == 2 || i == 4));
+            assert_true((amp_scaler_get_scale(p.a.scaler) < scales[i]) == (i == 2 || i == 4));
         }
         take_bits(&a_bits, &p.a), take_bits(&b_bits, &p.b);
         p.a.scaler = NULL;
@@ -398,7 +398,7 @@ static void static_scale_skips_and_stays(void **state) {
         OK(amp_scaler_step(t.scaler, t.sgd, &stepped));
         OK(amp_scaler_update(t.scaler));
         assert_int_equal(stepped, 0);
-        assert_true(amp_scaler_scale_now(t.scaler) == scales[i]);
+        assert_true(amp_scaler_get_scale(t.scaler) == scales[i]);
         end(&t);
     }
 }
@@ -440,14 +440,14 @@ static void unscale_without_a_step_leaves_nothing_behind(void **state) {
         backward(&t);
         OK(amp_scaler_unscale(t.scaler, t.sgd));
         OK(amp_scaler_update(t.scaler));
-        assert_true(amp_scaler_scale_now(t.scaler) == 512);
+        assert_true(amp_scaler_get_scale(t.scaler) == 512);
         t.plant.target = -1;
         if (zeroed) cairn_zero_grad(t.sgd);
         backward(&t);
         OK(amp_scaler_step(t.scaler, t.sgd, NULL));
         assert_int_equal(cairn_step_skipped(t.sgd), !zeroed); /* the infinity is still in the sum */
         OK(amp_scaler_update(t.scaler));
-        assert_true(amp_scaler_scale_now(t.scaler) == (zeroed ? 512 : 256));
+        assert_true(amp_scaler_get_scale(t.scaler) == (zeroed ? 512 : 256));
         end(&t);
     }
 }
@@ -529,7 +529,7 @@ static void scale_can_be_set(void **state) {
     OK(amp_scaler_unscale(t.scaler, t.sgd));
     OK(amp_scaler_set_scale(t.scaler, 3 + 0x1p-30)); /* instead of update, as torch's update(new_scale) */
     OK(amp_scaler_get_state(t.scaler, &s));
-    assert_true(s.scale == 3 && amp_scaler_scale_now(t.scaler) == 3); /* an f32 */
+    assert_true(s.scale == 3 && amp_scaler_get_scale(t.scaler) == 3); /* an f32 */
     assert_int_equal(s.growth_tracker, 1);
     assert_int_equal(s.updates, 1);
     cairn_tensor *loss = loss_of(&t), *scaled = amp_scaler_scale(t.scaler, loss);
@@ -538,7 +538,7 @@ static void scale_can_be_set(void **state) {
     OK(amp_scaler_unscale(t.scaler, t.sgd));
     OK(amp_scaler_step(t.scaler, t.sgd, NULL));
     OK(amp_scaler_update(t.scaler));
-    assert_true(amp_scaler_scale_now(t.scaler) == 6);
+    assert_true(amp_scaler_get_scale(t.scaler) == 6);
     end(&t);
 }
 
@@ -627,10 +627,10 @@ static void own_buffers_may_be_stepped_the_explicit_way(void **state) {
         OK(cairn_param_set_create(*state, &param, 1, &set));
         OK(cairn_sgd_create(set, NULL, &t.sgd));
         OK(amp_initialize_params(*state, set, t.sgd, &o, &t.amp));
-        amp_scaler *scaler = amp_loss_scaler(t.amp, 0);
+        amp_scaler *scaler = amp_scaler_of(t.amp, 0);
         for (int i = 0; i < 4; i++) {
             int stepped = -1;
-            const double scale = amp_loss_scale(t.amp);
+            const double scale = amp_next_scale(t.amp);
             assert_true(scale == (i == 2 ? 2048 : 1024));
             for (int k = 0; k < 4; k++) g[k] = i == 2 && k == 1 ? INFINITY : (float)scale / 8 * (float)k;
             OK(cairn_grads_ready(set, 0, 1));
@@ -734,7 +734,7 @@ static char *train_on_ranks(cairn_env *env, struct on_ranks *o, struct training 
         EXPECT_OK(amp_scaler_update(t->scaler));
         EXPECT(stepped == (i != 2 && i != 5));
     }
-    EXPECT(amp_scaler_scale_now(t->scaler) == 2048);
+    EXPECT(amp_scaler_get_scale(t->scaler) == 2048);
     take_bits(&o->bits[cairn_env_rank(env)], t);
     return NULL;
 }
@@ -752,7 +752,7 @@ static char *run_on_ranks(cairn_env *env, void *ctx) {
         options.scaler = TORCH;
         options.verbosity = -1;
         EXPECT_OK(amp_initialize(env, t.model, t.sgd, &options, &t.amp));
-        t.scaler = amp_loss_scaler(t.amp, 0);
+        t.scaler = amp_scaler_of(t.amp, 0);
     } else {
         EXPECT_OK(amp_scaler_create(env, TORCH, &t.scaler));
     }
@@ -798,7 +798,7 @@ static void explicit_step_can_be_a_graph(void **state) {
     begin(&t, *state, NULL, TORCH);
     for (int i = 0; i < 8; i++) OK(record_step(&t));
     take_bits(&want.bits, &t);
-    const double scale = amp_scaler_scale_now(t.scaler);
+    const double scale = amp_scaler_get_scale(t.scaler);
     end(&t);
     begin(&t, *state, NULL, TORCH);
     OK(cairn_graph_capture(*state, record_step, &t, &graph));
@@ -806,7 +806,7 @@ static void explicit_step_can_be_a_graph(void **state) {
     OK(cairn_env_synchronize(*state));
     take_bits(&got.bits, &t);
     assert_memory_equal(&want.bits, &got.bits, sizeof(got.bits));
-    assert_true(amp_scaler_scale_now(t.scaler) == scale);
+    assert_true(amp_scaler_get_scale(t.scaler) == scale);
     cairn_graph_destroy(&graph);
     end(&t);
 }

@@ -125,7 +125,7 @@ static void print_weights(struct trainer *t) {
         h = hash(h, p.data, n * (p.dtype == CAIRN_F32 ? 4 : 2));
         if (cairn_param_master(set, i)) h = hash(h, cairn_param_master(set, i), n * sizeof(float));
     }
-    printf(" weights %016llx scale %.0f\n", (unsigned long long)h, amp_loss_scale(t->amp));
+    printf(" weights %016llx scale %.0f\n", (unsigned long long)h, amp_next_scale(t->amp));
 }
 
 static void models_of_cairn(void) {

@@ -272,14 +272,14 @@ static void what_a_loss_leaves_in_another_model_concerns_that_alone(void **state
             t.plant.target = -1;
             OK(cairn_step(t.sgd[1]));
             assert_int_equal(cairn_step_skipped(t.sgd[1]), 0);
-            assert_true(amp_loss_scale_of(t.amp, 0) == 64);
+            assert_true(amp_next_scale_of(t.amp, 0) == 64);
             if (forgotten) cairn_module_zero_grad(t.models[0]);
             OK(amp_backward_with(t.amp, exact_loss(t.models[0], t.x, t.c),
                                  amp_loss_options(.loss_id = 1, .num_optimizers = 1,
                                                   .optimizers = (cairn_optimizer *[]){t.sgd[0]})));
             OK(cairn_step(t.sgd[0]));
             assert_int_equal(cairn_step_skipped(t.sgd[0]), !forgotten);
-            if (forgotten) assert_true(amp_loss_scale_of(t.amp, 1) == 64);
+            if (forgotten) assert_true(amp_next_scale_of(t.amp, 1) == 64);
             end_pair(&t);
         }
     }

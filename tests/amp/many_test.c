@@ -247,7 +247,7 @@ static void check(struct run *r) {
         assert_exact_part(r->where, cairn_module_params(r->models[part / 2]), part % 2, r->plain.w[part]);
     for (int id = 0; id < (r->scaler_each ? r->of->losses : 1); id++) {
         struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
-        OK(amp_scaler_get_state(amp_loss_scaler(r->amp, id), &state));
+        OK(amp_scaler_get_state(amp_scaler_of(r->amp, id), &state));
         if (state.scale != r->scale[id] || state.growth_tracker != r->clean[id] || state.updates != STEPS)
             fail_msg("%s: scaler %d is at %g, not %g, after %d updates", r->where, id, state.scale, r->scale[id],
                      (int)state.updates);

@@ -22,7 +22,7 @@ static void keep(void *cookie, cairn_log_level level, const char *message) {
 static float w[2][N] = {{1, 2, 3}, {4, 5, 6}}, g[2][N];
 
 static void write_gradients(amp_context *amp, cairn_param_set *set, bool overflows) {
-    const float quarter = (float)amp_loss_scale(amp) / 4;
+    const float quarter = (float)amp_next_scale(amp) / 4;
     for (int i = 0; i < N; i++) g[0][i] = g[1][i] = quarter;
     if (overflows) g[1][0] = INFINITY;
     MUST(cairn_grads_ready(set, 0, 2) == CAIRN_OK);

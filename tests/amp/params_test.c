@@ -194,8 +194,8 @@ static void trains(cairn_env *env, size_t kind, bool fused, int overflows_at) {
     begin(&t, env, kinds[kind].storage, fused, kinds[kind].level, kinds[kind].half);
     for (size_t i = 0; i < N; i++) expected[i] = first_weight(i);
     for (int s = 0; s < 6; s++) {
-        assert_true(amp_loss_scale(t.amp) == (s > overflows_at ? 64 : 128));
-        write_grads(&t, s, amp_loss_scale(t.amp));
+        assert_true(amp_next_scale(t.amp) == (s > overflows_at ? 64 : 128));
+        write_grads(&t, s, amp_next_scale(t.amp));
         if (s == overflows_at) put(&t, 7, s % 2 ? INFINITY : -NAN);
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         step(&t, s == overflows_at);
@@ -224,14 +224,14 @@ static void trains_held(cairn_env *env, size_t kind, bool fused, bool synchronis
     begin(&t, env, kinds[kind].storage, fused, kinds[kind].level, kinds[kind].half);
     for (int m = 0; m < MICRO; m++) {
         OK(cairn__param_set_keep_unsynced(t.set, !synchronises || m + 1 < MICRO));
-        assert_true(amp_loss_scale(t.amp) == 128);
-        write_grads(&t, m, amp_loss_scale(t.amp));
+        assert_true(amp_next_scale(t.amp) == 128);
+        write_grads(&t, m, amp_next_scale(t.amp));
         if (m == overflows_at) put(&t, 7, INFINITY);
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         OK(cairn__param_set_settle(t.set));
     }
     step(&t, overflows_at < MICRO);
-    assert_true(amp_loss_scale(t.amp) == (overflows_at < MICRO ? 64 : 128));
+    assert_true(amp_next_scale(t.amp) == (overflows_at < MICRO ? 64 : 128));
     for (size_t i = 0; i < N; i++) {
         const float sum = gradient(0, i) + gradient(1, i) + gradient(2, i);
         assert_true(weight(&t, i) == first_weight(i) - (overflows_at < MICRO ? 0 : (float)LR * sum));
@@ -290,7 +290,7 @@ static void small_updates_add_up_in_masters_and_are_lost_without(void **state) {
             for (size_t i = 0; i < N; i++) t.w.f32[i] = 1;
             for (size_t p = 0; p < PARAMS; p++) OK(cairn_param_changed(t.set, p, 0));
             for (int s = 0; s < 32; s++) {
-                const float g = -0x1p-10f * (float)amp_loss_scale(t.amp); /* 2^-12 a step, 2^-7 in all: one place */
+                const float g = -0x1p-10f * (float)amp_next_scale(t.amp); /* 2^-12 a step, 2^-7 in all: one place */
                 for (size_t i = 0; i < N; i++) put(&t, i, g);
                 OK(cairn_grads_ready(t.set, 0, PARAMS));
                 step(&t, false);
@@ -318,11 +318,11 @@ static void a_gradient_too_large_for_f16_is_an_overflow_although_its_memory_is_f
         struct amp_overflow found;
         size_t count = 0;
         begin(&t, *state, CAIRN_F32, fused, AMP_O2, CAIRN_F16);
-        write_grads(&t, 0, amp_loss_scale(t.amp));
+        write_grads(&t, 0, amp_next_scale(t.amp));
         t.g.f32[8] = 65520; /* the smallest that rounds to infinity */
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         step(&t, true);
-        assert_true(amp_loss_scale(t.amp) == 64);
+        assert_true(amp_next_scale(t.amp) == 64);
         write_grads(&t, 0, 64);
         t.g.f32[8] = 65519;
         t.g.f32[9] = 1e30f; /* a norm's is f32 */
@@ -353,7 +353,7 @@ static void fused_optimizers_make_the_same_masters_as_at_o0(void **state) {
                                                  .verbosity = -1),
                                      &t.amp));
             for (int s = 0; s < 5; s++) {
-                write_grads(&t, s, amp_loss_scale(t.amp));
+                write_grads(&t, s, amp_next_scale(t.amp));
                 OK(cairn_grads_ready(t.set, 0, PARAMS));
                 OK(cairn_step(t.sgd));
             }
@@ -400,15 +400,15 @@ static void asking_for_the_scale_counts_only_where_gradients_follow(void **state
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     for (int s = 0; s < 3; s++) {
-        for (int again = 0; again < 3; again++) assert_true(amp_loss_scale(t.amp) == 128);
+        for (int again = 0; again < 3; again++) assert_true(amp_next_scale(t.amp) == 128);
         write_grads(&t, s, 128);
         OK(cairn_grads_ready(t.set, 0, 1)); /* as backward goes on */
-        assert_true(amp_loss_scale(t.amp) == 128);
+        assert_true(amp_next_scale(t.amp) == 128);
         OK(cairn_grads_ready(t.set, 1, 2));
         OK(cairn_step(t.sgd));
         assert_int_equal(amp_unskipped_steps(t.amp), s + 1);
     }
-    for (int again = 0; again < 3; again++) assert_true(amp_loss_scale(t.amp) == 128);
+    for (int again = 0; again < 3; again++) assert_true(amp_next_scale(t.amp) == 128);
     OK(cairn_step(t.sgd)); /* without a gradient: nobody is told */
     assert_int_equal(amp_unskipped_steps(t.amp), 3);
     end(&t);
@@ -417,7 +417,7 @@ static void asking_for_the_scale_counts_only_where_gradients_follow(void **state
 static void gradients_carry_the_scale_that_was_told_and_not_the_one_that_holds(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    const double told = amp_loss_scale(t.amp);
+    const double told = amp_next_scale(t.amp);
     write_grads(&t, 0, told);
     t.g.f32[0] = INFINITY;
     OK(cairn_grads_ready(t.set, 0, PARAMS));
@@ -427,7 +427,7 @@ static void gradients_carry_the_scale_that_was_told_and_not_the_one_that_holds(v
     OK(cairn_step(t.sgd));
     for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i) - (float)LR * gradient(1, i));
     assert_int_equal(amp_unskipped_steps(t.amp), 1);
-    assert_true(amp_loss_scale(t.amp) == 64);
+    assert_true(amp_next_scale(t.amp) == 64);
     end(&t);
 }
 
@@ -444,7 +444,7 @@ static void before_the_first_question_gradients_are_taken_as_they_are(void **sta
 static void a_static_scale_of_1_costs_nothing(void **state) {
     struct trainer t;
     begin_from(&t, *state, CAIRN_F32, true, (struct amp_options){.opt_level = AMP_O2, .loss_scale = 1});
-    assert_true(amp_loss_scale(t.amp) == 1);
+    assert_true(amp_next_scale(t.amp) == 1);
     assert_null(t.set->scale);
     end(&t);
 }
@@ -452,11 +452,11 @@ static void a_static_scale_of_1_costs_nothing(void **state) {
 static void the_number_is_nan_where_there_is_no_such_loss_and_1_where_amp_is_off(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    assert_true(isnan(amp_loss_scale(NULL)) && isnan(amp_loss_scale_of(t.amp, 1)) &&
-                isnan(amp_loss_scale_of(t.amp, -1)));
+    assert_true(isnan(amp_next_scale(NULL)) && isnan(amp_next_scale_of(t.amp, 1)) &&
+                isnan(amp_next_scale_of(t.amp, -1)));
     end(&t);
     begin_from(&t, *state, CAIRN_F32, false, (struct amp_options){.opt_level = AMP_O2, .enabled = CAIRN_OFF});
-    assert_true(amp_loss_scale(t.amp) == 1);
+    assert_true(amp_next_scale(t.amp) == 1);
     write_grads(&t, 0, 1);
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     step(&t, false);
@@ -474,7 +474,7 @@ static void adding_in_place_is_one_gradient_however_often_it_is_declared(void **
             for (int s = 0; s < 2; s++) {
                 memset(&t.g, 0, sizeof(t.g));
                 for (int micro = 0; micro < 4; micro++) {
-                    const float scale = (float)amp_loss_scale(t.amp);
+                    const float scale = (float)amp_next_scale(t.amp);
                     for (size_t i = 0; i < N; i++) t.g.f32[i] += gradient(micro, i) * scale;
                     if (declared || micro == 3) OK(cairn_grads_ready(t.set, 0, PARAMS));
                 }
@@ -499,7 +499,7 @@ static void taken_gradients_add_up_in_f32(void **state) {
         begin(&t, *state, storages[k / 2], k % 2, AMP_O2, CAIRN_BF16);
         for (int s = 0; s < 2; s++) {
             for (int micro = 0; micro < 512; micro++) {
-                for (size_t i = 0; i < N; i++) put(&t, i, (float)amp_loss_scale(t.amp));
+                for (size_t i = 0; i < N; i++) put(&t, i, (float)amp_next_scale(t.amp));
                 OK(cairn_grads_ready(t.set, 0, PARAMS));
                 if (micro != 300) OK(cairn_grads_taken(t.set, 0, PARAMS)); /* overwritten: that one is lost */
             }
@@ -518,13 +518,13 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
     struct trainer t;
     struct amp_scaler_state second = AMP_SCALER_STATE_INIT;
     begin_from(&t, *state, CAIRN_F32, true, (struct amp_options){.opt_level = AMP_O2, .num_losses = 2});
-    OK(amp_scaler_get_state(amp_loss_scaler(t.amp, 1), &second));
+    OK(amp_scaler_get_state(amp_scaler_of(t.amp, 1), &second));
     second.scale = 1024;
-    OK(amp_scaler_set_state(amp_loss_scaler(t.amp, 1), &second));
+    OK(amp_scaler_set_state(amp_scaler_of(t.amp, 1), &second));
 
-    write_grads(&t, 0, amp_loss_scale_of(t.amp, 0));
+    write_grads(&t, 0, amp_next_scale_of(t.amp, 0));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
-    assert_true(amp_loss_scale_of(t.amp, 1) == 1024);
+    assert_true(amp_next_scale_of(t.amp, 1) == 1024);
     REFUSED(cairn_grads_ready(t.set, 0, 1), CAIRN_ESTATE,
             "the gradient of parameter 'wte' waits for its step, multiplied by another loss scale; call "
             "cairn_grads_taken");
@@ -536,15 +536,15 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
         assert_true(weight(&t, i) == first_weight(i) - (float)LR * (gradient(0, i) + gradient(1, i)));
 
     /* the second overflows: its scaler alone is told so */
-    write_grads(&t, 0, amp_loss_scale_of(t.amp, 0));
+    write_grads(&t, 0, amp_next_scale_of(t.amp, 0));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(cairn_grads_taken(t.set, 0, PARAMS));
-    write_grads(&t, 1, amp_loss_scale_of(t.amp, 1));
+    write_grads(&t, 1, amp_next_scale_of(t.amp, 1));
     t.g.f32[3] = NAN;
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(cairn_step(t.sgd));
     assert_int_equal(cairn_step_skipped(t.sgd), 1);
-    assert_true(amp_loss_scale_of(t.amp, 0) == 128 && amp_loss_scale_of(t.amp, 1) == 512);
+    assert_true(amp_next_scale_of(t.amp, 0) == 128 && amp_next_scale_of(t.amp, 1) == 512);
     assert_non_null(strstr(log_text,
                            "loss scaler 1 reducing loss scale to 512: non-finite gradient in wte (1 nan of 6), "
                            "first in micro-batch 2"));
@@ -554,20 +554,20 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
 static void forgotten_gradients_are_never_applied_and_their_overflow_counts(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    write_grads(&t, 0, amp_loss_scale(t.amp));
+    write_grads(&t, 0, amp_next_scale(t.amp));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(cairn_grads_taken(t.set, 0, 1));
     cairn_param_set_zero_grad(t.set);
     cairn_param_set_zero_grad(NULL);
     OK(cairn_step(t.sgd));
     for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i));
-    write_grads(&t, 0, amp_loss_scale(t.amp));
+    write_grads(&t, 0, amp_next_scale(t.amp));
     t.g.f32[10] = INFINITY;
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     cairn_zero_grad(t.sgd);
     OK(cairn_step(t.sgd));
     assert_int_equal(cairn_step_skipped(t.sgd), 0); /* there was nothing left to leave out; the scaler remembers */
-    assert_true(amp_loss_scale(t.amp) == 64);
+    assert_true(amp_next_scale(t.amp) == 64);
     end(&t);
 }
 
@@ -576,7 +576,7 @@ static void a_step_uses_gradients_up(void **state) {
         struct trainer t;
         begin(&t, *state, CAIRN_F16, fused, AMP_O2, CAIRN_F16);
         for (int s = 0; s < 3; s++) {
-            write_grads(&t, s, amp_loss_scale(t.amp));
+            write_grads(&t, s, amp_next_scale(t.amp));
             OK(cairn_grads_ready(t.set, 0, PARAMS));
             step(&t, false);
             step(&t, false); /* nothing waits */
@@ -638,7 +638,7 @@ static void memory_may_move_at_any_time(void **state) {
     struct trainer t, moved;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     for (int s = 0; s < 2; s++) {
-        write_grads(&t, s, amp_loss_scale(t.amp));
+        write_grads(&t, s, amp_next_scale(t.amp));
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         moved = t; /* as realloc, with a gradient that waits */
         memset(&t.w, 0xff, sizeof(t.w));
@@ -712,7 +712,7 @@ static void sets_and_parameters_of_nothing_are_fine(void **state) {
                                      amp_options(.opt_level = (amp_opt_level)level, .loss_scale = 1, .verbosity = -1),
                                      &amp));
             for (int s = 0; s < 2; s++) {
-                assert_true(amp_loss_scale(amp) == 1);
+                assert_true(amp_next_scale(amp) == 1);
                 OK(cairn_grads_ready(set, 0, count));
                 if (s) OK(cairn_grads_taken(set, 0, count));
                 OK(amp_begin_step(amp, &skip));
@@ -734,7 +734,7 @@ static void begin_unscales_f32_gradients_where_they_are(void **state) {
     struct trainer t;
     int skip = 1;
     begin(&t, *state, CAIRN_F32, false, AMP_O2, CAIRN_F16);
-    write_grads(&t, 0, amp_loss_scale(t.amp));
+    write_grads(&t, 0, amp_next_scale(t.amp));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(amp_begin_step(t.amp, &skip));
     for (size_t i = 0; i < N; i++) assert_true(t.g.f32[i] == gradient(0, i));
@@ -773,7 +773,7 @@ static void an_overflow_at_the_floor_is_told_by_end(void **state) {
     OK(amp_initialize_params(t.env, t.set, NULL, amp_options(.opt_level = AMP_O2, .scaler = &scaler, .verbosity = -1),
                              &t.amp));
     for (int s = 0; s < 3; s++) {
-        write_grads(&t, s, amp_loss_scale(t.amp));
+        write_grads(&t, s, amp_next_scale(t.amp));
         t.g.f32[6] = NAN;
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         OK(amp_begin_step(t.amp, &skip));
@@ -810,13 +810,13 @@ static void what_cannot_be_initialised_is_refused_and_unchanged(void **state) {
 static void a_second_context_follows_the_first(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, false, AMP_O1, CAIRN_F16);
-    write_grads(&t, 0, amp_loss_scale(t.amp));
+    write_grads(&t, 0, amp_next_scale(t.amp));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     step(&t, false);
     amp_destroy(&t.amp);
     assert_null(t.set->scale);
     OK(amp_initialize_params(t.env, t.set, NULL, amp_options(.opt_level = AMP_O1, .verbosity = -1), &t.amp));
-    assert_true(amp_loss_scale(t.amp) == 65536);
+    assert_true(amp_next_scale(t.amp) == 65536);
     end(&t);
 }
 
@@ -861,7 +861,7 @@ static void begin_that_found_no_memory_may_be_tried_again(void **state) {
     struct trainer t;
     int skip = 7;
     begin(&t, *state, CAIRN_F16, false, AMP_O2, CAIRN_F16);
-    write_grads(&t, 0, amp_loss_scale(t.amp));
+    write_grads(&t, 0, amp_next_scale(t.amp));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     allocations_left = 0;
     const cairn_status st = amp_begin_step(t.amp, &skip);
@@ -904,13 +904,13 @@ static void parameters_that_no_optimizer_updates_are_left_alone(void **state) {
     OK(amp_initialize_params(t.env, t.set, t.sgd, amp_options(.opt_level = AMP_O2, .scaler = &scaler, .verbosity = -1),
                              &t.amp));
     for (int s = 0; s < 6; s++) {
-        write_grads(&t, s, amp_loss_scale(t.amp));
+        write_grads(&t, s, amp_next_scale(t.amp));
         t.g.f32[7] = INFINITY;
         OK(cairn_grads_ready(t.set, 0, PARAMS));
         if (s % 2) OK(cairn_grads_taken(t.set, 0, PARAMS));
         step(&t, false);
     }
-    assert_true(amp_loss_scale(t.amp) == 1024);
+    assert_true(amp_next_scale(t.amp) == 1024);
     for (size_t i = 0; i < N; i++) {
         float w = first_weight(i);
         for (int s = 0; s < 6 && (i < 6 || i >= 9); s++) w -= (float)LR * gradient(s, i);
@@ -923,7 +923,7 @@ static void gradients_are_clipped_by_their_true_norm(void **state) {
     struct trainer t;
     double norm = 0;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    (void)amp_loss_scale(t.amp);
+    (void)amp_next_scale(t.amp);
     memset(&t.g, 0, sizeof(t.g));
     t.g.f32[1] = 3 * 128;
     t.g.f32[8] = 4 * 128;
@@ -941,13 +941,13 @@ static void contexts_over_two_sets_do_not_disturb_each_other(void **state) {
     for (int k = 0; k < 2; k++) begin(&t[k], *state, k ? CAIRN_F16 : CAIRN_F32, k == 0, AMP_O2, CAIRN_F16);
     for (int s = 0; s < 4; s++) {
         for (int k = 0; k < 2; k++) {
-            write_grads(&t[k], s + k, amp_loss_scale(t[k].amp));
+            write_grads(&t[k], s + k, amp_next_scale(t[k].amp));
             if (k == 0 && s == 2) put(&t[k], 0, INFINITY);
             OK(cairn_grads_ready(t[k].set, 0, PARAMS));
         }
         for (int k = 0; k < 2; k++) step(&t[k], k == 0 && s == 2);
     }
-    assert_true(amp_loss_scale(t[0].amp) == 64 && amp_loss_scale(t[1].amp) == 128);
+    assert_true(amp_next_scale(t[0].amp) == 64 && amp_next_scale(t[1].amp) == 128);
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < N; i++) {
             float w = first_weight(i);
@@ -967,7 +967,7 @@ static void steady_steps_allocate_nothing(void **state) {
             for (int s = 0; s < 80; s++) {
                 if (s == 4) before = cairn__alloc_counters().allocations;
                 for (int micro = 0; micro < 2; micro++) {
-                    write_grads(&t, s, amp_loss_scale(t.amp));
+                    write_grads(&t, s, amp_next_scale(t.amp));
                     OK(cairn_grads_ready(t.set, 0, PARAMS));
                     OK(cairn_grads_taken(t.set, 0, 2));
                 }
@@ -992,7 +992,7 @@ static char *ranks_skip_together(cairn_env *env, void *ctx) {
     begin_from(&t, env, f32 ? CAIRN_F32 : CAIRN_F16, false, (struct amp_options){.opt_level = AMP_O2});
     EXPECT(t.amp);
     for (int s = 0; s < 6; s++) {
-        const double scale = amp_loss_scale(t.amp);
+        const double scale = amp_next_scale(t.amp);
         int skip = 0;
         EXPECT(scale == (s < 3 ? 128 : s < 5 ? 64 : 32));
         write_grads(&t, s, scale);
@@ -1036,7 +1036,7 @@ static char *ranks_average_in_their_step(cairn_env *env, void *ctx) {
     (void)ctx;
     begin_from(&t, env, CAIRN_F32, false, (struct amp_options){.opt_level = AMP_O2});
     EXPECT(t.amp);
-    for (size_t i = 0; i < N; i++) put(&t, i, (float)(cairn_env_rank(env) + 1) * (float)amp_loss_scale(t.amp));
+    for (size_t i = 0; i < N; i++) put(&t, i, (float)(cairn_env_rank(env) + 1) * (float)amp_next_scale(t.amp));
     EXPECT_OK(cairn_grads_ready(t.set, 0, PARAMS));
     EXPECT_OK(amp_begin_step(t.amp, &skip));
     EXPECT_OK(cairn_allreduce(cairn_env_group(env), t.g.f32, N, CAIRN_F32, CAIRN_AVG, NULL));

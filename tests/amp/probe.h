@@ -122,12 +122,12 @@ static inline void assert_probe_gradients_are(struct probe *p, const float *want
 }
 
 static inline double probe_scale(const struct probe *p, int loss_id) {
-    return amp_scaler_scale_now(amp_loss_scaler(p->amp, loss_id));
+    return amp_scaler_get_scale(amp_scaler_of(p->amp, loss_id));
 }
 
 static inline struct amp_scaler_state probe_scaler(const struct probe *p, int loss_id) {
     struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
-    OK(amp_scaler_get_state(amp_loss_scaler(p->amp, loss_id), &state));
+    OK(amp_scaler_get_state(amp_scaler_of(p->amp, loss_id), &state));
     return state;
 }
 

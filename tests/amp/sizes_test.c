@@ -98,7 +98,7 @@ static void end(struct trainer *t) {
 
 /* Gradients of 1, and a bad element of each where asked for. */
 static void declare(struct trainer *t, uint16_t bad) {
-    (void)amp_loss_scale(t->amp);
+    (void)amp_next_scale(t->amp);
     for (int i = 0; i < N; i++) {
         for (int k = 0; k < 4; k++) t->grads[i][k] = 0x3c00;
         if (bad) t->grads[i][1] = bad;
@@ -267,7 +267,7 @@ static void reports_are_told_to_smaller_and_larger_structs(void **state) {
 static void updates_are_recorded_into_smaller_and_larger_structs(void **state) {
     struct trainer t;
     begin(&t, *state);
-    amp_scaler *const scaler = amp_loss_scaler(t.amp, 0);
+    amp_scaler *const scaler = amp_scaler_of(t.amp, 0);
     struct smaller_record small[N + 1];
     struct larger_record large[N + 1];
     fill(small, sizeof(small));
@@ -365,7 +365,7 @@ static void functions_without_a_size_take_structs_as_they_were(void **state) {
     OK((cairn_param_set_add)(other, params, 1, 0));
     assert_int_equal(cairn_param_set_count(other), N + 1);
     cairn_param_set_destroy(&other);
-    OK((amp_scaler_record)(amp_loss_scaler(t.amp, 0), records, N));
+    OK((amp_scaler_record)(amp_scaler_of(t.amp, 0), records, N));
     declare(&t, 0);
     OK((amp_gradient_reports)(t.amp, NULL, reports, N));
     assert_string_equal(reports[1].name, "b");
@@ -381,6 +381,22 @@ static void functions_without_a_size_take_structs_as_they_were(void **state) {
     assert_true(records[1].step == 2 && records[1].found == 1);
     end(&t);
 }
+
+/* Names that have new ones. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static void old_names_do_what_the_new_ones_do(void **state) {
+    struct trainer t;
+    begin(&t, *state);
+    OK(amp_scaler_set_scale(amp_scaler_of(t.amp, 0), 1024));
+    assert_ptr_equal(amp_loss_scaler(t.amp, 0), amp_scaler_of(t.amp, 0));
+    assert_null(amp_loss_scaler(t.amp, 1));
+    assert_true(amp_loss_scale(t.amp) == 1024 && amp_next_scale(t.amp) == 1024);
+    assert_true(amp_loss_scale_of(t.amp, 0) == 1024 && isnan(amp_loss_scale_of(t.amp, 1)));
+    assert_true(amp_scaler_scale_now(amp_scaler_of(t.amp, 0)) == 1024);
+    end(&t);
+}
+#pragma GCC diagnostic pop
 
 static int make_env(void **state) {
     cairn_env *env = NULL;
@@ -407,6 +423,7 @@ int main(void) {
         cmocka_unit_test(updates_are_recorded_into_smaller_and_larger_structs),
         cmocka_unit_test(an_operation_gets_arrays_of_the_size_that_it_was_compiled_with),
         cmocka_unit_test(functions_without_a_size_take_structs_as_they_were),
+        cmocka_unit_test(old_names_do_what_the_new_ones_do),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

@@ -112,7 +112,7 @@ static void bare_step(void) {
 /* What follows a backward of the user's. */
 static void declare(bool looked) {
     cairn_zero_grad(b.adamw);
-    (void)amp_loss_scale(b.amp);
+    (void)amp_next_scale(b.amp);
     done(cairn_grads_ready(b.set, 0, TENSORS));
     if (looked) done(cairn__param_set_report(b.set, 0)); /* as ddp does where the group looks at what it adds up */
 }

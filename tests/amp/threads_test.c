@@ -80,7 +80,7 @@ static void *train(void *arg) {
         const struct cairn__param *p = cairn_module_params(t.model)->params[k];
         memcpy(job->bits.weights[k], p->data, p->n * cairn_dtype_nbytes(p->dtype));
     }
-    job->bits.scale = amp_loss_scale(t.amp);
+    job->bits.scale = amp_next_scale(t.amp);
     job->bits.skipped = cairn_optimizer_skipped(t.adam);
     end(&t);
     return NULL;

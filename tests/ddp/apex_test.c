@@ -218,7 +218,7 @@ static char *train_buffers(cairn_env *env, void *ctx) {
     for (int s = 0; s < STEPS; s++) {
         for (int i = 0; i < IN; i++) b.x[i] = DRAW();
         for (int o = 0; o < OUT; o++) b.y[o] = DRAW();
-        backward_by_hand(&b, (float)amp_loss_scale(amp));
+        backward_by_hand(&b, (float)amp_next_scale(amp));
         EXPECT_OK(ddp_grads_ready(net, 0, 1));
         EXPECT_OK(ddp_wait(net));
         EXPECT_OK(cairn_step(sgd));

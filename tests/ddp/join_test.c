@@ -208,7 +208,7 @@ static void append(struct snapshot *s, const void *x, size_t nbytes) {
 }
 
 static struct snapshot snapshot_of(const struct training *t) {
-    struct snapshot s = {.scale = amp_loss_scale(t->amp)};
+    struct snapshot s = {.scale = amp_next_scale(t->amp)};
     for (size_t i = 0; i < t->set->count; i++) {
         const struct cairn__param *p = t->set->params[i];
         append(&s, p->data, p->n * cairn_dtype_nbytes(p->dtype));
@@ -592,7 +592,7 @@ static char *train_own_memory(cairn_env *env, void *ctx) {
         const bool have = s < raw_batches[cairn_env_rank(env)];
         EXPECT_OK(ddp_join(t.net, have, &active));
         EXPECT(active == 3 - s);
-        const float scale = (float)amp_loss_scale(t.amp);
+        const float scale = (float)amp_next_scale(t.amp);
         for (int i = 0; i < RAW; i++) g[i] = have ? scale * raw_gradient(s, i) : 0;
         if (have || declares) EXPECT_OK(ddp_grads_ready(t.net, 0, 1));
         if (have || declares) EXPECT(ddp_join(t.net, have, &active) == CAIRN_ESTATE);

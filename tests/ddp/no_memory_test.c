@@ -30,7 +30,7 @@ static void context_that_finds_no_memory_is_on_no_rank(void **state) {
 
 static char *expect_averages(struct trained *t, cairn_env *env, int step) {
     float mine[PARTS * PART];
-    const float scale = (float)amp_scaler_scale_now(amp_loss_scaler(t->amp, 0));
+    const float scale = (float)amp_scaler_get_scale(amp_scaler_of(t->amp, 0));
     parts_numbers(cairn_env_rank(env), step, 0, mine);
     cairn_zero_grad(t->optimizer);
     EXPECT_OK(parts_backward(t, mine, ALL_PARTS));

@@ -102,7 +102,7 @@ static char *backward(struct training *t, cairn_env *env, bool bad) {
         EXPECT_OK(amp_backward(t->amp, cairn_mse_loss(ddp_forward(t->net, t->x), t->y), t->sgd));
         return NULL;
     }
-    (void)amp_loss_scale(t->amp);
+    (void)amp_next_scale(t->amp);
     for (size_t i = 0; i < N; i++) {
         const bool here = bad && i >= first_of[target] && i < first_of[target + 1];
         const bool all = t->script->value != 0;
@@ -119,7 +119,7 @@ static char *step(struct training *t, cairn_env *env, int s) {
     unsigned any = 0;
     cairn_zero_grad(t->sgd);
     if (script->scaled[s] != 0) {
-        amp_scaler *scaler = amp_loss_scaler(t->amp, 0);
+        amp_scaler *scaler = amp_scaler_of(t->amp, 0);
         struct amp_scaler_state state = {.struct_size = sizeof(state)};
         EXPECT_OK(amp_scaler_get_state(scaler, &state));
         state.scale *= (double)script->scaled[s];

@@ -137,7 +137,7 @@ static inline void remember(const struct trained *t, struct remembered *r) {
             if (moment) memcpy(r->moment[m][k], moment, sizeof(r->moment[m][k]));
         }
     }
-    r->scale = amp_scaler_scale_now(amp_loss_scaler(t->amp, 0));
+    r->scale = amp_scaler_get_scale(amp_scaler_of(t->amp, 0));
     r->steps = cairn_optimizer_steps(t->optimizer);
     r->skipped = cairn_optimizer_skipped(t->optimizer);
 }

@@ -452,7 +452,7 @@ static cairn_status declare_used(struct training *t, unsigned used, struct dice 
 
 static cairn_status backward_by_hand(struct training *t, const struct micro *m, struct dice *d) {
     const cairn_dtype dtype = type_by_hand(t->c);
-    const double scale = amp_loss_scale(t->amp);
+    const double scale = amp_next_scale(t->amp);
     const unsigned used = is_strict(t->c) && !is_now(t, MISSES) ? ALL_PARTS : m->used[0];
     for (int i = 0; i < ALL; i++) {
         char *at = (char *)&t->nets[0].gradients + (size_t)i * cairn_dtype_nbytes(dtype);

@@ -103,7 +103,7 @@ static void end(struct trainer *t) {
 }
 
 static void write_gradients(struct trainer *t, int step) {
-    const double scale = amp_loss_scale(t->amp);
+    const double scale = amp_next_scale(t->amp);
     for (size_t i = 0; i < N; i++)
         write(&t->g, t->storage, i, (float)scale * gradient(step, i, cairn_env_rank(t->env)));
 }
@@ -120,7 +120,7 @@ static char *declare(struct trainer *t, int step) {
 
 static char *expect_averages(struct trainer *t, int step) {
     cairn_env *env = t->env;
-    const float scale = (float)amp_scaler_scale_now(amp_loss_scaler(t->amp, 0));
+    const float scale = (float)amp_scaler_get_scale(amp_scaler_of(t->amp, 0));
     for (size_t i = 0; i < N; i++) EXPECT(read(&t->g, t->storage, i) == scale * average(step, i, cairn_env_size(env)));
     return NULL;
 }
@@ -298,7 +298,7 @@ static void four_gradients_of_40000_average_to_40000_in_f32_memory_with_half_val
 static char *overflow_on_one_rank(cairn_env *env, void *ctx) {
     struct trainer t;
     PASS(begin(&t, env, ctx));
-    const double scale = amp_loss_scale(t.amp);
+    const double scale = amp_next_scale(t.amp);
     for (int s = 0; s < 3; s++) {
         write_gradients(&t, s == 2 ? 1 : 0);
         if (s == 1 && cairn_env_rank(env) == 1) write(&t.g, t.storage, first_of[1] + 2, INFINITY);
@@ -307,7 +307,7 @@ static char *overflow_on_one_rank(cairn_env *env, void *ctx) {
         EXPECT_OK(step_with(&t));
         PASS(expect_weights(&t, s == 2 ? 2 : 1));
     }
-    EXPECT(amp_loss_scale(t.amp) == scale / 2);
+    EXPECT(amp_next_scale(t.amp) == scale / 2);
     end(&t);
     return NULL;
 }
@@ -561,7 +561,7 @@ static char *meddle(cairn_env *env, void *ctx) {
     }
     EXPECT_REFUSED(cairn_grads_taken(t.set, 0, 1), CAIRN_ESTATE, wait);
     cairn_param_set_zero_grad(t.set);
-    EXPECT(isnan(amp_loss_scale(t.amp)) && strstr(cairn_last_error(), wait));
+    EXPECT(isnan(amp_next_scale(t.amp)) && strstr(cairn_last_error(), wait));
     EXPECT_REFUSED(ddp_grads_ready(t.net, 0, PARAMS), CAIRN_ESTATE,
                    "ddp_grads_ready: parameter 'wpe' was declared ready already");
     EXPECT_OK(ddp_grads_ready(t.net, 0, 1));

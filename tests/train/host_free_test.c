@@ -102,7 +102,7 @@ static void overflow_is_skipped_and_told_without_waiting(void **state) {
         plant_install(&plant, cairn_module_params(t.model));
         for (int i = 0; i < WARM_UP; i++) OK(trainer_step(&t));
         OK(cairn_env_synchronize(t.env));
-        const double scale = amp_loss_scale(t.amp);
+        const double scale = amp_next_scale(t.amp);
         const bool skips = t.amp->policy.skip_nonfinite;
         const unsigned long long before = waits();
         plant.target = 0, plant.value = HUGE_VALF;
@@ -112,7 +112,7 @@ static void overflow_is_skipped_and_told_without_waiting(void **state) {
         OK(cairn_env_synchronize(t.env));
         assert_int_equal(cairn_optimizer_skipped(t.optimizer), skips);
         assert_int_equal(cairn_optimizer_steps(t.optimizer), WARM_UP + !skips);
-        assert_true(amp_loss_scale(t.amp) == (scale > 1 ? scale / 2 : scale));
+        assert_true(amp_next_scale(t.amp) == (scale > 1 ? scale / 2 : scale));
         plant_remove(&plant);
         trainer_destroy(&t);
     }
@@ -150,7 +150,7 @@ static void norms_and_reports_are_read_from_the_device(void **state) {
         OK(amp_gradient_reports(t.amp, t.optimizer, told, 2));
         for (int i = 0; i < 2; i++) {
             assert_true(told[i].n > 0 && told[i].infs + told[i].nans == 0 && told[i].zeros < told[i].n);
-            assert_true(told[i].scale == amp_loss_scale(t.amp));
+            assert_true(told[i].scale == amp_next_scale(t.amp));
         }
         OK(cairn_clip_grad_norm(t.optimizer, 0.25, &norm));
         assert_true(norm > 0.25 && norm < 100);
@@ -194,7 +194,7 @@ static void check_replays(size_t level, bool mlp) {
     OK(cairn_env_synchronize(replayed.env));
     assert_int_equal(cairn_optimizer_skipped(run.optimizer), cairn_optimizer_skipped(replayed.optimizer));
     assert_int_equal(cairn_optimizer_steps(run.optimizer), cairn_optimizer_steps(replayed.optimizer));
-    assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
+    assert_true(amp_next_scale(run.amp) == amp_next_scale(replayed.amp));
     if (run.amp->policy.skip_nonfinite) assert_same_weights(&run, &replayed, levels[level].name);
     cairn_graph_destroy(&graph);
     trainer_destroy(&run), trainer_destroy(&replayed);
@@ -242,7 +242,7 @@ static void check_clipped_replays(const char *what, const struct amp_options *op
         assert_same_loss(&run, &replayed, what, step);
         OK(cairn_env_synchronize(run.env)); /* what the host decides on has come */
         OK(cairn_env_synchronize(replayed.env));
-        assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
+        assert_true(amp_next_scale(run.amp) == amp_next_scale(replayed.amp));
     }
     assert_int_equal(cairn_graph_is_recorded(graph), run.env->device->ops->capture_begin != NULL);
     assert_int_equal(cairn_optimizer_skipped(run.optimizer), 1);
@@ -270,7 +270,7 @@ static void replays_accumulate_clip_and_scale_by_every_rule(void **state) {
 /* The explicit way, all of it. */
 static cairn_status explicit_step(void *user) {
     struct trainer *t = user;
-    amp_scaler *scaler = amp_loss_scaler(t->amp, 0);
+    amp_scaler *scaler = amp_scaler_of(t->amp, 0);
     cairn_status st = CAIRN_OK;
     cairn_zero_grad(t->optimizer);
     t->loss = cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
@@ -307,7 +307,7 @@ static void explicit_steps_wait_for_nothing_and_can_be_replayed(void **state) {
         OK(cairn_env_synchronize(replayed.env));
         assert_int_equal(cairn_optimizer_skipped(run.optimizer), 1);
         assert_int_equal(cairn_optimizer_skipped(replayed.optimizer), 1);
-        assert_true(amp_loss_scale(run.amp) == amp_loss_scale(replayed.amp));
+        assert_true(amp_next_scale(run.amp) == amp_next_scale(replayed.amp));
         assert_same_weights(&run, &replayed, levels[l].name);
         cairn_graph_destroy(&graph);
         trainer_destroy(&run), trainer_destroy(&replayed);
@@ -372,8 +372,7 @@ static void assert_same_pair(const struct pair *a, const struct pair *b, const c
     OK(cairn_env_synchronize(b->env));
     for (int i = 0; i < 2; i++) {
         assert_int_equal(cairn_optimizer_skipped(a->optimizers[i]), cairn_optimizer_skipped(b->optimizers[i]));
-        assert_true(amp_scaler_scale_now(amp_loss_scaler(a->amp, i)) ==
-                    amp_scaler_scale_now(amp_loss_scaler(b->amp, i)));
+        assert_true(amp_scaler_get_scale(amp_scaler_of(a->amp, i)) == amp_scaler_get_scale(amp_scaler_of(b->amp, i)));
     }
 }
 
@@ -569,13 +568,13 @@ static void a_scale_that_is_a_number_never_mismatches(void **state) {
     double least = HUGE_VAL, most = 0;
     int taken = 0;
     for (int s = 0; s < OWN_STEPS; s++) {
-        const double scale = amp_loss_scale(o.amp);
+        const double scale = amp_next_scale(o.amp);
         least = fmin(least, scale), most = fmax(most, scale);
         own_write(&o, scale, s % 20 == 19);
         taken += s % 20 == 19 ? 0 : 1;
         if (s % 4 == 1) {
             OK(cairn_env_synchronize(o.env));
-            assert_true(amp_loss_scale(o.amp) == scale);
+            assert_true(amp_next_scale(o.amp) == scale);
             own_write(&o, 2 * scale, false);
             taken++;
         }
@@ -598,7 +597,7 @@ static void a_scale_that_is_a_number_is_every_ranks(void **state) {
     OK(ddp_create_params(o.set, cairn_env_group(o.env), NULL, &net));
     for (int s = 0, good = 0; s < OWN_STEPS; s++) {
         const bool overflows = s % 20 == 19;
-        assert_true(amp_loss_scale(o.amp) == scale);
+        assert_true(amp_next_scale(o.amp) == scale);
         own_upload(&o, scale, overflows);
         OK(ddp_grads_ready(net, 0, 1));
         OK(ddp_wait(net));
@@ -618,7 +617,7 @@ static void the_users_own_step_knows_whether_to_skip(void **state) {
         cairn_param master;
         float w[OWN_N], g[OWN_N];
         int skip = 7;
-        own_write(&o, amp_loss_scale(o.amp), s % 20 == 19);
+        own_write(&o, amp_next_scale(o.amp), s % 20 == 19);
         OK(amp_begin_step(o.amp, &skip));
         assert_int_equal(skip, s % 20 == 19);
         OK(amp_master_params(o.amp, NULL, &master, 1));
@@ -633,7 +632,7 @@ static void the_users_own_step_knows_whether_to_skip(void **state) {
 
 static cairn_status own_step(void *user) {
     struct own *o = user;
-    if (isnan(amp_loss_scale(o->amp))) return CAIRN_ESTATE;
+    if (isnan(amp_next_scale(o->amp))) return CAIRN_ESTATE;
     cairn_status st = cairn_grads_ready(o->set, 0, 1);
     return st == CAIRN_OK ? cairn_step(o->sgd) : st;
 }
@@ -649,7 +648,7 @@ static void a_recorded_step_has_a_static_scale_or_is_not_recorded(void **state) 
         cairn_param_set_zero_grad(o.set);
         OK(cairn_graph_capture(o.env, own_step, &o, &graph));
         for (int s = 0; s < 12; s++) {
-            if (dynamic) own_write(&o, amp_loss_scale(o.amp), false);
+            if (dynamic) own_write(&o, amp_next_scale(o.amp), false);
             if (dynamic) cairn_param_set_zero_grad(o.set);
             if (cairn_graph_replay(graph) == CAIRN_OK) taken++;
             else assert_non_null(strstr(cairn_last_error(), "a loss scale that is a number would stand still"));

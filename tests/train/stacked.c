@@ -261,7 +261,7 @@ int main(int argc, char **argv) {
     for (int t = 1; t <= steps; t++) {
         next_batch(cairn_env_rank(env), cairn_env_size(env));
         const float loss = forward();
-        backward((float)amp_loss_scale(amp));
+        backward((float)amp_next_scale(amp));
         CAIRN_CHECK(ddp_grads_ready(ddp, 0, cairn_param_set_count(set)));
         CAIRN_CHECK(ddp_wait(ddp));
         CAIRN_CHECK(cairn_step(adamw));

@@ -1,0 +1,18 @@
+/* Names of before, for programs that still have them: CONTRIBUTING.md says until when. */
+#include "cairn/amp.h"
+
+double amp_loss_scale(amp_context *amp) {
+    return amp_next_scale(amp);
+}
+
+double amp_loss_scale_of(amp_context *amp, int loss_id) {
+    return amp_next_scale_of(amp, loss_id);
+}
+
+amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id) {
+    return amp_scaler_of(amp, loss_id);
+}
+
+double amp_scaler_scale_now(const amp_scaler *scaler) {
+    return amp_scaler_get_scale(scaler);
+}
