@@ -56,7 +56,7 @@ struct cairn__amp_parts {
 
 /* How a context of the user's set looks at what has been declared ready (params.c). */
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
-/* Sets set->scale as another call of amp_loss_scale for the last loss would. */
+/* Sets set->scale as another call of amp_next_scale for the last loss would. */
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
                                amp_context **out);

@@ -1,7 +1,7 @@
 /* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
  *
- * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_loss_scale returned its
- * scale; they are checked by the next call of amp_loss_scale, a step, or whoever forgets them. */
+ * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_next_scale returned its
+ * scale; they are checked by the next call of amp_next_scale, a step, or whoever forgets them. */
 #include <math.h>
 
 #include "context.h"

@@ -46,7 +46,7 @@ extern "C" {
 #define CAIRN_DEPRECATED(new_name)
 #endif
 
-/* The version of the library that runs, as CAIRN_VERSION of its own headers, and as text: "0.7.0". A program that was
+/* The version of the library that runs, as CAIRN_VERSION of its own headers, and as text: "0.8.0". A program that was
  * compiled against another header looks here: with cairn_version() >= CAIRN_VERSION, and the same soname, the library
  * has every function and field of the header. An older library refuses fields that it does not know, unless they are 0
  * (CAIRN_EINVAL). Any thread. */
