@@ -226,9 +226,9 @@ CAIRN_API cairn_status ddp_join(ddp_context *ddp, int have_input, int *active);
 
 /* A loss of 0 whose gradient is 0 for every parameter, ignored ones too. It stands for ddp_forward and the loss:
  * buffers are broadcast where that is due. With find_unused_parameters none of them counts as used on this rank, and
- * those that no rank's batch reaches keep weight, moments and master (but after ddp_no_sync, which keeps zeros too).
- * Another loss without a gradient does not do: backward cannot tell whose it is. NULL on error: CAIRN_EINVAL, also
- * for parameters in the user's memory; CAIRN_ENOMEM; as ddp_forward. */
+ * those that no rank's batch reaches keep weight, moments and master. Another loss without a gradient does not do:
+ * backward cannot tell whose it is. NULL on error: CAIRN_EINVAL, also for parameters in the user's memory;
+ * CAIRN_ENOMEM; as ddp_forward. */
 CAIRN_API cairn_tensor *ddp_zero_loss(ddp_context *ddp);
 
 /* ---- communication hooks ---- */
