@@ -15,12 +15,12 @@
 
 /* ---- looking ---- */
 
-void cairn__guard_add_loss(struct cairn__guard *g, int loss_id, bool is_held) {
+void cairn__guard_add_loss(struct cairn__guard *g, int loss_id, bool is_unsynced) {
     g->losses |= UINT64_C(1) << loss_id;
-    g->micro_batch += !is_held;
+    g->micro_batch += !is_unsynced;
 }
 
-bool cairn__guard_is_held(const struct cairn__guard *g) {
+bool cairn__guard_is_unsynced(const struct cairn__guard *g) {
     size_t count = 0;
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
     for (size_t i = 0; i < count; i++) {

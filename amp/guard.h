@@ -56,12 +56,12 @@ cairn_status cairn__guard_find_culprits(struct cairn__guard *guard);
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__guard **guard);
 
-/* A loss was scaled whose gradients reach the optimizer. is_held: they stay unsynced; such losses count as one
+/* A loss was scaled whose gradients reach the optimizer. is_unsynced: they stay unsynced; such losses count as one
  * micro-batch with the next loss whose gradients do not. */
-void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_held);
+void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_unsynced);
 
 /* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
-bool cairn__guard_is_held(const struct cairn__guard *guard);
+bool cairn__guard_is_unsynced(const struct cairn__guard *guard);
 
 /* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it
  * may have. */

@@ -30,13 +30,13 @@ static bool is_of_params(const amp_context *amp) {
 
 /* Counts the loss whose scale was told last, if it is not counted yet; also for gradients of a later step that were
  * declared without asking for a scale. */
-static void note_told(amp_context *amp, bool is_held) {
+static void note_told(amp_context *amp, bool is_unsynced) {
     struct cairn__guard *g = amp->guards[0];
     if (amp->told.noted && g->micro_batch > 0) return;
     amp->told.noted = true;
     amp->ended.id = amp->told.id;
     amp->ended.guards[0] = 1;
-    cairn__guard_add_loss(g, amp->told.id, is_held);
+    cairn__guard_add_loss(g, amp->told.id, is_unsynced);
     cairn__scaler_add_pending(amp->scalers[amp->told.id]);
 }
 

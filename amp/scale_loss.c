@@ -182,7 +182,8 @@ static void note_loss(amp_context *amp) {
     amp->ended.delayed = loss->delayed;
     memcpy(amp->ended.guards, loss->guards, num_words(amp) * sizeof(uint64_t));
     for (size_t i = 0; i < amp->num_guards; i++) {
-        if (is_given(loss, i)) cairn__guard_add_loss(amp->guards[i], loss->id, cairn__guard_is_held(amp->guards[i]));
+        if (is_given(loss, i))
+            cairn__guard_add_loss(amp->guards[i], loss->id, cairn__guard_is_unsynced(amp->guards[i]));
     }
     cairn__scaler_add_pending(amp->scalers[loss->id]);
     if (cairn__amp_looks(amp)) cairn__env_list_unresolved(amp->env, &amp->unresolved);

@@ -1,4 +1,4 @@
-/* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. The parameters hold them
+/* Gradients that stay on this rank for a while: no_sync, and apex's Reducer. Parameters keep them unsynced
  * (src/param/grad.h). */
 #include "comm/group.h"
 #include "core/options.h"
@@ -16,7 +16,7 @@ cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context
     return CAIRN_OK;
 }
 
-static cairn_status hold(struct ddp_context *d, bool on) {
+static cairn_status keep_unsynced(struct ddp_context *d, bool on) {
     d->no_sync = on;
     return cairn__param_set_keep_unsynced(d->set, on);
 }
@@ -26,7 +26,7 @@ cairn_status ddp_no_sync(ddp_context *ddp, int on) {
     REQUIRE(!ddp->reducer, CAIRN_EINVAL,
             "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank anyway, until ddp_reduce");
     const cairn_status st = cairn__ddp_check_between("ddp_no_sync", ddp);
-    return st == CAIRN_OK ? hold(ddp, cairn__is_on(on)) : st;
+    return st == CAIRN_OK ? keep_unsynced(ddp, cairn__is_on(on)) : st;
 }
 
 /* ---- apex's Reducer ---- */
@@ -40,7 +40,7 @@ cairn_status ddp_reducer_create(cairn_module *model, cairn_group *group, const s
     if (st != CAIRN_OK) return st;
     (*out)->reducer = (*out)->rebuilt = true; /* gradients do not arrive one by one */
     (*out)->set->backward = REDUCTION;
-    return hold(*out, true);
+    return keep_unsynced(*out, true);
 }
 
 /* Gradients of all ranks travel at one scale, which a rank knows by its last loss. */
@@ -59,8 +59,8 @@ static cairn_status check_had_backward(const struct ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* A backward that reaches nothing: what takes part is what was held. */
-static cairn_status run_backward_of_held(struct ddp_context *d) {
+/* A backward that reaches nothing: what takes part is what was unsynced. */
+static cairn_status run_backward_of_unsynced(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = d->set;
     TRY(cairn__param_set_begin(set, REDUCTION, set->scale));
@@ -76,8 +76,8 @@ cairn_status ddp_reduce(ddp_context *ddp) {
             ddp->model ? "cairn_backward" : "ddp_wait");
     cairn_status st = cairn__ddp_check_between("ddp_reduce", ddp);
     if (st == CAIRN_OK) st = check_had_backward(ddp);
-    if (st == CAIRN_OK) st = hold(ddp, false);
-    if (st == CAIRN_OK) st = run_backward_of_held(ddp);
-    const cairn_status held = hold(ddp, true);
-    return st == CAIRN_OK ? held : st;
+    if (st == CAIRN_OK) st = keep_unsynced(ddp, false);
+    if (st == CAIRN_OK) st = run_backward_of_unsynced(ddp);
+    const cairn_status kept = keep_unsynced(ddp, true);
+    return st == CAIRN_OK ? kept : st;
 }

@@ -1,5 +1,5 @@
 /* Losses that are infinite or NaN themselves. Their gradients need not show it (the mean of an infinity has finite
- * ones), so each rank notes its own before backward; the note goes the way of the gradients: held with them, made all
+ * ones), so each rank notes its own before backward; the note goes the way of the gradients: kept with them, made all
  * ranks' when they are reduced, taken by the optimizers, or forgotten. */
 #include "param/param.h"
 

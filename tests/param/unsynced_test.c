@@ -1,4 +1,4 @@
-/* Gradients that stay a rank's own: what becomes of them in the first that is not held, or in a step that comes
+/* Gradients that stay a rank's own: what becomes of them in the first that is synchronised, or in a step that comes
  * before. */
 #include <math.h>
 #include <setjmp.h>
@@ -112,16 +112,16 @@ static void backward(struct cairn__param *p, int micro, const struct cairn__loss
     assert_int_equal(cairn__param_set_settle(p->set), CAIRN_OK);
 }
 
-static void hold(cairn_param_set *set, bool on) {
+static void keep_unsynced(cairn_param_set *set, bool on) {
     assert_int_equal(cairn__param_set_keep_unsynced(set, on), CAIRN_OK);
 }
 
-/* ---- added to the first that is not held ---- */
+/* ---- added to the first that is synchronised ---- */
 
 static const struct cairn__loss_scale scales[] = {
     {1024, 0x1p-10f}, {512, 0x1p-9f}, {2048, 0x1p-11f}, {128, 0x1p-7f}, {384, (float)(1.0 / 384)}};
 
-static void slot_is_rounded_once_from_what_was_held_and_what_came(void **state) {
+static void slot_is_rounded_once_from_what_was_unsynced_and_what_came(void **state) {
     for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
         for (int last = 3; last <= 4; last++) {
             cairn_param_set *set = NULL;
@@ -129,10 +129,10 @@ static void slot_is_rounded_once_from_what_was_held_and_what_came(void **state) 
             struct cairn__param *p = make_param(*state, dtype, &set);
             float local[N];
             listen(&l, set);
-            hold(set, true);
+            keep_unsynced(set, true);
             for (int m = 0; m < MICRO - 1; m++) backward(p, m, &scales[m]);
             assert_int_equal(l.begins + l.readies + l.settles, 0);
-            hold(set, false);
+            keep_unsynced(set, false);
             backward(p, MICRO - 1, &scales[last]);
             assert_int_equal(l.begins + l.readies + l.settles, 3);
             for (size_t i = 0; i < N; i++) {
@@ -156,30 +156,30 @@ static void listener_sees_the_sum(void **state) {
     struct listening l;
     struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
     listen(&l, set);
-    hold(set, true);
+    keep_unsynced(set, true);
     backward(p, 0, NULL);
-    hold(set, false);
+    keep_unsynced(set, false);
     l.slot = cairn__grad_memory(p->gradient);
     backward(p, 1, NULL);
     assert_true(l.first == value(0, 0) + value(1, 0));
     cairn_param_set_destroy(&set);
 }
 
-static void parameter_that_backward_leaves_out_has_what_was_held_or_zero(void **state) {
-    for (int held = 0; held < 2; held++) {
+static void parameter_that_backward_leaves_out_has_what_was_unsynced_or_zero(void **state) {
+    for (int unsynced = 0; unsynced < 2; unsynced++) {
         cairn_param_set *set = NULL;
         struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
         backward(p, 0, NULL); /* goes into the accumulator */
-        hold(set, held);
-        if (held) backward(p, 1, NULL);
-        hold(set, false);
+        keep_unsynced(set, unsynced);
+        if (unsynced) backward(p, 1, NULL);
+        keep_unsynced(set, false);
         assert_int_equal(cairn__param_set_begin(set, 0, &scales[1]), CAIRN_OK);
         assert_int_equal(cairn__grad_sync(p->gradient), CAIRN_OK);
         assert_true(cairn__grad_is_written(p->gradient) && !cairn__grad_is_at_other_scale(p->gradient) &&
                     !cairn__grad_is_unsynced(p->gradient) && cairn__grad_is_accumulated(p->gradient));
         for (size_t i = 0; i < N; i++) {
             const float one = rounded(CAIRN_F16, value(1, i));
-            assert_true(stored(p, i) == (held ? rounded(CAIRN_F16, one * 512) : 0));
+            assert_true(stored(p, i) == (unsynced ? rounded(CAIRN_F16, one * 512) : 0));
             assert_true(cairn__grad_unscaled(p->gradient)[i] == rounded(CAIRN_F16, value(0, i)));
         }
         cairn_param_set_destroy(&set);
@@ -188,10 +188,10 @@ static void parameter_that_backward_leaves_out_has_what_was_held_or_zero(void **
 
 /* ---- nobody looks ---- */
 
-static void what_is_held_is_looked_at_once_it_is_added(void **state) {
+static void what_is_unsynced_is_looked_at_once_it_is_added(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
-    hold(set, true);
+    keep_unsynced(set, true);
     backward(p, 0, NULL);
     ((float *)cairn__grad_memory(p->gradient))[3] = INFINITY;
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
@@ -199,22 +199,22 @@ static void what_is_held_is_looked_at_once_it_is_added(void **state) {
     backward(p, 1, NULL);
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[0] + set->flags[1], 0);
-    hold(set, false);
+    keep_unsynced(set, false);
     backward(p, 2, NULL);
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[0], 1);
     cairn_param_set_destroy(&set);
 }
 
-static void zero_grad_forgets_what_is_held(void **state) {
+static void zero_grad_forgets_what_is_unsynced(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_BF16, &set);
-    hold(set, true);
+    keep_unsynced(set, true);
     backward(p, 0, NULL);
     backward(p, 1, NULL);
     cairn_param_set_zero_grad(set);
     assert_false(cairn__grad_is_unsynced(p->gradient));
-    hold(set, false);
+    keep_unsynced(set, false);
     backward(p, 2, NULL);
     for (size_t i = 0; i < N; i++) assert_true(stored(p, i) == rounded(CAIRN_BF16, value(2, i)));
     cairn_param_set_destroy(&set);
@@ -224,7 +224,7 @@ static void zero_grad_forgets_what_is_held(void **state) {
 static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
-    hold(set, true);
+    keep_unsynced(set, true);
     backward(p, 0, &scales[0]);
     assert_int_equal(cairn__params_accumulate_at(*state, &scales[0]), CAIRN_OK);
     assert_true(!cairn__grad_is_written(p->gradient) && !cairn__grad_is_accumulated(p->gradient) &&
@@ -234,14 +234,14 @@ static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
 
 /* ---- a step that comes before ---- */
 
-static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **state) {
+static void step_takes_what_is_unsynced_and_a_later_gradient_takes_it_back(void **state) {
     for (int earlier = 0; earlier < 2; earlier++) {
         cairn_param_set *set = NULL;
         struct cairn__grad_view grad;
         float sum[N];
         struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
         for (int m = 1 - earlier; m < 3; m++) {
-            hold(set, m > 0);
+            keep_unsynced(set, m > 0);
             backward(p, m, NULL);
         }
         for (size_t i = 0; i < N; i++) sum[i] = (earlier ? value(1, i) + value(0, i) : value(1, i)) + value(2, i);
@@ -249,7 +249,7 @@ static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **st
         assert_int_equal(grad.dtype, CAIRN_F32);
         assert_memory_equal(grad.x, sum, sizeof(sum));
         assert_true((cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN));
-        hold(set, false);
+        keep_unsynced(set, false);
         backward(p, 3, NULL);
         assert_int_equal(cairn__grad_states(p->gradient).unsynced, CAIRN__UNSYNCED_NONE);
         assert_false(cairn__grad_is_accumulated(p->gradient));
@@ -258,11 +258,11 @@ static void step_takes_what_is_held_and_a_later_gradient_takes_it_back(void **st
     }
 }
 
-static void step_finds_what_overflowed_while_it_was_held(void **state) {
+static void step_finds_what_overflowed_while_it_was_unsynced(void **state) {
     for (int bad = 0; bad < 3; bad++) {
         cairn_param_set *set = NULL;
         struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
-        hold(set, true);
+        keep_unsynced(set, true);
         for (int m = 0; m < 3; m++) {
             backward(p, m, &scales[0]);
             if (m == bad) ((uint16_t *)cairn__grad_memory(p->gradient))[5] = 0x7c00;
@@ -277,7 +277,7 @@ static void step_finds_what_overflowed_while_it_was_held(void **state) {
 static void parameters_that_become_half_hold_nothing(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
-    hold(set, true);
+    keep_unsynced(set, true);
     backward(p, 0, NULL);
     backward(p, 1, NULL);
     assert_int_equal(cairn__param_set_to_half(set, CAIRN_F16, true, false), CAIRN_OK);
@@ -292,7 +292,7 @@ static void declare(cairn_param_set *set, float *grad, int micro) {
     assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
 }
 
-static void memory_of_the_users_may_be_written_again_once_it_is_held(void **state) {
+static void memory_of_the_users_may_be_written_again_once_it_is_unsynced(void **state) {
     static const cairn_dtype values[] = {(cairn_dtype)0, CAIRN_F16, CAIRN_BF16};
     for (int v = 0; v < 3; v++) {
         cairn_param_set *set = NULL;
@@ -303,11 +303,11 @@ static void memory_of_the_users_may_be_written_again_once_it_is_held(void **stat
         assert_int_equal(cairn_param_set_create(*state, &w, 1, &set), CAIRN_OK);
         assert_int_equal(cairn__param_set_take_half_values(set, values[v], true, false), CAIRN_OK);
         listen(&l, set);
-        hold(set, true);
+        keep_unsynced(set, true);
         declare(set, grad, 0);
         assert_int_equal(cairn__param_set_settle(set), CAIRN_OK);
         declare(set, grad, 1); /* and forgets to settle */
-        hold(set, false);
+        keep_unsynced(set, false);
         assert_int_equal(l.begins + l.readies + l.settles, 0);
         declare(set, grad, 2);
         assert_int_equal(l.begins, 1);
@@ -326,16 +326,16 @@ static void memory_of_the_users_may_be_written_again_once_it_is_held(void **stat
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slot_is_rounded_once_from_what_was_held_and_what_came),
+        cmocka_unit_test(slot_is_rounded_once_from_what_was_unsynced_and_what_came),
         cmocka_unit_test(listener_sees_the_sum),
-        cmocka_unit_test(parameter_that_backward_leaves_out_has_what_was_held_or_zero),
-        cmocka_unit_test(what_is_held_is_looked_at_once_it_is_added),
-        cmocka_unit_test(zero_grad_forgets_what_is_held),
+        cmocka_unit_test(parameter_that_backward_leaves_out_has_what_was_unsynced_or_zero),
+        cmocka_unit_test(what_is_unsynced_is_looked_at_once_it_is_added),
+        cmocka_unit_test(zero_grad_forgets_what_is_unsynced),
         cmocka_unit_test(held_gradient_at_a_scale_that_ends_is_kept_apart),
-        cmocka_unit_test(step_takes_what_is_held_and_a_later_gradient_takes_it_back),
-        cmocka_unit_test(step_finds_what_overflowed_while_it_was_held),
+        cmocka_unit_test(step_takes_what_is_unsynced_and_a_later_gradient_takes_it_back),
+        cmocka_unit_test(step_finds_what_overflowed_while_it_was_unsynced),
         cmocka_unit_test(parameters_that_become_half_hold_nothing),
-        cmocka_unit_test(memory_of_the_users_may_be_written_again_once_it_is_held),
+        cmocka_unit_test(memory_of_the_users_may_be_written_again_once_it_is_unsynced),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }
