@@ -341,13 +341,15 @@ size_t cairn_param_set_count(const cairn_param_set *set) {
     return set ? set->count : 0;
 }
 
+/* Padding too: users compare records bytewise, and see no memory of the stack. */
 void cairn__param_describe(const struct cairn__param *p, cairn_param *out) {
-    *out = (cairn_param){.name = p->name,
-                         .data = p->data,
-                         .grad = cairn__grad_memory(p->gradient),
-                         .dtype = p->dtype,
-                         .ndim = p->ndim,
-                         .is_norm = p->is_norm ? CAIRN_ON : CAIRN_OFF};
+    memset(out, 0, sizeof(*out));
+    out->name = p->name;
+    out->data = p->data;
+    out->grad = cairn__grad_memory(p->gradient);
+    out->dtype = p->dtype;
+    out->ndim = p->ndim;
+    out->is_norm = p->is_norm ? CAIRN_ON : CAIRN_OFF;
     memcpy(out->shape, p->shape, sizeof(p->shape));
 }
 

@@ -150,13 +150,12 @@ static bool introduce(struct rendezvous *r) {
 static bool is_cairn_run(const char *host, int port) {
     cairn_store *store = NULL;
     static const char *const key = "cairn-run/run";
-    int present = 0;
     if (cairn_tcp_store_create(host, port, cairn_tcp_store_options(.timeout = CONNECT_SLICE), &store) != CAIRN_OK) {
         return false;
     }
-    if (cairn_store_check(store, &key, 1, &present) != CAIRN_OK) present = 0;
+    const bool has_run = cairn_store_wait(store, &key, 1) == CAIRN_OK; /* a store that just began has none yet */
     cairn_store_destroy(&store);
-    return present != 0;
+    return has_run;
 }
 
 static int refuse_port(const struct rendezvous *r, const char *why) {
