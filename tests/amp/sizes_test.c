@@ -9,11 +9,10 @@
 
 #include <cmocka.h>
 
+#include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/options.h"
 #include "param/param.h"
-
-#define OK(call) assert_int_equal(call, CAIRN_OK)
 
 enum { N = 2 };
 
@@ -397,19 +396,6 @@ static void old_names_do_what_the_new_ones_do(void **state) {
     end(&t);
 }
 #pragma GCC diagnostic pop
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 int main(void) {
     const struct CMUnitTest tests[] = {

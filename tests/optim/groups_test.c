@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "../check.h"
+#include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "param/param.h"
@@ -70,19 +70,6 @@ static void write_gradients(struct sets *s, int t) {
         }
         OK(cairn_grads_ready(s->set[k], 0, PARAMS));
     }
-}
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    OK(cairn_env_create(NULL, NULL, NULL, &env));
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
 }
 
 static struct cairn_sgd_options sgd_with(double lr, double momentum) {

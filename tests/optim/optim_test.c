@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "core/half.h"
@@ -20,19 +21,6 @@
 enum { N = 1003, STEPS = 100 };
 
 static const struct cairn__loss_scale SCALE = {128, 1.0f / 128};
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 /* Element i of the numbers of step t: in (-1, 1). */
 static float number(int t, int i) {

@@ -9,22 +9,10 @@
 
 #include <cmocka.h>
 
+#include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/half.h"
 #include "param/param.h"
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 static void set_refuses_what_makes_no_sense_and_names_the_entry(void **state) {
     float data[4] = {0};

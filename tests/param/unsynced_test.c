@@ -9,24 +9,12 @@
 
 #include <cmocka.h>
 
+#include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/dtype.h"
 #include "param/param.h"
 
 enum { N = 37, MICRO = 4 };
-
-static int make_env(void **state) {
-    cairn_env *env = NULL;
-    assert_int_equal(cairn_env_create(NULL, NULL, NULL, &env), CAIRN_OK);
-    *state = env;
-    return 0;
-}
-
-static int end_env(void **state) {
-    cairn_env *env = *state;
-    cairn_env_destroy(&env);
-    return 0;
-}
 
 /* ---- somebody who listens ---- */
 
