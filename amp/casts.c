@@ -29,7 +29,7 @@ struct scope {
 
 struct casts {
     amp_cast classes[CAIRN__AMP_NUM_OPS];
-    bool is_set[CAIRN__AMP_NUM_OPS]; /* by amp_set_op_cast */
+    bool is_set[CAIRN__AMP_NUM_OPS]; /* by amp_op_set_cast */
     struct own_op *own;
     size_t num_own, own_capacity;
     uint64_t changes; /* of classes */
@@ -84,11 +84,11 @@ static cairn_status refuse_half(const struct cairn__op_question *q) {
         q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
         "bce: an input is %s under O1 or autocast, where probabilities near 0 and 1 have lost what their logarithms "
         "need. Call cairn_bce_with_logits on the scores instead of a sigmoid and bce; or, where they are known to be "
-        "safe, compute it in f32: amp_set_op_cast(env, \"bce\", AMP_CAST_F32)",
+        "safe, compute it in f32: amp_op_set_cast(env, \"bce\", AMP_CAST_F32)",
         half);
     return cairn__fail(CAIRN_EINVAL,
                        "%s: an input is %s under O1 or autocast, and the operation is banned there; cast its inputs to "
-                       "f32, or compute it in f32: amp_set_op_cast(env, \"%s\", AMP_CAST_F32)",
+                       "f32, or compute it in f32: amp_op_set_cast(env, \"%s\", AMP_CAST_F32)",
                        q->name, half, q->name);
 }
 
@@ -178,7 +178,7 @@ static cairn_status resume(void *ctx, uint64_t of, int *number) {
     struct casts *c = ctx;
     if (of == 0) return push(c, false, CAIRN_F16, number);
     REQUIRE(of >> SCOPE_BITS == c->changes, CAIRN_ESTATE,
-            "checkpoint: amp_set_op_cast has changed a class since forward, so that backward cannot run the function "
+            "checkpoint: amp_op_set_cast has changed a class since forward, so that backward cannot run the function "
             "as it was; set classes before forward, or after cairn_backward");
     return push(c, of >> TYPE_BITS & 1, (cairn_dtype)(of & ((1 << TYPE_BITS) - 1)), number);
 }
@@ -239,7 +239,7 @@ void cairn__casts_end_o1(cairn_env *env) {
 static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
     REQUIRE(!row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
-            "amp_set_op_cast: '%s' computes nothing and has no type of its own; cast its input (cairn_cast)",
+            "amp_op_set_cast: '%s' computes nothing and has no type of its own; cast its input (cairn_cast)",
             cairn__amp_op_name(op));
     const amp_cast next = cast ? cast : row->cast;
     c->changes += c->classes[op] != next;
@@ -275,10 +275,10 @@ out:
     return st;
 }
 
-cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast) {
-    REQUIRE(env && op && op[0], CAIRN_EINVAL, "amp_set_op_cast: env and the operation's name must be set");
+cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
+    REQUIRE(env && op && op[0], CAIRN_EINVAL, "amp_op_set_cast: env and the operation's name must be set");
     REQUIRE((int)cast >= 0 && cast <= AMP_CAST_BANNED, CAIRN_EINVAL,
-            "amp_set_op_cast: %d is no class; AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW and _BANNED are, and 0 for the "
+            "amp_op_set_cast: %d is no class; AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW and _BANNED are, and 0 for the "
             "table's",
             (int)cast);
     struct casts *c = NULL;
@@ -291,7 +291,7 @@ cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast) {
     return CAIRN_OK;
 }
 
-static const char SET_BY_USER[] = "set by amp_set_op_cast";
+static const char SET_BY_USER[] = "set by amp_op_set_cast";
 
 amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) {
     const struct casts *c = env ? cairn__op_hook_ctx(env) : NULL;

@@ -244,7 +244,7 @@ cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int
     TRY(scaler->is_disabled ? cairn_step(optimizer) : step(scaler, optimizer));
     if (!stepped) return CAIRN_OK;
     TRY(cairn_env_synchronize(scaler->env));
-    *stepped = !cairn_step_skipped(optimizer);
+    *stepped = !cairn_optimizer_step_skipped(optimizer);
 out:
     return st;
 }

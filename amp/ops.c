@@ -246,14 +246,14 @@ cairn_status cairn__amp_check_own_name(const char *name) {
     for (size_t i = 0; i < sizeof(other_names) / sizeof(other_names[0]); i++) {
         REQUIRE(
             strcmp(plain, other_names[i][0]) != 0, CAIRN_EINVAL,
-            "amp_set_op_cast: '%s' is no operation by itself; set the class of '%s'. (One of your own needs another "
+            "amp_op_set_cast: '%s' is no operation by itself; set the class of '%s'. (One of your own needs another "
             "name.)",
             name, other_names[i][1]);
     }
     const char *meant = nearest(plain);
     REQUIRE(
         !meant, CAIRN_EINVAL,
-        "amp_set_op_cast: no operation is called '%s'; did you mean '%s'? (One of your own needs a name that is less "
+        "amp_op_set_cast: no operation is called '%s'; did you mean '%s'? (One of your own needs a name that is less "
         "like it.)",
         name, meant);
     return CAIRN_OK;

@@ -39,7 +39,11 @@ typedef enum amp_cast {
  * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); a name that is no operation's
  * of Cairn becomes one of the user's own, unless it is nearly one of Cairn's, or torch's word for one; CAIRN_ENOMEM.
  * apex: amp.register_half_function, register_float_function, register_promote_function; allow_banned */
-CAIRN_API cairn_status amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast);
+CAIRN_API cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast);
+
+/* Its name before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("amp_op_set_cast") cairn_status
+    amp_set_op_cast(cairn_env *env, const char *op, amp_cast cast);
 
 /* The class that holds for an operation, and why, in a sentence (may be NULL); 0 for an operation that is not known. */
 CAIRN_API amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason);
@@ -55,7 +59,7 @@ struct amp_autocast_options {
 /* From here to amp_autocast_end operations are cast as O1 casts them. Scopes nest. *scope (may be NULL) is this scope's
  * number, above 0. options may be NULL. Works with any level and without amp_initialize. Backward needs no scope:
  * gradients go back through the casts that were made, and what cairn_checkpoint runs again runs under the casts it ran
- * under first (amp_set_op_cast in between: its backward is CAIRN_ESTATE). What a graph has recorded keeps its types.
+ * under first (amp_op_set_cast in between: its backward is CAIRN_ESTATE). What a graph has recorded keeps its types.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM. torch.autocast; with enabled OFF apex: amp.disable_casts */
 CAIRN_API cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_options *options, int *scope);
 

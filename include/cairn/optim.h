@@ -80,10 +80,13 @@ CAIRN_API void cairn_optimizer_destroy(cairn_optimizer **optimizer);
 
 /* Forgets the gradients of the optimizer's parameters (nothing is written to memory) and begins a new step of the
  * environment: results of the last one are gone. NULL does nothing. Where results must live on (a second model, a
- * second loss of the same step), cairn_clear_grads forgets the gradients alone; so do cairn_param_set_zero_grad and
- * cairn_module_zero_grad, for all parameters of a set or model. */
+ * second loss of the same step), cairn_optimizer_clear_grads forgets the gradients alone; so do
+ * cairn_param_set_zero_grad and cairn_module_zero_grad, for all parameters of a set or model. */
 CAIRN_API void cairn_zero_grad(cairn_optimizer *optimizer);
-CAIRN_API void cairn_clear_grads(cairn_optimizer *optimizer);
+CAIRN_API void cairn_optimizer_clear_grads(cairn_optimizer *optimizer);
+
+/* Its name before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("cairn_optimizer_clear_grads") void cairn_clear_grads(cairn_optimizer *optimizer);
 
 /* Clips gradients by the norm of all of them together, before cairn_step: they are multiplied by min(1, max_norm /
  * (norm + 1e-6)), which changes one number and no gradient; what a backward adds later is not clipped. Called again, it
@@ -124,7 +127,10 @@ CAIRN_API cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_
 CAIRN_API cairn_status cairn_step(cairn_optimizer *optimizer);
 
 /* 1 if the last step that is known of was skipped. */
-CAIRN_API int cairn_step_skipped(const cairn_optimizer *optimizer);
+CAIRN_API int cairn_optimizer_step_skipped(const cairn_optimizer *optimizer);
+
+/* Its name before 0.8.0. */
+CAIRN_API CAIRN_DEPRECATED("cairn_optimizer_step_skipped") int cairn_step_skipped(const cairn_optimizer *optimizer);
 
 /* Steps taken and steps skipped, as far as is known. */
 CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);

@@ -192,7 +192,7 @@ struct cairn_custom_op {
 };
 
 /* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions
- * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_set_op_cast has said otherwise of
+ * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_op_set_cast has said otherwise of
  * op's name; y's type stays what was said. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);

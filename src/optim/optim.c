@@ -342,7 +342,7 @@ void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed) {
 
 /* ---- facts ---- */
 
-int cairn_step_skipped(const cairn_optimizer *optimizer) {
+int cairn_optimizer_step_skipped(const cairn_optimizer *optimizer) {
     if (!optimizer) return 0;
     const struct cairn__step_report last = cairn__optimizer_last_report(optimizer);
     return last.number && !last.stepped;

@@ -141,8 +141,8 @@ static bool refuses(const char *call, const cairn_optimizer *o) {
     return !o || cairn__params_refuse(call, o->of.params, o->count);
 }
 
-void cairn_clear_grads(cairn_optimizer *optimizer) {
-    if (refuses("cairn_clear_grads", optimizer)) return;
+void cairn_optimizer_clear_grads(cairn_optimizer *optimizer) {
+    if (refuses("cairn_optimizer_clear_grads", optimizer)) return;
     (void)cairn__env_resolve(optimizer->env);
     cairn__params_forget(optimizer->of.params, optimizer->count);
 }

@@ -33,7 +33,7 @@ static void infinite_loss_with_finite_gradients_skips_at_every_level(void **stat
         cairn_zero_grad(p.sgd);
         OK(amp_backward(p.amp, with(&p, *state, badness[i % 3]), p.sgd));
         OK(cairn_step(p.sgd));
-        assert_int_equal(cairn_step_skipped(p.sgd), 1);
+        assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
         assert_true(amp_scaler_get_scale(amp_scaler_of(p.amp, 0)) == 32);
         assert_probe_is(&p, (float[PROBE]){1, 1, 1, 1, 1, 1});
         OK(amp_last_overflow(p.amp, NULL, &found, 1, &count));
@@ -43,7 +43,7 @@ static void infinite_loss_with_finite_gradients_skips_at_every_level(void **stat
         cairn_zero_grad(p.sgd);
         OK(amp_backward(p.amp, with(&p, *state, 1), p.sgd));
         OK(cairn_step(p.sgd));
-        assert_int_equal(cairn_step_skipped(p.sgd), 0);
+        assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 0);
         assert_probe_stepped_by(&p, ones);
         probe_end(&p);
     }
@@ -86,7 +86,7 @@ static void loss_is_looked_at_before_it_is_scaled(void **state) {
     cairn_zero_grad(p.sgd);
     OK(amp_backward(p.amp, with(&p, *state, 3e38f), p.sgd)); /* times 64 it is infinite */
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 0);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 0);
     assert_probe_stepped_by(&p, ones);
     probe_end(&p);
 }
@@ -97,7 +97,7 @@ static void context_that_does_not_skip_takes_the_step(void **state) {
     cairn_zero_grad(p.sgd);
     OK(amp_backward(p.amp, with(&p, *state, NAN), p.sgd));
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 0);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 0);
     assert_probe_stepped_by(&p, ones);
     probe_end(&p);
 }
@@ -111,7 +111,7 @@ static void losses_of_other_types_are_looked_at(void **state) {
         cairn_zero_grad(p.sgd);
         OK(amp_backward(p.amp, cairn_cast(with(&p, *state, INFINITY), types[i / 2]), p.sgd));
         OK(cairn_step(p.sgd));
-        assert_int_equal(cairn_step_skipped(p.sgd), 1);
+        assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
         probe_end(&p);
     }
 }
@@ -127,7 +127,7 @@ static void bad_micro_batch_skips_the_step_and_is_named(void **state) {
         cairn_zero_grad(p.sgd);
         for (int m = 0; m < 3; m++) OK(amp_backward(p.amp, with(&p, *state, m == bad ? NAN : 1), p.sgd));
         OK(cairn_step(p.sgd));
-        assert_int_equal(cairn_step_skipped(p.sgd), 1);
+        assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
         assert_true(amp_scaler_get_scale(amp_scaler_of(p.amp, 0)) == 32); /* told once */
         OK(amp_last_overflow(p.amp, NULL, &found, 1, &count));
         assert_string_equal(found.name, "(loss)");
@@ -143,7 +143,7 @@ static void delayed_look_forgets_no_loss(void **state) {
     OK(amp_backward_with(p.amp, with(&p, *state, NAN), amp_loss_options(.delay_unscale = CAIRN_ON)));
     OK(amp_backward(p.amp, with(&p, *state, 1), p.sgd));
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 1);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
     probe_end(&p);
 }
 
@@ -156,7 +156,7 @@ static void clipping_in_between_changes_nothing(void **state) {
     OK(cairn_clip_grad_norm(p.sgd, 1, &norm));
     assert_true(fabs(norm - sqrt(6)) < 1e-6);
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 1);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
     probe_end(&p);
 }
 
@@ -170,7 +170,7 @@ static void loss_whose_gradients_are_zeroed_skips_nothing(void **state) {
     cairn_zero_grad(p.sgd);
     OK(amp_backward(p.amp, with(&p, *state, 1), p.sgd));
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 0);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 0);
     probe_end(&p);
 }
 
@@ -180,11 +180,11 @@ static void gradients_that_are_cleared_before_backward_are_others(void **state) 
     probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
     cairn_zero_grad(p.sgd);
     OK(amp_scale_loss(p.amp, with(&p, *state, INFINITY), p.sgd, &scaled));
-    cairn_clear_grads(p.sgd);
+    cairn_optimizer_clear_grads(p.sgd);
     OK(cairn_backward(scaled));
     OK(amp_scale_loss_end(p.amp));
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 1);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
     probe_end(&p);
 }
 
@@ -197,7 +197,7 @@ static void backward_that_fails_leaves_nothing_behind(void **state) {
     cairn_zero_grad(p.sgd);
     OK(amp_backward(p.amp, with(&p, *state, 1), p.sgd));
     OK(cairn_step(p.sgd));
-    assert_int_equal(cairn_step_skipped(p.sgd), 0);
+    assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 0);
     cairn_tensor_destroy(&nothing);
     probe_end(&p);
 }
@@ -225,7 +225,7 @@ static void only_optimizers_that_were_given_to_the_loss_skip(void **state) {
             cairn_tensor_destroy(&added);
         }
         for (int i = 0; i < 2; i++) OK(cairn_step(optimizers[i]));
-        for (int i = 0; i < 2; i++) assert_int_equal(cairn_step_skipped(optimizers[i]), i == bad);
+        for (int i = 0; i < 2; i++) assert_int_equal(cairn_optimizer_step_skipped(optimizers[i]), i == bad);
     }
     for (int i = 0; i < 2; i++) assert_true(amp_scaler_get_scale(amp_scaler_of(amp, i)) == 32);
     amp_destroy(&amp);
@@ -256,7 +256,7 @@ static void nan_behind_a_relu_takes_no_step(void **state) {
         OK(amp_backward(amp, loss, sgd));
         OK(cairn_step(sgd));
         assert_true(isnan(cairn_tensor_item(loss)));
-        assert_int_equal(cairn_step_skipped(sgd), 1);
+        assert_int_equal(cairn_optimizer_step_skipped(sgd), 1);
         amp_destroy(&amp);
         cairn_optimizer_destroy(&sgd);
         cairn_module_destroy(&model);

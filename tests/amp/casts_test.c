@@ -30,14 +30,14 @@ static void a_class_is_set_by_name_and_taken_back(void **state) {
     const char *why = NULL;
     assert_int_equal(amp_op_cast(env, "matmul", &why), AMP_CAST_HALF);
     assert_string_equal(why, "a product, as all of this family");
-    assert_int_equal(amp_set_op_cast(env, "matmul", AMP_CAST_F32), CAIRN_OK); /* before O1 */
+    assert_int_equal(amp_op_set_cast(env, "matmul", AMP_CAST_F32), CAIRN_OK); /* before O1 */
     assert_int_equal(cairn__casts_begin_o1(env, CAIRN_F16, false), CAIRN_OK);
     assert_int_equal(type_of_product(env), CAIRN_F32);
     assert_int_equal(amp_op_cast(env, "matmul", &why), AMP_CAST_F32);
-    assert_string_equal(why, "set by amp_set_op_cast");
-    assert_int_equal(amp_set_op_cast(env, "matmul", (amp_cast)0), CAIRN_OK); /* and after */
+    assert_string_equal(why, "set by amp_op_set_cast");
+    assert_int_equal(amp_op_set_cast(env, "matmul", (amp_cast)0), CAIRN_OK); /* and after */
     assert_int_equal(type_of_product(env), CAIRN_F16);
-    assert_int_equal(amp_set_op_cast(env, "relu", AMP_CAST_HALF), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "relu", AMP_CAST_HALF), CAIRN_OK);
     assert_int_equal(cairn_tensor_dtype(cairn_relu(ones(env, CAIRN_F32))), CAIRN_F16);
     cairn__casts_end_o1(env);
     assert_int_equal(cairn_tensor_dtype(cairn_relu(ones(env, CAIRN_F32))), CAIRN_F32);
@@ -62,7 +62,7 @@ static void wrong_names_are_refused_with_a_guess(void **state) {
         {"cross_entropy_loss", NULL},
     };
     for (size_t i = 0; i < sizeof(guesses) / sizeof(guesses[0]); i++) {
-        const cairn_status st = amp_set_op_cast(env, guesses[i][0], AMP_CAST_F32);
+        const cairn_status st = amp_op_set_cast(env, guesses[i][0], AMP_CAST_F32);
         if (guesses[i][1]) {
             REFUSED(st, CAIRN_EINVAL, guesses[i][1]);
             assert_int_equal(amp_op_cast(env, guesses[i][0], NULL), 0);
@@ -72,27 +72,27 @@ static void wrong_names_are_refused_with_a_guess(void **state) {
     }
     static const char *const own[] = {"selu", "conv3d", "elu", "geglu", "sort", "layer_norm2d", "my_gelu", "rope"};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) {
-        if (amp_set_op_cast(env, own[i], AMP_CAST_F32) != CAIRN_OK) fail_msg("%s: %s", own[i], cairn_last_error());
+        if (amp_op_set_cast(env, own[i], AMP_CAST_F32) != CAIRN_OK) fail_msg("%s: %s", own[i], cairn_last_error());
         assert_int_equal(amp_op_cast(env, own[i], NULL), AMP_CAST_F32);
     }
 }
 
 static void what_makes_no_sense_is_refused(void **state) {
     cairn_env *env = test_env_of(state);
-    REFUSED(amp_set_op_cast(env, "linear", (amp_cast)6), CAIRN_EINVAL, "6 is no class");
-    REFUSED(amp_set_op_cast(env, "linear", (amp_cast)-1), CAIRN_EINVAL, "-1 is no class");
-    REFUSED(amp_set_op_cast(env, "", AMP_CAST_F32), CAIRN_EINVAL, "name");
-    REFUSED(amp_set_op_cast(env, NULL, AMP_CAST_F32), CAIRN_EINVAL, "name");
-    REFUSED(amp_set_op_cast(NULL, "linear", AMP_CAST_F32), CAIRN_EINVAL, "env");
-    REFUSED(amp_set_op_cast(env, "reshape", AMP_CAST_HALF), CAIRN_EINVAL, "computes nothing");
-    REFUSED(amp_set_op_cast(env, "cast", AMP_CAST_HALF), CAIRN_EINVAL, "computes nothing");
-    assert_int_equal(amp_set_op_cast(env, "reshape", AMP_CAST_FOLLOW), CAIRN_OK);
+    REFUSED(amp_op_set_cast(env, "linear", (amp_cast)6), CAIRN_EINVAL, "6 is no class");
+    REFUSED(amp_op_set_cast(env, "linear", (amp_cast)-1), CAIRN_EINVAL, "-1 is no class");
+    REFUSED(amp_op_set_cast(env, "", AMP_CAST_F32), CAIRN_EINVAL, "name");
+    REFUSED(amp_op_set_cast(env, NULL, AMP_CAST_F32), CAIRN_EINVAL, "name");
+    REFUSED(amp_op_set_cast(NULL, "linear", AMP_CAST_F32), CAIRN_EINVAL, "env");
+    REFUSED(amp_op_set_cast(env, "reshape", AMP_CAST_HALF), CAIRN_EINVAL, "computes nothing");
+    REFUSED(amp_op_set_cast(env, "cast", AMP_CAST_HALF), CAIRN_EINVAL, "computes nothing");
+    assert_int_equal(amp_op_set_cast(env, "reshape", AMP_CAST_FOLLOW), CAIRN_OK);
     assert_int_equal(amp_op_cast(NULL, "linear", NULL), 0);
     assert_int_equal(amp_op_cast(env, NULL, NULL), 0);
     assert_int_equal(amp_op_cast(env, "no such operation", NULL), 0);
     char *const endless = memset(malloc(5000), 'a', 4999);
     endless[4999] = '\0';
-    assert_int_equal(amp_set_op_cast(env, endless, AMP_CAST_F32), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, endless, AMP_CAST_F32), CAIRN_OK);
     assert_int_equal(amp_op_cast(env, endless, NULL), AMP_CAST_F32);
     free(endless);
 }
@@ -118,19 +118,19 @@ static cairn_dtype type_seen(cairn_env *env, cairn_dtype input) {
 
 static void own_operations_have_classes_by_their_names(void **state) {
     cairn_env *env = test_env_of(state);
-    assert_int_equal(amp_set_op_cast(env, "twirl", AMP_CAST_HALF), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "twirl", AMP_CAST_HALF), CAIRN_OK);
     assert_int_equal(type_seen(env, CAIRN_F32), CAIRN_F32); /* no casts here */
     assert_int_equal(cairn__casts_begin_o1(env, CAIRN_BF16, false), CAIRN_OK);
     assert_int_equal(type_seen(env, CAIRN_F32), CAIRN_BF16);
-    assert_int_equal(amp_set_op_cast(env, "twirl", AMP_CAST_F32), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "twirl", AMP_CAST_F32), CAIRN_OK);
     assert_int_equal(type_seen(env, CAIRN_F16), CAIRN_F32);
-    assert_int_equal(amp_set_op_cast(env, "twirl", AMP_CAST_BANNED), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "twirl", AMP_CAST_BANNED), CAIRN_OK);
     assert_int_equal(type_seen(env, CAIRN_F16), 0);
-    REFUSED(cairn__last_status(), CAIRN_EINVAL, "amp_set_op_cast(env, \"twirl\", AMP_CAST_F32)");
-    assert_int_equal(amp_set_op_cast(env, "twirl", (amp_cast)0), CAIRN_OK);
+    REFUSED(cairn__last_status(), CAIRN_EINVAL, "amp_op_set_cast(env, \"twirl\", AMP_CAST_F32)");
+    assert_int_equal(amp_op_set_cast(env, "twirl", (amp_cast)0), CAIRN_OK);
     assert_int_equal(amp_op_cast(env, "twirl", NULL), 0);
     assert_int_equal(type_seen(env, CAIRN_F16), CAIRN_F16);
-    assert_int_equal(amp_set_op_cast(env, "custom", AMP_CAST_F32), CAIRN_OK); /* all that have none of their own */
+    assert_int_equal(amp_op_set_cast(env, "custom", AMP_CAST_F32), CAIRN_OK); /* all that have none of their own */
     assert_int_equal(type_seen(env, CAIRN_F16), CAIRN_F32);
 }
 
@@ -143,10 +143,10 @@ static void bce_of_halves_is_an_error_with_advice(void **state) {
     assert_non_null(cairn_bce(half, half, NULL)); /* its own affair, without casts */
     assert_int_equal(cairn__casts_begin_o1(env, CAIRN_F16, false), CAIRN_OK);
     assert_null_because(cairn_bce(half, half, NULL), "cairn_bce_with_logits");
-    assert_null_because(cairn_bce(wide, half, NULL), "amp_set_op_cast(env, \"bce\", AMP_CAST_F32)");
+    assert_null_because(cairn_bce(wide, half, NULL), "amp_op_set_cast(env, \"bce\", AMP_CAST_F32)");
     assert_null_because(cairn_bce(cairn_full(env, CAIRN_F64, CAIRN_SHAPE(2), 0.5), half, NULL), "bce");
     assert_int_equal(cairn_tensor_dtype(cairn_bce(wide, wide, NULL)), CAIRN_F32);
-    assert_int_equal(amp_set_op_cast(env, "bce", AMP_CAST_F32), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "bce", AMP_CAST_F32), CAIRN_OK);
     assert_int_equal(cairn_tensor_dtype(cairn_bce(half, half, NULL)), CAIRN_F32);
 }
 
@@ -175,10 +175,10 @@ static void in_place_operations_keep_the_type_of_their_tensor(void **state) {
     assert_non_null(cairn_add_(f, h));
     assert_non_null(cairn_mul_(h, b));
     assert_non_null(cairn_sqrt_(h));
-    assert_int_equal(amp_set_op_cast(env, "add", AMP_CAST_F32), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "add", AMP_CAST_F32), CAIRN_OK);
     assert_null_because(cairn_add_(h, f), "add_");
     assert_null_because(cairn_add_(ones(env, CAIRN_I64), h), "the result is f32, which does not fit into");
-    assert_int_equal(amp_set_op_cast(env, "add", AMP_CAST_HALF), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "add", AMP_CAST_HALF), CAIRN_OK);
     assert_non_null(cairn_add_(f, h));
 }
 
@@ -339,15 +339,15 @@ static void checkpoint_refuses_to_run_again_under_other_classes(void **state) {
     cairn_tensor_require_grad(x), cairn_tensor_require_grad(w);
     assert_int_equal(amp_autocast_begin(env, NULL, NULL), CAIRN_OK);
     cairn_tensor *y = cairn_sum(cairn_checkpoint(product, w, &x, 1));
-    assert_int_equal(amp_set_op_cast(env, "matmul", AMP_CAST_HALF), CAIRN_OK); /* which it is */
-    assert_int_equal(amp_set_op_cast(env, "twirl", (amp_cast)0), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "matmul", AMP_CAST_HALF), CAIRN_OK); /* which it is */
+    assert_int_equal(amp_op_set_cast(env, "twirl", (amp_cast)0), CAIRN_OK);
     assert_int_equal(cairn_backward(y), CAIRN_OK);
     y = cairn_sum(cairn_checkpoint(product, w, &x, 1));
-    assert_int_equal(amp_set_op_cast(env, "matmul", AMP_CAST_F32), CAIRN_OK);
-    REFUSED(cairn_backward(y), CAIRN_ESTATE, "amp_set_op_cast has changed a class since forward");
+    assert_int_equal(amp_op_set_cast(env, "matmul", AMP_CAST_F32), CAIRN_OK);
+    REFUSED(cairn_backward(y), CAIRN_ESTATE, "amp_op_set_cast has changed a class since forward");
     y = cairn_sum(cairn_checkpoint(product, w, &x, 1));
-    assert_int_equal(amp_set_op_cast(env, "twirl", AMP_CAST_F32), CAIRN_OK);
-    REFUSED(cairn_backward(y), CAIRN_ESTATE, "amp_set_op_cast has changed a class since forward");
+    assert_int_equal(amp_op_set_cast(env, "twirl", AMP_CAST_F32), CAIRN_OK);
+    REFUSED(cairn_backward(y), CAIRN_ESTATE, "amp_op_set_cast has changed a class since forward");
     y = cairn_sum(cairn_checkpoint(product, w, &x, 1));
     assert_int_equal(cairn_backward(y), CAIRN_OK);
 }
@@ -586,7 +586,7 @@ static void o1_contexts_come_and_go(void **state) {
     cairn_env *env = test_env_of(state);
     struct prepared first, second, half;
     cairn_set_log(keep_log, NULL);
-    assert_int_equal(amp_set_op_cast(env, "relu", AMP_CAST_HALF), CAIRN_OK);
+    assert_int_equal(amp_op_set_cast(env, "relu", AMP_CAST_HALF), CAIRN_OK);
     assert_int_equal(prepare(env, &first, amp_options(.half_type = CAIRN_BF16, .verbosity = 2)), CAIRN_OK);
     REFUSED(prepare(env, &second, NULL), CAIRN_ESTATE, "amp_initialize_all");
     assert_int_equal(prepare(env, &half, amp_options(.opt_level = AMP_O2)), CAIRN_OK);

@@ -130,7 +130,7 @@ static void train(struct training *t, void (*step)(struct training *t), struct o
         t->plant.target = i == 2 ? 0 : i == 5 ? 3 : -1;
         t->plant.value = i == 2 ? INFINITY : NAN;
         step(t);
-        assert_int_equal(cairn_step_skipped(t->sgd), i == 2 || i == 5);
+        assert_int_equal(cairn_optimizer_step_skipped(t->sgd), i == 2 || i == 5);
     }
     assert_int_equal(amp_scaler_recorded(t->scaler), STEPS);
     OK(amp_scaler_record(t->scaler, NULL, 0));
@@ -242,7 +242,7 @@ static void end_pair(struct pair *p) {
 
 static void backward_both(struct pair *p) {
     cairn_zero_grad(p->a.sgd);
-    cairn_clear_grads(p->b.sgd);
+    cairn_optimizer_clear_grads(p->b.sgd);
     OK(cairn_backward(amp_scaler_scale(p->a.scaler, cairn_add(loss_of(&p->a), loss_of(&p->b)))));
 }
 
@@ -383,7 +383,7 @@ static void overflow_at_the_floor_is_updates_error(void **state) {
     REFUSED(amp_scaler_update(t.scaler), CAIRN_ENUMERIC, "at its floor of 2");
     t.plant.target = -1;
     explicit_step(&t); /* it goes on */
-    assert_int_equal(cairn_step_skipped(t.sgd), 0);
+    assert_int_equal(cairn_optimizer_step_skipped(t.sgd), 0);
     end(&t);
 }
 
@@ -445,7 +445,7 @@ static void unscale_without_a_step_leaves_nothing_behind(void **state) {
         if (zeroed) cairn_zero_grad(t.sgd);
         backward(&t);
         OK(amp_scaler_step(t.scaler, t.sgd, NULL));
-        assert_int_equal(cairn_step_skipped(t.sgd), !zeroed); /* the infinity is still in the sum */
+        assert_int_equal(cairn_optimizer_step_skipped(t.sgd), !zeroed); /* the infinity is still in the sum */
         OK(amp_scaler_update(t.scaler));
         assert_true(amp_scaler_get_scale(t.scaler) == (zeroed ? 512 : 256));
         end(&t);

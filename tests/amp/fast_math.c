@@ -104,7 +104,8 @@ static void train(struct trainer *t, int step) {
     MUST_OK(amp_backward(t->amp, loss, t->sgd));
     if (step % 2) MUST_OK(cairn_clip_grad_norm(t->sgd, 0.25, NULL));
     MUST_OK(cairn_step(t->sgd));
-    if (cairn_step_skipped(t->sgd) != (bad != 0)) give_up("step", bad ? "overflow was not found" : "was left out");
+    if (cairn_optimizer_step_skipped(t->sgd) != (bad != 0))
+        give_up("step", bad ? "overflow was not found" : "was left out");
     if (!bad) printf(" %08x", (unsigned)bits_of(cairn_tensor_item(loss)));
 }
 
@@ -203,7 +204,7 @@ static void own_buffers(const struct level *level) {
         cairn_zero_grad(sgd);
         MUST_OK(cairn_grads_ready(set, 0, 1));
         MUST_OK(cairn_step(sgd));
-        if (cairn_step_skipped(sgd) != must) give_up(level->name, "an own buffer's overflow was not found");
+        if (cairn_optimizer_step_skipped(sgd) != must) give_up(level->name, "an own buffer's overflow was not found");
         skipped += must;
     }
     printf("own buffers %s skipped %d weights %016llx\n", level->name, skipped,

@@ -78,7 +78,7 @@ static void step_late(struct late *t, int step, bool overflows) {
     OK(cairn_step(t->sgd));
     plain_add(&t->plain, 0, 3, step);
     if (!overflows) plain_step(&t->plain, step < LATE ? 0x1 : 0xf);
-    assert_int_equal(cairn_step_skipped(t->sgd), overflows);
+    assert_int_equal(cairn_optimizer_step_skipped(t->sgd), overflows);
 }
 
 static void parameters_added_under_amp_follow_plain_sgd(void **state) {
@@ -206,7 +206,7 @@ struct pair {
 static void step_of_pair(struct pair *t, bool overflows) {
     cairn_param seen[2];
     cairn_zero_grad(t->sgd[0]);
-    cairn_clear_grads(t->sgd[1]);
+    cairn_optimizer_clear_grads(t->sgd[1]);
     for (int b = 0; b < 4; b++) { /* two micro-batches of two losses, which have one model in common */
         cairn_tensor *loss = exact_loss(t->models[0], t->x, t->c);
         if (b % 2) loss = cairn_add(loss, exact_loss(t->models[1], t->x, t->c));
@@ -219,7 +219,7 @@ static void step_of_pair(struct pair *t, bool overflows) {
     OK(cairn_clip_grad_value(t->sgd[1], 1));
     OK(amp_master_params(t->amp, t->sgd[1], seen, 2));
     for (int o = 0; o < 2; o++) OK(cairn_step(t->sgd[o]));
-    assert_int_equal(cairn_step_skipped(t->sgd[0]), overflows);
+    assert_int_equal(cairn_optimizer_step_skipped(t->sgd[0]), overflows);
 }
 
 static void begin_pair(struct pair *t, cairn_env *env, const struct exact_level *level) {
@@ -271,14 +271,14 @@ static void what_a_loss_leaves_in_another_model_concerns_that_alone(void **state
             OK(amp_backward(t.amp, loss, t.sgd[1]));
             t.plant.target = -1;
             OK(cairn_step(t.sgd[1]));
-            assert_int_equal(cairn_step_skipped(t.sgd[1]), 0);
+            assert_int_equal(cairn_optimizer_step_skipped(t.sgd[1]), 0);
             assert_true(amp_next_scale_of(t.amp, 0) == 64);
             if (forgotten) cairn_module_zero_grad(t.models[0]);
             OK(amp_backward_with(t.amp, exact_loss(t.models[0], t.x, t.c),
                                  amp_loss_options(.loss_id = 1, .num_optimizers = 1,
                                                   .optimizers = (cairn_optimizer *[]){t.sgd[0]})));
             OK(cairn_step(t.sgd[0]));
-            assert_int_equal(cairn_step_skipped(t.sgd[0]), !forgotten);
+            assert_int_equal(cairn_optimizer_step_skipped(t.sgd[0]), !forgotten);
             if (forgotten) assert_true(amp_next_scale_of(t.amp, 1) == 64);
             end_pair(&t);
         }

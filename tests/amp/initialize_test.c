@@ -132,7 +132,7 @@ static cairn_status initialize(struct world *w, const struct amp_options *option
 static cairn_status train(struct world *w) {
     cairn_status st = CAIRN_OK;
     cairn_zero_grad(w->optimizers[0]);
-    cairn_clear_grads(w->optimizers[1]);
+    cairn_optimizer_clear_grads(w->optimizers[1]);
     cairn_tensor *y = cairn_module_forward(w->models[1], cairn_module_forward(w->models[0], w->x));
     cairn_tensor *loss = cairn_mse_loss(y, w->x);
     st = w->amp ? amp_backward(w->amp, loss, NULL) : cairn_backward(amp_scaler_scale(w->scaler, loss));

@@ -42,7 +42,7 @@ static void end_crowd(struct crowd *t) {
 /* Of a loss over the first models, whose optimizers it is told, or which is told none and so means all. */
 static void assert_skips(struct crowd *t, int models, int told, int bad) {
     cairn_tensor *loss = NULL;
-    for (int o = 0; o < OPTIMIZERS; o++) cairn_clear_grads(t->sgd[o]);
+    for (int o = 0; o < OPTIMIZERS; o++) cairn_optimizer_clear_grads(t->sgd[o]);
     cairn_zero_grad(t->sgd[0]);
     for (int m = 0; m < models; m++) {
         cairn_tensor *term = exact_loss(t->models[m], t->x, t->c);
@@ -53,7 +53,7 @@ static void assert_skips(struct crowd *t, int models, int told, int bad) {
     OK(amp_backward_with(t->amp, loss, amp_loss_options(.num_optimizers = told, .optimizers = told ? t->sgd : NULL)));
     for (int o = 0; o < OPTIMIZERS; o++) {
         OK(cairn_step(t->sgd[o]));
-        assert_int_equal(cairn_step_skipped(t->sgd[o]), o < (told ? told : OPTIMIZERS));
+        assert_int_equal(cairn_optimizer_step_skipped(t->sgd[o]), o < (told ? told : OPTIMIZERS));
     }
 }
 
@@ -141,7 +141,7 @@ static void wrong_calls_around_a_step_are_refused_with_a_sentence(void **state) 
     assert_true(norm == 0);
     cairn_module_zero_grad(NULL);
     cairn_param_set_zero_grad(NULL);
-    cairn_clear_grads(NULL);
+    cairn_optimizer_clear_grads(NULL);
     probe_end(&p);
     end_crowd(&others);
 }

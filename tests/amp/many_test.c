@@ -132,7 +132,7 @@ static void zero(struct run *r) {
     for (int m = 0; m < r->of->models && r->zeroing == 2; m++) cairn_module_zero_grad(r->models[m]);
     for (int m = 0; m < r->of->models && r->zeroing == 3; m++)
         cairn_param_set_zero_grad(cairn_module_params(r->models[m]));
-    for (int o = 0; o < r->of->optimizers && r->zeroing == 1; o++) cairn_clear_grads(r->optimizers[o]);
+    for (int o = 0; o < r->of->optimizers && r->zeroing == 1; o++) cairn_optimizer_clear_grads(r->optimizers[o]);
     for (int o = 0; o < r->of->optimizers && r->zeroing == 0; o++) cairn_zero_grad(r->optimizers[o]);
 }
 
@@ -224,7 +224,7 @@ static bool is_blamed(const struct run *r, int id, int step) {
 static void step_optimizer(struct run *r, int o, int step) {
     const bool skipped = is_skipped(r, o, step);
     OK(cairn_step(r->optimizers[o]));
-    if (cairn_step_skipped(r->optimizers[o]) != skipped)
+    if (cairn_optimizer_step_skipped(r->optimizers[o]) != skipped)
         fail_msg("%s: step %d of optimizer %d was %s", r->where, step, o, skipped ? "taken" : "left out");
     if (skipped) assert_overflow_is_told(r, o, step);
     if (!skipped) plain_step(&r->plain, r->of->parts[o]);

@@ -94,8 +94,8 @@ static void operations_of_other_rooms_have_names(void **state) {
     assert_non_null(strstr(reason, "65536"));
     assert_int_equal(amp_op_cast(env, "zero_loss", &reason), AMP_CAST_FOLLOW);
     assert_string_equal(reason, "reads no value");
-    assert_int_equal(amp_set_op_cast(env, "zero_loss", AMP_CAST_HALF), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "amp_set_op_cast: 'zero_loss' computes nothing and has no type of its own; "
+    assert_int_equal(amp_op_set_cast(env, "zero_loss", AMP_CAST_HALF), CAIRN_EINVAL);
+    assert_string_equal(cairn_last_error(), "amp_op_set_cast: 'zero_loss' computes nothing and has no type of its own; "
                                             "cast its input (cairn_cast)");
     assert_int_equal(amp_op_cast(env, cairn__op_name(CAIRN__OP_GUEST), NULL), 0);
 }

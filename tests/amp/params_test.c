@@ -170,7 +170,7 @@ static void step(struct trainer *t, bool is_skipped) {
     int skip = 0;
     if (t->sgd) {
         OK(cairn_step(t->sgd));
-        skip = cairn_step_skipped(t->sgd);
+        skip = cairn_optimizer_step_skipped(t->sgd);
     } else {
         OK(step_own(t, &skip));
     }
@@ -543,7 +543,7 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
     t.g.f32[3] = NAN;
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(cairn_step(t.sgd));
-    assert_int_equal(cairn_step_skipped(t.sgd), 1);
+    assert_int_equal(cairn_optimizer_step_skipped(t.sgd), 1);
     assert_true(amp_next_scale_of(t.amp, 0) == 128 && amp_next_scale_of(t.amp, 1) == 512);
     assert_non_null(strstr(log_text,
                            "loss scaler 1 reducing loss scale to 512: non-finite gradient in wte (1 nan of 6), "
@@ -566,7 +566,8 @@ static void forgotten_gradients_are_never_applied_and_their_overflow_counts(void
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     cairn_zero_grad(t.sgd);
     OK(cairn_step(t.sgd));
-    assert_int_equal(cairn_step_skipped(t.sgd), 0); /* there was nothing left to leave out; the scaler remembers */
+    assert_int_equal(cairn_optimizer_step_skipped(t.sgd),
+                     0); /* there was nothing left to leave out; the scaler remembers */
     assert_true(amp_next_scale(t.amp) == 64);
     end(&t);
 }

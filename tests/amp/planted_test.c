@@ -180,7 +180,7 @@ static char *train(struct subject *s, cairn_env *env, const struct planting *p, 
     if (has_bad_gradient(s->set)) bad = 1;
     EXPECT_OK(cairn_allreduce(cairn_env_group(env), &bad, 1, CAIRN_F32, CAIRN_MAX, NULL));
     EXPECT_OK(cairn_step(s->sgd));
-    const bool skipped = cairn_step_skipped(s->sgd);
+    const bool skipped = cairn_optimizer_step_skipped(s->sgd);
     EXPECT(!skipped || before == weights_of(s->set));
     *out = skipped ? SKIPPED : bad != 0 ? STEPPED : ENDED;
     return NULL;

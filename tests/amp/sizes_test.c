@@ -393,6 +393,11 @@ static void old_names_do_what_the_new_ones_do(void **state) {
     assert_true(amp_loss_scale(t.amp) == 1024 && amp_next_scale(t.amp) == 1024);
     assert_true(amp_loss_scale_of(t.amp, 0) == 1024 && isnan(amp_loss_scale_of(t.amp, 1)));
     assert_true(amp_scaler_scale_now(amp_scaler_of(t.amp, 0)) == 1024);
+    OK(amp_set_op_cast(t.env, "gelu", AMP_CAST_F32));
+    assert_int_equal(amp_op_cast(t.env, "gelu", NULL), AMP_CAST_F32);
+    OK(amp_set_op_cast(t.env, "gelu", (amp_cast)0));
+    cairn_clear_grads(t.sgd);
+    assert_int_equal(cairn_step_skipped(t.sgd), cairn_optimizer_step_skipped(t.sgd));
     end(&t);
 }
 #pragma GCC diagnostic pop

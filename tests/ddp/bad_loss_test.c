@@ -53,7 +53,7 @@ static char *train_alone(cairn_env *env, void *ctx) {
         }
         EXPECT_OK(backward(&t, env, gradient, s == BAD_STEP ? j->badness : 1));
         EXPECT_OK(cairn_step(t.optimizer));
-        EXPECT(cairn_step_skipped(t.optimizer) == (s == BAD_STEP));
+        EXPECT(cairn_optimizer_step_skipped(t.optimizer) == (s == BAD_STEP));
         remember(&t, &j->want[s]);
     }
     EXPECT(j->want[BAD_STEP].scale == 32 && j->want[BAD_STEP].skipped == 1 && j->want[STEPS - 1].steps == STEPS - 1);
@@ -191,7 +191,7 @@ static char *clip_before_the_reduction(cairn_env *env, void *ctx) {
         EXPECT_OK(ddp_no_sync(t.net, 0));
         EXPECT_OK(backward(&t, env, gradient, 1));
         EXPECT_OK(cairn_step(t.optimizer));
-        EXPECT(cairn_step_skipped(t.optimizer) == (step == 0));
+        EXPECT(cairn_optimizer_step_skipped(t.optimizer) == (step == 0));
         EXPECT(amp_scaler_get_scale(amp_scaler_of(t.amp, 0)) == 32);
     }
     parts_end(&t);

@@ -201,7 +201,7 @@ static char *train(struct training *t, cairn_env *env, const struct setup *s, in
         EXPECT_OK(amp_backward(t->amp, make_loss(t, env, s, step, t->rank * share, share), t->sgd));
         PASS(expect_gradients(t, s, step, rows));
         EXPECT_OK(cairn_step(t->sgd));
-        EXPECT(!cairn_step_skipped(t->sgd));
+        EXPECT(!cairn_optimizer_step_skipped(t->sgd));
     }
     return NULL;
 }

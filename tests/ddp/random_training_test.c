@@ -537,7 +537,7 @@ static char *run_round(struct training *t, int s, int number_of_round) {
 /* Whether a scaler hears once more of an infinity that is kept depends on where it is kept, which ddp may change. */
 static bool has_skipped(const struct training *t) {
     bool any = false;
-    for (int k = 0; k < t->c->nets; k++) any |= cairn_step_skipped(t->nets[k].of.optimizer);
+    for (int k = 0; k < t->c->nets; k++) any |= cairn_optimizer_step_skipped(t->nets[k].of.optimizer);
     return any;
 }
 

@@ -283,7 +283,7 @@ static char *average_large_halves(cairn_env *env, void *ctx) {
     EXPECT_OK(ddp_wait(t.net));
     for (size_t i = 0; i < N; i++) EXPECT(t.g.f32[i] == (i % 2 ? 40000 : 1)); /* 1/4096 of 1 is less than f16 tells */
     EXPECT_OK(cairn_step(t.sgd));
-    EXPECT(!cairn_step_skipped(t.sgd));
+    EXPECT(!cairn_optimizer_step_skipped(t.sgd));
     end(&t);
     return NULL;
 }
@@ -554,7 +554,7 @@ static char *meddle(cairn_env *env, void *ctx) {
         EXPECT_REFUSED(cairn_clip_grad_value(t.sgd, 1), CAIRN_ESTATE, wait);
         EXPECT_REFUSED(cairn_optimizer_masters(t.sgd, shown, PARAMS), CAIRN_ESTATE, wait);
         cairn_zero_grad(t.sgd); /* these say so in the log */
-        cairn_clear_grads(t.sgd);
+        cairn_optimizer_clear_grads(t.sgd);
     } else {
         EXPECT_REFUSED(amp_begin_step(t.amp, &skip), CAIRN_ESTATE, wait);
         EXPECT_REFUSED(amp_master_params(t.amp, NULL, shown, PARAMS), CAIRN_ESTATE, wait);
@@ -580,7 +580,7 @@ static void gradients_that_travel_are_left_alone_by_all_who_would_read_or_forget
     log_text[0] = '\0';
     run_ranks(2, meddle, (void *)(uintptr_t)&every_way[5]);
     assert_non_null(strstr(log_text, "cairn_zero_grad: gradients of the set of parameter 'wte' are being averaged"));
-    assert_non_null(strstr(log_text, "cairn_clear_grads: gradients"));
+    assert_non_null(strstr(log_text, "cairn_optimizer_clear_grads: gradients"));
     assert_non_null(strstr(log_text, "cairn_param_set_zero_grad: gradients"));
     run_ranks(2, meddle, (void *)(uintptr_t)&every_way[6]);
     cairn_set_log(NULL, NULL);

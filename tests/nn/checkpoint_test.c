@@ -430,10 +430,9 @@ static void what_the_function_made_is_gone_after_it(void **state) {
     struct misbehaving w = {.m = &m, .since = 9};
     assert_non_null(cairn_checkpoint(misbehave, &w, &m.x, 1));
     assert_null(cairn_relu(w.escaped));
-    assert_string_equal(
-        cairn_last_error(),
-        "relu: the tensor is the result of an earlier step (cairn_zero_grad begins one, cairn_clear_grads does not); "
-        "cairn_tensor_keep would have held it");
+    assert_string_equal(cairn_last_error(),
+                        "relu: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
+                        "cairn_optimizer_clear_grads does not); cairn_tensor_keep would have held it");
     end_model(&m);
 }
 

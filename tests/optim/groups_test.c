@@ -258,7 +258,7 @@ static void gradients_that_failed_stay_refused_until_their_own_optimizer_forgets
     write_gradients(&s, 0);
     cairn__param_set_make_incomplete(s.set[0]);
     REFUSED(cairn_step(o), CAIRN_ESTATE, "gradients are incomplete");
-    cairn_clear_grads(o);
+    cairn_optimizer_clear_grads(o);
     OK(cairn_grads_ready(s.set[0], 0, 1));
     OK(cairn_step(o));
     REFUSED(cairn_step(other), CAIRN_ESTATE, "gradients are incomplete");

@@ -350,7 +350,7 @@ static cairn_status pair_step(void *user) {
     struct pair *p = user;
     cairn_status st = CAIRN_OK;
     cairn_zero_grad(p->optimizers[0]);
-    cairn_clear_grads(p->optimizers[1]);
+    cairn_optimizer_clear_grads(p->optimizers[1]);
     p->losses[0] = cairn_mse_loss(cairn_module_forward(p->first, p->x), p->y);
     TRY(amp_backward(p->amp, p->losses[0], p->optimizers[0]));
     TRY(cairn_step(p->optimizers[0]));
