@@ -29,16 +29,16 @@ struct amp_context {
     cairn_optimizer *own; /* over the user's set, made for a user who updates; NULL */
 
     amp_scaler **scalers; /* [policy.num_losses] */
-    uint32_t *any;        /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
+    uint32_t *found;      /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
 
     bool open; /* an amp_scale_loss waits for its end */
     struct cairn__loss begun, ended;
 
     /* Of amp_initialize_params. */
     struct {
-        int id;     /* whose scale was told last */
-        bool noted; /* the loss it was told for counts already */
-    } told;
+        int id;       /* of the loss whose scale amp_next_scale returned last */
+        bool counted; /* as a loss of the next step, once gradients of it were declared */
+    } shown;
     bool in_step; /* amp_begin_step waits for its end: */
     struct cairn__step_end end;
 };
@@ -65,7 +65,7 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
 struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index);
 
 /* Whether losses and gradients are checked for overflow: not where no step would be skipped. */
-static inline bool cairn__amp_looks(const amp_context *amp) {
+static inline bool cairn__amp_checks(const amp_context *amp) {
     return amp->policy.enabled && amp->policy.skip_nonfinite;
 }
 

@@ -111,7 +111,7 @@ static void forget_users(amp_scaler *s) {
 
 void cairn__scaler_end(amp_scaler **scaler) {
     if (!scaler || !*scaler) return;
-    cairn__scaler_hear_the_rest(*scaler); /* records are whole */
+    cairn__scaler_read_last_reports(*scaler); /* records are whole */
     forget_users(*scaler);
     cairn__scaler_free(scaler);
 }
@@ -175,8 +175,8 @@ static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
     TRY(check_gradients(s, u->optimizer, call));
     s->is_explicit = true;
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
-    if (u->guard->skips && cairn__guard_look_at_all(u->guard, u->guard->any))
-        d->passes->share_flag(d, u->guard->any, into, 2);
+    if (u->guard->skips && cairn__guard_check_all(u->guard, u->guard->found))
+        d->passes->share_flag(d, u->guard->found, into, 2);
 out:
     return st;
 }
@@ -256,10 +256,10 @@ cairn_status amp_scaler_update(amp_scaler *scaler) {
             "amp_scaler_update: no inf checks were recorded prior to update; amp_scaler_step comes first");
     cairn_status st = CAIRN_OK;
     cairn__scaler_queue_update(scaler);
-    scaler->tells = true;
+    scaler->logs_updates = true;
     begin_again(scaler);
     TRY(cairn__device_check(scaler->env->device));
-    TRY(cairn__scaler_hear(scaler));
+    TRY(cairn__scaler_read_reports(scaler));
 out:
     return st;
 }
@@ -273,7 +273,7 @@ cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale) {
             k->max);
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_refuse_recording(scaler->env->device, "the scale would stand still; set it between replays"));
-    TRY(cairn__scaler_hear(scaler)); /* of the old one */
+    TRY(cairn__scaler_read_reports(scaler)); /* of the old one */
     cairn__scaler_put_scale(scaler, scale);
     if (!scaler->is_explicit) return CAIRN_OK;
     cairn__scaler_drop_found(scaler);

@@ -13,7 +13,7 @@
 #include "core/trace.h"
 #include "nn/hooks.h"
 
-/* ---- looking ---- */
+/* ---- checking for overflow ---- */
 
 void cairn__guard_add_loss(struct cairn__guard *g, int loss_id, bool is_unsynced) {
     g->losses |= UINT64_C(1) << loss_id;
@@ -33,42 +33,42 @@ static uint32_t micro_batch_of(const struct cairn__guard *g) {
     return g->micro_batch ? (uint32_t)g->micro_batch : 1;
 }
 
-bool cairn__guard_look(struct cairn__guard *g, uint32_t *any) {
+bool cairn__guard_check(struct cairn__guard *g, uint32_t *any) {
     cairn__optimizer_check(g->optimizer);
     return cairn__optimizer_take_flags(g->optimizer, micro_batch_of(g), any);
 }
 
-bool cairn__guard_look_at_all(struct cairn__guard *g, uint32_t *any) {
-    const bool touched = cairn__guard_look(g, any);
+bool cairn__guard_check_all(struct cairn__guard *g, uint32_t *any) {
+    const bool touched = cairn__guard_check(g, any);
     return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
 }
 
 /* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step,
  * and no scaler is told of it. */
-static void look_at_the_rest(struct cairn__guard *g) {
+static void check_rest(struct cairn__guard *g) {
     struct cairn_device *d = g->env->device;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
-    if (cairn__guard_look_at_all(g, g->any)) d->passes->share_flag(d, g->any, &skip, 1);
+    if (cairn__guard_check_all(g, g->found)) d->passes->share_flag(d, g->found, &skip, 1);
 }
 
-static void tell_scaler(amp_scaler *scaler) {
+static void update_scaler(amp_scaler *scaler) {
     cairn__scaler_queue_update(scaler);
-    scaler->tells = false;
+    scaler->logs_updates = false;
 }
 
 /* Updates the scalers of the losses since the last step (unless another optimizer's step has), and lists them in *end:
  * the report names one of them. */
-static void tell_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
+static void update_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
     for (int id = 0; id < g->num_scalers; id++) {
         amp_scaler *scaler = g->scalers[id];
         if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
-        if (scaler->pending) tell_scaler(scaler);
+        if (scaler->pending) update_scaler(scaler);
         if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
     }
     g->losses = 0;
     g->micro_batch = 0;
-    g->looked_late = g->looks_late;
-    g->looks_late = false;
+    g->checked_late = g->checks_late;
+    g->checks_late = false;
 }
 
 /* Within a scaled loss; or explicitly used: a scaler that waits for amp_scaler_update would never hear of this step. */
@@ -91,20 +91,20 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     struct cairn__guard *g = ctx;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__optimizer_settle(g->optimizer));
+    TRY(cairn__optimizer_prepare(g->optimizer));
     TRY(refuse(g));
-    if (g->skips) look_at_the_rest(g);
-    g->knows_culprits = false;
-    g->culprits = (struct cairn__ranks){{0}};
+    if (g->skips) check_rest(g);
+    g->knows_blamed = false;
+    g->blamed = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
-    if (g->skips) TRY(cairn__guard_find_culprits(g));
-    tell_scalers(g, end);
+    if (g->skips) TRY(cairn__guard_blame(g));
+    update_scalers(g, end);
 out:
     cairn__trace("amp", "before_step", 0, 0, begin_ns);
     return st;
 }
 
-/* ---- telling ---- */
+/* ---- reports ---- */
 
 /* "weight (2 inf, 1 nan of 512)" */
 static int format_one(const struct cairn__param *p, const struct cairn__overflow *o, char *text, size_t nbytes) {
@@ -166,10 +166,10 @@ static void where_from(const struct cairn__guard *g, const struct cairn__overflo
     text[0] = '\0';
     if (first > 1) {
         used = snprintf(text, nbytes, ", first in micro-batch %" PRIu32 "%s", first,
-                        g->looked_late ? " or before it" : "");
+                        g->checked_late ? " or before it" : "");
     }
-    if (g->knows_culprits) {
-        name_ranks(&g->culprits, text + used, nbytes - (size_t)used);
+    if (g->knows_blamed) {
+        name_ranks(&g->blamed, text + used, nbytes - (size_t)used);
     } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
@@ -202,13 +202,13 @@ static void explain(const struct cairn__guard *g, const struct cairn__overflow *
 
 static bool is_explicit(const struct cairn__guard *g) {
     for (int id = 0; id < g->num_scalers; id++) {
-        if (g->scalers[id]->is_explicit || g->scalers[id]->tells) return true;
+        if (g->scalers[id]->is_explicit || g->scalers[id]->logs_updates) return true;
     }
     return false;
 }
 
-static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__step_report *r,
-                              const struct cairn__overflow *overflows) {
+static cairn_status log_skip(const struct cairn__guard *g, const struct cairn__step_report *r,
+                             const struct cairn__overflow *overflows) {
     char why[1800];
     explain(g, overflows, why, sizeof(why));
     switch ((enum cairn__scaler_verdict)r->verdict) {
@@ -243,13 +243,13 @@ static cairn_status tell_skip(const struct cairn__guard *g, const struct cairn__
 }
 
 /* -1: none, several, or not known. */
-static int32_t only_culprit(const struct cairn__guard *g) {
+static int32_t only_blamed(const struct cairn__guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
     if (sets > 1) return -1; /* of which set, they do not say */
-    for (int r = 0; g->knows_culprits && r < CAIRN__MAX_RANKS; r++) {
-        if (cairn__ranks_has(&g->culprits, r)) {
+    for (int r = 0; g->knows_blamed && r < CAIRN__MAX_RANKS; r++) {
+        if (cairn__ranks_has(&g->blamed, r)) {
             if (rank >= 0) return -1;
             rank = r;
         }
@@ -267,16 +267,16 @@ static void remember(struct cairn__guard *g, const struct cairn__overflow *overf
         g->num_last = count;
     }
     memcpy(g->last, overflows, count * sizeof(g->last[0]));
-    for (size_t i = 0; i < count && only_culprit(g) >= 0; i++) {
-        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_culprit(g);
+    for (size_t i = 0; i < count && only_blamed(g) >= 0; i++) {
+        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_blamed(g);
     }
     g->has_last = true;
 }
 
-static cairn_status hear_scalers(struct cairn__guard *g) {
+static cairn_status read_scaler_reports(struct cairn__guard *g) {
     cairn_status worst = CAIRN_OK;
     for (int id = 0; id < g->num_scalers; id++) {
-        const cairn_status st = cairn__scaler_hear(g->scalers[id]);
+        const cairn_status st = cairn__scaler_read_reports(g->scalers[id]);
         if (st != CAIRN_OK) worst = st;
     }
     return worst;
@@ -295,13 +295,13 @@ static struct cairn__step_report with_users_scale(const struct cairn__guard *g, 
 static cairn_status after(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
     struct cairn__guard *g = ctx;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
-    cairn_status st = hear_scalers(g);
-    if (r->number <= g->before) return st;
+    cairn_status st = read_scaler_reports(g);
+    if (r->number <= g->last_before) return st;
     if (r->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)r->scale, 0, 0);
     if (!r->stepped) {
         const struct cairn__step_report shown = with_users_scale(g, *r);
         remember(g, overflows);
-        const cairn_status said = tell_skip(g, &shown, overflows); /* names, whatever a rule of the user's own said */
+        const cairn_status said = log_skip(g, &shown, overflows); /* names, whatever a rule of the user's own said */
         if (said != CAIRN_OK) st = said;
     }
     cairn__forget_anomaly(g->env); /* what is noted next is of another step */
@@ -330,10 +330,10 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
                                .skips = skips};
     g->num_last = cairn_optimizer_num_params(optimizer) + 1;
     TRY(cairn__calloc(g->num_last, sizeof(g->last[0]), (void **)&g->last));
-    TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->any), (void **)&g->any));
-    env->device->passes->clear_flags(env->device, g->any, 1);
+    TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->found), (void **)&g->found));
+    env->device->passes->clear_flags(env->device, g->found, 1);
     TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
-    g->before = cairn__optimizer_last_report(optimizer).number;
+    g->last_before = cairn__optimizer_last_report(optimizer).number;
     const struct cairn__step_guard guard = {
         .ctx = g, .before = before, .after = after, .owner = owner, .release = release};
     cairn__set_step_guard(optimizer, &guard);
@@ -341,7 +341,7 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
     return CAIRN_OK;
 out:
     if (g) {
-        cairn__device_free(env->device, g->any);
+        cairn__device_free(env->device, g->found);
         cairn__free(g->last);
     }
     cairn__free(g);
@@ -352,7 +352,7 @@ void cairn__guard_destroy(struct cairn__guard **guard) {
     if (!guard || !*guard) return;
     struct cairn__guard *g = *guard;
     cairn__set_step_guard(g->optimizer, NULL);
-    cairn__device_free(g->env->device, g->any);
+    cairn__device_free(g->env->device, g->found);
     cairn__free(g->last);
     cairn__free(g->words);
     cairn__free(g->theirs);

@@ -15,23 +15,23 @@ struct cairn__guard {
     bool skips;                                 /* a step with an infinite or NaN gradient is left out */
     bool agrees;                                /* with the other ranks, on overflow */
     const bool *open;                           /* a scaled loss of the owner waits for its end; NULL = none can */
-    uint32_t *any;                              /* in device memory: something was found */
+    uint32_t *found;                            /* in device memory: something was found */
     void (*ending)(struct cairn__guard *guard); /* the optimizer ends, and the guard with it; NULL = it may not */
     bool is_step_explicit;                      /* within amp_scaler_step */
 
-    uint64_t losses; /* bit i: loss i has been scaled for this optimizer since its last step */
-    int micro_batch; /* scaled losses since then */
-    bool looks_late; /* at several of them at once (delay_unscale); and so it was in the last step */
-    bool looked_late;
+    uint64_t losses;   /* bit i: loss i has been scaled for this optimizer since its last step */
+    int micro_batch;   /* scaled losses since then */
+    bool checks_late;  /* gradients of several losses are checked at once (delay_unscale) */
+    bool checked_late; /* and were in the last step */
 
-    uint64_t before; /* reports of the optimizer up to this one are not ours */
+    uint64_t last_before; /* the last report of a step before this guard */
     /* [num_last] of the last skipped step that is known of: of its parameters, and last of the losses; host memory */
     struct cairn__overflow *last;
     size_t num_last;
     bool has_last;
 
-    struct cairn__ranks culprits; /* ranks whose own gradients were not finite, of the step that is being skipped; */
-    bool knows_culprits;          /* culprits holds; empty: only the sum over the ranks is not finite */
+    struct cairn__ranks blamed; /* ranks whose own gradients were not finite, of the step that is being skipped; */
+    bool knows_blamed;          /* blamed holds; empty: only the sum over the ranks is not finite */
 
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
@@ -46,12 +46,13 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
  * Errors: CAIRN_ENOMEM. */
 cairn_status cairn__guard_make_agree(struct cairn__guard *guard);
 
-/* Between looking and telling, on every rank. Waits for the device and for the others. Errors: of the group. */
+/* Makes skip and overflows equal on all ranks: after the checks and before the scalers' updates, on every rank. Waits
+ * for the device and for the other ranks. Errors: of the group. */
 cairn_status cairn__guard_agree(struct cairn__guard *guard);
 
-/* After that, on every rank: if the step is to be skipped, gets culprits from those who reduced the gradients (ddp).
+/* After that, on every rank: if the step will be skipped, gets the ranks to blame from ddp, which has reduced.
  * Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the group. */
-cairn_status cairn__guard_find_culprits(struct cairn__guard *guard);
+cairn_status cairn__guard_blame(struct cairn__guard *guard);
 
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__guard **guard);
@@ -65,9 +66,9 @@ bool cairn__guard_is_unsynced(const struct cairn__guard *guard);
 
 /* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it
  * may have. */
-bool cairn__guard_look(struct cairn__guard *guard, uint32_t *any);
+bool cairn__guard_check(struct cairn__guard *guard, uint32_t *any);
 /* The same for a step: at what gradients have been added to, too. */
-bool cairn__guard_look_at_all(struct cairn__guard *guard, uint32_t *any);
+bool cairn__guard_check_all(struct cairn__guard *guard, uint32_t *any);
 
 /* "weight (2 inf, 1 nan of 512), bias", cut with ", and 12 more" to fit. */
 void cairn__guard_names(const struct cairn__guard *guard, const struct cairn__overflow *overflows, char *text,

@@ -93,7 +93,7 @@ static cairn_status make_scalers(amp_context *amp) {
         TRY(cairn__scaler_resolve(&amp->policy.scaler, id, &fresh));
         TRY(cairn__scaler_create(amp->env, &fresh, &amp->policy.scaler, &amp->scalers[id]));
         amp->scalers[id]->is_disabled = !amp->policy.enabled;
-        amp->scalers[id]->never_hears = amp->policy.enabled && !amp->policy.skip_nonfinite;
+        amp->scalers[id]->ignores_overflow = amp->policy.enabled && !amp->policy.skip_nonfinite;
     }
 out:
     return st;
@@ -102,7 +102,7 @@ out:
 /* Own buffers have no losses that Cairn sees. */
 static cairn_status watch_losses(amp_context *amp) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < amp->num_sets && amp->num_models > 0 && cairn__amp_looks(amp); i++)
+    for (size_t i = 0; st == CAIRN_OK && i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
         st = cairn__param_set_watch_losses(amp->sets[i]);
     return st;
 }
@@ -122,8 +122,8 @@ static cairn_status make_guards(const struct cairn__amp_parts *parts, amp_contex
     TRY(cairn__calloc(parts->num_optimizers + 1, sizeof(amp->guards[0]), (void **)&amp->guards));
     TRY(cairn__calloc(words, sizeof(uint64_t), (void **)&amp->begun.guards));
     TRY(cairn__calloc(words, sizeof(uint64_t), (void **)&amp->ended.guards));
-    TRY(cairn__device_alloc(amp->env->device, CAIRN__HOLDS_STATE, 2 * sizeof(amp->any[0]), (void **)&amp->any));
-    amp->env->device->passes->clear_flags(amp->env->device, amp->any, 2);
+    TRY(cairn__device_alloc(amp->env->device, CAIRN__HOLDS_STATE, 2 * sizeof(amp->found[0]), (void **)&amp->found));
+    amp->env->device->passes->clear_flags(amp->env->device, amp->found, 2);
     if (parts->set && parts->num_optimizers == 0) TRY(cairn__user_optimizer_create(parts->set, &amp->own));
     if (!amp->policy.enabled) return CAIRN_OK;
     for (size_t i = 0; i < parts->num_optimizers; i++) {
@@ -214,7 +214,7 @@ static void free_context(amp_context *amp) {
     for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);
     cairn_optimizer_destroy(&amp->own);
     for (int id = 0; amp->scalers && id < amp->policy.num_losses; id++) cairn__scaler_end(&amp->scalers[id]);
-    cairn__device_free(amp->env->device, amp->any);
+    cairn__device_free(amp->env->device, amp->found);
     cairn__free(amp->begun.guards);
     cairn__free(amp->ended.guards);
     cairn__free(amp->scalers);

@@ -30,28 +30,28 @@ static bool is_of_params(const amp_context *amp) {
 
 /* Counts the loss whose scale was told last, if it is not counted yet; also for gradients of a later step that were
  * declared without asking for a scale. */
-static void note_told(amp_context *amp, bool is_unsynced) {
+static void count_shown_loss(amp_context *amp, bool is_unsynced) {
     struct cairn__guard *g = amp->guards[0];
-    if (amp->told.noted && g->micro_batch > 0) return;
-    amp->told.noted = true;
-    amp->ended.id = amp->told.id;
+    if (amp->shown.counted && g->micro_batch > 0) return;
+    amp->shown.counted = true;
+    amp->ended.id = amp->shown.id;
     amp->ended.guards[0] = 1;
-    cairn__guard_add_loss(g, amp->told.id, is_unsynced);
-    cairn__scaler_add_pending(amp->scalers[amp->told.id]);
+    cairn__guard_add_loss(g, amp->shown.id, is_unsynced);
+    cairn__scaler_add_pending(amp->scalers[amp->shown.id]);
 }
 
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
     struct cairn_param_set *set = amp->sets[0];
-    if (set->declared || set->declared_unsynced) note_told(amp, !set->declared);
+    if (set->declared || set->declared_unsynced) count_shown_loss(amp, !set->declared);
     set->declared = set->declared_unsynced = false;
-    return cairn__amp_looks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
+    return cairn__amp_checks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
 /* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. */
-static cairn_status hear_all(const amp_context *amp, amp_scaler *scaler) {
+static cairn_status synchronize_scaler(const amp_context *amp, amp_scaler *scaler) {
     const bool may_differ = amp->sets[0]->listener && scaler->known.rule != CAIRN__SCALER_STATIC && !scaler->pending;
-    return may_differ ? cairn__scaler_settle(scaler, "amp_next_scale: ") : CAIRN_OK;
+    return may_differ ? cairn__scaler_synchronize(scaler, "amp_next_scale: ") : CAIRN_OK;
 }
 
 static double tell(amp_context *amp, int loss_id) {
@@ -59,16 +59,16 @@ static double tell(amp_context *amp, int loss_id) {
     const struct cairn_param_set *set = amp->sets[0];
     if (cairn__params_check_arrived("amp_next_scale", set->params, set->count) != CAIRN_OK) return scale;
     if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
-    if (hear_all(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
-    if (cairn__scaler_tell(amp->scalers[loss_id], &scale, &amp->sets[0]->scale) != CAIRN_OK) return (double)NAN;
-    amp->told.id = loss_id;
-    amp->told.noted = false;
+    if (synchronize_scaler(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
+    if (cairn__scaler_show_scale(amp->scalers[loss_id], &scale, &amp->sets[0]->scale) != CAIRN_OK) return (double)NAN;
+    amp->shown.id = loss_id;
+    amp->shown.counted = false;
     return scale;
 }
 
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
-    const bool is_told = !amp->policy.enabled || !isnan(tell(amp, amp->told.id));
+    const bool is_told = !amp->policy.enabled || !isnan(tell(amp, amp->shown.id));
     return is_told ? CAIRN_OK : cairn__last_status();
 }
 
@@ -101,7 +101,7 @@ cairn_status amp_begin_step(amp_context *amp, int *skip) {
     uint32_t raised = 0;
     TRY(check_begin(amp, skip));
     TRY(cairn__step_begin(amp->own, &amp->end));
-    if (cairn__amp_looks(amp))
+    if (cairn__amp_checks(amp))
         TRY(cairn__device_download(amp->env->device, &raised, cairn__optimizer_skip(amp->own), sizeof(raised)));
     if (!raised) TRY(cairn__optimizer_unscale(amp->own));
     amp->in_step = true; /* not before: a begin that failed may be tried again */

@@ -16,12 +16,12 @@
 #include "numbers.h"
 #include "scaler.h"
 
-/* In the column model_type of presets: LOW = the half type that was chosen, NONE = types are left alone. */
-enum { LOW = -1, NONE = 0 };
+/* In the column model_type of presets: CHOSEN_HALF = the half type that was chosen, NONE = types are left alone. */
+enum { CHOSEN_HALF = -1, NONE = 0 };
 
 struct preset {
     const char *name;
-    int model_type; /* a dtype, LOW or NONE */
+    int model_type; /* a dtype, CHOSEN_HALF or NONE */
     bool patch_ops, keep_norms, masters, scaled;
     const char *brief;
 };
@@ -31,9 +31,9 @@ static const struct preset presets[] = {
     /*           name  model type  patch  norms  master scaled  one line for humans */
     [AMP_O0] = {"O0", CAIRN_F32, false, false, false, false, "Pure FP32 training."},
     [AMP_O1] = {"O1", NONE,      true,  false, false, true,  "Insert automatic casts around operations."},
-    [AMP_O2] = {"O2", LOW,       false, true,  true,  true,
+    [AMP_O2] = {"O2", CHOSEN_HALF,       false, true,  true,  true,
                 "Half training with FP32 normalisation and FP32 master weights."},
-    [AMP_O3] = {"O3", LOW,       false, false, false, false, "Pure half training."},
+    [AMP_O3] = {"O3", CHOSEN_HALF,       false, false, false, false, "Pure half training."},
 };
 /* clang-format on */
 
@@ -321,7 +321,7 @@ static cairn_dtype resolve_model_type(const struct amp_options *o, const struct 
     const int preset = presets[p->level].model_type;
     if (o->cast_model_type == AMP_KEEP_TYPES || preset == NONE) return (cairn_dtype)NONE;
     if (o->cast_model_type) return o->cast_model_type;
-    return preset == LOW ? p->half_type : (cairn_dtype)preset;
+    return preset == CHOSEN_HALF ? p->half_type : (cairn_dtype)preset;
 }
 
 /* A half cast_model_type says the half type too. */

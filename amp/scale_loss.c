@@ -67,7 +67,7 @@ static cairn_status check_options(const amp_context *amp, const struct amp_loss_
 static void share(amp_context *amp, const struct cairn__loss *loss) {
     struct cairn_device *d = amp->env->device;
     uint32_t *into[CAIRN__SHARE_MAX];
-    uint32_t *from = &amp->any[0], *other = &amp->any[1];
+    uint32_t *from = &amp->found[0], *other = &amp->found[1];
     size_t count = 0;
     into[count++] = &amp->scalers[loss->id]->state->found;
     for (size_t i = 0; i < amp->num_guards; i++) {
@@ -90,7 +90,7 @@ cairn_status cairn__amp_resolve(struct cairn__unresolved *unresolved) {
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     bool touched = false;
     for (size_t i = 0; i < amp->num_guards; i++) {
-        if (is_given(loss, i)) touched |= cairn__guard_look(amp->guards[i], &amp->any[0]);
+        if (is_given(loss, i)) touched |= cairn__guard_check(amp->guards[i], &amp->found[0]);
     }
     if (touched) share(amp, loss);
     cairn__trace("amp", "look_at_loss", loss->id, 0, begin_ns);
@@ -103,11 +103,11 @@ static bool is_same(const amp_context *amp, const struct cairn__loss *a, const s
 
 /* Backward adds to gradients, so those of the last loss are checked first; or, where delay_unscale allows it and the
  * two losses have the same scaler and optimizers, both together later, which spares a read. */
-static cairn_status look_after_the_last(amp_context *amp) {
+static cairn_status check_last_loss(amp_context *amp) {
     const bool only_ours = amp->env->unresolved == &amp->unresolved && !amp->unresolved.next;
     if (!only_ours || !amp->ended.delayed || !is_same(amp, &amp->begun, &amp->ended))
         return cairn__env_resolve(amp->env);
-    for (size_t i = 0; i < amp->num_guards; i++) amp->guards[i]->looks_late |= is_given(&amp->ended, i);
+    for (size_t i = 0; i < amp->num_guards; i++) amp->guards[i]->checks_late |= is_given(&amp->ended, i);
     return CAIRN_OK;
 }
 
@@ -117,7 +117,7 @@ static cairn_status look_after_the_last(amp_context *amp) {
  * the way of the gradients; the pass that scales it looks for the first of them. */
 static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
     cairn_tensor *scaled = NULL;
-    for (size_t i = 0; i < amp->num_guards && cairn__amp_looks(amp); i++) {
+    for (size_t i = 0; i < amp->num_guards && cairn__amp_checks(amp); i++) {
         size_t count = 0;
         if (!is_given(&amp->begun, i)) continue;
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
@@ -149,7 +149,7 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
         TRY(check_options(amp, &o));
         TRY(note_optimizers(amp, &o));
         amp->begun.id = o.loss_id;
-        TRY(look_after_the_last(amp));
+        TRY(check_last_loss(amp));
         loss = scale(amp, loss);
         if (!loss) return cairn_backward(NULL);
     }
@@ -186,7 +186,7 @@ static void note_loss(amp_context *amp) {
             cairn__guard_add_loss(amp->guards[i], loss->id, cairn__guard_is_unsynced(amp->guards[i]));
     }
     cairn__scaler_add_pending(amp->scalers[loss->id]);
-    if (cairn__amp_looks(amp)) cairn__env_list_unresolved(amp->env, &amp->unresolved);
+    if (cairn__amp_checks(amp)) cairn__env_list_unresolved(amp->env, &amp->unresolved);
 }
 
 cairn_status amp_scale_loss_end(amp_context *amp) {

@@ -76,7 +76,7 @@ static cairn_status tell(const struct amp_scaler *s) {
     return CAIRN_OK;
 }
 
-static cairn_status hear_one(struct amp_scaler *s, const struct cairn__scaler_report *r) {
+static cairn_status read_report(struct amp_scaler *s, const struct cairn__scaler_report *r) {
     cairn_status st = CAIRN_OK;
     struct cairn__scaler_state *k = &s->known;
     k->updates = (int64_t)r->number;
@@ -88,25 +88,25 @@ static cairn_status hear_one(struct amp_scaler *s, const struct cairn__scaler_re
     } else {
         k->scale = r->scale;
         k->unskipped = r->unskipped;
-        if (s->tells) st = tell(s);
+        if (s->logs_updates) st = tell(s);
     }
     record(s, r->found != 0);
     return st;
 }
 
-cairn_status cairn__scaler_hear(amp_scaler *s) {
+cairn_status cairn__scaler_read_reports(amp_scaler *s) {
     cairn_status worst = CAIRN_OK;
     struct cairn__scaler_report r;
     if (s->env->device->capturing) return CAIRN_OK; /* what the user's update stores would be recorded */
-    while (cairn__reports_next(s->reports, sizeof(r), &s->told, &r)) {
-        const cairn_status st = hear_one(s, &r);
+    while (cairn__reports_next(s->reports, sizeof(r), &s->last_read, &r)) {
+        const cairn_status st = read_report(s, &r);
         if (st != CAIRN_OK) worst = st;
     }
     return worst;
 }
 
 static cairn_status read_reports(struct cairn__report_reader *reader) {
-    return cairn__scaler_hear((amp_scaler *)((char *)reader - offsetof(amp_scaler, reader)));
+    return cairn__scaler_read_reports((amp_scaler *)((char *)reader - offsetof(amp_scaler, reader)));
 }
 
 /* ---- making and ending ---- */
@@ -164,10 +164,10 @@ static void accumulate_all(struct amp_scaler *s) {
     }
 }
 
-void cairn__scaler_hear_the_rest(amp_scaler *s) {
+void cairn__scaler_read_last_reports(amp_scaler *s) {
     if (cairn__device_synchronize(s->env->device) != CAIRN_OK) return;
     if (s->is_own) (void)cairn__env_read_reports(s->env); /* its guards end too */
-    (void)cairn__scaler_hear(s);
+    (void)cairn__scaler_read_reports(s);
 }
 
 void cairn__scaler_free(amp_scaler **scaler) {
@@ -190,7 +190,7 @@ static bool stays_1(const struct amp_scaler *s) {
 static struct cairn__loss_scale *next_cell(struct amp_scaler *s) {
     struct cairn__loss_scale *cell = &s->cells[s->next_cell++ % CAIRN__AMP_CELLS];
     if (cairn__params_accumulate_at(s->env, cell) != CAIRN_OK) return NULL;
-    if (s->told_cell == cell) s->told_cell = NULL;
+    if (s->shown_cell == cell) s->shown_cell = NULL;
     return cell;
 }
 
@@ -209,20 +209,20 @@ static cairn_status tell_anew(struct amp_scaler *s) {
     if (!cell) return cairn__last_status();
     const struct cairn__loss_scale value = cairn__loss_scale_of(&s->known);
     d->passes->store(d, cell, &value, sizeof(value));
-    s->told_cell = cell;
-    s->told_scale = s->known.scale;
+    s->shown_cell = cell;
+    s->shown_scale = s->known.scale;
     return CAIRN_OK;
 }
 
-cairn_status cairn__scaler_tell(amp_scaler *s, double *scale, const struct cairn__loss_scale **cell) {
-    const bool is_current = s->told_cell && (s->pending || s->told_scale == s->known.scale);
+cairn_status cairn__scaler_show_scale(amp_scaler *s, double *scale, const struct cairn__loss_scale **cell) {
+    const bool is_current = s->shown_cell && (s->pending || s->shown_scale == s->known.scale);
     cairn_status st = CAIRN_OK;
     if (s->known.rule != CAIRN__SCALER_STATIC)
         TRY(cairn__device_refuse_recording(s->env->device,
                                            "a loss scale that is a number would stand still; a static one may"));
     if (!stays_1(s) && !is_current) TRY(tell_anew(s));
-    *scale = stays_1(s) ? 1 : s->told_scale;
-    *cell = stays_1(s) ? NULL : s->told_cell;
+    *scale = stays_1(s) ? 1 : s->shown_scale;
+    *cell = stays_1(s) ? NULL : s->shown_cell;
 out:
     return st;
 }
@@ -273,7 +273,7 @@ cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_st
             "amp_scaler_get_state: struct_size is %zu; begin with AMP_SCALER_STATE_INIT", room);
     TRY(cairn__device_refuse_recording(d, "a scaler's state cannot be read; look at it between replays"));
     TRY(cairn__device_synchronize(d));
-    TRY(cairn__scaler_hear((amp_scaler *)scaler)); /* the user's update decides what the state is */
+    TRY(cairn__scaler_read_reports((amp_scaler *)scaler)); /* the user's update decides what the state is */
     TRY(cairn__device_download(d, &now, scaler->state, sizeof(now)));
     cairn__scaler_state_show(&now, &shown);
     shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* as the caller's Cairn knows it */
@@ -282,7 +282,7 @@ out:
     return st;
 }
 
-cairn_status cairn__scaler_settle(amp_scaler *scaler, const char *where) {
+cairn_status cairn__scaler_synchronize(amp_scaler *scaler, const char *where) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = scaler->env->device;
     REQUIRE(
@@ -292,7 +292,7 @@ cairn_status cairn__scaler_settle(amp_scaler *scaler, const char *where) {
         where, scaler->known.id);
     TRY(cairn__device_refuse_recording(d, "a scaler's state would be set once; set it between replays"));
     TRY(cairn__device_synchronize(d));
-    (void)cairn__scaler_hear(scaler); /* what it has to say of the old state */
+    (void)cairn__scaler_read_reports(scaler); /* what it has to say of the old state */
 out:
     return st;
 }
@@ -300,7 +300,7 @@ out:
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where) {
     REQUIRE(kind != AMP_SCALER_USER || scaler->update, CAIRN_EINVAL,
             "%sits kind is user, but the scaler was made without an update", where);
-    REQUIRE(kind == AMP_SCALER_STATIC || !scaler->never_hears, CAIRN_EINVAL,
+    REQUIRE(kind == AMP_SCALER_STATIC || !scaler->ignores_overflow, CAIRN_EINVAL,
             "%sits kind is %s, whose scale finds its level by steps that are left out, but skip_nonfinite is off in "
             "this context; give amp_initialize the loss_scale that the state is of, or skip_nonfinite=ON",
             where, cairn__scaler_kind_name(kind));
@@ -314,7 +314,7 @@ void cairn__scaler_put(amp_scaler *s, const struct cairn__scaler_state *state) {
     s->known = *state;
     s->known.id = id;
     memset(s->reports, 0, CAIRN__REPORTS * sizeof(s->reports[0]));
-    s->told = (uint64_t)state->updates;
+    s->last_read = (uint64_t)state->updates;
     d->passes->store(d, s->state, &s->known, sizeof(s->known));
 }
 
@@ -327,7 +327,7 @@ cairn_status amp_scaler_set_state(amp_scaler *scaler, const struct amp_scaler_st
     TRY(cairn__options_read(&given, sizeof(given), state, "amp_scaler_state"));
     TRY(cairn__scaler_state_take(&given, where, &next));
     TRY(cairn__scaler_check_kind(scaler, given.kind, where));
-    TRY(cairn__scaler_settle(scaler, where));
+    TRY(cairn__scaler_synchronize(scaler, where));
     cairn__scaler_put(scaler, &next);
 out:
     return st;
@@ -340,7 +340,7 @@ cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler *scaler, s
             "amp_scaler_record: %zu records at %p; NULL and 0 together end a recording", capacity, (void *)records);
     cairn_status st = cairn__element_check(record_nbytes, "amp_scaler_update_record");
     if (st != CAIRN_OK) return st;
-    st = cairn__scaler_hear(scaler); /* of updates before */
+    st = cairn__scaler_read_reports(scaler); /* of updates before */
     scaler->records = records;
     scaler->record_nbytes = record_nbytes;
     scaler->capacity = capacity;

@@ -20,19 +20,20 @@ struct amp_scaler {
     struct cairn__scaler_state *state;
     struct cairn__loss_scale *cells; /* [CAIRN__AMP_CELLS] */
     uint64_t next_cell;
-    const struct cairn__loss_scale *told_cell; /* what the user was told last as a number; NULL = nothing yet */
-    double told_scale;
+    const struct cairn__loss_scale *shown_cell; /* of the scale that amp_next_scale returned last; NULL = none yet */
+    double shown_scale;
 
     struct cairn__scaler_report *reports; /* what the device writes and the host reads; [CAIRN__REPORTS] */
-    uint64_t told;                        /* the number of the last that was heard */
-    struct cairn__scaler_state known;     /* the state as far as it was heard of; of AMP_SCALER_USER as it is */
+    uint64_t last_read;                   /* of the last report that was read */
+    struct cairn__scaler_state
+        known; /* the state after the last report that was read; of AMP_SCALER_USER the state itself */
     struct cairn__report_reader reader;
 
-    bool is_explicit; /* updated by amp_scaler_update, as torch's GradScaler, and not by the step after its losses */
-    bool tells;       /* the last update was amp_scaler_update's: scaler.c logs the new scale, and not a guard */
-    bool is_disabled; /* of a context with enabled = OFF: amp_scaler_step only steps, the other calls do nothing */
-    bool never_hears; /* of a context with skip_nonfinite = OFF: no overflow is reported to it */
-    int pending;      /* losses scaled since the last update; part of env->unstepped */
+    bool is_explicit;  /* updated by amp_scaler_update, as torch's GradScaler, and not by the step after its losses */
+    bool logs_updates; /* the last update was amp_scaler_update's: scaler.c logs the new scale, and not a guard */
+    bool is_disabled;  /* of a context with enabled = OFF: amp_scaler_step only steps, the other calls do nothing */
+    bool ignores_overflow; /* of a context with skip_nonfinite = OFF: no overflow is reported to it */
+    int pending;           /* losses scaled since the last update; part of env->unstepped */
 
     void (*update)(void *ctx, struct amp_scaler_state *state, int found); /* AMP_SCALER_USER */
     void *ctx;
@@ -89,7 +90,7 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
 void cairn__scaler_end(amp_scaler **scaler);
 
 /* Its two halves, with the guards' end between them. */
-void cairn__scaler_hear_the_rest(amp_scaler *scaler);
+void cairn__scaler_read_last_reports(amp_scaler *scaler);
 void cairn__scaler_free(amp_scaler **scaler);
 
 /* loss * scale as a node of the graph, through the next cell. Where the scale is a static 1, an f32 loss itself.
@@ -108,7 +109,7 @@ cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_s
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
  * pending. *cell: where the device finds it; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
  * a graph is being recorded and the scale may change. */
-cairn_status cairn__scaler_tell(amp_scaler *scaler, double *scale, const struct cairn__loss_scale **cell);
+cairn_status cairn__scaler_show_scale(amp_scaler *scaler, double *scale, const struct cairn__loss_scale **cell);
 
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);
@@ -126,11 +127,11 @@ void cairn__scaler_add_pending(amp_scaler *scaler);
  * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: of the user's
  * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that
  * is at its floor would be lowered. */
-cairn_status cairn__scaler_hear(amp_scaler *scaler);
+cairn_status cairn__scaler_read_reports(amp_scaler *scaler);
 
 /* Waits for the device and hears the rest. Errors: CAIRN_ESTATE losses that were scaled wait for their step, or a graph
  * is being recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
-cairn_status cairn__scaler_settle(amp_scaler *scaler, const char *where);
+cairn_status cairn__scaler_synchronize(amp_scaler *scaler, const char *where);
 /* Errors: CAIRN_EINVAL it can be no scaler of that kind. */
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where);
 void cairn__scaler_put(amp_scaler *scaler, const struct cairn__scaler_state *state);

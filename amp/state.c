@@ -202,7 +202,7 @@ static void warn_of_numbers(const struct reading *r, size_t count) {
 static cairn_status present_states(amp_scaler *const *scalers, size_t count, struct reading *r) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < count; i++) {
-        TRY(cairn__scaler_settle(scalers[i], "amp_load_state_dict: "));
+        TRY(cairn__scaler_synchronize(scalers[i], "amp_load_state_dict: "));
         r->states[i] = (struct amp_scaler_state)AMP_SCALER_STATE_INIT;
         TRY(amp_scaler_get_state(scalers[i], &r->states[i]));
     }

@@ -189,7 +189,7 @@ void ddp_destroy(ddp_context **ddp) {
     struct ddp_context *d = *ddp;
     const bool was_alive = cairn__group_progress(d->channel) == CAIRN_OK;
     cairn__ddp_log_end(d);
-    if (d->set->walking) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
+    if (d->set->in_backward) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
     cairn__param_set_drop_unsynced(d->set);
     cairn__ddp_buffers_end(d);
     cairn__ddp_detach(d);

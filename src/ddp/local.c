@@ -9,7 +9,7 @@
 #define REDUCTION UINT64_MAX /* what nn gives no backward as its number */
 
 cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d) {
-    REQUIRE(!d->set->walking, CAIRN_ESTATE,
+    REQUIRE(!d->set->in_backward, CAIRN_ESTATE,
             d->model ? "%s: called within a backward; it holds for the next forward and backward"
                      : "%s: gradients have been declared that no ddp_wait has followed",
             call);

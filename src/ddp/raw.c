@@ -106,7 +106,7 @@ out:
 static cairn_status begin_rest(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(check_declared(d));
-    if (!d->set->walking) TRY(begin_with_none(d->set));
+    if (!d->set->in_backward) TRY(begin_with_none(d->set));
 out:
     return st;
 }
@@ -117,7 +117,7 @@ static cairn_status settle(struct ddp_context *d) {
     if (d->set->unsynced) return cairn__param_set_settle(d->set);
     if (d->status == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) {
         TRY(begin_rest(d));
-    } else if (!d->set->walking) {
+    } else if (!d->set->in_backward) {
         return cairn__last_status();
     }
     TRY(cairn__param_set_settle(d->set));

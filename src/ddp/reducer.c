@@ -257,7 +257,7 @@ static cairn_status write_zeros(struct ddp_context *d, size_t s) {
     if (st != CAIRN_OK) return st;
     device_of(d)->passes->fill(device_of(d), d->slots[s].wire, place_of(d, s), p->n, 0.0f);
     d->slots[s].zero = false;
-    if (!p->set->is_users) cairn__grad_reduce(p->gradient);
+    if (!p->set->is_users) cairn__grad_set_reduced(p->gradient);
     return CAIRN_OK;
 }
 
@@ -460,7 +460,7 @@ out:
 static cairn_status report(struct ddp_context *d, uint32_t found) {
     cairn_status st = CAIRN_OK;
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* of which the reduction has seen nothing */
-    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_report(d->set, found));
+    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
 out:
     return st;
 }
@@ -514,7 +514,7 @@ static void failed(void *ctx) {
 }
 
 /* Of several models nobody knows which one it was to be; so all of them say so. */
-static cairn_status missed(void *ctx) {
+static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     if (!d->model || cairn_group_size(d->channel) == 1) return CAIRN_OK;
     cairn_status st = cairn__group_progress(d->channel);
@@ -533,7 +533,7 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .progress = progress,
                                                 .settle = settle_listener,
                                                 .failed = failed,
-                                                .missed = missed,
+                                                .no_gradient = no_gradient,
                                                 .nonfinite_ranks = cairn__ddp_nonfinite_ranks};
     d->set->listener = &d->listener;
 }

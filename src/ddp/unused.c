@@ -230,7 +230,7 @@ static void recall_used(struct ddp_context *d) {
 /* A gradient in the user's memory is what was declared last, by whichever rank; what is older is gone on all of them,
  * or waits on on all. */
 static void take_anew(const struct cairn__param *p) {
-    if (p->reached != p->set->backward) cairn__grad_reduce(p->gradient);
+    if (p->reached != p->set->backward) cairn__grad_set_reduced(p->gradient);
 }
 
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {

@@ -203,7 +203,7 @@ static cairn_status check_wants_grad(const cairn_tensor *loss) {
     cairn_status st = CAIRN_OK;
     if (cairn__wants_grad(loss)) return CAIRN_OK;
     for (struct cairn_param_set *set = cairn__last_set(loss->env); set; set = set->next) {
-        const cairn_status missed = cairn__param_set_miss(set);
+        const cairn_status missed = cairn__param_set_no_gradient(set);
         if (missed != CAIRN_OK) st = missed;
     }
     REQUIRE(st != CAIRN_OK, CAIRN_EINVAL, "backward: nothing that the loss depends on wants a gradient");

@@ -14,27 +14,27 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 /* One pass over the gradients of one type and factor, from parameter `first` on; their keys become -1. */
 static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) {
     struct cairn_device *d = device_of(o);
-    const struct cairn__optim_item *like = &o->of.items[first];
-    const int key = o->of.keys[first];
+    const struct cairn__optim_item *like = &o->arrays.items[first];
+    const int key = o->arrays.keys[first];
     size_t listed = 0;
     for (size_t i = first; i < o->count; i++) {
-        const struct cairn__param *p = o->of.params[i];
-        if (o->of.keys[i] != key || o->of.items[i].factor != like->factor) continue;
-        uint32_t *const flag = cairn__grad_clip(p->gradient, &o->state->clip);
-        o->of.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->of.items[i].grad, .found = flag};
-        o->of.keys[i] = -1;
+        const struct cairn__param *p = o->arrays.params[i];
+        if (o->arrays.keys[i] != key || o->arrays.items[i].factor != like->factor) continue;
+        uint32_t *const flag = cairn__grad_set_clip(p->gradient, &o->state->clip);
+        o->arrays.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->arrays.items[i].grad, .found = flag};
+        o->arrays.keys[i] = -1;
     }
-    d->passes->l2norm(d, o->of.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
+    d->passes->l2norm(d, o->arrays.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
 }
 
 static cairn_status find_gradients(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__grad_view grad;
-        cairn_status st = cairn__grad_read(o->of.params[i]->gradient, &grad);
+        cairn_status st = cairn__grad_read(o->arrays.params[i]->gradient, &grad);
         if (st != CAIRN_OK) return st;
-        o->of.items[i].grad = grad.x;
-        o->of.items[i].factor = grad.factor;
-        o->of.keys[i] = grad.x ? (int)grad.dtype : -1;
+        o->arrays.items[i].grad = grad.x;
+        o->arrays.items[i].factor = grad.factor;
+        o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;
     }
     return CAIRN_OK;
 }
@@ -48,7 +48,7 @@ static void end_clip(struct cairn_optimizer *o) {
 void cairn__optimizer_forget_stale(cairn_optimizer *o) {
     if (!o->clipped && !o->noted) return;
     for (size_t i = 0; i < o->count; i++) {
-        if (cairn__grad_is_noted(o->of.params[i]->gradient)) return;
+        if (cairn__grad_is_noted(o->arrays.params[i]->gradient)) return;
     }
     end_clip(o);
     if (o->noted) cairn__optimizer_lower_skip(o);
@@ -56,7 +56,7 @@ void cairn__optimizer_forget_stale(cairn_optimizer *o) {
 
 static bool has_unclipped(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
-        const struct cairn__grad *g = o->of.params[i]->gradient;
+        const struct cairn__grad *g = o->arrays.params[i]->gradient;
         if (cairn__grad_exists(g) && !cairn__grad_is_clipped(g)) return true;
     }
     return false;
@@ -67,7 +67,7 @@ cairn_status cairn__optimizer_part_clip(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     if (!o->clipped || !has_unclipped(o)) return CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad *g = o->of.params[i]->gradient;
+        struct cairn__grad *g = o->arrays.params[i]->gradient;
         if (cairn__grad_is_clipped(g)) TRY(cairn__grad_unscale(g));
     }
     end_clip(o);
@@ -77,7 +77,7 @@ out:
 
 static bool accumulates(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count; i++) {
-        if (cairn__grad_is_accumulated(o->of.params[i]->gradient)) return true;
+        if (cairn__grad_is_accumulated(o->arrays.params[i]->gradient)) return true;
     }
     return false;
 }
@@ -92,14 +92,14 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_device *d = device_of(o);
     size_t lists = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm would have to be waited for; give NULL"));
-    TRY(cairn__params_check_arrived("cairn_clip_grad_norm", o->of.params, o->count));
-    TRY(cairn__params_take_unsynced(o->of.params, o->count));
+    TRY(cairn__params_check_arrived("cairn_clip_grad_norm", o->arrays.params, o->count));
+    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(find_gradients(o));
     for (size_t i = 0; i < o->count; i++) {
-        if (o->of.keys[i] >= 0) norm_of_list(o, i, &o->norms[lists++]);
+        if (o->arrays.keys[i] >= 0) norm_of_list(o, i, &o->norms[lists++]);
     }
     TRY(cairn__env_resolve(o->env));
     d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
@@ -113,12 +113,12 @@ out:
 
 cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__params_check_arrived("unscaling", o->of.params, o->count));
-    TRY(cairn__params_take_unsynced(o->of.params, o->count));
+    TRY(cairn__params_check_arrived("unscaling", o->arrays.params, o->count));
+    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     if (o->guard.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */
-    for (size_t i = 0; i < o->count; i++) TRY(cairn__grad_unscale(o->of.params[i]->gradient));
+    for (size_t i = 0; i < o->count; i++) TRY(cairn__grad_unscale(o->arrays.params[i]->gradient));
     end_clip(o);
 out:
     return st;
@@ -132,10 +132,10 @@ cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit) {
     size_t listed = 0;
     TRY(cairn__optimizer_unscale(o));
     for (size_t i = 0; i < o->count; i++) {
-        float *grad = cairn__grad_unscaled(o->of.params[i]->gradient);
-        if (grad) o->of.plain[listed++] = (struct cairn__item){.n = o->of.params[i]->n, .dst = grad, .x = grad};
+        float *grad = cairn__grad_unscaled_memory(o->arrays.params[i]->gradient);
+        if (grad) o->arrays.plain[listed++] = (struct cairn__item){.n = o->arrays.params[i]->n, .dst = grad, .x = grad};
     }
-    if (listed) device_of(o)->passes->clamp(device_of(o), o->of.plain, listed, (float)limit);
+    if (listed) device_of(o)->passes->clamp(device_of(o), o->arrays.plain, listed, (float)limit);
 out:
     return st;
 }
@@ -151,14 +151,14 @@ cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_optimizer 
     TRY(cairn__element_check(param_nbytes, "cairn_param"));
     TRY(cairn__optimizer_unscale(optimizer));
     for (size_t i = 0; i < count; i++) {
-        const struct cairn__param *p = optimizer->of.params[i];
+        const struct cairn__param *p = optimizer->arrays.params[i];
         cairn_param told;
         cairn__param_describe(p, &told);
         if (p->master) {
             told.data = p->master;
             told.dtype = CAIRN_F32;
         }
-        told.grad = cairn__grad_unscaled(p->gradient);
+        told.grad = cairn__grad_unscaled_memory(p->gradient);
         cairn__element_write(out, param_nbytes, i, &told, sizeof(told));
     }
 out:

@@ -8,19 +8,19 @@
 #include "kernels/step.h"
 #include "param/param.h"
 
-/* Who guards the steps of an optimizer: amp. It is asked once before a step, and told once after it. */
+/* The guard of an optimizer's steps: amp. Called once before a step, and once when the step's report has been read. */
 struct cairn__step_guard {
-    void *ctx; /* NULL = nobody does */
-    /* (optional) May the step be made? Calls cairn__optimizer_settle; then raises the optimizer's skip if the step must
-     * be skipped, queues the updates of scalers, and says in *end which scalers the step's report may blame. Another
-     * status than CAIRN_OK refuses the step: no weight is written. */
+    void *ctx; /* NULL = no guard */
+    /* (optional) Calls cairn__optimizer_prepare, raises the optimizer's skip if the step must be skipped, queues the
+     * updates of scalers, and lists in *end the scalers that the step's report may name. A status other than CAIRN_OK
+     * refuses the step: no weight is written. */
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
     /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
      * status is returned by cairn_step, or by whoever else read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
-    const void *owner;          /* parameters of sets that this has not prepared may not be added; NULL = any may */
-    void (*release)(void *ctx); /* the optimizer ends: may take the guard away; if it does not, the optimizer stays */
+    const void *owner;          /* only parameters of sets that it has prepared may be added; NULL = any */
+    void (*release)(void *ctx); /* (optional) the optimizer ends: may take the guard off; else the optimizer stays */
 };
 
 /* guard is copied; NULL takes it away. One per optimizer. */
@@ -30,7 +30,7 @@ void *cairn__step_guard_of(const cairn_optimizer *optimizer); /* its ctx; NULL w
 /* Gradients become what the step will read: what is unsynced is taken, losses that wait are looked at
  * (cairn__env_resolve), clipping is applied where other gradients have come since, and what accumulates is added up,
  * before anybody asks whether something overflowed: the sum may. Errors: CAIRN_ENOMEM; those of whoever looks. */
-cairn_status cairn__optimizer_settle(cairn_optimizer *optimizer);
+cairn_status cairn__optimizer_prepare(cairn_optimizer *optimizer);
 
 /* The last report that has come, read without waiting; number is 0 before the first. */
 struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *optimizer);

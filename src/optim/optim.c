@@ -37,7 +37,7 @@ static cairn_status make_zeroed(struct cairn_device *d, size_t nbytes, void **ou
 static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
     cairn__device_free(d, a->missed);
     cairn__device_free(d, a->overflows);
-    cairn__device_free_pinned(d, a->names);
+    cairn__device_free_pinned(d, a->report_overflows);
     cairn__free(a->params);
     cairn__free(a->moments);
     cairn__free(a->items);
@@ -67,7 +67,8 @@ static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t los
     TRY(make_host_arrays(a, count, losses));
     TRY(make_zeroed(d, count * sizeof(a->missed[0]), (void **)&a->missed));
     TRY(make_zeroed(d, (count + 1) * sizeof(a->overflows[0]), (void **)&a->overflows));
-    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * (count + 1) * sizeof(a->names[0]), (void **)&a->names));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * (count + 1) * sizeof(a->report_overflows[0]),
+                                   (void **)&a->report_overflows));
 out:
     return st;
 }
@@ -78,11 +79,11 @@ static cairn_status carry_over(struct cairn_optimizer *o, struct cairn__optim_ar
     struct cairn_device *d = device_of(o);
     const int64_t steps = cairn__optimizer_last_report(o).steps;
     if (o->count) {
-        memcpy(to->params, o->of.params, o->count * sizeof(to->params[0]));
-        memcpy(to->moments, o->of.moments, o->count * sizeof(to->moments[0]));
-        TRY(cairn__device_copy(d, to->missed, o->of.missed, o->count * sizeof(to->missed[0])));
-        TRY(cairn__device_copy(d, to->overflows, o->of.overflows, o->count * sizeof(to->overflows[0])));
-        TRY(cairn__device_copy(d, &to->overflows[count], &o->of.overflows[o->count], sizeof(to->overflows[0])));
+        memcpy(to->params, o->arrays.params, o->count * sizeof(to->params[0]));
+        memcpy(to->moments, o->arrays.moments, o->count * sizeof(to->moments[0]));
+        TRY(cairn__device_copy(d, to->missed, o->arrays.missed, o->count * sizeof(to->missed[0])));
+        TRY(cairn__device_copy(d, to->overflows, o->arrays.overflows, o->count * sizeof(to->overflows[0])));
+        TRY(cairn__device_copy(d, &to->overflows[count], &o->arrays.overflows[o->count], sizeof(to->overflows[0])));
     }
     for (size_t i = o->count; i < count && steps > 0; i++) d->passes->store(d, &to->missed[i], &steps, sizeof(steps));
 out:
@@ -182,10 +183,10 @@ static void store_lrs(struct cairn_optimizer *o) {
 static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arrays, double *lrs, double *norms,
                       size_t count, const struct cairn__param_group *group, struct cairn_param_set *set) {
     struct cairn_device *d = device_of(o);
-    free_arrays(d, &o->of);
+    free_arrays(d, &o->arrays);
     cairn__device_free(d, o->lrs);
     cairn__device_free(d, o->norms);
-    o->of = *arrays;
+    o->arrays = *arrays;
     o->lrs = lrs;
     o->norms = norms;
     o->groups[o->num_groups] = *group;
@@ -277,11 +278,11 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     cairn__optimizer_unlink_reader(o);
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->users--;
     for (size_t i = 0; i < o->count; i++) {
-        cairn__grad_release(o->of.params[i]->gradient); /* while the coefficient's memory is there */
-        o->of.params[i]->owner = NULL;
+        cairn__grad_release(o->arrays.params[i]->gradient); /* while the coefficient's memory is there */
+        o->arrays.params[i]->owner = NULL;
     }
-    free_moments(d, &o->of, 0, o->count);
-    free_arrays(d, &o->of);
+    free_moments(d, &o->arrays, 0, o->count);
+    free_arrays(d, &o->arrays);
     cairn__device_free(d, o->lrs);
     cairn__device_free(d, o->norms);
     cairn__device_free(d, o->state);
@@ -319,7 +320,7 @@ struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer) {
 }
 
 struct cairn__param *const *cairn__optimizer_param_list(const cairn_optimizer *optimizer) {
-    return optimizer->of.params;
+    return optimizer->arrays.params;
 }
 
 struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *optimizer, size_t *count) {
@@ -332,7 +333,7 @@ uint32_t *cairn__optimizer_skip(cairn_optimizer *optimizer) {
 }
 
 struct cairn__overflow *cairn__optimizer_overflows(cairn_optimizer *optimizer) {
-    return optimizer->of.overflows;
+    return optimizer->arrays.overflows;
 }
 
 void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed) {

@@ -45,7 +45,7 @@ struct cairn__optim_arrays {
     int64_t *missed;                   /* taken steps without a gradient */
     struct cairn__overflow *overflows; /* [parameters + 1]: the last is of the losses themselves */
 
-    struct cairn__overflow *names; /* [CAIRN__REPORTS][parameters + 1] overflows of the skipped steps in `reports` */
+    struct cairn__overflow *report_overflows; /* [CAIRN__REPORTS][parameters + 1], of the skipped steps in `reports` */
 
     /* Of the step that is being queued. */
     struct cairn__optim_item *items, *list; /* a list gathered from items */
@@ -63,7 +63,7 @@ struct cairn_optimizer {
 
     struct cairn__param_group *groups;
     size_t num_groups, groups_capacity;
-    struct cairn__optim_arrays of;
+    struct cairn__optim_arrays arrays;
     size_t count; /* of parameters */
 
     /* In device memory. */
@@ -75,7 +75,7 @@ struct cairn_optimizer {
     bool noted;    /* state->skip and overflows may be raised, because of gradients that are seen */
 
     struct cairn__step_report *reports; /* what the device writes and the host reads */
-    uint64_t told;                      /* number of the last report that was passed on */
+    uint64_t last_read;                 /* the number of the last report that was read */
     struct cairn__report_reader reader;
     struct cairn__step_guard guard;
 };

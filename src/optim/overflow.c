@@ -7,14 +7,14 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
     return o->env->device;
 }
 
-cairn_status cairn__optimizer_settle(cairn_optimizer *o) {
+cairn_status cairn__optimizer_prepare(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__params_take_unsynced(o->of.params, o->count));
+    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad *g = o->of.params[i]->gradient;
+        struct cairn__grad *g = o->arrays.params[i]->gradient;
         if (cairn__grad_is_accumulated(g)) TRY(cairn__grad_accumulate(g));
     }
 out:
@@ -22,18 +22,18 @@ out:
 }
 
 void cairn__optimizer_check(cairn_optimizer *o) {
-    cairn__params_check(device_of(o), o->of.params, o->count, o->of.plain);
+    cairn__params_check(device_of(o), o->arrays.params, o->count, o->arrays.plain);
 }
 
 /* Of several ranks, only their sum is left once a listener has reduced it. */
 static void address(const struct cairn_optimizer *o, size_t i, struct cairn__taken *taken) {
-    const bool is_sum = o->of.params[i]->set->listener && o->env->size > 1;
+    const bool is_sum = o->arrays.params[i]->set->listener && o->env->size > 1;
     taken->rank = is_sum ? -1 : o->env->rank;
-    taken->to = &o->of.overflows[i];
+    taken->to = &o->arrays.overflows[i];
 }
 
 static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch, uint32_t *any) {
-    if (listed) device_of(o)->passes->take_flags(device_of(o), o->of.taken, listed, micro_batch, any);
+    if (listed) device_of(o)->passes->take_flags(device_of(o), o->arrays.taken, listed, micro_batch, any);
     return listed > 0;
 }
 
@@ -44,7 +44,7 @@ static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set
         taken[r] = (struct cairn__taken){.dtype = CAIRN_F32,
                                          .rank = r,
                                          .flag = &set->bad_losses[r],
-                                         .to = &o->of.overflows[o->count]};
+                                         .to = &o->arrays.overflows[o->count]};
     set->losses_touched = cairn__param_set_keeps_loss(set);
     return (size_t)o->env->size;
 }
@@ -53,13 +53,13 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
     cairn__optimizer_forget_stale(o);
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad *g = o->of.params[i]->gradient;
+        struct cairn__grad *g = o->arrays.params[i]->gradient;
         o->noted |= cairn__grad_note(g);
-        if (cairn__grad_take_flag(g, &o->of.taken[listed])) address(o, i, &o->of.taken[listed++]);
+        if (cairn__grad_take_flag(g, &o->arrays.taken[listed])) address(o, i, &o->arrays.taken[listed++]);
     }
     for (size_t i = 0; i < o->num_sets; i++) {
         if (cairn__param_set_keeps_loss(o->sets[i])) cairn__param_set_save_loss(o->sets[i]);
-        listed += list_losses(o, o->sets[i], &o->of.taken[listed]);
+        listed += list_losses(o, o->sets[i], &o->arrays.taken[listed]);
     }
     const bool taken = take(o, listed, micro_batch, any);
     for (size_t i = 0; i < o->num_sets; i++) {
@@ -71,8 +71,9 @@ bool cairn__optimizer_take_flags(cairn_optimizer *o, uint32_t micro_batch, uint3
 bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32_t *any) {
     size_t listed = 0;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__taken *taken = &o->of.taken[listed];
-        if (cairn__grad_take_accumulated_flag(o->of.params[i]->gradient, taken)) address(o, i, &o->of.taken[listed++]);
+        struct cairn__taken *taken = &o->arrays.taken[listed];
+        if (cairn__grad_take_accumulated_flag(o->arrays.params[i]->gradient, taken))
+            address(o, i, &o->arrays.taken[listed++]);
     }
     return take(o, listed, micro_batch, any);
 }
@@ -80,12 +81,12 @@ bool cairn__optimizer_take_sums(cairn_optimizer *o, uint32_t micro_batch, uint32
 void cairn__optimizer_lower_skip(cairn_optimizer *o) {
     struct cairn_device *d = device_of(o);
     d->passes->clear_flags(d, &o->state->skip, 1);
-    d->passes->clear_flags(d, (uint32_t *)o->of.overflows,
-                           (o->count + 1) * (sizeof(o->of.overflows[0]) / sizeof(uint32_t)));
+    d->passes->clear_flags(d, (uint32_t *)o->arrays.overflows,
+                           (o->count + 1) * (sizeof(o->arrays.overflows[0]) / sizeof(uint32_t)));
     o->noted = false;
 }
 
 void cairn__optimizer_forget_found(cairn_optimizer *o) {
     cairn__optimizer_lower_skip(o);
-    cairn__params_consume(o->of.params, o->count);
+    cairn__params_consume(o->arrays.params, o->count);
 }

@@ -14,13 +14,13 @@ struct cairn__step_report cairn__optimizer_last_report(const cairn_optimizer *o)
 static cairn_status tell(struct cairn_optimizer *o, const struct cairn__step_report *r) {
     cairn__trace("optim", r->stepped ? "step" : "step_skipped", r->steps + r->skipped, 0, 0);
     if (!o->guard.after) return CAIRN_OK;
-    return o->guard.after(o->guard.ctx, r, o->of.names + r->number % CAIRN__REPORTS * (o->count + 1));
+    return o->guard.after(o->guard.ctx, r, o->arrays.report_overflows + r->number % CAIRN__REPORTS * (o->count + 1));
 }
 
 cairn_status cairn__optimizer_read_reports(struct cairn_optimizer *o) {
     cairn_status worst = CAIRN_OK;
     struct cairn__step_report r;
-    while (cairn__reports_next(o->reports, sizeof(r), &o->told, &r)) {
+    while (cairn__reports_next(o->reports, sizeof(r), &o->last_read, &r)) {
         const cairn_status st = tell(o, &r);
         if (st != CAIRN_OK) worst = st;
     }

@@ -23,14 +23,14 @@ static enum cairn__weight_mode mode_of(const struct cairn__param *p) {
 
 /* Fills items[i] and keys[i] = gradient type * modes + weight mode, or -1. */
 static cairn_status describe(struct cairn_optimizer *o, size_t i) {
-    struct cairn__param *p = o->of.params[i];
-    struct cairn__optim_item *item = &o->of.items[i];
+    struct cairn__param *p = o->arrays.params[i];
+    struct cairn__optim_item *item = &o->arrays.items[i];
     const enum cairn__weight_mode mode = mode_of(p);
     struct cairn__grad_view grad;
     *item = (struct cairn__optim_item){.n = p->n,
                                        .weights = p->master ? (void *)p->master : p->data,
-                                       .state = {o->of.moments[i].array[0], o->of.moments[i].array[1]},
-                                       .missed = &o->of.missed[i]};
+                                       .state = {o->arrays.moments[i].array[0], o->arrays.moments[i].array[1]},
+                                       .missed = &o->arrays.missed[i]};
     if (mode == CAIRN__W_BF16_STOCHASTIC) {
         item->parameter = i;
     } else {
@@ -40,19 +40,19 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     if (st != CAIRN_OK) return st;
     item->grad = grad.x;
     item->factor = grad.factor;
-    o->of.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
+    o->arrays.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
     return CAIRN_OK;
 }
 
 static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
-    struct cairn__update_list list = {.items = o->of.list,
+    struct cairn__update_list list = {.items = o->arrays.list,
                                       .grad = (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
                                       .mode = (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES),
                                       .group = group,
                                       .lr = &o->lrs[group - o->groups],
                                       .state = o->state};
     for (size_t i = group->first; i < group->first + group->count; i++) {
-        if (o->of.keys[i] == key) o->of.list[list.count++] = o->of.items[i];
+        if (o->arrays.keys[i] == key) o->arrays.list[list.count++] = o->arrays.items[i];
     }
     if (list.count) o->kind->update(device_of(o), &list);
 }
@@ -65,13 +65,13 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
     for (size_t i = group->first; i < group->first + group->count; i++) {
         cairn_status st = describe(o, i);
         if (st != CAIRN_OK) return st;
-        if (o->of.keys[i] >= 0) present |= 1u << o->of.keys[i];
+        if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
     }
     for (int key = 0; key < KEYS; key++) {
         if (present >> key & 1) update_list(o, group, key);
     }
     for (size_t i = group->first; i < group->first + group->count; i++) {
-        if (o->of.keys[i] < 0) d->passes->miss(d, &o->of.missed[i], o->state);
+        if (o->arrays.keys[i] < 0) d->passes->miss(d, &o->arrays.missed[i], o->state);
     }
     return CAIRN_OK;
 }
@@ -81,7 +81,7 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
 /* It is unscaled all the same, but an infinity goes into the weights. */
 static void warn_unguarded(struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->count && !o->warned; i++) {
-        const struct cairn__param *p = o->of.params[i];
+        const struct cairn__param *p = o->arrays.params[i];
         if (!cairn__grad_is_scaled(p->gradient)) continue;
         cairn__log(CAIRN_LOG_WARNING,
                    "cairn_step: the gradient of '%s' was multiplied by a loss scale, but its optimizer was given to no "
@@ -95,15 +95,15 @@ static void warn_unguarded(struct cairn_optimizer *o) {
 cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) {
     cairn_status st = CAIRN_OK;
     *end = (struct cairn__step_end){.optim = o->state,
-                                    .overflows = o->of.overflows,
+                                    .overflows = o->arrays.overflows,
                                     .count = o->count + 1,
                                     .reports = o->reports,
-                                    .names = o->of.names};
-    TRY(cairn__params_check_arrived("cairn_step", o->of.params, o->count));
-    REQUIRE(!cairn__params_incomplete(o->of.params, o->count), CAIRN_ESTATE,
+                                    .names = o->arrays.report_overflows};
+    TRY(cairn__params_check_arrived("cairn_step", o->arrays.params, o->count));
+    REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
     if (!o->guard.before) warn_unguarded(o);
-    TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_settle(o));
+    TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
 out:
     return st;
 }
@@ -111,12 +111,12 @@ out:
 cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end *end) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__param *p = o->of.params[i];
+        struct cairn__param *p = o->arrays.params[i];
         if (p->value_type || !o->kind->update) cairn__param_round_from_master(p);
         p->version++;
     }
     device_of(o)->passes->step_end(device_of(o), end);
-    cairn__params_consume(o->of.params, o->count);
+    cairn__params_consume(o->arrays.params, o->count);
     o->clipped = o->noted = false;
     TRY(cairn__device_check(device_of(o)));
     if (!device_of(o)->capturing) TRY(cairn__optimizer_read_reports(o)); /* what was before is no recording's failure */
@@ -138,18 +138,18 @@ out:
 /* ---- forgetting ---- */
 
 static bool refuses(const char *call, const cairn_optimizer *o) {
-    return !o || cairn__params_refuse(call, o->of.params, o->count);
+    return !o || cairn__params_refuse(call, o->arrays.params, o->count);
 }
 
 void cairn_optimizer_clear_grads(cairn_optimizer *optimizer) {
     if (refuses("cairn_optimizer_clear_grads", optimizer)) return;
     (void)cairn__env_resolve(optimizer->env);
-    cairn__params_forget(optimizer->of.params, optimizer->count);
+    cairn__params_forget(optimizer->arrays.params, optimizer->count);
 }
 
 void cairn_zero_grad(cairn_optimizer *optimizer) {
     if (refuses("cairn_zero_grad", optimizer)) return;
     if (optimizer->env->begin_step && !optimizer->env->begin_step(optimizer->env)) return;
     (void)cairn__env_resolve(optimizer->env); /* not within a backward, whose gradients are half there */
-    cairn__params_forget(optimizer->of.params, optimizer->count);
+    cairn__params_forget(optimizer->arrays.params, optimizer->count);
 }

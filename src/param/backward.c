@@ -15,7 +15,7 @@ cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backwa
     set->scale = scale;
     set->loss_comes = false;
     set->only_unsynced |= set->unsynced;
-    set->walking = listener || !set->is_users;
+    set->in_backward = listener || !set->is_users;
     return listener && listener->begin ? listener->begin(listener->ctx) : CAIRN_OK;
 }
 
@@ -31,19 +31,19 @@ cairn_status cairn__param_set_progress(struct cairn_param_set *set) {
 }
 
 /* Where ddp reduces the gradients it is called after that, by settle. */
-void cairn__param_set_tell_declared(struct cairn_param_set *set) {
+void cairn__param_set_note_declared(struct cairn_param_set *set) {
     *(set->unsynced ? &set->declared_unsynced : &set->declared) = true;
     if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
 }
 
 cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
-    const bool were_declared = set->walking && set->is_users;
-    set->walking = false;
+    const bool were_declared = set->in_backward && set->is_users;
+    set->in_backward = false;
     set->only_unsynced = set->unsynced;
     if (set->unsynced && set->is_users) return cairn__param_set_keep_unsynced(set, true);
     const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
-    if (st == CAIRN_OK && were_declared) cairn__param_set_tell_declared(set);
+    if (st == CAIRN_OK && were_declared) cairn__param_set_note_declared(set);
     return st;
 }
 
@@ -53,14 +53,14 @@ void cairn__param_set_make_incomplete(struct cairn_param_set *set) {
 
 void cairn__param_set_abort(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
-    set->walking = false;
+    set->in_backward = false;
     cairn__param_set_make_incomplete(set);
     if (listener) listener->failed(listener->ctx);
 }
 
-cairn_status cairn__param_set_miss(struct cairn_param_set *set) {
+cairn_status cairn__param_set_no_gradient(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
-    const cairn_status st = listener && listener->missed ? listener->missed(listener->ctx) : CAIRN_OK;
+    const cairn_status st = listener && listener->no_gradient ? listener->no_gradient(listener->ctx) : CAIRN_OK;
     if (st != CAIRN_OK) cairn__param_set_abort(set);
     return st;
 }
@@ -79,7 +79,7 @@ cairn_status cairn__param_set_keep_unsynced(struct cairn_param_set *set, bool on
 }
 
 void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
-    set->unsynced = set->walking = set->spares_unsynced = set->only_unsynced = false;
+    set->unsynced = set->in_backward = set->spares_unsynced = set->only_unsynced = false;
     cairn__param_set_forget_losses(set);
     for (size_t i = 0; i < set->count; i++) cairn__grad_forget_unsynced(set->params[i]->gradient);
 }

@@ -13,7 +13,7 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
 
 /* Of a set that somebody listens to, a declaration after settle is a backward of its own. */
 static cairn_status begin_declaring(struct cairn_param_set *set) {
-    cairn_status st = set->walking ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->scale);
+    cairn_status st = set->in_backward ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->scale);
     if (st != CAIRN_OK) cairn__param_set_abort(set);
     return st;
 }
@@ -60,7 +60,7 @@ cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t f
         p->reached = set->backward;
         cairn__param_grad_ready(p);
     }
-    if (count > 0 && !set->walking) cairn__param_set_tell_declared(set);
+    if (count > 0 && !set->in_backward) cairn__param_set_note_declared(set);
 out:
     return st;
 }

@@ -7,7 +7,7 @@
 #include "param/param.h"
 
 struct cairn__grad {
-    struct cairn__param *of;
+    struct cairn__param *param;
 
     void *memory;     /* of the slot; NULL until somebody needs it */
     bool owns_memory; /* not the user's, not a bucket's */
@@ -28,7 +28,7 @@ struct cairn__grad {
 };
 
 static struct cairn_device *device_of(const struct cairn__grad *g) {
-    return g->of->set->env->device;
+    return g->param->set->env->device;
 }
 
 static bool is_written(const struct cairn__grad *g) {
@@ -39,11 +39,11 @@ static bool is_accumulated(const struct cairn__grad *g) {
     return g->accumulated != CAIRN__ACCUMULATED_ABSENT;
 }
 
-static bool is_kept(const struct cairn__grad *g) {
+static bool has_unsynced_sum(const struct cairn__grad *g) {
     return g->unsynced == CAIRN__UNSYNCED_KEPT || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
 }
 
-static bool is_taken(const struct cairn__grad *g) {
+static bool was_taken(const struct cairn__grad *g) {
     return g->unsynced == CAIRN__UNSYNCED_TAKEN || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
 }
 
@@ -82,7 +82,7 @@ bool cairn__grad_is_scaled(const struct cairn__grad *g) {
 }
 
 bool cairn__grad_is_at_other_scale(const struct cairn__grad *g) {
-    return is_written(g) && g->scale != g->of->set->scale;
+    return is_written(g) && g->scale != g->param->set->scale;
 }
 
 bool cairn__grad_is_clipped(const struct cairn__grad *g) {
@@ -102,10 +102,10 @@ static struct cairn__grad_view view_sum(const float *sum) {
 }
 
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
-    const struct cairn__param *p = g->of;
+    const struct cairn__param *p = g->param;
     if (is_written(g))
         return (struct cairn__grad_view){g->memory, p->dtype, p->value_type ? p->value_type : p->dtype, factor_of(g)};
-    return view_sum(is_accumulated(g) ? g->sum : is_kept(g) ? g->unsynced_sum : NULL);
+    return view_sum(is_accumulated(g) ? g->sum : has_unsynced_sum(g) ? g->unsynced_sum : NULL);
 }
 
 void *cairn__grad_memory(const struct cairn__grad *g) {
@@ -118,11 +118,11 @@ bool cairn__grad_owns_memory(const struct cairn__grad *g) {
 
 /* ---- memory ---- */
 
-cairn_status cairn__grad_new(struct cairn__param *of, void *slot, struct cairn__grad **out) {
+cairn_status cairn__grad_new(struct cairn__param *param, void *slot, struct cairn__grad **out) {
     struct cairn__grad *g = NULL;
     const cairn_status st = cairn__calloc(1, sizeof(*g), (void **)&g);
     if (st != CAIRN_OK) return st;
-    g->of = of;
+    g->param = param;
     g->memory = slot;
     *out = g;
     return CAIRN_OK;
@@ -144,7 +144,7 @@ void cairn__grad_free(struct cairn__grad *g) {
 
 cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
     if (g->memory) return CAIRN_OK;
-    const size_t nbytes = g->of->n * cairn_dtype_nbytes(g->of->dtype);
+    const size_t nbytes = g->param->n * cairn_dtype_nbytes(g->param->dtype);
     const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, &g->memory);
     if (st == CAIRN_OK) g->owns_memory = true;
     return st;
@@ -153,9 +153,9 @@ cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
 /* does: how the parameter accumulates, for the log. */
 static cairn_status make_sum(struct cairn__grad *g, float **sum, const char *does) {
     if (*sum) return CAIRN_OK;
-    const size_t nbytes = g->of->n * sizeof(float);
+    const size_t nbytes = g->param->n * sizeof(float);
     const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, (void **)sum);
-    if (st == CAIRN_OK) cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->of->name, does, nbytes);
+    if (st == CAIRN_OK) cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->param->name, does, nbytes);
     return st;
 }
 
@@ -183,44 +183,44 @@ void cairn__grad_change_type(struct cairn__grad *g) {
 /* ---- accumulating ---- */
 
 static uint32_t *flag_of(const struct cairn__grad *g) {
-    return &g->of->set->flags[g->of->index];
+    return &g->param->set->flags[g->param->index];
 }
 
 static uint32_t *sum_flag_of(const struct cairn__grad *g) {
-    return &g->of->set->flags[g->of->set->flags_count + g->of->index];
+    return &g->param->set->flags[g->param->set->flags_count + g->param->index];
 }
 
 /* dst = factor * x + y, all f32 but x. */
 static void add(const struct cairn__grad *g, float *dst, const void *x, cairn_dtype from, const float *factor,
                 const float *y, uint32_t *found) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->of->n, .dst = dst, .x = x, .y = y, .found = found};
+    const struct cairn__item item = {.n = g->param->n, .dst = dst, .x = x, .y = y, .found = found};
     d->passes->axpby(d, &item, 1, CAIRN_F32, from, factor, 1.0f, NULL);
 }
 
 static void multiply(const struct cairn__grad *g, float *x, const float *by) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->of->n, .dst = x, .x = x};
+    const struct cairn__item item = {.n = g->param->n, .dst = x, .x = x};
     if (by) d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, by, NULL);
 }
 
 /* sum (+)= the slot, unscaled. */
 static void add_slot(const struct cairn__grad *g, float *sum, bool is_there, uint32_t *found) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__item item = {.n = g->of->n, .dst = sum, .x = g->memory, .found = found};
+    const struct cairn__item item = {.n = g->param->n, .dst = sum, .x = g->memory, .found = found};
     if (is_there) {
-        add(g, sum, g->memory, g->of->dtype, factor_of(g), sum, found);
+        add(g, sum, g->memory, g->param->dtype, factor_of(g), sum, found);
     } else {
-        d->passes->scale(d, &item, 1, CAIRN_F32, g->of->dtype, factor_of(g), NULL);
+        d->passes->scale(d, &item, 1, CAIRN_F32, g->param->dtype, factor_of(g), NULL);
     }
 }
 
 /* No flag: what is unsynced is not checked. An infinity stays one, and is found after the reduction. */
-static cairn_status keep(struct cairn__grad *g) {
+static cairn_status add_to_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     TRY(make_sum(g, &g->unsynced_sum, "without synchronising"));
-    add_slot(g, g->unsynced_sum, is_kept(g), NULL);
-    g->unsynced = is_taken(g) ? CAIRN__UNSYNCED_TAKEN_KEPT : CAIRN__UNSYNCED_KEPT;
+    add_slot(g, g->unsynced_sum, has_unsynced_sum(g), NULL);
+    g->unsynced = was_taken(g) ? CAIRN__UNSYNCED_TAKEN_KEPT : CAIRN__UNSYNCED_KEPT;
     g->slot = CAIRN__SLOT_EMPTY;
 out:
     return st;
@@ -231,8 +231,8 @@ out:
 cairn_status cairn__grad_accumulate(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     if (!is_written(g)) return CAIRN_OK;
-    if (g->slot == CAIRN__SLOT_UNSYNCED) return keep(g);
-    TRY(cairn__param_set_make_flags(g->of->set));
+    if (g->slot == CAIRN__SLOT_UNSYNCED) return add_to_unsynced(g);
+    TRY(cairn__param_set_make_flags(g->param->set));
     TRY(make_sum(g, &g->sum, "over several backwards"));
     const bool is_checked = g->slot == CAIRN__SLOT_CHECKED;
     add_slot(g, g->sum, is_accumulated(g), is_checked ? sum_flag_of(g) : flag_of(g));
@@ -256,8 +256,8 @@ static void swap_sums(struct cairn__grad *g) {
 /* Undoes cairn__grad_take_unsynced before a reduction: what was taken is in the accumulated sum, and goes back to the
  * unsynced one. */
 static void give_back_taken(struct cairn__grad *g) {
-    if (!is_taken(g)) return;
-    const bool kept = is_kept(g), summed = is_accumulated(g);
+    if (!was_taken(g)) return;
+    const bool kept = has_unsynced_sum(g), summed = is_accumulated(g);
     if (summed && kept) add(g, g->unsynced_sum, g->sum, CAIRN_F32, NULL, g->unsynced_sum, NULL);
     if (summed && !kept) swap_sums(g);
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;
@@ -268,10 +268,10 @@ static void give_back_taken(struct cairn__grad *g) {
  * where it stands, which rounds as axpby does. */
 static void add_unsynced(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
-    const struct cairn__param *p = g->of;
+    const struct cairn__param *p = g->param;
     const float *scale = g->scale ? &g->scale->scale : NULL;
     give_back_taken(g);
-    if (!is_kept(g)) return;
+    if (!has_unsynced_sum(g)) return;
     if (p->dtype == CAIRN_F32) {
         add(g, g->memory, g->unsynced_sum, CAIRN_F32, scale, g->memory, NULL);
     } else {
@@ -300,12 +300,12 @@ out:
 static void set_written(struct cairn__grad *g) {
     if (is_accumulated(g)) multiply(g, g->sum, g->clip);
     g->slot = CAIRN__SLOT_WRITTEN;
-    g->scale = g->of->set->scale;
+    g->scale = g->param->set->scale;
     g->clip = NULL;
 }
 
 void cairn__grad_write(struct cairn__grad *g) {
-    const struct cairn_param_set *set = g->of->set;
+    const struct cairn_param_set *set = g->param->set;
     set_written(g);
     if (set->unsynced) {
         g->slot = set->spares_unsynced ? CAIRN__SLOT_EMPTY : CAIRN__SLOT_UNSYNCED;
@@ -316,7 +316,7 @@ void cairn__grad_write(struct cairn__grad *g) {
 
 /* The slot holds already what is to be in it. */
 static bool is_alone_unsynced(const struct cairn__grad *g) {
-    return g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->of->set->scale;
+    return g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->param->set->scale;
 }
 
 cairn_status cairn__grad_sync(struct cairn__grad *g) {
@@ -327,14 +327,14 @@ cairn_status cairn__grad_sync(struct cairn__grad *g) {
         return CAIRN_OK;
     }
     TRY(cairn__grad_open(g, &slot));
-    device_of(g)->passes->fill(device_of(g), g->of->dtype, slot, g->of->n, 0.0f);
+    device_of(g)->passes->fill(device_of(g), g->param->dtype, slot, g->param->n, 0.0f);
     set_written(g);
     add_unsynced(g);
 out:
     return st;
 }
 
-void cairn__grad_reduce(struct cairn__grad *g) {
+void cairn__grad_set_reduced(struct cairn__grad *g) {
     set_written(g);
 }
 
@@ -348,8 +348,8 @@ void cairn__grad_fail(struct cairn__grad *g) {
 
 /* ---- overflow ---- */
 
-bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item) {
-    const struct cairn__param *p = g->of;
+bool cairn__grad_check_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item) {
+    const struct cairn__param *p = g->param;
     if (g->slot != CAIRN__SLOT_WRITTEN || p->dtype != dtype) return false;
     if (p->set->only_unsynced || cairn__param_is_on_its_way(p)) return false;
     *item = (struct cairn__item){.n = p->n, .x = g->memory, .found = flag_of(g)};
@@ -358,31 +358,31 @@ bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__it
     return true;
 }
 
-bool cairn__grad_look_at_accumulated(struct cairn__grad *g, struct cairn__item *item) {
-    if (g->accumulated != CAIRN__ACCUMULATED_UNCHECKED || g->of->set->only_unsynced) return false;
-    *item = (struct cairn__item){.n = g->of->n, .x = g->sum, .found = sum_flag_of(g)};
+bool cairn__grad_check_accumulated(struct cairn__grad *g, struct cairn__item *item) {
+    if (g->accumulated != CAIRN__ACCUMULATED_UNCHECKED || g->param->set->only_unsynced) return false;
+    *item = (struct cairn__item){.n = g->param->n, .x = g->sum, .found = sum_flag_of(g)};
     g->accumulated = CAIRN__ACCUMULATED_CHECKED;
     g->sum_flag_touched = true;
     return true;
 }
 
-void cairn__grad_found(struct cairn__grad *g) {
+void cairn__grad_set_checked(struct cairn__grad *g) {
     if (g->slot == CAIRN__SLOT_WRITTEN) g->slot = CAIRN__SLOT_CHECKED;
 }
 
 bool cairn__grad_note(struct cairn__grad *g) {
-    if (g->of->set->only_unsynced || !cairn__grad_is_synced(g)) return false;
+    if (g->param->set->only_unsynced || !cairn__grad_is_synced(g)) return false;
     g->noted = true;
     return true;
 }
 
 /* If the slot has been accumulated since its flag was raised, x is the accumulated sum. */
 bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
-    if (g->of->set->only_unsynced || !g->flag_touched) return false;
+    if (g->param->set->only_unsynced || !g->flag_touched) return false;
     const void *x = is_written(g) ? g->memory : is_accumulated(g) ? g->sum : NULL;
-    *taken = (struct cairn__taken){.n = g->of->n,
+    *taken = (struct cairn__taken){.n = g->param->n,
                                    .x = x,
-                                   .dtype = is_written(g) ? g->of->dtype : CAIRN_F32,
+                                   .dtype = is_written(g) ? g->param->dtype : CAIRN_F32,
                                    .flag = flag_of(g)};
     g->flag_touched = false;
     return true;
@@ -390,7 +390,7 @@ bool cairn__grad_take_flag(struct cairn__grad *g, struct cairn__taken *taken) {
 
 bool cairn__grad_take_accumulated_flag(struct cairn__grad *g, struct cairn__taken *taken) {
     if (!g->sum_flag_touched) return false;
-    *taken = (struct cairn__taken){.n = g->of->n,
+    *taken = (struct cairn__taken){.n = g->param->n,
                                    .x = is_accumulated(g) ? g->sum : NULL,
                                    .dtype = CAIRN_F32,
                                    .flag = sum_flag_of(g)};
@@ -409,25 +409,25 @@ bool cairn__grad_has_touched_flags(const struct cairn__grad *g) {
 /* While a graph is recorded both are lowered, whatever they are now: in a replay they may be raised. */
 void cairn__grad_lower_flags(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
-    if (!g->of->set->flags) return;
+    if (!g->param->set->flags) return;
     if (g->flag_touched || d->capturing) d->passes->clear_flags(d, flag_of(g), 1);
     if (g->sum_flag_touched || d->capturing) d->passes->clear_flags(d, sum_flag_of(g), 1);
 }
 
 static void copy_flag(const struct cairn__grad *g, size_t to, size_t from) {
-    uint32_t *const flags = g->of->set->flags + g->of->index;
+    uint32_t *const flags = g->param->set->flags + g->param->index;
     (void)cairn__device_copy(device_of(g), flags + to, flags + from, sizeof(*flags)); /* as a pass */
 }
 
 void cairn__grad_agree(struct cairn__grad *g) {
-    const size_t n = g->of->set->flags_count;
+    const size_t n = g->param->set->flags_count;
     copy_flag(g, 2 * n, 0);
     copy_flag(g, 3 * n, n);
     g->agreed = true;
 }
 
 static void raise_agreed(struct cairn__grad *g) {
-    const size_t n = g->of->set->flags_count;
+    const size_t n = g->param->set->flags_count;
     copy_flag(g, 0, 2 * n);
     copy_flag(g, n, 3 * n);
     cairn__grad_touch_flags(g);
@@ -439,16 +439,16 @@ static void raise_agreed(struct cairn__grad *g) {
 cairn_status cairn__grad_take_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(g);
-    const bool kept = is_kept(g);
-    g->of->set->only_unsynced = false;
-    if (kept) TRY(cairn__param_set_make_flags(g->of->set));
+    const bool kept = has_unsynced_sum(g);
+    g->param->set->only_unsynced = false;
+    if (kept) TRY(cairn__param_set_make_flags(g->param->set));
     if (kept || g->slot == CAIRN__SLOT_UNSYNCED) g->unsynced = CAIRN__UNSYNCED_TAKEN;
     if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_WRITTEN;
     if (!kept) return CAIRN_OK;
     if (is_accumulated(g)) {
         add(g, g->sum, g->unsynced_sum, CAIRN_F32, NULL, g->sum, flag_of(g));
     } else {
-        const struct cairn__item item = {.n = g->of->n, .x = g->unsynced_sum, .found = flag_of(g)};
+        const struct cairn__item item = {.n = g->param->n, .x = g->unsynced_sum, .found = flag_of(g)};
         d->passes->check(d, &item, 1, CAIRN_F32, NULL);
         swap_sums(g);
     }
@@ -467,7 +467,7 @@ out:
     return st;
 }
 
-uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient) {
+uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient) {
     const bool is_sum = is_accumulated(g);
     if (g->slot == CAIRN__SLOT_WRITTEN) g->slot = CAIRN__SLOT_CHECKED;
     if (is_sum) g->accumulated = CAIRN__ACCUMULATED_CHECKED;
@@ -480,7 +480,7 @@ uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient) {
 cairn_status cairn__grad_unscale(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_take_unsynced(g));
-    if (is_accumulated(g) || g->of->dtype != CAIRN_F32) TRY(cairn__grad_accumulate(g));
+    if (is_accumulated(g) || g->param->dtype != CAIRN_F32) TRY(cairn__grad_accumulate(g));
     if (is_written(g)) {
         multiply(g, g->memory, factor_of(g));
         multiply(g, g->memory, g->clip);
@@ -494,7 +494,7 @@ out:
     return st;
 }
 
-float *cairn__grad_unscaled(const struct cairn__grad *g) {
+float *cairn__grad_unscaled_memory(const struct cairn__grad *g) {
     return is_accumulated(g) ? g->sum : is_written(g) ? g->memory : NULL;
 }
 
@@ -508,7 +508,7 @@ void cairn__grad_consume(struct cairn__grad *g) {
 
 void cairn__grad_release(struct cairn__grad *g) {
     if (g->clip && cairn__grad_unscale(g) != CAIRN_OK)
-        cairn__log(CAIRN_LOG_ERROR, "'%s' is no longer clipped: %s", g->of->name, cairn_last_error());
+        cairn__log(CAIRN_LOG_ERROR, "'%s' is no longer clipped: %s", g->param->name, cairn_last_error());
     g->clip = NULL;
     g->noted = false;
 }

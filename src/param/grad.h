@@ -8,31 +8,31 @@
  *
  *   slot         what the last backward wrote: in the parameter's type, multiplied by that backward's loss scale
  *
- *     EMPTY      -- write, sync, reduce -------> WRITTEN
+ *     EMPTY      -- write, sync, set_reduced --> WRITTEN
  *                -- write ---------------------> UNSYNCED in a backward that is not synchronised (no_sync), or EMPTY if
  *                                                the set spares zeros (spares_unsynced)
  *     UNSYNCED   -- add -----------------------> EMPTY (the sum of unsynced gradients gets it)
  *                -- take, sync ----------------> WRITTEN, from where read and unscale go on
  *                -- write ---------------------> UNSYNCED (memory of the user's, who adds up himself)
  *                -- forget_unsynced -----------> EMPTY
- *     WRITTEN    -- look, found, clip ---------> CHECKED: its flag says whether it is infinite or NaN
+ *     WRITTEN    -- check_slot, set_checked, set_clip -> CHECKED: its flag says whether it is infinite or NaN
  *                -- drop ----------------------> EMPTY
- *     CHECKED    -- consume -------------------> WRITTEN: a further step looks again
+ *     CHECKED    -- consume -------------------> WRITTEN: a further step checks it again
  *     both       -- add, read, unscale --------> EMPTY (the accumulated sum gets it); read and unscale not, where there
  *                                                is no sum and none is needed
- *                -- write, reduce -------------> as from EMPTY (memory of the user's, who adds up himself)
+ *                -- write, set_reduced --------> as from EMPTY (memory of the user's, who adds up himself)
  *                -- sync ----------------------> WRITTEN (the accumulated sum gets what was there)
  *     any        -- forget, place, change_type -> EMPTY
  *
  *   accumulated  the unscaled f32 sum of slots of earlier backwards, which may have had other scales
  *
- *     ABSENT     -- add, take, sync -----------> CHECKED: whichever pass adds also looks
+ *     ABSENT     -- add, take, sync -----------> CHECKED: the pass that adds also checks
  *     CHECKED    -- consume -------------------> UNCHECKED (a module's: a step forgets the user's)
- *     UNCHECKED  -- look, clip, add, take, sync -> CHECKED
+ *     UNCHECKED  -- check_accumulated, set_clip, add, take, sync -> CHECKED
  *     both       -- write, sync ---------------> ABSENT, if a step had taken it from the unsynced sum: it goes back
  *     any        -- forget, change_type -------> ABSENT
  *
- *   unsynced     the unscaled f32 sum of gradients that no_sync keeps on this rank; nobody checks them
+ *   unsynced     the unscaled f32 sum of gradients that no_sync keeps on this rank; not checked for overflow
  *
  *     NONE       -- add (a slot that is UNSYNCED) -> KEPT
  *                -- take (such a slot) --------> TAKEN: a step or clipping came before a synchronising backward
@@ -79,7 +79,7 @@ struct cairn__grad_view {
 };
 
 /* slot: the user's memory, or NULL. */
-cairn_status cairn__grad_new(struct cairn__param *of, void *slot, struct cairn__grad **out);
+cairn_status cairn__grad_new(struct cairn__param *param, void *slot, struct cairn__grad **out);
 void cairn__grad_free(struct cairn__grad *g);
 
 /* ---- looking; changes nothing ---- */
@@ -136,7 +136,7 @@ void cairn__grad_write(struct cairn__grad *g);
 cairn_status cairn__grad_sync(struct cairn__grad *g);
 
 /* This rank has no gradient, but the slot takes part in the reduction: it counts as written, at the set's scale. */
-void cairn__grad_reduce(struct cairn__grad *g);
+void cairn__grad_set_reduced(struct cairn__grad *g);
 
 /* The slot counts as not written: no rank had a gradient in this backward. */
 void cairn__grad_drop(struct cairn__grad *g);
@@ -153,11 +153,11 @@ void cairn__grad_fail(struct cairn__grad *g); /* the backward failed half-way: i
 
 /* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: *item is what passes->check has to read,
  * and it counts as CHECKED. False: nothing to do, or not yet (set->only_unsynced, cairn__param_is_on_its_way). */
-bool cairn__grad_look(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
-bool cairn__grad_look_at_accumulated(struct cairn__grad *g, struct cairn__item *item);
+bool cairn__grad_check_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
+bool cairn__grad_check_accumulated(struct cairn__grad *g, struct cairn__item *item);
 
-/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_report does). */
-void cairn__grad_found(struct cairn__grad *g);
+/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_reduced does). */
+void cairn__grad_set_checked(struct cairn__grad *g);
 
 /* The optimizer takes note of a gradient that ranks have added up; false where there is none. */
 bool cairn__grad_note(struct cairn__grad *g);
@@ -186,11 +186,11 @@ cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *vi
 
 /* Sets the clipping coefficient (device memory), by which the step will multiply; changes no element. Returns the flag
  * that the pass over the norm raises, so that the gradient counts as CHECKED and noted. After cairn__grad_read. */
-uint32_t *cairn__grad_clip(struct cairn__grad *g, const float *coefficient);
+uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient);
 
 /* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient, NULL = none. */
 cairn_status cairn__grad_unscale(struct cairn__grad *g);
-float *cairn__grad_unscaled(const struct cairn__grad *g);
+float *cairn__grad_unscaled_memory(const struct cairn__grad *g);
 
 /* A step has used it, and it stands as it was: a further step looks at it again. */
 void cairn__grad_consume(struct cairn__grad *g);

@@ -8,7 +8,7 @@ static void check_slots(struct cairn_device *d, struct cairn__param *const *para
                         struct cairn__item *items) {
     for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
         size_t listed = 0;
-        for (size_t i = 0; i < count; i++) listed += cairn__grad_look(params[i]->gradient, dtype, &items[listed]);
+        for (size_t i = 0; i < count; i++) listed += cairn__grad_check_slot(params[i]->gradient, dtype, &items[listed]);
         if (listed) d->passes->check(d, items, listed, dtype, NULL);
     }
 }
@@ -17,7 +17,7 @@ void cairn__params_check(struct cairn_device *d, struct cairn__param *const *par
                          struct cairn__item *items) {
     size_t listed = 0;
     check_slots(d, params, count, items);
-    for (size_t i = 0; i < count; i++) listed += cairn__grad_look_at_accumulated(params[i]->gradient, &items[listed]);
+    for (size_t i = 0; i < count; i++) listed += cairn__grad_check_accumulated(params[i]->gradient, &items[listed]);
     if (listed) d->passes->check(d, items, listed, CAIRN_F32, NULL);
 }
 
@@ -28,13 +28,13 @@ cairn_status cairn__param_set_check(struct cairn_param_set *set) {
 }
 
 /* The user's gradient of an earlier backward waits on in its memory: this reduction has not seen it. */
-cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found) {
+cairn_status cairn__param_set_reduced(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
     if (found) TRY(cairn__param_set_make_flags(set));
     if (found) check_slots(set->env->device, set->params, set->count, set->items);
     for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
-        if (!set->is_users || p->reached == set->backward) cairn__grad_found(p->gradient);
+        if (!set->is_users || p->reached == set->backward) cairn__grad_set_checked(p->gradient);
     }
 out:
     return st;

@@ -55,7 +55,7 @@ struct cairn__grad_listener {
     /* (optional) cairn_backward was called with a loss that depends on nothing that wants a gradient, in this set or
      * any other. A status other than CAIRN_OK says that other ranks wait for gradients of this set: failed is called
      * next. */
-    cairn_status (*missed)(void *ctx);
+    cairn_status (*no_gradient)(void *ctx);
     /* (optional) Called on every rank before a step that all ranks skip. Adds to *ranks those of the environment whose
      * own gradients, before the reduction, were infinite or NaN in a backward since the set's gradients were last
      * forgotten. *looked: the listener looked at all of these backwards; *found |= an average was not finite, and if
@@ -93,7 +93,7 @@ struct cairn_param_set {
     bool loss_comes;     /* this rank's was looked at, and its backward is still to come */
 
     uint64_t backward;    /* the number of the backward now running or last run */
-    bool walking;         /* one is running. Of the user's set: from the first gradient declared to settle, and only
+    bool in_backward;     /* one is running. Of the user's set: from the first gradient declared to settle, and only
                              where a listener hears of it */
     bool unsynced;        /* gradients that are written from now on stay on this rank (ddp_no_sync) */
     bool spares_unsynced; /* but those of ddp_zero_loss, all zeros, are dropped instead of kept */
@@ -187,11 +187,11 @@ void cairn__param_grad_ready(
     struct cairn__param *p); /* its slot is written: cairn__grad_write, and tells the listener */
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
-void cairn__param_set_abort(struct cairn_param_set *set);        /* after a failure, settle's own too */
-cairn_status cairn__param_set_miss(struct cairn_param_set *set); /* no backward began: the listener's missed */
+void cairn__param_set_abort(struct cairn_param_set *set);               /* after a failure, settle's own too */
+cairn_status cairn__param_set_no_gradient(struct cairn_param_set *set); /* no backward: the listener's no_gradient */
 
 /* Gradients of the user's have been declared, and may be looked at. */
-void cairn__param_set_tell_declared(struct cairn_param_set *set);
+void cairn__param_set_note_declared(struct cairn_param_set *set);
 
 /* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
 static inline bool cairn__param_is_reached(const struct cairn__param *p) {
@@ -219,7 +219,7 @@ cairn_status cairn__grads_ready(const char *call, struct cairn_param_set *set, s
 
 /* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
 static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
-    return p->set->is_users && p->set->walking;
+    return p->set->is_users && p->set->in_backward;
 }
 
 /* Nobody reads, changes or forgets such gradients: CAIRN_ESTATE, with call in the sentence. refuse: true, and the
@@ -235,7 +235,7 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 /* ddp calls it when a reduction has checked every gradient of this backward. found: some result was infinite or NaN,
  * equal on all ranks. 0: their slots count as CHECKED without a read. Else each slot is read once, to raise the flags
  * of those that overflowed; all ranks hold equal gradients, and raise the same flags. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__param_set_report(struct cairn_param_set *set, uint32_t found);
+cairn_status cairn__param_set_reduced(struct cairn_param_set *set, uint32_t found);
 
 /* Makes flags speak of the gradients as they are: one read of those that are not checked. items: room for count. The
  * parameters' sets have flags. */

@@ -293,7 +293,7 @@ static char *train_with_one_poisoned_gradient(cairn_env *env, void *ctx) {
     double scale = amp_next_scale(t.amp);
     for (int i = 0; i < 6; i++) {
         float *momentum[4];
-        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->of.moments[k].array[0];
+        for (int k = 0; k < 4; k++) momentum[k] = t.optimizer->arrays.moments[k].array[0];
         bool poisoned = i == 3;
         t.plant.target = poisoned && cairn_env_rank(env) == poison->rank ? poison->target : -1;
         t.plant.value = poison->value;

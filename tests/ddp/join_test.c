@@ -66,8 +66,8 @@ static char *expect_same_params(cairn_env *env, const struct training *t) {
         const struct cairn__param *p = t->set->params[i];
         PASS(expect_same(env, "weights differ", p->data, p->n * cairn_dtype_nbytes(p->dtype)));
         if (p->master) PASS(expect_same(env, "masters differ", p->master, p->n * sizeof(float)));
-        for (int s = 0; s < CAIRN__MAX_STATES && t->optimizer->of.moments[i].array[s]; s++)
-            PASS(expect_same(env, "moments differ", t->optimizer->of.moments[i].array[s], p->n * sizeof(float)));
+        for (int s = 0; s < CAIRN__MAX_STATES && t->optimizer->arrays.moments[i].array[s]; s++)
+            PASS(expect_same(env, "moments differ", t->optimizer->arrays.moments[i].array[s], p->n * sizeof(float)));
     }
     return NULL;
 }
@@ -79,8 +79,8 @@ static char *expect_same_state(cairn_env *env, const struct training *t) {
     EXPECT(amp_state_dict(t->amp, scalers, sizeof(scalers)) < (int)sizeof(scalers));
     PASS(expect_same(env, "scalers differ", scalers, sizeof(scalers)));
     PASS(expect_same(env, "counts of steps differ", counts, sizeof(counts)));
-    return expect_same(env, "counts of missed steps differ", t->optimizer->of.missed,
-                       t->set->count * sizeof(t->optimizer->of.missed[0]));
+    return expect_same(env, "counts of missed steps differ", t->optimizer->arrays.missed,
+                       t->set->count * sizeof(t->optimizer->arrays.missed[0]));
 }
 
 /* ---- steps ---- */
@@ -214,7 +214,7 @@ static struct snapshot snapshot_of(const struct training *t) {
         append(&s, p->data, p->n * cairn_dtype_nbytes(p->dtype));
         append(&s, p->master, p->n * sizeof(float));
         for (int k = 0; k < CAIRN__MAX_STATES; k++)
-            append(&s, t->optimizer->of.moments[i].array[k], p->n * sizeof(float));
+            append(&s, t->optimizer->arrays.moments[i].array[k], p->n * sizeof(float));
     }
     return s;
 }
@@ -504,10 +504,11 @@ static char *leave_out(cairn_env *env, void *ctx) {
         const float *weight = halves ? p->master : p->data;
         branches->uses = s % 2 == 0 && cairn_env_rank(env) == 2;
         memcpy(kept, weight, sizeof(kept));
-        if (s > 0) memcpy(moment, t.optimizer->of.moments[1].array[0], sizeof(moment));
+        if (s > 0) memcpy(moment, t.optimizer->arrays.moments[1].array[0], sizeof(moment));
         PASS(joined_step(&t, env, have ? b.x : NULL, b.y, 2));
         EXPECT((memcmp(kept, weight, sizeof(kept)) == 0) == (s % 2 == 1));
-        if (s > 0) EXPECT((memcmp(moment, t.optimizer->of.moments[1].array[0], sizeof(moment)) == 0) == (s % 2 == 1));
+        if (s > 0)
+            EXPECT((memcmp(moment, t.optimizer->arrays.moments[1].array[0], sizeof(moment)) == 0) == (s % 2 == 1));
     }
     end(&t);
     return NULL;

@@ -133,7 +133,7 @@ static inline void remember(const struct trained *t, struct remembered *r) {
         }
         if (p->master) memcpy(r->master[k], p->master, sizeof(r->master[k]));
         for (int m = 0; m < 2; m++) {
-            const float *moment = t->optimizer->of.moments[k].array[m];
+            const float *moment = t->optimizer->arrays.moments[k].array[m];
             if (moment) memcpy(r->moment[m][k], moment, sizeof(r->moment[m][k]));
         }
     }

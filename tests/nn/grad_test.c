@@ -236,7 +236,7 @@ static void backward_that_is_refused_writes_nothing(void **state) {
     cairn_tensor *loss = cairn_sum(cairn_module_forward(m, cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 2))));
     assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
     assert_string_equal(cairn_last_error(), "not this one");
-    assert_true(b.ready == 0 && b.failures == 1 && !b.set->walking);
+    assert_true(b.ready == 0 && b.failures == 1 && !b.set->in_backward);
     for (size_t i = 0; i < 2; i++) assert_false(cairn__grad_is_written(b.set->params[i]->gradient));
     cairn_module_destroy(&m);
 }

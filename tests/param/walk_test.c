@@ -278,7 +278,7 @@ struct walk {
     float coefficients[PARAMS];
     int halvings; /* by clipping */
 
-    bool unsynced, spares, only_unsynced, walking; /* the set's, as they should be */
+    bool unsynced, spares, only_unsynced, in_backward; /* the set's, as they should be */
     const struct cairn__loss_scale *scale;
     uint64_t backward;
 
@@ -399,7 +399,7 @@ static void expect_stored(const struct walk *w, size_t i) {
     const struct model *m = &w->m[i];
     const struct cairn__param *p = param(w, i);
     const struct cairn__grad_view view = cairn__grad_peek(p->gradient);
-    const float *const unscaled = cairn__grad_unscaled(p->gradient);
+    const float *const unscaled = cairn__grad_unscaled_memory(p->gradient);
     EXPECT(w, !view.x == !(is_written(m) || is_accumulated(m) || is_kept(m)), "of %s", p->name);
     if (is_written(m)) {
         EXPECT(w, view.dtype == p->dtype && view.values == (p->value_type ? p->value_type : p->dtype), "of %s",
@@ -455,7 +455,9 @@ static void observe(struct walk *w, enum by by, unsigned who) {
         expect_stored(w, i);
         expect_rest(w, i);
     }
-    EXPECT(w, w->set->scale == w->scale && w->set->only_unsynced == w->only_unsynced && w->set->walking == w->walking,
+    EXPECT(w,
+           w->set->scale == w->scale && w->set->only_unsynced == w->only_unsynced &&
+               w->set->in_backward == w->in_backward,
            "of the set");
 }
 
@@ -587,7 +589,7 @@ static void model_sync(struct walk *w, struct model *m) {
 
 static void model_look(const struct walk *w, struct model *m) {
     if (w->only_unsynced) return;
-    if (m->is.slot == CAIRN__SLOT_WRITTEN && !(w->s->kind->is_users && w->walking)) {
+    if (m->is.slot == CAIRN__SLOT_WRITTEN && !(w->s->kind->is_users && w->in_backward)) {
         m->found |= !is_finite(w, m, m->slot);
         m->is.slot = CAIRN__SLOT_CHECKED;
     }
@@ -655,7 +657,7 @@ static void reduce(struct walk *w, size_t i) {
     double values[MOST] = {0};
     if (!one_in(w, 3)) choose_values(w, values);
     write_values(w, i, values);
-    cairn__grad_reduce(grad(w, i));
+    cairn__grad_set_reduced(grad(w, i));
     model_set_written(w, &w->m[i], values);
     called(w, REDUCE, i);
 }
@@ -663,7 +665,7 @@ static void reduce(struct walk *w, size_t i) {
 static void begin(struct walk *w) {
     w->backward++;
     w->only_unsynced |= w->unsynced;
-    w->walking = !w->s->kind->is_users || (w->listens && !w->unsynced);
+    w->in_backward = !w->s->kind->is_users || (w->listens && !w->unsynced);
 }
 
 /* ---- a listener, as ddp is one ---- */
@@ -747,7 +749,7 @@ static void agree_on_ignored(struct walk *w) {
 
 static void report(struct walk *w, bool found) {
     if (!w->looks || one_in(w, 8)) return; /* ddp's hook, which says nothing, may come and go */
-    assert_int_equal(cairn__param_set_report(w->set, found), CAIRN_OK);
+    assert_int_equal(cairn__param_set_reduced(w->set, found), CAIRN_OK);
     for (size_t i = 0; i < PARAMS; i++) {
         if (found) model_look(w, &w->m[i]);
         const bool seen = !w->s->kind->is_users || param(w, i)->reached == w->set->backward;
@@ -758,7 +760,7 @@ static void report(struct walk *w, bool found) {
 
 static cairn_status hear_settle(void *ctx) {
     struct walk *w = ctx;
-    w->walking = w->only_unsynced = false; /* before the listener hears of it */
+    w->in_backward = w->only_unsynced = false; /* before the listener hears of it */
     for (size_t i = 0; i < PARAMS; i++) {
         if (is_ignored(w, i)) {
             if (is_unsynced(&w->m[i])) sync(w, i);
@@ -782,7 +784,7 @@ static cairn_status hear_settle(void *ctx) {
 
 static void settle(struct walk *w) {
     EXPECT(w, cairn__param_set_settle(w->set) == CAIRN_OK, "settle");
-    w->walking = false;
+    w->in_backward = false;
     w->only_unsynced = w->unsynced;
     for (size_t i = 0; w->unsynced && w->s->kind->is_users && i < PARAMS; i++) {
         if (w->m[i].is.slot == CAIRN__SLOT_UNSYNCED) model_accumulate(w, &w->m[i]);
@@ -792,7 +794,7 @@ static void settle(struct walk *w) {
 
 static void fail_backward(struct walk *w) {
     cairn__param_set_abort(w->set);
-    w->walking = false;
+    w->in_backward = false;
     for (size_t i = 0; i < PARAMS; i++) w->m[i].incomplete = true;
     observe(w, ABORT, OF(PARAMS) - 1);
 }
@@ -839,9 +841,9 @@ static void write_users(struct walk *w, size_t i, double *values) {
 static void declare(struct walk *w) {
     const size_t first = roll(w, PARAMS), count = 1 + roll(w, (uint32_t)(PARAMS - first));
     double values[PARAMS][MOST] = {{0}};
-    if (!w->walking && one_in(w, 2)) w->set->scale = w->scale = one_in(w, 5) ? NULL : &scales[roll(w, 5)];
+    if (!w->in_backward && one_in(w, 2)) w->set->scale = w->scale = one_in(w, 5) ? NULL : &scales[roll(w, 5)];
     for (size_t i = first; i < first + count; i++) {
-        if (w->walking && w->arrived & OF(i)) return; /* it travels */
+        if (w->in_backward && w->arrived & OF(i)) return; /* it travels */
         const bool refused = param(w, i)->owner && is_written(&w->m[i]) && w->m[i].scale != w->scale;
         if (!refused) continue;
         EXPECT(w, cairn_grads_ready(w->set, first, count) == CAIRN_ESTATE, "a gradient at another scale");
@@ -850,19 +852,19 @@ static void declare(struct walk *w) {
     }
     for (size_t i = first; i < first + count; i++) write_users(w, i, values[i]);
     EXPECT(w, cairn_grads_ready(w->set, first, count) == CAIRN_OK, "%s", cairn_last_error());
-    if (!w->walking) begin(w);
+    if (!w->in_backward) begin(w);
     for (size_t i = first; i < first + count; i++) model_write(w, &w->m[i], values[i]);
     observe(w, WRITE, bits(first, count));
 }
 
 /* As ddp_wait: of a rank that has declared nothing, too. */
 static void wait_for_declared(struct walk *w) {
-    if (w->listens && !w->unsynced && !w->walking) {
+    if (w->listens && !w->unsynced && !w->in_backward) {
         begin(w);
         EXPECT(w, cairn__param_set_begin(w->set, w->set->backward + 1, w->scale) == CAIRN_OK, "begin");
         observe(w, BEGIN, 0);
     }
-    one_in(w, 40) && w->walking ? fail_backward(w) : settle(w);
+    one_in(w, 40) && w->in_backward ? fail_backward(w) : settle(w);
 }
 
 static void take_away(struct walk *w) {
@@ -904,7 +906,7 @@ static void hold(struct walk *w) {
 
 static void drop_unsynced(struct walk *w) {
     cairn__param_set_drop_unsynced(w->set);
-    w->unsynced = w->spares = w->only_unsynced = w->walking = false;
+    w->unsynced = w->spares = w->only_unsynced = w->in_backward = false;
     for (size_t i = 0; i < PARAMS; i++) model_forget_unsynced(&w->m[i]);
     observe(w, FORGET_UNSYNCED, OF(PARAMS) - 1);
 }
@@ -933,7 +935,7 @@ static void take_flags(struct walk *w, size_t i, bool sums) {
     struct model *m = &w->m[i];
     struct cairn__taken t;
     const bool synced = (is_written(m) && m->is.slot != CAIRN__SLOT_UNSYNCED) || is_accumulated(m);
-    const void *const sum = is_accumulated(m) ? cairn__grad_unscaled(grad(w, i)) : NULL;
+    const void *const sum = is_accumulated(m) ? cairn__grad_unscaled_memory(grad(w, i)) : NULL;
     EXPECT(w, cairn__grad_note(grad(w, i)) == (synced && !w->only_unsynced), "note of %zu", i);
     m->noted |= synced && !w->only_unsynced;
     if (cairn__grad_take_flag(grad(w, i), &t)) {
@@ -1037,7 +1039,7 @@ static void clip(struct walk *w, size_t i) {
     const bool sum = is_accumulated(m), finite = is_finite(w, m, sum ? m->sum : m->slot);
     const struct cairn__item item = {.n = param(w, i)->n,
                                      .x = view.x,
-                                     .found = cairn__grad_clip(grad(w, i), &w->coefficients[i])};
+                                     .found = cairn__grad_set_clip(grad(w, i), &w->coefficients[i])};
     d->passes->check(d, &item, 1, view.dtype, NULL);
     *(sum ? &m->sum_found : &m->found) |= !finite;
     if (m->is.slot == CAIRN__SLOT_WRITTEN) m->is.slot = CAIRN__SLOT_CHECKED;
@@ -1052,7 +1054,7 @@ static void inspect(struct walk *w, size_t i) {
     EXPECT(w, cairn__grad_unscale(grad(w, i)) == CAIRN_OK, "unscale");
     model_unscale(w, m);
     called(w, UNSCALE, i);
-    float *const x = cairn__grad_unscaled(grad(w, i));
+    float *const x = cairn__grad_unscaled_memory(grad(w, i));
     double *const seen = is_accumulated(m) ? m->sum : is_written(m) ? m->slot : NULL;
     EXPECT(w, !x == !seen, "unscaled %zu", i);
     if (x) expect_values(w, i, "the unscaled gradient", CAIRN_F32, x, seen);
@@ -1121,7 +1123,7 @@ static void start(struct walk *w, uint64_t seed) {
 }
 
 static void end(struct walk *w) {
-    if (w->walking) settle(w);
+    if (w->in_backward) settle(w);
     w->set->listener = NULL;
     drop_unsynced(w);
     forget(w, 0, PARAMS);
@@ -1166,9 +1168,9 @@ static void go(struct walk *w) {
     const bool users = w->s->kind->is_users;
     const size_t first = roll(w, PARAMS), count = 1 + roll(w, (uint32_t)(PARAMS - first));
     const uint32_t way = roll(w, 48);
-    if (has_grown(w) && !w->walking) {
+    if (has_grown(w) && !w->in_backward) {
         forget(w, 0, PARAMS);
-    } else if (way < 16 || w->walking) {
+    } else if (way < 16 || w->in_backward) {
         users && (way % 3 == 0) ? wait_for_declared(w) : users ? declare(w) : module_backward(w);
     } else if (way < 22) {
         hold(w);
