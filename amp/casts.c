@@ -129,22 +129,24 @@ static cairn_status compute_type(void *ctx, const struct cairn__op_question *q, 
     const struct scope *s = in_force(c);
     if (!s->enabled) return CAIRN_OK;
     const amp_cast cast = class_of(c, q);
-    const cairn_status st = check(q, cast);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check(q, cast));
     *out = choose(q, cast, s->half_type);
     if (c->verbose && *out) log_casts(q, *out);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- scopes ---- */
 
 static cairn_status push(struct casts *c, bool enabled, cairn_dtype half_type, int *number) {
-    cairn_status st = cairn__grow((void **)&c->scopes, &c->capacity, c->depth + 1, sizeof(c->scopes[0]));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&c->scopes, &c->capacity, c->depth + 1, sizeof(c->scopes[0])));
     c->last_number = c->last_number == INT_MAX ? 1 : c->last_number + 1;
     c->scopes[c->depth++] = (struct scope){c->last_number, enabled, half_type};
     *number = c->last_number;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void pop_to(struct casts *c, size_t depth) {
@@ -202,28 +204,30 @@ static cairn_status casts_of(cairn_env *env, struct casts **out) {
     *out = cairn__op_hook_ctx(env);
     if (*out) return CAIRN_OK;
     struct casts *c = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     c->o1.half_type = CAIRN_F16;
     for (int op = 0; op < CAIRN__AMP_NUM_OPS; op++) c->classes[op] = cairn__amp_op_row(op)->cast;
     const struct cairn__op_hook hook = {
         .ctx = c, .compute_type = compute_type, .policy = policy, .resume = resume, .leave = leave, .end = end};
     cairn__set_op_hook(env, &hook);
     *out = c;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__casts_begin_o1(cairn_env *env, cairn_dtype half_type, bool verbose) {
     struct casts *c = NULL;
-    cairn_status st = casts_of(env, &c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(casts_of(env, &c));
     REQUIRE(!c->o1.enabled, CAIRN_ESTATE,
             "amp_initialize: this environment has an O1 context, whose casts hold for all its operations; amp_destroy "
             "that first, or give all models to amp_initialize_all, or use another environment");
     c->o1 = (struct scope){.enabled = true, .half_type = half_type};
     c->below_o1 = c->depth;
     c->verbose = verbose;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__casts_end_o1(cairn_env *env) {
@@ -283,12 +287,13 @@ cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
             (int)cast);
     struct casts *c = NULL;
     int id;
-    cairn_status st = casts_of(env, &c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(casts_of(env, &c));
     if (cairn__amp_op_named(op, &id)) return set_class(c, id, cast);
     if (cast) return set_own(c, op, cast);
     forget_own(c, op);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static const char SET_BY_USER[] = "set by amp_op_set_cast";

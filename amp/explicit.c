@@ -30,8 +30,10 @@ struct cairn__users {
 
 static cairn_status make_users(amp_scaler *s) {
     if (s->users) return CAIRN_OK;
-    cairn_status st = cairn__calloc(1, sizeof(*s->users), (void **)&s->users);
-    if (st == CAIRN_OK) s->users->scaler = s;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*s->users), (void **)&s->users));
+    s->users->scaler = s;
+out:
     return st;
 }
 

@@ -102,17 +102,19 @@ out:
 /* Own buffers have no losses that Cairn sees. */
 static cairn_status watch_losses(amp_context *amp) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
-        st = cairn__param_set_watch_losses(amp->sets[i]);
+    for (size_t i = 0; i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
+        TRY(cairn__param_set_watch_losses(amp->sets[i]));
+out:
     return st;
 }
 
 static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
-    cairn_status st = cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses,
-                                          amp->policy.skip_nonfinite, &amp->guards[amp->num_guards]);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses, amp->policy.skip_nonfinite,
+                            &amp->guards[amp->num_guards]));
     amp->guards[amp->num_guards++]->open = &amp->open;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* A set without an optimizer has one that updates nothing, so that there is one way through a step. */
@@ -170,16 +172,18 @@ static cairn_status check_stochastic(const struct cairn__amp_parts *parts, const
 }
 
 static cairn_status cast_weights(const struct cairn__amp_parts *parts, amp_context *amp) {
+    cairn_status st = CAIRN_OK;
     const struct cairn__amp_policy *policy = &amp->policy;
     const bool is_half = cairn__is_half(policy->cast_model_type);
     if (!policy->enabled) return CAIRN_OK;
     if (parts->set) {
-        const cairn_status st = check_stochastic(parts, amp);
-        if (st != CAIRN_OK) return st;
+        TRY(check_stochastic(parts, amp));
         return cairn__param_set_take_half_values(parts->set, is_half ? policy->cast_model_type : (cairn_dtype)0,
                                                  policy->master_weights, policy->keep_batchnorm_fp32);
     }
-    return is_half ? cast_models(amp) : CAIRN_OK;
+    if (is_half) TRY(cast_models(amp));
+out:
+    return st;
 }
 
 /* ---- installing: cannot fail ---- */

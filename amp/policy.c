@@ -84,8 +84,10 @@ cairn_status amp_loss_scale_parse(const char *text, double *out) {
     cairn__numbers_end(&numbers);
     REQUIRE(end != text && *end == '\0', CAIRN_EINVAL, "loss scale '%s' is neither 'dynamic' nor a number above 0",
             text);
-    cairn_status st = check_scale("loss_scale", scale);
-    if (st == CAIRN_OK) *out = scale;
+    cairn_status st = CAIRN_OK;
+    TRY(check_scale("loss_scale", scale));
+    *out = scale;
+out:
     return st;
 }
 
@@ -253,15 +255,16 @@ static cairn_status check_bounds(const struct amp_options *o, const struct amp_s
     struct amp_scaler_options unbounded = *s;
     struct cairn__scaler_state defaults;
     unbounded.min_scale = unbounded.max_scale = 0;
-    cairn_status st = cairn__scaler_resolve(&unbounded, 0, &defaults);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__scaler_resolve(&unbounded, 0, &defaults));
     const double min = s->min_scale ? s->min_scale : defaults.min, max = s->max_scale ? s->max_scale : defaults.max;
     REQUIRE(
         min <= max, CAIRN_EINVAL,
         "min_loss_scale %.10g%s is above max_loss_scale %.10g%s; the scale moves between them, so raise the ceiling or "
         "lower the floor",
         min, s->min_scale ? "" : " (the default)", max, s->max_scale ? "" : " (the default)");
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status resolve_scaler(const struct amp_options *o, const struct cairn__amp_policy *p,
@@ -438,8 +441,8 @@ static char *add(struct properties *all, const char *name, bool is_rare, const c
 static cairn_status list_properties(const struct cairn__amp_policy *p, struct properties *all) {
     enum { ROOM = sizeof(all->list[0].value) };
     struct cairn__scaler_state s;
-    cairn_status st = cairn__scaler_resolve(&p->scaler, 0, &s);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
     const bool dynamic = cairn__amp_policy_is_dynamic(p), is_o1 = p->level == AMP_O1;
     all->count = 0;
     add(all, "enabled", false, on_off(p->enabled));
@@ -460,7 +463,8 @@ static cairn_status list_properties(const struct cairn__amp_policy *p, struct pr
     char *seed = add(all, "rounding_seed", true, "none");
     if (p->stochastic_rounding) snprintf(seed, ROOM, "%llu", (unsigned long long)p->rounding_seed);
     add(all, "explain_overflow", true, on_off(p->explain_overflow));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void log_property(cairn_log_level level, const struct property *p) {

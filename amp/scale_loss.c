@@ -200,12 +200,13 @@ cairn_status amp_scale_loss_end(amp_context *amp) {
 
 cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options) {
     cairn_tensor *scaled = NULL;
-    cairn_status st = amp_scale_loss_with(amp, loss, options, &scaled);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(amp_scale_loss_with(amp, loss, options, &scaled));
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
     amp->open = false; /* its cause is what the caller needs, not a complaint at the next begin */
     end_loss(amp);
+out:
     return st;
 }
 

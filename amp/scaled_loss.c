@@ -41,11 +41,13 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     float *const scale = &scaling_of(node)->cell->scale;
     void *dx = NULL;
     if (cairn__backward_starts_at(tape, node, dy)) return cairn__tensor_grad_end(tape, loss, scale);
-    cairn_status st = cairn__tensor_grad_begin(tape, loss, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, loss, &dx));
     const struct cairn__item item = {.n = 1, .dst = dx, .x = dy};
     d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
-    return cairn__tensor_grad_end(tape, loss, dx);
+    TRY(cairn__tensor_grad_end(tape, loss, dx));
+out:
+    return st;
 }
 
 /* A scale of 65536 is no f16 value: the loss goes to f32 first, and the result is f32 whatever the hook would say. */

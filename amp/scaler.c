@@ -338,13 +338,14 @@ cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler *scaler, s
     REQUIRE(scaler, CAIRN_EINVAL, "amp_scaler_record: scaler is NULL");
     REQUIRE(!capacity == !records, CAIRN_EINVAL,
             "amp_scaler_record: %zu records at %p; NULL and 0 together end a recording", capacity, (void *)records);
-    cairn_status st = cairn__element_check(record_nbytes, "amp_scaler_update_record");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__element_check(record_nbytes, "amp_scaler_update_record"));
     st = cairn__scaler_read_reports(scaler); /* of updates before */
     scaler->records = records;
     scaler->record_nbytes = record_nbytes;
     scaler->capacity = capacity;
     scaler->recorded = 0;
+out:
     return st;
 }
 

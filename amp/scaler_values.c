@@ -115,10 +115,10 @@ void cairn__scaler_state_show(const struct cairn__scaler_state *s, struct amp_sc
 }
 
 static cairn_status check_state(const struct amp_scaler_state *s, const char *where) {
+    cairn_status st = CAIRN_OK;
     REQUIRE(is_kind(s->kind), CAIRN_EINVAL, "%skind is %d; it must be one of amp_scaler_kind", where, (int)s->kind);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
-        const cairn_status st = cairn__scaler_check_field(&cairn__scaler_fields[i], s, where);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__scaler_check_field(&cairn__scaler_fields[i], s, where));
     }
     REQUIRE(s->min_scale <= s->max_scale, CAIRN_EINVAL,
             "%sthe floor, min_scale, is %.10g and above the ceiling, max_scale, which is %.10g", where, s->min_scale,
@@ -126,7 +126,8 @@ static cairn_status check_state(const struct amp_scaler_state *s, const char *wh
     REQUIRE(s->last_overflow < s->updates, CAIRN_EINVAL,
             "%slast_overflow is %lld, but updates, counted from 0, end before %lld", where, (long long)s->last_overflow,
             (long long)s->updates);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static int between(int least, int value, int most) {
@@ -135,9 +136,9 @@ static int between(int least, int value, int most) {
 
 cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const char *where,
                                       struct cairn__scaler_state *out) {
-    const cairn_status st = check_state(s, where);
-    const bool is_own = s->kind == AMP_SCALER_USER; /* whose update means by it what it likes */
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    const bool is_own = s->kind == AMP_SCALER_USER; /* the fields mean what its update makes of them */
+    TRY(check_state(s, where));
     const double min = held(s->kind, s->min_scale), max = held(s->kind, s->max_scale);
     *out = (struct cairn__scaler_state){
         .scale = clamped(held(s->kind, s->scale), min, max),
@@ -155,7 +156,8 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const ch
         .updates = s->updates,
         .last_overflow = s->last_overflow,
     };
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- options ---- */

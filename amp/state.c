@@ -53,15 +53,16 @@ static void write_field(struct text *t, size_t id, const struct cairn__scaler_fi
 static cairn_status write_scaler(struct text *t, size_t id, const amp_scaler *scaler) {
     char line[128];
     struct amp_scaler_state state = AMP_SCALER_STATE_INIT;
-    const cairn_status st = amp_scaler_get_state(scaler, &state);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(amp_scaler_get_state(scaler, &state));
     snprintf(line, sizeof(line), "%s%zu.kind %s\n", PREFIX, id, cairn__scaler_kind_name(state.kind));
     append(t, line);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
         const struct cairn__scaler_field *f = &cairn__scaler_fields[i];
         write_field(t, id, f, (const char *)&state + f->offset);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 int cairn__state_write(amp_scaler *const *scalers, size_t count, char *text, size_t nbytes) {
@@ -174,6 +175,7 @@ static bool is_text(const char *line, size_t n) {
 }
 
 static cairn_status read_lines(struct reading *r, const char *text) {
+    cairn_status st = CAIRN_OK;
     while (*text) {
         char line[256];
         const size_t n = strcspn(text, "\n");
@@ -183,11 +185,11 @@ static cairn_status read_lines(struct reading *r, const char *text) {
                 "%s: line %d is no text of a state: it has bytes beside ASCII's letters", CALL, r->line);
         memcpy(line, text, n);
         line[n] = '\0';
-        const cairn_status st = read_line(r, line);
-        if (st != CAIRN_OK) return st;
+        TRY(read_line(r, line));
         text += n + (text[n] == '\n');
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void warn_of_numbers(const struct reading *r, size_t count) {
@@ -213,14 +215,15 @@ out:
 /* What is true of single fields may contradict another. */
 static cairn_status check_states(amp_scaler *const *scalers, size_t count, const struct reading *r,
                                  struct cairn__scaler_state *next) {
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < count; i++) {
         char where[64];
         snprintf(where, sizeof(where), "%s: %s%zu: ", CALL, PREFIX, i);
-        cairn_status st = cairn__scaler_state_take(&r->states[i], where, &next[i]);
-        if (st == CAIRN_OK) st = cairn__scaler_check_kind(scalers[i], r->states[i].kind, where);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__scaler_state_take(&r->states[i], where, &next[i]));
+        TRY(cairn__scaler_check_kind(scalers[i], r->states[i].kind, where));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__state_read(amp_scaler *const *scalers, size_t count, const char *text) {

@@ -31,11 +31,12 @@ struct list {
 
 static cairn_status add_text(struct words *w, const char *text) {
     const size_t nbytes = strlen(text) + 1;
-    cairn_status st = cairn__grow((void **)&w->text, &w->capacity, w->used + nbytes, 1);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&w->text, &w->capacity, w->used + nbytes, 1));
     memcpy(w->text + w->used, text, nbytes);
     w->used += nbytes;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void write_shape(char *text, size_t nbytes, int ndim, const int64_t *shape) {
@@ -55,8 +56,11 @@ static cairn_status add_param(struct words *w, const struct cairn__param *p) {
     snprintf(what, sizeof(what), "%s %s%s%s%s", shape, cairn_dtype_name(p->dtype),
              p->value_type ? " of values in " : "", p->value_type ? cairn_dtype_name(p->value_type) : "",
              p->master ? " with master" : "");
-    const cairn_status st = add_text(w, p->name);
-    return st == CAIRN_OK ? add_text(w, what) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(add_text(w, p->name));
+    TRY(add_text(w, what));
+out:
+    return st;
 }
 
 static cairn_status add_buffer(struct words *w, const cairn_module *model, size_t i) {
@@ -67,8 +71,11 @@ static cairn_status add_buffer(struct words *w, const cairn_module *model, size_
     for (int k = 0; k < cairn_tensor_ndim(b); k++) sizes[k] = cairn_tensor_size(b, k);
     write_shape(shape, sizeof(shape), cairn_tensor_ndim(b), sizes);
     snprintf(what, sizeof(what), "%s %s, a buffer", shape, cairn_dtype_name(cairn_tensor_dtype(b)));
-    const cairn_status st = add_text(w, name);
-    return st == CAIRN_OK ? add_text(w, what) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(add_text(w, name));
+    TRY(add_text(w, what));
+out:
+    return st;
 }
 
 static cairn_status describe(struct words *w, const struct ddp_context *d) {
@@ -87,15 +94,16 @@ out:
 static cairn_status read_list(const char *text, size_t nbytes, struct list *out) {
     size_t zeros = 0;
     for (size_t i = 0; i < nbytes; i++) zeros += text[i] == '\0';
-    cairn_status st = cairn__calloc(zeros / 2 + 1, sizeof(out->entries[0]), (void **)&out->entries);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(zeros / 2 + 1, sizeof(out->entries[0]), (void **)&out->entries));
     out->count = zeros / 2;
     for (size_t i = 0; i < out->count; i++) {
         out->entries[i].name = text;
         out->entries[i].what = text += strlen(text) + 1;
         text += strlen(text) + 1;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the first difference ---- */
@@ -170,12 +178,15 @@ static cairn_status agree_on_words(const char *call, struct words *w, cairn_grou
     } all[CAIRN__MAX_RANKS], mine = {cairn__hash_bytes(CAIRN__HASH_START, w->text, w->used), w->used};
     size_t used[CAIRN__MAX_RANKS];
     bool same = true;
-    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
-    for (int r = 0; st == CAIRN_OK && r < cairn_group_size(group); r++) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+    for (int r = 0; r < cairn_group_size(group); r++) {
         same &= all[r].hash == all[0].hash && all[r].used == all[0].used;
         used[r] = all[r].used;
     }
-    return st == CAIRN_OK && !same ? compare_words(call, w, used, group) : st;
+    if (!same) TRY(compare_words(call, w, used, group));
+out:
+    return st;
 }
 
 /* ---- the calls ---- */

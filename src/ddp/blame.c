@@ -55,8 +55,10 @@ static bool is_unsynced(const struct ddp_context *d) {
 /* Each rank has seen the sources of what it reduced itself. */
 static cairn_status unite(struct ddp_context *d) {
     struct cairn__blame all[CAIRN__MAX_RANKS];
-    cairn_status st = cairn__group_exchange(d->channel, all, &d->blame, sizeof(d->blame));
-    for (int r = 0; r < cairn_group_size(d->channel) && st == CAIRN_OK; r++) cairn__blame_unite(&d->blame, &all[r]);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(d->channel, all, &d->blame, sizeof(d->blame)));
+    for (int r = 0; r < cairn_group_size(d->channel); r++) cairn__blame_unite(&d->blame, &all[r]);
+out:
     return st;
 }
 

@@ -43,12 +43,12 @@ static cairn_status copy_all(const struct ddp_context *d, bool in) {
     cairn_status st = CAIRN_OK;
     size_t end = 0;
     struct part part;
-    for (size_t i = 0; st == CAIRN_OK && i < num_buffers(d); i++) {
+    for (size_t i = 0; i < num_buffers(d); i++) {
         if (!place(d, i, &end, &part)) continue;
         char *packed = (char *)d->buffers + part.offset;
-        st = in ? cairn__device_copy(device_of(d), packed, part.data, part.nbytes)
-                : cairn__device_copy(device_of(d), part.data, packed, part.nbytes);
+        TRY(cairn__device_copy(device_of(d), in ? packed : part.data, in ? part.data : packed, part.nbytes));
     }
+out:
     return st;
 }
 

@@ -95,12 +95,14 @@ out:
 
 static cairn_status read_options(struct ddp_context *d, const struct cairn__ddp_request *r) {
     struct ddp_options o;
-    cairn_status st = cairn__ddp_options_read(r->options, r->group, r->model != NULL, &o);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__ddp_options_read(r->options, r->group, r->model != NULL, &o));
     d->options = o;
     d->options.ignored = NULL;
     d->options.num_ignored = 0;
-    return keep_ignored(d, o.ignored, o.num_ignored);
+    TRY(keep_ignored(d, o.ignored, o.num_ignored));
+out:
+    return st;
 }
 
 static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_request *r) {

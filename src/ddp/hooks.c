@@ -90,13 +90,12 @@ static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_
     mine.begins = hook->begin != NULL;
     mine.finishes = hook->finish != NULL;
     TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
-    for (int r = 1; r < cairn_group_size(d->channel) && st == CAIRN_OK; r++) {
-        if (memcmp(&all[0], &all[r], sizeof(mine)) != 0)
-            st = cairn__fail(
-                CAIRN_EPEER,
-                "ddp_register_comm_hook: rank 0 registers the hook '%.63s' but rank %d '%.63s', or one that "
-                "does other things; register the same on every rank",
-                all[0].name, r, all[r].name);
+    for (int r = 1; r < cairn_group_size(d->channel); r++) {
+        if (memcmp(&all[0], &all[r], sizeof(mine)) == 0) continue;
+        TRY(cairn__fail(CAIRN_EPEER,
+                        "ddp_register_comm_hook: rank 0 registers the hook '%.63s' but rank %d '%.63s', or one that "
+                        "does other things; register the same on every rank",
+                        all[0].name, r, all[r].name));
     }
 out:
     cairn__free(all);

@@ -11,21 +11,23 @@ struct census {
 
 static cairn_status count_ranks(const struct ddp_context *d, bool have_input, struct census *out) {
     uint8_t mine = have_input, all[CAIRN__MAX_RANKS];
-    cairn_status st = cairn__group_exchange(d->channel, all, &mine, sizeof(mine));
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     *out = (struct census){0, -1, -1};
-    for (int r = cairn_group_size(d->channel); st == CAIRN_OK && r-- > 0;) {
+    for (int r = cairn_group_size(d->channel); r-- > 0;) {
         out->active += all[r];
         *(all[r] ? &out->first : &out->first_without) = r;
     }
+out:
     return st;
 }
 
 cairn_status ddp_join(ddp_context *ddp, int have_input, int *active) {
     REQUIRE(ddp && active, CAIRN_EINVAL, "ddp_join: ddp and active must be set");
     struct census c;
-    cairn_status st = cairn__ddp_check_between("ddp_join", ddp); /* buckets under way have their divisor */
-    if (st == CAIRN_OK) st = count_ranks(ddp, have_input != 0, &c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__ddp_check_between("ddp_join", ddp)); /* buckets under way have their divisor */
+    TRY(count_ranks(ddp, have_input != 0, &c));
     const int p = cairn_group_size(ddp->channel);
     REQUIRE(ddp->options.join_throw_on_early_termination != CAIRN_ON || c.active == 0 || c.active == p, CAIRN_ESTATE,
             "ddp_join: rank %d has no input left, %d of %d ranks have some, and "
@@ -34,7 +36,8 @@ cairn_status ddp_join(ddp_context *ddp, int have_input, int *active) {
     ddp->active = c.active;
     ddp->buffers_root = c.active > 0 ? c.first : 0;
     *active = c.active;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_tensor *ddp_zero_loss(ddp_context *ddp) {

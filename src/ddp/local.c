@@ -25,8 +25,11 @@ cairn_status ddp_no_sync(ddp_context *ddp, int on) {
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_no_sync: ddp is NULL");
     REQUIRE(!ddp->reducer, CAIRN_EINVAL,
             "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank anyway, until ddp_reduce");
-    const cairn_status st = cairn__ddp_check_between("ddp_no_sync", ddp);
-    return st == CAIRN_OK ? keep_unsynced(ddp, cairn__is_on(on)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__ddp_check_between("ddp_no_sync", ddp));
+    TRY(keep_unsynced(ddp, cairn__is_on(on)));
+out:
+    return st;
 }
 
 /* ---- apex's Reducer ---- */
@@ -36,11 +39,13 @@ cairn_status ddp_reducer_create(cairn_module *model, cairn_group *group, const s
                                 ddp_context **out) {
     REQUIRE(model && group && out, CAIRN_EINVAL, "ddp_reducer_create: model, group and out must be set");
     const struct cairn__ddp_request request = {"ddp_reducer_create", model, cairn_module_params(model), group, options};
-    cairn_status st = cairn__ddp_make(&request, out);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__ddp_make(&request, out));
     (*out)->reducer = (*out)->rebuilt = true; /* gradients do not arrive one by one */
     (*out)->set->backward = REDUCTION;
-    return keep_unsynced(*out, true);
+    TRY(keep_unsynced(*out, true));
+out:
+    return st;
 }
 
 /* Gradients of all ranks travel at one scale, which a rank knows by its last loss. */
@@ -48,15 +53,16 @@ static cairn_status check_had_backward(const struct ddp_context *d) {
     uint8_t all[CAIRN__MAX_RANKS], mine = d->set->backward != REDUCTION;
     int with = -1, without = -1;
     if (d->set->env->device->capturing) return CAIRN_OK; /* runs before the recording have told */
-    cairn_status st = cairn__group_exchange(d->channel, all, &mine, sizeof(mine));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     for (int r = cairn_group_size(d->channel); r-- > 0;) *(all[r] ? &with : &without) = r;
     REQUIRE(
         with < 0 || without < 0, CAIRN_ESTATE,
         "ddp_reduce: rank %d has had no backward since the last one, but rank %d has; give a rank without input the "
         "loss of ddp_zero_loss",
         without, with);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* A backward that reaches nothing: what takes part is what was unsynced. */

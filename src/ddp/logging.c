@@ -47,12 +47,13 @@ static cairn_status append(struct cairn__ddp_text *t, const char *format, ...) {
     va_start(args, format);
     const int n = vsnprintf(NULL, 0, format, args);
     va_end(args);
-    cairn_status st = cairn__grow((void **)&t->text, &t->capacity, t->used + (size_t)n + 1, 1);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&t->text, &t->capacity, t->used + (size_t)n + 1, 1));
     va_start(args, format);
     t->used += (size_t)vsnprintf(t->text + t->used, (size_t)n + 1, format, args);
     va_end(args);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static int env_rank(const struct ddp_context *d) {
@@ -204,14 +205,15 @@ cairn_status ddp_get_logging_data(ddp_context *ddp, struct ddp_logging_data *out
     REQUIRE(room >= sizeof(room) && room <= 65536, CAIRN_EINVAL,
             "ddp_get_logging_data: struct_size is %zu; begin with DDP_LOGGING_DATA_INIT", room);
     struct ddp_logging_data told = DDP_LOGGING_DATA_INIT;
-    cairn_status st = tell_all(ddp);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(tell_all(ddp));
     fill_facts(ddp, &told);
     fill_buckets(ddp, &told);
     fill_times(ddp, &told);
     told.struct_size = room < sizeof(told) ? room : sizeof(told); /* as the caller's Cairn knows it */
     memcpy(out, &told, told.struct_size);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the table ---- */
@@ -421,14 +423,16 @@ static void leave_file_if_due(ddp_context *d) {
 static void log_facts(ddp_context *d) {
     struct ddp_logging_data data = DDP_LOGGING_DATA_INIT;
     struct cairn__ddp_text line = {0};
-    cairn_status st = ddp_get_logging_data(d, &data);
-    for (size_t i = 0; i < NUM_FIELDS && st == CAIRN_OK; i++) {
+    cairn_status st = CAIRN_OK;
+    TRY(ddp_get_logging_data(d, &data));
+    for (size_t i = 0; i < NUM_FIELDS; i++) {
         const struct field *f = &fields[i];
         if (strstr(f->name, "_time")) continue; /* nothing has been measured */
-        st = f->kind == TEXT ? append(&line, "%s%s: %s", comma(&line), f->name, text_at(&data, f))
-                             : append(&line, "%s%s: %" PRId64, comma(&line), f->name, number_at(&data, f));
+        TRY(f->kind == TEXT ? append(&line, "%s%s: %s", comma(&line), f->name, text_at(&data, f))
+                            : append(&line, "%s%s: %" PRId64, comma(&line), f->name, number_at(&data, f)));
     }
-    if (st == CAIRN_OK) cairn__log(CAIRN_LOG_NOTICE, "%s: %s", d->call, line.text);
+    cairn__log(CAIRN_LOG_NOTICE, "%s: %s", d->call, line.text);
+out:
     end_text(&line);
 }
 

@@ -15,9 +15,11 @@ struct reason {
 static cairn_status fail_as(cairn_group *group, const char *call, int rank) {
     struct reason all[CAIRN__MAX_RANKS], mine;
     snprintf(mine.text, sizeof(mine.text), "%.255s", cairn_last_error());
-    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
-    return st == CAIRN_OK ? cairn__fail(CAIRN_EPEER, "%s: it failed on rank %d: %.255s", call, rank, all[rank].text)
-                          : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+    TRY(cairn__fail(CAIRN_EPEER, "%s: it failed on rank %d: %.255s", call, rank, all[rank].text));
+out:
+    return st;
 }
 
 cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status) {
@@ -26,12 +28,14 @@ cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, ca
     int rank = 0;
     if (cairn_group_size(group) == 1) return status;
     snprintf(own, sizeof(own), "%s", cairn_last_error());
-    cairn_status st = cairn__group_exchange(group, all, &mine, sizeof(mine));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
     while (rank < cairn_group_size(group) && all[rank] == CAIRN_OK) rank++;
     if (rank == cairn_group_size(group)) return CAIRN_OK;
     st = fail_as(group, call, rank);
-    return status == CAIRN_OK ? st : cairn__fail(status, "%s", own);
+    if (status != CAIRN_OK) st = cairn__fail(status, "%s", own);
+out:
+    return st;
 }
 
 /* Room for every rank's; or no rank goes on. */

@@ -39,14 +39,15 @@ static size_t padded(size_t n, cairn_dtype dtype) {
 /* ---- one item ---- */
 
 static cairn_status open_draft(struct drafting *d, cairn_dtype dtype, size_t begin, struct draft **out) {
+    cairn_status st = CAIRN_OK;
     if (d->open[dtype] == 0) {
-        cairn_status st = cairn__grow((void **)&d->drafts, &d->capacity, d->count + 1, sizeof(d->drafts[0]));
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__grow((void **)&d->drafts, &d->capacity, d->count + 1, sizeof(d->drafts[0])));
         d->drafts[d->count] = (struct draft){.bucket = {.dtype = dtype, .begin = begin}, .opened = d->count};
         d->open[dtype] = ++d->count;
     }
     *out = &d->drafts[d->open[dtype] - 1];
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void close_draft(struct drafting *d, cairn_dtype dtype) {
@@ -72,14 +73,14 @@ static size_t piece_of(const struct cairn__ddp_limits *limits, const struct cair
 
 static cairn_status add_item(struct drafting *d, struct cairn__ddp_plan *plan, const struct cairn__ddp_item *item,
                              size_t when, struct cairn__ddp_place *place) {
+    cairn_status st = CAIRN_OK;
     const size_t piece = piece_of(d->limits, item);
     size_t left = item->n;
     *place = (struct cairn__ddp_place){.offset = plan->arena[item->dtype]};
     do {
         struct draft *draft = NULL;
         const size_t n = left < piece ? left : piece;
-        cairn_status st = open_draft(d, item->dtype, plan->arena[item->dtype], &draft);
-        if (st != CAIRN_OK) return st;
+        TRY(open_draft(d, item->dtype, plan->arena[item->dtype], &draft));
         if (place->num_buckets++ == 0) place->bucket = draft->opened;
         draft->bucket.count++;
         draft->bucket.n += padded(n, item->dtype);
@@ -89,7 +90,8 @@ static cairn_status add_item(struct drafting *d, struct cairn__ddp_plan *plan, c
         left -= n;
         if (piece < item->n || item->closes || is_full(d, draft)) close_draft(d, item->dtype);
     } while (left > 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the plan of all ---- */
@@ -102,8 +104,8 @@ static int by_completion(const void *a, const void *b) {
 
 /* The pieces of an item are completed by it alone, and so keep together. */
 static cairn_status number_buckets(struct drafting *d, struct cairn__ddp_plan *plan, size_t count) {
-    cairn_status st = cairn__calloc(d->count, sizeof(plan->buckets[0]), (void **)&plan->buckets);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(d->count, sizeof(plan->buckets[0]), (void **)&plan->buckets));
     if (d->count) qsort(d->drafts, d->count, sizeof(d->drafts[0]), by_completion);
     for (size_t b = 0; b < d->count; b++) {
         plan->buckets[b] = d->drafts[b].bucket;
@@ -111,7 +113,8 @@ static cairn_status number_buckets(struct drafting *d, struct cairn__ddp_plan *p
     }
     for (size_t i = 0; i < count; i++) plan->places[i].bucket = d->drafts[plan->places[i].bucket].numbered;
     plan->count = plan->capacity = d->count;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static size_t nth(const size_t *order, size_t count, size_t k) {
@@ -121,8 +124,8 @@ static size_t nth(const size_t *order, size_t count, size_t k) {
 static cairn_status list_items(struct cairn__ddp_plan *plan, size_t count, const size_t *order) {
     size_t total = 0;
     for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
-    cairn_status st = cairn__calloc(total, sizeof(plan->members[0]), (void **)&plan->members);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(total, sizeof(plan->members[0]), (void **)&plan->members));
     size_t *next = plan->members;
     for (size_t b = 0; b < plan->count; b++) {
         plan->buckets[b].items = next;
@@ -134,7 +137,8 @@ static cairn_status list_items(struct cairn__ddp_plan *plan, size_t count, const
         struct cairn__ddp_bucket *first = &plan->buckets[plan->places[i].bucket];
         for (size_t b = 0; b < plan->places[i].num_buckets; b++) first[b].items[first[b].count++] = i;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t count, const size_t *order,

@@ -45,12 +45,13 @@ static cairn_status repeat_cause(const struct ddp_context *d) {
 }
 
 cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count) {
-    cairn_status st = check_context("ddp_grads_ready", ddp);
-    if (st == CAIRN_OK) st = repeat_cause(ddp);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_context("ddp_grads_ready", ddp));
+    TRY(repeat_cause(ddp));
     st = check_graph(ddp, first, count);
     if (st == CAIRN_OK) return cairn__grads_ready("ddp_grads_ready", ddp->set, first, count);
     cairn__param_set_abort(ddp->set);
+out:
     return st;
 }
 
@@ -126,11 +127,15 @@ out:
 }
 
 cairn_status ddp_wait(ddp_context *ddp) {
-    cairn_status st = check_context("ddp_wait", ddp);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_context("ddp_wait", ddp));
     st = repeat_cause(ddp);
-    if (st == CAIRN_OK && (st = settle(ddp)) != CAIRN_OK)
-        cairn__param_set_abort(ddp->set); /* others wait for what will not come */
+    if (st == CAIRN_OK) {
+        st = settle(ddp);
+        if (st != CAIRN_OK)
+            cairn__param_set_abort(ddp->set); /* the other ranks wait for gradients that will not come */
+    }
     ddp->failed = CAIRN_OK;
+out:
     return st;
 }

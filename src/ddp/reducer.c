@@ -136,21 +136,23 @@ static void use_layout(struct ddp_context *d, struct layout *l) {
 
 /* Times have room for whichever plan is larger, so that it holds whatever another rank says. */
 static cairn_status make_plan(struct ddp_context *d, const size_t *order, struct layout *out) {
-    cairn_status st = make_layout(d, order, out);
-    if (st == CAIRN_OK && out->plan.count > d->plan.count)
-        st = cairn__ddp_times_make(&d->times, d->num_slots, out->plan.count, cairn__ddp_log_wants_file());
+    cairn_status st = CAIRN_OK;
+    TRY(make_layout(d, order, out));
+    if (out->plan.count > d->plan.count)
+        TRY(cairn__ddp_times_make(&d->times, d->num_slots, out->plan.count, cairn__ddp_log_wants_file()));
+out:
     return st;
 }
 
 cairn_status cairn__ddp_plan_slots(struct ddp_context *d) {
     struct layout l = {{0}, NULL, NULL};
     choose_wires(d);
-    const cairn_status st = make_plan(d, NULL, &l);
-    if (st == CAIRN_OK) {
-        use_layout(d, &l);
-    } else {
-        free_layout(&l);
-    }
+    cairn_status st = CAIRN_OK;
+    TRY(make_plan(d, NULL, &l));
+    use_layout(d, &l);
+    return CAIRN_OK;
+out:
+    free_layout(&l);
     return st;
 }
 
@@ -164,10 +166,12 @@ static void free_arenas(struct ddp_context *d, void **arenas) {
 /* On every rank or on none. */
 static cairn_status alloc_arenas(struct ddp_context *d, const struct cairn__ddp_plan *plan, void **arenas) {
     cairn_status st = CAIRN_OK;
-    for (cairn_dtype t = CAIRN_F32; st == CAIRN_OK && t <= CAIRN_U8; t++) {
-        if (plan->arena[t]) st = cairn_group_alloc(d->channel, plan->arena[t] * cairn_dtype_nbytes(t), &arenas[t]);
+    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+        if (plan->arena[t]) TRY(cairn_group_alloc(d->channel, plan->arena[t] * cairn_dtype_nbytes(t), &arenas[t]));
     }
-    if (st != CAIRN_OK) free_arenas(d, arenas);
+    return CAIRN_OK;
+out:
+    free_arenas(d, arenas);
     return st;
 }
 
@@ -196,8 +200,10 @@ static void leave_arenas(struct ddp_context *d) {
 }
 
 cairn_status cairn__ddp_attach(struct ddp_context *d) {
-    const cairn_status st = alloc_arenas(d, &d->plan, d->arenas);
-    if (st == CAIRN_OK) enter_arenas(d);
+    cairn_status st = CAIRN_OK;
+    TRY(alloc_arenas(d, &d->plan, d->arenas));
+    enter_arenas(d);
+out:
     return st;
 }
 
@@ -253,12 +259,13 @@ static cairn_status write_zeros(struct ddp_context *d, size_t s) {
     const bool waits_on =
         p->set->is_users &&
         cairn__grad_is_written(p->gradient); /* unless another rank has one: cairn__ddp_unused_settle */
-    cairn_status st = waits_on ? CAIRN_OK : cairn__grad_open(p->gradient, &slot);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    if (!waits_on) TRY(cairn__grad_open(p->gradient, &slot));
     device_of(d)->passes->fill(device_of(d), d->slots[s].wire, place_of(d, s), p->n, 0.0f);
     d->slots[s].zero = false;
     if (!p->set->is_users) cairn__grad_set_reduced(p->gradient);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- buckets ---- */
@@ -309,17 +316,18 @@ static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucke
 static cairn_status launch(struct ddp_context *d, size_t b) {
     const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
     cairn_status st = CAIRN_OK;
-    for (size_t k = 0; k < bucket->count && st == CAIRN_OK; k++) {
-        if (d->slots[bucket->items[k]].zero) st = write_zeros(d, bucket->items[k]);
+    for (size_t k = 0; k < bucket->count; k++) {
+        if (d->slots[bucket->items[k]].zero) TRY(write_zeros(d, bucket->items[k]));
     }
-    if (st != CAIRN_OK) return st;
     d->sends[b].skipped = cairn__ddp_unused_skips(d, b);
     if (d->sends[b].skipped) return CAIRN_OK;
     const struct ddp_bucket view = cairn__ddp_bucket_view(d, b);
     cairn__ddp_times_launch(&d->times, b, view.n * cairn_dtype_nbytes(view.dtype));
     st = d->hook.begin ? d->hook.begin(d->hook.ctx, &view, &d->sends[b].work) : reduce(d, &view, &d->sends[b].work);
     d->sends[b].launched = st == CAIRN_OK;
-    return st == CAIRN_OK ? CAIRN_OK : fail_bucket(d, b, st);
+    if (st != CAIRN_OK) st = fail_bucket(d, b, st);
+out:
+    return st;
 }
 
 static void launch_full(struct ddp_context *d) {
@@ -449,10 +457,10 @@ static cairn_status agree_on_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__param_set_make_flags(d->set));
     cairn__params_check(device_of(d), d->ignored, d->num_ignored, d->set->items);
-    st = cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL);
     for (size_t i = 0; i < d->set->count; i++)
         cairn__grad_touch_flags(d->set->params[i]->gradient); /* by other ranks */
-    for (size_t i = 0; st == CAIRN_OK && i < d->num_ignored; i++) cairn__grad_agree(d->ignored[i]->gradient);
+    TRY(cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL));
+    for (size_t i = 0; i < d->num_ignored; i++) cairn__grad_agree(d->ignored[i]->gradient);
 out:
     return st;
 }
@@ -517,13 +525,15 @@ static void failed(void *ctx) {
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     if (!d->model || cairn_group_size(d->channel) == 1) return CAIRN_OK;
-    cairn_status st = cairn__group_progress(d->channel);
-    if (st != CAIRN_OK) return st;
-    return cairn__fail(CAIRN_EINVAL,
-                       "ddp: on rank %d, nothing that the loss of backward %lld depends on wants a gradient, while the "
-                       "other ranks wait for its gradients; give a rank without input the loss of ddp_zero_loss, of "
-                       "which find_unused_parameters counts nothing as used",
-                       cairn_group_rank(d->channel), (long long)d->backwards + 1);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_progress(d->channel));
+    TRY(cairn__fail(CAIRN_EINVAL,
+                    "ddp: on rank %d, nothing that the loss of backward %lld depends on wants a gradient, while the "
+                    "other ranks wait for its gradients; give a rank without input the loss of ddp_zero_loss, of "
+                    "which find_unused_parameters counts nothing as used",
+                    cairn_group_rank(d->channel), (long long)d->backwards + 1));
+out:
+    return st;
 }
 
 void cairn__ddp_listen(struct ddp_context *d) {
@@ -575,11 +585,12 @@ static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__dd
 /* As the next backward would do: memory is about to change hands. */
 static cairn_status accumulate_written(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
+    for (size_t s = 0; s < d->num_slots; s++) {
         void *slot = NULL;
         struct cairn__grad *g = d->slots[s].param->gradient;
-        if (d->slots[s].in_place && cairn__grad_is_written(g)) st = cairn__grad_open(g, &slot);
+        if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
     }
+out:
     return st;
 }
 
@@ -591,8 +602,11 @@ static void clear_arenas(struct ddp_context *d) {
 }
 
 static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
-    const cairn_status st = make_plan(d, order, l);
-    return st == CAIRN_OK ? accumulate_written(d) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(make_plan(d, order, l));
+    TRY(accumulate_written(d));
+out:
+    return st;
 }
 
 static cairn_status rebuild(struct ddp_context *d, size_t *order) {

@@ -47,8 +47,8 @@ static cairn_status merge(void *ctx, double *own, double *all, size_t channels) 
     const int p = cairn_group_size(group);
     const size_t n = 1 + 2 * channels;
     const uint64_t begin = cairn__trace_on() ? cairn__now_ns() : 0;
-    cairn_status st = cairn_allgather(group, all, own, n, CAIRN_F64, NULL);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_allgather(group, all, own, n, CAIRN_F64, NULL));
     cairn__trace("ddp", "sync_batch_norm_forward", (int64_t)channels, (int64_t)(n * sizeof(*own)), begin);
     double total = 0;
     for (int r = 0; r < p; r++) total += all[(size_t)r * n];
@@ -56,7 +56,8 @@ static cairn_status merge(void *ctx, double *own, double *all, size_t channels) 
             "SyncBatchNorm: training wants more than one value for each channel, and the %d ranks have 1 together", p);
     own[0] = total;
     for (size_t c = 0; c < channels && total > 0; c++) merge_channel(&own[1 + 2 * c], all, n, p, 1 + 2 * c, total);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status add_up(void *ctx, double *own, size_t n) {
@@ -196,13 +197,14 @@ static cairn_status compare_some(cairn_group *group, const struct layers *l, siz
 static cairn_status compare_channels(cairn_group *group, const struct layers *l) {
     int64_t all[CAIRN__MAX_RANKS * AT_A_TIME];
     cairn_status st = CAIRN_OK;
-    for (size_t first = 0; st == CAIRN_OK && first < l->count; first += AT_A_TIME) {
+    for (size_t first = 0; first < l->count; first += AT_A_TIME) {
         int64_t mine[AT_A_TIME] = {0};
         for (size_t i = first; i < l->count && i < first + AT_A_TIME; i++)
             mine[i - first] = cairn_tensor_size(mean_of(l->list[i]), 0);
-        st = cairn__group_exchange(group, all, mine, sizeof(mine));
-        if (st == CAIRN_OK) st = compare_some(group, l, first, all);
+        TRY(cairn__group_exchange(group, all, mine, sizeof(mine)));
+        TRY(compare_some(group, l, first, all));
     }
+out:
     return st;
 }
 
@@ -233,15 +235,16 @@ out:
 static cairn_status open_channel(cairn_env *env, cairn_group *group, int64_t number, struct cairn__sync_channel **spare,
                                  struct cairn__sync_channel **out) {
     struct cairn__sync_channel *channel = *spare;
-    cairn_status st = cairn_group_new(group, NULL, 0, NULL, &channel->group);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_group_new(group, NULL, 0, NULL, &channel->group));
     channel->env = env;
     struct cairn__place *const place = &env->places[CAIRN__PLACE_OF_DDP];
     channel->number = place->number = number;
     channel->next = place->at;
     place->at = *out = channel;
     *spare = NULL;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Those that have a channel keep it. */
@@ -318,8 +321,8 @@ cairn_status ddp_create_syncbn_process_group(cairn_group *group, int group_size,
     int32_t sizes[CAIRN__MAX_RANKS];
     const int32_t mine = group_size;
     const int p = cairn_group_size(group);
-    cairn_status st = cairn__group_exchange(group, sizes, &mine, sizeof(mine));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_exchange(group, sizes, &mine, sizeof(mine)));
     for (int r = 1; r < p; r++) {
         REQUIRE(sizes[r] == sizes[0], CAIRN_EPEER,
                 "create_syncbn_process_group: rank %d wants groups of %d and rank %d of %d; all ranks name one size",
@@ -329,5 +332,7 @@ cairn_status ddp_create_syncbn_process_group(cairn_group *group, int group_size,
         group_size >= 0 && group_size <= p && (group_size == 0 || p % group_size == 0), CAIRN_EINVAL,
         "create_syncbn_process_group: groups of %d ranks of %d; the size divides the ranks, or is 0 for all of them",
         group_size, p);
-    return cairn_group_split(group, group_size ? cairn_group_rank(group) / group_size : 0, 0, NULL, out);
+    TRY(cairn_group_split(group, group_size ? cairn_group_rank(group) / group_size : 0, 0, NULL, out));
+out:
+    return st;
 }

@@ -122,23 +122,20 @@ static cairn_status compare_graphs(struct ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* No gradient comes, but something was kept. */
-static cairn_status arrive_with_kept(struct ddp_context *d, size_t s) {
-    cairn_status st = cairn__grad_sync(d->slots[s].param->gradient);
-    if (st == CAIRN_OK) cairn__ddp_arrive(d, s);
-    return st;
-}
-
+/* Slots to which no gradient comes in this backward: they arrive with their unsynced sum, or empty. */
 static cairn_status let_missing_arrive(struct ddp_context *d, cairn__ddp_slot_test comes_later) {
     cairn_status st = CAIRN_OK;
-    for (size_t s = 0; s < d->num_slots && st == CAIRN_OK; s++) {
+    for (size_t s = 0; s < d->num_slots; s++) {
+        struct cairn__grad *g = d->slots[s].param->gradient;
         if (d->slots[s].arrived || comes_later(d, s)) continue;
-        if (cairn__grad_is_unsynced(d->slots[s].param->gradient)) {
-            st = arrive_with_kept(d, s);
+        if (cairn__grad_is_unsynced(g)) {
+            TRY(cairn__grad_sync(g));
+            cairn__ddp_arrive(d, s);
         } else {
             cairn__ddp_arrive_empty(d, s);
         }
     }
+out:
     return st;
 }
 
@@ -173,10 +170,11 @@ static void note_used(struct ddp_context *d) {
 /* Nothing more comes that it could be added to. */
 static cairn_status add_kept_to_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < d->num_ignored; i++) {
-        struct cairn__param *p = d->ignored[i];
-        if (cairn__grad_is_unsynced(p->gradient)) st = cairn__grad_sync(p->gradient);
+    for (size_t i = 0; i < d->num_ignored; i++) {
+        struct cairn__grad *g = d->ignored[i]->gradient;
+        if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_sync(g));
     }
+out:
     return st;
 }
 
@@ -208,8 +206,11 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
         const struct cairn__ddp_slot *slot = &d->slots[s];
         d->slots[s].used = slot->arrived || cairn__grad_is_unsynced(slot->param->gradient);
     }
-    const cairn_status st = add_kept_to_ignored(d);
-    return st == CAIRN_OK ? let_missing_arrive(d, never) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(add_kept_to_ignored(d));
+    TRY(let_missing_arrive(d, never));
+out:
+    return st;
 }
 
 /* A static graph's map is that of the first backward; of more, where a rank had no input in it. */

@@ -30,14 +30,14 @@ static size_t packed_nbytes(const struct cairn__param *p) {
 
 static cairn_status copy_packed(const struct ddp_context *d, char *block, size_t first, size_t end, bool in) {
     cairn_status st = CAIRN_OK;
-    for (size_t s = first; st == CAIRN_OK && s < end; s++) {
+    for (size_t s = first; s < end; s++) {
         const struct cairn__param *p = d->slots[s].param;
         const size_t nbytes = packed_nbytes(p);
         if (nbytes == 0) continue;
-        st = in ? cairn__device_copy(device_of(d), block, values_of(p), nbytes)
-                : cairn__device_copy(device_of(d), values_of(p), block, nbytes);
+        TRY(cairn__device_copy(device_of(d), in ? block : values_of(p), in ? values_of(p) : block, nbytes));
         block += nbytes;
     }
+out:
     return st;
 }
 
@@ -69,15 +69,6 @@ out:
     return st;
 }
 
-static cairn_status broadcast_large(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    for (size_t s = 0; st == CAIRN_OK && s < d->num_slots; s++) {
-        const struct cairn__param *p = d->slots[s].param;
-        if (packed_nbytes(p) == 0) st = cairn_broadcast(d->channel, values_of(p), p->n, dtype_of(p), 0, NULL);
-    }
-    return st;
-}
-
 static size_t block_nbytes(const struct ddp_context *d) {
     size_t total = 0;
     for (size_t s = 0; total < BLOCK && s < d->num_slots; s++) total += packed_nbytes(d->slots[s].param);
@@ -91,7 +82,10 @@ cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
     if (nbytes) TRY(cairn_group_alloc(d->channel, nbytes, &block));
     if (nbytes) TRY(broadcast_small(d, block));
     if (nbytes) TRY(cairn_group_free(d->channel, &block));
-    TRY(broadcast_large(d));
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        if (packed_nbytes(p) == 0) TRY(cairn_broadcast(d->channel, values_of(p), p->n, dtype_of(p), 0, NULL));
+    }
     for (size_t s = 0; s < d->num_slots; s++) cairn__param_round_from_master(d->slots[s].param);
     cairn__param_set_weights_changed(d->set);
 out:

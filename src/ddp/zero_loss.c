@@ -18,7 +18,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     struct cairn_device *d = cairn__node_device(node);
     cairn_status st = CAIRN_OK;
     (void)dy;
-    for (int i = 0; st == CAIRN_OK && i < cairn__node_count(node); i++) {
+    for (int i = 0; i < cairn__node_count(node); i++) {
         cairn_tensor *t = cairn__node_input(node, i);
         void *dx = NULL;
         if (!cairn__tensor_wants_grad(t)) continue;

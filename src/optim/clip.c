@@ -28,15 +28,16 @@ static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) 
 }
 
 static cairn_status find_gradients(struct cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__grad_view grad;
-        cairn_status st = cairn__grad_read(o->arrays.params[i]->gradient, &grad);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__grad_read(o->arrays.params[i]->gradient, &grad));
         o->arrays.items[i].grad = grad.x;
         o->arrays.items[i].factor = grad.factor;
         o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void end_clip(struct cairn_optimizer *o) {

@@ -27,8 +27,10 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 }
 
 static cairn_status make_zeroed(struct cairn_device *d, size_t nbytes, void **out) {
-    cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, nbytes, out);
-    if (st == CAIRN_OK) d->passes->fill(d, CAIRN_F32, *out, nbytes / sizeof(float), 0.0f);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, nbytes, out));
+    d->passes->fill(d, CAIRN_F32, *out, nbytes / sizeof(float), 0.0f);
+out:
     return st;
 }
 
@@ -92,15 +94,15 @@ out:
 
 static cairn_status make_moments(struct cairn_optimizer *o, struct cairn__optim_arrays *to, size_t count,
                                  const struct cairn__param_group *group) {
+    cairn_status st = CAIRN_OK;
     const int arrays = o->kind->states(group);
     for (size_t i = o->count; i < count; i++) {
         for (int s = 0; s < arrays; s++) {
-            cairn_status st =
-                make_zeroed(device_of(o), to->params[i]->n * sizeof(float), (void **)&to->moments[i].array[s]);
-            if (st != CAIRN_OK) return st;
+            TRY(make_zeroed(device_of(o), to->params[i]->n * sizeof(float), (void **)&to->moments[i].array[s]));
         }
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void free_moments(struct cairn_device *d, const struct cairn__optim_arrays *a, size_t first, size_t count) {
@@ -152,14 +154,15 @@ static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__o
     REQUIRE(o->count == 0 || o->env->graphs == 0, CAIRN_ESTATE,
             "%s: a captured graph has the optimizer's memory, which a further group moves; destroy the graph first",
             kind->name);
-    cairn_status st = cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured"));
     REQUIRE(
         !o->guard.owner || set->amp == o->guard.owner, CAIRN_ESTATE,
         "add_group: the optimizer is under amp, which has not prepared these parameters; give their model to the same "
         "amp_initialize");
-    st = cairn__device_synchronize(device_of(o));
-    if (st == CAIRN_OK) st = cairn__optimizer_read_reports(o); /* their names have the old size */
+    TRY(cairn__device_synchronize(device_of(o)));
+    TRY(cairn__optimizer_read_reports(o)); /* their names have the old size */
+out:
     return st;
 }
 
@@ -366,29 +369,33 @@ int cairn_optimizer_num_groups(const cairn_optimizer *optimizer) {
 }
 
 static cairn_status check_lr(const cairn_optimizer *o, double lr) {
-    cairn_status st = cairn__check_rate(o->kind->name, "lr", lr);
-    if (st != CAIRN_OK) return st;
-    return cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays");
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_rate(o->kind->name, "lr", lr));
+    TRY(cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays"));
+out:
+    return st;
 }
 
 cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    cairn_status st = check_lr(optimizer, lr);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_lr(optimizer, lr));
     for (size_t g = 0; g < optimizer->num_groups; g++) optimizer->groups[g].lr = lr;
     store_lrs(optimizer);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
     REQUIRE(group >= 0 && (size_t)group < optimizer->num_groups, CAIRN_EINVAL, "%s: group %d of %zu",
             optimizer->kind->name, group, optimizer->num_groups);
-    cairn_status st = check_lr(optimizer, lr);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_lr(optimizer, lr));
     optimizer->groups[group].lr = lr;
     store_lrs(optimizer);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 double cairn_optimizer_lr(const cairn_optimizer *optimizer) {

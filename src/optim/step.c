@@ -36,12 +36,13 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
     } else {
         item->half = p->master && p->dtype != CAIRN_F32 ? p->data : NULL;
     }
-    cairn_status st = cairn__grad_read(p->gradient, &grad);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grad_read(p->gradient, &grad));
     item->grad = grad.x;
     item->factor = grad.factor;
     o->arrays.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void update_list(struct cairn_optimizer *o, const struct cairn__param_group *group, int key) {
@@ -58,13 +59,13 @@ static void update_list(struct cairn_optimizer *o, const struct cairn__param_gro
 }
 
 static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__param_group *group) {
+    cairn_status st = CAIRN_OK;
     enum { KEYS = 32 };
     static_assert(((int)CAIRN_BF16 + 1) * CAIRN__NUM_STORAGE_MODES <= KEYS, "a bit a key");
     struct cairn_device *d = device_of(o);
     uint32_t present = 0;
     for (size_t i = group->first; i < group->first + group->count; i++) {
-        cairn_status st = describe(o, i);
-        if (st != CAIRN_OK) return st;
+        TRY(describe(o, i));
         if (o->arrays.keys[i] >= 0) present |= 1u << o->arrays.keys[i];
     }
     for (int key = 0; key < KEYS; key++) {
@@ -73,7 +74,8 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
     for (size_t i = group->first; i < group->first + group->count; i++) {
         if (o->arrays.keys[i] < 0) d->passes->miss(d, &o->arrays.missed[i], o->state);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the step ---- */

@@ -68,14 +68,15 @@ cairn_status cairn__param_set_no_gradient(struct cairn_param_set *set) {
 /* ---- unsynced ---- */
 
 cairn_status cairn__param_set_keep_unsynced(struct cairn_param_set *set, bool on) {
+    cairn_status st = CAIRN_OK;
     set->unsynced = on;
     for (size_t i = 0; i < set->count && set->is_users; i++) {
         struct cairn__grad *g = set->params[i]->gradient;
         const bool is_unsynced = cairn__grad_states(g).slot == CAIRN__SLOT_UNSYNCED;
-        cairn_status st = is_unsynced ? cairn__grad_accumulate(g) : CAIRN_OK;
-        if (st != CAIRN_OK) return st;
+        if (is_unsynced) TRY(cairn__grad_accumulate(g));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
@@ -88,15 +89,15 @@ void cairn__param_set_drop_unsynced(struct cairn_param_set *set) {
 
 static cairn_status accumulate_at(struct cairn_param_set *set, const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < set->count; i++)
-        st = cairn__grad_accumulate_at(set->params[i]->gradient, scale);
-    if (st == CAIRN_OK && set->scale == scale) set->scale = NULL; /* the next backward sets its own */
+    for (size_t i = 0; i < set->count; i++) TRY(cairn__grad_accumulate_at(set->params[i]->gradient, scale));
+    if (set->scale == scale) set->scale = NULL; /* the next backward sets its own */
+out:
     return st;
 }
 
 cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
-    for (struct cairn_param_set *set = cairn__last_set(env); st == CAIRN_OK && set; set = set->next)
-        st = accumulate_at(set, scale);
+    for (struct cairn_param_set *set = cairn__last_set(env); set; set = set->next) TRY(accumulate_at(set, scale));
+out:
     return st;
 }

@@ -120,12 +120,13 @@ bool cairn__grad_owns_memory(const struct cairn__grad *g) {
 
 cairn_status cairn__grad_new(struct cairn__param *param, void *slot, struct cairn__grad **out) {
     struct cairn__grad *g = NULL;
-    const cairn_status st = cairn__calloc(1, sizeof(*g), (void **)&g);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*g), (void **)&g));
     g->param = param;
     g->memory = slot;
     *out = g;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void free_memory(struct cairn__grad *g) {
@@ -145,8 +146,10 @@ void cairn__grad_free(struct cairn__grad *g) {
 cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
     if (g->memory) return CAIRN_OK;
     const size_t nbytes = g->param->n * cairn_dtype_nbytes(g->param->dtype);
-    const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, &g->memory);
-    if (st == CAIRN_OK) g->owns_memory = true;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, &g->memory));
+    g->owns_memory = true;
+out:
     return st;
 }
 
@@ -154,8 +157,10 @@ cairn_status cairn__grad_make_memory(struct cairn__grad *g) {
 static cairn_status make_sum(struct cairn__grad *g, float **sum, const char *does) {
     if (*sum) return CAIRN_OK;
     const size_t nbytes = g->param->n * sizeof(float);
-    const cairn_status st = cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, (void **)sum);
-    if (st == CAIRN_OK) cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->param->name, does, nbytes);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_alloc(device_of(g), CAIRN__HOLDS_GRADS, nbytes, (void **)sum));
+    cairn__log(CAIRN_LOG_INFO, "'%s' accumulates %s: %zu bytes more", g->param->name, does, nbytes);
+out:
     return st;
 }
 
@@ -167,11 +172,12 @@ void cairn__grad_place(struct cairn__grad *g, void *slot) {
 }
 
 cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot) {
-    const cairn_status st = g->owns_memory ? cairn__grad_accumulate(g) : CAIRN_OK;
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    if (g->owns_memory) TRY(cairn__grad_accumulate(g));
     free_memory(g);
     g->memory = slot;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__grad_change_type(struct cairn__grad *g) {

@@ -22,8 +22,10 @@ void cairn__params_check(struct cairn_device *d, struct cairn__param *const *par
 }
 
 cairn_status cairn__param_set_check(struct cairn_param_set *set) {
-    const cairn_status st = cairn__param_set_make_flags(set);
-    if (st == CAIRN_OK) cairn__params_check(set->env->device, set->params, set->count, set->items);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__param_set_make_flags(set));
+    cairn__params_check(set->env->device, set->params, set->count, set->items);
+out:
     return st;
 }
 
@@ -99,7 +101,8 @@ bool cairn__params_incomplete(struct cairn__param *const *params, size_t count) 
 
 cairn_status cairn__params_take_unsynced(struct cairn__param *const *params, size_t count) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < count; i++) st = cairn__grad_take_unsynced(params[i]->gradient);
+    for (size_t i = 0; i < count; i++) TRY(cairn__grad_take_unsynced(params[i]->gradient));
+out:
     return st;
 }
 

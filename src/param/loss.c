@@ -1,6 +1,7 @@
 /* Losses that are infinite or NaN themselves. Their gradients need not show it (the mean of an infinity has finite
  * ones), so each rank notes its own before backward; the note goes the way of the gradients: kept with them, made all
  * ranks' when they are reduced, taken by the optimizers, or forgotten. */
+#include "core/status.h"
 #include "param/param.h"
 
 static size_t num_words(const struct cairn_param_set *set) {
@@ -10,9 +11,11 @@ static size_t num_words(const struct cairn_param_set *set) {
 cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set) {
     struct cairn_device *d = set->env->device;
     if (set->bad_losses) return CAIRN_OK;
-    cairn_status st = cairn__device_alloc(d, CAIRN__HOLDS_STATE, (num_words(set) + 1) * sizeof(*set->bad_losses),
-                                          (void **)&set->bad_losses);
-    if (st == CAIRN_OK) d->passes->clear_flags(d, set->bad_losses, num_words(set) + 1);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (num_words(set) + 1) * sizeof(*set->bad_losses),
+                            (void **)&set->bad_losses));
+    d->passes->clear_flags(d, set->bad_losses, num_words(set) + 1);
+out:
     return st;
 }
 

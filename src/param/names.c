@@ -22,13 +22,14 @@ cairn_status cairn__param_names_make_room(struct cairn_param_set *set, size_t co
     size_t n = set->num_chains ? set->num_chains : 16;
     while (n < count) n *= 2;
     if (n == set->num_chains) return CAIRN_OK;
-    const cairn_status st = cairn__calloc(n, sizeof(chains[0]), (void **)&chains);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(n, sizeof(chains[0]), (void **)&chains));
     for (size_t i = 0; i < set->count; i++) link_to(chain_of(chains, n, set->params[i]->name), set->params[i]);
     cairn__free(set->chains);
     set->chains = chains;
     set->num_chains = n;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__param_names_add(struct cairn_param_set *set, struct cairn__param *p) {

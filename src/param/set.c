@@ -69,15 +69,16 @@ out:
 
 cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set **out) {
     struct cairn_param_set *set = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*set), (void **)&set);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*set), (void **)&set));
     set->env = env;
     struct cairn__place *const place = &env->places[CAIRN__PLACE_OF_PARAM];
     set->next = place->at;
     place->at = set;
     place->alive++;
     *out = set;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call) {
@@ -190,13 +191,14 @@ static cairn_status check_may_add(const cairn_param_set *set, const cairn_param 
             "first",
             what);
     size_t n = 0;
-    const cairn_status st = count_elements(what, first->ndim, first->shape, &n);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(count_elements(what, first->ndim, first->shape, &n));
     REQUIRE(stride == 0 || stride >= n || count < 2, CAIRN_EINVAL,
             "cairn_param_set_add '%s': slices of %zu elements overlap at a stride of %zu", what, n, stride);
     REQUIRE(count < 2 || (stride ? stride : n) <= (size_t)INT64_MAX / 8 / count, CAIRN_EINVAL,
             "cairn_param_set_add '%s': %zu slices of %zu elements are more than memory can hold", what, count, n);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* The slice's number in the place of %d, or behind a dot; "param" and the number in the set without a name. */
@@ -219,11 +221,12 @@ static void *slice_at(void *array, const cairn_param *first, size_t elements) {
 }
 
 static cairn_status add_slices(cairn_param_set *set, const cairn_param *first, size_t count, size_t stride) {
-    cairn_status st = check_may_add(set, first, count, stride);
-    if (st != CAIRN_OK) return st;
-    const size_t before = set->count, nbytes = (first->name ? strlen(first->name) : 0) + sizeof("param") + 21;
-    size_t step = stride;
+    cairn_status st = CAIRN_OK;
     char *name = NULL;
+    const size_t before = set ? set->count : 0;
+    TRY(check_may_add(set, first, count, stride));
+    const size_t nbytes = (first->name ? strlen(first->name) : 0) + sizeof("param") + 21;
+    size_t step = stride;
     TRY(cairn__alloc(nbytes, (void **)&name));
     if (!stride) TRY(count_elements("", first->ndim, first->shape, &step));
     for (size_t i = 0; i < count; i++) {
@@ -235,7 +238,7 @@ static cairn_status add_slices(cairn_param_set *set, const cairn_param *first, s
         TRY(add_users(set, &slice));
     }
 out:
-    while (st != CAIRN_OK && set->count > before) cairn__param_set_drop_last(set);
+    while (st != CAIRN_OK && set && set->count > before) cairn__param_set_drop_last(set);
     cairn__free(name);
     return st;
 }
@@ -260,8 +263,8 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
     cairn_param like = {.name = name, .dtype = CAIRN_F32, .ndim = ndim, .is_norm = is_norm ? CAIRN_ON : CAIRN_OFF};
     if (ndim > 0 && ndim <= CAIRN_MAX_DIMS) memcpy(like.shape, shape, (size_t)ndim * sizeof(shape[0]));
     struct cairn__param *p = NULL;
-    cairn_status st = append(set, &like, &p);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(append(set, &like, &p));
     st = cairn__device_alloc(set->env->device, CAIRN__HOLDS_PARAMS, p->n * sizeof(float), &p->data);
     if (st != CAIRN_OK) {
         cairn__param_set_drop_last(set);
@@ -269,7 +272,8 @@ cairn_status cairn__param_set_add(struct cairn_param_set *set, const char *name,
     }
     p->owns_data = true;
     *out = p;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__param_set_drop_last(struct cairn_param_set *set) {
@@ -296,11 +300,12 @@ static cairn_status check_may_move(const struct cairn_param_set *set, const stru
 
 static cairn_status longer_name(const struct cairn_param_set *set, const char *prefix, const char *name, char **out) {
     const size_t nbytes = strlen(prefix) + strlen(name) + 1;
-    cairn_status st = cairn__alloc(nbytes, (void **)out);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc(nbytes, (void **)out));
     snprintf(*out, nbytes, "%s%s", prefix, name);
     REQUIRE(!cairn__param_set_find(set, *out), CAIRN_EINVAL, "two parameters are called '%s'", *out);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void move(struct cairn_param_set *set, struct cairn__param *p, char *name) {

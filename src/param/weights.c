@@ -37,15 +37,15 @@ static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, b
 }
 
 static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype half, bool keep_norms, void **weights) {
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
-        cairn_status st = check_may_change(p);
-        if (st == CAIRN_OK)
-            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]);
-        if (st != CAIRN_OK) return st;
+        TRY(check_may_change(p));
+        TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void turn_set_half(struct cairn_param_set *set, cairn_dtype half, bool keep_master, void **weights) {
@@ -95,14 +95,15 @@ static bool stays_f32(const struct cairn__param *p, cairn_dtype half, bool keep_
 
 static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, bool masters, bool keep_norms,
                                  float **made) {
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
-        cairn_status st = check_may_take(p, half);
-        if (st == CAIRN_OK && masters && !p->master && !stays_f32(p, half, keep_norms))
-            st = cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]);
-        if (st != CAIRN_OK) return st;
+        TRY(check_may_take(p, half));
+        if (masters && !p->master && !stays_f32(p, half, keep_norms))
+            TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void drop_master(struct cairn__param *p) {

@@ -100,14 +100,15 @@ static socklen_t fill_address(const char *name, struct sockaddr_un *a) {
 
 static cairn_status open_listener(struct cairn__peers *p) {
     struct cairn__peer *me = &p->all[p->rank];
-    cairn_status st = choose_socket(me->socket);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(choose_socket(me->socket));
     struct sockaddr_un a;
     socklen_t length = fill_address(me->socket, &a);
     p->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (p->listener < 0 || bind(p->listener, (struct sockaddr *)&a, length) != 0 || listen(p->listener, BACKLOG) != 0)
         return cairn__fail_errno(errno, "listening for the other ranks");
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status know_myself(struct cairn__peers *p, const struct cairn__peers_options *o) {
@@ -234,11 +235,11 @@ static cairn_status probe(struct exchange *x) {
 
 /* In rank order, so that every rank finds the same first; a later rank waits for the earlier ones. */
 static cairn_status gather(struct exchange *x) {
+    cairn_status st = CAIRN_OK;
     int pause_ms = FIRST_PAUSE_MS, probe_ms = FIRST_PROBE_MS;
     uint64_t next_probe = cairn__now_ns() + FIRST_PROBE_MS * UINT64_C(1000000);
     for (int r = 0; r < x->p->size;) {
-        cairn_status st = x->told[r] ? CAIRN_OK : look_up(x, r);
-        if (st != CAIRN_OK) return st;
+        if (!x->told[r]) TRY(look_up(x, r));
         if (x->told[r]) {
             r++;
             continue;
@@ -246,15 +247,15 @@ static cairn_status gather(struct exchange *x) {
         const uint64_t now = cairn__now_ns();
         if (now >= x->p->deadline) return give_up(x);
         if (now >= next_probe) {
-            st = probe(x);
-            if (st != CAIRN_OK) return st;
+            TRY(probe(x));
             probe_ms = probe_ms * 2 < LAST_PROBE_MS ? probe_ms * 2 : LAST_PROBE_MS;
             next_probe = now + (uint64_t)probe_ms * UINT64_C(1000000);
         }
         poll(NULL, 0, pause_ms);
         pause_ms = pause_ms * 2 < LAST_PAUSE_MS ? pause_ms * 2 : LAST_PAUSE_MS;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status run(struct exchange *x) {

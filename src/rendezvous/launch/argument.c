@@ -29,15 +29,16 @@ static cairn_status parse_rank(const char *text, int *rank) {
 }
 
 cairn_status cairn__argument_find(int argc, char **argv, int *local_rank) {
+    cairn_status st = CAIRN_OK;
     *local_rank = CAIRN__NOT_TOLD;
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *value = NULL;
         if (!is_local_rank(argv[i], &value)) continue;
         if (!value && i + 1 < argc) value = argv[++i];
-        const cairn_status st = parse_rank(value, local_rank);
-        if (st != CAIRN_OK) return st;
+        TRY(parse_rank(value, local_rank));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__argument_remove(int *argc, char **argv) {

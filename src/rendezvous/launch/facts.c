@@ -198,13 +198,14 @@ static cairn_status read_prefix(struct cairn__launch *l, const struct cairn__job
     const char *run = cairn__var("TORCHELASTIC_RUN_ID");
     if (!run) run = job && l->meeting.proof[0] ? job->name : "none";
     int restart = 0;
-    const cairn_status st = read_int("TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX, &restart);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(read_int("TORCHELASTIC_RESTART_COUNT", 0, INT32_MAX, &restart));
     l->restart_count = restart == CAIRN__NOT_TOLD ? 0 : restart;
     const int length = snprintf(l->key_prefix, sizeof(l->key_prefix), "cairn/%s/%d", run, l->restart_count);
     REQUIRE(length > 0 && (size_t)length < sizeof(l->key_prefix), CAIRN_EINVAL,
             "TORCHELASTIC_RUN_ID has %zu characters; choose a run id (--rdzv_id) of at most 100", strlen(run));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__launch_read(const struct cairn__launch_told *told, int *argc, char ***argv,

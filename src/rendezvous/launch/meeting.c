@@ -69,9 +69,11 @@ static cairn_status add_slurm_host(struct cairn__meeting *m, const struct cairn_
     if (speaks_slurm(l) && cairn__var("SLURM_STEP_NODELIST")) name = "SLURM_STEP_NODELIST";
     if (!name) return CAIRN_OK;
     char host[sizeof(m->hosts[0])];
-    const cairn_status st = cairn__nodelist_get(cairn__var(name), 0, host, sizeof(host));
-    if (st == CAIRN_OK) add_host(m, host, strlen(host));
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__nodelist_get(cairn__var(name), 0, host, sizeof(host)));
+    add_host(m, host, strlen(host));
     *from = name;
+out:
     return st;
 }
 
@@ -81,8 +83,8 @@ static cairn_status guess_hosts(struct cairn__meeting *m, const struct cairn__la
         *from = "all ranks are on this machine";
         return CAIRN_OK;
     }
-    const cairn_status st = add_slurm_host(m, l, from);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(add_slurm_host(m, l, from));
     const char *uri = cairn__var("OMPI_MCA_orte_hnp_uri");
     if (uri && strcmp(l->launcher, "mpirun") == 0) {
         add_uri_hosts(m, uri);
@@ -94,7 +96,8 @@ static cairn_status guess_hosts(struct cairn__meeting *m, const struct cairn__la
         "one machine)",
         l->size, l->told_by);
     m->guessed_host = true;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the place that the environment tells ---- */
@@ -103,8 +106,8 @@ static cairn_status find_ports(struct cairn__meeting *m, const struct cairn__job
                                const char *host_from) {
     bool is_named = false;
     long port = 0;
-    const cairn_status st = cairn__var_int("MASTER_PORT", 1, MAX_PORT, &is_named, &port);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__var_int("MASTER_PORT", 1, MAX_PORT, &is_named, &port));
     if (is_named) {
         m->ports[0] = (int)port;
         m->num_ports = 1;
@@ -118,7 +121,8 @@ static cairn_status find_ports(struct cairn__meeting *m, const struct cairn__job
         m->num_ports = CAIRN__MAX_PORTS;
         snprintf(m->from, sizeof(m->from), "%s, ports from %s", host_from, job->from);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Python's str(bool). */
@@ -162,15 +166,16 @@ static cairn_status find_by_url(const char *url, struct cairn__launch *l) {
         "cairn_env_options.init_method is '%.300s'; it can be \"env://\", \"tcp://host:port\", \"tcp://[v6]:port\" or "
         "\"file:///path\"",
         url);
-    const cairn_status st = name_host(m, host, (size_t)(colon - host), "cairn_env_options.init_method");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(name_host(m, host, (size_t)(colon - host), "cairn_env_options.init_method"));
     m->ports[0] = (int)port;
     m->num_ports = 1;
     snprintf(m->from, sizeof(m->from), "cairn_env_options.init_method");
     const char *address = cairn__var("MASTER_ADDR"), *master_port = cairn__var("MASTER_PORT");
     m->agent_store = agent_serves() && address && strcmp(address, m->hosts[0]) == 0 && master_port &&
                      strtol(master_port, NULL, 10) == port;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__meeting_find(const struct cairn__launch_told *told, const struct cairn__job *job,

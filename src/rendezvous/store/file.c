@@ -137,17 +137,18 @@ static size_t whole_record(const uint8_t *data, size_t nbytes, struct record *r)
 }
 
 static cairn_status replay(struct file_store *f, const uint8_t *data, size_t nbytes, size_t *used) {
+    cairn_status st = CAIRN_OK;
     struct record r;
     *used = 0;
     for (size_t n; (n = whole_record(data + *used, nbytes - *used, &r)) > 0; *used += n) {
         const uint8_t *body = data + *used + sizeof(r);
         int64_t sum = 0;
-        cairn_status st = apply(&f->table, (enum change)r.change, cairn__blob_of(body, r.key_nbytes),
-                                cairn__blob_of(body + r.key_nbytes, r.value_nbytes), &sum);
-        if (st != CAIRN_OK) return st;
+        TRY(apply(&f->table, (enum change)r.change, cairn__blob_of(body, r.key_nbytes),
+                  cairn__blob_of(body + r.key_nbytes, r.value_nbytes), &sum));
         f->end += (off_t)n;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- reading on, under a lock ---- */
@@ -171,8 +172,8 @@ static cairn_status look_at(const struct file_store *f, off_t *size) {
 }
 
 static cairn_status read_at(struct file_store *f, off_t at, size_t nbytes, size_t *got) {
-    cairn_status st = cairn__grow((void **)&f->buffer, &f->capacity, nbytes, 1);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&f->buffer, &f->capacity, nbytes, 1));
     *got = 0;
     while (*got < nbytes) {
         const ssize_t n = pread(f->fd, f->buffer + *got, nbytes - *got, at + (off_t)*got);
@@ -181,7 +182,8 @@ static cairn_status read_at(struct file_store *f, off_t at, size_t nbytes, size_
         if (n == 0) break;
         *got += (size_t)n;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* How many bytes the record at data says it has, 0 where it says nothing that can be. */
@@ -212,8 +214,11 @@ out:
 }
 
 static cairn_status look(struct file_store *f) {
-    cairn_status st = lock(f, LOCK_SH);
-    return st == CAIRN_OK ? unlock(f, catch_up(f)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(lock(f, LOCK_SH));
+    TRY(unlock(f, catch_up(f)));
+out:
+    return st;
 }
 
 /* ---- writing, under the exclusive lock ---- */
@@ -266,9 +271,11 @@ out:
 
 static cairn_status change_key(struct file_store *f, enum change change, const char *key, const void *value,
                                size_t nbytes, int64_t *sum) {
-    cairn_status st = lock(f, LOCK_EX);
-    if (st != CAIRN_OK) return st;
-    return unlock(f, change_locked(f, change, cairn__key_blob(key), cairn__blob_of(value, nbytes), sum));
+    cairn_status st = CAIRN_OK;
+    TRY(lock(f, LOCK_EX));
+    TRY(unlock(f, change_locked(f, change, cairn__key_blob(key), cairn__blob_of(value, nbytes), sum)));
+out:
+    return st;
 }
 
 /* ---- calls ---- */
@@ -321,22 +328,26 @@ out:
 static cairn_status file_compare_set(cairn_store *s, const char *key, const void *expected, size_t nexpected,
                                      const void *desired, size_t ndesired, void **value, size_t *nbytes) {
     start_clock(file(s), s->timeout);
-    cairn_status st = lock(file(s), LOCK_EX);
-    if (st != CAIRN_OK) return st;
-    return unlock(file(s), compare_set_locked(file(s), key, cairn__blob_of(expected, nexpected),
-                                              cairn__blob_of(desired, ndesired), value, nbytes));
+    cairn_status st = CAIRN_OK;
+    TRY(lock(file(s), LOCK_EX));
+    TRY(unlock(file(s), compare_set_locked(file(s), key, cairn__blob_of(expected, nexpected),
+                                           cairn__blob_of(desired, ndesired), value, nbytes)));
+out:
+    return st;
 }
 
 static cairn_status wait_for(struct file_store *f, const char *const *keys, size_t n) {
+    cairn_status st = CAIRN_OK;
     for (int pause = FIRST_PAUSE_US;; take_a_break(f, &pause, LAST_LOOK_PAUSE_US)) {
         const bool last = is_over(f);
-        cairn_status st = look(f);
-        if (st != CAIRN_OK) return st;
+        TRY(look(f));
         const char *missing = cairn__table_missing(&f->table, keys, n);
         if (!missing) return CAIRN_OK;
         REQUIRE(!last, CAIRN_ETIMEOUT, "key '%s' did not appear in the file store at %s within %g s", missing, f->path,
                 f->base.timeout);
     }
+out:
+    return st;
 }
 
 static cairn_status file_wait(cairn_store *s, const char *const *keys, size_t n) {
@@ -357,19 +368,22 @@ out:
 
 static cairn_status file_check(cairn_store *s, const char *const *keys, size_t n, int *present) {
     start_clock(file(s), s->timeout);
-    cairn_status st = look(file(s));
-    if (st == CAIRN_OK) *present = cairn__table_missing(&file(s)->table, keys, n) == NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(look(file(s)));
+    *present = cairn__table_missing(&file(s)->table, keys, n) == NULL;
+out:
     return st;
 }
 
 static cairn_status file_num_keys(cairn_store *s, int64_t *count) {
     struct cairn__blob left;
     start_clock(file(s), s->timeout);
-    cairn_status st = look(file(s));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(look(file(s)));
     const bool counted = cairn__table_get(&file(s)->table, cairn__blob_of("", 0), &left);
     *count = (int64_t)file(s)->table.num_keys - counted;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- life ---- */
@@ -425,12 +439,14 @@ static const struct cairn__store_ops file_ops = {
 /* Whoever comes first writes the head, also where another died writing it. */
 static cairn_status begin_file(struct file_store *f) {
     size_t got = 0;
-    cairn_status st = read_at(f, 0, sizeof(MAGIC), &got);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(read_at(f, 0, sizeof(MAGIC), &got));
     REQUIRE(memcmp(f->buffer, MAGIC, got) == 0, CAIRN_EINVAL,
             "%s is there already and no store of this version of Cairn; choose another path", f->path);
     f->end = sizeof(MAGIC);
-    return got == sizeof(MAGIC) ? CAIRN_OK : write_at(f, MAGIC, sizeof(MAGIC), 0);
+    if (got < sizeof(MAGIC)) TRY(write_at(f, MAGIC, sizeof(MAGIC), 0));
+out:
+    return st;
 }
 
 /* *removed stays true where an earlier run's last process took the file away between opening and locking. */

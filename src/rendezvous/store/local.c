@@ -1,6 +1,7 @@
 #include "rendezvous/store/local.h"
 
 #include "core/alloc.h"
+#include "core/status.h"
 
 const char *cairn__table_missing(const struct cairn__table *t, const char *const *keys, size_t n) {
     struct cairn__blob ignored;
@@ -12,11 +13,12 @@ const char *cairn__table_missing(const struct cairn__table *t, const char *const
 
 cairn_status cairn__blob_copy(struct cairn__blob b, void **value, size_t *nbytes) {
     void *copy = NULL;
-    cairn_status st = cairn__alloc(b.nbytes + 1, &copy);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc(b.nbytes + 1, &copy));
     if (b.nbytes) memcpy(copy, b.data, b.nbytes);
     ((char *)copy)[b.nbytes] = '\0';
     *value = copy;
     *nbytes = b.nbytes;
-    return CAIRN_OK;
+out:
+    return st;
 }

@@ -33,40 +33,57 @@ static cairn_status join(cairn_store *s, const char *key, joined out) {
 
 static cairn_status prefix_set(cairn_store *s, const char *key, const void *value, size_t nbytes) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_set(inner(s), k, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_set(inner(s), k, value, nbytes));
+out:
+    return st;
 }
 
 static cairn_status prefix_get(cairn_store *s, const char *key, void **value, size_t *nbytes) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_get(inner(s), k, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_get(inner(s), k, value, nbytes));
+out:
+    return st;
 }
 
 static cairn_status prefix_add(cairn_store *s, const char *key, int64_t delta, int64_t *sum) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_add(inner(s), k, delta, sum) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_add(inner(s), k, delta, sum));
+out:
+    return st;
 }
 
 static cairn_status prefix_compare_set(cairn_store *s, const char *key, const void *expected, size_t nexpected,
                                        const void *desired, size_t ndesired, void **value, size_t *nbytes) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_compare_set(inner(s), k, expected, nexpected, desired, ndesired, value, nbytes)
-                          : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_compare_set(inner(s), k, expected, nexpected, desired, ndesired, value, nbytes));
+out:
+    return st;
 }
 
 static cairn_status prefix_append(cairn_store *s, const char *key, const void *value, size_t nbytes) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_append(inner(s), k, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_append(inner(s), k, value, nbytes));
+out:
+    return st;
 }
 
 static cairn_status prefix_delete(cairn_store *s, const char *key, int *deleted) {
     joined k;
-    cairn_status st = join(s, key, k);
-    return st == CAIRN_OK ? cairn_store_delete(inner(s), k, deleted) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(join(s, key, k));
+    TRY(cairn_store_delete(inner(s), k, deleted));
+out:
+    return st;
 }
 
 /* One piece of memory: the pointers, then the names. Free it with cairn__free. */
@@ -93,16 +110,20 @@ out:
 
 static cairn_status prefix_wait(cairn_store *s, const char *const *keys, size_t n) {
     const char **all = NULL;
-    cairn_status st = join_all(s, keys, n, &all);
-    if (st == CAIRN_OK) st = cairn_store_wait(inner(s), all, n);
+    cairn_status st = CAIRN_OK;
+    TRY(join_all(s, keys, n, &all));
+    TRY(cairn_store_wait(inner(s), all, n));
+out:
     cairn__free(all);
     return st;
 }
 
 static cairn_status prefix_check(cairn_store *s, const char *const *keys, size_t n, int *present) {
     const char **all = NULL;
-    cairn_status st = join_all(s, keys, n, &all);
-    if (st == CAIRN_OK) st = cairn_store_check(inner(s), all, n, present);
+    cairn_status st = CAIRN_OK;
+    TRY(join_all(s, keys, n, &all));
+    TRY(cairn_store_check(inner(s), all, n, present));
+out:
     cairn__free(all);
     return st;
 }
@@ -150,11 +171,12 @@ cairn_status cairn_prefix_store_create(const char *prefix, cairn_store *store, c
     const size_t length = strlen(prefix);
     REQUIRE(length + 2 <= MAX_KEY, CAIRN_EINVAL, "a prefix of %zu bytes leaves no room for a key (%d)", length,
             MAX_KEY);
-    cairn_status st = cairn__alloc(sizeof(*p) + length + 1, (void **)&p);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc(sizeof(*p) + length + 1, (void **)&p));
     p->base = (cairn_store){.ops = &prefix_ops};
     p->inner = store;
     memcpy(p->prefix, prefix, length + 1);
     *out = &p->base;
-    return CAIRN_OK;
+out:
+    return st;
 }

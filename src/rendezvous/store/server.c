@@ -167,8 +167,8 @@ static void handle(struct cairn__store_server *s, struct connection *c, uint32_t
 
 static cairn_status add_connection(struct cairn__store_server *s, int fd) {
     struct connection *c = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     cairn__session_open(&c->session);
     c->fd = fd;
     c->events = EPOLLIN;
@@ -179,7 +179,8 @@ static cairn_status add_connection(struct cairn__store_server *s, int fd) {
     }
     enlist(&s->strangers, c);
     s->num_connections++;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* True where there is one connection less. Whoever has sent a request that is not read yet is no stranger. */
@@ -351,8 +352,8 @@ static void release(struct cairn__store_server *s) {
 
 static cairn_status make(struct cairn__store_server **out) {
     struct cairn__store_server *s = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*s), (void **)&s);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     pthread_mutex_init(&s->mutex, NULL);
     cairn__sessions_init(&s->sessions);
     s->strangers.end = &s->strangers.first;
@@ -361,15 +362,16 @@ static cairn_status make(struct cairn__store_server **out) {
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->epoll = epoll_create1(EPOLL_CLOEXEC);
     *out = s;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port) {
     REQUIRE(port >= 0 && port <= 65535, CAIRN_EINVAL, "%d is no port; ports are numbers in [0, 65535]", port);
     struct cairn__store_server *s = NULL;
     int bound = 0;
-    cairn_status st = make(&s);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(make(&s));
     TRY(watch(s, &s->wake));
     TRY(open_listener(port, &s->listener, &bound));
     TRY(watch(s, &s->listener));
@@ -377,7 +379,7 @@ cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int
     if (bound_port) *bound_port = bound;
     return CAIRN_OK;
 out:
-    release(s);
+    if (s) release(s);
     return st;
 }
 
@@ -399,8 +401,8 @@ cairn_status cairn__store_start(struct cairn__store_server *s) {
 cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port) {
     struct cairn__store_server *s = NULL;
     int bound = 0;
-    cairn_status st = cairn__store_listen(port, &s, &bound);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__store_listen(port, &s, &bound));
     TRY(cairn__store_start(s));
     *out = s;
     if (bound_port) *bound_port = bound;

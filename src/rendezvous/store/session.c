@@ -98,12 +98,13 @@ static cairn_status put(struct cairn__sessions *all, struct cairn__buffer *b, co
     const size_t before = b->capacity;
     REQUIRE(b->end + nbytes <= before || all->buffered + 2 * (b->end + nbytes) <= STORE_MAX_BUFFERS, CAIRN_ENOMEM,
             "unfinished requests and unread replies of all connections take more than %d bytes", STORE_MAX_BUFFERS);
-    cairn_status st = cairn__grow((void **)&b->data, &b->capacity, b->end + nbytes, 1);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&b->data, &b->capacity, b->end + nbytes, 1));
     all->buffered += b->capacity - before;
     memcpy(b->data + b->end, data, nbytes);
     b->end += nbytes;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void take(struct cairn__sessions *all, struct cairn__buffer *b, size_t nbytes) {

@@ -39,25 +39,29 @@ static cairn_status check_value(const char *key, const void *value, size_t nbyte
 }
 
 static cairn_status check_pair(const cairn_store *s, const char *key, const void *value, size_t nbytes) {
-    cairn_status st = check_key(s, key);
-    return st == CAIRN_OK ? check_value(key, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_key(s, key));
+    TRY(check_value(key, value, nbytes));
+out:
+    return st;
 }
 
 /* Together they are one request of a TCP store. */
 static cairn_status check_keys(const cairn_store *s, const char *const *keys, size_t n) {
+    cairn_status st = CAIRN_OK;
     size_t total = 0;
     REQUIRE(s, CAIRN_EINVAL, "the store is NULL");
     REQUIRE(keys || n == 0, CAIRN_EINVAL, "%zu keys at NULL", n);
     REQUIRE(n <= STORE_MAX_KEYS, CAIRN_EINVAL, "%zu keys are more than a store is asked for at once (%d)", n,
             STORE_MAX_KEYS);
     for (size_t i = 0; i < n; i++) {
-        cairn_status st = check_key(s, keys[i]);
-        if (st != CAIRN_OK) return st;
+        TRY(check_key(s, keys[i]));
         total += strlen(keys[i]) + sizeof(uint64_t) + 1;
     }
     REQUIRE(total < STORE_MAX_REQUEST - 64, CAIRN_EINVAL,
             "%zu keys of %zu bytes are more than a store is asked for at once", n, total);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- calls ---- */
@@ -93,8 +97,11 @@ int cairn_store_port(const cairn_store *s) {
 }
 
 cairn_status cairn_store_set(cairn_store *s, const char *key, const void *value, size_t nbytes) {
-    cairn_status st = check_pair(s, key, value, nbytes);
-    return st == CAIRN_OK ? s->ops->set(s, key, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_pair(s, key, value, nbytes));
+    TRY(s->ops->set(s, key, value, nbytes));
+out:
+    return st;
 }
 
 cairn_status cairn_store_get(cairn_store *s, const char *key, void **value, size_t *nbytes) {
@@ -116,22 +123,29 @@ void cairn_store_free(void *value) {
 
 cairn_status cairn_store_add(cairn_store *s, const char *key, int64_t delta, int64_t *sum) {
     int64_t total = 0;
-    cairn_status st = check_key(s, key);
-    if (st == CAIRN_OK) st = s->ops->add(s, key, delta, &total);
-    if (st == CAIRN_OK && sum) *sum = total;
+    cairn_status st = CAIRN_OK;
+    TRY(check_key(s, key));
+    TRY(s->ops->add(s, key, delta, &total));
+    if (sum) *sum = total;
+out:
     return st;
 }
 
 cairn_status cairn_store_wait(cairn_store *s, const char *const *keys, size_t n) {
-    cairn_status st = check_keys(s, keys, n);
-    return st == CAIRN_OK ? s->ops->wait(s, keys, n) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_keys(s, keys, n));
+    TRY(s->ops->wait(s, keys, n));
+out:
+    return st;
 }
 
 cairn_status cairn_store_check(cairn_store *s, const char *const *keys, size_t n, int *present) {
-    cairn_status st = check_keys(s, keys, n);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_keys(s, keys, n));
     REQUIRE(present, CAIRN_EINVAL, "cairn_store_check: present is NULL");
-    return s->ops->check(s, keys, n, present);
+    TRY(s->ops->check(s, keys, n, present));
+out:
+    return st;
 }
 
 cairn_status cairn_store_compare_set(cairn_store *s, const char *key, const void *expected, size_t nexpected,
@@ -153,15 +167,20 @@ out:
 }
 
 cairn_status cairn_store_append(cairn_store *s, const char *key, const void *value, size_t nbytes) {
-    cairn_status st = check_pair(s, key, value, nbytes);
-    return st == CAIRN_OK ? s->ops->append(s, key, value, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_pair(s, key, value, nbytes));
+    TRY(s->ops->append(s, key, value, nbytes));
+out:
+    return st;
 }
 
 cairn_status cairn_store_delete(cairn_store *s, const char *key, int *deleted) {
     int found = 0;
-    cairn_status st = check_key(s, key);
-    if (st == CAIRN_OK) st = s->ops->delete (s, key, &found);
-    if (st == CAIRN_OK && deleted) *deleted = found;
+    cairn_status st = CAIRN_OK;
+    TRY(check_key(s, key));
+    TRY(s->ops->delete (s, key, &found));
+    if (deleted) *deleted = found;
+out:
     return st;
 }
 

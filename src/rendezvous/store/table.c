@@ -44,8 +44,8 @@ static size_t cost(size_t key_nbytes, size_t capacity) {
 
 static cairn_status insert(struct cairn__table *t, struct cairn__blob key, struct cairn__pair **out) {
     struct cairn__pair *e = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*e) + key.nbytes, (void **)&e);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*e) + key.nbytes, (void **)&e));
     if (key.nbytes) memcpy(e + 1, key.data, key.nbytes);
     e->key = (struct cairn__blob){(uint8_t *)(e + 1), key.nbytes};
     if (!tsearch(e, &t->root, compare_pairs)) {
@@ -59,7 +59,8 @@ static cairn_status insert(struct cairn__table *t, struct cairn__blob key, struc
     t->num_keys++;
     t->nbytes += cost(key.nbytes, 0);
     *out = e;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void forget(struct cairn__table *t, struct cairn__pair *e) {
@@ -149,8 +150,10 @@ cairn_status cairn__table_add(struct cairn__table *t, struct cairn__blob key, in
     char text[24];
     const int64_t added = (int64_t)((uint64_t)old + (uint64_t)delta);
     const int length = snprintf(text, sizeof(text), "%" PRId64, added);
-    cairn_status st = put(t, key, (struct cairn__blob){(const uint8_t *)text, (size_t)length}, false);
-    if (st == CAIRN_OK) *sum = added;
+    cairn_status st = CAIRN_OK;
+    TRY(put(t, key, (struct cairn__blob){(const uint8_t *)text, (size_t)length}, false));
+    *sum = added;
+out:
     return st;
 }
 
@@ -161,8 +164,10 @@ cairn_status cairn__table_compare_set(struct cairn__table *t, struct cairn__blob
     const bool equal =
         there ? held.nbytes == expected.nbytes && (!held.nbytes || memcmp(held.data, expected.data, held.nbytes) == 0)
               : expected.nbytes == 0;
-    cairn_status st = equal ? put(t, key, desired, false) : CAIRN_OK;
-    if (st == CAIRN_OK) *now = equal ? desired : there ? held : expected;
+    cairn_status st = CAIRN_OK;
+    if (equal) TRY(put(t, key, desired, false));
+    *now = equal ? desired : there ? held : expected;
+out:
     return st;
 }
 

@@ -52,27 +52,30 @@ static cairn_status receive_flag(struct cairn__tcp_store *s, uint8_t *flag) {
 /* Reads what answers a CANCEL_WAIT, as far as it comes before the deadline; *woken: the server had answered the WAIT
  * before it read the cancellation, so that a STOP_WAITING comes first, and counts. */
 static cairn_status settle(struct cairn__tcp_store *s, bool *woken) {
+    cairn_status st = CAIRN_OK;
     *woken = false;
     while (s->cancelling) {
         uint8_t answer = STORE_WAIT_CANCELED;
         bool readable = false;
-        cairn_status st = cairn__stream_await(&s->stream, &readable);
-        if (st == CAIRN_OK && readable) st = receive_flag(s, &answer);
-        if (st != CAIRN_OK || !readable) return st;
+        TRY(cairn__stream_await(&s->stream, &readable));
+        if (!readable) return CAIRN_OK;
+        TRY(receive_flag(s, &answer));
         *woken = *woken || answer == STORE_STOP_WAITING;
         s->cancelling = s->cancelling == FIRST_ANSWER && answer == STORE_STOP_WAITING ? SECOND_ANSWER : NO_ANSWER;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* The wait that was given up is over for its caller: the answer's only use is that the next one can be told from it. */
 static cairn_status settle_before_asking(struct cairn__tcp_store *s) {
     bool ignored = false;
-    cairn_status st = settle(s, &ignored);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(settle(s, &ignored));
     REQUIRE(!s->cancelling, CAIRN_ETIMEOUT, "the store at %s has not answered for %g s; is its process stopped?",
             s->stream.name, s->stream.allowance);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- requests ---- */
@@ -97,8 +100,11 @@ out:
 }
 
 static cairn_status ask(struct cairn__tcp_store *s, void *reply, size_t nbytes) {
-    cairn_status st = cairn__stream_send(&s->stream);
-    return st == CAIRN_OK ? cairn__stream_receive(&s->stream, reply, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__stream_send(&s->stream));
+    TRY(cairn__stream_receive(&s->stream, reply, nbytes));
+out:
+    return st;
 }
 
 static void start_clock(struct cairn__tcp_store *s) {
@@ -106,8 +112,11 @@ static void start_clock(struct cairn__tcp_store *s) {
 }
 
 static cairn_status ask_flag(struct cairn__tcp_store *s, uint8_t *flag) {
-    cairn_status st = cairn__stream_send(&s->stream);
-    return st == CAIRN_OK ? receive_flag(s, flag) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__stream_send(&s->stream));
+    TRY(receive_flag(s, flag));
+out:
+    return st;
 }
 
 /* ---- set, add, delete, count ---- */
@@ -188,15 +197,16 @@ static cairn_status fetch(struct cairn__tcp_store *s, const char *key, void **va
     size_t length = 0;
     *value = NULL;
     *nbytes = 0;
-    cairn_status st = swap(s, key, s->nonce, sizeof(s->nonce), s->nonce, sizeof(s->nonce), &got, &length);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(swap(s, key, s->nonce, sizeof(s->nonce), s->nonce, sizeof(s->nonce), &got, &length));
     if (is_nonce(s, got, length)) {
         cairn__free(got);
         return CAIRN_OK;
     }
     *value = got;
     *nbytes = length;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- waiting ---- */
@@ -219,8 +229,10 @@ out:
 static cairn_status tcp_check(cairn_store *store, const char *const *keys, size_t n, int *present) {
     bool all = true;
     start_clock(tcp(store));
-    cairn_status st = n ? check(tcp(store), keys, n, &all) : CAIRN_OK;
-    if (st == CAIRN_OK) *present = all;
+    cairn_status st = CAIRN_OK;
+    if (n) TRY(check(tcp(store), keys, n, &all));
+    *present = all;
+out:
     return st;
 }
 
@@ -289,11 +301,12 @@ static cairn_status fail_missing(struct cairn__tcp_store *s, const char *const *
 static cairn_status wait_for(struct cairn__tcp_store *s, const char *const *keys, size_t n, uint64_t deadline) {
     bool present = false;
     cairn_status st = CAIRN_OK;
-    while (st == CAIRN_OK && !present) {
+    while (!present) {
         grant(s, deadline);
-        st = is_old(s) ? poll_keys(s, keys, n, deadline, &present) : wait_a_slice(s, keys, n, deadline, &present);
-        if (st == CAIRN_OK && !present && cairn__ms_left(deadline) == 0) return fail_missing(s, keys, n);
+        TRY(is_old(s) ? poll_keys(s, keys, n, deadline, &present) : wait_a_slice(s, keys, n, deadline, &present));
+        if (!present && cairn__ms_left(deadline) == 0) return fail_missing(s, keys, n);
     }
+out:
     return st;
 }
 
@@ -320,12 +333,12 @@ out:
 /* ---- append ---- */
 
 static cairn_status lock(struct cairn__tcp_store *s) {
+    cairn_status st = CAIRN_OK;
     const uint64_t deadline = s->stream.deadline;
     for (int pause = FIRST_PAUSE_MS;; pause = pause * 2 < LAST_PAUSE_MS ? pause * 2 : LAST_PAUSE_MS) {
         void *holder = NULL;
         size_t nbytes = 0;
-        cairn_status st = swap(s, APPEND_LOCK, "", 0, s->nonce, sizeof(s->nonce), &holder, &nbytes);
-        if (st != CAIRN_OK) return st;
+        TRY(swap(s, APPEND_LOCK, "", 0, s->nonce, sizeof(s->nonce), &holder, &nbytes));
         const bool mine = is_nonce(s, holder, nbytes);
         cairn__free(holder);
         if (mine) return CAIRN_OK;
@@ -335,12 +348,17 @@ static cairn_status lock(struct cairn__tcp_store *s) {
                 s->stream.name, s->base.timeout, APPEND_LOCK);
         poll(NULL, 0, pause);
     }
+out:
+    return st;
 }
 
 static cairn_status unlock(struct cairn__tcp_store *s) {
     int64_t deleted = 0;
-    cairn_status st = begin(s, STORE_DELETE_KEY, APPEND_LOCK);
-    return st == CAIRN_OK ? ask(s, &deleted, sizeof(deleted)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(begin(s, STORE_DELETE_KEY, APPEND_LOCK));
+    TRY(ask(s, &deleted, sizeof(deleted)));
+out:
+    return st;
 }
 
 /* *done = false where somebody else wrote the key in between. */
@@ -424,8 +442,8 @@ static const struct cairn__store_ops tcp_ops = {
 
 cairn_status cairn__tcp_store_make(double timeout, struct cairn__tcp_store **out) {
     struct cairn__tcp_store *s = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*s), (void **)&s);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     s->base = (cairn_store){.ops = &tcp_ops, .timeout = timeout};
     s->stream.fd = -1;
     if (getrandom(s->nonce, sizeof(s->nonce), 0) != sizeof(s->nonce)) {
@@ -434,7 +452,8 @@ cairn_status cairn__tcp_store_make(double timeout, struct cairn__tcp_store **out
         return st;
     }
     *out = s;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__tcp_store_on(int fd, enum cairn__store_dialect dialect, const char *name, double timeout,

@@ -51,11 +51,12 @@ static cairn_status lost(struct cairn__stream *s, int cause) {
 /* ---- requests ---- */
 
 cairn_status cairn__put(struct cairn__stream *s, const void *data, size_t nbytes) {
-    cairn_status st = cairn__grow((void **)&s->request, &s->capacity, s->nbytes + nbytes, 1);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&s->request, &s->capacity, s->nbytes + nbytes, 1));
     if (nbytes) memcpy(s->request + s->nbytes, data, nbytes);
     s->nbytes += nbytes;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__put_op(struct cairn__stream *s, uint8_t op) {
@@ -67,8 +68,11 @@ cairn_status cairn__put_op(struct cairn__stream *s, uint8_t op) {
 
 cairn_status cairn__put_vector(struct cairn__stream *s, const void *data, size_t nbytes) {
     uint64_t length = nbytes;
-    cairn_status st = cairn__put(s, &length, sizeof(length));
-    return st == CAIRN_OK ? cairn__put(s, data, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__put(s, &length, sizeof(length)));
+    TRY(cairn__put(s, data, nbytes));
+out:
+    return st;
 }
 
 cairn_status cairn__put_key(struct cairn__stream *s, const char *key) {
@@ -109,28 +113,30 @@ static cairn_status await_or_break(struct cairn__stream *s, short events) {
 }
 
 cairn_status cairn__stream_send(struct cairn__stream *s) {
+    cairn_status st = CAIRN_OK;
     for (size_t done = 0; done < s->nbytes;) {
         ssize_t sent = send(s->fd, s->request + done, s->nbytes - done, MSG_NOSIGNAL);
         if (sent > 0) done += (size_t)sent;
         if (sent >= 0 || errno == EINTR) continue;
         if (errno != EAGAIN) return lost(s, errno);
-        cairn_status st = await_or_break(s, POLLOUT);
-        if (st != CAIRN_OK) return st;
+        TRY(await_or_break(s, POLLOUT));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__stream_receive(struct cairn__stream *s, void *data, size_t nbytes) {
+    cairn_status st = CAIRN_OK;
     for (size_t done = 0; done < nbytes;) {
         ssize_t got = recv(s->fd, (char *)data + done, nbytes - done, 0);
         if (got > 0) done += (size_t)got;
         if (got == 0) return lost(s, 0);
         if (got > 0 || errno == EINTR) continue;
         if (errno != EAGAIN) return lost(s, errno);
-        cairn_status st = await_or_break(s, POLLIN);
-        if (st != CAIRN_OK) return st;
+        TRY(await_or_break(s, POLLIN));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__stream_receive_vector(struct cairn__stream *s, void **value, size_t *nbytes) {
