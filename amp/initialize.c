@@ -189,9 +189,9 @@ out:
 /* ---- installing: cannot fail ---- */
 
 static void install_set(amp_context *amp, struct cairn_param_set *set) {
-    set->amp = amp;
-    set->users++;
-    cairn__amp_policy_summary(&amp->policy, set->precision, sizeof(set->precision));
+    char precision[sizeof(set->precision)];
+    cairn__amp_policy_summary(&amp->policy, precision, sizeof(precision));
+    cairn__param_set_begin_amp(set, amp, set->is_users ? &amp->unresolved : NULL, precision);
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         p->stochastic = amp->policy.stochastic_rounding && p->dtype == CAIRN_BF16 && !p->master;
@@ -202,7 +202,6 @@ static void install(const struct cairn__amp_parts *parts, amp_context *amp) {
     const struct cairn__amp_policy *policy = &amp->policy;
     amp->unresolved.resolve = parts->set ? cairn__amp_resolve_declared : cairn__amp_resolve;
     amp->unresolved.take_scale = parts->set ? cairn__amp_take_scale : NULL;
-    if (parts->set) parts->set->losses = &amp->unresolved;
     for (size_t i = 0; i < amp->num_models; i++)
         cairn__module_set_io_types(amp->models[i], policy->cast_model_type, policy->cast_model_outputs);
     for (size_t i = 0; i < amp->num_sets; i++) install_set(amp, amp->sets[i]);
@@ -292,15 +291,6 @@ static void settle(amp_context *amp) {
     amp->env->begin_step(amp->env);
 }
 
-static void uninstall_set(struct cairn_param_set *set) {
-    set->amp = NULL;
-    set->losses = NULL;
-    set->scale = NULL;
-    set->users--;
-    memset(set->precision, 0, sizeof(set->precision));
-    for (size_t i = 0; i < set->count; i++) set->params[i]->stochastic = false;
-}
-
 void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
     amp_context *a = *amp;
@@ -310,7 +300,10 @@ void amp_destroy(amp_context **amp) {
         if (a->policy.explain_overflow) (void)cairn__note_anomalies(a->env, false);
         for (size_t i = 0; i < a->num_models; i++)
             cairn__module_set_io_types(a->models[i], (cairn_dtype)0, (cairn_dtype)0);
-        for (size_t i = 0; i < a->num_sets; i++) uninstall_set(a->sets[i]);
+        for (size_t i = 0; i < a->num_sets; i++) {
+            cairn__param_set_end_amp(a->sets[i]);
+            for (size_t k = 0; k < a->sets[i]->count; k++) a->sets[i]->params[k]->stochastic = false;
+        }
     }
     free_context(a);
     *amp = NULL;

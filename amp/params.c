@@ -42,9 +42,8 @@ static void count_shown_loss(amp_context *amp, bool is_unsynced) {
 
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
-    struct cairn_param_set *set = amp->sets[0];
-    if (set->declared || set->declared_unsynced) count_shown_loss(amp, !set->declared);
-    set->declared = set->declared_unsynced = false;
+    bool is_unsynced = false;
+    if (cairn__param_set_take_declared(amp->sets[0], &is_unsynced)) count_shown_loss(amp, is_unsynced);
     return cairn__amp_checks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
@@ -56,11 +55,13 @@ static cairn_status synchronize_scaler(const amp_context *amp, amp_scaler *scale
 
 static double tell(amp_context *amp, int loss_id) {
     double scale = (double)NAN;
-    const struct cairn_param_set *set = amp->sets[0];
+    struct cairn_param_set *set = amp->sets[0];
+    const struct cairn__loss_scale *cell = NULL;
     if (cairn__params_check_arrived("amp_next_scale", set->params, set->count) != CAIRN_OK) return scale;
     if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
     if (synchronize_scaler(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
-    if (cairn__scaler_show_scale(amp->scalers[loss_id], &scale, &amp->sets[0]->scale) != CAIRN_OK) return (double)NAN;
+    if (cairn__scaler_show_scale(amp->scalers[loss_id], &scale, &cell) != CAIRN_OK) return (double)NAN;
+    cairn__param_set_use_scale(set, cell);
     amp->shown.id = loss_id;
     amp->shown.counted = false;
     return scale;

@@ -122,8 +122,8 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
         if (!is_given(&amp->begun, i)) continue;
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
         for (size_t k = 0; k < count; k++) {
-            if (!sets[k]->bad_losses) continue; /* the user's */
-            uint32_t *const found = cairn__param_set_bad_loss(sets[k]);
+            uint32_t *const found = cairn__param_set_begin_loss(sets[k]);
+            if (!found) continue; /* the user's */
             if (scaled) {
                 if (cairn__loss_look(loss, found) != CAIRN_OK) return NULL;
             } else if (!(scaled = cairn__scaler_scale(amp->scalers[amp->begun.id], loss, found))) {
@@ -172,7 +172,7 @@ static void end_loss(const amp_context *amp) {
     for (size_t i = 0; i < amp->num_guards; i++) {
         size_t count = 0;
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
-        for (size_t k = 0; k < count; k++) sets[k]->loss_comes = false;
+        for (size_t k = 0; k < count; k++) cairn__param_set_end_loss(sets[k]);
     }
 }
 

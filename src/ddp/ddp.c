@@ -138,12 +138,6 @@ out:
     return st;
 }
 
-static void install(struct ddp_context *d) {
-    cairn__ddp_listen(d);
-    d->set->frozen_by = d->call;
-    d->set->users++;
-}
-
 static void free_context(struct ddp_context *d) {
     cairn_group_destroy(&d->channel);
     free_lists(&d->options);
@@ -170,7 +164,7 @@ cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_conte
     TRY(cairn_group_new(d->group, NULL, 0, NULL, &d->channel));
     TRY(make_equal(d));
     TRY(cairn__ddp_attach(d));
-    install(d);
+    cairn__ddp_listen(d);
     cairn__ddp_log_made(d);
     *out = d;
     return CAIRN_OK;
@@ -197,9 +191,7 @@ void ddp_destroy(ddp_context **ddp) {
     cairn__ddp_detach(d);
     if (was_alive && cairn__group_progress(d->channel) != CAIRN_OK)
         cairn__log(CAIRN_LOG_ERROR, "ddp_destroy: %s", cairn_last_error());
-    d->set->listener = NULL;
-    d->set->frozen_by = NULL;
-    d->set->users--;
+    cairn__param_set_end_listen(d->set);
     free_context(d);
     *ddp = NULL;
 }
@@ -208,7 +200,8 @@ void ddp_destroy(ddp_context **ddp) {
 
 cairn_status cairn__ddp_before_forward(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    d->zero_loss = d->set->spares_unsynced = false;
+    d->zero_loss = false;
+    cairn__param_set_spare_unsynced(d->set, false);
     if (cairn__records(d->set->env)) TRY(cairn__ddp_rebuild(d)); /* who only looks may do so alone */
     TRY(cairn__ddp_buffers_forward(d));
 out:

@@ -50,6 +50,8 @@ cairn_tensor *ddp_zero_loss(ddp_context *ddp) {
     cairn__ddp_times_forward_begin(&ddp->times);
     cairn_tensor *loss = cairn__ddp_before_forward(ddp) == CAIRN_OK ? cairn__ddp_zero_loss(ddp->model) : NULL;
     cairn__ddp_times_forward_end(&ddp->times);
-    if (loss) ddp->zero_loss = ddp->set->spares_unsynced = true;
+    if (!loss) return NULL;
+    ddp->zero_loss = true;
+    cairn__param_set_spare_unsynced(ddp->set, true);
     return loss;
 }

@@ -366,20 +366,17 @@ static cairn_status send_losses(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (!set->bad_losses || cairn_group_size(d->channel) == 1) return CAIRN_OK;
     if (!d->losses) TRY(cairn_group_alloc(d->channel, n * sizeof(*set->bad_losses), &d->losses));
-    TRY(cairn__device_copy(device_of(d), d->losses, set->bad_losses, n * sizeof(*set->bad_losses)));
+    TRY(cairn__param_set_read_losses(set, d->losses));
     TRY(cairn_allreduce(d->channel, d->losses, n, CAIRN_I32, CAIRN_MAX, &d->losses_sent));
 out:
     return st;
 }
 
 static cairn_status receive_losses(struct ddp_context *d) {
-    struct cairn_param_set *set = d->set;
     cairn_status st = CAIRN_OK;
     if (!d->losses_sent) return CAIRN_OK;
     TRY(cairn__work_finish(&d->losses_sent, NULL));
-    TRY(cairn__device_copy(device_of(d), set->bad_losses, d->losses,
-                           (size_t)set->env->size * sizeof(*set->bad_losses)));
-    set->losses_touched = true;
+    TRY(cairn__param_set_write_losses(d->set, d->losses));
 out:
     return st;
 }
@@ -545,7 +542,7 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .failed = failed,
                                                 .no_gradient = no_gradient,
                                                 .nonfinite_ranks = cairn__ddp_nonfinite_ranks};
-    d->set->listener = &d->listener;
+    cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 
 /* ---- planning anew ---- */

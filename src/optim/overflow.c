@@ -39,13 +39,12 @@ static bool take(struct cairn_optimizer *o, size_t listed, uint32_t micro_batch,
 
 /* Without ranks that add up, a loss is this rank's affair: the other words are down. */
 static size_t list_losses(struct cairn_optimizer *o, struct cairn_param_set *set, struct cairn__taken *taken) {
-    if (!set->losses_touched || set->only_unsynced) return 0;
+    if (!cairn__param_set_take_losses(set)) return 0;
     for (int r = 0; r < o->env->size; r++)
         taken[r] = (struct cairn__taken){.dtype = CAIRN_F32,
                                          .rank = r,
                                          .flag = &set->bad_losses[r],
                                          .to = &o->arrays.overflows[o->count]};
-    set->losses_touched = cairn__param_set_keeps_loss(set);
     return (size_t)o->env->size;
 }
 

@@ -36,6 +36,13 @@ void cairn__param_set_note_declared(struct cairn_param_set *set) {
     if (set->losses) cairn__env_list_unresolved(set->env, set->losses);
 }
 
+bool cairn__param_set_take_declared(struct cairn_param_set *set, bool *only_unsynced) {
+    const bool any = set->declared || set->declared_unsynced;
+    *only_unsynced = !set->declared;
+    set->declared = set->declared_unsynced = false;
+    return any;
+}
+
 cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     const struct cairn__grad_listener *listener = listener_of(set);
     const bool were_declared = set->in_backward && set->is_users;

@@ -31,6 +31,34 @@ void cairn__param_set_forget_losses(struct cairn_param_set *set) {
     set->losses_touched = false;
 }
 
+uint32_t *cairn__param_set_begin_loss(struct cairn_param_set *set) {
+    if (!set->bad_losses) return NULL;
+    set->losses_touched = set->loss_comes = true;
+    return &set->bad_losses[set->env->rank];
+}
+
+void cairn__param_set_end_loss(struct cairn_param_set *set) {
+    set->loss_comes = false;
+}
+
+cairn_status cairn__param_set_read_losses(const struct cairn_param_set *set, uint32_t *words) {
+    return cairn__device_copy(set->env->device, words, set->bad_losses, num_words(set) * sizeof(*words));
+}
+
+cairn_status cairn__param_set_write_losses(struct cairn_param_set *set, const uint32_t *words) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_copy(set->env->device, set->bad_losses, words, num_words(set) * sizeof(*words)));
+    set->losses_touched = true;
+out:
+    return st;
+}
+
+bool cairn__param_set_take_losses(struct cairn_param_set *set) {
+    if (!set->losses_touched || set->only_unsynced) return false;
+    set->losses_touched = cairn__param_set_keeps_loss(set);
+    return true;
+}
+
 bool cairn__param_set_keeps_loss(const struct cairn_param_set *set) {
     if (!set->losses_touched || set->only_unsynced) return false;
     for (size_t i = 0; i < set->count; i++) {

@@ -117,6 +117,23 @@ static inline struct cairn_param_set *cairn__last_set(const struct cairn_env *en
     return (struct cairn_param_set *)env->places[CAIRN__PLACE_OF_PARAM].at;
 }
 
+/* ---- who uses a set ---- */
+
+/* amp has prepared the set. losses: of a user's set, else NULL; precision: as the field. */
+void cairn__param_set_begin_amp(struct cairn_param_set *set, const void *amp, struct cairn__unresolved *losses,
+                                const char *precision);
+void cairn__param_set_end_amp(struct cairn_param_set *set);
+
+/* listener, which stays the caller's, gets the set's gradients. frozen_by: as the field. */
+void cairn__param_set_begin_listen(struct cairn_param_set *set, const struct cairn__grad_listener *listener,
+                                   const char *frozen_by);
+void cairn__param_set_end_listen(struct cairn_param_set *set);
+
+/* The scale of gradients that the user declares from now on; NULL = 1. */
+static inline void cairn__param_set_use_scale(struct cairn_param_set *set, const struct cairn__loss_scale *scale) {
+    set->scale = scale;
+}
+
 /* ---- making ---- */
 
 cairn_status cairn__param_set_new(struct cairn_env *env, struct cairn_param_set **out); /* empty, for a module */
@@ -193,6 +210,9 @@ cairn_status cairn__param_set_no_gradient(struct cairn_param_set *set); /* no ba
 /* Gradients of the user's have been declared, and may be looked at. */
 void cairn__param_set_note_declared(struct cairn_param_set *set);
 
+/* Whether gradients of the user's have been declared since the last call. *only_unsynced: in no_sync alone. */
+bool cairn__param_set_take_declared(struct cairn_param_set *set, bool *only_unsynced);
+
 /* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
 static inline bool cairn__param_is_reached(const struct cairn__param *p) {
     return p->set->is_users || p->reached == p->set->backward;
@@ -204,6 +224,11 @@ void cairn__param_set_make_incomplete(struct cairn_param_set *set);
 /* From here on gradients stay unsynced, or no longer. Not within a backward. Of the user's set, what stands in its
  * memory unsynced is added to the unsynced sum: errors CAIRN_ENOMEM. */
 cairn_status cairn__param_set_keep_unsynced(struct cairn_param_set *set, bool on);
+
+/* Whether gradients of ddp_zero_loss are dropped while the set keeps gradients unsynced. */
+static inline void cairn__param_set_spare_unsynced(struct cairn_param_set *set, bool on) {
+    set->spares_unsynced = on;
+}
 
 /* No longer, and what is unsynced is forgotten. */
 void cairn__param_set_drop_unsynced(struct cairn_param_set *set);
@@ -267,11 +292,18 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set);
 cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set);
 void cairn__param_set_unwatch_losses(struct cairn_param_set *set);
 
-/* Where this rank raises its own, before the loss's backward. */
-static inline uint32_t *cairn__param_set_bad_loss(struct cairn_param_set *set) {
-    set->losses_touched = set->loss_comes = true;
-    return &set->bad_losses[set->env->rank];
-}
+/* A loss of this rank is scaled: the word to raise if it is infinite or NaN, before its backward; NULL = losses are not
+ * watched. Its backward, or end_loss where none comes, ends it. */
+uint32_t *cairn__param_set_begin_loss(struct cairn_param_set *set);
+void cairn__param_set_end_loss(struct cairn_param_set *set);
+
+/* The words, [env->size], to ddp's memory and back, for ranks to reduce. Errors: the device's. */
+cairn_status cairn__param_set_read_losses(const struct cairn_param_set *set, uint32_t *words);
+cairn_status cairn__param_set_write_losses(struct cairn_param_set *set, const uint32_t *words);
+
+/* Whether words may be raised that an optimizer should take note of now; they then count as lowered, unless this rank
+ * keeps its own (cairn__param_set_keeps_loss). */
+bool cairn__param_set_take_losses(struct cairn_param_set *set);
 
 /* Lowers all: the gradients of those losses are forgotten. */
 void cairn__param_set_forget_losses(struct cairn_param_set *set);

@@ -91,6 +91,35 @@ bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call
     return true;
 }
 
+void cairn__param_set_begin_amp(struct cairn_param_set *set, const void *amp, struct cairn__unresolved *losses,
+                                const char *precision) {
+    set->amp = amp;
+    set->losses = losses;
+    set->users++;
+    snprintf(set->precision, sizeof(set->precision), "%s", precision);
+}
+
+void cairn__param_set_end_amp(struct cairn_param_set *set) {
+    set->amp = NULL;
+    set->losses = NULL;
+    set->scale = NULL;
+    set->users--;
+    memset(set->precision, 0, sizeof(set->precision));
+}
+
+void cairn__param_set_begin_listen(struct cairn_param_set *set, const struct cairn__grad_listener *listener,
+                                   const char *frozen_by) {
+    set->listener = listener;
+    set->frozen_by = frozen_by;
+    set->users++;
+}
+
+void cairn__param_set_end_listen(struct cairn_param_set *set) {
+    set->listener = NULL;
+    set->frozen_by = NULL;
+    set->users--;
+}
+
 static void unlink_set(struct cairn_param_set *set) {
     struct cairn__place *const place = &set->env->places[CAIRN__PLACE_OF_PARAM];
     struct cairn_param_set *newer = place->at;
