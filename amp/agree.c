@@ -55,20 +55,6 @@ out:
     return st;
 }
 
-/* What the words of all ranks say together. */
-static void unite(const struct cairn__guard *g, int32_t *all) {
-    uint64_t found = 0, losses = 0;
-    memset(all, 0, WORDS * sizeof(*all));
-    for (int rank = 0; rank < g->env->size; rank++) {
-        const int32_t *theirs = &g->words[rank * WORDS];
-        all[SKIPS] |= theirs[SKIPS];
-        found |= bits_at(&theirs[FOUND]);
-        losses |= bits_at(&theirs[LOSSES]);
-    }
-    put_bits(&all[FOUND], found);
-    put_bits(&all[LOSSES], losses);
-}
-
 /* Scalers of all ranks hear of the same steps, also where a rank had no gradient. */
 static void take_over(struct cairn__guard *g, const int32_t *all) {
     struct cairn_device *d = g->env->device;
@@ -127,7 +113,16 @@ cairn_status cairn__guard_agree(struct cairn__guard *g) {
     int32_t mine[WORDS] = {0}, all[WORDS];
     TRY(read_mine(g, mine));
     TRY(g->env->gather(g->env, g->words, mine, WORDS));
-    unite(g, all);
+    uint64_t found = 0, losses = 0;
+    memset(all, 0, WORDS * sizeof(*all));
+    for (int rank = 0; rank < g->env->size; rank++) {
+        const int32_t *theirs = &g->words[rank * WORDS];
+        all[SKIPS] |= theirs[SKIPS];
+        found |= bits_at(&theirs[FOUND]);
+        losses |= bits_at(&theirs[LOSSES]);
+    }
+    put_bits(&all[FOUND], found);
+    put_bits(&all[LOSSES], losses);
     take_over(g, all);
     if (all[SKIPS]) TRY(exchange(g));
 out:

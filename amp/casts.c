@@ -317,14 +317,6 @@ amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) 
 
 /* ---- autocast ---- */
 
-static cairn_status check_options(const struct amp_autocast_options *o) {
-    REQUIRE(o->enabled == CAIRN_DEFAULT || o->enabled == CAIRN_ON || o->enabled == CAIRN_OFF, CAIRN_EINVAL,
-            "amp_autocast_begin: enabled is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->enabled);
-    REQUIRE((int)o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
-            "amp_autocast_begin: half_type is %s; want f16 or bf16", cairn_dtype_name(o->half_type));
-    return CAIRN_OK;
-}
-
 cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_options *options, int *scope) {
     REQUIRE(env, CAIRN_EINVAL, "amp_autocast_begin: env is NULL");
     struct amp_autocast_options o = {.struct_size = sizeof(o)};
@@ -332,7 +324,10 @@ cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_option
     struct casts *c = NULL;
     int number = 0;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_autocast_options"));
-    TRY(check_options(&o));
+    REQUIRE(o.enabled == CAIRN_DEFAULT || o.enabled == CAIRN_ON || o.enabled == CAIRN_OFF, CAIRN_EINVAL,
+            "amp_autocast_begin: enabled is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o.enabled);
+    REQUIRE((int)o.half_type == 0 || cairn__is_half(o.half_type), CAIRN_EINVAL,
+            "amp_autocast_begin: half_type is %s; want f16 or bf16", cairn_dtype_name(o.half_type));
     TRY(casts_of(env, &c));
     TRY(push(c, o.enabled != CAIRN_OFF, o.half_type ? o.half_type : in_force(c)->half_type, &number));
     if (scope) *scope = number;

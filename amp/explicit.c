@@ -147,16 +147,6 @@ static cairn_status check_call(amp_scaler *s, cairn_optimizer *o, const char *ca
     return make_users(s);
 }
 
-static cairn_status check_gradients(const amp_scaler *s, const cairn_optimizer *o, const char *call) {
-    REQUIRE(s->users->has_scaled || s->pending || s->known.updates, CAIRN_ESTATE,
-            "%s: no loss was ever scaled by this scaler; walk back with cairn_backward(amp_scaler_scale(scaler, loss))",
-            call);
-    REQUIRE(!cairn__params_incomplete(cairn__optimizer_param_list(o), cairn_optimizer_num_params(o)), CAIRN_ESTATE,
-            "%s: the backward before it failed, so its gradients are incomplete; zero them and go on with the next",
-            call);
-    return CAIRN_OK;
-}
-
 static bool has_gradients(const cairn_optimizer *o) {
     struct cairn__param *const *params = cairn__optimizer_param_list(o);
     for (size_t i = 0; i < cairn_optimizer_num_params(o); i++) {
@@ -174,7 +164,14 @@ static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
     TRY(cairn__params_take_unsynced(cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__env_resolve(s->env));
-    TRY(check_gradients(s, u->optimizer, call));
+    REQUIRE(s->users->has_scaled || s->pending || s->known.updates, CAIRN_ESTATE,
+            "%s: no loss was ever scaled by this scaler; walk back with cairn_backward(amp_scaler_scale(scaler, loss))",
+            call);
+    REQUIRE(!cairn__params_incomplete(cairn__optimizer_param_list(u->optimizer),
+                                      cairn_optimizer_num_params(u->optimizer)),
+            CAIRN_ESTATE,
+            "%s: the backward before it failed, so its gradients are incomplete; zero them and go on with the next",
+            call);
     s->is_explicit = true;
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
     if (u->guard->skips && cairn__guard_check_all(u->guard, u->guard->found))

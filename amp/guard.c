@@ -56,21 +56,6 @@ static void update_scaler(amp_scaler *scaler) {
     scaler->logs_updates = false;
 }
 
-/* Updates the scalers of the losses since the last step (unless another optimizer's step has), and lists them in *end:
- * the report names one of them. */
-static void update_scalers(struct cairn__guard *g, struct cairn__step_end *end) {
-    for (int id = 0; id < g->num_scalers; id++) {
-        amp_scaler *scaler = g->scalers[id];
-        if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
-        if (scaler->pending) update_scaler(scaler);
-        if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
-    }
-    g->losses = 0;
-    g->micro_batch = 0;
-    g->checked_late = g->checks_late;
-    g->checks_late = false;
-}
-
 /* Within a scaled loss; or explicitly used: a scaler that waits for amp_scaler_update would never hear of this step. */
 static cairn_status refuse(const struct cairn__guard *g) {
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
@@ -98,7 +83,18 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     g->blamed = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
     if (g->skips) TRY(cairn__guard_blame(g));
-    update_scalers(g, end);
+    /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
+     * the report names one of them. */
+    for (int id = 0; id < g->num_scalers; id++) {
+        amp_scaler *scaler = g->scalers[id];
+        if (!(g->losses >> id & 1) || scaler->is_explicit) continue;
+        if (scaler->pending) update_scaler(scaler);
+        if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
+    }
+    g->losses = 0;
+    g->micro_batch = 0;
+    g->checked_late = g->checks_late;
+    g->checks_late = false;
 out:
     cairn__trace("amp", "before_step", 0, 0, begin_ns);
     return st;

@@ -85,29 +85,6 @@ out:
 
 /* ---- what a context consists of ---- */
 
-static cairn_status make_scalers(amp_context *amp) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc((size_t)amp->policy.num_losses, sizeof(amp->scalers[0]), (void **)&amp->scalers));
-    for (int id = 0; id < amp->policy.num_losses; id++) {
-        struct cairn__scaler_state fresh;
-        TRY(cairn__scaler_resolve(&amp->policy.scaler, id, &fresh));
-        TRY(cairn__scaler_create(amp->env, &fresh, &amp->policy.scaler, &amp->scalers[id]));
-        amp->scalers[id]->is_disabled = !amp->policy.enabled;
-        amp->scalers[id]->ignores_overflow = amp->policy.enabled && !amp->policy.skip_nonfinite;
-    }
-out:
-    return st;
-}
-
-/* Own buffers have no losses that Cairn sees. */
-static cairn_status watch_losses(amp_context *amp) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
-        TRY(cairn__param_set_watch_losses(amp->sets[i]));
-out:
-    return st;
-}
-
 static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses, amp->policy.skip_nonfinite,
@@ -158,26 +135,22 @@ out:
     return st;
 }
 
-static cairn_status check_stochastic(const struct cairn__amp_parts *parts, const amp_context *amp) {
-    for (size_t i = 0; i < parts->set->count; i++) {
-        const struct cairn__param *p = parts->set->params[i];
-        REQUIRE(!amp->policy.stochastic_rounding || p->dtype != CAIRN_F32 ||
-                    (p->is_norm && amp->policy.keep_batchnorm_fp32),
-                CAIRN_EINVAL,
-                "%s: stochastic_rounding is made for weights in bf16 memory, but parameter '%s' stands in f32 memory; "
-                "leave it out, or make masters (O2)",
-                parts->call, p->name);
-    }
-    return CAIRN_OK;
-}
-
 static cairn_status cast_weights(const struct cairn__amp_parts *parts, amp_context *amp) {
     cairn_status st = CAIRN_OK;
     const struct cairn__amp_policy *policy = &amp->policy;
     const bool is_half = cairn__is_half(policy->cast_model_type);
     if (!policy->enabled) return CAIRN_OK;
     if (parts->set) {
-        TRY(check_stochastic(parts, amp));
+        for (size_t i = 0; i < parts->set->count; i++) {
+            const struct cairn__param *p = parts->set->params[i];
+            REQUIRE(
+                !amp->policy.stochastic_rounding || p->dtype != CAIRN_F32 ||
+                    (p->is_norm && amp->policy.keep_batchnorm_fp32),
+                CAIRN_EINVAL,
+                "%s: stochastic_rounding is made for weights in bf16 memory, but parameter '%s' stands in f32 memory; "
+                "leave it out, or make masters (O2)",
+                parts->call, p->name);
+        }
         return cairn__param_set_take_half_values(parts->set, is_half ? policy->cast_model_type : (cairn_dtype)0,
                                                  policy->master_weights, policy->keep_batchnorm_fp32);
     }
@@ -238,9 +211,18 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
     amp->env = parts->env;
     TRY(cairn__amp_policy_resolve(options, &amp->policy));
     TRY(take_parts(parts, amp));
-    TRY(make_scalers(amp));
+    TRY(cairn__calloc((size_t)amp->policy.num_losses, sizeof(amp->scalers[0]), (void **)&amp->scalers));
+    for (int id = 0; id < amp->policy.num_losses; id++) {
+        struct cairn__scaler_state fresh;
+        TRY(cairn__scaler_resolve(&amp->policy.scaler, id, &fresh));
+        TRY(cairn__scaler_create(amp->env, &fresh, &amp->policy.scaler, &amp->scalers[id]));
+        amp->scalers[id]->is_disabled = !amp->policy.enabled;
+        amp->scalers[id]->ignores_overflow = amp->policy.enabled && !amp->policy.skip_nonfinite;
+    }
     TRY(make_guards(parts, amp));
-    TRY(watch_losses(amp));
+    /* Own buffers have no losses that Cairn sees. */
+    for (size_t i = 0; i < amp->num_sets && amp->num_models > 0 && cairn__amp_checks(amp); i++)
+        TRY(cairn__param_set_watch_losses(amp->sets[i]));
     if (amp->policy.patch_ops) {
         TRY(cairn__casts_begin_o1(amp->env, amp->policy.half_type, amp->policy.verbosity >= 2));
         casting = true;
@@ -283,18 +265,14 @@ cairn_status amp_initialize(cairn_env *env, cairn_module *model, cairn_optimizer
     return amp_initialize_all(env, 1, &model, optimizer ? 1 : 0, &optimizer, options, out);
 }
 
-/* Reads the last reports while guards are there to log them. begin_step makes results of the step stale, a scaled loss
- * without a backward among them. */
-static void settle(amp_context *amp) {
-    (void)cairn__env_resolve(amp->env);
-    if (cairn__device_synchronize(amp->env->device) == CAIRN_OK) (void)cairn__env_read_reports(amp->env);
-    amp->env->begin_step(amp->env);
-}
-
 void amp_destroy(amp_context **amp) {
     if (!amp || !*amp) return;
     amp_context *a = *amp;
-    settle(a);
+    /* Reads the last reports while guards are there to log them. begin_step makes results of the step stale, a scaled
+     * loss without a backward among them. */
+    (void)cairn__env_resolve(a->env);
+    if (cairn__device_synchronize(a->env->device) == CAIRN_OK) (void)cairn__env_read_reports(a->env);
+    a->env->begin_step(a->env);
     if (a->policy.enabled) {
         if (a->policy.patch_ops) cairn__casts_end_o1(a->env);
         if (a->policy.explain_overflow) (void)cairn__note_anomalies(a->env, false);

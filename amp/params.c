@@ -24,10 +24,6 @@ cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_o
 
 /* ---- losses ---- */
 
-static bool is_of_params(const amp_context *amp) {
-    return amp->policy.enabled && amp->num_models == 0;
-}
-
 /* Counts the loss whose scale was told last, if it is not counted yet; also for gradients of a later step that were
  * declared without asking for a scale. */
 static void count_shown_loss(amp_context *amp, bool is_unsynced) {
@@ -77,7 +73,7 @@ double amp_next_scale_of(amp_context *amp, int loss_id) {
     const amp_scaler *scaler = amp_scaler_of(amp, loss_id);
     if (!scaler) return (double)NAN;
     if (!amp->policy.enabled) return 1;
-    return is_of_params(amp) ? tell(amp, loss_id) : amp_scaler_get_scale(scaler);
+    return amp->num_models == 0 ? tell(amp, loss_id) : amp_scaler_get_scale(scaler);
 }
 
 double amp_next_scale(amp_context *amp) {

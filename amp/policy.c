@@ -109,22 +109,6 @@ cairn_status amp_half_type_parse(const char *text, cairn_dtype *out) {
 
 /* ---- values, each by itself ---- */
 
-static cairn_status check_types(const struct amp_options *o) {
-    const cairn_dtype cast = o->cast_model_type, outputs = o->cast_model_outputs;
-    REQUIRE(o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
-            "half_type is %s (%d); the half types are CAIRN_F16 and CAIRN_BF16", cairn_dtype_name(o->half_type),
-            (int)o->half_type);
-    REQUIRE(cast == 0 || cast == AMP_KEEP_TYPES || cast == CAIRN_F32 || cairn__is_half(cast), CAIRN_EINVAL,
-            "cast_model_type is %s (%d); it can be f32, f16, bf16 or AMP_KEEP_TYPES", cairn_dtype_name(cast),
-            (int)cast);
-    REQUIRE(outputs != AMP_KEEP_TYPES, CAIRN_EINVAL,
-            "cast_model_outputs is AMP_KEEP_TYPES, which is of cast_model_type; it can be f32, f16 or bf16, and is f32 "
-            "where weights are cast");
-    REQUIRE(outputs == 0 || outputs == CAIRN_F32 || cairn__is_half(outputs), CAIRN_EINVAL,
-            "cast_model_outputs is %s (%d); it can be f32, f16 or bf16", cairn_dtype_name(outputs), (int)outputs);
-    return CAIRN_OK;
-}
-
 static cairn_status check_switches(const struct amp_options *o) {
     const struct {
         const char *name;
@@ -150,7 +134,18 @@ static cairn_status check_values(const struct amp_options *o) {
     cairn_status st = CAIRN_OK;
     REQUIRE(o->opt_level == 0 || (o->opt_level >= AMP_O0 && o->opt_level <= AMP_O3), CAIRN_EINVAL,
             "unexpected optimization level %d; the levels are AMP_O0, AMP_O1, AMP_O2 and AMP_O3", (int)o->opt_level);
-    TRY(check_types(o));
+    const cairn_dtype cast = o->cast_model_type, outputs = o->cast_model_outputs;
+    REQUIRE(o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
+            "half_type is %s (%d); the half types are CAIRN_F16 and CAIRN_BF16", cairn_dtype_name(o->half_type),
+            (int)o->half_type);
+    REQUIRE(cast == 0 || cast == AMP_KEEP_TYPES || cast == CAIRN_F32 || cairn__is_half(cast), CAIRN_EINVAL,
+            "cast_model_type is %s (%d); it can be f32, f16, bf16 or AMP_KEEP_TYPES", cairn_dtype_name(cast),
+            (int)cast);
+    REQUIRE(outputs != AMP_KEEP_TYPES, CAIRN_EINVAL,
+            "cast_model_outputs is AMP_KEEP_TYPES, which is of cast_model_type; it can be f32, f16 or bf16, and is f32 "
+            "where weights are cast");
+    REQUIRE(outputs == 0 || outputs == CAIRN_F32 || cairn__is_half(outputs), CAIRN_EINVAL,
+            "cast_model_outputs is %s (%d); it can be f32, f16 or bf16", cairn_dtype_name(outputs), (int)outputs);
     TRY(check_switches(o));
     if (o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC) TRY(check_scale("loss_scale", o->loss_scale));
     if (o->min_loss_scale != 0) TRY(check_scale("min_loss_scale", o->min_loss_scale));
@@ -177,25 +172,6 @@ static cairn_status check_o1(const struct amp_options *o) {
     REQUIRE(o->master_weights == CAIRN_DEFAULT, CAIRN_EINVAL,
             "with opt level O1 the weights are f32 already, so master_weights contradicts it; leave it out or choose "
             "O2");
-    return CAIRN_OK;
-}
-
-/* Of what the user said, while it is known who said it. */
-static cairn_status check_pairs(const struct amp_options *o, const struct cairn__amp_policy *p) {
-    const char *level = presets[p->level].name;
-    REQUIRE(p->level == AMP_O1 || o->patch_ops != CAIRN_ON, CAIRN_EINVAL,
-            "patch_ops belongs to opt level O1 and contradicts %s; choose O1 or leave patch_ops out", level);
-    REQUIRE(p->level != AMP_O0 || !cairn__is_half(o->cast_model_type), CAIRN_EINVAL,
-            "opt level O0 is everything in f32, so cast_model_type=%s contradicts it; leave it out, or choose O3, or "
-            "O2 with fp32 masters",
-            cairn_dtype_name(o->cast_model_type));
-    REQUIRE(!cairn__is_half(o->cast_model_type) || o->cast_model_type == p->half_type, CAIRN_EINVAL,
-            "cast_model_type=%s contradicts half_type=%s; say the half type once, in half_type",
-            cairn_dtype_name(o->cast_model_type), cairn_dtype_name(p->half_type));
-    REQUIRE(o->master_weights != CAIRN_ON || p->cast_model_type != CAIRN_F32, CAIRN_EINVAL,
-            "the weights are f32 already with opt level %s%s, so master_weights=ON has nothing to do; leave it out or "
-            "choose O2",
-            level, p->level == AMP_O0 ? "" : " and cast_model_type=f32");
     return CAIRN_OK;
 }
 
@@ -297,27 +273,6 @@ static bool resolve_switch(cairn_switch chosen, bool preset) {
     return chosen == CAIRN_DEFAULT ? preset : chosen == CAIRN_ON;
 }
 
-/* O0 and O3 with a scale of 1 are the baselines: nothing between gradient and update. */
-static cairn_status resolve_scale(const struct amp_options *o, struct cairn__amp_policy *p) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__scaler_state s;
-    TRY(resolve_scaler(o, p, &p->scaler));
-    TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
-    const bool dynamic = cairn__amp_policy_is_dynamic(p);
-    const bool bare = !dynamic && s.scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);
-    p->skip_nonfinite = resolve_switch(o->skip_nonfinite, !bare);
-    p->explain_overflow = o->explain_overflow == CAIRN_ON;
-    REQUIRE(!dynamic || p->skip_nonfinite, CAIRN_EINVAL,
-            "a dynamic loss scale finds its level by skipping steps, so skip_nonfinite=OFF contradicts it; give "
-            "loss_scale a number");
-    REQUIRE(!p->explain_overflow || p->skip_nonfinite, CAIRN_EINVAL,
-            "explain_overflow explains steps that are skipped, but none is with %s; set skip_nonfinite=ON or leave "
-            "explain_overflow out",
-            o->skip_nonfinite == CAIRN_OFF ? "skip_nonfinite=OFF" : "this level's static loss scale of 1");
-out:
-    return st;
-}
-
 /* ---- resolving ---- */
 
 static cairn_dtype resolve_model_type(const struct amp_options *o, const struct cairn__amp_policy *p) {
@@ -340,7 +295,21 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     p->half_type = resolve_half_type(o);
     p->cast_model_type = resolve_model_type(o, p);
     if (p->level == AMP_O1) TRY(check_o1(o));
-    TRY(check_pairs(o, p));
+    /* Of what the user said, while it is known who said it. */
+    const char *level = presets[p->level].name;
+    REQUIRE(p->level == AMP_O1 || o->patch_ops != CAIRN_ON, CAIRN_EINVAL,
+            "patch_ops belongs to opt level O1 and contradicts %s; choose O1 or leave patch_ops out", level);
+    REQUIRE(p->level != AMP_O0 || !cairn__is_half(o->cast_model_type), CAIRN_EINVAL,
+            "opt level O0 is everything in f32, so cast_model_type=%s contradicts it; leave it out, or choose O3, or "
+            "O2 with fp32 masters",
+            cairn_dtype_name(o->cast_model_type));
+    REQUIRE(!cairn__is_half(o->cast_model_type) || o->cast_model_type == p->half_type, CAIRN_EINVAL,
+            "cast_model_type=%s contradicts half_type=%s; say the half type once, in half_type",
+            cairn_dtype_name(o->cast_model_type), cairn_dtype_name(p->half_type));
+    REQUIRE(o->master_weights != CAIRN_ON || p->cast_model_type != CAIRN_F32, CAIRN_EINVAL,
+            "the weights are f32 already with opt level %s%s, so master_weights=ON has nothing to do; leave it out or "
+            "choose O2",
+            level, p->level == AMP_O0 ? "" : " and cast_model_type=f32");
     const struct preset *preset = &presets[p->level];
     p->cast_model_outputs = o->cast_model_outputs ? o->cast_model_outputs
                             : p->cast_model_type  ? CAIRN_F32
@@ -352,7 +321,21 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     p->rounding_seed = o->rounding_seed;
     p->num_losses = o->num_losses ? o->num_losses : 1;
     TRY(check_rounding(o, p));
-    TRY(resolve_scale(o, p));
+    /* O0 and O3 with a scale of 1 are the baselines: nothing between gradient and update. */
+    struct cairn__scaler_state s;
+    TRY(resolve_scaler(o, p, &p->scaler));
+    TRY(cairn__scaler_resolve(&p->scaler, 0, &s));
+    const bool dynamic = cairn__amp_policy_is_dynamic(p);
+    const bool bare = !dynamic && s.scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);
+    p->skip_nonfinite = resolve_switch(o->skip_nonfinite, !bare);
+    p->explain_overflow = o->explain_overflow == CAIRN_ON;
+    REQUIRE(!dynamic || p->skip_nonfinite, CAIRN_EINVAL,
+            "a dynamic loss scale finds its level by skipping steps, so skip_nonfinite=OFF contradicts it; give "
+            "loss_scale a number");
+    REQUIRE(!p->explain_overflow || p->skip_nonfinite, CAIRN_EINVAL,
+            "explain_overflow explains steps that are skipped, but none is with %s; set skip_nonfinite=ON or leave "
+            "explain_overflow out",
+            o->skip_nonfinite == CAIRN_OFF ? "skip_nonfinite=OFF" : "this level's static loss scale of 1");
 out:
     return st;
 }

@@ -58,24 +58,6 @@ static float least_normal(cairn_dtype dtype) {
     return dtype == CAIRN_F16 ? 0x1p-14f : 0x1p-126f;
 }
 
-static cairn_status read_scale(struct cairn_device *d, const struct cairn__grad_view *grad, double *scale) {
-    cairn_status st = CAIRN_OK;
-    float factor = 1.0f;
-    if (grad->factor) TRY(cairn__device_download(d, &factor, grad->factor, sizeof(factor)));
-    *scale = 1.0 / (double)factor;
-out:
-    return st;
-}
-
-static void queue_census(struct cairn_device *d, struct cairn__param *const *params, size_t count,
-                         struct cairn__census *census) {
-    for (size_t i = 0; i < count; i++) {
-        const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
-        const struct cairn__item item = {.n = params[i]->n, .x = grad.x};
-        if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal(grad.values), &census[i]);
-    }
-}
-
 static cairn_status make_report(struct cairn_device *d, const struct cairn__param *p, const struct cairn__census *c,
                                 struct amp_gradient_report *out) {
     const struct cairn__grad_view grad = cairn__grad_peek(p->gradient);
@@ -88,7 +70,12 @@ static cairn_status make_report(struct cairn_device *d, const struct cairn__para
     out->nans = c->nans;
     out->max_exponent = c->max_exponent;
     out->min_exponent = c->min_exponent;
-    return read_scale(d, &grad, &out->scale);
+    cairn_status st = CAIRN_OK;
+    float factor = 1.0f;
+    if (grad.factor) TRY(cairn__device_download(d, &factor, grad.factor, sizeof(factor)));
+    out->scale = 1.0 / (double)factor;
+out:
+    return st;
 }
 
 cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, cairn_optimizer *optimizer,
@@ -107,7 +94,11 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
     TRY(cairn__device_refuse_recording(d, "gradients can be looked at between replays"));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, count * sizeof(census[0]), (void **)&census));
     TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
-    queue_census(d, params, count, census);
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__grad_view grad = cairn__grad_peek(params[i]->gradient);
+        const struct cairn__item item = {.n = params[i]->n, .x = grad.x};
+        if (item.x) d->passes->census(d, &item, 1, grad.dtype, least_normal(grad.values), &census[i]);
+    }
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));
     for (size_t i = 0; i < count; i++) {
         struct amp_gradient_report told;

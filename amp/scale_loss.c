@@ -33,34 +33,6 @@ static bool is_given(const struct cairn__loss *loss, size_t i) {
     return loss->guards[i / 64] >> (i % 64) & 1;
 }
 
-static cairn_status note_optimizers(amp_context *amp, const struct amp_loss_options *o) {
-    memset(amp->begun.guards, o->num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
-    for (int i = 0; i < o->num_optimizers; i++) {
-        size_t index = 0;
-        REQUIRE(cairn__amp_guard_of(amp, o->optimizers[i], &index), CAIRN_EINVAL,
-                "amp_scale_loss: this optimizer was not given to amp_initialize together with the model");
-        amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status check_options(const amp_context *amp, const struct amp_loss_options *o) {
-    REQUIRE(o->loss_id >= 0 && o->loss_id < amp->policy.num_losses, CAIRN_EINVAL,
-            "amp_scale_loss: loss_id %d of %d losses; amp_options.num_losses says how many", o->loss_id,
-            amp->policy.num_losses);
-    REQUIRE(o->num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: %d optimizers", o->num_optimizers);
-    REQUIRE(!o->optimizers == !o->num_optimizers, CAIRN_EINVAL,
-            "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all of the context",
-            o->num_optimizers, o->optimizers ? "set" : "NULL");
-    const cairn_switch switches[] = {o->delay_unscale, o->delay_overflow_check};
-    for (int i = 0; i < 2; i++) {
-        REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
-                "amp_scale_loss: %s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
-                i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
-    }
-    return CAIRN_OK;
-}
-
 /* ---- looking after the last loss ---- */
 
 /* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler is told. */
@@ -146,8 +118,27 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
             "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end after its cairn_backward");
     if (!loss) return cairn_backward(NULL); /* the cause */
     if (amp->policy.enabled) {
-        TRY(check_options(amp, &o));
-        TRY(note_optimizers(amp, &o));
+        REQUIRE(o.loss_id >= 0 && o.loss_id < amp->policy.num_losses, CAIRN_EINVAL,
+                "amp_scale_loss: loss_id %d of %d losses; amp_options.num_losses says how many", o.loss_id,
+                amp->policy.num_losses);
+        REQUIRE(o.num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: %d optimizers", o.num_optimizers);
+        REQUIRE(
+            !o.optimizers == !o.num_optimizers, CAIRN_EINVAL,
+            "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all of the context",
+            o.num_optimizers, o.optimizers ? "set" : "NULL");
+        const cairn_switch switches[] = {o.delay_unscale, o.delay_overflow_check};
+        for (int i = 0; i < 2; i++) {
+            REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
+                    "amp_scale_loss: %s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+                    i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
+        }
+        memset(amp->begun.guards, o.num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
+        for (int i = 0; i < o.num_optimizers; i++) {
+            size_t index = 0;
+            REQUIRE(cairn__amp_guard_of(amp, o.optimizers[i], &index), CAIRN_EINVAL,
+                    "amp_scale_loss: this optimizer was not given to amp_initialize together with the model");
+            amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
+        }
         amp->begun.id = o.loss_id;
         TRY(check_last_loss(amp));
         loss = scale(amp, loss);

@@ -30,17 +30,6 @@ static void record(struct amp_scaler *s, int found) {
     if (s->records) s->recorded++;
 }
 
-/* What AMP_SCALER_USER's update may change, into known and onto the device, which does not write it. */
-static void take_user(struct amp_scaler *s, const struct amp_scaler_state *next) {
-    struct cairn__scaler_state *k = &s->known;
-    k->scale = next->scale < k->min ? k->min : next->scale > k->max ? k->max : next->scale;
-    k->unskipped = next->growth_tracker < 0 ? 0 : next->growth_tracker;
-    k->hysteresis_left = next->hysteresis_left;
-    memcpy(k->user, next->user, sizeof(k->user));
-    struct cairn_device *d = s->env->device;
-    d->passes->store(d, s->state, k, offsetof(struct cairn__scaler_state, hysteresis));
-}
-
 static cairn_status ask_user(struct amp_scaler *s, int found) {
     struct amp_scaler_state next;
     const double before = s->known.scale, floor = s->known.min;
@@ -49,7 +38,14 @@ static cairn_status ask_user(struct amp_scaler *s, int found) {
     REQUIRE(isfinite(next.scale) && next.scale > 0, CAIRN_EINVAL,
             "the update of loss scaler %d made the scale %.10g; it must be a finite number above 0, and stays %.10g",
             s->known.id, next.scale, before);
-    take_user(s, &next);
+    /* Only what the update may change goes into known, and to the device, which does not write it. */
+    struct cairn__scaler_state *k = &s->known;
+    k->scale = next.scale < k->min ? k->min : next.scale > k->max ? k->max : next.scale;
+    k->unskipped = next.growth_tracker < 0 ? 0 : next.growth_tracker;
+    k->hysteresis_left = next.hysteresis_left;
+    memcpy(k->user, next.user, sizeof(k->user));
+    struct cairn_device *d = s->env->device;
+    d->passes->store(d, s->state, k, offsetof(struct cairn__scaler_state, hysteresis));
     REQUIRE(!(found && before <= floor && next.scale < floor), CAIRN_ENUMERIC,
             "gradient overflow with loss scaler %d at its floor of %.10g: its update cannot lower the scale to %.10g. "
             "Look for "
@@ -111,17 +107,6 @@ static cairn_status read_reports(struct cairn__report_reader *reader) {
 
 /* ---- making and ending ---- */
 
-static void link_reader(struct amp_scaler *s) {
-    s->reader = (struct cairn__report_reader){.read = read_reports, .next = s->env->readers};
-    s->env->readers = &s->reader;
-}
-
-static void unlink_reader(struct amp_scaler *s) {
-    struct cairn__report_reader **at = &s->env->readers;
-    while (*at && *at != &s->reader) at = &(*at)->next;
-    if (*at) *at = s->reader.next;
-}
-
 static void free_scaler(struct amp_scaler *s) {
     if (!s) return;
     cairn__device_free(s->env->device, s->state);
@@ -146,22 +131,13 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
     TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(s->reports[0]), (void **)&s->reports));
     s->known = *fresh;
     d->passes->store(d, s->state, fresh, sizeof(*fresh));
-    link_reader(s);
+    s->reader = (struct cairn__report_reader){.read = read_reports, .next = s->env->readers};
+    s->env->readers = &s->reader;
     *out = s;
     return CAIRN_OK;
 out:
     free_scaler(s);
     return st;
-}
-
-/* The cells are freed next, so gradients at their scales are accumulated. Where that fails their scale is lost, and all
- * gradients count as incomplete. */
-static void accumulate_all(struct amp_scaler *s) {
-    for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
-        if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
-        for (struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next)
-            cairn__param_set_make_incomplete(set);
-    }
 }
 
 void cairn__scaler_read_last_reports(amp_scaler *s) {
@@ -172,8 +148,16 @@ void cairn__scaler_read_last_reports(amp_scaler *s) {
 
 void cairn__scaler_free(amp_scaler **scaler) {
     struct amp_scaler *s = *scaler;
-    unlink_reader(s);
-    accumulate_all(s);
+    struct cairn__report_reader **at = &s->env->readers;
+    while (*at && *at != &s->reader) at = &(*at)->next;
+    if (*at) *at = s->reader.next;
+    /* The cells are freed next, so gradients at their scales are accumulated. Where that fails their scale is lost, and
+     * all gradients count as incomplete. */
+    for (int i = 0; i < CAIRN__AMP_CELLS; i++) {
+        if (cairn__params_accumulate_at(s->env, &s->cells[i]) == CAIRN_OK) continue;
+        for (struct cairn_param_set *set = cairn__last_set(s->env); set; set = set->next)
+            cairn__param_set_make_incomplete(set);
+    }
     s->env->unstepped -= s->pending;
     s->env->places[CAIRN__PLACE_OF_AMP].alive -= s->is_own;
     free_scaler(s);

@@ -114,8 +114,14 @@ void cairn__scaler_state_show(const struct cairn__scaler_state *s, struct amp_sc
     };
 }
 
-static cairn_status check_state(const struct amp_scaler_state *s, const char *where) {
+static int between(int least, int value, int most) {
+    return value < least ? least : value > most ? most : value;
+}
+
+cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const char *where,
+                                      struct cairn__scaler_state *out) {
     cairn_status st = CAIRN_OK;
+    const bool is_own = s->kind == AMP_SCALER_USER; /* the fields mean what its update makes of them */
     REQUIRE(is_kind(s->kind), CAIRN_EINVAL, "%skind is %d; it must be one of amp_scaler_kind", where, (int)s->kind);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
         TRY(cairn__scaler_check_field(&cairn__scaler_fields[i], s, where));
@@ -126,19 +132,6 @@ static cairn_status check_state(const struct amp_scaler_state *s, const char *wh
     REQUIRE(s->last_overflow < s->updates, CAIRN_EINVAL,
             "%slast_overflow is %lld, but updates, counted from 0, end before %lld", where, (long long)s->last_overflow,
             (long long)s->updates);
-out:
-    return st;
-}
-
-static int between(int least, int value, int most) {
-    return value < least ? least : value > most ? most : value;
-}
-
-cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const char *where,
-                                      struct cairn__scaler_state *out) {
-    cairn_status st = CAIRN_OK;
-    const bool is_own = s->kind == AMP_SCALER_USER; /* the fields mean what its update makes of them */
-    TRY(check_state(s, where));
     const double min = held(s->kind, s->min_scale), max = held(s->kind, s->max_scale);
     *out = (struct cairn__scaler_state){
         .scale = clamped(held(s->kind, s->scale), min, max),

@@ -201,31 +201,6 @@ static void warn_of_numbers(const struct reading *r, size_t count) {
                CALL, __builtin_popcountll(r->seen), count);
 }
 
-static cairn_status present_states(amp_scaler *const *scalers, size_t count, struct reading *r) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < count; i++) {
-        TRY(cairn__scaler_synchronize(scalers[i], "amp_load_state_dict: "));
-        r->states[i] = (struct amp_scaler_state)AMP_SCALER_STATE_INIT;
-        TRY(amp_scaler_get_state(scalers[i], &r->states[i]));
-    }
-out:
-    return st;
-}
-
-/* What is true of single fields may contradict another. */
-static cairn_status check_states(amp_scaler *const *scalers, size_t count, const struct reading *r,
-                                 struct cairn__scaler_state *next) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < count; i++) {
-        char where[64];
-        snprintf(where, sizeof(where), "%s: %s%zu: ", CALL, PREFIX, i);
-        TRY(cairn__scaler_state_take(&r->states[i], where, &next[i]));
-        TRY(cairn__scaler_check_kind(scalers[i], r->states[i].kind, where));
-    }
-out:
-    return st;
-}
-
 cairn_status cairn__state_read(amp_scaler *const *scalers, size_t count, const char *text) {
     REQUIRE(text, CAIRN_EINVAL, "%s: text is NULL", CALL);
     cairn_status st = CAIRN_OK;
@@ -234,9 +209,19 @@ cairn_status cairn__state_read(amp_scaler *const *scalers, size_t count, const c
     const struct cairn__numbers numbers = cairn__numbers_begin();
     TRY(cairn__calloc(AMP_MAX_LOSSES, sizeof(r.states[0]), (void **)&r.states));
     TRY(cairn__calloc(AMP_MAX_LOSSES, sizeof(next[0]), (void **)&next));
-    TRY(present_states(scalers, count, &r));
+    for (size_t i = 0; i < count; i++) {
+        TRY(cairn__scaler_synchronize(scalers[i], "amp_load_state_dict: "));
+        r.states[i] = (struct amp_scaler_state)AMP_SCALER_STATE_INIT;
+        TRY(amp_scaler_get_state(scalers[i], &r.states[i]));
+    }
     TRY(read_lines(&r, text));
-    TRY(check_states(scalers, count, &r, next));
+    /* What is true of single fields may contradict another. */
+    for (size_t i = 0; i < count; i++) {
+        char where[64];
+        snprintf(where, sizeof(where), "%s: %s%zu: ", CALL, PREFIX, i);
+        TRY(cairn__scaler_state_take(&r.states[i], where, &next[i]));
+        TRY(cairn__scaler_check_kind(scalers[i], r.states[i].kind, where));
+    }
     warn_of_numbers(&r, count);
     for (size_t i = 0; i < count; i++) {
         if (r.seen >> i & 1) cairn__scaler_put(scalers[i], &next[i]);

@@ -172,23 +172,6 @@ out:
     return st;
 }
 
-static cairn_status agree_on_words(const char *call, struct words *w, cairn_group *group) {
-    struct {
-        uint64_t hash, used;
-    } all[CAIRN__MAX_RANKS], mine = {cairn__hash_bytes(CAIRN__HASH_START, w->text, w->used), w->used};
-    size_t used[CAIRN__MAX_RANKS];
-    bool same = true;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
-    for (int r = 0; r < cairn_group_size(group); r++) {
-        same &= all[r].hash == all[0].hash && all[r].used == all[0].used;
-        used[r] = all[r].used;
-    }
-    if (!same) TRY(compare_words(call, w, used, group));
-out:
-    return st;
-}
-
 /* ---- the calls ---- */
 
 /* Different settings of amp on different ranks would go unnoticed until the weights differ. */
@@ -214,7 +197,17 @@ cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d) {
     struct words words = {0};
     st = describe(&words, d);
     TRY(cairn__ddp_agree_on_status(d->channel, d->call, st));
-    TRY(agree_on_words(d->call, &words, d->channel));
+    struct {
+        uint64_t hash, used;
+    } all[CAIRN__MAX_RANKS], mine = {cairn__hash_bytes(CAIRN__HASH_START, words.text, words.used), words.used};
+    size_t used[CAIRN__MAX_RANKS];
+    bool same = true;
+    TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
+    for (int r = 0; r < cairn_group_size(d->channel); r++) {
+        same &= all[r].hash == all[0].hash && all[r].used == all[0].used;
+        used[r] = all[r].used;
+    }
+    if (!same) TRY(compare_words(d->call, &words, used, d->channel));
     TRY(agree_on_precision(d));
 out:
     cairn__free(words.text);

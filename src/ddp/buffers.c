@@ -11,10 +11,6 @@ struct part {
     size_t offset, nbytes; /* in the packed memory */
 };
 
-static struct cairn_device *device_of(const struct ddp_context *d) {
-    return d->set->env->device;
-}
-
 /* The i-th buffer behind those that take *end bytes; false where it is each rank's own. */
 static bool place(const struct ddp_context *d, size_t i, size_t *end, struct part *out) {
     enum { LINE = 64 };
@@ -46,7 +42,7 @@ static cairn_status copy_all(const struct ddp_context *d, bool in) {
     for (size_t i = 0; i < num_buffers(d); i++) {
         if (!place(d, i, &end, &part)) continue;
         char *packed = (char *)d->buffers + part.offset;
-        TRY(cairn__device_copy(device_of(d), in ? packed : part.data, in ? part.data : packed, part.nbytes));
+        TRY(cairn__device_copy(d->set->env->device, in ? packed : part.data, in ? part.data : packed, part.nbytes));
     }
 out:
     return st;

@@ -24,20 +24,6 @@ static bool has_buffer(const cairn_module *model, const char *name) {
     return false;
 }
 
-static cairn_status check_named(const struct ddp_context *d) {
-    const struct ddp_options *o = &d->options;
-    for (size_t i = 0; i < o->num_ignored; i++)
-        REQUIRE(has_param(d->set, o->ignored[i]) || has_buffer(d->model, o->ignored[i]), CAIRN_EINVAL,
-                "%s: ddp_options.ignored names '%s', but no parameter or buffer is called so", d->call, o->ignored[i]);
-    for (size_t i = 0; i < o->num_trigger_params; i++) {
-        const char *name = o->allreduce_trigger_params[i];
-        REQUIRE(has_param(d->set, name) && !cairn__ddp_ignores(d, name), CAIRN_EINVAL,
-                "%s: ddp_options.allreduce_trigger_params names '%s', but no parameter %s", d->call, name,
-                has_param(d->set, name) ? "that is ignored can close a bucket" : "is called so");
-    }
-    return CAIRN_OK;
-}
-
 static bool is_trigger(const struct ddp_options *o, const char *name) {
     for (size_t i = 0; i < o->num_trigger_params; i++) {
         if (strcmp(o->allreduce_trigger_params[i], name) == 0) return true;
@@ -69,30 +55,6 @@ out:
     return st;
 }
 
-static cairn_status check_request(const struct cairn__ddp_request *r) {
-    REQUIRE(r->set, cairn__last_status(), "%s", cairn_last_error());
-    REQUIRE(!r->set->frozen_by, CAIRN_ESTATE, "%s: the %s a ddp context; ddp_destroy it first", r->call,
-            r->model ? "model has" : "parameters have");
-    struct cairn_device *reduced = cairn__group_device(r->group);
-    REQUIRE(!reduced || reduced == r->set->env->device, CAIRN_EINVAL,
-            "%s: the group belongs to another environment; use cairn_env_group of the %s", r->call,
-            r->model ? "model's" : "parameters'");
-    return CAIRN_OK;
-}
-
-static cairn_status keep_ignored(struct ddp_context *d, const char *const *names, size_t count) {
-    cairn_status st = CAIRN_OK;
-    char **kept = NULL;
-    TRY(cairn__calloc(count, sizeof(kept[0]), (void **)&kept));
-    d->options.ignored = (const char *const *)kept;
-    for (size_t i = 0; i < count; i++) {
-        TRY(cairn__strdup(names[i], &kept[i]));
-        d->options.num_ignored++;
-    }
-out:
-    return st;
-}
-
 static cairn_status read_options(struct ddp_context *d, const struct cairn__ddp_request *r) {
     struct ddp_options o;
     cairn_status st = CAIRN_OK;
@@ -100,21 +62,42 @@ static cairn_status read_options(struct ddp_context *d, const struct cairn__ddp_
     d->options = o;
     d->options.ignored = NULL;
     d->options.num_ignored = 0;
-    TRY(keep_ignored(d, o.ignored, o.num_ignored));
+    char **kept = NULL;
+    TRY(cairn__calloc(o.num_ignored, sizeof(kept[0]), (void **)&kept));
+    d->options.ignored = (const char *const *)kept;
+    for (size_t i = 0; i < o.num_ignored; i++) {
+        TRY(cairn__strdup(o.ignored[i], &kept[i]));
+        d->options.num_ignored++;
+    }
 out:
     return st;
 }
 
 static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_request *r) {
     cairn_status st = CAIRN_OK;
-    TRY(check_request(r));
+    REQUIRE(r->set, cairn__last_status(), "%s", cairn_last_error());
+    REQUIRE(!r->set->frozen_by, CAIRN_ESTATE, "%s: the %s a ddp context; ddp_destroy it first", r->call,
+            r->model ? "model has" : "parameters have");
+    struct cairn_device *reduced = cairn__group_device(r->group);
+    REQUIRE(!reduced || reduced == r->set->env->device, CAIRN_EINVAL,
+            "%s: the group belongs to another environment; use cairn_env_group of the %s", r->call,
+            r->model ? "model's" : "parameters'");
     TRY(read_options(d, r));
     d->call = r->call;
     d->model = r->model;
     d->set = r->set;
     d->group = r->group;
     d->active = cairn_group_size(r->group);
-    TRY(check_named(d));
+    const struct ddp_options *o = &d->options;
+    for (size_t i = 0; i < o->num_ignored; i++)
+        REQUIRE(has_param(d->set, o->ignored[i]) || has_buffer(d->model, o->ignored[i]), CAIRN_EINVAL,
+                "%s: ddp_options.ignored names '%s', but no parameter or buffer is called so", d->call, o->ignored[i]);
+    for (size_t i = 0; i < o->num_trigger_params; i++) {
+        const char *name = o->allreduce_trigger_params[i];
+        REQUIRE(has_param(d->set, name) && !cairn__ddp_ignores(d, name), CAIRN_EINVAL,
+                "%s: ddp_options.allreduce_trigger_params names '%s', but no parameter %s", d->call, name,
+                has_param(d->set, name) ? "that is ignored can close a bucket" : "is called so");
+    }
     TRY(make_slots(d));
     TRY(cairn__ddp_plan_slots(d));
 out:

@@ -50,24 +50,19 @@ static bool holds_gradients(const struct ddp_context *d) {
     return false;
 }
 
-static cairn_status check_hook(const struct ddp_context *d, const struct ddp_comm_hook *hook) {
-    REQUIRE(hook->wire == 0 || hook->wire == CAIRN_F32 || hook->wire == CAIRN_F16 || hook->wire == CAIRN_BF16,
-            CAIRN_EINVAL, "ddp_register_comm_hook: wire is %s (%d); gradients travel as f32, f16 or bf16",
-            cairn_dtype_name(hook->wire), (int)hook->wire);
-    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: there is a hook ('%s'); a context has one",
-            d->hook.name ? d->hook.name : "without a name");
-    REQUIRE(d->backwards == 0 && !d->running && !holds_gradients(d), CAIRN_ESTATE,
-            "ddp_register_comm_hook: a backward has been; register before the first one");
-    return CAIRN_OK;
-}
-
 static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm_hook *given,
                               struct ddp_comm_hook *out) {
     cairn_status st = CAIRN_OK;
     REQUIRE(given, CAIRN_EINVAL, "ddp_register_comm_hook: hook is NULL");
     *out = (struct ddp_comm_hook){.struct_size = sizeof(*out)};
     TRY(cairn__options_read(out, sizeof(*out), given, "ddp_comm_hook"));
-    TRY(check_hook(d, out));
+    REQUIRE(out->wire == 0 || out->wire == CAIRN_F32 || out->wire == CAIRN_F16 || out->wire == CAIRN_BF16, CAIRN_EINVAL,
+            "ddp_register_comm_hook: wire is %s (%d); gradients travel as f32, f16 or bf16",
+            cairn_dtype_name(out->wire), (int)out->wire);
+    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: there is a hook ('%s'); a context has one",
+            d->hook.name ? d->hook.name : "without a name");
+    REQUIRE(d->backwards == 0 && !d->running && !holds_gradients(d), CAIRN_ESTATE,
+            "ddp_register_comm_hook: a backward has been; register before the first one");
 out:
     return st;
 }

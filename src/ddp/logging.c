@@ -77,41 +77,6 @@ out:
     return st;
 }
 
-static cairn_status tell_members(const struct ddp_context *d, struct cairn__ddp_text *t) {
-    cairn_status st = CAIRN_OK;
-    clear(t);
-    for (size_t b = 0; b < d->plan.count; b++) {
-        const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
-        for (size_t k = 0; k < bucket->count; k++)
-            TRY(append(t, "%s%zu", k ? " " : comma(t), d->slots[bucket->items[k]].param->index));
-    }
-out:
-    return st;
-}
-
-static cairn_status tell_order(const struct ddp_context *d, struct cairn__ddp_text *t) {
-    cairn_status st = CAIRN_OK;
-    clear(t);
-    for (size_t i = 0; i < d->times.num_ready; i++)
-        TRY(append(t, "%s%zu", comma(t), d->slots[d->times.ready_order[i]].param->index));
-out:
-    return st;
-}
-
-static cairn_status tell_dtypes(const struct ddp_context *d, struct cairn__ddp_text *t) {
-    cairn_status st = CAIRN_OK;
-    bool told[CAIRN_U8 + 1] = {false};
-    clear(t);
-    for (size_t s = 0; s < d->num_slots; s++) {
-        const cairn_dtype dtype = d->slots[s].param->dtype;
-        if (told[dtype]) continue;
-        told[dtype] = true;
-        TRY(append(t, "%s%s", comma(t), cairn_dtype_name(dtype)));
-    }
-out:
-    return st;
-}
-
 /* "Sequential(\n  (0): Linear(..." begins with it. */
 static cairn_status tell_module(const struct ddp_context *d, struct cairn__ddp_text *t) {
     char text[128] = "";
@@ -128,12 +93,28 @@ static cairn_status tell_error(ddp_context *d, struct cairn__ddp_text *t) {
 static cairn_status tell_all(ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(tell_module(d, &d->log.module_name));
-    TRY(tell_dtypes(d, &d->log.dtypes));
-    TRY(tell_order(d, &d->log.ready_order));
+    bool told[CAIRN_U8 + 1] = {false};
+    clear(&d->log.dtypes);
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const cairn_dtype dtype = d->slots[s].param->dtype;
+        if (told[dtype]) continue;
+        told[dtype] = true;
+        TRY(append(&d->log.dtypes, "%s%s", comma(&d->log.dtypes), cairn_dtype_name(dtype)));
+    }
+    clear(&d->log.ready_order);
+    for (size_t i = 0; i < d->times.num_ready; i++)
+        TRY(append(&d->log.ready_order, "%s%zu", comma(&d->log.ready_order),
+                   d->slots[d->times.ready_order[i]].param->index));
     TRY(tell_error(d, &d->log.error));
     if (d->rebuilt) {
         TRY(tell_sizes(d, &d->log.rebuilt_bucket_sizes));
-        TRY(tell_members(d, &d->log.param_indices));
+        clear(&d->log.param_indices);
+        for (size_t b = 0; b < d->plan.count; b++) {
+            const struct cairn__ddp_bucket *bucket = &d->plan.buckets[b];
+            for (size_t k = 0; k < bucket->count; k++)
+                TRY(append(&d->log.param_indices, "%s%zu", k ? " " : comma(&d->log.param_indices),
+                           d->slots[bucket->items[k]].param->index));
+        }
     }
 out:
     return st;
@@ -164,14 +145,6 @@ static void fill_facts(const struct ddp_context *d, struct ddp_logging_data *out
     out->static_graph = o->static_graph == CAIRN_ON;
     out->error = text_of(&d->log.error);
     out->has_error = out->error[0] != '\0';
-}
-
-static void fill_buckets(const struct ddp_context *d, struct ddp_logging_data *out) {
-    out->bucket_sizes = text_of(&d->log.bucket_sizes);
-    out->has_rebuilt_buckets = d->rebuilt;
-    out->rebuilt_bucket_sizes = text_of(&d->log.rebuilt_bucket_sizes);
-    out->rebuilt_per_bucket_param_indices = text_of(&d->log.param_indices);
-    out->prev_iteration_grad_ready_order_indices = text_of(&d->log.ready_order);
 }
 
 static void fill_times(const struct ddp_context *d, struct ddp_logging_data *out) {
@@ -208,7 +181,11 @@ cairn_status ddp_get_logging_data(ddp_context *ddp, struct ddp_logging_data *out
     cairn_status st = CAIRN_OK;
     TRY(tell_all(ddp));
     fill_facts(ddp, &told);
-    fill_buckets(ddp, &told);
+    told.bucket_sizes = text_of(&ddp->log.bucket_sizes);
+    told.has_rebuilt_buckets = ddp->rebuilt;
+    told.rebuilt_bucket_sizes = text_of(&ddp->log.rebuilt_bucket_sizes);
+    told.rebuilt_per_bucket_param_indices = text_of(&ddp->log.param_indices);
+    told.prev_iteration_grad_ready_order_indices = text_of(&ddp->log.ready_order);
     fill_times(ddp, &told);
     told.struct_size = room < sizeof(told) ? room : sizeof(told); /* as the caller's Cairn knows it */
     memcpy(out, &told, told.struct_size);
@@ -287,29 +264,16 @@ static int64_t number_at(const struct ddp_logging_data *data, const struct field
 
 /* ---- the file ---- */
 
-/* Bytes that are no UTF-8, which a name may hold, become U+FFFD: no reader of JSON takes them. */
-static void write_character(FILE *file, const char *at, size_t length, uint32_t c) {
-    if (c == '"' || c == '\\') fprintf(file, "\\%c", *at);
-    else if (c < 0x20 || c == CAIRN__NO_CHARACTER) fprintf(file, "\\u%04x", c);
-    else fwrite(at, 1, length, file);
-}
-
 static void write_string(FILE *file, const char *text) {
     fputc('"', file);
     for (size_t length; *text; text += length) {
         const uint32_t c = cairn__utf8_decode(text, &length);
-        write_character(file, text, length, c);
+        /* Bytes that are no UTF-8, which a name may hold, become U+FFFD: no reader of JSON takes them. */
+        if (c == '"' || c == '\\') fprintf(file, "\\%c", *text);
+        else if (c < 0x20 || c == CAIRN__NO_CHARACTER) fprintf(file, "\\u%04x", c);
+        else fwrite(text, 1, length, file);
     }
     fputc('"', file);
-}
-
-static void write_fields(FILE *file, const struct ddp_logging_data *data) {
-    for (size_t i = 0; i < NUM_FIELDS; i++) {
-        fprintf(file, "  \"%s\": ", fields[i].name);
-        if (fields[i].kind == TEXT) write_string(file, text_at(data, &fields[i]));
-        else fprintf(file, "%" PRId64, number_at(data, &fields[i]));
-        fprintf(file, ",\n");
-    }
 }
 
 static void write_param(FILE *file, const struct ddp_context *d, size_t s) {
@@ -324,22 +288,23 @@ static void write_param(FILE *file, const struct ddp_context *d, size_t s) {
     fprintf(file, "}%s\n", s + 1 < d->num_slots ? "," : "");
 }
 
-/* What cairn-plan reads. */
-static void write_profile(FILE *file, const struct ddp_context *d) {
+static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp_logging_data *data) {
+    fprintf(file, "{\n  \"format\": \"cairn-profile\",\n  \"version\": 1,\n  \"model\": ");
+    write_string(file, data->module_name);
+    fprintf(file, ",\n");
+    for (size_t i = 0; i < NUM_FIELDS; i++) {
+        fprintf(file, "  \"%s\": ", fields[i].name);
+        if (fields[i].kind == TEXT) write_string(file, text_at(data, &fields[i]));
+        else fprintf(file, "%" PRId64, number_at(data, &fields[i]));
+        fprintf(file, ",\n");
+    }
+    /* What cairn-plan reads. */
     const struct cairn__ddp_sample median = cairn__ddp_times_median(&d->times);
     fprintf(file, "  \"forward_ns\": %" PRIu64 ",\n  \"backward_ns\": %" PRIu64 ",\n  \"optimizer_ns\": %" PRIu64 ",\n",
             median.forward, median.backward, median.outside);
     fprintf(file, "  \"parameters\": [\n");
     for (size_t s = 0; s < d->num_slots; s++) write_param(file, d, s);
     fprintf(file, "  ]\n");
-}
-
-static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp_logging_data *data) {
-    fprintf(file, "{\n  \"format\": \"cairn-profile\",\n  \"version\": 1,\n  \"model\": ");
-    write_string(file, data->module_name);
-    fprintf(file, ",\n");
-    write_fields(file, data);
-    write_profile(file, d);
     fprintf(file, "}\n");
     const bool good = !ferror(file);
     return fclose(file) == 0 && good;

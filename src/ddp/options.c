@@ -37,60 +37,13 @@ static cairn_status check_switch(const char *name, cairn_switch value) {
     return CAIRN_OK;
 }
 
-static cairn_status check_switches(const struct ddp_options *o) {
-    cairn_status st = CAIRN_OK;
-#define CAIRN__X(name, value) TRY(check_switch(#name, o->name));
-    SWITCH_LIST(CAIRN__X)
-#undef CAIRN__X
-    TRY(check_switch("retain_allreduce_buffers", o->retain_allreduce_buffers));
-    TRY(check_switch("prof", o->prof));
-out:
-    return st;
-}
-
-/* Options of apex's whose fields only hold their places. */
-static cairn_status check_gone(const struct ddp_options *o) {
-    REQUIRE(o->num_allreduce_streams == 0 || o->num_allreduce_streams == 1, CAIRN_EINVAL,
-            "ddp_options.num_allreduce_streams is %d; buckets are sent in one order over one channel: leave it out",
-            o->num_allreduce_streams);
-    REQUIRE(
-        o->prof != CAIRN_ON, CAIRN_EINVAL,
-        "ddp_options.prof is on, but there are no profiler ranges; leave it out: ddp_get_logging_data has the times");
-    return CAIRN_OK;
-}
-
 static cairn_status check_names(const char *option, const char *const *names, size_t count) {
     REQUIRE(names || count == 0, CAIRN_EINVAL, "ddp_options.%s is NULL, but %zu names are announced", option, count);
     for (size_t i = 0; i < count; i++) REQUIRE(names[i], CAIRN_EINVAL, "ddp_options.%s[%zu] is NULL", option, i);
     return CAIRN_OK;
 }
 
-static cairn_status check_numbers(const struct ddp_options *o) {
-    REQUIRE(o->wire == 0 || o->wire == CAIRN_F32 || o->wire == CAIRN_F16 || o->wire == CAIRN_BF16, CAIRN_EINVAL,
-            "ddp_options.wire is %s (%d); gradients travel as f32, f16 or bf16", cairn_dtype_name(o->wire),
-            (int)o->wire);
-    REQUIRE(o->message_size >= 0, CAIRN_EINVAL,
-            "ddp_options.message_size is %lld; it is a number of elements, or 0 where bucket_nbytes counts",
-            (long long)o->message_size);
-    const double f = o->gradient_predivide_factor; /* 1/f is an f32 */
-    REQUIRE(f == 0 || (f >= 1e-30 && f <= 1e30), CAIRN_EINVAL,
-            "ddp_options.gradient_predivide_factor is %g; it must be positive, from 1e-30 to 1e30", f);
-    return CAIRN_OK;
-}
-
 /* ---- pairs ---- */
-
-static cairn_status check_sizes(const struct ddp_options *o) {
-    REQUIRE(
-        o->message_size == 0 || (o->bucket_nbytes == 0 && o->first_bucket_nbytes == 0), CAIRN_EINVAL,
-        "ddp_options give message_size = %lld elements and %s = %zu bytes; a bucket has one limit: give one of them",
-        (long long)o->message_size, o->bucket_nbytes ? "bucket_nbytes" : "first_bucket_nbytes",
-        o->bucket_nbytes ? o->bucket_nbytes : o->first_bucket_nbytes);
-    REQUIRE(o->delay_allreduce != CAIRN_ON || o->num_trigger_params == 0, CAIRN_EINVAL,
-            "ddp_options give delay_allreduce and allreduce_trigger_params; nothing can be sent early where everything "
-            "is sent late: give one of them");
-    return CAIRN_OK;
-}
 
 static cairn_status check_pairs(const struct ddp_options *o) {
     REQUIRE(o->allreduce_always_fp32 != CAIRN_ON || o->wire == 0 || o->wire == CAIRN_F32, CAIRN_EINVAL,
@@ -110,19 +63,7 @@ static cairn_status check_pairs(const struct ddp_options *o) {
     return CAIRN_OK;
 }
 
-static cairn_status check_memory(const struct ddp_options *o, bool for_module) {
-    const char *const name =
-        o->retain_allreduce_buffers == CAIRN_ON ? "retain_allreduce_buffers" : "gradient_as_bucket_view";
-    REQUIRE(for_module || (o->gradient_as_bucket_view != CAIRN_ON && o->retain_allreduce_buffers != CAIRN_ON),
-            CAIRN_EINVAL, "ddp_options give %s for parameters in your own memory, which never moves", name);
-    return CAIRN_OK;
-}
-
 /* ---- reading ---- */
-
-static size_t default_bucket(const cairn_group *group) {
-    return strcmp(cairn_group_backend(group), "shm") == 0 ? SHM_BUCKET_NBYTES : BUCKET_NBYTES;
-}
 
 static void complete(struct ddp_options *o, const cairn_group *group, bool for_module) {
     if (o->retain_allreduce_buffers != CAIRN_DEFAULT) o->gradient_as_bucket_view = o->retain_allreduce_buffers;
@@ -132,7 +73,8 @@ static void complete(struct ddp_options *o, const cairn_group *group, bool for_m
     if (o->name == CAIRN_DEFAULT) o->name = value;
     SWITCH_LIST(CAIRN__X)
 #undef CAIRN__X
-    if (o->bucket_nbytes == 0) o->bucket_nbytes = default_bucket(group);
+    if (o->bucket_nbytes == 0)
+        o->bucket_nbytes = strcmp(cairn_group_backend(group), "shm") == 0 ? SHM_BUCKET_NBYTES : BUCKET_NBYTES;
     if (o->first_bucket_nbytes == 0)
         o->first_bucket_nbytes = o->bucket_nbytes < FIRST_BUCKET_NBYTES ? o->bucket_nbytes : FIRST_BUCKET_NBYTES;
     if (o->allreduce_always_fp32 == CAIRN_ON) o->wire = CAIRN_F32;
@@ -144,14 +86,41 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cair
     cairn_status st = CAIRN_OK;
     struct ddp_options o = {.struct_size = sizeof(o)};
     TRY(cairn__options_read(&o, sizeof(o), given, "ddp_options"));
-    TRY(check_switches(&o));
-    TRY(check_gone(&o));
-    TRY(check_numbers(&o));
+#define CAIRN__X(name, value) TRY(check_switch(#name, o.name));
+    SWITCH_LIST(CAIRN__X)
+#undef CAIRN__X
+    TRY(check_switch("retain_allreduce_buffers", o.retain_allreduce_buffers));
+    TRY(check_switch("prof", o.prof));
+    /* Options of apex's whose fields only hold their places. */
+    REQUIRE(o.num_allreduce_streams == 0 || o.num_allreduce_streams == 1, CAIRN_EINVAL,
+            "ddp_options.num_allreduce_streams is %d; buckets are sent in one order over one channel: leave it out",
+            o.num_allreduce_streams);
+    REQUIRE(
+        o.prof != CAIRN_ON, CAIRN_EINVAL,
+        "ddp_options.prof is on, but there are no profiler ranges; leave it out: ddp_get_logging_data has the times");
+    REQUIRE(o.wire == 0 || o.wire == CAIRN_F32 || o.wire == CAIRN_F16 || o.wire == CAIRN_BF16, CAIRN_EINVAL,
+            "ddp_options.wire is %s (%d); gradients travel as f32, f16 or bf16", cairn_dtype_name(o.wire), (int)o.wire);
+    REQUIRE(o.message_size >= 0, CAIRN_EINVAL,
+            "ddp_options.message_size is %lld; it is a number of elements, or 0 where bucket_nbytes counts",
+            (long long)o.message_size);
+    const double f = o.gradient_predivide_factor; /* 1/f is an f32 */
+    REQUIRE(f == 0 || (f >= 1e-30 && f <= 1e30), CAIRN_EINVAL,
+            "ddp_options.gradient_predivide_factor is %g; it must be positive, from 1e-30 to 1e30", f);
     TRY(check_names("ignored", o.ignored, o.num_ignored));
     TRY(check_names("allreduce_trigger_params", o.allreduce_trigger_params, o.num_trigger_params));
-    TRY(check_sizes(&o));
+    REQUIRE(
+        o.message_size == 0 || (o.bucket_nbytes == 0 && o.first_bucket_nbytes == 0), CAIRN_EINVAL,
+        "ddp_options give message_size = %lld elements and %s = %zu bytes; a bucket has one limit: give one of them",
+        (long long)o.message_size, o.bucket_nbytes ? "bucket_nbytes" : "first_bucket_nbytes",
+        o.bucket_nbytes ? o.bucket_nbytes : o.first_bucket_nbytes);
+    REQUIRE(o.delay_allreduce != CAIRN_ON || o.num_trigger_params == 0, CAIRN_EINVAL,
+            "ddp_options give delay_allreduce and allreduce_trigger_params; nothing can be sent early where everything "
+            "is sent late: give one of them");
     TRY(check_pairs(&o));
-    TRY(check_memory(&o, for_module));
+    const char *const name =
+        o.retain_allreduce_buffers == CAIRN_ON ? "retain_allreduce_buffers" : "gradient_as_bucket_view";
+    REQUIRE(for_module || (o.gradient_as_bucket_view != CAIRN_ON && o.retain_allreduce_buffers != CAIRN_ON),
+            CAIRN_EINVAL, "ddp_options give %s for parameters in your own memory, which never moves", name);
     complete(&o, group, for_module);
     *out = o;
 out:
@@ -207,20 +176,6 @@ static void write_list(const char *const *names, size_t count, char *text, size_
     }
 }
 
-static void describe_options(struct told *t, const struct ddp_context *d) {
-    const struct ddp_options *o = &d->options;
-    const double values[] = {
-#define CAIRN__X(name) (double)o->name,
-        OPTION_LIST(CAIRN__X)
-#undef CAIRN__X
-    };
-    memset(t, 0, sizeof(*t));
-    snprintf(t->call, sizeof(t->call), "%s", d->call);
-    memcpy(t->values, values, sizeof(values));
-    write_list(o->ignored, o->num_ignored, t->lists[0], sizeof(t->lists[0]), &t->hashes[0]);
-    write_list(o->allreduce_trigger_params, o->num_trigger_params, t->lists[1], sizeof(t->lists[1]), &t->hashes[1]);
-}
-
 static cairn_status compare_told(const struct told *first, const struct told *other, int rank) {
     REQUIRE(strcmp(first->call, other->call) == 0, CAIRN_EPEER, "rank 0 calls %s but rank %d %s", first->call, rank,
             other->call);
@@ -240,7 +195,18 @@ cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d) {
     struct told *all = NULL, mine;
     if (cairn_group_size(d->group) == 1) return CAIRN_OK;
     TRY(cairn__ddp_make_room(d->group, d->call, sizeof(*all), (void **)&all));
-    describe_options(&mine, d);
+    const struct ddp_options *o = &d->options;
+    const double values[] = {
+#define CAIRN__X(name) (double)o->name,
+        OPTION_LIST(CAIRN__X)
+#undef CAIRN__X
+    };
+    memset(&mine, 0, sizeof(mine));
+    snprintf(mine.call, sizeof(mine.call), "%s", d->call);
+    memcpy(mine.values, values, sizeof(values));
+    write_list(o->ignored, o->num_ignored, mine.lists[0], sizeof(mine.lists[0]), &mine.hashes[0]);
+    write_list(o->allreduce_trigger_params, o->num_trigger_params, mine.lists[1], sizeof(mine.lists[1]),
+               &mine.hashes[1]);
     TRY(cairn__group_exchange(d->group, all, &mine, sizeof(mine)));
     for (int r = 1; r < cairn_group_size(d->group); r++) TRY(compare_told(&all[0], &all[r], r));
 out:

@@ -102,43 +102,8 @@ static int by_completion(const void *a, const void *b) {
     return x->opened < y->opened ? -1 : 1;
 }
 
-/* The pieces of an item are completed by it alone, and so keep together. */
-static cairn_status number_buckets(struct drafting *d, struct cairn__ddp_plan *plan, size_t count) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(d->count, sizeof(plan->buckets[0]), (void **)&plan->buckets));
-    if (d->count) qsort(d->drafts, d->count, sizeof(d->drafts[0]), by_completion);
-    for (size_t b = 0; b < d->count; b++) {
-        plan->buckets[b] = d->drafts[b].bucket;
-        d->drafts[d->drafts[b].opened].numbered = b;
-    }
-    for (size_t i = 0; i < count; i++) plan->places[i].bucket = d->drafts[plan->places[i].bucket].numbered;
-    plan->count = plan->capacity = d->count;
-out:
-    return st;
-}
-
 static size_t nth(const size_t *order, size_t count, size_t k) {
     return order ? order[k] : count - 1 - k;
-}
-
-static cairn_status list_items(struct cairn__ddp_plan *plan, size_t count, const size_t *order) {
-    size_t total = 0;
-    for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(total, sizeof(plan->members[0]), (void **)&plan->members));
-    size_t *next = plan->members;
-    for (size_t b = 0; b < plan->count; b++) {
-        plan->buckets[b].items = next;
-        next += plan->buckets[b].count;
-        plan->buckets[b].count = 0;
-    }
-    for (size_t k = 0; k < count; k++) {
-        const size_t i = nth(order, count, k);
-        struct cairn__ddp_bucket *first = &plan->buckets[plan->places[i].bucket];
-        for (size_t b = 0; b < plan->places[i].num_buckets; b++) first[b].items[first[b].count++] = i;
-    }
-out:
-    return st;
 }
 
 cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t count, const size_t *order,
@@ -151,8 +116,29 @@ cairn_status cairn__ddp_plan_make(const struct cairn__ddp_item *items, size_t co
         const size_t i = nth(order, count, k);
         TRY(add_item(&d, &plan, &items[i], k, &plan.places[i]));
     }
-    TRY(number_buckets(&d, &plan, count));
-    TRY(list_items(&plan, count, order));
+    /* The pieces of an item are completed by it alone, and so keep together. */
+    TRY(cairn__calloc(d.count, sizeof(plan.buckets[0]), (void **)&plan.buckets));
+    if (d.count) qsort(d.drafts, d.count, sizeof(d.drafts[0]), by_completion);
+    for (size_t b = 0; b < d.count; b++) {
+        plan.buckets[b] = d.drafts[b].bucket;
+        d.drafts[d.drafts[b].opened].numbered = b;
+    }
+    for (size_t i = 0; i < count; i++) plan.places[i].bucket = d.drafts[plan.places[i].bucket].numbered;
+    plan.count = plan.capacity = d.count;
+    size_t total = 0;
+    for (size_t b = 0; b < plan.count; b++) total += plan.buckets[b].count;
+    TRY(cairn__calloc(total, sizeof(plan.members[0]), (void **)&plan.members));
+    size_t *next = plan.members;
+    for (size_t b = 0; b < plan.count; b++) {
+        plan.buckets[b].items = next;
+        next += plan.buckets[b].count;
+        plan.buckets[b].count = 0;
+    }
+    for (size_t k = 0; k < count; k++) {
+        const size_t i = nth(order, count, k);
+        struct cairn__ddp_bucket *first = &plan.buckets[plan.places[i].bucket];
+        for (size_t b = 0; b < plan.places[i].num_buckets; b++) first[b].items[first[b].count++] = i;
+    }
     *out = plan;
     plan = (struct cairn__ddp_plan){0};
 out:

@@ -104,20 +104,13 @@ out:
     return st;
 }
 
-static cairn_status begin_rest(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    TRY(check_declared(d));
-    if (!d->set->in_backward) TRY(begin_with_none(d->set));
-out:
-    return st;
-}
-
 /* Of a backward that has failed already nothing else is said. */
 static cairn_status settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (d->set->unsynced) return cairn__param_set_settle(d->set);
     if (d->status == CAIRN_OK && cairn__group_progress(d->channel) == CAIRN_OK) {
-        TRY(begin_rest(d));
+        TRY(check_declared(d));
+        if (!d->set->in_backward) TRY(begin_with_none(d->set));
     } else if (!d->set->in_backward) {
         return cairn__last_status();
     }

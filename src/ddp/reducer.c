@@ -76,15 +76,6 @@ static void free_layout(struct layout *l) {
     *l = (struct layout){0};
 }
 
-static void name_params(const struct ddp_context *d, struct layout *l) {
-    const struct cairn__ddp_plan *plan = &l->plan;
-    for (size_t b = 0; b < plan->count; b++) {
-        size_t *params = l->bucket_params + (plan->buckets[b].items - plan->members);
-        for (size_t k = 0; k < plan->buckets[b].count; k++)
-            params[k] = d->slots[plan->buckets[b].items[k]].param->index;
-    }
-}
-
 static size_t count_members(const struct cairn__ddp_plan *plan) {
     size_t total = 0;
     for (size_t b = 0; b < plan->count; b++) total += plan->buckets[b].count;
@@ -104,7 +95,12 @@ static cairn_status make_layout(const struct ddp_context *d, const size_t *order
     TRY(cairn__ddp_plan_make(items, d->num_slots, order, &limits, &l.plan));
     TRY(cairn__calloc(l.plan.count, sizeof(l.sends[0]), (void **)&l.sends));
     TRY(cairn__calloc(count_members(&l.plan), sizeof(l.bucket_params[0]), (void **)&l.bucket_params));
-    name_params(d, &l);
+    const struct cairn__ddp_plan *plan = &l.plan;
+    for (size_t b = 0; b < plan->count; b++) {
+        size_t *params = l.bucket_params + (plan->buckets[b].items - plan->members);
+        for (size_t k = 0; k < plan->buckets[b].count; k++)
+            params[k] = d->slots[plan->buckets[b].items[k]].param->index;
+    }
     *out = l;
     l = (struct layout){{0}, NULL, NULL};
 out:
@@ -462,14 +458,6 @@ out:
     return st;
 }
 
-static cairn_status report(struct ddp_context *d, uint32_t found) {
-    cairn_status st = CAIRN_OK;
-    if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* of which the reduction has seen nothing */
-    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
-out:
-    return st;
-}
-
 static cairn_status settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     uint32_t found = 0;
@@ -484,7 +472,8 @@ static cairn_status settle(struct ddp_context *d) {
     TRY(cairn__ddp_unused_settle(d));
     TRY(finish_all(d, &found));
     TRY(receive_losses(d));
-    TRY(report(d, found));
+    if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* of which the reduction has seen nothing */
+    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
     d->backwards++;
     cairn__ddp_times_settled(&d->times);
     cairn__ddp_log_settled(d);
@@ -579,29 +568,15 @@ static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__dd
     return same;
 }
 
-/* As the next backward would do: memory is about to change hands. */
-static cairn_status accumulate_written(struct ddp_context *d) {
+static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
     cairn_status st = CAIRN_OK;
+    TRY(make_plan(d, order, l));
+    /* As the next backward would do: memory is about to change hands. */
     for (size_t s = 0; s < d->num_slots; s++) {
         void *slot = NULL;
         struct cairn__grad *g = d->slots[s].param->gradient;
         if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
     }
-out:
-    return st;
-}
-
-/* What one owned is another's padding now, which travels too. */
-static void clear_arenas(struct ddp_context *d) {
-    for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
-        if (d->arenas[t]) device_of(d)->passes->fill(device_of(d), t, d->arenas[t], d->plan.arena[t], 0.0f);
-    }
-}
-
-static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
-    cairn_status st = CAIRN_OK;
-    TRY(make_plan(d, order, l));
-    TRY(accumulate_written(d));
 out:
     return st;
 }
@@ -613,7 +588,10 @@ static cairn_status rebuild(struct ddp_context *d, size_t *order) {
     st = make_next(d, order, &l);
     TRY(cairn__ddp_agree_on_status(d->channel, plans_in(d), st));
     if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
-        clear_arenas(d);
+        /* What one owned is another's padding now, which travels too. */
+        for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
+            if (d->arenas[t]) device_of(d)->passes->fill(device_of(d), t, d->arenas[t], d->plan.arena[t], 0.0f);
+        }
         use_layout(d, &l);
         point_into_arenas(d);
         l = (struct layout){{0}, NULL, NULL};

@@ -181,18 +181,6 @@ static cairn_status compare_wishes(cairn_group *group, const struct wish *all, c
 
 enum { AT_A_TIME = 16 };
 
-static cairn_status compare_some(cairn_group *group, const struct layers *l, size_t first, const int64_t *all) {
-    for (int k = 0; k < cairn_group_size(group) * AT_A_TIME; k++) {
-        const int i = k % AT_A_TIME, r = k / AT_A_TIME;
-        REQUIRE(all[k] == all[i], CAIRN_EPEER,
-                "SyncBatchNorm: '%s' has %" PRId64 " channels on rank %d and %" PRId64
-                " on rank %d; every rank must build the same model",
-                name_of(l, first + (size_t)i), all[i], cairn_group_env_rank(group, 0), all[k],
-                cairn_group_env_rank(group, r));
-    }
-    return CAIRN_OK;
-}
-
 /* A few layers at a time, in memory that need not be asked for: a rank that got none would leave the others waiting. */
 static cairn_status compare_channels(cairn_group *group, const struct layers *l) {
     int64_t all[CAIRN__MAX_RANKS * AT_A_TIME];
@@ -202,28 +190,14 @@ static cairn_status compare_channels(cairn_group *group, const struct layers *l)
         for (size_t i = first; i < l->count && i < first + AT_A_TIME; i++)
             mine[i - first] = cairn_tensor_size(mean_of(l->list[i]), 0);
         TRY(cairn__group_exchange(group, all, mine, sizeof(mine)));
-        TRY(compare_some(group, l, first, all));
-    }
-out:
-    return st;
-}
-
-/* own: this rank's status. l->channel becomes one that all have, or NULL; *number is new to all. */
-static cairn_status agree(cairn_env *env, cairn_group *group, struct layers *l, cairn_status own, int64_t *number) {
-    struct wish all[CAIRN__MAX_RANKS];
-    struct wish mine = {.status = (int32_t)own,
-                        .layers = (int32_t)l->count,
-                        .made = env->places[CAIRN__PLACE_OF_DDP].number};
-    cairn_status st = CAIRN_OK;
-    if (l->channel) mine.channel = l->channel->number;
-    if (own != CAIRN_OK) snprintf(mine.reason, sizeof(mine.reason), "%s", cairn_last_error());
-    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
-    TRY(compare_wishes(group, all, own));
-    TRY(compare_channels(group, l));
-    *number = 0;
-    for (int r = 0; r < cairn_group_size(group); r++) {
-        if (all[r].channel != mine.channel) l->channel = NULL;
-        if (all[r].made >= *number) *number = all[r].made + 1;
+        for (int k = 0; k < cairn_group_size(group) * AT_A_TIME; k++) {
+            const int i = k % AT_A_TIME, r = k / AT_A_TIME;
+            REQUIRE(all[k] == all[i], CAIRN_EPEER,
+                    "SyncBatchNorm: '%s' has %" PRId64 " channels on rank %d and %" PRId64
+                    " on rank %d; every rank must build the same model",
+                    name_of(l, first + (size_t)i), all[i], cairn_group_env_rank(group, 0), all[k],
+                    cairn_group_env_rank(group, r));
+        }
     }
 out:
     return st;
@@ -271,7 +245,21 @@ static cairn_status synchronise(cairn_env *env, cairn_group *group, struct layer
         l->channel = find_channel(env, group);
         if (own == CAIRN_OK) own = check_owners(l);
         if (own == CAIRN_OK) own = cairn__calloc(1, sizeof(*spare), (void **)&spare);
-        TRY(agree(env, group, l, own, &number));
+        /* own: this rank's status. l->channel becomes one that all have, or NULL; *number is new to all. */
+        struct wish all[CAIRN__MAX_RANKS];
+        struct wish mine = {.status = (int32_t)own,
+                            .layers = (int32_t)l->count,
+                            .made = env->places[CAIRN__PLACE_OF_DDP].number};
+        if (l->channel) mine.channel = l->channel->number;
+        if (own != CAIRN_OK) snprintf(mine.reason, sizeof(mine.reason), "%s", cairn_last_error());
+        TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+        TRY(compare_wishes(group, all, own));
+        TRY(compare_channels(group, l));
+        number = 0;
+        for (int r = 0; r < cairn_group_size(group); r++) {
+            if (all[r].channel != mine.channel) l->channel = NULL;
+            if (all[r].made >= number) number = all[r].made + 1;
+        }
         if (!l->channel && l->count > 0) TRY(open_channel(env, group, number, &spare, &l->channel));
     }
     TRY(own);

@@ -135,28 +135,20 @@ static void add_up(struct cairn__ddp_parts *sum, const struct cairn__ddp_parts *
     sum->outside += parts->outside;
 }
 
-static void keep_sample(struct cairn__ddp_times *t, const struct cairn__ddp_parts *parts) {
-    const size_t column = (size_t)(t->iteration % CAIRN__DDP_SAMPLES);
-    const uint64_t polled = t->now.polled < parts->backward ? t->now.polled : parts->backward;
-    t->samples[column] = (struct cairn__ddp_sample){parts->forward, parts->backward - polled, parts->outside};
-    for (size_t i = 0; i < t->num_slots; i++) t->ready_samples[i * CAIRN__DDP_SAMPLES + column] = t->ready[i];
-}
-
-static void trace_parts(const struct cairn__ddp_times *t) {
-    const struct cairn__ddp_moments *m = &t->now;
-    if (m->forward_end) cairn__trace_span("ddp", "forward", t->iteration, 0, m->forward_begin, m->forward_end);
-    cairn__trace_span("ddp", "backward", t->iteration, 0, m->backward_begin, m->compute_end);
-    cairn__trace_span("ddp", "iteration", t->iteration, 0, m->forward_begin ? m->forward_begin : m->backward_begin,
-                      m->settled);
-}
-
 void cairn__ddp_times_settled(struct cairn__ddp_times *t) {
     t->now.settled = cairn__now_ns();
     if (!t->arriving) begin_arrivals(t, t->now.compute_end); /* no gradient came */
     const struct cairn__ddp_parts parts = parts_of(&t->now);
     add_up(&t->sum, &parts);
-    keep_sample(t, &parts);
-    trace_parts(t);
+    const size_t column = (size_t)(t->iteration % CAIRN__DDP_SAMPLES);
+    const uint64_t polled = t->now.polled < parts.backward ? t->now.polled : parts.backward;
+    t->samples[column] = (struct cairn__ddp_sample){parts.forward, parts.backward - polled, parts.outside};
+    for (size_t i = 0; i < t->num_slots; i++) t->ready_samples[i * CAIRN__DDP_SAMPLES + column] = t->ready[i];
+    const struct cairn__ddp_moments *m = &t->now;
+    if (m->forward_end) cairn__trace_span("ddp", "forward", t->iteration, 0, m->forward_begin, m->forward_end);
+    cairn__trace_span("ddp", "backward", t->iteration, 0, m->backward_begin, m->compute_end);
+    cairn__trace_span("ddp", "iteration", t->iteration, 0, m->forward_begin ? m->forward_begin : m->backward_begin,
+                      m->settled);
     t->iteration++;
     t->last = t->now;
     t->now = (struct cairn__ddp_moments){0};

@@ -160,30 +160,15 @@ static cairn_status judge(struct ddp_context *d) {
     return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;
 }
 
-static void note_used(struct ddp_context *d) {
-    for (size_t s = 0; s < d->num_slots; s++) {
-        const struct cairn__param *p = d->slots[s].param;
-        d->slots[s].used = cairn__grad_is_unsynced(p->gradient) || (cairn__param_is_reached(p) && !d->zero_loss);
-    }
-}
-
-/* Nothing more comes that it could be added to. */
-static cairn_status add_kept_to_ignored(struct ddp_context *d) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < d->num_ignored; i++) {
-        struct cairn__grad *g = d->ignored[i]->gradient;
-        if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_sync(g));
-    }
-out:
-    return st;
-}
-
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (!d->model) return CAIRN_OK; /* what will be declared nobody knows */
     TRY(judge(d));
     if (allows_unused(d)) TRY(make_maps(d));
-    note_used(d);
+    for (size_t s = 0; s < d->num_slots; s++) {
+        const struct cairn__param *p = d->slots[s].param;
+        d->slots[s].used = cairn__grad_is_unsynced(p->gradient) || (cairn__param_is_reached(p) && !d->zero_loss);
+    }
     if (asks_first(d)) TRY(share_used(d));
     TRY(let_missing_arrive(d, is_reached));
 out:
@@ -207,7 +192,11 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
         d->slots[s].used = slot->arrived || cairn__grad_is_unsynced(slot->param->gradient);
     }
     cairn_status st = CAIRN_OK;
-    TRY(add_kept_to_ignored(d));
+    /* Nothing more comes that it could be added to. */
+    for (size_t i = 0; i < d->num_ignored; i++) {
+        struct cairn__grad *g = d->ignored[i]->gradient;
+        if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_sync(g));
+    }
     TRY(let_missing_arrive(d, never));
 out:
     return st;
@@ -224,16 +213,6 @@ static void remember_used(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used_first |= d->slots[s].used;
 }
 
-static void recall_used(struct ddp_context *d) {
-    for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used = d->slots[s].used_first;
-}
-
-/* A gradient in the user's memory is what was declared last, by whichever rank; what is older is gone on all of them,
- * or waits on on all. */
-static void take_anew(const struct cairn__param *p) {
-    if (p->reached != p->set->backward) cairn__grad_set_reduced(p->gradient);
-}
-
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (allows_unused(d)) TRY(make_maps(d));
@@ -241,14 +220,16 @@ cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
         TRY(share_used(d));
         remember_used(d);
     } else if (is_on(d->options.static_graph)) {
-        recall_used(d);
+        for (size_t s = 0; s < d->num_slots; s++) d->slots[s].used = d->slots[s].used_first;
     }
     for (size_t s = 0; s < d->num_slots; s++) {
         if (!allows_unused(d)) d->slots[s].used = true;
         if (d->model) {
             if (!d->slots[s].used) cairn__grad_drop(d->slots[s].param->gradient);
         } else if (d->slots[s].used) {
-            take_anew(d->slots[s].param);
+            /* The gradient in the user's memory is the one declared last, on whichever rank. */
+            const struct cairn__param *p = d->slots[s].param;
+            if (p->reached != p->set->backward) cairn__grad_set_reduced(p->gradient);
         }
     }
     d->zero_loss = false;

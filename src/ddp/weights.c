@@ -6,10 +6,6 @@
 
 enum { BLOCK = 1 << 20, LARGE = BLOCK / 8 }; /* bytes; what is LARGE or more goes by itself */
 
-static struct cairn_device *device_of(const struct ddp_context *d) {
-    return d->set->env->device;
-}
-
 /* What all else is rounded from. */
 static void *values_of(const struct cairn__param *p) {
     return p->master ? p->master : p->data;
@@ -34,7 +30,7 @@ static cairn_status copy_packed(const struct ddp_context *d, char *block, size_t
         const struct cairn__param *p = d->slots[s].param;
         const size_t nbytes = packed_nbytes(p);
         if (nbytes == 0) continue;
-        TRY(cairn__device_copy(device_of(d), in ? block : values_of(p), in ? values_of(p) : block, nbytes));
+        TRY(cairn__device_copy(d->set->env->device, in ? block : values_of(p), in ? values_of(p) : block, nbytes));
         block += nbytes;
     }
 out:

@@ -27,19 +27,6 @@ static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) 
     d->passes->l2norm(d, o->arrays.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
 }
 
-static cairn_status find_gradients(struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad_view grad;
-        TRY(cairn__grad_read(o->arrays.params[i]->gradient, &grad));
-        o->arrays.items[i].grad = grad.x;
-        o->arrays.items[i].factor = grad.factor;
-        o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;
-    }
-out:
-    return st;
-}
-
 static void end_clip(struct cairn_optimizer *o) {
     const float one = 1.0f;
     if (o->clipped) device_of(o)->passes->store(device_of(o), &o->state->clip, &one, sizeof(one));
@@ -98,7 +85,13 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
-    TRY(find_gradients(o));
+    for (size_t i = 0; i < o->count; i++) {
+        struct cairn__grad_view grad;
+        TRY(cairn__grad_read(o->arrays.params[i]->gradient, &grad));
+        o->arrays.items[i].grad = grad.x;
+        o->arrays.items[i].factor = grad.factor;
+        o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;
+    }
     for (size_t i = 0; i < o->count; i++) {
         if (o->arrays.keys[i] >= 0) norm_of_list(o, i, &o->norms[lists++]);
     }

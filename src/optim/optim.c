@@ -51,7 +51,7 @@ static void free_arrays(struct cairn_device *d, struct cairn__optim_arrays *a) {
 }
 
 /* losses: words of bad losses in all sets. */
-static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count, size_t losses) {
+static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t losses, struct cairn__optim_arrays *a) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(count, sizeof(a->params[0]), (void **)&a->params));
     TRY(cairn__calloc(count, sizeof(a->moments[0]), (void **)&a->moments));
@@ -60,13 +60,6 @@ static cairn_status make_host_arrays(struct cairn__optim_arrays *a, size_t count
     TRY(cairn__calloc(count, sizeof(a->keys[0]), (void **)&a->keys));
     TRY(cairn__calloc(count, sizeof(a->plain[0]), (void **)&a->plain));
     TRY(cairn__calloc(count + losses, sizeof(a->taken[0]), (void **)&a->taken));
-out:
-    return st;
-}
-
-static cairn_status make_arrays(struct cairn_device *d, size_t count, size_t losses, struct cairn__optim_arrays *a) {
-    cairn_status st = CAIRN_OK;
-    TRY(make_host_arrays(a, count, losses));
     TRY(make_zeroed(d, count * sizeof(a->missed[0]), (void **)&a->missed));
     TRY(make_zeroed(d, (count + 1) * sizeof(a->overflows[0]), (void **)&a->overflows));
     TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * (count + 1) * sizeof(a->report_overflows[0]),
@@ -88,19 +81,6 @@ static cairn_status carry_over(struct cairn_optimizer *o, struct cairn__optim_ar
         TRY(cairn__device_copy(d, &to->overflows[count], &o->arrays.overflows[o->count], sizeof(to->overflows[0])));
     }
     for (size_t i = o->count; i < count && steps > 0; i++) d->passes->store(d, &to->missed[i], &steps, sizeof(steps));
-out:
-    return st;
-}
-
-static cairn_status make_moments(struct cairn_optimizer *o, struct cairn__optim_arrays *to, size_t count,
-                                 const struct cairn__param_group *group) {
-    cairn_status st = CAIRN_OK;
-    const int arrays = o->kind->states(group);
-    for (size_t i = o->count; i < count; i++) {
-        for (int s = 0; s < arrays; s++) {
-            TRY(make_zeroed(device_of(o), to->params[i]->n * sizeof(float), (void **)&to->moments[i].array[s]));
-        }
-    }
 out:
     return st;
 }
@@ -218,7 +198,12 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     TRY(pick(o, set, indices, added, fresh.params + o->count));
     picked = true;
     TRY(carry_over(o, &fresh, count));
-    TRY(make_moments(o, &fresh, count, group));
+    const int arrays = o->kind->states(group);
+    for (size_t i = o->count; i < count; i++) {
+        for (int s = 0; s < arrays; s++) {
+            TRY(make_zeroed(device_of(o), fresh.params[i]->n * sizeof(float), (void **)&fresh.moments[i].array[s]));
+        }
+    }
     take_over(o, &fresh, lrs, norms, count, group, set);
     return CAIRN_OK;
 out:
@@ -232,17 +217,6 @@ out:
 
 /* ---- making and ending ---- */
 
-static cairn_status make_state(struct cairn_optimizer *o) {
-    cairn_status st = CAIRN_OK;
-    const struct cairn__optim_state fresh = {.clip = 1};
-    struct cairn_device *d = device_of(o);
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(fresh), (void **)&o->state));
-    d->passes->store(d, o->state, &fresh, sizeof(fresh));
-    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(o->reports[0]), (void **)&o->reports));
-out:
-    return st;
-}
-
 cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
                                      const size_t *indices, size_t count, const struct cairn__param_group *group,
                                      cairn_optimizer **out) {
@@ -253,7 +227,11 @@ cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, s
     o->env = set->env;
     o->set = set;
     cairn__optimizer_link_reader(o);
-    TRY(make_state(o));
+    const struct cairn__optim_state fresh = {.clip = 1};
+    struct cairn_device *d = device_of(o);
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(fresh), (void **)&o->state));
+    d->passes->store(d, o->state, &fresh, sizeof(fresh));
+    TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(o->reports[0]), (void **)&o->reports));
     TRY(cairn__optimizer_add_group(o, kind, set, indices, count, group));
     *out = o;
     return CAIRN_OK;
@@ -262,15 +240,11 @@ out:
     return st;
 }
 
-/* What the device still has to say is heard first: traces are whole. (amp hears its part when it ends.) */
-static void hear_the_rest(struct cairn_optimizer *o) {
-    if (o->count && cairn__device_synchronize(device_of(o)) == CAIRN_OK) (void)cairn__optimizer_read_reports(o);
-}
-
 void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (!optimizer || !*optimizer) return;
     struct cairn_optimizer *o = *optimizer;
-    hear_the_rest(o);
+    /* The device's last reports first, so that traces are whole. (amp reads its own when it ends.) */
+    if (o->count && cairn__device_synchronize(device_of(o)) == CAIRN_OK) (void)cairn__optimizer_read_reports(o);
     if (o->guard.ctx && o->guard.release) o->guard.release(o->guard.ctx);
     if (o->guard.ctx) {
         cairn__log(CAIRN_LOG_ERROR,

@@ -15,24 +15,17 @@ static void sgd_update(struct cairn_device *d, const struct cairn__update_list *
 
 static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update};
 
-static cairn_status check(const struct cairn_sgd_options *h) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__check_rate("SGD", "lr", h->lr));
-    TRY(cairn__check_rate("SGD", "momentum", h->momentum));
-    TRY(cairn__check_rate("SGD", "weight_decay", h->weight_decay));
-    REQUIRE(isfinite(h->dampening), CAIRN_EINVAL, "SGD: dampening is %g; it must be a number", h->dampening);
-    REQUIRE(h->nesterov != CAIRN_ON || (h->momentum > 0 && h->dampening == 0), CAIRN_EINVAL,
-            "SGD: nesterov needs a momentum above 0 and no dampening, got momentum %g and dampening %g", h->momentum,
-            h->dampening);
-out:
-    return st;
-}
-
 static cairn_status group_of(const struct cairn_sgd_options *options, struct cairn__param_group *out) {
     cairn_status st = CAIRN_OK;
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_sgd_options"));
-    TRY(check(&h));
+    TRY(cairn__check_rate("SGD", "lr", h.lr));
+    TRY(cairn__check_rate("SGD", "momentum", h.momentum));
+    TRY(cairn__check_rate("SGD", "weight_decay", h.weight_decay));
+    REQUIRE(isfinite(h.dampening), CAIRN_EINVAL, "SGD: dampening is %g; it must be a number", h.dampening);
+    REQUIRE(h.nesterov != CAIRN_ON || (h.momentum > 0 && h.dampening == 0), CAIRN_EINVAL,
+            "SGD: nesterov needs a momentum above 0 and no dampening, got momentum %g and dampening %g", h.momentum,
+            h.dampening);
     *out = (struct cairn__param_group){.lr = h.lr,
                                        .rule.sgd = {.momentum = h.momentum,
                                                     .dampening = h.dampening,

@@ -97,15 +97,12 @@ bool cairn__grad_is_incomplete(const struct cairn__grad *g) {
     return g->incomplete;
 }
 
-static struct cairn__grad_view view_sum(const float *sum) {
-    return (struct cairn__grad_view){sum, CAIRN_F32, CAIRN_F32, NULL};
-}
-
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
     const struct cairn__param *p = g->param;
+    const float *sum = is_accumulated(g) ? g->sum : has_unsynced_sum(g) ? g->unsynced_sum : NULL;
     if (is_written(g))
         return (struct cairn__grad_view){g->memory, p->dtype, p->value_type ? p->value_type : p->dtype, factor_of(g)};
-    return view_sum(is_accumulated(g) ? g->sum : has_unsynced_sum(g) ? g->unsynced_sum : NULL);
+    return (struct cairn__grad_view){sum, CAIRN_F32, CAIRN_F32, NULL};
 }
 
 void *cairn__grad_memory(const struct cairn__grad *g) {

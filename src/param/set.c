@@ -230,21 +230,6 @@ out:
     return st;
 }
 
-/* The slice's number in the place of %d, or behind a dot; "param" and the number in the set without a name. */
-static void name_slice(char *out, size_t nbytes, const cairn_param_set *set, const char *pattern, size_t i,
-                       size_t count) {
-    const char *const at = pattern ? strstr(pattern, "%d") : NULL;
-    if (!pattern) {
-        snprintf(out, nbytes, "param%zu", set->count);
-    } else if (at) {
-        snprintf(out, nbytes, "%.*s%zu%s", (int)(at - pattern), pattern, i, at + 2);
-    } else if (count > 1) {
-        snprintf(out, nbytes, "%s.%zu", pattern, i);
-    } else {
-        snprintf(out, nbytes, "%s", pattern);
-    }
-}
-
 static void *slice_at(void *array, const cairn_param *first, size_t elements) {
     return array ? (char *)array + elements * cairn_dtype_nbytes(first->dtype) : NULL;
 }
@@ -260,7 +245,17 @@ static cairn_status add_slices(cairn_param_set *set, const cairn_param *first, s
     if (!stride) TRY(count_elements("", first->ndim, first->shape, &step));
     for (size_t i = 0; i < count; i++) {
         cairn_param slice = *first;
-        name_slice(name, nbytes, set, first->name, i, count);
+        /* The slice's number in the place of %d, or behind a dot; "param" and the number in the set without a name. */
+        const char *const at = first->name ? strstr(first->name, "%d") : NULL;
+        if (!first->name) {
+            snprintf(name, nbytes, "param%zu", set->count);
+        } else if (at) {
+            snprintf(name, nbytes, "%.*s%zu%s", (int)(at - first->name), first->name, i, at + 2);
+        } else if (count > 1) {
+            snprintf(name, nbytes, "%s.%zu", first->name, i);
+        } else {
+            snprintf(name, nbytes, "%s", first->name);
+        }
         slice.name = name;
         slice.data = slice_at(first->data, first, i * step);
         slice.grad = slice_at(first->grad, first, i * step);
@@ -337,15 +332,6 @@ out:
     return st;
 }
 
-static void move(struct cairn_param_set *set, struct cairn__param *p, char *name) {
-    cairn__free(p->name);
-    p->name = name;
-    p->set = set;
-    p->index = set->count;
-    cairn__param_names_add(set, p);
-    set->params[set->count++] = p;
-}
-
 /* All memory first, so that a failure changes nothing. */
 cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_param_set **child, const char *prefix) {
     cairn_status st = CAIRN_OK;
@@ -357,7 +343,12 @@ cairn_status cairn__param_set_adopt(struct cairn_param_set *set, struct cairn_pa
     TRY(cairn__param_names_make_room(set, set->count + from->count));
     for (size_t i = 0; i < from->count; i++) TRY(longer_name(set, prefix, from->params[i]->name, &names[i]));
     for (size_t i = 0; i < from->count; i++) {
-        move(set, from->params[i], names[i]);
+        cairn__free(from->params[i]->name);
+        from->params[i]->name = names[i];
+        from->params[i]->set = set;
+        from->params[i]->index = set->count;
+        cairn__param_names_add(set, from->params[i]);
+        set->params[set->count++] = from->params[i];
         names[i] = NULL;
     }
     from->count = 0;

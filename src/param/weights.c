@@ -12,15 +12,6 @@ static void cast(const struct cairn__param *p, void *dst, cairn_dtype to, const 
     cairn__pass_cast(d->passes, d, dst, to, src, from, p->n);
 }
 
-static cairn_status check_may_change(const struct cairn__param *p) {
-    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
-            p->set->frozen_by);
-    REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
-            "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
-            cairn_dtype_name(p->dtype), p->owns_data ? "Cairn's" : "the user's");
-    return CAIRN_OK;
-}
-
 /* Cannot fail; weights becomes p's. */
 static void turn_half(struct cairn__param *p, cairn_dtype half, void *weights, bool keep_master) {
     cast(p, weights, half, p->data, CAIRN_F32);
@@ -41,7 +32,11 @@ static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype h
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
-        TRY(check_may_change(p));
+        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
+                p->set->frozen_by);
+        REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
+                "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
+                cairn_dtype_name(p->dtype), p->owns_data ? "Cairn's" : "the user's");
         TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * cairn_dtype_nbytes(half), &weights[i]));
     }
 out:
@@ -78,17 +73,6 @@ out:
     return st;
 }
 
-static cairn_status check_may_take(const struct cairn__param *p, cairn_dtype half) {
-    REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its values after %s", p->name,
-            p->set->frozen_by);
-    REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module: give the module to amp_initialize",
-            p->name);
-    REQUIRE(p->dtype == CAIRN_F32 || p->dtype == half || !half, CAIRN_EINVAL,
-            "parameter '%s' is %s, but the half type chosen is %s; choose one", p->name, cairn_dtype_name(p->dtype),
-            cairn_dtype_name(half));
-    return CAIRN_OK;
-}
-
 static bool stays_f32(const struct cairn__param *p, cairn_dtype half, bool keep_norms) {
     return p->dtype == CAIRN_F32 && (!half || (keep_norms && p->is_norm));
 }
@@ -98,7 +82,13 @@ static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, 
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
-        TRY(check_may_take(p, half));
+        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its values after %s", p->name,
+                p->set->frozen_by);
+        REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module: give the module to amp_initialize",
+                p->name);
+        REQUIRE(p->dtype == CAIRN_F32 || p->dtype == half || !half, CAIRN_EINVAL,
+                "parameter '%s' is %s, but the half type chosen is %s; choose one", p->name, cairn_dtype_name(p->dtype),
+                cairn_dtype_name(half));
         if (masters && !p->master && !stays_f32(p, half, keep_norms))
             TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]));
     }
@@ -110,19 +100,6 @@ static void drop_master(struct cairn__param *p) {
     if (p->owns_master) cairn__device_free(device_of(p), p->master);
     p->master = NULL;
     p->owns_master = false;
-}
-
-/* Cannot fail. made: NULL where a master of an earlier context is there still, or none is wanted. */
-static void take_half_values(struct cairn__param *p, cairn_dtype half, bool has_master, float *made) {
-    if (made) {
-        cast(p, made, CAIRN_F32, p->data, p->dtype);
-        p->master = made;
-        p->owns_master = true;
-    }
-    if (!has_master) drop_master(p);
-    if (p->dtype == CAIRN_F32) p->value_type = half;
-    cairn__param_round_from_master(p);
-    p->version++;
 }
 
 /* What an earlier context made half is f32 again, with the bits of its master. Cannot fail. */
@@ -145,7 +122,15 @@ cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cair
         if (stays_f32(p, half, keep_norms)) {
             take_f32_values(p);
         } else {
-            take_half_values(p, half, masters, made[i]);
+            if (made[i]) { /* else an earlier context's master is still there, or none is wanted */
+                cast(p, made[i], CAIRN_F32, p->data, p->dtype);
+                p->master = made[i];
+                p->owns_master = true;
+            }
+            if (!masters) drop_master(p);
+            if (p->dtype == CAIRN_F32) p->value_type = half;
+            cairn__param_round_from_master(p);
+            p->version++;
         }
         made[i] = NULL;
     }

@@ -14,10 +14,6 @@
 
 enum { MOST = 64 };
 
-static socklen_t length_of(const struct sockaddr *a) {
-    return a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
-}
-
 /* With the scope of a link-local one; "" where that is not possible. */
 static void write_address(const struct sockaddr *a, char *address, size_t nbytes) {
     const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)a;
@@ -26,7 +22,9 @@ static void write_address(const struct sockaddr *a, char *address, size_t nbytes
         memcpy(&four.sin_addr, six->sin6_addr.s6_addr + 12, sizeof(four.sin_addr));
         a = (const struct sockaddr *)&four;
     }
-    if (getnameinfo(a, length_of(a), address, (socklen_t)nbytes, NULL, 0, NI_NUMERICHOST) != 0) address[0] = '\0';
+    if (getnameinfo(a, a->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in), address,
+                    (socklen_t)nbytes, NULL, 0, NI_NUMERICHOST) != 0)
+        address[0] = '\0';
 }
 
 void cairn__address_write(const struct sockaddr_storage *socket, char *address, size_t nbytes) {
@@ -52,16 +50,6 @@ static int worth(const struct ifaddrs *i) {
     if (a->sa_family == AF_INET) return 3;
     if (a->sa_family != AF_INET6) return 0;
     return IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)a)->sin6_addr) ? 1 : 2;
-}
-
-static void find_interface(const struct ifaddrs *list, const char *name, char *address, size_t nbytes) {
-    int best = 0;
-    address[0] = '\0';
-    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-        if (worth(i) <= best || strcmp(i->ifa_name, name) != 0) continue;
-        best = worth(i);
-        write_address(i->ifa_addr, address, nbytes);
-    }
 }
 
 /* "lo (127.0.0.1), eth0 (10.1.0.1)" */
@@ -95,7 +83,13 @@ cairn_status cairn__address_of_interface(const char *interface, char *address, s
     char name[MOST], known[600];
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(interface, ","), interface);
     if (getifaddrs(&list) != 0) list = NULL;
-    find_interface(list, name, address, nbytes);
+    int best = 0;
+    address[0] = '\0';
+    for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
+        if (worth(i) <= best || strcmp(i->ifa_name, name) != 0) continue;
+        best = worth(i);
+        write_address(i->ifa_addr, address, nbytes);
+    }
     if (!address[0] && is_own(name)) snprintf(address, nbytes, "%s", name);
     list_interfaces(list, known, sizeof(known));
     if (list) freeifaddrs(list);

@@ -48,40 +48,6 @@ struct exchange {
 
 /* ---- who I am ---- */
 
-static cairn_status read_host(char host[CAIRN__PEER_HOST]) {
-    const char *told = cairn__var("CAIRN_HOST_ID");
-    if (told) {
-        snprintf(host, CAIRN__PEER_HOST, "%s", told);
-        return CAIRN_OK;
-    }
-    char boot[64] = "", net[64] = "";
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    ssize_t got = fd >= 0 ? read(fd, boot, sizeof(boot) - 1) : -1;
-    if (fd >= 0) close(fd);
-    REQUIRE(got > 0, CAIRN_ESYSTEM,
-            "this machine's boot id cannot be read from /proc; set CAIRN_HOST_ID to the same text on every rank of one "
-            "machine");
-    boot[strcspn(boot, "\n")] = '\0';
-    if (readlink("/proc/self/ns/net", net, sizeof(net) - 1) < 0) snprintf(net, sizeof(net), "net:?");
-    snprintf(host, CAIRN__PEER_HOST, "%s %s", boot, net);
-    return CAIRN_OK;
-}
-
-/* For people: two machines may have one name. */
-static void read_name(char name[CAIRN__PEER_NAME]) {
-    snprintf(name, CAIRN__PEER_NAME, "?");
-    if (gethostname(name, CAIRN__PEER_NAME) != 0 || !name[0] || strpbrk(name, " \n"))
-        snprintf(name, CAIRN__PEER_NAME, "?");
-    name[CAIRN__PEER_NAME - 1] = '\0';
-}
-
-/* How this rank reached the store is how others reach it, unless that was from the same machine. */
-static void read_address(cairn_store *store, char address[CAIRN__PEER_ADDRESS]) {
-    address[0] = '\0';
-    if (store) cairn__store_local_address(store, address, CAIRN__PEER_ADDRESS);
-    if (cairn__address_is_loopback(address)) address[0] = '\0';
-}
-
 static cairn_status choose_socket(char name[CAIRN__PEER_SOCKET]) {
     uint64_t random[2];
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
@@ -117,9 +83,31 @@ static cairn_status know_myself(struct cairn__peers *p, const struct cairn__peer
     me->is_mpi = o->is_mpi;
     me->on_gpu = o->on_gpu;
     snprintf(me->wanted, sizeof(me->wanted), "%s", o->wanted ? o->wanted : "auto");
-    read_name(me->name);
-    read_address(p->store, me->address);
-    return read_host(me->host);
+    /* For people: two machines may have one name. */
+    snprintf(me->name, CAIRN__PEER_NAME, "?");
+    if (gethostname(me->name, CAIRN__PEER_NAME) != 0 || !me->name[0] || strpbrk(me->name, " \n"))
+        snprintf(me->name, CAIRN__PEER_NAME, "?");
+    me->name[CAIRN__PEER_NAME - 1] = '\0';
+    /* How this rank reached the store is how others reach it, unless that was from the same machine. */
+    me->address[0] = '\0';
+    if (p->store) cairn__store_local_address(p->store, me->address, CAIRN__PEER_ADDRESS);
+    if (cairn__address_is_loopback(me->address)) me->address[0] = '\0';
+    const char *told = cairn__var("CAIRN_HOST_ID");
+    if (told) {
+        snprintf(me->host, CAIRN__PEER_HOST, "%s", told);
+        return CAIRN_OK;
+    }
+    char boot[64] = "", net[64] = "";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, boot, sizeof(boot) - 1) : -1;
+    if (fd >= 0) close(fd);
+    REQUIRE(got > 0, CAIRN_ESYSTEM,
+            "this machine's boot id cannot be read from /proc; set CAIRN_HOST_ID to the same text on every rank of one "
+            "machine");
+    boot[strcspn(boot, "\n")] = '\0';
+    if (readlink("/proc/self/ns/net", net, sizeof(net) - 1) < 0) snprintf(net, sizeof(net), "net:?");
+    snprintf(me->host, CAIRN__PEER_HOST, "%s %s", boot, net);
+    return CAIRN_OK;
 }
 
 /* ---- as text ---- */

@@ -22,14 +22,6 @@ static void put(struct text *t, const char *format, ...) {
     t->room -= used;
 }
 
-static void put_ranks(struct text *t, const struct cairn__launch *l) {
-    put(t, "launcher: %s; rank %d of %d, local rank %d", l->launcher, l->rank, l->size, l->local_rank);
-    if (l->local_size) put(t, " of %d", l->local_size);
-    if (l->told_by[0]) put(t, " (%s)", l->told_by);
-    if (l->restart_count) put(t, ", restart %d", l->restart_count);
-    put(t, "\n");
-}
-
 static void put_meeting(struct text *t, const struct cairn__meeting *m) {
     put(t, "meeting: at ");
     for (int i = 0; i < m->num_hosts; i++) put(t, "%s%s", i ? " or " : "", m->hosts[i]);
@@ -42,7 +34,12 @@ void cairn__launch_describe(const struct cairn__launch *launch, char *text, size
     struct text t = {.at = text, .room = nbytes};
     if (nbytes == 0) return;
     text[0] = '\0';
-    put_ranks(&t, launch);
+    put(&t, "launcher: %s; rank %d of %d, local rank %d", launch->launcher, launch->rank, launch->size,
+        launch->local_rank);
+    if (launch->local_size) put(&t, " of %d", launch->local_size);
+    if (launch->told_by[0]) put(&t, " (%s)", launch->told_by);
+    if (launch->restart_count) put(&t, ", restart %d", launch->restart_count);
+    put(&t, "\n");
     if (launch->meeting.num_hosts) put_meeting(&t, &launch->meeting);
     for (const char *line = launch->notes; *line;) {
         const size_t length = strcspn(line, "\n");

@@ -142,22 +142,6 @@ static bool tells_local(const struct cairn__launcher *by, const struct cairn__la
     return by == cairn__launchers || cairn__launcher_agrees(by, l->rank, l->size);
 }
 
-static cairn_status read_local_rank(struct cairn__launch *l, int argument, const char **name) {
-    cairn_status st = CAIRN_OK;
-    TRY(read_int("LOCAL_RANK", 0, CAIRN__MAX_RANK, &l->local_rank));
-    REQUIRE(l->local_rank == CAIRN__NOT_TOLD || argument == CAIRN__NOT_TOLD || l->local_rank == argument, CAIRN_EINVAL,
-            "LOCAL_RANK is %d in the environment but the argument says --local_rank=%d; drop one of them",
-            l->local_rank, argument);
-    l->local_rank = argument;
-    *name = "--local_rank";
-    for (const struct cairn__launcher *by = cairn__launchers; by->name && l->local_rank == CAIRN__NOT_TOLD; by++) {
-        *name = tells_local(by, l) ? cairn__first_set(by->local_rank) : NULL;
-        if (*name) TRY(read_int(*name, 0, CAIRN__MAX_RANK, &l->local_rank));
-    }
-out:
-    return st;
-}
-
 static cairn_status read_local_size(struct cairn__launch *l, const char **name) {
     cairn_status st = CAIRN_OK;
     l->local_size = 0;
@@ -174,19 +158,6 @@ static cairn_status read_local_size(struct cairn__launch *l, const char **name) 
     }
     REQUIRE(l->local_size <= l->size, CAIRN_EINVAL,
             "%s says %d ranks on this machine, but there are %d in all; correct it", *name, l->local_size, l->size);
-out:
-    return st;
-}
-
-static cairn_status read_local(struct cairn__launch *l, int argument) {
-    struct local_names names = {NULL, NULL};
-    cairn_status st = CAIRN_OK;
-    TRY(read_local_rank(l, argument, &names.rank));
-    TRY(read_local_size(l, &names.size));
-    if (l->local_rank == CAIRN__NOT_TOLD) l->local_rank = l->local_size ? l->rank % l->local_size : l->rank;
-    REQUIRE(l->local_size == 0 || l->local_rank < l->local_size, CAIRN_EINVAL,
-            "%s is %d but %s is %d; set %s to a number in [0, %d]", names.rank, l->local_rank, names.size,
-            l->local_size, names.rank, l->local_size - 1);
 out:
     return st;
 }
@@ -217,7 +188,22 @@ cairn_status cairn__launch_read(const struct cairn__launch_told *told, int *argc
     cairn_status st = CAIRN_OK;
     if (arguments) TRY(cairn__argument_find(*argc, *argv, &argument));
     TRY(find_who(told, &l));
-    TRY(read_local(&l, argument));
+    struct local_names names = {NULL, NULL};
+    TRY(read_int("LOCAL_RANK", 0, CAIRN__MAX_RANK, &l.local_rank));
+    REQUIRE(l.local_rank == CAIRN__NOT_TOLD || argument == CAIRN__NOT_TOLD || l.local_rank == argument, CAIRN_EINVAL,
+            "LOCAL_RANK is %d in the environment but the argument says --local_rank=%d; drop one of them", l.local_rank,
+            argument);
+    l.local_rank = argument;
+    names.rank = "--local_rank";
+    for (const struct cairn__launcher *by = cairn__launchers; by->name && l.local_rank == CAIRN__NOT_TOLD; by++) {
+        names.rank = tells_local(by, &l) ? cairn__first_set(by->local_rank) : NULL;
+        if (names.rank) TRY(read_int(names.rank, 0, CAIRN__MAX_RANK, &l.local_rank));
+    }
+    TRY(read_local_size(&l, &names.size));
+    if (l.local_rank == CAIRN__NOT_TOLD) l.local_rank = l.local_size ? l.rank % l.local_size : l.rank;
+    REQUIRE(l.local_size == 0 || l.local_rank < l.local_size, CAIRN_EINVAL,
+            "%s is %d but %s is %d; set %s to a number in [0, %d]", names.rank, l.local_rank, names.size, l.local_size,
+            names.rank, l.local_size - 1);
     const bool is_known = cairn__job_find(&l, &job);
     TRY(cairn__meeting_find(told, is_known ? &job : NULL, &l));
     TRY(read_prefix(&l, is_known ? &job : NULL));

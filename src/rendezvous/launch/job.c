@@ -73,16 +73,6 @@ static const char *join_values(const cairn__names names, char *text, size_t nbyt
     return first;
 }
 
-static void name_job(const char *launcher, const char *identity, struct cairn__job *job) {
-    char text[1200];
-    snprintf(text, sizeof(text), "%s%s", launcher, identity);
-    job->number = hash_of(text);
-    for (char *c = text; *c; c++) {
-        if (*c <= ' ' || *c == '/' || *c > '~') *c = '_';
-    }
-    snprintf(job->name, sizeof(job->name), "%.48s-%016" PRIx64, text, job->number);
-}
-
 /* What the launcher's variables say of its job. */
 static const char *find_variables(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                   size_t nbytes) {
@@ -108,7 +98,13 @@ bool cairn__job_find(const struct cairn__launch *launch, struct cairn__job *job)
             const bool agrees = cairn__launcher_agrees(by, launch->rank, launch->size);
             const char *from = agrees ? ways[i](by, launch, identity, sizeof(identity)) : NULL;
             if (!from) continue;
-            name_job(by->name, identity, job);
+            char text[1200];
+            snprintf(text, sizeof(text), "%s%s", by->name, identity);
+            job->number = hash_of(text);
+            for (char *c = text; *c; c++) {
+                if (*c <= ' ' || *c == '/' || *c > '~') *c = '_';
+            }
+            snprintf(job->name, sizeof(job->name), "%.48s-%016" PRIx64, text, job->number);
             snprintf(job->from, sizeof(job->from), "%s", from);
             return true;
         }

@@ -38,24 +38,6 @@ static cairn_status name_host(struct cairn__meeting *m, const char *host, size_t
     return CAIRN_OK;
 }
 
-/* "408682496.0;tcp://192.0.2.2,10.1.0.2:34819;tcp6://[fd00::2,fd01::2]:41639": the addresses of one machine. */
-static void add_uri_hosts(struct cairn__meeting *m, const char *uri) {
-    for (const char *part = strstr(uri, "tcp"); part; part = strstr(part, "tcp")) {
-        part += strspn(part, "tcp46");
-        if (strncmp(part, "://", 3) != 0) continue;
-        part += 3;
-        const bool in_brackets = *part == '[';
-        part += in_brackets;
-        for (;;) {
-            const size_t length = strcspn(part, in_brackets ? ",];" : ",:;");
-            add_host(m, part, length);
-            part += length;
-            if (*part != ',') break;
-            part++;
-        }
-    }
-}
-
 static bool speaks_slurm(const struct cairn__launch *l) {
     for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
         if (strcmp(by->name, "srun") == 0) return cairn__launcher_agrees(by, l->rank, l->size);
@@ -87,7 +69,21 @@ static cairn_status guess_hosts(struct cairn__meeting *m, const struct cairn__la
     TRY(add_slurm_host(m, l, from));
     const char *uri = cairn__var("OMPI_MCA_orte_hnp_uri");
     if (uri && strcmp(l->launcher, "mpirun") == 0) {
-        add_uri_hosts(m, uri);
+        /* "408682496.0;tcp://192.0.2.2,10.1.0.2:34819;tcp6://[fd00::2,fd01::2]:41639": the addresses of one machine. */
+        for (const char *part = strstr(uri, "tcp"); part; part = strstr(part, "tcp")) {
+            part += strspn(part, "tcp46");
+            if (strncmp(part, "://", 3) != 0) continue;
+            part += 3;
+            const bool in_brackets = *part == '[';
+            part += in_brackets;
+            for (;;) {
+                const size_t length = strcspn(part, in_brackets ? ",];" : ",:;");
+                add_host(m, part, length);
+                part += length;
+                if (*part != ',') break;
+                part++;
+            }
+        }
         if (!*from) *from = "OMPI_MCA_orte_hnp_uri";
     }
     REQUIRE(

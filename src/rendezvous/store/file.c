@@ -136,21 +136,6 @@ static size_t whole_record(const uint8_t *data, size_t nbytes, struct record *r)
     return nbytes >= total && checksum_of(r, data + sizeof(*r)) == r->checksum ? total : 0;
 }
 
-static cairn_status replay(struct file_store *f, const uint8_t *data, size_t nbytes, size_t *used) {
-    cairn_status st = CAIRN_OK;
-    struct record r;
-    *used = 0;
-    for (size_t n; (n = whole_record(data + *used, nbytes - *used, &r)) > 0; *used += n) {
-        const uint8_t *body = data + *used + sizeof(r);
-        int64_t sum = 0;
-        TRY(apply(&f->table, (enum change)r.change, cairn__blob_of(body, r.key_nbytes),
-                  cairn__blob_of(body + r.key_nbytes, r.value_nbytes), &sum));
-        f->end += (off_t)n;
-    }
-out:
-    return st;
-}
-
 /* ---- reading on, under a lock ---- */
 
 static cairn_status fail_io(const struct file_store *f, const char *what) {
@@ -203,7 +188,15 @@ static cairn_status catch_up(struct file_store *f) {
     for (size_t want = CHUNK; f->end < size;) {
         size_t got = 0, used = 0;
         TRY(read_at(f, f->end, want, &got));
-        TRY(replay(f, f->buffer, got, &used));
+        struct record r;
+        used = 0;
+        for (size_t n; (n = whole_record(f->buffer + used, got - used, &r)) > 0; used += n) {
+            const uint8_t *body = f->buffer + used + sizeof(r);
+            int64_t sum = 0;
+            TRY(apply(&f->table, (enum change)r.change, cairn__blob_of(body, r.key_nbytes),
+                      cairn__blob_of(body + r.key_nbytes, r.value_nbytes), &sum));
+            f->end += (off_t)n;
+        }
         if (used > 0) continue;
         if (got < want) break; /* there is no more */
         want = wanted_bytes(f->buffer, got);

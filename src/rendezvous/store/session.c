@@ -200,13 +200,6 @@ static bool look_further(struct cairn__sessions *all, struct cairn__session *s) 
     return true;
 }
 
-static void answer_wait(struct cairn__sessions *all, struct cairn__session *s) {
-    struct call c = {.all = all, .s = s};
-    stop_waiting(all, s);
-    reply_u8(&c, STORE_STOP_WAITING);
-    activate(all, s);
-}
-
 enum whom { ALL, ALL_BUT_BARRIERS };
 
 /* After key may have been written. */
@@ -220,7 +213,10 @@ static void wake(struct cairn__sessions *all, struct cairn__blob key, enum whom 
         if (s->wait.barrier && whom == ALL_BUT_BARRIERS) continue;
         leave(l);
         if (!s->wait.barrier && !look_further(all, s)) continue;
-        answer_wait(all, s);
+        struct call c = {.all = all, .s = s};
+        stop_waiting(all, s);
+        reply_u8(&c, STORE_STOP_WAITING);
+        activate(all, s);
     }
 }
 

@@ -111,14 +111,6 @@ static void start_clock(struct cairn__tcp_store *s) {
     cairn__stream_set_deadline(&s->stream, s->base.timeout);
 }
 
-static cairn_status ask_flag(struct cairn__tcp_store *s, uint8_t *flag) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__stream_send(&s->stream));
-    TRY(receive_flag(s, flag));
-out:
-    return st;
-}
-
 /* ---- set, add, delete, count ---- */
 
 static cairn_status tcp_set(cairn_store *store, const char *key, const void *value, size_t nbytes) {
@@ -220,7 +212,8 @@ static cairn_status check(struct cairn__tcp_store *s, const char *const *keys, s
     uint8_t answer = STORE_NOT_READY;
     cairn_status st = CAIRN_OK;
     TRY(begin_many(s, STORE_CHECK, keys, n));
-    TRY(ask_flag(s, &answer));
+    TRY(cairn__stream_send(&s->stream));
+    TRY(receive_flag(s, &answer));
     *present = answer == STORE_READY;
 out:
     return st;
@@ -247,17 +240,6 @@ static cairn_status poll_keys(struct cairn__tcp_store *s, const char *const *key
     }
 }
 
-/* A server that is slow to answer keeps its connection: what it owes is read before the next request. */
-static cairn_status cancel(struct cairn__tcp_store *s, bool *present) {
-    cairn_status st = CAIRN_OK;
-    TRY(begin(s, STORE_CANCEL_WAIT, NULL));
-    TRY(cairn__stream_send(&s->stream));
-    s->cancelling = FIRST_ANSWER;
-    TRY(settle(s, present));
-out:
-    return st;
-}
-
 /* One WAIT, at most until the deadline or the slice's end; then CHECK, for the servers that wake nobody. */
 static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *keys, size_t n, uint64_t deadline,
                                  bool *present) {
@@ -274,7 +256,11 @@ static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *
         *present = answer == STORE_STOP_WAITING;
         return CAIRN_OK;
     }
-    TRY(cancel(s, present));
+    /* A server that is slow to answer keeps its connection: what it owes is read before the next request. */
+    TRY(begin(s, STORE_CANCEL_WAIT, NULL));
+    TRY(cairn__stream_send(&s->stream));
+    s->cancelling = FIRST_ANSWER;
+    TRY(settle(s, present));
     if (!*present && !s->cancelling) TRY(check(s, keys, n, present));
 out:
     return st;

@@ -260,13 +260,6 @@ static struct addrinfo *resolve(const struct cairn__store_places *p, int place, 
     return NULL;
 }
 
-/* What the time's end cut off tells less than what was found before. */
-static void keep_finding(struct search *w, int place, const struct finding *f) {
-    struct finding *kept = &w->findings[place];
-    const bool cut_off = cairn__ms_left(w->deadline) == 0 && f->outcome <= SILENCE;
-    if (!cut_off || kept->outcome == NOTHING) *kept = *f;
-}
-
 static bool try_place(struct search *w, int place) {
     struct finding found = {.outcome = NOTHING};
     name_place(w->places, place, w->s->stream.name, sizeof(w->s->stream.name));
@@ -277,7 +270,10 @@ static bool try_place(struct search *w, int place) {
         if (f.outcome >= found.outcome) found = f;
     }
     if (list) freeaddrinfo(list);
-    keep_finding(w, place, &found);
+    /* What the time's end cut off tells less than what was found before. */
+    struct finding *kept = &w->findings[place];
+    const bool cut_off = cairn__ms_left(w->deadline) == 0 && found.outcome <= SILENCE;
+    if (!cut_off || kept->outcome == NOTHING) *kept = found;
     return found.outcome == JOINED;
 }
 
