@@ -1,6 +1,6 @@
-/* Ranks that agree on overflow, where nobody has added their gradients up yet: a step of the user's own, who averages
- * between its begin and its end, or not at all. Every rank tells the others in a few words whether it found something;
- * only if one did, all exchange what they found, so that every rank's report is the same and says where. */
+/* Agreement on overflow before ranks have reduced their gradients: for a step of the user's own, who averages between
+ * its begin and its end, or not at all. Ranks exchange a few words on whether they found an overflow; only if one did,
+ * all exchange what they found, so that every rank's report is the same and names parameter and rank. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -55,7 +55,7 @@ out:
     return st;
 }
 
-/* Scalers of all ranks hear of the same steps, also where a rank had no gradient. */
+/* Scalers of all ranks are updated for the same steps, also where a rank had no gradient. */
 static void take_over(struct cairn__guard *g, const int32_t *all) {
     struct cairn_device *d = g->env->device;
     const uint32_t raised = 1;

@@ -1,4 +1,4 @@
-/* The cast policy: a table of classes and a stack of scopes, asked once for every operation.
+/* The cast policy: a table of classes and a stack of scopes, read once for every operation.
  *
  * It belongs to the environment and outlives every context: what a user set before amp_initialize holds after it, and a
  * scope that an early return left open ends with the one around it, or with the O1 context that it was begun in. */
@@ -252,7 +252,7 @@ static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     return CAIRN_OK;
 }
 
-/* As any other operation of the user's own that nobody spoke of. */
+/* The operation is then like any other of the user's own without a class. */
 static void forget_own(struct casts *c, const char *name) {
     const struct own_op *own = find_own(c, name);
     if (!own) return;

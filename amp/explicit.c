@@ -1,8 +1,8 @@
 /* The explicit way of a scaler, as torch's GradScaler: scale, backward, unscale, step, update.
  *
- * Gradients know the scale of their own backward, and whoever reads them multiplies by its inverse. So what is left to
- * do here is to keep the order of the calls, and to say whom an overflow concerns: through its guard the one optimizer
- * that has it, and the scaler, which is told once, by update. An optimizer gets a guard from the first call that names
+ * A gradient keeps the scale of its own backward, and every reader multiplies by its inverse. This file checks the
+ * order of the calls, and passes an overflow on: through its guard to the one optimizer whose gradient it is, and to
+ * the scaler, which update changes once. An optimizer gets a guard from the first call that names
  * it; one of a context has the context's. */
 #include "core/alloc.h"
 #include "core/status.h"

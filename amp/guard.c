@@ -1,6 +1,6 @@
-/* Guards. A step asks before it is queued: gradients that no scaled loss has looked after are looked at here, the
- * scalers of the losses that led to it are told once, at the first step that follows them; and when a step is known to
- * have been left out, its sentence is written. */
+/* Guards. Before a step is queued, gradients that no scaled loss has had checked are checked here, and the scalers of
+ * the losses that led to it are updated once, at the first step that follows them. When the report of a skipped step
+ * has been read, it is logged. */
 #include "guard.h"
 
 #include <inttypes.h>
@@ -56,7 +56,7 @@ static void update_scaler(amp_scaler *scaler) {
     scaler->logs_updates = false;
 }
 
-/* Within a scaled loss; or explicitly used: a scaler that waits for amp_scaler_update would never hear of this step. */
+/* Within a scaled loss; or with a scaler of the explicit way, which this step would not update. */
 static cairn_status refuse(const struct cairn__guard *g) {
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
             "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
@@ -146,7 +146,7 @@ static void name_ranks(const struct cairn__ranks *ranks, char *text, size_t nbyt
     if (count == 0) snprintf(text, nbytes, ", in the sum over the ranks alone: the gradient of each rank is finite");
 }
 
-/* What all the overflows have in common, as far as it is worth a word. */
+/* The first micro-batch, and the rank or ranks, that the overflows have in common. */
 static void where_from(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
                        size_t nbytes) {
     uint32_t first = 0;

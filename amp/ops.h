@@ -15,7 +15,7 @@ enum {
 struct cairn__amp_op_row {
     int op;
     amp_cast cast;
-    bool is_fixed; /* it computes nothing: nobody may give it another class */
+    bool is_fixed; /* it computes nothing: its class cannot be changed */
     const char *reason;
 };
 

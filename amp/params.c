@@ -1,7 +1,7 @@
 /* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
  *
  * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_next_scale returned its
- * scale; they are checked by the next call of amp_next_scale, a step, or whoever forgets them. */
+ * scale; they are checked by the next call of amp_next_scale, a step, or a call that forgets them. */
 #include <math.h>
 
 #include "context.h"
@@ -24,8 +24,8 @@ cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_o
 
 /* ---- losses ---- */
 
-/* Counts the loss whose scale was told last, if it is not counted yet; also for gradients of a later step that were
- * declared without asking for a scale. */
+/* Counts the loss whose scale amp_next_scale returned last, if it is not counted yet; also for gradients of a later
+ * step that were declared without asking for a scale. */
 static void count_shown_loss(amp_context *amp, bool is_unsynced) {
     struct cairn__guard *g = amp->guards[0];
     if (amp->shown.counted && g->micro_batch > 0) return;

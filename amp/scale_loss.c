@@ -1,10 +1,10 @@
-/* The scaled loss and what follows it: scale before backward, look after it, decide at the step.
+/* The scaled loss and what follows it: scale before backward, check after it, decide at the step.
  *
  * The scale lives on the device and goes with the loss: scaling copies it into a cell together with its inverse, and
  * backward points every parameter set it reaches at that cell, where the optimizer's pass reads it.
  * Whether a gradient overflowed is known when backward has settled: from the reduction that added the ranks up, or from
- * a read of the gradients. That read is put off until somebody reads, changes or forgets them, who may have looked
- * already. All ranks then hold equal gradients, so all decide alike without asking. */
+ * a read of the gradients. That read is put off until a call reads, changes or forgets them, which may have checked
+ * them already. All ranks then hold equal gradients, so all decide alike without an exchange. */
 #include <math.h>
 #include <string.h>
 
@@ -35,7 +35,8 @@ static bool is_given(const struct cairn__loss *loss, size_t i) {
 
 /* ---- looking after the last loss ---- */
 
-/* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler is told. */
+/* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler's found is
+ * raised. */
 static void share(amp_context *amp, const struct cairn__loss *loss) {
     struct cairn_device *d = amp->env->device;
     uint32_t *into[CAIRN__SHARE_MAX];

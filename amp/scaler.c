@@ -1,4 +1,5 @@
-/* Loss scalers as objects. What is asked of one is answered from what was heard; the truth stands in device memory. */
+/* Loss scalers as objects. Getters return the state after the last report that was read (`known`); the state itself is
+ * in device memory. */
 #include "scaler.h"
 
 #include <assert.h>
@@ -186,7 +187,7 @@ cairn_tensor *cairn__scaler_scale(amp_scaler *s, cairn_tensor *loss, uint32_t *f
     return cell ? cairn__scale_loss(loss, s->state, cell, found) : NULL;
 }
 
-/* The cell holds what the user was told, whatever the device makes of the scale meanwhile. */
+/* The cell holds the scale that is returned to the user, whatever updates the device makes meanwhile. */
 static cairn_status tell_anew(struct amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     struct cairn__loss_scale *cell = next_cell(s);

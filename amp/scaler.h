@@ -123,14 +123,14 @@ void cairn__scaler_drop_found(amp_scaler *scaler);
 /* One more loss waits for an update; what it may find goes to &scaler->state->found. */
 void cairn__scaler_add_pending(amp_scaler *scaler);
 
-/* Hears the reports that have come: scale, unskipped, records, the user's update. Never waits; does nothing while a
+/* Reads the reports that have come: scale, unskipped, records, the user's update. Never waits; does nothing while a
  * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: of the user's
  * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that
  * is at its floor would be lowered. */
 cairn_status cairn__scaler_read_reports(amp_scaler *scaler);
 
-/* Waits for the device and hears the rest. Errors: CAIRN_ESTATE losses that were scaled wait for their step, or a graph
- * is being recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
+/* Waits for the device and reads the remaining reports. Errors: CAIRN_ESTATE losses that were scaled wait for their
+ * step, or a graph is being recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
 cairn_status cairn__scaler_synchronize(amp_scaler *scaler, const char *where);
 /* Errors: CAIRN_EINVAL it can be no scaler of that kind. */
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where);

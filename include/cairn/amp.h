@@ -3,7 +3,7 @@
  * Follows apex.amp (NVIDIA/apex 25.04, apex/amp) in levels, properties, override rules and the default scaler;
  * docs/from-apex.md puts each of its calls beside ours, with every difference. The main ones: works on the CPU; f16 or
  * bf16 at every level; an object, not global state; the scale has a floor of 1; a static scale skips non-finite steps
- * too; a scaler is told once a step, not once a backward; masters are made at once, from the original bits.
+ * too; a scaler is updated once a step, not once a backward; masters are made at once, from the original bits.
  * Threads: one thread per context at a time; contexts of different environments are independent. */
 #ifndef CAIRN_AMP_H
 #define CAIRN_AMP_H
@@ -40,7 +40,7 @@ enum { AMP_MAX_LOSSES = 64 };
 
 /* Choices; 0 takes the level's default, so a switch is turned off by CAIRN_OFF and not by false. What contradicts the
  * level or another field is refused with a sentence that says what to do, and so is what would never happen; what is so
- * anyway may be asked for. */
+ * anyway may be set. */
 struct amp_options {
     size_t struct_size;
     amp_opt_level opt_level; /* O1 */
@@ -138,17 +138,17 @@ CAIRN_API cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_
  *              none. AMP_KEEP_TYPES: f32 ones stay f32, and half ones, of whichever type, get masters at O2.
  *   optimizer  over parameters of the set; NULL: the user updates (amp_begin_step)
  *
- * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step asks
- *            nobody: gradients have been averaged by the user before they were declared ready (or are not meant to be).
- *            amp_begin_step agrees with the other ranks.
+ * Ranks      ddp_create_params averages gradients, and all ranks see the same overflow. Without it cairn_step
+ *            decides on this rank alone: the user has averaged gradients before declaring them ready (or does not
+ *            average). amp_begin_step agrees with the other ranks.
  * Errors     as amp_initialize; CAIRN_EINVAL a module's set, a parameter of the other half type, stochastic_rounding of
  *            values in f32 memory. */
 CAIRN_API cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_optimizer *optimizer,
                                              const struct amp_options *options, amp_context **out);
 
-/* Waits for the device, so that nothing it has to say of skipped steps is lost; takes hooks away and frees the context.
- * Weights stay in the type they have, so that a half model can neither be initialised again nor take f32 inputs;
- * gradients that wait for a step keep their worth; results of the step are gone, as after cairn_zero_grad. */
+/* Waits for the device, so that no report of a skipped step is lost; takes the guards off the optimizers and frees the
+ * context. Weights stay in the type they have, so that a half model can neither be initialised again nor take f32
+ * inputs; pending gradients keep their scale; results of the step are gone, as after cairn_zero_grad. */
 CAIRN_API void amp_destroy(amp_context **amp);
 
 /* ---- scaled losses ---- */
@@ -159,8 +159,8 @@ CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_
 
 /* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss,
  * which returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end. Where a gradient of any of
- * the optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is told at the first
- * of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers.
+ * the optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is updated at the
+ * first of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers.
  * So it is where the loss itself is infinite or NaN before it is scaled, whatever its gradients are: the mean of an
  * infinity has finite ones. Under ddp all ranks skip for the loss of one, also of a micro-batch under ddp_no_sync. A
  * scaler cannot tell bad data from a scale that is too high: a dynamic scale is lowered for either, and a batch whose
@@ -182,8 +182,9 @@ struct amp_loss_options {
     int num_optimizers;                 /* of optimizers; 0 and NULL = all of the context */
     cairn_optimizer *const *optimizers; /* every one whose parameters get gradients from this loss */
     /* ON: a further backward before the step follows. Gradients are unscaled in the step in any case, each by the scale
-     * of its own backward; but they are looked at once, with the next loss's of the same loss_id and optimizers, whose
-     * micro-batch an overflow is then told to be. OFF. The second is the same: nothing found is ever forgotten. */
+     * of its own backward; but they are checked once, together with those of the next loss of the same loss_id and
+     * optimizers, whose micro-batch the report then names. OFF. The second is another name of the first: no overflow
+     * that was found is forgotten. */
     cairn_switch delay_unscale, delay_overflow_check;
 };
 #define amp_loss_options(...) (&(struct amp_loss_options){.struct_size = sizeof(struct amp_loss_options), __VA_ARGS__})
@@ -196,14 +197,14 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 
 /* ---- a trainer with its own buffers ---- */
 
-/* The scale that the next loss is multiplied by, as far as is known: on a GPU steps are told late (cairn_step). Where
- * ddp averages the gradients it waits for the device, so that all ranks know the same.
+/* The scale that the next loss is multiplied by, after the last step whose report has been read (on a GPU late, see
+ * cairn_step). Where ddp averages the gradients it waits for the device, so that all ranks return the same.
  *
  * In a context of amp_initialize_params gradients that are declared ready from here on are taken to be multiplied by
  * what this returned last, whatever a device that runs ahead makes of the scale; before the first call they are taken
- * as they are. A loss counts once gradients are declared after it: asking alone, to print it, changes nothing. From a
- * loss that counts to the step that follows it the number stays the same, so that further micro-batches may add to
- * gradients in place. Several losses whose scales differ: cairn_grads_taken between them.
+ * as they are. A loss counts once gradients are declared after the call: a call to print the scale changes nothing.
+ * From a loss that counts to the step that follows it the number stays the same, so that further micro-batches may add
+ * to gradients in place. Several losses whose scales differ: cairn_grads_taken between them.
  * NaN for NULL, where there is no such loss, and in a graph that is being recorded unless the scale is static. 1 where
  * amp is not enabled. */
 CAIRN_API double amp_next_scale(amp_context *amp);
@@ -215,14 +216,14 @@ CAIRN_API CAIRN_DEPRECATED("amp_next_scale_of") double amp_loss_scale_of(amp_con
 
 /* For the user's own update, in place of cairn_step, in a context of amp_initialize_params without an optimizer.
  *
- * Begin looks at the gradients, agrees with the other ranks of the environment (all must call it: where one overflowed
+ * Begin checks the gradients, agrees with the other ranks of the environment (all must call it: where one overflowed
  * all skip, and every rank's report names parameter and rank), and unscales. f32 gradients are unscaled where they are,
  * in the user's memory; what is half or was accumulated is read through amp_master_params. *skip = 1: an overflow;
  * leave weights alone, gradients mean nothing. Waits for the device where there is something to look for. On several
  * ranks gradients may be averaged now.
  * The user then updates what amp_master_params shows as data: masters, or his own weights where there are none.
  * End writes the weights rounded from the masters, or rounds f32 memory with half values, and reports; after a skip
- * too. The scale that follows is told by the next amp_next_scale.
+ * too. The next amp_next_scale returns the scale that follows.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE out of order, the context has an optimizer or models, or a graph is being
  * recorded; CAIRN_ENOMEM; CAIRN_ENUMERIC from end: an overflow at the floor; CAIRN_EPEER, CAIRN_ETIMEOUT from begin. */
 CAIRN_API cairn_status amp_begin_step(amp_context *amp, int *skip);

@@ -109,7 +109,7 @@ struct ddp_options {
 
 /* ---- for modules ---- */
 
-/* Makes the ranks' models one: checks that all have the same parameters and buffers and were told the same options,
+/* Makes the ranks' models one: checks that all have the same parameters, buffers and options,
  * sends rank 0's masters, weights and buffers to all (half weights are re-rounded from the masters), and moves the
  * gradients into buckets of group memory. From then on cairn_backward averages gradients over the ranks before it
  * returns.
@@ -153,7 +153,7 @@ CAIRN_API cairn_status ddp_create_params(cairn_param_set *set, cairn_group *grou
  * or written until ddp_wait: calls that would (a step, clipping, zero_grad, cairn_grads_taken, another loss scale)
  * refuse. The first declaration after the first ddp_wait plans buckets anew and is collective. Errors: as
  * cairn_grads_ready; CAIRN_ESTATE a parameter was declared already since the last ddp_wait, or with static_graph was
- * not before the first one. What goes wrong in a bucket is told by ddp_wait. After a failure that ends a backward this
+ * not before the first one. ddp_wait returns what fails in a bucket. After a failure that ends a backward this
  * call repeats its cause, and so does ddp_wait; a rank alone begins anew after that. */
 CAIRN_API cairn_status ddp_grads_ready(ddp_context *ddp, size_t first, size_t count);
 
@@ -168,12 +168,12 @@ CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
 /* ---- accumulation over several backwards ---- */
 
 /* on not 0: backwards (or ddp_wait) from here on keep their gradients on this rank, unscaled, in f32, scalers are not
- * told of them, and the first one after ddp_no_sync(ddp, 0) reduces the sum of all: round(kept * S + its own) travels,
- * S being its scale. An overflow in any of them is found there, on all ranks, and is one skipped step. It holds for
- * forward and backward of a batch: switch it before the forward. torch's no_sync(), apex's disable_allreduce and
- * enable_allreduce.
+ * updated for them, and the first one after ddp_no_sync(ddp, 0) reduces the sum of all: round(unsynced * S + its own)
+ * is reduced, S being its scale. An overflow in any of them is found there, on all ranks, and is one skipped step. It
+ * holds for forward and backward of a batch: switch it before the forward. torch's no_sync(), apex's disable_allreduce
+ * and enable_allreduce.
  *
- * Whoever reads, clips or applies gradients before that gets those of this rank, and ranks that step with them part.
+ * A call that reads, clips or applies gradients before that uses those of this rank; ranks that apply them diverge.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, or between ddp_grads_ready and ddp_wait; CAIRN_ENOMEM. Cost: an
  * f32 accumulator for each parameter, made on first need. Source: torch/nn/parallel/distributed.py, no_sync. */
 CAIRN_API cairn_status ddp_no_sync(ddp_context *ddp, int on);
@@ -205,8 +205,8 @@ CAIRN_API cairn_status ddp_reduce(ddp_context *ddp);
  *     }
  *
  * A rank without input goes through the same step with gradients of zero, so that scale, masters, weights and moments
- * stay equal on all ranks; torch's Join lets scalers and moments drift and sends a model around at the end. Each step
- * is asked about by itself: a rank may have input again later.
+ * stay equal on all ranks; torch's Join lets scalers and moments drift and sends a model around at the end. Call it
+ * before each step: a rank may have input again later.
  *
  *   have_input  not 0: this rank has a batch for the step that comes
  *   active      out: ranks that have one; 0 = none, and nothing more is to be done

@@ -118,9 +118,9 @@ CAIRN_API cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_
 /* Queues an update of every parameter that has a gradient; parameters without one keep weight and state. Where amp
  * found an infinite or NaN gradient, on any rank, nothing is written.
  *
- * Late      On the CPU the step is done when the call returns. On a GPU it is decided and done there, and what is known
- *           of it here comes later, at the earliest with the next cairn_step: messages, the counters below,
- *           CAIRN_ENUMERIC. After cairn_env_synchronize all that was queued is known.
+ * Late      On the CPU the step is done when the call returns. On a GPU it is decided and done there, and the host
+ *           learns of it later, at the earliest in the next cairn_step: messages, the counters below, CAIRN_ENUMERIC.
+ *           After cairn_env_synchronize the host knows of all steps that were queued.
  * Errors    CAIRN_EINVAL NULL; CAIRN_ESTATE the backward before failed, or a scaled loss waits for its end (nothing was
  *           written); CAIRN_ENOMEM; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss scale is at its floor and gradients still
  *           overflow, in this step or (on a GPU) an earlier one. */

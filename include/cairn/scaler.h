@@ -1,8 +1,8 @@
 /* Loss scalers: how large the scale is, and when it changes; and the explicit way to use one, as torch's GradScaler.
  *
- * A scaler is a state machine over "a gradient was infinite or NaN". It is told once for every step that its losses
- * lead to, however many losses, micro-batches and optimizers that step had. The scale stands in device memory; what is
- * told here is what is known of it: on the CPU all, on a GPU as late as cairn_step says.
+ * A scaler is a state machine over "a gradient was infinite or NaN". It is updated once for every step that its losses
+ * lead to, however many losses, micro-batches and optimizers that step had. The scale is in device memory; these calls
+ * return it as of the last report that was read: on the CPU the current one, on a GPU as late as cairn_step says.
  * Threads: one thread per scaler at a time. */
 #ifndef CAIRN_SCALER_H
 #define CAIRN_SCALER_H
@@ -100,7 +100,7 @@ CAIRN_API double amp_scaler_get_scale(const amp_scaler *scaler);
 CAIRN_API CAIRN_DEPRECATED("amp_scaler_get_scale") double amp_scaler_scale_now(const amp_scaler *scaler);
 
 /* state: AMP_SCALER_STATE_INIT. Waits for the device. Errors: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded;
- * CAIRN_EDEVICE; what an update of AMP_SCALER_USER that is heard of now did wrong. */
+ * CAIRN_EDEVICE; what an update of AMP_SCALER_USER that is called now did wrong. */
 CAIRN_API cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_state *state);
 
 /* Takes every field but struct_size; a scale outside of [min_scale, max_scale] becomes the nearer of them, and
@@ -137,7 +137,7 @@ CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
  *     amp_scaler_step(scaler, optimizer, &stepped);
  *     amp_scaler_update(scaler);                          (once, after all optimizers)
  *
- * An optimizer whose own gradients overflowed does not step; the others do. The scaler is told once, in update,
+ * An optimizer whose own gradients overflowed does not step; the others do. The scaler learns once, in update,
  * whether any did. Several losses and backwards may come before: they add up, each by the scale it was multiplied by.
  * The forward may be inside amp_autocast_begin and _end; the backward is no part of that.
  *
@@ -153,16 +153,16 @@ CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
  * gradients that were unscaled may be added to. */
 CAIRN_API cairn_status amp_scaler_create(cairn_env *env, const struct amp_scaler_options *options, amp_scaler **out);
 
-/* Waits for the device, so that nothing it has to say is lost. Before env; before or after optimizers. Gradients that
- * wait for a step keep their worth. Of a context's scaler: nothing happens but *scaler = NULL. */
+/* Waits for the device, so that no report is lost. Before env; before or after optimizers. Pending gradients keep their
+ * scale. Of a context's scaler: nothing happens but *scaler = NULL. */
 CAIRN_API void amp_scaler_destroy(amp_scaler **scaler);
 
 /* loss * scale, f32. NULL on error, and where loss is NULL; cairn_backward(NULL) returns the cause. */
 CAIRN_API cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss);
 
-/* Looks for infinities, and makes the optimizer's gradients true f32 ones: cairn_optimizer_masters shows them, and of
- * f32 parameters cairn_param_set_get too. A read and write of the gradients, and for half ones f32 memory at the first
- * call; clipping by norm (cairn_clip_grad_norm) has no need of it. Does not wait.
+/* Checks for overflow, and makes the optimizer's gradients unscaled f32 ones: cairn_optimizer_masters shows them, and
+ * of f32 parameters cairn_param_set_get too. A read and write of the gradients, and for half ones f32 memory at the
+ * first call; clipping by norm (cairn_clip_grad_norm) has no need of it. Does not wait.
  * Errors: CAIRN_ESTATE "unscale has already been called on this optimizer since the last update", or it is called
  * after step; no loss was ever scaled, the backward before failed, or the optimizer belongs to another scaler or
  * context; CAIRN_EINVAL; CAIRN_ENOMEM. */
@@ -174,14 +174,16 @@ CAIRN_API cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *o
  * those of cairn_step. */
 CAIRN_API cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int *stepped);
 
-/* Tells the scaler. What an unscale found for a step that never came is told too, and then forgotten. Does not wait.
+/* Updates the scaler, also with what an unscale found for a step that was not made, which is then forgotten. Does not
+ * wait.
  * Errors: CAIRN_ESTATE "no inf checks were recorded prior to update": no step or unscale of gradients since the last
  * one; CAIRN_ENUMERIC an overflow at the floor, on a GPU an earlier one's too; what an update of AMP_SCALER_USER did
  * wrong; CAIRN_EDEVICE. */
 CAIRN_API cairn_status amp_scaler_update(amp_scaler *scaler);
 
-/* torch: update(new_scale), in place of an update: nothing is told, the growth tracker stays. Of a context's scaler
- * that is not used the explicit way only the scale changes. Losses scaled before keep their own. Does not wait.
+/* torch: update(new_scale), in place of an update: overflows that were found are dropped, the growth tracker stays. Of
+ * a context's scaler that is not used the explicit way only the scale changes. Losses scaled before keep their own.
+ * Does not wait.
  * Errors: CAIRN_EINVAL out of [min_scale, max_scale]; CAIRN_ESTATE a graph is being recorded. */
 CAIRN_API cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale);
 

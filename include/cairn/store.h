@@ -39,17 +39,17 @@ struct cairn_tcp_store_options {
 #define cairn_tcp_store_options(...) \
     (&(struct cairn_tcp_store_options){.struct_size = sizeof(struct cairn_tcp_store_options), __VA_ARGS__})
 
-/* Joins the store at host:port, retrying until somebody answers there or the timeout is over; it may be Cairn's or
+/* Joins the store at host:port, retrying until a store answers there or the timeout is over; it may be Cairn's or
  * PyTorch's of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips asking which). With is_server it is
  * served here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
- * Errors: CAIRN_EINVAL host, port, options; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT nobody answered, or fewer than
+ * Errors: CAIRN_EINVAL host, port, options; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT no store answered, or fewer than
  * world_size joined. torch: TCPStore */
 CAIRN_API cairn_status cairn_tcp_store_create(const char *host, int port, const struct cairn_tcp_store_options *options,
                                               cairn_store **out);
 
 /* Keeps everything in the file at path, which may be on a file system that machines share (with working locks). It is
  * made where it is not there. world_size stores use it, one a process or thread, none made before a fork; the last of
- * them to be destroyed removes it; 0 = nobody does. A process that is killed does no harm: what it wrote in part counts
+ * them to be destroyed removes it; 0 = it stays. A process that is killed does no harm: what it wrote in part counts
  * as not written, and the file stays. Where an earlier run's file was left behind, its keys are still there: choose a
  * new path for each run. The file's bytes are Cairn's own: PyTorch's FileStore does not read them, nor the reverse.
  * timeout: seconds, 0 = CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL, also for a file that is something else;
@@ -63,7 +63,7 @@ CAIRN_API cairn_status cairn_hash_store_create(double timeout, cairn_store **out
  * threads. torch: PrefixStore */
 CAIRN_API cairn_status cairn_prefix_store_create(const char *prefix, cairn_store *store, cairn_store **out);
 
-/* Leaves; with is_server also ends the service, for everybody. */
+/* Leaves the store; with is_server also ends the service, for all that have joined. */
 CAIRN_API void cairn_store_destroy(cairn_store **store);
 
 /* Seconds, positive. A prefix store passes it on to its store. */

@@ -1,5 +1,5 @@
 /* Agreement on parameters and buffers. Every rank describes what it has in words and compares a hash of them with
- * everybody's; only where they differ all words are exchanged, and every rank finds the same first difference, so that
+ * those of all; only where they differ all words are exchanged, and every rank finds the same first difference, so that
  * all fail: torch's one-way broadcast leaves rank 0 hanging. */
 #include <stdio.h>
 #include <string.h>

@@ -15,7 +15,7 @@
  *   agree.c     do all ranks have the same parameters
  *   outcome.c   did it go well on all of them
  *   times.c     when things happened in an iteration
- *   logging.c   what is told of times, sizes and options
+ *   logging.c   times, sizes and options, for the user, the log and the file
  */
 #ifndef CAIRN__DDP_CONTEXT_H
 #define CAIRN__DDP_CONTEXT_H
@@ -35,7 +35,7 @@ struct cairn__ddp_slot {
     bool in_place; /* its gradient lies in the arena; else it is copied (and cast) there when it is ready, and back */
     bool arrived;  /* in this backward */
     bool zero;     /* it arrived without a gradient: zeros stand in when its bucket goes out */
-    bool used;     /* in this backward, by this rank; once the ranks have been asked, by any */
+    bool used;     /* in this backward, by this rank; after share_used, by any */
     bool in_graph, used_first; /* static_graph: the first backward reached it here; any rank used it there */
 };
 
@@ -176,9 +176,9 @@ cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t n
 
 /* ---- agree.c ---- */
 
-/* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and what
- * amp was told. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words, unless
- * ranks differ. */
+/* Collective over the channel: name, dtype, shape and order of parameters and buffers that are not ignored, and the
+ * set's precision. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words,
+ * unless ranks differ. */
 cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
 
 /* ---- weights.c ---- */
@@ -204,7 +204,7 @@ enum { CAIRN__DDP_NAMES_NBYTES = 700 };
 size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test is_meant, char *text, size_t nbytes);
 
 /* Before anything of this backward is sent: which parameters will not come. Refuses them, or lets them arrive, with
- * what no_sync has kept or empty. Of raw buffers nobody knows yet. */
+ * what no_sync has kept or empty. Of a user's set this is not known yet. */
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d);
 /* Whether bucket b need not be sent: no rank has anything for it. */
 bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b);

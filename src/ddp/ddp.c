@@ -162,7 +162,7 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
     return cairn__ddp_make(&request, out);
 }
 
-/* What a dead channel died of was told before, where it had a caller who could hear it. */
+/* Why a channel died is logged here only if no call has returned it before. */
 void ddp_destroy(ddp_context **ddp) {
     if (!ddp || !*ddp) return;
     struct ddp_context *d = *ddp;

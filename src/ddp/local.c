@@ -52,7 +52,7 @@ out:
 static cairn_status check_had_backward(const struct ddp_context *d) {
     uint8_t all[CAIRN__MAX_RANKS], mine = d->set->backward != REDUCTION;
     int with = -1, without = -1;
-    if (d->set->env->device->capturing) return CAIRN_OK; /* runs before the recording have told */
+    if (d->set->env->device->capturing) return CAIRN_OK; /* known from runs before the recording */
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     for (int r = cairn_group_size(d->channel); r-- > 0;) *(all[r] ? &with : &without) = r;

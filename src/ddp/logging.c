@@ -1,4 +1,4 @@
-/* What is told of a context. One table names the fields, for the file and for the log. */
+/* What ddp reports of a context. One table names the fields, for the file and for the log. */
 #include "cairn/ddp_logging.h"
 
 #include <errno.h>
@@ -365,7 +365,7 @@ static cairn_status name_file(const struct ddp_context *d, struct cairn__ddp_tex
     return at ? append(path, "%.*s%d%s", (int)(at - name), name, env_rank(d), at + 2) : append(path, "%s", name);
 }
 
-/* A file that cannot be written is told once. */
+/* A file that cannot be written is logged once. */
 static void leave_file(ddp_context *d) {
     if (!d->log.path.used) return;
     d->log.left_ns = cairn__now_ns();

@@ -1,4 +1,4 @@
-/* What is told of a context: to who asks (cairn/ddp_logging.h), in the log, in a file. */
+/* What ddp reports of a context: by ddp_get_logging_data (cairn/ddp_logging.h), in the log, in a file. */
 #ifndef CAIRN__DDP_LOGGING_H
 #define CAIRN__DDP_LOGGING_H
 

@@ -159,7 +159,7 @@ enum { NUM_OPTIONS = sizeof(option_names) / sizeof(option_names[0]), NUM_LISTS =
 
 static const char *const list_names[NUM_LISTS] = {"ignored", "allreduce_trigger_params"};
 
-/* What one rank was told; equal memory = the same. */
+/* The options of one rank; equal memory = the same. */
 struct told {
     char call[32];
     double values[NUM_OPTIONS];

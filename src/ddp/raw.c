@@ -20,7 +20,7 @@ static cairn_status check_context(const char *call, const ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* Before anything is sent, so that all ranks hear of it. */
+/* Before anything is sent, so that all ranks fail with it. */
 static cairn_status check_in_graph(const struct ddp_context *d, size_t first, size_t count) {
     for (size_t i = first; i < d->set->count && i - first < count; i++) {
         const size_t s = d->slot_of[i];
@@ -95,7 +95,7 @@ static cairn_status check_declared(struct ddp_context *d) {
     return CAIRN_OK;
 }
 
-/* A rank may have no gradient at all, and never have asked for the scale of those of the others. */
+/* A rank may have no gradient at all, and so not have called amp_next_scale for the scale of the others. */
 static cairn_status begin_with_none(struct cairn_param_set *set) {
     cairn_status st = CAIRN_OK;
     if (set->losses) TRY(set->losses->take_scale(set->losses));

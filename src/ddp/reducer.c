@@ -248,7 +248,7 @@ static void copy_back(struct ddp_context *d, const struct cairn__ddp_bucket *buc
     }
 }
 
-/* A slot that nobody wrote in this backward counts as a gradient of zero: other ranks may have one. */
+/* A slot that this rank did not write in this backward counts as a gradient of zero: other ranks may have one. */
 static cairn_status write_zeros(struct ddp_context *d, size_t s) {
     struct cairn__param *p = d->slots[s].param;
     void *slot = NULL;
@@ -354,8 +354,8 @@ static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
 
 /* ---- losses that are infinite or NaN themselves ---- */
 
-/* The gradients need not show it, so words of all ranks go beside them, and first, so that nobody waits for them. Group
- * memory, like the buckets: ranks that outnumber processors take no turns there. */
+/* The gradients need not show it, so words of all ranks go beside them, and first, so that no rank waits for them.
+ * Group memory, like the buckets: ranks that outnumber processors take no turns there. */
 static cairn_status send_losses(struct ddp_context *d) {
     const struct cairn_param_set *set = d->set;
     const size_t n = (size_t)set->env->size;
@@ -507,7 +507,7 @@ static void failed(void *ctx) {
     (void)cairn__fail(status, "%s", d->cause); /* the user's to read */
 }
 
-/* Of several models nobody knows which one it was to be; so all of them say so. */
+/* Which of several models the loss was to reach is not known: all of them fail. */
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     if (!d->model || cairn_group_size(d->channel) == 1) return CAIRN_OK;

@@ -1,8 +1,8 @@
 /* Batch normalisation over ranks: what nn's batch_norm tells of a share is brought together here.
  *
  * Layers over the same ranks send through one channel, which the last of them ends. Whether there is one already is
- * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that cannot says
- * so in the same message, so that none waits for it. */
+ * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that fails
+ * sends that in the same message, so that none waits for it. */
 #include "cairn/sync_batch_norm.h"
 
 #include <inttypes.h>
@@ -181,7 +181,7 @@ static cairn_status compare_wishes(cairn_group *group, const struct wish *all, c
 
 enum { AT_A_TIME = 16 };
 
-/* A few layers at a time, in memory that need not be asked for: a rank that got none would leave the others waiting. */
+/* A few layers at a time, in memory that need not be allocated: a rank without it would leave the others waiting. */
 static cairn_status compare_channels(cairn_group *group, const struct layers *l) {
     int64_t all[CAIRN__MAX_RANKS * AT_A_TIME];
     cairn_status st = CAIRN_OK;
@@ -236,7 +236,7 @@ static void share(const struct layers *l) {
     }
 }
 
-/* All ranks' layers, or none. own: this rank's status; where it is an error the others are told. */
+/* All ranks' layers, or none. own: this rank's status; if it is an error the other ranks fail with it. */
 static cairn_status synchronise(cairn_env *env, cairn_group *group, struct layers *l, cairn_status own) {
     struct cairn__sync_channel *spare = NULL;
     int64_t number = 0;

@@ -1,8 +1,8 @@
 /* Which parameters take part in a backward, here and on the other ranks.
  *
- * nn knows before it walks which parameters it will write. What no_sync has kept takes part as well. The rest is an
- * error that all ranks hear of before anything is sent; or it counts as zero, and then a word from every rank tells
- * which parameters nobody had a gradient for: these are left as if there had been no backward. */
+ * nn knows before a backward which parameters it will write. Unsynced gradients take part as well. A parameter without
+ * either is an error on all ranks before anything is sent; or it counts as zero, and then maps that ranks exchange show
+ * for which parameters no rank had a gradient: these are left as if there had been no backward. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static bool bit_of(const uint8_t *map, size_t i) {
     return map[i / 8] >> i % 8 & 1;
 }
 
-/* [size of channel + 1][map_nbytes]: everybody's, and at the end this rank's. */
+/* [size of channel + 1][map_nbytes]: every rank's, and at the end this rank's. */
 static cairn_status make_maps(struct ddp_context *d) {
     if (d->maps) return CAIRN_OK;
     return cairn__calloc((size_t)cairn_group_size(d->channel) + 1, map_nbytes(d), (void **)&d->maps);
@@ -162,7 +162,7 @@ static cairn_status judge(struct ddp_context *d) {
 
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
-    if (!d->model) return CAIRN_OK; /* what will be declared nobody knows */
+    if (!d->model) return CAIRN_OK; /* which gradients will be declared is not known */
     TRY(judge(d));
     if (allows_unused(d)) TRY(make_maps(d));
     for (size_t s = 0; s < d->num_slots; s++) {

@@ -17,7 +17,7 @@ struct cairn__step_guard {
     cairn_status (*before)(void *ctx, struct cairn__step_end *end);
     /* (optional) The report of a step has been read: on the CPU before cairn_step returns, on a GPU later, in order.
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
-     * status is returned by cairn_step, or by whoever else read the report. */
+     * status is returned by cairn_step, or by the call that read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     const void *owner;          /* only parameters of sets that it has prepared may be added; NULL = any */
     void (*release)(void *ctx); /* (optional) the optimizer ends: may take the guard off; else the optimizer stays */
@@ -27,9 +27,9 @@ struct cairn__step_guard {
 void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_guard *guard);
 void *cairn__step_guard_of(const cairn_optimizer *optimizer); /* its ctx; NULL where there is none */
 
-/* Gradients become what the step will read: what is unsynced is taken, losses that wait are looked at
- * (cairn__env_resolve), clipping is applied where other gradients have come since, and what accumulates is added up,
- * before anybody asks whether something overflowed: the sum may. Errors: CAIRN_ENOMEM; those of whoever looks. */
+/* Makes gradients what the step will read: takes unsynced sums, checks the losses that wait (cairn__env_resolve),
+ * applies the clipping coefficient where other gradients have come since, and accumulates slots beside sums. Before the
+ * check for overflow, since a sum may overflow. Errors: CAIRN_ENOMEM; those of the resolver. */
 cairn_status cairn__optimizer_prepare(cairn_optimizer *optimizer);
 
 /* The last report that has come, read without waiting; number is 0 before the first. */
@@ -43,7 +43,7 @@ struct cairn__param *const *cairn__optimizer_param_list(const cairn_optimizer *o
 /* The sets its parameters belong to, each once. */
 struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *optimizer, size_t *count);
 
-/* Makes the flags speak of the gradients as they are: one read of those that nobody has looked at. */
+/* Makes the flags speak of the gradients as they are: one read of those that are not CHECKED. */
 void cairn__optimizer_check(cairn_optimizer *optimizer);
 
 /* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; and of losses that

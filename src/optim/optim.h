@@ -71,7 +71,7 @@ struct cairn_optimizer {
     double *lrs;   /* [num_groups] */
     double *norms; /* [count + 1]: of lists of gradients, then of all of them */
     bool clipped;  /* state->clip may not be 1 */
-    bool warned;   /* that nobody looks for overflow */
+    bool warned;   /* that no guard checks for overflow */
     bool noted;    /* state->skip and overflows may be raised, because of gradients that are seen */
 
     struct cairn__step_report *reports; /* what the device writes and the host reads */

@@ -1,5 +1,4 @@
-/* What the device says of steps, heard as it comes: on the CPU before cairn_step returns, on a GPU usually during the
- * next step. */
+/* Reports of steps, read as they come: on the CPU before cairn_step returns, on a GPU usually during the next step. */
 #include "core/trace.h"
 #include "device/reports.h"
 #include "optim/optim.h"

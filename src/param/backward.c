@@ -3,7 +3,7 @@
 #include "core/status.h"
 #include "param/param.h"
 
-/* NULL = nobody. */
+/* NULL = none, or not of unsynced gradients. */
 static const struct cairn__grad_listener *listener_of(const struct cairn_param_set *set) {
     return set->unsynced ? NULL : set->listener;
 }

@@ -11,7 +11,7 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
     return CAIRN_OK;
 }
 
-/* Of a set that somebody listens to, a declaration after settle is a backward of its own. */
+/* Of a set with a listener, the first declaration after settle begins a backward. */
 static cairn_status begin_declaring(struct cairn_param_set *set) {
     cairn_status st = set->in_backward ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->scale);
     if (st != CAIRN_OK) cairn__param_set_abort(set);

@@ -9,7 +9,7 @@
 struct cairn__grad {
     struct cairn__param *param;
 
-    void *memory;     /* of the slot; NULL until somebody needs it */
+    void *memory;     /* of the slot; NULL until it is needed */
     bool owns_memory; /* not the user's, not a bucket's */
     float *sum;       /* accumulated; made on first need, as is */
     float *unsynced_sum;
@@ -438,7 +438,7 @@ static void raise_agreed(struct cairn__grad *g) {
 
 /* ---- step ---- */
 
-/* Whoever steps or clips finds an overflow by the flag of the last backward, so that its scaler hears of it. */
+/* Steps and clipping find an overflow by the flag of the last backward, which updates that loss's scaler. */
 cairn_status cairn__grad_take_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(g);

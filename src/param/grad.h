@@ -101,7 +101,7 @@ bool cairn__grad_is_incomplete(const struct cairn__grad *g);     /* its backward
 /* The slot; else the accumulated sum; else the unsynced one. */
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g);
 
-/* The memory of the slot; NULL until somebody needs it. */
+/* The memory of the slot; NULL until it is needed. */
 void *cairn__grad_memory(const struct cairn__grad *g);
 
 bool cairn__grad_owns_memory(const struct cairn__grad *g); /* it is not the user's, nor a bucket's */
@@ -110,7 +110,7 @@ bool cairn__grad_owns_memory(const struct cairn__grad *g); /* it is not the user
 
 cairn_status cairn__grad_make_memory(struct cairn__grad *g); /* where there is none */
 
-/* The slot is memory of somebody else's from now on: a bucket, the user's. What was in it is not moved. NULL: the next
+/* The slot is in memory of another owner from now on: a bucket, the user. What was in it is not moved. NULL: the next
  * backward makes some. */
 void cairn__grad_place(struct cairn__grad *g, void *slot);
 
@@ -177,7 +177,7 @@ void cairn__grad_agree(struct cairn__grad *g);
 
 /* ---- step ---- */
 
-/* Somebody reads, changes or applies the gradient before ranks have reduced it: what is unsynced counts as this rank's
+/* A call reads, changes or applies the gradient before ranks have reduced it: what is unsynced counts as this rank's
  * gradient from now on, and is checked. A synchronising backward that comes later reduces it after all. */
 cairn_status cairn__grad_take_unsynced(struct cairn__grad *g);
 

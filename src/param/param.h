@@ -6,7 +6,7 @@
  * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The optimizer asks
  * for what to read (cairn__grad_read).
  *
- * While a set keeps its gradients unsynced (ddp's no_sync) the listener hears nothing. */
+ * While a set keeps its gradients unsynced (ddp's no_sync) the listener's functions are not called. */
 #ifndef CAIRN__PARAM_H
 #define CAIRN__PARAM_H
 
@@ -32,7 +32,7 @@ struct cairn__param {
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
     bool owns_data, owns_master;
     bool stochastic;   /* updates of half weights without a master are rounded at random */
-    const void *owner; /* who updates it, an optimizer; NULL = nobody */
+    const void *owner; /* the optimizer that updates it; NULL = none */
 
     struct cairn__grad *gradient;
     uint64_t reached; /* the backward that reaches it, of those that nn has begun last: cairn__param_is_reached */
@@ -78,7 +78,7 @@ struct cairn_param_set {
      *   [flags_count + i]       its accumulated sum is; from which backward is not known
      *   [2 flags_count + ...]   copies of both, for gradients that are each rank's own and whose flags ranks have
      *                           agreed on (cairn__grad_agree)
-     * Raised by whoever checks or reduces gradients. Lowered when the parameter's optimizer takes note of them
+     * Raised by the passes that check or reduce gradients. Lowered when the parameter's optimizer takes note of them
      * (cairn__optimizer_take_flags, _take_sums) or the gradient is forgotten. */
     uint32_t *flags;
     size_t flags_count;        /* of parameters; flags are four times as many */
@@ -94,18 +94,18 @@ struct cairn_param_set {
 
     uint64_t backward;    /* the number of the backward now running or last run */
     bool in_backward;     /* one is running. Of the user's set: from the first gradient declared to settle, and only
-                             where a listener hears of it */
+                             with a listener */
     bool unsynced;        /* gradients that are written from now on stay on this rank (ddp_no_sync) */
     bool spares_unsynced; /* but those of ddp_zero_loss, all zeros, are dropped instead of kept */
-    bool only_unsynced;   /* the last backward was unsynced. Nobody checks gradients then, earlier ones included, since
+    bool only_unsynced;   /* the last backward was unsynced. No gradient is checked then, earlier ones included, since
                              other ranks would not see the overflow; until a reduction, a step or clipping */
 
     bool is_users;                    /* its memory is the user's: cairn_param_set_create made it */
-    struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = nobody scales them */
+    struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = amp does not scale them */
     bool declared, declared_unsynced; /* there are some since these were last looked at */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
-    const struct cairn__grad_listener *listener; /* NULL = nobody */
+    const struct cairn__grad_listener *listener; /* ddp; NULL = none */
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
     const void *amp;       /* the context that has prepared it; NULL = none */
     _Alignas(int32_t) char precision
@@ -179,8 +179,8 @@ static inline cairn_status cairn__param_set_to_half(struct cairn_param_set *set,
 cairn_status cairn__param_set_take_half_values(struct cairn_param_set *set, cairn_dtype half, bool masters,
                                                bool keep_norms);
 
-/* Whether somebody still uses the set; then says so in the log, as an error of `call`, which must leave all as it is: a
- * leak that is told is better than the use of freed memory that would follow. */
+/* Whether an optimizer or context uses the set; then logs an error of `call`, which must leave all as it is: a logged
+ * leak is better than the use of freed memory that would follow. */
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call);
 
 /* sizeof(cairn_param) of 0.8.0. */
@@ -213,7 +213,7 @@ void cairn__param_set_note_declared(struct cairn_param_set *set);
 /* Whether gradients of the user's have been declared since the last call. *only_unsynced: in no_sync alone. */
 bool cairn__param_set_take_declared(struct cairn_param_set *set, bool *only_unsynced);
 
-/* Whether the backward now running writes p's gradient. Of the user's set nobody knows before it is declared: true. */
+/* Whether the backward now running writes p's gradient. Of the user's set, where that is not known: true. */
 static inline bool cairn__param_is_reached(const struct cairn__param *p) {
     return p->set->is_users || p->reached == p->set->backward;
 }
@@ -247,8 +247,8 @@ static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
     return p->set->is_users && p->set->in_backward;
 }
 
-/* Nobody reads, changes or forgets such gradients: CAIRN_ESTATE, with call in the sentence. refuse: true, and the
- * sentence in the log, for calls that return nothing. */
+/* Calls that read, change or forget such gradients are refused: CAIRN_ESTATE, with call in the message. refuse: true,
+ * and the message in the log, for calls that return nothing. */
 cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count);
 bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count);
 
@@ -280,7 +280,7 @@ cairn_status cairn__params_take_unsynced(struct cairn__param *const *params, siz
  * backward. */
 void cairn__params_consume(struct cairn__param *const *params, size_t count);
 
-/* Forgets gradients (nothing is written to memory). Whoever has to look at them has done so: cairn__env_resolve. */
+/* Forgets gradients (nothing is written to memory). Call cairn__env_resolve before, which checks them. */
 void cairn__params_forget(struct cairn__param *const *params, size_t count);
 
 /* All of the set's, and begins a new step of the environment. */
@@ -308,8 +308,8 @@ bool cairn__param_set_take_losses(struct cairn_param_set *set);
 /* Lowers all: the gradients of those losses are forgotten. */
 void cairn__param_set_forget_losses(struct cairn_param_set *set);
 
-/* Whether gradients that are this rank's own wait for a reduction. An optimizer that takes note before it leaves this
- * rank's word as it was, for the others to hear of: save before, restore after. */
+/* Whether unsynced gradients of the set wait for a reduction. An optimizer that takes note before it must leave this
+ * rank's word as it was, for the reduction to pass on: save before, restore after. */
 bool cairn__param_set_keeps_loss(const struct cairn_param_set *set);
 void cairn__param_set_save_loss(const struct cairn_param_set *set);
 void cairn__param_set_restore_loss(const struct cairn_param_set *set);
