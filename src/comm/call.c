@@ -33,6 +33,15 @@ static const char *redop_name(cairn_redop op) {
     return (size_t)op < sizeof(names) / sizeof(names[0]) && names[op] ? names[op] : "?";
 }
 
+void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes) {
+    if (group->is_of_all) {
+        snprintf(text, nbytes, "rank %d", rank);
+    } else {
+        snprintf(text, nbytes, "rank %d of group %lld (rank %d of all)", rank,
+                 (long long)(group->index / CAIRN__MAX_RANKS), group->env_ranks[rank]);
+    }
+}
+
 static bool is_message(const struct cairn__call *call) {
     return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
 }

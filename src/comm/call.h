@@ -1,4 +1,5 @@
-/* A call on a group as the other ranks see it: what must be the same everywhere, and how it reads in a message. */
+/* A call on a group as the other ranks see it: what must be the same everywhere, and how it and its ranks read in a
+ * message. */
 #ifndef CAIRN__COMM_CALL_H
 #define CAIRN__COMM_CALL_H
 
@@ -28,6 +29,9 @@ struct cairn__call {
     int32_t root;    /* root; of send and recv the other rank; of an all-reduce the divisor, 0 = the group's size */
     uint8_t kind, dtype, redop, unused;
 };
+
+/* "rank 1", or in a group of some ranks, or of all in another order, "rank 1 of group 3 (rank 5 of all)". */
+void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes);
 
 /* "all-reduce", "send", ... */
 const char *cairn__call_name(enum cairn__call_kind kind);

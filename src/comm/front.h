@@ -1,8 +1,10 @@
-/* What the files of the front share: group.c, work.c, collective.c, subgroup.c. */
+/* What the files of the front share: failure.c and work.c, which backends use too, and above them group.c, collective.c
+ * and subgroup.c. */
 #ifndef CAIRN__COMM_FRONT_H
 #define CAIRN__COMM_FRONT_H
 
 #include "comm/group_backend.h"
+#include "kernels/kernels.h"
 
 /* A group without a backend's part yet, of the family, not yet in its list; cairn__group_end ends it. */
 cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out);
@@ -13,8 +15,17 @@ void cairn__group_end(cairn_group **group);
 cairn_status cairn__group_add_works(cairn_group *group);
 void cairn__group_free_works(cairn_group *group);
 
-/* Room for what the group's ranks say when they make groups from it. */
-cairn_status cairn__group_make_proposals(cairn_group *group);
+/* What a rank says to the others when they make a group from theirs; subgroup.c. */
+struct cairn__proposal {
+    int64_t made; /* family->made, as this rank knows it */
+    int32_t kind, status;
+    int32_t color, key; /* of a split */
+    int32_t n;          /* of ranks */
+    union {
+        uint8_t ranks[CAIRN__MAX_RANKS];
+        char reason[400]; /* where status is not CAIRN_OK */
+    };
+};
 
 /* Seconds that fit in 64 bits of ns. */
 double cairn__group_clip_timeout(double timeout);

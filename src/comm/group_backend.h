@@ -146,7 +146,4 @@ void cairn__family_progress(cairn_group *group);
 /* For waits: CAIRN_OK, or CAIRN_ESTATE and the sentence. */
 cairn_status cairn__group_was_aborted(const cairn_group *group);
 
-/* "rank 1", or in a group of some ranks, or of all in another order, "rank 1 of group 3 (rank 5 of all)". */
-void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size_t nbytes);
-
 #endif

@@ -14,21 +14,6 @@
 
 enum proposal_kind { NEW = 1, SPLIT, OUTCOME };
 
-struct cairn__proposal {
-    int64_t made;
-    int32_t kind, status;
-    int32_t color, key; /* of SPLIT */
-    int32_t n;          /* of NEW's ranks */
-    union {
-        uint8_t ranks[CAIRN__MAX_RANKS];
-        char reason[400]; /* where status is not CAIRN_OK */
-    };
-};
-
-cairn_status cairn__group_make_proposals(cairn_group *group) {
-    return cairn__calloc((size_t)group->size, sizeof(*group->proposals), (void **)&group->proposals);
-}
-
 static const char *call_name(enum proposal_kind kind) {
     return kind == SPLIT ? "cairn_group_split" : "cairn_group_new";
 }

@@ -1,0 +1,76 @@
+/* How a group fails: the first failure that kills it is kept, reported to the peers, and repeated by every later call. */
+#include <stdio.h>
+
+#include "comm/front.h"
+#include "comm/notes.h"
+#include "core/status.h"
+
+static cairn_status repeat_cause(const cairn_group *group) {
+    if (group->dead == CAIRN_ESTATE) return cairn__fail(CAIRN_ESTATE, "%s", group->cause);
+    return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
+                       group->cause);
+}
+
+cairn_status cairn__group_was_aborted(const cairn_group *group) {
+    if (!atomic_load(&group->aborted)) return CAIRN_OK;
+    return cairn__fail(CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
+}
+
+/* The caller's thread and one that aborts may both get here. */
+static void tell(cairn_group *group, const char *cause) {
+    if (!atomic_exchange(&group->told, true)) group->backend->give_up(group, cause);
+}
+
+static void keep_cause(cairn_group *group) {
+    snprintf(group->cause, sizeof(group->cause), "%s", cairn_last_error());
+}
+
+/* Peers are told before their last words are read: they may not know yet that there is anything to say. */
+static cairn_status die(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+    group->dead = status;
+    group->family->outstanding -= group->outstanding;
+    group->outstanding = 0;
+    keep_cause(group);
+    tell(group, group->cause);
+    const bool is_known = group->family->deadlocked || atomic_load(&group->aborted);
+    if (group->backend->keeps_store && group->family->store && !is_known) {
+        (void)cairn__fail(status, "%s", group->cause); /* who told the peers may have failed meanwhile */
+        (void)cairn__notes_exchange(group, call, status);
+        keep_cause(group);
+    }
+    return cairn__fail(status, "%s", group->cause);
+}
+
+cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+    return status == CAIRN_OK || group->dead != CAIRN_OK ? status : die(group, call, status);
+}
+
+cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+    const bool is_aborted = status == CAIRN_ESTATE && atomic_load(&group->aborted);
+    const bool kills = status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || is_aborted;
+    return kills ? cairn__group_settle_any(group, call, status) : status;
+}
+
+cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
+    return cairn__group_settle_any(group, &group->last, status);
+}
+
+cairn_status cairn__group_check_alive(cairn_group *group) {
+    if (group->dead != CAIRN_OK) return repeat_cause(group);
+    return cairn__group_settle(group, &group->last, cairn__group_was_aborted(group));
+}
+
+static void abort_once(cairn_group *group) {
+    if (atomic_exchange(&group->aborted, true)) return;
+    char name[80], cause[128];
+    cairn__group_name_rank(group, group->rank, name, sizeof(name));
+    snprintf(cause, sizeof(cause), "%s aborted the group", name);
+    tell(group, cause);
+}
+
+void cairn_group_abort(cairn_group *group) {
+    if (!group) return;
+    atomic_fetch_add(&group->aborting, 1);
+    abort_once(group);
+    atomic_fetch_sub(&group->aborting, 1);
+}
