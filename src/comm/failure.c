@@ -1,4 +1,5 @@
-/* How a group fails: the first failure that kills it is kept, reported to the peers, and repeated by every later call. */
+/* How a group fails: the first failure that kills it is kept, is reported to the peers, and every later call repeats
+ * it. */
 #include <stdio.h>
 
 #include "comm/front.h"

@@ -48,13 +48,12 @@ static bool has_room(const struct cairn__shm *s) {
     return s->posted - s->complete < SHM_OUTSTANDING;
 }
 
-cairn_status cairn__shm_post(struct cairn__shm *s, cairn_work *work) {
+void cairn__shm_post_collective(struct cairn__shm *s, cairn_work *work) {
     if (s->queued.first || !has_room(s)) {
-        cairn__shm_enqueue(&s->queued, work);
+        shm_enqueue(&s->queued, work);
     } else {
         publish(s, work);
     }
-    return cairn__shm_step(s);
 }
 
 /* ---- agreement ---- */
@@ -194,12 +193,12 @@ static bool complete(struct cairn__shm *s) {
         s->complete++;
         any = true;
     }
-    while (s->queued.first && has_room(s)) publish(s, cairn__shm_dequeue(&s->queued));
+    while (s->queued.first && has_room(s)) publish(s, shm_dequeue(&s->queued));
     return any && s->done < s->posted;
 }
 
 /* A collective with bounces starts when all before it are complete, so advancing and completing alternate. */
-static cairn_status step_collectives(struct cairn__shm *s) {
+cairn_status cairn__shm_step_collectives(struct cairn__shm *s) {
     bool again = s->complete < s->posted;
     while (again) {
         while (s->done < s->posted) {
@@ -212,11 +211,6 @@ static cairn_status step_collectives(struct cairn__shm *s) {
         again = complete(s);
     }
     return CAIRN_OK;
-}
-
-cairn_status cairn__shm_step(struct cairn__shm *s) {
-    cairn_status st = step_collectives(s);
-    return st == CAIRN_OK && s->active ? cairn__shm_step_messages(s) : st;
 }
 
 /* ---- for messages of failures ---- */

@@ -81,8 +81,8 @@ static bool read_stuck(const struct cairn__shm *s, const struct shm_route *route
     return blocks && turns % 2 == 1 && atomic_load(&theirs->turns) == turns;
 }
 
-cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route) {
-    const struct cairn__call *call = cairn__shm_awaited(s, route);
+cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route,
+                                      const struct cairn__call *call) {
     struct cairn__stuck theirs;
     cairn_group *other = NULL;
     cairn_status st = CAIRN_OK;

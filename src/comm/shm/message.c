@@ -54,7 +54,7 @@ static cairn_status fill_pages(struct shm_route *route, const struct cairn__call
 }
 
 static void append(struct cairn__shm *s, struct shm_route *route, cairn_work *work) {
-    cairn__shm_enqueue(&route->works, work);
+    shm_enqueue(&route->works, work);
     if (!route->unpublished) route->unpublished = work;
     if (!route->moving) route->moving = work;
     if (route->works.first == work) route->clock.since = 0;
@@ -73,7 +73,6 @@ cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work) {
     const bool placed = route->sends && cairn__shm_locate(s, r->src, size_of(&r->call)).segment;
     TRY(fill_pages(route, &r->call, placed));
     append(s, route, work);
-    TRY(cairn__shm_step(s));
 out:
     return st;
 }
@@ -194,7 +193,7 @@ static cairn_status step_route(struct cairn__shm *s, struct shm_route *route) {
         publish(s, route);
         cairn_status st = route->sends ? step_sender(s, route, &through) : step_receiver(s, route, &through);
         if (st != CAIRN_OK || !through) return st;
-        cairn__work_complete(cairn__shm_dequeue(&route->works), 0);
+        cairn__work_complete(shm_dequeue(&route->works), 0);
         atomic_fetch_add(&route->mine->finished, 1);
         cairn__shm_notify(s);
         shm_move(s, &route->clock);

@@ -9,22 +9,6 @@
 #include "core/cpu.h"
 #include "core/status.h"
 
-void cairn__shm_enqueue(struct shm_queue *queue, cairn_work *work) {
-    work->state = NULL;
-    if (queue->first) {
-        queue->last->state = work;
-    } else {
-        queue->first = work;
-    }
-    queue->last = work;
-}
-
-cairn_work *cairn__shm_dequeue(struct shm_queue *queue) {
-    cairn_work *work = queue->first;
-    queue->first = work->state;
-    return work;
-}
-
 /* ---- control memory ---- */
 
 static size_t align_up(size_t nbytes, size_t to) {
@@ -92,7 +76,12 @@ static cairn_status make_control(struct cairn__shm *s) {
 
 static cairn_status shm_post_work(cairn_group *group, cairn_work *work) {
     struct cairn__shm *s = group->impl;
-    return shm_is_message(&work->request.call) ? cairn__shm_post_message(s, work) : cairn__shm_post(s, work);
+    cairn_status st = CAIRN_OK;
+    if (shm_is_message(&work->request.call)) TRY(cairn__shm_post_message(s, work));
+    else cairn__shm_post_collective(s, work);
+    TRY(cairn__shm_step(s));
+out:
+    return st;
 }
 
 static cairn_status shm_wait_work(cairn_group *group, cairn_work *work) {
@@ -127,8 +116,8 @@ out:
 /* Number 0: nobody leaves creation before everybody has the control memory. */
 static cairn_status first_barrier(struct cairn__shm *s) {
     cairn_work work = {.group = s->group, .request = {.call = {.kind = CAIRN__BARRIER}}};
-    cairn_status st = cairn__shm_post(s, &work);
-    return st == CAIRN_OK ? cairn__shm_wait(s, &work) : st;
+    cairn__shm_post_collective(s, &work);
+    return cairn__shm_wait(s, &work);
 }
 
 /* A launcher may have bound each rank to a processor of its own. */

@@ -221,16 +221,47 @@ static inline struct shm_op *shm_op(struct cairn__shm *s, uint64_t number) {
     return &s->ops[number % SHM_OUTSTANDING];
 }
 
-/* ---- shm.c ---- */
-
 static inline void shm_move(struct cairn__shm *s, struct shm_clock *clock) {
     clock->moves++;
     s->moved = true;
 }
 
 /* At the end of the queue. */
-void cairn__shm_enqueue(struct shm_queue *queue, cairn_work *work);
-cairn_work *cairn__shm_dequeue(struct shm_queue *queue);
+static inline void shm_enqueue(struct shm_queue *queue, cairn_work *work) {
+    work->state = NULL;
+    if (queue->first) {
+        queue->last->state = work;
+    } else {
+        queue->first = work;
+    }
+    queue->last = work;
+}
+
+static inline cairn_work *shm_dequeue(struct shm_queue *queue) {
+    cairn_work *work = queue->first;
+    queue->first = work->state;
+    return work;
+}
+
+/* The files follow from the lowest up: none calls one that comes after it.
+ *
+ * ---- bell.c ---- */
+
+/* Wakes the ranks that sleep; called after every store that others may wait for. */
+void cairn__shm_notify(struct cairn__shm *s);
+/* Sleeps for a while, unless the bell has rung since events was `seen`. */
+void cairn__shm_sleep(struct cairn__shm *s, uint32_t seen);
+
+/* ---- peers.c ---- */
+
+/* Marks the peers whose processes have ended. */
+void cairn__shm_look_for_ends(struct cairn__shm *s);
+/* What rank has said of its end. */
+enum shm_gone cairn__shm_gone(const struct cairn__shm *s, int rank);
+/* A rank that ended or left or gave the group up; -1 = there is none. */
+int cairn__shm_find_gone(struct cairn__shm *s);
+/* CAIRN_EPEER "rank 1 (pid 99) left the group while rank 0 <did>". */
+cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did);
 
 /* ---- meet.c ---- */
 
@@ -296,14 +327,6 @@ void cairn__shm_reduce_piece(struct cairn__shm *s, struct shm_op *op, const stru
 /* What others made for this rank, from their bounces. */
 void cairn__shm_copy_out(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b);
 
-/* ---- collective.c ---- */
-
-cairn_status cairn__shm_post(struct cairn__shm *s, cairn_work *work);
-/* Collectives and messages, as far as they go without waiting; sets moved. Errors: CAIRN_EPEER the ranks disagree. */
-cairn_status cairn__shm_step(struct cairn__shm *s);
-/* Whether rank is behind what the oldest outstanding collective waits for. */
-bool cairn__shm_lags(struct cairn__shm *s, int rank);
-
 /* ---- share.c ---- */
 
 /* Whether a collective without bounces is made in pieces; the same on every rank. */
@@ -315,6 +338,14 @@ void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_
 /* Whether all pieces are made; *found as cairn__work_complete wants it. */
 bool cairn__shm_shared(const struct cairn__shm *s, const struct shm_op *op, uint64_t number, uint32_t *found);
 
+/* ---- collective.c ---- */
+
+/* Posts it, or queues it for want of room; cairn__shm_step then moves it on. */
+void cairn__shm_post_collective(struct cairn__shm *s, cairn_work *work);
+cairn_status cairn__shm_step_collectives(struct cairn__shm *s);
+/* Whether rank is behind what the oldest outstanding collective waits for. */
+bool cairn__shm_lags(struct cairn__shm *s, int rank);
+
 /* ---- message.c ---- */
 
 cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work);
@@ -325,29 +356,24 @@ static inline bool shm_is_message(const struct cairn__call *call) {
     return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
 }
 
+/* ---- deadlock.c ---- */
+
+/* Called while this rank waits in `call` and nothing moves: publishes that, and checks whether a rank that it waits for
+ * waits for this one, in another group or message. CAIRN_EPEER if so: both waits fail. */
+cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route,
+                                      const struct cairn__call *call);
+/* The wait is over. */
+void cairn__shm_go_on(struct cairn__shm *s);
+
 /* ---- wait.c ---- */
 
-/* Wakes who sleeps; called after every store that others may wait for. */
-void cairn__shm_notify(struct cairn__shm *s);
+/* Collectives and messages, as far as they go without waiting; sets moved. Errors: CAIRN_EPEER the ranks disagree. */
+cairn_status cairn__shm_step(struct cairn__shm *s);
 cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work);
-/* A rank that ended or left or gave the group up; -1 = there is none. */
-int cairn__shm_find_gone(struct cairn__shm *s);
-/* CAIRN_EPEER "rank 1 (pid 99) left the group while rank 0 <did>". */
-cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did);
 /* The clock and the peers are looked at once in a while. */
 cairn_status cairn__shm_poll(struct cairn__shm *s);
-/* The oldest message of a route, or where that is NULL the oldest collective. */
-const struct cairn__call *cairn__shm_awaited(struct cairn__shm *s, const struct shm_route *route);
 /* Decides how long waits spin: hardly where the ranks outnumber the processors that they may run on, together. Once the
  * family's first group has had its first barrier. */
 void cairn__shm_set_patience(struct cairn__shm *s);
-
-/* ---- deadlock.c ---- */
-
-/* Called while this rank waits and nothing moves: publishes that, and checks whether a rank that it waits for waits for
- * this one, in another group or message. CAIRN_EPEER if so: both waits fail. */
-cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_route *route);
-/* The wait is over. */
-void cairn__shm_go_on(struct cairn__shm *s);
 
 #endif

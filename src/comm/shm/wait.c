@@ -1,23 +1,11 @@
-/* Waiting: spin, then yield, then sleep on a futex that publishers wake only while somebody sleeps.
- *
- * A sleeper counts itself in, reads the event count, looks once more and then sleeps on that count; a publisher stores
- * first and reads the number of sleepers after. Both orders are sequentially consistent, so one of them sees the other.
- * Sleeps are short all the same, because nobody wakes the ranks that wait for one that died: those learn it from its
- * socket.
+/* Moving on and waiting: spin, then yield, then sleep (bell.c).
  *
  * Where the ranks outnumber the processors they hardly spin: whoever waits yields to a rank that still has to post. It
  * goes on yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of
  * use only where the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
 #include <inttypes.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "comm/shm/shm.h"
 #include "core/status.h"
@@ -28,9 +16,7 @@ enum {
     YIELDS = 5000, /* some ms: two ranks that do the same work come apart by about as much */
     CROWDED_SPINS = 1,
     CROWDED_YIELDS = 20,
-    SLEEP_NS = 10000000,
     LOOK_NS = 20000000,
-    STOPPED_NS = 1000000000,
     POLLS_PER_CLOCK = 64,
 };
 
@@ -54,23 +40,14 @@ void cairn__shm_set_patience(struct cairn__shm *s) {
     s->yields = s->crowded ? CROWDED_YIELDS : YIELDS;
 }
 
-void cairn__shm_notify(struct cairn__shm *s) {
-    if (atomic_load(&s->bell->sleepers) == 0) return;
-    atomic_fetch_add(&s->bell->events, 1);
-    syscall(SYS_futex, &s->bell->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-static void sleep_until(struct cairn__shm *s, uint32_t seen) {
-    const struct timespec limit = {.tv_nsec = SLEEP_NS};
-    const uint64_t begin = cairn__now_ns();
-    syscall(SYS_futex, &s->bell->events, FUTEX_WAIT, seen, &limit, NULL, 0);
-    const uint64_t slept = cairn__now_ns() - begin;
-    if (slept > STOPPED_NS) s->root->stopped_ns += slept;
-}
-
 /* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
 static uint64_t awake_ns(const struct cairn__shm *s) {
     return cairn__now_ns() - s->root->stopped_ns;
+}
+
+cairn_status cairn__shm_step(struct cairn__shm *s) {
+    cairn_status st = cairn__shm_step_collectives(s);
+    return st == CAIRN_OK && s->active ? cairn__shm_step_messages(s) : st;
 }
 
 static cairn_status nap(struct cairn__shm *s) {
@@ -79,14 +56,15 @@ static cairn_status nap(struct cairn__shm *s) {
     cairn_status st = cairn__group_was_aborted(s->group);
     if (st == CAIRN_OK) st = cairn__shm_step(s);
     if (st == CAIRN_OK) cairn__family_progress(s->group);
-    if (st == CAIRN_OK && !s->moved) sleep_until(s, seen);
+    if (st == CAIRN_OK && !s->moved) cairn__shm_sleep(s, seen);
     atomic_fetch_sub(&s->bell->sleepers, 1);
     return st;
 }
 
 /* ---- what is waited for ---- */
 
-const struct cairn__call *cairn__shm_awaited(struct cairn__shm *s, const struct shm_route *route) {
+/* The oldest message of a route, or where that is NULL the oldest collective. */
+static const struct cairn__call *awaited(struct cairn__shm *s, const struct shm_route *route) {
     return &(route ? route->works.first : shm_op(s, s->complete)->work)->request.call;
 }
 
@@ -96,58 +74,21 @@ static bool lags(struct cairn__shm *s, const struct shm_route *route, int rank) 
 
 /* ---- peers that died, gave up or do not come ---- */
 
-static void look_for_ends(struct cairn__shm *s) {
-    for (int r = 0; r < s->size; r++) {
-        if (r == s->rank || s->peers[r].dead) continue;
-        struct pollfd p[] = {{.fd = s->peers[r].fd, .events = POLLRDHUP},
-                             {.fd = s->peers[r].process, .events = POLLIN}};
-        if (poll(p, 2, 0) > 0) s->peers[r].dead = true;
-    }
-}
-
-static enum shm_gone gone(const struct cairn__shm *s, int rank) {
-    return s->control ? (enum shm_gone)atomic_load(&shm_lane(s, rank)->gone) : SHM_HERE;
-}
-
-int cairn__shm_find_gone(struct cairn__shm *s) {
-    int r = 0;
-    look_for_ends(s);
-    while (r < s->size && (r == s->rank || (!s->peers[r].dead && gone(s, r) == SHM_HERE))) r++;
-    return r < s->size ? r : -1;
-}
-
-cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did) {
-    char who[96];
-    cairn__group_name_rank(s->group, rank, who, sizeof(who));
-    const int pid = s->peers[rank].pid;
-    switch (gone(s, rank)) {
-    case SHM_ABORTED:
-        return cairn__fail(CAIRN_EPEER, "%s aborted the group while rank %d %s", who, s->rank, did);
-    case SHM_GAVE_UP:
-        return cairn__fail(CAIRN_EPEER, "%s gave up while rank %d %s: %.*s", who, s->rank, did, SHM_CAUSE_NBYTES,
-                           shm_lane(s, rank)->cause);
-    case SHM_LEFT:
-        return cairn__fail(CAIRN_EPEER, "%s (pid %d) left the group while rank %d %s", who, pid, s->rank, did);
-    default:
-        return cairn__fail(CAIRN_EPEER, "%s (pid %d) ended while rank %d %s", who, pid, s->rank, did);
-    }
-}
-
 static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *route, int rank) {
     char what[128], did[160];
-    cairn__call_describe(cairn__shm_awaited(s, route), what, sizeof(what));
+    cairn__call_describe(awaited(s, route), what, sizeof(what));
     snprintf(did, sizeof(did), "waited in %s", what);
     return cairn__shm_fail_gone(s, rank, did);
 }
 
 static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
-    look_for_ends(s);
+    cairn__shm_look_for_ends(s);
     /* What a rank published before it ended is there by now, and may be all that was missing. */
     cairn_status st = cairn__shm_step(s);
-    if (st == CAIRN_OK && !s->moved && blocked) st = cairn__shm_find_deadlock(s, route);
+    if (st == CAIRN_OK && !s->moved && blocked) st = cairn__shm_find_deadlock(s, route, awaited(s, route));
     if (st != CAIRN_OK || s->moved) return st;
     for (int r = 0; r < s->size; r++) {
-        const enum shm_gone how = gone(s, r);
+        const enum shm_gone how = cairn__shm_gone(s, r);
         const bool missing = (s->peers[r].dead || how != SHM_HERE) && lags(s, route, r);
         if (r != s->rank && (missing || how == SHM_ABORTED)) return fail_waiting(s, route, r);
     }
@@ -167,7 +108,7 @@ static uint64_t last_ticket(const struct shm_slot *slots, int n) {
 static size_t describe_late(struct cairn__shm *s, const struct shm_route *route, int rank, char *text, size_t nbytes) {
     char who[96];
     cairn__group_name_rank(s->group, rank, who, sizeof(who));
-    const uint64_t wanted = route ? cairn__shm_awaited(s, route)->number : s->complete + 1;
+    const uint64_t wanted = route ? awaited(s, route)->number : s->complete + 1;
     const uint64_t last =
         route ? last_ticket(route->theirs->slots, SHM_PAIR_SLOTS) : last_ticket(shm_lane(s, rank)->slots, SHM_SLOTS);
     int used = snprintf(text, nbytes, "%s (pid %d, ", who, s->peers[rank].pid);
@@ -184,7 +125,7 @@ static size_t describe_late(struct cairn__shm *s, const struct shm_route *route,
 static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *route) {
     char what[128], list[400] = "";
     size_t used = 0;
-    cairn__call_describe(cairn__shm_awaited(s, route), what, sizeof(what));
+    cairn__call_describe(awaited(s, route), what, sizeof(what));
     for (int r = 0; r < s->size && used < sizeof(list) - 160; r++) {
         if (!lags(s, route, r)) continue;
         if (used) used += (size_t)snprintf(list + used, sizeof(list) - used, ", ");
