@@ -42,13 +42,9 @@ void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size
     }
 }
 
-static bool is_message(const struct cairn__call *call) {
-    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
-}
-
 bool cairn__calls_agree(const struct cairn__call *a, const struct cairn__call *b) {
     const bool same = a->number == b->number && a->n == b->n && a->dtype == b->dtype;
-    if (is_message(a) && is_message(b)) return same && a->kind != b->kind;
+    if (cairn__call_is_message(a) && cairn__call_is_message(b)) return same && a->kind != b->kind;
     return same && a->kind == b->kind && a->redop == b->redop && a->root == b->root;
 }
 
@@ -151,7 +147,7 @@ static cairn_status fail_collective(const struct side *low, const struct side *h
 cairn_status cairn__fail_mismatch(const cairn_group *group, int rank, const struct cairn__call *call, int other,
                                   const struct cairn__call *others) {
     const struct side mine = side_of(group, rank, call), theirs = side_of(group, other, others);
-    if (is_message(call) && is_message(others)) {
+    if (cairn__call_is_message(call) && cairn__call_is_message(others)) {
         return call->kind == CAIRN__SEND ? fail_message(&mine, &theirs) : fail_message(&theirs, &mine);
     }
     return rank < other ? fail_collective(&mine, &theirs) : fail_collective(&theirs, &mine);

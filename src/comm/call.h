@@ -36,6 +36,10 @@ void cairn__group_name_rank(const cairn_group *group, int rank, char *text, size
 /* "all-reduce", "send", ... */
 const char *cairn__call_name(enum cairn__call_kind kind);
 
+static inline bool cairn__call_is_message(const struct cairn__call *call) {
+    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
+}
+
 /* What a reduction over so many ranks is divided by: 1, but for averages. */
 static inline int cairn__call_divisor(const struct cairn__call *call, int size) {
     if (call->redop != CAIRN_AVG) return 1;

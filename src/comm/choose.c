@@ -52,27 +52,8 @@ cairn_status cairn__backend_meet(const struct cairn__group_options *o, struct ca
 
 /* ---- what must be equal ---- */
 
-static cairn_status check_wishes(const struct cairn__peers *p) {
-    for (int r = 1; r < p->size; r++) {
-        REQUIRE(strcmp(p->all[r].wanted, p->all[0].wanted) == 0, CAIRN_EINVAL,
-                "rank 0 was told the group backend '%s' and rank %d '%s'; set CAIRN_BACKEND (or "
-                "cairn_env_options.backend) alike on every rank",
-                p->all[0].wanted, r, p->all[r].wanted);
-    }
-    return CAIRN_OK;
-}
-
 static const char *device_of(const struct cairn__peer *peer) {
     return peer->on_gpu ? "a GPU" : "the CPU";
-}
-
-static cairn_status check_devices(const struct cairn__peers *p) {
-    for (int r = 1; r < p->size; r++) {
-        REQUIRE(p->all[r].on_gpu == p->all[0].on_gpu, CAIRN_EINVAL,
-                "rank 0 computes on %s and rank %d on %s; give every rank of a group the same kind of device",
-                device_of(&p->all[0]), r, device_of(&p->all[r]));
-    }
-    return CAIRN_OK;
 }
 
 /* A backend that was named. */
@@ -87,15 +68,10 @@ static cairn_status check_memory(int row, bool on_gpu) {
 
 /* ---- who is where ---- */
 
-/* The first rank that is not on rank 0's machine. */
-static int first_elsewhere(const struct cairn__peers *p) {
-    int r = 1;
-    while (r < p->size && strcmp(p->all[r].host, p->all[0].host) == 0) r++;
-    return r;
-}
-
+/* Rank 0 and the first rank on another machine. */
 static void name_two_hosts(const struct cairn__peers *p, char *text, size_t nbytes) {
-    const int other = first_elsewhere(p);
+    int other = 1;
+    while (other < p->size && strcmp(p->all[other].host, p->all[0].host) == 0) other++;
     const struct cairn__peer *a = &p->all[0], *b = &p->all[other];
     snprintf(text, nbytes, "rank 0 runs on %s ('%s') and rank %d on %s ('%s')", a->name, a->host, other, b->name,
              b->host);
@@ -111,23 +87,9 @@ static cairn_status check_one_host(const struct cairn__peers *p) {
                        hosts);
 }
 
-/* Of another machine, and has an address; NULL = there is none. */
-static const struct cairn__peer *find_far_peer(const struct cairn__peers *p) {
-    for (int r = 0; r < p->size; r++) {
-        if (strcmp(p->all[r].host, p->all[p->rank].host) != 0 && p->all[r].address[0]) return &p->all[r];
-    }
-    return NULL;
-}
-
-/* A rank that reached the store over loopback is on the store's machine: the way to the others leads out of it.
- * Where all did, they share a network, whatever their machines are called. */
-static void guess_address(const struct choice *c, char *address, size_t nbytes) {
-    const struct cairn__peer *far = find_far_peer(c->peers);
-    if (far) cairn__address_towards(far->address, address, nbytes);
-    if (!far && c->options->store) cairn__store_local_address(c->options->store, address, nbytes);
-    if (!far && !address[0]) cairn__address_of_name(address, nbytes);
-}
-
+/* A rank that reached the store over loopback is on the store's machine: its way to the others is the way to a rank of
+ * another machine that has an address. Where all reached it so, they share a network, whatever their machines are
+ * called. */
 static cairn_status find_address(const struct choice *c, char *address, size_t nbytes) {
     const struct cairn__peers *p = c->peers;
     const struct cairn__peer *me = &p->all[p->rank];
@@ -138,7 +100,14 @@ static cairn_status find_address(const struct choice *c, char *address, size_t n
     } else if (me->address[0]) {
         snprintf(address, nbytes, "%s", me->address);
     } else {
-        guess_address(c, address, nbytes);
+        int far = 0;
+        while (far < p->size && (strcmp(p->all[far].host, me->host) == 0 || !p->all[far].address[0])) far++;
+        if (far < p->size) {
+            cairn__address_towards(p->all[far].address, address, nbytes);
+        } else {
+            if (c->options->store) cairn__store_local_address(c->options->store, address, nbytes);
+            if (!address[0]) cairn__address_of_name(address, nbytes);
+        }
     }
     REQUIRE(address[0], CAIRN_EINVAL,
             "no address is known by which other machines reach this one; set GLOO_SOCKET_IFNAME to the name of a "
@@ -213,14 +182,16 @@ static cairn_status fail_all(const struct choice *c, bool was_named) {
 
 static cairn_status ask_all(struct choice *c, bool was_named, int *row) {
     char text[TEXT_NBYTES];
+    cairn_status st = CAIRN_OK;
     write_answers(c, text, sizeof(text));
-    cairn_status st = cairn__peers_exchange(c->peers, "can", text, take_answers, c);
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__peers_exchange(c->peers, "can", text, take_answers, c));
     for (int i = 0; i < c->num_candidates; i++) {
         *row = c->candidates[i].row;
         if (c->candidates[i].failed_rank < 0) return CAIRN_OK;
     }
-    return cairn__peers_refuse(c->peers, fail_all(c, was_named));
+    st = cairn__peers_refuse(c->peers, fail_all(c, was_named));
+out:
+    return st;
 }
 
 /* ---- the choice ---- */
@@ -247,18 +218,21 @@ static void list_candidates(struct choice *c) {
 /* What all find in the facts that they have. */
 static cairn_status check_facts(const struct cairn__peers *p, int named) {
     cairn_status st = CAIRN_OK;
-    TRY(check_wishes(p));
-    TRY(check_devices(p));
+    for (int r = 1; r < p->size; r++) {
+        REQUIRE(strcmp(p->all[r].wanted, p->all[0].wanted) == 0, CAIRN_EINVAL,
+                "rank 0 was told the group backend '%s' and rank %d '%s'; set CAIRN_BACKEND (or "
+                "cairn_env_options.backend) alike on every rank",
+                p->all[0].wanted, r, p->all[r].wanted);
+    }
+    for (int r = 1; r < p->size; r++) {
+        REQUIRE(p->all[r].on_gpu == p->all[0].on_gpu, CAIRN_EINVAL,
+                "rank 0 computes on %s and rank %d on %s; give every rank of a group the same kind of device",
+                device_of(&p->all[0]), r, device_of(&p->all[r]));
+    }
     if (named >= 0) TRY(check_memory(named, p->all[0].on_gpu));
     if (named == CAIRN__BACKEND_SHM) TRY(check_one_host(p));
 out:
     return st;
-}
-
-static cairn_status choose_alone(const struct cairn__group_options *o, int named, int *row) {
-    *row = named >= 0 ? named : CAIRN__BACKEND_SELF;
-    const cairn_status st = cairn__backend_probe(*row, o);
-    return st == CAIRN_OK ? check_memory(*row, is_on_gpu(o)) : st;
 }
 
 static cairn_status choose_together(const struct cairn__group_options *o, struct cairn__peers *p, int named, int *row) {
@@ -279,7 +253,13 @@ cairn_status cairn__backend_choose(const struct cairn__group_options *options, s
     int named = -1, row = -1;
     cairn_status st = CAIRN_OK;
     TRY(cairn__backend_find(options->backend, &named));
-    TRY(options->size == 1 ? choose_alone(options, named, &row) : choose_together(options, peers, named, &row));
+    if (options->size > 1) {
+        TRY(choose_together(options, peers, named, &row));
+    } else {
+        row = named >= 0 ? named : CAIRN__BACKEND_SELF;
+        TRY(cairn__backend_probe(row, options));
+        TRY(check_memory(row, is_on_gpu(options)));
+    }
     *out = cairn__backends[row];
 out:
     return st;

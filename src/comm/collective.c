@@ -42,26 +42,6 @@ struct array {
 
 /* ---- checks ---- */
 
-static cairn_status check_rank(const cairn_group *group, const struct arguments *a) {
-    const char *what = cairn__call_name(a->kind), *other = shapes[a->kind].other;
-    if (!other) return CAIRN_OK;
-    REQUIRE(a->root >= 0 && a->root < group->size, CAIRN_EINVAL, "%s: %s %d is not in a group of %d; ranks are 0 to %d",
-            what, other, a->root, group->size, group->size - 1);
-    REQUIRE((a->kind != CAIRN__SEND && a->kind != CAIRN__RECV) || a->root != group->rank, CAIRN_EINVAL,
-            "%s: rank %d is this rank itself; copy instead", what, a->root);
-    return CAIRN_OK;
-}
-
-static cairn_status check_types(const struct arguments *a) {
-    const char *what = cairn__call_name(a->kind);
-    REQUIRE(cairn__dtype(a->dtype) && a->dtype != CAIRN_BOOL, CAIRN_EINVAL,
-            "%s: %d (%s) is no element type that groups know; use CAIRN_F64, F32, F16, BF16, I64, I32 or U8", what,
-            (int)a->dtype, cairn_dtype_name(a->dtype));
-    REQUIRE(!shapes[a->kind].reduces || (a->op >= CAIRN_SUM && a->op <= CAIRN_PROD), CAIRN_EINVAL,
-            "%s: %d is no operation; use CAIRN_SUM, CAIRN_AVG, CAIRN_MIN, CAIRN_MAX or CAIRN_PROD", what, (int)a->op);
-    return CAIRN_OK;
-}
-
 static cairn_status check_array(const cairn_group *group, const struct arguments *a, const struct array *array) {
     const struct cairn__dtype *type = cairn__dtype(a->dtype);
     const char *what = cairn__call_name(a->kind);
@@ -114,22 +94,31 @@ static struct array array_of(const cairn_group *group, const struct arguments *a
 }
 
 static cairn_status check(const cairn_group *group, const struct arguments *a) {
+    const char *what = cairn__call_name(a->kind), *other = shapes[a->kind].other;
+    const bool is_message = a->kind == CAIRN__SEND || a->kind == CAIRN__RECV;
     cairn_status st = CAIRN_OK;
-    TRY(check_rank(group, a));
-    TRY(check_types(a));
+    REQUIRE(!other || (a->root >= 0 && a->root < group->size), CAIRN_EINVAL,
+            "%s: %s %d is not in a group of %d; ranks are 0 to %d", what, other, a->root, group->size, group->size - 1);
+    REQUIRE(!is_message || a->root != group->rank, CAIRN_EINVAL, "%s: rank %d is this rank itself; copy instead", what,
+            a->root);
+    REQUIRE(cairn__dtype(a->dtype) && a->dtype != CAIRN_BOOL, CAIRN_EINVAL,
+            "%s: %d (%s) is no element type that groups know; use CAIRN_F64, F32, F16, BF16, I64, I32 or U8", what,
+            (int)a->dtype, cairn_dtype_name(a->dtype));
+    REQUIRE(!shapes[a->kind].reduces || (a->op >= CAIRN_SUM && a->op <= CAIRN_PROD), CAIRN_EINVAL,
+            "%s: %d is no operation; use CAIRN_SUM, CAIRN_AVG, CAIRN_MIN, CAIRN_MAX or CAIRN_PROD", what, (int)a->op);
     const struct array dst = array_of(group, a, true), src = array_of(group, a, false);
     TRY(check_array(group, a, &src));
     TRY(check_array(group, a, &dst));
-    REQUIRE(!overlap(&dst, &src) || in_place(group, a), CAIRN_EINVAL, "%s: src overlaps dst; %s",
-            cairn__call_name(a->kind), shapes[a->kind].advice);
+    REQUIRE(!overlap(&dst, &src) || in_place(group, a), CAIRN_EINVAL, "%s: src overlaps dst; %s", what,
+            shapes[a->kind].advice);
 out:
     return st;
 }
 
 static cairn_status run(cairn_group *group, const struct arguments *a, cairn_work **work) {
     REQUIRE(group, CAIRN_EINVAL, "%s: the group is NULL", cairn__call_name(a->kind));
-    cairn_status st = check(group, a);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check(group, a));
     const bool idle = a->kind == CAIRN__REDUCE && group->rank != a->root;
     const bool is_root = a->kind == CAIRN__BROADCAST && group->rank == a->root;
     const struct cairn__request request = {.call = {.n = a->n,
@@ -140,7 +129,9 @@ static cairn_status run(cairn_group *group, const struct arguments *a, cairn_wor
                                            .dst = idle ? NULL : a->dst,
                                            .src = is_root ? a->dst : a->src,
                                            .blame = a->blame};
-    return cairn__group_post(group, &request, work);
+    TRY(cairn__group_post(group, &request, work));
+out:
+    return st;
 }
 
 /* ---- the calls ---- */
@@ -201,7 +192,9 @@ cairn_status cairn_barrier(cairn_group *group) {
 
 cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes) {
     if (!group->backend->exchange) return cairn_allgather(group, all, mine, nbytes, CAIRN_U8, NULL);
-    cairn_status st = cairn__group_check_alive(group);
-    if (st != CAIRN_OK) return st;
-    return cairn__group_settle(group, &group->last, group->backend->exchange(group, all, mine, nbytes));
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_check_alive(group));
+    TRY(cairn__group_settle(group, &group->last, group->backend->exchange(group, all, mine, nbytes)));
+out:
+    return st;
 }

@@ -1,32 +1,15 @@
 #include "comm/deadlock.h"
 
 #include <stdio.h>
-
 #include <string.h>
 
 #include "comm/group.h"
 #include "core/status.h"
 #include "rendezvous/store/store.h"
 
-static cairn_group *find_group(const struct cairn__family *family, int64_t index) {
-    cairn_group *g = family->groups;
-    while (g && g->index != index) g = g->next;
-    return g;
-}
-
-static int find_member(const cairn_group *group, int env_rank) {
-    int r = 0;
-    while (r < group->size && group->env_ranks[r] != env_rank) r++;
-    return r < group->size ? r : -1;
-}
-
-static bool is_message(const struct cairn__call *call) {
-    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
-}
-
 /* Whether a call of rank waits for this rank, which has not posted its own part. */
 static bool lacks(const cairn_group *group, int rank, const struct cairn__call *theirs) {
-    if (!is_message(theirs)) return group->next_number < theirs->number;
+    if (!cairn__call_is_message(theirs)) return group->next_number < theirs->number;
     const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
     return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
 }
@@ -73,10 +56,13 @@ static cairn_status fail(const struct side *low, const struct side *high) {
 
 cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *call, const struct cairn__stuck *theirs,
                                    cairn_group **out) {
-    cairn_group *other = find_group(mine->family, theirs->group);
-    const int rank = other ? find_member(other, theirs->rank) : -1;
-    const bool died = rank >= 0 && !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->told));
-    if (rank < 0 || died || !lacks(other, rank, &theirs->call)) return CAIRN_OK;
+    cairn_group *other = mine->family->groups;
+    int rank = 0;
+    while (other && other->index != theirs->group) other = other->next;
+    while (other && rank < other->size && other->env_ranks[rank] != theirs->rank) rank++;
+    if (!other || rank == other->size) return CAIRN_OK;
+    const bool died = !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->told));
+    if (died || !lacks(other, rank, &theirs->call)) return CAIRN_OK;
     mine->family->deadlocked = true;
     const struct side here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
     *out = other;
@@ -137,7 +123,7 @@ out:
 
 /* Whether the rank that published it has not posted `call` of group. */
 static bool lacks_call(const struct record *record, const cairn_group *group, const struct cairn__call *call) {
-    if (record->group < 0 || is_message(call)) return false;
+    if (record->group < 0 || cairn__call_is_message(call)) return false;
     for (int64_t i = 0; i < record->num_groups && i < MOST_GROUPS; i++) {
         if (record->groups[i].index == group->index) return record->groups[i].calls < call->number;
     }
@@ -146,18 +132,19 @@ static bool lacks_call(const struct record *record, const cairn_group *group, co
 
 /* *found: CAIRN_EPEER, with its message; *other: the group in which the other rank waits. */
 static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found, cairn_group **other) {
+    cairn_status st = CAIRN_OK;
     for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
         struct record record;
         if (r == group->rank) continue;
-        const cairn_status st = read_record(group->family, group->env_ranks[r], &record);
-        if (st != CAIRN_OK) return st;
+        TRY(read_record(group->family, group->env_ranks[r], &record));
         const struct cairn__stuck theirs = {.rank = group->env_ranks[r],
                                             .is_dead = record.is_dead,
                                             .group = record.group,
                                             .call = record.call};
         if (lacks_call(&record, group, call)) *found = cairn__check_deadlock(group, call, &theirs, other);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* The record comes first and stays, so that the other rank finds the same when its group dies. */

@@ -6,12 +6,6 @@
 #include "comm/notes.h"
 #include "core/status.h"
 
-static cairn_status repeat_cause(const cairn_group *group) {
-    if (group->dead == CAIRN_ESTATE) return cairn__fail(CAIRN_ESTATE, "%s", group->cause);
-    return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
-                       group->cause);
-}
-
 cairn_status cairn__group_was_aborted(const cairn_group *group) {
     if (!atomic_load(&group->aborted)) return CAIRN_OK;
     return cairn__fail(CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
@@ -27,7 +21,8 @@ static void keep_cause(cairn_group *group) {
 }
 
 /* Peers are told before their last words are read: they may not know yet that there is anything to say. */
-static cairn_status die(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+    if (status == CAIRN_OK || group->dead != CAIRN_OK) return status;
     group->dead = status;
     group->family->outstanding -= group->outstanding;
     group->outstanding = 0;
@@ -42,10 +37,6 @@ static cairn_status die(cairn_group *group, const struct cairn__call *call, cair
     return cairn__fail(status, "%s", group->cause);
 }
 
-cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status) {
-    return status == CAIRN_OK || group->dead != CAIRN_OK ? status : die(group, call, status);
-}
-
 cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status) {
     const bool is_aborted = status == CAIRN_ESTATE && atomic_load(&group->aborted);
     const bool kills = status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || is_aborted;
@@ -57,21 +48,22 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
 }
 
 cairn_status cairn__group_check_alive(cairn_group *group) {
-    if (group->dead != CAIRN_OK) return repeat_cause(group);
+    if (group->dead == CAIRN_ESTATE) return cairn__fail(CAIRN_ESTATE, "%s", group->cause);
+    if (group->dead != CAIRN_OK) {
+        return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
+                           group->cause);
+    }
     return cairn__group_settle(group, &group->last, cairn__group_was_aborted(group));
-}
-
-static void abort_once(cairn_group *group) {
-    if (atomic_exchange(&group->aborted, true)) return;
-    char name[80], cause[128];
-    cairn__group_name_rank(group, group->rank, name, sizeof(name));
-    snprintf(cause, sizeof(cause), "%s aborted the group", name);
-    tell(group, cause);
 }
 
 void cairn_group_abort(cairn_group *group) {
     if (!group) return;
     atomic_fetch_add(&group->aborting, 1);
-    abort_once(group);
+    if (!atomic_exchange(&group->aborted, true)) {
+        char name[80], cause[128];
+        cairn__group_name_rank(group, group->rank, name, sizeof(name));
+        snprintf(cause, sizeof(cause), "%s aborted the group", name);
+        tell(group, cause);
+    }
     atomic_fetch_sub(&group->aborting, 1);
 }

@@ -17,6 +17,7 @@ enum { MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */ };
 
 static cairn_status check_options(const struct cairn__group_options *o) {
     int row = -1;
+    cairn_status st = CAIRN_OK;
     REQUIRE(o, CAIRN_EINVAL, "a group needs options");
     REQUIRE(o->size >= 1 && o->size <= CAIRN__MAX_RANKS, CAIRN_EINVAL, "a group of %d ranks; it can have 1 to %d",
             o->size, CAIRN__MAX_RANKS);
@@ -25,8 +26,7 @@ static cairn_status check_options(const struct cairn__group_options *o) {
     REQUIRE(o->timeout > 0, CAIRN_EINVAL, "a group's timeout is %g s; it must be positive", o->timeout);
     REQUIRE(o->meeting_timeout >= 0, CAIRN_EINVAL, "the timeout of a group's creation is %g s; it must be positive",
             o->meeting_timeout);
-    cairn_status st = cairn__backend_find(o->backend, &row);
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__backend_find(o->backend, &row));
     REQUIRE(o->size == 1 || row != CAIRN__BACKEND_SELF, CAIRN_EINVAL,
             "the group backend 'self' is for one rank, not %d; use auto", o->size);
     REQUIRE(o->size == 1 || (o->store && o->prefix), CAIRN_EINVAL,
@@ -34,7 +34,8 @@ static cairn_status check_options(const struct cairn__group_options *o) {
     REQUIRE(!o->prefix || strlen(o->prefix) < sizeof(((struct cairn__family *)0)->prefix), CAIRN_EINVAL,
             "the key prefix of a group has %zu bytes; it can have %zu", strlen(o->prefix),
             sizeof(((struct cairn__family *)0)->prefix) - 1);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out) {
@@ -60,16 +61,15 @@ double cairn__group_clip_timeout(double timeout) {
 
 static cairn_status make_family(const struct cairn__group_options *options, cairn_group **out) {
     struct cairn__family *family = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*family), (void **)&family);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*family), (void **)&family));
     snprintf(family->prefix, sizeof(family->prefix), "%s", options->prefix ? options->prefix : "");
     family->store = options->store;
-    st = cairn__group_make(family, options->size, &family->groups);
-    if (st == CAIRN_OK) {
-        *out = family->groups;
-    } else {
-        cairn__free(family);
-    }
+    TRY(cairn__group_make(family, options->size, &family->groups));
+    *out = family->groups;
+    return CAIRN_OK;
+out:
+    cairn__free(family);
     return st;
 }
 
@@ -105,20 +105,15 @@ out:
 
 /* ---- the end ---- */
 
-static void leave_family(cairn_group *group) {
-    struct cairn__family *family = group->family;
-    cairn_group **at = &family->groups;
-    family->outstanding -= group->outstanding;
-    while (*at && *at != group) at = &(*at)->next;
-    if (*at) *at = group->next;
-}
-
 void cairn__group_end(cairn_group **group) {
     cairn_group *g = *group;
     if (!g) return;
     while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
     if (g->backend) g->backend->destroy(g);
-    leave_family(g);
+    cairn_group **at = &g->family->groups;
+    g->family->outstanding -= g->outstanding;
+    while (*at && *at != g) at = &(*at)->next;
+    if (*at) *at = g->next;
     cairn__group_free_works(g);
     cairn__free(g->proposals);
     cairn__free(g->env_ranks);
@@ -195,18 +190,21 @@ bool cairn__group_blames(const cairn_group *group) {
 
 cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out) {
     REQUIRE(group && out, CAIRN_EINVAL, "cairn_group_alloc needs a group and a place for the address");
-    cairn_status st = cairn__group_check_alive(group);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_check_alive(group));
     REQUIRE(nbytes <= SIZE_MAX / 2, CAIRN_ENOMEM, "group memory of %zu bytes is more than memory can hold", nbytes);
-    return cairn__group_settle(group, &group->last, group->backend->alloc(group, nbytes, out));
+    TRY(cairn__group_settle(group, &group->last, group->backend->alloc(group, nbytes, out)));
+out:
+    return st;
 }
 
 cairn_status cairn_group_free(cairn_group *group, void **memory) {
     REQUIRE(group && memory, CAIRN_EINVAL, "cairn_group_free needs a group and the address of the memory's address");
     if (!*memory) return CAIRN_OK;
-    cairn_status st = cairn__group_check_alive(group);
-    if (st != CAIRN_OK) return st;
-    st = cairn__group_settle(group, &group->last, group->backend->free(group, *memory));
-    if (st == CAIRN_OK) *memory = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_check_alive(group));
+    TRY(cairn__group_settle(group, &group->last, group->backend->free(group, *memory)));
+    *memory = NULL;
+out:
     return st;
 }

@@ -87,16 +87,18 @@ out:
 static cairn_status read_all(struct notes *n) {
     const int patience_ms = n->group->env_ranks[n->group->rank] == 0 ? HOST_PATIENCE_MS : PATIENCE_MS;
     const uint64_t end = cairn__now_ns() + (uint64_t)patience_ms * UINT64_C(1000000);
+    cairn_status st = CAIRN_OK;
     for (int pause = FIRST_PAUSE_MS;; pause = pause * 2 < LAST_PAUSE_MS ? pause * 2 : LAST_PAUSE_MS) {
         bool all = true;
         for (int r = 0; r < n->group->size; r++) {
-            cairn_status st = n->all[r].is_there ? CAIRN_OK : read_note(n, r);
-            if (st != CAIRN_OK) return st;
+            if (!n->all[r].is_there) TRY(read_note(n, r));
             all = all && n->all[r].is_there;
         }
-        if (all || cairn__now_ns() >= end) return CAIRN_OK;
+        if (all || cairn__now_ns() >= end) break;
         poll(NULL, 0, pause);
     }
+out:
+    return st;
 }
 
 /* ---- in words ---- */
@@ -162,21 +164,18 @@ static const struct note *find_cause(const struct notes *n) {
     return cause;
 }
 
-static void put_first(struct text *t, const struct notes *n) {
-    const struct note *cause = find_cause(n);
-    if (!cause) return;
-    put(t, "; first of all ");
-    put_rank(t, n->group, (int)(cause - n->all));
-    put(t, " saw: ");
-    put(t, cause->seen);
-}
-
 static cairn_status tell(const struct notes *n, const char *seen, cairn_status status) {
+    const struct note *cause = find_cause(n);
     struct text t = {.used = 0};
     put(&t, seen);
     put_others(&t, n);
     if (n->complete) put_silent(&t, n);
-    put_first(&t, n);
+    if (cause) {
+        put(&t, "; first of all ");
+        put_rank(&t, n->group, (int)(cause - n->all));
+        put(&t, " saw: ");
+        put(&t, cause->seen);
+    }
     return cairn__fail(status, "%s", t.room);
 }
 

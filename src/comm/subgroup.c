@@ -153,13 +153,6 @@ static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     return parent->backend->derive(group, parent);
 }
 
-static void enter_family(cairn_group *group) {
-    group->next = group->family->groups;
-    group->family->groups = group;
-    cairn__free(group->parent_ranks);
-    group->parent_ranks = NULL;
-}
-
 /* st: whether this rank was called well, with the last error. */
 static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__proposal *mine, double timeout,
                          cairn_group **out) {
@@ -174,7 +167,10 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     if (size > 0) st = derive(made, parent, size);
     TRY(agree_on_outcome(parent, st, (enum proposal_kind)mine->kind));
     if (size > 0) {
-        enter_family(made);
+        made->next = made->family->groups;
+        made->family->groups = made;
+        cairn__free(made->parent_ranks);
+        made->parent_ranks = NULL;
         *out = made;
         return CAIRN_OK;
     }
@@ -188,12 +184,13 @@ out:
 
 static cairn_status read_options(const cairn_group *parent, const struct cairn_group_options *given, double *timeout) {
     struct cairn_group_options o = {.struct_size = sizeof(o)};
-    cairn_status st = cairn__options_read(&o, sizeof(o), given, "cairn_group_options");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(&o, sizeof(o), given, "cairn_group_options"));
     REQUIRE(o.timeout >= 0, CAIRN_EINVAL,
             "cairn_group_options.timeout is %g s; it must be positive, or 0 for the parent's", o.timeout);
     *timeout = o.timeout > 0 ? cairn__group_clip_timeout(o.timeout) : parent->timeout;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status read_ranks(const cairn_group *parent, const int *ranks, int n, struct cairn__proposal *mine) {

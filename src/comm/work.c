@@ -16,8 +16,8 @@ struct cairn__work_chunk {
 
 cairn_status cairn__group_add_works(cairn_group *group) {
     struct cairn__work_chunk *chunk = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*chunk), (void **)&chunk);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*chunk), (void **)&chunk));
     chunk->next = group->chunks;
     group->chunks = chunk;
     for (int i = 0; i < WORKS_PER_CHUNK; i++) {
@@ -25,7 +25,8 @@ cairn_status cairn__group_add_works(cairn_group *group) {
         chunk->works[i].next_free = group->free_works;
         group->free_works = &chunk->works[i];
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__group_free_works(cairn_group *group) {
@@ -35,23 +36,6 @@ void cairn__group_free_works(cairn_group *group) {
         group->chunks = next;
     }
     group->free_works = NULL;
-}
-
-static cairn_status take_work(cairn_group *group, const struct cairn__request *request, cairn_work **out) {
-    if (!group->free_works) {
-        cairn_status st = cairn__group_add_works(group);
-        if (st != CAIRN_OK) return st;
-    }
-    cairn_work *work = group->free_works;
-    group->free_works = work->next_free;
-    work->request = *request;
-    work->begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
-    work->done_ns = 0;
-    work->done = false;
-    work->found = 0;
-    work->state = NULL;
-    *out = work;
-    return CAIRN_OK;
 }
 
 static void return_work(cairn_work *work) {
@@ -98,7 +82,15 @@ static cairn_status post(cairn_group *group, const struct cairn__request *reques
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
     TRY(counter_of(group, &request->call, &number));
-    TRY(take_work(group, request, &work));
+    if (!group->free_works) TRY(cairn__group_add_works(group));
+    work = group->free_works;
+    group->free_works = work->next_free;
+    work->request = *request;
+    work->begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    work->done_ns = 0;
+    work->done = false;
+    work->found = 0;
+    work->state = NULL;
     work->request.call.number = ++*number;
     group->last = work->request.call;
     count(group, 1);
@@ -116,18 +108,21 @@ out:
 
 cairn_status cairn__group_post(cairn_group *group, const struct cairn__request *request, cairn_work **out) {
     cairn_work *work = NULL;
-    cairn_status st = post(group, request, &work);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(post(group, request, &work));
     if (!out) return cairn_work_wait(&work);
     *out = work;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__group_run(cairn_group *group, const struct cairn__request *request, uint32_t *found) {
     cairn_work *work = NULL;
-    cairn_status st = post(group, request, &work);
-    if (st != CAIRN_OK) return st;
-    return cairn__work_finish(&work, found);
+    cairn_status st = CAIRN_OK;
+    TRY(post(group, request, &work));
+    TRY(cairn__work_finish(&work, found));
+out:
+    return st;
 }
 
 /* ---- moving on ---- */
@@ -142,17 +137,12 @@ void cairn__family_progress(cairn_group *group) {
 }
 
 cairn_status cairn__group_progress(cairn_group *group) {
+    cairn_status st = CAIRN_OK;
     cairn__family_progress(group);
-    cairn_status st = cairn__group_check_alive(group);
-    return st == CAIRN_OK ? cairn__group_settle_any(group, &group->last, group->backend->progress(group)) : st;
-}
-
-static cairn_status wait(cairn_work *work) {
-    if (work->done) return CAIRN_OK;
-    cairn_group *group = work->group;
-    cairn_status st = cairn__group_check_alive(group);
-    if (st != CAIRN_OK) return st;
-    return cairn__group_settle_any(group, &work->request.call, group->backend->wait(group, work));
+    TRY(cairn__group_check_alive(group));
+    TRY(cairn__group_settle_any(group, &group->last, group->backend->progress(group)));
+out:
+    return st;
 }
 
 cairn_status cairn_work_test(cairn_work *work, int *done) {
@@ -175,8 +165,14 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
     REQUIRE(work, CAIRN_EINVAL, "cairn_work_wait needs the address of a work");
     cairn_work *w = *work;
     if (!w) return CAIRN_OK;
-    cairn_status st = wait(w);
-    if (st == CAIRN_OK && found) *found |= w->found != 0;
+    cairn_group *group = w->group;
+    cairn_status st = CAIRN_OK;
+    if (!w->done) {
+        TRY(cairn__group_check_alive(group));
+        TRY(cairn__group_settle_any(group, &w->request.call, group->backend->wait(group, w)));
+    }
+    if (found) *found |= w->found != 0;
+out:
     *completed_ns = w->done_ns;
     return_work(w);
     *work = NULL;

@@ -8,12 +8,8 @@
 
 /* ---- queues ---- */
 
-static bool is_message(const struct cairn__call *call) {
-    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
-}
-
 static struct flow_queue *queue_of(struct exchange *x, const struct cairn__call *call) {
-    if (!is_message(call)) return &x->collectives;
+    if (!cairn__call_is_message(call)) return &x->collectives;
     return &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->root];
 }
 
@@ -32,7 +28,7 @@ static cairn_status take_flow(struct exchange *x, struct flow **out) {
 
 static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape) {
     cairn_status st = CAIRN_OK;
-    if (is_message(call) && !x->lanes)
+    if (cairn__call_is_message(call) && !x->lanes)
         TRY(cairn__calloc(2 * (size_t)x->group->size, sizeof(*x->lanes), (void **)&x->lanes));
     if (shape && shape->stages && !x->staging) TRY(cairn__alloc(EXCHANGE_AHEAD * x->stride, (void **)&x->staging));
 out:
@@ -59,14 +55,14 @@ cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work) {
         q->head = f;
     }
     q->tail = f;
-    x->messages += is_message(call);
+    x->messages += cairn__call_is_message(call);
 out:
     return st;
 }
 
 static void leave_queue(struct exchange *x, struct flow_queue *q) {
     struct flow *f = q->head;
-    x->messages -= is_message(&f->work->request.call);
+    x->messages -= cairn__call_is_message(&f->work->request.call);
     q->head = f->next;
     f->next = x->free_flows;
     x->free_flows = f;
@@ -205,12 +201,12 @@ static cairn_status begin(struct exchange *x, struct flow *f) {
     f->stage = FLOW_TELLS;
     if (!x->engine) x->words[0] = f->mine;
     if (!tells || !x->engine) return CAIRN_OK;
-    return is_message(&f->mine.call) ? tell_one(x, f, FLOW_TELLS) : tell_all(x, f);
+    return cairn__call_is_message(&f->mine.call) ? tell_one(x, f, FLOW_TELLS) : tell_all(x, f);
 }
 
 /* Once what was told has come. */
 static cairn_status compare(struct exchange *x, struct flow *f) {
-    const bool told = x->engine && (x->check || !f->shape), message = is_message(&f->mine.call);
+    const bool told = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
     cairn_status st = CAIRN_OK;
     if (told && message && f->stage == FLOW_TELLS) return tell_one(x, f, FLOW_ANSWERS);
     if (told) TRY(message ? compare_message(x, f) : compare_all(x));

@@ -51,10 +51,6 @@ static uint64_t number_of(const cairn_work *work) {
     return (uint64_t)(uintptr_t)work->state;
 }
 
-static bool is_message(const struct cairn__call *call) {
-    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
-}
-
 static bool is_average_of_halves(const struct cairn__call *call) {
     return call->redop == CAIRN_AVG && cairn__is_half((cairn_dtype)call->dtype);
 }
@@ -313,7 +309,7 @@ static cairn_status post(cairn_group *group, cairn_work *work) {
         const cairn_status st = cairn__device_refuse_recording(group->device, advice);
         if (st != CAIRN_OK) return st;
     }
-    if (!is_message(call)) return post_collective(x, work);
+    if (!cairn__call_is_message(call)) return post_collective(x, work);
     if (call->n > 0) return hold(x, work);
     cairn__work_complete(work, 0);
     return CAIRN_OK;

@@ -77,7 +77,7 @@ static cairn_status make_control(struct cairn__shm *s) {
 static cairn_status shm_post_work(cairn_group *group, cairn_work *work) {
     struct cairn__shm *s = group->impl;
     cairn_status st = CAIRN_OK;
-    if (shm_is_message(&work->request.call)) TRY(cairn__shm_post_message(s, work));
+    if (cairn__call_is_message(&work->request.call)) TRY(cairn__shm_post_message(s, work));
     else cairn__shm_post_collective(s, work);
     TRY(cairn__shm_step(s));
 out:

@@ -352,10 +352,6 @@ cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work);
 cairn_status cairn__shm_step_messages(struct cairn__shm *s);
 struct shm_route *cairn__shm_route(const struct cairn__shm *s, const struct cairn__call *call);
 
-static inline bool shm_is_message(const struct cairn__call *call) {
-    return call->kind == CAIRN__SEND || call->kind == CAIRN__RECV;
-}
-
 /* ---- deadlock.c ---- */
 
 /* Called while this rank waits in `call` and nothing moves: publishes that, and checks whether a rank that it waits for

@@ -183,7 +183,7 @@ static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route
 
 cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
-    struct shm_route *route = shm_is_message(call) ? cairn__shm_route(s, call) : NULL;
+    struct shm_route *route = cairn__call_is_message(call) ? cairn__shm_route(s, call) : NULL;
     for (int idle = 0;; idle++) {
         s->moved = false;
         cairn_status st = cairn__shm_step(s);
