@@ -76,15 +76,16 @@ static cairn_status step(struct exchange *x) {
 
 static cairn_status progress(cairn_group *group) {
     struct exchange *x = group->impl;
+    cairn_status st = CAIRN_OK;
     if (is_idle(x)) return CAIRN_OK;
-    cairn_status st = step(x);
-    if (st != CAIRN_OK) return st;
+    TRY(step(x));
     if (x->moved || is_idle(x)) {
         forget_wait(x);
     } else if (is_late(x, group->timeout)) {
-        return fail_late(x, current(x));
+        st = fail_late(x, current(x));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void tell_others(const struct exchange *x) {
@@ -139,15 +140,16 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
 static cairn_status post(cairn_group *group, cairn_work *work) {
     struct exchange *x = group->impl;
     const bool was_idle = is_idle(x);
-    cairn_status st = cairn__exchange_queue(x, work);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__exchange_queue(x, work));
     if (was_idle) forget_wait(x);
-    st = step(x);
-    if (st != CAIRN_OK && x->failed == CAIRN_OK) {
-        x->failed = st;
+    const cairn_status failed = step(x);
+    if (failed != CAIRN_OK && x->failed == CAIRN_OK) {
+        x->failed = failed;
         snprintf(x->failure, sizeof(x->failure), "%s", cairn_last_error());
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- creation ---- */
@@ -265,8 +267,11 @@ out:
 
 static cairn_status probe(const char *name, const struct cairn__group_options *options) {
     const struct cairn__engine_ops *ops = NULL;
-    cairn_status st = cairn__engine_find(name, &ops);
-    return st == CAIRN_OK ? ops->probe(options->is_mpi) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__engine_find(name, &ops));
+    TRY(ops->probe(options->is_mpi));
+out:
+    return st;
 }
 
 static cairn_status probe_mpi(const struct cairn__group_options *options) {
@@ -279,21 +284,18 @@ static cairn_status probe_gloo(const struct cairn__group_options *options) {
 
 /* ---- the end ---- */
 
-/* Transfers go to these; where one cannot be taken back they stay. */
-static void free_targets(struct exchange *x) {
-    cairn__exchange_free_flows(x);
-    for (size_t i = 0; i < x->num_blocks; i++) cairn__free(x->blocks[i]);
-    cairn__free(x->words);
-    cairn__free(x->staging);
-}
-
 static void destroy(cairn_group *group) {
     struct exchange *x = group->impl;
     bool over = true;
     if (!x) return;
     if (x->answers) over &= x->ops->close(&x->answers);
     if (x->engine) over &= x->ops->close(&x->engine);
-    if (over) free_targets(x);
+    if (over) { /* else transfers that cannot be taken back still go to these */
+        cairn__exchange_free_flows(x);
+        for (size_t i = 0; i < x->num_blocks; i++) cairn__free(x->blocks[i]);
+        cairn__free(x->words);
+        cairn__free(x->staging);
+    }
     for (int i = 0; i < 4; i++) cairn__free(x->at[i]);
     cairn__free(x->blocks);
     cairn__free(x->srcs);
@@ -308,21 +310,18 @@ static void give_up(cairn_group *group, const char *cause) {
 
 /* ---- group memory ---- */
 
-/* What the system would promise, and not have when it is written to. */
-static cairn_status check_fits(size_t nbytes) {
+static cairn_status make_block(struct exchange *x, size_t nbytes) {
     struct sysinfo info;
+    cairn_status st = CAIRN_OK;
     REQUIRE(sysinfo(&info) == 0, CAIRN_ESYSTEM, "the size of this machine's memory cannot be read");
+    /* The system would promise more, and not have it when it is written to. */
     const double room = ((double)info.totalram + (double)info.totalswap) * info.mem_unit;
     REQUIRE((double)nbytes <= room, CAIRN_ENOMEM,
             "group memory of %zu bytes is more than this machine's memory of %.0f bytes", nbytes, room);
-    return CAIRN_OK;
-}
-
-static cairn_status make_block(struct exchange *x, size_t nbytes) {
-    cairn_status st = check_fits(nbytes);
-    if (st != CAIRN_OK) return st;
-    st = cairn__grow((void **)&x->blocks, &x->blocks_capacity, x->num_blocks + 1, sizeof(*x->blocks));
-    return st == CAIRN_OK ? cairn__calloc(1, nbytes, &x->blocks[x->num_blocks]) : st;
+    TRY(cairn__grow((void **)&x->blocks, &x->blocks_capacity, x->num_blocks + 1, sizeof(*x->blocks)));
+    TRY(cairn__calloc(1, nbytes, &x->blocks[x->num_blocks]));
+out:
+    return st;
 }
 
 /* Nobody has any where one has none. */
@@ -353,11 +352,12 @@ static cairn_status release(cairn_group *group, void *memory) {
     while (i < x->num_blocks && x->blocks[i] != memory) i++;
     REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave", memory);
     const struct cairn__request request = {.call = {.kind = CAIRN__FREE, .n = i + 1}};
-    cairn_status st = cairn__group_run(group, &request, NULL);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_run(group, &request, NULL));
     cairn__free(x->blocks[i]);
     x->blocks[i] = NULL;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- two tables ---- */

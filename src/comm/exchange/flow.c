@@ -15,15 +15,16 @@ static struct flow_queue *queue_of(struct exchange *x, const struct cairn__call 
 
 static cairn_status take_flow(struct exchange *x, struct flow **out) {
     struct flow *f = x->free_flows;
-    if (!f) {
-        cairn_status st = cairn__calloc(1, sizeof(*f), (void **)&f);
-        if (st != CAIRN_OK) return st;
-    } else {
+    cairn_status st = CAIRN_OK;
+    if (f) {
         x->free_flows = f->next;
         memset(f, 0, sizeof(*f));
+    } else {
+        TRY(cairn__calloc(1, sizeof(*f), (void **)&f));
     }
     *out = f;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status make_room(struct exchange *x, const struct cairn__call *call, const struct exchange_shape *shape) {
@@ -173,26 +174,6 @@ static cairn_status tell_one(struct exchange *x, struct flow *f, enum flow_stage
     return start(x, f, &t, &f->telling);
 }
 
-/* All ranks find the same pair. */
-static cairn_status compare_all(const struct exchange *x) {
-    for (int r = 1; r < x->group->size; r++) {
-        if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
-            return cairn__fail_mismatch(x->group, 0, &x->words[0].call, r, &x->words[r].call);
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status compare_message(const struct exchange *x, const struct flow *f) {
-    if (cairn__calls_agree(&f->mine.call, &f->theirs.call)) return CAIRN_OK;
-    return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.root, &f->theirs.call);
-}
-
-static uint32_t found_by_all(const struct exchange *x) {
-    uint32_t found = 0;
-    for (int r = 0; r < x->group->size; r++) found |= x->words[r].found;
-    return found;
-}
-
 /* ---- one flow ---- */
 
 static cairn_status begin(struct exchange *x, struct flow *f) {
@@ -207,23 +188,27 @@ static cairn_status begin(struct exchange *x, struct flow *f) {
 /* Once what was told has come. */
 static cairn_status compare(struct exchange *x, struct flow *f) {
     const bool told = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
-    cairn_status st = CAIRN_OK;
     if (told && message && f->stage == FLOW_TELLS) return tell_one(x, f, FLOW_ANSWERS);
-    if (told) TRY(message ? compare_message(x, f) : compare_all(x));
+    if (told && message && !cairn__calls_agree(&f->mine.call, &f->theirs.call))
+        return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.root, &f->theirs.call);
+    for (int r = 1; told && !message && r < x->group->size; r++) { /* all ranks find the same pair */
+        if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
+            return cairn__fail_mismatch(x->group, 0, &x->words[0].call, r, &x->words[r].call);
+    }
     if (f->shape && f->shape->begin) f->shape->begin(x, f);
     f->stage = FLOW_MOVES;
-out:
-    return st;
+    return CAIRN_OK;
 }
 
 static cairn_status hear(struct exchange *x, struct flow *f) {
+    cairn_status st = CAIRN_OK;
     while (f->stage != FLOW_MOVES) {
-        cairn_status st = ask(x, f, &f->telling);
-        if (st != CAIRN_OK || f->telling) return st;
-        st = compare(x, f);
-        if (st != CAIRN_OK) return st;
+        TRY(ask(x, f, &f->telling));
+        if (f->telling) break;
+        TRY(compare(x, f));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static bool may_combine(struct flow *f) {
@@ -262,34 +247,32 @@ static bool is_through(const struct flow *f) {
     return true;
 }
 
-static cairn_status move_flow(struct exchange *x, struct flow *f) {
+/* ---- all ---- */
+
+static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
     cairn_status st = CAIRN_OK;
-    if (f->stage == FLOW_QUEUED) TRY(begin(x, f));
-    TRY(hear(x, f));
-    if (f->stage == FLOW_MOVES && f->shape) TRY(move_blocks(x, f));
+    while (q->head) {
+        struct flow *f = q->head;
+        uint32_t found = 0;
+        if (f->stage == FLOW_QUEUED) TRY(begin(x, f));
+        TRY(hear(x, f));
+        if (f->stage == FLOW_MOVES && f->shape) TRY(move_blocks(x, f));
+        if (!is_through(f)) break;
+        cairn_work *work = f->work;
+        x->moved = true;
+        leave_queue(x, q);
+        for (int r = 0; !f->shape && r < x->group->size; r++) found |= x->words[r].found;
+        cairn__work_complete(work, found);
+    }
 out:
     return st;
 }
 
-/* ---- all ---- */
-
-static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
-    while (q->head) {
-        struct flow *f = q->head;
-        cairn_status st = move_flow(x, f);
-        if (st != CAIRN_OK) return st;
-        if (!is_through(f)) return CAIRN_OK;
-        cairn_work *work = f->work;
-        x->moved = true;
-        leave_queue(x, q);
-        cairn__work_complete(work, f->shape ? 0 : found_by_all(x));
-    }
-    return CAIRN_OK;
-}
-
 cairn_status cairn__exchange_step(struct exchange *x) {
+    cairn_status st = CAIRN_OK;
     x->moved = false;
-    cairn_status st = move_queue(x, &x->collectives);
-    for (int i = 0; st == CAIRN_OK && x->messages > 0 && i < 2 * x->group->size; i++) st = move_queue(x, &x->lanes[i]);
+    TRY(move_queue(x, &x->collectives));
+    for (int i = 0; x->messages > 0 && i < 2 * x->group->size; i++) TRY(move_queue(x, &x->lanes[i]));
+out:
     return st;
 }

@@ -65,15 +65,16 @@ static cairn_status fail_late(const struct cairn__link *link) {
 }
 
 static cairn_status advance(struct cairn__link *link) {
+    cairn_status st = CAIRN_OK;
     while (link->passed < link->launched) {
         bool passed = false;
-        const int mark = (int)((link->passed + 1) % CAIRN__LINK_DEPTH);
-        const cairn_status st = link->ops->passed(link->comm, mark, &passed);
-        if (st != CAIRN_OK || !passed) return st;
+        TRY(link->ops->passed(link->comm, (int)((link->passed + 1) % CAIRN__LINK_DEPTH), &passed));
+        if (!passed) break;
         link->passed++;
         forget_wait(link);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void look(struct cairn__link *link) {
@@ -191,15 +192,17 @@ cairn_status cairn__link_look(struct cairn__link *link, uint64_t *passed) {
 }
 
 cairn_status cairn__link_wait(struct cairn__link *link, uint64_t number) {
+    cairn_status st = CAIRN_OK;
     for (int idle = 0;; idle++) {
         uint64_t passed = 0;
-        cairn_status st = cairn__link_look(link, &passed);
-        if (st != CAIRN_OK || passed >= number) return st;
-        st = cairn__group_was_aborted(link->group);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__link_look(link, &passed));
+        if (passed >= number) break;
+        TRY(cairn__group_was_aborted(link->group));
         cairn__family_progress(link->group);
         pause_after(idle);
     }
+out:
+    return st;
 }
 
 static int recorded_mark(uint64_t number) {
@@ -209,12 +212,14 @@ static int recorded_mark(uint64_t number) {
 /* Beside the mutex, since a device whose stream is the host waits here. */
 cairn_status cairn__link_join(struct cairn__link *link, uint64_t number) {
     uint64_t passed = 0;
-    cairn_status st = cairn__link_look(link, &passed);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__link_look(link, &passed));
     if (is_recording(link)) return link->ops->await(link->comm, recorded_mark(number));
     if (number <= passed) return CAIRN_OK;
-    st = link->ops->await(link->comm, (int)(number % CAIRN__LINK_DEPTH));
-    return st == CAIRN_OK ? cairn__link_look(link, &passed) : st;
+    TRY(link->ops->await(link->comm, (int)(number % CAIRN__LINK_DEPTH)));
+    TRY(cairn__link_look(link, &passed));
+out:
+    return st;
 }
 
 /* ---- launching ---- */

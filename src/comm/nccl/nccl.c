@@ -158,11 +158,12 @@ static cairn_status launch_held(struct nccl *x) {
     uint64_t number = 0;
     if (x->num_held == 0) return CAIRN_OK;
     cairn_work *const *held = &x->works[x->num_works - x->num_held];
-    cairn_status st = cairn__link_launch(&x->link, &held[0]->request.call, queue_held, x, &number);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__link_launch(&x->link, &held[0]->request.call, queue_held, x, &number));
     for (size_t i = 0; i < x->num_held; i++) held[i]->state = (void *)(uintptr_t)number;
     x->num_held = 0;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void finish_passed(struct nccl *x, uint64_t passed) {
@@ -263,24 +264,18 @@ static cairn_status exchange(cairn_group *group, void *all, const void *mine, si
 /* Every rank's call, compared if somebody wants it; *found: the OR of every rank's. */
 static cairn_status tell_calls(struct nccl *x, const struct cairn__call *call, uint32_t *found) {
     const struct words mine = {*call, *found};
-    cairn_status st = gather(x, call, x->words, &mine, sizeof(mine));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(gather(x, call, x->words, &mine, sizeof(mine)));
     for (int r = 0; r < x->link.group->size; r++) {
         if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
             return cairn__fail_mismatch(x->link.group, 0, &x->words[0].call, r, &x->words[r].call);
         *found |= x->words[r].found;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- posting ---- */
-
-/* Launched with the next that is not held. */
-static cairn_status hold(struct nccl *x, cairn_work *work) {
-    const cairn_status st = keep(x, work);
-    if (st == CAIRN_OK) x->num_held++;
-    return st;
-}
 
 static cairn_status post_collective(struct nccl *x, cairn_work *work) {
     const struct cairn__call *call = &work->request.call;
@@ -304,15 +299,19 @@ out:
 static cairn_status post(cairn_group *group, cairn_work *work) {
     struct nccl *x = nccl_of(group);
     const struct cairn__call *call = &work->request.call;
-    if (call->kind == CAIRN__BARRIER) {
-        const char *advice = "a barrier waits for the device; leave it out";
-        const cairn_status st = cairn__device_refuse_recording(group->device, advice);
-        if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    if (call->kind == CAIRN__BARRIER)
+        TRY(cairn__device_refuse_recording(group->device, "a barrier waits for the device; leave it out"));
+    if (!cairn__call_is_message(call)) {
+        TRY(post_collective(x, work));
+    } else if (call->n > 0) { /* held: launched with the next that is not */
+        TRY(keep(x, work));
+        x->num_held++;
+    } else {
+        cairn__work_complete(work, 0);
     }
-    if (!cairn__call_is_message(call)) return post_collective(x, work);
-    if (call->n > 0) return hold(x, work);
-    cairn__work_complete(work, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- meeting ---- */
@@ -548,8 +547,8 @@ static struct cairn__call memory_call(cairn_group *group, enum cairn__call_kind 
 static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     struct nccl *x = nccl_of(group);
     char reason[REASON_NBYTES];
-    cairn_status st = cairn__device_refuse_recording(group->device, "make group memory before the graph is captured");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(group->device, "make group memory before the graph is captured"));
     const cairn_status own = make_block(x, nbytes);
     uint32_t failed = own != CAIRN_OK;
     snprintf(reason, sizeof(reason), "%s", cairn_last_error());
@@ -560,9 +559,11 @@ static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
         return CAIRN_OK;
     }
     if (own == CAIRN_OK) free_block(x, &x->blocks[x->num_blocks]);
-    if (st != CAIRN_OK) return st;
+    TRY(st);
     if (own != CAIRN_OK) return cairn__fail(own, "%s", reason);
-    return cairn__fail(CAIRN_ENOMEM, "another rank has no %zu bytes for the group's memory", nbytes);
+    st = cairn__fail(CAIRN_ENOMEM, "another rank has no %zu bytes for the group's memory", nbytes);
+out:
+    return st;
 }
 
 static cairn_status release(cairn_group *group, void *memory) {

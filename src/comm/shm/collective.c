@@ -72,17 +72,14 @@ static cairn_status match(struct cairn__shm *s, struct shm_op *op, uint64_t numb
 
 /* ---- the plan ---- */
 
-/* Elements of a block: as many whole cache lines as a bounce holds, of each part where there are parts. */
-static size_t block_size(const struct cairn__shm *s, const struct cairn__call *call) {
-    size_t parts = cairn__shm_has_parts(call) ? (size_t)s->size : 1;
-    return SHM_BOUNCE_NBYTES / parts / 64 * 64 / cairn_dtype_nbytes((cairn_dtype)call->dtype);
-}
-
+/* A block is as many whole cache lines as a bounce holds, of each part where there are parts. */
 static void plan(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     const struct cairn__call *call = &op->work->request.call;
     bool moves_data = call->kind <= CAIRN__ALLTOALL && call->n > 0;
     op->single = !moves_data || cairn__shm_all_placed(s, call, number);
-    op->block = op->single ? (size_t)call->n : block_size(s, call);
+    const size_t parts = cairn__shm_has_parts(call) ? (size_t)s->size : 1;
+    op->block = op->single ? (size_t)call->n
+                           : SHM_BOUNCE_NBYTES / parts / 64 * 64 / cairn_dtype_nbytes((cairn_dtype)call->dtype);
     op->blocks = moves_data ? (call->n + op->block - 1) / op->block : 0;
     op->first = s->steps;
     op->shared = op->single && moves_data && cairn__shm_shares(s, call);
@@ -140,9 +137,10 @@ static void publish_found(struct cairn__shm *s, const struct shm_op *op, uint64_
 
 /* This rank's part of one collective, as far as it goes now. */
 static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t number, bool *finished) {
+    cairn_status st = CAIRN_OK;
     *finished = false;
-    cairn_status st = match(s, op, number);
-    if (st != CAIRN_OK || op->matched < s->size) return st;
+    TRY(match(s, op, number));
+    if (op->matched < s->size) return CAIRN_OK;
     if (!op->planned) plan(s, op, number);
     if (!op->single && s->complete != number) return CAIRN_OK;
     if (op->shared) {
@@ -158,18 +156,8 @@ static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t nu
         shm_move(s, &s->clock);
     }
     *finished = true;
-    return CAIRN_OK;
-}
-
-static uint32_t found_anywhere(const struct cairn__shm *s, uint64_t number) {
-    uint64_t found = 0;
-    for (int p = 0; p < s->size; p++) found |= atomic_load(&shm_lane(s, p)->found);
-    return found >> (number % SHM_OUTSTANDING) & 1;
-}
-
-static void tell_blame(const struct cairn__shm *s, struct cairn__blame *blame, uint64_t number, uint32_t found) {
-    blame->found |= found;
-    for (int p = 0; p < s->size && found; p++) cairn__ranks_unite(&blame->ranks, shm_culprits(s, p, number));
+out:
+    return st;
 }
 
 static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
@@ -179,8 +167,11 @@ static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
         struct shm_block last = block_of(op, op->blocks - 1, number);
         cairn__shm_copy_out(s, op, &last);
     }
-    if (op->nsteps > 0) found = found_anywhere(s, number);
-    if (op->work->request.blame) tell_blame(s, op->work->request.blame, number, found);
+    for (int p = 0; p < s->size && op->nsteps > 0; p++)
+        found |= atomic_load(&shm_lane(s, p)->found) >> (number % SHM_OUTSTANDING) & 1;
+    struct cairn__blame *blame = op->work->request.blame;
+    if (blame) blame->found |= found;
+    for (int p = 0; p < s->size && blame && found; p++) cairn__ranks_unite(&blame->ranks, shm_culprits(s, p, number));
     cairn__work_complete(op->work, found);
     shm_move(s, &s->clock);
     return true;
@@ -199,18 +190,19 @@ static bool complete(struct cairn__shm *s) {
 
 /* A collective with bounces starts when all before it are complete, so advancing and completing alternate. */
 cairn_status cairn__shm_step_collectives(struct cairn__shm *s) {
+    cairn_status st = CAIRN_OK;
     bool again = s->complete < s->posted;
     while (again) {
         while (s->done < s->posted) {
             bool finished = false;
-            cairn_status st = advance(s, shm_op(s, s->done), s->done, &finished);
-            if (st != CAIRN_OK) return st;
+            TRY(advance(s, shm_op(s, s->done), s->done, &finished));
             if (!finished) break;
             s->done++;
         }
         again = complete(s);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- for messages of failures ---- */

@@ -23,26 +23,13 @@ void cairn__shm_go_on(struct cairn__shm *s) {
     s->root->stuck_in = NULL;
 }
 
-/* The record stays, so that the other rank finds the same. */
-static void mark_dead(struct cairn__shm *s) {
-    struct shm_stuck *mine = stuck_of(s, s->rank);
-    atomic_store(&mine->dead, atomic_load(&mine->turns));
-    s->root->stuck_in = NULL;
-}
-
-static void publish_calls(const struct cairn__family *family) {
-    for (const cairn_group *g = family->groups; g; g = g->next) {
-        const struct cairn__shm *s = g->impl;
-        atomic_store(&shm_lane(s, s->rank)->calls, g->next_number);
-    }
-}
-
 static void publish_stuck(struct cairn__shm *s, const struct cairn__call *call) {
     struct shm_stuck *mine = stuck_of(s, s->rank);
     uint64_t words[SHM_CALL_WORDS];
     if (s->root->stuck_in == s->group && s->root->stuck_at == call->number) return;
     if (atomic_load(&mine->turns) % 2 == 1) atomic_fetch_add(&mine->turns, 1);
-    publish_calls(s->group->family);
+    for (const cairn_group *g = s->group->family->groups; g; g = g->next)
+        atomic_store(&shm_lane(g->impl, g->rank)->calls, g->next_number);
     memcpy(words, call, sizeof(*call));
     for (int i = 0; i < SHM_CALL_WORDS; i++) atomic_store(&mine->call[i], words[i]);
     atomic_store(&mine->group, s->group->index);
@@ -93,6 +80,8 @@ cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_rou
         if (read_stuck(s, route, r, call, &theirs)) st = cairn__check_deadlock(s->group, call, &theirs, &other);
     }
     if (st == CAIRN_OK) return st;
-    mark_dead(s);
+    struct shm_stuck *mine = stuck_of(s, s->rank);
+    atomic_store(&mine->dead, atomic_load(&mine->turns)); /* the record stays, so that the other rank finds the same */
+    s->root->stuck_in = NULL;
     return other == s->group ? st : cairn__group_kill(other, st);
 }

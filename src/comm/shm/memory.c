@@ -157,28 +157,31 @@ static cairn_status ended(struct cairn__shm *s, int peer) {
  * parent. */
 static cairn_status check_others(struct cairn__shm *s) {
     struct cairn__shm *all = s->parent ? s->parent : s;
-    const cairn_status st = cairn__group_was_aborted(all->group);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_was_aborted(all->group));
     const int rank = cairn__shm_find_gone(all);
-    if (rank < 0) return CAIRN_OK;
-    return all->peers[rank].dead ? ended(all, rank) : cairn__shm_fail_gone(all, rank, DID);
+    if (rank >= 0) st = all->peers[rank].dead ? ended(all, rank) : cairn__shm_fail_gone(all, rank, DID);
+out:
+    return st;
 }
 
 static cairn_status await(struct cairn__shm *s, int peer, short events) {
     struct pollfd p = {.fd = s->peers[peer].fd, .events = events};
     uint64_t deadline = cairn__now_ns() + (uint64_t)(s->group->timeout * 1e9);
+    cairn_status st = CAIRN_OK;
     char name[96];
     int got;
     do {
         got = poll(&p, 1, PATIENCE_MS);
         if (got > 0) return CAIRN_OK;
         if (got < 0 && errno != EINTR) return cairn__fail_errno(errno, "waiting for rank %d", peer);
-        cairn_status st = check_others(s);
-        if (st != CAIRN_OK) return st;
+        TRY(check_others(s));
     } while (cairn__now_ns() < deadline);
     cairn__group_name_rank(s->group, peer, name, sizeof(name));
-    return cairn__fail(CAIRN_ETIMEOUT, "%s (pid %d) did not pass its memory on to rank %d within %g s", name,
-                       s->peers[peer].pid, s->rank, s->group->timeout);
+    st = cairn__fail(CAIRN_ETIMEOUT, "%s (pid %d) did not pass its memory on to rank %d within %g s", name,
+                     s->peers[peer].pid, s->rank, s->group->timeout);
+out:
+    return st;
 }
 
 /* Room for one descriptor beside a message, aligned as the kernel wants it. */
@@ -189,6 +192,7 @@ union fd_control {
 
 cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd) {
     struct parcel parcel = {.group = index, .status = (int32_t)status};
+    cairn_status st = CAIRN_OK;
     if (status != CAIRN_OK) strncpy(parcel.reason, cairn_last_error(), sizeof(parcel.reason) - 1);
     union fd_control control = {
         .header = {.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
@@ -202,13 +206,15 @@ cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t inde
         if (sent >= 0) return CAIRN_OK;
         if (errno == EINTR) continue;
         if (errno != EAGAIN) return ended(s, peer);
-        cairn_status st = await(s, peer, POLLOUT);
-        if (st != CAIRN_OK) return st;
+        TRY(await(s, peer, POLLOUT));
     }
+out:
+    return st;
 }
 
 static cairn_status receive_parcel(struct cairn__shm *s, int peer, struct parcel *parcel, int *fd) {
     size_t done = 0;
+    cairn_status st = CAIRN_OK;
     *fd = -1;
     while (done < sizeof(*parcel)) {
         union fd_control control;
@@ -223,10 +229,10 @@ static cairn_status receive_parcel(struct cairn__shm *s, int peer, struct parcel
         if (extra && extra->cmsg_type == SCM_RIGHTS) memcpy(fd, CMSG_DATA(extra), sizeof(*fd));
         if (got > 0) done += (size_t)got;
         if (got > 0 || errno == EINTR) continue;
-        cairn_status st = await(s, peer, POLLIN);
-        if (st != CAIRN_OK) return st;
+        TRY(await(s, peer, POLLIN));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd) {

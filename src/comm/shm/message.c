@@ -34,22 +34,25 @@ struct shm_route *cairn__shm_route(const struct cairn__shm *s, const struct cair
 }
 
 static cairn_status make_routes(struct cairn__shm *s) {
-    cairn_status st = cairn__calloc(2 * (size_t)s->size, sizeof(*s->routes), (void **)&s->routes);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(2 * (size_t)s->size, sizeof(*s->routes), (void **)&s->routes));
     for (int r = 0; r < s->size; r++) {
         set_up(s, &s->routes[2 * r], r, false);
         set_up(s, &s->routes[2 * r + 1], r, true);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* What runs out of memory later would end the process. */
 static cairn_status fill_pages(struct shm_route *route, const struct cairn__call *call, bool placed) {
     const bool rings = route->sends && !placed && call->n > 0;
     const size_t needed = rings ? sizeof(*route->pair) : HEAD_NBYTES;
+    cairn_status st = CAIRN_OK;
     if (route->filled >= needed) return CAIRN_OK;
-    cairn_status st = cairn__shm_fill(route->pair, needed);
-    if (st == CAIRN_OK) route->filled = needed;
+    TRY(cairn__shm_fill(route->pair, needed));
+    route->filled = needed;
+out:
     return st;
 }
 
@@ -83,13 +86,10 @@ static struct shm_slot *slot_of(struct shm_end *end, uint64_t number) {
     return &end->slots[number % SHM_PAIR_SLOTS];
 }
 
-static uint64_t finished_by_both(const struct shm_route *route) {
-    const uint64_t mine = atomic_load(&route->mine->finished), theirs = atomic_load(&route->theirs->finished);
-    return mine < theirs ? mine : theirs;
-}
-
 static void publish(struct cairn__shm *s, struct shm_route *route) {
-    while (route->unpublished && route->published < finished_by_both(route) + SHM_PAIR_SLOTS) {
+    while (route->unpublished) {
+        const uint64_t mine = atomic_load(&route->mine->finished), theirs = atomic_load(&route->theirs->finished);
+        if (route->published >= (mine < theirs ? mine : theirs) + SHM_PAIR_SLOTS) return;
         const struct cairn__request *r = &route->unpublished->request;
         struct shm_slot *slot = slot_of(route->mine, route->published);
         slot->call = r->call;
@@ -188,25 +188,27 @@ static cairn_status step_receiver(struct cairn__shm *s, struct shm_route *route,
 }
 
 static cairn_status step_route(struct cairn__shm *s, struct shm_route *route) {
+    cairn_status st = CAIRN_OK;
     while (route->works.first) {
         bool through = false;
         publish(s, route);
-        cairn_status st = route->sends ? step_sender(s, route, &through) : step_receiver(s, route, &through);
-        if (st != CAIRN_OK || !through) return st;
+        TRY(route->sends ? step_sender(s, route, &through) : step_receiver(s, route, &through));
+        if (!through) return CAIRN_OK;
         cairn__work_complete(shm_dequeue(&route->works), 0);
         atomic_fetch_add(&route->mine->finished, 1);
         cairn__shm_notify(s);
         shm_move(s, &route->clock);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__shm_step_messages(struct cairn__shm *s) {
     struct shm_route **at = &s->active;
+    cairn_status st = CAIRN_OK;
     while (*at) {
         struct shm_route *route = *at;
-        cairn_status st = step_route(s, route);
-        if (st != CAIRN_OK) return st;
+        TRY(step_route(s, route));
         if (route->works.first) {
             at = &route->next;
         } else {
@@ -214,5 +216,6 @@ cairn_status cairn__shm_step_messages(struct cairn__shm *s) {
             *at = route->next;
         }
     }
-    return CAIRN_OK;
+out:
+    return st;
 }

@@ -56,11 +56,12 @@ static cairn_status check_fits(const struct cairn__shm *s, size_t nbytes) {
 static cairn_status take_segment(struct cairn__shm *s, struct shm_segment **out) {
     size_t i = 0;
     while (i < s->num_segments && s->segments[i].nbytes) i++;
-    cairn_status st = cairn__grow((void **)&s->segments, &s->segments_capacity, i + 1, sizeof(*s->segments));
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&s->segments, &s->segments_capacity, i + 1, sizeof(*s->segments)));
     if (i == s->num_segments) s->num_segments++;
-    st = cairn__calloc((size_t)s->size, sizeof(void *), (void **)&s->segments[i].parts);
-    if (st == CAIRN_OK) *out = &s->segments[i];
+    TRY(cairn__calloc((size_t)s->size, sizeof(void *), (void **)&s->segments[i].parts));
+    *out = &s->segments[i];
+out:
     return st;
 }
 
@@ -83,19 +84,20 @@ static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm
 
 /* *usable is cleared where some rank has no memory, with its reason as the last error. */
 static cairn_status collect_parts(struct cairn__shm *s, struct shm_segment *g, size_t nbytes, cairn_status *usable) {
+    cairn_status st = CAIRN_OK;
     for (int r = 0; r < s->size; r++) {
         if (r == s->rank) continue;
         int fd = -1;
         void *file = NULL;
         cairn_status theirs = CAIRN_OK;
-        cairn_status st = cairn__shm_receive_memory(s, r, &theirs, &fd);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__shm_receive_memory(s, r, &theirs, &fd));
         if (theirs == CAIRN_OK && *usable == CAIRN_OK) theirs = cairn__shm_map_memory(fd, nbytes, &file);
         if (file) g->parts[r] = (char *)file + skew(s, r);
         if (theirs != CAIRN_OK && *usable == CAIRN_OK) *usable = theirs;
         if (fd >= 0) close(fd);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Everyone has mapped everything, or nobody keeps anything. */
@@ -104,22 +106,22 @@ static cairn_status agree_on(struct cairn__shm *s, cairn_status usable) {
     uint32_t failed = 0;
     char reason[256];
     snprintf(reason, sizeof(reason), "%s", cairn_last_error());
-    cairn_status st = cairn__group_run(s->group, &r, &failed);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_run(s->group, &r, &failed));
     if (usable != CAIRN_OK) return cairn__fail(usable, "%s", reason);
     REQUIRE(!failed, CAIRN_ENOMEM, "another rank could not map the group's memory");
-    return CAIRN_OK;
-}
-
-static bool is_deadly(cairn_status st) {
-    return st == CAIRN_EPEER || st == CAIRN_ETIMEOUT;
+out:
+    return st;
 }
 
 static cairn_status share_segment(struct cairn__shm *s, cairn_status usable, struct shm_segment *g, size_t nbytes) {
+    cairn_status st = CAIRN_OK;
     usable = offer_part(s, usable, g, file_nbytes(s, nbytes));
-    if (is_deadly(usable)) return usable;
-    cairn_status st = collect_parts(s, g, file_nbytes(s, nbytes), &usable);
-    return st == CAIRN_OK ? agree_on(s, usable) : st;
+    if (usable == CAIRN_EPEER || usable == CAIRN_ETIMEOUT) return usable;
+    TRY(collect_parts(s, g, file_nbytes(s, nbytes), &usable));
+    TRY(agree_on(s, usable));
+out:
+    return st;
 }
 
 cairn_status cairn__shm_alloc(cairn_group *group, size_t nbytes, void **out) {
@@ -151,8 +153,9 @@ cairn_status cairn__shm_free(cairn_group *group, void *memory) {
     while (i < s->num_segments && (!s->segments[i].nbytes || s->segments[i].parts[s->rank] != memory)) i++;
     REQUIRE(i < s->num_segments, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave",
             memory);
-    cairn_status st =
-        cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__FREE, .n = i + 1}}, NULL);
-    if (st == CAIRN_OK) unmap_segment(s, &s->segments[i]);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__FREE, .n = i + 1}}, NULL));
+    unmap_segment(s, &s->segments[i]);
+out:
     return st;
 }

@@ -77,17 +77,17 @@ static uint64_t make_pieces(struct cairn__shm *s, struct shm_op *op, const struc
     return made;
 }
 
-static void add_made(struct shm_job *job, uint64_t turn, uint64_t made, bool found) {
-    uint64_t word = atomic_load(&job->made);
-    while (!atomic_compare_exchange_weak(&job->made, &word, (in_turn(word, turn) + made) | (found ? FOUND : 0))) {}
-}
-
 void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b) {
     struct shm_lane *mine = shm_lane(s, s->rank);
     uint32_t found;
     atomic_store(&mine->sharing, b->number + 1);
     const uint64_t made = make_pieces(s, op, b);
-    if (made) add_made(job_of(s, b->number), turn_of(b->number), made, op->found != 0);
+    if (made) {
+        struct shm_job *job = job_of(s, b->number);
+        const uint64_t turn = turn_of(b->number), flag = op->found ? FOUND : 0;
+        uint64_t word = atomic_load(&job->made);
+        while (!atomic_compare_exchange_weak(&job->made, &word, (in_turn(word, turn) + made) | flag)) {}
+    }
     atomic_store(&mine->sharing, 0);
     if (made && cairn__shm_shared(s, op, b->number, &found)) cairn__shm_notify(s);
     shm_move(s, &s->clock);

@@ -11,20 +11,13 @@
 
 /* ---- control memory ---- */
 
-static size_t align_up(size_t nbytes, size_t to) {
-    return (nbytes + to - 1) / to * to;
-}
-
 static size_t bounces_offset(int size) {
-    return align_up(sizeof(struct shm_control) + (size_t)size * sizeof(struct shm_lane), SHM_PAIR_NBYTES);
+    const size_t nbytes = sizeof(struct shm_control) + (size_t)size * sizeof(struct shm_lane);
+    return (nbytes + SHM_PAIR_NBYTES - 1) / SHM_PAIR_NBYTES * SHM_PAIR_NBYTES;
 }
 
 static size_t pairs_offset(int size) {
     return bounces_offset(size) + (size > 1 ? (size_t)size * SHM_BOUNCES * SHM_BOUNCE_NBYTES : 0);
-}
-
-static size_t control_nbytes(int size) {
-    return pairs_offset(size) + (size > 1 ? (size_t)size * (size_t)size * SHM_PAIR_NBYTES : 0);
 }
 
 static void place_control(struct cairn__shm *s, void *memory) {
@@ -60,16 +53,15 @@ out:
     return st;
 }
 
-static cairn_status private_control(struct cairn__shm *s) {
-    void *memory = NULL;
-    cairn_status st = cairn__shm_private_memory(s->control_nbytes, &memory);
-    if (st == CAIRN_OK) place_control(s, memory);
-    return st;
-}
-
 static cairn_status make_control(struct cairn__shm *s) {
-    s->control_nbytes = control_nbytes(s->size);
-    return s->size == 1 ? private_control(s) : s->rank == 0 ? host_control(s) : join_control(s);
+    void *memory = NULL;
+    cairn_status st = CAIRN_OK;
+    s->control_nbytes = pairs_offset(s->size) + (s->size > 1 ? (size_t)s->size * (size_t)s->size * SHM_PAIR_NBYTES : 0);
+    if (s->size > 1) return s->rank == 0 ? host_control(s) : join_control(s);
+    TRY(cairn__shm_private_memory(s->control_nbytes, &memory));
+    place_control(s, memory);
+out:
+    return st;
 }
 
 /* ---- creation ---- */
@@ -94,8 +86,8 @@ static cairn_status shm_progress(cairn_group *group) {
 
 static cairn_status begin(cairn_group *group, struct cairn__shm *root, struct cairn__shm **out) {
     struct cairn__shm *s = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*s), (void **)&s);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     group->impl = s;
     s->group = group;
     s->process = getpid();
@@ -113,19 +105,6 @@ out:
     return st;
 }
 
-/* Number 0: nobody leaves creation before everybody has the control memory. */
-static cairn_status first_barrier(struct cairn__shm *s) {
-    cairn_work work = {.group = s->group, .request = {.call = {.kind = CAIRN__BARRIER}}};
-    cairn__shm_post_collective(s, &work);
-    return cairn__shm_wait(s, &work);
-}
-
-/* A launcher may have bound each rank to a processor of its own. */
-static void publish_processors(struct cairn__shm *s) {
-    cpu_set_t *mine = &shm_lane(s, s->rank)->processors;
-    if (sched_getaffinity(0, sizeof(*mine), mine) != 0) CPU_ZERO(mine);
-}
-
 static cairn_status shm_create(cairn_group *group, const struct cairn__group_options *options,
                                struct cairn__peers *peers) {
     struct cairn__shm *s = NULL;
@@ -134,26 +113,25 @@ static cairn_status shm_create(cairn_group *group, const struct cairn__group_opt
     TRY(begin(group, NULL, &s));
     if (s->size > 1) TRY(cairn__shm_meet(s, peers));
     TRY(make_control(s));
-    publish_processors(s);
-    TRY(first_barrier(s));
+    cpu_set_t *mine = &shm_lane(s, s->rank)->processors; /* a launcher may have bound each rank to one of its own */
+    if (sched_getaffinity(0, sizeof(*mine), mine) != 0) CPU_ZERO(mine);
+    /* Number 0: no rank leaves creation before all have the control memory. */
+    cairn_work barrier = {.group = group, .request = {.call = {.kind = CAIRN__BARRIER}}};
+    cairn__shm_post_collective(s, &barrier);
+    TRY(cairn__shm_wait(s, &barrier));
     cairn__shm_set_patience(s);
 out:
-    return st;
-}
-
-/* The members wait for the first one's memory, or its word that there is none. */
-static cairn_status begin_from(cairn_group *group, struct cairn__shm *from, struct cairn__shm **out) {
-    const cairn_status st = begin(group, from->root, out);
-    for (int r = 1; r < group->size && group->rank == 0 && st != CAIRN_OK; r++)
-        (void)cairn__shm_send_memory(from, group->parent_ranks[r], group->index, st, -1);
     return st;
 }
 
 /* Without a barrier of its own: the members agree in the parent whether all of them stand. */
 static cairn_status shm_derive(cairn_group *group, cairn_group *parent) {
     struct cairn__shm *from = parent->impl, *s = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(begin_from(group, from, &s));
+    cairn_status st = begin(group, from->root, &s);
+    /* The members wait for the first one's memory, or its word that there is none. */
+    for (int r = 1; r < group->size && group->rank == 0 && st != CAIRN_OK; r++)
+        (void)cairn__shm_send_memory(from, group->parent_ranks[r], group->index, st, -1);
+    TRY(st);
     s->parent = from;
     for (int r = 0; r < s->size; r++) s->peers[r] = from->peers[group->parent_ranks[r]];
     TRY(make_control(s));
@@ -178,20 +156,16 @@ static void shm_give_up(cairn_group *group, const char *cause) {
     if (s->control) say_gone(s, atomic_load(&group->aborted) ? SHM_ABORTED : SHM_GAVE_UP, cause);
 }
 
-static void close_peers(struct cairn__shm *s) {
-    for (int r = 0; r < s->size && s->peers && s->root == s; r++) {
-        if (s->peers[r].fd >= 0) close(s->peers[r].fd);
-        if (s->peers[r].process >= 0) close(s->peers[r].process);
-    }
-    cairn__free(s->peers);
-}
-
 static void shm_destroy(cairn_group *group) {
     struct cairn__shm *s = group->impl;
     if (!s) return;
     if (s->control) say_gone(s, SHM_LEFT, "");
     cairn__shm_free_all(s);
-    close_peers(s);
+    for (int r = 0; r < s->size && s->peers && s->root == s; r++) {
+        if (s->peers[r].fd >= 0) close(s->peers[r].fd);
+        if (s->peers[r].process >= 0) close(s->peers[r].process);
+    }
+    cairn__free(s->peers);
     cairn__shm_unmap(s->control, s->control_nbytes);
     cairn__free(s->routes);
     cairn__free(s->dsts);

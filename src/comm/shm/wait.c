@@ -40,11 +40,6 @@ void cairn__shm_set_patience(struct cairn__shm *s) {
     s->yields = s->crowded ? CROWDED_YIELDS : YIELDS;
 }
 
-/* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
-static uint64_t awake_ns(const struct cairn__shm *s) {
-    return cairn__now_ns() - s->root->stopped_ns;
-}
-
 cairn_status cairn__shm_step(struct cairn__shm *s) {
     cairn_status st = cairn__shm_step_collectives(s);
     return st == CAIRN_OK && s->active ? cairn__shm_step_messages(s) : st;
@@ -53,10 +48,12 @@ cairn_status cairn__shm_step(struct cairn__shm *s) {
 static cairn_status nap(struct cairn__shm *s) {
     atomic_fetch_add(&s->bell->sleepers, 1);
     uint32_t seen = atomic_load(&s->bell->events);
-    cairn_status st = cairn__group_was_aborted(s->group);
-    if (st == CAIRN_OK) st = cairn__shm_step(s);
-    if (st == CAIRN_OK) cairn__family_progress(s->group);
-    if (st == CAIRN_OK && !s->moved) cairn__shm_sleep(s, seen);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__group_was_aborted(s->group));
+    TRY(cairn__shm_step(s));
+    cairn__family_progress(s->group);
+    if (!s->moved) cairn__shm_sleep(s, seen);
+out:
     atomic_fetch_sub(&s->bell->sleepers, 1);
     return st;
 }
@@ -82,17 +79,18 @@ static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *r
 }
 
 static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
+    cairn_status st = CAIRN_OK;
     cairn__shm_look_for_ends(s);
     /* What a rank published before it ended is there by now, and may be all that was missing. */
-    cairn_status st = cairn__shm_step(s);
-    if (st == CAIRN_OK && !s->moved && blocked) st = cairn__shm_find_deadlock(s, route, awaited(s, route));
-    if (st != CAIRN_OK || s->moved) return st;
-    for (int r = 0; r < s->size; r++) {
+    TRY(cairn__shm_step(s));
+    if (!s->moved && blocked) TRY(cairn__shm_find_deadlock(s, route, awaited(s, route)));
+    for (int r = 0; r < s->size && !s->moved; r++) {
         const enum shm_gone how = cairn__shm_gone(s, r);
         const bool missing = (s->peers[r].dead || how != SHM_HERE) && lags(s, route, r);
         if (r != s->rank && (missing || how == SHM_ABORTED)) return fail_waiting(s, route, r);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static uint64_t last_ticket(const struct shm_slot *slots, int n) {
@@ -138,7 +136,9 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
 /* Called when nothing moved. blocked: this rank is in a wait, and posts nothing before it ends. */
 static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, bool blocked) {
     struct shm_clock *clock = route ? &route->clock : &s->clock;
-    uint64_t now = awake_ns(s);
+    /* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
+    const uint64_t now = cairn__now_ns() - s->root->stopped_ns;
+    cairn_status st = CAIRN_OK;
     if (clock->since == 0 || clock->moves != clock->seen) {
         clock->seen = clock->moves;
         clock->since = now;
@@ -146,25 +146,24 @@ static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, b
     }
     if (now < clock->next_look) return CAIRN_OK;
     clock->next_look = now + LOOK_NS;
-    cairn_status st = look_at_peers(s, route, blocked);
-    if (st != CAIRN_OK || s->moved) return st;
-    return (double)(now - clock->since) > s->group->timeout * 1e9 ? fail_late(s, route) : CAIRN_OK;
+    TRY(look_at_peers(s, route, blocked));
+    if (!s->moved && (double)(now - clock->since) > s->group->timeout * 1e9) st = fail_late(s, route);
+out:
+    return st;
 }
 
 /* ---- the two ways to come by ---- */
 
-static cairn_status look_around_everywhere(struct cairn__shm *s) {
-    cairn_status st = s->complete < s->posted ? look_around(s, NULL, false) : CAIRN_OK;
-    for (struct shm_route *r = s->active; r && st == CAIRN_OK && !s->moved; r = r->next) st = look_around(s, r, false);
-    return st;
-}
-
 cairn_status cairn__shm_poll(struct cairn__shm *s) {
+    cairn_status st = CAIRN_OK;
     if (s->complete == s->posted && !s->active) return CAIRN_OK;
     s->moved = false;
-    cairn_status st = cairn__shm_step(s);
-    if (st != CAIRN_OK || s->moved || ++s->stalled_polls % POLLS_PER_CLOCK != 0) return st;
-    return look_around_everywhere(s);
+    TRY(cairn__shm_step(s));
+    if (s->moved || ++s->stalled_polls % POLLS_PER_CLOCK != 0) return CAIRN_OK;
+    if (s->complete < s->posted) TRY(look_around(s, NULL, false));
+    for (struct shm_route *r = s->active; r && !s->moved; r = r->next) TRY(look_around(s, r, false));
+out:
+    return st;
 }
 
 static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route, int idle) {
