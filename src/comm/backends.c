@@ -1,4 +1,4 @@
-/* The table of backends. Those that need a module say so when they are probed. */
+/* The table of backends. The probe of one that needs a module opens it. */
 #include <string.h>
 
 #include "comm/group_backend.h"

@@ -106,18 +106,18 @@ static void describe_whole(const struct cairn__call *call, char *text, size_t nb
              values);
 }
 
-struct side {
+struct caller {
     char name[80];
     const struct cairn__call *call;
 };
 
-static struct side side_of(const cairn_group *group, int rank, const struct cairn__call *call) {
-    struct side side = {.call = call};
-    cairn__group_name_rank(group, rank, side.name, sizeof(side.name));
-    return side;
+static struct caller caller_of(const cairn_group *group, int rank, const struct cairn__call *call) {
+    struct caller caller = {.call = call};
+    cairn__group_name_rank(group, rank, caller.name, sizeof(caller.name));
+    return caller;
 }
 
-static cairn_status fail_message(const struct side *from, const struct side *to) {
+static cairn_status fail_message(const struct caller *from, const struct caller *to) {
     const struct cairn__call *sent = from->call, *received = to->call;
     return cairn__fail(CAIRN_EPEER,
                        "message number %" PRIu64 " from %s to %s: %s sends %" PRIu64 " %s, %s receives %" PRIu64
@@ -127,7 +127,7 @@ static cairn_status fail_message(const struct side *from, const struct side *to)
                        cairn_dtype_name((cairn_dtype)received->dtype));
 }
 
-static cairn_status fail_collective(const struct side *low, const struct side *high) {
+static cairn_status fail_collective(const struct caller *low, const struct caller *high) {
     static const char *const advice = "every rank must issue the same collectives in the same order";
     const struct cairn__call *a = low->call, *b = high->call;
     char of_a[128], of_b[128];
@@ -146,7 +146,7 @@ static cairn_status fail_collective(const struct side *low, const struct side *h
 
 cairn_status cairn__fail_mismatch(const cairn_group *group, int rank, const struct cairn__call *call, int other,
                                   const struct cairn__call *others) {
-    const struct side mine = side_of(group, rank, call), theirs = side_of(group, other, others);
+    const struct caller mine = caller_of(group, rank, call), theirs = caller_of(group, other, others);
     if (cairn__call_is_message(call) && cairn__call_is_message(others)) {
         return call->kind == CAIRN__SEND ? fail_message(&mine, &theirs) : fail_message(&theirs, &mine);
     }

@@ -1,6 +1,5 @@
-/* Which backend a group gets: every rank decides by the same facts, so all decide alike. What a rank's build and
- * process can do is asked only where it matters, since asking opens modules: ranks of one machine share memory and
- * never do. */
+/* Chooses the backend of a group: every rank decides by the same facts, so all decide alike. A backend is probed only
+ * where that matters, since probing opens modules: ranks of one machine use shm and open none. */
 #include <stdio.h>
 #include <string.h>
 
@@ -66,7 +65,7 @@ static cairn_status check_memory(int row, bool on_gpu) {
     return CAIRN_OK;
 }
 
-/* ---- who is where ---- */
+/* ---- hosts and addresses ---- */
 
 /* Rank 0 and the first rank on another machine. */
 static void name_two_hosts(const struct cairn__peers *p, char *text, size_t nbytes) {
@@ -117,8 +116,8 @@ static cairn_status find_address(const struct choice *c, char *address, size_t n
 
 /* ---- what every rank can ---- */
 
-/* Of this rank; the reason as the last error. */
-static cairn_status can_use(struct choice *c, int row) {
+/* Whether this rank can use the backend; the reason as the last error. */
+static cairn_status probe_here(struct choice *c, int row) {
     struct cairn__peer *me = &c->peers->all[c->peers->rank];
     cairn_status st = CAIRN_OK;
     char address[CAIRN__PEER_ADDRESS];
@@ -131,13 +130,13 @@ out:
 }
 
 /* Its address, then a line for each candidate: a status and a reason. */
-static void write_answers(struct choice *c, char *text, size_t nbytes) {
+static void write_probes(struct choice *c, char *text, size_t nbytes) {
     struct cairn__peers *p = c->peers;
     char lines[TEXT_NBYTES - CAIRN__PEER_ADDRESS] = "";
     size_t used = 0;
     for (int i = 0; i < c->num_candidates; i++) {
         char reason[REASON_NBYTES] = "";
-        const cairn_status st = can_use(c, c->candidates[i].row);
+        const cairn_status st = probe_here(c, c->candidates[i].row);
         if (st != CAIRN_OK) snprintf(reason, sizeof(reason), "%s", cairn_last_error());
         for (char *newline; (newline = strchr(reason, '\n'));) *newline = ' ';
         used += (size_t)snprintf(lines + used, sizeof(lines) - used, "\n%d %s", (int)st, reason);
@@ -145,7 +144,7 @@ static void write_answers(struct choice *c, char *text, size_t nbytes) {
     snprintf(text, nbytes, "%s%s", p->all[p->rank].address, lines);
 }
 
-static cairn_status take_answers(void *ctx, int rank, const char *text) {
+static cairn_status read_probes(void *ctx, int rank, const char *text) {
     struct choice *c = ctx;
     struct cairn__peer *peer = &c->peers->all[rank];
     if (rank != c->peers->rank) snprintf(peer->address, sizeof(peer->address), "%.*s", (int)strcspn(text, "\n"), text);
@@ -180,11 +179,11 @@ static cairn_status fail_all(const struct choice *c, bool was_named) {
     return cairn__fail(last->status, "%s, and no backend joins them: %s; %s", hosts, why[0], why[1]);
 }
 
-static cairn_status ask_all(struct choice *c, bool was_named, int *row) {
+static cairn_status probe_everywhere(struct choice *c, bool was_named, int *row) {
     char text[TEXT_NBYTES];
     cairn_status st = CAIRN_OK;
-    write_answers(c, text, sizeof(text));
-    TRY(cairn__peers_exchange(c->peers, "can", text, take_answers, c));
+    write_probes(c, text, sizeof(text));
+    TRY(cairn__peers_exchange(c->peers, "can", text, read_probes, c));
     for (int i = 0; i < c->num_candidates; i++) {
         *row = c->candidates[i].row;
         if (c->candidates[i].failed_rank < 0) return CAIRN_OK;
@@ -215,7 +214,7 @@ static void list_candidates(struct choice *c) {
     }
 }
 
-/* What all find in the facts that they have. */
+/* Errors that follow from the facts alone, hence the same on all ranks. */
 static cairn_status check_facts(const struct cairn__peers *p, int named) {
     cairn_status st = CAIRN_OK;
     for (int r = 1; r < p->size; r++) {
@@ -245,7 +244,7 @@ static cairn_status choose_together(const struct cairn__group_options *o, struct
         list_candidates(&c);
     }
     *row = c.candidates[0].row;
-    return *row == CAIRN__BACKEND_SHM ? CAIRN_OK : ask_all(&c, named >= 0, row);
+    return *row == CAIRN__BACKEND_SHM ? CAIRN_OK : probe_everywhere(&c, named >= 0, row);
 }
 
 cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,

@@ -8,7 +8,7 @@
 #include "rendezvous/store/store.h"
 
 /* Whether a call of rank waits for this rank, which has not posted its own part. */
-static bool lacks(const cairn_group *group, int rank, const struct cairn__call *theirs) {
+static bool waits_for_this_rank(const cairn_group *group, int rank, const struct cairn__call *theirs) {
     if (!cairn__call_is_message(theirs)) return group->next_number < theirs->number;
     const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
     return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
@@ -32,13 +32,13 @@ static void describe(const cairn_group *group, const struct cairn__call *call, c
     }
 }
 
-struct side {
+struct waiter {
     const cairn_group *group;
     const struct cairn__call *call;
     int rank; /* of the environment */
 };
 
-static cairn_status fail(const struct side *low, const struct side *high) {
+static cairn_status fail(const struct waiter *low, const struct waiter *high) {
     char of_low[200], of_high[200], advice[160];
     const bool low_ends = low->call->kind == CAIRN__FREE, high_ends = high->call->kind == CAIRN__FREE;
     describe(low->group, low->call, of_low, sizeof(of_low));
@@ -61,10 +61,10 @@ cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *
     while (other && other->index != theirs->group) other = other->next;
     while (other && rank < other->size && other->env_ranks[rank] != theirs->rank) rank++;
     if (!other || rank == other->size) return CAIRN_OK;
-    const bool died = !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->told));
-    if (died || !lacks(other, rank, &theirs->call)) return CAIRN_OK;
+    const bool died = !theirs->is_dead && (other->dead != CAIRN_OK || atomic_load(&other->gave_up));
+    if (died || !waits_for_this_rank(other, rank, &theirs->call)) return CAIRN_OK;
     mine->family->deadlocked = true;
-    const struct side here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
+    const struct waiter here = {mine, call, mine->env_ranks[mine->rank]}, there = {other, &theirs->call, theirs->rank};
     *out = other;
     return here.rank < there.rank ? fail(&here, &there) : fail(&there, &here);
 }
@@ -131,7 +131,8 @@ static bool lacks_call(const struct record *record, const cairn_group *group, co
 }
 
 /* *found: CAIRN_EPEER, with its message; *other: the group in which the other rank waits. */
-static cairn_status look(cairn_group *group, const struct cairn__call *call, cairn_status *found, cairn_group **other) {
+static cairn_status check_members(cairn_group *group, const struct cairn__call *call, cairn_status *found,
+                                  cairn_group **other) {
     cairn_status st = CAIRN_OK;
     for (int r = 0; r < group->size && *found == CAIRN_OK; r++) {
         struct record record;
@@ -166,7 +167,7 @@ cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
     const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
     family->published = st == CAIRN_OK;
-    family->store_fails = st != CAIRN_OK || look(group, call, &found, &other) != CAIRN_OK;
+    family->store_fails = st != CAIRN_OK || check_members(group, call, &found, &other) != CAIRN_OK;
     if (found != CAIRN_OK) {
         family->published = false;
         found = die(group, &record, other, found);

@@ -11,40 +11,40 @@ cairn_status cairn__group_was_aborted(const cairn_group *group) {
     return cairn__fail(CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
 }
 
-/* The caller's thread and one that aborts may both get here. */
-static void tell(cairn_group *group, const char *cause) {
-    if (!atomic_exchange(&group->told, true)) group->backend->give_up(group, cause);
+/* Both the caller's thread and one that aborts may get here. */
+static void give_up_once(cairn_group *group, const char *cause) {
+    if (!atomic_exchange(&group->gave_up, true)) group->backend->give_up(group, cause);
 }
 
 static void keep_cause(cairn_group *group) {
     snprintf(group->cause, sizeof(group->cause), "%s", cairn_last_error());
 }
 
-/* Peers are told before their last words are read: they may not know yet that there is anything to say. */
-cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+/* give_up comes before the notes of the peers are read: it is what makes them fail and leave notes. */
+cairn_status cairn__group_check_any_status(cairn_group *group, const struct cairn__call *call, cairn_status status) {
     if (status == CAIRN_OK || group->dead != CAIRN_OK) return status;
     group->dead = status;
     group->family->outstanding -= group->outstanding;
     group->outstanding = 0;
     keep_cause(group);
-    tell(group, group->cause);
+    give_up_once(group, group->cause);
     const bool is_known = group->family->deadlocked || atomic_load(&group->aborted);
     if (group->backend->keeps_store && group->family->store && !is_known) {
-        (void)cairn__fail(status, "%s", group->cause); /* who told the peers may have failed meanwhile */
+        (void)cairn__fail(status, "%s", group->cause); /* give_up may have set another last error */
         (void)cairn__notes_exchange(group, call, status);
         keep_cause(group);
     }
     return cairn__fail(status, "%s", group->cause);
 }
 
-cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+cairn_status cairn__group_check_status(cairn_group *group, const struct cairn__call *call, cairn_status status) {
     const bool is_aborted = status == CAIRN_ESTATE && atomic_load(&group->aborted);
     const bool kills = status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || is_aborted;
-    return kills ? cairn__group_settle_any(group, call, status) : status;
+    return kills ? cairn__group_check_any_status(group, call, status) : status;
 }
 
 cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
-    return cairn__group_settle_any(group, &group->last, status);
+    return cairn__group_check_any_status(group, &group->last, status);
 }
 
 cairn_status cairn__group_check_alive(cairn_group *group) {
@@ -53,7 +53,7 @@ cairn_status cairn__group_check_alive(cairn_group *group) {
         return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
                            group->cause);
     }
-    return cairn__group_settle(group, &group->last, cairn__group_was_aborted(group));
+    return cairn__group_check_status(group, &group->last, cairn__group_was_aborted(group));
 }
 
 void cairn_group_abort(cairn_group *group) {
@@ -63,7 +63,7 @@ void cairn_group_abort(cairn_group *group) {
         char name[80], cause[128];
         cairn__group_name_rank(group, group->rank, name, sizeof(name));
         snprintf(cause, sizeof(cause), "%s aborted the group", name);
-        tell(group, cause);
+        give_up_once(group, cause);
     }
     atomic_fetch_sub(&group->aborting, 1);
 }

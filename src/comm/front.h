@@ -15,7 +15,7 @@ void cairn__group_end(cairn_group **group);
 cairn_status cairn__group_add_works(cairn_group *group);
 void cairn__group_free_works(cairn_group *group);
 
-/* What a rank says to the others when they make a group from theirs; subgroup.c. */
+/* A rank's part in making a group from this one, exchanged by all ranks; subgroup.c. */
 struct cairn__proposal {
     int64_t made; /* family->made, as this rank knows it */
     int32_t kind, status;
@@ -34,11 +34,11 @@ double cairn__group_clip_timeout(double timeout);
 cairn_status cairn__group_check_alive(cairn_group *group);
 
 /* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
- * the first cause stays with it and is told to the peers. call is what this rank was in. */
-cairn_status cairn__group_settle(cairn_group *group, const struct cairn__call *call, cairn_status status);
+ * the group keeps the first cause and reports it to the peers. call is what this rank was in. */
+cairn_status cairn__group_check_status(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
-/* The same where whatever went wrong left the group's calls half-done: any failure kills it. */
-cairn_status cairn__group_settle_any(cairn_group *group, const struct cairn__call *call, cairn_status status);
+/* The same for calls that a failure leaves half-done: any failure kills the group. */
+cairn_status cairn__group_check_any_status(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 /* Numbers the request and posts it; waits where out is NULL. */
 cairn_status cairn__group_post(cairn_group *group, const struct cairn__request *request, cairn_work **out);

@@ -193,7 +193,7 @@ cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
     REQUIRE(nbytes <= SIZE_MAX / 2, CAIRN_ENOMEM, "group memory of %zu bytes is more than memory can hold", nbytes);
-    TRY(cairn__group_settle(group, &group->last, group->backend->alloc(group, nbytes, out)));
+    TRY(cairn__group_check_status(group, &group->last, group->backend->alloc(group, nbytes, out)));
 out:
     return st;
 }
@@ -203,7 +203,7 @@ cairn_status cairn_group_free(cairn_group *group, void **memory) {
     if (!*memory) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_settle(group, &group->last, group->backend->free(group, *memory)));
+    TRY(cairn__group_check_status(group, &group->last, group->backend->free(group, *memory)));
     *memory = NULL;
 out:
     return st;

@@ -20,9 +20,9 @@ struct cairn__group_options {
     struct cairn_device *device; /* whose memory is exchanged; NULL = the host's */
 };
 
-/* Collective over all ranks; returns when all have joined. Errors: CAIRN_EINVAL, also for ranks that were told
- * different backends; CAIRN_ENOTBUILT; CAIRN_ENOTSUP a backend that cannot join these ranks, and why; CAIRN_EPEER a
- * rank died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+/* Collective over all ranks; returns when all have joined. Errors: CAIRN_EINVAL, also for ranks with different backends
+ * in their options; CAIRN_ENOTBUILT; CAIRN_ENOTSUP a backend that cannot join these ranks, and why; CAIRN_EPEER a rank
+ * died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
 cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
 
 /* Ends the group of cairn__group_create; not collective. false, with an error logged, where groups made from it are
@@ -30,7 +30,7 @@ cairn_status cairn__group_create(const struct cairn__group_options *options, cai
 bool cairn__group_destroy_root(cairn_group **group);
 
 /* Whether the group, or groups that will be made from it, need the store of its options for as long as they live (mpi,
- * gloo, nccl: last words, ids); shm and self need it during creation only. */
+ * gloo, nccl: notes, ids); shm and self need it during creation only. */
 bool cairn__group_keeps_store(const cairn_group *group);
 
 /* Moves outstanding collectives of all groups of the environment on without waiting: cheap enough for every backward
@@ -46,14 +46,14 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status);
 /* Whose memory the group exchanges; NULL = the host's. */
 struct cairn_device *cairn__group_device(const cairn_group *group);
 
-/* Whether a reduction notices infinite and NaN results on its way: shm does, the others do not look. */
+/* Whether a reduction checks its results for inf and NaN: that of shm does, those of the others do not. */
 bool cairn__group_looks(const cairn_group *group);
 
 /* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or
- * NaN on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = nobody asks. */
+ * NaN on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = not wanted. */
 cairn_status cairn__work_finish(cairn_work **work, uint32_t *found);
 
-/* The same that also tells when the work got through, as far as this rank noticed (cairn__now_ns). */
+/* The same, with the time at which this rank noticed that the work was done (cairn__now_ns). */
 cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64_t *completed_ns);
 
 /* The all-reduce of x [n] to the sum divided by divisor, from 1 to the group's size: the average of so many ranks where

@@ -1,8 +1,8 @@
 /* What a backend of process groups fills. The front (group.c, collective.c) has checked every argument, counts the
  * calls and remembers the cause once the group is dead; a backend trusts what it gets and asserts at most.
  *
- * An environment's group and all that are made from it are a family: one thread at a time calls any of them, and
- * whoever waits in one moves the others on too, or two ranks that wait in different groups would wait for each
+ * An environment's group and all that are made from it are a family: one thread at a time calls any of them, and a wait
+ * in one group makes progress in the others too, or two ranks that wait in different groups would wait for each
  * other. */
 #ifndef CAIRN__COMM_GROUP_BACKEND_H
 #define CAIRN__COMM_GROUP_BACKEND_H
@@ -34,9 +34,9 @@ struct cairn_work {
 
 /* Every function is required but for those marked. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
 struct cairn__group_backend {
-    const char *name; /* what options, logs and cairn_group_backend say */
-    bool looks;       /* an all-reduce notices infinite and NaN results */
-    bool blames; /* fills request.blame: equally on every rank if it looks, else for what the rank itself reduced */
+    const char *name; /* in options, logs and cairn_group_backend */
+    bool looks;       /* an all-reduce checks its results for inf and NaN */
+    bool blames;      /* fills request.blame: equally on every rank if looks, else for what the rank itself reduced */
     bool keeps_store; /* family->store is used after creation */
     /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
@@ -45,17 +45,17 @@ struct cairn__group_backend {
      * destroy follows. */
     cairn_status (*create)(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers);
     /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks
-     * says who they are, group->index names it among all groups of the family. */
+     * lists them, group->index identifies it in the family. */
     cairn_status (*derive)(cairn_group *group, cairn_group *parent);
     void (*destroy)(cairn_group *group); /* copes with half-built; never fails */
     cairn_status (*alloc)(cairn_group *group, size_t nbytes, void **out);
     cairn_status (*free)(cairn_group *group, void *memory);
     /* Queues the work, which stays where it is until it is done or the group ends. */
     cairn_status (*post)(cairn_group *group, cairn_work *work);
-    /* Moves what can move without waiting; calls cairn__work_complete for each work that got through. */
+    /* Makes what progress it can without waiting; calls cairn__work_complete for each work that is done. */
     cairn_status (*progress)(cairn_group *group);
-    /* Until the work is done; calls cairn__family_progress between two looks and cairn__group_was_aborted now and
-     * then. */
+    /* Returns when the work is done. While it polls it calls cairn__family_progress, and cairn__group_was_aborted now
+     * and then. */
     cairn_status (*wait)(cairn_group *group, cairn_work *work);
     /* Tells peers that still wait that the group is dead on this rank, and why. Called once at most: by the rank's
      * thread, or by cairn_group_abort from any thread. */
@@ -75,7 +75,7 @@ enum {
     CAIRN__NUM_BACKENDS,
 };
 
-/* Those that are not in this build have a probe that says so, and no more. */
+/* The probe of a backend that is not in this build fails, and nothing else of it is called. */
 extern const struct cairn__group_backend *const cairn__backends[CAIRN__NUM_BACKENDS];
 extern const struct cairn__group_backend cairn__group_self, cairn__group_shm, cairn__group_mpi, cairn__group_gloo,
     cairn__group_nccl;
@@ -86,12 +86,12 @@ cairn_status cairn__backend_find(const char *name, int *row);
 /* The row's probe. */
 cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options);
 
-/* cairn__peers_meet, where each rank says of itself what its options do. */
+/* cairn__peers_meet with what each rank publishes of itself taken from its options. */
 cairn_status cairn__backend_meet(const struct cairn__group_options *options, struct cairn__peers *out);
 
 /* What the group is made of: the same on all ranks, which know each other. peers->all is NULL where size is 1. Errors:
  * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory;
- * CAIRN_ENOTSUP shm for several machines; what a rank's probe says, with the rank. */
+ * CAIRN_ENOTSUP shm for several machines; the error of a rank's probe, with the rank. */
 cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
                                    const struct cairn__group_backend **out);
 
@@ -100,13 +100,13 @@ cairn_status cairn__backend_choose(const struct cairn__group_options *options, s
 /* What the groups of one environment share. */
 struct cairn__family {
     cairn_group *groups; /* alive, the root last */
-    cairn_store *store;  /* NULL once nobody keeps it */
+    cairn_store *store;  /* NULL once the backend needs it no more */
     char prefix[200];
     int64_t
         made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */
     int outstanding;             /* works that were posted and are not done */
     bool published, store_fails; /* deadlock.c: this rank's wait stands in the store; a request to it has failed */
-    bool deadlocked;             /* groups die of that: its message needs no last words */
+    bool deadlocked;             /* groups die of that: its message needs no notes */
 };
 
 struct cairn_group {
@@ -125,25 +125,25 @@ struct cairn_group {
     uint64_t *next_sent, *next_received; /* [size] messages to and from each rank; made when first needed */
     int outstanding;                     /* of the family's, this group's */
     struct cairn__call last;             /* posted here */
-    atomic_bool aborted, told;           /* told: give_up was called, which is once */
+    atomic_bool aborted, gave_up;        /* gave_up: the backend's give_up was called */
     atomic_int aborting;                 /* threads in cairn_group_abort, for which the end waits */
     cairn_status dead;                   /* CAIRN_OK while alive */
-    char cause[900];                     /* with last words */
+    char cause[900];                     /* with the notes of other ranks */
     struct cairn_work *free_works;
     struct cairn__work_chunk *chunks;
-    struct cairn__proposal *proposals; /* [size] what the ranks say when they make groups from this one */
+    struct cairn__proposal *proposals; /* [size] of each rank, while they make a group from this one */
 };
 
-/* For backends: the work got through. */
+/* For backends: the work is done. */
 void cairn__work_complete(cairn_work *work, uint32_t found);
 
 /* For backends: a call of their own, posted and waited for; found may be NULL. */
 cairn_status cairn__group_run(cairn_group *group, const struct cairn__request *request, uint32_t *found);
 
-/* For waits: moves the other groups of the family on, where they have works; their failures stay with them. */
+/* For waits: makes progress in the other groups of the family that have works; their failures stay with them. */
 void cairn__family_progress(cairn_group *group);
 
-/* For waits: CAIRN_OK, or CAIRN_ESTATE and the sentence. */
+/* For waits: CAIRN_ESTATE if cairn_group_abort was called. */
 cairn_status cairn__group_was_aborted(const cairn_group *group);
 
 #endif

@@ -32,7 +32,7 @@ struct notes {
     cairn_group *group;
     cairn_store *store;
     struct note *all; /* [size], this rank's too */
-    bool complete;    /* the store was there to the end: what is not there was not left */
+    bool complete;    /* no request failed: a note that is not there was not written */
 };
 
 static void write_key(const struct notes *n, const char *what, char *key, size_t nbytes) {
@@ -122,17 +122,17 @@ static void put_rank(struct text *t, const cairn_group *group, int rank) {
 /* "; rank 1 was in broadcast number 5 of 3 f32 from rank 0" */
 static void put_others(struct text *t, const struct notes *n) {
     const struct note *mine = &n->all[n->group->rank];
-    int told = 0;
+    int listed = 0;
     for (int r = 0; r < n->group->size; r++) {
-        if (!n->all[r].is_there || strcmp(n->all[r].call, mine->call) == 0 || told++ >= MOST_OTHERS) continue;
+        if (!n->all[r].is_there || strcmp(n->all[r].call, mine->call) == 0 || listed++ >= MOST_OTHERS) continue;
         put(t, "; ");
         put_rank(t, n->group, r);
         put(t, " was in ");
         put(t, n->all[r].call);
     }
     char more[40];
-    snprintf(more, sizeof(more), ", and %d more elsewhere", told - MOST_OTHERS);
-    if (told > MOST_OTHERS) put(t, more);
+    snprintf(more, sizeof(more), ", and %d more elsewhere", listed - MOST_OTHERS);
+    if (listed > MOST_OTHERS) put(t, more);
 }
 
 /* "; rank 2 left no word: it ended, ..." */
@@ -150,8 +150,7 @@ static void put_silent(struct text *t, const struct notes *n) {
     if (silent > 1) put(t, " left no word: they ended, are stopped, or are not in a call of this group");
 }
 
-/* What is first is nearest to the cause, unless it only saw another rank leave: that one may have left its word
- * later. */
+/* The first note is nearest to the cause, unless it only reports that another rank left, whose note may come later. */
 static const struct note *find_cause(const struct notes *n) {
     const struct note *mine = &n->all[n->group->rank], *cause = NULL;
     for (int r = 0; r < n->group->size; r++) {
@@ -164,7 +163,7 @@ static const struct note *find_cause(const struct notes *n) {
     return cause;
 }
 
-static cairn_status tell(const struct notes *n, const char *seen, cairn_status status) {
+static cairn_status fail_with_notes(const struct notes *n, const char *seen, cairn_status status) {
     const struct note *cause = find_cause(n);
     struct text t = {.used = 0};
     put(&t, seen);
@@ -189,7 +188,7 @@ cairn_status cairn__notes_exchange(cairn_group *group, const struct cairn__call 
     cairn_status st = leave(&n, call, status, seen);
     n.complete = st == CAIRN_OK && read_all(&n) == CAIRN_OK;
     if (timeout > 0) (void)cairn_store_set_timeout(n.store, timeout);
-    status = st == CAIRN_OK ? tell(&n, seen, status) : cairn__fail(status, "%s", seen);
+    status = st == CAIRN_OK ? fail_with_notes(&n, seen, status) : cairn__fail(status, "%s", seen);
     cairn__free(n.all);
     return status;
 }

@@ -1,14 +1,14 @@
-/* Last words: when a group dies on a rank, the rank leaves in the store what it was in and what it saw, and reads
- * what the others left, so that the error names who is missing and who was where. For backends whose ranks cannot
- * see each other. */
+/* Notes: when a group dies on a rank, the rank writes into the store which call it was in and its error, and reads the
+ * notes of the others, so that the error names the ranks that are missing and the calls that the others were in. For
+ * backends whose ranks cannot see each other. */
 #ifndef CAIRN__COMM_NOTES_H
 #define CAIRN__COMM_NOTES_H
 
 #include "comm/group_backend.h"
 
 /* status is CAIRN_EPEER or CAIRN_ETIMEOUT, the last error its sentence. Waits a second at most for the others' notes
- * (the first rank to notice is alone), rank 0 of all half a second longer (with it the store may go). Then fails
- * anew with the sentence and what they say: "...; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2 left
+ * (the first rank to notice is alone), rank 0 of all half a second longer (with it the store may go). Then fails anew
+ * with the sentence and what their notes add: "...; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2 left
  * no word: it ended, is stopped, or is not in a call of this group". Without a store, or where it is gone too, the
  * sentence stays as it was. Always returns status. */
 cairn_status cairn__notes_exchange(cairn_group *group, const struct cairn__call *call, cairn_status status);

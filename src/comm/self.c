@@ -1,5 +1,4 @@
-/* The group of a rank that is alone, on any device: there is nobody to exchange with, so that nothing is read, and what
- * is summed or averaged over one rank is what it was. */
+/* The group of a single rank, on any device: a sum or an average over one rank is a copy. */
 #include <string.h>
 
 #include "comm/group_backend.h"
@@ -55,7 +54,7 @@ static cairn_status release(cairn_group *group, void *memory) {
     return cairn__fail(CAIRN_EINVAL, "cairn_group_free: %p is no memory of this group", memory);
 }
 
-/* Whatever the collective, it gives a rank alone its own array. */
+/* With one rank the result of every collective is the source. */
 static cairn_status post(cairn_group *group, cairn_work *work) {
     const struct cairn__request *r = &work->request;
     const size_t nbytes = r->call.n * cairn_dtype_nbytes((cairn_dtype)r->call.dtype);

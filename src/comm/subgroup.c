@@ -1,8 +1,8 @@
-/* Groups made from others. All ranks of the parent tell each other what they want, those that belong to the new group
- * make it, and all tell each other how that went: every rank has it, or none.
+/* Groups made from others. All ranks of the parent exchange proposals, the members of the new group make it, and all
+ * exchange how that went: every rank has the group, or none.
  *
- * What a rank says fits into a record of fixed size, in memory that the parent has had since it was made, so that a
- * rank that was called wrongly or is out of memory can still say so, and none waits for it. */
+ * A proposal has a fixed size, and the parent has memory for all since it was made. So a rank with wrong arguments or
+ * without memory can still report that, and the others do not wait for it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static bool is_deadly(cairn_status status) {
     return status == CAIRN_EPEER || status == CAIRN_ETIMEOUT;
 }
 
-/* ---- telling each other ---- */
+/* ---- exchanging proposals ---- */
 
 /* With the last error as the reason. */
 static void put_status(struct cairn__proposal *mine, cairn_status status) {
@@ -56,16 +56,16 @@ static void list_ranks(const struct cairn__proposal *p, char *text, size_t nbyte
     if (used >= nbytes - 16) snprintf(text + used, nbytes - used, ", ...");
 }
 
-static bool same_wish(const struct cairn__proposal *a, const struct cairn__proposal *b) {
+static bool same_proposal(const struct cairn__proposal *a, const struct cairn__proposal *b) {
     if (a->kind != b->kind) return false;
     return a->kind == SPLIT || (a->n == b->n && memcmp(a->ranks, b->ranks, (size_t)a->n) == 0);
 }
 
-/* Each compares with rank 0, so that all find the same. */
-static cairn_status check_wishes(cairn_group *parent) {
+/* Every rank compares all with rank 0, so that all report the same rank. */
+static cairn_status check_proposals(cairn_group *parent) {
     const struct cairn__proposal *first = &parent->proposals[0], *other = first;
     for (int r = 1; r < parent->size && other == first; r++) {
-        if (!same_wish(first, &parent->proposals[r])) other = &parent->proposals[r];
+        if (!same_proposal(first, &parent->proposals[r])) other = &parent->proposals[r];
     }
     if (other == first) return CAIRN_OK;
     char a[80], b[80], of_a[160], of_b[160];
@@ -89,27 +89,27 @@ static cairn_status exchange(cairn_group *parent, const struct cairn__proposal *
     return cairn__group_exchange(parent, parent->proposals, mine, sizeof(*mine));
 }
 
-static cairn_status agree_on_wish(cairn_group *parent, const struct cairn__proposal *mine) {
+static cairn_status exchange_proposals(cairn_group *parent, const struct cairn__proposal *mine) {
     cairn_status st = CAIRN_OK;
     TRY(exchange(parent, mine));
     TRY(outcome(parent, mine, (enum proposal_kind)mine->kind));
-    TRY(check_wishes(parent));
+    TRY(check_proposals(parent));
     for (int r = 0; r < parent->size; r++) {
         if (parent->proposals[r].made > parent->family->made) parent->family->made = parent->proposals[r].made;
     }
     parent->family->made++;
 out:
-    return cairn__group_settle(parent, &parent->last, st);
+    return cairn__group_check_status(parent, &parent->last, st);
 }
 
-static cairn_status agree_on_outcome(cairn_group *parent, cairn_status status, enum proposal_kind kind) {
+static cairn_status exchange_outcomes(cairn_group *parent, cairn_status status, enum proposal_kind kind) {
     struct cairn__proposal mine = {.kind = OUTCOME};
     put_status(&mine, status);
     cairn_status st = CAIRN_OK;
     TRY(exchange(parent, &mine));
     TRY(outcome(parent, &mine, kind));
 out:
-    return cairn__group_settle(parent, &parent->last, st);
+    return cairn__group_check_status(parent, &parent->last, st);
 }
 
 /* ---- members ---- */
@@ -153,7 +153,7 @@ static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     return parent->backend->derive(group, parent);
 }
 
-/* st: whether this rank was called well, with the last error. */
+/* st: the check of this rank's arguments, with its last error. */
 static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__proposal *mine, double timeout,
                          cairn_group **out) {
     cairn_group *made = NULL;
@@ -161,11 +161,11 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     if (st == CAIRN_OK) st = cairn__group_make(parent->family, parent->size, &made);
     put_status(mine, st);
     mine->made = parent->family->made;
-    TRY(agree_on_wish(parent, mine));
+    TRY(exchange_proposals(parent, mine));
     made->timeout = timeout;
     size = choose_members(parent, mine, made->parent_ranks);
     if (size > 0) st = derive(made, parent, size);
-    TRY(agree_on_outcome(parent, st, (enum proposal_kind)mine->kind));
+    TRY(exchange_outcomes(parent, st, (enum proposal_kind)mine->kind));
     if (size > 0) {
         made->next = made->family->groups;
         made->family->groups = made;

@@ -94,12 +94,12 @@ static cairn_status post(cairn_group *group, const struct cairn__request *reques
     work->request.call.number = ++*number;
     group->last = work->request.call;
     count(group, 1);
-    st = cairn__group_settle(group, &group->last, group->backend->post(group, work));
+    st = cairn__group_check_status(group, &group->last, group->backend->post(group, work));
     if (st == CAIRN_OK) {
         *out = work;
     } else {
         --*number;                                                    /* nothing was posted */
-        if (!work->done && group->dead == CAIRN_OK) count(group, -1); /* who died counts no more */
+        if (!work->done && group->dead == CAIRN_OK) count(group, -1); /* a dead group has no outstanding works */
         return_work(work);
     }
 out:
@@ -125,14 +125,14 @@ out:
     return st;
 }
 
-/* ---- moving on ---- */
+/* ---- progress ---- */
 
 /* Their failures stay with them. */
 void cairn__family_progress(cairn_group *group) {
     if (group->family->outstanding == group->outstanding) return;
     for (cairn_group *g = group->family->groups; g; g = g->next) {
         if (g == group || g->outstanding == 0 || cairn__group_check_alive(g) != CAIRN_OK) continue;
-        (void)cairn__group_settle_any(g, &g->last, g->backend->progress(g));
+        (void)cairn__group_check_any_status(g, &g->last, g->backend->progress(g));
     }
 }
 
@@ -140,7 +140,7 @@ cairn_status cairn__group_progress(cairn_group *group) {
     cairn_status st = CAIRN_OK;
     cairn__family_progress(group);
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_settle_any(group, &group->last, group->backend->progress(group)));
+    TRY(cairn__group_check_any_status(group, &group->last, group->backend->progress(group)));
 out:
     return st;
 }
@@ -169,7 +169,7 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
     cairn_status st = CAIRN_OK;
     if (!w->done) {
         TRY(cairn__group_check_alive(group));
-        TRY(cairn__group_settle_any(group, &w->request.call, group->backend->wait(group, w)));
+        TRY(cairn__group_check_any_status(group, &w->request.call, group->backend->wait(group, w)));
     }
     if (found) *found |= w->found != 0;
 out:

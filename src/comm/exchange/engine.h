@@ -44,7 +44,7 @@ struct cairn__engine_options {
     cairn_store *store; /* keys under prefix; the call may be made during open and derive only */
     const char *prefix;
     const char *address;   /* numeric, this rank's, by which others reach it; "" = unknown */
-    const char *interface; /* what the user asked for; NULL = nothing */
+    const char *interface; /* of the options; NULL = not set */
     /* libcairn's store calls, for a module that is not linked to it */
     cairn_status (*store_set)(cairn_store *store, const char *key, const void *value, size_t nbytes);
     cairn_status (*store_get)(cairn_store *store, const char *key, void **value, size_t *nbytes);
@@ -55,7 +55,7 @@ struct cairn__engine_options {
 /* Transfers of one engine between the same ranks are started in the same order everywhere, but sends and recvs have
  * orders of their own between two ranks. At most four transfers but sends and recvs are under way at a time; they may
  * be tested, and get done, in any order. One thread at a time calls an engine. Errors: CAIRN_EPEER with the library's
- * words, CAIRN_ETIMEOUT while they meet (later who waits has the clock), CAIRN_ESYSTEM, CAIRN_ENOMEM; after one only
+ * words, CAIRN_ETIMEOUT while they meet (later the wait has the clock), CAIRN_ESYSTEM, CAIRN_ENOMEM; after one only
  * abort and close follow. */
 struct cairn__engine_ops {
     size_t size;      /* sizeof(struct cairn__engine_ops) as built */
@@ -75,11 +75,11 @@ struct cairn__engine_ops {
                           struct cairn__moving **out);
     /* Without waiting. Once *done the handle is gone. */
     cairn_status (*test)(struct cairn__engine *engine, struct cairn__moving *moving, bool *done);
-    /* Sleeps or spins until something may have moved, some ms at most; for whoever waits with nothing to do. */
+    /* Sleeps or spins until something may have moved, some ms at most; for waits with nothing to do. */
     void (*rest)(struct cairn__engine *engine, int idle);
     /* Makes others that wait for this rank fail soon, where it can. Any thread, beside any call but close. */
     void (*abort)(struct cairn__engine *engine);
-    /* (optional: nobody knows) A rank that transfers under way wait for, -1 = none: for messages. */
+    /* (optional: unknown) A rank that transfers under way wait for, -1 = none: for messages. */
     int (*awaited)(struct cairn__engine *engine);
 };
 

@@ -14,26 +14,25 @@
 #include "core/trace.h"
 #include "core/vars.h"
 
-static const double LONGEST_LOOK =
-    0.1; /* s between two looks that count as waiting: between others the rank computed */
-static const double FIRST_DOUBT =
-    0.5; /* s of waiting before the first look for a deadlock; the next after twice as long */
+static const double LONGEST_GAP = 0.1; /* s between two polls that count as waiting: in longer gaps the rank computed */
+static const double FIRST_CHECK =
+    0.5; /* s of waiting before the first check for a deadlock; the next after twice as long */
 
 /* ---- waiting ---- */
 
-/* Adds the time since the last look, in which nothing moved. */
+/* Adds the time since the last poll, in which nothing moved. */
 static bool is_late(struct exchange *x, double timeout) {
     const uint64_t now = cairn__now_ns();
     const double passed = x->last_look ? (double)(now - x->last_look) * 1e-9 : 0;
     x->last_look = now;
-    x->stalled += passed < LONGEST_LOOK ? passed : LONGEST_LOOK;
+    x->stalled += passed < LONGEST_GAP ? passed : LONGEST_GAP;
     return x->stalled > timeout;
 }
 
 static void forget_wait(struct exchange *x) {
     x->stalled = 0;
     x->last_look = 0;
-    x->doubt = FIRST_DOUBT;
+    x->doubt = FIRST_CHECK;
 }
 
 static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
@@ -88,13 +87,13 @@ out:
     return st;
 }
 
-static void tell_others(const struct exchange *x) {
+static void abort_engines(const struct exchange *x) {
     if (x->engine) x->ops->abort(x->engine);
     if (x->answers) x->ops->abort(x->answers);
 }
 
-/* call: that this rank waits in. What else is under way may end without it. */
-static cairn_status doubt(struct exchange *x, const struct cairn__call *call) {
+/* call: the one this rank waits in. Others under way may finish without it. */
+static cairn_status check_deadlock(struct exchange *x, const struct cairn__call *call) {
     if (x->stalled < x->doubt) return CAIRN_OK;
     x->doubt = 2 * x->stalled;
     return cairn__find_deadlock(x->group, call);
@@ -104,11 +103,11 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
     cairn_group *group = x->group;
     for (int idle = 0;; idle++) {
         cairn_status st = progress(group);
-        if (st == CAIRN_OK && !work->done) st = doubt(x, &work->request.call);
+        if (st == CAIRN_OK && !work->done) st = check_deadlock(x, &work->request.call);
         if (st != CAIRN_OK || work->done) return st;
         st = cairn__group_was_aborted(group);
         if (st != CAIRN_OK) {
-            tell_others(x); /* the thread that aborted may not have been one that can */
+            abort_engines(x); /* the thread that aborted may not have been one that can */
             return st;
         }
         cairn__family_progress(group);
@@ -136,7 +135,7 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
     return cairn__fail(st, "%s", cause);
 }
 
-/* The queue has the work whatever a step says, which is then for the next caller to hear. */
+/* The work is in the queue whatever the step returns, so the next poll returns its error. */
 static cairn_status post(cairn_group *group, cairn_work *work) {
     struct exchange *x = group->impl;
     const bool was_idle = is_idle(x);
@@ -180,7 +179,7 @@ static cairn_status read_check(bool *check) {
     return st;
 }
 
-/* The first transfer of all: everyone is here. One rank that checks makes all check. */
+/* The first transfer: all ranks are here. If one checks calls (CAIRN_CHECK) all do. */
 static cairn_status greet(struct exchange *x, double timeout) {
     cairn_status st = CAIRN_OK;
     struct cairn__transfer t;
@@ -305,7 +304,7 @@ static void destroy(cairn_group *group) {
 
 static void give_up(cairn_group *group, const char *cause) {
     (void)cause; /* the front leaves it in the store */
-    if (group->impl) tell_others(group->impl);
+    if (group->impl) abort_engines(group->impl);
 }
 
 /* ---- group memory ---- */
@@ -324,7 +323,7 @@ out:
     return st;
 }
 
-/* Nobody has any where one has none. */
+/* If one rank has no memory, none gets any. */
 static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     struct exchange *x = group->impl;
     uint32_t failed = 0;

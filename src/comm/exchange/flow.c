@@ -1,4 +1,4 @@
-/* Moving flows on: whoever polls starts what can be started and asks after what is under way. */
+/* Progress of flows: every poll starts the transfers that can start and tests those under way. */
 #include <assert.h>
 #include <string.h>
 
@@ -93,8 +93,8 @@ static struct cairn__transfer blank(struct exchange *x) {
         struct cairn__transfer){.dst_at = x->at[0], .dst_nbytes = x->at[1], .src_at = x->at[2], .src_nbytes = x->at[3]};
 }
 
-/* What the engine says, with what it was for, which it does not know. */
-static cairn_status blame(const struct exchange *x, const struct flow *f, cairn_status st) {
+/* Adds the rank and the call, which the engine does not know, to the engine's error. */
+static cairn_status add_call(const struct exchange *x, const struct flow *f, cairn_status st) {
     char rank[80], what[128];
     if (st == CAIRN_OK) return st;
     cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
@@ -109,14 +109,14 @@ static struct cairn__engine *engine_of(const struct exchange *x, const struct fl
 static cairn_status start(struct exchange *x, const struct flow *f, const struct cairn__transfer *t,
                           struct cairn__moving **out) {
     x->moved = true;
-    return blame(x, f, x->ops->start(engine_of(x, f), t, out));
+    return add_call(x, f, x->ops->start(engine_of(x, f), t, out));
 }
 
 /* *moving is NULL once it is done, or where there was nothing to do. */
-static cairn_status ask(struct exchange *x, const struct flow *f, struct cairn__moving **moving) {
+static cairn_status poll_transfer(struct exchange *x, const struct flow *f, struct cairn__moving **moving) {
     bool done = false;
     if (!*moving) return CAIRN_OK;
-    cairn_status st = blame(x, f, x->ops->test(engine_of(x, f), *moving, &done));
+    cairn_status st = add_call(x, f, x->ops->test(engine_of(x, f), *moving, &done));
     if (st == CAIRN_OK && done) {
         *moving = NULL;
         x->moved = true;
@@ -154,16 +154,16 @@ void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t) {
     }
 }
 
-static cairn_status tell_all(struct exchange *x, struct flow *f) {
+static cairn_status exchange_words(struct exchange *x, struct flow *f) {
     struct cairn__transfer t;
     cairn__exchange_words(x, &t);
     x->words[x->group->rank] = f->mine;
-    return start(x, f, &t, &f->telling);
+    return start(x, f, &t, &f->word_moving);
 }
 
-/* A message's word; or, back to who sends it, the receiver's. */
-static cairn_status tell_one(struct exchange *x, struct flow *f, enum flow_stage stage) {
-    const bool sends = (f->mine.call.kind == CAIRN__SEND) == (stage == FLOW_TELLS);
+/* Moves a message's word to the receiver, or back, the receiver's to the sender. */
+static cairn_status move_word(struct exchange *x, struct flow *f, enum flow_stage stage) {
+    const bool sends = (f->mine.call.kind == CAIRN__SEND) == (stage == FLOW_WORDS);
     struct cairn__transfer t = blank(x);
     t.kind = sends ? CAIRN__MOVE_SEND : CAIRN__MOVE_RECV;
     t.src = &f->mine;
@@ -171,27 +171,27 @@ static cairn_status tell_one(struct exchange *x, struct flow *f, enum flow_stage
     t.nbytes = sizeof(f->mine);
     t.peer = f->mine.call.root;
     f->stage = stage;
-    return start(x, f, &t, &f->telling);
+    return start(x, f, &t, &f->word_moving);
 }
 
 /* ---- one flow ---- */
 
 static cairn_status begin(struct exchange *x, struct flow *f) {
-    const bool tells = x->check || !f->shape;
+    const bool has_words = x->check || !f->shape;
     f->mine = (struct exchange_word){.call = f->work->request.call, .found = f->work->request.found};
-    f->stage = FLOW_TELLS;
+    f->stage = FLOW_WORDS;
     if (!x->engine) x->words[0] = f->mine;
-    if (!tells || !x->engine) return CAIRN_OK;
-    return cairn__call_is_message(&f->mine.call) ? tell_one(x, f, FLOW_TELLS) : tell_all(x, f);
+    if (!has_words || !x->engine) return CAIRN_OK;
+    return cairn__call_is_message(&f->mine.call) ? move_word(x, f, FLOW_WORDS) : exchange_words(x, f);
 }
 
-/* Once what was told has come. */
+/* Once the words are there. */
 static cairn_status compare(struct exchange *x, struct flow *f) {
-    const bool told = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
-    if (told && message && f->stage == FLOW_TELLS) return tell_one(x, f, FLOW_ANSWERS);
-    if (told && message && !cairn__calls_agree(&f->mine.call, &f->theirs.call))
+    const bool has_words = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
+    if (has_words && message && f->stage == FLOW_WORDS) return move_word(x, f, FLOW_ANSWERS);
+    if (has_words && message && !cairn__calls_agree(&f->mine.call, &f->theirs.call))
         return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.root, &f->theirs.call);
-    for (int r = 1; told && !message && r < x->group->size; r++) { /* all ranks find the same pair */
+    for (int r = 1; has_words && !message && r < x->group->size; r++) { /* all ranks find the same pair */
         if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
             return cairn__fail_mismatch(x->group, 0, &x->words[0].call, r, &x->words[r].call);
     }
@@ -200,11 +200,11 @@ static cairn_status compare(struct exchange *x, struct flow *f) {
     return CAIRN_OK;
 }
 
-static cairn_status hear(struct exchange *x, struct flow *f) {
+static cairn_status exchange_calls(struct exchange *x, struct flow *f) {
     cairn_status st = CAIRN_OK;
     while (f->stage != FLOW_MOVES) {
-        TRY(ask(x, f, &f->telling));
-        if (f->telling) break;
+        TRY(poll_transfer(x, f, &f->word_moving));
+        if (f->word_moving) break;
         TRY(compare(x, f));
     }
 out:
@@ -220,8 +220,8 @@ static bool may_combine(struct flow *f) {
 static cairn_status move_blocks(struct exchange *x, struct flow *f) {
     cairn_status st = CAIRN_OK;
     for (int i = 0; i < EXCHANGE_AHEAD; i++) {
-        TRY(ask(x, f, &f->first[i]));
-        TRY(ask(x, f, &f->second[i]));
+        TRY(poll_transfer(x, f, &f->first[i]));
+        TRY(poll_transfer(x, f, &f->second[i]));
     }
     for (;;) {
         if (f->started < f->blocks && f->started < f->combined + EXCHANGE_AHEAD) {
@@ -255,7 +255,7 @@ static cairn_status move_queue(struct exchange *x, struct flow_queue *q) {
         struct flow *f = q->head;
         uint32_t found = 0;
         if (f->stage == FLOW_QUEUED) TRY(begin(x, f));
-        TRY(hear(x, f));
+        TRY(exchange_calls(x, f));
         if (f->stage == FLOW_MOVES && f->shape) TRY(move_blocks(x, f));
         if (!is_through(f)) break;
         cairn_work *work = f->work;

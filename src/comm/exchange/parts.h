@@ -12,7 +12,7 @@
 
 enum { EXCHANGE_AHEAD = 2 /* blocks whose first transfer may be under way */ };
 
-/* What ranks tell each other of a call before, or instead of, moving arrays. */
+/* What ranks exchange about a call before, or instead of, moving arrays. */
 struct exchange_word {
     struct cairn__call call;
     uint32_t found, unused;
@@ -32,7 +32,7 @@ struct exchange_shape {
     bool stages; /* needs x->staging */
 };
 
-enum flow_stage { FLOW_QUEUED = 0, FLOW_TELLS, FLOW_ANSWERS, FLOW_MOVES };
+enum flow_stage { FLOW_QUEUED = 0, FLOW_WORDS, FLOW_ANSWERS, FLOW_MOVES };
 
 struct flow {
     struct flow *next;
@@ -40,7 +40,7 @@ struct flow {
     const struct exchange_shape *shape; /* NULL: nothing but words */
     enum flow_stage stage;
     struct exchange_word mine, theirs; /* of a message; a collective's words stand in x->words */
-    struct cairn__moving *telling;
+    struct cairn__moving *word_moving;
     size_t per_block, blocks; /* elements in one, of them in all */
     size_t started, combined; /* blocks whose first was started, that were combined (and the second started) */
     struct cairn__moving *first[EXCHANGE_AHEAD], *second[EXCHANGE_AHEAD];
@@ -71,9 +71,9 @@ struct exchange {
     size_t num_blocks, blocks_capacity;
     bool moved;          /* in this step */
     double stalled;      /* seconds that were waited since something moved */
-    double doubt;        /* stalled at which to look for a deadlock next */
+    double doubt;        /* stalled at which to check for a deadlock next */
     uint64_t last_look;  /* ns; 0 = moved then */
-    cairn_status failed; /* of a step whose caller could not be told; ... */
+    cairn_status failed; /* of a step in post, for the next poll to return; ... */
     char failure[900];   /* ... its sentence */
 };
 
@@ -89,10 +89,10 @@ size_t cairn__exchange_stride(int size);
 
 /* Errors: CAIRN_ENOMEM, and nothing is queued. */
 cairn_status cairn__exchange_queue(struct exchange *x, cairn_work *work);
-/* Moves everything on as far as it goes; x->moved tells whether anything did. */
+/* Makes what progress is possible in all flows; x->moved: there was some. */
 cairn_status cairn__exchange_step(struct exchange *x);
 void cairn__exchange_free_flows(struct exchange *x);
-/* The transfer of everybody's word. */
+/* Fills the all-gather of the ranks' words. */
 void cairn__exchange_words(struct exchange *x, struct cairn__transfer *t);
 
 #endif

@@ -10,8 +10,8 @@
 #include "core/status.h"
 #include "core/trace.h"
 
-enum { LOOK_MS = 100, SPINS = 200, SHORT_PAUSE_US = 20, LONG_PAUSE_US = 500, LEAVE_MS = 2000 };
-static const double LONGEST_LOOK = 1.0; /* s between two looks that count as waiting: a stopped process does not wait */
+enum { POLL_MS = 100, SPINS = 200, SHORT_PAUSE_US = 20, LONG_PAUSE_US = 500, LEAVE_MS = 2000 };
+static const double LONGEST_GAP = 1.0; /* s between two polls that count as waiting: a stopped process does not wait */
 
 static bool is_recording(const struct cairn__link *link) {
     return link->group->device->capturing;
@@ -33,13 +33,13 @@ static void fail_link(struct cairn__link *link, cairn_status status) {
     abort_comm(link);
 }
 
-static cairn_status tell_failure(struct cairn__link *link) {
+static cairn_status check_failure(struct cairn__link *link) {
     if (link->failed != CAIRN_OK) return cairn__fail(link->failed, "%s", link->failure);
     REQUIRE(!link->gone, CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
     return CAIRN_OK;
 }
 
-/* ---- looking, under the mutex ---- */
+/* ---- polling, under the mutex ---- */
 
 static void forget_wait(struct cairn__link *link) {
     link->last_look = 0;
@@ -50,7 +50,7 @@ static bool is_late(struct cairn__link *link, double timeout) {
     const uint64_t now = cairn__now_ns();
     const double since = link->last_look ? (double)(now - link->last_look) * 1e-9 : 0;
     link->last_look = now;
-    link->stalled += since < LONGEST_LOOK ? since : LONGEST_LOOK;
+    link->stalled += since < LONGEST_GAP ? since : LONGEST_GAP;
     return link->stalled > timeout;
 }
 
@@ -77,7 +77,7 @@ out:
     return st;
 }
 
-static void look(struct cairn__link *link) {
+static void poll_marks(struct cairn__link *link) {
     bool busy = false;
     if (link->gone || link->launched == link->passed) return;
     cairn_status st = advance(link);
@@ -89,10 +89,10 @@ static void look(struct cairn__link *link) {
 
 /* ---- the thread ---- */
 
-static struct timespec next_look(void) {
+static struct timespec next_poll(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_nsec += LOOK_MS * 1000000L;
+    at.tv_nsec += POLL_MS * 1000000L;
     at.tv_sec += at.tv_nsec / 1000000000L;
     at.tv_nsec %= 1000000000L;
     return at;
@@ -102,8 +102,8 @@ static void *watch(void *argument) {
     struct cairn__link *link = argument;
     pthread_mutex_lock(&link->mutex);
     while (!link->stops) {
-        const struct timespec at = next_look();
-        if (pthread_cond_timedwait(&link->stop, &link->mutex, &at) == ETIMEDOUT) look(link);
+        const struct timespec at = next_poll();
+        if (pthread_cond_timedwait(&link->stop, &link->mutex, &at) == ETIMEDOUT) poll_marks(link);
     }
     pthread_mutex_unlock(&link->mutex);
     return NULL;
@@ -145,10 +145,10 @@ static void pause_after(int idle) {
     }
 }
 
-/* One look at whether a call is still at work. */
+/* Whether the library's last call still runs. */
 static cairn_status is_busy(struct cairn__link *link, bool *busy) {
     pthread_mutex_lock(&link->mutex);
-    cairn_status st = tell_failure(link);
+    cairn_status st = check_failure(link);
     if (st == CAIRN_OK) {
         st = link->ops->state(link->comm, busy);
         if (st != CAIRN_OK) fail_link(link, st);
@@ -169,7 +169,7 @@ static cairn_status give_up(struct cairn__link *link, const char *what, double t
     return cairn__fail(st, "%s", link->failure);
 }
 
-/* Until the library's last call is through. */
+/* Waits until the library's last call is done. */
 static cairn_status until_ready(struct cairn__link *link, const char *what, double timeout) {
     const uint64_t end = cairn__now_ns() + (uint64_t)(timeout * 1e9);
     for (int idle = 0;; idle++) {
@@ -182,10 +182,10 @@ static cairn_status until_ready(struct cairn__link *link, const char *what, doub
     }
 }
 
-cairn_status cairn__link_look(struct cairn__link *link, uint64_t *passed) {
+cairn_status cairn__link_poll(struct cairn__link *link, uint64_t *passed) {
     pthread_mutex_lock(&link->mutex);
-    if (!is_recording(link)) look(link);
-    const cairn_status st = tell_failure(link);
+    if (!is_recording(link)) poll_marks(link);
+    const cairn_status st = check_failure(link);
     *passed = link->passed;
     pthread_mutex_unlock(&link->mutex);
     return st;
@@ -195,7 +195,7 @@ cairn_status cairn__link_wait(struct cairn__link *link, uint64_t number) {
     cairn_status st = CAIRN_OK;
     for (int idle = 0;; idle++) {
         uint64_t passed = 0;
-        TRY(cairn__link_look(link, &passed));
+        TRY(cairn__link_poll(link, &passed));
         if (passed >= number) break;
         TRY(cairn__group_was_aborted(link->group));
         cairn__family_progress(link->group);
@@ -213,11 +213,11 @@ static int recorded_mark(uint64_t number) {
 cairn_status cairn__link_join(struct cairn__link *link, uint64_t number) {
     uint64_t passed = 0;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__link_look(link, &passed));
+    TRY(cairn__link_poll(link, &passed));
     if (is_recording(link)) return link->ops->await(link->comm, recorded_mark(number));
     if (number <= passed) return CAIRN_OK;
     TRY(link->ops->await(link->comm, (int)(number % CAIRN__LINK_DEPTH)));
-    TRY(cairn__link_look(link, &passed));
+    TRY(cairn__link_poll(link, &passed));
 out:
     return st;
 }
@@ -226,7 +226,7 @@ out:
 
 static cairn_status queue_behind(struct cairn__link *link, cairn__link_queue queue, void *ctx) {
     pthread_mutex_lock(&link->mutex);
-    cairn_status st = tell_failure(link);
+    cairn_status st = check_failure(link);
     if (st == CAIRN_OK) {
         st = link->ops->follow(link->comm);
         if (st == CAIRN_OK) st = queue(link, ctx);
@@ -239,7 +239,7 @@ static cairn_status queue_behind(struct cairn__link *link, cairn__link_queue que
 static cairn_status mark(struct cairn__link *link, const struct cairn__call *call, uint64_t *number) {
     pthread_mutex_lock(&link->mutex);
     const bool records = is_recording(link);
-    cairn_status st = tell_failure(link);
+    cairn_status st = check_failure(link);
     if (st == CAIRN_OK) {
         *number = records ? ++link->recorded : link->launched + 1;
         st = link->ops->mark(link->comm, records ? recorded_mark(*number) : (int)(*number % CAIRN__LINK_DEPTH));
@@ -303,7 +303,7 @@ void cairn__link_abort(struct cairn__link *link) {
     pthread_mutex_unlock(&link->mutex);
 }
 
-/* In order where everything is through, so that nothing of what others still receive is lost. */
+/* Finalizes where all launches have run, so that nothing that others still receive is lost. */
 static void leave(struct cairn__link *link) {
     bool busy = true;
     if (advance(link) != CAIRN_OK || link->launched != link->passed) return;

@@ -1,9 +1,9 @@
 /* A communicator in use: what the group's caller, the thread that watches, and one that aborts share of it.
  *
  * Launches are numbered from 1 and run in order; each leaves a mark behind it. The host never blocks in the device for
- * another rank: it polls. A thread ("cairn-nccl") looks every tenth of a second whether marks pass and whether the
+ * another rank: it polls. A thread ("cairn-nccl") polls every tenth of a second whether marks pass and whether the
  * library has failed, since the caller may be stuck in a full queue of the device, or in the user's own wait for the
- * stream. What fails, and a timeout, aborts the communicator: what is queued then ends, and everybody is told the
+ * stream. What fails, and a timeout, aborts the communicator: what is queued then ends, and every caller gets the
  * cause. */
 #ifndef CAIRN__COMM_NCCL_LINK_H
 #define CAIRN__COMM_NCCL_LINK_H
@@ -28,7 +28,7 @@ struct cairn__link {
     uint64_t launched, passed;
     struct cairn__call calls[CAIRN__LINK_DEPTH]; /* of launches under way */
     uint64_t last_look;                          /* ns */
-    double stalled;                              /* s in which somebody looked and nothing passed */
+    double stalled;                              /* s of polls in which no mark passed */
     bool ready;                                  /* the ranks are connected */
     bool gone;                                   /* aborted */
     cairn_status failed;
@@ -55,8 +55,8 @@ typedef cairn_status (*cairn__link_queue)(struct cairn__link *link, void *ctx);
 cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__call *call, cairn__link_queue queue,
                                 void *ctx, uint64_t *number);
 
-/* Looks; the link's failure. */
-cairn_status cairn__link_look(struct cairn__link *link, uint64_t *passed);
+/* Polls the marks; returns the link's failure. */
+cairn_status cairn__link_poll(struct cairn__link *link, uint64_t *passed);
 /* The device's stream waits for the launch. */
 cairn_status cairn__link_join(struct cairn__link *link, uint64_t number);
 /* The host does, and moves the family on meanwhile. */

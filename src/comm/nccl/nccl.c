@@ -20,7 +20,7 @@
 
 enum { REASON_NBYTES = 300, ID_NBYTES = 1 + sizeof(struct cairn__comm_id), FIRST_PAUSE_MS = 1, LAST_PAUSE_MS = 50 };
 
-/* What ranks tell each other of a call. */
+/* What ranks exchange about a call. */
 struct words {
     struct cairn__call call;
     uint32_t found;
@@ -177,13 +177,13 @@ static void finish_passed(struct nccl *x, uint64_t passed) {
     x->num_works = kept;
 }
 
-/* A graph's works are joined while it is recorded; there is nothing to look at. */
+/* A graph's works are joined while it is recorded; there is nothing to poll. */
 static cairn_status progress(cairn_group *group) {
     struct nccl *x = nccl_of(group);
     uint64_t passed = 0;
     cairn_status st = CAIRN_OK;
     TRY(launch_held(x));
-    TRY(cairn__link_look(&x->link, &passed));
+    TRY(cairn__link_poll(&x->link, &passed));
     if (!group->device->capturing) finish_passed(x, passed);
 out:
     return st;
@@ -195,7 +195,7 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
     uint64_t passed = 0;
     TRY(launch_held(x));
     cairn__family_progress(group);
-    TRY(cairn__link_look(&x->link, &passed));
+    TRY(cairn__link_poll(&x->link, &passed));
     if (work->request.call.kind == CAIRN__BARRIER) {
         TRY(cairn__link_wait(&x->link, number_of(work)));
     } else {
@@ -261,8 +261,8 @@ static cairn_status exchange(cairn_group *group, void *all, const void *mine, si
     return gather(nccl_of(group), &call, all, mine, nbytes);
 }
 
-/* Every rank's call, compared if somebody wants it; *found: the OR of every rank's. */
-static cairn_status tell_calls(struct nccl *x, const struct cairn__call *call, uint32_t *found) {
+/* Exchanges and compares the ranks' calls; *found: the OR of every rank's. */
+static cairn_status exchange_calls(struct nccl *x, const struct cairn__call *call, uint32_t *found) {
     const struct words mine = {*call, *found};
     cairn_status st = CAIRN_OK;
     TRY(gather(x, call, x->words, &mine, sizeof(mine)));
@@ -283,7 +283,7 @@ static cairn_status post_collective(struct nccl *x, cairn_work *work) {
     uint64_t number = 0;
     uint32_t found = 0;
     TRY(launch_held(x));
-    if (x->check && !x->link.group->device->capturing) TRY(tell_calls(x, call, &found));
+    if (x->check && !x->link.group->device->capturing) TRY(exchange_calls(x, call, &found));
     if (call->n == 0 && call->kind != CAIRN__BARRIER) {
         cairn__work_complete(work, 0);
         return CAIRN_OK;
@@ -342,7 +342,7 @@ static cairn_status check_places(const struct meeting *m) {
     return CAIRN_OK;
 }
 
-/* NCCL would say as much, later and in its own words. */
+/* NCCL would report this too, later and in less helpful words. */
 static cairn_status meet_places(struct nccl *x, struct cairn__peers *peers) {
     struct meeting m = {.peers = peers};
     char place[40];
@@ -451,13 +451,13 @@ out:
     return st;
 }
 
-/* Everyone is here; one rank that checks makes all check. */
+/* All ranks are here. If one checks calls (CAIRN_CHECK) all do. */
 static cairn_status greet(struct nccl *x) {
     uint32_t found = 0;
     cairn_status st = CAIRN_OK;
     TRY(read_check(&x->check));
     found = x->check;
-    TRY(tell_calls(x, &(struct cairn__call){.kind = CAIRN__AGREE}, &found));
+    TRY(exchange_calls(x, &(struct cairn__call){.kind = CAIRN__AGREE}, &found));
     x->check = found != 0;
 out:
     return st;
@@ -543,7 +543,7 @@ static struct cairn__call memory_call(cairn_group *group, enum cairn__call_kind 
     return group->last;
 }
 
-/* Nobody has any where one has none. */
+/* If one rank has no memory, none gets any. */
 static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     struct nccl *x = nccl_of(group);
     char reason[REASON_NBYTES];
@@ -553,7 +553,7 @@ static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     uint32_t failed = own != CAIRN_OK;
     snprintf(reason, sizeof(reason), "%s", cairn_last_error());
     const struct cairn__call call = memory_call(group, CAIRN__ALLOC, nbytes);
-    st = tell_calls(x, &call, &failed);
+    st = exchange_calls(x, &call, &failed);
     if (st == CAIRN_OK && !failed) {
         *out = x->blocks[x->num_blocks++];
         return CAIRN_OK;
@@ -575,7 +575,7 @@ static cairn_status release(cairn_group *group, void *memory) {
     REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave", memory);
     TRY(cairn__device_refuse_recording(group->device, "free group memory before the graph is captured"));
     const struct cairn__call call = memory_call(group, CAIRN__FREE, i + 1);
-    TRY(tell_calls(x, &call, &found));
+    TRY(exchange_calls(x, &call, &found));
     free_block(x, &x->blocks[i]);
 out:
     return st;

@@ -1,8 +1,8 @@
 /* The bell: the futex on which the ranks of a family sleep, and which publishers ring only while some rank sleeps.
  *
- * A sleeper counts itself in, reads the event count, looks once more and then sleeps on that count; a publisher stores
- * first and reads the number of sleepers after. Both orders are sequentially consistent, so one of them sees the other.
- * Sleeps are short all the same, because nobody wakes the ranks that wait for one that died: those learn it from its
+ * A sleeper counts itself in, reads the event count, makes one more step and then sleeps on that count; a publisher
+ * stores first and reads the number of sleepers after. Both orders are sequentially consistent, so one of them sees the
+ * other. Sleeps are short all the same, because no rank wakes those that wait for one that died: they learn it from its
  * socket. */
 #include <limits.h>
 #include <linux/futex.h>

@@ -165,7 +165,7 @@ static void combine(struct cairn__shm *s, struct shm_op *op, size_t n, int num_d
     }
 }
 
-/* Where a slice goes; *by_bounce tells whether others fetch it. Returns how many places that is. */
+/* Where a slice goes; *by_bounce: others copy it from the bounce. Returns the number of places. */
 static int list_dsts(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b, size_t begin,
                      bool *by_bounce) {
     const size_t at = (b->first + begin) * b->nbytes;

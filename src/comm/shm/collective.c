@@ -32,7 +32,7 @@ static void fill_slot(const struct cairn__shm *s, const struct cairn__request *r
         slot->dst = r->dst == r->src ? slot->src : locate(s, r->dst, &r->call, false);
 }
 
-/* If ranks are crowded this wakes nobody: plan() does, once all ranks have posted. */
+/* If ranks are crowded this wakes no rank: plan() does, once all ranks have posted. */
 static void publish(struct cairn__shm *s, cairn_work *work) {
     struct shm_op *op = shm_op(s, s->posted);
     *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};

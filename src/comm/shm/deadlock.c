@@ -16,7 +16,7 @@ static struct shm_stuck *stuck_of(const struct cairn__shm *s, int rank) {
     return &shm_lane(s->root, s->group->env_ranks[rank])->stuck;
 }
 
-/* ---- telling ---- */
+/* ---- publishing ---- */
 
 void cairn__shm_go_on(struct cairn__shm *s) {
     if (s->root->stuck_in) atomic_fetch_add(&stuck_of(s, s->rank)->turns, 1);
@@ -38,7 +38,7 @@ static void publish_stuck(struct cairn__shm *s, const struct cairn__call *call) 
     s->root->stuck_at = call->number;
 }
 
-/* ---- looking ---- */
+/* ---- checking the others ---- */
 
 /* Whether rank, which is stuck, has posted `call`. */
 static bool has_posted(const struct cairn__shm *s, const struct shm_route *route, int rank,

@@ -36,8 +36,8 @@ static size_t page_nbytes(void) {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only to those
- * who ask before the first page is there. */
+/* The kernel collapses no block that is empty. Before Linux 6.1 it collapses none, and gives huge pages only where
+ * MADV_HUGEPAGE comes before the first page. */
 static void collapse(char *memory, size_t nbytes) {
     if (nbytes >= HUGE_PAGE) (void)madvise(memory, nbytes, MADV_HUGEPAGE);
     for (size_t i = 0; i + HUGE_PAGE <= nbytes; i += HUGE_PAGE) {
@@ -134,8 +134,8 @@ void cairn__shm_unmap(void *memory, size_t nbytes) {
 
 static const char DID[] = "exchanged memory with the others";
 
-/* Whoever hears of an end while a group is made closes its own connections: of those that are closed, the rank whose
- * process is gone was first. The system tells of that a moment after the connections. */
+/* A rank that notices an end while a group is made closes its own connections: of those that are closed, the rank whose
+ * process is gone was first. The system reports the end of a process a moment after that of its connections. */
 static int first_ended(const struct cairn__shm *s, int peer) {
     struct pollfd processes[CAIRN__MAX_RANKS];
     bool any = false;
@@ -153,8 +153,8 @@ static cairn_status ended(struct cairn__shm *s, int peer) {
     return cairn__shm_fail_gone(s, first_ended(s, peer), DID);
 }
 
-/* Who waits for one rank may wait because of another, which ended or gave up: a group that is being made ends with its
- * parent. */
+/* The rank that this one waits for may itself wait for one that ended or gave up: a group that is being made ends with
+ * its parent. */
 static cairn_status check_others(struct cairn__shm *s) {
     struct cairn__shm *all = s->parent ? s->parent : s;
     cairn_status st = CAIRN_OK;

@@ -2,7 +2,7 @@
  *
  * The two ends of a pair publish their calls in slots, as collectives do, and compare. The receiver copies what is in
  * group memory from where it is. Other bytes go through the pair's ring, message after message; the sender fills it
- * before anybody receives, but a message is not through before its two calls were compared.
+ * before the receiver comes, but a message is not done before its two calls were compared.
  *
  * An end reuses a slot when both have finished the message that was in it. */
 #include <string.h>
@@ -170,7 +170,7 @@ static cairn_status match(struct cairn__shm *s, struct shm_route *route, uint64_
     return cairn__fail_mismatch(s->group, s->rank, &mine->call, route->peer, &theirs->call);
 }
 
-/* A sender's bytes go ahead; a message in group memory is through when the receiver says so. */
+/* A sender's bytes go ahead; a message in group memory is done when the receiver has finished it. */
 static cairn_status step_sender(struct cairn__shm *s, struct shm_route *route, bool *through) {
     const uint64_t number = atomic_load(&route->mine->finished);
     while (route->moved < route->published && move_bytes(s, route)) {}

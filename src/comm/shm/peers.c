@@ -1,10 +1,10 @@
-/* Peers that died, gave up or left: what a rank knows of them, and how it says so. */
+/* Peers that died, gave up or left: how a rank detects and reports them. */
 #include <poll.h>
 
 #include "comm/shm/shm.h"
 #include "core/status.h"
 
-void cairn__shm_look_for_ends(struct cairn__shm *s) {
+void cairn__shm_mark_ended(struct cairn__shm *s) {
     for (int r = 0; r < s->size; r++) {
         if (r == s->rank || s->peers[r].dead) continue;
         struct pollfd p[] = {{.fd = s->peers[r].fd, .events = POLLRDHUP},
@@ -19,7 +19,7 @@ enum shm_gone cairn__shm_gone(const struct cairn__shm *s, int rank) {
 
 int cairn__shm_find_gone(struct cairn__shm *s) {
     int r = 0;
-    cairn__shm_look_for_ends(s);
+    cairn__shm_mark_ended(s);
     while (r < s->size && (r == s->rank || (!s->peers[r].dead && cairn__shm_gone(s, r) == SHM_HERE))) r++;
     return r < s->size ? r : -1;
 }

@@ -65,7 +65,7 @@ out:
     return st;
 }
 
-/* This rank's own part; sent to all, even where there is none, because all wait for it. */
+/* Makes this rank's part and sends it to all; its status where there is none, because all wait for it. */
 static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm_segment *g, size_t nbytes) {
     int fd = -1;
     void *file = NULL;
@@ -100,7 +100,7 @@ out:
     return st;
 }
 
-/* Everyone has mapped everything, or nobody keeps anything. */
+/* All ranks have mapped all parts, or none keeps any. */
 static cairn_status agree_on(struct cairn__shm *s, cairn_status usable) {
     struct cairn__request r = {.call = {.kind = CAIRN__AGREE}, .found = usable != CAIRN_OK};
     uint32_t failed = 0;

@@ -1,23 +1,23 @@
-/* Sums in pieces, which whoever is awake makes for all ranks, where the ranks outnumber the processors.
+/* Sums in pieces, which the ranks that are awake compute for all, where the ranks outnumber the processors.
  *
  * A rank that has seen all ranks post takes one piece after the other, adds up what every rank has there and writes it
- * to every rank's array. When nobody has left any it adds the number of those it made to the job's. Once that is all,
- * the collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same sum
- * whoever makes it.
+ * to every rank's array. When none is left it adds the number of those it computed to the job's. Once that counts all
+ * pieces, the collective is complete for every rank, whether or not it had a turn meanwhile. An element has the same
+ * sum whichever rank computes it.
  *
  * The pieces are in as many regions as there are processors, and a rank begins with its processor's: the next call
  * finds those elements in that processor's caches.
  *
- * A job's words carry the turn of their place among the slots, so nobody clears them: a word of an earlier turn counts
- * as 0, and nobody can be in a later one while a rank looks (shm.h). Nor is there a lock: who takes pieces has said so
- * before, so that its death with one in hand is the group's. */
+ * A job's words carry the turn of their place among the slots, so they are never cleared: a word of an earlier turn
+ * counts as 0, and no rank can be in a later one while another reads it (shm.h). Nor is there a lock: a rank that takes
+ * pieces has published that before (`sharing`), so that its death with one in hand kills the group. */
 #include "comm/shm/shm.h"
 #include "core/dtype.h"
 
 enum {
     LEAST_NBYTES = 16 << 10,   /* of a piece of a rank's array, but of the last */
     MOST_PIECES = 16,          /* of a region */
-    HELPED_NBYTES = 256 << 10, /* of a rank's array: from there on help is worth waking somebody */
+    HELPED_NBYTES = 256 << 10, /* of a rank's array: from there on it pays to wake other ranks */
     TURN_SHIFT = 32,
 };
 

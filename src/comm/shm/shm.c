@@ -128,7 +128,7 @@ out:
 static cairn_status shm_derive(cairn_group *group, cairn_group *parent) {
     struct cairn__shm *from = parent->impl, *s = NULL;
     cairn_status st = begin(group, from->root, &s);
-    /* The members wait for the first one's memory, or its word that there is none. */
+    /* The members wait for the first one's memory, or its status. */
     for (int r = 1; r < group->size && group->rank == 0 && st != CAIRN_OK; r++)
         (void)cairn__shm_send_memory(from, group->parent_ranks[r], group->index, st, -1);
     TRY(st);
@@ -143,7 +143,7 @@ out:
 
 /* ---- the end ---- */
 
-static void say_gone(struct cairn__shm *s, enum shm_gone how, const char *cause) {
+static void publish_gone(struct cairn__shm *s, enum shm_gone how, const char *cause) {
     struct shm_lane *mine = shm_lane(s, s->rank);
     if (atomic_load(&mine->gone) != SHM_HERE || s->process != getpid()) return;
     snprintf(mine->cause, sizeof(mine->cause), "%s", cause);
@@ -153,13 +153,13 @@ static void say_gone(struct cairn__shm *s, enum shm_gone how, const char *cause)
 
 static void shm_give_up(cairn_group *group, const char *cause) {
     struct cairn__shm *s = group->impl;
-    if (s->control) say_gone(s, atomic_load(&group->aborted) ? SHM_ABORTED : SHM_GAVE_UP, cause);
+    if (s->control) publish_gone(s, atomic_load(&group->aborted) ? SHM_ABORTED : SHM_GAVE_UP, cause);
 }
 
 static void shm_destroy(cairn_group *group) {
     struct cairn__shm *s = group->impl;
     if (!s) return;
-    if (s->control) say_gone(s, SHM_LEFT, "");
+    if (s->control) publish_gone(s, SHM_LEFT, "");
     cairn__shm_free_all(s);
     for (int r = 0; r < s->size && s->peers && s->root == s; r++) {
         if (s->peers[r].fd >= 0) close(s->peers[r].fd);

@@ -1,20 +1,20 @@
 /* The shm backend: all ranks on one machine, in shared memory.
  *
  * The ranks of an environment's group hold one Unix socket to each other (meet.c): end of file on it means that the
- * other ended. A process descriptor says so too where a child of that rank keeps the socket open. Everything shared is
- * an unlinked memory file passed over those sockets (memory.c); nothing has a name that could stay behind. Groups made
- * from it use its sockets, and have all else of their own but for the bell, by which whoever sleeps in any of them is
- * woken.
+ * other ended. A process descriptor shows that too where a child of that rank keeps the socket open. Everything shared
+ * is an unlinked memory file passed over those sockets (memory.c); nothing has a name that could stay behind. Groups
+ * made from it use its sockets and its bell, which wakes the ranks that sleep in any of them, and have all else of
+ * their own.
  *
  * The control memory has a lane for each rank, which that rank alone writes. To post collective number s a rank fills
  * slot s % SHM_SLOTS of its lane and then stores the slot's ticket. Once all ranks have posted, each compares their
  * slots with its own, and every rank derives the same number of steps from them. A rank stores the count of its steps
  * so far in its lane; step k may begin when all ranks have made step k - 1 (collective.c). So there are no locks, and
- * one store moves everybody on.
+ * one store lets every rank continue.
  *
  * Where the ranks outnumber the processors they are crowded: most of them sleep, and a step of every rank would cost a
- * turn of every rank. There a sum over group memory has no steps but pieces, which whoever is awake takes and makes,
- * for all ranks (share.c).
+ * turn of every rank. There a sum over group memory has no steps but pieces, which the ranks that are awake compute for
+ * all ranks (share.c).
  *
  * Reuse is safe by counting: at most SHM_OUTSTANDING collectives of a rank are in its slots, later ones queue up until
  * there is room. So a rank that posts s has seen every rank post s - SHM_OUTSTANDING, and those had completed
@@ -83,7 +83,7 @@ struct shm_lane {
 
 /* Of a whole family: its first group's. */
 struct shm_bell {
-    alignas(SHM_LINE) _Atomic uint32_t events; /* futex: counts publications while somebody sleeps */
+    alignas(SHM_LINE) _Atomic uint32_t events; /* futex: counts publications while a rank sleeps */
     alignas(SHM_LINE) _Atomic uint32_t sleepers;
 };
 
@@ -102,7 +102,7 @@ struct shm_control {
 
 /* One end of the messages from one rank to another; its rank alone writes it. */
 struct shm_end {
-    alignas(SHM_LINE) atomic_uint_fast64_t finished; /* messages that this end is through with */
+    alignas(SHM_LINE) atomic_uint_fast64_t finished; /* messages that are done at this end */
     atomic_uint_fast64_t moved;                      /* bytes put into the ring, or taken out of it */
     alignas(SHM_LINE) struct shm_slot slots[SHM_PAIR_SLOTS];
 };
@@ -255,8 +255,8 @@ void cairn__shm_sleep(struct cairn__shm *s, uint32_t seen);
 /* ---- peers.c ---- */
 
 /* Marks the peers whose processes have ended. */
-void cairn__shm_look_for_ends(struct cairn__shm *s);
-/* What rank has said of its end. */
+void cairn__shm_mark_ended(struct cairn__shm *s);
+/* Whether and how rank has published that it left. */
 enum shm_gone cairn__shm_gone(const struct cairn__shm *s, int rank);
 /* A rank that ended or left or gave the group up; -1 = there is none. */
 int cairn__shm_find_gone(struct cairn__shm *s);
@@ -283,7 +283,7 @@ void cairn__shm_unmap(void *memory, size_t nbytes);
 /* To one peer: a memory file of the group of that index, or, where status is not CAIRN_OK, that there is none and the
  * last error's reason. */
 cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd);
-/* Of s->group; what is there of others is dropped. *status is what the sender said, or CAIRN_ESYSTEM where its
+/* Of s->group; what is there of others is dropped. *status is what the sender sent, or CAIRN_ESYSTEM where its
  * descriptor got lost here, with the reason as this thread's last error; *fd is the caller's where it is OK. The
  * returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ESYSTEM. */
 cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd);
@@ -324,18 +324,18 @@ void cairn__shm_work_on(struct cairn__shm *s, struct shm_op *op, const struct sh
 /* Piece index of so many of an all-reduce or reduce without bounces, for all ranks. */
 void cairn__shm_reduce_piece(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b, size_t index,
                              size_t pieces);
-/* What others made for this rank, from their bounces. */
+/* Copies what others computed for this rank from their bounces. */
 void cairn__shm_copy_out(struct cairn__shm *s, const struct shm_op *op, const struct shm_block *b);
 
 /* ---- share.c ---- */
 
 /* Whether a collective without bounces is made in pieces; the same on every rank. */
 bool cairn__shm_shares(const struct cairn__shm *s, const struct cairn__call *call);
-/* Whether whoever sleeps should wake as soon as all ranks have posted, and not only when all is made. */
+/* Whether to wake ranks that sleep as soon as all have posted, and not only when all pieces are computed. */
 bool cairn__shm_wants_help(const struct shm_op *op);
-/* Makes the pieces that nobody has taken. The block is the whole call. */
+/* Computes the pieces that no rank has taken. The block is the whole call. */
 void cairn__shm_share(struct cairn__shm *s, struct shm_op *op, const struct shm_block *b);
-/* Whether all pieces are made; *found as cairn__work_complete wants it. */
+/* Whether all pieces are computed; *found as cairn__work_complete wants it. */
 bool cairn__shm_shared(const struct cairn__shm *s, const struct shm_op *op, uint64_t number, uint32_t *found);
 
 /* ---- collective.c ---- */
@@ -366,7 +366,7 @@ void cairn__shm_go_on(struct cairn__shm *s);
 /* Collectives and messages, as far as they go without waiting; sets moved. Errors: CAIRN_EPEER the ranks disagree. */
 cairn_status cairn__shm_step(struct cairn__shm *s);
 cairn_status cairn__shm_wait(struct cairn__shm *s, const cairn_work *work);
-/* The clock and the peers are looked at once in a while. */
+/* A step, and once in a while a check of the timeout and the peers. */
 cairn_status cairn__shm_poll(struct cairn__shm *s);
 /* Decides how long waits spin: hardly where the ranks outnumber the processors that they may run on, together. Once the
  * family's first group has had its first barrier. */

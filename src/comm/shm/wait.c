@@ -1,6 +1,6 @@
-/* Moving on and waiting: spin, then yield, then sleep (bell.c).
+/* Progress and waiting: spin, then yield, then sleep (bell.c).
  *
- * Where the ranks outnumber the processors they hardly spin: whoever waits yields to a rank that still has to post. It
+ * Where the ranks outnumber the processors they hardly spin: a rank that waits yields to one that still has to post. It
  * goes on yielding for a while before it sleeps, since waking eight ranks takes as long as some calls. Yielding is of
  * use only where the system runs the ranks as one crowd: Linux gives each session a share of its own (autogroup). */
 #include <inttypes.h>
@@ -78,9 +78,9 @@ static cairn_status fail_waiting(struct cairn__shm *s, const struct shm_route *r
     return cairn__shm_fail_gone(s, rank, did);
 }
 
-static cairn_status look_at_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
+static cairn_status check_peers(struct cairn__shm *s, const struct shm_route *route, bool blocked) {
     cairn_status st = CAIRN_OK;
-    cairn__shm_look_for_ends(s);
+    cairn__shm_mark_ended(s);
     /* What a rank published before it ended is there by now, and may be all that was missing. */
     TRY(cairn__shm_step(s));
     if (!s->moved && blocked) TRY(cairn__shm_find_deadlock(s, route, awaited(s, route)));
@@ -134,7 +134,7 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
 }
 
 /* Called when nothing moved. blocked: this rank is in a wait, and posts nothing before it ends. */
-static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, bool blocked) {
+static cairn_status check_stall(struct cairn__shm *s, struct shm_route *route, bool blocked) {
     struct shm_clock *clock = route ? &route->clock : &s->clock;
     /* A job that is suspended as a whole, by Slurm or a shell, is not late when it goes on. */
     const uint64_t now = cairn__now_ns() - s->root->stopped_ns;
@@ -146,7 +146,7 @@ static cairn_status look_around(struct cairn__shm *s, struct shm_route *route, b
     }
     if (now < clock->next_look) return CAIRN_OK;
     clock->next_look = now + LOOK_NS;
-    TRY(look_at_peers(s, route, blocked));
+    TRY(check_peers(s, route, blocked));
     if (!s->moved && (double)(now - clock->since) > s->group->timeout * 1e9) st = fail_late(s, route);
 out:
     return st;
@@ -160,8 +160,8 @@ cairn_status cairn__shm_poll(struct cairn__shm *s) {
     s->moved = false;
     TRY(cairn__shm_step(s));
     if (s->moved || ++s->stalled_polls % POLLS_PER_CLOCK != 0) return CAIRN_OK;
-    if (s->complete < s->posted) TRY(look_around(s, NULL, false));
-    for (struct shm_route *r = s->active; r && !s->moved; r = r->next) TRY(look_around(s, r, false));
+    if (s->complete < s->posted) TRY(check_stall(s, NULL, false));
+    for (struct shm_route *r = s->active; r && !s->moved; r = r->next) TRY(check_stall(s, r, false));
 out:
     return st;
 }
@@ -169,7 +169,7 @@ out:
 static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route, int idle) {
     if (idle >= s->spins + s->yields) {
         cairn_status st = nap(s);
-        return st == CAIRN_OK && !s->moved ? look_around(s, route, true) : st;
+        return st == CAIRN_OK && !s->moved ? check_stall(s, route, true) : st;
     }
     cairn__family_progress(s->group);
     if (idle < s->spins) {
