@@ -17,7 +17,7 @@ static bool in_a_hurry(void) {
     return getenv("CAIRN_TEST_SEEDS") != NULL;
 }
 
-/* Where many ranks take turns on few processors, and whoever moves their bytes has threads of its own. */
+/* Where many ranks take turns on few processors, and the library that moves their bytes has threads of its own. */
 static bool is_slow(const cairn_group *group) {
     return in_a_hurry() || (cairn_group_size(group) > 3 && strcmp(cairn_group_backend(group), "shm") != 0);
 }
@@ -266,7 +266,7 @@ static char *averages_over_some(cairn_group *group, void *ctx) {
     return room_close(group, &room);
 }
 
-/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whoever brings the large number, and
+/* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whichever rank has the large number, and
  * where. */
 static double one_is_large(int rank, size_t i) {
     return i % MOST_RANKS == (size_t)rank ? 256 : 1;
@@ -526,7 +526,7 @@ static char *mix(cairn_group *group, struct mixture m) {
     m.own += 77u * (unsigned)cairn_group_rank(group);
     m.trials = calloc((size_t)(m.num_channels * m.depth), sizeof(*m.trials));
     PASS(room_open(group, &m.room, m.num_channels * m.depth, m.most * sizeof(int64_t)));
-    PASS(run_rounds(group, &m)); /* a dead group may still write to the room, which nobody frees then */
+    PASS(run_rounds(group, &m)); /* a dead group may still write to the room, so it is not freed then */
     free(m.trials);
     return room_close(group, &m.room);
 }
@@ -690,7 +690,7 @@ static char *mix_with_parent(cairn_group *group, cairn_group *mine, unsigned sal
                                        .most = 5000});
 }
 
-/* Whoever is through leaves at once. */
+/* A rank that is done leaves at once. */
 static char *use_and_leave(cairn_group *parent, cairn_group **mine, unsigned salt) {
     char *sentence = mix_alone(*mine, salt);
     if (!sentence && parent) sentence = mix_with_parent(parent, *mine, salt);

@@ -4,7 +4,7 @@
  * usage: collectives_rank [--spawn N] suite [WORD] | mismatch NAME | loop [SECONDS]
  *
  * suite      the cases whose names contain the word, or all; every rank prints the backend
- * mismatch   rank 1 differs, and all are to be told, which they print; where NAME is none, the names are printed
+ * mismatch   rank 1 differs, and all are to fail and print why; where NAME is none, the names are printed
  * loop       until something fails, which is printed; or, so that nothing is left running, until SECONDS (60) are over.
  *            SIGUSR1 makes it exit with 9 */
 #include <signal.h>

@@ -134,7 +134,7 @@ static void group_memory_that_is_not_there_leaves_the_group_alive(void **state) 
     run_with((struct fake_faults){0}, 2, 60, alloc_too_much, NULL);
 }
 
-/* What a transfer that nobody can take back may write to. */
+/* Memory that a transfer which cannot be cancelled may write to. */
 struct targets {
     void *all[4];
 };
@@ -191,7 +191,7 @@ static void engine_that_fails_anywhere_ends_every_rank(void **state) {
     }
 }
 
-static void nothing_that_moves_for_the_timeout_is_told_with_what_it_was(void **state) {
+static void timeout_without_progress_names_the_call(void **state) {
     (void)state;
     run_with((struct fake_faults){.silent_rank = 0, .silent_start = 3}, 2, 0.2, until_it_fails, NULL);
 }
@@ -329,7 +329,7 @@ int main(void) {
         cmocka_unit_test(group_memory_that_is_not_there_leaves_the_group_alive),
         cmocka_unit_test(memory_that_an_engine_may_still_write_to_is_kept),
         cmocka_unit_test(engine_that_fails_anywhere_ends_every_rank),
-        cmocka_unit_test(nothing_that_moves_for_the_timeout_is_told_with_what_it_was),
+        cmocka_unit_test(timeout_without_progress_names_the_call),
         cmocka_unit_test(rank_that_stays_away_is_waited_for_until_the_timeout),
         cmocka_unit_test(time_between_polls_is_not_waiting),
         cmocka_unit_test(rank_that_leaves_ends_those_that_wait_for_it),

@@ -219,7 +219,7 @@ static void run_messages(struct cairn__comm *c) {
     if (all) pop(c);
 }
 
-/* What of the rank's own stream needs nobody else. */
+/* Runs what the rank's own stream holds that needs no other rank. */
 static void run_own(struct cairn__comm *c) {
     while (c->head && !c->aborted && !c->hangs) {
         struct item *item = c->head;

@@ -11,7 +11,7 @@ enum fake_comm_fault {
     FAKE_COMM_FINE = 0,
     FAKE_COMM_NO_ID,       /* unique_id fails */
     FAKE_COMM_INIT_FAILS,  /* on the rank */
-    FAKE_COMM_INIT_HANGS,  /* of the rank: it never gets ready, and nobody does */
+    FAKE_COMM_INIT_HANGS,  /* of the rank: it never gets ready, nor does any other */
     FAKE_COMM_SAME_PLACE,  /* all ranks are on one device */
     FAKE_COMM_CALL_FAILS,  /* on the rank, the operation */
     FAKE_COMM_ASYNC_FAILS, /* the rank's state says so once the operation should run */

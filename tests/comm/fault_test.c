@@ -203,7 +203,7 @@ static void rank_that_never_comes_is_named(void **state) {
     cairn__store_stop(&p.server);
 }
 
-/* Publishes itself, with a socket's name where nobody listens any more. */
+/* Publishes itself, with the name of a socket that is closed. */
 static int die_while_meeting(int rank, int size, int port) {
     if (rank != 1) {
         cairn_group *group = NULL;
@@ -277,7 +277,7 @@ static int allocate_without_descriptors(int rank, int size, int port) {
     MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_ESYSTEM && x == NULL);
     MUST(strstr(cairn_last_error(), "Too many open files"));
     if (rank == 1) MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
-    MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_OK); /* nobody kept anything, and the group goes on */
+    MUST(cairn_group_alloc(group, 5000, &x) == CAIRN_OK); /* no rank kept anything, and the group goes on */
     MUST(cairn_allreduce(group, x, 1250, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
     MUST(cairn_group_free(group, &x) == CAIRN_OK);
     (void)cairn__group_destroy_root(&group);

@@ -136,7 +136,7 @@ static char *refuse(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void wrong_arguments_post_nothing_and_say_what_was_wrong(void **state) {
+static void wrong_arguments_post_nothing_and_are_named(void **state) {
     (void)state;
     run_group(2, refuse, NULL);
 }
@@ -397,7 +397,7 @@ static void abort_without_a_wait_fails_the_next_call_everywhere(void **state) {
 
 /* ---- what a backend's failures do ---- */
 
-/* A backend of rank 0 of 2 that does what it is told; the other rank always says the same. */
+/* A scripted backend of rank 0 of 2; the other rank always brings the same. */
 static struct {
     cairn_status post, progress, wait, derive;
     int given_up, progressed;
@@ -595,7 +595,7 @@ static void group_does_not_end_under_a_thread_that_aborts_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_arguments_post_nothing_and_say_what_was_wrong),
+        cmocka_unit_test(wrong_arguments_post_nothing_and_are_named),
         cmocka_unit_test(no_group_is_refused_by_every_call),
         cmocka_unit_test(nothing_can_be_exchanged_without_arrays),
         cmocka_unit_test(every_collective_gives_a_rank_alone_its_own_array),

@@ -149,7 +149,7 @@ static struct cairn__transfer message_from(void *dst, size_t nbytes, int from) {
     return (struct cairn__transfer){.kind = CAIRN__MOVE_RECV, .dst = dst, .nbytes = nbytes, .peer = from};
 }
 
-/* Waits for everybody, as no barrier of this process does. */
+/* Waits for all ranks, as no barrier of this process does. */
 static cairn_status all_meet(struct rank *r) {
     char all[MOST_RANKS] = {0};
     size_t at[MOST_RANKS], ones[MOST_RANKS];
@@ -415,7 +415,7 @@ static char *close_while_moving(struct rank *r) {
     struct cairn__moving *moving[2];
     EXPECT_OK(join(r));
     const int other = 1 - r->rank;
-    EXPECT_OK(start(r, message_from(x, nbytes, other), &moving[0])); /* which nobody sends */
+    EXPECT_OK(start(r, message_from(x, nbytes, other), &moving[0])); /* which is never sent */
     if (r->rank == 0) EXPECT_OK(start(r, broadcast(x, nbytes, 0), &moving[1]));
     meet(r);
     const uint64_t begin = cairn__now_ns();
@@ -497,7 +497,7 @@ static char *wait_for_rank_1(struct rank *r) {
     return NULL;
 }
 
-static void it_tells_which_rank_is_waited_for(void **state) {
+static void engine_names_the_rank_that_is_awaited(void **state) {
     (void)state;
     run_ranks(3, wait_for_rank_1);
 }
@@ -657,7 +657,7 @@ int main(void) {
         cmocka_unit_test(closing_with_transfers_under_way_does_not_wait_for_them),
         cmocka_unit_test(who_waits_for_a_rank_that_left_gets_its_number),
         cmocka_unit_test(a_rank_that_leaves_in_the_middle_of_a_message_is_noticed),
-        cmocka_unit_test(it_tells_which_rank_is_waited_for),
+        cmocka_unit_test(engine_names_the_rank_that_is_awaited),
         cmocka_unit_test(ranks_that_bring_different_sizes_wait_in_vain_and_nothing_more),
         cmocka_unit_test(an_abort_ends_waits_here_and_there),
         cmocka_unit_test(a_rank_that_does_not_join_is_named),

@@ -17,7 +17,7 @@ cairn_status __wrap_cairn__comm_find(const char *name, const struct cairn__comm_
 
 /* ---- ranks ---- */
 
-/* A device that is none of the CPU to whoever asks by name, and has the host's memory. */
+/* A device with another name than the CPU's, and the host's memory. */
 static cairn_status open_device(struct cairn_device **out) {
     static struct cairn__device_ops ops;
     static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER;
@@ -117,7 +117,7 @@ static void suite_holds(void **state) {
     assert_int_equal(fake_comm_aborts(), 0);
 }
 
-static void rank_that_disagrees_is_named_where_somebody_checks(void **state) {
+static void rank_that_disagrees_is_named_if_any_rank_checks_calls(void **state) {
     (void)state;
     setenv("CAIRN_CHECK", "1", 1);
     for (struct collectives_mismatch *m = collectives_mismatches; m->name; m++) {
@@ -240,13 +240,13 @@ static void ranks_on_one_gpu_are_named(void **state) {
                    "ranks 0 and 1 compute on one GPU, 0000:01:00.0 of ", CAIRN_OK, "");
 }
 
-static void id_that_is_not_made_is_told_to_all(void **state) {
+static void all_ranks_fail_if_rank_0_makes_no_id(void **state) {
     (void)state;
     expect_refusal((struct fake_comm_plan){.fault = FAKE_COMM_NO_ID}, 60, CAIRN_ESYSTEM, "the fake library has no id",
                    CAIRN_EPEER, "rank 0 of the group failed: the fake library has no id");
 }
 
-static void connection_that_fails_is_told_and_others_wait_for_the_timeout(void **state) {
+static void connection_that_fails_is_an_error_and_others_time_out(void **state) {
     (void)state;
     expect_refusal((struct fake_comm_plan){.fault = FAKE_COMM_INIT_FAILS, .rank = 1}, 0.5, CAIRN_EDEVICE,
                    "the fake library cannot connect", CAIRN_ETIMEOUT, "waited 0.5 s for all ranks to connect");
@@ -302,7 +302,7 @@ static void launch_that_fails_becomes_a_status(void **state) {
     assert_int_equal(fake_comm_aborts(), 3);
 }
 
-/* Nobody waits or polls on rank 0, and its communicator is given up all the same. */
+/* Rank 0 neither waits nor polls, and its communicator is aborted all the same. */
 static char *look_elsewhere(cairn_group *group, void *ctx) {
     float x = 1;
     cairn_work *work = NULL;
@@ -354,7 +354,7 @@ static char *alloc_in_vain(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void memory_that_one_rank_lacks_is_nobodys(void **state) {
+static void no_rank_gets_memory_that_one_rank_lacks(void **state) {
     (void)state;
     run((struct fake_comm_plan){.fault = FAKE_COMM_NO_MEMORY, .rank = 1}, 2, 60, alloc_in_vain, NULL);
 }
@@ -390,22 +390,22 @@ int main(void) {
         {"suite_holds_on_3_ranks", suite_holds, NULL, NULL, &ranks[2]},
         {"suite_holds_on_4_ranks", suite_holds, NULL, NULL, &ranks[3]},
         {"suite_holds_on_8_ranks", suite_holds, NULL, NULL, &ranks[4]},
-        cmocka_unit_test(rank_that_disagrees_is_named_where_somebody_checks),
+        cmocka_unit_test(rank_that_disagrees_is_named_if_any_rank_checks_calls),
         cmocka_unit_test(halves_are_averaged_without_overflow),
         cmocka_unit_test(messages_of_a_batch_are_launched_as_one),
         cmocka_unit_test(more_works_than_marks_wait_for_the_oldest),
         cmocka_unit_test(works_that_are_polled_complete),
         cmocka_unit_test(words_of_the_host_are_exchanged),
         cmocka_unit_test(ranks_on_one_gpu_are_named),
-        cmocka_unit_test(id_that_is_not_made_is_told_to_all),
-        cmocka_unit_test(connection_that_fails_is_told_and_others_wait_for_the_timeout),
+        cmocka_unit_test(all_ranks_fail_if_rank_0_makes_no_id),
+        cmocka_unit_test(connection_that_fails_is_an_error_and_others_time_out),
         cmocka_unit_test(connection_that_hangs_ends_at_the_timeout),
         cmocka_unit_test(collective_that_hangs_ends_at_the_timeout_with_last_words),
         cmocka_unit_test(failure_while_it_runs_becomes_a_status),
         cmocka_unit_test(launch_that_fails_becomes_a_status),
         cmocka_unit_test(rank_that_computes_on_is_watched),
         cmocka_unit_test(abort_ends_a_wait_in_another_thread),
-        cmocka_unit_test(memory_that_one_rank_lacks_is_nobodys),
+        cmocka_unit_test(no_rank_gets_memory_that_one_rank_lacks),
         cmocka_unit_test(graphs_record_collectives_and_refuse_what_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,7 +131,7 @@ static void ranks_in_the_same_call_are_no_news(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void what_another_saw_first_is_told(void **state) {
+static void error_reports_what_another_rank_noticed_first(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
@@ -144,7 +144,7 @@ static void what_another_saw_first_is_told(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void cause_is_told_though_others_saw_its_rank_leave_before(void **state) {
+static void error_reports_the_cause_though_others_saw_its_rank_leave_before(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
@@ -204,7 +204,7 @@ static void where_the_store_has_gone_the_sentence_stays_as_it_was(void **state) 
     cairn_store_destroy(&store);
 }
 
-static void a_store_that_hangs_holds_nobody_up(void **state) {
+static void a_store_that_hangs_delays_no_rank(void **state) {
     (void)state;
     cairn_store *store = NULL;
     struct rank one[1];
@@ -242,12 +242,12 @@ int main(void) {
         cmocka_unit_test(a_rank_that_leaves_no_word_is_named_within_seconds),
         cmocka_unit_test(many_silent_ranks_are_counted),
         cmocka_unit_test(ranks_in_the_same_call_are_no_news),
-        cmocka_unit_test(what_another_saw_first_is_told),
-        cmocka_unit_test(cause_is_told_though_others_saw_its_rank_leave_before),
+        cmocka_unit_test(error_reports_what_another_rank_noticed_first),
+        cmocka_unit_test(error_reports_the_cause_though_others_saw_its_rank_leave_before),
         cmocka_unit_test(groups_of_one_environment_have_notes_of_their_own),
         cmocka_unit_test(without_a_store_the_sentence_stays_as_it_was),
         cmocka_unit_test(where_the_store_has_gone_the_sentence_stays_as_it_was),
-        cmocka_unit_test(a_store_that_hangs_holds_nobody_up),
+        cmocka_unit_test(a_store_that_hangs_delays_no_rank),
         cmocka_unit_test(long_words_are_cut_and_nothing_breaks),
     };
     return cmocka_run_group_tests_name("notes", tests, NULL, NULL);

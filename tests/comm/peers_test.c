@@ -313,7 +313,7 @@ static void rank_0_waits_until_all_have_seen_why(void **state) {
     cairn_store_destroy(&store);
 }
 
-/* Text of a rank of this machine, whose socket nobody listens at. */
+/* Text of a rank of this machine, whose socket is closed. */
 static void pretend_dead(cairn_store *store, const char *key, int size) {
     struct rank me[1];
     char text[600];

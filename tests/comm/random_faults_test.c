@@ -14,7 +14,7 @@ enum fault { KILL, EXIT, STOP, NUM_FAULTS };
 static const char *const fault_names[NUM_FAULTS] = {"is killed", "exits", "is stopped"};
 
 static const double TIMEOUT = 3;   /* seconds; the group's where a rank stops */
-static const double AT_ONCE = 5;   /* within which a death is told */
+static const double AT_ONCE = 5;   /* s, within which a death is reported */
 static const double PATIENCE = 60; /* for what hangs */
 
 struct told {
@@ -151,7 +151,7 @@ static bool names_victim(const struct moment *m, const char *text) {
     return strstr(text, name) != NULL;
 }
 
-/* NULL, or what is wrong with what the rank told. */
+/* NULL, or what is wrong with the rank's report. */
 static const char *judge(const struct moment *m, const struct told *told) {
     const double took = ((double)told->at_ns - (double)atomic_load(&board->struck_ns)) * 1e-9;
     const bool waits = m->fault == STOP || m->early; /* who never came is waited for as long */
@@ -197,7 +197,7 @@ static int count_own_files_in_dev_shm(void) {
     return count;
 }
 
-static void others_tell_of_a_rank_that_fails_at_any_moment(void **state) {
+static void other_ranks_report_one_that_fails_at_any_moment(void **state) {
     (void)state;
     for (int number = 0; number < moments; number++) {
         struct moment m = make_moment(number);
@@ -226,7 +226,7 @@ int main(int argc, char **argv) {
     if (argc > 2) moments = atoi(wanted ? wanted : argv[2]);
     if (argc > 3) seed = (unsigned)atoi(argv[3]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(others_tell_of_a_rank_that_fails_at_any_moment),
+        cmocka_unit_test(other_ranks_report_one_that_fails_at_any_moment),
     };
     return cmocka_run_group_tests_name("random faults", tests, set_up, tidy);
 }

@@ -1,5 +1,5 @@
 /* Sums in pieces, where ranks outnumber processors: the pieces fit, sums are those of rank order, and ranks that end or
- * stop with others' pieces in hand are told of. What ranks take of each other is forced here, whatever the machine
+ * stop with others' pieces in hand are reported. What ranks take of each other is forced here, whatever the machine
  * has. */
 #include "group_processes.h"
 
@@ -104,7 +104,7 @@ static void many_sums_in_pieces_are_outstanding_at_once(void **state) {
     for (int p = 2; p <= 8; p += 3) run_group(p, many, NULL);
 }
 
-/* Every rank learns of it, whoever made the piece, and no later one does. */
+/* All ranks find it, whichever computed the piece, and not in a later call. */
 static char *flags(cairn_group *group, void *ctx) {
     (void)ctx;
     enum { N = 40000, ROUNDS = 3 * SHM_SLOTS };
@@ -128,7 +128,7 @@ static char *flags(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void what_is_not_finite_in_a_piece_is_told_to_all(void **state) {
+static void nonfinite_result_in_a_piece_is_found_by_all_ranks(void **state) {
     (void)state;
     run_group(8, flags, NULL);
 }
@@ -211,7 +211,7 @@ static void run_processes(int signal_number, process_fn fn) {
     cairn__store_stop(&p.server);
 }
 
-static void death_with_a_piece_in_hand_is_told(void **state) {
+static void death_of_a_rank_with_a_piece_in_hand_is_reported(void **state) {
     (void)state;
     run_processes(SIGKILL, strike_or_be_told);
 }
@@ -254,12 +254,12 @@ static int set_up(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(death_with_a_piece_in_hand_is_told),
+        cmocka_unit_test(death_of_a_rank_with_a_piece_in_hand_is_reported),
         cmocka_unit_test(stop_with_a_piece_in_hand_is_a_timeout),
         cmocka_unit_test(sum_is_made_without_a_rank_that_died_after_posting),
         cmocka_unit_test(pieces_fit_together_in_rank_order),
         cmocka_unit_test(many_sums_in_pieces_are_outstanding_at_once),
-        cmocka_unit_test(what_is_not_finite_in_a_piece_is_told_to_all),
+        cmocka_unit_test(nonfinite_result_in_a_piece_is_found_by_all_ranks),
     };
     return cmocka_run_group_tests_name("share", tests, set_up, NULL);
 }

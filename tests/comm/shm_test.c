@@ -176,7 +176,7 @@ static char *flag_of_every_type(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void doubles_and_maxima_are_looked_at_too(void **state) {
+static void doubles_and_maxima_are_checked_too(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) run_group(p, flag_of_every_type, NULL);
 }
@@ -233,7 +233,7 @@ static void messages_come_in_order_from_memory_of_either_kind(void **state) {
     for (int p = 2; p <= 5; p++) run_group(p, ring_of_ranks, NULL);
 }
 
-/* Rank 0 sends before and after a collective that nobody has posted yet, and nothing waits for anything else. */
+/* Rank 0 sends before and after a collective that no rank has posted yet, and nothing waits for anything else. */
 static char *past_each_other(cairn_group *group, void *ctx) {
     (void)ctx;
     const int rank = cairn_group_rank(group);
@@ -354,7 +354,7 @@ static char *nobody_sends(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void message_that_nobody_meets_times_out(void **state) {
+static void message_without_a_partner_times_out(void **state) {
     (void)state;
     atomic_int late = 0;
     run_group_within(2, 1, nobody_sends, &late);
@@ -632,8 +632,7 @@ static int die_in(int rank, int size, int port, int scene) {
     if (st != CAIRN_OK || cairn_group_new(m.group, NULL, 0, NULL, &all) != CAIRN_OK) return 2;
     if (cairn_barrier(all) != CAIRN_OK) return 3;
     if (rank == 1) {
-        if (scene == 1)
-            (void)cairn_send(all, x, LONG_MESSAGE, CAIRN_F32, 0, &(cairn_work *){NULL}); /* a ring's worth */
+        if (scene == 1) (void)cairn_send(all, x, LONG_MESSAGE, CAIRN_F32, 0, &(cairn_work *){NULL}); /* fills a ring */
         raise(SIGKILL);
     }
     /* A receiver beside the sender might make room for the whole message. */
@@ -733,7 +732,7 @@ static void ranks_bound_to_a_processor_each_are_not_crowded(void **state) {
     assert_true(spins_of_two(processors[0], processors[1]) > spins_of_two(processors[0], processors[0]));
 }
 
-/* Rank 1 comes to the barrier when it is told to. */
+/* Rank 1 comes to the barrier when a byte arrives. */
 static int come_when_told(int rank, int told) {
     struct member m;
     int port = 0;
@@ -783,12 +782,12 @@ int main(void) {
         cmocka_unit_test(job_that_is_suspended_for_longer_than_the_timeout_goes_on),
         cmocka_unit_test(blocks_fit_together_wherever_each_rank_has_its_arrays),
         cmocka_unit_test(collectives_take_turns_with_the_bounces),
-        cmocka_unit_test(doubles_and_maxima_are_looked_at_too),
+        cmocka_unit_test(doubles_and_maxima_are_checked_too),
         cmocka_unit_test(messages_come_in_order_from_memory_of_either_kind),
         cmocka_unit_test(messages_go_past_collectives_and_other_pairs),
         cmocka_unit_test(pairs_that_send_nothing_have_no_memory),
         cmocka_unit_test(messages_that_differ_fail_on_both_with_both_values),
-        cmocka_unit_test(message_that_nobody_meets_times_out),
+        cmocka_unit_test(message_without_a_partner_times_out),
         cmocka_unit_test(sender_learns_that_its_receiver_left),
         cmocka_unit_test(groups_of_a_family_may_be_waited_for_in_any_order),
         cmocka_unit_test(rank_asleep_in_one_group_serves_another),

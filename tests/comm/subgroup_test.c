@@ -189,7 +189,7 @@ static void wrong_arguments_make_no_group_and_the_parent_lives(void **state) {
     run_group(3, refuse_on_every_rank, NULL);
 }
 
-/* Rank 1 alone is wrong; nobody waits for it. */
+/* Rank 1 alone is wrong; no other rank waits for it. */
 static char *refuse_on_one_rank(cairn_group *group, void *ctx) {
     (void)ctx;
     const bool wrong = cairn_group_rank(group) == 1;
@@ -541,7 +541,7 @@ static void group_has_a_timeout_of_its_own(void **state) {
 
 enum { LONG = 300000 /* elements: several blocks of memory that is not the group's */ };
 
-/* Each rank waits in another group first, and only whoever waits moves anything on. */
+/* Each rank waits in another group first, and only waits make progress. */
 static char *wait_in_opposite_orders(cairn_group *group, void *ctx) {
     (void)ctx;
     cairn_group *channels[2] = {group, NULL};
