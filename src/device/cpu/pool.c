@@ -17,7 +17,7 @@
 #include "device/math_passes.h"
 
 enum { KEPT_TAPS = 16, FEW = CAIRN__SUM_ROWS, MANY = 25 };
-enum { WORTH = 16 << 10 }; /* inputs of a piece */
+enum { WORTH = 16 << 10, ROUNDED = 512 }; /* inputs of a piece; of those that are rounded at once */
 
 /* The inputs of one output: `count` runs of `n`, a row of the plane apart. */
 struct window {
@@ -64,8 +64,9 @@ struct job {
     int64_t whole, whole_end; /* outputs whose taps are all inside and done at once; perhaps none */
     int32_t *widths;          /* [q]: columns that an average divides by */
     char *parts;              /* of its gradient: dy, divided */
-    double *sums;             /* a plane for each slot, where f32 gradients are added in f64; in a slot's job its own */
+    double *sums;             /* for each slot, where f32 gradients are added in f64; in a slot's job its own */
     size_t slots;
+    uint32_t mask; /* of a slot's places, a power of two of them: input i has sums[i & mask] */
     void (*row)(const struct job *j, size_t plane, int64_t p);
 };
 
@@ -172,8 +173,11 @@ static void long_max_row_back(const struct job *j, size_t plane, int64_t p) {
     const size_t row = row_of(j, plane, p);
     const float *dy = (const float *)j->pool.dy + row;
     const int32_t *at = j->pool.index + row;
-    for (int64_t q = 0; q < j->pool.q; q++) {
-        if (at[q] >= 0) j->sums[at[q]] += (double)dy[q];
+    double *sums = j->sums;
+    const uint32_t mask = j->mask;
+    const int64_t n = j->pool.q;
+    for (int64_t q = 0; q < n; q++) {
+        if (at[q] >= 0) sums[(uint32_t)at[q] & mask] += (double)dy[q];
     }
 }
 
@@ -397,6 +401,12 @@ static struct cairn__pool as_average(struct cairn__pool v) {
 
 /* ---- all planes ---- */
 
+/* The first input that row p of outputs, or those behind it, may reach. */
+static size_t first_of_row(const struct cairn__pool *v, int64_t p) {
+    const int64_t top = v->kind == CAIRN__POOL_MAX ? p * v->stride[0] - v->padding[0] : p * v->h / v->p;
+    return (size_t)((p < v->p ? within(top, v->h) : v->h) * v->w);
+}
+
 static void do_planes(void *ctx, size_t begin, size_t end) {
     const struct job *j = ctx;
     for (size_t plane = begin; plane < end; plane++) {
@@ -414,17 +424,37 @@ static void do_rows_of_planes(void *ctx, size_t begin, size_t end) {
     }
 }
 
-/* Backward through sums: each slot has every `slots`th plane. */
+/* Inputs begin..end-1 of a plane get their sums, rounded, which begin anew. */
+static void close_sums(const struct job *j, size_t plane, size_t begin, size_t end) {
+    float *dx = (float *)(void *)dx_plane(j, plane);
+    while (begin < end) {
+        const size_t at = begin & j->mask, left = j->mask + (size_t)1 - at, n = left < end - begin ? left : end - begin;
+        for (size_t i = 0; i < n; i++) {
+            dx[begin + i] = (float)j->sums[at + i];
+            j->sums[at + i] = 0;
+        }
+        begin += n;
+    }
+}
+
+/* Backward through sums: each slot has some planes that follow one another. */
 static void do_slots(void *ctx, size_t begin, size_t end) {
     struct job j = *(const struct job *)ctx;
-    const size_t n = (size_t)(j.pool.h * j.pool.w);
+    double *const slots = j.sums;
+    const size_t planes = (size_t)j.pool.planes;
     for (size_t slot = begin; slot < end; slot++) {
-        j.sums = ((const struct job *)ctx)->sums + slot * n;
-        for (size_t plane = slot; plane < (size_t)j.pool.planes; plane += j.slots) {
-            float *dx = (float *)(void *)dx_plane(&j, plane);
-            memset(j.sums, 0, n * sizeof(double));
-            for (int64_t p = 0; p < j.pool.p; p++) j.row(&j, plane, p);
-            for (size_t i = 0; i < n; i++) dx[i] = (float)j.sums[i];
+        const size_t last = (slot + 1) * planes / j.slots;
+        j.sums = slots + slot * ((size_t)j.mask + 1);
+        memset(j.sums, 0, ((size_t)j.mask + 1) * sizeof(double));
+        for (size_t plane = slot * planes / j.slots; plane < last; plane++) {
+            size_t closed = 0;
+            for (int64_t p = 0; p < j.pool.p; p++) {
+                j.row(&j, plane, p);
+                const size_t done = first_of_row(&j.pool, p + 1);
+                if (done < closed + ROUNDED && p + 1 < j.pool.p) continue;
+                close_sums(&j, plane, closed, done);
+                closed = done;
+            }
         }
     }
 }
@@ -498,7 +528,17 @@ static bool is_long(const struct cairn__pool *v) {
     return v->dtype != CAIRN_F64 && most > (v->kind == CAIRN__POOL_AVERAGE ? FEW : MANY);
 }
 
-/* Rows that add up in f64, and planes for it, each for one thread at a time. */
+/* Sums of a slot, a power of two: for a maximum, of the rows that a window reaches and of inputs not rounded yet. */
+static size_t places_of(const struct cairn__pool *v) {
+    const size_t plane = (size_t)(v->h * v->w);
+    const size_t rows = (size_t)least((v->kernel[0] - 1) * v->dilation[0] + 1, v->h);
+    const size_t open = v->kind == CAIRN__POOL_MAX ? rows * (size_t)v->w + ROUNDED : plane;
+    size_t places = 1;
+    while (places < open && places < plane) places *= 2;
+    return places;
+}
+
+/* Rows that add up in f64, and room for it, each for one thread at a time. */
 static cairn_status prepare_long(struct cairn_device *d, struct job *j) {
     enum { SLOTS = 64 };
     static void (*const rows[])(const struct job *, size_t,
@@ -513,7 +553,9 @@ static cairn_status prepare_long(struct cairn_device *d, struct job *j) {
     if (v->kind == CAIRN__POOL_AVERAGE) return CAIRN_OK;
     const size_t pieces = (planes * plane + WORTH - 1) / WORTH, most = planes < SLOTS ? planes : SLOTS;
     j->slots = pieces < most ? pieces : most;
-    TRY(cairn__scratch_room(&cairn__cpu_of(d)->b, 2 * j->slots * plane, &room));
+    const size_t places = places_of(v);
+    j->mask = (uint32_t)(places - 1);
+    TRY(cairn__scratch_room(&cairn__cpu_of(d)->b, 2 * j->slots * places, &room));
     j->sums = (double *)(void *)room;
 out:
     return st;
