@@ -251,7 +251,7 @@ struct cairn__kernels {
     cairn__softmax_backward_kernel softmax_backward[CAIRN__DTYPE_END];
     cairn__moments_kernel moments[CAIRN__DTYPE_END];
     cairn__norm_row_kernel norm_row[CAIRN__DTYPE_END];
-    cairn__norm_row_backward_kernel norm_row_backward[CAIRN__DTYPE_END];
+    cairn__norm_rows_backward_kernel norm_rows_backward[CAIRN__DTYPE_END];
     cairn__norm_runs_kernel norm_runs[CAIRN__DTYPE_END];
     cairn__norm_runs_sums_kernel norm_runs_sums[CAIRN__DTYPE_END];
     cairn__norm_runs_backward_kernel norm_runs_backward[CAIRN__DTYPE_END];
@@ -295,7 +295,7 @@ enum cairn__kernel_kind {
     CAIRN__K_SOFTMAX_BACKWARD,
     CAIRN__K_MOMENTS,
     CAIRN__K_NORM_ROW,
-    CAIRN__K_NORM_ROW_BACKWARD,
+    CAIRN__K_NORM_ROWS_BACKWARD,
     CAIRN__K_NORM_RUNS,
     CAIRN__K_NORM_RUNS_SUMS,
     CAIRN__K_NORM_RUNS_BACKWARD,

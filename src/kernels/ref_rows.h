@@ -96,26 +96,31 @@ INLINE void OF(norm_row)(int type, void *y, const void *x, const void *weight, c
     }
 }
 
-INLINE void OF(norm_row_backward)(int type, const struct cairn__norm_row *row) {
-    const R m = (R)row->mean, r = (R)row->rstd, *w = row->weight;
-    R *dw = row->dweight, *db = row->dbias;
+INLINE void OF(norm_row_backward)(int type, const struct cairn__norm_rows *o, size_t row) {
+    const R m = o->mean ? ((const R *)o->mean)[row] : 0, r = ((const R *)o->rstd)[row], *w = o->weight;
+    R *dw = o->dweight, *db = o->dbias;
+    const size_t first = row * o->n;
     struct OF(sum) sum_g = {{0}, 0}, sum_gh = {{0}, 0};
-    for (size_t i = 0; i < row->n; i++) {
-        const R dy = OF(get)(type, row->dy, i), h = (OF(get)(type, row->x, i) - m) * r;
+    for (size_t i = 0; i < o->n; i++) {
+        const R dy = OF(get)(type, o->dy, first + i), h = (OF(get)(type, o->x, first + i) - m) * r;
         const R g = w ? dy * w[i] : dy;
         if (dw) dw[i] += dy * h;
         if (db) db[i] += dy;
         OF(add)(&sum_g, i, g);
         OF(add)(&sum_gh, i, g * h);
     }
-    if (!row->dx) return;
-    const double n = (double)row->n;
-    const R mean_g = row->centred ? (R)(OF(total)(&sum_g) / n) : 0, mean_gh = (R)(OF(total)(&sum_gh) / n);
-    for (size_t i = 0; i < row->n; i++) {
-        const R dy = OF(get)(type, row->dy, i), h = (OF(get)(type, row->x, i) - m) * r;
+    if (!o->dx) return;
+    const double n = (double)o->n;
+    const R mean_g = o->mean ? (R)(OF(total)(&sum_g) / n) : 0, mean_gh = (R)(OF(total)(&sum_gh) / n);
+    for (size_t i = 0; i < o->n; i++) {
+        const R dy = OF(get)(type, o->dy, first + i), h = (OF(get)(type, o->x, first + i) - m) * r;
         const R g = w ? dy * w[i] : dy;
-        OF(put)(type, row->dx, i, ((g - mean_g) - h * mean_gh) * r);
+        OF(put)(type, o->dx, first + i, ((g - mean_g) - h * mean_gh) * r);
     }
+}
+
+INLINE void OF(norm_rows_backward)(int type, const struct cairn__norm_rows *o) {
+    for (size_t row = 0; row < o->rows; row++) OF(norm_row_backward)(type, o, row);
 }
 
 INLINE void OF(norm_runs)(int type, void *y, const void *x, const struct cairn__runs *runs, double mean, double scale,

@@ -16,8 +16,8 @@
                                     double mean, double rstd) {                                                        \
         norm_row_##r(CAIRN_##T, y, x, weight, bias, n, mean, rstd);                                                    \
     }                                                                                                                  \
-    static void NAMED(norm_row_backward_##t)(const struct cairn__norm_row *row) {                                      \
-        norm_row_backward_##r(CAIRN_##T, row);                                                                         \
+    static void NAMED(norm_rows_backward_##t)(const struct cairn__norm_rows *o) {                                      \
+        norm_rows_backward_##r(CAIRN_##T, o);                                                                          \
     }                                                                                                                  \
     static void NAMED(norm_runs_##t)(void *y, const void *x, const struct cairn__runs *runs, double mean,              \
                                      double scale, double shift) {                                                     \
@@ -42,7 +42,7 @@
     ROW_OF_ROWS(SOFTMAX_BACKWARD, T, softmax_backward_##t)     \
     ROW_OF_ROWS(MOMENTS, T, moments_##t)                       \
     ROW_OF_ROWS(NORM_ROW, T, norm_row_##t)                     \
-    ROW_OF_ROWS(NORM_ROW_BACKWARD, T, norm_row_backward_##t)   \
+    ROW_OF_ROWS(NORM_ROWS_BACKWARD, T, norm_rows_backward_##t) \
     ROW_OF_ROWS(NORM_RUNS, T, norm_runs_##t)                   \
     ROW_OF_ROWS(NORM_RUNS_SUMS, T, norm_runs_sums_##t)         \
     ROW_OF_ROWS(NORM_RUNS_BACKWARD, T, norm_runs_backward_##t) \

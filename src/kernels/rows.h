@@ -40,18 +40,18 @@ typedef void (*cairn__moments_kernel)(const void *x, const struct cairn__runs *r
 typedef void (*cairn__norm_row_kernel)(void *y, const void *x, const void *weight, const void *bias, size_t n,
                                        double mean, double rstd);
 
-/* The gradients of a row. With h = (x - mean) * rstd and g = dy * weight (weight NULL: dy):
+/* The gradients of rows that follow one another, n elements each. With h = (x - mean) * rstd and g = dy * weight
+ * (weight NULL: dy), of each row, one row after the other:
  *     dweight[i] += dy[i] * h[i];  dbias[i] += dy[i]          type R, each may be NULL
  *     dx[i] = ((g[i] - sum(g) / n) - h[i] * (sum(g * h) / n)) * rstd          may be NULL
- * Not centred: without sum(g) / n, 0 instead. */
-struct cairn__norm_row {
+ * mean and rstd: R [rows]. mean NULL, not centred: 0, and without sum(g) / n, 0 instead. */
+struct cairn__norm_rows {
     const void *dy, *x, *weight;
     void *dx, *dweight, *dbias;
-    size_t n;
-    double mean, rstd;
-    bool centred;
+    size_t rows, n;
+    const void *mean, *rstd;
 };
-typedef void (*cairn__norm_row_backward_kernel)(const struct cairn__norm_row *row);
+typedef void (*cairn__norm_rows_backward_kernel)(const struct cairn__norm_rows *rows);
 
 /* y = (x - mean) * scale + shift over runs of equal places in x and y. */
 typedef void (*cairn__norm_runs_kernel)(void *y, const void *x, const struct cairn__runs *runs, double mean,

@@ -137,16 +137,17 @@ INLINE void add_to(float *sums, struct at at, vec v) {
     put(CAIRN_F32, sums, at, add(get(CAIRN_F32, sums, at), v));
 }
 
-INLINE void norm_row_backward_f32(int type, const struct cairn__norm_row *o) {
+INLINE void norm_row_backward(int type, const struct cairn__norm_rows *o, size_t row) {
+    const void *dy_row = element(type, o->dy, row * o->n), *x_row = element(type, o->x, row * o->n);
     const float *w = o->weight;
     float *dw = o->dweight, *db = o->dbias;
     const double n = (double)o->n;
-    const vec m = splat((float)o->mean), r = splat((float)o->rstd);
+    const vec m = splat(o->mean ? ((const float *)o->mean)[row] : 0), r = splat(((const float *)o->rstd)[row]);
     vec sum_g = splat(0), sum_gh = splat(0);
     double all_g = 0, all_gh = 0;
     SUM_OVER(o->n, (close_block(&all_g, &sum_g), close_block(&all_gh, &sum_gh)), {
-        const vec dy = get(type, o->dy, at);
-        const vec h = mul(sub(get(type, o->x, at), m), r);
+        const vec dy = get(type, dy_row, at);
+        const vec h = mul(sub(get(type, x_row, at), m), r);
         const vec g = w ? mul(dy, get(CAIRN_F32, w, at)) : dy;
         if (dw) add_to(dw, at, mul(dy, h));
         if (db) add_to(db, at, dy);
@@ -154,13 +155,18 @@ INLINE void norm_row_backward_f32(int type, const struct cairn__norm_row *o) {
         sum_gh = add(sum_gh, only(mul(g, h), at));
     });
     if (!o->dx) return;
-    const vec mean_g = splat(o->centred ? (float)(all_g / n) : 0), mean_gh = splat((float)(all_gh / n));
+    void *dx_row = element_of(type, o->dx, row * o->n);
+    const vec mean_g = splat(o->mean ? (float)(all_g / n) : 0), mean_gh = splat((float)(all_gh / n));
     OVER(o->n, NULL, 4, {
-        const vec dy = get(type, o->dy, at);
-        const vec h = mul(sub(get(type, o->x, at), m), r);
+        const vec dy = get(type, dy_row, at);
+        const vec h = mul(sub(get(type, x_row, at), m), r);
         const vec g = w ? mul(dy, get(CAIRN_F32, w, at)) : dy;
-        put(type, o->dx, at, mul(sub(sub(g, mean_g), mul(h, mean_gh)), r));
+        put(type, dx_row, at, mul(sub(sub(g, mean_g), mul(h, mean_gh)), r));
     });
+}
+
+INLINE void norm_rows_backward_f32(int type, const struct cairn__norm_rows *o) {
+    for (size_t row = 0; row < o->rows; row++) norm_row_backward(type, o, row);
 }
 
 INLINE void norm_runs_f32(int type, void *y, const void *x, const struct cairn__runs *runs, double mean, double scale,

@@ -138,8 +138,8 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
     case CAIRN__K_NORM_ROW:
         k->norm_row[a] = (cairn__norm_row_kernel)fn;
         break;
-    case CAIRN__K_NORM_ROW_BACKWARD:
-        k->norm_row_backward[a] = (cairn__norm_row_backward_kernel)fn;
+    case CAIRN__K_NORM_ROWS_BACKWARD:
+        k->norm_rows_backward[a] = (cairn__norm_rows_backward_kernel)fn;
         break;
     case CAIRN__K_NORM_RUNS:
         k->norm_runs[a] = (cairn__norm_runs_kernel)fn;

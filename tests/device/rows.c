@@ -75,7 +75,7 @@ static const struct cairn__cuda_row kinds[] = {
     {CAIRN__K_SOFTMAX_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_MOMENTS, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_NORM_ROW, 0, 0, NULL, on_the_cpu_alone},
-    {CAIRN__K_NORM_ROW_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_NORM_ROWS_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_NORM_RUNS, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_NORM_RUNS_SUMS, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_NORM_RUNS_BACKWARD, 0, 0, NULL, on_the_cpu_alone},

@@ -271,7 +271,7 @@ struct job job_of(const struct cairn__kernel_row *row) {
     case CAIRN__K_SOFTMAX_BACKWARD:
     case CAIRN__K_MOMENTS:
     case CAIRN__K_NORM_ROW:
-    case CAIRN__K_NORM_ROW_BACKWARD:
+    case CAIRN__K_NORM_ROWS_BACKWARD:
     case CAIRN__K_NORM_RUNS:
     case CAIRN__K_NORM_RUNS_SUMS:
     case CAIRN__K_NORM_RUNS_BACKWARD:

@@ -6,7 +6,7 @@
 #include "core/philox.h"
 #include "kcheck.h"
 
-enum { RUNS = 35 }; /* several blocks of a sum: one takes 16 runs where they are small */
+enum { RUNS = 35, ROWS = 3 }; /* several blocks of a sum: one takes 16 runs where they are small */
 
 static const double MEAN = -0.25, RSTD = 1.5, SHIFT = 0.75;
 
@@ -33,20 +33,29 @@ static void call_norm_row(const struct cairn__kernel_row *row, void *const *a, s
     (void)out;
     CALLS(norm_row)(a[0], a[1], v & 1 ? NULL : a[2], v & 2 ? NULL : a[3], n, MEAN, RSTD);
 }
-static void call_norm_row_backward(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
-                                   struct outcome *out) {
+static void call_norm_rows_backward(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
+                                    struct outcome *out) {
     (void)out;
-    const struct cairn__norm_row r = {.dx = v == 3 ? NULL : a[0],
-                                      .dy = a[1],
-                                      .x = a[2],
-                                      .weight = v == 1 ? NULL : a[3],
-                                      .dweight = v == 2 ? NULL : a[4],
-                                      .dbias = v == 2 ? NULL : a[5],
-                                      .n = n,
-                                      .mean = MEAN,
-                                      .rstd = RSTD,
-                                      .centred = v != 2};
-    CALLS(norm_row_backward)(&r);
+    double wide_mean[ROWS], wide_rstd[ROWS];
+    float mean[ROWS], rstd[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        mean[i] = (float)(wide_mean[i] = MEAN * (1 + i));
+        rstd[i] = (float)(wide_rstd[i] = RSTD / (1 + i));
+    }
+    const bool wide = row->a == CAIRN_F64;
+    const struct cairn__norm_rows rows = {.dx = v == 3 ? NULL : a[0],
+                                          .dy = a[1],
+                                          .x = a[2],
+                                          .weight = v == 1 ? NULL : a[3],
+                                          .dweight = v == 2 ? NULL : a[4],
+                                          .dbias = v == 2 ? NULL : a[5],
+                                          .rows = ROWS,
+                                          .n = n,
+                                          .mean = v == 2 ? NULL
+                                                  : wide ? (const void *)wide_mean
+                                                         : mean,
+                                          .rstd = wide ? (const void *)wide_rstd : rstd};
+    CALLS(norm_rows_backward)(&rows);
 }
 static void call_norm_runs(const struct cairn__kernel_row *row, void *const *a, size_t n, int v, struct outcome *out) {
     const struct cairn__runs runs = runs_of(n);
@@ -84,6 +93,7 @@ struct job row_job_of(const struct cairn__kernel_row *row) {
     const cairn_dtype t = (cairn_dtype)row->a, r = t == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
     const struct array in = {t, READ, 1}, out = {t, WRITTEN, 1}, wide = {r, READ, 1}, sums = {r, UPDATED, 1};
     const struct array in_runs = {t, READ, RUNS}, out_runs = {t, WRITTEN, RUNS};
+    const struct array in_rows = {t, READ, ROWS}, out_rows = {t, WRITTEN, ROWS};
     switch (row->kind) {
     case CAIRN__K_GREATEST:
         return (struct job){1, {in}, {0}, 1, 0, false, call_greatest};
@@ -93,8 +103,9 @@ struct job row_job_of(const struct cairn__kernel_row *row) {
         return (struct job){1, {in_runs}, {0}, 2, 0, false, call_moments};
     case CAIRN__K_NORM_ROW:
         return (struct job){4, {out, in, wide, wide}, {1}, 4, 0, false, call_norm_row};
-    case CAIRN__K_NORM_ROW_BACKWARD:
-        return (struct job){6, {out, in, in, wide, sums, sums}, {1}, 4, 0, false, call_norm_row_backward};
+    case CAIRN__K_NORM_ROWS_BACKWARD:
+        return (
+            struct job){6, {out_rows, in_rows, in_rows, wide, sums, sums}, {1}, 4, 0, false, call_norm_rows_backward};
     case CAIRN__K_NORM_RUNS:
         return (struct job){2, {out_runs, in_runs}, {1}, 1, 0, false, call_norm_runs};
     case CAIRN__K_NORM_RUNS_SUMS:
@@ -110,7 +121,7 @@ struct job row_job_of(const struct cairn__kernel_row *row) {
 
 const char *row_kind_name(const struct cairn__kernel_row *row) {
     static const char *const names[] = {"greatest",       "softmax_backward",   "moments",
-                                        "norm_row",       "norm_row_backward",  "norm_runs",
+                                        "norm_row",       "norm_rows_backward", "norm_runs",
                                         "norm_runs_sums", "norm_runs_backward", "dropout"};
     return names[row->kind - CAIRN__K_GREATEST];
 }
@@ -141,14 +152,16 @@ static double want_at(const struct cairn__kernel_row *row, const struct job *job
         return AT(2) * (AT(1) - sum_of(job, b, 1, 0, 2, 0, n));
     case CAIRN__K_NORM_ROW:
         return (AT(1) - MEAN) * RSTD * AT(2) + AT(3);
-    case CAIRN__K_NORM_ROW_BACKWARD: {
+    case CAIRN__K_NORM_ROWS_BACKWARD: {
+        const size_t r = i / n, first = r * n;
+        const double mean = MEAN * (double)(1 + r), rstd = RSTD / (double)(1 + r);
         double g = 0, gh = 0;
         for (size_t j = 0; j < n; j++) {
-            const double gj = at(job->array, b, 1, j) * at(job->array, b, 3, j);
+            const double gj = at(job->array, b, 1, first + j) * at(job->array, b, 3, j);
             g += gj / (double)n;
-            gh += gj * (at(job->array, b, 2, j) - MEAN) * RSTD / (double)n;
+            gh += gj * (at(job->array, b, 2, first + j) - mean) * rstd / (double)n;
         }
-        return (AT(1) * AT(3) - g - (AT(2) - MEAN) * RSTD * gh) * RSTD;
+        return (AT(1) * at(job->array, b, 3, i - first) - g - (AT(2) - mean) * rstd * gh) * rstd;
     }
     case CAIRN__K_NORM_RUNS:
         return (AT(1) - MEAN) * RSTD + SHIFT;

@@ -182,11 +182,12 @@ static bool runs_sums_are_close(const struct cairn__kernel_row *row, const struc
 
 /* dx of the first element, where the row's sums over n are as great as what they are taken from. */
 static bool row_gradient_is_close(const struct cairn__kernel_row *row, const struct terms *t) {
-    const double n = (double)t->n, rstd = 1;
+    static const float mean[] = {0}, rstd[] = {1};
+    const double n = (double)t->n;
     float *dx = room(t->n * sizeof(float));
-    const struct cairn__norm_row o = {
-        .dy = t->y_of_type, .x = t->x_of_type, .dx = dx, .n = t->n, .mean = 0, .rstd = rstd, .centred = true};
-    (*(cairn__norm_row_backward_kernel)row->fn)(&o);
+    const struct cairn__norm_rows o = {
+        .dy = t->y_of_type, .x = t->x_of_type, .dx = dx, .rows = 1, .n = t->n, .mean = mean, .rstd = rstd};
+    (*(cairn__norm_rows_backward_kernel)row->fn)(&o);
     const struct exact g = exact_of(t, 0, 1, y_alone, 0), gh = exact_of(t, 0, 1, product, 0);
     const double h = (double)t->x[0], dy = (double)t->y[0];
     const struct exact want = {(dy - g.sum / n) - h * (gh.sum / n),
@@ -226,7 +227,7 @@ static bool row_is_close(const struct cairn__kernel_row *row, const struct terms
         return moments_are_close(row, t);
     case CAIRN__K_NORM_RUNS_SUMS:
         return runs_sums_are_close(row, t);
-    case CAIRN__K_NORM_ROW_BACKWARD:
+    case CAIRN__K_NORM_ROWS_BACKWARD:
         return t->type != CAIRN_F32 || row_gradient_is_close(row, t); /* halves: dx is rounded to them */
     case CAIRN__K_SOFTMAX_BACKWARD:
         return t->type != CAIRN_F32 || softmax_gradient_is_close(row, t);

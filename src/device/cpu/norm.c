@@ -140,45 +140,39 @@ static void close_rows(const struct norming *o, double *sums, void *part, size_t
     }
 }
 
-/* Sums of a piece, of short rows on the stack, so that they stay in the first caches. */
-struct piece_sums {
-    double *total;
-    char *part; /* of R */
-    struct cairn__block totals[2], parts[2];
-};
-
-static void begin_sums(const struct norming *o, size_t piece, struct piece_sums *sums) {
-    const bool is_short = o->channels <= CAIRN__BLOCK;
-    sums->total = is_short ? sums->totals[0].room : piece_of(o, piece, false);
-    sums->part = is_short ? (char *)sums->parts[0].room : partial_of(o, piece, false);
-    memset(sums->total, 0, 2 * o->channels * sizeof(double));
-    memset(sums->part, 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
+/* Sums begin in the cache of the thread that adds to them. */
+static void zero_sums(const struct norming *o, size_t piece) {
+    memset(piece_of(o, piece, false), 0, 2 * o->channels * sizeof(double));
+    memset(partial_of(o, piece, false), 0, 2 * o->channels * cairn_dtype_nbytes(o->r));
 }
 
-static void keep_sums(const struct norming *o, size_t piece, const struct piece_sums *sums) {
-    double *kept = piece_of(o, piece, false);
-    if (kept != sums->total) memcpy(kept, sums->total, 2 * o->channels * sizeof(double));
+/* Rows first..end-1 of a piece, whose sums go to its parts. */
+static struct cairn__norm_rows rows_of(const struct norming *o, size_t piece, size_t first, size_t end) {
+    const size_t n = o->channels, at = first * n;
+    return (struct cairn__norm_rows){
+        .dy = cairn__element(o->t, o->norm.dy, at),
+        .x = cairn__element(o->t, o->norm.x, at),
+        .weight = o->weight,
+        .dx = o->norm.dx ? cairn__element_of(o->t, o->norm.dx, at) : NULL,
+        .dweight = o->norm.dweight ? partial_of(o, piece, false) : NULL,
+        .dbias = o->norm.dbias ? partial_of(o, piece, true) : NULL,
+        .rows = end - first,
+        .n = n,
+        .mean = o->norm.kind == CAIRN__NORM_RMS ? NULL : cairn__element(o->r, o->norm.mean, first),
+        .rstd = cairn__element(o->r, o->norm.rstd, first),
+    };
 }
 
 static void rows_backward(void *ctx, size_t first, size_t end) {
     const struct norming *o = ctx;
-    const size_t n = o->channels, piece = first / o->rows_a_piece;
-    struct cairn__norm_row row = {.weight = o->weight, .n = n, .centred = o->norm.kind != CAIRN__NORM_RMS};
-    struct piece_sums sums;
-    if (o->pieces) begin_sums(o, piece, &sums);
-    if (o->norm.dweight) row.dweight = sums.part;
-    if (o->norm.dbias) row.dbias = cairn__element_of(o->r, sums.part, n);
-    for (size_t i = first; i < end; i++) {
-        row.dy = cairn__element(o->t, o->norm.dy, i * n);
-        row.x = cairn__element(o->t, o->norm.x, i * n);
-        row.dx = o->norm.dx ? cairn__element_of(o->t, o->norm.dx, i * n) : NULL;
-        row.mean = mean_of(o, i);
-        row.rstd = rstd_of(o, i);
-        o->k->norm_row_backward[o->t](&row);
-        const bool is_last = i + 1 == end || (i + 1 - first) % CAIRN__SUM_ROWS == 0;
-        if (o->pieces && is_last) close_rows(o, sums.total, sums.part, 2 * n);
+    const size_t piece = first / o->rows_a_piece;
+    if (o->pieces) zero_sums(o, piece);
+    for (size_t next; first < end; first = next) {
+        next = end - first < CAIRN__SUM_ROWS ? end : first + CAIRN__SUM_ROWS;
+        const struct cairn__norm_rows rows = rows_of(o, piece, first, next);
+        o->k->norm_rows_backward[o->t](&rows);
+        if (o->pieces) close_rows(o, piece_of(o, piece, false), partial_of(o, piece, false), 2 * o->channels);
     }
-    if (o->pieces) keep_sums(o, piece, &sums);
 }
 
 /* The sums of all pieces, in their order, rounded to R and to their type. */
