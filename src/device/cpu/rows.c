@@ -208,10 +208,11 @@ struct by_index {
     size_t count, table_rows, n;
     int64_t skip;
     const int32_t *slot; /* of each row of the table, -1 = none: where in `sums` it is added up */
-    char *sums;          /* R; in a slot below `many`, of the last CAIRN__SUM_ROWS uses at most */
-    double *totals;      /* of the uses before, for the slots below `many` */
+    char *sums;          /* R */
+    double *totals;      /* of the slots below `many` */
+    const void **late;   /* for each of these, the last uses, CAIRN__SUM_ROWS at most, which its total lacks */
     int32_t many;
-    uint8_t *uses; /* of each row: those in `sums` */
+    uint8_t *uses; /* of each row: those in `late` */
 };
 
 static bool is_row(const struct by_index *o, int64_t index) {
@@ -260,23 +261,29 @@ static void add_row(const struct by_index *o, void *into, const void *dy) {
     }
 }
 
-/* One more use of a row whose slot has a total. */
-static void count_use(const struct by_index *o, int64_t row, void *sum) {
-    if (++o->uses[row] < CAIRN__SUM_ROWS) return;
-    o->cpu->kernels->drain(o->totals + (size_t)o->slot[row] * o->n, sum, o->n);
+/* What is late in the total of a row's slot. */
+static void add_late(const struct by_index *o, size_t row) {
+    const size_t slot = (size_t)o->slot[row];
+    o->cpu->kernels->sum_rows[CAIRN__FOLD_SUM][o->t](o->totals + slot * o->n, o->late + slot * CAIRN__SUM_ROWS,
+                                                     o->uses[row], o->n, NULL);
     o->uses[row] = 0;
+}
+
+/* One more use of a row whose slot has a total. */
+static void keep_use(const struct by_index *o, size_t row, const void *dy) {
+    o->late[(size_t)o->slot[row] * CAIRN__SUM_ROWS + o->uses[row]++] = dy;
+    if (o->uses[row] == CAIRN__SUM_ROWS) add_late(o, row);
 }
 
 /* A row of the table, from its slot. */
 static void finish_row(const struct by_index *o, size_t row) {
-    const struct cairn__kernels *k = o->cpu->kernels;
     float *sum = cairn__element_of(o->r, o->sums, (size_t)o->slot[row] * o->n);
     if (o->slot[row] < o->many) {
-        double *total = o->totals + (size_t)o->slot[row] * o->n;
-        k->drain(total, sum, o->n);
+        const double *total = o->totals + (size_t)o->slot[row] * o->n;
+        if (o->uses[row] > 0) add_late(o, row);
         for (size_t i = 0; i < o->n; i++) sum[i] = (float)total[i];
     }
-    k->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
+    o->cpu->kernels->cast[o->r][o->t](cairn__element_of(o->t, o->y, row * o->n), sum, o->n);
 }
 
 /* Rows begin..end-1 of the table, each by one thread: zeros, and what the indices bring in their order. */
@@ -287,10 +294,10 @@ static void scatter(void *ctx, size_t begin, size_t end) {
         const int64_t row = cairn__index_at(o->index_dtype, o->index, i);
         if (row < (int64_t)begin || row >= (int64_t)end || row == o->skip) continue;
         const int32_t slot = o->slot[row];
-        void *into = slot < 0 ? cairn__element_of(o->t, o->y, (size_t)row * o->n)
-                              : cairn__element_of(o->r, o->sums, (size_t)slot * o->n);
-        add_row(o, into, cairn__element(o->t, o->x, i * o->n));
-        if (slot >= 0 && slot < o->many) count_use(o, row, into);
+        const void *dy = cairn__element(o->t, o->x, i * o->n);
+        if (slot >= 0 && slot < o->many) keep_use(o, (size_t)row, dy);
+        else if (slot >= 0) add_row(o, cairn__element_of(o->r, o->sums, (size_t)slot * o->n), dy);
+        else add_row(o, cairn__element_of(o->t, o->y, (size_t)row * o->n), dy);
     }
     for (size_t row = begin; row < end; row++) {
         if (o->slot[row] >= 0) finish_row(o, row);
@@ -321,10 +328,13 @@ static cairn_status make_slots(struct cairn__cpu *cpu, struct by_index *o) {
     o->slot = slot;
     o->uses = uses;
     const size_t totals = (size_t)o->many * o->n, sums = (size_t)used * o->n;
-    TRY(cairn__cpu_room(&cpu->a, CAIRN_F32, 2 * totals + sums, &room));
-    memset(room, 0, (2 * totals + sums) * sizeof(float));
+    const size_t late = (size_t)o->many * CAIRN__SUM_ROWS * sizeof(o->late[0]) / sizeof(float);
+    TRY(cairn__cpu_room(&cpu->a, CAIRN_F32, 2 * totals + late + sums, &room));
     o->totals = room;
-    o->sums = (char *)(o->totals + totals);
+    o->late = (const void **)(o->totals + totals);
+    o->sums = (char *)o->late + late * sizeof(float);
+    memset(o->totals, 0, totals * sizeof(double));
+    memset(o->sums, 0, sums * sizeof(float));
 out:
     return st;
 }
