@@ -12,7 +12,9 @@
  *
  * Order     the n numbers in the epoch's order (shuffled, or 0, 1, 2, ...) are repeated from the start until the ranks
  *           divide them, or cut where drop_last is on; of what results, rank r of p takes the places r, r + p, r + 2p,
- *           ... All ranks have equally many, so they make equally many steps.
+ *           ... All ranks have equally many, so they make equally many steps. With pad off nothing is repeated and
+ *           nothing cut: the first n mod p ranks have one more. That is for evaluation, where no rank waits for another
+ *           before the counts are added up (cairn/metrics.h); torch's sampler counts some examples twice there.
  * Shuffle   a function of seed, epoch and n alone, the same on every rank and machine; not torch's, whose bits are a
  *           Mersenne Twister's. To make it elsewhere: w is the stream of 32-bit words of Philox4x32-10 (SC11) with key
  *           seed and counters 2^127 + epoch * 2^64 + b, b = 0, 1, ..., four words each; order = 0, ..., n - 1; and
@@ -44,6 +46,8 @@ struct cairn_sampler_options {
     cairn_switch shuffle;   /* CAIRN_ON; off: 0, 1, 2, ... in every epoch */
     uint64_t seed;          /* of the shuffles; the same on every rank */
     cairn_switch drop_last; /* CAIRN_OFF: some are handed out twice where ranks do not divide n; on: some, not at all */
+    cairn_switch pad;       /* CAIRN_ON; off, for evaluation: each example once, and some ranks get one fewer. Not with
+                             * drop_last */
 };
 #define cairn_sampler_options(...) \
     (&(struct cairn_sampler_options){.struct_size = sizeof(struct cairn_sampler_options), __VA_ARGS__})
@@ -56,7 +60,7 @@ struct cairn_sampler_options {
  *   options  NULL = all defaults; the same on every rank, or examples are left out and others repeated
  *
  * Length    ceil(n / size), by drop_last floor(n / size), on every rank; without drop_last a dataset smaller than size
- *           is repeated as often as it takes.
+ *           is repeated as often as it takes. With pad off ceil((n - rank) / size), which may be 0.
  * Errors    CAIRN_EINVAL; CAIRN_ENOMEM. Local: the ranks do not speak.
  * Cost      shuffled: 4 n bytes, and one read and write of them at random places an epoch; in order: nothing. */
 CAIRN_API cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,

@@ -67,6 +67,10 @@ static cairn_status look_at(int64_t n, int rank, int size, const struct cairn_sa
     REQUIRE(is_switch(o->drop_last), CAIRN_EINVAL,
             "cairn_sampler_options.drop_last is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
             (int)o->drop_last);
+    REQUIRE(is_switch(o->pad), CAIRN_EINVAL,
+            "cairn_sampler_options.pad is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->pad);
+    REQUIRE(o->pad != CAIRN_OFF || o->drop_last != CAIRN_ON, CAIRN_EINVAL,
+            "cairn_sampler_options: pad off hands out every example once and drop_last leaves some out; choose one");
     REQUIRE(o->shuffle == CAIRN_OFF || n <= MOST_SHUFFLED, CAIRN_EINVAL,
             "a shuffle of %" PRId64 " examples; it is of fewer than 2^32: sample groups of examples that lie together, "
             "or set shuffle to CAIRN_OFF",
@@ -74,8 +78,9 @@ static cairn_status look_at(int64_t n, int rank, int size, const struct cairn_sa
     return CAIRN_OK;
 }
 
-static int64_t length_of(int64_t n, int size, int cut) {
-    return n / size + (!cut && n % size != 0);
+static int64_t length_of(int64_t n, int rank, int size, const struct cairn_sampler_options *o) {
+    if (o->drop_last == CAIRN_ON) return n / size;
+    return n / size + (o->pad == CAIRN_OFF ? rank < n % size : n % size != 0);
 }
 
 cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
@@ -87,7 +92,7 @@ cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
     TRY(look_at(n, rank, size, &o, out));
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     *s = (cairn_sampler){.n = n, .rank = rank, .size = size, .seed = o.seed};
-    s->length = length_of(n, size, o.drop_last == CAIRN_ON);
+    s->length = length_of(n, rank, size, &o);
     if (o.shuffle != CAIRN_OFF) TRY(cairn__alloc((size_t)n * sizeof(s->order[0]), (void **)&s->order));
     TRY(cairn_sampler_set_epoch(s, 0));
     *out = s;

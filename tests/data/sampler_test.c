@@ -61,6 +61,22 @@ static void ranks_share_the_order_repeated_or_cut(void **state) {
                 check_shares(n, size, way & 1 ? CAIRN_ON : CAIRN_OFF, way & 2 ? CAIRN_ON : CAIRN_OFF);
 }
 
+static void without_padding_ranks_share_every_example_once(void **state) {
+    (void)state;
+    for (int64_t n = 0; n <= MOST_EXAMPLES; n++) {
+        for (int size = 1; size <= MOST_RANKS; size++) {
+            const struct cairn_sampler_options *o = cairn_sampler_options(.pad = CAIRN_OFF, .seed = 7);
+            int64_t order[ROOM], own[ROOM];
+            assert_int_equal(epoch_of(n, 0, 1, o, 3, order), n);
+            for (int r = 0; r < size; r++) {
+                const size_t got = epoch_of(n, r, size, o, 3, own);
+                assert_int_equal(got, (n - r + size - 1) / size);
+                for (size_t k = 0; k < got; k++) assert_int_equal(own[k], order[k * (size_t)size + (size_t)r]);
+            }
+        }
+    }
+}
+
 static void a_dataset_smaller_than_its_padding_is_repeated(void **state) {
     (void)state;
     int64_t own[ROOM];
@@ -220,6 +236,8 @@ static void wrong_arguments_are_told(void **state) {
     expect_refusal(9, -1, 3, NULL, "rank -1 of 3");
     expect_refusal(9, 0, 1, cairn_sampler_options(.shuffle = (cairn_switch)7), "shuffle is 7");
     expect_refusal(9, 0, 1, cairn_sampler_options(.drop_last = (cairn_switch)-1), "drop_last is -1");
+    expect_refusal(9, 0, 1, cairn_sampler_options(.pad = (cairn_switch)7), "pad is 7");
+    expect_refusal(9, 0, 1, cairn_sampler_options(.pad = CAIRN_OFF, .drop_last = CAIRN_ON), "choose one");
     expect_refusal((int64_t)1 << 32, 0, 1, NULL, "set shuffle to CAIRN_OFF");
     expect_refusal(9, 0, 1, &unset, "cairn_sampler_options.struct_size is 0");
     assert_int_equal(cairn_sampler_create(9, NULL, NULL), CAIRN_EINVAL);
@@ -261,6 +279,7 @@ static void nothing_takes_null_for_a_sampler(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_the_order_repeated_or_cut),
+        cmocka_unit_test(without_padding_ranks_share_every_example_once),
         cmocka_unit_test(a_dataset_smaller_than_its_padding_is_repeated),
         cmocka_unit_test(every_epoch_has_every_example_once),
         cmocka_unit_test(without_shuffling_examples_come_in_order_in_every_epoch),
