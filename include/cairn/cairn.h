@@ -20,5 +20,6 @@
 #include "ddp.h"
 #include "ddp_logging.h"
 #include "sync_batch_norm.h"
+#include "metrics.h"
 
 #endif

@@ -141,6 +141,12 @@ CAIRN_API void ddp_destroy(ddp_context **ddp);
 CAIRN_API cairn_tensor *ddp_forward(ddp_context *ddp, cairn_tensor *x);
 CAIRN_API cairn_tensor *ddp_forward_n(ddp_context *ddp, cairn_tensor *const *inputs, int count);
 
+/* Gives every rank rank 0's buffers (running statistics), but for ignored ones. A training forward that follows a
+ * synchronised one begins with that; a forward under no_grad exchanges nothing, so that ranks may evaluate unequal
+ * numbers of batches, also none. Call it on every rank before an evaluation of a model with buffers.
+ * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_EPEER; CAIRN_ETIMEOUT. One broadcast; none where there are no buffers. */
+CAIRN_API cairn_status ddp_broadcast_buffers(ddp_context *ddp);
+
 /* ---- for parameters in the user's memory ---- */
 
 /* The same for a set that cairn_param_set_create made; after amp_initialize_params, where amp is used. Gradients stay

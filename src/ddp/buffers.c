@@ -2,6 +2,7 @@
 #include <stdint.h>
 
 #include "ddp/context.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "device/device.h"
 
@@ -61,12 +62,28 @@ out:
     return st;
 }
 
-/* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. */
+/* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. Torch sends
+ * buffers under no_grad too, once, and a rank without a batch to evaluate is waited for in vain. */
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d) {
     const bool due = !d->keeps_buffers && d->options.broadcast_buffers == CAIRN_ON && cairn_group_size(d->channel) > 1;
-    const cairn_status st = due ? cairn__ddp_broadcast_buffers(d) : CAIRN_OK;
-    d->keeps_buffers = d->no_sync || !cairn__records(d->set->env);
-    return st;
+    if (cairn__records(d->set->env)) {
+        d->keeps_buffers = d->no_sync;
+        return due ? cairn__ddp_broadcast_buffers(d) : CAIRN_OK;
+    }
+    if (due && !d->buffers_differ_told && packed_nbytes(d) > 0) {
+        d->buffers_differ_told = true;
+        cairn__log(CAIRN_LOG_NOTICE,
+                   "ddp_forward: under no_grad each rank uses its own buffers, which a training forward has changed; "
+                   "ddp_broadcast_buffers before an evaluation gives all ranks those of rank 0");
+    }
+    return CAIRN_OK;
+}
+
+cairn_status ddp_broadcast_buffers(ddp_context *ddp) {
+    REQUIRE(ddp, CAIRN_EINVAL, "ddp_broadcast_buffers: ddp is NULL");
+    if (cairn_group_size(ddp->channel) == 1) return CAIRN_OK;
+    ddp->buffers_differ_told = true; /* the program knows */
+    return cairn__ddp_broadcast_buffers(ddp);
 }
 
 void cairn__ddp_buffers_end(struct ddp_context *d) {

@@ -86,7 +86,8 @@ struct ddp_context {
     bool all_know_graph;       /* on every rank, and so used_first */
     uint8_t *maps;             /* unused.c's */
     void *buffers;             /* group memory: the model's, packed; NULL = not yet, or there are none */
-    bool keeps_buffers;        /* the next forward begins with each rank's own */
+    bool keeps_buffers;        /* the next training forward begins with each rank's own */
+    bool buffers_differ_told;  /* the notice about buffers under no_grad has been logged */
     struct cairn__blame blame; /* of the backwards since the gradients were last forgotten */
     bool looks, blind;         /* this backward fills blame; one of those backwards did not */
     int looks_left;            /* backwards that will still fill blame */

@@ -103,6 +103,13 @@ void cairn__forget_anomaly(cairn_env *env);
 /* Where the values of a buffer or a leaf stand, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);
 
+/* The same of a tensor that `call` is to write or to read as dense rows. Errors: CAIRN_ESTATE not a leaf;
+ * CAIRN_EINVAL over memory that is not dense. */
+cairn_status cairn__tensor_open(cairn_tensor *leaf, const char *call, void **data);
+
+/* The environment a tensor was made in. */
+cairn_env *cairn__tensor_env(const cairn_tensor *t);
+
 /* The same look alone; one that is not f32 or half is looked at as f32. A loss of several elements, or a stale one, is
  * backward's to refuse. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found);

@@ -298,11 +298,13 @@ static cairn_status upload_as(struct cairn_device *d, void *x, cairn_dtype to, c
 
 cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n) {
     REQUIRE(leaf && (values || n == 0), CAIRN_EINVAL, "write: tensor and values must be set");
-    REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "write: only a leaf can be written, not a %s", kind_name(leaf));
+    void *data = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_open(leaf, "write", &data));
     REQUIRE(n == leaf->n, CAIRN_EINVAL, "write: %zu values, but the tensor has %zu", n, leaf->n);
-    REQUIRE(leaf->is_dense, CAIRN_EINVAL, "write: the leaf is over memory that is not dense; write to that memory");
-    const cairn_dtype from = leaf->is_buffer ? leaf->added_as : leaf->dtype;
-    return upload_as(leaf->env->device, leaf->data, leaf->dtype, values, from, n);
+    TRY(upload_as(leaf->env->device, data, leaf->dtype, values, leaf->is_buffer ? leaf->added_as : leaf->dtype, n));
+out:
+    return st;
 }
 
 cairn_status cairn_tensor_require_grad(cairn_tensor *leaf) {
@@ -367,6 +369,17 @@ void cairn__tensor_of_buffer_destroy(cairn_tensor **tensor) {
 
 void *cairn__tensor_memory(cairn_tensor *leaf) {
     return leaf->data;
+}
+
+cairn_status cairn__tensor_open(cairn_tensor *leaf, const char *call, void **data) {
+    REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "%s: only a leaf can be written, not a %s", call, kind_name(leaf));
+    REQUIRE(leaf->is_dense, CAIRN_EINVAL, "%s: the leaf is over memory that is not dense; write to that memory", call);
+    *data = leaf->data;
+    return CAIRN_OK;
+}
+
+cairn_env *cairn__tensor_env(const cairn_tensor *t) {
+    return t->env;
 }
 
 /* ---- facts and values ---- */

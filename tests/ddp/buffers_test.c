@@ -64,7 +64,8 @@ static void write_buffers(struct model *m, int rank, int forward) {
 
 enum way { TRAIN, HOLD, LOOK };
 
-/* torch's rule: by the forward before, whatever this one is. The first is as after a training forward. */
+/* torch's rule, by the training forward before; but a forward under no_grad exchanges nothing, and counts as none. The
+ * first is as after a training forward. */
 static const enum way ways[] = {TRAIN, TRAIN, HOLD, HOLD, TRAIN, TRAIN, LOOK, TRAIN, HOLD, TRAIN, TRAIN};
 enum { FORWARDS = sizeof(ways) / sizeof(ways[0]) };
 
@@ -98,12 +99,14 @@ static char *go_forward(cairn_env *env, void *ctx) {
     const bool at_first = j->init_sync != CAIRN_OFF;
     for (int k = 0; k < BUFFERS; k++)
         EXPECT(read_first(m.buffer[k]) == written(at_first && k + 1 < BUFFERS ? 0 : rank, 0) + k);
+    enum way last = TRAIN;
     for (int f = 0; f < FORWARDS; f++) {
         write_buffers(&m, rank, f);
         cairn_module_zero_grad(model);
         const uint64_t before = ddp_group(net)->next_number;
         PASS(forward(env, net, x, ways[f]));
-        const bool due = j->broadcast != CAIRN_OFF && (f == 0 || ways[f - 1] == TRAIN);
+        const bool due = j->broadcast != CAIRN_OFF && ways[f] != LOOK && last == TRAIN;
+        if (ways[f] != LOOK) last = ways[f];
         for (int k = 0; k < BUFFERS; k++) EXPECT(m.seen[k] == written(due && k + 1 < BUFFERS ? 0 : rank, f) + k);
         if (f > 1 && ways[f] != TRAIN) EXPECT(ddp_group(net)->next_number - before <= 1);
         if (f > 1 && ways[f] != TRAIN && !due) EXPECT(ddp_group(net)->next_number == before);
@@ -122,6 +125,42 @@ static void buffers_are_rank_0s_after_a_training_forward_that_was_synchronised(v
         j.init_sync = CAIRN_OFF;
         run_ranks(ranks, go_forward, &j);
     }
+}
+
+/* Rank r evaluates r batches: rank 0 none. */
+static char *evaluate(cairn_env *env, void *ctx) {
+    const int rank = cairn_env_rank(env);
+    struct model m = {0};
+    ddp_context *net = NULL;
+    cairn_module *model = make_model(env, &m);
+    cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(N));
+    (void)ctx;
+    EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
+    for (int epoch = 0; epoch < 2; epoch++) {
+        write_buffers(&m, rank, epoch);
+        PASS(forward(env, net, x, TRAIN));
+        write_buffers(&m, rank, epoch);
+        EXPECT_OK(ddp_broadcast_buffers(net));
+        cairn_no_grad_begin(env);
+        for (int b = 0; b < rank; b++) {
+            EXPECT(ddp_forward(net, x));
+            for (int k = 0; k < BUFFERS; k++) EXPECT(m.seen[k] == written(0, epoch) + k);
+        }
+        EXPECT_OK(cairn_no_grad_end(env));
+        double sum = rank;
+        EXPECT_OK(ddp_sum(&sum, 1, cairn_env_group(env)));
+        EXPECT(sum == 3);
+    }
+    EXPECT_REFUSED(ddp_broadcast_buffers(NULL), CAIRN_EINVAL, "ddp is NULL");
+    ddp_destroy(&net);
+    cairn_module_destroy(&model);
+    cairn_tensor_destroy(&x);
+    return NULL;
+}
+
+static void ranks_evaluate_unequal_numbers_of_batches_without_join(void **state) {
+    (void)state;
+    run_ranks(3, evaluate, NULL);
 }
 
 static void buffers_stay_each_ranks_own_where_that_was_asked_for(void **state) {
@@ -170,6 +209,7 @@ static void running_statistics_begin_each_forward_as_rank_0s(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(buffers_are_rank_0s_after_a_training_forward_that_was_synchronised),
+        cmocka_unit_test(ranks_evaluate_unequal_numbers_of_batches_without_join),
         cmocka_unit_test(buffers_stay_each_ranks_own_where_that_was_asked_for),
         cmocka_unit_test(running_statistics_begin_each_forward_as_rank_0s),
     };

@@ -13,6 +13,7 @@ HEAD = "| room | its purpose in a sentence | may include |"
 UNBOUND = {"examples": "public headers", "tools": "any"}  # folders of the table that are no rooms
 NOTHING = "libc, POSIX"
 PUBLIC = re.compile(r"public (\w+) and (\w+) with their `hooks\.h`")
+PUBLIC_ONE = re.compile(r"public (\w+) with its `hooks\.h`")
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
@@ -48,7 +49,7 @@ def read_table(text):
         if room in UNBOUND:
             assert told == UNBOUND[room], f"{folder} may include {told}, which {__file__} does not look at"
             continue
-        words = PUBLIC.sub(r"\1:public, \2:public", told).split(", ")
+        words = PUBLIC_ONE.sub(r"\1:public", PUBLIC.sub(r"\1:public, \2:public", told)).split(", ")
         table[room] = set() if told == NOTHING else set(words)
     for room, others in table.items():
         strange = sorted(o for o in others if o.split(":")[0] not in table)

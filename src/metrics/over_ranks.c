@@ -1,0 +1,93 @@
+/* Numbers and tensors over ranks. */
+#include <math.h>
+#include <string.h>
+
+#include "cairn/metrics.h"
+#include "comm/group.h"
+#include "core/alloc.h"
+#include "core/status.h"
+#include "device/env.h"
+#include "nn/hooks.h"
+
+/* ---- numbers ---- */
+
+/* All ranks add the same numbers in the same order, so they get the same bits without a second message. */
+cairn_status ddp_sum(double *values, size_t n, cairn_group *group) {
+    REQUIRE(values || n == 0, CAIRN_EINVAL, "ddp_sum: values is NULL");
+    const size_t p = group ? (size_t)cairn_group_size(group) : 1;
+    cairn_status st = CAIRN_OK;
+    double *all = NULL;
+    if (p == 1) return CAIRN_OK;
+    TRY(cairn__alloc(p * n * sizeof(*all), (void **)&all));
+    TRY(cairn__group_exchange(group, all, values, n * sizeof(*all)));
+    for (size_t i = 0; i < n; i++) {
+        values[i] = all[i];
+        for (size_t r = 1; r < p; r++) values[i] += all[r * n + i];
+    }
+out:
+    cairn__free(all);
+    return st;
+}
+
+cairn_status ddp_mean(double *value, double weight, cairn_group *group) {
+    REQUIRE(value, CAIRN_EINVAL, "ddp_mean: value is NULL");
+    REQUIRE(weight >= 0 && isfinite(weight), CAIRN_EINVAL, "ddp_mean: weight is %g; it is finite and not negative",
+            weight);
+    double sums[2] = {weight > 0 ? *value * weight : 0, weight};
+    const cairn_status st = ddp_sum(sums, 2, group);
+    if (st == CAIRN_OK) *value = sums[1] > 0 ? sums[0] / sums[1] : NAN;
+    return st;
+}
+
+/* ---- tensors ---- */
+
+/* The memory of a leaf, which the group can exchange. */
+static cairn_status open_tensor(cairn_tensor *x, const char *call, cairn_group *group, void **data) {
+    REQUIRE(x && group, CAIRN_EINVAL, "%s: tensor and group must be set", call);
+    const struct cairn_device *exchanged = cairn__group_device(group);
+    REQUIRE(!exchanged || exchanged == cairn__tensor_env(x)->device, CAIRN_EINVAL,
+            "%s: the group belongs to another environment; use cairn_env_group of the tensor's", call);
+    return cairn__tensor_open(x, call, data);
+}
+
+/* A bool is a byte, of which reductions are refused by the collective. */
+static cairn_dtype copied_as(const cairn_tensor *x) {
+    const cairn_dtype dtype = cairn_tensor_dtype(x);
+    return dtype == CAIRN_BOOL ? CAIRN_U8 : dtype;
+}
+
+cairn_status cairn_tensor_allreduce(cairn_tensor *x, cairn_redop op, cairn_group *group) {
+    void *data = NULL;
+    const cairn_status st = open_tensor(x, "cairn_tensor_allreduce", group, &data);
+    if (st != CAIRN_OK) return st;
+    return cairn_allreduce(group, data, cairn_tensor_numel(x), cairn_tensor_dtype(x), op, NULL);
+}
+
+cairn_status cairn_tensor_broadcast(cairn_tensor *x, int root, cairn_group *group) {
+    void *data = NULL;
+    const cairn_status st = open_tensor(x, "cairn_tensor_broadcast", group, &data);
+    if (st != CAIRN_OK) return st;
+    return cairn_broadcast(group, data, cairn_tensor_numel(x), copied_as(x), root, NULL);
+}
+
+cairn_status cairn_tensor_allgather(const cairn_tensor *x, cairn_group *group, cairn_tensor **out) {
+    REQUIRE(x && group && out, CAIRN_EINVAL, "cairn_tensor_allgather: x, group and out must be set");
+    cairn_status st = CAIRN_OK;
+    cairn_tensor *own = cairn_tensor_keep(x), *all = NULL; /* a result's values, dense */
+    void *from = NULL, *to = NULL;
+    int64_t shape[CAIRN_MAX_DIMS] = {1};
+    if (!own) return cairn__last_status();
+    const int ndim = cairn_tensor_ndim(own);
+    for (int i = 0; i < ndim; i++) shape[i] = cairn_tensor_size(own, i);
+    shape[0] *= cairn_group_size(group);
+    TRY(open_tensor(own, "cairn_tensor_allgather", group, &from));
+    all = cairn_zeros(cairn__tensor_env(x), cairn_tensor_dtype(own), ndim ? ndim : 1, shape);
+    TRY(all ? open_tensor(all, "cairn_tensor_allgather", group, &to) : cairn__last_status());
+    TRY(cairn_allgather(group, to, from, cairn_tensor_numel(own), copied_as(own), NULL));
+    *out = all;
+    all = NULL;
+out:
+    cairn_tensor_destroy(&own);
+    cairn_tensor_destroy(&all);
+    return st;
+}
