@@ -21,5 +21,6 @@
 #include "ddp_logging.h"
 #include "sync_batch_norm.h"
 #include "metrics.h"
+#include "progress.h"
 
 #endif

@@ -1,0 +1,76 @@
+/* Progress of a training or an evaluation: one line that is written again and again on a terminal, and plain lines now
+ * and then elsewhere; from rank 0 alone.
+ *
+ *     CAIRN_CHECK(cairn_progress_create(env, steps, cairn_progress_options(.title = "train"), &progress));
+ *     for (int64_t step = 0; step < steps; step++) {
+ *         ...
+ *         if (cairn_progress_step(progress))
+ *             cairn_progress_show(progress, cairn_progress_values(.loss = cairn_tensor_item(loss), .lr = rate));
+ *     }
+ *     cairn_progress_destroy(&progress);
+ *
+ *     train  42% 4200/10000, 812 steps/s, 0:07 left, loss 0.4213, lr 0.0005, scale 32768, 3 skipped
+ *
+ * cairn_progress_step says when a line is due, so that values are read from a device only then. Other ranks are never
+ * due. Time left follows from the time of the steps since the start, or since cairn_progress_start.
+ * Threads: one at a time. */
+#ifndef CAIRN_PROGRESS_H
+#define CAIRN_PROGRESS_H
+
+#include "core.h"
+#include "env.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cairn_progress cairn_progress;
+
+struct cairn_progress_options {
+    size_t struct_size;
+    const char *title;     /* stands in front; NULL = none. Copied */
+    int64_t done;          /* steps made before, in a run that is resumed; 0 */
+    double interval;       /* seconds between lines: 0 = 0.1 on a terminal, 10 elsewhere */
+    int fd;                /* where lines go; 0 = 2, the standard error stream */
+    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system */
+};
+#define cairn_progress_options(...) \
+    (&(struct cairn_progress_options){.struct_size = sizeof(struct cairn_progress_options), __VA_ARGS__})
+
+/* What a line tells beside steps and time. A field left 0 is left out: a loss that is 0 is told by has_loss. */
+struct cairn_progress_values {
+    size_t struct_size;
+    double loss;
+    int has_loss;     /* not 0: loss stands in the line whatever it is */
+    double lr;        /* learning rate */
+    double scale;     /* loss scale */
+    int64_t skipped;  /* steps skipped so far */
+    const char *more; /* the program's own, as "accuracy 0.93"; NULL = nothing */
+};
+#define cairn_progress_values(...) \
+    (&(struct cairn_progress_values){.struct_size = sizeof(struct cairn_progress_values), __VA_ARGS__})
+
+/* Progress over `total` steps; 0: how many there will be is not known, and lines have no percent.
+ * Errors: CAIRN_EINVAL; CAIRN_ENOMEM. Local: every rank has one, and rank 0 writes. */
+CAIRN_API cairn_status cairn_progress_create(cairn_env *env, int64_t total,
+                                             const struct cairn_progress_options *options, cairn_progress **out);
+
+/* Ends it: on a terminal the line stays and the cursor goes to the next. */
+CAIRN_API void cairn_progress_destroy(cairn_progress **progress);
+
+/* Time counts from here on: after a first step that built or loaded things. */
+CAIRN_API void cairn_progress_start(cairn_progress *progress);
+
+/* One more step is done. 1 where a line is due: on rank 0, `interval` after the line before, and at the last step; else
+ * 0, also for NULL. Cost: reading a clock. */
+CAIRN_API int cairn_progress_step(cairn_progress *progress);
+
+/* Writes a line now, on rank 0; elsewhere nothing. values may be NULL. What cannot be written is left out: progress
+ * never fails a training. */
+CAIRN_API void cairn_progress_show(cairn_progress *progress, const struct cairn_progress_values *values);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
