@@ -8,6 +8,7 @@
 #include "device.h"
 #include "param.h"
 #include "data.h"
+#include "npy.h"
 #include "dist.h"
 #include "store.h"
 #include "env.h"
