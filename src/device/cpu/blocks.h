@@ -2,7 +2,7 @@
 #ifndef CAIRN__CPU_BLOCKS_H
 #define CAIRN__CPU_BLOCKS_H
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/state.h"
 
 /* Elements of a block; a few of them as f64 stay in the first cache. */
 enum { CAIRN__BLOCK = 1024 };

@@ -3,9 +3,9 @@
 #ifndef CAIRN__CPU_CONV_H
 #define CAIRN__CPU_CONV_H
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/engine.h"
 #include "device/cpu/reach.h"
-#include "device/math_passes.h"
+#include "device/cpu/state.h"
 
 /* src [n, c, h, w], weights [k, c / groups, r, s], dst [n, k, p, q], dense. No size is 0. Padding is what is left and
  * above; what is right and below follows from p and q. Hashed and compared byte by byte. */

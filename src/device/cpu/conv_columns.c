@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "device/cpu/conv.h"
+#include "device/cpu/pack.h"
 
 enum {
     MOST_COLUMNS = 512 << 10, /* elements of a block, but for one image */
@@ -158,7 +159,8 @@ static void *columns_matrix(const struct block *b, int64_t group, size_t nbytes)
 static cairn_status multiply(const struct block *b, struct cairn__matmul m) {
     m.in_type = b->pass->in_type;
     m.out_type = CAIRN_F32;
-    return cairn__engine_matmul(b->engine, &m);
+    const struct cairn__product product = cairn__dense_product(&m);
+    return cairn__engine_product(b->engine, &product);
 }
 
 static cairn_status dst_of_group(const struct block *b, int64_t group) {

@@ -1,4 +1,4 @@
-/* The table. */
+/* The CPU's table of math_passes.h. */
 #include "device/cpu/cpu_math.h"
 #include "device/cpu/rows.h"
 

@@ -1,10 +1,9 @@
-/* The CPU's side of math_passes.h, file by file. */
+/* The CPU's passes of math_passes.h, file by file. */
 #ifndef CAIRN__CPU_MATH_H
 #define CAIRN__CPU_MATH_H
 
 #include "device/cpu/cpu.h"
-
-extern const struct cairn__math cairn__cpu_math;
+#include "device/cpu/state.h"
 
 /* element.c */
 void cairn__cpu_map(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
@@ -30,9 +29,6 @@ void cairn__cpu_conv(struct cairn_device *d, const struct cairn__conv *conv);
 void cairn__cpu_conv_backward(struct cairn_device *d, const struct cairn__conv *conv);
 void cairn__cpu_pool(struct cairn_device *d, const struct cairn__pool *pool);
 void cairn__cpu_pool_backward(struct cairn_device *d, const struct cairn__pool *pool);
-
-/* Whether st is no failure; the first one is kept for the device's check. */
-bool cairn__cpu_is_ok(struct cairn__cpu *cpu, cairn_status st);
 
 /* product.c */
 void cairn__cpu_product(struct cairn_device *d, const struct cairn__view *c, const struct cairn__view *a,

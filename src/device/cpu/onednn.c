@@ -1,15 +1,7 @@
-/* oneDNN as the engine of the CPU's products and convolutions: opening, ending, and how many threads it has. */
+/* Calls of oneDNN that check, and how many threads it has around them. */
 #include "device/cpu/onednn.h"
 
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-
-#include "core/alloc.h"
-#include "core/cpu.h"
 #include "core/parallel.h"
-#include "core/vars.h"
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
     if (status == dnnl_success) return CAIRN_OK;
@@ -17,36 +9,10 @@ cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
                        call, (int)status);
 }
 
-/* ---- process-wide ---- */
-
-/* oneDNN takes a cap only before its first other call. A process that used oneDNN by itself before keeps what it
- * had. */
-static void cap_isa(void) {
-    if (!cairn__var("CAIRN_CPU")) return;
-    unsigned features = cairn__cpu_features();
-    dnnl_set_max_cpu_isa(features & CAIRN__CPU_AVX512_BF16 ? dnnl_cpu_isa_avx512_core_bf16
-                         : features & CAIRN__CPU_AVX512    ? dnnl_cpu_isa_avx512_core
-                         : features & CAIRN__CPU_AVX2      ? dnnl_cpu_isa_avx2
-                                                           : dnnl_cpu_isa_sse41); /* it knows nothing lower */
-}
-
-/* oneDNN asks OpenMP how many threads to use, at the making of a primitive and at each call. A rank has its own number,
- * but the setting is also the user's: it is changed around a call and put back. The two functions are looked up rather
- * than linked, so that they are those of the runtime that libdnnl found: with two runtimes in a process (libgomp below
- * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN built on another
- * threading layer has none to find. */
-static void find_openmp(struct cairn__engine *e) {
-    void *get = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
-    void *set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-    if (!get || !set) return;
-    memcpy(&e->get_threads, &get, sizeof(get)); /* ISO C has no cast from object to function pointer */
-    memcpy(&e->set_threads, &set, sizeof(set));
-}
-
 /* A child of fork has none of its parent's threads, and GNU's OpenMP waits for them for ever. */
 static bool is_child_of_fork;
 
-static void note_fork(void) {
+void cairn__dnnl_note_fork(void) {
     is_child_of_fork = true;
 }
 
@@ -63,51 +29,4 @@ int cairn__dnnl_take_threads(const struct cairn__engine *e) {
 
 void cairn__dnnl_give_threads_back(const struct cairn__engine *e, int before) {
     if (e->get_threads && e->get_threads() != before) e->set_threads(before);
-}
-
-/* ---- opening ---- */
-
-static void prepare_process(void) {
-    cap_isa();
-    (void)pthread_atfork(NULL, NULL, note_fork);
-}
-
-cairn_status cairn__engine_open(unsigned features, struct cairn__engine **out) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, prepare_process);
-    cairn_status st = CAIRN_OK;
-    struct cairn__engine *e = NULL;
-    TRY(cairn__calloc(1, sizeof(*e), (void **)&e));
-    e->native_bf16 = (features & CAIRN__CPU_AVX512_BF16) != 0;
-    find_openmp(e);
-    DNNL(dnnl_engine_create(&e->engine, dnnl_cpu, 0));
-    DNNL(dnnl_stream_create(&e->stream, e->engine, dnnl_stream_default_flags));
-    *out = e;
-    return CAIRN_OK;
-out:
-    cairn__engine_close(&e);
-    return st;
-}
-
-void cairn__engine_close(struct cairn__engine **engine) {
-    struct cairn__engine *e = *engine;
-    if (!e) return;
-    cairn__dnnl_products_end(e);
-    cairn__dnnl_convs_end(e);
-    if (e->stream) dnnl_stream_destroy(e->stream);
-    if (e->engine) dnnl_engine_destroy(e->engine);
-    cairn__free(e);
-    *engine = NULL;
-}
-
-const char *cairn__engine_describe(struct cairn__engine *engine) {
-    const dnnl_version_t *v = dnnl_version();
-    const int threads = cairn__num_threads();
-    snprintf(engine->text, sizeof(engine->text), "oneDNN %d.%d.%d, %d thread%s", v->major, v->minor, v->patch, threads,
-             threads == 1 ? "" : "s");
-    return engine->text;
-}
-
-bool cairn__engine_takes(const struct cairn__engine *engine, cairn_dtype type) {
-    return type == CAIRN_F32 || (type == CAIRN_BF16 && engine->native_bf16);
 }

@@ -1,12 +1,11 @@
-/* oneDNN 2.6 to 3.x, as matmul_onednn.c and conv_onednn.c share it: the engine, calls that check, descriptions of
- * memory. No other file includes it. */
+/* oneDNN 2.6 to 3.x, as the files named *onednn.c share it: the engine, calls that check, descriptions of memory. */
 #ifndef CAIRN__CPU_ONEDNN_H
 #define CAIRN__CPU_ONEDNN_H
 
 #include <oneapi/dnnl/dnnl.h>
 
 #include "core/status.h"
-#include "device/cpu/cpu.h"
+#include "device/cpu/engine.h"
 
 struct cairn__dnnl_products; /* matmul_onednn.c */
 struct cairn__dnnl_convs;    /* conv_onednn.c */
@@ -29,6 +28,9 @@ void cairn__dnnl_convs_end(struct cairn__engine *e);
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call);
 #define DNNL(call) TRY(cairn__dnnl_check((call), #call))
+
+/* In a child of fork, before its first call. */
+void cairn__dnnl_note_fork(void);
 
 /* How many threads oneDNN may have: cairn__num_threads(), or the engine's limit; one in a child of fork. */
 int cairn__dnnl_threads(const struct cairn__engine *e);

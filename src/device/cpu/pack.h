@@ -1,8 +1,16 @@
-/* Matrices with any strides, and of any type, on their way into products. */
+/* Matrices as the engine takes them, whatever their strides and types are. */
 #ifndef CAIRN__CPU_PACK_H
 #define CAIRN__CPU_PACK_H
 
-#include "device/cpu/cpu.h"
+#include "device/cpu/engine.h"
+#include "device/cpu/state.h"
+
+/* Whether x, [rows, cols], has rows or columns of neighbours that do not overlap. Then it is left with col 1, or else
+ * with row 1, and the other stride is large enough for any engine. */
+bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols);
+
+/* The bare product of p, all of whose operands are dense: C in f32 whatever out_type says, without bias and relu. */
+struct cairn__product cairn__dense_product(const struct cairn__matmul *p);
 
 /* One matrix in memory. */
 struct cairn__matrix {

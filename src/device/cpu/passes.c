@@ -3,12 +3,13 @@
  * nn's kernels of single elements know f32: half operands are widened and rounded in blocks that stay in the first
  * cache. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/philox.h"
 #include "core/status.h"
-#include "device/cpu/cpu_math.h"
+#include "device/cpu/cpu.h"
+#include "device/cpu/state.h"
+#include "kernels/kernels.h"
 
 enum { BLOCK = 1024 }; /* elements, a multiple of 8; three f32 arrays of them fit beside the halves */
 
@@ -333,14 +334,6 @@ static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const
 }
 
 /* ---- for nn: sums ---- */
-
-bool cairn__cpu_is_ok(struct cairn__cpu *cpu, cairn_status st) {
-    if (st != CAIRN_OK && cpu->failed == CAIRN_OK) {
-        cpu->failed = st;
-        snprintf(cpu->failure, sizeof(cpu->failure), "%s", cairn_last_error());
-    }
-    return st == CAIRN_OK;
-}
 
 static void put(cairn_dtype t, void *dst, float value) {
     cairn__dtype(t)->from_f32(dst, value);
