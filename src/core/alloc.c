@@ -31,12 +31,11 @@ cairn_status cairn__alloc(size_t nbytes, void **out) {
 cairn_status cairn__calloc(size_t count, size_t nbytes, void **out) {
     REQUIRE(nbytes == 0 || count <= SIZE_MAX / nbytes, CAIRN_ENOMEM, "out of memory: %zu elements of %zu bytes", count,
             nbytes);
-    void *p = NULL;
-    cairn_status st = cairn__alloc(count * nbytes, &p);
-    if (st != CAIRN_OK) return st;
-    memset(p, 0, count * nbytes);
-    *out = p;
-    return CAIRN_OK;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc(count * nbytes, out));
+    memset(*out, 0, count * nbytes);
+out:
+    return st;
 }
 
 cairn_status cairn__grow(void **array, size_t *capacity, size_t want, size_t nbytes) {
@@ -44,23 +43,25 @@ cairn_status cairn__grow(void **array, size_t *capacity, size_t want, size_t nby
     REQUIRE(want <= SIZE_MAX / 2, CAIRN_ENOMEM, "out of memory: %zu elements of %zu bytes", want, nbytes);
     size_t roomier = *capacity ? *capacity : 8;
     while (roomier < want) roomier *= 2;
+    cairn_status st = CAIRN_OK;
     void *p = NULL;
-    cairn_status st = cairn__calloc(roomier, nbytes, &p);
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__calloc(roomier, nbytes, &p));
     if (*array) memcpy(p, *array, *capacity * nbytes);
     cairn__free(*array);
     *array = p;
     *capacity = roomier;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__strdup(const char *text, char **out) {
     size_t nbytes = strlen(text) + 1;
+    cairn_status st = CAIRN_OK;
     void *p = NULL;
-    cairn_status st = cairn__alloc(nbytes, &p);
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__alloc(nbytes, &p));
     *out = memcpy(p, text, nbytes);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__free(void *p) {

@@ -17,16 +17,17 @@ static cairn_status check_rest(const unsigned char *given, size_t from, size_t t
 
 cairn_status cairn__options_read(void *own, size_t own_nbytes, const void *given, const char *name) {
     if (!given) return CAIRN_OK;
+    cairn_status st = CAIRN_OK;
     size_t given_nbytes;
     memcpy(&given_nbytes, given, sizeof(given_nbytes));
     REQUIRE(given_nbytes >= sizeof(size_t) && given_nbytes <= MOST, CAIRN_EINVAL,
             "%s.struct_size is %zu; set it to sizeof(struct %s), as the macro of that struct does where there is one",
             name, given_nbytes, name);
-    const cairn_status st = check_rest(given, own_nbytes, given_nbytes, name);
-    if (st != CAIRN_OK) return st;
+    TRY(check_rest(given, own_nbytes, given_nbytes, name));
     memcpy(own, given, given_nbytes < own_nbytes ? given_nbytes : own_nbytes);
     memcpy(own, &own_nbytes, sizeof(own_nbytes));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__element_check(size_t element_nbytes, const char *name) {
@@ -38,8 +39,10 @@ cairn_status cairn__element_check(size_t element_nbytes, const char *name) {
 cairn_status cairn__element_read(void *own, size_t own_nbytes, const void *array, size_t element_nbytes, size_t i,
                                  const char *name) {
     const unsigned char *const given = (const unsigned char *)array + i * element_nbytes;
-    const cairn_status st = check_rest(given, own_nbytes, element_nbytes, name);
-    if (st == CAIRN_OK) memcpy(own, given, element_nbytes < own_nbytes ? element_nbytes : own_nbytes);
+    cairn_status st = CAIRN_OK;
+    TRY(check_rest(given, own_nbytes, element_nbytes, name));
+    memcpy(own, given, element_nbytes < own_nbytes ? element_nbytes : own_nbytes);
+out:
     return st;
 }
 

@@ -147,9 +147,11 @@ static const char *const NO_DOWNLOAD = "nothing is computed yet that could be re
 static const char *const NO_WAIT = "nothing is queued yet that could be waited for; synchronize between replays";
 
 cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
-    const cairn_status st = cairn__device_refuse_recording(d, NO_ALLOC);
-    if (st != CAIRN_OK) return st;
-    return d->ops->alloc(d, holder, nbytes, out);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_ALLOC));
+    TRY(d->ops->alloc(d, holder, nbytes, out));
+out:
+    return st;
 }
 
 void cairn__device_free(struct cairn_device *d, void *p) {
@@ -157,9 +159,11 @@ void cairn__device_free(struct cairn_device *d, void *p) {
 }
 
 cairn_status cairn__device_alloc_pinned(struct cairn_device *d, size_t nbytes, void **out) {
-    const cairn_status st = cairn__device_refuse_recording(d, NO_ALLOC);
-    if (st != CAIRN_OK) return st;
-    return d->ops->alloc_pinned(d, nbytes, out);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_ALLOC));
+    TRY(d->ops->alloc_pinned(d, nbytes, out));
+out:
+    return st;
 }
 
 void cairn__device_free_pinned(struct cairn_device *d, void *p) {
@@ -176,21 +180,27 @@ cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *s
 }
 
 cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes) {
-    const cairn_status st = cairn__device_refuse_recording(d, NO_UPLOAD);
-    if (st != CAIRN_OK) return st;
-    return nbytes == 0 ? CAIRN_OK : d->ops->upload(d, dst, host, nbytes);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_UPLOAD));
+    if (nbytes > 0) TRY(d->ops->upload(d, dst, host, nbytes));
+out:
+    return st;
 }
 
 cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes) {
-    const cairn_status st = cairn__device_refuse_recording(d, NO_DOWNLOAD);
-    if (st != CAIRN_OK) return st;
-    return nbytes == 0 ? CAIRN_OK : d->ops->download(d, host, src, nbytes);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_DOWNLOAD));
+    if (nbytes > 0) TRY(d->ops->download(d, host, src, nbytes));
+out:
+    return st;
 }
 
 cairn_status cairn__device_synchronize(struct cairn_device *d) {
-    const cairn_status st = cairn__device_refuse_recording(d, NO_WAIT);
-    if (st != CAIRN_OK) return st;
-    return d->ops->synchronize(d);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_WAIT));
+    TRY(d->ops->synchronize(d));
+out:
+    return st;
 }
 
 cairn_status cairn__device_check(struct cairn_device *d) {

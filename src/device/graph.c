@@ -37,10 +37,12 @@ static cairn_status run(struct cairn_graph *g) {
 
 static cairn_status launch(struct cairn_graph *g) {
     struct cairn_device *d = g->env->device;
-    const cairn_status st = d->ops->graph_launch(d, g->recording);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(d->ops->graph_launch(d, g->recording));
     g->env->replays++;
-    return cairn__env_read_reports(g->env);
+    TRY(cairn__env_read_reports(g->env));
+out:
+    return st;
 }
 
 /* Ends a recording that the step broke; what the step said is what is told. */
@@ -57,8 +59,8 @@ static cairn_status record(struct cairn_graph *g) {
     struct cairn_device *d = g->env->device;
     g->mode = AS_IS;   /* until it is known better */
     g->env->replays++; /* a cast of weights that is current now would be left out of the recording */
-    cairn_status st = d->ops->capture_begin(d);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(d->ops->capture_begin(d));
     const int unstepped = g->env->unstepped;
     d->capturing = true;
     d->refusal[0] = '\0';
@@ -73,8 +75,9 @@ static cairn_status record(struct cairn_graph *g) {
     }
     g->env->replays++; /* and one that was recorded has not been made */
     if (st != CAIRN_OK) return give_up(d, st);
-    st = d->ops->capture_end(d, &g->recording);
-    if (st == CAIRN_OK) g->mode = RECORDED;
+    TRY(d->ops->capture_end(d, &g->recording));
+    g->mode = RECORDED;
+out:
     return st;
 }
 

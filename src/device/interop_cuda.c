@@ -19,11 +19,13 @@ void *cairn_cuda_stream(cairn_env *env) {
 
 cairn_status cairn_cuda_set_stream(cairn_env *env, void *stream) {
     struct cairn_device *d = NULL;
-    const cairn_status st = find_gpu(env, "cairn_cuda_set_stream", &d);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(find_gpu(env, "cairn_cuda_set_stream", &d));
     REQUIRE(!d->capturing, CAIRN_ESTATE,
             "cairn_cuda_set_stream: a graph is being recorded on the stream in use; change it between replays");
-    return d->ops->set_stream(d, stream);
+    TRY(d->ops->set_stream(d, stream));
+out:
+    return st;
 }
 
 int cairn_cuda_ordinal(const cairn_env *env) {

@@ -96,16 +96,17 @@ static void put_line(char *text, size_t nbytes, const char *what, const char *li
 /* What is known before the ranks meet; where that hangs, the log has it already. */
 static cairn_status describe(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *o) {
-    cairn_status st = cairn__calloc(1, DESCRIPTION_NBYTES, (void **)&env->description);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
     char device[300];
+    TRY(cairn__calloc(1, DESCRIPTION_NBYTES, (void **)&env->description));
     snprintf(device, sizeof(device), "%s, %s", cairn_device_name(env->device), cairn_device_describe(env->device));
     cairn__launch_describe(launch, env->description, DESCRIPTION_NBYTES);
     const char *place = o->store ? "in the program's store" : o->init_method;
     const bool is_told = launch->size == 1 || launch->meeting.num_hosts > 0;
     if (place && !is_told) put_line(env->description, DESCRIPTION_NBYTES, "meeting", place);
     put_line(env->description, DESCRIPTION_NBYTES, "device", device);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void log_lines(cairn_log_level level, const char *text) {
@@ -237,8 +238,11 @@ void cairn_manual_seed(cairn_env *env, uint64_t seed) {
 
 cairn_status cairn_env_synchronize(cairn_env *env) {
     REQUIRE(env, CAIRN_EINVAL, "cairn_env_synchronize: env is NULL");
-    const cairn_status st = cairn__device_synchronize(env->device);
-    return st == CAIRN_OK ? cairn__env_read_reports(env) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_synchronize(env->device));
+    TRY(cairn__env_read_reports(env));
+out:
+    return st;
 }
 
 int cairn_env_rank(const cairn_env *env) {

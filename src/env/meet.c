@@ -70,9 +70,11 @@ static cairn_status connect_to_own(const struct cairn__meeting *m, int port, dou
                                                .num_hosts = 2 + m->num_hosts,
                                                .ports = &port,
                                                .num_ports = 1};
-    const cairn_status st = cairn__store_connect(&places, timeout, store);
-    if (st != CAIRN_OK || !m->proof[0]) return st;
-    return cairn_store_set(*store, m->proof, "", 0);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__store_connect(&places, timeout, store));
+    if (m->proof[0]) TRY(cairn_store_set(*store, m->proof, "", 0));
+out:
+    return st;
 }
 
 static cairn_status connect_to_meeting(const struct cairn__meeting *m, double timeout, cairn_store **store) {
@@ -143,19 +145,30 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
 }
 
 static cairn_status meet_in_file(struct meeting *m, const char *path) {
-    const cairn_status st = cairn_file_store_create(path, m->launch->size, m->options->meeting_timeout, &m->met->store);
-    return st == CAIRN_OK ? join(m, m->met->store) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_file_store_create(path, m->launch->size, m->options->meeting_timeout, &m->met->store));
+    TRY(join(m, m->met->store));
+out:
+    return st;
 }
 
 /* ---- all of it ---- */
 
 static cairn_status meet(struct meeting *m, int *port) {
     const char *path = NULL;
-    const cairn_status st = cairn__env_file_path(m->options->init_method, &path);
-    if (st != CAIRN_OK) return st;
-    if (m->launch->size == 1) return join(m, NULL);
-    if (m->options->store) return join(m, m->options->store);
-    return path ? meet_in_file(m, path) : meet_by_tcp(m, port);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__env_file_path(m->options->init_method, &path));
+    if (m->launch->size == 1) {
+        TRY(join(m, NULL));
+    } else if (m->options->store) {
+        TRY(join(m, m->options->store));
+    } else if (path) {
+        TRY(meet_in_file(m, path));
+    } else {
+        TRY(meet_by_tcp(m, port));
+    }
+out:
+    return st;
 }
 
 static void leave(struct cairn_env *env, enum cairn__served_end how) {

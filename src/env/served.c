@@ -73,8 +73,8 @@ out:
 
 cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__served **out, int *port) {
     const struct cairn__meeting *m = &launch->meeting;
-    cairn_status st = cairn__meeting_is_here(launch);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__meeting_is_here(launch));
     pthread_mutex_lock(&mutex);
     struct cairn__served *s = find(m);
     if (!s) st = make(m, &s);
@@ -84,6 +84,7 @@ cairn_status cairn__served_share(const struct cairn__launch *launch, struct cair
         *out = s;
     }
     pthread_mutex_unlock(&mutex);
+out:
     return st;
 }
 

@@ -318,6 +318,7 @@ static size_t set_of(const struct key *k) {
 
 static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
     struct entry *set = e->convs->entries[set_of(k)], *x = NULL, *oldest = set;
+    cairn_status st = CAIRN_OK;
     for (int i = 0; i < WAYS && !x; i++) {
         if (set[i].used && memcmp(&set[i].key, k, sizeof(*k)) == 0) x = &set[i];
         if (set[i].used < oldest->used) oldest = &set[i];
@@ -325,15 +326,13 @@ static cairn_status find_entry(struct cairn__engine *e, const struct key *k, str
     if (!x) {
         x = oldest;
         entry_destroy(x);
-        const cairn_status st = entry_make(e, k, x);
-        if (st != CAIRN_OK) {
-            entry_destroy(x);
-            return st;
-        }
+        TRY(entry_make(e, k, x));
     }
     x->used = ++e->convs->clock;
     *out = x;
-    return CAIRN_OK;
+out:
+    if (st != CAIRN_OK) entry_destroy(x);
+    return st;
 }
 
 /* ---- computing ---- */

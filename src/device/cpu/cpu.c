@@ -85,8 +85,11 @@ static cairn_status cpu_check(struct cairn_device *d) {
 
 /* What a failed pass should have written is not handed out. */
 static cairn_status cpu_download(struct cairn_device *d, void *host, const void *src, size_t nbytes) {
-    const cairn_status st = cpu_check(d);
-    return st == CAIRN_OK ? cpu_copy(d, host, src, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cpu_check(d));
+    TRY(cpu_copy(d, host, src, nbytes));
+out:
+    return st;
 }
 
 const struct cairn__device_ops cairn__cpu_ops = {

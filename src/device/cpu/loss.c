@@ -58,8 +58,10 @@ static cairn_status begin(struct cairn_device *d, const struct cairn__class_loss
                          .classes = (size_t)loss->classes,
                          .inner = (size_t)loss->inner};
     o->tiles = (o->inner + COLUMNS - 1) / COLUMNS;
-    cairn_status st = cairn__cpu_as_r(cpu, &cpu->b, o->t, loss->weight, o->classes, &o->weight);
-    for (size_t c = 0; st == CAIRN_OK && c < o->classes; c++) o->total_weight += weight_of(o, c);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__cpu_as_r(cpu, &cpu->b, o->t, loss->weight, o->classes, &o->weight));
+    for (size_t c = 0; c < o->classes; c++) o->total_weight += weight_of(o, c);
+out:
     return st;
 }
 

@@ -26,6 +26,7 @@
 #include "core/alloc.h"
 #include "core/hash.h"
 #include "device/cpu/onednn.h"
+#include "device/cpu/state.h"
 
 enum { BUCKETS = 64, WAYS = 4 }; /* of the cache of primitives */
 
@@ -47,9 +48,8 @@ struct entry {
 
 struct cairn__dnnl_products {
     struct entry entries[BUCKETS][WAYS];
-    uint64_t clock; /* of calls of primitives */
-    float *turned;  /* C^T */
-    size_t room;
+    uint64_t clock;               /* of calls of primitives */
+    struct cairn__scratch turned; /* C^T */
 };
 
 static void entry_destroy(struct entry *x) {
@@ -65,7 +65,7 @@ void cairn__dnnl_products_end(struct cairn__engine *e) {
     struct cairn__dnnl_products *kept = e->products;
     if (!kept) return;
     for (size_t i = 0; i < (size_t)BUCKETS * WAYS; i++) entry_destroy(&kept->entries[i / WAYS][i % WAYS]);
-    cairn__free(kept->turned);
+    cairn__free(kept->turned.data);
     cairn__free(kept);
     e->products = NULL;
 }
@@ -153,6 +153,7 @@ static size_t bucket_of(const struct key *k) {
 
 static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
     struct entry *bucket = e->products->entries[bucket_of(k)], *x = NULL, *oldest = &bucket[0];
+    cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < WAYS && !x; i++) {
         struct entry *at = &bucket[i];
         if (at->used && memcmp(&at->key, k, sizeof(*k)) == 0) x = at;
@@ -161,15 +162,13 @@ static cairn_status find_entry(struct cairn__engine *e, const struct key *k, str
     if (!x) {
         x = oldest;
         entry_destroy(x);
-        cairn_status st = entry_make(e, k, x);
-        if (st != CAIRN_OK) {
-            entry_destroy(x);
-            return st;
-        }
+        TRY(entry_make(e, k, x));
     }
     x->used = ++e->products->clock;
     *out = x;
-    return CAIRN_OK;
+out:
+    if (st != CAIRN_OK) entry_destroy(x);
+    return st;
 }
 
 static bool is_trans(const struct cairn__operand *x) {
@@ -221,33 +220,23 @@ static cairn_status by_sgemm(struct cairn__engine *e, const struct cairn__produc
                              "dnnl_sgemm");
 }
 
-static cairn_status make_room(struct cairn__dnnl_products *kept, size_t n) {
-    if (n <= kept->room) return CAIRN_OK;
-    void *p = NULL;
-    cairn_status st = cairn__alloc(n * sizeof(float), &p);
-    if (st != CAIRN_OK) return st;
-    cairn__free(kept->turned);
-    kept->turned = p;
-    kept->room = n;
-    return CAIRN_OK;
-}
-
-static struct cairn__operand turned(const struct cairn__operand *x) {
+static struct cairn__operand transposed(const struct cairn__operand *x) {
     return (struct cairn__operand){x->data, x->col, x->row};
 }
 
 /* C^T = B^T A^T into the spare buffer, then turned. */
 static cairn_status by_transpose(struct cairn__engine *e, const struct cairn__product *p) {
     cairn_status st = CAIRN_OK;
+    float *turned = NULL;
     struct cairn__product t = *p;
     t.m = p->n, t.n = p->m;
-    t.a = turned(&p->b), t.b = turned(&p->a);
-    TRY(make_room(e->products, (size_t)(p->m * p->n)));
-    t.c = e->products->turned, t.c_row = t.n;
+    t.a = transposed(&p->b), t.b = transposed(&p->a);
+    TRY(cairn__scratch_room(&e->products->turned, (size_t)(p->m * p->n), &turned));
+    t.c = turned, t.c_row = t.n;
     TRY(by_primitive(e, &t));
     float *c = p->c;
     for (int64_t i = 0; i < p->m; i++) {
-        for (int64_t j = 0; j < p->n; j++) c[i * p->c_row + j] = e->products->turned[j * p->m + i];
+        for (int64_t j = 0; j < p->n; j++) c[i * p->c_row + j] = turned[j * p->m + i];
     }
 out:
     return st;

@@ -155,8 +155,10 @@ struct sums {
 static cairn_status make_sums(struct cairn__cpu *cpu, const struct plan *p, struct sums *out) {
     const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
     float *room = NULL;
-    const cairn_status st = cairn__scratch_room(&cpu->c, (floats + 1) * n, &room);
-    *out = (struct sums){(double *)(void *)room, st == CAIRN_OK ? room + floats * n : NULL};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__scratch_room(&cpu->c, (floats + 1) * n, &room));
+    *out = (struct sums){(double *)(void *)room, room + floats * n};
+out:
     return st;
 }
 
@@ -221,9 +223,11 @@ out:
 
 static cairn_status by_engine(struct cairn__cpu *cpu, const struct plan *p) {
     struct operands o;
-    cairn_status st = prepare(cpu, p, &o);
+    cairn_status st = CAIRN_OK;
     const bool is_long = p->terms > CAIRN__SUM_ROWS;
-    for (int64_t i = 0; st == CAIRN_OK && i < p->products; i++) st = (is_long ? one_term : one_product)(cpu, p, &o, i);
+    TRY(prepare(cpu, p, &o));
+    for (int64_t i = 0; i < p->products; i++) TRY((is_long ? one_term : one_product)(cpu, p, &o, i));
+out:
     return st;
 }
 

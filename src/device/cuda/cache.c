@@ -104,19 +104,14 @@ static void drop_header(struct cairn__cache *c, struct block *b) {
     c->spare = b;
 }
 
-/* Cuts what is more than nbytes off the end, as a free block. */
-static cairn_status split(struct cairn__cache *c, struct block *b, size_t nbytes) {
-    if (b->nbytes == nbytes) return CAIRN_OK;
-    struct block *rest = NULL;
-    const cairn_status st = new_header(c, &rest);
-    if (st != CAIRN_OK) return st;
+/* Cuts what is more than nbytes off the end, as a free block with the header `rest`. */
+static void split(struct cairn__cache *c, struct block *b, size_t nbytes, struct block *rest) {
     *rest = (struct block){
         .p = b->p + nbytes, .nbytes = b->nbytes - nbytes, .small = b->small, .before = b, .after = b->after};
     if (b->after) b->after->before = rest;
     b->after = rest;
     b->nbytes = nbytes;
     list(c, rest);
-    return CAIRN_OK;
 }
 
 /* b takes in the block behind it; neither is in a list. */
@@ -223,11 +218,12 @@ static cairn_status fail_without_memory(const struct cairn__cache *c, size_t nby
 
 cairn_status cairn__cache_create(const struct cairn__cache_source *source, struct cairn__cache **out) {
     struct cairn__cache *c = NULL;
-    const cairn_status st = cairn__calloc(1, sizeof(*c), (void **)&c);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     c->source = *source;
     *out = c;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__cache_destroy(struct cairn__cache **cache) {
@@ -257,17 +253,14 @@ static cairn_status find_block(struct cairn__cache *c, bool small, size_t nbytes
 cairn_status cairn__cache_alloc(struct cairn__cache *c, enum cairn__holder holder, size_t nbytes, void **out) {
     cairn_status st = CAIRN_OK;
     const bool small = nbytes <= CAIRN__CACHE_SMALL;
-    struct block *b = NULL;
+    struct block *b = NULL, *rest = NULL;
     if (nbytes > SIZE_MAX / 2) return fail_without_memory(c, nbytes);
     nbytes = round_up(nbytes ? nbytes : 1, small ? CAIRN__CACHE_GRAIN : CAIRN__CACHE_SEGMENT_GRAIN);
     TRY(cairn__grow((void **)&c->used, &c->capacity, c->count + 1, sizeof(*c->used)));
     TRY(find_block(c, small, nbytes, &b));
+    if (b->nbytes > nbytes) TRY(new_header(c, &rest));
     unlist(c, b);
-    st = split(c, b, nbytes);
-    if (st != CAIRN_OK) {
-        list(c, b);
-        goto out;
-    }
+    if (rest) split(c, b, nbytes, rest);
     use(c, b, holder);
     *out = b->p;
 out:

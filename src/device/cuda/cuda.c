@@ -153,12 +153,16 @@ out:
 static cairn_status take_segment(void *cookie, size_t nbytes, void **out) {
     static const char doing[] = "allocating memory";
     const struct cairn__cuda *c = cookie;
-    const cairn_status st = refuse_recording(c, c->stream, doing);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(refuse_recording(c, c->stream, doing));
     const cudaError_t error = cudaMalloc(out, nbytes);
-    if (error == cudaSuccess) return CAIRN_OK;
-    (void)cudaGetLastError();
-    return error == cudaErrorMemoryAllocation ? CAIRN_ENOMEM : cairn__cuda_told(c, doing, (int)error);
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return CAIRN_ENOMEM; /* the cache writes the message */
+    }
+    TRY_CUDA(c, doing, error);
+out:
+    return st;
 }
 
 static void give_segment_back(void *cookie, void *p) {
@@ -263,8 +267,11 @@ out:
 
 static cairn_status cuda_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes) {
     struct cairn__cuda *c = cairn__cuda_enter(d);
-    const cairn_status st = refuse_recording(c, c->stream, "copying from the host");
-    return st == CAIRN_OK ? cairn__cuda_stage(c, dst, host, nbytes) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(refuse_recording(c, c->stream, "copying from the host"));
+    TRY(cairn__cuda_stage(c, dst, host, nbytes));
+out:
+    return st;
 }
 
 static cairn_status cuda_synchronize(struct cairn_device *d) {

@@ -124,8 +124,10 @@ static cairn_status comm_place(struct cairn_device *d, char *text, size_t nbytes
 
 static cairn_status comm_unique_id(struct cairn__comm_id *out) {
     ncclUniqueId id;
-    const cairn_status st = nccl(NULL, "making a communicator's id", ncclGetUniqueId(&id));
-    if (st == CAIRN_OK) memcpy(out, &id, sizeof(*out));
+    cairn_status st = CAIRN_OK;
+    TRY(nccl(NULL, "making a communicator's id", ncclGetUniqueId(&id)));
+    memcpy(out, &id, sizeof(*out));
+out:
     return st;
 }
 
@@ -310,17 +312,22 @@ static cairn_status op_of(struct cairn__comm *c, cairn_dtype dtype, const struct
                                       [CAIRN__COMM_MIN] = ncclMin,
                                       [CAIRN__COMM_MAX] = ncclMax,
                                       [CAIRN__COMM_PROD] = ncclProd};
-    cairn_status st = begin(c);
-    if (st == CAIRN_OK && how->halvings > 0) return halved_sum(c, dtype, how->halvings, op);
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
     *op = ops[how->op];
+    if (how->halvings > 0) TRY(halved_sum(c, dtype, how->halvings, op));
+out:
     return st;
 }
 
 /* ---- collectives ---- */
 
 static cairn_status comm_group_begin(struct cairn__comm *c) {
-    const cairn_status st = begin(c);
-    return st == CAIRN_OK ? nccl(c, "beginning a group", ncclGroupStart()) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "beginning a group", ncclGroupStart()));
+out:
+    return st;
 }
 
 static cairn_status comm_group_end(struct cairn__comm *c) {
@@ -348,15 +355,19 @@ out:
 }
 
 static cairn_status comm_broadcast(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int root) {
-    const cairn_status st = begin(c);
-    if (st != CAIRN_OK) return st;
-    return nccl(c, "broadcast", ncclBroadcast(x, x, n, type_of(dtype), root, c->nccl, c->stream));
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "broadcast", ncclBroadcast(x, x, n, type_of(dtype), root, c->nccl, c->stream)));
+out:
+    return st;
 }
 
 static cairn_status comm_all_gather(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype) {
-    const cairn_status st = begin(c);
-    if (st != CAIRN_OK) return st;
-    return nccl(c, "all-gather", ncclAllGather(src, dst, n, type_of(dtype), c->nccl, c->stream));
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "all-gather", ncclAllGather(src, dst, n, type_of(dtype), c->nccl, c->stream)));
+out:
+    return st;
 }
 
 static cairn_status comm_reduce_scatter(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype,
@@ -370,26 +381,38 @@ out:
 }
 
 static cairn_status comm_send(struct cairn__comm *c, const void *x, size_t n, cairn_dtype dtype, int to) {
-    const cairn_status st = begin(c);
-    return st == CAIRN_OK ? nccl(c, "send", ncclSend(x, n, type_of(dtype), to, c->nccl, c->stream)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "send", ncclSend(x, n, type_of(dtype), to, c->nccl, c->stream)));
+out:
+    return st;
 }
 
 static cairn_status comm_recv(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int from) {
-    const cairn_status st = begin(c);
-    return st == CAIRN_OK ? nccl(c, "receive", ncclRecv(x, n, type_of(dtype), from, c->nccl, c->stream)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(begin(c));
+    TRY(nccl(c, "receive", ncclRecv(x, n, type_of(dtype), from, c->nccl, c->stream)));
+out:
+    return st;
 }
 
 /* Pairs, launched as one: NCCL has a call for it from 2.28 on, which is the same. */
 static cairn_status comm_all_to_all(struct cairn__comm *c, void *dst, const void *src, size_t n, cairn_dtype dtype) {
     const size_t part = n * cairn__dtype(dtype)->nbytes;
-    cairn_status st = comm_group_begin(c);
-    if (st != CAIRN_OK) return st;
-    for (int r = 0; r < c->size && st == CAIRN_OK; r++) {
-        st = comm_send(c, (const char *)src + (size_t)r * part, n, dtype, r);
-        if (st == CAIRN_OK) st = comm_recv(c, (char *)dst + (size_t)r * part, n, dtype, r);
+    bool begun = false;
+    cairn_status st = CAIRN_OK;
+    TRY(comm_group_begin(c));
+    begun = true;
+    for (int r = 0; r < c->size; r++) {
+        TRY(comm_send(c, (const char *)src + (size_t)r * part, n, dtype, r));
+        TRY(comm_recv(c, (char *)dst + (size_t)r * part, n, dtype, r));
     }
-    const cairn_status ended = comm_group_end(c);
-    return st == CAIRN_OK ? ended : st;
+out:
+    if (begun) {
+        const cairn_status ended = comm_group_end(c);
+        if (st == CAIRN_OK) st = ended;
+    }
+    return st;
 }
 
 /* ---- order ---- */

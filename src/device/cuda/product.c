@@ -223,20 +223,20 @@ static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul 
     struct cairn__cuda *c = cairn__cuda_of(d);
     const size_t m = (size_t)p->m, k = (size_t)p->k, nbytes = cairn_dtype_nbytes(p->out_type);
     const char *a = p->a;
+    cairn_status st = CAIRN_OK;
     if (p->in_type != p->out_type) {
-        const cairn_status st = make_room(d, &c->products->operand, m * k);
-        if (st != CAIRN_OK) return st;
+        TRY(make_room(d, &c->products->operand, m * k));
         cairn__pass_cast(d->passes, d, c->products->operand.data, CAIRN_F32, p->a, p->in_type, m * k);
         a = c->products->operand.data;
     }
     if (p->trans_a) {
         d->passes->col_sum(d, p->out_type, p->row_sums, a, k, m);
-        return CAIRN_OK;
+    } else {
+        for (size_t i = 0; i < m; i++)
+            d->passes->sum(d, p->out_type, (char *)p->row_sums + i * nbytes, a + i * k * nbytes, k, 1);
     }
-    for (size_t i = 0; i < m; i++) {
-        d->passes->sum(d, p->out_type, (char *)p->row_sums + i * nbytes, a + i * k * nbytes, k, 1);
-    }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status finish(struct cairn_device *d, const struct cairn__matmul *p, const struct cairn__matmul *bare) {
@@ -256,13 +256,15 @@ static cairn_status bare_product(struct cairn_device *d, const struct cairn__mat
     struct cairn__cuda *c = cairn__cuda_of(d);
     struct cairn__product_plan plan;
     bool done = false;
+    cairn_status st = CAIRN_OK;
     cairn__product_plan(bare, d->tf32, &plan);
-    const cairn_status st = try_plan(c, &plan, &done);
-    if (st != CAIRN_OK || done) return st;
-    return cairn__fail(CAIRN_EDEVICE,
-                       "%s: cuBLASLt has no algorithm for a product of %s [%lld, %lld] and [%lld, %lld] into %s",
-                       c->name, cairn_dtype_name(bare->in_type), (long long)bare->m, (long long)bare->k,
-                       (long long)bare->k, (long long)bare->n, cairn_dtype_name(bare->out_type));
+    TRY(try_plan(c, &plan, &done));
+    REQUIRE(done, CAIRN_EDEVICE,
+            "%s: cuBLASLt has no algorithm for a product of %s [%lld, %lld] and [%lld, %lld] into %s", c->name,
+            cairn_dtype_name(bare->in_type), (long long)bare->m, (long long)bare->k, (long long)bare->k,
+            (long long)bare->n, cairn_dtype_name(bare->out_type));
+out:
+    return st;
 }
 
 static cairn_status product_and_passes(struct cairn_device *d, const struct cairn__matmul *p) {
@@ -303,13 +305,17 @@ cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matm
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     struct cairn__product_plan plan;
     bool done = false;
+    cairn_status st = CAIRN_OK;
     if (p->k == 0) return empty_product(d, p);
     cairn__product_plan(p, d->tf32, &plan);
-    if (plan.bias) return product_and_passes(d, p);
-    const cairn_status st = try_plan(c, &plan, &done);
-    if (st != CAIRN_OK) return st;
-    if (!done) return product_and_passes(d, p);
-    return plan.row_sums ? sum_rows(d, p) : CAIRN_OK;
+    if (!plan.bias) TRY(try_plan(c, &plan, &done));
+    if (!done) {
+        TRY(product_and_passes(d, p));
+    } else if (plan.row_sums) {
+        TRY(sum_rows(d, p));
+    }
+out:
+    return st;
 }
 
 /* ---- from and to nothing ---- */
