@@ -38,27 +38,18 @@ static bool is_filled(const void *first_slot, size_t nbytes) {
     return true;
 }
 
-static cairn_status check_ops(const struct cairn__device_ops *ops, const char *name) {
+static cairn_status check_ops(const struct cairn__device_ops *ops) {
     const size_t first = offsetof(struct cairn__device_ops, open);
-    REQUIRE(ops->size == sizeof(*ops), CAIRN_EINTERNAL, "device '%s' has a table of %zu bytes, want %zu", name,
+    REQUIRE(ops->size == sizeof(*ops), CAIRN_EINTERNAL, "device '%s' has a table of %zu bytes, want %zu", ops->name,
             ops->size, sizeof(*ops));
     REQUIRE(ops->name &&
                 is_filled((const char *)ops + first, offsetof(struct cairn__device_ops, capture_begin) - first),
-            CAIRN_EINTERNAL, "device '%s' leaves a required slot empty", name);
+            CAIRN_EINTERNAL, "device '%s' leaves a required slot empty", ops->name);
     const int graph = !!ops->capture_begin + !!ops->capture_end + !!ops->graph_launch + !!ops->graph_free;
-    REQUIRE(graph == 0 || graph == 4, CAIRN_EINTERNAL, "device '%s' fills %d of the 4 slots for graphs", name, graph);
+    REQUIRE(graph == 0 || graph == 4, CAIRN_EINTERNAL, "device '%s' fills %d of the 4 slots for graphs", ops->name,
+            graph);
     REQUIRE(!ops->stream == !ops->set_stream, CAIRN_EINTERNAL, "device '%s' fills one of the 2 slots for streams",
-            name);
-    return CAIRN_OK;
-}
-
-static cairn_status parse_number(const char *name, const char *digits, int *out) {
-    char *end = NULL;
-    errno = 0;
-    const long number = strtol(digits, &end, 10);
-    REQUIRE(digits[0] && digits[strspn(digits, "0123456789")] == '\0' && errno == 0 && number <= INT_MAX, CAIRN_EINVAL,
-            "device '%s': behind the colon stands the number of a device, from 0", name);
-    *out = (int)number;
+            ops->name);
     return CAIRN_OK;
 }
 
@@ -67,11 +58,17 @@ static cairn_status find_backend(const char *name, int local_rank, const struct 
     for (int i = 0; i < NUM_BACKENDS; i++) {
         const struct backend *b = &backends[i];
         if (strlen(b->name) != length || strncmp(name, b->name, length) != 0) continue;
-        REQUIRE(b->numbered || !name[length], CAIRN_EINVAL, "device '%s': there is one %s, which takes no number", name,
-                b->name);
         *out = b;
         *ordinal = local_rank;
-        return name[length] ? parse_number(name, name + length + 1, ordinal) : CAIRN_OK;
+        if (!name[length]) return CAIRN_OK;
+        REQUIRE(b->numbered, CAIRN_EINVAL, "device '%s': there is one %s, which takes no number", name, b->name);
+        const char *digits = name + length + 1;
+        errno = 0;
+        const long number = strtol(digits, NULL, 10);
+        REQUIRE(digits[0] && digits[strspn(digits, "0123456789")] == '\0' && errno == 0 && number <= INT_MAX,
+                CAIRN_EINVAL, "device '%s': behind the colon stands the number of a device, from 0", name);
+        *ordinal = (int)number;
+        return CAIRN_OK;
     }
     return cairn__fail(CAIRN_EINVAL, "no device is called '%s'; there are cpu, cuda, cuda:N and auto", name);
 }
@@ -79,7 +76,7 @@ static cairn_status find_backend(const char *name, int local_rank, const struct 
 static cairn_status open_on(const struct cairn__device_ops *ops, int ordinal, struct cairn_device **out) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = NULL;
-    TRY(check_ops(ops, ops->name));
+    TRY(check_ops(ops));
     TRY(cairn__calloc(1, sizeof(*d), (void **)&d));
     d->ordinal = ordinal;
     TRY(ops->open(d, ordinal));

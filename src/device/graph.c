@@ -81,10 +81,6 @@ out:
     return st;
 }
 
-static bool can_record(const struct cairn_device *d) {
-    return d->ops->capture_begin != NULL;
-}
-
 cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *user, cairn_graph **out) {
     REQUIRE(env && step && out, CAIRN_EINVAL, "cairn_graph_capture: env, step and out must be set");
     cairn_status st = CAIRN_OK;
@@ -93,7 +89,7 @@ cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *us
     g->env = env;
     g->step = step;
     g->user = user;
-    g->mode = can_record(env->device) ? WARMING : AS_IS;
+    g->mode = env->device->ops->capture_begin ? WARMING : AS_IS;
     TRY(env->fork_results(env, &g->results));
     env->graphs++;
     *out = g;

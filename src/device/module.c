@@ -60,26 +60,17 @@ static void write_folders(char *folders, size_t nbytes) {
     }
 }
 
-static bool is_in(const char *folder, size_t length, const char *name, char *path, size_t nbytes) {
-    const int written = snprintf(path, nbytes, "%.*s/libcairn_%s.so", (int)length, folder, name);
-    return written >= 0 && (size_t)written < nbytes && access(path, F_OK) == 0;
-}
-
-static bool is_built(const char *name) {
-    char word[64];
-    snprintf(word, sizeof(word), " %s ", name);
-    return strstr(built_modules, word) != NULL;
-}
-
 static cairn_status find(const struct cairn__module_use *use, const char *name, char *path, size_t nbytes) {
-    char folders[3 * PATH_MAX + sizeof(built_folders)];
+    char folders[3 * PATH_MAX + sizeof(built_folders)], word[64];
     write_folders(folders, sizeof(folders));
     for (const char *f = folders; *f; f += f[strcspn(f, ":")] == ':') {
         const size_t length = strcspn(f, ":");
-        if (is_in(f, length, name, path, nbytes)) return CAIRN_OK;
+        const int written = snprintf(path, nbytes, "%.*s/libcairn_%s.so", (int)length, f, name);
+        if (written >= 0 && (size_t)written < nbytes && access(path, F_OK) == 0) return CAIRN_OK;
         f += length;
     }
-    REQUIRE(is_built(name) || cairn__var("CAIRN_MODULE_PATH"), CAIRN_ENOTBUILT,
+    snprintf(word, sizeof(word), " %s ", name);
+    REQUIRE(strstr(built_modules, word) || cairn__var("CAIRN_MODULE_PATH"), CAIRN_ENOTBUILT,
             "%s '%s' is not in this build of Cairn (meson option '%s'); use %s", use->kind, name, name, use->instead);
     return cairn__fail(CAIRN_ENOTBUILT, "%s '%s' needs libcairn_%s.so, which is not in %s%s", use->kind, name, name,
                        cairn__var("CAIRN_MODULE_PATH") ? "CAIRN_MODULE_PATH, " : "", folders);

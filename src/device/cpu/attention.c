@@ -145,12 +145,6 @@ static void map2(const struct work *w, enum cairn__map_fn f, char *dst, const ch
     w->cpu->kernels->map[f][w->r](dst, (const void *const[]){a, b}, n, numbers);
 }
 
-static void hide(const struct work *w, char *row, const struct cairn__view *mask, const char *seen, int64_t n) {
-    for (int64_t j = 0; j < n; j++) {
-        if (!seen[j * mask->stride[3]]) put(w, row, j, -INFINITY);
-    }
-}
-
 static const char *added_mask(const struct work *w, const struct lane *lane, const char *x, int64_t n) {
     const struct cairn__view *mask = &w->p->mask;
     const size_t nbytes = cairn_dtype_nbytes(mask->dtype);
@@ -175,7 +169,10 @@ static void finish_scores(const struct work *w, const struct lane *lane, char *r
         return;
     }
     map1(w, CAIRN__MAP_AFFINE, row, (size_t)n, scale, 0);
-    if (mask->data) hide(w, row, mask, at(mask, b, h, t) + offset, n);
+    const char *kept = mask->data ? at(mask, b, h, t) + offset : NULL;
+    for (int64_t j = 0; j < n && kept; j++) {
+        if (!kept[j * mask->stride[3]]) put(w, row, j, -INFINITY);
+    }
 }
 
 /* The columns of a block that row t sees. */
@@ -452,25 +449,21 @@ out:
     return st;
 }
 
-static struct work work_of(struct cairn_device *d, const struct cairn__attention *p) {
+static void run(struct cairn_device *d, const struct cairn__attention *p, head_fn head,
+                void (*empty)(const struct work *w, int64_t b, int64_t h)) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     const cairn_dtype r = p->q.dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32;
     const bool native = r == CAIRN_F64 || cairn__engine_takes(cpu->engine, p->q.dtype);
-    return (struct work){.p = p,
-                         .cpu = cpu,
-                         .r = r,
-                         .type = native ? p->q.dtype : CAIRN_F32,
-                         .r_nbytes = cairn_dtype_nbytes(r),
-                         .heads = p->q.size[1],
-                         .t = p->q.size[2],
-                         .s = p->k.size[2],
-                         .d = p->q.size[3],
-                         .e = p->v.size[3]};
-}
-
-static void run(struct cairn_device *d, const struct cairn__attention *p, head_fn head,
-                void (*empty)(const struct work *w, int64_t b, int64_t h)) {
-    struct work w = work_of(d, p);
+    struct work w = {.p = p,
+                     .cpu = cpu,
+                     .r = r,
+                     .type = native ? p->q.dtype : CAIRN_F32,
+                     .r_nbytes = cairn_dtype_nbytes(r),
+                     .heads = p->q.size[1],
+                     .t = p->q.size[2],
+                     .s = p->k.size[2],
+                     .d = p->q.size[3],
+                     .e = p->v.size[3]};
     const size_t heads = (size_t)(p->q.size[0] * p->q.size[1]);
     if (heads == 0) return;
     if (w.t > 0 && w.s > 0) {

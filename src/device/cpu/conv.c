@@ -55,27 +55,11 @@ static void **operand(struct job *j, enum part part) {
     return (part == X) != j->conv->transposed ? &j->pass.src : &j->pass.dst;
 }
 
-static enum cairn__conv_what what_of(const struct cairn__conv *v, enum part written) {
-    if (written == WEIGHT) return CAIRN__CONV_WEIGHTS;
-    return (written == X) != v->transposed ? CAIRN__CONV_SRC : CAIRN__CONV_DST;
-}
-
 static bool is_wide(cairn_dtype t) {
     return t == CAIRN_F32 || t == CAIRN_F64;
 }
 
 /* ---- the passes ---- */
-
-static cairn_status read_part(struct job *j, enum part part, const void *values, struct cairn__scratch *room) {
-    const float *wide = NULL;
-    if (j->pass.in_type == j->conv->dtype) {
-        *operand(j, part) = (void *)(uintptr_t)values;
-        return CAIRN_OK;
-    }
-    const cairn_status st = cairn__cpu_widen(j->d, room, j->conv->dtype, values, count_of(j->conv, part), &wide);
-    *operand(j, part) = (void *)(uintptr_t)wide;
-    return st;
-}
 
 /* y is R, not yet rounded. */
 static void add_bias(const struct job *j, void *y) {
@@ -102,11 +86,19 @@ static cairn_status compute(struct job *j, enum part written, void *result) {
     const size_t n = count_of(v, written);
     cairn_status st = CAIRN_OK;
     float *wide = result;
-    j->pass.what = what_of(v, written);
-    for (int part = X; part < PARTS; part++) {
-        if (part == (int)written) continue;
-        TRY(read_part(j, (enum part)part, given[part], room));
-        room = &cpu->b;
+    j->pass.what = written == WEIGHT                 ? CAIRN__CONV_WEIGHTS
+                   : (written == X) != v->transposed ? CAIRN__CONV_SRC
+                                                     : CAIRN__CONV_DST;
+    for (enum part part = X; part < PARTS; part++) {
+        const void *values = given[part];
+        if (part == written) continue;
+        if (j->pass.in_type != v->dtype) {
+            const float *wide_part = NULL;
+            TRY(cairn__cpu_widen(j->d, room, v->dtype, values, count_of(v, part), &wide_part));
+            values = wide_part;
+            room = &cpu->b;
+        }
+        *operand(j, part) = (void *)(uintptr_t)values;
     }
     if (!is_wide(v->dtype)) TRY(cairn__scratch_room(&cpu->c, n, &wide));
     *operand(j, written) = wide;

@@ -170,9 +170,11 @@ static cairn_status dst_of_group(const struct block *b, int64_t group) {
                                     .a = (char *)b->pass->weights + (size_t)(group * b->k * b->taps) * b->nbytes,
                                     .b = columns_matrix(b, group, b->nbytes),
                                     .c = dst_matrix(b, group, sizeof(float))};
+    cairn_status st = CAIRN_OK;
     if (!is_in_place(b)) walk_columns(b, group, false);
-    const cairn_status st = multiply(b, m);
+    TRY(multiply(b, m));
     if (b->images > 1) walk_dst(b, group, true);
+out:
     return st;
 }
 
@@ -184,43 +186,40 @@ static cairn_status src_of_group(const struct block *b, int64_t group) {
                                     .a = (char *)b->pass->weights + (size_t)(group * b->k * b->taps) * b->nbytes,
                                     .b = dst_matrix(b, group, b->nbytes),
                                     .c = columns_matrix(b, group, sizeof(float))};
+    cairn_status st = CAIRN_OK;
     if (b->images > 1) walk_dst(b, group, false);
-    const cairn_status st = multiply(b, m);
+    TRY(multiply(b, m));
     if (!is_in_place(b)) walk_columns(b, group, true);
+out:
     return st;
 }
 
-/* Of one group, n weights: the products of blocks are added in their order, in f64, and rounded after the last. */
-static void add_product(const struct block *b, int64_t group, int64_t n) {
-    double *sums = b->sums + group * n;
-    float *weights = (float *)b->pass->weights + group * n;
-    for (int64_t i = 0; i < n; i++) sums[i] = (b->image > 0 ? sums[i] : 0) + (double)b->weights[i];
-    if (b->image + b->images < b->pass->shape.n) return;
-    for (int64_t i = 0; i < n; i++) weights[i] = (float)sums[i];
-}
-
+/* The products of several blocks are added in their order, in f64, and rounded after the last. */
 static cairn_status weights_of_group(const struct block *b, int64_t group) {
     const int64_t n = b->k * b->taps;
+    float *weights = (float *)b->pass->weights + group * n;
+    cairn_status st = CAIRN_OK;
     const struct cairn__matmul m = {.m = b->k,
                                     .n = b->taps,
                                     .k = b->images * b->pixels,
                                     .trans_b = true,
                                     .a = dst_matrix(b, group, b->nbytes),
                                     .b = columns_matrix(b, group, b->nbytes),
-                                    .c = b->weights ? b->weights : (float *)b->pass->weights + group * n};
+                                    .c = b->weights ? b->weights : weights};
     if (b->images > 1) walk_dst(b, group, false);
     if (!is_in_place(b)) walk_columns(b, group, false);
-    const cairn_status st = multiply(b, m);
-    if (b->weights) add_product(b, group, n);
+    TRY(multiply(b, m));
+    if (b->weights) {
+        double *sums = b->sums + group * n;
+        for (int64_t i = 0; i < n; i++) sums[i] = (b->image > 0 ? sums[i] : 0) + (double)b->weights[i];
+        if (b->image + b->images < b->pass->shape.n) return CAIRN_OK;
+        for (int64_t i = 0; i < n; i++) weights[i] = (float)sums[i];
+    }
+out:
     return st;
 }
 
 /* ---- all of it ---- */
-
-static bool has_short_rows(const struct block *b) {
-    const struct cairn__conv_shape *g = &b->pass->shape;
-    return g->q <= SHORT_ROW && b->pixels <= MOST_PLACES / (g->r * g->s) && g->h * g->w <= INT32_MAX;
-}
 
 static void fill_places(const struct cairn__conv_shape *g, int32_t *places) {
     for (int64_t tap = 0; tap < g->r * g->s; tap++) {
@@ -247,7 +246,7 @@ static cairn_status make_room(struct block *b, struct cairn__conv_columns *kept,
         b->sums = (double *)(void *)weights;
         b->weights = weights + 2 * sums;
     }
-    if (has_short_rows(b)) {
+    if (g->q <= SHORT_ROW && b->pixels <= MOST_PLACES / (g->r * g->s) && g->h * g->w <= INT32_MAX) {
         TRY(cairn__scratch_room(&kept->places, (size_t)(g->r * g->s * b->pixels), &places));
         fill_places(g, (int32_t *)places);
         b->places = (const int32_t *)places;
@@ -256,13 +255,6 @@ static cairn_status make_room(struct block *b, struct cairn__conv_columns *kept,
     b->dst = dst;
 out:
     return st;
-}
-
-static int64_t images_of_block(const struct block *b) {
-    const struct cairn__conv_shape *g = &b->pass->shape;
-    if (is_pointwise(g) && b->pixels >= 64) return 1; /* no copy at all */
-    const int64_t most = MOST_COLUMNS / b->taps / b->pixels;
-    return most < 1 ? 1 : most > g->n ? g->n : most;
 }
 
 cairn_status cairn__conv_by_columns(struct cairn__engine *engine, struct cairn__conv_columns *kept,
@@ -280,7 +272,9 @@ cairn_status cairn__conv_by_columns(struct cairn__engine *engine, struct cairn__
                       .taps = g->c / g->groups * g->r * g->s,
                       .pixels = g->p * g->q,
                       .nbytes = cairn_dtype_nbytes(pass->in_type)};
-    const int64_t most = images_of_block(&b);
+    const bool without_copies = is_pointwise(g) && b.pixels >= 64;
+    const int64_t fit = without_copies ? 1 : MOST_COLUMNS / b.taps / b.pixels;
+    const int64_t most = fit < 1 ? 1 : fit > g->n ? g->n : fit; /* images of a block */
     cairn_status st = CAIRN_OK;
     TRY(make_room(&b, kept, most));
     if (pass->what == CAIRN__CONV_SRC) memset(pass->src, 0, (size_t)(g->n * g->c * g->h * g->w) * sizeof(float));

@@ -177,13 +177,6 @@ static struct shapes shapes_of(const struct cairn__conv_shape *g) {
     return s;
 }
 
-/* The blank on the far side, as dst's size has it. Where stride skips the last rows of src it is less than on the near
- * side, perhaps below 0. */
-static int64_t far_padding(const struct cairn__conv_shape *g, int axis) {
-    const int64_t taps = axis ? g->s : g->r, outs = axis ? g->q : g->p, size = axis ? g->w : g->h;
-    return (outs - 1) * g->stride[axis] + (taps - 1) * g->dilation[axis] + 1 - size - g->padding[axis];
-}
-
 static int operand_written(enum cairn__conv_what what) {
     return what == CAIRN__CONV_DST ? DST : what == CAIRN__CONV_SRC ? SRC : WEIGHTS;
 }
@@ -193,10 +186,12 @@ static cairn_status describe(const struct key *k, int written, struct descriptio
     const struct shapes shapes = shapes_of(g);
     cairn_status st = CAIRN_OK;
     for (int axis = 0; axis < 2; axis++) {
+        const int64_t taps = axis ? g->s : g->r, outs = axis ? g->q : g->p, size = axis ? g->w : g->h;
+        const int64_t reach = (outs - 1) * g->stride[axis] + (taps - 1) * g->dilation[axis] + 1;
         v->stride[axis] = g->stride[axis];
         v->dilation[axis] = g->dilation[axis] - 1;
         v->before[axis] = g->padding[axis];
-        v->after[axis] = far_padding(g, axis);
+        v->after[axis] = reach - size - g->padding[axis]; /* below 0 where the stride skips the last rows of src */
     }
     for (int i = 0; i < OPERANDS; i++) {
         const dnnl_data_type_t type = i == written ? dnnl_f32 : cairn__dnnl_type((cairn_dtype)k->type);
@@ -206,11 +201,6 @@ static cairn_status describe(const struct key *k, int written, struct descriptio
     DNNL(dnnl_primitive_attr_set_scratchpad_mode(v->attr, dnnl_scratchpad_mode_user));
 out:
     return st;
-}
-
-static void forget(struct description *v) {
-    for (int i = 0; i < OPERANDS; i++) cairn__dnnl_forget(&v->d[i]);
-    if (v->attr) dnnl_primitive_attr_destroy(v->attr);
 }
 
 static cairn_status make_reorder(struct cairn__engine *e, struct operand *o, cairn__dnnl_const_desc dense,
@@ -299,25 +289,18 @@ static cairn_status entry_make(struct cairn__engine *e, const struct key *k, str
     if (!x->by_columns && !x->alone) TRY(make_parts(e, k, made, x));
 out:
     if (made) dnnl_primitive_desc_destroy(made);
-    forget(&v);
+    for (int i = 0; i < OPERANDS; i++) cairn__dnnl_forget(&v.d[i]);
+    if (v.attr) dnnl_primitive_attr_destroy(v.attr);
     return st;
 }
 
 /* ---- finding ---- */
 
-static size_t set_of(const struct key *k) {
-    const unsigned char *bytes = (const unsigned char *)k;
-    uint64_t h = CAIRN__HASH_START;
-    for (size_t i = 0; i < sizeof(*k); i += sizeof(h)) {
-        uint64_t word;
-        memcpy(&word, bytes + i, sizeof(word));
-        h = cairn__hash_word(h, word);
-    }
-    return (size_t)(h >> 40) % SETS;
-}
-
 static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
-    struct entry *set = e->convs->entries[set_of(k)], *x = NULL, *oldest = set;
+    uint64_t words[sizeof(*k) / sizeof(uint64_t)], hash = CAIRN__HASH_START;
+    memcpy(words, k, sizeof(words));
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) hash = cairn__hash_word(hash, words[i]);
+    struct entry *set = e->convs->entries[(hash >> 40) % SETS], *x = NULL, *oldest = set;
     cairn_status st = CAIRN_OK;
     for (int i = 0; i < WAYS && !x; i++) {
         if (set[i].used && memcmp(&set[i].key, k, sizeof(*k)) == 0) x = &set[i];
@@ -394,15 +377,13 @@ static cairn_status by_either(struct cairn__engine *e, const struct cairn__conv_
     return x->alone ? by_either(e, pass) : cairn__conv_by_columns(e, &e->convs->columns, pass);
 }
 
-/* With several threads oneDNN adds gradients of weights up in another order, and sometimes what a 1 x 1 kernel sums. */
-static bool sums_by_threads(const struct cairn__conv_pass *pass) {
-    return pass->what == CAIRN__CONV_WEIGHTS || (pass->shape.r == 1 && pass->shape.s == 1);
-}
-
+/* With several threads oneDNN adds gradients of weights in another order, and sometimes the products of a 1 x 1
+ * kernel. */
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
     cairn_status st = CAIRN_OK;
     if (!engine->convs) TRY(cairn__calloc(1, sizeof(*engine->convs), (void **)&engine->convs));
-    engine->most_threads = sums_by_threads(pass) ? 1 : 0;
+    const bool is_pixelwise = pass->shape.r == 1 && pass->shape.s == 1;
+    engine->most_threads = pass->what == CAIRN__CONV_WEIGHTS || is_pixelwise ? 1 : 0;
     st = by_either(engine, pass);
     engine->most_threads = 0;
 out:

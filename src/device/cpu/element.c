@@ -51,12 +51,6 @@ static struct job job_of(struct cairn_device *d, enum cairn__map_fn f, const str
     return job;
 }
 
-/* Elements of the block that begins at `at`. */
-static size_t block_at(const struct job *job, size_t at, size_t end) {
-    const size_t row_left = job->row - at % job->row, left = end - at < row_left ? end - at : row_left;
-    return left < job->block ? left : job->block;
-}
-
 static void load_block(const struct job *job, size_t at, size_t n, struct cairn__seq_room *rooms,
                        const void *x[CAIRN__MAP_INPUTS]) {
     for (int i = 0; i < job->inputs; i++) x[i] = cairn__seq_load(job->cpu, job->r, &job->x[i], at, n, &rooms[i]);
@@ -68,7 +62,8 @@ static void map_piece(void *ctx, size_t begin, size_t end) {
     for (int i = 0; i < job->inputs; i++) in[i].filled = NULL;
     for (size_t at = begin, n; at < end; at += n) {
         const void *x[CAIRN__MAP_INPUTS];
-        n = block_at(job, at, end);
+        const size_t row_left = job->row - at % job->row, left = end - at < row_left ? end - at : row_left;
+        n = left < job->block ? left : job->block;
         load_block(job, at, n, in, x);
         if (!job->f) {
             cairn__seq_store(job->cpu, job->r, &job->dst, at, x[0], n, &out);
@@ -91,22 +86,16 @@ struct copy {
     int64_t bands;                                                          /* of a plane that is transposed */
 };
 
-/* Insertion, stable: dst's widest steps outside. */
-static int sorted_axes(const struct cairn__view *dst, int order[CAIRN_MAX_DIMS]) {
-    int count = 0;
+/* Sorts axes by insertion, stably, dst's widest strides outside, and merges those that continue one another. */
+static struct copy copy_of(const struct cairn__view *dst, const struct cairn__view *src) {
+    struct copy c = {.dst = dst->data, .src = src->data, .width = cairn_dtype_nbytes(dst->dtype)};
+    int order[CAIRN_MAX_DIMS], count = 0;
     for (int d = 0; d < dst->ndim; d++) {
         if (dst->size[d] == 1) continue;
         int at = count++;
         for (; at > 0 && dst->stride[order[at - 1]] < dst->stride[d]; at--) order[at] = order[at - 1];
         order[at] = d;
     }
-    return count;
-}
-
-static struct copy copy_of(const struct cairn__view *dst, const struct cairn__view *src) {
-    struct copy c = {.dst = dst->data, .src = src->data, .width = cairn_dtype_nbytes(dst->dtype)};
-    int order[CAIRN_MAX_DIMS];
-    const int count = sorted_axes(dst, order);
     for (int i = 0; i < count; i++) {
         const int d = order[i], last = c.ndim - 1;
         const int64_t size = dst->size[d], to = dst->stride[d], from = src->stride[d];
@@ -220,19 +209,15 @@ static void copy_bands(void *ctx, size_t begin, size_t end) {
     }
 }
 
-static void swap_axis(struct copy *c, int a, int b) {
-    const int64_t size = c->size[a], to = c->to[a], from = c->from[a];
-    c->size[a] = c->size[b], c->to[a] = c->to[b], c->from[a] = c->from[b];
-    c->size[b] = size, c->to[b] = to, c->from[b] = from;
-}
-
 /* Brings the axis that src runs along to the last place but one, where dst runs along the last and src does not. */
 static bool is_transposed(struct copy *c) {
     const int q = c->ndim - 1;
     if (q < 1 || c->to[q] != 1 || c->from[q] <= 1) return false;
     for (int p = q - 1; p >= 0; p--) {
         if (c->from[p] != 1) continue;
-        swap_axis(c, p, q - 1);
+        const int64_t size = c->size[p], to = c->to[p], from = c->from[p];
+        c->size[p] = c->size[q - 1], c->to[p] = c->to[q - 1], c->from[p] = c->from[q - 1];
+        c->size[q - 1] = size, c->to[q - 1] = to, c->from[q - 1] = from;
         c->bands = (c->size[q - 1] + TILE - 1) / TILE;
         return true;
     }

@@ -10,11 +10,12 @@
 #include "core/vars.h"
 #include "device/cpu/onednn.h"
 
-/* oneDNN takes a cap only before its first other call. A process that used oneDNN by itself before keeps what it
- * had. */
-static void cap_isa(void) {
+/* oneDNN takes a cap of its instruction set only before its first other call: a process that has used oneDNN itself
+ * keeps what it had. */
+static void prepare_process(void) {
+    (void)pthread_atfork(NULL, NULL, cairn__dnnl_note_fork);
     if (!cairn__var("CAIRN_CPU")) return;
-    unsigned features = cairn__cpu_features();
+    const unsigned features = cairn__cpu_features();
     dnnl_set_max_cpu_isa(features & CAIRN__CPU_AVX512_BF16 ? dnnl_cpu_isa_avx512_core_bf16
                          : features & CAIRN__CPU_AVX512    ? dnnl_cpu_isa_avx512_core
                          : features & CAIRN__CPU_AVX2      ? dnnl_cpu_isa_avx2
@@ -32,11 +33,6 @@ static void find_openmp(struct cairn__engine *e) {
     if (!get || !set) return;
     memcpy(&e->get_threads, &get, sizeof(get)); /* ISO C has no cast from object to function pointer */
     memcpy(&e->set_threads, &set, sizeof(set));
-}
-
-static void prepare_process(void) {
-    cap_isa();
-    (void)pthread_atfork(NULL, NULL, cairn__dnnl_note_fork);
 }
 
 cairn_status cairn__engine_open(unsigned features, struct cairn__engine **out) {

@@ -76,10 +76,6 @@ static double greatest_of(const struct losing *o, size_t i) {
     return get(o->r, o->loss.lse, 2 * i);
 }
 
-static double sum_of(const struct losing *o, size_t i) {
-    return get(o->r, o->loss.lse, 2 * i + 1);
-}
-
 /* The loss of row i from its target's x - greatest, and, if smoothed, the weighted sum of x - greatest. */
 static double loss_of(const struct losing *o, double weight, double sum, double at_target, double all) {
     const double e = o->loss.smoothing, hard = weight * (log(sum) - at_target);
@@ -239,25 +235,19 @@ static double look_at_targets(struct cairn__cpu *cpu, const struct losing *o) {
     return total;
 }
 
-static double sum_of_losses(const struct losing *o) {
-    const size_t n = o->rows * o->inner;
-    double sum = 0;
-    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
-        const size_t count = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
-        sum += o->k->fold[CAIRN__FOLD_SUM][o->r](cairn__element(o->r, o->losses, i), count, 0);
-    }
-    return sum;
-}
-
 static void reduce(const struct losing *o, double total) {
     const size_t n = o->rows * o->inner;
     if (o->loss.total) put(o->r, o->loss.total, 0, total);
     if (o->loss.each) {
         cairn__block_store(o->cpu, o->r, o->t, o->loss.y, o->losses, n);
-    } else {
-        const double sum = sum_of_losses(o);
-        put(o->t, o->loss.y, 0, o->loss.mean ? sum / total : sum);
+        return;
     }
+    double sum = 0;
+    for (size_t i = 0; i < n; i += CAIRN__BLOCK) {
+        const size_t count = n - i < CAIRN__BLOCK ? n - i : CAIRN__BLOCK;
+        sum += o->k->fold[CAIRN__FOLD_SUM][o->r](cairn__element(o->r, o->losses, i), count, 0);
+    }
+    put(o->t, o->loss.y, 0, o->loss.mean ? sum / total : sum);
 }
 
 void cairn__cpu_class_loss(struct cairn_device *d, const struct cairn__class_loss *loss) {
@@ -296,7 +286,7 @@ static struct slopes slopes_of(const struct losing *o, size_t i, int64_t c) {
     const double dy = dy_of(o, i), each = o->loss.smoothing / (double)o->classes;
     s.target = -dy * (1 - o->loss.smoothing) * weight_of(o, (size_t)c);
     s.w = -dy * each;
-    s.p = (-s.target + dy * each * o->total_weight) / sum_of(o, i);
+    s.p = (-s.target + dy * each * o->total_weight) / get(o->r, o->loss.lse, 2 * i + 1);
     return s;
 }
 

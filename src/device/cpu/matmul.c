@@ -9,15 +9,6 @@
 #include "device/cpu/state.h"
 #include "kernels/kernels.h"
 
-/* Bias and relu in f32, one rounding; the bias is NULL where the engine has added it. */
-static void finish(struct cairn_device *d, const struct cairn__matmul *p, const float *bias, float *c) {
-    struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const size_t rows = (size_t)p->m, cols = (size_t)p->n;
-    if (bias) cpu->kernels->bias_add(c, bias, rows, cols);
-    if (p->relu) cpu->kernels->relu(c, c, rows * cols);
-    if (c != p->c) cpu->kernels->cast[CAIRN_F32][p->out_type](p->c, c, rows * cols);
-}
-
 /* stored: A, of the type it was multiplied in. Rows of a transposed A are columns of it. */
 static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p, const void *stored,
                              cairn_dtype type) {
@@ -52,14 +43,14 @@ out:
     return st;
 }
 
-/* The sum itself, with bias and rounding where the engine can; what is left then is the relu of an f32. */
+/* C, with bias and rounding by the engine where it finishes the product; else these, and relu, are passes over f32. */
 static cairn_status compute(struct cairn_device *d, const struct cairn__matmul *p, struct cairn__product *product) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    const size_t n = (size_t)(p->m * p->n);
+    const size_t rows = (size_t)p->m, cols = (size_t)p->n, n = rows * cols;
     cairn_status st = CAIRN_OK;
     const float *bias = NULL;
     float *c = p->c;
-    if (p->bias) TRY(cairn__cpu_widen(d, &cpu->row, p->out_type, p->bias, (size_t)p->n, &bias));
+    if (p->bias) TRY(cairn__cpu_widen(d, &cpu->row, p->out_type, p->bias, cols, &bias));
     const bool finishes = p->k > 0 && !p->relu && cairn__engine_finishes(cpu->engine, product) &&
                           (p->out_type == CAIRN_F32 || p->out_type == product->in_type);
     if (finishes) {
@@ -73,7 +64,9 @@ static cairn_status compute(struct cairn_device *d, const struct cairn__matmul *
     } else {
         memset(c, 0, n * sizeof(float));
     }
-    finish(d, p, bias, c);
+    if (bias) cpu->kernels->bias_add(c, bias, rows, cols);
+    if (p->relu) cpu->kernels->relu(c, c, n);
+    if (c != p->c) cpu->kernels->cast[CAIRN_F32][p->out_type](p->c, c, n);
 out:
     return st;
 }

@@ -144,15 +144,11 @@ out:
     return st;
 }
 
-static size_t bucket_of(const struct key *k) {
+static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
     uint64_t words[sizeof(*k) / sizeof(uint64_t)], hash = CAIRN__HASH_START;
     memcpy(words, k, sizeof(words));
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) hash = cairn__hash_word(hash, words[i]);
-    return (size_t)(hash >> 32) % BUCKETS;
-}
-
-static cairn_status find_entry(struct cairn__engine *e, const struct key *k, struct entry **out) {
-    struct entry *bucket = e->products->entries[bucket_of(k)], *x = NULL, *oldest = &bucket[0];
+    struct entry *bucket = e->products->entries[(hash >> 32) % BUCKETS], *x = NULL, *oldest = &bucket[0];
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < WAYS && !x; i++) {
         struct entry *at = &bucket[i];

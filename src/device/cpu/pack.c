@@ -46,7 +46,8 @@ static const char *element(const struct cairn__matrix *x, int64_t i, int64_t j) 
     return (const char *)x->at.data + (size_t)(i * x->at.row + j * x->at.col) * cairn_dtype_nbytes(x->dtype);
 }
 
-static void copy_elements(char *dst, const struct cairn__matrix *x, cairn_dtype to, int64_t i) {
+/* Element by element; `to` is f32 where it is not x's type. */
+static void copy_row(char *dst, const struct cairn__matrix *x, cairn_dtype to, int64_t i) {
     const size_t nbytes = cairn_dtype_nbytes(to);
     for (int64_t j = 0; j < x->cols; j++, dst += nbytes) {
         if (to == x->dtype) {
@@ -77,7 +78,7 @@ struct cairn__operand cairn__pack(const struct cairn__cpu *cpu, const struct cai
         } else if (x->at.col == 1) {
             cpu->kernels->cast[x->dtype][to](dst, element(x, i, 0), (size_t)x->cols);
         } else {
-            copy_elements(dst, x, to, i);
+            copy_row(dst, x, to, i);
         }
     }
     return (struct cairn__operand){room, x->cols, 1};

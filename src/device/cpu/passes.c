@@ -212,19 +212,16 @@ static void step_end(struct cairn_device *d, const struct cairn__step_end *end) 
     __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
 }
 
-static void note_overflow(struct cairn_device *d, const struct cairn__taken *t, uint32_t micro_batch) {
-    struct cairn__counts counts = {0};
-    if (t->x) counts = count_elements(d, t->dtype, t->x, t->n, 0);
-    cairn__note_overflow(t->to, micro_batch, t->rank, counts.infs, counts.nans);
-}
-
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
                        uint32_t *any) {
     for (size_t i = 0; i < count; i++) {
-        if (!*items[i].flag) continue;
-        *items[i].flag = 0;
+        const struct cairn__taken *t = &items[i];
+        struct cairn__counts counts = {0};
+        if (!*t->flag) continue;
+        *t->flag = 0;
         raise_flag(any, 1);
-        note_overflow(d, &items[i], micro_batch);
+        if (t->x) counts = count_elements(d, t->dtype, t->x, t->n, 0);
+        cairn__note_overflow(t->to, micro_batch, t->rank, counts.infs, counts.nans);
     }
 }
 

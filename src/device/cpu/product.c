@@ -56,18 +56,6 @@ static bool extends_k(struct plan *p, const int64_t step[OPERANDS]) {
     return true;
 }
 
-/* One more dimension of the batch, inside those already there: into m, into k, or a loop. */
-static void add_axis(struct plan *p, const struct axis *axis) {
-    if (axis->size == 1) return;
-    if (extends_m(p, axis->stride)) {
-        p->m *= axis->size;
-    } else if (extends_k(p, axis->stride)) {
-        p->k *= axis->size;
-    } else {
-        p->axes[p->count++] = *axis;
-    }
-}
-
 /* Sums innermost, the order otherwise kept. */
 static void order_axes(struct plan *p) {
     struct axis sorted[CAIRN_MAX_DIMS];
@@ -87,8 +75,16 @@ static void order_axes(struct plan *p) {
 static struct plan make_plan(const struct cairn__view *c, const struct cairn__view *a, const struct cairn__view *b) {
     struct plan p = {.x = {matrix_of(a), matrix_of(b), matrix_of(c)}};
     p.m = p.x[C].rows, p.n = p.x[C].cols, p.k = p.x[A].cols;
-    for (int d = c->ndim - 3; d >= 0; d--) {
-        add_axis(&p, &(struct axis){c->size[d], {a->stride[d], b->stride[d], c->stride[d]}});
+    for (int d = c->ndim - 3; d >= 0; d--) { /* from the innermost out: into m, into k, or a loop */
+        const struct axis axis = {c->size[d], {a->stride[d], b->stride[d], c->stride[d]}};
+        if (axis.size == 1) continue;
+        if (extends_m(&p, axis.stride)) {
+            p.m *= axis.size;
+        } else if (extends_k(&p, axis.stride)) {
+            p.k *= axis.size;
+        } else {
+            p.axes[p.count++] = axis;
+        }
     }
     p.x[A].rows = p.x[C].rows = p.m;
     p.x[A].cols = p.x[B].rows = p.k;
@@ -119,20 +115,6 @@ struct operands {
     struct cairn__operand at[2];
 };
 
-static cairn_status prepare(struct cairn__cpu *cpu, const struct plan *p, struct operands *o) {
-    struct cairn__scratch *const scratch[] = {&cpu->a, &cpu->b};
-    const bool native = cairn__engine_takes(cpu->engine, p->x[A].dtype);
-    cairn_status st = CAIRN_OK;
-    *o = (struct operands){.type = native ? p->x[A].dtype : CAIRN_F32};
-    for (int i = A; i <= B; i++) {
-        struct cairn__operand at = p->x[i].at;
-        if (p->x[i].dtype == o->type && cairn__operand_settle(&at, p->x[i].rows, p->x[i].cols)) continue;
-        TRY(cairn__scratch_room(scratch[i], (size_t)(p->x[i].rows * p->x[i].cols), &o->room[i]));
-    }
-out:
-    return st;
-}
-
 /* The matrices of a product as the engine takes them. */
 static void take(const struct cairn__cpu *cpu, const struct cairn__matrix x[OPERANDS], struct operands *o) {
     for (int i = A; i <= B; i++) {
@@ -152,16 +134,6 @@ struct sums {
     float *part;
 };
 
-static cairn_status make_sums(struct cairn__cpu *cpu, const struct plan *p, struct sums *out) {
-    const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
-    float *room = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__scratch_room(&cpu->c, (floats + 1) * n, &room));
-    *out = (struct sums){(double *)(void *)room, room + floats * n};
-out:
-    return st;
-}
-
 /* The product of one term stands in part. */
 static void add_term(const struct cairn__cpu *cpu, const struct plan *p, const struct sums *s, int64_t term,
                      const struct cairn__matrix *c) {
@@ -175,12 +147,14 @@ static void add_term(const struct cairn__cpu *cpu, const struct plan *p, const s
 }
 
 static cairn_status one_term(struct cairn__cpu *cpu, const struct plan *p, struct operands *o, int64_t i) {
+    const size_t n = (size_t)(p->m * p->n), floats = sizeof(double) / sizeof(float);
     cairn_status st = CAIRN_OK;
     struct cairn__matrix x[OPERANDS];
-    struct sums s;
+    float *room = NULL;
     matrices_at(p, i, x);
     take(cpu, x, o);
-    TRY(make_sums(cpu, p, &s));
+    TRY(cairn__scratch_room(&cpu->c, (floats + 1) * n, &room));
+    const struct sums s = {(double *)(void *)room, room + floats * n};
     const struct cairn__product product = {.m = p->m,
                                            .n = p->n,
                                            .k = p->k,
@@ -222,10 +196,15 @@ out:
 }
 
 static cairn_status by_engine(struct cairn__cpu *cpu, const struct plan *p) {
-    struct operands o;
+    struct cairn__scratch *const scratch[] = {&cpu->a, &cpu->b};
+    const bool native = cairn__engine_takes(cpu->engine, p->x[A].dtype), is_long = p->terms > CAIRN__SUM_ROWS;
+    struct operands o = {.type = native ? p->x[A].dtype : CAIRN_F32};
     cairn_status st = CAIRN_OK;
-    const bool is_long = p->terms > CAIRN__SUM_ROWS;
-    TRY(prepare(cpu, p, &o));
+    for (int i = A; i <= B; i++) {
+        struct cairn__operand at = p->x[i].at;
+        if (p->x[i].dtype == o.type && cairn__operand_settle(&at, p->x[i].rows, p->x[i].cols)) continue;
+        TRY(cairn__scratch_room(scratch[i], (size_t)(p->x[i].rows * p->x[i].cols), &o.room[i]));
+    }
     for (int64_t i = 0; i < p->products; i++) TRY((is_long ? one_term : one_product)(cpu, p, &o, i));
 out:
     return st;

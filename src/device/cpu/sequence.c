@@ -109,25 +109,20 @@ void cairn__move(void *dst, int64_t dst_stride, const void *src, int64_t src_str
     }
 }
 
-static void gather(const struct cairn__seq *s, size_t start, size_t n, char *out) {
-    const int last = s->ndim - 1;
-    struct place p = place_of(s, start);
-    while (n > 0) {
-        const size_t left = (size_t)(s->size[last] - p.index[last]), run = n < left ? n : left;
-        cairn__move(out, 1, p.at, s->stride[last], run, s->width);
-        out += run * s->width;
-        n -= run;
-        if (n > 0) advance(s, &p, run);
-    }
-}
+enum direction { GATHER, SCATTER };
 
-static void scatter(const struct cairn__seq *s, size_t start, size_t n, const char *in) {
+/* Copies elements start..start+n-1 to `dense`, or from there. */
+static void copy_rows(const struct cairn__seq *s, size_t start, size_t n, char *dense, enum direction direction) {
     const int last = s->ndim - 1;
     struct place p = place_of(s, start);
     while (n > 0) {
         const size_t left = (size_t)(s->size[last] - p.index[last]), run = n < left ? n : left;
-        cairn__move(p.at, s->stride[last], in, 1, run, s->width);
-        in += run * s->width;
+        if (direction == GATHER) {
+            cairn__move(dense, 1, p.at, s->stride[last], run, s->width);
+        } else {
+            cairn__move(p.at, s->stride[last], dense, 1, run, s->width);
+        }
+        dense += run * s->width;
         n -= run;
         if (n > 0) advance(s, &p, run);
     }
@@ -161,7 +156,7 @@ const void *cairn__seq_load(const struct cairn__cpu *cpu, cairn_dtype r, const s
     if (!x) {
         const void *element = repeated(s, start, n);
         if (element) return filled(r, s, element, n, room);
-        gather(s, start, n, (char *)room->raw.room);
+        copy_rows(s, start, n, (char *)room->raw.room, GATHER);
         x = room->raw.room;
     }
     if (r != s->dtype) room->filled = NULL;
@@ -179,5 +174,5 @@ void cairn__seq_store(const struct cairn__cpu *cpu, cairn_dtype r, const struct 
     if (dense == values) return;
     void *to = dense ? dense : room->raw.room;
     cairn__block_store(cpu, r, s->dtype, to, values, n);
-    if (!dense) scatter(s, start, n, to);
+    if (!dense) copy_rows(s, start, n, to, SCATTER);
 }

@@ -69,15 +69,6 @@ static void use(struct cairn__cache *c, struct block *b, enum cairn__holder hold
     c->held[holder] += b->nbytes;
 }
 
-static struct block *unuse(struct cairn__cache *c, const char *p) {
-    const size_t place = place_of(c, p);
-    struct block *b = c->used[place];
-    c->count--;
-    memmove(&c->used[place], &c->used[place + 1], (c->count - place) * sizeof(struct block *));
-    c->held[b->holder] -= b->nbytes;
-    return b;
-}
-
 /* ---- blocks ---- */
 
 static size_t round_up(size_t nbytes, size_t grain) {
@@ -121,19 +112,6 @@ static void absorb_next(struct cairn__cache *c, struct block *b) {
     b->after = next->after;
     if (next->after) next->after->before = b;
     drop_header(c, next);
-}
-
-static void release(struct cairn__cache *c, struct block *b) {
-    if (b->after && !b->after->used) {
-        unlist(c, b->after);
-        absorb_next(c, b);
-    }
-    if (b->before && !b->before->used) {
-        b = b->before;
-        unlist(c, b);
-        absorb_next(c, b);
-    }
-    list(c, b);
 }
 
 /* ---- segments ---- */
@@ -268,7 +246,21 @@ out:
 }
 
 void cairn__cache_free(struct cairn__cache *c, void *p) {
-    release(c, unuse(c, p));
+    const size_t place = place_of(c, p);
+    struct block *b = c->used[place];
+    c->count--;
+    memmove(&c->used[place], &c->used[place + 1], (c->count - place) * sizeof(struct block *));
+    c->held[b->holder] -= b->nbytes;
+    if (b->after && !b->after->used) {
+        unlist(c, b->after);
+        absorb_next(c, b);
+    }
+    if (b->before && !b->before->used) {
+        b = b->before;
+        unlist(c, b);
+        absorb_next(c, b);
+    }
+    list(c, b);
 }
 
 size_t cairn__cache_held(const struct cairn__cache *c, enum cairn__holder holder) {

@@ -25,15 +25,10 @@ static const char *check_optional(const void *p, size_t alignment) {
     return check_array(p, p != NULL, alignment);
 }
 
-static const char *check_types(cairn_dtype to, cairn_dtype from, bool copies) {
-    if (!cairn_dtype_nbytes(to) || !cairn_dtype_nbytes(from)) return "there is no such element type";
-    if (copies && to == from) return NULL;
-    return is_float(to) && is_float(from) ? NULL : "integers are not converted";
-}
-
 const char *cairn__check_items(const struct cairn__item *items, size_t count, unsigned uses, cairn_dtype to,
                                cairn_dtype from, bool copies) {
-    TRY_CHECK(check_types(to, from, copies));
+    if (!cairn_dtype_nbytes(to) || !cairn_dtype_nbytes(from)) return "there is no such element type";
+    if (!(copies && to == from) && !(is_float(to) && is_float(from))) return "integers are not converted";
     if (count && !items) return "there are items, but their address is NULL";
     for (size_t i = 0; i < count; i++) {
         const struct cairn__item *item = &items[i];

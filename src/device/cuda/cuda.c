@@ -175,16 +175,6 @@ static void ask_for_room(void *cookie, size_t *available, size_t *total) {
     (void)cudaMemGetInfo(available, total);
 }
 
-static cairn_status make_partials(struct cairn__cuda *c) {
-    cairn_status st = CAIRN_OK;
-    void *p = NULL;
-    TRY(cairn__cache_alloc(c->cache, CAIRN__HOLDS_SCRATCH, CAIRN__CUDA_PARTIALS, &p));
-    TRY_CUDA(c, "clearing memory", cudaMemsetAsync(p, 0, CAIRN__CUDA_PARTIALS, c->stream));
-    c->partials = p;
-out:
-    return st;
-}
-
 static void cuda_close(struct cairn_device *d) {
     struct cairn__cuda *c = d->state;
     if (!c) return;
@@ -203,6 +193,7 @@ static void cuda_close(struct cairn_device *d) {
 static cairn_status cuda_open(struct cairn_device *d, int ordinal) {
     cairn_status st = CAIRN_OK;
     int driver = 0;
+    void *partials = NULL;
     struct cairn__cuda *c = NULL;
     TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     c->ordinal = ordinal;
@@ -218,7 +209,9 @@ static cairn_status cuda_open(struct cairn_device *d, int ordinal) {
     c->stream = c->own;
     TRY(cairn__cache_create(&(struct cairn__cache_source){c->name, c, take_segment, give_segment_back, ask_for_room},
                             &c->cache));
-    TRY(make_partials(c));
+    TRY(cairn__cache_alloc(c->cache, CAIRN__HOLDS_SCRATCH, CAIRN__CUDA_PARTIALS, &partials));
+    c->partials = partials;
+    TRY_CUDA(c, "clearing memory", cudaMemsetAsync(partials, 0, CAIRN__CUDA_PARTIALS, c->stream));
     TRY(cairn__products_create(d, &c->products));
     return CAIRN_OK;
 out:

@@ -80,18 +80,15 @@ static cairn_status told_nccl(const struct cairn__comm *c, const char *doing, nc
                        words[0] ? ": " : "", words, m->advice);
 }
 
-static cairn_status told_cuda(const char *doing, cudaError_t error) {
-    (void)cudaGetLastError();
-    return cairn__fail(CAIRN_EDEVICE, "%s: CUDA says %s (%s)", doing, cudaGetErrorName(error),
-                       cudaGetErrorString(error));
-}
-
 static cairn_status nccl(const struct cairn__comm *c, const char *doing, ncclResult_t result) {
     return result == ncclSuccess || result == ncclInProgress ? CAIRN_OK : told_nccl(c, doing, result);
 }
 
 static cairn_status cuda(const char *doing, cudaError_t error) {
-    return error == cudaSuccess ? CAIRN_OK : told_cuda(doing, error);
+    if (error == cudaSuccess) return CAIRN_OK;
+    (void)cudaGetLastError();
+    return cairn__fail(CAIRN_EDEVICE, "%s: CUDA says %s (%s)", doing, cudaGetErrorName(error),
+                       cudaGetErrorString(error));
 }
 
 /* The device is the thread's current one from then on, as NCCL wants it. */
@@ -99,14 +96,11 @@ static void enter(const struct cairn_device *d) {
     (void)cudaSetDevice(d->ordinal);
 }
 
-static cairn_status check_alive(const struct cairn__comm *c) {
-    return c->nccl ? CAIRN_OK : cairn__fail(CAIRN_EPEER, "the communicator of NCCL was aborted");
-}
-
 /* Enters, and fails where there is nothing to call. */
 static cairn_status begin(const struct cairn__comm *c) {
     enter(c->device);
-    return check_alive(c);
+    REQUIRE(c->nccl, CAIRN_EPEER, "the communicator of NCCL was aborted");
+    return CAIRN_OK;
 }
 
 /* ---- facts ---- */
@@ -226,14 +220,7 @@ static void comm_close(struct cairn__comm **comm) {
 
 /* ---- memory ---- */
 
-/* Whether registering succeeds depends on the links between the GPUs; without it NCCL copies. */
-static void register_block(const struct cairn__comm *c, struct block *b, size_t nbytes) {
-    if (ncclCommRegister(c->nccl, b->memory, nbytes, &b->handle) == ncclSuccess) return;
-    b->handle = NULL;
-    cairn__log(CAIRN_LOG_DEBUG, "NCCL does not register %zu bytes of group memory: %s", nbytes,
-               ncclGetLastError(c->nccl));
-}
-
+/* Whether NCCL registers the memory depends on the links between the GPUs; where it does not, it copies. */
 static cairn_status comm_alloc(struct cairn__comm *c, size_t nbytes, void **out) {
     struct block b = {NULL, NULL};
     cairn_status st = CAIRN_OK;
@@ -245,7 +232,11 @@ static cairn_status comm_alloc(struct cairn__comm *c, size_t nbytes, void **out)
         return cairn__fail(CAIRN_ENOMEM, "NCCL has no %zu bytes for the group's memory on GPU %d: it says %s", nbytes,
                            c->device->ordinal, ncclGetErrorString(result));
     }
-    register_block(c, &b, nbytes);
+    if (ncclCommRegister(c->nccl, b.memory, nbytes, &b.handle) != ncclSuccess) {
+        b.handle = NULL;
+        cairn__log(CAIRN_LOG_DEBUG, "NCCL does not register %zu bytes of group memory: %s", nbytes,
+                   ncclGetLastError(c->nccl));
+    }
     c->blocks[c->num_blocks++] = b;
     *out = b.memory;
 out:
@@ -284,15 +275,11 @@ static ncclDataType_t type_of(cairn_dtype dtype) {
     }
 }
 
-/* The bits of 2^-halvings, which both halves have among their normal numbers: a group has less than 2^14 ranks. */
-static uint16_t power_bits(cairn_dtype dtype, int halvings) {
-    return (uint16_t)(dtype == CAIRN_F16 ? (15 - halvings) << 10 : (127 - halvings) << 7);
-}
-
-/* Made once for each half: a group always halves as often. */
+/* Made once for each half type: the number of halvings is the group's. */
 static cairn_status halved_sum(struct cairn__comm *c, cairn_dtype dtype, int halvings, ncclRedOp_t *op) {
     const int i = dtype == CAIRN_BF16;
-    uint16_t scalar = power_bits(dtype, halvings);
+    /* The bits of 2^-halvings, a normal number in both half types: a group has less than 2^14 ranks. */
+    uint16_t scalar = (uint16_t)(dtype == CAIRN_F16 ? (15 - halvings) << 10 : (127 - halvings) << 7);
     cairn_status st = CAIRN_OK;
     if (c->halved[i].halvings != halvings) {
         TRY(nccl(c, "making a sum of scaled terms",

@@ -12,19 +12,13 @@ static size_t chunks(size_t n, size_t chunk) {
     return n / chunk + (n % chunk != 0);
 }
 
-/* What is left of the next tensor, as far as a launch with `room` blocks takes it. */
-static size_t take(const struct cairn__plan *plan, size_t room) {
-    const size_t left = chunks(elements(plan, plan->next), plan->chunk) - plan->done;
-    if (left <= room) return left;
-    return plan->whole ? 0 : room;
-}
-
 bool cairn__plan_next(struct cairn__plan *plan, struct cairn__part *out) {
     struct cairn__span *span = &out->span;
     *span = (struct cairn__span){.chunk = plan->chunk, .done = plan->done};
     while (plan->next < plan->count && span->count < CAIRN__CUDA_LIST) {
         const size_t all = chunks(elements(plan, plan->next), plan->chunk);
-        const size_t taken = take(plan, plan->max_blocks - span->blocks);
+        const size_t left = all - plan->done, room = plan->max_blocks - span->blocks;
+        const size_t taken = left <= room ? left : plan->whole ? 0 : room;
         if (all > 0 && taken == 0) break;
         if (all > 0 || plan->keep_empty) {
             span->blocks += (uint32_t)taken;

@@ -64,10 +64,6 @@ size_t cairn__products_version(void) {
 
 /* ---- what is kept of a product ---- */
 
-static cudaDataType data_type(unsigned type) {
-    return type == CAIRN_F16 ? CUDA_R_16F : type == CAIRN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
-}
-
 static const cublasLtEpilogue_t epilogues[] = {
     [CAIRN__EPILOGUE_NONE] = CUBLASLT_EPILOGUE_DEFAULT,    [CAIRN__EPILOGUE_RELU] = CUBLASLT_EPILOGUE_RELU,
     [CAIRN__EPILOGUE_BIAS] = CUBLASLT_EPILOGUE_BIAS,       [CAIRN__EPILOGUE_BIAS_RELU] = CUBLASLT_EPILOGUE_RELU_BIAS,
@@ -85,29 +81,23 @@ static void drop_entry(struct entry *e) {
 #define SET(op, attribute, value) \
     cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value))
 
-static cairn_status make_operation(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
-    static const char doing[] = "describing a product";
-    cairn_status st = CAIRN_OK;
-    const cublasOperation_t first = k->trans_first ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t second = k->trans_second ? CUBLAS_OP_T : CUBLAS_OP_N;
-    TRY_LT(c, doing,
-           cublasLtMatmulDescCreate(&e->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    TRY_LT(c, doing, SET(e->op, TRANSA, first));
-    TRY_LT(c, doing, SET(e->op, TRANSB, second));
-    TRY_LT(c, doing, SET(e->op, EPILOGUE, epilogues[k->epilogue]));
-out:
-    return st;
-}
-
 /* A matrix in memory: the transpose of what is multiplied has rows and columns exchanged. */
 static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, unsigned type, uint64_t rows, uint64_t cols, bool trans,
                                   int64_t ld) {
-    return cublasLtMatrixLayoutCreate(out, data_type(type), trans ? cols : rows, trans ? rows : cols, ld);
+    const cudaDataType data_type = type == CAIRN_F16 ? CUDA_R_16F : type == CAIRN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    return cublasLtMatrixLayoutCreate(out, data_type, trans ? cols : rows, trans ? rows : cols, ld);
 }
 
-static cairn_status make_layouts(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
-    static const char doing[] = "describing a matrix";
+static cairn_status make_entry(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
+    static const char doing[] = "describing a matrix", doing_op[] = "describing a product";
+    const cublasOperation_t first = k->trans_first ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = k->trans_second ? CUBLAS_OP_T : CUBLAS_OP_N;
     cairn_status st = CAIRN_OK;
+    TRY_LT(c, doing_op,
+           cublasLtMatmulDescCreate(&e->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TRY_LT(c, doing_op, SET(e->op, TRANSA, first));
+    TRY_LT(c, doing_op, SET(e->op, TRANSB, second));
+    TRY_LT(c, doing_op, SET(e->op, EPILOGUE, epilogues[k->epilogue]));
     TRY_LT(c, doing, make_layout(&e->first, k->in_type, k->rows, k->inner, k->trans_first, k->ld_first));
     TRY_LT(c, doing, make_layout(&e->second, k->in_type, k->inner, k->cols, k->trans_second, k->ld_second));
     TRY_LT(c, doing, make_layout(&e->out, k->out_type, k->rows, k->cols, false, k->ld_out));
@@ -183,8 +173,7 @@ static cairn_status try_plan(const struct cairn__cuda *c, const struct cairn__pr
     struct entry *e = &c->products->entries[cairn__product_find(&c->products->index, &plan->key, &found)];
     if (!found || !e->out) { /* not out: it could not be described the last time */
         drop_entry(e);
-        TRY(make_operation(c, &plan->key, e));
-        TRY(make_layouts(c, &plan->key, e));
+        TRY(make_entry(c, &plan->key, e));
     }
     if (e->impossible) goto out;
     if (plan->extra) TRY_LT(c, "describing a product", SET(e->op, BIAS_POINTER, plan->extra));
@@ -252,24 +241,11 @@ out:
     return st;
 }
 
-static cairn_status bare_product(struct cairn_device *d, const struct cairn__matmul *bare) {
-    struct cairn__cuda *c = cairn__cuda_of(d);
-    struct cairn__product_plan plan;
-    bool done = false;
-    cairn_status st = CAIRN_OK;
-    cairn__product_plan(bare, d->tf32, &plan);
-    TRY(try_plan(c, &plan, &done));
-    REQUIRE(done, CAIRN_EDEVICE,
-            "%s: cuBLASLt has no algorithm for a product of %s [%lld, %lld] and [%lld, %lld] into %s", c->name,
-            cairn_dtype_name(bare->in_type), (long long)bare->m, (long long)bare->k, (long long)bare->k,
-            (long long)bare->n, cairn_dtype_name(bare->out_type));
-out:
-    return st;
-}
-
 static cairn_status product_and_passes(struct cairn_device *d, const struct cairn__matmul *p) {
     struct cairn__cuda *c = cairn__cuda_of(d);
     cairn_status st = CAIRN_OK;
+    struct cairn__product_plan plan;
+    bool done = false;
     struct cairn__matmul bare = *p;
     bare.relu = false;
     bare.bias = NULL;
@@ -279,7 +255,12 @@ static cairn_status product_and_passes(struct cairn_device *d, const struct cair
         bare.out_type = CAIRN_F32;
         bare.c = c->products->result.data;
     }
-    TRY(bare_product(d, &bare));
+    cairn__product_plan(&bare, d->tf32, &plan);
+    TRY(try_plan(c, &plan, &done));
+    REQUIRE(done, CAIRN_EDEVICE,
+            "%s: cuBLASLt has no algorithm for a product of %s [%lld, %lld] and [%lld, %lld] into %s", c->name,
+            cairn_dtype_name(bare.in_type), (long long)bare.m, (long long)bare.k, (long long)bare.k, (long long)bare.n,
+            cairn_dtype_name(bare.out_type));
     TRY(finish(d, p, &bare));
 out:
     return st;
