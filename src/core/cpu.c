@@ -51,6 +51,7 @@ unsigned cairn__cpu_detect(void) {
 }
 #endif
 
+/* What CAIRN_CPU leaves of the features. */
 static unsigned capped(unsigned found) {
     const char *cap = cairn__var("CAIRN_CPU");
     if (!cap) return found;

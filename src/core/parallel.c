@@ -55,14 +55,12 @@ static void pause_briefly(void) {
 
 /* ---- the work ---- */
 
-static void do_piece(size_t piece) {
-    const size_t begin = piece * pool.grain;
-    pool.body(pool.ctx, begin, pool.n - begin < pool.grain ? pool.n : begin + pool.grain);
-}
-
 static void do_pieces(void) {
     inside_body = true;
-    for (size_t i; (i = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.pieces;) do_piece(i);
+    for (size_t i; (i = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.pieces;) {
+        const size_t begin = i * pool.grain;
+        pool.body(pool.ctx, begin, pool.n - begin < pool.grain ? pool.n : begin + pool.grain);
+    }
     inside_body = false;
 }
 
@@ -71,20 +69,16 @@ static bool is_new(uint_fast64_t done) {
     return (job % 2 == 1 && job != done) || atomic_load(&pool.quit);
 }
 
-static void sleep_until_new(uint_fast64_t done) {
-    pthread_mutex_lock(&pool.lock);
-    atomic_fetch_add(&pool.asleep, 1); /* before the look at the job, as the caller opens it before it looks at this */
-    while (!is_new(done)) pthread_cond_wait(&pool.wake, &pool.lock);
-    atomic_fetch_sub(&pool.asleep, 1);
-    pthread_mutex_unlock(&pool.lock);
-}
-
 static void wait_for_job(uint_fast64_t done) {
     for (int i = 0; i < SPINS; i++) {
         if (is_new(done)) return;
         pause_briefly();
     }
-    sleep_until_new(done);
+    pthread_mutex_lock(&pool.lock);
+    atomic_fetch_add(&pool.asleep, 1); /* before the look at the job, as the caller opens it before it looks at this */
+    while (!is_new(done)) pthread_cond_wait(&pool.wake, &pool.lock);
+    atomic_fetch_sub(&pool.asleep, 1);
+    pthread_mutex_unlock(&pool.lock);
 }
 
 static void *work(void *unused) {
@@ -160,8 +154,11 @@ __attribute__((destructor)) static void end_pool(void) {
 }
 
 /* Signals are for the user's threads. */
-static void start_workers(int count) {
+static void make_workers(int count) {
     sigset_t all, before;
+    if (pool.count == count) return;
+    if (!pool.handlers_are_set) pool.handlers_are_set = pthread_atfork(hold_pool, let_pool_go, forget_workers) == 0;
+    end_workers();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = 0;
@@ -174,13 +171,6 @@ static void start_workers(int count) {
     cairn__log(CAIRN_LOG_WARNING, "only %d of %d threads could be started: %s", 1 + pool.count, 1 + count,
                strerror(failed));
     atomic_store(&wanted, 1 + pool.count);
-}
-
-static void make_workers(int count) {
-    if (pool.count == count) return;
-    if (!pool.handlers_are_set) pool.handlers_are_set = pthread_atfork(hold_pool, let_pool_go, forget_workers) == 0;
-    end_workers();
-    start_workers(count);
 }
 
 /* ---- how many ---- */

@@ -57,7 +57,8 @@ static int is_switch(cairn_switch s) {
     return s == CAIRN_DEFAULT || s == CAIRN_ON || s == CAIRN_OFF;
 }
 
-static cairn_status look_at(int64_t n, int rank, int size, const struct cairn_sampler_options *o, cairn_sampler **out) {
+static cairn_status check_arguments(int64_t n, int rank, int size, const struct cairn_sampler_options *o,
+                                    cairn_sampler **out) {
     REQUIRE(out, CAIRN_EINVAL, "out is NULL");
     REQUIRE(n >= 0 && n <= MOST, CAIRN_EINVAL, "a dataset of %" PRId64 " examples; it has from 0 to 2^62", n);
     REQUIRE(size >= 1, CAIRN_EINVAL, "%d ranks; there is at least one", size);
@@ -86,10 +87,10 @@ static int64_t length_of(int64_t n, int rank, int size, const struct cairn_sampl
 cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
                                               const struct cairn_sampler_options *options, cairn_sampler **out) {
     struct cairn_sampler_options o = *cairn_sampler_options(.shuffle = CAIRN_ON);
-    cairn_status st;
+    cairn_status st = CAIRN_OK;
     cairn_sampler *s = NULL;
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_sampler_options"));
-    TRY(look_at(n, rank, size, &o, out));
+    TRY(check_arguments(n, rank, size, &o, out));
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     *s = (cairn_sampler){.n = n, .rank = rank, .size = size, .seed = o.seed};
     s->length = length_of(n, rank, size, &o);

@@ -36,20 +36,6 @@ static cairn_status check_options(const struct cairn_env_options *o) {
     return CAIRN_OK;
 }
 
-static cairn_status read_timeouts(struct cairn_env_options *o) {
-    cairn_status st = CAIRN_OK;
-    if (o->timeout == 0) {
-        o->timeout = DEFAULT_TIMEOUT;
-        TRY(cairn__var_seconds("CAIRN_TIMEOUT", &o->timeout));
-    }
-    if (o->meeting_timeout == 0) {
-        o->meeting_timeout = o->timeout;
-        TRY(cairn__var_seconds("CAIRN_MEETING_TIMEOUT", &o->meeting_timeout));
-    }
-out:
-    return st;
-}
-
 static cairn_status read_options(const struct cairn_env_options *given, struct cairn_env_options *out) {
     *out = (struct cairn_env_options){.struct_size = sizeof(*out)};
     cairn_status st = CAIRN_OK;
@@ -58,25 +44,29 @@ static cairn_status read_options(const struct cairn_env_options *given, struct c
     if (!out->device) out->device = cairn__var("CAIRN_DEVICE");
     if (!out->device) out->device = "cpu";
     if (!out->backend) out->backend = cairn__var("CAIRN_BACKEND");
-    TRY(read_timeouts(out));
+    if (out->timeout == 0) {
+        out->timeout = DEFAULT_TIMEOUT;
+        TRY(cairn__var_seconds("CAIRN_TIMEOUT", &out->timeout));
+    }
+    if (out->meeting_timeout == 0) {
+        out->meeting_timeout = out->timeout;
+        TRY(cairn__var_seconds("CAIRN_MEETING_TIMEOUT", &out->meeting_timeout));
+    }
 out:
     return st;
 }
 
-/* Of "auto": GPUs of several ranks are of use where they can be joined. */
-static cairn_status check_joins(struct cairn_env *env, const struct cairn_env_options *o) {
-    const bool is_free = env->size > 1 && strcmp(o->device, "auto") == 0;
-    if (!is_free || strcmp(cairn_device_name(env->device), "cpu") == 0) return CAIRN_OK;
-    if (cairn__backend_probe(CAIRN__BACKEND_NCCL, NULL) == CAIRN_OK) return CAIRN_OK;
-    cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", cairn_last_error());
-    cairn__device_close(&env->device);
-    return cairn__device_open("cpu", 0, &env->device);
-}
-
+/* "auto" means the CPU where several ranks have GPUs that no backend of this build connects. */
 static cairn_status open_device(struct cairn_env *env, const struct cairn_env_options *o) {
+    const bool needs_nccl = env->size > 1 && strcmp(o->device, "auto") == 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_open(o->device, env->local_rank, &env->device));
-    TRY(check_joins(env, o));
+    if (needs_nccl && strcmp(cairn_device_name(env->device), "cpu") != 0 &&
+        cairn__backend_probe(CAIRN__BACKEND_NCCL, NULL) != CAIRN_OK) {
+        cairn__log(CAIRN_LOG_NOTICE, "computing on the CPU: %s", cairn_last_error());
+        cairn__device_close(&env->device);
+        TRY(cairn__device_open("cpu", 0, &env->device));
+    }
     env->device->tf32 = o->tf32 == CAIRN_ON;
 out:
     return st;
@@ -172,22 +162,6 @@ out:
     return st;
 }
 
-static cairn_status read_launch(const struct cairn_env_options *options, int *argc, char ***argv,
-                                struct cairn__launch *launch) {
-    struct cairn_env_options o;
-    const char *path = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(read_options(options, &o));
-    TRY(cairn__env_file_path(o.init_method, &path));
-    const struct cairn__launch_told told = {.rank = o.rank,
-                                            .world_size = o.world_size,
-                                            .init_method = path ? NULL : o.init_method,
-                                            .has_store = o.store || path};
-    TRY(cairn__launch_read(&told, argc, argv, launch));
-out:
-    return st;
-}
-
 /* Before anything can fail, so that the launcher learns of everything. */
 static void install_error_file(const struct cairn_env_options *options) {
     struct cairn_env_options o = {.struct_size = sizeof(o)};
@@ -199,8 +173,16 @@ cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_op
     install_error_file(options);
     REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
     cairn_status st = CAIRN_OK;
+    struct cairn_env_options o;
     struct cairn__launch launch;
-    TRY(read_launch(options, argc, argv, &launch));
+    const char *path = NULL;
+    TRY(read_options(options, &o));
+    TRY(cairn__env_file_path(o.init_method, &path));
+    const struct cairn__launch_told told = {.rank = o.rank,
+                                            .world_size = o.world_size,
+                                            .init_method = path ? NULL : o.init_method,
+                                            .has_store = o.store || path};
+    TRY(cairn__launch_read(&told, argc, argv, &launch));
     cairn__log_set_rank(launch.rank);
     TRY(cairn__env_create_at(&launch, options, out));
 out:

@@ -53,30 +53,20 @@ struct text {
     char room[512];
 };
 
-static void flush_to_memory(struct text *t) {
-    const size_t n = t->used < t->memory_left ? t->used : t->memory_left;
-    memcpy(t->memory, t->room, n);
-    t->memory += n;
-    t->memory_left -= n;
-    t->used = 0;
-}
-
-static void flush_to_fd(struct text *t) {
-    for (size_t done = 0; done < t->used && !t->failed;) {
+static void flush(struct text *t) {
+    if (t->memory) {
+        const size_t n = t->used < t->memory_left ? t->used : t->memory_left;
+        memcpy(t->memory, t->room, n);
+        t->memory += n;
+        t->memory_left -= n;
+    }
+    for (size_t done = 0; !t->memory && done < t->used && !t->failed;) {
         const ssize_t n = write(t->fd, t->room + done, t->used - done);
         if (n < 0 && errno == EINTR) continue;
         t->failed = n < 0;
         if (n > 0) done += (size_t)n;
     }
     t->used = 0;
-}
-
-static void flush(struct text *t) {
-    if (t->memory) {
-        flush_to_memory(t);
-    } else {
-        flush_to_fd(t);
-    }
 }
 
 static void put_bytes(struct text *t, const char *bytes, size_t n) {
@@ -143,15 +133,10 @@ static void put_code(struct text *t, const struct failure *f) {
     put_number(t, (uint64_t)f->status, 10);
 }
 
-static const char *name_of(int signal) {
-    const char *name = sigabbrev_np(signal);
-    return name ? name : "?";
-}
-
 static void put_signal(struct text *t, const struct failure *f) {
-    const char *meaning = sigdescr_np(f->signal);
+    const char *name = sigabbrev_np(f->signal), *meaning = sigdescr_np(f->signal);
     put(t, "SIG");
-    put(t, name_of(f->signal));
+    put(t, name ? name : "?");
     put(t, ": ");
     put(t, meaning ? meaning : "?");
     if (!f->address) return;
@@ -178,23 +163,21 @@ static void put_message(struct text *t, const struct failure *f) {
     }
 }
 
-static void put_frame(struct text *t, void *address) {
-    Dl_info at;
-    put(t, "\n  ");
-    if (dladdr(address, &at) == 0 || !at.dli_fname) at = (Dl_info){.dli_fname = "?"};
-    put(t, at.dli_fname);
-    put(t, "(");
-    if (at.dli_sname) put(t, at.dli_sname);
-    put(t, "+0x");
-    put_number(t, (uintptr_t)address - (uintptr_t)(at.dli_sname ? at.dli_saddr : at.dli_fbase), 16);
-    put(t, ")");
-}
-
 static void put_backtrace(struct text *t) {
     void *frames[MOST_FRAMES];
     const int n = backtrace(frames, MOST_FRAMES);
     put(t, "\nBacktrace:");
-    for (int i = 0; i < n; i++) put_frame(t, frames[i]);
+    for (int i = 0; i < n; i++) {
+        Dl_info at;
+        put(t, "\n  ");
+        if (dladdr(frames[i], &at) == 0 || !at.dli_fname) at = (Dl_info){.dli_fname = "?"};
+        put(t, at.dli_fname);
+        put(t, "(");
+        if (at.dli_sname) put(t, at.dli_sname);
+        put(t, "+0x");
+        put_number(t, (uintptr_t)frames[i] - (uintptr_t)(at.dli_sname ? at.dli_saddr : at.dli_fbase), 16);
+        put(t, ")");
+    }
 }
 
 /* What the launcher shows instead of a call stack. */
@@ -252,8 +235,10 @@ static bool write_file(const struct failure *f) {
     return false;
 }
 
-static void write_note(const struct failure *f) {
+/* To the parent's memory, or to the file. */
+static bool write_failure(const struct failure *f) {
     struct cairn__error_note *note = record.note;
+    if (!note) return write_file(f);
     struct text t = {.memory = note->text, .memory_left = sizeof(note->text) - 1};
     note->at = 1e-9 * (double)cairn__now_ns();
     note->is_consequence = f->is_consequence;
@@ -263,11 +248,6 @@ static void write_note(const struct failure *f) {
     }
     put_message(&t, f);
     flush(&t);
-}
-
-static bool write_failure(const struct failure *f) {
-    if (!record.note) return write_file(f);
-    write_note(f);
     return true;
 }
 
@@ -328,21 +308,20 @@ static void on_signal(int signal, siginfo_t *info, void *context) {
     (void)raise(signal); /* for one that was sent, which would not come again by itself */
 }
 
-static void handle(int signal) {
-    struct sigaction now, ours = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
-    sigemptyset(&ours.sa_mask);
-    if (sigaction(signal, NULL, &now) == 0 && now.sa_handler == SIG_DFL) (void)sigaction(signal, &ours, NULL);
-}
-
 static void handle_signals(void) {
     static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+    struct sigaction now, ours = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     void *frame;
-    stack_t now;
+    stack_t stack_now;
     (void)backtrace(&frame, 1); /* loads libgcc_s */
-    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
+    if (sigaltstack(NULL, &stack_now) == 0 && (stack_now.ss_flags & SS_DISABLE)) {
         (void)sigaltstack(&(stack_t){.ss_sp = stack, .ss_size = sizeof(stack)}, NULL);
     }
-    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) handle(signals[i]);
+    sigemptyset(&ours.sa_mask);
+    for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
+        if (sigaction(signals[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
+            (void)sigaction(signals[i], &ours, NULL);
+    }
 }
 
 /* ---- installing ---- */

@@ -27,18 +27,13 @@ struct meeting {
 };
 
 /* Several environments of one launch meet under different keys: the n-th of each rank belong together. */
-static cairn_status number_of_env(struct meeting *m, cairn_store *store) {
-    char key[192];
-    snprintf(key, sizeof(key), "%s/envs/%d", m->launch->key_prefix, m->launch->rank);
-    return cairn_store_add(store, key, 1, &m->number);
-}
-
 static cairn_status join(struct meeting *m, cairn_store *store) {
     const struct cairn__launch *launch = m->launch;
     cairn_status st = CAIRN_OK;
     cairn_group *group = NULL;
-    char prefix[192] = "";
-    if (store) TRY(number_of_env(m, store));
+    char prefix[192], key[192];
+    snprintf(key, sizeof(key), "%s/envs/%d", launch->key_prefix, launch->rank);
+    if (store) TRY(cairn_store_add(store, key, 1, &m->number));
     snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)m->number);
     const struct cairn__group_options options = {.rank = launch->rank,
                                                  .size = launch->size,
@@ -110,20 +105,16 @@ out:
     return st;
 }
 
-/* The rank that serves ends the store; the others wait until they have seen that, or their next environment would
- * meet the store of this one. What was not the first to meet there is in a store that is kept for another, and
- * stays. */
-static void part(struct meeting *m) {
-    if (!m->met->served && !m->launch->meeting.agent_store && m->number == 1)
-        cairn__store_wait_end(m->met->store, m->options->meeting_timeout);
-}
-
+/* The rank that serves ends the store; the others wait for that, or their next environment would meet in this one's
+ * store. An environment that was not the first to meet there is in a store that another keeps. */
 static cairn_status meet_by_tcp(struct meeting *m, int *port) {
     cairn_status st = CAIRN_OK;
     TRY(find_store(m, port));
     st = join(m, m->met->store);
     if (m->met->served) st = doubt_host(&m->launch->meeting, st);
-    if (st == CAIRN_OK && !cairn__group_keeps_store(cairn_env_group(m->env))) part(m);
+    if (st == CAIRN_OK && !cairn__group_keeps_store(cairn_env_group(m->env)) && !m->met->served &&
+        !m->launch->meeting.agent_store && m->number == 1)
+        cairn__store_wait_end(m->met->store, m->options->meeting_timeout);
 out:
     return st;
 }
@@ -144,14 +135,6 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
     return CAIRN_OK;
 }
 
-static cairn_status meet_in_file(struct meeting *m, const char *path) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn_file_store_create(path, m->launch->size, m->options->meeting_timeout, &m->met->store));
-    TRY(join(m, m->met->store));
-out:
-    return st;
-}
-
 /* ---- all of it ---- */
 
 static cairn_status meet(struct meeting *m, int *port) {
@@ -163,7 +146,8 @@ static cairn_status meet(struct meeting *m, int *port) {
     } else if (m->options->store) {
         TRY(join(m, m->options->store));
     } else if (path) {
-        TRY(meet_in_file(m, path));
+        TRY(cairn_file_store_create(path, m->launch->size, m->options->meeting_timeout, &m->met->store));
+        TRY(join(m, m->met->store));
     } else {
         TRY(meet_by_tcp(m, port));
     }

@@ -22,15 +22,14 @@ struct cairn__served {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
 static struct cairn__served *all;
 
-static bool is_of(const struct cairn__served *s, const struct cairn__meeting *m) {
-    return s->process == getpid() && s->num_ports == m->num_ports && strcmp(s->proof, m->proof) == 0 &&
-           memcmp(s->ports, m->ports, (size_t)m->num_ports * sizeof(m->ports[0])) == 0;
-}
-
+/* This process's store of that meeting, or NULL. */
 static struct cairn__served *find(const struct cairn__meeting *m) {
-    struct cairn__served *s = all;
-    while (s && !is_of(s, m)) s = s->next;
-    return s;
+    for (struct cairn__served *s = all; s; s = s->next) {
+        if (s->process == getpid() && s->num_ports == m->num_ports && strcmp(s->proof, m->proof) == 0 &&
+            memcmp(s->ports, m->ports, (size_t)m->num_ports * sizeof(m->ports[0])) == 0)
+            return s;
+    }
+    return NULL;
 }
 
 static void forget(struct cairn__served *s) {

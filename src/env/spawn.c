@@ -141,13 +141,6 @@ static bool set_variables(const struct job *job, int rank, pid_t parent) {
            unsetenv("TORCHELASTIC_ERROR_FILE") == 0;
 }
 
-static void close_inherited(struct job *job) {
-    for (int r = 0; r < job->started; r++) {
-        if (job->ranks[r].pidfd >= 0) (void)close(job->ranks[r].pidfd);
-    }
-    cairn__store_stop(&job->server);
-}
-
 static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
     struct words *words = &job->words[rank];
     sigset_t none;
@@ -156,7 +149,10 @@ static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
     if (getppid() != parent) _exit(1); /* it died before the line above */
     cairn__forget_failures();
     cairn__error_file_install_note(&words->note);
-    close_inherited(job);
+    for (int r = 0; r < job->started; r++) { /* what the parent had opened */
+        if (job->ranks[r].pidfd >= 0) (void)close(job->ranks[r].pidfd);
+    }
+    cairn__store_stop(&job->server);
     cairn__log_set_rank(rank);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     int code = 1;
@@ -189,38 +185,20 @@ static cairn_status start_rank(struct job *job, int rank) {
     return CAIRN_OK;
 }
 
-static cairn_status start_ranks(struct job *job) {
-    cairn_status st = CAIRN_OK;
-    (void)fflush(NULL); /* or every rank would write what is buffered once more */
-    for (int r = 0; r < job->size; r++) TRY(start_rank(job, r));
-    TRY(cairn__store_start(job->server));
-out:
-    return st;
-}
-
 /* ---- the parent ---- */
 
-/* Through its descriptor it is that process even where a handler of the program's has reaped it and the number is
- * another's. */
-static void signal_rank(const struct rank *r, int signal) {
-    if (r->pidfd >= 0) {
-        (void)pidfd_send_signal(r->pidfd, signal, NULL, 0);
-    } else {
-        (void)kill(r->pid, signal);
-    }
-}
-
+/* By its descriptor, which names this process even where a handler of the program's has reaped it and its number is
+ * another process's. */
 static void signal_ranks(const struct job *job, int signal) {
-    for (int r = 0; r < job->started; r++) {
-        if (job->ranks[r].running) signal_rank(&job->ranks[r], signal);
+    for (int i = 0; i < job->started; i++) {
+        const struct rank *r = &job->ranks[i];
+        if (!r->running) continue;
+        if (r->pidfd >= 0) {
+            (void)pidfd_send_signal(r->pidfd, signal, NULL, 0);
+        } else {
+            (void)kill(r->pid, signal);
+        }
     }
-}
-
-/* A stopped rank would not see the signal before it goes on, hence SIGCONT. */
-static void stop_ranks(struct job *job) {
-    job->stopped_at = now();
-    signal_ranks(job, SIGTERM);
-    signal_ranks(job, SIGCONT);
 }
 
 static void kill_ranks(struct job *job) {
@@ -275,19 +253,16 @@ static void wait_for_change(struct job *job, int most_ms) {
 /* Milliseconds until something is to be done to the ranks, having done what was due; -1 = nothing. */
 static int do_what_is_due(struct job *job) {
     if (job->stop_at == 0 || job->killed) return -1;
-    if (job->stopped_at == 0 && now() >= job->stop_at) stop_ranks(job);
+    if (job->stopped_at == 0 && now() >= job->stop_at) {
+        job->stopped_at = now();
+        signal_ranks(job, SIGTERM);
+        signal_ranks(job, SIGCONT); /* a stopped process does not get SIGTERM before it continues */
+    }
     const double due = job->stopped_at == 0 ? job->stop_at : job->stopped_at + job->patience;
     const double left = due - now();
     if (left > 0) return left > 3600 ? 3600 * 1000 : (int)(left * 1e3) + 1;
     if (job->stopped_at > 0) kill_ranks(job);
     return 0;
-}
-
-static void wait_for_ranks(struct job *job) {
-    while (job->running > 0) {
-        wait_for_change(job, do_what_is_due(job));
-        reap_all(job);
-    }
 }
 
 /* ---- the report ---- */
@@ -304,16 +279,6 @@ static int weight(const struct job *job, int rank) {
     const bool before = !r->was_told || (note->text[0] && note->at < job->stopped_at);
     if (r->was_told && (by_signal ? by_ours : !before)) return 0;
     return note->is_consequence ? 1 : 2;
-}
-
-static int first_failure(const struct job *job) {
-    int first = 0;
-    for (int r = 1; r < job->started; r++) {
-        const double at = job->words[r].note.at, best = job->words[first].note.at;
-        const int more = weight(job, r) - weight(job, first);
-        if (more > 0 || (more == 0 && at > 0 && best > 0 && at < best)) first = r;
-    }
-    return first;
 }
 
 static void describe_end(const struct job *job, int rank, char *text, size_t nbytes) {
@@ -334,7 +299,12 @@ static void describe_end(const struct job *job, int rank, char *text, size_t nby
 
 static cairn_status report(const struct job *job) {
     if (job->stop_at == 0) return CAIRN_OK;
-    const int first = first_failure(job);
+    int first = 0;
+    for (int r = 1; r < job->started; r++) {
+        const double at = job->words[r].note.at, best = job->words[first].note.at;
+        const int more = weight(job, r) - weight(job, first);
+        if (more > 0 || (more == 0 && at > 0 && best > 0 && at < best)) first = r;
+    }
     char how[sizeof(job->words[0].note.text)];
     describe_end(job, first, how, sizeof(how));
     return cairn__fail(CAIRN_EPEER, "cairn_spawn: rank %d of %d (process %d) failed first: %s", first, job->size,
@@ -377,8 +347,13 @@ cairn_status cairn_spawn(int (*fn)(int rank, void *argument), void *argument, in
     TRY(check(&job, &o));
     job.patience = o.shutdown_timeout > 0 ? o.shutdown_timeout : DEFAULT_SHUTDOWN;
     TRY(open_job(&job));
-    TRY(start_ranks(&job));
-    wait_for_ranks(&job);
+    (void)fflush(NULL); /* or every rank would write what is buffered once more */
+    for (int r = 0; r < nprocs; r++) TRY(start_rank(&job, r));
+    TRY(cairn__store_start(job.server));
+    while (job.running > 0) {
+        wait_for_change(&job, do_what_is_due(&job));
+        reap_all(&job);
+    }
     st = report(&job);
 out:
     close_job(&job);
