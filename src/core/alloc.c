@@ -1,5 +1,5 @@
-/* Aligned allocation with counters: a steady-state training step must not move `allocations`, and a test holds it to
- * that. Large blocks ask for huge pages, which the bandwidth-bound optimizer pass needs to reach the memory's speed. */
+/* Aligned allocation with counters: a test checks that a steady-state training step does not change `allocations`.
+ * Large blocks request huge pages, which the bandwidth-bound optimizer pass needs to reach the memory's speed. */
 #include "core/alloc.h"
 
 #include <stdatomic.h>
@@ -19,8 +19,8 @@ cairn_status cairn__alloc(size_t nbytes, void **out) {
     size_t rounded = (nbytes + align - 1) / align * align;
     void *p = aligned_alloc(align, rounded ? rounded : align);
     REQUIRE(p, CAIRN_ENOMEM, "out of memory: %zu bytes could not be allocated", nbytes);
-    /* A wish; refusal costs only speed. The end, less than a huge page, stays in small ones: what nobody touches costs
-     * nothing. */
+    /* A hint; refusal costs only speed. The tail, less than a huge page, stays in small ones, of which untouched ones
+     * cost nothing. */
     if (align == HUGE_PAGE) (void)madvise(p, nbytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
     atomic_fetch_add_explicit(&allocations, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&alive, 1, memory_order_relaxed);

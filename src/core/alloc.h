@@ -1,4 +1,4 @@
-/* Memory: aligned, counted, and never larger than asked for by overflow. */
+/* Memory: aligned, counted, with sizes checked for overflow. */
 #ifndef CAIRN__CORE_ALLOC_H
 #define CAIRN__CORE_ALLOC_H
 

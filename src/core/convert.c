@@ -1,5 +1,5 @@
 /* Conversions go in blocks through int64_t between integers and bool, and through double where a float is converted; an
- * f32 of an i64 is made at once, so that it is rounded once. */
+ * i64 becomes an f32 directly, so that it is rounded once. */
 #include "core/convert.h"
 
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* Elements of any type as any other, on the host: what users read and write, not what a step computes. */
+/* Conversions between all types, on the host: for data that users read and write; a step uses the kernels' casts. */
 #ifndef CAIRN__CORE_CONVERT_H
 #define CAIRN__CORE_CONVERT_H
 

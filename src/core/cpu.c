@@ -23,7 +23,7 @@ enum { NUM_LEVELS = sizeof(levels) / sizeof(levels[0]) };
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* Which register files the system saves on a context switch; without it a CPUID flag promises nothing. */
+/* Which register files the system saves on a context switch; without that a feature in CPUID cannot be used. */
 static uint64_t enabled_state(void) {
     uint32_t low, high;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -63,7 +63,7 @@ static unsigned capped(unsigned found) {
 }
 
 unsigned cairn__cpu_features(void) {
-    static atomic_uint cached; /* features + 1; 0 = not looked yet. Two threads may both look and find the same. */
+    static atomic_uint cached; /* features + 1; 0 = not detected yet. Two threads may both detect the same. */
     unsigned known = atomic_load_explicit(&cached, memory_order_relaxed);
     if (known == 0) {
         known = capped(cairn__cpu_detect()) + 1;

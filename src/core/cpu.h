@@ -1,4 +1,4 @@
-/* What this processor can do and the operating system lets it do. */
+/* The features of this processor that the operating system has enabled. */
 #ifndef CAIRN__CORE_CPU_H
 #define CAIRN__CORE_CPU_H
 
@@ -8,11 +8,11 @@ enum cairn__cpu_feature {
     CAIRN__CPU_AVX512_BF16 = 4, /* bf16 dot products and VCVTNEPS2BF16 */
 };
 
-/* The set in use: what CPUID and XCR0 say, less what CAIRN_CPU removes (ref < avx2 < avx512 < avx512_bf16; an unknown
- * word is reported once as a warning and removes nothing). Fixed at the first call. Any thread. */
+/* The set in use: that of CPUID and XCR0, less what CAIRN_CPU removes (ref < avx2 < avx512 < avx512_bf16; an unknown
+ * name is logged once as a warning and removes nothing). Fixed at the first call. Any thread. */
 unsigned cairn__cpu_features(void);
 
-/* What CPUID and XCR0 say, CAIRN_CPU or not. */
+/* The set of CPUID and XCR0, whatever CAIRN_CPU is. */
 unsigned cairn__cpu_detect(void);
 
 /* The highest level in a set: "ref", "avx2", "avx512" or "avx512_bf16". */

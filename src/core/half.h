@@ -74,7 +74,7 @@ CAIRN__HOST_DEVICE static inline uint16_t cairn__f32_to_bf16(float x) {
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
-/* Non-zero where x is an infinity or a NaN, told by its exponent bits: works under -Ofast and flush-to-zero. */
+/* Non-zero where x is an infinity or a NaN, by its exponent bits: works under -Ofast and flush-to-zero. */
 CAIRN__HOST_DEVICE static inline uint32_t cairn__f32_nonfinite(float x) {
     return (cairn__f32_bits(x) & 0x7f800000u) == 0x7f800000u;
 }

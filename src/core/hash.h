@@ -1,5 +1,5 @@
-/* FNV-1a: for tables, for telling half a record from a whole one, and for ranks that compare what they hold. Whoever
- * wants to can make two texts of one hash.
+/* FNV-1a: for tables, for detecting truncated records, and for ranks that compare their data. Not
+ * collision-resistant.
  *
  * A hash goes on from the one before it, the first from CAIRN__HASH_START. Values that ranks or files exchange stay as
  * they are.

@@ -1,4 +1,4 @@
-/* The log sink is process-wide state by intent: a library that speaks must let the program decide where to. */
+/* The log sink is process-wide state by intent: the program decides where the library's messages go. */
 #include "core/log.h"
 
 #include <stdarg.h>

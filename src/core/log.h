@@ -4,7 +4,7 @@
 
 #include "cairn/core.h"
 
-/* Formats and sends a message, if CAIRN_LOG lets its level through. Any thread. */
+/* Formats and sends a message, unless CAIRN_LOG excludes its level. Any thread. */
 void cairn__log(cairn_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Tells the default sink which rank this process is; ranks above 0 print errors only. */

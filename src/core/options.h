@@ -1,4 +1,4 @@
-/* Options structs, and elements of arrays: how those of a caller that has another Cairn are read and written. */
+/* Options structs, and elements of arrays, of callers that were compiled with another version of Cairn. */
 #ifndef CAIRN__CORE_OPTIONS_H
 #define CAIRN__CORE_OPTIONS_H
 
@@ -6,14 +6,14 @@
 
 #include "cairn/core.h"
 
-/* What an argument called `on` means: CAIRN_OFF is not 0, and still no. */
+/* The meaning of an argument called `on`: CAIRN_OFF, though not 0, is off. */
 static inline bool cairn__is_on(int on) {
     return on != 0 && on != CAIRN_OFF;
 }
 
 /* Copies *given over *own, which holds the defaults and is own_nbytes large; both begin with size_t struct_size. given
  * may be NULL: all defaults. Fields the caller's struct lacks keep their default.
- * Errors: CAIRN_EINVAL struct_size never set, or fields this Cairn does not know that are not 0; `name` is in it. */
+ * Errors: CAIRN_EINVAL struct_size not set, or a field that this Cairn does not know and that is not 0; with `name`. */
 cairn_status cairn__options_read(void *own, size_t own_nbytes, const void *given, const char *name);
 
 /* ---- elements: structs without struct_size, whose size comes with the call ---- */
@@ -30,7 +30,7 @@ cairn_status cairn__element_check(size_t element_nbytes, const char *name);
 cairn_status cairn__element_read(void *own, size_t own_nbytes, const void *array, size_t element_nbytes, size_t i,
                                  const char *name);
 
-/* Writes *own to element i of the caller's array: what it has room for, and 0 to fields that this Cairn does not
+/* Writes *own to element i of the caller's array: the fields that it has, and 0 to those that this Cairn does not
  * know. */
 void cairn__element_write(void *array, size_t element_nbytes, size_t i, const void *own, size_t own_nbytes);
 

@@ -1,12 +1,12 @@
 /* The pool.
  *
- * One job at a time, that of whoever holds `in_use`; everybody else works alone. A worker that finds a job open counts
- * itself in, looks again whether one is open (it may have ended in between, and another begun: that one is as good),
+ * One job at a time, that of the caller that holds `in_use`; other callers do their work alone. A worker that finds a
+ * job open counts itself in, checks again that one is open (another may have begun in between, which it takes as well),
  * takes pieces from a counter until there are none, and counts itself out. The caller takes pieces too, closes the job
- * when none is left and waits for those counted in; so nobody waits for a worker that still sleeps. Workers look for a
- * job for a while (SPINS) before they sleep, since a training step has hundreds of passes, one after another.
+ * when none is left and waits for the workers counted in, never for one that sleeps. Workers poll for a job for a while
+ * (SPINS) before they sleep, since a training step has hundreds of passes in a row.
  *
- * A child of fork has none of its parent's threads: it begins as if it had never had a pool. */
+ * A child of fork has none of its parent's threads: it begins without a pool. */
 #include "core/parallel.h"
 
 #include <pthread.h>
@@ -25,18 +25,18 @@
 enum { MOST_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
 
 static struct pool {
-    pthread_mutex_t in_use; /* held by the caller of a job, and by whoever makes or ends the pool */
+    pthread_mutex_t in_use; /* held by the caller of a job, and while the pool is made or ended */
     pthread_t workers[MOST_THREADS - 1];
     int count; /* of workers; guarded by in_use */
     bool handlers_are_set;
 
-    /* The job; written while it is closed and nobody is in. */
+    /* The job; written while it is closed and `in` is 0. */
     size_t n, grain, pieces;
     cairn__parallel_body body;
     void *ctx;
     atomic_size_t next;       /* piece */
     atomic_uint_fast64_t job; /* its number: odd while it is open */
-    atomic_int in;            /* workers that may look at it */
+    atomic_int in;            /* workers that may read it */
 
     pthread_mutex_t lock; /* of sleep */
     pthread_cond_t wake;
@@ -44,7 +44,7 @@ static struct pool {
     atomic_bool quit;
 } pool = {.in_use = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
-static atomic_int wanted;              /* threads; 0 = nobody has said or asked yet */
+static atomic_int wanted;              /* threads; 0 = neither set nor read from the environment yet */
 static _Thread_local bool inside_body; /* this thread runs a piece */
 
 static void pause_briefly(void) {
@@ -75,7 +75,7 @@ static void wait_for_job(uint_fast64_t done) {
         pause_briefly();
     }
     pthread_mutex_lock(&pool.lock);
-    atomic_fetch_add(&pool.asleep, 1); /* before the look at the job, as the caller opens it before it looks at this */
+    atomic_fetch_add(&pool.asleep, 1); /* before is_new reads the job; the caller opens the job before it reads this */
     while (!is_new(done)) pthread_cond_wait(&pool.wake, &pool.lock);
     atomic_fetch_sub(&pool.asleep, 1);
     pthread_mutex_unlock(&pool.lock);
@@ -136,7 +136,7 @@ static void let_pool_go(void) {
     pthread_mutex_unlock(&pool.in_use);
 }
 
-/* The forking thread held the pool, so no job was open, and that thread is all there is. */
+/* The forking thread held the pool, so no job was open, and the child has no other thread. */
 static void forget_workers(void) {
     pthread_mutex_init(&pool.lock, NULL);
     pthread_cond_init(&pool.wake, NULL);
@@ -148,12 +148,12 @@ static void forget_workers(void) {
 
 /* At the process's end, or when the library is unloaded. */
 __attribute__((destructor)) static void end_pool(void) {
-    if (pthread_mutex_trylock(&pool.in_use) != 0) return; /* exit() while a job runs: its threads go with the process */
+    if (pthread_mutex_trylock(&pool.in_use) != 0) return; /* exit() during a job: its threads end with the process */
     end_workers();
     pthread_mutex_unlock(&pool.in_use);
 }
 
-/* Signals are for the user's threads. */
+/* Workers block all signals: these are for the user's threads. */
 static void make_workers(int count) {
     sigset_t all, before;
     if (pool.count == count) return;
@@ -190,9 +190,9 @@ static int threads_of_environment(void) {
 int cairn__num_threads(void) {
     int n = atomic_load_explicit(&wanted, memory_order_relaxed);
     if (n > 0) return n;
-    int nobody = 0;
+    int unset = 0;
     n = threads_of_environment();
-    return atomic_compare_exchange_strong(&wanted, &nobody, n) ? n : nobody;
+    return atomic_compare_exchange_strong(&wanted, &unset, n) ? n : unset;
 }
 
 int cairn_num_threads(void) {

@@ -1,5 +1,5 @@
-/* Errors inside Cairn. The first function that knows which error it is writes the message with cairn__fail; everyone
- * above passes the code on with TRY and adds nothing. */
+/* Errors inside Cairn. The first function that knows which error it is writes the message with cairn__fail; callers
+ * pass the status on with TRY and add nothing. */
 #ifndef CAIRN__CORE_STATUS_H
 #define CAIRN__CORE_STATUS_H
 
@@ -13,13 +13,13 @@ cairn_status cairn__fail(cairn_status status, const char *format, ...) __attribu
 /* The status of this thread's last failure, CAIRN_OK before any: what a NULL tensor came from. */
 cairn_status cairn__last_status(void);
 
-/* How many failures this thread has had: what tells a new one from an old. */
+/* The number of failures of this thread, by which callers detect a new one. */
 uint64_t cairn__failures(void);
 
-/* As if nothing had failed in this thread: for a child of fork, to which its parent's last error means nothing. */
+/* Clears this thread's last error and counts: for a child of fork, where its parent's last error means nothing. */
 void cairn__forget_failures(void);
 
-/* Puts "in PLACE: " before the last message, unless that has been done to it already. */
+/* Puts "in PLACE: " before the last message, once a message. */
 void cairn__fail_in(const char *place);
 
 /* Appends ": strerror(errnum)" to the formatted message; the status is CAIRN_ESYSTEM (CAIRN_ENOMEM for ENOMEM). */
@@ -31,7 +31,7 @@ cairn_status cairn__fail_errno(int errnum, const char *format, ...) __attribute_
         if (!(condition)) return cairn__fail((status), __VA_ARGS__); \
     } while (0)
 
-/* Takes the call itself, leaves to `out:` with its code in a local `cairn_status st`. */
+/* Takes the call itself; if it fails, jumps to `out:` with its status in a local `cairn_status st`. */
 #define TRY(call)                     \
     do {                              \
         st = (call);                  \

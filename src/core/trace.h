@@ -1,5 +1,5 @@
-/* Where events are emitted: the one place through which a timeline, a progress line or a test sees what Cairn does.
- * Without a sink an event costs one load and one branch. */
+/* Trace events, from which a timeline, a progress line or a test learns what Cairn does. Without a sink an event costs
+ * one load and one branch. */
 #ifndef CAIRN__CORE_TRACE_H
 #define CAIRN__CORE_TRACE_H
 
@@ -26,7 +26,7 @@ bool cairn__trace_on(void);
 /* An event that began at begin_ns (cairn__now_ns) and ends now; begin_ns 0 makes it an instant. */
 void cairn__trace(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns);
 
-/* The same for what is over already. */
+/* The same with the end given. */
 void cairn__trace_span(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns,
                        uint64_t end_ns);
 

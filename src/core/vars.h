@@ -1,4 +1,4 @@
-/* The one place that reads environment variables. Every variable Cairn knows is in the table in vars.c; asking for
+/* The one place that reads environment variables. Every variable that Cairn reads is in the table in vars.c; reading
  * another is a bug that a test catches. */
 #ifndef CAIRN__CORE_VARS_H
 #define CAIRN__CORE_VARS_H
@@ -10,10 +10,10 @@
 /* The variable's text, or NULL where it is unset or empty. */
 const char *cairn__var(const char *name);
 
-/* Whether the process was started with the variable, as far as this one may see. Linux alone tells. */
+/* Whether the process was started with the variable, as far as this one may read that. Linux only; false elsewhere. */
 bool cairn__var_in_process(int pid, const char *name);
 
-/* A whole decimal number in [least, most]. *present tells whether the variable is set; *value is written only then.
+/* A whole decimal number in [least, most]. *present: whether the variable is set; *value is written only then.
  * Errors: CAIRN_EINVAL "RANK='two' is not a whole number in [0, 65535]". */
 cairn_status cairn__var_int(const char *name, long least, long most, bool *present, long *value);
 
@@ -21,7 +21,7 @@ cairn_status cairn__var_int(const char *name, long least, long most, bool *prese
  * Errors: CAIRN_EINVAL for anything else, NaN and infinity included. */
 cairn_status cairn__var_seconds(const char *name, double *value);
 
-/* Every variable with a line about it, for docs and for a test; ends with a NULL name. */
+/* Every variable with its meaning, for docs and for a test; ends with a NULL name. */
 struct cairn__var_info {
     const char *name;
     const char *meaning;

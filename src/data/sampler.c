@@ -17,13 +17,13 @@ struct cairn_sampler {
     uint32_t *order; /* [n] of this epoch; NULL: 0, 1, 2, ... */
 };
 
-struct words {
+struct word_stream {
     uint64_t key, low, high;
     struct cairn__philox_block block;
     int left;
 };
 
-static uint32_t next_word(struct words *w) {
+static uint32_t next_word(struct word_stream *w) {
     if (w->left == 0) {
         w->block = cairn__philox(w->key, w->low++, w->high);
         w->left = 4;
@@ -31,8 +31,8 @@ static uint32_t next_word(struct words *w) {
     return w->block.word[4 - w->left--];
 }
 
-/* In [0, bound), each equally likely: words in the part of their range that bound does not divide are passed over. */
-static uint32_t draw(struct words *w, uint32_t bound) {
+/* Uniform in [0, bound): rejects words of the last, incomplete part of their range. */
+static uint32_t draw(struct word_stream *w, uint32_t bound) {
     const uint32_t rest = (0u - bound) % bound; /* 2^32 mod bound */
     uint64_t product;
     do {
@@ -43,7 +43,7 @@ static uint32_t draw(struct words *w, uint32_t bound) {
 
 /* The high half of the counter has its top bit set, which those of tensors' random numbers never have. */
 static void shuffle(cairn_sampler *s) {
-    struct words w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
+    struct word_stream w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
     uint32_t *order = s->order;
     for (int64_t i = 0; i < s->n; i++) order[i] = (uint32_t)i;
     for (uint32_t i = (uint32_t)s->n; i-- > 1;) {
