@@ -76,14 +76,14 @@ static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *w
     return cairn__group_exchange(cairn_env_group(env), all, words, n * sizeof(*words));
 }
 
-/* ---- what was found, in words ---- */
+/* ---- the description ---- */
 
 static void put_line(char *text, size_t nbytes, const char *what, const char *line) {
     const size_t used = strlen(text);
     snprintf(text + used, nbytes - used, "%s: %s\n", what, line);
 }
 
-/* What is known before the ranks meet; where that hangs, the log has it already. */
+/* The lines known before the ranks meet, which are in the log even if that hangs. */
 static cairn_status describe(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *o) {
     cairn_status st = CAIRN_OK;
@@ -92,8 +92,8 @@ static cairn_status describe(struct cairn_env *env, const struct cairn__launch *
     snprintf(device, sizeof(device), "%s, %s", cairn_device_name(env->device), cairn_device_describe(env->device));
     cairn__launch_describe(launch, env->description, DESCRIPTION_NBYTES);
     const char *place = o->store ? "in the program's store" : o->init_method;
-    const bool is_told = launch->size == 1 || launch->meeting.num_hosts > 0;
-    if (place && !is_told) put_line(env->description, DESCRIPTION_NBYTES, "meeting", place);
+    const bool is_known = launch->size == 1 || launch->meeting.num_hosts > 0;
+    if (place && !is_known) put_line(env->description, DESCRIPTION_NBYTES, "meeting", place);
     put_line(env->description, DESCRIPTION_NBYTES, "device", device);
 out:
     return st;
@@ -106,7 +106,8 @@ static void log_lines(cairn_log_level level, const char *text) {
     }
 }
 
-/* Whoever forgot srun in a batch script, or WORLD_SIZE=1 in a shell that calls mpirun, trains alone and should know. */
+/* A process that trains alone by mistake (no srun in a batch script, WORLD_SIZE=1 in a shell that calls mpirun) says
+ * so. */
 static void log_facts(const struct cairn_env *env, const struct cairn__launch *launch) {
     if (env->rank != 0) return;
     log_lines(CAIRN_LOG_INFO, env->description);
@@ -124,7 +125,7 @@ static void describe_group(struct cairn_env *env, int port) {
 
 /* ---- creation ---- */
 
-/* Once a thread: it then keeps them. */
+/* Warns once a thread. */
 static void keep_subnormals(void) {
     if (!cairn__keep_subnormals()) return;
     cairn__log(CAIRN_LOG_WARNING,
@@ -162,7 +163,7 @@ out:
     return st;
 }
 
-/* Before anything can fail, so that the launcher learns of everything. */
+/* Before anything can fail, so that every failure is recorded. */
 static void install_error_file(const struct cairn_env_options *options) {
     struct cairn_env_options o = {.struct_size = sizeof(o)};
     const bool is_read = cairn__options_read(&o, sizeof(o), options, "cairn_env_options") == CAIRN_OK;

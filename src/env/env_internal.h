@@ -1,5 +1,5 @@
-/* An environment from launch facts that are known already: what cairn_env_create does after reading them, and how ranks
- * become threads of one process. */
+/* An environment from known launch facts: what cairn_env_create does after reading them, and how tests run ranks as
+ * threads of one process. */
 #ifndef CAIRN__ENV_INTERNAL_H
 #define CAIRN__ENV_INTERNAL_H
 
@@ -10,13 +10,13 @@
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
                                   cairn_env **out);
 
-/* Meets the other ranks and makes the environment's group. What is made for it (server, client, file) ends before it
- * returns, unless the group keeps its store: then it is kept in the environment. *port: where the TCP store was, 0 =
- * there was none. The options are complete. */
+/* Meets the other ranks and creates the environment's group. The store and its server end before this returns, unless
+ * the group keeps its store: then the environment keeps them. *port: the TCP store's, 0 = there was none. The options
+ * are complete. */
 cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *launch,
                              const struct cairn_env_options *options, int *port);
 
-/* Ends what was kept, after the group. */
+/* Ends the store that was kept; to be called after the group's end. */
 void cairn__env_part(struct cairn_env *env);
 
 /* The path in "file:///path", NULL for other methods. CAIRN_EINVAL for "file://" without a whole path. */

@@ -1,8 +1,8 @@
-/* The error file. One writer a process: whoever comes first, exit() or a signal, takes `state` and keeps it.
- * Everything from there on is async-signal-safe: the path is made and backtrace(3) loads its library when the thing
- * is installed, text goes through a small buffer to write(2), and the file is renamed into place when it is whole.
+/* The error file. One writer a process: the first of exit() and signals takes `state` and keeps it. From there on all
+ * is async-signal-safe: the path is formed and backtrace(3) loads its library on installation, text goes through a
+ * small buffer to write(2), and the complete file is renamed into place.
  *
- * The text is plain ASCII, since torch's agent stops at a file it cannot decode or parse. */
+ * The text is plain ASCII, since torch's agent fails on a file that it cannot decode or parse. */
 #include "env/error_file.h"
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ static struct {
     atomic_bool handles_exit;
     atomic_int process; /* 0 = nothing is installed; written last */
     pid_t thread;
-    const char *last_error; /* of that thread: a handler must not be the first to touch a thread's own variable */
+    const char *last_error;         /* of that thread: a handler must not be a thread_local's first access */
     struct cairn__error_note *note; /* or NULL: path */
     char path[PATH_MAX], temporary[PATH_MAX];
 } record;
@@ -119,7 +119,7 @@ static void put(struct text *t, const char *s) {
     for (size_t length; *s; s += length) put_escaped(t, cairn__utf8_decode(s, &length));
 }
 
-/* ---- what is said ---- */
+/* ---- the message ---- */
 
 struct failure {
     int status, signal;      /* one of them is 0 */
@@ -180,7 +180,7 @@ static void put_backtrace(struct text *t) {
     }
 }
 
-/* What the launcher shows instead of a call stack. */
+/* Shown by the launcher in place of a call stack. */
 static void put_details(struct text *t, const struct failure *f) {
     put_message(t, f);
     if (!f->signal && f->what[0]) {
@@ -195,8 +195,8 @@ static void put_details(struct text *t, const struct failure *f) {
     if (f->signal) put_backtrace(t);
 }
 
-/* Whole seconds, by which torch's agent finds the first failure. Who fails because another rank has ended rounds up,
- * so that the other is the first within the same second as well. */
+/* Whole seconds, by which torch's agent finds the first failure. A failure that is a consequence of another rank's
+ * rounds up, so that the other is first within the same second too. */
 static void put_json(struct text *t, const struct failure *f) {
     put_raw(t, "{\"message\": {\"message\": \"");
     put_message(t, f);
@@ -207,9 +207,9 @@ static void put_json(struct text *t, const struct failure *f) {
     put_raw(t, "\"}}}\n");
 }
 
-/* ---- where to ---- */
+/* ---- writing ---- */
 
-/* A file of the program's own stays. False: errno tells why it could not be done. */
+/* Keeps a file that the program wrote itself. False: failed, with errno. */
 static bool move_into_place(void) {
     if (renameat2(AT_FDCWD, record.temporary, AT_FDCWD, record.path, RENAME_NOREPLACE) == 0 || errno == EEXIST) {
         (void)unlink(record.temporary);
@@ -281,7 +281,7 @@ static void at_exit(int status, void *unused) {
 
 /* ---- signals ---- */
 
-/* Of two threads that fault at one time the second would end the process while the first writes. */
+/* Where two threads fault at once, the second would end the process while the first writes. */
 static void wait_for_writer(void) {
     const struct timespec moment = {.tv_nsec = 10 * 1000 * 1000};
     for (int i = 0; i < 200 && is_mine() && atomic_load(&record.state) == WRITING; i++) (void)nanosleep(&moment, NULL);
@@ -305,7 +305,7 @@ static void on_signal(int signal, siginfo_t *info, void *context) {
     }
     struct sigaction usual = {.sa_handler = SIG_DFL};
     (void)sigaction(signal, &usual, NULL);
-    (void)raise(signal); /* for one that was sent, which would not come again by itself */
+    (void)raise(signal); /* for a signal that was sent, which would not recur */
 }
 
 static void handle_signals(void) {
@@ -326,8 +326,8 @@ static void handle_signals(void) {
 
 /* ---- installing ---- */
 
-/* The launcher means its own folder, wherever the program goes. The temporary file has a short name of its own: that of
- * the file may be as long as a name can be. */
+/* A relative path is relative to the folder at installation. The temporary file has a short name of its own, since the
+ * file's name may have the maximum length. */
 static bool set_path(const char *path) {
     char folder[PATH_MAX] = "";
     if (path[0] != '/' && !getcwd(folder, sizeof(folder))) return false;
@@ -350,7 +350,7 @@ static void install(struct cairn__error_note *note) {
 }
 
 void cairn__error_file_install(cairn_switch wanted) {
-    static atomic_flag busy = ATOMIC_FLAG_INIT; /* ranks may be threads; the first has it */
+    static atomic_flag busy = ATOMIC_FLAG_INIT; /* ranks may be threads; the first installs */
     const char *path = cairn__var("TORCHELASTIC_ERROR_FILE");
     if (wanted == CAIRN_OFF || !path || is_mine() || atomic_flag_test_and_set(&busy)) return;
     if (set_path(path)) {

@@ -1,8 +1,7 @@
-/* What a process leaves behind when it fails, for the launcher's report: in the file that TORCHELASTIC_ERROR_FILE
- * names, as torch's agent reads it, or, in a process of cairn_spawn, in memory of its parent's. It is written when
- * exit() is called or main returns with a status other than 0 (the exiting thread's last error), and at a signal
- * that means a bug, where the program has no handler of its own. Only the process that asked for it writes, not what
- * it forks. */
+/* The record of a process's failure, for the launcher's report: in the file that TORCHELASTIC_ERROR_FILE names, in the
+ * format of torch's agent, or, in a process of cairn_spawn, in memory shared with its parent. It is written when exit()
+ * is called or main returns with a status other than 0 (the exiting thread's last error), and at a signal that means a
+ * bug, where the program has no handler of its own. Only the process that installed it writes, not its children. */
 #ifndef CAIRN__ENV_ERROR_FILE_H
 #define CAIRN__ENV_ERROR_FILE_H
 
@@ -10,9 +9,8 @@
 
 #include "cairn/core.h"
 
-/* What cairn_env_create does first. DEFAULT and ON: where the launcher named a file, and nothing was installed in
- * this process yet; OFF: nothing. Takes note of the calling thread as the one whose last error a signal tells. Any
- * thread. */
+/* cairn_env_create's first call. DEFAULT and ON: installs the record if the launcher named a file and none is installed
+ * in this process; OFF: does nothing. A signal records the last error of the calling thread. Any thread. */
 void cairn__error_file_install(cairn_switch record);
 
 /* In shared memory, zeroed. */
@@ -22,10 +20,10 @@ struct cairn__error_note {
     char text[1280]; /* "exit code 1: CAIRN_EPEER: ..." or "SIGSEGV: ..."; "" = it has not failed, or died otherwise */
 };
 
-/* For a process of cairn_spawn, right after the fork: as above, but into note, which stays. */
+/* For a process of cairn_spawn, right after the fork: as above, but into note, which must stay valid. */
 void cairn__error_file_install_note(struct cairn__error_note *note);
 
-/* What exit(status) would write, for a process that ends by _exit(status). */
+/* Writes what exit(status) would, for a process that ends by _exit(status). */
 void cairn__error_file_write(int status);
 
 #endif

@@ -1,5 +1,5 @@
-/* Where the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in a
- * store that the program brought. Where the group does not keep it the store ends once the group stands. */
+/* Where the ranks of an environment meet: in a TCP store that the launcher or rank 0 serves, in a file, or in the
+ * program's own store. Unless the group keeps the store, it ends once the group is created. */
 #include <stdio.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 struct cairn__kept_store {
     cairn_store *store;           /* NULL = the program's own */
-    struct cairn__served *served; /* NULL = another serves */
+    struct cairn__served *served; /* NULL = another process serves it */
 };
 
 /* One meeting. */
@@ -57,7 +57,7 @@ out:
 
 /* ---- a TCP store ---- */
 
-/* The rank that serves: over whatever reaches this machine. Its proof tells the others that they have found it. */
+/* The rank that serves: by any address of this machine. The key `proof` identifies the store to the others. */
 static cairn_status connect_to_own(const struct cairn__meeting *m, int port, double timeout, cairn_store **store) {
     const char *hosts[CAIRN__MAX_HOSTS + 2] = {"127.0.0.1", "::1"};
     for (int i = 0; i < m->num_hosts; i++) hosts[2 + i] = m->hosts[i];
@@ -83,8 +83,8 @@ static cairn_status connect_to_meeting(const struct cairn__meeting *m, double ti
     return cairn__store_connect(&places, timeout, store);
 }
 
-/* Rank 0 serves wherever it is, but only a host of its machine leads there; unless something forwards, so that it is
- * said late and no error by itself. */
+/* Adds to a timeout that the host given is no address of rank 0's machine. That alone is no error: a proxy may forward
+ * connections. */
 static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) {
     if (st != CAIRN_ETIMEOUT || m->guessed_host || m->num_hosts != 1 || cairn__host_is_here(m->hosts[0])) return st;
     return cairn__fail(st, "%s '%s' (%s) is no address of rank 0's machine.", cairn_last_error(), m->hosts[0], m->from);
@@ -135,7 +135,7 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
     return CAIRN_OK;
 }
 
-/* ---- all of it ---- */
+/* ---- the call ---- */
 
 static cairn_status meet(struct meeting *m, int *port) {
     const char *path = NULL;

@@ -87,7 +87,7 @@ out:
     return st;
 }
 
-/* In the server's thread, once nobody is connected any more. The port is free before the list says so. */
+/* Called by the server's thread once no client is connected. Frees the port before the list does. */
 static bool may_end(void *ctx) {
     struct cairn__served *s = ctx;
     pthread_mutex_lock(&mutex);

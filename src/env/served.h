@@ -1,9 +1,9 @@
-/* The stores that this process serves for its environments. Environments of one meeting share one, since they would
- * look for it at the same port; the last to leave ends it.
+/* The stores that this process serves for its environments. Environments of one meeting share a store, since they look
+ * for it at the same port; the last to leave ends it.
  *
- * A store that is kept as long as its environments is not ended under those who still use it, and who may be about to
- * make their next environment there: it stays until the last connection has ended, and an environment that comes
- * meanwhile takes it on. So ranks may end and make environments in any order, and still meet in one store. */
+ * A store that lives as long as its environments does not end while other ranks use it, who may be about to create
+ * their next environment there: it stays until the last connection is closed, and an environment created meanwhile
+ * takes it over. So ranks can destroy and create environments in any order and still meet in one store. */
 #ifndef CAIRN__ENV_SERVED_H
 #define CAIRN__ENV_SERVED_H
 
@@ -15,7 +15,7 @@ struct cairn__served;
 cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__served **out, int *port);
 
 enum cairn__served_end {
-    CAIRN__SERVED_ENDS,  /* now, unless another environment uses it or it was left to stay */
+    CAIRN__SERVED_ENDS,  /* now, unless another environment uses it or left it to stay */
     CAIRN__SERVED_STAYS, /* until all others have left too */
 };
 

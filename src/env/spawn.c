@@ -1,7 +1,6 @@
-/* Ranks as processes of one program. Nothing but this thread exists while they are forked: the store's socket
- * listens before (clients may connect to it), its thread starts after. The parent waits by a descriptor for each
- * process, or where there are none, by looking every few milliseconds; it has no handler for SIGCHLD and reaps
- * nobody else's children. */
+/* Ranks as processes of one program. While they are forked this is the only thread: the store's socket listens before
+ * (clients can connect to it), its thread starts after. The parent waits on a descriptor for each process, or where the
+ * system has none polls every few milliseconds; it has no handler for SIGCHLD and reaps no other children. */
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -30,12 +29,12 @@
 #include "rendezvous/store/server.h"
 
 static const double DEFAULT_SHUTDOWN = 30; /* seconds, as all times here */
-static const double CAUSE_WITHIN = 1; /* of its consequence: a process is seen to end after its peers have noticed */
+static const double CAUSE_WITHIN = 1;      /* of its consequence: peers may notice a death before waitpid reports it */
 
 enum { LOOK_MS = 5, SETTLE_MS = 500 };
 
-/* What a rank says of itself, in memory that it shares with the parent. */
-struct words {
+/* How a rank ended, written by it into memory that it shares with the parent. */
+struct outcome {
     struct cairn__error_note note;
     bool has_returned; /* fn has, */
     int code;          /* with this */
@@ -44,8 +43,8 @@ struct words {
 struct rank {
     pid_t pid;
     int pidfd;          /* or -1 */
-    bool running, lost; /* lost: somebody else has reaped it */
-    bool was_told;      /* it ended after the stop */
+    bool running, lost; /* lost: reaped by other code of the program */
+    bool was_stopped;   /* it ended after the stop */
     int status;         /* as waitpid gives it */
 };
 
@@ -55,8 +54,8 @@ struct job {
     int size, started, running, port;
     double patience;
     struct rank *ranks;
-    struct words *words;  /* [size] */
-    struct pollfd *polls; /* [size], for wait_for_change */
+    struct outcome *outcomes; /* [size] */
+    struct pollfd *polls;     /* [size], for wait_for_change */
     struct cairn__store_server *server;
     double stop_at;    /* 0 = nothing has failed */
     double stopped_at; /* 0 = not yet */
@@ -67,9 +66,9 @@ static double now(void) {
     return 1e-9 * (double)cairn__now_ns();
 }
 
-/* ---- may it be done ---- */
+/* ---- checks ---- */
 
-/* Threads of this process but those of Cairn's pool, of which a child takes care; 1 where that cannot be told. */
+/* The threads of this process but those of Cairn's pool, which handles fork; 1 where they cannot be counted. */
 static int count_threads(char *name, size_t nbytes) {
     DIR *tasks = opendir("/proc/self/task");
     int count = 0;
@@ -88,7 +87,7 @@ static int count_threads(char *name, size_t nbytes) {
     return count ? count : 1;
 }
 
-/* A thread that was joined may be seen for a moment longer. */
+/* A thread that was joined may be listed for a moment longer. */
 static cairn_status refuse_threads(void) {
     char name[64] = "?";
     int count = count_threads(name, sizeof(name));
@@ -126,8 +125,8 @@ static bool set_number(const char *name, int value) {
     return setenv(name, text, 1) == 0;
 }
 
-/* All that torchrun sets and Cairn, or a program made for torchrun, may read: an outer launcher's meant this process's
- * parent. Its error file is the parent's as well. */
+/* All that torchrun sets and that Cairn, or a program made for torchrun, may read: an outer launcher's variables
+ * describe the parent, as does its error file. */
 static bool set_variables(const struct job *job, int rank, pid_t parent) {
     char run[32];
     snprintf(run, sizeof(run), "spawn-%d", (int)parent);
@@ -142,13 +141,13 @@ static bool set_variables(const struct job *job, int rank, pid_t parent) {
 }
 
 static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
-    struct words *words = &job->words[rank];
+    struct outcome *outcome = &job->outcomes[rank];
     sigset_t none;
     sigemptyset(&none);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(1); /* it died before the line above */
+    if (getppid() != parent) _exit(1); /* the parent died before the line above */
     cairn__forget_failures();
-    cairn__error_file_install_note(&words->note);
+    cairn__error_file_install_note(&outcome->note);
     for (int r = 0; r < job->started; r++) { /* what the parent had opened */
         if (job->ranks[r].pidfd >= 0) (void)close(job->ranks[r].pidfd);
     }
@@ -161,11 +160,11 @@ static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
     } else {
         (void)cairn__fail_errno(errno, "rank %d's environment cannot be set", rank);
     }
-    if (code && (code & 0xff) == 0) code = 1; /* or the 256 it returned would be a success */
+    if (code && (code & 0xff) == 0) code = 1; /* or an exit with 256 would be a success */
     (void)fflush(NULL);
     cairn__error_file_write(code);
-    words->code = code & 0xff;
-    words->has_returned = true;
+    outcome->code = code & 0xff;
+    outcome->has_returned = true;
     _exit(code);
 }
 
@@ -208,7 +207,7 @@ static void kill_ranks(struct job *job) {
 
 static bool has_failed(const struct job *job, int rank) {
     const struct rank *r = &job->ranks[rank];
-    const struct words *w = &job->words[rank];
+    const struct outcome *w = &job->outcomes[rank];
     if (r->lost) return !w->has_returned || w->code != 0;
     return !(WIFEXITED(r->status) && WEXITSTATUS(r->status) == 0);
 }
@@ -221,25 +220,26 @@ static void reap(struct job *job, int rank, int flags) {
     while (got < 0 && errno == EINTR);
     if (got == 0) return;
     r->lost = got < 0; /* SIGCHLD is ignored, or a handler of the program's was faster */
-    r->was_told = job->stopped_at > 0;
+    r->was_stopped = job->stopped_at > 0;
     r->running = false;
     job->running--;
     if (r->pidfd >= 0) (void)close(r->pidfd);
     r->pidfd = -1;
 }
 
-/* A cause ends the others at once, a consequence when there was time for its cause to be seen. */
+/* A failure stops the others at once; one that is a consequence of another rank's after CAUSE_WITHIN, in which the
+ * cause shows. */
 static void reap_all(struct job *job) {
     for (int r = 0; r < job->started; r++) {
         if (!job->ranks[r].running) continue;
         reap(job, r, WNOHANG);
         if (job->ranks[r].running || !has_failed(job, r)) continue;
-        const double at = now() + (job->words[r].note.is_consequence ? CAUSE_WITHIN : 0);
+        const double at = now() + (job->outcomes[r].note.is_consequence ? CAUSE_WITHIN : 0);
         if (job->stop_at == 0 || at < job->stop_at) job->stop_at = at;
     }
 }
 
-/* Until a rank may have ended, a signal came, or most_ms are over; -1 = no such limit. */
+/* Until a rank may have ended, a signal arrives, or most_ms have passed; -1 = no limit. */
 static void wait_for_change(struct job *job, int most_ms) {
     nfds_t n = 0;
     for (int r = 0; r < job->started; r++) {
@@ -250,8 +250,8 @@ static void wait_for_change(struct job *job, int most_ms) {
     (void)poll(job->polls, n, most_ms);
 }
 
-/* Milliseconds until something is to be done to the ranks, having done what was due; -1 = nothing. */
-static int do_what_is_due(struct job *job) {
+/* Stops or kills the ranks where that is due. Returns the milliseconds until it next is; -1 = never. */
+static int stop_when_due(struct job *job) {
     if (job->stop_at == 0 || job->killed) return -1;
     if (job->stopped_at == 0 && now() >= job->stop_at) {
         job->stopped_at = now();
@@ -267,23 +267,23 @@ static int do_what_is_due(struct job *job) {
 
 /* ---- the report ---- */
 
-/* How good a reason a rank's end is: 0 none, it ended well or because it was told to; 1 it failed because another
- * had; 2 of its own. Some that noticed a death are seen to end before the dead one is. */
+/* A rank's weight as the cause: 0 it succeeded, or was stopped; 1 it failed because another had; 2 it failed by itself.
+ * Ranks that noticed a death may be reaped before the one that died. */
 static int weight(const struct job *job, int rank) {
     const struct rank *r = &job->ranks[rank];
-    const struct cairn__error_note *note = &job->words[rank].note;
+    const struct cairn__error_note *note = &job->outcomes[rank].note;
     if (!has_failed(job, rank)) return 0;
     const bool by_signal = !r->lost && WIFSIGNALED(r->status);
     const bool by_ours =
         by_signal && (WTERMSIG(r->status) == SIGTERM || (job->killed && WTERMSIG(r->status) == SIGKILL));
-    const bool before = !r->was_told || (note->text[0] && note->at < job->stopped_at);
-    if (r->was_told && (by_signal ? by_ours : !before)) return 0;
+    const bool before = !r->was_stopped || (note->text[0] && note->at < job->stopped_at);
+    if (r->was_stopped && (by_signal ? by_ours : !before)) return 0;
     return note->is_consequence ? 1 : 2;
 }
 
 static void describe_end(const struct job *job, int rank, char *text, size_t nbytes) {
     const struct rank *r = &job->ranks[rank];
-    const struct words *w = &job->words[rank];
+    const struct outcome *w = &job->outcomes[rank];
     if (w->note.text[0]) {
         snprintf(text, nbytes, "%s", w->note.text);
     } else if (r->lost) {
@@ -301,26 +301,26 @@ static cairn_status report(const struct job *job) {
     if (job->stop_at == 0) return CAIRN_OK;
     int first = 0;
     for (int r = 1; r < job->started; r++) {
-        const double at = job->words[r].note.at, best = job->words[first].note.at;
+        const double at = job->outcomes[r].note.at, best = job->outcomes[first].note.at;
         const int more = weight(job, r) - weight(job, first);
         if (more > 0 || (more == 0 && at > 0 && best > 0 && at < best)) first = r;
     }
-    char how[sizeof(job->words[0].note.text)];
+    char how[sizeof(job->outcomes[0].note.text)];
     describe_end(job, first, how, sizeof(how));
     return cairn__fail(CAIRN_EPEER, "cairn_spawn: rank %d of %d (process %d) failed first: %s", first, job->size,
                        (int)job->ranks[first].pid, how);
 }
 
-/* ---- all of it ---- */
+/* ---- the call ---- */
 
 static cairn_status open_job(struct job *job) {
     cairn_status st = CAIRN_OK;
     const size_t n = (size_t)job->size;
     TRY(cairn__calloc(n, sizeof(*job->ranks), (void **)&job->ranks));
     TRY(cairn__calloc(n, sizeof(*job->polls), (void **)&job->polls));
-    void *shared = mmap(NULL, n * sizeof(*job->words), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *shared = mmap(NULL, n * sizeof(*job->outcomes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) TRY(cairn__fail_errno(errno, "cairn_spawn: no memory to share with %d ranks", job->size));
-    job->words = shared;
+    job->outcomes = shared;
     TRY(cairn__store_listen(0, &job->server, &job->port));
 out:
     return st;
@@ -332,7 +332,7 @@ static void close_job(struct job *job) {
         if (job->ranks[r].running) reap(job, r, 0);
     }
     cairn__store_stop(&job->server);
-    if (job->words) (void)munmap(job->words, (size_t)job->size * sizeof(*job->words));
+    if (job->outcomes) (void)munmap(job->outcomes, (size_t)job->size * sizeof(*job->outcomes));
     cairn__free(job->polls);
     cairn__free(job->ranks);
 }
@@ -347,11 +347,11 @@ cairn_status cairn_spawn(int (*fn)(int rank, void *argument), void *argument, in
     TRY(check(&job, &o));
     job.patience = o.shutdown_timeout > 0 ? o.shutdown_timeout : DEFAULT_SHUTDOWN;
     TRY(open_job(&job));
-    (void)fflush(NULL); /* or every rank would write what is buffered once more */
+    (void)fflush(NULL); /* or every rank would write the buffered output again */
     for (int r = 0; r < nprocs; r++) TRY(start_rank(&job, r));
     TRY(cairn__store_start(job.server));
     while (job.running > 0) {
-        wait_for_change(&job, do_what_is_due(&job));
+        wait_for_change(&job, stop_when_due(&job));
         reap_all(&job);
     }
     st = report(&job);
