@@ -1,6 +1,6 @@
 /* The arithmetic of one element, for whatever runs over many: written once and compiled for the host and for CUDA.
  *
- * All in f32, one IEEE operation at a time in the order written (both compilers are told not to contract). */
+ * All in f32, one IEEE operation at a time in the order written (both compilers are built with contraction off). */
 #ifndef CAIRN__KERNELS_ELEMENT_H
 #define CAIRN__KERNELS_ELEMENT_H
 

@@ -9,7 +9,7 @@
 #define FORMULA(name) CONCAT(name, T)
 #define INLINE        static inline __attribute__((always_inline))
 
-/* One element does not depend on another, though dst may be an input: the compiler is told. */
+/* Tells the compiler that iterations are independent, though dst may be an input. */
 #if defined(__clang__)
 #define ALONE_f32 _Pragma("clang loop vectorize(assume_safety)")
 #else

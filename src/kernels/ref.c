@@ -99,7 +99,7 @@ INLINE void axpby(cairn_dtype from, cairn_dtype to, void *dst, const void *x, co
     *found |= any;
 }
 
-/* Any element infinite or NaN, told without arithmetic: -Ofast in the program may not change the answer. */
+/* Any element infinite or NaN, without arithmetic: a program's -Ofast must not change the result. */
 INLINE void check(cairn_dtype type, const void *x, size_t n, uint32_t *found) {
     uint32_t any = 0;
     for (size_t i = 0; i < n; i++) any |= nonfinite(type, x, i);

@@ -1,8 +1,8 @@
-/* What every device computes alike around an optimizer's pass: the loss scale's state machine, the scalars of an
- * update, the end of a step. Written once and compiled for the host and for CUDA.
+/* What every device computes around an optimizer's pass: the loss scale's state machine, the scalars of an update, the
+ * end of a step. Written once and compiled for the host and for CUDA.
  *
- * The structs stand in the device's memory and the host never waits for them: a step reads scale, factor, learning rate
- * and counters where they are, decides there whether it is left out, and leaves a report that the host finds later. */
+ * The structs are in device memory and the host never waits for them: a step reads scale, factor, learning rate and
+ * counters there, decides there whether to skip, and writes a report that the host reads later. */
 #ifndef CAIRN__KERNELS_STEP_H
 #define CAIRN__KERNELS_STEP_H
 
@@ -14,23 +14,23 @@
 
 /* ---- loss scaling ---- */
 
-/* The values are those of amp_scaler_kind (cairn/scaler.h), which says what each rule does. */
+/* The values are those of amp_scaler_kind (cairn/scaler.h), which documents each rule. */
 enum cairn__scaler_rule {
     CAIRN__SCALER_STATIC = 1,
     CAIRN__SCALER_APEX,
     CAIRN__SCALER_TORCH,
     CAIRN__SCALER_DEEPSPEED,
     CAIRN__SCALER_MEGATRON,
-    CAIRN__SCALER_USER, /* the host decides; here the update is only counted */
+    CAIRN__SCALER_USER, /* the host sets the scale; the device only counts updates */
 };
 
-/* What became of the scale. */
+/* What an update did to the scale. */
 enum cairn__scaler_verdict {
     CAIRN__SCALER_KEPT,
     CAIRN__SCALER_GREW,
     CAIRN__SCALER_SHRANK,
     CAIRN__SCALER_REACHED_FLOOR, /* shrank, and can shrink no more */
-    CAIRN__SCALER_AT_FLOOR,      /* wanted to shrink and could not */
+    CAIRN__SCALER_AT_FLOOR,      /* was to shrink and could not */
 };
 
 struct cairn__scaler_state {
@@ -44,14 +44,14 @@ struct cairn__scaler_state {
     double min, max, growth, backoff;
     int64_t window;        /* growth_interval */
     int64_t updates;       /* in all */
-    int64_t last_overflow; /* the number of the update that found one, from 0; -1 */
+    int64_t last_overflow; /* the number of the last update with one, from 0; -1 = none */
     int32_t id;            /* loss_id, for messages */
-    uint32_t found;        /* an overflow waits for the next update */
-    uint32_t last_found;   /* what the last update was told, */
-    int32_t verdict;       /* and made of it */
+    uint32_t found;        /* an overflow, for the next update */
+    uint32_t last_found;   /* `found` of the last update, */
+    int32_t verdict;       /* and its verdict */
 };
 
-/* What the host learns of an update, in memory that it reads without waiting; a ring as that of step reports. */
+/* An update, as the host sees it, in memory that it reads without waiting; a ring like that of step reports. */
 struct cairn__scaler_report {
     uint64_t number; /* of the update, from 1; written last */
     double scale;    /* after it, as all */
@@ -60,7 +60,7 @@ struct cairn__scaler_report {
     int32_t verdict;
 };
 
-/* The scale that one loss was multiplied by, and what its gradients are multiplied by to be true. */
+/* The scale that one loss was multiplied by, and the factor that unscales its gradients. */
 struct cairn__loss_scale {
     float scale, factor; /* factor = 1 / scale, formed in double, rounded once */
 };
@@ -79,7 +79,7 @@ CAIRN__HOST_DEVICE static inline double cairn__scaler_times(const struct cairn__
     return s->scale * factor;
 }
 
-/* A floor above the scale never raises it, as apex's would. */
+/* A floor above the scale never raises the scale, as apex's would. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_shrink(struct cairn__scaler_state *s) {
     const double less = cairn__scaler_times(s, s->backoff);
     if (s->scale <= s->min) return CAIRN__SCALER_AT_FLOOR;
@@ -95,10 +95,10 @@ CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_grow(s
     return s->scale > before ? CAIRN__SCALER_GREW : CAIRN__SCALER_KEPT;
 }
 
-/* The rules ask whether the window has been reached, where their sources ask whether it is met: a window that was
- * lowered below the tracker would never be. */
+/* The rules compare the tracker with the window by >=, where their sources use ==: a window that was lowered below the
+ * tracker would never be met. */
 
-/* Nobody asks it of a static scale but people: an overflow is the end of a row of clean updates for them. */
+/* The counter changes nothing of a static scale; it is there for the user to read. */
 CAIRN__HOST_DEVICE static inline enum cairn__scaler_verdict cairn__scaler_static(struct cairn__scaler_state *s,
                                                                                  uint32_t found) {
     s->unskipped = found ? 0 : s->unskipped + 1;
@@ -166,13 +166,13 @@ struct cairn__optim_state {
     int64_t steps, skipped;
     uint64_t ends;          /* of steps, taken or skipped: the number of the last report */
     uint64_t rounding_seed; /* of stochastic rounding */
-    float clip;             /* what every factor is multiplied by: clipping by norm; 1 from one step's end on */
-    uint32_t skip;          /* the next step is left out */
+    float clip;    /* the clipping coefficient, which every factor is multiplied by; a step's end resets it to 1 */
+    uint32_t skip; /* the next step is skipped */
 };
 
-/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. What is not
- * finite clips nothing: the step will be left out, or was never checked. Source: torch.nn.utils.clip_grad_norm_, the
- * 1e-6 included. */
+/* Clipping to max_norm, all norms of which, before any clipping, are squared and added up in `squares`. A norm
+ * that is not finite clips nothing: the step will be skipped, or was never checked. Source:
+ * torch.nn.utils.clip_grad_norm_, the 1e-6 included. */
 CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state *s, double squares, double max_norm) {
     const double total = sqrt(squares) * (double)s->clip, by = max_norm / (total + 1e-6);
     uint64_t bits;
@@ -189,9 +189,9 @@ CAIRN__HOST_DEVICE static inline double cairn__clip_to(struct cairn__optim_state
 
 /* What overflowed in one parameter's gradient, or in a loss itself, since the last step. */
 struct cairn__overflow {
-    uint32_t micro_batch; /* in which it was found first, from 1; 0 = nothing did */
+    uint32_t micro_batch; /* the first with an overflow, from 1; 0 = none */
     uint32_t infs, nans;  /* elements of the gradient they were counted in first; at most UINT32_MAX */
-    int32_t rank;         /* whose; -1 = not known */
+    int32_t rank;         /* of the gradient; -1 = not known */
 };
 
 /* A flag was raised in a gradient of that rank with so many infinite elements and NaNs. */
@@ -201,7 +201,7 @@ CAIRN__HOST_DEVICE static inline void cairn__note_overflow(struct cairn__overflo
         o->micro_batch = micro_batch;
         o->rank = rank;
     }
-    if (o->infs || o->nans) return; /* it has gone into sums, where it would be counted again */
+    if (o->infs || o->nans) return; /* it is part of sums, which would count it again */
     o->infs = infs < UINT32_MAX ? (uint32_t)infs : UINT32_MAX;
     o->nans = nans < UINT32_MAX ? (uint32_t)nans : UINT32_MAX;
 }
@@ -211,7 +211,7 @@ CAIRN__HOST_DEVICE static inline uint64_t cairn__rounding_stream(uint32_t parame
     return (uint64_t)parameter << 40 ^ (uint64_t)update;
 }
 
-/* Hyperparameters, as the user gave them. */
+/* Hyperparameters, as the user set them. */
 struct cairn__sgd_rule {
     double momentum, dampening, weight_decay;
     bool nesterov;
@@ -273,24 +273,24 @@ CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const st
 
 /* ---- the end of a step ---- */
 
-/* What the host learns of a step, in memory that it reads without waiting. */
+/* A step, as the host sees it, in memory that it reads without waiting. */
 struct cairn__step_report {
     uint64_t number; /* of the end, from 1; written last */
     int64_t steps, skipped;
-    double scale;     /* of the scaler that is to blame, or of the first; 0 where there is none */
+    double scale;     /* of the first scaler with an overflow, or else the first; 0 without scalers */
     int32_t scaler;   /* its id */
     int32_t verdict;  /* enum cairn__scaler_verdict of its last update */
-    uint32_t stepped; /* 0 = the step was left out */
+    uint32_t stepped; /* 0 = the step was skipped */
     uint32_t unused;
 };
 
-/* The last ones; a host that lags further behind misses reports, never totals. */
+/* The ring's size; a host that lags by more misses reports, never totals. */
 enum { CAIRN__REPORTS = 16, CAIRN__STEP_SCALERS = 64 };
 
 /* Everything but reports and names is in device memory. */
 struct cairn__step_end {
     struct cairn__optim_state *optim;                               /* skip and clip are reset */
-    const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the losses that led here, updated already */
+    const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the step's losses, already updated */
     int num_scalers;
     struct cairn__overflow *overflows; /* [count], of the parameters and then of the losses; cleared */
     size_t count;
@@ -310,19 +310,19 @@ CAIRN__HOST_DEVICE static inline void cairn__step_end_overflow(const struct cair
 CAIRN__HOST_DEVICE static inline struct cairn__step_report *cairn__step_end_scalars(const struct cairn__step_end *e) {
     struct cairn__optim_state *o = e->optim;
     struct cairn__step_report *r = &e->reports[++o->ends % CAIRN__REPORTS];
-    const struct cairn__scaler_state *told = e->num_scalers ? e->scalers[0] : 0;
+    const struct cairn__scaler_state *named = e->num_scalers ? e->scalers[0] : 0;
     if (e->num_scalers > 1) {
         for (int i = CAIRN__STEP_SCALERS - 1; i >= 0; i--) { /* always as many: a GPU's compiler knows every index */
-            if (i < e->num_scalers && e->scalers[i]->last_found) told = e->scalers[i];
+            if (i < e->num_scalers && e->scalers[i]->last_found) named = e->scalers[i];
         }
     }
     r->stepped = !o->skip;
     *(r->stepped ? &o->steps : &o->skipped) += 1;
     r->steps = o->steps;
     r->skipped = o->skipped;
-    r->scale = told ? told->scale : 0;
-    r->scaler = told ? told->id : 0;
-    r->verdict = told && o->skip ? told->verdict : CAIRN__SCALER_KEPT;
+    r->scale = named ? named->scale : 0;
+    r->scaler = named ? named->id : 0;
+    r->verdict = named && o->skip ? named->verdict : CAIRN__SCALER_KEPT;
     r->unused = 0;
     o->skip = 0;
     o->clip = 1;
