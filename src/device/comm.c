@@ -1,4 +1,4 @@
-/* Where communication libraries come from: modules that are opened on demand. */
+/* Communication libraries come from modules, opened on demand. */
 #include "device/comm.h"
 
 #include "core/status.h"

@@ -1,10 +1,10 @@
 /* What a device's communication library does for groups whose ranks compute on such devices, a rank a device: NCCL for
  * GPUs. It is a module of its own (libcairn_nccl.so, device/cuda/nccl.c), opened when several ranks with GPUs meet: one
- * rank alone never loads NCCL. Who may call what when, and what happens when something fails, is comm/nccl's.
+ * rank alone never loads NCCL. The rules of use, and what happens on failure, are comm/nccl's.
  *
- * A communicator has a stream of its own on the device, of higher priority than the device's. What is given to it runs
- * in order, beside the device's stream; follow and await are how the two wait for each other, and the host waits for
- * neither. No call blocks, but free and close. */
+ * A communicator has a stream of its own on the device, of higher priority than the device's. Its work runs in order,
+ * concurrently with the device's stream; follow and await make one wait for the other, and the host waits for neither.
+ * No call blocks but free and close. */
 #ifndef CAIRN__DEVICE_COMM_H
 #define CAIRN__DEVICE_COMM_H
 
@@ -19,7 +19,7 @@ extern "C" {
 struct cairn_device;
 struct cairn__comm; /* one rank's end of a communicator */
 
-/* Equal on all ranks of a communicator; bytes that may travel. */
+/* Equal on all ranks of a communicator; plain bytes, which ranks exchange. */
 struct cairn__comm_id {
     char bytes[128];
 };
@@ -37,29 +37,29 @@ struct cairn__comm_reduction {
     int halvings; /* of sums of f16 and bf16: each term is multiplied by 2^-halvings, exactly but for subnormals */
 };
 
-/* Marks of a communicator, by number: each is a place in its stream. */
+/* Marks of a communicator, by number: each is an event in its stream. */
 enum { CAIRN__COMM_MARKS = 128 };
 
-/* One thread at a time calls the functions of a communicator, but await: beside any other. Errors, as sentences that
- * name the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
+/* One thread at a time calls the functions of a communicator, but await: beside any other. Errors, whose messages name
+ * the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
  * CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
     const char *name;                           /* "nccl" */
     void (*version)(char *text, size_t nbytes); /* "NCCL 2.28.9" */
-    /* Which of its machine's devices d is: two ranks of a machine with the same text share one. "0000:3b:00.0" */
+    /* Identifies device d on its machine: ranks of a machine with equal texts share a device. "0000:3b:00.0" */
     cairn_status (*place)(struct cairn_device *d, char *text, size_t nbytes);
     cairn_status (*unique_id)(struct cairn__comm_id *out);
 
-    /* Begins to connect the ranks; ready once state is not busy any more. *out is the caller's to close, where it is
-     * not NULL, also after a failure. */
+    /* Begins to connect the ranks; ready once state is no longer busy. The caller closes *out unless it is NULL, also
+     * after a failure. */
     cairn_status (*init)(struct cairn_device *d, const struct cairn__comm_id *id, int rank, int size,
                          struct cairn__comm **out);
-    /* Without waiting: the first failure, be it of a call or of what runs; *busy: a call is still at work in the
-     * background, and nothing but state and abort may be called. */
+    /* Without waiting: the first failure of a call or of running work. *busy: a call is still in progress in the
+     * background, and only state and abort may be called. */
     cairn_status (*state)(struct cairn__comm *c, bool *busy);
-    void (*finalize)(struct cairn__comm *c); /* begins to leave in order; busy until the others need it no more */
-    void (*abort)(struct cairn__comm *c);    /* whatever runs ends; await, passed, free and close are still fine */
+    void (*finalize)(struct cairn__comm *c); /* begins an orderly shutdown; busy until all ranks are done */
+    void (*abort)(struct cairn__comm *c);    /* ends running work; await, passed, free and close stay valid */
     void (*close)(struct cairn__comm **c);   /* finalized and not busy, or aborted, which it does itself otherwise */
 
     /* Memory of the device that is registered with the communicator, undefined, of a multiple of 4 bytes. CAIRN_ENOMEM
@@ -67,7 +67,7 @@ struct cairn__comm_ops {
     cairn_status (*alloc)(struct cairn__comm *c, size_t nbytes, void **out);
     void (*free)(struct cairn__comm *c, void *memory);
 
-    /* What is given between the two is launched as one; may be nested. */
+    /* Calls between the two are launched as one; may be nested. */
     cairn_status (*group_begin)(struct cairn__comm *c);
     cairn_status (*group_end)(struct cairn__comm *c);
 
@@ -84,10 +84,10 @@ struct cairn__comm_ops {
     cairn_status (*send)(struct cairn__comm *c, const void *x, size_t n, cairn_dtype dtype, int to);
     cairn_status (*recv)(struct cairn__comm *c, void *x, size_t n, cairn_dtype dtype, int from);
 
-    cairn_status (*follow)(struct cairn__comm *c); /* what comes waits for what is queued on the device's stream */
+    cairn_status (*follow)(struct cairn__comm *c); /* later work waits for what is queued on the device's stream */
     cairn_status (*mark)(struct cairn__comm *c, int mark);  /* here; not between group_begin and group_end */
     cairn_status (*await)(struct cairn__comm *c, int mark); /* the device's stream waits for the mark */
-    cairn_status (*passed)(struct cairn__comm *c, int mark, bool *passed); /* it ran; never of a recorded mark */
+    cairn_status (*passed)(struct cairn__comm *c, int mark, bool *passed); /* it has run; not for a recorded mark */
 };
 
 /* Opens the module libcairn_<name>.so once. Errors: CAIRN_ENOTBUILT names the meson option; CAIRN_ESYSTEM;

@@ -1,4 +1,4 @@
-/* The front: finds a backend by name, and checks what callers hand over so that backends need not. */
+/* The front: finds a backend by name, and validates arguments so that backends need not. */
 #include "device/device.h"
 
 #include <errno.h>
@@ -24,9 +24,9 @@ static const struct backend {
 };
 enum { NUM_BACKENDS = sizeof(backends) / sizeof(backends[0]) };
 
-/* ---- finding one ---- */
+/* ---- opening ---- */
 
-/* Both tables are read as rows of function pointers, so that a slot added later is checked by being there. */
+/* Both tables are read as arrays of function pointers, so that this covers slots added later. */
 typedef void (*slot)(void);
 
 static bool is_filled(const void *first_slot, size_t nbytes) {
@@ -80,7 +80,7 @@ static cairn_status open_on(const struct cairn__device_ops *ops, int ordinal, st
     TRY(cairn__calloc(1, sizeof(*d), (void **)&d));
     d->ordinal = ordinal;
     TRY(ops->open(d, ordinal));
-    d->ops = ops; /* from here on close has something to close */
+    d->ops = ops; /* from here on cairn__device_close calls its close */
     if (!d->passes || !is_filled(d->passes, sizeof(*d->passes))) {
         TRY(cairn__fail(CAIRN_EINTERNAL, "device '%s' leaves a pass out", ops->name));
     }
@@ -127,7 +127,7 @@ void cairn__device_close(struct cairn_device **device) {
     *device = NULL;
 }
 
-/* ---- what rooms call ---- */
+/* ---- the checked calls ---- */
 
 cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice) {
     if (!d->capturing) return CAIRN_OK;
@@ -220,7 +220,7 @@ cairn_status cairn__device_matmul(struct cairn_device *d, const struct cairn__ma
     return d->ops->matmul(d, p);
 }
 
-/* ---- for people ---- */
+/* ---- the public getters ---- */
 
 const char *cairn_device_name(const cairn_device *device) {
     return device ? device->ops->name : "none";

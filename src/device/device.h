@@ -1,7 +1,7 @@
-/* Devices from inside: a table of functions a backend fills, and the front that the rooms call.
+/* Devices from inside: a table of functions that a backend implements, and the front that the rooms call.
  *
- * The CPU is always there. Another device is one more table; the front validates, backends trust. A device has one
- * stream: what is queued runs in order, and only download, synchronize and free_pinned wait for it. */
+ * The CPU is always available; each other device is one more table. The front validates arguments, backends do not. A
+ * device has one stream: what is queued runs in order, and only download, synchronize and free_pinned wait for it. */
 #ifndef CAIRN__DEVICE_H
 #define CAIRN__DEVICE_H
 
@@ -11,7 +11,7 @@
 
 /* C[m, n] = op(A)[m, k] * op(B)[k, n] (+ bias[n] on every row), row-major and dense: A is [m, k], or [k, m] when
  * trans_a; B is [k, n], or [n, k] when trans_b. Products and their sums are f32, C is rounded once. Where
- * C is empty nothing is computed, row_sums neither. */
+ * C is empty nothing is computed, not even row_sums. */
 struct cairn__matmul {
     int64_t m, n, k;
     bool trans_a, trans_b;
@@ -25,7 +25,7 @@ struct cairn__matmul {
                        down columns of A where trans_a, else along its rows. Where C is empty they are left alone */
 };
 
-/* Who holds memory: told when there is no more. */
+/* What memory is used for, as an out-of-memory message lists it. */
 #define CAIRN__HOLDER_LIST(X)                      \
     X(CAIRN__HOLDS_PARAMS, "parameters")           \
     X(CAIRN__HOLDS_GRADS, "gradients")             \
@@ -48,14 +48,14 @@ const char *cairn__holder_name(enum cairn__holder holder);
 
 struct cairn__device_ops {
     size_t size;                                               /* sizeof(struct cairn__device_ops) as built */
-    const char *name;                                          /* "cpu": what users type, what logs print */
+    const char *name;                                          /* "cpu": in options and logs */
     cairn_status (*open)(struct cairn_device *d, int ordinal); /* fills d->passes and d->state */
-    void (*close)(struct cairn_device *d);                     /* never fails; copes with half-open */
+    void (*close)(struct cairn_device *d);                     /* never fails; closes what a failed open made, too */
     cairn_status (*alloc)(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out);
-    void (*free)(struct cairn_device *d, void *p); /* what is queued may still use it */
+    void (*free)(struct cairn_device *d, void *p); /* queued work may still use it */
     cairn_status (*alloc_pinned)(struct cairn_device *d, size_t nbytes,
                                  void **out);             /* zeroed; device and host read and write it */
-    void (*free_pinned)(struct cairn_device *d, void *p); /* waits for what is queued */
+    void (*free_pinned)(struct cairn_device *d, void *p); /* waits for queued work */
     cairn_status (*copy)(struct cairn_device *d, void *dst, const void *src,
                          size_t nbytes); /* device to device, queued */
     cairn_status (*upload)(struct cairn_device *d, void *dst, const void *host,
@@ -63,22 +63,22 @@ struct cairn__device_ops {
     cairn_status (*download)(struct cairn_device *d, void *host, const void *src, size_t nbytes); /* waits */
     cairn_status (*synchronize)(struct cairn_device *d);
     cairn_status (*check)(
-        struct cairn_device *d); /* the first failure of what was queued, kept until then; no waiting */
+        struct cairn_device *d); /* returns and forgets the first failure of queued work; does not wait */
     cairn_status (*matmul)(struct cairn_device *d, const struct cairn__matmul *product);
     const char *(*describe)(const struct cairn_device *d); /* "avx512_bf16, oneDNN 2.6.2, 1 thread" */
 
-    /* (optional, all or none: without them a graph's replay runs the step as it is) */
+    /* (optional, all or none: without them a graph's replay runs the step without recording it) */
     cairn_status (*capture_begin)(struct cairn_device *d);
-    cairn_status (*capture_end)(struct cairn_device *d, void **graph); /* *graph = NULL and a status where it broke */
+    cairn_status (*capture_end)(struct cairn_device *d, void **graph); /* on failure *graph = NULL */
     cairn_status (*graph_launch)(struct cairn_device *d, void *graph);
     void (*graph_free)(struct cairn_device *d, void *graph);
 
-    /* (optional: without it any pointer does) Whether passes can use memory at p. */
+    /* (optional: NULL = all memory can be used) Whether passes can use memory at p. */
     bool (*reaches)(struct cairn_device *d, const void *p);
 
     /* (optional, both or none: for cairn/interop_cuda.h) */
     void *(*stream)(struct cairn_device *d);
-    cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* what is queued on the old one comes first */
+    cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* after the work queued on the old one */
 };
 
 struct cairn_device {
@@ -86,9 +86,9 @@ struct cairn_device {
     const struct cairn__passes *passes;
     const struct cairn__math *math; /* NULL = the training step of passes.h alone */
     int ordinal;
-    bool tf32;         /* f32 products may round their operands to 10 bits of fraction; where the device can */
-    bool capturing;    /* what is queued is recorded and not run */
-    char refusal[256]; /* the first thing that was refused for that reason in this recording; "" = nothing */
+    bool tf32;         /* f32 products may round their operands to 10 bits of fraction, where the device supports it */
+    bool capturing;    /* a graph is being recorded: queued work is recorded and does not run */
+    char refusal[256]; /* the first call that this recording refused, as an error message; "" = none */
     void *state;       /* the backend's own */
 };
 
@@ -98,21 +98,21 @@ struct cairn_device {
 cairn_status cairn__device_open(const char *name, int local_rank, struct cairn_device **out);
 void cairn__device_close(struct cairn_device **device);
 
-/* This process has opened a GPU at some time: what it forks cannot. */
+/* Whether this process has ever opened a GPU, which a child of fork cannot use then. */
 bool cairn__device_gpu_was_open(void);
 
-/* For what cannot be recorded: while a graph is, CAIRN_ESTATE with `advice`, and the recording is given up whatever the
- * step makes of the status. CAIRN_OK otherwise. */
+/* Called by what cannot be recorded. While a graph is being recorded it returns CAIRN_ESTATE with `advice`, and the
+ * recording fails whatever the step does with the status. CAIRN_OK otherwise. */
 cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice);
 
-/* 64-byte aligned, undefined. While a graph is recorded: CAIRN_ESTATE. CAIRN_ENOMEM tells who holds what. */
+/* 64-byte aligned, undefined. While a graph is recorded: CAIRN_ESTATE. CAIRN_ENOMEM lists what memory is used for. */
 cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out);
 void cairn__device_free(struct cairn_device *d, void *p); /* NULL is fine */
 cairn_status cairn__device_alloc_pinned(struct cairn_device *d, size_t nbytes, void **out);
-/* While a graph is recorded, which may use p, it is logged and p is kept. */
+/* While a graph is recorded, which may use p, this logs an error and keeps p. */
 void cairn__device_free_pinned(struct cairn_device *d, void *p);
 cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
-/* While a graph is recorded, CAIRN_ESTATE: what is copied to or from the host would be copied once. */
+/* While a graph is recorded, CAIRN_ESTATE: replays would not repeat a copy to or from the host. */
 cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes);
 cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes);
 cairn_status cairn__device_synchronize(struct cairn_device *d);

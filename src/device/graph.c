@@ -1,9 +1,9 @@
-/* A step as an object: run as it is a few times, recorded once, launched from then on.
+/* A step as an object: run directly a few times, recorded once, launched from then on.
  *
- * The step runs on a tape of its own, so that the addresses that are recorded are nobody else's, and its results stay.
- * The recording queues nothing, so the replay that records also launches. What goes wrong while recording has changed
- * nothing on the device; the object then gives up recording for good, since a step that cannot be recorded once will
- * not be the next time either, and runs the step as a device without graphs does. */
+ * The step runs on a tape of its own, so that nothing else uses the recorded addresses and its results stay. A
+ * recording queues nothing, so the replay that records also launches. A recording that fails has changed nothing on the
+ * device; the object then stops recording for good, since the step would fail the same way again, and runs the step
+ * directly, as on a device without graphs. */
 #include "cairn/graph.h"
 
 #include <stdio.h>
@@ -19,10 +19,10 @@ struct cairn_graph {
     cairn_env *env;
     cairn_graph_step step;
     void *user;
-    void *results; /* what the step's stand in */
+    void *results; /* storage of the step's results */
     enum mode mode;
-    int runs;        /* that were CAIRN_OK, while warming */
-    bool running;    /* inside of step */
+    int runs;        /* successful ones, while warming */
+    bool running;    /* inside step */
     void *recording; /* the device's own */
 };
 
@@ -45,7 +45,7 @@ out:
     return st;
 }
 
-/* Ends a recording that the step broke; what the step said is what is told. */
+/* Ends a recording that failed; the step's error stays the last error. */
 static cairn_status give_up(struct cairn_device *d, cairn_status st) {
     char said[1024];
     void *rest = NULL;
@@ -57,23 +57,23 @@ static cairn_status give_up(struct cairn_device *d, cairn_status st) {
 
 static cairn_status record(struct cairn_graph *g) {
     struct cairn_device *d = g->env->device;
-    g->mode = AS_IS;   /* until it is known better */
-    g->env->replays++; /* a cast of weights that is current now would be left out of the recording */
+    g->mode = AS_IS;   /* until the recording succeeds */
+    g->env->replays++; /* or the recording would leave out casts of weights that are current now */
     cairn_status st = CAIRN_OK;
     TRY(d->ops->capture_begin(d));
     const int unstepped = g->env->unstepped;
     d->capturing = true;
     d->refusal[0] = '\0';
     st = run(g);
-    const cairn_status looked = cairn__env_resolve(g->env); /* into the recording: what it would read was never made */
+    const cairn_status resolved = cairn__env_resolve(g->env); /* into the recording: its gradients are not computed */
     d->capturing = false;
-    if (st == CAIRN_OK) st = looked;
+    if (st == CAIRN_OK) st = resolved;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
         st = cairn__fail(CAIRN_ESTATE,
                          "a graph's step holds everything from a scaled loss to its cairn_step, or neither");
     }
-    g->env->replays++; /* and one that was recorded has not been made */
+    g->env->replays++; /* casts that were recorded have not run */
     if (st != CAIRN_OK) return give_up(d, st);
     TRY(d->ops->capture_end(d, &g->recording));
     g->mode = RECORDED;
@@ -104,12 +104,12 @@ cairn_status cairn_graph_replay(cairn_graph *g) {
     REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
             "cairn_graph_replay was called by the step of a graph; a step may not replay one");
     cairn_status st = CAIRN_OK;
-    TRY(cairn__env_resolve(g->env)); /* a launch forgets gradients without asking who has still to look at them */
+    TRY(cairn__env_resolve(g->env)); /* a launch overwrites gradients, checked or not */
     g->env->begin_step(g->env);      /* for what runs beside the graph, too */
     if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) TRY(record(g));
     if (g->mode == RECORDED) return launch(g);
     st = run(g);
-    if (g->mode == WARMING && st == CAIRN_OK) g->runs++; /* one that failed may have left out what is to be allocated */
+    if (g->mode == WARMING && st == CAIRN_OK) g->runs++; /* a run that failed may not have allocated everything */
 out:
     return st;
 }

@@ -1,4 +1,4 @@
-/* Names of who holds memory; compiled into the modules too. */
+/* Names of the uses of memory; compiled into the modules too. */
 #include "device/device.h"
 
 static const char *const names[CAIRN__NUM_HOLDERS] = {

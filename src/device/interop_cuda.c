@@ -1,4 +1,4 @@
-/* One stream for Cairn and the program's own CUDA code: the device's optional slots, handed out. */
+/* One stream for Cairn and the program's own CUDA code: the device's optional slots, made public. */
 #include "cairn/interop_cuda.h"
 
 #include "core/status.h"

@@ -1,12 +1,12 @@
 /* What a device computes for the operations of nn, beyond the passes of a training step (passes.h). Optional: a device
- * without it has d->math NULL, and nn refuses the operations that need it with a sentence. The CPU has it.
+ * without it has d->math NULL, and nn's operations that need it fail. The CPU has it.
  *
  * Rules that hold for all, besides those of passes.h:
  *   - Operands are views of type f32, f16, bf16 or f64, with equal types among what one call computes with unless it
  *     says otherwise. Arithmetic is R: f32, or f64 where the operands are. Halves are widened on the way in and rounded
  *     once on the way out.
- *   - nn has checked shapes and types: sizes match, indices and masks excepted, which only the pass can look at. Empty
- *     views are valid everywhere.
+ *   - nn has checked shapes and types. It cannot check the values of indices and masks; the pass does. Empty views are
+ *     valid everywhere.
  *   - "dense" views are row-major without gaps; others may have any strides.
  *   - A run repeats exactly, whatever the number of threads.
  *   - Statistics (means, logarithms of sums) that a forward leaves for its backward are R, dense. */
@@ -25,9 +25,9 @@
  *     groups    (group)       a group is an outer index and channels / per of its channels, with inner
  * The variance is biased (over n). RMS has mean 0 and leaves `mean` alone.
  *
- * A batch of which x is a share (channels alone) is normalised in two calls, between which somebody brings the shares'
- * numbers together. In `shared`, f64 [1 + 2 channels], stand how many values a channel has and then two numbers of
- * each: mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
+ * A batch of which x is a share (channels alone) is normalised in two calls, between which the caller combines the
+ * shares' numbers. `shared`, f64 [1 + 2 channels], holds the number of values a channel and then two numbers of each
+ * channel: mean and variance in forward, sum(dy) and sum(dy * (x - mean)) in backward.
  *     tells   writes `shared` of this share, in backward also dweight and dbias, and no y or dx
  *     takes   reads `shared` of the whole batch, and writes the rest */
 enum cairn__norm_kind { CAIRN__NORM_ROWS = 1, CAIRN__NORM_RMS, CAIRN__NORM_CHANNELS, CAIRN__NORM_GROUPS };

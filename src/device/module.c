@@ -1,5 +1,5 @@
-/* Finding a module, and handing it what it may not have of its own. The build says where it puts modules and which
- * there are (src/meson.build). */
+/* Finding a module, and passing it libcairn's functions. The build defines which modules there are and where it puts
+ * them (src/meson.build). */
 #include "device/module.h"
 
 #include <dlfcn.h>
@@ -47,7 +47,7 @@ static bool own_folder(char *folder, size_t nbytes) {
     return length >= 0 && (size_t)length < nbytes;
 }
 
-/* All places in their order, "a:b:c". */
+/* All folders in search order, "a:b:c". */
 static void write_folders(char *folders, size_t nbytes) {
     const char *wanted = cairn__var("CAIRN_MODULE_PATH");
     char own[PATH_MAX];
@@ -81,14 +81,14 @@ cairn_status cairn__module_open(const struct cairn__module_use *use, const char 
     char path[PATH_MAX];
     size_t nbytes = 0;
     TRY(find(use, name, path, sizeof(path)));
-    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: what it made may be anywhere */
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: objects that it made may still be in use */
     REQUIRE(handle, CAIRN_ESYSTEM, "%s '%s' cannot be opened: %s", use->kind, name, dlerror());
     void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);
     REQUIRE(symbol, CAIRN_EINTERNAL, "%s is no module of Cairn: it has no %s", path, CAIRN__MODULE_ENTRY);
     cairn__module_entry_fn entry;
     memcpy(&entry, &symbol, sizeof(entry)); /* C has no cast from an object to a function */
     const void *given = entry(&host, use->kind);
-    if (!given) return cairn__last_status(); /* it has told why */
+    if (!given) return cairn__last_status(); /* the module has set the error */
     memcpy(&nbytes, given, sizeof(nbytes));
     REQUIRE(nbytes == use->nbytes, CAIRN_EINTERNAL,
             "%s is of another build of Cairn: its table has %zu bytes, want %zu", path, nbytes, use->nbytes);

@@ -2,9 +2,9 @@
  * neither load nor need what it is linked to. A device is one, an engine of process groups another.
  *
  * libcairn finds libcairn_<name>.so in the folder CAIRN_MODULE_PATH, and nowhere else where that is set; otherwise
- * beside itself, then where the build made it (for an installed libcairn too), then where it installs it. A module has
- * no copy of errors, log or memory of its own: it gets libcairn's as a table of functions, and compiles module_side.c,
- * which gives them their usual names again. */
+ * beside itself, then in the build's folder (for an installed libcairn too), then in the folder of installation. A
+ * module has no errors, log or allocator of its own: it gets libcairn's as a table of functions, and compiles
+ * module_side.c, which gives them their usual names. */
 #ifndef CAIRN__DEVICE_MODULE_H
 #define CAIRN__DEVICE_MODULE_H
 
@@ -29,21 +29,21 @@ struct cairn__module_host {
     void (*free)(void *p);
 };
 
-/* What the symbol below is: the module's table of that kind; NULL, with the last error set through host->fail, where it
- * has none, or module and library do not fit. */
+/* The type of the symbol below. Returns the module's table of that kind; NULL, with the last error set through
+ * host->fail, where it has none or is of another build. */
 typedef const void *(*cairn__module_entry_fn)(const struct cairn__module_host *host, const char *kind);
 #define CAIRN__MODULE_ENTRY "cairn__module_entry"
 
 /* What a module is opened for. */
 struct cairn__module_use {
     const char *kind;    /* of table: "device", "group backend"; errors begin with it */
-    const char *instead; /* what to use where there is no such module: "\"cpu\"" */
+    const char *instead; /* the advice where there is no such module: "\"cpu\"" */
     size_t nbytes;       /* of the table, which begins with its size as a size_t */
 };
 
 /* Finds and opens the module called name; it stays open until the process ends, and a second call gives the same table.
- * Errors: CAIRN_ENOTBUILT there is none, and where was looked, or the meson option that was off; CAIRN_ESYSTEM it is
- * there and cannot be opened, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
+ * Errors: CAIRN_ENOTBUILT there is none: names the folders searched, or the meson option that was off; CAIRN_ESYSTEM it
+ * cannot be opened, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
 cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table);
 
 /* ---- the module's side ---- */

@@ -1,5 +1,5 @@
-/* A module's one door, and what it has of core: not a copy, which would have errors, a log and counters of its own, but
- * libcairn's, called through the table that it was opened with. Compiled by every module for itself. */
+/* A module's entry point, and the functions of core that it uses: not a copy, which would have its own errors, log and
+ * counters, but libcairn's, called through the table that it was opened with. Every module compiles this file. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "device/module.h"
 
-/* The same at every opening, and set before anything else here runs. */
+/* Set by the entry point, before anything else here runs. */
 static const struct cairn__module_host *_Atomic host;
 
 enum { MESSAGE = 1024 };

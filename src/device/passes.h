@@ -1,16 +1,16 @@
-/* What a device computes: passes over its memory, queued in order on its stream. The front of the kernels: every room
- * calls these, whatever the device.
+/* What a device computes: passes over its memory, queued in order on its stream. Every room calls these, whatever the
+ * device is.
  *
  * Rules that hold for all:
- *   - Pointers are to the device's memory unless it says otherwise; structs handed over by address are read before the
- *     call returns, but for those said to stand in device memory, which are read when the pass runs.
+ *   - Pointers are to device memory unless stated otherwise. Structs passed by address are read before the call
+ *     returns, those that are stated to be in device memory when the pass runs.
  *   - The arithmetic of an element is that of kernels/kernels.h: f32, no contraction, one rounding on the way out, NaN
  *     bits kept where nothing is computed. Where a pass adds up (sum, mse, col_sum, l2norm) the CPU's order is the one
- *     defined there; another device has an order of its own, which is fixed too, so that a run repeats exactly.
+ *     defined there; another device has its own, equally fixed order, so that a run repeats exactly.
  *   - dst may be an input where types have the same size. n = 0 is valid, also in any place of a list.
- *   - Flags are ORed with 1, never cleared; NULL = nobody asks.
+ *   - Flags are ORed with 1, never cleared; NULL = not wanted.
  *   - factor: a float in device memory; NULL = 1.
- *   - A pass does not fail here. What goes wrong on the way to the device is kept by it, and cairn__device_check tells.
+ *   - A pass returns no status. The device keeps its first failure, and cairn__device_check returns it.
  */
 #ifndef CAIRN__DEVICE_PASSES_H
 #define CAIRN__DEVICE_PASSES_H
@@ -18,7 +18,7 @@
 #include "cairn/device.h"
 #include "kernels/step.h"
 
-/* One tensor of a list; a pass says what it reads. */
+/* One tensor of a list; each pass documents which members it reads. */
 struct cairn__item {
     size_t n;
     void *dst;
@@ -43,10 +43,10 @@ struct cairn__optim_item {
 /* A parameter's flag on its way from a parameter set to an optimizer. */
 struct cairn__taken {
     size_t n;
-    const void *x; /* the gradient in which it may have been found; NULL = not at hand */
+    const void *x; /* the gradient with the overflow; NULL = not available */
     cairn_dtype dtype;
-    int32_t rank;   /* whose gradient it is; -1 = the ranks' */
-    uint32_t *flag; /* lowered */
+    int32_t rank;   /* of the gradient; -1 = reduced over ranks */
+    uint32_t *flag; /* is cleared */
     struct cairn__overflow *to;
 };
 

@@ -1,5 +1,5 @@
-/* Reading reports. What is read is acquired word by word, so that the question whether it was overtaken comes after it
- * (a fence would do, but thread sanitizers know none). */
+/* Reading reports. Words are loaded with acquire order, so that the check for an overwrite comes after them (a fence
+ * would do, but thread sanitizers do not support fences). */
 #include "device/reports.h"
 
 #include <assert.h>
@@ -25,13 +25,13 @@ uint64_t cairn__reports_newest(const void *ring, size_t nbytes) {
     return last;
 }
 
-/* Once report number + CAIRN__REPORTS - 1 has come, the device may be writing the next one over this one. */
+/* Once report number + CAIRN__REPORTS - 1 is there, the device may be overwriting this one with the next. */
 bool cairn__reports_is_whole(const void *ring, size_t nbytes, uint64_t number) {
     const uint64_t before_overtaking = number + CAIRN__REPORTS - 1;
     return number_at(ring, nbytes, before_overtaking) < before_overtaking;
 }
 
-static bool look(const void *ring, size_t nbytes, uint64_t number, void *out) {
+static bool copy_report(const void *ring, size_t nbytes, uint64_t number, void *out) {
     assert(nbytes % sizeof(word) == 0);
     const word *from = slot(ring, nbytes, number);
     word *to = out;
@@ -40,16 +40,16 @@ static bool look(const void *ring, size_t nbytes, uint64_t number, void *out) {
 }
 
 void cairn__reports_last(const void *ring, size_t nbytes, void *out) {
-    while (!look(ring, nbytes, cairn__reports_newest(ring, nbytes), out)) continue;
+    while (!copy_report(ring, nbytes, cairn__reports_newest(ring, nbytes), out)) continue;
 }
 
-bool cairn__reports_next(const void *ring, size_t nbytes, uint64_t *told, void *out) {
-    while (number_at(ring, nbytes, *told + 1) > *told) {
-        if (look(ring, nbytes, *told + 1, out)) {
-            ++*told;
+bool cairn__reports_next(const void *ring, size_t nbytes, uint64_t *seen, void *out) {
+    while (number_at(ring, nbytes, *seen + 1) > *seen) {
+        if (copy_report(ring, nbytes, *seen + 1, out)) {
+            ++*seen;
             return true;
         }
-        *told = cairn__reports_newest(ring, nbytes) - (CAIRN__REPORTS - 1);
+        *seen = cairn__reports_newest(ring, nbytes) - (CAIRN__REPORTS - 1);
     }
     return false;
 }

@@ -1,7 +1,7 @@
 /* Reading reports: a ring of CAIRN__REPORTS structs that the device writes in turn and the host reads without waiting.
  *
- * Report n stands in slot n % CAIRN__REPORTS and begins with its number, from 1, a uint64_t that is written last. A
- * host that lags behind by more than the ring holds misses reports. nbytes: of one, a multiple of 8. */
+ * Report n is in slot n % CAIRN__REPORTS and begins with its number, counted from 1, a uint64_t that the device writes
+ * last. A host that lags by more than the ring's size misses reports. nbytes: the size of a report, a multiple of 8. */
 #ifndef CAIRN__DEVICE_REPORTS_H
 #define CAIRN__DEVICE_REPORTS_H
 
@@ -9,16 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The number of the last report that has come; 0 = none. */
+/* The number of the newest report; 0 = none. */
 uint64_t cairn__reports_newest(const void *ring, size_t nbytes);
 
-/* Asked after reading what belongs to report `number`: false = the device may have been writing over it meanwhile. */
+/* To be called after reading what belongs to report `number`. false: the device may have overwritten it meanwhile. */
 bool cairn__reports_is_whole(const void *ring, size_t nbytes, uint64_t number);
 
-/* The last report, zeros where none has come. */
+/* The newest report, or zeros before the first. */
 void cairn__reports_last(const void *ring, size_t nbytes, void *out);
 
-/* The next report after *told that can still be had; *told becomes its number. false: nothing new has come. */
-bool cairn__reports_next(const void *ring, size_t nbytes, uint64_t *told, void *out);
+/* The oldest report after *seen that is still in the ring; *seen becomes its number. false: there is none. */
+bool cairn__reports_next(const void *ring, size_t nbytes, uint64_t *seen, void *out);
 
 #endif

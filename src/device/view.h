@@ -1,4 +1,4 @@
-/* Memory seen as an array: what the passes of math_passes.h read and write. */
+/* Views of memory as arrays: the operands of the passes of math_passes.h. */
 #ifndef CAIRN__DEVICE_VIEW_H
 #define CAIRN__DEVICE_VIEW_H
 
@@ -6,8 +6,8 @@
 
 #include "cairn/core.h"
 
-/* Element [i0, i1, ...] is at data + sum of i * stride, strides in elements. A stride is never negative; 0 shows one
- * element again and again (broadcasting), and what is written has none but along axes of size 1, or where a pass
+/* Element [i0, i1, ...] is at data + sum of i * stride, strides in elements. A stride is never negative; 0 repeats one
+ * element (broadcasting). Views that are written have no stride of 0 but along axes of size 1, or where a pass
  * folds. */
 struct cairn__view {
     void *data;
@@ -23,7 +23,7 @@ static inline size_t cairn__view_numel(const struct cairn__view *v) {
     return n;
 }
 
-/* Row-major without gaps. Strides of axes of size 1 say nothing; a view without elements is dense. */
+/* Row-major without gaps. Strides of axes of size 1 do not matter; a view without elements is dense. */
 static inline bool cairn__view_is_dense(const struct cairn__view *v) {
     int64_t want = 1;
     bool dense = true;

@@ -252,14 +252,14 @@ static void shapes_of_a_training_all_fit(void **state) {
     assert_int_equal(missed, 0);
 }
 
-static void longest_unasked_product_gives_way(void **state) {
+static void least_recently_used_product_gives_way(void **state) {
     (void)state;
     bool found = false;
     find(0, &found);
     for (uint64_t i = 1; i < 100000; i++) {
         find(i, &found);
         assert_false(found);
-        find(0, &found); /* asked for again and again, it stays */
+        find(0, &found); /* used in between, it stays */
         assert_true(found);
     }
 }
@@ -274,7 +274,7 @@ int main(void) {
         cmocka_unit_test(key_tells_apart_whatever_an_algorithm_depends_on),
         cmocka_unit_test_setup(product_keeps_its_place, clear_index),
         cmocka_unit_test_setup(shapes_of_a_training_all_fit, clear_index),
-        cmocka_unit_test_setup(longest_unasked_product_gives_way, clear_index),
+        cmocka_unit_test_setup(least_recently_used_product_gives_way, clear_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

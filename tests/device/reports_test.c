@@ -10,7 +10,7 @@
 #include "kernels/step.h"
 
 struct report {
-    uint64_t number, worth;
+    uint64_t number, payload;
 };
 
 static struct report ring[CAIRN__REPORTS];
@@ -20,15 +20,15 @@ static void leave(uint64_t first, uint64_t last) {
 }
 
 /* Reads on until nothing is new, in order from `first` to `last`. */
-static void expect(uint64_t *told, uint64_t first, uint64_t last) {
+static void expect(uint64_t *seen, uint64_t first, uint64_t last) {
     struct report r;
     for (uint64_t n = first; n <= last; n++) {
-        assert_true(cairn__reports_next(ring, sizeof(ring[0]), told, &r));
+        assert_true(cairn__reports_next(ring, sizeof(ring[0]), seen, &r));
         assert_int_equal(r.number, n);
-        assert_int_equal(r.worth, 10 * n);
-        assert_int_equal(*told, n);
+        assert_int_equal(r.payload, 10 * n);
+        assert_int_equal(*seen, n);
     }
-    assert_false(cairn__reports_next(ring, sizeof(ring[0]), told, &r));
+    assert_false(cairn__reports_next(ring, sizeof(ring[0]), seen, &r));
 }
 
 static int empty_ring(void **state) {
@@ -39,29 +39,29 @@ static int empty_ring(void **state) {
 
 static void every_report_is_told_once_in_order(void **state) {
     (void)state;
-    uint64_t told = 0;
-    expect(&told, 1, 0);
+    uint64_t seen = 0;
+    expect(&seen, 1, 0);
     leave(1, 1);
-    expect(&told, 1, 1);
+    expect(&seen, 1, 1);
     leave(2, 9);
-    expect(&told, 2, 9);
+    expect(&seen, 2, 9);
 }
 
 static void a_host_that_lags_behind_misses_the_oldest_and_none_that_could_be_overwritten(void **state) {
     (void)state;
-    uint64_t told = 3;
+    uint64_t seen = 3;
     leave(1, 100);
-    expect(&told, 100 - CAIRN__REPORTS + 2, 100);
+    expect(&seen, 100 - CAIRN__REPORTS + 2, 100);
     assert_false(cairn__reports_is_whole(ring, sizeof(ring[0]), 100 - CAIRN__REPORTS + 1));
     assert_true(cairn__reports_is_whole(ring, sizeof(ring[0]), 100 - CAIRN__REPORTS + 2));
 }
 
 static void a_report_that_is_being_written_over_is_not_told(void **state) {
     (void)state;
-    uint64_t told = 4;
+    uint64_t seen = 4;
     leave(1, 20);
-    ring[21 % CAIRN__REPORTS].worth = 1; /* 21 goes over 5, whose number still stands there */
-    expect(&told, 6, 20);
+    ring[21 % CAIRN__REPORTS].payload = 1; /* 21 goes over 5, whose number still stands there */
+    expect(&seen, 6, 20);
 }
 
 static void the_last_report_is_found_and_zeros_before_any(void **state) {
@@ -69,11 +69,11 @@ static void the_last_report_is_found_and_zeros_before_any(void **state) {
     struct report r = {7, 7};
     cairn__reports_last(ring, sizeof(ring[0]), &r);
     assert_int_equal(r.number, 0);
-    assert_int_equal(r.worth, 0);
+    assert_int_equal(r.payload, 0);
     leave(1, 37);
     cairn__reports_last(ring, sizeof(ring[0]), &r);
     assert_int_equal(r.number, 37);
-    assert_int_equal(r.worth, 370);
+    assert_int_equal(r.payload, 370);
 }
 
 int main(void) {

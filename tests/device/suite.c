@@ -154,7 +154,7 @@ static void assert_list(const struct list *l, bool nan_bits, const char *what) {
 }
 
 /* "scale f16 bf16, offset 1, data 3" */
-static const char *told(const char *pass, cairn_dtype a, cairn_dtype b, size_t offset, int flavour) {
+static const char *describe_case(const char *pass, cairn_dtype a, cairn_dtype b, size_t offset, int flavour) {
     static char text[128];
     snprintf(text, sizeof(text), "%s %s %s, offset %zu, data %d", pass, cairn_dtype_name(a), cairn_dtype_name(b),
              offset, flavour);
@@ -268,7 +268,7 @@ static void check_cast(cairn_dtype from, cairn_dtype to, size_t offset, enum fla
         ((cairn__cast_fn)reference(CAIRN__K_CAST, from, to))(host_of(&dst, i), host_of(&x, i), x.n[i]);
     }
     passes->cast(device, items, LIST, to, from);
-    assert_list(&dst, true, told("cast", from, to, offset, (int)flavour));
+    assert_list(&dst, true, describe_case("cast", from, to, offset, (int)flavour));
     assert_list(&x, true, "what cast reads");
     drop_list(&x), drop_list(&dst);
 }
@@ -299,7 +299,7 @@ static void check_scale(cairn_dtype from, cairn_dtype to, size_t offset, enum fl
         want[0] |= want[1 + i];
     }
     passes->scale(device, items, LIST, to, from, factor != 0 ? f : NULL, flags);
-    const char *what = told("scale", from, to, offset, (int)flavour);
+    const char *what = describe_case("scale", from, to, offset, (int)flavour);
     assert_list(dst, false, what);
     assert_flags(flags, want, what);
     passes->scale(device, items, 0, to, from, f, flags);
@@ -337,7 +337,7 @@ static void check_axpby(cairn_dtype from, cairn_dtype to, size_t offset, enum fl
         want[0] |= want[1 + i];
     }
     passes->axpby(device, items, LIST, to, from, factor, b, flags);
-    const char *what = told("axpby", from, to, offset, (int)flavour);
+    const char *what = describe_case("axpby", from, to, offset, (int)flavour);
     assert_list(dst, false, what);
     assert_flags(flags, want, what);
     cairn__device_free(device, flags), cairn__device_free(device, factor);
@@ -365,7 +365,7 @@ static void check_checks(size_t offset, enum flavour flavour) {
             want[0] |= want[1 + i];
         }
         passes->check(device, items, LIST, *t, flags);
-        assert_flags(flags, want, told("check", *t, *t, offset, (int)flavour));
+        assert_flags(flags, want, describe_case("check", *t, *t, offset, (int)flavour));
         cairn__device_free(device, flags);
         drop_list(&x);
     }
@@ -416,7 +416,7 @@ static void check_clamps(size_t offset, enum flavour flavour) {
             for (size_t e = 0; e < x.n[i]; e++) to[e] = from[e] > limit ? limit : from[e] < -limit ? -limit : from[e];
         }
         passes->clamp(device, items, LIST, limit);
-        assert_list(dst, true, told("clamp", CAIRN_F32, CAIRN_F32, offset, (int)flavour));
+        assert_list(dst, true, describe_case("clamp", CAIRN_F32, CAIRN_F32, offset, (int)flavour));
         drop_list(&x), drop_list(&other);
     }
 }
@@ -452,7 +452,7 @@ static void check_census(cairn_dtype t, size_t offset, enum flavour flavour, flo
     for (size_t i = 0; i < LIST + 2; i++) {
         if (memcmp(&got[i], &want[i], sizeof(got[i])) != 0) {
             fail_msg("%s: census %zu has %d zeros, %d subnormals, %d to %d; want %d, %d, %d to %d",
-                     told("census", t, t, offset, (int)flavour), i, (int)got[i].zeros, (int)got[i].subnormals,
+                     describe_case("census", t, t, offset, (int)flavour), i, (int)got[i].zeros, (int)got[i].subnormals,
                      got[i].min_exponent, got[i].max_exponent, (int)want[i].zeros, (int)want[i].subnormals,
                      want[i].min_exponent, want[i].max_exponent);
         }
@@ -519,7 +519,7 @@ static void check_norm(cairn_dtype t, size_t offset, enum flavour flavour, bool 
     for (size_t i = 0; i < (with_each ? 1 + LIST : 1); i++) {
         const double norm = sqrt(sums[i]);
         if (!close_to(got[i], norm, (t == CAIRN_F32 ? 1e-12 : 1.2e-6) * norm)) /* twice, of two within 6e-7 */
-            fail_msg("l2norm %s %zu: %a, want %a", told("", t, t, offset, (int)flavour), i, got[i], norm);
+            fail_msg("l2norm %s %zu: %a, want %a", describe_case("", t, t, offset, (int)flavour), i, got[i], norm);
     }
     assert_int_equal(flag_of(flags), want[0]);
     cairn__device_free(device, flags), cairn__device_free(device, norms), cairn__device_free(device, f);
@@ -1332,7 +1332,7 @@ static void check_elementwise(const struct elementwise *e, cairn_dtype t, size_t
         apply_here(e, dst, &x, &y, i);
         e->device(t, device_of(dst, i), device_of(&x, i), device_of(&y, i), x.n[i], one);
     }
-    assert_list(dst, e->nan_bits && t == CAIRN_F32, told(e->name, t, t, offset, (int)flavour));
+    assert_list(dst, e->nan_bits && t == CAIRN_F32, describe_case(e->name, t, t, offset, (int)flavour));
     drop_list(&x), drop_list(&y), drop_list(&other);
     cairn__device_free(device, one);
 }
@@ -1356,7 +1356,7 @@ static void check_round(size_t offset, enum flavour flavour) {
             ((cairn__round_fn)reference(CAIRN__K_ROUND, *half, 0))(host_of(&dst, i), host_of(&x, i), x.n[i]);
             passes->round(device, *half, device_of(&dst, i), device_of(&x, i), x.n[i]);
         }
-        assert_list(&dst, true, told("round", CAIRN_F32, *half, offset, (int)flavour));
+        assert_list(&dst, true, describe_case("round", CAIRN_F32, *half, offset, (int)flavour));
         drop_list(&x), drop_list(&dst);
     }
 }
@@ -1445,8 +1445,8 @@ static void check_sums(size_t offset, enum flavour flavour) {
         struct list x = make_list(*t, SUMS, size_of_sum, offset, flavour, SEED);
         struct list y = make_list(*t, SUMS, size_of_sum, 1 - offset, MODERATE, SEED + 1000);
         for (size_t i = 0; i < SUMS; i++) {
-            check_sum(&x, i, told("sum", *t, *t, offset, (int)flavour));
-            check_mse(&x, &y, i, told("mse", *t, *t, offset, (int)flavour));
+            check_sum(&x, i, describe_case("sum", *t, *t, offset, (int)flavour));
+            check_mse(&x, &y, i, describe_case("mse", *t, *t, offset, (int)flavour));
         }
         drop_list(&x), drop_list(&y);
     }
@@ -1604,7 +1604,7 @@ static void check_random(cairn_dtype t, uint64_t seed, uint64_t stream, bool nor
         else passes->uniform(device, t, device_of(&dst, i), dst.n[i], bound, seed, stream);
         free(values);
     }
-    assert_list(&dst, true, told(normals ? "normal" : "uniform", t, t, stream % 2, 0));
+    assert_list(&dst, true, describe_case(normals ? "normal" : "uniform", t, t, stream % 2, 0));
     drop_list(&dst);
 }
 

@@ -1,14 +1,14 @@
 /* Attention over blocks: no matrix of T x S scores is ever in memory, only ROWS x COLS of them at a time.
  *
- * Forward keeps, for each row, the maximum m of the scores so far and the sum l of e^(score - m), and takes what it has
- * added up down by e^(m old - m new) when the maximum rises. Backward computes the probabilities again from the
- * logarithm of the sum, and uses that the sum over s of P dP is dy . y, of which it needs one number a row.
+ * Forward keeps, for each row, the maximum m of the scores so far and the sum l of e^(score - m), and rescales its sums
+ * by e^(m old - m new) when the maximum rises. Backward recomputes the probabilities from the logarithm of the sum, and
+ * uses that the sum over s of P dP is dy . y, one number a row.
  * Source: Dao et al., "FlashAttention", 2022, algorithms 1, 2 and 4.
  *
  * Products are the engine's. bf16 is multiplied as such where the engine can, with P and dS rounded to bf16 for it;
  * else halves are widened, block by block. Rows are the kernels': scores, probabilities and sums are R.
  *
- * Every (batch, head) is work of its own; with several threads each has a lane: an engine and room of its own. */
+ * Every (batch, head) is computed by itself; with several threads each has a lane: its own engine and buffers. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,11 +22,11 @@
 
 enum { ROWS = 128, COLS = 128 }; /* scores of a block: 64 KiB in f32 */
 
-/* What a thread has to itself. */
+/* A thread's own engine and buffers. */
 struct lane {
     struct cairn__engine *engine;
-    cairn_status status; /* the first failure, and its words, which are another thread's */
-    char failure[128];
+    cairn_status status;           /* the first failure */
+    char failure[128];             /* its message: the last error is the lane's thread's */
     char *scores, *slopes;         /* R [ROWS, COLS] */
     char *low_scores, *low_slopes; /* the same for the engine, where it multiplies bf16 */
     char *q, *k, *v, *dy;          /* blocks that had to be copied */
@@ -99,7 +99,7 @@ static void clear_rows(const struct cairn__view *v, int64_t b, int64_t h, int64_
         memset(at(v, b, h, row + i), 0, (size_t)v->size[3] * cairn_dtype_nbytes(v->dtype));
 }
 
-/* c[m, n] (+)= a b. What fails is kept by the lane, and its later products are left out. */
+/* c[m, n] (+)= a b. The lane keeps its first failure and computes no further products. */
 static void multiply(const struct work *w, struct lane *lane, int64_t m, int64_t n, int64_t k, struct cairn__operand a,
                      struct cairn__operand b, struct sum c, bool add) {
     if (m == 0 || n == 0 || lane->status != CAIRN_OK) return;
@@ -365,14 +365,14 @@ static void backward_empty(const struct work *w, int64_t b, int64_t h) {
 
 /* ---- lanes ---- */
 
-/* The next nbytes of the room, 64-byte aligned; with room NULL it only counts. */
+/* The next n * nbytes of room, 64-byte aligned. */
 static char *cut(char *room, size_t *used, int64_t n, size_t nbytes) {
     char *p = room ? room + *used : NULL;
     *used += ((size_t)n * nbytes + 63) / 64 * 64;
     return p;
 }
 
-/* Shares the room out, and says how much it takes. */
+/* Points the lane's buffers into room; returns the bytes they take. With room NULL it only counts. */
 static size_t share_out(const struct work *w, struct lane *lane, char *room) {
     const size_t r = w->r_nbytes, type = cairn_dtype_nbytes(w->type);
     const int64_t rows = least(ROWS, w->t), cols = least(COLS, w->s);

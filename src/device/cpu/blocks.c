@@ -1,4 +1,4 @@
-/* Conversions. The floats of a training step go through the kernels' casts; others are rare and go through core's. */
+/* Conversions: those of a training step's types by the kernels' casts, the rare others by core's. */
 #include "device/cpu/blocks.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
-/* Convolution and its gradients on the CPU: what the three products of conv.h are for, types that the engine does not
- * take, the bias, and the one rounding.
+/* Convolution and its gradients on the CPU, by the three products of conv.h: types that the engine does not take, the
+ * bias, and the one rounding.
  *
- * Half operands are widened whole into kept scratch where the engine does not take them; results of half passes are f32
- * in scratch until they are rounded. */
+ * Half operands that the engine does not take are widened into kept scratch; results of half passes are f32 in scratch
+ * until they are rounded. */
 #include <string.h>
 
 #include "core/status.h"

@@ -7,8 +7,8 @@
 #include "device/cpu/reach.h"
 #include "device/cpu/state.h"
 
-/* src [n, c, h, w], weights [k, c / groups, r, s], dst [n, k, p, q], dense. No size is 0. Padding is what is left and
- * above; what is right and below follows from p and q. Hashed and compared byte by byte. */
+/* src [n, c, h, w], weights [k, c / groups, r, s], dst [n, k, p, q], dense. No size is 0. Padding is that to the left
+ * and above; that to the right and below follows from p and q. Hashed and compared byte by byte. */
 struct cairn__conv_shape {
     int64_t n, c, h, w, k, r, s, p, q, groups;
     int64_t stride[2], padding[2], dilation[2];
@@ -21,7 +21,7 @@ enum cairn__conv_what {
 };
 
 struct cairn__conv_pass {
-    enum cairn__conv_what what; /* is written, f32 (f64 where in_type is); the others are read, of in_type */
+    enum cairn__conv_what what; /* the operand written, f32 (f64 where in_type is); the others are read, of in_type */
     cairn_dtype in_type;
     struct cairn__conv_shape shape;
     void *src, *weights, *dst;

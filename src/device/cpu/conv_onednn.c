@@ -1,6 +1,6 @@
-/* Convolutions by oneDNN 2.6 to 3.x, between dense tensors: its primitives choose blocked layouts for what they read
- * and write, and operands are copied into kept room of those layouts and back (a tenth of the time of a layer of
- * ResNet-18 at 64 x 64).
+/* Convolutions by oneDNN 2.6 to 3.x, between dense tensors: its primitives choose blocked layouts for their operands,
+ * which are copied into kept scratch of those layouts and back (a tenth of the time of a layer of ResNet-18 at
+ * 64 x 64).
  *
  * Where weights outweigh pixels, copying them is most of the work, and small planes with padding waste its kernels;
  * there the columns of conv_columns.c are multiplied instead. One core of an AVX-512 server, oneDNN 2.6.3, batch 8, us:
@@ -12,8 +12,7 @@
  *     512 -> 512, 3 x 3, 2 x 2       3343, 1550            5495, 1900     2200, 1700
  * goes_by_columns() below is a model of that.
  *
- * Primitives are kept with everything that belongs to them, by shape; among those whose hashes fall together the least
- * recently used makes room. */
+ * Primitives are kept with their memory objects, by shape; a new one replaces the least recently used of its set. */
 #include <string.h>
 
 #include "core/alloc.h"
@@ -38,8 +37,8 @@ struct operand {
 struct entry {
     uint64_t used; /* the clock then; 0 = empty */
     struct key key;
-    bool by_columns; /* and nothing below is made */
-    bool alone;      /* one thread has to do it: nothing below is made, but for the key with 1 */
+    bool by_columns; /* nothing below is made */
+    bool alone;      /* needs one thread: nothing below is made, but for the key with 1 */
     dnnl_primitive_t primitive;
     struct operand operands[OPERANDS];
     dnnl_memory_t scratchpad;
@@ -92,7 +91,7 @@ static double share_inside(const struct cairn__conv_shape *g, int axis) {
 }
 
 /* Nanoseconds as measured above; only their order matters. oneDNN skips taps outside, computes channels in blocks of 16
- * and turns weights around, the slower the further they are from the cache; columns are copied. */
+ * and transposes weights, the slower the further they are from the cache; columns are copied. */
 static bool goes_by_columns(const struct key *k) {
     static const double of_weight[] = {[CAIRN__CONV_DST] = 0.45, [CAIRN__CONV_SRC] = 0.6, [CAIRN__CONV_WEIGHTS] = 1.3};
     const struct cairn__conv_shape *g = &k->shape;
@@ -217,7 +216,7 @@ out:
     return st;
 }
 
-/* The dense memory, and what lies between it and the layout that the primitive wants. */
+/* The dense memory, and the reorder between it and the layout that the primitive chose. */
 static cairn_status make_operand(struct cairn__engine *e, const struct key *k, int i, bool written,
                                  cairn__dnnl_const_desc wanted, struct operand *o) {
     const struct shapes shapes = shapes_of(&k->shape);
@@ -235,7 +234,7 @@ out:
     return st;
 }
 
-/* A gradient's primitive is made after one for dst, which tells it about layouts. */
+/* A gradient's primitive needs that of the forward pass as a hint about layouts. */
 static dnnl_status_t make_description(struct cairn__engine *e, const struct key *k, const struct description *v,
                                       dnnl_primitive_desc_t *out) {
     dnnl_primitive_desc_t hint = NULL;
@@ -248,7 +247,7 @@ static dnnl_status_t make_description(struct cairn__engine *e, const struct key 
     return status;
 }
 
-/* Whether oneDNN calls its way to compute so. */
+/* Whether the name of oneDNN's implementation contains the word. */
 static bool is_named(const_dnnl_primitive_desc_t made, const char *word) {
     const char *name = NULL;
     return dnnl_primitive_desc_query(made, dnnl_query_impl_info_str, 0, &name) == dnnl_success && strstr(name, word);
@@ -273,8 +272,8 @@ out:
     return st;
 }
 
-/* What oneDNN has no good kernel for, or none at all, goes by columns. Its products cut sums by the number of
- * threads. */
+/* Convolutions without a good kernel in oneDNN go by columns. Its implementations by products ("gemm") split sums by
+ * the number of threads. */
 static cairn_status entry_make(struct cairn__engine *e, const struct key *k, struct entry *x) {
     cairn_status st = CAIRN_OK;
     struct description v;

@@ -1,4 +1,4 @@
-/* The CPU as a device: memory is the process's, every call is synchronous, kernels are the table for this processor. */
+/* The CPU as a device: memory is the process's, every call is synchronous, kernels are those of this processor. */
 #include "device/cpu/cpu.h"
 
 #include <stdio.h>
@@ -45,7 +45,7 @@ out:
     return st;
 }
 
-/* The number of threads may have changed. */
+/* Made at each call: the number of threads may have changed. */
 static const char *cpu_describe(const struct cairn_device *d) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
     snprintf(cpu->text, sizeof(cpu->text), "%s, %s", cairn__cpu_level_name(cairn__cpu_features()),
@@ -83,7 +83,7 @@ static cairn_status cpu_check(struct cairn_device *d) {
     return failed == CAIRN_OK ? CAIRN_OK : cairn__fail(failed, "%s", cpu->failure);
 }
 
-/* What a failed pass should have written is not handed out. */
+/* The result of a failed pass cannot be read. */
 static cairn_status cpu_download(struct cairn_device *d, void *host, const void *src, size_t nbytes) {
     cairn_status st = CAIRN_OK;
     TRY(cpu_check(d));

@@ -1,5 +1,5 @@
-/* Maps: one function over every element of views. Each operand is a sequence (sequence.h); a block of each is brought
- * to R, computed with, and rounded on its way out. What is dense and R already is computed with in place, in one
+/* Maps: one function over every element of views. Each operand is a sequence (sequence.h), of which a block at a time
+ * is converted to R, computed with and rounded. Operands that are dense and of R are computed with in place, in one
  * run. */
 #include <string.h>
 
@@ -245,7 +245,7 @@ static void copy_bits(const struct cairn__view *dst, const struct cairn__view *s
     }
 }
 
-/* ---- operands that lie badly ---- */
+/* ---- operands with unfavourable strides ---- */
 
 enum { FEW = 4096 }; /* elements that the first caches hold however they lie */
 

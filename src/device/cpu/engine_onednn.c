@@ -1,4 +1,4 @@
-/* oneDNN as the engine of the CPU's products and convolutions: opening and ending. */
+/* oneDNN as the engine of the CPU's products and convolutions: opening and closing. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -19,14 +19,14 @@ static void prepare_process(void) {
     dnnl_set_max_cpu_isa(features & CAIRN__CPU_AVX512_BF16 ? dnnl_cpu_isa_avx512_core_bf16
                          : features & CAIRN__CPU_AVX512    ? dnnl_cpu_isa_avx512_core
                          : features & CAIRN__CPU_AVX2      ? dnnl_cpu_isa_avx2
-                                                           : dnnl_cpu_isa_sse41); /* it knows nothing lower */
+                                                           : dnnl_cpu_isa_sse41); /* the lowest that it has */
 }
 
-/* oneDNN asks OpenMP how many threads to use, at the making of a primitive and at each call. A rank has its own number,
- * but the setting is also the user's: it is changed around a call and put back. The two functions are looked up rather
- * than linked, so that they are those of the runtime that libdnnl found: with two runtimes in a process (libgomp below
- * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN built on another
- * threading layer has none to find. */
+/* oneDNN takes its number of threads from OpenMP, when a primitive is created and at each call. A rank has its own
+ * number, but the setting is also the user's: it is changed around a call and restored. The two functions are looked up
+ * rather than linked, so that they are those of libdnnl's runtime: with two runtimes in a process (libgomp below
+ * libdnnl, libomp in a program built by clang) a linked name might be the other one's. A oneDNN with another threading
+ * layer has no such functions. */
 static void find_openmp(struct cairn__engine *e) {
     void *get = dlsym(RTLD_DEFAULT, "omp_get_max_threads");
     void *set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");

@@ -1,7 +1,7 @@
 /* Losses with a class a row: cross entropy from scores, and nll from logarithms.
  *
- * Cross entropy never stores probabilities: forward leaves the greatest score g of each row and the sum s of e^(x - g),
- * from which backward makes them again:
+ * Cross entropy never stores probabilities: forward stores the greatest score g of each row and the sum s of e^(x - g),
+ * from which backward computes them again:
  *     loss   = (1 - e) w[t] (ln s - (x[t] - g)) + e / C * (W ln s - sum over c of w[c] (x[c] - g)),  W = sum of w
  *     dx[c]  = dy (p[c] ((1 - e) w[t] + e W / C) - e / C w[c] - [c = t] (1 - e) w[t]),  p[c] = e^(x[c] - g) / s
  * with e the smoothing. Rows that lie along `inner` are taken some columns at a time, class by class. */
@@ -18,7 +18,7 @@ struct columns {
     _Alignas(64) double room[COLUMNS];
 };
 
-struct losing {
+struct loss_job {
     struct cairn__class_loss loss;
     const struct cairn__cpu *cpu;
     const struct cairn__kernels *k;
@@ -37,26 +37,26 @@ static void put(cairn_dtype t, void *x, size_t i, double value) {
     cairn__block_put(t, cairn__element_of(t, x, i), value);
 }
 
-static double weight_of(const struct losing *o, size_t c) {
+static double weight_of(const struct loss_job *o, size_t c) {
     return o->weight ? get(o->r, o->weight, c) : 1;
 }
 
 /* The class of row i, or -1: ignored, or none. */
-static int64_t class_of(const struct losing *o, size_t i) {
+static int64_t class_of(const struct loss_job *o, size_t i) {
     const int64_t c = cairn__index_at(o->loss.target_dtype, o->loss.target, i);
     return c != o->loss.ignore_index && c >= 0 && (uint64_t)c < o->classes ? c : -1;
 }
 
-static cairn_status begin(struct cairn_device *d, const struct cairn__class_loss *loss, struct losing *o) {
+static cairn_status begin(struct cairn_device *d, const struct cairn__class_loss *loss, struct loss_job *o) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    *o = (struct losing){.loss = *loss,
-                         .cpu = cpu,
-                         .k = cpu->kernels,
-                         .t = loss->dtype,
-                         .r = cairn__r_of(loss->dtype),
-                         .rows = (size_t)loss->rows,
-                         .classes = (size_t)loss->classes,
-                         .inner = (size_t)loss->inner};
+    *o = (struct loss_job){.loss = *loss,
+                           .cpu = cpu,
+                           .k = cpu->kernels,
+                           .t = loss->dtype,
+                           .r = cairn__r_of(loss->dtype),
+                           .rows = (size_t)loss->rows,
+                           .classes = (size_t)loss->classes,
+                           .inner = (size_t)loss->inner};
     o->tiles = (o->inner + COLUMNS - 1) / COLUMNS;
     cairn_status st = CAIRN_OK;
     TRY(cairn__cpu_as_r(cpu, &cpu->b, o->t, loss->weight, o->classes, &o->weight));
@@ -65,19 +65,19 @@ out:
     return st;
 }
 
-/* ---- what is kept of a row: its greatest score, and the sum of exponents ---- */
+/* ---- lse, a row: its greatest score, and the sum of exponents ---- */
 
-static void keep(const struct losing *o, size_t i, double greatest, double sum) {
+static void keep(const struct loss_job *o, size_t i, double greatest, double sum) {
     put(o->r, o->loss.lse, 2 * i, greatest);
     put(o->r, o->loss.lse, 2 * i + 1, sum);
 }
 
-static double greatest_of(const struct losing *o, size_t i) {
+static double greatest_of(const struct loss_job *o, size_t i) {
     return get(o->r, o->loss.lse, 2 * i);
 }
 
 /* The loss of row i from its target's x - greatest, and, if smoothed, the weighted sum of x - greatest. */
-static double loss_of(const struct losing *o, double weight, double sum, double at_target, double all) {
+static double loss_of(const struct loss_job *o, double weight, double sum, double at_target, double all) {
     const double e = o->loss.smoothing, hard = weight * (log(sum) - at_target);
     return e > 0 ? (1 - e) * hard + e / (double)o->classes * (o->total_weight * log(sum) - all) : hard;
 }
@@ -85,7 +85,7 @@ static double loss_of(const struct losing *o, double weight, double sum, double 
 /* ---- rows of their own: inner = 1 ---- */
 
 /* Sum over classes of w[c] (x[c] - greatest). */
-static double weighted_sum(const struct losing *o, const void *x, double greatest) {
+static double weighted_sum(const struct loss_job *o, const void *x, double greatest) {
     struct cairn__block wide, centred;
     double sum = 0;
     for (size_t i = 0; i < o->classes; i += CAIRN__BLOCK) {
@@ -99,7 +99,7 @@ static double weighted_sum(const struct losing *o, const void *x, double greates
 }
 
 static void rows_forward(void *ctx, size_t first, size_t end) {
-    const struct losing *o = ctx;
+    const struct loss_job *o = ctx;
     for (size_t i = first; i < end; i++) {
         const void *x = cairn__element(o->t, o->loss.x, i * o->classes);
         const int64_t c = class_of(o, i);
@@ -117,13 +117,13 @@ static void rows_forward(void *ctx, size_t first, size_t end) {
 /* ---- rows along inner: a tile is some columns of one row, column j of it is row `at + j` of the result ---- */
 
 struct tile {
-    const struct losing *o;
+    const struct loss_job *o;
     size_t row, first, n, at;
     struct columns greatest, sum, all; /* sum and all: f64 */
     struct cairn__block wide, made;
 };
 
-static void tile_begin(struct tile *tile, const struct losing *o, size_t index) {
+static void tile_begin(struct tile *tile, const struct loss_job *o, size_t index) {
     tile->o = o;
     tile->row = index / o->tiles;
     tile->first = index % o->tiles * COLUMNS;
@@ -136,7 +136,7 @@ static size_t tile_offset(const struct tile *tile, size_t c) {
 }
 
 static const void *tile_scores(struct tile *tile, size_t c) {
-    const struct losing *o = tile->o;
+    const struct loss_job *o = tile->o;
     return cairn__block_load(o->cpu, o->r, o->t, cairn__element(o->t, o->loss.x, tile_offset(tile, c)), tile->n,
                              &tile->wide);
 }
@@ -147,9 +147,9 @@ static void tile_centred(struct tile *tile, size_t c) {
     cairn__map2(tile->o->k, CAIRN__MAP_ADD, r, tile->made.room, tile_scores(tile, c), tile->greatest.room, tile->n, -1);
 }
 
-/* A few classes' sums in R go to f64, and begin anew. */
+/* Adds a few classes' sums in R to those in f64 and clears them. */
 static void close_classes(const struct tile *tile, struct columns *sum, struct columns *part) {
-    const struct losing *o = tile->o;
+    const struct loss_job *o = tile->o;
     if (o->r == CAIRN_F32) {
         o->k->drain(sum->room, (float *)part->room, tile->n);
     } else {
@@ -159,7 +159,7 @@ static void close_classes(const struct tile *tile, struct columns *sum, struct c
 }
 
 static void tile_exponents(struct tile *tile) {
-    const struct losing *o = tile->o;
+    const struct loss_job *o = tile->o;
     struct columns sum = {{0}}, all = {{0}};
     memset(&tile->sum, 0, sizeof(tile->sum));
     memset(&tile->all, 0, sizeof(tile->all));
@@ -180,7 +180,7 @@ static void tile_exponents(struct tile *tile) {
 }
 
 static void tiles_forward(void *ctx, size_t first, size_t end) {
-    const struct losing *o = ctx;
+    const struct loss_job *o = ctx;
     for (size_t index = first; index < end; index++) {
         struct tile tile;
         tile_begin(&tile, o, index);
@@ -201,12 +201,12 @@ static void tiles_forward(void *ctx, size_t first, size_t end) {
 
 /* ---- nll ---- */
 
-static size_t element_of_target(const struct losing *o, size_t i, int64_t c) {
+static size_t element_of_target(const struct loss_job *o, size_t i, int64_t c) {
     return (i / o->inner * o->classes + (size_t)c) * o->inner + i % o->inner;
 }
 
 static void nll_forward(void *ctx, size_t first, size_t end) {
-    const struct losing *o = ctx;
+    const struct loss_job *o = ctx;
     for (size_t i = first; i < end; i++) {
         const int64_t c = class_of(o, i);
         put(o->r, o->losses, i,
@@ -216,15 +216,15 @@ static void nll_forward(void *ctx, size_t first, size_t end) {
 
 /* ---- forward ---- */
 
-/* The sum of the weights of targets; the first target that is no class is told. */
-static double look_at_targets(struct cairn__cpu *cpu, const struct losing *o) {
+/* The sum of the weights of targets; the first target that is no class is reported. */
+static double sum_target_weights(struct cairn__cpu *cpu, const struct loss_job *o) {
     double total = 0;
-    bool told = false;
+    bool reported = false;
     for (size_t i = 0; i < o->rows * o->inner; i++) {
         const int64_t c = class_of(o, i), target = cairn__index_at(o->loss.target_dtype, o->loss.target, i);
         if (c >= 0) total += weight_of(o, (size_t)c);
-        if (c >= 0 || target == o->loss.ignore_index || told) continue;
-        told = true;
+        if (c >= 0 || target == o->loss.ignore_index || reported) continue;
+        reported = true;
         if (o->loss.bad_target) *o->loss.bad_target |= 1;
         (void)cairn__cpu_is_ok(cpu,
                                cairn__fail(CAIRN_EINVAL,
@@ -235,7 +235,7 @@ static double look_at_targets(struct cairn__cpu *cpu, const struct losing *o) {
     return total;
 }
 
-static void reduce(const struct losing *o, double total) {
+static void reduce(const struct loss_job *o, double total) {
     const size_t n = o->rows * o->inner;
     if (o->loss.total) put(o->r, o->loss.total, 0, total);
     if (o->loss.each) {
@@ -252,11 +252,11 @@ static void reduce(const struct losing *o, double total) {
 
 void cairn__cpu_class_loss(struct cairn_device *d, const struct cairn__class_loss *loss) {
     struct cairn__cpu *cpu = cairn__cpu_of(d);
-    struct losing o;
+    struct loss_job o;
     if (!cairn__cpu_is_ok(cpu, begin(d, loss, &o))) return;
     const size_t n = o.rows * o.inner;
     if (!cairn__cpu_is_ok(cpu, cairn__cpu_room(&cpu->a, o.r, n, &o.losses))) return;
-    const double total = look_at_targets(cpu, &o);
+    const double total = sum_target_weights(cpu, &o);
     if (!loss->from_logits) {
         cairn__parallel_for(n, 4096, nll_forward, &o);
     } else if (o.inner == 1) {
@@ -270,7 +270,7 @@ void cairn__cpu_class_loss(struct cairn_device *d, const struct cairn__class_los
 /* ---- backward ---- */
 
 /* The gradient of row i's loss. */
-static double dy_of(const struct losing *o, size_t i) {
+static double dy_of(const struct loss_job *o, size_t i) {
     const double dy = get(o->t, o->loss.dy, o->loss.each ? i : 0);
     return o->loss.mean ? dy / get(o->r, o->loss.total, 0) : dy;
 }
@@ -280,7 +280,7 @@ struct slopes {
     double p, w, target;
 };
 
-static struct slopes slopes_of(const struct losing *o, size_t i, int64_t c) {
+static struct slopes slopes_of(const struct loss_job *o, size_t i, int64_t c) {
     struct slopes s = {0, 0, 0};
     if (c < 0) return s;
     const double dy = dy_of(o, i), each = o->loss.smoothing / (double)o->classes;
@@ -294,7 +294,7 @@ static void add_at(cairn_dtype r, void *values, size_t i, double more) {
     put(r, values, i, get(r, values, i) + more);
 }
 
-static void row_backward(const struct losing *o, size_t row, int64_t target) {
+static void row_backward(const struct loss_job *o, size_t row, int64_t target) {
     const struct slopes s = slopes_of(o, row, target);
     const double greatest = greatest_of(o, row);
     struct cairn__block wide, e, made;
@@ -312,7 +312,7 @@ static void row_backward(const struct losing *o, size_t row, int64_t target) {
 }
 
 static void rows_backward(void *ctx, size_t first, size_t end) {
-    const struct losing *o = ctx;
+    const struct loss_job *o = ctx;
     for (size_t row = first; row < end; row++) {
         const int64_t target = class_of(o, row);
         if (target >= 0) {
@@ -325,7 +325,7 @@ static void rows_backward(void *ctx, size_t first, size_t end) {
 
 /* Columns that are ignored have slopes of 0 and a greatest of +inf: e^(x - inf) = 0. */
 static void tile_backward(struct tile *tile) {
-    const struct losing *o = tile->o;
+    const struct loss_job *o = tile->o;
     struct columns p, w;
     struct slopes s[COLUMNS];
     int64_t target[COLUMNS];
@@ -357,7 +357,7 @@ static void tiles_backward(void *ctx, size_t first, size_t end) {
     }
 }
 
-static void nll_backward(const struct losing *o) {
+static void nll_backward(const struct loss_job *o) {
     memset(o->loss.dx, 0, o->rows * o->classes * o->inner * cairn_dtype_nbytes(o->t));
     for (size_t i = 0; i < o->rows * o->inner; i++) {
         const int64_t c = class_of(o, i);
@@ -366,7 +366,7 @@ static void nll_backward(const struct losing *o) {
 }
 
 void cairn__cpu_class_loss_backward(struct cairn_device *d, const struct cairn__class_loss *loss) {
-    struct losing o;
+    struct loss_job o;
     if (!cairn__cpu_is_ok(cairn__cpu_of(d), begin(d, loss, &o))) return;
     if (!loss->from_logits) {
         nll_backward(&o);

@@ -1,6 +1,6 @@
 /* Matrix products by oneDNN 2.6 to 3.x.
  *
- * Two ways lead into it, and neither is the faster one for every shape (one core of an AVX-512 server, oneDNN 2.6.3,
+ * There are three ways, none of which is the fastest for every shape (one core of an AVX-512 server, oneDNN 2.6.3,
  * us):
  *     product                        sgemm   primitive   primitive for C^T, then transposed
  *     [64,1024] [16,1024]^T          40.1    39.7        25.6
@@ -10,16 +10,16 @@
  *     [64,16]^T [64,1024]            19.0    22.9        72.4
  *     [128,1024]^T [128,1024]        2403    2484        8701
  *     [64,1024] [1,1024]^T           2.4     38.6        9.8
- * route() below is this table as a rule. In bf16 the primitive as asked for is the best way (10.0 us in the first line)
- * but for one column, where oneDNN has a poor kernel one way round and a good one the other.
+ * route() below is this table as a rule. In bf16 the primitive for C is the best way (10.0 us in the first line) but
+ * for one column, where oneDNN's kernel for C is poor and that for C^T is good.
  *
- * The primitive as asked for also adds the bias, adds to what C holds, and rounds to bf16, all with the bits that
- * separate passes would give (a bf16 result that is subnormal becomes 0, as in the processor's own bf16 products).
- * Strided operands cost nothing: both ways know leading dimensions. Batches are the caller's loop: 96 products of
+ * The primitive for C also adds the bias, adds to C, and rounds to bf16, all with the bits that separate passes would
+ * give (a bf16 result that is subnormal becomes 0, as in the processor's own bf16 products).
+ * Strided operands cost nothing: all ways take leading dimensions. Batches are the caller's loop: 96 products of
  * [128,64] [64,128] took 2453 us one by one and 2461 us as one primitive.
  *
  * Primitives are kept with their memory objects, and later calls of a shape only change the data handles. A training
- * step has few shapes; where a program brings ever new ones, the least recently used of a bucket makes room. */
+ * step has few shapes; a new one replaces the least recently used of its bucket. */
 #include <limits.h>
 #include <string.h>
 
@@ -108,7 +108,7 @@ out:
     return st;
 }
 
-/* NULL where C is only written. */
+/* NULL where the product is not added to C. */
 static cairn_status make_attr(const struct key *k, dnnl_primitive_attr_t *out) {
     if (!k->add) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
@@ -252,8 +252,8 @@ bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cai
     return route(product) == by_primitive;
 }
 
-/* More threads than C has large blocks would share out k, and add up in another order: seen with 8 threads on [128,
- * 1024] and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
+/* With more threads than C has large blocks oneDNN splits k, which changes the order of sums: measured with 8 threads
+ * on [128, 1024] and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
 static int most_threads(const struct cairn__product *p) {
     enum { BLOCK = 256 * 512 };
     const int64_t blocks = p->m * p->n / BLOCK;

@@ -1,4 +1,4 @@
-/* Calls of oneDNN that check, and how many threads it has around them. */
+/* Checked calls of oneDNN, and the number of its threads during them. */
 #include "device/cpu/onednn.h"
 
 #include "core/parallel.h"
@@ -9,7 +9,7 @@ cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
                        call, (int)status);
 }
 
-/* A child of fork has none of its parent's threads, and GNU's OpenMP waits for them for ever. */
+/* A child of fork has none of its parent's threads, and GNU's OpenMP would wait for them forever. */
 static bool is_child_of_fork;
 
 void cairn__dnnl_note_fork(void) {

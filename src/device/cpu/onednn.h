@@ -14,29 +14,29 @@ struct cairn__engine {
     bool native_bf16;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    struct cairn__dnnl_products *products; /* kept primitives; made at the first call, NULL before */
+    struct cairn__dnnl_products *products; /* kept primitives; NULL before the first call */
     struct cairn__dnnl_convs *convs;
-    int most_threads;         /* set for a while where more would add up in another order; 0 = no limit */
-    int (*get_threads)(void); /* OpenMP's, NULL = it was not found */
+    int most_threads;         /* the limit during a call where more would change the order of sums; 0 = none */
+    int (*get_threads)(void); /* OpenMP's, NULL = not found */
     void (*set_threads)(int);
     char text[64];
 };
 
-/* End what an engine keeps of each kind; NULL inside is fine. */
+/* Free what an engine keeps of each kind; NULL inside is fine. */
 void cairn__dnnl_products_end(struct cairn__engine *e);
 void cairn__dnnl_convs_end(struct cairn__engine *e);
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call);
 #define DNNL(call) TRY(cairn__dnnl_check((call), #call))
 
-/* In a child of fork, before its first call. */
+/* Runs in each child of fork: oneDNN has one thread there. */
 void cairn__dnnl_note_fork(void);
 
 /* How many threads oneDNN may have: cairn__num_threads(), or the engine's limit; one in a child of fork. */
 int cairn__dnnl_threads(const struct cairn__engine *e);
 
-/* Around the making of primitives and around each call: oneDNN has so many in between. Returns what the second function
- * wants. */
+/* Set the number of threads before primitives are created and before each call, and restore it after. `before` is what
+ * the first function returned. */
 int cairn__dnnl_take_threads(const struct cairn__engine *e);
 void cairn__dnnl_give_threads_back(const struct cairn__engine *e, int before);
 
@@ -48,9 +48,9 @@ static inline dnnl_data_type_t cairn__dnnl_type(cairn_dtype t) {
 
 typedef dnnl_memory_desc_t cairn__dnnl_desc;
 
-/* Zeroed before, forgotten after. */
+/* Zeroed before use, released after. */
 #if DNNL_VERSION_MAJOR >= 3
-typedef const_dnnl_memory_desc_t cairn__dnnl_const_desc; /* what a query gives: nobody's to forget */
+typedef const_dnnl_memory_desc_t cairn__dnnl_const_desc; /* from a query, whose result the primitive owns */
 #define cairn__dnnl_describe        dnnl_memory_desc_create_with_strides
 #define cairn__dnnl_describe_by_tag dnnl_memory_desc_create_with_tag
 static inline cairn__dnnl_const_desc cairn__dnnl_const(const cairn__dnnl_desc *d) {

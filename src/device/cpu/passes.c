@@ -1,6 +1,6 @@
 /* The CPU's passes: the kernels of this processor over lists and types.
  *
- * nn's kernels of single elements know f32: half operands are widened and rounded in blocks that stay in the first
+ * nn's elementwise kernels are f32 alone: half operands are widened and rounded in blocks that stay in the first
  * cache. */
 #include <math.h>
 #include <string.h>
@@ -84,7 +84,7 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
     *norm = sqrt(total);
 }
 
-/* Written so that a NaN, which compares with nothing, stays. */
+/* Comparisons with a NaN are false, so it stays. */
 static void clamp(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit) {
     (void)d;
     for (size_t i = 0; i < count; i++) {
@@ -124,8 +124,8 @@ static size_t block_at(size_t i, size_t n) {
     return n - i < BLOCK ? n - i : BLOCK;
 }
 
-/* What one block of weights that are rounded at random needs: they are updated as f32 weights and rounded by the stream
- * of their parameter and update. Blocks begin at multiples of 8, as streams want. */
+/* One block of weights with stochastic rounding: they are updated as f32 and rounded with the random stream of their
+ * parameter and update. Blocks begin at multiples of 8, as streams require. */
 struct rounding {
     const struct cairn__kernels *k;
     uint64_t seed, stream;

@@ -23,7 +23,7 @@ static inline R NAMED(choose)(bool first, R a, R b) {
     return a;
 }
 
-/* No branch, not even in what is left over by vectors: which value wins is anybody's guess. */
+/* No branch, not even in the remainder of vectors: which value wins cannot be predicted. */
 static inline void NAMED(max_loop)(R *restrict y, int32_t *restrict at, const R *restrict x, int32_t index, int64_t n,
                                    int64_t stride, int64_t taps) {
     for (int64_t i = 0; i < n; i++) {

@@ -1,10 +1,10 @@
 /* Products of views: batches, strides, shared operands, sums over a batch.
  *
- * What lines up in memory becomes one large product: batches of A's rows that share B, and batches that are summed,
- * where they continue the sum over k. What is left of the batch is a loop around the engine, which takes leading
- * dimensions; a matrix it does not take, by type or strides, is copied first, once where the next product has the same.
- * Summed dimensions come innermost, so that a sum is finished before the next one begins: of more than CAIRN__SUM_ROWS
- * products in f64, as sums down columns are. */
+ * Batches that are contiguous in memory become one large product: of A's rows that share B, and summed ones that
+ * continue the sum over k. The rest of the batch is a loop around the engine, which takes leading dimensions; a matrix
+ * whose type or strides it does not take is copied first, once for products in a row that share it. Summed dimensions
+ * are innermost, so that a sum is finished before the next one begins: of more than CAIRN__SUM_ROWS products in f64, as
+ * sums down columns are. */
 #include <string.h>
 
 #include "core/status.h"

@@ -1,4 +1,4 @@
-/* What rows.c, norm.c and loss.c share. */
+/* What rows.c, norm.c and loss.c share: rows of elements, and their passes. */
 #ifndef CAIRN__CPU_ROWS_H
 #define CAIRN__CPU_ROWS_H
 

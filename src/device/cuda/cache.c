@@ -1,6 +1,6 @@
-/* Segments are chains of blocks in the order of their addresses; free blocks of a pool are in a list besides, in which
- * the best fit is looked for from end to end: there are few, and a step in its rhythm does not come here. Blocks in use
- * are found by their address in a sorted array. Neighbours that are both free are always one block. */
+/* A segment is a chain of blocks in the order of their addresses. Free blocks of a pool are in a list too, which is
+ * searched linearly for the best fit: it is short. Blocks in use are found by their address in a sorted array.
+ * Neighbouring free blocks are always merged. */
 #include "device/cuda/cache.h"
 
 #include <stdarg.h>
@@ -22,7 +22,7 @@ struct block {
 struct cairn__cache {
     struct cairn__cache_source source;
     struct block *free[2]; /* [small] */
-    struct block *spare;   /* headers without a block: a step in its rhythm allocates nothing on the host either */
+    struct block *spare;   /* headers without a block: a step that has run once allocates nothing on the host either */
     struct block **used;   /* sorted by address */
     size_t count, capacity;
     size_t held[CAIRN__NUM_HOLDERS];
@@ -58,7 +58,7 @@ static size_t place_of(const struct cairn__cache *c, const char *p) {
     return low;
 }
 
-/* Room was made before. */
+/* The array has room. */
 static void use(struct cairn__cache *c, struct block *b, enum cairn__holder holder) {
     const size_t place = place_of(c, b->p);
     memmove(&c->used[place + 1], &c->used[place], (c->count - place) * sizeof(struct block *));
@@ -105,7 +105,7 @@ static void split(struct cairn__cache *c, struct block *b, size_t nbytes, struct
     list(c, rest);
 }
 
-/* b takes in the block behind it; neither is in a list. */
+/* Merges the block behind b into b; neither is in a list. */
 static void absorb_next(struct cairn__cache *c, struct block *b) {
     struct block *next = b->after;
     b->nbytes += next->nbytes;
@@ -130,7 +130,7 @@ out:
     return st;
 }
 
-/* Gives back the segments that nobody uses; whether there were any. */
+/* Returns the segments without blocks in use to the driver; whether there were any. */
 static bool trim(struct cairn__cache *c) {
     bool found = false;
     for (int small = 0; small < 2; small++) {
@@ -146,7 +146,7 @@ static bool trim(struct cairn__cache *c) {
     return found;
 }
 
-/* ---- telling who has it all ---- */
+/* ---- the message when memory is out ---- */
 
 struct text {
     char data[640];
@@ -192,7 +192,7 @@ static cairn_status fail_without_memory(const struct cairn__cache *c, size_t nby
     return cairn__fail(CAIRN_ENOMEM, "%s is out of memory: %s", c->source.name, t.data);
 }
 
-/* ---- from outside ---- */
+/* ---- the interface ---- */
 
 cairn_status cairn__cache_create(const struct cairn__cache_source *source, struct cairn__cache **out) {
     struct cairn__cache *c = NULL;

@@ -20,7 +20,7 @@ static const char *check_array(const void *p, size_t n, size_t nbytes) {
     return NULL;
 }
 
-/* Of objects that need not be there. */
+/* p may be NULL. */
 static const char *check_optional(const void *p, size_t alignment) {
     return check_array(p, p != NULL, alignment);
 }

@@ -1,5 +1,5 @@
-/* What the passes of a GPU look at before anything is queued: a wrong pointer would otherwise be known only by the
- * failure of some later call. Each returns NULL, or what is wrong, as a sentence without its subject's name. */
+/* Checks of a pass's arguments before anything is queued: a wrong pointer would otherwise show only as the failure of
+ * some later call. Each returns NULL, or a sentence about what is wrong. */
 #ifndef CAIRN__DEVICE_CUDA_CHECK_H
 #define CAIRN__DEVICE_CUDA_CHECK_H
 
@@ -27,7 +27,7 @@ const char *cairn__check_take_flags(const struct cairn__taken *items, size_t cou
 const char *cairn__check_share_flag(const uint32_t *any, uint32_t *const *into, size_t count);
 const char *cairn__check_clip(const double *norms, size_t count, double max_norm,
                               const struct cairn__optim_state *state, const double *total);
-/* What goes with a list, where it is there: factor, the list's flag, and of l2norm where the norms go. */
+/* The optional arguments of a list: factor, the list's flag, and where l2norm's norms go. */
 const char *cairn__check_list(const float *factor, const uint32_t *found, const double *norm, const double *each);
 const char *cairn__check_step_end(const struct cairn__step_end *end);
 const char *cairn__check_clear_flags(const uint32_t *flags, size_t n);

@@ -34,7 +34,7 @@ template <class T> CAIRN__DEVICE census_op<T> nothing_counted(const void *x, flo
     return {(const T *)x, cairn__f32_bits(least_normal), 0, 0, 0, 0, 0, 0xffffffffu};
 }
 
-/* Nothing is added where there is nothing: most of a tensor is ordinary. */
+/* Counts of 0, the usual case, are not added. */
 CAIRN__DEVICE void add_to(uint64_t *total, uint32_t count) {
     if (count) atomicAdd((unsigned long long *)total, (unsigned long long)count);
 }
@@ -89,7 +89,7 @@ int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *
 
 /* ---- flags on their way to an optimizer ---- */
 
-/* One block reads the whole gradient: it comes to that where training goes wrong, not otherwise. */
+/* One block reads the whole gradient: that happens only after an overflow. */
 template <class T> CAIRN__DEVICE void count_overflow(const cairn__taken &item, uint64_t *infs, uint64_t *nans) {
     constexpr int V = cairn__pack_of<T>;
     census_op<T> op = nothing_counted<T>(item.x, 0);
@@ -108,8 +108,8 @@ CAIRN__DEVICE void count_overflow_of(const cairn__taken &item, uint64_t *infs, u
     }
 }
 
-/* Threads that count have met at a barrier, and so read the flag before it is lowered; where nobody counts, a thread
- * that reads it afterwards misses nothing. */
+/* Threads that count meet at a barrier, so that all read the flag before it is cleared. Without x no thread counts, and
+ * one that reads a cleared flag has nothing to do. */
 template <class List> static CAIRN__KERNEL take_flag(const List list) {
     const cairn__taken &item = list.items[blockIdx.x];
     if (!*item.flag) return;

@@ -1,9 +1,9 @@
 /* The GPU as a device. Everything is queued on one stream, our own (which does not wait for the legacy default stream)
- * or the user's; only download, synchronize and what frees pinned memory wait for it, and what takes memory from the
- * driver or gives it back may. Uploads wait for one of those before them, at most (staging.c).
+ * or the user's. Only download, synchronize and free_pinned wait for it; allocating memory from the driver, or
+ * returning it, may. An upload waits for at most one earlier upload (staging.c).
  *
- * A failure on the GPU comes out of some later call. Calls that return a status tell it themselves; passes, which do
- * not, leave it in `failed`, and the next one who asks is told. */
+ * A later call reports a failure on the GPU. Calls that have a status return it; passes, which have none, keep it in
+ * `failed`, which check, synchronize and download return. */
 #include "device/cuda/cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,7 @@ enum { LEAST_ARCH = 80 }; /* bf16 and tf32 products, and what the kernels are co
 
 /* ---- errors ---- */
 
-/* What to do about it; others have only their name and NVIDIA's words. */
+/* Errors with advice; others have only their name and NVIDIA's text. */
 static const struct {
     cudaError_t error;
     cairn_status status;
@@ -66,7 +66,7 @@ static cairn_status describe_error(char *text, size_t nbytes, const char *name, 
     return st;
 }
 
-cairn_status cairn__cuda_told(const struct cairn__cuda *c, const char *doing, int error) {
+cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *doing, int error) {
     char text[512];
     const cairn_status st = describe_error(text, sizeof(text), c->name, doing, error);
     (void)cudaGetLastError(); /* or the user's own next check would find it */
@@ -92,7 +92,7 @@ struct cairn__cuda *cairn__cuda_enter(struct cairn_device *d) {
     return c;
 }
 
-/* A recording that is not Cairn's would break at what allocates, waits, or belongs to another stream. */
+/* A recording that the program made would fail at calls that allocate, wait, or use another stream. */
 static cairn_status refuse_recording(const struct cairn__cuda *c, struct CUstream_st *stream, const char *what) {
     enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     cairn_status st = CAIRN_OK;
@@ -107,7 +107,7 @@ out:
 
 /* ---- opening ---- */
 
-/* Without a driver the runtime only says that it is too old. */
+/* Without a driver the runtime's own error is that the driver is too old. */
 static cairn_status check_driver(int *driver) {
     int runtime = 0;
     *driver = 0;
@@ -127,7 +127,7 @@ static cairn_status check_ordinal(const struct cairn__cuda *c) {
     (void)cudaGetLastError();
     REQUIRE(error != cudaErrorNoDevice, CAIRN_EDEVICE,
             "there is a driver but no GPU on this machine, or CUDA_VISIBLE_DEVICES hides it; use \"cpu\"");
-    if (error != cudaSuccess) return cairn__cuda_told(c, "looking for GPUs", (int)error);
+    if (error != cudaSuccess) return cairn__cuda_call_failed(c, "looking for GPUs", (int)error);
     REQUIRE(c->ordinal >= 0 && c->ordinal < count, CAIRN_EDEVICE,
             "%s was asked for, but this machine shows %d GPU%s (CUDA_VISIBLE_DEVICES may hide some)", c->name, count,
             count == 1 ? "" : "s");
@@ -202,7 +202,7 @@ static cairn_status cuda_open(struct cairn_device *d, int ordinal) {
     TRY(check_driver(&driver));
     TRY(check_ordinal(c));
     TRY(check_architecture(c, driver));
-    d->state = c; /* from here on there is something to close */
+    d->state = c; /* from here on cuda_close closes */
     TRY_CUDA(c, "starting", cudaSetDevice(ordinal));
     TRY_CUDA(c, "making a stream", cudaStreamCreateWithFlags(&c->own, cudaStreamNonBlocking));
     TRY_CUDA(c, "making an event", cudaEventCreateWithFlags(&c->hand_over, cudaEventDisableTiming));
@@ -294,7 +294,7 @@ static const char *cuda_describe(const struct cairn_device *d) {
     return ((const struct cairn__cuda *)d->state)->text;
 }
 
-/* Memory that the driver knows: of a GPU, managed, or pinned. */
+/* Memory that the driver knows: a GPU's, managed, or pinned. */
 static bool cuda_reaches(struct cairn_device *d, const void *p) {
     struct cudaPointerAttributes attributes;
     cairn__cuda_enter(d);
@@ -305,7 +305,7 @@ static bool cuda_reaches(struct cairn_device *d, const void *p) {
 
 /* ---- graphs ---- */
 
-/* Thread-local: other threads of the program may go on using CUDA. */
+/* Thread-local: other threads of the program may use CUDA meanwhile. */
 static cairn_status cuda_capture_begin(struct cairn_device *d) {
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn_status st = CAIRN_OK;
@@ -324,8 +324,8 @@ static cairn_status cuda_capture_end(struct cairn_device *d, void **out) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
     const cudaError_t ended = cudaStreamEndCapture(c->stream, &graph);
-    (void)cudaGetLastError(); /* whoever tells it */
-    TRY(cuda_check(d));       /* a pass that failed has said more */
+    (void)cudaGetLastError();
+    TRY(cuda_check(d)); /* the error of a pass that failed says more */
     TRY_CUDA(c, "recording", ended);
     TRY_CUDA(c, "making a graph of the recording", cudaGraphInstantiate(&exec, graph, 0));
     TRY_CUDA(c, "uploading a graph", cudaGraphUpload(exec, c->stream));
@@ -357,8 +357,8 @@ static void *cuda_stream(struct cairn_device *d) {
     return cairn__cuda_of(d)->stream;
 }
 
-/* What is queued on the old stream comes first, so that memory freed there may be handed out again at once. A stream of
- * another GPU could wait for the event, but cannot record it. */
+/* The new stream waits for the old one, so that memory freed there can be reused at once. Recording the event on the
+ * new stream fails for a stream of another GPU, which could wait for it. */
 static cairn_status cuda_set_stream(struct cairn_device *d, void *stream) {
     static const char leaving[] = "leaving a stream", changing[] = "changing to another stream";
     struct cairn__cuda *c = cairn__cuda_enter(d);

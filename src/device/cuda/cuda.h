@@ -1,5 +1,4 @@
-/* The GPU as a device, from inside: what its files share. No CUDA type is named here, so that any C file may read
- * it. */
+/* What the files of the GPU device share. No CUDA type is used here, so that any C file can include it. */
 #ifndef CAIRN__DEVICE_CUDA_CUDA_H
 #define CAIRN__DEVICE_CUDA_CUDA_H
 
@@ -18,14 +17,14 @@ struct cairn__cuda {
     int arch;      /* compute capability: 90 */
     char name[16]; /* "cuda:0" */
     char text[400];
-    struct CUstream_st *own;      /* stream, until the user gives another */
-    struct CUevent_st *hand_over; /* the last of the old stream's work, when streams change */
+    struct CUstream_st *own;      /* stream, until the user sets another */
+    struct CUevent_st *hand_over; /* after the old stream's work, when streams change */
     struct cairn__cache *cache;
     struct cairn__products *products;
-    struct cairn__staging *staging;   /* NULL until something is uploaded */
-    struct cairn__partials *partials; /* in device memory, CAIRN__CUDA_PARTIALS bytes, zeroed when it was made */
+    struct cairn__staging *staging;   /* NULL until the first upload */
+    struct cairn__partials *partials; /* in device memory, CAIRN__CUDA_PARTIALS bytes, zeroed on open */
 
-    /* The first failure of what was queued, until cairn__device_check tells it. */
+    /* The first failure of queued work, until cairn__device_check returns it. */
     cairn_status failed;
     char failure[256];
 };
@@ -34,21 +33,21 @@ static inline struct cairn__cuda *cairn__cuda_of(struct cairn_device *d) {
     return (struct cairn__cuda *)d->state;
 }
 
-/* The same, and the GPU is the thread's current one from then on: programs with several GPUs change it. Whatever calls
- * CUDA begins with this. */
+/* The same, and makes the GPU the thread's current one, which programs with several GPUs change. To be called before
+ * any call of CUDA. */
 struct cairn__cuda *cairn__cuda_enter(struct cairn_device *d);
 
-/* Tells error (a cudaError_t, not 0) as the last error, with what to do about it. doing: "copying 40 bytes". */
-cairn_status cairn__cuda_told(const struct cairn__cuda *c, const char *doing, int error);
+/* Sets the last error from error (a cudaError_t, not 0), with advice. doing: "copying 40 bytes". */
+cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *doing, int error);
 
 /* TRY for a call of CUDA's. */
-#define TRY_CUDA(c, doing, call)                                      \
-    do {                                                              \
-        const int error_ = (int)(call);                               \
-        if (error_ != 0) TRY(cairn__cuda_told((c), (doing), error_)); \
+#define TRY_CUDA(c, doing, call)                                             \
+    do {                                                                     \
+        const int error_ = (int)(call);                                      \
+        if (error_ != 0) TRY(cairn__cuda_call_failed((c), (doing), error_)); \
     } while (0)
 
-/* Keeps error (a cudaError_t, not 0) as the device's failure, unless there is one already. what: "scale". */
+/* Keeps error (a cudaError_t, not 0) as the device's failure, unless it has one. what: "scale". */
 void cairn__cuda_fail(struct cairn__cuda *c, const char *what, int error);
 
 extern const struct cairn__device_ops cairn__cuda_ops;
@@ -65,7 +64,7 @@ size_t cairn__products_version(void);
 
 /* Copies from the host, whose memory may be reused at once. */
 cairn_status cairn__cuda_stage(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes);
-/* Nothing is queued any more. */
+/* No work may be queued. */
 void cairn__staging_destroy(struct cairn__staging **staging);
 
 /* ---- passes.c ---- */

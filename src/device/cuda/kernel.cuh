@@ -88,7 +88,7 @@ template <int V> CAIRN__DEVICE void cairn__widen(const cairn__f16 *x, float *y) 
     for (int k = 0; k < V; k++) y[k] = cairn__f16_to_f32(x[k].bits);
 }
 
-/* The same, but that a NaN may become any NaN: nobody tells them apart in a sum. */
+/* The same, but a NaN may become any NaN: a sum does not keep its bits. */
 template <int V, class T> CAIRN__DEVICE void cairn__widen_for_sum(const T *x, float *y) {
     cairn__widen<V>(x, y);
 }
@@ -188,7 +188,7 @@ template <int V, cairn__hint HINT = CAIRN__KEEP, class T> CAIRN__DEVICE void cai
 template <class T, class U = T>
 constexpr int cairn__pack_of = CAIRN__CUDA_PACK_NBYTES / (int)(sizeof(T) > sizeof(U) ? sizeof(T) : sizeof(U));
 
-/* Whether packs of V elements of p can be read at once. NULL can: nobody reads it. */
+/* Whether packs of V elements of p can be read at once. NULL, which is not read, can. */
 template <int V, class T> CAIRN__DEVICE bool cairn__aligned(const T *p) {
     return (size_t)p % (V * sizeof(T)) == 0;
 }
@@ -357,7 +357,7 @@ template <class Span, class Item> CAIRN__DEVICE cairn__where cairn__find(const S
     return where;
 }
 
-/* Every thread of the block comes here; a thread has found something, and whoever asks is told. */
+/* Raises the flags that are not NULL if any thread of the block has found something. All of its threads call it. */
 CAIRN__DEVICE void cairn__raise(bool found, uint32_t *flag, uint32_t *own_flag) {
     if (!__syncthreads_or(found) || threadIdx.x != 0) return;
     if (flag) atomicOr(flag, 1u);

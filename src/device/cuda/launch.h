@@ -1,13 +1,13 @@
 /* The launchers: one function for each kernel on the GPU, with plain C arguments. Each queues its kernel on a stream
- * and returns a cudaError_t, 0 where it was queued. They trust what they are given; check.c has looked at it.
+ * and returns a cudaError_t, 0 where it was queued. They do not check arguments; check.c has.
  *
  * Element by element the kernels have the CPU's bits: they are compiled without contraction, divide and take roots as
  * IEEE 754 has it, keep subnormals, and share kernels/element.h, kernels/step.h, core/half.h and core/philox.h.
  *
- * Sums run in an order that is fixed by the sizes alone: neither the GPU, nor alignment, nor who finishes first plays a
- * part. u is 2^-24. A block has CAIRN__CUDA_THREADS threads, a thread reads packs of V elements (16 bytes of the widest
- * operand: V = 4 for f32, 8 for the half types) into V sums of its own, one a place in the pack; the V sums, then the
- * 32 threads of a warp, then the warps are added in trees of halves.
+ * Sums run in an order that sizes alone determine, whatever the GPU, the alignment and the order in which blocks
+ * finish. u is 2^-24. A block has CAIRN__CUDA_THREADS threads, a thread reads packs of V elements (16 bytes of the
+ * widest operand: V = 4 for f32, 8 for the half types) into V sums of its own, one a place in the pack; the V sums,
+ * then the 32 threads of a warp, then the warps are added in trees of halves.
  *
  *   sum, mse    at most 2048 blocks; block b takes tiles b, b + blocks, ... of T = THREADS * 4 * V elements, a thread
  *               four packs of each. A place of a pack has a sum in f32 of the packs of four tiles, 16 terms at most;
@@ -39,10 +39,10 @@ enum {
     CAIRN__CUDA_COUNTERS = 4096,   /* of col_sum: strips of columns that several blocks work on */
     CAIRN__CUDA_PARTIAL_SUMS = 1 << 16,
     CAIRN__CUDA_NORM_BLOCKS = 1 << 15, /* of one launch of l2norm, and so chunks of one tensor */
-    CAIRN__CUDA_TAKEN = 96,            /* flags that one launch takes: as many as 4 KB tell of */
+    CAIRN__CUDA_TAKEN = 96,            /* flags in one launch: as many as fit 4 KB of arguments */
 };
 
-/* What blocks leave for the last of them to add up. Zeroed once; every kernel leaves the counters at 0. One for a
+/* The blocks' partial sums, which the last block adds up. Zeroed once; every kernel resets the counters to 0. One a
  * stream. */
 struct cairn__partials {
     uint32_t arrived[CAIRN__CUDA_COUNTERS]; /* blocks that are done */
@@ -148,8 +148,8 @@ int cairn__launch_mse_backward(struct CUstream_st *stream, cairn_dtype t, void *
 /* rows = 0 too. */
 int cairn__launch_col_sum(struct CUstream_st *stream, struct cairn__partials *partials, cairn_dtype t, void *dst,
                           const void *x, size_t rows, size_t cols);
-/* dst[r][c] = round(x[r][c] + bias[c]), relu of it before the rounding where asked. dst and bias are of type `to`, bias
- * may be NULL; x is f32 or of type `to`. What a product does in one pass with its own, where the engine cannot. */
+/* dst[r][c] = round(x[r][c] + bias[c]), with relu before the rounding. dst and bias are of type `to`, bias may be
+ * NULL; x is f32 or of type `to`. The epilogue of a product where cuBLASLt has none. */
 int cairn__launch_bias_add(struct CUstream_st *stream, cairn_dtype to, void *dst, cairn_dtype from, const void *x,
                            const void *bias, size_t rows, size_t cols, bool relu);
 int cairn__launch_round(struct CUstream_st *stream, cairn_dtype half, float *dst, const float *x, size_t n);

@@ -1,6 +1,5 @@
-/* NCCL as a table: what a call of it needs around it, its types, and what its errors mean. Communicators are
- * non-blocking, so that connecting and launching can be given up. Works with NCCL 2.19, the first with memory of its
- * own, and later. */
+/* NCCL as a table of functions: its calls, types and errors. Communicators are non-blocking, so that connecting and
+ * launching can be aborted. Needs NCCL 2.19, the first with ncclMemAlloc, or later. */
 #include <nccl.h>
 
 #include <cuda_runtime_api.h>
@@ -66,22 +65,22 @@ static const struct meaning meanings[] = {
     [ncclRemoteError] = {"ncclRemoteError", CAIRN_EPEER, "another rank ended or failed"},
 };
 
-static cairn_status told_nccl(const struct cairn__comm *c, const char *doing, ncclResult_t error) {
+static cairn_status nccl_failed(const struct cairn__comm *c, const char *doing, ncclResult_t error) {
     static const struct meaning unknown = {"an unknown error", CAIRN_EINTERNAL, "NCCL_DEBUG=WARN shows more"};
     const bool known = (size_t)error < sizeof(meanings) / sizeof(meanings[0]);
     const struct meaning *m = known ? &meanings[error] : &unknown;
-    char words[300] = "";
+    char detail[300] = "";
     const char *last = ncclGetLastError(c ? c->nccl : NULL);
-    snprintf(words, sizeof(words), "%s", last ? last : "");
-    for (char *at = words; *at; at++) {
+    snprintf(detail, sizeof(detail), "%s", last ? last : "");
+    for (char *at = detail; *at; at++) {
         if (*at == '\n') *at = ' ';
     }
     return cairn__fail(m->status, "%s: NCCL says %s (%s)%s%s; %s", doing, m->name, ncclGetErrorString(error),
-                       words[0] ? ": " : "", words, m->advice);
+                       detail[0] ? ": " : "", detail, m->advice);
 }
 
 static cairn_status nccl(const struct cairn__comm *c, const char *doing, ncclResult_t result) {
-    return result == ncclSuccess || result == ncclInProgress ? CAIRN_OK : told_nccl(c, doing, result);
+    return result == ncclSuccess || result == ncclInProgress ? CAIRN_OK : nccl_failed(c, doing, result);
 }
 
 static cairn_status cuda(const char *doing, cudaError_t error) {
@@ -91,12 +90,12 @@ static cairn_status cuda(const char *doing, cudaError_t error) {
                        cudaGetErrorString(error));
 }
 
-/* The device is the thread's current one from then on, as NCCL wants it. */
+/* Makes the device the thread's current one, as NCCL requires. */
 static void enter(const struct cairn_device *d) {
     (void)cudaSetDevice(d->ordinal);
 }
 
-/* Enters, and fails where there is nothing to call. */
+/* Enters; fails after an abort. */
 static cairn_status begin(const struct cairn__comm *c) {
     enter(c->device);
     REQUIRE(c->nccl, CAIRN_EPEER, "the communicator of NCCL was aborted");

@@ -182,7 +182,7 @@ template <class T> struct mse_op {
 
 enum { SUM_PACKS = 4, SUM_TILES = 4 }; /* packs of a tile; tiles whose f32 sums go to f64 */
 
-/* A thread's sums become one, and begin anew. */
+/* Adds a thread's f32 sums to its f64 sum and clears them. */
 template <int V> static CAIRN__DEVICE double close_sums(float (&lane)[V]) {
     const double sum = (double)cairn__sum_of(lane);
 #pragma unroll
@@ -190,7 +190,7 @@ template <int V> static CAIRN__DEVICE double close_sums(float (&lane)[V]) {
     return sum;
 }
 
-/* The last block adds up what all have left. */
+/* The last block adds up all partial sums. */
 template <class Op, class T>
 static CAIRN__KERNEL sum_tensor(cairn__partials *partials, T *dst, const T *x, const T *y, size_t n, float divisor) {
     const size_t tile = (size_t)CAIRN__CUDA_THREADS * Op::V * SUM_PACKS;
@@ -246,7 +246,7 @@ int cairn__launch_mse(struct CUstream_st *stream, struct cairn__partials *partia
 
 enum { ROWS_AT_ONCE = CAIRN__CUDA_THREADS / CAIRN__CUDA_WARP, ROWS_UNDER_WAY = 4, ROUNDS = 4 };
 
-/* What V columns of a thread have in f32 goes to f64, and begins anew. */
+/* Adds a thread's f32 sums of V columns to those in f64 and clears them. */
 template <int V> static CAIRN__DEVICE void close_rows(double (&all)[V], float (&sum)[V]) {
 #pragma unroll
     for (int k = 0; k < V; k++) {
@@ -312,7 +312,7 @@ static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, 
 
 enum { ROWS_WORTH_A_GROUP = 64, GROUPS_AND_STRIPS = 1024, WIDE_STRIP = 128 };
 
-/* As many groups as keep a large GPU busy and have room for what they leave: a matter of rows and cols alone. */
+/* As many groups as keep a large GPU busy and have room for their partial sums; rows and cols alone decide. */
 static size_t rows_in_one_group(size_t rows, size_t cols) {
     const size_t strips = (cols + WIDE_STRIP - 1) / WIDE_STRIP, room = 2 * (size_t)CAIRN__CUDA_PARTIAL_SUMS / cols;
     size_t groups = rows / ROWS_WORTH_A_GROUP;

@@ -1,4 +1,4 @@
-/* The optimizers' updates, and what goes on around them in a step. */
+/* The optimizers' updates, and the other kernels of a step. */
 #include "core/philox.h"
 #include "device/cuda/kernel.cuh"
 
@@ -88,7 +88,7 @@ template <int V> CAIRN__DEVICE void write_weights(cairn__bf16 *param, rounding *
 
 enum { PACK = cairn__pack_of<float> }; /* the state is f32 */
 
-/* What thread 0 reads for its block: the factor of the tensor's gradient, and the stream of its rounding. */
+/* Thread 0 reads this for its block: the factor of the tensor's gradient, and the stream of its rounding. */
 CAIRN__DEVICE float factor_of(const cairn__optim_item &item, const cairn__optim_state *state) {
     return (item.factor ? *item.factor : 1.0f) * state->clip;
 }

@@ -1,12 +1,12 @@
-/* The passes of a GPU: look at the arguments, share the work out, queue the kernels, keep the first failure. */
+/* The passes of a GPU: check the arguments, divide the work, queue the kernels, keep the first failure. */
 #include <stdio.h>
 
 #include "device/cuda/check.h"
 #include "device/cuda/cuda.h"
 
 enum {
-    /* Elements of a list that a block takes: few enough that short lists use the whole GPU, so many in long ones that
-     * finding its tensor costs a block nothing. */
+    /* Elements of a list that a block takes: few enough that short lists use the whole GPU, and in long ones so many
+     * that a block's search for its tensor costs nothing. */
     LEAST_CHUNK = 2048,
     MOST_CHUNK = 32768,
     /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as
@@ -21,7 +21,7 @@ enum {
                           * last block adds up what all leave */
 };
 
-/* What was wrong becomes the device's failure, as if the device had said so: passes have no status. */
+/* A wrong argument becomes the device's failure, since passes have no status. */
 static bool refused(struct cairn_device *d, const char *pass, const char *complaint) {
     struct cairn__cuda *c = cairn__cuda_of(d);
     if (complaint && c->failed == CAIRN_OK) {

@@ -1,4 +1,4 @@
-/* How a list of tensors is shared out among blocks, and among launches where it is longer than one launch takes.
+/* How a list of tensors is divided among blocks, and among launches where it is longer than one launch takes.
  *
  * Every tensor is cut into chunks of equal size, its last one shorter; a block works on one chunk. A launch takes some
  * tensors one after the other, the first perhaps from the chunk where the launch before it stopped. */
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum {
-    CAIRN__CUDA_LIST = 56, /* tensors in one launch: of what an optimizer needs to know, as many as 4 KB hold */
+    CAIRN__CUDA_LIST = 56, /* tensors in one launch: as many as fit 4 KB of arguments in an optimizer's list */
     CAIRN__CUDA_MAX_BLOCKS = 0x7fffffff, /* in one launch: a limit of CUDA */
 };
 
@@ -27,7 +27,7 @@ struct cairn__part {
     size_t index[CAIRN__CUDA_LIST]; /* tensor t of the launch is index[t] of the list */
 };
 
-/* Set the first part, then call cairn__plan_next until it says false. */
+/* Set the first part, then call cairn__plan_next until it returns false. */
 struct cairn__plan {
     const void *items; /* structs whose first member is size_t n */
     size_t stride;     /* bytes from one to the next */
@@ -40,7 +40,7 @@ struct cairn__plan {
     size_t next, done; /* where the next launch begins: a tensor, and chunks of it; begin at 0 */
 };
 
-/* The next launch; false = there is none. One without blocks comes only of keep_empty. */
+/* The next launch; false = there is none. Only keep_empty gives one without blocks. */
 bool cairn__plan_next(struct cairn__plan *plan, struct cairn__part *out);
 
 /* A chunk for the list: a power of two in [least, most], such that about `blocks` of them cover it. */

@@ -1,10 +1,10 @@
-/* Products by cuBLASLt. The algorithm is its heuristic's first that works, chosen once for what it depends on
- * (product_plan.h) and kept with its descriptors. Sums across a product's parts stay f32: cuBLASLt's other ways of
- * reducing, which add up in the type of the result, are left out.
+/* Products by cuBLASLt. The algorithm is the first of its heuristic's that works, chosen once for each key
+ * (product_plan.h) and kept with its descriptors. Split-K reductions stay f32: cuBLASLt's other schemes, which add up
+ * in the type of the result, are excluded.
  *
- * Where cuBLASLt has no algorithm with the epilogue, which is remembered too, or its operand is not aligned as cuBLASLt
- * wants it, the bare product is followed by passes; with a bias and a half result the product then goes to f32 scratch
- * first, so that there is one rounding. */
+ * Where cuBLASLt has no algorithm with the epilogue, which is kept too, or its operand is not aligned as cuBLASLt
+ * requires, passes follow the bare product; with a bias and a half result the product then goes to f32 scratch first,
+ * so that there is one rounding. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
@@ -30,8 +30,8 @@ struct entry {
     bool impossible; /* no algorithm */
 };
 
-/* f32 room that grows to the largest product that needed it. Room that was outgrown stays taken until the device is
- * closed: a graph may have been recorded that writes there. Since it doubles, that is less than what is in use. */
+/* f32 scratch that grows to the largest product that needed it. Outgrown scratch stays allocated until the device is
+ * closed, since a recorded graph may write there. Since sizes double, that is less than what is in use. */
 struct scratch {
     void *data;
     size_t n;
@@ -39,7 +39,7 @@ struct scratch {
 
 struct cairn__products {
     cublasLtHandle_t lt;
-    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreference_t preference;
     void *workspace;
     size_t workspace_nbytes;
     struct scratch result, operand;
@@ -47,15 +47,15 @@ struct cairn__products {
     struct entry entries[CAIRN__PRODUCTS];
 };
 
-static cairn_status told(const struct cairn__cuda *c, const char *doing, cublasStatus_t status) {
+static cairn_status call_failed(const struct cairn__cuda *c, const char *doing, cublasStatus_t status) {
     return cairn__fail(status == CUBLAS_STATUS_ALLOC_FAILED ? CAIRN_ENOMEM : CAIRN_EDEVICE, "%s: cuBLASLt, %s: %s",
                        c->name, doing, cublasLtGetStatusName(status));
 }
 
-#define TRY_LT(c, doing, call)                                      \
-    do {                                                            \
-        const cublasStatus_t lt_ = (call);                          \
-        if (lt_ != CUBLAS_STATUS_SUCCESS) TRY(told(c, doing, lt_)); \
+#define TRY_LT(c, doing, call)                                             \
+    do {                                                                   \
+        const cublasStatus_t lt_ = (call);                                 \
+        if (lt_ != CUBLAS_STATUS_SUCCESS) TRY(call_failed(c, doing, lt_)); \
     } while (0)
 
 size_t cairn__products_version(void) {
@@ -105,12 +105,12 @@ out:
     return st;
 }
 
-static cairn_status set_wish(const struct cairn__cuda *c, cublasLtMatmulPreference_t wish,
-                             const struct cairn__product_key *k) {
+static cairn_status set_preference(const struct cairn__cuda *c, cublasLtMatmulPreference_t preference,
+                                   const struct cairn__product_key *k) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         uint32_t value;
-    } wishes[] = {
+    } preferences[] = {
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->align_first},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_second},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_out},
@@ -118,10 +118,10 @@ static cairn_status set_wish(const struct cairn__cuda *c, cublasLtMatmulPreferen
         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE},
     };
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < sizeof(wishes) / sizeof(wishes[0]); i++) {
+    for (size_t i = 0; i < sizeof(preferences) / sizeof(preferences[0]); i++) {
         TRY_LT(c, "asking for an algorithm",
-               cublasLtMatmulPreferenceSetAttribute(wish, wishes[i].attribute, &wishes[i].value,
-                                                    sizeof(wishes[i].value)));
+               cublasLtMatmulPreferenceSetAttribute(preference, preferences[i].attribute, &preferences[i].value,
+                                                    sizeof(preferences[i].value)));
     }
 out:
     return st;
@@ -137,22 +137,23 @@ static cublasStatus_t run(const struct cairn__cuda *c, const struct entry *e, co
                           plan->out, e->out, algo, ps->workspace, ps->workspace_nbytes, c->stream);
 }
 
-/* It knows no algorithm, or not this combination; anything else is a failure, and may be gone the next time. */
+/* cuBLASLt has no algorithm, or does not support the combination. Other statuses are failures, perhaps transient. */
 static bool cannot(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* Runs the first candidate that cuBLASLt then takes; the first time of a product. */
+/* The first run of a product: runs the first candidate that cuBLASLt accepts. */
 static cairn_status choose_and_run(const struct cairn__cuda *c, struct entry *e,
                                    const struct cairn__product_plan *plan) {
     cairn_status st = CAIRN_OK;
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     int count = 0;
-    TRY(set_wish(c, c->products->wish, &plan->key));
-    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(c->products->lt, e->op, e->first, e->second, e->out,
-                                                                e->out, c->products->wish, CANDIDATES, results, &count);
-    if (cannot(asked)) count = 0;
-    else TRY_LT(c, "asking for an algorithm", asked);
+    TRY(set_preference(c, c->products->preference, &plan->key));
+    const cublasStatus_t listed =
+        cublasLtMatmulAlgoGetHeuristic(c->products->lt, e->op, e->first, e->second, e->out, e->out,
+                                       c->products->preference, CANDIDATES, results, &count);
+    if (cannot(listed)) count = 0;
+    else TRY_LT(c, "asking for an algorithm", listed);
     for (int i = 0; i < count && !e->chosen; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const cublasStatus_t status = run(c, e, &results[i].algo, plan);
@@ -166,12 +167,12 @@ out:
     return st;
 }
 
-/* *done = false: cuBLASLt cannot, with this epilogue. */
+/* *done = false: cuBLASLt does not support the product with this epilogue. */
 static cairn_status try_plan(const struct cairn__cuda *c, const struct cairn__product_plan *plan, bool *done) {
     cairn_status st = CAIRN_OK;
     bool found = false;
     struct entry *e = &c->products->entries[cairn__product_find(&c->products->index, &plan->key, &found)];
-    if (!found || !e->out) { /* not out: it could not be described the last time */
+    if (!found || !e->out) { /* not out: the descriptors could not be made the last time */
         drop_entry(e);
         TRY(make_entry(c, &plan->key, e));
     }
@@ -206,8 +207,8 @@ static cairn_status make_room(struct cairn_device *d, struct scratch *s, size_t 
     return st;
 }
 
-/* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one: no gradient asks
- * for those. */
+/* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one, which no gradient
+ * needs. */
 static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p) {
     struct cairn__cuda *c = cairn__cuda_of(d);
     const size_t m = (size_t)p->m, k = (size_t)p->k, nbytes = cairn_dtype_nbytes(p->out_type);
@@ -299,7 +300,7 @@ out:
     return st;
 }
 
-/* ---- from and to nothing ---- */
+/* ---- creating and destroying ---- */
 
 cairn_status cairn__products_create(struct cairn_device *d, struct cairn__products **out) {
     struct cairn__cuda *c = cairn__cuda_of(d);
@@ -311,9 +312,9 @@ cairn_status cairn__products_create(struct cairn_device *d, struct cairn__produc
     TRY_LT(c, "starting", cublasLtCreate(&ps->lt));
     TRY(cairn__cache_alloc(c->cache, CAIRN__HOLDS_SCRATCH, nbytes, &ps->workspace));
     ps->workspace_nbytes = nbytes;
-    TRY_LT(c, "starting", cublasLtMatmulPreferenceCreate(&ps->wish));
+    TRY_LT(c, "starting", cublasLtMatmulPreferenceCreate(&ps->preference));
     TRY_LT(c, "starting",
-           cublasLtMatmulPreferenceSetAttribute(ps->wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &nbytes,
+           cublasLtMatmulPreferenceSetAttribute(ps->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &nbytes,
                                                 sizeof(nbytes)));
 out:
     return st;
@@ -324,7 +325,7 @@ void cairn__products_destroy(struct cairn__products **products) {
     struct cairn__products *ps = *products;
     if (!ps) return;
     for (int i = 0; i < CAIRN__PRODUCTS; i++) drop_entry(&ps->entries[i]);
-    if (ps->wish) cublasLtMatmulPreferenceDestroy(ps->wish);
+    if (ps->preference) cublasLtMatmulPreferenceDestroy(ps->preference);
     if (ps->lt) cublasLtDestroy(ps->lt);
     cairn__free(ps);
     *products = NULL;

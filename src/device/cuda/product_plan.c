@@ -71,15 +71,15 @@ size_t cairn__product_find(struct cairn__product_index *index, const struct cair
     const size_t first = hash(key) % CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS;
     size_t oldest = first;
     for (size_t i = first; i < first + CAIRN__PRODUCT_WAYS; i++) {
-        if (index->asked[i] && memcmp(&index->keys[i], key, sizeof(*key)) == 0) {
-            index->asked[i] = ++index->now;
+        if (index->used[i] && memcmp(&index->keys[i], key, sizeof(*key)) == 0) {
+            index->used[i] = ++index->now;
             *found = true;
             return i;
         }
-        if (index->asked[i] < index->asked[oldest]) oldest = i;
+        if (index->used[i] < index->used[oldest]) oldest = i;
     }
     index->keys[oldest] = *key;
-    index->asked[oldest] = ++index->now;
+    index->used[oldest] = ++index->now;
     *found = false;
     return oldest;
 }

@@ -1,8 +1,8 @@
-/* A product as cuBLASLt wants it. Pure logic: no CUDA here.
+/* A product in cuBLASLt's terms. Pure logic: no CUDA here.
  *
- * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose column-major: so what
- * is asked for is C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column; and
- * the sums of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
+ * cuBLASLt's matrices are column-major, ours row-major, and a row-major matrix is its transpose in column-major order:
+ * so cuBLASLt computes C^T = op(B)^T op(A)^T, with B in front. Its bias, one value a row, is then ours, one a column;
+ * and the sums of its second operand over the inner dimension (BGRADB) are the sums of op(A)'s rows. */
 #ifndef CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 #define CAIRN__DEVICE_CUDA_PRODUCT_PLAN_H
 
@@ -34,27 +34,27 @@ struct cairn__product_plan {
     const void *first, *second;
     void *out;
     void *extra;   /* of the epilogue: the bias, or where row sums go; NULL = none */
-    bool bias;     /* is wanted and did not fit, and relu, which comes after it, neither */
-    bool row_sums; /* are wanted and did not fit: there is one epilogue, which bias and relu share */
+    bool bias;     /* bias, and relu after it, are left to passes */
+    bool row_sums; /* row sums are left to passes: there is one epilogue, which bias and relu share */
 };
 
-/* Bytes: cuBLASLt takes a bias, or a place for row sums, that is aligned at least so. Its heuristic does not ask. */
+/* Bytes: the alignment that cuBLASLt requires of a bias and of row sums. Its heuristic does not check it. */
 enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
 
 /* No size of p is 0. */
 void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out);
 
-/* The last products that were asked for; each has a place, whose content is the caller's. A place is taken from the key
- * that was not asked for the longest among those that could be in the same few places. */
+/* A set-associative index of products: each key has a place, whose content is the caller's. A new key replaces the
+ * least recently used one of its set. */
 enum { CAIRN__PRODUCT_SETS = 64, CAIRN__PRODUCT_WAYS = 8, CAIRN__PRODUCTS = CAIRN__PRODUCT_SETS * CAIRN__PRODUCT_WAYS };
 
 struct cairn__product_index {
     struct cairn__product_key keys[CAIRN__PRODUCTS];
-    uint64_t asked[CAIRN__PRODUCTS]; /* when last; 0 = free */
+    uint64_t used[CAIRN__PRODUCTS]; /* at the last use; 0 = free */
     uint64_t now;
 };
 
-/* The key's place. *found: it had one already; otherwise what was there before is to be replaced. */
+/* The key's place. *found: it had one already; otherwise the caller replaces the content. */
 size_t cairn__product_find(struct cairn__product_index *index, const struct cairn__product_key *key, bool *found);
 
 #endif

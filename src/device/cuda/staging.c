@@ -1,6 +1,6 @@
-/* Uploads by way of pinned memory: what the host gives is copied into a slot of a ring, and from there by the stream.
- * So the host's memory may be reused at once, of whatever kind it is, and all that is ever waited for is the copy out
- * of the slot whose turn it is. No recording knows the ring: uploads are refused while one is made. */
+/* Uploads through pinned memory: host memory is copied into a slot of a ring, and from there by the stream. So the
+ * caller may reuse its memory at once, pinned or not, and an upload waits for nothing but the copy out of the next
+ * slot. Uploads are refused while a graph is recorded, so no recording uses the ring. */
 #include <cuda_runtime_api.h>
 
 #include <string.h>
@@ -44,7 +44,7 @@ void cairn__staging_destroy(struct cairn__staging **staging) {
     *staging = NULL;
 }
 
-/* Asked first, so that only what does wait is counted as a call that waits. */
+/* Queries first, so that only calls that wait are counted as such. */
 static cudaError_t wait_for(cudaEvent_t event) {
     const cudaError_t error = cudaEventQuery(event);
     if (error != cudaErrorNotReady) return error;
