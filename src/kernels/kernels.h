@@ -58,8 +58,7 @@ typedef void (*cairn__axpby_fn)(void *dst, const void *x, const float *y, size_t
 typedef void (*cairn__check_fn)(const void *x, size_t n, uint32_t *found);
 
 /* *sum += factor^2 * (sum of x[i]^2), formed as (f64 sum) * ((double)factor * (double)factor). The L2 norm of x *
- * factor is its root. *found |= any x[i] infinite or NaN, which is where the sum is not finite. One
- * read.
+ * factor is its root. *found |= any x[i] infinite or NaN, which is where the sum is not finite. One read.
  *
  * The sum is over 16 lanes of f64 and the tree above. f32: element i, widened and squared without an error, goes to
  * lane i % 16. Halves go there in blocks of CAIRN__SQUARES_BLOCK, counted from x[0]; the last may be short:

@@ -148,7 +148,7 @@ static void child_of_a_fork_makes_a_pool_of_its_own(void **state) {
     assert_each_once(1000, 10);
 }
 
-/* First of all tests: nobody has asked yet. */
+/* The first of all tests, before the number of threads is read. */
 static void environment_says_how_many_until_somebody_else_does(void **state) {
     (void)state;
     static const struct {

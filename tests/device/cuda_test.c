@@ -125,7 +125,7 @@ static void stream_of_another_gpu_is_refused(void **state) {
     unsetenv("CAIRN_STANDIN_GPUS");
 }
 
-/* As if the program had begun the recording: nobody told the device's front. */
+/* As if the program had begun the recording, past the device's front. */
 static void recording_of_the_programs_own_is_left_whole(void **state) {
     struct cairn_device *d = device_of(state);
     void *p = NULL, *graph = NULL;

@@ -1,4 +1,4 @@
-/* Graphs on a device that only notes what is asked of it: what is run, recorded and launched, and in which order. */
+/* Graphs on a device that only logs its calls: what is run, recorded and launched, and in which order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@ static struct fake {
     uint64_t replays_in_step;
     bool refused;  /* the step does what cannot be recorded, and does not look at the status */
     int unstepped; /* what the step leaves behind */
-    bool leaves;   /* and whether somebody has still to look at it */
+    bool leaves;   /* and whether it is still to be resolved */
     int steps_begun, tapes_ended;
     char tapes[2];
     void *results; /* in use */

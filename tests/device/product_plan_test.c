@@ -1,5 +1,5 @@
-/* What cuBLASLt would be told, done by plain column-major loops on small whole numbers and compared with the row-major
- * definition in device.h; and the index of products. */
+/* What cuBLASLt would be given, computed by plain column-major loops on small whole numbers and compared with the
+ * row-major definition in device.h; and the index of products. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -238,7 +238,7 @@ static void product_keeps_its_place(void **state) {
     assert_false(found);
 }
 
-/* More than a training of today asks for. */
+/* More products than a training step has. */
 static void shapes_of_a_training_all_fit(void **state) {
     (void)state;
     bool found = false;

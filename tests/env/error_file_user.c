@@ -35,7 +35,7 @@ static int succeed_after_an_error(void) {
     return 0;
 }
 
-/* 300 is 44 to whoever waits. */
+/* 300 is 44 to the parent. */
 static int exit_with_300(void) {
     exit(300);
 }

@@ -165,28 +165,28 @@ static bool answers(int port) {
     return st == CAIRN_OK;
 }
 
-/* Rank 1 of two; it leaves when told. */
-static pid_t start_other(const struct cairn__launch *launch, const int told[2]) {
+/* Rank 1 of two; it leaves when the pipe says so. */
+static pid_t start_other(const struct cairn__launch *launch, const int leave_pipe[2]) {
     const pid_t child = fork();
     if (child != 0) return child;
     cairn_env *env = NULL;
     char byte;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (cairn__env_create_at(launch, cairn_env_options(.timeout = 30), &env) != CAIRN_OK) _exit(1);
-    const bool was_told = read(told[0], &byte, 1) == 1;
+    const bool may_leave = read(leave_pipe[0], &byte, 1) == 1;
     cairn_env_destroy(&env);
-    _exit(!was_told);
+    _exit(!may_leave);
 }
 
 static void the_store_stays_until_the_last_rank_has_left(void **state) {
     (void)state;
-    int ports[PORTS], told[2], port = 0, status = 1;
+    int ports[PORTS], leave_pipe[2], port = 0, status = 1;
     cairn_env *env = NULL;
     choose_ports(ports);
     const struct cairn__launch launches[] = {launch_at(0, 2, ports), launch_at(1, 2, ports)};
-    assert_int_equal(pipe(told), 0);
+    assert_int_equal(pipe(leave_pipe), 0);
     keeps = true;
-    const pid_t child = start_other(&launches[1], told);
+    const pid_t child = start_other(&launches[1], leave_pipe);
     const int threads = count_threads();
     assert_int_equal(cairn__env_create_at(&launches[0], cairn_env_options(.timeout = 30), &env), CAIRN_OK);
     const char *line = strstr(cairn_env_describe(env), "group: shm, met at port ");
@@ -198,35 +198,35 @@ static void the_store_stays_until_the_last_rank_has_left(void **state) {
     cairn_env_destroy(&env);
     assert_null(env);
     assert_true(answers(port)); /* rank 1 is there */
-    assert_int_equal(write(told[1], "x", 1), 1);
+    assert_int_equal(write(leave_pipe[1], "x", 1), 1);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     assert_int_equal(await_threads(threads), threads);
     assert_false(answers(port));
-    close(told[0]);
-    close(told[1]);
+    close(leave_pipe[0]);
+    close(leave_pipe[1]);
 }
 
 static void a_store_that_nobody_keeps_ends_with_the_meeting(void **state) {
     (void)state;
-    int ports[PORTS], told[2], status = 1;
+    int ports[PORTS], leave_pipe[2], status = 1;
     cairn_env *env = NULL;
     choose_ports(ports);
     const struct cairn__launch launches[] = {launch_at(0, 2, ports), launch_at(1, 2, ports)};
-    assert_int_equal(pipe(told), 0);
+    assert_int_equal(pipe(leave_pipe), 0);
     keeps = false;
-    const pid_t child = start_other(&launches[1], told);
+    const pid_t child = start_other(&launches[1], leave_pipe);
     const int threads = count_threads();
     assert_int_equal(cairn__env_create_at(&launches[0], cairn_env_options(.timeout = 30), &env), CAIRN_OK);
     assert_int_equal(count_threads(), threads);
     assert_null(strstr(cairn_env_describe(env), "where the store stays"));
     for (int i = 0; i < PORTS; i++) assert_false(answers(ports[i]));
     cairn_env_destroy(&env);
-    assert_int_equal(write(told[1], "x", 1), 1);
+    assert_int_equal(write(leave_pipe[1], "x", 1), 1);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    close(told[0]);
-    close(told[1]);
+    close(leave_pipe[0]);
+    close(leave_pipe[1]);
 }
 
 static void a_meeting_that_fails_leaves_no_store(void **state) {
@@ -272,7 +272,7 @@ static void a_file_stays_as_long_as_its_environments(void **state) {
     assert_int_equal(access(path, F_OK), -1);
 }
 
-/* ---- what an environment is told ---- */
+/* ---- options and variables ---- */
 
 static void the_backend_and_the_times_come_from_options_and_variables(void **state) {
     (void)state;

@@ -220,7 +220,7 @@ static struct cairn__operand transposed(const struct cairn__operand *x) {
     return (struct cairn__operand){x->data, x->col, x->row};
 }
 
-/* C^T = B^T A^T into the spare buffer, then turned. */
+/* C^T = B^T A^T into scratch, then transposed. */
 static cairn_status by_transpose(struct cairn__engine *e, const struct cairn__product *p) {
     cairn_status st = CAIRN_OK;
     float *turned = NULL;
