@@ -5,43 +5,6 @@
 
 #include "kernels/kernels.h"
 
-bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols) {
-    if (x->col == 1 && x->row >= cols) return true;
-    if (x->row == 1 && x->col >= rows && x->col > 1) return true;
-    if (rows == 1 && x->col == 1) {
-        x->row = cols;
-        return true;
-    }
-    if (cols == 1 && x->row >= 1) {
-        x->col = 1;
-        return true;
-    }
-    if (rows == 1 && x->col > 1) {
-        x->row = 1;
-        return true;
-    }
-    if (rows == 1 && cols == 1) {
-        x->row = x->col = 1;
-        return true;
-    }
-    return false;
-}
-
-struct cairn__product cairn__dense_product(const struct cairn__matmul *p) {
-    struct cairn__product product = {.m = p->m,
-                                     .n = p->n,
-                                     .k = p->k,
-                                     .a = {p->a, p->trans_a ? 1 : p->k, p->trans_a ? p->m : 1},
-                                     .b = {p->b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1},
-                                     .in_type = p->in_type,
-                                     .out_type = CAIRN_F32,
-                                     .c = p->c,
-                                     .c_row = p->n};
-    (void)cairn__operand_settle(&product.a, p->m, p->k); /* dense ones do */
-    (void)cairn__operand_settle(&product.b, p->k, p->n);
-    return product;
-}
-
 static const char *element(const struct cairn__matrix *x, int64_t i, int64_t j) {
     return (const char *)x->at.data + (size_t)(i * x->at.row + j * x->at.col) * cairn_dtype_nbytes(x->dtype);
 }

@@ -7,10 +7,43 @@
 
 /* Whether x, [rows, cols], has rows or columns of neighbours that do not overlap. Then it is left with col 1, or else
  * with row 1, and the other stride is large enough for any engine. */
-bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols);
+static inline bool cairn__operand_settle(struct cairn__operand *x, int64_t rows, int64_t cols) {
+    if (x->col == 1 && x->row >= cols) return true;
+    if (x->row == 1 && x->col >= rows && x->col > 1) return true;
+    if (rows == 1 && x->col == 1) {
+        x->row = cols;
+        return true;
+    }
+    if (cols == 1 && x->row >= 1) {
+        x->col = 1;
+        return true;
+    }
+    if (rows == 1 && x->col > 1) {
+        x->row = 1;
+        return true;
+    }
+    if (rows == 1 && cols == 1) {
+        x->row = x->col = 1;
+        return true;
+    }
+    return false;
+}
 
 /* The bare product of p, all of whose operands are dense: C in f32 whatever out_type says, without bias and relu. */
-struct cairn__product cairn__dense_product(const struct cairn__matmul *p);
+static inline struct cairn__product cairn__dense_product(const struct cairn__matmul *p) {
+    struct cairn__product product = {.m = p->m,
+                                     .n = p->n,
+                                     .k = p->k,
+                                     .a = {p->a, p->trans_a ? 1 : p->k, p->trans_a ? p->m : 1},
+                                     .b = {p->b, p->trans_b ? 1 : p->n, p->trans_b ? p->k : 1},
+                                     .in_type = p->in_type,
+                                     .out_type = CAIRN_F32,
+                                     .c = p->c,
+                                     .c_row = p->n};
+    (void)cairn__operand_settle(&product.a, p->m, p->k); /* dense ones do */
+    (void)cairn__operand_settle(&product.b, p->k, p->n);
+    return product;
+}
 
 /* One matrix in memory. */
 struct cairn__matrix {
