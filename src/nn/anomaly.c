@@ -97,7 +97,7 @@ static void append(char text[TEXT], const char *more) {
 static const char *call_text(const struct cairn__node *node, char text[TEXT]) {
     char shape[CAIRN__SHAPE_TEXT];
     text[0] = '\0';
-    append(text, node->op == CAIRN__OP_CUSTOM ? cairn__custom_name(node) : cairn__node_name(node));
+    append(text, cairn__node_own_name(node));
     for (int i = 0; i < node->count; i++) {
         append(text, i == 0 ? "(" : ", ");
         append(text, node->inputs[i] ? cairn__shape_text(node->inputs[i], shape) : "NULL");
@@ -152,7 +152,7 @@ found(const struct cairn__tape *tape, const char *format, ...) {
 
 cairn_status cairn__check_result(const struct cairn__tape *tape, const struct cairn__node *node) {
     char call[TEXT], values[FOUND], cause[TEXT];
-    if (!looks(tape) || cairn__op_row(node->op)->view) return CAIRN_OK;
+    if (!looks(tape) || node->row->view) return CAIRN_OK;
     const struct findings f = look_at_tensor(node->result);
     if (!is_bad(f) || (f.nans == 0 && any_input_is_infinite(node))) return CAIRN_OK;
     return found(tape, "the result of %s has %s%s", call_text(node, call), findings_text(f, values),

@@ -113,8 +113,8 @@ static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss, const cai
 }
 
 /* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
-static bool saves_nothing(enum cairn__op op) {
-    return op == CAIRN__OP_CAST || cairn__op_row(op)->view;
+static bool saves_nothing(const struct cairn__node *node) {
+    return node->op == CAIRN__OP_CAST || node->row->view;
 }
 
 static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node) {
@@ -122,10 +122,10 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     void *dy = node->result->sum;
     REQUIRE(dy, CAIRN_EINTERNAL, "backward: no gradient came to the result of %s", cairn__node_name(node));
     root->walked = node;
-    node->consumed = !root->retain && !saves_nothing(node->op);
+    node->consumed = !root->retain && !saves_nothing(node);
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
     cairn_status st = cairn__check_sum(tape, node);
-    if (st == CAIRN_OK) st = cairn__op_row(node->op)->backward(tape, node, dy);
+    if (st == CAIRN_OK) st = node->row->backward(tape, node, dy);
     cairn__arena_release(&tape->scratch, mark);
     node->result->sum = NULL;
     cairn__tensor_grad_pool_drop(&root->grads, dy);

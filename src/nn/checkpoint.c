@@ -173,10 +173,7 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_checkpoint = {.strided = true,
-                                                   .infer = infer,
-                                                   .forward = forward,
-                                                   .backward = backward};
+static const struct cairn__op_row row = {.strided = true, .infer = infer, .forward = forward, .backward = backward};
 
 static cairn_status check_inputs(cairn_checkpoint_fn fn, cairn_tensor *const *inputs, int count) {
     REQUIRE(fn && inputs && count > 0, CAIRN_EINVAL, "checkpoint: the function and at least one input must be set");
@@ -207,7 +204,7 @@ cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *
     if (run(cairn__tape_of(env), &c, count, inputs, &c.tape, &c.made) == CAIRN_OK) {
         c.trail = c.tape->trail;
         c.recorded = c.tape->count;
-        y = cairn__apply(CAIRN__OP_CHECKPOINT, count, inputs, &c, sizeof(c));
+        y = cairn__apply(CAIRN__OP_CHECKPOINT, &row, count, inputs, &c, sizeof(c));
     }
     if (c.tape) cairn__tape_leave(c.tape);
     return y;

@@ -22,8 +22,8 @@ static const struct custom *custom_of(const struct cairn__node *node) {
     return node->attrs;
 }
 
-const char *cairn__custom_name(const struct cairn__node *node) {
-    return custom_of(node)->op.name;
+static const char *own_name(const void *attrs) {
+    return ((const struct custom *)attrs)->op.name;
 }
 
 static struct cairn_custom_array array_of(const cairn_tensor *t, void *data) {
@@ -102,10 +102,8 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_custom = {.needs_math = true,
-                                               .infer = infer,
-                                               .forward = forward,
-                                               .backward = backward};
+static const struct cairn__op_row row = {
+    .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .own_name = own_name};
 
 cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype,
                                  int ndim, const int64_t *shape, cairn_tensor *const *inputs, int count) {
@@ -121,7 +119,7 @@ cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_
     TRY(cairn__check_dtype(c.op.name, dtype));
     TRY(cairn__check_shape(c.op.name, ndim, shape));
     if (ndim > 0) memcpy(c.shape, shape, (size_t)ndim * sizeof(shape[0]));
-    return cairn__apply(CAIRN__OP_CUSTOM, count, inputs, &c, sizeof(c));
+    return cairn__apply(CAIRN__OP_CUSTOM, &row, count, inputs, &c, sizeof(c));
 out:
     return NULL;
 }

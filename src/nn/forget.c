@@ -27,8 +27,7 @@ static void add_reader(cairn_tensor *t) {
 }
 
 static bool reads(const struct cairn__node *node, int i) {
-    const struct cairn__op_row *row = cairn__op_row(node->op);
-    return row->reads ? row->reads(node, i) : !row->view;
+    return node->row->reads ? node->row->reads(node, i) : !node->row->view;
 }
 
 /* A parameter's cast is kept for others. */
@@ -38,7 +37,7 @@ static bool is_temporary(const cairn_tensor *prepared, const cairn_tensor *given
 
 void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given) {
     cairn_tensor *y = node->result;
-    if (cairn__op_row(node->op)->view && node->inputs[0]->kind == CAIRN__RESULT) {
+    if (node->row->view && node->inputs[0]->kind == CAIRN__RESULT) {
         y->base = base_of(node->inputs[0]);
         add_reader(y);
     }

@@ -146,7 +146,7 @@ static cairn_status add_to_result(struct cairn__tape *tape, cairn_tensor *t, voi
 static cairn_tensor *last_target(const struct cairn__tape *tape, cairn_tensor *t) {
     cairn_tensor *last = cairn__tensor_grad_target(t);
     while (last->kind == CAIRN__RESULT && last->uses == 1 && last->node && last->node->reached == tape->backward &&
-           last->node->count == 1 && cairn__op_row(last->node->op)->hands_on)
+           last->node->count == 1 && last->node->row->hands_on)
         last = cairn__tensor_grad_target(last->node->inputs[0]);
     return last->uses == 1 && last->reached == tape->backward && last->kind != CAIRN__RESULT
                ? last

@@ -2,32 +2,44 @@
 #include "nn/module.h"
 #include "nn/ops.h"
 
-const struct cairn__guest_op *cairn__guest_op_of(const void *attrs) {
+static const struct cairn__guest_op *op_of(const void *attrs) {
     return ((const struct cairn__guest *)attrs)->op;
 }
 
+static const char *own_name(const void *attrs) {
+    return op_of(attrs)->name;
+}
+
 static cairn_status infer(const struct cairn__node *node) {
-    return cairn__guest_op_of(node->attrs)->infer(node);
+    return op_of(node->attrs)->infer(node);
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
-    return cairn__guest_op_of(node->attrs)->forward(tape, node);
+    return op_of(node->attrs)->forward(tape, node);
 }
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    return cairn__guest_op_of(node->attrs)->backward(tape, node, dy);
+    return op_of(node->attrs)->backward(tape, node, dy);
 }
 
 static bool reads(const struct cairn__node *node, int i) {
     (void)i;
-    return !cairn__guest_op_of(node->attrs)->reads_nothing;
+    return !op_of(node->attrs)->reads_nothing;
 }
 
-const struct cairn__op_row cairn__op_guest = {.infer = infer, .forward = forward, .backward = backward, .reads = reads};
+static const struct cairn__op_row row = {
+    .infer = infer, .forward = forward, .backward = backward, .reads = reads, .own_name = own_name};
+static const struct cairn__op_row row_that_keeps_types = {.keeps_types = true,
+                                                          .infer = infer,
+                                                          .forward = forward,
+                                                          .backward = backward,
+                                                          .reads = reads,
+                                                          .own_name = own_name};
 
 cairn_tensor *cairn__apply_guest(const struct cairn__guest *asked, size_t nbytes, int count,
                                  cairn_tensor *const *inputs) {
-    return cairn__apply(CAIRN__OP_GUEST, count, inputs, asked, nbytes);
+    const struct cairn__op_row *own = asked->op->keeps_types ? &row_that_keeps_types : &row;
+    return cairn__apply(CAIRN__OP_GUEST, own, count, inputs, asked, nbytes);
 }
 
 /* ---- what they see ---- */

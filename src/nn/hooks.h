@@ -11,7 +11,7 @@
 struct cairn__loss_scale; /* kernels/step.h */
 
 enum cairn__op {
-#define CAIRN__X(op, name, row) CAIRN__OP_##op,
+#define CAIRN__X(op, name) CAIRN__OP_##op,
     CAIRN__OP_LIST(CAIRN__X)
 #undef CAIRN__X
         CAIRN__NUM_OPS

@@ -6,35 +6,6 @@
 #include "core/alloc.h"
 #include "core/status.h"
 
-static const struct cairn__op_row *const rows[CAIRN__NUM_OPS] = {
-#define CAIRN__X(op, name, row) [CAIRN__OP_##op] = &cairn__op_##row,
-    CAIRN__OP_LIST(CAIRN__X)
-#undef CAIRN__X
-};
-
-static const char *const names[CAIRN__NUM_OPS] = {
-#define CAIRN__X(op, name, row) [CAIRN__OP_##op] = name,
-    CAIRN__OP_LIST(CAIRN__X)
-#undef CAIRN__X
-};
-
-const struct cairn__op_row *cairn__op_row(enum cairn__op op) {
-    return rows[op];
-}
-
-const char *cairn__op_name(enum cairn__op op) {
-    return (unsigned)op < CAIRN__NUM_OPS ? names[op] : "?";
-}
-
-/* attrs: what is asked of it. */
-static const char *name_of(enum cairn__op op, const void *attrs) {
-    return op == CAIRN__OP_GUEST ? cairn__guest_op_of(attrs)->name : names[op];
-}
-
-const char *cairn__node_name(const struct cairn__node *node) {
-    return name_of(node->op, node->attrs);
-}
-
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook) {
     cairn__tape_of(env)->main->hook = *hook;
 }
@@ -61,8 +32,8 @@ cairn_status cairn__infer_scalar(const struct cairn__node *node) {
 }
 
 cairn_status cairn__dim_of(enum cairn__op op, int ndim, int dim, int *out) {
-    REQUIRE(dim >= -ndim && dim < ndim, CAIRN_EINVAL, "%s: dimension %d of a tensor with %d dimensions", names[op], dim,
-            ndim);
+    REQUIRE(dim >= -ndim && dim < ndim, CAIRN_EINVAL, "%s: dimension %d of a tensor with %d dimensions",
+            cairn__op_name(op), dim, ndim);
     *out = dim < 0 ? dim + ndim : dim;
     return CAIRN_OK;
 }
@@ -120,19 +91,10 @@ static cairn_dtype widest(const cairn_dtype *types, int count) {
 static cairn_status ask_hook(const struct cairn__tape *tape, const struct cairn__node *node, bool in_place,
                              const cairn_dtype *types, int floats, cairn_dtype *out) {
     const struct cairn__op_hook *hook = &tape->main->hook;
-    if (!hook->compute_type || rows[node->op]->view) return CAIRN_OK;
-    const struct cairn__op_question question = {.op = node->op,
-                                                .name = node->op == CAIRN__OP_CUSTOM ? cairn__custom_name(node)
-                                                                                     : cairn__node_name(node),
-                                                .inputs = types,
-                                                .count = floats,
-                                                .in_place = in_place};
+    if (!hook->compute_type || node->row->view) return CAIRN_OK;
+    const struct cairn__op_question question = {
+        .op = node->op, .name = cairn__node_own_name(node), .inputs = types, .count = floats, .in_place = in_place};
     return hook->compute_type(hook->ctx, &question, out);
-}
-
-static bool keeps_types(const struct cairn__node *node) {
-    if (node->op == CAIRN__OP_GUEST) return cairn__guest_op_of(node->attrs)->keeps_types;
-    return node->op == CAIRN__OP_CAST;
 }
 
 /* What the inputs that are floats are cast to; 0 = they stay as they are. */
@@ -141,7 +103,7 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     cairn_dtype *types = NULL;
     int floats = 0;
     *out = (cairn_dtype)0;
-    if (keeps_types(node)) return CAIRN_OK;
+    if (node->row->keeps_types) return CAIRN_OK;
     const bool in_place = tape->in_place && cairn__is_float(cairn__tensor_dtype(inputs[0]));
     tape->in_place = false; /* it is this operation, and none that prepares its inputs */
     cairn_status st = CAIRN_OK;
@@ -152,95 +114,25 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     }
     if (floats == 0) return CAIRN_OK;
     TRY(ask_hook(tape, node, in_place, types, floats, out));
-    if (!*out && rows[node->op]->promotes) *out = widest(types, floats);
+    if (!*out && node->row->promotes) *out = widest(types, floats);
 out:
     return st;
 }
 
-/* Changes whenever the weights may have: both counts only grow. */
-static uint64_t version_of(const cairn_tensor *t) {
-    return t->param->version + t->env->replays;
-}
-
-static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast *c, cairn_dtype dtype) {
-    const struct cairn__param *p = t->param;
-    const size_t nbytes = p->n * cairn_dtype_nbytes(dtype);
-    if (!c->data || nbytes > c->nbytes) {
-        void *data = NULL;
-        cairn_status st = cairn__device_alloc(t->env->device, CAIRN__HOLDS_CASTS, nbytes, &data);
-        if (st != CAIRN_OK) return st;
-        cairn__device_free(t->env->device, c->data);
-        c->data = data;
-        c->nbytes = nbytes;
-    }
-    cairn__pass_cast(t->env->device->passes, t->env->device, c->data, dtype, p->data, p->dtype, p->n);
-    c->dtype = dtype;
-    c->version = version_of(t);
-    c->result = NULL;
-    return CAIRN_OK;
-}
-
-static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
-                           size_t attrs_nbytes, void *made);
-
-/* A result of a parameter's cast that the graph can use: one made without a graph leads nowhere. */
-static bool is_usable(const struct cairn__tape *tape, const struct cairn__param_cast *c, cairn_dtype dtype,
-                      uint64_t version) {
-    return c->result && cairn__tape_lives(tape, c->generation) && c->result->dtype == dtype &&
-           c->result_version == version && (c->result->wants_grad || tape->no_grad.depth > 0);
-}
-
-/* Something that waits for its backward, also around a checkpoint, shows the data of a parameter's cast. */
-static bool is_shown(const struct cairn__tape *tape, const struct cairn__param_cast *c) {
-    while (tape && !cairn__tape_lives(tape, c->shown)) tape = tape->outer;
-    return tape != NULL;
-}
-
-/* A parameter is cast once until its weights change; the copy outlives the step, its node does not. Where weights
- * change within a step, a backward may still wait for the copy as it is, and the new one is a result like any other. */
-static cairn_tensor *cast_param(struct cairn__tape *tape, cairn_tensor *t, cairn_dtype dtype) {
-    struct cairn__param_cast *c = &t->cast;
-    const uint64_t version = version_of(t);
-    if (is_usable(tape, c, dtype, version)) return c->result;
-    const bool shown = is_shown(tape, c);
-    const bool is_current = c->data && c->dtype == dtype && c->version == version;
-    cairn_tensor *result = NULL;
-    if (shown && !is_current) {
-        result = cairn_cast(t, dtype);
-    } else {
-        if (!is_current && refresh_cast(t, c, dtype) != CAIRN_OK) return NULL;
-        result = apply(CAIRN__OP_CAST, CAIRN__INPUTS(t), &dtype, sizeof(dtype), c->data);
-        if (result && !shown) c->shown = result->generation;
-    }
-    if (!result) return NULL;
-    c->result = result;
-    c->result_version = version;
-    c->generation = result->generation;
-    return result;
-}
-
-/* The tensor as the operation takes it: its type, and its layout. */
-static cairn_tensor *prepared(struct cairn__tape *tape, enum cairn__op op, cairn_tensor *t, cairn_dtype dtype) {
-    const cairn_dtype from = cairn__tensor_dtype(t);
-    if (dtype && from != dtype && cairn__is_float(from))
-        t = t->param ? cast_param(tape, t, dtype) : cairn_cast(t, dtype);
-    return !t || t->is_dense || rows[op]->strided || rows[op]->view ? t : cairn_contiguous(t);
-}
-
 /* ---- applying ---- */
 
-static bool is_optional(enum cairn__op op, int i) {
-    return i < 32 && (rows[op]->optional >> i & 1) != 0;
+static bool is_optional(const struct cairn__op_row *row, int i) {
+    return i < 32 && (row->optional >> i & 1) != 0;
 }
 
 /* NULL in gives NULL out, and the first cause stays. *env: of the first tensor. */
-static cairn_status check_none_missing(enum cairn__op op, const char *name, int count, cairn_tensor *const *inputs,
-                                       cairn_env **env) {
+static cairn_status check_none_missing(const struct cairn__op_row *row, const char *name, int count,
+                                       cairn_tensor *const *inputs, cairn_env **env) {
     *env = NULL;
     for (int i = 0; i < count; i++) {
         if (inputs[i]) {
             if (!*env) *env = inputs[i]->env;
-        } else if (!is_optional(op, i)) {
+        } else if (!is_optional(row, i)) {
             const cairn_status earlier = cairn__last_status();
             return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", name, i);
         }
@@ -250,13 +142,13 @@ static cairn_status check_none_missing(enum cairn__op op, const char *name, int 
 }
 
 cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op) {
-    REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"", names[op],
-            cairn_device_name(tape->env->device));
+    REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"",
+            cairn__op_name(op), cairn_device_name(tape->env->device));
     return CAIRN_OK;
 }
 
-static cairn_status check_inputs(enum cairn__op op, const char *name, const cairn_env *env, int count,
-                                 cairn_tensor *const *inputs) {
+static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *row, const char *name,
+                                 const cairn_env *env, int count, cairn_tensor *const *inputs) {
     for (int i = 0; i < count; i++) {
         if (!inputs[i]) continue;
         cairn_status st = cairn__tensor_check(inputs[i], name);
@@ -269,7 +161,7 @@ static cairn_status check_inputs(enum cairn__op op, const char *name, const cair
                 "copy for all",
                 name);
     }
-    return rows[op]->needs_math ? cairn__require_math(cairn__tape_of(env), op) : CAIRN_OK;
+    return row->needs_math ? cairn__require_math(cairn__tape_of(env), op) : CAIRN_OK;
 }
 
 /* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
@@ -307,11 +199,11 @@ static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *no
     if (st != CAIRN_OK) return st;
     for (int i = 0; i < node->count; i++) {
         if (!inputs[i]) continue;
-        node->inputs[i] = prepared(tape, node->op, inputs[i], type);
+        node->inputs[i] = cairn__prepare_input(tape, node->row, inputs[i], type);
         if (!node->inputs[i]) return cairn__last_status();
         node->result->wants_grad |= node->inputs[i]->wants_grad;
     }
-    node->result->wants_grad &= rows[node->op]->backward != NULL && tape->no_grad.depth == 0;
+    node->result->wants_grad &= node->row->backward != NULL && tape->no_grad.depth == 0;
     node->result->dtype = first_type(node);
     return CAIRN_OK;
 }
@@ -331,19 +223,21 @@ static cairn_status check_size(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, int count, cairn_tensor *const *inputs,
-                              const void *attrs, size_t attrs_nbytes, struct cairn__node **out) {
+static cairn_status make_node(struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_row *row, int count,
+                              cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes,
+                              struct cairn__node **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
     TRY(cairn__tape_new_node(tape, count, attrs, attrs_nbytes, &node));
     TRY(cairn__tape_new_result(tape, &node->result));
     node->op = op;
+    node->row = row;
     TRY(take_inputs(tape, node, inputs));
     TRY(inherit_scale(node));
-    TRY(rows[op]->infer(node));
+    TRY(row->infer(node));
     TRY(check_size(node));
     node->result->wants_grad &= cairn__is_float(node->result->dtype);
-    if (!rows[op]->view) cairn__tensor_lay_out(node->result);
+    if (!row->view) cairn__tensor_lay_out(node->result);
     *out = node;
 out:
     return st;
@@ -359,7 +253,7 @@ cairn_status cairn__save(struct cairn__tape *tape, size_t nbytes, void **out) {
 
 static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, void *made) {
     cairn_tensor *y = node->result;
-    if (rows[node->op]->view) return CAIRN_OK;
+    if (node->row->view) return CAIRN_OK;
     if (made) {
         y->data = made; /* a parameter's kept cast: read only from here on */
         return CAIRN_OK;
@@ -368,7 +262,7 @@ static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, 
     if (st != CAIRN_OK) return st;
     y->owns_data = true;
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
-    st = rows[node->op]->forward(tape, node);
+    st = node->row->forward(tape, node);
     cairn__arena_release(&tape->scratch, mark);
     return st;
 }
@@ -377,18 +271,18 @@ static cairn_tensor *param_behind(cairn_tensor *t) {
     return t->kind == CAIRN__PARAM ? t : t->shows;
 }
 
-static cairn_tensor *apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
-                           size_t attrs_nbytes, void *made) {
+cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *row, int count,
+                                cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes, void *made) {
     cairn_status st = CAIRN_OK;
     struct cairn__node *node = NULL;
     cairn_env *env = NULL;
-    const char *name = name_of(op, attrs);
-    TRY(check_none_missing(op, name, count, inputs, &env));
-    TRY(check_inputs(op, name, env, count, inputs));
+    const char *name = cairn__name_of(op, row, attrs);
+    TRY(check_none_missing(row, name, count, inputs, &env));
+    TRY(check_inputs(op, row, name, env, count, inputs));
     struct cairn__tape *tape = cairn__tape_of(env);
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
-    TRY(make_node(tape, op, count, inputs, attrs, attrs_nbytes, &node));
-    if (rows[op]->view || made) node->result->shows = param_behind(node->inputs[0]);
+    TRY(make_node(tape, op, row, count, inputs, attrs, attrs_nbytes, &node));
+    if (row->view || made) node->result->shows = param_behind(node->inputs[0]);
     TRY(compute(tape, node, made));
     TRY(cairn__check_result(tape, node));
     if (node->result->wants_grad) {
@@ -401,7 +295,7 @@ out:
     return NULL;
 }
 
-cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
-                           size_t attrs_nbytes) {
-    return apply(op, count, inputs, attrs, attrs_nbytes, NULL);
+cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_row *row, int count, cairn_tensor *const *inputs,
+                           const void *attrs, size_t attrs_nbytes) {
+    return cairn__apply_made(op, row, count, inputs, attrs, attrs_nbytes, NULL);
 }

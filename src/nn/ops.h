@@ -1,8 +1,9 @@
-/* Operations from inside: one row each, and the one way through which all of them go.
+/* Operations from inside: one row each, or one for several, and the one way through which all of them go. A row is
+ * private to the file of its family, which hands it to cairn__apply.
  *
- * To add one: a line in op_list.h, its row beside its family, its public call in include/cairn/ops.h, a class with a
- * reason in amp/ops.c, its name in docs/operations.md, cases in tests/nn, and a line in tests/amp/op_table_test.c
- * (tests fail for an operation that lacks one of the last four). */
+ * To add one: a line in op_list.h, its row in the file of its family, its public call in include/cairn/ops.h, a class
+ * with a reason in amp/ops.c, its name in docs/operations.md, cases in tests/nn, and a line in
+ * tests/amp/op_table_test.c (tests fail for an operation that lacks one of the last four). */
 #ifndef CAIRN__NN_OPS_H
 #define CAIRN__NN_OPS_H
 
@@ -14,6 +15,7 @@ struct cairn__op_row {
     bool strided;      /* inputs may have any strides; without it they come dense (by the operation `contiguous`) */
     bool view;         /* the result shows memory of inputs[0]: infer gives its strides and data too, forward is NULL */
     bool needs_math;   /* refused on a device without the passes of math_passes.h */
+    bool keeps_types;  /* inputs are never cast, and the op hook is not called */
     uint32_t optional; /* bit i: inputs[i] may be NULL */
 
     /* Checks shapes and types of node->inputs and gives node->result its ndim and shape. It comes with the type of the
@@ -35,6 +37,10 @@ struct cairn__op_row {
     /* Whether backward reads the values of input i; of the result, where i is node->count. What it does not read may be
      * forgotten (cairn__forget). NULL = it reads everything, but for views, which read nothing. */
     bool (*reads)(const struct cairn__node *node, int i);
+
+    /* (optional) The name of the operation that attrs describe, where one row serves several. NULL = that of
+     * op_list.h. */
+    const char *(*own_name)(const void *attrs);
 };
 
 /* For `reads`: nothing; inputs alone; the result alone. */
@@ -47,8 +53,6 @@ bool cairn__reads_result(const struct cairn__node *node, int i);
 /* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them,
  * before they were cast or made contiguous, which nobody else needs. */
 void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given);
-
-const struct cairn__op_row *cairn__op_row(enum cairn__op op);
 
 static inline const struct cairn__passes *cairn__passes_of(const struct cairn__tape *tape) {
     return tape->env->device->passes;
@@ -64,19 +68,31 @@ static inline const struct cairn__math *cairn__math_of(const struct cairn__tape 
         __VA_ARGS__                                                                               \
     }
 
-/* The result of op; NULL where an input is NULL that is not optional (the cause is kept) or on error. attrs, of
- * attrs_nbytes, is copied to node->attrs; NULL, 0 = none. */
-cairn_tensor *cairn__apply(enum cairn__op op, int count, cairn_tensor *const *inputs, const void *attrs,
-                           size_t attrs_nbytes);
+/* The result of op, whose row is given; NULL where an input is NULL that is not optional (the cause is kept) or on
+ * error. attrs, of attrs_nbytes, is copied to node->attrs; NULL, 0 = none. */
+cairn_tensor *cairn__apply(enum cairn__op op, const struct cairn__op_row *row, int count, cairn_tensor *const *inputs,
+                           const void *attrs, size_t attrs_nbytes);
+
+/* Likewise, but where made is not NULL the result's values are there already: forward is not called, and the memory at
+ * made outlives the result. */
+cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *row, int count,
+                                cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes, void *made);
+
+/* ---- ops_convert.c ---- */
+
+/* t as an operation with this row takes it: cast to dtype where both are floats (0 = as it is), and dense where the row
+ * says so. A parameter is cast once until its weights change. NULL on error. */
+cairn_tensor *cairn__prepare_input(struct cairn__tape *tape, const struct cairn__op_row *row, cairn_tensor *t,
+                                   cairn_dtype dtype);
+
+/* ---- op_names.c ---- */
 
 /* "linear"; of an operation of another room its own. */
 const char *cairn__node_name(const struct cairn__node *node);
+const char *cairn__name_of(enum cairn__op op, const struct cairn__op_row *row, const void *attrs);
 
-/* Of what is asked of CAIRN__OP_GUEST. */
-const struct cairn__guest_op *cairn__guest_op_of(const void *attrs);
-
-/* The name of the user's own operation, where node->op is CAIRN__OP_CUSTOM. */
-const char *cairn__custom_name(const struct cairn__node *node);
+/* Likewise, and of a user's operation its own too. */
+const char *cairn__node_own_name(const struct cairn__node *node);
 
 /* ---- for rows ---- */
 
@@ -134,13 +150,6 @@ static inline struct cairn__view cairn__dy_view(const struct cairn__node *node, 
     return cairn__view_dense((void *)(uintptr_t)dy, node->result->dtype, node->result->ndim, node->result->shape);
 }
 
-/* ---- rows ---- */
-
-#define CAIRN__X(op, name, row) extern const struct cairn__op_row cairn__op_##row;
-CAIRN__OP_LIST(CAIRN__X)
-#undef CAIRN__X
-
-/* Shared by rows. */
 cairn_status cairn__infer_scalar(const struct cairn__node *node);
 
 #endif

@@ -139,13 +139,13 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_sdpa = {.promotes = true,
-                                             .strided = true,
-                                             .needs_math = true,
-                                             .optional = 1u << MASK,
-                                             .infer = infer,
-                                             .forward = forward,
-                                             .backward = backward};
+static const struct cairn__op_row row = {.promotes = true,
+                                         .strided = true,
+                                         .needs_math = true,
+                                         .optional = 1u << MASK,
+                                         .infer = infer,
+                                         .forward = forward,
+                                         .backward = backward};
 
 cairn_tensor *cairn_scaled_dot_product_attention(cairn_tensor *q, cairn_tensor *k, cairn_tensor *v,
                                                  const struct cairn_attention_options *options) {
@@ -164,5 +164,5 @@ cairn_tensor *cairn_scaled_dot_product_attention(cairn_tensor *q, cairn_tensor *
         if (!o.mask) return NULL;
     }
     if (q && o.dropout > 0) a.stream = cairn__env_next_stream(q->env);
-    return cairn__apply(CAIRN__OP_SDPA, CAIRN__INPUTS(q, k, v, o.mask), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_SDPA, &row, CAIRN__INPUTS(q, k, v, o.mask), &a, sizeof(a));
 }

@@ -29,8 +29,8 @@ static cairn_status detach_infer(const struct cairn__node *node) {
     return cairn__infer_like_first(node);
 }
 
-const struct cairn__op_row cairn__op_detach = {.strided = true, .view = true, .infer = detach_infer};
+static const struct cairn__op_row detach_row = {.strided = true, .view = true, .infer = detach_infer};
 
 cairn_tensor *cairn_detach(cairn_tensor *x) {
-    return cairn__apply(CAIRN__OP_DETACH, CAIRN__INPUTS(x), NULL, 0);
+    return cairn__apply(CAIRN__OP_DETACH, &detach_row, CAIRN__INPUTS(x), NULL, 0);
 }

@@ -89,18 +89,12 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     return cairn__tensor_grad_end(tape, node->inputs[X], loss.dx);
 }
 
-const struct cairn__op_row cairn__op_cross_entropy = {.promotes = true,
-                                                      .needs_math = true,
-                                                      .optional = 1u << WEIGHT,
-                                                      .infer = infer,
-                                                      .forward = forward,
-                                                      .backward = backward};
-const struct cairn__op_row cairn__op_nll_loss = {.promotes = true,
-                                                 .needs_math = true,
-                                                 .optional = 1u << WEIGHT,
-                                                 .infer = infer,
-                                                 .forward = forward,
-                                                 .backward = backward};
+static const struct cairn__op_row row = {.promotes = true,
+                                         .needs_math = true,
+                                         .optional = 1u << WEIGHT,
+                                         .infer = infer,
+                                         .forward = forward,
+                                         .backward = backward};
 
 static cairn_status read_attrs(enum cairn__op op, const struct cairn_loss_options *given, struct class_attrs *out,
                                cairn_tensor **weight) {
@@ -119,7 +113,7 @@ static cairn_tensor *classify(enum cairn__op op, cairn_tensor *x, cairn_tensor *
     struct class_attrs a = {0};
     cairn_tensor *weight = NULL;
     if (read_attrs(op, options, &a, &weight) != CAIRN_OK) return NULL;
-    return cairn__apply(op, CAIRN__INPUTS(x, target, weight), &a, sizeof(a));
+    return cairn__apply(op, &row, CAIRN__INPUTS(x, target, weight), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_cross_entropy(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options) {

@@ -210,17 +210,12 @@ out:
     return st;
 }
 
-#define CONV_ROW(name)                                                     \
-    const struct cairn__op_row cairn__op_##name = {.needs_math = true,     \
-                                                   .optional = 1u << BIAS, \
-                                                   .infer = infer,         \
-                                                   .forward = forward,     \
-                                                   .backward = backward,   \
-                                                   .reads = cairn__reads_inputs}
-CONV_ROW(conv1d);
-CONV_ROW(conv2d);
-CONV_ROW(conv_transpose1d);
-CONV_ROW(conv_transpose2d);
+static const struct cairn__op_row row = {.needs_math = true,
+                                         .optional = 1u << BIAS,
+                                         .infer = infer,
+                                         .forward = forward,
+                                         .backward = backward,
+                                         .reads = cairn__reads_inputs};
 
 /* ---- calls ---- */
 
@@ -234,7 +229,7 @@ static cairn_tensor *apply(enum cairn__op op, struct attrs a, const struct cairn
     cairn__option_padding(a.padding, o.padding);
     cairn__option_padding(a.output_padding, o.output_padding);
     a.groups = o.groups ? o.groups : 1;
-    return cairn__apply(op, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
+    return cairn__apply(op, &row, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_conv1d_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias,

@@ -32,7 +32,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     return cairn__tensor_grad_end(tape, x, dx);
 }
 
-const struct cairn__op_row cairn__op_dropout = {
+static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_nothing};
 
 static cairn_status check_probability(double p) {
@@ -49,5 +49,5 @@ cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training) {
         a.seed = x->env->seed;
         a.stream = cairn__env_next_stream(x->env);
     }
-    return cairn__apply(CAIRN__OP_DROPOUT, CAIRN__INPUTS(x), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_DROPOUT, &row, CAIRN__INPUTS(x), &a, sizeof(a));
 }

@@ -137,7 +137,7 @@ static bool is_plain(const cairn_tensor *x, const cairn_tensor *y) {
 
 /* Whether the operation needs nothing but passes.h, forward and backward. */
 static bool is_on_passes(const struct cairn__node *node) {
-    if (cairn__op_row(node->op)->needs_math) return false;
+    if (node->row->needs_math) return false;
     for (int i = 0; i < node->count; i++) {
         if (!is_plain(node->inputs[i], node->result)) return false;
     }
@@ -312,157 +312,116 @@ static bool element_reads(const struct cairn__node *node, int i) {
     return false;
 }
 
-#define ROW(NAME, INFER, ...)                                                  \
-    const struct cairn__op_row cairn__op_##NAME = {.promotes = true,           \
-                                                   .strided = true,            \
-                                                   .infer = INFER,             \
-                                                   .forward = element_forward, \
-                                                   .reads = element_reads,     \
-                                                   __VA_ARGS__}
-ROW(element, element_infer, .needs_math = true, .backward = element_backward);
-ROW(element_on_passes, element_infer, .backward = element_backward);
-ROW(comparison, element_infer, .needs_math = true);
-ROW(where, where_infer, .needs_math = true, .backward = element_backward);
-ROW(prelu, prelu_infer, .needs_math = true, .backward = element_backward);
-
-/* ---- cast ---- */
-
-static cairn_status cast_infer(const struct cairn__node *node) {
-    const cairn_dtype to = node->result->dtype = *(const cairn_dtype *)node->attrs;
-    const cairn_status st = cairn__check_dtype("cast", to);
-    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
-}
-
-static bool is_in_passes(cairn_dtype t) {
-    return t == CAIRN_F32 || cairn__is_half(t);
-}
-
-static cairn_status cast_forward(struct cairn__tape *tape, struct cairn__node *node) {
-    const cairn_tensor *x = node->inputs[0], *y = node->result;
-    const cairn_dtype from = cairn__tensor_dtype(x);
-    if (x->is_dense && is_in_passes(from) && is_in_passes(y->dtype)) {
-        cairn__pass_cast(cairn__passes_of(tape), tape->env->device, y->data, y->dtype, cairn__tensor_data(x), from,
-                         y->n);
-        return CAIRN_OK;
-    }
-    cairn_status st = cairn__require_math(tape, node->op);
-    if (st != CAIRN_OK) return st;
-    const struct cairn__view view_x = cairn__tensor_view(x), view_y = cairn__tensor_view(y);
-    cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_COPY, &view_y, &view_x, NULL);
-    return CAIRN_OK;
-}
-
-static cairn_status cast_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
-    cairn_tensor *x = node->inputs[0];
-    return cairn__wants_grad(x) ? cairn__tensor_grad_pass_on(tape, x, node, dy) : CAIRN_OK;
-}
-
-const struct cairn__op_row cairn__op_cast = {.strided = true,
-                                             .infer = cast_infer,
-                                             .forward = cast_forward,
-                                             .backward = cast_backward,
-                                             .reads = cairn__reads_nothing};
-
-cairn_tensor *cairn_cast(cairn_tensor *x, cairn_dtype dtype) {
-    return cairn__apply(CAIRN__OP_CAST, CAIRN__INPUTS(x), &dtype, sizeof(dtype));
-}
+#define ROW(name, infer_, ...)                                            \
+    static const struct cairn__op_row name = {.promotes = true,           \
+                                              .strided = true,            \
+                                              .infer = infer_,            \
+                                              .forward = element_forward, \
+                                              .reads = element_reads,     \
+                                              __VA_ARGS__}
+ROW(element_row, element_infer, .needs_math = true, .backward = element_backward);
+ROW(element_on_passes_row, element_infer, .backward = element_backward);
+ROW(comparison_row, element_infer, .needs_math = true);
+ROW(where_row, where_infer, .needs_math = true, .backward = element_backward);
+ROW(prelu_row, prelu_infer, .needs_math = true, .backward = element_backward);
 
 /* ---- the calls ---- */
 
-#define ONE(name, OP)                                                   \
-    cairn_tensor *cairn_##name(cairn_tensor *x) {                       \
-        return cairn__apply(CAIRN__OP_##OP, CAIRN__INPUTS(x), NULL, 0); \
+#define ONE(row, name, OP)                                                          \
+    cairn_tensor *cairn_##name(cairn_tensor *x) {                                   \
+        return cairn__apply(CAIRN__OP_##OP, &row##_row, CAIRN__INPUTS(x), NULL, 0); \
     }
-#define TWO(name, OP)                                                      \
-    cairn_tensor *cairn_##name(cairn_tensor *a, cairn_tensor *b) {         \
-        return cairn__apply(CAIRN__OP_##OP, CAIRN__INPUTS(a, b), NULL, 0); \
+#define TWO(row, name, OP)                                                             \
+    cairn_tensor *cairn_##name(cairn_tensor *a, cairn_tensor *b) {                     \
+        return cairn__apply(CAIRN__OP_##OP, &row##_row, CAIRN__INPUTS(a, b), NULL, 0); \
     }
 
-TWO(add, ADD)
-TWO(sub, SUB)
-TWO(mul, MUL)
-TWO(div, DIV)
-TWO(pow, POW)
-TWO(maximum, MAXIMUM)
-TWO(minimum, MINIMUM)
-TWO(atan2, ATAN2)
-TWO(eq, EQ)
-TWO(ne, NE)
-TWO(lt, LT)
-TWO(le, LE)
-TWO(gt, GT)
-TWO(ge, GE)
-TWO(prelu, PRELU)
+TWO(element_on_passes, add, ADD)
+TWO(element, sub, SUB)
+TWO(element, mul, MUL)
+TWO(element, div, DIV)
+TWO(element, pow, POW)
+TWO(element, maximum, MAXIMUM)
+TWO(element, minimum, MINIMUM)
+TWO(element, atan2, ATAN2)
+TWO(comparison, eq, EQ)
+TWO(comparison, ne, NE)
+TWO(comparison, lt, LT)
+TWO(comparison, le, LE)
+TWO(comparison, gt, GT)
+TWO(comparison, ge, GE)
+TWO(prelu, prelu, PRELU)
 
-ONE(neg, NEG)
-ONE(abs, ABS)
-ONE(square, SQUARE)
-ONE(sqrt, SQRT)
-ONE(rsqrt, RSQRT)
-ONE(reciprocal, RECIPROCAL)
-ONE(exp, EXP)
-ONE(expm1, EXPM1)
-ONE(log, LOG)
-ONE(log1p, LOG1P)
-ONE(log2, LOG2)
-ONE(log10, LOG10)
-ONE(sin, SIN)
-ONE(cos, COS)
-ONE(tan, TAN)
-ONE(asin, ASIN)
-ONE(acos, ACOS)
-ONE(atan, ATAN)
-ONE(sinh, SINH)
-ONE(cosh, COSH)
-ONE(tanh, TANH)
-ONE(erf, ERF)
-ONE(erfinv, ERFINV)
-ONE(sigmoid, SIGMOID)
-ONE(relu, RELU)
-ONE(gelu, GELU)
-ONE(gelu_tanh, GELU_TANH)
-ONE(silu, SILU)
+ONE(element, neg, NEG)
+ONE(element, abs, ABS)
+ONE(element, square, SQUARE)
+ONE(element, sqrt, SQRT)
+ONE(element, rsqrt, RSQRT)
+ONE(element, reciprocal, RECIPROCAL)
+ONE(element, exp, EXP)
+ONE(element, expm1, EXPM1)
+ONE(element, log, LOG)
+ONE(element, log1p, LOG1P)
+ONE(element, log2, LOG2)
+ONE(element, log10, LOG10)
+ONE(element, sin, SIN)
+ONE(element, cos, COS)
+ONE(element, tan, TAN)
+ONE(element, asin, ASIN)
+ONE(element, acos, ACOS)
+ONE(element, atan, ATAN)
+ONE(element, sinh, SINH)
+ONE(element, cosh, COSH)
+ONE(element, tanh, TANH)
+ONE(element, erf, ERF)
+ONE(element, erfinv, ERFINV)
+ONE(element, sigmoid, SIGMOID)
+ONE(element_on_passes, relu, RELU)
+ONE(element, gelu, GELU)
+ONE(element, gelu_tanh, GELU_TANH)
+ONE(element, silu, SILU)
 
-static cairn_tensor *with_numbers(enum cairn__op op, int count, cairn_tensor *const *inputs, double p0, double p1) {
+static cairn_tensor *with_numbers(enum cairn__op op, const struct cairn__op_row *row, int count,
+                                  cairn_tensor *const *inputs, double p0, double p1) {
     const double numbers[CAIRN__MAP_NUMBERS] = {p0, p1};
-    return cairn__apply(op, count, inputs, numbers, sizeof(numbers));
+    return cairn__apply(op, row, count, inputs, numbers, sizeof(numbers));
 }
 
 cairn_tensor *cairn_where(cairn_tensor *condition, cairn_tensor *a, cairn_tensor *b) {
-    return cairn__apply(CAIRN__OP_WHERE, CAIRN__INPUTS(condition, a, b), NULL, 0);
+    return cairn__apply(CAIRN__OP_WHERE, &where_row, CAIRN__INPUTS(condition, a, b), NULL, 0);
 }
 
 cairn_tensor *cairn_addcmul(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double value) {
-    return with_numbers(CAIRN__OP_ADDCMUL, CAIRN__INPUTS(x, a, b), value, 0);
+    return with_numbers(CAIRN__OP_ADDCMUL, &element_row, CAIRN__INPUTS(x, a, b), value, 0);
 }
 
 cairn_tensor *cairn_addcdiv(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double value) {
-    return with_numbers(CAIRN__OP_ADDCDIV, CAIRN__INPUTS(x, a, b), value, 0);
+    return with_numbers(CAIRN__OP_ADDCDIV, &element_row, CAIRN__INPUTS(x, a, b), value, 0);
 }
 
 cairn_tensor *cairn_add_scalar(cairn_tensor *x, double s) {
-    return with_numbers(CAIRN__OP_ADD_SCALAR, CAIRN__INPUTS(x), 1, s);
+    return with_numbers(CAIRN__OP_ADD_SCALAR, &element_row, CAIRN__INPUTS(x), 1, s);
 }
 
 /* Adding -0 changes nothing, not even -0. */
 cairn_tensor *cairn_mul_scalar(cairn_tensor *x, double s) {
-    return with_numbers(CAIRN__OP_MUL_SCALAR, CAIRN__INPUTS(x), s, -0.0);
+    return with_numbers(CAIRN__OP_MUL_SCALAR, &element_on_passes_row, CAIRN__INPUTS(x), s, -0.0);
 }
 
 cairn_tensor *cairn_pow_scalar(cairn_tensor *x, double exponent) {
-    return with_numbers(CAIRN__OP_POW_SCALAR, CAIRN__INPUTS(x), exponent, 0);
+    return with_numbers(CAIRN__OP_POW_SCALAR, &element_row, CAIRN__INPUTS(x), exponent, 0);
 }
 
 cairn_tensor *cairn_scalar_pow(double base, cairn_tensor *x) {
-    return with_numbers(CAIRN__OP_SCALAR_POW, CAIRN__INPUTS(x), base, 0);
+    return with_numbers(CAIRN__OP_SCALAR_POW, &element_row, CAIRN__INPUTS(x), base, 0);
 }
 
 cairn_tensor *cairn_clamp(cairn_tensor *x, double low, double high) {
     /* Kernels compare, and nothing compares with NaN. The gradient is zero, as torch's is. */
     if (isnan(low) || isnan(high)) return cairn_add_scalar(cairn_mul_scalar(x, 0), NAN);
-    return with_numbers(CAIRN__OP_CLAMP, CAIRN__INPUTS(x), low, high);
+    return with_numbers(CAIRN__OP_CLAMP, &element_row, CAIRN__INPUTS(x), low, high);
 }
 
 cairn_tensor *cairn_softplus(cairn_tensor *x, double beta, double threshold) {
-    return with_numbers(CAIRN__OP_SOFTPLUS, CAIRN__INPUTS(x), beta, threshold);
+    return with_numbers(CAIRN__OP_SOFTPLUS, &element_row, CAIRN__INPUTS(x), beta, threshold);
 }

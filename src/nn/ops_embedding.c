@@ -47,9 +47,9 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     return cairn__tensor_grad_end(tape, table, dtable);
 }
 
-const struct cairn__op_row cairn__op_embedding = {
+static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_inputs};
 
 cairn_tensor *cairn_embedding_forward(cairn_tensor *indices, cairn_tensor *table, int64_t padding_idx) {
-    return cairn__apply(CAIRN__OP_EMBEDDING, CAIRN__INPUTS(indices, table), &padding_idx, sizeof(padding_idx));
+    return cairn__apply(CAIRN__OP_EMBEDDING, &row, CAIRN__INPUTS(indices, table), &padding_idx, sizeof(padding_idx));
 }

@@ -146,9 +146,9 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_linear = {
+static const struct cairn__op_row row = {
     .optional = 1u << BIAS, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_inputs};
 
 cairn_tensor *cairn_linear_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias) {
-    return cairn__apply(CAIRN__OP_LINEAR, CAIRN__INPUTS(x, weight, bias), NULL, 0);
+    return cairn__apply(CAIRN__OP_LINEAR, &row, CAIRN__INPUTS(x, weight, bias), NULL, 0);
 }

@@ -238,21 +238,12 @@ out:
     return st;
 }
 
-#define LOSS_ROW(name)                                                                          \
-    const struct cairn__op_row cairn__op_##name = {.promotes = true,                            \
-                                                   .strided = true,                             \
-                                                   .optional = 1u << WEIGHT | 1u << POS_WEIGHT, \
-                                                   .infer = infer,                              \
-                                                   .forward = forward,                          \
-                                                   .backward = backward};
-LOSS_ROW(mse_loss)
-LOSS_ROW(l1_loss)
-LOSS_ROW(smooth_l1_loss)
-LOSS_ROW(bce)
-LOSS_ROW(bce_with_logits)
-LOSS_ROW(kl_div)
-LOSS_ROW(soft_margin_loss)
-LOSS_ROW(poisson_nll_loss)
+static const struct cairn__op_row row = {.promotes = true,
+                                         .strided = true,
+                                         .optional = 1u << WEIGHT | 1u << POS_WEIGHT,
+                                         .infer = infer,
+                                         .forward = forward,
+                                         .backward = backward};
 
 /* ---- options ---- */
 
@@ -291,7 +282,7 @@ static cairn_tensor *compare(enum cairn__op op, cairn_tensor *x, cairn_tensor *t
                                  .batch_mean = o.batch_mean == CAIRN_ON && op == CAIRN__OP_KL_DIV};
     cairn_tensor *weight = weighs ? optional(o.weight, &ok) : NULL;
     cairn_tensor *positives = weighs_positives ? optional(o.pos_weight, &ok) : NULL;
-    return ok ? cairn__apply(op, CAIRN__INPUTS(x, target, weight, positives), &a, sizeof(a)) : NULL;
+    return ok ? cairn__apply(op, &row, CAIRN__INPUTS(x, target, weight, positives), &a, sizeof(a)) : NULL;
 }
 
 cairn_tensor *cairn_mse_loss_with(cairn_tensor *x, cairn_tensor *y, const struct cairn_loss_options *options) {

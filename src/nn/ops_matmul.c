@@ -312,25 +312,23 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         .promotes = true, .strided = true, .needs_math = true, .infer = infer, .forward = (forward_), \
         .backward = backward, .reads = cairn__reads_inputs                                            \
     }
-const struct cairn__op_row cairn__op_matmul = ROW(matmul_forward);
-const struct cairn__op_row cairn__op_bmm = ROW(matmul_forward);
-const struct cairn__op_row cairn__op_addmm = ROW(addmm_forward);
-const struct cairn__op_row cairn__op_baddbmm = ROW(addmm_forward);
+static const struct cairn__op_row product_row = ROW(matmul_forward);
+static const struct cairn__op_row added_row = ROW(addmm_forward);
 
 cairn_tensor *cairn_matmul(cairn_tensor *a, cairn_tensor *b) {
-    return cairn__apply(CAIRN__OP_MATMUL, CAIRN__INPUTS(a, b), NULL, 0);
+    return cairn__apply(CAIRN__OP_MATMUL, &product_row, CAIRN__INPUTS(a, b), NULL, 0);
 }
 
 cairn_tensor *cairn_bmm(cairn_tensor *a, cairn_tensor *b) {
-    return cairn__apply(CAIRN__OP_BMM, CAIRN__INPUTS(a, b), NULL, 0);
+    return cairn__apply(CAIRN__OP_BMM, &product_row, CAIRN__INPUTS(a, b), NULL, 0);
 }
 
 cairn_tensor *cairn_addmm(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double beta, double alpha) {
     const struct factors f = {beta, alpha};
-    return cairn__apply(CAIRN__OP_ADDMM, CAIRN__INPUTS(x, a, b), &f, sizeof(f));
+    return cairn__apply(CAIRN__OP_ADDMM, &added_row, CAIRN__INPUTS(x, a, b), &f, sizeof(f));
 }
 
 cairn_tensor *cairn_baddbmm(cairn_tensor *x, cairn_tensor *a, cairn_tensor *b, double beta, double alpha) {
     const struct factors f = {beta, alpha};
-    return cairn__apply(CAIRN__OP_BADDBMM, CAIRN__INPUTS(x, a, b), &f, sizeof(f));
+    return cairn__apply(CAIRN__OP_BADDBMM, &added_row, CAIRN__INPUTS(x, a, b), &f, sizeof(f));
 }

@@ -330,48 +330,42 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
 
 enum { AFFINE_OPTIONAL = 1u << WEIGHT | 1u << BIAS };
 
-const struct cairn__op_row cairn__op_layer_norm = {.needs_math = true,
-                                                   .optional = AFFINE_OPTIONAL,
-                                                   .infer = infer_rows,
-                                                   .forward = forward,
-                                                   .backward = backward,
-                                                   .reads = cairn__reads_inputs};
-const struct cairn__op_row cairn__op_rms_norm = {.needs_math = true,
-                                                 .optional = AFFINE_OPTIONAL,
-                                                 .infer = infer_rows,
-                                                 .forward = forward,
-                                                 .backward = backward,
-                                                 .reads = cairn__reads_inputs};
-const struct cairn__op_row cairn__op_group_norm = {.needs_math = true,
-                                                   .optional = AFFINE_OPTIONAL,
-                                                   .infer = infer_groups,
-                                                   .forward = forward,
-                                                   .backward = backward,
-                                                   .reads = cairn__reads_inputs};
-const struct cairn__op_row cairn__op_batch_norm = {.needs_math = true,
-                                                   .optional = AFFINE_OPTIONAL | 1u << MEAN | 1u << VARIANCE,
-                                                   .infer = infer_batch,
-                                                   .forward = batch_forward,
-                                                   .backward = backward,
-                                                   .reads = cairn__reads_inputs};
+static const struct cairn__op_row rows_row = {.needs_math = true,
+                                              .optional = AFFINE_OPTIONAL,
+                                              .infer = infer_rows,
+                                              .forward = forward,
+                                              .backward = backward,
+                                              .reads = cairn__reads_inputs};
+static const struct cairn__op_row groups_row = {.needs_math = true,
+                                                .optional = AFFINE_OPTIONAL,
+                                                .infer = infer_groups,
+                                                .forward = forward,
+                                                .backward = backward,
+                                                .reads = cairn__reads_inputs};
+static const struct cairn__op_row batch_row = {.needs_math = true,
+                                               .optional = AFFINE_OPTIONAL | 1u << MEAN | 1u << VARIANCE,
+                                               .infer = infer_batch,
+                                               .forward = batch_forward,
+                                               .backward = backward,
+                                               .reads = cairn__reads_inputs};
 
 /* ---- the calls ---- */
 
 cairn_tensor *cairn_layer_norm_forward(cairn_tensor *x, cairn_tensor *weight, cairn_tensor *bias, int ndims,
                                        double eps) {
     const struct norm_attrs a = {.ndims = ndims, .eps = eps};
-    return cairn__apply(CAIRN__OP_LAYER_NORM, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_LAYER_NORM, &rows_row, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_rms_norm_forward(cairn_tensor *x, cairn_tensor *weight, int ndims, double eps) {
     const struct norm_attrs a = {.ndims = ndims, .eps = eps};
-    return cairn__apply(CAIRN__OP_RMS_NORM, CAIRN__INPUTS(x, weight), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_RMS_NORM, &rows_row, CAIRN__INPUTS(x, weight), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_group_norm_forward(cairn_tensor *x, int64_t groups, cairn_tensor *weight, cairn_tensor *bias,
                                        double eps) {
     const struct norm_attrs a = {.groups = groups, .eps = eps};
-    return cairn__apply(CAIRN__OP_GROUP_NORM, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_GROUP_NORM, &groups_row, CAIRN__INPUTS(x, weight, bias), &a, sizeof(a));
 }
 
 /* The running statistics are written in place, so that a copy of strided ones would be lost. */
@@ -388,7 +382,7 @@ cairn_tensor *cairn__batch_norm_over(cairn_tensor *x, cairn_tensor *running_mean
     if (check_is_dense(running_var, "running_var") != CAIRN_OK) return NULL;
     cairn_tensor *mean = cairn__constant(running_mean), *var = cairn__constant(running_var);
     if ((running_mean && !mean) || (running_var && !var)) return NULL;
-    return cairn__apply(CAIRN__OP_BATCH_NORM, CAIRN__INPUTS(x, weight, bias, mean, var), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_BATCH_NORM, &batch_row, CAIRN__INPUTS(x, weight, bias, mean, var), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_batch_norm_forward(cairn_tensor *x, cairn_tensor *running_mean, cairn_tensor *running_var,

@@ -134,21 +134,16 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     return cairn__tensor_grad_end(tape, node->inputs[0], v.dx);
 }
 
-const struct cairn__op_row cairn__op_max_pool2d = {.needs_math = true,
-                                                   .infer = infer_windows,
-                                                   .forward = forward,
-                                                   .backward = backward,
-                                                   .reads = cairn__reads_nothing};
-const struct cairn__op_row cairn__op_avg_pool2d = {.needs_math = true,
-                                                   .infer = infer_windows,
-                                                   .forward = forward,
-                                                   .backward = backward,
-                                                   .reads = cairn__reads_nothing};
-const struct cairn__op_row cairn__op_adaptive_avg_pool2d = {.needs_math = true,
-                                                            .infer = infer_adaptive,
-                                                            .forward = forward,
-                                                            .backward = backward,
-                                                            .reads = cairn__reads_nothing};
+static const struct cairn__op_row windows_row = {.needs_math = true,
+                                                 .infer = infer_windows,
+                                                 .forward = forward,
+                                                 .backward = backward,
+                                                 .reads = cairn__reads_nothing};
+static const struct cairn__op_row adaptive_row = {.needs_math = true,
+                                                  .infer = infer_adaptive,
+                                                  .forward = forward,
+                                                  .backward = backward,
+                                                  .reads = cairn__reads_nothing};
 
 /* ---- calls ---- */
 
@@ -167,7 +162,7 @@ static cairn_tensor *pool_windows(enum cairn__op op, cairn_tensor *x, int64_t ke
         cairn__fail(CAIRN_EINVAL, "avg_pool2d: dilation is for max_pool2d");
         return NULL;
     }
-    return cairn__apply(op, CAIRN__INPUTS(x), &a, sizeof(a));
+    return cairn__apply(op, &windows_row, CAIRN__INPUTS(x), &a, sizeof(a));
 }
 
 cairn_tensor *cairn_max_pool2d(cairn_tensor *x, int64_t kernel_h, int64_t kernel_w,
@@ -182,5 +177,5 @@ cairn_tensor *cairn_avg_pool2d(cairn_tensor *x, int64_t kernel_h, int64_t kernel
 
 cairn_tensor *cairn_adaptive_avg_pool2d(cairn_tensor *x, int64_t out_h, int64_t out_w) {
     const struct attrs a = {.out = {out_h, out_w}};
-    return cairn__apply(CAIRN__OP_ADAPTIVE_AVG_POOL2D, CAIRN__INPUTS(x), &a, sizeof(a));
+    return cairn__apply(CAIRN__OP_ADAPTIVE_AVG_POOL2D, &adaptive_row, CAIRN__INPUTS(x), &a, sizeof(a));
 }

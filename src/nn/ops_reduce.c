@@ -57,14 +57,14 @@ static cairn_status sum_backward(struct cairn__tape *tape, const struct cairn__n
     return spread(tape, node, dy, 1);
 }
 
-const struct cairn__op_row cairn__op_sum = {.strided = true,
-                                            .infer = sum_infer,
-                                            .forward = sum_forward,
-                                            .backward = sum_backward,
-                                            .reads = cairn__reads_nothing};
+static const struct cairn__op_row sum_row = {.strided = true,
+                                             .infer = sum_infer,
+                                             .forward = sum_forward,
+                                             .backward = sum_backward,
+                                             .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_sum(cairn_tensor *x) {
-    return cairn__apply(CAIRN__OP_SUM, CAIRN__INPUTS(x), NULL, 0);
+    return cairn__apply(CAIRN__OP_SUM, &sum_row, CAIRN__INPUTS(x), NULL, 0);
 }
 
 static cairn_status check_float(const struct cairn__node *node) {
@@ -86,14 +86,14 @@ static cairn_status mean_backward(struct cairn__tape *tape, const struct cairn__
     return spread(tape, node, dy, (double)node->inputs[0]->n);
 }
 
-const struct cairn__op_row cairn__op_mean = {.strided = true,
-                                             .infer = mean_infer,
-                                             .forward = mean_forward,
-                                             .backward = mean_backward,
-                                             .reads = cairn__reads_nothing};
+static const struct cairn__op_row mean_row = {.strided = true,
+                                              .infer = mean_infer,
+                                              .forward = mean_forward,
+                                              .backward = mean_backward,
+                                              .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_mean(cairn_tensor *x) {
-    return cairn__apply(CAIRN__OP_MEAN, CAIRN__INPUTS(x), NULL, 0);
+    return cairn__apply(CAIRN__OP_MEAN, &mean_row, CAIRN__INPUTS(x), NULL, 0);
 }
 
 /* ---- along dimensions ---- */
@@ -245,7 +245,8 @@ out:
 }
 
 /* The call: dims are copied, so that the node keeps them. */
-static cairn_tensor *along(enum cairn__op op, cairn_tensor *x, double number, int ndims, const int *dims, int keepdim) {
+static cairn_tensor *along(enum cairn__op op, const struct cairn__op_row *row, cairn_tensor *x, double number,
+                           int ndims, const int *dims, int keepdim) {
     struct reduction r = {.ndims = ndims, .keepdim = keepdim != 0, .number = number};
     if (x && ndims > 0 && ndims <= CAIRN_MAX_DIMS && !dims) {
         cairn__fail(CAIRN_EINVAL, "%s: dims is NULL", cairn__op_name(op));
@@ -257,7 +258,7 @@ static cairn_tensor *along(enum cairn__op op, cairn_tensor *x, double number, in
         return NULL;
     }
     for (int i = 0; x && i < ndims; i++) r.dims[i] = dims[i];
-    return cairn__apply(op, CAIRN__INPUTS(x), &r, sizeof(r));
+    return cairn__apply(op, row, CAIRN__INPUTS(x), &r, sizeof(r));
 }
 
 /* ---- sum_dims and mean_dims ---- */
@@ -278,15 +279,15 @@ static cairn_status sum_dims_backward(struct cairn__tape *tape, const struct cai
     return give_gradient(tape, node, dy, sum_dims_gradient);
 }
 
-const struct cairn__op_row cairn__op_sum_dims = {.strided = true,
-                                                 .needs_math = true,
-                                                 .infer = i64_infer,
-                                                 .forward = sum_dims_forward,
-                                                 .backward = sum_dims_backward,
-                                                 .reads = cairn__reads_nothing};
+static const struct cairn__op_row sum_dims_row = {.strided = true,
+                                                  .needs_math = true,
+                                                  .infer = i64_infer,
+                                                  .forward = sum_dims_forward,
+                                                  .backward = sum_dims_backward,
+                                                  .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_sum_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
-    return along(CAIRN__OP_SUM_DIMS, x, 0, ndims, dims, keepdim);
+    return along(CAIRN__OP_SUM_DIMS, &sum_dims_row, x, 0, ndims, dims, keepdim);
 }
 
 static cairn_status mean_dims_forward(struct cairn__tape *tape, struct cairn__node *node) {
@@ -304,15 +305,15 @@ static cairn_status mean_dims_backward(struct cairn__tape *tape, const struct ca
     return give_gradient(tape, node, dy, mean_dims_gradient);
 }
 
-const struct cairn__op_row cairn__op_mean_dims = {.strided = true,
-                                                  .needs_math = true,
-                                                  .infer = float_infer,
-                                                  .forward = mean_dims_forward,
-                                                  .backward = mean_dims_backward,
-                                                  .reads = cairn__reads_nothing};
+static const struct cairn__op_row mean_dims_row = {.strided = true,
+                                                   .needs_math = true,
+                                                   .infer = float_infer,
+                                                   .forward = mean_dims_forward,
+                                                   .backward = mean_dims_backward,
+                                                   .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_mean_dims(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
-    return along(CAIRN__OP_MEAN_DIMS, x, 0, ndims, dims, keepdim);
+    return along(CAIRN__OP_MEAN_DIMS, &mean_dims_row, x, 0, ndims, dims, keepdim);
 }
 
 /* ---- var and std ---- */
@@ -372,15 +373,15 @@ static cairn_status var_backward(struct cairn__tape *tape, const struct cairn__n
     return give_gradient(tape, node, dy, node->op == CAIRN__OP_STD ? std_gradient : var_gradient);
 }
 
-const struct cairn__op_row cairn__op_var = {
+static const struct cairn__op_row var_row = {
     .strided = true, .needs_math = true, .infer = float_infer, .forward = var_forward, .backward = var_backward};
 
 cairn_tensor *cairn_var(cairn_tensor *x, int ndims, const int *dims, int correction, int keepdim) {
-    return along(CAIRN__OP_VAR, x, correction, ndims, dims, keepdim);
+    return along(CAIRN__OP_VAR, &var_row, x, correction, ndims, dims, keepdim);
 }
 
 cairn_tensor *cairn_std(cairn_tensor *x, int ndims, const int *dims, int correction, int keepdim) {
-    return along(CAIRN__OP_STD, x, correction, ndims, dims, keepdim);
+    return along(CAIRN__OP_STD, &var_row, x, correction, ndims, dims, keepdim);
 }
 
 /* ---- maxima: the gradient is shared evenly among equals, and among NaNs, which are all the result then ---- */
@@ -423,18 +424,18 @@ static cairn_status extreme_backward(struct cairn__tape *tape, const struct cair
     return give_gradient(tape, node, dy, extreme_gradient);
 }
 
-const struct cairn__op_row cairn__op_extreme = {.strided = true,
-                                                .needs_math = true,
-                                                .infer = extreme_infer,
-                                                .forward = extreme_forward,
-                                                .backward = extreme_backward};
+static const struct cairn__op_row extreme_row = {.strided = true,
+                                                 .needs_math = true,
+                                                 .infer = extreme_infer,
+                                                 .forward = extreme_forward,
+                                                 .backward = extreme_backward};
 
 cairn_tensor *cairn_amax(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
-    return along(CAIRN__OP_AMAX, x, 0, ndims, dims, keepdim);
+    return along(CAIRN__OP_AMAX, &extreme_row, x, 0, ndims, dims, keepdim);
 }
 
 cairn_tensor *cairn_amin(cairn_tensor *x, int ndims, const int *dims, int keepdim) {
-    return along(CAIRN__OP_AMIN, x, 0, ndims, dims, keepdim);
+    return along(CAIRN__OP_AMIN, &extreme_row, x, 0, ndims, dims, keepdim);
 }
 
 cairn_tensor *cairn_max(cairn_tensor *x) {
@@ -517,11 +518,11 @@ static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__
     return give_gradient(tape, node, dy, p == 1 ? norm1_gradient : p == 2 ? norm2_gradient : norm_infinity_gradient);
 }
 
-const struct cairn__op_row cairn__op_norm = {
+static const struct cairn__op_row norm_row = {
     .strided = true, .needs_math = true, .infer = norm_infer, .forward = norm_forward, .backward = norm_backward};
 
 cairn_tensor *cairn_norm(cairn_tensor *x, double p, int ndims, const int *dims, int keepdim) {
-    return along(CAIRN__OP_NORM, x, p, ndims, dims, keepdim);
+    return along(CAIRN__OP_NORM, &norm_row, x, p, ndims, dims, keepdim);
 }
 
 /* ---- along one dimension: products and running sums ---- */
@@ -581,11 +582,11 @@ static cairn_status prod_backward(struct cairn__tape *tape, const struct cairn__
     return give_gradient(tape, node, dy, prod_gradient);
 }
 
-const struct cairn__op_row cairn__op_prod = {
+static const struct cairn__op_row prod_row = {
     .strided = true, .needs_math = true, .infer = i64_infer, .forward = prod_forward, .backward = prod_backward};
 
 cairn_tensor *cairn_prod(cairn_tensor *x, int dim, int keepdim) {
-    return along(CAIRN__OP_PROD, x, 0, 1, &dim, keepdim);
+    return along(CAIRN__OP_PROD, &prod_row, x, 0, 1, &dim, keepdim);
 }
 
 /* The result has the input's shape. */
@@ -620,15 +621,15 @@ static cairn_status cumsum_backward(struct cairn__tape *tape, const struct cairn
     return cairn__tensor_grad_end(tape, x, dx);
 }
 
-const struct cairn__op_row cairn__op_cumsum = {.strided = true,
-                                               .needs_math = true,
-                                               .infer = running_infer,
-                                               .forward = running_forward,
-                                               .backward = cumsum_backward,
-                                               .reads = cairn__reads_nothing};
+static const struct cairn__op_row cumsum_row = {.strided = true,
+                                                .needs_math = true,
+                                                .infer = running_infer,
+                                                .forward = running_forward,
+                                                .backward = cumsum_backward,
+                                                .reads = cairn__reads_nothing};
 
 cairn_tensor *cairn_cumsum(cairn_tensor *x, int dim) {
-    return along(CAIRN__OP_CUMSUM, x, 0, 1, &dim, 0);
+    return along(CAIRN__OP_CUMSUM, &cumsum_row, x, 0, 1, &dim, 0);
 }
 
 /* dx[i] = before[i - 1] * s[i], where s[i] = dy[i] + x[i + 1] s[i + 1] sums, over k >= i, dy[k] times what y[k] has
@@ -670,14 +671,14 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_cumprod = {.strided = true,
-                                                .needs_math = true,
-                                                .infer = running_infer,
-                                                .forward = running_forward,
-                                                .backward = cumprod_backward};
+static const struct cairn__op_row cumprod_row = {.strided = true,
+                                                 .needs_math = true,
+                                                 .infer = running_infer,
+                                                 .forward = running_forward,
+                                                 .backward = cumprod_backward};
 
 cairn_tensor *cairn_cumprod(cairn_tensor *x, int dim) {
-    return along(CAIRN__OP_CUMPROD, x, 0, 1, &dim, 0);
+    return along(CAIRN__OP_CUMPROD, &cumprod_row, x, 0, 1, &dim, 0);
 }
 
 /* ---- where maxima are ---- */
@@ -700,15 +701,15 @@ static cairn_status arg_forward(struct cairn__tape *tape, struct cairn__node *no
     return CAIRN_OK;
 }
 
-const struct cairn__op_row cairn__op_arg_extreme = {.strided = true,
-                                                    .needs_math = true,
-                                                    .infer = arg_infer,
-                                                    .forward = arg_forward};
+static const struct cairn__op_row arg_extreme_row = {.strided = true,
+                                                     .needs_math = true,
+                                                     .infer = arg_infer,
+                                                     .forward = arg_forward};
 
 cairn_tensor *cairn_argmax(cairn_tensor *x, int dim, int keepdim) {
-    return along(CAIRN__OP_ARGMAX, x, 0, 1, &dim, keepdim);
+    return along(CAIRN__OP_ARGMAX, &arg_extreme_row, x, 0, 1, &dim, keepdim);
 }
 
 cairn_tensor *cairn_argmin(cairn_tensor *x, int dim, int keepdim) {
-    return along(CAIRN__OP_ARGMIN, x, 0, 1, &dim, keepdim);
+    return along(CAIRN__OP_ARGMIN, &arg_extreme_row, x, 0, 1, &dim, keepdim);
 }

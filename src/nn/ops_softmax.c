@@ -36,17 +36,15 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     return cairn__tensor_grad_end(tape, x, dx);
 }
 
-const struct cairn__op_row cairn__op_softmax = {
-    .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_result};
-const struct cairn__op_row cairn__op_log_softmax = {
+static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_result};
 
 static cairn_tensor *along(enum cairn__op op, cairn_tensor *x, int dim) {
-    if (!x) return cairn__apply(op, CAIRN__INPUTS(x), NULL, 0);
+    if (!x) return cairn__apply(op, &row, CAIRN__INPUTS(x), NULL, 0);
     if (cairn__dim_of(op, x->ndim ? x->ndim : 1, dim, &dim) != CAIRN_OK) return NULL;
-    if (dim >= x->ndim - 1) return cairn__apply(op, CAIRN__INPUTS(x), NULL, 0);
+    if (dim >= x->ndim - 1) return cairn__apply(op, &row, CAIRN__INPUTS(x), NULL, 0);
     cairn_tensor *moved = cairn_transpose(x, dim, -1);
-    return cairn_transpose(cairn__apply(op, CAIRN__INPUTS(moved), NULL, 0), dim, -1);
+    return cairn_transpose(cairn__apply(op, &row, CAIRN__INPUTS(moved), NULL, 0), dim, -1);
 }
 
 cairn_tensor *cairn_softmax(cairn_tensor *x, int dim) {

@@ -28,31 +28,11 @@ static void show(const struct cairn__node *node, int64_t offset) {
     if (y->n > 0) y->data = (char *)y->data + (size_t)offset * nbytes;
 }
 
-/* ---- contiguous ---- */
-
-static cairn_status contiguous_forward(struct cairn__tape *tape, struct cairn__node *node) {
-    copy_view(tape, cairn__tensor_view(node->result), cairn__tensor_view(node->inputs[0]));
-    return CAIRN_OK;
-}
+/* ---- reshape ---- */
 
 static cairn_status hand_on_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     return cairn__tensor_grad_pass_on(tape, node->inputs[0], node, dy);
 }
-
-const struct cairn__op_row cairn__op_contiguous = {.strided = true,
-                                                   .needs_math = true,
-                                                   .infer = cairn__infer_like_first,
-                                                   .forward = contiguous_forward,
-                                                   .backward = hand_on_backward,
-                                                   .hands_on = true,
-                                                   .reads = cairn__reads_nothing};
-
-cairn_tensor *cairn_contiguous(cairn_tensor *x) {
-    cairn__note_use(x); /* it may be the result */
-    return x && x->is_dense ? x : cairn__apply(CAIRN__OP_CONTIGUOUS, CAIRN__INPUTS(x), NULL, 0);
-}
-
-/* ---- reshape ---- */
 
 struct shape {
     int ndim;
@@ -142,7 +122,7 @@ static cairn_status reshape_infer(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-const struct cairn__op_row cairn__op_reshape = {
+static const struct cairn__op_row reshape_row = {
     .strided = true, .view = true, .infer = reshape_infer, .backward = hand_on_backward, .hands_on = true};
 
 static cairn_tensor *reshape(cairn_tensor *x, const struct shape *want) {
@@ -151,7 +131,7 @@ static cairn_tensor *reshape(cairn_tensor *x, const struct shape *want) {
     /* Sizes that do not fit are told by infer, which comes after what is to be said of x itself. */
     if (x && !x->is_dense && fit_shape(x, &fitted) == CAIRN_OK && !view_strides(x, &fitted, stride))
         x = cairn_contiguous(x);
-    return cairn__apply(CAIRN__OP_RESHAPE, CAIRN__INPUTS(x), want, sizeof(*want));
+    return cairn__apply(CAIRN__OP_RESHAPE, &reshape_row, CAIRN__INPUTS(x), want, sizeof(*want));
 }
 
 /* shape with its sizes given. false: told. */
@@ -279,7 +259,7 @@ static cairn_status permute_backward(struct cairn__tape *tape, const struct cair
     return cairn__tensor_grad_end(tape, x, dx);
 }
 
-const struct cairn__op_row cairn__op_permute = {
+static const struct cairn__op_row permute_row = {
     .strided = true, .view = true, .needs_math = true, .infer = permute_infer, .backward = permute_backward};
 
 cairn_tensor *cairn_permute(cairn_tensor *x, int ndim, const int *dims) {
@@ -293,7 +273,7 @@ cairn_tensor *cairn_permute(cairn_tensor *x, int ndim, const int *dims) {
         return NULL;
     }
     for (int d = 0; x && d < ndim; d++) order.dims[d] = dims[d];
-    return cairn__apply(CAIRN__OP_PERMUTE, CAIRN__INPUTS(x), &order, sizeof(order));
+    return cairn__apply(CAIRN__OP_PERMUTE, &permute_row, CAIRN__INPUTS(x), &order, sizeof(order));
 }
 
 cairn_tensor *cairn_transpose(cairn_tensor *x, int dim0, int dim1) {
@@ -306,7 +286,7 @@ cairn_tensor *cairn_transpose(cairn_tensor *x, int dim0, int dim1) {
         order.ndim = x->ndim;
         for (int d = 0; d < x->ndim; d++) order.dims[d] = d == dim0 ? dim1 : d == dim1 ? dim0 : d;
     }
-    return cairn__apply(CAIRN__OP_PERMUTE, CAIRN__INPUTS(x), &order, sizeof(order));
+    return cairn__apply(CAIRN__OP_PERMUTE, &permute_row, CAIRN__INPUTS(x), &order, sizeof(order));
 }
 
 /* ---- slice, select ---- */
@@ -400,17 +380,17 @@ out:
     return st;
 }
 
-const struct cairn__op_row cairn__op_slice = {
+static const struct cairn__op_row slice_row = {
     .strided = true, .view = true, .needs_math = true, .infer = slice_infer, .backward = slice_backward};
 
 cairn_tensor *cairn_slice(cairn_tensor *x, int dim, int64_t start, int64_t end, int64_t step) {
     const struct range r = {.dim = dim, .start = start, .end = end, .step = step};
-    return cairn__apply(CAIRN__OP_SLICE, CAIRN__INPUTS(x), &r, sizeof(r));
+    return cairn__apply(CAIRN__OP_SLICE, &slice_row, CAIRN__INPUTS(x), &r, sizeof(r));
 }
 
 cairn_tensor *cairn_select(cairn_tensor *x, int dim, int64_t index) {
     const struct range r = {.dim = dim, .start = index, .step = 1, .selects = true};
-    return cairn__apply(CAIRN__OP_SLICE, CAIRN__INPUTS(x), &r, sizeof(r));
+    return cairn__apply(CAIRN__OP_SLICE, &slice_row, CAIRN__INPUTS(x), &r, sizeof(r));
 }
 
 /* ---- expand ---- */
@@ -459,13 +439,13 @@ static cairn_status expand_backward(struct cairn__tape *tape, const struct cairn
     return cairn__tensor_grad_end(tape, x, dx);
 }
 
-const struct cairn__op_row cairn__op_expand = {
+static const struct cairn__op_row expand_row = {
     .strided = true, .view = true, .needs_math = true, .infer = expand_infer, .backward = expand_backward};
 
 cairn_tensor *cairn_expand(cairn_tensor *x, int ndim, const int64_t *shape) {
     struct shape want = {0};
     if (x && !make_shape("expand", ndim, shape, &want)) return NULL;
-    return cairn__apply(CAIRN__OP_EXPAND, CAIRN__INPUTS(x), &want, sizeof(want));
+    return cairn__apply(CAIRN__OP_EXPAND, &expand_row, CAIRN__INPUTS(x), &want, sizeof(want));
 }
 
 /* ---- cat, stack ---- */
@@ -585,36 +565,37 @@ static cairn_status join_backward(struct cairn__tape *tape, const struct cairn__
     return st;
 }
 
-const struct cairn__op_row cairn__op_cat = {.promotes = true,
-                                            .strided = true,
-                                            .needs_math = true,
-                                            .infer = cat_infer,
-                                            .forward = join_forward,
-                                            .backward = join_backward,
-                                            .reads = cairn__reads_nothing};
+static const struct cairn__op_row cat_row = {.promotes = true,
+                                             .strided = true,
+                                             .needs_math = true,
+                                             .infer = cat_infer,
+                                             .forward = join_forward,
+                                             .backward = join_backward,
+                                             .reads = cairn__reads_nothing};
 
-const struct cairn__op_row cairn__op_stack = {.promotes = true,
-                                              .strided = true,
-                                              .needs_math = true,
-                                              .infer = stack_infer,
-                                              .forward = join_forward,
-                                              .backward = join_backward,
-                                              .reads = cairn__reads_nothing};
+static const struct cairn__op_row stack_row = {.promotes = true,
+                                               .strided = true,
+                                               .needs_math = true,
+                                               .infer = stack_infer,
+                                               .forward = join_forward,
+                                               .backward = join_backward,
+                                               .reads = cairn__reads_nothing};
 
-static cairn_tensor *join(enum cairn__op op, int count, cairn_tensor *const *tensors, int dim) {
+static cairn_tensor *join(enum cairn__op op, const struct cairn__op_row *row, int count, cairn_tensor *const *tensors,
+                          int dim) {
     if (count < 1 || !tensors) {
         cairn__fail(CAIRN_EINVAL, "%s: %d tensors; there must be one at least", cairn__op_name(op), count);
         return NULL;
     }
-    return cairn__apply(op, count, tensors, &dim, sizeof(dim));
+    return cairn__apply(op, row, count, tensors, &dim, sizeof(dim));
 }
 
 cairn_tensor *cairn_cat(int count, cairn_tensor *const *tensors, int dim) {
-    return join(CAIRN__OP_CAT, count, tensors, dim);
+    return join(CAIRN__OP_CAT, &cat_row, count, tensors, dim);
 }
 
 cairn_tensor *cairn_stack(int count, cairn_tensor *const *tensors, int dim) {
-    return join(CAIRN__OP_STACK, count, tensors, dim);
+    return join(CAIRN__OP_STACK, &stack_row, count, tensors, dim);
 }
 
 /* ---- split ---- */

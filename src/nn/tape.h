@@ -74,8 +74,9 @@ struct cairn__uses {
 /* One operation. Nodes whose result wants a gradient are on the tape, in the order of their making. */
 struct cairn__node {
     enum cairn__op op;
-    int count;             /* of inputs */
-    cairn_tensor **inputs; /* [count], with the node; NULL where an optional one was left out */
+    const struct cairn__op_row *row; /* nn/ops.h */
+    int count;                       /* of inputs */
+    cairn_tensor **inputs;           /* [count], with the node; NULL where an optional one was left out */
     cairn_tensor *result;
     const void
         *attrs;   /* what the op was asked beside its inputs: a struct of the op's own, with the node; NULL = nothing */
