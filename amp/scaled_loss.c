@@ -17,7 +17,7 @@ static const struct scaling *scaling_of(const struct cairn__node *node) {
 static cairn_status infer(const struct cairn__node *node) {
     const cairn_tensor *loss = cairn__node_input(node, 0);
     char shape[CAIRN__SHAPE_TEXT];
-    REQUIRE(cairn__tensor_count(loss) == 1, CAIRN_EINVAL, "scale_loss: the loss must be one element, not %s",
+    REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL, "scale_loss: the loss must be one element, not %s",
             cairn__shape_text(loss, shape));
     REQUIRE(!cairn__tensor_loss_scale(loss), CAIRN_ESTATE, "scale_loss: this loss is scaled already");
     cairn__node_set_loss_scale(node, scaling_of(node)->cell);
@@ -56,7 +56,8 @@ static const struct cairn__guest_op scale_loss = {
 
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
                                 struct cairn__loss_scale *cell, uint32_t *found) {
-    if (loss && cairn__tensor_type(loss) != CAIRN_F32) loss = cairn_cast(loss, CAIRN_F32);
+    const cairn_dtype dtype = cairn_tensor_dtype(loss); /* 0 for NULL or a stale result, which apply refuses */
+    if (dtype && dtype != CAIRN_F32) loss = cairn_cast(loss, CAIRN_F32);
     const struct scaling asked = {{&scale_loss}, scaler, cell, found};
     return cairn__apply_guest(&asked.guest, sizeof(asked), 1, &loss);
 }

@@ -23,7 +23,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         void *dx = NULL;
         if (!cairn__tensor_wants_grad(t)) continue;
         TRY(cairn__tensor_grad_begin(tape, t, &dx));
-        d->passes->fill(d, cairn__tensor_type(t), dx, cairn__tensor_count(t), 0.0f);
+        d->passes->fill(d, cairn_tensor_dtype(t), dx, cairn_tensor_numel(t), 0.0f);
         TRY(cairn__tensor_grad_end(tape, t, dx));
     }
 out:

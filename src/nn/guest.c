@@ -1,4 +1,5 @@
 /* Operations that other rooms bring: their row, and what they see of nn. */
+#include "core/status.h"
 #include "nn/module.h"
 #include "nn/ops.h"
 
@@ -81,14 +82,6 @@ void *cairn__tensor_values(const cairn_tensor *t) {
     return cairn__tensor_data(t);
 }
 
-size_t cairn__tensor_count(const cairn_tensor *t) {
-    return t->n;
-}
-
-cairn_dtype cairn__tensor_type(const cairn_tensor *t) {
-    return cairn__tensor_dtype(t);
-}
-
 bool cairn__tensor_wants_grad(const cairn_tensor *t) {
     return cairn__wants_grad(t);
 }
@@ -104,8 +97,10 @@ static void list_handles(const cairn_module *m, cairn_tensor **list, size_t coun
 }
 
 cairn_status cairn__module_handles(const cairn_module *root, cairn_tensor ***out, size_t *count) {
+    cairn_status st = CAIRN_OK;
     *count = root->params->count;
-    const cairn_status st = cairn__tape_room(cairn__tape_of(root->env), *count * sizeof(**out), (void **)out);
-    if (st == CAIRN_OK) list_handles(root, *out, *count);
+    TRY(cairn__tape_room(cairn__tape_of(root->env), *count * sizeof(**out), (void **)out));
+    list_handles(root, *out, *count);
+out:
     return st;
 }

@@ -170,10 +170,8 @@ const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT
 const struct cairn__loss_scale *cairn__tensor_loss_scale(const cairn_tensor *t);
 void cairn__node_set_loss_scale(const struct cairn__node *node, const struct cairn__loss_scale *cell);
 
-/* Of any tensor: its values in device memory, dense in forward and backward, how many they are, and their type. */
+/* Of any tensor: its values in device memory, dense in forward and backward. */
 void *cairn__tensor_values(const cairn_tensor *t);
-size_t cairn__tensor_count(const cairn_tensor *t);
-cairn_dtype cairn__tensor_type(const cairn_tensor *t);
 bool cairn__tensor_wants_grad(const cairn_tensor *t);
 
 /* Memory for one contribution to t's gradient, t's number of elements of t's type, dense, undefined. */
