@@ -16,9 +16,10 @@ static cairn_status remember_set(struct cairn__tape *tape, struct cairn_param_se
     for (size_t i = 0; i < tape->num_sets; i++) {
         if (tape->sets[i] == set) return CAIRN_OK;
     }
-    cairn_status st =
-        cairn__grow((void **)&tape->sets, &tape->sets_capacity, tape->num_sets + 1, sizeof(tape->sets[0]));
-    if (st == CAIRN_OK) tape->sets[tape->num_sets++] = set;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&tape->sets, &tape->sets_capacity, tape->num_sets + 1, sizeof(tape->sets[0])));
+    tape->sets[tape->num_sets++] = set;
+out:
     return st;
 }
 
@@ -33,9 +34,10 @@ static cairn_status list_outside(struct cairn__tape *tape, cairn_tensor *t, int 
         tape->outside[i].count += count;
         return CAIRN_OK;
     }
-    cairn_status st =
-        cairn__grow((void **)&tape->outside, &tape->outside_capacity, tape->num_outside + 1, sizeof(tape->outside[0]));
-    if (st == CAIRN_OK) tape->outside[tape->num_outside++] = (struct cairn__uses){t, count};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&tape->outside, &tape->outside_capacity, tape->num_outside + 1, sizeof(tape->outside[0])));
+    tape->outside[tape->num_outside++] = (struct cairn__uses){t, count};
+out:
     return st;
 }
 
@@ -76,25 +78,28 @@ static cairn_status check_modules_live(const struct cairn__node *node) {
 }
 
 static cairn_status reach_from(struct cairn__tape *tape, const struct cairn__node *node, size_t *pending) {
-    cairn_status st = check_modules_live(node);
-    for (size_t i = 0; st == CAIRN_OK && i < node->num_outside; i++)
-        st = reach(tape, node->outside[i].tensor, node->outside[i].count, pending);
-    for (int i = 0; st == CAIRN_OK && !node->outside && i < node->count; i++)
-        st = reach(tape, node->inputs[i], 1, pending);
+    cairn_status st = CAIRN_OK;
+    TRY(check_modules_live(node));
+    for (size_t i = 0; i < node->num_outside; i++)
+        TRY(reach(tape, node->outside[i].tensor, node->outside[i].count, pending));
+    for (int i = 0; !node->outside && i < node->count; i++) TRY(reach(tape, node->inputs[i], 1, pending));
+out:
     return st;
 }
 
 cairn_status cairn__backward_mark(struct cairn__tape *tape, cairn_tensor *from) {
+    cairn_status st = CAIRN_OK;
     size_t pending = 0;
     tape->backward = ++tape->main->last_backward;
     tape->num_sets = tape->num_outside = 0;
-    cairn_status st = reach(tape, from, 1, &pending);
-    for (size_t i = from->node ? from->node->index + 1 : 0; st == CAIRN_OK && pending > 0; i--) {
+    TRY(reach(tape, from, 1, &pending));
+    for (size_t i = from->node ? from->node->index + 1 : 0; pending > 0; i--) {
         const struct cairn__node *node = tape->nodes[i - 1];
         if (node->reached != tape->backward) continue;
         pending--;
-        st = reach_from(tape, node, &pending);
+        TRY(reach_from(tape, node, &pending));
     }
+out:
     return st;
 }
 
@@ -106,10 +111,12 @@ static cairn_status seed(struct cairn__tape *tape, cairn_tensor *loss, const cai
     const cairn_dtype dtype = cairn__tensor_dtype(loss);
     void *from = grad ? cairn__tensor_data(grad) : cairn__tape_one(tape, dtype), *dx = NULL;
     if (loss->kind == CAIRN__RESULT) return cairn__tensor_grad_end(tape, loss, from);
-    cairn_status st = cairn__tensor_grad_begin(tape, loss, &dx);
-    if (st != CAIRN_OK) return st;
-    st = cairn__device_copy(tape->env->device, dx, from, loss->n * cairn_dtype_nbytes(dtype));
-    return st == CAIRN_OK ? cairn__tensor_grad_end(tape, loss, dx) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, loss, &dx));
+    TRY(cairn__device_copy(tape->env->device, dx, from, loss->n * cairn_dtype_nbytes(dtype)));
+    TRY(cairn__tensor_grad_end(tape, loss, dx));
+out:
+    return st;
 }
 
 /* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
@@ -133,19 +140,12 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     return st;
 }
 
-/* Every set hears of the end: that it may settle, or that nothing more comes. */
-static cairn_status end_walk(struct cairn__tape *tape, const cairn_tensor *loss, cairn_status st) {
-    for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++) st = cairn__param_set_settle(tape->sets[i]);
-    if (st == CAIRN_OK) st = cairn__tensor_ask(loss);
-    for (size_t i = 0; st != CAIRN_OK && i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
-    return st;
-}
-
 cairn_status cairn__backward_walk(struct cairn__tape *tape, const cairn_tensor *from) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = from->node ? from->node->index + 1 : 0; st == CAIRN_OK && i > 0; i--) {
-        if (tape->nodes[i - 1]->reached == tape->backward) st = walk_node(tape, tape->nodes[i - 1]);
+    for (size_t i = from->node ? from->node->index + 1 : 0; i > 0; i--) {
+        if (tape->nodes[i - 1]->reached == tape->backward) TRY(walk_node(tape, tape->nodes[i - 1]));
     }
+out:
     return st;
 }
 
@@ -161,41 +161,42 @@ static void order_sets(struct cairn__tape *tape) {
     }
 }
 
-/* Nobody's gradients are touched before all sets have heard of it. */
-static cairn_status begin_walk(struct cairn__tape *tape, const cairn_tensor *loss) {
-    cairn_status st = CAIRN_OK;
-    order_sets(tape);
-    for (size_t i = 0; st == CAIRN_OK && i < tape->num_sets; i++)
-        st = cairn__param_set_begin(tape->sets[i], tape->backward, loss->loss_scale);
-    return st;
-}
-
+/* All sets begin before any gradient is written, and all end: with the gradients complete, or aborted. */
 static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
+    cairn_status st = CAIRN_OK;
     cairn__tensor_grad_pool_begin(&tape->grads);
     tape->walking = true;
     tape->walked = NULL;
     tape->is_scaled = loss->loss_scale != NULL;
     tape->lets_infinities = false;
-    cairn_status st = begin_walk(tape, loss);
-    if (st == CAIRN_OK) st = seed(tape, loss, grad);
-    if (st == CAIRN_OK) st = cairn__backward_walk(tape, loss);
+    order_sets(tape);
+    for (size_t i = 0; i < tape->num_sets; i++)
+        TRY(cairn__param_set_begin(tape->sets[i], tape->backward, loss->loss_scale));
+    TRY(seed(tape, loss, grad));
+    TRY(cairn__backward_walk(tape, loss));
     tape->walking = false;
-    return end_walk(tape, loss, st);
+    for (size_t i = 0; i < tape->num_sets; i++) TRY(cairn__param_set_settle(tape->sets[i]));
+    TRY(cairn__tensor_ask(loss));
+out:
+    tape->walking = false;
+    for (size_t i = 0; st != CAIRN_OK && i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
+    return st;
 }
 
 /* ---- the calls ---- */
 
 static cairn_status check_loss(const cairn_tensor *loss, bool one_element) {
     char shape[CAIRN__SHAPE_TEXT];
-    cairn_status st = cairn__tensor_check(loss, "backward");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_check(loss, "backward"));
     REQUIRE(cairn__is_at_hand(loss), CAIRN_ESTATE,
             "backward: the loss was made by another step, a graph's or what runs beside it");
     REQUIRE(!cairn__tape_of(loss->env)->root->walking && !cairn__tape_of(loss->env)->outer, CAIRN_ESTATE,
             "backward: called within a checkpoint or another backward");
     REQUIRE(!one_element || loss->n == 1, CAIRN_EINVAL, "backward: the loss must be one element, not %s",
             cairn__shape_text(loss, shape));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* There is nothing to walk; but other ranks may be walking theirs, of any set: what these hear is said here too. */
@@ -213,10 +214,10 @@ static cairn_status check_wants_grad(const cairn_tensor *loss) {
 /* The user's gradient as the walk takes it: of the tensor's type, dense. It lives as long as the step. */
 static cairn_status take_grad(const cairn_tensor *loss, cairn_tensor *grad, cairn_tensor **out) {
     char of_grad[CAIRN__SHAPE_TEXT], of_loss[CAIRN__SHAPE_TEXT];
+    cairn_status st = CAIRN_OK;
     *out = NULL;
     if (!grad) return CAIRN_OK;
-    cairn_status st = cairn__tensor_check(grad, "backward");
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__tensor_check(grad, "backward"));
     REQUIRE(grad->env == loss->env, CAIRN_EINVAL, "backward: the tensors belong to different environments");
     REQUIRE(cairn__same_shape(grad, loss), CAIRN_EINVAL, "backward: the gradient is %s, but the tensor is %s",
             cairn__shape_text(grad, of_grad), cairn__shape_text(loss, of_loss));
@@ -225,7 +226,9 @@ static cairn_status take_grad(const cairn_tensor *loss, cairn_tensor *grad, cair
     cairn__note_use(grad);
     if (cairn__tensor_dtype(grad) != cairn__tensor_dtype(loss)) grad = cairn_cast(grad, cairn__tensor_dtype(loss));
     *out = cairn_contiguous(grad);
-    return *out ? CAIRN_OK : cairn__last_status();
+    if (!*out) return cairn__last_status();
+out:
+    return st;
 }
 
 cairn_status cairn_backward_with(cairn_tensor *tensor, const struct cairn_backward_options *options) {

@@ -32,8 +32,8 @@ static const struct checkpoint *checkpoint_of(const struct cairn__node *node) {
 static cairn_status bring_in(struct cairn__tape *inner, cairn_tensor *t, cairn_tensor **out) {
     *out = t;
     if (t->kind != CAIRN__RESULT) return CAIRN_OK;
-    cairn_status st = cairn__tape_new_result(inner, out);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tape_new_result(inner, out));
     cairn_tensor *x = *out;
     x->dtype = t->dtype;
     x->ndim = t->ndim;
@@ -46,7 +46,8 @@ static cairn_status bring_in(struct cairn__tape *inner, cairn_tensor *t, cairn_t
     x->loss_scale = t->loss_scale;
     x->stands_for = cairn__tensor_grad_target(t);
     x->shows = t->shows;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status check_made(const struct cairn__tape *inner, const cairn_tensor *made) {
@@ -176,6 +177,7 @@ out:
 static const struct cairn__op_row row = {.strided = true, .infer = infer, .forward = forward, .backward = backward};
 
 static cairn_status check_inputs(cairn_checkpoint_fn fn, cairn_tensor *const *inputs, int count) {
+    cairn_status st = CAIRN_OK;
     REQUIRE(fn && inputs && count > 0, CAIRN_EINVAL, "checkpoint: the function and at least one input must be set");
     for (int i = 0; i < count; i++) {
         if (!inputs[i] && cairn__last_status() != CAIRN_OK) return cairn__last_status();
@@ -183,10 +185,10 @@ static cairn_status check_inputs(cairn_checkpoint_fn fn, cairn_tensor *const *in
         REQUIRE(inputs[i]->env == inputs[0]->env, CAIRN_EINVAL,
                 "checkpoint: the tensors belong to different environments");
         REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE, "checkpoint: input %d was made on another tape", i);
-        cairn_status st = cairn__tensor_check(inputs[i], "checkpoint");
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__tensor_check(inputs[i], "checkpoint"));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count) {

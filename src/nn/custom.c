@@ -41,8 +41,8 @@ static cairn_status views_of(struct cairn__tape *tape, const struct cairn__node 
     const struct custom *c = custom_of(node);
     const size_t count = (size_t)node->count, nbytes = c->array_nbytes;
     char *memory = NULL;
-    cairn_status st = cairn__scratch(tape, (2 * count + 2) * nbytes + count * sizeof(void *), (void **)&memory);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__scratch(tape, (2 * count + 2) * nbytes + count * sizeof(void *), (void **)&memory));
     *out = (struct views){.x = memory,
                           .dx = memory + count * nbytes,
                           .y = memory + 2 * count * nbytes,
@@ -50,7 +50,8 @@ static cairn_status views_of(struct cairn__tape *tape, const struct cairn__node 
                           .grads = (void **)(void *)(memory + (2 * count + 2) * nbytes)};
     for (int i = 0; i < node->count; i++) show(c, out->x, i, node->inputs[i], cairn__tensor_data(node->inputs[i]));
     show(c, out->y, 0, node->result, node->result->data);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status told(const struct custom *c, const char *which, cairn_status st) {
@@ -70,17 +71,21 @@ static cairn_status infer(const struct cairn__node *node) {
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct custom *c = custom_of(node);
     struct views v;
-    cairn_status st = views_of(tape, node, &v);
-    return st == CAIRN_OK ? told(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(views_of(tape, node, &v));
+    TRY(told(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)));
+out:
+    return st;
 }
 
 /* Parameters first, also here: gradients are ready in this order. */
 static cairn_status hand_on(struct cairn__tape *tape, const struct cairn__node *node, void *const *grads, bool params) {
     cairn_status st = CAIRN_OK;
-    for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
+    for (int i = 0; i < node->count; i++) {
         if (grads[i] && (node->inputs[i]->kind == CAIRN__PARAM) == params)
-            st = cairn__tensor_grad_end(tape, node->inputs[i], grads[i]);
+            TRY(cairn__tensor_grad_end(tape, node->inputs[i], grads[i]));
     }
+out:
     return st;
 }
 

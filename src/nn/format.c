@@ -54,23 +54,24 @@ static cairn_status load_value(struct format *f, int64_t offset, union value *ou
     uint64_t element = 0;
     const size_t nbytes = cairn_dtype_nbytes(f->dtype);
     const char *data = cairn__tensor_data(f->t);
-    cairn_status st = cairn__device_download(f->t->env->device, &element, data + (size_t)offset * nbytes, nbytes);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_download(f->t->env->device, &element, data + (size_t)offset * nbytes, nbytes));
     if (cairn__dtype(f->dtype)->is_float) {
         cairn__convert(&out->real, CAIRN_F64, &element, f->dtype, 1);
     } else {
         cairn__convert(&out->integer, CAIRN_I64, &element, f->dtype, 1);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* One at a time: there are few, and they need not be dense. */
 static cairn_status load_values(struct format *f, int dim, int64_t offset) {
     cairn_status st = CAIRN_OK;
     if (dim == f->t->ndim) return load_value(f, offset, &f->values[f->count++]);
-    for (int64_t i = 0; st == CAIRN_OK && i < shown(f, dim); i++) {
-        st = load_values(f, dim + 1, offset + place(f, dim, i) * f->t->stride[dim]);
-    }
+    for (int64_t i = 0; i < shown(f, dim); i++)
+        TRY(load_values(f, dim + 1, offset + place(f, dim, i) * f->t->stride[dim]));
+out:
     return st;
 }
 

@@ -68,11 +68,12 @@ static cairn_status make_leaf_grad(cairn_tensor *t) {
 
 /* The only contribution to an f32 or f64 leaf is its gradient. */
 static cairn_status begin_leaf(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
-    cairn_status st = make_leaf_grad(t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(make_leaf_grad(t));
     if (t->has_grad || t->uses > 1 || cairn__is_half(t->dtype)) return new_buffer(tape, t, t->dtype, dx);
     *dx = t->grad;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status end_leaf(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
@@ -118,9 +119,11 @@ out:
 }
 
 static cairn_status end_param(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
+    cairn_status st = CAIRN_OK;
     t->arrived++;
-    cairn_status st = t->uses > 1 ? add_to_param(tape, t, dx) : CAIRN_OK;
-    if (st == CAIRN_OK && t->arrived == t->uses) cairn__param_grad_ready(t->param);
+    if (t->uses > 1) TRY(add_to_param(tape, t, dx));
+    if (t->arrived == t->uses) cairn__param_grad_ready(t->param);
+out:
     return st;
 }
 
@@ -128,16 +131,17 @@ static cairn_status end_param(struct cairn__tape *tape, cairn_tensor *t, void *d
 
 /* Two gradients that others hold too make a third. */
 static cairn_status add_to_result(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
+    cairn_status st = CAIRN_OK;
     void *sum = is_held_once(tape, t->sum) ? t->sum : is_held_once(tape, dx) ? dx : NULL;
     if (!sum) {
-        cairn_status st = new_buffer(tape, t, t->dtype, &sum);
-        if (st != CAIRN_OK) return st;
+        TRY(new_buffer(tape, t, t->dtype, &sum));
     }
     add(tape, t->dtype, sum, t->sum, dx, t->n);
     if (sum != t->sum) drop(tape, t->sum);
     if (sum != dx) drop(tape, dx);
     t->sum = sum;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the three together ---- */
@@ -162,13 +166,14 @@ cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t,
 
 cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     t = cairn__tensor_grad_target(t);
-    cairn_status st = cairn__check_contribution(tape, t, dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_contribution(tape, t, dx));
     if (t->kind == CAIRN__PARAM) return end_param(tape, t, dx);
     if (t->kind == CAIRN__LEAF) return end_leaf(tape, t, dx);
     if (t->sum) return add_to_result(tape, t, dx);
     t->sum = dx;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void *cairn__tensor_grad_so_far(struct cairn__tape *tape, cairn_tensor *t) {
@@ -186,8 +191,10 @@ cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *
                                      dy); /* or it is not the pool's: the user's, or where a last target has its own */
         return cairn__tensor_grad_end(tape, t, (void *)(uintptr_t)dy);
     }
-    cairn_status st = cairn__tensor_grad_begin(tape, t, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, t, &dx));
     if (dx != dy) copy_to(tape, dx, to, dy, from, t->n);
-    return cairn__tensor_grad_end(tape, t, dx);
+    TRY(cairn__tensor_grad_end(tape, t, dx));
+out:
+    return st;
 }

@@ -42,13 +42,14 @@ typedef void (*draw_fn)(struct cairn__philox_block block, const double *p, float
 
 static cairn_status draw(cairn_tensor *t, draw_fn f, const double *p) {
     float *values = NULL;
-    cairn_status st = cairn__alloc((t->n + 3) / 4 * 4 * sizeof(values[0]), (void **)&values);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc((t->n + 3) / 4 * 4 * sizeof(values[0]), (void **)&values));
     const uint64_t seed = t->env->seed, stream = cairn__env_next_stream(t->env);
     for (size_t i = 0; i < t->n; i += 4) f(cairn__philox(seed, i / 4, stream), p, &values[i]);
     st = cairn__device_upload(t->env->device, cairn__tensor_data(t), values, t->n * sizeof(values[0]));
     cairn__free(values);
     changed(t);
+out:
     return st;
 }
 
@@ -93,32 +94,36 @@ static void draw_trunc_normal(struct cairn__philox_block block, const double *p,
 /* ---- the calls ---- */
 
 cairn_status cairn_init_constant(cairn_tensor *t, double value) {
-    cairn_status st = check("init_constant", t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check("init_constant", t));
     struct cairn_device *d = t->env->device;
     d->passes->fill(d, CAIRN_F32, cairn__tensor_data(t), t->n, (float)value);
     changed(t);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status init_uniform(const char *call, cairn_tensor *t, double low, double high) {
-    cairn_status st = check(call, t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check(call, t));
     REQUIRE(low <= high && isfinite(high - low), CAIRN_EINVAL, "%s: from %g to %g", call, low, high);
     if (low != -high) return draw(t, draw_uniform, (const double[]){[LOW] = low, [HIGH] = high});
     struct cairn_device *d = t->env->device;
     d->passes->uniform(d, CAIRN_F32, cairn__tensor_data(t), t->n, (float)high, t->env->seed,
                        cairn__env_next_stream(t->env));
     changed(t);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status init_normal(const char *call, cairn_tensor *t, double mean, double std) {
-    cairn_status st = check(call, t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check(call, t));
     REQUIRE(std >= 0 && isfinite(std) && isfinite(mean), CAIRN_EINVAL, "%s: mean %g, standard deviation %g", call, mean,
             std);
-    return draw(t, draw_normal, (const double[]){[MEAN] = mean, [STD] = std});
+    TRY(draw(t, draw_normal, (const double[]){[MEAN] = mean, [STD] = std}));
+out:
+    return st;
 }
 
 cairn_status cairn_init_uniform(cairn_tensor *t, double low, double high) {
@@ -134,8 +139,8 @@ static double twice_cdf_minus_one(double x) {
 }
 
 cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, double low, double high) {
-    cairn_status st = check("init_trunc_normal", t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check("init_trunc_normal", t));
     REQUIRE(std > 0 && low <= high && isfinite(mean) && isfinite(std), CAIRN_EINVAL,
             "init_trunc_normal: mean %g, standard deviation %g, from %g to %g", mean, std, low, high);
     const double p[] = {[MEAN] = mean,
@@ -147,7 +152,9 @@ cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, d
     REQUIRE(p[LEAST_X] < 1 - 0x1p-24 && p[MOST_X] > 0x1p-24 - 1, CAIRN_EINVAL,
             "init_trunc_normal: from %g to %g there is nothing of a normal of mean %g, standard deviation %g", low,
             high, mean, std);
-    return draw(t, draw_trunc_normal, p);
+    TRY(draw(t, draw_trunc_normal, p));
+out:
+    return st;
 }
 
 /* ---- by fan ---- */
@@ -170,26 +177,38 @@ static double spread(double squared, double fan) {
 
 cairn_status cairn_init_xavier_uniform(cairn_tensor *t, double gain) {
     double in, out;
-    cairn_status st = fans("init_xavier_uniform", t, &in, &out);
-    const double bound = st == CAIRN_OK ? fabs(gain) * spread(6, in + out) : 0;
-    return st == CAIRN_OK ? init_uniform("init_xavier_uniform", t, -bound, bound) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(fans("init_xavier_uniform", t, &in, &out));
+    const double bound = fabs(gain) * spread(6, in + out);
+    TRY(init_uniform("init_xavier_uniform", t, -bound, bound));
+out:
+    return st;
 }
 
 cairn_status cairn_init_xavier_normal(cairn_tensor *t, double gain) {
     double in, out;
-    cairn_status st = fans("init_xavier_normal", t, &in, &out);
-    return st == CAIRN_OK ? init_normal("init_xavier_normal", t, 0, fabs(gain) * spread(2, in + out)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(fans("init_xavier_normal", t, &in, &out));
+    TRY(init_normal("init_xavier_normal", t, 0, fabs(gain) * spread(2, in + out)));
+out:
+    return st;
 }
 
 cairn_status cairn_init_kaiming_uniform(cairn_tensor *t, double gain, int fan_out) {
     double in, out;
-    cairn_status st = fans("init_kaiming_uniform", t, &in, &out);
-    const double bound = st == CAIRN_OK ? fabs(gain) * spread(3, fan_out ? out : in) : 0;
-    return st == CAIRN_OK ? init_uniform("init_kaiming_uniform", t, -bound, bound) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(fans("init_kaiming_uniform", t, &in, &out));
+    const double bound = fabs(gain) * spread(3, fan_out ? out : in);
+    TRY(init_uniform("init_kaiming_uniform", t, -bound, bound));
+out:
+    return st;
 }
 
 cairn_status cairn_init_kaiming_normal(cairn_tensor *t, double gain, int fan_out) {
     double in, out;
-    cairn_status st = fans("init_kaiming_normal", t, &in, &out);
-    return st == CAIRN_OK ? init_normal("init_kaiming_normal", t, 0, fabs(gain) * spread(1, fan_out ? out : in)) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(fans("init_kaiming_normal", t, &in, &out));
+    TRY(init_normal("init_kaiming_normal", t, 0, fabs(gain) * spread(1, fan_out ? out : in)));
+out:
+    return st;
 }

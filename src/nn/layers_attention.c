@@ -30,9 +30,11 @@ static cairn_tensor *merge_heads(const struct attention *a, cairn_tensor *y) {
 /* All three of one input: one product. */
 static cairn_status project_one(const struct attention *a, cairn_tensor *x, cairn_tensor *heads[3]) {
     cairn_tensor *all = cairn_linear_forward(x, a->in_weight, a->in_bias), *parts[3];
+    cairn_status st = CAIRN_OK;
     if (!all) return cairn__last_status();
-    cairn_status st = cairn_split(all, a->dim, 2, parts, 3);
-    for (int i = 0; st == CAIRN_OK && i < 3; i++) heads[i] = split_heads(a, parts[i]);
+    TRY(cairn_split(all, a->dim, 2, parts, 3));
+    for (int i = 0; i < 3; i++) heads[i] = split_heads(a, parts[i]);
+out:
     return st;
 }
 

@@ -71,8 +71,8 @@ static cairn_status check_steps(const char *what, const int64_t stride[2], const
 static cairn_status read_conv(const char *what, int64_t in, int64_t out, int64_t kernel,
                               const struct cairn_conv_options *given, struct cairn_conv_options *o) {
     *o = (struct cairn_conv_options){.struct_size = sizeof(*o)};
-    cairn_status st = cairn__options_read(o, sizeof(*o), given, "cairn_conv_options");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(o, sizeof(*o), given, "cairn_conv_options"));
     complete_pair(o->stride, 1);
     complete_pair(o->dilation, 1);
     if (o->groups == 0) o->groups = 1;
@@ -84,7 +84,9 @@ static cairn_status read_conv(const char *what, int64_t in, int64_t out, int64_t
             "%s: output_padding is for transposed convolutions", what);
     int64_t padding[2];
     cairn__option_padding(padding, o->padding);
-    return check_steps(what, o->stride, padding, o->dilation);
+    TRY(check_steps(what, o->stride, padding, o->dilation));
+out:
+    return st;
 }
 
 static cairn_status create_conv(cairn_env *env, int dims, int64_t in, int64_t channels, int64_t kernel,
@@ -176,8 +178,8 @@ static const struct cairn__module_kind adaptive_kind = {.name = "AdaptiveAvgPool
 static cairn_status read_pool(const char *what, int64_t kernel, const struct cairn_pool_options *given,
                               struct cairn_pool_options *o) {
     *o = (struct cairn_pool_options){.struct_size = sizeof(*o)};
-    cairn_status st = cairn__options_read(o, sizeof(*o), given, "cairn_pool_options");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(o, sizeof(*o), given, "cairn_pool_options"));
     REQUIRE(kernel > 0, CAIRN_EINVAL, "%s: kernel %" PRId64 "; it must be positive", what, kernel);
     complete_pair(o->stride, kernel);
     complete_pair(o->dilation, 1);
@@ -187,7 +189,9 @@ static cairn_status read_pool(const char *what, int64_t kernel, const struct cai
         REQUIRE(padding[i] <= kernel / 2, CAIRN_EINVAL,
                 "%s: padding %" PRId64 " is more than half of the kernel %" PRId64, what, padding[i], kernel);
     }
-    return check_steps(what, o->stride, padding, o->dilation);
+    TRY(check_steps(what, o->stride, padding, o->dilation));
+out:
+    return st;
 }
 
 static cairn_module *create_pool(cairn_env *env, const struct cairn__module_kind *kind, const struct pool *pool) {

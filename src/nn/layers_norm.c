@@ -84,11 +84,11 @@ static cairn_status create_rows(cairn_env *env, const struct cairn__module_kind 
     REQUIRE(shape || ndim < 1, CAIRN_EINVAL, "%s: shape is NULL", what);
     REQUIRE(ndim > 0 && ndim <= CAIRN_MAX_DIMS, CAIRN_EINVAL, "%s: %d dimensions; 1 to %d are allowed", what, ndim,
             CAIRN_MAX_DIMS);
-    for (int d = 0; d < ndim; d++) {
-        cairn_status st = check_size(what, shape[d], eps);
-        if (st != CAIRN_OK) return st;
-    }
-    return create_norm(env, kind, ndim, shape, eps, kind == &layer_kind, out);
+    cairn_status st = CAIRN_OK;
+    for (int d = 0; d < ndim; d++) TRY(check_size(what, shape[d], eps));
+    TRY(create_norm(env, kind, ndim, shape, eps, kind == &layer_kind, out));
+out:
+    return st;
 }
 
 cairn_module *cairn_layer_norm(cairn_env *env, int ndim, const int64_t *shape, double eps) {
@@ -119,12 +119,13 @@ static const struct cairn__module_kind group_kind = {.name = "GroupNorm",
                                                      .describe = describe_group};
 
 static cairn_status create_group(cairn_env *env, int64_t groups, int64_t channels, double eps, cairn_module **out) {
-    cairn_status st = check_size("group_norm", channels, eps);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_size("group_norm", channels, eps));
     REQUIRE(groups > 0 && channels % groups == 0, CAIRN_EINVAL,
             "group_norm: %" PRId64 " groups do not divide %" PRId64 " channels", groups, channels);
-    st = create_norm(env, &group_kind, 1, &channels, eps, true, out);
-    if (st == CAIRN_OK) ((struct norm *)(*out)->context)->groups = groups;
+    TRY(create_norm(env, &group_kind, 1, &channels, eps, true, out));
+    ((struct norm *)(*out)->context)->groups = groups;
+out:
     return st;
 }
 
@@ -139,9 +140,12 @@ cairn_module *cairn_group_norm(cairn_env *env, int64_t groups, int64_t channels,
 static cairn_status count_batch(cairn_tensor *batches) {
     int64_t n = 0;
     struct cairn_device *d = batches->env->device;
-    cairn_status st = cairn__device_download(d, &n, batches->data, sizeof(n));
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_download(d, &n, batches->data, sizeof(n)));
     n++;
-    return st == CAIRN_OK ? cairn__device_upload(d, batches->data, &n, sizeof(n)) : st;
+    TRY(cairn__device_upload(d, batches->data, &n, sizeof(n)));
+out:
+    return st;
 }
 
 static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {

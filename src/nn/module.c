@@ -48,11 +48,12 @@ static cairn_status create_users(cairn_env *env, const struct cairn_module_ops *
     REQUIRE(ops->name && ops->name[0] && ops->forward, CAIRN_EINVAL,
             "module_create: ops->name and ops->forward must be set");
     const struct cairn__module_kind kind = {.name = ops->name, .forward = ops->forward, .most_inputs = ANY_NUMBER};
-    cairn_status st = create(env, &kind, out);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(create(env, &kind, out));
     (*out)->context = context;
     (*out)->end_context = ops->destroy;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_module *cairn_module_create(cairn_env *env, const struct cairn_module_ops *given, void *context) {
@@ -135,10 +136,11 @@ static bool has_member(const cairn_module *m, const char *name) {
 static cairn_status check_name(const cairn_module *m, const char *call, const char *name) {
     REQUIRE(m && name, CAIRN_EINVAL, "%s: module and name must be set", call);
     REQUIRE(name[0] && !strchr(name, '.'), CAIRN_EINVAL, "%s '%s': a name is not empty and has no dot", call, name);
-    cairn_status st = check_open(m, call, name);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_open(m, call, name));
     REQUIRE(!has_member(m, name), CAIRN_EINVAL, "%s: the %s has a member '%s' already", call, m->kind.name, name);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn__module_add_param(cairn_module *m, const char *name, int ndim, const int64_t *shape, bool is_norm,
@@ -192,13 +194,14 @@ cairn_tensor *cairn_module_add_buffer(cairn_module *m, const char *name, cairn_d
 
 static cairn_status lengthen_paths(cairn_module *m, const char *prefix) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; st == CAIRN_OK && i < m->num_buffers; i++) {
+    for (size_t i = 0; i < m->num_buffers; i++) {
         struct cairn__module_buffer *b = &m->buffers[i];
         const size_t nbytes = strlen(prefix) + strlen(b->path) + 1;
-        st = cairn__alloc(nbytes, (void **)&b->next_path);
-        if (st == CAIRN_OK) snprintf(b->next_path, nbytes, "%s%s", prefix, b->path);
+        TRY(cairn__alloc(nbytes, (void **)&b->next_path));
+        snprintf(b->next_path, nbytes, "%s%s", prefix, b->path);
     }
-    for (size_t i = 0; st == CAIRN_OK && i < m->num_children; i++) st = lengthen_paths(m->children[i], prefix);
+    for (size_t i = 0; i < m->num_children; i++) TRY(lengthen_paths(m->children[i], prefix));
+out:
     return st;
 }
 
@@ -213,13 +216,14 @@ static void take_paths(cairn_module *m, bool longer) {
 }
 
 static cairn_status check_child(const cairn_module *m, const char *name, const cairn_module *child) {
-    cairn_status st = check_name(m, "add_child", name);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_name(m, "add_child", name));
     REQUIRE(child != m, CAIRN_EINVAL, "add_child '%s': a module cannot be its own child", name);
     REQUIRE(!child->parent, CAIRN_ESTATE, "add_child '%s': the %s is '%s' of another module already", name,
             child->kind.name, child->name);
     REQUIRE(child->env == m->env, CAIRN_EINVAL, "add_child '%s': the modules belong to different environments", name);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status adopt(cairn_module *m, const char *name, cairn_module *child) {
@@ -294,12 +298,14 @@ static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inp
 /* NULL stays NULL, and a cast that fails is one. */
 static cairn_status cast_inputs(const cairn_module *m, cairn_tensor *const **inputs, int count) {
     cairn_tensor **cast = NULL;
-    cairn_status st = cairn__tape_room(cairn__tape_of(m->env), (size_t)count * sizeof(cast[0]), (void **)&cast);
-    for (int i = 0; st == CAIRN_OK && i < count; i++) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tape_room(cairn__tape_of(m->env), (size_t)count * sizeof(cast[0]), (void **)&cast));
+    for (int i = 0; i < count; i++) {
         cast[i] = in_type((*inputs)[i], m->input);
-        if ((*inputs)[i] && !cast[i]) st = cairn__last_status();
+        if ((*inputs)[i] && !cast[i]) return cairn__last_status();
     }
     *inputs = cast;
+out:
     return st;
 }
 

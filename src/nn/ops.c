@@ -149,10 +149,10 @@ cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op 
 
 static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *row, const char *name,
                                  const cairn_env *env, int count, cairn_tensor *const *inputs) {
+    cairn_status st = CAIRN_OK;
     for (int i = 0; i < count; i++) {
         if (!inputs[i]) continue;
-        cairn_status st = cairn__tensor_check(inputs[i], name);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__tensor_check(inputs[i], name));
         REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
         REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(env)->outer, CAIRN_ESTATE,
                 "%s: the tensor was made outside the checkpoint, which must get it among its inputs", name);
@@ -161,7 +161,9 @@ static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *
                 "copy for all",
                 name);
     }
-    return row->needs_math ? cairn__require_math(cairn__tape_of(env), op) : CAIRN_OK;
+    if (row->needs_math) TRY(cairn__require_math(cairn__tape_of(env), op));
+out:
+    return st;
 }
 
 /* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
@@ -195,8 +197,8 @@ static cairn_dtype first_type(const struct cairn__node *node) {
 
 static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *node, cairn_tensor *const *inputs) {
     cairn_dtype type;
-    cairn_status st = choose_type(tape, node, inputs, &type);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(choose_type(tape, node, inputs, &type));
     for (int i = 0; i < node->count; i++) {
         if (!inputs[i]) continue;
         node->inputs[i] = cairn__prepare_input(tape, node->row, inputs[i], type);
@@ -205,7 +207,8 @@ static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *no
     }
     node->result->wants_grad &= node->row->backward != NULL && tape->no_grad.depth == 0;
     node->result->dtype = first_type(node);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Sizes that inputs of broadcast shapes make together may be beyond any memory, and beyond size_t. */
@@ -258,12 +261,13 @@ static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, 
         y->data = made; /* a parameter's kept cast: read only from here on */
         return CAIRN_OK;
     }
-    cairn_status st = cairn__tape_take(tape, y->n * cairn_dtype_nbytes(y->dtype), &y->data);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tape_take(tape, y->n * cairn_dtype_nbytes(y->dtype), &y->data));
     y->owns_data = true;
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
     st = node->row->forward(tape, node);
     cairn__arena_release(&tape->scratch, mark);
+out:
     return st;
 }
 

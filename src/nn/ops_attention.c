@@ -107,16 +107,17 @@ static struct cairn__attention attention_of(const struct cairn__tape *tape, cons
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    cairn_status st = CAIRN_OK;
     const cairn_tensor *y = node->result;
     const size_t rows = (size_t)(y->shape[0] * y->shape[1] * y->shape[2]);
     const cairn_dtype r = cairn__arithmetic_type(y->dtype);
     if (y->wants_grad) {
-        cairn_status st = cairn__save(tape, rows * cairn_dtype_nbytes(r), &node->saved);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__save(tape, rows * cairn_dtype_nbytes(r), &node->saved));
     }
     const struct cairn__attention p = attention_of(tape, node);
     cairn__math_of(tape)->attention(tape->env->device, &p);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {

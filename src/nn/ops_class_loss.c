@@ -27,8 +27,8 @@ static cairn_status infer(const struct cairn__node *node) {
     const char *name = cairn__op_name(node->op);
     const cairn_dtype type = cairn__tensor_dtype(target);
     char text_x[CAIRN__SHAPE_TEXT], text[CAIRN__SHAPE_TEXT];
-    cairn_status st = cairn__check_is_float(node, X, "input");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_is_float(node, X, "input"));
     REQUIRE(x->ndim >= 1, CAIRN_EINVAL, "%s: input is []: want [N, C, ...] or [C]", name);
     REQUIRE(type == CAIRN_I64 || type == CAIRN_I32, CAIRN_EINVAL, "%s: the target is %s: want classes, i64 or i32",
             name, cairn_dtype_name(type));
@@ -39,11 +39,12 @@ static cairn_status infer(const struct cairn__node *node) {
     REQUIRE(!weight || (weight->ndim == 1 && weight->shape[0] == classes), CAIRN_EINVAL,
             "%s: weight is %s, but input is %s: want [%lld], one a class", name, cairn__shape_text(weight, text),
             cairn__shape_text(x, text_x), (long long)classes);
-    st = cairn__check_is_float(node, WEIGHT, "weight");
-    if (st != CAIRN_OK || a->reduction != CAIRN_NONE) return st == CAIRN_OK ? cairn__infer_scalar(node) : st;
+    TRY(cairn__check_is_float(node, WEIGHT, "weight"));
+    if (a->reduction != CAIRN_NONE) return cairn__infer_scalar(node);
     node->result->ndim = target->ndim;
     memcpy(node->result->shape, target->shape, sizeof(target->shape));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Saved, R: what a mean divided by, and with room behind it what cross_entropy keeps of each row. */
@@ -72,21 +73,24 @@ static struct cairn__class_loss pass_of(const struct cairn__node *node) {
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const size_t r_nbytes = cairn_dtype_nbytes(cairn__arithmetic_type(node->result->dtype));
     const size_t rows = node->op == CAIRN__OP_CROSS_ENTROPY ? node->inputs[TARGET]->n : 0;
-    cairn_status st = cairn__save(tape, TOTAL_NBYTES + 2 * rows * r_nbytes, &node->saved);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__save(tape, TOTAL_NBYTES + 2 * rows * r_nbytes, &node->saved));
     struct cairn__class_loss loss = pass_of(node);
     loss.y = node->result->data;
     cairn__math_of(tape)->class_loss(tape->env->device, &loss);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn__class_loss loss = pass_of(node);
     loss.dy = dy;
-    cairn_status st = cairn__tensor_grad_begin(tape, node->inputs[X], &loss.dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, node->inputs[X], &loss.dx));
     cairn__math_of(tape)->class_loss_backward(tape->env->device, &loss);
-    return cairn__tensor_grad_end(tape, node->inputs[X], loss.dx);
+    TRY(cairn__tensor_grad_end(tape, node->inputs[X], loss.dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row row = {.promotes = true,
@@ -99,13 +103,15 @@ static const struct cairn__op_row row = {.promotes = true,
 static cairn_status read_attrs(enum cairn__op op, const struct cairn_loss_options *given, struct class_attrs *out,
                                cairn_tensor **weight) {
     struct cairn_loss_options o = {.struct_size = sizeof(o)};
-    cairn_status st = cairn__loss_options_read(op, given, &o);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__loss_options_read(op, given, &o));
     out->reduction = (int)o.reduction;
     out->smoothing = op == CAIRN__OP_CROSS_ENTROPY ? o.label_smoothing : 0;
     out->ignore_index = o.ignore_index || o.ignores_zero == CAIRN_ON ? o.ignore_index : -100;
     *weight = cairn__constant(o.weight);
-    return *weight || !o.weight ? CAIRN_OK : cairn__last_status();
+    if (o.weight && !*weight) return cairn__last_status();
+out:
+    return st;
 }
 
 static cairn_tensor *classify(enum cairn__op op, cairn_tensor *x, cairn_tensor *target,

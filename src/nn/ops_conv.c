@@ -19,8 +19,9 @@ struct attrs {
 /* ---- checks ---- */
 
 static cairn_status check_options(enum cairn__op op, const struct attrs *a) {
-    cairn_status st = cairn__check_option(op, "groups", a->groups, 1);
-    for (int i = 0; i < a->axes && st == CAIRN_OK; i++) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_option(op, "groups", a->groups, 1));
+    for (int i = 0; i < a->axes; i++) {
         TRY(cairn__check_option(op, "stride", a->stride[i], 1));
         TRY(cairn__check_option(op, "padding", a->padding[i], 0));
         TRY(cairn__check_option(op, "dilation", a->dilation[i], 1));

@@ -7,8 +7,11 @@
 
 static cairn_status cast_infer(const struct cairn__node *node) {
     const cairn_dtype to = node->result->dtype = *(const cairn_dtype *)node->attrs;
-    const cairn_status st = cairn__check_dtype("cast", to);
-    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_dtype("cast", to));
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
 }
 
 static bool is_in_passes(cairn_dtype t) {
@@ -23,11 +26,12 @@ static cairn_status cast_forward(struct cairn__tape *tape, struct cairn__node *n
                          y->n);
         return CAIRN_OK;
     }
-    cairn_status st = cairn__require_math(tape, node->op);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__require_math(tape, node->op));
     const struct cairn__view view_x = cairn__tensor_view(x), view_y = cairn__tensor_view(y);
     cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_COPY, &view_y, &view_x, NULL);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status cast_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
@@ -79,12 +83,12 @@ static uint64_t version_of(const cairn_tensor *t) {
 }
 
 static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast *c, cairn_dtype dtype) {
+    cairn_status st = CAIRN_OK;
     const struct cairn__param *p = t->param;
     const size_t nbytes = p->n * cairn_dtype_nbytes(dtype);
     if (!c->data || nbytes > c->nbytes) {
         void *data = NULL;
-        cairn_status st = cairn__device_alloc(t->env->device, CAIRN__HOLDS_CASTS, nbytes, &data);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__device_alloc(t->env->device, CAIRN__HOLDS_CASTS, nbytes, &data));
         cairn__device_free(t->env->device, c->data);
         c->data = data;
         c->nbytes = nbytes;
@@ -93,7 +97,8 @@ static cairn_status refresh_cast(const cairn_tensor *t, struct cairn__param_cast
     c->dtype = dtype;
     c->version = version_of(t);
     c->result = NULL;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* A result of a parameter's cast that the graph can use: one made without a graph leads nowhere. */

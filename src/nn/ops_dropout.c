@@ -8,8 +8,11 @@ struct dropout_attrs {
 };
 
 static cairn_status infer(const struct cairn__node *node) {
-    cairn_status st = cairn__check_is_float(node, 0, "input");
-    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_is_float(node, 0, "input"));
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
 }
 
 static void drop(struct cairn__tape *tape, const struct cairn__node *node, void *dst, const void *x) {
@@ -26,10 +29,12 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     drop(tape, node, dx, dy);
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row row = {

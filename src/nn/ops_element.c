@@ -209,8 +209,11 @@ static void forget_condition(const struct cairn__node *node) {
 }
 
 static cairn_status element_infer(const struct cairn__node *node) {
-    cairn_status st = cairn__infer_broadcast(node);
-    return st == CAIRN_OK ? take_type(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__infer_broadcast(node));
+    TRY(take_type(node));
+out:
+    return st;
 }
 
 static cairn_status where_infer(const struct cairn__node *node) {
@@ -228,8 +231,11 @@ static cairn_status prelu_infer(const struct cairn__node *node) {
     REQUIRE(weight->n == 1 || one_each, CAIRN_EINVAL,
             "prelu: %s with weight %s: it has one element, or one for each of dimension 1",
             cairn__shape_text(x, text_x), cairn__shape_text(weight, text_weight));
-    cairn_status st = cairn__infer_like_first(node);
-    return st == CAIRN_OK ? take_type(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__infer_like_first(node));
+    TRY(take_type(node));
+out:
+    return st;
 }
 
 /* ---- forward and backward ---- */
@@ -239,14 +245,15 @@ static cairn_status element_forward(struct cairn__tape *tape, struct cairn__node
         forward_on_passes(tape, node);
         return CAIRN_OK;
     }
-    cairn_status st = cairn__require_math(tape, node->op);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__require_math(tape, node->op));
     double own[CAIRN__MAP_NUMBERS];
     struct cairn__view x[CAIRN__MAP_INPUTS];
     for (int i = 0; i < node->count; i++) x[i] = operand_view(node, (enum operand)(A + i), NULL);
     const struct cairn__view y = cairn__tensor_view(node->result);
     cairn__math_of(tape)->map(tape->env->device, formulas[node->op].map, &y, x, numbers_of(node, own));
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static void map_side(struct cairn__tape *tape, const struct cairn__node *node, const struct side *side,
@@ -261,15 +268,16 @@ static void map_side(struct cairn__tape *tape, const struct cairn__node *node, c
 /* The gradient over the result's shape, unless it is dy itself; and its sum. */
 static cairn_status fold_side(struct cairn__tape *tape, const struct cairn__node *node, const struct side *side,
                               const struct cairn__view *to, const void *dy) {
+    cairn_status st = CAIRN_OK;
     struct cairn__view wide = cairn__dy_view(node, dy);
     if (side->map != CAIRN__MAP_COPY) {
         wide.dtype = cairn__arithmetic_type(node->result->dtype);
-        cairn_status st = cairn__scratch(tape, node->result->n * cairn_dtype_nbytes(wide.dtype), &wide.data);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__scratch(tape, node->result->n * cairn_dtype_nbytes(wide.dtype), &wide.data));
         map_side(tape, node, side, &wide, dy);
     }
     cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, to, &wide, 1, false);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy) {
@@ -296,9 +304,10 @@ out:
 /* Weights stand behind what they are applied to, and come first here. */
 static cairn_status element_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_status st = CAIRN_OK;
-    for (int i = node->count - 1; st == CAIRN_OK && i >= 0; i--) {
-        if (cairn__wants_grad(node->inputs[i])) st = side_backward(tape, node, i, dy);
+    for (int i = node->count - 1; i >= 0; i--) {
+        if (cairn__wants_grad(node->inputs[i])) TRY(side_backward(tape, node, i, dy));
     }
+out:
     return st;
 }
 

@@ -18,12 +18,13 @@ static cairn_status infer(const struct cairn__node *node) {
     REQUIRE(padding >= -1 && padding < table->shape[0], CAIRN_EINVAL,
             "embedding: padding_idx is %lld, and the table has %lld rows; -1 is none", (long long)padding,
             (long long)table->shape[0]);
-    cairn_status st = cairn__check_is_float(node, TABLE, "the table");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_is_float(node, TABLE, "the table"));
     node->result->ndim = indices->ndim + 1;
     memcpy(node->result->shape, indices->shape, sizeof(indices->shape));
     node->result->shape[indices->ndim] = table->shape[1];
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
@@ -39,12 +40,14 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     cairn_tensor *indices = node->inputs[INDICES], *table = node->inputs[TABLE];
     void *dtable = NULL;
     if (!cairn__wants_grad(table)) return CAIRN_OK;
-    cairn_status st = cairn__tensor_grad_begin(tape, table, &dtable);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, table, &dtable));
     cairn__math_of(tape)->scatter_rows(tape->env->device, node->result->dtype, dtable, dy, cairn__tensor_data(indices),
                                        cairn__tensor_dtype(indices), indices->n, (size_t)table->shape[0],
                                        (size_t)table->shape[1], *(const int64_t *)node->attrs);
-    return cairn__tensor_grad_end(tape, table, dtable);
+    TRY(cairn__tensor_grad_end(tape, table, dtable));
+out:
+    return st;
 }
 
 static const struct cairn__op_row row = {

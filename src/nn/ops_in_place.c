@@ -29,8 +29,8 @@ static bool repeats_elements(const cairn_tensor *x) {
 static cairn_status check_target(const char *name, const cairn_tensor *x) {
     if (!x && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(x, CAIRN_EINVAL, "%s: the tensor is NULL", name);
-    const cairn_status st = cairn__tensor_check(x, name);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_check(x, name));
     const struct cairn__tape *tape = cairn__tape_of(x->env);
     const int letters = (int)strlen(name) - 1;
     REQUIRE(x->kind != CAIRN__RESULT, CAIRN_ESTATE,
@@ -46,7 +46,8 @@ static cairn_status check_target(const char *name, const cairn_tensor *x) {
             "%s: within a checkpoint, whose function runs again in backward and would write twice; do it outside",
             name);
     REQUIRE(!repeats_elements(x), CAIRN_EINVAL, "%s: the leaf shows one element of its memory several times", name);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status check_other(const struct write *w, const cairn_tensor *other) {
@@ -63,28 +64,30 @@ static cairn_status check_other(const struct write *w, const cairn_tensor *other
 /* ---- the way all go ---- */
 
 static cairn_status show_master(cairn_tensor *x, cairn_tensor **out) {
-    cairn_status st = cairn__tape_new_result(cairn__tape_of(x->env), out);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tape_new_result(cairn__tape_of(x->env), out));
     (*out)->dtype = CAIRN_F32;
     (*out)->ndim = x->ndim;
     memcpy((*out)->shape, x->shape, sizeof(x->shape));
     cairn__tensor_lay_out(*out);
     (*out)->data = x->param->master;
     (*out)->shows = x;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* other: NULL = the operation has one tensor. What it returns with CAIRN_OK is ended by finish. */
 static cairn_status begin(struct write *w, const char *name, cairn_tensor *x, bool has_other,
                           const cairn_tensor *other) {
     *w = (struct write){.name = name, .x = x, .operand = x};
-    cairn_status st = check_target(name, x);
-    if (st == CAIRN_OK && has_other) st = check_other(w, other);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_target(name, x));
+    if (has_other) TRY(check_other(w, other));
     cairn_no_grad_begin(x->env);
     if (x->param && x->param->master) st = show_master(x, &w->operand);
     if (st != CAIRN_OK) (void)cairn_no_grad_end(x->env);
     cairn__tape_of(x->env)->in_place = st == CAIRN_OK;
+out:
     return st;
 }
 
@@ -122,9 +125,11 @@ static cairn_status write_over(const struct write *w, cairn_tensor *y) {
     const cairn_dtype to = cairn__tensor_dtype(w->operand);
     if (y->dtype != to) y = cairn_cast(y, to);
     if (!y) return cairn__last_status();
-    const cairn_status st = store(w, y);
-    if (st != CAIRN_OK || !w->x->param) return st;
-    return cairn_param_changed(w->x->param->set, w->x->param->index, w->operand != w->x);
+    cairn_status st = CAIRN_OK;
+    TRY(store(w, y));
+    if (w->x->param) TRY(cairn_param_changed(w->x->param->set, w->x->param->index, w->operand != w->x));
+out:
+    return st;
 }
 
 /* y: what the operation gave; NULL = its cause. */

@@ -33,12 +33,13 @@ static cairn_status infer(const struct cairn__node *node) {
                 cairn_dtype_name(cairn__tensor_dtype(x)), parts[i],
                 cairn_dtype_name(cairn__tensor_dtype(node->inputs[i])));
     }
-    cairn_status st = check_shapes(x, w, bias);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_shapes(x, w, bias));
     node->result->ndim = x->ndim;
     memcpy(node->result->shape, x->shape, sizeof(x->shape));
     node->result->shape[x->ndim - 1] = w->shape[0];
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static int64_t batch_of(const cairn_tensor *x) {
@@ -101,8 +102,8 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
 
 static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bias, const void *dy, int64_t rows) {
     void *db = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, bias, &db);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, bias, &db));
     if (cairn__tensor_dtype(bias) == CAIRN_F64) {
         const struct cairn__view x = matrix(dy, rows, (int64_t)bias->n);
         struct cairn__view sums = matrix(db, rows, (int64_t)bias->n);
@@ -111,7 +112,9 @@ static cairn_status column_sums_into(struct cairn__tape *tape, cairn_tensor *bia
     } else {
         cairn__passes_of(tape)->col_sum(tape->env->device, cairn__tensor_dtype(bias), db, dy, (size_t)rows, bias->n);
     }
-    return cairn__tensor_grad_end(tape, bias, db);
+    TRY(cairn__tensor_grad_end(tape, bias, db));
+out:
+    return st;
 }
 
 /* The bias may be NULL: its gradient is a sum over what the product reads. */

@@ -98,8 +98,10 @@ static cairn_status scratch_view(struct cairn__tape *tape, const struct cairn__n
                                  struct cairn__view *out) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
     void *room = NULL;
-    cairn_status st = cairn__scratch(tape, s->n * cairn_dtype_nbytes(r), &room);
-    if (st == CAIRN_OK) *out = cairn__view_dense(room, r, s->ndim, s->size);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__scratch(tape, s->n * cairn_dtype_nbytes(r), &room));
+    *out = cairn__view_dense(room, r, s->ndim, s->size);
+out:
     return st;
 }
 
@@ -133,6 +135,7 @@ out:
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    cairn_status st = CAIRN_OK;
     const struct loss_attrs *a = node->attrs;
     const struct cairn__math *math = cairn__math_of(tape);
     struct cairn_device *d = tape->env->device;
@@ -149,8 +152,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     enum cairn__map_fn f = kind_of(node)->f;
     if (node->inputs[WEIGHT]) {
         struct cairn__view each;
-        cairn_status st = scratch_view(tape, node, &s, &each);
-        if (st != CAIRN_OK) return st;
+        TRY(scratch_view(tape, node, &s, &each));
         math->map(d, f, &each, in, (const double[]){1, a->beta});
         f = CAIRN__MAP_MUL;
         in[0] = each;
@@ -161,7 +163,8 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     } else {
         math->map_sum(d, f, &result, in, (const double[]){1, a->beta}, divisor_of(node, &s));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- gradients ---- */
@@ -181,11 +184,13 @@ static cairn_status weighted_dy(struct cairn__tape *tape, const struct cairn__no
                                 const void *dy, struct cairn__view *out) {
     const struct cairn__view v = cairn__dy_view(node, dy);
     struct cairn__view in[2] = {cairn__view_broadcast(&v, s->ndim, s->size)};
+    cairn_status st = CAIRN_OK;
     *out = in[0];
     if (!node->inputs[WEIGHT]) return CAIRN_OK;
     in[1] = shown(node->inputs[WEIGHT], s);
-    cairn_status st = scratch_view(tape, node, s, out);
-    if (st == CAIRN_OK) cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_MUL, out, in, NULL);
+    TRY(scratch_view(tape, node, s, out));
+    cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_MUL, out, in, NULL);
+out:
     return st;
 }
 
@@ -250,8 +255,8 @@ static const struct cairn__op_row row = {.promotes = true,
 cairn_status cairn__loss_options_read(enum cairn__op op, const struct cairn_loss_options *given,
                                       struct cairn_loss_options *out) {
     *out = (struct cairn_loss_options){.struct_size = sizeof(*out)};
-    cairn_status st = cairn__options_read(out, sizeof(*out), given, "cairn_loss_options");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(out, sizeof(*out), given, "cairn_loss_options"));
     if (!out->reduction) out->reduction = CAIRN_MEAN;
     REQUIRE(out->reduction >= CAIRN_MEAN && out->reduction <= CAIRN_NONE, CAIRN_EINVAL,
             "%s: reduction is %d; CAIRN_MEAN, CAIRN_SUM_ALL and CAIRN_NONE are allowed", cairn__op_name(op),
@@ -260,7 +265,8 @@ cairn_status cairn__loss_options_read(enum cairn__op op, const struct cairn_loss
     REQUIRE(out->label_smoothing >= 0 && out->label_smoothing <= 1, CAIRN_EINVAL,
             "%s: label_smoothing is %g, want 0 to 1", cairn__op_name(op), out->label_smoothing);
     if (out->beta == 0) out->beta = 1;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* *ok: t, which may be missing, could be made a constant. */

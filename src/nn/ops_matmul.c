@@ -235,19 +235,20 @@ out:
 /* The gradient of the i-th input, at dx: c = a b with both seen over the batch. */
 static cairn_status product_into(struct cairn__tape *tape, const struct cairn__node *node, int i, void *dx,
                                  const struct cairn__view *a, const struct cairn__view *b, const struct shape *s) {
+    cairn_status st = CAIRN_OK;
     const double alpha = adds(node) ? ((const struct factors *)node->attrs)->alpha : 1;
     const cairn_tensor *t = node->inputs[i];
     const struct cairn__view to = cairn__tensor_grad_view(t, dx);
     struct cairn__view made = to;
     if (alpha != 1) {
-        cairn_status st = room_of(tape, to.dtype, dx, t->n, &made.data);
-        if (st != CAIRN_OK) return st;
+        TRY(room_of(tape, to.dtype, dx, t->n, &made.data));
         made.dtype = cairn__arithmetic_type(to.dtype);
     }
     const struct cairn__view matrix = as_matrix(node, i, &made), c = over_batch(&matrix, s);
     cairn__math_of(tape)->product(tape->env->device, &c, a, b);
     if (alpha != 1) scale(tape, &to, &made, alpha);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status factor_gradient(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy,
@@ -263,6 +264,7 @@ static cairn_status factor_gradient(struct cairn__tape *tape, const struct cairn
 
 /* beta dy, summed in R over where x was repeated. */
 static cairn_status added_gradient(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, void *dx) {
+    cairn_status st = CAIRN_OK;
     const double beta = ((const struct factors *)node->attrs)->beta;
     const cairn_tensor *x = node->inputs[0], *y = node->result;
     struct cairn__view from = cairn__dy_view(node, dy);
@@ -274,14 +276,14 @@ static cairn_status added_gradient(struct cairn__tape *tape, const struct cairn_
     if (beta != 1) {
         const cairn_dtype r = cairn__arithmetic_type(y->dtype);
         void *scaled = NULL;
-        cairn_status st = cairn__scratch(tape, y->n * cairn_dtype_nbytes(r), &scaled);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__scratch(tape, y->n * cairn_dtype_nbytes(r), &scaled));
         const struct cairn__view made = cairn__view_dense(scaled, r, y->ndim, y->shape);
         scale(tape, &made, &from, beta);
         from = made;
     }
     cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, &to, &from, 1, false);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status gradient(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy) {
@@ -297,11 +299,12 @@ out:
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_status st = CAIRN_OK;
     for (int parameters = 1; parameters >= 0; parameters--) {
-        for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
+        for (int i = 0; i < node->count; i++) {
             const cairn_tensor *t = node->inputs[i];
-            if (cairn__wants_grad(t) && (t->param != NULL) == (parameters == 1)) st = gradient(tape, node, i, dy);
+            if (cairn__wants_grad(t) && (t->param != NULL) == (parameters == 1)) TRY(gradient(tape, node, i, dy));
         }
     }
+out:
     return st;
 }
 

@@ -114,12 +114,13 @@ static cairn_status infer_groups(const struct cairn__node *node) {
     const struct norm_attrs *a = node->attrs;
     const cairn_tensor *x = node->inputs[X];
     char text[CAIRN__SHAPE_TEXT];
-    cairn_status st = infer_channels(node);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(infer_channels(node));
     REQUIRE(a->groups >= 1 && x->shape[1] % a->groups == 0, CAIRN_EINVAL,
             "group_norm: the %lld channels of %s do not divide into %lld groups", (long long)x->shape[1],
             cairn__shape_text(x, text), (long long)a->groups);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status check_running(const struct cairn__node *node, int i, const char *what) {
@@ -190,19 +191,22 @@ static struct stats stats_of(const struct cairn__node *node, const struct cairn_
 
 static cairn_status save_stats(struct cairn__tape *tape, struct cairn__node *node, struct cairn__norm *norm) {
     const struct stats sizes = stats_of(node, norm);
-    cairn_status st = cairn__save(tape, 2 * sizes.groups * cairn_dtype_nbytes(sizes.r), &node->saved);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__save(tape, 2 * sizes.groups * cairn_dtype_nbytes(sizes.r), &node->saved));
     const struct stats s = stats_of(node, norm);
     norm->mean = s.mean;
     norm->rstd = s.rstd;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     struct cairn__norm norm = pass_of(node);
     norm.y = node->result->data;
-    cairn_status st = save_stats(tape, node, &norm);
-    if (st == CAIRN_OK) cairn__math_of(tape)->norm(tape->env->device, &norm);
+    cairn_status st = CAIRN_OK;
+    TRY(save_stats(tape, node, &norm));
+    cairn__math_of(tape)->norm(tape->env->device, &norm);
+out:
     return st;
 }
 
@@ -322,9 +326,10 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     const cairn_tensor *b = last == BIAS ? node->inputs[BIAS] : NULL;
     if (x != w && x != b && (w != b || !w)) return backward_of(tape, node, dy, X, last);
     cairn_status st = CAIRN_OK;
-    for (int i = last; st == CAIRN_OK && i >= X; i--) {
-        if (cairn__wants_grad(node->inputs[i])) st = backward_of(tape, node, dy, i, i);
+    for (int i = last; i >= X; i--) {
+        if (cairn__wants_grad(node->inputs[i])) TRY(backward_of(tape, node, dy, i, i));
     }
+out:
     return st;
 }
 

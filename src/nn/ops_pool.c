@@ -56,11 +56,12 @@ static cairn_status size_along(const struct cairn__node *node, const struct attr
 
 static cairn_status take_size(const struct cairn__node *node, const int64_t out[2]) {
     cairn_tensor *y = node->result;
-    cairn_status st = cairn__infer_like_first(node);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__infer_like_first(node));
     y->shape[y->ndim - 2] = out[0];
     y->shape[y->ndim - 1] = out[1];
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status infer_windows(const struct cairn__node *node) {
@@ -116,22 +117,25 @@ static struct cairn__pool pool_of(const struct cairn__node *node) {
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
+    cairn_status st = CAIRN_OK;
     if (node->op == CAIRN__OP_MAX_POOL2D) {
-        cairn_status st = cairn__save(tape, node->result->n * sizeof(int32_t), &node->saved);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__save(tape, node->result->n * sizeof(int32_t), &node->saved));
     }
     const struct cairn__pool v = pool_of(node);
     cairn__math_of(tape)->pool(tape->env->device, &v);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     struct cairn__pool v = pool_of(node);
-    cairn_status st = cairn__tensor_grad_begin(tape, node->inputs[0], &v.dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, node->inputs[0], &v.dx));
     v.dy = dy;
     cairn__math_of(tape)->pool_backward(tape->env->device, &v);
-    return cairn__tensor_grad_end(tape, node->inputs[0], v.dx);
+    TRY(cairn__tensor_grad_end(tape, node->inputs[0], v.dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row windows_row = {.needs_math = true,

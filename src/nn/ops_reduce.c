@@ -21,18 +21,19 @@ static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *n
         cairn__passes_of(tape)->sum(tape->env->device, y->dtype, y->data, cairn__tensor_data(x), x->n, (float)divisor);
         return CAIRN_OK;
     }
-    cairn_status st = cairn__require_math(tape, node->op);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__require_math(tape, node->op));
     const struct cairn__view view_x = cairn__tensor_view(x), view_y = cairn__tensor_view(y);
     cairn__math_of(tape)->map_sum(tape->env->device, CAIRN__MAP_COPY, &view_y, &view_x, NULL, divisor);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *node, const void *dy, double divisor) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     if (node->result->dtype != CAIRN_F64) {
         cairn__passes_of(tape)->spread(tape->env->device, node->result->dtype, dx, x->n, dy, (float)divisor);
     } else {
@@ -40,7 +41,9 @@ static cairn_status spread(struct cairn__tape *tape, const struct cairn__node *n
         const struct cairn__view each = cairn__view_broadcast(&one, x->ndim, x->shape);
         cairn__math_of(tape)->map(tape->env->device, CAIRN__MAP_AFFINE, &to, &each, (const double[]){1 / divisor, 0});
     }
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 /* Integers and bools are summed as i64. */
@@ -74,8 +77,11 @@ static cairn_status check_float(const struct cairn__node *node) {
 }
 
 static cairn_status mean_infer(const struct cairn__node *node) {
-    cairn_status st = check_float(node);
-    return st == CAIRN_OK ? cairn__infer_scalar(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_float(node));
+    TRY(cairn__infer_scalar(node));
+out:
+    return st;
 }
 
 static cairn_status mean_forward(struct cairn__tape *tape, struct cairn__node *node) {
@@ -117,32 +123,34 @@ static uint32_t folded_dims(const struct cairn__node *node) {
 
 /* A tensor without dimensions takes 0 and -1, as in torch. */
 static cairn_status check_dims(const struct cairn__node *node) {
+    cairn_status st = CAIRN_OK;
     const struct reduction *r = node->attrs;
     const int ndim = node->inputs[0]->ndim;
     uint32_t seen = 0;
     for (int i = 0; i < r->ndims; i++) {
         int d;
-        cairn_status st = cairn__dim_of(node->op, ndim > 0 ? ndim : 1, r->dims[i], &d);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__dim_of(node->op, ndim > 0 ? ndim : 1, r->dims[i], &d));
         REQUIRE(!(seen >> d & 1), CAIRN_EINVAL, "%s: dimension %d is named twice", cairn__op_name(node->op), d);
         seen |= 1u << d;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status reduction_infer(const struct cairn__node *node) {
     const struct reduction *r = node->attrs;
     const cairn_tensor *x = node->inputs[0];
     cairn_tensor *y = node->result;
-    cairn_status st = check_dims(node);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_dims(node));
     const uint32_t folded = folded_dims(node);
     y->ndim = 0;
     for (int d = 0; d < x->ndim; d++) {
         if (!(folded >> d & 1)) y->shape[y->ndim++] = x->shape[d];
         else if (r->keepdim) y->shape[y->ndim++] = 1;
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* Dense values of the result's shape, shown with the input's: what a fold writes, and what its backward reads. */
@@ -185,8 +193,11 @@ static cairn_status check_not_empty(const struct cairn__node *node) {
 }
 
 static cairn_status float_infer(const struct cairn__node *node) {
-    cairn_status st = check_float(node);
-    return st == CAIRN_OK ? reduction_infer(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_float(node));
+    TRY(reduction_infer(node));
+out:
+    return st;
 }
 
 static cairn_status i64_infer(const struct cairn__node *node) {
@@ -327,12 +338,13 @@ static double variance_divisor(const struct cairn__node *node) {
 /* Keeps the means. */
 static cairn_status var_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
-    cairn_status st = cairn__save(tape, node->result->n * cairn_dtype_nbytes(r), &node->saved);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__save(tape, node->result->n * cairn_dtype_nbytes(r), &node->saved));
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = result_view(node);
     cairn__math_of(tape)->variance(tape->env->device, &y, node->saved, &x, variance_divisor(node),
                                    node->op == CAIRN__OP_STD);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* d var / d x = 2 (x - mean) / (n - correction) */
@@ -362,11 +374,12 @@ static void slope_of_root(struct cairn__tape *tape, const struct cairn__node *no
 static cairn_status std_gradient(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *dx,
                                  const struct cairn__view *dy) {
     struct cairn__view inner;
-    cairn_status st = result_scratch(tape, node, &inner);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(result_scratch(tape, node, &inner));
     slope_of_root(tape, node, CAIRN__MAP_SQRT_BACKWARD, &inner, dy);
     var_slope(tape, node, dx, &inner);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status var_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
@@ -387,8 +400,11 @@ cairn_tensor *cairn_std(cairn_tensor *x, int ndims, const int *dims, int correct
 /* ---- maxima: the gradient is shared evenly among equals, and among NaNs, which are all the result then ---- */
 
 static cairn_status extreme_infer(const struct cairn__node *node) {
-    cairn_status st = reduction_infer(node);
-    return st == CAIRN_OK ? check_not_empty(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(reduction_infer(node));
+    TRY(check_not_empty(node));
+out:
+    return st;
 }
 
 static cairn_status extreme_forward(struct cairn__tape *tape, struct cairn__node *node) {
@@ -415,8 +431,10 @@ static cairn_status extreme_gradient(struct cairn__tape *tape, const struct cair
                                      const struct cairn__view *dx, const struct cairn__view *dy) {
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
     struct cairn__view of[2]; /* is_best, share */
-    cairn_status st = share_evenly(tape, node, &x, dy, &of[0], &of[1]);
-    if (st == CAIRN_OK) map(tape, CAIRN__MAP_MASKED, dx, of, 0);
+    cairn_status st = CAIRN_OK;
+    TRY(share_evenly(tape, node, &x, dy, &of[0], &of[1]));
+    map(tape, CAIRN__MAP_MASKED, dx, of, 0);
+out:
     return st;
 }
 
@@ -452,22 +470,26 @@ static cairn_status norm_infer(const struct cairn__node *node) {
     const double p = ((const struct reduction *)node->attrs)->number;
     REQUIRE(p == 1 || p == 2 || p == (double)INFINITY, CAIRN_EINVAL, "norm: p is %g; 1, 2 and INFINITY are computed",
             p);
-    cairn_status st = float_infer(node);
-    return st == CAIRN_OK && isinf(p) ? check_not_empty(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(float_infer(node));
+    if (isinf(p)) TRY(check_not_empty(node));
+out:
+    return st;
 }
 
 /* The greatest |x| is the greater of max x and -min x. */
 static cairn_status norm_of_infinity(struct cairn__tape *tape, const struct cairn__node *node) {
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = cairn__tensor_view(node->result);
     struct cairn__view least;
-    cairn_status st = result_scratch(tape, node, &least);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(result_scratch(tape, node, &least));
     fold(tape, CAIRN__FOLD_MAX, node, 1, false);
     cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_MIN, &least, &x, 1, false);
     const struct cairn__view once = each_once(node, &least), both[] = {y, once};
     map(tape, CAIRN__MAP_NEG, &once, &once, 0);
     map(tape, CAIRN__MAP_MAXIMUM, &y, both, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status norm_forward(struct cairn__tape *tape, struct cairn__node *node) {
@@ -489,11 +511,12 @@ static cairn_status norm1_gradient(struct cairn__tape *tape, const struct cairn_
 static cairn_status norm2_gradient(struct cairn__tape *tape, const struct cairn__node *node,
                                    const struct cairn__view *dx, const struct cairn__view *dy) {
     struct cairn__view of[] = {cairn__tensor_view(node->inputs[0]), {.data = NULL}};
-    cairn_status st = result_scratch(tape, node, &of[1]);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(result_scratch(tape, node, &of[1]));
     slope_of_root(tape, node, CAIRN__MAP_DIV, &of[1], dy);
     map(tape, CAIRN__MAP_MUL, dx, of, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* dy shared among the elements that are as great, with their signs */
@@ -591,9 +614,12 @@ cairn_tensor *cairn_prod(cairn_tensor *x, int dim, int keepdim) {
 
 /* The result has the input's shape. */
 static cairn_status running_infer(const struct cairn__node *node) {
-    cairn_status st = check_dims(node);
+    cairn_status st = CAIRN_OK;
+    TRY(check_dims(node));
     if (!cairn__is_float(node->result->dtype)) node->result->dtype = CAIRN_I64;
-    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
 }
 
 static void cumulate(struct cairn__tape *tape, const struct cairn__node *node, const struct cairn__view *to,
@@ -614,11 +640,13 @@ static cairn_status running_forward(struct cairn__tape *tape, struct cairn__node
 static cairn_status cumsum_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     const struct cairn__view from = cairn__dy_view(node, dy), to = cairn__tensor_grad_view(x, dx);
     cumulate(tape, node, &to, &from, false, true);
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row cumsum_row = {.strided = true,

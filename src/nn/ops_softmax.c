@@ -4,8 +4,11 @@
 #include "nn/ops_rows.h"
 
 static cairn_status infer(const struct cairn__node *node) {
-    cairn_status st = cairn__check_is_float(node, 0, "input");
-    return st == CAIRN_OK ? cairn__infer_like_first(node) : st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_is_float(node, 0, "input"));
+    TRY(cairn__infer_like_first(node));
+out:
+    return st;
 }
 
 /* A single number is a row of one. */
@@ -29,11 +32,13 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
     cairn_tensor *x = node->inputs[0];
     const cairn_tensor *y = node->result;
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     cairn__math_of(tape)->softmax_backward(tape->env->device, y->dtype, dx, dy, y->data, num_rows(x), row_length(x),
                                            node->op == CAIRN__OP_LOG_SOFTMAX);
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row row = {

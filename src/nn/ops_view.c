@@ -63,8 +63,8 @@ static cairn_status fit_shape(const cairn_tensor *x, struct shape *want) {
     char from[CAIRN__SHAPE_TEXT], to[CAIRN__SHAPE_TEXT];
     int free_dim = -1;
     size_t n = 0;
-    cairn_status st = count_sizes(want, &free_dim, &n);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(count_sizes(want, &free_dim, &n));
     cairn__sizes_text(want->ndim, want->size, to);
     if (free_dim >= 0) {
         REQUIRE(n > 0 && x->n % n == 0, CAIRN_EINVAL, "reshape: %s to %s: %zu elements leave no size for -1",
@@ -74,7 +74,9 @@ static cairn_status fit_shape(const cairn_tensor *x, struct shape *want) {
     }
     REQUIRE(n == x->n, CAIRN_EINVAL, "reshape: %s to %s: %zu elements are not %zu", cairn__shape_text(x, from), to,
             x->n, n);
-    return cairn__check_shape("reshape", want->ndim, want->size);
+    TRY(cairn__check_shape("reshape", want->ndim, want->size));
+out:
+    return st;
 }
 
 static void dense_strides(const struct shape *s, int64_t *stride) {
@@ -113,13 +115,14 @@ static bool view_strides(const cairn_tensor *x, const struct shape *to, int64_t 
 static cairn_status reshape_infer(const struct cairn__node *node) {
     struct shape want = *(const struct shape *)node->attrs;
     cairn_tensor *y = node->result;
-    cairn_status st = fit_shape(node->inputs[0], &want);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(fit_shape(node->inputs[0], &want));
     REQUIRE(view_strides(node->inputs[0], &want, y->stride), CAIRN_EINTERNAL, "reshape: there is no such view");
     y->ndim = want.ndim;
     memcpy(y->shape, want.size, sizeof(y->shape));
     show(node, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static const struct cairn__op_row reshape_row = {
@@ -222,6 +225,7 @@ struct order {
 };
 
 static cairn_status permute_infer(const struct cairn__node *node) {
+    cairn_status st = CAIRN_OK;
     const struct order *order = node->attrs;
     const cairn_tensor *x = node->inputs[0];
     cairn_tensor *y = node->result;
@@ -230,8 +234,7 @@ static cairn_status permute_infer(const struct cairn__node *node) {
             order->ndim, x->ndim);
     for (int d = 0; d < x->ndim; d++) {
         int from = 0;
-        cairn_status st = cairn__dim_of(node->op, x->ndim, order->dims[d], &from);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__dim_of(node->op, x->ndim, order->dims[d], &from));
         REQUIRE((seen >> from & 1) == 0, CAIRN_EINVAL, "%s: dimension %d comes twice", order->name, from);
         seen |= 1u << from;
         y->shape[d] = x->shape[from];
@@ -239,15 +242,16 @@ static cairn_status permute_infer(const struct cairn__node *node) {
     }
     y->ndim = x->ndim;
     show(node, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status permute_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct order *order = node->attrs;
     cairn_tensor *x = node->inputs[0];
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     const struct cairn__view whole = cairn__tensor_grad_view(x, dx);
     struct cairn__view permuted = whole;
     for (int d = 0; d < x->ndim; d++) {
@@ -256,7 +260,9 @@ static cairn_status permute_backward(struct cairn__tape *tape, const struct cair
         permuted.stride[d] = whole.stride[from];
     }
     copy_view(tape, permuted, cairn__dy_view(node, dy));
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row permute_row = {
@@ -345,14 +351,15 @@ static cairn_status slice_infer(const struct cairn__node *node) {
     struct range r = *(const struct range *)node->attrs;
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]);
     int64_t offset = 0;
-    cairn_status st = fit_range(node, &r);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(fit_range(node, &r));
     const struct cairn__view part = part_of(&x, &r, &offset);
     node->result->ndim = part.ndim;
     memcpy(node->result->shape, part.size, sizeof(part.size));
     memcpy(node->result->stride, part.stride, sizeof(part.stride));
     show(node, offset);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* The parts of a split come here one after the other: after the first, each is added where it stands. */
@@ -415,11 +422,12 @@ static cairn_status expand_infer(const struct cairn__node *node) {
         y->shape[d] = size;
         y->stride[d] = d >= more && size == own ? x->stride[d - more] : 0;
     }
-    cairn_status st = cairn__check_shape("expand", want->ndim, y->shape);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_shape("expand", want->ndim, y->shape));
     y->ndim = want->ndim;
     show(node, 0);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status expand_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
@@ -427,8 +435,8 @@ static cairn_status expand_backward(struct cairn__tape *tape, const struct cairn
     const cairn_tensor *y = node->result;
     void *dx = NULL;
     if (x->n == y->n) return cairn__tensor_grad_pass_on(tape, x, node, dy);
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     const struct cairn__view own = cairn__tensor_grad_view(x, dx), all = cairn__dy_view(node, dy);
     const struct cairn__view sums = cairn__view_broadcast(&own, y->ndim, y->shape);
     if (y->n == 0) {
@@ -436,7 +444,9 @@ static cairn_status expand_backward(struct cairn__tape *tape, const struct cairn
     } else {
         cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, &sums, &all, 1.0, false);
     }
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 static const struct cairn__op_row expand_row = {
@@ -544,10 +554,12 @@ static cairn_status join_forward(struct cairn__tape *tape, struct cairn__node *n
 
 static cairn_status join_side(struct cairn__tape *tape, cairn_tensor *x, struct cairn__view dy) {
     void *dx = NULL;
-    cairn_status st = cairn__tensor_grad_begin(tape, x, &dx);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_grad_begin(tape, x, &dx));
     copy_view(tape, cairn__tensor_grad_view(x, dx), dy);
-    return cairn__tensor_grad_end(tape, x, dx);
+    TRY(cairn__tensor_grad_end(tape, x, dx));
+out:
+    return st;
 }
 
 /* Parameters come first. */
@@ -556,12 +568,13 @@ static cairn_status join_backward(struct cairn__tape *tape, const struct cairn__
     cairn_status st = CAIRN_OK;
     for (int others = 0; others < 2; others++) {
         int64_t start = 0;
-        for (int i = 0; st == CAIRN_OK && i < node->count; i++) {
+        for (int i = 0; i < node->count; i++) {
             cairn_tensor *x = node->inputs[i];
             const struct cairn__view place = place_of(node, &whole, i, &start);
-            if (cairn__wants_grad(x) && (x->param == NULL) == (others == 1)) st = join_side(tape, x, place);
+            if (cairn__wants_grad(x) && (x->param == NULL) == (others == 1)) TRY(join_side(tape, x, place));
         }
     }
+out:
     return st;
 }
 

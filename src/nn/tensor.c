@@ -86,6 +86,7 @@ static cairn_tensor *finished(cairn_tensor *t, cairn_status st) {
 typedef void (*values_fn)(const void *ctx, size_t first, double *values, size_t n);
 
 static cairn_status upload_values(cairn_tensor *t, values_fn f, const void *ctx) {
+    cairn_status st = CAIRN_OK;
     enum { AT_ONCE = 512 };
     double values[AT_ONCE];
     uint64_t converted[AT_ONCE];
@@ -94,10 +95,10 @@ static cairn_status upload_values(cairn_tensor *t, values_fn f, const void *ctx)
         const size_t n = t->n - i < AT_ONCE ? t->n - i : AT_ONCE;
         f(ctx, i, values, n);
         cairn__convert(converted, t->dtype, values, CAIRN_F64, n);
-        cairn_status st = cairn__device_upload(t->env->device, (char *)t->data + i * nbytes, converted, n * nbytes);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__device_upload(t->env->device, (char *)t->data + i * nbytes, converted, n * nbytes));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 struct random_stream {
@@ -252,9 +253,11 @@ cairn_tensor *cairn_tensor_keep(const cairn_tensor *t) {
     struct cairn__arena *scratch = &cairn__tape_of(t->env)->scratch;
     const struct cairn__arena_mark mark = cairn__arena_mark(scratch);
     const void *values = NULL;
-    cairn_status st = cairn__tensor_dense(t, "keep", &values);
-    if (st == CAIRN_OK) st = cairn__device_copy(t->env->device, kept->data, values, nbytes_of(t));
-    if (st == CAIRN_OK) st = cairn__tensor_ask(t);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_dense(t, "keep", &values));
+    TRY(cairn__device_copy(t->env->device, kept->data, values, nbytes_of(t)));
+    TRY(cairn__tensor_ask(t));
+out:
     cairn__arena_release(scratch, mark);
     return finished(kept, st);
 }
@@ -286,14 +289,15 @@ static cairn_status upload_as(struct cairn_device *d, void *x, cairn_dtype to, c
     enum { AT_ONCE = 1024 };
     uint64_t block[AT_ONCE];
     const size_t to_nbytes = cairn_dtype_nbytes(to), from_nbytes = cairn_dtype_nbytes(from);
+    cairn_status st = CAIRN_OK;
     if (to == from) return cairn__device_upload(d, x, values, n * to_nbytes);
     for (size_t i = 0; i < n; i += AT_ONCE) {
         const size_t m = n - i < AT_ONCE ? n - i : AT_ONCE;
         cairn__convert(block, to, (const char *)values + i * from_nbytes, from, m);
-        cairn_status st = cairn__device_upload(d, (char *)x + i * to_nbytes, block, m * to_nbytes);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__device_upload(d, (char *)x + i * to_nbytes, block, m * to_nbytes));
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n) {
@@ -331,8 +335,8 @@ void cairn_tensor_clear_grad(cairn_tensor *leaf) {
 
 cairn_status cairn__tensor_of_param(struct cairn__param *p, cairn_tensor **out) {
     cairn_tensor *t = NULL;
-    cairn_status st = cairn__calloc(1, sizeof(*t), (void **)&t);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(1, sizeof(*t), (void **)&t));
     t->env = p->set->env;
     t->kind = CAIRN__PARAM;
     t->param = p;
@@ -341,7 +345,8 @@ cairn_status cairn__tensor_of_param(struct cairn__param *p, cairn_tensor **out) 
     cairn__tensor_lay_out(t);
     t->wants_grad = true;
     *out = t;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 void cairn__tensor_of_param_destroy(cairn_tensor **tensor) {
@@ -436,41 +441,44 @@ cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const 
     REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not copy what is not dense yet; use device \"cpu\"", what,
             cairn_device_name(d));
     void *dense = NULL;
-    cairn_status st = cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, nbytes_of(t), &dense);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, nbytes_of(t), &dense));
     const struct cairn__view x = cairn__tensor_view(t);
     const struct cairn__view y = cairn__view_dense(dense, x.dtype, x.ndim, x.size);
     d->math->map(d, CAIRN__MAP_COPY, &y, &x, NULL);
     *out = dense;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* n elements of device memory, in another type on the host. */
 static cairn_status download_as(struct cairn_device *d, void *values, cairn_dtype to, const void *x, cairn_dtype from,
                                 size_t n) {
+    cairn_status st = CAIRN_OK;
     enum { AT_ONCE = 1024 };
     uint64_t block[AT_ONCE];
     const size_t to_nbytes = cairn_dtype_nbytes(to), from_nbytes = cairn_dtype_nbytes(from);
     if (to == from) return cairn__device_download(d, values, x, n * to_nbytes);
     for (size_t i = 0; i < n; i += AT_ONCE) {
         const size_t m = n - i < AT_ONCE ? n - i : AT_ONCE;
-        cairn_status st = cairn__device_download(d, block, (const char *)x + i * from_nbytes, m * from_nbytes);
-        if (st != CAIRN_OK) return st;
+        TRY(cairn__device_download(d, block, (const char *)x + i * from_nbytes, m * from_nbytes));
         cairn__convert((char *)values + i * to_nbytes, to, block, from, m);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* A half type is widened on the device, so that there is one download whatever its size. */
 static cairn_status widen(const cairn_tensor *t, const void **values, cairn_dtype *dtype) {
     struct cairn_device *d = t->env->device;
     void *wide = NULL;
-    cairn_status st = cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__arena_alloc(&cairn__tape_of(t->env)->scratch, t->n * sizeof(float), &wide));
     cairn__pass_cast(d->passes, d, wide, CAIRN_F32, *values, *dtype, t->n);
     *values = wide;
     *dtype = CAIRN_F32;
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 static cairn_status read_in_scratch(const cairn_tensor *t, cairn_dtype to, void *values, size_t n) {
@@ -488,15 +496,15 @@ out:
 
 cairn_status cairn_tensor_read_as(const cairn_tensor *t, cairn_dtype dtype, void *values, size_t n) {
     REQUIRE(t && (values || n == 0), CAIRN_EINVAL, "read: tensor and values must be set");
-    cairn_status st = cairn__check_dtype("read", dtype);
-    if (st != CAIRN_OK) return st;
-    st = cairn__tensor_check(t, "read");
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_dtype("read", dtype));
+    TRY(cairn__tensor_check(t, "read"));
     REQUIRE(n == t->n, CAIRN_EINVAL, "read: room for %zu values, but the tensor has %zu", n, t->n);
     struct cairn__arena *scratch = &cairn__tape_of(t->env)->scratch;
     const struct cairn__arena_mark mark = cairn__arena_mark(scratch);
     st = read_in_scratch(t, dtype, values, n);
     cairn__arena_release(scratch, mark);
+out:
     return st;
 }
 
@@ -512,10 +520,12 @@ cairn_status cairn_tensor_read_grad(const cairn_tensor *leaf, double *values, si
     REQUIRE(n == leaf->n, CAIRN_EINVAL, "read_grad: room for %zu values, but the tensor has %zu", n, leaf->n);
     for (size_t i = 0; i < n; i++) values[i] = 0;
     if (!leaf->has_grad) return CAIRN_OK;
-    const cairn_status st = cairn__tensor_ask(leaf);
-    if (st != CAIRN_OK) return st;
-    return download_as(leaf->env->device, values, CAIRN_F64, leaf->grad,
-                       leaf->dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32, n);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__tensor_ask(leaf));
+    TRY(download_as(leaf->env->device, values, CAIRN_F64, leaf->grad, leaf->dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32,
+                    n));
+out:
+    return st;
 }
 
 float cairn_tensor_item(const cairn_tensor *t) {
