@@ -159,12 +159,6 @@ cairn_status cairn__check_result(const struct cairn__tape *tape, const struct ca
                  cause_text(node, cause));
 }
 
-static int input_of(const struct cairn__node *node, const cairn_tensor *t) {
-    int i = 0;
-    while (i < node->count && (!node->inputs[i] || cairn__tensor_grad_target(node->inputs[i]) != t)) i++;
-    return i;
-}
-
 /* What node's backward is made from; without a node it is the gradient that backward begins with. */
 static bool is_given_infinity(const struct cairn__node *node) {
     if (!node || any_input_is_infinite(node)) return true;
@@ -185,9 +179,11 @@ cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cai
         tape->root->lets_infinities = true;
         return CAIRN_OK;
     }
-    if (!node) return CAIRN_OK; /* the sum will tell */
-    return found(tape, "backward of %s gave its input %d a gradient with %s%s", call_text(node, call),
-                 input_of(node, t), findings_text(f, values), scale_text(tape));
+    if (!node) return CAIRN_OK; /* cairn__check_sum reports it */
+    int i = 0;                  /* of the input that t is */
+    while (i < node->count && (!node->inputs[i] || cairn__tensor_grad_target(node->inputs[i]) != t)) i++;
+    return found(tape, "backward of %s gave its input %d a gradient with %s%s", call_text(node, call), i,
+                 findings_text(f, values), scale_text(tape));
 }
 
 cairn_status cairn__check_sum(const struct cairn__tape *tape, const struct cairn__node *node) {

@@ -68,18 +68,13 @@ static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, 
     return st;
 }
 
-static cairn_status check_modules_live(const struct cairn__node *node) {
+static cairn_status reach_from(struct cairn__tape *tape, const struct cairn__node *node, size_t *pending) {
+    cairn_status st = CAIRN_OK;
     bool ended = false;
     for (int i = 0; i < node->count; i++) ended |= node->inputs[i] && cairn__shows_ended(node->inputs[i]);
     for (size_t i = 0; i < node->num_outside; i++) ended |= cairn__shows_ended(node->outside[i].tensor);
     REQUIRE(!ended, CAIRN_ESTATE, "backward: a module whose parameters this graph used (in its %s) has been destroyed",
             cairn__node_name(node));
-    return CAIRN_OK;
-}
-
-static cairn_status reach_from(struct cairn__tape *tape, const struct cairn__node *node, size_t *pending) {
-    cairn_status st = CAIRN_OK;
-    TRY(check_modules_live(node));
     for (size_t i = 0; i < node->num_outside; i++)
         TRY(reach(tape, node->outside[i].tensor, node->outside[i].count, pending));
     for (int i = 0; !node->outside && i < node->count; i++) TRY(reach(tape, node->inputs[i], 1, pending));
@@ -119,17 +114,13 @@ out:
     return st;
 }
 
-/* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
-static bool saves_nothing(const struct cairn__node *node) {
-    return node->op == CAIRN__OP_CAST || node->row->view;
-}
-
 static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node) {
     struct cairn__tape *root = tape->root;
     void *dy = node->result->sum;
     REQUIRE(dy, CAIRN_EINTERNAL, "backward: no gradient came to the result of %s", cairn__node_name(node));
     root->walked = node;
-    node->consumed = !root->retain && !saves_nothing(node);
+    /* A cast saves nothing, and the losses of a step share a parameter's; nor does a view. */
+    node->consumed = !root->retain && node->op != CAIRN__OP_CAST && !node->row->view;
     const struct cairn__arena_mark mark = cairn__arena_mark(&tape->scratch);
     cairn_status st = cairn__check_sum(tape, node);
     if (st == CAIRN_OK) st = node->row->backward(tape, node, dy);

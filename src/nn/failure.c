@@ -11,11 +11,6 @@ static struct cairn__failure *running(struct cairn__tape *root) {
     return root->no_grad.depth > 0 ? &root->no_grad.failure : &root->failure;
 }
 
-static struct cairn__failure *of_result(const cairn_tensor *t) {
-    struct cairn__tape *root = t->tape->root;
-    return t->generation == root->no_grad.generation ? &root->no_grad.failure : &root->failure;
-}
-
 /* Whether the device had anything to say since it was last asked. The first failure is the one that is kept. */
 static bool listen(struct cairn__tape *root) {
     struct cairn__failure *f = running(root);
@@ -38,7 +33,8 @@ static cairn_status tell(struct cairn__failure *f) {
 cairn_status cairn__tensor_ask(const cairn_tensor *t) {
     struct cairn__tape *root = t->kind == CAIRN__RESULT ? t->tape->root : cairn__tape_of(t->env)->root;
     if (listen(root)) return tell(running(root));
-    return t->kind == CAIRN__RESULT ? tell(of_result(t)) : CAIRN_OK;
+    if (t->kind != CAIRN__RESULT) return CAIRN_OK;
+    return tell(t->generation == root->no_grad.generation ? &root->no_grad.failure : &root->failure);
 }
 
 void cairn__listen(struct cairn__tape *tape) {

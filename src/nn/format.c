@@ -77,17 +77,14 @@ out:
 
 /* ---- how they are written ---- */
 
-static int write_real(const struct format *f, double x, char text[VALUE_TEXT]) {
+static int write_value(const struct format *f, union value v, char text[VALUE_TEXT]) {
+    const double x = v.real;
+    if (f->dtype == CAIRN_BOOL) return snprintf(text, VALUE_TEXT, v.integer ? "True" : "False");
+    if (!cairn__dtype(f->dtype)->is_float) return snprintf(text, VALUE_TEXT, "%lld", (long long)v.integer);
     if (isnan(x)) return snprintf(text, VALUE_TEXT, "nan");
     if (isinf(x)) return snprintf(text, VALUE_TEXT, x < 0 ? "-inf" : "inf");
     if (f->has_powers) return snprintf(text, VALUE_TEXT, "%.*e", PRECISION, x);
     return snprintf(text, VALUE_TEXT, f->has_fractions ? "%.*f" : "%.*f.", f->has_fractions ? PRECISION : 0, x);
-}
-
-static int write_value(const struct format *f, union value v, char text[VALUE_TEXT]) {
-    if (f->dtype == CAIRN_BOOL) return snprintf(text, VALUE_TEXT, v.integer ? "True" : "False");
-    if (cairn__dtype(f->dtype)->is_float) return write_real(f, v.real, text);
-    return snprintf(text, VALUE_TEXT, "%lld", (long long)v.integer);
 }
 
 /* Infinities and NaNs have no say in it, nor in the width; zeros none in the notation. */

@@ -60,16 +60,11 @@ static void copy_to(struct cairn__tape *tape, void *dst, cairn_dtype to, const v
 
 /* ---- leaves ---- */
 
-static cairn_status make_leaf_grad(cairn_tensor *t) {
-    if (t->grad) return CAIRN_OK;
-    return cairn__device_alloc(t->env->device, CAIRN__HOLDS_GRADS,
-                               t->n * cairn_dtype_nbytes(cairn__arithmetic_type(t->dtype)), &t->grad);
-}
-
 /* The only contribution to an f32 or f64 leaf is its gradient. */
 static cairn_status begin_leaf(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
+    const size_t nbytes = t->n * cairn_dtype_nbytes(cairn__arithmetic_type(t->dtype));
     cairn_status st = CAIRN_OK;
-    TRY(make_leaf_grad(t));
+    if (!t->grad) TRY(cairn__device_alloc(t->env->device, CAIRN__HOLDS_GRADS, nbytes, &t->grad));
     if (t->has_grad || t->uses > 1 || cairn__is_half(t->dtype)) return new_buffer(tape, t, t->dtype, dx);
     *dx = t->grad;
 out:

@@ -21,12 +21,6 @@ static cairn_tensor *split_heads(const struct attention *a, cairn_tensor *x) {
     return cairn_transpose(cairn_reshape(x, CAIRN_SHAPE(x->shape[0], x->shape[1], a->heads, a->dim / a->heads)), 1, 2);
 }
 
-static cairn_tensor *merge_heads(const struct attention *a, cairn_tensor *y) {
-    if (!y) return NULL;
-    const int64_t B = y->shape[0], T = y->shape[2];
-    return cairn_reshape(cairn_transpose(y, 1, 2), CAIRN_SHAPE(B, T, a->dim));
-}
-
 /* All three of one input: one product. */
 static cairn_status project_one(const struct attention *a, cairn_tensor *x, cairn_tensor *heads[3]) {
     cairn_tensor *all = cairn_linear_forward(x, a->in_weight, a->in_bias), *parts[3];
@@ -73,7 +67,9 @@ static cairn_tensor *attend(cairn_module *module, void *context, cairn_tensor *c
         cairn_scaled_dot_product_attention(heads[Q], heads[K], heads[V],
                                            cairn_attention_options(.mask = count > MASK ? inputs[MASK] : NULL,
                                                                    .dropout = module->training ? a->dropout : 0));
-    y = merge_heads(a, y);
+    if (!y) return NULL;
+    const int64_t B = y->shape[0], T = y->shape[2];
+    y = cairn_reshape(cairn_transpose(y, 1, 2), CAIRN_SHAPE(B, T, a->dim));
     return y ? cairn_module_forward(a->out, y) : NULL;
 }
 

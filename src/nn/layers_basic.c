@@ -52,16 +52,12 @@ static const struct {
     {cairn_silu, "SiLU"}, {cairn_tanh, "Tanh"}, {cairn_sigmoid, "Sigmoid"},
 };
 
-static const char *name_of(op_fn op) {
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        if (known[i].op == op) return known[i].name;
-    }
-    return "Activation";
-}
-
 cairn_module *cairn_activation(cairn_env *env, cairn_tensor *(*op)(cairn_tensor *x)) {
-    const struct cairn__module_kind kind = {.name = name_of(op), .forward = activate};
+    struct cairn__module_kind kind = {.name = "Activation", .forward = activate};
     cairn_module *m = NULL;
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (known[i].op == op) kind.name = known[i].name;
+    }
     if (!op) {
         (void)cairn__fail(CAIRN_EINVAL, "activation: the operation is NULL");
         return NULL;
@@ -119,21 +115,16 @@ static void drop_from(int i, int count, cairn_module *const *children) {
     if (is_ours) cairn__module_drop(children[i]);
 }
 
-static cairn_status check_children(int count, cairn_module *const *children) {
-    REQUIRE(count == 0 || (count > 0 && children), CAIRN_EINVAL, "sequential: %d children", count);
-    for (int i = 0; i < count; i++) {
-        if (!children[i]) return cairn__module_add_child(NULL, NULL, NULL, NULL); /* the first cause stays */
-        REQUIRE(!is_among(children, i, children[i]), CAIRN_EINVAL, "sequential: child %d is there already", i);
-    }
-    return CAIRN_OK;
-}
-
 /* *done: children that are taken or ended. */
 static cairn_status create_sequential(cairn_env *env, int count, cairn_module *const *children, int *done,
                                       cairn_module **out) {
     cairn_status st = CAIRN_OK;
     char name[16];
-    TRY(check_children(count, children));
+    REQUIRE(count == 0 || (count > 0 && children), CAIRN_EINVAL, "sequential: %d children", count);
+    for (int i = 0; i < count; i++) {
+        if (!children[i]) return cairn__module_add_child(NULL, NULL, NULL, NULL); /* keeps the first cause */
+        REQUIRE(!is_among(children, i, children[i]), CAIRN_EINVAL, "sequential: child %d is there already", i);
+    }
     TRY(cairn__module_create(env, &sequential_kind, 0, out));
     while (*done < count) {
         snprintf(name, sizeof(name), "%d", *done);

@@ -18,10 +18,6 @@ struct norm {
     void (*let_go)(void *owner);
 };
 
-static double eps_or_default(double eps) {
-    return eps == 0 ? 1e-5 : eps;
-}
-
 static cairn_status check_size(const char *what, int64_t n, double eps) {
     REQUIRE(n > 0, CAIRN_EINVAL, "%s: size %" PRId64 "; it must be positive", what, n);
     REQUIRE(eps >= 0 && isfinite(eps), CAIRN_EINVAL, "%s: eps %g", what, eps);
@@ -35,7 +31,7 @@ static cairn_status create_norm(cairn_env *env, const struct cairn__module_kind 
     cairn_module *m = NULL;
     TRY(cairn__module_create(env, kind, sizeof(struct norm), &m));
     struct norm *n = m->context;
-    n->eps = eps_or_default(eps);
+    n->eps = eps == 0 ? 1e-5 : eps;
     TRY(cairn__module_add_param(m, "weight", ndim, shape, true, &n->weight));
     if (bias) TRY(cairn__module_add_param(m, "bias", ndim, shape, true, &n->bias));
     TRY(cairn_init_constant(n->weight, 1));

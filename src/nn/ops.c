@@ -16,14 +16,11 @@ void *cairn__op_hook_ctx(const cairn_env *env) {
 
 /* ---- shapes that several rows share ---- */
 
-static cairn_status take_shape(cairn_tensor *result, const cairn_tensor *like) {
-    result->ndim = like->ndim;
-    memcpy(result->shape, like->shape, sizeof(result->shape));
-    return CAIRN_OK;
-}
-
 cairn_status cairn__infer_like_first(const struct cairn__node *node) {
-    return take_shape(node->result, node->inputs[0]);
+    cairn_tensor *y = node->result;
+    y->ndim = node->inputs[0]->ndim;
+    memcpy(y->shape, node->inputs[0]->shape, sizeof(y->shape));
+    return CAIRN_OK;
 }
 
 cairn_status cairn__infer_scalar(const struct cairn__node *node) {
@@ -87,19 +84,11 @@ static cairn_dtype widest(const cairn_dtype *types, int count) {
     return wide;
 }
 
-/* What others choose; views compute nothing. */
-static cairn_status ask_hook(const struct cairn__tape *tape, const struct cairn__node *node, bool in_place,
-                             const cairn_dtype *types, int floats, cairn_dtype *out) {
-    const struct cairn__op_hook *hook = &tape->main->hook;
-    if (!hook->compute_type || node->row->view) return CAIRN_OK;
-    const struct cairn__op_question question = {
-        .op = node->op, .name = cairn__node_own_name(node), .inputs = types, .count = floats, .in_place = in_place};
-    return hook->compute_type(hook->ctx, &question, out);
-}
-
-/* What the inputs that are floats are cast to; 0 = they stay as they are. */
+/* The type that float inputs are cast to, which the op hook chooses, or else the row; 0 = they stay as they are. A view
+ * computes nothing, so the hook is not called for it. */
 static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__node *node, cairn_tensor *const *inputs,
                                 cairn_dtype *out) {
+    const struct cairn__op_hook *hook = &tape->main->hook;
     cairn_dtype *types = NULL;
     int floats = 0;
     *out = (cairn_dtype)0;
@@ -113,17 +102,17 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
             types[floats++] = cairn__tensor_dtype(inputs[i]);
     }
     if (floats == 0) return CAIRN_OK;
-    TRY(ask_hook(tape, node, in_place, types, floats, out));
+    if (hook->compute_type && !node->row->view) {
+        const struct cairn__op_question question = {
+            .op = node->op, .name = cairn__node_own_name(node), .inputs = types, .count = floats, .in_place = in_place};
+        TRY(hook->compute_type(hook->ctx, &question, out));
+    }
     if (!*out && node->row->promotes) *out = widest(types, floats);
 out:
     return st;
 }
 
 /* ---- applying ---- */
-
-static bool is_optional(const struct cairn__op_row *row, int i) {
-    return i < 32 && (row->optional >> i & 1) != 0;
-}
 
 /* NULL in gives NULL out, and the first cause stays. *env: of the first tensor. */
 static cairn_status check_none_missing(const struct cairn__op_row *row, const char *name, int count,
@@ -132,7 +121,7 @@ static cairn_status check_none_missing(const struct cairn__op_row *row, const ch
     for (int i = 0; i < count; i++) {
         if (inputs[i]) {
             if (!*env) *env = inputs[i]->env;
-        } else if (!is_optional(row, i)) {
+        } else if (i >= 32 || (row->optional >> i & 1) == 0) {
             const cairn_status earlier = cairn__last_status();
             return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", name, i);
         }
@@ -271,10 +260,6 @@ out:
     return st;
 }
 
-static cairn_tensor *param_behind(cairn_tensor *t) {
-    return t->kind == CAIRN__PARAM ? t : t->shows;
-}
-
 cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *row, int count,
                                 cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes, void *made) {
     cairn_status st = CAIRN_OK;
@@ -286,7 +271,10 @@ cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *r
     struct cairn__tape *tape = cairn__tape_of(env);
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
     TRY(make_node(tape, op, row, count, inputs, attrs, attrs_nbytes, &node));
-    if (row->view || made) node->result->shows = param_behind(node->inputs[0]);
+    if (row->view || made) {
+        cairn_tensor *x = node->inputs[0];
+        node->result->shows = x->kind == CAIRN__PARAM ? x : x->shows;
+    }
     TRY(compute(tape, node, made));
     TRY(cairn__check_result(tape, node));
     if (node->result->wants_grad) {

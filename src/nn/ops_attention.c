@@ -79,22 +79,17 @@ static cairn_tensor *prepared_mask(cairn_tensor *mask, const cairn_tensor *q) {
 
 /* ---- passes ---- */
 
-/* Scores over nothing are 0, which no infinite scale may touch. */
-static double scale_of(double given, int64_t d) {
-    if (given != 0 || d == 0) return given;
-    return 1 / sqrt((double)d);
-}
-
 static struct cairn__attention attention_of(const struct cairn__tape *tape, const struct cairn__node *node) {
     const struct attrs *a = node->attrs;
     const cairn_tensor *q = node->inputs[Q], *k = node->inputs[K], *mask = node->inputs[MASK];
     const int64_t scores[4] = {q->shape[0], q->shape[1], q->shape[2], k->shape[2]};
+    const int64_t d = q->shape[3]; /* where it is 0 scores are 0 too, which no infinite scale may touch */
     struct cairn__attention p = {.q = cairn__tensor_view(q),
                                  .k = cairn__tensor_view(k),
                                  .v = cairn__tensor_view(node->inputs[V]),
                                  .y = cairn__tensor_view(node->result),
                                  .lse = node->saved,
-                                 .scale = scale_of(a->scale, q->shape[3]),
+                                 .scale = a->scale != 0 || d == 0 ? a->scale : 1 / sqrt((double)d),
                                  .causal = a->causal,
                                  .dropout = a->dropout,
                                  .seed = tape->env->seed,

@@ -40,13 +40,11 @@ out:
 static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .reads = cairn__reads_nothing};
 
-static cairn_status check_probability(double p) {
-    REQUIRE(p >= 0 && p <= 1, CAIRN_EINVAL, "dropout: p is %g, want 0 to 1", p);
-    return CAIRN_OK;
-}
-
 cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training) {
-    if (check_probability(p) != CAIRN_OK) return NULL;
+    if (!(p >= 0 && p <= 1)) {
+        cairn__fail(CAIRN_EINVAL, "dropout: p is %g, want 0 to 1", p);
+        return NULL;
+    }
     cairn__note_use(x); /* it may be the result */
     if (x && (!training || p == 0)) return cairn__tensor_check(x, "dropout") == CAIRN_OK ? x : NULL;
     struct dropout_attrs a = {.p = p};

@@ -107,19 +107,14 @@ static const double *numbers_of(const struct cairn__node *node, double own[CAIRN
 
 /* ---- operands ---- */
 
-/* torch.prelu's weight belongs to dimension 1. */
-static struct cairn__view along_channels(const struct cairn__node *node, const struct cairn__view *weight) {
-    const cairn_tensor *y = node->result;
-    struct cairn__view v = {.data = weight->data, .dtype = weight->dtype, .ndim = y->ndim};
-    memcpy(v.size, y->shape, sizeof(v.size));
-    if (y->ndim > 1 && cairn__view_numel(weight) > 1) v.stride[1] = weight->stride[0];
-    return v;
-}
-
-/* v, of the i-th input's shape, shown with the result's. */
+/* v, of the i-th input's shape, shown with the result's. torch.prelu's weight belongs to dimension 1. */
 static struct cairn__view shown(const struct cairn__node *node, int i, struct cairn__view v) {
-    if (node->op == CAIRN__OP_PRELU && i == 1) return along_channels(node, &v);
-    return cairn__view_broadcast(&v, node->result->ndim, node->result->shape);
+    const cairn_tensor *y = node->result;
+    if (node->op != CAIRN__OP_PRELU || i != 1) return cairn__view_broadcast(&v, y->ndim, y->shape);
+    struct cairn__view weight = {.data = v.data, .dtype = v.dtype, .ndim = y->ndim};
+    memcpy(weight.size, y->shape, sizeof(weight.size));
+    if (y->ndim > 1 && cairn__view_numel(&v) > 1) weight.stride[1] = v.stride[0];
+    return weight;
 }
 
 static struct cairn__view operand_view(const struct cairn__node *node, enum operand which, const void *dy) {
@@ -130,16 +125,13 @@ static struct cairn__view operand_view(const struct cairn__node *node, enum oper
 
 /* ---- passes.h's share ---- */
 
-static bool is_plain(const cairn_tensor *x, const cairn_tensor *y) {
-    const cairn_dtype t = cairn__tensor_dtype(x);
-    return x->is_dense && x->n == y->n && t == y->dtype && (t == CAIRN_F32 || cairn__is_half(t));
-}
-
 /* Whether the operation needs nothing but passes.h, forward and backward. */
 static bool is_on_passes(const struct cairn__node *node) {
-    if (node->row->needs_math) return false;
+    const cairn_tensor *y = node->result;
+    if (node->row->needs_math || (y->dtype != CAIRN_F32 && !cairn__is_half(y->dtype))) return false;
     for (int i = 0; i < node->count; i++) {
-        if (!is_plain(node->inputs[i], node->result)) return false;
+        const cairn_tensor *x = node->inputs[i];
+        if (!x->is_dense || x->n != y->n || cairn__tensor_dtype(x) != y->dtype) return false;
     }
     return true;
 }
@@ -200,14 +192,6 @@ static cairn_status take_type(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-/* where's condition is no operand of the type's choice. */
-static void forget_condition(const struct cairn__node *node) {
-    for (int i = 1; i < node->count; i++) {
-        if (cairn__is_float(cairn__tensor_dtype(node->inputs[i])))
-            node->result->dtype = cairn__tensor_dtype(node->inputs[i]);
-    }
-}
-
 static cairn_status element_infer(const struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__infer_broadcast(node));
@@ -220,7 +204,10 @@ static cairn_status where_infer(const struct cairn__node *node) {
     const cairn_dtype condition = cairn__tensor_dtype(node->inputs[0]);
     REQUIRE(condition == CAIRN_BOOL, CAIRN_EINVAL, "where: the condition is %s; it must be bool",
             cairn_dtype_name(condition));
-    forget_condition(node);
+    for (int i = 1; i < node->count; i++) { /* the condition has no part in the result's type */
+        if (cairn__is_float(cairn__tensor_dtype(node->inputs[i])))
+            node->result->dtype = cairn__tensor_dtype(node->inputs[i]);
+    }
     return element_infer(node);
 }
 
@@ -265,21 +252,7 @@ static void map_side(struct cairn__tape *tape, const struct cairn__node *node, c
     cairn__math_of(tape)->map(tape->env->device, side->map, to, x, numbers_of(node, own));
 }
 
-/* The gradient over the result's shape, unless it is dy itself; and its sum. */
-static cairn_status fold_side(struct cairn__tape *tape, const struct cairn__node *node, const struct side *side,
-                              const struct cairn__view *to, const void *dy) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__view wide = cairn__dy_view(node, dy);
-    if (side->map != CAIRN__MAP_COPY) {
-        wide.dtype = cairn__arithmetic_type(node->result->dtype);
-        TRY(cairn__scratch(tape, node->result->n * cairn_dtype_nbytes(wide.dtype), &wide.data));
-        map_side(tape, node, side, &wide, dy);
-    }
-    cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, to, &wide, 1, false);
-out:
-    return st;
-}
-
+/* An input that was broadcast gets the sum of the gradient over the result's shape. */
 static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__node *node, int i, const void *dy) {
     cairn_tensor *x = node->inputs[i];
     const struct side *side = &formulas[node->op].sides[i];
@@ -294,7 +267,13 @@ static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__
     } else if (is_whole_shape) {
         map_side(tape, node, side, &to, dy);
     } else {
-        TRY(fold_side(tape, node, side, &to, dy));
+        struct cairn__view wide = cairn__dy_view(node, dy);
+        if (side->map != CAIRN__MAP_COPY) {
+            wide.dtype = cairn__arithmetic_type(node->result->dtype);
+            TRY(cairn__scratch(tape, node->result->n * cairn_dtype_nbytes(wide.dtype), &wide.data));
+            map_side(tape, node, side, &wide, dy);
+        }
+        cairn__math_of(tape)->fold(tape->env->device, CAIRN__FOLD_SUM, &to, &wide, 1, false);
     }
     TRY(cairn__tensor_grad_end(tape, x, dx));
 out:

@@ -14,18 +14,6 @@ struct write {
 
 /* ---- what may be written ---- */
 
-static const char *kind_of(const cairn_tensor *x) {
-    return x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that wants a gradient";
-}
-
-/* Elements of x that share memory would be written twice. */
-static bool repeats_elements(const cairn_tensor *x) {
-    for (int d = 0; d < x->ndim; d++) {
-        if (x->stride[d] == 0 && x->shape[d] > 1) return true;
-    }
-    return false;
-}
-
 static cairn_status check_target(const char *name, const cairn_tensor *x) {
     if (!x && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(x, CAIRN_EINVAL, "%s: the tensor is NULL", name);
@@ -41,11 +29,14 @@ static cairn_status check_target(const char *name, const cairn_tensor *x) {
         !x->wants_grad || tape->no_grad.depth > 0, CAIRN_ESTATE,
         "%s: %s is being used in an in-place operation, which no graph records; do it between cairn_no_grad_begin and "
         "cairn_no_grad_end, or use y = cairn_%.*s(x, ...)",
-        name, kind_of(x), letters, name);
+        name, x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that wants a gradient", letters, name);
     REQUIRE(!tape->outer, CAIRN_ESTATE,
             "%s: within a checkpoint, whose function runs again in backward and would write twice; do it outside",
             name);
-    REQUIRE(!repeats_elements(x), CAIRN_EINVAL, "%s: the leaf shows one element of its memory several times", name);
+    for (int d = 0; d < x->ndim; d++) {
+        REQUIRE(x->stride[d] != 0 || x->shape[d] <= 1, CAIRN_EINVAL,
+                "%s: the leaf shows one element of its memory several times", name);
+    }
 out:
     return st;
 }
@@ -107,27 +98,23 @@ static cairn_status check_result(const struct write *w, const cairn_tensor *y) {
     return CAIRN_OK;
 }
 
-/* y is dense, and of x's type. */
-static cairn_status store(const struct write *w, const cairn_tensor *y) {
+/* y, which is dense, in x's type and over its values. */
+static cairn_status write_over(const struct write *w, cairn_tensor *y) {
     cairn_tensor *x = w->x;
     struct cairn_device *d = x->env->device;
-    void *to = cairn__tensor_data(w->operand);
-    if (x->is_dense) return cairn__device_copy(d, to, y->data, y->n * cairn_dtype_nbytes(y->dtype));
-    REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not write to what is not dense yet; use device \"cpu\"", w->name,
-            cairn_device_name(d));
-    const struct cairn__view from = cairn__tensor_view(y), into = cairn__tensor_view(x);
-    d->math->map(d, CAIRN__MAP_COPY, &into, &from, NULL);
-    return CAIRN_OK;
-}
-
-static cairn_status write_over(const struct write *w, cairn_tensor *y) {
-    if (!y) return cairn__last_status();
     const cairn_dtype to = cairn__tensor_dtype(w->operand);
     if (y->dtype != to) y = cairn_cast(y, to);
     if (!y) return cairn__last_status();
     cairn_status st = CAIRN_OK;
-    TRY(store(w, y));
-    if (w->x->param) TRY(cairn_param_changed(w->x->param->set, w->x->param->index, w->operand != w->x));
+    if (x->is_dense) {
+        TRY(cairn__device_copy(d, cairn__tensor_data(w->operand), y->data, y->n * cairn_dtype_nbytes(y->dtype)));
+    } else {
+        REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not write to what is not dense yet; use device \"cpu\"", w->name,
+                cairn_device_name(d));
+        const struct cairn__view from = cairn__tensor_view(y), into = cairn__tensor_view(x);
+        d->math->map(d, CAIRN__MAP_COPY, &into, &from, NULL);
+    }
+    if (x->param) TRY(cairn_param_changed(x->param->set, x->param->index, w->operand != x));
 out:
     return st;
 }

@@ -169,16 +169,6 @@ out:
 
 /* ---- gradients ---- */
 
-/* d/dx mean((x-y)^2) = 2/n (x-y), and the opposite for y. The factors are joined first: (2/n * dy) * (x-y). */
-static void plain_mse_backward(struct cairn__tape *tape, const struct cairn__node *node, int side, const void *dy,
-                               void *dx) {
-    const size_t n = node->inputs[side]->n;
-    const float s = 2.0f / (float)n;
-    cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, dx,
-                                         cairn__tensor_data(node->inputs[X]), cairn__tensor_data(node->inputs[TARGET]),
-                                         n, side == X ? s : -s, dy);
-}
-
 /* dy over the whole shape, times the weight. */
 static cairn_status weighted_dy(struct cairn__tape *tape, const struct cairn__node *node, const struct shape *s,
                                 const void *dy, struct cairn__view *out) {
@@ -233,7 +223,12 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         if (!cairn__wants_grad(t)) continue;
         TRY(cairn__tensor_grad_begin(tape, t, &dx));
         if (is_plain_mse(node)) {
-            plain_mse_backward(tape, node, side, dy, dx);
+            /* d/dx mean((x-y)^2) = 2/n (x-y), and the opposite for y. The factors come first: (2/n * dy) * (x-y). */
+            const float s = 2.0f / (float)t->n;
+            cairn__passes_of(tape)->mse_backward(tape->env->device, node->result->dtype, dx,
+                                                 cairn__tensor_data(node->inputs[X]),
+                                                 cairn__tensor_data(node->inputs[TARGET]), t->n, side == X ? s : -s,
+                                                 dy);
         } else {
             TRY(side_backward(tape, node, side, dy, dx));
         }

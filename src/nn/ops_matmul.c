@@ -27,17 +27,14 @@ static bool is_outer(const struct cairn__node *node) {
 
 /* ---- as matrices ---- */
 
-static struct cairn__view with_ones(const struct cairn__view *v, bool before) {
-    struct cairn__view m = {.data = v->data, .dtype = v->dtype, .ndim = 2, .size = {1, 1}};
-    m.size[before ? 1 : 0] = v->size[0];
-    m.stride[before ? 1 : 0] = v->stride[0];
-    return m;
-}
-
-/* v, of the shape of the i-th input, as [..., rows, columns]. */
+/* v, of the shape of the i-th input, as [..., rows, columns]; a vector as one row or one column. */
 static struct cairn__view as_matrix(const struct cairn__node *node, int i, const struct cairn__view *v) {
-    const bool is_left = i == left_of(node);
-    return v->ndim > 1 ? *v : with_ones(v, is_left != is_outer(node));
+    struct cairn__view m = {.data = v->data, .dtype = v->dtype, .ndim = 2, .size = {1, 1}};
+    if (v->ndim > 1) return *v;
+    const int along = (i == left_of(node)) != is_outer(node);
+    m.size[along] = v->size[0];
+    m.stride[along] = v->stride[0];
+    return m;
 }
 
 static struct cairn__view matrix_of(const struct cairn__node *node, int i) {

@@ -9,15 +9,10 @@
 
 /* ---- sum and mean of everything ---- */
 
-/* Whether passes.h computes it. */
-static bool is_plain(const cairn_tensor *x) {
-    const cairn_dtype t = cairn__tensor_dtype(x);
-    return x->is_dense && (t == CAIRN_F32 || cairn__is_half(t));
-}
-
 static cairn_status reduce(struct cairn__tape *tape, const struct cairn__node *node, double divisor) {
     const cairn_tensor *x = node->inputs[0], *y = node->result;
-    if (is_plain(x)) {
+    const cairn_dtype from = cairn__tensor_dtype(x);
+    if (x->is_dense && (from == CAIRN_F32 || cairn__is_half(from))) { /* passes.h computes it */
         cairn__passes_of(tape)->sum(tape->env->device, y->dtype, y->data, cairn__tensor_data(x), x->n, (float)divisor);
         return CAIRN_OK;
     }

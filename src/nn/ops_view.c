@@ -79,22 +79,17 @@ out:
     return st;
 }
 
-static void dense_strides(const struct shape *s, int64_t *stride) {
-    int64_t next = 1;
-    for (int d = s->ndim - 1; d >= 0; d--) {
-        stride[d] = next;
-        next *= s->size[d] > 0 ? s->size[d] : 1;
-    }
-}
-
 /* Strides that show x by the sizes of `to`, which hold as many elements; false where there are none. Dimensions of x
  * from the last on are gathered while each goes on where the one after it ends; a run of them is one stretch of memory
  * with one stride, which sizes of `to` must fill exactly. */
 static bool view_strides(const cairn_tensor *x, const struct shape *to, int64_t *stride) {
     int d = to->ndim - 1;
     int64_t base = x->ndim > 0 ? x->stride[x->ndim - 1] : 1, run = 1;
-    if (x->n == 0 || x->ndim == 0) {
-        dense_strides(to, stride);
+    if (x->n == 0 || x->ndim == 0) { /* dense ones */
+        for (int64_t next = 1; d >= 0; d--) {
+            stride[d] = next;
+            next *= to->size[d] > 0 ? to->size[d] : 1;
+        }
         return true;
     }
     for (int from = x->ndim - 1; from >= 0; from--) {
@@ -471,11 +466,6 @@ static cairn_status check_types(const struct cairn__node *node) {
     return CAIRN_OK;
 }
 
-static int dim_of_attrs(const struct cairn__node *node) {
-    const int dim = *(const int *)node->attrs;
-    return dim < 0 ? dim + node->result->ndim : dim;
-}
-
 static cairn_status cat_infer(const struct cairn__node *node) {
     const cairn_tensor *first = node->inputs[0];
     cairn_tensor *y = node->result;
@@ -532,7 +522,7 @@ out:
  * is moved on. */
 static struct cairn__view place_of(const struct cairn__node *node, const struct cairn__view *whole, int i,
                                    int64_t *start) {
-    const int dim = dim_of_attrs(node);
+    const int given = *(const int *)node->attrs, dim = given < 0 ? given + node->result->ndim : given;
     const bool stacks = node->op == CAIRN__OP_STACK;
     const int64_t length = stacks ? 1 : node->inputs[i]->shape[dim];
     const struct range r = {.dim = dim, .start = *start, .end = *start + length, .step = 1, .selects = stacks};
@@ -552,16 +542,6 @@ static cairn_status join_forward(struct cairn__tape *tape, struct cairn__node *n
     return CAIRN_OK;
 }
 
-static cairn_status join_side(struct cairn__tape *tape, cairn_tensor *x, struct cairn__view dy) {
-    void *dx = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__tensor_grad_begin(tape, x, &dx));
-    copy_view(tape, cairn__tensor_grad_view(x, dx), dy);
-    TRY(cairn__tensor_grad_end(tape, x, dx));
-out:
-    return st;
-}
-
 /* Parameters come first. */
 static cairn_status join_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct cairn__view whole = cairn__dy_view(node, dy);
@@ -571,7 +551,11 @@ static cairn_status join_backward(struct cairn__tape *tape, const struct cairn__
         for (int i = 0; i < node->count; i++) {
             cairn_tensor *x = node->inputs[i];
             const struct cairn__view place = place_of(node, &whole, i, &start);
-            if (cairn__wants_grad(x) && (x->param == NULL) == (others == 1)) TRY(join_side(tape, x, place));
+            void *dx = NULL;
+            if (!cairn__wants_grad(x) || (x->param == NULL) != (others == 1)) continue;
+            TRY(cairn__tensor_grad_begin(tape, x, &dx));
+            copy_view(tape, cairn__tensor_grad_view(x, dx), place);
+            TRY(cairn__tensor_grad_end(tape, x, dx));
         }
     }
 out:

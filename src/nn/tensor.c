@@ -262,12 +262,6 @@ out:
     return finished(kept, st);
 }
 
-static const char *owned_name(const cairn_tensor *t) {
-    return t->kind == CAIRN__PARAM  ? "module's parameter"
-           : t->kind == CAIRN__LEAF ? "module's buffer"
-                                    : "step's result";
-}
-
 void cairn_tensor_destroy(cairn_tensor **tensor) {
     if (!tensor || !*tensor) return;
     cairn_tensor *t = *tensor;
@@ -275,7 +269,10 @@ void cairn_tensor_destroy(cairn_tensor **tensor) {
     if (t->kind == CAIRN__LEAF && !t->is_buffer) {
         cairn__leaf_end(t);
     } else {
-        cairn__log(CAIRN_LOG_DEBUG, "tensor_destroy: a %s is not the caller's to end; it stays", owned_name(t));
+        const char *what = t->kind == CAIRN__PARAM  ? "module's parameter"
+                           : t->kind == CAIRN__LEAF ? "module's buffer"
+                                                    : "step's result";
+        cairn__log(CAIRN_LOG_DEBUG, "tensor_destroy: a %s is not the caller's to end; it stays", what);
     }
 }
 
