@@ -217,7 +217,7 @@ static void refused(const cairn_tensor *y, const char *sentence) {
     assert_string_equal(cairn_last_error(), sentence);
 }
 
-static void wrong_shapes_and_options_are_told(void **state) {
+static void wrong_shapes_and_options_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *q = normal(env, H, T, D), *k = normal(env, H, S, D), *v = normal(env, H, S, D);
     cairn_tensor *narrow = normal(env, H, S, 3), *few = normal(env, H, 6, D), *single = normal(env, 1, S, D);
@@ -242,7 +242,7 @@ static void wrong_shapes_and_options_are_told(void **state) {
     assert_null(cairn_scaled_dot_product_attention(q, k, NULL, NULL));
 }
 
-static void wrong_products_are_told(void **state) {
+static void wrong_products_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *a = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(64, 1024));
     cairn_tensor *b = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(512, 16));
@@ -300,8 +300,8 @@ int main(void) {
         ENV_TEST(heads_without_a_size_average_the_values),
         ENV_TEST(mask_that_wants_a_gradient_gets_none),
         ENV_TEST(mask_of_another_float_type_leaves_the_product_in_its_own),
-        ENV_TEST(wrong_shapes_and_options_are_told),
-        ENV_TEST(wrong_products_are_told),
+        ENV_TEST(wrong_shapes_and_options_are_refused),
+        ENV_TEST(wrong_products_are_refused),
         ENV_TEST(products_that_cannot_be_counted_are_refused),
         ENV_TEST(gradient_of_what_addmm_adds_is_rounded_once),
     };

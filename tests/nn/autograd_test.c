@@ -1,4 +1,4 @@
-/* What can be asked of a graph: none at all, several walks, gradients for many elements, detached values, the user's
+/* Graphs: none at all, several walks, gradients for many elements, detached values, the user's
  * own operations; and where the memory of a step is. */
 #include <math.h>
 #include <string.h>
@@ -61,7 +61,7 @@ static void results_without_a_graph_die_with_the_outermost_scope(void **state) {
     cairn_no_grad_begin(NULL);
 }
 
-static void stale_use_is_told_for_three_scopes(void **state) {
+static void stale_use_is_refused_for_three_scopes(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env);
     cairn_no_grad_begin(env);
@@ -115,7 +115,7 @@ static const struct cairn__op_hook half_hook = {.compute_type = linear_in_half};
 
 enum { ROWS = 4, IN = 8, OUT = 3 };
 
-/* The gradient of the weight after a forward, an evaluation with other weights if told, and a backward. */
+/* The gradient of the weight after a forward, an evaluation with other weights where requested, and a backward. */
 static void weight_gradient(cairn_env *env, bool evaluate_before, bool evaluate_between, float *dw) {
     cairn_manual_seed(env, 3);
     cairn_module *m = cairn_linear(env, IN, OUT);
@@ -282,7 +282,7 @@ static void double_leaf_has_a_double_gradient(void **state) {
 
 /* ---- memory ---- */
 
-/* The gradient of a sum's result goes to both sides as it is: whoever adds to it must not touch the other's. */
+/* The gradient of a sum's result goes to both operands as it is: adding to one must not change the other. */
 static void shared_gradients_are_not_written(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env);
@@ -528,7 +528,7 @@ static cairn_status refuse_backward(void *ctx, struct cairn_custom_array *dx, co
     return CAIRN_ENUMERIC;
 }
 
-static void custom_operations_failures_are_told(void **state) {
+static void failure_of_a_custom_operation_names_it(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *both[] = {x, x};
     struct cairn_custom_op op = times;
@@ -607,7 +607,7 @@ static void backward_is_not_disturbed_by_what_it_calls(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(results_without_a_graph_die_with_the_outermost_scope),
-        ENV_TEST(stale_use_is_told_for_three_scopes),
+        ENV_TEST(stale_use_is_refused_for_three_scopes),
         ENV_TEST(scopes_use_the_same_memory_again),
         ENV_TEST(step_may_begin_within_a_scope),
         ENV_TEST(evaluation_under_a_hook_leaves_graphs_intact),
@@ -624,7 +624,7 @@ int main(void) {
         ENV_TEST(failed_backward_gives_its_memory_back),
         ENV_TEST(weights_gradients_come_before_inputs_gradients),
         ENV_TEST(custom_operation_has_the_users_gradient),
-        ENV_TEST(custom_operations_failures_are_told),
+        ENV_TEST(failure_of_a_custom_operation_names_it),
         ENV_TEST(custom_operations_arguments_are_looked_at),
         ENV_TEST(backward_is_not_disturbed_by_what_it_calls),
     };

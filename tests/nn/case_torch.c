@@ -125,7 +125,7 @@ static bool meets_line(cairn_env *env, const struct op_case *c, const char *line
     char type[8] = "", name[8] = "", own[8] = "";
     int used = 0;
     if (sscanf(line, "%7s %7s %7s%n", type, name, own, &used) != 3 || !dtype_named(own)) {
-        snprintf(why, CASE_WHY, "a line of the vectors that nobody understands: %.60s", line);
+        snprintf(why, CASE_WHY, "an unknown line of the vectors: %.60s", line);
         return false;
     }
     if (dtype_named(type) != s->type) {

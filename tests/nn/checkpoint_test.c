@@ -377,7 +377,7 @@ static cairn_tensor *misbehave(void *ctx, cairn_tensor *const *inputs, int count
     return NULL;
 }
 
-static void function_that_misbehaves_is_told(void **state) {
+static void checkpoint_refuses_a_function_that_breaks_its_rules(void **state) {
     cairn_env *env = test_env_of(state);
     struct model m = make_model(env);
     static const struct {
@@ -462,7 +462,7 @@ static cairn_tensor *leaf_of(cairn_env *env, cairn_dtype dtype, const void *valu
     return x;
 }
 
-static void first_bad_result_is_told_with_its_operation(void **state) {
+static void anomaly_error_names_the_operation_of_the_first_bad_result(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf_of(env, CAIRN_F32, (const float[]){1, 1e30f, -1e30f, 2});
     cairn_detect_anomaly(env, 1);
@@ -481,7 +481,7 @@ static void first_bad_result_is_told_with_its_operation(void **state) {
     cairn_detect_anomaly(NULL, 1);
 }
 
-static void bad_input_is_told_as_such(void **state) {
+static void anomaly_error_says_that_an_input_was_bad_before(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf_of(env, CAIRN_F32, (const float[]){1, 2, 3, 4});
     cairn_tensor *bad = leaf_of(env, CAIRN_F32, (const float[]){1, 2, 3, NAN});
@@ -521,7 +521,7 @@ static void sentence_says_that_the_loss_is_scaled(void **state) {
     assert_non_null(strstr(cairn_last_error(), "; note that the loss is scaled"));
 }
 
-static void first_bad_gradient_is_told_with_its_operation(void **state) {
+static void anomaly_error_names_the_operation_of_the_first_bad_gradient(void **state) {
     cairn_env *env = test_env_of(state);
     const uint16_t halves[] = {0x3c00, 0x3c00, 0x3c00, 0x3c00};
     cairn_tensor *x = leaf_of(env, CAIRN_F16, halves);
@@ -543,7 +543,7 @@ static void sums_of_gradients_are_looked_at(void **state) {
     cairn_tensor *x = leaf_of(env, CAIRN_F16, halves), *z = cairn_relu(x);
     cairn_tensor *sum = cairn_add(cairn_mul_scalar(z, 40000), cairn_mul_scalar(z, -0.5));
     sum = cairn_add(sum, cairn_mul_scalar(z, 40000));
-    assert_non_null(sum); /* 79999.5 is beyond f16, but nobody looks yet */
+    assert_non_null(sum); /* 79999.5 is beyond f16, but nothing checks it yet */
     cairn_detect_anomaly(env, 1);
     assert_int_equal(cairn_backward_with(sum, cairn_backward_options(.grad = x)), CAIRN_ENUMERIC);
     assert_string_equal(cairn_last_error(),
@@ -580,14 +580,14 @@ int main(void) {
         ENV_TEST(checkpoints_share_the_memory_of_what_they_forget),
         ENV_TEST(function_may_give_back_its_input),
         ENV_TEST(without_a_graph_the_function_just_runs),
-        ENV_TEST(function_that_misbehaves_is_told),
+        ENV_TEST(checkpoint_refuses_a_function_that_breaks_its_rules),
         ENV_TEST(what_the_function_made_is_gone_after_it),
         ENV_TEST(checkpoints_arguments_are_looked_at),
-        ENV_TEST(first_bad_result_is_told_with_its_operation),
-        ENV_TEST(bad_input_is_told_as_such),
+        ENV_TEST(anomaly_error_names_the_operation_of_the_first_bad_result),
+        ENV_TEST(anomaly_error_says_that_an_input_was_bad_before),
         ENV_TEST(infinities_of_masks_are_no_anomalies),
         ENV_TEST(sentence_says_that_the_loss_is_scaled),
-        ENV_TEST(first_bad_gradient_is_told_with_its_operation),
+        ENV_TEST(anomaly_error_names_the_operation_of_the_first_bad_gradient),
         ENV_TEST(sums_of_gradients_are_looked_at),
         ENV_TEST(sums_that_leaves_and_parameters_hold_are_looked_at),
     };

@@ -14,7 +14,7 @@ static cairn_tensor *zeros(cairn_env *env, int ndim, const int64_t *shape) {
 
 /* ---- errors ---- */
 
-static void conv_tells_which_shapes_do_not_fit(void **state) {
+static void conv_error_names_shapes_that_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(8, 3, 64, 64), *w = ZEROS(64, 4, 3, 3);
     NO_TENSOR(cairn_conv2d_forward(x, w, NULL, NULL),
@@ -38,7 +38,7 @@ static void conv_tells_which_shapes_do_not_fit(void **state) {
               "conv2d: x [1, 1, 0, 4]: sizes of planes must be 1 to 2147483647");
 }
 
-static void conv_tells_options_out_of_range(void **state) {
+static void conv_refuses_options_out_of_range(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(1, 1, 4, 4), *w = ZEROS(1, 1, 3, 3);
     static const struct {
@@ -79,7 +79,7 @@ static void results_beyond_memory_are_refused(void **state) {
     assert_null(cairn_adaptive_avg_pool2d(x, MOST, MOST));
 }
 
-static void conv_tells_types_that_differ(void **state) {
+static void conv_refuses_types_that_differ(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(1, 1, 4, 4), *half = cairn_cast(ZEROS(1, 1, 3, 3), CAIRN_F16);
     NO_TENSOR(cairn_conv2d_forward(x, half, NULL, NULL),
@@ -88,7 +88,7 @@ static void conv_tells_types_that_differ(void **state) {
               "conv2d: x is i32, want a float type");
 }
 
-static void pool_tells_windows_that_do_not_fit(void **state) {
+static void pool_refuses_windows_that_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(2, 3, 5, 4);
     NO_TENSOR(cairn_max_pool2d(ZEROS(5, 4), 2, 2, NULL), "max_pool2d: x is [5, 4], want [N, C, H, W] or [C, H, W]");
@@ -220,11 +220,11 @@ static void steady_step_allocates_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        ENV_TEST(conv_tells_which_shapes_do_not_fit),
-        ENV_TEST(conv_tells_options_out_of_range),
+        ENV_TEST(conv_error_names_shapes_that_do_not_fit),
+        ENV_TEST(conv_refuses_options_out_of_range),
         ENV_TEST(results_beyond_memory_are_refused),
-        ENV_TEST(conv_tells_types_that_differ),
-        ENV_TEST(pool_tells_windows_that_do_not_fit),
+        ENV_TEST(conv_refuses_types_that_differ),
+        ENV_TEST(pool_refuses_windows_that_do_not_fit),
         ENV_TEST(max_pool_hands_on_nan_and_infinities),
         ENV_TEST(one_padding_is_of_rows_and_columns),
         ENV_TEST(first_of_equal_maxima_gets_the_gradient),

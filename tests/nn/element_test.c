@@ -167,7 +167,7 @@ static void a_half_gradient_of_a_broadcast_is_summed_in_f32(void **state) {
 
 /* ---- what is refused ---- */
 
-static void wrong_shapes_and_dimensions_are_told(void **state) {
+static void wrong_shapes_and_dimensions_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3)), *y = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4)),
                  *empty = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(3, 0));
@@ -195,7 +195,7 @@ static void bound_that_is_nan_makes_all_nan(void **state) {
     assert_true(cairn_tensor_grad(x)[0] == 0);
 }
 
-static void wrong_types_and_numbers_are_told(void **state) {
+static void wrong_types_and_numbers_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ROW(1, 2), *n = of_type(env, CAIRN_I64), *mask = of_type(env, CAIRN_BOOL);
     NO_TENSOR(cairn_neg(mask), "neg: bool is no number; cast it first");
@@ -307,9 +307,9 @@ int main(void) {
         ENV_TEST(integers_stay_integers_where_they_can),
         ENV_TEST(what_is_no_float_wants_no_gradient),
         ENV_TEST(a_half_gradient_of_a_broadcast_is_summed_in_f32),
-        ENV_TEST(wrong_shapes_and_dimensions_are_told),
+        ENV_TEST(wrong_shapes_and_dimensions_are_refused),
         ENV_TEST(bound_that_is_nan_makes_all_nan),
-        ENV_TEST(wrong_types_and_numbers_are_told),
+        ENV_TEST(wrong_types_and_numbers_are_refused),
         ENV_TEST(integers_take_the_nearest_value_they_have),
         ENV_TEST(scalars_are_reduced_along_their_last_dimension),
         ENV_TEST(shapes_beyond_memory_are_refused),

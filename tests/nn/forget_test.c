@@ -155,7 +155,7 @@ static cairn_status sums_in_f32(void *ctx, const struct cairn__op_question *q, c
     return CAIRN_OK;
 }
 
-/* The cast that sum needs is read by nobody once there is a sum. */
+/* Nothing reads the cast that sum needs once there is a sum. */
 static void casts_that_operations_make_are_forgotten(void **state) {
     cairn_env *env = test_env_of(state);
     const struct cairn__op_hook hook = {.compute_type = sums_in_f32};

@@ -202,7 +202,7 @@ static void listen_to(struct beginning *b, cairn_module *m) {
 }
 
 /* Of two modules, weights (bit 0) and biases (bit 1). */
-static void backward_tells_what_it_will_write(void **state) {
+static void backward_announces_the_gradients_it_will_write(void **state) {
     static const unsigned cases[][2] = {{3, 3}, {1, 2}, {2, 0}, {0, 1}, {3, 1}, {1, 0}};
     cairn_env *env = test_env_of(state);
     cairn_module *m[2];
@@ -449,7 +449,7 @@ int main(void) {
         ENV_TEST(zero_loss_of_no_parameters_is_refused),
         ENV_TEST(leaf_adds_up_over_backwards_until_cleared),
         ENV_TEST(parameter_used_twice_is_written_once_with_the_sum),
-        ENV_TEST(backward_tells_what_it_will_write),
+        ENV_TEST(backward_announces_the_gradients_it_will_write),
         ENV_TEST(backward_that_is_refused_writes_nothing),
         ENV_TEST(two_backwards_accumulate_in_parameters),
         ENV_TEST(half_gradient_beyond_its_range_is_infinite),

@@ -10,13 +10,13 @@ enum { B = 8, IN = 32, OUT = 16 };
 
 struct counting {
     cairn_dtype half;
-    int asked[CAIRN__NUM_OPS];
+    int calls[CAIRN__NUM_OPS];
 };
 
 /* linear in half, mse_loss in f32, the rest as it comes. */
 static cairn_status choose(void *ctx, const struct cairn__op_question *q, cairn_dtype *out) {
     struct counting *c = ctx;
-    c->asked[q->op]++;
+    c->calls[q->op]++;
     if (q->op == CAIRN__OP_LINEAR) *out = c->half;
     if (q->op == CAIRN__OP_MSE_LOSS) *out = CAIRN_F32;
     return CAIRN_OK;
@@ -81,9 +81,9 @@ static void hook_equals_the_casts_written_out(void **state) {
         assert_memory_equal(cairn__grad_memory(param(&m, 1)->gradient), db, sizeof(db));
         assert_rounded(dw, OUT * IN, halves[i]);
         assert_rounded(db, OUT, halves[i]);
-        assert_int_equal(counts.asked[CAIRN__OP_LINEAR], 1);
-        assert_int_equal(counts.asked[CAIRN__OP_MSE_LOSS], 1);
-        assert_int_equal(counts.asked[CAIRN__OP_CAST] + counts.asked[CAIRN__OP_GUEST], 0);
+        assert_int_equal(counts.calls[CAIRN__OP_LINEAR], 1);
+        assert_int_equal(counts.calls[CAIRN__OP_MSE_LOSS], 1);
+        assert_int_equal(counts.calls[CAIRN__OP_CAST] + counts.calls[CAIRN__OP_GUEST], 0);
         cairn_module_destroy(&m.layer);
     }
 }
@@ -102,7 +102,7 @@ static void cast_is_refreshed_when_the_version_changes(void **state) {
     float *w = param(&m, 0)->data;
     for (int i = 0; i < OUT * IN; i++) w[i] = 0;
     env->begin_step(env);
-    assert_true(output(&m) == before); /* nobody said that the weights changed */
+    assert_true(output(&m) == before); /* no call has said that the weights changed */
     env->begin_step(env);
     cairn_param_changed(cairn_module_params(m.layer), 0, 0);
     const float changed = output(&m);
@@ -113,7 +113,7 @@ static void cast_is_refreshed_when_the_version_changes(void **state) {
     cairn_module_destroy(&m.layer);
 }
 
-/* The first graph still needs the copy of the old weights when the new ones are asked for. */
+/* The first graph still needs the copy of the old weights when the new ones are requested. */
 static void change_between_two_forwards_leaves_the_first_graph_intact(void **state) {
     cairn_env *env = test_env_of(state);
     struct counting counts = {.half = CAIRN_F16};

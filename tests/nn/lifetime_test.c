@@ -151,7 +151,7 @@ static void leaf_waits_for_every_tape(void **state) {
 static const char DESTROYED[] =
     "backward: a module whose parameters this graph used (in its linear) has been destroyed";
 
-static void backward_tells_that_a_module_was_destroyed(void **state) {
+static void backward_refuses_a_graph_of_a_destroyed_module(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 2, 2);
     cairn_tensor *x = leaf(env), *y = cairn_module_forward(m, x), *loss = cairn_sum(y);
@@ -170,7 +170,7 @@ static cairn_tensor *run_module(void *ctx, cairn_tensor *const *inputs, int coun
     return cairn_module_forward(ctx, inputs[0]);
 }
 
-static void backward_of_a_checkpoint_tells_it_too(void **state) {
+static void backward_of_a_checkpoint_refuses_it_too(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 2, 2);
     cairn_tensor *x = leaf(env), *loss = cairn_sum(cairn_checkpoint(run_module, m, (cairn_tensor *[]){x}, 1));
@@ -269,7 +269,7 @@ static void failure_stays_with_its_step(void **state) {
     assert_int_equal(cairn_backward(cairn_sum(x)), CAIRN_OK);
 }
 
-static void failure_that_nobody_was_told_is_logged(void **state) {
+static void failure_that_no_call_returned_is_logged(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env);
     assert_non_null(bad_loss(env, x));
@@ -316,14 +316,14 @@ int main(void) {
         ENV_TEST(leaf_of_step_and_no_grad_waits_for_the_step),
         ENV_TEST(checkpoint_keeps_a_leaf_that_was_destroyed),
         ENV_TEST(leaf_waits_for_every_tape),
-        ENV_TEST(backward_tells_that_a_module_was_destroyed),
-        ENV_TEST(backward_of_a_checkpoint_tells_it_too),
+        ENV_TEST(backward_refuses_a_graph_of_a_destroyed_module),
+        ENV_TEST(backward_of_a_checkpoint_refuses_it_too),
         ENV_TEST(view_of_a_destroyed_parameter_is_an_error),
         ENV_TEST(graphs_without_the_module_go_on),
         ENV_TEST(buffers_of_a_destroyed_module_wait_for_the_step),
         ENV_TEST(modules_made_and_destroyed_in_each_step_leave_nothing),
         ENV_TEST(failure_stays_with_its_step),
-        ENV_TEST(failure_that_nobody_was_told_is_logged),
+        ENV_TEST(failure_that_no_call_returned_is_logged),
         ENV_TEST(failed_evaluation_fails_no_step),
         ENV_TEST(failed_step_fails_behind_an_evaluation),
     };

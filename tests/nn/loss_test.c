@@ -48,7 +48,7 @@ static void scores_of_any_size_give_a_finite_loss(void **state) {
     assert_true(fabs(cairn_tensor_grad(x)[2] - 0.5 / (1 + exp(1))) < 1e-7);
 }
 
-static void target_that_is_no_class_is_told_by_backward(void **state) {
+static void backward_fails_on_a_target_that_is_no_class(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = scores(env), *loss = cairn_cross_entropy(x, targets(env, 1, 3), NULL);
     assert_non_null(loss);
@@ -124,7 +124,7 @@ int main(void) {
         ENV_TEST(mean_over_ignored_rows_alone_is_nan),
         ENV_TEST(ignored_row_counts_nothing),
         ENV_TEST(scores_of_any_size_give_a_finite_loss),
-        ENV_TEST(target_that_is_no_class_is_told_by_backward),
+        ENV_TEST(backward_fails_on_a_target_that_is_no_class),
         ENV_TEST(smoothing_of_one_forgets_the_target),
         ENV_TEST(class_losses_say_what_does_not_fit),
         ENV_TEST(bce_of_certain_probabilities_is_torchs_to_the_last_bit),

@@ -98,7 +98,7 @@ static void parameters_of_a_tree_are_one_set_named_by_path(void **state) {
     assert_int_equal(ended, 1);
 }
 
-static void buffers_are_named_by_path_from_the_module_asked(void **state) {
+static void buffers_are_named_by_path_from_the_module_given(void **state) {
     cairn_env *env = test_env_of(state);
     int ended = 0;
     cairn_module *root = empty(env);
@@ -189,7 +189,7 @@ static void a_child_belongs_to_one_module_alone(void **state) {
     assert_null(cairn_module_add_param(child, "late", CAIRN_SHAPE(1), 0));
     SAYS("the module is 'a' of another already");
     cairn_module *same = child;
-    cairn_module_destroy(&same); /* told in the log, and kept */
+    cairn_module_destroy(&same); /* logged, and kept */
     assert_non_null(same);
     cairn_module_destroy(&other);
     cairn_module_destroy(&root);
@@ -534,7 +534,7 @@ static cairn_tensor *forget_to_return(cairn_module *module, void *context, cairn
     return NULL;
 }
 
-static void forward_that_returns_null_is_told(void **state) {
+static void forward_that_returns_null_is_an_error(void **state) {
     cairn_env *env = test_env_of(state);
     const struct cairn_module_ops ops = {.struct_size = sizeof(ops), .name = "Silent", .forward = forget_to_return};
     cairn_module *m = cairn_module_create(env, &ops, NULL);
@@ -547,7 +547,7 @@ static void forward_that_returns_null_is_told(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(parameters_of_a_tree_are_one_set_named_by_path),
-        ENV_TEST(buffers_are_named_by_path_from_the_module_asked),
+        ENV_TEST(buffers_are_named_by_path_from_the_module_given),
         ENV_TEST(buffers_hold_values_and_belong_to_the_module),
         ENV_TEST(handles_are_found_by_path),
         ENV_TEST(names_are_refused_that_make_no_path),
@@ -569,7 +569,7 @@ int main(void) {
         ENV_TEST(buffers_become_half_all_or_none),
         ENV_TEST(only_a_buffer_that_is_not_half_yet_keeps_its_type),
         ENV_TEST(tree_is_shown_as_torch_shows_it),
-        ENV_TEST(forward_that_returns_null_is_told),
+        ENV_TEST(forward_that_returns_null_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -249,7 +249,7 @@ static bool wants_agree(cairn_env *env, const struct op_case *c, char why[CASE_W
     bool agrees = case_run(env, c, inputs, &how, &all, why) && case_run(env, c, inputs, &none, &without, why) &&
                   arrays_agree("without gradients: result", &without.y, &all.y, EQUAL, why);
     if (agrees && without.dy.values) {
-        snprintf(why, CASE_WHY, "the result wants a gradient that nobody asked for");
+        snprintf(why, CASE_WHY, "the result requires a gradient though no input does");
         agrees = false;
     }
     for (int i = 0; agrees && i < CASE_INPUTS; i++) {

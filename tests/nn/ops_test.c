@@ -128,7 +128,7 @@ static void linear_refuses_mixed_types(void **state) {
     assert_string_equal(cairn_last_error(), "linear: input is f16 but bias is bf16; cast one of them or let amp do it");
 }
 
-static void wrong_shapes_are_told(void **state) {
+static void wrong_shapes_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     static const float data[64 * 1024];
     cairn_tensor *x = tensor(env, CAIRN_F32, CAIRN_SHAPE(64, 1024), data);
@@ -150,7 +150,7 @@ static void wrong_shapes_are_told(void **state) {
                         "add: [64, 1024] and [8] do not broadcast: sizes 1024 and 8 in dimension -1");
 }
 
-static void wrong_arguments_are_told(void **state) {
+static void wrong_arguments_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     const float data[] = {1};
     assert_null(cairn_tensor_from(env, (cairn_dtype)99, CAIRN_SHAPE(1), data));
@@ -220,8 +220,8 @@ int main(void) {
         ENV_TEST(empty_tensors_are_fine),
         ENV_TEST(mixed_types_meet_in_f32),
         ENV_TEST(linear_refuses_mixed_types),
-        ENV_TEST(wrong_shapes_are_told),
-        ENV_TEST(wrong_arguments_are_told),
+        ENV_TEST(wrong_shapes_are_refused),
+        ENV_TEST(wrong_arguments_are_refused),
         ENV_TEST(module_casts_what_goes_in_and_comes_out),
         ENV_TEST(child_of_a_fork_multiplies),
     };

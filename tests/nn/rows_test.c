@@ -172,7 +172,7 @@ static void padding_row_gets_no_gradient(void **state) {
     }
 }
 
-static void index_outside_is_told_by_every_read_of_its_step(void **state) {
+static void index_out_of_range_fails_every_read_of_its_step(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *table = wanting(cairn_full(env, CAIRN_F32, CAIRN_SHAPE(4, 2), 1));
     cairn_tensor *y = cairn_embedding_forward(indices(env, 0, 4, -1), table, -1);
@@ -244,7 +244,7 @@ int main(void) {
         ENV_TEST(norms_of_nothing_are_empty),
         ENV_TEST(norms_say_what_does_not_fit),
         ENV_TEST(padding_row_gets_no_gradient),
-        ENV_TEST(index_outside_is_told_by_every_read_of_its_step),
+        ENV_TEST(index_out_of_range_fails_every_read_of_its_step),
         ENV_TEST(embedding_says_what_does_not_fit),
         ENV_TEST(dropout_keeps_what_its_uniforms_say),
         ENV_TEST(dropout_of_nothing_and_in_evaluation_is_the_input),

@@ -34,7 +34,7 @@ static void use_after_the_step_is_an_error(void **state) {
 }
 
 /* The header of a result is still intact one, two and three steps later, under new results. */
-static void stale_use_is_told_for_three_steps(void **state) {
+static void stale_use_is_refused_for_three_steps(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *old = cairn_sum(x);
     for (int i = 0; i < 3; i++) {
@@ -103,7 +103,7 @@ static void scaled_losses_do_not_mix(void **state) {
     assert_non_null(cairn_add(scaled, scaled));
 }
 
-static void backward_tells_every_set_where_its_factor_stands(void **state) {
+static void backward_gives_every_set_the_address_of_its_factor(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 4, 1);
     cairn_param_set *set = cairn_module_params(m);
@@ -169,7 +169,7 @@ static void backward_wants_one_element_and_something_to_do(void **state) {
     assert_string_equal(cairn_last_error(), "backward: nothing that the loss depends on wants a gradient");
 }
 
-static void only_leaves_can_be_asked_for_gradients(void **state) {
+static void only_leaves_can_require_gradients(void **state) {
     cairn_env *env = test_env_of(state);
     assert_int_equal(cairn_tensor_require_grad(NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_tensor_require_grad(cairn_sum(leaf(env))), CAIRN_ESTATE);
@@ -218,7 +218,7 @@ static void environments_do_not_mix(void **state) {
     test_env_destroy(other);
 }
 
-/* A listener that counts, and fails where it is told to. */
+/* A listener that counts, and fails where the test wants it to. */
 struct listening {
     struct cairn__grad_listener listener;
     cairn_status of_progress, of_settle;
@@ -256,7 +256,7 @@ static void every_listener_hears_how_a_backward_ended(void **state) {
     cairn_module *first = cairn_linear(env, 4, 3), *last = cairn_linear(env, 3, 2);
     cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 4), four);
     static const struct {
-        cairn_status of_progress, of_settle;  /* of last, which is told first */
+        cairn_status of_progress, of_settle;  /* of last, which is called first */
         int ready[2], settled[2], aborted[2]; /* first, last */
     } cases[] = {
         {CAIRN_OK, CAIRN_OK, {2, 2}, {1, 1}, {0, 0}},
@@ -283,17 +283,17 @@ static void every_listener_hears_how_a_backward_ended(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(use_after_the_step_is_an_error),
-        ENV_TEST(stale_use_is_told_for_three_steps),
+        ENV_TEST(stale_use_is_refused_for_three_steps),
         ENV_TEST(kept_result_outlives_its_step),
         ENV_TEST(written_leaf_has_its_new_values_in_its_old_memory),
         ENV_TEST(only_leaves_can_be_written),
         ENV_TEST(scaled_losses_do_not_mix),
-        ENV_TEST(backward_tells_every_set_where_its_factor_stands),
+        ENV_TEST(backward_gives_every_set_the_address_of_its_factor),
         ENV_TEST(destroyed_leaf_gives_its_memory_back),
         ENV_TEST(null_passes_on_with_its_first_cause),
         ENV_TEST(graph_is_consumed_by_its_backward),
         ENV_TEST(backward_wants_one_element_and_something_to_do),
-        ENV_TEST(only_leaves_can_be_asked_for_gradients),
+        ENV_TEST(only_leaves_can_require_gradients),
         ENV_TEST(steady_step_allocates_nothing),
         ENV_TEST(equal_steps_give_equal_bits),
         ENV_TEST(every_listener_hears_how_a_backward_ended),

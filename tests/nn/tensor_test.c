@@ -300,25 +300,26 @@ static void text_is_cut_where_there_is_no_room(void **state) {
 /* A thread that has seen no failure yet. */
 static void *ask_null(void *unused) {
     (void)unused;
-    const bool told = isnan(cairn_tensor_item(NULL)) && strcmp(cairn_last_error(), "item: the tensor is NULL") == 0;
-    return told ? (void *)1 : NULL;
+    const bool is_reported =
+        isnan(cairn_tensor_item(NULL)) && strcmp(cairn_last_error(), "item: the tensor is NULL") == 0;
+    return is_reported ? (void *)1 : NULL;
 }
 
 static void *keep_null(void *unused) {
     (void)unused;
-    const bool told = !cairn_tensor_keep(NULL) && strcmp(cairn_last_error(), "keep: the tensor is NULL") == 0;
-    return told ? (void *)1 : NULL;
+    const bool is_reported = !cairn_tensor_keep(NULL) && strcmp(cairn_last_error(), "keep: the tensor is NULL") == 0;
+    return is_reported ? (void *)1 : NULL;
 }
 
-static void null_without_a_cause_is_told(void **state) {
+static void null_without_an_earlier_error_is_an_error(void **state) {
     void *(*const calls[])(void *) = {ask_null, keep_null};
     (void)state;
     for (int i = 0; i < 2; i++) {
         pthread_t thread;
-        void *told = NULL;
+        void *is_reported = NULL;
         assert_int_equal(pthread_create(&thread, NULL, calls[i], NULL), 0);
-        assert_int_equal(pthread_join(thread, &told), 0);
-        assert_non_null(told);
+        assert_int_equal(pthread_join(thread, &is_reported), 0);
+        assert_non_null(is_reported);
     }
 }
 
@@ -343,7 +344,7 @@ int main(void) {
         ENV_TEST(blocks_are_set_apart_and_long_rows_broken),
         ENV_TEST(large_tensors_are_summarized),
         ENV_TEST(text_is_cut_where_there_is_no_room),
-        ENV_TEST(null_without_a_cause_is_told),
+        ENV_TEST(null_without_an_earlier_error_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

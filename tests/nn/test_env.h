@@ -32,7 +32,7 @@ static inline void test_env_destroy(cairn_env *env) {
     cairn__free(env);
 }
 
-/* cmocka's setup and teardown of a test with an environment of its own; leaks are told by the allocation counters. */
+/* cmocka's setup and teardown of a test with an environment of its own; the allocation counters find leaks. */
 struct test_state {
     cairn_env *env;
     uint64_t alive;

@@ -273,7 +273,7 @@ static void views_of_parameters_end_where_these_become_half(void **state) {
     }
 }
 
-static void wrong_views_are_told(void **state) {
+static void wrong_views_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3)),
                  *deep = cairn_zeros(env, CAIRN_F32, 8, (const int64_t[]){1, 1, 1, 1, 1, 1, 1, 1});
@@ -311,7 +311,7 @@ static void wrong_views_are_told(void **state) {
               "expand: [9223372036854775807, 2, 3] has more elements than memory can hold: at most 2^59");
 }
 
-static void wrong_joins_are_told(void **state) {
+static void wrong_joins_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3)),
                  *y = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 4));
@@ -525,8 +525,8 @@ int main(void) {
         ENV_TEST(parameters_are_viewed),
         ENV_TEST(views_of_parameters_end_where_these_become_half),
         ENV_TEST(chains_of_views_show_and_collect_what_they_should),
-        ENV_TEST(wrong_views_are_told),
-        ENV_TEST(wrong_joins_are_told),
+        ENV_TEST(wrong_views_are_refused),
+        ENV_TEST(wrong_joins_are_refused),
         ENV_TEST(nothing_in_gives_nothing_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
