@@ -98,7 +98,7 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
             uint32_t *const found = cairn__param_set_begin_loss(sets[k]);
             if (!found) continue; /* the user's */
             if (scaled) {
-                if (cairn__loss_look(loss, found) != CAIRN_OK) return NULL;
+                if (cairn__loss_check(loss, found) != CAIRN_OK) return NULL;
             } else if (!(scaled = cairn__scaler_scale(amp->scalers[amp->begun.id], loss, found))) {
                 return NULL;
             }

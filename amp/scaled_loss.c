@@ -11,7 +11,7 @@ struct scaling {
 };
 
 static const struct scaling *scaling_of(const struct cairn__node *node) {
-    return cairn__node_asked(node);
+    return cairn__node_attrs(node);
 }
 
 static cairn_status infer(const struct cairn__node *node) {

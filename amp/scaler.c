@@ -182,7 +182,7 @@ static struct cairn__loss_scale *next_cell(struct amp_scaler *s) {
 cairn_tensor *cairn__scaler_scale(amp_scaler *s, cairn_tensor *loss, uint32_t *found) {
     if (!loss) return NULL;
     if (stays_1(s) && cairn_tensor_dtype(loss) == CAIRN_F32)
-        return !found || cairn__loss_look(loss, found) == CAIRN_OK ? loss : NULL;
+        return !found || cairn__loss_check(loss, found) == CAIRN_OK ? loss : NULL;
     struct cairn__loss_scale *cell = next_cell(s);
     return cell ? cairn__scale_loss(loss, s->state, cell, found) : NULL;
 }

@@ -1,8 +1,8 @@
-/* Anomaly mode: looks at every value as it is made, on the host.
+/* Anomaly mode: checks every value for inf and NaN as it is computed, on the host.
  *
- * The first operation in order is the one that is told, since everything before it has been looked at. What comes from
- * outside (leaves, parameters, the gradient a backward begins with) is looked at only where a bad result asks why:
- * masks of -inf are no anomaly, nor is an infinity that an operation has from its inputs. */
+ * The error names the first operation in order, since everything before it has been checked. Values from outside
+ * (leaves, parameters, the gradient a backward begins with) are checked only to explain a bad result: masks of -inf are
+ * no anomaly, nor is an infinity that an operation has from its inputs. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -118,7 +118,7 @@ static const char *findings_text(struct findings f, char text[FOUND]) {
     return text;
 }
 
-/* The first input that was bad before, and is none of ours: ", because ...", or "". */
+/* "; its input 0 was bad before: ...", of the first input that is infinite or NaN; "" = none is. */
 static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
     char found[FOUND];
     text[0] = '\0';
@@ -132,7 +132,7 @@ static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
 
 /* ---- the checks ---- */
 
-/* Where anomalies are noted, all that counts is the first. */
+/* Noting keeps the first anomaly, so that nothing is checked after it. */
 static bool looks(const struct cairn__tape *tape) {
     const struct cairn__tape *main = tape->main;
     return main->finds_anomalies || (main->anomaly && !main->anomaly[0]);
@@ -159,7 +159,8 @@ cairn_status cairn__check_result(const struct cairn__tape *tape, const struct ca
                  cause_text(node, cause));
 }
 
-/* What node's backward is made from; without a node it is the gradient that backward begins with. */
+/* Whether what node's backward computes with holds an infinity; without a node, the gradient that backward begins with
+ * counts as one. */
 static bool is_given_infinity(const struct cairn__node *node) {
     if (!node || any_input_is_infinite(node)) return true;
     return node->result->sum && look_at_grad(node->result, node->result->sum).infs > 0;

@@ -1,9 +1,9 @@
 /* Backward: from the loss down the tape.
  *
  * First pass: mark what the loss depends on and count, for every tensor in it, how many contributions its gradient will
- * get. It changes nothing, so that a graph that may not be walked is refused whole. Second pass: the marked nodes, last
- * made first, which is an order in which every gradient is complete before it is handed on. What becomes of gradients
- * on the way is in gradient.c. */
+ * get. It changes no gradient, so that a graph that may not be walked is refused as a whole. Second pass: the marked
+ * nodes, last made first, an order in which every gradient is complete before its node propagates it. gradient.c has
+ * what happens to gradients on the way. */
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -23,7 +23,8 @@ out:
     return st;
 }
 
-/* The graph of a checkpoint has been counted within the one around it: there it only tells what it reaches. */
+/* The graph around a checkpoint counts the contributions of the checkpoint's graph: the mark on the checkpoint's own
+ * tape only lists which tensors outside it reaches. */
 static bool is_outside(const struct cairn__tape *tape, const cairn_tensor *t) {
     return tape->outer && (t->kind != CAIRN__RESULT || t->tape != tape);
 }
@@ -58,7 +59,7 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
     return remember_set(tape, t->param->set);
 }
 
-/* So many more contributions will reach t. *pending counts marked nodes that the pass has not come to. */
+/* t will get `count` more contributions. *pending: marked nodes that the pass has not visited. */
 static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, size_t *pending) {
     if (!cairn__wants_grad(t)) return CAIRN_OK;
     t = cairn__tensor_grad_target(t);
@@ -140,7 +141,8 @@ out:
     return st;
 }
 
-/* As they were made: ranks come to them in orders of their own, but wait for each other in this one. */
+/* By their creation: graphs reach sets in different orders on different ranks, but ranks wait for each other in this
+ * one. */
 static void order_sets(struct cairn__tape *tape) {
     size_t ordered = 0;
     for (struct cairn_param_set *set = cairn__last_set(tape->env); set; set = set->next) {
@@ -167,7 +169,7 @@ static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cai
     TRY(cairn__backward_walk(tape, loss));
     tape->walking = false;
     for (size_t i = 0; i < tape->num_sets; i++) TRY(cairn__param_set_settle(tape->sets[i]));
-    TRY(cairn__tensor_ask(loss));
+    TRY(cairn__tensor_failure(loss));
 out:
     tape->walking = false;
     for (size_t i = 0; st != CAIRN_OK && i < tape->num_sets; i++) cairn__param_set_abort(tape->sets[i]);
@@ -190,7 +192,8 @@ out:
     return st;
 }
 
-/* There is nothing to walk; but other ranks may be walking theirs, of any set: what these hear is said here too. */
+/* An error, as there is nothing to walk. But other ranks may walk theirs, of any set: each set takes part in what they
+ * agree on, and its error, which all ranks return, comes first. */
 static cairn_status check_wants_grad(const cairn_tensor *loss) {
     cairn_status st = CAIRN_OK;
     if (cairn__wants_grad(loss)) return CAIRN_OK;

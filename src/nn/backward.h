@@ -10,7 +10,7 @@
  * Errors: CAIRN_ESTATE a consumed graph. */
 cairn_status cairn__backward_mark(struct cairn__tape *tape, cairn_tensor *from);
 
-/* Hands on the gradient that from has through the nodes marked last. */
+/* Propagates from's gradient through the nodes marked last. */
 cairn_status cairn__backward_walk(struct cairn__tape *tape, const cairn_tensor *from);
 
 /* ---- anomaly.c: CAIRN_OK unless cairn_detect_anomaly is on and a value is infinite or NaN ---- */

@@ -54,7 +54,7 @@ out:
     return st;
 }
 
-static cairn_status told(const struct custom *c, const char *which, cairn_status st) {
+static cairn_status check_call(const struct custom *c, const char *which, cairn_status st) {
     if (st == CAIRN_OK) return CAIRN_OK;
     return cairn__fail(st, "%s: its %s returned %s", c->op.name, which, cairn_status_name(st));
 }
@@ -73,7 +73,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     struct views v;
     cairn_status st = CAIRN_OK;
     TRY(views_of(tape, node, &v));
-    TRY(told(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)));
+    TRY(check_call(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)));
 out:
     return st;
 }
@@ -100,7 +100,7 @@ static cairn_status backward(struct cairn__tape *tape, const struct cairn__node 
         if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &v.grads[i]));
         show(c, v.dx, i, node->inputs[i], v.grads[i]);
     }
-    TRY(told(c, "backward", c->op.backward(c->ctx, v.dx, v.dy, v.y, v.x, node->count)));
+    TRY(check_call(c, "backward", c->op.backward(c->ctx, v.dx, v.dy, v.y, v.x, node->count)));
     TRY(hand_on(tape, node, v.grads, true));
     TRY(hand_on(tape, node, v.grads, false));
 out:

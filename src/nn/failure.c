@@ -1,6 +1,6 @@
-/* What the device had to say stays with the step that it came from: a target that is no class is told by every backward
- * of the step, whoever asked first, since gradients of such a step are not to be applied. What a no_grad computes is
- * its own affair: an evaluation that failed fails no step. */
+/* Errors that the device finds while it computes, such as a target that is no class. The step keeps the first: every
+ * read and every backward of that step returns it, as its gradients must not be applied. A no_grad scope keeps its own:
+ * an evaluation that failed fails no step. */
 #include <stdio.h>
 
 #include "core/log.h"
@@ -11,26 +11,26 @@ static struct cairn__failure *running(struct cairn__tape *root) {
     return root->no_grad.depth > 0 ? &root->no_grad.failure : &root->failure;
 }
 
-/* Whether the device had anything to say since it was last asked. The first failure is the one that is kept. */
+/* Whether the device has reported a failure since the last call. The step keeps the first. */
 static bool listen(struct cairn__tape *root) {
     struct cairn__failure *f = running(root);
     const cairn_status st = cairn__device_check(root->env->device);
     if (st == CAIRN_OK) return false;
     if (f->status == CAIRN_OK) {
         f->status = st;
-        f->is_told = false;
-        snprintf(f->words, sizeof(f->words), "%s", cairn_last_error());
+        f->is_returned = false;
+        snprintf(f->message, sizeof(f->message), "%s", cairn_last_error());
     }
     return true;
 }
 
 static cairn_status tell(struct cairn__failure *f) {
     if (f->status == CAIRN_OK) return CAIRN_OK;
-    f->is_told = true;
-    return cairn__fail(f->status, "%s", f->words);
+    f->is_returned = true;
+    return cairn__fail(f->status, "%s", f->message);
 }
 
-cairn_status cairn__tensor_ask(const cairn_tensor *t) {
+cairn_status cairn__tensor_failure(const cairn_tensor *t) {
     struct cairn__tape *root = t->kind == CAIRN__RESULT ? t->tape->root : cairn__tape_of(t->env)->root;
     if (listen(root)) return tell(running(root));
     if (t->kind != CAIRN__RESULT) return CAIRN_OK;
@@ -42,7 +42,7 @@ void cairn__listen(struct cairn__tape *tape) {
 }
 
 void cairn__forget_failure(struct cairn__failure *f) {
-    if (f->status != CAIRN_OK && !f->is_told)
-        cairn__log(CAIRN_LOG_ERROR, "a step that nobody read and no backward walked has failed: %s", f->words);
+    if (f->status != CAIRN_OK && !f->is_returned)
+        cairn__log(CAIRN_LOG_ERROR, "a step that nobody read and no backward walked has failed: %s", f->message);
     f->status = CAIRN_OK;
 }

@@ -1,7 +1,7 @@
 /* Tensors as text, as torch prints them.
  * Source: torch/_tensor_str.py of PyTorch 1.13: four digits after the point; no point where all floats are integers but
  * one at the end; powers of ten where the values are more than a factor of 1000 apart, above 1e8 or (with fractions)
- * below 1e-4; lines of 80 columns. Unlike torch, shape and type are always told. */
+ * below 1e-4; lines of 80 columns. Unlike torch, shape and type are always written. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ struct format {
     int width;
 
     char *text;
-    size_t nbytes, used; /* used goes on behind the end */
+    size_t nbytes, used; /* used counts on past the end */
     int column;
 };
 
@@ -87,7 +87,7 @@ static int write_value(const struct format *f, union value v, char text[VALUE_TE
     return snprintf(text, VALUE_TEXT, f->has_fractions ? "%.*f" : "%.*f.", f->has_fractions ? PRECISION : 0, x);
 }
 
-/* Infinities and NaNs have no say in it, nor in the width; zeros none in the notation. */
+/* By the finite values that are not 0. */
 static void choose_notation(struct format *f) {
     double least = INFINITY, most = 0;
     for (size_t i = 0; i < f->count; i++) {
@@ -216,7 +216,7 @@ static cairn_status format(const cairn_tensor *t, char *text, size_t nbytes, siz
     f.summarizes = t->n > WHOLE;
     for (int d = 0; d < t->ndim; d++) count *= (size_t)shown(&f, d);
     TRY(cairn__calloc(count, sizeof(f.values[0]), (void **)&f.values));
-    TRY(cairn__tensor_ask(t));
+    TRY(cairn__tensor_failure(t));
     if (t->n > 0) TRY(load_values(&f, 0, 0));
     if (cairn__dtype(f.dtype)->is_float) choose_notation(&f);
     choose_width(&f);

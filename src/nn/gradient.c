@@ -6,7 +6,8 @@
  * not rounded. A parameter's gradient is written once, at its last use, to the slot that src/param gives: used once, it
  * is computed there; used several times, contributions are summed in f32 and rounded once.
  *
- * Memory of contributions is the pool's. What several tensors hold (cairn__tensor_grad_pass_on) is never written. */
+ * Memory of contributions is the pool's (grad_pool.h). Memory that several tensors hold (cairn__tensor_grad_pass_on) is
+ * never written. */
 #include "core/status.h"
 #include "nn/backward.h"
 
@@ -87,7 +88,7 @@ static cairn_status end_leaf(struct cairn__tape *tape, cairn_tensor *t, void *dx
 
 /* ---- parameters ---- */
 
-/* The first of several contributions becomes the f32 sum, the last one brings it to the slot. */
+/* The first of several contributions becomes the f32 sum; the last one adds to it and writes the slot. */
 static cairn_status add_to_param(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     const cairn_dtype dtype = t->param->dtype;
     void *slot = NULL;
@@ -124,7 +125,7 @@ out:
 
 /* ---- results ---- */
 
-/* Two gradients that others hold too make a third. */
+/* Into the one of the two buffers that has no other holder; into a third where both have. */
 static cairn_status add_to_result(struct cairn__tape *tape, cairn_tensor *t, void *dx) {
     cairn_status st = CAIRN_OK;
     void *sum = is_held_once(tape, t->sum) ? t->sum : is_held_once(tape, dx) ? dx : NULL;
@@ -141,7 +142,8 @@ out:
 
 /* ---- the three together ---- */
 
-/* Where the gradient of t ends up as it is, when views of a parameter or leaf hand it on: it can be made there. */
+/* Where t is a view of a parameter or leaf that passes its gradient on as it is: that parameter or leaf, in whose
+ * memory the gradient can be computed. */
 static cairn_tensor *last_target(const struct cairn__tape *tape, cairn_tensor *t) {
     cairn_tensor *last = cairn__tensor_grad_target(t);
     while (last->kind == CAIRN__RESULT && last->uses == 1 && last->node && last->node->reached == tape->backward &&
@@ -182,8 +184,7 @@ cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *
     struct cairn__tensor_grad_pool *pool = &tape->root->grads;
     void *dx = NULL;
     if (cairn__tensor_grad_target(t)->kind == CAIRN__RESULT && from == to) {
-        cairn__tensor_grad_pool_hold(pool,
-                                     dy); /* or it is not the pool's: the user's, or where a last target has its own */
+        cairn__tensor_grad_pool_hold(pool, dy); /* nothing where dy is the user's, or a last target's own memory */
         return cairn__tensor_grad_end(tape, t, (void *)(uintptr_t)dy);
     }
     cairn_status st = CAIRN_OK;

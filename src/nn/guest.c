@@ -37,15 +37,15 @@ static const struct cairn__op_row row_that_keeps_types = {.keeps_types = true,
                                                           .reads = reads,
                                                           .own_name = own_name};
 
-cairn_tensor *cairn__apply_guest(const struct cairn__guest *asked, size_t nbytes, int count,
+cairn_tensor *cairn__apply_guest(const struct cairn__guest *attrs, size_t nbytes, int count,
                                  cairn_tensor *const *inputs) {
-    const struct cairn__op_row *own = asked->op->keeps_types ? &row_that_keeps_types : &row;
-    return cairn__apply(CAIRN__OP_GUEST, own, count, inputs, asked, nbytes);
+    const struct cairn__op_row *own = attrs->op->keeps_types ? &row_that_keeps_types : &row;
+    return cairn__apply(CAIRN__OP_GUEST, own, count, inputs, attrs, nbytes);
 }
 
 /* ---- what they see ---- */
 
-const void *cairn__node_asked(const struct cairn__node *node) {
+const void *cairn__node_attrs(const struct cairn__node *node) {
     return node->attrs;
 }
 

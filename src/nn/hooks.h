@@ -20,7 +20,7 @@ enum cairn__op {
 /* "linear" */
 const char *cairn__op_name(enum cairn__op op);
 
-/* What is asked about an operation that is to be applied. */
+/* An operation that is about to be applied. */
 struct cairn__op_question {
     enum cairn__op op;
     const char *name;          /* "linear"; of CAIRN__OP_CUSTOM and CAIRN__OP_GUEST their own */
@@ -31,15 +31,15 @@ struct cairn__op_question {
 
 /* *out: the type op computes in and returns; 0, which it is set to, = nn's own rule (equal types, or the widest).
  * Inputs of another float type are cast first, and their gradients cast back; a parameter's cast is kept until its
- * weights change (struct cairn__param's version, and the environment's replays). Never asked about CAIRN__OP_CAST and
- * what keeps its types, nor about views. A status other than CAIRN_OK, whose sentence is written, fails the
+ * weights change (struct cairn__param's version, and the environment's replays). Never called for CAIRN__OP_CAST,
+ * operations that keep their types, and views. A status other than CAIRN_OK, whose sentence is written, fails the
  * operation. */
 struct cairn__op_hook {
     void *ctx;
     cairn_status (*compute_type)(void *ctx, const struct cairn__op_question *question, cairn_dtype *out);
 
-    /* (optional: both or neither) What compute_type goes by, in a number, so that a checkpoint runs again under what it
-     * ran under first: between resume and leave that holds again. leave gets what resume gave. */
+    /* (optional: all or none) What compute_type decides by, as a number. A checkpoint stores it and runs its function
+     * again between resume and leave, where it holds again. leave gets the scope that resume gave. */
     uint64_t (*policy)(void *ctx);
     cairn_status (*resume)(void *ctx, uint64_t policy, int *scope);
     void (*leave)(void *ctx, int scope);
@@ -47,7 +47,7 @@ struct cairn__op_hook {
     void (*end)(void *ctx); /* the environment ends */
 };
 
-/* hook is copied; it is asked about every operation of the environment, inside modules and outside. It stays until the
+/* hook is copied; it is called for every operation of the environment, inside modules and outside, until the
  * environment ends. There is one; amp's casts.c installs it. */
 void cairn__set_op_hook(cairn_env *env, const struct cairn__op_hook *hook);
 void *cairn__op_hook_ctx(const cairn_env *env); /* NULL where there is none */
@@ -57,7 +57,7 @@ void *cairn__op_hook_ctx(const cairn_env *env); /* NULL where there is none */
  * device memory: how many values a channel has in the share, which may be 0, and then two numbers of each channel. */
 struct cairn__stats_exchange {
     void *ctx;  /* alive as long as a backward may come */
-    int shares; /* 0 or 1: the input is the batch, and nobody is asked */
+    int shares; /* 0 or 1: the input is the whole batch, and nothing is exchanged */
 
     /* own [1 + 2 * channels]: each channel's mean and biased variance. It becomes those of the whole batch, the same
      * bits for every share. all: room for `shares` of it. */
@@ -92,15 +92,15 @@ cairn_status cairn__module_make_half_buffers(cairn_module *module, cairn_dtype h
 void cairn__module_use_half_buffers(cairn_module *module, cairn_dtype half);
 void cairn__module_drop_half_buffers(cairn_module *module);
 
-/* Anomaly mode that goes on: every value is looked at as it is made, and the sentence about the first that is infinite
- * or NaN is kept until it is forgotten; "" = there was none. Each on has its off: the last ends it. Errors:
+/* Anomaly mode without an error: every value is checked as it is computed, and the message about the first that is
+ * infinite or NaN is kept until it is forgotten; "" = there was none. Calls with on nest: the last off ends it. Errors:
  * CAIRN_ENOTSUP the device cannot; CAIRN_ENOMEM. */
 enum { CAIRN__ANOMALY_TEXT = 1024 };
 cairn_status cairn__note_anomalies(cairn_env *env, bool on);
 const char *cairn__noted_anomaly(const cairn_env *env);
 void cairn__forget_anomaly(cairn_env *env);
 
-/* Where the values of a buffer or a leaf stand, in device memory. */
+/* The values of a buffer or a leaf, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);
 
 /* The same of a tensor that `call` is to write or to read as dense rows. Errors: CAIRN_ESTATE not a leaf;
@@ -112,7 +112,7 @@ cairn_env *cairn__tensor_env(const cairn_tensor *t);
 
 /* The same look alone; one that is not f32 or half is looked at as f32. A loss of several elements, or a stale one, is
  * backward's to refuse. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found);
+cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found);
 
 /* Whether operations are recorded now: not between cairn_no_grad_begin and its end. */
 bool cairn__records(const cairn_env *env);
@@ -129,7 +129,7 @@ struct cairn__node; /* one application of an operation */
  * and in tables. */
 struct cairn__guest_op {
     const char *name;   /* "scale_loss": what sentences begin with */
-    bool keeps_types;   /* the op hook is not asked about it */
+    bool keeps_types;   /* the op hook is not called for it */
     bool reads_nothing; /* backward reads neither inputs nor result, which may be forgotten before */
 
     /* Checks the inputs and gives the result its shape, by one of cairn__infer_... below. */
@@ -141,17 +141,17 @@ struct cairn__guest_op {
     cairn_status (*backward)(struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
 };
 
-/* First in what is asked of such an operation beside its inputs. */
+/* The first field of the attrs of such an operation. */
 struct cairn__guest {
     const struct cairn__guest_op *op; /* lives as long as the graph */
 };
 
-/* The result; NULL where an input is NULL (the cause is kept) or on error. asked, of nbytes, is copied. */
-cairn_tensor *cairn__apply_guest(const struct cairn__guest *asked, size_t nbytes, int count,
+/* The result; NULL where an input is NULL (the cause is kept) or on error. attrs, of nbytes, is copied. */
+cairn_tensor *cairn__apply_guest(const struct cairn__guest *attrs, size_t nbytes, int count,
                                  cairn_tensor *const *inputs);
 
-/* What a node is: what was asked (the copy), its inputs as they were prepared, its result, whose it is. */
-const void *cairn__node_asked(const struct cairn__node *node);
+/* Of a node: its attrs (the copy), its inputs as they were cast and made dense, its result, its device. */
+const void *cairn__node_attrs(const struct cairn__node *node);
 int cairn__node_count(const struct cairn__node *node);
 cairn_tensor *cairn__node_input(const struct cairn__node *node, int i);
 cairn_tensor *cairn__node_result(const struct cairn__node *node);
@@ -166,7 +166,7 @@ enum { CAIRN__SHAPE_TEXT = CAIRN_MAX_DIMS * 22 + 3 };
 const char *cairn__shape_text(const cairn_tensor *t, char text[CAIRN__SHAPE_TEXT]);
 
 /* What a loss in t was multiplied by; NULL = none was. A result has its inputs', which must be one, until infer gives
- * it another: backward tells every parameter set it reaches. */
+ * it another: backward gives it to every parameter set it reaches. */
 const struct cairn__loss_scale *cairn__tensor_loss_scale(const cairn_tensor *t);
 void cairn__node_set_loss_scale(const struct cairn__node *node, const struct cairn__loss_scale *cell);
 
@@ -181,7 +181,7 @@ cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t,
 cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, void *dx);
 
 /* dy is the 1 with which backward starts, in f32, and the first input is a result that nothing else uses: its gradient
- * may be any memory that stands until the backward is over, given to cairn__tensor_grad_end alone. */
+ * may be any memory that lives until the backward is over, given to cairn__tensor_grad_end alone. */
 bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
 
 /* The parameters of a root as tensors, from the last registered to the first, the order in which gradients of most

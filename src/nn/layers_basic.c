@@ -107,7 +107,7 @@ static bool is_among(cairn_module *const *children, int count, const cairn_modul
     return false;
 }
 
-/* What nobody owns is ended, the last first: whether one is owned is looked at while all are still there. */
+/* Ends the children without a parent, the last first: each is checked while all are still alive. */
 static void drop_from(int i, int count, cairn_module *const *children) {
     if (i >= count) return;
     const bool is_ours = children[i] && !children[i]->parent && !is_among(children, i, children[i]);

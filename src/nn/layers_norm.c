@@ -14,7 +14,7 @@ struct norm {
     int64_t groups;
     cairn_tensor *mean, *var, *batches; /* of a batch norm: buffers, */
     struct cairn__stats_exchange exchange;
-    void *owner; /* of what the exchange goes through; NULL = nothing */
+    void *owner; /* of the exchange; NULL = there is none */
     void (*let_go)(void *owner);
 };
 
@@ -132,7 +132,7 @@ cairn_module *cairn_group_norm(cairn_env *env, int64_t groups, int64_t channels,
 
 /* ---- batch ---- */
 
-/* Nothing is computed from the count: it is there for who reads the state. */
+/* Nothing is computed from the count; it is part of the state, as in torch. */
 static cairn_status count_batch(cairn_tensor *batches) {
     int64_t n = 0;
     struct cairn_device *d = batches->env->device;

@@ -309,7 +309,7 @@ out:
     return st;
 }
 
-/* What came before a NULL is told too: it may be the cause. */
+/* The message has the last error before a NULL too: it may be the cause. */
 static cairn_tensor *forward(cairn_module *m, cairn_tensor *const *inputs, int count) {
     const uint64_t before = cairn__failures();
     cairn_tensor *y = m->kind.forward(m, m->context, inputs, count);

@@ -59,8 +59,7 @@ cairn_status cairn__module_add_param(cairn_module *module, const char *name, int
 /* As cairn_module_add_child; *out (may be NULL) is the child. */
 cairn_status cairn__module_add_child(cairn_module *module, const char *name, cairn_module *child, cairn_module **out);
 
-/* What cairn_module_destroy does to a child that add_child was given and did not take: nothing where it is
- * somebody's. */
+/* Ends a child that add_child was given and did not take, as cairn_module_destroy does; not one that has a parent. */
 void cairn__module_drop(cairn_module *child);
 
 /* Fills a parameter with uniforms in [-bound, bound) from the environment's next stream. */

@@ -1,4 +1,4 @@
-/* The one way through which every operation goes: look at the inputs, choose the type, cast, infer, compute, record. */
+/* Applies every operation: checks the inputs, chooses the type, casts, infers, computes, records. */
 #include "nn/backward.h"
 
 #include <string.h>
@@ -94,7 +94,7 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     *out = (cairn_dtype)0;
     if (node->row->keeps_types) return CAIRN_OK;
     const bool in_place = tape->in_place && cairn__is_float(cairn__tensor_dtype(inputs[0]));
-    tape->in_place = false; /* it is this operation, and none that prepares its inputs */
+    tape->in_place = false; /* this operation's, not that of casts of its inputs */
     cairn_status st = CAIRN_OK;
     TRY(cairn__tape_room(tape, (size_t)node->count * sizeof(types[0]), (void **)&types));
     for (int i = 0; i < node->count; i++) {
@@ -114,7 +114,7 @@ out:
 
 /* ---- applying ---- */
 
-/* NULL in gives NULL out, and the first cause stays. *env: of the first tensor. */
+/* A NULL input makes the result NULL and keeps the error that made the input NULL. *env: of the first tensor. */
 static cairn_status check_none_missing(const struct cairn__op_row *row, const char *name, int count,
                                        cairn_tensor *const *inputs, cairn_env **env) {
     *env = NULL;
@@ -155,8 +155,8 @@ out:
     return st;
 }
 
-/* The scale of a loss goes with it, so that backward can tell every parameter it reaches. What is scaled is told by the
- * cell: the scales themselves are known on the device alone. */
+/* A result inherits the loss scale of its inputs, so that backward can give it to every parameter set it reaches. Cells
+ * are compared, as the scales themselves are known on the device alone. */
 static cairn_status inherit_scale(const struct cairn__node *node) {
     const cairn_tensor *first = NULL;
     for (int i = 0; i < node->count; i++) {

@@ -1,4 +1,4 @@
-/* Operations from inside: one row each, or one for several, and the one way through which all of them go. A row is
+/* Operations from inside: one row each, or one for several, and cairn__apply, which applies them all. A row is
  * private to the file of its family, which hands it to cairn__apply.
  *
  * To add one: a line in op_list.h, its row in the file of its family, its public call in include/cairn/ops.h, a class
@@ -11,7 +11,7 @@
 
 struct cairn__op_row {
     bool promotes;     /* inputs of different types are cast to the widest float type, and other types left as they are;
-                      without it different float types are an error that infer tells */
+                      without it different float types are an error that infer returns */
     bool strided;      /* inputs may have any strides; without it they come dense (by the operation `contiguous`) */
     bool view;         /* the result shows memory of inputs[0]: infer gives its strides and data too, forward is NULL */
     bool needs_math;   /* refused on a device without the passes of math_passes.h */
@@ -26,7 +26,7 @@ struct cairn__op_row {
     /* Computes node->result's data, which has room, dense. */
     cairn_status (*forward)(struct cairn__tape *tape, struct cairn__node *node);
 
-    /* Hands on dy, the gradient of the result in the result's type and size, dense, by cairn__tensor_grad_begin and
+    /* Propagates dy, the gradient of the result in the result's type and size, dense, by cairn__tensor_grad_begin and
      * cairn__tensor_grad_end, or by cairn__tensor_grad_pass_on, once for each input that cairn__wants_grad: parameters
      * before other inputs. NULL = the result has no gradient. */
     cairn_status (*backward)(struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
@@ -51,7 +51,7 @@ bool cairn__reads_result(const struct cairn__node *node, int i);
 /* ---- forget.c ---- */
 
 /* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them,
- * before they were cast or made contiguous, which nobody else needs. */
+ * before they were cast or made contiguous; such copies are used here alone. */
 void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given);
 
 static inline const struct cairn__passes *cairn__passes_of(const struct cairn__tape *tape) {
@@ -131,8 +131,7 @@ static inline bool cairn__wants_grad(const cairn_tensor *t) {
 }
 
 /* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted
- * to t's type. Of one type nothing is copied where that can be: the memory is shared, and nobody writes to what is
- * shared. */
+ * to t's type. Where the types are equal and t is a result nothing is copied: shared memory is never written. */
 cairn_status cairn__tensor_grad_pass_on(struct cairn__tape *tape, cairn_tensor *t, const struct cairn__node *node,
                                         const void *dy);
 

@@ -1,12 +1,12 @@
-/* What changes the graph and no value: detach; and a look at a loss. */
+/* detach, and the check of a loss for inf and NaN. */
 #include <string.h>
 
 #include "core/status.h"
 #include "nn/ops.h"
 
-/* ---- looking ---- */
+/* ---- the check of a loss ---- */
 
-cairn_status cairn__loss_look(cairn_tensor *loss, uint32_t *found) {
+cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found) {
     const cairn_dtype dtype = cairn__tensor_dtype(loss);
     const bool is_looked_at = dtype == CAIRN_F32 || cairn__is_half(dtype);
     if (loss->n != 1 || cairn__tensor_check(loss, "backward") != CAIRN_OK) return CAIRN_OK;

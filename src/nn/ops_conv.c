@@ -191,7 +191,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     return CAIRN_OK;
 }
 
-/* weight and bias are handed on before dx is begun: whoever waits for them need not wait for it. */
+/* The gradients of weight and bias are complete before dx is computed: their reduction can begin meanwhile. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT], *bias = node->inputs[BIAS];
     struct cairn__conv v = conv_of(node);

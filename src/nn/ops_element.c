@@ -18,7 +18,7 @@ struct side {
     unsigned char of[CAIRN__MAP_INPUTS]; /* enum operand */
 };
 
-/* What integers become: f32, themselves but for bool, or themselves; or what all types become. */
+/* The type of a result of integers: f32; their own, bool refused; their own; or bool whatever the inputs are. */
 enum kind { FLOATS, NUMBERS, ANY, TRUTH };
 
 struct formula {
@@ -123,7 +123,7 @@ static struct cairn__view operand_view(const struct cairn__node *node, enum oper
     return shown(node, which - A, cairn__tensor_view(node->inputs[which - A]));
 }
 
-/* ---- passes.h's share ---- */
+/* ---- by passes.h ---- */
 
 /* Whether the operation needs nothing but passes.h, forward and backward. */
 static bool is_on_passes(const struct cairn__node *node) {
@@ -280,7 +280,7 @@ out:
     return st;
 }
 
-/* Weights stand behind what they are applied to, and come first here. */
+/* Last input first: weights are inputs behind those that they are applied to, and parameters come first in backward. */
 static cairn_status element_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     cairn_status st = CAIRN_OK;
     for (int i = node->count - 1; i >= 0; i--) {

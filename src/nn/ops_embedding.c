@@ -1,4 +1,4 @@
-/* embedding: rows of a table by index. Its gradient is dense, as torch's is where sparse is not asked for. */
+/* embedding: rows of a table by index. Its gradient is dense, as torch's is without sparse=True. */
 #include "core/status.h"
 #include "nn/ops_rows.h"
 

@@ -1,6 +1,6 @@
 /* Operations in place: the operation itself, outside of any graph, and a copy over its first input.
  *
- * They write to what no graph records: leaves, buffers and parameters. The values in between stand in memory of a
+ * They write to what no graph records: leaves, buffers and parameters. The values in between are in memory of a
  * no_grad, which is taken back at once, or with the one around it. A half parameter that has a master is computed on
  * that, so that what it holds beyond the half value is not lost, and its half weights are rounded from it. */
 #include "core/status.h"
@@ -82,7 +82,7 @@ out:
     return st;
 }
 
-/* x once more is as exact as x. */
+/* Where both are x, the operation reads the master for both. */
 static cairn_tensor *other_of(const struct write *w, cairn_tensor *other) {
     return other == w->x ? w->operand : other;
 }
@@ -166,7 +166,8 @@ cairn_tensor *cairn_clamp_(cairn_tensor *x, double low, double high) {
     return finish(&w, cairn_clamp(w.operand, low, high));
 }
 
-/* A cast is never asked for a type; through one memory of its own a part of x may be copied over x. */
+/* Through a cast, for which the op hook is never called and whose result has memory of its own: from may be a part of
+ * x. */
 cairn_tensor *cairn_copy_(cairn_tensor *x, cairn_tensor *from) {
     struct write w;
     if (begin(&w, "copy_", x, true, from) != CAIRN_OK) return NULL;

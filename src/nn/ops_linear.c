@@ -1,4 +1,4 @@
-/* y[..., out] = x[..., in] W[out, in]^T + bias[out], and the three products' worth of its gradients:
+/* y[..., out] = x[..., in] W[out, in]^T + bias[out], and the three products of its gradients:
  *     dW = dy^T x     db = column sums of dy, rows in order     dx = dy W
  * All dimensions of x but the last are one batch. Operands are multiplied as they are stored, sums are f32, each result
  * is rounded once. f64, for checks, goes through the passes for views. */

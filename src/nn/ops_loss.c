@@ -1,7 +1,7 @@
 /* Losses. Sums are those of kernels.h, with one division and one rounding.
  *
  * Most compare x with a target element by element: they differ in the functions alone (struct kind).
- * mse_loss of dense tensors of one shape, the loss that every device has, goes by passes of its own. */
+ * mse_loss of dense tensors of one shape, the loss that every device has, has passes of its own. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops_rows.h"
@@ -184,7 +184,7 @@ out:
     return st;
 }
 
-/* A side that was broadcast gets the sum over what it was repeated along. */
+/* An input that was broadcast gets the sum over what it was repeated along. */
 static cairn_status side_backward(struct cairn__tape *tape, const struct cairn__node *node, int side, const void *dy,
                                   void *dx) {
     const struct kind *kind = kind_of(node);

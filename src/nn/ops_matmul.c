@@ -199,7 +199,7 @@ static cairn_status room_of(struct cairn__tape *tape, cairn_dtype dtype, void *d
     return dtype == r ? CAIRN_OK : cairn__scratch(tape, n * cairn_dtype_nbytes(r), out);
 }
 
-/* In R, rounded once; with beta 0 x is not looked at. */
+/* In R, rounded once; with beta 0 x is not read. */
 static cairn_status addmm_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct factors *f = node->attrs;
     const cairn_tensor *y = node->result;

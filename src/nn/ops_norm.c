@@ -289,7 +289,7 @@ out:
     return st;
 }
 
-/* Without a gradient of x nobody is asked: what is told would not be read. */
+/* Without a gradient of x the sums are not exchanged: nothing would read them. */
 static cairn_status norm_backward(struct cairn__tape *tape, const struct cairn__node *node, struct cairn__norm *norm,
                                   bool has_dx) {
     if (norm->share != CAIRN__NORM_ALONE && has_dx) return share_backward(tape, node->attrs, norm);

@@ -126,13 +126,13 @@ static const struct cairn__op_row reshape_row = {
 static cairn_tensor *reshape(cairn_tensor *x, const struct shape *want) {
     struct shape fitted = *want;
     int64_t stride[CAIRN_MAX_DIMS];
-    /* Sizes that do not fit are told by infer, which comes after what is to be said of x itself. */
+    /* infer refuses sizes that do not fit, after apply has refused what is wrong with x itself. */
     if (x && !x->is_dense && fit_shape(x, &fitted) == CAIRN_OK && !view_strides(x, &fitted, stride))
         x = cairn_contiguous(x);
     return cairn__apply(CAIRN__OP_RESHAPE, &reshape_row, CAIRN__INPUTS(x), want, sizeof(*want));
 }
 
-/* shape with its sizes given. false: told. */
+/* false: an error, whose message is written. */
 static bool make_shape(const char *what, int ndim, const int64_t *size, struct shape *out) {
     *out = (struct shape){.ndim = ndim};
     if (ndim > 0 && ndim <= CAIRN_MAX_DIMS && !size) {
@@ -153,7 +153,7 @@ cairn_tensor *cairn_reshape(cairn_tensor *x, int ndim, const int64_t *shape) {
     return reshape(x, &want);
 }
 
-/* x's sizes, and dim counted from the front among `dims` of them. false: told. */
+/* x's sizes, and dim counted from the front among `dims` of them. false: an error, whose message is written. */
 static bool shape_around(const char *what, const cairn_tensor *x, int dims, int *dim, struct shape *out) {
     *out = (struct shape){.ndim = x->ndim};
     memcpy(out->size, x->shape, sizeof(out->size));
@@ -357,7 +357,7 @@ out:
     return st;
 }
 
-/* The parts of a split come here one after the other: after the first, each is added where it stands. */
+/* Of the parts of a split the first writes the whole gradient, and each of the others adds to its part of it. */
 static cairn_status slice_backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     static const double sum[CAIRN__MAP_NUMBERS] = {1};
     struct range r = *(const struct range *)node->attrs;
@@ -518,8 +518,8 @@ out:
     return st;
 }
 
-/* Where input i stands in whole, a dense view of the result's shape; *start is where it begins along the dimension, and
- * is moved on. */
+/* The part of whole, a dense view of the result's shape, that is input i; *start: where it begins along the dimension,
+ * then where the next one does. */
 static struct cairn__view place_of(const struct cairn__node *node, const struct cairn__view *whole, int i,
                                    int64_t *start) {
     const int given = *(const int *)node->attrs, dim = given < 0 ? given + node->result->ndim : given;

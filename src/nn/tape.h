@@ -56,7 +56,7 @@ void cairn__arena_restart(struct cairn__arena *arena);
 /* ---- the record ---- */
 
 enum {
-    /* A header is overwritten this many steps after its result's death; until then its use is told as an error. */
+    /* A header is overwritten this many steps after its result's death; until then its use is an error. */
     CAIRN__GENERATIONS = 4,
 };
 
@@ -78,21 +78,20 @@ struct cairn__node {
     int count;                       /* of inputs */
     cairn_tensor **inputs;           /* [count], with the node; NULL where an optional one was left out */
     cairn_tensor *result;
-    const void
-        *attrs;   /* what the op was asked beside its inputs: a struct of the op's own, with the node; NULL = nothing */
-    void *saved;  /* for backward: device memory of the op's own, of this generation (cairn__save) */
-    size_t index; /* on the tape */
-    uint64_t reached; /* the backward that last reached it */
-    bool consumed;    /* a backward has walked it and did not retain the graph; never of what saves nothing */
+    const void *attrs; /* arguments beside its inputs: a struct of the op's own, stored with the node; NULL = none */
+    void *saved;       /* for backward: device memory of the op's own, of this generation (cairn__save) */
+    size_t index;      /* on the tape */
+    uint64_t reached;  /* the backward that last reached it */
+    bool consumed;     /* a backward has walked it and did not retain the graph; never of what saves nothing */
     const struct cairn__uses *outside; /* of a checkpoint: what its gradient reaches, in place of its inputs */
     size_t num_outside;
 };
 
-/* What the device had to say of a step. */
+/* A failure of a step that the device reported. */
 struct cairn__failure {
     cairn_status status;
-    bool is_told;
-    char words[1024];
+    bool is_returned;
+    char message[1024];
 };
 
 /* Results made without a graph. They live in the memory of the step, and their headers in a ring of their own. */
@@ -139,7 +138,7 @@ struct cairn__tape {
     struct cairn__tape *next; /* ended tape */
 
     uint64_t trail;    /* a checkpoint's: a hash of what has been recorded, */
-    bool refused_step; /* and somebody tried to begin a step */
+    bool refused_step; /* and the function tried to begin a step */
 
     /* Of the main tape alone. */
     struct cairn__op_hook hook;              /* compute_type NULL = none */

@@ -1,4 +1,4 @@
-/* Leaf tensors, parameters' handles, and what can be asked of any tensor. */
+/* Leaf tensors, parameters' handles, and what programs read of any tensor. */
 #include "nn/tensor.h"
 
 #include <math.h>
@@ -76,7 +76,7 @@ out:
     return st;
 }
 
-/* t, or NULL in its place where st says that filling it failed. */
+/* t; or, where filling it failed with st, NULL, and t ends. */
 static cairn_tensor *finished(cairn_tensor *t, cairn_status st) {
     if (st != CAIRN_OK) cairn_tensor_destroy(&t);
     return t;
@@ -256,7 +256,7 @@ cairn_tensor *cairn_tensor_keep(const cairn_tensor *t) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_dense(t, "keep", &values));
     TRY(cairn__device_copy(t->env->device, kept->data, values, nbytes_of(t)));
-    TRY(cairn__tensor_ask(t));
+    TRY(cairn__tensor_failure(t));
 out:
     cairn__arena_release(scratch, mark);
     return finished(kept, st);
@@ -485,7 +485,7 @@ static cairn_status read_in_scratch(const cairn_tensor *t, cairn_dtype to, void 
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_dense(t, "read", &x));
     if (cairn__is_half(from) && from != to) TRY(widen(t, &x, &from));
-    TRY(cairn__tensor_ask(t)); /* what the pass that made a value had to say of it */
+    TRY(cairn__tensor_failure(t)); /* an error that a pass reported for the value */
     TRY(download_as(d, values, to, x, from, n));
 out:
     return st;
@@ -518,7 +518,7 @@ cairn_status cairn_tensor_read_grad(const cairn_tensor *leaf, double *values, si
     for (size_t i = 0; i < n; i++) values[i] = 0;
     if (!leaf->has_grad) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__tensor_ask(leaf));
+    TRY(cairn__tensor_failure(leaf));
     TRY(download_as(leaf->env->device, values, CAIRN_F64, leaf->grad, leaf->dtype == CAIRN_F64 ? CAIRN_F64 : CAIRN_F32,
                     n));
 out:

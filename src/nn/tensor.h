@@ -51,7 +51,7 @@ struct cairn_tensor {
     cairn_tensor *base; /* of a view of a result: the result whose memory it shows; NULL */
     int readers;        /* of its memory: views of it, and nodes whose backward reads it */
     bool owns_data;     /* a result's own, from the tape */
-    bool forgotten;     /* by cairn__forget: nobody reads it any more but those */
+    bool forgotten;     /* by cairn__forget: only its readers read it any more */
     struct cairn__node *node; /* that made it; NULL for leaves, and for results that want no gradient */
 
     void *grad;           /* a leaf's, in device memory: f32, or f64 as the leaf is */
@@ -126,7 +126,8 @@ static inline bool cairn__shows_ended(const cairn_tensor *t) {
     return p && p->is_ended;
 }
 
-/* The step that runs uses t, a leaf or a parameter: it stays until that is over, whoever ends it. Results: nothing. */
+/* The step that runs uses t, a leaf or a parameter: if its owner ends it, it is freed after the step. Results:
+ * nothing. */
 void cairn__note_use(cairn_tensor *t);
 
 /* Leaves and handles of parameters: in their list, ended by their owner, freed. */
@@ -138,13 +139,13 @@ void cairn__leaf_free(cairn_tensor *t);
 /* A generation is over: frees what waited for it alone. */
 void cairn__free_ended(struct cairn__tape *tape);
 
-/* What the device had to say since it was last asked; of a result, what it said of its step before, too. */
-cairn_status cairn__tensor_ask(const cairn_tensor *t);
+/* A failure that the device has reported since the last call; for a result, also an earlier one of its step. */
+cairn_status cairn__tensor_failure(const cairn_tensor *t);
 
-/* What the device has to say goes to the step that runs, which tells it. */
+/* Failures that the device has reported become those of the step that runs. */
 void cairn__listen(struct cairn__tape *tape);
 
-/* The step is over; a failure that nobody was told goes to the log. */
+/* The step is over; a failure that no call has returned goes to the log. */
 void cairn__forget_failure(struct cairn__failure *failure);
 
 /* A handle for p, owned by the caller, ended by cairn__tensor_of_param_destroy. */
@@ -170,10 +171,9 @@ cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype);
  * releases. CAIRN_ENOTSUP where the device cannot copy what is not dense. */
 cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const void **out);
 
-/* The caller made t, a result, handed it to nobody, and uses it no more: its memory goes to the next results unless a
- * backward reads it. Between the layers of a module; a result of which the caller does not know whether it is another's
- * input or output too must not be forgotten. Its later use is an error. NULL, leaves and parameters: nothing
- * happens. */
+/* The caller made t, a result, has given it to no other code, and uses it no more: its memory goes to the next results
+ * unless a backward reads it. Between the layers of a module; not for a result that may also be an input or output of
+ * other code. A later use of t is an error. NULL, leaves and parameters: nothing happens. */
 void cairn__forget(cairn_tensor *t);
 
 /* "[64, 1024]" into text, which is returned. */
