@@ -97,7 +97,7 @@ static void append(char text[TEXT], const char *more) {
 static const char *call_text(const struct cairn__node *node, char text[TEXT]) {
     char shape[CAIRN__SHAPE_TEXT];
     text[0] = '\0';
-    append(text, cairn__node_own_name(node));
+    append(text, cairn__node_name(node));
     for (int i = 0; i < node->count; i++) {
         append(text, i == 0 ? "(" : ", ");
         append(text, node->inputs[i] ? cairn__shape_text(node->inputs[i], shape) : "NULL");

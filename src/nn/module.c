@@ -315,7 +315,7 @@ static cairn_tensor *forward(cairn_module *m, cairn_tensor *const *inputs, int c
     cairn_tensor *y = m->kind.forward(m, m->context, inputs, count);
     if (y || cairn__failures() != before) return y;
     if (cairn__last_status() == CAIRN_OK) {
-        (void)cairn__fail(CAIRN_ESTATE, "%s: its forward returned NULL and told no error", m->kind.name);
+        (void)cairn__fail(CAIRN_ESTATE, "%s: its forward returned NULL without an error", m->kind.name);
     } else {
         (void)cairn__fail(cairn__last_status(), "%s: its forward returned NULL; the last error before: %s",
                           m->kind.name, cairn_last_error());

@@ -12,13 +12,9 @@ const char *cairn__op_name(enum cairn__op op) {
 }
 
 const char *cairn__name_of(enum cairn__op op, const struct cairn__op_row *row, const void *attrs) {
-    return op == CAIRN__OP_GUEST ? row->own_name(attrs) : names[op];
+    return row->own_name ? row->own_name(attrs) : names[op];
 }
 
 const char *cairn__node_name(const struct cairn__node *node) {
     return cairn__name_of(node->op, node->row, node->attrs);
-}
-
-const char *cairn__node_own_name(const struct cairn__node *node) {
-    return node->row->own_name ? node->row->own_name(node->attrs) : names[node->op];
 }

@@ -104,7 +104,7 @@ static cairn_status choose_type(struct cairn__tape *tape, const struct cairn__no
     if (floats == 0) return CAIRN_OK;
     if (hook->compute_type && !node->row->view) {
         const struct cairn__op_question question = {
-            .op = node->op, .name = cairn__node_own_name(node), .inputs = types, .count = floats, .in_place = in_place};
+            .op = node->op, .name = cairn__node_name(node), .inputs = types, .count = floats, .in_place = in_place};
         TRY(hook->compute_type(hook->ctx, &question, out));
     }
     if (!*out && node->row->promotes) *out = widest(types, floats);

@@ -87,12 +87,9 @@ cairn_tensor *cairn__prepare_input(struct cairn__tape *tape, const struct cairn_
 
 /* ---- op_names.c ---- */
 
-/* "linear"; of an operation of another room its own. */
+/* "linear"; of an operation of another room or of the user its own. */
 const char *cairn__node_name(const struct cairn__node *node);
 const char *cairn__name_of(enum cairn__op op, const struct cairn__op_row *row, const void *attrs);
-
-/* Likewise, and of a user's operation its own too. */
-const char *cairn__node_own_name(const struct cairn__node *node);
 
 /* ---- for rows ---- */
 

@@ -310,8 +310,8 @@ out:
 
 cairn_status cairn_tensor_require_grad(cairn_tensor *leaf) {
     REQUIRE(leaf, CAIRN_EINVAL, "require_grad: the tensor is NULL");
-    REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE,
-            "require_grad: only a leaf can be asked for its gradient, not a %s", kind_name(leaf));
+    REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "require_grad: only a leaf can require a gradient, not a %s",
+            kind_name(leaf));
     REQUIRE(!leaf->is_buffer, CAIRN_ESTATE, "require_grad: the tensor is a module's buffer, which has no gradient");
     REQUIRE(cairn__dtype(leaf->dtype)->is_float, CAIRN_EINVAL, "require_grad: %s values have no gradient",
             cairn_dtype_name(leaf->dtype));
@@ -513,7 +513,7 @@ cairn_status cairn_tensor_read_grad(const cairn_tensor *leaf, double *values, si
     REQUIRE(leaf && (values || n == 0), CAIRN_EINVAL, "read_grad: tensor and values must be set");
     REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "read_grad: only a leaf has a gradient of its own, not a %s",
             kind_name(leaf));
-    REQUIRE(leaf->wants_grad, CAIRN_ESTATE, "read_grad: the leaf was not asked for a gradient (require_grad)");
+    REQUIRE(leaf->wants_grad, CAIRN_ESTATE, "read_grad: the leaf requires no gradient (cairn_tensor_require_grad)");
     REQUIRE(n == leaf->n, CAIRN_EINVAL, "read_grad: room for %zu values, but the tensor has %zu", n, leaf->n);
     for (size_t i = 0; i < n; i++) values[i] = 0;
     if (!leaf->has_grad) return CAIRN_OK;

@@ -540,6 +540,11 @@ static void failure_of_a_custom_operation_names_it(void **state) {
     assert_int_equal(cairn_backward(cairn_sum(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2))),
                      CAIRN_ENUMERIC);
     assert_string_equal(cairn_last_error(), "times: its backward returned ENUMERIC");
+    cairn_tensor *y = cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2);
+    const struct cairn_backward_options from = {.struct_size = sizeof(from), .grad = cairn_detach(x)};
+    assert_int_equal(cairn_backward_with(y, &from), CAIRN_OK);
+    assert_int_equal(cairn_backward_with(y, &from), CAIRN_ESTATE);
+    assert_non_null(strstr(cairn_last_error(), "consumed this graph (its times)"));
     op = times, op.backward = NULL;
     assert_false(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2)->wants_grad);
     assert_false(cairn_custom(&copy_op, NULL, CAIRN_I32, CAIRN_SHAPE(4), &x, 1)->wants_grad);

@@ -173,7 +173,7 @@ static void only_leaves_can_require_gradients(void **state) {
     cairn_env *env = test_env_of(state);
     assert_int_equal(cairn_tensor_require_grad(NULL), CAIRN_EINVAL);
     assert_int_equal(cairn_tensor_require_grad(cairn_sum(leaf(env))), CAIRN_ESTATE);
-    assert_string_equal(cairn_last_error(), "require_grad: only a leaf can be asked for its gradient, not a result");
+    assert_string_equal(cairn_last_error(), "require_grad: only a leaf can require a gradient, not a result");
     assert_null(cairn_tensor_grad(cairn_sum(leaf(env))));
 }
 
