@@ -121,7 +121,9 @@ CAIRN_API cairn_module *cairn_transformer_encoder_layer(cairn_env *env, int64_t 
 struct cairn_module_ops {
     size_t struct_size;
     const char *name; /* "ResidualBlock"; outlives the module */
-    /* inputs[0..count-1] to the result, by operations and children. */
+    /* inputs[0..count-1] to the result, by operations and children. What else it makes ends before the step does
+     * (tensor.h): a handle of it that is kept in context is good until backward has consumed it, or, where it wants no
+     * gradient, until forward returns. */
     cairn_tensor *(*forward)(cairn_module *module, void *context, cairn_tensor *const *inputs, int count);
     void (*destroy)(void *context); /* NULL = nothing to do */
 };

@@ -1,9 +1,12 @@
 /* Tensors, and the graph that their operations leave behind.
  *
- * Results belong to the environment's tape and live until the next cairn_zero_grad of an optimizer of that environment,
- * or, made between cairn_no_grad_begin and cairn_no_grad_end, until the latter; cairn_tensor_keep holds one longer. Use
- * of a result in the three steps after its own is an error, not a crash; later its place may hold another result. Leaf
- * tensors (cairn_randn, cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
+ * Results belong to the environment's tape. What the program itself made, or got from a module, lives until the next
+ * cairn_zero_grad of an optimizer of that environment or cairn_release_results, or, made between cairn_no_grad_begin
+ * and cairn_no_grad_end, until the latter. What a module's forward made and did not return to the program ends before,
+ * also where the forward is the user's: what wants a gradient when backward has consumed it (a backward that retains
+ * the graph does not), and the rest (all, under no_grad) when that forward returns. cairn_tensor_keep holds a value
+ * longer. Use of a result in the three steps after its own is an error, not a crash; later its place may hold another
+ * result. Leaf tensors (cairn_randn, cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
  * Graph-building calls return NULL on error, and NULL in gives NULL out: the first cause stays in cairn_last_error()
  * and cairn_backward(NULL) returns its status.
  * Threads: one thread per environment at a time.
@@ -138,6 +141,24 @@ struct cairn_backward_options {
 
 /* cairn_backward with more to say: torch.Tensor.backward(gradient, retain_graph). options may be NULL. */
 CAIRN_API cairn_status cairn_backward_with(cairn_tensor *tensor, const struct cairn_backward_options *options);
+
+/* Ends all results, as cairn_zero_grad does, and keeps gradients: the next micro-batch uses their memory, so that
+ * accumulation takes the memory of one.
+ *
+ *     cairn_zero_grad(optimizer);
+ *     for (int m = 0; m < micro_batches; m++) {
+ *         cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(model, x[m]), y[m]);
+ *         CAIRN_CHECK(amp_backward(amp, cairn_mul_scalar(loss, 1.0 / micro_batches), optimizer));
+ *         CAIRN_CHECK(cairn_release_results(env));
+ *     }
+ *     CAIRN_CHECK(cairn_step(optimizer));
+ *
+ * Graphs that were retained or that no backward has walked end too; a loss is read before. It begins no step: what went
+ * wrong on the device in this one stays. It may be called under ddp_no_sync, and by a recorded graph's step. Counts as
+ * one of the three steps above. Does not wait for the device.
+ * Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE called within a module's forward, a checkpoint or a backward, or
+ * between amp_scale_loss and amp_scale_loss_end. PyTorch: the last reference to the loss goes. */
+CAIRN_API cairn_status cairn_release_results(cairn_env *env);
 
 /* Between the two, operations record nothing and their results want no gradient: evaluation. They nest; what was made
  * inside dies at the end of the outermost. Errors of end: CAIRN_ESTATE there was no begin. torch.no_grad */

@@ -48,8 +48,9 @@ struct cairn_env {
 
     struct cairn__place places[CAIRN__NUM_PLACES];
 
-    int graphs;    /* alive */
-    int unstepped; /* scaled losses that no step has used yet */
+    int graphs;      /* alive */
+    int unstepped;   /* scaled losses that no step has used yet */
+    int open_losses; /* scaled losses that have not been ended: amp's */
 
     uint64_t seed;
     uint64_t next_stream; /* the number of random streams in use: one a tensor */

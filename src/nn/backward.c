@@ -128,6 +128,7 @@ static cairn_status walk_node(struct cairn__tape *tape, struct cairn__node *node
     cairn__arena_release(&tape->scratch, mark);
     node->result->sum = NULL;
     cairn__tensor_grad_pool_drop(&root->grads, dy);
+    if (st == CAIRN_OK && !root->retain) cairn__note_walked(node);
     for (size_t i = 0; st == CAIRN_OK && i < root->num_sets; i++) st = cairn__param_set_progress(root->sets[i]);
     return st;
 }

@@ -194,8 +194,10 @@ out:
 cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count) {
     if (check_inputs(fn, inputs, count) != CAIRN_OK) return NULL;
     cairn_env *env = inputs[0]->env;
-    if (cairn__tape_of(env)->no_grad.depth > 0)
-        return fn(ctx, inputs, count); /* nothing is kept that could be forgotten */
+    if (cairn__tape_of(env)->no_grad.depth > 0) { /* nothing is kept for a backward */
+        const size_t mark = cairn__inside_begin(env);
+        return cairn__inside_end(env, mark, fn(ctx, inputs, count));
+    }
     const struct cairn__op_hook *hook = &cairn__tape_of(env)->main->hook;
     struct checkpoint c = {.fn = fn,
                            .ctx = ctx,

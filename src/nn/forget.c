@@ -1,8 +1,12 @@
 /* Forgetting values that nobody reads any more.
  *
- * PyTorch frees a result with the last reference to it; here results live until the step ends, since a program may look
- * at any of them. What it cannot see (casts that operations make, results between the layers of a module) is forgotten:
- * memory that neither a view nor a backward reads goes to the results that come. */
+ * PyTorch frees a result with the last reference to it. C counts none, so the rule goes by who made a result: what the
+ * program made or a module returned to it lives until the step ends. What a module made inside and did not return ends
+ * with the graph that holds it, as soon as a backward has consumed the node that made it; where no graph does, when the
+ * forward that made it returns. A result that has ended is an error to use, and its memory goes to the results that
+ * come as soon as neither a view nor a backward reads it. */
+#include "core/alloc.h"
+#include "core/status.h"
 #include "nn/ops.h"
 
 bool cairn__reads_nothing(const struct cairn__node *node, int i) {
@@ -35,7 +39,35 @@ static bool is_temporary(const cairn_tensor *prepared, const cairn_tensor *given
     return prepared && prepared != given && given->kind != CAIRN__PARAM;
 }
 
-void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given) {
+static void give_unread(cairn_tensor *base) {
+    if (!base->forgotten || base->readers > 0 || !base->owns_data) return;
+    cairn__tape_give(base->tape, base->data, base->n * cairn_dtype_nbytes(base->dtype));
+    base->owns_data = false;
+}
+
+static void drop_reader(cairn_tensor *t) {
+    if (!t || t->kind != CAIRN__RESULT) return;
+    base_of(t)->readers--;
+    give_unread(base_of(t));
+}
+
+static void give_saved(struct cairn__node *node) {
+    cairn__tape_give(node->result->tape, node->saved, node->saved_nbytes);
+    node->saved_nbytes = 0;
+}
+
+/* A parameter's cast is found again by others. Where the list cannot grow, y lives until the step ends. */
+static void note_inside(struct cairn__tape *tape, const struct cairn__node *node) {
+    cairn_tensor *y = node->result;
+    if (tape->inside == 0 || (node->op == CAIRN__OP_CAST && node->inputs[0]->kind == CAIRN__PARAM)) return;
+    y->is_inside = y->node != NULL;
+    if (y->is_inside || cairn__grow((void **)&tape->passing, &tape->passing_capacity, tape->num_passing + 1,
+                                    sizeof(tape->passing[0])) != CAIRN_OK)
+        return;
+    tape->passing[tape->num_passing++] = y;
+}
+
+void cairn__note_readers(struct cairn__node *node, cairn_tensor *const *given) {
     cairn_tensor *y = node->result;
     if (node->row->view && node->inputs[0]->kind == CAIRN__RESULT) {
         y->base = base_of(node->inputs[0]);
@@ -44,18 +76,58 @@ void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *gi
     for (int i = 0; y->wants_grad && i <= node->count; i++) {
         if (reads(node, i)) add_reader(i < node->count ? node->inputs[i] : y);
     }
+    if (!y->wants_grad) give_saved(node);
     for (int i = 0; i < node->count; i++) {
         if (is_temporary(node->inputs[i], given[i])) cairn__forget(node->inputs[i]);
     }
+    note_inside(y->tape, node);
+}
+
+/* Casts and views, which may be walked again, read nothing: so every reader is dropped once. */
+void cairn__note_walked(struct cairn__node *node) {
+    for (int i = 0; i <= node->count; i++) {
+        if (reads(node, i)) drop_reader(i < node->count ? node->inputs[i] : node->result);
+    }
+    give_saved(node);
+    if (node->result->is_inside) cairn__forget(node->result);
 }
 
 void cairn__forget(cairn_tensor *t) {
     if (!t || t->kind != CAIRN__RESULT || t->stands_for || t->forgotten || !cairn__tape_lives(t->tape, t->generation))
         return;
     t->forgotten = true;
-    cairn_tensor *base = base_of(t);
-    if (base != t) base->readers--;
-    if (!base->forgotten || base->readers > 0 || !base->owns_data) return;
-    cairn__tape_give(base->tape, base->data, base->n * cairn_dtype_nbytes(base->dtype));
-    base->owns_data = false;
+    if (base_of(t) != t) base_of(t)->readers--;
+    give_unread(base_of(t));
+}
+
+/* ---- modules ---- */
+
+size_t cairn__inside_begin(const cairn_env *env) {
+    if (!env) return 0;
+    cairn__tape_of(env)->inside++;
+    return cairn__tape_of(env)->num_passing;
+}
+
+void cairn__inside_pass(const cairn_env *env, size_t mark, const cairn_tensor *y) {
+    struct cairn__tape *tape = cairn__tape_of(env);
+    size_t stay = mark;
+    for (size_t i = mark; i < tape->num_passing; i++) {
+        cairn_tensor *t = tape->passing[i];
+        if (t == y) {
+            tape->passing[stay++] = t;
+        } else {
+            cairn__forget(t);
+        }
+    }
+    if (stay < tape->num_passing) tape->num_passing = stay;
+}
+
+cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor *y) {
+    if (!env) return y;
+    struct cairn__tape *tape = cairn__tape_of(env);
+    cairn__inside_pass(env, mark, y);
+    if (--tape->inside > 0) return y;
+    tape->num_passing = 0;
+    if (y && y->kind == CAIRN__RESULT && cairn__tape_lives(y->tape, y->generation)) y->is_inside = false;
+    return y;
 }

@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 #include "nn/module.h"
+#include "nn/tensor.h"
 
 /* ---- dropout ---- */
 
@@ -94,8 +95,12 @@ cairn_module *cairn_flatten_from(cairn_env *env, int first_dim) {
 static cairn_tensor *run_all(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     (void)context, (void)count;
     cairn_tensor *x = inputs[0];
-    for (size_t i = 0; i < module->num_children; i++) x = cairn_module_forward(module->children[i], x);
-    return x;
+    const size_t mark = cairn__inside_begin(module->env);
+    for (size_t i = 0; i < module->num_children; i++) {
+        x = cairn_module_forward(module->children[i], x);
+        cairn__inside_pass(module->env, mark, x);
+    }
+    return cairn__inside_end(module->env, mark, x);
 }
 
 static const struct cairn__module_kind sequential_kind = {.name = "Sequential", .forward = run_all};

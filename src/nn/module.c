@@ -325,10 +325,11 @@ static cairn_tensor *forward(cairn_module *m, cairn_tensor *const *inputs, int c
 
 static cairn_tensor *run(cairn_module *m, cairn_tensor *const *inputs, int count) {
     if (check_inputs(m, inputs, count) != CAIRN_OK) return NULL;
-    if (m->input && cast_inputs(m, &inputs, count) != CAIRN_OK) return NULL;
-    cairn_tensor *y = in_type(forward(m, inputs, count), m->output);
+    const size_t mark = cairn__inside_begin(m->env);
+    cairn_tensor *y = NULL;
+    if (!m->input || cast_inputs(m, &inputs, count) == CAIRN_OK) y = in_type(forward(m, inputs, count), m->output);
     cairn__note_use(y); /* it may be an input */
-    return y;
+    return cairn__inside_end(m->env, mark, y);
 }
 
 /* "encoder.0", as much as there is room for; "" for a root. */

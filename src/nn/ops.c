@@ -239,8 +239,9 @@ cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out)
     return cairn__arena_alloc(&tape->scratch, nbytes, out);
 }
 
-cairn_status cairn__save(struct cairn__tape *tape, size_t nbytes, void **out) {
-    return cairn__tape_take(tape, nbytes, out);
+cairn_status cairn__save(struct cairn__tape *tape, struct cairn__node *node, size_t nbytes) {
+    node->saved_nbytes = nbytes;
+    return cairn__tape_take(tape, nbytes, &node->saved);
 }
 
 static cairn_status compute(struct cairn__tape *tape, struct cairn__node *node, void *made) {

@@ -35,7 +35,8 @@ struct cairn__op_row {
     bool hands_on;
 
     /* Whether backward reads the values of input i; of the result, where i is node->count. What it does not read may be
-     * forgotten (cairn__forget). NULL = it reads everything, but for views, which read nothing. */
+     * forgotten (cairn__forget). The answer never changes while the node lives. NULL = it reads everything, but for
+     * views, which read nothing. */
     bool (*reads)(const struct cairn__node *node, int i);
 
     /* (optional) The name of the operation that attrs describe, where one row serves several. NULL = that of
@@ -52,7 +53,10 @@ bool cairn__reads_result(const struct cairn__node *node, int i);
 
 /* node has been made, and recorded where its result wants a gradient; given are the inputs as the caller gave them,
  * before they were cast or made contiguous; such copies are used here alone. */
-void cairn__note_readers(const struct cairn__node *node, cairn_tensor *const *given);
+void cairn__note_readers(struct cairn__node *node, cairn_tensor *const *given);
+
+/* A backward that does not retain the graph has walked node: what it alone needed is given back. */
+void cairn__note_walked(struct cairn__node *node);
 
 static inline const struct cairn__passes *cairn__passes_of(const struct cairn__tape *tape) {
     return tape->env->device->passes;
@@ -98,8 +102,8 @@ cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op 
 
 /* Device memory, undefined: until the forward or backward that is running returns; */
 cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out);
-/* and as long as the node, for its backward. */
-cairn_status cairn__save(struct cairn__tape *tape, size_t nbytes, void **out);
+/* and node->saved, for its backward. */
+cairn_status cairn__save(struct cairn__tape *tape, struct cairn__node *node, size_t nbytes);
 
 /* The type arithmetic is done in, where t's values are stored: f64 for f64, else f32. */
 static inline cairn_dtype cairn__arithmetic_type(cairn_dtype t) {

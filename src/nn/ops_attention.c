@@ -107,7 +107,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     const size_t rows = (size_t)(y->shape[0] * y->shape[1] * y->shape[2]);
     const cairn_dtype r = cairn__arithmetic_type(y->dtype);
     if (y->wants_grad) {
-        TRY(cairn__save(tape, rows * cairn_dtype_nbytes(r), &node->saved));
+        TRY(cairn__save(tape, node, rows * cairn_dtype_nbytes(r)));
     }
     const struct cairn__attention p = attention_of(tape, node);
     cairn__math_of(tape)->attention(tape->env->device, &p);

@@ -74,7 +74,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     const size_t r_nbytes = cairn_dtype_nbytes(cairn__arithmetic_type(node->result->dtype));
     const size_t rows = node->op == CAIRN__OP_CROSS_ENTROPY ? node->inputs[TARGET]->n : 0;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__save(tape, TOTAL_NBYTES + 2 * rows * r_nbytes, &node->saved));
+    TRY(cairn__save(tape, node, TOTAL_NBYTES + 2 * rows * r_nbytes));
     struct cairn__class_loss loss = pass_of(node);
     loss.y = node->result->data;
     cairn__math_of(tape)->class_loss(tape->env->device, &loss);

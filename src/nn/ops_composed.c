@@ -3,15 +3,24 @@
 
 #include "nn/ops.h"
 
+static const cairn_env *env_of(const cairn_tensor *x) {
+    return x ? x->env : NULL;
+}
+
 /* norm is f32 under O1, and what is divided by it then too: as apex has it. */
 cairn_tensor *cairn_normalize(cairn_tensor *x, double p, int dim, double eps) {
-    return cairn_div(x, cairn_clamp(cairn_norm(x, p, 1, &dim, 1), eps, INFINITY));
+    const size_t mark = cairn__inside_begin(env_of(x));
+    cairn_tensor *y = cairn_div(x, cairn_clamp(cairn_norm(x, p, 1, &dim, 1), eps, INFINITY));
+    return cairn__inside_end(env_of(x), mark, y);
 }
 
 cairn_tensor *cairn_cosine_similarity(cairn_tensor *a, cairn_tensor *b, int dim, double eps) {
-    return cairn_sum_dims(cairn_mul(cairn_normalize(a, 2, dim, eps), cairn_normalize(b, 2, dim, eps)), 1, &dim, 0);
+    const size_t mark = cairn__inside_begin(env_of(a));
+    cairn_tensor *y = cairn_mul(cairn_normalize(a, 2, dim, eps), cairn_normalize(b, 2, dim, eps));
+    return cairn__inside_end(env_of(a), mark, cairn_sum_dims(y, 1, &dim, 0));
 }
 
 cairn_tensor *cairn_softmin(cairn_tensor *x, int dim) {
-    return cairn_softmax(cairn_neg(x), dim);
+    const size_t mark = cairn__inside_begin(env_of(x));
+    return cairn__inside_end(env_of(x), mark, cairn_softmax(cairn_neg(x), dim));
 }

@@ -192,7 +192,7 @@ static struct stats stats_of(const struct cairn__node *node, const struct cairn_
 static cairn_status save_stats(struct cairn__tape *tape, struct cairn__node *node, struct cairn__norm *norm) {
     const struct stats sizes = stats_of(node, norm);
     cairn_status st = CAIRN_OK;
-    TRY(cairn__save(tape, 2 * sizes.groups * cairn_dtype_nbytes(sizes.r), &node->saved));
+    TRY(cairn__save(tape, node, 2 * sizes.groups * cairn_dtype_nbytes(sizes.r)));
     const struct stats s = stats_of(node, norm);
     norm->mean = s.mean;
     norm->rstd = s.rstd;

@@ -119,7 +119,7 @@ static struct cairn__pool pool_of(const struct cairn__node *node) {
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
     if (node->op == CAIRN__OP_MAX_POOL2D) {
-        TRY(cairn__save(tape, node->result->n * sizeof(int32_t), &node->saved));
+        TRY(cairn__save(tape, node, node->result->n * sizeof(int32_t)));
     }
     const struct cairn__pool v = pool_of(node);
     cairn__math_of(tape)->pool(tape->env->device, &v);

@@ -334,7 +334,7 @@ static double variance_divisor(const struct cairn__node *node) {
 static cairn_status var_forward(struct cairn__tape *tape, struct cairn__node *node) {
     const cairn_dtype r = cairn__arithmetic_type(node->result->dtype);
     cairn_status st = CAIRN_OK;
-    TRY(cairn__save(tape, node->result->n * cairn_dtype_nbytes(r), &node->saved));
+    TRY(cairn__save(tape, node, node->result->n * cairn_dtype_nbytes(r)));
     const struct cairn__view x = cairn__tensor_view(node->inputs[0]), y = result_view(node);
     cairn__math_of(tape)->variance(tape->env->device, &y, node->saved, &x, variance_divisor(node),
                                    node->op == CAIRN__OP_STD);

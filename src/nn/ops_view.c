@@ -126,10 +126,13 @@ static const struct cairn__op_row reshape_row = {
 static cairn_tensor *reshape(cairn_tensor *x, const struct shape *want) {
     struct shape fitted = *want;
     int64_t stride[CAIRN_MAX_DIMS];
+    const cairn_env *env = x ? x->env : NULL;
+    const size_t mark = cairn__inside_begin(env);
     /* infer refuses sizes that do not fit, after apply has refused what is wrong with x itself. */
     if (x && !x->is_dense && fit_shape(x, &fitted) == CAIRN_OK && !view_strides(x, &fitted, stride))
         x = cairn_contiguous(x);
-    return cairn__apply(CAIRN__OP_RESHAPE, &reshape_row, CAIRN__INPUTS(x), want, sizeof(*want));
+    x = cairn__apply(CAIRN__OP_RESHAPE, &reshape_row, CAIRN__INPUTS(x), want, sizeof(*want));
+    return cairn__inside_end(env, mark, x);
 }
 
 /* false: an error, whose message is written. */

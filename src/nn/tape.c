@@ -107,7 +107,7 @@ static void arena_end(struct cairn__arena *a) {
  * are not joined, so that what fits where does not depend on the chunks. */
 static struct cairn__gap *find_gap(const struct cairn__tape *tape, size_t nbytes) {
     struct cairn__gap *best = NULL;
-    for (size_t i = 0; i < tape->num_gaps; i++) {
+    for (size_t i = tape->no_grad.depth > 0 ? tape->no_grad.num_gaps : 0; i < tape->num_gaps; i++) {
         struct cairn__gap *g = &tape->gaps[i];
         if (g->nbytes >= nbytes && g->nbytes / MOST_TIMES <= nbytes && (!best || g->nbytes < best->nbytes)) best = g;
     }
@@ -148,6 +148,8 @@ static void begin_scope(struct cairn__tape *tape) {
     g->scopes++;
     g->generation = next_generation(tape);
     g->values = cairn__arena_mark(&tape->values);
+    g->num_gaps = tape->num_gaps;
+    g->num_passing = tape->num_passing;
     cairn__arena_release(&g->headers[g->scopes % CAIRN__GENERATIONS], START);
 }
 
@@ -157,17 +159,22 @@ static void end_failures(struct cairn__tape *root) {
     cairn__forget_failure(&root->no_grad.failure);
 }
 
-void cairn__tape_begin_step(struct cairn__tape *tape) {
-    if (tape == tape->root) end_failures(tape);
+/* Ends all results; what the device had to say of them stays. */
+static void recycle(struct cairn__tape *tape) {
     tape->steps++;
     tape->generation = next_generation(tape);
     tape->count = 0;
     cairn__arena_release(&tape->headers[tape->steps % CAIRN__GENERATIONS], START);
     cairn__arena_restart(&tape->values);
-    tape->num_gaps = 0;
+    tape->num_gaps = tape->num_passing = 0;
     cairn__arena_restart(&tape->scratch);
     if (tape->no_grad.depth > 0) begin_scope(tape);
     cairn__free_ended(tape);
+}
+
+void cairn__tape_begin_step(struct cairn__tape *tape) {
+    if (tape == tape->root) end_failures(tape);
+    recycle(tape);
 }
 
 static bool begin_step(cairn_env *env) {
@@ -181,6 +188,19 @@ static bool begin_step(cairn_env *env) {
     }
     cairn__tape_begin_step(cairn__tape_of(env));
     return true;
+}
+
+/* A failure on the device stays with the gradients, which stay too. */
+cairn_status cairn_release_results(cairn_env *env) {
+    REQUIRE(env, CAIRN_EINVAL, "release_results: env is NULL");
+    struct cairn__tape *tape = cairn__tape_of(env);
+    REQUIRE(!tape->root->walking && !tape->outer && tape->inside == 0, CAIRN_ESTATE,
+            "release_results: called within a module's forward, a checkpoint or a backward, which use the results");
+    REQUIRE(env->open_losses == 0, CAIRN_ESTATE,
+            "release_results: called between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
+    cairn__listen(tape);
+    recycle(tape);
+    return CAIRN_OK;
 }
 
 void cairn_no_grad_begin(cairn_env *env) {
@@ -198,9 +218,11 @@ cairn_status cairn_no_grad_end(cairn_env *env) {
     if (--g->depth > 0) return CAIRN_OK;
     cairn__forget_failure(&g->failure);
     g->generation = 0;
-    cairn__arena_release(&cairn__tape_of(env)->values, g->values);
-    cairn__tape_of(env)->num_gaps = 0;
-    cairn__free_ended(cairn__tape_of(env));
+    struct cairn__tape *tape = cairn__tape_of(env);
+    cairn__arena_release(&tape->values, g->values);
+    tape->num_gaps = g->num_gaps;
+    if (tape->num_passing > g->num_passing) tape->num_passing = g->num_passing;
+    cairn__free_ended(tape);
     return CAIRN_OK;
 }
 
@@ -283,6 +305,7 @@ static void free_memory(struct cairn__tape *tape) {
     cairn__free(tape->sets);
     cairn__free(tape->outside);
     cairn__free(tape->gaps);
+    cairn__free(tape->passing);
 }
 
 static void free_tape(struct cairn__tape *tape) {

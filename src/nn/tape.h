@@ -80,9 +80,10 @@ struct cairn__node {
     cairn_tensor *result;
     const void *attrs; /* arguments beside its inputs: a struct of the op's own, stored with the node; NULL = none */
     void *saved;       /* for backward: device memory of the op's own, of this generation (cairn__save) */
-    size_t index;      /* on the tape */
-    uint64_t reached;  /* the backward that last reached it */
-    bool consumed;     /* a backward has walked it and did not retain the graph; never of what saves nothing */
+    size_t saved_nbytes;
+    size_t index;     /* on the tape */
+    uint64_t reached; /* the backward that last reached it */
+    bool consumed;    /* a backward has walked it and did not retain the graph; never of what saves nothing */
     const struct cairn__uses *outside; /* of a checkpoint: what its gradient reaches, in place of its inputs */
     size_t num_outside;
 };
@@ -101,6 +102,7 @@ struct cairn__no_grad {
     uint64_t generation;                             /* of what is made now; 0 = nothing is */
     struct cairn__arena headers[CAIRN__GENERATIONS]; /* by scope */
     struct cairn__arena_mark values;                 /* where the scope began */
+    size_t num_gaps, num_passing;                    /* likewise: the scope neither takes nor leaves any */
     struct cairn__failure failure;                   /* of the scope */
 };
 
@@ -120,6 +122,10 @@ struct cairn__tape {
     struct cairn__no_grad no_grad;
     struct cairn__failure failure; /* of the step; a root's alone */
     bool in_place;                 /* the operation that is applied next writes over its first input */
+
+    int inside;             /* modules whose forward runs (forget.c), and */
+    cairn_tensor **passing; /* what they have made that no graph holds */
+    size_t num_passing, passing_capacity;
 
     struct cairn__node **nodes;
     size_t count, capacity;

@@ -392,11 +392,13 @@ static bool is_stale(const cairn_tensor *t) {
 
 cairn_status cairn__tensor_check(const cairn_tensor *t, const char *what) {
     REQUIRE(!is_stale(t), CAIRN_ESTATE,
-            "%s: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-            "cairn_optimizer_clear_grads does not); cairn_tensor_keep would have held it",
+            "%s: the tensor is the result of an earlier step (cairn_zero_grad begins one, cairn_optimizer_clear_grads "
+            "does not) or "
+            "was released (cairn_release_results); cairn_tensor_keep would have held it",
             what);
     REQUIRE(!t->forgotten, CAIRN_ESTATE,
-            "%s: the tensor is a result within a module, which has forgotten it; cairn_tensor_keep would have held it",
+            "%s: the tensor was made inside a module that did not return it, and ended with that forward or, where it "
+            "wants a gradient, with backward; cairn_tensor_keep would have held it",
             what);
     REQUIRE(!cairn__shows_ended(t), CAIRN_ESTATE,
             "%s: the tensor is a parameter of a module that has been destroyed, or a view of one", what);

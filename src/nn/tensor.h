@@ -52,6 +52,7 @@ struct cairn_tensor {
     int readers;        /* of its memory: views of it, and nodes whose backward reads it */
     bool owns_data;     /* a result's own, from the tape */
     bool forgotten;     /* by cairn__forget: only its readers read it any more */
+    bool is_inside;     /* a module made it and did not return it: it ends when backward has consumed node */
     struct cairn__node *node; /* that made it; NULL for leaves, and for results that want no gradient */
 
     void *grad;           /* a leaf's, in device memory: f32, or f64 as the leaf is */
@@ -171,10 +172,16 @@ cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype);
  * releases. CAIRN_ENOTSUP where the device cannot copy what is not dense. */
 cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const void **out);
 
-/* The caller made t, a result, has given it to no other code, and uses it no more: its memory goes to the next results
- * unless a backward reads it. Between the layers of a module; not for a result that may also be an input or output of
- * other code. A later use of t is an error. NULL, leaves and parameters: nothing happens. */
+/* Ends t, a result: its use is an error from here on, and its memory goes to the next results as soon as neither a view
+ * nor a backward reads it. NULL, leaves and parameters: nothing happens. */
 void cairn__forget(cairn_tensor *t);
+
+/* Between the two a module's forward runs, or an operation that is made of others: what it makes is its own, but for y
+ * (NULL will do), which it returns. begin gives a mark; env NULL does nothing. */
+size_t cairn__inside_begin(const cairn_env *env);
+cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor *y);
+/* Ends what has been made inside since the mark and no graph holds, but y. */
+void cairn__inside_pass(const cairn_env *env, size_t mark, const cairn_tensor *y);
 
 /* "[64, 1024]" into text, which is returned. */
 const char *cairn__sizes_text(int ndim, const int64_t *shape, char text[CAIRN__SHAPE_TEXT]);

@@ -38,7 +38,8 @@ static void assert_grad(const cairn_tensor *t, const float *want, size_t n) {
 /* ---- no_grad ---- */
 
 static const char STALE[] = "read: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-                            "cairn_optimizer_clear_grads does not); cairn_tensor_keep would have held it";
+                            "cairn_optimizer_clear_grads does not) or "
+                            "was released (cairn_release_results); cairn_tensor_keep would have held it";
 
 static void results_without_a_graph_die_with_the_outermost_scope(void **state) {
     cairn_env *env = test_env_of(state);
