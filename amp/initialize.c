@@ -273,6 +273,7 @@ void amp_destroy(amp_context **amp) {
     (void)cairn__env_resolve(a->env);
     if (cairn__device_synchronize(a->env->device) == CAIRN_OK) (void)cairn__env_read_reports(a->env);
     a->env->begin_step(a->env);
+    if (a->open) a->env->open_losses--;
     if (a->policy.enabled) {
         if (a->policy.patch_ops) cairn__casts_end_o1(a->env);
         if (a->policy.explain_overflow) (void)cairn__note_anomalies(a->env, false);

@@ -109,6 +109,11 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
 
 /* ---- begin and end ---- */
 
+static void set_open(amp_context *amp, bool open) {
+    if (open != amp->open) amp->env->open_losses += open ? 1 : -1;
+    amp->open = open;
+}
+
 cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options,
                                  cairn_tensor **scaled) {
     REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
@@ -146,7 +151,7 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
         if (!loss) return cairn_backward(NULL);
     }
     amp->begun.delayed = o.delay_unscale == CAIRN_ON || o.delay_overflow_check == CAIRN_ON;
-    amp->open = true;
+    set_open(amp, true);
     *scaled = loss;
 out:
     return st;
@@ -184,7 +189,7 @@ static void note_loss(amp_context *amp) {
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
     REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
-    amp->open = false;
+    set_open(amp, false);
     end_loss(amp);
     if (amp->policy.enabled) note_loss(amp);
     return CAIRN_OK;
@@ -196,7 +201,7 @@ cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struc
     TRY(amp_scale_loss_with(amp, loss, options, &scaled));
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
-    amp->open = false; /* its cause is what the caller needs, not a complaint at the next begin */
+    set_open(amp, false); /* its cause is what the caller needs, not a complaint at the next begin */
     end_loss(amp);
 out:
     return st;

@@ -378,6 +378,28 @@ static cairn_tensor *loss_of(const struct training *t) {
     return cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y);
 }
 
+/* Whichever way it ends. */
+static void results_are_not_released_while_a_scaled_loss_is_open(void **state) {
+    struct training t;
+    cairn_tensor *scaled = NULL;
+    begin(&t, *state, every_level[1]);
+    cairn_env *env = *state;
+    assert_int_equal(amp_scale_loss(t.amp, loss_of(&t), t.sgd, &scaled), CAIRN_OK);
+    assert_int_equal(cairn_release_results(env), CAIRN_ESTATE);
+    assert_string_equal(cairn_last_error(),
+                        "release_results: called between amp_scale_loss and amp_scale_loss_end; end "
+                        "the scaled loss first");
+    assert_int_equal(cairn_backward(scaled), CAIRN_OK);
+    assert_int_equal(amp_scale_loss_end(t.amp), CAIRN_OK);
+    assert_int_equal(cairn_release_results(env), CAIRN_OK);
+    assert_int_equal(amp_backward(t.amp, cairn_tensor_keep(scaled), t.sgd), CAIRN_ESTATE); /* released */
+    assert_int_equal(cairn_release_results(env), CAIRN_OK);
+    assert_int_equal(amp_scale_loss(t.amp, loss_of(&t), t.sgd, &scaled), CAIRN_OK);
+    amp_destroy(&t.amp);
+    assert_int_equal(cairn_release_results(env), CAIRN_OK);
+    end(&t);
+}
+
 /* Two backwards, the first of which overflows: what stands in the accumulators is looked at before every step. */
 static void overflow_in_an_accumulator_is_never_applied(void **state) {
     struct training t;
@@ -529,6 +551,7 @@ int main(void) {
         cmocka_unit_test(scale_that_is_too_large_is_found_by_itself),
         cmocka_unit_test(long_form_is_the_short_form),
         cmocka_unit_test(begin_without_end_is_reported),
+        cmocka_unit_test(results_are_not_released_while_a_scaled_loss_is_open),
         cmocka_unit_test(null_loss_brings_its_cause),
         cmocka_unit_test(initialising_twice_is_refused_until_destroyed),
         cmocka_unit_test(plain_backward_after_a_scaled_one_has_scale_1),
