@@ -21,8 +21,8 @@ struct job {
     const struct amp_options *level;
     enum parts_kind_of_step kind;
     const struct ddp_options *options;
-    int ranks, bad; /* micro-batch */
-    bool reducer;
+    int ranks, bad;         /* micro-batch */
+    bool reducer, releases; /* results after each micro-batch */
     struct remembered want[STEPS];
 };
 
@@ -70,6 +70,7 @@ static char *train_in_micro_batches(cairn_env *env, void *ctx) {
             parts_numbers(cairn_env_rank(env), s, m, gradient);
             if (!j->reducer) EXPECT_OK(ddp_no_sync(t.net, m + 1 < micros[s]));
             EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
+            if (j->releases) EXPECT_OK(cairn_release_results(env));
         }
         if (j->reducer) EXPECT_OK(ddp_reduce(t.net));
         EXPECT_OK(cairn_step(t.optimizer));
@@ -86,7 +87,8 @@ static void micro_batches_of_all_ranks_are_one_backward_on_the_whole(void **stat
             struct job j = {.level = &parts_levels[l],
                             .kind = (enum parts_kind_of_step)k,
                             .options = every_way[(l + 3 * k) % WAYS],
-                            .ranks = (l + k) % 2 ? 4 : 2};
+                            .ranks = (l + k) % 2 ? 4 : 2,
+                            .releases = k % 2 == 0};
             run_ranks(1, train_alone, &j);
             run_ranks(j.ranks, train_in_micro_batches, &j);
         }
@@ -100,7 +102,8 @@ static void reducer_is_ddp_by_hand(void **state) {
                         .kind = BY_ADAMW,
                         .options = every_way[l % WAYS],
                         .ranks = l % 2 ? 4 : 2,
-                        .reducer = true};
+                        .reducer = true,
+                        .releases = true};
         run_ranks(1, train_alone, &j);
         run_ranks(j.ranks, train_in_micro_batches, &j);
     }
