@@ -176,8 +176,8 @@ CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
 /* on not 0: backwards (or ddp_wait) from here on keep their gradients on this rank, unscaled, in f32, scalers are not
  * updated for them, and the first one after ddp_no_sync(ddp, 0) reduces the sum of all: round(unsynced * S + its own)
  * is reduced, S being its scale. An overflow in any of them is found there, on all ranks, and is one skipped step. It
- * holds for forward and backward of a batch: switch it before the forward. torch's no_sync(), apex's disable_allreduce
- * and enable_allreduce.
+ * holds for forward and backward of a batch: switch it before the forward; cairn_release_results after the backward
+ * gives the next one its memory. torch's no_sync(), apex's disable_allreduce and enable_allreduce.
  *
  * A call that reads, clips or applies gradients before that uses those of this rank; ranks that apply them diverge.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, or between ddp_grads_ready and ddp_wait; CAIRN_ENOMEM. Cost: an
