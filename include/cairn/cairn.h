@@ -15,6 +15,7 @@
 #include "graph.h"
 #include "nn.h"
 #include "optim.h"
+#include "schedule.h"
 #include "autocast.h"
 #include "scaler.h"
 #include "amp.h"

@@ -136,8 +136,9 @@ CAIRN_API CAIRN_DEPRECATED("cairn_optimizer_step_skipped") int cairn_step_skippe
 CAIRN_API int64_t cairn_optimizer_steps(const cairn_optimizer *optimizer);
 CAIRN_API int64_t cairn_optimizer_skipped(const cairn_optimizer *optimizer);
 
-/* The learning rate of the next step, for schedules: of all groups, or of one. Errors: CAIRN_EINVAL negative or not
- * finite, no such group; CAIRN_ESTATE in a step that is being recorded. */
+/* The learning rate of all groups, or of one, from the next step on; where a group has a schedule (schedule.h), what
+ * the schedule starts from. lr and group_lr give the rate of the next step, as far as the steps before are known.
+ * Errors: CAIRN_EINVAL negative or not finite, no such group; CAIRN_ESTATE in a step that is being recorded. */
 CAIRN_API cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr);
 CAIRN_API cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr);
 CAIRN_API double cairn_optimizer_lr(const cairn_optimizer *optimizer);                  /* of group 0 */

@@ -86,16 +86,19 @@ struct cairn__passes {
     /* ---- a training step ---- */
 
     /* One fused update of every item (kernels.h: struct cairn__sgd, struct cairn__adam), with the gradient's factor
-     * times state->clip; nothing is written where state->skip is raised. lr and state are in device memory. */
+     * times state->clip; nothing is written where state->skip is raised. rates and state are in device memory. */
     void (*sgd)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
                 const struct cairn__optim_state *state);
     void (*adam)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
                  const struct cairn__optim_state *state);
     /* ++*missed, unless state->skip is raised. Before step_end. */
     void (*miss)(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
+    /* table->rates = what its schedules make of state's counters: after a schedule or a base rate has changed. */
+    void (*renew_rates)(struct cairn_device *d, const struct cairn__rate_table *table,
+                        const struct cairn__optim_state *state);
     /* Raised flags are lowered and noted: where there was no overflow yet, micro_batch; and where nothing was counted
      * yet, how many elements of x are infinite and NaN. *any |= any flag was raised. */
     void (*take_flags)(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,

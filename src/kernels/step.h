@@ -11,6 +11,7 @@
 
 #include "core/half.h"
 #include "kernels/kernels.h"
+#include "kernels/schedule.h"
 
 /* ---- loss scaling ---- */
 
@@ -211,26 +212,17 @@ CAIRN__HOST_DEVICE static inline uint64_t cairn__rounding_stream(uint32_t parame
     return (uint64_t)parameter << 40 ^ (uint64_t)update;
 }
 
-/* Hyperparameters, as the user set them. */
+/* Hyperparameters, as the user set them; those that a schedule moves are in struct cairn__rates. */
 struct cairn__sgd_rule {
-    double momentum, dampening, weight_decay;
+    double dampening, weight_decay;
+    bool has_momentum; /* and an array of it */
     bool nesterov;
 };
 
 struct cairn__adam_rule {
-    double beta1, beta2, eps, weight_decay;
+    double beta2, eps, weight_decay;
     bool decoupled; /* AdamW */
 };
-
-/* base^exponent for exponent >= 0, by squaring: pow() differs from one library to the next. */
-CAIRN__HOST_DEVICE static inline double cairn__power(double base, int64_t exponent) {
-    double result = 1;
-    for (; exponent > 0; exponent >>= 1) {
-        if (exponent & 1) result = result * base;
-        base = base * base;
-    }
-    return result;
-}
 
 /* The number of the update that a parameter is about to get, from 1. missed: taken steps in which it had no
  * gradient. */
@@ -239,26 +231,28 @@ CAIRN__HOST_DEVICE static inline int64_t cairn__update_number(const struct cairn
     return s->steps - *missed + 1;
 }
 
-CAIRN__HOST_DEVICE static inline struct cairn__sgd cairn__sgd_scalars(const struct cairn__sgd_rule *rule, double lr,
-                                                                      int64_t update, float factor) {
+CAIRN__HOST_DEVICE static inline struct cairn__sgd
+cairn__sgd_scalars(const struct cairn__sgd_rule *rule, const struct cairn__rates *rates, int64_t update, float factor) {
     struct cairn__sgd s;
-    s.lr = (float)lr;
-    s.momentum = (float)rule->momentum;
+    s.lr = (float)rates->lr;
+    s.momentum = (float)rates->momentum;
     s.undamped = (float)(1.0 - rule->dampening);
     s.weight_decay = (float)rule->weight_decay;
     s.factor = factor;
-    s.momentum_on = rule->momentum != 0;
+    s.momentum_on = rule->has_momentum;
     s.nesterov = rule->nesterov;
     s.first = update == 1;
     return s;
 }
 
-CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const struct cairn__adam_rule *rule, double lr,
+CAIRN__HOST_DEVICE static inline struct cairn__adam cairn__adam_scalars(const struct cairn__adam_rule *rule,
+                                                                        const struct cairn__rates *rates,
                                                                         int64_t update, float factor) {
-    const double c1 = 1.0 - cairn__power(rule->beta1, update), c2 = 1.0 - cairn__power(rule->beta2, update);
+    const double lr = rates->lr, beta1 = rates->momentum;
+    const double c1 = 1.0 - cairn__power(beta1, update), c2 = 1.0 - cairn__power(rule->beta2, update);
     struct cairn__adam a;
-    a.beta1 = (float)rule->beta1;
-    a.one_minus_beta1 = (float)(1.0 - rule->beta1);
+    a.beta1 = (float)beta1;
+    a.one_minus_beta1 = (float)(1.0 - beta1);
     a.beta2 = (float)rule->beta2;
     a.one_minus_beta2 = (float)(1.0 - rule->beta2);
     a.eps = (float)rule->eps;
@@ -287,7 +281,7 @@ struct cairn__step_report {
 /* The ring's size; a host that lags by more misses reports, never totals. */
 enum { CAIRN__REPORTS = 16, CAIRN__STEP_SCALERS = 64 };
 
-/* Everything but reports and names is in device memory. */
+/* Everything but reports, names and used rates is in device memory. */
 struct cairn__step_end {
     struct cairn__optim_state *optim;                               /* skip and clip are reset */
     const struct cairn__scaler_state *scalers[CAIRN__STEP_SCALERS]; /* of the step's losses, already updated */
@@ -295,8 +289,9 @@ struct cairn__step_end {
     struct cairn__overflow *overflows; /* [count], of the parameters and then of the losses; cleared */
     size_t count;
     struct cairn__step_report *reports; /* [CAIRN__REPORTS] */
-    struct cairn__overflow *names; /* [CAIRN__REPORTS][count]: the overflows that go with a report; written only where
+    struct cairn__overflow *names;  /* [CAIRN__REPORTS][count]: the overflows that go with a report; written only where
                                          * the step was left out, so that they mean nothing where it was taken */
+    struct cairn__rate_table table; /* of the optimizer's groups */
 };
 
 /* Parameter i's part, before cairn__step_end_scalars. Names may be far away, in the host's memory. */
@@ -304,6 +299,14 @@ CAIRN__HOST_DEVICE static inline void cairn__step_end_overflow(const struct cair
     const struct cairn__overflow none = {0, 0, 0, 0};
     if (e->optim->skip) e->names[(e->optim->ends + 1) % CAIRN__REPORTS * e->count + i] = e->overflows[i];
     e->overflows[i] = none;
+}
+
+/* Group g's part, before cairn__step_end_scalars: what the step used is noted, and the next one's rates are formed. */
+CAIRN__HOST_DEVICE static inline void cairn__step_end_rates(const struct cairn__step_end *e, size_t g) {
+    const struct cairn__optim_state *o = e->optim;
+    const struct cairn__rate_table *t = &e->table;
+    t->used[(o->ends + 1) % CAIRN__REPORTS * t->groups + g] = t->rates[g];
+    t->rates[g] = cairn__group_rates(&t->schedules[g], o->steps + (o->skip ? 0 : 1), o->skipped + (o->skip ? 1 : 0));
 }
 
 /* Everything but the report's number, which the caller writes once the rest can be seen by the host. */

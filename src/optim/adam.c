@@ -9,11 +9,16 @@ static int adam_states(const struct cairn__param_group *g) {
 }
 
 static void adam_update(struct cairn_device *d, const struct cairn__update_list *l) {
-    d->passes->adam(d, l->items, l->count, l->grad, l->mode, &l->group->rule.adam, l->lr, l->state);
+    d->passes->adam(d, l->items, l->count, l->grad, l->mode, &l->group->rule.adam, l->rates, l->state);
 }
 
-static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update};
-static const struct cairn__optimizer_kind adamw_kind = {"AdamW", adam_states, adam_update};
+static bool beta1_cycles(const struct cairn__param_group *g) {
+    (void)g;
+    return true;
+}
+
+static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update, beta1_cycles};
+static const struct cairn__optimizer_kind adamw_kind = {"AdamW", adam_states, adam_update, beta1_cycles};
 
 static cairn_status check(const struct cairn__optimizer_kind *k, const struct cairn_adam_options *h) {
     const char *kind = k->name;
@@ -31,7 +36,7 @@ out:
     return st;
 }
 
-static cairn_status group_of(const struct cairn__optimizer_kind *kind, const struct cairn_adam_options *options,
+static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
                              struct cairn__param_group *out) {
     const bool decoupled = kind == &adamw_kind;
     const struct cairn_adam_options l2 = CAIRN_ADAM_OPTIONS_INIT, decay = CAIRN_ADAMW_OPTIONS_INIT;
@@ -39,12 +44,9 @@ static cairn_status group_of(const struct cairn__optimizer_kind *kind, const str
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_adam_options"));
     TRY(check(kind, &h));
-    *out = (struct cairn__param_group){.lr = h.lr,
-                                       .rule.adam = {.beta1 = h.beta1,
-                                                     .beta2 = h.beta2,
-                                                     .eps = h.eps,
-                                                     .weight_decay = h.weight_decay,
-                                                     .decoupled = decoupled}};
+    *out = (struct cairn__param_group){
+        .schedule.base = {.lr = h.lr, .momentum = h.beta1},
+        .rule.adam = {.beta2 = h.beta2, .eps = h.eps, .weight_decay = h.weight_decay, .decoupled = decoupled}};
 out:
     return st;
 }

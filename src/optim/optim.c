@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "optim/rates.h"
 #include "optim/report.h"
 
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out) {
@@ -146,37 +147,32 @@ out:
     return st;
 }
 
-static cairn_status make_room(struct cairn_optimizer *o, double **lrs, double **norms, size_t count) {
+static cairn_status make_room(struct cairn_optimizer *o, struct cairn__rate_table *table, double **norms,
+                              size_t count) {
     struct cairn_device *d = device_of(o);
     cairn_status st = CAIRN_OK;
     TRY(cairn__grow((void **)&o->groups, &o->groups_capacity, o->num_groups + 1, sizeof(o->groups[0])));
     TRY(cairn__grow((void **)&o->sets, &o->sets_capacity, o->num_sets + 1, sizeof(o->sets[0])));
-    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (o->num_groups + 1) * sizeof(double), (void **)lrs));
+    TRY(cairn__rates_make(d, o->num_groups + 1, table));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, (count + 1) * sizeof(double), (void **)norms));
 out:
     return st;
 }
 
-static void store_lrs(struct cairn_optimizer *o) {
-    struct cairn_device *d = device_of(o);
-    for (size_t g = 0; g < o->num_groups; g++) d->passes->store(d, &o->lrs[g], &o->groups[g].lr, sizeof(double));
-}
-
 /* Cannot fail. */
-static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arrays, double *lrs, double *norms,
-                      size_t count, const struct cairn__param_group *group, struct cairn_param_set *set) {
+static void take_over(struct cairn_optimizer *o, struct cairn__optim_arrays *arrays, struct cairn__rate_table *table,
+                      double *norms, size_t count, const struct cairn__param_group *group,
+                      struct cairn_param_set *set) {
     struct cairn_device *d = device_of(o);
     free_arrays(d, &o->arrays);
-    cairn__device_free(d, o->lrs);
     cairn__device_free(d, o->norms);
     o->arrays = *arrays;
-    o->lrs = lrs;
     o->norms = norms;
     o->groups[o->num_groups] = *group;
     o->groups[o->num_groups].first = o->count;
     o->groups[o->num_groups++].count = count - o->count;
     o->count = count;
-    store_lrs(o);
+    cairn__rates_replace(o, table);
     if (knows(o, set)) return;
     o->sets[o->num_sets++] = set;
     set->users++;
@@ -188,12 +184,13 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(o);
     struct cairn__optim_arrays fresh = {0};
-    double *lrs = NULL, *norms = NULL;
+    struct cairn__rate_table table = {0};
+    double *norms = NULL;
     const size_t added = indices ? given : set->count, count = o->count + added;
     bool picked = false;
     TRY(check_group(o, kind, set, added));
     TRY(make_arrays(d, count, (o->num_sets + 1) * (size_t)o->env->size, &fresh));
-    TRY(make_room(o, &lrs, &norms, count));
+    TRY(make_room(o, &table, &norms, count));
     TRY(cairn__param_set_make_flags(set));
     TRY(pick(o, set, indices, added, fresh.params + o->count));
     picked = true;
@@ -204,13 +201,13 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
             TRY(make_zeroed(device_of(o), fresh.params[i]->n * sizeof(float), (void **)&fresh.moments[i].array[s]));
         }
     }
-    take_over(o, &fresh, lrs, norms, count, group, set);
+    take_over(o, &fresh, &table, norms, count, group, set);
     return CAIRN_OK;
 out:
     for (size_t i = o->count; picked && i < count; i++) fresh.params[i]->owner = NULL;
     free_moments(d, &fresh, o->count, count);
     free_arrays(d, &fresh);
-    cairn__device_free(d, lrs);
+    cairn__rates_free(d, &table);
     cairn__device_free(d, norms);
     return st;
 }
@@ -260,7 +257,8 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     }
     free_moments(d, &o->arrays, 0, o->count);
     free_arrays(d, &o->arrays);
-    cairn__device_free(d, o->lrs);
+    for (size_t g = 0; g < o->num_groups; g++) cairn__group_drop_schedule(d, &o->groups[g]);
+    cairn__rates_free(d, &o->table);
     cairn__device_free(d, o->norms);
     cairn__device_free(d, o->state);
     cairn__device_free_pinned(d, o->reports);
@@ -275,10 +273,10 @@ static int no_states(const struct cairn__param_group *group) {
     return 0;
 }
 
-static const struct cairn__optimizer_kind user_kind = {"the user's update", no_states, NULL};
+static const struct cairn__optimizer_kind user_kind = {"the user's update", no_states, NULL, NULL};
 
 cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out) {
-    const struct cairn__param_group group = {.lr = 0};
+    const struct cairn__param_group group = {.first = 0};
     return cairn__optimizer_create(&user_kind, set, NULL, 0, &group, out);
 }
 
@@ -340,45 +338,6 @@ size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer) {
 
 int cairn_optimizer_num_groups(const cairn_optimizer *optimizer) {
     return optimizer ? (int)optimizer->num_groups : 0;
-}
-
-static cairn_status check_lr(const cairn_optimizer *o, double lr) {
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__check_rate(o->kind->name, "lr", lr));
-    TRY(cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays"));
-out:
-    return st;
-}
-
-cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr) {
-    REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    cairn_status st = CAIRN_OK;
-    TRY(check_lr(optimizer, lr));
-    for (size_t g = 0; g < optimizer->num_groups; g++) optimizer->groups[g].lr = lr;
-    store_lrs(optimizer);
-out:
-    return st;
-}
-
-cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr) {
-    REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    REQUIRE(group >= 0 && (size_t)group < optimizer->num_groups, CAIRN_EINVAL, "%s: group %d of %zu",
-            optimizer->kind->name, group, optimizer->num_groups);
-    cairn_status st = CAIRN_OK;
-    TRY(check_lr(optimizer, lr));
-    optimizer->groups[group].lr = lr;
-    store_lrs(optimizer);
-out:
-    return st;
-}
-
-double cairn_optimizer_lr(const cairn_optimizer *optimizer) {
-    return optimizer ? optimizer->groups[0].lr : 0;
-}
-
-double cairn_optimizer_group_lr(const cairn_optimizer *optimizer, int group) {
-    const bool is_there = optimizer && group >= 0 && (size_t)group < optimizer->num_groups;
-    return is_there ? optimizer->groups[group].lr : (double)NAN;
 }
 
 cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer) {

@@ -2,6 +2,7 @@
 #ifndef CAIRN__OPTIM_H
 #define CAIRN__OPTIM_H
 
+#include "cairn/schedule.h"
 #include "optim/hooks.h"
 #include "param/param.h"
 
@@ -13,8 +14,17 @@ struct cairn__param_group {
         struct cairn__sgd_rule sgd;
         struct cairn__adam_rule adam;
     } rule;
-    double lr; /* as the host set it; the step reads the device's */
+    struct cairn__group_schedule schedule; /* the host's: parts are in `parts` */
+    void *parts, *device_parts;            /* of the schedule, and what they point to; NULL = none */
     size_t first, count;
+};
+
+/* Of cairn_optimizer_set_plateau. */
+struct cairn__plateau {
+    bool is_on;
+    struct cairn_plateau_options how;
+    double best;
+    int64_t bad, cooling; /* metrics */
 };
 
 /* Parameters that one pass updates. */
@@ -24,7 +34,7 @@ struct cairn__update_list {
     cairn_dtype grad;
     enum cairn__weight_mode mode;
     const struct cairn__param_group *group;
-    const double *lr; /* in device memory, as is */
+    const struct cairn__rates *rates; /* in device memory, as is */
     const struct cairn__optim_state *state;
 };
 
@@ -32,6 +42,7 @@ struct cairn__optimizer_kind {
     const char *name;
     int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
     void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
+    bool (*momentum_cycles)(const struct cairn__param_group *group); /* a schedule may move it; NULL = there is none */
 };
 
 /* [parameters] each; remade as groups are added. */
@@ -68,19 +79,20 @@ struct cairn_optimizer {
 
     /* In device memory. */
     struct cairn__optim_state *state;
-    double *lrs;   /* [num_groups] */
+    struct cairn__rate_table table;
     double *norms; /* [count + 1]: of lists of gradients, then of all of them */
     bool clipped;  /* state->clip may not be 1 */
     bool warned;   /* that no guard checks for overflow */
     bool noted;    /* state->skip and overflows may be raised, because of gradients that are seen */
 
+    struct cairn__plateau plateau;
     struct cairn__step_report *reports; /* what the device writes and the host reads */
     uint64_t last_read;                 /* the number of the last report that was read */
     struct cairn__report_reader reader;
     struct cairn__step_guard guard;
 };
 
-/* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and lr. */
+/* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and base rates. */
 cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
                                      const size_t *indices, size_t count, const struct cairn__param_group *like,
                                      cairn_optimizer **out);
@@ -95,7 +107,8 @@ cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
 void cairn__optimizer_lower_skip(cairn_optimizer *o);
 
 /* Adds a group over parameters of set: the count at indices, or all (indices NULL). kind: must be the optimizer's own.
- * like: rule and lr. Errors, which add nothing: CAIRN_EINVAL, CAIRN_ESTATE, CAIRN_ENOMEM; those of unread reports. */
+ * like: rule and base rates. Errors, which add nothing: CAIRN_EINVAL, CAIRN_ESTATE, CAIRN_ENOMEM; those of unread
+ * reports. */
 cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
                                         struct cairn_param_set *set, const size_t *indices, size_t count,
                                         const struct cairn__param_group *like);

@@ -6,30 +6,43 @@
 #include <math.h>
 
 static int sgd_states(const struct cairn__param_group *g) {
-    return g->rule.sgd.momentum != 0;
+    return g->rule.sgd.has_momentum;
 }
 
 static void sgd_update(struct cairn_device *d, const struct cairn__update_list *l) {
-    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &l->group->rule.sgd, l->lr, l->state);
+    d->passes->sgd(d, l->items, l->count, l->grad, l->mode, &l->group->rule.sgd, l->rates, l->state);
 }
 
-static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update};
+static bool momentum_cycles(const struct cairn__param_group *g) {
+    return g->rule.sgd.has_momentum;
+}
 
-static cairn_status group_of(const struct cairn_sgd_options *options, struct cairn__param_group *out) {
+static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update, momentum_cycles};
+
+static cairn_status check(const struct cairn_sgd_options *h) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_rate("SGD", "lr", h->lr));
+    TRY(cairn__check_rate("SGD", "momentum", h->momentum));
+    TRY(cairn__check_rate("SGD", "weight_decay", h->weight_decay));
+    REQUIRE(isfinite(h->dampening), CAIRN_EINVAL, "SGD: dampening is %g; it must be a number", h->dampening);
+    REQUIRE(h->nesterov != CAIRN_ON || (h->momentum > 0 && h->dampening == 0), CAIRN_EINVAL,
+            "SGD: nesterov needs a momentum above 0 and no dampening, got momentum %g and dampening %g", h->momentum,
+            h->dampening);
+out:
+    return st;
+}
+
+static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
+                             struct cairn__param_group *out) {
+    (void)kind;
     cairn_status st = CAIRN_OK;
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     TRY(cairn__options_read(&h, sizeof(h), options, "cairn_sgd_options"));
-    TRY(cairn__check_rate("SGD", "lr", h.lr));
-    TRY(cairn__check_rate("SGD", "momentum", h.momentum));
-    TRY(cairn__check_rate("SGD", "weight_decay", h.weight_decay));
-    REQUIRE(isfinite(h.dampening), CAIRN_EINVAL, "SGD: dampening is %g; it must be a number", h.dampening);
-    REQUIRE(h.nesterov != CAIRN_ON || (h.momentum > 0 && h.dampening == 0), CAIRN_EINVAL,
-            "SGD: nesterov needs a momentum above 0 and no dampening, got momentum %g and dampening %g", h.momentum,
-            h.dampening);
-    *out = (struct cairn__param_group){.lr = h.lr,
-                                       .rule.sgd = {.momentum = h.momentum,
-                                                    .dampening = h.dampening,
+    TRY(check(&h));
+    *out = (struct cairn__param_group){.schedule.base = {.lr = h.lr, .momentum = h.momentum},
+                                       .rule.sgd = {.dampening = h.dampening,
                                                     .weight_decay = h.weight_decay,
+                                                    .has_momentum = h.momentum != 0,
                                                     .nesterov = h.nesterov == CAIRN_ON}};
 out:
     return st;
@@ -40,7 +53,7 @@ static cairn_status create(cairn_param_set *set, const size_t *indices, size_t c
     struct cairn__param_group group;
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_set("SGD", set, out));
-    TRY(group_of(options, &group));
+    TRY(group_of(&sgd_kind, options, &group));
     TRY(cairn__optimizer_create(&sgd_kind, set, indices, count, &group, out));
 out:
     return st;
@@ -61,7 +74,7 @@ cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *se
     struct cairn__param_group group;
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_set("SGD", set, optimizer));
-    TRY(group_of(options, &group));
+    TRY(group_of(&sgd_kind, options, &group));
     TRY(cairn__optimizer_add_group(optimizer, &sgd_kind, set, indices, count, &group));
 out:
     return st;

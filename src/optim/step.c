@@ -50,7 +50,7 @@ static void update_list(struct cairn_optimizer *o, const struct cairn__param_gro
                                       .grad = (cairn_dtype)(key / CAIRN__NUM_STORAGE_MODES),
                                       .mode = (enum cairn__weight_mode)(key % CAIRN__NUM_STORAGE_MODES),
                                       .group = group,
-                                      .lr = &o->lrs[group - o->groups],
+                                      .rates = &o->table.rates[group - o->groups],
                                       .state = o->state};
     for (size_t i = group->first; i < group->first + group->count; i++) {
         if (o->arrays.keys[i] == key) o->arrays.list[list.count++] = o->arrays.items[i];
@@ -100,7 +100,8 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .overflows = o->arrays.overflows,
                                     .count = o->count + 1,
                                     .reports = o->reports,
-                                    .names = o->arrays.report_overflows};
+                                    .names = o->arrays.report_overflows,
+                                    .table = o->table};
     TRY(cairn__params_check_arrived("cairn_step", o->arrays.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");

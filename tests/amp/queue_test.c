@@ -31,7 +31,7 @@ COUNTED(NORM, l2norm,
         (d, i, n, t, f, norm, each, found))
 COUNTED(SGD, sgd,
         (dev * d, const struct cairn__optim_item *i, size_t n, cairn_dtype g, enum cairn__weight_mode m,
-         const struct cairn__sgd_rule *r, const double *lr, const struct cairn__optim_state *s),
+         const struct cairn__sgd_rule *r, const struct cairn__rates *lr, const struct cairn__optim_state *s),
         (d, i, n, g, m, r, lr, s))
 COUNTED(MISS, miss, (dev * d, int64_t *missed, const struct cairn__optim_state *s), (d, missed, s))
 COUNTED(TAKE, take_flags, (dev * d, const struct cairn__taken *i, size_t n, uint32_t batch, uint32_t *any),

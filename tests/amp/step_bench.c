@@ -87,7 +87,8 @@ static void begin(void) {
 static void bare_step(void) {
     struct cairn_device *d = b.env->device;
     const struct cairn_adam_options h = CAIRN_ADAMW_OPTIONS_INIT;
-    const struct cairn__adam_rule rule = {h.beta1, h.beta2, h.eps, h.weight_decay, true};
+    const struct cairn__adam_rule rule = {h.beta2, h.eps, h.weight_decay, true};
+    const struct cairn__rates rates = {h.lr, h.beta1};
     b.factor = 1.0f / 1024;
     for (int t = 0; t < TENSORS; t++) {
         const size_t at = (size_t)t * N;
@@ -100,7 +101,7 @@ static void bare_step(void) {
                                                      .missed = &b.bare.missed[t]};
     }
     b.bare.state.clip = 1;
-    d->passes->adam(d, b.bare.items, TENSORS, CAIRN_F16, CAIRN__W_F32_F16, &rule, &h.lr, &b.bare.state);
+    d->passes->adam(d, b.bare.items, TENSORS, CAIRN_F16, CAIRN__W_F32_F16, &rule, &rates, &b.bare.state);
     const struct cairn__step_end end = {.optim = &b.bare.state,
                                         .overflows = b.bare.overflows,
                                         .count = TENSORS,

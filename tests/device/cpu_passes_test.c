@@ -197,25 +197,25 @@ static void clamp_and_census_take_lists(void **state) {
 
 static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
     (void)state;
-    const struct cairn__sgd_rule sgd = {.momentum = 0.9, .weight_decay = 0.01};
-    const struct cairn__adam_rule adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .decoupled = true};
+    const struct cairn__sgd_rule sgd = {.has_momentum = true, .weight_decay = 0.01};
+    const struct cairn__adam_rule adam = {.beta2 = 0.999, .eps = 1e-8, .decoupled = true};
     const struct cairn__optim_state s = {.clip = 0.75f, .steps = 5}, skipping = {.clip = 1, .steps = 5, .skip = 1};
-    const double lr = 0.1;
+    const struct cairn__rates rates = {.lr = 0.1, .momentum = 0.9};
     const int64_t missed = 2;
     const float grad[] = {8, -16, 3}, factor = 0.125f;
     float w[3] = {1, 2, 3}, m[3] = {4, 5, 6}, v[3] = {7, 8, 9}, w2[3], m2[3], v2[3];
     const struct cairn__optim_item item = {
         .n = 3, .weights = w, .state = {m, v}, .grad = grad, .factor = &factor, .missed = &missed};
     memcpy(w2, w, sizeof(w)), memcpy(m2, m, sizeof(m)), memcpy(v2, v, sizeof(v));
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &lr, &skipping);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &lr, &skipping);
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &skipping);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &skipping);
     assert_memory_equal(w, w2, sizeof(w)); /* left out */
 
-    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &lr, &s);
-    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, 0.1, 4, factor * 0.75f);
+    d->passes->sgd(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &sgd, &rates, &s);
+    const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, &rates, 4, factor * 0.75f);
     k->sgd[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, grad, 3, &of_sgd);
-    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &lr, &s);
-    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, 0.1, 4, factor * 0.75f);
+    d->passes->adam(d, &item, 1, CAIRN_F32, CAIRN__W_F32, &adam, &rates, &s);
+    const struct cairn__adam of_adam = cairn__adam_scalars(&adam, &rates, 4, factor * 0.75f);
     k->adam[CAIRN_F32][CAIRN__W_F32](w2, NULL, m2, v2, grad, 3, &of_adam);
     assert_memory_equal(w, w2, sizeof(w));
     assert_memory_equal(m, m2, sizeof(m));
@@ -251,22 +251,22 @@ static void end_update(struct rounded_update *u, uint64_t seed, int64_t update) 
 static void randomly_rounded_weights_are_those_of_f32_rounded(void **state) {
     (void)state;
     static struct rounded_update u;
-    const struct cairn__sgd_rule sgd = {.momentum = 0.9, .weight_decay = 0.01};
-    const struct cairn__adam_rule adam = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+    const struct cairn__sgd_rule sgd = {.has_momentum = true, .weight_decay = 0.01};
+    const struct cairn__adam_rule adam = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
     const struct cairn__optim_state s = {.clip = 0.5f, .steps = 5, .rounding_seed = 99};
-    const double lr = 0.1;
+    const struct cairn__rates rates = {.lr = 0.1, .momentum = 0.9};
     const int64_t missed = 2;
     struct cairn__optim_item item;
     for (int t = 0; t < NUM_TYPES; t++) {
         fill(a, y, types[t], MOST, 7);
         begin_update(&u, &item, a, &missed);
-        d->passes->sgd(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &lr, &s);
-        const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, lr, 4, 0.5f);
+        d->passes->sgd(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &sgd, &rates, &s);
+        const struct cairn__sgd of_sgd = cairn__sgd_scalars(&sgd, &rates, 4, 0.5f);
         k->sgd[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, a, MOST, &of_sgd);
         end_update(&u, 99, 4);
         begin_update(&u, &item, a, &missed);
-        d->passes->adam(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &lr, &s);
-        const struct cairn__adam of_adam = cairn__adam_scalars(&adam, lr, 4, 0.5f);
+        d->passes->adam(d, &item, 1, types[t], CAIRN__W_BF16_STOCHASTIC, &adam, &rates, &s);
+        const struct cairn__adam of_adam = cairn__adam_scalars(&adam, &rates, 4, 0.5f);
         k->adam[types[t]][CAIRN__W_F32](x, NULL, u.expected_momentum, u.expected_second, a, MOST, &of_adam);
         end_update(&u, 99, 4);
     }
@@ -281,14 +281,14 @@ static void small_updates_move_randomly_rounded_weights_in_the_mean(void **state
     static uint16_t random[N], nearest[N];
     const struct cairn__sgd_rule rule = {0};
     struct cairn__optim_state s = {.clip = 1, .rounding_seed = 12345};
-    const double lr = 0x1p-10;
+    const struct cairn__rates rates = {.lr = 0x1p-10};
     const int64_t missed = 0;
     struct cairn__optim_item items[2] = {{.n = N, .weights = random, .parameter = 1, .grad = want, .missed = &missed},
                                          {.n = N, .weights = nearest, .grad = want, .missed = &missed}};
     k->fill[CAIRN_BF16](random, N, 1), k->fill[CAIRN_BF16](nearest, N, 1), k->fill[CAIRN_F32](want, N, 1);
     for (s.steps = 0; s.steps < UPDATES; s.steps++) {
-        d->passes->sgd(d, &items[0], 1, CAIRN_F32, CAIRN__W_BF16_STOCHASTIC, &rule, &lr, &s);
-        d->passes->sgd(d, &items[1], 1, CAIRN_F32, CAIRN__W_BF16, &rule, &lr, &s);
+        d->passes->sgd(d, &items[0], 1, CAIRN_F32, CAIRN__W_BF16_STOCHASTIC, &rule, &rates, &s);
+        d->passes->sgd(d, &items[1], 1, CAIRN_F32, CAIRN__W_BF16, &rule, &rates, &s);
     }
     double mean = 0;
     for (int i = 0; i < N; i++) {

@@ -20,7 +20,7 @@ enum { SLICE = 1024, MAX_JOBS = 16 };
 
 static const double LONG_ENOUGH = 0.02; /* seconds of one timing */
 static const float FACTOR = 1.0f / 1024;
-static const double LR = 1e-3;
+static const struct cairn__rates RATES = {1e-3, 0.9};
 
 /* ---- what is timed ---- */
 
@@ -33,7 +33,7 @@ struct bench {
     uint32_t *found;
     double *norm;
     int64_t *missed;
-    double *lr;
+    struct cairn__rates *rates;
     struct cairn__optim_state *state;
     struct cairn__matmul product; /* of the job that is running */
 };
@@ -107,8 +107,7 @@ static void l2norm(struct bench *b) {
     b->d->passes->l2norm(b->d, &item, 1, CAIRN_F32, b->factor, b->norm, NULL, b->found);
 }
 
-static const struct cairn__adam_rule RULE = {
-    .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .decoupled = true};
+static const struct cairn__adam_rule RULE = {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .decoupled = true};
 
 static void adamw(struct bench *b) {
     const struct cairn__optim_item item = {.n = b->n,
@@ -118,7 +117,7 @@ static void adamw(struct bench *b) {
                                            .grad = b->half,
                                            .factor = b->factor,
                                            .missed = b->missed};
-    b->d->passes->adam(b->d, &item, 1, CAIRN_F16, CAIRN__W_F32_F16, &RULE, b->lr, b->state);
+    b->d->passes->adam(b->d, &item, 1, CAIRN_F16, CAIRN__W_F32_F16, &RULE, b->rates, b->state);
 }
 
 /* ---- that they are right ---- */
@@ -176,7 +175,7 @@ static void check_adamw(struct bench *b) {
     b->d->passes->fill(b->d, CAIRN_F32, b->m, b->n, 0.0f);
     b->d->passes->fill(b->d, CAIRN_F32, b->v, b->n, 0.0f);
     adamw(b);
-    const struct cairn__adam h = cairn__adam_scalars(&RULE, LR, 1, FACTOR);
+    const struct cairn__adam h = cairn__adam_scalars(&RULE, &RATES, 1, FACTOR);
     for (int i = 0; i < 3; i++) {
         memset(m, 0, sizeof(m)), memset(v, 0, sizeof(v));
         cairn__kernels_cpu(0)->adam[CAIRN_F16][CAIRN__W_F32_F16](w[i], half, m, v, grad[i], SLICE, &h);
@@ -195,11 +194,11 @@ static void make_memory(struct bench *b) {
     b->half = device_memory(b, b->n * sizeof(uint16_t)), b->weight = device_memory(b, b->n * sizeof(uint16_t));
     b->factor = device_memory(b, sizeof(float)), b->found = device_memory(b, sizeof(uint32_t));
     b->norm = device_memory(b, sizeof(double)), b->missed = device_memory(b, sizeof(int64_t));
-    b->state = device_memory(b, sizeof(state)), b->lr = device_memory(b, sizeof(LR));
+    b->state = device_memory(b, sizeof(state)), b->rates = device_memory(b, sizeof(RATES));
     b->d->passes->store(b->d, b->factor, &FACTOR, sizeof(FACTOR));
     b->d->passes->store(b->d, b->missed, &none, sizeof(none));
     b->d->passes->store(b->d, b->state, &state, sizeof(state));
-    b->d->passes->store(b->d, b->lr, &LR, sizeof(LR));
+    b->d->passes->store(b->d, b->rates, &RATES, sizeof(RATES));
     b->d->passes->clear_flags(b->d, b->found, 1);
     b->d->passes->normal(b->d, CAIRN_F32, b->x, b->n, 1, 0);
 }
@@ -221,7 +220,7 @@ static void bench_passes(struct bench *b) {
     for (size_t i = 0; i < count; i++) jobs[i].work *= 1e-9;
     run(b, jobs, count);
     void *all[] = {b->x,      b->y,     b->m,    b->v,      b->half,  b->weight,
-                   b->factor, b->found, b->norm, b->missed, b->state, b->lr};
+                   b->factor, b->found, b->norm, b->missed, b->state, b->rates};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) cairn__device_free(b->d, all[i]);
 }
 

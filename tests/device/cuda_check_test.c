@@ -15,7 +15,7 @@ static _Alignas(16) uint16_t half[8];
 static uint32_t flag;
 static int64_t missed;
 static struct cairn__optim_state optim;
-static double lr;
+static struct cairn__rates rates;
 static const struct cairn__adam_rule rule;
 
 /* A name that no element type has. */
@@ -140,12 +140,12 @@ static void an_update_of_an_unknown_kind_is_refused(void **state) {
 
 static void an_update_needs_its_rule_its_rate_and_its_state(void **state) {
     (void)state;
-    assert_fine(cairn__check_update(&rule, &lr, &optim));
-    assert_refused(cairn__check_update(NULL, &lr, &optim));
+    assert_fine(cairn__check_update(&rule, &rates, &optim));
+    assert_refused(cairn__check_update(NULL, &rates, &optim));
     assert_refused(cairn__check_update(&rule, NULL, &optim));
-    assert_refused(cairn__check_update(&rule, &lr, NULL));
-    assert_refused(cairn__check_update(&rule, (void *)((char *)&lr + 4), &optim));
-    assert_refused(cairn__check_update(&rule, &lr, (void *)((char *)&optim + 4)));
+    assert_refused(cairn__check_update(&rule, &rates, NULL));
+    assert_refused(cairn__check_update(&rule, (void *)((char *)&rates + 4), &optim));
+    assert_refused(cairn__check_update(&rule, &rates, (void *)((char *)&optim + 4)));
 }
 
 /* An address in place of a number, which a union lets pass, has more bits than a number. */
@@ -252,6 +252,24 @@ static void a_steps_end_needs_state_overflows_reports_and_room_for_names(void **
     assert_refused(cairn__check_step_end(NULL));
 }
 
+static void a_table_of_rates_is_whole(void **state) {
+    (void)state;
+    static struct cairn__rates of_steps[CAIRN__REPORTS], used[CAIRN__REPORTS];
+    static const struct cairn__group_schedule schedules[2];
+    const struct cairn__rate_table whole = {of_steps, schedules, used, 2};
+    struct cairn__rate_table table = whole;
+    assert_fine(cairn__check_rate_table(&table));
+    assert_refused(cairn__check_rate_table(NULL));
+    table.rates = NULL;
+    assert_refused(cairn__check_rate_table(&table));
+    table = whole, table.schedules = NULL;
+    assert_refused(cairn__check_rate_table(&table));
+    table = whole, table.used = (void *)((char *)used + 4);
+    assert_refused(cairn__check_rate_table(&table));
+    table = (struct cairn__rate_table){0};
+    assert_fine(cairn__check_rate_table(&table));
+}
+
 static void a_steps_scalers_are_there_and_no_more_than_it_takes(void **state) {
     (void)state;
     static struct cairn__scaler_state scaler;
@@ -310,6 +328,7 @@ static void tensors_flags_and_objects_are_looked_at(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(items_with_memory_are_fine),
+        cmocka_unit_test(a_table_of_rates_is_whole),
         cmocka_unit_test(empty_items_need_no_memory),
         cmocka_unit_test(null_memory_is_refused_where_it_is_used),
         cmocka_unit_test(the_last_item_is_looked_at_too),

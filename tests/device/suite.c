@@ -610,11 +610,11 @@ struct training {
     enum cairn__weight_mode mode;
     struct list weights, half, state[2], grads;
     struct cairn__optim_state optim; /* the host's */
-    double lr;
+    struct cairn__rates rates;
     int64_t missed[LIST];
     float factor;
     struct cairn__optim_state *device_optim;
-    double *device_lr;
+    struct cairn__rates *device_rates;
     int64_t *device_missed;
     float *device_factor;
 };
@@ -637,7 +637,7 @@ static struct list make_zeros(size_t offset) {
 }
 
 static struct training make_training(cairn_dtype grad, enum cairn__weight_mode mode, size_t offset) {
-    struct training t = {.grad = grad, .mode = mode, .lr = 0.01, .factor = 0x1p-3f};
+    struct training t = {.grad = grad, .mode = mode, .rates = {0.01, 0.9}, .factor = 0x1p-3f};
     t.optim = (struct cairn__optim_state){.clip = 0.75f, .rounding_seed = SEED};
     const cairn_dtype half = mode == CAIRN__W_F32_F16 ? CAIRN_F16 : CAIRN_BF16;
     t.weights = make_list(weight_type(mode), LIST, size_of, offset, MODERATE, SEED);
@@ -648,7 +648,7 @@ static struct training make_training(cairn_dtype grad, enum cairn__weight_mode m
     t.device_optim = on_device(&t.optim, sizeof(t.optim));
     t.device_missed = on_device(t.missed, sizeof(t.missed));
     t.device_factor = on_device(&t.factor, sizeof(t.factor));
-    t.device_lr = on_device(&t.lr, sizeof(t.lr));
+    t.device_rates = on_device(&t.rates, sizeof(t.rates));
     return t;
 }
 
@@ -656,7 +656,7 @@ static void drop_training(struct training *t) {
     drop_list(&t->weights), drop_list(&t->half), drop_list(&t->grads);
     drop_list(&t->state[0]), drop_list(&t->state[1]);
     cairn__device_free(device, t->device_optim), cairn__device_free(device, t->device_missed);
-    cairn__device_free(device, t->device_factor), cairn__device_free(device, t->device_lr);
+    cairn__device_free(device, t->device_factor), cairn__device_free(device, t->device_rates);
 }
 
 /* Parameter i has no gradient in some of the steps. */
@@ -761,7 +761,7 @@ static void weights_were_updated(const struct training *t, size_t i, void *weigh
 static void host_sgd(const struct training *t, size_t i, const void *rule) {
     const struct cairn__sgd_rule *r = rule;
     const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
-    const struct cairn__sgd scalars = cairn__sgd_scalars(r, t->lr, update, t->factor * t->optim.clip);
+    const struct cairn__sgd scalars = cairn__sgd_scalars(r, &t->rates, update, t->factor * t->optim.clip);
     void *weights = weights_to_update(t, i);
     ((cairn__sgd_fn)reference(CAIRN__K_SGD, t->grad,
                               mode_to_update(t)))(weights, host_of(&t->half, i), host_of(&t->state[0], i),
@@ -771,13 +771,13 @@ static void host_sgd(const struct training *t, size_t i, const void *rule) {
 
 static void device_sgd(const struct training *t, const struct cairn__optim_item *items, size_t count,
                        const void *rule) {
-    passes->sgd(device, items, count, t->grad, t->mode, rule, t->device_lr, t->device_optim);
+    passes->sgd(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
 }
 
 static void host_adam(const struct training *t, size_t i, const void *rule) {
     const struct cairn__adam_rule *r = rule;
     const int64_t update = cairn__update_number(&t->optim, &t->missed[i]);
-    const struct cairn__adam scalars = cairn__adam_scalars(r, t->lr, update, t->factor * t->optim.clip);
+    const struct cairn__adam scalars = cairn__adam_scalars(r, &t->rates, update, t->factor * t->optim.clip);
     void *weights = weights_to_update(t, i);
     ((cairn__adam_fn)reference(CAIRN__K_ADAM, t->grad,
                                mode_to_update(t)))(weights, host_of(&t->half, i), host_of(&t->state[0], i),
@@ -788,7 +788,7 @@ static void host_adam(const struct training *t, size_t i, const void *rule) {
 
 static void device_adam(const struct training *t, const struct cairn__optim_item *items, size_t count,
                         const void *rule) {
-    passes->adam(device, items, count, t->grad, t->mode, rule, t->device_lr, t->device_optim);
+    passes->adam(device, items, count, t->grad, t->mode, rule, t->device_rates, t->device_optim);
 }
 
 static void sgd_has_the_references_bits_over_steps(void **state) {
@@ -796,8 +796,8 @@ static void sgd_has_the_references_bits_over_steps(void **state) {
     static const struct cairn__sgd_rule rules[] = {
         {0},
         {.weight_decay = 0.1},
-        {.momentum = 0.9, .dampening = 0.25},
-        {.momentum = 0.9, .nesterov = true, .weight_decay = 0.01},
+        {.has_momentum = true, .dampening = 0.25},
+        {.has_momentum = true, .nesterov = true, .weight_decay = 0.01},
     };
     EACH_FLOAT(grad) {
         for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
@@ -811,9 +811,9 @@ static void sgd_has_the_references_bits_over_steps(void **state) {
 static void adam_has_the_references_bits_over_steps(void **state) {
     (void)state;
     static const struct cairn__adam_rule rules[] = {
-        {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
-        {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1},
-        {.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1, .decoupled = true},
+        {.beta2 = 0.999, .eps = 1e-8},
+        {.beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1},
+        {.beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1, .decoupled = true},
     };
     EACH_FLOAT(grad) {
         for (int mode = 0; mode < CAIRN__NUM_STORAGE_MODES; mode++) {
@@ -826,8 +826,64 @@ static void adam_has_the_references_bits_over_steps(void **state) {
 
 /* ---- the end of a step ---- */
 
+/* A group with each schedule, one with all in turn and one with their product. Lengths are such that steps of a test
+ * pass every corner. */
+enum { KINDS = CAIRN__SCHEDULE_WARMUP_STABLE_DECAY, GROUPS = KINDS + 2 };
+
+struct schedules {
+    struct cairn__rates rates[GROUPS], used[CAIRN__REPORTS * GROUPS];
+    struct cairn__group_schedule groups[GROUPS];
+    struct cairn__schedule parts[KINDS];
+    int64_t milestones[3];
+};
+
+/* As the host has them; the device's parts and milestones are at `there`. */
+static void make_schedules(struct schedules *s, const struct schedules *there) {
+    memcpy(s->milestones, (int64_t[]){3, 4, 40}, sizeof(s->milestones));
+    for (int k = 0; k < KINDS; k++) {
+        s->parts[k] = (struct cairn__schedule){.kind = k + 1,
+                                               .warmup_curve = 1 + k % 3,
+                                               .curve = 1 + k % 3,
+                                               .three_phase = k % 2,
+                                               .moves_momentum = k + 1 == CAIRN__SCHEDULE_ONE_CYCLE,
+                                               .from = 4 * k,
+                                               .warmup = k % 4,
+                                               .length = 37,
+                                               .decay = 11,
+                                               .step_size = 7,
+                                               .growth = 2,
+                                               .timescale = 9,
+                                               .warmup_start = 0.1,
+                                               .start_factor = 0.5,
+                                               .end_factor = 0.01,
+                                               .end_lr = 1e-4,
+                                               .cycles = 0.7,
+                                               .power = 1.7,
+                                               .gamma = 0.97,
+                                               .pct_start = 0.3,
+                                               .div_factor = 25,
+                                               .final_div_factor = 1e4,
+                                               .base_momentum = 0.85,
+                                               .max_momentum = 0.95,
+                                               .milestones = there->milestones,
+                                               .num_milestones = 3};
+        s->groups[k] = (struct cairn__group_schedule){.base = {0.1, 0.9},
+                                                      .parts = &there->parts[k],
+                                                      .count = 1,
+                                                      .counts_skipped = k % 2};
+    }
+    s->groups[KINDS] = (struct cairn__group_schedule){.base = {0.3, 0.8}, .parts = there->parts, .count = KINDS};
+    s->groups[KINDS + 1] = s->groups[KINDS];
+    s->groups[KINDS + 1].is_product = 1, s->groups[KINDS + 1].origin = 2;
+}
+
+static struct cairn__rate_table table_of(struct schedules *s, struct cairn__rates *used) {
+    return (struct cairn__rate_table){.rates = s->rates, .schedules = s->groups, .used = used, .groups = GROUPS};
+}
+
 /* The device's structs of a step, and the host's, which compute the same. */
 struct ending {
+    struct schedules schedules, *device_schedules;
     struct cairn__step_end end, model;
     struct cairn__optim_state optim;
     struct cairn__scaler_state scalers[2];
@@ -865,11 +921,26 @@ static void make_ending(struct ending *e) {
     OK(cairn__device_alloc_pinned(device, sizeof(e->reports), (void **)&e->end.reports));
     OK(cairn__device_alloc_pinned(device, sizeof(e->scaler_reports), (void **)&e->device_scaler_reports));
     OK(cairn__device_alloc_pinned(device, sizeof(e->names), (void **)&e->end.names));
+    make_schedules(&e->schedules, &e->schedules);
+    e->model.table = table_of(&e->schedules, e->schedules.used);
+    e->device_schedules = device_memory(sizeof(e->schedules));
+    struct schedules sent = {0};
+    struct cairn__rates *used = NULL;
+    make_schedules(&sent, e->device_schedules);
+    OK(cairn__device_upload(device, e->device_schedules, &sent, sizeof(sent)));
+    OK(cairn__device_alloc_pinned(device, sizeof(e->schedules.used), (void **)&used));
+    memset(used, 0, sizeof(e->schedules.used));
+    e->end.table = table_of(e->device_schedules, used);
+    passes->renew_rates(device, &e->end.table, e->end.optim);
+    for (size_t g = 0; g < GROUPS; g++)
+        e->schedules.rates[g] = cairn__group_rates(&e->schedules.groups[g], e->optim.steps, e->optim.skipped);
 }
 
 static void drop_ending(struct ending *e) {
     cairn__device_free(device, e->end.optim), cairn__device_free(device, e->end.overflows);
     cairn__device_free(device, e->device_scalers);
+    cairn__device_free(device, e->device_schedules);
+    cairn__device_free_pinned(device, e->end.table.used);
     cairn__device_free_pinned(device, e->end.reports), cairn__device_free_pinned(device, e->end.names);
     cairn__device_free_pinned(device, e->device_scaler_reports);
 }
@@ -877,6 +948,7 @@ static void drop_ending(struct ending *e) {
 /* The host's side of step_end and of scaler_update. */
 static void end_step_here(const struct cairn__step_end *e) {
     for (size_t i = 0; i < e->count; i++) cairn__step_end_overflow(e, i);
+    for (size_t g = 0; g < e->table.groups; g++) cairn__step_end_rates(e, g);
     struct cairn__step_report *r = cairn__step_end_scalars(e);
     r->number = e->optim->ends;
 }
@@ -914,6 +986,7 @@ static void assert_reports(const struct ending *e) {
         }
     }
     assert_memory_equal(e->end.names, e->names, sizeof(e->names));
+    assert_memory_equal(e->end.table.used, e->schedules.used, sizeof(e->schedules.used));
     assert_memory_equal(e->device_scaler_reports, e->scaler_reports, sizeof(e->scaler_reports));
 }
 
@@ -921,6 +994,9 @@ static void assert_ending(const struct ending *e) {
     struct cairn__overflow overflows[LIST];
     struct cairn__optim_state optim;
     struct cairn__scaler_state scalers[2];
+    struct cairn__rates rates[GROUPS];
+    download(rates, e->end.table.rates, sizeof(rates));
+    assert_memory_equal(rates, e->schedules.rates, sizeof(rates));
     download(&optim, e->end.optim, sizeof(optim));
     download(scalers, e->device_scalers, sizeof(scalers));
     download(overflows, e->end.overflows, sizeof(overflows));
@@ -1726,7 +1802,8 @@ struct recorded {
     float *weights, *momentum, *grads, *scaled, *factor, *sums;
     uint16_t *half;
     uint32_t *flags;
-    double *norm, *lr;
+    double *norm;
+    struct cairn__rates *rates;
     int64_t *missed;
     struct ending ending;
     struct product forward;
@@ -1737,7 +1814,7 @@ static struct recorded make_recorded(void) {
     static const int64_t shape[3] = {16, 8, 24};
     const int64_t missed = 0;
     const float factor = 0.5f;
-    const double lr = 0.5;
+    const struct cairn__rates rates = {0.5, 0.9};
     struct recorded r = {.weights = device_memory(RECORDED * 4), .momentum = device_memory(RECORDED * 4)};
     r.grads = device_memory(RECORDED * 4), r.scaled = device_memory(RECORDED * 4);
     r.half = device_memory(RECORDED * 2);
@@ -1745,7 +1822,7 @@ static struct recorded make_recorded(void) {
     r.factor = on_device(&factor, sizeof(factor));
     r.missed = on_device(&missed, sizeof(missed));
     make_ending(&r.ending);
-    r.lr = on_device(&lr, sizeof(lr));
+    r.rates = on_device(&rates, sizeof(rates));
     r.flags = make_flags();
     r.forward = make_product(shape, CAIRN_F16, 2 | 4 | 32, 0);
     passes->normal(device, CAIRN_F32, r.weights, RECORDED, 1, 1);
@@ -1756,7 +1833,7 @@ static struct recorded make_recorded(void) {
 
 static void drop_recorded(struct recorded *r) {
     void *all[] = {r->weights, r->momentum, r->grads,  r->scaled, r->half, r->norm,
-                   r->sums,    r->factor,   r->missed, r->lr,     r->flags};
+                   r->sums,    r->factor,   r->missed, r->rates,  r->flags};
     for (size_t i = 0; i < COUNT(all); i++) cairn__device_free(device, all[i]);
     drop_ending(&r->ending);
     drop_product(&r->forward);
@@ -1764,7 +1841,7 @@ static void drop_recorded(struct recorded *r) {
 
 /* One step: gradients change with the weights, the product writes into them, the sums go through partial results. */
 static void queue_step(struct recorded *r) {
-    const struct cairn__sgd_rule rule = {.momentum = 0.9};
+    const struct cairn__sgd_rule rule = {.has_momentum = true};
     uint32_t *flags = r->flags;
     const struct cairn__item scale = {.n = RECORDED, .dst = r->scaled, .x = r->grads};
     const struct cairn__item mix = {.n = RECORDED, .dst = r->scaled, .x = r->weights, .y = r->scaled};
@@ -1783,7 +1860,7 @@ static void queue_step(struct recorded *r) {
     OK(cairn__device_matmul(device, &r->forward.p));
     passes->sum(device, CAIRN_F32, r->sums, r->scaled, RECORDED, 1);
     passes->l2norm(device, &norm, 1, CAIRN_F32, NULL, r->norm, NULL, flags);
-    passes->sgd(device, &item, 1, CAIRN_F32, CAIRN__W_F32_F16, &rule, r->lr, r->ending.end.optim);
+    passes->sgd(device, &item, 1, CAIRN_F32, CAIRN__W_F32_F16, &rule, r->rates, r->ending.end.optim);
     passes->share_flag(device, flags, skips, 2);
     passes->scaler_update(device, r->ending.device_scalers, r->ending.device_scaler_reports);
     passes->step_end(device, &r->ending.end);

@@ -19,10 +19,12 @@ PUBLIC_ONE = re.compile(r"public (\w+) with its `hooks\.h`")
 # in src/device/env.h); what fills it in is the room env.
 PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
-               "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data"}
+               "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
+               "schedule": "optim"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
-                "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data"}
+                "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
+                "schedule": "optim"}
 
 # Foreign headers, and the only folder that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda",

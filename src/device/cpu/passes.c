@@ -167,13 +167,13 @@ static void adam_rounding(struct rounding *r, const struct cairn__optim_item *t,
 }
 
 static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
                 const struct cairn__optim_state *state) {
     if (state->skip) return;
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
         const struct cairn__sgd h =
-            cairn__sgd_scalars(rule, *lr, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+            cairn__sgd_scalars(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
         if (mode == CAIRN__W_BF16_STOCHASTIC) {
             struct rounding r;
             sgd_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
@@ -184,13 +184,13 @@ static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, s
 }
 
 static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
                  const struct cairn__optim_state *state) {
     if (state->skip) return;
     for (size_t i = 0; i < count; i++) {
         const struct cairn__optim_item *t = &items[i];
         const struct cairn__adam h =
-            cairn__adam_scalars(rule, *lr, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
+            cairn__adam_scalars(rule, rates, cairn__update_number(state, t->missed), value_of(t->factor) * state->clip);
         if (mode == CAIRN__W_BF16_STOCHASTIC) {
             struct rounding r;
             adam_rounding(begin_rounding(&r, d, state, t), t, grad, &h);
@@ -208,8 +208,16 @@ static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__op
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
     (void)d;
     for (size_t i = 0; i < end->count; i++) cairn__step_end_overflow(end, i);
+    for (size_t g = 0; g < end->table.groups; g++) cairn__step_end_rates(end, g);
     struct cairn__step_report *report = cairn__step_end_scalars(end);
     __atomic_store_n(&report->number, end->optim->ends, __ATOMIC_RELEASE);
+}
+
+static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *table,
+                        const struct cairn__optim_state *state) {
+    (void)d;
+    for (size_t g = 0; g < table->groups; g++)
+        table->rates[g] = cairn__group_rates(&table->schedules[g], state->steps, state->skipped);
 }
 
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
@@ -416,6 +424,7 @@ const struct cairn__passes cairn__cpu_passes = {
     .adam = adam,
     .miss = miss,
     .step_end = step_end,
+    .renew_rates = renew_rates,
     .take_flags = take_flags,
     .share_flag = share_flag,
     .scaler_update = scaler_update,

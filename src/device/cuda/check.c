@@ -81,10 +81,18 @@ const char *cairn__check_optim(const struct cairn__optim_item *items, size_t cou
     return NULL;
 }
 
-const char *cairn__check_update(const void *rule, const double *lr, const struct cairn__optim_state *state) {
-    if (!rule || !lr || !state) return "the rule, the learning rate or the state is NULL";
-    TRY_CHECK(check_optional(lr, _Alignof(double)));
+const char *cairn__check_update(const void *rule, const struct cairn__rates *rates,
+                                const struct cairn__optim_state *state) {
+    if (!rule || !rates || !state) return "the rule, the rates or the state is NULL";
+    TRY_CHECK(check_optional(rates, _Alignof(struct cairn__rates)));
     return check_optional(state, _Alignof(struct cairn__optim_state));
+}
+
+const char *cairn__check_rate_table(const struct cairn__rate_table *table) {
+    if (!table) return "the table of rates is NULL";
+    TRY_CHECK(check_array(table->rates, table->groups, _Alignof(struct cairn__rates)));
+    TRY_CHECK(check_array(table->schedules, table->groups, _Alignof(struct cairn__group_schedule)));
+    return check_array(table->used, table->groups, _Alignof(struct cairn__rates));
 }
 
 const char *cairn__check_step_end(const struct cairn__step_end *end) {
@@ -97,6 +105,7 @@ const char *cairn__check_step_end(const struct cairn__step_end *end) {
     }
     TRY_CHECK(check_optional(end->optim, _Alignof(struct cairn__optim_state)));
     TRY_CHECK(check_optional(end->reports, _Alignof(struct cairn__step_report)));
+    TRY_CHECK(cairn__check_rate_table(&end->table));
     TRY_CHECK(check_array(end->overflows, end->count, _Alignof(struct cairn__overflow)));
     return check_array(end->names, end->count, _Alignof(struct cairn__overflow));
 }

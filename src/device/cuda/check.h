@@ -19,7 +19,8 @@ const char *cairn__check_items(const struct cairn__item *items, size_t count, un
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                                enum cairn__weight_mode mode, int num_states);
 /* What goes with the items. */
-const char *cairn__check_update(const void *rule, const double *lr, const struct cairn__optim_state *state);
+const char *cairn__check_update(const void *rule, const struct cairn__rates *rates,
+                                const struct cairn__optim_state *state);
 const char *cairn__check_clamp(const struct cairn__item *items, size_t count, float limit);
 const char *cairn__check_census(const struct cairn__item *items, size_t count, cairn_dtype dtype,
                                 const struct cairn__census *out);
@@ -30,6 +31,7 @@ const char *cairn__check_clip(const double *norms, size_t count, double max_norm
 /* The optional arguments of a list: factor, the list's flag, and where l2norm's norms go. */
 const char *cairn__check_list(const float *factor, const uint32_t *found, const double *norm, const double *each);
 const char *cairn__check_step_end(const struct cairn__step_end *end);
+const char *cairn__check_rate_table(const struct cairn__rate_table *table);
 const char *cairn__check_clear_flags(const uint32_t *flags, size_t n);
 const char *cairn__check_store(const void *dst, const void *value, size_t nbytes);
 /* n elements of the float type t behind each pointer. */

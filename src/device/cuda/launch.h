@@ -90,7 +90,7 @@ struct cairn__sgd_list {
     struct cairn__span span;
     struct cairn__optim_item items[CAIRN__CUDA_LIST];
     struct cairn__sgd_rule rule;
-    const double *lr;
+    const struct cairn__rates *rates;
     const struct cairn__optim_state *state;
 };
 int cairn__launch_sgd(struct CUstream_st *stream, const struct cairn__sgd_list *list, cairn_dtype grad,
@@ -100,7 +100,7 @@ struct cairn__adam_list {
     struct cairn__span span;
     struct cairn__optim_item items[CAIRN__CUDA_LIST];
     struct cairn__adam_rule rule;
-    const double *lr;
+    const struct cairn__rates *rates;
     const struct cairn__optim_state *state;
 };
 int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list *list, cairn_dtype grad,
@@ -110,6 +110,8 @@ int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list
 
 int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const struct cairn__optim_state *state);
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
+int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
+                              const struct cairn__optim_state *state);
 
 /* Some items of a list; a block each. */
 struct cairn__taken_list {

@@ -148,14 +148,14 @@ template <class Grad, int MODE, class List> static CAIRN__KERNEL sgd_list(const 
                                     copy_of<half>(item, &stream),
                                     item.state[0],
                                     (const Grad *)item.grad,
-                                    list.rule.momentum != 0};
+                                    list.rule.has_momentum};
     const bool aligned = cairn__aligned<PACK>(op.param) && aligned_copy<PACK>(op.half) &&
                          cairn__aligned<PACK>(op.buf) && cairn__aligned<PACK>(op.grad);
     cairn__walk_prepared<PACK, 2>(aligned, at.from, at.to, op, &skipped, [&] {
         if (threadIdx.x != 0) return;
         const int64_t update = cairn__update_number(list.state, item.missed);
         skipped = list.state->skip;
-        h = cairn__sgd_scalars(&list.rule, *list.lr, update, factor_of(item, list.state));
+        h = cairn__sgd_scalars(&list.rule, list.rates, update, factor_of(item, list.state));
         begin_rounding(op.half, item, list.state, update);
     });
 }
@@ -211,7 +211,7 @@ template <class Grad, int MODE, class List> static CAIRN__KERNEL adam_list(const
         if (threadIdx.x != 0) return;
         const int64_t update = cairn__update_number(list.state, item.missed);
         skipped = list.state->skip;
-        h = cairn__adam_scalars(&list.rule, *list.lr, update, factor_of(item, list.state));
+        h = cairn__adam_scalars(&list.rule, list.rates, update, factor_of(item, list.state));
         begin_rounding(op.half, item, list.state, update);
     });
 }
@@ -225,14 +225,14 @@ struct few_sgd {
     cairn__few_span span;
     cairn__optim_item items[CAIRN__CUDA_FEW];
     cairn__sgd_rule rule;
-    const double *lr;
+    const cairn__rates *rates;
     const cairn__optim_state *state;
 };
 struct few_adam {
     cairn__few_span span;
     cairn__optim_item items[CAIRN__CUDA_FEW];
     cairn__adam_rule rule;
-    const double *lr;
+    const cairn__rates *rates;
     const cairn__optim_state *state;
 };
 
@@ -241,7 +241,7 @@ template <class Few, class List, class Use> static int with_list(const List &lis
     if (list.span.count > CAIRN__CUDA_FEW) return use(list);
     Few few = {};
     cairn__shorten(&few, list);
-    few.rule = list.rule, few.lr = list.lr, few.state = list.state;
+    few.rule = list.rule, few.rates = list.rates, few.state = list.state;
     return use(few);
 }
 
@@ -307,6 +307,7 @@ CAIRN__DEVICE void publish(uint64_t *number, uint64_t value) {
 /* Thread 0's fence covers what the others have written too, since the barrier has ordered that before it. */
 static CAIRN__KERNEL end_step(const cairn__step_end end) {
     for (size_t i = threadIdx.x; i < end.count; i += CAIRN__CUDA_THREADS) cairn__step_end_overflow(&end, i);
+    for (size_t g = threadIdx.x; g < end.table.groups; g += CAIRN__CUDA_THREADS) cairn__step_end_rates(&end, g);
     __syncthreads();
     if (threadIdx.x != 0) return;
     cairn__step_report *report = cairn__step_end_scalars(&end);
@@ -315,6 +316,16 @@ static CAIRN__KERNEL end_step(const cairn__step_end end) {
 
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end) {
     return cairn__launch(end_step, 1, CAIRN__CUDA_THREADS, stream, *end);
+}
+
+static CAIRN__KERNEL renew_rates(const cairn__rate_table table, const cairn__optim_state *state) {
+    for (size_t g = threadIdx.x; g < table.groups; g += CAIRN__CUDA_THREADS)
+        table.rates[g] = cairn__group_rates(&table.schedules[g], state->steps, state->skipped);
+}
+
+int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
+                              const struct cairn__optim_state *state) {
+    return cairn__launch(renew_rates, 1, CAIRN__CUDA_THREADS, stream, *table, state);
 }
 
 struct flags {

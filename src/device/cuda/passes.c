@@ -193,14 +193,14 @@ static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size
 }
 
 static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const double *lr,
+                enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
                 const struct cairn__optim_state *state) {
-    const int num_states = rule && rule->momentum != 0;
-    if (refused(d, "sgd", cairn__check_update(rule, lr, state)) ||
+    const int num_states = rule && rule->has_momentum;
+    if (refused(d, "sgd", cairn__check_update(rule, rates, state)) ||
         refused(d, "sgd", cairn__check_optim(items, count, grad, mode, num_states)))
         return;
     struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__sgd_list list = {.rule = *rule, .lr = lr, .state = state};
+    struct cairn__sgd_list list = {.rule = *rule, .rates = rates, .state = state};
     struct cairn__part part;
     int error = 0;
     while (!error && cairn__plan_next(&plan, &part)) {
@@ -212,13 +212,13 @@ static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, s
 }
 
 static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
-                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const double *lr,
+                 enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
                  const struct cairn__optim_state *state) {
-    if (refused(d, "adam", cairn__check_update(rule, lr, state)) ||
+    if (refused(d, "adam", cairn__check_update(rule, rates, state)) ||
         refused(d, "adam", cairn__check_optim(items, count, grad, mode, 2)))
         return;
     struct cairn__plan plan = plan_optim(items, count);
-    struct cairn__adam_list list = {.rule = *rule, .lr = lr, .state = state};
+    struct cairn__adam_list list = {.rule = *rule, .rates = rates, .state = state};
     struct cairn__part part;
     int error = 0;
     while (!error && cairn__plan_next(&plan, &part)) {
@@ -237,6 +237,15 @@ static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__op
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
     if (refused(d, "step_end", cairn__check_step_end(end))) return;
     queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
+}
+
+static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *table,
+                        const struct cairn__optim_state *state) {
+    if (refused(d, "renew_rates", cairn__check_rate_table(table)) ||
+        refused(d, "renew_rates",
+                cairn__check_objects((const void *[]){state}, 1, _Alignof(struct cairn__optim_state))))
+        return;
+    queued(d, "renew_rates", cairn__launch_renew_rates(cairn__cuda_enter(d)->stream, table, state));
 }
 
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
@@ -383,6 +392,7 @@ const struct cairn__passes cairn__cuda_passes = {
     .adam = adam,
     .miss = miss,
     .step_end = step_end,
+    .renew_rates = renew_rates,
     .take_flags = take_flags,
     .share_flag = share_flag,
     .scaler_update = scaler_update,
