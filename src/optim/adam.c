@@ -99,3 +99,28 @@ cairn_status cairn_adam_add_group(cairn_optimizer *optimizer, cairn_param_set *s
 out:
     return st;
 }
+
+/* ---- by rule ---- */
+
+static const struct cairn__grouping adam_groups = {&adam_kind, group_of, false};
+static const struct cairn__grouping adamw_groups = {&adamw_kind, group_of, false};
+
+cairn_status cairn_adam_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set, const cairn_group_rule *rules,
+                                             size_t count, cairn_optimizer **out) {
+    return cairn__optimizer_create_grouped(&adam_groups, rule_nbytes, set, rules, count, out);
+}
+
+cairn_status cairn_adamw_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set, const cairn_group_rule *rules,
+                                              size_t count, cairn_optimizer **out) {
+    return cairn__optimizer_create_grouped(&adamw_groups, rule_nbytes, set, rules, count, out);
+}
+
+cairn_status(cairn_adam_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                        cairn_optimizer **out) {
+    return cairn_adam_create_grouped_sized(CAIRN__GROUP_RULE_0_8, set, rules, count, out);
+}
+
+cairn_status(cairn_adamw_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                         cairn_optimizer **out) {
+    return cairn_adamw_create_grouped_sized(CAIRN__GROUP_RULE_0_8, set, rules, count, out);
+}

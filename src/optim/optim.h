@@ -2,7 +2,9 @@
 #ifndef CAIRN__OPTIM_H
 #define CAIRN__OPTIM_H
 
+#include "cairn/param_groups.h"
 #include "cairn/schedule.h"
+#include "core/options.h"
 #include "optim/hooks.h"
 #include "param/param.h"
 
@@ -43,6 +45,14 @@ struct cairn__optimizer_kind {
     int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
     void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
     bool (*momentum_cycles)(const struct cairn__param_group *group); /* a schedule may move it; NULL = there is none */
+};
+
+/* How a kind makes its groups: options are those of SGD or Adam, NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
+struct cairn__grouping {
+    const struct cairn__optimizer_kind *kind;
+    cairn_status (*group_of)(const struct cairn__optimizer_kind *kind, const void *options,
+                             struct cairn__param_group *out);
+    bool is_sgd;
 };
 
 /* [parameters] each; remade as groups are added. */
@@ -112,6 +122,14 @@ void cairn__optimizer_lower_skip(cairn_optimizer *o);
 cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
                                         struct cairn_param_set *set, const size_t *indices, size_t count,
                                         const struct cairn__param_group *like);
+
+/* An optimizer with a group for each rule (cairn/param_groups.h). */
+cairn_status cairn__optimizer_create_grouped(const struct cairn__grouping *how, size_t rule_nbytes,
+                                             struct cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                             cairn_optimizer **out);
+
+/* sizeof(cairn_group_rule) of 0.8.0. */
+#define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
 
 /* What every kind is given. A set that is NULL because making its model failed brings that cause. */
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);

@@ -79,3 +79,15 @@ cairn_status cairn_sgd_add_group(cairn_optimizer *optimizer, cairn_param_set *se
 out:
     return st;
 }
+
+static const struct cairn__grouping sgd_groups = {&sgd_kind, group_of, true};
+
+cairn_status cairn_sgd_create_grouped_sized(size_t rule_nbytes, cairn_param_set *set, const cairn_group_rule *rules,
+                                            size_t count, cairn_optimizer **out) {
+    return cairn__optimizer_create_grouped(&sgd_groups, rule_nbytes, set, rules, count, out);
+}
+
+cairn_status(cairn_sgd_create_grouped)(cairn_param_set *set, const cairn_group_rule *rules, size_t count,
+                                       cairn_optimizer **out) {
+    return cairn_sgd_create_grouped_sized(CAIRN__GROUP_RULE_0_8, set, rules, count, out);
+}

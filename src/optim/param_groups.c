@@ -1,0 +1,155 @@
+/* Groups of parameters by rule. Rules are read and every parameter is given to one before an optimizer is made, group
+ * by group, so that what is refused has changed nothing. */
+#include "cairn/param_groups.h"
+
+#include <fnmatch.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "optim/rates.h"
+
+/* ---- which rule takes a parameter ---- */
+
+static bool is_one_of(cairn_params_are are, const cairn_param *p) {
+    const bool is_norm = p->is_norm == CAIRN_ON, is_matrix = p->ndim >= 2 && !is_norm;
+    switch (are) {
+    case CAIRN_PARAMS_MATRICES:
+        return is_matrix;
+    case CAIRN_PARAMS_BIASES_AND_NORMS:
+        return !is_matrix;
+    case CAIRN_PARAMS_NORMS:
+        return is_norm;
+    }
+    return true;
+}
+
+static bool takes(const cairn_group_rule *rule, const cairn_param *p) {
+    if (!is_one_of(rule->are, p)) return false;
+    if (rule->names && fnmatch(rule->names, p->name, 0) != 0) return false;
+    return !rule->takes || rule->takes(rule->user, p) != 0;
+}
+
+/* Parameters in the order of rules, and within a rule as in the set. */
+struct sorting {
+    size_t *indices; /* [set->count] */
+    size_t *ends;    /* [count]: rule i has indices [ends[i - 1], ends[i]) */
+};
+
+static void end_sorting(struct sorting *s) {
+    cairn__free(s->indices);
+    cairn__free(s->ends);
+}
+
+static cairn_status sort(const char *kind, const struct cairn_param_set *set, const cairn_group_rule *rules,
+                         size_t count, struct sorting *s) {
+    cairn_status st = CAIRN_OK;
+    size_t *rule_of = NULL, sorted = 0;
+    TRY(cairn__calloc(set->count, sizeof(rule_of[0]), (void **)&rule_of));
+    TRY(cairn__calloc(set->count, sizeof(s->indices[0]), (void **)&s->indices));
+    TRY(cairn__calloc(count, sizeof(s->ends[0]), (void **)&s->ends));
+    for (size_t i = 0; i < set->count; i++) {
+        cairn_param p;
+        cairn__param_describe(set->params[i], &p);
+        while (rule_of[i] < count && !takes(&rules[rule_of[i]], &p)) rule_of[i]++;
+        if (rule_of[i] < count) continue;
+        st = cairn__fail(CAIRN_EINVAL, "%s: none of %zu rules takes parameter '%s'", kind, count, p.name);
+        goto out;
+    }
+    for (size_t r = 0; r < count; r++) {
+        for (size_t i = 0; i < set->count; i++) {
+            if (rule_of[i] == r) s->indices[sorted++] = i;
+        }
+        s->ends[r] = sorted;
+        const bool is_empty = sorted == (r ? s->ends[r - 1] : 0);
+        if (is_empty) cairn__log(CAIRN_LOG_INFO, "%s: rule %zu takes no parameter; its group is empty", kind, r);
+    }
+out:
+    cairn__free(rule_of);
+    return st;
+}
+
+/* ---- rules ---- */
+
+static cairn_status check_rule(const struct cairn__grouping *k, const cairn_group_rule *rule, size_t r) {
+    cairn_status st = CAIRN_OK;
+    REQUIRE(rule->are >= 0 && rule->are <= CAIRN_PARAMS_NORMS, CAIRN_EINVAL, "%s: rule %zu: are is %d", k->kind->name,
+            r, (int)rule->are);
+    REQUIRE(!(k->is_sgd ? (const void *)rule->adam : (const void *)rule->sgd), CAIRN_EINVAL,
+            "%s: rule %zu has hyperparameters of %s", k->kind->name, r, k->is_sgd ? "Adam" : "SGD");
+    struct cairn__param_group group;
+    TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
+    TRY(cairn__schedule_check(rule->schedule, k->kind->momentum_cycles && k->kind->momentum_cycles(&group)));
+out:
+    return st;
+}
+
+static cairn_status read_rules(const struct cairn__grouping *k, size_t nbytes, const cairn_group_rule *given,
+                               size_t count, cairn_group_rule **out) {
+    cairn_status st = CAIRN_OK;
+    cairn_group_rule *rules = NULL;
+    REQUIRE(given && count > 0, CAIRN_EINVAL, "%s: there are no rules", k->kind->name);
+    TRY(cairn__element_check(nbytes, "cairn_group_rule"));
+    TRY(cairn__calloc(count, sizeof(rules[0]), (void **)&rules));
+    for (size_t r = 0; r < count; r++) {
+        TRY(cairn__element_read(&rules[r], sizeof(rules[0]), given, nbytes, r, "cairn_group_rule"));
+        TRY(check_rule(k, &rules[r], r));
+    }
+    *out = rules;
+    return CAIRN_OK;
+out:
+    cairn__free(rules);
+    return st;
+}
+
+static cairn_status make_group(const struct cairn__grouping *k, struct cairn_param_set *set,
+                               const cairn_group_rule *rule, const size_t *indices, size_t count,
+                               cairn_optimizer **optimizer) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__param_group group;
+    TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
+    if (!*optimizer) {
+        TRY(cairn__optimizer_create(k->kind, set, indices, count, &group, optimizer));
+    } else {
+        TRY(cairn__optimizer_add_group(*optimizer, k->kind, set, indices, count, &group));
+    }
+    if (rule->schedule)
+        TRY(cairn_optimizer_set_group_schedule(*optimizer, cairn_optimizer_num_groups(*optimizer) - 1, rule->schedule));
+out:
+    return st;
+}
+
+cairn_status cairn__optimizer_create_grouped(const struct cairn__grouping *k, size_t rule_nbytes,
+                                             struct cairn_param_set *set, const cairn_group_rule *given, size_t count,
+                                             cairn_optimizer **out) {
+    cairn_status st = CAIRN_OK;
+    cairn_group_rule *rules = NULL;
+    struct sorting s = {0};
+    cairn_optimizer *optimizer = NULL;
+    TRY(cairn__check_set(k->kind->name, set, out));
+    TRY(read_rules(k, rule_nbytes, given, count, &rules));
+    TRY(sort(k->kind->name, set, rules, count, &s));
+    for (size_t r = 0; r < count; r++) {
+        const size_t first = r ? s.ends[r - 1] : 0;
+        TRY(make_group(k, set, &rules[r], s.indices + first, s.ends[r] - first, &optimizer));
+    }
+    *out = optimizer;
+    optimizer = NULL;
+out:
+    cairn_optimizer_destroy(&optimizer);
+    end_sorting(&s);
+    cairn__free(rules);
+    return st;
+}
+
+int cairn_optimizer_group_of(const cairn_optimizer *optimizer, const cairn_param_set *set, size_t i) {
+    if (!optimizer || !set || i >= set->count) return -1;
+    for (size_t g = 0; g < optimizer->num_groups; g++) {
+        const struct cairn__param_group *group = &optimizer->groups[g];
+        for (size_t k = group->first; k < group->first + group->count; k++) {
+            if (optimizer->arrays.params[k] == set->params[i]) return (int)g;
+        }
+    }
+    return -1;
+}
