@@ -114,6 +114,32 @@ cairn_status amp_end_step(amp_context *amp) {
     return cairn__step_finish(amp->own, &amp->end);
 }
 
+static cairn_status check_in_step(const char *call, const amp_context *amp) {
+    REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
+    REQUIRE(amp->in_step, CAIRN_ESTATE, "%s: it comes between amp_begin_step and amp_end_step", call);
+    return CAIRN_OK;
+}
+
+/* The user reads gradients, not a coefficient beside them. */
+cairn_status amp_clip_grad_norm(amp_context *amp, double max_norm, double *norm) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_in_step("amp_clip_grad_norm", amp));
+    TRY(cairn_clip_grad_norm(amp->own, max_norm, norm));
+    TRY(cairn__optimizer_unscale(amp->own));
+out:
+    return st;
+}
+
+cairn_status amp_clip_grad_value(amp_context *amp, double limit) {
+    const cairn_status st = check_in_step("amp_clip_grad_value", amp);
+    return st == CAIRN_OK ? cairn_clip_grad_value(amp->own, limit) : st;
+}
+
+cairn_status amp_grad_norms(amp_context *amp, double *norms, size_t count, double *total) {
+    const cairn_status st = check_in_step("amp_grad_norms", amp);
+    return st == CAIRN_OK ? cairn_grad_norms(amp->own, norms, count, total) : st;
+}
+
 cairn_status amp_master_params_sized(size_t param_nbytes, amp_context *amp, cairn_optimizer *optimizer,
                                      cairn_param *out, size_t count) {
     size_t index = 0;

@@ -229,6 +229,15 @@ CAIRN_API CAIRN_DEPRECATED("amp_next_scale_of") double amp_loss_scale_of(amp_con
 CAIRN_API cairn_status amp_begin_step(amp_context *amp, int *skip);
 CAIRN_API cairn_status amp_end_step(amp_context *amp);
 
+/* Between begin and end, once ranks have averaged what they average, and not after a skip: cairn_clip_grad_norm,
+ * cairn_clip_grad_value and cairn_grad_norms for the user's own update. What amp_master_params then shows as grad is
+ * clipped; f32 gradients are so where they are. Their arguments and errors; CAIRN_ESTATE outside of a step.
+ *
+ *   norm, norms, total   out, or NULL; norms [count = parameters of the set] */
+CAIRN_API cairn_status amp_clip_grad_norm(amp_context *amp, double max_norm, double *norm);
+CAIRN_API cairn_status amp_clip_grad_value(amp_context *amp, double limit);
+CAIRN_API cairn_status amp_grad_norms(amp_context *amp, double *norms, size_t count, double *total);
+
 /* What an optimizer updates, in the order it was given them: [0, count) of cairn_optimizer_num_params: data is the
  * master or, where there is none, the parameter itself, of dtype; grad the unscaled f32 gradient (NULL: none). Makes
  * the latter, once a backward. optimizer NULL: the only one; or none, in a context of a set, which then shows all

@@ -16,6 +16,7 @@
 #include "nn.h"
 #include "optim.h"
 #include "schedule.h"
+#include "multi_tensor.h"
 #include "param_groups.h"
 #include "autocast.h"
 #include "scaler.h"

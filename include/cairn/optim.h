@@ -104,6 +104,15 @@ CAIRN_API cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double m
  * Errors: CAIRN_EINVAL limit is not above 0; CAIRN_ENOMEM. torch.nn.utils.clip_grad_value_ */
 CAIRN_API cairn_status cairn_clip_grad_value(cairn_optimizer *optimizer, double limit);
 
+/* The L2 norms of the unscaled gradients, with clipping done: of each parameter, 0 where it has none, and of all.
+ * Changes no gradient; infinite or NaN where a gradient is. Waits for the device.
+ *
+ *   norms    out [count = cairn_optimizer_num_params]; NULL = not wanted
+ *   total    out; NULL = not wanted
+ *
+ * Errors: CAIRN_EINVAL count; CAIRN_ESTATE a graph is being recorded, or gradients travel; CAIRN_ENOMEM. */
+CAIRN_API cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t count, double *total);
+
 /* Parameters in the order they were given. */
 CAIRN_API size_t cairn_optimizer_num_params(const cairn_optimizer *optimizer);
 
