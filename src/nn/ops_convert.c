@@ -1,5 +1,7 @@
-/* The operations that ops.c applies to the inputs of others: cast, into the type an operation computes in, and
- * contiguous, where an operation takes dense inputs only. */
+/* The operations that ops.c applies to the inputs of others: cast, into the type an operation computes in, contiguous,
+ * where an operation takes dense inputs only, and detach, of parameters that are frozen. */
+#include <string.h>
+
 #include "core/status.h"
 #include "nn/ops.h"
 
@@ -73,6 +75,25 @@ static const struct cairn__op_row contiguous_row = {.strided = true,
 cairn_tensor *cairn_contiguous(cairn_tensor *x) {
     cairn__note_use(x); /* it may be the result */
     return x && x->is_dense ? x : cairn__apply(CAIRN__OP_CONTIGUOUS, &contiguous_row, CAIRN__INPUTS(x), NULL, 0);
+}
+
+/* ---- detach ---- */
+
+static cairn_status detach_infer(const struct cairn__node *node) {
+    const cairn_tensor *x = node->inputs[0];
+    cairn_tensor *y = node->result;
+    memcpy(y->stride, x->stride, sizeof(y->stride));
+    y->n = x->n;
+    y->is_dense = x->is_dense;
+    y->data = cairn__tensor_data(x);
+    y->loss_scale = NULL;
+    return cairn__infer_like_first(node);
+}
+
+static const struct cairn__op_row detach_row = {.strided = true, .view = true, .infer = detach_infer};
+
+cairn_tensor *cairn_detach(cairn_tensor *x) {
+    return cairn__apply(CAIRN__OP_DETACH, &detach_row, CAIRN__INPUTS(x), NULL, 0);
 }
 
 /* ---- the kept cast of a parameter ---- */

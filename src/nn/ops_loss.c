@@ -321,3 +321,15 @@ cairn_tensor *cairn_soft_margin_loss(cairn_tensor *x, cairn_tensor *target, cons
 cairn_tensor *cairn_poisson_nll_loss(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options) {
     return compare(CAIRN__OP_POISSON_NLL_LOSS, x, target, false, false, options);
 }
+
+/* ---- the check of a loss ---- */
+
+cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found) {
+    const cairn_dtype dtype = cairn__tensor_dtype(loss);
+    const bool is_looked_at = dtype == CAIRN_F32 || cairn__is_half(dtype);
+    if (loss->n != 1 || cairn__tensor_check(loss, "backward") != CAIRN_OK) return CAIRN_OK;
+    if (!is_looked_at && !(loss = cairn_cast(loss, CAIRN_F32))) return cairn__last_status();
+    const struct cairn__item item = {.n = 1, .x = cairn__tensor_data(loss), .found = found};
+    cairn__passes_of(cairn__tape_of(loss->env))->check(loss->env->device, &item, 1, cairn__tensor_dtype(loss), NULL);
+    return CAIRN_OK;
+}
