@@ -43,6 +43,10 @@ CAIRN_API void cairn_module_zero_grad(cairn_module *module);
 CAIRN_API void cairn_module_train(cairn_module *module, int on);
 CAIRN_API int cairn_module_is_training(const cairn_module *module);
 
+/* Thaws (on) or freezes (0, CAIRN_OFF) the parameters of the module and its children, a child of another module too:
+ * what that means, and errors, stand in param.h. torch.nn.Module.requires_grad_ */
+CAIRN_API cairn_status cairn_module_require_grad(cairn_module *module, int on);
+
 /* Buffers: state that is no parameter (running statistics), of the module and its children: its own first, then those
  * of each child, named by their path from the module asked. name may be NULL; it stays valid until the module becomes a
  * child. The tensor is owned by the module: read by cairn_tensor_read, written by cairn_tensor_write. NULL where i is

@@ -99,7 +99,8 @@ CAIRN_API size_t cairn_param_set_count(const cairn_param_set *set);
 
 /* Parameter i as it is now: under O2 dtype is the half type, data the half weights and grad the scaled half gradient
  * (of a set the user made, dtype stays what its memory is). The name is owned by the set. Errors: CAIRN_EINVAL;
- * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none. */
+ * CAIRN_ENOMEM: of a set the user made, gradient memory is made here where there is none and the parameter is not
+ * frozen. */
 CAIRN_API cairn_status cairn_param_set_get(const cairn_param_set *set, size_t i, cairn_param *out);
 CAIRN_API cairn_status cairn_param_set_get_sized(size_t param_nbytes, const cairn_param_set *set, size_t i,
                                                  cairn_param *out);
@@ -114,6 +115,50 @@ CAIRN_API float *cairn_param_master(const cairn_param_set *set, size_t i);
  * memory with half values may be written with any f32 ones: the master takes them as they are, and they are rounded.
  * Caches of parameter i are dropped. Errors: CAIRN_EINVAL. */
 CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written);
+
+/* ---- frozen parameters ----
+ *
+ * A parameter requires a gradient (torch: requires_grad) until it is frozen, and again once it is thawed. While it is
+ * frozen its weights stay as they are: backward computes no product for its gradient, there is no gradient and no
+ * memory of Cairn's for one, no bucket of ddp holds a byte of it, nothing of it can overflow, optimizers pass it over.
+ * Backward stops at an operation none of whose inputs wants a gradient.
+ *
+ *   gradient    freezing drops what waits: the gradient is forgotten as by cairn_param_set_zero_grad, unsynced and
+ *               accumulated sums too. An overflow that its optimizer has taken note of before still skips its step.
+ *   graphs      a graph gives a gradient to parameters that required one when the operation was called and still do
+ *               when backward comes. A checkpoint function runs twice and must find the same ones frozen both times:
+ *               CAIRN_ESTATE.
+ *   masters     at O2 amp_initialize makes masters of frozen parameters too, which hold the original f32 bits; training
+ *               goes on from these after a thaw.
+ *   moments     an optimizer has none for a parameter that is frozen when it is added, and makes them with its first
+ *               gradient. Those of a parameter that is frozen later stay as they are, and go on after a thaw. Steps in
+ *               between count as steps without a gradient, as those of a parameter that a loss does not reach.
+ *   statistics  freezing changes parameters alone. Running statistics of a frozen batch_norm are updated in training
+ *               mode; cairn_module_train(module, 0) stops that.
+ *   ddp         the calls below are then collective: every rank makes the same ones, in the same order, or all of them
+ *               return CAIRN_EPEER with the name of the first parameter that differs, and nothing changes. The next
+ *               backward that is reduced plans the buckets anew, where it finds others frozen than those before it;
+ *               static_graph is then learned anew.
+ *   graph.h     a captured graph holds which products are computed and which memory is reduced: CAIRN_ESTATE while one
+ *               is alive.
+ *
+ * A set the user made: cairn_grads_ready passes frozen parameters over, so ranges are declared as before; memory that
+ * the user gave for a gradient stays bound, and memory that cairn_param_set_get made goes.
+ *
+ * Errors of the three calls that change, all of which change nothing: CAIRN_EINVAL no such parameter; CAIRN_ESTATE
+ * within a backward, gradients that travel (ddp_wait comes first), a captured graph; CAIRN_EPEER as above; what looking
+ * at waiting gradients brings. on: 0 or CAIRN_OFF freezes. */
+
+/* Parameter i. */
+CAIRN_API cairn_status cairn_param_require_grad(cairn_param_set *set, size_t i, int on);
+
+/* All parameters whose name matches a pattern as fnmatch(3) has it: "*" is any text (dots too), "?" any character,
+ * "[0-5]" one of these. "embeddings.*", "encoder.layer.[0-5].*", "*". CAIRN_EINVAL, with the pattern, where none does.
+ * cairn_module_require_grad (nn.h) takes a module. */
+CAIRN_API cairn_status cairn_param_set_require_grad(cairn_param_set *set, const char *pattern, int on);
+
+/* 0 for a frozen parameter, and for i out of range; else 1. */
+CAIRN_API int cairn_param_requires_grad(const cairn_param_set *set, size_t i);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,7 @@ static cairn_status bring_in(struct cairn__tape *inner, cairn_tensor *t, cairn_t
     x->n = t->n;
     x->is_dense = t->is_dense;
     x->data = t->data;
-    x->wants_grad = t->wants_grad;
+    x->wants_grad = cairn__wants_grad(t);
     x->loss_scale = t->loss_scale;
     x->stands_for = cairn__tensor_grad_target(t);
     x->shows = t->shows;

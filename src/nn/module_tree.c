@@ -3,7 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "core/log.h"
+#include "core/options.h"
 #include "core/status.h"
 #include "nn/module.h"
 #include "nn/tensor.h"
@@ -35,6 +37,35 @@ size_t cairn__module_prefix(const cairn_module *m) {
     size_t n = 0;
     for (; m->parent; m = m->parent) n += strlen(m->name) + 1;
     return n;
+}
+
+/* ---- frozen parameters ---- */
+
+static size_t count_handles(const cairn_module *m) {
+    size_t n = m->num_handles;
+    for (size_t i = 0; i < m->num_children; i++) n += count_handles(m->children[i]);
+    return n;
+}
+
+static size_t list_params(const cairn_module *m, struct cairn__param **list) {
+    size_t n = 0;
+    for (; n < m->num_handles; n++) list[n] = m->handles[n]->param;
+    for (size_t i = 0; i < m->num_children; i++) n += list_params(m->children[i], list + n);
+    return n;
+}
+
+cairn_status cairn_module_require_grad(cairn_module *module, int on) {
+    static const char call[] = "cairn_module_require_grad";
+    REQUIRE(module, CAIRN_EINVAL, "%s: the module is NULL", call);
+    struct cairn__param **list = NULL;
+    const cairn_module *root = module;
+    while (root->parent) root = root->parent;
+    const size_t count = count_handles(module);
+    cairn_status st = cairn__calloc(count, sizeof(list[0]), (void **)&list);
+    if (st == CAIRN_OK) (void)list_params(module, list);
+    st = cairn__params_require_grad(call, root->params, list, count, cairn__is_on(on), st);
+    cairn__free(list);
+    return st;
 }
 
 /* ---- buffers ---- */

@@ -184,6 +184,17 @@ static cairn_dtype first_type(const struct cairn__node *node) {
     return cairn__tensor_dtype(first);
 }
 
+/* So that a parameter that is thawed before backward gets no gradient of this graph, which keeps less for it. */
+static cairn_status detach_frozen(struct cairn__node *node) {
+    for (int i = 0; i < node->count; i++) {
+        const cairn_tensor *x = node->inputs[i];
+        if (!x || !x->param || cairn__wants_grad(x)) continue;
+        node->inputs[i] = cairn_detach(node->inputs[i]);
+        if (!node->inputs[i]) return cairn__last_status();
+    }
+    return CAIRN_OK;
+}
+
 static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *node, cairn_tensor *const *inputs) {
     cairn_dtype type;
     cairn_status st = CAIRN_OK;
@@ -192,10 +203,11 @@ static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *no
         if (!inputs[i]) continue;
         node->inputs[i] = cairn__prepare_input(tape, node->row, inputs[i], type);
         if (!node->inputs[i]) return cairn__last_status();
-        node->result->wants_grad |= node->inputs[i]->wants_grad;
+        node->result->wants_grad |= cairn__wants_grad(node->inputs[i]);
     }
     node->result->wants_grad &= node->row->backward != NULL && tape->no_grad.depth == 0;
     node->result->dtype = first_type(node);
+    if (node->result->wants_grad) TRY(detach_frozen(node));
 out:
     return st;
 }

@@ -127,8 +127,10 @@ cairn_status cairn__infer_broadcast(const struct cairn__node *node);
 
 /* ---- for backward functions: where gradients go ---- */
 
+/* A parameter's handle asks the parameter. */
 static inline bool cairn__wants_grad(const cairn_tensor *t) {
-    return t && t->wants_grad;
+    if (!t || !t->param) return t && t->wants_grad;
+    return cairn__param_requires_grad(t->param);
 }
 
 /* Begin and end in one: dy, the gradient of node's result, is t's contribution as it is, element by element, converted

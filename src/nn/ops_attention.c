@@ -71,7 +71,7 @@ out:
 /* The mask as the operation takes it: without a gradient, and where it is a float of q's type, so that it does not
  * decide in what the product is computed. */
 static cairn_tensor *prepared_mask(cairn_tensor *mask, const cairn_tensor *q) {
-    if (mask->wants_grad) mask = cairn_detach(mask);
+    if (cairn__wants_grad(mask)) mask = cairn_detach(mask);
     if (!mask || !q) return mask;
     const cairn_dtype from = cairn__tensor_dtype(mask), to = cairn__tensor_dtype(q);
     return from != to && cairn__is_float(from) && cairn__is_float(to) ? cairn_cast(mask, to) : mask;

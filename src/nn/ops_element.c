@@ -290,11 +290,11 @@ out:
     return st;
 }
 
-/* An input that wants no gradient now may be a leaf that will. */
+/* A leaf or a parameter may require a gradient at another time than now; a result never changes. */
 static bool element_reads(const struct cairn__node *node, int i) {
     const unsigned char which = (unsigned char)(i < node->count ? A + i : Y);
     for (int s = 0; s < node->count; s++) {
-        if (!cairn__wants_grad(node->inputs[s]) && node->inputs[s]->kind != CAIRN__LEAF) continue;
+        if (!cairn__wants_grad(node->inputs[s]) && node->inputs[s]->kind == CAIRN__RESULT) continue;
         if (memchr(formulas[node->op].sides[s].of, which, CAIRN__MAP_INPUTS)) return true;
     }
     return false;

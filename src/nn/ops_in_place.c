@@ -26,7 +26,7 @@ static cairn_status check_target(const char *name, const cairn_tensor *x) {
             "y = cairn_%.*s(x, ...) makes a new one",
             name, letters, name);
     REQUIRE(
-        !x->wants_grad || tape->no_grad.depth > 0, CAIRN_ESTATE,
+        !cairn__wants_grad(x) || tape->no_grad.depth > 0, CAIRN_ESTATE,
         "%s: %s is being used in an in-place operation, which no graph records; do it between cairn_no_grad_begin and "
         "cairn_no_grad_end, or use y = cairn_%.*s(x, ...)",
         name, x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that wants a gradient", letters, name);
@@ -45,7 +45,7 @@ static cairn_status check_other(const struct write *w, const cairn_tensor *other
     if (!other && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", w->name);
     REQUIRE(other->env == w->x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", w->name);
-    REQUIRE(!other->wants_grad || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
+    REQUIRE(!cairn__wants_grad(other) || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
             "%s: the second tensor wants a gradient, which would be lost; cairn_detach it, or do this between "
             "cairn_no_grad_begin and cairn_no_grad_end",
             w->name);

@@ -16,7 +16,7 @@ static inline cairn_status cairn__check_is_float(const struct cairn__node *node,
 
 /* t, or t without its graph: of what gets no gradient, but may want one. */
 static inline cairn_tensor *cairn__constant(cairn_tensor *t) {
-    return t && t->wants_grad ? cairn_detach(t) : t;
+    return cairn__wants_grad(t) ? cairn_detach(t) : t;
 }
 
 /* Options of losses with their defaults in place, but for ignore_index. Errors: CAIRN_EINVAL */

@@ -340,7 +340,6 @@ cairn_status cairn__tensor_of_param(struct cairn__param *p, cairn_tensor **out) 
     t->ndim = p->ndim;
     memcpy(t->shape, p->shape, sizeof(t->shape));
     cairn__tensor_lay_out(t);
-    t->wants_grad = true;
     *out = t;
 out:
     return st;

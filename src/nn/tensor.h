@@ -39,10 +39,10 @@ struct cairn_tensor {
     int64_t shape[CAIRN_MAX_DIMS];
     int64_t stride[CAIRN_MAX_DIMS]; /* in elements, never negative; 0 shows one element again and again */
     size_t n;
-    bool is_dense; /* row-major without gaps */
-    void *data;    /* of the first element; a parameter's changes: cairn__tensor_data */
-    bool is_over;  /* a leaf over memory of the user */
-    bool wants_grad;
+    bool is_dense;                              /* row-major without gaps */
+    void *data;                                 /* of the first element; a parameter's changes: cairn__tensor_data */
+    bool is_over;                               /* a leaf over memory of the user */
+    bool wants_grad;                            /* not of a parameter: cairn__wants_grad */
     const struct cairn__loss_scale *loss_scale; /* of a result: what a loss in it was multiplied by; NULL = none was */
 
     cairn_tensor

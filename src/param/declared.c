@@ -51,10 +51,13 @@ cairn_status cairn__grads_ready(const char *call, cairn_param_set *set, size_t f
     cairn_status st = CAIRN_OK;
     TRY(check_range(call, set, first, count));
     struct cairn_device *d = set->env->device;
-    for (size_t i = first; i < first + count; i++) TRY(check_declared(call, set->params[i]));
+    for (size_t i = first; i < first + count; i++) {
+        if (cairn__param_requires_grad(set->params[i])) TRY(check_declared(call, set->params[i]));
+    }
     if (count > 0) TRY(begin_declaring(set));
     for (size_t i = first; i < first + count; i++) {
         struct cairn__param *p = set->params[i];
+        if (!cairn__param_requires_grad(p)) continue;
         void *const grad = cairn__grad_memory(p->gradient);
         if (p->value_type) d->passes->round(d, p->value_type, grad, grad, p->n);
         p->reached = set->backward;

@@ -132,11 +132,16 @@ static void free_memory(struct cairn__grad *g) {
     g->owns_memory = false;
 }
 
-void cairn__grad_free(struct cairn__grad *g) {
-    if (!g) return;
-    free_memory(g);
+void cairn__grad_free_memory(struct cairn__grad *g) {
+    if (g->owns_memory) free_memory(g);
     cairn__device_free(device_of(g), g->sum);
     cairn__device_free(device_of(g), g->unsynced_sum);
+    g->sum = g->unsynced_sum = NULL;
+}
+
+void cairn__grad_free(struct cairn__grad *g) {
+    if (!g) return;
+    cairn__grad_free_memory(g);
     cairn__free(g);
 }
 

@@ -121,6 +121,10 @@ cairn_status cairn__grad_bind(struct cairn__grad *g, void *slot);
 /* The parameter's type changes: memory of the old one goes, with what it holds. */
 void cairn__grad_change_type(struct cairn__grad *g);
 
+/* Of a gradient that has been forgotten, while its parameter is frozen: memory that is Cairn's, of the slot and of the
+ * sums, goes. The user's stays bound. */
+void cairn__grad_free_memory(struct cairn__grad *g);
+
 /* ---- backward ---- */
 
 /* Where to write the gradient of this backward: n elements of the parameter's type, to be overwritten. What an earlier

@@ -27,6 +27,7 @@ struct cairn__param {
     int64_t shape[CAIRN_MAX_DIMS];
     size_t n;
     bool is_norm;
+    bool requires_grad; /* else it is frozen: its gradient is empty, and nothing writes one */
 
     void *data;    /* the weights that forward reads */
     float *master; /* f32 values that the optimizer updates; NULL where data itself is updated */
@@ -61,6 +62,11 @@ struct cairn__grad_listener {
      * forgotten. *looked: the listener looked at all of these backwards; *found |= an average was not finite, and if
      * *ranks is empty then, only the average was not. Equal on all ranks; may be collective. */
     cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked);
+    /* (optional) Between backwards: this rank is about to freeze these parameters (on: to thaw them), unless status
+     * says why it cannot, with its message as the last error. Collective. CAIRN_OK: all ranks change the same; else
+     * none does. The listener finds what changed at its next begin. */
+    cairn_status (*agree_on_frozen)(void *ctx, const char *call, struct cairn__param *const *params, size_t count,
+                                    bool on, cairn_status status);
 };
 
 struct cairn_param_set {
@@ -192,6 +198,20 @@ void cairn__param_describe(const struct cairn__param *p, cairn_param *out);
 /* Whether memory that a user gives for a parameter is aligned, and the device's. Errors: CAIRN_EINVAL. */
 cairn_status cairn__param_check_memory(const struct cairn_param_set *set, const cairn_param *given, const char *what,
                                        const void *p);
+
+/* ---- frozen parameters (requires_grad.c) ---- */
+
+static inline bool cairn__param_requires_grad(const struct cairn__param *p) {
+    return p->requires_grad;
+}
+
+/* Whether its name matches the pattern, as fnmatch(3) has it. */
+bool cairn__param_matches(const struct cairn__param *p, const char *pattern);
+
+/* What the public calls do, in whose name sentences speak, with parameters of one set. status: whether finding them
+ * went well; it is handed on here so that the ranks of a listener hear of it. Errors: as cairn/param.h says. */
+cairn_status cairn__params_require_grad(const char *call, struct cairn_param_set *set,
+                                        struct cairn__param *const *params, size_t count, bool on, cairn_status status);
 
 /* ---- a backward (backward.c) ---- */
 

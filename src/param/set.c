@@ -52,6 +52,7 @@ static cairn_status append(struct cairn_param_set *set, const cairn_param *like,
     p->dtype = like->dtype;
     p->ndim = like->ndim;
     p->is_norm = like->is_norm == CAIRN_ON;
+    p->requires_grad = true;
     TRY(count_elements(like->name, like->ndim, like->shape, &p->n));
     memcpy(p->shape, like->shape, (size_t)like->ndim * sizeof(p->shape[0]));
     TRY(cairn__strdup(like->name, &p->name));
@@ -385,7 +386,7 @@ cairn_status cairn_param_set_get_sized(size_t param_nbytes, const cairn_param_se
     cairn_status st = CAIRN_OK;
     cairn_param told;
     TRY(cairn__element_check(param_nbytes, "cairn_param"));
-    if (set->is_users) TRY(cairn__grad_make_memory(p->gradient));
+    if (set->is_users && cairn__param_requires_grad(p)) TRY(cairn__grad_make_memory(p->gradient));
     cairn__param_describe(p, &told);
     cairn__element_write(out, param_nbytes, 0, &told, sizeof(told));
 out:
