@@ -86,6 +86,33 @@ out:
     return st;
 }
 
+static cairn_status make_moments_of(struct cairn_optimizer *o, const struct cairn__optim_arrays *of, size_t i,
+                                    const struct cairn__param_group *group) {
+    cairn_status st = CAIRN_OK;
+    for (int s = 0; s < o->kind->states(group); s++) {
+        float **const array = &of->moments[i].array[s];
+        if (!*array) TRY(make_zeroed(device_of(o), of->params[i]->n * sizeof(float), (void **)array));
+    }
+out:
+    return st;
+}
+
+/* Such a parameter has missed all steps so far: their number is copied as a pass, and nothing waits for it. */
+cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o) {
+    cairn_status st = CAIRN_OK;
+    const struct cairn__optim_arrays *of = &o->arrays;
+    for (const struct cairn__param_group *group = o->groups; group < o->groups + o->num_groups; group++) {
+        for (size_t i = group->first; i < group->first + group->count; i++) {
+            if (!of->moments[i].waits || !cairn__grad_exists(of->params[i]->gradient)) continue;
+            TRY(make_moments_of(o, of, i, group));
+            TRY(cairn__device_copy(device_of(o), &of->missed[i], &o->state->steps, sizeof(of->missed[i])));
+            of->moments[i].waits = false;
+        }
+    }
+out:
+    return st;
+}
+
 static void free_moments(struct cairn_device *d, const struct cairn__optim_arrays *a, size_t first, size_t count) {
     for (size_t i = first; a->moments && i < count; i++) {
         for (int s = 0; s < CAIRN__MAX_STATES; s++) cairn__device_free(d, a->moments[i].array[s]);
@@ -195,11 +222,9 @@ cairn_status cairn__optimizer_add_group(cairn_optimizer *o, const struct cairn__
     TRY(pick(o, set, indices, added, fresh.params + o->count));
     picked = true;
     TRY(carry_over(o, &fresh, count));
-    const int arrays = o->kind->states(group);
     for (size_t i = o->count; i < count; i++) {
-        for (int s = 0; s < arrays; s++) {
-            TRY(make_zeroed(device_of(o), fresh.params[i]->n * sizeof(float), (void **)&fresh.moments[i].array[s]));
-        }
+        fresh.moments[i].waits = !cairn__param_requires_grad(fresh.params[i]);
+        if (!fresh.moments[i].waits) TRY(make_moments_of(o, &fresh, i, group));
     }
     take_over(o, &fresh, &table, norms, count, group, set);
     return CAIRN_OK;

@@ -59,8 +59,9 @@ struct cairn__grouping {
 struct cairn__optim_arrays {
     struct cairn__param **params;
     struct {
-        float *array[CAIRN__MAX_STATES];
-    } * moments; /* of [n], zeroed, in device memory; momentum, or m and v */
+        float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory; momentum, or m and v */
+        bool waits; /* frozen since it was added: these and `missed` are made with its first gradient */
+    } * moments;
 
     /* In device memory. */
     int64_t *missed;                   /* taken steps without a gradient */
@@ -106,6 +107,10 @@ struct cairn_optimizer {
 cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, struct cairn_param_set *set,
                                      const size_t *indices, size_t count, const struct cairn__param_group *like,
                                      cairn_optimizer **out);
+
+/* Moments, and what was missed, of parameters that were frozen when they were added and have a gradient now. Errors:
+ * CAIRN_ENOMEM. */
+cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o);
 
 /* Clipping and overflow whose gradients have all been forgotten are forgotten too. */
 void cairn__optimizer_forget_stale(cairn_optimizer *o);

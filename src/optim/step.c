@@ -72,7 +72,8 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
         if (present >> key & 1) update_list(o, group, key);
     }
     for (size_t i = group->first; i < group->first + group->count; i++) {
-        if (o->arrays.keys[i] < 0) d->passes->miss(d, &o->arrays.missed[i], o->state);
+        if (o->arrays.keys[i] >= 0 || o->arrays.moments[i].waits) continue;
+        d->passes->miss(d, &o->arrays.missed[i], o->state);
     }
 out:
     return st;
@@ -115,6 +116,7 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__param *p = o->arrays.params[i];
+        if (!cairn__param_requires_grad(p)) continue;
         if (p->value_type || !o->kind->update) cairn__param_round_from_master(p);
         p->version++;
     }
@@ -132,6 +134,7 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     cairn_status st = CAIRN_OK;
     struct cairn__step_end end;
     TRY(cairn__step_begin(optimizer, &end));
+    TRY(cairn__optimizer_make_waiting(optimizer));
     for (size_t g = 0; g < optimizer->num_groups; g++) TRY(update_group(optimizer, &optimizer->groups[g]));
     TRY(cairn__step_finish(optimizer, &end));
 out:
