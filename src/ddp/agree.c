@@ -53,9 +53,9 @@ enum { SHAPE_TEXT = 24 * CAIRN_MAX_DIMS };
 static cairn_status add_param(struct words *w, const struct cairn__param *p) {
     char shape[SHAPE_TEXT], what[SHAPE_TEXT + 64];
     write_shape(shape, sizeof(shape), p->ndim, p->shape);
-    snprintf(what, sizeof(what), "%s %s%s%s%s", shape, cairn_dtype_name(p->dtype),
+    snprintf(what, sizeof(what), "%s %s%s%s%s%s", shape, cairn_dtype_name(p->dtype),
              p->value_type ? " of values in " : "", p->value_type ? cairn_dtype_name(p->value_type) : "",
-             p->master ? " with master" : "");
+             p->master ? " with master" : "", cairn__param_requires_grad(p) ? "" : ", frozen");
     cairn_status st = CAIRN_OK;
     TRY(add_text(w, p->name));
     TRY(add_text(w, what));
@@ -81,7 +81,7 @@ out:
 static cairn_status describe(struct words *w, const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     const size_t buffers = d->model ? cairn_module_num_buffers(d->model) : 0;
-    for (size_t s = 0; s < d->num_slots; s++) TRY(add_param(w, d->slots[s].param));
+    for (size_t s = 0; s < d->num_shared; s++) TRY(add_param(w, d->shared[s].param));
     for (size_t i = 0; i < buffers; i++) {
         const char *name = NULL;
         (void)cairn_module_buffer(d->model, i, &name);

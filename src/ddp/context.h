@@ -13,6 +13,7 @@
  *   buffers.c   rank 0's buffers to all
  *   weights.c   rank 0's weights to all
  *   agree.c     do all ranks have the same parameters
+ *   frozen.c    do all ranks freeze and thaw the same ones
  *   outcome.c   did it go well on all of them
  *   times.c     when things happened in an iteration
  *   logging.c   times, sizes and options, for the user, the log and the file
@@ -27,7 +28,13 @@
 #include "nn/hooks.h"
 #include "param/param.h"
 
-/* A parameter that takes part: item i of the plan is slots[i]. */
+/* A parameter that is the same on all ranks: one that is not ignored. */
+struct cairn__ddp_shared {
+    struct cairn__param *param;
+    bool closes; /* one of allreduce_trigger_params */
+};
+
+/* A shared parameter whose gradient is reduced, since it is not frozen: item i of the plan is slots[i]. */
 struct cairn__ddp_slot {
     struct cairn__param *param;
     cairn_dtype wire; /* that travels */
@@ -56,9 +63,11 @@ struct ddp_context {
     struct ddp_comm_hook hook; /* begin NULL: the all-reduce */
     bool has_hook;
 
+    struct cairn__ddp_shared *shared; /* [num_shared] in order of registration */
+    size_t num_shared;
     struct cairn__ddp_slot *slots; /* [num_slots] in order of registration */
     size_t num_slots;
-    size_t *slot_of;               /* [set->count] index of a parameter's slot; SIZE_MAX = ignored */
+    size_t *slot_of;               /* [set->count] index of a parameter's slot; SIZE_MAX = ignored, or frozen */
     struct cairn__param **ignored; /* [num_ignored] parameters without a slot */
     size_t num_ignored;
     struct cairn__ddp_plan plan;
@@ -135,6 +144,9 @@ bool cairn__ddp_ignores(const struct ddp_context *d, const char *name);
 
 /* ---- reducer.c ---- */
 
+/* Fills in d->slots and d->slot_of, which have room: the shared parameters that are not frozen now. */
+void cairn__ddp_list_slots(struct ddp_context *d);
+
 /* Slots, plan and the room for both; then (collective) the arenas, and gradients in them. The second after the first
  * went well on every rank. */
 cairn_status cairn__ddp_plan_slots(struct ddp_context *d);
@@ -161,7 +173,7 @@ void cairn__ddp_arrive_empty(struct ddp_context *d, size_t slot);
 /* The backward has ended: what did not arrive counts as zero, and averages stand where gradients stood. */
 cairn_status cairn__ddp_settle(struct ddp_context *d);
 
-/* Collective, once, before the second forward: buckets in rank 0's order of arrival. */
+/* Collective, once for each choice of slots, before the second forward: buckets in rank 0's order of arrival. */
 cairn_status cairn__ddp_rebuild(struct ddp_context *d);
 
 /* A bucket as the user sees it. */
@@ -181,6 +193,12 @@ cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t n
  * set's precision. Errors: CAIRN_EPEER on every rank, with the parameter and both ranks' values. Cost: a few words,
  * unless ranks differ. */
 cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
+
+/* ---- frozen.c ---- */
+
+/* The listener's agree_on_frozen. Errors: CAIRN_EPEER with the parameter, on every rank. */
+cairn_status cairn__ddp_agree_on_frozen(void *ctx, const char *call, struct cairn__param *const *params, size_t count,
+                                        bool on, cairn_status status);
 
 /* ---- weights.c ---- */
 
@@ -213,6 +231,7 @@ bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b);
 cairn_status cairn__ddp_unused_rest(struct ddp_context *d);
 /* All buckets are on their way: which parameters no rank had; these count as never written. */
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d);
+/* What it knows is forgotten: the context ends, or has other slots. */
 void cairn__ddp_unused_end(struct ddp_context *d);
 
 /* ---- blame.c ---- */

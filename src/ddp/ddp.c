@@ -34,6 +34,7 @@ static bool is_trigger(const struct ddp_options *o, const char *name) {
 static cairn_status make_slots(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     const size_t count = d->set->count;
+    TRY(cairn__calloc(count, sizeof(d->shared[0]), (void **)&d->shared));
     TRY(cairn__calloc(count, sizeof(d->slots[0]), (void **)&d->slots));
     TRY(cairn__calloc(count, sizeof(d->slot_of[0]), (void **)&d->slot_of));
     TRY(cairn__calloc(count, sizeof(d->ignored[0]), (void **)&d->ignored));
@@ -41,15 +42,14 @@ static cairn_status make_slots(struct ddp_context *d) {
     TRY(cairn__calloc(count, sizeof(d->items[0]), (void **)&d->items));
     for (size_t i = 0; i < count; i++) {
         struct cairn__param *p = d->set->params[i];
-        const bool ignored = cairn__ddp_ignores(d, p->name);
-        d->slot_of[i] = ignored ? SIZE_MAX : d->num_slots;
-        if (ignored) {
+        if (cairn__ddp_ignores(d, p->name)) {
             d->ignored[d->num_ignored++] = p;
         } else {
-            d->slots[d->num_slots++] = (struct cairn__ddp_slot){.param = p, .closes = is_trigger(&d->options, p->name)};
+            d->shared[d->num_shared++] = (struct cairn__ddp_shared){p, is_trigger(&d->options, p->name)};
         }
     }
-    REQUIRE(d->num_slots > 0, CAIRN_EINVAL, "%s: %s, so there is nothing to reduce", d->call,
+    cairn__ddp_list_slots(d);
+    REQUIRE(d->num_shared > 0, CAIRN_EINVAL, "%s: %s, so there is nothing to reduce", d->call,
             count ? "ddp_options.ignored names every parameter" : "the model has no parameters");
 out:
     return st;
@@ -129,6 +129,7 @@ static void free_context(struct ddp_context *d) {
     cairn__ddp_plan_free(&d->plan);
     cairn__free(d->sends);
     cairn__free(d->bucket_params);
+    cairn__free(d->shared);
     cairn__free(d->slots);
     cairn__free(d->slot_of);
     cairn__free(d->ignored);

@@ -27,6 +27,17 @@ static void *place_of(const struct ddp_context *d, size_t s) {
 
 /* ---- slots and arenas ---- */
 
+void cairn__ddp_list_slots(struct ddp_context *d) {
+    d->num_slots = 0;
+    for (size_t i = 0; i < d->set->count; i++) d->slot_of[i] = SIZE_MAX;
+    for (size_t i = 0; i < d->num_shared; i++) {
+        const struct cairn__ddp_shared *shared = &d->shared[i];
+        if (!cairn__param_requires_grad(shared->param)) continue;
+        d->slot_of[shared->param->index] = d->num_slots;
+        d->slots[d->num_slots++] = (struct cairn__ddp_slot){.param = shared->param, .closes = shared->closes};
+    }
+}
+
 /* Half values in f32 memory travel as what they are. */
 static cairn_dtype wire_of(const struct ddp_context *d, const struct cairn__param *p) {
     if (d->hook.wire) return d->hook.wire;
@@ -377,11 +388,98 @@ out:
     return st;
 }
 
+/* ---- parameters that were frozen or thawed ---- */
+
+static bool has_slots_of_now(const struct ddp_context *d) {
+    for (size_t i = 0; i < d->num_shared; i++) {
+        const struct cairn__param *p = d->shared[i].param;
+        if (cairn__param_requires_grad(p) != (d->slot_of[p->index] != SIZE_MAX)) return false;
+    }
+    return true;
+}
+
+/* As the next backward would do: memory is about to change hands. */
+static cairn_status accumulate_written(struct ddp_context *d) {
+    cairn_status st = CAIRN_OK;
+    for (size_t s = 0; s < d->num_slots; s++) {
+        void *slot = NULL;
+        struct cairn__grad *g = d->slots[s].param->gradient;
+        if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
+    }
+out:
+    return st;
+}
+
+/* Of next, slots and what their number decides; it has the rest of d. A slot that is new may have been written by a
+ * backward that was not synchronised. */
+static cairn_status make_slots_of_now(struct ddp_context *d, struct ddp_context *next, struct layout *l) {
+    cairn_status st = CAIRN_OK;
+    const size_t count = d->set->count;
+    *next = *d;
+    next->slots = NULL;
+    next->slot_of = NULL;
+    next->times = (struct cairn__ddp_times){0};
+    TRY(cairn__calloc(count, sizeof(next->slots[0]), (void **)&next->slots));
+    TRY(cairn__calloc(count, sizeof(next->slot_of[0]), (void **)&next->slot_of));
+    cairn__ddp_list_slots(next);
+    choose_wires(next);
+    TRY(make_layout(next, NULL, l));
+    TRY(cairn__ddp_times_make(&next->times, next->num_slots, l->plan.count, d->times.watches_polls));
+    TRY(accumulate_written(d));
+    TRY(accumulate_written(next));
+out:
+    return st;
+}
+
+static void free_slots(struct ddp_context *d) {
+    cairn__free(d->slots);
+    cairn__free(d->slot_of);
+    cairn__ddp_times_free(&d->times);
+}
+
+static void use_slots(struct ddp_context *d, struct ddp_context *next) {
+    cairn__ddp_times_take_slots(&d->times, &next->times);
+    cairn__free(d->slots);
+    cairn__free(d->slot_of);
+    d->slots = next->slots;
+    d->slot_of = next->slot_of;
+    d->num_slots = next->num_slots;
+    d->copies = next->copies;
+    d->speaks = next->speaks;
+    d->num_arrived = 0;
+    d->rebuilt = d->reducer;
+    cairn__ddp_unused_end(d);
+}
+
+/* Collective: all ranks have frozen and thawed the same. */
+static cairn_status change_slots(struct ddp_context *d) {
+    struct ddp_context next;
+    struct layout l = {{0}, NULL, NULL};
+    void *arenas[CAIRN_U8 + 1] = {NULL};
+    cairn_status st = make_slots_of_now(d, &next, &l);
+    TRY(cairn__ddp_agree_on_status(d->channel, d->model ? "cairn_backward" : "ddp_grads_ready", st));
+    TRY(alloc_arenas(d, &l.plan, arenas));
+    for (size_t s = 0; s < d->num_slots; s++) {
+        if (d->slots[s].in_place) cairn__grad_place(d->slots[s].param->gradient, NULL);
+    }
+    free_arenas(d, d->arenas);
+    use_slots(d, &next);
+    use_layout(d, &l);
+    memcpy(d->arenas, arenas, sizeof(arenas));
+    point_into_arenas(d);
+    return CAIRN_OK;
+out:
+    free_slots(&next);
+    free_layout(&l);
+    return st;
+}
+
 /* ---- one backward ---- */
 
 cairn_status cairn__ddp_begin(struct ddp_context *d) {
     if (d->running) return CAIRN_OK;
     cairn_status st = cairn__group_progress(d->channel); /* a context that has come to nothing has no arenas */
+    if (st == CAIRN_OK && !has_slots_of_now(d)) st = change_slots(d);
     if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
     d->running = true;
     d->num_arrived = 0;
@@ -530,7 +628,8 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .settle = settle_listener,
                                                 .failed = failed,
                                                 .no_gradient = no_gradient,
-                                                .nonfinite_ranks = cairn__ddp_nonfinite_ranks};
+                                                .nonfinite_ranks = cairn__ddp_nonfinite_ranks,
+                                                .agree_on_frozen = cairn__ddp_agree_on_frozen};
     cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 
@@ -568,24 +667,12 @@ static bool is_same_plan(const struct cairn__ddp_plan *a, const struct cairn__dd
     return same;
 }
 
-static cairn_status make_next(struct ddp_context *d, const size_t *order, struct layout *l) {
-    cairn_status st = CAIRN_OK;
-    TRY(make_plan(d, order, l));
-    /* As the next backward would do: memory is about to change hands. */
-    for (size_t s = 0; s < d->num_slots; s++) {
-        void *slot = NULL;
-        struct cairn__grad *g = d->slots[s].param->gradient;
-        if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
-    }
-out:
-    return st;
-}
-
 static cairn_status rebuild(struct ddp_context *d, size_t *order) {
     struct layout l = {{0}, NULL, NULL};
     cairn_status st = CAIRN_OK;
     TRY(take_rank_0s_order(d, order));
-    st = make_next(d, order, &l);
+    st = make_plan(d, order, &l);
+    if (st == CAIRN_OK) st = accumulate_written(d);
     TRY(cairn__ddp_agree_on_status(d->channel, plans_in(d), st));
     if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
         /* What one owned is another's padding now, which travels too. */
@@ -603,6 +690,7 @@ out:
 
 cairn_status cairn__ddp_rebuild(struct ddp_context *d) {
     if (d->rebuilt || d->backwards == 0 || d->running || d->num_arrived < d->num_slots) return CAIRN_OK;
+    if (d->num_slots == 0 || !has_slots_of_now(d)) return CAIRN_OK;
     d->rebuilt = true;
     return may_rebuild(d) ? say_where(d, rebuild(d, d->order)) : CAIRN_OK;
 }

@@ -49,6 +49,20 @@ void cairn__ddp_times_free(struct cairn__ddp_times *t) {
     *t = (struct cairn__ddp_times){0};
 }
 
+void cairn__ddp_times_take_slots(struct cairn__ddp_times *t, struct cairn__ddp_times *from) {
+    struct cairn__ddp_times taken = *t;
+    taken.buckets = from->buckets;
+    taken.num_buckets = from->num_buckets;
+    taken.ready = from->ready;
+    taken.ready_order = from->ready_order;
+    taken.ready_samples = from->ready_samples;
+    taken.num_slots = from->num_slots;
+    taken.num_ready = 0;
+    *from = (struct cairn__ddp_times){0};
+    cairn__ddp_times_free(t);
+    *t = taken;
+}
+
 /* ---- moments ---- */
 
 void cairn__ddp_times_forward_begin(struct cairn__ddp_times *t) {

@@ -75,6 +75,10 @@ cairn_status cairn__ddp_times_make(struct cairn__ddp_times *t, size_t num_slots,
                                    bool watches_polls);
 void cairn__ddp_times_free(struct cairn__ddp_times *t);
 
+/* Slots and buckets are those that from has been made for, and what was measured of the former ones is forgotten. from
+ * is freed. */
+void cairn__ddp_times_take_slots(struct cairn__ddp_times *t, struct cairn__ddp_times *from);
+
 void cairn__ddp_times_forward_begin(struct cairn__ddp_times *t);
 void cairn__ddp_times_forward_end(struct cairn__ddp_times *t);
 void cairn__ddp_times_ready(struct cairn__ddp_times *t, size_t slot);

@@ -239,4 +239,6 @@ out:
 
 void cairn__ddp_unused_end(struct ddp_context *d) {
     cairn__free(d->maps);
+    d->maps = NULL;
+    d->knows_graph = d->all_know_graph = false;
 }

@@ -27,7 +27,7 @@ static size_t packed_nbytes(const struct cairn__param *p) {
 static cairn_status copy_packed(const struct ddp_context *d, char *block, size_t first, size_t end, bool in) {
     cairn_status st = CAIRN_OK;
     for (size_t s = first; s < end; s++) {
-        const struct cairn__param *p = d->slots[s].param;
+        const struct cairn__param *p = d->shared[s].param;
         const size_t nbytes = packed_nbytes(p);
         if (nbytes == 0) continue;
         TRY(cairn__device_copy(d->set->env->device, in ? block : values_of(p), in ? values_of(p) : block, nbytes));
@@ -51,8 +51,8 @@ out:
 static cairn_status broadcast_small(struct ddp_context *d, void *block) {
     cairn_status st = CAIRN_OK;
     size_t first = 0, used = 0;
-    for (size_t s = 0; s < d->num_slots; s++) {
-        const size_t nbytes = packed_nbytes(d->slots[s].param);
+    for (size_t s = 0; s < d->num_shared; s++) {
+        const size_t nbytes = packed_nbytes(d->shared[s].param);
         if (used + nbytes > BLOCK) {
             TRY(broadcast_packed(d, block, first, s, used));
             first = s;
@@ -60,14 +60,14 @@ static cairn_status broadcast_small(struct ddp_context *d, void *block) {
         }
         used += nbytes;
     }
-    if (used) TRY(broadcast_packed(d, block, first, d->num_slots, used));
+    if (used) TRY(broadcast_packed(d, block, first, d->num_shared, used));
 out:
     return st;
 }
 
 static size_t block_nbytes(const struct ddp_context *d) {
     size_t total = 0;
-    for (size_t s = 0; total < BLOCK && s < d->num_slots; s++) total += packed_nbytes(d->slots[s].param);
+    for (size_t s = 0; total < BLOCK && s < d->num_shared; s++) total += packed_nbytes(d->shared[s].param);
     return total < BLOCK ? total : BLOCK;
 }
 
@@ -78,11 +78,11 @@ cairn_status cairn__ddp_broadcast_params(struct ddp_context *d) {
     if (nbytes) TRY(cairn_group_alloc(d->channel, nbytes, &block));
     if (nbytes) TRY(broadcast_small(d, block));
     if (nbytes) TRY(cairn_group_free(d->channel, &block));
-    for (size_t s = 0; s < d->num_slots; s++) {
-        const struct cairn__param *p = d->slots[s].param;
+    for (size_t s = 0; s < d->num_shared; s++) {
+        const struct cairn__param *p = d->shared[s].param;
         if (packed_nbytes(p) == 0) TRY(cairn_broadcast(d->channel, values_of(p), p->n, dtype_of(p), 0, NULL));
     }
-    for (size_t s = 0; s < d->num_slots; s++) cairn__param_round_from_master(d->slots[s].param);
+    for (size_t s = 0; s < d->num_shared; s++) cairn__param_round_from_master(d->shared[s].param);
     cairn__param_set_weights_changed(d->set);
 out:
     return st;
