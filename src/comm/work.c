@@ -56,7 +56,7 @@ void cairn__work_complete(cairn_work *work, uint32_t found) {
     if (work->group->outstanding > 0) count(work->group, -1); /* 0: a backend's own, while it creates the group */
     if (work->begin_ns) {
         int64_t nbytes = (int64_t)(c->n * cairn_dtype_nbytes((cairn_dtype)c->dtype));
-        cairn__trace("dist", cairn__call_name((enum cairn__call_kind)c->kind), (int64_t)c->number, nbytes,
+        cairn__trace("comm", cairn__call_name((enum cairn__call_kind)c->kind), (int64_t)c->number, nbytes,
                      work->begin_ns);
     }
 }

@@ -8,7 +8,7 @@
 #include "cairn/core.h"
 
 struct cairn__event {
-    const char *room;  /* "nn", "ddp", "dist", "optim", "amp" */
+    const char *room;  /* "nn", "ddp", "comm", "optim", "amp" */
     const char *what;  /* "backward", "bucket_launch", "step_skipped", ... */
     int64_t index;     /* bucket, step or parameter; meaning depends on what */
     int64_t nbytes;    /* bytes moved, 0 where none are */
