@@ -81,6 +81,9 @@ class Moment:
             test.assertLess(took, FAULTS[self.fault] + AT_ONCE, f"{self.story}\n{err}")
             if self.fault == signal.SIGSTOP:
                 test.assertIn("CAIRN_ETIMEOUT", err, self.story)
+            end = time.monotonic() + AT_ONCE # mpirun may return while the last one it has killed still dies
+            while marked(self.mark) and time.monotonic() < end:
+                time.sleep(0.05)
             test.assertEqual(marked(self.mark), [], f"{self.story}: processes are left")
         finally:
             job.kill()
