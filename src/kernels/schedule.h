@@ -234,21 +234,22 @@ CAIRN__HOST_DEVICE static inline double cairn__anneal(const struct cairn__schedu
 CAIRN__HOST_DEVICE static inline struct cairn__rates cairn__one_cycle_rates(const struct cairn__schedule *s,
                                                                             struct cairn__rates base, int64_t t) {
     const double first = base.lr / s->div_factor, last = first / s->final_div_factor, whole = (double)s->length;
-    const double tops[3] = {base.lr, s->three_phase ? first : last, last};
-    const double ends[3] = {s->pct_start * whole - 1, s->three_phase ? 2 * s->pct_start * whole - 2 : whole - 1,
-                            whole - 1};
-    const double momenta[3] = {s->base_momentum, s->max_momentum, s->max_momentum};
     const double now = t < s->length ? (double)t : whole - 1;
-    double begin = 0;
+    double begin = 0, end = s->pct_start * whole - 1;
     struct cairn__rates from, to;
     from.lr = first, from.momentum = s->max_momentum;
-    to.lr = tops[0], to.momentum = momenta[0];
-    double end = ends[0];
-    for (int phase = 1; phase < 2 + s->three_phase && now > end; phase++) {
+    to.lr = base.lr, to.momentum = s->base_momentum;
+    if (now > end) {
         begin = end;
-        end = ends[phase];
+        end = s->three_phase ? 2 * s->pct_start * whole - 2 : whole - 1;
         from = to;
-        to.lr = tops[phase], to.momentum = momenta[phase];
+        to.lr = s->three_phase ? first : last, to.momentum = s->max_momentum;
+    }
+    if (s->three_phase && now > end) {
+        begin = end;
+        end = whole - 1;
+        from = to;
+        to.lr = last;
     }
     const double x = end > begin ? (now - begin) / (end - begin) : 1;
     base.lr = cairn__anneal(s, from.lr, to.lr, x);
