@@ -138,7 +138,9 @@ CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int m
  *   ddp         the calls below are then collective: every rank makes the same ones, in the same order, or all of them
  *               return CAIRN_EPEER with the name of the first parameter that differs, and nothing changes. The next
  *               backward that is reduced plans the buckets anew, where it finds others frozen than those before it;
- *               static_graph is then learned anew.
+ *               static_graph is then learned anew. Call them between steps, when every rank has ended its backward
+ *               (own buffers: ddp_wait): a rank that is refused for a backward of its own leaves the others waiting,
+ *               and so does one whose loss reaches no parameter any more.
  *   graph.h     a captured graph holds which products are computed and which memory is reduced: CAIRN_ESTATE while one
  *               is alive.
  *
