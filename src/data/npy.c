@@ -119,7 +119,7 @@ static cairn_status read_type(cairn_npy *f, const char *descr) {
                        f->path, descr);
 }
 
-static cairn_status parse(cairn_npy *f, const char *header) {
+static cairn_status parse(cairn_npy *f, const char *header, size_t nbytes) {
     struct text t = {header};
     char key[32], descr[128] = "";
     bool is_fortran = false, has_order = false, has_shape = false, is_whole = take(&t, "{");
@@ -144,7 +144,7 @@ static cairn_status parse(cairn_npy *f, const char *header) {
         }
     }
     skip_spaces(&t);
-    REQUIRE(is_whole && *t.at == 0 && descr[0] && has_order && has_shape, CAIRN_EINVAL,
+    REQUIRE(is_whole && t.at == header + nbytes && descr[0] && has_order && has_shape, CAIRN_EINVAL,
             "%s: its header is not one that numpy.save writes", f->path);
     REQUIRE(!is_fortran || f->ndim < 2, CAIRN_EINVAL, "%s: in Fortran order; save numpy.ascontiguousarray(x) instead",
             f->path);
@@ -170,7 +170,7 @@ static cairn_status read_header(cairn_npy *f) {
     TRY(cairn__calloc(nbytes + 1, 1, (void **)&text));
     TRY(read_at(f, text, nbytes, (int64_t)before));
     f->begin = (int64_t)before + nbytes;
-    TRY(parse(f, text));
+    TRY(parse(f, text, nbytes));
 out:
     cairn__free(text);
     return st;

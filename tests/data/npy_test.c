@@ -169,6 +169,17 @@ static void arrays_that_cannot_be_read_say_what_to_save_instead(void **state) {
     }
 }
 
+static void a_header_that_ends_early_is_refused(void **state) {
+    (void)state;
+    unsigned char file[MOST];
+    cairn_npy *x = NULL;
+    const size_t nbytes = make_file(file, plain, floats, sizeof(floats));
+    file[10 + strlen(plain)] = 0;
+    write_bytes(file, nbytes);
+    REFUSED(cairn_npy_open(path, &x), CAIRN_EINVAL, "its header is not");
+    assert_null(x);
+}
+
 static void what_is_no_npy_file_is_refused(void **state) {
     (void)state;
     cairn_npy *x = NULL;
@@ -235,6 +246,7 @@ int main(void) {
         cmocka_unit_test(a_scalar_and_empty_arrays_are_arrays),
         cmocka_unit_test(what_the_program_did_not_expect_is_named_with_the_file),
         cmocka_unit_test(arrays_that_cannot_be_read_say_what_to_save_instead),
+        cmocka_unit_test(a_header_that_ends_early_is_refused),
         cmocka_unit_test(what_is_no_npy_file_is_refused),
         cmocka_unit_test(a_file_that_is_cut_while_it_is_used_ends_in_a_sentence),
         cmocka_unit_test(broken_headers_are_read_or_refused),
