@@ -59,6 +59,28 @@ out:
     return st;
 }
 
+/* Numbers beside the arrays, each NULL or in the environment's memory. */
+static cairn_status check_scalars(cairn_env *env, const float *factor, const uint32_t *found, const double *norm,
+                                  const double *norms) {
+    const struct {
+        const char *name;
+        const void *p;
+        size_t nbytes;
+    } scalars[] = {{"factor", factor, sizeof(*factor)},
+                   {"found", found, sizeof(*found)},
+                   {"norm", norm, sizeof(*norm)},
+                   {"norms", norms, sizeof(*norms)}};
+    for (size_t i = 0; i < sizeof(scalars) / sizeof(scalars[0]); i++) {
+        if (!scalars[i].p) continue;
+        REQUIRE((uintptr_t)scalars[i].p % scalars[i].nbytes == 0, CAIRN_EINVAL,
+                "cairn_multi_tensor: %s is not aligned to %zu bytes", scalars[i].name, scalars[i].nbytes);
+        REQUIRE(cairn__device_reaches(env->device, scalars[i].p), CAIRN_EINVAL,
+                "cairn_multi_tensor: %s is memory of the host, but the environment computes on %s", scalars[i].name,
+                env->device->ops->name);
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn_multi_tensor_scale_sized(size_t array_nbytes, cairn_env *env, const cairn_array *arrays,
                                             size_t count, cairn_dtype to, cairn_dtype from, const float *factor,
                                             uint32_t *found) {
@@ -66,6 +88,7 @@ cairn_status cairn_multi_tensor_scale_sized(size_t array_nbytes, cairn_env *env,
     struct cairn__item *items = NULL;
     REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_scale: to is not set");
     TRY(read_arrays(env, array_nbytes, arrays, count, to, from, false, &items));
+    TRY(check_scalars(env, factor, found, NULL, NULL));
     env->device->passes->scale(env->device, items, count, to, from, factor, found);
     TRY(cairn__device_check(env->device));
 out:
@@ -80,6 +103,7 @@ cairn_status cairn_multi_tensor_axpby_sized(size_t array_nbytes, cairn_env *env,
     struct cairn__item *items = NULL;
     REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_axpby: to is not set");
     TRY(read_arrays(env, array_nbytes, arrays, count, to, from, true, &items));
+    TRY(check_scalars(env, factor, found, NULL, NULL));
     env->device->passes->axpby(env->device, items, count, to, from, factor, b, found);
     TRY(cairn__device_check(env->device));
 out:
@@ -94,6 +118,7 @@ cairn_status cairn_multi_tensor_l2norm_sized(size_t array_nbytes, cairn_env *env
     struct cairn__item *items = NULL;
     REQUIRE(norm, CAIRN_EINVAL, "cairn_multi_tensor_l2norm: norm is NULL");
     TRY(read_arrays(env, array_nbytes, arrays, count, (cairn_dtype)0, dtype, false, &items));
+    TRY(check_scalars(env, factor, found, norm, norms));
     env->device->passes->l2norm(env->device, items, count, dtype, factor, norm, norms, found);
     TRY(cairn__device_check(env->device));
 out:

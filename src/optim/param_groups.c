@@ -3,6 +3,7 @@
 #include "cairn/param_groups.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
 
 #include "core/alloc.h"
 #include "core/log.h"
@@ -79,10 +80,13 @@ static cairn_status check_rule(const struct cairn__grouping *k, const cairn_grou
     REQUIRE(!(k->is_sgd ? (const void *)rule->adam : (const void *)rule->sgd), CAIRN_EINVAL,
             "%s: rule %zu has hyperparameters of %s", k->kind->name, r, k->is_sgd ? "Adam" : "SGD");
     struct cairn__param_group group;
+    char why[512];
     TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
     TRY(cairn__schedule_check(rule->schedule, k->kind->momentum_cycles && k->kind->momentum_cycles(&group)));
+    return CAIRN_OK;
 out:
-    return st;
+    snprintf(why, sizeof(why), "%s", cairn_last_error());
+    return cairn__fail(st, "rule %zu: %s", r, why);
 }
 
 static cairn_status read_rules(const struct cairn__grouping *k, size_t nbytes, const cairn_group_rule *given,

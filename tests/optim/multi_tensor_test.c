@@ -176,6 +176,8 @@ static void wrong_arrays_are_refused_by_their_number(void **state) {
             "to is not set");
     REFUSED(cairn_multi_tensor_l2norm(env, arrays, LIST, CAIRN_F32, NULL, NULL, NULL, NULL), CAIRN_EINVAL,
             "norm is NULL");
+    REFUSED(cairn_multi_tensor_l2norm(env, arrays, 0, CAIRN_F32, NULL, (double *)((char *)m.norms + 4), NULL, NULL),
+            CAIRN_EINVAL, "norm is not aligned to 8 bytes");
     REFUSED(cairn_multi_tensor_l2norm(NULL, arrays, LIST, CAIRN_F32, NULL, m.norms, NULL, NULL), CAIRN_EINVAL,
             "must be set");
     REFUSED(cairn_multi_tensor_scale_sized(12, env, arrays, LIST, CAIRN_F32, CAIRN_F32, NULL, NULL), CAIRN_EINVAL,

@@ -154,7 +154,7 @@ static void wrong_rules_are_refused_and_nothing_is_made(void **state) {
             "none of 1 rules takes parameter 'h.0.fc.bias'");
     REFUSED(cairn_adam_create_grouped(m.set, &of_sgd, 1, &o), CAIRN_EINVAL, "rule 0 has hyperparameters of SGD");
     REFUSED(cairn_sgd_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "rule 0 has hyperparameters of Adam");
-    REFUSED(cairn_adam_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "beta1 is 1");
+    REFUSED(cairn_adam_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "rule 0: Adam: beta1 is 1");
     REFUSED(cairn_adam_create_grouped(m.set, &none, 1, &o), CAIRN_EINVAL, "rule 0: are is 4");
     REFUSED(cairn_sgd_create_grouped(m.set, &cycles, 1, &o), CAIRN_EINVAL, "no momentum to move");
     REFUSED(cairn_adam_create_grouped(m.set, NULL, 1, &o), CAIRN_EINVAL, "there are no rules");

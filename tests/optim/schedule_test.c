@@ -400,6 +400,7 @@ static void wrong_schedules_are_refused_by_the_name_of_the_field(void **state) {
         {cairn_cosine_schedule(.total_steps = 10, .end_lr = NAN), "end_lr is nan"},
         {cairn_cosine_schedule(.total_steps = 10, .end_lr = INFINITY), "end_lr is inf"},
         {cairn_cosine_schedule(.total_steps = 10, .end_lr = 1, .end_factor = 1), "end_lr or end_factor"},
+        {cairn_inverse_sqrt_schedule(.timescale = INT64_MAX), "timescale is 9.22337e+18; it may be 2^53 at most"},
         {cairn_cosine_schedule(.total_steps = 10, .warmup_start = 1.5), "warmup_start is 1.5; it may be 1 at most"},
         {cairn_cosine_schedule(.total_steps = 10, .warmup_curve = (cairn_schedule_curve)4), "warmup_curve is 4"},
         {cairn_cosine_restarts_schedule(.cycle_growth = 2), "total_steps is needed"},
