@@ -141,15 +141,15 @@ static double evaluate(struct trainer *t, const struct data *d) {
     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
     CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* none in this model; with batch norm its running statistics */
     cairn_module_train(t->model, 0);
-    cairn_no_grad_begin(t->env);
     for (size_t n; (n = cairn_sampler_next(sampler, batch, (size_t)t->rows)) > 0;) {
         cairn_tensor *x, *y;
         read_batch(t, d, batch, n, &x, &y);
+        cairn_no_grad_begin(t->env);
         CAIRN_CHECK(cairn_metric_update(accuracy, ddp_forward(t->net, x), y));
+        CAIRN_CHECK(cairn_no_grad_end(t->env)); /* which gives the batch's results back */
         cairn_tensor_destroy(&x);
         cairn_tensor_destroy(&y);
     }
-    CAIRN_CHECK(cairn_no_grad_end(t->env));
     cairn_module_train(t->model, 1);
     CAIRN_CHECK(cairn_metrics_reduce(&accuracy, 1, group));
     const double value = cairn_metric_value(accuracy);
@@ -177,8 +177,7 @@ int main(int argc, char **argv) {
     begin(&t, &o, o.epochs * (cairn_sampler_length(sampler) / (MICRO * t.rows)));
     for (int epoch = 0; epoch < o.epochs; epoch++) {
         CAIRN_CHECK(cairn_sampler_set_epoch(sampler, epoch));
-        if (epoch ==
-            o.epochs / 2) /* the first layer has learnt what it will: no product, no byte, no state from here */
+        if (epoch > 0 && epoch == o.epochs / 2) /* the first layer has learnt what it will */
             CAIRN_CHECK(cairn_param_set_require_grad(cairn_module_params(t.model), "0.*", CAIRN_OFF));
         while (step(&t, &data[0], sampler)) continue;
     }

@@ -4,13 +4,13 @@
  *
  *     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
  *     CAIRN_CHECK(cairn_mean_create(&loss));
- *     cairn_no_grad_begin(env);
  *     while ((n = cairn_sampler_next(sampler, batch, BATCH)) > 0) {     a sampler with .pad = CAIRN_OFF
+ *         cairn_no_grad_begin(env);
  *         cairn_tensor *scores = ddp_forward(net, inputs_of(batch, n));
  *         CAIRN_CHECK(cairn_metric_update(accuracy, scores, targets));
  *         CAIRN_CHECK(cairn_metric_add(loss, cairn_tensor_item(cairn_cross_entropy(scores, targets, NULL)), n));
+ *         CAIRN_CHECK(cairn_no_grad_end(env));                          which gives the batch's results back
  *     }
- *     CAIRN_CHECK(cairn_no_grad_end(env));
  *     CAIRN_CHECK(cairn_metrics_reduce((cairn_metric *[]){accuracy, loss}, 2, group));
  *     printf("%.4f %.4f\n", cairn_metric_value(accuracy), cairn_metric_value(loss));
  *
