@@ -58,16 +58,20 @@ static cairn_dtype copied_as(const cairn_tensor *x) {
 
 cairn_status cairn_tensor_allreduce(cairn_tensor *x, cairn_redop op, cairn_group *group) {
     void *data = NULL;
-    const cairn_status st = open_tensor(x, "cairn_tensor_allreduce", group, &data);
-    if (st != CAIRN_OK) return st;
-    return cairn_allreduce(group, data, cairn_tensor_numel(x), cairn_tensor_dtype(x), op, NULL);
+    cairn_status st = CAIRN_OK;
+    TRY(open_tensor(x, "cairn_tensor_allreduce", group, &data));
+    TRY(cairn_allreduce(group, data, cairn_tensor_numel(x), cairn_tensor_dtype(x), op, NULL));
+out:
+    return st;
 }
 
 cairn_status cairn_tensor_broadcast(cairn_tensor *x, int root, cairn_group *group) {
     void *data = NULL;
-    const cairn_status st = open_tensor(x, "cairn_tensor_broadcast", group, &data);
-    if (st != CAIRN_OK) return st;
-    return cairn_broadcast(group, data, cairn_tensor_numel(x), copied_as(x), root, NULL);
+    cairn_status st = CAIRN_OK;
+    TRY(open_tensor(x, "cairn_tensor_broadcast", group, &data));
+    TRY(cairn_broadcast(group, data, cairn_tensor_numel(x), copied_as(x), root, NULL));
+out:
+    return st;
 }
 
 cairn_status cairn_tensor_allgather(const cairn_tensor *x, cairn_group *group, cairn_tensor **out) {

@@ -5,7 +5,7 @@
 #include "core/status.h"
 #include "optim/optim.h"
 
-/* Queues the norm of gradient i as it is stored, to norms[i]; */
+/* Queues the norm of gradient i as it is stored, to norms[i]. */
 static cairn_status queue_norm(struct cairn_optimizer *o, size_t i) {
     struct cairn_device *d = o->env->device;
     const struct cairn__param *p = o->arrays.params[i];

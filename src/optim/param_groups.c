@@ -2,7 +2,6 @@
  * by group, so that what is refused has changed nothing. */
 #include "cairn/param_groups.h"
 
-#include <fnmatch.h>
 #include <stdio.h>
 
 #include "core/alloc.h"
@@ -26,9 +25,9 @@ static bool is_one_of(cairn_params_are are, const cairn_param *p) {
     return true;
 }
 
-static bool takes(const cairn_group_rule *rule, const cairn_param *p) {
+static bool takes(const cairn_group_rule *rule, const struct cairn__param *param, const cairn_param *p) {
     if (!is_one_of(rule->are, p)) return false;
-    if (rule->names && fnmatch(rule->names, p->name, 0) != 0) return false;
+    if (rule->names && !cairn__param_matches(param, rule->names)) return false;
     return !rule->takes || rule->takes(rule->user, p) != 0;
 }
 
@@ -53,7 +52,7 @@ static cairn_status sort(const char *kind, const struct cairn_param_set *set, co
     for (size_t i = 0; i < set->count; i++) {
         cairn_param p;
         cairn__param_describe(set->params[i], &p);
-        while (rule_of[i] < count && !takes(&rules[rule_of[i]], &p)) rule_of[i]++;
+        while (rule_of[i] < count && !takes(&rules[rule_of[i]], set->params[i], &p)) rule_of[i]++;
         if (rule_of[i] < count) continue;
         st = cairn__fail(CAIRN_EINVAL, "%s: none of %zu rules takes parameter '%s'", kind, count, p.name);
         goto out;

@@ -100,9 +100,11 @@ double cairn_optimizer_step_momentum(const cairn_optimizer *optimizer, int group
 /* ---- base rates ---- */
 
 static cairn_status check_lr(const cairn_optimizer *o, double lr) {
-    cairn_status st = cairn__check_rate(o->kind->name, "lr", lr);
-    if (st != CAIRN_OK) return st;
-    return cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays");
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_rate(o->kind->name, "lr", lr));
+    TRY(cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays"));
+out:
+    return st;
 }
 
 static void set_lr(cairn_optimizer *o, size_t g, double lr) {
@@ -112,18 +114,21 @@ static void set_lr(cairn_optimizer *o, size_t g, double lr) {
 
 cairn_status cairn_optimizer_set_lr(cairn_optimizer *optimizer, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    cairn_status st = check_lr(optimizer, lr);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(check_lr(optimizer, lr));
     for (size_t g = 0; g < optimizer->num_groups; g++) set_lr(optimizer, g, lr);
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
     REQUIRE(has(optimizer, group), CAIRN_EINVAL, "%s: group %d of %zu", optimizer->kind->name, group,
             optimizer->num_groups);
-    cairn_status st = check_lr(optimizer, lr);
-    if (st == CAIRN_OK) set_lr(optimizer, (size_t)group, lr);
+    cairn_status st = CAIRN_OK;
+    TRY(check_lr(optimizer, lr));
+    set_lr(optimizer, (size_t)group, lr);
+out:
     return st;
 }
 

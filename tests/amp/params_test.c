@@ -12,23 +12,13 @@
 
 #include <cmocka.h>
 
+#include "../failing_alloc.h"
 #include "../kept_log.h"
 #include "../ranks.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "core/convert.h"
 #include "param/param.h"
-
-static int allocations_left = -1; /* -1: all succeed */
-
-/* What cairn__alloc calls. */
-void *aligned_alloc(size_t alignment, size_t size);
-void *aligned_alloc(size_t alignment, size_t size) {
-    void *p = NULL;
-    if (allocations_left == 0) return NULL;
-    if (allocations_left > 0) allocations_left--;
-    return posix_memalign(&p, alignment, size) == 0 ? p : NULL;
-}
 
 static int make_env(void **state) {
     cairn_env *env = NULL;
@@ -864,9 +854,9 @@ static void begin_that_found_no_memory_may_be_tried_again(void **state) {
     begin(&t, *state, CAIRN_F16, false, AMP_O2, CAIRN_F16);
     write_grads(&t, 0, amp_next_scale(t.amp));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
-    allocations_left = 0;
+    fail_in = 1;
     const cairn_status st = amp_begin_step(t.amp, &skip);
-    allocations_left = -1;
+    fail_in = 0;
     REFUSED(st, CAIRN_ENOMEM, "out of memory");
     assert_int_equal(skip, 7);
     REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step without amp_begin_step");

@@ -10,23 +10,11 @@
 
 #include <cmocka.h>
 
+#include "../failing_alloc.h"
 #include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "param/param.h"
-
-/* ---- memory that fails ---- */
-
-static int allocations_left = -1; /* -1: all succeed */
-
-/* What cairn__alloc calls. */
-void *aligned_alloc(size_t alignment, size_t size);
-void *aligned_alloc(size_t alignment, size_t size) {
-    void *p = NULL;
-    if (allocations_left == 0) return NULL;
-    if (allocations_left > 0) allocations_left--;
-    return posix_memalign(&p, alignment, size) == 0 ? p : NULL;
-}
 
 /* ---- two sets of the user's ---- */
 
@@ -280,9 +268,9 @@ static void memory_that_fails_leaves_the_optimizer_as_it_was(void **state) {
     int failures = 0;
     for (; st == CAIRN_ENOMEM; failures++) {
         const uint64_t alive = cairn__alloc_counters().alive;
-        allocations_left = failures;
+        fail_in = failures + 1;
         st = add_adam(o, s.set[1]);
-        allocations_left = -1;
+        fail_in = 0;
         if (st == CAIRN_OK) break;
         assert_int_equal(st, CAIRN_ENOMEM);
         assert_in_range(cairn__alloc_counters().alive, alive, alive + 2); /* the set's flags stay, once made */

@@ -9,22 +9,10 @@
 
 #include <cmocka.h>
 
+#include "../failing_alloc.h"
 #include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/alloc.h"
-
-/* ---- memory that fails ---- */
-
-static int allocations_left = -1; /* -1: all succeed */
-
-/* What cairn__alloc calls. */
-void *aligned_alloc(size_t alignment, size_t size);
-void *aligned_alloc(size_t alignment, size_t size) {
-    void *p = NULL;
-    if (allocations_left == 0) return NULL;
-    if (allocations_left > 0) allocations_left--;
-    return posix_memalign(&p, alignment, size) == 0 ? p : NULL;
-}
 
 /* ---- a set with some of everything ---- */
 
@@ -180,9 +168,9 @@ static void memory_that_fails_leaves_the_set_free(void **state) {
     const uint64_t alive = cairn__alloc_counters().alive;
     int failures = 0;
     for (;; failures++) {
-        allocations_left = failures;
+        fail_in = failures + 1;
         const cairn_status st = cairn_adam_create_grouped(m.set, rules, 2, &o);
-        allocations_left = -1;
+        fail_in = 0;
         if (st == CAIRN_OK) break;
         assert_int_equal(st, CAIRN_ENOMEM);
         assert_null(o);

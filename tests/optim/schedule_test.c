@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "../failing_alloc.h"
 #include "../one_env.h"
 #include "../ranks.h"
 #include "core/alloc.h"
@@ -18,19 +19,6 @@
 
 enum { STEPS = 2000 };
 static const double PI = 3.14159265358979323846;
-
-/* ---- memory that fails ---- */
-
-static int allocations_left = -1; /* -1: all succeed */
-
-/* What cairn__alloc calls. */
-void *aligned_alloc(size_t alignment, size_t size);
-void *aligned_alloc(size_t alignment, size_t size) {
-    void *p = NULL;
-    if (allocations_left == 0) return NULL;
-    if (allocations_left > 0) allocations_left--;
-    return posix_memalign(&p, alignment, size) == 0 ? p : NULL;
-}
 
 /* ---- formulas, by libm ---- */
 
@@ -462,9 +450,9 @@ static void memory_that_fails_leaves_the_schedule_as_it_was(void **state) {
     const uint64_t alive = cairn__alloc_counters().alive;
     int failures = 0;
     for (cairn_status st = CAIRN_ENOMEM; st == CAIRN_ENOMEM; failures++) {
-        allocations_left = failures;
+        fail_in = failures + 1;
         st = cairn_optimizer_set_schedule(s.optimizer, cairn_product_schedule(.parts = parts, .num_parts = 2));
-        allocations_left = -1;
+        fail_in = 0;
         assert_int_equal(cairn__alloc_counters().alive, alive);
         if (st == CAIRN_OK) break;
         assert_int_equal(st, CAIRN_ENOMEM);
