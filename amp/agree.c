@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "guard.h"
 
-/* What a rank says first; losses are bits. */
+/* The words that every rank sends first; losses are a bit each. */
 enum { SKIPS, FOUND, LOSSES = FOUND + 2, WORDS = LOSSES + 2 };
 
 static size_t overflow_words(const struct cairn__guard *g) {
@@ -137,7 +137,7 @@ cairn_status cairn__guard_blame(struct cairn__guard *g) {
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
     bool found = false, looked = true;
     if (g->env->size == 1 || strcmp(d->ops->name, "cpu") != 0) return CAIRN_OK;
-    for (size_t i = 0; i < count; i++) { /* with a set of its own a rank may skip alone, and asks no other */
+    for (size_t i = 0; i < count; i++) { /* a set without ddp is this rank's alone, and so is its skip */
         if (!sets[i]->listener || !sets[i]->listener->nonfinite_ranks) return CAIRN_OK;
     }
     TRY(cairn__device_download(d, &skips, cairn__optimizer_skip(g->optimizer), sizeof(skips)));

@@ -36,7 +36,7 @@ struct casts {
 
     struct scope o1; /* the bottom of the stack; off = there is none */
     size_t below_o1; /* scopes that were open when it began */
-    bool verbose;    /* it wants every cast in the log */
+    bool verbose;    /* the O1 context logs every cast */
     struct scope *scopes;
     size_t depth, capacity;
     int last_number;
@@ -80,30 +80,28 @@ static cairn_dtype half_among(const struct cairn__op_question *q) {
 
 static cairn_status refuse_half(const struct cairn__op_question *q) {
     const char *half = cairn_dtype_name(half_among(q));
-    REQUIRE(
-        q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
-        "bce: an input is %s under O1 or autocast, where probabilities near 0 and 1 have lost what their logarithms "
-        "need. Call cairn_bce_with_logits on the scores instead of a sigmoid and bce; or, where they are known to be "
-        "safe, compute it in f32: amp_op_set_cast(env, \"bce\", AMP_CAST_F32)",
-        half);
+    REQUIRE(q->op != CAIRN__OP_BCE, CAIRN_EINVAL,
+            "bce: an input is %s under O1 or autocast, where probabilities near 0 and 1 are too coarse for their "
+            "logarithms. Replace sigmoid and bce by cairn_bce_with_logits of the scores, or compute bce in f32 where "
+            "its inputs are safe: amp_op_set_cast(env, \"bce\", AMP_CAST_F32)",
+            half);
     return cairn__fail(CAIRN_EINVAL,
-                       "%s: an input is %s under O1 or autocast, and the operation is banned there; cast its inputs to "
-                       "f32, or compute it in f32: amp_op_set_cast(env, \"%s\", AMP_CAST_F32)",
+                       "%s: an input is %s, and the operation is banned under O1 and autocast; cast its inputs to "
+                       "f32, or set its class: amp_op_set_cast(env, \"%s\", AMP_CAST_F32)",
                        q->name, half, q->name);
 }
 
 static cairn_status check(const struct cairn__op_question *q, amp_cast cast) {
     if (cast == AMP_CAST_BANNED && half_among(q)) return refuse_half(q);
-    REQUIRE(
-        !q->in_place || cast != AMP_CAST_F32 || !cairn__is_half(q->inputs[0]), CAIRN_EINVAL,
-        "cannot call in-place %s_ on %s %s tensor under O1 or autocast, which compute it in f32; y = cairn_%s(x, ...) "
-        "gives an f32 result",
-        q->name, q->inputs[0] == CAIRN_F16 ? "an" : "a", cairn_dtype_name(q->inputs[0]), q->name);
+    REQUIRE(!q->in_place || cast != AMP_CAST_F32 || !cairn__is_half(q->inputs[0]), CAIRN_EINVAL,
+            "cannot call in-place %s_ on %s %s tensor under O1 or autocast, which compute %s in f32; use y = "
+            "cairn_%s(x, ...), whose result is f32",
+            q->name, q->inputs[0] == CAIRN_F16 ? "an" : "a", cairn_dtype_name(q->inputs[0]), q->name, q->name);
     return CAIRN_OK;
 }
 
-/* As torch.autocast has it, f64 is cast to nothing narrower: with one among its inputs an operation is computed as it
- * would be without casts. In place the other inputs come to the type of the first, as apex has it. */
+/* As in torch.autocast, f64 is never narrowed: an operation with an f64 input runs without casts. In place, the other
+ * inputs are cast to the type of the first, as in apex. */
 static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cairn_dtype half_type) {
     const cairn_dtype wide = widest(q);
     if (cast == AMP_CAST_FOLLOW) return (cairn_dtype)0;
@@ -115,12 +113,12 @@ static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cai
 
 /* One line for each type that is cast. */
 static void log_casts(const struct cairn__op_question *q, cairn_dtype to) {
-    bool told[CAIRN__DTYPE_END] = {false};
+    bool logged[CAIRN__DTYPE_END] = {false};
     for (int i = 0; i < q->count; i++) {
         const cairn_dtype from = q->inputs[i];
-        if (from == to || told[from]) continue;
+        if (from == to || logged[from]) continue;
         cairn__log(CAIRN_LOG_NOTICE, "%s -> %s (%s)", cairn_dtype_name(from), cairn_dtype_name(to), q->name);
-        told[from] = true;
+        logged[from] = true;
     }
 }
 
@@ -160,15 +158,15 @@ static cairn_status pop(struct casts *c, int number) {
     if (number == 0 && depth > 0) number = c->scopes[depth - 1].number;
     while (depth > 0 && c->scopes[depth - 1].number != number) depth--;
     REQUIRE(depth > 0, CAIRN_ESTATE, "amp_autocast_end: scope %d is not open%s", number,
-            number == 0 ? ", nor is any other" : "; it ended with one around it, or was ended before");
+            number == 0 ? ", and no other is" : "; it has been ended, by itself or with an enclosing scope");
     pop_to(c, depth - 1);
     return CAIRN_OK;
 }
 
 enum { TYPE_BITS = 8, SCOPE_BITS = TYPE_BITS + 1 };
 
-/* A policy in a number: the scope, also one that is off, since one inside has its half type; and which classes it goes
- * by. */
+/* A policy as a number: whether the scope in force casts, its half type (of one that is off too, for scopes inside),
+ * and how often classes have changed. */
 static uint64_t policy(void *ctx) {
     const struct casts *c = ctx;
     const struct scope *s = in_force(c);
@@ -180,8 +178,8 @@ static cairn_status resume(void *ctx, uint64_t of, int *number) {
     struct casts *c = ctx;
     if (of == 0) return push(c, false, CAIRN_F16, number);
     REQUIRE(of >> SCOPE_BITS == c->changes, CAIRN_ESTATE,
-            "checkpoint: amp_op_set_cast has changed a class since forward, so that backward cannot run the function "
-            "as it was; set classes before forward, or after cairn_backward");
+            "checkpoint: amp_op_set_cast has changed a class since forward, so backward would cast otherwise than "
+            "forward; set classes before forward or after cairn_backward");
     return push(c, of >> TYPE_BITS & 1, (cairn_dtype)(of & ((1 << TYPE_BITS) - 1)), number);
 }
 
@@ -221,8 +219,8 @@ cairn_status cairn__casts_begin_o1(cairn_env *env, cairn_dtype half_type, bool v
     cairn_status st = CAIRN_OK;
     TRY(casts_of(env, &c));
     REQUIRE(!c->o1.enabled, CAIRN_ESTATE,
-            "amp_initialize: this environment has an O1 context, whose casts hold for all its operations; amp_destroy "
-            "that first, or give all models to amp_initialize_all, or use another environment");
+            "amp_initialize: this environment has an O1 context already, which casts all of its operations; "
+            "amp_destroy that context first, give all models to one amp_initialize_all, or use another environment");
     c->o1 = (struct scope){.enabled = true, .half_type = half_type};
     c->below_o1 = c->depth;
     c->verbose = verbose;
@@ -242,9 +240,10 @@ void cairn__casts_end_o1(cairn_env *env) {
 
 static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     const struct cairn__amp_op_row *row = cairn__amp_op_row(op);
-    REQUIRE(!row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
-            "amp_op_set_cast: '%s' computes nothing and has no type of its own; cast its input (cairn_cast)",
-            cairn__amp_op_name(op));
+    REQUIRE(
+        !row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
+        "amp_op_set_cast: '%s' moves values without computing, so its class is fixed; cast its input with cairn_cast",
+        cairn__amp_op_name(op));
     const amp_cast next = cast ? cast : row->cast;
     c->changes += c->classes[op] != next;
     c->classes[op] = next;
@@ -252,7 +251,7 @@ static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
     return CAIRN_OK;
 }
 
-/* The operation is then like any other of the user's own without a class. */
+/* The operation then follows its inputs, as any of the user's own without a class. */
 static void forget_own(struct casts *c, const char *name) {
     const struct own_op *own = find_own(c, name);
     if (!own) return;
@@ -281,10 +280,10 @@ out:
 
 cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
     REQUIRE(env && op && op[0], CAIRN_EINVAL, "amp_op_set_cast: env and the operation's name must be set");
-    REQUIRE((int)cast >= 0 && cast <= AMP_CAST_BANNED, CAIRN_EINVAL,
-            "amp_op_set_cast: %d is no class; AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW and _BANNED are, and 0 for the "
-            "table's",
-            (int)cast);
+    REQUIRE(
+        (int)cast >= 0 && cast <= AMP_CAST_BANNED, CAIRN_EINVAL,
+        "amp_op_set_cast: cast is %d; it must be AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW, _BANNED, or 0 for the default",
+        (int)cast);
     struct casts *c = NULL;
     int id;
     cairn_status st = CAIRN_OK;
@@ -325,9 +324,9 @@ cairn_status amp_autocast_begin(cairn_env *env, const struct amp_autocast_option
     int number = 0;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_autocast_options"));
     REQUIRE(o.enabled == CAIRN_DEFAULT || o.enabled == CAIRN_ON || o.enabled == CAIRN_OFF, CAIRN_EINVAL,
-            "amp_autocast_begin: enabled is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o.enabled);
+            "amp_autocast_begin: enabled is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o.enabled);
     REQUIRE((int)o.half_type == 0 || cairn__is_half(o.half_type), CAIRN_EINVAL,
-            "amp_autocast_begin: half_type is %s; want f16 or bf16", cairn_dtype_name(o.half_type));
+            "amp_autocast_begin: half_type is %s; it must be f16 or bf16", cairn_dtype_name(o.half_type));
     TRY(casts_of(env, &c));
     TRY(push(c, o.enabled != CAIRN_OFF, o.half_type ? o.half_type : in_force(c)->half_type, &number));
     if (scope) *scope = number;

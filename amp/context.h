@@ -31,7 +31,7 @@ struct amp_context {
     amp_scaler **scalers; /* [policy.num_losses] */
     uint32_t *found;      /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
 
-    bool open; /* an amp_scale_loss waits for its end */
+    bool open; /* amp_scale_loss was called, and amp_scale_loss_end not yet */
     struct cairn__loss begun, ended;
 
     /* Of amp_initialize_params. */
@@ -39,7 +39,7 @@ struct amp_context {
         int id;       /* of the loss whose scale amp_next_scale returned last */
         bool counted; /* as a loss of the next step, once gradients of it were declared */
     } shown;
-    bool in_step; /* amp_begin_step waits for its end: */
+    bool in_step; /* between amp_begin_step and amp_end_step: */
     struct cairn__step_end end;
 };
 
@@ -54,7 +54,7 @@ struct cairn__amp_parts {
     size_t num_optimizers;
 };
 
-/* How a context of the user's set looks at what has been declared ready (params.c). */
+/* The resolve of a context of the user's set: checks gradients that were declared ready (params.c). */
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
 /* Sets set->scale as another call of amp_next_scale for the last loss would. */
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);

@@ -1,9 +1,9 @@
 /* The explicit way of a scaler, as torch's GradScaler: scale, backward, unscale, step, update.
  *
  * A gradient keeps the scale of its own backward, and every reader multiplies by its inverse. This file checks the
- * order of the calls, and passes an overflow on: through its guard to the one optimizer whose gradient it is, and to
- * the scaler, which update changes once. An optimizer gets a guard from the first call that names
- * it; one of a context has the context's. */
+ * order of the calls and passes an overflow on: by a guard to the optimizer whose gradient it is, and to the scaler,
+ * which amp_scaler_update changes once. An optimizer gets a guard from the first call that names it; an optimizer of a
+ * context has the context's. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "guard.h"
@@ -15,14 +15,14 @@ struct user {
     struct cairn__guard *guard;
     bool is_guard_ours;
     enum stage stage; /* since the last update */
-    bool recorded;    /* there were gradients to look at since then */
+    bool recorded;    /* it has had gradients to check since then */
 };
 
 struct cairn__users {
     amp_scaler *scaler; /* the one that our guards know */
     struct user *list;
     size_t count, capacity;
-    bool recorded;   /* of any optimizer, also of one that has ended */
+    bool recorded;   /* for any optimizer, also one that has been destroyed */
     bool has_scaled; /* a loss, ever */
 };
 
@@ -57,12 +57,12 @@ static cairn_status find_guard(amp_scaler *s, cairn_optimizer *o, const char *ca
     u->guard = cairn__step_guard_of(o);
     if (u->guard) {
         REQUIRE(has_scaler(u->guard, s), CAIRN_ESTATE, "%s: the optimizer belongs to %s", call,
-                u->guard->owner ? "an amp context; take the scaler that amp_scaler_of gives of it"
-                                : "another amp_scaler; step with that one, or end it first");
+                u->guard->owner ? "an amp context; use the scaler that amp_scaler_of returns for it"
+                                : "another amp_scaler; step with that one, or destroy it first");
         return CAIRN_OK;
     }
     REQUIRE(s->is_own, CAIRN_EINVAL,
-            "%s: the scaler is an amp context's, and the optimizer was not given to its amp_initialize", call);
+            "%s: the scaler belongs to an amp context, and the optimizer was not given to its amp_initialize", call);
     TRY(cairn__guard_create(o, NULL, &s->users->scaler, 1, true, &u->guard));
     u->guard->ending = optimizer_ends;
     u->is_guard_ours = true;
@@ -70,7 +70,7 @@ out:
     return st;
 }
 
-/* The place of an optimizer, which holds until another is found. */
+/* The entry of an optimizer; the pointer is valid until the next call. */
 static cairn_status find_user(amp_scaler *s, cairn_optimizer *o, const char *call, struct user **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__users *users = s->users;
@@ -87,7 +87,8 @@ out:
     return st;
 }
 
-/* What was found for a step that never came is not the next one's. Where other losses wait for that step, it is. */
+/* An overflow that unscale found for a step that was not made does not skip the next one, unless losses of a context
+ * are pending for that optimizer. */
 static void begin_again(amp_scaler *s) {
     for (size_t i = 0; s->users && i < s->users->count; i++) {
         struct user *u = &s->users->list[i];
@@ -139,7 +140,7 @@ void amp_scaler_destroy(amp_scaler **scaler) {
     *scaler = NULL;
 }
 
-/* ---- looking ---- */
+/* ---- checking ---- */
 
 static cairn_status check_call(amp_scaler *s, cairn_optimizer *o, const char *call) {
     REQUIRE(s && o, CAIRN_EINVAL, "%s: scaler and optimizer must be set", call);
@@ -155,7 +156,7 @@ static bool has_gradients(const cairn_optimizer *o) {
     return false;
 }
 
-static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
+static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *call) {
     struct cairn_device *d = s->env->device;
     cairn_status st = CAIRN_OK;
     uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
@@ -165,13 +166,12 @@ static cairn_status look(amp_scaler *s, struct user *u, const char *call) {
                                     cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__env_resolve(s->env));
     REQUIRE(s->users->has_scaled || s->pending || s->known.updates, CAIRN_ESTATE,
-            "%s: no loss was ever scaled by this scaler; walk back with cairn_backward(amp_scaler_scale(scaler, loss))",
-            call);
-    REQUIRE(!cairn__params_incomplete(cairn__optimizer_param_list(u->optimizer),
-                                      cairn_optimizer_num_params(u->optimizer)),
-            CAIRN_ESTATE,
-            "%s: the backward before it failed, so its gradients are incomplete; zero them and go on with the next",
-            call);
+            "%s: this scaler has scaled no loss yet; call cairn_backward(amp_scaler_scale(scaler, loss)) first", call);
+    REQUIRE(
+        !cairn__params_incomplete(cairn__optimizer_param_list(u->optimizer), cairn_optimizer_num_params(u->optimizer)),
+        CAIRN_ESTATE,
+        "%s: the last backward failed, so the gradients are incomplete; call cairn_zero_grad and run the next backward",
+        call);
     s->is_explicit = true;
     if (has_gradients(u->optimizer)) u->recorded = s->users->recorded = true;
     if (u->guard->skips && cairn__guard_check_all(u->guard, u->guard->found))
@@ -208,7 +208,7 @@ cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *optimizer) 
             "%s: unscale has already been called on this optimizer since the last update", call);
     REQUIRE(u->stage != STEPPED, CAIRN_ESTATE, "%s: unscale is being called after step; amp_scaler_update comes first",
             call);
-    TRY(look(scaler, u, call));
+    TRY(check_gradients(scaler, u, call));
     TRY(cairn__optimizer_unscale(optimizer));
     u->stage = UNSCALED;
 out:
@@ -223,9 +223,9 @@ static cairn_status step(amp_scaler *s, cairn_optimizer *o) {
     REQUIRE(u->stage != STEPPED, CAIRN_ESTATE,
             "%s: step has already been called since the last update; amp_scaler_update comes after all optimizers",
             call);
-    TRY(look(s, u, call));
+    TRY(check_gradients(s, u, call));
     REQUIRE(u->recorded, CAIRN_ESTATE,
-            "%s: no inf checks were recorded for this optimizer: no parameter of it has a gradient", call);
+            "%s: no inf checks were recorded for this optimizer; none of its parameters has a gradient", call);
     u->guard->is_step_explicit = true;
     st = cairn_step(o);
     u->guard->is_step_explicit = false;
@@ -239,7 +239,7 @@ cairn_status amp_scaler_step(amp_scaler *scaler, cairn_optimizer *optimizer, int
     TRY(check_call(scaler, optimizer, "amp_scaler_step"));
     if (stepped)
         TRY(cairn__device_refuse_recording(scaler->env->device,
-                                           "whether it stepped would have to be waited for; give NULL"));
+                                           "whether the step was skipped is not known yet; pass NULL for stepped"));
     TRY(scaler->is_disabled ? cairn_step(optimizer) : step(scaler, optimizer));
     if (!stepped) return CAIRN_OK;
     TRY(cairn_env_synchronize(scaler->env));
@@ -268,10 +268,11 @@ cairn_status amp_scaler_set_scale(amp_scaler *scaler, double scale) {
     REQUIRE(scaler, CAIRN_EINVAL, "%s: scaler is NULL", call);
     const struct cairn__scaler_state *k = &scaler->known;
     REQUIRE(scale >= k->min && scale <= k->max, CAIRN_EINVAL,
-            "%s: %.10g is not between the scaler's floor of %.10g and its ceiling of %.10g", call, scale, k->min,
-            k->max);
+            "%s: %.10g is outside the scaler's range, from its floor of %.10g to its ceiling of %.10g", call, scale,
+            k->min, k->max);
     cairn_status st = CAIRN_OK;
-    TRY(cairn__device_refuse_recording(scaler->env->device, "the scale would stand still; set it between replays"));
+    TRY(cairn__device_refuse_recording(scaler->env->device,
+                                       "the scale cannot be set in a graph; set it between replays"));
     TRY(cairn__scaler_read_reports(scaler)); /* of the old one */
     cairn__scaler_put_scale(scaler, scale);
     if (!scaler->is_explicit) return CAIRN_OK;

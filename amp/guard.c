@@ -43,8 +43,8 @@ bool cairn__guard_check_all(struct cairn__guard *g, uint32_t *any) {
     return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
 }
 
-/* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step,
- * and no scaler is told of it. */
+/* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step
+ * and reaches no scaler. */
 static void check_rest(struct cairn__guard *g) {
     struct cairn_device *d = g->env->device;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
@@ -56,17 +56,17 @@ static void update_scaler(amp_scaler *scaler) {
     scaler->logs_updates = false;
 }
 
-/* Within a scaled loss; or with a scaler of the explicit way, which this step would not update. */
+/* Fails within a scaled loss, and with a scaler of the explicit way, which cairn_step does not update. */
 static cairn_status refuse(const struct cairn__guard *g) {
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
-            "cairn_step between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
+            "cairn_step was called between amp_scale_loss and amp_scale_loss_end; call amp_scale_loss_end first");
     if (!g->owner || g->is_step_explicit) return CAIRN_OK;
     for (int id = 0; id < g->num_scalers; id++) {
         const amp_scaler *s = g->scalers[id];
         const bool may_lead_here = !g->losses || g->losses >> id & 1;
         REQUIRE(!(s->is_explicit && s->pending && may_lead_here), CAIRN_ESTATE,
-                "cairn_step: loss scaler %d is used the explicit way; step with amp_scaler_step, and call "
-                "amp_scaler_update after all optimizers",
+                "cairn_step: loss scaler %d was used with amp_scaler_scale; call amp_scaler_step instead of "
+                "cairn_step, and amp_scaler_update after all optimizers",
                 id);
     }
     return CAIRN_OK;
@@ -143,7 +143,7 @@ static void name_ranks(const struct cairn__ranks *ranks, char *text, size_t nbyt
         used += (size_t)snprintf(text + used, nbytes - used, "%s%d", before, list[i]);
     }
     if (count > SHOWN) snprintf(text + used, nbytes - used, " and %d more", count - SHOWN);
-    if (count == 0) snprintf(text, nbytes, ", in the sum over the ranks alone: the gradient of each rank is finite");
+    if (count == 0) snprintf(text, nbytes, ", only in the sum over the ranks: the gradients of each rank are finite");
 }
 
 /* The first micro-batch, and the rank or ranks, that the overflows have in common. */
@@ -181,7 +181,7 @@ static void name_loss(const struct cairn__guard *g, const struct cairn__overflow
     snprintf(text, nbytes, "the loss%s is inf or nan%s", which, where);
 }
 
-/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; first of all, the result of exp([4]) has
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; it began where the result of exp([4]) has
  * ..."; before it "the loss is inf or nan on rank 1", which may be all there is. */
 static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
     char names[512], from[160], loss[64] = "", gradients[768] = "";
@@ -193,7 +193,7 @@ static void explain(const struct cairn__guard *g, const struct cairn__overflow *
     if (names[0] || !loss[0])
         snprintf(gradients, sizeof(gradients), "%snon-finite gradient in %s%s", loss[0] ? "; " : "",
                  names[0] ? names : "another optimizer of the same loss, or the loss itself", from);
-    snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; first of all, " : "", anomaly);
+    snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; it began where " : "", anomaly);
 }
 
 static bool is_explicit(const struct cairn__guard *g) {
@@ -229,11 +229,12 @@ static cairn_status log_skip(const struct cairn__guard *g, const struct cairn__s
     case CAIRN__SCALER_GREW:
         break;
     }
-    if (r->scale == 0 && is_explicit(g)) { /* what becomes of it, update says */
+    if (r->scale == 0 && is_explicit(g)) { /* amp_scaler_update logs the new scale */
         cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step: %s", why);
         return CAIRN_OK;
     }
-    const double scale = r->scale != 0 ? r->scale : amp_scaler_get_scale(g->scalers[0]); /* of no loss: any will do */
+    /* Where no loss led here, any scaler's. */
+    const double scale = r->scale != 0 ? r->scale : amp_scaler_get_scale(g->scalers[0]);
     cairn__log(CAIRN_LOG_NOTICE, "Gradient overflow.  Skipping step, loss scale stays %.10g: %s", scale, why);
     return CAIRN_OK;
 }
@@ -243,7 +244,7 @@ static int32_t only_blamed(const struct cairn__guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
-    if (sets > 1) return -1; /* of which set, they do not say */
+    if (sets > 1) return -1; /* ranks do not report in which set */
     for (int r = 0; g->knows_blamed && r < CAIRN__MAX_RANKS; r++) {
         if (cairn__ranks_has(&g->blamed, r)) {
             if (rank >= 0) return -1;
@@ -278,7 +279,7 @@ static cairn_status read_scaler_reports(struct cairn__guard *g) {
     return worst;
 }
 
-/* What the device does not know: the scale that the user has decided on meanwhile. */
+/* The scale that the user's update function has set since, which the device does not know. */
 static struct cairn__step_report with_users_scale(const struct cairn__guard *g, struct cairn__step_report r) {
     const amp_scaler *scaler = g->scalers[r.scaler];
     if (!scaler->update || r.scale == 0) return r;
@@ -297,10 +298,10 @@ static cairn_status after(void *ctx, const struct cairn__step_report *r, const s
     if (!r->stepped) {
         const struct cairn__step_report shown = with_users_scale(g, *r);
         remember(g, overflows);
-        const cairn_status said = log_skip(g, &shown, overflows); /* names, whatever a rule of the user's own said */
-        if (said != CAIRN_OK) st = said;
+        const cairn_status logged = log_skip(g, &shown, overflows); /* also where the user's update has failed */
+        if (logged != CAIRN_OK) st = logged;
     }
-    cairn__forget_anomaly(g->env); /* what is noted next is of another step */
+    cairn__forget_anomaly(g->env); /* the next one noted belongs to another step */
     cairn__trace("amp", "after_step", r->steps + r->skipped, 0, begin_ns);
     return st;
 }

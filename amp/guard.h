@@ -12,11 +12,11 @@ struct cairn__guard {
     const void *owner;          /* a context, which has prepared the parameters; or NULL */
     amp_scaler *const *scalers; /* by loss_id */
     int num_scalers;
-    bool skips;                                 /* a step with an infinite or NaN gradient is left out */
-    bool agrees;                                /* with the other ranks, on overflow */
-    const bool *open;                           /* a scaled loss of the owner waits for its end; NULL = none can */
-    uint32_t *found;                            /* in device memory: something was found */
-    void (*ending)(struct cairn__guard *guard); /* the optimizer ends, and the guard with it; NULL = it may not */
+    bool skips;       /* a step with an infinite or NaN gradient is skipped */
+    bool agrees;      /* with the other ranks, on overflow */
+    const bool *open; /* the owner has begun a scaled loss and not ended it; NULL = there is no owner */
+    uint32_t *found;  /* in device memory: a check found an overflow */
+    void (*ending)(struct cairn__guard *guard); /* at the optimizer's end; NULL = it lives longer */
     bool is_step_explicit;                      /* within amp_scaler_step */
 
     uint64_t losses;   /* bit i: loss i has been scaled for this optimizer since its last step */
@@ -42,32 +42,33 @@ struct cairn__guard {
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
                                  int num_scalers, bool skips, struct cairn__guard **out);
 
-/* From now on a step is left out on every rank where it is on one, and its report speaks of all: cairn__guard_agree.
- * Errors: CAIRN_ENOMEM. */
+/* From now on a step that one rank skips is skipped on every rank, and its report names the gradients of all:
+ * cairn__guard_agree. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__guard_make_agree(struct cairn__guard *guard);
 
 /* Makes skip and overflows equal on all ranks: after the checks and before the scalers' updates, on every rank. Waits
  * for the device and for the other ranks. Errors: of the group. */
 cairn_status cairn__guard_agree(struct cairn__guard *guard);
 
-/* After that, on every rank: if the step will be skipped, gets the ranks to blame from ddp, which has reduced.
- * Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the group. */
+/* After that, on every rank: if the step will be skipped, gets from ddp, which has reduced the gradients, the ranks
+ * whose own gradients overflowed. Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the
+ * group. */
 cairn_status cairn__guard_blame(struct cairn__guard *guard);
 
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__guard **guard);
 
 /* A loss was scaled whose gradients reach the optimizer. is_unsynced: they stay unsynced; such losses count as one
- * micro-batch with the next loss whose gradients do not. */
+ * micro-batch together with the next loss whose gradients are reduced. */
 void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_unsynced);
 
 /* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
 bool cairn__guard_is_unsynced(const struct cairn__guard *guard);
 
-/* Looks at the gradients and takes note of what has overflowed: *any (device memory) |= something did. Says whether it
- * may have. */
+/* Checks the gradients and notes overflows; *any (device memory) |= there was one. Returns whether there may have been
+ * one. */
 bool cairn__guard_check(struct cairn__guard *guard, uint32_t *any);
-/* The same for a step: at what gradients have been added to, too. */
+/* The same for a step: checks accumulated sums too. */
 bool cairn__guard_check_all(struct cairn__guard *guard, uint32_t *any);
 
 /* "weight (2 inf, 1 nan of 512), bias", cut with ", and 12 more" to fit. */

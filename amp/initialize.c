@@ -12,9 +12,10 @@
 
 static cairn_status check_set(const struct cairn__amp_parts *parts, const struct cairn_param_set *set) {
     REQUIRE(!set->amp, CAIRN_ESTATE,
-            "%s: these parameters have been initialised (is a model given twice?); amp_destroy the first context",
+            "%s: these parameters belong to an amp context already; give each model to one context, or amp_destroy "
+            "that one first",
             parts->call);
-    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "%s must come before %s, which broadcasts the masters that amp makes",
+    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "%s must be called before %s, which broadcasts the master weights",
             parts->call, set->frozen_by);
     return CAIRN_OK;
 }
@@ -23,7 +24,7 @@ static cairn_status check_f32(const struct cairn__amp_parts *parts, const struct
     for (size_t i = 0; i < set->count; i++) {
         const struct cairn__param *p = set->params[i];
         REQUIRE(p->dtype == CAIRN_F32, CAIRN_EINVAL,
-                "%s: parameter '%s' is %s; give amp an f32 model, it does the casting", parts->call, p->name,
+                "%s: parameter '%s' is %s; give amp an f32 model, which it casts itself", parts->call, p->name,
                 cairn_dtype_name(p->dtype));
     }
     return CAIRN_OK;
@@ -57,12 +58,12 @@ static cairn_status check_optimizer(const struct cairn__amp_parts *parts, const 
     size_t count = 0;
     REQUIRE(optimizer, CAIRN_EINVAL, "%s: an optimizer is NULL", parts->call);
     REQUIRE(!cairn__step_guard_of(optimizer), CAIRN_ESTATE,
-            "%s: an optimizer is given twice, or belongs to another context or amp_scaler", parts->call);
+            "%s: an optimizer is given twice, or belongs to another amp context or amp_scaler already", parts->call);
     struct cairn_param_set *const *sets = cairn__optimizer_sets(optimizer, &count);
     for (size_t i = 0; i < count; i++) {
         REQUIRE(has_set(amp, sets[i]), CAIRN_EINVAL,
-                "%s: an optimizer updates other parameters than the models' (parameter '%s'); make it over "
-                "cairn_module_params of a model that is given",
+                "%s: an optimizer updates parameters that are not given here (such as '%s'); make it over the "
+                "parameters of a given model or set",
                 parts->call, sets[i]->count ? sets[i]->params[0]->name : "none");
     }
     return CAIRN_OK;
@@ -143,13 +144,12 @@ static cairn_status cast_weights(const struct cairn__amp_parts *parts, amp_conte
     if (parts->set) {
         for (size_t i = 0; i < parts->set->count; i++) {
             const struct cairn__param *p = parts->set->params[i];
-            REQUIRE(
-                !amp->policy.stochastic_rounding || p->dtype != CAIRN_F32 ||
-                    (p->is_norm && amp->policy.keep_batchnorm_fp32),
-                CAIRN_EINVAL,
-                "%s: stochastic_rounding is made for weights in bf16 memory, but parameter '%s' stands in f32 memory; "
-                "leave it out, or make masters (O2)",
-                parts->call, p->name);
+            REQUIRE(!amp->policy.stochastic_rounding || p->dtype != CAIRN_F32 ||
+                        (p->is_norm && amp->policy.keep_batchnorm_fp32),
+                    CAIRN_EINVAL,
+                    "%s: stochastic_rounding rounds weights in bf16 memory, but parameter '%s' is in f32 memory; leave "
+                    "it out, or use master weights (O2)",
+                    parts->call, p->name);
         }
         return cairn__param_set_take_half_values(parts->set, is_half ? policy->cast_model_type : (cairn_dtype)0,
                                                  policy->master_weights, policy->keep_batchnorm_fp32);
@@ -248,9 +248,12 @@ out:
 cairn_status amp_initialize_all(cairn_env *env, int num_models, cairn_module *const *models, int num_optimizers,
                                 cairn_optimizer *const *optimizers, const struct amp_options *options,
                                 amp_context **out) {
-    REQUIRE(num_models > 0 && models, CAIRN_EINVAL, "amp_initialize_all: no model is given");
+    REQUIRE(num_models > 0 && models, CAIRN_EINVAL,
+            "amp_initialize_all: num_models is %d and models is %s; at least one model must be given", num_models,
+            models ? "set" : "NULL");
     REQUIRE(num_optimizers >= 0 && (optimizers || num_optimizers == 0), CAIRN_EINVAL,
-            "amp_initialize_all: %d optimizers, given as %s", num_optimizers, optimizers ? "an array" : "NULL");
+            "amp_initialize_all: num_optimizers is %d, but optimizers is %s", num_optimizers,
+            optimizers ? "an array" : "NULL");
     const struct cairn__amp_parts parts = {.call = "amp_initialize",
                                            .env = env,
                                            .models = models,

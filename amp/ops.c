@@ -99,7 +99,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_CAT,        WIDEST,  "joins values: mixing types would lose the wider one"},
     {CAIRN__OP_STACK,      WIDEST,  "as cat"},
     {CAIRN__OP_DETACH,     FIXED,  "shows the same values"},
-    {CAIRN__OP_CHECKPOINT, FIXED,  "the operations inside are asked each"},
+    {CAIRN__OP_CHECKPOINT, FIXED,  "each operation inside has its own class"},
     {CAIRN__OP_CUSTOM,     FOLLOW,  "the user's own: inputs come as they are"},
     {CAIRN__OP_CONV1D,     HALF,    "products: fast in half, summed in f32"},
     {CAIRN__OP_CONV2D,     HALF,    "as conv1d"},
@@ -108,7 +108,7 @@ static const struct cairn__amp_op_row rows[] = {
     {CAIRN__OP_MAX_POOL2D, FOLLOW,  "chooses values and computes none"},
     {CAIRN__OP_AVG_POOL2D, FOLLOW,  "an average: no larger than its terms; sums are f32 or f64, rounded once"},
     {CAIRN__OP_ADAPTIVE_AVG_POOL2D, FOLLOW,  "as avg_pool2d"},
-    {CAIRN__OP_CAST,       FIXED,  "its type is what it was asked for"},
+    {CAIRN__OP_CAST,       FIXED,  "its result has the type that the caller chose"},
     {CAIRN__OP_GUEST,      FIXED,  "another room's, which knows its types; by name:"},
     {CAIRN__AMP_ZERO_LOSS, FIXED,  "reads no value"},
     {CAIRN__AMP_SCALE_LOSS, FIXED, "a loss is f32 when it is scaled: a scale of 65536 is no f16 value"},
@@ -190,7 +190,7 @@ static const char *const no_slips[] = {
 
 enum { MOST_LETTERS = 64 };
 
-/* As it would be compared: "cairn_GELU_forward" is gelu. */
+/* The form in which names are compared: "gelu" for "cairn_GELU_forward". */
 static void plain_name(const char *name, char plain[MOST_LETTERS]) {
     size_t n = 0;
     if (strncmp(name, "cairn_", 6) == 0) name += 6;
@@ -244,17 +244,15 @@ cairn_status cairn__amp_check_own_name(const char *name) {
     char plain[MOST_LETTERS];
     plain_name(name, plain);
     for (size_t i = 0; i < sizeof(other_names) / sizeof(other_names[0]); i++) {
-        REQUIRE(
-            strcmp(plain, other_names[i][0]) != 0, CAIRN_EINVAL,
-            "amp_op_set_cast: '%s' is no operation by itself; set the class of '%s'. (One of your own needs another "
-            "name.)",
-            name, other_names[i][1]);
+        REQUIRE(strcmp(plain, other_names[i][0]) != 0, CAIRN_EINVAL,
+                "amp_op_set_cast: '%s' is not an operation of its own; set the class of '%s'. An operation of your own "
+                "needs another name",
+                name, other_names[i][1]);
     }
     const char *meant = nearest(plain);
-    REQUIRE(
-        !meant, CAIRN_EINVAL,
-        "amp_op_set_cast: no operation is called '%s'; did you mean '%s'? (One of your own needs a name that is less "
-        "like it.)",
-        name, meant);
+    REQUIRE(!meant, CAIRN_EINVAL,
+            "amp_op_set_cast: no operation is called '%s'; did you mean '%s'? An operation of your own needs a name "
+            "that is less similar",
+            name, meant);
     return CAIRN_OK;
 }

@@ -49,7 +49,7 @@ static cairn_status synchronize_scaler(const amp_context *amp, amp_scaler *scale
     return may_differ ? cairn__scaler_synchronize(scaler, "amp_next_scale: ") : CAIRN_OK;
 }
 
-static double tell(amp_context *amp, int loss_id) {
+static double next_scale(amp_context *amp, int loss_id) {
     double scale = (double)NAN;
     struct cairn_param_set *set = amp->sets[0];
     const struct cairn__loss_scale *cell = NULL;
@@ -65,15 +65,15 @@ static double tell(amp_context *amp, int loss_id) {
 
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
-    const bool is_told = !amp->policy.enabled || !isnan(tell(amp, amp->shown.id));
-    return is_told ? CAIRN_OK : cairn__last_status();
+    const bool has_scale = !amp->policy.enabled || !isnan(next_scale(amp, amp->shown.id));
+    return has_scale ? CAIRN_OK : cairn__last_status();
 }
 
 double amp_next_scale_of(amp_context *amp, int loss_id) {
     const amp_scaler *scaler = amp_scaler_of(amp, loss_id);
     if (!scaler) return (double)NAN;
     if (!amp->policy.enabled) return 1;
-    return amp->num_models == 0 ? tell(amp, loss_id) : amp_scaler_get_scale(scaler);
+    return amp->num_models == 0 ? next_scale(amp, loss_id) : amp_scaler_get_scale(scaler);
 }
 
 double amp_next_scale(amp_context *amp) {
@@ -85,12 +85,12 @@ double amp_next_scale(amp_context *amp) {
 static cairn_status check_begin(const amp_context *amp, const int *skip) {
     REQUIRE(amp && skip, CAIRN_EINVAL, "amp_begin_step: amp and skip must be set");
     REQUIRE(amp->own, CAIRN_ESTATE,
-            "amp_begin_step is for parameters that were given to amp_initialize_params without an optimizer; here "
-            "cairn_step makes the step");
-    REQUIRE(!amp->in_step, CAIRN_ESTATE, "amp_begin_step: the step before was not ended; call amp_end_step");
-    return cairn__device_refuse_recording(amp->env->device,
-                                          "a step of the user's own waits to know whether to skip; make it between "
-                                          "replays, or give amp an optimizer");
+            "amp_begin_step: this context has an optimizer; call cairn_step. amp_begin_step is for "
+            "amp_initialize_params without an optimizer");
+    REQUIRE(!amp->in_step, CAIRN_ESTATE, "amp_begin_step: the last step was not ended; call amp_end_step first");
+    return cairn__device_refuse_recording(
+        amp->env->device,
+        "amp_begin_step waits for the overflow check; call it between replays, or give amp an optimizer");
 }
 
 cairn_status amp_begin_step(amp_context *amp, int *skip) {
@@ -109,14 +109,14 @@ out:
 
 cairn_status amp_end_step(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_end_step: amp is NULL");
-    REQUIRE(amp->in_step, CAIRN_ESTATE, "amp_end_step without amp_begin_step");
+    REQUIRE(amp->in_step, CAIRN_ESTATE, "amp_end_step: call amp_begin_step first");
     amp->in_step = false;
     return cairn__step_finish(amp->own, &amp->end);
 }
 
 static cairn_status check_in_step(const char *call, const amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
-    REQUIRE(amp->in_step, CAIRN_ESTATE, "%s: it comes between amp_begin_step and amp_end_step", call);
+    REQUIRE(amp->in_step, CAIRN_ESTATE, "%s: call it between amp_begin_step and amp_end_step", call);
     return CAIRN_OK;
 }
 
@@ -146,9 +146,11 @@ cairn_status amp_master_params_sized(size_t param_nbytes, amp_context *amp, cair
     REQUIRE(amp, CAIRN_EINVAL, "amp_master_params: amp is NULL");
     if (!optimizer) optimizer = amp->own;
     if (!optimizer && amp->num_guards == 1) optimizer = amp->guards[0]->optimizer;
-    REQUIRE(optimizer, CAIRN_EINVAL, "amp_master_params: the context has %zu optimizers; say which", amp->num_guards);
+    REQUIRE(optimizer, CAIRN_EINVAL,
+            "amp_master_params: optimizer is NULL, but the context has %zu optimizers; pass the one that is meant",
+            amp->num_guards);
     REQUIRE(!amp->policy.enabled || cairn__amp_guard_of(amp, optimizer, &index), CAIRN_EINVAL,
-            "amp_master_params: this optimizer was not given to amp_initialize");
+            "amp_master_params: the optimizer was not given to amp_initialize");
     return cairn_optimizer_masters_sized(param_nbytes, optimizer, out, count);
 }
 

@@ -125,7 +125,7 @@ static cairn_status check_switches(const struct amp_options *o) {
     for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++) {
         const cairn_switch value = switches[i].value;
         REQUIRE(value == CAIRN_DEFAULT || value == CAIRN_ON || value == CAIRN_OFF, CAIRN_EINVAL,
-                "%s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", switches[i].name, (int)value);
+                "%s is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", switches[i].name, (int)value);
     }
     return CAIRN_OK;
 }
@@ -136,25 +136,26 @@ static cairn_status check_values(const struct amp_options *o) {
             "unexpected optimization level %d; the levels are AMP_O0, AMP_O1, AMP_O2 and AMP_O3", (int)o->opt_level);
     const cairn_dtype cast = o->cast_model_type, outputs = o->cast_model_outputs;
     REQUIRE(o->half_type == 0 || cairn__is_half(o->half_type), CAIRN_EINVAL,
-            "half_type is %s (%d); the half types are CAIRN_F16 and CAIRN_BF16", cairn_dtype_name(o->half_type),
+            "half_type is %s (%d); it must be CAIRN_F16 or CAIRN_BF16", cairn_dtype_name(o->half_type),
             (int)o->half_type);
     REQUIRE(cast == 0 || cast == AMP_KEEP_TYPES || cast == CAIRN_F32 || cairn__is_half(cast), CAIRN_EINVAL,
-            "cast_model_type is %s (%d); it can be f32, f16, bf16 or AMP_KEEP_TYPES", cairn_dtype_name(cast),
-            (int)cast);
+            "cast_model_type is %s (%d); it must be CAIRN_F32, CAIRN_F16, CAIRN_BF16 or AMP_KEEP_TYPES",
+            cairn_dtype_name(cast), (int)cast);
     REQUIRE(outputs != AMP_KEEP_TYPES, CAIRN_EINVAL,
-            "cast_model_outputs is AMP_KEEP_TYPES, which is of cast_model_type; it can be f32, f16 or bf16, and is f32 "
-            "where weights are cast");
+            "cast_model_outputs is AMP_KEEP_TYPES, which only cast_model_type can be; set it to CAIRN_F32, CAIRN_F16 "
+            "or CAIRN_BF16, or leave it out");
     REQUIRE(outputs == 0 || outputs == CAIRN_F32 || cairn__is_half(outputs), CAIRN_EINVAL,
-            "cast_model_outputs is %s (%d); it can be f32, f16 or bf16", cairn_dtype_name(outputs), (int)outputs);
+            "cast_model_outputs is %s (%d); it must be CAIRN_F32, CAIRN_F16 or CAIRN_BF16", cairn_dtype_name(outputs),
+            (int)outputs);
     TRY(check_switches(o));
     if (o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC) TRY(check_scale("loss_scale", o->loss_scale));
     if (o->min_loss_scale != 0) TRY(check_scale("min_loss_scale", o->min_loss_scale));
     if (o->max_loss_scale != 0) TRY(check_scale("max_loss_scale", o->max_loss_scale));
     REQUIRE(o->num_losses >= 0 && o->num_losses <= AMP_MAX_LOSSES, CAIRN_EINVAL,
-            "num_losses is %d; a context has 1 to %d losses, each with a scaler of its own (loss_id)", o->num_losses,
-            AMP_MAX_LOSSES);
+            "num_losses is %d; it must be from 1 to %d", o->num_losses, AMP_MAX_LOSSES);
     REQUIRE(o->verbosity >= -1 && o->verbosity <= 2, CAIRN_EINVAL,
-            "verbosity is %d; it is -1 (quiet), 0 or 1 (the settings), or 2 (every cast of O1 too)", o->verbosity);
+            "verbosity is %d; it must be -1 (quiet), 0 or 1 (settings), or 2 (settings and the casts of O1)",
+            o->verbosity);
 out:
     return st;
 }
@@ -167,11 +168,10 @@ static cairn_status check_o1(const struct amp_options *o) {
             "it; leave cast_model_type out, or choose O2 or O3",
             cairn_dtype_name(o->cast_model_type));
     REQUIRE(o->keep_batchnorm_fp32 == CAIRN_DEFAULT, CAIRN_EINVAL,
-            "with opt level O1 normalisation runs in f32 by itself, so keep_batchnorm_fp32 contradicts it; leave it "
-            "out or choose O2 or O3");
+            "with opt level O1 the weights stay in f32, so keep_batchnorm_fp32 contradicts it; leave it out, or choose "
+            "O2 or O3");
     REQUIRE(o->master_weights == CAIRN_DEFAULT, CAIRN_EINVAL,
-            "with opt level O1 the weights are f32 already, so master_weights contradicts it; leave it out or choose "
-            "O2");
+            "with opt level O1 the weights stay in f32, so master_weights contradicts it; leave it out, or choose O2");
     return CAIRN_OK;
 }
 
@@ -185,11 +185,11 @@ static cairn_status check_rounding(const struct amp_options *o, const struct cai
             "with half_type=bf16",
             presets[p->level].name, o->cast_model_type == CAIRN_F32 ? " and cast_model_type=f32" : "");
     REQUIRE(p->half_type == CAIRN_BF16, CAIRN_EINVAL,
-            "stochastic_rounding is made for bf16, but half_type is f16, whose range would lose small weights all the "
-            "same; set half_type=bf16, or use O2 with its fp32 masters");
+            "stochastic_rounding is for bf16, but half_type is f16, in whose range small weights would still be lost; "
+            "set half_type=bf16, or use O2 with master weights");
     REQUIRE(!p->master_weights, CAIRN_EINVAL,
-            "stochastic_rounding is for weights without fp32 masters, but opt level %s%s makes them; leave one out: "
-            "choose O3, or set master_weights=OFF",
+            "stochastic_rounding is for half weights without master weights, but opt level %s%s makes master weights; "
+            "choose O3, set master_weights=OFF, or leave stochastic_rounding out",
             presets[p->level].name, o->master_weights == CAIRN_ON ? " with master_weights=ON" : "");
     return CAIRN_OK;
 }
@@ -197,26 +197,23 @@ static cairn_status check_rounding(const struct amp_options *o, const struct cai
 /* ---- the loss scale ---- */
 
 /* What both amp_options and its scaler can set must be set in one of them only. */
-static cairn_status check_said_once(const struct amp_options *o, const struct amp_scaler_options *s) {
+static cairn_status check_set_once(const struct amp_options *o, const struct amp_scaler_options *s) {
     const bool has_number = o->loss_scale != 0 && o->loss_scale != AMP_DYNAMIC;
-    REQUIRE(
-        !has_number || s->kind == AMP_SCALER_STATIC, CAIRN_EINVAL,
-        "loss_scale=%.10g is static, but the scaler's kind changes its scale; leave one of them out, or say where the "
-        "scaler begins in its init_scale",
-        o->loss_scale);
+    REQUIRE(!has_number || s->kind == AMP_SCALER_STATIC, CAIRN_EINVAL,
+            "loss_scale=%.10g is static, but the scaler's kind is dynamic; leave one of them out, or set the scaler's "
+            "init_scale instead of loss_scale",
+            o->loss_scale);
     REQUIRE(!has_number || s->init_scale == 0, CAIRN_EINVAL,
-            "the scale is said twice, in loss_scale=%.10g and in the scaler's init_scale=%.10g; leave one of them out",
+            "loss_scale=%.10g and the scaler's init_scale=%.10g both set the scale; leave one of them out",
             o->loss_scale, s->init_scale);
     REQUIRE(o->loss_scale != AMP_DYNAMIC || s->kind != AMP_SCALER_STATIC, CAIRN_EINVAL,
             "loss_scale is AMP_DYNAMIC, but the scaler's kind is static; leave one of them out");
-    REQUIRE(
-        o->min_loss_scale == 0 || s->min_scale == 0, CAIRN_EINVAL,
-        "the floor is said twice, in min_loss_scale=%.10g and in the scaler's min_scale=%.10g; leave one of them out",
-        o->min_loss_scale, s->min_scale);
-    REQUIRE(
-        o->max_loss_scale == 0 || s->max_scale == 0, CAIRN_EINVAL,
-        "the ceiling is said twice, in max_loss_scale=%.10g and in the scaler's max_scale=%.10g; leave one of them out",
-        o->max_loss_scale, s->max_scale);
+    REQUIRE(o->min_loss_scale == 0 || s->min_scale == 0, CAIRN_EINVAL,
+            "min_loss_scale=%.10g and the scaler's min_scale=%.10g both set the floor; leave one of them out",
+            o->min_loss_scale, s->min_scale);
+    REQUIRE(o->max_loss_scale == 0 || s->max_scale == 0, CAIRN_EINVAL,
+            "max_loss_scale=%.10g and the scaler's max_scale=%.10g both set the ceiling; leave one of them out",
+            o->max_loss_scale, s->max_scale);
     return CAIRN_OK;
 }
 
@@ -234,11 +231,9 @@ static cairn_status check_bounds(const struct amp_options *o, const struct amp_s
     cairn_status st = CAIRN_OK;
     TRY(cairn__scaler_resolve(&unbounded, 0, &defaults));
     const double min = s->min_scale ? s->min_scale : defaults.min, max = s->max_scale ? s->max_scale : defaults.max;
-    REQUIRE(
-        min <= max, CAIRN_EINVAL,
-        "min_loss_scale %.10g%s is above max_loss_scale %.10g%s; the scale moves between them, so raise the ceiling or "
-        "lower the floor",
-        min, s->min_scale ? "" : " (the default)", max, s->max_scale ? "" : " (the default)");
+    REQUIRE(min <= max, CAIRN_EINVAL,
+            "min_loss_scale %.10g%s is above max_loss_scale %.10g%s; raise max_loss_scale or lower min_loss_scale", min,
+            s->min_scale ? "" : " (the default)", max, s->max_scale ? "" : " (the default)");
 out:
     return st;
 }
@@ -252,11 +247,11 @@ static cairn_status resolve_scaler(const struct amp_options *o, const struct cai
     TRY(cairn__options_read(s, sizeof(*s), o->scaler, "amp_scaler_options"));
     if (o->scaler) {
         REQUIRE(s->kind || o->loss_scale || dynamic_by_default, CAIRN_EINVAL,
-                "the scaler has no kind, and the loss scale of %s in %s is a static 1; set loss_scale to AMP_DYNAMIC "
-                "if it should change, or leave the scaler out",
+                "a scaler is given without a kind, but the loss scale of %s with %s is a static 1; set the scaler's "
+                "kind, set loss_scale to AMP_DYNAMIC, or leave the scaler out",
                 presets[p->level].name, cairn_dtype_name(p->half_type));
         if (!s->kind) s->kind = AMP_SCALER_APEX;
-        TRY(check_said_once(o, s));
+        TRY(check_set_once(o, s));
     } else {
         const bool dynamic = o->loss_scale ? !has_number : dynamic_by_default;
         s->kind = dynamic ? AMP_SCALER_APEX : AMP_SCALER_STATIC;
@@ -295,20 +290,18 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     p->half_type = resolve_half_type(o);
     p->cast_model_type = resolve_model_type(o, p);
     if (p->level == AMP_O1) TRY(check_o1(o));
-    /* Of what the user said, while it is known who said it. */
+    /* Checks of the user's options, before presets fill in the others. */
     const char *level = presets[p->level].name;
     REQUIRE(p->level == AMP_O1 || o->patch_ops != CAIRN_ON, CAIRN_EINVAL,
             "patch_ops belongs to opt level O1 and contradicts %s; choose O1 or leave patch_ops out", level);
     REQUIRE(p->level != AMP_O0 || !cairn__is_half(o->cast_model_type), CAIRN_EINVAL,
-            "opt level O0 is everything in f32, so cast_model_type=%s contradicts it; leave it out, or choose O3, or "
-            "O2 with fp32 masters",
+            "opt level O0 trains in f32, so cast_model_type=%s contradicts it; leave it out, or choose O2 or O3",
             cairn_dtype_name(o->cast_model_type));
     REQUIRE(!cairn__is_half(o->cast_model_type) || o->cast_model_type == p->half_type, CAIRN_EINVAL,
-            "cast_model_type=%s contradicts half_type=%s; say the half type once, in half_type",
-            cairn_dtype_name(o->cast_model_type), cairn_dtype_name(p->half_type));
+            "cast_model_type=%s contradicts half_type=%s; set half_type alone", cairn_dtype_name(o->cast_model_type),
+            cairn_dtype_name(p->half_type));
     REQUIRE(o->master_weights != CAIRN_ON || p->cast_model_type != CAIRN_F32, CAIRN_EINVAL,
-            "the weights are f32 already with opt level %s%s, so master_weights=ON has nothing to do; leave it out or "
-            "choose O2",
+            "with opt level %s%s the weights are f32, so master_weights=ON contradicts it; leave it out, or choose O2",
             level, p->level == AMP_O0 ? "" : " and cast_model_type=f32");
     const struct preset *preset = &presets[p->level];
     p->cast_model_outputs = o->cast_model_outputs ? o->cast_model_outputs
@@ -329,18 +322,18 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     const bool bare = !dynamic && s.scale == 1.0 && (p->level == AMP_O0 || p->level == AMP_O3);
     p->skip_nonfinite = resolve_switch(o->skip_nonfinite, !bare);
     p->explain_overflow = o->explain_overflow == CAIRN_ON;
-    REQUIRE(!dynamic || p->skip_nonfinite, CAIRN_EINVAL,
-            "a dynamic loss scale finds its level by skipping steps, so skip_nonfinite=OFF contradicts it; give "
-            "loss_scale a number");
+    REQUIRE(
+        !dynamic || p->skip_nonfinite, CAIRN_EINVAL,
+        "a dynamic loss scale needs skipped steps, so skip_nonfinite=OFF contradicts it; set loss_scale to a number");
     REQUIRE(!p->explain_overflow || p->skip_nonfinite, CAIRN_EINVAL,
-            "explain_overflow explains steps that are skipped, but none is with %s; set skip_nonfinite=ON or leave "
+            "explain_overflow explains skipped steps, but with %s no step is skipped; set skip_nonfinite=ON, or leave "
             "explain_overflow out",
             o->skip_nonfinite == CAIRN_OFF ? "skip_nonfinite=OFF" : "this level's static loss scale of 1");
 out:
     return st;
 }
 
-/* Nothing else is looked at, as in apex. (There are as many losses: their scalers pass through.) */
+/* No other option is read, as in apex. (There are as many losses: their scalers pass through.) */
 static const struct cairn__amp_policy disabled = {
     .level = AMP_O0,
     .half_type = CAIRN_F16,
@@ -362,7 +355,7 @@ out:
     return st;
 }
 
-/* ---- telling ---- */
+/* ---- logging ---- */
 
 static const char *on_off(bool on) {
     return on ? "on" : "off";
@@ -402,7 +395,7 @@ void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, si
 /* A line of the log. */
 struct property {
     const char *name;
-    bool is_rare; /* told where it is not the level's default */
+    bool is_rare; /* logged only where it differs from the level's default */
     char value[160];
 };
 enum { MOST_PROPERTIES = 16 };
@@ -420,7 +413,7 @@ static char *add(struct properties *all, const char *name, bool is_rare, const c
     return p->value;
 }
 
-/* In apex's order, then ours. O1 has no say in what weights there are. */
+/* In apex's order, then ours. O1 leaves weights as they are. */
 static cairn_status list_properties(const struct cairn__amp_policy *p, struct properties *all) {
     enum { ROOM = sizeof(all->list[0].value) };
     struct cairn__scaler_state s;
@@ -474,15 +467,15 @@ static const char *value_of(const struct properties *all, const char *name) {
     return all->list[i].value;
 }
 
-/* ", name value" of what differs from the level's defaults and is not told before. */
+/* ", name value" of what differs from the level's defaults and is not in the line already. */
 static void write_overrides(const struct properties *defaults, const struct properties *final, char *text,
                             size_t nbytes) {
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < final->count && used < nbytes; i++) {
         const struct property *p = &final->list[i];
-        const bool is_told = strcmp(p->name, "loss_scale") == 0 || (p->is_rare && strcmp(p->value, "none") == 0);
-        if (is_told || strcmp(p->value, defaults->list[i].value) == 0) continue;
+        const bool is_logged = strcmp(p->name, "loss_scale") == 0 || (p->is_rare && strcmp(p->value, "none") == 0);
+        if (is_logged || strcmp(p->value, defaults->list[i].value) == 0) continue;
         used += (size_t)snprintf(text + used, nbytes - used, ", %s %s", p->name, p->value);
     }
 }

@@ -10,11 +10,12 @@ static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *op
                                struct cairn__guard **out) {
     size_t index = 0;
     REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
-    REQUIRE(amp->policy.enabled, CAIRN_ESTATE, "%s: amp is not enabled, and looks at nothing", call);
-    REQUIRE(optimizer || amp->num_guards == 1, CAIRN_EINVAL, "%s: the context has %zu optimizers; say which", call,
+    REQUIRE(amp->policy.enabled, CAIRN_ESTATE, "%s: amp is not enabled and checks no gradients", call);
+    REQUIRE(optimizer || amp->num_guards == 1, CAIRN_EINVAL,
+            "%s: optimizer is NULL, but the context has %zu optimizers; pass the one that is meant", call,
             amp->num_guards);
     *out = optimizer ? cairn__amp_guard_of(amp, optimizer, &index) : amp->guards[0];
-    REQUIRE(*out, CAIRN_EINVAL, "%s: this optimizer was not given to amp_initialize", call);
+    REQUIRE(*out, CAIRN_EINVAL, "%s: the optimizer was not given to amp_initialize", call);
     return CAIRN_OK;
 }
 
@@ -33,12 +34,12 @@ cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, c
         const size_t i = k == 0 ? g->num_last - 1 : k - 1; /* the loss comes first */
         const struct cairn__overflow *o = &g->last[i];
         if (!o->micro_batch) continue;
-        const struct amp_overflow told = {.name = k == 0 ? "(loss)" : params[i]->name,
-                                          .infs = o->infs,
-                                          .nans = o->nans,
-                                          .micro_batch = (int)o->micro_batch,
-                                          .rank = o->rank};
-        if (listed < count) cairn__element_write(out, overflow_nbytes, listed, &told, sizeof(told));
+        const struct amp_overflow entry = {.name = k == 0 ? "(loss)" : params[i]->name,
+                                           .infs = o->infs,
+                                           .nans = o->nans,
+                                           .micro_batch = (int)o->micro_batch,
+                                           .rank = o->rank};
+        if (listed < count) cairn__element_write(out, overflow_nbytes, listed, &entry, sizeof(entry));
         listed++;
     }
     *found = listed;
@@ -91,7 +92,7 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
     REQUIRE(count == cairn_optimizer_num_params(g->optimizer), CAIRN_EINVAL,
             "amp_gradient_reports: count is %zu, but the optimizer has %zu parameters (cairn_optimizer_num_params)",
             count, cairn_optimizer_num_params(g->optimizer));
-    TRY(cairn__device_refuse_recording(d, "gradients can be looked at between replays"));
+    TRY(cairn__device_refuse_recording(d, "gradients have no values yet; call amp_gradient_reports between replays"));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, count * sizeof(census[0]), (void **)&census));
     TRY(cairn__calloc(count, sizeof(host[0]), (void **)&host));
     for (size_t i = 0; i < count; i++) {
@@ -101,9 +102,9 @@ cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, 
     }
     TRY(cairn__device_download(d, host, census, count * sizeof(host[0])));
     for (size_t i = 0; i < count; i++) {
-        struct amp_gradient_report told;
-        TRY(make_report(d, params[i], &host[i], &told));
-        cairn__element_write(out, report_nbytes, i, &told, sizeof(told));
+        struct amp_gradient_report entry;
+        TRY(make_report(d, params[i], &host[i], &entry));
+        cairn__element_write(out, report_nbytes, i, &entry, sizeof(entry));
     }
 out:
     if (amp) cairn__device_free(amp->env->device, census);

@@ -14,7 +14,7 @@
 #include "core/trace.h"
 #include "nn/hooks.h"
 
-/* ---- who was given ---- */
+/* ---- the optimizers of a loss ---- */
 
 struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index) {
     for (size_t i = 0; i < amp->num_guards; i++) {
@@ -33,7 +33,7 @@ static bool is_given(const struct cairn__loss *loss, size_t i) {
     return loss->guards[i / 64] >> (i % 64) & 1;
 }
 
-/* ---- looking after the last loss ---- */
+/* ---- checking the last loss ---- */
 
 /* If one optimizer of the loss has found an overflow, all of them skip their next step, and the scaler's found is
  * raised. */
@@ -45,7 +45,7 @@ static void share(amp_context *amp, const struct cairn__loss *loss) {
     into[count++] = &amp->scalers[loss->id]->state->found;
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (!is_given(loss, i)) continue;
-        if (count == CAIRN__SHARE_MAX - 1) { /* the rest gets it from the other cell */
+        if (count == CAIRN__SHARE_MAX - 1) { /* the next ones get it from the other cell */
             into[count++] = other;
             d->passes->share_flag(d, from, into, count);
             uint32_t *swap = from;
@@ -86,8 +86,8 @@ static cairn_status check_last_loss(amp_context *amp) {
 
 /* ---- scaling ---- */
 
-/* Whether the loss itself is infinite or NaN is noted at every set that the given optimizers update, from where it goes
- * the way of the gradients; the pass that scales it looks for the first of them. */
+/* Whether the loss itself is infinite or NaN is noted in every set that the given optimizers update, and reaches other
+ * ranks with the gradients. The pass that scales the loss checks it for the first set. */
 static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
     cairn_tensor *scaled = NULL;
     for (size_t i = 0; i < amp->num_guards && cairn__amp_checks(amp); i++) {
@@ -96,7 +96,7 @@ static cairn_tensor *scale(amp_context *amp, cairn_tensor *loss) {
         struct cairn_param_set *const *sets = cairn__optimizer_sets(amp->guards[i]->optimizer, &count);
         for (size_t k = 0; k < count; k++) {
             uint32_t *const found = cairn__param_set_begin_loss(sets[k]);
-            if (!found) continue; /* the user's */
+            if (!found) continue; /* a set of the user's: Cairn does not see its loss */
             if (scaled) {
                 if (cairn__loss_check(loss, found) != CAIRN_OK) return NULL;
             } else if (!(scaled = cairn__scaler_scale(amp->scalers[amp->begun.id], loss, found))) {
@@ -125,24 +125,25 @@ cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const str
     if (!loss) return cairn_backward(NULL); /* the cause */
     if (amp->policy.enabled) {
         REQUIRE(o.loss_id >= 0 && o.loss_id < amp->policy.num_losses, CAIRN_EINVAL,
-                "amp_scale_loss: loss_id %d of %d losses; amp_options.num_losses says how many", o.loss_id,
-                amp->policy.num_losses);
-        REQUIRE(o.num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: %d optimizers", o.num_optimizers);
-        REQUIRE(
-            !o.optimizers == !o.num_optimizers, CAIRN_EINVAL,
-            "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all of the context",
-            o.num_optimizers, o.optimizers ? "set" : "NULL");
+                "amp_scale_loss: loss_id is %d; it must be from 0 to %d (amp_options.num_losses - 1)", o.loss_id,
+                amp->policy.num_losses - 1);
+        REQUIRE(o.num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: num_optimizers is %d; it must not be negative",
+                o.num_optimizers);
+        REQUIRE(!o.optimizers == !o.num_optimizers, CAIRN_EINVAL,
+                "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all optimizers "
+                "of the context",
+                o.num_optimizers, o.optimizers ? "set" : "NULL");
         const cairn_switch switches[] = {o.delay_unscale, o.delay_overflow_check};
         for (int i = 0; i < 2; i++) {
             REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
-                    "amp_scale_loss: %s is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+                    "amp_scale_loss: %s is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
                     i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
         }
         memset(amp->begun.guards, o.num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
         for (int i = 0; i < o.num_optimizers; i++) {
             size_t index = 0;
             REQUIRE(cairn__amp_guard_of(amp, o.optimizers[i], &index), CAIRN_EINVAL,
-                    "amp_scale_loss: this optimizer was not given to amp_initialize together with the model");
+                    "amp_scale_loss: the optimizer was not given to amp_initialize");
             amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
         }
         amp->begun.id = o.loss_id;
@@ -164,7 +165,7 @@ cairn_status amp_scale_loss(amp_context *amp, cairn_tensor *loss, cairn_optimize
                                scaled);
 }
 
-/* No backward comes of the loss any more. */
+/* No backward of this loss can follow. */
 static void end_loss(const amp_context *amp) {
     for (size_t i = 0; i < amp->num_guards; i++) {
         size_t count = 0;
@@ -188,7 +189,7 @@ static void note_loss(amp_context *amp) {
 
 cairn_status amp_scale_loss_end(amp_context *amp) {
     REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss_end: amp is NULL");
-    REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end without amp_scale_loss");
+    REQUIRE(amp->open, CAIRN_ESTATE, "amp_scale_loss_end: call amp_scale_loss first");
     set_open(amp, false);
     end_loss(amp);
     if (amp->policy.enabled) note_loss(amp);
@@ -201,7 +202,7 @@ cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struc
     TRY(amp_scale_loss_with(amp, loss, options, &scaled));
     st = cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
-    set_open(amp, false); /* its cause is what the caller needs, not a complaint at the next begin */
+    set_open(amp, false); /* the caller has its cause; the next amp_scale_loss does not fail for it */
     end_loss(amp);
 out:
     return st;

@@ -1,4 +1,4 @@
-/* The operation that scales a loss, which amp brings to nn. */
+/* The operation that scales a loss, which amp adds to nn's. */
 #include "core/status.h"
 #include "nn/hooks.h"
 #include "scaler.h"
@@ -17,9 +17,9 @@ static const struct scaling *scaling_of(const struct cairn__node *node) {
 static cairn_status infer(const struct cairn__node *node) {
     const cairn_tensor *loss = cairn__node_input(node, 0);
     char shape[CAIRN__SHAPE_TEXT];
-    REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL, "scale_loss: the loss must be one element, not %s",
-            cairn__shape_text(loss, shape));
-    REQUIRE(!cairn__tensor_loss_scale(loss), CAIRN_ESTATE, "scale_loss: this loss is scaled already");
+    REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL,
+            "scale_loss: the loss must have one element, but its shape is %s", cairn__shape_text(loss, shape));
+    REQUIRE(!cairn__tensor_loss_scale(loss), CAIRN_ESTATE, "scale_loss: the loss is scaled already");
     cairn__node_set_loss_scale(node, scaling_of(node)->cell);
     return cairn__infer_like_first(node);
 }

@@ -18,26 +18,27 @@
 
 static_assert(sizeof(struct cairn__scaler_state) <= CAIRN__STORE_MAX, "a scaler's state is stored whole");
 
-/* ---- hearing ---- */
+/* ---- reports ---- */
 
 static void record(struct amp_scaler *s, int found) {
     if (s->recorded < s->capacity) {
-        const struct amp_scaler_update_record told = {.step = s->known.updates,
-                                                      .scale = s->known.scale,
-                                                      .growth_tracker = s->known.unskipped,
-                                                      .found = found};
-        cairn__element_write(s->records, s->record_nbytes, s->recorded, &told, sizeof(told));
+        const struct amp_scaler_update_record entry = {.step = s->known.updates,
+                                                       .scale = s->known.scale,
+                                                       .growth_tracker = s->known.unskipped,
+                                                       .found = found};
+        cairn__element_write(s->records, s->record_nbytes, s->recorded, &entry, sizeof(entry));
     }
     if (s->records) s->recorded++;
 }
 
-static cairn_status ask_user(struct amp_scaler *s, int found) {
+static cairn_status update_by_user(struct amp_scaler *s, int found) {
     struct amp_scaler_state next;
     const double before = s->known.scale, floor = s->known.min;
     cairn__scaler_state_show(&s->known, &next);
     s->update(s->ctx, &next, found);
     REQUIRE(isfinite(next.scale) && next.scale > 0, CAIRN_EINVAL,
-            "the update of loss scaler %d made the scale %.10g; it must be a finite number above 0, and stays %.10g",
+            "the update function of loss scaler %d set the scale to %.10g; it must be a finite number above 0, so the "
+            "scale stays %.10g",
             s->known.id, next.scale, before);
     /* Only what the update may change goes into known, and to the device, which does not write it. */
     struct cairn__scaler_state *k = &s->known;
@@ -48,15 +49,15 @@ static cairn_status ask_user(struct amp_scaler *s, int found) {
     struct cairn_device *d = s->env->device;
     d->passes->store(d, s->state, k, offsetof(struct cairn__scaler_state, hysteresis));
     REQUIRE(!(found && before <= floor && next.scale < floor), CAIRN_ENUMERIC,
-            "gradient overflow with loss scaler %d at its floor of %.10g: its update cannot lower the scale to %.10g. "
-            "Look for "
-            "a division by zero, a learning rate that is too high, or lower min_scale",
+            "gradient overflow with loss scaler %d at its floor of %.10g: its update function cannot lower the scale "
+            "to %.10g. Look for a division by zero, a learning rate that is too high, or lower min_scale",
             s->known.id, floor, next.scale);
     return CAIRN_OK;
 }
 
-/* What amp_scaler_update has made of the scale; where steps update, their guards say it together with names. */
-static cairn_status tell(const struct amp_scaler *s) {
+/* What amp_scaler_update did to the scale. Where steps update the scaler, their guards log it, with gradients'
+ * names. */
+static cairn_status log_update(const struct amp_scaler *s) {
     const struct cairn__scaler_state *k = &s->known;
     if (k->verdict != CAIRN__SCALER_KEPT) cairn__trace("amp", "loss_scale", (int64_t)k->scale, 0, 0);
     REQUIRE(
@@ -81,11 +82,11 @@ static cairn_status read_report(struct amp_scaler *s, const struct cairn__scaler
     if (r->found) k->last_overflow = k->updates - 1;
     k->verdict = r->verdict;
     if (k->rule == CAIRN__SCALER_USER) {
-        st = ask_user(s, r->found != 0);
+        st = update_by_user(s, r->found != 0);
     } else {
         k->scale = r->scale;
         k->unskipped = r->unskipped;
-        if (s->logs_updates) st = tell(s);
+        if (s->logs_updates) st = log_update(s);
     }
     record(s, r->found != 0);
     return st;
@@ -188,7 +189,7 @@ cairn_tensor *cairn__scaler_scale(amp_scaler *s, cairn_tensor *loss, uint32_t *f
 }
 
 /* The cell holds the scale that is returned to the user, whatever updates the device makes meanwhile. */
-static cairn_status tell_anew(struct amp_scaler *s) {
+static cairn_status show_anew(struct amp_scaler *s) {
     struct cairn_device *d = s->env->device;
     struct cairn__loss_scale *cell = next_cell(s);
     if (!cell) return cairn__last_status();
@@ -203,9 +204,9 @@ cairn_status cairn__scaler_show_scale(amp_scaler *s, double *scale, const struct
     const bool is_current = s->shown_cell && (s->pending || s->shown_scale == s->known.scale);
     cairn_status st = CAIRN_OK;
     if (s->known.rule != CAIRN__SCALER_STATIC)
-        TRY(cairn__device_refuse_recording(s->env->device,
-                                           "a loss scale that is a number would stand still; a static one may"));
-    if (!stays_1(s) && !is_current) TRY(tell_anew(s));
+        TRY(cairn__device_refuse_recording(
+            s->env->device, "a dynamic loss scale as a number would stay the same in every replay; use a static one"));
+    if (!stays_1(s) && !is_current) TRY(show_anew(s));
     *scale = stays_1(s) ? 1 : s->shown_scale;
     *cell = stays_1(s) ? NULL : s->shown_cell;
 out:
@@ -241,7 +242,7 @@ void cairn__scaler_put_scale(amp_scaler *s, double scale) {
     d->passes->store(d, &s->state->scale, &s->known.scale, sizeof(s->known.scale));
 }
 
-/* ---- looking, saving, loading ---- */
+/* ---- reading, saving, loading ---- */
 
 double amp_scaler_get_scale(const amp_scaler *scaler) {
     return scaler ? scaler->known.scale : (double)NAN;
@@ -256,12 +257,12 @@ cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp_scaler_st
     const size_t room = state->struct_size;
     REQUIRE(room >= sizeof(room) && room <= 65536, CAIRN_EINVAL,
             "amp_scaler_get_state: struct_size is %zu; begin with AMP_SCALER_STATE_INIT", room);
-    TRY(cairn__device_refuse_recording(d, "a scaler's state cannot be read; look at it between replays"));
+    TRY(cairn__device_refuse_recording(d, "a scaler's state has no value yet; read it between replays"));
     TRY(cairn__device_synchronize(d));
     TRY(cairn__scaler_read_reports((amp_scaler *)scaler)); /* the user's update decides what the state is */
     TRY(cairn__device_download(d, &now, scaler->state, sizeof(now)));
     cairn__scaler_state_show(&now, &shown);
-    shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* as the caller's Cairn knows it */
+    shown.struct_size = room < sizeof(shown) ? room : sizeof(shown); /* the size that the caller was compiled with */
     memcpy(state, &shown, shown.struct_size);
 out:
     return st;
@@ -270,24 +271,23 @@ out:
 cairn_status cairn__scaler_synchronize(amp_scaler *scaler, const char *where) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = scaler->env->device;
-    REQUIRE(
-        !scaler->pending, CAIRN_ESTATE,
-        "%slosses that were scaled by loss scaler %d wait for their step; set its state before a loss is scaled, or "
-        "after the step",
-        where, scaler->known.id);
-    TRY(cairn__device_refuse_recording(d, "a scaler's state would be set once; set it between replays"));
+    REQUIRE(!scaler->pending, CAIRN_ESTATE,
+            "%slosses that loss scaler %d has scaled were not stepped yet; set its state after the step, or before a "
+            "loss is scaled",
+            where, scaler->known.id);
+    TRY(cairn__device_refuse_recording(d, "a scaler's state cannot be set in a graph; set it between replays"));
     TRY(cairn__device_synchronize(d));
-    (void)cairn__scaler_read_reports(scaler); /* what it has to say of the old state */
+    (void)cairn__scaler_read_reports(scaler); /* of updates before */
 out:
     return st;
 }
 
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where) {
     REQUIRE(kind != AMP_SCALER_USER || scaler->update, CAIRN_EINVAL,
-            "%sits kind is user, but the scaler was made without an update", where);
+            "%sthe kind is user, but the scaler was created without an update function", where);
     REQUIRE(kind == AMP_SCALER_STATIC || !scaler->ignores_overflow, CAIRN_EINVAL,
-            "%sits kind is %s, whose scale finds its level by steps that are left out, but skip_nonfinite is off in "
-            "this context; give amp_initialize the loss_scale that the state is of, or skip_nonfinite=ON",
+            "%sthe kind is %s, a dynamic scale, which needs skipped steps, but this context has skip_nonfinite=OFF; "
+            "call amp_initialize with the loss_scale of the run that saved the state, or with skip_nonfinite=ON",
             where, cairn__scaler_kind_name(kind));
     return CAIRN_OK;
 }
@@ -322,7 +322,8 @@ cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler *scaler, s
                                      size_t capacity) {
     REQUIRE(scaler, CAIRN_EINVAL, "amp_scaler_record: scaler is NULL");
     REQUIRE(!capacity == !records, CAIRN_EINVAL,
-            "amp_scaler_record: %zu records at %p; NULL and 0 together end a recording", capacity, (void *)records);
+            "amp_scaler_record: capacity is %zu, but records is %p; set both, or neither to end a recording", capacity,
+            (void *)records);
     cairn_status st = CAIRN_OK;
     TRY(cairn__element_check(record_nbytes, "amp_scaler_update_record"));
     st = cairn__scaler_read_reports(scaler); /* of updates before */

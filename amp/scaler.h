@@ -72,9 +72,9 @@ extern const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELD
 cairn_status cairn__scaler_check_field(const struct cairn__scaler_field *field, const struct amp_scaler_state *state,
                                        const char *where);
 
-/* Between what the user sees and what the device has; the latter checks: CAIRN_EINVAL. A scale outside of its floor and
- * ceiling becomes the nearer of them, as an init does, and hysteresis_left comes into [0, hysteresis], but for
- * AMP_SCALER_USER. out's id, and what is not shown, is 0. */
+/* Convert between the public state and the device's. The second checks it (CAIRN_EINVAL), clamps the scale to floor and
+ * ceiling, as it does init_scale, and hysteresis_left to [0, hysteresis], except for AMP_SCALER_USER; out's id and
+ * internal fields are 0. */
 void cairn__scaler_state_show(const struct cairn__scaler_state *state, struct amp_scaler_state *out);
 cairn_status cairn__scaler_state_take(const struct amp_scaler_state *state, const char *where,
                                       struct cairn__scaler_state *out);
@@ -85,7 +85,7 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *state, cons
 cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_state *fresh,
                                   const struct amp_scaler_options *options, amp_scaler **out);
 
-/* Ends any scaler, a context's too, with the guards that the explicit way has made. What waits at one of its cells is
+/* Ends any scaler, a context's too, with the guards that the explicit way has made. Gradients at its cells are
  * accumulated first. (explicit.c) */
 void cairn__scaler_end(amp_scaler **scaler);
 
@@ -98,10 +98,10 @@ void cairn__scaler_free(amp_scaler **scaler);
 cairn_tensor *cairn__scaler_scale(amp_scaler *scaler, cairn_tensor *loss, uint32_t *found);
 
 /* loss * scale, in f32 whatever the loss's type, as a further node of the graph (scaled_loss.c); the scale is scaler's
- * when the device comes to it, and stays in *cell. The gradient of the loss starts from it, and what is made of the
- * result knows the cell, so that backward can tell every parameter set it reaches where its factor stands. scaler and
- * cell are device memory; cell belongs to this loss until its gradients have been used. *found, device memory too, is
- * raised where the loss, in f32, is infinite or NaN; found may be NULL. NULL with CAIRN_EINVAL more than one element,
+ * when the device comes to it, and stays in *cell. The gradient of the loss starts from it, and tensors computed from
+ * the result carry the cell, at whose factor backward points every parameter set that it reaches. scaler and cell are
+ * device memory; cell belongs to this loss until its gradients have been used. *found, device memory too, is raised
+ * where the loss, in f32, is infinite or NaN; found may be NULL. NULL with CAIRN_EINVAL more than one element,
  * CAIRN_ESTATE scaled already. */
 cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_state *scaler,
                                 struct cairn__loss_scale *cell, uint32_t *found);
@@ -114,23 +114,23 @@ cairn_status cairn__scaler_show_scale(amp_scaler *scaler, double *scale, const s
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);
 
-/* A scale between floor and ceiling, as the kind holds it; on the way of the queue. */
+/* Sets the scale, clamped to floor and ceiling and in the kind's precision, in the order of the queue. */
 void cairn__scaler_put_scale(amp_scaler *scaler, double scale);
 
-/* What was found is forgotten, and no loss is pending any more. */
+/* Forgets overflows found since the last update; no loss is pending any more. */
 void cairn__scaler_drop_found(amp_scaler *scaler);
 
-/* One more loss waits for an update; what it may find goes to &scaler->state->found. */
+/* One more loss is pending; its overflow is noted in scaler->state->found. */
 void cairn__scaler_add_pending(amp_scaler *scaler);
 
 /* Reads the reports that have come: scale, unskipped, records, the user's update. Never waits; does nothing while a
- * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: of the user's
- * update, CAIRN_EINVAL its scale makes no sense, and stays; of it and of amp_scaler_update, CAIRN_ENUMERIC a scale that
- * is at its floor would be lowered. */
+ * graph is recorded. Graphs' replays and cairn_env_synchronize do it by themselves. Errors: CAIRN_EINVAL the user's
+ * update function set a scale that is not usable: the old one stays; CAIRN_ENUMERIC an update would lower a scale that
+ * is at its floor. */
 cairn_status cairn__scaler_read_reports(amp_scaler *scaler);
 
-/* Waits for the device and reads the remaining reports. Errors: CAIRN_ESTATE losses that were scaled wait for their
- * step, or a graph is being recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
+/* Waits for the device and reads the remaining reports. Errors: CAIRN_ESTATE losses are pending, or a graph is being
+ * recorded; CAIRN_EDEVICE. After it cairn__scaler_put cannot fail. */
 cairn_status cairn__scaler_synchronize(amp_scaler *scaler, const char *where);
 /* Errors: CAIRN_EINVAL it can be no scaler of that kind. */
 cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind kind, const char *where);

@@ -22,7 +22,7 @@ static const char A_SCALE[] = "a number from 2^-126 to 2^126, so that the scale 
 const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELDS] = {
     {FIELD(DOUBLE, scale),             LEAST_SCALE, MOST_SCALE, A_SCALE},
     {FIELD(DOUBLE, growth_factor),     1 + DBL_EPSILON, DBL_MAX, "a number above 1"},
-    {FIELD(DOUBLE, backoff_factor),    DBL_MIN, 1 - DBL_EPSILON / 2, "a number between 0 and 1, and neither of them"},
+    {FIELD(DOUBLE, backoff_factor),    DBL_MIN, 1 - DBL_EPSILON / 2, "a number between 0 and 1, both excluded"},
     {FIELD(DOUBLE, min_scale),         LEAST_SCALE, MOST_SCALE, A_SCALE},
     {FIELD(DOUBLE, max_scale),         LEAST_SCALE, MOST_SCALE, A_SCALE},
     {FIELD(INT64, growth_interval),    1, HUGE_VAL, "at least 1"},
@@ -122,15 +122,16 @@ cairn_status cairn__scaler_state_take(const struct amp_scaler_state *s, const ch
                                       struct cairn__scaler_state *out) {
     cairn_status st = CAIRN_OK;
     const bool is_own = s->kind == AMP_SCALER_USER; /* the fields mean what its update makes of them */
-    REQUIRE(is_kind(s->kind), CAIRN_EINVAL, "%skind is %d; it must be one of amp_scaler_kind", where, (int)s->kind);
+    REQUIRE(is_kind(s->kind), CAIRN_EINVAL, "%skind is %d; it must be AMP_SCALER_STATIC to AMP_SCALER_USER", where,
+            (int)s->kind);
     for (int i = 0; i < CAIRN__SCALER_FIELDS; i++) {
         TRY(cairn__scaler_check_field(&cairn__scaler_fields[i], s, where));
     }
     REQUIRE(s->min_scale <= s->max_scale, CAIRN_EINVAL,
-            "%sthe floor, min_scale, is %.10g and above the ceiling, max_scale, which is %.10g", where, s->min_scale,
-            s->max_scale);
+            "%smin_scale is %.10g, above max_scale, which is %.10g; raise max_scale or lower min_scale", where,
+            s->min_scale, s->max_scale);
     REQUIRE(s->last_overflow < s->updates, CAIRN_EINVAL,
-            "%slast_overflow is %lld, but updates, counted from 0, end before %lld", where, (long long)s->last_overflow,
+            "%slast_overflow is %lld, but it must be below updates, which is %lld", where, (long long)s->last_overflow,
             (long long)s->updates);
     const double min = held(s->kind, s->min_scale), max = held(s->kind, s->max_scale);
     *out = (struct cairn__scaler_state){
@@ -158,24 +159,28 @@ out:
 static const char OPTIONS[] = "amp_scaler_options: ";
 
 static cairn_status check_options(const struct amp_scaler_options *o) {
-    REQUIRE(is_kind(o->kind), CAIRN_EINVAL, "%skind is %d; it must be one of amp_scaler_kind", OPTIONS, (int)o->kind);
+    REQUIRE(is_kind(o->kind), CAIRN_EINVAL, "%skind is %d; it must be AMP_SCALER_STATIC to AMP_SCALER_USER", OPTIONS,
+            (int)o->kind);
     REQUIRE(!o->hysteresis || kinds[o->kind].has_hysteresis, CAIRN_EINVAL,
-            "%sa scaler of kind %s has no hysteresis; deepspeed's, megatron's and the user's own have", OPTIONS,
+            "%sa scaler of kind %s has no hysteresis; leave it out, or choose deepspeed, megatron or user", OPTIONS,
             kinds[o->kind].name);
     REQUIRE(o->consecutive_hysteresis != CAIRN_ON || o->kind == AMP_SCALER_DEEPSPEED, CAIRN_EINVAL,
-            "%sconsecutive_hysteresis is deepspeed's alone; the kind is %s", OPTIONS, kinds[o->kind].name);
+            "%sconsecutive_hysteresis needs kind deepspeed, but the kind is %s; leave it out", OPTIONS,
+            kinds[o->kind].name);
     REQUIRE((int)o->consecutive_hysteresis >= CAIRN_DEFAULT && (int)o->consecutive_hysteresis <= CAIRN_OFF,
-            CAIRN_EINVAL, "%sconsecutive_hysteresis is %d; it must be CAIRN_ON or CAIRN_OFF", OPTIONS,
+            CAIRN_EINVAL, "%sconsecutive_hysteresis is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", OPTIONS,
             (int)o->consecutive_hysteresis);
     REQUIRE(o->kind != AMP_SCALER_STATIC || !(o->growth_factor != 0 || o->backoff_factor != 0 || o->growth_interval ||
                                               o->min_scale != 0 || o->max_scale != 0),
             CAIRN_EINVAL,
-            "%sa static scale neither grows nor falls, so factors, growth_interval, floor and ceiling say nothing; "
-            "leave them out or choose another kind",
+            "%sa static scale does not change, so factors, growth_interval, min_scale and max_scale contradict it; "
+            "leave them out, or choose another kind",
             OPTIONS);
-    REQUIRE(o->kind != AMP_SCALER_USER || o->update, CAIRN_EINVAL, "%sAMP_SCALER_USER needs an update", OPTIONS);
+    REQUIRE(o->kind != AMP_SCALER_USER || o->update, CAIRN_EINVAL,
+            "%sAMP_SCALER_USER needs an update function; set update", OPTIONS);
     REQUIRE(o->kind == AMP_SCALER_USER || !o->update, CAIRN_EINVAL,
-            "%san update is of AMP_SCALER_USER; a scaler of kind %s would never call it", OPTIONS, kinds[o->kind].name);
+            "%sa scaler of kind %s does not call update; leave it out, or choose AMP_SCALER_USER", OPTIONS,
+            kinds[o->kind].name);
     return CAIRN_OK;
 }
 

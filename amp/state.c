@@ -1,5 +1,5 @@
-/* Scalers as text, a field a line: "loss_scaler0.scale 65536". Doubles have 17 digits, which say them exactly, with a
- * point whatever the program's locale. Reading checks everything before it changes anything. */
+/* Scalers as text, a field a line: "loss_scaler0.scale 65536". Doubles have 17 digits, which are exact, and a point in
+ * every locale. Reading checks everything before it changes anything. */
 #include "scaler.h"
 
 #include <ctype.h>
@@ -25,7 +25,7 @@ static const struct { const char *apex, *ours; } aliases[] = {{"loss_scale", "sc
 
 struct text {
     char *at;
-    size_t room, length; /* length: of all, also of what has no room */
+    size_t room, length; /* of the whole text, also where room ends earlier */
 };
 
 static void append(struct text *t, const char *line) {
@@ -67,7 +67,7 @@ out:
 
 int cairn__state_write(amp_scaler *const *scalers, size_t count, char *text, size_t nbytes) {
     if (nbytes && !text) {
-        (void)cairn__fail(CAIRN_EINVAL, "amp_state_dict: text is NULL, and %zu bytes large", nbytes);
+        (void)cairn__fail(CAIRN_EINVAL, "amp_state_dict: text is NULL, but nbytes is %zu", nbytes);
         return -1;
     }
     cairn_status st = CAIRN_OK;
@@ -102,7 +102,7 @@ static bool read_value(enum cairn__scaler_field_type type, const char *value, vo
     char *end = NULL;
     errno = 0;
     if (type == CAIRN__FIELD_DOUBLE) {
-        *(double *)out = strtod(value, &end); /* what is too large is infinite, and refused for that */
+        *(double *)out = strtod(value, &end); /* infinite where too large, which the check refuses */
         return end != value && !*end;
     }
     const long long number = strtoll(value, &end, 10);
@@ -128,13 +128,13 @@ static const struct cairn__scaler_field *find_field(const char *name) {
 static cairn_status set_field(struct amp_scaler_state *state, const char *name, const char *value, const char *where) {
     if (strcmp(name, "kind") == 0) {
         REQUIRE(read_kind(value, &state->kind), CAIRN_EINVAL,
-                "%sthe kinds are static, apex, torch, deepspeed, megatron and user", where);
+                "%sthe kind must be static, apex, torch, deepspeed, megatron or user", where);
         return CAIRN_OK;
     }
     const struct cairn__scaler_field *f = find_field(name);
-    REQUIRE(f, CAIRN_EINVAL, "%sa loss scaler has no field '%s'; amp_state_dict writes those it has", where, name);
+    REQUIRE(f, CAIRN_EINVAL, "%sa loss scaler has no field '%s'", where, name);
     REQUIRE(read_value(f->type, value, (char *)state + f->offset), CAIRN_EINVAL, "%s'%s' is not %s", where, value,
-            f->type == CAIRN__FIELD_DOUBLE ? "a number" : "an integer, or too large");
+            f->type == CAIRN__FIELD_DOUBLE ? "a number" : "an integer in range");
     return cairn__scaler_check_field(f, state, where);
 }
 
@@ -158,15 +158,15 @@ static cairn_status read_line(struct reading *r, char *line) {
     if (!key) return CAIRN_OK;
     const char *value = strtok_r(NULL, " \t\r", &rest);
     REQUIRE(value && !strtok_r(NULL, " \t\r", &rest), CAIRN_EINVAL,
-            "%sa line is a key and a value, as 'loss_scaler0.scale 65536'", where);
+            "%sa line must be a key and a value, as in 'loss_scaler0.scale 65536'", where);
     const int id = read_key(key, &name);
-    REQUIRE(id >= 0, CAIRN_EINVAL, "%skeys are as 'loss_scaler0.scale', with numbers up to %d", where,
+    REQUIRE(id >= 0, CAIRN_EINVAL, "%sa key must be as in 'loss_scaler0.scale', with a number from 0 to %d", where,
             AMP_MAX_LOSSES - 1);
     r->seen |= UINT64_C(1) << id;
     return set_field(&r->states[id], name, value, where);
 }
 
-/* What is wrong with a line is told with the line, and may end on a terminal. */
+/* Errors quote the line, which may be printed on a terminal. */
 static bool is_text(const char *line, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if ((line[i] < ' ' && line[i] != '\t' && line[i] != '\r') || line[i] > '~') return false;
@@ -180,9 +180,11 @@ static cairn_status read_lines(struct reading *r, const char *text) {
         char line[256];
         const size_t n = strcspn(text, "\n");
         r->line++;
-        REQUIRE(n < sizeof(line), CAIRN_EINVAL, "%s: line %d has %zu characters, which no state has", CALL, r->line, n);
+        REQUIRE(n < sizeof(line), CAIRN_EINVAL,
+                "%s: line %d has %zu characters; the lines of a state have fewer than %zu", CALL, r->line, n,
+                sizeof(line));
         REQUIRE(is_text(text, n), CAIRN_EINVAL,
-                "%s: line %d is no text of a state: it has bytes beside ASCII's letters", CALL, r->line);
+                "%s: line %d has bytes that are not printable ASCII; a state is plain text", CALL, r->line);
         memcpy(line, text, n);
         line[n] = '\0';
         TRY(read_line(r, line));
@@ -196,8 +198,8 @@ static void warn_of_numbers(const struct reading *r, size_t count) {
     const uint64_t all = count < 64 ? (UINT64_C(1) << count) - 1 : UINT64_MAX;
     if (r->seen == all) return;
     cairn__log(CAIRN_LOG_WARNING,
-               "%s: the state has %d loss scalers and there are %zu; those that are in both are loaded, others stay as "
-               "they are",
+               "%s: the state has %d loss scalers, but the context has %zu; those in both are loaded, and the others "
+               "are unchanged",
                CALL, __builtin_popcountll(r->seen), count);
 }
 
@@ -215,7 +217,7 @@ cairn_status cairn__state_read(amp_scaler *const *scalers, size_t count, const c
         TRY(amp_scaler_get_state(scalers[i], &r.states[i]));
     }
     TRY(read_lines(&r, text));
-    /* What is true of single fields may contradict another. */
+    /* Fields that are valid alone may contradict each other. */
     for (size_t i = 0; i < count; i++) {
         char where[64];
         snprintf(where, sizeof(where), "%s: %s%zu: ", CALL, PREFIX, i);

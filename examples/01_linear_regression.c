@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "checkpoint.h"
+
 enum { N = 64, D_IN = 1024, D_OUT = 16 };
 
 static void die(const char *why) {
@@ -17,7 +19,8 @@ static void die(const char *why) {
     exit(1);
 }
 
-static void parse(int argc, char **argv, struct amp_options *amp, long *steps, unsigned long long *seed) {
+static void parse(int argc, char **argv, struct amp_options *amp, long *steps, unsigned long long *seed,
+                  struct checkpoint *checkpoint) {
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         char *end = "";
@@ -31,8 +34,9 @@ static void parse(int argc, char **argv, struct amp_options *amp, long *steps, u
             *steps = strtol(value, &end, 10);
         } else if (strcmp(name, "--seed") == 0) {
             *seed = strtoull(value, &end, 10);
-        } else {
-            die("the options are --opt-level O0..O3, --half f16|bf16, --loss-scale dynamic|<number>, --steps, --seed");
+        } else if (!checkpoint_option(checkpoint, name, value)) {
+            die("the options are --opt-level O0..O3, --half f16|bf16, --loss-scale dynamic|<number>, --steps, --seed, "
+                "--checkpoint FOLDER, --save-every STEPS");
         }
         if (*value == '\0' || *end != '\0' || *steps < 1) die("--steps and --seed take whole numbers, --steps from 1");
     }
@@ -50,7 +54,8 @@ int main(int argc, char **argv) {
     struct amp_options amp_choice = *amp_options(.opt_level = AMP_O1);
     long steps = 500;
     unsigned long long seed = 0;
-    parse(argc, argv, &amp_choice, &steps, &seed);
+    struct checkpoint checkpoint = {.folder = NULL};
+    parse(argc, argv, &amp_choice, &steps, &seed, &checkpoint);
     cairn_manual_seed(env, seed);
 
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(N, D_IN));
@@ -67,26 +72,33 @@ int main(int argc, char **argv) {
     ddp_context *net;
     CAIRN_CHECK(ddp_create(model, cairn_env_group(env), NULL, &net));
 
-    int speaks = cairn_env_rank(env) == 0, in_place = isatty(STDOUT_FILENO);
-    float first = 0, last = 0;
+    const int speaks = cairn_env_rank(env) == 0, in_place = isatty(STDOUT_FILENO);
+    double first = 0, last = 0;
+    checkpoint_begin(&checkpoint, env, model, sgd, amp, net, NULL);
+    if (checkpoint.state) CAIRN_CHECK(cairn_state_add_f64(checkpoint.state, "first loss", &first));
+    if (checkpoint.state) CAIRN_CHECK(cairn_state_add_f64(checkpoint.state, "last loss", &last));
+    checkpoint_resume(&checkpoint);
+    const long before = (long)checkpoint.steps; /* a restart */
     double begin = 0; /* the first step builds things that later ones use again; its time is not counted */
-    for (long t = 1; t <= steps; t++) {
+    for (long t = before + 1; t <= steps; t++) {
         cairn_zero_grad(sgd);
         cairn_tensor *loss = cairn_mse_loss(ddp_forward(net, x), y);
         CAIRN_CHECK(amp_backward(amp, loss, sgd));
         CAIRN_CHECK(cairn_step(sgd));
-        if (t > 1 && t % 50 && t < steps) continue; /* reading a loss waits for the device */
-        last = cairn_tensor_item(loss);
-        if (t == 1) first = last, begin = microseconds();
-        if (!speaks || t % 50) continue;
-        printf(in_place ? "\rstep %ld  loss %.6f" : "step %ld  loss %.6f\n", t, last);
-        fflush(stdout);
+        const int shows = t % 50 == 0;
+        if (t == before + 1 || shows || t == steps) last = cairn_tensor_item(loss); /* waits for the device */
+        if (t == 1) first = last;
+        if (t == before + 1) begin = microseconds();
+        if (speaks && shows) printf(in_place ? "\rstep %ld  loss %.6f" : "step %ld  loss %.6f\n", t, last);
+        if (speaks && shows) fflush(stdout);
+        checkpoint_step(&checkpoint);
     }
-    double each = steps > 1 ? (microseconds() - begin) / (double)(steps - 1) : 0;
+    double each = steps > before + 1 ? (microseconds() - begin) / (double)(steps - before - 1) : 0;
     if (speaks) {
         printf("%sfirst loss = %.6f\nskipped steps = %lld\nus per step = %.1f\nfinal loss = %.6f\n",
                in_place ? "\n" : "", first, (long long)cairn_optimizer_skipped(sgd), each, last);
     }
+    checkpoint_end(&checkpoint);
     ddp_destroy(&net);
     amp_destroy(&amp);
     cairn_optimizer_destroy(&sgd);

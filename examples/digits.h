@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoint.h"
+
 enum { PIXELS = 64, CLASSES = 10, PICTURES = 1797, TESTED = 360, TRAINED = PICTURES - TESTED, BATCH = 32 };
 
 struct digits {
@@ -37,6 +39,8 @@ struct trainer {
     amp_context *amp;
     cairn_tensor *x, *y; /* the batch */
     cairn_sampler *sampler;
+    double loss; /* of the last step */
+    struct checkpoint checkpoint;
 };
 
 static inline void die(const char *why) {
@@ -78,9 +82,13 @@ static inline void begin(struct trainer *t, const struct training *how, const st
     t->x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE(BATCH, 1, 8, 8), no_pixels);
     t->y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE(BATCH), no_classes);
     if (!t->x || !t->y) die(cairn_last_error());
+    checkpoint_begin(&t->checkpoint, t->env, t->model, t->adamw, t->amp, NULL, t->sampler);
+    if (t->checkpoint.state) CAIRN_CHECK(cairn_state_add_f64(t->checkpoint.state, "loss", &t->loss));
+    checkpoint_resume(&t->checkpoint);
 }
 
 static inline void end(struct trainer *t) {
+    checkpoint_end(&t->checkpoint);
     cairn_sampler_destroy(&t->sampler);
     amp_destroy(&t->amp);
     cairn_optimizer_destroy(&t->adamw);
@@ -97,13 +105,13 @@ static inline cairn_tensor *step(struct trainer *t) {
     return loss;
 }
 
-/* Every picture once, as far as batches are full; the learning rate goes down to 0 on half a cosine. The last loss. */
-static inline float train_epoch(struct trainer *t, const struct digits *d, const struct training *how, int epoch) {
+/* Every picture once, as far as batches are full, or what a restart finds left of them; the learning rate goes down to
+ * 0 on half a cosine. */
+static inline void train_epoch(struct trainer *t, const struct digits *d, const struct training *how, int epoch) {
     static float pixels[BATCH][PIXELS];
     static int64_t classes[BATCH];
     int64_t batch[BATCH];
-    cairn_tensor *loss = NULL;
-    CAIRN_CHECK(cairn_sampler_set_epoch(t->sampler, epoch));
+    if (cairn_sampler_epoch(t->sampler) != epoch) CAIRN_CHECK(cairn_sampler_set_epoch(t->sampler, epoch));
     while (cairn_sampler_next(t->sampler, batch, BATCH) == BATCH) {
         for (int i = 0; i < BATCH; i++) {
             memcpy(pixels[i], d->pixels[batch[i]], sizeof(pixels[i]));
@@ -113,9 +121,9 @@ static inline float train_epoch(struct trainer *t, const struct digits *d, const
         CAIRN_CHECK(cairn_tensor_write(t->y, classes, BATCH));
         const double done = (epoch + (double)cairn_sampler_position(t->sampler) / TRAINED) / how->epochs;
         CAIRN_CHECK(cairn_optimizer_set_lr(t->adamw, how->lr * (1 + cos(3.14159265358979 * done)) / 2));
-        loss = step(t);
+        t->loss = cairn_tensor_item(step(t));
+        checkpoint_step(&t->checkpoint);
     }
-    return cairn_tensor_item(loss);
 }
 
 /* In percent. */
@@ -135,8 +143,11 @@ static inline double accuracy(struct trainer *t, const struct digits *d) {
     return 100.0 * right / TESTED;
 }
 
-static inline void parse(int argc, char **argv, struct amp_options *amp, struct training *how) {
-    if (argc < 2) die("usage: DIGITS.csv [--opt-level O0..O3] [--half f16|bf16] [--epochs N] [--seed N]");
+static inline void parse(int argc, char **argv, struct amp_options *amp, struct training *how,
+                         struct checkpoint *checkpoint) {
+    if (argc < 2)
+        die("usage: DIGITS.csv [--opt-level O0..O3] [--half f16|bf16] [--epochs N] [--seed N] [--checkpoint FOLDER] "
+            "[--save-every STEPS]");
     for (int i = 2; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(name, "--opt-level") == 0) {
@@ -147,8 +158,10 @@ static inline void parse(int argc, char **argv, struct amp_options *amp, struct 
             how->epochs = atoi(value);
         } else if (strcmp(name, "--seed") == 0) {
             how->seed = strtoull(value, NULL, 10);
-        } else {
-            die("the options are --opt-level O0..O3, --half f16|bf16, --epochs from 1, --seed");
+        } else if (!checkpoint_option(checkpoint, name, value)) {
+            die("the options are --opt-level O0..O3, --half f16|bf16, --epochs from 1, --seed, --checkpoint, "
+                "--save-every "
+                "from 1");
         }
     }
 }
@@ -156,17 +169,26 @@ static inline void parse(int argc, char **argv, struct amp_options *amp, struct 
 static inline int digits_main(int argc, char **argv, struct training how) {
     static struct digits digits;
     struct amp_options amp = *amp_options(.opt_level = AMP_O0);
-    struct trainer t;
+    struct trainer t = {.env = NULL};
+    cairn_progress *progress;
+    char tested[64] = "";
     CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
-    parse(argc, argv, &amp, &how);
+    parse(argc, argv, &amp, &how, &t.checkpoint);
     read_digits(argv[1], &digits);
     cairn_manual_seed(t.env, how.seed);
     begin(&t, &how, &amp);
-    for (int e = 0; e < how.epochs; e++) {
-        const float loss = train_epoch(&t, &digits, &how, e);
-        if ((e + 1) % 5 == 0)
-            printf("epoch %d  loss %.5f  test accuracy %.2f %%\n", e + 1, loss, accuracy(&t, &digits));
+    const int begun = (int)cairn_sampler_epoch(t.sampler);
+    CAIRN_CHECK(
+        cairn_progress_create(t.env, how.epochs, cairn_progress_options(.title = "epoch", .done = begun), &progress));
+    for (int e = begun; e < how.epochs; e++) {
+        train_epoch(&t, &digits, &how, e);
+        if ((e + 1) % 5 == 0) snprintf(tested, sizeof(tested), "test accuracy %.2f %%", accuracy(&t, &digits));
+        if (cairn_progress_step(progress))
+            cairn_progress_show(progress, cairn_progress_values(.loss = t.loss, .lr = cairn_optimizer_lr(t.adamw),
+                                                                .skipped = cairn_optimizer_skipped(t.adamw),
+                                                                .more = tested[0] ? tested : NULL));
     }
+    cairn_progress_destroy(&progress);
     printf("skipped steps = %lld\ntest accuracy = %.2f %%\n", (long long)cairn_optimizer_skipped(t.adamw),
            accuracy(&t, &digits));
     end(&t);

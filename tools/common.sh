@@ -10,6 +10,7 @@ PACKAGES_TO_BUILD=(
     "pkg-config     | command -v pkg-config              | finds libraries"
     "python3        | command -v python3                 | meson and the tests run on it"
     "libjansson-dev | has_header jansson.h               | cairn-run reads the error files of ranks"
+    "libxxhash-dev  | has_header xxhash.h                | checksums of checkpoints and weights files"
     "libdnnl-dev    | has_header oneapi/dnnl/dnnl.h      | oneDNN, matrix products on the CPU"
 )
 PACKAGES_TO_CHECK=(
@@ -90,7 +91,7 @@ apt_install() {
         command -v sudo >/dev/null ||
             die "installing needs root, and there is no sudo; as root: apt-get install $*"
         as_root=(sudo)
-        [[ -t 0 ]] || as_root+=(-n) # nobody could type a password
+        [[ -t 0 ]] || as_root+=(-n) # there is no terminal for a password
     fi
     local log before service
     log=$(mktemp)

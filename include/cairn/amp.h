@@ -38,9 +38,9 @@ typedef enum amp_opt_level {
 
 enum { AMP_MAX_LOSSES = 64 };
 
-/* Choices; 0 takes the level's default, so a switch is turned off by CAIRN_OFF and not by false. What contradicts the
- * level or another field is refused with a sentence that says what to do, and so is what would never happen; what is so
- * anyway may be set. */
+/* Choices; 0 takes the level's default, so a switch is turned off by CAIRN_OFF and not by false. An option that
+ * contradicts the level or another field, or that would have no effect, is an error whose message says what to do; one
+ * that the level implies may be set. */
 struct amp_options {
     size_t struct_size;
     amp_opt_level opt_level; /* O1 */
@@ -62,21 +62,21 @@ struct amp_options {
     cairn_switch skip_nonfinite;      /* skip a step when a gradient, or the loss before it is scaled, is infinite or
                                          NaN. On, but for O0 and O3 with a static scale of 1 */
     cairn_switch enabled;             /* OFF: every call passes through, nothing is cast, scaled or checked */
-    int verbosity; /* 0 = 1: one notice tells the level and what differs from it, and info (CAIRN_LOG=info) every
-                      setting, once, by rank 0; 2: notices tell every setting, and every cast of O1; -1: quietly */
+    int verbosity; /* 0 = 1: rank 0 logs the level and what differs from it in one notice, and every setting at info
+                      (CAIRN_LOG=info); 2: every setting, and every cast of O1, as notices; -1: nothing */
 
     int num_losses; /* 0 = 1; at most AMP_MAX_LOSSES. Each has a scaler of its own, all alike: */
-    /* Read during the call; NULL = apex's where the scale is dynamic. Its scale, floor and ceiling are said here or in
-     * the fields above, not in both. A kind of its own decides whether the scale is dynamic, at every level; without
-     * one loss_scale and level do. */
+    /* Read during the call; NULL = apex's where the scale is dynamic. Scale, floor and ceiling are set here or in the
+     * fields above, not in both. If the scaler has a kind, it decides whether the scale is dynamic, at every level;
+     * otherwise loss_scale and level do. */
     const struct amp_scaler_options *scaler;
     /* bf16 weights without masters are rounded up or down with the probability of the distance, so that small updates
      * are not lost; OFF. For O3 in bf16. Its numbers: Philox of seed, parameter, element and step; equal on all
      * ranks. */
     cairn_switch stochastic_rounding;
     uint64_t rounding_seed;
-    /* ON: the sentence about a skipped step names the operation that made the first bad value; slow, on the CPU alone.
-     * OFF */
+    /* ON: the message about a skipped step names the operation that made the first infinite or NaN value; slow, on the
+     * CPU alone. OFF */
     cairn_switch explain_overflow;
 };
 #define amp_options(...) (&(struct amp_options){.struct_size = sizeof(struct amp_options), __VA_ARGS__})
@@ -165,10 +165,9 @@ CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_
  * infinity has finite ones. Under ddp all ranks skip for the loss of one, also of a micro-batch under ddp_no_sync. A
  * scaler cannot tell bad data from a scale that is too high: a dynamic scale is lowered for either, and a batch whose
  * loss is NaN at any scale, again and again, ends in CAIRN_ENUMERIC at the floor; a static scale skips every such step
- * and goes on. Trainers with own buffers go by gradients alone, since Cairn sees no loss; so does the explicit way
- * (scaler.h), as torch's.
- * Gradients are looked at late, at the next of: another scaled loss, a step, clipping, zero_grad; so that what reads
- * them anyway is the only read.
+ * and training continues. For trainers with own buffers only gradients are checked, since Cairn sees no loss; so it is
+ * with the explicit way (scaler.h), as in torch. Gradients are checked late, at the next of: another scaled loss, a
+ * step, clipping, zero_grad; a call that reads them anyway is then the only read.
  * A begin without an end is reported at the next begin.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE a begin without an end, or the other way round, or a loss that is scaled already;
  * CAIRN_ENOMEM; NULL loss: its cause. */
@@ -189,7 +188,7 @@ struct amp_loss_options {
 };
 #define amp_loss_options(...) (&(struct amp_loss_options){.struct_size = sizeof(struct amp_loss_options), __VA_ARGS__})
 
-/* The same with more to say; options may be NULL. apex: scale_loss(loss, optimizers, loss_id, delay_unscale,
+/* The same with options, which may be NULL. apex: scale_loss(loss, optimizers, loss_id, delay_unscale,
  * delay_overflow_check) */
 CAIRN_API cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options,
                                            cairn_tensor **scaled);
@@ -200,11 +199,11 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 /* The scale that the next loss is multiplied by, after the last step whose report has been read (on a GPU late, see
  * cairn_step). Where ddp averages the gradients it waits for the device, so that all ranks return the same.
  *
- * In a context of amp_initialize_params gradients that are declared ready from here on are taken to be multiplied by
- * what this returned last, whatever a device that runs ahead makes of the scale; before the first call they are taken
- * as they are. A loss counts once gradients are declared after the call: a call to print the scale changes nothing.
- * From a loss that counts to the step that follows it the number stays the same, so that further micro-batches may add
- * to gradients in place. Several losses whose scales differ: cairn_grads_taken between them.
+ * In a context of amp_initialize_params gradients that are declared ready from here on count as multiplied by what this
+ * returned last, even if the device has changed the scale since; before the first call they count as unscaled. A loss
+ * counts once gradients are declared after the call: a call to print the scale changes nothing. From a loss that counts
+ * to the step that follows it the number stays the same, so that further micro-batches may add to gradients in place.
+ * Several losses whose scales differ: cairn_grads_taken between them.
  * NaN for NULL, where there is no such loss, and in a graph that is being recorded unless the scale is static. 1 where
  * amp is not enabled. */
 CAIRN_API double amp_next_scale(amp_context *amp);
@@ -219,8 +218,8 @@ CAIRN_API CAIRN_DEPRECATED("amp_next_scale_of") double amp_loss_scale_of(amp_con
  * Begin checks the gradients, agrees with the other ranks of the environment (all must call it: where one overflowed
  * all skip, and every rank's report names parameter and rank), and unscales. f32 gradients are unscaled where they are,
  * in the user's memory; what is half or was accumulated is read through amp_master_params. *skip = 1: an overflow;
- * leave weights alone, gradients mean nothing. Waits for the device where there is something to look for. On several
- * ranks gradients may be averaged now.
+ * leave weights alone, gradients mean nothing. Waits for the device where gradients are checked. On several ranks
+ * gradients may be averaged now.
  * The user then updates what amp_master_params shows as data: masters, or his own weights where there are none.
  * End writes the weights rounded from the masters, or rounds f32 memory with half values, and reports; after a skip
  * too. The next amp_next_scale returns the scale that follows.
@@ -241,8 +240,8 @@ CAIRN_API cairn_status amp_grad_norms(amp_context *amp, double *norms, size_t co
 /* What an optimizer updates, in the order it was given them: [0, count) of cairn_optimizer_num_params: data is the
  * master or, where there is none, the parameter itself, of dtype; grad the unscaled f32 gradient (NULL: none). Makes
  * the latter, once a backward. optimizer NULL: the only one; or none, in a context of a set, which then shows all
- * parameters of it. Pointers of masters stay the same.
- * Who writes data calls cairn_param_changed, but for the update between amp_begin_step and amp_end_step.
+ * parameters of it. Pointers of masters stay the same. Call cairn_param_changed after writing data, except in the
+ * update between amp_begin_step and amp_end_step.
  * Errors: CAIRN_EINVAL count; CAIRN_ENOMEM. apex: amp.master_params */
 CAIRN_API cairn_status amp_master_params(amp_context *amp, cairn_optimizer *optimizer, cairn_param *out, size_t count);
 CAIRN_API cairn_status amp_master_params_sized(size_t param_nbytes, amp_context *amp, cairn_optimizer *optimizer,
@@ -264,10 +263,20 @@ CAIRN_API int64_t amp_unskipped_steps(amp_context *amp);
  * the device. Weights, masters and moments are not in it. apex: amp.state_dict */
 CAIRN_API int amp_state_dict(amp_context *amp, char *text, size_t nbytes);
 
-/* Reads such text; also apex's own two fields of each, loss_scale and unskipped. More or fewer scalers than losses: a
- * warning, and those there are. Errors, which change nothing: CAIRN_EINVAL names a key that is not known or a value
- * that makes no sense (amp_scaler_set_state); CAIRN_ESTATE likewise. apex: amp.load_state_dict */
+/* Reads such text; also apex's own two fields of each, loss_scale and unskipped. With more or fewer scalers than losses
+ * it logs a warning and loads those in both. Errors, which change nothing: CAIRN_EINVAL names an unknown key or an
+ * invalid value (amp_scaler_set_state); CAIRN_ESTATE likewise. apex: amp.load_state_dict */
 CAIRN_API cairn_status amp_load_state_dict(amp_context *amp, const char *text);
+
+/* The context as a part of a training's state (stateful.h), beside its models' and optimizers' own: every field of
+ * every loss scaler, which of the losses since an optimizer's last step are its, and where the user makes the steps
+ * (amp_begin_step) their counters. What overflowed last (amp_last_overflow) is no part of it, nor are level and types:
+ * the context that loads is made with the options of the one that saved. Loading takes over a scaler's kind and limits
+ * too, as amp_load_state_dict does.
+ *
+ * Refused as cairn_param_set_stateful (param.h) is, and between amp_begin_step and amp_end_step: CAIRN_ESTATE.
+ * CAIRN_EINVAL another number of losses; and as amp_scaler_set_state. */
+CAIRN_API cairn_stateful amp_stateful(amp_context *amp);
 
 /* ---- what went wrong ---- */
 

@@ -33,7 +33,7 @@ typedef enum amp_cast {
     AMP_CAST_BANNED = 5, /* an error where an input is half, with advice; f32 where none is */
 } amp_cast;
 
-/* The class of an operation ("gelu"), or of one's own (cairn_custom_op.name, as it is said there), from now on, in this
+/* The class of an operation ("gelu"), or of your own (cairn_custom_op.name, spelled as there), from now on, in this
  * environment; before amp_initialize or after. 0 = the table's own again (of one's own operation: that of "custom",
  * which is AMP_CAST_FOLLOW).
  * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); a name that is no operation's

@@ -54,18 +54,18 @@ CAIRN_API int cairn_version(void);
 CAIRN_API const char *cairn_version_string(void);
 
 /* Every status: enumerator, short name, whose fault it is. */
-#define CAIRN_STATUS_LIST(X)                                                                          \
-    X(CAIRN_OK, "OK", "success")                                                                      \
-    X(CAIRN_EINVAL, "EINVAL", "an argument is wrong")                                                 \
-    X(CAIRN_ESTATE, "ESTATE", "the call came at the wrong time")                                      \
-    X(CAIRN_ENOMEM, "ENOMEM", "memory ran out")                                                       \
-    X(CAIRN_ESYSTEM, "ESYSTEM", "the operating system refused")                                       \
-    X(CAIRN_EDEVICE, "EDEVICE", "the device failed")                                                  \
-    X(CAIRN_EPEER, "EPEER", "another rank died or disagrees; the group allows destroy only")          \
-    X(CAIRN_ETIMEOUT, "ETIMEOUT", "another rank did not come in time; the group allows destroy only") \
-    X(CAIRN_ENOTBUILT, "ENOTBUILT", "this build of Cairn leaves that out")                            \
-    X(CAIRN_ENOTSUP, "ENOTSUP", "Cairn does not support that combination")                            \
-    X(CAIRN_ENUMERIC, "ENUMERIC", "the numbers went wrong and training cannot go on")                 \
+#define CAIRN_STATUS_LIST(X)                                                                            \
+    X(CAIRN_OK, "OK", "success")                                                                        \
+    X(CAIRN_EINVAL, "EINVAL", "an argument is wrong")                                                   \
+    X(CAIRN_ESTATE, "ESTATE", "the call came at the wrong time")                                        \
+    X(CAIRN_ENOMEM, "ENOMEM", "memory ran out")                                                         \
+    X(CAIRN_ESYSTEM, "ESYSTEM", "the operating system refused")                                         \
+    X(CAIRN_EDEVICE, "EDEVICE", "the device failed")                                                    \
+    X(CAIRN_EPEER, "EPEER", "another rank died or disagrees; the group allows destroy only")            \
+    X(CAIRN_ETIMEOUT, "ETIMEOUT", "another rank did not answer in time; the group allows destroy only") \
+    X(CAIRN_ENOTBUILT, "ENOTBUILT", "this build of Cairn leaves that out")                              \
+    X(CAIRN_ENOTSUP, "ENOTSUP", "Cairn does not support that combination")                              \
+    X(CAIRN_ENUMERIC, "ENUMERIC", "the numbers went wrong and training cannot go on")                   \
     X(CAIRN_EINTERNAL, "EINTERNAL", "a bug in Cairn; please report it")
 
 typedef enum cairn_status {
@@ -136,7 +136,7 @@ CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
 
 /* Threads inside this process, that of the caller among them: what a rank's larger passes are cut over. 1, unless
  * OMP_NUM_THREADS said otherwise when it was first needed; ranks that share a machine share its processors, so give
- * each its part. Results do not depend on it. The threads ("cairn-pool") start with the first pass that is worth it and
+ * each its part. Results do not depend on it. The threads ("cairn-pool") start with the first large pass and
  * sleep between passes. Of two environments that compute at one time in two threads, one has the pool and the other
  * computes alone. A child of fork has a pool of its own, but multiplies in one thread if its parent had made an
  * environment. Takes effect with the next pass. Any thread.

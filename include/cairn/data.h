@@ -26,7 +26,8 @@
  *           All orders would be equally likely if the words were random. Sources: Fisher and Yates in R. Durstenfeld's
  *           form, Comm. ACM 7 (1964), algorithm 235; D. Lemire, "Fast Random Integer Generation in an Interval", ACM
  *           TOMACS 29 (2019), for the draw without bias.
- * Resuming  an epoch and a position are the whole state: cairn_sampler_set_epoch and cairn_sampler_seek restore it.
+ * Resuming  an epoch and a position are the whole state: cairn_sampler_set_epoch and cairn_sampler_seek restore it, and
+ *           cairn_sampler_stateful makes it a part of a training's.
  *           Position k on each of p ranks means that the first k p places of the order have been handed out, so a run
  *           goes on with another number of ranks q at position k p / q, where that divides.
  * Threads   a sampler is used by one thread at a time; different ones are independent. It needs no environment. */
@@ -34,6 +35,7 @@
 #define CAIRN_DATA_H
 
 #include "core.h"
+#include "stateful.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -92,6 +94,11 @@ CAIRN_API cairn_status cairn_sampler_seek(cairn_sampler *sampler, int64_t positi
 CAIRN_API int64_t cairn_sampler_length(const cairn_sampler *sampler);
 CAIRN_API int64_t cairn_sampler_position(const cairn_sampler *sampler);
 CAIRN_API int64_t cairn_sampler_epoch(const cairn_sampler *sampler);
+
+/* The sampler as a part of a training's state (stateful.h): epoch and position. On another number of ranks, q in the
+ * place of p, position k becomes k p / q; where q does not divide k p the load is CAIRN_EINVAL, but at the end of an
+ * epoch. CAIRN_EINVAL also for another n, seed or other options. Saving is always possible. */
+CAIRN_API cairn_stateful cairn_sampler_stateful(cairn_sampler *sampler);
 
 #ifdef __cplusplus
 }

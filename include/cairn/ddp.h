@@ -13,7 +13,7 @@
  * Order     ddp makes a channel of its own of the group (cairn_group_new), so that its collectives keep clear of the
  *           user's. Every rank makes, uses and ends its contexts alike.
  * Failures  What kills the group kills the context: destroy it. A backward that fails half-way on one rank fails on
- *           all. So does one whose loss depends on nothing that wants a gradient: with several contexts in the
+ *           all. So does one whose loss depends on nothing that requires a gradient: with several contexts in the
  *           environment, in all of them, with find_unused_parameters too. A loss that reaches another model alone is
  *           no failure (of two models one often trains by itself), so that a rank on which it is one by mistake is
  *           found by the others' timeout: every rank runs as many backwards of each context.
@@ -54,15 +54,15 @@ struct ddp_options {
      * and master as they are. Every backward then waits for a bit a parameter from every rank. OFF: they are an
      * error on all ranks. */
     cairn_switch find_unused_parameters;
-    /* ON: which parameters backward reaches is found out once, in the first one, and is an error where it changes.
-     * OFF */
+    /* ON: ranks exchange once, in the first backward, which parameters it reaches; a backward that reaches others is an
+     * error. OFF */
     cairn_switch static_graph;
     /* OFF: ranks are taken to hold equal parameters; nothing is compared or sent. ON */
     cairn_switch init_sync;
     /* OFF: gradients stay where they are and are copied into buckets and back. ON for modules; memory of the user's
      * never moves. */
     cairn_switch gradient_as_bucket_view;
-    /* With find_unused_parameters: a bucket that no rank has anything for is not sent. OFF */
+    /* With find_unused_parameters: a bucket for which no rank has a gradient is not sent. OFF */
     cairn_switch skip_all_reduce_unused_params;
     /* [num_ignored] names of parameters and buffers that stay each rank's own (torch:
      * _ddp_params_and_buffers_to_ignore). */
@@ -91,10 +91,10 @@ struct ddp_options {
     /* [num_trigger_params] a bucket is closed behind each of these parameters, and by nothing else. */
     const char *const *allreduce_trigger_params;
     size_t num_trigger_params;
-    /* Deprecated: holds the place. Buckets have one order, and on a GPU one stream of the group's; 0 or 1. Above 1:
+    /* Deprecated: without effect. Buckets have one order, and on a GPU one stream of the group's; 0 or 1. Above 1:
      * CAIRN_EINVAL. */
     int num_allreduce_streams;
-    /* Deprecated: holds the place. There are no profiler ranges to switch on (apex: NVTX); times are in
+    /* Deprecated: without effect. There are no profiler ranges to switch on (apex: NVTX); times are in
      * ddp_logging.h. ON: CAIRN_EINVAL. */
     cairn_switch prof;
 
@@ -184,9 +184,9 @@ CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
  * f32 accumulator for each parameter, made on first need. Source: torch/nn/parallel/distributed.py, no_sync. */
 CAIRN_API cairn_status ddp_no_sync(ddp_context *ddp, int on);
 
-/* apex.parallel.Reducer: a context whose backwards keep their gradients until the user says ddp_reduce, which averages
- * what has come together since the last one. Parameters that have a gradient on some rank alone count as zero on the
- * others; those that have none on any keep weight, moments and master.
+/* apex.parallel.Reducer: a context whose backwards keep their gradients until ddp_reduce, which averages the sums since
+ * the last one. A parameter without a gradient on some ranks counts as zero there; one without a gradient on all keeps
+ * weight, moments and master.
  * Both are collective. Errors: of create, as ddp_create; of ddp_reduce, CAIRN_EINVAL another kind of context,
  * CAIRN_ESTATE within a backward, and on every rank where some had a backward since the last one and some had not (a
  * rank without input takes ddp_zero_loss), CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ENOMEM. Cost: nothing overlaps; of
@@ -232,14 +232,14 @@ CAIRN_API cairn_status ddp_join(ddp_context *ddp, int have_input, int *active);
 
 /* A loss of 0 whose gradient is 0 for every parameter, ignored ones too. It stands for ddp_forward and the loss:
  * buffers are broadcast where that is due. With find_unused_parameters none of them counts as used on this rank, and
- * those that no rank's batch reaches keep weight, moments and master. Another loss without a gradient does not do:
- * backward cannot tell whose it is. NULL on error: CAIRN_EINVAL, also for parameters in the user's memory;
+ * those that no rank's batch reaches keep weight, moments and master. Another loss without a gradient does not serve:
+ * backward cannot know whose it is. NULL on error: CAIRN_EINVAL, also for parameters in the user's memory;
  * CAIRN_ENOMEM; as ddp_forward. */
 CAIRN_API cairn_tensor *ddp_zero_loss(ddp_context *ddp);
 
 /* ---- communication hooks ---- */
 
-/* A bucket, to look at. */
+/* What a bucket consists of. */
 struct ddp_bucket {
     size_t struct_size;
     int index;         /* buckets are sent in this order */
@@ -270,22 +270,22 @@ struct ddp_comm_hook {
 };
 
 /* Once, before the first backward; collective, the same on every rank. hook is copied, its strings and ctx are not.
- * What a begin of the user's own leaves in the buffer is the gradient: it averages, and gradient_average and the like
- * do not count. It must be equal on all ranks, or these train apart. Errors: CAIRN_EINVAL; CAIRN_ESTATE there is one,
- * or a backward has been, under ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all, and while the group
- * lives they go on without the hook.
+ * What a begin of the user's own leaves in the buffer is the gradient: the hook averages, and gradient_average and
+ * similar options have no effect. It must be equal on all ranks, or they diverge. Errors: CAIRN_EINVAL; CAIRN_ESTATE
+ * there is one already, or a backward has run, under ddp_no_sync too; CAIRN_ENOMEM. An error of one rank is one on all,
+ * and while the group lives they go on without the hook.
  * Cost: where it changes what travels, old and new buckets exist side by side for a moment.
  * Source: torch.distributed.algorithms.ddp_comm_hooks. */
 CAIRN_API cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook);
 
 /* The all-reduce as it is anyway; the same with f16 or bf16 travelling; and none at all, which shows how much faster
- * training could be (ranks then train apart). */
+ * training could be (ranks then diverge). */
 CAIRN_API const struct ddp_comm_hook *ddp_allreduce_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_fp16_compress_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_bf16_compress_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_noop_hook(void);
 
-/* ---- looking ---- */
+/* ---- buckets ---- */
 
 /* How many buckets there are, now (0 for NULL); and bucket i, in what begins as DDP_BUCKET_INIT. Errors: CAIRN_EINVAL.
  * apex: allreduce_buffers. */
@@ -294,6 +294,12 @@ CAIRN_API cairn_status ddp_bucket_get(const ddp_context *ddp, int i, struct ddp_
 
 /* The channel that gradients go through; the context's. NULL for NULL. For cairn_group_abort from another thread. */
 CAIRN_API cairn_group *ddp_group(const ddp_context *ddp);
+
+/* The context as a part of a training's state (stateful.h): the order of arrival that buckets are planned by, so that
+ * the first forward after a load plans those that were. Averages do not depend on buckets: without it training has the
+ * same bits. Where other parameters are frozen then, buckets are planned as without it. CAIRN_ESTATE within a backward,
+ * or before ddp_wait. */
+CAIRN_API cairn_stateful ddp_stateful(ddp_context *ddp);
 
 #ifdef __cplusplus
 }

@@ -3,8 +3,8 @@
  * An environment has one (cairn_env_group), over all its ranks; cairn_group_new and cairn_group_split make more of it.
  * A group has one backend:
  *
- *   shm    ranks of one machine, in shared memory, whoever launched them
- *   mpi    Open MPI, for programs that mpirun or srun started; also where the program called MPI_Init itself
+ *   shm    ranks of one machine, in shared memory, whatever launched them
+ *   mpi    Open MPI, for programs that mpirun or srun started; also if the program called MPI_Init itself
  *   gloo   the gloo library, over TCP, for CPU ranks on several machines
  *   nccl   NVIDIA's, for the memory of GPUs, a GPU a rank
  *   self   one rank alone, on any device
@@ -16,25 +16,25 @@
  *           root. Groups are independent of each other: each is a channel with an order of its own. So are sends from
  *           one rank to another. A difference fails on every rank with CAIRN_EPEER and both ranks' values: on shm
  *           always, elsewhere with CAIRN_CHECK=1 (one small message more a collective); without it ranks may time out,
- *           and then the error tells what each rank was in.
+ *           and the error then names each rank's call.
  * Numbers   Reductions are sums (products, ...) in rank order: f16, bf16 and f32 in f32, divided once for CAIRN_AVG,
- *           rounded once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give a NaN
- *           where there is one. shm, mpi and gloo give the same bits, every rank the same, whatever an element's
+ *           rounded once; f64 in f64; integers wrap around, and CAIRN_AVG truncates. CAIRN_MIN and CAIRN_MAX give NaN
+ *           if any value is NaN. shm, mpi and gloo give the same bits, every rank the same, whatever an element's
  *           position; a run repeats exactly for the same number of ranks. nccl is the exception: equal bits on all
  *           ranks, at most p - 1 roundings, halves averaged by an exact power of two before and the rest after, NaNs of
- *           CAIRN_MIN and CAIRN_MAX as NCCL has them; and no GPU has run it yet.
+ *           CAIRN_MIN and CAIRN_MAX as in NCCL; no GPU has run it yet.
  * Progress  shm and mpi have no thread: posting is a store, and cairn_work_wait, cairn_work_test, every other call on
  *           any group of the environment and (through ddp) every backward node move all of them on. gloo has a thread a
- *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A wait
- *           sleeps in the end: on shm after it has spun for some 50 us and given way to others for some ms, or soon
- *           where the ranks outnumber the processors. nccl runs on a stream of its own, and a thread a group
- *           ("cairn-nccl") looks for failures and for the timeout while the caller is elsewhere.
+ *           group ("cairn-gloo"), one more for each rank that messages go to or come from, and gloo's own. A long wait
+ *           sleeps: on shm after spinning for about 50 us and yielding for some ms, or soon if the ranks outnumber the
+ *           processors. nccl runs on a stream of its own, and a thread a group ("cairn-nccl") watches for failures and
+ *           the timeout between calls.
  * Failures  after CAIRN_EPEER or CAIRN_ETIMEOUT a group allows abort and destroy only; every call repeats the first
  *           cause. Timeout: seconds in which nothing of what this rank waits for moved (CAIRN_TIMEOUT, 300), on shm
- *           without those in which it was stopped itself, so that a job that was suspended goes on. A rank that dies is
- *           noticed within tens of milliseconds on shm, its number and process named. Two ranks that wait for each
- *           other in different groups end both with CAIRN_EPEER and both calls (not on nccl, nor in groups with a
- *           shorter timeout than the environment's). docs/failures.md. Works end with their group.
+ *           without those in which it was stopped itself, so that a suspended job goes on. A rank that dies is noticed
+ *           within tens of milliseconds on shm, its number and process named. Two ranks that wait for each other in
+ *           different groups end both with CAIRN_EPEER and both calls (not on nccl, nor in groups with a shorter
+ *           timeout than the environment's). docs/failures.md. Works end with their group.
  * Memory    arrays are memory of the group's device: the host's, or for nccl (and self on a GPU) that GPU's; then
  *           collectives follow what is queued on the device's stream, and a wait makes that stream wait, not the host.
  * Threads   one caller at a time for all groups of an environment; but cairn_group_abort and facts: any thread. */
@@ -67,7 +67,7 @@ CAIRN_API int cairn_group_size(const cairn_group *group);
 /* "shm", "mpi", "gloo", "nccl" or "self". Owned by Cairn. */
 CAIRN_API const char *cairn_group_backend(const cairn_group *group);
 
-/* The number that the group's rank has in the environment's group; -1 where there is no such rank.
+/* The number that the group's rank has in the environment's group; -1 if there is no such rank.
  * torch.distributed.get_global_rank */
 CAIRN_API int cairn_group_env_rank(const cairn_group *group, int rank);
 
@@ -94,8 +94,8 @@ struct cairn_group_options {
 CAIRN_API cairn_status cairn_group_new(cairn_group *parent, const int *ranks, int n,
                                        const struct cairn_group_options *options, cairn_group **out);
 
-/* Every rank of the parent names a color and gets a group of all that named it, ordered by key and then by rank. A
- * negative color: *out is NULL. Otherwise as cairn_group_new. MPI_Comm_split */
+/* Every rank of the parent gives a color and gets the group of all ranks with that color, ordered by key and then by
+ * rank. A negative color: *out is NULL. Otherwise as cairn_group_new. MPI_Comm_split */
 CAIRN_API cairn_status cairn_group_split(cairn_group *parent, int color, int key,
                                          const struct cairn_group_options *options, cairn_group **out);
 
@@ -104,9 +104,9 @@ CAIRN_API cairn_status cairn_group_split(cairn_group *parent, int color, int key
  * environment's own group ends with it (an error is logged and nothing happens), and its groups end before it. */
 CAIRN_API void cairn_group_destroy(cairn_group **group);
 
-/* Gives the group up on this rank: whoever waits in it, here in another thread or on another rank, gets an error soon
- * (CAIRN_ESTATE here, CAIRN_EPEER "rank 2 aborted the group" there). What was posted may still write to its arrays
- * until the group is destroyed. Any thread. ncclCommAbort */
+/* Aborts the group on this rank: waits in it, in other threads and on other ranks, fail soon (CAIRN_ESTATE here,
+ * CAIRN_EPEER "rank 2 aborted the group" there). Posted work may still write to its arrays until the group is
+ * destroyed. Any thread. ncclCommAbort */
 CAIRN_API void cairn_group_abort(cairn_group *group);
 
 /* ---- memory ---- */

@@ -26,8 +26,8 @@ struct cairn_env_options {
     cairn_switch
         tf32; /* ON: f32 products on a GPU may round operands to 10 bits of fraction. OFF; torch's allow_tf32 */
 
-    /* Who this process is, where no launcher says it: torch.distributed.init_process_group's arguments. */
-    int world_size;          /* 0 = ask the launcher */
+    /* This process's rank, if no launcher gives it: torch.distributed.init_process_group's arguments. */
+    int world_size;          /* 0 = the launcher's */
     int rank;                /* in [0, world_size) */
     const char *init_method; /* where ranks meet: "env://" (NULL), "tcp://host:port", "file:///path" (a new one for
                                each environment) */
@@ -61,14 +61,14 @@ struct cairn_env_options {
  *             since ranks leave their last words there. A further environment of the same launch shares it.
  * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it
  *             while it is there, "cairn-store".
- * Subnormals  are kept: a thread that takes them for zero, as the first of a program that is linked with -ffast-math or
- *             -Ofast (crtfastmath), is told not to, with a warning. Threads that started before, such as OpenMP's, stay
- *             as they are, and lose bits where they call Cairn or where oneDNN computes in them: make the environment
- *             first, or leave the option out where you link (compiling with it is fine).
+ * Subnormals  are kept: if this thread treats them as zero, as the first thread of a program linked with -ffast-math or
+ *             -Ofast does (crtfastmath), that is turned off, with a warning. Threads that started before, such as
+ *             OpenMP's, are not changed, and lose bits if they call Cairn or oneDNN computes in them: make the
+ *             environment first, or link without the option (compiling with it is fine).
  * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM
- *             port in use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not come, or every
- *             place where the store was not; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks, or
- *             ranks on GPUs; CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.
+ *             port in use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not join, or every
+ *             place that was searched for the store; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks,
+ *             or ranks on GPUs; CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.
  * Source      torch.distributed.launch and torchrun (PyTorch 1.13 to 2.x), Open MPI, MPICH and Slurm for the
  *             variables. */
 CAIRN_API cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options,
@@ -83,14 +83,13 @@ CAIRN_API void cairn_env_destroy(cairn_env **env);
 CAIRN_API int cairn_env_rank(const cairn_env *env);
 CAIRN_API int cairn_env_size(const cairn_env *env);
 CAIRN_API int cairn_env_local_rank(const cairn_env *env);
-/* Ranks on this machine; 0 = the launcher did not tell. */
+/* Ranks on this machine; 0 = unknown. */
 CAIRN_API int cairn_env_local_size(const cairn_env *env);
 /* How often the launcher has started the ranks anew: TORCHELASTIC_RESTART_COUNT. */
 CAIRN_API int cairn_env_restart_count(const cairn_env *env);
 
-/* What was found, in lines for people: the launcher and the variables that told it, ranks, where they met, device,
- * group, and what else was there and did not count. The environment's; "" for NULL. CAIRN_LOG=info logs it on rank
- * 0. */
+/* A description in lines of text: the launcher and its variables, rank and size, meeting place, device, group, and
+ * variables that were ignored. Owned by the environment; "" for NULL. CAIRN_LOG=info logs it on rank 0. */
 CAIRN_API const char *cairn_env_describe(const cairn_env *env);
 
 /* Starts the environment's random numbers anew from seed, as if it had been given at creation. torch.manual_seed */
@@ -115,8 +114,8 @@ struct cairn_spawn_options {
 #define cairn_spawn_options(...) \
     (&(struct cairn_spawn_options){.struct_size = sizeof(struct cairn_spawn_options), __VA_ARGS__})
 
-/* Runs fn(rank, argument) in nprocs processes, forked from this one, and returns when all have ended. Each is told who
- * it is as torchrun would (RANK, WORLD_SIZE, MASTER_PORT, ...; over what this process was told), so fn calls
+/* Runs fn(rank, argument) in nprocs processes, forked from this one, and returns when all have ended. Each gets
+ * torchrun's variables (RANK, WORLD_SIZE, MASTER_PORT, ..., in place of this process's own), so fn calls
  * cairn_env_create(NULL, NULL, ...); this process hosts the store meanwhile. What fn returns is the process's exit
  * code; stdio is flushed, functions of atexit are not called. The first failure ends the others, by SIGTERM and later
  * SIGKILL; ranks die with this process.

@@ -30,19 +30,19 @@ typedef struct cairn_graph cairn_graph;
 /* One training step, or any other work on one environment that does the same whenever it is called. */
 typedef cairn_status (*cairn_graph_step)(void *user);
 
-/* The first replays run the step as it is, so that everything it needs is allocated and chosen; the next records it.
- * Only those that return CAIRN_OK count. */
+/* The first replays call the step, so that all its memory is allocated and its algorithms are chosen; the next records
+ * it. Only those that return CAIRN_OK count. */
 enum { CAIRN_GRAPH_WARMUP = 3 };
 
 /* Makes a graph of step. Nothing is run yet.
  *
  *   env    everything that step uses was made in it; one graph at a time is recorded
- *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; of a scaled
- *          loss it holds everything from amp_scale_loss to cairn_step. It may not read from the device
- *          (cairn_tensor_item, cairn_tensor_read), write to it from the host (cairn_tensor_write,
- *          cairn_optimizer_set_lr), nor allocate there (leaf tensors, modules, optimizers): while it is recorded those
- *          return CAIRN_ESTATE with a sentence, and so does the replay, whatever the step makes of it. Kernels of the
- *          user's own belong to the recording if they are launched on cairn_cuda_stream(env)
+ *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; with a scaled
+ *          loss it must contain amp_scale_loss and cairn_step. It may not read from the device (cairn_tensor_item,
+ *          cairn_tensor_read), write to it from the host (cairn_tensor_write, cairn_optimizer_set_lr), nor allocate
+ *          there (leaf tensors, modules, optimizers): while it is recorded those return CAIRN_ESTATE with a message,
+ *          and so does the replay, even if the step ignores it. Kernels of the user's own belong to the recording if
+ *          they are launched on cairn_cuda_stream(env)
  *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
  *          tensors
  *

@@ -23,7 +23,7 @@ typedef struct cairn_module cairn_module;
  * be read; a backward through its parameters, and their views, are errors from here on. */
 CAIRN_API void cairn_module_destroy(cairn_module **module);
 
-/* y = module(x), with the casts of float inputs and of the output that amp asked for. NULL on error. */
+/* y = module(x), with the casts of float inputs and of the output that amp has set. NULL on error. */
 CAIRN_API cairn_tensor *cairn_module_forward(cairn_module *module, cairn_tensor *x);
 
 /* The same with several inputs, some of which may be NULL where the module says so. */
@@ -53,6 +53,14 @@ CAIRN_API cairn_status cairn_module_require_grad(cairn_module *module, int on);
  * out of range. */
 CAIRN_API size_t cairn_module_num_buffers(const cairn_module *module);
 CAIRN_API cairn_tensor *cairn_module_buffer(const cairn_module *module, size_t i, const char **name);
+
+/* The module as a part of a training's state (stateful.h): what cairn_param_set_stateful (param.h) says of its
+ * parameters, under their paths, and the buffers of it and its children, under theirs. Whether it is in training mode
+ * (cairn_module_train) is no part of it. CAIRN_ESTATE also for a module that belongs to another.
+ *
+ * Over several ranks buffers are rank 0's where ddp sends them to all (ddp_options.broadcast_buffers); elsewhere each
+ * rank has its own, and on another number of ranks all take rank 0's. */
+CAIRN_API cairn_stateful cairn_module_stateful(cairn_module *module);
 
 /* The handle of a parameter or buffer by its path from the module asked; NULL with CAIRN_EINVAL where there is none. */
 CAIRN_API cairn_tensor *cairn_module_get(const cairn_module *module, const char *path);

@@ -123,7 +123,7 @@ CAIRN_API cairn_tensor *cairn_cast(cairn_tensor *x, cairn_dtype dtype);
 /* ---- in place ---- */
 
 /* x is written and returned; NULL on error, and x is as it was. For leaves, buffers and parameters, whose memory no
- * graph records: a result is refused, and what wants a gradient is written between cairn_no_grad_begin and
+ * graph records: a result is refused, and what requires a gradient is written between cairn_no_grad_begin and
  * cairn_no_grad_end alone (torch: "a leaf Variable that requires grad is being used in an in-place operation"). A graph
  * that still waits for its backward sees the new values, as it does those of cairn_tensor_write. A parameter's caches
  * are dropped, as cairn_param_changed does; one that has a master is computed on the master in f32 (other parameters
@@ -294,7 +294,7 @@ CAIRN_API cairn_tensor *cairn_softmin(cairn_tensor *x, int dim);
 /* ---- by index; dropout ---- */
 
 /* rows[i] = table[indices[i]]; indices i32 or i64 of any shape, table [rows, n]. padding_idx: that row gets no
- * gradient; -1 = none. An index outside is told by the next cairn_backward or read, as CAIRN_EINVAL, and its row is
+ * gradient; -1 = none. An index outside is an error of the next cairn_backward or read, CAIRN_EINVAL, and its row is
  * zero. torch.nn.functional.embedding */
 CAIRN_API cairn_tensor *cairn_embedding_forward(cairn_tensor *indices, cairn_tensor *table, int64_t padding_idx);
 
@@ -335,7 +335,7 @@ CAIRN_API cairn_tensor *cairn_l1_loss(cairn_tensor *x, cairn_tensor *y, const st
 CAIRN_API cairn_tensor *cairn_smooth_l1_loss(cairn_tensor *x, cairn_tensor *y,
                                              const struct cairn_loss_options *options);
 /* x scores [N, C, ...], target i64 or i32 [N, ...]; [C] and a target of one element too. A target that is no class is
- * told by the next cairn_backward or read, as CAIRN_EINVAL. torch.nn.functional.cross_entropy */
+ * an error of the next cairn_backward or read, CAIRN_EINVAL. torch.nn.functional.cross_entropy */
 CAIRN_API cairn_tensor *cairn_cross_entropy(cairn_tensor *x, cairn_tensor *target,
                                             const struct cairn_loss_options *options);
 CAIRN_API cairn_tensor *cairn_nll_loss(cairn_tensor *x, cairn_tensor *target, const struct cairn_loss_options *options);

@@ -157,6 +157,24 @@ CAIRN_API int cairn_optimizer_num_groups(const cairn_optimizer *optimizer);
 /* The set given at creation. */
 CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);
 
+/* The optimizer as a part of a training's state (stateful.h), beside its parameters' own (cairn_module_stateful):
+ *
+ *   moments      by their parameters' names; those of a parameter that has been frozen from the beginning do not exist,
+ *                and a load makes them where the state has some
+ *   counters     steps taken, skipped, and missed by each parameter, which Adam's bias correction, schedules and
+ *                stochastic rounding read; and what is known of the last step
+ *   groups       hyperparameters and base rates: those that are saved take the place of the program's; to go on with
+ *                others set them after the load
+ *   schedules    the step at which each began. What a schedule is, is the program's, which sets it before the load and
+ *                may set another: its position comes from the counters
+ *   plateau      the best metric and the counts since, if both runs have called cairn_optimizer_set_plateau
+ *
+ * Optimizers are made alike: of the same kind, with the same groups in the same order. Refused as
+ * cairn_param_set_stateful (param.h) is, and where gradients have been clipped that no step has used; a load also
+ * where a captured graph holds other hyperparameters than learning rate and momentum: CAIRN_ESTATE. CAIRN_EINVAL other
+ * groups. Over several ranks moments are their parameters', and the rest rank 0's if ddp averages all of them. */
+CAIRN_API cairn_stateful cairn_optimizer_stateful(cairn_optimizer *optimizer);
+
 #ifdef __cplusplus
 }
 #endif

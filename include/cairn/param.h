@@ -5,12 +5,13 @@
 
 #include "core.h"
 #include "env.h"
+#include "stateful.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One parameter, described. Filled by the user to make a set, or by cairn_param_set_get to look at one. It has no
+/* One parameter, described. Filled by the user to make a set, or by cairn_param_set_get to read one. It has no
  * struct_size, so that initialisers hold nothing but the parameter; calls hand its size over (core.h). */
 typedef struct cairn_param {
     const char *name;
@@ -59,7 +60,7 @@ CAIRN_API void cairn_param_set_destroy(cairn_param_set **set);
 
 /* For a set the user made: weights, gradient or both of parameter i stand elsewhere from now on (memory was
  * reallocated, or a gradient has got its memory at the first backward). NULL = as it is. The old memory, which may be
- * gone, is not looked at: contents come along as with realloc. So weights are what they were (a master stays), and a
+ * gone, is not read: contents come along as with realloc. So weights are what they were (a master stays), and a
  * gradient that waits for its step stands in the new memory; where it does not, cairn_grads_taken comes before. A
  * gradient in memory of Cairn's is kept. Errors, which change nothing: CAIRN_EINVAL no such parameter, memory as
  * cairn_param_set_create; CAIRN_ESTATE a module's set, its gradients travel (ddp_wait comes first), or a captured graph
@@ -121,7 +122,7 @@ CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int m
  * A parameter requires a gradient (torch: requires_grad) until it is frozen, and again once it is thawed. While it is
  * frozen its weights stay as they are: backward computes no product for its gradient, there is no gradient and no
  * memory of Cairn's for one, no bucket of ddp holds a byte of it, nothing of it can overflow, optimizers pass it over.
- * Backward stops at an operation none of whose inputs wants a gradient.
+ * Backward stops at an operation none of whose inputs requires a gradient.
  *
  *   gradient    freezing drops what waits: the gradient is forgotten as by cairn_param_set_zero_grad, unsynced and
  *               accumulated sums too. An overflow that its optimizer has taken note of before still skips its step.
@@ -138,9 +139,10 @@ CAIRN_API cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int m
  *   ddp         the calls below are then collective: every rank makes the same ones, in the same order, or all of them
  *               return CAIRN_EPEER with the name of the first parameter that differs, and nothing changes. The next
  *               backward that is reduced plans the buckets anew, where it finds others frozen than those before it;
- *               static_graph is then learned anew. Call them between steps, when every rank has ended its backward
- *               (own buffers: ddp_wait): a rank that is refused for a backward of its own leaves the others waiting,
- *               and so does one whose loss reaches no parameter any more.
+ *               static_graph is then learned anew. A call within a backward (own buffers: before ddp_wait) is refused
+ *               at once, and ranks that make it after theirs get CAIRN_EPEER with the reason when that backward (that
+ *               ddp_wait) has ended on all ranks. A backward whose graph used parameters that have been frozen since
+ *               counts them as not reached, and is reduced if others of the set require a gradient.
  *   graph.h     a captured graph holds which products are computed and which memory is reduced: CAIRN_ESTATE while one
  *               is alive.
  *
@@ -161,6 +163,22 @@ CAIRN_API cairn_status cairn_param_set_require_grad(cairn_param_set *set, const 
 
 /* 0 for a frozen parameter, and for i out of range; else 1. */
 CAIRN_API int cairn_param_requires_grad(const cairn_param_set *set, size_t i);
+
+/* ---- state ----
+ *
+ * The set as a part of a training's state (stateful.h): weights under the names of their parameters, and which are
+ * frozen, in the order of the set. Of a half parameter with a master that is saved, in f32, and a load rounds the half
+ * weights from it; others in the type of their memory. A load gives sets the same types: the same level of amp.
+ *
+ * State is saved and loaded between a step and the next backward. Gradients are no part of it: one that a step, taken
+ * or skipped, has used is forgotten by a load. CAIRN_ESTATE, with what to call first: a gradient that no step has used
+ * or that is unsynced (ddp_no_sync), gradients that travel, a backward that runs, a scaled loss that is open or waits
+ * for its step, a graph that is being recorded. CAIRN_EINVAL: a parameter is called "requires_grad". A load that
+ * freezes or thaws is one of the calls above: CAIRN_ESTATE while a captured graph is alive, and under ddp collective.
+ *
+ * Over several ranks rank 0 saves what ddp averages on all of them, and each rank what is its own: without ddp
+ * everything, and ddp_options.ignored. */
+CAIRN_API cairn_stateful cairn_param_set_stateful(cairn_param_set *set);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,7 @@ typedef struct cairn_group_rule {
     cairn_params_are are; /* 0 = whatever they are */
     const char *names;    /* a pattern for the whole name: "encoder.*.weight", "h.[0-3].*", as POSIX fnmatch without
                              flags, so * takes dots too. NULL = any */
-    int (*takes)(void *user, const cairn_param *param); /* 0 = not this one. param is as cairn_param_set_get tells, with
+    int (*takes)(void *user, const cairn_param *param); /* 0 = not this one. param is as from cairn_param_set_get,
                              grad NULL where there is none yet; read it only. NULL = any */
     void *user;                                         /* handed to takes */
     const struct cairn_sgd_options *sgd;   /* hyperparameters; NULL = the INIT macro's, as with any create */
@@ -38,7 +38,7 @@ typedef struct cairn_group_rule {
 } cairn_group_rule;
 
 /* An optimizer with a group for each rule, in their order: group i is rules[i]'s. A parameter goes to the first rule
- * that takes it. A rule that takes none has an empty group, which the log tells (info).
+ * that takes it. A rule that takes none has an empty group, which is logged (info).
  *
  *   rules   [count]; they, names and options are read during the call
  *

@@ -37,7 +37,7 @@ struct cairn_progress_options {
 #define cairn_progress_options(...) \
     (&(struct cairn_progress_options){.struct_size = sizeof(struct cairn_progress_options), __VA_ARGS__})
 
-/* What a line tells beside steps and time. A field left 0 is left out: a loss that is 0 is told by has_loss. */
+/* What a line shows beside steps and time. A field left 0 is left out; set has_loss to show a loss of 0. */
 struct cairn_progress_values {
     size_t struct_size;
     double loss;

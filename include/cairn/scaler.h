@@ -61,17 +61,17 @@ struct amp_scaler_options {
     cairn_switch consecutive_hysteresis; /* OFF; deepspeed */
     double min_scale, max_scale;         /* floor and ceiling, in init_scale's range */
 
-    /* Of AMP_SCALER_USER: writes the next scale, and what it likes of growth_tracker, hysteresis_left and user[], into
+    /* Of AMP_SCALER_USER: writes the next scale, and if it uses them growth_tracker, hysteresis_left and user[], into
      * *state, which holds the present ones. Called once a step; on a GPU when that step is known of, which is late: the
-     * new scale holds for losses that are scaled after. A scale outside of floor and ceiling becomes the nearer of
-     * them; one that is no finite number above 0 is CAIRN_EINVAL, and the state stays. */
+     * new scale holds for losses that are scaled after. A scale outside of floor and ceiling is clamped; one that is
+     * not a finite number above 0 is CAIRN_EINVAL, and the state stays. */
     void (*update)(void *ctx, struct amp_scaler_state *state, int found);
     void *ctx;
 };
 #define amp_scaler_options(...) \
     (&(struct amp_scaler_options){.struct_size = sizeof(struct amp_scaler_options), __VA_ARGS__})
 
-/* All there is to know of a scaler: what it was made with, and where it stands. To be saved, and loaded again. */
+/* The whole state of a scaler: its options and its progress. To be saved, and loaded again. */
 struct amp_scaler_state {
     size_t struct_size;
     amp_scaler_kind kind;
@@ -91,7 +91,7 @@ struct amp_scaler_state {
 
 typedef struct amp_scaler amp_scaler;
 
-/* ---- looking, saving, loading: of a scaler that amp_scaler_create made, or amp_scaler_of of a context ---- */
+/* ---- reading, saving, loading: of a scaler that amp_scaler_create made, or amp_scaler_of of a context ---- */
 
 /* The scale that the next loss is multiplied by. NaN for NULL. torch: get_scale */
 CAIRN_API double amp_scaler_get_scale(const amp_scaler *scaler);
@@ -105,10 +105,15 @@ CAIRN_API cairn_status amp_scaler_get_state(const amp_scaler *scaler, struct amp
 
 /* Takes every field but struct_size; a scale outside of [min_scale, max_scale] becomes the nearer of them, and
  * hysteresis_left comes into [0, hysteresis], but for AMP_SCALER_USER. Waits for the device. Errors, which change
- * nothing: CAIRN_EINVAL names a field that makes no sense, a state of AMP_SCALER_USER for a scaler without an update,
- * or one whose scale changes for a context that leaves no step out (skip_nonfinite);
- * CAIRN_ESTATE losses that were scaled wait for their step, or a graph is being recorded; CAIRN_EDEVICE. */
+ * nothing: CAIRN_EINVAL names an invalid field, a state of AMP_SCALER_USER for a scaler without an update, or a dynamic
+ * one for a context that skips no step (skip_nonfinite); CAIRN_ESTATE scaled losses were not stepped yet, or a graph is
+ * being recorded; CAIRN_EDEVICE. */
 CAIRN_API cairn_status amp_scaler_set_state(amp_scaler *scaler, const struct amp_scaler_state *state);
+
+/* The same as a part of a training's state (stateful.h), for a scaler that amp_scaler_create made: a context saves its
+ * own (amp_stateful). Errors of saving and loading: those of set_state; CAIRN_ESTATE a backward is running, a scaled
+ * loss is open or waits for its step, with what to call first. */
+CAIRN_API cairn_stateful amp_scaler_stateful(amp_scaler *scaler);
 
 /* One update, as a trace has it. */
 struct amp_scaler_update_record {
@@ -125,7 +130,7 @@ CAIRN_API cairn_status amp_scaler_record_sized(size_t record_nbytes, amp_scaler 
                                                struct amp_scaler_update_record *records, size_t capacity);
 #define amp_scaler_record(...) amp_scaler_record_sized(sizeof(struct amp_scaler_update_record), __VA_ARGS__)
 
-/* Updates since then, those that did not fit too. */
+/* Updates since amp_scaler_record, including those that did not fit. */
 CAIRN_API size_t amp_scaler_recorded(const amp_scaler *scaler);
 
 /* ---- the explicit way: scale, backward, unscale, step, update ---- */
@@ -162,10 +167,10 @@ CAIRN_API cairn_tensor *amp_scaler_scale(amp_scaler *scaler, cairn_tensor *loss)
 
 /* Checks for overflow, and makes the optimizer's gradients unscaled f32 ones: cairn_optimizer_masters shows them, and
  * of f32 parameters cairn_param_set_get too. A read and write of the gradients, and for half ones f32 memory at the
- * first call; clipping by norm (cairn_clip_grad_norm) has no need of it. Does not wait.
- * Errors: CAIRN_ESTATE "unscale has already been called on this optimizer since the last update", or it is called
- * after step; no loss was ever scaled, the backward before failed, or the optimizer belongs to another scaler or
- * context; CAIRN_EINVAL; CAIRN_ENOMEM. */
+ * first call; clipping by norm (cairn_clip_grad_norm) does not need it. Does not wait.
+ * Errors: CAIRN_ESTATE "unscale has already been called on this optimizer since the last update", or it is called after
+ * step; no loss was scaled yet, the last backward failed, or the optimizer belongs to another scaler or context;
+ * CAIRN_EINVAL; CAIRN_ENOMEM. */
 CAIRN_API cairn_status amp_scaler_unscale(amp_scaler *scaler, cairn_optimizer *optimizer);
 
 /* Steps, unless the optimizer's gradients overflowed. *stepped (may be NULL; else waits for the device): 1 if it did.

@@ -189,7 +189,7 @@ struct cairn_plateau_options {
 CAIRN_API cairn_status cairn_optimizer_set_plateau(cairn_optimizer *optimizer,
                                                    const struct cairn_plateau_options *options);
 
-/* The metric of an epoch, or of whatever is looked at in turn: where the best one is `patience` metrics back, all base
+/* The metric of an epoch, or of another period: where the best one is `patience` metrics back, all base
  * rates are multiplied by factor. Collective over the environment's ranks: what counts is the mean of their metrics, so
  * that all reduce or none does. A NaN is no better.
  *

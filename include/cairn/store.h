@@ -2,19 +2,18 @@
  * FileStore, HashStore and PrefixStore, and the same bytes on the wire: a process of torch and one of Cairn may share
  * one.
  *
- * An environment makes and ends what it needs by itself (cairn_env_create); a program makes stores for what is its own:
- * to meet without a launcher (cairn_env_options.store), to agree on a file's name, to count.
+ * An environment makes and ends its own store (cairn_env_create); a program makes stores for other purposes: to meet
+ * without a launcher (cairn_env_options.store), to agree on a file's name, to count.
  *
  * Keys    C strings of 1 to 8191 bytes. Values: bytes, up to 8 MiB.
  * Time    every call returns within the store's timeout, in seconds (half a second later at most where a TCP store's
- *         server hangs; finding a host's address takes what the system takes). A key that did not come by then is
+ *         server hangs; finding a host's address takes what the system takes). A key that is still missing then is
  *         CAIRN_ETIMEOUT with its name, and the store lives on.
  * Threads one caller per store at a time; a hash store takes any number.
- * Forks   a store is of the process that made it: a child may destroy its copy of a TCP store, and do nothing else with
- *         one.
- * Errors  CAIRN_EINVAL a key or value beyond the limits, NULL where something must be; CAIRN_ENOMEM; CAIRN_ETIMEOUT;
- *         CAIRN_EPEER the server went away (every later call says so too); CAIRN_ESYSTEM a file that cannot be read or
- *         written.
+ * Forks   a store belongs to the process that made it: a forked child may only destroy its copy of a TCP store.
+ * Errors  CAIRN_EINVAL a key or value beyond the limits, or a required pointer that is NULL; CAIRN_ENOMEM;
+ *         CAIRN_ETIMEOUT; CAIRN_EPEER the server went away (every later call fails likewise); CAIRN_ESYSTEM a file that
+ *         cannot be read or written.
  * Cost    TCP: one round trip a call, get two. Not for tensors.
  * Source  PyTorch torch/csrc/distributed/c10d/Store.hpp, TCPStore.cpp, FileStore.cpp, HashStore.cpp,
  *         PrefixStore.cpp. */
@@ -40,20 +39,20 @@ struct cairn_tcp_store_options {
     (&(struct cairn_tcp_store_options){.struct_size = sizeof(struct cairn_tcp_store_options), __VA_ARGS__})
 
 /* Joins the store at host:port, retrying until a store answers there or the timeout is over; it may be Cairn's or
- * PyTorch's of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips asking which). With is_server it is
- * served here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
+ * PyTorch's of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips the detection). With is_server it
+ * is served here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
  * Errors: CAIRN_EINVAL host, port, options; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT no store answered, or fewer than
  * world_size joined. torch: TCPStore */
 CAIRN_API cairn_status cairn_tcp_store_create(const char *host, int port, const struct cairn_tcp_store_options *options,
                                               cairn_store **out);
 
 /* Keeps everything in the file at path, which may be on a file system that machines share (with working locks). It is
- * made where it is not there. world_size stores use it, one a process or thread, none made before a fork; the last of
- * them to be destroyed removes it; 0 = it stays. A process that is killed does no harm: what it wrote in part counts
- * as not written, and the file stays. Where an earlier run's file was left behind, its keys are still there: choose a
- * new path for each run. The file's bytes are Cairn's own: PyTorch's FileStore does not read them, nor the reverse.
- * timeout: seconds, 0 = CAIRN_TIMEOUT, or 300. Errors: CAIRN_EINVAL, also for a file that is something else;
- * CAIRN_ESYSTEM; later CAIRN_EPEER the file was removed or cut. torch: FileStore */
+ * made if missing. world_size stores use it, one a process or thread, none made before a fork; the last of them to be
+ * destroyed removes it; 0 = it stays. A killed process does no harm: a partial write is ignored, and the file stays. A
+ * file left by an earlier run still has its keys: use a new path for each run. The file's bytes are Cairn's own:
+ * PyTorch's FileStore does not read them, nor the reverse. timeout: seconds, 0 = CAIRN_TIMEOUT, or 300. Errors:
+ * CAIRN_EINVAL, also for a file that is something else; CAIRN_ESYSTEM; later CAIRN_EPEER the file was removed or
+ * truncated. torch: FileStore */
 CAIRN_API cairn_status cairn_file_store_create(const char *path, int world_size, double timeout, cairn_store **out);
 
 /* For the threads of one process. timeout as above. torch: HashStore */
@@ -81,19 +80,18 @@ CAIRN_API cairn_status cairn_store_get(cairn_store *store, const char *key, void
 CAIRN_API void cairn_store_free(void *value);
 
 /* Adds delta to the whole number, in decimal, that key holds; a missing one counts as 0. sum may be NULL.
- * Errors: CAIRN_EINVAL key holds no number (hash and file stores; a TCP store's server closes the connection then, as
- * torch's does: CAIRN_EPEER). */
+ * Errors: CAIRN_EINVAL the value is not a number (hash and file stores; a TCP store's server closes the connection
+ * then, as torch's does: CAIRN_EPEER). */
 CAIRN_API cairn_status cairn_store_add(cairn_store *store, const char *key, int64_t delta, int64_t *sum);
 
-/* Waits until all n keys are there. n: up to 131072, with names of 64 MiB together. */
+/* Waits until all n keys exist. n: up to 131072, with names of 64 MiB together. */
 CAIRN_API cairn_status cairn_store_wait(cairn_store *store, const char *const *keys, size_t n);
 
-/* *present = 1 where all n keys are there now. */
+/* *present = 1 if all n keys exist now. */
 CAIRN_API cairn_status cairn_store_check(cairn_store *store, const char *const *keys, size_t n, int *present);
 
-/* Where key holds expected, or is missing and nexpected is 0: sets it to desired. *value is what key holds then, or,
- * for a missing key and another expectation, expected again (as torch's does); the caller's, as get's. value may be
- * NULL. */
+/* If key holds expected, or is missing and nexpected is 0: sets it to desired. *value is the value of key then, or, for
+ * a missing key and a non-empty expected, expected (as torch's does); the caller's, as get's. value may be NULL. */
 CAIRN_API cairn_status cairn_store_compare_set(cairn_store *store, const char *key, const void *expected,
                                                size_t nexpected, const void *desired, size_t ndesired, void **value,
                                                size_t *nbytes);

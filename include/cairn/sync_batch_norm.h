@@ -9,7 +9,7 @@
  *           in rank order, and every rank has the same bits. running_var goes towards the variance over n - 1, n of all
  *           ranks. Gradients of weight and bias are of the rank's own share: ddp averages them like any other.
  * Messages  in training one all-gather of 2 C + 1 f64 in forward, and one all-reduce of as many in backward, where x
- *           wants a gradient; both are waited for. In evaluation none. A group of one rank sends nothing and is
+ *           requires a gradient; both are waited for. In evaluation none. A group of one rank sends nothing and is
  *           cairn_batch_norm to the bit.
  * Order     in training every rank runs the same synchronised layers in the same order, forward and backward. A
  *           checkpoint runs its forward once more in backward, messages included.

@@ -3,7 +3,7 @@
  * Results belong to the environment's tape. What the program itself made, or got from a module, lives until the next
  * cairn_zero_grad of an optimizer of that environment or cairn_release_results, or, made between cairn_no_grad_begin
  * and cairn_no_grad_end, until the latter. What a module's forward made and did not return to the program ends before,
- * also where the forward is the user's: what wants a gradient when backward has consumed it (a backward that retains
+ * also where the forward is the user's: what requires a gradient when backward has consumed it (a backward that retains
  * the graph does not), and the rest (all, under no_grad) when that forward returns. cairn_tensor_keep holds a value
  * longer. Use of a result in the three steps after its own is an error, not a crash; later its place may hold another
  * result. Leaf tensors (cairn_randn, cairn_tensor_from) live until cairn_tensor_destroy or the environment's end.
@@ -78,7 +78,7 @@ CAIRN_API const float *cairn_tensor_grad(const cairn_tensor *leaf);
 CAIRN_API void cairn_tensor_clear_grad(cairn_tensor *leaf);
 
 /* Copies the gradient of a leaf out, n elements, converted to f64; waits for the device. Zeros where no backward
- * reached the leaf. Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE not a leaf that wants a gradient. */
+ * reached the leaf. Errors: CAIRN_EINVAL n is not the tensor's; CAIRN_ESTATE not a leaf that requires one. */
 CAIRN_API cairn_status cairn_tensor_read_grad(const cairn_tensor *leaf, double *values, size_t n);
 
 /* Ends a leaf or a kept result. A step that uses it (its graph, a view) goes on doing so: the memory is freed when that
@@ -105,8 +105,7 @@ CAIRN_API cairn_status cairn_tensor_read(const cairn_tensor *t, float *values, s
  * Floats are cut towards 0 to be integers; what an integer type cannot hold becomes its nearest value, and NaN 0. */
 CAIRN_API cairn_status cairn_tensor_read_as(const cairn_tensor *t, cairn_dtype dtype, void *values, size_t n);
 
-/* The value of a tensor of one element; NaN on error (then cairn_last_error tells). Waits for the device, as read
- * does. */
+/* The value of a tensor of one element; NaN on error (see cairn_last_error). Waits for the device, as read does. */
 CAIRN_API float cairn_tensor_item(const cairn_tensor *t);
 
 /* The tensor for people, as torch prints it: nested brackets, at most three of the first and last of each dimension
@@ -122,17 +121,17 @@ CAIRN_API cairn_status cairn_tensor_print(const cairn_tensor *t);
 
 /* Walks the tape back from loss (one element) and leaves every wanted gradient in its place. Weight gradients come
  * before input gradients. Returns after what listens to gradients (ddp) has settled. The graph is consumed.
- * Errors: the cause of a NULL loss; CAIRN_EINVAL more than one element, or nothing in it wants a gradient; CAIRN_ESTATE
- * stale, consumed, or a module whose parameters are in the graph has been destroyed; CAIRN_ENOMEM; what a listener
- * reports (CAIRN_EPEER, CAIRN_ETIMEOUT); what went wrong on the device in this step, as a target that is no class
- * (CAIRN_EINVAL): every backward of the step tells it, and every read of a result, until the next step begins. Nothing
- * waits for the device. */
+ * Errors: the cause of a NULL loss; CAIRN_EINVAL more than one element, or nothing in it requires a gradient;
+ * CAIRN_ESTATE stale, consumed, or a module whose parameters are in the graph has been destroyed; CAIRN_ENOMEM; what a
+ * listener reports (CAIRN_EPEER, CAIRN_ETIMEOUT); what went wrong on the device in this step, as a target that is no
+ * class (CAIRN_EINVAL): every backward of the step returns it, and every read of a result, until the next step begins.
+ * Nothing waits for the device. */
 CAIRN_API cairn_status cairn_backward(cairn_tensor *loss);
 
 struct cairn_backward_options {
     size_t struct_size;
     /* ON: the graph may be walked again, before the weights change: it holds no copies of them, so after an optimizer's
-     * step a second walk would mix old values with new ones, and nothing tells. OFF */
+     * step a second walk would mix old values with new ones unnoticed. OFF */
     cairn_switch retain_graph;
     cairn_tensor *grad; /* the gradient of the tensor, of its shape; NULL = ones, for one element only */
 };
@@ -154,8 +153,9 @@ CAIRN_API cairn_status cairn_backward_with(cairn_tensor *tensor, const struct ca
  *     CAIRN_CHECK(cairn_step(optimizer));
  *
  * Graphs that were retained or that no backward has walked end too; a loss is read before. It begins no step: what went
- * wrong on the device in this one stays. It may be called under ddp_no_sync, and by a recorded graph's step. Counts as
- * one of the three steps above. Does not wait for the device.
+ * wrong on the device in this one stays. It may be called under ddp_no_sync. Counts as one of the three steps above.
+ * Does not wait for the device. Called by a recorded graph's step it is part of the recording, and what came after the
+ * last call stays readable until the next replay; called beside a graph it ends no result of the graph.
  * Errors: CAIRN_EINVAL env is NULL; CAIRN_ESTATE called within a module's forward, a checkpoint or a backward, or
  * between amp_scale_loss and amp_scale_loss_end. PyTorch: the last reference to the loss goes. */
 CAIRN_API cairn_status cairn_release_results(cairn_env *env);
@@ -168,13 +168,13 @@ CAIRN_API cairn_status cairn_no_grad_end(cairn_env *env);
 /* The value without its graph: gradients stop here. Shares memory. torch.Tensor.detach */
 CAIRN_API cairn_tensor *cairn_detach(cairn_tensor *x);
 
-/* Anomaly mode: every operation's result, and every gradient, is looked at as it is made, and the first infinity or NaN
+/* Anomaly mode: every operation's result, and every gradient, is checked as it is made, and the first infinity or NaN
  * ends the forward or the backward with CAIRN_ENUMERIC and a sentence that names the operation, its inputs' shapes and
- * the number of bad values, and the input that was bad before, if one was. It looks at infinities too, which PyTorch's
- * does not: at those with which a dynamic loss scale finds its size, so begin with a small one (the sentence says that
- * a loss is scaled). What comes from outside is not looked at, and an infinity is none of an operation's doing where an
- * input of it, or the gradient that comes to it, holds one already: scores plus a mask of -inf are no anomaly; a NaN
- * always is. Slow, for finding bugs; on the CPU alone (on another device: a warning).
+ * the number of bad values, and the input that had some before, if one did. It checks for infinities too, which
+ * PyTorch's does not, also for those that a dynamic loss scale causes while it falls, so begin with a small one (the
+ * message says that a loss is scaled). Values from outside are not checked, and an infinity is none of an operation's
+ * doing where an input of it, or the gradient that comes to it, holds one already: scores plus a mask of -inf are no
+ * anomaly; a NaN always is. Slow, for finding bugs; on the CPU alone (on another device: a warning).
  * torch.autograd.set_detect_anomaly */
 CAIRN_API void cairn_detect_anomaly(cairn_env *env, int on);
 
@@ -185,10 +185,10 @@ CAIRN_API void cairn_detect_anomaly(cairn_env *env, int on);
  * (cairn_zero_grad). Results from outside must be among the inputs; gradients reach these, and every leaf and parameter
  * that fn uses, as they would without the checkpoint, in the same order; but under O1 a parameter that is used outside
  * too is cast once more, so that what it gets from there is added in f32 and not in half. What fn makes is gone when it
- * returns, but for its result. NULL with CAIRN_ESTATE where fn breaks these rules; backward tells with CAIRN_ESTATE
- * where the operations, the shapes of their results, or the tensors outside that they reach were others there than
- * before. torch.utils.checkpoint.checkpoint(use_reentrant=True), after Chen et al., "Training Deep Nets with Sublinear
- * Memory Cost", 2016. */
+ * returns, but for its result. NULL with CAIRN_ESTATE where fn breaks these rules; backward returns CAIRN_ESTATE where
+ * the operations, the shapes of their results, or the tensors outside that they reach were others there than before.
+ * torch.utils.checkpoint.checkpoint(use_reentrant=True), after Chen et al., "Training Deep Nets with Sublinear Memory
+ * Cost", 2016. */
 typedef cairn_tensor *(*cairn_checkpoint_fn)(void *ctx, cairn_tensor *const *inputs, int count);
 CAIRN_API cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cairn_tensor *const *inputs, int count);
 
@@ -207,14 +207,14 @@ struct cairn_custom_op {
     const char *name; /* in errors; outlives the environment's step */
     /* Computes y, whose shape and type cairn_custom was given, from x[0..count-1]. */
     cairn_status (*forward)(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count);
-    /* Writes dx[i].data, whole, where it is not NULL. NULL = the result wants no gradient. */
+    /* Writes dx[i].data, whole, where it is not NULL. NULL = the result requires no gradient. */
     cairn_status (*backward)(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count);
 };
 
 /* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions
- * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_op_set_cast has said otherwise of
- * op's name; y's type stays what was said. torch.autograd.Function */
+ * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_op_set_cast has set a class for op's
+ * name; y's type stays the given one. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);
 CAIRN_API cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx,

@@ -121,7 +121,7 @@ static cairn_status fail_message(const struct caller *from, const struct caller 
     const struct cairn__call *sent = from->call, *received = to->call;
     return cairn__fail(CAIRN_EPEER,
                        "message number %" PRIu64 " from %s to %s: %s sends %" PRIu64 " %s, %s receives %" PRIu64
-                       " %s; a message is received with the count and type it is sent with",
+                       " %s; both ranks must pass the same count and type",
                        sent->number, from->name, to->name, from->name, sent->n,
                        cairn_dtype_name((cairn_dtype)sent->dtype), to->name, received->n,
                        cairn_dtype_name((cairn_dtype)received->dtype));
@@ -139,7 +139,7 @@ static cairn_status fail_collective(const struct caller *low, const struct calle
     const bool same_kind = a->kind == b->kind;
     (same_kind ? describe_values : describe_whole)(a, of_a, sizeof(of_a));
     (same_kind ? describe_values : describe_whole)(b, of_b, sizeof(of_b));
-    return cairn__fail(CAIRN_EPEER, "%s number %" PRIu64 ": %s brings %s, %s brings %s; %s",
+    return cairn__fail(CAIRN_EPEER, "%s number %" PRIu64 ": %s issues %s, %s issues %s; %s",
                        same_kind ? cairn__call_name((enum cairn__call_kind)a->kind) : "collective", a->number,
                        low->name, of_a, high->name, of_b, advice);
 }

@@ -52,8 +52,8 @@ bool cairn__calls_agree(const struct cairn__call *a, const struct cairn__call *b
 /* "all-reduce number 17 of 5 f32 to the average", "the group's creation" for number 0 */
 void cairn__call_describe(const struct cairn__call *call, char *text, size_t nbytes);
 
-/* CAIRN_EPEER, the same sentence on both ranks of the group: "all-reduce number 17: rank 0 brings 5 f32 to sum, rank 2
- * brings 6 f32 to sum; every rank must issue the same collectives in the same order". */
+/* CAIRN_EPEER, the same sentence on both ranks of the group: "all-reduce number 17: rank 0 issues 5 f32 to sum, rank 2
+ * issues 6 f32 to sum; every rank must issue the same collectives in the same order". */
 cairn_status cairn__fail_mismatch(const cairn_group *group, int rank, const struct cairn__call *call, int other,
                                   const struct cairn__call *others);
 

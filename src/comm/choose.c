@@ -58,10 +58,9 @@ static const char *device_of(const struct cairn__peer *peer) {
 /* A backend that was named. */
 static cairn_status check_memory(int row, bool on_gpu) {
     REQUIRE(row != CAIRN__BACKEND_NCCL || on_gpu, CAIRN_EINVAL,
-            "the group backend 'nccl' exchanges memory of GPUs, and the ranks compute on the CPU; use auto");
+            "the group backend 'nccl' needs ranks on GPUs, and these compute on the CPU; use auto");
     REQUIRE(row == CAIRN__BACKEND_NCCL || row == CAIRN__BACKEND_SELF || !on_gpu, CAIRN_EINVAL,
-            "the group backend '%s' exchanges the host's memory, and the ranks compute on GPUs; use nccl or auto",
-            name_of(row));
+            "the group backend '%s' needs ranks on the CPU, and these compute on GPUs; use nccl or auto", name_of(row));
     return CAIRN_OK;
 }
 
@@ -219,8 +218,8 @@ static cairn_status check_facts(const struct cairn__peers *p, int named) {
     cairn_status st = CAIRN_OK;
     for (int r = 1; r < p->size; r++) {
         REQUIRE(strcmp(p->all[r].wanted, p->all[0].wanted) == 0, CAIRN_EINVAL,
-                "rank 0 was told the group backend '%s' and rank %d '%s'; set CAIRN_BACKEND (or "
-                "cairn_env_options.backend) alike on every rank",
+                "rank 0 has the group backend '%s' and rank %d '%s'; set CAIRN_BACKEND (or cairn_env_options.backend) "
+                "alike on every rank",
                 p->all[0].wanted, r, p->all[r].wanted);
     }
     for (int r = 1; r < p->size; r++) {

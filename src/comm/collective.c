@@ -1,5 +1,6 @@
 /* The calls that move arrays: their arguments are checked here, by a table, and nowhere below. */
 #include "comm/front.h"
+#include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/status.h"
 
@@ -12,12 +13,12 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    [CAIRN__ALLREDUCE] = {ONE, ONE, .reduces = true, .advice = "src may be dst, or be elsewhere"},
-    [CAIRN__REDUCE] = {ONE, ONE, .reduces = true, .other = "root", .advice = "src may be dst, or be elsewhere"},
+    [CAIRN__ALLREDUCE] = {ONE, ONE, .reduces = true, .advice = "src must be dst, or not overlap it"},
+    [CAIRN__REDUCE] = {ONE, ONE, .reduces = true, .other = "root", .advice = "src must be dst, or not overlap it"},
     [CAIRN__BROADCAST] = {ONE, NONE, .other = "root"},
-    [CAIRN__ALLGATHER] = {EACH, ONE, .advice = "it may only be dst + rank * n, or be elsewhere"},
-    [CAIRN__REDUCE_SCATTER] = {ONE, EACH, .reduces = true, .advice = "dst may only be src + rank * n, or be elsewhere"},
-    [CAIRN__ALLTOALL] = {EACH, EACH, .advice = "they must be apart"},
+    [CAIRN__ALLGATHER] = {EACH, ONE, .advice = "src must be dst + rank * n, or not overlap dst"},
+    [CAIRN__REDUCE_SCATTER] = {ONE, EACH, .reduces = true, .advice = "dst must be src + rank * n, or not overlap src"},
+    [CAIRN__ALLTOALL] = {EACH, EACH, .advice = "they must not overlap"},
     [CAIRN__SEND] = {NONE, ONE, .other = "the receiving rank"},
     [CAIRN__RECV] = {ONE, NONE, .other = "the sending rank"},
 };
@@ -54,7 +55,7 @@ static cairn_status check_array(const cairn_group *group, const struct arguments
     REQUIRE(a->n == 0 || (uintptr_t)array->x % type->nbytes == 0, CAIRN_EINVAL, "%s: %s at %p is not aligned for %s",
             what, array->name, array->x, type->name);
     REQUIRE(!group->device || a->n == 0 || cairn__device_reaches(group->device, array->x), CAIRN_EINVAL,
-            "%s: %s at %p is no memory of the group's device (%s)", what, array->name, array->x,
+            "%s: %s at %p is not memory of the group's device (%s)", what, array->name, array->x,
             group->device->ops->name);
     return CAIRN_OK;
 }
@@ -102,10 +103,11 @@ static cairn_status check(const cairn_group *group, const struct arguments *a) {
     REQUIRE(!is_message || a->root != group->rank, CAIRN_EINVAL, "%s: rank %d is this rank itself; copy instead", what,
             a->root);
     REQUIRE(cairn__dtype(a->dtype) && a->dtype != CAIRN_BOOL, CAIRN_EINVAL,
-            "%s: %d (%s) is no element type that groups know; use CAIRN_F64, F32, F16, BF16, I64, I32 or U8", what,
+            "%s: %d (%s) is not an element type of groups; use CAIRN_F64, F32, F16, BF16, I64, I32 or U8", what,
             (int)a->dtype, cairn_dtype_name(a->dtype));
     REQUIRE(!shapes[a->kind].reduces || (a->op >= CAIRN_SUM && a->op <= CAIRN_PROD), CAIRN_EINVAL,
-            "%s: %d is no operation; use CAIRN_SUM, CAIRN_AVG, CAIRN_MIN, CAIRN_MAX or CAIRN_PROD", what, (int)a->op);
+            "%s: %d is not a reduction; use CAIRN_SUM, CAIRN_AVG, CAIRN_MIN, CAIRN_MAX or CAIRN_PROD", what,
+            (int)a->op);
     const struct array dst = array_of(group, a, true), src = array_of(group, a, false);
     TRY(check_array(group, a, &src));
     TRY(check_array(group, a, &dst));
@@ -196,5 +198,33 @@ cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mi
     TRY(cairn__group_check_alive(group));
     TRY(cairn__group_check_status(group, &group->last, group->backend->exchange(group, all, mine, nbytes)));
 out:
+    return st;
+}
+
+union word {
+    uint64_t tag;
+    double value;
+};
+
+/* Every rank adds up by itself, so that there is no second message. */
+cairn_status cairn__group_sum(cairn_group *group, double *values, size_t n, uint64_t tag, int *odd) {
+    const size_t p = (size_t)cairn_group_size(group), words = n + 1;
+    cairn_status st = CAIRN_OK;
+    union word *all = NULL;
+    *odd = -1;
+    TRY(cairn__alloc((p + 1) * words * sizeof(*all), (void **)&all));
+    union word *const mine = all + p * words;
+    mine[n].tag = tag;
+    for (size_t i = 0; i < n; i++) mine[i].value = values[i];
+    TRY(cairn__group_exchange(group, all, mine, words * sizeof(*all)));
+    for (size_t r = p; r-- > 1;) {
+        if (all[r * words + n].tag != all[n].tag) *odd = (int)r;
+    }
+    for (size_t i = 0; *odd < 0 && i < n; i++) {
+        values[i] = all[i].value;
+        for (size_t r = 1; r < p; r++) values[i] += all[r * words + i].value;
+    }
+out:
+    cairn__free(all);
     return st;
 }

@@ -132,7 +132,7 @@ bool cairn__group_destroy_root(cairn_group **group) {
     if (alive > 0) {
         cairn__log(CAIRN_LOG_ERROR,
                    "%d group%s made from the environment's by cairn_group_new or cairn_group_split %s alive, so it is "
-                   "kept; cairn_group_destroy them first",
+                   "kept; destroy them first with cairn_group_destroy",
                    alive, alive > 1 ? "s" : "", alive > 1 ? "are" : "is");
         return false;
     }
@@ -155,6 +155,10 @@ void cairn_group_destroy(cairn_group **group) {
 
 int cairn_group_rank(const cairn_group *group) {
     return group ? group->rank : 0;
+}
+
+double cairn__group_timeout(const cairn_group *group) {
+    return group->timeout;
 }
 
 int cairn_group_size(const cairn_group *group) {
@@ -189,7 +193,7 @@ bool cairn__group_blames(const cairn_group *group) {
 /* ---- group memory ---- */
 
 cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out) {
-    REQUIRE(group && out, CAIRN_EINVAL, "cairn_group_alloc needs a group and a place for the address");
+    REQUIRE(group && out, CAIRN_EINVAL, "cairn_group_alloc: group or out is NULL");
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
     REQUIRE(nbytes <= SIZE_MAX / 2, CAIRN_ENOMEM, "group memory of %zu bytes is more than memory can hold", nbytes);
@@ -199,7 +203,7 @@ out:
 }
 
 cairn_status cairn_group_free(cairn_group *group, void **memory) {
-    REQUIRE(group && memory, CAIRN_EINVAL, "cairn_group_free needs a group and the address of the memory's address");
+    REQUIRE(group && memory, CAIRN_EINVAL, "cairn_group_free: group or memory is NULL");
     if (!*memory) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));

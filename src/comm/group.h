@@ -22,7 +22,7 @@ struct cairn__group_options {
 
 /* Collective over all ranks; returns when all have joined. Errors: CAIRN_EINVAL, also for ranks with different backends
  * in their options; CAIRN_ENOTBUILT; CAIRN_ENOTSUP a backend that cannot join these ranks, and why; CAIRN_EPEER a rank
- * died meanwhile; CAIRN_ETIMEOUT names the ranks that did not come; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
+ * died meanwhile; CAIRN_ETIMEOUT names the ranks that did not join; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
 cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
 
 /* Ends the group of cairn__group_create; not collective. false, with an error logged, where groups made from it are
@@ -72,5 +72,19 @@ bool cairn__group_blames(const cairn_group *group);
 /* all [size * nbytes] gets every rank's mine [nbytes], memory of the host whatever the group's device. Collective;
  * waits. */
 cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes);
+
+/* Seconds without the other ranks after which calls fail. */
+double cairn__group_timeout(const cairn_group *group);
+
+/* values [n], memory of the host, become their sums over the ranks, added in rank order: the same bits everywhere. tag:
+ * what must be equal on all ranks. *odd: the first rank whose tag is not rank 0's, and then nothing is added up; -1 =
+ * none. Collective; waits. */
+cairn_status cairn__group_sum(cairn_group *group, double *values, size_t n, uint64_t tag, int *odd);
+
+/* Collective, after work that each rank did by itself: CAIRN_OK if every rank's status is; else this rank's own error,
+ * or CAIRN_EPEER with the message of a rank that failed. (outcome.c) */
+cairn_status cairn__group_agree_on_status(cairn_group *group, const char *call, cairn_status status);
+/* The same of memory [size of group][nbytes], zeroed. */
+cairn_status cairn__group_make_room(cairn_group *group, const char *call, size_t nbytes, void **out);
 
 #endif

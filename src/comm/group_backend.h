@@ -38,7 +38,7 @@ struct cairn__group_backend {
     bool looks;       /* an all-reduce checks its results for inf and NaN */
     bool blames;      /* fills request.blame: equally on every rank if looks, else for what the rank itself reduced */
     bool keeps_store; /* family->store is used after creation */
-    /* (optional: without it the backend always can) Whether it can be used in this process, before anybody meets; the
+    /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_options *options);
     /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error

@@ -131,11 +131,11 @@ static void put_others(struct text *t, const struct notes *n) {
         put(t, n->all[r].call);
     }
     char more[40];
-    snprintf(more, sizeof(more), ", and %d more elsewhere", listed - MOST_OTHERS);
+    snprintf(more, sizeof(more), ", and %d more in other calls", listed - MOST_OTHERS);
     if (listed > MOST_OTHERS) put(t, more);
 }
 
-/* "; rank 2 left no word: it ended, ..." */
+/* "; rank 2 reported nothing: it ended, ..." */
 static void put_silent(struct text *t, const struct notes *n) {
     int silent = 0;
     for (int r = 0; r < n->group->size; r++) {
@@ -146,8 +146,8 @@ static void put_silent(struct text *t, const struct notes *n) {
     char more[40];
     snprintf(more, sizeof(more), " and %d more", silent - MOST_OTHERS);
     if (silent > MOST_OTHERS) put(t, more);
-    if (silent == 1) put(t, " left no word: it ended, is stopped, or is not in a call of this group");
-    if (silent > 1) put(t, " left no word: they ended, are stopped, or are not in a call of this group");
+    if (silent == 1) put(t, " reported nothing: it ended, is stopped, or is not in a call of this group");
+    if (silent > 1) put(t, " reported nothing: they ended, are stopped, or are not in a call of this group");
 }
 
 /* The first note is nearest to the cause, unless it only reports that another rank left, whose note may come later. */
@@ -170,9 +170,9 @@ static cairn_status fail_with_notes(const struct notes *n, const char *seen, cai
     put_others(&t, n);
     if (n->complete) put_silent(&t, n);
     if (cause) {
-        put(&t, "; first of all ");
+        put(&t, "; first failure, on ");
         put_rank(&t, n->group, (int)(cause - n->all));
-        put(&t, " saw: ");
+        put(&t, ": ");
         put(&t, cause->seen);
     }
     return cairn__fail(status, "%s", t.room);

@@ -51,7 +51,7 @@ static cairn_status release(cairn_group *group, void *memory) {
         self->blocks[i] = self->blocks[--self->count];
         return CAIRN_OK;
     }
-    return cairn__fail(CAIRN_EINVAL, "cairn_group_free: %p is no memory of this group", memory);
+    return cairn__fail(CAIRN_EINVAL, "cairn_group_free: %p is not memory of this group", memory);
 }
 
 /* With one rank the result of every collective is the source. */

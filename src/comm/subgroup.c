@@ -73,8 +73,9 @@ static cairn_status check_proposals(cairn_group *parent) {
     cairn__group_name_rank(parent, (int)(other - first), b, sizeof(b));
     if (first->kind != other->kind) {
         return cairn__fail(CAIRN_EPEER,
-                           "%s calls %s, %s calls %s; every rank must make groups from another in the same order", a,
-                           call_name((enum proposal_kind)first->kind), b, call_name((enum proposal_kind)other->kind));
+                           "%s calls %s, %s calls %s; every rank must make the groups of one parent in the same order",
+                           a, call_name((enum proposal_kind)first->kind), b,
+                           call_name((enum proposal_kind)other->kind));
     }
     list_ranks(first, of_a, sizeof(of_a));
     list_ranks(other, of_b, sizeof(of_b));
@@ -196,8 +197,8 @@ out:
 static cairn_status read_ranks(const cairn_group *parent, const int *ranks, int n, struct cairn__proposal *mine) {
     bool named[CAIRN__MAX_RANKS] = {false};
     REQUIRE(ranks ? n >= 1 : n == 0, CAIRN_EINVAL,
-            ranks ? "cairn_group_new: a group of %d ranks; it needs one at least, or NULL and 0 for all"
-                  : "cairn_group_new: ranks is NULL, and n is %d; NULL goes with 0, and is all ranks",
+            ranks ? "cairn_group_new: a group of %d ranks; give at least one, or NULL and 0 for all ranks"
+                  : "cairn_group_new: ranks is NULL, and n is %d; give NULL and 0 for all ranks",
             n);
     REQUIRE(n <= parent->size, CAIRN_EINVAL, "cairn_group_new: %d ranks of a group that has %d", n, parent->size);
     mine->n = ranks ? n : parent->size;

@@ -146,7 +146,7 @@ out:
 }
 
 cairn_status cairn_work_test(cairn_work *work, int *done) {
-    REQUIRE(work && done, CAIRN_EINVAL, "cairn_work_test needs a work and a place for its answer");
+    REQUIRE(work && done, CAIRN_EINVAL, "cairn_work_test: work or done is NULL");
     cairn_status st = work->done ? CAIRN_OK : cairn__group_progress(work->group);
     *done = work->done;
     return work->done ? CAIRN_OK : st;
@@ -162,7 +162,7 @@ cairn_status cairn__work_finish(cairn_work **work, uint32_t *found) {
 }
 
 cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64_t *completed_ns) {
-    REQUIRE(work, CAIRN_EINVAL, "cairn_work_wait needs the address of a work");
+    REQUIRE(work, CAIRN_EINVAL, "cairn_work_wait: work is NULL");
     cairn_work *w = *work;
     if (!w) return CAIRN_OK;
     cairn_group *group = w->group;

@@ -1,5 +1,6 @@
 /* Conversions go in blocks through int64_t between integers and bool, and through double where a float is converted; an
- * i64 becomes an f32 directly, so that it is rounded once. */
+ * i64 becomes an f32 directly, so that it is rounded once. Between bool and f32 there is no block: maps and folds of
+ * masks would spend most of their time in it. */
 #include "core/convert.h"
 
 #include <stdbool.h>
@@ -70,12 +71,26 @@ static const struct {
     [CAIRN_BOOL] = {load_bool, reals_to_bool, integers_to_bool},
 };
 
+typedef void (*convert_fn)(void *dst, const void *x, size_t n);
+
+EACH(bool_to_f32, float, uint8_t, x[i] != 0)
+EACH(f32_to_bool, uint8_t, float, x[i] != 0)
+
+static const convert_fn direct[CAIRN__DTYPE_END][CAIRN__DTYPE_END] = {
+    [CAIRN_BOOL][CAIRN_F32] = bool_to_f32,
+    [CAIRN_F32][CAIRN_BOOL] = f32_to_bool,
+};
+
 void cairn__convert(void *dst, cairn_dtype to, const void *x, cairn_dtype from, size_t n) {
     const size_t to_nbytes = cairn_dtype_nbytes(to), from_nbytes = cairn_dtype_nbytes(from);
     const bool is_real = cairn__dtype(from)->is_float;
     _Alignas(8) unsigned char block[BLOCK * 8];
     if (to == from) {
         if (n > 0) memcpy(dst, x, n * to_nbytes);
+        return;
+    }
+    if (direct[from][to]) {
+        direct[from][to](dst, x, n);
         return;
     }
     for (size_t i = 0; i < n; i += BLOCK) {

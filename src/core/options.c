@@ -32,7 +32,8 @@ out:
 
 cairn_status cairn__element_check(size_t element_nbytes, const char *name) {
     REQUIRE(element_nbytes >= sizeof(void *) && element_nbytes <= MOST && element_nbytes % sizeof(void *) == 0,
-            CAIRN_EINVAL, "%s: %zu is no size of that struct; call the macro, which gives it", name, element_nbytes);
+            CAIRN_EINVAL, "%s: %zu is not a size of that struct; call the macro, which passes it", name,
+            element_nbytes);
     return CAIRN_OK;
 }
 

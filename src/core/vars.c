@@ -22,13 +22,13 @@ const struct cairn__var_info cairn__vars[] = {
     {"GLOO_SOCKET_IFNAME", "network interface, or an address of it, by which gloo reaches the other machines"},
     {"CAIRN_HOST_ID", "overrides the boot id by which ranks tell that they share a host"},
     {"CAIRN_STORE_DIALECT",
-     "what a TCP store's server speaks: 1.13, 2.1 or 2.2 (PyTorch's version from which on); unset, it is asked"},
+     "dialect of a TCP store's server: 1.13, 2.1 or 2.2 (PyTorch's version that began it); detected where unset"},
     {"OMP_NUM_THREADS",
      "threads inside a rank, the first number of a list; 1, unless cairn_set_num_threads says otherwise"},
-    {"TORCH_DISTRIBUTED_DEBUG", "INFO: what ddp contexts are made with is logged; DETAIL: their times too, after "
+    {"TORCH_DISTRIBUTED_DEBUG", "INFO: the settings of each ddp context are logged; DETAIL: their times too, after "
                                 "iterations 1 to 10 and each 100th"},
     {"CAIRN_DDP_LOG",
-     "file in which rank 0 leaves what ddp has measured; every rank, where it has a %r for its number"},
+     "file for ddp's measurements of rank 0; with %r in its name, the rank's number, one for each rank"},
     {"RANK", "this process's rank, as torchrun sets it"},
     {"WORLD_SIZE", "number of ranks, as torchrun sets it"},
     {"LOCAL_RANK", "rank on this machine, as torchrun sets it"},
@@ -76,7 +76,7 @@ const struct cairn__var_info cairn__vars[] = {
     {"SLURM_JOB_ID", "number of the job; ports and keys are made from it"},
     {"SLURM_STEP_ID", "number of the step; likewise"},
     {"SLURM_RESTART_COUNT", "how often Slurm has started the job anew; likewise"},
-    {"TORCHELASTIC_ERROR_FILE", "where a rank that fails leaves why, for the launcher's report"},
+    {"TORCHELASTIC_ERROR_FILE", "file for the error of a rank that fails, for the launcher's report"},
     {NULL, NULL},
 };
 

@@ -35,7 +35,9 @@ static cairn_status read_at(const cairn_npy *f, void *to, size_t nbytes, int64_t
         const ssize_t got = pread(f->fd, end, nbytes, (off_t)at);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return cairn__fail_errno(errno, "%s: reading at byte %" PRId64, f->path, at);
-        REQUIRE(got > 0, CAIRN_EINVAL, "%s: ends at byte %" PRId64 ", in the middle of what its header promises",
+        REQUIRE(got > 0, CAIRN_EINVAL,
+                "%s: ends at byte %" PRId64
+                ", before the last element that its header declares; the file may have been truncated",
                 f->path, at);
         end += got;
         at += got;
@@ -107,15 +109,15 @@ static cairn_status read_type(cairn_npy *f, const char *descr) {
     }
     if (f->dtype) return CAIRN_OK;
     if (strchr(descr, 'O'))
-        return cairn__fail(CAIRN_EINVAL,
-                           "%s: an array of Python objects ('%s'), which only Python can read; save numbers", f->path,
-                           descr);
+        return cairn__fail(
+            CAIRN_EINVAL, "%s: an array of Python objects ('%s'), which only Python can read; save an array of numbers",
+            f->path, descr);
     if (descr[0] == '>')
         return cairn__fail(CAIRN_EINVAL, "%s: big-endian ('%s'); save x.astype(x.dtype.newbyteorder('<')) instead",
                            f->path, descr);
     return cairn__fail(CAIRN_EINVAL,
-                       "%s: type '%s'; Cairn reads '<f8', '<f4', '<f2', '<i8', '<i4', '|u1' and '|b1': save "
-                       "x.astype('<f4'), say",
+                       "%s: type '%s'; Cairn reads '<f8', '<f4', '<f2', '<i8', '<i4', '|u1' and '|b1'; save "
+                       "x.astype('<f4'), for example",
                        f->path, descr);
 }
 
@@ -145,7 +147,7 @@ static cairn_status parse(cairn_npy *f, const char *header, size_t nbytes) {
     }
     skip_spaces(&t);
     REQUIRE(is_whole && t.at == header + nbytes && descr[0] && has_order && has_shape, CAIRN_EINVAL,
-            "%s: its header is not one that numpy.save writes", f->path);
+            "%s: its header is not in the form that numpy.save writes", f->path);
     REQUIRE(!is_fortran || f->ndim < 2, CAIRN_EINVAL, "%s: in Fortran order; save numpy.ascontiguousarray(x) instead",
             f->path);
     return read_type(f, descr);
@@ -166,7 +168,8 @@ static cairn_status read_header(cairn_npy *f) {
     uint32_t nbytes = head[MAGIC + 2] | (uint32_t)head[MAGIC + 3] << 8;
     if (!is_short) nbytes |= (uint32_t)head[MAGIC + 4] << 16 | (uint32_t)head[MAGIC + 5] << 24;
     TRY(nbytes <= MOST_HEADER ? CAIRN_OK
-                              : cairn__fail(CAIRN_EINVAL, "%s: a header of %" PRIu32 " bytes", f->path, nbytes));
+                              : cairn__fail(CAIRN_EINVAL, "%s: its header has %" PRIu32 " bytes; Cairn reads up to %d",
+                                            f->path, nbytes, (int)MOST_HEADER));
     TRY(cairn__calloc(nbytes + 1, 1, (void **)&text));
     TRY(read_at(f, text, nbytes, (int64_t)before));
     f->begin = (int64_t)before + nbytes;
@@ -189,7 +192,8 @@ static cairn_status measure(cairn_npy *f) {
     fits = fits && !__builtin_mul_overflow(nbytes, is_empty ? 0 : f->rows, &all);
     if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
     REQUIRE(fits && all <= (int64_t)s.st_size - f->begin, CAIRN_EINVAL,
-            "%s: %" PRId64 " bytes, which is shorter than its header says: was it cut?", f->path, (int64_t)s.st_size);
+            "%s: %" PRId64 " bytes, fewer than its header declares; the file may have been truncated", f->path,
+            (int64_t)s.st_size);
     return CAIRN_OK;
 }
 
@@ -254,10 +258,11 @@ static const char *write_shape(char text[SHAPE_TEXT], int ndim, const int64_t *s
 cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype, int ndim, const int64_t *shape) {
     char is[SHAPE_TEXT], wanted[SHAPE_TEXT];
     REQUIRE(npy && (shape || ndim == 0), CAIRN_EINVAL, "cairn_npy_expect: npy and shape must be set");
-    REQUIRE(ndim >= 0 && ndim <= MOST_DIMS, CAIRN_EINVAL, "cairn_npy_expect: %d dimensions", ndim);
+    REQUIRE(ndim >= 0 && ndim <= MOST_DIMS, CAIRN_EINVAL, "cairn_npy_expect: ndim is %d; it must be from 0 to %d", ndim,
+            (int)MOST_DIMS);
     bool fits = npy->dtype == dtype && npy->ndim == ndim;
     for (int i = 0; fits && i < ndim; i++) fits = shape[i] < 0 || shape[i] == npy->shape[i];
-    REQUIRE(fits, CAIRN_EINVAL, "%s: has %s of shape %s, and the program wants %s of %s", npy->path,
+    REQUIRE(fits, CAIRN_EINVAL, "%s: has %s of shape %s, but the program expects %s of shape %s", npy->path,
             cairn_dtype_name(npy->dtype), write_shape(is, npy->ndim, npy->shape), cairn_dtype_name(dtype),
             write_shape(wanted, ndim, shape));
     return CAIRN_OK;
@@ -268,10 +273,10 @@ cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype, int ndim,
 cairn_status cairn_npy_read_rows(const cairn_npy *npy, const int64_t *rows, size_t n, void *values, size_t nbytes) {
     REQUIRE(npy && ((rows && values) || n == 0), CAIRN_EINVAL, "cairn_npy_read_rows: npy, rows and values must be set");
     REQUIRE(npy->row_nbytes == 0 || n <= nbytes / npy->row_nbytes, CAIRN_EINVAL,
-            "%s: room for %zu bytes, and %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
+            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
     for (size_t i = 0; i < n; i++) {
-        REQUIRE(rows[i] >= 0 && rows[i] < npy->rows, CAIRN_EINVAL, "%s: row %" PRId64 " of %" PRId64, npy->path,
-                rows[i], npy->rows);
+        REQUIRE(rows[i] >= 0 && rows[i] < npy->rows, CAIRN_EINVAL,
+                "%s: row is %" PRId64 ", but the file has %" PRId64 " rows", npy->path, rows[i], npy->rows);
     }
     for (size_t i = 0, run; i < n; i += run) {
         for (run = 1; i + run < n && rows[i + run] == rows[i] + (int64_t)run;) run++;
@@ -285,8 +290,8 @@ cairn_status cairn_npy_read_rows(const cairn_npy *npy, const int64_t *rows, size
 cairn_status cairn_npy_read(const cairn_npy *npy, int64_t first, size_t n, void *values, size_t nbytes) {
     REQUIRE(npy && (values || n == 0), CAIRN_EINVAL, "cairn_npy_read: npy and values must be set");
     REQUIRE(first >= 0 && first <= npy->rows && n <= (uint64_t)(npy->rows - first), CAIRN_EINVAL,
-            "%s: %zu rows from %" PRId64 " on, of %" PRId64, npy->path, n, first, npy->rows);
+            "%s: %zu rows from %" PRId64 " on, but the file has %" PRId64 " rows", npy->path, n, first, npy->rows);
     REQUIRE(npy->row_nbytes == 0 || n <= nbytes / npy->row_nbytes, CAIRN_EINVAL,
-            "%s: room for %zu bytes, and %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
+            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
     return read_at(npy, values, n * npy->row_nbytes, npy->begin + first * (int64_t)npy->row_nbytes);
 }

@@ -6,6 +6,7 @@
 #include "core/options.h"
 #include "core/philox.h"
 #include "core/status.h"
+#include "param/stateful.h"
 
 #define MOST_SHUFFLED ((int64_t)UINT32_MAX)
 #define MOST          ((int64_t)1 << 62) /* so that no place, padding included, leaves int64_t */
@@ -14,6 +15,7 @@ struct cairn_sampler {
     int64_t n, length, position, epoch;
     int rank, size;
     uint64_t seed;
+    cairn_switch drop_last, pad;
     uint32_t *order; /* [n] of this epoch; NULL: 0, 1, 2, ... */
 };
 
@@ -60,28 +62,30 @@ static int is_switch(cairn_switch s) {
 static cairn_status check_arguments(int64_t n, int rank, int size, const struct cairn_sampler_options *o,
                                     cairn_sampler **out) {
     REQUIRE(out, CAIRN_EINVAL, "out is NULL");
-    REQUIRE(n >= 0 && n <= MOST, CAIRN_EINVAL, "a dataset of %" PRId64 " examples; it has from 0 to 2^62", n);
-    REQUIRE(size >= 1, CAIRN_EINVAL, "%d ranks; there is at least one", size);
-    REQUIRE(rank >= 0 && rank < size, CAIRN_EINVAL, "rank %d of %d; ranks are from 0 to %d", rank, size, size - 1);
+    REQUIRE(n >= 0 && n <= MOST, CAIRN_EINVAL, "a dataset of %" PRId64 " examples; it must have from 0 to 2^62", n);
+    REQUIRE(size >= 1, CAIRN_EINVAL, "size is %d; there must be at least one rank", size);
+    REQUIRE(rank >= 0 && rank < size, CAIRN_EINVAL, "rank is %d of %d ranks; it must be from 0 to %d", rank, size,
+            size - 1);
     REQUIRE(is_switch(o->shuffle), CAIRN_EINVAL,
-            "cairn_sampler_options.shuffle is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->shuffle);
+            "cairn_sampler_options.shuffle is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->shuffle);
     REQUIRE(is_switch(o->drop_last), CAIRN_EINVAL,
-            "cairn_sampler_options.drop_last is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+            "cairn_sampler_options.drop_last is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
             (int)o->drop_last);
     REQUIRE(is_switch(o->pad), CAIRN_EINVAL,
-            "cairn_sampler_options.pad is %d; a switch is CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->pad);
+            "cairn_sampler_options.pad is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->pad);
     REQUIRE(o->pad != CAIRN_OFF || o->drop_last != CAIRN_ON, CAIRN_EINVAL,
-            "cairn_sampler_options: pad off hands out every example once and drop_last leaves some out; choose one");
-    REQUIRE(o->shuffle == CAIRN_OFF || n <= MOST_SHUFFLED, CAIRN_EINVAL,
-            "a shuffle of %" PRId64 " examples; it is of fewer than 2^32: sample groups of examples that lie together, "
-            "or set shuffle to CAIRN_OFF",
-            n);
+            "cairn_sampler_options: pad=OFF gives every example once, but drop_last=ON leaves some out; choose one");
+    REQUIRE(
+        o->shuffle == CAIRN_OFF || n <= MOST_SHUFFLED, CAIRN_EINVAL,
+        "a shuffle of %" PRId64
+        " examples; it must be of fewer than 2^32: sample groups of neighbouring examples, or set shuffle to CAIRN_OFF",
+        n);
     return CAIRN_OK;
 }
 
-static int64_t length_of(int64_t n, int rank, int size, const struct cairn_sampler_options *o) {
-    if (o->drop_last == CAIRN_ON) return n / size;
-    return n / size + (o->pad == CAIRN_OFF ? rank < n % size : n % size != 0);
+static int64_t length_of(const cairn_sampler *s, int rank, int size) {
+    if (s->drop_last == CAIRN_ON) return s->n / size;
+    return s->n / size + (s->pad == CAIRN_OFF ? rank < s->n % size : s->n % size != 0);
 }
 
 cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
@@ -92,8 +96,8 @@ cairn_status cairn_distributed_sampler_create(int64_t n, int rank, int size,
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_sampler_options"));
     TRY(check_arguments(n, rank, size, &o, out));
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
-    *s = (cairn_sampler){.n = n, .rank = rank, .size = size, .seed = o.seed};
-    s->length = length_of(n, rank, size, &o);
+    *s = (cairn_sampler){.n = n, .rank = rank, .size = size, .seed = o.seed, .drop_last = o.drop_last, .pad = o.pad};
+    s->length = length_of(s, rank, size);
     if (o.shuffle != CAIRN_OFF) TRY(cairn__alloc((size_t)n * sizeof(s->order[0]), (void **)&s->order));
     TRY(cairn_sampler_set_epoch(s, 0));
     *out = s;
@@ -116,7 +120,7 @@ void cairn_sampler_destroy(cairn_sampler **sampler) {
 
 cairn_status cairn_sampler_set_epoch(cairn_sampler *sampler, int64_t epoch) {
     REQUIRE(sampler, CAIRN_EINVAL, "sampler is NULL");
-    REQUIRE(epoch >= 0, CAIRN_EINVAL, "epoch %" PRId64 "; epochs are counted from 0", epoch);
+    REQUIRE(epoch >= 0, CAIRN_EINVAL, "epoch is %" PRId64 "; it must not be negative", epoch);
     sampler->epoch = epoch;
     sampler->position = 0;
     if (sampler->order) shuffle(sampler);
@@ -139,8 +143,8 @@ size_t cairn_sampler_next(cairn_sampler *sampler, int64_t *indices, size_t n) {
 
 cairn_status cairn_sampler_seek(cairn_sampler *sampler, int64_t position) {
     REQUIRE(sampler, CAIRN_EINVAL, "sampler is NULL");
-    REQUIRE(position >= 0 && position <= sampler->length, CAIRN_EINVAL, "position %" PRId64 " of an epoch of %" PRId64,
-            position, sampler->length);
+    REQUIRE(position >= 0 && position <= sampler->length, CAIRN_EINVAL,
+            "position is %" PRId64 "; it must be from 0 to %" PRId64, position, sampler->length);
     sampler->position = position;
     return CAIRN_OK;
 }
@@ -155,4 +159,96 @@ int64_t cairn_sampler_position(const cairn_sampler *sampler) {
 
 int64_t cairn_sampler_epoch(const cairn_sampler *sampler) {
     return sampler ? sampler->epoch : 0;
+}
+
+/* ---- state ---- */
+
+/* Ranks that share a sampler have equal numbers, but at the end of an epoch without padding; each may have one of its
+ * own. */
+static cairn_status list(void *object, struct cairn__entries *entries) {
+    const cairn_sampler *s = object;
+    const struct {
+        const char *name;
+        int64_t value;
+    } numbers[] = {
+        {"n", s->n},
+        {"seed", (int64_t)s->seed},
+        {"shuffle", s->order != NULL},
+        {"drop_last", s->drop_last == CAIRN_ON},
+        {"pad", s->pad != CAIRN_OFF},
+        {"ranks", s->size},
+        {"epoch", s->epoch},
+        {"position", s->position},
+    };
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+        TRY(cairn__entries_add_i64(entries, CAIRN__ENTRY_RANK_OR_FIRST, numbers[i].value, "%s", numbers[i].name));
+out:
+    return st;
+}
+
+static cairn_status check_same(const cairn_sampler *s, const struct cairn__entries *entries) {
+    const int64_t n = cairn__entries_i64(entries, "n"), shuffle = cairn__entries_i64(entries, "shuffle");
+    const int64_t drop_last = cairn__entries_i64(entries, "drop_last"), pad = cairn__entries_i64(entries, "pad");
+    const uint64_t seed = (uint64_t)cairn__entries_i64(entries, "seed");
+    REQUIRE(n == s->n, CAIRN_EINVAL,
+            "sampler: it was saved of a dataset of %" PRId64 " examples, and this has %" PRId64, n, s->n);
+    REQUIRE(seed == s->seed, CAIRN_EINVAL, "sampler: it was saved with seed %" PRIu64 ", and has seed %" PRIu64, seed,
+            s->seed);
+    REQUIRE(shuffle == (s->order != NULL) && drop_last == (s->drop_last == CAIRN_ON) && pad == (s->pad != CAIRN_OFF),
+            CAIRN_EINVAL,
+            "sampler: it was saved with shuffle %d, drop_last %d and pad %d, and has %d, %d and %d; make it as it was",
+            shuffle != 0, drop_last != 0, pad != 0, s->order != NULL, s->drop_last == CAIRN_ON, s->pad != CAIRN_OFF);
+    return CAIRN_OK;
+}
+
+/* Where `ranks` ranks had handed out `position` places each. An epoch that was over is over. */
+static cairn_status move(const cairn_sampler *s, int64_t ranks, int64_t position, int64_t *out) {
+    const int64_t most = length_of(s, 0, (int)ranks);
+    REQUIRE(position >= 0 && position <= most, CAIRN_EINVAL,
+            "sampler: position %" PRId64 " of an epoch of %" PRId64 " on %" PRId64 " ranks", position, most, ranks);
+    if (position == most || ranks == s->size) {
+        *out = position < s->length && position < most ? position : s->length;
+        return CAIRN_OK;
+    }
+    const int64_t places = position * ranks; /* within the dataset, or it was refused */
+    REQUIRE(places % s->size == 0, CAIRN_EINVAL,
+            "sampler: %" PRId64 " ranks had handed out %" PRId64 " examples, %" PRId64 " each, which %d ranks do not "
+            "divide; save where they do, as at the end of an epoch",
+            ranks, places, position, s->size);
+    *out = places / s->size < s->length ? places / s->size : s->length;
+    return CAIRN_OK;
+}
+
+static cairn_status find_position(const cairn_sampler *s, const struct cairn__entries *entries, int64_t *position) {
+    const int64_t ranks = cairn__entries_i64(entries, "ranks"), epoch = cairn__entries_i64(entries, "epoch");
+    cairn_status st = CAIRN_OK;
+    TRY(check_same(s, entries));
+    REQUIRE(ranks >= 1 && ranks <= INT32_MAX && epoch >= 0, CAIRN_EINVAL,
+            "sampler: %" PRId64 " ranks in epoch %" PRId64, ranks, epoch);
+    TRY(move(s, ranks, cairn__entries_i64(entries, "position"), position));
+out:
+    return st;
+}
+
+static cairn_status check(const void *object, const struct cairn__entries *entries) {
+    int64_t position;
+    return find_position(object, entries, &position);
+}
+
+static cairn_status loaded(void *object, const struct cairn__entries *entries) {
+    cairn_sampler *s = object;
+    int64_t position = 0;
+    cairn_status st = CAIRN_OK;
+    TRY(find_position(s, entries, &position));
+    TRY(cairn_sampler_set_epoch(s, cairn__entries_i64(entries, "epoch")));
+    TRY(cairn_sampler_seek(s, position));
+out:
+    return st;
+}
+
+static const struct cairn__stateful_ops ops = {.kind = "sampler", .list = list, .check = check, .loaded = loaded};
+
+cairn_stateful cairn_sampler_stateful(cairn_sampler *sampler) {
+    return (cairn_stateful){&ops, sampler};
 }

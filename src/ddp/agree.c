@@ -1,6 +1,6 @@
-/* Agreement on parameters and buffers. Every rank describes what it has in words and compares a hash of them with
- * those of all; only where they differ all words are exchanged, and every rank finds the same first difference, so that
- * all fail: torch's one-way broadcast leaves rank 0 hanging. */
+/* Agreement on parameters and buffers. Every rank describes its own as text, and ranks exchange a hash of it. Only if
+ * hashes differ do they exchange the text; every rank then finds the same first difference and fails with it, where
+ * torch's one-way broadcast leaves rank 0 hanging. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,8 @@
 
 /* ---- words ---- */
 
-/* What a rank has, in order: of each parameter or buffer its name and what it is, a zero behind both. */
+/* The text of a rank: for each parameter and buffer, in order, its name and its description, each ended by a zero
+ * byte. */
 struct words {
     char *text;
     size_t used, capacity;
@@ -23,7 +24,7 @@ struct entry {
     const char *name, *what;
 };
 
-/* Entries point into the words they were read from. */
+/* Entries point into the text they were read from. */
 struct list {
     struct entry *entries;
     size_t count;
@@ -151,7 +152,7 @@ static cairn_status compare(const char *call, const struct list *lists, int p) {
     return CAIRN_OK;
 }
 
-/* Every rank's words, filled up to the longest's. */
+/* Every rank's text, padded to the longest one. */
 static cairn_status compare_words(const char *call, struct words *w, const size_t *used, cairn_group *group) {
     cairn_status st = CAIRN_OK;
     char *all = NULL;
@@ -160,9 +161,9 @@ static cairn_status compare_words(const char *call, struct words *w, const size_
     size_t most = 0;
     for (int r = 0; r < p; r++) most = used[r] > most ? used[r] : most;
     st = cairn__grow((void **)&w->text, &w->capacity, most, 1);
-    TRY(cairn__ddp_agree_on_status(group, call, st));
+    TRY(cairn__group_agree_on_status(group, call, st));
     memset(w->text + w->used, 0, most - w->used);
-    TRY(cairn__ddp_make_room(group, call, most, (void **)&all));
+    TRY(cairn__group_make_room(group, call, most, (void **)&all));
     TRY(cairn__group_exchange(group, all, w->text, most));
     for (int r = 0; r < p; r++) TRY(read_list(all + (size_t)r * most, used[r], &lists[r]));
     TRY(compare(call, lists, p));
@@ -178,7 +179,7 @@ out:
 static cairn_status agree_on_precision(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     char(*all)[sizeof(d->set->precision)] = NULL;
-    TRY(cairn__ddp_make_room(d->channel, d->call, sizeof(*all), (void **)&all));
+    TRY(cairn__group_make_room(d->channel, d->call, sizeof(*all), (void **)&all));
     TRY(cairn__group_exchange(d->channel, all, d->set->precision, sizeof(*all)));
     for (int r = 1; r < cairn_group_size(d->channel); r++) {
         if (memcmp(all[0], all[r], sizeof(*all)) == 0) continue;
@@ -196,7 +197,7 @@ cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct words words = {0};
     st = describe(&words, d);
-    TRY(cairn__ddp_agree_on_status(d->channel, d->call, st));
+    TRY(cairn__group_agree_on_status(d->channel, d->call, st));
     struct {
         uint64_t hash, used;
     } all[CAIRN__MAX_RANKS], mine = {cairn__hash_bytes(CAIRN__HASH_START, words.text, words.used), words.used};

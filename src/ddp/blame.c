@@ -1,7 +1,7 @@
 /* Finds the ranks whose own gradients were infinite or NaN, for the message about a skipped step.
  *
- * A reduction in place overwrites the ranks' own gradients, and a look at them before that makes it a third longer. So
- * ddp looks only when an overflow is likely: in the first backwards, after the loss scale has grown, and after a
+ * A reduction in place overwrites the ranks' own gradients, and checking them before makes it a third slower. So ddp
+ * checks them only when an overflow is likely: in the first backwards, after the loss scale has grown, and after a
  * skipped step. An overflow at another time has its parameter named the first time, and its ranks from the second time
  * on. All ranks decide alike, from values that are equal on all. */
 #include "comm/group.h"
@@ -42,7 +42,7 @@ struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
     return d->looks ? &d->blame : NULL;
 }
 
-/* Gradients that no_sync kept on their rank: then each rank decides on its own step, and others may not skip theirs. */
+/* Unsynced gradients: each rank decides on its own step then, and others may not skip theirs. */
 static bool is_unsynced(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__grad_states is = cairn__grad_states(d->slots[s].param->gradient);

@@ -63,18 +63,18 @@ out:
 }
 
 /* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. Torch sends
- * buffers under no_grad too, once, and a rank without a batch to evaluate is waited for in vain. */
+ * buffers under no_grad too, once, and waits in vain for a rank without a batch to evaluate. */
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d) {
     const bool due = !d->keeps_buffers && d->options.broadcast_buffers == CAIRN_ON && cairn_group_size(d->channel) > 1;
     if (cairn__records(d->set->env)) {
         d->keeps_buffers = d->no_sync;
         return due ? cairn__ddp_broadcast_buffers(d) : CAIRN_OK;
     }
-    if (due && !d->buffers_differ_told && packed_nbytes(d) > 0) {
-        d->buffers_differ_told = true;
+    if (due && !d->warned_of_buffers && packed_nbytes(d) > 0) {
+        d->warned_of_buffers = true;
         cairn__log(CAIRN_LOG_NOTICE,
                    "ddp_forward: under no_grad each rank uses its own buffers, which a training forward has changed; "
-                   "ddp_broadcast_buffers before an evaluation gives all ranks those of rank 0");
+                   "call ddp_broadcast_buffers before an evaluation to give all ranks those of rank 0");
     }
     return CAIRN_OK;
 }
@@ -82,7 +82,7 @@ cairn_status cairn__ddp_buffers_forward(struct ddp_context *d) {
 cairn_status ddp_broadcast_buffers(ddp_context *ddp) {
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_broadcast_buffers: ddp is NULL");
     if (cairn_group_size(ddp->channel) == 1) return CAIRN_OK;
-    ddp->buffers_differ_told = true; /* the program knows */
+    ddp->warned_of_buffers = true; /* the program knows */
     return cairn__ddp_broadcast_buffers(ddp);
 }
 

@@ -2,7 +2,7 @@
  *
  *   ddp.c       the context: options, making and ending, forward
  *   plan.c      which gradients travel together
- *   options.c   what users ask for, checked
+ *   options.c   options, read and checked
  *   reducer.c   one backward: arrivals, launches, settling; the listener of the parameter set; rebuilding
  *   unused.c    which parameters take part in a backward, here and on the other ranks
  *   local.c     no_sync, and ddp_reduce
@@ -12,10 +12,10 @@
  *   hooks.c     communication hooks
  *   buffers.c   rank 0's buffers to all
  *   weights.c   rank 0's weights to all
- *   agree.c     do all ranks have the same parameters
- *   frozen.c    do all ranks freeze and thaw the same ones
- *   outcome.c   did it go well on all of them
- *   times.c     when things happened in an iteration
+ *   agree.c     agreement on parameters and buffers
+ *   frozen.c    agreement on parameters that are frozen or thawed
+ *   state.c     what is saved: the order of arrival, and what ddp keeps equal on all ranks
+ *   times.c     when the parts of an iteration began and ended
  *   logging.c   times, sizes and options, for the user, the log and the file
  */
 #ifndef CAIRN__DDP_CONTEXT_H
@@ -49,7 +49,7 @@ struct cairn__ddp_slot {
 struct cairn__ddp_send {
     size_t pending; /* items that have not arrived in this backward */
     bool launched;
-    bool skipped; /* no rank has anything for it */
+    bool skipped; /* no rank has a gradient for it */
     cairn_work *work;
 };
 
@@ -76,7 +76,7 @@ struct ddp_context {
     void *arenas[CAIRN_U8 + 1];    /* [dtype] group memory */
     struct cairn__item *items;     /* [num_slots] room for lists */
     bool copies;                   /* some slot is not in place */
-    bool speaks; /* what a reduction says of infinite and NaN results holds for the gradients that come of them */
+    bool speaks;                   /* a reduction's check for inf and NaN holds for gradients copied back too */
 
     struct cairn__grad_listener listener;
     void *losses;            /* group memory: which ranks' losses were infinite or NaN; NULL = not yet */
@@ -85,6 +85,9 @@ struct ddp_context {
     size_t
         *order; /* [num_slots] slots in the order they arrived in this backward, or the last one; num_arrived of them */
     size_t num_arrived;
+    size_t *planned; /* [num_planned] rank 0's order that the buckets were planned anew in; 0 = they were not */
+    size_t num_planned;
+    int64_t *listed;           /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
     int64_t backwards;         /* that were reduced */
     bool running;              /* a backward has begun */
     bool settling;             /* and computes nothing more */
@@ -96,7 +99,7 @@ struct ddp_context {
     uint8_t *maps;             /* unused.c's */
     void *buffers;             /* group memory: the model's, packed; NULL = not yet, or there are none */
     bool keeps_buffers;        /* the next training forward begins with each rank's own */
-    bool buffers_differ_told;  /* the notice about buffers under no_grad has been logged */
+    bool warned_of_buffers;    /* the notice about buffers under no_grad has been logged */
     struct cairn__blame blame; /* of the backwards since the gradients were last forgotten */
     bool looks, blind;         /* this backward fills blame; one of those backwards did not */
     int looks_left;            /* backwards that will still fill blame */
@@ -154,23 +157,22 @@ cairn_status cairn__ddp_attach(struct ddp_context *d);
 /* Gradients are the model's own again, and forgotten; the arenas are given back. Collective. */
 void cairn__ddp_detach(struct ddp_context *d);
 
-/* What a hook says holds from here on; where it changes what travels, gradients move to other arenas. Collective; an
+/* Uses the hook from now on; where it changes the type that travels, gradients move to other arenas. Collective; an
  * error leaves all ranks as they were. */
 cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_hook *hook);
 
 /* The set's listener from here on. */
 void cairn__ddp_listen(struct ddp_context *d);
 
-/* A backward begins; what calls it again within one does nothing. For module it is nn, for raw buffers the first
- * declaration: these may find buckets planned anew. */
+/* A backward begins; further calls within it do nothing. nn calls it for a module, the first declaration for raw
+ * buffers, which may plan buckets anew. */
 cairn_status cairn__ddp_begin(struct ddp_context *d);
 
-/* The slot has its gradient; or none in this backward, and zeros travel. What goes wrong is kept in
- * d->status. */
+/* The slot has its gradient; or none in this backward, and zeros travel. A failure is kept in d->status. */
 void cairn__ddp_arrive(struct ddp_context *d, size_t slot);
 void cairn__ddp_arrive_empty(struct ddp_context *d, size_t slot);
 
-/* The backward has ended: what did not arrive counts as zero, and averages stand where gradients stood. */
+/* The backward has ended: gradients that did not arrive count as zero, and averages replace gradients. */
 cairn_status cairn__ddp_settle(struct ddp_context *d);
 
 /* Collective, once for each choice of slots, before the second forward: buckets in rank 0's order of arrival. */
@@ -178,14 +180,6 @@ cairn_status cairn__ddp_rebuild(struct ddp_context *d);
 
 /* A bucket as the user sees it. */
 struct ddp_bucket cairn__ddp_bucket_view(const struct ddp_context *d, size_t b);
-
-/* ---- outcome.c ---- */
-
-/* Collective over group: CAIRN_OK where every rank's status is; else this rank's own, or CAIRN_EPEER with the sentence
- * of one that failed. For what a rank does by itself between collectives. */
-cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status);
-/* The same of memory [size of group][nbytes], zeroed. */
-cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t nbytes, void **out);
 
 /* ---- agree.c ---- */
 
@@ -200,6 +194,12 @@ cairn_status cairn__ddp_agree_on_params(const struct ddp_context *d);
 cairn_status cairn__ddp_agree_on_frozen(void *ctx, const char *call, struct cairn__param *const *params, size_t count,
                                         bool on, cairn_status status);
 
+/* ---- state.c ---- */
+
+/* The listener's shares_param and shares_buffer. */
+bool cairn__ddp_shares_param(void *ctx, size_t index);
+bool cairn__ddp_shares_buffer(void *ctx, const char *path);
+
 /* ---- weights.c ---- */
 
 /* Collective. Rank 0's f32 values (masters, or the weights themselves) go to all; half weights are rounded from them.
@@ -208,8 +208,8 @@ cairn_status cairn__ddp_broadcast_params(struct ddp_context *d);
 
 /* ---- buffers.c ---- */
 
-/* Collective. Buffers of d->buffers_root go to all: whatever the options say; or where they and the state of things
- * do. */
+/* Collective. Send the buffers of d->buffers_root to all ranks: always; or, before a forward, if options and state
+ * require it. */
 cairn_status cairn__ddp_broadcast_buffers(struct ddp_context *d);
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d);
 void cairn__ddp_buffers_end(struct ddp_context *d); /* collective */
@@ -219,19 +219,19 @@ void cairn__ddp_buffers_end(struct ddp_context *d); /* collective */
 typedef bool (*cairn__ddp_slot_test)(const struct ddp_context *d, size_t s);
 enum { CAIRN__DDP_NAMES_NBYTES = 700 };
 
-/* "'fc1.weight', 'fc1.bias' and 3 more", of the slots that are meant, for a sentence; returns how many. */
+/* "'fc1.weight', 'fc1.bias' and 3 more", of the slots that pass is_meant, for a message; returns how many do. */
 size_t cairn__ddp_name_slots(const struct ddp_context *d, cairn__ddp_slot_test is_meant, char *text, size_t nbytes);
 
-/* Before anything of this backward is sent: which parameters will not come. Refuses them, or lets them arrive, with
- * what no_sync has kept or empty. Of a user's set this is not known yet. */
+/* Before this backward sends anything: fails for parameters that get no gradient, or lets them arrive, with their
+ * unsynced sum or empty. Does nothing for a user's set, whose declarations are not known yet. */
 cairn_status cairn__ddp_unused_begin(struct ddp_context *d);
-/* Whether bucket b need not be sent: no rank has anything for it. */
+/* Whether bucket b need not be sent, since no rank has a gradient for it. */
 bool cairn__ddp_unused_skips(const struct ddp_context *d, size_t b);
-/* Nothing more comes: what has not arrived does, with what no_sync has kept or empty. */
+/* No more gradients come: slots that have not arrived do, with their unsynced sum or empty. */
 cairn_status cairn__ddp_unused_rest(struct ddp_context *d);
-/* All buckets are on their way: which parameters no rank had; these count as never written. */
+/* All buckets are on their way: parameters for which no rank had a gradient count as never written. */
 cairn_status cairn__ddp_unused_settle(struct ddp_context *d);
-/* What it knows is forgotten: the context ends, or has other slots. */
+/* Frees its memory: the context ends, or has other slots. */
 void cairn__ddp_unused_end(struct ddp_context *d);
 
 /* ---- blame.c ---- */

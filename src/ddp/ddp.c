@@ -7,7 +7,7 @@
 #include "core/status.h"
 #include "ddp/context.h"
 
-/* ---- what a rank does by itself ---- */
+/* ---- making: each rank by itself ---- */
 
 static bool has_param(const struct cairn_param_set *set, const char *name) {
     for (size_t i = 0; i < set->count; i++) {
@@ -39,6 +39,7 @@ static cairn_status make_slots(struct ddp_context *d) {
     TRY(cairn__calloc(count, sizeof(d->slot_of[0]), (void **)&d->slot_of));
     TRY(cairn__calloc(count, sizeof(d->ignored[0]), (void **)&d->ignored));
     TRY(cairn__calloc(count, sizeof(d->order[0]), (void **)&d->order));
+    TRY(cairn__calloc(count, sizeof(d->planned[0]), (void **)&d->planned));
     TRY(cairn__calloc(count, sizeof(d->items[0]), (void **)&d->items));
     for (size_t i = 0; i < count; i++) {
         struct cairn__param *p = d->set->params[i];
@@ -76,7 +77,7 @@ out:
 static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_request *r) {
     cairn_status st = CAIRN_OK;
     REQUIRE(r->set, cairn__last_status(), "%s", cairn_last_error());
-    REQUIRE(!r->set->frozen_by, CAIRN_ESTATE, "%s: the %s a ddp context; ddp_destroy it first", r->call,
+    REQUIRE(!r->set->frozen_by, CAIRN_ESTATE, "%s: the %s a ddp context already; ddp_destroy it first", r->call,
             r->model ? "model has" : "parameters have");
     struct cairn_device *reduced = cairn__group_device(r->group);
     REQUIRE(!reduced || reduced == r->set->env->device, CAIRN_EINVAL,
@@ -91,12 +92,12 @@ static cairn_status prepare(struct ddp_context *d, const struct cairn__ddp_reque
     const struct ddp_options *o = &d->options;
     for (size_t i = 0; i < o->num_ignored; i++)
         REQUIRE(has_param(d->set, o->ignored[i]) || has_buffer(d->model, o->ignored[i]), CAIRN_EINVAL,
-                "%s: ddp_options.ignored names '%s', but no parameter or buffer is called so", d->call, o->ignored[i]);
+                "%s: ddp_options.ignored names '%s', but no parameter or buffer has that name", d->call, o->ignored[i]);
     for (size_t i = 0; i < o->num_trigger_params; i++) {
         const char *name = o->allreduce_trigger_params[i];
         REQUIRE(has_param(d->set, name) && !cairn__ddp_ignores(d, name), CAIRN_EINVAL,
-                "%s: ddp_options.allreduce_trigger_params names '%s', but no parameter %s", d->call, name,
-                has_param(d->set, name) ? "that is ignored can close a bucket" : "is called so");
+                "%s: ddp_options.allreduce_trigger_params names '%s', but %s", d->call, name,
+                has_param(d->set, name) ? "an ignored parameter cannot close a bucket" : "no parameter has that name");
     }
     TRY(make_slots(d));
     TRY(cairn__ddp_plan_slots(d));
@@ -109,7 +110,7 @@ static void free_lists(struct ddp_options *o) {
     cairn__free((void *)(uintptr_t)o->ignored);
 }
 
-/* ---- what ranks do together ---- */
+/* ---- making: all ranks together ---- */
 
 static cairn_status make_equal(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
@@ -134,6 +135,8 @@ static void free_context(struct ddp_context *d) {
     cairn__free(d->slot_of);
     cairn__free(d->ignored);
     cairn__free(d->order);
+    cairn__free(d->planned);
+    cairn__free(d->listed);
     cairn__free(d->items);
     cairn__free(d);
 }
@@ -142,7 +145,7 @@ cairn_status cairn__ddp_make(const struct cairn__ddp_request *request, ddp_conte
     struct ddp_context *d = NULL;
     cairn_status st = cairn__calloc(1, sizeof(*d), (void **)&d);
     if (st == CAIRN_OK) st = prepare(d, request);
-    TRY(cairn__ddp_agree_on_status(request->group, request->call, st));
+    TRY(cairn__group_agree_on_status(request->group, request->call, st));
     TRY(cairn__ddp_agree_on_options(d));
     d->options.allreduce_trigger_params = NULL; /* the caller's */
     TRY(cairn_group_new(d->group, NULL, 0, NULL, &d->channel));
@@ -186,7 +189,7 @@ cairn_status cairn__ddp_before_forward(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     d->zero_loss = false;
     cairn__param_set_spare_unsynced(d->set, false);
-    if (cairn__records(d->set->env)) TRY(cairn__ddp_rebuild(d)); /* who only looks may do so alone */
+    if (cairn__records(d->set->env)) TRY(cairn__ddp_rebuild(d)); /* a forward without a graph may be one rank's alone */
     TRY(cairn__ddp_buffers_forward(d));
 out:
     return st;
@@ -194,7 +197,9 @@ out:
 
 static cairn_tensor *no_forward(const char *call, const struct ddp_context *d) {
     (void)cairn__fail(CAIRN_EINVAL,
-                      d ? "%s: the parameters are in your own memory, and so is the forward" : "%s: ddp is NULL", call);
+                      d ? "%s: the context has parameters in your own memory; run the forward yourself"
+                        : "%s: ddp is NULL",
+                      call);
     return NULL;
 }
 
@@ -223,13 +228,13 @@ int ddp_bucket_count(const ddp_context *ddp) {
 
 cairn_status ddp_bucket_get(const ddp_context *ddp, int i, struct ddp_bucket *out) {
     REQUIRE(ddp && out, CAIRN_EINVAL, "ddp_bucket_get: ddp and out must be set");
-    REQUIRE(i >= 0 && i < ddp_bucket_count(ddp), CAIRN_EINVAL, "ddp_bucket_get: bucket %d of %d", i,
-            ddp_bucket_count(ddp));
+    REQUIRE(i >= 0 && i < ddp_bucket_count(ddp), CAIRN_EINVAL, "ddp_bucket_get: index is %d, but there are %d buckets",
+            i, ddp_bucket_count(ddp));
     const size_t room = out->struct_size;
     REQUIRE(room >= sizeof(room) && room <= 65536, CAIRN_EINVAL,
             "ddp_bucket_get: struct_size is %zu; begin with DDP_BUCKET_INIT", room);
     struct ddp_bucket bucket = cairn__ddp_bucket_view(ddp, (size_t)i);
-    bucket.struct_size = room < sizeof(bucket) ? room : sizeof(bucket); /* as the caller's Cairn knows it */
+    bucket.struct_size = room < sizeof(bucket) ? room : sizeof(bucket); /* the size that the caller was compiled with */
     memcpy(out, &bucket, bucket.struct_size);
     return CAIRN_OK;
 }

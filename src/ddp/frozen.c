@@ -1,5 +1,5 @@
-/* Agreement on parameters that are frozen or thawed: each rank says which, and where ranks differ every rank finds the
- * same first parameter. */
+/* Agreement on parameters that are frozen or thawed: ranks exchange which they change, and if they differ every rank
+ * fails with the same first parameter. */
 #include <string.h>
 
 #include "comm/group.h"
@@ -40,7 +40,7 @@ static cairn_status compare(const struct ddp_context *d, const char *call, const
     TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     for (int r = 1; r < cairn_group_size(d->channel); r++) same &= all[r] == all[0];
     if (same) return CAIRN_OK;
-    TRY(cairn__ddp_make_room(d->channel, call, d->num_shared, (void **)&maps));
+    TRY(cairn__group_make_room(d->channel, call, d->num_shared, (void **)&maps));
     TRY(cairn__group_exchange(d->channel, maps, map, d->num_shared));
     TRY(compare_maps(d, call, maps));
 out:
@@ -54,7 +54,7 @@ cairn_status cairn__ddp_agree_on_frozen(void *ctx, const char *call, struct cair
     cairn_status st = CAIRN_OK;
     uint8_t *map = NULL;
     if (status == CAIRN_OK) status = cairn__calloc(d->set->count, sizeof(map[0]), (void **)&map);
-    TRY(cairn__ddp_agree_on_status(d->channel, call, status));
+    TRY(cairn__group_agree_on_status(d->channel, call, status));
     if (cairn_group_size(d->channel) > 1) {
         draw_map(d, params, count, on, map);
         TRY(compare(d, call, map));

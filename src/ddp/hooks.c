@@ -57,12 +57,12 @@ static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm
     *out = (struct ddp_comm_hook){.struct_size = sizeof(*out)};
     TRY(cairn__options_read(out, sizeof(*out), given, "ddp_comm_hook"));
     REQUIRE(out->wire == 0 || out->wire == CAIRN_F32 || out->wire == CAIRN_F16 || out->wire == CAIRN_BF16, CAIRN_EINVAL,
-            "ddp_register_comm_hook: wire is %s (%d); gradients travel as f32, f16 or bf16",
-            cairn_dtype_name(out->wire), (int)out->wire);
-    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: there is a hook ('%s'); a context has one",
+            "ddp_register_comm_hook: wire is %s (%d); it must be f32, f16 or bf16", cairn_dtype_name(out->wire),
+            (int)out->wire);
+    REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: the context has a hook already ('%s')",
             d->hook.name ? d->hook.name : "without a name");
     REQUIRE(d->backwards == 0 && !d->running && !holds_gradients(d), CAIRN_ESTATE,
-            "ddp_register_comm_hook: a backward has been; register before the first one");
+            "ddp_register_comm_hook: a backward has run already; register the hook before the first one");
 out:
     return st;
 }
@@ -78,7 +78,7 @@ static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_
     cairn_status st = CAIRN_OK;
     struct hook_told *all = NULL, mine;
     if (cairn_group_size(d->channel) == 1) return CAIRN_OK;
-    TRY(cairn__ddp_make_room(d->channel, "ddp_register_comm_hook", sizeof(*all), (void **)&all));
+    TRY(cairn__group_make_room(d->channel, "ddp_register_comm_hook", sizeof(*all), (void **)&all));
     memset(&mine, 0, sizeof(mine));
     snprintf(mine.name, sizeof(mine.name), "%s", hook->name ? hook->name : "without a name");
     mine.wire = (int32_t)hook->wire;
@@ -88,8 +88,8 @@ static cairn_status agree_on_hook(const struct ddp_context *d, const struct ddp_
     for (int r = 1; r < cairn_group_size(d->channel); r++) {
         if (memcmp(&all[0], &all[r], sizeof(mine)) == 0) continue;
         TRY(cairn__fail(CAIRN_EPEER,
-                        "ddp_register_comm_hook: rank 0 registers the hook '%.63s' but rank %d '%.63s', or one that "
-                        "does other things; register the same on every rank",
+                        "ddp_register_comm_hook: rank 0 registers the hook '%.63s' but rank %d '%.63s', or one with "
+                        "other functions; register the same hook on every rank",
                         all[0].name, r, all[r].name));
     }
 out:
@@ -102,7 +102,7 @@ cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook
     cairn_status st = CAIRN_OK;
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_register_comm_hook: ddp is NULL");
     st = read_hook(ddp, hook, &own);
-    TRY(cairn__ddp_agree_on_status(ddp->channel, "ddp_register_comm_hook", st));
+    TRY(cairn__group_agree_on_status(ddp->channel, "ddp_register_comm_hook", st));
     TRY(agree_on_hook(ddp, &own));
     TRY(cairn__ddp_use_hook(ddp, &own));
     ddp->has_hook = true;

@@ -1,5 +1,5 @@
-/* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is no
- * second way through a step in which ranks could come apart. */
+/* Uneven inputs: a rank that has none takes the same steps as the others, with gradients of zero, so that there is one
+ * way through a step, in which ranks cannot diverge. */
 #include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"

@@ -11,7 +11,7 @@
 cairn_status cairn__ddp_check_between(const char *call, const struct ddp_context *d) {
     REQUIRE(!d->set->in_backward, CAIRN_ESTATE,
             d->model ? "%s: called within a backward; it holds for the next forward and backward"
-                     : "%s: gradients have been declared that no ddp_wait has followed",
+                     : "%s: gradients were declared since the last ddp_wait; call ddp_wait first",
             call);
     return CAIRN_OK;
 }
@@ -24,7 +24,8 @@ static cairn_status keep_unsynced(struct ddp_context *d, bool on) {
 cairn_status ddp_no_sync(ddp_context *ddp, int on) {
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_no_sync: ddp is NULL");
     REQUIRE(!ddp->reducer, CAIRN_EINVAL,
-            "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank anyway, until ddp_reduce");
+            "ddp_no_sync: a context of ddp_reducer_create keeps gradients on this rank until ddp_reduce; leave "
+            "ddp_no_sync out");
     cairn_status st = CAIRN_OK;
     TRY(cairn__ddp_check_between("ddp_no_sync", ddp));
     TRY(keep_unsynced(ddp, cairn__is_on(on)));
@@ -56,11 +57,10 @@ static cairn_status check_had_backward(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_exchange(d->channel, all, &mine, sizeof(mine)));
     for (int r = cairn_group_size(d->channel); r-- > 0;) *(all[r] ? &with : &without) = r;
-    REQUIRE(
-        with < 0 || without < 0, CAIRN_ESTATE,
-        "ddp_reduce: rank %d has had no backward since the last one, but rank %d has; give a rank without input the "
-        "loss of ddp_zero_loss",
-        without, with);
+    REQUIRE(with < 0 || without < 0, CAIRN_ESTATE,
+            "ddp_reduce: rank %d has had no backward since the last ddp_reduce, but rank %d has; give a rank without "
+            "input the loss of ddp_zero_loss",
+            without, with);
 out:
     return st;
 }
@@ -78,7 +78,8 @@ out:
 
 cairn_status ddp_reduce(ddp_context *ddp) {
     REQUIRE(ddp, CAIRN_EINVAL, "ddp_reduce: ddp is NULL");
-    REQUIRE(ddp->reducer, CAIRN_EINVAL, "ddp_reduce is for contexts of ddp_reducer_create; here %s reduces",
+    REQUIRE(ddp->reducer, CAIRN_EINVAL,
+            "ddp_reduce: the context was not made by ddp_reducer_create; its gradients are reduced by %s",
             ddp->model ? "cairn_backward" : "ddp_wait");
     cairn_status st = cairn__ddp_check_between("ddp_reduce", ddp);
     if (st == CAIRN_OK) st = check_had_backward(ddp);

@@ -64,7 +64,7 @@ static const char *comma(const struct cairn__ddp_text *t) {
     return t->used ? ", " : "";
 }
 
-/* ---- what there is to tell ---- */
+/* ---- the fields ---- */
 
 static cairn_status tell_sizes(const struct ddp_context *d, struct cairn__ddp_text *t) {
     cairn_status st = CAIRN_OK;
@@ -187,7 +187,7 @@ cairn_status ddp_get_logging_data(ddp_context *ddp, struct ddp_logging_data *out
     told.rebuilt_per_bucket_param_indices = text_of(&ddp->log.param_indices);
     told.prev_iteration_grad_ready_order_indices = text_of(&ddp->log.ready_order);
     fill_times(ddp, &told);
-    told.struct_size = room < sizeof(told) ? room : sizeof(told); /* as the caller's Cairn knows it */
+    told.struct_size = room < sizeof(told) ? room : sizeof(told); /* the size that the caller was compiled with */
     memcpy(out, &told, told.struct_size);
 out:
     return st;
@@ -268,7 +268,7 @@ static void write_string(FILE *file, const char *text) {
     fputc('"', file);
     for (size_t length; *text; text += length) {
         const uint32_t c = cairn__utf8_decode(text, &length);
-        /* Bytes that are no UTF-8, which a name may hold, become U+FFFD: no reader of JSON takes them. */
+        /* Bytes of a name that are not UTF-8 become U+FFFD: JSON readers refuse them. */
         if (c == '"' || c == '\\') fprintf(file, "\\%c", *text);
         else if (c < 0x20 || c == CAIRN__NO_CHARACTER) fprintf(file, "\\u%04x", c);
         else fwrite(text, 1, length, file);
@@ -310,7 +310,7 @@ static bool write_file(FILE *file, const struct ddp_context *d, const struct ddp
     return fclose(file) == 0 && good;
 }
 
-/* A device or a pipe, which a file must not take the place of. */
+/* A device or a pipe, which must not be replaced by a file. */
 static bool is_special(const char *path) {
     struct stat about;
     return stat(path, &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode);

@@ -1,5 +1,4 @@
-/* What users ask of a context. Each wrong value, and each pair of options that contradict each other, has its
- * sentence. */
+/* Options of a context. Each wrong value, and each pair of options that contradict each other, has its message. */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,12 +32,12 @@ enum {
 
 static cairn_status check_switch(const char *name, cairn_switch value) {
     REQUIRE((int)value >= CAIRN_DEFAULT && (int)value <= CAIRN_OFF, CAIRN_EINVAL,
-            "ddp_options.%s is %d; it is CAIRN_ON, CAIRN_OFF or 0 for the default", name, (int)value);
+            "ddp_options.%s is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", name, (int)value);
     return CAIRN_OK;
 }
 
 static cairn_status check_names(const char *option, const char *const *names, size_t count) {
-    REQUIRE(names || count == 0, CAIRN_EINVAL, "ddp_options.%s is NULL, but %zu names are announced", option, count);
+    REQUIRE(names || count == 0, CAIRN_EINVAL, "ddp_options.%s is NULL, but its count is %zu", option, count);
     for (size_t i = 0; i < count; i++) REQUIRE(names[i], CAIRN_EINVAL, "ddp_options.%s[%zu] is NULL", option, i);
     return CAIRN_OK;
 }
@@ -58,8 +57,7 @@ static cairn_status check_pairs(const struct ddp_options *o) {
     REQUIRE(o->skip_all_reduce_unused_params != CAIRN_ON || o->find_unused_parameters == CAIRN_ON ||
                 o->delay_allreduce == CAIRN_ON,
             CAIRN_EINVAL,
-            "ddp_options give skip_all_reduce_unused_params without find_unused_parameters; where every parameter must "
-            "be used, none can be skipped");
+            "ddp_options give skip_all_reduce_unused_params without find_unused_parameters; give both, or neither");
     return CAIRN_OK;
 }
 
@@ -91,17 +89,17 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cair
 #undef CAIRN__X
     TRY(check_switch("retain_allreduce_buffers", o.retain_allreduce_buffers));
     TRY(check_switch("prof", o.prof));
-    /* Options of apex's whose fields only hold their places. */
+    /* Options of apex that do nothing here: their fields keep the struct's layout. */
     REQUIRE(o.num_allreduce_streams == 0 || o.num_allreduce_streams == 1, CAIRN_EINVAL,
-            "ddp_options.num_allreduce_streams is %d; buckets are sent in one order over one channel: leave it out",
+            "ddp_options.num_allreduce_streams is %d; buckets are sent in one order over one channel; leave it out",
             o.num_allreduce_streams);
     REQUIRE(
         o.prof != CAIRN_ON, CAIRN_EINVAL,
         "ddp_options.prof is on, but there are no profiler ranges; leave it out: ddp_get_logging_data has the times");
     REQUIRE(o.wire == 0 || o.wire == CAIRN_F32 || o.wire == CAIRN_F16 || o.wire == CAIRN_BF16, CAIRN_EINVAL,
-            "ddp_options.wire is %s (%d); gradients travel as f32, f16 or bf16", cairn_dtype_name(o.wire), (int)o.wire);
+            "ddp_options.wire is %s (%d); it must be f32, f16 or bf16", cairn_dtype_name(o.wire), (int)o.wire);
     REQUIRE(o.message_size >= 0, CAIRN_EINVAL,
-            "ddp_options.message_size is %lld; it is a number of elements, or 0 where bucket_nbytes counts",
+            "ddp_options.message_size is %lld; it must be a number of elements, or 0 to limit buckets by bucket_nbytes",
             (long long)o.message_size);
     const double f = o.gradient_predivide_factor; /* 1/f is an f32 */
     REQUIRE(f == 0 || (f >= 1e-30 && f <= 1e30), CAIRN_EINVAL,
@@ -113,14 +111,15 @@ cairn_status cairn__ddp_options_read(const struct ddp_options *given, const cair
         "ddp_options give message_size = %lld elements and %s = %zu bytes; a bucket has one limit: give one of them",
         (long long)o.message_size, o.bucket_nbytes ? "bucket_nbytes" : "first_bucket_nbytes",
         o.bucket_nbytes ? o.bucket_nbytes : o.first_bucket_nbytes);
-    REQUIRE(o.delay_allreduce != CAIRN_ON || o.num_trigger_params == 0, CAIRN_EINVAL,
-            "ddp_options give delay_allreduce and allreduce_trigger_params; nothing can be sent early where everything "
-            "is sent late: give one of them");
+    REQUIRE(
+        o.delay_allreduce != CAIRN_ON || o.num_trigger_params == 0, CAIRN_EINVAL,
+        "ddp_options give delay_allreduce and allreduce_trigger_params; which contradict each other; give one of them");
     TRY(check_pairs(&o));
     const char *const name =
         o.retain_allreduce_buffers == CAIRN_ON ? "retain_allreduce_buffers" : "gradient_as_bucket_view";
     REQUIRE(for_module || (o.gradient_as_bucket_view != CAIRN_ON && o.retain_allreduce_buffers != CAIRN_ON),
-            CAIRN_EINVAL, "ddp_options give %s for parameters in your own memory, which never moves", name);
+            CAIRN_EINVAL,
+            "ddp_options give %s, but parameters are in your own memory, which stays where it is; leave it out", name);
     complete(&o, group, for_module);
     *out = o;
 out:
@@ -194,7 +193,7 @@ cairn_status cairn__ddp_agree_on_options(const struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct told *all = NULL, mine;
     if (cairn_group_size(d->group) == 1) return CAIRN_OK;
-    TRY(cairn__ddp_make_room(d->group, d->call, sizeof(*all), (void **)&all));
+    TRY(cairn__group_make_room(d->group, d->call, sizeof(*all), (void **)&all));
     const struct ddp_options *o = &d->options;
     const double values[] = {
 #define CAIRN__X(name) (double)o->name,

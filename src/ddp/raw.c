@@ -1,5 +1,5 @@
-/* Parameters in the user's memory: he says when gradients are ready, and when he needs their averages. To the reducer
- * the first declaration begins a backward, and ddp_wait ends it. */
+/* Parameters in the user's memory: the user declares gradients ready, and waits for their averages. To the reducer the
+ * first declaration begins a backward, and ddp_wait ends it. */
 #include "comm/group.h"
 #include "core/status.h"
 #include "ddp/context.h"
@@ -16,7 +16,7 @@ cairn_status ddp_create_params(cairn_param_set *set, cairn_group *group, const s
 static cairn_status check_context(const char *call, const ddp_context *d) {
     REQUIRE(d, CAIRN_EINVAL, "%s: ddp is NULL", call);
     REQUIRE(!d->model, CAIRN_EINVAL,
-            "%s: the context is a module's, whose gradients cairn_backward declares and averages", call);
+            "%s: the context was made for a module; cairn_backward declares and averages its gradients", call);
     return CAIRN_OK;
 }
 
@@ -24,22 +24,21 @@ static cairn_status check_context(const char *call, const ddp_context *d) {
 static cairn_status check_in_graph(const struct ddp_context *d, size_t first, size_t count) {
     for (size_t i = first; i < d->set->count && i - first < count; i++) {
         const size_t s = d->slot_of[i];
-        REQUIRE(
-            s == SIZE_MAX || d->slots[s].in_graph, CAIRN_ESTATE,
-            "ddp_grads_ready: on rank %d, the gradient of '%s' was declared, other than before the first ddp_wait with "
-            "ddp_options.static_graph; where they change, set find_unused_parameters instead",
-            cairn_group_rank(d->channel), d->set->params[i]->name);
+        REQUIRE(s == SIZE_MAX || d->slots[s].in_graph, CAIRN_ESTATE,
+                "ddp_grads_ready: on rank %d, the gradient of '%s' was declared, but not before the first ddp_wait, "
+                "with ddp_options.static_graph; where the graph changes, set find_unused_parameters instead",
+                cairn_group_rank(d->channel), d->set->params[i]->name);
     }
     return CAIRN_OK;
 }
 
-/* What has killed the channel before comes first. */
+/* The failure that killed the channel comes first. */
 static cairn_status check_graph(const struct ddp_context *d, size_t first, size_t count) {
     const cairn_status st = d->knows_graph ? check_in_graph(d, first, count) : CAIRN_OK;
     return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;
 }
 
-/* After a failure nothing counts until ddp_wait, and what would be said of it is not what was wrong. */
+/* After a failure declarations are ignored until ddp_wait, which returns the first failure. */
 static cairn_status repeat_cause(const struct ddp_context *d) {
     return d->failed == CAIRN_OK ? CAIRN_OK : cairn__fail(d->failed, "%s", d->cause);
 }
@@ -77,8 +76,8 @@ static cairn_status check_same(struct ddp_context *d) {
         d->knows_graph = true;
     }
     REQUIRE(cairn__ddp_name_slots(d, is_lacking, names, sizeof(names)) == 0, CAIRN_ESTATE,
-            "ddp_wait: on rank %d, the gradient of %s was not declared, other than before the first ddp_wait with "
-            "ddp_options.static_graph; where they change, set find_unused_parameters instead",
+            "ddp_wait: on rank %d, the gradient of %s was not declared, but was before the first ddp_wait, with "
+            "ddp_options.static_graph; where the graph changes, set find_unused_parameters instead",
             cairn_group_rank(d->channel), names);
     return CAIRN_OK;
 }
@@ -104,7 +103,7 @@ out:
     return st;
 }
 
-/* Of a backward that has failed already nothing else is said. */
+/* A backward that has failed already keeps its first error. */
 static cairn_status settle(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     if (d->set->unsynced) return cairn__param_set_settle(d->set);

@@ -446,7 +446,7 @@ static void use_slots(struct ddp_context *d, struct ddp_context *next) {
     d->num_slots = next->num_slots;
     d->copies = next->copies;
     d->speaks = next->speaks;
-    d->num_arrived = 0;
+    d->num_arrived = d->num_planned = 0;
     d->rebuilt = d->reducer;
     cairn__ddp_unused_end(d);
 }
@@ -457,7 +457,7 @@ static cairn_status change_slots(struct ddp_context *d) {
     struct layout l = {{0}, NULL, NULL};
     void *arenas[CAIRN_U8 + 1] = {NULL};
     cairn_status st = make_slots_of_now(d, &next, &l);
-    TRY(cairn__ddp_agree_on_status(d->channel, d->model ? "cairn_backward" : "ddp_grads_ready", st));
+    TRY(cairn__group_agree_on_status(d->channel, d->model ? "cairn_backward" : "ddp_grads_ready", st));
     TRY(alloc_arenas(d, &l.plan, arenas));
     for (size_t s = 0; s < d->num_slots; s++) {
         if (d->slots[s].in_place) cairn__grad_place(d->slots[s].param->gradient, NULL);
@@ -605,16 +605,16 @@ static void failed(void *ctx) {
     (void)cairn__fail(status, "%s", d->cause); /* the user's to read */
 }
 
-/* Which of several models the loss was to reach is not known: all of them fail. */
+/* Which of several models the loss was to reach is not known: all of them fail that a rank may wait for. */
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
-    if (!d->model || cairn_group_size(d->channel) == 1) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
+    if (!d->model || cairn_group_size(d->channel) == 1 || !cairn__param_set_requires_grad(d->set)) return CAIRN_OK;
     TRY(cairn__group_progress(d->channel));
     TRY(cairn__fail(CAIRN_EINVAL,
-                    "ddp: on rank %d, nothing that the loss of backward %lld depends on wants a gradient, while the "
-                    "other ranks wait for its gradients; give a rank without input the loss of ddp_zero_loss, of "
-                    "which find_unused_parameters counts nothing as used",
+                    "ddp: on rank %d, nothing that the loss of backward %lld depends on requires a gradient, while the "
+                    "other ranks wait for its gradients; give a rank without input the loss of ddp_zero_loss, which "
+                    "uses no parameter for find_unused_parameters",
                     cairn_group_rank(d->channel), (long long)d->backwards + 1));
 out:
     return st;
@@ -629,7 +629,9 @@ void cairn__ddp_listen(struct ddp_context *d) {
                                                 .failed = failed,
                                                 .no_gradient = no_gradient,
                                                 .nonfinite_ranks = cairn__ddp_nonfinite_ranks,
-                                                .agree_on_frozen = cairn__ddp_agree_on_frozen};
+                                                .agree_on_frozen = cairn__ddp_agree_on_frozen,
+                                                .shares_param = cairn__ddp_shares_param,
+                                                .shares_buffer = cairn__ddp_shares_buffer};
     cairn__param_set_begin_listen(d->set, &d->listener, d->call);
 }
 
@@ -652,7 +654,7 @@ static cairn_status take_rank_0s_order(struct ddp_context *d, size_t *order) {
     const size_t p = (size_t)cairn_group_size(d->channel), nbytes = d->num_slots * sizeof(d->order[0]);
     size_t *all = NULL;
     cairn_status st = cairn__alloc(p * nbytes, (void **)&all);
-    st = cairn__ddp_agree_on_status(d->channel, plans_in(d), st);
+    st = cairn__group_agree_on_status(d->channel, plans_in(d), st);
     if (st == CAIRN_OK) st = cairn__group_exchange(d->channel, all, d->order, nbytes);
     if (st == CAIRN_OK) memcpy(order, all, nbytes);
     cairn__free(all);
@@ -673,7 +675,9 @@ static cairn_status rebuild(struct ddp_context *d, size_t *order) {
     TRY(take_rank_0s_order(d, order));
     st = make_plan(d, order, &l);
     if (st == CAIRN_OK) st = accumulate_written(d);
-    TRY(cairn__ddp_agree_on_status(d->channel, plans_in(d), st));
+    TRY(cairn__group_agree_on_status(d->channel, plans_in(d), st));
+    d->num_planned = d->num_slots;
+    memcpy(d->planned, order, d->num_slots * sizeof(order[0]));
     if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
         /* What one owned is another's padding now, which travels too. */
         for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
@@ -712,7 +716,7 @@ cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_ho
     d->hook = *hook;
     if (changes_wires(d)) {
         st = make_plan(d, NULL, &l);
-        TRY(cairn__ddp_agree_on_status(d->channel, "ddp_register_comm_hook", st));
+        TRY(cairn__group_agree_on_status(d->channel, "ddp_register_comm_hook", st));
         TRY(alloc_arenas(d, &l.plan, arenas));
         leave_arenas(d); /* nothing fails from here on */
         use_layout(d, &l);

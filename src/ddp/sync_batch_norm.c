@@ -1,8 +1,8 @@
-/* Batch normalisation over ranks: what nn's batch_norm tells of a share is brought together here.
+/* Batch normalisation over ranks: combines the statistics that nn's batch_norm computes of each rank's share.
  *
  * Layers over the same ranks send through one channel, which the last of them ends. Whether there is one already is
- * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that fails
- * sends that in the same message, so that none waits for it. */
+ * agreed on, with what the layers are, before anything is changed: all ranks convert, or none. A rank that fails sends
+ * that in the same message, so that none waits for it. */
 #include "cairn/sync_batch_norm.h"
 
 #include <inttypes.h>
@@ -53,7 +53,7 @@ static cairn_status merge(void *ctx, double *own, double *all, size_t channels) 
     double total = 0;
     for (int r = 0; r < p; r++) total += all[(size_t)r * n];
     REQUIRE(total != 1, CAIRN_EINVAL,
-            "SyncBatchNorm: training wants more than one value for each channel, and the %d ranks have 1 together", p);
+            "SyncBatchNorm: training needs more than one value for each channel, but the %d ranks have 1 together", p);
     own[0] = total;
     for (size_t c = 0; c < channels && total > 0; c++) merge_channel(&own[1 + 2 * c], all, n, p, 1 + 2 * c, total);
 out:
@@ -78,9 +78,8 @@ cairn_tensor *ddp_sync_batch_norm_forward(cairn_tensor *x, cairn_tensor *running
                                           cairn_tensor *weight, cairn_tensor *bias, int training, double momentum,
                                           double eps, cairn_group *channel) {
     if (!channel) {
-        (void)cairn__fail(CAIRN_EINVAL,
-                          "sync_batch_norm_forward: the channel is NULL; make one by cairn_group_new, or call "
-                          "cairn_batch_norm_forward");
+        (void)cairn__fail(CAIRN_EINVAL, "sync_batch_norm_forward: the channel is NULL; make one with cairn_group_new, "
+                                        "or call cairn_batch_norm_forward");
         return NULL;
     }
     const struct cairn__stats_exchange exchange = exchange_over(channel);
@@ -131,7 +130,7 @@ struct layers {
     struct cairn__sync_channel *channel; /* to these ranks; NULL = none yet */
 };
 
-/* What each rank says before anything changes. */
+/* What ranks exchange before anything changes. */
 struct wish {
     int32_t status, layers;
     int64_t channel,
@@ -167,7 +166,7 @@ static cairn_status compare_wishes(cairn_group *group, const struct wish *all, c
     if (own != CAIRN_OK) return own;
     for (int r = 0; r < cairn_group_size(group); r++) {
         REQUIRE(all[r].status == CAIRN_OK, CAIRN_EPEER,
-                "SyncBatchNorm: rank %d failed, so that nothing is done: %.159s", cairn_group_env_rank(group, r),
+                "SyncBatchNorm: rank %d failed, so no layer is converted: %.159s", cairn_group_env_rank(group, r),
                 all[r].reason);
     }
     for (int r = 1; r < cairn_group_size(group); r++) {
@@ -181,7 +180,7 @@ static cairn_status compare_wishes(cairn_group *group, const struct wish *all, c
 
 enum { AT_A_TIME = 16 };
 
-/* A few layers at a time, in memory that need not be allocated: a rank without it would leave the others waiting. */
+/* A few layers at a time, on the stack: a rank that ran out of memory would leave the others waiting. */
 static cairn_status compare_channels(cairn_group *group, const struct layers *l) {
     int64_t all[CAIRN__MAX_RANKS * AT_A_TIME];
     cairn_status st = CAIRN_OK;
@@ -313,13 +312,14 @@ cairn_status ddp_create_syncbn_process_group(cairn_group *group, int group_size,
     TRY(cairn__group_exchange(group, sizes, &mine, sizeof(mine)));
     for (int r = 1; r < p; r++) {
         REQUIRE(sizes[r] == sizes[0], CAIRN_EPEER,
-                "create_syncbn_process_group: rank %d wants groups of %d and rank %d of %d; all ranks name one size",
+                "create_syncbn_process_group: rank %d passes a size of %d, but rank %d one of %d; pass the same on "
+                "every rank",
                 cairn_group_env_rank(group, 0), (int)sizes[0], cairn_group_env_rank(group, r), (int)sizes[r]);
     }
-    REQUIRE(
-        group_size >= 0 && group_size <= p && (group_size == 0 || p % group_size == 0), CAIRN_EINVAL,
-        "create_syncbn_process_group: groups of %d ranks of %d; the size divides the ranks, or is 0 for all of them",
-        group_size, p);
+    REQUIRE(group_size >= 0 && group_size <= p && (group_size == 0 || p % group_size == 0), CAIRN_EINVAL,
+            "create_syncbn_process_group: the size is %d, but there are %d ranks; it must divide their number, or be 0 "
+            "for all of them",
+            group_size, p);
     TRY(cairn_group_split(group, group_size ? cairn_group_rank(group) / group_size : 0, 0, NULL, out));
 out:
     return st;

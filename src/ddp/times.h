@@ -1,7 +1,7 @@
 /* When things happened in an iteration of a context, and what iterations take on average: the numbers that users tune
  * by.
  *
- * The reducer says what happens, in this order; each call is a look at the clock (20 ns) and costs nothing else:
+ * The reducer says what happens, in this order; each call reads the clock (20 ns) and costs nothing else:
  *
  *   forward_begin, forward_end   around the model's forward; raw buffers have none
  *   ready                        the gradient of a slot's parameter is there

@@ -36,7 +36,7 @@ static cairn_status make_maps(struct ddp_context *d) {
     return cairn__calloc((size_t)cairn_group_size(d->channel) + 1, map_nbytes(d), (void **)&d->maps);
 }
 
-/* A step that is recorded does what its runs before did: what the ranks said in the last one holds. */
+/* A step that is being recorded uses the maps of its last run. */
 static cairn_status exchange_maps(struct ddp_context *d, const uint8_t *mine, size_t nbytes) {
     if (d->set->env->device->capturing) return CAIRN_OK;
     return cairn__group_exchange(d->channel, d->maps, mine, nbytes);
@@ -87,8 +87,8 @@ static cairn_status refuse_missing(const struct ddp_context *d) {
     char names[CAIRN__DDP_NAMES_NBYTES];
     const size_t count = cairn__ddp_name_slots(d, is_missing, names, sizeof(names));
     REQUIRE(count == 0, CAIRN_ESTATE,
-            "ddp: on rank %d, backward %lld does not reach %s, for which the other ranks wait. If that is meant, set "
-            "ddp_options.find_unused_parameters, or name %s in ddp_options.ignored",
+            "ddp: on rank %d, backward %lld does not reach %s, for which the other ranks wait. If that is intended, "
+            "set ddp_options.find_unused_parameters, or name %s in ddp_options.ignored",
             cairn_group_rank(d->channel), (long long)d->backwards + 1, names, count > 1 ? "them" : "it");
     return CAIRN_OK;
 }
@@ -105,7 +105,7 @@ static cairn_status refuse_change(const struct ddp_context *d) {
     char names[CAIRN__DDP_NAMES_NBYTES];
     const bool more = cairn__ddp_name_slots(d, has_come, names, sizeof(names)) > 0;
     REQUIRE(!more && cairn__ddp_name_slots(d, has_gone, names, sizeof(names)) == 0, CAIRN_ESTATE,
-            "ddp: on rank %d, backward %lld %s %s, other than the first one with ddp_options.static_graph; where the "
+            "ddp: on rank %d, backward %lld %s %s, unlike the first one, with ddp_options.static_graph; where the "
             "graph changes, set find_unused_parameters instead",
             cairn_group_rank(d->channel), (long long)d->backwards + 1, more ? "reaches" : "does not reach", names);
     return CAIRN_OK;
@@ -154,7 +154,7 @@ static bool asks_first(const struct ddp_context *d) {
            !is_on(d->options.static_graph);
 }
 
-/* What has killed the channel before comes first. */
+/* The failure that killed the channel comes first. */
 static cairn_status judge(struct ddp_context *d) {
     const cairn_status st = allows_unused(d) ? compare_graphs(d) : refuse_missing(d);
     return st != CAIRN_OK && cairn__group_progress(d->channel) != CAIRN_OK ? cairn__last_status() : st;

@@ -1,12 +1,12 @@
-/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors travel
- * together, by way of a block of group memory; large ones where they are. */
+/* Rank 0's weights to all. A collective has the same price for one number as for thousands, so small tensors are packed
+ * into a block of group memory, and large ones are sent where they are. */
 #include "core/status.h"
 #include "ddp/context.h"
 #include "device/device.h"
 
 enum { BLOCK = 1 << 20, LARGE = BLOCK / 8 }; /* bytes; what is LARGE or more goes by itself */
 
-/* What all else is rounded from. */
+/* The f32 values, from which half weights are rounded. */
 static void *values_of(const struct cairn__param *p) {
     return p->master ? p->master : p->data;
 }

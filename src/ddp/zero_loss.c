@@ -1,4 +1,4 @@
-/* The loss of a rank without input: an operation that ddp brings to nn. */
+/* The loss of a rank without input: an operation that ddp adds to nn's. */
 #include "core/status.h"
 #include "ddp/context.h"
 

@@ -66,7 +66,7 @@ static cairn_status find_backend(const char *name, int local_rank, const struct 
         errno = 0;
         const long number = strtol(digits, NULL, 10);
         REQUIRE(digits[0] && digits[strspn(digits, "0123456789")] == '\0' && errno == 0 && number <= INT_MAX,
-                CAIRN_EINVAL, "device '%s': behind the colon stands the number of a device, from 0", name);
+                CAIRN_EINVAL, "device '%s': a number from 0 on must follow the colon", name);
         *ordinal = (int)number;
         return CAIRN_OK;
     }
@@ -139,9 +139,9 @@ cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *
 static const char *const NO_ALLOC =
     "the step allocates memory, which a recorded one may not; make tensors, modules and "
     "optimizers before it, and begin it with cairn_zero_grad";
-static const char *const NO_UPLOAD = "what the host writes now would be written once; write it between replays";
-static const char *const NO_DOWNLOAD = "nothing is computed yet that could be read; read it between replays";
-static const char *const NO_WAIT = "nothing is queued yet that could be waited for; synchronize between replays";
+static const char *const NO_UPLOAD = "replays would not repeat this write of the host; write between replays";
+static const char *const NO_DOWNLOAD = "there is no result to read yet; read it between replays";
+static const char *const NO_WAIT = "there is no queued work to wait for; synchronize between replays";
 
 cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
     cairn_status st = CAIRN_OK;

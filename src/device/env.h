@@ -64,6 +64,9 @@ struct cairn_env {
      * implements it. */
     cairn_status (*gather)(struct cairn_env *env, int32_t *all, const int32_t *words, size_t n);
 
+    /* values [n] of host memory become their sums over the ranks, with the same bits on all. As gather. */
+    cairn_status (*sum)(struct cairn_env *env, double *values, size_t n);
+
     /* Begins a new step: zero_grad calls it, and nn recycles the results of the last step. false: within a backward or
      * a checkpoint, where nothing changes. nn implements this and the next three. */
     bool (*begin_step)(struct cairn_env *env);

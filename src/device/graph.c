@@ -51,7 +51,7 @@ static cairn_status give_up(struct cairn_device *d, cairn_status st) {
     void *rest = NULL;
     snprintf(said, sizeof(said), "%s", cairn_last_error());
     if (d->ops->capture_end(d, &rest) == CAIRN_OK) d->ops->graph_free(d, rest);
-    cairn__log(CAIRN_LOG_NOTICE, "a graph gives up recording and runs its step as it is: %s", said);
+    cairn__log(CAIRN_LOG_NOTICE, "a graph cannot be recorded, so its replays call its step: %s", said);
     return cairn__fail(st, "%s", said);
 }
 
@@ -70,8 +70,7 @@ static cairn_status record(struct cairn_graph *g) {
     if (st == CAIRN_OK) st = resolved;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
-        st = cairn__fail(CAIRN_ESTATE,
-                         "a graph's step holds everything from a scaled loss to its cairn_step, or neither");
+        st = cairn__fail(CAIRN_ESTATE, "a graph's step must contain both a scaled loss and its cairn_step, or neither");
     }
     g->env->replays++; /* casts that were recorded have not run */
     if (st != CAIRN_OK) return give_up(d, st);
@@ -82,7 +81,7 @@ out:
 }
 
 cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *user, cairn_graph **out) {
-    REQUIRE(env && step && out, CAIRN_EINVAL, "cairn_graph_capture: env, step and out must be set");
+    REQUIRE(env && step && out, CAIRN_EINVAL, "cairn_graph_capture: env, step or out is NULL");
     cairn_status st = CAIRN_OK;
     struct cairn_graph *g = NULL;
     TRY(cairn__calloc(1, sizeof(*g), (void **)&g));

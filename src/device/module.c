@@ -84,7 +84,7 @@ cairn_status cairn__module_open(const struct cairn__module_use *use, const char 
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: objects that it made may still be in use */
     REQUIRE(handle, CAIRN_ESYSTEM, "%s '%s' cannot be opened: %s", use->kind, name, dlerror());
     void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);
-    REQUIRE(symbol, CAIRN_EINTERNAL, "%s is no module of Cairn: it has no %s", path, CAIRN__MODULE_ENTRY);
+    REQUIRE(symbol, CAIRN_EINTERNAL, "%s is not a module of Cairn: it has no %s", path, CAIRN__MODULE_ENTRY);
     cairn__module_entry_fn entry;
     memcpy(&entry, &symbol, sizeof(entry)); /* C has no cast from an object to a function */
     const void *given = entry(&host, use->kind);

@@ -63,6 +63,6 @@ const void *cairn__module_entry(const struct cairn__module_host *given, const ch
     for (size_t i = 0; i < sizeof(t->all) / sizeof(t->all[0]) && t->all[i].kind; i++) {
         if (strcmp(t->all[i].kind, kind) == 0) return t->all[i].table;
     }
-    (void)cairn__fail(CAIRN_EINTERNAL, "libcairn_%s.so has nothing for a %s", t->name, kind);
+    (void)cairn__fail(CAIRN_EINTERNAL, "libcairn_%s.so has no %s", t->name, kind);
     return NULL;
 }

@@ -76,6 +76,11 @@ static cairn_status gather(struct cairn_env *env, int32_t *all, const int32_t *w
     return cairn__group_exchange(cairn_env_group(env), all, words, n * sizeof(*words));
 }
 
+static cairn_status sum(struct cairn_env *env, double *values, size_t n) {
+    int odd;
+    return cairn__group_sum(cairn_env_group(env), values, n, 0, &odd);
+}
+
 /* ---- the description ---- */
 
 static void put_line(char *text, size_t nbytes, const char *what, const char *line) {
@@ -129,9 +134,9 @@ static void describe_group(struct cairn_env *env, int port) {
 static void keep_subnormals(void) {
     if (!cairn__keep_subnormals()) return;
     cairn__log(CAIRN_LOG_WARNING,
-               "this thread took subnormal numbers for zero, as a program linked with -ffast-math or -Ofast does: sums "
-               "and conversions would lose bits. Cairn has turned that off here; threads that the program started "
-               "before keep it, so leave the option out where you link, or add -mno-daz-ftz (gcc 13)");
+               "this thread treated subnormal numbers as zero (the program was linked with -ffast-math or -Ofast), so "
+               "that sums and conversions would lose bits. Cairn has turned that off for this thread; threads that "
+               "were started before keep it: link without the option, or with -mno-daz-ftz (gcc 13)");
 }
 
 cairn_status cairn__env_create_at(const struct cairn__launch *launch, const struct cairn_env_options *options,
@@ -150,6 +155,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     env->restart_count = launch->restart_count;
     env->seed = o.seed;
     env->gather = gather;
+    env->sum = sum;
     TRY(open_device(env, &o));
     TRY(cairn__tape_create(env));
     TRY(describe(env, launch, &o));

@@ -49,7 +49,7 @@ static cairn_status join(struct meeting *m, cairn_store *store) {
     m->env->places[CAIRN__PLACE_OF_COMM].at = group;
 out:
     if (st == CAIRN_ETIMEOUT && m->number > 1) {
-        return cairn__fail(st, "%s A rank %d was here before; is there a second process with this number?",
+        return cairn__fail(st, "%s Another process with rank %d was here before; is the rank given twice?",
                            cairn_last_error(), launch->rank);
     }
     return st;
@@ -83,11 +83,12 @@ static cairn_status connect_to_meeting(const struct cairn__meeting *m, double ti
     return cairn__store_connect(&places, timeout, store);
 }
 
-/* Adds to a timeout that the host given is no address of rank 0's machine. That alone is no error: a proxy may forward
- * connections. */
+/* Adds to a timeout that the host given is not an address of rank 0's machine. That alone is no error: a proxy may
+ * forward connections. */
 static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) {
     if (st != CAIRN_ETIMEOUT || m->guessed_host || m->num_hosts != 1 || cairn__host_is_here(m->hosts[0])) return st;
-    return cairn__fail(st, "%s '%s' (%s) is no address of rank 0's machine.", cairn_last_error(), m->hosts[0], m->from);
+    return cairn__fail(st, "%s '%s' (%s) is not an address of rank 0's machine.", cairn_last_error(), m->hosts[0],
+                       m->from);
 }
 
 static cairn_status find_store(struct meeting *m, int *port) {

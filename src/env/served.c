@@ -45,11 +45,10 @@ static cairn_status serve(const struct cairn__meeting *m, struct cairn__served *
         st = cairn__store_serve(m->ports[i], &s->server, &s->port);
         if (st != CAIRN_ESYSTEM || m->num_ports == 1) return st;
     }
-    return cairn__fail(
-        st,
-        "rank 0 can serve at none of the %d ports that follow from the job (%d, %d, ...): %s; set MASTER_PORT "
-        "to a free port for every rank",
-        m->num_ports, m->ports[0], m->ports[1], cairn_last_error());
+    return cairn__fail(st,
+                       "rank 0 cannot host the store at any of the job's %d ports (%d, %d, ...): %s; set MASTER_PORT "
+                       "to a free port for every rank",
+                       m->num_ports, m->ports[0], m->ports[1], cairn_last_error());
 }
 
 static cairn_status make(const struct cairn__meeting *m, struct cairn__served **out) {

@@ -96,11 +96,10 @@ static cairn_status refuse_threads(void) {
         (void)nanosleep(&moment, NULL);
         count = count_threads(name, sizeof(name));
     }
-    REQUIRE(
-        count == 1, CAIRN_ESTATE,
-        "cairn_spawn: this process has %d threads, one of them called '%s', and they would not be in the ranks that "
-        "are forked, while what they hold locked would stay locked; call it before threads are started",
-        count, name);
+    REQUIRE(count == 1, CAIRN_ESTATE,
+            "cairn_spawn: this process has %d threads, one of them called '%s', which the forked ranks would lack, "
+            "while their locks would stay locked; call it before threads are started",
+            count, name);
     return CAIRN_OK;
 }
 
@@ -287,8 +286,7 @@ static void describe_end(const struct job *job, int rank, char *text, size_t nby
     if (w->note.text[0]) {
         snprintf(text, nbytes, "%s", w->note.text);
     } else if (r->lost) {
-        snprintf(text, nbytes,
-                 "nobody knows how it ended: this process ignores SIGCHLD, or waits for all its children");
+        snprintf(text, nbytes, "its exit status is lost: this process ignores SIGCHLD, or waits for all its children");
     } else if (WIFSIGNALED(r->status)) {
         const char *name = sigabbrev_np(WTERMSIG(r->status));
         snprintf(text, nbytes, "killed by signal %d (SIG%s)", WTERMSIG(r->status), name ? name : "?");

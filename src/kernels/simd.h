@@ -519,7 +519,7 @@ INLINE struct at vector_of(struct at at, int v) {
     return (struct at){at.i + (size_t)v * LANES, at.how, at.count};
 }
 
-/* At most 4 vectors, of one array after the other, so that its lines are asked for together. num_dsts and p are
+/* At most 4 vectors, of one array after the other, so that its lines are requested together. num_dsts and p are
  * constants in the common cases. */
 INLINE bits reduce_at(int op, int type, void *const *dsts, int num_dsts, const void *const *srcs, int p, struct at at,
                       int vectors, const struct finish *f, bits seen) {
@@ -774,9 +774,10 @@ INLINE void add_some_rows(int f, int type, double *sums, float *part, const void
     });
 }
 
-/* Rows that are a multiple of half a page apart: each has its own place in few sets of the first cache. */
+/* Rows that are a multiple of half a page apart, or less than half a line off it: what is read of them at once lies in
+ * few sets of the first cache. */
 INLINE bool are_in_few_sets(const void *const *x) {
-    return ((uintptr_t)x[1] - (uintptr_t)x[0]) % 2048 == 0;
+    return ((uintptr_t)x[1] - (uintptr_t)x[0] + 31) % 2048 < 63;
 }
 
 /* n <= PANEL. Rows go on together, so that their sums stay in registers and each is read as it lies: all, but few at a

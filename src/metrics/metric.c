@@ -44,7 +44,7 @@ static cairn_status make(struct cairn_metric metric, const struct cairn_metric_o
     REQUIRE(out, CAIRN_EINVAL, "%s: out is NULL", kind_names[metric.kind]);
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_metric_options"));
     REQUIRE(o.ignores_zero != CAIRN_ON || o.ignore_index == 0, CAIRN_EINVAL,
-            "cairn_metric_options: ignores_zero is on, and ignore_index is %" PRId64 "; choose one", o.ignore_index);
+            "cairn_metric_options: ignores_zero is on, but ignore_index is %" PRId64 "; choose one", o.ignore_index);
     TRY(cairn__calloc(1, sizeof(*m), (void **)&m));
     *m = metric;
     m->ignored = o.ignores_zero == CAIRN_ON ? 0 : o.ignore_index ? o.ignore_index : -100;
@@ -62,7 +62,7 @@ cairn_status cairn_mean_create(cairn_metric **out) {
 }
 
 cairn_status cairn_accuracy_create(int k, const struct cairn_metric_options *options, cairn_metric **out) {
-    REQUIRE(k >= 1, CAIRN_EINVAL, "cairn_accuracy_create: k is %d; the target is among the k >= 1 highest scores", k);
+    REQUIRE(k >= 1, CAIRN_EINVAL, "cairn_accuracy_create: k is %d; it must be at least 1", k);
     return make((struct cairn_metric){.kind = ACCURACY, .k = k}, options, out);
 }
 
@@ -72,15 +72,15 @@ cairn_status cairn_perplexity_create(const struct cairn_metric_options *options,
 
 cairn_status cairn_confusion_matrix_create(int classes, const struct cairn_metric_options *options,
                                            cairn_metric **out) {
-    REQUIRE(classes >= 1, CAIRN_EINVAL, "cairn_confusion_matrix_create: %d classes; there is at least one", classes);
+    REQUIRE(classes >= 1, CAIRN_EINVAL, "cairn_confusion_matrix_create: classes is %d; it must be at least 1", classes);
     return make((struct cairn_metric){.kind = CONFUSION_MATRIX, .classes = classes}, options, out);
 }
 
 cairn_status cairn_f1_create(int classes, cairn_average average, const struct cairn_metric_options *options,
                              cairn_metric **out) {
-    REQUIRE(classes >= 1, CAIRN_EINVAL, "cairn_f1_create: %d classes; there is at least one", classes);
+    REQUIRE(classes >= 1, CAIRN_EINVAL, "cairn_f1_create: classes is %d; it must be at least 1", classes);
     REQUIRE(average >= CAIRN_AVERAGE_BINARY && average <= CAIRN_AVERAGE_WEIGHTED, CAIRN_EINVAL,
-            "cairn_f1_create: average is %d; it is one of CAIRN_AVERAGE_BINARY, _MICRO, _MACRO, _WEIGHTED",
+            "cairn_f1_create: average is %d; it must be CAIRN_AVERAGE_BINARY, _MICRO, _MACRO or _WEIGHTED",
             (int)average);
     REQUIRE(average != CAIRN_AVERAGE_BINARY || classes == 2, CAIRN_EINVAL,
             "cairn_f1_create: CAIRN_AVERAGE_BINARY is for 2 classes, not %d", classes);
@@ -165,11 +165,12 @@ static cairn_status check_shapes(const cairn_metric *m, const cairn_tensor *scor
     const cairn_dtype dtype = cairn_tensor_dtype(scores), index = cairn_tensor_dtype(targets);
     const char *name = kind_names[m->kind];
     REQUIRE(ndim >= 0 && cairn_tensor_ndim(targets) >= 0, CAIRN_ESTATE,
-            "%s: scores or targets are results of a step that is over", name);
-    REQUIRE(ndim > 0, CAIRN_EINVAL, "%s: scores are [N, C, ...] or [C], not a scalar", name);
-    REQUIRE(!is_index(dtype) && dtype != CAIRN_BOOL, CAIRN_EINVAL, "%s: scores are %s; they are of a float type", name,
-            cairn_dtype_name(dtype));
-    REQUIRE(is_index(index), CAIRN_EINVAL, "%s: targets are %s; they are i32 or i64", name, cairn_dtype_name(index));
+            "%s: scores or targets are results of an earlier step; update metrics before cairn_zero_grad", name);
+    REQUIRE(ndim > 0, CAIRN_EINVAL, "%s: scores are a scalar; they must be [N, C, ...] or [C]", name);
+    REQUIRE(!is_index(dtype) && dtype != CAIRN_BOOL, CAIRN_EINVAL, "%s: scores are %s; they must be of a float type",
+            name, cairn_dtype_name(dtype));
+    REQUIRE(is_index(index), CAIRN_EINVAL, "%s: targets are %s; they must be i32 or i64", name,
+            cairn_dtype_name(index));
     *out = (struct batch){.outer = axis ? cairn_tensor_size(scores, 0) : 1,
                           .classes = cairn_tensor_size(scores, axis),
                           .inner = 1};
@@ -179,9 +180,9 @@ static cairn_status check_shapes(const cairn_metric *m, const cairn_tensor *scor
         fits = cairn_tensor_size(targets, i) == size;
         if (i >= axis) out->inner *= size;
     }
-    REQUIRE(fits, CAIRN_EINVAL, "%s: targets do not have the shape of scores [N, C, ...] without C", name);
+    REQUIRE(fits, CAIRN_EINVAL, "%s: targets must have the shape of scores, [N, C, ...], without C", name);
     REQUIRE(m->classes == 0 || m->classes == out->classes, CAIRN_EINVAL,
-            "%s: scores have %" PRId64 " classes, and the metric has %" PRId64, name, out->classes, m->classes);
+            "%s: scores have %" PRId64 " classes, but the metric has %" PRId64, name, out->classes, m->classes);
     return CAIRN_OK;
 }
 
@@ -198,8 +199,8 @@ static cairn_status read_batch(cairn_metric *m, const cairn_tensor *scores, cons
     b->targets = indices;
     for (size_t i = 0; i < rows; i++) {
         REQUIRE(indices[i] == m->ignored || (indices[i] >= 0 && indices[i] < b->classes), CAIRN_EINVAL,
-                "%s: target %zu is %" PRId64 "; classes are from 0 to %" PRId64, kind_names[m->kind], i, indices[i],
-                b->classes - 1);
+                "%s: target %zu is %" PRId64 "; it must be a class from 0 to %" PRId64, kind_names[m->kind], i,
+                indices[i], b->classes - 1);
     }
 out:
     return st;
@@ -211,9 +212,10 @@ cairn_status cairn_metric_update(cairn_metric *metric, const cairn_tensor *score
         const cairn_status cause = cairn__last_status(); /* of a graph-building call, whose sentence stays */
         return cause == CAIRN_OK ? cairn__fail(CAIRN_EINVAL, "cairn_metric_update: scores or targets are NULL") : cause;
     }
-    REQUIRE(metric->kind != MEAN, CAIRN_EINVAL, "cairn_metric_update: a mean has no scores; use cairn_metric_add");
+    REQUIRE(metric->kind != MEAN, CAIRN_EINVAL,
+            "cairn_metric_update: a mean is not computed from scores; use cairn_metric_add");
     REQUIRE(!metric->is_reduced, CAIRN_ESTATE,
-            "cairn_metric_update: the metric holds the total of all ranks; cairn_metric_reset begins the next");
+            "cairn_metric_update: the metric holds the total of all ranks; call cairn_metric_reset first");
     struct batch b = {0};
     cairn_status st = CAIRN_OK;
     TRY(check_shapes(metric, scores, targets, &b));
@@ -231,12 +233,11 @@ out:
 cairn_status cairn_metric_add(cairn_metric *metric, double value, double weight) {
     REQUIRE(metric, CAIRN_EINVAL, "cairn_metric_add: metric is NULL");
     REQUIRE(metric->kind == MEAN || metric->kind == PERPLEXITY, CAIRN_EINVAL,
-            "cairn_metric_add: for means and perplexities; %s counts scores: use cairn_metric_update",
-            kind_names[metric->kind]);
+            "cairn_metric_add: %s is computed from scores; use cairn_metric_update", kind_names[metric->kind]);
     REQUIRE(weight >= 0 && isfinite(weight), CAIRN_EINVAL,
-            "cairn_metric_add: weight is %g; it is finite and not negative", weight);
+            "cairn_metric_add: weight is %g; it must be finite and not negative", weight);
     REQUIRE(!metric->is_reduced, CAIRN_ESTATE,
-            "cairn_metric_add: the metric holds the total of all ranks; cairn_metric_reset begins the next");
+            "cairn_metric_add: the metric holds the total of all ranks; call cairn_metric_reset first");
     if (weight > 0) metric->counts[SUM] += value * weight;
     metric->counts[WEIGHT] += weight;
     return CAIRN_OK;
@@ -256,53 +257,38 @@ static uint64_t describe(cairn_metric *const *metrics, int count) {
 }
 
 static cairn_status add_ranks(cairn_metric *const *metrics, int count, size_t n, cairn_group *group) {
-    const size_t p = (size_t)cairn_group_size(group), nbytes = sizeof(uint64_t) + n * sizeof(double);
     cairn_status st = CAIRN_OK;
-    char *all = NULL, *mine = NULL;
-    const uint64_t hash = describe(metrics, count);
-    TRY(cairn__alloc(nbytes, (void **)&mine));
-    TRY(cairn__alloc(p * nbytes, (void **)&all));
-    char *end = mine + sizeof(hash);
-    memcpy(mine, &hash, sizeof(hash));
-    for (int i = 0; i < count; end += metrics[i++]->n * sizeof(double))
-        memcpy(end, metrics[i]->counts, metrics[i]->n * sizeof(double));
-    TRY(cairn__group_exchange(group, all, mine, nbytes));
-    for (size_t r = 0; r < p; r++) {
-        const bool is_alike = memcmp(all + r * nbytes, all, sizeof(hash)) == 0;
-        TRY(is_alike ? CAIRN_OK
-                     : cairn__fail(CAIRN_EPEER,
-                                   "cairn_metrics_reduce: rank %zu has other metrics than rank 0, or in another order; "
-                                   "pass the same kinds with the same options on every rank",
-                                   r));
-    }
-    size_t at = sizeof(hash);
-    for (int i = 0; i < count; i++) {
-        for (size_t c = 0; c < metrics[i]->n; c++, at += sizeof(double)) {
-            double sum = 0, own;
-            for (size_t r = 0; r < p; r++) {
-                memcpy(&own, all + r * nbytes + at, sizeof(own));
-                sum = r == 0 ? own : sum + own;
-            }
-            metrics[i]->counts[c] = sum;
-        }
-    }
+    double *sums = NULL;
+    size_t at = 0;
+    int odd = -1;
+    TRY(cairn__alloc(n * sizeof(*sums), (void **)&sums));
+    for (int i = 0; i < count; at += metrics[i++]->n)
+        memcpy(sums + at, metrics[i]->counts, metrics[i]->n * sizeof(*sums));
+    TRY(cairn__group_sum(group, sums, n, describe(metrics, count), &odd));
+    TRY(odd < 0 ? CAIRN_OK
+                : cairn__fail(CAIRN_EPEER,
+                              "cairn_metrics_reduce: rank %d has other metrics than rank 0, or in another order; pass "
+                              "the same kinds with the same options on every rank",
+                              odd));
+    for (int i = count; i-- > 0;)
+        memcpy(metrics[i]->counts, sums + (at -= metrics[i]->n), metrics[i]->n * sizeof(*sums));
 out:
-    cairn__free(mine);
-    cairn__free(all);
+    cairn__free(sums);
     return st;
 }
 
 cairn_status cairn_metrics_reduce(cairn_metric *const *metrics, int count, cairn_group *group) {
     cairn_status st = CAIRN_OK;
     size_t n = 0;
-    REQUIRE(count >= 0 && (metrics || count == 0), CAIRN_EINVAL, "cairn_metrics_reduce: %d metrics at %p", count,
-            (const void *)metrics);
+    REQUIRE(count >= 0 && (metrics || count == 0), CAIRN_EINVAL, "cairn_metrics_reduce: count is %d and metrics is %p",
+            count, (const void *)metrics);
     for (int i = 0; i < count; i++) {
         REQUIRE(metrics[i], CAIRN_EINVAL, "cairn_metrics_reduce: metrics[%d] is NULL", i);
         REQUIRE(!metrics[i]->is_reduced, CAIRN_ESTATE,
                 "cairn_metrics_reduce: metrics[%d] holds the total of all ranks already; reset it first", i);
         for (int j = 0; j < i; j++)
-            REQUIRE(metrics[j] != metrics[i], CAIRN_EINVAL, "cairn_metrics_reduce: metrics[%d] and [%d] are one", j, i);
+            REQUIRE(metrics[j] != metrics[i], CAIRN_EINVAL,
+                    "cairn_metrics_reduce: metrics[%d] and metrics[%d] are the same metric", j, i);
         n += metrics[i]->n;
     }
     if (group && cairn_group_size(group) > 1) TRY(add_ranks(metrics, count, n, group));
@@ -357,7 +343,7 @@ double cairn_metric_value(const cairn_metric *metric) {
 
 cairn_status cairn_metric_read(const cairn_metric *metric, double *counts, size_t n) {
     REQUIRE(metric && counts, CAIRN_EINVAL, "cairn_metric_read: metric and counts must be set");
-    REQUIRE(n == metric->n, CAIRN_EINVAL, "cairn_metric_read: room for %zu counts, and the %s has %zu", n,
+    REQUIRE(n == metric->n, CAIRN_EINVAL, "cairn_metric_read: count is %zu, but the %s has %zu counts", n,
             kind_names[metric->kind], metric->n);
     memcpy(counts, metric->counts, n * sizeof(*counts));
     return CAIRN_OK;

@@ -1,37 +1,24 @@
 /* Numbers and tensors over ranks. */
 #include <math.h>
-#include <string.h>
 
 #include "cairn/metrics.h"
 #include "comm/group.h"
-#include "core/alloc.h"
 #include "core/status.h"
 #include "device/env.h"
 #include "nn/hooks.h"
 
 /* ---- numbers ---- */
 
-/* All ranks add the same numbers in the same order, so they get the same bits without a second message. */
 cairn_status ddp_sum(double *values, size_t n, cairn_group *group) {
+    int odd;
     REQUIRE(values || n == 0, CAIRN_EINVAL, "ddp_sum: values is NULL");
-    const size_t p = group ? (size_t)cairn_group_size(group) : 1;
-    cairn_status st = CAIRN_OK;
-    double *all = NULL;
-    if (p == 1) return CAIRN_OK;
-    TRY(cairn__alloc(p * n * sizeof(*all), (void **)&all));
-    TRY(cairn__group_exchange(group, all, values, n * sizeof(*all)));
-    for (size_t i = 0; i < n; i++) {
-        values[i] = all[i];
-        for (size_t r = 1; r < p; r++) values[i] += all[r * n + i];
-    }
-out:
-    cairn__free(all);
-    return st;
+    if (!group || cairn_group_size(group) == 1) return CAIRN_OK;
+    return cairn__group_sum(group, values, n, 0, &odd);
 }
 
 cairn_status ddp_mean(double *value, double weight, cairn_group *group) {
     REQUIRE(value, CAIRN_EINVAL, "ddp_mean: value is NULL");
-    REQUIRE(weight >= 0 && isfinite(weight), CAIRN_EINVAL, "ddp_mean: weight is %g; it is finite and not negative",
+    REQUIRE(weight >= 0 && isfinite(weight), CAIRN_EINVAL, "ddp_mean: weight is %g; it must be finite and not negative",
             weight);
     double sums[2] = {weight > 0 ? *value * weight : 0, weight};
     const cairn_status st = ddp_sum(sums, 2, group);
@@ -46,7 +33,7 @@ static cairn_status open_tensor(cairn_tensor *x, const char *call, cairn_group *
     REQUIRE(x && group, CAIRN_EINVAL, "%s: tensor and group must be set", call);
     const struct cairn_device *exchanged = cairn__group_device(group);
     REQUIRE(!exchanged || exchanged == cairn__tensor_env(x)->device, CAIRN_EINVAL,
-            "%s: the group belongs to another environment; use cairn_env_group of the tensor's", call);
+            "%s: the group belongs to another environment; use cairn_env_group of the tensor's environment", call);
     return cairn__tensor_open(x, call, data);
 }
 

@@ -118,14 +118,14 @@ static const char *findings_text(struct findings f, char text[FOUND]) {
     return text;
 }
 
-/* "; its input 0 was bad before: ...", of the first input that is infinite or NaN; "" = none is. */
+/* "; its input 0 had ...", of the first input that is infinite or NaN; "" = none is. */
 static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
     char found[FOUND];
     text[0] = '\0';
     for (int i = 0; i < node->count && !text[0]; i++) {
         const cairn_tensor *x = node->inputs[i];
         const struct findings f = x ? look_at_tensor(x) : (struct findings){0};
-        if (is_bad(f)) snprintf(text, TEXT, "; its input %d was bad before: %s", i, findings_text(f, found));
+        if (is_bad(f)) snprintf(text, TEXT, "; its input %d had %s", i, findings_text(f, found));
     }
     return text;
 }
@@ -192,7 +192,7 @@ cairn_status cairn__check_sum(const struct cairn__tape *tape, const struct cairn
     if (!looks(tape)) return CAIRN_OK;
     const struct findings f = look_at_grad(node->result, node->result->sum);
     if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
-    return found(tape, "the gradient of the result of %s, as backward comes to it, has %s%s", call_text(node, call),
+    return found(tape, "the gradient of the result of %s, when backward reaches it, has %s%s", call_text(node, call),
                  findings_text(f, values), scale_text(tape));
 }
 
@@ -229,7 +229,7 @@ cairn_status cairn__note_anomalies(cairn_env *env, bool on) {
         main->anomaly = NULL;
         return CAIRN_OK;
     }
-    REQUIRE(env->device->math, CAIRN_ENOTSUP, "anomalies are not looked for on '%s' yet; use device \"cpu\"",
+    REQUIRE(env->device->math, CAIRN_ENOTSUP, "'%s' does not look for anomalies yet; use device \"cpu\"",
             cairn_device_name(env->device));
     if (!main->anomaly) TRY(cairn__calloc(1, CAIRN__ANOMALY_TEXT, (void **)&main->anomaly));
     main->anomaly_users++;

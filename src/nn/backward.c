@@ -59,9 +59,15 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
     return remember_set(tape, t->param->set);
 }
 
+/* Of a parameter that has been frozen since the operation was called. On another rank the loss may reach more of its
+ * set, and that rank waits. */
+static cairn_status pass_frozen(struct cairn__tape *tape, struct cairn_param_set *set) {
+    return cairn__param_set_requires_grad(set) ? remember_set(tape, set) : CAIRN_OK;
+}
+
 /* t will get `count` more contributions. *pending: marked nodes that the pass has not visited. */
 static cairn_status reach(struct cairn__tape *tape, cairn_tensor *t, int count, size_t *pending) {
-    if (!cairn__wants_grad(t)) return CAIRN_OK;
+    if (!cairn__wants_grad(t)) return t && t->param ? pass_frozen(tape, t->param->set) : CAIRN_OK;
     t = cairn__tensor_grad_target(t);
     if (is_outside(tape, t)) return list_outside(tape, t, count);
     cairn_status st = t->reached != tape->backward ? reach_first(tape, t, pending) : CAIRN_OK;
@@ -202,7 +208,7 @@ static cairn_status check_wants_grad(const cairn_tensor *loss) {
         const cairn_status missed = cairn__param_set_no_gradient(set);
         if (missed != CAIRN_OK) st = missed;
     }
-    REQUIRE(st != CAIRN_OK, CAIRN_EINVAL, "backward: nothing that the loss depends on wants a gradient");
+    REQUIRE(st != CAIRN_OK, CAIRN_EINVAL, "backward: nothing that the loss depends on requires a gradient");
     return st;
 }
 

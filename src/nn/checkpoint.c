@@ -52,7 +52,7 @@ out:
 
 static cairn_status check_made(const struct cairn__tape *inner, const cairn_tensor *made) {
     REQUIRE(!inner->refused_step, CAIRN_ESTATE,
-            "checkpoint: the function called cairn_zero_grad, which would end the step it is part of; it did nothing");
+            "checkpoint: the function called cairn_zero_grad, which would end its own step; no step was begun");
     if (!made && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(made, CAIRN_EINVAL, "checkpoint: the function returned NULL");
     REQUIRE(inner->no_grad.depth == 0, CAIRN_ESTATE,
@@ -146,18 +146,17 @@ static cairn_status check_same(const struct cairn__node *node, const struct cair
     for (size_t i = 0; same && i < node->num_outside; i++) {
         same = inner->outside[i].tensor == node->outside[i].tensor && inner->outside[i].count == node->outside[i].count;
     }
-    REQUIRE(
-        same, CAIRN_ESTATE,
-        "checkpoint: the function used other tensors in backward than in forward, or used them otherwise; it must do "
-        "the same both times");
+    REQUIRE(same, CAIRN_ESTATE,
+            "checkpoint: the function used tensors in backward that it did not use in forward, or in another way; it "
+            "must do the same both times");
     const struct checkpoint *c = checkpoint_of(node);
     REQUIRE(inner->count == c->recorded, CAIRN_ESTATE,
             "checkpoint: the function recorded %zu operations in forward and %zu in backward; it must do the same both "
             "times",
             c->recorded, inner->count);
     REQUIRE(inner->trail == c->trail, CAIRN_ESTATE,
-            "checkpoint: the function recorded other operations in backward than in forward, or ones of other shapes; "
-            "it must do the same both times");
+            "checkpoint: the function recorded different operations or shapes in backward than in forward; it must do "
+            "the same both times");
     return CAIRN_OK;
 }
 

@@ -118,7 +118,7 @@ cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_
     TRY(cairn__element_check(array_nbytes, "cairn_custom_array"));
     TRY(cairn__options_read(&c.op, sizeof(c.op), op, "cairn_custom_op"));
     if (!c.op.forward || !c.op.name || !inputs || count < 1) {
-        cairn__fail(CAIRN_EINVAL, "custom: the operation's name and forward and at least one input must be set");
+        cairn__fail(CAIRN_EINVAL, "custom: name, forward and at least one input must be set");
         return NULL;
     }
     TRY(cairn__check_dtype(c.op.name, dtype));

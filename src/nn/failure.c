@@ -43,7 +43,7 @@ void cairn__listen(struct cairn__tape *tape) {
 
 void cairn__forget_failure(struct cairn__failure *f) {
     if (f->status != CAIRN_OK && !f->is_returned)
-        cairn__log(CAIRN_LOG_ERROR, "a step has failed whose results were not read and that no backward walked: %s",
+        cairn__log(CAIRN_LOG_ERROR, "a step failed whose results were neither read nor used by a backward: %s",
                    f->message);
     f->status = CAIRN_OK;
 }

@@ -1,4 +1,4 @@
-/* Forgetting values that nobody reads any more.
+/* Forgetting values that are not read any more.
  *
  * PyTorch frees a result with the last reference to it. C counts none, so the rule goes by who made a result: what the
  * program made or a module returned to it lives until the step ends. What a module made inside and did not return ends

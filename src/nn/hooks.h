@@ -110,7 +110,7 @@ cairn_status cairn__tensor_open(cairn_tensor *leaf, const char *call, void **dat
 /* The environment a tensor was made in. */
 cairn_env *cairn__tensor_env(const cairn_tensor *t);
 
-/* The same look alone; one that is not f32 or half is looked at as f32. A loss of several elements, or a stale one, is
+/* The same check alone; one that is not f32 or half is checked as f32. A loss of several elements, or a stale one, is
  * backward's to refuse. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found);
 

@@ -18,17 +18,19 @@ void cairn__param_init_uniform(struct cairn__param *p, float bound) {
 
 static cairn_status check(const char *call, const cairn_tensor *t) {
     REQUIRE(t, CAIRN_EINVAL, "%s: the tensor is NULL", call);
-    REQUIRE(t->kind != CAIRN__RESULT, CAIRN_ESTATE, "%s: a parameter, a buffer or a leaf has first values, no result",
-            call);
+    REQUIRE(t->kind != CAIRN__RESULT, CAIRN_ESTATE,
+            "%s: the tensor is a result; only parameters, buffers and leaves are initialised", call);
     REQUIRE(!t->param || (t->param->dtype == CAIRN_F32 && !t->param->set->frozen_by), CAIRN_ESTATE,
             "%s: parameter '%s' is %s%s; initialise before amp_initialize and ddp_create", call, t->param->name,
             cairn_dtype_name(t->param->dtype), t->param->set->frozen_by ? " and shared with other ranks" : "");
     REQUIRE(!t->is_buffer || t->dtype == t->added_as, CAIRN_ESTATE,
             "%s: amp has made the buffer %s; initialise before amp_initialize, or use cairn_tensor_write", call,
             cairn_dtype_name(t->dtype));
-    REQUIRE(cairn__tensor_dtype(t) == CAIRN_F32 && t->is_dense, CAIRN_EINVAL, "%s: the tensor is %s%s; want f32, dense",
-            call, cairn_dtype_name(cairn__tensor_dtype(t)), t->is_dense ? "" : " with gaps");
-    return cairn__device_refuse_recording(t->env->device, "initialise before the graph is captured");
+    REQUIRE(cairn__tensor_dtype(t) == CAIRN_F32 && t->is_dense, CAIRN_EINVAL,
+            "%s: the tensor is %s%s; it must be f32 and dense", call, cairn_dtype_name(cairn__tensor_dtype(t)),
+            t->is_dense ? "" : " with gaps");
+    return cairn__device_refuse_recording(t->env->device,
+                                          "a tensor cannot be initialised in a graph; initialise it before capture");
 }
 
 static void changed(cairn_tensor *t) {
@@ -106,7 +108,8 @@ out:
 static cairn_status init_uniform(const char *call, cairn_tensor *t, double low, double high) {
     cairn_status st = CAIRN_OK;
     TRY(check(call, t));
-    REQUIRE(low <= high && isfinite(high - low), CAIRN_EINVAL, "%s: from %g to %g", call, low, high);
+    REQUIRE(low <= high && isfinite(high - low), CAIRN_EINVAL,
+            "%s: low is %g and high %g; both must be finite, and low at most high", call, low, high);
     if (low != -high) return draw(t, draw_uniform, (const double[]){[LOW] = low, [HIGH] = high});
     struct cairn_device *d = t->env->device;
     d->passes->uniform(d, CAIRN_F32, cairn__tensor_data(t), t->n, (float)high, t->env->seed,
@@ -119,8 +122,8 @@ out:
 static cairn_status init_normal(const char *call, cairn_tensor *t, double mean, double std) {
     cairn_status st = CAIRN_OK;
     TRY(check(call, t));
-    REQUIRE(std >= 0 && isfinite(std) && isfinite(mean), CAIRN_EINVAL, "%s: mean %g, standard deviation %g", call, mean,
-            std);
+    REQUIRE(std >= 0 && isfinite(std) && isfinite(mean), CAIRN_EINVAL,
+            "%s: mean is %g and std %g; both must be finite, and std at least 0", call, mean, std);
     TRY(draw(t, draw_normal, (const double[]){[MEAN] = mean, [STD] = std}));
 out:
     return st;
@@ -142,7 +145,9 @@ cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, d
     cairn_status st = CAIRN_OK;
     TRY(check("init_trunc_normal", t));
     REQUIRE(std > 0 && low <= high && isfinite(mean) && isfinite(std), CAIRN_EINVAL,
-            "init_trunc_normal: mean %g, standard deviation %g, from %g to %g", mean, std, low, high);
+            "init_trunc_normal: mean is %g, std %g, low %g and high %g; mean and std must be finite, std above 0, and "
+            "low at most high",
+            mean, std, low, high);
     const double p[] = {[MEAN] = mean,
                         [STD] = std,
                         [LEAST] = low,
@@ -150,8 +155,8 @@ cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, d
                         [LEAST_X] = twice_cdf_minus_one((low - mean) / std),
                         [MOST_X] = twice_cdf_minus_one((high - mean) / std)};
     REQUIRE(p[LEAST_X] < 1 - 0x1p-24 && p[MOST_X] > 0x1p-24 - 1, CAIRN_EINVAL,
-            "init_trunc_normal: from %g to %g there is nothing of a normal of mean %g, standard deviation %g", low,
-            high, mean, std);
+            "init_trunc_normal: no values lie between low, %g, and high, %g, for mean %g and std %g", low, high, mean,
+            std);
     TRY(draw(t, draw_trunc_normal, p));
 out:
     return st;
@@ -162,7 +167,8 @@ out:
 static cairn_status fans(const char *call, const cairn_tensor *t, double *in, double *out) {
     char shape[CAIRN__SHAPE_TEXT];
     REQUIRE(t, CAIRN_EINVAL, "%s: the tensor is NULL", call);
-    REQUIRE(t->ndim >= 2, CAIRN_EINVAL, "%s: %s has no fan: want [out, in, ...]", call, cairn__shape_text(t, shape));
+    REQUIRE(t->ndim >= 2, CAIRN_EINVAL, "%s: %s has no fan; the shape must be [out, in, ...]", call,
+            cairn__shape_text(t, shape));
     double behind = 1;
     for (int d = 2; d < t->ndim; d++) behind *= (double)t->shape[d];
     *in = (double)t->shape[1] * behind;

@@ -50,7 +50,7 @@ static cairn_status check_inputs(const struct attention *a, cairn_tensor *const 
     for (int i = 0; i < (count == 1 ? 1 : 3); i++) {
         REQUIRE(inputs[i], CAIRN_EINVAL, "multihead_attention: input %d is NULL", i);
         REQUIRE(inputs[i]->ndim == 3 && inputs[i]->shape[2] == a->dim, CAIRN_EINVAL,
-                "multihead_attention: input %d is %s: want [batch, length, %" PRId64 "]", i,
+                "multihead_attention: input %d is %s; expected [batch, length, %" PRId64 "]", i,
                 cairn__shape_text(inputs[i], text), a->dim);
     }
     return CAIRN_OK;
@@ -91,7 +91,7 @@ out:
 static cairn_status create(cairn_env *env, int64_t dim, int64_t heads, double dropout, cairn_module **out) {
     REQUIRE(dim > 0 && dim <= INT32_MAX && heads > 0 && dim % heads == 0, CAIRN_EINVAL,
             "multihead_attention: %" PRId64 " heads do not divide %" PRId64, heads, dim);
-    REQUIRE(dropout >= 0 && dropout < 1, CAIRN_EINVAL, "multihead_attention: dropout %g; it is within 0 and 1",
+    REQUIRE(dropout >= 0 && dropout < 1, CAIRN_EINVAL, "multihead_attention: dropout %g; it must be from 0 to 1",
             dropout);
     cairn_status st = CAIRN_OK;
     cairn_module *m = NULL;

@@ -23,7 +23,7 @@ static const struct cairn__module_kind dropout_kind = {.name = "Dropout",
 cairn_module *cairn_dropout(cairn_env *env, double p) {
     cairn_module *m = NULL;
     if (!(p >= 0 && p <= 1)) {
-        (void)cairn__fail(CAIRN_EINVAL, "dropout: probability %g; it is within 0 and 1", p);
+        (void)cairn__fail(CAIRN_EINVAL, "dropout: probability %g; it must be from 0 to 1", p);
         return NULL;
     }
     if (cairn__module_create(env, &dropout_kind, sizeof(p), &m) != CAIRN_OK) return NULL;

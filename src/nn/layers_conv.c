@@ -62,7 +62,7 @@ static cairn_status check_steps(const char *what, const int64_t stride[2], const
                                 const int64_t dilation[2]) {
     for (int i = 0; i < 2; i++) {
         REQUIRE(stride[i] > 0 && padding[i] >= 0 && dilation[i] > 0, CAIRN_EINVAL,
-                "%s: stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64 "; none may be negative", what,
+                "%s: stride %" PRId64 ", padding %" PRId64 ", dilation %" PRId64 "; none must be negative", what,
                 stride[i], padding[i], dilation[i]);
     }
     return CAIRN_OK;

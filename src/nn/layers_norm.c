@@ -182,7 +182,7 @@ static cairn_status create_batch(cairn_env *env, int64_t channels, double eps, d
     cairn_status st = CAIRN_OK;
     cairn_module *m = NULL;
     TRY(check_size("batch_norm", channels, eps));
-    REQUIRE(momentum >= 0 && momentum <= 1, CAIRN_EINVAL, "batch_norm: momentum %g; it is within 0 and 1", momentum);
+    REQUIRE(momentum >= 0 && momentum <= 1, CAIRN_EINVAL, "batch_norm: momentum %g; it must be from 0 to 1", momentum);
     TRY(create_norm(env, &batch_kind, 1, &channels, eps, true, &m));
     m->end_context = end_batch;
     ((struct norm *)m->context)->momentum = momentum == 0 ? 0.1 : momentum;

@@ -92,12 +92,12 @@ void cairn_module_destroy(cairn_module **module) {
     if (!module || !*module) return;
     cairn_module *m = *module;
     if (m->parent) {
-        cairn__log(CAIRN_LOG_ERROR, "cairn_module_destroy: '%s' belongs to another module, which ends it; it is kept",
-                   m->name);
+        cairn__log(CAIRN_LOG_ERROR,
+                   "cairn_module_destroy: '%s' is a child of another module, which destroys it; it is kept", m->name);
         return;
     }
     if (cairn__tape_of(m->env)->root->walking) {
-        cairn__log(CAIRN_LOG_ERROR, "cairn_module_destroy was called by what a backward calls; the module is kept");
+        cairn__log(CAIRN_LOG_ERROR, "cairn_module_destroy was called within a backward; the module is kept");
         return;
     }
     if (m->params && cairn__param_set_in_use(m->params, "cairn_module_destroy")) return;
@@ -113,10 +113,12 @@ void cairn__module_drop(cairn_module *child) {
 
 /* what: "add_param 'weight'" */
 static cairn_status check_open(const cairn_module *m, const char *call, const char *name) {
-    REQUIRE(!m->parent, CAIRN_ESTATE, "%s '%s': the module is '%s' of another already; add to a module before it is",
-            call, name, m->name);
+    REQUIRE(!m->parent, CAIRN_ESTATE,
+            "%s '%s': the module is child '%s' of another; add to a module before it becomes a child", call, name,
+            m->name);
     REQUIRE(m->params->users == 0 && !cairn__param_set_has_gradients(m->params), CAIRN_ESTATE,
-            "%s '%s': an optimizer, amp or ddp uses the module's parameters, or they have gradients; build it first",
+            "%s '%s': an optimizer, amp or ddp uses the module's parameters, or they have gradients; build the whole "
+            "module first",
             call, name);
     return CAIRN_OK;
 }
@@ -135,7 +137,7 @@ static bool has_member(const cairn_module *m, const char *name) {
 
 static cairn_status check_name(const cairn_module *m, const char *call, const char *name) {
     REQUIRE(m && name, CAIRN_EINVAL, "%s: module and name must be set", call);
-    REQUIRE(name[0] && !strchr(name, '.'), CAIRN_EINVAL, "%s '%s': a name is not empty and has no dot", call, name);
+    REQUIRE(name[0] && !strchr(name, '.'), CAIRN_EINVAL, "%s '%s': a name must not be empty or have a dot", call, name);
     cairn_status st = CAIRN_OK;
     TRY(check_open(m, call, name));
     REQUIRE(!has_member(m, name), CAIRN_EINVAL, "%s: the %s has a member '%s' already", call, m->kind.name, name);
@@ -219,7 +221,7 @@ static cairn_status check_child(const cairn_module *m, const char *name, const c
     cairn_status st = CAIRN_OK;
     TRY(check_name(m, "add_child", name));
     REQUIRE(child != m, CAIRN_EINVAL, "add_child '%s': a module cannot be its own child", name);
-    REQUIRE(!child->parent, CAIRN_ESTATE, "add_child '%s': the %s is '%s' of another module already", name,
+    REQUIRE(!child->parent, CAIRN_ESTATE, "add_child '%s': the %s is child '%s' of another module already", name,
             child->kind.name, child->name);
     REQUIRE(child->env == m->env, CAIRN_EINVAL, "add_child '%s': the modules belong to different environments", name);
 out:
@@ -289,8 +291,8 @@ static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inp
     if ((!m || (inputs && count > 0 && !inputs[0])) && earlier != CAIRN_OK) return earlier; /* the first cause stays */
     REQUIRE(m, CAIRN_EINVAL, "module_forward: the module is NULL");
     const int most = m->kind.most_inputs ? m->kind.most_inputs : 1;
-    REQUIRE(inputs && count > 0 && count <= most, CAIRN_EINVAL, "%s: %d inputs; it takes 1 to %d", m->kind.name, count,
-            most);
+    REQUIRE(inputs && count > 0 && count <= most, CAIRN_EINVAL, "%s: %d inputs are given; it takes 1 to %d",
+            m->kind.name, count, most);
     REQUIRE(inputs[0], CAIRN_EINVAL, "%s: input 0 is NULL", m->kind.name);
     return CAIRN_OK;
 }

@@ -58,9 +58,9 @@ void cairn__module_use_half_buffers(cairn_module *m, cairn_dtype half) {
 cairn_status cairn_buffer_keep_type(cairn_tensor *buffer) {
     if (!buffer && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(buffer && buffer->is_buffer, CAIRN_EINVAL, "buffer_keep_type: the tensor is %s",
-            buffer ? "no module's buffer" : "NULL");
+            buffer ? "not a module's buffer" : "NULL");
     REQUIRE(buffer->dtype == buffer->added_as, CAIRN_ESTATE,
-            "buffer_keep_type: the buffer has become %s already; call it before amp_initialize",
+            "buffer_keep_type: amp_initialize has made the buffer %s already; call it before",
             cairn_dtype_name(buffer->dtype));
     buffer->keeps_type = true;
     return CAIRN_OK;

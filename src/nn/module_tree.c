@@ -16,18 +16,20 @@ cairn_env *cairn__module_env(const cairn_module *module) {
 
 cairn_param_set *cairn_module_params(cairn_module *m) {
     if (m && !m->params) {
-        (void)cairn__fail(CAIRN_ESTATE, "module_params: the %s is '%s' of another module, whose set has its parameters",
-                          m->kind.name, m->name);
+        (void)cairn__fail(
+            CAIRN_ESTATE,
+            "module_params: the %s is child '%s' of another module; its parameters are in that module's set",
+            m->kind.name, m->name);
     }
     return m ? m->params : NULL;
 }
 
 void cairn_module_zero_grad(cairn_module *m) {
     if (m && !m->params) {
-        cairn__log(CAIRN_LOG_ERROR,
-                   "cairn_module_zero_grad: the %s is '%s' of another module, with which its gradients are forgotten; "
-                   "nothing was done",
-                   m->kind.name, m->name);
+        cairn__log(
+            CAIRN_LOG_ERROR,
+            "cairn_module_zero_grad: the %s is child '%s' of another module; nothing was done: call it for the root",
+            m->kind.name, m->name);
         return;
     }
     cairn_param_set_zero_grad(m ? m->params : NULL);

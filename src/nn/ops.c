@@ -126,7 +126,7 @@ static cairn_status check_none_missing(const struct cairn__op_row *row, const ch
             return earlier != CAIRN_OK ? earlier : cairn__fail(CAIRN_EINVAL, "%s: input %d is NULL", name, i);
         }
     }
-    REQUIRE(*env, CAIRN_EINVAL, "%s: there is no input", name);
+    REQUIRE(*env, CAIRN_EINVAL, "%s: no input is given", name);
     return CAIRN_OK;
 }
 
@@ -144,10 +144,10 @@ static cairn_status check_inputs(enum cairn__op op, const struct cairn__op_row *
         TRY(cairn__tensor_check(inputs[i], name));
         REQUIRE(inputs[i]->env == env, CAIRN_EINVAL, "%s: the tensors belong to different environments", name);
         REQUIRE(cairn__is_at_hand(inputs[i]) || !cairn__tape_of(env)->outer, CAIRN_ESTATE,
-                "%s: the tensor was made outside the checkpoint, which must get it among its inputs", name);
+                "%s: the tensor was made outside the checkpoint; pass it as one of the checkpoint's inputs", name);
         REQUIRE(cairn__is_at_hand(inputs[i]), CAIRN_ESTATE,
-                "%s: the tensor was made by another step, a graph's or what runs beside it; cairn_tensor_keep makes a "
-                "copy for all",
+                "%s: the tensor was made on another tape, inside a captured graph or outside of it; use a copy "
+                "(cairn_tensor_keep)",
                 name);
     }
     if (row->needs_math) TRY(cairn__require_math(cairn__tape_of(env), op));
@@ -163,11 +163,10 @@ static cairn_status inherit_scale(const struct cairn__node *node) {
         const cairn_tensor *x = node->inputs[i];
         if (!cairn__wants_grad(x)) continue;
         if (!first) first = x;
-        REQUIRE(
-            x->loss_scale == first->loss_scale, CAIRN_EINVAL,
-            "%s: one input is a scaled loss and another is not, or is scaled by another call; combine losses first, "
-            "then scale",
-            cairn__node_name(node));
+        REQUIRE(x->loss_scale == first->loss_scale, CAIRN_EINVAL,
+                "%s: one input is a scaled loss and another is not, or was scaled by another call; combine losses "
+                "before scaling",
+                cairn__node_name(node));
     }
     node->result->loss_scale = first ? first->loss_scale : NULL;
     return CAIRN_OK;
@@ -184,7 +183,8 @@ static cairn_dtype first_type(const struct cairn__node *node) {
     return cairn__tensor_dtype(first);
 }
 
-/* So that a parameter that is thawed before backward gets no gradient of this graph, which keeps less for it. */
+/* So that a parameter that is thawed before backward gets no gradient of this graph, which keeps less for it. A
+ * checkpoint's function gets its inputs as they are, both times. */
 static cairn_status detach_frozen(struct cairn__node *node) {
     for (int i = 0; i < node->count; i++) {
         const cairn_tensor *x = node->inputs[i];
@@ -207,7 +207,7 @@ static cairn_status take_inputs(struct cairn__tape *tape, struct cairn__node *no
     }
     node->result->wants_grad &= node->row->backward != NULL && tape->no_grad.depth == 0;
     node->result->dtype = first_type(node);
-    if (node->result->wants_grad) TRY(detach_frozen(node));
+    if (node->result->wants_grad && node->op != CAIRN__OP_CHECKPOINT) TRY(detach_frozen(node));
 out:
     return st;
 }

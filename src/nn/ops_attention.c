@@ -20,7 +20,7 @@ static cairn_status check_shapes(const cairn_tensor *q, const cairn_tensor *k, c
     char x[CAIRN__SHAPE_TEXT], y[CAIRN__SHAPE_TEXT], z[CAIRN__SHAPE_TEXT];
     cairn__shape_text(q, x), cairn__shape_text(k, y), cairn__shape_text(v, z);
     REQUIRE(q->ndim == 4 && k->ndim == 4 && v->ndim == 4, CAIRN_EINVAL,
-            "%s: q %s, k %s, v %s: want [B, H, T, D], [B, H, S, D], [B, H, S, E]", name, x, y, z);
+            "%s: q %s, k %s, v %s; expected [B, H, T, D], [B, H, S, D], [B, H, S, E]", name, x, y, z);
     for (int d = 0; d < 2; d++) {
         REQUIRE(q->shape[d] == k->shape[d] && q->shape[d] == v->shape[d], CAIRN_EINVAL,
                 "%s: q %s, k %s, v %s: sizes in dimension %d differ", name, x, y, z, d);
@@ -47,7 +47,7 @@ static cairn_status check_mask(const cairn_tensor *mask, const cairn_tensor *q, 
             cairn__shape_text(mask, x), (long long)scores[0], (long long)scores[1], (long long)scores[2],
             (long long)scores[3]);
     REQUIRE(type == CAIRN_BOOL || type == cairn__tensor_dtype(q), CAIRN_EINVAL,
-            "scaled_dot_product_attention: mask is %s; bool, or the type of q, %s, is wanted", cairn_dtype_name(type),
+            "scaled_dot_product_attention: mask is %s; it must be bool or %s, the type of q", cairn_dtype_name(type),
             cairn_dtype_name(cairn__tensor_dtype(q)));
     return CAIRN_OK;
 }
@@ -58,7 +58,7 @@ static cairn_status infer(const struct cairn__node *node) {
     for (int i = Q; i <= V; i++) {
         const cairn_dtype type = cairn__tensor_dtype(node->inputs[i]);
         REQUIRE(cairn__is_float(type) && type == node->result->dtype, CAIRN_EINVAL,
-                "scaled_dot_product_attention: %c is %s; floats are wanted", "qkv"[i], cairn_dtype_name(type));
+                "scaled_dot_product_attention: %c is %s; it must be a float type", "qkv"[i], cairn_dtype_name(type));
     }
     TRY(check_shapes(q, node->inputs[K], v));
     TRY(check_mask(node->inputs[MASK], q, node->inputs[K]));
@@ -149,8 +149,8 @@ cairn_tensor *cairn_scaled_dot_product_attention(cairn_tensor *q, cairn_tensor *
     if (cairn__options_read(&o, sizeof(o), options, "cairn_attention_options") != CAIRN_OK) return NULL;
     if (!(o.dropout >= 0 && o.dropout < 1) || !isfinite(o.scale)) {
         cairn__fail(CAIRN_EINVAL,
-                    "scaled_dot_product_attention: dropout %g, scale %g; a probability below 1 and a finite scale are "
-                    "wanted",
+                    "scaled_dot_product_attention: dropout is %g and scale %g; dropout must be from 0 to below 1, and "
+                    "scale finite",
                     o.dropout, o.scale);
         return NULL;
     }

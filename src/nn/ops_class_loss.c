@@ -29,15 +29,15 @@ static cairn_status infer(const struct cairn__node *node) {
     char text_x[CAIRN__SHAPE_TEXT], text[CAIRN__SHAPE_TEXT];
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_is_float(node, X, "input"));
-    REQUIRE(x->ndim >= 1, CAIRN_EINVAL, "%s: input is []: want [N, C, ...] or [C]", name);
-    REQUIRE(type == CAIRN_I64 || type == CAIRN_I32, CAIRN_EINVAL, "%s: the target is %s: want classes, i64 or i32",
+    REQUIRE(x->ndim >= 1, CAIRN_EINVAL, "%s: input is []; expected [N, C, ...] or [C]", name);
+    REQUIRE(type == CAIRN_I64 || type == CAIRN_I32, CAIRN_EINVAL, "%s: the target is %s; expected classes, i64 or i32",
             name, cairn_dtype_name(type));
     REQUIRE(target_fits(x, target), CAIRN_EINVAL,
-            "%s: input is %s, but the target is %s: want the input's shape without the classes, its dimension %d", name,
-            cairn__shape_text(x, text_x), cairn__shape_text(target, text), x->ndim > 1);
+            "%s: input is %s, but the target is %s; expected the input's shape without the classes, its dimension %d",
+            name, cairn__shape_text(x, text_x), cairn__shape_text(target, text), x->ndim > 1);
     const int64_t classes = x->shape[x->ndim > 1];
     REQUIRE(!weight || (weight->ndim == 1 && weight->shape[0] == classes), CAIRN_EINVAL,
-            "%s: weight is %s, but input is %s: want [%lld], one a class", name, cairn__shape_text(weight, text),
+            "%s: weight is %s, but input is %s; expected [%lld], one a class", name, cairn__shape_text(weight, text),
             cairn__shape_text(x, text_x), (long long)classes);
     TRY(cairn__check_is_float(node, WEIGHT, "weight"));
     if (a->reduction != CAIRN_NONE) return cairn__infer_scalar(node);

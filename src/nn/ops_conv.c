@@ -54,7 +54,7 @@ static struct texts texts_of(const struct cairn__node *node) {
 static cairn_status check_types(const struct cairn__node *node) {
     static const char *const names[] = {"x", "weight", "bias"};
     const cairn_dtype t = cairn__tensor_dtype(node->inputs[X]);
-    REQUIRE(cairn__is_float(t), CAIRN_EINVAL, "%s: x is %s, want a float type", cairn__op_name(node->op),
+    REQUIRE(cairn__is_float(t), CAIRN_EINVAL, "%s: x is %s; expected a float type", cairn__op_name(node->op),
             cairn_dtype_name(t));
     for (int i = WEIGHT; i <= BIAS; i++) {
         if (!node->inputs[i]) continue;
@@ -74,9 +74,9 @@ static int64_t channels_out(const struct cairn__node *node) {
 static cairn_status check_ranks(const struct cairn__node *node, const struct attrs *a) {
     const cairn_tensor *x = node->inputs[X], *w = node->inputs[WEIGHT];
     const struct texts t = texts_of(node);
-    REQUIRE(x->ndim == a->axes + 1 || x->ndim == a->axes + 2, CAIRN_EINVAL, "%s: x is %s, want %s",
+    REQUIRE(x->ndim == a->axes + 1 || x->ndim == a->axes + 2, CAIRN_EINVAL, "%s: x is %s; expected %s",
             cairn__op_name(node->op), t.x, a->axes == 1 ? "[N, C, L] or [C, L]" : "[N, C, H, W] or [C, H, W]");
-    REQUIRE(w->ndim == a->axes + 2, CAIRN_EINVAL, "%s: weight is %s, want %d dimensions", cairn__op_name(node->op),
+    REQUIRE(w->ndim == a->axes + 2, CAIRN_EINVAL, "%s: weight is %s; expected %d dimensions", cairn__op_name(node->op),
             t.weight, a->axes + 2);
     for (int d = 0; d < w->ndim; d++)
         REQUIRE(w->shape[d] > 0 && w->shape[d] <= CAIRN__MOST_PIXELS, CAIRN_EINVAL,
@@ -91,15 +91,15 @@ static cairn_status check_channels(const struct cairn__node *node, const struct 
     REQUIRE(w->shape[0] % a->groups == 0, CAIRN_EINVAL, "%s: x %s, weight %s: %lld groups do not divide %lld channels",
             cairn__op_name(node->op), t.x, t.weight, (long long)a->groups, (long long)w->shape[0]);
     if (a->transposed) {
-        REQUIRE(c == w->shape[0], CAIRN_EINVAL, "%s: x %s, weight %s: %lld input channels, but weight wants %lld",
+        REQUIRE(c == w->shape[0], CAIRN_EINVAL, "%s: x %s, weight %s: %lld input channels, but weight expects %lld",
                 cairn__op_name(node->op), t.x, t.weight, (long long)c, (long long)w->shape[0]);
     } else {
         REQUIRE(c == w->shape[1] * a->groups, CAIRN_EINVAL,
-                "%s: x %s, weight %s: %lld input channels, but weight wants %lld x %lld groups",
+                "%s: x %s, weight %s: %lld input channels, but weight expects %lld x %lld groups",
                 cairn__op_name(node->op), t.x, t.weight, (long long)c, (long long)w->shape[1], (long long)a->groups);
     }
     REQUIRE(!bias || (bias->ndim == 1 && bias->shape[0] == channels_out(node)), CAIRN_EINVAL,
-            "%s: bias is %s, but weight is %s: want [%lld]", cairn__op_name(node->op), t.bias, t.weight,
+            "%s: bias is %s, but weight is %s; expected [%lld]", cairn__op_name(node->op), t.bias, t.weight,
             (long long)channels_out(node));
     return CAIRN_OK;
 }

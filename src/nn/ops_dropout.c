@@ -42,7 +42,7 @@ static const struct cairn__op_row row = {
 
 cairn_tensor *cairn_dropout_forward(cairn_tensor *x, double p, int training) {
     if (!(p >= 0 && p <= 1)) {
-        cairn__fail(CAIRN_EINVAL, "dropout: p is %g, want 0 to 1", p);
+        cairn__fail(CAIRN_EINVAL, "dropout: p is %g; it must be from 0 to 1", p);
         return NULL;
     }
     cairn__note_use(x); /* it may be the result */

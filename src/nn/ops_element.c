@@ -184,10 +184,10 @@ static cairn_status take_type(const struct cairn__node *node) {
     if (kind == TRUTH) y->dtype = CAIRN_BOOL;
     if (kind == TRUTH || cairn__is_float(y->dtype)) return CAIRN_OK;
     y->dtype = widest_integer(node);
-    REQUIRE(kind != NUMBERS || y->dtype != CAIRN_BOOL, CAIRN_EINVAL, "%s: bool is no number; cast it first",
+    REQUIRE(kind != NUMBERS || y->dtype != CAIRN_BOOL, CAIRN_EINVAL, "%s: the input is bool; cast it to a number first",
             cairn__op_name(node->op));
     REQUIRE(node->op != CAIRN__OP_POW_SCALAR || !is_whole(numbers[0]) || numbers[0] >= 0, CAIRN_EINVAL,
-            "pow_scalar: integers to the negative power %g are no integers; cast them to a float first", numbers[0]);
+            "pow_scalar: the exponent is %g, but x has integers; cast x to a float first", numbers[0]);
     if (kind == FLOATS || (numbers && !(is_whole(numbers[0]) && is_whole(numbers[1])))) y->dtype = CAIRN_F32;
     return CAIRN_OK;
 }
@@ -216,7 +216,7 @@ static cairn_status prelu_infer(const struct cairn__node *node) {
     char text_x[CAIRN__SHAPE_TEXT], text_weight[CAIRN__SHAPE_TEXT];
     const bool one_each = weight->ndim == 1 && x->ndim > 1 && weight->shape[0] == x->shape[1];
     REQUIRE(weight->n == 1 || one_each, CAIRN_EINVAL,
-            "prelu: %s with weight %s: it has one element, or one for each of dimension 1",
+            "prelu: x is %s, but weight is %s; weight must have one element, or one for each index of dimension 1",
             cairn__shape_text(x, text_x), cairn__shape_text(weight, text_weight));
     cairn_status st = CAIRN_OK;
     TRY(cairn__infer_like_first(node));

@@ -11,12 +11,12 @@ static cairn_status infer(const struct cairn__node *node) {
     char text[CAIRN__SHAPE_TEXT];
     REQUIRE(type == CAIRN_I64 || type == CAIRN_I32, CAIRN_EINVAL, "embedding: indices are %s; i64 and i32 are allowed",
             cairn_dtype_name(type));
-    REQUIRE(table->ndim == 2, CAIRN_EINVAL, "embedding: the table is %s: want [rows, n]",
+    REQUIRE(table->ndim == 2, CAIRN_EINVAL, "embedding: the table is %s; expected [rows, n]",
             cairn__shape_text(table, text));
-    REQUIRE(indices->ndim < CAIRN_MAX_DIMS, CAIRN_EINVAL, "embedding: indices %s have no room for one more dimension",
-            cairn__shape_text(indices, text));
+    REQUIRE(indices->ndim < CAIRN_MAX_DIMS, CAIRN_EINVAL,
+            "embedding: indices are %s; they must leave room for one more dimension", cairn__shape_text(indices, text));
     REQUIRE(padding >= -1 && padding < table->shape[0], CAIRN_EINVAL,
-            "embedding: padding_idx is %lld, and the table has %lld rows; -1 is none", (long long)padding,
+            "embedding: padding_idx is %lld, but the table has %lld rows; -1 means none", (long long)padding,
             (long long)table->shape[0]);
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_is_float(node, TABLE, "the table"));

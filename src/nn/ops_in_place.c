@@ -22,20 +22,21 @@ static cairn_status check_target(const char *name, const cairn_tensor *x) {
     const struct cairn__tape *tape = cairn__tape_of(x->env);
     const int letters = (int)strlen(name) - 1;
     REQUIRE(x->kind != CAIRN__RESULT, CAIRN_ESTATE,
-            "%s: the tensor is a result, which a graph may hold; leaves, buffers and parameters are written in place: "
-            "y = cairn_%.*s(x, ...) makes a new one",
+            "%s: the tensor is a result, which a graph may hold; only leaves, buffers and parameters are written in "
+            "place, so use y = cairn_%.*s(x, ...)",
             name, letters, name);
     REQUIRE(
         !cairn__wants_grad(x) || tape->no_grad.depth > 0, CAIRN_ESTATE,
         "%s: %s is being used in an in-place operation, which no graph records; do it between cairn_no_grad_begin and "
         "cairn_no_grad_end, or use y = cairn_%.*s(x, ...)",
-        name, x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that wants a gradient", letters, name);
-    REQUIRE(!tape->outer, CAIRN_ESTATE,
-            "%s: within a checkpoint, whose function runs again in backward and would write twice; do it outside",
-            name);
+        name, x->kind == CAIRN__PARAM ? "a parameter" : "a leaf that requires a gradient", letters, name);
+    REQUIRE(
+        !tape->outer, CAIRN_ESTATE,
+        "%s: called within a checkpoint, whose function runs again in backward and would write twice; call it outside",
+        name);
     for (int d = 0; d < x->ndim; d++) {
         REQUIRE(x->stride[d] != 0 || x->shape[d] <= 1, CAIRN_EINVAL,
-                "%s: the leaf shows one element of its memory several times", name);
+                "%s: the leaf has several elements at one place in memory", name);
     }
 out:
     return st;
@@ -46,7 +47,7 @@ static cairn_status check_other(const struct write *w, const cairn_tensor *other
     REQUIRE(other, CAIRN_EINVAL, "%s: the second tensor is NULL", w->name);
     REQUIRE(other->env == w->x->env, CAIRN_EINVAL, "%s: the tensors belong to different environments", w->name);
     REQUIRE(!cairn__wants_grad(other) || cairn__tape_of(other->env)->no_grad.depth > 0, CAIRN_ESTATE,
-            "%s: the second tensor wants a gradient, which would be lost; cairn_detach it, or do this between "
+            "%s: the second tensor requires a gradient, which would be lost; cairn_detach it, or do this between "
             "cairn_no_grad_begin and cairn_no_grad_end",
             w->name);
     return CAIRN_OK;
@@ -109,8 +110,8 @@ static cairn_status write_over(const struct write *w, cairn_tensor *y) {
     if (x->is_dense) {
         TRY(cairn__device_copy(d, cairn__tensor_data(w->operand), y->data, y->n * cairn_dtype_nbytes(y->dtype)));
     } else {
-        REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not write to what is not dense yet; use device \"cpu\"", w->name,
-                cairn_device_name(d));
+        REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not write to a tensor that is not dense yet; use device \"cpu\"",
+                w->name, cairn_device_name(d));
         const struct cairn__view from = cairn__tensor_view(y), into = cairn__tensor_view(x);
         d->math->map(d, CAIRN__MAP_COPY, &into, &from, NULL);
     }

@@ -18,8 +18,8 @@ static cairn_status check_shapes(const cairn_tensor *x, const cairn_tensor *w, c
     REQUIRE(in == w->shape[1], CAIRN_EINVAL, "linear: %s x %s: inner sizes %lld and %lld differ",
             cairn__shape_text(x, a), cairn__shape_text(w, b), (long long)in, (long long)w->shape[1]);
     REQUIRE(!bias || (bias->ndim == 1 && bias->shape[0] == w->shape[0]), CAIRN_EINVAL,
-            "linear: bias is %s, but weight is %s: want [%lld]", cairn__shape_text(bias, a), cairn__shape_text(w, b),
-            (long long)w->shape[0]);
+            "linear: bias is %s, but weight is %s; expected [%lld]", cairn__shape_text(bias, a),
+            cairn__shape_text(w, b), (long long)w->shape[0]);
     return CAIRN_OK;
 }
 

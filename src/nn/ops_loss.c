@@ -256,9 +256,9 @@ cairn_status cairn__loss_options_read(enum cairn__op op, const struct cairn_loss
     REQUIRE(out->reduction >= CAIRN_MEAN && out->reduction <= CAIRN_NONE, CAIRN_EINVAL,
             "%s: reduction is %d; CAIRN_MEAN, CAIRN_SUM_ALL and CAIRN_NONE are allowed", cairn__op_name(op),
             (int)out->reduction);
-    REQUIRE(out->beta >= 0, CAIRN_EINVAL, "%s: beta is %g, want more than 0", cairn__op_name(op), out->beta);
+    REQUIRE(out->beta >= 0, CAIRN_EINVAL, "%s: beta is %g; it must be above 0", cairn__op_name(op), out->beta);
     REQUIRE(out->label_smoothing >= 0 && out->label_smoothing <= 1, CAIRN_EINVAL,
-            "%s: label_smoothing is %g, want 0 to 1", cairn__op_name(op), out->label_smoothing);
+            "%s: label_smoothing is %g; it must be from 0 to 1", cairn__op_name(op), out->label_smoothing);
     if (out->beta == 0) out->beta = 1;
 out:
     return st;

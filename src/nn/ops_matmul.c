@@ -88,7 +88,7 @@ static cairn_status check_dims(const struct cairn__node *node, const cairn_tenso
         break;
     case CAIRN__OP_ADDMM:
         REQUIRE((a->ndim == 2 && (b->ndim == 2 || b->ndim == 1)) || (a->ndim == 1 && b->ndim == 1), CAIRN_EINVAL,
-                "%s: %s x %s: want two matrices, a matrix and a vector, or two vectors", name, x, y);
+                "%s: %s x %s; expected two matrices, a matrix and a vector, or two vectors", name, x, y);
         break;
     default:
         REQUIRE(a->ndim > 0 && b->ndim > 0, CAIRN_EINVAL, "%s: %s x %s: both must have at least one dimension", name, x,
@@ -101,7 +101,7 @@ static cairn_status check_types(const struct cairn__node *node) {
     const cairn_dtype type = node->result->dtype;
     for (int i = 0; i < node->count; i++) {
         const cairn_dtype own = cairn__tensor_dtype(node->inputs[i]);
-        REQUIRE(cairn__is_float(own) && own == type, CAIRN_EINVAL, "%s: input %d is %s; floats are multiplied",
+        REQUIRE(cairn__is_float(own) && own == type, CAIRN_EINVAL, "%s: input %d is %s; it must be a float type",
                 cairn__op_name(node->op), i, cairn_dtype_name(own));
     }
     return CAIRN_OK;

@@ -40,19 +40,19 @@ static cairn_status check_types(const struct cairn__node *node) {
         if (!p) continue;
         const cairn_dtype affine = cairn__tensor_dtype(p);
         REQUIRE(affine == type || (affine == CAIRN_F32 && cairn__is_half(type)), CAIRN_EINVAL,
-                "%s: input is %s but %s is %s; it has the input's type, or is f32 where the input is half",
+                "%s: input is %s but %s is %s; it must have the input's type, or be f32 where the input is half",
                 cairn__op_name(node->op), cairn_dtype_name(type), names[i], cairn_dtype_name(affine));
     }
     const cairn_tensor *w = node->inputs[WEIGHT], *b = node->count > BIAS ? node->inputs[BIAS] : NULL;
     REQUIRE(!w || !b || cairn__tensor_dtype(w) == cairn__tensor_dtype(b), CAIRN_EINVAL,
-            "%s: weight is %s but bias is %s; they have one type", cairn__op_name(node->op),
+            "%s: weight is %s but bias is %s; they must have the same type", cairn__op_name(node->op),
             cairn_dtype_name(cairn__tensor_dtype(w)), cairn_dtype_name(cairn__tensor_dtype(b)));
 out:
     return st;
 }
 
 static cairn_status check_eps(const struct cairn__node *node, double eps) {
-    REQUIRE(eps >= 0, CAIRN_EINVAL, "%s: eps is %g, want 0 or more", cairn__op_name(node->op), eps);
+    REQUIRE(eps >= 0, CAIRN_EINVAL, "%s: eps is %g; it must be at least 0", cairn__op_name(node->op), eps);
     return CAIRN_OK;
 }
 
@@ -89,8 +89,8 @@ static cairn_status check_channels(const struct cairn__node *node, int i, const 
     const cairn_tensor *x = node->inputs[X], *p = i < node->count ? node->inputs[i] : NULL;
     char text_x[CAIRN__SHAPE_TEXT], text_p[CAIRN__SHAPE_TEXT];
     REQUIRE(!p || (p->ndim == 1 && p->shape[0] == x->shape[1]), CAIRN_EINVAL,
-            "%s: %s is %s, but input is %s: want [%lld], one for each of dimension 1", cairn__op_name(node->op), what,
-            cairn__shape_text(p, text_p), cairn__shape_text(x, text_x), (long long)x->shape[1]);
+            "%s: %s is %s, but input is %s; expected [%lld], one for each of dimension 1", cairn__op_name(node->op),
+            what, cairn__shape_text(p, text_p), cairn__shape_text(x, text_x), (long long)x->shape[1]);
     return CAIRN_OK;
 }
 
@@ -99,7 +99,7 @@ static cairn_status infer_channels(const struct cairn__node *node) {
     const cairn_tensor *x = node->inputs[X];
     char text[CAIRN__SHAPE_TEXT];
     cairn_status st = CAIRN_OK;
-    REQUIRE(x->ndim >= 2, CAIRN_EINVAL, "%s: input is %s: want [N, C, ...]", cairn__op_name(node->op),
+    REQUIRE(x->ndim >= 2, CAIRN_EINVAL, "%s: input is %s; expected [N, C, ...]", cairn__op_name(node->op),
             cairn__shape_text(x, text));
     TRY(check_eps(node, a->eps));
     TRY(check_types(node));
@@ -117,7 +117,7 @@ static cairn_status infer_groups(const struct cairn__node *node) {
     cairn_status st = CAIRN_OK;
     TRY(infer_channels(node));
     REQUIRE(a->groups >= 1 && x->shape[1] % a->groups == 0, CAIRN_EINVAL,
-            "group_norm: the %lld channels of %s do not divide into %lld groups", (long long)x->shape[1],
+            "group_norm: the %lld channels of %s cannot be divided into %lld groups", (long long)x->shape[1],
             cairn__shape_text(x, text), (long long)a->groups);
 out:
     return st;
@@ -127,7 +127,7 @@ static cairn_status check_running(const struct cairn__node *node, int i, const c
     const cairn_tensor *p = node->inputs[i];
     if (!p) return CAIRN_OK;
     const cairn_dtype type = cairn__tensor_dtype(p);
-    REQUIRE(type == CAIRN_F32 || type == CAIRN_F64, CAIRN_EINVAL, "batch_norm: %s is %s; it is kept in f32", what,
+    REQUIRE(type == CAIRN_F32 || type == CAIRN_F64, CAIRN_EINVAL, "batch_norm: %s is %s; it must be f32", what,
             cairn_dtype_name(type));
     return check_channels(node, i, what);
 }
@@ -141,14 +141,14 @@ static cairn_status infer_batch(const struct cairn__node *node) {
     TRY(check_running(node, MEAN, "running_mean"));
     TRY(check_running(node, VARIANCE, "running_var"));
     REQUIRE(!node->inputs[MEAN] == !node->inputs[VARIANCE], CAIRN_EINVAL,
-            "batch_norm: running_mean and running_var come together, or neither");
+            "batch_norm: only one of running_mean and running_var is set; set both or neither");
     REQUIRE(!node->inputs[MEAN] ||
                 cairn__tensor_dtype(node->inputs[MEAN]) == cairn__tensor_dtype(node->inputs[VARIANCE]),
             CAIRN_EINVAL, "batch_norm: running_mean and running_var have different types");
     REQUIRE(a->training || node->inputs[MEAN], CAIRN_EINVAL,
-            "batch_norm: evaluation takes running_mean and running_var, which are NULL");
+            "batch_norm: running_mean and running_var are NULL; evaluation needs both");
     REQUIRE(!a->training || is_share(a) || x->shape[0] * cairn__sizes(x, 2, x->ndim) != 1, CAIRN_EINVAL,
-            "batch_norm: training wants more than one value for each channel, and input is %s",
+            "batch_norm: training needs more than one value for each channel, but input is %s",
             cairn__shape_text(x, text));
 out:
     return st;
@@ -375,7 +375,8 @@ cairn_tensor *cairn_group_norm_forward(cairn_tensor *x, int64_t groups, cairn_te
 
 /* The running statistics are written in place, so that a copy of strided ones would be lost. */
 static cairn_status check_is_dense(const cairn_tensor *running, const char *what) {
-    REQUIRE(!running || running->is_dense, CAIRN_EINVAL, "batch_norm: %s has gaps; it is written in place", what);
+    REQUIRE(!running || running->is_dense, CAIRN_EINVAL,
+            "batch_norm: %s has gaps; it must be dense, since it is written in place", what);
     return CAIRN_OK;
 }
 

@@ -25,9 +25,9 @@ static inline void cairn__option_padding(int64_t out[2], const int64_t given[2])
     }
 }
 
-/* CAIRN_EINVAL "conv2d: stride is 0, want 1 to 2147483647". */
+/* CAIRN_EINVAL "conv2d: stride is 0; it must be from 1 to 2147483647". */
 static inline cairn_status cairn__check_option(enum cairn__op op, const char *what, int64_t value, int64_t least) {
-    REQUIRE(value >= least && value <= CAIRN__MOST_PIXELS, CAIRN_EINVAL, "%s: %s is %lld, want %lld to %d",
+    REQUIRE(value >= least && value <= CAIRN__MOST_PIXELS, CAIRN_EINVAL, "%s: %s is %lld; it must be from %lld to %d",
             cairn__op_name(op), what, (long long)value, (long long)least, (int)CAIRN__MOST_PIXELS);
     return CAIRN_OK;
 }

@@ -18,9 +18,9 @@ static cairn_status check_x(const struct cairn__node *node) {
     const cairn_tensor *x = node->inputs[0];
     char text[CAIRN__SHAPE_TEXT];
     cairn__shape_text(x, text);
-    REQUIRE(cairn__is_float(cairn__tensor_dtype(x)), CAIRN_EINVAL, "%s: x is %s, want a float type",
+    REQUIRE(cairn__is_float(cairn__tensor_dtype(x)), CAIRN_EINVAL, "%s: x is %s; expected a float type",
             cairn__op_name(node->op), cairn_dtype_name(cairn__tensor_dtype(x)));
-    REQUIRE(x->ndim == 3 || x->ndim == 4, CAIRN_EINVAL, "%s: x is %s, want [N, C, H, W] or [C, H, W]",
+    REQUIRE(x->ndim == 3 || x->ndim == 4, CAIRN_EINVAL, "%s: x is %s; expected [N, C, H, W] or [C, H, W]",
             cairn__op_name(node->op), text);
     const int64_t h = x->shape[x->ndim - 2], w = x->shape[x->ndim - 1];
     REQUIRE(h > 0 && w > 0 && h <= CAIRN__MOST_PIXELS / w, CAIRN_EINVAL,

@@ -66,7 +66,7 @@ cairn_tensor *cairn_sum(cairn_tensor *x) {
 }
 
 static cairn_status check_float(const struct cairn__node *node) {
-    REQUIRE(cairn__is_float(node->result->dtype), CAIRN_EINVAL, "%s: %s is no float; cast it first",
+    REQUIRE(cairn__is_float(node->result->dtype), CAIRN_EINVAL, "%s: the input is %s; cast it to a float first",
             cairn__op_name(node->op), cairn_dtype_name(node->result->dtype));
     return CAIRN_OK;
 }
@@ -182,8 +182,8 @@ static double folded_count(const struct cairn__node *node) {
 
 static cairn_status check_not_empty(const struct cairn__node *node) {
     char text[CAIRN__SHAPE_TEXT];
-    REQUIRE(folded_count(node) > 0, CAIRN_EINVAL, "%s: %s: a dimension it goes along has size 0",
-            cairn__op_name(node->op), cairn__shape_text(node->inputs[0], text));
+    REQUIRE(folded_count(node) > 0, CAIRN_EINVAL, "%s: %s: a reduced dimension has size 0", cairn__op_name(node->op),
+            cairn__shape_text(node->inputs[0], text));
     return CAIRN_OK;
 }
 
@@ -259,7 +259,7 @@ static cairn_tensor *along(enum cairn__op op, const struct cairn__op_row *row, c
         return NULL;
     }
     if (x && (ndims < 0 || ndims > CAIRN_MAX_DIMS)) {
-        cairn__fail(CAIRN_EINVAL, "%s: %d dimensions; 0 (all) to %d can be named", cairn__op_name(op), ndims,
+        cairn__fail(CAIRN_EINVAL, "%s: num_dims is %d; it must be from 0 (all) to %d", cairn__op_name(op), ndims,
                     CAIRN_MAX_DIMS);
         return NULL;
     }
@@ -463,8 +463,7 @@ cairn_tensor *cairn_min(cairn_tensor *x) {
 
 static cairn_status norm_infer(const struct cairn__node *node) {
     const double p = ((const struct reduction *)node->attrs)->number;
-    REQUIRE(p == 1 || p == 2 || p == (double)INFINITY, CAIRN_EINVAL, "norm: p is %g; 1, 2 and INFINITY are computed",
-            p);
+    REQUIRE(p == 1 || p == 2 || p == (double)INFINITY, CAIRN_EINVAL, "norm: p is %g; it must be 1, 2 or INFINITY", p);
     cairn_status st = CAIRN_OK;
     TRY(float_infer(node));
     if (isinf(p)) TRY(check_not_empty(node));

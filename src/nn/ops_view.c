@@ -45,8 +45,8 @@ static cairn_status count_sizes(const struct shape *want, int *free_dim, size_t 
     *n = 1;
     for (int d = 0; d < want->ndim; d++) {
         if (want->size[d] == -1) {
-            REQUIRE(*free_dim < 0, CAIRN_EINVAL, "reshape: -1 stands for one dimension, not for %d and %d", *free_dim,
-                    d);
+            REQUIRE(*free_dim < 0, CAIRN_EINVAL, "reshape: dimensions %d and %d are both -1; only one may be",
+                    *free_dim, d);
             *free_dim = d;
             continue;
         }
@@ -182,7 +182,7 @@ cairn_tensor *cairn_flatten(cairn_tensor *x, int first_dim, int last_dim) {
     if (!shape_around("flatten", x, dims, &first_dim, &want) || !shape_around("flatten", x, dims, &last_dim, &want))
         return NULL;
     if (first_dim > last_dim) {
-        cairn__fail(CAIRN_EINVAL, "flatten: the first dimension %d is behind the last, %d", first_dim, last_dim);
+        cairn__fail(CAIRN_EINVAL, "flatten: the first dimension, %d, is after the last, %d", first_dim, last_dim);
         return NULL;
     }
     int64_t size = 1;
@@ -206,7 +206,7 @@ cairn_tensor *cairn_unsqueeze(cairn_tensor *x, int dim) {
     struct shape want = {0};
     if (!x) return reshape(x, &want);
     if (x->ndim == CAIRN_MAX_DIMS) {
-        cairn__fail(CAIRN_EINVAL, "unsqueeze: %d dimensions already, and no more are allowed", x->ndim);
+        cairn__fail(CAIRN_EINVAL, "unsqueeze: the tensor has %d dimensions, and no more are allowed", x->ndim);
         return NULL;
     }
     if (!shape_around("unsqueeze", x, x->ndim + 1, &dim, &want)) return NULL;
@@ -233,7 +233,7 @@ static cairn_status permute_infer(const struct cairn__node *node) {
     for (int d = 0; d < x->ndim; d++) {
         int from = 0;
         TRY(cairn__dim_of(node->op, x->ndim, order->dims[d], &from));
-        REQUIRE((seen >> from & 1) == 0, CAIRN_EINVAL, "%s: dimension %d comes twice", order->name, from);
+        REQUIRE((seen >> from & 1) == 0, CAIRN_EINVAL, "%s: dimension %d is named twice", order->name, from);
         seen |= 1u << from;
         y->shape[d] = x->shape[from];
         y->stride[d] = x->stride[from];
@@ -489,7 +489,8 @@ static cairn_status cat_infer(const struct cairn__node *node) {
                     cairn__shape_text(first, a), cairn__shape_text(x, b), dim, (long long)first->shape[d],
                     (long long)x->shape[d], d);
         }
-        REQUIRE(x->shape[dim] <= INT64_MAX - y->shape[dim], CAIRN_EINVAL, "cat: the sizes have no sum");
+        REQUIRE(x->shape[dim] <= INT64_MAX - y->shape[dim], CAIRN_EINVAL,
+                "cat: the sizes add up to more than can be counted");
         y->shape[dim] += x->shape[dim];
     }
     TRY(cairn__check_shape("cat", y->ndim, y->shape));
@@ -505,8 +506,8 @@ static cairn_status stack_infer(const struct cairn__node *node) {
     int dim = 0;
     cairn_status st = CAIRN_OK;
     TRY(check_types(node));
-    REQUIRE(first->ndim < CAIRN_MAX_DIMS, CAIRN_EINVAL, "stack: %d dimensions already, and no more are allowed",
-            first->ndim);
+    REQUIRE(first->ndim < CAIRN_MAX_DIMS, CAIRN_EINVAL,
+            "stack: the tensors have %d dimensions, and no more are allowed", first->ndim);
     TRY(cairn__dim_of(node->op, first->ndim + 1, *(const int *)node->attrs, &dim));
     for (int i = 1; i < node->count; i++) {
         REQUIRE(cairn__same_shape(node->inputs[i], first), CAIRN_EINVAL, "stack: shapes %s and %s differ",
@@ -584,7 +585,7 @@ static const struct cairn__op_row stack_row = {.promotes = true,
 static cairn_tensor *join(enum cairn__op op, const struct cairn__op_row *row, int count, cairn_tensor *const *tensors,
                           int dim) {
     if (count < 1 || !tensors) {
-        cairn__fail(CAIRN_EINVAL, "%s: %d tensors; there must be one at least", cairn__op_name(op), count);
+        cairn__fail(CAIRN_EINVAL, "%s: %d tensors; there must be at least one", cairn__op_name(op), count);
         return NULL;
     }
     return cairn__apply(op, row, count, tensors, &dim, sizeof(dim));

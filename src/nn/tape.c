@@ -3,9 +3,9 @@
  * Memory grows in the first steps and is then only handed out again. An arena that outgrows its chunks adds one that is
  * at least a quarter of all before it; when nothing lives in it any more, one chunk of the size that was needed takes
  * their place, so that a steady step holds what it uses. Headers, which may be read after their death, keep their
- * chunks. Headers live in a ring of generations: those of the step before are still there, untouched, when somebody
- * uses one of their tensors too late, and the generation number in them tells. Values have no such ring: nobody reads
- * them without having looked at the header. */
+ * chunks. Headers live in a ring of generations: those of the step before are still there, untouched, when one of their
+ * tensors is used too late, and the generation number in them says so. Values have no such ring: no value is read
+ * before its header is checked. */
 #include "nn/tape.h"
 
 #include <stddef.h>
@@ -85,8 +85,8 @@ static void free_chunks(struct cairn__arena *a) {
 
 static const struct cairn__arena_mark START = {0, 0, 0};
 
-/* What is being recorded may neither free nor allocate. Where the one chunk cannot be had, the next allocation
- * tells. */
+/* What is being recorded may neither free nor allocate. Where the one chunk cannot be allocated, the next allocation
+ * fails. */
 void cairn__arena_restart(struct cairn__arena *a) {
     cairn__arena_release(a, START);
     if (a->count <= 1 || (a->device && a->device->capturing)) return;
@@ -183,7 +183,7 @@ static bool begin_step(cairn_env *env) {
         return false;
     }
     if (cairn__tape_of(env)->root->walking) {
-        cairn__log(CAIRN_LOG_ERROR, "a step was begun (cairn_zero_grad) by what a backward calls; it is not");
+        cairn__log(CAIRN_LOG_ERROR, "cairn_zero_grad was called within a backward; no step was begun");
         return false;
     }
     cairn__tape_begin_step(cairn__tape_of(env));
@@ -197,7 +197,7 @@ cairn_status cairn_release_results(cairn_env *env) {
     REQUIRE(!tape->root->walking && !tape->outer && tape->inside == 0, CAIRN_ESTATE,
             "release_results: called within a module's forward, a checkpoint or a backward, which use the results");
     REQUIRE(env->open_losses == 0, CAIRN_ESTATE,
-            "release_results: called between amp_scale_loss and amp_scale_loss_end; end the scaled loss first");
+            "release_results: called between amp_scale_loss and amp_scale_loss_end; call amp_scale_loss_end first");
     cairn__listen(tape);
     recycle(tape);
     return CAIRN_OK;
@@ -213,7 +213,7 @@ void cairn_no_grad_begin(cairn_env *env) {
 cairn_status cairn_no_grad_end(cairn_env *env) {
     REQUIRE(env, CAIRN_EINVAL, "no_grad_end: env is NULL");
     struct cairn__no_grad *g = &cairn__tape_of(env)->no_grad;
-    REQUIRE(g->depth > 0, CAIRN_ESTATE, "no_grad_end: there was no cairn_no_grad_begin");
+    REQUIRE(g->depth > 0, CAIRN_ESTATE, "no_grad_end: call cairn_no_grad_begin first");
     if (g->depth == 1) cairn__listen(cairn__tape_of(env));
     if (--g->depth > 0) return CAIRN_OK;
     cairn__forget_failure(&g->failure);
@@ -295,7 +295,7 @@ void cairn__tape_leave(struct cairn__tape *inner) {
     inner->no_grad.generation = 0;
 }
 
-/* Everything but the headers, which are read by whoever uses a result too late. */
+/* Everything but the headers, which a use of a result that comes too late reads. */
 static void free_memory(struct cairn__tape *tape) {
     if (tape->inner) free_memory(tape->inner);
     arena_end(&tape->values);

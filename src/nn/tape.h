@@ -152,7 +152,7 @@ struct cairn__tape {
     cairn_tensor *ending;                    /* ended by their owners while a step used them; another (lifetime.c) */
     void *ones;                              /* a 1 of every float type, in device memory: where backward starts */
     uint64_t last_generation, last_backward; /* handed out, over all tapes */
-    struct cairn__tape *ended;               /* of graphs: their headers still tell who uses a result too late */
+    struct cairn__tape *ended;               /* of graphs: their headers still detect a use that comes too late */
     bool finds_anomalies;                    /* cairn_detect_anomaly */
     char *anomaly;     /* [CAIRN__ANOMALY_TEXT] the first since it was forgotten; NULL = not noted */
     int anomaly_users; /* who want it noted */

@@ -35,10 +35,10 @@ cairn_status cairn__check_shape(const char *what, int ndim, const int64_t *shape
 }
 
 cairn_status cairn__check_dtype(const char *what, cairn_dtype dtype) {
-    REQUIRE(cairn__dtype(dtype), CAIRN_EINVAL, "%s: dtype is %d, which is no element type", what, (int)dtype);
+    REQUIRE(cairn__dtype(dtype), CAIRN_EINVAL, "%s: dtype is %d; it must be an element type", what, (int)dtype);
     REQUIRE(cairn__is_tensor_dtype(dtype), CAIRN_EINVAL,
-            "%s: dtype is %s, which process groups know and tensors do not; use i32 for small integers, bool for flags",
-            what, cairn_dtype_name(dtype));
+            "%s: dtype is %s, which is for process groups only; use i32 for small integers, bool for flags", what,
+            cairn_dtype_name(dtype));
     return CAIRN_OK;
 }
 
@@ -118,7 +118,7 @@ static void normals(const void *ctx, size_t first, double *values, size_t n) {
 cairn_tensor *cairn_randn(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape) {
     cairn_tensor *t = NULL;
     if (cairn__dtype(dtype) && !cairn__dtype(dtype)->is_float) {
-        cairn__fail(CAIRN_EINVAL, "randn: dtype is %s; normals are floats", cairn_dtype_name(dtype));
+        cairn__fail(CAIRN_EINVAL, "randn: dtype is %s; it must be a float type", cairn_dtype_name(dtype));
         return NULL;
     }
     if (new_leaf("randn", env, dtype, ndim, shape, &t) != CAIRN_OK) return NULL;
@@ -162,8 +162,8 @@ static void ramp_values(const void *ctx, size_t first, double *values, size_t n)
 static cairn_status ramp_length(double start, double end, double step, int64_t *n) {
     const double steps = ceil((end - start) / step);
     REQUIRE(isfinite(start) && isfinite(end) && isfinite(step) && step != 0, CAIRN_EINVAL,
-            "arange: from %g to %g by %g; all must be finite and the step not 0", start, end, step);
-    REQUIRE(steps >= 0, CAIRN_EINVAL, "arange: from %g to %g by %g: the step leads away", start, end, step);
+            "arange: from %g to %g by %g; all must be finite, and the step must not be 0", start, end, step);
+    REQUIRE(steps >= 0, CAIRN_EINVAL, "arange: from %g to %g by %g: the step has the wrong sign", start, end, step);
     REQUIRE(steps < 0x1p53, CAIRN_EINVAL, "arange: from %g to %g by %g: too many elements", start, end, step);
     *n = (int64_t)steps;
     return CAIRN_OK;
@@ -210,7 +210,7 @@ static cairn_status check_memory(const cairn_env *env, cairn_dtype dtype, const 
     REQUIRE((uintptr_t)data % cairn_dtype_nbytes(dtype) == 0, CAIRN_EINVAL,
             "tensor_over: data at %p is not aligned for %s", data, cairn_dtype_name(dtype));
     REQUIRE(n == 0 || cairn__device_reaches(env->device, data), CAIRN_EINVAL,
-            "tensor_over: data is memory of the host, but the environment computes on %s: give memory of that device",
+            "tensor_over: data is host memory, but the environment computes on %s; pass memory of that device",
             cairn_device_name(env->device));
     return CAIRN_OK;
 }
@@ -272,7 +272,7 @@ void cairn_tensor_destroy(cairn_tensor **tensor) {
         const char *what = t->kind == CAIRN__PARAM  ? "module's parameter"
                            : t->kind == CAIRN__LEAF ? "module's buffer"
                                                     : "step's result";
-        cairn__log(CAIRN_LOG_DEBUG, "tensor_destroy: a %s is not the caller's to end; it stays", what);
+        cairn__log(CAIRN_LOG_DEBUG, "tensor_destroy: a %s is not destroyed by the caller; it stays", what);
     }
 }
 
@@ -302,7 +302,7 @@ cairn_status cairn_tensor_write(cairn_tensor *leaf, const void *values, size_t n
     void *data = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__tensor_open(leaf, "write", &data));
-    REQUIRE(n == leaf->n, CAIRN_EINVAL, "write: %zu values, but the tensor has %zu", n, leaf->n);
+    REQUIRE(n == leaf->n, CAIRN_EINVAL, "write: %zu values are given, but the tensor has %zu", n, leaf->n);
     TRY(upload_as(leaf->env->device, data, leaf->dtype, values, leaf->is_buffer ? leaf->added_as : leaf->dtype, n));
 out:
     return st;
@@ -374,7 +374,8 @@ void *cairn__tensor_memory(cairn_tensor *leaf) {
 
 cairn_status cairn__tensor_open(cairn_tensor *leaf, const char *call, void **data) {
     REQUIRE(leaf->kind == CAIRN__LEAF, CAIRN_ESTATE, "%s: only a leaf can be written, not a %s", call, kind_name(leaf));
-    REQUIRE(leaf->is_dense, CAIRN_EINVAL, "%s: the leaf is over memory that is not dense; write to that memory", call);
+    REQUIRE(leaf->is_dense, CAIRN_EINVAL,
+            "%s: the leaf is over memory that is not dense; write to that memory directly", call);
     *data = leaf->data;
     return CAIRN_OK;
 }
@@ -392,12 +393,11 @@ static bool is_stale(const cairn_tensor *t) {
 cairn_status cairn__tensor_check(const cairn_tensor *t, const char *what) {
     REQUIRE(!is_stale(t), CAIRN_ESTATE,
             "%s: the tensor is the result of an earlier step (cairn_zero_grad begins one, cairn_optimizer_clear_grads "
-            "does not) or "
-            "was released (cairn_release_results); cairn_tensor_keep would have held it",
+            "does not) or was released (cairn_release_results); use cairn_tensor_keep to hold it",
             what);
     REQUIRE(!t->forgotten, CAIRN_ESTATE,
             "%s: the tensor was made inside a module that did not return it, and ended with that forward or, where it "
-            "wants a gradient, with backward; cairn_tensor_keep would have held it",
+            "requires a gradient, with backward; use cairn_tensor_keep to hold it",
             what);
     REQUIRE(!cairn__shows_ended(t), CAIRN_ESTATE,
             "%s: the tensor is a parameter of a module that has been destroyed, or a view of one", what);
@@ -436,7 +436,7 @@ cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const 
     struct cairn_device *d = t->env->device;
     *out = cairn__tensor_data(t);
     if (t->is_dense) return CAIRN_OK;
-    REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not copy what is not dense yet; use device \"cpu\"", what,
+    REQUIRE(d->math, CAIRN_ENOTSUP, "%s: '%s' does not copy a tensor that is not dense yet; use device \"cpu\"", what,
             cairn_device_name(d));
     void *dense = NULL;
     cairn_status st = CAIRN_OK;

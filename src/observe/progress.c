@@ -35,12 +35,14 @@ cairn_status cairn_progress_create(cairn_env *env, int64_t total, const struct c
     cairn_status st = CAIRN_OK;
     REQUIRE(env && out, CAIRN_EINVAL, "cairn_progress_create: env and out must be set");
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_progress_options"));
-    REQUIRE(total >= 0, CAIRN_EINVAL, "cairn_progress_create: %" PRId64 " steps; 0 = not known", total);
+    REQUIRE(total >= 0, CAIRN_EINVAL,
+            "cairn_progress_create: total is %" PRId64 "; it must not be negative, and 0 if not known", total);
     REQUIRE(o.done >= 0 && (total == 0 || o.done <= total), CAIRN_EINVAL,
-            "cairn_progress_options.done is %" PRId64 " of %" PRId64 " steps", o.done, total);
+            "cairn_progress_options.done is %" PRId64 "; it must be from 0 to the total of %" PRId64 " steps", o.done,
+            total);
     REQUIRE(o.interval >= 0 && isfinite(o.interval) && o.interval < 1e9, CAIRN_EINVAL,
-            "cairn_progress_options.interval is %g seconds", o.interval);
-    REQUIRE(o.fd >= 0, CAIRN_EINVAL, "cairn_progress_options.fd is %d", o.fd);
+            "cairn_progress_options.interval is %g; it must be from 0 to 1e9 seconds", o.interval);
+    REQUIRE(o.fd >= 0, CAIRN_EINVAL, "cairn_progress_options.fd is %d; it must not be negative", o.fd);
     TRY(cairn__calloc(1, sizeof(*p), (void **)&p));
     *p = (cairn_progress){.total = total, .before = o.done, .done = o.done, .fd = o.fd ? o.fd : STDERR};
     if (o.title) TRY(cairn__strdup(o.title, &p->title));

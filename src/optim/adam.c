@@ -1,4 +1,4 @@
-/* Adam and AdamW: one kind, told apart by where weight decay goes. */
+/* Adam and AdamW: one kind; they differ in where weight decay goes. */
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
@@ -17,8 +17,22 @@ static bool beta1_cycles(const struct cairn__param_group *g) {
     return true;
 }
 
-static const struct cairn__optimizer_kind adam_kind = {"Adam", adam_states, adam_update, beta1_cycles};
-static const struct cairn__optimizer_kind adamw_kind = {"AdamW", adam_states, adam_update, beta1_cycles};
+static const struct cairn__group_field fields[] = {
+    {"lr", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.lr), true},
+    {"beta1", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.momentum), true},
+    {"beta2", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.adam.beta2), false},
+    {"eps", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.adam.eps), false},
+    {"weight_decay", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.adam.weight_decay), false},
+    {.name = NULL},
+};
+
+#define KIND(name_, saved)                                                                            \
+    {                                                                                                 \
+        .name = name_, .states = adam_states, .update = adam_update, .momentum_cycles = beta1_cycles, \
+        .saved_as = saved, .state_names = {"exp_avg", "exp_avg_sq"}, .fields = fields                 \
+    }
+static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam"), adamw_kind = KIND("AdamW", "adamw");
+#undef KIND
 
 static cairn_status check(const struct cairn__optimizer_kind *k, const struct cairn_adam_options *h) {
     const char *kind = k->name;
@@ -29,8 +43,8 @@ static cairn_status check(const struct cairn__optimizer_kind *k, const struct ca
     REQUIRE(h->beta1 >= 0 && h->beta1 < 1, CAIRN_EINVAL, "%s: beta1 is %g; it must be in [0, 1)", kind, h->beta1);
     REQUIRE(h->beta2 >= 0 && h->beta2 < 1, CAIRN_EINVAL, "%s: beta2 is %g; it must be in [0, 1)", kind, h->beta2);
     REQUIRE(h->eps > 0 || h->beta2 > 0, CAIRN_EINVAL,
-            "%s: eps and beta2 are 0, and so a gradient of 0 would give NaN; start from CAIRN_%s_OPTIONS_INIT and "
-            "change what should differ",
+            "%s: eps and beta2 are both 0, so a gradient of 0 would give NaN; start from CAIRN_%s_OPTIONS_INIT and "
+            "change single fields",
             kind, k == &adamw_kind ? "ADAMW" : "ADAM");
 out:
     return st;

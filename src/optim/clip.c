@@ -1,4 +1,4 @@
-/* What looks at gradients between backward and step, or changes them: clipping, and the unscaled f32 gradients. */
+/* Calls that read or change gradients between backward and step: clipping, and the unscaled f32 gradients. */
 #include <math.h>
 
 #include "core/options.h"
@@ -10,22 +10,6 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 }
 
 /* ---- by norm ---- */
-
-/* One pass over the gradients of one type and factor, from parameter `first` on; their keys become -1. */
-static void norm_of_list(struct cairn_optimizer *o, size_t first, double *norm) {
-    struct cairn_device *d = device_of(o);
-    const struct cairn__optim_item *like = &o->arrays.items[first];
-    const int key = o->arrays.keys[first];
-    size_t listed = 0;
-    for (size_t i = first; i < o->count; i++) {
-        const struct cairn__param *p = o->arrays.params[i];
-        if (o->arrays.keys[i] != key || o->arrays.items[i].factor != like->factor) continue;
-        uint32_t *const flag = cairn__grad_set_clip(p->gradient, &o->state->clip);
-        o->arrays.plain[listed++] = (struct cairn__item){.n = p->n, .x = o->arrays.items[i].grad, .found = flag};
-        o->arrays.keys[i] = -1;
-    }
-    d->passes->l2norm(d, o->arrays.plain, listed, (cairn_dtype)key, like->factor, norm, NULL, NULL);
-}
 
 static void end_clip(struct cairn_optimizer *o) {
     const float one = 1.0f;
@@ -79,21 +63,15 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_optimizer *o = optimizer;
     struct cairn_device *d = device_of(o);
     size_t lists = 0;
-    if (norm) TRY(cairn__device_refuse_recording(d, "the norm would have to be waited for; give NULL"));
+    if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
     TRY(cairn__params_check_arrived("cairn_clip_grad_norm", o->arrays.params, o->count));
     TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
+    TRY(cairn__optimizer_read_grads(o));
     for (size_t i = 0; i < o->count; i++) {
-        struct cairn__grad_view grad;
-        TRY(cairn__grad_read(o->arrays.params[i]->gradient, &grad));
-        o->arrays.items[i].grad = grad.x;
-        o->arrays.items[i].factor = grad.factor;
-        o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;
-    }
-    for (size_t i = 0; i < o->count; i++) {
-        if (o->arrays.keys[i] >= 0) norm_of_list(o, i, &o->norms[lists++]);
+        if (o->arrays.keys[i] >= 0) (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
     }
     TRY(cairn__env_resolve(o->env));
     d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
@@ -146,14 +124,14 @@ cairn_status cairn_optimizer_masters_sized(size_t param_nbytes, cairn_optimizer 
     TRY(cairn__optimizer_unscale(optimizer));
     for (size_t i = 0; i < count; i++) {
         const struct cairn__param *p = optimizer->arrays.params[i];
-        cairn_param told;
-        cairn__param_describe(p, &told);
+        cairn_param entry;
+        cairn__param_describe(p, &entry);
         if (p->master) {
-            told.data = p->master;
-            told.dtype = CAIRN_F32;
+            entry.data = p->master;
+            entry.dtype = CAIRN_F32;
         }
-        told.grad = cairn__grad_unscaled_memory(p->gradient);
-        cairn__element_write(out, param_nbytes, i, &told, sizeof(told));
+        entry.grad = cairn__grad_unscaled_memory(p->gradient);
+        cairn__element_write(out, param_nbytes, i, &entry, sizeof(entry));
     }
 out:
     return st;

@@ -7,6 +7,7 @@
 #include "cairn/optim.h"
 #include "kernels/step.h"
 #include "param/param.h"
+#include "param/stateful.h"
 
 /* The guard of an optimizer's steps: amp. Called once before a step, and once when the step's report has been read. */
 struct cairn__step_guard {
@@ -43,11 +44,11 @@ struct cairn__param *const *cairn__optimizer_param_list(const cairn_optimizer *o
 /* The sets its parameters belong to, each once. */
 struct cairn_param_set *const *cairn__optimizer_sets(const cairn_optimizer *optimizer, size_t *count);
 
-/* Makes the flags speak of the gradients as they are: one read of those that are not CHECKED. */
+/* Makes the flags those of the present gradients: reads those that are not CHECKED once. */
 void cairn__optimizer_check(cairn_optimizer *optimizer);
 
-/* Takes note of raised flags: of which parameters, in which micro-batch (from 1), how many elements; and of losses that
- * were infinite or NaN themselves. *any (device memory) |= there were some. Says whether any may have been. */
+/* Notes raised flags: the parameters, the micro-batch (from 1), how many elements; and losses that were infinite or NaN
+ * themselves. *any (device memory) |= there were some. Returns whether there may have been any. */
 bool cairn__optimizer_take_flags(cairn_optimizer *optimizer, uint32_t micro_batch, uint32_t *any);
 
 /* The same of accumulated sums, which may hold an overflow that was noted before: only to be called at a step. */
@@ -71,6 +72,14 @@ void cairn__optimizer_set_rounding(cairn_optimizer *optimizer, uint64_t seed);
 /* The two halves of cairn_step, for an update that is not an optimizer's: what comes before it, and what ends it. */
 cairn_status cairn__step_begin(cairn_optimizer *optimizer, struct cairn__step_end *end);
 cairn_status cairn__step_finish(cairn_optimizer *optimizer, const struct cairn__step_end *end);
+
+/* What cairn_optimizer_stateful lists and loads, under names that begin with prefix. */
+cairn_status cairn__optimizer_list_state(cairn_optimizer *optimizer, const char *prefix,
+                                         struct cairn__entries *entries);
+cairn_status cairn__optimizer_check_state(const cairn_optimizer *optimizer, const char *prefix,
+                                          const struct cairn__entries *entries);
+cairn_status cairn__optimizer_state_loaded(cairn_optimizer *optimizer, const char *prefix,
+                                           const struct cairn__entries *entries);
 
 /* An optimizer over all parameters of set that updates nothing: the user does. */
 cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out);

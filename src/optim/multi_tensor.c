@@ -18,7 +18,8 @@ static cairn_status check_memory(cairn_env *env, const char *what, size_t i, con
     REQUIRE((uintptr_t)p % alignment == 0, CAIRN_EINVAL, "array %zu: %s at %p is not aligned to %zu bytes", i, what, p,
             alignment);
     REQUIRE(cairn__device_reaches(env->device, p), CAIRN_EINVAL,
-            "array %zu: %s is memory of the host, but the environment computes on %s", i, what, env->device->ops->name);
+            "array %zu: %s is host memory, but the environment computes on %s; pass memory of that device", i, what,
+            env->device->ops->name);
     return CAIRN_OK;
 }
 
@@ -27,7 +28,8 @@ static cairn_status check_array(cairn_env *env, const cairn_array *a, size_t i, 
                                 bool has_y) {
     cairn_status st = CAIRN_OK;
     if (a->n == 0) return CAIRN_OK;
-    REQUIRE(a->n <= SIZE_MAX / sizeof(float), CAIRN_EINVAL, "array %zu has %zu elements", i, a->n);
+    REQUIRE(a->n <= SIZE_MAX / sizeof(float), CAIRN_EINVAL, "array %zu has %zu elements, more than memory can hold", i,
+            a->n);
     TRY(check_memory(env, "x", i, a->x, cairn_dtype_nbytes(from)));
     if (to) TRY(check_memory(env, "dst", i, a->dst, cairn_dtype_nbytes(to)));
     if (has_y) TRY(check_memory(env, "y", i, a->y, sizeof(float)));
@@ -42,7 +44,7 @@ static cairn_status read_arrays(cairn_env *env, size_t nbytes, const cairn_array
     struct cairn__item *items = NULL;
     REQUIRE(env && (given || count == 0), CAIRN_EINVAL, "cairn_multi_tensor: env and arrays must be set");
     REQUIRE(is_float(from) && (!to || is_float(to)), CAIRN_EINVAL,
-            "cairn_multi_tensor: dtype %d (%s); f32, f16 and bf16 are allowed", (int)(is_float(from) ? to : from),
+            "cairn_multi_tensor: dtype is %d (%s); it must be f32, f16 or bf16", (int)(is_float(from) ? to : from),
             cairn_dtype_name(is_float(from) ? to : from));
     TRY(cairn__element_check(nbytes, "cairn_array"));
     TRY(cairn__calloc(count, sizeof(items[0]), (void **)&items));
@@ -75,8 +77,8 @@ static cairn_status check_scalars(cairn_env *env, const float *factor, const uin
         REQUIRE((uintptr_t)scalars[i].p % scalars[i].nbytes == 0, CAIRN_EINVAL,
                 "cairn_multi_tensor: %s is not aligned to %zu bytes", scalars[i].name, scalars[i].nbytes);
         REQUIRE(cairn__device_reaches(env->device, scalars[i].p), CAIRN_EINVAL,
-                "cairn_multi_tensor: %s is memory of the host, but the environment computes on %s", scalars[i].name,
-                env->device->ops->name);
+                "cairn_multi_tensor: %s is host memory, but the environment computes on %s; pass memory of that device",
+                scalars[i].name, env->device->ops->name);
     }
     return CAIRN_OK;
 }
@@ -86,7 +88,7 @@ cairn_status cairn_multi_tensor_scale_sized(size_t array_nbytes, cairn_env *env,
                                             uint32_t *found) {
     cairn_status st = CAIRN_OK;
     struct cairn__item *items = NULL;
-    REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_scale: to is not set");
+    REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_scale: to is 0; set the type of dst");
     TRY(read_arrays(env, array_nbytes, arrays, count, to, from, false, &items));
     TRY(check_scalars(env, factor, found, NULL, NULL));
     env->device->passes->scale(env->device, items, count, to, from, factor, found);
@@ -101,7 +103,7 @@ cairn_status cairn_multi_tensor_axpby_sized(size_t array_nbytes, cairn_env *env,
                                             float b, uint32_t *found) {
     cairn_status st = CAIRN_OK;
     struct cairn__item *items = NULL;
-    REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_axpby: to is not set");
+    REQUIRE(to, CAIRN_EINVAL, "cairn_multi_tensor_axpby: to is 0; set the type of dst");
     TRY(read_arrays(env, array_nbytes, arrays, count, to, from, true, &items));
     TRY(check_scalars(env, factor, found, NULL, NULL));
     env->device->passes->axpby(env->device, items, count, to, from, factor, b, found);

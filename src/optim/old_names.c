@@ -1,4 +1,4 @@
-/* Names of before, for programs that still have them: CONTRIBUTING.md says until when. */
+/* Former names, for programs that still use them: CONTRIBUTING.md says until when. */
 #include "cairn/optim.h"
 
 void cairn_clear_grads(cairn_optimizer *optimizer) {

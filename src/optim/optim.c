@@ -13,7 +13,7 @@
 
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out) {
     REQUIRE(out, CAIRN_EINVAL, "%s: the optimizer, or out, is NULL", kind);
-    REQUIRE(set, CAIRN_EINVAL, "%s: the parameter set is NULL; was its model made? (last error: %s)", kind,
+    REQUIRE(set, CAIRN_EINVAL, "%s: the parameter set is NULL; check that its model was created (last error: %s)", kind,
             cairn_last_error()[0] ? cairn_last_error() : "none");
     return CAIRN_OK;
 }
@@ -97,6 +97,10 @@ out:
     return st;
 }
 
+cairn_status cairn__optimizer_make_moments(cairn_optimizer *o, size_t i, const struct cairn__param_group *group) {
+    return make_moments_of(o, &o->arrays, i, group);
+}
+
 /* Such a parameter has missed all steps so far: their number is copied as a pass, and nothing waits for it. */
 cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
@@ -135,7 +139,8 @@ static cairn_status pick(struct cairn_optimizer *o, struct cairn_param_set *set,
     for (; i < count; i++) {
         const size_t index = indices ? indices[i] : i;
         if (index >= set->count) {
-            st = cairn__fail(CAIRN_EINVAL, "%s: parameter %zu of a set of %zu", o->kind->name, index, set->count);
+            st = cairn__fail(CAIRN_EINVAL, "%s: parameter index is %zu, but the set has %zu parameters", o->kind->name,
+                             index, set->count);
             break;
         }
         st = check_owner(o->kind->name, set->params[index], set->params[index]->owner == o);
@@ -156,18 +161,20 @@ static bool knows(const struct cairn_optimizer *o, const struct cairn_param_set 
 
 static cairn_status check_group(struct cairn_optimizer *o, const struct cairn__optimizer_kind *kind,
                                 struct cairn_param_set *set, size_t added) {
-    REQUIRE(o->kind == kind, CAIRN_EINVAL, "%s: a group of %s cannot be added to it", o->kind->name, kind->name);
+    REQUIRE(o->kind == kind, CAIRN_EINVAL, "%s: a group of %s cannot be added to an optimizer of this kind",
+            o->kind->name, kind->name);
     REQUIRE(o->env == set->env, CAIRN_EINVAL, "%s: the parameters belong to another environment", kind->name);
-    REQUIRE(added <= set->count, CAIRN_EINVAL, "%s: %zu parameters of a set of %zu", kind->name, added, set->count);
-    REQUIRE(o->count == 0 || o->env->graphs == 0, CAIRN_ESTATE,
-            "%s: a captured graph has the optimizer's memory, which a further group moves; destroy the graph first",
-            kind->name);
+    REQUIRE(added <= set->count, CAIRN_EINVAL, "%s: %zu parameters are given, but the set has %zu", kind->name, added,
+            set->count);
+    REQUIRE(
+        o->count == 0 || o->env->graphs == 0, CAIRN_ESTATE,
+        "%s: a captured graph uses the optimizer's memory, which adding a group would move; destroy the graph first",
+        kind->name);
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_refuse_recording(device_of(o), "add parameters before the graph is captured"));
-    REQUIRE(
-        !o->guard.owner || set->amp == o->guard.owner, CAIRN_ESTATE,
-        "add_group: the optimizer is under amp, which has not prepared these parameters; give their model to the same "
-        "amp_initialize");
+    REQUIRE(!o->guard.owner || set->amp == o->guard.owner, CAIRN_ESTATE,
+            "add_group: the optimizer belongs to an amp context, but these parameters do not; give their model to the "
+            "same amp_initialize");
     TRY(cairn__device_synchronize(device_of(o)));
     TRY(cairn__optimizer_read_reports(o)); /* their names have the old size */
 out:
@@ -270,7 +277,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     if (o->guard.ctx && o->guard.release) o->guard.release(o->guard.ctx);
     if (o->guard.ctx) {
         cairn__log(CAIRN_LOG_ERROR,
-                   "cairn_optimizer_destroy: its amp context is alive, so it is kept; amp_destroy first");
+                   "cairn_optimizer_destroy: an amp context uses the optimizer, which is kept; call amp_destroy first");
         return;
     }
     struct cairn_device *d = device_of(o);
@@ -298,7 +305,9 @@ static int no_states(const struct cairn__param_group *group) {
     return 0;
 }
 
-static const struct cairn__optimizer_kind user_kind = {"the user's update", no_states, NULL, NULL};
+static const struct cairn__optimizer_kind user_kind = {.name = "the user's update",
+                                                       .states = no_states,
+                                                       .saved_as = "user"};
 
 cairn_status cairn__user_optimizer_create(cairn_param_set *set, cairn_optimizer **out) {
     const struct cairn__param_group group = {.first = 0};

@@ -40,11 +40,26 @@ struct cairn__update_list {
     const struct cairn__optim_state *state;
 };
 
+enum cairn__group_field_type { CAIRN__GROUP_REAL, CAIRN__GROUP_SWITCH, CAIRN__GROUP_FIXED /* decides the moments */ };
+
+/* A hyperparameter of a group, for its state (state.c). */
+struct cairn__group_field {
+    const char *name;
+    enum cairn__group_field_type type; /* double; else bool */
+    size_t offset;                     /* in struct cairn__param_group */
+    bool is_in_memory;                 /* the device's: a graph that was recorded reads it anew */
+};
+
 struct cairn__optimizer_kind {
     const char *name;
     int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
     void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
     bool (*momentum_cycles)(const struct cairn__param_group *group); /* a schedule may move it; NULL = there is none */
+
+    /* In checkpoints, where names stay what they are. */
+    const char *saved_as;
+    const char *state_names[CAIRN__MAX_STATES];
+    const struct cairn__group_field *fields; /* the last has no name; NULL = none */
 };
 
 /* How a kind makes its groups: options are those of SGD or Adam, NULL = the INIT macro's. Errors: CAIRN_EINVAL. */
@@ -60,7 +75,8 @@ struct cairn__optim_arrays {
     struct cairn__param **params;
     struct {
         float *array[CAIRN__MAX_STATES]; /* of [n], zeroed, in device memory; momentum, or m and v */
-        bool waits; /* frozen since it was added: these and `missed` are made with its first gradient */
+        bool waits;             /* frozen since it was added: these and `missed` are made with its first gradient */
+        bool listed_as_waiting; /* by the last list of its state */
     } * moments;
 
     /* In device memory. */
@@ -71,7 +87,7 @@ struct cairn__optim_arrays {
 
     /* Of the step that is being queued. */
     struct cairn__optim_item *items, *list; /* a list gathered from items */
-    int *keys;                              /* which list a parameter goes to; -1 = no gradient */
+    int *keys;                              /* which list a parameter goes to; -1 = no gradient, below: was listed */
     struct cairn__item *plain;
     struct cairn__taken *taken;
 };
@@ -112,13 +128,25 @@ cairn_status cairn__optimizer_create(const struct cairn__optimizer_kind *kind, s
  * CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_make_waiting(cairn_optimizer *o);
 
+/* Moments of parameter i, zeroed, which is of group, where there are none yet. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__optimizer_make_moments(cairn_optimizer *o, size_t i, const struct cairn__param_group *group);
+
 /* Clipping and overflow whose gradients have all been forgotten are forgotten too. */
 void cairn__optimizer_forget_stale(cairn_optimizer *o);
 
-/* Clipping is done to the gradients that it was computed from, where others have come since. Errors: CAIRN_ENOMEM. */
+/* Gradients as they are stored: grad and factor of items, and keys, which are their types. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__optimizer_read_grads(cairn_optimizer *o);
+
+/* Queues the norm of those with the type and factor of gradient `first`, from it on, of `done` that have been before.
+ * clip: their clipping coefficient from now on; NULL: each one's norm too, in order, to norms[done] and on, and key i
+ * becomes -2 - the place of gradient i in norms. Returns how many are done. */
+size_t cairn__optimizer_norm_list(cairn_optimizer *o, size_t first, size_t done, double *norm, const float *clip);
+
+/* Where other gradients have come since clipping, multiplies those that it was computed from by its coefficient.
+ * Errors: CAIRN_ENOMEM. */
 cairn_status cairn__optimizer_part_clip(cairn_optimizer *o);
 
-/* The next step is not left out because of what was found so far. */
+/* The next step is not skipped for overflows found so far. */
 void cairn__optimizer_lower_skip(cairn_optimizer *o);
 
 /* Adds a group over parameters of set: the count at indices, or all (indices NULL). kind: must be the optimizer's own.
@@ -136,7 +164,8 @@ cairn_status cairn__optimizer_create_grouped(const struct cairn__grouping *how, 
 /* sizeof(cairn_group_rule) of 0.8.0. */
 #define CAIRN__GROUP_RULE_0_8 CAIRN__SIZE_THROUGH(cairn_group_rule, schedule)
 
-/* What every kind is given. A set that is NULL because making its model failed brings that cause. */
+/* Checks the arguments that every kind has. For a NULL set the message repeats the last error, which may be why its
+ * model was not made. */
 cairn_status cairn__check_set(const char *kind, const cairn_param_set *set, const void *out);
 
 /* lr and weight_decay, which every kind has. */

@@ -54,7 +54,8 @@ static cairn_status sort(const char *kind, const struct cairn_param_set *set, co
         cairn__param_describe(set->params[i], &p);
         while (rule_of[i] < count && !takes(&rules[rule_of[i]], set->params[i], &p)) rule_of[i]++;
         if (rule_of[i] < count) continue;
-        st = cairn__fail(CAIRN_EINVAL, "%s: none of %zu rules takes parameter '%s'", kind, count, p.name);
+        st = cairn__fail(CAIRN_EINVAL, "%s: none of the %zu rules takes parameter '%s'; end with a rule that takes all",
+                         kind, count, p.name);
         goto out;
     }
     for (size_t r = 0; r < count; r++) {
@@ -63,7 +64,7 @@ static cairn_status sort(const char *kind, const struct cairn_param_set *set, co
         }
         s->ends[r] = sorted;
         const bool is_empty = sorted == (r ? s->ends[r - 1] : 0);
-        if (is_empty) cairn__log(CAIRN_LOG_INFO, "%s: rule %zu takes no parameter; its group is empty", kind, r);
+        if (is_empty) cairn__log(CAIRN_LOG_INFO, "%s: rule %zu takes no parameter, so its group is empty", kind, r);
     }
 out:
     cairn__free(rule_of);
@@ -74,10 +75,10 @@ out:
 
 static cairn_status check_rule(const struct cairn__grouping *k, const cairn_group_rule *rule, size_t r) {
     cairn_status st = CAIRN_OK;
-    REQUIRE(rule->are >= 0 && rule->are <= CAIRN_PARAMS_NORMS, CAIRN_EINVAL, "%s: rule %zu: are is %d", k->kind->name,
-            r, (int)rule->are);
+    REQUIRE(rule->are >= 0 && rule->are <= CAIRN_PARAMS_NORMS, CAIRN_EINVAL,
+            "%s: rule %zu: are is %d; it must be from 0 to 3 (cairn_params_are)", k->kind->name, r, (int)rule->are);
     REQUIRE(!(k->is_sgd ? (const void *)rule->adam : (const void *)rule->sgd), CAIRN_EINVAL,
-            "%s: rule %zu has hyperparameters of %s", k->kind->name, r, k->is_sgd ? "Adam" : "SGD");
+            "%s: rule %zu has options of %s; leave them out", k->kind->name, r, k->is_sgd ? "Adam" : "SGD");
     struct cairn__param_group group;
     char why[512];
     TRY(k->group_of(k->kind, k->is_sgd ? (const void *)rule->sgd : (const void *)rule->adam, &group));
@@ -92,7 +93,8 @@ static cairn_status read_rules(const struct cairn__grouping *k, size_t nbytes, c
                                size_t count, cairn_group_rule **out) {
     cairn_status st = CAIRN_OK;
     cairn_group_rule *rules = NULL;
-    REQUIRE(given && count > 0, CAIRN_EINVAL, "%s: there are no rules", k->kind->name);
+    REQUIRE(given && count > 0, CAIRN_EINVAL, "%s: rules is NULL or count is 0; at least one rule must be given",
+            k->kind->name);
     TRY(cairn__element_check(nbytes, "cairn_group_rule"));
     TRY(cairn__calloc(count, sizeof(rules[0]), (void **)&rules));
     for (size_t r = 0; r < count; r++) {

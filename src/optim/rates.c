@@ -1,9 +1,9 @@
 /* Rates of groups, in the device's memory: a step reads them, and forms those of the next one at its end
- * (kernels/schedule.h). The host keeps a copy of what they are formed from, to tell them without asking the device. */
+ * (kernels/schedule.h). The host keeps a copy of what they are formed from, to return them without reading from the
+ * device. */
 #include "optim/rates.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/options.h"
@@ -102,7 +102,8 @@ double cairn_optimizer_step_momentum(const cairn_optimizer *optimizer, int group
 static cairn_status check_lr(const cairn_optimizer *o, double lr) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_rate(o->kind->name, "lr", lr));
-    TRY(cairn__device_refuse_recording(device_of(o), "the learning rate would stand still; set it between replays"));
+    TRY(cairn__device_refuse_recording(device_of(o),
+                                       "the learning rate cannot be set in a graph; set it between replays"));
 out:
     return st;
 }
@@ -123,8 +124,8 @@ out:
 
 cairn_status cairn_optimizer_set_group_lr(cairn_optimizer *optimizer, int group, double lr) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
-    REQUIRE(has(optimizer, group), CAIRN_EINVAL, "%s: group %d of %zu", optimizer->kind->name, group,
-            optimizer->num_groups);
+    REQUIRE(has(optimizer, group), CAIRN_EINVAL, "%s: group is %d, but the optimizer has %zu groups",
+            optimizer->kind->name, group, optimizer->num_groups);
     cairn_status st = CAIRN_OK;
     TRY(check_lr(optimizer, lr));
     set_lr(optimizer, (size_t)group, lr);
@@ -156,7 +157,7 @@ cairn_status cairn_optimizer_set_plateau(cairn_optimizer *optimizer, const struc
     TRY(cairn__check_rate("plateau", "min_lr", h.min_lr));
     TRY(cairn__check_rate("plateau", "eps", h.eps));
     REQUIRE(h.patience >= 0 && h.cooldown >= 0, CAIRN_EINVAL,
-            "plateau: patience is %lld and cooldown %lld; neither may be negative", (long long)h.patience,
+            "plateau: patience is %lld and cooldown %lld; neither must be negative", (long long)h.patience,
             (long long)h.cooldown);
     optimizer->plateau = (struct cairn__plateau){.is_on = options != NULL,
                                                  .how = h,
@@ -171,26 +172,6 @@ static bool is_better(const struct cairn__plateau *p, double metric) {
     const bool is_absolute = p->how.is_absolute == CAIRN_ON;
     if (p->how.maximize == CAIRN_ON) return metric > (is_absolute ? p->best + threshold : p->best * (1 + threshold));
     return metric < (is_absolute ? p->best - threshold : p->best * (1 - threshold));
-}
-
-/* Added up in the order of ranks, so that all have the same bits. Collective. */
-static cairn_status mean_of_ranks(cairn_env *env, double metric, double *mean) {
-    enum { WORDS = sizeof(double) / sizeof(int32_t) };
-    cairn_status st = CAIRN_OK;
-    int32_t mine[WORDS], *all = NULL;
-    double sum = 0;
-    memcpy(mine, &metric, sizeof(mine));
-    TRY(cairn__calloc((size_t)env->size, sizeof(mine), (void **)&all));
-    TRY(env->gather(env, all, mine, WORDS));
-    for (int r = 0; r < env->size; r++) {
-        double theirs;
-        memcpy(&theirs, &all[r * WORDS], sizeof(theirs));
-        sum += theirs;
-    }
-    *mean = sum / env->size;
-out:
-    cairn__free(all);
-    return st;
 }
 
 /* Whether it is time to reduce; source: ReduceLROnPlateau.step. */
@@ -211,11 +192,13 @@ static bool count_metric(struct cairn__plateau *p, double metric) {
 cairn_status cairn_optimizer_report_metric(cairn_optimizer *optimizer, double metric, int *reduced) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_optimizer_report_metric: optimizer is NULL");
     struct cairn__plateau *p = &optimizer->plateau;
-    REQUIRE(p->is_on, CAIRN_ESTATE, "cairn_optimizer_report_metric: cairn_optimizer_set_plateau comes first");
+    REQUIRE(p->is_on, CAIRN_ESTATE, "cairn_optimizer_report_metric: call cairn_optimizer_set_plateau first");
     cairn_status st = CAIRN_OK;
     int any = 0;
-    TRY(cairn__device_refuse_recording(device_of(optimizer), "report a metric between replays"));
-    if (optimizer->env->size > 1) TRY(mean_of_ranks(optimizer->env, metric, &metric));
+    TRY(cairn__device_refuse_recording(device_of(optimizer),
+                                       "a metric cannot be reported in a graph; report it between replays"));
+    if (optimizer->env->size > 1) TRY(optimizer->env->sum(optimizer->env, &metric, 1));
+    metric /= optimizer->env->size;
     const bool reduces = count_metric(p, metric);
     for (size_t g = 0; reduces && g < optimizer->num_groups; g++) {
         const double old = optimizer->groups[g].schedule.base.lr, less = fmax(old * p->how.factor, p->how.min_lr);

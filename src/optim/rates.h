@@ -13,7 +13,7 @@ void cairn__rates_free(struct cairn_device *d, struct cairn__rate_table *table);
  * carried over. Cannot fail. */
 void cairn__rates_replace(cairn_optimizer *o, struct cairn__rate_table *table);
 
-/* The device hears of base rate and schedule of group g, and forms its rates anew. */
+/* Sends base rate and schedule of group g to the device, which forms its rates anew. */
 void cairn__rates_store(cairn_optimizer *o, size_t g);
 
 /* The rates of group g's next step, as far as is known here. */

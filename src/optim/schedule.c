@@ -112,16 +112,16 @@ static double value_of(const options *o, const struct field *f) {
 static cairn_status check_field(const options *o, const struct field *f) {
     const double value = value_of(o, f);
     const char *name = name_of(o->kind);
-    REQUIRE(value == 0 || f->kinds >> o->kind & 1, CAIRN_EINVAL, "schedule: %s is set, which a %s schedule has not",
-            f->name, name);
+    REQUIRE(value == 0 || f->kinds >> o->kind & 1, CAIRN_EINVAL,
+            "schedule: %s is set, but a %s schedule does not use it; leave it out", f->name, name);
     REQUIRE(isfinite(value) && value >= 0, CAIRN_EINVAL, "%s schedule: %s is %g; it must be a number >= 0", name,
             f->name, value);
-    REQUIRE(f->most == 0 || value <= f->most, CAIRN_EINVAL, "%s schedule: %s is %g; it may be %g at most", name,
+    REQUIRE(f->most == 0 || value <= f->most, CAIRN_EINVAL, "%s schedule: %s is %g; it must be at most %g", name,
             f->name, value, f->most);
-    REQUIRE(f->type != COUNT || value <= MOST_STEPS, CAIRN_EINVAL, "%s schedule: %s is %g; it may be 2^53 at most",
+    REQUIRE(f->type != COUNT || value <= MOST_STEPS, CAIRN_EINVAL, "%s schedule: %s is %g; it must be at most 2^53",
             name, f->name, value);
     REQUIRE(f->type != CURVE || value <= CAIRN_CURVE_ONE_MINUS_SQRT, CAIRN_EINVAL,
-            "%s schedule: %s is %g, which is no curve", name, f->name, value);
+            "%s schedule: %s is %g; it must be a CAIRN_CURVE_ value", name, f->name, value);
     return CAIRN_OK;
 }
 
@@ -131,32 +131,35 @@ static cairn_status check_lengths(const options *o) {
     const char *name = name_of(o->kind);
     const bool by_cycle = o->kind == CAIRN_SCHEDULE_COSINE_RESTARTS && o->cycle_steps > 0;
     const bool has_total = HAVE_TOTAL >> o->kind & 1 && o->kind != CAIRN_SCHEDULE_CONSTANT && !by_cycle;
-    REQUIRE(!has_total || o->total_steps > 0, CAIRN_EINVAL, "%s schedule: total_steps is needed", name);
+    REQUIRE(!has_total || o->total_steps > 0, CAIRN_EINVAL, "%s schedule: total_steps must be set", name);
     REQUIRE(!by_cycle || (!o->total_steps && o->cycles == 0), CAIRN_EINVAL,
-            "%s schedule: either cycle_steps or total_steps with cycles", name);
-    REQUIRE(by_cycle || !o->cycle_growth, CAIRN_EINVAL, "%s schedule: cycle_growth goes with cycle_steps", name);
+            "%s schedule: cycle_steps is set, so total_steps and cycles must not be", name);
+    REQUIRE(by_cycle || !o->cycle_growth, CAIRN_EINVAL,
+            "%s schedule: cycle_growth is set without cycle_steps; set both", name);
     REQUIRE(!o->total_steps || o->warmup_steps <= o->total_steps, CAIRN_EINVAL,
-            "%s schedule: warmup_steps is %lld, of total_steps %lld", name, (long long)o->warmup_steps,
-            (long long)o->total_steps);
-    REQUIRE(o->kind != CAIRN_SCHEDULE_STEP || o->step_size > 0, CAIRN_EINVAL, "step schedule: step_size is needed");
+            "%s schedule: warmup_steps is %lld; it must be at most total_steps, which is %lld", name,
+            (long long)o->warmup_steps, (long long)o->total_steps);
+    REQUIRE(o->kind != CAIRN_SCHEDULE_STEP || o->step_size > 0, CAIRN_EINVAL, "step schedule: step_size must be set");
     REQUIRE(o->kind != CAIRN_SCHEDULE_EXPONENTIAL || o->gamma > 0, CAIRN_EINVAL,
-            "exponential schedule: gamma is needed");
+            "exponential schedule: gamma must be set");
     REQUIRE(o->kind != CAIRN_SCHEDULE_ONE_CYCLE || o->total_steps > 1, CAIRN_EINVAL,
-            "one-cycle schedule: total_steps is %lld; it must be 2 at least", (long long)o->total_steps);
+            "one-cycle schedule: total_steps is %lld; it must be at least 2", (long long)o->total_steps);
     REQUIRE(o->kind != CAIRN_SCHEDULE_WARMUP_STABLE_DECAY ||
                 (o->decay_steps > 0 && o->decay_steps <= o->total_steps - o->warmup_steps),
             CAIRN_EINVAL, "%s schedule: decay_steps is %lld; it must be in [1, %lld]", name, (long long)o->decay_steps,
             (long long)(o->total_steps - o->warmup_steps));
-    REQUIRE(o->end_lr == 0 || o->end_factor == 0, CAIRN_EINVAL, "%s schedule: end_lr or end_factor, not both", name);
+    REQUIRE(o->end_lr == 0 || o->end_factor == 0, CAIRN_EINVAL,
+            "%s schedule: end_lr and end_factor are both set; leave one out", name);
     return CAIRN_OK;
 }
 
 static cairn_status check_milestones(const options *o) {
-    REQUIRE(o->milestones || !o->num_milestones, CAIRN_EINVAL, "%s schedule: num_milestones without milestones",
-            name_of(o->kind));
+    REQUIRE(o->milestones || !o->num_milestones, CAIRN_EINVAL,
+            "%s schedule: num_milestones is set, but milestones is NULL", name_of(o->kind));
     for (size_t i = 0; i < o->num_milestones; i++) {
         const int64_t at = o->milestones[i], before = i ? o->milestones[i - 1] : 0;
-        REQUIRE(at >= before, CAIRN_EINVAL, "%s schedule: milestone %zu is %lld, after %lld; they must ascend",
+        REQUIRE(at >= before, CAIRN_EINVAL,
+                "%s schedule: milestone %zu is %lld, below the one before, %lld; milestones must ascend",
                 name_of(o->kind), i, (long long)at, (long long)before);
     }
     return CAIRN_OK;
@@ -167,11 +170,13 @@ static cairn_status check_one_cycle(const options *o, bool momentum_cycles) {
     const double base = o->base_momentum != 0 ? o->base_momentum : 0.85;
     const double most = o->max_momentum != 0 ? o->max_momentum : 0.95;
     REQUIRE(o->decay_curve != CAIRN_CURVE_ONE_MINUS_SQRT, CAIRN_EINVAL,
-            "one-cycle schedule: decay_curve is cosine or linear");
+            "one-cycle schedule: decay_curve must be cosine or linear");
     REQUIRE(!moves || (base <= most && most < 1), CAIRN_EINVAL,
-            "one-cycle schedule: base_momentum is %g and max_momentum %g; 0 < base <= max < 1 is needed", base, most);
-    REQUIRE(!moves || momentum_cycles, CAIRN_EINVAL,
-            "one-cycle schedule: the group has no momentum to move; give SGD one, or set cycle_momentum to CAIRN_OFF");
+            "one-cycle schedule: base_momentum is %g and max_momentum %g; they must satisfy 0 < base <= max < 1", base,
+            most);
+    REQUIRE(
+        !moves || momentum_cycles, CAIRN_EINVAL,
+        "one-cycle schedule: the group has no momentum to cycle; set SGD's momentum, or cycle_momentum to CAIRN_OFF");
     return CAIRN_OK;
 }
 
@@ -180,7 +185,7 @@ static cairn_status read_options(const options *given, options *o) {
     memset(o, 0, sizeof(*o));
     TRY(cairn__options_read(o, sizeof(*o), given, "cairn_schedule_options"));
     REQUIRE(o->kind >= CAIRN_SCHEDULE_CONSTANT && o->kind <= CAIRN_SCHEDULE_PRODUCT, CAIRN_EINVAL,
-            "schedule: kind is %d; a macro of that kind, as cairn_linear_schedule, sets it", (int)o->kind);
+            "schedule: kind is %d; use a macro that sets it, such as cairn_linear_schedule", (int)o->kind);
 out:
     return st;
 }
@@ -204,9 +209,10 @@ static cairn_status check_part(const options *given, size_t i, bool momentum_cyc
     cairn_status st = CAIRN_OK;
     REQUIRE(given, CAIRN_EINVAL, "schedule: part %zu is NULL", i);
     TRY(read_options(given, &o));
-    REQUIRE(!is_chain(&o), CAIRN_EINVAL, "schedule: part %zu is a %s; parts have no parts", i, name_of(o.kind));
+    REQUIRE(!is_chain(&o), CAIRN_EINVAL, "schedule: part %zu is a %s schedule; a part cannot have parts", i,
+            name_of(o.kind));
     REQUIRE(!o.first_step && !o.count_skipped, CAIRN_EINVAL,
-            "schedule: part %zu has first_step or count_skipped, which belong to the whole", i);
+            "schedule: part %zu sets first_step or count_skipped; set them in the whole schedule", i);
     TRY(check_one(&o, momentum_cycles));
 out:
     return st;
@@ -219,9 +225,9 @@ cairn_status cairn__schedule_check(const struct cairn_schedule_options *given, b
     TRY(read_options(given, &o));
     TRY(check_one(&o, momentum_cycles));
     if (!is_chain(&o)) return CAIRN_OK;
-    REQUIRE(o.num_parts > 0 && o.parts, CAIRN_EINVAL, "%s schedule: it has no parts", name_of(o.kind));
+    REQUIRE(o.num_parts > 0 && o.parts, CAIRN_EINVAL, "%s schedule: parts is NULL or num_parts is 0", name_of(o.kind));
     REQUIRE(o.kind == CAIRN_SCHEDULE_PRODUCT || o.num_milestones == o.num_parts - 1, CAIRN_EINVAL,
-            "sequence schedule: %zu milestones for %zu parts; one less than parts is needed", o.num_milestones,
+            "sequence schedule: %zu milestones for %zu parts; there must be one fewer than parts", o.num_milestones,
             o.num_parts);
     for (size_t i = 0; i < o.num_parts; i++) TRY(check_part(o.parts[i], i, momentum_cycles));
 out:
@@ -392,7 +398,7 @@ static cairn_status set_schedules(cairn_optimizer *o, size_t first, size_t last,
     struct cairn__param_group *fresh = NULL;
     size_t made = first;
     for (size_t g = first; g < last; g++) TRY(cairn__schedule_check(given, momentum_cycles(o, g)));
-    TRY(cairn__device_refuse_recording(o->env->device, "set the schedule between replays"));
+    TRY(cairn__device_refuse_recording(o->env->device, "a schedule cannot be set in a graph; set it between replays"));
     TRY(cairn__device_synchronize(o->env->device));
     TRY(cairn__optimizer_read_reports(o));
     TRY(cairn__calloc(last - first, sizeof(fresh[0]), (void **)&fresh));
@@ -413,8 +419,8 @@ cairn_status cairn_optimizer_set_schedule(cairn_optimizer *optimizer, const stru
 cairn_status cairn_optimizer_set_group_schedule(cairn_optimizer *optimizer, int group,
                                                 const struct cairn_schedule_options *schedule) {
     REQUIRE(optimizer, CAIRN_EINVAL, "cairn_optimizer_set_group_schedule: optimizer is NULL");
-    REQUIRE(group >= 0 && (size_t)group < optimizer->num_groups, CAIRN_EINVAL, "%s: group %d of %zu",
-            optimizer->kind->name, group, optimizer->num_groups);
+    REQUIRE(group >= 0 && (size_t)group < optimizer->num_groups, CAIRN_EINVAL,
+            "%s: group is %d, but the optimizer has %zu groups", optimizer->kind->name, group, optimizer->num_groups);
     return set_schedules(optimizer, (size_t)group, (size_t)group + 1, schedule);
 }
 

@@ -17,7 +17,23 @@ static bool momentum_cycles(const struct cairn__param_group *g) {
     return g->rule.sgd.has_momentum;
 }
 
-static const struct cairn__optimizer_kind sgd_kind = {"SGD", sgd_states, sgd_update, momentum_cycles};
+static const struct cairn__group_field fields[] = {
+    {"lr", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.lr), true},
+    {"momentum", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, schedule.base.momentum), true},
+    {"dampening", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.dampening), false},
+    {"weight_decay", CAIRN__GROUP_REAL, offsetof(struct cairn__param_group, rule.sgd.weight_decay), false},
+    {"has_momentum", CAIRN__GROUP_FIXED, offsetof(struct cairn__param_group, rule.sgd.has_momentum), false},
+    {"nesterov", CAIRN__GROUP_SWITCH, offsetof(struct cairn__param_group, rule.sgd.nesterov), false},
+    {.name = NULL},
+};
+
+static const struct cairn__optimizer_kind sgd_kind = {.name = "SGD",
+                                                      .states = sgd_states,
+                                                      .update = sgd_update,
+                                                      .momentum_cycles = momentum_cycles,
+                                                      .saved_as = "sgd",
+                                                      .state_names = {"momentum"},
+                                                      .fields = fields};
 
 static cairn_status check(const struct cairn_sgd_options *h) {
     cairn_status st = CAIRN_OK;

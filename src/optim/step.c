@@ -88,7 +88,7 @@ static void warn_unguarded(struct cairn_optimizer *o) {
         if (!cairn__grad_is_scaled(p->gradient)) continue;
         cairn__log(CAIRN_LOG_WARNING,
                    "cairn_step: the gradient of '%s' was multiplied by a loss scale, but its optimizer was given to no "
-                   "amp_initialize, so that nobody looks for overflow; make optimizers before that, or step with "
+                   "amp_initialize, so an overflow does not skip the step; give it to amp_initialize, or step with "
                    "amp_scaler_step",
                    p->name);
         o->warned = true;
@@ -105,7 +105,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .table = o->table};
     TRY(cairn__params_check_arrived("cairn_step", o->arrays.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
-            "cairn_step: the backward before it failed, so its gradients are incomplete; nothing was written");
+            "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     if (!o->guard.before) warn_unguarded(o);
     TRY(o->guard.before ? o->guard.before(o->guard.ctx, end) : cairn__optimizer_prepare(o));
 out:

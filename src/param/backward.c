@@ -1,5 +1,5 @@
-/* A backward as a parameter set sees it: it begins, writes gradients, and settles or fails. A listener (ddp) hears of
- * it, unless its gradients stay unsynced. */
+/* A backward as a parameter set sees it: it begins, writes gradients, and settles or fails. It calls its listener
+ * (ddp), unless its gradients stay unsynced. */
 #include "core/status.h"
 #include "param/param.h"
 
@@ -51,6 +51,7 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     if (set->unsynced && set->is_users) return cairn__param_set_keep_unsynced(set, true);
     const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
     if (st == CAIRN_OK && were_declared) cairn__param_set_note_declared(set);
+    if (st == CAIRN_OK) cairn__params_report_refusals(set->env);
     return st;
 }
 

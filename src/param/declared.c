@@ -7,7 +7,7 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
     REQUIRE(set, CAIRN_EINVAL, "%s: set is NULL", call);
     REQUIRE(set->is_users, CAIRN_EINVAL, "%s: a module's gradients are written by cairn_backward", call);
     REQUIRE(first <= set->count && count <= set->count - first, CAIRN_EINVAL,
-            "%s: %zu parameters from %zu on, of a set of %zu", call, count, first, set->count);
+            "%s: %zu parameters from index %zu on, but the set has %zu", call, count, first, set->count);
     return CAIRN_OK;
 }
 
@@ -21,7 +21,7 @@ static cairn_status begin_declaring(struct cairn_param_set *set) {
 cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count) {
     for (size_t i = 0; i < count; i++) {
         REQUIRE(!cairn__param_is_on_its_way(params[i]), CAIRN_ESTATE,
-                "%s: gradients of the set of parameter '%s' are being averaged: call ddp_wait first", call,
+                "%s: gradients of parameter '%s' and its set are being averaged; call ddp_wait first", call,
                 params[i]->name);
     }
     return CAIRN_OK;
@@ -35,14 +35,15 @@ bool cairn__params_refuse(const char *call, struct cairn__param *const *params, 
 
 static cairn_status check_declared(const char *call, const struct cairn__param *p) {
     REQUIRE(!cairn__param_is_on_its_way(p) || p->reached != p->set->backward, CAIRN_ESTATE,
-            "%s: parameter '%s' was declared ready already since the last ddp_wait, and travels", call, p->name);
+            "%s: parameter '%s' was declared ready already since the last ddp_wait, and is being averaged", call,
+            p->name);
     REQUIRE(cairn__grad_memory(p->gradient) || p->n == 0, CAIRN_EINVAL,
-            "%s: parameter '%s' has no gradient memory; give it some with cairn_param_bind, or write to what "
-            "cairn_param_set_get shows",
+            "%s: parameter '%s' has no gradient memory; bind some with cairn_param_bind, or write to the memory that "
+            "cairn_param_set_get returns",
             call, p->name);
     REQUIRE(!p->owner || !cairn__grad_is_at_other_scale(p->gradient), CAIRN_ESTATE,
-            "%s: the gradient of parameter '%s' waits for its step, multiplied by another loss scale; call "
-            "cairn_grads_taken before its memory is written again, or cairn_param_set_zero_grad",
+            "%s: the gradient of parameter '%s' was not stepped yet and has another loss scale; before writing its "
+            "memory again call cairn_grads_taken, or cairn_param_set_zero_grad",
             call, p->name);
     return CAIRN_OK;
 }
@@ -90,12 +91,13 @@ out:
 
 static cairn_status check_may_bind(const cairn_param_set *set, size_t i, const void *data, const void *grad) {
     REQUIRE(set, CAIRN_EINVAL, "cairn_param_bind: set is NULL");
-    REQUIRE(i < set->count, CAIRN_EINVAL, "cairn_param_bind: parameter %zu of a set of %zu", i, set->count);
+    REQUIRE(i < set->count, CAIRN_EINVAL, "cairn_param_bind: parameter index is %zu, but the set has %zu parameters", i,
+            set->count);
     const struct cairn__param *p = set->params[i];
-    REQUIRE(set->is_users, CAIRN_ESTATE, "cairn_param_bind: parameter '%s' is a module's, whose memory is Cairn's",
-            p->name);
+    REQUIRE(set->is_users, CAIRN_ESTATE,
+            "cairn_param_bind: parameter '%s' belongs to a module, whose memory is Cairn's", p->name);
     REQUIRE(set->env->graphs == 0, CAIRN_ESTATE,
-            "cairn_param_bind: a captured graph has the old memory of parameter '%s'; destroy the graph first",
+            "cairn_param_bind: a captured graph uses the present memory of parameter '%s'; destroy the graph first",
             p->name);
     const cairn_param like = {.name = p->name, .dtype = p->dtype};
     cairn_status st = CAIRN_OK;
@@ -106,7 +108,7 @@ out:
     return st;
 }
 
-/* The user's old memory is not looked at: it may be gone. */
+/* The user's old memory is not read: it may be gone. */
 cairn_status cairn_param_bind(cairn_param_set *set, size_t i, void *data, void *grad) {
     cairn_status st = CAIRN_OK;
     TRY(check_may_bind(set, i, data, grad));

@@ -25,6 +25,7 @@ struct cairn__grad {
     bool agreed;                         /* they were, by all ranks, of a gradient that is each rank's own */
     bool incomplete;                     /* the backward failed half-way */
     bool noted;                          /* by the optimizer: of overflow, or to clip it */
+    bool unused;                         /* written since a step last used what there is */
 };
 
 static struct cairn_device *device_of(const struct cairn__grad *g) {
@@ -95,6 +96,10 @@ bool cairn__grad_is_noted(const struct cairn__grad *g) {
 
 bool cairn__grad_is_incomplete(const struct cairn__grad *g) {
     return g->incomplete;
+}
+
+bool cairn__grad_is_pending(const struct cairn__grad *g) {
+    return g->unused && (cairn__grad_exists(g) || cairn__grad_is_unsynced(g));
 }
 
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
@@ -310,13 +315,18 @@ static void set_written(struct cairn__grad *g) {
     g->slot = CAIRN__SLOT_WRITTEN;
     g->scale = g->param->set->scale;
     g->clip = NULL;
+    g->unused = true;
 }
 
 void cairn__grad_write(struct cairn__grad *g) {
     const struct cairn_param_set *set = g->param->set;
+    const bool was_unused = g->unused;
     set_written(g);
-    if (set->unsynced) {
-        g->slot = set->spares_unsynced ? CAIRN__SLOT_EMPTY : CAIRN__SLOT_UNSYNCED;
+    if (set->unsynced && set->spares_unsynced) {
+        g->slot = CAIRN__SLOT_EMPTY;
+        g->unused = was_unused;
+    } else if (set->unsynced) {
+        g->slot = CAIRN__SLOT_UNSYNCED;
     } else {
         add_unsynced(g);
     }
@@ -509,14 +519,15 @@ float *cairn__grad_unscaled_memory(const struct cairn__grad *g) {
 void cairn__grad_consume(struct cairn__grad *g) {
     if (g->slot == CAIRN__SLOT_CHECKED) g->slot = CAIRN__SLOT_WRITTEN;
     if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_UNCHECKED;
-    g->noted = false;
+    g->noted = g->unused = false;
     g->clip = NULL;
     if (g->agreed) raise_agreed(g);
 }
 
 void cairn__grad_release(struct cairn__grad *g) {
     if (g->clip && cairn__grad_unscale(g) != CAIRN_OK)
-        cairn__log(CAIRN_LOG_ERROR, "'%s' is no longer clipped: %s", g->param->name, cairn_last_error());
+        cairn__log(CAIRN_LOG_ERROR, "the gradient of '%s' is no longer clipped: %s", g->param->name,
+                   cairn_last_error());
     g->clip = NULL;
     g->noted = false;
 }
@@ -526,7 +537,7 @@ void cairn__grad_forget(struct cairn__grad *g) {
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;
     g->unsynced = CAIRN__UNSYNCED_NONE;
     g->clip = NULL;
-    g->flag_touched = g->sum_flag_touched = g->agreed = g->incomplete = g->noted = false;
+    g->flag_touched = g->sum_flag_touched = g->agreed = g->incomplete = g->noted = g->unused = false;
 }
 
 void cairn__grad_forget_unsynced(struct cairn__grad *g) {

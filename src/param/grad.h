@@ -42,7 +42,7 @@
  *     any        -- forget, forget_unsynced, change_type -> NONE
  *
  * Beside them stand, as data: the scale of the slot, the clipping coefficient that is still to be applied, whether the
- * flags may be raised, and whether the optimizer has taken note of the gradient.
+ * flags may be raised, whether the optimizer has taken note of the gradient, and whether a step has still to use it.
  *
  * Errors of all that return a status: CAIRN_ENOMEM, where memory is made on first need. */
 #ifndef CAIRN__PARAM_GRAD_H
@@ -97,6 +97,10 @@ bool cairn__grad_is_at_other_scale(const struct cairn__grad *g); /* than that of
 bool cairn__grad_is_clipped(const struct cairn__grad *g);        /* a coefficient is still to be applied */
 bool cairn__grad_is_noted(const struct cairn__grad *g);          /* the optimizer has taken note of it */
 bool cairn__grad_is_incomplete(const struct cairn__grad *g);     /* its backward failed half-way */
+
+/* A part of it has been written since a step, taken or skipped, last used it: it would be missing in what is saved now,
+ * where what a step has used is not. */
+bool cairn__grad_is_pending(const struct cairn__grad *g);
 
 /* The slot; else the accumulated sum; else the unsynced one. */
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g);

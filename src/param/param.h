@@ -45,7 +45,7 @@ struct cairn__param {
  * required but those marked optional. A status other than CAIRN_OK comes with its message as the last error. */
 struct cairn__grad_listener {
     void *ctx;
-    /* (optional) A backward begins; it has written no gradient yet, and cairn__param_is_reached tells which it will
+    /* (optional) A backward begins; it has written no gradient yet, and cairn__param_is_reached returns which it will
      * write. Of the user's set: called before the first gradient is declared after a settle. A status other than
      * CAIRN_OK ends the backward: failed is called next. */
     cairn_status (*begin)(void *ctx);
@@ -67,6 +67,16 @@ struct cairn__grad_listener {
      * none does. The listener finds what changed at its next begin. */
     cairn_status (*agree_on_frozen)(void *ctx, const char *call, struct cairn__param *const *params, size_t count,
                                     bool on, cairn_status status);
+    /* (optional: yes, of all) Whether the listener keeps parameter index, or the module's buffer of this path, equal on
+     * all ranks of the environment. */
+    bool (*shares_param)(void *ctx, size_t index);
+    bool (*shares_buffer)(void *ctx, const char *path);
+};
+
+/* Calls that would freeze or thaw and came within a backward, of which the listener's other ranks have not heard. */
+struct cairn__refusals {
+    int count;
+    const char *call, *why; /* of the last */
 };
 
 struct cairn_param_set {
@@ -89,6 +99,8 @@ struct cairn_param_set {
     uint32_t *flags;
     size_t flags_count;        /* of parameters; flags are four times as many */
     struct cairn__item *items; /* [flags_count] room for lists */
+    uint8_t *listed;           /* which parameters require a gradient, for cairn_param_set_stateful; NULL = not yet */
+    size_t listed_capacity;
 
     /* Device memory, a word a rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r is
      * raised while a loss of rank r was infinite or NaN, gradients of it went to this set, and no optimizer has taken
@@ -112,6 +124,7 @@ struct cairn_param_set {
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* ddp; NULL = none */
+    struct cairn__refusals refusals;
     const char *frozen_by; /* "ddp_create": types and masters may no longer change; NULL = they may */
     const void *amp;       /* the context that has prepared it; NULL = none */
     _Alignas(int32_t) char precision
@@ -205,13 +218,20 @@ static inline bool cairn__param_requires_grad(const struct cairn__param *p) {
     return p->requires_grad;
 }
 
+bool cairn__param_set_requires_grad(const struct cairn_param_set *set); /* some parameter does */
+
 /* Whether its name matches the pattern, as fnmatch(3) has it. */
 bool cairn__param_matches(const struct cairn__param *p, const char *pattern);
 
-/* What the public calls do, in whose name sentences speak, with parameters of one set. status: whether finding them
- * went well; it is handed on here so that the ranks of a listener hear of it. Errors: as cairn/param.h says. */
+/* What the public calls do with parameters of one set; call: theirs, for messages. status: whether the parameters were
+ * found; it is passed on so that the ranks of a listener agree on it. Errors: as cairn/param.h says. */
 cairn_status cairn__params_require_grad(const char *call, struct cairn_param_set *set,
                                         struct cairn__param *const *params, size_t count, bool on, cairn_status status);
+
+/* Calls that freeze or thaw are refused within a backward: CAIRN_ESTATE, and the set's listener hears of it from
+ * report_refusals when the backward has settled, which is collective over its ranks. (refusals.c) */
+cairn_status cairn__param_set_check_between(const char *call, struct cairn_param_set *set);
+void cairn__params_report_refusals(struct cairn_env *env);
 
 /* ---- a backward (backward.c) ---- */
 
@@ -221,13 +241,13 @@ cairn_status cairn__params_require_grad(const char *call, struct cairn_param_set
 cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward,
                                     const struct cairn__loss_scale *scale);
 void cairn__param_grad_ready(
-    struct cairn__param *p); /* its slot is written: cairn__grad_write, and tells the listener */
+    struct cairn__param *p); /* its slot is written: cairn__grad_write, and calls the listener */
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
 void cairn__param_set_abort(struct cairn_param_set *set);               /* after a failure, settle's own too */
 cairn_status cairn__param_set_no_gradient(struct cairn_param_set *set); /* no backward: the listener's no_gradient */
 
-/* Gradients of the user's have been declared, and may be looked at. */
+/* Gradients of the user's have been declared, and may be checked. */
 void cairn__param_set_note_declared(struct cairn_param_set *set);
 
 /* Whether gradients of the user's have been declared since the last call. *only_unsynced: in no_sync alone. */

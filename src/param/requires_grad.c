@@ -11,19 +11,17 @@ bool cairn__param_matches(const struct cairn__param *p, const char *pattern) {
     return fnmatch(pattern, p->name, 0) == 0;
 }
 
-/* The parameters may be in a graph that the backward of another module's set walks. */
-static cairn_status check_between_backwards(const char *call, const struct cairn_param_set *set) {
-    REQUIRE(!set->in_backward || !set->is_users, CAIRN_ESTATE,
-            "%s: gradients of the set are being averaged: call ddp_wait first", call);
-    for (const struct cairn_param_set *s = cairn__last_set(set->env); s; s = s->next)
-        REQUIRE(!s->in_backward || s->is_users, CAIRN_ESTATE, "%s: called within a backward", call);
-    return CAIRN_OK;
+bool cairn__param_set_requires_grad(const struct cairn_param_set *set) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (cairn__param_requires_grad(set->params[i])) return true;
+    }
+    return false;
 }
 
 static cairn_status check_may_change(const char *call, const struct cairn_param_set *set, size_t count) {
     REQUIRE(count == 0 || set->env->graphs == 0, CAIRN_ESTATE,
-            "%s: a captured graph computes the gradients that were required when it was captured; destroy the graph "
-            "first",
+            "%s: a captured graph computes gradients for the parameters that required them at capture; destroy the "
+            "graph first",
             call);
     return cairn__device_refuse_recording(set->env->device, "freeze and thaw parameters before the graph is captured");
 }
@@ -39,7 +37,7 @@ cairn_status cairn__params_require_grad(const char *call, struct cairn_param_set
                                         struct cairn__param *const *params, size_t count, bool on,
                                         cairn_status status) {
     const struct cairn__grad_listener *listener = set->listener;
-    cairn_status st = check_between_backwards(call, set);
+    const cairn_status st = cairn__param_set_check_between(call, set);
     if (st != CAIRN_OK) return st;
     if (status == CAIRN_OK) status = check_may_change(call, set, count);
     if (status == CAIRN_OK) status = cairn__env_resolve(set->env);
@@ -61,14 +59,16 @@ cairn_status cairn_param_require_grad(cairn_param_set *set, size_t i, int on) {
     REQUIRE(set, CAIRN_EINVAL, "cairn_param_require_grad: set is NULL");
     cairn_status st = CAIRN_OK;
     if (i >= set->count)
-        st = cairn__fail(CAIRN_EINVAL, "cairn_param_require_grad: parameter %zu of a set of %zu", i, set->count);
+        st = cairn__fail(CAIRN_EINVAL,
+                         "cairn_param_require_grad: parameter index is %zu, but the set has %zu parameters", i,
+                         set->count);
     return cairn__params_require_grad("cairn_param_require_grad", set, &set->params[i], st == CAIRN_OK,
                                       cairn__is_on(on), st);
 }
 
 static cairn_status find_matches(const struct cairn_param_set *set, const char *pattern, struct cairn__param **found,
                                  size_t *count) {
-    REQUIRE(pattern, CAIRN_EINVAL, "cairn_param_set_require_grad: the pattern is NULL");
+    REQUIRE(pattern, CAIRN_EINVAL, "cairn_param_set_require_grad: pattern is NULL");
     for (size_t i = 0; i < set->count; i++) {
         if (cairn__param_matches(set->params[i], pattern)) found[(*count)++] = set->params[i];
     }

@@ -26,7 +26,8 @@ static cairn_status count_elements(const char *name, int ndim, const int64_t *sh
     size_t elements = 1;
     for (int d = 0; d < ndim; d++) {
         REQUIRE(shape[d] >= 0 && (shape[d] == 0 || elements <= (size_t)INT64_MAX / 8 / (size_t)shape[d]), CAIRN_EINVAL,
-                "parameter '%s' has size %lld in dimension %d", name, (long long)shape[d], d);
+                "parameter '%s' has size %lld in dimension %d; sizes must be from 0 to what memory can hold", name,
+                (long long)shape[d], d);
         elements *= (size_t)shape[d];
     }
     *n = elements;
@@ -84,11 +85,10 @@ out:
 
 bool cairn__param_set_in_use(const struct cairn_param_set *set, const char *call) {
     if (set->users == 0) return false;
-    cairn__log(
-        CAIRN_LOG_ERROR,
-        "%s: %d optimizers, amp or ddp contexts still use these parameters, which are therefore kept; destroy ddp, "
-        "amp and optimizer first",
-        call, set->users);
+    cairn__log(CAIRN_LOG_ERROR,
+               "%s: %d optimizers, amp or ddp contexts use these parameters, which are kept; destroy ddp, amp and "
+               "optimizer first",
+               call, set->users);
     return true;
 }
 
@@ -117,6 +117,7 @@ void cairn__param_set_begin_listen(struct cairn_param_set *set, const struct cai
 
 void cairn__param_set_end_listen(struct cairn_param_set *set) {
     set->listener = NULL;
+    set->refusals.count = 0;
     set->frozen_by = NULL;
     set->users--;
 }
@@ -140,6 +141,7 @@ void cairn_param_set_destroy(cairn_param_set **set) {
     cairn__param_set_unwatch_losses(*set);
     cairn__device_free((*set)->env->device, (*set)->flags);
     cairn__free((*set)->items);
+    cairn__free((*set)->listed);
     cairn__free((*set)->params);
     cairn__free((*set)->chains);
     cairn__free(*set);
@@ -159,7 +161,7 @@ cairn_status cairn__param_check_memory(const struct cairn_param_set *set, const 
     REQUIRE((uintptr_t)p % cairn_dtype_nbytes(given->dtype) == 0, CAIRN_EINVAL,
             "parameter '%s': %s at %p is not aligned for %s", given->name, what, p, cairn_dtype_name(given->dtype));
     REQUIRE(cairn__device_reaches(set->env->device, p), CAIRN_EINVAL,
-            "parameter '%s': %s is memory of the host, but the environment computes on %s: give memory of that device",
+            "parameter '%s': %s is host memory, but the environment computes on %s; pass memory of that device",
             given->name, what, set->env->device->ops->name);
     return CAIRN_OK;
 }
@@ -312,8 +314,7 @@ void cairn__param_set_drop_last(struct cairn_param_set *set) {
 static cairn_status check_may_move(const struct cairn_param_set *set, const struct cairn_param_set *from,
                                    const char *prefix) {
     REQUIRE(set->users == 0 && from->users == 0, CAIRN_ESTATE,
-            "'%s': an optimizer, amp or ddp uses these parameters, which can therefore not become part of another set",
-            prefix);
+            "'%s': an optimizer, amp or ddp uses these parameters; build the whole model before making them", prefix);
     for (size_t i = 0; i < from->count; i++) {
         const struct cairn__param *p = from->params[i];
         REQUIRE(!cairn__grad_exists(p->gradient) && !cairn__grad_is_unsynced(p->gradient), CAIRN_ESTATE,
@@ -381,14 +382,14 @@ void cairn__param_describe(const struct cairn__param *p, cairn_param *out) {
 
 cairn_status cairn_param_set_get_sized(size_t param_nbytes, const cairn_param_set *set, size_t i, cairn_param *out) {
     REQUIRE(set && out, CAIRN_EINVAL, "set and out must be set");
-    REQUIRE(i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, set->count);
+    REQUIRE(i < set->count, CAIRN_EINVAL, "parameter index is %zu, but the set has %zu parameters", i, set->count);
     struct cairn__param *p = set->params[i];
     cairn_status st = CAIRN_OK;
-    cairn_param told;
+    cairn_param entry;
     TRY(cairn__element_check(param_nbytes, "cairn_param"));
     if (set->is_users && cairn__param_requires_grad(p)) TRY(cairn__grad_make_memory(p->gradient));
-    cairn__param_describe(p, &told);
-    cairn__element_write(out, param_nbytes, 0, &told, sizeof(told));
+    cairn__param_describe(p, &entry);
+    cairn__element_write(out, param_nbytes, 0, &entry, sizeof(entry));
 out:
     return st;
 }

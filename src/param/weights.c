@@ -32,7 +32,8 @@ static cairn_status make_halves(const struct cairn_param_set *set, cairn_dtype h
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
         if (keep_norms && p->is_norm) continue;
-        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its type after %s", p->name,
+        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE,
+                "parameter '%s' cannot change its type after %s; call amp_initialize before", p->name,
                 p->set->frozen_by);
         REQUIRE(p->owns_data && p->dtype == CAIRN_F32, CAIRN_ENOTSUP,
                 "parameter '%s' is %s in %s memory; only f32 parameters of a module can be made half", p->name,
@@ -82,12 +83,13 @@ static cairn_status make_masters(struct cairn_param_set *set, cairn_dtype half, 
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < set->count; i++) {
         struct cairn__param *p = set->params[i];
-        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE, "parameter '%s' cannot change its values after %s", p->name,
+        REQUIRE(!p->set->frozen_by, CAIRN_ESTATE,
+                "parameter '%s' cannot change its values after %s; call amp_initialize_params before", p->name,
                 p->set->frozen_by);
-        REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module: give the module to amp_initialize",
+        REQUIRE(p->set->is_users, CAIRN_EINVAL, "parameter '%s' belongs to a module; give the module to amp_initialize",
                 p->name);
         REQUIRE(p->dtype == CAIRN_F32 || p->dtype == half || !half, CAIRN_EINVAL,
-                "parameter '%s' is %s, but the half type chosen is %s; choose one", p->name, cairn_dtype_name(p->dtype),
+                "parameter '%s' is %s, but half_type is %s; use one of them", p->name, cairn_dtype_name(p->dtype),
                 cairn_dtype_name(half));
         if (masters && !p->master && !stays_f32(p, half, keep_norms))
             TRY(cairn__device_alloc(device_of(p), CAIRN__HOLDS_PARAMS, p->n * sizeof(float), (void **)&made[i]));
@@ -147,7 +149,8 @@ float *cairn_param_master(const cairn_param_set *set, size_t i) {
 }
 
 cairn_status cairn_param_changed(cairn_param_set *set, size_t i, int master_was_written) {
-    REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter %zu of a set of %zu", i, cairn_param_set_count(set));
+    REQUIRE(set && i < set->count, CAIRN_EINVAL, "parameter index is %zu, but the set has %zu parameters", i,
+            cairn_param_set_count(set));
     struct cairn__param *p = set->params[i];
     if (p->master && !master_was_written) cast(p, p->master, CAIRN_F32, p->data, p->dtype);
     if (p->value_type || master_was_written) cairn__param_round_from_master(p);

@@ -14,7 +14,7 @@
 
 enum { MOST = 64 };
 
-/* With the scope of a link-local one; "" where that is not possible. */
+/* With the scope of a link-local address; "" if it cannot be written. */
 static void write_address(const struct sockaddr *a, char *address, size_t nbytes) {
     const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)a;
     struct sockaddr_in four = {.sin_family = AF_INET};
@@ -35,7 +35,7 @@ bool cairn__address_is_loopback(const char *address) {
     return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
 }
 
-/* NULL where `address` is none in digits. Free it with freeaddrinfo. */
+/* NULL if `address` is not numeric. Free it with freeaddrinfo. */
 static struct addrinfo *parse(const char *address, int flags) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_DGRAM, .ai_flags = flags}, *list = NULL;
     return getaddrinfo(address, NULL, &hints, &list) == 0 ? list : NULL;
@@ -43,7 +43,7 @@ static struct addrinfo *parse(const char *address, int flags) {
 
 /* ---- interfaces ---- */
 
-/* The higher the better; 0 = of no use. */
+/* The highest is used first; 0 = unusable. */
 static int worth(const struct ifaddrs *i) {
     const struct sockaddr *a = i->ifa_addr;
     if (!a || !(i->ifa_flags & IFF_UP)) return 0;
@@ -64,7 +64,7 @@ static void list_interfaces(const struct ifaddrs *list, char *text, size_t nbyte
     }
 }
 
-/* Of the one that stands for all of a machine's, any machine has one. */
+/* bind succeeds for these on any machine. */
 static bool is_wildcard(const char *address) {
     return strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0;
 }
@@ -94,13 +94,13 @@ cairn_status cairn__address_of_interface(const char *interface, char *address, s
     list_interfaces(list, known, sizeof(known));
     if (list) freeifaddrs(list);
     REQUIRE(address[0], CAIRN_EINVAL,
-            "GLOO_SOCKET_IFNAME is '%s', which is neither a network interface of this machine that is up nor an "
-            "address of it; there are %s",
+            "GLOO_SOCKET_IFNAME is '%s', neither an active network interface of this machine nor one of its addresses; "
+            "it has %s",
             interface, known);
     return CAIRN_OK;
 }
 
-/* ---- without one ---- */
+/* ---- without a named interface ---- */
 
 void cairn__address_towards(const char *other, char *address, size_t nbytes) {
     struct sockaddr_storage here;

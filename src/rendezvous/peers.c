@@ -1,7 +1,7 @@
-/* How ranks meet: each publishes itself in the store, with the random name of an abstract socket at which it
- * listens, and reads the others in rank order. Listeners stay open until the group stands, so a refused connection
- * means that the rank has ended. What does not belong together every rank finds in the same texts, and rank 0 leaves
- * last. */
+/* How ranks meet: each publishes itself in the store, with the random name of an abstract socket on which it
+ * listens, and reads the others in rank order. Listeners stay open until the group is made, so a refused connection
+ * means that the rank has ended. Every rank finds facts that do not fit together in the same texts, and rank 0
+ * leaves last. */
 #include "rendezvous/peers.h"
 
 #include <errno.h>
@@ -29,24 +29,24 @@ enum {
     LAST_PROBE_MS = 2000,
     REFUSAL_MS = 2000,
     KEY_NBYTES = 300,
-    BACKLOG = 512,           /* every rank of the largest group may dial twice */
+    BACKLOG = 512,           /* every rank of the largest group may connect twice */
     MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */
 };
 
 static const char FORMAT[] = "cairn-peer-1";
 
-/* Everybody says something. */
+/* A round in which every rank publishes a text. */
 struct exchange {
     struct cairn__peers *p;
-    const char *topic; /* NULL: who it is */
+    const char *topic; /* NULL: the rank's own facts */
     const char *text;  /* of this rank */
     cairn__peers_take take;
     void *ctx;
-    bool *told;   /* [size] it was taken */
+    bool *told;   /* [size] take has its text */
     bool refused; /* take failed, as it does on every rank */
 };
 
-/* ---- who I am ---- */
+/* ---- this rank's facts ---- */
 
 static cairn_status choose_socket(char name[CAIRN__PEER_SOCKET]) {
     uint64_t random[2];
@@ -83,12 +83,13 @@ static cairn_status know_myself(struct cairn__peers *p, const struct cairn__peer
     me->is_mpi = o->is_mpi;
     me->on_gpu = o->on_gpu;
     snprintf(me->wanted, sizeof(me->wanted), "%s", o->wanted ? o->wanted : "auto");
-    /* For people: two machines may have one name. */
+    /* For messages: two machines may have one name. */
     snprintf(me->name, CAIRN__PEER_NAME, "?");
     if (gethostname(me->name, CAIRN__PEER_NAME) != 0 || !me->name[0] || strpbrk(me->name, " \n"))
         snprintf(me->name, CAIRN__PEER_NAME, "?");
     me->name[CAIRN__PEER_NAME - 1] = '\0';
-    /* How this rank reached the store is how others reach it, unless that was from the same machine. */
+    /* The address by which this rank reached the store is one that others can reach, unless the store is on the same
+     * machine. */
     me->address[0] = '\0';
     if (p->store) cairn__store_local_address(p->store, me->address, CAIRN__PEER_ADDRESS);
     if (cairn__address_is_loopback(me->address)) me->address[0] = '\0';
@@ -130,7 +131,8 @@ static cairn_status take_peer(void *ctx, int rank, const char *text) {
             "rank %d wrote '%.80s' into the store, which this version of Cairn does not understand; run one version on "
             "every rank",
             rank, text);
-    REQUIRE(size == p->size, CAIRN_EPEER, "rank %d counts %d ranks, rank %d counts %d; set WORLD_SIZE alike", rank,
+    REQUIRE(size == p->size, CAIRN_EPEER,
+            "rank %d has a world size of %d, rank %d of %d; set WORLD_SIZE to the same number on every rank", rank,
             size, p->rank, p->size);
     peer->is_mpi = is_mpi != 0;
     peer->on_gpu = on_gpu != 0;
@@ -167,7 +169,7 @@ static cairn_status look_up(struct exchange *x, int rank) {
     if (rank == x->p->rank) return take(x, rank, x->text);
     write_key(x, rank, key);
     st = cairn_store_check(x->p->store, &wanted, 1, &ready);
-    if (st != CAIRN_OK) { /* the store knows the key, not whom it stands for */
+    if (st != CAIRN_OK) { /* the store's message names the key, not the rank */
         return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), x->p->rank, rank);
     }
     if (!ready) return CAIRN_OK;
@@ -182,8 +184,8 @@ static bool has_told(const void *ctx, int rank) {
     return ((const struct exchange *)ctx)->told[rank];
 }
 
-/* Looks once more at all that are missing. The first rank to give up may take the store with it; then the ranks not
- * looked up are unknown rather than missing, and count as if they were here. */
+/* Looks up all missing ranks once more. The store may end with the first rank that gives up; ranks that cannot be
+ * looked up any more are unknown rather than missing, and count as present. */
 static cairn_status look_again(struct exchange *x, int *missing) {
     int r = 0;
     cairn_status st = CAIRN_OK;
@@ -200,14 +202,14 @@ static cairn_status give_up(struct exchange *x) {
     int missing = 0;
     const cairn_status st = look_again(x, &missing);
     if (x->refused || missing == 0) return st;
-    return cairn__peers_fail_missing(x->p, has_told, x, "did not come");
+    return cairn__peers_fail_missing(x->p, has_told, x, "did not join");
 }
 
 static bool is_neighbour(const struct cairn__peers *p, int rank) {
     return rank != p->rank && p->all[rank].host[0] && strcmp(p->all[rank].host, p->all[p->rank].host) == 0;
 }
 
-/* A rank that is known and has ended. Where it found all others before, so does this one. */
+/* Fails for a known rank that has ended. If that rank had found all others before it ended, so does this one. */
 static cairn_status probe(struct exchange *x) {
     for (int r = 0; r < x->p->size; r++) {
         if (!is_neighbour(x->p, r)) continue;
@@ -256,7 +258,7 @@ out:
     return x->refused ? cairn__peers_refuse(x->p, st) : st;
 }
 
-/* ---- for others ---- */
+/* ---- interface ---- */
 
 cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out) {
     char text[600];

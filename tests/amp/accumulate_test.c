@@ -31,7 +31,7 @@ static void sum_of_micro(int count, float *sum) {
 
 /* ---- sums ---- */
 
-static void micro_batches_are_one_large_batch_at_every_level(void **state) {
+static void micro_batches_equal_one_large_batch_at_every_level(void **state) {
     float sum[PROBE];
     sum_of_micro(4, sum);
     for (int l = 0; l < EXACT_LEVELS; l++) {
@@ -51,7 +51,7 @@ static void micro_batches_are_one_large_batch_at_every_level(void **state) {
     }
 }
 
-static void ones_of_512_micro_batches_are_512(void **state) {
+static void gradients_of_1_in_512_micro_batches_add_up_to_512(void **state) {
     static const float ones[PROBE] = {1, 1, 1, 1, 1, 1};
     const float want[PROBE] = {512, 512, 512, 512, 512, 512};
     for (int l = 0; l < EXACT_LEVELS; l++) {
@@ -82,7 +82,7 @@ static void scale_may_differ_from_one_micro_batch_to_the_next(void **state) {
         for (int m = 0; m < 4; m++) probe_backward(&p, micro[m], amp_loss_options(.loss_id = m % 3));
         struct amp_scaler_state changed = probe_scaler(&p, 0);
         assert_int_equal(amp_scaler_set_state(amp_scaler_of(p.amp, 0), &changed), CAIRN_ESTATE);
-        assert_non_null(strstr(cairn_last_error(), "losses that were scaled by loss scaler 0 wait for their step"));
+        assert_non_null(strstr(cairn_last_error(), "losses that loss scaler 0 has scaled were not stepped yet"));
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, sum);
         for (int id = 0; id < 3; id++) assert_int_equal(probe_scaler(&p, id).updates, 1);
@@ -155,8 +155,8 @@ static void overflow_of_a_micro_batch_is_one_skipped_step(void **state) {
     }
 }
 
-/* They are looked at together with the next loss of the same kind; another one's scaler hears nothing of them. */
-static void delayed_overflow_is_told_to_its_own_scaler(void **state) {
+/* They are checked together with the next loss of the same kind; another loss's scaler is not updated for them. */
+static void overflow_checked_late_lowers_its_own_scaler(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         for (int delay = 0; delay < 6; delay++) {
             struct probe p;
@@ -178,7 +178,7 @@ static void delayed_overflow_is_told_to_its_own_scaler(void **state) {
 }
 
 /* Gradients that are each finite, and whose sum is not: the scale is none of its reasons. */
-static void sum_that_overflows_by_itself_is_skipped(void **state) {
+static void sum_that_overflows_from_finite_gradients_skips_the_step(void **state) {
     static const float large[PROBE] = {0x1.8p127f, 1, 1, 1, 1, 1}, untouched[PROBE] = {0};
     for (int backwards = 2; backwards <= 3; backwards++) {
         struct probe p;
@@ -201,7 +201,7 @@ static void hold(struct probe *p, bool on) {
     OK(cairn__param_set_keep_unsynced(cairn_module_params(p->model), on));
 }
 
-static void held_micro_batches_are_one_loss_to_the_scaler(void **state) {
+static void unsynced_micro_batches_count_as_one_loss(void **state) {
     float sum[PROBE];
     sum_of_micro(4, sum);
     for (int l = 0; l < EXACT_LEVELS; l++) {
@@ -220,8 +220,8 @@ static void held_micro_batches_are_one_loss_to_the_scaler(void **state) {
     }
 }
 
-/* Until they are added to a gradient that counts, nobody looks: neither flag nor scaler. */
-static void overflow_while_held_is_found_by_the_loss_that_counts(void **state) {
+/* Until they are added to a synchronised gradient they are not checked: neither flag nor scaler changes. */
+static void unsynced_overflow_is_found_by_the_next_synchronised_loss(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         for (int bad = 0; bad < 4; bad++) {
             struct probe p;
@@ -250,7 +250,7 @@ static void overflow_while_held_is_found_by_the_loss_that_counts(void **state) {
     }
 }
 
-static void step_without_synchronising_is_a_step_as_any_other(void **state) {
+static void step_on_unsynced_gradients_applies_them(void **state) {
     static const float untouched[PROBE] = {0};
     float sum[PROBE];
     sum_of_micro(3, sum);
@@ -273,8 +273,8 @@ static void step_without_synchronising_is_a_step_as_any_other(void **state) {
     }
 }
 
-/* Who looks at gradients in the middle finds this rank's; what is added later is added to them. */
-static void held_gradients_can_be_looked_at_in_the_middle(void **state) {
+/* Gradients that are read in between are this rank's; later ones are added to them. */
+static void unsynced_gradients_can_be_read_between_losses(void **state) {
     float sum[PROBE];
     for (int l = 0; l < EXACT_LEVELS; l++) {
         struct probe p;
@@ -299,8 +299,8 @@ static void held_gradients_can_be_looked_at_in_the_middle(void **state) {
     }
 }
 
-/* A step with the gradients of the last one: what they hold is left out again, and no scaler is told again. */
-static void step_without_a_loss_tells_no_scaler(void **state) {
+/* A step with the gradients of the last one: their overflow skips it again, and updates no scaler again. */
+static void step_without_a_loss_updates_no_scaler(void **state) {
     struct probe p;
     probe_begin(&p, *state, &exact_levels[3], dynamic(1));
     for (int i = 0; i < 2; i++) { /* down to the floor of 16 */
@@ -459,7 +459,7 @@ static void norm_is_that_of_the_sum_of_micro_batches(void **state) {
     }
 }
 
-static void clipping_twice_clips_what_is_clipped(void **state) {
+static void second_clipping_clips_the_clipped_gradients(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         struct probe p;
         float want[PROBE];
@@ -534,7 +534,7 @@ static void assert_gradients_are_near(struct probe *p, const float *want) {
 }
 
 /* As torch, which clips in place. 2: clipped once more, by half of what is left. */
-static void gradients_that_come_after_clipping_are_not_clipped(void **state) {
+static void gradients_made_after_clipping_are_not_clipped(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         for (int more = 1; more < 4; more++) {
             struct probe p;
@@ -559,7 +559,7 @@ static void gradients_that_come_after_clipping_are_not_clipped(void **state) {
     }
 }
 
-static void clipping_stays_with_the_gradients_that_are_not_forgotten(void **state) {
+static void forgetting_some_gradients_keeps_the_others_clipped(void **state) {
     static const float want[PROBE] = {1, 1, 1, 1, 0.8f, 0};
     for (int l = 0; l < EXACT_LEVELS; l++) {
         struct probe p;
@@ -585,7 +585,7 @@ static void clipping_stays_with_the_gradients_that_are_not_forgotten(void **stat
 
 /* ---- who looks ---- */
 
-static void scaled_gradients_that_nobody_guards_are_told(void **state) {
+static void scaled_gradients_without_a_guard_are_warned_of(void **state) {
     cairn_module *model = make_probe(*state);
     cairn_optimizer *late = NULL;
     amp_context *amp = NULL;
@@ -598,7 +598,7 @@ static void scaled_gradients_that_nobody_guards_are_told(void **state) {
         cairn_zero_grad(late);
         OK(amp_backward(amp, cairn_module_forward(model, x), NULL));
         OK(cairn_step(late));
-        if (i == 0) assert_in_log("so that nobody looks for overflow; make optimizers before that");
+        if (i == 0) assert_in_log("so an overflow does not skip the step; give it to amp_initialize");
     }
     assert_string_equal(log_text, "");
     amp_destroy(&amp);
@@ -615,7 +615,7 @@ static cairn_tensor *zeroes(void *ctx, cairn_tensor *const *inputs, int count) {
 }
 
 /* Within a checkpoint, as within a backward: gradients may be half there. */
-static void zero_grad_that_does_nothing_looks_at_nothing(void **state) {
+static void refused_zero_grad_checks_no_gradients(void **state) {
     struct probe p;
     probe_begin(&p, *state, &exact_levels[3], dynamic(1));
     probe_backward(&p, micro[0], NULL);
@@ -625,7 +625,7 @@ static void zero_grad_that_does_nothing_looks_at_nothing(void **state) {
 }
 
 /* The scaler remembers that its scale was too large; the step that follows is of other gradients. */
-static void overflow_that_is_forgotten_skips_no_later_step(void **state) {
+static void forgotten_overflow_skips_no_later_step(void **state) {
     for (int l = 0; l < EXACT_LEVELS; l++) {
         for (int way = 0; way < 4; way++) {
             struct probe p;
@@ -656,7 +656,7 @@ static void values_are_clipped_and_overflow_is_not_hidden(void **state) {
         assert_probe_gradients_are(&p, want);
         OK(cairn_step(p.sgd));
         assert_probe_stepped_by(&p, want);
-        for (int scaled = 0; scaled < 2; scaled++) { /* also of a backward that amp was not told of */
+        for (int scaled = 0; scaled < 2; scaled++) { /* also of a backward without amp */
             cairn_zero_grad(p.sgd);
             p.plant.target = 1, p.plant.value = scaled ? INFINITY : NAN;
             if (scaled) probe_backward(&p, given, NULL);
@@ -674,18 +674,18 @@ static void values_are_clipped_and_overflow_is_not_hidden(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(micro_batches_are_one_large_batch_at_every_level),
-        cmocka_unit_test(ones_of_512_micro_batches_are_512),
+        cmocka_unit_test(micro_batches_equal_one_large_batch_at_every_level),
+        cmocka_unit_test(gradients_of_1_in_512_micro_batches_add_up_to_512),
         cmocka_unit_test(scale_may_differ_from_one_micro_batch_to_the_next),
         cmocka_unit_test(static_scale_of_1_sums_at_O2_with_its_norms),
         cmocka_unit_test(overflow_of_a_micro_batch_is_one_skipped_step),
-        cmocka_unit_test(delayed_overflow_is_told_to_its_own_scaler),
-        cmocka_unit_test(sum_that_overflows_by_itself_is_skipped),
-        cmocka_unit_test(held_micro_batches_are_one_loss_to_the_scaler),
-        cmocka_unit_test(overflow_while_held_is_found_by_the_loss_that_counts),
-        cmocka_unit_test(step_without_synchronising_is_a_step_as_any_other),
-        cmocka_unit_test(held_gradients_can_be_looked_at_in_the_middle),
-        cmocka_unit_test(step_without_a_loss_tells_no_scaler),
+        cmocka_unit_test(overflow_checked_late_lowers_its_own_scaler),
+        cmocka_unit_test(sum_that_overflows_from_finite_gradients_skips_the_step),
+        cmocka_unit_test(unsynced_micro_batches_count_as_one_loss),
+        cmocka_unit_test(unsynced_overflow_is_found_by_the_next_synchronised_loss),
+        cmocka_unit_test(step_on_unsynced_gradients_applies_them),
+        cmocka_unit_test(unsynced_gradients_can_be_read_between_losses),
+        cmocka_unit_test(step_without_a_loss_updates_no_scaler),
         cmocka_unit_test(the_twelfth_loss_is_blamed_like_the_first),
         cmocka_unit_test(master_params_are_what_is_updated_in_the_order_given),
         cmocka_unit_test(gradients_changed_through_master_params_are_applied),
@@ -693,14 +693,14 @@ int main(void) {
         cmocka_unit_test(norm_is_clipped_between_backward_and_step),
         cmocka_unit_test(norm_below_the_limit_is_left_alone),
         cmocka_unit_test(norm_is_that_of_the_sum_of_micro_batches),
-        cmocka_unit_test(clipping_twice_clips_what_is_clipped),
+        cmocka_unit_test(second_clipping_clips_the_clipped_gradients),
         cmocka_unit_test(norm_of_an_overflow_is_infinite_and_changes_nothing),
         cmocka_unit_test(clipping_ends_with_its_gradients),
-        cmocka_unit_test(gradients_that_come_after_clipping_are_not_clipped),
-        cmocka_unit_test(clipping_stays_with_the_gradients_that_are_not_forgotten),
-        cmocka_unit_test(scaled_gradients_that_nobody_guards_are_told),
-        cmocka_unit_test(zero_grad_that_does_nothing_looks_at_nothing),
-        cmocka_unit_test(overflow_that_is_forgotten_skips_no_later_step),
+        cmocka_unit_test(gradients_made_after_clipping_are_not_clipped),
+        cmocka_unit_test(forgetting_some_gradients_keeps_the_others_clipped),
+        cmocka_unit_test(scaled_gradients_without_a_guard_are_warned_of),
+        cmocka_unit_test(refused_zero_grad_checks_no_gradients),
+        cmocka_unit_test(forgotten_overflow_skips_no_later_step),
         cmocka_unit_test(values_are_clipped_and_overflow_is_not_hidden),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

@@ -64,7 +64,7 @@ static void static_scale_skips_and_stays(void **state) {
     probe_end(&p);
 }
 
-static void bad_data_again_and_again_ends_at_the_floor(void **state) {
+static void repeated_bad_losses_end_in_an_error_at_the_floor(void **state) {
     struct probe p;
     cairn_status st = CAIRN_OK;
     int skipped = 0;
@@ -80,7 +80,7 @@ static void bad_data_again_and_again_ends_at_the_floor(void **state) {
     probe_end(&p);
 }
 
-static void loss_is_looked_at_before_it_is_scaled(void **state) {
+static void loss_is_checked_before_it_is_scaled(void **state) {
     struct probe p;
     probe_begin(&p, *state, level_of(AMP_O1, CAIRN_F16), amp_options(DYNAMIC));
     cairn_zero_grad(p.sgd);
@@ -102,7 +102,7 @@ static void context_that_does_not_skip_takes_the_step(void **state) {
     probe_end(&p);
 }
 
-static void losses_of_other_types_are_looked_at(void **state) {
+static void losses_of_other_types_are_checked(void **state) {
     static const cairn_dtype types[] = {CAIRN_F16, CAIRN_BF16, CAIRN_F64};
     for (int i = 0; i < 2 * 3; i++) {
         struct probe p;
@@ -128,7 +128,7 @@ static void bad_micro_batch_skips_the_step_and_is_named(void **state) {
         for (int m = 0; m < 3; m++) OK(amp_backward(p.amp, with(&p, *state, m == bad ? NAN : 1), p.sgd));
         OK(cairn_step(p.sgd));
         assert_int_equal(cairn_optimizer_step_skipped(p.sgd), 1);
-        assert_true(amp_scaler_get_scale(amp_scaler_of(p.amp, 0)) == 32); /* told once */
+        assert_true(amp_scaler_get_scale(amp_scaler_of(p.amp, 0)) == 32); /* lowered once */
         OK(amp_last_overflow(p.amp, NULL, &found, 1, &count));
         assert_string_equal(found.name, "(loss)");
         assert_int_equal(found.micro_batch, bad + 1);
@@ -136,7 +136,7 @@ static void bad_micro_batch_skips_the_step_and_is_named(void **state) {
     }
 }
 
-static void delayed_look_forgets_no_loss(void **state) {
+static void delayed_check_forgets_no_bad_loss(void **state) {
     struct probe p;
     probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
     cairn_zero_grad(p.sgd);
@@ -147,7 +147,7 @@ static void delayed_look_forgets_no_loss(void **state) {
     probe_end(&p);
 }
 
-static void clipping_in_between_changes_nothing(void **state) {
+static void clipping_after_a_bad_loss_still_skips_the_step(void **state) {
     struct probe p;
     double norm = 0;
     probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
@@ -174,7 +174,7 @@ static void loss_whose_gradients_are_zeroed_skips_nothing(void **state) {
     probe_end(&p);
 }
 
-static void gradients_that_are_cleared_before_backward_are_others(void **state) {
+static void gradients_cleared_before_backward_do_not_clear_the_bad_loss(void **state) {
     struct probe p;
     cairn_tensor *scaled = NULL;
     probe_begin(&p, *state, level_of(AMP_O2, CAIRN_F16), amp_options(DYNAMIC));
@@ -271,15 +271,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(infinite_loss_with_finite_gradients_skips_at_every_level),
         ENV_TEST(static_scale_skips_and_stays),
-        ENV_TEST(bad_data_again_and_again_ends_at_the_floor),
-        ENV_TEST(loss_is_looked_at_before_it_is_scaled),
+        ENV_TEST(repeated_bad_losses_end_in_an_error_at_the_floor),
+        ENV_TEST(loss_is_checked_before_it_is_scaled),
         ENV_TEST(context_that_does_not_skip_takes_the_step),
-        ENV_TEST(losses_of_other_types_are_looked_at),
+        ENV_TEST(losses_of_other_types_are_checked),
         ENV_TEST(bad_micro_batch_skips_the_step_and_is_named),
-        ENV_TEST(delayed_look_forgets_no_loss),
-        ENV_TEST(clipping_in_between_changes_nothing),
+        ENV_TEST(delayed_check_forgets_no_bad_loss),
+        ENV_TEST(clipping_after_a_bad_loss_still_skips_the_step),
         ENV_TEST(loss_whose_gradients_are_zeroed_skips_nothing),
-        ENV_TEST(gradients_that_are_cleared_before_backward_are_others),
+        ENV_TEST(gradients_cleared_before_backward_do_not_clear_the_bad_loss),
         ENV_TEST(backward_that_fails_leaves_nothing_behind),
         ENV_TEST(only_optimizers_that_were_given_to_the_loss_skip),
         ENV_TEST(nan_behind_a_relu_takes_no_step),

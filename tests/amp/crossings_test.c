@@ -1,4 +1,4 @@
-/* How often a step goes into amp, counted by the trace: once to ask, once to tell. */
+/* How often a step goes into amp, counted by the trace: once before it, once after its report. */
 #include <string.h>
 
 #include "core/trace.h"
@@ -47,8 +47,8 @@ static void step_counted(cairn_optimizer *optimizer) {
     assert_true(asked && told);
 }
 
-/* Whatever there is to look at: a loss, several of them, clipping before, an overflow. */
-static void a_step_asks_amp_once_and_tells_it_once(void **state) {
+/* Whatever is to be checked: a loss, several of them, clipping before, an overflow. */
+static void a_step_calls_the_guard_once_before_and_once_after(void **state) {
     for (size_t l = 0; l < sizeof(exact_levels) / sizeof(exact_levels[0]); l++) {
         for (int micro = 1; micro <= 2; micro++) {
             for (int clips = 0; clips < 2; clips++) {
@@ -68,8 +68,8 @@ static void a_step_asks_amp_once_and_tells_it_once(void **state) {
     }
 }
 
-/* The loss of another optimizer, which is under amp, is looked at before anybody steps: that is the one way in. */
-static void a_step_of_an_optimizer_without_amp_enters_it_for_the_losses_of_others_alone(void **state) {
+/* The loss of another optimizer, which is under amp, is checked before any step: that is the one way in. */
+static void a_step_without_a_guard_enters_amp_for_other_losses_alone(void **state) {
     static const float gradient[PROBE] = {1, 2, 3, 4, 5, 6};
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     cairn_optimizer *sgd = NULL;
@@ -94,8 +94,8 @@ static void a_step_of_an_optimizer_without_amp_enters_it_for_the_losses_of_other
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_asks_amp_once_and_tells_it_once),
-        cmocka_unit_test(a_step_of_an_optimizer_without_amp_enters_it_for_the_losses_of_others_alone),
+        cmocka_unit_test(a_step_calls_the_guard_once_before_and_once_after),
+        cmocka_unit_test(a_step_without_a_guard_enters_amp_for_other_losses_alone),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

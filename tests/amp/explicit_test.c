@@ -165,7 +165,7 @@ enum { NUM_LEVELS = sizeof(every_level) / sizeof(every_level[0]) };
 /* Grows every second step. */
 #define TORCH amp_scaler_options(.kind = AMP_SCALER_TORCH, .init_scale = 1024, .growth_interval = 2)
 
-static void explicit_training_is_the_other_one_at_every_level(void **state) {
+static void explicit_training_equals_scale_loss_training_at_every_level(void **state) {
     static struct outcome want, got;
     for (int l = 0; l < NUM_LEVELS; l++) {
         for (int way = 0; way < 8; way++) {
@@ -186,7 +186,7 @@ static void explicit_training_is_the_other_one_at_every_level(void **state) {
 }
 
 /* A scaler by itself: what O0 is without autocast, and O1 with it. */
-static void scaler_by_itself_trains_as_o0_and_o1_do(void **state) {
+static void scaler_without_a_context_trains_as_o0_and_o1(void **state) {
     static struct outcome want, got;
     for (int casts = 0; casts < 2; casts++) {
         for (int unscales = 0; unscales < 2; unscales++) {
@@ -203,8 +203,8 @@ static void scaler_by_itself_trains_as_o0_and_o1_do(void **state) {
     }
 }
 
-/* torch, GradScaler(init_scale=1024, growth_interval=2), told clean but for the third and sixth update. */
-static void trace_is_torchs(void **state) {
+/* torch, GradScaler(init_scale=1024, growth_interval=2), clean but for the third and sixth update. */
+static void scales_follow_torchs_trace(void **state) {
     static const double scales[STEPS] = {1024, 2048, 1024, 1024, 2048, 1024, 1024, 2048, 2048};
     static const int trackers[STEPS] = {1, 0, 0, 1, 0, 0, 1, 0, 1};
     static struct outcome got;
@@ -287,7 +287,7 @@ static void train_alone(cairn_env *env, const struct amp_options *level, const d
     end(&t);
 }
 
-static void each_optimizer_leaves_out_its_own_overflow_at_every_level(void **state) {
+static void each_optimizer_skips_its_own_overflow_at_every_level(void **state) {
     for (int l = 0; l < NUM_LEVELS; l++) {
         struct pair p;
         static struct bits a_bits, b_bits, alone;
@@ -349,7 +349,7 @@ static void parameters_may_come_later(void **state) {
     assert_null(more);
 }
 
-static void skipped_step_and_lowered_scale_are_told_once(void **state) {
+static void skipped_step_and_lowered_scale_are_logged_once(void **state) {
     struct training t;
     begin(&t, *state, NULL, NULL);
     t.unscales = t.clips = true; /* three reads of one infinity */
@@ -371,7 +371,7 @@ static void skipped_step_and_lowered_scale_are_told_once(void **state) {
     end(&t);
 }
 
-static void overflow_at_the_floor_is_updates_error(void **state) {
+static void overflow_at_the_floor_is_an_error_of_update(void **state) {
     struct training t;
     begin(&t, *state, NULL, amp_scaler_options(.kind = AMP_SCALER_TORCH, .init_scale = 4, .min_scale = 2));
     t.plant.target = 0, t.plant.value = NAN;
@@ -405,7 +405,7 @@ static void static_scale_skips_and_stays(void **state) {
 
 /* ---- unscaled gradients ---- */
 
-static void unscale_makes_gradients_true(void **state) {
+static void unscale_gives_unscaled_gradients(void **state) {
     float want[4][120];
     for (int l = -1; l < NUM_LEVELS; l++) {
         for (int scaled = 0; scaled < 2; scaled++) {
@@ -459,7 +459,7 @@ static void calls_out_of_order_are_refused_in_torchs_words(void **state) {
     begin(&t, *state, NULL, NULL);
     REFUSED(amp_scaler_update(t.scaler), CAIRN_ESTATE, "no inf checks were recorded prior to update");
     OK(cairn_backward(loss_of(&t)));
-    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "no loss was ever scaled by this scaler");
+    REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "this scaler has scaled no loss yet");
     cairn_zero_grad(t.sgd);
     assert_non_null(amp_scaler_scale(t.scaler, loss_of(&t))); /* and no backward */
     REFUSED(amp_scaler_step(t.scaler, t.sgd, NULL), CAIRN_ESTATE, "no inf checks were recorded for this optimizer");
@@ -478,7 +478,7 @@ static void calls_out_of_order_are_refused_in_torchs_words(void **state) {
     end(&t);
 }
 
-static void nonsense_is_refused(void **state) {
+static void nonsense_arguments_are_refused(void **state) {
     struct training t, other;
     amp_scaler *scaler = NULL;
     cairn_env *env = NULL;
@@ -495,7 +495,7 @@ static void nonsense_is_refused(void **state) {
     REFUSED(amp_scaler_step(t.scaler, other.sgd, &stepped), CAIRN_EINVAL, "another environment");
     REFUSED(amp_scaler_update(NULL), CAIRN_EINVAL, "scaler is NULL");
     REFUSED(amp_scaler_set_scale(NULL, 1), CAIRN_EINVAL, "scaler is NULL");
-    REFUSED(amp_scaler_set_scale(t.scaler, NAN), CAIRN_EINVAL, "not between");
+    REFUSED(amp_scaler_set_scale(t.scaler, NAN), CAIRN_EINVAL, "outside the scaler's range");
     REFUSED(amp_scaler_set_scale(t.scaler, 0.5), CAIRN_EINVAL, "floor of 1");
     REFUSED(amp_scaler_set_scale(t.scaler, INFINITY), CAIRN_EINVAL, "ceiling");
     REFUSED(amp_scaler_create(NULL, NULL, &scaler), CAIRN_EINVAL, "env is NULL");
@@ -570,7 +570,7 @@ static void plain_step_after_an_explicit_scale_is_refused(void **state) {
     struct training t;
     begin(&t, *state, &every_level[3], TORCH);
     backward(&t);
-    REFUSED(cairn_step(t.sgd), CAIRN_ESTATE, "loss scaler 0 is used the explicit way");
+    REFUSED(cairn_step(t.sgd), CAIRN_ESTATE, "loss scaler 0 was used with amp_scaler_scale");
     OK(amp_scaler_step(t.scaler, t.sgd, NULL));
     OK(amp_scaler_update(t.scaler));
     implicit_step(&t);
@@ -612,7 +612,7 @@ static void optimizer_has_one_scaler(void **state) {
     end(&own);
 }
 
-/* Gradients of the user's own, declared: what is looked at, skipped and told is the same. */
+/* Gradients of the user's own, declared: checks, skips and messages are the same. */
 static void own_buffers_may_be_stepped_the_explicit_way(void **state) {
     float weights[2][4];
     for (int way = 0; way < 2; way++) {
@@ -769,7 +769,7 @@ static char *run_on_ranks(cairn_env *env, void *ctx) {
     return failure;
 }
 
-static void ranks_decide_alike(void **state) {
+static void all_ranks_skip_the_same_steps(void **state) {
     static struct on_ranks o;
     (void)state;
     for (int l = -1; l < NUM_LEVELS; l++) {
@@ -813,19 +813,19 @@ static void explicit_step_can_be_a_graph(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(explicit_training_is_the_other_one_at_every_level),
-        cmocka_unit_test(scaler_by_itself_trains_as_o0_and_o1_do),
-        cmocka_unit_test(trace_is_torchs),
+        cmocka_unit_test(explicit_training_equals_scale_loss_training_at_every_level),
+        cmocka_unit_test(scaler_without_a_context_trains_as_o0_and_o1),
+        cmocka_unit_test(scales_follow_torchs_trace),
         cmocka_unit_test(optimizer_alone_that_overflowed_does_not_step),
-        cmocka_unit_test(each_optimizer_leaves_out_its_own_overflow_at_every_level),
+        cmocka_unit_test(each_optimizer_skips_its_own_overflow_at_every_level),
         cmocka_unit_test(parameters_may_come_later),
-        cmocka_unit_test(skipped_step_and_lowered_scale_are_told_once),
-        cmocka_unit_test(overflow_at_the_floor_is_updates_error),
+        cmocka_unit_test(skipped_step_and_lowered_scale_are_logged_once),
+        cmocka_unit_test(overflow_at_the_floor_is_an_error_of_update),
         cmocka_unit_test(static_scale_skips_and_stays),
-        cmocka_unit_test(unscale_makes_gradients_true),
+        cmocka_unit_test(unscale_gives_unscaled_gradients),
         cmocka_unit_test(unscale_without_a_step_leaves_nothing_behind),
         cmocka_unit_test(calls_out_of_order_are_refused_in_torchs_words),
-        cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(nonsense_arguments_are_refused),
         cmocka_unit_test(failed_backward_is_neither_unscaled_nor_stepped),
         cmocka_unit_test(scale_can_be_set),
         cmocka_unit_test(loss_of_the_context_may_be_stepped_the_explicit_way),
@@ -836,7 +836,7 @@ int main(void) {
         cmocka_unit_test(scaler_and_optimizers_end_in_any_order),
         cmocka_unit_test(environment_waits_for_its_scalers),
         cmocka_unit_test(steady_state_allocates_nothing),
-        cmocka_unit_test(ranks_decide_alike),
+        cmocka_unit_test(all_ranks_skip_the_same_steps),
         cmocka_unit_test(explicit_step_can_be_a_graph),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

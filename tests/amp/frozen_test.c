@@ -127,7 +127,7 @@ static void a_parameter_that_is_frozen_again_keeps_weights_and_moments(void **st
 }
 
 /* A gradient that waits when its parameter is frozen is applied by no step, this one or one after the thaw. */
-static void freezing_drops_a_waiting_gradient(void **state) {
+static void freezing_drops_a_pending_gradient(void **state) {
     for (int l = 0; l < LEVELS; l++) {
         struct training t;
         unsigned char before[2 * IN * HIDDEN * sizeof(float)] = {0}, after[sizeof(before)] = {0};
@@ -147,7 +147,7 @@ static void freezing_drops_a_waiting_gradient(void **state) {
 }
 
 /* dW1 = dh x^T overflows f16 for this x; what h is made of does not depend on x, since W1 is 0. */
-static void what_is_frozen_skips_no_step(void **state) {
+static void frozen_parameters_skip_no_step(void **state) {
     for (int frozen = 0; frozen < 2; frozen++) {
         struct training t;
         float x[ROWS * IN];
@@ -177,8 +177,8 @@ int main(void) {
         cmocka_unit_test(a_layer_frozen_before_amp_initialize_is_thawed_with_its_original_bits),
         cmocka_unit_test(a_thawed_parameter_begins_with_its_first_update),
         cmocka_unit_test(a_parameter_that_is_frozen_again_keeps_weights_and_moments),
-        cmocka_unit_test(freezing_drops_a_waiting_gradient),
-        cmocka_unit_test(what_is_frozen_skips_no_step),
+        cmocka_unit_test(freezing_drops_a_pending_gradient),
+        cmocka_unit_test(frozen_parameters_skip_no_step),
     };
     return cmocka_run_group_tests(tests, be_quiet, end_env);
 }

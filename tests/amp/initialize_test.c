@@ -220,10 +220,10 @@ static void what_is_refused_changes_nothing(void **state) {
         {2, {0, 3}, 1, {0}, "another environment"},
         {2, {0, 1}, 3, {0, 1, 0}, "given twice"},
         {2, {0, 1}, 2, {0, 2}, "an optimizer is NULL"},
-        {1, {0}, 2, {0, 1}, "updates other parameters"},
-        {1, {0}, 2, {0, 3}, "updates other parameters"},
-        {0, {0}, 1, {0}, "no model is given"},
-        {1, {0}, -1, {0}, "-1 optimizers"},
+        {1, {0}, 2, {0, 1}, "updates parameters that are not given here"},
+        {1, {0}, 2, {0, 3}, "updates parameters that are not given here"},
+        {0, {0}, 1, {0}, "at least one model must be given"},
+        {1, {0}, -1, {0}, "num_optimizers is -1"},
     };
     for (size_t r = 0; r < sizeof(refused) / sizeof(refused[0]); r++) {
         for (size_t level = 0; level < 6; level++) {
@@ -249,7 +249,7 @@ static void what_is_refused_changes_nothing(void **state) {
 /* ---- training on ---- */
 
 /* Nothing leaks either. */
-static void step_in_which_memory_runs_out_is_told_and_the_next_one_works(void **state) {
+static void step_that_runs_out_of_memory_fails_and_the_next_one_works(void **state) {
     (void)state;
     for (size_t i = 0; i <= sizeof(rows) / sizeof(rows[0]); i++) {
         for (int n = 1, failed = 1; failed; n++) {
@@ -306,7 +306,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(initialising_is_all_or_nothing_whatever_allocation_fails),
         cmocka_unit_test(what_is_refused_changes_nothing),
-        cmocka_unit_test(step_in_which_memory_runs_out_is_told_and_the_next_one_works),
+        cmocka_unit_test(step_that_runs_out_of_memory_fails_and_the_next_one_works),
         cmocka_unit_test(scaler_is_made_whole_or_not_at_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -171,7 +171,7 @@ static void outputs_are_f32_where_the_model_is_cast_and_half_at_o1(void **state)
     }
 }
 
-static void outputs_get_the_type_that_is_asked_for_at_every_level(void **state) {
+static void outputs_get_the_chosen_type_at_every_level(void **state) {
     static const cairn_dtype wanted[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
     for (int l = 0; l < LEVELS; l++) {
         for (int i = 0; i < 3; i++) {
@@ -387,7 +387,7 @@ static void normalisation_weights_in_f32_are_their_own_masters(void **state) {
     }
 }
 
-static void norms_are_kept_or_not_as_one_asks(void **state) {
+static void norms_are_kept_in_f32_or_not_as_chosen(void **state) {
     cairn_env *env = *state;
     static const struct {
         amp_opt_level level;
@@ -544,7 +544,7 @@ static void tensor_over_the_user_s_memory_is_never_cast(void **state) {
     cairn_tensor_destroy(&x);
 }
 
-/* ---- the types a model comes with, and what is said ---- */
+/* ---- the types a model comes with, and messages ---- */
 
 static void half_model_is_refused_with_advice_at_every_level(void **state) {
     cairn_env *env = *state;
@@ -584,7 +584,7 @@ static int count_in(const char *text, const char *part) {
     return count;
 }
 
-static void settings_are_told_once(void **state) {
+static void settings_are_logged_once(void **state) {
     cairn_env *env = *state;
     struct shifted s;
     struct outcome out;
@@ -599,7 +599,7 @@ static void settings_are_told_once(void **state) {
     }
 }
 
-static void settings_are_not_told_where_one_wants_quiet(void **state) {
+static void settings_are_not_logged_with_verbosity_minus_1(void **state) {
     struct shifted s;
     cairn_module *model = make_shifted(*state, &s);
     told[0] = '\0';
@@ -617,12 +617,12 @@ int main(void) {
         LEVEL_TEST(inputs_are_left_alone_where_types_are_kept_or_amp_is_off),
         LEVEL_TEST(model_type_may_be_f32_at_o2),
         LEVEL_TEST(outputs_are_f32_where_the_model_is_cast_and_half_at_o1),
-        LEVEL_TEST(outputs_get_the_type_that_is_asked_for_at_every_level),
+        LEVEL_TEST(outputs_get_the_chosen_type_at_every_level),
         LEVEL_TEST(outputs_that_are_no_floats_are_left_alone),
         LEVEL_TEST(normalisation_layers_compute_the_same_at_every_level),
         LEVEL_TEST(normalisation_layers_take_half_input_at_o2_and_o3),
         LEVEL_TEST(normalisation_weights_in_f32_are_their_own_masters),
-        LEVEL_TEST(norms_are_kept_or_not_as_one_asks),
+        LEVEL_TEST(norms_are_kept_in_f32_or_not_as_chosen),
         LEVEL_TEST(buffers_get_the_model_s_type_but_for_those_that_keep_theirs),
         LEVEL_TEST(buffers_stay_as_they_are_where_types_are_kept_or_amp_is_off),
         LEVEL_TEST(layers_that_add_a_buffer_compute_the_same_at_every_level),
@@ -630,8 +630,8 @@ int main(void) {
         LEVEL_TEST(tensor_over_the_user_s_memory_is_never_cast),
         LEVEL_TEST(half_model_is_refused_with_advice_at_every_level),
         LEVEL_TEST(refused_options_change_nothing),
-        LEVEL_TEST(settings_are_told_once),
-        LEVEL_TEST(settings_are_not_told_where_one_wants_quiet),
+        LEVEL_TEST(settings_are_logged_once),
+        LEVEL_TEST(settings_are_not_logged_with_verbosity_minus_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

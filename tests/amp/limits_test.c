@@ -39,7 +39,7 @@ static void end_crowd(struct crowd *t) {
     cairn_tensor_destroy(&t->x), cairn_tensor_destroy(&t->c);
 }
 
-/* Of a loss over the first models, whose optimizers it is told, or which is told none and so means all. */
+/* Of a loss over the first models, with their optimizers given, or none, which means all. */
 static void assert_skips(struct crowd *t, int models, int told, int bad) {
     cairn_tensor *loss = NULL;
     for (int o = 0; o < OPTIMIZERS; o++) cairn_optimizer_clear_grads(t->sgd[o]);
@@ -85,7 +85,7 @@ static void sixty_four_losses_have_a_scaler_each(void **state) {
     probe_end(&p);
 }
 
-/* ---- said wrong ---- */
+/* ---- wrong options ---- */
 
 static void assert_loss_refused(struct probe *p, const struct amp_loss_options *options, const char *sentence) {
     static const float gradient[PROBE] = {1, 1, 1, 1, 1, 1};
@@ -99,9 +99,9 @@ static void wrong_loss_options_are_refused_with_a_sentence(void **state) {
     struct crowd others;
     begin_crowd(&others, *state);
     probe_begin(&p, *state, &exact_levels[3], amp_options(.loss_scale = 64, .num_losses = 2));
-    assert_loss_refused(&p, amp_loss_options(.loss_id = 2), "loss_id 2 of 2 losses");
-    assert_loss_refused(&p, amp_loss_options(.loss_id = -1), "loss_id -1 of 2 losses");
-    assert_loss_refused(&p, amp_loss_options(.num_optimizers = -1), "-1 optimizers");
+    assert_loss_refused(&p, amp_loss_options(.loss_id = 2), "loss_id is 2; it must be from 0 to 1");
+    assert_loss_refused(&p, amp_loss_options(.loss_id = -1), "loss_id is -1; it must be from 0 to 1");
+    assert_loss_refused(&p, amp_loss_options(.num_optimizers = -1), "num_optimizers is -1");
     assert_loss_refused(&p, amp_loss_options(.num_optimizers = 1), "is 1, but optimizers is NULL");
     assert_loss_refused(&p, amp_loss_options(.optimizers = &p.sgd), "is 0, but optimizers is set");
     assert_loss_refused(&p, amp_loss_options(.num_optimizers = 1, .optimizers = (cairn_optimizer *[]){NULL}),
@@ -130,7 +130,7 @@ static void wrong_calls_around_a_step_are_refused_with_a_sentence(void **state) 
     assert_int_equal(amp_master_params(p.amp, others.sgd[0], got, 1), CAIRN_EINVAL);
     assert_non_null(strstr(cairn_last_error(), "was not given to amp_initialize"));
     assert_int_equal(amp_master_params(others.amp, NULL, got, 1), CAIRN_EINVAL);
-    assert_non_null(strstr(cairn_last_error(), "the context has 70 optimizers; say which"));
+    assert_non_null(strstr(cairn_last_error(), "the context has 70 optimizers; pass the one that is meant"));
     assert_int_equal(cairn_clip_grad_norm(NULL, 1, &norm), CAIRN_EINVAL);
     assert_int_equal(cairn_clip_grad_norm(p.sgd, 0, &norm), CAIRN_EINVAL);
     assert_int_equal(cairn_clip_grad_norm(p.sgd, (double)NAN, &norm), CAIRN_EINVAL);
@@ -150,7 +150,7 @@ static void gradients_of_a_child_are_forgotten_with_its_root(void **state) {
     cairn_module *child = cairn_linear(*state, IN, OUT), *root = cairn_sequential(*state, CAIRN_MODULES(child));
     log_text[0] = '\0';
     cairn_module_zero_grad(child);
-    assert_non_null(strstr(log_text, "cairn_module_zero_grad: the Linear is '0' of another module"));
+    assert_non_null(strstr(log_text, "cairn_module_zero_grad: the Linear is child '0' of another module"));
     cairn_module_zero_grad(root);
     cairn_module_destroy(&root);
 }

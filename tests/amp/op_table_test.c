@@ -95,8 +95,8 @@ static void operations_of_other_rooms_have_names(void **state) {
     assert_int_equal(amp_op_cast(env, "zero_loss", &reason), AMP_CAST_FOLLOW);
     assert_string_equal(reason, "reads no value");
     assert_int_equal(amp_op_set_cast(env, "zero_loss", AMP_CAST_HALF), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "amp_op_set_cast: 'zero_loss' computes nothing and has no type of its own; "
-                                            "cast its input (cairn_cast)");
+    assert_string_equal(cairn_last_error(), "amp_op_set_cast: 'zero_loss' moves values without computing, so its class "
+                                            "is fixed; cast its input with cairn_cast");
     assert_int_equal(amp_op_cast(env, cairn__op_name(CAIRN__OP_GUEST), NULL), 0);
 }
 
@@ -188,7 +188,7 @@ static bool has_half(const cairn_dtype *types, int count) {
     return false;
 }
 
-/* ---- what was asked: amp's hook, listened to ---- */
+/* ---- a hook that records the calls of amp's ---- */
 
 enum { MOST_CALLS = 32, MOST_INPUTS = 8 };
 
@@ -312,7 +312,7 @@ static void end_inputs(struct run *r) {
 
 /* ---- what came of it ---- */
 
-/* The k-th node of the operation, which k + 1 questions were asked about; NULL = it is not on the tape. */
+/* The k-th node of the operation, for which the hook was called k + 1 times; NULL = it is not on the tape. */
 static const struct cairn__node *node_of(const struct run *r, int k, int *total) {
     const struct cairn__tape *tape = cairn__tape_of(r->env);
     const struct cairn__node *found = NULL;
@@ -348,7 +348,7 @@ static void check_node(const struct run *r, const struct cairn__node *node, cons
     checked[r->c->op]++;
 }
 
-/* Views are not asked about and show their input in its type. */
+/* The hook is not called for views, which show their input in its type. */
 static void check_views(const struct run *r) {
     const struct cairn__tape *tape = cairn__tape_of(r->env);
     for (size_t i = 0; i < tape->count; i++) {
@@ -515,16 +515,16 @@ static void run_all(cairn_env *env, cairn_dtype half, bool params) {
     }
 }
 
-static void leaves_of_f16_meet_the_table(void **state) {
+static void leaves_of_f16_follow_the_table(void **state) {
     run_all(test_env_of(state), CAIRN_F16, false);
 }
-static void leaves_of_bf16_meet_the_table(void **state) {
+static void leaves_of_bf16_follow_the_table(void **state) {
     run_all(test_env_of(state), CAIRN_BF16, false);
 }
-static void parameters_of_f16_meet_the_table(void **state) {
+static void parameters_of_f16_follow_the_table(void **state) {
     run_all(test_env_of(state), CAIRN_F16, true);
 }
-static void parameters_of_bf16_meet_the_table(void **state) {
+static void parameters_of_bf16_follow_the_table(void **state) {
     run_all(test_env_of(state), CAIRN_BF16, true);
 }
 
@@ -579,7 +579,7 @@ static void show(cairn_env *env, cairn_dtype half) {
     assert_int_equal(cairn_tensor_dtype(cairn_cast(cairn_cast(x, CAIRN_F64), half)), half);
 }
 
-static void casts_and_detached_values_have_the_type_asked_for(void **state) {
+static void casts_have_the_chosen_type_and_detached_values_their_own(void **state) {
     everywhere(test_env_of(state), show);
 }
 
@@ -613,13 +613,13 @@ int main(void) {
         cmocka_unit_test(every_operation_is_in_both_tables),
         ENV_TEST(operations_of_other_rooms_have_names),
         cmocka_unit_test(the_page_has_every_operation_in_its_class),
-        ENV_TEST(leaves_of_f16_meet_the_table),
-        ENV_TEST(leaves_of_bf16_meet_the_table),
-        ENV_TEST(parameters_of_f16_meet_the_table),
-        ENV_TEST(parameters_of_bf16_meet_the_table),
+        ENV_TEST(leaves_of_f16_follow_the_table),
+        ENV_TEST(leaves_of_bf16_follow_the_table),
+        ENV_TEST(parameters_of_f16_follow_the_table),
+        ENV_TEST(parameters_of_bf16_follow_the_table),
         ENV_TEST(comparisons_are_made_in_the_widest_type),
         ENV_TEST(indices_are_found_in_the_input_s_type),
-        ENV_TEST(casts_and_detached_values_have_the_type_asked_for),
+        ENV_TEST(casts_have_the_chosen_type_and_detached_values_their_own),
         ENV_TEST(scaled_losses_are_f32),
         ENV_TEST(losses_of_zero_are_f32),
     };

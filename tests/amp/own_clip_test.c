@@ -14,6 +14,7 @@
 #include "../one_env.h"
 #include "cairn/cairn.h"
 #include "core/convert.h"
+#include "param/param.h"
 
 enum { N = 301, PARAMS = 3 };
 
@@ -176,6 +177,59 @@ static void norms_before_a_step_are_unscaled_and_clipped(void **state) {
     cairn_module_destroy(&model);
 }
 
+static const struct cairn__passes *real;
+static int norm_passes;
+
+static void count_l2norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                         const float *factor, double *norm, double *each, uint32_t *found) {
+    norm_passes++;
+    real->l2norm(d, items, count, dtype, factor, norm, each, found);
+}
+
+/* A pass a list of one type, and the bits of a pass a parameter. */
+static void norms_of_each_parameter_take_one_pass_a_type(void **state) {
+    cairn_env *env = *state;
+    cairn_optimizer *o = NULL;
+    amp_context *amp = NULL;
+    double norms[8], total, squares = 0;
+    cairn_module *model =
+        cairn_sequential(env, CAIRN_MODULES(cairn_linear(env, 6, 5), cairn_layer_norm(env, CAIRN_SHAPE(5), 1e-5),
+                                            cairn_linear(env, 5, 4), cairn_layer_norm(env, CAIRN_SHAPE(4), 1e-5)));
+    struct cairn_param_set *set = cairn_module_params(model);
+    OK(cairn_sgd_create(set, NULL, &o));
+    OK(amp_initialize(env, model, o, amp_options(.opt_level = AMP_O2, .verbosity = -1), &amp));
+    cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(7, 6)),
+                 *y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(7, 4));
+    OK(cairn_param_require_grad(set, 3, CAIRN_OFF));
+    cairn_zero_grad(o);
+    OK(amp_backward(amp, cairn_mse_loss(cairn_module_forward(model, x), y), o));
+
+    struct cairn__passes counting = *env->device->passes;
+    real = env->device->passes;
+    counting.l2norm = count_l2norm;
+    env->device->passes = &counting;
+    norm_passes = 0;
+    OK(cairn_grad_norms(o, norms, 8, &total));
+    env->device->passes = real;
+    assert_int_equal(norm_passes, 2); /* f16 and f32 */
+
+    for (size_t i = 0; i < 8; i++) {
+        const struct cairn__grad_view grad = cairn__grad_peek(set->params[i]->gradient);
+        const struct cairn__item item = {.n = set->params[i]->n, .x = grad.x};
+        double one = 0;
+        if (grad.x) real->l2norm(env->device, &item, 1, grad.dtype, grad.factor, &one, NULL, NULL);
+        assert_memory_equal(&norms[i], &one, sizeof(one));
+        assert_true(one > 0 || i == 3);
+        squares += one * one;
+    }
+    assert_true(total == sqrt(squares));
+    OK(cairn_step(o));
+    amp_destroy(&amp);
+    cairn_optimizer_destroy(&o);
+    cairn_module_destroy(&model);
+    cairn_tensor_destroy(&x), cairn_tensor_destroy(&y);
+}
+
 static void clipping_outside_of_an_own_step_is_refused(void **state) {
     static struct own t;
     double norm;
@@ -199,6 +253,7 @@ int main(void) {
         cmocka_unit_test(gradients_of_an_own_step_are_clipped_by_value),
         cmocka_unit_test(norms_are_of_each_parameter_and_of_all),
         cmocka_unit_test(norms_before_a_step_are_unscaled_and_clipped),
+        cmocka_unit_test(norms_of_each_parameter_take_one_pass_a_type),
         cmocka_unit_test(clipping_outside_of_an_own_step_is_refused),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

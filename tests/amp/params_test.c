@@ -197,7 +197,7 @@ static void trains(cairn_env *env, size_t kind, bool fused, int overflows_at) {
     end(&t);
 }
 
-static void every_level_trains_as_plain_sgd_that_leaves_out_the_step_that_overflows(void **state) {
+static void every_level_equals_plain_sgd_without_the_skipped_step(void **state) {
     for (size_t kind = 0; kind < KINDS; kind++) {
         for (int overflows_at = 0; overflows_at < 7; overflows_at++) {
             trains(*state, kind, true, overflows_at);
@@ -229,7 +229,7 @@ static void trains_held(cairn_env *env, size_t kind, bool fused, bool synchronis
     end(&t);
 }
 
-static void gradients_that_are_held_are_one_loss_with_the_next_that_is_not_or_with_the_step(void **state) {
+static void unsynced_gradients_are_one_loss_with_the_next_synchronised_ones_or_the_step(void **state) {
     for (size_t kind = 0; kind < KINDS; kind++) {
         for (int overflows_at = 0; overflows_at < 4; overflows_at++) {
             for (int way = 0; way < 4; way++) trains_held(*state, kind, way % 2, way / 2, overflows_at);
@@ -380,13 +380,13 @@ static void stochastic_rounding_moves_bf16_weights_that_nearest_would_leave(void
                                   amp_options(.opt_level = AMP_O3, .half_type = CAIRN_BF16,
                                               .stochastic_rounding = CAIRN_ON, .verbosity = -1),
                                   &t.amp),
-            CAIRN_EINVAL, "but parameter 'wte' stands in f32 memory");
+            CAIRN_EINVAL, "but parameter 'wte' is in f32 memory");
     end(&t);
 }
 
 /* ---- the scale as a number ---- */
 
-static void asking_for_the_scale_counts_only_where_gradients_follow(void **state) {
+static void next_scale_counts_a_loss_only_if_gradients_follow(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     for (int s = 0; s < 3; s++) {
@@ -399,12 +399,12 @@ static void asking_for_the_scale_counts_only_where_gradients_follow(void **state
         assert_int_equal(amp_unskipped_steps(t.amp), s + 1);
     }
     for (int again = 0; again < 3; again++) assert_true(amp_next_scale(t.amp) == 128);
-    OK(cairn_step(t.sgd)); /* without a gradient: nobody is told */
+    OK(cairn_step(t.sgd)); /* without a gradient: updates no scaler */
     assert_int_equal(amp_unskipped_steps(t.amp), 3);
     end(&t);
 }
 
-static void gradients_carry_the_scale_that_was_told_and_not_the_one_that_holds(void **state) {
+static void gradients_have_the_scale_returned_last_and_not_the_current_one(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     const double told = amp_next_scale(t.amp);
@@ -421,7 +421,7 @@ static void gradients_carry_the_scale_that_was_told_and_not_the_one_that_holds(v
     end(&t);
 }
 
-static void before_the_first_question_gradients_are_taken_as_they_are(void **state) {
+static void gradients_before_the_first_next_scale_count_as_unscaled(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     write_grads(&t, 0, 1);
@@ -439,7 +439,7 @@ static void a_static_scale_of_1_costs_nothing(void **state) {
     end(&t);
 }
 
-static void the_number_is_nan_where_there_is_no_such_loss_and_1_where_amp_is_off(void **state) {
+static void next_scale_is_nan_for_no_such_loss_and_1_where_amp_is_off(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     assert_true(isnan(amp_next_scale(NULL)) && isnan(amp_next_scale_of(t.amp, 1)) &&
@@ -504,7 +504,7 @@ static void taken_gradients_add_up_in_f32(void **state) {
     }
 }
 
-static void losses_of_different_scales_are_taken_apart_or_refused(void **state) {
+static void gradients_at_another_scale_are_accumulated_or_refused(void **state) {
     struct trainer t;
     struct amp_scaler_state second = AMP_SCALER_STATE_INIT;
     begin_from(&t, *state, CAIRN_F32, true, (struct amp_options){.opt_level = AMP_O2, .num_losses = 2});
@@ -516,8 +516,8 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     assert_true(amp_next_scale_of(t.amp, 1) == 1024);
     REFUSED(cairn_grads_ready(t.set, 0, 1), CAIRN_ESTATE,
-            "the gradient of parameter 'wte' waits for its step, multiplied by another loss scale; call "
-            "cairn_grads_taken");
+            "the gradient of parameter 'wte' was not stepped yet and has another loss scale; before writing its memory "
+            "again call cairn_grads_taken");
     OK(cairn_grads_taken(t.set, 0, PARAMS));
     write_grads(&t, 1, 1024);
     OK(cairn_grads_ready(t.set, 0, PARAMS));
@@ -525,7 +525,7 @@ static void losses_of_different_scales_are_taken_apart_or_refused(void **state) 
     for (size_t i = 0; i < N; i++)
         assert_true(weight(&t, i) == first_weight(i) - (float)LR * (gradient(0, i) + gradient(1, i)));
 
-    /* the second overflows: its scaler alone is told so */
+    /* the second overflows: its scaler alone is lowered */
     write_grads(&t, 0, amp_next_scale_of(t.amp, 0));
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     OK(cairn_grads_taken(t.set, 0, PARAMS));
@@ -591,11 +591,11 @@ static void gradients_may_get_their_memory_at_the_first_backward(void **state) {
     struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
     h.lr = 1;
     OK(cairn_param_set_create(*state, &param, 1, &set));
-    assert_null(cairn__grad_memory(set->params[0]->gradient)); /* nothing is made that is not asked for */
+    assert_null(cairn__grad_memory(set->params[0]->gradient)); /* made on request only */
     OK(cairn_sgd_create(set, &h, &sgd));
     OK(cairn_step(sgd));
     assert_null(cairn__grad_memory(set->params[0]->gradient));
-    REFUSED(cairn_grads_ready(set, 0, 1), CAIRN_EINVAL, "parameter 'w' has no gradient memory; give it some with");
+    REFUSED(cairn_grads_ready(set, 0, 1), CAIRN_EINVAL, "parameter 'w' has no gradient memory; bind some with");
     OK(cairn_param_bind(set, 0, NULL, late));
     OK(cairn_grads_ready(set, 0, 1));
     OK(cairn_step(sgd));
@@ -647,20 +647,20 @@ static void memory_may_move_at_any_time(void **state) {
     end(&t);
 }
 
-static void bind_refuses_what_makes_no_sense(void **state) {
+static void bind_refuses_nonsense_arguments(void **state) {
     struct trainer t;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
     char *odd = (char *)&t.w + 1;
     REFUSED(cairn_param_bind(NULL, 0, NULL, NULL), CAIRN_EINVAL, "set is NULL");
-    REFUSED(cairn_param_bind(t.set, 3, &t.w, NULL), CAIRN_EINVAL, "parameter 3 of a set of 3");
+    REFUSED(cairn_param_bind(t.set, 3, &t.w, NULL), CAIRN_EINVAL, "parameter index is 3, but the set has 3 parameters");
     REFUSED(cairn_param_bind(t.set, 1, odd, NULL), CAIRN_EINVAL, "parameter 'wpe': data at ");
     REFUSED(cairn_param_bind(t.set, 1, NULL, odd), CAIRN_EINVAL, "parameter 'wpe': grad at ");
     cairn_module *model = cairn_linear(*state, 2, 2);
-    REFUSED(cairn_param_bind(cairn_module_params(model), 0, &t.w, NULL), CAIRN_ESTATE, "is a module's");
+    REFUSED(cairn_param_bind(cairn_module_params(model), 0, &t.w, NULL), CAIRN_ESTATE, "belongs to a module");
     REFUSED(cairn_grads_ready(cairn_module_params(model), 0, 1), CAIRN_EINVAL, "a module's gradients are written by");
     REFUSED(cairn_grads_taken(cairn_module_params(model), 0, 1), CAIRN_EINVAL, "a module's gradients are written by");
-    REFUSED(cairn_grads_ready(t.set, 2, 2), CAIRN_EINVAL, "2 parameters from 2 on, of a set of 3");
-    REFUSED(cairn_grads_taken(t.set, (size_t)-1, 2), CAIRN_EINVAL, "of a set of 3");
+    REFUSED(cairn_grads_ready(t.set, 2, 2), CAIRN_EINVAL, "2 parameters from index 2 on, but the set has 3");
+    REFUSED(cairn_grads_taken(t.set, (size_t)-1, 2), CAIRN_EINVAL, "but the set has 3");
     REFUSED(cairn_grads_ready(NULL, 0, 0), CAIRN_EINVAL, "set is NULL");
     OK(cairn_grads_ready(t.set, 3, 0));
     REFUSED(amp_initialize_params(*state, cairn_module_params(model), NULL, NULL, &t.amp), CAIRN_EINVAL,
@@ -685,7 +685,7 @@ static void memory_that_a_graph_has_captured_cannot_move(void **state) {
     end(&t);
 }
 
-static void sets_and_parameters_of_nothing_are_fine(void **state) {
+static void empty_sets_and_parameters_work(void **state) {
     float w = 1, g = 1;
     const cairn_param params[] = {
         {.name = "none", .dtype = CAIRN_F32, .ndim = 1, .shape = {0}},
@@ -733,16 +733,16 @@ static void begin_unscales_f32_gradients_where_they_are(void **state) {
     end(&t);
 }
 
-static void begin_and_end_take_turns(void **state) {
+static void begin_step_and_end_step_alternate(void **state) {
     struct trainer t;
     int skip = 7;
     begin(&t, *state, CAIRN_F32, false, AMP_O2, CAIRN_F16);
-    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step without amp_begin_step");
+    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step: call amp_begin_step first");
     OK(amp_begin_step(t.amp, &skip));
     assert_int_equal(skip, 0);
-    REFUSED(amp_begin_step(t.amp, &skip), CAIRN_ESTATE, "the step before was not ended; call amp_end_step");
+    REFUSED(amp_begin_step(t.amp, &skip), CAIRN_ESTATE, "the last step was not ended; call amp_end_step first");
     OK(amp_end_step(t.amp));
-    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step without amp_begin_step");
+    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step: call amp_begin_step first");
     REFUSED(amp_begin_step(t.amp, NULL), CAIRN_EINVAL, "amp and skip must be set");
     REFUSED(amp_begin_step(NULL, &skip), CAIRN_EINVAL, "amp and skip must be set");
     REFUSED(amp_end_step(NULL), CAIRN_EINVAL, "amp is NULL");
@@ -752,11 +752,11 @@ static void begin_and_end_take_turns(void **state) {
     end(&t); /* within a step */
 
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    REFUSED(amp_begin_step(t.amp, &skip), CAIRN_ESTATE, "here cairn_step makes the step");
+    REFUSED(amp_begin_step(t.amp, &skip), CAIRN_ESTATE, "this context has an optimizer; call cairn_step");
     end(&t);
 }
 
-static void an_overflow_at_the_floor_is_told_by_end(void **state) {
+static void an_overflow_at_the_floor_is_an_error_of_end_step(void **state) {
     struct trainer t;
     int skip = 0;
     const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler), .init_scale = 2};
@@ -780,18 +780,20 @@ static void what_cannot_be_initialised_is_refused_and_unchanged(void **state) {
     struct trainer t, other;
     amp_context *second = NULL;
     begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
-    REFUSED(amp_initialize_params(t.env, t.set, t.sgd, NULL, &second), CAIRN_ESTATE, "have been initialised");
+    REFUSED(amp_initialize_params(t.env, t.set, t.sgd, NULL, &second), CAIRN_ESTATE,
+            "belong to an amp context already");
     REFUSED(amp_initialize_params(t.env, NULL, t.sgd, NULL, &second), CAIRN_EINVAL, "set is NULL");
     REFUSED(amp_initialize_params(NULL, t.set, t.sgd, NULL, &second), CAIRN_EINVAL, "another environment");
     make_set(&other, *state, CAIRN_BF16);
     REFUSED(amp_initialize_params(other.env, other.set, NULL, amp_options(.opt_level = AMP_O2, .verbosity = -1),
                                   &second),
-            CAIRN_EINVAL, "parameter 'wte' is bf16, but the half type chosen is f16; choose one");
+            CAIRN_EINVAL, "parameter 'wte' is bf16, but half_type is f16; use one of them");
     make_sgd(&other);
     REFUSED(amp_initialize_params(other.env, other.set, NULL, amp_options(.half_type = CAIRN_BF16, .verbosity = -1),
                                   &second),
             CAIRN_EINVAL, "belongs to an optimizer already");
-    REFUSED(amp_initialize_params(t.env, other.set, t.sgd, NULL, &second), CAIRN_ESTATE, "belongs to another context");
+    REFUSED(amp_initialize_params(t.env, other.set, t.sgd, NULL, &second), CAIRN_ESTATE,
+            "belongs to another amp context");
     assert_null(second);
     for (size_t i = 0; i < N; i++) assert_true(weight(&other, i) == first_weight(i));
     end(&other);
@@ -827,7 +829,7 @@ static void masters_outlive_their_context(void **state) {
     end(&t);
 }
 
-/* At a level that asks for no half values. */
+/* At a level without half values. */
 static void f32_level_gives_back_the_bits_that_a_half_one_kept(void **state) {
     for (int level = AMP_O0; level <= AMP_O1; level++) {
         struct trainer t;
@@ -848,7 +850,7 @@ static void f32_level_gives_back_the_bits_that_a_half_one_kept(void **state) {
     }
 }
 
-static void begin_that_found_no_memory_may_be_tried_again(void **state) {
+static void begin_step_that_ran_out_of_memory_may_be_repeated(void **state) {
     struct trainer t;
     int skip = 7;
     begin(&t, *state, CAIRN_F16, false, AMP_O2, CAIRN_F16);
@@ -859,7 +861,7 @@ static void begin_that_found_no_memory_may_be_tried_again(void **state) {
     fail_in = 0;
     REFUSED(st, CAIRN_ENOMEM, "out of memory");
     assert_int_equal(skip, 7);
-    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step without amp_begin_step");
+    REFUSED(amp_end_step(t.amp), CAIRN_ESTATE, "amp_end_step: call amp_begin_step first");
     step(&t, false);
     for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i) - (float)LR * gradient(0, i));
     end(&t);
@@ -1004,7 +1006,7 @@ static char *ranks_skip_together(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void ranks_leave_a_step_out_together_and_name_whose_gradient_it_was(void **state) {
+static void ranks_skip_a_step_together_and_name_the_overflow(void **state) {
     (void)state;
     for (int f32 = 0; f32 < 2; f32++) {
         bool ctx = f32;
@@ -1049,8 +1051,8 @@ static void gradients_may_be_averaged_between_begin_and_end(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, make_env, end_env)
     const struct CMUnitTest tests[] = {
-        TEST(every_level_trains_as_plain_sgd_that_leaves_out_the_step_that_overflows),
-        TEST(gradients_that_are_held_are_one_loss_with_the_next_that_is_not_or_with_the_step),
+        TEST(every_level_equals_plain_sgd_without_the_skipped_step),
+        TEST(unsynced_gradients_are_one_loss_with_the_next_synchronised_ones_or_the_step),
         TEST(weights_are_rounded_where_they_stand_and_masters_have_the_original_bits),
         TEST(weights_that_the_user_writes_are_rounded_and_masters_take_them_as_they_are),
         TEST(small_updates_add_up_in_masters_and_are_lost_without),
@@ -1058,36 +1060,36 @@ int main(void) {
         TEST(a_gradient_too_large_for_f16_is_an_overflow_although_its_memory_is_f32),
         TEST(fused_optimizers_make_the_same_masters_as_at_o0),
         TEST(stochastic_rounding_moves_bf16_weights_that_nearest_would_leave),
-        TEST(asking_for_the_scale_counts_only_where_gradients_follow),
-        TEST(gradients_carry_the_scale_that_was_told_and_not_the_one_that_holds),
-        TEST(before_the_first_question_gradients_are_taken_as_they_are),
+        TEST(next_scale_counts_a_loss_only_if_gradients_follow),
+        TEST(gradients_have_the_scale_returned_last_and_not_the_current_one),
+        TEST(gradients_before_the_first_next_scale_count_as_unscaled),
         TEST(a_static_scale_of_1_costs_nothing),
-        TEST(the_number_is_nan_where_there_is_no_such_loss_and_1_where_amp_is_off),
+        TEST(next_scale_is_nan_for_no_such_loss_and_1_where_amp_is_off),
         TEST(adding_in_place_is_one_gradient_however_often_it_is_declared),
         TEST(taken_gradients_add_up_in_f32),
-        TEST(losses_of_different_scales_are_taken_apart_or_refused),
+        TEST(gradients_at_another_scale_are_accumulated_or_refused),
         TEST(forgotten_gradients_are_never_applied_and_their_overflow_counts),
         TEST(a_step_uses_gradients_up),
         TEST(gradients_may_get_their_memory_at_the_first_backward),
         TEST(gradients_without_memory_have_cairns_until_they_are_bound),
         TEST(memory_may_move_at_any_time),
-        TEST(bind_refuses_what_makes_no_sense),
+        TEST(bind_refuses_nonsense_arguments),
         TEST(memory_that_a_graph_has_captured_cannot_move),
-        TEST(sets_and_parameters_of_nothing_are_fine),
+        TEST(empty_sets_and_parameters_work),
         TEST(begin_unscales_f32_gradients_where_they_are),
-        TEST(begin_and_end_take_turns),
-        TEST(an_overflow_at_the_floor_is_told_by_end),
+        TEST(begin_step_and_end_step_alternate),
+        TEST(an_overflow_at_the_floor_is_an_error_of_end_step),
         TEST(what_cannot_be_initialised_is_refused_and_unchanged),
         TEST(a_second_context_follows_the_first),
         TEST(masters_outlive_their_context),
         TEST(f32_level_gives_back_the_bits_that_a_half_one_kept),
-        TEST(begin_that_found_no_memory_may_be_tried_again),
+        TEST(begin_step_that_ran_out_of_memory_may_be_repeated),
         TEST(kept_half_types_have_masters_at_o2),
         TEST(parameters_that_no_optimizer_updates_are_left_alone),
         TEST(gradients_are_clipped_by_their_true_norm),
         TEST(contexts_over_two_sets_do_not_disturb_each_other),
         TEST(steady_steps_allocate_nothing),
-        TEST(ranks_leave_a_step_out_together_and_name_whose_gradient_it_was),
+        TEST(ranks_skip_a_step_together_and_name_the_overflow),
         TEST(gradients_may_be_averaged_between_begin_and_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

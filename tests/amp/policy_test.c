@@ -1,4 +1,4 @@
-/* Levels as data: presets, overrides, contradictions, what is told of them, words from a command line. */
+/* Levels as data: presets, overrides, contradictions, their log, words from a command line. */
 #include <locale.h>
 #include <math.h>
 #include <setjmp.h>
@@ -106,7 +106,7 @@ static void half_model_type_says_the_half_type(void **state) {
     assert_false(cairn__amp_policy_is_dynamic(&p));
 }
 
-static void what_is_so_anyway_may_be_asked_for(void **state) {
+static void options_that_match_the_level_are_accepted(void **state) {
     (void)state;
     static const struct amp_options rows[] = {
         {.opt_level = AMP_O0, .keep_batchnorm_fp32 = CAIRN_ON},
@@ -199,7 +199,7 @@ static void weights_without_masters_may_be_rounded_at_random(void **state) {
     assert_true(p.stochastic_rounding);
 }
 
-static void disabled_looks_at_nothing_else(void **state) {
+static void disabled_reads_no_other_option(void **state) {
     (void)state;
     const struct amp_scaler_options never_made = {.kind = AMP_SCALER_USER};
     struct cairn__amp_policy p = resolved(amp_options(.enabled = CAIRN_OFF, .opt_level = (amp_opt_level)99,
@@ -259,18 +259,18 @@ static void contradicting_casts_are_refused_with_advice(void **state) {
         {{.opt_level = AMP_O1, .half_type = CAIRN_BF16, .cast_model_type = CAIRN_BF16},
          "cast_model_type=bf16",
          "choose O2 or O3"},
-        {{.opt_level = AMP_O0, .cast_model_type = CAIRN_F16}, "O0 is everything in f32", "choose O3, or O2"},
+        {{.opt_level = AMP_O0, .cast_model_type = CAIRN_F16}, "O0 trains in f32", "choose O2 or O3"},
         {{.opt_level = AMP_O0, .patch_ops = CAIRN_ON}, "contradicts O0", "choose O1 or leave patch_ops out"},
         {{.opt_level = AMP_O2, .patch_ops = CAIRN_ON}, "contradicts O2", "choose O1 or leave patch_ops out"},
         {{.opt_level = AMP_O3, .patch_ops = CAIRN_ON}, "contradicts O3", "choose O1 or leave patch_ops out"},
-        {{.opt_level = AMP_O1, .keep_batchnorm_fp32 = CAIRN_ON}, "keep_batchnorm_fp32", "leave it out or choose O2"},
-        {{.opt_level = AMP_O1, .keep_batchnorm_fp32 = CAIRN_OFF}, "keep_batchnorm_fp32", "leave it out or choose O2"},
+        {{.opt_level = AMP_O1, .keep_batchnorm_fp32 = CAIRN_ON}, "keep_batchnorm_fp32", "leave it out, or choose O2"},
+        {{.opt_level = AMP_O1, .keep_batchnorm_fp32 = CAIRN_OFF}, "keep_batchnorm_fp32", "leave it out, or choose O2"},
         {{.opt_level = AMP_O2, .half_type = CAIRN_BF16, .cast_model_type = CAIRN_F16},
          "cast_model_type=f16 contradicts half_type=bf16",
-         "in half_type"},
+         "set half_type alone"},
         {{.opt_level = AMP_O3, .half_type = CAIRN_F16, .cast_model_type = CAIRN_BF16},
          "cast_model_type=bf16 contradicts half_type=f16",
-         "in half_type"},
+         "set half_type alone"},
     };
     ASSERT_REFUSED(rows);
 }
@@ -278,8 +278,8 @@ static void contradicting_casts_are_refused_with_advice(void **state) {
 static void masters_of_f32_weights_are_refused_with_advice(void **state) {
     (void)state;
     static const struct refusal rows[] = {
-        {{.opt_level = AMP_O0, .master_weights = CAIRN_ON}, "f32 already with opt level O0,", "choose O2"},
-        {{.opt_level = AMP_O1, .master_weights = CAIRN_ON}, "f32 already", "choose O2"},
+        {{.opt_level = AMP_O0, .master_weights = CAIRN_ON}, "with opt level O0 the weights are f32,", "choose O2"},
+        {{.opt_level = AMP_O1, .master_weights = CAIRN_ON}, "master_weights contradicts it", "choose O2"},
         {{.opt_level = AMP_O1, .master_weights = CAIRN_OFF}, "master_weights contradicts it", "leave it out"},
         {{.opt_level = AMP_O2, .cast_model_type = CAIRN_F32, .master_weights = CAIRN_ON},
          "O2 and cast_model_type=f32",
@@ -295,24 +295,26 @@ static void contradicting_scales_are_refused_with_advice(void **state) {
         {{.opt_level = AMP_O2, .loss_scale = 128, .max_loss_scale = 1}, "static 128", "AMP_DYNAMIC"},
         {{.opt_level = AMP_O0, .max_loss_scale = 8}, "static 1;", "AMP_DYNAMIC"},
         {{.opt_level = AMP_O2, .half_type = CAIRN_BF16, .max_loss_scale = 8}, "static 1;", "AMP_DYNAMIC"},
-        {{.min_loss_scale = 8, .max_loss_scale = 4}, "min_loss_scale 8 is above max_loss_scale 4;", "lower the floor"},
-        {{.min_loss_scale = 0x1p25}, "above max_loss_scale 16777216 (the default)", "raise the ceiling"},
-        {{.max_loss_scale = 0.5}, "min_loss_scale 1 (the default) is above", "lower the floor"},
-        {{.opt_level = AMP_O2, .skip_nonfinite = CAIRN_OFF}, "skip_nonfinite=OFF", "give loss_scale a number"},
+        {{.min_loss_scale = 8, .max_loss_scale = 4},
+         "min_loss_scale 8 is above max_loss_scale 4;",
+         "lower min_loss_scale"},
+        {{.min_loss_scale = 0x1p25}, "above max_loss_scale 16777216 (the default)", "raise max_loss_scale"},
+        {{.max_loss_scale = 0.5}, "min_loss_scale 1 (the default) is above", "lower min_loss_scale"},
+        {{.opt_level = AMP_O2, .skip_nonfinite = CAIRN_OFF}, "skip_nonfinite=OFF", "set loss_scale to a number"},
         {{.skip_nonfinite = CAIRN_OFF, .half_type = CAIRN_BF16, .scaler = &torch_of_8},
          "skip_nonfinite=OFF",
-         "give loss_scale a number"},
+         "set loss_scale to a number"},
         {{.loss_scale = 8, .scaler = &torch_of_8}, "loss_scale=8 is static", "init_scale"},
-        {{.loss_scale = 8, .scaler = &static_8}, "said twice, in loss_scale=8", "leave one of them out"},
+        {{.loss_scale = 8, .scaler = &static_8}, "loss_scale=8 and the scaler's init_scale=", "leave one of them out"},
         {{.loss_scale = AMP_DYNAMIC, .scaler = &static_8}, "kind is static", "leave one of them out"},
-        {{.min_loss_scale = 2, .scaler = &with_bounds}, "the floor is said twice", "leave one of them out"},
-        {{.max_loss_scale = 4, .scaler = &with_bounds}, "the ceiling is said twice", "leave one of them out"},
+        {{.min_loss_scale = 2, .scaler = &with_bounds}, "both set the floor", "leave one of them out"},
+        {{.max_loss_scale = 4, .scaler = &with_bounds}, "both set the ceiling", "leave one of them out"},
         {{.min_loss_scale = 2, .scaler = &static_8}, "static 8", "leave them out"},
     };
     ASSERT_REFUSED(rows);
 }
 
-static void what_would_never_happen_is_refused_with_advice(void **state) {
+static void options_without_effect_are_refused_with_advice(void **state) {
     (void)state;
     static const struct refusal rows[] = {
         {{.opt_level = AMP_O0, .explain_overflow = CAIRN_ON}, "static loss scale of 1", "set skip_nonfinite=ON"},
@@ -333,11 +335,11 @@ static void what_would_never_happen_is_refused_with_advice(void **state) {
          "leave it out"},
         {{.opt_level = AMP_O3, .stochastic_rounding = CAIRN_ON}, "half_type is f16", "set half_type=bf16, or use O2"},
         {{.opt_level = AMP_O2, .half_type = CAIRN_BF16, .stochastic_rounding = CAIRN_ON},
-         "opt level O2 makes them",
-         "choose O3, or set master_weights=OFF"},
+         "opt level O2 makes master weights",
+         "choose O3, set master_weights=OFF"},
         {{.opt_level = AMP_O3, .half_type = CAIRN_BF16, .master_weights = CAIRN_ON, .stochastic_rounding = CAIRN_ON},
          "O3 with master_weights=ON",
-         "leave one out"},
+         "leave stochastic_rounding out"},
     };
     ASSERT_REFUSED(rows);
 }
@@ -346,11 +348,13 @@ static void values_out_of_range_are_refused(void **state) {
     (void)state;
     static const struct refusal rows[] = {
         {{.opt_level = (amp_opt_level)5}, "unexpected optimization level 5", "AMP_O0, AMP_O1"},
-        {{.half_type = CAIRN_F32}, "half_type is f32", "CAIRN_F16 and CAIRN_BF16"},
+        {{.half_type = CAIRN_F32}, "half_type is f32", "CAIRN_F16 or CAIRN_BF16"},
         {{.cast_model_type = CAIRN_I64}, "cast_model_type is i64", "AMP_KEEP_TYPES"},
         {{.opt_level = AMP_O2, .cast_model_type = CAIRN_F64}, "cast_model_type is f64", "AMP_KEEP_TYPES"},
-        {{.cast_model_outputs = CAIRN_I64}, "cast_model_outputs is i64", "f32, f16 or bf16"},
-        {{.cast_model_outputs = AMP_KEEP_TYPES}, "cast_model_outputs is AMP_KEEP_TYPES", "f32, f16 or bf16"},
+        {{.cast_model_outputs = CAIRN_I64}, "cast_model_outputs is i64", "CAIRN_F32, CAIRN_F16 or CAIRN_BF16"},
+        {{.cast_model_outputs = AMP_KEEP_TYPES},
+         "cast_model_outputs is AMP_KEEP_TYPES",
+         "CAIRN_F32, CAIRN_F16 or CAIRN_BF16"},
         {{.loss_scale = -1}, "loss_scale is -1", "or dynamic"},
         {{.loss_scale = NAN}, "loss_scale is nan", "or dynamic"},
         {{.loss_scale = -HUGE_VAL}, "loss_scale is -inf", "or dynamic"},
@@ -358,24 +362,28 @@ static void values_out_of_range_are_refused(void **state) {
         {{.loss_scale = 1e-300}, "loss_scale is 1e-300", "from 2^-126 to 2^126"},
         {{.min_loss_scale = -2}, "min_loss_scale is -2", "above 0"},
         {{.max_loss_scale = HUGE_VAL}, "max_loss_scale is inf", "finite"},
-        {{.patch_ops = (cairn_switch)7}, "patch_ops is 7", "a switch is"},
-        {{.enabled = (cairn_switch)7}, "enabled is 7", "a switch is"},
-        {{.stochastic_rounding = (cairn_switch)-1}, "stochastic_rounding is -1", "a switch is"},
-        {{.explain_overflow = (cairn_switch)7}, "explain_overflow is 7", "a switch is"},
+        {{.patch_ops = (cairn_switch)7}, "patch_ops is 7", "it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF"},
+        {{.enabled = (cairn_switch)7}, "enabled is 7", "it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF"},
+        {{.stochastic_rounding = (cairn_switch)-1},
+         "stochastic_rounding is -1",
+         "it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF"},
+        {{.explain_overflow = (cairn_switch)7},
+         "explain_overflow is 7",
+         "it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF"},
         {{.num_losses = -1}, "num_losses is -1", "1 to 64"},
         {{.num_losses = AMP_MAX_LOSSES + 1}, "num_losses is 65", "1 to 64"},
         {{.verbosity = 3}, "verbosity is 3", "-1 (quiet)"},
         {{.verbosity = -2}, "verbosity is -2", "-1 (quiet)"},
         {{.scaler = &without_size}, "amp_scaler_options.struct_size is 0", "macro"},
         {{.opt_level = AMP_O0, .scaler = &smaller},
-         "scale of O0 in f16 is a static 1",
+         "scale of O0 with f16 is a static 1",
          "set loss_scale to AMP_DYNAMIC"},
-        {{.half_type = CAIRN_BF16, .scaler = &smaller}, "scale of O1 in bf16 is a static 1", "leave the scaler out"},
+        {{.half_type = CAIRN_BF16, .scaler = &smaller}, "scale of O1 with bf16 is a static 1", "leave the scaler out"},
     };
     ASSERT_REFUSED(rows);
 }
 
-/* ---- what is told ---- */
+/* ---- the log ---- */
 
 static char told[8192], in_detail[8192]; /* notices; and info */
 
@@ -395,7 +403,7 @@ static const char *log_of(const struct amp_options *options) {
     return told;
 }
 
-static void a_line_tells_the_level_and_what_differs_from_it(void **state) {
+static void one_line_logs_the_level_and_what_differs_from_it(void **state) {
     (void)state;
     assert_string_equal(log_of(NULL), "Selected optimization level O1:  Insert automatic casts around operations.  "
                                       "half_type f16, loss_scale dynamic\n");
@@ -453,7 +461,7 @@ static void all_settings_are_logged_at_info_as_apex_prints_them(void **state) {
 }
 
 /* Its normalisation runs in f32 and its weights are f32: "off" would say that they are not. */
-static void log_of_o1_has_no_weights_to_keep(void **state) {
+static void log_of_o1_has_no_weight_settings(void **state) {
     (void)state;
     (void)log_of(NULL);
     assert_non_null(strstr(in_detail, "\nkeep_batchnorm_fp32    : none\nmaster_weights         : none\n"));
@@ -461,7 +469,7 @@ static void log_of_o1_has_no_weights_to_keep(void **state) {
     assert_null(strstr(in_detail, "rounding"));
 }
 
-static void log_is_quiet_where_it_is_told_to_be(void **state) {
+static void log_is_quiet_at_verbosity_minus_1(void **state) {
     (void)state;
     assert_string_equal(log_of(amp_options(.verbosity = -1)), "");
     assert_string_equal(log_of(amp_options(.enabled = CAIRN_OFF, .verbosity = -1)), "");
@@ -469,7 +477,7 @@ static void log_is_quiet_where_it_is_told_to_be(void **state) {
                         "amp is not enabled: nothing is cast, scaled or checked\n");
 }
 
-static void ranks_are_told_apart_by_all_they_must_have_in_common(void **state) {
+static void summary_differs_in_every_setting_that_ranks_share(void **state) {
     (void)state;
     static const struct amp_scaler_options slow = {.struct_size = sizeof(slow), .growth_interval = 3};
     static const struct amp_options rows[] = {
@@ -544,22 +552,22 @@ int main(void) {
         cmocka_unit_test(overrides_replace_one_property),
         cmocka_unit_test(kept_types_leave_model_inputs_and_outputs_alone),
         cmocka_unit_test(half_model_type_says_the_half_type),
-        cmocka_unit_test(what_is_so_anyway_may_be_asked_for),
+        cmocka_unit_test(options_that_match_the_level_are_accepted),
         cmocka_unit_test(loss_scale_chooses_the_scaler),
         cmocka_unit_test(scaler_of_the_user_s_choice_is_taken),
         cmocka_unit_test(weights_without_masters_may_be_rounded_at_random),
-        cmocka_unit_test(disabled_looks_at_nothing_else),
+        cmocka_unit_test(disabled_reads_no_other_option),
         cmocka_unit_test(options_of_an_older_header_have_the_defaults),
         cmocka_unit_test(contradicting_casts_are_refused_with_advice),
         cmocka_unit_test(masters_of_f32_weights_are_refused_with_advice),
         cmocka_unit_test(contradicting_scales_are_refused_with_advice),
-        cmocka_unit_test(what_would_never_happen_is_refused_with_advice),
+        cmocka_unit_test(options_without_effect_are_refused_with_advice),
         cmocka_unit_test(values_out_of_range_are_refused),
-        cmocka_unit_test(a_line_tells_the_level_and_what_differs_from_it),
+        cmocka_unit_test(one_line_logs_the_level_and_what_differs_from_it),
         cmocka_unit_test(all_settings_are_logged_at_info_as_apex_prints_them),
-        cmocka_unit_test(log_of_o1_has_no_weights_to_keep),
-        cmocka_unit_test(log_is_quiet_where_it_is_told_to_be),
-        cmocka_unit_test(ranks_are_told_apart_by_all_they_must_have_in_common),
+        cmocka_unit_test(log_of_o1_has_no_weight_settings),
+        cmocka_unit_test(log_is_quiet_at_verbosity_minus_1),
+        cmocka_unit_test(summary_differs_in_every_setting_that_ranks_share),
         cmocka_unit_test(words_are_parsed_strictly),
         cmocka_unit_test(scales_are_parsed_with_a_point_whatever_the_programs_locale),
     };

@@ -86,7 +86,7 @@ static const struct row rows[] = {
     {"O0", 1, OPTIONS(.opt_level = AMP_O0), false, 1, {STEP}},
     {"O1", 1, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
     {"O2", 1, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, LOOK}},
-    /* the loss, which nobody scales, and the gradients */
+    /* the unscaled loss, and the gradients */
     {"O2 static 1",
      1,
      OPTIONS(.opt_level = AMP_O2, .loss_scale = 1),
@@ -108,7 +108,7 @@ static const struct row rows[] = {
      false,
      2,
      {STEP, [SCALE_LOSS] = 2, [CHECK] = 2, [TAKE] = 3, [SHARE] = 3, [SCALE] = 2, [AXPBY] = 2}},
-    /* the reduction has looked at the gradients; of the losses the ranks tell each other */
+    /* the reduction has checked the gradients; ranks exchange words about losses */
     {"O1 on two ranks", 2, OPTIONS(.opt_level = AMP_O1), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
     {"O2 on two ranks", 2, OPTIONS(.opt_level = AMP_O2), false, 1, {STEP, [SCALE_LOSS] = 1, [TAKE] = 1, [SHARE] = 1}},
 };

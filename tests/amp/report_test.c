@@ -94,7 +94,7 @@ static void gradient_report_counts_what_a_half_type_makes_of_a_gradient(void **s
     }
 }
 
-static void gradient_report_tells_the_scale_of_the_stored_gradient(void **state) {
+static void gradient_report_has_the_scale_of_the_stored_gradient(void **state) {
     struct training t;
     struct amp_gradient_report r[4];
     begin(&t, *state, amp_options(.opt_level = AMP_O2, .loss_scale = 1024));
@@ -125,7 +125,7 @@ static void explained_overflow_names_the_operation_that_made_it(void **state) {
         backward(&t);
         assert_int_equal(cairn_step(t.sgd), CAIRN_OK);
         assert_int_equal(cairn_optimizer_step_skipped(t.sgd), 1);
-        assert_non_null(strstr(log_text, "first of all, backward of "));
+        assert_non_null(strstr(log_text, "it began where backward of "));
         assert_non_null(strstr(log_text, "note that the loss is scaled"));
     }
     end(&t);
@@ -133,7 +133,7 @@ static void explained_overflow_names_the_operation_that_made_it(void **state) {
     cairn_zero_grad(t.sgd);
     backward(&t);
     assert_int_equal(cairn_step(t.sgd), CAIRN_OK);
-    assert_null(strstr(log_text, "first of all"));
+    assert_null(strstr(log_text, "it began where"));
     end(&t);
 }
 
@@ -142,7 +142,7 @@ static void assert_explained(struct training *t) {
     cairn_zero_grad(t->sgd);
     backward(t);
     assert_int_equal(cairn_step(t->sgd), CAIRN_OK);
-    assert_non_null(strstr(log_text, "first of all, backward of "));
+    assert_non_null(strstr(log_text, "it began where backward of "));
 }
 
 static void contexts_of_one_environment_each_explain_their_overflow(void **state) {
@@ -163,7 +163,7 @@ static void quarter(void *ctx, struct amp_scaler_state *state, int found) {
     if (found) state->scale /= 4;
 }
 
-static void overflow_has_its_names_where_a_rule_of_the_users_own_can_lower_no_more(void **state) {
+static void overflow_is_named_where_the_users_rule_is_at_its_floor(void **state) {
     struct training t;
     const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
                                               .kind = AMP_SCALER_USER,
@@ -186,7 +186,7 @@ static cairn_status poison(void *ctx, struct cairn_custom_array *y, const struct
     return CAIRN_OK;
 }
 
-static void an_operation_of_ones_own_is_named_as_one_has_named_it(void **state) {
+static void a_custom_operation_is_explained_by_its_name(void **state) {
     static const struct cairn_custom_op op = {.struct_size = sizeof(op), .name = "twirl", .forward = poison};
     cairn_tensor *x = cairn_full(*state, CAIRN_F32, CAIRN_SHAPE(2), 1);
     cairn_detect_anomaly(*state, 1);
@@ -196,7 +196,7 @@ static void an_operation_of_ones_own_is_named_as_one_has_named_it(void **state) 
     cairn_tensor_destroy(&x);
 }
 
-static void reports_refuse_what_they_cannot_know(void **state) {
+static void reports_without_an_enabled_context_are_refused(void **state) {
     struct training t;
     struct amp_overflow found;
     struct amp_gradient_report r[4];
@@ -213,12 +213,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overflow_is_listed_with_its_counts_and_its_first_micro_batch),
         cmocka_unit_test(gradient_report_counts_what_a_half_type_makes_of_a_gradient),
-        cmocka_unit_test(gradient_report_tells_the_scale_of_the_stored_gradient),
+        cmocka_unit_test(gradient_report_has_the_scale_of_the_stored_gradient),
         cmocka_unit_test(explained_overflow_names_the_operation_that_made_it),
         cmocka_unit_test(contexts_of_one_environment_each_explain_their_overflow),
-        cmocka_unit_test(overflow_has_its_names_where_a_rule_of_the_users_own_can_lower_no_more),
-        cmocka_unit_test(an_operation_of_ones_own_is_named_as_one_has_named_it),
-        cmocka_unit_test(reports_refuse_what_they_cannot_know),
+        cmocka_unit_test(overflow_is_named_where_the_users_rule_is_at_its_floor),
+        cmocka_unit_test(a_custom_operation_is_explained_by_its_name),
+        cmocka_unit_test(reports_without_an_enabled_context_are_refused),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

@@ -1,4 +1,4 @@
-/* Loss scalers as objects: made, told, looked at, recorded, saved and loaded, as structs and as text. */
+/* Loss scalers as objects: made, updated, read, recorded, saved and loaded, as structs and as text. */
 #include <locale.h>
 #include <math.h>
 #include <stdio.h>
@@ -106,17 +106,19 @@ static void options_that_make_no_sense_are_refused_with_a_sentence(void **state)
         {{.growth_interval = -1}, "growth_interval is -1; it must be at least 1"},
         {{.kind = AMP_SCALER_MEGATRON, .hysteresis = -1}, "hysteresis is -1; it must be at least 1"},
         {{.hysteresis = 2}, "a scaler of kind apex has no hysteresis"},
-        {{.kind = AMP_SCALER_MEGATRON, .consecutive_hysteresis = CAIRN_ON}, "consecutive_hysteresis is deepspeed's"},
-        {{.kind = AMP_SCALER_DEEPSPEED, .consecutive_hysteresis = (cairn_switch)9}, "must be CAIRN_ON or CAIRN_OFF"},
-        {{.min_scale = 8, .max_scale = 4}, "the floor, min_scale, is 8 and above the ceiling"},
+        {{.kind = AMP_SCALER_MEGATRON, .consecutive_hysteresis = CAIRN_ON},
+         "consecutive_hysteresis needs kind deepspeed"},
+        {{.kind = AMP_SCALER_DEEPSPEED, .consecutive_hysteresis = (cairn_switch)9},
+         "must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF"},
+        {{.min_scale = 8, .max_scale = 4}, "min_scale is 8, above max_scale"},
         {{.min_scale = 0x1p-140}, "min_scale is"},
-        {{.kind = AMP_SCALER_STATIC, .growth_factor = 2}, "a static scale neither grows nor falls"},
-        {{.kind = AMP_SCALER_STATIC, .backoff_factor = 0.5}, "a static scale neither grows nor falls"},
-        {{.kind = AMP_SCALER_STATIC, .growth_interval = 3}, "a static scale neither grows nor falls"},
-        {{.kind = AMP_SCALER_STATIC, .min_scale = 4}, "leave them out or choose another kind"},
-        {{.kind = AMP_SCALER_STATIC, .max_scale = 4}, "leave them out or choose another kind"},
-        {{.kind = AMP_SCALER_USER}, "AMP_SCALER_USER needs an update"},
-        {{.update = keep_scale}, "an update is of AMP_SCALER_USER; a scaler of kind apex"},
+        {{.kind = AMP_SCALER_STATIC, .growth_factor = 2}, "a static scale does not change"},
+        {{.kind = AMP_SCALER_STATIC, .backoff_factor = 0.5}, "a static scale does not change"},
+        {{.kind = AMP_SCALER_STATIC, .growth_interval = 3}, "a static scale does not change"},
+        {{.kind = AMP_SCALER_STATIC, .min_scale = 4}, "leave them out, or choose another kind"},
+        {{.kind = AMP_SCALER_STATIC, .max_scale = 4}, "leave them out, or choose another kind"},
+        {{.kind = AMP_SCALER_USER}, "AMP_SCALER_USER needs an update function; set update"},
+        {{.update = keep_scale}, "a scaler of kind apex does not call update"},
     };
     amp_scaler *s = NULL;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
@@ -127,7 +129,7 @@ static void options_that_make_no_sense_are_refused_with_a_sentence(void **state)
     }
 }
 
-static void nothing_comes_of_null(void **state) {
+static void null_arguments_are_refused(void **state) {
     amp_scaler *s = NULL;
     struct amp_scaler_state now = AMP_SCALER_STATE_INIT, unset = {0};
     assert_fails(amp_scaler_create(NULL, NULL, &s), CAIRN_EINVAL, "env is NULL");
@@ -155,9 +157,9 @@ static void what_a_context_owns_is_not_destroyed(void **state) {
     cairn__scaler_end(&s);
 }
 
-/* ---- being told ---- */
+/* ---- updates ---- */
 
-static void a_scaler_is_told_and_says_where_it_stands(void **state) {
+static void updates_change_what_a_scaler_reports(void **state) {
     amp_scaler *s = make(test_env_of(state), amp_scaler_options(.growth_interval = 2));
     tell(s, true);
     assert_true(amp_scaler_get_scale(s) == 0x1p15);
@@ -169,7 +171,7 @@ static void a_scaler_is_told_and_says_where_it_stands(void **state) {
     amp_scaler_destroy(&s);
 }
 
-static void reports_are_heard_wherever_the_environment_asks_for_them(void **state) {
+static void reports_are_read_wherever_the_environment_reads_reports(void **state) {
     cairn_env *env = test_env_of(state);
     amp_scaler *a = make(env, NULL), *b = make(env, NULL);
     a->state->found = 1;
@@ -212,7 +214,7 @@ static void a_loss_is_multiplied_by_the_scale_and_a_static_1_leaves_it_alone(voi
     amp_scaler_destroy(&one);
 }
 
-static void a_gradient_that_waits_is_folded_before_its_scale_is_forgotten(void **state) {
+static void a_pending_gradient_is_accumulated_before_its_cell_is_reused(void **state) {
     cairn_env *env = test_env_of(state);
     amp_scaler *s = make(env, amp_scaler_options(.init_scale = 256));
     cairn_module *line = cairn_linear_without_bias(env, 1, 1);
@@ -257,7 +259,7 @@ static void updates_are_recorded_up_to_the_room_there_is(void **state) {
     tell(s, true);
     assert_int_equal(amp_scaler_recorded(s), 0);
     assert_int_equal(amp_scaler_record(s, records, 0), CAIRN_EINVAL);
-    assert_fails(amp_scaler_record(s, NULL, 3), CAIRN_EINVAL, "NULL and 0 together end a recording");
+    assert_fails(amp_scaler_record(s, NULL, 3), CAIRN_EINVAL, "set both, or neither to end a recording");
     amp_scaler_destroy(&s);
 }
 
@@ -325,13 +327,13 @@ static void a_rule_of_the_users_own_is_held_between_floor_and_ceiling(void **sta
     amp_scaler_destroy(&s);
 }
 
-static void a_scale_that_is_no_number_stays(void **state) {
+static void a_user_scale_that_is_no_number_is_refused(void **state) {
     static const double bad[] = {NAN, INFINITY, -1};
     struct thirds t = {0};
     amp_scaler *s = make_thirds(test_env_of(state), &t);
     for (int i = 0; i < 3; i++) {
         t.scale_next = bad[i];
-        assert_fails(tell(s, false), CAIRN_EINVAL, "it must be a finite number above 0, and stays 81");
+        assert_fails(tell(s, false), CAIRN_EINVAL, "it must be a finite number above 0, so the scale stays 81");
         assert_true(state_of(s).scale == 81 && state_of(s).growth_tracker == 0);
     }
     amp_scaler_destroy(&s);
@@ -387,14 +389,14 @@ static void carry_text(amp_scaler *a, amp_scaler *b) {
     assert_int_equal(cairn__state_read(&b, 1, text), CAIRN_OK);
 }
 
-static void every_kind_goes_on_alike_where_its_state_is_loaded(void **state) {
+static void every_kind_continues_alike_from_a_loaded_state(void **state) {
     for (int kind = AMP_SCALER_STATIC; kind <= AMP_SCALER_USER; kind++) {
         go_on_alike(test_env_of(state), (amp_scaler_kind)kind, carry_struct);
         go_on_alike(test_env_of(state), (amp_scaler_kind)kind, carry_text);
     }
 }
 
-static void a_state_goes_back_to_an_earlier_update_and_is_told_from_there(void **state) {
+static void a_state_of_an_earlier_update_continues_from_there(void **state) {
     amp_scaler *s = make(test_env_of(state), NULL);
     struct amp_scaler_update_record record;
     tell(s, false);
@@ -416,18 +418,10 @@ static void a_state_that_makes_no_sense_is_refused_and_changes_nothing(void **st
     bad[0].scale = 0, bad[1].growth_factor = 0.5, bad[2].backoff_factor = 2, bad[3].min_scale = -1;
     bad[4].max_scale = 0.5, bad[5].growth_interval = 0, bad[6].growth_tracker = -1, bad[7].updates = -1;
     bad[8].last_overflow = 1, bad[9].hysteresis = 0, bad[10].kind = AMP_SCALER_USER, bad[11].struct_size = 3;
-    static const char *const sentence[] = {"scale is 0",
-                                           "growth_factor is 0.5",
-                                           "backoff_factor is 2",
-                                           "min_scale is -1",
-                                           "the floor, min_scale, is",
-                                           "growth_interval is 0",
-                                           "growth_tracker is",
-                                           "updates is -1",
-                                           "last_overflow is 1",
-                                           "hysteresis is 0",
-                                           "without an update",
-                                           "struct_size is 3"};
+    static const char *const sentence[] = {"scale is 0",        "growth_factor is 0.5", "backoff_factor is 2",
+                                           "min_scale is -1",   "min_scale is",         "growth_interval is 0",
+                                           "growth_tracker is", "updates is -1",        "last_overflow is 1",
+                                           "hysteresis is 0",   "without an update",    "struct_size is 3"};
     for (int i = 0; i < 12; i++) assert_fails(amp_scaler_set_state(s, &bad[i]), CAIRN_EINVAL, sentence[i]);
     const struct amp_scaler_state after = state_of(s);
     assert_same(&after, &good);
@@ -438,8 +432,8 @@ static void a_state_is_not_set_between_a_scaled_loss_and_its_step(void **state) 
     amp_scaler *s = make(test_env_of(state), NULL);
     const struct amp_scaler_state fresh = state_of(s);
     cairn__scaler_add_pending(s);
-    assert_fails(amp_scaler_set_state(s, &fresh), CAIRN_ESTATE, "wait for their step");
-    assert_fails(cairn__state_read(&s, 1, "loss_scaler0.scale 4\n"), CAIRN_ESTATE, "wait for their step");
+    assert_fails(amp_scaler_set_state(s, &fresh), CAIRN_ESTATE, "were not stepped yet");
+    assert_fails(cairn__state_read(&s, 1, "loss_scaler0.scale 4\n"), CAIRN_ESTATE, "were not stepped yet");
     cairn__scaler_queue_update(s);
     assert_int_equal(amp_scaler_set_state(s, &fresh), CAIRN_OK);
     amp_scaler_destroy(&s);
@@ -462,15 +456,15 @@ static void a_state_is_neither_read_nor_set_while_a_graph_is_recorded(void **sta
     amp_scaler_destroy(&s);
 }
 
-static void a_scale_that_changes_is_not_loaded_where_no_step_is_left_out(void **state) {
+static void a_dynamic_state_is_refused_where_no_step_is_skipped(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 2, 2);
     amp_context *amp = NULL;
     assert_int_equal(amp_initialize(env, m, NULL, amp_options(.opt_level = AMP_O3, .verbosity = -1), &amp), CAIRN_OK);
     struct amp_scaler_state s = state_of(amp_scaler_of(amp, 0));
     s.kind = AMP_SCALER_APEX;
-    assert_fails(amp_scaler_set_state(amp_scaler_of(amp, 0), &s), CAIRN_EINVAL, "its kind is apex, whose scale");
-    assert_fails(amp_load_state_dict(amp, "loss_scaler0.kind torch\n"), CAIRN_EINVAL, "skip_nonfinite is off");
+    assert_fails(amp_scaler_set_state(amp_scaler_of(amp, 0), &s), CAIRN_EINVAL, "the kind is apex, a dynamic scale");
+    assert_fails(amp_load_state_dict(amp, "loss_scaler0.kind torch\n"), CAIRN_EINVAL, "skip_nonfinite=OFF");
     assert_int_equal(amp_load_state_dict(amp, "loss_scaler0.scale 8\n"), CAIRN_OK);
     amp_destroy(&amp);
     cairn_module_destroy(&m);
@@ -527,7 +521,7 @@ static void apexs_own_names_are_read_too(void **state) {
     amp_scaler_destroy(&s);
 }
 
-static void fields_that_the_text_does_not_name_stay(void **state) {
+static void fields_missing_from_the_text_keep_their_values(void **state) {
     amp_scaler *s = make(test_env_of(state), amp_scaler_options(.kind = AMP_SCALER_MEGATRON, .hysteresis = 5));
     tell(s, true);
     assert_int_equal(cairn__state_read(&s, 1, "loss_scaler0.scale 4\n"), CAIRN_OK);
@@ -539,8 +533,8 @@ static void fields_that_the_text_does_not_name_stay(void **state) {
 static void text_that_makes_no_sense_is_refused_by_its_line_and_changes_nothing(void **state) {
     static const char *const bad[][2] = {
         {"loss_scaler0.scal 4", "line 2, 'loss_scaler0.scal 4': a loss scaler has no field 'scal'"},
-        {"loss_scaler0.scale", "line 2, 'loss_scaler0.scale': a line is a key and a value"},
-        {"loss_scaler0.scale 4 4", "a line is a key and a value"},
+        {"loss_scaler0.scale", "line 2, 'loss_scaler0.scale': a line must be a key and a value"},
+        {"loss_scaler0.scale 4 4", "a line must be a key and a value"},
         {"loss_scaler0.scale four", "'four' is not a number"},
         {"loss_scaler0.scale 4x", "'4x' is not a number"},
         {"loss_scaler0.scale 1e400", "scale is inf; it must be a number from 2^-126"},
@@ -548,18 +542,18 @@ static void text_that_makes_no_sense_is_refused_by_its_line_and_changes_nothing(
         {"loss_scaler0.loss_scale 0.0", "line 2, 'loss_scaler0.loss_scale 0.0': scale is 0"},
         {"loss_scaler0.backoff_factor 1", "backoff_factor is 1; it must be a number between 0 and 1"},
         {"loss_scaler0.growth_interval 1.5", "'1.5' is not an integer"},
-        {"loss_scaler0.updates 99999999999999999999", "is not an integer, or too large"},
-        {"loss_scaler0.hysteresis 3000000000", "is not an integer, or too large"},
+        {"loss_scaler0.updates 99999999999999999999", "is not an integer in range"},
+        {"loss_scaler0.hysteresis 3000000000", "is not an integer in range"},
         {"loss_scaler0.hysteresis 0", "hysteresis is 0; it must be at least 1"},
         {"loss_scaler0.updates 9223372036854775807", "it must be from 0 to 2^62"},
-        {"loss_scaler0.kind adam", "the kinds are static, apex"},
-        {"loss_scaler0.kind user", "made without an update"},
-        {"loss_scaler0.max_scale 0.5", "loss_scaler0: the floor, min_scale, is 1 and above the ceiling"},
-        {"loss_scaler64.scale 4", "keys are as 'loss_scaler0.scale', with numbers up to 63"},
-        {"loss_scaler99999999999999999999.scale 4", "keys are as"},
-        {"loss_scaler.scale 4", "keys are as"},
-        {"loss_scaler-1.scale 4", "keys are as"},
-        {"lr 0.1", "line 2, 'lr 0.1': keys are as"},
+        {"loss_scaler0.kind adam", "the kind must be static, apex"},
+        {"loss_scaler0.kind user", "created without an update function"},
+        {"loss_scaler0.max_scale 0.5", "loss_scaler0: min_scale is 1, above max_scale"},
+        {"loss_scaler64.scale 4", "a key must be as in 'loss_scaler0.scale', with a number from 0 to 63"},
+        {"loss_scaler99999999999999999999.scale 4", "a key must be as in"},
+        {"loss_scaler.scale 4", "a key must be as in"},
+        {"loss_scaler-1.scale 4", "a key must be as in"},
+        {"lr 0.1", "line 2, 'lr 0.1': a key must be as in"},
         {"loss_scaler1.scale -4", "line 2, 'loss_scaler1.scale -4': scale is -4"},
         {"loss_scaler5.scale -4", "scale is -4"},
     };
@@ -579,8 +573,8 @@ static void text_that_makes_no_sense_is_refused_by_its_line_and_changes_nothing(
     long_line[399] = '\0';
     assert_fails(cairn__state_read(both, 2, long_line), CAIRN_EINVAL, "line 1 has 399 characters");
     assert_fails(cairn__state_read(both, 2, "\nloss_scaler0.scale 8\x1b[2J"), CAIRN_EINVAL,
-                 "line 2 is no text of a state");
-    assert_fails(cairn__state_read(both, 2, "\xc2\x9b"), CAIRN_EINVAL, "line 1 is no text of a state");
+                 "line 2 has bytes that are not printable ASCII");
+    assert_fails(cairn__state_read(both, 2, "\xc2\x9b"), CAIRN_EINVAL, "line 1 has bytes that are not printable ASCII");
     assert_fails(cairn__state_read(both, 2, NULL), CAIRN_EINVAL, "text is NULL");
     amp_scaler_destroy(&both[0]);
     amp_scaler_destroy(&both[1]);
@@ -591,11 +585,11 @@ static void more_or_fewer_scalers_than_losses_are_warned_of(void **state) {
     cairn_set_log(keep_log, NULL);
     log_text[0] = '\0';
     assert_int_equal(cairn__state_read(both, 2, "loss_scaler1.scale 8\n"), CAIRN_OK);
-    assert_non_null(strstr(log_text, "the state has 1 loss scalers and there are 2"));
+    assert_non_null(strstr(log_text, "the state has 1 loss scalers, but the context has 2"));
     assert_true(amp_scaler_get_scale(both[0]) == 0x1p16 && amp_scaler_get_scale(both[1]) == 8);
     log_text[0] = '\0';
     assert_int_equal(cairn__state_read(both, 1, "loss_scaler0.scale 4\nloss_scaler63.scale 4\n"), CAIRN_OK);
-    assert_non_null(strstr(log_text, "the state has 2 loss scalers and there are 1"));
+    assert_non_null(strstr(log_text, "the state has 2 loss scalers, but the context has 1"));
     assert_true(amp_scaler_get_scale(both[0]) == 4);
     log_text[0] = '\0';
     assert_int_equal(cairn__state_read(both, 2, "loss_scaler0.scale 2\nloss_scaler1.scale 2\n"), CAIRN_OK);
@@ -627,27 +621,27 @@ int main(void) {
         ENV_TEST(a_scaler_begins_with_the_defaults_of_its_kind),
         ENV_TEST(without_options_a_scaler_is_as_torchs),
         ENV_TEST(options_that_make_no_sense_are_refused_with_a_sentence),
-        ENV_TEST(nothing_comes_of_null),
+        ENV_TEST(null_arguments_are_refused),
         ENV_TEST(what_a_context_owns_is_not_destroyed),
-        ENV_TEST(a_scaler_is_told_and_says_where_it_stands),
-        ENV_TEST(reports_are_heard_wherever_the_environment_asks_for_them),
+        ENV_TEST(updates_change_what_a_scaler_reports),
+        ENV_TEST(reports_are_read_wherever_the_environment_reads_reports),
         ENV_TEST(pending_losses_are_counted_until_the_update_or_the_end),
         ENV_TEST(a_loss_is_multiplied_by_the_scale_and_a_static_1_leaves_it_alone),
-        ENV_TEST(a_gradient_that_waits_is_folded_before_its_scale_is_forgotten),
+        ENV_TEST(a_pending_gradient_is_accumulated_before_its_cell_is_reused),
         ENV_TEST(updates_are_recorded_up_to_the_room_there_is),
         ENV_TEST(a_trace_is_whole_when_a_scaler_ends),
         ENV_TEST(a_rule_of_the_users_own_decides_once_a_step),
         ENV_TEST(a_rule_of_the_users_own_is_held_between_floor_and_ceiling),
-        ENV_TEST(a_scale_that_is_no_number_stays),
-        ENV_TEST(every_kind_goes_on_alike_where_its_state_is_loaded),
-        ENV_TEST(a_state_goes_back_to_an_earlier_update_and_is_told_from_there),
+        ENV_TEST(a_user_scale_that_is_no_number_is_refused),
+        ENV_TEST(every_kind_continues_alike_from_a_loaded_state),
+        ENV_TEST(a_state_of_an_earlier_update_continues_from_there),
         ENV_TEST(a_state_that_makes_no_sense_is_refused_and_changes_nothing),
         ENV_TEST(a_state_is_not_set_between_a_scaled_loss_and_its_step),
         ENV_TEST(a_state_is_neither_read_nor_set_while_a_graph_is_recorded),
-        ENV_TEST(a_scale_that_changes_is_not_loaded_where_no_step_is_left_out),
+        ENV_TEST(a_dynamic_state_is_refused_where_no_step_is_skipped),
         ENV_TEST(a_state_is_written_a_field_a_line),
         ENV_TEST(apexs_own_names_are_read_too),
-        ENV_TEST(fields_that_the_text_does_not_name_stay),
+        ENV_TEST(fields_missing_from_the_text_keep_their_values),
         ENV_TEST(text_that_makes_no_sense_is_refused_by_its_line_and_changes_nothing),
         ENV_TEST(more_or_fewer_scalers_than_losses_are_warned_of),
         ENV_TEST(text_has_a_point_whatever_the_programs_locale),

@@ -266,7 +266,7 @@ static void every_kind_follows_its_source_with_factors_that_are_no_powers_of_two
     }
 }
 
-static void every_kind_goes_on_alike_from_a_state_that_was_saved_and_loaded(void **state) {
+static void every_kind_continues_alike_from_a_saved_state(void **state) {
     (void)state;
     for (int kind = AMP_SCALER_STATIC; kind <= AMP_SCALER_MEGATRON; kind++) {
         struct model m = model_of((amp_scaler_kind)kind);
@@ -343,7 +343,7 @@ static void deepspeed_grows_first_at_1001_clean_steps_and_gives_up_at_the_18th_o
     assert_int_equal(update(&s, true), CAIRN__SCALER_AT_FLOOR);
 }
 
-static void an_overflow_that_hysteresis_absorbs_at_the_floor_is_none_at_the_floor(void **state) {
+static void an_overflow_absorbed_by_hysteresis_is_no_error_at_the_floor(void **state) {
     (void)state;
     for (int kind = AMP_SCALER_DEEPSPEED; kind <= AMP_SCALER_MEGATRON; kind++) {
         struct cairn__scaler_state s = with_defaults((amp_scaler_kind)kind);
@@ -410,7 +410,7 @@ static void deepspeed_grows_within_a_window_after_it_was_lowered(void **state) {
     assert_true(s.scale == 0x1p17);
 }
 
-static void hysteresis_that_is_odd_is_used_up_all_the_same(void **state) {
+static void odd_hysteresis_is_used_up_too(void **state) {
     (void)state;
     for (int kind = AMP_SCALER_DEEPSPEED; kind <= AMP_SCALER_MEGATRON; kind++) {
         for (int left = -3; left <= 9; left++) {
@@ -423,7 +423,7 @@ static void hysteresis_that_is_odd_is_used_up_all_the_same(void **state) {
     }
 }
 
-static void deepspeed_without_delayed_shift_lowers_whatever_is_left_of_it(void **state) {
+static void deepspeed_without_delayed_shift_lowers_at_once(void **state) {
     (void)state;
     struct cairn__scaler_state s = with_defaults(AMP_SCALER_DEEPSPEED);
     s.hysteresis = 1, s.hysteresis_left = 5;
@@ -446,7 +446,7 @@ static void torchs_and_megatrons_scales_are_f32_at_their_floor_too(void **state)
     }
 }
 
-static void an_interval_may_be_never(void **state) {
+static void a_growth_interval_of_int64_max_never_grows(void **state) {
     (void)state;
     struct cairn__scaler_state s;
     const struct amp_scaler_options o = {.struct_size = sizeof(o),
@@ -475,20 +475,20 @@ int main(void) {
         cmocka_unit_test(every_kind_follows_its_source_over_every_sequence_of_twelve),
         cmocka_unit_test(every_kind_follows_its_source_with_defaults_over_a_million_random_steps),
         cmocka_unit_test(every_kind_follows_its_source_with_factors_that_are_no_powers_of_two),
-        cmocka_unit_test(every_kind_goes_on_alike_from_a_state_that_was_saved_and_loaded),
+        cmocka_unit_test(every_kind_continues_alike_from_a_saved_state),
         cmocka_unit_test(apex_doubles_every_2000_clean_steps_up_to_2_to_the_24),
         cmocka_unit_test(apex_stops_at_its_floor_and_begins_within_floor_and_ceiling),
         cmocka_unit_test(an_overflow_never_raises_the_scale),
         cmocka_unit_test(deepspeed_grows_first_at_1001_clean_steps_and_gives_up_at_the_18th_overflow),
-        cmocka_unit_test(an_overflow_that_hysteresis_absorbs_at_the_floor_is_none_at_the_floor),
+        cmocka_unit_test(an_overflow_absorbed_by_hysteresis_is_no_error_at_the_floor),
         cmocka_unit_test(torch_keeps_a_scale_that_would_be_infinite_and_others_take_the_ceiling),
         cmocka_unit_test(a_static_scale_and_the_users_are_left_alone),
         cmocka_unit_test(a_tracker_beyond_a_window_that_was_lowered_grows_at_once),
         cmocka_unit_test(deepspeed_grows_within_a_window_after_it_was_lowered),
-        cmocka_unit_test(hysteresis_that_is_odd_is_used_up_all_the_same),
-        cmocka_unit_test(deepspeed_without_delayed_shift_lowers_whatever_is_left_of_it),
+        cmocka_unit_test(odd_hysteresis_is_used_up_too),
+        cmocka_unit_test(deepspeed_without_delayed_shift_lowers_at_once),
         cmocka_unit_test(torchs_and_megatrons_scales_are_f32_at_their_floor_too),
-        cmocka_unit_test(an_interval_may_be_never),
+        cmocka_unit_test(a_growth_interval_of_int64_max_never_grows),
         cmocka_unit_test(a_state_that_was_edited_by_hand_comes_into_its_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -141,7 +141,7 @@ static void a_set_is_made_of_smaller_parameters(void **state) {
     end(&t);
 }
 
-static void a_set_is_made_of_larger_parameters_unless_they_want_what_is_not_known(void **state) {
+static void a_set_is_made_of_larger_parameters_without_unknown_fields(void **state) {
     struct trainer t = {.env = *state};
     struct larger_param params[N] = {{.known = describe(&t, 0)}, {.known = describe(&t, 1)}};
     const cairn_param *const given = (const cairn_param *)(const void *)params;
@@ -162,14 +162,14 @@ static void a_set_is_made_of_larger_parameters_unless_they_want_what_is_not_know
     cairn_param_set_destroy(&t.set);
 }
 
-static void a_size_that_is_none_is_refused(void **state) {
+static void element_sizes_of_no_version_are_refused(void **state) {
     struct trainer t = {.env = *state};
     const cairn_param param = describe(&t, 0);
     static const size_t wrong[] = {0, 4, 103, 1 << 20};
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
         assert_int_equal(cairn_param_set_create_sized(wrong[i], t.env, &param, 1, &t.set), CAIRN_EINVAL);
     assert_string_equal(cairn_last_error(),
-                        "cairn_param: 1048576 is no size of that struct; call the macro, which gives it");
+                        "cairn_param: 1048576 is not a size of that struct; call the macro, which passes it");
 }
 
 static void a_parameter_is_shown_to_smaller_and_larger_structs(void **state) {
@@ -217,9 +217,9 @@ static void masters_are_shown_to_smaller_and_larger_structs(void **state) {
     end(&t);
 }
 
-/* ---- what amp tells ---- */
+/* ---- what amp writes ---- */
 
-static void overflows_are_told_to_smaller_and_larger_structs(void **state) {
+static void overflows_are_written_to_smaller_and_larger_structs(void **state) {
     struct trainer t;
     begin(&t, *state);
     declare(&t, 0x7c00);
@@ -243,7 +243,7 @@ static void overflows_are_told_to_smaller_and_larger_structs(void **state) {
     end(&t);
 }
 
-static void reports_are_told_to_smaller_and_larger_structs(void **state) {
+static void reports_are_written_to_smaller_and_larger_structs(void **state) {
     struct trainer t;
     begin(&t, *state);
     declare(&t, 0);
@@ -405,12 +405,12 @@ static void old_names_do_what_the_new_ones_do(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_set_is_made_of_smaller_parameters),
-        cmocka_unit_test(a_set_is_made_of_larger_parameters_unless_they_want_what_is_not_known),
-        cmocka_unit_test(a_size_that_is_none_is_refused),
+        cmocka_unit_test(a_set_is_made_of_larger_parameters_without_unknown_fields),
+        cmocka_unit_test(element_sizes_of_no_version_are_refused),
         cmocka_unit_test(a_parameter_is_shown_to_smaller_and_larger_structs),
         cmocka_unit_test(masters_are_shown_to_smaller_and_larger_structs),
-        cmocka_unit_test(overflows_are_told_to_smaller_and_larger_structs),
-        cmocka_unit_test(reports_are_told_to_smaller_and_larger_structs),
+        cmocka_unit_test(overflows_are_written_to_smaller_and_larger_structs),
+        cmocka_unit_test(reports_are_written_to_smaller_and_larger_structs),
         cmocka_unit_test(updates_are_recorded_into_smaller_and_larger_structs),
         cmocka_unit_test(an_operation_gets_arrays_of_the_size_that_it_was_compiled_with),
         cmocka_unit_test(functions_without_a_size_take_structs_as_they_were),

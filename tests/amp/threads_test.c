@@ -87,7 +87,7 @@ static void *train(void *arg) {
 }
 
 /* Neighbours of other levels and seeds. */
-static void trainings_beside_each_other_give_the_bits_they_give_alone(void **state) {
+static void trainings_in_parallel_threads_give_the_bits_they_give_alone(void **state) {
     (void)state;
     static struct job alone[THREADS], beside[THREADS];
     for (int l = 0; l < EXACT_LEVELS; l++) {
@@ -104,16 +104,16 @@ static void trainings_beside_each_other_give_the_bits_they_give_alone(void **sta
     }
 }
 
-static void so_they_do_with_a_pool_between_them(void **state) {
+static void trainings_that_share_a_thread_pool_give_the_bits_they_give_alone(void **state) {
     cairn_set_num_threads(3);
-    trainings_beside_each_other_give_the_bits_they_give_alone(state);
+    trainings_in_parallel_threads_give_the_bits_they_give_alone(state);
     cairn_set_num_threads(1);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trainings_beside_each_other_give_the_bits_they_give_alone),
-        cmocka_unit_test(so_they_do_with_a_pool_between_them),
+        cmocka_unit_test(trainings_in_parallel_threads_give_the_bits_they_give_alone),
+        cmocka_unit_test(trainings_that_share_a_thread_pool_give_the_bits_they_give_alone),
     };
     cairn_set_log(quiet, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -188,7 +188,7 @@ static void overflow_at_the_floor_is_an_error_that_names_the_parameter(void **st
 }
 
 /* A loss whose scaled gradient passes 65504 overflows in f16 and not in f32 or bf16. */
-static void scale_that_is_too_large_is_found_by_itself(void **state) {
+static void scale_that_is_too_large_falls_until_steps_are_taken(void **state) {
     struct training t;
     begin(&t, *state, amp_options(.opt_level = AMP_O2, .max_loss_scale = 0x1p24, .min_loss_scale = 0x1p-10));
     cairn_zero_grad(t.sgd);
@@ -207,7 +207,7 @@ static void scale_that_is_too_large_is_found_by_itself(void **state) {
     end(&t);
 }
 
-static void long_form_is_the_short_form(void **state) {
+static void scale_loss_and_its_end_equal_amp_backward(void **state) {
     static struct bits short_form, long_form;
     struct training t;
     begin(&t, *state, every_level[3]);
@@ -246,7 +246,7 @@ static void begin_without_end_is_reported(void **state) {
     end(&t);
 }
 
-static void null_loss_brings_its_cause(void **state) {
+static void null_loss_returns_its_cause(void **state) {
     struct training t;
     begin(&t, *state, every_level[1]);
     cairn_tensor *loss = cairn_mse_loss(cairn_module_forward(t.model, t.y), t.y); /* wrong width */
@@ -343,7 +343,7 @@ static void steady_state_step_allocates_nothing_at_any_level(void **state) {
     }
 }
 
-static void destroying_out_of_order_is_told_and_does_nothing(void **state) {
+static void destroying_out_of_order_is_logged_and_does_nothing(void **state) {
     struct training t;
     begin(&t, *state, every_level[3]);
     cairn_env *env = *state;
@@ -352,7 +352,7 @@ static void destroying_out_of_order_is_told_and_does_nothing(void **state) {
     cairn_module_destroy(&t.model);
     cairn_env_destroy(&env);
     assert_true(t.sgd && t.model && env);
-    assert_non_null(strstr(log_text, "cairn_optimizer_destroy: its amp context is alive"));
+    assert_non_null(strstr(log_text, "cairn_optimizer_destroy: an amp context uses the optimizer"));
     assert_non_null(strstr(log_text, "cairn_module_destroy: 2 optimizers"));
     assert_non_null(strstr(log_text, "cairn_env_destroy: 0 graphs and 1 modules"));
     step(&t);
@@ -379,16 +379,16 @@ static cairn_tensor *loss_of(const struct training *t) {
 }
 
 /* Whichever way it ends. */
-static void results_are_not_released_while_a_scaled_loss_is_open(void **state) {
+static void release_is_refused_while_a_scaled_loss_is_open(void **state) {
     struct training t;
     cairn_tensor *scaled = NULL;
     begin(&t, *state, every_level[1]);
     cairn_env *env = *state;
     assert_int_equal(amp_scale_loss(t.amp, loss_of(&t), t.sgd, &scaled), CAIRN_OK);
     assert_int_equal(cairn_release_results(env), CAIRN_ESTATE);
-    assert_string_equal(cairn_last_error(),
-                        "release_results: called between amp_scale_loss and amp_scale_loss_end; end "
-                        "the scaled loss first");
+    assert_string_equal(
+        cairn_last_error(),
+        "release_results: called between amp_scale_loss and amp_scale_loss_end; call amp_scale_loss_end first");
     assert_int_equal(cairn_backward(scaled), CAIRN_OK);
     assert_int_equal(amp_scale_loss_end(t.amp), CAIRN_OK);
     assert_int_equal(cairn_release_results(env), CAIRN_OK);
@@ -400,7 +400,7 @@ static void results_are_not_released_while_a_scaled_loss_is_open(void **state) {
     end(&t);
 }
 
-/* Two backwards, the first of which overflows: what stands in the accumulators is looked at before every step. */
+/* Two backwards, the first of which overflows: accumulated sums are checked before every step. */
 static void overflow_in_an_accumulator_is_never_applied(void **state) {
     struct training t;
     struct bits before, after;
@@ -423,7 +423,7 @@ static void overflow_in_an_accumulator_is_never_applied(void **state) {
     end(&t);
 }
 
-static void every_one_of_many_scalers_is_heard(void **state) {
+static void reports_of_every_one_of_many_scalers_are_read(void **state) {
     enum { LOSSES = 12 };
     struct training t;
     begin(&t, *state,
@@ -502,7 +502,7 @@ static cairn_status step_of(void *user) {
 }
 
 /* Evaluation beside a graph, with and without zero_grad: neither disturbs the other, and nothing grows. */
-static void graph_and_what_runs_beside_it_do_not_disturb_each_other(void **state) {
+static void graph_and_steps_outside_of_it_do_not_disturb_each_other(void **state) {
     struct training alone, beside;
     cairn_graph *graph = NULL;
     begin(&alone, *state, every_level[3]);
@@ -520,7 +520,7 @@ static void graph_and_what_runs_beside_it_do_not_disturb_each_other(void **state
         assert_true(cairn_tensor_item(beside.loss) == want);
         if (i % 3 == 2) {
             assert_null(cairn_add(evaluated, beside.loss));
-            assert_non_null(strstr(cairn_last_error(), "made by another step, a graph's"));
+            assert_non_null(strstr(cairn_last_error(), "made on another tape"));
             assert_int_equal(cairn_backward(beside.loss), CAIRN_ESTATE);
             assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
             assert_int_equal(cairn_tensor_ndim(evaluated), -1); /* a replay begins a step */
@@ -537,10 +537,10 @@ static void graph_and_what_runs_beside_it_do_not_disturb_each_other(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overflow_in_an_accumulator_is_never_applied),
-        cmocka_unit_test(every_one_of_many_scalers_is_heard),
+        cmocka_unit_test(reports_of_every_one_of_many_scalers_are_read),
         cmocka_unit_test(gradients_outlive_the_context_they_were_scaled_in),
         cmocka_unit_test(gradient_of_another_model_keeps_its_scale_over_many_losses),
-        cmocka_unit_test(graph_and_what_runs_beside_it_do_not_disturb_each_other),
+        cmocka_unit_test(graph_and_steps_outside_of_it_do_not_disturb_each_other),
         cmocka_unit_test(loss_falls_at_every_level),
         cmocka_unit_test(levels_give_parameters_their_types),
         cmocka_unit_test(masters_are_the_original_f32_bits),
@@ -548,18 +548,18 @@ int main(void) {
         cmocka_unit_test(poisoned_step_leaves_no_trace_at_any_level),
         cmocka_unit_test(skipped_step_is_reported_once_with_the_name),
         cmocka_unit_test(overflow_at_the_floor_is_an_error_that_names_the_parameter),
-        cmocka_unit_test(scale_that_is_too_large_is_found_by_itself),
-        cmocka_unit_test(long_form_is_the_short_form),
+        cmocka_unit_test(scale_that_is_too_large_falls_until_steps_are_taken),
+        cmocka_unit_test(scale_loss_and_its_end_equal_amp_backward),
         cmocka_unit_test(begin_without_end_is_reported),
-        cmocka_unit_test(results_are_not_released_while_a_scaled_loss_is_open),
-        cmocka_unit_test(null_loss_brings_its_cause),
+        cmocka_unit_test(release_is_refused_while_a_scaled_loss_is_open),
+        cmocka_unit_test(null_loss_returns_its_cause),
         cmocka_unit_test(initialising_twice_is_refused_until_destroyed),
         cmocka_unit_test(plain_backward_after_a_scaled_one_has_scale_1),
         cmocka_unit_test(second_o1_context_of_an_environment_is_refused),
         cmocka_unit_test(two_losses_made_before_the_first_backward_both_count),
         cmocka_unit_test(two_backwards_add_up),
         cmocka_unit_test(steady_state_step_allocates_nothing_at_any_level),
-        cmocka_unit_test(destroying_out_of_order_is_told_and_does_nothing),
+        cmocka_unit_test(destroying_out_of_order_is_logged_and_does_nothing),
         cmocka_unit_test(disabled_amp_trains_as_if_it_were_not_there),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

@@ -412,7 +412,7 @@ static char *blamed_by_all(cairn_group *group, void *ctx) {
     static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
     static const size_t sizes[] = {1, 2100, 33000, MOST};
     static const unsigned masks[] = {0, 2, 5, ~0u};
-    const unsigned everybody = (1u << cairn_group_size(group)) - 1;
+    const unsigned all_ranks = (1u << cairn_group_size(group)) - 1;
     struct room room;
     if (!cairn__group_blames(group)) return NULL;
     PASS(room_open(group, &room, 1, MOST * sizeof(double)));
@@ -420,7 +420,7 @@ static char *blamed_by_all(cairn_group *group, void *ctx) {
         for (int s = 0; s < 4; s++) {
             void *const x = s % 2 ? room.registered : room.ordinary, *const other =
                                                                          s % 2 ? room.ordinary : room.registered;
-            for (int w = 0; w < 4; w++) PASS(check_blame(group, x, other, sizes[s], floats[t], masks[w] & everybody));
+            for (int w = 0; w < 4; w++) PASS(check_blame(group, x, other, sizes[s], floats[t], masks[w] & all_ranks));
         }
     }
     return room_close(group, &room);
@@ -888,14 +888,14 @@ static cairn_status differ_in_message(cairn_group *group) {
 }
 
 struct collectives_mismatch collectives_mismatches[] = {
-    {"count", differ_in_n, "5 f32 to sum", "rank 1 brings 4 f32 to sum", 0},
-    {"type", differ_in_dtype, "5 f32 to sum", "rank 1 brings 5 i32 to sum", 0},
-    {"operation", differ_in_op, "5 f32 to sum", "rank 1 brings 5 f32 to average", 0},
-    {"divisor", differ_in_divisor, "5 f32 to average", "rank 1 brings 5 f32 to average over 1", 0},
-    {"root", differ_in_root, "5 f32 from rank 0", "rank 1 brings 5 f32 from rank 1", 0},
-    {"kind", differ_in_kind, "all-gather of 5 f32", "rank 1 brings barrier", 0},
-    {"order", differ_in_order, "all-reduce of 6 f32", "rank 1 brings all-to-all of 7 u8", 0},
-    {"allocation", differ_in_allocation, "200 bytes", "rank 1 brings 100 bytes", 0},
+    {"count", differ_in_n, "5 f32 to sum", "rank 1 issues 4 f32 to sum", 0},
+    {"type", differ_in_dtype, "5 f32 to sum", "rank 1 issues 5 i32 to sum", 0},
+    {"operation", differ_in_op, "5 f32 to sum", "rank 1 issues 5 f32 to average", 0},
+    {"divisor", differ_in_divisor, "5 f32 to average", "rank 1 issues 5 f32 to average over 1", 0},
+    {"root", differ_in_root, "5 f32 from rank 0", "rank 1 issues 5 f32 from rank 1", 0},
+    {"kind", differ_in_kind, "all-gather of 5 f32", "rank 1 issues barrier", 0},
+    {"order", differ_in_order, "all-reduce of 6 f32", "rank 1 issues all-to-all of 7 u8", 0},
+    {"allocation", differ_in_allocation, "200 bytes", "rank 1 issues 100 bytes", 0},
     {"message", differ_in_message, "5 f32", "4 f32", 2},
     {NULL, NULL, NULL, NULL, 0},
 };

@@ -129,7 +129,7 @@ static char *alloc_too_much(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void group_memory_that_is_not_there_leaves_the_group_alive(void **state) {
+static void group_memory_that_cannot_be_allocated_leaves_the_group_alive(void **state) {
     (void)state;
     run_with((struct fake_faults){0}, 2, 60, alloc_too_much, NULL);
 }
@@ -282,7 +282,7 @@ static void calls_that_agree_pass_the_check(void **state) {
     unsetenv("CAIRN_CHECK");
 }
 
-static void check_that_is_neither_on_nor_off_is_refused(void **state) {
+static void wrong_value_of_cairn_check_is_refused(void **state) {
     (void)state;
     struct cairn__group_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "gloo"};
     cairn_group *group = NULL;
@@ -307,7 +307,7 @@ static void group_of_one_needs_no_engine(void **state) {
     assert_int_equal(control->engines(), 0);
 }
 
-static void engine_that_is_not_there_names_its_option(void **state) {
+static void engine_that_was_not_built_names_its_option(void **state) {
     (void)state;
     char *path = strdup(getenv("CAIRN_MODULE_PATH"));
     struct cairn__group_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "mpi"};
@@ -326,7 +326,7 @@ int main(void) {
         cmocka_unit_test(reductions_have_the_bits_of_shm),
         cmocka_unit_test(long_arrays_go_in_blocks_on_late_engines),
         cmocka_unit_test(steady_state_allocates_nothing),
-        cmocka_unit_test(group_memory_that_is_not_there_leaves_the_group_alive),
+        cmocka_unit_test(group_memory_that_cannot_be_allocated_leaves_the_group_alive),
         cmocka_unit_test(memory_that_an_engine_may_still_write_to_is_kept),
         cmocka_unit_test(engine_that_fails_anywhere_ends_every_rank),
         cmocka_unit_test(timeout_without_progress_names_the_call),
@@ -334,9 +334,9 @@ int main(void) {
         cmocka_unit_test(time_between_polls_is_not_waiting),
         cmocka_unit_test(rank_that_leaves_ends_those_that_wait_for_it),
         cmocka_unit_test(calls_that_agree_pass_the_check),
-        cmocka_unit_test(check_that_is_neither_on_nor_off_is_refused),
+        cmocka_unit_test(wrong_value_of_cairn_check_is_refused),
         cmocka_unit_test(group_of_one_needs_no_engine),
-        cmocka_unit_test(engine_that_is_not_there_names_its_option),
+        cmocka_unit_test(engine_that_was_not_built_names_its_option),
     };
     const void *table = NULL;
     if (cairn__module_open(&use, "gloo", &table) != CAIRN_OK) {

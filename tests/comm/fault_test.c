@@ -120,7 +120,7 @@ static int die_with_a_child(int rank, int size, int port) {
     return 0;
 }
 
-static void death_shows_although_a_child_keeps_the_sockets(void **state) {
+static void death_is_noticed_although_a_child_keeps_the_sockets(void **state) {
     (void)state;
     struct processes p;
     start(&p, 2, -1, die_with_a_child);
@@ -191,7 +191,7 @@ static void stopped_rank_is_named_after_the_timeout(void **state) {
 static int wait_for_the_missing(int rank, int size, int port) {
     cairn_group *group = NULL;
     MUST(join_shm(rank, size, port, 2, &group) == CAIRN_ETIMEOUT && group == NULL);
-    MUST(strstr(cairn_last_error(), "waited 2 s for rank 2, which did not come"));
+    MUST(strstr(cairn_last_error(), "waited 2 s for rank 2, which did not join"));
     return 0;
 }
 
@@ -247,7 +247,7 @@ static int live_elsewhere(int rank, int size, int port) {
     return 0;
 }
 
-static void ranks_of_two_machines_are_both_named(void **state) {
+static void shm_on_two_machines_names_both(void **state) {
     (void)state;
     struct processes p;
     start(&p, 3, -1, live_elsewhere);
@@ -284,7 +284,7 @@ static int allocate_without_descriptors(int rank, int size, int port) {
     return 0;
 }
 
-static void rank_out_of_descriptors_refuses_the_memory_for_all(void **state) {
+static void memory_that_one_rank_has_no_descriptor_for_is_made_nowhere(void **state) {
     (void)state;
     for (int size = 2; size <= 4; size++) {
         struct processes p;
@@ -313,7 +313,7 @@ static int reduce_in_a_crowd(int rank, int size, int port) {
     return 0;
 }
 
-static void eight_processes_on_few_processors_get_through(void **state) {
+static void eight_processes_on_few_processors_complete(void **state) {
     (void)state;
     struct processes p;
     start(&p, 8, -1, reduce_in_a_crowd);
@@ -336,14 +336,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(killed_rank_is_named_by_all_others_within_5_s),
         cmocka_unit_test(rank_that_exits_with_work_outstanding_is_named),
-        cmocka_unit_test(death_shows_although_a_child_keeps_the_sockets),
+        cmocka_unit_test(death_is_noticed_although_a_child_keeps_the_sockets),
         cmocka_unit_test(polling_alone_notices_a_death),
         cmocka_unit_test(stopped_rank_is_named_after_the_timeout),
         cmocka_unit_test(rank_that_never_comes_is_named),
         cmocka_unit_test(rank_that_dies_while_meeting_is_named_soon),
-        cmocka_unit_test(ranks_of_two_machines_are_both_named),
-        cmocka_unit_test(rank_out_of_descriptors_refuses_the_memory_for_all),
-        cmocka_unit_test(eight_processes_on_few_processors_get_through),
+        cmocka_unit_test(shm_on_two_machines_names_both),
+        cmocka_unit_test(memory_that_one_rank_has_no_descriptor_for_is_made_nowhere),
+        cmocka_unit_test(eight_processes_on_few_processors_complete),
     };
     return cmocka_run_group_tests_name("fault", tests, share_ready, unshare_ready);
 }

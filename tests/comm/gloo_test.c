@@ -111,7 +111,7 @@ static void meet(struct rank *r) {
     pthread_barrier_wait(r->barrier);
 }
 
-/* Who leaves while another still connects fails that one; groups exchange something before anybody can. */
+/* A rank that leaves while another still connects fails that one; groups exchange something before ranks leave. */
 static cairn_status join_together(struct rank *r) {
     const cairn_status st = join(r);
     meet(r);
@@ -278,7 +278,7 @@ static char *broadcast_from_everyone(struct rank *r) {
     return NULL;
 }
 
-static void a_broadcast_reaches_everyone_from_any_root(void **state) {
+static void broadcast_reaches_all_ranks_from_any_root(void **state) {
     (void)state;
     run_ranks(3, broadcast_from_everyone);
 }
@@ -379,7 +379,7 @@ static char *leave_after_the_last_transfer(struct rank *r) {
     return NULL;
 }
 
-static void a_rank_that_is_done_may_leave_before_the_others(void **state) {
+static void rank_may_leave_before_others_are_done(void **state) {
     (void)state;
     for (int i = 0; i < 10; i++) run_ranks(3, leave_after_the_last_transfer);
 }
@@ -404,7 +404,7 @@ static char *begin_late(struct rank *r) {
     return NULL;
 }
 
-static void a_rank_may_have_left_before_another_begins(void **state) {
+static void rank_may_leave_before_another_begins(void **state) {
     (void)state;
     run_ranks(3, begin_late);
 }
@@ -444,7 +444,7 @@ static char *lose_a_rank(struct rank *r) {
     return NULL;
 }
 
-static void who_waits_for_a_rank_that_left_gets_its_number(void **state) {
+static void waiting_for_a_rank_that_left_names_it(void **state) {
     (void)state;
     run_ranks(4, lose_a_rank);
 }
@@ -513,7 +513,7 @@ static char *bring_different_sizes(struct rank *r) {
     return NULL;
 }
 
-static void ranks_that_bring_different_sizes_wait_in_vain_and_nothing_more(void **state) {
+static void different_sizes_end_in_a_timeout_and_do_no_harm(void **state) {
     (void)state;
     run_ranks(2, bring_different_sizes);
 }
@@ -586,7 +586,7 @@ static char *listen_nowhere(struct rank *r) {
     return NULL;
 }
 
-static void a_rank_that_cannot_listen_tells_all_why(void **state) {
+static void rank_that_cannot_listen_fails_all_ranks_with_its_error(void **state) {
     (void)state;
     run_ranks(3, listen_nowhere);
 }
@@ -606,7 +606,7 @@ static char *have_no_address(struct rank *r) {
     return NULL;
 }
 
-static void an_interface_may_stand_for_an_address(void **state) {
+static void interface_may_be_given_by_name(void **state) {
     (void)state;
     run_ranks(2, have_no_address);
 }
@@ -648,21 +648,21 @@ int main(void) {
         cmocka_unit_test(a_process_may_exit_while_its_ranks_wait), /* before this process has threads */
         cmocka_unit_test(an_all_to_all_moves_uneven_and_empty_parts),
         cmocka_unit_test(an_all_gather_moves_uneven_and_empty_parts),
-        cmocka_unit_test(a_broadcast_reaches_everyone_from_any_root),
+        cmocka_unit_test(broadcast_reaches_all_ranks_from_any_root),
         cmocka_unit_test(transfers_under_way_may_be_tested_in_any_order),
         cmocka_unit_test(messages_keep_their_order_and_go_past_collectives_and_each_other),
         cmocka_unit_test(a_group_of_some_ranks_moves_beside_its_parent),
-        cmocka_unit_test(a_rank_that_is_done_may_leave_before_the_others),
-        cmocka_unit_test(a_rank_may_have_left_before_another_begins),
+        cmocka_unit_test(rank_may_leave_before_others_are_done),
+        cmocka_unit_test(rank_may_leave_before_another_begins),
         cmocka_unit_test(closing_with_transfers_under_way_does_not_wait_for_them),
-        cmocka_unit_test(who_waits_for_a_rank_that_left_gets_its_number),
+        cmocka_unit_test(waiting_for_a_rank_that_left_names_it),
         cmocka_unit_test(a_rank_that_leaves_in_the_middle_of_a_message_is_noticed),
         cmocka_unit_test(engine_names_the_rank_that_is_awaited),
-        cmocka_unit_test(ranks_that_bring_different_sizes_wait_in_vain_and_nothing_more),
+        cmocka_unit_test(different_sizes_end_in_a_timeout_and_do_no_harm),
         cmocka_unit_test(an_abort_ends_waits_here_and_there),
         cmocka_unit_test(a_rank_that_does_not_join_is_named),
-        cmocka_unit_test(a_rank_that_cannot_listen_tells_all_why),
-        cmocka_unit_test(an_interface_may_stand_for_an_address),
+        cmocka_unit_test(rank_that_cannot_listen_fails_all_ranks_with_its_error),
+        cmocka_unit_test(interface_may_be_given_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -47,7 +47,7 @@ static char *allocate_too_much(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void more_group_memory_than_there_is_is_refused_with_a_sentence(void **state) {
+static void group_memory_larger_than_the_machines_is_refused(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) run_group(p, allocate_too_much, NULL);
 }
@@ -68,7 +68,7 @@ static char *allocate_beyond_the_file_limit(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void limit_on_the_size_of_files_is_a_sentence_and_not_a_signal(void **state) {
+static void limit_on_file_size_is_an_error_and_not_a_signal(void **state) {
     struct rlimit before;
     (void)state;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -210,7 +210,7 @@ static char *meet_only(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void waiting_almost_for_ever_is_allowed(void **state) {
+static void timeout_of_many_years_is_allowed(void **state) {
     (void)state;
     static const double timeouts[] = {1e9, 1e11, 1e300, INFINITY};
     for (size_t i = 0; i < sizeof(timeouts) / sizeof(timeouts[0]); i++) {
@@ -230,7 +230,7 @@ static void expect_refusal(struct cairn__group_options o, cairn_status status, c
     assert_non_null(strstr(cairn_last_error(), sentence));
 }
 
-static void creation_refuses_what_cannot_be(void **state) {
+static void creation_refuses_wrong_options(void **state) {
     (void)state;
     struct cairn__group_options good = {.size = 1, .timeout = 1}, o = good;
     o.backend = "nccl";
@@ -291,14 +291,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(group_of_one_exchanges_nothing_and_owns_its_memory),
         cmocka_unit_test(steady_state_allocates_nothing),
-        cmocka_unit_test(more_group_memory_than_there_is_is_refused_with_a_sentence),
-        cmocka_unit_test(limit_on_the_size_of_files_is_a_sentence_and_not_a_signal),
+        cmocka_unit_test(group_memory_larger_than_the_machines_is_refused),
+        cmocka_unit_test(limit_on_file_size_is_an_error_and_not_a_signal),
         cmocka_unit_test(group_memory_lies_in_huge_pages_where_the_system_has_them),
         cmocka_unit_test(rank_that_left_is_named),
         cmocka_unit_test(rank_that_stays_away_is_named_after_the_timeout),
-        cmocka_unit_test(waiting_almost_for_ever_is_allowed),
+        cmocka_unit_test(timeout_of_many_years_is_allowed),
         cmocka_unit_test(bad_arguments_post_nothing),
-        cmocka_unit_test(creation_refuses_what_cannot_be),
+        cmocka_unit_test(creation_refuses_wrong_options),
     };
     return cmocka_run_group_tests_name("group", tests, NULL, NULL);
 }

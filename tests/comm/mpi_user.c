@@ -88,7 +88,7 @@ static void abort_from_another_thread(int rank) {
     MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
     check_sum(env);
     if (rank == 0) MUST(pthread_create(&thread, NULL, give_up, cairn_env_group(env)) == 0);
-    /* What nobody sends. */
+    /* Is never sent. */
     const cairn_status st = cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, NULL);
     MUST(st == (rank == 0 ? CAIRN_ESTATE : CAIRN_EPEER));
     if (rank == 0) pthread_join(thread, NULL);

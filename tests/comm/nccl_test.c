@@ -216,7 +216,7 @@ static char *exchange_words(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void words_of_the_host_are_exchanged(void **state) {
+static void host_data_is_exchanged(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) run((struct fake_comm_plan){0}, p, 60, exchange_words, NULL);
 }
@@ -252,7 +252,7 @@ static void connection_that_fails_is_an_error_and_others_time_out(void **state) 
                    "the fake library cannot connect", CAIRN_ETIMEOUT, "waited 0.5 s for all ranks to connect");
 }
 
-static void connection_that_hangs_ends_at_the_timeout(void **state) {
+static void connection_that_hangs_times_out(void **state) {
     (void)state;
     expect_refusal((struct fake_comm_plan){.fault = FAKE_COMM_INIT_HANGS, .rank = 2}, 0.5, CAIRN_ETIMEOUT,
                    "rank 2 waited 0.5 s for all ranks to connect", CAIRN_ETIMEOUT, "s for all ranks to connect");
@@ -276,7 +276,7 @@ static char *fail_in_collective(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void collective_that_hangs_ends_at_the_timeout_with_last_words(void **state) {
+static void collective_that_hangs_times_out_with_the_notes_of_all(void **state) {
     (void)state;
     const char *words = "s in all-reduce number 3 of 5 f32 to sum, and nothing moved; raise CAIRN_TIMEOUT";
     struct failure f = {CAIRN_ETIMEOUT, CAIRN_ETIMEOUT, words, words};
@@ -287,7 +287,7 @@ static void collective_that_hangs_ends_at_the_timeout_with_last_words(void **sta
 static void failure_while_it_runs_becomes_a_status(void **state) {
     (void)state;
     struct failure f = {CAIRN_EPEER, CAIRN_ETIMEOUT, "the fake library has lost its way",
-                        "first of all rank 2 saw: the fake library has lost its way"};
+                        "first failure, on rank 2: the fake library has lost its way"};
     run((struct fake_comm_plan){.fault = FAKE_COMM_ASYNC_FAILS, .rank = 2, .operation = 4}, 3, 0.8, fail_in_collective,
         &f);
     assert_int_equal(fake_comm_aborts(), 3);
@@ -296,7 +296,7 @@ static void failure_while_it_runs_becomes_a_status(void **state) {
 static void launch_that_fails_becomes_a_status(void **state) {
     (void)state;
     struct failure f = {CAIRN_EPEER, CAIRN_ETIMEOUT, "the fake library cannot launch",
-                        "first of all rank 2 saw: the fake library cannot launch"};
+                        "first failure, on rank 2: the fake library cannot launch"};
     run((struct fake_comm_plan){.fault = FAKE_COMM_CALL_FAILS, .rank = 2, .operation = 4}, 3, 0.8, fail_in_collective,
         &f);
     assert_int_equal(fake_comm_aborts(), 3);
@@ -313,7 +313,7 @@ static char *look_elsewhere(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void rank_that_computes_on_is_watched(void **state) {
+static void rank_that_neither_waits_nor_polls_is_aborted_too(void **state) {
     (void)state;
     run((struct fake_comm_plan){.fault = FAKE_COMM_HANGS, .rank = 1, .operation = 2}, 2, 0.5, look_elsewhere, NULL);
 }
@@ -347,14 +347,14 @@ static char *alloc_in_vain(cairn_group *group, void *ctx) {
     float x = 1;
     (void)ctx;
     EXPECT(cairn_group_alloc(group, 1000, &p) == CAIRN_ENOMEM && !p);
-    EXPECT(strstr(cairn_last_error(),
-                  cairn_group_rank(group) == 1 ? "the fake library has no" : "another rank has no 1000 bytes"));
+    EXPECT(strstr(cairn_last_error(), cairn_group_rank(group) == 1 ? "the fake library has no"
+                                                                   : "another rank could not allocate 1000 bytes"));
     EXPECT_OK(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, NULL));
     EXPECT(x == 2);
     return NULL;
 }
 
-static void no_rank_gets_memory_that_one_rank_lacks(void **state) {
+static void memory_that_one_rank_lacks_is_made_nowhere(void **state) {
     (void)state;
     run((struct fake_comm_plan){.fault = FAKE_COMM_NO_MEMORY, .rank = 1}, 2, 60, alloc_in_vain, NULL);
 }
@@ -395,17 +395,17 @@ int main(void) {
         cmocka_unit_test(messages_of_a_batch_are_launched_as_one),
         cmocka_unit_test(more_works_than_marks_wait_for_the_oldest),
         cmocka_unit_test(works_that_are_polled_complete),
-        cmocka_unit_test(words_of_the_host_are_exchanged),
+        cmocka_unit_test(host_data_is_exchanged),
         cmocka_unit_test(ranks_on_one_gpu_are_named),
         cmocka_unit_test(all_ranks_fail_if_rank_0_makes_no_id),
         cmocka_unit_test(connection_that_fails_is_an_error_and_others_time_out),
-        cmocka_unit_test(connection_that_hangs_ends_at_the_timeout),
-        cmocka_unit_test(collective_that_hangs_ends_at_the_timeout_with_last_words),
+        cmocka_unit_test(connection_that_hangs_times_out),
+        cmocka_unit_test(collective_that_hangs_times_out_with_the_notes_of_all),
         cmocka_unit_test(failure_while_it_runs_becomes_a_status),
         cmocka_unit_test(launch_that_fails_becomes_a_status),
-        cmocka_unit_test(rank_that_computes_on_is_watched),
+        cmocka_unit_test(rank_that_neither_waits_nor_polls_is_aborted_too),
         cmocka_unit_test(abort_ends_a_wait_in_another_thread),
-        cmocka_unit_test(no_rank_gets_memory_that_one_rank_lacks),
+        cmocka_unit_test(memory_that_one_rank_lacks_is_made_nowhere),
         cmocka_unit_test(graphs_record_collectives_and_refuse_what_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

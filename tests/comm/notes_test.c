@@ -90,20 +90,20 @@ static void two_ranks_in_different_collectives_name_both(void **state) {
     expect(&ranks[1], "rank 1 saw it; rank 0 was in all-reduce number 17 of 5 f32 to sum");
     assert_int_equal(ranks[0].status, CAIRN_ETIMEOUT);
     assert_int_equal(ranks[1].status, CAIRN_EPEER);
-    for (int r = 0; r < 2; r++) assert_null(strstr(ranks[r].said, "left no word"));
+    for (int r = 0; r < 2; r++) assert_null(strstr(ranks[r].said, "reported nothing"));
     cairn_store_destroy(&store);
 }
 
-static void a_rank_that_leaves_no_word_is_named_within_seconds(void **state) {
+static void silent_rank_is_named_within_seconds(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
     fill(ranks, 3, store);
     ranks[1].call = &broadcast5;
     run(ranks, 2);
-    expect(&ranks[0], "; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2 left no word: it ended, is "
+    expect(&ranks[0], "; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2 reported nothing: it ended, is "
                       "stopped, or is not in a call of this group");
-    expect(&ranks[1], "; rank 0 was in all-reduce number 17 of 5 f32 to sum; rank 2 left no word: it ended");
+    expect(&ranks[1], "; rank 0 was in all-reduce number 17 of 5 f32 to sum; rank 2 reported nothing: it ended");
     for (int r = 0; r < 2; r++) assert_true(ranks[r].took > 0.9 && ranks[r].took < 5);
     cairn_store_destroy(&store);
 }
@@ -114,11 +114,12 @@ static void many_silent_ranks_are_counted(void **state) {
     cairn_store *store = make_store();
     fill(ranks, 8, store);
     run(ranks + 7, 1);
-    expect(&ranks[7], "; rank 0, rank 1, rank 2, rank 3 and 3 more left no word: they ended, are stopped, or are not");
+    expect(&ranks[7],
+           "; rank 0, rank 1, rank 2, rank 3 and 3 more reported nothing: they ended, are stopped, or are not");
     cairn_store_destroy(&store);
 }
 
-static void ranks_in_the_same_call_are_no_news(void **state) {
+static void ranks_in_the_same_call_are_not_listed(void **state) {
     (void)state;
     struct rank ranks[8];
     cairn_store *store = make_store();
@@ -140,11 +141,11 @@ static void error_reports_what_another_rank_noticed_first(void **state) {
     ranks[0].status = ranks[1].status = CAIRN_EPEER;
     run(ranks + 2, 1);
     run(ranks, 2);
-    for (int r = 0; r < 2; r++) expect(&ranks[r], "; first of all rank 2 saw: rank 2 waited 300 s for rank 1");
+    for (int r = 0; r < 2; r++) expect(&ranks[r], "; first failure, on rank 2: rank 2 waited 300 s for rank 1");
     cairn_store_destroy(&store);
 }
 
-static void error_reports_the_cause_though_others_saw_its_rank_leave_before(void **state) {
+static void cause_is_reported_even_if_others_noticed_a_rank_leave_first(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
@@ -154,11 +155,11 @@ static void error_reports_the_cause_though_others_saw_its_rank_leave_before(void
     ranks[1].status = CAIRN_ENOMEM;
     run(ranks, 1);
     run(ranks + 1, 2);
-    expect(&ranks[2], "; first of all rank 1 saw: rank 1 has no memory");
+    expect(&ranks[2], "; first failure, on rank 1: rank 1 has no memory");
     cairn_store_destroy(&store);
 }
 
-static void groups_of_one_environment_have_notes_of_their_own(void **state) {
+static void groups_of_one_environment_have_separate_notes(void **state) {
     (void)state;
     struct rank ranks[4];
     cairn_store *store = make_store();
@@ -177,7 +178,7 @@ static void groups_of_one_environment_have_notes_of_their_own(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void without_a_store_the_sentence_stays_as_it_was(void **state) {
+static void without_a_store_the_error_is_unchanged(void **state) {
     (void)state;
     struct rank one[1];
     fill(one, 1, NULL);
@@ -187,7 +188,7 @@ static void without_a_store_the_sentence_stays_as_it_was(void **state) {
     assert_int_equal(one[0].status, CAIRN_ETIMEOUT);
 }
 
-static void where_the_store_has_gone_the_sentence_stays_as_it_was(void **state) {
+static void after_the_store_has_ended_the_error_is_unchanged(void **state) {
     (void)state;
     struct cairn__store_server *server = NULL;
     cairn_store *store = NULL;
@@ -204,7 +205,7 @@ static void where_the_store_has_gone_the_sentence_stays_as_it_was(void **state) 
     cairn_store_destroy(&store);
 }
 
-static void a_store_that_hangs_delays_no_rank(void **state) {
+static void store_that_hangs_delays_no_rank(void **state) {
     (void)state;
     cairn_store *store = NULL;
     struct rank one[1];
@@ -221,7 +222,7 @@ static void a_store_that_hangs_delays_no_rank(void **state) {
     close(fds[1]);
 }
 
-static void long_words_are_cut_and_nothing_breaks(void **state) {
+static void long_notes_are_cut(void **state) {
     (void)state;
     struct rank ranks[2];
     cairn_store *store = make_store();
@@ -239,16 +240,16 @@ static void long_words_are_cut_and_nothing_breaks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_ranks_in_different_collectives_name_both),
-        cmocka_unit_test(a_rank_that_leaves_no_word_is_named_within_seconds),
+        cmocka_unit_test(silent_rank_is_named_within_seconds),
         cmocka_unit_test(many_silent_ranks_are_counted),
-        cmocka_unit_test(ranks_in_the_same_call_are_no_news),
+        cmocka_unit_test(ranks_in_the_same_call_are_not_listed),
         cmocka_unit_test(error_reports_what_another_rank_noticed_first),
-        cmocka_unit_test(error_reports_the_cause_though_others_saw_its_rank_leave_before),
-        cmocka_unit_test(groups_of_one_environment_have_notes_of_their_own),
-        cmocka_unit_test(without_a_store_the_sentence_stays_as_it_was),
-        cmocka_unit_test(where_the_store_has_gone_the_sentence_stays_as_it_was),
-        cmocka_unit_test(a_store_that_hangs_delays_no_rank),
-        cmocka_unit_test(long_words_are_cut_and_nothing_breaks),
+        cmocka_unit_test(cause_is_reported_even_if_others_noticed_a_rank_leave_first),
+        cmocka_unit_test(groups_of_one_environment_have_separate_notes),
+        cmocka_unit_test(without_a_store_the_error_is_unchanged),
+        cmocka_unit_test(after_the_store_has_ended_the_error_is_unchanged),
+        cmocka_unit_test(store_that_hangs_delays_no_rank),
+        cmocka_unit_test(long_notes_are_cut),
     };
     return cmocka_run_group_tests_name("notes", tests, NULL, NULL);
 }

@@ -105,7 +105,7 @@ static void expect(const struct rank *r, cairn_status status, const char *senten
 
 /* ---- who they are ---- */
 
-static void ranks_know_each_other(void **state) {
+static void ranks_that_meet_know_each_other(void **state) {
     (void)state;
     for (int p = 1; p <= MOST_RANKS; p = p < 3 ? p + 1 : p + 5) {
         struct rank ranks[MOST_RANKS];
@@ -254,33 +254,33 @@ static void missing_ranks_are_named_after_the_time_for_meeting(void **state) {
     ranks[1].options.meeting_timeout = 0.3;
     run(ranks + 1, 1);
     expect(&ranks[1], CAIRN_ETIMEOUT,
-           "rank 1 waited 0.3 s for ranks 0, 2, 3, which did not come; was every rank started");
+           "rank 1 waited 0.3 s for ranks 0, 2, 3, which did not join; was every rank started");
     end(ranks + 1, 1);
     cairn_store_destroy(&store);
     store = make_store();
     fill(ranks, 4, store);
     for (int r = 0; r < 3; r++) ranks[r].options.timeout = 0.3;
     run(ranks, 3);
-    for (int r = 0; r < 3; r++) expect(&ranks[r], CAIRN_ETIMEOUT, "waited 0.3 s for rank 3, which did not come");
+    for (int r = 0; r < 3; r++) expect(&ranks[r], CAIRN_ETIMEOUT, "waited 0.3 s for rank 3, which did not join");
     end(ranks, 3);
     cairn_store_destroy(&store);
 }
 
-static void ranks_that_count_differently_are_refused_on_every_rank(void **state) {
+static void different_world_sizes_are_refused_on_every_rank(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
     fill(ranks, 3, store);
     ranks[2].options.size = 4;
     run(ranks, 3);
-    expect(&ranks[0], CAIRN_EPEER, "rank 2 counts 4 ranks, rank 0 counts 3; set WORLD_SIZE alike");
-    expect(&ranks[1], CAIRN_EPEER, "rank 2 counts 4 ranks, rank 1 counts 3; set WORLD_SIZE alike");
-    expect(&ranks[2], CAIRN_EPEER, "rank 0 counts 3 ranks, rank 2 counts 4; set WORLD_SIZE alike");
+    expect(&ranks[0], CAIRN_EPEER, "rank 2 has a world size of 4, rank 0 of 3; set WORLD_SIZE to the same number");
+    expect(&ranks[1], CAIRN_EPEER, "rank 2 has a world size of 4, rank 1 of 3; set WORLD_SIZE to the same number");
+    expect(&ranks[2], CAIRN_EPEER, "rank 0 has a world size of 3, rank 2 of 4; set WORLD_SIZE to the same number");
     end(ranks, 3);
     cairn_store_destroy(&store);
 }
 
-static void another_versions_words_are_refused(void **state) {
+static void facts_of_another_version_are_refused(void **state) {
     (void)state;
     static const char *const texts[] = {"2 77 cairn-0123 vm boot net:[1]", "cairn-peer-2 2 77 0 0 auto - s vm h", "",
                                         "cairn-peer-1 2 77 0 0 auto - s", "\n\n\n"};
@@ -299,7 +299,7 @@ static void another_versions_words_are_refused(void **state) {
     }
 }
 
-static void rank_0_waits_until_all_have_seen_why(void **state) {
+static void rank_0_waits_until_all_ranks_have_the_error(void **state) {
     (void)state;
     struct rank ranks[2];
     cairn_store *store = make_store();
@@ -307,7 +307,7 @@ static void rank_0_waits_until_all_have_seen_why(void **state) {
     const char text[] = "cairn-peer-1 3 77 0 0 auto - s vm h";
     assert_int_equal(cairn_store_set(store, "test/peers/1", text, strlen(text)), CAIRN_OK);
     run(ranks, 1);
-    expect(&ranks[0], CAIRN_EPEER, "rank 1 counts 3 ranks, rank 0 counts 2");
+    expect(&ranks[0], CAIRN_EPEER, "rank 1 has a world size of 3, rank 0 of 2");
     assert_true(ranks[0].took >= 1.9);
     end(ranks, 1);
     cairn_store_destroy(&store);
@@ -338,7 +338,7 @@ static void a_rank_that_ended_is_named_while_others_are_awaited(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void a_store_that_goes_away_is_told_with_whom_it_was_to_bring(void **state) {
+static void lost_store_is_reported_with_the_awaited_rank(void **state) {
     (void)state;
     struct cairn__store_server *server = NULL;
     cairn_store *store = NULL;
@@ -400,7 +400,7 @@ static void *meet_and_talk(void *argument) {
     return NULL;
 }
 
-static void what_ranks_say_is_heard_by_all_in_rank_order(void **state) {
+static void texts_of_all_ranks_reach_every_rank_in_rank_order(void **state) {
     (void)state;
     for (int p = 1; p <= 4; p++) {
         struct rank ranks[4];
@@ -471,12 +471,12 @@ static const struct {
      {HERE(.wanted = "gloo"), HERE(.wanted = "gloo"), HERE(.wanted = "shm")},
      NULL,
      CAIRN_EINVAL,
-     "rank 0 was told the group backend 'gloo' and rank 2 'shm'; set CAIRN_BACKEND"},
+     "rank 0 has the group backend 'gloo' and rank 2 'shm'; set CAIRN_BACKEND"},
     {"one has no wish",
      {HERE(), HERE(.wanted = "shm"), HERE()},
      NULL,
      CAIRN_EINVAL,
-     "rank 0 was told the group backend 'auto' and rank 1 'shm'"},
+     "rank 0 has the group backend 'auto' and rank 1 'shm'"},
     {"shm", {HERE(.wanted = "shm"), HERE(.wanted = "shm"), HERE(.wanted = "shm")}, "shm", 0, NULL},
     {"shm for two machines",
      {HERE(.wanted = "shm"), HERE(.wanted = "shm"), THERE(.wanted = "shm")},
@@ -505,13 +505,13 @@ static const struct {
      {HERE(.wanted = "nccl"), HERE(.wanted = "nccl"), HERE(.wanted = "nccl")},
      NULL,
      CAIRN_EINVAL,
-     "'nccl' exchanges memory of GPUs, and the ranks compute on the CPU"},
+     "'nccl' needs ranks on GPUs, and these compute on the CPU"},
     {"gloo on GPUs",
      {HERE(.wanted = "gloo", .on_gpu = true), HERE(.wanted = "gloo", .on_gpu = true),
       HERE(.wanted = "gloo", .on_gpu = true)},
      NULL,
      CAIRN_EINVAL,
-     "'gloo' exchanges the host's memory, and the ranks compute on GPUs"},
+     "'gloo' needs ranks on the CPU, and these compute on GPUs"},
 };
 
 static void every_rank_makes_the_same_choice(void **state) {
@@ -544,7 +544,7 @@ static void every_rank_makes_the_same_choice(void **state) {
     }
 }
 
-static void a_rank_alone_takes_what_it_is_told(void **state) {
+static void rank_alone_takes_the_backend_that_is_set(void **state) {
     (void)state;
     static const struct {
         const char *wanted;
@@ -573,7 +573,7 @@ static void a_rank_alone_takes_what_it_is_told(void **state) {
 
 /* ---- addresses ---- */
 
-static void an_interface_is_a_name_or_an_address(void **state) {
+static void interface_is_given_by_name_or_address(void **state) {
     (void)state;
     char address[64];
     static const char *const good[] = {"lo", "lo,eth7", "127.0.0.1"}, *const bad[] = {"no-such-if", "",   ",",
@@ -585,12 +585,12 @@ static void an_interface_is_a_name_or_an_address(void **state) {
     }
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         if (cairn__address_of_interface(bad[i], address, sizeof(address)) != CAIRN_EINVAL) fail_msg("'%s'", bad[i]);
-        assert_non_null(strstr(cairn_last_error(), "is neither a network interface of this machine that is up nor"));
+        assert_non_null(strstr(cairn_last_error(), "', neither an active network interface of this machine nor"));
         assert_non_null(strstr(cairn_last_error(), "lo (127.0.0.1)"));
     }
 }
 
-static void the_way_to_an_address_has_an_address(void **state) {
+static void address_towards_another_is_found(void **state) {
     (void)state;
     char address[64];
     cairn__address_towards("127.0.0.1", address, sizeof(address));
@@ -650,7 +650,7 @@ static void machines_that_reach_one_store_over_loopback_share_it(void **state) {
 }
 
 /* The other is far away and known to be at 127.0.0.1, as it says. */
-static void a_rank_beside_the_store_takes_the_address_towards_the_others(void **state) {
+static void rank_beside_the_store_takes_its_address_towards_the_others(void **state) {
     (void)state;
     struct rank ranks[2];
     cairn_store *store = make_store();
@@ -665,7 +665,7 @@ static void a_rank_beside_the_store_takes_the_address_towards_the_others(void **
     cairn_store_destroy(&store);
 }
 
-static void a_wrong_interface_of_one_rank_is_told_to_all(void **state) {
+static void wrong_interface_of_one_rank_is_an_error_on_all(void **state) {
     (void)state;
     struct rank ranks[3];
     cairn_store *store = make_store();
@@ -674,13 +674,13 @@ static void a_wrong_interface_of_one_rank_is_told_to_all(void **state) {
     run_gloo(ranks, 3);
     for (int r = 0; r < 3; r++) {
         expect(&ranks[r], CAIRN_EINVAL, "the group backend gloo cannot be used by rank 1 on ");
-        expect(&ranks[r], CAIRN_EINVAL, ": GLOO_SOCKET_IFNAME is 'eth77', which is neither");
+        expect(&ranks[r], CAIRN_EINVAL, ": GLOO_SOCKET_IFNAME is 'eth77', neither");
     }
     end(ranks, 3);
     cairn_store_destroy(&store);
 }
 
-static void where_memory_is_shared_the_interface_does_not_matter(void **state) {
+static void ranks_that_share_memory_ignore_the_interface(void **state) {
     (void)state;
     struct rank ranks[2];
     cairn_store *store = make_store();
@@ -695,7 +695,7 @@ static void where_memory_is_shared_the_interface_does_not_matter(void **state) {
     cairn_store_destroy(&store);
 }
 
-static void stores_tell_their_end_of_the_connection(void **state) {
+static void stores_return_the_local_address_of_their_connection(void **state) {
     (void)state;
     struct cairn__store_server *server = NULL;
     cairn_store *store = NULL, *behind = NULL, *hash = make_store();
@@ -721,28 +721,28 @@ static void stores_tell_their_end_of_the_connection(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_know_each_other),
+        cmocka_unit_test(ranks_that_meet_know_each_other),
         cmocka_unit_test(a_rank_alone_needs_no_store),
         cmocka_unit_test(sockets_take_connections_until_the_meeting_ends),
         cmocka_unit_test(hosts_are_compared),
         cmocka_unit_test(ranks_of_one_machine_write_once_and_read_each_other_once),
         cmocka_unit_test(missing_ranks_are_named_after_the_time_for_meeting),
-        cmocka_unit_test(ranks_that_count_differently_are_refused_on_every_rank),
-        cmocka_unit_test(another_versions_words_are_refused),
-        cmocka_unit_test(rank_0_waits_until_all_have_seen_why),
+        cmocka_unit_test(different_world_sizes_are_refused_on_every_rank),
+        cmocka_unit_test(facts_of_another_version_are_refused),
+        cmocka_unit_test(rank_0_waits_until_all_ranks_have_the_error),
         cmocka_unit_test(a_rank_that_ended_is_named_while_others_are_awaited),
-        cmocka_unit_test(a_store_that_goes_away_is_told_with_whom_it_was_to_bring),
-        cmocka_unit_test(what_ranks_say_is_heard_by_all_in_rank_order),
+        cmocka_unit_test(lost_store_is_reported_with_the_awaited_rank),
+        cmocka_unit_test(texts_of_all_ranks_reach_every_rank_in_rank_order),
         cmocka_unit_test(every_rank_makes_the_same_choice),
-        cmocka_unit_test(a_rank_alone_takes_what_it_is_told),
-        cmocka_unit_test(an_interface_is_a_name_or_an_address),
-        cmocka_unit_test(the_way_to_an_address_has_an_address),
+        cmocka_unit_test(rank_alone_takes_the_backend_that_is_set),
+        cmocka_unit_test(interface_is_given_by_name_or_address),
+        cmocka_unit_test(address_towards_another_is_found),
         cmocka_unit_test(ranks_of_one_machine_talk_over_loopback),
         cmocka_unit_test(machines_that_reach_one_store_over_loopback_share_it),
-        cmocka_unit_test(a_rank_beside_the_store_takes_the_address_towards_the_others),
-        cmocka_unit_test(a_wrong_interface_of_one_rank_is_told_to_all),
-        cmocka_unit_test(where_memory_is_shared_the_interface_does_not_matter),
-        cmocka_unit_test(stores_tell_their_end_of_the_connection),
+        cmocka_unit_test(rank_beside_the_store_takes_its_address_towards_the_others),
+        cmocka_unit_test(wrong_interface_of_one_rank_is_an_error_on_all),
+        cmocka_unit_test(ranks_that_share_memory_ignore_the_interface),
+        cmocka_unit_test(stores_return_the_local_address_of_their_connection),
     };
     return cmocka_run_group_tests_name("peers", tests, NULL, NULL);
 }

@@ -191,7 +191,7 @@ static int strike_or_be_told(int rank, int size, int port) {
     const bool stops = board->signal == SIGSTOP;
     MUST(st == (stops ? CAIRN_ETIMEOUT : CAIRN_EPEER));
     MUST(strstr(cairn_last_error(), "rank 1 (pid "));
-    MUST(strstr(cairn_last_error(), stops ? "came but stopped in it" : "ended while rank"));
+    MUST(strstr(cairn_last_error(), stops ? "posted it and then stopped" : "ended while rank"));
     leave_group(&m);
     return 0;
 }

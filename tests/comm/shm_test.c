@@ -150,7 +150,7 @@ static char *turns(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void collectives_take_turns_with_the_bounces(void **state) {
+static void overlapping_collectives_share_the_bounce_buffers(void **state) {
     (void)state;
     for (int p = 2; p <= 5; p++) run_group(p, turns, NULL);
 }
@@ -373,7 +373,7 @@ static char *leave_without_receiving(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void sender_learns_that_its_receiver_left(void **state) {
+static void receiver_that_left_is_an_error_at_the_sender(void **state) {
     (void)state;
     run_group(2, leave_without_receiving, NULL);
 }
@@ -720,7 +720,7 @@ static int spins_of_two(int processor, int other) {
     return ranks[0].spins;
 }
 
-static void ranks_bound_to_a_processor_each_are_not_crowded(void **state) {
+static void ranks_with_a_processor_each_spin_longer(void **state) {
     (void)state;
     cpu_set_t set;
     int processors[2], n = 0;
@@ -781,14 +781,14 @@ int main(void) {
         cmocka_unit_test(death_is_noticed_in_groups_and_messages),
         cmocka_unit_test(job_that_is_suspended_for_longer_than_the_timeout_goes_on),
         cmocka_unit_test(blocks_fit_together_wherever_each_rank_has_its_arrays),
-        cmocka_unit_test(collectives_take_turns_with_the_bounces),
+        cmocka_unit_test(overlapping_collectives_share_the_bounce_buffers),
         cmocka_unit_test(doubles_and_maxima_are_checked_too),
         cmocka_unit_test(messages_come_in_order_from_memory_of_either_kind),
         cmocka_unit_test(messages_go_past_collectives_and_other_pairs),
         cmocka_unit_test(pairs_that_send_nothing_have_no_memory),
         cmocka_unit_test(messages_that_differ_fail_on_both_with_both_values),
         cmocka_unit_test(message_without_a_partner_times_out),
-        cmocka_unit_test(sender_learns_that_its_receiver_left),
+        cmocka_unit_test(receiver_that_left_is_an_error_at_the_sender),
         cmocka_unit_test(groups_of_a_family_may_be_waited_for_in_any_order),
         cmocka_unit_test(rank_asleep_in_one_group_serves_another),
         cmocka_unit_test(groups_are_made_from_groups),
@@ -796,7 +796,7 @@ int main(void) {
         cmocka_unit_test(groups_that_a_child_process_ends_live_on),
         cmocka_unit_test(abort_from_another_thread_ends_waits_here_and_there),
         cmocka_unit_test(nothing_is_left_of_a_family),
-        cmocka_unit_test(ranks_bound_to_a_processor_each_are_not_crowded),
+        cmocka_unit_test(ranks_with_a_processor_each_spin_longer),
     };
     return cmocka_run_group_tests_name("shm", tests, NULL, NULL);
 }

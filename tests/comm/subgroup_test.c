@@ -71,10 +71,10 @@ static void new_groups_have_the_ranks_named_in_their_order(void **state) {
 static char *make_of_all(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
-    const int everybody[] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int all_ranks[] = {0, 1, 2, 3, 4, 5, 6, 7};
     cairn_group *channels[6] = {NULL};
     for (int i = 0; i < 6; i++) EXPECT_OK(cairn_group_new(group, NULL, 0, NULL, &channels[i]));
-    for (int i = 5; i >= 0; i--) PASS(expect_members(channels[i], everybody, p, rank));
+    for (int i = 5; i >= 0; i--) PASS(expect_members(channels[i], all_ranks, p, rank));
     for (int i = 0; i < 6; i++) cairn_group_destroy(&channels[(i * 5) % 6]);
     return NULL;
 }
@@ -152,9 +152,9 @@ static char *refuse_on_every_rank(cairn_group *group, void *ctx) {
         {(const int[]){0, 0}, 2, "cairn_group_new: rank 0 is named twice, the second time at ranks[1]"},
         {(const int[]){0, 3}, 2, "ranks[1] is 3, which is not in a group of 3; its ranks are 0 to 2"},
         {(const int[]){-1}, 1, "ranks[0] is -1"},
-        {(const int[]){0}, 0, "a group of 0 ranks; it needs one at least, or NULL and 0 for all"},
+        {(const int[]){0}, 0, "a group of 0 ranks; give at least one, or NULL and 0 for all ranks"},
         {(const int[]){0}, -1, "a group of -1 ranks"},
-        {NULL, 2, "ranks is NULL, and n is 2; NULL goes with 0, and is all ranks"},
+        {NULL, 2, "ranks is NULL, and n is 2; give NULL and 0 for all ranks"},
         {(const int[]){0, 1, 2, 0}, 4, "4 ranks of a group that has 3"},
     };
     cairn_group *made = NULL;
@@ -209,7 +209,7 @@ static char *refuse_on_one_rank(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void one_rank_called_wrongly_fails_creation_everywhere(void **state) {
+static void wrong_arguments_on_one_rank_fail_creation_everywhere(void **state) {
     (void)state;
     run_group(3, refuse_on_one_rank, NULL);
 }
@@ -265,7 +265,7 @@ static char *leave_instead(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void ranks_that_left_fail_creation_even_where_they_are_no_members(void **state) {
+static void ranks_that_left_fail_creation_even_if_they_are_not_members(void **state) {
     (void)state;
     run_group(3, leave_instead, NULL);
 }
@@ -389,7 +389,7 @@ static char *leave_one_group(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void group_that_a_rank_left_dies_alone(void **state) {
+static void group_that_a_rank_left_dies_without_the_others(void **state) {
     (void)state;
     run_group(3, leave_one_group, NULL);
 }
@@ -508,8 +508,8 @@ static char *disagree_in_one_group(cairn_group *group, void *ctx) {
     if (made) {
         float x[6] = {0};
         EXPECT(cairn_allreduce(made, x, cairn_group_rank(made) ? 5 : 6, CAIRN_F32, CAIRN_MAX, NULL) == CAIRN_EPEER);
-        EXPECT(strstr(cairn_last_error(), "all-reduce number 1: rank 0 of group 1 (rank 2 of all) brings 6 f32 to "
-                                          "maximum, rank 1 of group 1 (rank 0 of all) brings 5 f32 to maximum; "));
+        EXPECT(strstr(cairn_last_error(), "all-reduce number 1: rank 0 of group 1 (rank 2 of all) issues 6 f32 to "
+                                          "maximum, rank 1 of group 1 (rank 0 of all) issues 5 f32 to maximum; "));
     }
     cairn_group_destroy(&made);
     EXPECT_OK(cairn_barrier(group));
@@ -660,7 +660,7 @@ static char *make_and_end_many(cairn_group *group, void *ctx) {
     return NULL;
 }
 
-static void groups_that_ended_leave_nothing_behind(void **state) {
+static void groups_that_ended_leave_no_memory_or_files(void **state) {
     (void)state;
     run_group(2, make_and_end_many, NULL);
 }
@@ -672,14 +672,14 @@ int main(void) {
         cmocka_unit_test(groups_of_groups_of_groups_know_their_ranks_in_the_environment),
         cmocka_unit_test(split_groups_by_color_and_orders_them_by_key),
         cmocka_unit_test(wrong_arguments_make_no_group_and_the_parent_lives),
-        cmocka_unit_test(one_rank_called_wrongly_fails_creation_everywhere),
+        cmocka_unit_test(wrong_arguments_on_one_rank_fail_creation_everywhere),
         cmocka_unit_test(ranks_that_name_different_lists_all_see_both),
-        cmocka_unit_test(ranks_that_left_fail_creation_even_where_they_are_no_members),
+        cmocka_unit_test(ranks_that_left_fail_creation_even_if_they_are_not_members),
         cmocka_unit_test(group_for_which_a_rank_has_no_memory_is_made_nowhere),
         cmocka_unit_test(group_for_which_the_system_has_no_room_is_made_nowhere),
         cmocka_unit_test(environments_group_is_kept_while_groups_made_from_it_live),
         cmocka_unit_test(environments_own_group_cannot_be_destroyed),
-        cmocka_unit_test(group_that_a_rank_left_dies_alone),
+        cmocka_unit_test(group_that_a_rank_left_dies_without_the_others),
         cmocka_unit_test(aborted_group_is_named_and_its_parent_lives),
         cmocka_unit_test(abort_ends_the_making_of_groups),
         cmocka_unit_test(memory_that_a_rank_does_not_pass_on_is_not_waited_for),
@@ -688,7 +688,7 @@ int main(void) {
         cmocka_unit_test(ranks_that_wait_in_different_groups_do_not_deadlock),
         cmocka_unit_test(wait_in_one_group_moves_the_others_on),
         cmocka_unit_test(works_of_several_groups_complete_in_any_order_of_waiting),
-        cmocka_unit_test(groups_that_ended_leave_nothing_behind),
+        cmocka_unit_test(groups_that_ended_leave_no_memory_or_files),
     };
     return cmocka_run_group_tests_name("subgroup", tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@ static void memory_is_aligned_and_writable_to_its_end(void **state) {
     }
 }
 
-static void counters_tell_allocations_and_what_is_alive(void **state) {
+static void counters_have_allocations_and_live_ones(void **state) {
     (void)state;
     struct cairn__alloc_counters before = cairn__alloc_counters();
     void *p = NULL, *q = NULL;
@@ -93,7 +93,7 @@ static void a_string_is_copied_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_is_aligned_and_writable_to_its_end),
-        cmocka_unit_test(counters_tell_allocations_and_what_is_alive),
+        cmocka_unit_test(counters_have_allocations_and_live_ones),
         cmocka_unit_test(zeroed_memory_is_zero),
         cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(growing_keeps_what_was_there),

@@ -52,7 +52,7 @@ static void an_unknown_cap_warns_once_and_removes_nothing(void **state) {
     assert_int_equal(features_under("neon"), (int)cairn__cpu_detect() + 16);
 }
 
-static void levels_stand_on_one_another(void **state) {
+static void each_cpu_level_includes_the_lower_ones(void **state) {
     (void)state;
     const unsigned all = cairn__cpu_detect();
     if (all & CAIRN__CPU_AVX512_BF16) assert_true(all & CAIRN__CPU_AVX512);
@@ -68,7 +68,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cap_only_removes),
         cmocka_unit_test(an_unknown_cap_warns_once_and_removes_nothing),
-        cmocka_unit_test(levels_stand_on_one_another),
+        cmocka_unit_test(each_cpu_level_includes_the_lower_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

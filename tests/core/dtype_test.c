@@ -1,4 +1,5 @@
 /* The table of element types, and what is promised of the half types. kcheck goes through all their values. */
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,7 +37,7 @@ static void every_type_has_its_name_and_width(void **state) {
     }
 }
 
-static void what_is_no_type_is_told_so(void **state) {
+static void unknown_type_has_a_name_that_says_so(void **state) {
     (void)state;
     static const int none[] = {0, -1, CAIRN__DTYPE_END, 1000};
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++) {
@@ -88,7 +89,7 @@ static void nan_stays_nan_and_is_quiet(void **state) {
     assert_int_equal(cairn__f32_bits(cairn__f16_to_f32(0x7c01)), 0x7fc02000);
 }
 
-static void nonfinite_is_told_by_exponent_bits(void **state) {
+static void nonfinite_is_found_by_exponent_bits(void **state) {
     (void)state;
     assert_true(cairn__f32_nonfinite(INFINITY) && cairn__f32_nonfinite(-INFINITY) && cairn__f32_nonfinite(NAN));
     assert_true(cairn__f32_nonfinite(cairn__f32_from_bits(0x7f800001)));
@@ -154,19 +155,47 @@ static void every_type_holds_small_integers(void **state) {
     }
 }
 
+/* Of every length of a vector's rest. */
+static void masks_of_f32_are_those_of_f64(void **state) {
+    (void)state;
+    enum { N = 300 };
+    const float each[10] = {0, -0.0f, 0x1p-149f, -0x1p-149f, 1, -1, INFINITY, -INFINITY, NAN, FLT_MAX};
+    const uint8_t bytes[5] = {0, 1, 2, 128, 255};
+    float x[N], got_f32[N], want_f32[N];
+    uint8_t mask[N], got_mask[N], want_mask[N];
+    double wide[N];
+    for (size_t i = 0; i < N; i++) {
+        x[i] = each[i * 7 % 10];
+        mask[i] = bytes[i * 3 % 5];
+    }
+    for (size_t n = 0; n <= N; n++) {
+        memset(got_mask, 0x55, sizeof(got_mask)), memset(want_mask, 0x55, sizeof(want_mask));
+        cairn__convert(wide, CAIRN_F64, x, CAIRN_F32, n);
+        cairn__convert(want_mask, CAIRN_BOOL, wide, CAIRN_F64, n);
+        cairn__convert(got_mask, CAIRN_BOOL, x, CAIRN_F32, n);
+        assert_memory_equal(got_mask, want_mask, sizeof(want_mask));
+        memset(got_f32, 0x55, sizeof(got_f32)), memset(want_f32, 0x55, sizeof(want_f32));
+        cairn__convert(wide, CAIRN_F64, mask, CAIRN_BOOL, n);
+        cairn__convert(want_f32, CAIRN_F32, wide, CAIRN_F64, n);
+        cairn__convert(got_f32, CAIRN_F32, mask, CAIRN_BOOL, n);
+        assert_memory_equal(got_f32, want_f32, sizeof(want_f32));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type_has_its_name_and_width),
-        cmocka_unit_test(what_is_no_type_is_told_so),
+        cmocka_unit_test(unknown_type_has_a_name_that_says_so),
         cmocka_unit_test(greatest_and_least_normal_values_are_exact),
         cmocka_unit_test(narrowing_keeps_subnormals),
         cmocka_unit_test(narrowing_overflows_from_the_midpoint),
         cmocka_unit_test(nan_stays_nan_and_is_quiet),
-        cmocka_unit_test(nonfinite_is_told_by_exponent_bits),
+        cmocka_unit_test(nonfinite_is_found_by_exponent_bits),
         cmocka_unit_test(integers_are_cut_from_floats_and_clipped),
         cmocka_unit_test(integers_keep_their_digits_among_themselves),
         cmocka_unit_test(floats_of_integers_are_rounded_once),
         cmocka_unit_test(every_type_holds_small_integers),
+        cmocka_unit_test(masks_of_f32_are_those_of_f64),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

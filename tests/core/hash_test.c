@@ -19,7 +19,7 @@ static const struct {
     {"foobar", UINT64_C(0x85944171f73967e8), 0xbf9cf968},
 };
 
-static void texts_have_their_authors_values(void **state) {
+static void hashes_of_texts_are_the_published_ones(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
         const char *text = known[i].text;
@@ -50,7 +50,7 @@ static void bytes_are_unsigned(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_have_their_authors_values),
+        cmocka_unit_test(hashes_of_texts_are_the_published_ones),
         cmocka_unit_test(a_hash_goes_on_from_the_one_before),
         cmocka_unit_test(bytes_are_unsigned),
     };

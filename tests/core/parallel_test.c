@@ -71,7 +71,7 @@ static void call_again(void *ctx, size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) cairn__parallel_for(10, 1, add_item, &all[i]);
 }
 
-static void call_from_within_a_body_does_its_own_work(void **state) {
+static void nested_call_runs_on_its_own_thread(void **state) {
     (void)state;
     enum { CALLS = 20 };
     static struct counting all[CALLS];
@@ -87,7 +87,7 @@ static void ask_for_threads(void *ctx, size_t begin, size_t end) {
     if (cairn_set_num_threads(3) != CAIRN_ESTATE) ++*(atomic_int *)ctx;
 }
 
-static void number_of_threads_is_looked_at(void **state) {
+static void wrong_number_of_threads_is_refused(void **state) {
     (void)state;
     atomic_int allowed = 0;
     cairn_set_num_threads(2);
@@ -149,7 +149,7 @@ static void child_of_a_fork_makes_a_pool_of_its_own(void **state) {
 }
 
 /* The first of all tests, before the number of threads is read. */
-static void environment_says_how_many_until_somebody_else_does(void **state) {
+static void environment_sets_the_threads_until_a_call_does(void **state) {
     (void)state;
     static const struct {
         const char *text;
@@ -188,7 +188,7 @@ static void assert_workers(int count) {
     assert_int_equal(threads_called_cairn_pool(), count);
 }
 
-static void threads_have_a_name_and_come_when_needed(void **state) {
+static void threads_are_named_and_started_when_needed(void **state) {
     (void)state;
     cairn_set_num_threads(4);
     assert_each_once(10, 1);
@@ -219,7 +219,7 @@ static void halve_the_smallest(void *ctx, size_t begin, size_t end) {
 }
 
 /* As in a program that is linked with -ffast-math. */
-static void threads_keep_subnormals_whoever_starts_them(void **state) {
+static void threads_keep_subnormals_whatever_thread_starts_them(void **state) {
     (void)state;
 #if defined(__SSE__)
     enum { ITEMS = 200, FLUSH = 0x8040 };
@@ -282,14 +282,14 @@ static int bench(void) {
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(environment_says_how_many_until_somebody_else_does),
+        cmocka_unit_test(environment_sets_the_threads_until_a_call_does),
         cmocka_unit_test(every_item_is_done_once_in_pieces_of_the_grain),
-        cmocka_unit_test(call_from_within_a_body_does_its_own_work),
-        cmocka_unit_test(number_of_threads_is_looked_at),
+        cmocka_unit_test(nested_call_runs_on_its_own_thread),
+        cmocka_unit_test(wrong_number_of_threads_is_refused),
         cmocka_unit_test(busy_pool_leaves_the_work_to_its_caller),
         cmocka_unit_test(child_of_a_fork_makes_a_pool_of_its_own),
-        cmocka_unit_test(threads_have_a_name_and_come_when_needed),
-        cmocka_unit_test(threads_keep_subnormals_whoever_starts_them),
+        cmocka_unit_test(threads_are_named_and_started_when_needed),
+        cmocka_unit_test(threads_keep_subnormals_whatever_thread_starts_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

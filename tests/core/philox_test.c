@@ -44,7 +44,7 @@ static void uniforms_are_in_their_interval_and_even(void **state) {
 }
 
 /* Moments of a standard normal, each within five of its standard errors, and its tails. */
-static void normals_have_the_moments_and_tails_of_theirs(void **state) {
+static void normals_have_the_moments_and_tails_of_the_distribution(void **state) {
     (void)state;
     enum { N = 1 << 20 };
     double moment[5] = {0};
@@ -69,7 +69,7 @@ static void normals_have_the_moments_and_tails_of_theirs(void **state) {
     assert_true(fabs(beyond_four - 6.334e-5 * N) < 5 * sqrt(6.334e-5 * N));
 }
 
-static void normals_of_neighbours_do_not_go_together(void **state) {
+static void normals_of_neighbours_are_uncorrelated(void **state) {
     (void)state;
     enum { N = 1 << 16 };
     double across_pair = 0, across_counter = 0;
@@ -121,8 +121,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_match_the_known_answers),
         cmocka_unit_test(uniforms_are_in_their_interval_and_even),
-        cmocka_unit_test(normals_have_the_moments_and_tails_of_theirs),
-        cmocka_unit_test(normals_of_neighbours_do_not_go_together),
+        cmocka_unit_test(normals_have_the_moments_and_tails_of_the_distribution),
+        cmocka_unit_test(normals_of_neighbours_are_uncorrelated),
         cmocka_unit_test(logarithm_is_within_its_bound),
         cmocka_unit_test(cosine_and_sine_are_within_their_bound),
         cmocka_unit_test(normals_keep_their_bits),

@@ -17,7 +17,7 @@ __attribute__((noinline)) static void hold_two(double *y, const double *x, int n
 }
 
 /* gcc 12 leaves it out where it vectorizes the two: meson.build turns that off. */
-static void neighbours_that_may_be_narrowed_are_rounded(void **state) {
+static void neighbours_are_rounded_only_if_narrowed(void **state) {
     const double x[2] = {1.1, 5.3};
     double y[2];
     (void)state;
@@ -29,7 +29,7 @@ static void neighbours_that_may_be_narrowed_are_rounded(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(neighbours_that_may_be_narrowed_are_rounded),
+        cmocka_unit_test(neighbours_are_rounded_only_if_narrowed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

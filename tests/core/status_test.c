@@ -27,7 +27,7 @@ static void every_status_has_a_name_and_a_sentence(void **state) {
     assert_int_equal(CAIRN_OK, 0);
 }
 
-static void a_number_that_is_no_status_is_told_so(void **state) {
+static void unknown_status_has_a_name_that_says_so(void **state) {
     (void)state;
     assert_string_equal(cairn_status_name((cairn_status)(CAIRN_EINTERNAL + 1)), "?");
     assert_string_equal(cairn_status_name((cairn_status)-1), "?");
@@ -109,7 +109,7 @@ static cairn_status call_it(cairn_status st) {
     return st;
 }
 
-static void an_else_after_check_belongs_to_the_if_around_it(void **state) {
+static void else_after_check_belongs_to_the_outer_if(void **state) {
     (void)state;
     int others = 0;
     calls = 0;
@@ -129,7 +129,7 @@ static int fail_by_check(const char *file) {
     return 3;
 }
 
-static void check_tells_place_and_cause_and_exits_with_1(void **state) {
+static void check_prints_place_and_cause_and_exits_with_1(void **state) {
     (void)state;
     char file[] = "/tmp/cairn-check-XXXXXX", said[512] = "", want[512];
     const int fd = mkstemp(file);
@@ -149,14 +149,14 @@ static void check_tells_place_and_cause_and_exits_with_1(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_has_a_name_and_a_sentence),
-        cmocka_unit_test(a_number_that_is_no_status_is_told_so),
+        cmocka_unit_test(unknown_status_has_a_name_that_says_so),
         cmocka_unit_test(last_error_belongs_to_its_thread),
         cmocka_unit_test(a_message_may_quote_the_one_before),
         cmocka_unit_test(a_long_message_is_cut_and_ends),
         cmocka_unit_test(a_system_error_ends_with_its_reason),
         cmocka_unit_test(checks_pass_the_first_cause_on),
-        cmocka_unit_test(an_else_after_check_belongs_to_the_if_around_it),
-        cmocka_unit_test(check_tells_place_and_cause_and_exits_with_1),
+        cmocka_unit_test(else_after_check_belongs_to_the_outer_if),
+        cmocka_unit_test(check_prints_place_and_cause_and_exits_with_1),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

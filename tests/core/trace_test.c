@@ -41,7 +41,7 @@ static void an_instant_begins_when_it_ends(void **state) {
     cairn__trace_set_sink(NULL, NULL);
 }
 
-static void without_a_sink_nothing_happens(void **state) {
+static void events_without_a_sink_are_dropped(void **state) {
     (void)state;
     int before = heard;
     assert_false(cairn__trace_on());
@@ -63,7 +63,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_reach_the_sink_with_their_span),
         cmocka_unit_test(an_instant_begins_when_it_ends),
-        cmocka_unit_test(without_a_sink_nothing_happens),
+        cmocka_unit_test(events_without_a_sink_are_dropped),
         cmocka_unit_test(the_clock_does_not_go_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

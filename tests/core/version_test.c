@@ -33,7 +33,7 @@ static void a_program_of_newer_headers_sees_that_the_library_is_older(void **sta
 
 #undef CAIRN_VERSION_MINOR
 #define CAIRN_VERSION_MINOR (HEADER_MINOR - 1)
-static void a_program_of_older_headers_sees_that_the_library_will_do(void **state) {
+static void a_program_of_older_headers_sees_that_the_library_is_sufficient(void **state) {
     (void)state;
     assert_true(cairn_version() > CAIRN_VERSION);
 }
@@ -43,7 +43,7 @@ int main(void) {
         cmocka_unit_test(the_library_says_the_version_that_was_built),
         cmocka_unit_test(a_number_of_a_later_version_is_larger),
         cmocka_unit_test(a_program_of_newer_headers_sees_that_the_library_is_older),
-        cmocka_unit_test(a_program_of_older_headers_sees_that_the_library_will_do),
+        cmocka_unit_test(a_program_of_older_headers_sees_that_the_library_is_sufficient),
     };
     return cmocka_run_group_tests_name("version", tests, NULL, NULL);
 }

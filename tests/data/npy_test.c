@@ -1,4 +1,4 @@
-/* .npy files: those that numpy writes, byte by byte, and those that nobody should. */
+/* .npy files: those that numpy writes, byte by byte, and broken ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,7 +61,7 @@ static cairn_npy *open_file(void) {
 static const float floats[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
 static const char plain[] = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }";
 
-static void rows_come_in_the_order_that_was_asked_for(void **state) {
+static void rows_come_in_the_given_order(void **state) {
     (void)state;
     float rows[5][3];
     write_file(plain, floats, sizeof(floats));
@@ -78,10 +78,12 @@ static void rows_come_in_the_order_that_was_asked_for(void **state) {
     OK(cairn_npy_read(x, 1, 2, rows, sizeof(rows)));
     assert_memory_equal(rows, floats + 3, 24);
     OK(cairn_npy_read_rows(x, NULL, 0, NULL, 0));
-    REFUSED(cairn_npy_read_rows(x, (int64_t[]){0, 4}, 2, rows, sizeof(rows)), CAIRN_EINVAL, "row 4 of 4");
-    REFUSED(cairn_npy_read_rows(x, (int64_t[]){-1}, 1, rows, sizeof(rows)), CAIRN_EINVAL, "row -1 of 4");
-    REFUSED(cairn_npy_read_rows(x, (int64_t[]){0, 1}, 2, rows, 23), CAIRN_EINVAL, "room for 23 bytes");
-    REFUSED(cairn_npy_read(x, 3, 2, rows, sizeof(rows)), CAIRN_EINVAL, "2 rows from 3 on, of 4");
+    REFUSED(cairn_npy_read_rows(x, (int64_t[]){0, 4}, 2, rows, sizeof(rows)), CAIRN_EINVAL,
+            "row is 4, but the file has 4 rows");
+    REFUSED(cairn_npy_read_rows(x, (int64_t[]){-1}, 1, rows, sizeof(rows)), CAIRN_EINVAL,
+            "row is -1, but the file has 4 rows");
+    REFUSED(cairn_npy_read_rows(x, (int64_t[]){0, 1}, 2, rows, 23), CAIRN_EINVAL, "nbytes is 23");
+    REFUSED(cairn_npy_read(x, 3, 2, rows, sizeof(rows)), CAIRN_EINVAL, "2 rows from 3 on, but the file has 4 rows");
     cairn_npy_destroy(&x);
     assert_null(x);
 }
@@ -121,13 +123,13 @@ static void a_scalar_and_empty_arrays_are_arrays(void **state) {
     cairn_npy_destroy(&x);
 }
 
-static void what_the_program_did_not_expect_is_named_with_the_file(void **state) {
+static void unexpected_type_or_shape_is_named_with_the_file(void **state) {
     (void)state;
     char sentence[256];
     write_file(plain, floats, sizeof(floats));
     cairn_npy *x = open_file();
     OK(cairn_npy_expect(x, CAIRN_F32, CAIRN_SHAPE(-1, 3)));
-    snprintf(sentence, sizeof(sentence), "%s: has f32 of shape [4, 3], and the program wants i64 of [*]", path);
+    snprintf(sentence, sizeof(sentence), "%s: has f32 of shape [4, 3], but the program expects i64 of shape [*]", path);
     REFUSED(cairn_npy_expect(x, CAIRN_I64, CAIRN_SHAPE(-1)), CAIRN_EINVAL, sentence);
     REFUSED(cairn_npy_expect(x, CAIRN_F32, CAIRN_SHAPE(4, 5)), CAIRN_EINVAL, "[4, 5]");
     REFUSED(cairn_npy_expect(x, CAIRN_F32, CAIRN_SHAPE(4, 3, 1)), CAIRN_EINVAL, "[4, 3, 1]");
@@ -146,9 +148,11 @@ static void arrays_that_cannot_be_read_say_what_to_save_instead(void **state) {
         {"{'descr': '|O', 'fortran_order': False, 'shape': (4, 3), }", "Python objects"},
         {"{'descr': '<c8', 'fortran_order': False, 'shape': (4, 3), }", "type '<c8'"},
         {"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (12,), }", "a structured array"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4, 4), }", "was it cut?"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3037000500, 3037000500), }", "was it cut?"},
-        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 2, 2), }", "was it cut?"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (4, 4), }", "the file may have been truncated"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (3037000500, 3037000500), }",
+         "the file may have been truncated"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (9223372036854775807, 2, 2), }",
+         "the file may have been truncated"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (92233720368547758070,), }", "its header is not"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", "its header is not"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': 3, }", "its header is not"},
@@ -180,7 +184,7 @@ static void a_header_that_ends_early_is_refused(void **state) {
     assert_null(x);
 }
 
-static void what_is_no_npy_file_is_refused(void **state) {
+static void a_file_of_another_format_is_refused(void **state) {
     (void)state;
     cairn_npy *x = NULL;
     REFUSED(cairn_npy_open("/nowhere/x.npy", &x), CAIRN_ESYSTEM, "/nowhere/x.npy: No such file");
@@ -192,19 +196,20 @@ static void what_is_no_npy_file_is_refused(void **state) {
     write_bytes("\x93NUMPY\x04\0\x10\0", 10);
     REFUSED(cairn_npy_open(path, &x), CAIRN_EINVAL, "version 4.0");
     write_bytes("\x93NUMPY\x02\0\xff\xff\xff\xff", 12);
-    REFUSED(cairn_npy_open(path, &x), CAIRN_EINVAL, "a header of 4294967295 bytes");
+    REFUSED(cairn_npy_open(path, &x), CAIRN_EINVAL, "its header has 4294967295 bytes");
     REFUSED(cairn_npy_open(NULL, &x), CAIRN_EINVAL, "must be set");
     assert_null(x);
 }
 
-static void a_file_that_is_cut_while_it_is_used_ends_in_a_sentence(void **state) {
+static void a_file_truncated_while_open_is_an_error(void **state) {
     (void)state;
     float row[3];
     write_file(plain, floats, sizeof(floats));
     cairn_npy *x = open_file();
     assert_int_equal(truncate(path, 128 + 30), 0);
     OK(cairn_npy_read(x, 0, 1, row, sizeof(row)));
-    REFUSED(cairn_npy_read(x, 3, 1, row, sizeof(row)), CAIRN_EINVAL, "in the middle of what its header promises");
+    REFUSED(cairn_npy_read(x, 3, 1, row, sizeof(row)), CAIRN_EINVAL,
+            "before the last element that its header declares");
     SAYS(path);
     cairn_npy_destroy(&x);
 }
@@ -241,14 +246,14 @@ static void broken_headers_are_read_or_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_come_in_the_order_that_was_asked_for),
+        cmocka_unit_test(rows_come_in_the_given_order),
         cmocka_unit_test(other_spellings_of_a_header_are_read),
         cmocka_unit_test(a_scalar_and_empty_arrays_are_arrays),
-        cmocka_unit_test(what_the_program_did_not_expect_is_named_with_the_file),
+        cmocka_unit_test(unexpected_type_or_shape_is_named_with_the_file),
         cmocka_unit_test(arrays_that_cannot_be_read_say_what_to_save_instead),
         cmocka_unit_test(a_header_that_ends_early_is_refused),
-        cmocka_unit_test(what_is_no_npy_file_is_refused),
-        cmocka_unit_test(a_file_that_is_cut_while_it_is_used_ends_in_a_sentence),
+        cmocka_unit_test(a_file_of_another_format_is_refused),
+        cmocka_unit_test(a_file_truncated_while_open_is_an_error),
         cmocka_unit_test(broken_headers_are_read_or_refused),
     };
     return cmocka_run_group_tests(tests, make_path, NULL);

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "../state_in_memory.h"
 #include "cairn/data.h"
 #include "core/alloc.h"
 
@@ -109,7 +110,7 @@ static void without_shuffling_examples_come_in_order_in_every_epoch(void **state
 }
 
 /* Also on other machines, and in later versions: runs are repeated by their seeds. */
-static void orders_stay_what_they_were(void **state) {
+static void orders_equal_the_stored_ones(void **state) {
     (void)state;
     static const struct {
         uint64_t seed;
@@ -187,7 +188,7 @@ static void epoch_and_position_resume_a_run(void **state) {
 }
 
 /* Two ranks stop after 6 steps of 1, three go on: together they see every place of the order once. */
-static void a_run_goes_on_with_another_number_of_ranks(void **state) {
+static void a_run_resumes_with_another_number_of_ranks(void **state) {
     (void)state;
     int64_t own[ROOM], seen[36] = {0};
     for (int r = 0; r < 2; r++) {
@@ -226,14 +227,14 @@ static void expect_refusal(int64_t n, int rank, int size, const struct cairn_sam
     if (!strstr(cairn_last_error(), why)) fail_msg("'%s' is not in '%s'", why, cairn_last_error());
 }
 
-static void wrong_arguments_are_told(void **state) {
+static void wrong_arguments_are_refused_with_their_values(void **state) {
     (void)state;
     const struct cairn_sampler_options unset = {0};
-    expect_refusal(-1, 0, 1, NULL, "a dataset of -1 examples; it has from 0 to 2^62");
-    expect_refusal(INT64_MAX, 0, 1, cairn_sampler_options(.shuffle = CAIRN_OFF), "it has from 0 to 2^62");
-    expect_refusal(9, 0, 0, NULL, "0 ranks; there is at least one");
-    expect_refusal(9, 3, 3, NULL, "rank 3 of 3; ranks are from 0 to 2");
-    expect_refusal(9, -1, 3, NULL, "rank -1 of 3");
+    expect_refusal(-1, 0, 1, NULL, "a dataset of -1 examples; it must have from 0 to 2^62");
+    expect_refusal(INT64_MAX, 0, 1, cairn_sampler_options(.shuffle = CAIRN_OFF), "it must have from 0 to 2^62");
+    expect_refusal(9, 0, 0, NULL, "size is 0; there must be at least one rank");
+    expect_refusal(9, 3, 3, NULL, "rank is 3 of 3 ranks; it must be from 0 to 2");
+    expect_refusal(9, -1, 3, NULL, "rank is -1 of 3 ranks");
     expect_refusal(9, 0, 1, cairn_sampler_options(.shuffle = (cairn_switch)7), "shuffle is 7");
     expect_refusal(9, 0, 1, cairn_sampler_options(.drop_last = (cairn_switch)-1), "drop_last is -1");
     expect_refusal(9, 0, 1, cairn_sampler_options(.pad = (cairn_switch)7), "pad is 7");
@@ -252,9 +253,9 @@ static void refused_calls_change_nothing(void **state) {
     assert_int_equal(cairn_sampler_set_epoch(s, 4), CAIRN_OK);
     assert_int_equal(cairn_sampler_next(s, &index, 1), 1);
     assert_int_equal(cairn_sampler_set_epoch(s, -1), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "epoch -1; epochs are counted from 0");
+    assert_string_equal(cairn_last_error(), "epoch is -1; it must not be negative");
     assert_int_equal(cairn_sampler_seek(s, 10), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "position 10 of an epoch of 9");
+    assert_string_equal(cairn_last_error(), "position is 10; it must be from 0 to 9");
     assert_int_equal(cairn_sampler_seek(s, -1), CAIRN_EINVAL);
     assert_int_equal(cairn_sampler_next(s, NULL, 3), 0);
     assert_string_equal(cairn_last_error(), "indices is NULL");
@@ -264,7 +265,7 @@ static void refused_calls_change_nothing(void **state) {
     assert_null(s);
 }
 
-static void nothing_takes_null_for_a_sampler(void **state) {
+static void null_samplers_are_refused(void **state) {
     (void)state;
     int64_t index;
     assert_int_equal(cairn_sampler_next(NULL, &index, 1), 0);
@@ -276,6 +277,89 @@ static void nothing_takes_null_for_a_sampler(void **state) {
     cairn_sampler_destroy(&(cairn_sampler *){NULL});
 }
 
+/* ---- state ---- */
+
+/* Ends both; returns "" or the sentence of a refusal. */
+static const char *move(cairn_sampler *from, cairn_sampler *to, int64_t *position) {
+    static char said[512];
+    struct kept_state kept = {.count = 0};
+    const cairn_stateful a = cairn_sampler_stateful(from), b = cairn_sampler_stateful(to);
+    CALM(keep_state(&kept, &a, 1));
+    char *failure = bring_back(&kept, &b, 1);
+    snprintf(said, sizeof(said), "%s", failure ? failure : "");
+    free(failure);
+    *position = cairn_sampler_position(to);
+    cairn_sampler_destroy(&from);
+    cairn_sampler_destroy(&to);
+    drop_state(&kept);
+    return said;
+}
+
+static void a_sampler_goes_on_with_the_order_of_its_epoch(void **state) {
+    (void)state;
+    int64_t want[40], got[40];
+    struct kept_state kept = {.count = 0};
+    const struct cairn_sampler_options *options = cairn_sampler_options(.seed = 4);
+    cairn_sampler *a = make(40, 0, 1, options), *b = make(40, 0, 1, options);
+    const cairn_stateful of_a = cairn_sampler_stateful(a), of_b = cairn_sampler_stateful(b);
+    OK(cairn_sampler_set_epoch(a, 3));
+    assert_int_equal(cairn_sampler_next(a, want, 11), 11);
+    CALM(keep_state(&kept, &of_a, 1));
+    CALM(bring_back(&kept, &of_b, 1));
+    assert_int_equal(cairn_sampler_epoch(b), 3);
+    assert_int_equal(cairn_sampler_next(a, want, 40), 29);
+    assert_int_equal(cairn_sampler_next(b, got, 40), 29);
+    assert_memory_equal(want, got, 29 * sizeof(want[0]));
+    cairn_sampler_destroy(&a);
+    cairn_sampler_destroy(&b);
+    drop_state(&kept);
+}
+
+static void other_ranks_go_on_where_they_divide_the_places(void **state) {
+    (void)state;
+    static const struct {
+        int64_t n;
+        int p, q;
+        int64_t before, after; /* -1: refused */
+        cairn_switch drop_last, pad;
+    } moves[] = {
+        {60, 2, 3, 6, 4, 0, 0},         {60, 4, 1, 5, 20, 0, 0},
+        {60, 2, 3, 5, -1, 0, 0},        {10, 4, 3, 3, 4, 0, 0}, /* an epoch that is over is over: 12 places */
+        {10, 4, 2, 3, 5, 0, 0},                                 /* 12 places of 10 */
+        {10, 4, 3, 2, 3, CAIRN_ON, 0},                          /* 8 places, and there are 9 of three ranks */
+        {10, 4, 4, 3, 2, 0, CAIRN_OFF},                         /* rank 3 has 2 alone */
+        {10, 2, 4, 4, 2, 0, CAIRN_OFF}, {10, 2, 4, 5, 2, 0, CAIRN_OFF},
+    };
+    for (size_t i = 0; i < sizeof(moves) / sizeof(moves[0]); i++) {
+        int64_t position = -1;
+        const struct cairn_sampler_options *options =
+            cairn_sampler_options(.drop_last = moves[i].drop_last, .pad = moves[i].pad);
+        cairn_sampler *from = make(moves[i].n, 0, moves[i].p, options);
+        cairn_sampler *to = make(moves[i].n, moves[i].q - 1, moves[i].q, options);
+        OK(cairn_sampler_seek(from, moves[i].before));
+        const char *said = move(from, to, &position);
+        if (moves[i].after < 0) {
+            assert_non_null(strstr(said, "2 ranks had handed out 10 examples, 5 each, which 3 ranks do not divide"));
+        } else {
+            assert_string_equal(said, "");
+            assert_int_equal(position, moves[i].after);
+        }
+    }
+}
+
+static void another_dataset_seed_or_option_is_refused(void **state) {
+    (void)state;
+    int64_t position;
+    const struct cairn_sampler_options *plain = cairn_sampler_options(.seed = 4);
+    assert_non_null(strstr(move(make(9, 0, 1, plain), make(8, 0, 1, plain), &position),
+                           "saved of a dataset of 9 examples, and this has 8"));
+    assert_non_null(
+        strstr(move(make(9, 0, 1, plain), make(9, 0, 1, NULL), &position), "saved with seed 4, and has seed 0"));
+    assert_non_null(strstr(move(make(9, 0, 1, plain),
+                                make(9, 0, 1, cairn_sampler_options(.seed = 4, .drop_last = CAIRN_ON)), &position),
+                           "drop_last 0 and pad 1, and has 1, 1 and 1"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_the_order_repeated_or_cut),
@@ -283,15 +367,18 @@ int main(void) {
         cmocka_unit_test(a_dataset_smaller_than_its_padding_is_repeated),
         cmocka_unit_test(every_epoch_has_every_example_once),
         cmocka_unit_test(without_shuffling_examples_come_in_order_in_every_epoch),
-        cmocka_unit_test(orders_stay_what_they_were),
+        cmocka_unit_test(orders_equal_the_stored_ones),
         cmocka_unit_test(all_orders_are_equally_likely),
         cmocka_unit_test(batches_are_the_epoch_in_pieces_and_allocate_nothing),
         cmocka_unit_test(epoch_and_position_resume_a_run),
-        cmocka_unit_test(a_run_goes_on_with_another_number_of_ranks),
+        cmocka_unit_test(a_run_resumes_with_another_number_of_ranks),
         cmocka_unit_test(huge_datasets_in_order_cost_nothing),
-        cmocka_unit_test(wrong_arguments_are_told),
+        cmocka_unit_test(wrong_arguments_are_refused_with_their_values),
         cmocka_unit_test(refused_calls_change_nothing),
-        cmocka_unit_test(nothing_takes_null_for_a_sampler),
+        cmocka_unit_test(null_samplers_are_refused),
+        cmocka_unit_test(a_sampler_goes_on_with_the_order_of_its_epoch),
+        cmocka_unit_test(other_ranks_go_on_where_they_divide_the_places),
+        cmocka_unit_test(another_dataset_seed_or_option_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -232,7 +232,7 @@ static char *train_buffers(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void so_do_those_of_buffers_of_the_users(void **state) {
+static void masters_and_half_values_in_the_users_memory_agree_bit_by_bit(void **state) {
     static cairn_dtype halves[] = {CAIRN_F16, CAIRN_BF16};
     (void)state;
     for (int h = 0; h < 2; h++) run_ranks(2, train_buffers, &halves[h]);
@@ -242,7 +242,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_have_their_closed_form_in_every_iteration_on_2_to_8_ranks),
         cmocka_unit_test(masters_and_half_weights_agree_bit_by_bit_over_ranks_and_with_each_other),
-        cmocka_unit_test(so_do_those_of_buffers_of_the_users),
+        cmocka_unit_test(masters_and_half_values_in_the_users_memory_agree_bit_by_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -110,7 +110,7 @@ static void bad_loss_on_one_rank_skips_the_step_on_all(void **state) {
     }
 }
 
-static void every_way_of_reducing_carries_it(void **state) {
+static void bad_loss_reaches_all_ranks_in_every_way_of_reducing(void **state) {
     (void)state;
     for (int way = 0; way < WAYS; way++) {
         for (int micro = 0; micro < MICRO; micro++) {
@@ -125,7 +125,7 @@ static void every_way_of_reducing_carries_it(void **state) {
     }
 }
 
-static void reducer_carries_it_from_any_micro_batch(void **state) {
+static void bad_loss_of_any_micro_batch_reaches_all_ranks(void **state) {
     (void)state;
     for (int micro = 0; micro < MICRO; micro++) {
         struct job j = {.level = &parts_levels[3],
@@ -139,7 +139,7 @@ static void reducer_carries_it_from_any_micro_batch(void **state) {
 }
 
 /* As threads all speak; of processes rank 0. */
-static void ranks_say_whose_loss_it_was(void **state) {
+static void bad_loss_is_logged_with_its_rank(void **state) {
     (void)state;
 #define SENTENCE \
     "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32: the loss is inf or nan on rank 2\n"
@@ -168,14 +168,14 @@ static char *forget_a_bad_micro_batch(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void held_loss_that_is_zeroed_skips_nothing(void **state) {
+static void unsynced_bad_loss_that_is_zeroed_skips_nothing(void **state) {
     (void)state;
     run_ranks(2, forget_a_bad_micro_batch, NULL);
 }
 
-/* ---- looked at in between ---- */
+/* ---- checked in between ---- */
 
-/* Rank 1 hears of its own bad loss when it clips, the other with the reduction; the step is none for both. */
+/* Rank 1 notes its own bad loss when it clips, the other with the reduction; both skip the step. */
 static char *clip_before_the_reduction(cairn_env *env, void *ctx) {
     struct trained t;
     float gradient[PARTS * PART];
@@ -198,7 +198,7 @@ static char *clip_before_the_reduction(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void rank_that_clips_held_gradients_tells_the_others_all_the_same(void **state) {
+static void bad_loss_reaches_all_ranks_where_one_clips_unsynced_gradients(void **state) {
     (void)state;
     run_ranks(2, clip_before_the_reduction, NULL);
 }
@@ -226,7 +226,7 @@ static char *train_under_a_hook(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void hook_of_the_users_needs_to_know_nothing_of_it(void **state) {
+static void bad_loss_reaches_all_ranks_with_a_users_hook(void **state) {
     (void)state;
     run_ranks(2, train_under_a_hook, NULL);
 }
@@ -234,12 +234,12 @@ static void hook_of_the_users_needs_to_know_nothing_of_it(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_loss_on_one_rank_skips_the_step_on_all),
-        cmocka_unit_test(every_way_of_reducing_carries_it),
-        cmocka_unit_test(reducer_carries_it_from_any_micro_batch),
-        cmocka_unit_test(ranks_say_whose_loss_it_was),
-        cmocka_unit_test(held_loss_that_is_zeroed_skips_nothing),
-        cmocka_unit_test(rank_that_clips_held_gradients_tells_the_others_all_the_same),
-        cmocka_unit_test(hook_of_the_users_needs_to_know_nothing_of_it),
+        cmocka_unit_test(bad_loss_reaches_all_ranks_in_every_way_of_reducing),
+        cmocka_unit_test(bad_loss_of_any_micro_batch_reaches_all_ranks),
+        cmocka_unit_test(bad_loss_is_logged_with_its_rank),
+        cmocka_unit_test(unsynced_bad_loss_that_is_zeroed_skips_nothing),
+        cmocka_unit_test(bad_loss_reaches_all_ranks_where_one_clips_unsynced_gradients),
+        cmocka_unit_test(bad_loss_reaches_all_ranks_with_a_users_hook),
     };
     cairn_set_log(keep_log, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -152,7 +152,7 @@ static char *train_in_every_mode(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void every_mode_gives_what_it_says(void **state) {
+static void every_mode_averages_as_documented(void **state) {
     (void)state;
     run_ranks(1, train_in_every_mode, NULL);
     run_ranks(3, train_in_every_mode, NULL);
@@ -187,7 +187,7 @@ static char *look_at_buckets(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void buckets_can_be_looked_at(void **state) {
+static void buckets_can_be_read(void **state) {
     (void)state;
     run_ranks(2, look_at_buckets, NULL);
 }
@@ -237,7 +237,8 @@ static char *refuse_to_retain_users_memory(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_param_set_create(env, &param, 1, &set));
     EXPECT(ddp_create_params(set, cairn_env_group(env), ddp_options(.retain_allreduce_buffers = CAIRN_ON), &net) ==
            CAIRN_EINVAL);
-    EXPECT(strstr(cairn_last_error(), "retain_allreduce_buffers for parameters in your own memory, which never moves"));
+    EXPECT(strstr(cairn_last_error(),
+                  "retain_allreduce_buffers, but parameters are in your own memory, which stays where it is"));
     EXPECT_OK(ddp_create_params(set, cairn_env_group(env), ddp_options(.retain_allreduce_buffers = CAIRN_OFF), &net));
     ddp_destroy(&net);
     cairn_param_set_destroy(&set);
@@ -472,7 +473,7 @@ static char *look_before_the_second(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void buckets_are_planned_anew_neither_in_evaluation_nor_behind_a_graphs_back(void **state) {
+static void buckets_are_planned_anew_neither_in_evaluation_nor_under_a_graph(void **state) {
     (void)state;
     for (int is_recorded = 0; is_recorded < 2; is_recorded++)
         run_ranks(2, look_before_the_second, &(bool){is_recorded != 0});
@@ -557,20 +558,20 @@ static const struct refusal {
      "retain_allreduce_buffers off and gradient_as_bucket_view on"},
     {OPTIONS(.retain_allreduce_buffers = (cairn_switch)3), "retain_allreduce_buffers is 3"},
     {OPTIONS(.skip_all_reduce_unused_params = CAIRN_ON), "without find_unused_parameters"},
-    {OPTIONS(.num_ignored = 1), "ignored is NULL, but 1 names are announced"},
+    {OPTIONS(.num_ignored = 1), "ignored is NULL, but its count is 1"},
     {OPTIONS(.ignored = nothing, .num_ignored = 1), "ignored[0] is NULL"},
-    {OPTIONS(.ignored = nobody, .num_ignored = 1), "ignored names 'nobody', but no parameter or buffer is called so"},
+    {OPTIONS(.ignored = nobody, .num_ignored = 1), "ignored names 'nobody', but no parameter or buffer has that name"},
     {OPTIONS(.ignored = everybody, .num_ignored = 4), "ignored names every parameter"},
     {OPTIONS(.num_trigger_params = 1), "allreduce_trigger_params is NULL"},
-    {OPTIONS(.allreduce_trigger_params = nobody, .num_trigger_params = 1), "no parameter is called so"},
+    {OPTIONS(.allreduce_trigger_params = nobody, .num_trigger_params = 1), "no parameter has that name"},
     {OPTIONS(.allreduce_trigger_params = everybody, .num_trigger_params = 1, .ignored = everybody, .num_ignored = 1),
-     "no parameter that is ignored can close a bucket"},
+     "an ignored parameter cannot close a bucket"},
     {OPTIONS(.allreduce_trigger_params = everybody, .num_trigger_params = 1, .delay_allreduce = CAIRN_ON),
      "delay_allreduce and allreduce_trigger_params"},
 };
 enum { NUM_REFUSALS = sizeof(refusals) / sizeof(refusals[0]) };
 
-/* Wrong on one rank is an error on all; the others hear what it was. */
+/* Wrong on one rank is an error on all, with its message. */
 static char *be_refused(cairn_env *env, void *ctx) {
     cairn_module *model = make_exact_mlp(env);
     const bool wrong = cairn_env_rank(env) == cairn_env_size(env) - 1;
@@ -586,7 +587,7 @@ static char *be_refused(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void wrong_options_have_their_sentence_on_every_rank(void **state) {
+static void wrong_options_are_refused_on_every_rank(void **state) {
     (void)state;
     run_ranks(1, be_refused, NULL);
     run_ranks(2, be_refused, NULL);
@@ -722,7 +723,7 @@ static char *misuse_hooks(cairn_env *env, void *ctx) {
     EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
     EXPECT_OK(ddp_register_comm_hook(net, ddp_allreduce_hook()));
     EXPECT(ddp_register_comm_hook(net, ddp_noop_hook()) == CAIRN_ESTATE);
-    EXPECT(strstr(cairn_last_error(), "there is a hook ('allreduce')"));
+    EXPECT(strstr(cairn_last_error(), "the context has a hook already ('allreduce')"));
     ddp_destroy(&net);
     EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
     const struct ddp_comm_hook *mine = cairn_env_rank(env) ? ddp_noop_hook() : ddp_bf16_compress_hook();
@@ -733,7 +734,7 @@ static char *misuse_hooks(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void misused_hooks_have_their_sentences(void **state) {
+static void misused_hooks_are_refused(void **state) {
     (void)state;
     run_ranks(1, misuse_hooks, NULL);
     run_ranks(2, misuse_hooks, NULL);
@@ -741,7 +742,7 @@ static void misused_hooks_have_their_sentences(void **state) {
 
 /* ---- failures ---- */
 
-/* The second backward fails in rank 1's hook: every rank hears why, and in which bucket. */
+/* The second backward fails in rank 1's hook: every rank's message has the cause and the bucket. */
 static char *fail_in_a_hook(cairn_env *env, void *ctx) {
     struct calls calls = {.in_order = true};
     const struct ddp_comm_hook hook = {.struct_size = sizeof(hook), .ctx = &calls, .begin = add_up};
@@ -763,7 +764,7 @@ static char *fail_in_a_hook(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void failure_of_one_rank_is_told_to_all_with_the_bucket(void **state) {
+static void failure_of_one_rank_fails_all_and_names_the_bucket(void **state) {
     (void)state;
     run_ranks(3, fail_in_a_hook, NULL);
 }
@@ -790,29 +791,29 @@ static char *fail_alone(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void rank_that_is_alone_goes_on_after_a_failure(void **state) {
+static void single_rank_goes_on_after_a_failure(void **state) {
     (void)state;
     run_ranks(1, fail_alone, NULL);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mode_gives_what_it_says),
-        cmocka_unit_test(buckets_can_be_looked_at),
+        cmocka_unit_test(every_mode_averages_as_documented),
+        cmocka_unit_test(buckets_can_be_read),
         cmocka_unit_test(gradients_are_views_of_buckets_that_are_retained),
         cmocka_unit_test(gradients_in_the_users_memory_are_no_views),
         cmocka_unit_test(named_parameters_close_buckets),
         cmocka_unit_test(gradients_larger_than_a_bucket_travel_in_pieces),
         cmocka_unit_test(second_forward_plans_buckets_by_rank_0s_order),
-        cmocka_unit_test(buckets_are_planned_anew_neither_in_evaluation_nor_behind_a_graphs_back),
+        cmocka_unit_test(buckets_are_planned_anew_neither_in_evaluation_nor_under_a_graph),
         cmocka_unit_test(ignored_parameters_stay_each_ranks_own_but_for_overflow),
-        cmocka_unit_test(wrong_options_have_their_sentence_on_every_rank),
+        cmocka_unit_test(wrong_options_are_refused_on_every_rank),
         cmocka_unit_test(options_that_differ_fail_on_every_rank_with_both_values),
         cmocka_unit_test(without_init_sync_nothing_is_made_equal),
         cmocka_unit_test(hook_of_the_users_decides_what_gradients_become),
-        cmocka_unit_test(misused_hooks_have_their_sentences),
-        cmocka_unit_test(failure_of_one_rank_is_told_to_all_with_the_bucket),
-        cmocka_unit_test(rank_that_is_alone_goes_on_after_a_failure),
+        cmocka_unit_test(misused_hooks_are_refused),
+        cmocka_unit_test(failure_of_one_rank_fails_all_and_names_the_bucket),
+        cmocka_unit_test(single_rank_goes_on_after_a_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

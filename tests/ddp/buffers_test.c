@@ -163,7 +163,7 @@ static void ranks_evaluate_unequal_numbers_of_batches_without_join(void **state)
     run_ranks(3, evaluate, NULL);
 }
 
-static void buffers_stay_each_ranks_own_where_that_was_asked_for(void **state) {
+static void buffers_stay_each_ranks_own_with_broadcast_buffers_off(void **state) {
     (void)state;
     struct job j = {.broadcast = CAIRN_OFF, .ranks = 2};
     run_ranks(2, go_forward, &j);
@@ -210,7 +210,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(buffers_are_rank_0s_after_a_training_forward_that_was_synchronised),
         cmocka_unit_test(ranks_evaluate_unequal_numbers_of_batches_without_join),
-        cmocka_unit_test(buffers_stay_each_ranks_own_where_that_was_asked_for),
+        cmocka_unit_test(buffers_stay_each_ranks_own_with_broadcast_buffers_off),
         cmocka_unit_test(running_statistics_begin_each_forward_as_rank_0s),
     };
     return cmocka_run_group_tests(tests, parts_be_quiet, NULL);

@@ -519,7 +519,7 @@ static char *create_in_the_wrong_order(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_sgd_create(cairn_module_params(model), NULL, &sgd));
     EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &net));
     EXPECT(amp_initialize(env, model, sgd, NULL, &amp) == CAIRN_ESTATE);
-    EXPECT(strstr(cairn_last_error(), "must come before ddp_create") != NULL);
+    EXPECT(strstr(cairn_last_error(), "must be called before ddp_create") != NULL);
     EXPECT(ddp_create(model, cairn_env_group(env), NULL, &second) == CAIRN_ESTATE);
     ddp_destroy(&net);
     EXPECT_OK(amp_initialize(env, model, sgd, amp_options(.verbosity = -1), &amp));
@@ -716,7 +716,7 @@ static char *settle_what_nobody_wrote(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void gradient_that_only_others_wrote_is_looked_at(void **state) {
+static void gradient_that_only_other_ranks_wrote_is_checked(void **state) {
     (void)state;
     run_ranks(1, settle_what_nobody_wrote, NULL);
 }
@@ -749,7 +749,7 @@ int main(void) {
         cmocka_unit_test(buckets_leave_before_backward_is_over),
         cmocka_unit_test(gradients_can_travel_in_another_type),
         cmocka_unit_test(gradient_that_overflows_on_its_way_back_is_found),
-        cmocka_unit_test(gradient_that_only_others_wrote_is_looked_at),
+        cmocka_unit_test(gradient_that_only_other_ranks_wrote_is_checked),
         cmocka_unit_test(accumulated_backwards_reduce_only_what_each_produced),
         cmocka_unit_test(steady_state_step_allocates_nothing_on_two_ranks),
     };

@@ -102,7 +102,7 @@ static char *create_different_sets(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void different_sets_of_the_users_do_too(void **state) {
+static void different_sets_of_the_users_fail_on_every_rank(void **state) {
     (void)state;
     for (int i = 0; i < NUM_DIFFERENCES; i++) run_ranks(3, create_different_sets, (void *)(uintptr_t)&differences[i]);
 }
@@ -218,7 +218,7 @@ static char *call_another_collective(cairn_env *env, void *ctx) {
         EXPECT(step(&t) == CAIRN_EPEER);
         EXPECT(strstr(cairn_last_error(), "ddp: bucket 0 ('2.bias' to '0.weight') of backward 4: "));
     }
-    EXPECT(strstr(cairn_last_error(), "brings barrier") && strstr(cairn_last_error(), "brings all-reduce"));
+    EXPECT(strstr(cairn_last_error(), "issues barrier") && strstr(cairn_last_error(), "issues all-reduce"));
     trainer_destroy(&t);
     return NULL;
 }
@@ -228,7 +228,7 @@ static void rank_that_calls_another_collective_fails_with_the_others(void **stat
     run_ranks(3, call_another_collective, NULL);
 }
 
-/* In the group around, so that nobody sees a difference: who waits longest gives up, and then all do. */
+/* In the user's group, where no difference is seen: the rank that waits longest gives up, and then all do. */
 static char *wait_elsewhere(cairn_env *env, void *ctx) {
     cairn_group *hasty = NULL;
     struct trainer t;
@@ -254,7 +254,7 @@ static void rank_that_skips_a_backward_and_waits_elsewhere_fails_all_within_the_
     run_ranks(3, wait_elsewhere, NULL);
 }
 
-/* Rank ODD's loss is a number in the second step. It hears why, and the others do from it; alone it goes on. */
+/* Rank ODD's loss is a number in the second step. It fails with the cause, and so do the others; alone it goes on. */
 static char *have_a_loss_of_nothing(cairn_env *env, void *ctx) {
     const int ranks = cairn_env_size(env), odd = ranks > 1 ? ODD : 0;
     const bool is_odd = cairn_env_rank(env) == odd;
@@ -267,13 +267,13 @@ static char *have_a_loss_of_nothing(cairn_env *env, void *ctx) {
     cairn_tensor *loss = cairn_sum(is_odd ? x : ddp_forward(net, x));
     if (is_odd) {
         EXPECT(cairn_backward(loss) == CAIRN_EINVAL);
-        EXPECT(strstr(cairn_last_error(), "wants a gradient"));
+        EXPECT(strstr(cairn_last_error(), "requires a gradient"));
     } else {
         EXPECT(!loss || cairn_backward(loss) == CAIRN_EPEER);
     }
     if (ranks > 1) {
-        EXPECT(
-            strstr(cairn_last_error(), "on rank 1, nothing that the loss of backward 2 depends on wants a gradient"));
+        EXPECT(strstr(cairn_last_error(),
+                      "on rank 1, nothing that the loss of backward 2 depends on requires a gradient"));
         EXPECT(strstr(cairn_last_error(), "ddp_zero_loss") && strstr(cairn_last_error(), "find_unused_parameters"));
     } else {
         EXPECT_OK(cairn_backward(cairn_sum(ddp_forward(net, x))));
@@ -295,7 +295,7 @@ static void loss_that_depends_on_nothing_fails_on_every_rank_at_once(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(different_models_fail_on_every_rank_with_name_and_both_values),
-        cmocka_unit_test(different_sets_of_the_users_do_too),
+        cmocka_unit_test(different_sets_of_the_users_fail_on_every_rank),
         cmocka_unit_test(different_types_fail_on_every_rank),
         cmocka_unit_test(different_options_fail_on_every_rank),
         cmocka_unit_test(rank_that_takes_a_step_more_or_fewer_fails_with_the_others),

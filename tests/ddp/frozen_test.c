@@ -140,11 +140,51 @@ static void freezing_and_thawing_over_ranks_gives_the_bits_of_one(void **state) 
     }
 }
 
-static void a_reducer_follows_too(void **state) {
+static void a_reducer_follows_freezing(void **state) {
     (void)state;
     struct job j = {.level = &parts_levels[3], .kind = BY_ADAMW, .ranks = 2, .micros = 2, .reducer = true};
     run_ranks(1, train_alone, &j);
     run_ranks(j.ranks, train_together, &j);
+}
+
+/* ---- gradients that wait while buckets are planned anew ---- */
+
+struct accumulation {
+    const struct ddp_options *options;
+    struct remembered want;
+};
+
+/* Part 0 is frozen, and part 3 thawed, after the first of three backwards that ranks reduce for one step. */
+static char *accumulate(cairn_env *env, void *ctx) {
+    struct accumulation *a = ctx;
+    const struct job j = {.level = &parts_levels[0], .kind = BY_SGD};
+    const bool alone = cairn_env_size(env) == 1;
+    struct trained t;
+    float gradient[PARTS * PART];
+    PASS(begin(&t, env, &j));
+    if (!alone) EXPECT_OK(ddp_create(t.model, cairn_env_group(env), a->options, &t.net));
+    EXPECT_OK(freeze(t.set, 0x8));
+    for (int m = 0; m < 3; m++) {
+        if (m == 1) EXPECT_OK(freeze(t.set, 0x1));
+        parts_numbers(cairn_env_rank(env), 0, m, gradient);
+        for (int i = 0; alone && i < PARTS * PART; i++) gradient[i] = (gradient[i] + parts_number(1, 0, m, i)) / 2;
+        EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
+    }
+    EXPECT_OK(cairn_step(t.optimizer));
+    if (alone) remember(&t, &a->want);
+    EXPECT(is_as_remembered(&t, &a->want));
+    parts_end(&t);
+    return NULL;
+}
+
+static void gradients_that_wait_are_in_the_step_though_other_parameters_are_frozen_meanwhile(void **state) {
+    struct accumulation a = {.options = NULL};
+    (void)state;
+    run_ranks(1, accumulate, &a);
+    for (int w = 0; w < WAYS; w++) {
+        a.options = every_way[w];
+        run_ranks(2, accumulate, &a);
+    }
 }
 
 /* ---- memory ---- */
@@ -165,11 +205,14 @@ static char *count_memory(cairn_env *env, void *ctx) {
     for (int k = 0; k < PARTS; k++) EXPECT(!has_moments(&t, k));
     parts_numbers(0, 0, 0, gradient);
     EXPECT(parts_backward(&t, gradient, ALL_PARTS) == CAIRN_EINVAL);
+    EXPECT_OK(cairn_param_set_require_grad(t.set, "*", CAIRN_ON)); /* no rank has waited: the group is as it was */
+    EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
+    EXPECT(ddp_bucket_count(t.net) > 0);
     parts_end(&t);
     return NULL;
 }
 
-static void a_model_that_is_frozen_whole_has_no_bucket_and_no_moment(void **state) {
+static void a_wholly_frozen_model_has_no_bucket_and_no_moment_until_it_is_thawed(void **state) {
     (void)state;
     run_ranks(2, count_memory, NULL);
 }
@@ -212,11 +255,115 @@ static char *differ_at_first(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void ranks_that_freeze_others_all_fail_with_the_name(void **state) {
+static void ranks_that_freeze_different_parameters_fail_with_the_name(void **state) {
     (void)state;
     run_ranks(2, differ, NULL);
     run_ranks(3, differ, NULL);
     run_ranks(2, differ_at_first, NULL);
+}
+
+/* ---- a loss of which nothing is left ---- */
+
+/* Rank 1's loss has part 0 alone, which all ranks freeze before backward. */
+static char *lose_all(cairn_env *env, void *ctx) {
+    const struct job j = {.level = &parts_levels[0], .kind = BY_SGD};
+    const int rank = cairn_env_rank(env), ranks = cairn_env_size(env);
+    struct trained t;
+    float gradient[PARTS * PART];
+    cairn_group *hasty = NULL;
+    PASS(begin(&t, env, &j));
+    EXPECT_OK(freeze(t.set, 0));
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, cairn_group_options(.timeout = 5), &hasty));
+    EXPECT_OK(ddp_create(t.model, hasty, ctx, &t.net));
+    use_parts(t.model, rank == 1 ? 0x1 : ALL_PARTS);
+    for (int i = 0; i < PARTS * PART; i++) gradient[i] = (float)ranks;
+    EXPECT_OK(cairn_tensor_write(t.x, gradient, PARTS * PART));
+    cairn_tensor *loss = ddp_forward(t.net, t.x);
+    EXPECT(loss);
+    EXPECT_OK(freeze(t.set, 0x1));
+    if (ctx) { /* rank 1 counts as zero */
+        EXPECT_OK(cairn_backward(loss));
+        EXPECT(!cairn__grad_exists(t.set->params[0]->gradient));
+        const float *average = cairn__grad_peek(t.set->params[3]->gradient).x;
+        for (int i = 0; i < PART; i++) EXPECT(average[i] == (float)(ranks - 1));
+    } else {
+        EXPECT_REFUSED(cairn_backward(loss), rank == 1 ? CAIRN_ESTATE : CAIRN_EPEER,
+                       "on rank 1, backward 1 does not reach 'part1', 'part2', 'part3', for which");
+    }
+    parts_end(&t);
+    cairn_group_destroy(&hasty);
+    return NULL;
+}
+
+static void rank_whose_loss_reaches_frozen_parameters_alone_leaves_no_rank_waiting(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks(ranks, lose_all, NULL);
+        run_ranks(ranks, lose_all, ddp_options(.find_unused_parameters = CAIRN_ON));
+    }
+}
+
+/* ---- a rank that calls too early ---- */
+
+static cairn_status copy_forward(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int n) {
+    (void)ctx, (void)n;
+    memcpy(y->data, x->data, x->n * sizeof(float));
+    return CAIRN_OK;
+}
+
+/* ctx: the set, which it tries to freeze; NULL = it does not. */
+static cairn_status meddle(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
+                           const struct cairn_custom_array *y, const struct cairn_custom_array *x, int n) {
+    (void)y, (void)x, (void)n;
+    memcpy(dx->data, dy->data, dy->n * sizeof(float));
+    if (!ctx) return CAIRN_OK;
+    const bool refused = cairn_param_set_require_grad(ctx, "part[12]", CAIRN_OFF) == CAIRN_ESTATE &&
+                         cairn_param_require_grad(ctx, 3, CAIRN_OFF) == CAIRN_ESTATE;
+    return refused ? CAIRN_OK : CAIRN_EINTERNAL;
+}
+
+/* Rank 1 makes the calls within its backward, the others after theirs. */
+static char *call_early(cairn_env *env, void *ctx) {
+    const struct job j = {.level = &parts_levels[0], .kind = BY_SGD};
+    const bool early = cairn_env_rank(env) == 1;
+    struct trained t;
+    float gradient[PARTS * PART];
+    cairn_group *hasty = NULL;
+    PASS(begin(&t, env, &j));
+    EXPECT_OK(freeze(t.set, 0));
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, cairn_group_options(.timeout = 5), &hasty));
+    EXPECT_OK(ddp_create(t.model, hasty, ctx, &t.net));
+    const struct cairn_custom_op op = {.struct_size = sizeof(op),
+                                       .name = "meddle",
+                                       .forward = copy_forward,
+                                       .backward = meddle};
+    parts_numbers(cairn_env_rank(env), 0, 0, gradient);
+    EXPECT_OK(cairn_tensor_write(t.x, gradient, PARTS * PART));
+    for (int s = 0; s < STEPS; s++) {
+        cairn_module_zero_grad(t.model);
+        cairn_tensor *loss = ddp_forward(t.net, t.x);
+        EXPECT(loss);
+        loss = cairn_custom(&op, early ? t.set : NULL, CAIRN_F32, 0, NULL, &loss, 1);
+        EXPECT_OK(cairn_backward(loss));
+        if (early) continue;
+        EXPECT_REFUSED(cairn_param_set_require_grad(t.set, "part[12]", CAIRN_OFF), CAIRN_EPEER,
+                       "cairn_param_set_require_grad: it failed on rank 1: ");
+        EXPECT_SAYS("called within a backward");
+        EXPECT_REFUSED(cairn_param_require_grad(t.set, 3, CAIRN_OFF), CAIRN_EPEER, "called within a backward");
+    }
+    for (size_t k = 0; k < PARTS; k++) EXPECT(cairn_param_requires_grad(t.set, k));
+    EXPECT_OK(freeze(t.set, 0x2));
+    parts_end(&t);
+    cairn_group_destroy(&hasty);
+    return NULL;
+}
+
+static void rank_that_calls_within_its_backward_makes_all_fail_and_training_goes_on(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks(ranks, call_early, NULL);
+        run_ranks(ranks, call_early, ddp_options(.find_unused_parameters = CAIRN_ON));
+    }
 }
 
 /* ---- gradients in the user's memory ---- */
@@ -268,6 +415,86 @@ static char *train_arrays(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* Array 1 waits while array 2 is frozen, and is not declared again. */
+static char *keep_array(cairn_env *env, void *ctx) {
+    float w[ARRAYS][LENGTH] = {{0}}, g[ARRAYS][LENGTH];
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    cairn_param_set *set = NULL;
+    cairn_optimizer *sgd = NULL;
+    ddp_context *net = NULL;
+    (void)ctx;
+    hyper.lr = 1;
+    EXPECT_OK(cairn_param_set_create(env, NULL, 0, &set));
+    for (int a = 0; a < ARRAYS; a++) {
+        const cairn_param one = {.name = (const char *[]){"a", "b", "c"}[a],
+                                 .data = w[a],
+                                 .grad = g[a],
+                                 .dtype = CAIRN_F32,
+                                 .ndim = 1,
+                                 .shape = {LENGTH}};
+        for (int i = 0; i < LENGTH; i++) g[a][i] = (float)(2 * cairn_env_rank(env) + a);
+        EXPECT_OK(cairn_param_set_add(set, &one, 1, 0));
+    }
+    EXPECT_OK(cairn_sgd_create(set, &hyper, &sgd));
+    EXPECT_REFUSED(ddp_create_params(set, cairn_env_group(env), ddp_options(.gradient_as_bucket_view = CAIRN_ON), &net),
+                   CAIRN_EINVAL,
+                   "gradient_as_bucket_view, but parameters are in your own memory, which stays where it is");
+    EXPECT_OK(ddp_create_params(set, cairn_env_group(env), ddp_options(.find_unused_parameters = CAIRN_ON), &net));
+    EXPECT_OK(ddp_grads_ready(net, 0, ARRAYS));
+    EXPECT_OK(ddp_wait(net));
+    EXPECT_OK(cairn_param_require_grad(set, 2, CAIRN_OFF));
+    EXPECT_OK(cairn_grads_taken(set, 0, 1));
+    EXPECT_OK(ddp_grads_ready(net, 0, 1));
+    EXPECT_OK(ddp_wait(net));
+    EXPECT_OK(cairn_step(sgd));
+    for (int i = 0; i < LENGTH; i++) EXPECT(w[0][i] == -2 && w[1][i] == -2 && w[2][i] == 0);
+    ddp_destroy(&net);
+    cairn_optimizer_destroy(&sgd);
+    cairn_param_set_destroy(&set);
+    return NULL;
+}
+
+static void array_that_waits_is_in_the_step_though_another_is_frozen_meanwhile(void **state) {
+    (void)state;
+    run_ranks(2, keep_array, NULL);
+}
+
+/* Rank 1 freezes before ddp_wait, the others after it. */
+static char *freeze_arrays_early(cairn_env *env, void *ctx) {
+    float w[LENGTH] = {0}, g[LENGTH] = {0};
+    const bool early = cairn_env_rank(env) == 1;
+    cairn_group *hasty = NULL;
+    cairn_param_set *set = NULL;
+    ddp_context *net = NULL;
+    const cairn_param one = {.name = "w", .data = w, .grad = g, .dtype = CAIRN_F32, .ndim = 1, .shape = {LENGTH}};
+    EXPECT_OK(cairn_param_set_create(env, &one, 1, &set));
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, cairn_group_options(.timeout = 5), &hasty));
+    EXPECT_OK(ddp_create_params(set, hasty, ctx, &net));
+    for (int s = 0; s < STEPS; s++) {
+        EXPECT_OK(ddp_grads_ready(net, 0, 1));
+        if (early)
+            EXPECT_REFUSED(cairn_param_set_require_grad(set, "*", CAIRN_OFF), CAIRN_ESTATE, "call ddp_wait first");
+        EXPECT_OK(ddp_wait(net));
+        if (!early)
+            EXPECT_REFUSED(cairn_param_set_require_grad(set, "*", CAIRN_OFF), CAIRN_EPEER, "call ddp_wait first");
+        EXPECT(cairn_param_requires_grad(set, 0));
+        cairn_param_set_zero_grad(set);
+    }
+    EXPECT_OK(cairn_param_set_require_grad(set, "*", CAIRN_OFF));
+    ddp_destroy(&net);
+    cairn_param_set_destroy(&set);
+    cairn_group_destroy(&hasty);
+    return NULL;
+}
+
+static void rank_that_freezes_arrays_before_ddp_wait_makes_all_fail_and_training_goes_on(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks(ranks, freeze_arrays_early, NULL);
+        run_ranks(ranks, freeze_arrays_early, ddp_options(.find_unused_parameters = CAIRN_ON));
+    }
+}
+
 static void frozen_arrays_of_the_user_are_not_reduced(void **state) {
     (void)state;
     run_ranks(2, train_arrays, NULL);
@@ -276,9 +503,14 @@ static void frozen_arrays_of_the_user_are_not_reduced(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(freezing_and_thawing_over_ranks_gives_the_bits_of_one),
-        cmocka_unit_test(a_reducer_follows_too),
-        cmocka_unit_test(a_model_that_is_frozen_whole_has_no_bucket_and_no_moment),
-        cmocka_unit_test(ranks_that_freeze_others_all_fail_with_the_name),
+        cmocka_unit_test(a_reducer_follows_freezing),
+        cmocka_unit_test(gradients_that_wait_are_in_the_step_though_other_parameters_are_frozen_meanwhile),
+        cmocka_unit_test(a_wholly_frozen_model_has_no_bucket_and_no_moment_until_it_is_thawed),
+        cmocka_unit_test(ranks_that_freeze_different_parameters_fail_with_the_name),
+        cmocka_unit_test(rank_whose_loss_reaches_frozen_parameters_alone_leaves_no_rank_waiting),
+        cmocka_unit_test(rank_that_calls_within_its_backward_makes_all_fail_and_training_goes_on),
+        cmocka_unit_test(rank_that_freezes_arrays_before_ddp_wait_makes_all_fail_and_training_goes_on),
+        cmocka_unit_test(array_that_waits_is_in_the_step_though_another_is_frozen_meanwhile),
         cmocka_unit_test(frozen_arrays_of_the_user_are_not_reduced),
     };
     return cmocka_run_group_tests(tests, parts_be_quiet, NULL);

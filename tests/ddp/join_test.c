@@ -419,7 +419,7 @@ static char *end_early(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void early_ends_fail_on_every_rank_where_that_is_asked_for(void **state) {
+static void early_ends_fail_on_every_rank_with_throw_on_early_termination(void **state) {
     (void)state;
     run_ranks(3, end_early, NULL);
 }
@@ -514,7 +514,7 @@ static char *leave_out(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void what_no_batch_reaches_keeps_its_bits(void **state) {
+static void parameters_that_no_batch_reaches_keep_their_bits(void **state) {
     (void)state;
     for (int way = 0; way < 4; way++)
         run_ranks(3, leave_out, &(struct reach){way & 1 ? 3 : 0, way & 2 ? CAIRN_ON : CAIRN_OFF});
@@ -618,7 +618,7 @@ static void own_memory_joins_with_zeros_or_nothing(void **state) {
     run_ranks(3, train_own_memory, "declares nothing");
 }
 
-/* Rank 1 has one batch less, and nobody asks ddp_join: the others add up their losses with it. */
+/* Rank 1 has one batch less, and no rank calls ddp_join: the others add up their losses with it. */
 static char *destroy_early(cairn_env *env, void *ctx) {
     struct training t;
     float loss = 1;
@@ -664,7 +664,7 @@ static char *ask_wrongly(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void wrong_calls_are_told(void **state) {
+static void wrong_calls_are_refused(void **state) {
     (void)state;
     run_ranks(1, ask_wrongly, NULL);
 }
@@ -676,13 +676,13 @@ int main(void) {
         cmocka_unit_test(averages_are_those_of_one_process),
         cmocka_unit_test(averages_over_those_with_input_are_rounded_once),
         cmocka_unit_test(a_rank_may_have_input_again),
-        cmocka_unit_test(early_ends_fail_on_every_rank_where_that_is_asked_for),
+        cmocka_unit_test(early_ends_fail_on_every_rank_with_throw_on_early_termination),
         cmocka_unit_test(buffers_come_from_the_lowest_rank_with_input),
-        cmocka_unit_test(what_no_batch_reaches_keeps_its_bits),
+        cmocka_unit_test(parameters_that_no_batch_reaches_keep_their_bits),
         cmocka_unit_test(ranks_may_run_out_while_they_accumulate),
         cmocka_unit_test(own_memory_joins_with_zeros_or_nothing),
         cmocka_unit_test(a_rank_that_destroys_early_ends_the_others_at_once),
-        cmocka_unit_test(wrong_calls_are_told),
+        cmocka_unit_test(wrong_calls_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,7 +95,7 @@ static void micro_batches_of_all_ranks_are_one_backward_on_the_whole(void **stat
     }
 }
 
-static void reducer_is_ddp_by_hand(void **state) {
+static void reducer_with_micro_batches_equals_one_process(void **state) {
     (void)state;
     for (int l = 0; l < PARTS_LEVELS; l++) {
         struct job j = {.level = &parts_levels[l],
@@ -109,18 +109,19 @@ static void reducer_is_ddp_by_hand(void **state) {
     }
 }
 
-/* A rank knows the scale by its last loss: one that had none since the last reduction is told to have one. */
+/* A rank knows the scale by its last loss: one that had none since the last reduction is an error. */
 static char *reduce_without_a_backward(cairn_env *env, void *ctx) {
     struct trained t;
     float gradient[PARTS * PART];
     const int rank = cairn_env_rank(env);
     PASS(begin(&t, env, ctx));
-    EXPECT_OK(ddp_reduce(t.net)); /* nobody has anything */
+    EXPECT_OK(ddp_reduce(t.net)); /* no rank has a gradient */
     parts_numbers(rank, 0, 0, gradient);
     if (rank == 0) EXPECT_OK(parts_backward(&t, gradient, ALL_PARTS));
     EXPECT(ddp_reduce(t.net) == CAIRN_ESTATE);
-    EXPECT(strcmp(cairn_last_error(), "ddp_reduce: rank 1 has had no backward since the last one, but rank 0 has; give "
-                                      "a rank without input the loss of ddp_zero_loss") == 0);
+    EXPECT(strcmp(cairn_last_error(),
+                  "ddp_reduce: rank 1 has had no backward since the last ddp_reduce, but rank 0 has; give "
+                  "a rank without input the loss of ddp_zero_loss") == 0);
     if (rank == 1) EXPECT_OK(amp_backward(t.amp, ddp_zero_loss(t.net), t.optimizer));
     EXPECT_OK(ddp_reduce(t.net));
     for (int k = 0; k < PARTS; k++) EXPECT(!cairn__grad_is_unsynced(t.set->params[k]->gradient));
@@ -132,7 +133,7 @@ static char *reduce_without_a_backward(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void reducer_asks_every_rank_for_a_backward(void **state) {
+static void reduce_without_a_backward_on_one_rank_fails_on_all(void **state) {
     (void)state;
     struct job j = {.level = &parts_levels[0], .reducer = true};
     run_ranks(2, reduce_without_a_backward, &j);
@@ -162,7 +163,7 @@ static char *create_with_gradients(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void gradients_of_before_are_forgotten(void **state) {
+static void creating_a_context_forgets_earlier_gradients(void **state) {
     (void)state;
     run_ranks(2, create_with_gradients, NULL);
 }
@@ -292,7 +293,7 @@ static char *backwards_of_own(struct trained *t, int held, float of_part3) {
     return NULL;
 }
 
-/* Rank 1 alone has it, keeps it, and looks at its gradients more often than rank 0. */
+/* Rank 1 alone has it, keeps it, and reads its gradients more often than rank 0. */
 static char *keep_an_infinity(cairn_env *env, void *ctx) {
     static const char *const ignored[] = {"part3"};
     const bool has = cairn_env_rank(env) == 1;
@@ -319,7 +320,7 @@ static char *keep_an_infinity(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void infinity_that_one_rank_keeps_is_a_skipped_step_on_all(void **state) {
+static void unsynced_infinity_of_one_rank_skips_the_step_on_all(void **state) {
     (void)state;
     run_ranks(2, keep_an_infinity, NULL);
 }
@@ -345,7 +346,7 @@ static char *step_alone_together(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void step_without_synchronising_applies_what_this_rank_has(void **state) {
+static void step_on_unsynced_gradients_applies_this_ranks_own(void **state) {
     (void)state;
     for (int l = 0; l < PARTS_LEVELS; l += 3) {
         struct job j = {.level = &parts_levels[l], .ranks = 1};
@@ -381,7 +382,7 @@ static char *leave_in_the_middle(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void what_is_held_ends_with_its_context(void **state) {
+static void unsynced_gradients_end_with_their_context(void **state) {
     (void)state;
     struct job j = {.level = &parts_levels[0]};
     run_ranks(2, leave_in_the_middle, &j);
@@ -459,19 +460,19 @@ static char *refuse_the_wrong_context(cairn_env *env, void *ctx) {
     EXPECT(strcmp(cairn_last_error(), "ddp_reducer_create: model, group and out must be set") == 0);
     PASS(begin(&t, env, &j));
     EXPECT(ddp_reduce(t.net) == CAIRN_EINVAL);
-    EXPECT(strcmp(cairn_last_error(),
-                  "ddp_reduce is for contexts of ddp_reducer_create; here cairn_backward reduces") == 0);
+    EXPECT(strcmp(cairn_last_error(), "ddp_reduce: the context was not made by ddp_reducer_create; its gradients are "
+                                      "reduced by cairn_backward") == 0);
     parts_end(&t);
     j.reducer = true;
     PASS(begin(&t, env, &j));
     EXPECT(ddp_no_sync(t.net, 0) == CAIRN_EINVAL);
-    EXPECT(strcmp(cairn_last_error(), "ddp_no_sync: gradients of a context of ddp_reducer_create stay on this rank "
-                                      "anyway, until ddp_reduce") == 0);
+    EXPECT(strcmp(cairn_last_error(), "ddp_no_sync: a context of ddp_reducer_create keeps gradients on this rank until "
+                                      "ddp_reduce; leave ddp_no_sync out") == 0);
     parts_end(&t);
     return NULL;
 }
 
-static void each_call_is_for_its_own_kind_of_context(void **state) {
+static void calls_of_another_kind_of_context_are_refused(void **state) {
     (void)state;
     run_ranks(1, refuse_the_wrong_context, NULL);
 }
@@ -479,16 +480,16 @@ static void each_call_is_for_its_own_kind_of_context(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(micro_batches_of_all_ranks_are_one_backward_on_the_whole),
-        cmocka_unit_test(reducer_is_ddp_by_hand),
-        cmocka_unit_test(reducer_asks_every_rank_for_a_backward),
-        cmocka_unit_test(gradients_of_before_are_forgotten),
+        cmocka_unit_test(reducer_with_micro_batches_equals_one_process),
+        cmocka_unit_test(reduce_without_a_backward_on_one_rank_fails_on_all),
+        cmocka_unit_test(creating_a_context_forgets_earlier_gradients),
         cmocka_unit_test(sums_that_are_not_exact_are_rounded_once_before_they_travel),
         cmocka_unit_test(overflow_of_one_ranks_micro_batch_is_one_skipped_step_on_all),
-        cmocka_unit_test(infinity_that_one_rank_keeps_is_a_skipped_step_on_all),
-        cmocka_unit_test(step_without_synchronising_applies_what_this_rank_has),
-        cmocka_unit_test(what_is_held_ends_with_its_context),
+        cmocka_unit_test(unsynced_infinity_of_one_rank_skips_the_step_on_all),
+        cmocka_unit_test(step_on_unsynced_gradients_applies_this_ranks_own),
+        cmocka_unit_test(unsynced_gradients_end_with_their_context),
         cmocka_unit_test(no_sync_is_refused_within_a_backward),
-        cmocka_unit_test(each_call_is_for_its_own_kind_of_context),
+        cmocka_unit_test(calls_of_another_kind_of_context_are_refused),
     };
     return cmocka_run_group_tests(tests, parts_be_quiet, NULL);
 }

@@ -1,4 +1,4 @@
-/* The numbers users tune by: times of an iteration, as the reducer tells of it, and what is made of them. */
+/* The numbers users tune by: times of an iteration, as the reducer records them, and what is computed from them. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ static void communication_is_busy_while_any_bucket_is_on_its_way(void **state) {
     cairn__ddp_times_free(&t);
 }
 
-static void medians_are_of_the_last_iterations_and_of_who_came(void **state) {
+static void medians_are_of_the_last_iterations_that_were_measured(void **state) {
     (void)state;
     struct cairn__ddp_times t = {0};
     assert_int_equal(cairn__ddp_times_make(&t, 2, 1, false), CAIRN_OK);
@@ -84,7 +84,7 @@ static void polls_are_left_out_of_what_backward_took(void **state) {
     }
 }
 
-static void what_no_sync_keeps_is_not_outside(void **state) {
+static void time_of_unsynced_iterations_is_not_counted_as_outside(void **state) {
     (void)state;
     struct cairn__ddp_times t = {0};
     assert_int_equal(cairn__ddp_times_make(&t, 1, 1, false), CAIRN_OK);
@@ -161,7 +161,7 @@ static char *look_at_data(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void data_tells_facts_buckets_and_times_by_torchs_names(void **state) {
+static void logging_data_has_torchs_names(void **state) {
     (void)state;
     run_ranks(2, look_at_data, NULL);
 }
@@ -221,7 +221,7 @@ static char *ask_wrongly(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void wrong_questions_are_told_what_is_wrong(void **state) {
+static void wrong_logging_calls_are_refused(void **state) {
     (void)state;
     run_ranks(1, ask_wrongly, NULL);
 }
@@ -282,7 +282,7 @@ static char *write_names(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void names_that_are_no_utf8_leave_the_file_readable(void **state) {
+static void names_that_are_not_utf8_leave_the_file_readable(void **state) {
     (void)state;
     static char text[16384];
     char path[] = "/tmp/cairn-ddp-log-XXXXXX", want[64];
@@ -301,7 +301,7 @@ static void names_that_are_no_utf8_leave_the_file_readable(void **state) {
     }
 }
 
-/* ---- what is told unasked ---- */
+/* ---- the log and the file ---- */
 
 static char *train(cairn_env *env, void *ctx) {
     struct trainer t;
@@ -407,14 +407,14 @@ static void every_part_of_an_iteration_is_an_event(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(communication_is_busy_while_any_bucket_is_on_its_way),
-        cmocka_unit_test(medians_are_of_the_last_iterations_and_of_who_came),
+        cmocka_unit_test(medians_are_of_the_last_iterations_that_were_measured),
         cmocka_unit_test(polls_are_left_out_of_what_backward_took),
-        cmocka_unit_test(what_no_sync_keeps_is_not_outside),
-        cmocka_unit_test(data_tells_facts_buckets_and_times_by_torchs_names),
+        cmocka_unit_test(time_of_unsynced_iterations_is_not_counted_as_outside),
+        cmocka_unit_test(logging_data_has_torchs_names),
         cmocka_unit_test(gradients_in_the_users_memory_have_times_too),
-        cmocka_unit_test(wrong_questions_are_told_what_is_wrong),
+        cmocka_unit_test(wrong_logging_calls_are_refused),
         cmocka_unit_test(a_device_is_written_into_and_not_replaced),
-        cmocka_unit_test(names_that_are_no_utf8_leave_the_file_readable),
+        cmocka_unit_test(names_that_are_not_utf8_leave_the_file_readable),
         cmocka_unit_test(a_variable_of_torchs_asks_for_lines_in_the_log),
         cmocka_unit_test(every_process_has_its_file_whichever_its_group),
         cmocka_unit_test(every_part_of_an_iteration_is_an_event),

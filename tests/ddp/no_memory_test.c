@@ -1,4 +1,4 @@
-/* Wherever one rank finds no memory all ranks hear of it, and have what they had before. */
+/* Wherever one rank runs out of memory all ranks fail, and have what they had before. */
 #include "../failing_alloc.h"
 #include "parts.h"
 
@@ -21,7 +21,7 @@ static char *fail_to_create(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void context_that_finds_no_memory_is_on_no_rank(void **state) {
+static void context_that_runs_out_of_memory_is_made_on_no_rank(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) run_ranks(ranks, fail_to_create, NULL);
 }
@@ -61,7 +61,7 @@ static char *fail_to_register(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void hook_that_finds_no_memory_leaves_the_context_as_it_was(void **state) {
+static void hook_that_runs_out_of_memory_changes_no_context(void **state) {
     (void)state;
     run_ranks(2, fail_to_register, NULL);
     run_ranks(2, fail_to_register, ddp_options(.message_size = 1, .gradient_as_bucket_view = CAIRN_OFF));
@@ -69,8 +69,8 @@ static void hook_that_finds_no_memory_leaves_the_context_as_it_was(void **state)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(context_that_finds_no_memory_is_on_no_rank),
-        cmocka_unit_test(hook_that_finds_no_memory_leaves_the_context_as_it_was),
+        cmocka_unit_test(context_that_runs_out_of_memory_is_made_on_no_rank),
+        cmocka_unit_test(hook_that_runs_out_of_memory_changes_no_context),
     };
     return cmocka_run_group_tests(tests, parts_be_quiet, NULL);
 }

@@ -144,7 +144,7 @@ static char *train(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-/* ---- what is said ---- */
+/* ---- messages ---- */
 
 /* The ends of the messages about skipped steps, behind the parameters: each once by every rank. */
 static void expect_said(int p, const struct script *script, const char *const *sayings, int count) {
@@ -214,12 +214,12 @@ static void ranks_are_named_that_had_an_infinity(void **state) {
 }
 
 /* 40000 on each of three is infinite as a sum in f16. */
-static void a_sum_that_overflows_by_itself_names_no_rank(void **state) {
+static void a_sum_that_overflows_from_finite_gradients_names_no_rank(void **state) {
     (void)state;
     struct script script = in_way(8, (struct script){.steps = 2, .whose = {{7}, {0}}, .value = 40000});
-    expect_said(3, &script, SAYINGS(", in the sum over the ranks alone: the gradient of each rank is finite"));
+    expect_said(3, &script, SAYINGS(", only in the sum over the ranks: the gradients of each rank are finite"));
     script.storage = CAIRN_F16;
-    expect_said(3, &script, SAYINGS(", in the sum over the ranks alone: the gradient of each rank is finite"));
+    expect_said(3, &script, SAYINGS(", only in the sum over the ranks: the gradients of each rank are finite"));
 }
 
 static void micro_batches_of_a_step_name_the_ranks_of_all(void **state) {
@@ -230,7 +230,7 @@ static void micro_batches_of_a_step_name_the_ranks_of_all(void **state) {
 }
 
 /* ddp looks when an overflow is likely: in the first 8 backwards, after growth, after a skipped step. */
-static void surprises_are_named_from_the_second_time_on(void **state) {
+static void an_unexpected_overflow_names_its_rank_from_the_second_time_on(void **state) {
     (void)state;
     for (int w = 0; w < WAYS; w++) {
         const struct script after_skip = in_way(w, (struct script){.steps = 13, .whose = {[9] = {2}, [11] = {2}}});
@@ -269,7 +269,7 @@ static void the_last_overflow_has_its_rank_where_there_is_one(void **state) {
     run_ranks(2, ask_for_the_last, NULL);
 }
 
-/* Under no_sync each rank decides for itself, and asks no other. */
+/* Under no_sync each rank decides by itself. */
 static char *step_alone(cairn_env *env, void *ctx) {
     const struct script script = {.micro_batches = 1,
                                   .whose = {{0}, {2}},
@@ -294,7 +294,7 @@ static char *step_alone(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_rank_that_steps_alone_asks_no_other(void **state) {
+static void a_rank_that_steps_alone_waits_for_no_other(void **state) {
     (void)state;
     run_ranks(2, step_alone, NULL);
 }
@@ -303,11 +303,11 @@ int main(void) {
     cairn_set_log(keep_log, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_named_that_had_an_infinity),
-        cmocka_unit_test(a_sum_that_overflows_by_itself_names_no_rank),
+        cmocka_unit_test(a_sum_that_overflows_from_finite_gradients_names_no_rank),
         cmocka_unit_test(micro_batches_of_a_step_name_the_ranks_of_all),
-        cmocka_unit_test(surprises_are_named_from_the_second_time_on),
+        cmocka_unit_test(an_unexpected_overflow_names_its_rank_from_the_second_time_on),
         cmocka_unit_test(the_last_overflow_has_its_rank_where_there_is_one),
-        cmocka_unit_test(a_rank_that_steps_alone_asks_no_other),
+        cmocka_unit_test(a_rank_that_steps_alone_waits_for_no_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

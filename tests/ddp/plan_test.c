@@ -98,7 +98,7 @@ static void expect_bucket(const struct cairn__ddp_plan *plan, size_t b, size_t c
 /* ---- limits ---- */
 
 /* torch 1.13.1, bucket_cap_mb = 2: Linear(512, 1024), (1024, 1024), (1024, 8) were rebuilt as "5 4 3 2" and "1 0". */
-static void buckets_are_those_of_torch(void **state) {
+static void buckets_equal_torchs(void **state) {
     (void)state;
     const struct cairn__ddp_item items[] = {{512 * 1024, CAIRN_F32, false},  {1024, CAIRN_F32, false},
                                             {1024 * 1024, CAIRN_F32, false}, {1024, CAIRN_F32, false},
@@ -110,7 +110,7 @@ static void buckets_are_those_of_torch(void **state) {
     cairn__ddp_plan_free(&plan);
 }
 
-static void limit_of_a_byte_gives_each_its_bucket_and_none_gives_one(void **state) {
+static void limit_of_1_byte_gives_each_a_bucket_and_no_limit_gives_one(void **state) {
     (void)state;
     const struct cairn__ddp_item items[] = {{7, CAIRN_F16, false},
                                             {1, CAIRN_F16, false},
@@ -293,8 +293,8 @@ static void any_order_of_any_items_under_any_limit_gives_a_sound_plan(void **sta
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(buckets_are_those_of_torch),
-        cmocka_unit_test(limit_of_a_byte_gives_each_its_bucket_and_none_gives_one),
+        cmocka_unit_test(buckets_equal_torchs),
+        cmocka_unit_test(limit_of_1_byte_gives_each_a_bucket_and_no_limit_gives_one),
         cmocka_unit_test(limit_closes_a_bucket_that_holds_just_as_much),
         cmocka_unit_test(elements_count_instead_of_bytes_and_split_nothing),
         cmocka_unit_test(triggers_close_their_bucket),

@@ -296,7 +296,7 @@ struct net {
 
 struct training {
     const struct choices *c;
-    const struct mistake *mistake; /* NULL: nobody's */
+    const struct mistake *mistake; /* NULL: none */
     cairn_env *env;
     amp_context *amp;
     bool alone;
@@ -668,7 +668,7 @@ static void abort_all(const struct training *t) {
     for (int k = 0; k < t->c->nets; k++) cairn_group_abort(ddp_group(t->nets[k].of.net));
 }
 
-/* Everybody hears of it, and nobody waits for as long as a rank that says nothing is waited for. */
+/* Every rank fails, and none waits as long as for a rank that is silent. */
 static char *train_with_a_mistake(cairn_env *env, void *ctx) {
     const struct job *j = ctx;
     const struct mistake mistake = mistake_of(&j->c);
@@ -688,7 +688,7 @@ static char *train_with_a_mistake(cairn_env *env, void *ctx) {
     return with_choices(&j->c, failure);
 }
 
-static void mistake_of_one_rank_ends_the_training_of_all_with_a_sentence(void **state) {
+static void error_of_one_rank_ends_the_training_of_all_with_a_message(void **state) {
     static struct job j;
     (void)state;
     for (uint64_t seed = first_seed; seed < first_seed + (num_seeds + 1) / 2; seed++) {
@@ -703,7 +703,7 @@ int main(int argc, char **argv) {
     if (argc > 2) first_seed = strtoull(argv[2], NULL, 10);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_keep_equal_bits_and_those_of_one_process),
-        cmocka_unit_test(mistake_of_one_rank_ends_the_training_of_all_with_a_sentence),
+        cmocka_unit_test(error_of_one_rank_ends_the_training_of_all_with_a_message),
     };
     return cmocka_run_group_tests_name("random trainings", tests, parts_be_quiet, NULL);
 }

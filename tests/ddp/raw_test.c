@@ -224,7 +224,7 @@ static char *train_in_moving_memory(cairn_env *env, void *ctx) {
         write_gradients(now, s);
         EXPECT_OK(ddp_grads_ready(now->net, 0, 1));
         EXPECT_REFUSED(cairn_param_bind(now->set, 2, NULL, &now->g), CAIRN_ESTATE,
-                       "are being averaged: call ddp_wait first");
+                       "are being averaged; call ddp_wait first");
         EXPECT_OK(ddp_grads_ready(now->net, 1, 2));
         EXPECT_OK(ddp_wait(now->net));
         PASS(expect_averages(now, s));
@@ -370,12 +370,12 @@ static char *leave_one_out(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void undeclared_parameter_fails_on_every_rank_with_its_name_and_the_remedy(void **state) {
+static void undeclared_parameter_fails_on_every_rank_with_name_and_advice(void **state) {
     (void)state;
     run_ranks(3, leave_one_out, NULL);
 }
 
-/* Rank 0 has wte alone, rank 1 wpe alone, nobody head. */
+/* Rank 0 has wte alone, rank 1 wpe alone, no rank head. */
 static char *declare_one_each(cairn_env *env, void *ctx) {
     struct trainer t;
     const size_t mine = (size_t)cairn_env_rank(env);
@@ -384,7 +384,7 @@ static char *declare_one_each(cairn_env *env, void *ctx) {
     EXPECT_OK(ddp_grads_ready(t.net, mine, 1));
     EXPECT_OK(ddp_wait(t.net));
     EXPECT(cairn__grad_is_written(t.set->params[1]->gradient) &&
-           !cairn__grad_is_written(t.set->params[2]->gradient)); /* nobody's: no step looks at it */
+           !cairn__grad_is_written(t.set->params[2]->gradient)); /* no rank's: no step reads it */
     EXPECT_OK(step_with(&t));
     for (size_t i = 0; i < N; i++) {
         const int owner = i >= first_of[1];
@@ -482,7 +482,8 @@ static char *declare_other_ones(cairn_env *env, void *ctx) {
     const cairn_status st = ddp_grads_ready(t.net, 0, !is_odd ? 2 : more ? 3 : 1);
     EXPECT(st == (is_odd && more ? CAIRN_ESTATE : CAIRN_OK));
     if (st == CAIRN_OK) EXPECT(ddp_wait(t.net) == (is_odd ? CAIRN_ESTATE : CAIRN_EPEER));
-    EXPECT(strstr(cairn_last_error(), more ? "of 'head' was declared, other" : "of 'wpe' was not declared, other"));
+    EXPECT(strstr(cairn_last_error(),
+                  more ? "of 'head' was declared, but not before" : "of 'wpe' was not declared, but was before"));
     EXPECT(strstr(cairn_last_error(), "on rank 1") && strstr(cairn_last_error(), "find_unused_parameters"));
     end(&t);
     return NULL;
@@ -490,7 +491,7 @@ static char *declare_other_ones(cairn_env *env, void *ctx) {
 
 /* The first cause, whatever is called; alone a rank begins anew behind ddp_wait. */
 static char *go_on_after_a_failure(cairn_env *env, void *ctx) {
-    static const char cause[] = "of 'head' was declared, other";
+    static const char cause[] = "of 'head' was declared, but not before";
     const int ranks = cairn_env_size(env);
     struct trainer t;
     (void)ctx;
@@ -524,12 +525,12 @@ static char *go_on_after_a_failure(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void calls_after_a_failure_tell_its_cause(void **state) {
+static void calls_after_a_failure_return_its_cause(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) run_ranks(ranks, go_on_after_a_failure, NULL);
 }
 
-static void other_parameters_than_the_first_time_fail_where_the_graph_is_static(void **state) {
+static void changed_parameters_fail_where_the_graph_is_static(void **state) {
     (void)state;
     bool more = true;
     run_ranks(2, declare_other_ones, &more);
@@ -540,7 +541,7 @@ static void other_parameters_than_the_first_time_fail_where_the_graph_is_static(
 /* ---- while they travel ---- */
 
 static char *meddle(cairn_env *env, void *ctx) {
-    static const char wait[] = "are being averaged: call ddp_wait first";
+    static const char wait[] = "are being averaged; call ddp_wait first";
     struct trainer t;
     double norm = 0;
     cairn_param shown[PARAMS];
@@ -574,12 +575,12 @@ static char *meddle(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void gradients_that_travel_are_left_alone_by_all_who_would_read_or_forget_them(void **state) {
+static void gradients_being_averaged_are_neither_read_nor_forgotten(void **state) {
     (void)state;
     cairn_set_log(keep_log, NULL);
     log_text[0] = '\0';
     run_ranks(2, meddle, (void *)(uintptr_t)&every_way[5]);
-    assert_non_null(strstr(log_text, "cairn_zero_grad: gradients of the set of parameter 'wte' are being averaged"));
+    assert_non_null(strstr(log_text, "cairn_zero_grad: gradients of parameter 'wte' and its set are being averaged"));
     assert_non_null(strstr(log_text, "cairn_optimizer_clear_grads: gradients"));
     assert_non_null(strstr(log_text, "cairn_param_set_zero_grad: gradients"));
     run_ranks(2, meddle, (void *)(uintptr_t)&every_way[6]);
@@ -603,7 +604,7 @@ static char *end_in_between(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void context_that_ends_between_declaring_and_averages_leaves_a_set_as_any(void **state) {
+static void context_destroyed_between_declaring_and_wait_leaves_its_set_usable(void **state) {
     (void)state;
     run_ranks(2, end_in_between, (void *)(uintptr_t)&every_way[0]);
     run_ranks(2, end_in_between, (void *)(uintptr_t)&every_way[1]);
@@ -621,7 +622,7 @@ static char *misuse(cairn_env *env, void *ctx) {
                    "give the module to ddp_create");
     EXPECT_REFUSED(ddp_grads_ready(NULL, 0, 1), CAIRN_EINVAL, "ddp is NULL");
     EXPECT_REFUSED(ddp_grads_ready(t.net, 2, 2), CAIRN_EINVAL,
-                   "ddp_grads_ready: 2 parameters from 2 on, of a set of 3");
+                   "ddp_grads_ready: 2 parameters from index 2 on, but the set has 3");
     EXPECT_REFUSED(ddp_wait(NULL), CAIRN_EINVAL, "ddp is NULL");
     EXPECT(!ddp_forward(t.net, NULL) && strstr(cairn_last_error(), "in your own memory"));
     EXPECT_OK(ddp_create(model, cairn_env_group(env), NULL, &other));
@@ -633,7 +634,7 @@ static char *misuse(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void calls_out_of_place_end_in_a_sentence(void **state) {
+static void misplaced_calls_are_refused(void **state) {
     (void)state;
     run_ranks(2, misuse, NULL);
 }
@@ -693,7 +694,7 @@ static char *fail_to_register(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void hook_that_finds_no_memory_leaves_nothing_half_done(void **state) {
+static void hook_that_runs_out_of_memory_leaves_nothing_half_done(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 3; ranks++) run_ranks(ranks, fail_to_register, NULL);
 }
@@ -706,16 +707,16 @@ int main(void) {
         cmocka_unit_test(four_gradients_of_40000_average_to_40000_in_f32_memory_with_half_values),
         cmocka_unit_test(overflow_on_one_rank_skips_the_step_on_all_and_is_named),
         cmocka_unit_test(several_backwards_add_up_with_and_without_synchronising_each),
-        cmocka_unit_test(undeclared_parameter_fails_on_every_rank_with_its_name_and_the_remedy),
+        cmocka_unit_test(undeclared_parameter_fails_on_every_rank_with_name_and_advice),
         cmocka_unit_test(undeclared_parameters_count_as_zero_where_they_may_be_unused),
         cmocka_unit_test(ranks_that_declare_nothing_take_the_scale_of_the_others),
         cmocka_unit_test(gradient_that_one_rank_declares_again_replaces_the_average_on_all),
-        cmocka_unit_test(other_parameters_than_the_first_time_fail_where_the_graph_is_static),
-        cmocka_unit_test(calls_after_a_failure_tell_its_cause),
-        cmocka_unit_test(gradients_that_travel_are_left_alone_by_all_who_would_read_or_forget_them),
-        cmocka_unit_test(context_that_ends_between_declaring_and_averages_leaves_a_set_as_any),
-        cmocka_unit_test(calls_out_of_place_end_in_a_sentence),
-        cmocka_unit_test(hook_that_finds_no_memory_leaves_nothing_half_done),
+        cmocka_unit_test(changed_parameters_fail_where_the_graph_is_static),
+        cmocka_unit_test(calls_after_a_failure_return_its_cause),
+        cmocka_unit_test(gradients_being_averaged_are_neither_read_nor_forgotten),
+        cmocka_unit_test(context_destroyed_between_declaring_and_wait_leaves_its_set_usable),
+        cmocka_unit_test(misplaced_calls_are_refused),
+        cmocka_unit_test(hook_that_runs_out_of_memory_leaves_nothing_half_done),
         cmocka_unit_test(steady_steps_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -499,10 +499,10 @@ static char *make_blocks(cairn_env *env, void *ctx) {
     static const int bad[] = {3, -1, 5};
     for (int i = 0; i < 3; i++) {
         EXPECT(ddp_create_syncbn_process_group(all, bad[i], &block) == CAIRN_EINVAL && !block);
-        EXPECT(strstr(cairn_last_error(), "ranks of 4; the size divides the ranks, or is 0"));
+        EXPECT(strstr(cairn_last_error(), "but there are 4 ranks; it must divide their number, or be 0"));
     }
     EXPECT(ddp_create_syncbn_process_group(all, rank == 3 ? 4 : 2, &block) == CAIRN_EPEER && !block);
-    EXPECT(strstr(cairn_last_error(), "rank 0 wants groups of 2 and rank 3 of 4; all ranks name one size"));
+    EXPECT(strstr(cairn_last_error(), "rank 0 passes a size of 2, but rank 3 one of 4; pass the same on every rank"));
     EXPECT(ddp_create_syncbn_process_group(NULL, 2, &block) == CAIRN_EINVAL);
     EXPECT(ddp_create_syncbn_process_group(all, 2, NULL) == CAIRN_EINVAL);
     return NULL;
@@ -524,12 +524,12 @@ static char *refuse_arguments(cairn_env *env, void *ctx) {
     EXPECT(ddp_sync_batch_norm(env, 0, 0, 0, NULL) == NULL);
     EXPECT(strstr(cairn_last_error(), "batch_norm: size 0; it must be positive"));
     EXPECT(ddp_sync_batch_norm(env, rank == 1 ? 0 : 3, 0, 0, NULL) == NULL);
-    EXPECT(strstr(cairn_last_error(), rank == 1 ? "size 0" : "rank 1 failed, so that nothing is done: batch_norm"));
+    EXPECT(strstr(cairn_last_error(), rank == 1 ? "size 0" : "rank 1 failed, so no layer is converted: batch_norm"));
     EXPECT(ddp_sync_batch_norm(env, 3 + rank, 0, 0, NULL) == NULL);
     EXPECT(strstr(cairn_last_error(), "'running_mean' has 3 channels on rank 0 and 4 on rank 1"));
     EXPECT(ddp_convert_sync_batchnorm(NULL, NULL, NULL) == CAIRN_EINVAL);
     EXPECT(ddp_sync_batch_norm_forward(NULL, NULL, NULL, NULL, NULL, 1, 0, 0, NULL) == NULL);
-    EXPECT(strstr(cairn_last_error(), "the channel is NULL; make one by cairn_group_new"));
+    EXPECT(strstr(cairn_last_error(), "the channel is NULL; make one with cairn_group_new"));
 
     cairn_module *model = rank == 1 ? cairn_batch_norm(env, 4, 0, 0) : make_conv_net(env);
     EXPECT(ddp_convert_sync_batchnorm(model, NULL, NULL) == CAIRN_EPEER);
@@ -549,7 +549,7 @@ static char *refuse_arguments(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void what_is_asked_for_wrongly_fails_on_every_rank(void **state) {
+static void wrong_group_sizes_fail_on_every_rank(void **state) {
     (void)state;
     run_ranks(4, refuse_arguments, NULL);
 }
@@ -559,7 +559,7 @@ static char *normalise_one_value(cairn_env *env, void *ctx) {
     const int64_t shape[] = {cairn_env_rank(env) == 1, 2};
     cairn_module *layer = ddp_sync_batch_norm(env, 2, 0, 0, NULL);
     EXPECT(cairn_module_forward(layer, cairn_zeros(env, CAIRN_F32, 2, shape)) == NULL);
-    EXPECT(strstr(cairn_last_error(), "training wants more than one value for each channel, and the 3 ranks have 1"));
+    EXPECT(strstr(cairn_last_error(), "training needs more than one value for each channel, but the 3 ranks have 1"));
     EXPECT(cairn_module_forward(layer, cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(1, 2))) != NULL); /* they have 3 */
     float var[2];
     EXPECT_OK(cairn_tensor_read(cairn_module_get(layer, "running_var"), var, 2));
@@ -583,7 +583,7 @@ static char *normalise_other_channels(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &channel));
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, 2, shape);
     EXPECT(ddp_sync_batch_norm_forward(x, NULL, NULL, NULL, NULL, 1, 0.1, 1e-5, channel) == NULL);
-    EXPECT(strstr(cairn_last_error(), "rank 0 brings 5 f64, rank 1 brings 7 f64"));
+    EXPECT(strstr(cairn_last_error(), "rank 0 issues 5 f64, rank 1 issues 7 f64"));
     cairn_group_destroy(&channel);
     return NULL;
 }
@@ -617,7 +617,7 @@ static char *leave_early(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_rank_that_leaves_is_an_error_of_the_others(void **state) {
+static void a_rank_that_leaves_fails_the_others(void **state) {
     (void)state;
     for (int in_backward = 0; in_backward <= 1; in_backward++) {
         struct leaving leaving = {.in_backward = in_backward != 0};
@@ -639,10 +639,10 @@ int main(void) {
         cmocka_unit_test(shares_train_as_the_whole_batch_does),
         cmocka_unit_test(a_checkpoint_exchanges_once_more_and_gives_the_same_bits),
         cmocka_unit_test(every_rank_gets_its_own_block),
-        cmocka_unit_test(what_is_asked_for_wrongly_fails_on_every_rank),
+        cmocka_unit_test(wrong_group_sizes_fail_on_every_rank),
         cmocka_unit_test(one_value_of_all_ranks_is_an_error_and_none_changes_nothing),
         cmocka_unit_test(inputs_of_other_channels_fail_on_every_rank),
-        cmocka_unit_test(a_rank_that_leaves_is_an_error_of_the_others),
+        cmocka_unit_test(a_rank_that_leaves_fails_the_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Parameters that a backward leaves out: on one rank, on all, in one step and not in the next; with what is told where
+/* Parameters that a backward leaves out: on one rank, on all, in one step and not in the next; with the messages where
  * that was not meant. */
 #include <math.h>
 
@@ -180,7 +180,7 @@ static void loss_of_zero_uses_nothing(void **state) {
     }
 }
 
-static void static_graph_is_found_out_once(void **state) {
+static void static_graph_finds_unused_parameters_once(void **state) {
     (void)state;
     const struct ddp_options *const ways[] = {OPTIONS(.static_graph = CAIRN_ON),
                                               OPTIONS(.static_graph = CAIRN_ON, .message_size = 1),
@@ -220,7 +220,7 @@ static char *know_the_graph_late(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void static_graph_of_a_rank_is_found_out_once_it_has_input(void **state) {
+static void static_graph_of_a_rank_is_found_at_its_first_input(void **state) {
     (void)state;
     run_ranks(2, know_the_graph_late, NULL);
 }
@@ -247,7 +247,7 @@ static char *reach_two_in_some_order(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void ranks_may_come_to_their_models_in_different_orders(void **state) {
+static void ranks_may_use_their_models_in_different_orders(void **state) {
     (void)state;
     for (int w = 0; w < WAYS; w++) run_ranks(2, reach_two_in_some_order, (void *)(uintptr_t)every_way[w]);
 }
@@ -277,7 +277,7 @@ static char *count_what_is_sent(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void bucket_that_no_rank_has_anything_for_may_stay(void **state) {
+static void bucket_that_no_rank_uses_may_stay_unreduced(void **state) {
     (void)state;
     bool skips = false;
     run_ranks(2, count_what_is_sent, &skips);
@@ -299,7 +299,7 @@ static char *expect_failure(cairn_env *env, const struct wrong *w, struct traine
     EXPECT(st == (is_mine ? CAIRN_ESTATE : CAIRN_EPEER));
     EXPECT(is_mine ? strcmp(cairn_last_error(), w->says) == 0 : strstr(cairn_last_error(), w->says) != NULL);
     EXPECT(cairn_step(t->optimizer) == CAIRN_ESTATE);
-    EXPECT(strstr(cairn_last_error(), "the backward before it failed"));
+    EXPECT(strstr(cairn_last_error(), "the last backward failed"));
     const float gradient[PARTS * PART] = {0};
     cairn_zero_grad(t->optimizer);
     EXPECT(parts_backward(t, gradient, ALL_PARTS) != CAIRN_OK && strstr(cairn_last_error(), w->says));
@@ -325,28 +325,28 @@ static char *be_wrong(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void every_rank_is_told_which_parameter_was_left_out_and_what_to_do(void **state) {
+static void unused_parameter_of_one_rank_fails_all_with_name_and_advice(void **state) {
     (void)state;
     const struct wrong cases[] = {
         {NULL,
          {{ALL_PARTS}, {0xd}, {ALL_PARTS}},
          1,
-         "ddp: on rank 1, backward 1 does not reach 'part1', for which the other ranks wait. If that is meant, set "
+         "ddp: on rank 1, backward 1 does not reach 'part1', for which the other ranks wait. If that is intended, set "
          "ddp_options.find_unused_parameters, or name it in ddp_options.ignored"},
         {NULL,
          {{ALL_PARTS, ALL_PARTS, 0x2}, {ALL_PARTS, ALL_PARTS, ALL_PARTS}, {ALL_PARTS, ALL_PARTS, ALL_PARTS}},
          0,
          "ddp: on rank 0, backward 3 does not reach 'part0', 'part2', 'part3', for which the other ranks wait. If that "
-         "is meant, set ddp_options.find_unused_parameters, or name them in ddp_options.ignored"},
+         "is intended, set ddp_options.find_unused_parameters, or name them in ddp_options.ignored"},
         {OPTIONS(.static_graph = CAIRN_ON),
          {{0x3, 0x3}, {0x1, 0x1}, {0x1, 0x3}},
          2,
-         "ddp: on rank 2, backward 2 reaches 'part1', other than the first one with ddp_options.static_graph; where "
-         "the graph changes, set find_unused_parameters instead"},
+         "ddp: on rank 2, backward 2 reaches 'part1', unlike the first one, with ddp_options.static_graph; where the "
+         "graph changes, set find_unused_parameters instead"},
         {OPTIONS(.static_graph = CAIRN_ON, .message_size = 1),
          {{0x3, 0x3, 0x3}, {0xd, 0xd, 0x5}, {0x1, 0x1, 0x1}},
          1,
-         "ddp: on rank 1, backward 3 does not reach 'part3', other than the first one with ddp_options.static_graph; "
+         "ddp: on rank 1, backward 3 does not reach 'part3', unlike the first one, with ddp_options.static_graph; "
          "where the graph changes, set find_unused_parameters instead"},
     };
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
@@ -370,7 +370,7 @@ static char *all_leave_one_out(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void ranks_that_all_leave_one_out_are_all_told(void **state) {
+static void unused_parameter_of_all_ranks_fails_all(void **state) {
     (void)state;
     run_ranks(2, all_leave_one_out, NULL);
 }
@@ -391,7 +391,7 @@ static char *go_on_alone(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void one_rank_alone_is_told_and_may_go_on(void **state) {
+static void unused_parameter_fails_a_single_rank_which_may_go_on(void **state) {
     (void)state;
     run_ranks(1, go_on_alone, NULL);
 }
@@ -459,13 +459,13 @@ int main(void) {
         cmocka_unit_test(what_was_used_under_no_sync_counts_as_used),
         cmocka_unit_test(reducer_leaves_alone_what_no_rank_used),
         cmocka_unit_test(loss_of_zero_uses_nothing),
-        cmocka_unit_test(static_graph_is_found_out_once),
-        cmocka_unit_test(static_graph_of_a_rank_is_found_out_once_it_has_input),
-        cmocka_unit_test(ranks_may_come_to_their_models_in_different_orders),
-        cmocka_unit_test(bucket_that_no_rank_has_anything_for_may_stay),
-        cmocka_unit_test(every_rank_is_told_which_parameter_was_left_out_and_what_to_do),
-        cmocka_unit_test(ranks_that_all_leave_one_out_are_all_told),
-        cmocka_unit_test(one_rank_alone_is_told_and_may_go_on),
+        cmocka_unit_test(static_graph_finds_unused_parameters_once),
+        cmocka_unit_test(static_graph_of_a_rank_is_found_at_its_first_input),
+        cmocka_unit_test(ranks_may_use_their_models_in_different_orders),
+        cmocka_unit_test(bucket_that_no_rank_uses_may_stay_unreduced),
+        cmocka_unit_test(unused_parameter_of_one_rank_fails_all_with_name_and_advice),
+        cmocka_unit_test(unused_parameter_of_all_ranks_fails_all),
+        cmocka_unit_test(unused_parameter_fails_a_single_rank_which_may_go_on),
         cmocka_unit_test(ignored_parameters_may_be_left_out),
         cmocka_unit_test(overflow_of_an_ignored_parameter_that_stays_is_every_ranks),
     };

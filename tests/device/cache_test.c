@@ -99,7 +99,7 @@ static void freed_block_is_handed_out_again(void **state) {
     assert_int_equal(memory.takes, 2);
 }
 
-static void step_in_its_rhythm_takes_nothing_from_driver_or_host(void **state) {
+static void steady_state_allocates_from_neither_driver_nor_host(void **state) {
     (void)state;
     int takes = 0;
     uint64_t allocations = 0;
@@ -137,7 +137,7 @@ static void small_and_large_blocks_do_not_mix(void **state) {
     assert_int_equal(memory.takes, 2);
 }
 
-static void no_bytes_give_a_pointer(void **state) {
+static void allocation_of_0_bytes_gives_a_pointer(void **state) {
     (void)state;
     char *a = get(0), *b = get(0);
     assert_non_null(a);
@@ -146,7 +146,7 @@ static void no_bytes_give_a_pointer(void **state) {
 
 /* ---- splitting and merging ---- */
 
-static void large_block_is_split_and_its_parts_become_one_again(void **state) {
+static void large_block_is_split_and_merged_again(void **state) {
     (void)state;
     char *whole = get(64 * MIB);
     cairn__cache_free(cache, whole);
@@ -189,7 +189,7 @@ static void smallest_block_that_fits_is_taken(void **state) {
 
 /* ---- running out ---- */
 
-static void what_is_cached_is_given_back_before_memory_is_out(void **state) {
+static void cached_memory_is_freed_before_running_out(void **state) {
     (void)state;
     cairn__cache_free(cache, get(10 * GIB));
     get(12 * GIB);
@@ -197,7 +197,7 @@ static void what_is_cached_is_given_back_before_memory_is_out(void **state) {
     assert_int_equal(memory.taken, 12 * GIB);
 }
 
-static void wholly_free_segments_are_given_back_and_others_kept(void **state) {
+static void only_wholly_free_segments_are_given_back(void **state) {
     (void)state;
     char *kept = get(2 * MIB);
     char *free_one = get(6 * GIB);
@@ -209,7 +209,7 @@ static void wholly_free_segments_are_given_back_and_others_kept(void **state) {
     assert_int_equal(*segment_of(kept), 2 * MIB);
 }
 
-static void out_of_memory_tells_who_holds_what(void **state) {
+static void out_of_memory_lists_what_is_held(void **state) {
     (void)state;
     void *p = NULL;
     assert_int_equal(cairn__cache_alloc(cache, CAIRN__HOLDS_PARAMS, 2 * GIB, &p), CAIRN_OK);
@@ -302,7 +302,7 @@ static void assert_counted(const struct live *live) {
     assert_int_equal(sum + cairn__cache_unused(cache), memory.taken);
 }
 
-static void random_blocks_never_touch(void **state) {
+static void random_blocks_never_overlap(void **state) {
     (void)state;
     static struct live live[LIVE];
     uint32_t seed = 20250;
@@ -336,20 +336,20 @@ static void random_blocks_never_touch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(freed_block_is_handed_out_again),
-        TEST(step_in_its_rhythm_takes_nothing_from_driver_or_host),
+        TEST(steady_state_allocates_from_neither_driver_nor_host),
         TEST(small_blocks_share_a_segment_of_two_mib),
         TEST(small_and_large_blocks_do_not_mix),
-        TEST(no_bytes_give_a_pointer),
-        TEST(large_block_is_split_and_its_parts_become_one_again),
+        TEST(allocation_of_0_bytes_gives_a_pointer),
+        TEST(large_block_is_split_and_merged_again),
         TEST(neighbours_merge_in_every_order),
         TEST(smallest_block_that_fits_is_taken),
-        TEST(what_is_cached_is_given_back_before_memory_is_out),
-        TEST(wholly_free_segments_are_given_back_and_others_kept),
-        TEST(out_of_memory_tells_who_holds_what),
+        TEST(cached_memory_is_freed_before_running_out),
+        TEST(only_wholly_free_segments_are_given_back),
+        TEST(out_of_memory_lists_what_is_held),
         TEST(out_of_memory_with_nothing_held_says_so),
         TEST(failure_that_is_not_about_memory_is_passed_on),
         TEST(holders_are_counted_apart),
-        TEST(random_blocks_never_touch),
+        TEST(random_blocks_never_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

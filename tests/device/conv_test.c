@@ -189,7 +189,7 @@ static void loops_compute_the_formula(void **state) {
 
 /* sum of dy * (y - bias) is sum of dx * x and of dweight * weight, since both are linear: gradients need no other
  * check. */
-static void gradients_are_adjoint(void **state) {
+static void gradients_are_adjoint_to_the_forward(void **state) {
     struct cairn_device *d = *state;
     for (int i = 0; i < CASES; i++) {
         const struct cairn__conv v = conv_of(&all[i]);
@@ -247,7 +247,7 @@ static void threads_change_no_bits(void **state) {
 }
 
 /* More shapes than are kept at once. */
-static void old_shapes_make_room_for_new_ones(void **state) {
+static void more_shapes_than_are_kept_give_right_convolutions(void **state) {
     struct cairn_device *d = *state;
     for (int64_t w = 1; w <= 700; w++) {
         const struct sizes z = {"", 1, 1, 1, w, 1, 1, 1, 1, {1, 1}, {0, 0}, {1, 1}, {0, 0}, false};
@@ -261,7 +261,7 @@ static void old_shapes_make_room_for_new_ones(void **state) {
     }
 }
 
-static void nothing_sums_up_to_zeros_and_the_bias(void **state) {
+static void empty_sums_give_zeros_and_the_bias(void **state) {
     struct cairn_device *d = *state;
     struct sizes z = {"", 2, 3, 4, 4, 5, 3, 3, 1, {1, 1}, {1, 1}, {1, 1}, {0, 0}, false};
     z.n = 0;
@@ -294,12 +294,12 @@ static int teardown(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loops_compute_the_formula),
-        cmocka_unit_test(gradients_are_adjoint),
+        cmocka_unit_test(gradients_are_adjoint_to_the_forward),
         cmocka_unit_test(every_type_is_near_the_loops_in_f64),
         cmocka_unit_test(equal_calls_give_equal_bits_and_allocate_nothing),
         cmocka_unit_test(threads_change_no_bits),
-        cmocka_unit_test(old_shapes_make_room_for_new_ones),
-        cmocka_unit_test(nothing_sums_up_to_zeros_and_the_bias),
+        cmocka_unit_test(more_shapes_than_are_kept_give_right_convolutions),
+        cmocka_unit_test(empty_sums_give_zeros_and_the_bias),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -134,7 +134,7 @@ static void random_halves_are_the_f32_ones_rounded(void **state) {
 }
 
 /* Nothing is read: the scratch for so many cannot be. */
-static void lack_of_memory_is_told_by_check_once(void **state) {
+static void out_of_memory_is_reported_by_check_once(void **state) {
     (void)state;
     d->passes->col_sum(d, CAIRN_F16, got, a, 0, SIZE_MAX / 4);
     assert_int_equal(cairn__device_check(d), CAIRN_ENOMEM);
@@ -144,7 +144,7 @@ static void lack_of_memory_is_told_by_check_once(void **state) {
 
 /* ---- lists ---- */
 
-static void flags_tell_which_tensor_and_whether_any(void **state) {
+static void flags_are_raised_for_each_tensor_and_for_all(void **state) {
     (void)state;
     const float fine[] = {1, 2}, big[] = {1e30f, 3}, factor = 1e10f;
     float out[4];
@@ -316,7 +316,7 @@ static void clipping_scales_the_steps_factor(void **state) {
     assert_true(total == 8 && s.clip == (float)(1 / (8 + 1e-6)));
 }
 
-static void clipping_leaves_what_overflowed_to_the_step(void **state) {
+static void clipping_leaves_overflows_to_the_step(void **state) {
     (void)state;
     const double wrong[][2] = {{INFINITY, 1}, {1, NAN}};
     for (int i = 0; i < 2; i++) {
@@ -327,7 +327,7 @@ static void clipping_leaves_what_overflowed_to_the_step(void **state) {
     }
 }
 
-static void flags_are_taken_with_the_micro_batch_that_was_first(void **state) {
+static void flags_are_taken_with_the_first_micro_batch_of_an_overflow(void **state) {
     (void)state;
     const uint16_t halves[] = {0x7c00, 0x7e00, 0x3c00, 0xfc00};
     const float wide[] = {1, NAN};
@@ -408,16 +408,16 @@ int main(void) {
         cmocka_unit_test(elementwise_passes_round_the_f32_result),
         cmocka_unit_test(sums_keep_their_order_in_every_type),
         cmocka_unit_test(random_halves_are_the_f32_ones_rounded),
-        cmocka_unit_test(lack_of_memory_is_told_by_check_once),
-        cmocka_unit_test(flags_tell_which_tensor_and_whether_any),
+        cmocka_unit_test(out_of_memory_is_reported_by_check_once),
+        cmocka_unit_test(flags_are_raised_for_each_tensor_and_for_all),
         cmocka_unit_test(norm_is_over_the_whole_list),
         cmocka_unit_test(clamp_and_census_take_lists),
         cmocka_unit_test(updates_are_the_kernels_with_the_steps_scalars),
         cmocka_unit_test(randomly_rounded_weights_are_those_of_f32_rounded),
         cmocka_unit_test(small_updates_move_randomly_rounded_weights_in_the_mean),
         cmocka_unit_test(clipping_scales_the_steps_factor),
-        cmocka_unit_test(clipping_leaves_what_overflowed_to_the_step),
-        cmocka_unit_test(flags_are_taken_with_the_micro_batch_that_was_first),
+        cmocka_unit_test(clipping_leaves_overflows_to_the_step),
+        cmocka_unit_test(flags_are_taken_with_the_first_micro_batch_of_an_overflow),
         cmocka_unit_test(scaler_reports_each_update),
         cmocka_unit_test(step_leaves_a_report_with_its_names),
         cmocka_unit_test(scaled_loss_leaves_scale_and_factor),

@@ -56,7 +56,7 @@ static void null_memory_is_refused_where_it_is_used(void **state) {
     assert_refused(cairn__check_items(NULL, 1, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
 }
 
-static void the_last_item_is_looked_at_too(void **state) {
+static void last_item_is_checked_too(void **state) {
     (void)state;
     const struct cairn__item items[] = {{.n = 8, .x = f}, {.n = 0}, {.n = 1}};
     assert_fine(cairn__check_items(items, 2, CAIRN__USES_X, CAIRN_F32, CAIRN_F32, false));
@@ -72,7 +72,7 @@ static void misaligned_elements_are_refused(void **state) {
         check_cast((struct cairn__item){.n = 1, .dst = half, .x = f, .found = odd(&flag)}, CAIRN_F16, CAIRN_F32));
 }
 
-static void types_are_looked_at_even_where_there_is_no_element(void **state) {
+static void types_of_empty_items_are_checked_too(void **state) {
     (void)state;
     const struct cairn__item none = {.n = 0};
     assert_refused(check_cast(none, no_dtype, CAIRN_F32));
@@ -182,7 +182,7 @@ static void a_census_needs_room_for_each_item(void **state) {
     assert_refused(cairn__check_census(&(struct cairn__item){.n = 8}, 1, CAIRN_F32, out));
 }
 
-static void a_flag_that_is_taken_needs_a_place_to_go(void **state) {
+static void flag_that_is_taken_needs_a_destination(void **state) {
     (void)state;
     static struct cairn__overflow to;
     const struct cairn__taken whole = {.n = 8, .x = half, .dtype = CAIRN_F16, .flag = &flag, .to = &to};
@@ -203,7 +203,7 @@ static void a_flag_that_is_taken_needs_a_place_to_go(void **state) {
     assert_refused(cairn__check_take_flags(&item, 1, &flag));
 }
 
-static void a_flag_is_shared_with_as_many_as_a_launch_names(void **state) {
+static void flag_is_shared_with_at_most_a_launchs_limit(void **state) {
     (void)state;
     uint32_t *into[CAIRN__SHARE_MAX + 1];
     for (int i = 0; i <= CAIRN__SHARE_MAX; i++) into[i] = &flag;
@@ -270,7 +270,7 @@ static void a_table_of_rates_is_whole(void **state) {
     assert_fine(cairn__check_rate_table(&table));
 }
 
-static void a_steps_scalers_are_there_and_no_more_than_it_takes(void **state) {
+static void scalers_of_a_step_are_not_null_and_within_the_limit(void **state) {
     (void)state;
     static struct cairn__scaler_state scaler;
     static struct cairn__step_report reports[CAIRN__REPORTS];
@@ -289,7 +289,7 @@ static void a_steps_scalers_are_there_and_no_more_than_it_takes(void **state) {
     assert_fine(cairn__check_step_end(&end));
 }
 
-static void what_goes_with_a_list_may_be_absent_and_is_aligned(void **state) {
+static void pointers_beside_a_list_may_be_null_and_are_aligned(void **state) {
     (void)state;
     static double norms[2];
     const double *misaligned = (const void *)((const char *)norms + 4);
@@ -311,7 +311,7 @@ static void a_stored_value_fits_into_a_launch(void **state) {
     assert_fine(cairn__check_store(NULL, NULL, 0));
 }
 
-static void tensors_flags_and_objects_are_looked_at(void **state) {
+static void tensors_flags_and_objects_are_checked(void **state) {
     (void)state;
     assert_fine(cairn__check_tensors(CAIRN_F32, 8, (const void *[]){f, g}, 2));
     assert_refused(cairn__check_tensors(CAIRN_F32, 8, (const void *[]){f, NULL}, 2));
@@ -331,9 +331,9 @@ int main(void) {
         cmocka_unit_test(a_table_of_rates_is_whole),
         cmocka_unit_test(empty_items_need_no_memory),
         cmocka_unit_test(null_memory_is_refused_where_it_is_used),
-        cmocka_unit_test(the_last_item_is_looked_at_too),
+        cmocka_unit_test(last_item_is_checked_too),
         cmocka_unit_test(misaligned_elements_are_refused),
-        cmocka_unit_test(types_are_looked_at_even_where_there_is_no_element),
+        cmocka_unit_test(types_of_empty_items_are_checked_too),
         cmocka_unit_test(more_elements_than_bytes_are_refused),
         cmocka_unit_test(an_update_is_fine_with_what_its_mode_needs),
         cmocka_unit_test(an_update_without_one_of_its_arrays_is_refused),
@@ -342,14 +342,14 @@ int main(void) {
         cmocka_unit_test(weights_rounded_at_random_have_a_number_in_place_of_a_copy),
         cmocka_unit_test(a_clamp_has_a_limit_and_f32),
         cmocka_unit_test(a_census_needs_room_for_each_item),
-        cmocka_unit_test(a_flag_that_is_taken_needs_a_place_to_go),
-        cmocka_unit_test(a_flag_is_shared_with_as_many_as_a_launch_names),
+        cmocka_unit_test(flag_that_is_taken_needs_a_destination),
+        cmocka_unit_test(flag_is_shared_with_at_most_a_launchs_limit),
         cmocka_unit_test(clipping_needs_norms_a_limit_and_a_state),
         cmocka_unit_test(a_steps_end_needs_state_overflows_reports_and_room_for_names),
-        cmocka_unit_test(a_steps_scalers_are_there_and_no_more_than_it_takes),
-        cmocka_unit_test(what_goes_with_a_list_may_be_absent_and_is_aligned),
+        cmocka_unit_test(scalers_of_a_step_are_not_null_and_within_the_limit),
+        cmocka_unit_test(pointers_beside_a_list_may_be_null_and_are_aligned),
         cmocka_unit_test(a_stored_value_fits_into_a_launch),
-        cmocka_unit_test(tensors_flags_and_objects_are_looked_at),
+        cmocka_unit_test(tensors_flags_and_objects_are_checked),
     };
     return cmocka_run_group_tests_name("cuda check", tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void assert_refused(const char *name, cairn_status status, const char *se
     assert_int_equal(cairn__alloc_counters().alive, alive);
 }
 
-static void machine_that_will_not_do_says_why(void **state) {
+static void unusable_machine_is_an_error_with_its_reason(void **state) {
     (void)state;
     static const struct {
         const char *variable, *value, *device;
@@ -33,8 +33,8 @@ static void machine_that_will_not_do_says_why(void **state) {
         {"CAIRN_STANDIN_DRIVER", "none", "cuda", CAIRN_EDEVICE, "there is no NVIDIA driver on this machine"},
         {"CAIRN_STANDIN_DRIVER", "old", "cuda", CAIRN_EDEVICE, "the NVIDIA driver is too old: it knows CUDA "},
         {"CAIRN_STANDIN_GPUS", "0", "cuda", CAIRN_EDEVICE, "there is a driver but no GPU on this machine"},
-        {"CAIRN_STANDIN_GPUS", "1", "cuda:1", CAIRN_EDEVICE, "cuda:1 was asked for, but this machine shows 1 GPU ("},
-        {"CAIRN_STANDIN_GPUS", "2", "cuda:3", CAIRN_EDEVICE, "cuda:3 was asked for, but this machine shows 2 GPUs ("},
+        {"CAIRN_STANDIN_GPUS", "1", "cuda:1", CAIRN_EDEVICE, "cuda:1 is not there: this machine shows 1 GPU ("},
+        {"CAIRN_STANDIN_GPUS", "2", "cuda:3", CAIRN_EDEVICE, "cuda:3 is not there: this machine shows 2 GPUs ("},
         {"CAIRN_STANDIN_CC", "75", "cuda", CAIRN_ENOTSUP, "cuda:0 is a "},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -69,7 +69,7 @@ static struct cairn_device *device_of(void **state) {
     return ((struct own *)*state)->device;
 }
 
-static void memory_that_runs_out_says_who_holds_it(void **state) {
+static void out_of_memory_on_the_gpu_lists_what_is_held(void **state) {
     struct cairn_device *d = device_of(state);
     void *held = NULL, *p = NULL;
     assert_int_equal(cairn__device_alloc(d, CAIRN__HOLDS_OPTIM, (size_t)512 << 20, &held), CAIRN_OK);
@@ -126,7 +126,7 @@ static void stream_of_another_gpu_is_refused(void **state) {
 }
 
 /* As if the program had begun the recording, past the device's front. */
-static void recording_of_the_programs_own_is_left_whole(void **state) {
+static void recording_of_the_program_is_not_broken(void **state) {
     struct cairn_device *d = device_of(state);
     void *p = NULL, *graph = NULL;
     float x = 2;
@@ -221,7 +221,7 @@ static void *upload(struct cairn_device *d, const void *host, size_t nbytes) {
 }
 
 /* f16 operands with f32 sums of rows, in both orientations: 1 is 0x3c00, 2 is 0x4000. */
-static void row_sums_are_there_without_an_algorithm_for_them(void **state) {
+static void row_sums_are_computed_without_a_fused_algorithm(void **state) {
     struct cairn_device *d = device_of(state);
     static const uint16_t a[6] = {0x3c00, 0x4000, 0x3c00, 0x3c00, 0x3c00, 0x4000};
     static const float want[2][2] = {{4, 4}, {3, 5}}; /* of [2, 3]; of [3, 2] transposed */
@@ -247,7 +247,7 @@ static void row_sums_are_there_without_an_algorithm_for_them(void **state) {
     cairn__device_free(d, da), cairn__device_free(d, db), cairn__device_free(d, c), cairn__device_free(d, sums);
 }
 
-static void more_products_than_are_remembered_are_all_right(void **state) {
+static void more_products_than_the_plan_holds_are_right(void **state) {
     struct cairn_device *d = device_of(state);
     static float ones[3000], got[3000];
     for (size_t i = 0; i < 3000; i++) ones[i] = 1;
@@ -326,17 +326,17 @@ static void recorded_product_keeps_its_scratch_when_a_larger_one_comes(void **st
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(machine_that_will_not_do_says_why),
-        TEST(memory_that_runs_out_says_who_holds_it),
+        cmocka_unit_test(unusable_machine_is_an_error_with_its_reason),
+        TEST(out_of_memory_on_the_gpu_lists_what_is_held),
         TEST(work_keeps_its_order_when_streams_change),
         TEST(stream_of_another_gpu_is_refused),
-        TEST(recording_of_the_programs_own_is_left_whole),
+        TEST(recording_of_the_program_is_not_broken),
         TEST(legacy_default_stream_cannot_be_recorded),
         TEST(host_memory_may_be_reused_once_it_is_uploaded),
         TEST(uploads_do_not_wait_for_what_is_queued),
-        TEST(row_sums_are_there_without_an_algorithm_for_them),
+        TEST(row_sums_are_computed_without_a_fused_algorithm),
         TEST(recorded_product_keeps_its_scratch_when_a_larger_one_comes),
-        TEST(more_products_than_are_remembered_are_all_right),
+        TEST(more_products_than_the_plan_holds_are_right),
     };
     if (argc != 2) return 1;
     setenv("CAIRN_MODULE_PATH", argv[1], 1);

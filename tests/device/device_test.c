@@ -37,7 +37,7 @@ static void unknown_device_lists_the_known_ones(void **state) {
     assert_null(d);
 }
 
-static void device_tells_its_name_and_what_it_runs_on(void **state) {
+static void device_has_a_name_and_a_description(void **state) {
     (void)state;
     assert_string_equal(cairn_device_name(device), "cpu");
     assert_non_null(strchr(cairn_device_describe(device), ','));
@@ -57,7 +57,7 @@ static void device_memory_is_aligned_and_copies(void **state) {
     cairn__device_free(device, NULL);
 }
 
-static void values_go_to_the_device_and_back(void **state) {
+static void values_are_copied_to_the_device_and_back(void **state) {
     (void)state;
     const char text[] = "0123456789";
     char back[sizeof(text)] = "";
@@ -345,9 +345,9 @@ static void shapes_in_use_are_made_once(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unknown_device_lists_the_known_ones),
-        cmocka_unit_test(device_tells_its_name_and_what_it_runs_on),
+        cmocka_unit_test(device_has_a_name_and_a_description),
         cmocka_unit_test(device_memory_is_aligned_and_copies),
-        cmocka_unit_test(values_go_to_the_device_and_back),
+        cmocka_unit_test(values_are_copied_to_the_device_and_back),
         cmocka_unit_test(pinned_memory_is_zeroed),
         cmocka_unit_test(product_of_integers_is_refused),
         cmocka_unit_test(products_are_exact_on_whole_numbers),

@@ -152,7 +152,7 @@ static void a_copy_between_equal_types_keeps_every_bit(void **state) {
     assert_int_equal(got, nan);
 }
 
-static void a_permuted_copy_goes_by_tiles_and_is_right(void **state) {
+static void permuted_copy_by_tiles_is_right(void **state) {
     static const int orders[][4] = {{0, 2, 1, 3}, {0, 1, 3, 2}, {3, 2, 1, 0}, {1, 3, 0, 2}};
     static const struct shape shape = {4, {3, 35, 4, 66}};
     (void)state;
@@ -384,7 +384,7 @@ int main(void) {
         cmocka_unit_test(a_map_takes_operands_of_any_layout_and_type),
         cmocka_unit_test(a_copy_moves_every_type_between_any_layouts),
         cmocka_unit_test(a_copy_between_equal_types_keeps_every_bit),
-        cmocka_unit_test(a_permuted_copy_goes_by_tiles_and_is_right),
+        cmocka_unit_test(permuted_copy_by_tiles_is_right),
         cmocka_unit_test(a_sum_of_a_map_has_the_bits_of_the_kernel_over_all_of_it),
         cmocka_unit_test(a_fold_takes_any_axes_of_any_layout),
         cmocka_unit_test(a_product_of_ones_and_twos_is_exact_and_keeps_zeros),

@@ -179,7 +179,7 @@ static void end_graph(cairn_graph *graph) {
     assert_int_equal(cairn__alloc_counters().alive, alive - 1);
 }
 
-static void capture_runs_nothing(void **state) {
+static void capture_does_not_run_the_step(void **state) {
     (void)state;
     cairn_graph *graph = new_graph();
     assert_int_equal(fake.runs + fake.begins + fake.launches, 0);
@@ -234,7 +234,7 @@ static void casts_are_made_in_a_recording_and_again_after_it(void **state) {
     }
 }
 
-static void refusal_that_the_step_overlooks_is_told_and_ends_recording(void **state) {
+static void refusal_that_the_step_ignores_still_fails_the_recording(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     fake.refused = true;
@@ -245,14 +245,14 @@ static void refusal_that_the_step_overlooks_is_told_and_ends_recording(void **st
     end_graph(graph);
 }
 
-static void step_that_leaves_a_scaled_loss_to_others_is_not_recorded(void **state) {
+static void step_with_half_a_scaled_loss_is_not_recorded(void **state) {
     (void)state;
     for (int left = -1; left <= 1; left += 2) {
         reset(NULL);
         cairn_graph *graph = warm_graph();
         fake.unstepped = left;
         assert_int_equal(cairn_graph_replay(graph), CAIRN_ESTATE);
-        assert_non_null(strstr(cairn_last_error(), "from a scaled loss to its cairn_step"));
+        assert_non_null(strstr(cairn_last_error(), "both a scaled loss and its cairn_step, or neither"));
         end_graph(graph);
     }
 }
@@ -283,7 +283,7 @@ static void recorded_step_is_only_launched(void **state) {
     end_graph(graph);
 }
 
-static void every_reader_is_asked_after_a_launch(void **state) {
+static void every_report_reader_is_called_after_a_launch(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     assert_int_equal(fake.reads, 0);
@@ -296,7 +296,7 @@ static void every_reader_is_asked_after_a_launch(void **state) {
     end_graph(graph);
 }
 
-static void step_that_fails_in_the_recording_is_told_and_run_as_it_is_afterwards(void **state) {
+static void step_that_fails_in_the_recording_is_an_error_and_then_run(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     fake.step = CAIRN_ESTATE;
@@ -325,7 +325,7 @@ static void recording_of_a_failed_step_is_freed(void **state) {
     assert_int_equal(fake.frees, 1);
 }
 
-static void recording_that_cannot_begin_or_end_is_told(void **state) {
+static void recording_that_cannot_begin_or_end_is_an_error(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     fake.begin = CAIRN_ESTATE;
@@ -345,7 +345,7 @@ static void recording_that_cannot_begin_or_end_is_told(void **state) {
     end_graph(graph);
 }
 
-static void failed_warm_up_is_told_and_does_not_count(void **state) {
+static void failed_warm_up_is_an_error_and_does_not_count(void **state) {
     (void)state;
     cairn_graph *graph = new_graph();
     fake.step = CAIRN_ENUMERIC;
@@ -361,7 +361,7 @@ static void failed_warm_up_is_told_and_does_not_count(void **state) {
 }
 
 /* Gradients from beside the graph, which its step is about to forget. */
-static void every_replay_looks_first_at_what_waits(void **state) {
+static void every_replay_first_resolves_pending_gradients(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     for (int i = 1; i <= 3; i++) { /* recorded by the first */
@@ -378,7 +378,7 @@ static void every_replay_looks_first_at_what_waits(void **state) {
 }
 
 /* Nobody looks after a recording at gradients that were recorded and not made. */
-static void what_a_recorded_step_leaves_to_be_looked_at_is_recorded_too(void **state) {
+static void gradients_that_a_recorded_step_leaves_pending_are_resolved_in_it(void **state) {
     (void)state;
     for (int broken = 0; broken <= 1; broken++) {
         reset(NULL);
@@ -393,7 +393,7 @@ static void what_a_recorded_step_leaves_to_be_looked_at_is_recorded_too(void **s
     }
 }
 
-static void failed_launch_is_told_and_reads_no_reports(void **state) {
+static void failed_launch_is_an_error_and_reads_no_reports(void **state) {
     (void)state;
     cairn_graph *graph = warm_graph();
     fake.launch = CAIRN_EDEVICE;
@@ -434,7 +434,7 @@ static void step_may_neither_replay_nor_destroy_its_graph(void **state) {
 
 /* ---- what the front refuses while a graph is recorded ---- */
 
-static void recording_refuses_what_would_happen_once(void **state) {
+static void recording_refuses_what_replays_cannot_repeat(void **state) {
     (void)state;
     char byte = 0;
     void *p = NULL;
@@ -443,7 +443,7 @@ static void recording_refuses_what_would_happen_once(void **state) {
     assert_non_null(strstr(cairn_last_error(), "a graph is being recorded on fake: the step allocates memory"));
     assert_int_equal(cairn__device_alloc_pinned(&device, 1, &p), CAIRN_ESTATE);
     assert_int_equal(cairn__device_upload(&device, &byte, &byte, 1), CAIRN_ESTATE);
-    assert_non_null(strstr(cairn_last_error(), "write it between replays"));
+    assert_non_null(strstr(cairn_last_error(), "write between replays"));
     assert_int_equal(cairn__device_download(&device, &byte, &byte, 1), CAIRN_ESTATE);
     assert_non_null(strstr(cairn_last_error(), "read it between replays"));
     assert_int_equal(cairn__device_synchronize(&device), CAIRN_ESTATE);
@@ -456,7 +456,7 @@ static void recording_refuses_what_would_happen_once(void **state) {
     assert_int_equal(fake.pinned_frees, 1);
 }
 
-static void stream_goes_in_and_out(void **state) {
+static void stream_is_set_and_returned(void **state) {
     (void)state;
     char stream;
     assert_int_equal(cairn_cuda_set_stream(&env, &stream), CAIRN_OK);
@@ -464,7 +464,7 @@ static void stream_goes_in_and_out(void **state) {
     assert_int_equal(cairn_cuda_ordinal(&env), 2);
 }
 
-static void device_without_streams_says_so(void **state) {
+static void device_without_streams_refuses_them(void **state) {
     (void)state;
     device.ops = &without_graphs;
     assert_null(cairn_cuda_stream(&env));
@@ -480,27 +480,27 @@ static void device_without_streams_says_so(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(capture_runs_nothing),
+        TEST(capture_does_not_run_the_step),
         TEST(missing_arguments_are_refused),
         TEST(first_replays_run_the_step_and_the_next_records_and_launches),
         TEST(casts_are_made_in_a_recording_and_again_after_it),
-        TEST(refusal_that_the_step_overlooks_is_told_and_ends_recording),
-        TEST(step_that_leaves_a_scaled_loss_to_others_is_not_recorded),
+        TEST(refusal_that_the_step_ignores_still_fails_the_recording),
+        TEST(step_with_half_a_scaled_loss_is_not_recorded),
         TEST(step_has_a_tape_of_its_own_and_every_replay_begins_a_step_beside_it),
         TEST(recorded_step_is_only_launched),
-        TEST(every_reader_is_asked_after_a_launch),
-        TEST(step_that_fails_in_the_recording_is_told_and_run_as_it_is_afterwards),
+        TEST(every_report_reader_is_called_after_a_launch),
+        TEST(step_that_fails_in_the_recording_is_an_error_and_then_run),
         TEST(recording_of_a_failed_step_is_freed),
-        TEST(recording_that_cannot_begin_or_end_is_told),
-        TEST(failed_warm_up_is_told_and_does_not_count),
-        TEST(every_replay_looks_first_at_what_waits),
-        TEST(what_a_recorded_step_leaves_to_be_looked_at_is_recorded_too),
-        TEST(failed_launch_is_told_and_reads_no_reports),
+        TEST(recording_that_cannot_begin_or_end_is_an_error),
+        TEST(failed_warm_up_is_an_error_and_does_not_count),
+        TEST(every_replay_first_resolves_pending_gradients),
+        TEST(gradients_that_a_recorded_step_leaves_pending_are_resolved_in_it),
+        TEST(failed_launch_is_an_error_and_reads_no_reports),
         TEST(device_without_graphs_runs_the_step),
         TEST(step_may_neither_replay_nor_destroy_its_graph),
-        TEST(recording_refuses_what_would_happen_once),
-        TEST(stream_goes_in_and_out),
-        TEST(device_without_streams_says_so),
+        TEST(recording_refuses_what_replays_cannot_repeat),
+        TEST(stream_is_set_and_returned),
+        TEST(device_without_streams_refuses_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

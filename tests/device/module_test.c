@@ -56,15 +56,15 @@ static void module_has_a_table_for_each_use(void **state) {
     assert_ptr_not_equal(device, engine);
 }
 
-static void use_that_a_module_does_not_have_is_told(void **state) {
+static void unknown_use_of_a_module_is_an_error(void **state) {
     (void)state;
     static const struct cairn__module_use use = {"printer", "paper", sizeof(struct fake_engine)};
     const void *table;
     assert_int_equal(open_fake(&use, "fake_good", &table), CAIRN_EINTERNAL);
-    assert_string_equal(cairn_last_error(), "libcairn_fake.so has nothing for a printer");
+    assert_string_equal(cairn_last_error(), "libcairn_fake.so has no printer");
 }
 
-static void several_folders_are_looked_through_in_their_order(void **state) {
+static void several_folders_are_searched_in_order(void **state) {
     (void)state;
     char path[4096];
     const void *table = NULL;
@@ -73,7 +73,7 @@ static void several_folders_are_looked_through_in_their_order(void **state) {
     assert_int_equal(cairn__module_open(&device_use, "fake_good", &table), CAIRN_OK);
 }
 
-static void missing_module_says_where_was_looked(void **state) {
+static void missing_module_names_the_searched_folders(void **state) {
     (void)state;
     const void *table = NULL;
     setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
@@ -98,7 +98,7 @@ static void library_without_entry_is_no_module(void **state) {
     (void)state;
     const void *table;
     assert_int_equal(open_fake(&device_use, "fake_empty", &table), CAIRN_EINTERNAL);
-    SAYS("libcairn_fake_empty.so is no module of Cairn: it has no cairn__module_entry");
+    SAYS("libcairn_fake_empty.so is not a module of Cairn: it has no cairn__module_entry");
 }
 
 static void table_of_another_build_is_refused(void **state) {
@@ -166,7 +166,7 @@ static void module_writes_errors_log_and_memory_of_the_library(void **state) {
     assert_int_equal(cairn__alloc_counters().alive, before.alive);
 }
 
-static void file_that_is_no_library_says_why(void **state) {
+static void file_that_is_not_a_library_is_an_error(void **state) {
     (void)state;
     char folder[] = "/tmp/cairn_module_XXXXXX", path[64];
     const void *table = NULL;
@@ -187,7 +187,7 @@ static void file_that_is_no_library_says_why(void **state) {
 
 /* ---- names of devices ---- */
 
-static void wrong_names_are_told(void **state) {
+static void wrong_device_names_are_refused(void **state) {
     (void)state;
     static const struct {
         const char *name, *error;
@@ -198,13 +198,12 @@ static void wrong_names_are_told(void **state) {
         {"cudax", "no device is called 'cudax'; there are cpu, cuda, cuda:N and auto"},
         {"auto:1", "no device is called 'auto:1'; there are cpu, cuda, cuda:N and auto"},
         {"cpu:0", "device 'cpu:0': there is one cpu, which takes no number"},
-        {"cuda:", "device 'cuda:': behind the colon stands the number of a device, from 0"},
-        {"cuda:x", "device 'cuda:x': behind the colon stands the number of a device, from 0"},
-        {"cuda:-1", "device 'cuda:-1': behind the colon stands the number of a device, from 0"},
-        {"cuda:1x", "device 'cuda:1x': behind the colon stands the number of a device, from 0"},
-        {"cuda:99999999999", "device 'cuda:99999999999': behind the colon stands the number of a device, from 0"},
-        {"cuda:99999999999999999999", "device 'cuda:99999999999999999999': behind the colon stands the number of a "
-                                      "device, from 0"},
+        {"cuda:", "device 'cuda:': a number from 0 on must follow the colon"},
+        {"cuda:x", "device 'cuda:x': a number from 0 on must follow the colon"},
+        {"cuda:-1", "device 'cuda:-1': a number from 0 on must follow the colon"},
+        {"cuda:1x", "device 'cuda:1x': a number from 0 on must follow the colon"},
+        {"cuda:99999999999", "device 'cuda:99999999999': a number from 0 on must follow the colon"},
+        {"cuda:99999999999999999999", "device 'cuda:99999999999999999999': a number from 0 on must follow the colon"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct cairn_device *d = NULL;
@@ -250,14 +249,14 @@ static void auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_why_once(voi
 
 /* ---- the module of this build, where there is one ---- */
 
-static void gpu_that_does_not_exist_is_told(void **state) {
+static void gpu_that_does_not_exist_is_an_error(void **state) {
     (void)state;
     static const char *const sentences[] = {
         "device 'cuda' is not in this build of Cairn (meson option 'cuda'); use \"cpu\"",
         "there is no NVIDIA driver on this machine, so no GPU can be used; use \"cpu\"",
         "there is a driver but no GPU on this machine",
         "the NVIDIA driver is too old",
-        "cuda:977 was asked for, but this machine shows ",
+        "cuda:977 is not there: this machine shows ",
     };
     struct cairn_device *d = NULL;
     const uint64_t alive = cairn__alloc_counters().alive;
@@ -276,19 +275,19 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         TEST(module_is_opened_once_and_its_table_stays),
         TEST(module_has_a_table_for_each_use),
-        TEST(use_that_a_module_does_not_have_is_told),
-        TEST(several_folders_are_looked_through_in_their_order),
-        TEST(missing_module_says_where_was_looked),
+        TEST(unknown_use_of_a_module_is_an_error),
+        TEST(several_folders_are_searched_in_order),
+        TEST(missing_module_names_the_searched_folders),
         TEST(module_that_was_not_built_names_its_option),
         TEST(library_without_entry_is_no_module),
         TEST(table_of_another_build_is_refused),
         TEST(module_refuses_a_library_of_another_version),
         TEST(module_writes_errors_log_and_memory_of_the_library),
-        TEST(file_that_is_no_library_says_why),
-        TEST(wrong_names_are_told),
+        TEST(file_that_is_not_a_library_is_an_error),
+        TEST(wrong_device_names_are_refused),
         TEST(holders_have_names),
         TEST(auto_computes_on_the_cpu_where_there_is_no_gpu_and_says_why_once),
-        TEST(gpu_that_does_not_exist_is_told),
+        TEST(gpu_that_does_not_exist_is_an_error),
     };
     if (argc != 2) return 1;
     fakes = argv[1];

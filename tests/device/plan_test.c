@@ -58,7 +58,7 @@ static void no_tensors_are_no_launch(void **state) {
     assert_int_equal(run_plan(plan_of(NULL, 0, 16), NULL, touched), 0);
 }
 
-static void empty_tensors_may_stand_anywhere(void **state) {
+static void empty_tensors_may_be_anywhere_in_a_list(void **state) {
     (void)state;
     const size_t lists[][6] = {
         {0, 0, 5, 16, 17, 1}, {5, 0, 0, 16, 0, 3}, {33, 16, 1, 2, 0, 0}, {0, 7, 0, 0, 9, 0}, {0, 0, 0, 0, 0, 100},
@@ -187,7 +187,7 @@ static void a_chunk_grows_with_the_list_and_stays_within_its_bounds(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_tensors_are_no_launch),
-        cmocka_unit_test(empty_tensors_may_stand_anywhere),
+        cmocka_unit_test(empty_tensors_may_be_anywhere_in_a_list),
         cmocka_unit_test(only_empty_tensors_are_no_launch_unless_they_are_kept),
         cmocka_unit_test(a_kept_empty_tensor_has_its_place_and_no_block),
         cmocka_unit_test(a_long_list_takes_several_launches),

@@ -97,7 +97,7 @@ static void check(struct cairn__matmul p, unsigned flags) {
     if (p.row_sums && !plan.row_sums) assert_memory_equal(sums, want_sums, (size_t)p.m * sizeof(float));
 }
 
-static void column_major_products_are_ours_in_every_orientation(void **state) {
+static void column_major_products_match_ours_in_every_orientation(void **state) {
     (void)state;
     static const int64_t shapes[][3] = {{3, 4, 5}, {5, 4, 3}, {1, 1, 1}, {1, 7, 2}, {7, 1, 2}, {2, 3, 1}, {16, 8, 32}};
     fill(a, 1), fill(b, 2), fill(bias, 3);
@@ -175,7 +175,7 @@ static void tf32_is_for_f32_operands(void **state) {
     assert_int_equal(plan_of(&p, false).key.tf32, 0);
 }
 
-static void alignments_are_taken_as_they_are_found(void **state) {
+static void alignments_are_those_of_the_addresses(void **state) {
     (void)state;
     struct cairn__matmul p = some_product();
     p.a = (const void *)(uintptr_t)0x1002;
@@ -189,7 +189,7 @@ static void alignments_are_taken_as_they_are_found(void **state) {
     assert_int_equal(plan.key.align_extra, 32);
 }
 
-static void key_tells_apart_whatever_an_algorithm_depends_on(void **state) {
+static void key_has_everything_that_an_algorithm_depends_on(void **state) {
     (void)state;
     enum { NUM = 11 };
     struct cairn__matmul p[NUM];
@@ -226,7 +226,7 @@ static size_t find(uint64_t rows, bool *found) {
     return cairn__product_find(&index_of_products, &key, found);
 }
 
-static void product_keeps_its_place(void **state) {
+static void product_planned_once_keeps_its_entry(void **state) {
     (void)state;
     bool found = true;
     const size_t place = find(1, &found);
@@ -266,13 +266,13 @@ static void least_recently_used_product_gives_way(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(column_major_products_are_ours_in_every_orientation),
+        cmocka_unit_test(column_major_products_match_ours_in_every_orientation),
         cmocka_unit_test(bias_and_relu_share_the_epilogue_and_sums_take_a_free_one),
         cmocka_unit_test(epilogue_takes_what_is_aligned_to_16_bytes),
         cmocka_unit_test(tf32_is_for_f32_operands),
-        cmocka_unit_test(alignments_are_taken_as_they_are_found),
-        cmocka_unit_test(key_tells_apart_whatever_an_algorithm_depends_on),
-        cmocka_unit_test_setup(product_keeps_its_place, clear_index),
+        cmocka_unit_test(alignments_are_those_of_the_addresses),
+        cmocka_unit_test(key_has_everything_that_an_algorithm_depends_on),
+        cmocka_unit_test_setup(product_planned_once_keeps_its_entry, clear_index),
         cmocka_unit_test_setup(shapes_of_a_training_all_fit, clear_index),
         cmocka_unit_test_setup(least_recently_used_product_gives_way, clear_index),
     };

@@ -37,7 +37,7 @@ static int empty_ring(void **state) {
     return 0;
 }
 
-static void every_report_is_told_once_in_order(void **state) {
+static void every_report_is_read_once_in_order(void **state) {
     (void)state;
     uint64_t seen = 0;
     expect(&seen, 1, 0);
@@ -47,7 +47,7 @@ static void every_report_is_told_once_in_order(void **state) {
     expect(&seen, 2, 9);
 }
 
-static void a_host_that_lags_behind_misses_the_oldest_and_none_that_could_be_overwritten(void **state) {
+static void late_host_misses_the_oldest_reports_only(void **state) {
     (void)state;
     uint64_t seen = 3;
     leave(1, 100);
@@ -56,7 +56,7 @@ static void a_host_that_lags_behind_misses_the_oldest_and_none_that_could_be_ove
     assert_true(cairn__reports_is_whole(ring, sizeof(ring[0]), 100 - CAIRN__REPORTS + 2));
 }
 
-static void a_report_that_is_being_written_over_is_not_told(void **state) {
+static void report_that_is_being_overwritten_is_not_read(void **state) {
     (void)state;
     uint64_t seen = 4;
     leave(1, 20);
@@ -78,10 +78,9 @@ static void the_last_report_is_found_and_zeros_before_any(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(every_report_is_told_once_in_order, empty_ring),
-        cmocka_unit_test_setup(a_host_that_lags_behind_misses_the_oldest_and_none_that_could_be_overwritten,
-                               empty_ring),
-        cmocka_unit_test_setup(a_report_that_is_being_written_over_is_not_told, empty_ring),
+        cmocka_unit_test_setup(every_report_is_read_once_in_order, empty_ring),
+        cmocka_unit_test_setup(late_host_misses_the_oldest_reports_only, empty_ring),
+        cmocka_unit_test_setup(report_that_is_being_overwritten_is_not_read, empty_ring),
         cmocka_unit_test_setup(the_last_report_is_found_and_zeros_before_any, empty_ring),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

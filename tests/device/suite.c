@@ -177,7 +177,7 @@ static void vary(void (*test)(size_t offset, enum flavour flavour)) {
 
 /* ---- memory ---- */
 
-static void memory_is_aligned_and_goes_up_and_down(void **state) {
+static void memory_is_aligned_and_copied_both_ways(void **state) {
     (void)state;
     char text[1000], back[1000];
     for (size_t i = 0; i < sizeof(text); i++) text[i] = (char)(i * 7);
@@ -231,7 +231,7 @@ static void pinned_memory_belongs_to_both(void **state) {
     cairn__device_free_pinned(device, p);
 }
 
-static void device_says_what_it_is(void **state) {
+static void device_has_a_description(void **state) {
     (void)state;
     assert_true(strlen(cairn_device_name(device)) >= 3);
     assert_non_null(strchr(cairn_device_describe(device), ','));
@@ -371,7 +371,7 @@ static void check_checks(size_t offset, enum flavour flavour) {
     }
 }
 
-static void check_raises_the_flags_of_what_is_not_finite(void **state) {
+static void check_raises_flags_of_nonfinite_tensors(void **state) {
     (void)state;
     vary(check_checks);
 }
@@ -421,7 +421,7 @@ static void check_clamps(size_t offset, enum flavour flavour) {
     }
 }
 
-static void clamp_keeps_what_lies_within_and_nan(void **state) {
+static void clamp_keeps_values_within_its_bounds_and_nan(void **state) {
     (void)state;
     vary(check_clamps);
 }
@@ -468,7 +468,7 @@ static void check_censuses(size_t offset, enum flavour flavour) {
     }
 }
 
-static void census_counts_as_the_reference_does(void **state) {
+static void census_has_the_references_counts(void **state) {
     (void)state;
     vary(check_censuses);
 }
@@ -1018,7 +1018,7 @@ static void step_end_agrees_with_the_host_step_by_step(void **state) {
     drop_ending(&e);
 }
 
-static void reports_that_nobody_read_lose_no_totals(void **state) {
+static void unread_reports_lose_no_totals(void **state) {
     (void)state;
     struct ending e;
     make_ending(&e);
@@ -1043,7 +1043,7 @@ static void step_end_works_without_scaler_and_parameters(void **state) {
     drop_ending(&e);
 }
 
-static void clear_flags_clears_those_it_is_told(void **state) {
+static void clear_flags_clears_the_listed_ones(void **state) {
     (void)state;
     for (size_t n = 0; n <= 67; n++) {
         uint32_t flags[70], got[70], want[70] = {0};
@@ -1102,7 +1102,7 @@ static void take_one_here(struct taking *t, size_t i, uint32_t micro_batch) {
     cairn__note_overflow(&t->want[i], micro_batch, t->items[i].rank, c.infs, c.nans);
 }
 
-static void flags_are_taken_with_what_is_behind_them(void **state) {
+static void taken_flags_agree_with_the_host(void **state) {
     (void)state;
     struct taking *t = make_taking();
     uint32_t flags[LONGEST_TAKING + 1];
@@ -1265,7 +1265,7 @@ static void miss_counts_steps_that_are_taken(void **state) {
     cairn__device_free(device, p), cairn__device_free(device, s);
 }
 
-static void loss_is_scaled_by_the_scale_of_the_moment(void **state) {
+static void loss_is_scaled_by_the_current_scale(void **state) {
     (void)state;
     static const double scales[] = {1, 3, 0x1p16, 0x1p24, 1e-3};
     for (size_t i = 0; i < COUNT(scales); i++) {
@@ -1287,7 +1287,7 @@ static void loss_is_scaled_by_the_scale_of_the_moment(void **state) {
 }
 
 /* 3e38 is finite, though its product is not. */
-static void scaled_loss_tells_whether_it_was_finite(void **state) {
+static void scaled_loss_records_whether_it_was_finite(void **state) {
     (void)state;
     static const struct {
         float loss;
@@ -2011,35 +2011,35 @@ static int nothing_went_wrong(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        TEST(device_says_what_it_is),
-        TEST(memory_is_aligned_and_goes_up_and_down),
+        TEST(device_has_a_description),
+        TEST(memory_is_aligned_and_copied_both_ways),
         TEST(memory_freed_is_not_reused_before_its_time),
         TEST(pinned_memory_belongs_to_both),
         TEST(cast_has_the_references_bits),
         TEST(scale_has_the_references_bits_and_flags),
         TEST(axpby_has_the_references_bits_and_flags),
-        TEST(check_raises_the_flags_of_what_is_not_finite),
+        TEST(check_raises_flags_of_nonfinite_tensors),
         TEST(check_sees_every_element),
-        TEST(clamp_keeps_what_lies_within_and_nan),
-        TEST(census_counts_as_the_reference_does),
+        TEST(clamp_keeps_values_within_its_bounds_and_nan),
+        TEST(census_has_the_references_counts),
         TEST(census_of_a_large_tensor_misses_nothing),
         TEST(l2norm_is_that_of_the_reference),
         TEST(l2norm_is_finite_where_its_tensors_are),
         TEST(sgd_has_the_references_bits_over_steps),
         TEST(adam_has_the_references_bits_over_steps),
         TEST(step_end_agrees_with_the_host_step_by_step),
-        TEST(reports_that_nobody_read_lose_no_totals),
+        TEST(unread_reports_lose_no_totals),
         TEST(step_end_works_without_scaler_and_parameters),
-        TEST(clear_flags_clears_those_it_is_told),
-        TEST(flags_are_taken_with_what_is_behind_them),
+        TEST(clear_flags_clears_the_listed_ones),
+        TEST(taken_flags_agree_with_the_host),
         TEST(counts_of_an_overflow_are_those_of_the_first_gradient),
         TEST(a_raised_flag_is_shared_and_lowered),
         TEST(clipping_has_the_hosts_bits),
         TEST(scalers_agree_with_the_host_update_by_update),
         TEST(store_writes_values_of_any_length),
         TEST(miss_counts_steps_that_are_taken),
-        TEST(loss_is_scaled_by_the_scale_of_the_moment),
-        TEST(scaled_loss_tells_whether_it_was_finite),
+        TEST(loss_is_scaled_by_the_current_scale),
+        TEST(scaled_loss_records_whether_it_was_finite),
         TEST(elementwise_passes_have_the_references_bits),
         TEST(round_has_the_references_bits),
         TEST(sums_lie_within_their_bounds),

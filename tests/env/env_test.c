@@ -82,14 +82,14 @@ static char *add_up_ranks(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void ranks_meet_whatever_their_number(void **state) {
+static void any_number_of_ranks_meets(void **state) {
     (void)state;
     static const int sizes[] = {1, 2, 3, 8};
     for (int i = 0; i < 4; i++) run_ranks(sizes[i], add_up_ranks, NULL);
 }
 
 /* Kept with everything in it, so that the group made from its own goes on. */
-static void environment_is_kept_while_a_group_made_from_its_own_is_alive(void **state) {
+static void environment_is_kept_while_a_group_made_in_it_is_alive(void **state) {
     (void)state;
     cairn_env *env = NULL;
     cairn_group *made = NULL;
@@ -199,8 +199,8 @@ int main(void) {
         cmocka_unit_test(variable_names_the_device_where_the_program_does_not),
         cmocka_unit_test(process_that_is_alone_has_a_group_of_one),
         cmocka_unit_test(two_environments_do_not_touch_each_other),
-        cmocka_unit_test(environment_is_kept_while_a_group_made_from_its_own_is_alive),
-        cmocka_unit_test(ranks_meet_whatever_their_number),
+        cmocka_unit_test(environment_is_kept_while_a_group_made_in_it_is_alive),
+        cmocka_unit_test(any_number_of_ranks_meets),
         cmocka_unit_test(several_ranks_without_gpus_compute_on_the_cpu),
         cmocka_unit_test(environments_follow_each_other_without_a_launcher),
         cmocka_unit_test(environment_leaves_no_memory_behind),

@@ -207,7 +207,7 @@ static void the_store_stays_until_the_last_rank_has_left(void **state) {
     close(leave_pipe[1]);
 }
 
-static void a_store_that_nobody_keeps_ends_with_the_meeting(void **state) {
+static void store_without_a_keeping_backend_ends_with_the_meeting(void **state) {
     (void)state;
     int ports[PORTS], leave_pipe[2], status = 1;
     cairn_env *env = NULL;
@@ -239,12 +239,12 @@ static void a_meeting_that_fails_leaves_no_store(void **state) {
     keeps = true;
     assert_int_equal(cairn__env_create_at(&launch, cairn_env_options(.timeout = 60, .meeting_timeout = 0.2), &env),
                      CAIRN_ETIMEOUT);
-    assert_non_null(strstr(cairn_last_error(), "rank 0 waited 0.2 s for rank 1, which did not come"));
+    assert_non_null(strstr(cairn_last_error(), "rank 0 waited 0.2 s for rank 1, which did not join"));
     assert_int_equal(count_threads(), threads);
     for (int i = 0; i < PORTS; i++) assert_false(answers(ports[i]));
 }
 
-static void a_file_stays_as_long_as_its_environments(void **state) {
+static void file_store_stays_as_long_as_its_environments(void **state) {
     (void)state;
     char path[300], url[320];
     const char *tmp = getenv("TMPDIR");
@@ -305,7 +305,7 @@ static void the_backend_and_the_times_come_from_options_and_variables(void **sta
     cairn_store_destroy(&store);
 }
 
-static void an_environment_outlives_no_group_made_from_its_own(void **state) {
+static void environment_is_not_destroyed_before_its_groups(void **state) {
     (void)state;
     cairn_env *env = NULL;
     cairn_group *group = NULL;
@@ -325,11 +325,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(environments_meet_in_whatever_order_ranks_end_them),
         cmocka_unit_test(the_store_stays_until_the_last_rank_has_left),
-        cmocka_unit_test(a_store_that_nobody_keeps_ends_with_the_meeting),
+        cmocka_unit_test(store_without_a_keeping_backend_ends_with_the_meeting),
         cmocka_unit_test(a_meeting_that_fails_leaves_no_store),
-        cmocka_unit_test(a_file_stays_as_long_as_its_environments),
+        cmocka_unit_test(file_store_stays_as_long_as_its_environments),
         cmocka_unit_test(the_backend_and_the_times_come_from_options_and_variables),
-        cmocka_unit_test(an_environment_outlives_no_group_made_from_its_own),
+        cmocka_unit_test(environment_is_not_destroyed_before_its_groups),
     };
     return cmocka_run_group_tests_name("kept", tests, NULL, NULL);
 }

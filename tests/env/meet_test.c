@@ -1,5 +1,5 @@
 /* How ranks meet: by the program's own options (a TCP address, a file, a store), and at the ports that follow from a
- * job, some of which are somebody else's; what is said when one stays away; and what an environment tells of all
+ * job, some of which other programs hold; what is said when one stays away; and what an environment tells of all
  * that. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -271,7 +271,7 @@ static struct cairn__launch launch_at(int rank, int size, const int *ports, int 
     return l;
 }
 
-static void strangers_at_the_first_ports_are_passed_by(void **state) {
+static void ports_of_other_programs_are_skipped(void **state) {
     (void)state;
     struct stranger silent, loud;
     struct cairn__store_server *other = NULL;
@@ -295,7 +295,7 @@ static void strangers_at_the_first_ports_are_passed_by(void **state) {
     end_stranger(&loud);
 }
 
-static void ports_that_are_all_taken_are_said_so(void **state) {
+static void job_whose_ports_are_all_taken_is_an_error(void **state) {
     (void)state;
     struct stranger strangers[2];
     int ports[2];
@@ -307,8 +307,8 @@ static void ports_that_are_all_taken_are_said_so(void **state) {
     }
     const struct cairn__launch l = launch_at(0, 2, ports, 2);
     assert_int_equal(cairn__env_create_at(&l, cairn_env_options(.timeout = 5), &env), CAIRN_ESYSTEM);
-    snprintf(want, sizeof(want), "rank 0 can serve at none of the 2 ports that follow from the job (%d, %d, ...)",
-             ports[0], ports[1]);
+    snprintf(want, sizeof(want), "rank 0 cannot host the store at any of the job's 2 ports (%d, %d, ...)", ports[0],
+             ports[1]);
     expect_sentence(cairn_last_error(), want);
     expect_sentence(cairn_last_error(), "set MASTER_PORT to a free port for every rank");
     for (int i = 0; i < 2; i++) end_stranger(&strangers[i]);
@@ -326,7 +326,7 @@ static void a_rank_that_stays_away_is_named(void **state) {
                                       cairn_env_options(.world_size = 3, .rank = 1, .init_method = url, .timeout = 0.2),
                                       &env),
                      CAIRN_ETIMEOUT);
-    expect_sentence(cairn_last_error(), "rank 1 waited 0.2 s for ranks 0, 2, which did not come");
+    expect_sentence(cairn_last_error(), "rank 1 waited 0.2 s for ranks 0, 2, which did not join");
     unlink(path);
     snprintf(url, sizeof(url), "tcp://127.0.0.1:%d", free_port());
     assert_int_equal(cairn_env_create(NULL, NULL,
@@ -346,10 +346,10 @@ static void rank_0_says_where_it_waits_at_another_machines_address(void **state)
                      CAIRN_ETIMEOUT);
     expect_sentence(cairn_last_error(), "rank 0 waited 0.2 s for rank 1");
     expect_sentence(cairn_last_error(),
-                    "'192.0.2.1' (cairn_env_options.init_method) is no address of rank 0's machine.");
+                    "'192.0.2.1' (cairn_env_options.init_method) is not an address of rank 0's machine.");
 }
 
-static void a_number_given_to_two_processes_is_suspected(void **state) {
+static void rank_given_twice_is_suspected(void **state) {
     (void)state;
     struct rank ranks[2];
     cairn_store *store = NULL;
@@ -359,12 +359,12 @@ static void a_number_given_to_two_processes_is_suspected(void **state) {
     run_threads(ranks, 2);
     ranks[1].options.timeout = 0.2;
     assert_int_equal(cairn_env_create(NULL, NULL, &ranks[1].options, &env), CAIRN_ETIMEOUT);
-    expect_sentence(cairn_last_error(), "rank 1 waited 0.2 s for rank 0, which did not come");
-    expect_sentence(cairn_last_error(), "A rank 1 was here before; is there a second process with this number?");
+    expect_sentence(cairn_last_error(), "rank 1 waited 0.2 s for rank 0, which did not join");
+    expect_sentence(cairn_last_error(), "Another process with rank 1 was here before; is the rank given twice?");
     cairn_store_destroy(&store);
 }
 
-static void a_store_that_is_nowhere_is_told_with_its_places(void **state) {
+static void store_that_is_not_found_is_an_error_with_its_places(void **state) {
     (void)state;
     const int ports[] = {free_port(), free_port()};
     const struct cairn__launch l = launch_at(1, 2, ports, 2);
@@ -378,7 +378,7 @@ static void a_store_that_is_nowhere_is_told_with_its_places(void **state) {
     expect_sentence(cairn_last_error(), "MASTER_ADDR and MASTER_PORT");
 }
 
-static void wrong_combinations_end_in_a_sentence(void **state) {
+static void contradicting_options_are_refused(void **state) {
     (void)state;
     cairn_store *store = NULL;
     assert_int_equal(cairn_hash_store_create(1, &store), CAIRN_OK);
@@ -393,9 +393,9 @@ static void wrong_combinations_end_in_a_sentence(void **state) {
         {{.world_size = 2, .init_method = "tcp://h"}, "it can be \"env://\", \"tcp://host:port\""},
         {{.world_size = 2, .init_method = "/tmp/x"}, "it can be \"env://\""},
         {{.world_size = 2}, "MASTER_ADDR is not set"},
-        {{.store = store}, "but nothing says who this process is; set world_size and rank too"},
-        {{.init_method = "tcp://h:80"}, "but nothing says who this process is"},
-        {{.init_method = "file:///x"}, "but nothing says who this process is"},
+        {{.store = store}, "but neither it nor a launcher gives this process's rank; set world_size and rank too"},
+        {{.init_method = "tcp://h:80"}, "but neither it nor a launcher gives this process's rank"},
+        {{.init_method = "file:///x"}, "but neither it nor a launcher gives this process's rank"},
         {{.world_size = -2}, "world_size is -2"},
         {{.world_size = 2, .rank = 2}, "rank is 2 but world_size is 2"},
         {{.rank = 1}, "rank is 1 but world_size is 0"},
@@ -457,7 +457,7 @@ static void facts_are_logged_before_the_ranks_meet(void **state) {
     cairn_set_log(NULL, NULL);
 }
 
-static void environment_tells_what_it_found(void **state) {
+static void description_has_the_launch_facts(void **state) {
     (void)state;
     cairn_env *env = NULL;
     assert_string_equal(cairn_env_describe(NULL), "");
@@ -478,10 +478,11 @@ static void environment_tells_what_it_found(void **state) {
     assert_int_equal(cairn_env_local_size(env), 1);
     assert_int_equal(cairn_env_restart_count(env), 2);
     const char *text = cairn_env_describe(env);
-    expect_sentence(text, "launcher: torch; rank 0 of 1, local rank 0 of 1 (RANK, WORLD_SIZE), restart 2\n"
-                          "note: SLURM_PROCID is '3' and SLURM_STEP_NUM_TASKS '4' (srun): they speak of another "
-                          "process and do not count\n"
-                          "device: cpu, ");
+    expect_sentence(
+        text,
+        "launcher: torch; rank 0 of 1, local rank 0 of 1 (RANK, WORLD_SIZE), restart 2\n"
+        "note: SLURM_PROCID is '3' and SLURM_STEP_NUM_TASKS '4' (srun): they are another process's, and are ignored\n"
+        "device: cpu, ");
     expect_sentence(text, "\ngroup: self\n");
     cairn_env_destroy(&env);
 }
@@ -499,7 +500,8 @@ static void a_batch_script_outside_srun_is_noticed(void **state) {
     cairn_set_log(NULL, NULL);
     assert_int_equal(cairn_env_size(env), 1);
     expect_sentence(kept, "start the program with srun");
-    expect_sentence(cairn_env_describe(env), "note: SLURM_PROCID is 0 and SLURM_NTASKS 4, but no step runs");
+    expect_sentence(cairn_env_describe(env),
+                    "note: SLURM_PROCID is 0 and SLURM_NTASKS 4, but this process is in no step of srun");
     cairn_env_destroy(&env);
 }
 
@@ -511,16 +513,16 @@ int main(void) {
         cmocka_unit_test(threads_meet_in_a_store_again_and_again),
         cmocka_unit_test(a_rank_that_is_alone_needs_no_place),
         cmocka_unit_test(processes_meet_where_their_job_says),
-        cmocka_unit_test(strangers_at_the_first_ports_are_passed_by),
-        cmocka_unit_test(ports_that_are_all_taken_are_said_so),
+        cmocka_unit_test(ports_of_other_programs_are_skipped),
+        cmocka_unit_test(job_whose_ports_are_all_taken_is_an_error),
         cmocka_unit_test(a_rank_that_stays_away_is_named),
         cmocka_unit_test(rank_0_says_where_it_waits_at_another_machines_address),
-        cmocka_unit_test(a_number_given_to_two_processes_is_suspected),
-        cmocka_unit_test(a_store_that_is_nowhere_is_told_with_its_places),
-        cmocka_unit_test(wrong_combinations_end_in_a_sentence),
+        cmocka_unit_test(rank_given_twice_is_suspected),
+        cmocka_unit_test(store_that_is_not_found_is_an_error_with_its_places),
+        cmocka_unit_test(contradicting_options_are_refused),
         cmocka_unit_test(a_file_that_cannot_be_made_is_named),
         cmocka_unit_test(facts_are_logged_before_the_ranks_meet),
-        cmocka_unit_test(environment_tells_what_it_found),
+        cmocka_unit_test(description_has_the_launch_facts),
         cmocka_unit_test(a_batch_script_outside_srun_is_noticed),
     };
     return cmocka_run_group_tests_name("meet", tests, clear_vars, NULL);

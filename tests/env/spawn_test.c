@@ -127,7 +127,7 @@ static void assert_trains_as_threads_do(int ranks) {
     munmap(processes, sizeof(threads));
 }
 
-static void ranks_train_as_ranks_in_threads_do(void **state) {
+static void spawned_ranks_train_as_ranks_in_threads_do(void **state) {
     (void)state;
     assert_trains_as_threads_do(1);
     assert_trains_as_threads_do(2);
@@ -156,7 +156,7 @@ static int look_at_variables(int rank, void *argument) {
     return ok ? 0 : 1;
 }
 
-static void ranks_are_told_as_torchrun_does_over_what_an_outer_launcher_said(void **state) {
+static void ranks_get_torchruns_variables_in_place_of_an_outer_launchers(void **state) {
     (void)state;
     static const char *const outer[][2] = {{"RANK", "4"},
                                            {"WORLD_SIZE", "9"},
@@ -199,7 +199,7 @@ static int spawn_within(int rank, void *argument) {
     return add_up(rank, argument) == 2 ? 0 : 1;
 }
 
-static void rank_spawns_a_world_of_its_own(void **state) {
+static void spawned_rank_may_spawn_ranks(void **state) {
     (void)state;
     if (cairn_spawn(spawn_within, NULL, 2, NULL) != CAIRN_OK) fail_msg("%s", cairn_last_error());
     assert_no_child();
@@ -218,7 +218,7 @@ static void rank_may_leave_before_others(void **state) {
     assert_int_equal(cairn_spawn(leave_early, NULL, 3, NULL), CAIRN_OK);
 }
 
-static void what_was_buffered_is_written_once(void **state) {
+static void output_buffered_before_the_fork_is_written_once(void **state) {
     (void)state;
     FILE *out = tmpfile();
     assert_non_null(out);
@@ -235,7 +235,7 @@ static int print_a_number(int rank, void *argument) {
     return 0;
 }
 
-static void what_ranks_leave_in_stdio_is_flushed(void **state) {
+static void buffered_output_of_ranks_is_flushed(void **state) {
     (void)state;
     FILE *out = tmpfile();
     assert_int_equal(cairn_spawn(print_a_number, out, 3, NULL), CAIRN_OK);
@@ -251,7 +251,7 @@ static int return_code_on_rank_1(int rank, void *argument) {
     wait_for_the_end();
 }
 
-static void exit_code_of_the_first_failing_rank_is_said_and_others_are_ended(void **state) {
+static void first_failing_rank_is_named_with_its_exit_code_and_others_ended(void **state) {
     (void)state;
     static const struct {
         int returned;
@@ -331,7 +331,7 @@ static int die_on_rank_0(int rank, void *argument) {
     wait_for_the_end();
 }
 
-static void signal_that_killed_a_rank_is_said(void **state) {
+static void signal_that_killed_a_rank_is_named(void **state) {
     (void)state;
     static const struct {
         int signal;
@@ -408,7 +408,7 @@ static int die_in_training(int rank, void *argument) {
     return cairn_allreduce(cairn_env_group(env), &sum, 1, CAIRN_I32, CAIRN_SUM, NULL) == CAIRN_OK ? 0 : 1;
 }
 
-static void cause_is_said_and_not_its_consequences(void **state) {
+static void cause_is_reported_and_not_its_consequences(void **state) {
     (void)state;
     for (int i = 0; i < 20; i++) {
         int number = i % 2 ? SIGKILL : SIGTERM; /* the latter is what others are sent */
@@ -428,7 +428,7 @@ static int leave_others_alone(int rank, void *argument) {
 }
 
 /* There is no cause to be seen: rank 1 has succeeded. */
-static void consequence_is_said_where_that_is_all(void **state) {
+static void consequence_is_reported_if_there_is_no_cause(void **state) {
     (void)state;
     assert_int_equal(cairn_spawn(leave_others_alone, NULL, 2, NULL), CAIRN_EPEER);
     SAYS("rank 0 of 2");
@@ -452,7 +452,7 @@ static void fork_that_fails_ends_those_that_run(void **state) {
     assert_int_equal(open_descriptors(), before);
 }
 
-static void nothing_is_left_open(void **state) {
+static void spawn_leaves_no_descriptor_open(void **state) {
     (void)state;
     int code = 1;
     const int before = open_descriptors();
@@ -462,7 +462,7 @@ static void nothing_is_left_open(void **state) {
     assert_no_child();
 }
 
-static void kernel_without_pidfds_will_do(void **state) {
+static void spawn_works_without_pidfds(void **state) {
     (void)state;
     int code = 6;
     no_pidfds = true;
@@ -478,7 +478,7 @@ static void kernel_without_pidfds_will_do(void **state) {
 
 /* ---- a program with habits of its own ---- */
 
-static void other_children_are_the_programs(void **state) {
+static void other_children_are_left_to_the_program(void **state) {
     (void)state;
     const pid_t other = fork();
     if (other == 0) _exit(9);
@@ -503,7 +503,7 @@ static void ignored_sigchld_hides_no_failure(void **state) {
     assert_non_null(strstr(sentence, "rank 1 of 3"));
     assert_non_null(strstr(sentence, "exit code 5"));
     assert_int_equal(killed, CAIRN_EPEER);
-    SAYS("nobody knows how it ended: this process ignores SIGCHLD");
+    SAYS("its exit status is lost: this process ignores SIGCHLD");
 }
 
 static volatile sig_atomic_t alarms;
@@ -540,7 +540,7 @@ static int look_at_mask(int rank, void *argument) {
     return sigisemptyset(&blocked) ? 0 : 1;
 }
 
-static void ranks_begin_with_no_signal_blocked(void **state) {
+static void ranks_start_with_no_signal_blocked(void **state) {
     (void)state;
     sigset_t term, before;
     sigemptyset(&term);
@@ -577,7 +577,7 @@ static void sleep_a_little(void *ctx, size_t begin, size_t end) {
     usleep(1000);
 }
 
-static void cairns_own_pool_is_no_obstacle(void **state) {
+static void cairns_own_threads_are_allowed(void **state) {
     (void)state;
     cairn_set_num_threads(3);
     cairn__parallel_for(30, 1, sleep_a_little, NULL);
@@ -632,30 +632,30 @@ int main(void) {
     setenv("CAIRN_LOG", "error", 1);
     alarm(240); /* a rank that hangs ends with this process */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_train_as_ranks_in_threads_do),
-        cmocka_unit_test(ranks_are_told_as_torchrun_does_over_what_an_outer_launcher_said),
-        cmocka_unit_test(rank_spawns_a_world_of_its_own),
+        cmocka_unit_test(spawned_ranks_train_as_ranks_in_threads_do),
+        cmocka_unit_test(ranks_get_torchruns_variables_in_place_of_an_outer_launchers),
+        cmocka_unit_test(spawned_rank_may_spawn_ranks),
         cmocka_unit_test(rank_may_leave_before_others),
-        cmocka_unit_test(what_was_buffered_is_written_once),
-        cmocka_unit_test(what_ranks_leave_in_stdio_is_flushed),
-        cmocka_unit_test(exit_code_of_the_first_failing_rank_is_said_and_others_are_ended),
+        cmocka_unit_test(output_buffered_before_the_fork_is_written_once),
+        cmocka_unit_test(buffered_output_of_ranks_is_flushed),
+        cmocka_unit_test(first_failing_rank_is_named_with_its_exit_code_and_others_ended),
         cmocka_unit_test(last_error_reaches_the_parent_by_return_and_by_exit),
         cmocka_unit_test(last_error_reaches_the_parents_launcher),
         cmocka_unit_test(message_may_be_long_and_not_ascii),
-        cmocka_unit_test(signal_that_killed_a_rank_is_said),
+        cmocka_unit_test(signal_that_killed_a_rank_is_named),
         cmocka_unit_test(stopped_rank_is_ended_too),
         cmocka_unit_test(rank_that_ignores_sigterm_is_killed_after_the_timeout),
-        cmocka_unit_test(cause_is_said_and_not_its_consequences),
-        cmocka_unit_test(consequence_is_said_where_that_is_all),
+        cmocka_unit_test(cause_is_reported_and_not_its_consequences),
+        cmocka_unit_test(consequence_is_reported_if_there_is_no_cause),
         cmocka_unit_test(fork_that_fails_ends_those_that_run),
-        cmocka_unit_test(nothing_is_left_open),
-        cmocka_unit_test(kernel_without_pidfds_will_do),
-        cmocka_unit_test(other_children_are_the_programs),
+        cmocka_unit_test(spawn_leaves_no_descriptor_open),
+        cmocka_unit_test(spawn_works_without_pidfds),
+        cmocka_unit_test(other_children_are_left_to_the_program),
         cmocka_unit_test(ignored_sigchld_hides_no_failure),
         cmocka_unit_test(signal_handlers_of_the_program_do_not_disturb),
-        cmocka_unit_test(ranks_begin_with_no_signal_blocked),
+        cmocka_unit_test(ranks_start_with_no_signal_blocked),
         cmocka_unit_test(process_with_threads_is_refused),
-        cmocka_unit_test(cairns_own_pool_is_no_obstacle),
+        cmocka_unit_test(cairns_own_threads_are_allowed),
         cmocka_unit_test(arguments_out_of_range_are_refused),
         cmocka_unit_test(ranks_die_with_their_parent),
     };

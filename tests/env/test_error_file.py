@@ -71,11 +71,11 @@ class ErrorFile(unittest.TestCase):
         self.assertEqual(self.run_case("succeed_after_an_error").returncode, 0)
         self.assert_nothing_written()
 
-    def test_consequence_of_another_ranks_end_comes_after_that_in_the_same_second(self):
+    def test_consequence_of_another_ranks_end_is_dated_after_it(self):
         self.assertEqual(self.run_case("fail_for_a_peer").returncode, 1)
         self.assertEqual(self.written(late=1)[0], "CAIRN_EPEER: rank 1 has ended")
 
-    def test_every_letter_arrives_and_what_is_no_utf8_is_replaced(self):
+    def test_message_is_kept_and_invalid_utf8_replaced(self):
         self.run_case("fail_in_many_letters")
         self.assertEqual(self.written()[0], 'CAIRN_EINVAL: "\\/\n\t\x01 \x7f é € 𝄞 | \ufffd \ufffd( \ufffd\ufffd '
                          '\ufffd\ufffd\ufffd \ufffd\ufffd\ufffd\ufffd |')
@@ -101,15 +101,15 @@ class ErrorFile(unittest.TestCase):
         self.assertEqual(message, "SIGABRT: Aborted")
         self.assertEqual(stack.split("\n")[1], "Cairn's last error before: " + LAST_ERROR)
 
-    def test_signal_that_was_sent_kills_as_well(self):
+    def test_signal_that_was_sent_still_kills(self):
         self.assertEqual(self.run_case("be_sent_sigfpe").returncode, -signal.SIGFPE)
         self.assertEqual(self.written()[0], "SIGFPE: Floating point exception")
 
-    def test_overflow_of_the_stack_is_told_from_another_one(self):
+    def test_stack_overflow_is_named(self):
         self.assertEqual(self.run_case("overflow_the_stack").returncode, -signal.SIGSEGV)
         self.assertRegex(self.written()[0], "^SIGSEGV: Segmentation fault at address 0x7")
 
-    def test_end_that_the_launcher_wanted_is_no_failure(self):
+    def test_end_by_the_launchers_signal_is_no_failure(self):
         self.assertEqual(self.run_case("be_sent_sigterm").returncode, -signal.SIGTERM)
         self.assert_nothing_written()
 
@@ -145,7 +145,7 @@ class ErrorFile(unittest.TestCase):
         self.assertEqual(self.run_case("exit_silently", path=os.path.join(self.folder, name)).returncode, 7)
         self.assertEqual(os.listdir(self.folder), [name])
 
-    def test_path_that_cannot_be_written_is_said_and_changes_nothing_else(self):
+    def test_unwritable_path_is_a_warning_and_changes_nothing_else(self):
         plain = os.path.join(self.folder, "plain")
         with open(plain, "w", encoding="ascii"):
             pass
@@ -160,13 +160,13 @@ class ErrorFile(unittest.TestCase):
         self.assertEqual(os.listdir(self.folder), ["plain"])
 
     @unittest.skipIf(os.geteuid() == 0, "root may write into any folder")
-    def test_folder_without_permission_is_said(self):
+    def test_folder_without_permission_is_a_warning(self):
         os.chmod(self.folder, 0o500)
         done = self.run_case("return_after_an_error")
         self.assertEqual(done.returncode, 3)
         self.assertIn("could not be written: Permission denied", done.stderr)
 
-    def test_path_that_is_too_long_is_said_at_once(self):
+    def test_path_that_is_too_long_is_a_warning_at_creation(self):
         done = self.run_case("return_after_an_error", path="/" + 5000 * "p")
         self.assertEqual(done.returncode, 3)
         self.assertIn("pp...' is no path that can be written to", done.stderr)

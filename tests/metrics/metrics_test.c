@@ -131,7 +131,7 @@ static char *evaluate(cairn_env *env, void *ctx) {
         EXPECT(memcmp(matrix, e.matrix, sizeof(matrix)) == 0);
         EXPECT(cairn_metric_value(m[MATRIX]) == e.accuracy);
         EXPECT(is_near(cairn_metric_value(m[F1_MACRO]), macro_of(e.matrix)));
-        EXPECT_REFUSED(cairn_metric_add(m[MEAN], 1, 1), CAIRN_ESTATE, "cairn_metric_reset begins the next");
+        EXPECT_REFUSED(cairn_metric_add(m[MEAN], 1, 1), CAIRN_ESTATE, "call cairn_metric_reset first");
         EXPECT_REFUSED(cairn_metrics_reduce(m, COUNT, cairn_env_group(env)), CAIRN_ESTATE, "reset it first");
         for (int k = 0; k < COUNT; k++) cairn_metric_reset(m[k]);
     }
@@ -344,7 +344,7 @@ static char *planes(cairn_env *env, void *ctx) {
     }
     EXPECT(cairn_metric_value(m[0]) == cairn_metric_value(m[1]) && cairn_metric_value(m[0]) > 0);
     EXPECT(cairn_metric_value(m[2]) == cairn_metric_value(m[3]) && cairn_metric_value(m[2]) > 1);
-    EXPECT_REFUSED(cairn_metric_update(m[0], x, z), CAIRN_EINVAL, "shape of scores [N, C, ...] without C");
+    EXPECT_REFUSED(cairn_metric_update(m[0], x, z), CAIRN_EINVAL, "shape of scores, [N, C, ...], without C");
     EXPECT_REFUSED(cairn_metric_update(m[0], y, z), CAIRN_EINVAL, "scores are i32");
     EXPECT_REFUSED(cairn_metric_update(m[0], flat, flat), CAIRN_EINVAL, "targets are f32");
     for (int k = 0; k < 4; k++) cairn_metric_destroy(&m[k]);
@@ -369,10 +369,10 @@ static char *bad_batch(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_accuracy_create(1, NULL, &accuracy));
     EXPECT_OK(cairn_confusion_matrix_create(3, NULL, &matrix));
     EXPECT_OK(cairn_mean_create(&mean));
-    EXPECT_REFUSED(cairn_metric_update(accuracy, x, y), CAIRN_EINVAL, "target 2 is 2; classes are from 0 to 1");
+    EXPECT_REFUSED(cairn_metric_update(accuracy, x, y), CAIRN_EINVAL, "target 2 is 2; it must be a class from 0 to 1");
     EXPECT_OK(cairn_metric_read(accuracy, sums, 2));
     EXPECT(sums[0] == 0 && sums[1] == 0);
-    EXPECT_REFUSED(cairn_metric_update(matrix, x, y), CAIRN_EINVAL, "scores have 2 classes, and the metric has 3");
+    EXPECT_REFUSED(cairn_metric_update(matrix, x, y), CAIRN_EINVAL, "scores have 2 classes, but the metric has 3");
     EXPECT_REFUSED(cairn_metric_update(mean, x, y), CAIRN_EINVAL, "use cairn_metric_add");
     EXPECT_REFUSED(cairn_metric_add(accuracy, 1, 1), CAIRN_EINVAL, "use cairn_metric_update");
     EXPECT_REFUSED(cairn_metric_add(mean, 1, -1), CAIRN_EINVAL, "weight is -1");
@@ -381,8 +381,8 @@ static char *bad_batch(cairn_env *env, void *ctx) {
     EXPECT(isnan(cairn_metric_value(mean)));
     EXPECT_OK(cairn_metric_add(mean, 3, 2));
     EXPECT(cairn_metric_value(mean) == 3);
-    EXPECT_REFUSED(cairn_metrics_reduce((cairn_metric *[]){mean, mean}, 2, NULL), CAIRN_EINVAL, "are one");
-    EXPECT_REFUSED(cairn_metric_read(mean, sums, 1), CAIRN_EINVAL, "room for 1 counts, and the mean has 2");
+    EXPECT_REFUSED(cairn_metrics_reduce((cairn_metric *[]){mean, mean}, 2, NULL), CAIRN_EINVAL, "are the same metric");
+    EXPECT_REFUSED(cairn_metric_read(mean, sums, 1), CAIRN_EINVAL, "count is 1, but the mean has 2 counts");
     EXPECT_REFUSED(cairn_accuracy_create(0, NULL, &accuracy), CAIRN_EINVAL, "k is 0");
     EXPECT_REFUSED(cairn_f1_create(3, CAIRN_AVERAGE_BINARY, NULL, &matrix), CAIRN_EINVAL, "for 2 classes, not 3");
     EXPECT_REFUSED(cairn_perplexity_create(cairn_metric_options(.ignore_index = 1, .ignores_zero = CAIRN_ON), &matrix),

@@ -192,7 +192,7 @@ static void heads_without_a_size_average_the_values(void **state) {
     assert_true(y[0] == 3 && y[1] == 3);
 }
 
-static void mask_that_wants_a_gradient_gets_none(void **state) {
+static void mask_that_requires_a_gradient_gets_none(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *q = normal(env, H, T, D), *k = normal(env, H, S, D), *v = normal(env, H, S, D);
     cairn_tensor *mask = normal(env, H, T, S);
@@ -231,14 +231,15 @@ static void wrong_shapes_and_options_are_refused(void **state) {
         cairn_scaled_dot_product_attention(q, single, v, NULL),
         "scaled_dot_product_attention: q [1, 2, 5, 4], k [1, 1, 7, 4], v [1, 2, 7, 4]: sizes in dimension 1 differ");
     refused(cairn_scaled_dot_product_attention(flat, k, v, NULL),
-            "scaled_dot_product_attention: q [5, 4], k [1, 2, 7, 4], v [1, 2, 7, 4]: want [B, H, T, D], [B, H, S, D], "
-            "[B, H, S, E]");
+            "scaled_dot_product_attention: q [5, 4], k [1, 2, 7, 4], v [1, 2, 7, 4]; expected [B, H, T, D], [B, H, S, "
+            "D], [B, H, S, E]");
     refused(cairn_scaled_dot_product_attention(q, k, v, cairn_attention_options(.mask = flat)),
             "scaled_dot_product_attention: mask [5, 4] does not broadcast to the scores [1, 2, 5, 7]");
     refused(cairn_scaled_dot_product_attention(q, k, v, cairn_attention_options(.mask = half)),
-            "scaled_dot_product_attention: mask is i32; bool, or the type of q, f32, is wanted");
-    refused(cairn_scaled_dot_product_attention(q, k, v, cairn_attention_options(.dropout = 1)),
-            "scaled_dot_product_attention: dropout 1, scale 0; a probability below 1 and a finite scale are wanted");
+            "scaled_dot_product_attention: mask is i32; it must be bool or f32, the type of q");
+    refused(
+        cairn_scaled_dot_product_attention(q, k, v, cairn_attention_options(.dropout = 1)),
+        "scaled_dot_product_attention: dropout is 1 and scale 0; dropout must be from 0 to below 1, and scale finite");
     assert_null(cairn_scaled_dot_product_attention(q, k, NULL, NULL));
 }
 
@@ -253,10 +254,10 @@ static void wrong_products_are_refused(void **state) {
     refused(cairn_matmul(a, b), "matmul: [64, 1024] x [512, 16]: inner sizes 1024 and 512 differ");
     refused(cairn_matmul(one, b), "matmul: [] x [512, 16]: both must have at least one dimension");
     refused(cairn_matmul(two, five), "matmul: [2, 3, 4] x [5, 4, 6]: batch sizes 2 and 5 in dimension -3 differ");
-    refused(cairn_matmul(whole, a), "matmul: input 0 is i64; floats are multiplied");
+    refused(cairn_matmul(whole, a), "matmul: input 0 is i64; it must be a float type");
     refused(cairn_bmm(a, b), "bmm: [64, 1024] x [512, 16]: both must have three dimensions");
     refused(cairn_addmm(one, two, five, 1, 1),
-            "addmm: [2, 3, 4] x [5, 4, 6]: want two matrices, a matrix and a vector, or two vectors");
+            "addmm: [2, 3, 4] x [5, 4, 6]; expected two matrices, a matrix and a vector, or two vectors");
     refused(cairn_baddbmm(five, two, fits, 1, 1),
             "baddbmm: [5, 4, 6] does not broadcast to [2, 3, 6], the shape of the product");
     assert_null(cairn_matmul(NULL, b));
@@ -298,7 +299,7 @@ int main(void) {
         ENV_TEST(number_of_threads_changes_no_bit),
         ENV_TEST(rows_that_see_nothing_are_zero_and_so_are_their_gradients),
         ENV_TEST(heads_without_a_size_average_the_values),
-        ENV_TEST(mask_that_wants_a_gradient_gets_none),
+        ENV_TEST(mask_that_requires_a_gradient_gets_none),
         ENV_TEST(mask_of_another_float_type_leaves_the_product_in_its_own),
         ENV_TEST(wrong_shapes_and_options_are_refused),
         ENV_TEST(wrong_products_are_refused),

@@ -37,9 +37,9 @@ static void assert_grad(const cairn_tensor *t, const float *want, size_t n) {
 
 /* ---- no_grad ---- */
 
-static const char STALE[] = "read: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-                            "cairn_optimizer_clear_grads does not) or "
-                            "was released (cairn_release_results); cairn_tensor_keep would have held it";
+static const char STALE[] =
+    "read: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
+    "cairn_optimizer_clear_grads does not) or was released (cairn_release_results); use cairn_tensor_keep to hold it";
 
 static void results_without_a_graph_die_with_the_outermost_scope(void **state) {
     cairn_env *env = test_env_of(state);
@@ -57,7 +57,7 @@ static void results_without_a_graph_die_with_the_outermost_scope(void **state) {
     assert_int_equal(cairn_backward(cairn_sum(before)), CAIRN_OK);
     assert_grad(x, FLOATS(2, 2, 2, 2), 4);
     assert_int_equal(cairn_no_grad_end(env), CAIRN_ESTATE);
-    assert_string_equal(cairn_last_error(), "no_grad_end: there was no cairn_no_grad_begin");
+    assert_string_equal(cairn_last_error(), "no_grad_end: call cairn_no_grad_begin first");
     assert_int_equal(cairn_no_grad_end(NULL), CAIRN_EINVAL);
     cairn_no_grad_begin(NULL);
 }
@@ -212,7 +212,7 @@ static void losses_of_one_graph_add_up_and_equal_their_sum(void **state) {
     assert_memory_equal(apart, FLOATS(3.75f, 0.75f, 3.75f, 0.75f), sizeof(apart));
 }
 
-static void second_backward_folds_what_parameters_hold(void **state) {
+static void second_backward_accumulates_gradients_of_parameters(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 4, 1);
     struct cairn__param *bias = cairn_module_params(m)->params[1];
@@ -551,11 +551,11 @@ static void failure_of_a_custom_operation_names_it(void **state) {
     assert_false(cairn_custom(&copy_op, NULL, CAIRN_I32, CAIRN_SHAPE(4), &x, 1)->wants_grad);
 }
 
-static void custom_operations_arguments_are_looked_at(void **state) {
+static void custom_operations_arguments_are_checked(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env);
     const struct cairn_custom_op nameless = {.struct_size = sizeof(nameless), .forward = times_forward};
-    static const char missing[] = "custom: the operation's name and forward and at least one input must be set";
+    static const char missing[] = "custom: name, forward and at least one input must be set";
     assert_null(cairn_custom(&nameless, NULL, CAIRN_F32, CAIRN_SHAPE(4), &x, 1));
     assert_string_equal(cairn_last_error(), missing);
     assert_null(cairn_custom(NULL, NULL, CAIRN_F32, CAIRN_SHAPE(4), &x, 1));
@@ -563,7 +563,7 @@ static void custom_operations_arguments_are_looked_at(void **state) {
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(4), &x, 0));
     assert_string_equal(cairn_last_error(), missing);
     assert_null(cairn_custom(&times, NULL, (cairn_dtype)99, CAIRN_SHAPE(4), &x, 1));
-    assert_string_equal(cairn_last_error(), "times: dtype is 99, which is no element type");
+    assert_string_equal(cairn_last_error(), "times: dtype is 99; it must be an element type");
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(-1), &x, 1));
     assert_string_equal(cairn_last_error(), "times: size -1 in dimension 0");
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(INT64_MAX, INT64_MAX), &x, 1));
@@ -620,7 +620,7 @@ int main(void) {
         ENV_TEST(detached_value_shares_memory_and_stops_gradients),
         ENV_TEST(retained_graph_can_be_walked_again),
         ENV_TEST(losses_of_one_graph_add_up_and_equal_their_sum),
-        ENV_TEST(second_backward_folds_what_parameters_hold),
+        ENV_TEST(second_backward_accumulates_gradients_of_parameters),
         ENV_TEST(backward_of_many_elements_begins_with_the_users_gradient),
         ENV_TEST(users_gradient_must_fit),
         ENV_TEST(double_leaf_has_a_double_gradient),
@@ -631,7 +631,7 @@ int main(void) {
         ENV_TEST(weights_gradients_come_before_inputs_gradients),
         ENV_TEST(custom_operation_has_the_users_gradient),
         ENV_TEST(failure_of_a_custom_operation_names_it),
-        ENV_TEST(custom_operations_arguments_are_looked_at),
+        ENV_TEST(custom_operations_arguments_are_checked),
         ENV_TEST(backward_is_not_disturbed_by_what_it_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -395,21 +395,22 @@ static void checkpoint_refuses_a_function_that_breaks_its_rules(void **state) {
          "same "
          "both times"},
         {OTHER_TENSORS, 1,
-         "checkpoint: the function used other tensors in backward than in forward, or used them otherwise; it must do "
-         "the same both times"},
+         "checkpoint: the function used tensors in backward that it did not use in forward, or in another way; it must "
+         "do the same both times"},
         {LEAVES_NO_GRAD, 0, "checkpoint: the function returned between cairn_no_grad_begin and cairn_no_grad_end"},
-        {USES_OUTSIDER, 0, "add: the tensor was made outside the checkpoint, which must get it among its inputs"},
+        {USES_OUTSIDER, 0,
+         "add: the tensor was made outside the checkpoint; pass it as one of the checkpoint's inputs"},
         {BACKWARD, 0, "backward: called within a checkpoint or another backward"},
         {BACKWARD, 1, "backward: called within a checkpoint or another backward"},
         {OTHER_OPERATION, 1,
-         "checkpoint: the function recorded other operations in backward than in forward, or ones of other shapes; it "
-         "must do the same both times"},
+         "checkpoint: the function recorded different operations or shapes in backward than in forward; it must do the "
+         "same both times"},
         {MORE_OPERATIONS, 1,
          "checkpoint: the function recorded 1 operations in forward and 3 in backward; it must do the same both times"},
         {ZERO_GRAD, 0,
-         "checkpoint: the function called cairn_zero_grad, which would end the step it is part of; it did nothing"},
+         "checkpoint: the function called cairn_zero_grad, which would end its own step; no step was begun"},
         {ZERO_GRAD, 1,
-         "checkpoint: the function called cairn_zero_grad, which would end the step it is part of; it did nothing"},
+         "checkpoint: the function called cairn_zero_grad, which would end its own step; no step was begun"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct misbehaving w = {.m = &m, .wrong = cases[i].wrong, .since = cases[i].since};
@@ -432,12 +433,12 @@ static void what_the_function_made_is_gone_after_it(void **state) {
     assert_null(cairn_relu(w.escaped));
     assert_string_equal(cairn_last_error(),
                         "relu: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-                        "cairn_optimizer_clear_grads does not) or "
-                        "was released (cairn_release_results); cairn_tensor_keep would have held it");
+                        "cairn_optimizer_clear_grads does not) or was released (cairn_release_results); use "
+                        "cairn_tensor_keep to hold it");
     end_model(&m);
 }
 
-static void checkpoints_arguments_are_looked_at(void **state) {
+static void checkpoints_arguments_are_checked(void **state) {
     cairn_env *env = test_env_of(state), *other = test_env_create(1, 0);
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(3)), *y = cairn_randn(other, CAIRN_F32, CAIRN_SHAPE(3));
     int calls = 0;
@@ -482,7 +483,7 @@ static void anomaly_error_names_the_operation_of_the_first_bad_result(void **sta
     cairn_detect_anomaly(NULL, 1);
 }
 
-static void anomaly_error_says_that_an_input_was_bad_before(void **state) {
+static void anomaly_error_names_an_input_that_had_inf_or_nan(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf_of(env, CAIRN_F32, (const float[]){1, 2, 3, 4});
     cairn_tensor *bad = leaf_of(env, CAIRN_F32, (const float[]){1, 2, 3, NAN});
@@ -491,7 +492,7 @@ static void anomaly_error_says_that_an_input_was_bad_before(void **state) {
     assert_string_equal(
         cairn_last_error(),
         "anomaly: the result of add([4], [4]) has 0 inf and 1 NaN among 4 values, the first at index 3; "
-        "its input 1 was bad before: 0 inf and 1 NaN among 4 values, the first at index 3");
+        "its input 1 had 0 inf and 1 NaN among 4 values, the first at index 3");
 }
 
 static void infinities_of_masks_are_no_anomalies(void **state) {
@@ -513,7 +514,7 @@ static void infinities_of_masks_are_no_anomalies(void **state) {
     assert_null(cairn_exp(cairn_mul_scalar(x, 1000)));
 }
 
-static void sentence_says_that_the_loss_is_scaled(void **state) {
+static void anomaly_error_says_that_the_loss_is_scaled(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf_of(env, CAIRN_F16, (const uint16_t[]){0x3c00, 0x3c00, 0x3c00, 0x3c00});
     cairn_detect_anomaly(env, 1);
@@ -538,7 +539,7 @@ static void anomaly_error_names_the_operation_of_the_first_bad_gradient(void **s
     assert_int_equal(cairn_backward_with(sum, cairn_backward_options(.grad = x)), CAIRN_ENUMERIC);
 }
 
-static void sums_of_gradients_are_looked_at(void **state) {
+static void anomaly_mode_checks_sums_of_gradients(void **state) {
     cairn_env *env = test_env_of(state);
     const uint16_t halves[] = {0, 0, 0x3c00, 0};
     cairn_tensor *x = leaf_of(env, CAIRN_F16, halves), *z = cairn_relu(x);
@@ -547,13 +548,12 @@ static void sums_of_gradients_are_looked_at(void **state) {
     assert_non_null(sum); /* 79999.5 is beyond f16, but nothing checks it yet */
     cairn_detect_anomaly(env, 1);
     assert_int_equal(cairn_backward_with(sum, cairn_backward_options(.grad = x)), CAIRN_ENUMERIC);
-    assert_string_equal(cairn_last_error(),
-                        "anomaly: the gradient of the result of relu([4]), as backward comes to it, "
-                        "has 1 inf and 0 NaN among 4 values, the first at index 2");
+    assert_string_equal(cairn_last_error(), "anomaly: the gradient of the result of relu([4]), when backward reaches "
+                                            "it, has 1 inf and 0 NaN among 4 values, the first at index 2");
 }
 
 /* Each contribution is finite. */
-static void sums_that_leaves_and_parameters_hold_are_looked_at(void **state) {
+static void anomaly_mode_checks_accumulated_sums(void **state) {
     cairn_env *env = test_env_of(state);
     const float values[] = {1e-3f, 0, 0, 0};
     cairn_tensor *x = leaf_of(env, CAIRN_F32, values), *large = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(4), 3e38);
@@ -583,14 +583,14 @@ int main(void) {
         ENV_TEST(without_a_graph_the_function_just_runs),
         ENV_TEST(checkpoint_refuses_a_function_that_breaks_its_rules),
         ENV_TEST(what_the_function_made_is_gone_after_it),
-        ENV_TEST(checkpoints_arguments_are_looked_at),
+        ENV_TEST(checkpoints_arguments_are_checked),
         ENV_TEST(anomaly_error_names_the_operation_of_the_first_bad_result),
-        ENV_TEST(anomaly_error_says_that_an_input_was_bad_before),
+        ENV_TEST(anomaly_error_names_an_input_that_had_inf_or_nan),
         ENV_TEST(infinities_of_masks_are_no_anomalies),
-        ENV_TEST(sentence_says_that_the_loss_is_scaled),
+        ENV_TEST(anomaly_error_says_that_the_loss_is_scaled),
         ENV_TEST(anomaly_error_names_the_operation_of_the_first_bad_gradient),
-        ENV_TEST(sums_of_gradients_are_looked_at),
-        ENV_TEST(sums_that_leaves_and_parameters_hold_are_looked_at),
+        ENV_TEST(anomaly_mode_checks_sums_of_gradients),
+        ENV_TEST(anomaly_mode_checks_accumulated_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,18 +18,20 @@ static void conv_error_names_shapes_that_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(8, 3, 64, 64), *w = ZEROS(64, 4, 3, 3);
     NO_TENSOR(cairn_conv2d_forward(x, w, NULL, NULL),
-              "conv2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 4 x 1 groups");
-    NO_TENSOR(cairn_conv2d_forward(ZEROS(8, 3), w, NULL, NULL), "conv2d: x is [8, 3], want [N, C, H, W] or [C, H, W]");
-    NO_TENSOR(cairn_conv1d_forward(x, w, NULL, NULL), "conv1d: x is [8, 3, 64, 64], want [N, C, L] or [C, L]");
-    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 3), NULL, NULL), "conv2d: weight is [64, 3, 3], want 4 dimensions");
+              "conv2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight expects 4 x 1 groups");
+    NO_TENSOR(cairn_conv2d_forward(ZEROS(8, 3), w, NULL, NULL),
+              "conv2d: x is [8, 3]; expected [N, C, H, W] or [C, H, W]");
+    NO_TENSOR(cairn_conv1d_forward(x, w, NULL, NULL), "conv1d: x is [8, 3, 64, 64]; expected [N, C, L] or [C, L]");
+    NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 3), NULL, NULL),
+              "conv2d: weight is [64, 3, 3]; expected 4 dimensions");
     NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 0, 3), NULL, NULL),
               "conv2d: weight is [64, 3, 0, 3]: sizes must be 1 to 2147483647");
     NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 3, 3, 3), ZEROS(3), NULL),
-              "conv2d: bias is [3], but weight is [64, 3, 3, 3]: want [64]");
+              "conv2d: bias is [3], but weight is [64, 3, 3, 3]; expected [64]");
     NO_TENSOR(cairn_conv2d_forward(x, ZEROS(64, 1, 3, 3), NULL, cairn_conv_options(.groups = 3)),
               "conv2d: x [8, 3, 64, 64], weight [64, 1, 3, 3]: 3 groups do not divide 64 channels");
     NO_TENSOR(cairn_conv_transpose2d_forward(x, w, NULL, NULL),
-              "conv_transpose2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight wants 64");
+              "conv_transpose2d: x [8, 3, 64, 64], weight [64, 4, 3, 3]: 3 input channels, but weight expects 64");
     NO_TENSOR(
         cairn_conv2d_forward(ZEROS(1, 1, 2, 4), ZEROS(1, 1, 3, 3), NULL, NULL),
         "conv2d: x [1, 1, 2, 4], weight [1, 1, 3, 3]: the kernel spans 3, but the padded input has 2 in dimension "
@@ -45,12 +47,12 @@ static void conv_refuses_options_out_of_range(void **state) {
         struct cairn_conv_options options;
         const char *sentence;
     } all[] = {
-        {{.stride = {-1}}, "conv2d: stride is -1, want 1 to 2147483647"},
-        {{.stride = {0, 2}}, "conv2d: stride is 0, want 1 to 2147483647"},
-        {{.stride = {1, INT64_MAX}}, "conv2d: stride is 9223372036854775807, want 1 to 2147483647"},
-        {{.padding = {0, -2}}, "conv2d: padding is -2, want 0 to 2147483647"},
-        {{.dilation = {-2}}, "conv2d: dilation is -2, want 1 to 2147483647"},
-        {{.groups = -1}, "conv2d: groups is -1, want 1 to 2147483647"},
+        {{.stride = {-1}}, "conv2d: stride is -1; it must be from 1 to 2147483647"},
+        {{.stride = {0, 2}}, "conv2d: stride is 0; it must be from 1 to 2147483647"},
+        {{.stride = {1, INT64_MAX}}, "conv2d: stride is 9223372036854775807; it must be from 1 to 2147483647"},
+        {{.padding = {0, -2}}, "conv2d: padding is -2; it must be from 0 to 2147483647"},
+        {{.dilation = {-2}}, "conv2d: dilation is -2; it must be from 1 to 2147483647"},
+        {{.groups = -1}, "conv2d: groups is -1; it must be from 1 to 2147483647"},
         {{.output_padding = {1}}, "conv2d: output_padding is for transposed convolutions"},
         {{.padding = {MOST, MOST}},
          "conv2d: x [1, 1, 4, 4], weight [1, 1, 3, 3]: the result's dimension -2 would be "
@@ -85,16 +87,16 @@ static void conv_refuses_types_that_differ(void **state) {
     NO_TENSOR(cairn_conv2d_forward(x, half, NULL, NULL),
               "conv2d: x is f32 but weight is f16; cast one of them or let amp do it");
     NO_TENSOR(cairn_conv2d_forward(cairn_zeros(env, CAIRN_I32, CAIRN_SHAPE(1, 1, 4, 4)), half, NULL, NULL),
-              "conv2d: x is i32, want a float type");
+              "conv2d: x is i32; expected a float type");
 }
 
 static void pool_refuses_windows_that_do_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ZEROS(2, 3, 5, 4);
-    NO_TENSOR(cairn_max_pool2d(ZEROS(5, 4), 2, 2, NULL), "max_pool2d: x is [5, 4], want [N, C, H, W] or [C, H, W]");
-    NO_TENSOR(cairn_max_pool2d(x, 0, 2, NULL), "max_pool2d: kernel is 0, want 1 to 2147483647");
+    NO_TENSOR(cairn_max_pool2d(ZEROS(5, 4), 2, 2, NULL), "max_pool2d: x is [5, 4]; expected [N, C, H, W] or [C, H, W]");
+    NO_TENSOR(cairn_max_pool2d(x, 0, 2, NULL), "max_pool2d: kernel is 0; it must be from 1 to 2147483647");
     NO_TENSOR(cairn_max_pool2d(x, 2, 2, cairn_pool_options(.stride = {-1})),
-              "max_pool2d: stride is -1, want 1 to 2147483647");
+              "max_pool2d: stride is -1; it must be from 1 to 2147483647");
     NO_TENSOR(cairn_max_pool2d(x, 2, 3, cairn_pool_options(.padding = {1, 2})),
               "max_pool2d: padding 2 is more than half of the kernel, 3");
     NO_TENSOR(cairn_max_pool2d(x, 2, 5, NULL),
@@ -104,7 +106,8 @@ static void pool_refuses_windows_that_do_not_fit(void **state) {
     NO_TENSOR(cairn_avg_pool2d(x, 2, 2, cairn_pool_options(.dilation = {2})), "avg_pool2d: dilation is for max_pool2d");
     NO_TENSOR(cairn_max_pool2d(ZEROS(2, 3, 0, 4), 2, 2, NULL),
               "max_pool2d: x is [2, 3, 0, 4]: a plane must have 1 to 2147483647 pixels");
-    NO_TENSOR(cairn_adaptive_avg_pool2d(x, -1, 2), "adaptive_avg_pool2d: output size is -1, want 0 to 2147483647");
+    NO_TENSOR(cairn_adaptive_avg_pool2d(x, -1, 2),
+              "adaptive_avg_pool2d: output size is -1; it must be from 0 to 2147483647");
     assert_null(cairn_max_pool2d(NULL, 2, 2, NULL));
 }
 

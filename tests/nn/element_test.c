@@ -148,7 +148,7 @@ static void integers_stay_integers_where_they_can(void **state) {
     assert_true(got[0] == -big[0] && got[1] == 7);
 }
 
-static void what_is_no_float_wants_no_gradient(void **state) {
+static void only_float_results_require_gradients(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = wanted(ROW(1, 2));
     assert_false(cairn_lt(x, ROW(1, 3))->wants_grad);
@@ -173,16 +173,17 @@ static void wrong_shapes_and_dimensions_are_refused(void **state) {
                  *empty = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(3, 0));
     NO_TENSOR(cairn_mul(x, y), "mul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
     NO_TENSOR(cairn_addcmul(x, x, y, 1), "addcmul: [2, 3] and [4] do not broadcast: sizes 3 and 4 in dimension -1");
-    NO_TENSOR(cairn_prelu(x, y), "prelu: [2, 3] with weight [4]: it has one element, or one for each of dimension 1");
+    NO_TENSOR(
+        cairn_prelu(x, y),
+        "prelu: x is [2, 3], but weight is [4]; weight must have one element, or one for each index of dimension 1");
     NO_TENSOR(cairn_sum_dims(x, CAIRN_DIMS(2), 0), "sum_dims: dimension 2 of a tensor with 2 dimensions");
     NO_TENSOR(cairn_var(x, CAIRN_DIMS(1, -1), 1, 0), "var: dimension 1 is named twice");
-    NO_TENSOR(cairn_amax(x, -1, NULL, 0), "amax: -1 dimensions; 0 (all) to 8 can be named");
+    NO_TENSOR(cairn_amax(x, -1, NULL, 0), "amax: num_dims is -1; it must be from 0 (all) to 8");
     NO_TENSOR(cairn_mean_dims(x, 1, NULL, 0), "mean_dims: dims is NULL");
     NO_TENSOR(cairn_cumsum(x, -3), "cumsum: dimension -3 of a tensor with 2 dimensions");
-    NO_TENSOR(cairn_max(empty), "amax: [3, 0]: a dimension it goes along has size 0");
-    NO_TENSOR(cairn_argmin(empty, 1, 0), "argmin: [3, 0]: a dimension it goes along has size 0");
-    NO_TENSOR(cairn_norm(empty, (double)INFINITY, CAIRN_DIMS(1), 0),
-              "norm: [3, 0]: a dimension it goes along has size 0");
+    NO_TENSOR(cairn_max(empty), "amax: [3, 0]: a reduced dimension has size 0");
+    NO_TENSOR(cairn_argmin(empty, 1, 0), "argmin: [3, 0]: a reduced dimension has size 0");
+    NO_TENSOR(cairn_norm(empty, (double)INFINITY, CAIRN_DIMS(1), 0), "norm: [3, 0]: a reduced dimension has size 0");
     assert_non_null(cairn_argmax(empty, 0, 0));
 }
 
@@ -198,17 +199,16 @@ static void bound_that_is_nan_makes_all_nan(void **state) {
 static void wrong_types_and_numbers_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = ROW(1, 2), *n = of_type(env, CAIRN_I64), *mask = of_type(env, CAIRN_BOOL);
-    NO_TENSOR(cairn_neg(mask), "neg: bool is no number; cast it first");
-    NO_TENSOR(cairn_sub(mask, mask), "sub: bool is no number; cast it first");
-    NO_TENSOR(cairn_pow_scalar(n, -2),
-              "pow_scalar: integers to the negative power -2 are no integers; cast them to a float first");
+    NO_TENSOR(cairn_neg(mask), "neg: the input is bool; cast it to a number first");
+    NO_TENSOR(cairn_sub(mask, mask), "sub: the input is bool; cast it to a number first");
+    NO_TENSOR(cairn_pow_scalar(n, -2), "pow_scalar: the exponent is -2, but x has integers; cast x to a float first");
     assert_int_equal(cairn_tensor_dtype(cairn_pow_scalar(n, -1.5)), CAIRN_F32);
     NO_TENSOR(cairn_where(x, x, x), "where: the condition is f32; it must be bool");
-    NO_TENSOR(cairn_mean(n), "mean: i64 is no float; cast it first");
-    NO_TENSOR(cairn_std(mask, 0, NULL, 1, 0), "std: bool is no float; cast it first");
-    NO_TENSOR(cairn_norm(x, 3, 0, NULL, 0), "norm: p is 3; 1, 2 and INFINITY are computed");
-    NO_TENSOR(cairn_norm(x, (double)NAN, 0, NULL, 0), "norm: p is nan; 1, 2 and INFINITY are computed");
-    NO_TENSOR(cairn_cast(x, (cairn_dtype)-1), "cast: dtype is -1, which is no element type");
+    NO_TENSOR(cairn_mean(n), "mean: the input is i64; cast it to a float first");
+    NO_TENSOR(cairn_std(mask, 0, NULL, 1, 0), "std: the input is bool; cast it to a float first");
+    NO_TENSOR(cairn_norm(x, 3, 0, NULL, 0), "norm: p is 3; it must be 1, 2 or INFINITY");
+    NO_TENSOR(cairn_norm(x, (double)NAN, 0, NULL, 0), "norm: p is nan; it must be 1, 2 or INFINITY");
+    NO_TENSOR(cairn_cast(x, (cairn_dtype)-1), "cast: dtype is -1; it must be an element type");
 }
 
 /* x86 has the smallest value for all of them. */
@@ -305,7 +305,7 @@ int main(void) {
         ENV_TEST(slopes_at_kinks_are_torchs),
         ENV_TEST(types_of_results_follow_torch),
         ENV_TEST(integers_stay_integers_where_they_can),
-        ENV_TEST(what_is_no_float_wants_no_gradient),
+        ENV_TEST(only_float_results_require_gradients),
         ENV_TEST(a_half_gradient_of_a_broadcast_is_summed_in_f32),
         ENV_TEST(wrong_shapes_and_dimensions_are_refused),
         ENV_TEST(bound_that_is_nan_makes_all_nan),

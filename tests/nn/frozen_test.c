@@ -85,7 +85,7 @@ static void a_frozen_parameter_costs_no_product_and_backward_stops_where_no_inpu
     OK(cairn_param_set_require_grad(n.set, "2.weight", CAIRN_OFF));
     assert_int_equal(backward_products(&n, *state), 0);
     OK(cairn_param_set_require_grad(n.set, "*", CAIRN_OFF));
-    REFUSED(cairn_backward(loss_of(&n)), CAIRN_EINVAL, "wants a gradient");
+    REFUSED(cairn_backward(loss_of(&n)), CAIRN_EINVAL, "requires a gradient");
     OK(cairn_module_require_grad(n.model, 1));
     assert_int_equal(backward_products(&n, *state), 3);
     end(&n);
@@ -97,7 +97,7 @@ static void take(const struct net *n, size_t i, float *values) {
     memcpy(values, cairn__grad_peek(p->gradient).x, p->n * sizeof(float));
 }
 
-static void gradients_of_others_keep_their_bits(void **state) {
+static void freezing_keeps_the_bits_of_other_gradients(void **state) {
     struct net n;
     float all[HIDDEN * OUT], some[HIDDEN * OUT];
     begin(&n, *state);
@@ -168,6 +168,61 @@ static void a_checkpoint_must_find_the_same_parameters_frozen_both_times(void **
     loss = cairn_mean(cairn_checkpoint(run_model, n.model, &n.x, 1));
     OK(cairn_param_require_grad(n.set, W1, CAIRN_OFF));
     REFUSED(cairn_backward(loss), CAIRN_ESTATE, "checkpoint");
+    end(&n);
+}
+
+/* The first weight is an input as well. */
+static cairn_tensor *run_weight(void *ctx, cairn_tensor *const *inputs, int count) {
+    (void)count;
+    cairn_tensor *y = cairn_module_forward(ctx, cairn_mul(inputs[0], cairn_sum(inputs[1])));
+    return cairn_mul(y, cairn_sum(inputs[1]));
+}
+
+static cairn_tensor *loss_with_weight(const struct net *n, bool checkpointed) {
+    cairn_tensor *const inputs[] = {n->x, cairn_module_get(n->model, "0.weight")};
+    return cairn_mean(checkpointed ? cairn_checkpoint(run_weight, n->model, inputs, 2)
+                                   : run_weight(n->model, inputs, 2));
+}
+
+static void a_checkpoint_gives_the_same_bits_where_first_layers_are_frozen(void **state) {
+    static const char *const patterns[] = {"0.weight", "0.*", "[02].weight"};
+    struct net n;
+    float want[4][IN * HIDDEN], got[IN * HIDDEN];
+    begin(&n, *state);
+    for (int leaf = 0; leaf < 2; leaf++) {
+        if (leaf) OK(cairn_tensor_require_grad(n.x));
+        for (size_t c = 0; c < sizeof(patterns) / sizeof(patterns[0]); c++) {
+            OK(cairn_param_set_require_grad(n.set, "*", CAIRN_ON));
+            OK(cairn_param_set_require_grad(n.set, patterns[c], CAIRN_OFF));
+            for (int checkpointed = 0; checkpointed < 2; checkpointed++) {
+                cairn_param_set_zero_grad(n.set);
+                OK(cairn_backward(loss_with_weight(&n, checkpointed)));
+                for (size_t i = W1; i <= B2; i++) {
+                    assert_int_equal(has_grad(&n, i), cairn_param_requires_grad(n.set, i));
+                    if (!has_grad(&n, i)) continue;
+                    take(&n, i, checkpointed ? got : want[i]);
+                    if (checkpointed) assert_memory_equal(want[i], got, n.set->params[i]->n * sizeof(float));
+                }
+            }
+        }
+    }
+    end(&n);
+}
+
+static void a_frozen_input_of_a_checkpoint_must_be_frozen_both_times_whatever_the_others_want(void **state) {
+    struct net n;
+    cairn_module *layer = cairn_linear(*state, IN, OUT);
+    begin(&n, *state);
+    for (int leaf = 0; leaf < 2; leaf++) {
+        if (leaf) OK(cairn_tensor_require_grad(n.x));
+        OK(cairn_param_require_grad(n.set, W1, CAIRN_OFF));
+        cairn_tensor *const inputs[] = {n.x, cairn_module_get(n.model, "0.weight")};
+        cairn_tensor *loss = cairn_mean(cairn_checkpoint(run_weight, layer, inputs, 2));
+        OK(cairn_param_require_grad(n.set, W1, CAIRN_ON));
+        REFUSED(cairn_backward(loss), CAIRN_ESTATE, "checkpoint");
+        cairn_module_zero_grad(layer);
+    }
+    cairn_module_destroy(&layer);
     end(&n);
 }
 
@@ -245,7 +300,7 @@ static cairn_status meddle(void *ctx, struct cairn_custom_array *dx, const struc
     return CAIRN_OK;
 }
 
-static void within_a_backward_it_is_refused(void **state) {
+static void freezing_within_a_backward_is_refused(void **state) {
     struct net n;
     begin(&n, *state);
     struct meddler m = {n.set, CAIRN_OK};
@@ -267,7 +322,7 @@ static cairn_status step(void *ctx) {
     return cairn_backward(loss_of(n));
 }
 
-static void while_a_captured_graph_lives_it_is_refused(void **state) {
+static void freezing_under_a_captured_graph_is_refused(void **state) {
     struct net n;
     cairn_graph *graph = NULL;
     begin(&n, *state);
@@ -283,14 +338,16 @@ static void while_a_captured_graph_lives_it_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_frozen_parameter_costs_no_product_and_backward_stops_where_no_input_wants_a_gradient),
-        cmocka_unit_test(gradients_of_others_keep_their_bits),
+        cmocka_unit_test(freezing_keeps_the_bits_of_other_gradients),
         cmocka_unit_test(a_gradient_is_required_when_the_operation_is_called_and_when_backward_comes),
         cmocka_unit_test(a_checkpoint_must_find_the_same_parameters_frozen_both_times),
+        cmocka_unit_test(a_checkpoint_gives_the_same_bits_where_first_layers_are_frozen),
+        cmocka_unit_test(a_frozen_input_of_a_checkpoint_must_be_frozen_both_times_whatever_the_others_want),
         cmocka_unit_test(a_parameter_that_is_frozen_or_thawed_is_not_taken_from_a_cast_made_before),
         cmocka_unit_test(a_module_is_frozen_with_its_children_and_no_other),
         cmocka_unit_test(running_statistics_of_a_frozen_norm_follow_its_mode),
-        cmocka_unit_test(within_a_backward_it_is_refused),
-        cmocka_unit_test(while_a_captured_graph_lives_it_is_refused),
+        cmocka_unit_test(freezing_within_a_backward_is_refused),
+        cmocka_unit_test(freezing_under_a_captured_graph_is_refused),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

@@ -434,7 +434,7 @@ static void zero_loss_reaches_parameters_from_the_last_to_the_first(void **state
 static void zero_loss_of_no_parameters_is_refused(void **state) {
     cairn_module *m = cairn_dropout(test_env_of(state), 0.5);
     assert_null(cairn__ddp_zero_loss(m));
-    assert_string_equal(cairn_last_error(), "zero_loss: there is no input");
+    assert_string_equal(cairn_last_error(), "zero_loss: no input is given");
     cairn_module_destroy(&m);
 }
 

@@ -82,7 +82,7 @@ static void convolutions_have_torch_s_shapes_and_bounds(void **state) {
     NO_TENSOR(cairn_conv2d(env, 4, 6, 3, cairn_conv_options(.groups = 4)),
               "conv2d: 4 groups do not divide 4 and 6 channels");
     NO_TENSOR(cairn_conv1d(env, 4, 6, 3, cairn_conv_options(.padding = {-2})),
-              "conv1d: stride 1, padding -2, dilation 1; none may be negative");
+              "conv1d: stride 1, padding -2, dilation 1; none must be negative");
     assert_null(cairn_conv2d(env, INT64_MAX, INT64_MAX, INT64_MAX, NULL));
 }
 
@@ -148,7 +148,7 @@ static void norms_start_as_the_identity_and_are_marked(void **state) {
     NO_TENSOR(cairn_layer_norm(env, 0, NULL, 0), "layer_norm: 0 dimensions; 1 to 8 are allowed");
     NO_TENSOR(cairn_rms_norm(env, 3, -1), "rms_norm: eps -1");
     NO_TENSOR(cairn_group_norm(env, 3, 4, 0), "group_norm: 3 groups do not divide 4 channels");
-    NO_TENSOR(cairn_batch_norm(env, 3, 0, 2), "batch_norm: momentum 2; it is within 0 and 1");
+    NO_TENSOR(cairn_batch_norm(env, 3, 0, 2), "batch_norm: momentum 2; it must be from 0 to 1");
 }
 
 static void batch_norm_keeps_statistics_and_uses_them_in_evaluation(void **state) {
@@ -195,8 +195,8 @@ static void dropout_is_off_in_evaluation(void **state) {
     cairn_module_train(m, 0);
     assert_true(cairn_tensor_item(cairn_sum(cairn_module_forward(m, x))) == 1000);
     cairn_module_destroy(&m);
-    NO_TENSOR(cairn_dropout(env, 1.5), "dropout: probability 1.5; it is within 0 and 1");
-    NO_TENSOR(cairn_dropout(env, NAN), "dropout: probability nan; it is within 0 and 1");
+    NO_TENSOR(cairn_dropout(env, 1.5), "dropout: probability 1.5; it must be from 0 to 1");
+    NO_TENSOR(cairn_dropout(env, NAN), "dropout: probability nan; it must be from 0 to 1");
 }
 
 static void sequential_runs_its_children_in_order(void **state) {
@@ -236,7 +236,7 @@ static void sequential_takes_its_children_over_also_where_it_fails(void **state)
 
     cairn_module *inner = cairn_linear(env, 2, 2), *owner = cairn_sequential(env, CAIRN_MODULES(inner));
     NO_TENSOR(cairn_sequential(env, CAIRN_MODULES(cairn_dropout(env, 0), inner, owner)), /* and owner is ended, once */
-              "add_child '1': the Linear is '0' of another module already");
+              "add_child '1': the Linear is child '0' of another module already");
     NO_TENSOR(cairn_activation(env, NULL), "activation: the operation is NULL");
 }
 
@@ -255,7 +255,7 @@ static void multihead_attention_has_torch_s_parameters(void **state) {
                     ")");
     cairn_module_destroy(&m);
     NO_TENSOR(cairn_multihead_attention(env, 8, 3, 0), "multihead_attention: 3 heads do not divide 8");
-    NO_TENSOR(cairn_multihead_attention(env, 8, 2, 1), "multihead_attention: dropout 1; it is within 0 and 1");
+    NO_TENSOR(cairn_multihead_attention(env, 8, 2, 1), "multihead_attention: dropout 1; it must be from 0 to 1");
 }
 
 /* The same by hand, for one head after another. */
@@ -335,7 +335,7 @@ static void multihead_attention_obeys_a_mask(void **state) {
               "multihead_attention: 2 inputs; it takes q, or q, k, v, or q, k, v and a mask");
     NO_TENSOR(cairn_module_forward_n(m, (cairn_tensor *[]){x, x, NULL}, 3), "multihead_attention: input 2 is NULL");
     NO_TENSOR(cairn_module_forward(m, cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(T, D))),
-              "multihead_attention: input 0 is [3, 4]: want [batch, length, 4]");
+              "multihead_attention: input 0 is [3, 4]; expected [batch, length, 4]");
     cairn_module_destroy(&m);
 }
 

@@ -45,7 +45,7 @@ static void graph_keeps_a_leaf_that_was_destroyed(void **state) {
     cairn_tensor_destroy(&other);
 }
 
-static void leaf_that_wants_a_gradient_may_end_before_it(void **state) {
+static void leaf_that_requires_a_gradient_may_be_destroyed_before_backward(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *y = leaf(env), *loss = cairn_sum(cairn_mul(x, y));
     cairn_tensor_destroy(&y);
@@ -170,7 +170,7 @@ static cairn_tensor *run_module(void *ctx, cairn_tensor *const *inputs, int coun
     return cairn_module_forward(ctx, inputs[0]);
 }
 
-static void backward_of_a_checkpoint_refuses_it_too(void **state) {
+static void backward_of_a_checkpoint_refuses_a_destroyed_module(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *m = cairn_linear(env, 2, 2);
     cairn_tensor *x = leaf(env), *loss = cairn_sum(cairn_checkpoint(run_module, m, (cairn_tensor *[]){x}, 1));
@@ -308,7 +308,7 @@ static void failed_step_fails_behind_an_evaluation(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         ENV_TEST(graph_keeps_a_leaf_that_was_destroyed),
-        ENV_TEST(leaf_that_wants_a_gradient_may_end_before_it),
+        ENV_TEST(leaf_that_requires_a_gradient_may_be_destroyed_before_backward),
         ENV_TEST(view_keeps_a_leaf_that_was_destroyed),
         ENV_TEST(destroyed_leaf_is_freed_when_its_step_is_over),
         ENV_TEST(leaf_of_an_earlier_step_is_freed_at_once),
@@ -317,7 +317,7 @@ int main(void) {
         ENV_TEST(checkpoint_keeps_a_leaf_that_was_destroyed),
         ENV_TEST(leaf_waits_for_every_tape),
         ENV_TEST(backward_refuses_a_graph_of_a_destroyed_module),
-        ENV_TEST(backward_of_a_checkpoint_refuses_it_too),
+        ENV_TEST(backward_of_a_checkpoint_refuses_a_destroyed_module),
         ENV_TEST(view_of_a_destroyed_parameter_is_an_error),
         ENV_TEST(graphs_without_the_module_go_on),
         ENV_TEST(buffers_of_a_destroyed_module_wait_for_the_step),

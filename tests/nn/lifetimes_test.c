@@ -473,7 +473,7 @@ static void run(uint64_t seed, bool has_modules, float *log) {
 
 static unsigned long long programs = 300;
 
-static void programs_read_what_the_model_says_is_alive(void **state) {
+static void random_programs_read_what_the_model_says_is_alive(void **state) {
     static float log[LOG];
     (void)state;
     for (uint64_t seed = 1; seed <= programs; seed++) {
@@ -485,7 +485,7 @@ static void programs_read_what_the_model_says_is_alive(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(programs_read_what_the_model_says_is_alive)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_read_what_the_model_says_is_alive)};
     if (argc > 1) programs = strtoull(argv[1], NULL, 10);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

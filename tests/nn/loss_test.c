@@ -75,14 +75,13 @@ static void smoothing_of_one_forgets_the_target(void **state) {
 static void class_losses_say_what_does_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = scores(env), *t = targets(env, 0, 1), *three = cairn_zeros(env, CAIRN_I64, CAIRN_SHAPE(3));
-    NO_TENSOR(cairn_cross_entropy(x, three, NULL),
-              "cross_entropy: input is [2, 3], but the target is [3]: want the input's shape without the classes, its "
-              "dimension 1");
-    NO_TENSOR(cairn_nll_loss(x, x, NULL), "nll_loss: the target is f32: want classes, i64 or i32");
+    NO_TENSOR(cairn_cross_entropy(x, three, NULL), "cross_entropy: input is [2, 3], but the target is [3]; expected "
+                                                   "the input's shape without the classes, its dimension 1");
+    NO_TENSOR(cairn_nll_loss(x, x, NULL), "nll_loss: the target is f32; expected classes, i64 or i32");
     NO_TENSOR(cairn_cross_entropy(x, t, cairn_loss_options(.weight = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2)))),
-              "cross_entropy: weight is [2], but input is [2, 3]: want [3], one a class");
+              "cross_entropy: weight is [2], but input is [2, 3]; expected [3], one a class");
     NO_TENSOR(cairn_cross_entropy(x, t, cairn_loss_options(.label_smoothing = 2)),
-              "cross_entropy: label_smoothing is 2, want 0 to 1");
+              "cross_entropy: label_smoothing is 2; it must be from 0 to 1");
     NO_TENSOR(cairn_cross_entropy(x, t, cairn_loss_options(.reduction = (cairn_reduction)9)),
               "cross_entropy: reduction is 9; CAIRN_MEAN, CAIRN_SUM_ALL and CAIRN_NONE are allowed");
     NO_TENSOR(cairn_l1_loss(t, t, NULL), "l1_loss: input is i64; f32, f16, bf16 and f64 are allowed");

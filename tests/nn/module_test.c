@@ -91,8 +91,9 @@ static void parameters_of_a_tree_are_one_set_named_by_path(void **state) {
     assert_int_equal(env->places[CAIRN__PLACE_OF_PARAM].alive, 1);
 
     assert_null(cairn_module_params(block));
-    assert_string_equal(cairn_last_error(),
-                        "module_params: the Residual is '0' of another module, whose set has its parameters");
+    assert_string_equal(
+        cairn_last_error(),
+        "module_params: the Residual is child '0' of another module; its parameters are in that module's set");
     cairn_module_destroy(&root);
     assert_null(root);
     assert_int_equal(ended, 1);
@@ -161,7 +162,7 @@ static void names_are_refused_that_make_no_path(void **state) {
         assert_null(cairn_module_add_param(m, wrong[i], CAIRN_SHAPE(2), 0));
         assert_null(cairn_module_add_buffer(m, wrong[i], CAIRN_F32, CAIRN_SHAPE(2)));
         assert_null(cairn_module_add_child(m, wrong[i], cairn_linear(env, 2, 2))); /* ended: the teardown counts */
-        SAYS(i < 2 ? "the Empty has a member '" : "a name is not empty and has no dot");
+        SAYS(i < 2 ? "the Empty has a member '" : "a name must not be empty or have a dot");
     }
     assert_null(cairn_module_add_param(m, NULL, CAIRN_SHAPE(2), 0));
     assert_null(cairn_module_add_param(NULL, "w", CAIRN_SHAPE(2), 0));
@@ -180,14 +181,14 @@ static void a_child_belongs_to_one_module_alone(void **state) {
     cairn_module *root = empty(env), *other = empty(env), *child = empty(env);
     assert_non_null(cairn_module_add_child(root, "a", child));
     assert_null(cairn_module_add_child(root, "b", child));
-    assert_string_equal(cairn_last_error(), "add_child 'b': the Empty is 'a' of another module already");
+    assert_string_equal(cairn_last_error(), "add_child 'b': the Empty is child 'a' of another module already");
     assert_null(cairn_module_add_child(other, "b", child));
     assert_null(cairn_module_add_child(root, "root", root));
     assert_string_equal(cairn_last_error(), "add_child 'root': a module cannot be its own child");
     assert_null(cairn_module_add_child(child, "root", root)); /* a ring; the root stays whole */
-    SAYS("the module is 'a' of another already");
+    SAYS("the module is child 'a' of another");
     assert_null(cairn_module_add_param(child, "late", CAIRN_SHAPE(1), 0));
-    SAYS("the module is 'a' of another already");
+    SAYS("the module is child 'a' of another");
     cairn_module *same = child;
     cairn_module_destroy(&same); /* logged, and kept */
     assert_non_null(same);
@@ -289,7 +290,7 @@ static void forward_refuses_what_makes_no_sense(void **state) {
     cairn_module *m = cairn_linear(env, 2, 2);
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(1, 2));
     assert_null(cairn_module_forward_n(m, (cairn_tensor *[]){x, x}, 2));
-    assert_string_equal(cairn_last_error(), "Linear: 2 inputs; it takes 1 to 1");
+    assert_string_equal(cairn_last_error(), "Linear: 2 inputs are given; it takes 1 to 1");
     assert_null(cairn_module_forward_n(m, NULL, 1));
     assert_null(cairn_module_forward_n(m, &x, 0));
     assert_null(cairn_module_forward_n(m, &x, -1));
@@ -492,14 +493,14 @@ static void only_a_buffer_that_is_not_half_yet_keeps_its_type(void **state) {
     cairn_tensor *b = cairn_module_add_buffer(m, "table", CAIRN_F32, CAIRN_SHAPE(2));
     cairn_tensor *leaf = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2));
     assert_int_equal(cairn_buffer_keep_type(leaf), CAIRN_EINVAL);
-    SAYS("no module's buffer");
+    SAYS("not a module's buffer");
     assert_int_equal(cairn__module_make_half_buffers(m, CAIRN_F16), CAIRN_OK);
     cairn__module_use_half_buffers(m, CAIRN_F16);
     assert_int_equal(cairn_buffer_keep_type(b), CAIRN_ESTATE);
-    SAYS("before amp_initialize");
+    SAYS("call it before");
     assert_int_equal(cairn_buffer_keep_type(cairn_module_add_buffer(m, "a.b", CAIRN_F32, CAIRN_SHAPE(2))),
                      CAIRN_EINVAL);
-    SAYS("has no dot"); /* the first cause stays */
+    SAYS("or have a dot"); /* the first cause stays */
     cairn_module_destroy(&m);
     cairn_tensor_destroy(&leaf);
 }

@@ -301,7 +301,7 @@ static bool vectors_agree(cairn_env *env, const struct op_case *c, char why[CASE
     return agrees;
 }
 
-static void stored_vectors_of_torch_are_met(void **state) {
+static void operations_give_torchs_stored_vectors(void **state) {
     over_all_cases(test_env_of(state), "vectors", vectors_agree);
     cairn__free(vectors.text);
     if (vectors.cases_without) fail_msg("%d cases have no vectors: run torch_ops.py --store", vectors.cases_without);
@@ -367,7 +367,7 @@ int main(int argc, char **argv) {
         ENV_TEST(strided_inputs_give_the_bits_of_dense_ones),
         ENV_TEST(second_run_gives_equal_bits),
         ENV_TEST(gradients_come_where_they_are_wanted_alone),
-        ENV_TEST(stored_vectors_of_torch_are_met),
+        ENV_TEST(operations_give_torchs_stored_vectors),
     };
     const bool dumps = argc > 1 && strcmp(argv[1], "--dump") == 0;
     words = argv + 1 + dumps;

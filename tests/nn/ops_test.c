@@ -141,7 +141,7 @@ static void wrong_shapes_are_refused(void **state) {
     assert_string_equal(cairn_last_error(),
                         "linear: [16, 512] x [8]: weight must have two dimensions, and input at least one");
     assert_null(cairn_linear_forward(x, fits, v));
-    assert_string_equal(cairn_last_error(), "linear: bias is [8], but weight is [16, 1024]: want [16]");
+    assert_string_equal(cairn_last_error(), "linear: bias is [8], but weight is [16, 1024]; expected [16]");
     assert_null(cairn_mse_loss(x, w));
     assert_string_equal(cairn_last_error(),
                         "mse_loss: [64, 1024] and [16, 512] do not broadcast: sizes 1024 and 512 in dimension -1");
@@ -154,7 +154,7 @@ static void wrong_arguments_are_refused(void **state) {
     cairn_env *env = test_env_of(state);
     const float data[] = {1};
     assert_null(cairn_tensor_from(env, (cairn_dtype)99, CAIRN_SHAPE(1), data));
-    assert_string_equal(cairn_last_error(), "tensor_from: dtype is 99, which is no element type");
+    assert_string_equal(cairn_last_error(), "tensor_from: dtype is 99; it must be an element type");
     assert_null(cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1), NULL));
     assert_null(cairn_tensor_from(NULL, CAIRN_F32, CAIRN_SHAPE(1), data));
     assert_null(cairn_tensor_from(env, CAIRN_F32, 9, NULL, data));
@@ -164,7 +164,7 @@ static void wrong_arguments_are_refused(void **state) {
     assert_null(cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(INT64_MAX, INT64_MAX)));
     cairn_tensor *x = tensor(env, CAIRN_F32, CAIRN_SHAPE(1), data);
     assert_null(cairn_cast(x, (cairn_dtype)99));
-    assert_string_equal(cairn_last_error(), "cast: dtype is 99, which is no element type");
+    assert_string_equal(cairn_last_error(), "cast: dtype is 99; it must be an element type");
     float out[2];
     assert_int_equal(cairn_tensor_read(x, out, 2), CAIRN_EINVAL);
     assert_string_equal(cairn_last_error(), "read: room for 2 values, but the tensor has 1");

@@ -29,7 +29,7 @@ static void assert_ended(const cairn_tensor *t) {
     assert_int_equal(cairn_tensor_read(t, values, t->n), CAIRN_ESTATE);
     assert_string_equal(cairn_last_error(),
                         "read: the tensor was made inside a module that did not return it, and ended with that forward "
-                        "or, where it wants a gradient, with backward; cairn_tensor_keep would have held it");
+                        "or, where it requires a gradient, with backward; use cairn_tensor_keep to hold it");
 }
 
 /* ---- a module that keeps handles of what it makes ---- */
@@ -233,7 +233,7 @@ static void release_ends_results_and_keeps_gradients(void **state) {
     }
 }
 
-static void released_results_are_told_for_three_releases(void **state) {
+static void use_of_a_released_result_is_refused_for_three_releases(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *old = cairn_sum(x);
     for (int i = 0; i < 3; i++) {
@@ -353,7 +353,7 @@ int main(void) {
         ENV_TEST(micro_batches_use_each_others_memory),
         ENV_TEST(released_micro_batches_stand_in_one_place),
         ENV_TEST(release_ends_results_and_keeps_gradients),
-        ENV_TEST(released_results_are_told_for_three_releases),
+        ENV_TEST(use_of_a_released_result_is_refused_for_three_releases),
         ENV_TEST(release_frees_leaves_that_waited_for_it),
         ENV_TEST(release_keeps_a_failure_of_the_step),
         ENV_TEST(release_is_refused_where_results_are_in_use),

@@ -117,23 +117,24 @@ static void norms_say_what_does_not_fit(void **state) {
     NO_TENSOR(cairn_layer_norm_forward(x, w, NULL, 1, 1e-5),
               "layer_norm: weight is [5], which is not the last 1 dimension of [2, 3, 4]");
     NO_TENSOR(cairn_layer_norm_forward(x, NULL, NULL, 4, 1e-5), "layer_norm: over the last 4 dimensions of [2, 3, 4]");
-    NO_TENSOR(cairn_rms_norm_forward(x, half, 1, 1e-5),
-              "rms_norm: input is f32 but weight is f16; it has the input's type, or is f32 where the input is half");
+    NO_TENSOR(
+        cairn_rms_norm_forward(x, half, 1, 1e-5),
+        "rms_norm: input is f32 but weight is f16; it must have the input's type, or be f32 where the input is half");
     NO_TENSOR(cairn_group_norm_forward(x, 2, NULL, NULL, 1e-5),
-              "group_norm: the 3 channels of [2, 3, 4] do not divide into 2 groups");
+              "group_norm: the 3 channels of [2, 3, 4] cannot be divided into 2 groups");
     NO_TENSOR(cairn_group_norm_forward(x, 0, NULL, NULL, 1e-5),
-              "group_norm: the 3 channels of [2, 3, 4] do not divide into 0 groups");
+              "group_norm: the 3 channels of [2, 3, 4] cannot be divided into 0 groups");
     NO_TENSOR(cairn_batch_norm_forward(x, NULL, NULL, w, NULL, 1, 0.1, 1e-5),
-              "batch_norm: weight is [5], but input is [2, 3, 4]: want [3], one for each of dimension 1");
+              "batch_norm: weight is [5], but input is [2, 3, 4]; expected [3], one for each of dimension 1");
     NO_TENSOR(cairn_batch_norm_forward(x, NULL, NULL, NULL, NULL, 0, 0.1, 1e-5),
-              "batch_norm: evaluation takes running_mean and running_var, which are NULL");
+              "batch_norm: running_mean and running_var are NULL; evaluation needs both");
     NO_TENSOR(cairn_batch_norm_forward(x, three, NULL, NULL, NULL, 1, 0.1, 1e-5),
-              "batch_norm: running_mean and running_var come together, or neither");
+              "batch_norm: only one of running_mean and running_var is set; set both or neither");
     NO_TENSOR(cairn_batch_norm_forward(cairn_slice(cairn_slice(x, 0, 0, 1, 1), 2, 0, 1, 1), NULL, NULL, NULL, NULL, 1,
                                        0.1, 1e-5),
-              "batch_norm: training wants more than one value for each channel, and input is [1, 3, 1]");
+              "batch_norm: training needs more than one value for each channel, but input is [1, 3, 1]");
     NO_TENSOR(cairn_batch_norm_forward(w, NULL, NULL, NULL, NULL, 1, 0.1, 1e-5),
-              "batch_norm: input is [5]: want [N, C, ...]");
+              "batch_norm: input is [5]; expected [N, C, ...]");
     assert_null(cairn_layer_norm_forward(NULL, w, w, 1, 1e-5));
     assert_null(cairn_normalize(NULL, 2, 0, 1e-12));
 }
@@ -191,9 +192,9 @@ static void embedding_says_what_does_not_fit(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *table = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4, 2)), *i = indices(env, 0, 1, 2);
     NO_TENSOR(cairn_embedding_forward(table, table, -1), "embedding: indices are f32; i64 and i32 are allowed");
-    NO_TENSOR(cairn_embedding_forward(i, i, -1), "embedding: the table is [3]: want [rows, n]");
+    NO_TENSOR(cairn_embedding_forward(i, i, -1), "embedding: the table is [3]; expected [rows, n]");
     NO_TENSOR(cairn_embedding_forward(i, table, 4),
-              "embedding: padding_idx is 4, and the table has 4 rows; -1 is none");
+              "embedding: padding_idx is 4, but the table has 4 rows; -1 means none");
     assert_null(cairn_embedding_forward(NULL, table, -1));
 }
 
@@ -227,7 +228,7 @@ static void dropout_of_nothing_and_in_evaluation_is_the_input(void **state) {
     assert_ptr_equal(cairn_dropout_forward(x, 0, 1), x);
     assert_int_equal(env->next_stream, next);
     assert_values(cairn_dropout_forward(x, 1, 1), FLOATS(0, 0, 0), 3);
-    NO_TENSOR(cairn_dropout_forward(x, 1.5, 1), "dropout: p is 1.5, want 0 to 1");
+    NO_TENSOR(cairn_dropout_forward(x, 1.5, 1), "dropout: p is 1.5; it must be from 0 to 1");
     assert_null(cairn_dropout_forward(x, NAN, 1));
     assert_null(cairn_dropout_forward(NULL, 0.5, 0));
 }

@@ -23,8 +23,8 @@ static void use_after_the_step_is_an_error(void **state) {
     assert_true(isnan(cairn_tensor_item(y)));
     assert_string_equal(cairn_last_error(),
                         "read: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-                        "cairn_optimizer_clear_grads does not) or "
-                        "was released (cairn_release_results); cairn_tensor_keep would have held it");
+                        "cairn_optimizer_clear_grads does not) or was released (cairn_release_results); use "
+                        "cairn_tensor_keep to hold it");
     assert_int_equal(cairn_backward(y), CAIRN_ESTATE);
     assert_null(cairn_relu(y));
     assert_null(cairn_tensor_keep(y));
@@ -82,7 +82,7 @@ static void only_leaves_can_be_written(void **state) {
     assert_int_equal(cairn_tensor_write(NULL, four, 4), CAIRN_EINVAL);
     assert_int_equal(cairn_tensor_write(x, NULL, 4), CAIRN_EINVAL);
     assert_int_equal(cairn_tensor_write(x, four, 3), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "write: 3 values, but the tensor has 4");
+    assert_string_equal(cairn_last_error(), "write: 3 values are given, but the tensor has 4");
     assert_int_equal(cairn_tensor_write(cairn_relu(x), four, 4), CAIRN_ESTATE);
     assert_string_equal(cairn_last_error(), "write: only a leaf can be written, not a result");
 }
@@ -90,17 +90,17 @@ static void only_leaves_can_be_written(void **state) {
 static void scaled_losses_do_not_mix(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *scaled = test_scale_loss(cairn_sum(x), 4);
-    static const char message[] = "add: one input is a scaled loss and another is not, or is scaled by another call; "
-                                  "combine losses first, then scale";
+    static const char message[] = "add: one input is a scaled loss and another is not, or was scaled by another call; "
+                                  "combine losses before scaling";
     assert_null(cairn_add(scaled, cairn_sum(x)));
     assert_string_equal(cairn_last_error(), message);
     assert_null(cairn_add(scaled, test_scale_loss(cairn_sum(x), 4)));
     assert_string_equal(cairn_last_error(), message);
     assert_null(test_scale_loss(cairn_mul_scalar(scaled, 2), 4));
-    assert_string_equal(cairn_last_error(), "scale_loss: this loss is scaled already");
+    assert_string_equal(cairn_last_error(), "scale_loss: the loss is scaled already");
     assert_int_equal(cairn_backward(NULL), CAIRN_ESTATE);
     assert_null(test_scale_loss(x, 4));
-    assert_string_equal(cairn_last_error(), "scale_loss: the loss must be one element, not [4]");
+    assert_string_equal(cairn_last_error(), "scale_loss: the loss must have one element, but its shape is [4]");
     assert_non_null(cairn_add(scaled, scaled));
 }
 
@@ -161,13 +161,13 @@ static void graph_is_consumed_by_its_backward(void **state) {
     assert_true(cairn_tensor_grad(x)[0] == 1.0f); /* a refused graph changes nothing */
 }
 
-static void backward_wants_one_element_and_something_to_do(void **state) {
+static void backward_refuses_more_than_one_element_and_no_gradient(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *plain = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), four);
     assert_int_equal(cairn_backward(cairn_relu(x)), CAIRN_EINVAL);
     assert_string_equal(cairn_last_error(), "backward: the loss must be one element, not [4]");
     assert_int_equal(cairn_backward(cairn_sum(plain)), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "backward: nothing that the loss depends on wants a gradient");
+    assert_string_equal(cairn_last_error(), "backward: nothing that the loss depends on requires a gradient");
 }
 
 static void only_leaves_can_require_gradients(void **state) {
@@ -252,7 +252,7 @@ static void listen_to(cairn_module *module, struct listening *l) {
     cairn_module_params(module)->listener = &l->listener;
 }
 
-static void every_listener_hears_how_a_backward_ended(void **state) {
+static void every_listener_is_called_at_a_backwards_end(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_module *first = cairn_linear(env, 4, 3), *last = cairn_linear(env, 3, 2);
     cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 4), four);
@@ -293,11 +293,11 @@ int main(void) {
         ENV_TEST(destroyed_leaf_gives_its_memory_back),
         ENV_TEST(null_passes_on_with_its_first_cause),
         ENV_TEST(graph_is_consumed_by_its_backward),
-        ENV_TEST(backward_wants_one_element_and_something_to_do),
+        ENV_TEST(backward_refuses_more_than_one_element_and_no_gradient),
         ENV_TEST(only_leaves_can_require_gradients),
         ENV_TEST(steady_step_allocates_nothing),
         ENV_TEST(equal_steps_give_equal_bits),
-        ENV_TEST(every_listener_hears_how_a_backward_ended),
+        ENV_TEST(every_listener_is_called_at_a_backwards_end),
         ENV_TEST(environments_do_not_mix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -264,8 +264,8 @@ static void views_of_parameters_end_where_these_become_half(void **state) {
         assert_int_equal(cairn__param_set_to_half(cairn_module_params(m), CAIRN_F16, keep_master, false), CAIRN_OK);
         NO_TENSOR(cairn_contiguous(view),
                   "contiguous: the tensor is the result of an earlier step (cairn_zero_grad begins one, "
-                  "cairn_optimizer_clear_grads does not) or "
-                  "was released (cairn_release_results); cairn_tensor_keep would have held it");
+                  "cairn_optimizer_clear_grads does not) or was released (cairn_release_results); use "
+                  "cairn_tensor_keep to hold it");
         assert_int_equal(cairn_tensor_numel(value), 0);
         assert_int_equal(cairn_backward(loss), CAIRN_ESTATE);
         assert_int_equal(cairn_tensor_dtype(cairn_transpose(w, 0, 1)), CAIRN_F16);
@@ -281,20 +281,20 @@ static void wrong_views_are_refused(void **state) {
     NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(4, 2)), "reshape: [2, 3] to [4, 2]: 6 elements are not 8");
     NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(4, -1)), "reshape: [2, 3] to [4, -1]: 6 elements leave no size for -1");
     NO_TENSOR(cairn_reshape(none, CAIRN_SHAPE(0, -1)), "reshape: [0] to [0, -1]: 0 elements leave no size for -1");
-    NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(-1, -1)), "reshape: -1 stands for one dimension, not for 0 and 1");
+    NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(-1, -1)), "reshape: dimensions 0 and 1 are both -1; only one may be");
     NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(-2, 3)), "reshape: size -2 in dimension 0");
     NO_TENSOR(cairn_reshape(cairn_transpose(x, 0, 1), CAIRN_SHAPE(5)), "reshape: [3, 2] to [5]: 6 elements are not 5");
     NO_TENSOR(cairn_reshape(x, CAIRN_SHAPE(INT64_MAX, INT64_MAX, 16)),
               "reshape: size 9223372036854775807 in dimension 1");
     NO_TENSOR(cairn_reshape(x, 9, NULL), "reshape: 9 dimensions; 0 to 8 are allowed");
     NO_TENSOR(cairn_reshape(x, 2, NULL), "reshape: shape is NULL");
-    NO_TENSOR(cairn_flatten(x, 1, 0), "flatten: the first dimension 1 is behind the last, 0");
+    NO_TENSOR(cairn_flatten(x, 1, 0), "flatten: the first dimension, 1, is after the last, 0");
     NO_TENSOR(cairn_flatten(x, 0, 2), "flatten: dimension 2 of a tensor with 2 dimensions");
     NO_TENSOR(cairn_squeeze(x, INT32_MIN), "squeeze: dimension -2147483648 of a tensor with 2 dimensions");
-    NO_TENSOR(cairn_unsqueeze(deep, 0), "unsqueeze: 8 dimensions already, and no more are allowed");
+    NO_TENSOR(cairn_unsqueeze(deep, 0), "unsqueeze: the tensor has 8 dimensions, and no more are allowed");
     NO_TENSOR(cairn_unsqueeze(x, -4), "unsqueeze: dimension -4 of a tensor with 2 dimensions");
     NO_TENSOR(cairn_transpose(x, 0, 2), "transpose: dimension 2 of a tensor with 2 dimensions");
-    NO_TENSOR(cairn_permute(x, CAIRN_DIMS(0, 0)), "permute: dimension 0 comes twice");
+    NO_TENSOR(cairn_permute(x, CAIRN_DIMS(0, 0)), "permute: dimension 0 is named twice");
     NO_TENSOR(cairn_permute(x, CAIRN_DIMS(0, 2)), "permute: dimension 2 of a tensor with 2 dimensions");
     NO_TENSOR(cairn_permute(x, CAIRN_DIMS(0)), "permute: an order of 1 dimensions for a tensor with 2");
     NO_TENSOR(cairn_permute(x, 2, NULL), "permute: dims is NULL");
@@ -320,8 +320,8 @@ static void wrong_joins_are_refused(void **state) {
               "cat: [2, 3] and [2, 4] along dimension 0: sizes 3 and 4 differ in dimension 1");
     NO_TENSOR(cairn_cat(2, (cairn_tensor *[]){x, v}, 0), "cat: [2, 3] and [3] differ in their number of dimensions");
     NO_TENSOR(cairn_cat(1, (cairn_tensor *[]){s}, 0), "cat: dimension 0 of a tensor with 0 dimensions");
-    NO_TENSOR(cairn_cat(0, &x, 0), "cat: 0 tensors; there must be one at least");
-    NO_TENSOR(cairn_cat(1, NULL, 0), "cat: 1 tensors; there must be one at least");
+    NO_TENSOR(cairn_cat(0, &x, 0), "cat: 0 tensors; there must be at least one");
+    NO_TENSOR(cairn_cat(1, NULL, 0), "cat: 1 tensors; there must be at least one");
     NO_TENSOR(cairn_stack(2, (cairn_tensor *[]){x, y}, 0), "stack: shapes [2, 3] and [2, 4] differ");
     NO_TENSOR(cairn_stack(1, &x, 3), "stack: dimension 3 of a tensor with 3 dimensions");
     cairn_tensor *huge = cairn_expand(s, CAIRN_SHAPE(INT64_MAX / 16)), *many[] = {huge, huge};
@@ -329,7 +329,7 @@ static void wrong_joins_are_refused(void **state) {
     assert_null(cairn_contiguous(huge)); /* 2^60 elements */
 }
 
-static void nothing_in_gives_nothing_out(void **state) {
+static void null_inputs_give_null(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(2, 3)), *bad = cairn_reshape(x, CAIRN_SHAPE(7));
     cairn_tensor *parts[2] = {x, bad};
@@ -502,7 +502,7 @@ static void chain_shows_and_collects_what_the_list_says(cairn_env *env, uint64_t
     env->begin_step(env);
 }
 
-static void chains_of_views_show_and_collect_what_they_should(void **state) {
+static void chains_of_views_have_the_right_values_and_gradients(void **state) {
     cairn_env *env = test_env_of(state);
     uint64_t random = 0;
     for (int i = 0; i < CHAINS; i++) chain_shows_and_collects_what_the_list_says(env, &random);
@@ -524,10 +524,10 @@ int main(void) {
         ENV_TEST(handed_on_gradients_are_not_shared),
         ENV_TEST(parameters_are_viewed),
         ENV_TEST(views_of_parameters_end_where_these_become_half),
-        ENV_TEST(chains_of_views_show_and_collect_what_they_should),
+        ENV_TEST(chains_of_views_have_the_right_values_and_gradients),
         ENV_TEST(wrong_views_are_refused),
         ENV_TEST(wrong_joins_are_refused),
-        ENV_TEST(nothing_in_gives_nothing_out),
+        ENV_TEST(null_inputs_give_null),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

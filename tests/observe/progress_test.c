@@ -62,7 +62,7 @@ static char *plain_lines(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void elsewhere_than_on_a_terminal_lines_are_plain_and_rare(void **state) {
+static void outside_of_a_terminal_lines_are_plain_and_rare(void **state) {
     (void)state;
     run_ranks(1, plain_lines, NULL);
 }
@@ -131,7 +131,7 @@ static char *no_reader(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void a_reader_that_has_gone_ends_no_training(void **state) {
+static void a_closed_pipe_ends_no_training(void **state) {
     (void)state;
     run_ranks(1, no_reader, NULL);
 }
@@ -139,11 +139,12 @@ static void a_reader_that_has_gone_ends_no_training(void **state) {
 static char *bad_options(cairn_env *env, void *ctx) {
     cairn_progress *p = NULL;
     (void)ctx;
-    EXPECT_REFUSED(cairn_progress_create(env, -1, NULL, &p), CAIRN_EINVAL, "-1 steps");
+    EXPECT_REFUSED(cairn_progress_create(env, -1, NULL, &p), CAIRN_EINVAL, "total is -1");
     EXPECT_REFUSED(cairn_progress_create(NULL, 1, NULL, &p), CAIRN_EINVAL, "must be set");
-    EXPECT_REFUSED(cairn_progress_create(env, 3, cairn_progress_options(.done = 4), &p), CAIRN_EINVAL, "4 of 3 steps");
+    EXPECT_REFUSED(cairn_progress_create(env, 3, cairn_progress_options(.done = 4), &p), CAIRN_EINVAL,
+                   "done is 4; it must be from 0 to the total of 3 steps");
     EXPECT_REFUSED(cairn_progress_create(env, 3, cairn_progress_options(.interval = NAN), &p), CAIRN_EINVAL,
-                   "nan seconds");
+                   "interval is nan");
     EXPECT(cairn_progress_step(NULL) == 0);
     cairn_progress_show(NULL, NULL);
     cairn_progress_start(NULL);
@@ -151,18 +152,18 @@ static char *bad_options(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-static void what_makes_no_sense_is_refused(void **state) {
+static void wrong_options_are_refused(void **state) {
     (void)state;
     run_ranks(1, bad_options, NULL);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elsewhere_than_on_a_terminal_lines_are_plain_and_rare),
+        cmocka_unit_test(outside_of_a_terminal_lines_are_plain_and_rare),
         cmocka_unit_test(on_a_terminal_a_line_is_written_over_the_one_before),
         cmocka_unit_test(rank_0_alone_writes),
-        cmocka_unit_test(a_reader_that_has_gone_ends_no_training),
-        cmocka_unit_test(what_makes_no_sense_is_refused),
+        cmocka_unit_test(a_closed_pipe_ends_no_training),
+        cmocka_unit_test(wrong_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

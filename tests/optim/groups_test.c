@@ -186,7 +186,8 @@ static void wrong_groups_are_refused_with_a_sentence(void **state) {
     make_sets(&elsewhere, env);
     REFUSED(cairn_sgd_create_over(s.set[0], NULL, 1, NULL, &none), CAIRN_EINVAL, "indices is NULL");
     REFUSED(cairn_sgd_create_over(s.set[0], twice, 2, NULL, &none), CAIRN_EINVAL, "'b' is given twice");
-    REFUSED(cairn_sgd_create_over(s.set[0], far, 1, NULL, &none), CAIRN_EINVAL, "parameter 7 of a set of 3");
+    REFUSED(cairn_sgd_create_over(s.set[0], far, 1, NULL, &none), CAIRN_EINVAL,
+            "parameter index is 7, but the set has 3 parameters");
     assert_null(none);
     OK(cairn_sgd_create_over(s.set[0], first_only, 1, NULL, &o));
     OK(cairn_sgd_create_over(s.set[0], second_only, 1, NULL, &other));
@@ -194,9 +195,12 @@ static void wrong_groups_are_refused_with_a_sentence(void **state) {
     REFUSED(cairn_sgd_add_group(o, s.set[0], second_only, 1, NULL), CAIRN_EINVAL,
             "'b' belongs to an optimizer already");
     REFUSED(cairn_sgd_add_group(o, s.set[1], twice, 2, NULL), CAIRN_EINVAL, "'b' is given twice");
-    REFUSED(cairn_sgd_add_group(o, s.set[1], far, 1, NULL), CAIRN_EINVAL, "parameter 7 of a set of 3");
-    REFUSED(cairn_sgd_add_group(o, s.set[1], far, SIZE_MAX, NULL), CAIRN_EINVAL, "parameters of a set of 3");
-    REFUSED(cairn_sgd_create_over(s.set[1], far, 4, NULL, &none), CAIRN_EINVAL, "4 parameters of a set of 3");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], far, 1, NULL), CAIRN_EINVAL,
+            "parameter index is 7, but the set has 3 parameters");
+    REFUSED(cairn_sgd_add_group(o, s.set[1], far, SIZE_MAX, NULL), CAIRN_EINVAL,
+            "parameters are given, but the set has 3");
+    REFUSED(cairn_sgd_create_over(s.set[1], far, 4, NULL, &none), CAIRN_EINVAL,
+            "4 parameters are given, but the set has 3");
     REFUSED(cairn_adam_add_group(o, s.set[1], NULL, 0, NULL), CAIRN_EINVAL, "a group of Adam cannot be added");
     REFUSED(cairn_sgd_add_group(o, elsewhere.set[0], NULL, 0, NULL), CAIRN_EINVAL, "another environment");
     REFUSED(cairn_sgd_add_group(o, NULL, NULL, 0, NULL), CAIRN_EINVAL, "parameter set is NULL");
@@ -220,7 +224,7 @@ static cairn_status nothing(void *user) {
 }
 
 /* Its learning rates and counters move with a further group. */
-static void memory_that_a_graph_has_captured_takes_no_group(void **state) {
+static void captured_optimizer_takes_no_group(void **state) {
     struct sets s;
     cairn_graph *graph = NULL;
     cairn_optimizer *o = NULL, *other = NULL;
@@ -237,7 +241,7 @@ static void memory_that_a_graph_has_captured_takes_no_group(void **state) {
 }
 
 /* Each optimizer forgets its own. */
-static void gradients_that_failed_stay_refused_until_their_own_optimizer_forgets_them(void **state) {
+static void incomplete_gradients_are_refused_until_forgotten(void **state) {
     struct sets s;
     cairn_optimizer *o = NULL, *other = NULL;
     make_sets(&s, *state);
@@ -257,7 +261,7 @@ static void gradients_that_failed_stay_refused_until_their_own_optimizer_forgets
     drop_sets(&s);
 }
 
-static void memory_that_fails_leaves_the_optimizer_as_it_was(void **state) {
+static void running_out_of_memory_leaves_the_optimizer_as_it_was(void **state) {
     struct sets s;
     cairn_optimizer *o = NULL;
     make_sets(&s, *state);
@@ -304,7 +308,7 @@ static void sets_of_every_group_outlive_the_optimizer(void **state) {
         log_text[0] = '\0';
         cairn_param_set_destroy(&s.set[k]);
         assert_non_null(s.set[k]);
-        assert_non_null(strstr(log_text, "still use these parameters, which are therefore kept"));
+        assert_non_null(strstr(log_text, "use these parameters, which are kept"));
     }
     cairn_set_log(NULL, NULL);
     write_gradients(&s, 0);
@@ -320,9 +324,9 @@ int main(void) {
         cmocka_unit_test(masters_come_in_the_order_of_the_groups),
         cmocka_unit_test(late_parameters_begin_with_fresh_moments),
         cmocka_unit_test(wrong_groups_are_refused_with_a_sentence),
-        cmocka_unit_test(memory_that_a_graph_has_captured_takes_no_group),
-        cmocka_unit_test(gradients_that_failed_stay_refused_until_their_own_optimizer_forgets_them),
-        cmocka_unit_test(memory_that_fails_leaves_the_optimizer_as_it_was),
+        cmocka_unit_test(captured_optimizer_takes_no_group),
+        cmocka_unit_test(incomplete_gradients_are_refused_until_forgotten),
+        cmocka_unit_test(running_out_of_memory_leaves_the_optimizer_as_it_was),
         cmocka_unit_test(sets_of_every_group_outlive_the_optimizer),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

@@ -169,11 +169,11 @@ static void wrong_arrays_are_refused_by_their_number(void **state) {
     REFUSED(cairn_multi_tensor_axpby(env, arrays, LIST, CAIRN_F32, CAIRN_F32, NULL, 1, NULL), CAIRN_EINVAL,
             "array 3: y is NULL");
     REFUSED(cairn_multi_tensor_scale(env, arrays, LIST, CAIRN_I32, CAIRN_F32, NULL, NULL), CAIRN_EINVAL,
-            "dtype 4 (i32)");
+            "dtype is 4 (i32)");
     REFUSED(cairn_multi_tensor_axpby(env, arrays, LIST, CAIRN_F32, CAIRN_F64, NULL, 1, NULL), CAIRN_EINVAL,
-            "dtype 6 (f64)");
+            "dtype is 6 (f64)");
     REFUSED(cairn_multi_tensor_scale(env, arrays, LIST, (cairn_dtype)0, CAIRN_F32, NULL, NULL), CAIRN_EINVAL,
-            "to is not set");
+            "to is 0; set the type of dst");
     REFUSED(cairn_multi_tensor_l2norm(env, arrays, LIST, CAIRN_F32, NULL, NULL, NULL, NULL), CAIRN_EINVAL,
             "norm is NULL");
     REFUSED(cairn_multi_tensor_l2norm(env, arrays, 0, CAIRN_F32, NULL, (double *)((char *)m.norms + 4), NULL, NULL),
@@ -181,7 +181,7 @@ static void wrong_arrays_are_refused_by_their_number(void **state) {
     REFUSED(cairn_multi_tensor_l2norm(NULL, arrays, LIST, CAIRN_F32, NULL, m.norms, NULL, NULL), CAIRN_EINVAL,
             "must be set");
     REFUSED(cairn_multi_tensor_scale_sized(12, env, arrays, LIST, CAIRN_F32, CAIRN_F32, NULL, NULL), CAIRN_EINVAL,
-            "cairn_array: 12 is no size");
+            "cairn_array: 12 is not a size");
     OK(cairn_multi_tensor_l2norm(env, arrays, LIST, CAIRN_F32, NULL, m.norms, NULL,
                                  NULL)); /* needs neither dst nor y */
     OK(cairn_multi_tensor_scale(env, NULL, 0, CAIRN_F32, CAIRN_F32, NULL, NULL));

@@ -264,7 +264,7 @@ static void learning_rate_can_change_between_steps(void **state) {
     h.lr = 0.5;
     assert_int_equal(cairn_param_set_create(*state, &param, 1, &set), CAIRN_OK);
     assert_int_equal(cairn_sgd_create(set, &h, &o), CAIRN_OK);
-    assert_int_equal(cairn_step(o), CAIRN_OK); /* nobody said that there is a gradient */
+    assert_int_equal(cairn_step(o), CAIRN_OK); /* no gradient was declared */
     assert_true(w == 1.0f);
     assert_int_equal(cairn_grads_ready(set, 0, 2), CAIRN_EINVAL);
     assert_int_equal(cairn_grads_ready(set, 0, 1), CAIRN_OK);
@@ -344,7 +344,7 @@ static cairn_status hear_number(void *ctx, const struct cairn__step_report *r,
 
 /* A device that is 40 steps ahead, with names of one parameter and of the losses: the report that it may be writing
  * over is not looked at, those behind it are lost. */
-static void host_that_lags_hears_the_last_reports_whole(void **state) {
+static void host_that_lags_reads_the_last_reports_whole(void **state) {
     cairn_param_set *set = NULL;
     cairn_optimizer *o = NULL;
     uint64_t heard[2] = {0};
@@ -429,11 +429,11 @@ static void zeroed_adam_that_would_divide_by_zero_is_refused(void **state) {
     struct cairn_adam_options h = {.struct_size = sizeof(h), .lr = 1e-3};
     make_param(*state, (cairn_dtype)0, &set);
     assert_int_equal(cairn_adam_create(set, &h, &o), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "Adam: eps and beta2 are 0, and so a gradient of 0 would give NaN; start "
-                                            "from CAIRN_ADAM_OPTIONS_INIT and change what should differ");
+    assert_string_equal(cairn_last_error(), "Adam: eps and beta2 are both 0, so a gradient of 0 would give NaN; start "
+                                            "from CAIRN_ADAM_OPTIONS_INIT and change single fields");
     assert_int_equal(cairn_adamw_create(set, &h, &o), CAIRN_EINVAL);
-    assert_string_equal(cairn_last_error(), "AdamW: eps and beta2 are 0, and so a gradient of 0 would give NaN; start "
-                                            "from CAIRN_ADAMW_OPTIONS_INIT and change what should differ");
+    assert_string_equal(cairn_last_error(), "AdamW: eps and beta2 are both 0, so a gradient of 0 would give NaN; start "
+                                            "from CAIRN_ADAMW_OPTIONS_INIT and change single fields");
     h.eps = 1e-8;
     assert_int_equal(cairn_adam_create(set, &h, &o), CAIRN_OK);
     h.eps = 0;
@@ -498,7 +498,7 @@ int main(void) {
         cmocka_unit_test(parameter_without_gradient_keeps_weight_and_state),
         cmocka_unit_test(learning_rate_can_change_between_steps),
         cmocka_unit_test(every_step_is_reported_once_in_order_and_a_status_comes_back),
-        cmocka_unit_test(host_that_lags_hears_the_last_reports_whole),
+        cmocka_unit_test(host_that_lags_reads_the_last_reports_whole),
         cmocka_unit_test(steady_step_allocates_nothing),
         cmocka_unit_test(hyperparameters_out_of_range_are_refused_by_name),
         cmocka_unit_test(zeroed_adam_that_would_divide_by_zero_is_refused),

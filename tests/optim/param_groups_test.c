@@ -139,16 +139,16 @@ static void wrong_rules_are_refused_and_nothing_is_made(void **state) {
     bad.beta1 = 1;
     make_model(&m, *state);
     REFUSED(cairn_adamw_create_grouped(m.set, &matrices, 1, &o), CAIRN_EINVAL,
-            "none of 1 rules takes parameter 'h.0.fc.bias'");
-    REFUSED(cairn_adam_create_grouped(m.set, &of_sgd, 1, &o), CAIRN_EINVAL, "rule 0 has hyperparameters of SGD");
-    REFUSED(cairn_sgd_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "rule 0 has hyperparameters of Adam");
+            "none of the 1 rules takes parameter 'h.0.fc.bias'");
+    REFUSED(cairn_adam_create_grouped(m.set, &of_sgd, 1, &o), CAIRN_EINVAL, "rule 0 has options of SGD");
+    REFUSED(cairn_sgd_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "rule 0 has options of Adam");
     REFUSED(cairn_adam_create_grouped(m.set, &of_adam, 1, &o), CAIRN_EINVAL, "rule 0: Adam: beta1 is 1");
     REFUSED(cairn_adam_create_grouped(m.set, &none, 1, &o), CAIRN_EINVAL, "rule 0: are is 4");
-    REFUSED(cairn_sgd_create_grouped(m.set, &cycles, 1, &o), CAIRN_EINVAL, "no momentum to move");
-    REFUSED(cairn_adam_create_grouped(m.set, NULL, 1, &o), CAIRN_EINVAL, "there are no rules");
-    REFUSED(cairn_adam_create_grouped(m.set, &all, 0, &o), CAIRN_EINVAL, "there are no rules");
+    REFUSED(cairn_sgd_create_grouped(m.set, &cycles, 1, &o), CAIRN_EINVAL, "no momentum to cycle");
+    REFUSED(cairn_adam_create_grouped(m.set, NULL, 1, &o), CAIRN_EINVAL, "at least one rule must be given");
+    REFUSED(cairn_adam_create_grouped(m.set, &all, 0, &o), CAIRN_EINVAL, "at least one rule must be given");
     REFUSED(cairn_adam_create_grouped(NULL, &all, 1, &o), CAIRN_EINVAL, "parameter set is NULL");
-    REFUSED(cairn_adam_create_grouped_sized(4, m.set, &all, 1, &o), CAIRN_EINVAL, "cairn_group_rule: 4 is no size");
+    REFUSED(cairn_adam_create_grouped_sized(4, m.set, &all, 1, &o), CAIRN_EINVAL, "cairn_group_rule: 4 is not a size");
     assert_null(o);
     OK(cairn_adam_create_grouped(m.set, &all, 1, &o)); /* they are free */
     REFUSED(cairn_adam_create_grouped(m.set, &all, 1, &o), CAIRN_EINVAL, "belongs to an optimizer already");
@@ -156,7 +156,7 @@ static void wrong_rules_are_refused_and_nothing_is_made(void **state) {
     cairn_param_set_destroy(&m.set);
 }
 
-static void memory_that_fails_leaves_the_set_free(void **state) {
+static void running_out_of_memory_leaves_the_set_free(void **state) {
     struct model m;
     cairn_optimizer *o = NULL;
     const cairn_group_rule rules[] = {{.are = CAIRN_PARAMS_MATRICES,
@@ -223,7 +223,7 @@ int main(void) {
         cmocka_unit_test(first_rule_that_takes_a_parameter_has_it),
         cmocka_unit_test(groups_do_not_change_what_a_step_computes),
         cmocka_unit_test(wrong_rules_are_refused_and_nothing_is_made),
-        cmocka_unit_test(memory_that_fails_leaves_the_set_free),
+        cmocka_unit_test(running_out_of_memory_leaves_the_set_free),
         cmocka_unit_test(amp_takes_an_optimizer_with_groups_and_schedules),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

@@ -220,8 +220,8 @@ static void skipped_steps_move_a_schedule_that_counts_them(void **state) {
     for (int recorded = 0; recorded <= 1; recorded++) assert_unmoved_by_skips(*state, s, recorded, true);
 }
 
-/* The rate that is told is the one that the weights have seen: their gradient is 1. */
-static void weights_move_by_the_rate_that_is_told(void **state) {
+/* The rate that is returned is the one that moved the weights: their gradient is 1. */
+static void weights_move_by_the_rate_that_is_reported(void **state) {
     for (int recorded = 0; recorded <= 1; recorded++) {
         struct scheduled s;
         float w = 0;
@@ -304,7 +304,7 @@ static void each_group_has_its_schedule_and_a_late_one_begins_at_its_start(void 
     OK(cairn_optimizer_set_schedule(s.optimizer, slow));
     for (int t = 0; t < 12; t++) OK(scheduled_step(&s, t == 3 || t == 8));
     add_group(&s, 1, BASE);
-    assert_true(cairn_optimizer_step_lr(s.optimizer, 0) == rate_at(slow, 9)); /* told before the group came */
+    assert_true(cairn_optimizer_step_lr(s.optimizer, 0) == rate_at(slow, 9)); /* known before the group was added */
     assert_true(isnan(cairn_optimizer_step_lr(s.optimizer, 1)));
     add_group(&s, 2, 0.5);
     OK(cairn_optimizer_set_group_schedule(s.optimizer, 1, late));
@@ -349,8 +349,8 @@ static void base_rate_can_change_between_steps_and_replays(void **state) {
     }
 }
 
-/* What an earlier run had made is told by first_step. */
-static void training_that_goes_on_has_the_rates_of_one_that_never_stopped(void **state) {
+/* first_step has the steps of an earlier run. */
+static void resumed_training_has_the_rates_of_one_that_never_stopped(void **state) {
     struct scheduled whole, rest;
     const struct cairn_schedule_options schedule = *cairn_cosine_schedule(.warmup_steps = 5, .total_steps = 40);
     struct cairn_schedule_options from = schedule;
@@ -381,35 +381,40 @@ static void wrong_schedules_are_refused_by_the_name_of_the_field(void **state) {
     } wrong[] = {
         {cairn_schedule_options(.kind = (cairn_schedule_kind)0), "kind is 0"},
         {cairn_schedule_options(.kind = (cairn_schedule_kind)14), "kind is 14"},
-        {cairn_linear_schedule(.warmup_steps = 3), "linear schedule: total_steps is needed"},
+        {cairn_linear_schedule(.warmup_steps = 3), "linear schedule: total_steps must be set"},
         {cairn_cosine_schedule(.total_steps = -1), "total_steps is -1"},
-        {cairn_linear_schedule(.total_steps = 10, .warmup_steps = 11), "warmup_steps is 11, of total_steps 10"},
-        {cairn_linear_schedule(.total_steps = 10, .power = 2), "power is set, which a linear schedule has not"},
+        {cairn_linear_schedule(.total_steps = 10, .warmup_steps = 11),
+         "warmup_steps is 11; it must be at most total_steps, which is 10"},
+        {cairn_linear_schedule(.total_steps = 10, .power = 2), "power is set, but a linear schedule does not use it"},
         {cairn_cosine_schedule(.total_steps = 10, .end_lr = NAN), "end_lr is nan"},
         {cairn_cosine_schedule(.total_steps = 10, .end_lr = INFINITY), "end_lr is inf"},
-        {cairn_cosine_schedule(.total_steps = 10, .end_lr = 1, .end_factor = 1), "end_lr or end_factor"},
-        {cairn_inverse_sqrt_schedule(.timescale = INT64_MAX), "timescale is 9.22337e+18; it may be 2^53 at most"},
-        {cairn_cosine_schedule(.total_steps = 10, .warmup_start = 1.5), "warmup_start is 1.5; it may be 1 at most"},
+        {cairn_cosine_schedule(.total_steps = 10, .end_lr = 1, .end_factor = 1), "end_lr and end_factor are both set"},
+        {cairn_inverse_sqrt_schedule(.timescale = INT64_MAX), "timescale is 9.22337e+18; it must be at most 2^53"},
+        {cairn_cosine_schedule(.total_steps = 10, .warmup_start = 1.5), "warmup_start is 1.5; it must be at most 1"},
         {cairn_cosine_schedule(.total_steps = 10, .warmup_curve = (cairn_schedule_curve)4), "warmup_curve is 4"},
-        {cairn_cosine_restarts_schedule(.cycle_growth = 2), "total_steps is needed"},
-        {cairn_cosine_restarts_schedule(.cycle_steps = 2, .total_steps = 9), "either cycle_steps or total_steps"},
-        {cairn_cosine_restarts_schedule(.cycle_growth = 2, .total_steps = 9), "cycle_growth goes with cycle_steps"},
-        {cairn_step_schedule(.gamma = 0.5), "step_size is needed"},
+        {cairn_cosine_restarts_schedule(.cycle_growth = 2), "total_steps must be set"},
+        {cairn_cosine_restarts_schedule(.cycle_steps = 2, .total_steps = 9),
+         "cycle_steps is set, so total_steps and cycles must not be"},
+        {cairn_cosine_restarts_schedule(.cycle_growth = 2, .total_steps = 9),
+         "cycle_growth is set without cycle_steps; set both"},
+        {cairn_step_schedule(.gamma = 0.5), "step_size must be set"},
         {cairn_step_schedule(.step_size = 1, .gamma = -1), "gamma is -1"},
-        {cairn_exponential_schedule(.warmup_steps = 1), "gamma is needed"},
-        {cairn_multi_step_schedule(.num_milestones = 2), "num_milestones without milestones"},
-        {cairn_multi_step_schedule(.milestones = descending, .num_milestones = 2), "milestone 1 is 4, after 5"},
-        {cairn_one_cycle_schedule(.total_steps = 1), "it must be 2 at least"},
-        {cairn_one_cycle_schedule(.total_steps = 9, .warmup_steps = 1), "warmup_steps is set, which a one-cycle"},
+        {cairn_exponential_schedule(.warmup_steps = 1), "gamma must be set"},
+        {cairn_multi_step_schedule(.num_milestones = 2), "num_milestones is set, but milestones is NULL"},
+        {cairn_multi_step_schedule(.milestones = descending, .num_milestones = 2),
+         "milestone 1 is 4, below the one before, 5"},
+        {cairn_one_cycle_schedule(.total_steps = 1), "it must be at least 2"},
+        {cairn_one_cycle_schedule(.total_steps = 9, .warmup_steps = 1), "warmup_steps is set, but a one-cycle"},
         {cairn_one_cycle_schedule(.total_steps = 9, .base_momentum = 0.99), "base_momentum is 0.99"},
-        {cairn_one_cycle_schedule(.total_steps = 9), "the group has no momentum to move"},
+        {cairn_one_cycle_schedule(.total_steps = 9), "the group has no momentum to cycle"},
         {cairn_one_cycle_schedule(.total_steps = 9, .decay_curve = CAIRN_CURVE_ONE_MINUS_SQRT), "cosine or linear"},
         {cairn_warmup_stable_decay_schedule(.total_steps = 9), "decay_steps is 0; it must be in [1, 9]"},
-        {cairn_sequence_schedule(.num_parts = 1), "it has no parts"},
-        {cairn_sequence_schedule(.parts = simple), "it has no parts"},
+        {cairn_sequence_schedule(.num_parts = 1), "parts is NULL or num_parts is 0"},
+        {cairn_sequence_schedule(.parts = simple), "parts is NULL or num_parts is 0"},
         {cairn_product_schedule(.parts = no_parts, .num_parts = 1), "part 0 is NULL"},
-        {cairn_product_schedule(.parts = nested, .num_parts = 1), "part 0 is a product; parts have no parts"},
-        {cairn_product_schedule(.parts = counting, .num_parts = 1), "part 0 has first_step or count_skipped"},
+        {cairn_product_schedule(.parts = nested, .num_parts = 1),
+         "part 0 is a product schedule; a part cannot have parts"},
+        {cairn_product_schedule(.parts = counting, .num_parts = 1), "part 0 sets first_step or count_skipped"},
         {cairn_sequence_schedule(.parts = simple, .num_parts = 1, .milestones = descending, .num_milestones = 1),
          "1 milestones for 1 parts"},
         {&(struct cairn_schedule_options){.kind = CAIRN_SCHEDULE_STEP}, "struct_size is 0"},
@@ -422,7 +427,8 @@ static void wrong_schedules_are_refused_by_the_name_of_the_field(void **state) {
     }
     double lr;
     REFUSED(cairn_optimizer_set_schedule(NULL, simple[0]), CAIRN_EINVAL, "optimizer is NULL");
-    REFUSED(cairn_optimizer_set_group_schedule(s.optimizer, 1, simple[0]), CAIRN_EINVAL, "group 1 of 1");
+    REFUSED(cairn_optimizer_set_group_schedule(s.optimizer, 1, simple[0]), CAIRN_EINVAL,
+            "group is 1, but the optimizer has 1 groups");
     REFUSED(cairn_schedule_at(simple[0], -1, 0, &lr, NULL), CAIRN_EINVAL, "base_lr is -1");
     REFUSED(cairn_schedule_at(simple[0], 1, -1, &lr, NULL), CAIRN_EINVAL, "step is -1");
     REFUSED(cairn_schedule_at(NULL, 1, 0, &lr, NULL), CAIRN_EINVAL, "must be set");
@@ -432,7 +438,7 @@ static void wrong_schedules_are_refused_by_the_name_of_the_field(void **state) {
     scheduled_end(&s);
 }
 
-static void caller_of_an_older_header_has_defaults_for_what_is_new(void **state) {
+static void caller_with_an_older_header_gets_defaults_for_new_fields(void **state) {
     (void)state;
     struct cairn_schedule_options o = *cairn_linear_schedule(.total_steps = 10);
     o.struct_size = offsetof(struct cairn_schedule_options, cycles);
@@ -440,7 +446,7 @@ static void caller_of_an_older_header_has_defaults_for_what_is_new(void **state)
     assert_true(rate_at(&o, 5) == BASE / 2);
 }
 
-static void memory_that_fails_leaves_the_schedule_as_it_was(void **state) {
+static void running_out_of_memory_leaves_the_schedule_as_it_was(void **state) {
     struct scheduled s;
     const struct cairn_schedule_options *parts[] = {cairn_multi_step_schedule(.milestones = late_milestones,
                                                                               .num_milestones = 3),
@@ -528,14 +534,14 @@ int main(void) {
         cmocka_unit_test(skipped_steps_do_not_move_a_schedule),
         cmocka_unit_test(recorded_steps_have_the_rate_of_their_number),
         cmocka_unit_test(skipped_steps_move_a_schedule_that_counts_them),
-        cmocka_unit_test(weights_move_by_the_rate_that_is_told),
+        cmocka_unit_test(weights_move_by_the_rate_that_is_reported),
         cmocka_unit_test(one_cycle_moves_momentum_of_sgd_and_beta1_of_adam),
         cmocka_unit_test(each_group_has_its_schedule_and_a_late_one_begins_at_its_start),
         cmocka_unit_test(base_rate_can_change_between_steps_and_replays),
-        cmocka_unit_test(training_that_goes_on_has_the_rates_of_one_that_never_stopped),
+        cmocka_unit_test(resumed_training_has_the_rates_of_one_that_never_stopped),
         cmocka_unit_test(wrong_schedules_are_refused_by_the_name_of_the_field),
-        cmocka_unit_test(caller_of_an_older_header_has_defaults_for_what_is_new),
-        cmocka_unit_test(memory_that_fails_leaves_the_schedule_as_it_was),
+        cmocka_unit_test(caller_with_an_older_header_gets_defaults_for_new_fields),
+        cmocka_unit_test(running_out_of_memory_leaves_the_schedule_as_it_was),
         cmocka_unit_test(plateau_reduces_base_rates_and_the_schedule_goes_on),
         cmocka_unit_test(ranks_agree_on_the_metric),
     };

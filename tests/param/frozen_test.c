@@ -57,15 +57,16 @@ static void a_pattern_names_the_parameters(void **state) {
     cairn_param_set_destroy(&set);
 }
 
-static void what_names_nothing_is_refused(void **state) {
+static void pattern_without_a_match_is_refused(void **state) {
     cairn_param_set *set = make_set(*state);
     REFUSED(cairn_param_set_require_grad(set, "embeddings.*", 0), CAIRN_EINVAL,
             "cairn_param_set_require_grad: no parameter's name matches 'embeddings.*'");
     REFUSED(cairn_param_set_require_grad(set, "", 0), CAIRN_EINVAL, "matches ''");
     REFUSED(cairn_param_set_require_grad(set, "embed", 0), CAIRN_EINVAL, "matches 'embed'"); /* whole names */
-    REFUSED(cairn_param_set_require_grad(set, NULL, 0), CAIRN_EINVAL, "the pattern is NULL");
+    REFUSED(cairn_param_set_require_grad(set, NULL, 0), CAIRN_EINVAL, "pattern is NULL");
     REFUSED(cairn_param_set_require_grad(NULL, "*", 0), CAIRN_EINVAL, "set is NULL");
-    REFUSED(cairn_param_require_grad(set, PARAMS, 0), CAIRN_EINVAL, "parameter 4 of a set of 4");
+    REFUSED(cairn_param_require_grad(set, PARAMS, 0), CAIRN_EINVAL,
+            "parameter index is 4, but the set has 4 parameters");
     REFUSED(cairn_param_require_grad(NULL, 0, 0), CAIRN_EINVAL, "set is NULL");
     assert_int_equal(required(set), 0xf);
     assert_int_equal(cairn_param_requires_grad(set, PARAMS), 0);
@@ -180,7 +181,7 @@ static void arrays_of_the_user_stay_bound_and_are_passed_over(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pattern_names_the_parameters),
-        cmocka_unit_test(what_names_nothing_is_refused),
+        cmocka_unit_test(pattern_without_a_match_is_refused),
         cmocka_unit_test(freezing_drops_slot_accumulated_and_unsynced_sum_with_their_memory),
         cmocka_unit_test(arrays_of_the_user_stay_bound_and_are_passed_over),
     };

@@ -14,7 +14,7 @@
 #include "core/half.h"
 #include "param/param.h"
 
-static void set_refuses_what_makes_no_sense_and_names_the_entry(void **state) {
+static void set_refuses_nonsense_entries_by_name(void **state) {
     float data[4] = {0};
     cairn_param good = {.name = "w", .data = data, .dtype = CAIRN_F32, .ndim = 1, .shape = {4}};
     static const struct {
@@ -25,7 +25,7 @@ static void set_refuses_what_makes_no_sense_and_names_the_entry(void **state) {
                  {"parameter 'b' has no data", 2},
                  {"parameter 'b' has dtype 4 (i32); f32, f16 and bf16 are allowed", 3},
                  {"parameter 'b' has 9 dimensions; 0 to 8 are allowed", 4},
-                 {"parameter 'b' has size -1 in dimension 0", 5}};
+                 {"parameter 'b' has size -1 in dimension 0; sizes must be from 0 to what memory can hold", 5}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         cairn_param bad = good;
         bad.name = "b";
@@ -101,7 +101,7 @@ static void assert_add_refused(cairn_param_set *set, cairn_param first, size_t c
     assert_int_equal(cairn_param_set_count(set), before);
 }
 
-static void slices_that_make_no_sense_leave_the_set_as_it_was(void **state) {
+static void refused_slices_leave_the_set_as_it_was(void **state) {
     float w[64];
     const cairn_param good = {"b.1", w, w, CAIRN_F32, 1, {4}, CAIRN_OFF};
     cairn_param slices = {"b", w, w, CAIRN_F32, 1, {4}, CAIRN_OFF};
@@ -255,11 +255,11 @@ static void check_raises_the_flag_of_the_one_of_200_that_overflowed(void **state
     }
 }
 
-static void what_has_been_looked_at_is_not_read_again(void **state) {
+static void checked_gradients_are_not_read_again(void **state) {
     cairn_param_set *set = NULL;
     add_params(*state, 2, &set);
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
-    ((float *)cairn__grad_memory(set->params[0]->gradient))[0] = INFINITY; /* nobody said so */
+    ((float *)cairn__grad_memory(set->params[0]->gradient))[0] = INFINITY; /* without a flag */
     assert_int_equal(cairn__param_set_check(set), CAIRN_OK);
     assert_int_equal(set->flags[0], 0);
     cairn__param_grad_ready(set->params[0]);
@@ -300,7 +300,7 @@ static void forgetting_some_of_two_sets_lowers_their_flags_and_no_other(void **s
 }
 
 /* The place of an old scale is about to be used again while a gradient still waits at it. */
-static void gradient_at_a_scale_that_ends_is_folded_first(void **state) {
+static void gradient_at_a_scale_that_ends_is_accumulated_first(void **state) {
     cairn_param_set *set = NULL;
     static const struct cairn__loss_scale ends = {2, 0.5f};
     add_params(*state, 2, &set); /* gradients of 1, without a scale */
@@ -336,7 +336,7 @@ static void clipped_sum_stays_clipped_when_more_is_declared(void **state) {
     cairn_param_set_destroy(&set);
 }
 
-static void changed_takes_the_side_that_was_written(void **state) {
+static void changed_copies_the_written_one_of_half_and_master_to_the_other(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = NULL;
     assert_int_equal(cairn__param_set_new(*state, &set), CAIRN_OK);
@@ -357,19 +357,19 @@ static void changed_takes_the_side_that_was_written(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(set_refuses_what_makes_no_sense_and_names_the_entry),
+        cmocka_unit_test(set_refuses_nonsense_entries_by_name),
         cmocka_unit_test(slices_of_an_array_are_parameters_of_their_own),
-        cmocka_unit_test(slices_that_make_no_sense_leave_the_set_as_it_was),
+        cmocka_unit_test(refused_slices_leave_the_set_as_it_was),
         cmocka_unit_test(names_of_thousands_of_parameters_are_compared_with_few),
         cmocka_unit_test(backwards_at_different_scales_add_up_in_f32),
         cmocka_unit_test(bf16_accumulation_does_not_stall),
         cmocka_unit_test(check_raises_the_flag_of_the_one_of_200_that_overflowed),
-        cmocka_unit_test(what_has_been_looked_at_is_not_read_again),
+        cmocka_unit_test(checked_gradients_are_not_read_again),
         cmocka_unit_test(zero_grad_forgets_flags_and_gradients),
         cmocka_unit_test(forgetting_some_of_two_sets_lowers_their_flags_and_no_other),
-        cmocka_unit_test(gradient_at_a_scale_that_ends_is_folded_first),
+        cmocka_unit_test(gradient_at_a_scale_that_ends_is_accumulated_first),
         cmocka_unit_test(clipped_sum_stays_clipped_when_more_is_declared),
-        cmocka_unit_test(changed_takes_the_side_that_was_written),
+        cmocka_unit_test(changed_copies_the_written_one_of_half_and_master_to_the_other),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }

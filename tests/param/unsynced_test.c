@@ -16,7 +16,7 @@
 
 enum { N = 37, MICRO = 4 };
 
-/* ---- somebody who listens ---- */
+/* ---- a listener ---- */
 
 struct listening {
     struct cairn__grad_listener listener;
@@ -109,7 +109,7 @@ static void keep_unsynced(cairn_param_set *set, bool on) {
 static const struct cairn__loss_scale scales[] = {
     {1024, 0x1p-10f}, {512, 0x1p-9f}, {2048, 0x1p-11f}, {128, 0x1p-7f}, {384, (float)(1.0 / 384)}};
 
-static void slot_is_rounded_once_from_what_was_unsynced_and_what_came(void **state) {
+static void unsynced_and_new_gradients_are_rounded_once(void **state) {
     for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
         for (int last = 3; last <= 4; last++) {
             cairn_param_set *set = NULL;
@@ -153,7 +153,7 @@ static void listener_sees_the_sum(void **state) {
     cairn_param_set_destroy(&set);
 }
 
-static void parameter_that_backward_leaves_out_has_what_was_unsynced_or_zero(void **state) {
+static void parameter_without_a_gradient_has_its_unsynced_sum_or_zero(void **state) {
     for (int unsynced = 0; unsynced < 2; unsynced++) {
         cairn_param_set *set = NULL;
         struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
@@ -174,9 +174,9 @@ static void parameter_that_backward_leaves_out_has_what_was_unsynced_or_zero(voi
     }
 }
 
-/* ---- nobody looks ---- */
+/* ---- unsynced gradients are not checked ---- */
 
-static void what_is_unsynced_is_looked_at_once_it_is_added(void **state) {
+static void unsynced_gradients_are_checked_when_added(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F32, &set);
     keep_unsynced(set, true);
@@ -194,7 +194,7 @@ static void what_is_unsynced_is_looked_at_once_it_is_added(void **state) {
     cairn_param_set_destroy(&set);
 }
 
-static void zero_grad_forgets_what_is_unsynced(void **state) {
+static void zero_grad_forgets_unsynced_gradients(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_BF16, &set);
     keep_unsynced(set, true);
@@ -209,7 +209,7 @@ static void zero_grad_forgets_what_is_unsynced(void **state) {
 }
 
 /* The place of an old scale is about to be used again. */
-static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
+static void unsynced_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
     cairn_param_set *set = NULL;
     struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
     keep_unsynced(set, true);
@@ -222,7 +222,7 @@ static void held_gradient_at_a_scale_that_ends_is_kept_apart(void **state) {
 
 /* ---- a step that comes before ---- */
 
-static void step_takes_what_is_unsynced_and_a_later_gradient_takes_it_back(void **state) {
+static void step_takes_unsynced_gradients_and_a_later_one_takes_them_back(void **state) {
     for (int earlier = 0; earlier < 2; earlier++) {
         cairn_param_set *set = NULL;
         struct cairn__grad_view grad;
@@ -246,7 +246,7 @@ static void step_takes_what_is_unsynced_and_a_later_gradient_takes_it_back(void 
     }
 }
 
-static void step_finds_what_overflowed_while_it_was_unsynced(void **state) {
+static void step_finds_an_unsynced_overflow(void **state) {
     for (int bad = 0; bad < 3; bad++) {
         cairn_param_set *set = NULL;
         struct cairn__param *p = make_param(*state, CAIRN_F16, &set);
@@ -314,14 +314,14 @@ static void memory_of_the_users_may_be_written_again_once_it_is_unsynced(void **
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(slot_is_rounded_once_from_what_was_unsynced_and_what_came),
+        cmocka_unit_test(unsynced_and_new_gradients_are_rounded_once),
         cmocka_unit_test(listener_sees_the_sum),
-        cmocka_unit_test(parameter_that_backward_leaves_out_has_what_was_unsynced_or_zero),
-        cmocka_unit_test(what_is_unsynced_is_looked_at_once_it_is_added),
-        cmocka_unit_test(zero_grad_forgets_what_is_unsynced),
-        cmocka_unit_test(held_gradient_at_a_scale_that_ends_is_kept_apart),
-        cmocka_unit_test(step_takes_what_is_unsynced_and_a_later_gradient_takes_it_back),
-        cmocka_unit_test(step_finds_what_overflowed_while_it_was_unsynced),
+        cmocka_unit_test(parameter_without_a_gradient_has_its_unsynced_sum_or_zero),
+        cmocka_unit_test(unsynced_gradients_are_checked_when_added),
+        cmocka_unit_test(zero_grad_forgets_unsynced_gradients),
+        cmocka_unit_test(unsynced_gradient_at_a_scale_that_ends_is_kept_apart),
+        cmocka_unit_test(step_takes_unsynced_gradients_and_a_later_one_takes_them_back),
+        cmocka_unit_test(step_finds_an_unsynced_overflow),
         cmocka_unit_test(parameters_that_become_half_hold_nothing),
         cmocka_unit_test(memory_of_the_users_may_be_written_again_once_it_is_unsynced),
     };

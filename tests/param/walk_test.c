@@ -260,6 +260,7 @@ struct model {
     bool found, sum_found;                 /* the flags */
     bool agreed, agreed_found, agreed_sum_found;
     bool noted, incomplete;
+    bool unused;   /* written since a step last used it */
     bool reported; /* a flag was taken since a step last used the gradient */
 };
 
@@ -425,6 +426,8 @@ static void expect_rest(const struct walk *w, size_t i) {
     if (is_written(m) || is_accumulated(m)) EXPECT(w, cairn__grad_is_clipped(g) == (m->clip != 0), "of %zu", i);
     EXPECT(w, cairn__grad_is_noted(g) == m->noted, "of %zu", i);
     EXPECT(w, cairn__grad_is_incomplete(g) == m->incomplete, "of %zu", i);
+    EXPECT(w, cairn__grad_is_pending(g) == (m->unused && (is_written(m) || is_accumulated(m) || is_unsynced(m))),
+           "of %zu", i);
     EXPECT(w, (flags && flags[i]) == m->found, "flag of %zu should be %d", i, m->found);
     EXPECT(w, (flags && flags[PARAMS + i]) == m->sum_found, "the sum's flag of %zu should be %d", i, m->sum_found);
     if (m->found || m->sum_found) EXPECT(w, cairn__grad_has_touched_flags(g), "of %zu", i);
@@ -564,15 +567,18 @@ static void model_set_written(const struct walk *w, struct model *m, const doubl
     model_clip_sum(w, m);
     m->is.slot = CAIRN__SLOT_WRITTEN;
     m->scale = w->scale;
+    m->unused = true;
     memcpy(m->slot, values, sizeof(m->slot));
 }
 
 static void model_write(const struct walk *w, struct model *m, const double *values) {
+    const bool was_unused = m->unused;
     model_set_written(w, m, values);
     if (!w->unsynced) {
         model_add_unsynced(w, m);
     } else {
         m->is.slot = w->spares ? CAIRN__SLOT_EMPTY : CAIRN__SLOT_UNSYNCED;
+        if (w->spares) m->unused = was_unused;
     }
 }
 
@@ -617,7 +623,7 @@ static void model_consume(const struct walk *w, struct model *m) {
     if (is_accumulated(m)) m->is.accumulated = CAIRN__ACCUMULATED_UNCHECKED;
     if (m->agreed) m->found = m->agreed_found;
     if (m->agreed) m->sum_found = m->agreed_sum_found;
-    m->noted = m->reported = false;
+    m->noted = m->reported = m->unused = false;
     m->clip = 0;
 }
 
@@ -1198,7 +1204,7 @@ static void go(struct walk *w) {
     }
 }
 
-static void walks_are_the_models(void **state) {
+static void random_walks_follow_the_model(void **state) {
     static struct walk w;
     (void)state;
     for (uint64_t seed = first_walk; seed < first_walk + num_walks; seed++) {
@@ -1249,7 +1255,7 @@ int main(int argc, char **argv) {
     if (wanted || argc > 1) num_walks = strtoull(wanted ? wanted : argv[1], NULL, 10);
     if (argc > 2) first_walk = strtoull(argv[2], NULL, 10);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(walks_are_the_models),
+        cmocka_unit_test(random_walks_follow_the_model),
         cmocka_unit_test(every_state_and_edge_is_reached),
     };
     return cmocka_run_group_tests_name("random walks of gradients", tests, make_all, end_all);

@@ -23,7 +23,7 @@ done
 [ ${#names[@]} -gt 0 ] || names=(session client)
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
-options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc -Itests/rendezvous)
+options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc)
 sources=(src/rendezvous/store/*.c src/rendezvous/address.c src/core/*.c)
 libs=(-lm -ldl -lpthread)
 for name in "${names[@]}"; do

@@ -7,7 +7,7 @@
  *
  * Input: a byte for the dialect, the number of calls, so many bytes for the calls, then pieces: a length (0 = silence)
  * and so many bytes. */
-#include "fuzz.h"
+#include "../fuzz.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * at random places; both must end alike, and in each what holds of sessions must hold after every piece.
  *
  * Input: records of a byte (session, what to do), a number, and for most so many bytes. */
-#include "fuzz.h"
+#include "../fuzz.h"
 
 #include <stdbool.h>
 

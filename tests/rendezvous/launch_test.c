@@ -186,7 +186,7 @@ static const struct facts environments[] = {
      0,
      NULL,
      0,
-     "SLURM_PROCID is 0 and SLURM_NPROCS 4, but no step runs"},
+     "SLURM_PROCID is 0 and SLURM_NPROCS 4, but this process is in no step of srun"},
     {{"SLURM_PROCID=0", "SLURM_NTASKS=1", "SLURM_JOB_ID=7"}, "alone", 0, 1, 0, 0, NULL, 0, NULL},
     {{"SLURM_NTASKS=4", "SLURM_JOB_ID=7"}, "alone", 0, 1, 0, 0, NULL, 0, NULL},
     {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_NUM_TASKS=1", "SLURM_STEP_ID=4294967290"},
@@ -207,7 +207,7 @@ static const struct facts environments[] = {
      2,
      "host-a",
      29733,
-     "SLURM_PROCID is '5' and SLURM_STEP_NUM_TASKS '7' (srun): they speak of another process"},
+     "SLURM_PROCID is '5' and SLURM_STEP_NUM_TASKS '7' (srun): they are another process's"},
     {{OPEN_MPI, TORCHRUN}, "torch", 3, 4, 1, 2, "host-a", 29733, "OMPI_COMM_WORLD_RANK is '1'"},
     {{OPEN_MPI, "SLURM_PROCID=absurd", "SLURM_STEP_NUM_TASKS=1", "SLURM_LOCALID=0"},
      "mpirun",
@@ -292,7 +292,7 @@ static void mpiruns_addresses_are_all_candidates(void **state) {
 
 /* ---- the program says ---- */
 
-static void program_may_say_who_and_where(void **state) {
+static void options_give_rank_and_place(void **state) {
     (void)state;
     struct cairn__launch l;
     struct cairn__launch_told told = {.rank = 1, .world_size = 2, .init_method = "tcp://host-b:4000"};
@@ -314,7 +314,7 @@ static void program_may_say_who_and_where(void **state) {
     assert_int_equal(l.meeting.num_hosts, 0);
 }
 
-static void program_that_says_who_meets_where_the_environment_says(void **state) {
+static void options_with_a_rank_alone_take_the_place_from_the_environment(void **state) {
     (void)state;
     struct cairn__launch l;
     const struct cairn__launch_told told = {.rank = 1, .world_size = 2, .init_method = "env://"};
@@ -324,10 +324,10 @@ static void program_that_says_who_meets_where_the_environment_says(void **state)
     assert_string_equal(l.meeting.hosts[0], "host-a");
     assert_true(l.meeting.agent_store);
     assert_int_equal(l.local_size, 0); /* torchrun's numbers are those of four ranks */
-    expect_sentence(l.notes, "RANK is '3' and WORLD_SIZE '4' (torch): they speak of another process");
+    expect_sentence(l.notes, "RANK is '3' and WORLD_SIZE '4' (torch): they are another process's");
 }
 
-static void program_that_says_where_is_told_who_by_the_launcher(void **state) {
+static void options_with_a_place_alone_take_the_rank_from_the_launcher(void **state) {
     (void)state;
     struct cairn__launch l;
     struct cairn__launch_told told = {.init_method = "tcp://h:4000"};
@@ -367,7 +367,7 @@ static void launchers_of_mpi_are_known(void **state) {
     }
 }
 
-static void wrong_options_are_refused_with_a_sentence(void **state) {
+static void wrong_options_are_refused(void **state) {
     (void)state;
     static const struct {
         struct cairn__launch_told told;
@@ -428,7 +428,7 @@ static void ports_follow_from_the_job_alone(void **state) {
     expect_sentence(a.key_prefix, "cairn/srun-4711-0-");
 }
 
-static void jobs_that_differ_meet_elsewhere(void **state) {
+static void different_jobs_have_different_ports(void **state) {
     (void)state;
     static const char *const differences[] = {"SLURM_JOB_ID=4712", "SLURM_STEP_ID=1", "SLURM_RESTART_COUNT=1"};
     const struct cairn__launch a = read_with((const char *const[]){SRUN, NULL});
@@ -511,10 +511,9 @@ static void every_error_says_what_to_set(void **state) {
         {{"RANK=0", "WORLD_SIZE=2"}, "2 ranks (RANK, WORLD_SIZE) need a place to meet, and MASTER_ADDR is not set"},
         {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h"}, "MASTER_PORT is not set; set it to a free port"},
         {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=h", "MASTER_PORT=70000"}, "MASTER_PORT='70000'"},
-        {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=[]", "MASTER_PORT=7"}, "MASTER_ADDR is '[]', which is no address"},
+        {{"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=[]", "MASTER_PORT=7"}, "MASTER_ADDR is '[]', which is not an address"},
         {{"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=2", "LOCAL_WORLD_SIZE=2"}, "LOCAL_RANK is 2 but LOCAL_WORLD_SIZE is 2"},
-        {{"RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2"},
-         "LOCAL_WORLD_SIZE says 2 ranks on this machine, but there are 1"},
+        {{"RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=2"}, "LOCAL_WORLD_SIZE is 2, but the job's size is 1"},
         {{"LOCAL_RANK=x"}, "LOCAL_RANK='x'"},
         {{"TORCHELASTIC_RESTART_COUNT=x"}, "TORCHELASTIC_RESTART_COUNT='x'"},
         {{"OMPI_COMM_WORLD_RANK=3", "OMPI_COMM_WORLD_SIZE=2"},
@@ -525,7 +524,7 @@ static void every_error_says_what_to_set(void **state) {
          "OMPI_COMM_WORLD_LOCAL_RANK is 2 but OMPI_COMM_WORLD_LOCAL_SIZE is 2"},
         {{SRUN, "SLURM_PROCID=7"}, "SLURM_PROCID is 7 but SLURM_STEP_NUM_TASKS is 7"},
         {{SRUN, "SLURM_LOCALID=x"}, "SLURM_LOCALID='x'"},
-        {{SRUN, "SLURM_STEP_NODELIST=gnode[10"}, "'gnode[10' is no list of nodes as Slurm writes them"},
+        {{SRUN, "SLURM_STEP_NODELIST=gnode[10"}, "'gnode[10' is not a node list of Slurm's"},
         {{HYDRA, "MPI_LOCALNRANKS=1", "MPI_LOCALRANKID=0"}, "MASTER_ADDR is not set"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -536,7 +535,7 @@ static void every_error_says_what_to_set(void **state) {
     }
 }
 
-static void lengths_beyond_the_room_are_refused(void **state) {
+static void values_that_are_too_long_are_refused(void **state) {
     (void)state;
     struct cairn__launch l;
     char text[400];
@@ -553,7 +552,7 @@ static void lengths_beyond_the_room_are_refused(void **state) {
 }
 
 /* A megabyte of every variable at a time, and of all at once, ends in a sentence or does no harm. */
-static void endless_values_do_no_harm(void **state) {
+static void very_long_values_do_no_harm(void **state) {
     (void)state;
     static char text[1 << 20];
     struct cairn__launch l;
@@ -573,16 +572,16 @@ static void endless_values_do_no_harm(void **state) {
 
 /* ---- whether rank 0 is where they meet ---- */
 
-static void rank_0_elsewhere_is_told_to_set_the_address(void **state) {
+static void rank_0_on_another_machine_is_an_error_that_names_master_addr(void **state) {
     (void)state;
     struct cairn__launch l = {.size = 2,
                               .meeting = {.hosts = {"192.0.2.77"}, .num_hosts = 1, .from = "SLURM_STEP_NODELIST"}};
     clear_vars(NULL);
-    assert_int_equal(cairn__meeting_is_here(&l), CAIRN_OK); /* somebody named it */
+    assert_int_equal(cairn__meeting_is_here(&l), CAIRN_OK); /* a host that was given is not checked */
     l.meeting.guessed_host = true;
     assert_int_equal(cairn__meeting_is_here(&l), CAIRN_EINVAL);
     expect_sentence(cairn_last_error(),
-                    "the ranks were to meet at '192.0.2.77' (SLURM_STEP_NODELIST); set MASTER_ADDR to");
+                    "but the meeting place is '192.0.2.77' (SLURM_STEP_NODELIST); set MASTER_ADDR to");
     snprintf(l.meeting.hosts[1], sizeof(l.meeting.hosts[1]), "127.0.0.1");
     l.meeting.num_hosts = 2;
     assert_int_equal(cairn__meeting_is_here(&l), CAIRN_OK);
@@ -624,7 +623,7 @@ static void node_lists_are_expanded(void **state) {
     }
 }
 
-static void large_node_lists_are_counted_not_walked(void **state) {
+static void large_node_lists_are_read_without_expanding_them(void **state) {
     (void)state;
     char name[64];
     assert_int_equal(cairn__nodelist_get("n[0-999999999]x[0-999999999],z", 2000000000, name, sizeof(name)), CAIRN_OK);
@@ -642,7 +641,7 @@ static void malformed_node_lists_are_refused(void **state) {
     char name[16];
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         if (cairn__nodelist_get(lists[i], 0, name, sizeof(name)) != CAIRN_EINVAL) fail_msg("'%s' passed", lists[i]);
-        expect_sentence(cairn_last_error(), "no list of nodes");
+        expect_sentence(cairn_last_error(), "is not a node list");
     }
     assert_int_equal(cairn__nodelist_get("a", -1, name, sizeof(name)), CAIRN_EINVAL);
     assert_int_equal(cairn__nodelist_get("a-name-of-17-bytes", 0, name, sizeof(name)), CAIRN_EINVAL);
@@ -652,15 +651,16 @@ static void malformed_node_lists_are_refused(void **state) {
 
 /* ---- in words ---- */
 
-static void description_tells_who_where_and_what_did_not_count(void **state) {
+static void description_has_rank_place_and_ignored_variables(void **state) {
     (void)state;
     char text[2048];
     struct cairn__launch l = read_with((const char *const[]){SRUN, TORCHRUN, "TORCHELASTIC_RESTART_COUNT=1", NULL});
     cairn__launch_describe(&l, text, sizeof(text));
-    assert_string_equal(text, "launcher: torch; rank 3 of 4, local rank 1 of 2 (RANK, WORLD_SIZE), restart 1\n"
-                              "meeting: at host-a port 29733 (MASTER_ADDR, MASTER_PORT), served by the launcher\n"
-                              "note: SLURM_PROCID is '5' and SLURM_STEP_NUM_TASKS '7' (srun): they speak of another "
-                              "process and do not count\n");
+    assert_string_equal(
+        text,
+        "launcher: torch; rank 3 of 4, local rank 1 of 2 (RANK, WORLD_SIZE), restart 1\n"
+        "meeting: at host-a port 29733 (MASTER_ADDR, MASTER_PORT), served by the launcher\n"
+        "note: SLURM_PROCID is '5' and SLURM_STEP_NUM_TASKS '7' (srun): they are another process's, and are ignored\n");
     l = read_with((const char *const[]){OPEN_MPI_TWO_NODES, NULL});
     cairn__launch_describe(&l, text, sizeof(text));
     expect_sentence(text, "meeting: at 192.0.2.2 or 198.51.100.7 or fd00::2 or fd01::2 port ");
@@ -696,7 +696,7 @@ static void expect_argv(const char *const *before, const char *const *after, int
 
 #define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
-static void local_rank_leaves_argv_in_every_spelling(void **state) {
+static void every_spelling_of_local_rank_is_removed_from_argv(void **state) {
     (void)state;
     clear_vars(NULL);
     expect_argv(ARGS("p"), ARGS("p"), 0);
@@ -711,7 +711,7 @@ static void local_rank_leaves_argv_in_every_spelling(void **state) {
     expect_argv(ARGS("p", "--local_rank=1"), ARGS("p"), 1);
 }
 
-static void bad_arguments_are_named_and_stay(void **state) {
+static void wrong_arguments_are_named_and_stay_in_argv(void **state) {
     (void)state;
     static const struct {
         const char *args[4];
@@ -744,24 +744,24 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_launcher_is_understood),
         cmocka_unit_test(torchrun_worker_uses_the_agents_store_under_its_run),
         cmocka_unit_test(mpiruns_addresses_are_all_candidates),
-        cmocka_unit_test(program_may_say_who_and_where),
-        cmocka_unit_test(program_that_says_who_meets_where_the_environment_says),
-        cmocka_unit_test(program_that_says_where_is_told_who_by_the_launcher),
+        cmocka_unit_test(options_give_rank_and_place),
+        cmocka_unit_test(options_with_a_rank_alone_take_the_place_from_the_environment),
+        cmocka_unit_test(options_with_a_place_alone_take_the_rank_from_the_launcher),
         cmocka_unit_test(launchers_of_mpi_are_known),
-        cmocka_unit_test(wrong_options_are_refused_with_a_sentence),
+        cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(ports_follow_from_the_job_alone),
-        cmocka_unit_test(jobs_that_differ_meet_elsewhere),
+        cmocka_unit_test(different_jobs_have_different_ports),
         cmocka_unit_test(ranks_of_one_process_are_one_job),
         cmocka_unit_test(every_error_says_what_to_set),
-        cmocka_unit_test(lengths_beyond_the_room_are_refused),
-        cmocka_unit_test(endless_values_do_no_harm),
-        cmocka_unit_test(rank_0_elsewhere_is_told_to_set_the_address),
+        cmocka_unit_test(values_that_are_too_long_are_refused),
+        cmocka_unit_test(very_long_values_do_no_harm),
+        cmocka_unit_test(rank_0_on_another_machine_is_an_error_that_names_master_addr),
         cmocka_unit_test(node_lists_are_expanded),
-        cmocka_unit_test(large_node_lists_are_counted_not_walked),
+        cmocka_unit_test(large_node_lists_are_read_without_expanding_them),
         cmocka_unit_test(malformed_node_lists_are_refused),
-        cmocka_unit_test(description_tells_who_where_and_what_did_not_count),
-        cmocka_unit_test(local_rank_leaves_argv_in_every_spelling),
-        cmocka_unit_test(bad_arguments_are_named_and_stay),
+        cmocka_unit_test(description_has_rank_place_and_ignored_variables),
+        cmocka_unit_test(every_spelling_of_local_rank_is_removed_from_argv),
+        cmocka_unit_test(wrong_arguments_are_named_and_stay_in_argv),
     };
     return cmocka_run_group_tests_name("launch", tests, clear_vars, NULL);
 }

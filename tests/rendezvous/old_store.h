@@ -1,5 +1,5 @@
 /* A TCP store as PyTorch 1.13 serves it, with its bad manners, from the transcripts: one thread that reads whatever a
- * request lacks before it looks at anybody else; numbers without VALIDATE; no sentence before it hangs up: on an op it
+ * request lacks before it serves others; numbers without VALIDATE; no sentence before it hangs up: on an op it
  * does not know, on GET of a missing key, on ADD to a text, on a length that no string can have. Only SET and ADD wake
  * who waits. Replies leave in pieces. What a client must not do to it is counted. */
 #ifndef TESTS_DIST_OLD_STORE_H

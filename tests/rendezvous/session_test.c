@@ -106,7 +106,7 @@ static void lengths_beyond_a_limit_end_the_session_before_the_bytes_come(void **
     assert_int_equal(all.table.num_keys, 0);
 }
 
-static void request_of_more_than_64_mib_ends_the_session_and_stores_nothing(void **state) {
+static void request_above_64_mib_ends_the_session_and_stores_nothing(void **state) {
     (void)state;
     feed(&a, HELLO "| 0b | 08*8");
     for (int i = 0; i < 7; i++) set_big(&a, "01*8 'k'");
@@ -116,7 +116,7 @@ static void request_of_more_than_64_mib_ends_the_session_and_stores_nothing(void
     assert_int_equal(all.table.num_keys, 0);
 }
 
-static void reply_of_more_than_64_mib_ends_the_session_and_says_nothing(void **state) {
+static void reply_above_64_mib_ends_the_session_without_an_answer(void **state) {
     (void)state;
     feed(&a, HELLO);
     set_big(&a, "01 | 01*8 'k'");
@@ -141,7 +141,7 @@ static void requests_wait_while_replies_are_unread(void **state) {
     assert_int_equal(cairn__session_output(&a).nbytes, 0);
 }
 
-static void input_is_refused_where_it_would_only_pile_up(void **state) {
+static void input_is_refused_while_much_is_queued(void **state) {
     (void)state;
     feed(&a, HELLO "| 06 | 01*8 | 01*8 'k'");
     assert_true(cairn__session_takes_input(&all, &a));
@@ -163,7 +163,7 @@ static void input_is_refused_where_it_would_only_pile_up(void **state) {
     assert_int_equal(total, 1 + 8 * (1 << 20));
 }
 
-static void full_buffers_end_the_session_that_wants_more(void **state) {
+static void full_buffers_end_the_session_that_needs_more(void **state) {
     (void)state;
     feed(&a, HELLO "| 01 | 01*8 'k' | 00 00 80 00 00 00 00 00");
     feed(&b, HELLO);
@@ -176,7 +176,7 @@ static void full_buffers_end_the_session_that_wants_more(void **state) {
     all.buffered -= STORE_MAX_BUFFERS - (1 << 20);
 }
 
-static void full_table_ends_the_session_and_is_as_it_was(void **state) {
+static void full_table_ends_the_session_and_is_unchanged(void **state) {
     (void)state;
     feed(&a, HELLO "| 01 | 01*8 'k' | 01*8 'v'");
     feed(&b, HELLO);
@@ -235,7 +235,7 @@ static void session_that_closes_while_it_waits_is_forgotten(void **state) {
     expect_output(&a, "");
 }
 
-static void small_buffers_only_outlive_their_use(void **state) {
+static void only_small_buffers_are_kept_when_empty(void **state) {
     (void)state;
     feed(&a, HELLO);
     set_big(&a, "01 | 01*8 'k'");
@@ -251,16 +251,16 @@ int main(void) {
 #define SESSION_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
     const struct CMUnitTest tests[] = {
         SESSION_TEST(lengths_beyond_a_limit_end_the_session_before_the_bytes_come),
-        SESSION_TEST(request_of_more_than_64_mib_ends_the_session_and_stores_nothing),
-        SESSION_TEST(reply_of_more_than_64_mib_ends_the_session_and_says_nothing),
+        SESSION_TEST(request_above_64_mib_ends_the_session_and_stores_nothing),
+        SESSION_TEST(reply_above_64_mib_ends_the_session_without_an_answer),
         SESSION_TEST(requests_wait_while_replies_are_unread),
-        SESSION_TEST(input_is_refused_where_it_would_only_pile_up),
-        SESSION_TEST(full_buffers_end_the_session_that_wants_more),
-        SESSION_TEST(full_table_ends_the_session_and_is_as_it_was),
+        SESSION_TEST(input_is_refused_while_much_is_queued),
+        SESSION_TEST(full_buffers_end_the_session_that_needs_more),
+        SESSION_TEST(full_table_ends_the_session_and_is_unchanged),
         SESSION_TEST(long_list_may_come_byte_by_byte),
         SESSION_TEST(sessions_woken_in_a_chain_all_run),
         SESSION_TEST(session_that_closes_while_it_waits_is_forgotten),
-        SESSION_TEST(small_buffers_only_outlive_their_use),
+        SESSION_TEST(only_small_buffers_are_kept_when_empty),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);
 }

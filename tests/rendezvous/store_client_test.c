@@ -147,12 +147,12 @@ static const char *const calls_of_2_2[] = {
     NULL,
 };
 
-static void servers_of_2_2_and_later_are_known_by_the_first_greeting(void **state) {
+static void servers_of_2_2_and_later_answer_the_first_greeting(void **state) {
     (void)state;
     play_against(calls_of_2_2);
 }
 
-static void servers_of_2_1_are_told_from_older_ones(void **state) {
+static void servers_of_2_1_are_distinguished_from_older_ones(void **state) {
     (void)state;
     static const char *const lines[] = {
         "< " PROBE,
@@ -179,7 +179,7 @@ static void servers_of_2_1_are_told_from_older_ones(void **state) {
     play_against(lines);
 }
 
-static void servers_of_1_13_are_spoken_to_in_their_numbers(void **state) {
+static void servers_of_1_13_get_requests_in_their_dialect(void **state) {
     (void)state;
     static const char *const lines[] = {
         "< " PROBE,
@@ -206,7 +206,7 @@ static void servers_of_1_13_are_spoken_to_in_their_numbers(void **state) {
     play_against(lines);
 }
 
-static void dialect_can_be_told(void **state) {
+static void dialect_can_be_set_by_the_environment(void **state) {
     (void)state;
     static const char *const old_lines[] = {"< 06", "> 00*8", "< " COUNT_OLD, "> 01*8", NULL};
     static const char *const new_lines[] = {"< " PROBE, "> " COUNTS, "< " COUNT_NEW, "> 01*8", NULL};
@@ -228,7 +228,7 @@ static void dialect_can_be_told(void **state) {
     SAYS("CAIRN_STORE_DIALECT='2.0' in the environment is none of 1.13, 2.1 and 2.2");
 }
 
-static void old_server_is_never_given_what_kills_it(void **state) {
+static void old_server_never_gets_a_request_that_kills_it(void **state) {
     (void)state;
     struct old_store *old = old_start();
     cairn_store *stores[20];
@@ -270,7 +270,7 @@ static cairn_status call_number(int call, cairn_store *store) {
     return st;
 }
 
-static void answers_that_no_store_gives_end_in_a_sentence(void **state) {
+static void malformed_answers_end_in_an_error(void **state) {
     (void)state;
     static const struct {
         int call;
@@ -279,7 +279,7 @@ static void answers_that_no_store_gives_end_in_a_sentence(void **state) {
         {0, "", "went away"},
         {0, "00 05*8 'four'", "went away"},
         {0, "00 01 00 80 00 00 00 00 00", "sends a value of 8388609 bytes, more than a store holds (8388608)"},
-        {0, "07", "answered 7 where 0 or 1 was due; is this port another program's?"},
+        {0, "07", "answered 7 where 0 or 1 was expected; is this port another program's?"},
         {1, "ff ff ff ff ff ff ff ff", "sends a value of 18446744073709551615 bytes"},
         {1, "ff ff ff", "went away"},
         {2, "00 00", "went away"},
@@ -296,7 +296,7 @@ static void answers_that_no_store_gives_end_in_a_sentence(void **state) {
             assert_int_equal(call_number(rows[i].call, store), CAIRN_EPEER);
             SAYS(rows[i].sentence);
             assert_int_equal(call_number(rows[i].call, store), CAIRN_EPEER);
-            SAYS("the connection to the store at here:1 broke earlier; connect anew");
+            SAYS("the connection to the store at here:1 broke earlier; connect again");
             cairn_store_destroy(&store);
             close(peer);
         }
@@ -304,7 +304,7 @@ static void answers_that_no_store_gives_end_in_a_sentence(void **state) {
 }
 
 /* The server's poll backend does not wake who waits for a key that COMPARE_SET made. */
-static void wait_asks_again_where_nobody_wakes_it(void **state) {
+static void wait_checks_again_if_the_server_does_not_wake_it(void **state) {
     (void)state;
     static const char *const lines[] = {"< " PROBE, "> " COUNTS, "< " COUNT_NEW,        "> 01*8", "< 06 01*8 02*8 '/k'",
                                         "< 0c",     "> 01",      "< 05 01*8 02*8 '/k'", "> 00",   NULL};
@@ -335,13 +335,13 @@ static void answer_that_crosses_its_cancellation_counts(void **state) {
     end_actor(&a);
 }
 
-static void server_that_says_nothing_is_a_timeout_that_names_the_key(void **state) {
+static void silent_server_is_a_timeout_that_names_the_key(void **state) {
     (void)state;
     int peer = -1;
     cairn_store *store = answered(CAIRN__STORE_2_2, "", &peer);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_int_equal(cairn_store_add(store, "counter", 1, NULL), CAIRN_ETIMEOUT);
-    SAYS("the store at here:1 did not answer within 0.1 s; the question was about key 'counter'");
+    SAYS("the store at here:1 did not answer within 0.1 s; the request was for key 'counter'");
     assert_int_equal(cairn_store_set(store, "k", "", 0), CAIRN_EPEER);
     SAYS("broke earlier");
     cairn_store_destroy(&store);
@@ -378,7 +378,7 @@ static void wait_at_a_stopped_server_ends_in_time_and_the_store_lives_on(void **
     }
 }
 
-static void what_a_stopped_server_did_not_answer_is_not_claimed(void **state) {
+static void key_that_a_stopped_server_did_not_check_is_not_called_missing(void **state) {
     (void)state;
     int peer = -1;
     cairn_store *store = answered(CAIRN__STORE_2_2, "", &peer);
@@ -390,7 +390,7 @@ static void what_a_stopped_server_did_not_answer_is_not_claimed(void **state) {
     store = answered(CAIRN__STORE_1_13, "", &peer);
     OK(cairn_store_set_timeout(store, 0.1));
     assert_true(time_out_waiting(store, 3) < 4);
-    SAYS("did not answer within 0.1 s; the question was about key 'a'");
+    SAYS("did not answer within 0.1 s; the request was for key 'a'");
     cairn_store_destroy(&store);
     close(peer);
 }
@@ -403,7 +403,7 @@ static void expect_lost(cairn_store **store) {
     cairn_store_destroy(store);
 }
 
-static void server_that_went_away_is_a_dead_peer(void **state) {
+static void server_that_went_away_is_epeer(void **state) {
     (void)state;
     struct cairn__store_server *server = NULL;
     struct old_store *old = old_start();
@@ -418,7 +418,7 @@ static void server_that_went_away_is_a_dead_peer(void **state) {
     expect_lost(&store);
 }
 
-static void child_that_was_forked_keeps_no_server_alive(void **state) {
+static void forked_child_keeps_no_server_alive(void **state) {
     (void)state;
     struct cairn__store_server *server = NULL;
     cairn_store *store = NULL;
@@ -441,7 +441,7 @@ static void child_that_was_forked_keeps_no_server_alive(void **state) {
 }
 
 /* As exit handlers of a child's do. */
-static void child_that_destroys_its_copy_leaves_the_server_alone(void **state) {
+static void forked_child_that_destroys_its_store_leaves_the_server_alone(void **state) {
     (void)state;
     cairn_store *store = NULL;
     int status = -1;
@@ -461,7 +461,7 @@ static void child_that_destroys_its_copy_leaves_the_server_alone(void **state) {
 
 /* ---- finding it ---- */
 
-static void nobody_answering_is_a_timeout_that_names_the_address(void **state) {
+static void connection_refused_is_a_timeout_that_names_the_address(void **state) {
     (void)state;
     cairn_store *none = NULL;
     int port = 0, fd = old_listen(&port);
@@ -539,13 +539,13 @@ static void end_stranger(struct stranger *s) {
     close(s->listener);
 }
 
-static void what_answers_instead_of_a_store_is_described(void **state) {
+static void program_that_is_not_a_store_is_described(void **state) {
     (void)state;
     static const char *const rows[][2] = {
-        {"SSH-2.0-OpenSSH_9.2\r\n", "what answers there is no store, it says 'SSH-2.0-OpenSSH_9.2..'"},
-        {"no", "what answers there is no store, it says 'no'"},
-        {"", "something took the connection and says nothing"},
-        {NULL, "it hung up on every greeting of PyTorch's stores"},
+        {"SSH-2.0-OpenSSH_9.2\r\n", "a program that is not a store and answers 'SSH-2.0-OpenSSH_9.2..'"},
+        {"no", "a program that is not a store and answers 'no'"},
+        {"", "a program that accepts the connection and sends nothing"},
+        {NULL, "a program that closes the connection after every request of a store's client"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         struct stranger s;
@@ -559,7 +559,7 @@ static void what_answers_instead_of_a_store_is_described(void **state) {
 
 static const char *const here[] = {"127.0.0.1"};
 
-static void the_place_with_the_proof_is_found_among_others(void **state) {
+static void place_with_the_proof_is_found_among_others(void **state) {
     (void)state;
     struct cairn__store_server *mine = NULL, *theirs = NULL;
     struct stranger mute;
@@ -574,7 +574,7 @@ static void the_place_with_the_proof_is_found_among_others(void **state) {
     const struct cairn__store_places places = {here, 1, ports, 4, "job/7"};
     assert_int_equal(cairn__store_connect(&places, 0.5, &store), CAIRN_ETIMEOUT);
     SAYS("the job's store was found at none of 4 places within 0.5 s: Connection refused at 127.0.0.1:");
-    SAYS("; what answers there is no store, it says 'HTTP/1.1 400 Bad Request..' at 127.0.0.1:");
+    SAYS("; a program that is not a store and answers 'HTTP/1.1 400 Bad Request..' at 127.0.0.1:");
     SAYS("; another job's store (it has no key 'job/7') at 127.0.0.1:");
     OK(cairn_store_set(first, "job/7", "", 0));
     OK(cairn__store_connect(&places, 20, &store));
@@ -637,14 +637,14 @@ static void proof_may_come_after_its_store(void **state) {
     OK(cairn_store_set(first, "proof", "", 0));
     pthread_join(s.thread, NULL);
     OK(s.st);
-    OK(cairn_store_num_keys(s.store, &clients)); /* init/ and the proof: whoever only looked was not counted */
+    OK(cairn_store_num_keys(s.store, &clients)); /* init/ and the proof: clients that only looked were not counted */
     assert_int_equal(clients, 2);
     cairn_store_destroy(&s.store);
     cairn_store_destroy(&first);
     cairn__store_stop(&server);
 }
 
-static void places_that_cannot_be_are_refused(void **state) {
+static void wrong_places_are_refused(void **state) {
     (void)state;
     const int port = 0, good = 1;
     cairn_store *none = NULL;
@@ -661,7 +661,7 @@ static void places_that_cannot_be_are_refused(void **state) {
 
 /* ---- serving it ---- */
 
-static void who_serves_waits_for_the_others(void **state) {
+static void server_waits_for_its_clients(void **state) {
     (void)state;
     struct early e = {.st = CAIRN_EINTERNAL};
     struct cairn__store_server *server = NULL;
@@ -686,7 +686,7 @@ static void who_serves_waits_for_the_others(void **state) {
     expect_lost(&e.store);
 }
 
-static void free_port_is_told(void **state) {
+static void free_port_is_returned(void **state) {
     (void)state;
     cairn_store *store = NULL, *second = NULL;
     OK(cairn_tcp_store_create("localhost", 0, cairn_tcp_store_options(.is_server = CAIRN_ON), &store));
@@ -746,7 +746,7 @@ static void waiting_for_the_end_is_bounded_and_harmless(void **state) {
     OK(cairn_store_set(store, "k", "v", 1));
     OK(cairn_store_wait(store, &(const char *){"k"}, 1));
     OK(cairn_hash_store_create(1, &hash));
-    cairn__store_wait_end(hash, 60); /* nobody serves it */
+    cairn__store_wait_end(hash, 60); /* it has no server */
     cairn_store_destroy(&hash);
     cairn_store_destroy(&store);
     cairn__store_stop(&server);
@@ -754,29 +754,29 @@ static void waiting_for_the_end_is_bounded_and_harmless(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(servers_of_2_2_and_later_are_known_by_the_first_greeting),
-        cmocka_unit_test(servers_of_2_1_are_told_from_older_ones),
-        cmocka_unit_test(servers_of_1_13_are_spoken_to_in_their_numbers),
-        cmocka_unit_test(dialect_can_be_told),
-        cmocka_unit_test(old_server_is_never_given_what_kills_it),
-        cmocka_unit_test(answers_that_no_store_gives_end_in_a_sentence),
-        cmocka_unit_test(wait_asks_again_where_nobody_wakes_it),
+        cmocka_unit_test(servers_of_2_2_and_later_answer_the_first_greeting),
+        cmocka_unit_test(servers_of_2_1_are_distinguished_from_older_ones),
+        cmocka_unit_test(servers_of_1_13_get_requests_in_their_dialect),
+        cmocka_unit_test(dialect_can_be_set_by_the_environment),
+        cmocka_unit_test(old_server_never_gets_a_request_that_kills_it),
+        cmocka_unit_test(malformed_answers_end_in_an_error),
+        cmocka_unit_test(wait_checks_again_if_the_server_does_not_wake_it),
         cmocka_unit_test(answer_that_crosses_its_cancellation_counts),
-        cmocka_unit_test(server_that_says_nothing_is_a_timeout_that_names_the_key),
+        cmocka_unit_test(silent_server_is_a_timeout_that_names_the_key),
         cmocka_unit_test(wait_at_a_stopped_server_ends_in_time_and_the_store_lives_on),
-        cmocka_unit_test(what_a_stopped_server_did_not_answer_is_not_claimed),
-        cmocka_unit_test(server_that_went_away_is_a_dead_peer),
-        cmocka_unit_test(child_that_was_forked_keeps_no_server_alive),
-        cmocka_unit_test(child_that_destroys_its_copy_leaves_the_server_alone),
-        cmocka_unit_test(nobody_answering_is_a_timeout_that_names_the_address),
+        cmocka_unit_test(key_that_a_stopped_server_did_not_check_is_not_called_missing),
+        cmocka_unit_test(server_that_went_away_is_epeer),
+        cmocka_unit_test(forked_child_keeps_no_server_alive),
+        cmocka_unit_test(forked_child_that_destroys_its_store_leaves_the_server_alone),
+        cmocka_unit_test(connection_refused_is_a_timeout_that_names_the_address),
         cmocka_unit_test(connecting_retries_until_the_server_is_there),
-        cmocka_unit_test(what_answers_instead_of_a_store_is_described),
-        cmocka_unit_test(the_place_with_the_proof_is_found_among_others),
+        cmocka_unit_test(program_that_is_not_a_store_is_described),
+        cmocka_unit_test(place_with_the_proof_is_found_among_others),
         cmocka_unit_test(silent_places_leave_time_for_the_right_one),
         cmocka_unit_test(proof_may_come_after_its_store),
-        cmocka_unit_test(places_that_cannot_be_are_refused),
-        cmocka_unit_test(who_serves_waits_for_the_others),
-        cmocka_unit_test(free_port_is_told),
+        cmocka_unit_test(wrong_places_are_refused),
+        cmocka_unit_test(server_waits_for_its_clients),
+        cmocka_unit_test(free_port_is_returned),
         cmocka_unit_test(waiting_for_the_end_lasts_until_the_server_closes),
         cmocka_unit_test(waiting_for_the_end_is_bounded_and_harmless),
     };

@@ -88,7 +88,7 @@ static int64_t count_keys(cairn_store *store) {
     return count;
 }
 
-static void file_cut_anywhere_holds_what_was_whole_and_goes_on(void **state) {
+static void truncated_file_keeps_its_whole_records_and_goes_on(void **state) {
     (void)state;
     uint8_t bytes[1024];
     size_t sizes[KEYS + 1];
@@ -108,7 +108,7 @@ static void file_cut_anywhere_holds_what_was_whole_and_goes_on(void **state) {
 }
 
 /* Disks do that, kills do not: no byte may crash a reader or make a record be taken for another. */
-static void no_changed_byte_is_believed(void **state) {
+static void record_with_a_changed_byte_is_ignored(void **state) {
     (void)state;
     uint8_t bytes[1024];
     size_t sizes[KEYS + 1];
@@ -125,18 +125,18 @@ static void no_changed_byte_is_believed(void **state) {
     }
 }
 
-static void files_of_others_are_left_alone(void **state) {
+static void files_of_other_programs_are_left_alone(void **state) {
     (void)state;
     static const char text[] = "my thesis, the only copy";
     char read_back[64] = "";
     cairn_store *store = NULL;
     write_file(text, sizeof(text));
     assert_int_equal(cairn_file_store_create(path, 1, 1, &store), CAIRN_EINVAL);
-    SAYS("/store is there already and no store of this version of Cairn; choose another path");
+    SAYS("/store exists and is not a store of this version of Cairn; choose another path");
     read_file((uint8_t *)read_back, sizeof(read_back));
     assert_string_equal(read_back, text);
     assert_int_equal(cairn_file_store_create("/dev/null", 1, 1, &store), CAIRN_EINVAL);
-    SAYS("/dev/null is no regular file");
+    SAYS("/dev/null is not a regular file");
     assert_int_equal(cairn_file_store_create(folder, 1, 1, &store), CAIRN_ESYSTEM);
     SAYS("cannot be opened: Is a directory");
     assert_int_equal(cairn_file_store_create("/no/such/folder/store", 1, 1, &store), CAIRN_ESYSTEM);
@@ -149,14 +149,14 @@ static void files_of_others_are_left_alone(void **state) {
     assert_null(store);
 }
 
-static void last_of_its_processes_removes_the_file(void **state) {
+static void last_process_to_leave_removes_the_file(void **state) {
     (void)state;
     cairn_store *stores[3] = {NULL}, *kept = NULL;
     for (int i = 0; i < 3; i++) OK(cairn_file_store_create(path, 3, 60, &stores[i]));
     OK(cairn_store_set(stores[0], "k", "v", 1));
     for (int i = 0; i < 3; i++) {
         assert_int_equal(access(path, F_OK), 0);
-        if (i < 2) assert_int_equal(count_keys(stores[2]), 1); /* who has left is counted under no key of anybody's */
+        if (i < 2) assert_int_equal(count_keys(stores[2]), 1); /* the count of processes that left is no visible key */
         cairn_store_destroy(&stores[i]);
     }
     assert_int_equal(access(path, F_OK), -1);
@@ -171,25 +171,25 @@ static void last_process_removes_its_own_file_only(void **state) {
     cairn_store *store = NULL;
     OK(cairn_file_store_create(path, 1, 60, &store));
     unlink(path);
-    write_file("somebody else's", 15);
+    write_file("another program", 15);
     cairn_store_destroy(&store);
     assert_int_equal(access(path, F_OK), 0);
 }
 
-static void file_that_vanishes_or_shrinks_is_a_dead_peer(void **state) {
+static void file_that_vanishes_or_shrinks_is_epeer(void **state) {
     (void)state;
     cairn_store *store = open_store();
     OK(cairn_store_set(store, "k", "v", 1));
     assert_int_equal(truncate(path, 20), 0);
     assert_int_equal(cairn_store_set(store, "k", "v", 1), CAIRN_EPEER);
-    SAYS("bytes to 20 by something else than a store");
+    SAYS("bytes to 20; another program changed the file");
     unlink(path);
     assert_int_equal(cairn_store_wait(store, &(const char *){"k"}, 1), CAIRN_EPEER);
-    SAYS("was removed; did its 0 processes leave already? Choose a new path for each run");
+    SAYS("was removed; have all its 0 processes destroyed it already? Use a new path for each run");
     cairn_store_destroy(&store);
 }
 
-static void file_that_somebody_keeps_locked_is_a_timeout(void **state) {
+static void file_that_stays_locked_is_a_timeout(void **state) {
     (void)state;
     cairn_store *store = open_store();
     int present = 0;
@@ -246,7 +246,7 @@ static void die_writing(size_t room) {
     _exit(3);
 }
 
-static void process_that_dies_writing_leaves_nothing_that_is_believed(void **state) {
+static void record_of_a_process_killed_while_writing_is_ignored(void **state) {
     (void)state;
     const struct rlimit no_core = {0, 0};
     struct stat s;
@@ -286,7 +286,7 @@ static void add_until_killed(atomic_llong *answered) {
     _exit(4);
 }
 
-static void killed_processes_lose_nothing_that_was_answered_for(void **state) {
+static void killed_processes_lose_no_completed_write(void **state) {
     (void)state;
     enum { CHILDREN = 4, VICTIMS = 12 };
     atomic_llong *answered = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -317,16 +317,16 @@ static void killed_processes_lose_nothing_that_was_answered_for(void **state) {
 int main(void) {
 #define FILE_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
     const struct CMUnitTest tests[] = {
-        FILE_TEST(file_cut_anywhere_holds_what_was_whole_and_goes_on),
-        FILE_TEST(no_changed_byte_is_believed),
-        FILE_TEST(files_of_others_are_left_alone),
-        FILE_TEST(last_of_its_processes_removes_the_file),
+        FILE_TEST(truncated_file_keeps_its_whole_records_and_goes_on),
+        FILE_TEST(record_with_a_changed_byte_is_ignored),
+        FILE_TEST(files_of_other_programs_are_left_alone),
+        FILE_TEST(last_process_to_leave_removes_the_file),
         FILE_TEST(last_process_removes_its_own_file_only),
-        FILE_TEST(file_that_vanishes_or_shrinks_is_a_dead_peer),
-        FILE_TEST(file_that_somebody_keeps_locked_is_a_timeout),
+        FILE_TEST(file_that_vanishes_or_shrinks_is_epeer),
+        FILE_TEST(file_that_stays_locked_is_a_timeout),
         FILE_TEST(write_that_fails_changes_nothing),
-        FILE_TEST(process_that_dies_writing_leaves_nothing_that_is_believed),
-        FILE_TEST(killed_processes_lose_nothing_that_was_answered_for),
+        FILE_TEST(record_of_a_process_killed_while_writing_is_ignored),
+        FILE_TEST(killed_processes_lose_no_completed_write),
     };
     return cmocka_run_group_tests_name("store in a file", tests, NULL, NULL);
 }

@@ -64,7 +64,7 @@ static int dial_validated(void) {
     return fd;
 }
 
-/* The n-th beat of somebody else's job, on its own connection. */
+/* The n-th beat of another job, on its own connection. */
 static void expect_beat(int fd, int64_t n) {
     int64_t sum = 0;
     say(fd, "04 | 05*8 '/beat' | 01*8");
@@ -146,7 +146,7 @@ static void both_dialects_share_the_keys(void **state) {
 
 /* ---- waiting ---- */
 
-static void every_write_wakes_those_who_wait(void **state) {
+static void every_kind_of_write_wakes_waiting_clients(void **state) {
     (void)state;
     static const char *const writes[] = {"01 | 02*8 '/0' | 00*8", "04 | 02*8 '/1' | 01*8", "09 | 02*8 '/2' | 01*8 'x'",
                                          "0b | 01*8 | 02*8 '/3' | 00*8", "02 | 02*8 '/4' | 00*8 | 01*8 'x'"};
@@ -189,7 +189,7 @@ static void wait_needs_its_keys_at_one_time(void **state) {
     close(writer);
 }
 
-static void compare_set_that_stores_nothing_wakes_nobody(void **state) {
+static void compare_set_that_stores_nothing_wakes_no_client(void **state) {
     (void)state;
     const int waiter = dial_validated(), writer = dial_validated();
     say(waiter, "06 | 01*8 | 02*8 '/a'");
@@ -256,7 +256,7 @@ static void client_of_1_13_that_gave_up_waiting_gets_no_late_answer(void **state
     close(writer);
 }
 
-static void barrier_lets_all_go_with_the_last(void **state) {
+static void barrier_releases_all_with_the_last(void **state) {
     (void)state;
     const int a = dial_validated(), b = dial_validated(), c = dial_validated(), other = dial_validated();
     say(other, "06 | 01*8 | 02*8 '/b'");
@@ -282,7 +282,7 @@ static void barrier_lets_all_go_with_the_last(void **state) {
 
 /* ---- whom it does not hold up ---- */
 
-static void half_sent_request_holds_nobody_up(void **state) {
+static void half_sent_request_delays_no_other_client(void **state) {
     (void)state;
     const int slow = dial_validated(), idle = dial(), torn = dial(), job = dial_validated();
     say(slow, "01 | 02*8 '/s' | 05*8 'ab'");
@@ -544,7 +544,7 @@ static void end_small(struct small_server *s) {
     assert_int_equal(status, 0);
 }
 
-static void strangers_give_way_where_descriptors_run_out(void **state) {
+static void strangers_are_closed_when_descriptors_run_out(void **state) {
     (void)state;
     enum { IDLE = 300 };
     struct small_server small = begin_small();
@@ -567,7 +567,7 @@ static void strangers_give_way_where_descriptors_run_out(void **state) {
     end_small(&small);
 }
 
-static void newcomers_wait_where_only_jobs_are_left(void **state) {
+static void new_connections_wait_if_all_others_belong_to_jobs(void **state) {
     (void)state;
     enum { JOBS = 100 };
     struct small_server small = begin_small();
@@ -608,7 +608,7 @@ static void client_of_a_server_that_has_not_started_waits_for_it(void **state) {
     cairn__store_stop(&later);
 }
 
-static void two_that_open_a_port_at_one_moment_do_not_refuse_each_other(void **state) {
+static void contended_port_is_tried_again(void **state) {
     (void)state;
     struct cairn__store_server *one = NULL, *other = NULL;
     refusals = 3;
@@ -616,14 +616,14 @@ static void two_that_open_a_port_at_one_moment_do_not_refuse_each_other(void **s
     assert_int_equal(refusals, 0);
     assert_int_equal(cairn__store_listen(port, &other, NULL), CAIRN_ESYSTEM);
     assert_non_null(strstr(cairn_last_error(), "is in use"));
-    refusals = INT_MAX; /* a port that nobody ever gets */
+    refusals = INT_MAX; /* a port that is always refused */
     assert_int_equal(cairn__store_listen(0, &other, NULL), CAIRN_ESYSTEM);
     assert_non_null(strstr(cairn_last_error(), "is in use"));
     refusals = 0;
     cairn__store_stop(&one);
 }
 
-static void keep_only_forgets_the_other_keys(void **state) {
+static void keep_only_deletes_the_other_keys(void **state) {
     (void)state;
     const int fd = dial_validated(), waiter = dial_validated();
     say(fd, "01 | 06*8 '/agent' | 00*8 | 01 | 08*8 '/agent/a' | 01*8 'a' | 01 | 05*8 '/rank' | 00*8");
@@ -672,26 +672,26 @@ int main(void) {
         SERVER_TEST(wire_has_the_bytes_of_torch_1_13),
         cmocka_unit_test(bytes_may_come_one_by_one),
         SERVER_TEST(both_dialects_share_the_keys),
-        SERVER_TEST(every_write_wakes_those_who_wait),
+        SERVER_TEST(every_kind_of_write_wakes_waiting_clients),
         SERVER_TEST(wait_needs_all_its_keys_and_holds_what_follows),
         SERVER_TEST(wait_needs_its_keys_at_one_time),
-        SERVER_TEST(compare_set_that_stores_nothing_wakes_nobody),
+        SERVER_TEST(compare_set_that_stores_nothing_wakes_no_client),
         SERVER_TEST(cancelled_wait_answers_1_and_never_0),
         SERVER_TEST(cancellation_that_races_with_the_key_leaves_the_stream_whole),
         SERVER_TEST(client_of_1_13_that_gave_up_waiting_gets_no_late_answer),
-        SERVER_TEST(barrier_lets_all_go_with_the_last),
-        SERVER_TEST(half_sent_request_holds_nobody_up),
+        SERVER_TEST(barrier_releases_all_with_the_last),
+        SERVER_TEST(half_sent_request_delays_no_other_client),
         SERVER_TEST(broken_protocol_closes_only_its_connection),
         SERVER_TEST(thousand_pipelined_requests_are_answered_in_order),
         SERVER_TEST(unread_replies_throttle_their_sender_alone),
         SERVER_TEST(thousand_idle_connections_do_not_stop_a_job),
         SERVER_TEST(thousand_ranks_that_wait_for_each_other_meet_soon),
         SERVER_TEST(port_scan_does_not_stop_a_job),
-        cmocka_unit_test(strangers_give_way_where_descriptors_run_out),
-        cmocka_unit_test(newcomers_wait_where_only_jobs_are_left),
+        cmocka_unit_test(strangers_are_closed_when_descriptors_run_out),
+        cmocka_unit_test(new_connections_wait_if_all_others_belong_to_jobs),
         cmocka_unit_test(client_of_a_server_that_has_not_started_waits_for_it),
-        cmocka_unit_test(two_that_open_a_port_at_one_moment_do_not_refuse_each_other),
-        SERVER_TEST(keep_only_forgets_the_other_keys),
+        cmocka_unit_test(contended_port_is_tried_again),
+        SERVER_TEST(keep_only_deletes_the_other_keys),
         SERVER_TEST(keep_only_may_come_from_any_thread),
     };
     return cmocka_run_group_tests_name("store server", tests, NULL, NULL);

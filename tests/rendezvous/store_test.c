@@ -143,18 +143,18 @@ static void set(cairn_store *s, const char *key, const char *value) {
 
 /* ---- cases ---- */
 
-static void what_one_sets_the_other_gets(void **state) {
+static void value_set_by_one_client_is_read_by_another(void **state) {
     (void)state;
     set(a, "k", "value");
     expect_held(b, "k", "value");
     set(b, "k", "v");
     expect_held(a, "k", "v"); /* SET has no reply at a TCP store, but b's own question came behind it */
     void *got = NULL;
-    OK(cairn_store_get(a, "k", &got, NULL)); /* the size is not everybody's business */
+    OK(cairn_store_get(a, "k", &got, NULL)); /* the size is optional */
     cairn_store_free(got);
 }
 
-static void values_hold_any_bytes_and_none(void **state) {
+static void values_hold_any_bytes_and_may_be_empty(void **state) {
     (void)state;
     static const char bytes[] = "\0\xff\n\0";
     void *got = NULL;
@@ -169,7 +169,7 @@ static void values_hold_any_bytes_and_none(void **state) {
     assert_int_equal(is_there(a, "empty"), 1);
 }
 
-static void limits_are_kept_with_a_sentence(void **state) {
+static void sizes_beyond_a_limit_are_refused(void **state) {
     (void)state;
     const size_t most = STORE_MAX_VALUE, longest = 8191 - 4 * (size_t)kind->prefixes;
     char *value = malloc(most + 1), *key = malloc(9001);
@@ -200,7 +200,7 @@ static void limits_are_kept_with_a_sentence(void **state) {
     free(key);
 }
 
-static void arguments_that_cannot_be_are_refused(void **state) {
+static void wrong_arguments_are_refused(void **state) {
     (void)state;
     const char *const keys[] = {"k", NULL}, *const empty[] = {""};
     void *value = NULL;
@@ -252,7 +252,7 @@ static void adding_to_a_text_is_refused(void **state) {
     const bool served = kind->where != FILED && kind->where != HASH;
     set(a, "text", "four");
     assert_int_equal(cairn_store_add(a, "text", 1, NULL), served ? CAIRN_EPEER : CAIRN_EINVAL);
-    SAYS("holds no");
+    SAYS("not hold a");
     expect_held(b, "text", "four");
 }
 
@@ -288,7 +288,7 @@ static void append_creates_and_continues(void **state) {
     expect_held(a, "list", "xxyz");
 }
 
-static void delete_takes_a_key_away_once(void **state) {
+static void delete_removes_a_key_once(void **state) {
     (void)state;
     int deleted = -1;
     set(a, "k", "v");
@@ -334,7 +334,7 @@ static void keys_are_counted(void **state) {
     assert_int_equal(after - before, 2);
 }
 
-static void waiting_in_vain_names_the_key_and_harms_nothing(void **state) {
+static void wait_that_times_out_names_the_key_and_the_store_lives_on(void **state) {
     (void)state;
     static const char *const keys[] = {"here", "nowhere", "neither"};
     void *value = NULL;
@@ -404,7 +404,7 @@ static void *append_often(void *argument) {
     return NULL;
 }
 
-static void threads_lose_nothing_of_one_another(void **state) {
+static void threads_do_not_lose_each_others_writes(void **state) {
     (void)state;
     pthread_t threads[THREADS];
     bool failed[THREADS];
@@ -434,7 +434,7 @@ static void *set_and_delete(void *argument) {
     return NULL;
 }
 
-static void keys_that_come_and_go_are_never_half_there(void **state) {
+static void keys_set_and_deleted_at_once_are_never_half_written(void **state) {
     (void)state;
     pthread_t thread;
     bool failed = false, over = false;
@@ -484,21 +484,21 @@ int main(void) {
         const char *name;
         CMUnitTestFunction fn;
     } cases[] = {
-        CASE(what_one_sets_the_other_gets),
-        CASE(values_hold_any_bytes_and_none),
-        CASE(limits_are_kept_with_a_sentence),
-        CASE(arguments_that_cannot_be_are_refused),
+        CASE(value_set_by_one_client_is_read_by_another),
+        CASE(values_hold_any_bytes_and_may_be_empty),
+        CASE(sizes_beyond_a_limit_are_refused),
+        CASE(wrong_arguments_are_refused),
         CASE(add_counts_in_decimal_text),
         CASE(adding_to_a_text_is_refused),
         CASE(compare_set_swaps_creates_and_reports),
         CASE(append_creates_and_continues),
-        CASE(delete_takes_a_key_away_once),
+        CASE(delete_removes_a_key_once),
         CASE(several_keys_are_checked_and_awaited_together),
         CASE(keys_are_counted),
-        CASE(waiting_in_vain_names_the_key_and_harms_nothing),
+        CASE(wait_that_times_out_names_the_key_and_the_store_lives_on),
         CASE(every_way_to_write_ends_a_wait),
-        CASE(threads_lose_nothing_of_one_another),
-        CASE(keys_that_come_and_go_are_never_half_there),
+        CASE(threads_do_not_lose_each_others_writes),
+        CASE(keys_set_and_deleted_at_once_are_never_half_written),
         CASE(eight_processes_add_up_exactly),
     };
     enum { KINDS = sizeof(kinds) / sizeof(kinds[0]), CASES = sizeof(cases) / sizeof(cases[0]) };

@@ -77,7 +77,7 @@ static void add_counts_in_decimal_text_and_wraps(void **state) {
     expect("c", "9223372036854775806");
 }
 
-static void add_to_what_is_no_number_changes_nothing(void **state) {
+static void add_to_a_text_fails_and_changes_nothing(void **state) {
     (void)state;
     static const char *const none[] = {
         "", "abc", "1 ", " 1", "+1", "-", "0x10", "1e3", "9223372036854775808", "000000000000000000000000001"};
@@ -85,7 +85,7 @@ static void add_to_what_is_no_number_changes_nothing(void **state) {
         int64_t sum = 77;
         set("t", none[i]);
         if (cairn__table_add(&table, blob("t"), 1, &sum) != CAIRN_EINVAL) fail_msg("'%s' was added to", none[i]);
-        assert_string_equal(cairn_last_error(), "key 't' holds no whole number to add to");
+        assert_string_equal(cairn_last_error(), "key 't' does not hold a whole number, so nothing can be added to it");
         assert_int_equal(sum, 77);
         expect("t", none[i]);
     }
@@ -132,7 +132,7 @@ static void limits_refuse_and_leave_the_table_as_it_was(void **state) {
     free(bytes);
 }
 
-static void full_table_refuses_until_something_goes(void **state) {
+static void full_table_refuses_until_a_key_is_deleted(void **state) {
     (void)state;
     static uint8_t zeros[STORE_MAX_VALUE];
     const struct cairn__blob value = {zeros, sizeof(zeros)};
@@ -160,7 +160,7 @@ static void large_value_that_becomes_small_gives_its_memory_back(void **state) {
     expect("k", "tiny");
 }
 
-static void keep_forgets_all_but_what_begins_so(void **state) {
+static void keep_deletes_keys_without_the_prefix(void **state) {
     (void)state;
     set("/agent/a", "1");
     set("/agent/", "2");
@@ -205,12 +205,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TABLE_TEST(set_append_and_delete_agree),
         TABLE_TEST(add_counts_in_decimal_text_and_wraps),
-        TABLE_TEST(add_to_what_is_no_number_changes_nothing),
+        TABLE_TEST(add_to_a_text_fails_and_changes_nothing),
         TABLE_TEST(compare_set_swaps_creates_and_reports),
         TABLE_TEST(limits_refuse_and_leave_the_table_as_it_was),
-        TABLE_TEST(full_table_refuses_until_something_goes),
+        TABLE_TEST(full_table_refuses_until_a_key_is_deleted),
         TABLE_TEST(large_value_that_becomes_small_gives_its_memory_back),
-        TABLE_TEST(keep_forgets_all_but_what_begins_so),
+        TABLE_TEST(keep_deletes_keys_without_the_prefix),
         TABLE_TEST(thousand_keys_are_found_walked_and_freed),
     };
     return cmocka_run_group_tests_name("table", tests, NULL, NULL);

@@ -147,22 +147,22 @@ static void replay_all(const char *torch) {
     fclose(f);
 }
 
-static void our_server_answers_clients_of_1_13_as_theirs_did(void **state) {
+static void our_server_answers_clients_of_1_13_as_torchs_does(void **state) {
     (void)state;
     replay_all("1.13.1");
 }
 
-static void our_server_answers_clients_of_2_1_as_theirs_did(void **state) {
+static void our_server_answers_clients_of_2_1_as_torchs_does(void **state) {
     (void)state;
     replay_all("2.1.2");
 }
 
-static void our_server_answers_clients_of_2_2_as_theirs_did(void **state) {
+static void our_server_answers_clients_of_2_2_as_torchs_does(void **state) {
     (void)state;
     replay_all("2.2.2");
 }
 
-static void our_server_answers_clients_of_2_15_as_theirs_did(void **state) {
+static void our_server_answers_clients_of_2_15_as_torchs_does(void **state) {
     (void)state;
     replay_all("2.15.0");
 }
@@ -350,30 +350,30 @@ static void call_all(const char *torch) {
     fclose(f);
 }
 
-static void our_client_understands_what_1_13_answered(void **state) {
+static void our_client_understands_a_server_of_1_13(void **state) {
     (void)state;
     call_all("1.13.1");
 }
 
-static void our_client_understands_what_2_2_answered(void **state) {
+static void our_client_understands_a_server_of_2_2(void **state) {
     (void)state;
     call_all("2.2.2");
 }
 
-static void our_client_understands_what_2_15_answered(void **state) {
+static void our_client_understands_a_server_of_2_15(void **state) {
     (void)state;
     call_all("2.15.0");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(our_server_answers_clients_of_1_13_as_theirs_did),
-        cmocka_unit_test(our_server_answers_clients_of_2_1_as_theirs_did),
-        cmocka_unit_test(our_server_answers_clients_of_2_2_as_theirs_did),
-        cmocka_unit_test(our_server_answers_clients_of_2_15_as_theirs_did),
-        cmocka_unit_test(our_client_understands_what_1_13_answered),
-        cmocka_unit_test(our_client_understands_what_2_2_answered),
-        cmocka_unit_test(our_client_understands_what_2_15_answered),
+        cmocka_unit_test(our_server_answers_clients_of_1_13_as_torchs_does),
+        cmocka_unit_test(our_server_answers_clients_of_2_1_as_torchs_does),
+        cmocka_unit_test(our_server_answers_clients_of_2_2_as_torchs_does),
+        cmocka_unit_test(our_server_answers_clients_of_2_15_as_torchs_does),
+        cmocka_unit_test(our_client_understands_a_server_of_1_13),
+        cmocka_unit_test(our_client_understands_a_server_of_2_2),
+        cmocka_unit_test(our_client_understands_a_server_of_2_15),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,9 +106,9 @@ class Test(unittest.TestCase):
         """All ended well, and each rank read from every rank on which machine it is."""
         for code, _, err in ends:
             self.assertEqual(code, 0, err)
-        everybody = " ".join(f"{rank} {MACHINES[host].name}" for rank, host in enumerate(hosts))
+        readings = " ".join(f"{rank} {MACHINES[host].name}" for rank, host in enumerate(hosts))
         lines = sorted(line for _, out, _ in ends for line in out.splitlines())
-        self.assertEqual(lines, [f"attempt 0: rank {rank} read: {everybody}" for rank in range(len(hosts))])
+        self.assertEqual(lines, [f"attempt 0: rank {rank} read: {readings}" for rank in range(len(hosts))])
 
 
 class ByHand(Test):
@@ -131,7 +131,7 @@ class ByHand(Test):
                              r"rank 0 runs on machine-a \(.*\) and rank 1 on machine-b \(.*\); shm groups join the "
                                   "ranks of one machine")
 
-    def test_a_rank_whose_store_is_behind_a_cut_cable_says_where_it_looked(self):
+    def test_an_unreachable_store_is_an_error_with_its_address(self):
         MACHINES[1].cut()
         self.addCleanup(MACHINES[1].cut, False)
         ends = self.ends(self.start([0, 1], EXCHANGE, "leave", address=MACHINES[0].address, CAIRN_TIMEOUT="2"))
@@ -162,7 +162,7 @@ class UnderCairnRun(Test):
 
     def test_nodes_that_know_an_endpoint_meet(self):
         ends = self.ends(self.start(self.c10d, "leave"))
-        first = 0 if "rank 0 read:" in ends[0][1] else 1  # whoever came first
+        first = 0 if "rank 0 read:" in ends[0][1] else 1  # the first to arrive
         self.read_by_all(ends, [first, first, 1 - first, 1 - first])
 
     def test_a_rank_that_fails_ends_the_ranks_of_both_machines_and_is_named_on_both(self):
@@ -204,11 +204,11 @@ class UnderCairnRun(Test):
             self.assertRegex(err, sentence)
         self.assertLess(time.monotonic() - begin, PATIENCE / 2)
 
-    def test_a_cut_cable_ends_both(self):
+    def test_a_cut_cable_ends_the_nodes_of_both_machines(self):
         jobs = self.start_and_meet()
         MACHINES[1].cut()
         self.addCleanup(MACHINES[1].cut, False)
-        self.end_soon(jobs, r"node 1 \(machine-b\) gave no sign of life", "node 0, which hosts the run, is lost")
+        self.end_soon(jobs, r"node 1 \(machine-b\) sent no heartbeat", "node 0, which hosts the run, is lost")
 
     def test_a_cairn_run_that_is_killed_ends_the_ranks_of_the_other(self):
         for killed, sentence in (0, "node 0, which hosts the run, is lost"), (1, r"node 1 \(machine-b\)"):
@@ -249,17 +249,17 @@ class Training(Test):
     def test_four_ranks_come_to_the_losses_of_one_machine(self):
         self.same_losses(self.under_cairn_run(MACHINES[0].address, steps=STEPS))
 
-    def test_they_meet_by_any_kind_of_address_and_rank_on_any_machine(self):
+    def test_ranks_meet_by_any_kind_of_address_in_any_order_of_machines(self):
         for address in MACHINES[0].name, MACHINES[0].address6:
             with self.subTest(address):
                 self.same_losses(self.by_hand([0, 1, 1, 0], address, steps=STEPS))
 
-    def test_they_use_the_network_that_they_are_told(self):
+    def test_ranks_use_the_network_that_is_set(self):
         jobs = self.by_hand([0, 1, 0, 1], MACHINES[0].address, steps=STEPS, GLOO_SOCKET_IFNAME="cable0")
         ends = self.ends(jobs)
         self.assertEqual([code for code, _, _ in ends], [1] * 4)
         for _, _, err in ends:
-            self.assertIn("GLOO_SOCKET_IFNAME is 'cable0', which is neither a network interface", err)
+            self.assertIn("GLOO_SOCKET_IFNAME is 'cable0', neither an active network interface", err)
 
     def train(self):
         """Waits until ranks are exchanging gradients: more than they need to meet went through the cable."""

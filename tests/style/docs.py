@@ -16,7 +16,7 @@ PATH = re.compile(r"`((?:[\w.+-]+/)+[\w.+*-]+)`")
 LITERALS = re.compile(r'"(?:\\.|[^"\\])*"(?:\s*(?:PRI[a-z]\d+\s*)?"(?:\\.|[^"\\])*")*')
 CONVERSION = re.compile(r"%[-+ 0#]*[\d.*]*[a-z]+")
 TELLING = 18  # characters of a format that is found in a sentence by no chance
-FAULTS = {"docs/launching.md": "## What a fault looks like", "docs/failures.md": "## What you see"}
+FAULTS = {"docs/launching.md": "## Errors and what to do", "docs/failures.md": "## What you see"}
 ROOMS = ("include/", "src/", "amp/", "examples/", "tools/", "tests/", "docs/")
 
 

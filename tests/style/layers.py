@@ -20,17 +20,20 @@ PUBLIC_ONE = re.compile(r"public (\w+) with its `hooks\.h`")
 PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
                "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
-               "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim"}
+               "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
+               "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
-                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim"}
+                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
+                "stateful": "core", "weights": "state"}
 
 # Foreign headers, and the only folder that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda",
            "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
+           "jansson": "src/state", "xxhash": "src/state",
            "mpi.h": "src/comm/mpi", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.

@@ -122,7 +122,7 @@ static void expect_right(struct world *w) {
     assert_int_equal(count_all(w), 0);
 }
 
-static void what_a_collective_gives_is_right(void **state) {
+static void results_of_collectives_are_right(void **state) {
     (void)state;
     for_each(expect_right);
 }
@@ -170,7 +170,7 @@ static void expect_idleness_to_show(struct world *w) {
     if (moves && (c->n > 3 || !c->in_place)) assert_true(count_all(w) >= least);
 }
 
-static void a_collective_that_did_nothing_shows(void **state) {
+static void collective_that_did_nothing_is_found(void **state) {
     (void)state;
     for_each(expect_idleness_to_show);
 }
@@ -183,13 +183,13 @@ static void expect_last_round_to_show(struct world *w) {
     if (w->calls[0].n > 3) assert_true(wrong >= w->calls[0].n / 4);
 }
 
-static void results_of_the_round_before_show(void **state) {
+static void results_of_the_last_round_are_found(void **state) {
     (void)state;
     for_each(expect_last_round_to_show);
 }
 
 /* Blocks that backends move are powers of two; a period of 1021 elements tells them apart. */
-static void blocks_that_changed_places_show(void **state) {
+static void swapped_blocks_are_found(void **state) {
     (void)state;
     struct world w;
     begin(&w, BENCH_ALLGATHER, CAIRN_F16, 2048, 2, false);
@@ -204,7 +204,7 @@ static void blocks_that_changed_places_show(void **state) {
     end(&w);
 }
 
-static void a_source_that_changed_shows(void **state) {
+static void changed_source_is_found(void **state) {
     (void)state;
     struct world w;
     for (int c = 0; c < BENCH_BARRIER; c++) {
@@ -246,10 +246,14 @@ static void names_find_their_collectives(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_collective_gives_is_right),   cmocka_unit_test(results_of_calls_in_a_row_are_known),
-        cmocka_unit_test(one_wrong_bit_is_one_wrong_element), cmocka_unit_test(a_collective_that_did_nothing_shows),
-        cmocka_unit_test(results_of_the_round_before_show),   cmocka_unit_test(blocks_that_changed_places_show),
-        cmocka_unit_test(a_source_that_changed_shows),        cmocka_unit_test(sums_of_most_ranks_are_exact_in_bf16),
+        cmocka_unit_test(results_of_collectives_are_right),
+        cmocka_unit_test(results_of_calls_in_a_row_are_known),
+        cmocka_unit_test(one_wrong_bit_is_one_wrong_element),
+        cmocka_unit_test(collective_that_did_nothing_is_found),
+        cmocka_unit_test(results_of_the_last_round_are_found),
+        cmocka_unit_test(swapped_blocks_are_found),
+        cmocka_unit_test(changed_source_is_found),
+        cmocka_unit_test(sums_of_most_ranks_are_exact_in_bf16),
         cmocka_unit_test(names_find_their_collectives),
     };
     return cmocka_run_group_tests_name("bench calls", tests, NULL, NULL);

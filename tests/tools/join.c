@@ -1,4 +1,4 @@
-/* A rank that does nothing but meet the others at the launcher's store, where nobody has been before, and leave. */
+/* A rank that does nothing but meet the others at the launcher's store, where no rank has been before, and leave. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,7 +12,7 @@ int main(void) {
     int64_t here = 0;
     MUST_OK(cairn_store_add(store, "here", 1, &here));
     if (here > atoi(getenv("WORLD_SIZE"))) {
-        fprintf(stderr, "join: somebody was here before\n");
+        fprintf(stderr, "join: another rank was here before\n");
         return 1;
     }
     if (here == atoi(getenv("WORLD_SIZE"))) MUST_OK(cairn_store_set(store, "all", "", 0));

@@ -131,7 +131,7 @@ static bool same_place(int fd, const char *path) {
 
 /* ---- where streams go ---- */
 
-static void nothing_is_redirected_and_the_own_folder_goes(void **state) {
+static void folder_without_redirected_output_is_removed(void **state) {
     (void)state;
     struct job job;
     struct logs *logs = NULL;
@@ -190,7 +190,7 @@ static void redirected_streams_are_files_of_their_ranks(void **state) {
     assert_shown("[default2]:loud\n");
 }
 
-static void an_own_folder_with_redirected_output_stays_and_is_named(void **state) {
+static void own_folder_with_redirected_output_stays_and_is_named(void **state) {
     (void)state;
     struct job job;
     struct logs *logs = NULL;
@@ -207,7 +207,7 @@ static void an_own_folder_with_redirected_output_stays_and_is_named(void **state
     assert_shown(sentence);
 }
 
-static void an_own_folder_whose_output_was_all_shown_goes(void **state) {
+static void own_folder_whose_output_was_all_shown_is_removed(void **state) {
     (void)state;
     struct job job;
     struct logs *logs = NULL;
@@ -286,14 +286,14 @@ static void an_attempt_begins_with_an_empty_folder(void **state) {
     assert_shown("");
 }
 
-static void a_folder_that_cannot_be_made_is_told(void **state) {
+static void folder_that_cannot_be_made_is_an_error(void **state) {
     (void)state;
     struct job job;
     struct logs *logs = NULL;
     open_console();
     assert_false(logs_open(make_job(&job, "000", "000", "/dev/null/x"), &logs));
     assert_null(logs);
-    assert_shown("cairn-run: --log-dir /dev/null/x: no folder can be made there: Not a directory\n");
+    assert_shown("cairn-run: --log-dir /dev/null/x: a folder cannot be made there: Not a directory\n");
     setenv("TMPDIR", "/dev/null/x", 1);
     open_console();
     assert_false(logs_open(make_job(&job, "001", "000", NULL), &logs));
@@ -313,7 +313,7 @@ static void a_job_without_files_goes_on_without_a_folder(void **state) {
     assert_string_equal(logs_error_file(logs, 2), "");
     logs_close(&logs);
     char *text = close_console();
-    assert_non_null(strstr(text, "what ranks would say of their errors is not collected\n"));
+    assert_non_null(strstr(text, "ranks' error files are not collected\n"));
     free(text);
 }
 
@@ -338,7 +338,7 @@ static void lines_are_shown_whole_with_their_rank(void **state) {
     assert_shown("[default1]:one\n[default2]:\n[default1]:two\n[default1]:end\n");
 }
 
-static void a_return_ends_a_line_as_it_does_for_torch(void **state) {
+static void carriage_return_ends_a_line_as_in_torch(void **state) {
     (void)state;
     struct job job;
     struct logs *logs = NULL;
@@ -370,7 +370,7 @@ static void the_prefix_can_be_chosen(void **state) {
     assert_shown("<$rank 7 1 $ ${other}> x\n");
 }
 
-static void a_line_longer_than_what_is_read_at_once_comes_in_pieces(void **state) {
+static void line_longer_than_a_chunk_is_shown_in_pieces(void **state) {
     (void)state;
     enum { LONG = 200000 };
     struct job job;
@@ -393,7 +393,7 @@ static void a_line_longer_than_what_is_read_at_once_comes_in_pieces(void **state
     free(text);
 }
 
-static void much_output_leaves_time_for_ranks(void **state) {
+static void much_output_does_not_keep_cairn_run_from_its_ranks(void **state) {
     (void)state;
     enum { LINES = 300000 };
     struct job job;
@@ -434,7 +434,7 @@ static void a_closed_console_is_left_alone(void **state) {
     put(logs_fd(logs, 0, STREAM_OUT), "x\n");
     put(logs_fd(logs, 0, STREAM_ERR), "x\n");
     logs_pump(logs, false);
-    say("nobody hears this");
+    say("this is discarded");
     logs_close(&logs);
     restore_console();
     close(ends[1]);
@@ -454,7 +454,7 @@ static void *read_slowly(void *end) {
     return text;
 }
 
-static void a_slow_console_gets_everything_and_holds_up_nothing(void **state) {
+static void slow_console_gets_all_output_and_delays_nothing(void **state) {
     (void)state;
     enum { LINES = 20000 };
     struct job job;
@@ -466,7 +466,7 @@ static void a_slow_console_gets_everything_and_holds_up_nothing(void **state) {
     FILE *file = fdopen(dup(logs_fd(logs, 0, STREAM_OUT)), "w");
     for (int i = 0; i < LINES; i++) fprintf(file, "line %d\n", i);
     fclose(file);
-    logs_pump(logs, false); /* nobody reads yet: a call that blocked would never return */
+    logs_pump(logs, false); /* the pipe is not read yet: a call that blocked would never return */
     double interval = logs_interval(logs);
     pthread_t reader;
     pthread_create(&reader, NULL, read_slowly, &ends[0]);
@@ -490,22 +490,22 @@ static void a_slow_console_gets_everything_and_holds_up_nothing(void **state) {
 int main(void) {
 #define LOGS_TEST(f) cmocka_unit_test_setup_teardown(f, enter, leave)
     const struct CMUnitTest tests[] = {
-        LOGS_TEST(nothing_is_redirected_and_the_own_folder_goes),
+        LOGS_TEST(folder_without_redirected_output_is_removed),
         LOGS_TEST(redirected_streams_are_files_of_their_ranks),
-        LOGS_TEST(an_own_folder_with_redirected_output_stays_and_is_named),
-        LOGS_TEST(an_own_folder_whose_output_was_all_shown_goes),
+        LOGS_TEST(own_folder_with_redirected_output_stays_and_is_named),
+        LOGS_TEST(own_folder_whose_output_was_all_shown_is_removed),
         LOGS_TEST(a_filtered_rank_is_silent_and_its_files_are_written),
         LOGS_TEST(dev_null_as_folder_means_no_files),
         LOGS_TEST(an_attempt_begins_with_an_empty_folder),
-        LOGS_TEST(a_folder_that_cannot_be_made_is_told),
+        LOGS_TEST(folder_that_cannot_be_made_is_an_error),
         LOGS_TEST(a_job_without_files_goes_on_without_a_folder),
         LOGS_TEST(lines_are_shown_whole_with_their_rank),
-        LOGS_TEST(a_return_ends_a_line_as_it_does_for_torch),
+        LOGS_TEST(carriage_return_ends_a_line_as_in_torch),
         LOGS_TEST(the_prefix_can_be_chosen),
-        LOGS_TEST(a_line_longer_than_what_is_read_at_once_comes_in_pieces),
-        LOGS_TEST(much_output_leaves_time_for_ranks),
+        LOGS_TEST(line_longer_than_a_chunk_is_shown_in_pieces),
+        LOGS_TEST(much_output_does_not_keep_cairn_run_from_its_ranks),
         LOGS_TEST(a_closed_console_is_left_alone),
-        LOGS_TEST(a_slow_console_gets_everything_and_holds_up_nothing),
+        LOGS_TEST(slow_console_gets_all_output_and_delays_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -235,7 +235,7 @@ static const struct {
     {{"--nnodes=2", "prog"},
      NULL,
      "nodes=2:2 at=127.0.0.1:29500 master=127.0.0.1:29500",
-     "2 nodes meet at 127.0.0.1, which each machine is for itself"},
+     "2 nodes meet at 127.0.0.1, which is a different machine for each of them"},
     {{"--nnodes=1:3", "--master-addr=a", "prog"},
      NULL,
      "nodes=3:3 at=a:29500 master=a:29500",
@@ -262,7 +262,8 @@ static const struct {
     {{"--rdzv-backend=c10d", "--nnodes=2", "prog"},
      NULL,
      "nodes=2:2 c10d at=localhost:29400 join=600 master=localhost:0",
-     "2 nodes meet at localhost, which each machine is for itself; name one of them with --rdzv-endpoint"},
+     "2 nodes meet at localhost, which is a different machine for each of them; unless all are on this machine, name "
+     "one with --rdzv-endpoint"},
     {{"--rdzv-backend=c10d", "--node-rank=1", "prog"},
      NULL,
      "c10d at=localhost:0 join=600 node=1 master=localhost:0",
@@ -322,7 +323,7 @@ static const struct {
     {{"cairn-launch", "prog"}, "PET_USE_ENV=1", "launch=1", NULL},
 };
 
-static void every_right_line_gives_its_fields(void **state) {
+static void every_right_command_line_gives_its_fields(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(right) / sizeof(right[0]); i++) {
         struct options o;
@@ -343,9 +344,9 @@ static const struct {
     const char *variables;
     const char *sentence;
 } wrong[] = {
-    {{NULL}, NULL, "which program? See cairn-run --help"},
-    {{"--", NULL}, NULL, "which program?"},
-    {{"--standalone"}, NULL, "which program?"},
+    {{NULL}, NULL, "there is no program to run; see cairn-run --help"},
+    {{"--", NULL}, NULL, "there is no program to run"},
+    {{"--standalone"}, NULL, "there is no program to run"},
     {{"--bogus", "p"}, NULL, "there is no option --bogus; see cairn-run --help"},
     {{"--bogus=1", "p"}, NULL, "there is no option --bogus;"},
     {{"--=1", "p"}, NULL, "there is no option --; see"},
@@ -375,8 +376,8 @@ static const struct {
     {{"--nproc-per-node=99999999999999999999", "p"}, NULL, "not '99999999999999999999'"},
     {{"--nproc-per-node=gpu", "p"},
      "CUDA_VISIBLE_DEVICES=",
-     "--nproc-per-node gpu: there is no NVIDIA GPU that a program could use here (CUDA_VISIBLE_DEVICES is set)"},
-    {{"--node-rank=1", "p"}, NULL, "--node-rank 1: of 1 node the numbers go from 0 to 0; --nnodes says how many"},
+     "--nproc-per-node gpu: there is no usable NVIDIA GPU (CUDA_VISIBLE_DEVICES is set)"},
+    {{"--node-rank=1", "p"}, NULL, "--node-rank 1: with 1 node it is a number from 0 to 0; --nnodes sets how many"},
     {{"--node-rank=-1", "p"}, NULL, "--node-rank takes a number from 0"},
     {{"--master-port=65536", "p"}, NULL, "--master-port takes a number from 0 to 65535, not '65536'"},
     {{"--master-addr=a:1", "p"}, NULL, "--master-addr takes a host's name or address without a port"},
@@ -402,10 +403,14 @@ static const struct {
     {{"--rdzv-conf=join_timeout", "p"}, NULL, "--rdzv-conf takes key=value,key=value"},
     {{"--rdzv-conf==3", "p"}, NULL, "--rdzv-conf takes key=value"},
     {{"--rdzv-conf=a=1,,b=2", "p"}, NULL, "--rdzv-conf has no a; it takes join_timeout"},
-    {{"--rdzv-conf=join_timeout=soon", "p"}, NULL, "--rdzv-conf join_timeout takes a number from 0 on, not 'soon'"},
+    {{"--rdzv-conf=join_timeout=soon", "p"},
+     NULL,
+     "--rdzv-conf join_timeout takes a number that is at least 0, not 'soon'"},
     {{"--rdzv-conf=timeout=", "p"}, NULL, "--rdzv-conf takes key=value"},
     {{"--rdzv-conf=timeout=x", "p"}, NULL, "--rdzv-conf timeout takes a number of seconds, not 'x'"},
-    {{"--rdzv-conf=keep_alive_interval=0", "p"}, NULL, "keep_alive_interval takes a number from 0.01 on, not '0'"},
+    {{"--rdzv-conf=keep_alive_interval=0", "p"},
+     NULL,
+     "keep_alive_interval takes a number that is at least 0.01, not '0'"},
     {{"--rdzv-conf=is_host=maybe", "p"}, NULL, "--rdzv-conf is_host takes true or false, not 'maybe'"},
     {{"--rdzv-conf=store_type=file", "p"}, NULL, "meet in a TCP store"},
     {{"--max-restarts=-1", "p"}, NULL, "--max-restarts takes a number of restarts, not '-1'"},
@@ -427,7 +432,7 @@ static const struct {
     {{"--local-ranks-filter=0,x", "p"}, NULL, "--local-ranks-filter takes local ranks such as 0,2"},
     {{"--event-log-handler=console", "p"}, NULL, "--event-log-handler console: handlers are Python code"},
     {{"--logs-specs=mine", "p"}, NULL, "--logs-specs mine: these are Python code"},
-    {{"--duplicate-stderr-filters=a", "p"}, NULL, "--duplicate-stderr-filters a: cairn-run writes no copies"},
+    {{"--duplicate-stderr-filters=a", "p"}, NULL, "--duplicate-stderr-filters a: cairn-run does not filter lines"},
     {{"--virtual-local-rank", "--nproc=3", "p"},
      "CUDA_VISIBLE_DEVICES=3,4",
      "--virtual-local-rank gives each of 3 ranks a GPU, but CUDA_VISIBLE_DEVICES is '3,4'"},
@@ -435,7 +440,7 @@ static const struct {
     {{"cairn-launch", "--no_python", "p"}, NULL, "cairn-launch --no-python needs --use-env too"},
 };
 
-static void every_wrong_line_is_refused_with_a_sentence(void **state) {
+static void every_wrong_command_line_is_refused_with_a_message(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         struct options o;
@@ -456,7 +461,7 @@ static void standalone_jobs_have_different_ids(void **state) {
     options_free(&b);
 }
 
-static void cpu_and_auto_count_what_is_here(void **state) {
+static void cpu_and_auto_count_processors_and_gpus(void **state) {
     (void)state;
     struct options o;
     assert_true(parse(&o, (const char *const[]){"--nproc-per-node=cpu", "--omp=1", "p", NULL}, NULL));
@@ -525,10 +530,10 @@ static void gpus_are_counted_as_cuda_would_see_them(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_right_line_gives_its_fields),
-        cmocka_unit_test(every_wrong_line_is_refused_with_a_sentence),
+        cmocka_unit_test(every_right_command_line_gives_its_fields),
+        cmocka_unit_test(every_wrong_command_line_is_refused_with_a_message),
         cmocka_unit_test(standalone_jobs_have_different_ids),
-        cmocka_unit_test(cpu_and_auto_count_what_is_here),
+        cmocka_unit_test(cpu_and_auto_count_processors_and_gpus),
         cmocka_unit_test(gpus_are_counted_as_cuda_would_see_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,7 +51,7 @@ static void assert_arguments(const struct options *o, const char *const *expecte
     free_texts(got);
 }
 
-static void a_program_is_run_as_it_is(void **state) {
+static void program_is_run_directly(void **state) {
     (void)state;
     struct options o = plain_options(words);
     assert_arguments(&o, (const char *const[]){"p-${local_rank}", "a12", "$b", "", NULL});
@@ -144,7 +144,7 @@ static size_t count(char **texts) {
     return n;
 }
 
-static void a_rank_is_told_each_fact_once(void **state) {
+static void rank_gets_each_variable_once(void **state) {
     (void)state;
     struct options o = plain_options(words);
     set_facts(NULL);
@@ -196,7 +196,7 @@ static void omp_threads_follow_the_option_then_the_variable_then_the_ranks(void 
     assert_omp_threads(4096, OMP_CORES_PER_RANK, NULL, "1");
 }
 
-static void a_rank_with_a_virtual_number_sees_its_own_gpu(void **state) {
+static void rank_with_a_virtual_local_rank_sees_its_own_gpu(void **state) {
     (void)state;
     struct options o = plain_options(words);
     o.virtual_local_rank = true;
@@ -211,7 +211,7 @@ static void a_rank_with_a_virtual_number_sees_its_own_gpu(void **state) {
     }
 }
 
-static void a_big_environment_costs_little(void **state) {
+static void large_environment_costs_little_time(void **state) {
     (void)state;
     enum { VARIABLES = 20000 };
     struct options o = plain_options(words);
@@ -228,14 +228,14 @@ static void a_big_environment_costs_little(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_program_is_run_as_it_is),
+        cmocka_unit_test(program_is_run_directly),
         cmocka_unit_test(python_comes_before_a_script_a_module_and_a_path),
         cmocka_unit_test(cairn_launch_passes_the_local_rank_before_the_users_arguments),
-        cmocka_unit_test(a_rank_is_told_each_fact_once),
+        cmocka_unit_test(rank_gets_each_variable_once),
         cmocka_unit_test(facts_replace_an_outer_launchers_and_users_settings_stay),
         cmocka_unit_test(omp_threads_follow_the_option_then_the_variable_then_the_ranks),
-        cmocka_unit_test(a_rank_with_a_virtual_number_sees_its_own_gpu),
-        cmocka_unit_test(a_big_environment_costs_little),
+        cmocka_unit_test(rank_with_a_virtual_local_rank_sees_its_own_gpu),
+        cmocka_unit_test(large_environment_costs_little_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,7 +100,7 @@ class Needs(unittest.TestCase):
         self.assertIsNone(machine.reference_blas("BLAS_INFO=generic", [fast]))
         self.assertIsNone(machine.reference_blas("BLAS_INFO=mkl", [plain])) # numpy's
 
-    def test_a_python_without_pytorch_is_named(self):
+    def test_a_python_without_pytorch_is_an_error(self):
         self.assertEqual(self.missing(machine.find_torch, "/bin/false"), "/bin/false cannot import torch and numpy")
         self.assertEqual(self.missing(machine.find_torch, "/no/python"), "/no/python cannot import torch and numpy")
 

@@ -73,6 +73,13 @@ class Setup(unittest.TestCase):
         self.assertRegex(said, r"cairn-run, cairn-plan *: no: there is no jansson")
         self.assertNotIn("cairn-run", programs)
 
+    def test_without_xxhash_a_warning_says_what_is_missing(self):
+        code, said, programs = self.set_up("-Dbenchmarks=disabled", hidden="xxhash.h")
+        self.assertEqual(code, 0, said)
+        self.assertIn("WARNING: weights files and checkpoints are left out: there is no xxhash (libxxhash-dev)", said)
+        self.assertRegex(said, r"weights files, checkpoints *: no: there is no xxhash")
+        self.assertNotIn("safetensors_test", programs)
+
 
 if __name__ == "__main__":
     if not shutil.which("meson"):

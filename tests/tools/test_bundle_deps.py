@@ -39,7 +39,7 @@ fi
 
 def packages():
     with open(os.path.join(ROOT, "tools/bundle-deps"), encoding="utf-8") as f:
-        return re.search(r"^PACKAGES=\((.*)\)$", f.read(), re.M)[1].split()
+        return re.search(r"^PACKAGES=\(([^)]*)\)$", f.read(), re.M)[1].split()
 
 
 class Bundle(unittest.TestCase):
@@ -89,7 +89,7 @@ class Bundle(unittest.TestCase):
     def below(self, *path):
         return os.path.join(self.folder, *path)
 
-    def test_unpacks_every_package_without_what_nobody_needs(self):
+    def test_unpacks_every_package_without_unneeded_files(self):
         code, said = self.run_it()
         self.assertEqual(code, 0, said)
         for name in packages():
@@ -119,7 +119,7 @@ class Bundle(unittest.TestCase):
         with open(path, "w", encoding="ascii") as f:
             f.write(text)
 
-    def test_refuses_a_folder_with_files_of_somebody_else_and_leaves_them(self):
+    def test_refuses_and_leaves_a_folder_with_other_files(self):
         names = ["meson", "packages.txt", "etc/passwd", "usr/lib/x", ".debs/x", ".new/x", ".profile"]
         for name in names:
             folder = os.path.join(self.top, name.replace("/", "-"))
@@ -142,7 +142,7 @@ class Bundle(unittest.TestCase):
             self.assert_refused(folder)
             self.assertEqual(os.listdir(folder), before)
 
-    def test_refuses_what_is_no_folder(self):
+    def test_refuses_a_file_in_place_of_a_folder(self):
         self.keep(self.folder)
         self.assert_refused(self.folder, "cannot be made")
 
@@ -162,7 +162,7 @@ class Bundle(unittest.TestCase):
         code, said = self.run_it()
         self.assertEqual((code, self.fetched()), (0, [last]), said)
 
-    def test_fetches_again_what_was_damaged(self):
+    def test_fetches_damaged_packages_again(self):
         last = packages()[-1]
         self.run_it(broken=last)
         self.fetched()
@@ -184,7 +184,7 @@ class Bundle(unittest.TestCase):
                 open(self.below("packages.txt"), encoding="ascii") as listed:
             self.assertIn(hashlib.sha256(deb.read()).hexdigest(), listed.read())
 
-    def test_refuses_what_is_larger_than_the_limit(self):
+    def test_refuses_packages_above_the_limit(self):
         self.publish(packages()[0], {"usr/lib/huge.so": ""}, size=65 << 20)
         code, said = self.run_it()
         self.assertEqual(code, 1)

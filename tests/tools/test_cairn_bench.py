@@ -81,7 +81,7 @@ class Bench(unittest.TestCase):
             for row in told["rows"]:
                 self.check_row(row, what, 3)
 
-    def test_a_pair_stands_beside_more_ranks(self):
+    def test_two_ranks_are_compared_with_more(self):
         lines, told = self.run_bench("allreduce", "--min=64K", "--max=64K", "--ranks=4", "--calls=5", beside="pair")
         cairn, pair = told["rows"]
         self.check_row(cairn, "allreduce", 4)
@@ -91,7 +91,7 @@ class Bench(unittest.TestCase):
         self.assertEqual([words[-2:] for words in figures(lines)][0], [f"{x:.1f}" for x in cairn["pairs"].values()])
         self.assertIsNone(pair["pairs"])
 
-    def test_sums_that_would_not_stay_exact_are_refused(self):
+    def test_inexact_sums_are_refused(self):
         for options in ["--type=f16"], ["--ranks=3"], ["--ranks=64", "--calls=30"], ["--ranks=16", "--type=bf16"]:
             self.assertIn("would not stay exact", self.refused("allreduce", "--calls=20", *options))
         for what, *more in ("allreduce", "f32", 8, 40), ("allreduce", "f32", 3, 13), \
@@ -138,7 +138,7 @@ class Bench(unittest.TestCase):
     def test_one_rank_is_a_group_too(self):
         self.run_bench("allreduce", "--max=64", "--ranks=1")
 
-    def test_peers_are_compared_or_the_reason_is_told(self):
+    def test_peers_are_compared_or_the_reason_is_printed(self):
         lines, told = self.run_bench("allreduce", "--max=64", beside="torch,mpi")
         for name in "torch", "mpi":
             rows = [row for row in told["rows"] if row["side"] == name]
@@ -147,7 +147,7 @@ class Bench(unittest.TestCase):
             else:
                 self.assertEqual([row["in_place"]["wrong"] for row in rows], [0, 0])
 
-    def test_what_a_peer_lacks_is_said_once(self):
+    def test_what_a_peer_lacks_is_printed_once(self):
         path = BUILD + "/tools/bench-mpi"
         if not os.path.exists(path) or not shutil.which("mpirun"):
             self.skipTest("there is no MPI")
@@ -198,12 +198,12 @@ class Bench(unittest.TestCase):
         self.assertIn("more than", self.refused("allreduce", "--min=2K", "--max=1K"))
         self.assertIn("invalid choice", self.refused("all-reduce"))
 
-    def test_a_folder_without_the_program_is_told(self):
+    def test_a_folder_without_the_program_is_an_error(self):
         with tempfile.TemporaryDirectory() as empty:
             self.assertIn(f"there is no {empty}/tools/bench-collectives: run tools/quickstart",
                           self.refused("allreduce", "--build", empty, "--beside=none"))
 
-    def test_a_rank_that_cannot_start_tells_why(self):
+    def test_a_rank_that_cannot_start_is_an_error_with_its_reason(self):
         with tempfile.TemporaryDirectory() as folder:
             os.mkdir(folder + "/tools")
             with open(folder + "/tools/bench-collectives", "w", encoding="ascii") as program:
@@ -216,7 +216,7 @@ class Bench(unittest.TestCase):
         args = argparse.Namespace(min=8, max=100, factor=4, what="allgather", type="f32", ranks=4)
         self.assertEqual(collectives.counts(args), [1, 2, 6])
 
-    def test_nothing_is_left_when_it_is_ended(self):
+    def test_a_killed_benchmark_leaves_no_process(self):
         with tempfile.TemporaryDirectory() as folder:
             job = subprocess.Popen([sys.executable, SOURCE + "/tools/cairn-bench", "allreduce", "--build", BUILD,
                                     "--beside=limit", "--seconds=1000", "--min=1M", "--max=1M", "--rounds=10000"],

@@ -124,7 +124,7 @@ class Bench(unittest.TestCase):
             with self.subTest(name):
                 self.assertIn("# PyTorch: no figure, " + told, self.planted(torch, before, after))
 
-    def test_what_an_ulp_does_is_within_the_bounds_and_what_a_fault_does_is_not(self):
+    def test_bounds_allow_an_ulp_and_no_fault(self):
         ulp = {("mlp", "f32"): (4e-7, 2.5e-3, 0.046), ("mlp", "bf16"): (1e-4, 2.7e-2, 0.15),
                ("quickstart", "f32"): (1e-7, 6.6e-8, 2.6e-7)}
         for line, (loss, gradients, moved) in ulp.items():
@@ -162,7 +162,7 @@ class Bench(unittest.TestCase):
             torch.go_on()
         self.assertEqual(data_parallel.median_ratio(torch, cairn), 2.0)
 
-    def test_a_peer_that_fails_is_left_out_and_cairn_may_not(self):
+    def test_a_failing_peer_is_left_out_and_a_failure_of_cairn_ends_the_run(self):
         torch = data_parallel.Task(FakeSide("torch", 20.0, "no luck"), "mlp", "f32", ARGS)
         torch.go_on()
         self.assertEqual((torch.why, torch.side.broken), ("no luck", "no luck"))
@@ -172,12 +172,12 @@ class Bench(unittest.TestCase):
         with self.assertRaisesRegex(SideFailed, "no luck"):
             data_parallel.Task(FakeSide("cairn", "no luck"), "mlp", "f32", ARGS)
 
-    def test_a_folder_without_the_program_is_told(self):
+    def test_a_folder_without_the_program_is_an_error(self):
         with tempfile.TemporaryDirectory() as empty:
             code, _, errors = bench("--build", empty)
         self.assertEqual((code, errors),
                          (1, f"cairn-bench: there is no {empty}/tools/bench-ddp: run tools/quickstart, which installs "
-                             "what is missing and builds in build/, or say --build FOLDER\n"))
+                             "what is missing and builds in build/, or give --build FOLDER\n"))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def bench(*args):
 
 
 class Bench(unittest.TestCase):
-    def test_a_line_for_each_cap_tells_prediction_and_measurement(self):
+    def test_each_cap_has_a_line_with_prediction_and_measurement(self):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "out.json")
             code, lines, errors = bench("--build", BUILD, "--seconds=0.1", "--repeats=1", "--link-max=64K",
@@ -40,7 +40,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(len([line for line in lines if line.startswith("quickstart")]), 2)
         self.assertRegex(lines[-1], r"^# the worst is off by \d+\.\d %; the goal is 15 %$")
 
-    def test_a_build_that_is_not_there_is_told(self):
+    def test_a_missing_build_is_an_error(self):
         code, _, errors = bench("--build=/nowhere", "--only=mlp")
         self.assertEqual(code, 1)
         self.assertIn("there is no /nowhere/tools/", errors)

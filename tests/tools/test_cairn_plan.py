@@ -138,7 +138,7 @@ class Plan(unittest.TestCase):
             self.assertAlmostEqual(step["step_ns"], 17 * MILLISECOND + step["communication_ns"], places=3)
             self.assertAlmostEqual(step["exposed_ns"], step["communication_ns"], places=3)
 
-    def test_between_them_backward_goes_on_at_the_rate_that_is_left(self):
+    def test_with_a_partial_share_backward_goes_on_at_the_remaining_rate(self):
         model = profile([1 << 18, 1 << 18], ready=[10 * MILLISECOND, 5 * MILLISECOND])
         step, = self.steps(model, "--cap", "1M", "--share", 0.25, wire=link())
         each = 2000 + 2**20
@@ -164,13 +164,13 @@ class Plan(unittest.TestCase):
             self.assertAlmostEqual(step["settled_ns"], max(end, step["backward_end_ns"]), places=3)
             self.assertAlmostEqual(step["step_ns"] - 17 * MILLISECOND, step["exposed_ns"], places=3)
 
-    def test_a_gradient_that_never_comes_travels_after_backward(self):
+    def test_an_absent_gradient_is_sent_after_backward(self):
         model = profile([1 << 18, 1 << 18])
         model["parameters"][1]["ready_ns"] = None
         step, = self.steps(model, "--cap", "64K")
         self.assertEqual(max(b["ready_ns"] for b in step["buckets"]), 15 * MILLISECOND)
 
-    def test_half_the_width_travels_in_half_the_bytes(self):
+    def test_a_half_type_is_sent_in_half_the_bytes(self):
         step, = self.steps(ONE, "--wire", "bf16", wire=link())
         self.assertEqual(step["communication_ns"], 2000 + 2**19)
         model = profile([1 << 18])
@@ -306,7 +306,7 @@ class Plan(unittest.TestCase):
 
     # ---- for people ----
 
-    def test_one_step_is_told_with_its_buckets(self):
+    def test_one_step_is_printed_with_its_buckets(self):
         code, out, _ = self.call(self.write("profile.json", MANY), "--link", "ethernet-100", "--ranks", 8)
         self.assertEqual(code, 0)
         self.assertIn("test: 64 parameters, 16 MiB a rank to reduce", out)
@@ -327,14 +327,14 @@ class Plan(unittest.TestCase):
         got, out, errors = self.call(*args)
         self.assertEqual((got, out, errors), (code, "", f"cairn-plan: {sentence}\n"))
 
-    def test_wrong_options_are_told_in_a_sentence(self):
+    def test_wrong_options_are_refused_with_a_message(self):
         p = self.write("profile.json", ONE)
         bytes_list = "bytes such as 64K, 25M or 1G with commas between them, 64 at most"
         ranks_list = "numbers from 1 to 16384 with commas between them, 64 at most"
         for sentence, args in [
-                ("a profile is missing: cairn-plan [options] PROFILE; --help tells more", []),
+                ("a profile is missing: cairn-plan [options] PROFILE; see --help", []),
                 ("there are 2 profiles; one is expected", [p, p]),
-                ("there is no option --speed, or it is cut too short, or has a value it does not take; --help lists "
+                ("--speed is not an option, is ambiguous, or has a value and takes none; --help lists "
                  "the options", [p, "--speed"]),
                 ("--cap needs a value; --help lists the options", [p, "--cap"]),
                 (f"--ranks takes {ranks_list}, not '0'", [p, "--ranks=0"]),
@@ -351,21 +351,21 @@ class Plan(unittest.TestCase):
                 ("--node-link goes with --node-ranks from 2 on", [p, "--node-link=shm"]),
                 ("--share takes a number from 0 to 1, not '1.5'", [p, "--share=1.5"]),
                 ("--share takes a number from 0 to 1, not 'nan'", [p, "--share=nan"]),
-                ("--suggest tries caps of its own; leave --cap away", [p, "--suggest", "--cap=1M"]),
+                ("--suggest chooses the caps; leave out --cap", [p, "--suggest", "--cap=1M"]),
                 ("--suggest takes one number of --ranks", [p, "--suggest", "--ranks=2,4"]),
                 ("--svg draws one step; give one number of --ranks and one --cap, or --suggest",
                  [p, "--svg=x.svg", "--ranks=2,4"])]:
             with self.subTest(sentence):
                 self.refused(sentence, *args, code=2)
 
-    def test_a_file_that_is_wrong_is_told_with_the_place_in_it(self):
+    def test_a_wrong_profile_is_refused_with_the_place_in_it(self):
         def changed(**more):
             return {**profile([4, 4]), **more}
         number = "it must be a number from 0 to 2^53"
         whole = "it must be a whole number from 0 to 2^53"
         for sentence, value in [
-                ("no JSON, at line 1, column 5: '[' or '{' expected near 'hello'", "hello"),
-                ("holds no JSON object, which begins with {", []),
+                ("not JSON, at line 1, column 5: '[' or '{' expected near 'hello'", "hello"),
+                ("not a JSON object, which begins with {", []),
                 ("format is missing; it must be a text", {}),
                 ('format is "x"; it must be "cairn-profile"', changed(format="x")),
                 ("version is 2; it must be 1, which is what this cairn-plan reads", changed(version=2)),
@@ -386,7 +386,7 @@ class Plan(unittest.TestCase):
                 file = self.write("wrong.json", value)
                 self.refused(f"{file}: {sentence}", file)
 
-    def test_a_link_that_is_wrong_is_told_with_the_place_in_it(self):
+    def test_a_wrong_link_is_refused_with_the_place_in_it(self):
         p = self.write("profile.json", ONE)
         points = [{"bytes": 8, "us": 1}]
         for sentence, value in [
@@ -400,9 +400,10 @@ class Plan(unittest.TestCase):
                  link(points=[{"bytes": 8, "us": 0}], ranks=2)),
                 ("points[0] must be an object of bytes and us", link(points=[[8, 1]], ranks=2)),
                 ("has two times for 8 bytes; one is expected", link(points=points * 2, ranks=2)),
-                ("has a time for one size, which tells no rate; give two sizes or more", link(points=points, ranks=2)),
+                ("has a time for one size only, from which no rate follows; give two sizes or more",
+                 link(points=points, ranks=2)),
                 ('collective is "reduce"; it must be "allreduce"', self.bench(collective="reduce")),
-                ("rows has none of Cairn's in the group's memory",
+                ("rows has no entry of Cairn's in group memory",
                  self.bench(rows=[{"side": "mpi", "memory": "ordinary"}])),
                 ("rows[0].in_place.time_us is missing; it must be a number from 1e-06 to 2^53",
                  self.bench(rows=[{"side": "cairn", "memory": "group", "size": 8, "in_place": {"why": "it died"}}]))]:
@@ -419,14 +420,14 @@ class Plan(unittest.TestCase):
                               check=False)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
-    def test_files_that_are_not_there_are_told(self):
+    def test_missing_files_are_named(self):
         p = self.write("profile.json", ONE)
         self.refused(f"{self.path('gone.json')}: No such file or directory", self.path("gone.json"))
         self.refused(f"{self.path('gone.json')}: No such file or directory", p, "--link", self.path("gone.json"))
         self.refused(f"{self.path('no/out.svg')} cannot be written: No such file or directory", p, "--svg",
                      self.path("no/out.svg"))
 
-    def test_a_full_disk_is_told(self):
+    def test_a_full_disk_is_an_error(self):
         p = self.write("profile.json", ONE)
         with open("/dev/full", "w", encoding="utf-8") as full:
             done = subprocess.run([PLAN, p], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
@@ -434,13 +435,13 @@ class Plan(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr),
                          (1, "cairn-plan: the result cannot be written to standard output\n"))
 
-    def test_buckets_without_number_are_refused_or_not_tried(self):
+    def test_too_many_buckets_are_refused_or_not_tried(self):
         huge = self.write("huge.json", profile([1 << 30] * 1024))  # 4 TiB
         self.refused("a cap of 64 KiB cuts 4 TiB into more than 65536 buckets, which are not planned; give a larger "
                      "--cap", huge, "--cap=1G,64K")
         self.assertEqual(self.plan(profile([1 << 30] * 1024), "--suggest")["steps"][0]["cap"], 1 << 30)
 
-    def test_version_and_help_are_there(self):
+    def test_version_and_help_are_printed(self):
         self.assertRegex(self.call("--version")[1], r"^cairn-plan \d+\.\d+\.\d+\n$")
         told = self.call("--help")[1]
         self.assertIn("--suggest", told)

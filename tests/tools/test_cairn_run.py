@@ -60,7 +60,7 @@ class CairnRun(launching.LauncherTest):
             facts.append(dict(line.split("=", 1) for line in lines if "=" in line))
         return facts
 
-    def test_every_rank_is_told_who_it_is(self):
+    def test_every_rank_gets_its_variables(self):
         for ranks in 1, 2, 5:
             facts = self.environment(ranks)
             for r, told in enumerate(facts):
@@ -75,14 +75,14 @@ class CairnRun(launching.LauncherTest):
             for name in "MASTER_PORT", "TORCHELASTIC_RUN_ID":
                 self.assertEqual(len({told[name] for told in facts}), 1)
 
-    def test_a_run_id_is_none_or_what_was_asked_for_or_a_standalone_runs_own(self):
+    def test_run_id_is_none_or_given_or_a_standalone_runs_own(self):
         def run_id(*options):
             return self.environment(1, *options)[0]["TORCHELASTIC_RUN_ID"]
         self.assertEqual(run_id(), "none")
         self.assertEqual(run_id("--rdzv-id=job7"), "job7")
         self.assertEqual(len({run_id("--standalone") for _ in range(2)} | {"none"}), 3)
 
-    def test_facts_replace_what_an_outer_launcher_said(self):
+    def test_variables_of_an_outer_launcher_are_replaced(self):
         told = self.environment(1, env={**self.env, "RANK": "3", "WORLD_SIZE": "9", "OTHER": "kept"})[0]
         self.assertEqual((told["RANK"], told["WORLD_SIZE"], told["OTHER"]), ("0", "1", "kept"))
 
@@ -110,7 +110,7 @@ class CairnRun(launching.LauncherTest):
             got = self.run_it(*options, "sh", "-c", "echo $WORLD_SIZE")
             self.assertEqual((got.returncode, got.stdout, got.stderr), (0, "2\n2\n", ""), options)
 
-    def test_a_wrong_option_is_refused_with_a_sentence(self):
+    def test_a_wrong_option_is_refused_with_a_message(self):
         for options, sentence in ((["--bogus", "true"], "there is no option --bogus"),
                                   (["-n", "2", "true"], "there is no option -n"),
                                   (["--nproc-per-node", "0", "true"], "from 1 to"),
@@ -119,11 +119,11 @@ class CairnRun(launching.LauncherTest):
                                   (["--master-port=70000", "true"], "from 0 to 65535"),
                                   (["--shutdown-timeout=soon", "true"], "number of seconds"),
                                   (["--nnodes", "0", "true"], "a number of nodes, or MIN:MAX"),
-                                  (["--node-rank", "1", "true"], "--nnodes says how many"),
+                                  (["--node-rank", "1", "true"], "--nnodes sets how many"),
                                   (["--max-restarts", "-3", "true"], "a number of restarts"),
                                   (["--standalone", "--nnodes=2", "true"], "--standalone is for one node"),
                                   (["--standalone=yes", "true"], "takes no value"),
-                                  ([], "which program?")):
+                                  ([], "there is no program to run")):
             got = self.run_it(*options)
             self.assertEqual(got.returncode, 2, options)
             self.assertIn(sentence, got.stderr)
@@ -179,7 +179,7 @@ class CairnRun(launching.LauncherTest):
                              group=65534, extra_groups=[], stdout=subprocess.DEVNULL, stderr=errors)
         code = job.wait(PATIENCE)
         said = read(self.folder + "/errors")
-        left = re.findall(r"local rank 0 \(pid (\d+)\) does not end even by SIGKILL; it is left behind\n", said)
+        left = re.findall(r"local rank 0 \(pid (\d+)\) did not end after SIGKILL; cairn-run leaves it running\n", said)
         for pid in left:
             os.kill(int(pid), signal.SIGKILL)
         self.assertEqual((code, len(left)), (3, 1), said)
@@ -191,13 +191,13 @@ class CairnRun(launching.LauncherTest):
             self.assertIn(f"cairn-run: {program} cannot be started: No such file or directory", got.stderr)
             self.assertEqual(got.stderr.count("\n"), 1)
 
-    def test_what_is_missing_of_a_program_that_is_there_is_said(self):
+    def test_a_missing_interpreter_is_named(self):
         script = self.write("no-shell", "#!/no/such/shell\n")
         os.chmod(script, 0o755)
         for program, said in (("no-shell", "No such file or directory in PATH; write ./ before it for the one in this "
                                           "folder"),
-                              (script, "No such file or directory (it is there: what its first line or its loader "
-                                       "names is not)")):
+                              (script, "No such file or directory (the file exists; the interpreter or loader "
+                                       "that it names does not)")):
             got = self.run_it(program, program=os.path.abspath(CAIRN_RUN), cwd=self.folder)
             self.assertEqual((got.returncode, got.stderr), (127, f"cairn-run: {program} cannot be started: {said}\n"))
 
@@ -224,6 +224,18 @@ class CairnRun(launching.LauncherTest):
                 os.remove(f"{self.folder}/pid{r}")
             self.assertFalse(any(map(alive, pids)))
 
+    def test_sigusr1_is_passed_on_to_ranks_which_go_on(self):
+        job, pids = self.start(2, f"trap 'echo > {self.folder}/saved$RANK' USR1; trap 'exit 0' TERM; ready; "
+                                  "while :; do sleep 0.05; done")
+        for _ in range(2):
+            job.send_signal(signal.SIGUSR1)
+            wait_until(lambda: all(os.path.exists(f"{self.folder}/saved{r}") for r in range(2)), "ranks had SIGUSR1")
+            for r in range(2):
+                os.remove(f"{self.folder}/saved{r}")
+        self.assertTrue(all(map(alive, pids)))
+        job.send_signal(signal.SIGTERM)
+        self.assertEqual(job.wait(PATIENCE), 128 + signal.SIGTERM)
+
     def test_a_second_control_c_ends_ranks_that_outlive_the_first(self):
         keyboard, terminal = os.openpty()
         self.addCleanup(os.close, keyboard)
@@ -239,13 +251,13 @@ class CairnRun(launching.LauncherTest):
         self.assertEqual(code, 128 + signal.SIGINT)
         self.assertIn("2 of 2 ranks still run; sending SIGKILL", errors)
 
-    def test_who_stopped_ranks_that_go_on_learns_how_to_be_faster(self):
+    def test_a_reminder_says_how_to_end_ranks_at_once(self):
         job, pids = self.start(2, "trap '' TERM; ready; while :; do sleep 0.05; done", "--shutdown-timeout", 3)
         job.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait(PATIENCE), 128 + signal.SIGTERM)
         errors = job.stderr.read()
-        self.assertIn("2 of 2 ranks still run, and are killed 3 s after the signal, or at once when it comes again",
-                      errors)
+        self.assertIn("2 of 2 ranks still run; cairn-run kills them 3 s after the signal, or at once if it is sent "
+                      "again", errors)
         self.assertIn("2 of 2 ranks still run; sending SIGKILL", errors)
         self.assertFalse(any(map(alive, pids)))
 
@@ -265,7 +277,7 @@ class CairnRun(launching.LauncherTest):
         wait_until(lambda: not any(map(alive, pids)), "the children of a killed launcher's ranks were gone")
         self.wait_until_nothing_temporary_is_left()
 
-    def test_a_killed_launcher_leaves_the_output_that_was_asked_for(self):
+    def test_a_killed_launcher_leaves_requested_output(self):
         job, _ = self.start(1, "echo here; ready; sleep 600", "-r1")
         job.kill()
         job.wait(PATIENCE)
@@ -294,7 +306,7 @@ class CairnRun(launching.LauncherTest):
                 return child
         self.skipTest("others took the number first")
 
-    def test_a_number_that_is_another_processs_by_now_is_not_signalled(self):
+    def test_a_reused_process_number_is_not_signalled(self):
         job, pids = self.start(2, f"ready; together; [ $RANK = 0 ] && exit 0; {self.until('go')}")
         wait_until(lambda: not os.path.exists(f"/proc/{pids[0]}"), "rank 0 was reaped")
         other = self.take_number(pids[0])
@@ -358,7 +370,7 @@ class CairnRun(launching.LauncherTest):
         if how == signal.SIGSTOP:
             os.kill(self.pid_of(0, attempt), signal.SIGKILL)
 
-    def test_whenever_a_rank_ends_the_third_attempt_succeeds_and_nothing_is_left(self):
+    def test_third_attempt_succeeds_whenever_ranks_end(self):
         seed = random.randrange(1 << 30)
         draw = random.Random(seed)
         for n in range(int(os.environ.get("CAIRN_TEST_MOMENTS", "10"))):
@@ -382,7 +394,7 @@ class CairnRun(launching.LauncherTest):
         self.assertEqual((got.returncode, read(self.folder + "/n")), (7, "\n\n"))
         self.assertEqual(got.stderr.count("report of failed ranks"), 1)
 
-    def test_keys_of_an_attempt_are_gone_in_the_next(self):
+    def test_keys_of_an_attempt_are_deleted_before_the_next(self):
         got = self.run_it("--max_restarts", 1, "--nproc-per-node", 2, "sh", "-c",
                           f"{JOIN} || exit 9; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3")
         self.assertEqual(got.returncode, 0, got.stderr)
@@ -420,7 +432,7 @@ class CairnRun(launching.LauncherTest):
         block = re.sub(r"pid: \d+", "pid: P", re.sub(r"by PID \d+", "by PID P", block))
         return block.replace(f"host      : {socket.gethostname()}\n", "host      : H\n")
 
-    def test_the_report_is_cairns_in_the_form_of_torchs(self):
+    def test_the_report_has_torchs_form(self):
         got = self.run_it("--nproc-per-node", 2, "sh", "-c", "ulimit -c 0; [ $RANK = 1 ] && kill -SEGV $$$$; sleep 600")
         self.assertEqual(self.block(got.stderr), """\
 cairn-run: report of failed ranks, the first at the end:
@@ -473,7 +485,7 @@ Root Cause (first observed failure):
                                  r"traceback : plain\n---")
         self.assertRegex(got.stderr, r"cairn-run: rank 1 \(local_rank 1, pid \d+\) of sh failed first: exit code 11\n")
 
-    def test_an_error_file_that_stays_is_there(self):
+    def test_an_error_file_in_log_dir_stays(self):
         text = json.dumps({"message": "kept"})
         got = self.fail_with([text], "--log-dir", self.folder + "/logs")
         path = re.search("error_file: (.*)\n", got.stderr)[1]
@@ -536,14 +548,14 @@ Root Cause (first observed failure):
         self.assertEqual(sorted(got.stdout.splitlines()), ["[default0]:out0", "[default1]:out1"])
         self.assertEqual(sorted(got.stderr.splitlines()), ["[default0]:err0", "[default1]:err1"])
 
-    def test_a_process_that_came_too_late_for_the_signal_is_told_too(self):
+    def test_a_process_forked_after_the_signal_is_signalled_too(self):
         job, _ = self.start(1, f"trap 'sleep 600 & echo $! > {self.folder}/child; exit 0' TERM; ready; "
                                "while :; do sleep 0.05; done", "--shutdown-timeout", str(2 * PATIENCE))
         job.send_signal(signal.SIGTERM)
         self.assertEqual(job.wait(PATIENCE), 128 + signal.SIGTERM)
         self.assertFalse(alive(int(read(f"{self.folder}/child"))))
 
-    def test_standard_input_is_rank_0s(self):
+    def test_rank_0_has_the_standard_input(self):
         got = self.run_it("--nproc-per-node", 2, "sh", "-c", f"cat > {self.folder}/$RANK", input="hello")
         self.assertEqual(got.returncode, 0)
         self.assertEqual([read(f"{self.folder}/{r}") for r in range(2)], ["hello", ""])
@@ -557,7 +569,7 @@ Root Cause (first observed failure):
         said = b""
         while b"(SIGTTIN)" not in said and select.select([terminal], [], [], PATIENCE)[0]:
             said += os.read(terminal, 4096)
-        self.assertRegex(said, rb"cairn-run: local rank 1 \(pid \d+\) wants to read the terminal, which ranks cannot, ")
+        self.assertRegex(said, rb"cairn-run: local rank 1 \(pid \d+\) tried to read the terminal, which ranks cannot, ")
         os.write(terminal, b"\3") # Ctrl-C
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 128 + signal.SIGINT)
 

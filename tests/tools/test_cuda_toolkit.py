@@ -56,11 +56,11 @@ class CudaToolkit(unittest.TestCase):
         result = self.found(LC_ALL="xx_XX.UTF-8")
         self.assertEqual((result.returncode, len(result.stdout.splitlines())), (0, 4))
 
-    def test_a_compiler_that_nvcc_refuses_is_told(self):
+    def test_a_compiler_that_nvcc_refuses_is_named(self):
         self.assert_missing(self.found(compiles=REFUSES), "compiles nothing here", "unsupported GNU version")
         self.assert_missing(self.found(compiles="exit 1"), "it does not say why")
 
-    def test_a_toolkit_that_is_too_old_or_not_whole_is_told(self):
+    def test_an_old_or_incomplete_toolkit_is_refused(self):
         self.assert_missing(self.found(release="11.8"), "11.8", "12 is the oldest")
         os.remove(f"{self.top}/lib64/libcudart.so")
         self.assert_missing(self.found(), "libcudart.so")

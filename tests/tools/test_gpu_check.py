@@ -51,7 +51,7 @@ class GpuCheck(unittest.TestCase):
     def line(self, name, peer):
         return next(x for x in self.check.rows(self.results) if x["name"] == name and x["peer"].startswith(peer))
 
-    def test_what_was_wrong_is_told_and_not_where_meson_has_its_log(self):
+    def test_mesons_error_is_shown_and_not_its_log_path(self):
         said = "Program cuda-toolkit found: YES\n\nmeson.build:15:4: ERROR: there is no nvcc\n\nA full log is at\n"
         self.assertEqual(self.check.last_line(said), "meson.build:15:4: ERROR: there is no nvcc")
 

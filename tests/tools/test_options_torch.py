@@ -133,7 +133,7 @@ def find_torch():
 # What cairn-run refuses on purpose. (It also leaves "--" right after the program's name to the program, which argparse
 # of some Pythons takes out.)
 PURPOSE = ["can be any of",  # it has more options, so fewer beginnings are a name
-           "--standalone is for one node", "the numbers go from", "cannot meet at a port"]
+           "--standalone is for one node", "it is a number from", "cannot meet at a port"]
 
 
 def differences(ours, theirs):

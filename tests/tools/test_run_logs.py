@@ -47,7 +47,7 @@ class Options(Run):
         self.assertEqual((version.returncode, version.stderr), (0, ""))
         self.assertRegex(version.stdout, r"^cairn-run \d+\.\d+\.\d+\n$")
 
-    def test_help_that_nobody_can_read_is_an_error(self):
+    def test_help_that_cannot_be_written_is_an_error(self):
         with open("/dev/full", "w", encoding="ascii") as full:
             self.assertEqual(subprocess.run([CAIRN_RUN, "--help"], stdout=full, check=False).returncode, 1)
 
@@ -61,7 +61,7 @@ class Options(Run):
         self.assertEqual(got.returncode, 2)
         self.assertIn("PET_NPROC_PER_NODE takes a number", got.stderr)
 
-    def test_omp_threads_are_mentioned_once(self):
+    def test_omp_num_threads_is_logged_once(self):
         del self.env["OMP_NUM_THREADS"]
         got = self.run_it("--nproc-per-node", 2, "--max-restarts", 1, "sh", "-c",
                           'test "$OMP_NUM_THREADS" = 1 && test $TORCHELASTIC_RESTART_COUNT = 1')
@@ -115,7 +115,7 @@ class Logs(Run):
             found[os.path.relpath(path, f"{self.folder}/logs").split("/", 1)[1]] = read(path)
         return found
 
-    def test_teed_output_has_prefixes_and_goes_where_it_would(self):
+    def test_teed_output_has_prefixes_on_stdout_and_stderr(self):
         got = self.run_it("--nproc-per-node", 2, "-t", "3", "--role", "r", "sh", "-c",
                           "for i in 1 2 3; do echo out $i; echo err $i >&2; done; printf end")
         self.assertEqual(got.returncode, 0, got.stderr)
@@ -209,7 +209,7 @@ class Logs(Run):
             self.assertTrue(os.path.exists(f"{self.folder}/done{r}"))
         self.check_nothing_temporary_is_left()
 
-    def test_a_console_that_nobody_reads_holds_up_no_rank(self):
+    def test_an_unread_console_delays_no_rank(self):
         ends = os.pipe()
         job = subprocess.Popen([CAIRN_RUN, "--nproc-per-node", "2", "-t", "1", "sh", "-c",
                                 f"yes | head -n 200000; echo > {self.folder}/done$RANK; exec sleep 600"],

@@ -80,7 +80,7 @@ class RunNodes(launching.LauncherTest):
         self.check_three_nodes_of_two([self.c10d(3, "--nproc-per-node=2", "sh", "-c", self.tell("fact"))
                                        for _ in range(3)])
 
-    def test_static_nodes_keep_their_numbers_whoever_comes_first(self):
+    def test_static_nodes_keep_their_numbers_in_any_order_of_arrival(self):
         jobs = [self.static(n, 3, "sh", "-c", f"[ $GROUP_RANK = {n} ]") for n in (1, 2, 0)]
         self.assertEqual(self.finish_all(jobs), ([0, 0, 0], ["", "", ""]))
 
@@ -94,7 +94,7 @@ class RunNodes(launching.LauncherTest):
             [3, 6, 2, 3, 1, 3, 2, 3, self.port],
             [4, 6, 0, 2, 2, 3, 1, 3, self.port], [5, 6, 1, 2, 2, 3, 2, 3, self.port]])
 
-    def test_this_machines_names_and_addresses_mean_that_it_hosts(self):
+    def test_an_endpoint_on_this_machine_is_hosted_here(self):
         for endpoint in {"127.0.0.1", "127.0.0.2", socket.gethostname()}:
             with contextlib.suppress(socket.gaierror):
                 socket.gethostbyname(endpoint)
@@ -102,13 +102,13 @@ class RunNodes(launching.LauncherTest):
                         for _ in range(2)]
                 self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]), endpoint)
 
-    def test_an_agent_that_may_host_does_once_whoever_was_in_the_way_has_gone(self):
+    def test_an_agent_hosts_once_the_port_is_free(self):
         with socket.create_server(("", self.port)) as other:
             job = self.c10d("1:2", "sh", "-c", JOIN, endpoint="127.0.0.1")
             other.accept()[0].close() # it wanted to host, could not, and looks for the host
         self.assertEqual(self.finish_all([job]), ([0], [""]))
 
-    def test_is_host_says_who_hosts(self):
+    def test_is_host_chooses_the_host(self):
         client = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 1 ]", more=",is_host=0")
         time.sleep(0.05)
         host = self.c10d(2, "sh", "-c", "[ $GROUP_RANK = 0 ]", more=",is_host=1", endpoint="127.0.0.1")
@@ -146,7 +146,7 @@ class RunNodes(launching.LauncherTest):
         self.assertIn("  rank      : 2 (local_rank: 0)\n", errors[1])
         self.assertFalse(any(alive(int(read(f"{self.folder}/pid{r}"))) for r in (0, 3)))
 
-    def test_a_failure_after_another_nodes_is_not_called_the_first(self):
+    def test_a_later_failure_than_another_nodes_is_not_called_the_first(self):
         script = self.ready("pid$RANK") + self.until("go$RANK") + "exit $((9 - 5 * RANK))"
         jobs = [self.static(n, 2, "--monitor-interval=30", "--rdzv-conf=keep_alive_interval=90", "sh", "-c", script)
                 for n in range(2)]
@@ -178,7 +178,7 @@ class RunNodes(launching.LauncherTest):
             for text in errors:
                 self.assertIn("cairn-run: starting all ranks again: restart 2 of 2\n", text)
 
-    def test_a_program_that_is_on_one_node_only_ends_all(self):
+    def test_a_program_missing_on_one_node_ends_all(self):
         jobs = [self.static(0, 2, "sleep", "600"), self.static(1, 2, "--max-restarts=0", "./no-such-program")]
         codes, errors = self.finish_all(jobs)
         self.assertEqual(codes, [127, 127])
@@ -197,7 +197,7 @@ class RunNodes(launching.LauncherTest):
         codes, errors = self.finish_all(jobs)
         self.assertEqual(codes, [1, -signal.SIGKILL, 1])
         for n in 0, 2:
-            self.assertRegex(errors[n], r"cairn-run: node 1 \(.*\) gave no sign of life for 2 s\n")
+            self.assertRegex(errors[n], r"cairn-run: node 1 \(.*\) sent no heartbeat for 2 s\n")
         wait_until(lambda: not any(map(alive, pids)), "all ranks were gone")
 
     def test_a_run_goes_on_without_a_node_that_was_lost(self):
@@ -278,10 +278,10 @@ class RunNodes(launching.LauncherTest):
             jobs[victim].send_signal(signal.SIGINT)
             codes, errors = self.finish_all(jobs)
             self.assertEqual(codes, [128 + signal.SIGINT] * 2, errors)
-            self.assertRegex(errors[1 - victim], rf"node {victim} \(.*\): SIGINT told cairn-run to stop\n")
+            self.assertRegex(errors[1 - victim], rf"node {victim} \(.*\): cairn-run received SIGINT\n")
             self.assertIn("cairn-run: SIGINT: stopped all 1 ranks of sh\n", errors[victim])
 
-    def test_a_host_that_is_told_to_stop_between_attempts_waits_for_nobody(self):
+    def test_a_host_stopped_between_attempts_does_not_wait(self):
         script = (self.ready("pid$RANK") + self.until("pid0") + self.until("pid1") + "[ $RANK = 0 ] && exit 3; " +
                   self.until("go"))
         jobs = [self.static(n, 2, "--max-restarts=1", "--rdzv-conf", CALM + ",close_timeout=600", "sh", "-c",
@@ -296,7 +296,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(codes, [1])
         self.assertIn("node 0, which hosts the run, is lost", errors[0])
 
-    def test_a_node_that_is_through_waits_for_the_others(self):
+    def test_a_finished_node_waits_for_the_others(self):
         jobs = [self.static(n, 3, "sh", "-c", f"[ $RANK = 1 ] || exit 0; {self.ready('pid1')} {self.until('go')}")
                 for n in range(3)]
         self.await_file("pid1")
@@ -324,7 +324,7 @@ class RunNodes(launching.LauncherTest):
         open(self.folder + "/go", "w", encoding="ascii").close()
         self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]))
 
-    def test_a_node_that_is_through_looks_as_seldom_as_others(self):
+    def test_a_finished_node_polls_no_more_often_than_others(self):
         self.conf = QUICK
         jobs = [self.static(n, 2, "sh", "-c", f"[ $RANK = 1 ] && exit 0; {self.ready('pid0')} {self.until('go')}")
                 for n in range(2)]
@@ -340,7 +340,7 @@ class RunNodes(launching.LauncherTest):
                 for n, seconds in ((0, 0.1), (1, 600))]
         self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]))
 
-    def test_a_node_that_is_through_starts_again_with_the_others(self):
+    def test_a_finished_node_restarts_with_the_others(self):
         script = (f"echo >> {self.folder}/n$RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
                   "[ $RANK = 0 ] && exit 0; sleep 0.3; exit 3")
         jobs = [self.static(n, 2, "--max-restarts=1", "sh", "-c", script) for n in range(2)]
@@ -348,7 +348,7 @@ class RunNodes(launching.LauncherTest):
         self.assertEqual(codes, [0, 0], errors)
         self.assertEqual([read(f"{self.folder}/n{r}") for r in range(2)], ["\n\n", "\n\n"])
 
-    def test_an_agent_that_died_as_it_came_holds_up_nobody(self):
+    def test_an_agent_that_died_while_joining_delays_no_other(self):
         self.conf = QUICK
         host = self.static(0, 2, "true")
         wait_until(lambda: self.hosts(host), "node 0 hosted")
@@ -374,8 +374,8 @@ class RunNodes(launching.LauncherTest):
         refused, stays = (first, jobs[1]) if first.poll() is not None else (jobs[1], first)
         code, _, errors = self.finish(refused)
         self.assertEqual(code, 1)
-        self.assertRegex(errors, r"^cairn-run: --node_rank 1 is taken by cairn-run \(.*, pid \d+\); give each node a "
-                                 r"number of its own \(one that was killed is forgotten after 2 s\)\n$")
+        self.assertRegex(errors, r"^cairn-run: --node_rank 1 is taken by cairn-run \(.*, pid \d+\); give each node its "
+                                 r"own number \(that of a killed node is free after 2 s\)\n$")
         self.assertEqual(self.finish_all([jobs[0], stays, self.static(2, 3, "true")]), ([0, 0, 0], ["", "", ""]))
 
     def spawn_second(self, node):
@@ -395,7 +395,7 @@ class RunNodes(launching.LauncherTest):
             return True
         return False
 
-    def test_nodes_that_were_told_different_things_are_refused(self):
+    def test_nodes_with_different_options_are_refused(self):
         host = self.static(0, 2, "true")
         for args, own, hosts in ((["--nnodes=3"], "--nnodes 3:3", "--nnodes 2:2"),
                                  (["--rdzv-id=other"], "--rdzv_id other", "--rdzv_id none"),
@@ -406,17 +406,17 @@ class RunNodes(launching.LauncherTest):
                                                  "same\n"))
         self.assertEqual(self.finish_all([host, self.static(1, 2, "true")]), ([0, 0], ["", ""]))
 
-    def test_nodes_that_do_not_come_are_named(self):
+    def test_missing_nodes_are_named(self):
         for node in range(2):
             self.port = free_port()
             job = self.spawn(CAIRN_RUN, "--nnodes=3", f"--node-rank={node}", "--master-addr=127.0.0.1", "--master-port",
                              self.port, "--rdzv-conf=join_timeout=0.3", "true")
             code, _, errors = self.finish(job)
             self.assertEqual(code, 1)
-            self.assertIn(("did not come together within 0.3 s: no cairn-run came with --node_rank 1, 2",
+            self.assertIn(("did not meet within 0.3 s: no cairn-run joined with --node_rank 1, 2",
                            f"no cairn-run hosts the run at 127.0.0.1:{self.port}: ")[node], errors)
 
-    def test_a_program_that_is_no_store_is_named(self):
+    def test_another_program_at_the_port_is_named(self):
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))
             other.listen()

@@ -1,4 +1,4 @@
-/* A program of somebody else: all it knows of Cairn is what pkg-config says of an installed one. */
+/* A user's program: all it knows of Cairn is what pkg-config says of an installed one. */
 #include <cairn/cairn.h>
 #include <stdio.h>
 

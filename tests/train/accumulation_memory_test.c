@@ -32,7 +32,7 @@ static void micro_batch(struct trainer *t, cairn_tensor *x, cairn_tensor *y, int
 }
 
 static void train(const struct amp_options *level, int steps, int micro_batches, bool releases) {
-    struct trainer t;
+    struct trainer t = {.env = NULL};
     const struct training how = {.build = build, .lr = 1e-3};
     struct amp_options amp = *level;
     amp.struct_size = sizeof(amp);

@@ -77,7 +77,7 @@ static void assert_same_weights(const struct trainer *a, const struct trainer *b
     }
 }
 
-/* ---- nobody waits ---- */
+/* ---- steps without a wait ---- */
 
 static void steady_steps_wait_for_nothing(void **state) {
     (void)state;
@@ -94,7 +94,7 @@ static void steady_steps_wait_for_nothing(void **state) {
 }
 
 /* The scale halves where it is dynamic; bf16 and O0 have none that moves. */
-static void overflow_is_skipped_and_told_without_waiting(void **state) {
+static void overflow_is_skipped_and_reported_without_waiting(void **state) {
     (void)state;
     for (size_t l = 0; l < LEVELS; l++) {
         struct trainer t = create(l, false);
@@ -118,7 +118,7 @@ static void overflow_is_skipped_and_told_without_waiting(void **state) {
     }
 }
 
-static void overflow_is_told_one_step_late_at_most(void **state) {
+static void overflow_is_reported_at_most_one_step_late(void **state) {
     (void)state;
     struct trainer t = create(3, false);
     struct plant plant;
@@ -128,7 +128,7 @@ static void overflow_is_told_one_step_late_at_most(void **state) {
     plant.target = 0, plant.value = HUGE_VALF;
     OK(trainer_step(&t));
     plant.target = -1;
-    OK(cairn__device_synchronize(t.env->device)); /* the GPU has done it; nobody has looked */
+    OK(cairn__device_synchronize(t.env->device)); /* the GPU has done it; no report was read */
     OK(trainer_step(&t));
     if (!strstr(log_text, "Skipping step, loss scaler 0 reducing loss scale to 32768: non-finite gradient in weight"))
         fail_msg("the log says: %s", log_text);
@@ -221,6 +221,63 @@ static cairn_status clipped_step(void *user) {
     TRY(cairn_step(t->optimizer));
 out:
     return st;
+}
+
+enum { MICRO_BATCHES = 3 };
+
+static cairn_status accumulate(struct trainer *t, bool releases) {
+    cairn_status st = CAIRN_OK;
+    cairn_zero_grad(t->optimizer);
+    for (int m = 0; m < MICRO_BATCHES; m++) {
+        if (m > 0 && releases) TRY(cairn_release_results(t->env));
+        t->loss = cairn_mul_scalar(cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y), 1.0 / MICRO_BATCHES);
+        TRY(amp_backward(t->amp, t->loss, t->optimizer));
+    }
+    TRY(cairn_step(t->optimizer));
+out:
+    return st;
+}
+
+static cairn_status release_between(void *user) {
+    return accumulate(user, true);
+}
+
+static cairn_status release_all(void *user) {
+    struct trainer *t = user;
+    const cairn_status st = accumulate(t, true);
+    return st == CAIRN_OK ? cairn_release_results(t->env) : st;
+}
+
+/* The graph's results are its own: they stay where the program ends those that it has beside the graph. */
+static void check_released_replays(size_t level) {
+    struct trainer run = create(level, true), replayed = create(level, true);
+    cairn_graph *graph = NULL;
+    OK(cairn_graph_capture(replayed.env, release_between, &replayed, &graph));
+    for (int step = 0; step < REPLAYED; step++) {
+        change(&run, step), change(&replayed, step);
+        OK(accumulate(&run, false));
+        OK(cairn_graph_replay(graph));
+        OK(cairn_release_results(replayed.env));
+        assert_same_loss(&run, &replayed, levels[level].name, step);
+    }
+    assert_int_equal(cairn_graph_is_recorded(graph), run.env->device->ops->capture_begin != NULL);
+    if (run.amp->policy.skip_nonfinite) assert_same_weights(&run, &replayed, levels[level].name);
+    cairn_graph_destroy(&graph);
+    OK(cairn_graph_capture(replayed.env, release_all, &replayed, &graph));
+    for (int step = 0; step < 2 * CAIRN_GRAPH_WARMUP; step++) {
+        OK(accumulate(&run, false));
+        OK(cairn_graph_replay(graph));
+        assert_true(isnan(cairn_tensor_item(replayed.loss)));
+        SAYS("was released (cairn_release_results)");
+    }
+    if (run.amp->policy.skip_nonfinite) assert_same_weights(&run, &replayed, levels[level].name);
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&run), trainer_destroy(&replayed);
+}
+
+static void replays_release_the_results_of_micro_batches(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LEVELS; l++) check_released_replays(l);
 }
 
 /* The user's rule: a third less, or one and a half times as much. */
@@ -449,14 +506,14 @@ static cairn_status step_that_makes_a_tensor(void *user) {
 }
 
 /* Whatever the step makes of the status: the replay that would record says what is wrong, later ones run the step. */
-static void what_cannot_be_recorded_is_told_by_the_replay(void **state) {
+static void replay_returns_why_the_step_was_not_recorded(void **state) {
     (void)state;
     static const struct {
         cairn_graph_step step;
         const char *sentence;
-    } cases[] = {{step_that_sets_its_rate, "the learning rate would stand still; set it between replays"},
+    } cases[] = {{step_that_sets_its_rate, "the learning rate cannot be set in a graph; set it between replays"},
                  {step_that_reads_its_loss, "read it between replays"},
-                 {step_without_its_end, "everything from a scaled loss to its cairn_step"},
+                 {step_without_its_end, "both a scaled loss and its cairn_step, or neither"},
                  {step_that_makes_a_tensor, "make tensors, modules and optimizers before it"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct trainer t = create(3, false);
@@ -476,7 +533,7 @@ static void what_cannot_be_recorded_is_told_by_the_replay(void **state) {
 
 /* ---- the user's own memory ---- */
 
-static void memory_of_the_host_is_no_memory_of_a_gpu(void **state) {
+static void host_memory_is_refused_on_a_gpu(void **state) {
     (void)state;
     static float w[4] = {1, 2, 3, 4};
     cairn_env *env = NULL;
@@ -487,7 +544,7 @@ static void memory_of_the_host_is_no_memory_of_a_gpu(void **state) {
     const cairn_status st = cairn_param_set_create(env, &p, 1, &set);
     assert_int_equal(st, own_memory ? CAIRN_EINVAL : CAIRN_OK);
     if (own_memory) {
-        assert_non_null(strstr(cairn_last_error(), "parameter 'wte': data is memory of the host"));
+        assert_non_null(strstr(cairn_last_error(), "parameter 'wte': data is host memory"));
         OK(cairn__device_alloc(env->device, CAIRN__HOLDS_TENSORS, sizeof(w), &p.data));
         OK(cairn_param_set_create(env, &p, 1, &set));
     }
@@ -502,7 +559,8 @@ static void memory_of_the_host_is_no_memory_of_a_gpu(void **state) {
     cairn_env_destroy(&env);
 }
 
-/* Weights and gradients of a trainer with its own buffers; gradients of 1 are written at the scale that it was told. */
+/* Weights and gradients of a trainer with its own buffers; gradients of 1 are written at the scale that was
+ * returned. */
 struct own {
     cairn_env *env;
     float *w, *g;
@@ -562,7 +620,7 @@ static void own_end(struct own *o, float expected) {
 
 /* The scale changes often, and a device that is late tells of it late: gradients keep the one that the user knew, and
  * so does a micro-batch that is added to them, whatever becomes known in between. */
-static void a_scale_that_is_a_number_never_mismatches(void **state) {
+static void gradients_are_unscaled_by_the_scale_returned_for_them(void **state) {
     (void)state;
     struct own o = own_create(true, AMP_DYNAMIC);
     double least = HUGE_VAL, most = 0;
@@ -589,7 +647,7 @@ static void a_scale_that_is_a_number_never_mismatches(void **state) {
 
 /* Where ranks average, each must multiply by the same scale, whatever its device has told by then: the one that follows
  * from all steps. So there the host waits. */
-static void a_scale_that_is_a_number_is_every_ranks(void **state) {
+static void all_ranks_get_the_same_scale_as_a_number(void **state) {
     (void)state;
     struct own o = own_create(true, AMP_DYNAMIC);
     ddp_context *net = NULL;
@@ -651,7 +709,7 @@ static void a_recorded_step_has_a_static_scale_or_is_not_recorded(void **state) 
             if (dynamic) own_write(&o, amp_next_scale(o.amp), false);
             if (dynamic) cairn_param_set_zero_grad(o.set);
             if (cairn_graph_replay(graph) == CAIRN_OK) taken++;
-            else assert_non_null(strstr(cairn_last_error(), "a loss scale that is a number would stand still"));
+            else assert_non_null(strstr(cairn_last_error(), "a dynamic loss scale as a number would stay the same"));
         }
         OK(cairn_env_synchronize(o.env));
         assert_true(taken == 12 || (dynamic && taken == 11));
@@ -664,19 +722,20 @@ static void a_recorded_step_has_a_static_scale_or_is_not_recorded(void **state) 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_steps_wait_for_nothing),
-        cmocka_unit_test(overflow_is_skipped_and_told_without_waiting),
-        cmocka_unit_test(overflow_is_told_one_step_late_at_most),
+        cmocka_unit_test(overflow_is_skipped_and_reported_without_waiting),
+        cmocka_unit_test(overflow_is_reported_at_most_one_step_late),
         cmocka_unit_test(norms_and_reports_are_read_from_the_device),
         cmocka_unit_test(replayed_steps_equal_steps_that_are_run),
         cmocka_unit_test(explicit_steps_wait_for_nothing_and_can_be_replayed),
+        cmocka_unit_test(replays_release_the_results_of_micro_batches),
         cmocka_unit_test(replays_accumulate_clip_and_scale_by_every_rule),
         cmocka_unit_test(replays_hold_several_losses_and_optimizers),
         cmocka_unit_test(replays_round_at_random_as_steps_do),
         cmocka_unit_test(replays_wait_for_nothing),
-        cmocka_unit_test(what_cannot_be_recorded_is_told_by_the_replay),
-        cmocka_unit_test(memory_of_the_host_is_no_memory_of_a_gpu),
-        cmocka_unit_test(a_scale_that_is_a_number_never_mismatches),
-        cmocka_unit_test(a_scale_that_is_a_number_is_every_ranks),
+        cmocka_unit_test(replay_returns_why_the_step_was_not_recorded),
+        cmocka_unit_test(host_memory_is_refused_on_a_gpu),
+        cmocka_unit_test(gradients_are_unscaled_by_the_scale_returned_for_them),
+        cmocka_unit_test(all_ranks_get_the_same_scale_as_a_number),
         cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
         cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
     };

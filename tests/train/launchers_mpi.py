@@ -60,7 +60,7 @@ class Launcher:
             self.assertEqual(got.returncode, 7, got.stderr)
         else:
             self.assertNotEqual(got.returncode, 0)
-            self.assertIn("for rank 1, which did not come", got.stderr)
+            self.assertIn("for rank 1, which did not join", got.stderr)
 
     def test_a_rank_that_is_killed_in_training_ends_the_job(self):
         with tempfile.TemporaryDirectory() as folder:  # its first line is what rank 1 waits for before it ends itself

@@ -135,7 +135,8 @@ class Cluster:
 
 
 CLUSTER = None
-SAYS_SO = "this is a batch script or an allocation outside srun; start the program with srun to have its ranks"
+SAYS_SO = ("this process is in no step of srun (a batch script, or a shell of salloc); start the program with srun to "
+           "run its ranks")
 
 
 def one_node(*options):

@@ -44,7 +44,7 @@ static void steady_steps_allocate_nothing_and_learn(void **state) {
     (void)state;
     const struct training how = {.build = build, .lr = 2e-3};
     for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
-        struct trainer t;
+        struct trainer t = {.env = NULL};
         assert_int_equal(cairn_env_create(NULL, NULL, NULL, &t.env), CAIRN_OK);
         begin(&t, &how,
               amp_options(.opt_level = levels[i].level, .half_type = levels[i].half, .loss_scale = 128,

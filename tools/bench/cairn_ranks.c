@@ -67,7 +67,7 @@ static void release(void *memory, bool of_group) {
 }
 
 static const char *lacks(const struct bench_call *c) {
-    return c->collective == BENCH_SENDRECV && c->size < 2 ? "one rank has nobody to send to" : NULL;
+    return c->collective == BENCH_SENDRECV && c->size < 2 ? "one rank has no peer to send to" : NULL;
 }
 
 static int serve_cairn(const char *socket_path, const char *file) {
@@ -99,7 +99,7 @@ static int serve_cairn(const char *socket_path, const char *file) {
 
 int main(int argc, char **argv) {
     if (argc != 4) {
-        fprintf(stderr, "usage: tools/cairn-bench allreduce, which starts this program; --help tells more\n");
+        fprintf(stderr, "usage: tools/cairn-bench allreduce, which starts this program; see --help\n");
         return 2;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -1,4 +1,4 @@
-"""The collectives of `tools/cairn-bench`: who is compared, in turn, and what is printed.
+"""The collectives of `tools/cairn-bench`: which peers are compared, in turn, and what is printed.
 
 One side's ranks at a time work, the others sleep in a read; sizes, rounds and the clock are worker.h's. A time is the
 slowest rank's, a figure the median over the rounds. With --calls 20 a round is 20 calls in a row and its time their
@@ -346,7 +346,7 @@ class Task:
 
 
 def measure(tasks, order, seconds, rounds):
-    """In turn. The non-temporal loop comes last: it leaves the arrays outside every cache, which whoever is next pays
+    """In turn. The non-temporal loop comes last: it leaves the arrays outside every cache, which the next one pays
     for."""
     for task in tasks:
         task.warm_up(order, seconds / max(1, len(tasks)), rounds)
@@ -496,7 +496,7 @@ def is_wrong(row):
 
 
 def gather(sides, args):
-    """Adds who can be had; the reasons of the others."""
+    """Adds the available peers; returns the reasons for the others."""
     cairn = sides.add("cairn")
     if not cairn.what.startswith(args.backend + " ") and args.ranks > 1:
         raise SideFailed(f"Cairn has taken {cairn.what} and not {args.backend}; is that backend in this build?")

@@ -248,7 +248,7 @@ static int serve(struct training *t, const char *socket_path) {
     bool going_on = true;
     FILE *bench = bench_dial(socket_path);
     if (!bench) {
-        fprintf(stderr, "bench-ddp: nobody is at %s; tools/cairn-bench starts this program\n", socket_path);
+        fprintf(stderr, "bench-ddp: nothing listens at %s; tools/cairn-bench starts this program\n", socket_path);
         return 1;
     }
     fprintf(bench, "hello %s %d %s of Cairn %d.%d.%d\n", t->side, t->rank,
@@ -263,7 +263,7 @@ static int serve(struct training *t, const char *socket_path) {
 
 int main(int argc, char **argv) {
     if (argc != 4) {
-        fprintf(stderr, "usage: tools/cairn-bench ddp, which starts this program; --help tells more\n");
+        fprintf(stderr, "usage: tools/cairn-bench ddp, which starts this program; see --help\n");
         return 2;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);

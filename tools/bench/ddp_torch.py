@@ -1,4 +1,4 @@
-"""A rank of PyTorch's DistributedDataParallel under tools/cairn-bench ddp; ddp_ranks.c tells the lines and the models.
+"""A rank of PyTorch's DistributedDataParallel under tools/cairn-bench ddp; ddp_ranks.c has the lines and the models.
 
 usage: ddp_torch.py SOCKET FILE FORM, with RANK and WORLD_SIZE in the environment
 

@@ -151,8 +151,9 @@ static bool settle(const char *variant) {
 
 static const char *lacks(const struct bench_call *c) {
     if (c->collective != BENCH_ALLREDUCE || !c->in_place) return "the limit is that of an all-reduce in place";
-    return c->n * cairn_dtype_nbytes(c->dtype) < (size_t)(LINE * c->size) ? "there is less than a line for each rank"
-                                                                          : NULL;
+    return c->n * cairn_dtype_nbytes(c->dtype) < (size_t)(LINE * c->size)
+               ? "there is less than a cache line for each rank"
+               : NULL;
 }
 
 int bench_limit_serve(const char *socket_path, int memory) {

@@ -43,7 +43,7 @@ def build(folder, *targets):
         return
     if not os.path.exists(os.path.join(folder, "build.ninja")):
         raise Missing(f"there is no {folder}/{missing[0]}: run tools/quickstart, which installs what is missing and "
-                      "builds in build/, or say --build FOLDER")
+                      "builds in build/, or give --build FOLDER")
     done = ninja(folder, "-n", *missing)
     if "unknown target" not in done.stdout:
         print(f"building {', '.join(missing)} in {folder} ...", file=sys.stderr, flush=True)

@@ -276,7 +276,7 @@ static void train(cairn_env *env, const struct model *m, double seconds, const c
 int main(int argc, char **argv) {
     cairn_env *env = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (argc < 5 || argc > 4 + MOST_CAPS) die("tools/cairn-bench plan starts this program; --help tells more");
+    if (argc < 5 || argc > 4 + MOST_CAPS) die("tools/cairn-bench plan starts this program; see --help");
     const double seconds = strtod(argv[2], NULL);
     CHECK(cairn_env_create(NULL, NULL, NULL, &env));
     bind_to_processor(env);

@@ -151,7 +151,7 @@ FILE *bench_dial(const char *path) {
 static bool answer(const struct bench_side *side, const char *line, struct memory *m, FILE *bench) {
     struct order o;
     if (!read_order(side, line, &o)) {
-        fprintf(bench, "failed this is no order: %s", line);
+        fprintf(bench, "failed unknown order: %s", line);
         return false;
     }
     const char *why = side->lacks ? side->lacks(&o.call) : NULL;
@@ -168,7 +168,7 @@ int bench_serve(const struct bench_side *side, const char *socket_path) {
     bool going_on = true;
     FILE *bench = bench_dial(socket_path);
     if (!bench) {
-        fprintf(stderr, "%s: nobody is at %s; tools/cairn-bench starts this program\n", side->name, socket_path);
+        fprintf(stderr, "%s: nothing listens at %s; tools/cairn-bench starts this program\n", side->name, socket_path);
         return 1;
     }
     fprintf(bench, "hello %s %d %s\n", side->name, side->rank, side->what);

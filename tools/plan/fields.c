@@ -16,16 +16,16 @@ bool fields_open(const char *file, json_t **root) {
     if (!stream) return refuse("%s: %s", file, strerror(errno));
     json_t *value = json_loadf(stream, JSON_REJECT_DUPLICATES, &error);
     fclose(stream);
-    if (!value) return refuse("%s: no JSON, at line %d, column %d: %s", file, error.line, error.column, error.text);
+    if (!value) return refuse("%s: not JSON, at line %d, column %d: %s", file, error.line, error.column, error.text);
     if (!json_is_object(value)) {
         json_decref(value);
-        return refuse("%s: holds no JSON object, which begins with {", file);
+        return refuse("%s: not a JSON object, which begins with {", file);
     }
     *root = value;
     return true;
 }
 
-/* What a person sees of a value in a sentence. */
+/* A value as text for a message. */
 static char *shown(const json_t *value) {
     static const char *const kinds[] = {[JSON_OBJECT] = "an object", [JSON_ARRAY] = "an array"};
     if (!value) return must(strdup("missing"));

@@ -1,4 +1,4 @@
-/* Fields of a JSON file. What is wrong with one is told with the file, the way to the field, and what was expected. */
+/* Fields of a JSON file. Errors name the file, the path of the field, and the expected value. */
 #ifndef PLAN_FIELDS_H
 #define PLAN_FIELDS_H
 
@@ -16,11 +16,10 @@ struct node {
 /* How much an absent field matters. */
 enum { OPTIONAL = 0, REQUIRED = 1 };
 
-/* The file's object; the caller's json_decref. Refuses what is no file, no JSON, or no object. */
+/* The file's object; the caller's to json_decref. Refuses what is not a file, JSON, or an object. */
 bool fields_open(const char *file, json_t **root);
 
-/* A number in [least, 2^53], so that whole ones are exact; *out stays as it is where an optional field is absent or
- * null. */
+/* A number in [least, 2^53], so that whole ones are exact; *out is unchanged if an optional field is absent or null. */
 bool fields_number(struct node at, const char *key, double least, int required, double *out);
 
 /* The same, and whole. */
@@ -29,7 +28,7 @@ bool fields_whole(struct node at, const char *key, double least, int required, d
 /* A text; owned by the file's tree. */
 bool fields_text(struct node at, const char *key, int required, const char **out);
 
-/* An array of at least one element; NULL where an optional one is absent. */
+/* An array of at least one element; NULL if an optional one is absent. */
 bool fields_array(struct node at, const char *key, int required, json_t **out);
 
 /* "FILE: PATH.KEY is ...; it must be ...". False. */

@@ -45,7 +45,7 @@ static double passes(enum algorithm a, int p) {
 
 /* ---- times ---- */
 
-/* Of the table's own number of ranks. */
+/* The table's time, for its own number of ranks. */
 static double table_ns(const struct link *l, double nbytes) {
     const struct point *first = l->points, *last = l->points + l->count - 1;
     if (nbytes <= first->nbytes) return first->ns;
@@ -125,7 +125,7 @@ void link_print_presets(FILE *out) {
     }
 }
 
-/* Of a message's cost to its sender to its latency. */
+/* The ratio of a message's cost to its sender and its latency. */
 static double ratio(double overhead, double alpha) {
     return alpha > 0 ? overhead / alpha : 1;
 }
@@ -176,7 +176,8 @@ static bool finish_table(const char *file, struct link *l) {
         if (l->points[i].nbytes == l->points[i - 1].nbytes)
             return refuse("%s: has two times for %.0f bytes; one is expected", file, l->points[i].nbytes);
     }
-    if (l->count < 2) return refuse("%s: has a time for one size, which tells no rate; give two sizes or more", file);
+    if (l->count < 2)
+        return refuse("%s: has a time for one size only, from which no rate follows; give two sizes or more", file);
     make_rising(l->points, l->count);
     return true;
 }
@@ -232,7 +233,7 @@ static bool read_own(struct node top, struct link *l) {
     return true;
 }
 
-/* One row of what cairn-bench wrote: Cairn's own, in place and in the group's memory, as buckets are. */
+/* One row of cairn-bench's file: Cairn's own, in place and in group memory, as buckets are. */
 static bool read_bench_row(const char *file, size_t i, json_t *row, struct link *l) {
     char path[48];
     snprintf(path, sizeof(path), "rows[%zu]", i);
@@ -250,7 +251,7 @@ static bool read_bench_row(const char *file, size_t i, json_t *row, struct link 
     return true;
 }
 
-/* Of Cairn's backends shm and mpi have no thread: whoever walks backward moves and adds bytes. */
+/* Cairn's backends shm and mpi have no thread: the thread that runs backward moves and adds bytes. */
 static bool read_bench(struct node top, struct link *l) {
     const char *collective = NULL, *backend = NULL;
     json_t *rows = NULL;
@@ -263,7 +264,7 @@ static bool read_bench(struct node top, struct link *l) {
     for (size_t i = 0; i < json_array_size(rows); i++) {
         if (!read_bench_row(top.file, i, json_array_get(rows, i), l)) return false;
     }
-    if (l->count == 0) return refuse("%s: rows has none of Cairn's in the group's memory", top.file);
+    if (l->count == 0) return refuse("%s: rows has no entry of Cairn's in group memory", top.file);
     return finish_table(top.file, l);
 }
 

@@ -50,7 +50,7 @@ struct link {
     char *name;
     double alpha_ns, beta_ns; /* of a message; of a byte */
     double overlap_cost;      /* o / alpha */
-    double share;             /* of a reduction's time that the rank's own processor works for it, in [0, 1] */
+    double share;             /* part of a reduction's time that it takes of the rank's own processor, in [0, 1] */
     struct point *points;     /* [count] of an all-reduce over `ranks`, bytes rising; none = alpha and beta count */
     size_t count;
     int ranks;
@@ -64,8 +64,8 @@ struct network {
     int node_ranks; /* 1 = there are no nodes */
 };
 
-/* A preset's name, or a file: a link (docs/planning.md) or what cairn-bench allreduce --json wrote. False where a
- * sentence has been said. */
+/* A preset's name, or a file: a link (docs/planning.md) or what cairn-bench allreduce --json wrote. False after a
+ * message. */
 bool link_read(const char *name, struct link *out);
 void link_free(struct link *l);
 
@@ -79,7 +79,7 @@ double network_allreduce_ns(const struct network *net, double nbytes, int p);
 /* The processor's share, by the part of the time that each link has. */
 double network_share(const struct network *net, double nbytes, int p);
 
-/* "ring" ...; 0 = there is no such. */
+/* "ring" ...; 0 = unknown. */
 enum algorithm algorithm_named(const char *name);
 const char *algorithm_name(enum algorithm a);
 

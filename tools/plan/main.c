@@ -1,7 +1,7 @@
 /* cairn-plan: how long will a data-parallel training step take, and where does its time go?
  *
- *   options   what is asked               simulate  a step as time goes, with the reducer's own buckets
- *   profile   what was measured of a model   report    tables and JSON
+ *   options   the command line            simulate  a step over time, with the reducer's own buckets
+ *   profile   measurements of a model     report    tables and JSON
  *   link      what an all-reduce takes    svg       the picture */
 #include <stdio.h>
 #include <stdlib.h>

@@ -28,9 +28,8 @@ static const char usage[] =
     "  --algorithm NAME      ring, tree, halving-doubling, all-to-all; ring\n"
     "  --node-ranks N        so many ranks share a machine, and its --link\n"
     "  --node-link NAME|FILE what joins the ranks of a machine; shm\n"
-    "  --share X             part of a reduction's time that the rank's own processor works for it, 0 to 1; the "
-    "link's\n"
-    "  --suggest             tries all caps that make a difference, and names the best\n"
+    "  --share X             part of a reduction's time that it takes of the rank's own processor, 0 to 1; the link's\n"
+    "  --suggest             tries all caps that make a difference, and prints the best\n"
     "  --svg FILE            draws where the step's time goes; with --suggest the best one's\n"
     "  --json                the same figures for programs\n"
     "  --help, --version\n"
@@ -194,17 +193,15 @@ static void print_and_exit(int id) {
 static bool refuse_word(int id, char **argv) {
     const char *word = argv[optind - 1];
     if (id == ':') return refuse("%s needs a value; --help lists the options", word);
-    return refuse(
-        "there is no option %s, or it is cut too short, or has a value it does not take; --help lists the options",
-        word);
+    return refuse("%s is not an option, is ambiguous, or has a value and takes none; --help lists the options", word);
 }
 
-/* What options say together. */
+/* Checks options against each other. */
 static bool check(const struct options *o, int left) {
-    if (left < 1) return refuse("a profile is missing: cairn-plan [options] PROFILE; --help tells more");
+    if (left < 1) return refuse("a profile is missing: cairn-plan [options] PROFILE; see --help");
     if (left > 1) return refuse("there are %d profiles; one is expected", left);
     if (o->node_link && o->node_ranks < 2) return refuse("--node-link goes with --node-ranks from 2 on");
-    if (o->suggest && o->num_caps > 0) return refuse("--suggest tries caps of its own; leave --cap away");
+    if (o->suggest && o->num_caps > 0) return refuse("--suggest chooses the caps; leave out --cap");
     if (o->suggest && o->num_ranks > 1) return refuse("--suggest takes one number of --ranks");
     if (o->svg && !o->suggest && (o->num_ranks > 1 || o->num_caps > 1))
         return refuse("--svg draws one step; give one number of --ranks and one --cap, or --suggest");

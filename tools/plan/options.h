@@ -1,4 +1,4 @@
-/* What cairn-plan was asked. */
+/* cairn-plan's options. */
 #ifndef PLAN_OPTIONS_H
 #define PLAN_OPTIONS_H
 
@@ -24,7 +24,7 @@ struct options {
     bool suggest, json;
 };
 
-/* False where an option is wrong: a sentence has been said. --help and --version print and exit. */
+/* False for a wrong option, after a message. --help and --version print and exit. */
 bool options_parse(struct options *o, int argc, char **argv);
 
 #endif

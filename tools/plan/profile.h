@@ -34,7 +34,7 @@ struct profile {
     size_t count;
 };
 
-/* False where a sentence has been said. Times of gradients past the end of backward are taken for its end. */
+/* False after a message. Times of gradients past the end of backward are set to its end. */
 bool profile_read(const char *file, struct profile *out);
 void profile_free(struct profile *p);
 

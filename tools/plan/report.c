@@ -40,7 +40,7 @@ char *network_text(const struct network *net) {
     return must(n < 0 ? NULL : text);
 }
 
-/* ---- for people ---- */
+/* ---- for readers ---- */
 
 static void print_head(const struct plan *plan) {
     const struct profile *p = plan->profile;

@@ -1,4 +1,4 @@
-/* What cairn-plan says of steps: a table for people, JSON for programs. */
+/* cairn-plan's output about steps: a table for readers, JSON for programs. */
 #ifndef PLAN_REPORT_H
 #define PLAN_REPORT_H
 
@@ -10,7 +10,7 @@ struct plan {
     const struct network *net;
     struct step *steps; /* [count] */
     size_t count;
-    size_t best; /* index of the one that is suggested; count = none is */
+    size_t best; /* index of the suggested one; count = none */
 };
 
 void report_text(const struct plan *plan);

@@ -22,7 +22,7 @@ void *must(void *p) {
     exit(1);
 }
 
-/* Bytes of the character at s; 0 = none that may be shown. Overlong forms, surrogates and what XML forbids are none. */
+/* Bytes of the character at s; 0 = not to be shown: overlong forms, surrogates, and what XML forbids. */
 static size_t character_length(const unsigned char *s) {
     static const uint32_t least[] = {0x20, 0x80, 0x800, 0x10000};
     const size_t more = s[0] < 0x80 ? 0 : s[0] < 0xc0 ? 4 : s[0] < 0xe0 ? 1 : s[0] < 0xf0 ? 2 : s[0] < 0xf8 ? 3 : 4;

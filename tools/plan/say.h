@@ -1,4 +1,4 @@
-/* How cairn-plan ends where it cannot go on. */
+/* How cairn-plan ends on an error. */
 #ifndef PLAN_SAY_H
 #define PLAN_SAY_H
 
@@ -7,10 +7,11 @@
 /* "cairn-plan: ..." as one line on stderr; false, for callers to return. */
 __attribute__((format(printf, 1, 2))) bool refuse(const char *format, ...);
 
-/* Ends cairn-plan where memory ran out. */
+/* Ends cairn-plan if memory has run out. */
 void *must(void *p);
 
-/* A copy that JSON and XML can hold and a terminal can show: what is no UTF-8, or a control character, becomes '?'. */
+/* A copy that is valid in JSON and XML and printable in a terminal: bytes that are not UTF-8, and control
+ * characters, become '?'. */
 char *clean_text(const char *text);
 
 #endif

@@ -1,12 +1,11 @@
-/* One training step, as time goes: forward, backward with the buckets that leave during it, optimizer.
+/* One training step over time: forward, backward with the buckets that are sent during it, optimizer.
  *
  * A bucket is sent when all its gradients are ready and its predecessors have arrived: one link carries them one after
- * the other. Of a reduction's time T the rank's own processor works share * T for it, which backward does not get. So
- * while a bucket is under way backward goes on at a rate of 1 - share: with a link that has an engine of its own (share
- * 0: NCCL, a network card) backward hides it; where ranks add up themselves (share 1: shm) nothing is hidden, and a
- * step costs the same however the buckets lie, but for what each costs at least. The optimizer begins when backward has
- * ended and every bucket has arrived. All ranks are taken to be equally fast: what one waits for another is not in
- * here. */
+ * the other. A reduction of time T takes share * T of the rank's own processor from backward. So backward goes on at a
+ * rate of 1 - share while a bucket is under way: over a link with an engine of its own (share 0: NCCL, a network card)
+ * backward hides it; if ranks add up themselves (share 1: shm) nothing is hidden, and a step costs the same for any
+ * buckets, apart from the fixed cost of each. The optimizer begins when backward has ended and every bucket has
+ * arrived. All ranks are assumed to be equally fast: waiting for another rank is not included. */
 #ifndef PLAN_SIMULATE_H
 #define PLAN_SIMULATE_H
 

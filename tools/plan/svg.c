@@ -1,5 +1,5 @@
-/* Three rows over one time axis: what the processor does, what is under way, and which part of that makes the step
- * longer. */
+/* Three rows over one time axis: what the processor does, which bucket is under way, and which part of it makes the
+ * step longer. */
 #include "svg.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ enum {
     BOTTOM = TOP + ROWS * (ROW + GAP),
     HEIGHT = BOTTOM + 70,
     LETTER = 7, /* of 12 px text, about */
-    LEAST = 1,  /* width of what is there at all */
+    LEAST = 1,  /* least width of a block */
     TICKS = 8,
 };
 
@@ -41,7 +41,7 @@ static double y_of(int row) {
     return TOP + row * (ROW + GAP);
 }
 
-/* Text (of clean_text) as XML wants it. */
+/* Text (of clean_text) escaped for XML. */
 static void put_text(FILE *out, const char *text) {
     for (; *text; text++) {
         switch (*text) {
@@ -69,7 +69,7 @@ static void write_text(const struct picture *p, double x, double y, const char *
     fputs("</text>\n", p->out);
 }
 
-/* A block from begin to end with its name, where that fits in, and a sentence for who points at it. */
+/* A block from begin to end with its name, if that fits, and a tooltip. */
 static void write_block(const struct picture *p, int row, double begin, double end, const char *color, const char *name,
                         const char *sentence) {
     const double x = x_of(p, begin), width = fmax(x_of(p, end) - x, LEAST);
@@ -117,7 +117,7 @@ static double tick_distance(double end_ns) {
     return power * (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10);
 }
 
-/* In one unit, which stands at the axis' end. */
+/* In one unit, which is written at the axis' end. */
 static void write_axis(const struct picture *p) {
     static const char *const units[] = {"ns", "us", "ms", "s"};
     const double distance = tick_distance(p->end_ns);

@@ -4,7 +4,7 @@
 
 #include "report.h"
 
-/* Draws one step of the plan. False where the file cannot be written: a sentence has been said. */
+/* Draws one step of the plan. False after a message, if the file cannot be written. */
 bool svg_write(const char *file, const struct plan *plan, const struct step *step);
 
 #endif

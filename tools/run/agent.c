@@ -1,10 +1,10 @@
-/* Life of a run: rendezvous -> ranks start -> they all end well on every node: done; or the first failure on any
- * node, a signal, a lost node, or a node that wants to join: stop = SIGTERM (or that signal) to every group, SIGKILL
- * once the grace is over, every rank reaped, what the ranks left in their groups swept -> report -> the next attempt
- * from the rendezvous on, or the end.
+/* One run: rendezvous -> the ranks start -> all end with 0 on every node: done; or the first failure on any node, a
+ * signal, a lost node, or a node that wants to join: stop = that signal or SIGTERM to every group, SIGKILL after the
+ * grace, every rank reaped, what ranks left in their groups ended -> report -> the next attempt from the rendezvous on,
+ * or the end.
  *
- * One loop does it, in one thread: poll on a signalfd that carries SIGCHLD too; looks at the other nodes, the
- * printing of teed output and the end of the grace are its timeouts. */
+ * One loop in one thread does it: poll on a signalfd, which carries SIGCHLD too; its timeouts are the checks of other
+ * nodes, the printing of teed output, and the end of the grace. */
 #include "agent.h"
 
 #include <poll.h>
@@ -24,10 +24,10 @@
 
 enum { EXIT_SIGNAL = 128 };
 
-static const double ASKED_TWICE = 1;  /* timeout(1) sends each signal twice at once; a terminal does not */
-static const double REMIND_AFTER = 2; /* of patience with ranks that were told to stop */
-static const double CAUSE_WITHIN = 1; /* a rank is seen to end after its peers have noticed, which fail in their turn */
-static const double SOON = 0.01;      /* between the first looks when only other nodes are waited for */
+static const double ASKED_TWICE = 1;  /* timeout(1) sends a signal twice at once, which counts as one */
+static const double REMIND_AFTER = 2; /* after a signal, while ranks still run */
+static const double CAUSE_WITHIN = 1; /* a rank's end may be seen later than those of peers that failed because of it */
+static const double SOON = 0.01;      /* between the first checks when only other nodes still run */
 
 struct agent {
     const struct options *options;
@@ -37,13 +37,13 @@ struct agent {
     struct logs *logs;
     struct world world;
     int restarts;
-    int start_code; /* of ranks that could not be started, 0 = they were */
-    bool told_done; /* the others know that this node is through */
-    int told_by;    /* the signal that told cairn-run to stop, 0 = none */
+    int start_code; /* exit code if ranks could not be started, 0 = they were */
+    bool told_done; /* this node has reported that its ranks ended with 0 */
+    int told_by;    /* the signal that stops this run, 0 = none */
     double told_at;
-    bool reminded;           /* whoever told it knows how to be faster */
-    double failed_at;        /* when a rank's failure was first seen; 0 = none */
-    double next_look, pause; /* pause: seconds to the look after that */
+    bool reminded;           /* the reminder is printed */
+    double failed_at;        /* when a rank's failure was first noticed; 0 = none */
+    double next_look, pause; /* pause: seconds from next_look to the one after */
     const struct tidings *tidings;
 };
 
@@ -55,7 +55,7 @@ static bool is_host(const struct agent *a) {
     return a->world.node == 0;
 }
 
-/* "node 1 (name): what happened", where there are several; made with malloc. */
+/* "node 1 (name): what happened" if there are several nodes; made with malloc. */
 static char *on_this_node(const struct agent *a, const char *what) {
     if (a->world.nodes == 1) return format_text("%s", what);
     return format_text("node %d (%s): %s", a->world.node, place_name(), what);
@@ -67,9 +67,9 @@ static void tell(struct agent *a, enum news news, bool final, int code, const ch
     free(report);
 }
 
-/* ---- what may happen while ranks run ---- */
+/* ---- events while ranks run ---- */
 
-/* The ranks first: a store that is lost may keep its callers waiting. */
+/* The ranks are stopped first: calls on a lost store may block. */
 static void tell_failure(struct agent *a) {
     struct account account = account_of(a);
     ranks_stop(&a->ranks, SIGTERM);
@@ -87,19 +87,19 @@ static void tell_not_started(struct agent *a) {
 }
 
 static void obey(struct agent *a, int signal, bool typed) {
-    if (a->told_by) { /* asked again: no more patience */
+    if (a->told_by) { /* a second signal: the grace is over */
         if (typed || now() > a->told_at + ASKED_TWICE) ranks_hurry(&a->ranks);
         return;
     }
     a->told_by = signal;
     a->told_at = now();
     ranks_stop(&a->ranks, signal);
-    char *what = format_text("SIG%s told cairn-run to stop", sigabbrev_np(signal) ? sigabbrev_np(signal) : "?");
+    char *what = format_text("cairn-run received SIG%s", sigabbrev_np(signal) ? sigabbrev_np(signal) : "?");
     tell(a, NEWS_LEFT, is_host(a), EXIT_SIGNAL + signal, what);
     free(what);
 }
 
-/* The others are ended at once, or where the failure was but a consequence, once there was time to see its cause. */
+/* Ends the other ranks at once, or, if the failure was a consequence of another, after some time to see its cause. */
 static void take_failure(struct agent *a) {
     if (a->ranks.first_failed < 0 || a->ranks.stop_signal) return;
     if (a->failed_at == 0) a->failed_at = now();
@@ -111,7 +111,9 @@ static void take_failure(struct agent *a) {
 static void take_signals(struct agent *a) {
     struct signalfd_siginfo info;
     while (read(a->signals, &info, sizeof(info)) == sizeof(info)) {
-        if (info.ssi_signo != SIGCHLD) obey(a, (int)info.ssi_signo, info.ssi_code == SI_KERNEL);
+        const int signal = (int)info.ssi_signo;
+        if (signal == SIGUSR1 && sigismember(&a->options->signals, SIGUSR1) != 1) ranks_pass_on(&a->ranks, signal);
+        else if (signal != SIGCHLD) obey(a, signal, info.ssi_code == SI_KERNEL);
     }
     ranks_reap(&a->ranks);
     take_failure(a);
@@ -129,7 +131,7 @@ static void look_around(struct agent *a) {
     if (stops && !a->ranks.stop_signal && !a->ranks.over) ranks_stop(&a->ranks, SIGTERM);
 }
 
-/* Of ranks that are over: whether the attempt is, for this node. */
+/* After the ranks have ended: whether the attempt is over for this node. */
 static bool attempt_is_over(struct agent *a) {
     if (a->ranks.stop_signal || a->tidings->news) return true;
     if (!a->told_done) {
@@ -148,7 +150,7 @@ static bool may_remind(const struct agent *a) {
 static void remind(struct agent *a) {
     if (!may_remind(a) || now() < a->told_at + REMIND_AFTER) return;
     a->reminded = true;
-    say("%d of %d ranks still run, and are killed %g s after the signal, or at once when it comes again",
+    say("%d of %d ranks still run; cairn-run kills them %g s after the signal, or at once if it is sent again",
         a->ranks.running, a->options->ranks, a->options->shutdown_timeout);
 }
 
@@ -171,7 +173,7 @@ static void watch(struct agent *a) {
         logs_pump(a->logs, false);
     }
     logs_pump(a->logs, true);
-    look_around(a); /* who was first, where several nodes failed */
+    look_around(a); /* to learn which node failed first */
 }
 
 /* ---- attempts ---- */
@@ -181,7 +183,7 @@ static int start(struct agent *a) {
     return ranks_start(&a->ranks, &a->world, a->logs);
 }
 
-/* Joins the others and runs an attempt's ranks to their end; 0, or the exit code where there was no attempt. */
+/* Joins the other nodes and runs an attempt's ranks to their end; 0, or the exit code if there was no attempt. */
 static int attempt(struct agent *a) {
     int code = rendezvous_join(a->rendezvous, a->restarts, a->signals, &a->world);
     if (code != 0) return code;
@@ -196,7 +198,7 @@ static int attempt(struct agent *a) {
     return 0;
 }
 
-/* This node's ranks in sentences, and its first failure in full where nothing follows. */
+/* Reports this node's ranks in a sentence each, and its first failure in full if no attempt follows. */
 static void report(const struct agent *a, bool last) {
     struct account account = account_of(a);
     int root = report_root_cause(&account);
@@ -244,8 +246,8 @@ static int run(struct agent *a) {
 
 /* ---- beginning and end ---- */
 
-/* Blocks what the loop wants to read, before the store's thread inherits the mask. What cairn-run's parent ignores
- * (SIGHUP under nohup) stays ignored. Returns the signalfd. */
+/* Blocks the signals that the loop reads, before the store's thread inherits the mask. Signals that cairn-run's
+ * parent ignores (SIGHUP under nohup) stay ignored. Returns the signalfd. */
 static int open_signals(const struct options *o, sigset_t *old_mask) {
     sigset_t set = o->signals;
     for (int s = 1; s <= SIGRTMAX; s++) {
@@ -255,7 +257,8 @@ static int open_signals(const struct options *o, sigset_t *old_mask) {
         }
     }
     sigaddset(&set, SIGCHLD);
-    signal(SIGCHLD, SIG_DFL); /* ignored, it would reap the ranks for us */
+    sigaddset(&set, SIGUSR1); /* asks the ranks for a checkpoint */
+    signal(SIGCHLD, SIG_DFL); /* if ignored, the kernel would reap the ranks */
     signal(SIGPIPE, SIG_IGN); /* a closed stderr must not leave ranks behind */
     sigprocmask(SIG_BLOCK, &set, old_mask);
     int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-/* Runs it to its end; the exit code. */
+/* Runs it to its end; returns the exit code. */
 int agent_run(const struct options *o);
 
 #endif

@@ -30,7 +30,7 @@ void host_close(struct rendezvous *r) {
     cairn__store_stop(&r->server);
 }
 
-/* ---- who is there ---- */
+/* ---- agents ---- */
 
 static void read_agent(struct rendezvous *r, int id) {
     struct agent_seen *a = &r->agents[id - 1];
@@ -42,7 +42,7 @@ static void read_agent(struct rendezvous *r, int id) {
     a->role = format_text("%s", role);
 }
 
-/* False for a number that no agent has. An agent that died before it said who it is has a number and no more. */
+/* False for a number that no agent has. An agent that died before it published itself has a number and no facts. */
 static bool know_agent(struct rendezvous *r, int id) {
     if (id < 1) return false;
     if (id > r->num_agents) {
@@ -62,15 +62,15 @@ static void take_entry(struct rendezvous *r, int entry) {
     a->gone = entry < 0;
     if (entry < 0) return;
     a->joins++;
-    a->lost = a->place_freed = false; /* it was only out of reach */
+    a->lost = a->place_freed = false; /* it was only unreachable */
     a->beat_at = now();
 }
 
-/* Whole lines only: an entry is appended in one piece. */
+/* Reads complete lines only: an entry is appended in one piece. */
 static void read_list(struct rendezvous *r) {
     char *list = rendezvous_get(r, rendezvous_key(r, "list"));
     if (!list) return;
-    if (strlen(list) < r->list_read) r->list_read = 0; /* no cairn-run does that; whoever can reach the port may */
+    if (strlen(list) < r->list_read) r->list_read = 0; /* only another program at the port shortens the list */
     const char *entry = list + r->list_read;
     for (const char *end; (end = strchr(entry, '\n')); entry = end + 1) {
         int value = atoi(entry);
@@ -80,7 +80,8 @@ static void read_list(struct rendezvous *r) {
     cairn_store_free(list);
 }
 
-/* Whoever is needed and does not show life for keep_alive is lost. A host that was itself held up begins anew. */
+/* An agent that is needed and sends no heartbeat for keep_alive is lost. If the host itself was held up, the time
+ * starts again. */
 static void read_beats(struct rendezvous *r) {
     double time = now(), limit = r->keep_alive;
     if (time < r->watched_at + WATCH_INTERVAL) return;
@@ -96,7 +97,7 @@ static void read_beats(struct rendezvous *r) {
     }
 }
 
-/* A static run's place is free again once its agent is lost or gone. */
+/* Frees a static run's node_rank once its agent is lost or gone. */
 static void free_places(struct rendezvous *r) {
     for (int i = 0; i < r->num_agents; i++) {
         struct agent_seen *a = &r->agents[i];
@@ -121,7 +122,7 @@ static bool may_join(const struct agent_seen *a) {
     return a->waiting && !a->gone && !a->lost;
 }
 
-/* The waiting agent that came last with this node_rank, -1 = none. */
+/* The last agent to join with this node_rank, -1 = none. */
 static int find_node(const struct rendezvous *r, int node_rank) {
     for (int i = r->num_agents - 1; i >= 0; i--) {
         if (may_join(&r->agents[i]) && r->agents[i].node_rank == node_rank) return i;
@@ -129,7 +130,7 @@ static int find_node(const struct rendezvous *r, int node_rank) {
     return -1;
 }
 
-/* Fills nodes with indices into agents; how many, 0 = not yet. */
+/* Fills nodes with indices into agents; returns how many, 0 = some are missing. */
 static int choose_static(const struct rendezvous *r, int nodes[]) {
     int n = r->options->max_nodes;
     for (int i = 0; i < n; i++) {
@@ -149,8 +150,8 @@ static bool is_expected(const struct agent_seen *a) {
     return a->member && !a->waiting && !a->gone && !a->lost;
 }
 
-/* Enough have come, and those that were there before; the first time others have the last call's seconds to come
- * too. */
+/* Whether enough agents wait, the earlier members among them; in the first round also whether last_call_timeout has
+ * passed, in which others may join. */
 static bool is_time(struct rendezvous *r) {
     int waiting = count(r, may_join);
     bool enough = waiting >= r->options->min_nodes;
@@ -160,7 +161,7 @@ static bool is_time(struct rendezvous *r) {
     return waiting >= r->options->max_nodes || r->round > 0 || now() >= r->enough_at + r->options->last_call_timeout;
 }
 
-/* In the order of arrival; where there are too many, those that were there before go first. */
+/* In the order of arrival; earlier members come first if there are too many. */
 static int choose_dynamic(struct rendezvous *r, int nodes[]) {
     if (!is_time(r)) return 0;
     int room = r->options->max_nodes, n = 0;
@@ -172,7 +173,7 @@ static int choose_dynamic(struct rendezvous *r, int nodes[]) {
     return n;
 }
 
-/* What node's ranks are counted from; the rank after the last for node = n. role NULL: all roles count. */
+/* The first rank of a node; for node = n the number of ranks. role NULL: of all roles. */
 static int ranks_before(const struct rendezvous *r, const int nodes[], int node, const char *role) {
     int sum = 0;
     for (int i = 0; i < node; i++) {
@@ -204,7 +205,7 @@ void host_form(struct rendezvous *r, int restart) {
     if (n > 0) {
         r->round++;
         r->done = false;
-        cairn__store_keep_only(r->server, "/cairn-run/"); /* ranks of the attempt before are gone */
+        cairn__store_keep_only(r->server, "/cairn-run/"); /* keys of the previous attempt's ranks */
         for (int i = 0; i < r->num_agents; i++) r->agents[i].member = false;
         for (int node = 0; node < n; node++) call_node(r, nodes, n, node, restart);
     }
@@ -213,8 +214,8 @@ void host_form(struct rendezvous *r, int restart) {
 
 char *host_missing(const struct rendezvous *r) {
     const struct options *o = r->options;
-    if (o->backend == RENDEZVOUS_C10D) return format_text("%d of %d came", count(r, may_join), o->min_nodes);
-    char *text = format_text("no cairn-run came with --node_rank");
+    if (o->backend == RENDEZVOUS_C10D) return format_text("%d of %d joined", count(r, may_join), o->min_nodes);
+    char *text = format_text("no cairn-run joined with --node_rank");
     int missing = 0;
     for (int node = 0; node < o->max_nodes; node++) {
         if (find_node(r, node) >= 0 || ++missing > 8) continue;
@@ -231,7 +232,7 @@ static void tell_lost(struct rendezvous *r) {
     for (int i = 0; i < r->num_agents; i++) {
         const struct agent_seen *a = &r->agents[i];
         if (!a->member || !a->lost) continue;
-        char *report = format_text("node %d (%s) gave no sign of life for %g s", a->node, a->host, r->keep_alive);
+        char *report = format_text("node %d (%s) sent no heartbeat for %g s", a->node, a->host, r->keep_alive);
         rendezvous_tell(r, NEWS_LOST, false, 1, report);
         free(report);
         return;

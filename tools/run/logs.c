@@ -1,6 +1,6 @@
-/* A file is its own buffer: a tail remembers how far it has been shown and reads on only when its console has taken
- * what it was given, so a slow console costs no memory and holds up nobody.
- * Source: pytorch torch/distributed/elastic/multiprocessing/{api,tail_log}.py (1.13 to 2.x). */
+/* The log file is the buffer: a tail remembers how much of it has been shown and reads on only when its console has
+ * taken the last chunk, so a slow console costs no memory and delays no rank. Source: pytorch
+ * torch/distributed/elastic/multiprocessing/{api,tail_log}.py (1.13 to 2.x). */
 #include "logs.h"
 
 #include <errno.h>
@@ -17,11 +17,11 @@
 enum {
     STREAMS = 2,
     CHUNK = 65536,   /* bytes read at once; a longer line is shown in pieces */
-    BUDGET = 1 << 20 /* bytes shown in one logs_pump, so that cairn-run looks at its ranks in between */
+    BUDGET = 1 << 20 /* bytes shown in one logs_pump, so that cairn-run looks after its ranks in between */
 };
 
 static const double interval = 0.1; /* torch's, seconds */
-static const double patience = 10;  /* seconds that a console may take nothing at the end */
+static const double patience = 10;  /* seconds to wait at the end for a console that takes nothing */
 static const double never = 1e6;
 
 static const struct {
@@ -36,11 +36,11 @@ static const struct {
 struct console {
     char *bytes; /* [n] of which `done` are written */
     size_t n, done, room;
-    bool closed; /* takes nothing any more */
-    bool stuck;  /* though somebody may still read it */
+    bool closed; /* takes no more output */
+    bool stuck;  /* closed because it took nothing, though it may still be read */
 };
 
-/* A teed file as it is shown. */
+/* A teed file that is being shown. */
 struct tail {
     int fd, stream;
     off_t at;
@@ -50,7 +50,7 @@ struct tail {
 
 struct logs {
     const struct options *options;
-    char *base;          /* its own folder below TMPDIR, NULL = --log_dir */
+    char *base;          /* cairn-run's own folder below TMPDIR, NULL = --log_dir */
     char *run;           /* NULL = no folder */
     char **errors;       /* [ranks] */
     int (*fds)[STREAMS]; /* [ranks]; -1 = cairn-run's own */
@@ -58,7 +58,7 @@ struct logs {
     size_t n_tails;
     struct console consoles[STREAMS];
     bool more;  /* the budget was spent */
-    bool holds; /* files hold what no console has shown */
+    bool holds; /* files hold output that no console has shown */
     char chunk[CHUNK];
 };
 
@@ -98,7 +98,7 @@ static char *make_run_folder(const char *base, const char *run_id) {
     for (char *c = name; *c; c++) *c = *c == '/' ? '_' : *c;
     char *path = format_text("%s/%s_XXXXXX", base, name);
     free(name);
-    char *full = mkdtemp(path) ? realpath(path, NULL) : NULL; /* ranks may go to other folders */
+    char *full = mkdtemp(path) ? realpath(path, NULL) : NULL; /* absolute, since ranks may change folders */
     free(path);
     return full;
 }
@@ -110,7 +110,7 @@ static bool wants_files(const struct options *o) {
     return false;
 }
 
-/* Without --log_dir and files that the user asked for, a job goes on without error files. */
+/* If the user requested no files, a job without a folder runs without error files. */
 static bool open_own_folder(struct logs *logs) {
     const char *tmp = getenv("TMPDIR");
     logs->base = format_text("%s/cairn-run_XXXXXX", tmp && *tmp ? tmp : "/tmp");
@@ -120,8 +120,8 @@ static bool open_own_folder(struct logs *logs) {
         rmdir(logs->base);
     }
     bool needed = wants_files(logs->options);
-    say("no folder like %s can be made: %s; %s", logs->base, strerror(errno),
-        needed ? "name one with --log-dir" : "what ranks would say of their errors is not collected");
+    say("folder %s cannot be made: %s; %s", logs->base, strerror(errno),
+        needed ? "name one with --log-dir" : "ranks' error files are not collected");
     free(logs->base);
     logs->base = NULL;
     return !needed;
@@ -132,7 +132,7 @@ static bool open_folder(struct logs *logs) {
     if (!folder) return open_own_folder(logs);
     if (strcmp(folder, "/dev/null") == 0) return true;
     if (make_folders(folder)) logs->run = make_run_folder(folder, logs->options->run_id);
-    if (!logs->run) say("--log-dir %s: no folder can be made there: %s", folder, strerror(errno));
+    if (!logs->run) say("--log-dir %s: a folder cannot be made there: %s", folder, strerror(errno));
     return logs->run != NULL;
 }
 
@@ -148,7 +148,7 @@ static char *make_prefix(const struct options *o, int rank, int first_rank) {
     return substitute(o->line_prefix, names);
 }
 
-/* The descriptor; -1 = none, a sentence has been said. */
+/* The descriptor; -1 = none, after a message. */
 static int open_or_say(const char *path, int flags) {
     int fd = open(path, flags | O_CLOEXEC, 0666);
     if (fd < 0) say("%s: %s%s", path, strerror(errno), errno == EMFILE ? "; raise `ulimit -n`" : "");
@@ -175,7 +175,7 @@ static bool open_file(struct logs *logs, const char *folder, int rank, int strea
     return fine;
 }
 
-/* folder is NULL where there are no files: what is redirected is gone then, and what is teed is shown as it comes. */
+/* folder is NULL without files: redirected output is discarded then, and teed output is shown as it comes. */
 static bool open_stream(struct logs *logs, const char *folder, int rank, int stream, int first_rank) {
     const struct options *o = logs->options;
     int bit = streams[stream].bit;
@@ -196,7 +196,7 @@ static bool open_rank(struct logs *logs, const char *attempt, int rank, int firs
     return fine;
 }
 
-/* The end of what ranks wrote is shown first. */
+/* The rest of the ranks' output is shown first. */
 static void close_attempt(struct logs *logs) {
     logs_pump(logs, true);
     for (size_t i = 0; i < logs->n_tails; i++) {
@@ -231,7 +231,7 @@ static void add_line(struct console *c, const char *prefix, const char *line, si
     add_bytes(c, "\n", 1);
 }
 
-/* Gives a console what waits for it; true when nothing does any more. */
+/* Writes a console's pending output; true if none is left. */
 static bool flush_console(struct console *c, int fd, double seconds) {
     while (!c->closed && c->done < c->n) {
         long written = write_some(fd, c->bytes + c->done, c->n - c->done, seconds);
@@ -245,7 +245,7 @@ static bool flush_console(struct console *c, int fd, double seconds) {
     return true;
 }
 
-/* Adds the lines at bytes to the tail's console; `last`: so is what no line's end follows. "\r" ends a line too, as it
+/* Adds the lines at bytes to the tail's console, with `last` also an unfinished one. "\r" ends a line too, as it
  * does for torch: progress bars. Returns how many bytes were taken. */
 static size_t add_lines(struct tail *t, struct console *c, const char *bytes, size_t n, bool last) {
     size_t at = 0;
@@ -262,7 +262,7 @@ static size_t add_lines(struct tail *t, struct console *c, const char *bytes, si
     return at;
 }
 
-/* Reads on in a tail; how many bytes it went. */
+/* Reads on in a tail; returns how many bytes it took. */
 static size_t advance(struct logs *logs, struct tail *t, bool rest) {
     ssize_t n = pread(t->fd, logs->chunk, CHUNK, t->at);
     if (n <= 0) return 0;
@@ -272,7 +272,7 @@ static size_t advance(struct logs *logs, struct tail *t, bool rest) {
     return taken;
 }
 
-/* One chunk of every tail whose console has taken the one before. */
+/* One chunk of every tail whose console has taken the last one. */
 static size_t pump_once(struct logs *logs, bool rest) {
     double seconds = rest ? patience : 0;
     size_t taken = 0;
@@ -301,7 +301,7 @@ double logs_interval(const struct logs *logs) {
     return logs->more ? 0 : interval;
 }
 
-/* ---- the parts of a job ---- */
+/* ---- interface ---- */
 
 bool logs_open(const struct options *o, struct logs **out) {
     struct logs *logs = must(calloc(1, sizeof(*logs)));

@@ -1,11 +1,10 @@
-/* cairn-run: starts the ranks of a program on one node or several, hosts the store where they meet, starts them
- * again, and ends them together. It stands in for `torchrun` and, called cairn-launch, for
- * `python -m torch.distributed.launch`.
+/* cairn-run: starts the ranks of a program on one node or several, hosts the store where they meet, restarts them, and
+ * ends them together. It replaces `torchrun` and, under the name cairn-launch, `python -m torch.distributed.launch`.
  *
- *   options     what was asked for                 rendezvous  who the nodes are, and what happens on the others
+ *   options     the command line                   rendezvous  the nodes of a run, and news of the others
  *   agent       the loop: one node's part          host        the node that hosts the store, and numbers the others
- *   ranks       processes, from start to reaping   worker      what a rank is told
- *   report      what is said of failures           logs        where output goes */
+ *   ranks       processes, from start to reaping   worker      a rank's arguments and environment
+ *   report      messages about failures            logs        the ranks' output */
 #include "agent.h"
 #include "options.h"
 #include "text.h"

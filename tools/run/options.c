@@ -1,6 +1,6 @@
-/* Options are rows of one table. What a row's text is comes from the command line, else from PET_<NAME>, else from the
- * row; its `set` reads the text; settle() then looks at what options say together.
- * Source: pytorch torch/distributed/run.py and argparse_util.py (1.13 to 2.15), Python's argparse. */
+/* Options are rows of one table. A row's text comes from the command line, else from PET_<NAME>, else from the row;
+ * its `set` parses the text; settle() then checks options against each other. Source: pytorch
+ * torch/distributed/run.py and argparse_util.py (1.13 to 2.15), Python's argparse. */
 #include "options.h"
 
 #include <ctype.h>
@@ -63,9 +63,9 @@ enum option_id {
     OPTIONS
 };
 
-/* What was said of one option. */
+/* The text given for one option. */
 struct given {
-    const char *text; /* NULL = nothing; of a flag "" = on */
+    const char *text; /* NULL = none; "" = a flag that is on */
     bool by_variable;
 };
 
@@ -74,17 +74,17 @@ struct reading {
     struct options *o;
     struct given given[OPTIONS];
     char *host; /* of the endpoint or the master's address */
-    int port;   /* -1 = none was named */
+    int port;   /* -1 = none given */
     double timeout;
 };
 
 static const struct row {
     const char *name;  /* with dashes; underscores match too */
-    const char *value; /* what --help calls it; NULL = a flag */
+    const char *value; /* its name in --help; NULL = a flag */
     char letter;
     const char *fallback; /* NULL = not set */
     bool (*set)(struct reading *r, enum option_id id, const char *text);
-    const char *head; /* of the part of --help that begins here */
+    const char *head; /* heading of the part of --help that begins */
     const char *help;
 } rows[OPTIONS];
 
@@ -98,7 +98,7 @@ static void variable_name(enum option_id id, char name[64]) {
     for (char *c = name; *c; c++) *c = *c == '-' ? '_' : (char)toupper((unsigned char)*c);
 }
 
-/* Says what an option takes, under the name by which it was given. */
+/* Prints what an option takes, under the name by which it was given. */
 static bool refuse(const struct reading *r, enum option_id id, const char *takes) {
     char variable[64];
     variable_name(id, variable);
@@ -119,7 +119,7 @@ static bool set_ranks(struct reading *r, enum option_id id, const char *text) {
     bool gpu = strcmp(text, "gpu") == 0, automatic = strcmp(text, "auto") == 0;
     int ranks = gpu || automatic ? count_gpus("", getenv("CUDA_VISIBLE_DEVICES")) : 0;
     if (gpu && ranks == 0) {
-        say("--nproc-per-node gpu: there is no NVIDIA GPU that a program could use here%s",
+        say("--nproc-per-node gpu: there is no usable NVIDIA GPU%s",
             getenv("CUDA_VISIBLE_DEVICES") ? " (CUDA_VISIBLE_DEVICES is set)" : "");
         return false;
     }
@@ -144,7 +144,7 @@ static bool set_host(const struct reading *r, enum option_id id, const char *tex
     return (fine && port < 0) || refuse(r, id, "a host's name or address without a port");
 }
 
-/* Before the endpoint, whose host and port come before these. */
+/* Set before the endpoint, whose host and port override these. */
 static bool set_master_addr(struct reading *r, enum option_id id, const char *text) {
     return set_host(r, id, text, &r->host);
 }
@@ -184,7 +184,7 @@ static bool set_omp_threads(struct reading *r, enum option_id id, const char *te
     return read_whole(text, 1, MAX_RANKS, &r->o->omp_threads) || refuse(r, id, "a number from 1 to 4096, or `auto`");
 }
 
-/* How torch starts Python functions, which cairn-run does not. */
+/* How torch starts Python functions; cairn-run starts none. */
 static bool set_start_method(struct reading *r, enum option_id id, const char *text) {
     bool known = strcmp(text, "spawn") == 0 || strcmp(text, "fork") == 0 || strcmp(text, "forkserver") == 0;
     return known || refuse(r, id, "spawn, fork or forkserver");
@@ -223,7 +223,7 @@ static bool set_log_dir(struct reading *r, enum option_id id, const char *text) 
 
 static bool notice_beyond(const struct reading *r, enum option_id id, int beyond) {
     if (beyond >= 0) {
-        say("--%s names local rank %d, but there are %d, from 0 to %d; that part does nothing", rows[id].name, beyond,
+        say("--%s names local rank %d, but there are %d, from 0 to %d; that part is ignored", rows[id].name, beyond,
             r->o->ranks, r->o->ranks - 1);
     }
     return true;
@@ -258,7 +258,7 @@ static bool set_line_prefix(struct reading *r, enum option_id id, const char *te
 static bool set_duplicate_filters(struct reading *r, enum option_id id, const char *text) {
     (void)r;
     if (!*text) return true;
-    say("--%s %s: cairn-run writes no copies of some lines; -r and -t write all, for grep", rows[id].name, text);
+    say("--%s %s: cairn-run does not filter lines; use grep on what -r and -t write", rows[id].name, text);
     return false;
 }
 
@@ -266,7 +266,7 @@ static bool set_event_log_handler(struct reading *r, enum option_id id, const ch
     (void)r;
     (void)id;
     if (!*text || strcmp(text, "null") == 0) return true;
-    say("--event-log-handler %s: handlers are Python code that cairn-run does not load; leave the option out", text);
+    say("--event-log-handler %s: handlers are Python code, which cairn-run does not load; leave out the option", text);
     return false;
 }
 
@@ -274,7 +274,7 @@ static bool set_logs_specs(struct reading *r, enum option_id id, const char *tex
     (void)r;
     (void)id;
     if (!*text || strcmp(text, "default") == 0) return true;
-    say("--logs-specs %s: these are Python code that cairn-run does not load; use --log-dir, -r and -t", text);
+    say("--logs-specs %s: these are Python code, which cairn-run does not load; use --log-dir, -r and -t", text);
     return false;
 }
 
@@ -291,7 +291,7 @@ static bool set_conf_is_host(struct reading *r, const char *text) {
     return false;
 }
 
-/* What 1.13's static rendezvous calls it. */
+/* The name in 1.13's static rendezvous. */
 static bool set_conf_timeout(struct reading *r, const char *text) {
     if (read_seconds(text, &r->timeout)) return true;
     say("--rdzv-conf timeout takes a number of seconds, not '%s'", text);
@@ -311,10 +311,10 @@ static bool set_nothing(struct reading *r, const char *text) {
     return true;
 }
 
-/* Keys of torch's: seconds that go to a field, or what a function makes of the text. */
+/* torch's keys: seconds for a field, or a function that parses the text. */
 static const struct {
     const char *key;
-    size_t field; /* of struct options, where there is no function */
+    size_t field; /* of struct options, if there is no function */
     bool (*set)(struct reading *r, const char *text);
     double least;
 } conf_keys[] = {
@@ -347,7 +347,7 @@ static bool set_conf(struct reading *r, const char *key, const char *text) {
         memcpy((char *)r->o + conf_keys[i].field, &value, sizeof(value));
         return true;
     }
-    say("--rdzv-conf %s takes a number from %g on, not '%s'", key, conf_keys[i].least, text);
+    say("--rdzv-conf %s takes a number that is at least %g, not '%s'", key, conf_keys[i].least, text);
     return false;
 }
 
@@ -387,12 +387,12 @@ static const struct row rows[OPTIONS] = {
     [RDZV_BACKEND] = {"rdzv-backend", "NAME", 0, "static", set_backend, NULL,
         "static (default): node 0 hosts the store; c10d: the endpoint's host, nodes come and go"},
     [RDZV_ENDPOINT] = {"rdzv-endpoint", "HOST[:PORT]", 0, "", NULL, NULL,
-        "where nodes meet (static: --master-addr and --master-port; c10d: localhost:29400)"},
+        "where nodes meet (static: --master-addr:--master-port; c10d: localhost:29400)"},
     [RDZV_ID] = {"rdzv-id", "NAME", 0, "none", set_run_id, NULL, "name of the job (none)"},
     [RDZV_CONF] = {"rdzv-conf", "K=V,...", 0, "", set_rdzv_conf, NULL,
         "seconds of join_timeout, last_call_timeout, close_timeout, keep_alive_interval; is_host"},
     [LOCAL_ADDR] = {"local-addr", "HOST", 0, NULL, set_local_addr, NULL,
-        "what other nodes reach this one by (found out)"},
+        "address of this node for the other nodes (detected)"},
     [NO_PYTHON] = {"no-python", NULL, 0, NULL, NULL, "The program", "run it directly, whatever its name"},
     [MODULE] = {"module", NULL, 'm', NULL, NULL, NULL, "the program is a Python module: python -u -m program"},
     [RUN_PATH] = {"run-path", NULL, 0, NULL, NULL, NULL, "the program is run by Python's runpy.run_path"},
@@ -403,7 +403,7 @@ static const struct row rows[OPTIONS] = {
     [OMP_NUM_THREADS] = {"omp-num-threads", "N|auto", 0, NULL, set_omp_threads, NULL,
         "OMP_NUM_THREADS of ranks (yours, else 1 where ranks > 1); auto: processors / ranks"},
     [START_METHOD] = {"start-method", "NAME", 0, "spawn", set_start_method, NULL,
-        "accepted; says nothing for programs"},
+        "accepted, without effect on programs"},
     [NUMA_BINDING] = {"numa-binding", "HOW", 0, NULL, set_numa_binding, NULL, "refused: use numactl"},
     [VIRTUAL_LOCAL_RANK] = {"virtual-local-rank", NULL, 0, NULL, NULL, NULL,
         "each rank sees its own GPU alone: LOCAL_RANK=0, CUDA_VISIBLE_DEVICES of one"},
@@ -449,14 +449,14 @@ static const char before_help[] =
 
 static const char after_help[] =
     "\n"
-    "Dashes and underscores are the same in an option's name, the beginning of a name does where no other begins so,\n"
-    "and a value follows as --name=value or --name value. PET_<NAME> in the environment (PET_NPROC_PER_NODE=2,\n"
-    "PET_STANDALONE=1) counts where the command line says nothing.\n"
+    "Options take dashes or underscores and may be cut short where that is unambiguous; values follow as\n"
+    "--name=value or --name value. PET_<NAME> in the environment (PET_NPROC_PER_NODE=2, PET_STANDALONE=1) sets an\n"
+    "option that is not on the command line.\n"
     "${local_rank} in an argument of program becomes the rank's number on its node, $$ becomes $.\n"
     "Local rank 0 reads cairn-run's standard input unless it is a terminal; the other ranks read /dev/null.\n"
     "Ctrl-C stops the ranks, a second one without waiting for them to end.\n"
     "Exit code: 0; the code of the rank that failed first, 128 + its signal if one killed it; 126 or 127 where the\n"
-    "program could not be started; 2 for a wrong option; 128 + the signal that told cairn-run to stop; 1 otherwise.\n";
+    "program could not be started; 2 for a wrong option; 128 + the signal that stopped cairn-run; 1 otherwise.\n";
 
 static void print_row(const struct row *row) {
     char left[64], letter[8] = "";
@@ -493,7 +493,7 @@ static char *list_candidates(const char *given, size_t n) {
     return list;
 }
 
-/* Which option the n bytes at given name, or alone begin; OPTIONS = none, a sentence has been said. */
+/* The option that the n bytes at given name, or are the only beginning of; OPTIONS = none, after a message. */
 static enum option_id find_long(const char *given, size_t n) {
     int found = 0;
     enum option_id match = OPTIONS;
@@ -526,7 +526,7 @@ static enum option_id find_letter(char letter, const char *word) {
     return OPTIONS;
 }
 
-/* As argparse: what begins with a dash is a value where it is a number or a dash alone. */
+/* As argparse: a word that begins with a dash is a value if it is a number or only a dash. */
 static bool is_value(const char *word) {
     return word && (word[0] != '-' || !word[1] || isdigit((unsigned char)word[1]) || word[1] == '.');
 }
@@ -538,7 +538,7 @@ static void set_flag(struct reading *r, enum option_id id) {
     if (id == HELP || id == VERSION) exit(fflush(stdout) != 0 || ferror(stdout));
 }
 
-/* Keeps text, or else the next word, as the option's value. */
+/* Takes text, or else the next word, as the option's value. */
 static bool take_value(struct reading *r, enum option_id id, const char *text, char **argv, int *i) {
     if (!text && is_value(argv[*i])) text = argv[(*i)++];
     if (!text) {
@@ -573,7 +573,7 @@ static bool take_letters(struct reading *r, char **argv, int *i) {
     return true;
 }
 
-/* Everything from the first word that is no option on is the program's. */
+/* Everything from the first word that is not an option belongs to the program. */
 static bool read_line(struct reading *r, char **argv) {
     int i = argv[0] ? 1 : 0;
     while (argv[i] && argv[i][0] == '-' && argv[i][1]) {
@@ -588,7 +588,7 @@ static bool read_line(struct reading *r, char **argv) {
     return true;
 }
 
-/* An empty variable says nothing. */
+/* An empty variable counts as unset. */
 static bool read_variables(struct reading *r) {
     for (int id = 0; id < VERSION; id++) {
         char name[64];
@@ -613,9 +613,9 @@ static bool set_rows(struct reading *r) {
     return true;
 }
 
-/* ---- what options say together ---- */
+/* ---- combinations of options ---- */
 
-/* The endpoint's host and port come before the master's. */
+/* The endpoint's host and port override the master's. */
 static bool settle_endpoint(struct reading *r) {
     const char *text = r->given[RDZV_ENDPOINT].text;
     bool given = text && *text;
@@ -677,14 +677,14 @@ static bool settle_static(struct reading *r) {
     }
     o->min_nodes = o->max_nodes;
     if (o->node_rank >= o->max_nodes) {
-        say("--node-rank %d: of %d node%s the numbers go from 0 to %d; --nnodes says how many there are", o->node_rank,
-            o->max_nodes, o->max_nodes > 1 ? "s" : "", o->max_nodes - 1);
+        say("--node-rank %d: with %d node%s it is a number from 0 to %d; --nnodes sets how many there are",
+            o->node_rank, o->max_nodes, o->max_nodes > 1 ? "s" : "", o->max_nodes - 1);
         return false;
     }
     bool somewhere = is_given(r, MASTER_ADDR) || is_given(r, RDZV_ENDPOINT);
     if (o->max_nodes > 1 && !somewhere) {
-        say("%d nodes meet at 127.0.0.1, which each machine is for itself; name node 0 with --master-addr unless all "
-            "are on this machine",
+        say("%d nodes meet at 127.0.0.1, which is a different machine for each of them; unless all are on this "
+            "machine, name node 0 with --master-addr",
             o->max_nodes);
     }
     return true;
@@ -695,9 +695,8 @@ static void settle_c10d(struct reading *r) {
     notice_unused(r, MASTER_ADDR, "nodes meet at --rdzv-endpoint");
     notice_unused(r, MASTER_PORT, "nodes meet at --rdzv-endpoint");
     if (r->o->max_nodes > 1 && !is_given(r, RDZV_ENDPOINT)) {
-        say("%d nodes meet at localhost, which each machine is for itself; name one of them with --rdzv-endpoint "
-            "unless "
-            "all are on this machine",
+        say("%d nodes meet at localhost, which is a different machine for each of them; unless all are on this "
+            "machine, name one with --rdzv-endpoint",
             r->o->max_nodes);
     }
 }
@@ -728,7 +727,7 @@ static bool settle_program(struct reading *r) {
     struct options *o = r->o;
     bool direct = is_given(r, NO_PYTHON), module = is_given(r, MODULE), run_path = is_given(r, RUN_PATH);
     if (!o->program[0]) {
-        say("which program? See cairn-run --help");
+        say("there is no program to run; see cairn-run --help");
         return false;
     }
     if (direct && module && !run_path) {

@@ -1,5 +1,4 @@
-/* What cairn-run was asked to do: torchrun's options, and under the name cairn-launch those of
- * torch.distributed.launch. */
+/* cairn-run's options: torchrun's, and under the name cairn-launch those of torch.distributed.launch. */
 #ifndef RUN_OPTIONS_H
 #define RUN_OPTIONS_H
 
@@ -16,7 +15,7 @@ enum program_kind {
     PROGRAM_RUN_PATH, /* runpy.run_path in a python */
 };
 
-/* Bits of what is redirected or teed, of each local rank. */
+/* Bits for redirected or teed streams of a local rank. */
 enum { STREAM_OUT = 1, STREAM_ERR = 2 };
 
 enum { OMP_DEFAULT = 0, OMP_CORES_PER_RANK = -1 };
@@ -33,12 +32,12 @@ struct options {
     char *run_id; /* --rdzv_id; "none" is torch's default, a standalone run has a random one */
     double join_timeout, last_call_timeout, close_timeout, read_timeout; /* --rdzv_conf, seconds */
     double keep_alive_interval, keep_alive_attempts; /* --rdzv_conf: a node is lost after their product of seconds */
-    int is_host;                                     /* --rdzv_conf is_host: -1 not told, 0, 1 */
+    int is_host;                                     /* --rdzv_conf is_host: -1 = not given, 0, 1 */
 
     int node_rank;
     const char *master_addr; /* static: where the store is, as the endpoint says it; c10d: given or 127.0.0.1 */
     int master_port;         /* 0 = a free one: static with one node and no port given, or c10d */
-    char *local_addr;        /* what others reach this node by; NULL = found out */
+    char *local_addr;        /* address by which other nodes reach this one; NULL = detected */
 
     int max_restarts;
     double monitor_interval, shutdown_timeout;
@@ -58,7 +57,7 @@ struct options {
     char **program;          /* program and its arguments, NULL at the end */
 };
 
-/* argv over PET_* over defaults. False where an option is wrong: a sentence has been said. --help prints and exits. */
+/* argv before PET_* before defaults. False for a wrong option, after a message. --help prints and exits. */
 bool options_parse(struct options *o, char **argv);
 void options_free(struct options *o);
 

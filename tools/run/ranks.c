@@ -42,7 +42,7 @@ static double wall_clock(void) {
 
 /* ---- the keeper ---- */
 
-/* Ranks that are just being killed may still write there. */
+/* Ranks that are being killed may still write there. */
 static void remove_temporary(const char *folder) {
     for (int i = 0; folder && i < 100 && access(folder, F_OK) == 0; i++) {
         remove_tree(folder);
@@ -50,11 +50,11 @@ static void remove_temporary(const char *folder) {
     }
 }
 
-/* Reads the groups that are alive until the pipe ends, which is when cairn-run died, and ends them. */
+/* Tracks the living groups until the pipe ends, which means that cairn-run died, and kills them. */
 static void keep(const int ends[2], pid_t groups[], int room, const char *temporary) {
     int n = 0;
     pid_t told;
-    setpgid(0, 0); /* signals of a terminal are for cairn-run */
+    setpgid(0, 0); /* a terminal's signals are for cairn-run alone */
     close(ends[1]);
     while (read(ends[0], &told, sizeof(told)) == sizeof(told)) {
         if (told > 0 && n < room) groups[n++] = told;
@@ -73,7 +73,7 @@ static bool start_keeper(struct ranks *ranks, const char *temporary) {
     bool piped = pipe2(ends, O_CLOEXEC) == 0;
     ranks->keeper = piped ? fork() : -1;
     if (ranks->keeper == 0) keep(ends, groups, ranks->options->ranks, temporary);
-    if (ranks->keeper < 0) say("the keeper could not be started: %s", strerror(errno));
+    if (ranks->keeper < 0) say("the process that cleans up after cairn-run could not be started: %s", strerror(errno));
     free(groups);
     if (piped) close(ends[0]);
     ranks->to_keeper = piped ? ends[1] : -1;
@@ -92,7 +92,7 @@ bool ranks_open(struct ranks *ranks, const struct options *o, const sigset_t *ma
     return start_keeper(ranks, temporary);
 }
 
-/* The keeper is killed before the pipe is closed, so that it ends without a last deed. */
+/* The keeper is killed before the pipe is closed, so that it does not act on its end. */
 void ranks_close(struct ranks *ranks) {
     if (ranks->keeper > 0) {
         kill(ranks->keeper, SIGKILL);
@@ -105,7 +105,7 @@ void ranks_close(struct ranks *ranks) {
 
 /* ---- starting ---- */
 
-/* What a rank is made of, ready before the fork. */
+/* A rank's arguments, environment and descriptors, prepared before the fork. */
 struct birth {
     char **arguments, **environment;
     bool reads_input;
@@ -122,8 +122,8 @@ static void take_descriptor(int from, int to) {
 static void become_rank(const struct ranks *ranks, int local_rank, const struct birth *b) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != b->launcher) _exit(1); /* it died before the line above */
-    tell_keeper(ranks, getpid());           /* before anything is forked that only its group has in common with it */
+    if (getppid() != b->launcher) _exit(1); /* it died before PR_SET_PDEATHSIG was set */
+    tell_keeper(ranks, getpid());           /* before the rank forks any process */
     if (!b->reads_input) take_descriptor(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     take_descriptor(b->out, STDOUT_FILENO);
     take_descriptor(b->err, STDERR_FILENO);
@@ -174,7 +174,7 @@ static bool start_rank(struct ranks *ranks, int local_rank, const struct world *
         say("rank %d could not be started: %s", place.rank, strerror(errno));
         return false;
     }
-    setpgid(pid, pid); /* here too: whoever comes first */
+    setpgid(pid, pid); /* in the child too: the first call counts */
     ranks->list[local_rank] = (struct rank){.pid = pid, .running = true, .has_group = true};
     ranks->running++;
     return true;
@@ -186,14 +186,15 @@ static void signal_groups(const struct ranks *ranks, int signal) {
     }
 }
 
-/* What execvpe's "No such file or directory" leaves open. */
+/* What is missing after execvpe's "No such file or directory". */
 static const char *what_is_missing(const char *program) {
     bool is_there = access(program, F_OK) == 0;
-    if (strchr(program, '/')) return is_there ? " (it is there: what its first line or its loader names is not)" : "";
+    if (strchr(program, '/'))
+        return is_there ? " (the file exists; the interpreter or loader that it names does not)" : "";
     return is_there ? " in PATH; write ./ before it for the one in this folder" : " in PATH";
 }
 
-/* Waits until no rank has `failures` open: each has exec'ed, or written to it. */
+/* Waits until no rank has `failures` open: each has exec'ed, or written its error to it. */
 static int await_exec(int failures, const char *program) {
     struct exec_failure failure;
     ssize_t got;
@@ -205,7 +206,7 @@ static int await_exec(int failures, const char *program) {
     return failure.errnum == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE;
 }
 
-/* The name of what the ranks exec: the program, or python where it starts one. */
+/* The name of the executable: the program, or python if that runs it. */
 static char *executable(const struct options *o) {
     char **arguments = worker_arguments(o, 0);
     char *name = format_text("%s", arguments[0]);
@@ -249,12 +250,18 @@ int ranks_start(struct ranks *ranks, const struct world *world, const struct log
 
 /* ---- stopping, reaping ---- */
 
-/* A suspended rank would not see the signal before it goes on, hence SIGCONT. */
+/* SIGCONT, since a suspended rank would not see the signal. */
 void ranks_stop(struct ranks *ranks, int signal) {
     ranks->stop_signal = signal;
     ranks->kill_at = now() + ranks->options->shutdown_timeout;
     signal_groups(ranks, signal);
     signal_groups(ranks, SIGCONT);
+}
+
+void ranks_pass_on(const struct ranks *ranks, int signal) {
+    for (int r = 0; r < ranks->options->ranks; r++) {
+        if (ranks->list[r].running) kill(ranks->list[r].pid, signal);
+    }
 }
 
 void ranks_hurry(struct ranks *ranks) {
@@ -284,13 +291,13 @@ static void note_end(struct ranks *ranks, struct rank *rank, int status) {
     ranks->running--;
 }
 
-/* Ranks are in the background of a terminal: one that reads it would wait without a word. */
+/* Ranks are in the terminal's background: one that reads it would be stopped silently. */
 static void note_suspension(const struct ranks *ranks, struct rank *rank, int status) {
     rank->suspended = WIFSTOPPED(status);
     if (!rank->suspended) return;
     int by = rank->suspended_by = WSTOPSIG(status);
     if (by != SIGTTIN && by != SIGTTOU) return;
-    say("local rank %d (pid %d) wants to %s the terminal, which ranks cannot, and was stopped (SIG%s)",
+    say("local rank %d (pid %d) tried to %s the terminal, which ranks cannot, and was stopped (SIG%s)",
         (int)(rank - ranks->list), (int)rank->pid, by == SIGTTIN ? "read" : "set or write to", sigabbrev_np(by));
 }
 
@@ -305,7 +312,8 @@ static void forget_group(const struct ranks *ranks, struct rank *rank) {
     rank->has_group = false;
 }
 
-/* Sends signal (0 only looks) to what ranks that ended left in their groups; how many groups are not empty. */
+/* Sends signal (0: only checks) to processes left in the groups of ranks that have ended; returns how many groups
+ * are not empty. */
 static int signal_leftovers(const struct ranks *ranks, int signal) {
     int groups = 0;
     for (int r = 0; r < ranks->options->ranks; r++) {
@@ -317,8 +325,8 @@ static int signal_leftovers(const struct ranks *ranks, int signal) {
     return groups;
 }
 
-/* Of several that failed since the last look one that a signal killed counts as the first: the others more likely
- * noticed that than caused it. */
+/* Of several failures since the last check, one killed by a signal counts as the first: the others more likely
+ * noticed its end than caused it. */
 void ranks_reap(struct ranks *ranks) {
     struct rank *culprit = NULL;
     int status;
@@ -338,16 +346,16 @@ void ranks_reap(struct ranks *ranks) {
     if (culprit && !ranks->stop_signal && ranks->first_failed < 0) note_first_failure(ranks, culprit);
 }
 
-/* ---- what ranks leave behind ---- */
+/* ---- leftover processes ---- */
 
 static void end_attempt(struct ranks *ranks) {
     for (int r = 0; r < ranks->options->ranks; r++) forget_group(ranks, &ranks->list[r]);
     ranks->over = true;
 }
 
-/* Leftovers of a stopped attempt are told twice more, now and in a second: a shell takes a signal that comes while
- * it forks, and what it forked does not see it. They have the rest of the grace. Then, or at once where nothing was
- * stopped, they are killed; a process that not even that ends (waiting for a device) is left to the system. */
+/* Leftover processes of a stopped attempt are signalled twice more, now and in a second, since a child that a shell
+ * forks while it takes the signal misses it. They have the rest of the grace. Then, or at once if nothing was
+ * stopped, they are killed; a process that survives SIGKILL (it waits for a device) is left to the system. */
 static void sweep(struct ranks *ranks) {
     double time = now();
     bool patient = ranks->stop_signal && !ranks->killed && time < ranks->kill_at;
@@ -365,8 +373,8 @@ static void sweep(struct ranks *ranks) {
     if (signal_leftovers(ranks, signal) == 0 || (!patient && time > since + GIVE_UP)) end_attempt(ranks);
 }
 
-/* When ranks that SIGKILL does not end (they wait for a device, or are another user's by now) are given up: after the
- * grace once more, since some have much memory to give back. */
+/* When cairn-run gives up ranks that survive SIGKILL (they wait for a device, or belong to another user by now):
+ * after a second grace, since freeing much memory takes time. */
 static double abandon_at(const struct ranks *ranks) {
     double grace = ranks->options->shutdown_timeout;
     return ranks->kill_at + (grace > GIVE_UP ? grace : GIVE_UP);
@@ -376,8 +384,8 @@ static void abandon_ranks(struct ranks *ranks) {
     for (int r = 0; r < ranks->options->ranks; r++) {
         struct rank *rank = &ranks->list[r];
         if (!rank->running) continue;
-        say("local rank %d (pid %d) does not end even by SIGKILL; it is left behind", r, (int)rank->pid);
-        note_end(ranks, rank, SIGKILL); /* as waitpid would tell it */
+        say("local rank %d (pid %d) did not end after SIGKILL; cairn-run leaves it running", r, (int)rank->pid);
+        note_end(ranks, rank, SIGKILL); /* as waitpid would report it */
     }
 }
 

@@ -13,12 +13,12 @@
 
 enum { EXIT_SIGNAL = 128 };
 
-static const double FIRST_PAUSE = 0.001, LAST_PAUSE = 0.05; /* seconds between two looks of whoever waits */
-static const double CONNECT_SLICE = 2;                      /* between two looks for a signal */
-static const double FOREIGN_AFTER = 10;                     /* a cairn-run says at once that it is one */
-static const double SILENT = 5;                             /* then who waits says for whom */
+static const double FIRST_PAUSE = 0.001, LAST_PAUSE = 0.05; /* seconds between two checks while waiting */
+static const double CONNECT_SLICE = 2;                      /* between two checks for a signal */
+static const double FOREIGN_AFTER = 10;                     /* a cairn-run has its key in the store at once */
+static const double SILENT = 5;                             /* seconds until a message names what is waited for */
 static const double LEAST_KEEP_ALIVE = 1;
-static const double LEAST_INTERVAL = 0.01; /* of looks, whatever --monitor-interval says: they are not for free */
+static const double LEAST_INTERVAL = 0.01; /* between checks, whatever --monitor-interval is: each costs a request */
 static const double FAR = 3600;
 
 /* ---- the store ---- */
@@ -87,7 +87,7 @@ static void beat(struct rendezvous *r) {
     rendezvous_add(r, rendezvous_key(r, "beat/%d", r->id), 1);
 }
 
-/* The signal that came within some seconds, 0 = none. */
+/* A signal that arrives within `seconds`, 0 = none. */
 static int signal_within(int signals, double seconds) {
     struct pollfd ready = {.fd = signals, .events = POLLIN};
     struct signalfd_siginfo info;
@@ -95,16 +95,16 @@ static int signal_within(int signals, double seconds) {
     return info.ssi_signo == SIGCHLD ? 0 : (int)info.ssi_signo;
 }
 
-/* ---- coming ---- */
+/* ---- opening ---- */
 
-/* What all agents must have been told alike. */
+/* Options that all agents must share. */
 static char *facts(const struct options *o) {
     return format_text("cairn-run 1\n--rdzv_backend %s\n--rdzv_id %s\n--nnodes %d:%d\n--max_restarts %d\n",
                        o->backend == RENDEZVOUS_STATIC ? "static" : "c10d", o->run_id, o->min_nodes, o->max_nodes,
                        o->max_restarts);
 }
 
-/* Says which line is not the same. */
+/* Prints the first line that differs. */
 static bool same_facts(const struct rendezvous *r, const char *own, const char *hosts) {
     if (strcmp(own, hosts) == 0) return true;
     while (*own && strcspn(own, "\n") == strcspn(hosts, "\n") && memcmp(own, hosts, strcspn(own, "\n")) == 0) {
@@ -116,7 +116,7 @@ static bool same_facts(const struct rendezvous *r, const char *own, const char *
     return false;
 }
 
-/* A static run has each node_rank once. */
+/* Each node_rank of a static run belongs to one agent. */
 static bool claim_node_rank(struct rendezvous *r) {
     const struct options *o = r->options;
     if (o->backend != RENDEZVOUS_STATIC) return true;
@@ -127,8 +127,8 @@ static bool claim_node_rank(struct rendezvous *r) {
     bool mine = asked && strcmp(holder, own) == 0;
     if (!asked) say("%s", r->report);
     if (asked && !mine) {
-        say("--node_rank %d is taken by cairn-run %s; give each node a number of its own (one that was killed is "
-            "forgotten after %g s)",
+        say("--node_rank %d is taken by cairn-run %s; give each node its own number (that of a killed node is free "
+            "after %g s)",
             o->node_rank, strchr(holder, ' ') ? strchr(holder, ' ') + 1 : "", r->keep_alive);
     }
     cairn_store_free(holder);
@@ -153,7 +153,7 @@ static bool is_cairn_run(const char *host, int port) {
     if (cairn_tcp_store_create(host, port, cairn_tcp_store_options(.timeout = CONNECT_SLICE), &store) != CAIRN_OK) {
         return false;
     }
-    const bool has_run = cairn_store_wait(store, &key, 1) == CAIRN_OK; /* a store that just began has none yet */
+    const bool has_run = cairn_store_wait(store, &key, 1) == CAIRN_OK; /* waits, as the store may just have started */
     cairn_store_destroy(&store);
     return has_run;
 }
@@ -174,7 +174,7 @@ static int begin_hosting(struct rendezvous *r) {
     if (!introduce(r) || !claim_node_rank(r)) return 1;
     char *own = facts(r->options);
     rendezvous_set(r, rendezvous_key(r, "list"), "");
-    rendezvous_set(r, rendezvous_key(r, "run"), own); /* last: whoever sees it may introduce himself */
+    rendezvous_set(r, rendezvous_key(r, "run"), own); /* last: agents that see it introduce themselves */
     free(own);
     if (r->broken) say("%s", r->report);
     return r->broken ? 1 : 0;
@@ -199,8 +199,9 @@ static cairn_status dial(struct rendezvous *r, double left) {
     return st == CAIRN_OK ? cairn_store_set_timeout(r->store, r->patience) : st;
 }
 
-/* Until somebody answers at the endpoint; in slices, for a signal may come. Where hosting failed, instead_of says why:
- * whoever was in the way may have gone without hosting this run, so it is tried again, and r->server tells. */
+/* Connects until the endpoint answers; in slices, to notice signals. If hosting failed, instead_of says why: the
+ * program that held the port may have ended without hosting this run, so hosting is tried again, and r->server is
+ * set on success. */
 static int connect_to_host(struct rendezvous *r, int signals, const char *instead_of) {
     double begin = now(), end = begin + r->options->join_timeout;
     for (bool said = false;;) {
@@ -256,7 +257,7 @@ static int join_host(struct rendezvous *r, int signals, const char *instead_of) 
     return code;
 }
 
-/* Two agents on one machine are both told that they host a c10d run: the second to come connects to the first. */
+/* Two agents on one machine may both be meant to host a c10d run: the second connects to the first. */
 static int open_any(struct rendezvous *r, int signals) {
     const struct options *o = r->options;
     if (!shall_host(o)) return join_host(r, signals, NULL);
@@ -310,13 +311,14 @@ static void take_world(struct rendezvous *r, struct world *out) {
 }
 
 static char *who_is_missing(const struct rendezvous *r) {
-    return r->server ? host_missing(r) : format_text("the cairn-run at %s:%d says who is missing", r->host, r->port);
+    return r->server ? host_missing(r)
+                     : format_text("the cairn-run at %s:%d names the missing nodes", r->host, r->port);
 }
 
 static int gave_up(const struct rendezvous *r) {
     char *missing = who_is_missing(r);
     if (r->broken) say("%s", r->report);
-    else say("the nodes of this run did not come together within %g s: %s", r->options->join_timeout, missing);
+    else say("the nodes of this run did not meet within %g s: %s", r->options->join_timeout, missing);
     free(missing);
     return 1;
 }
@@ -327,7 +329,7 @@ static void say_waiting(const struct rendezvous *r) {
     free(missing);
 }
 
-/* One look of an agent that waits to join; true once it is called. */
+/* One check of an agent that waits to join; true once the host has called it. */
 static bool is_called(struct rendezvous *r, int restart) {
     if (r->server) host_form(r, restart);
     beat(r);
@@ -370,7 +372,7 @@ static void take_news(struct rendezvous *r, const char *text) {
 
 void rendezvous_tell(struct rendezvous *r, enum news news, bool final, int code, const char *report) {
     if (r->tidings.news) return;
-    int teller = news == NEWS_FAILED || news == NEWS_LEFT ? r->id : 0; /* the rest is the host's office */
+    int teller = news == NEWS_FAILED || news == NEWS_LEFT ? r->id : 0; /* the rest is reported for the host */
     char *text = format_text("%d %d %d %d\n%s", (int)news, teller, final, code, report);
     if (r->alone) {
         take_news(r, text);
@@ -419,10 +421,10 @@ void rendezvous_leave(struct rendezvous *r, int signals) {
     if (!r || r->alone || r->broken || r->id == 0) return;
     if (!r->server) {
         append_to_list(r, '-');
-        rendezvous_add(r, rendezvous_key(r, "beat/%d", r->id), 1); /* its answer says that the line above has arrived */
+        rendezvous_add(r, rendezvous_key(r, "beat/%d", r->id), 1); /* its reply means that the line above has arrived */
         return;
     }
-    if (!r->tidings.news) return; /* the others wait to join, which only the end of the store ends */
+    if (!r->tidings.news) return; /* the others wait to join, until the store ends */
     double end = now() + r->options->close_timeout;
     for (host_watch(r); host_others(r) > 0 && now() < end && !r->broken; host_watch(r)) {
         if (signal_within(signals, 0.01)) return;

@@ -1,7 +1,7 @@
 /* Source: pytorch torch/distributed/elastic/multiprocessing/errors/__init__.py and error_handler.py (1.13 to 2.x):
  * the form of the block, what it takes from an error file, and how that file is passed on. An error file is
  * {"message": {"message": text, "extraInfo": {"py_callstack": text, "timestamp": "seconds"}}}, or {"message": text,
- * "timestamp": seconds}. One that cannot be read counts as none. */
+ * "timestamp": seconds}. An unreadable one counts as none. */
 #include "report.h"
 
 #include <jansson.h>
@@ -17,14 +17,14 @@
 
 enum { WIDEST_BORDER = 60, LARGEST_FILE = 16 << 20 };
 
-/* One rank's failure, as the block shows it. */
+/* One rank's failure in the block. */
 struct failure {
     int local_rank;
     const struct rank *rank;
     json_t *file; /* NULL = none */
     bool is_consequence;
     double time; /* whole seconds since 1970 */
-    char *text;  /* of the block, without its number */
+    char *text;  /* its text in the block, without its number */
 };
 
 /* ---- error files ---- */
@@ -43,7 +43,7 @@ static json_t *read_error_file(const char *path) {
     return NULL;
 }
 
-/* 0 where the file does not tell, or no time. */
+/* 0 if the file has no time. */
 static double file_time(const json_t *file) {
     const json_t *message = json_object_get(file, "message");
     const json_t *time = json_is_string(message) ? json_object_get(file, "timestamp")
@@ -52,7 +52,7 @@ static double file_time(const json_t *file) {
     return seconds > 0 && seconds < 1e11 ? whole_seconds(seconds) : 0;
 }
 
-/* What a file tells of its error; NULL = nothing. */
+/* The error text of a file; NULL = none. */
 static const char *file_text(const json_t *file) {
     json_t *message = json_object_get(file, "message");
     if (json_is_string(message)) return json_string_value(message);
@@ -60,7 +60,7 @@ static const char *file_text(const json_t *file) {
     return stack ? stack : json_string_value(json_object_get(message, "message"));
 }
 
-/* As Cairn begins the message of a rank to which another one's end was an error. */
+/* Cairn's message begins so if the rank failed because another ended. */
 static bool is_consequence(const json_t *file) {
     const char *text = json_string_value(json_object_get(json_object_get(file, "message"), "message"));
     return text && strncmp(text, "CAIRN_EPEER:", strlen("CAIRN_EPEER:")) == 0;
@@ -68,7 +68,7 @@ static bool is_consequence(const json_t *file) {
 
 /* ---- which ranks failed, and which first ---- */
 
-/* A rank that ended after the stop failed by itself where it had written of its error before. */
+/* A rank that ended after the stop failed by itself if it had written its error before. */
 static bool counts(const struct failure *f, double stopped) {
     if (!f->rank->pid || f->rank->running || !rank_failed(f->rank->status)) return false;
     return !f->rank->ended_by_us || (f->file && f->time > 0 && f->time <= stopped);
@@ -78,7 +78,7 @@ static double stop_time(const struct ranks *ranks) {
     return ranks->first_failed < 0 ? 0 : whole_seconds(ranks->list[ranks->first_failed].ended);
 }
 
-/* Fills failures [ranks]; how many. Free them with free_failures. */
+/* Fills failures [ranks]; returns how many. Free them with free_failures. */
 static int find_failures(const struct account *a, struct failure failures[]) {
     int n = 0;
     for (int r = 0; r < a->options->ranks; r++) {
@@ -106,7 +106,7 @@ static struct failure *new_failures(const struct account *a) {
     return must(calloc((size_t)a->options->ranks, sizeof(struct failure)));
 }
 
-/* Error files tell whole seconds; within one the order in which ends were seen decides. */
+/* Error files have whole seconds; within one, the order in which ends were noticed decides. */
 static bool is_earlier(const struct failure *f, const struct failure *g) {
     if (f->is_consequence != g->is_consequence) return g->is_consequence;
     return f->time < g->time || (f->time == g->time && f->rank->order < g->rank->order);

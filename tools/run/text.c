@@ -25,7 +25,7 @@ double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A pipe that poll calls writable has room for PIPE_BUF bytes, so one write of no more does not block. */
+/* A pipe that is writable by poll has room for PIPE_BUF bytes, so one write of no more does not block. */
 long write_some(int fd, const char *bytes, size_t n, double seconds) {
     struct pollfd ready = {.fd = fd, .events = POLLOUT};
     if (poll(&ready, 1, (int)(seconds * 1e3)) <= 0) return 0;
@@ -54,7 +54,7 @@ void say(const char *format, ...) {
     free(sentence);
 }
 
-/* open() gives the least number that is free. */
+/* open() returns the lowest free number. */
 void hold_standard_streams(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR);

@@ -5,14 +5,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* "cairn-run: ..." as one line on stderr, in one write. A stderr that is closed, or that takes nothing for some
- * seconds, does not get it. */
+/* "cairn-run: ..." as one line on stderr, in one write. It is dropped if stderr is closed, or takes nothing for some
+ * seconds. */
 __attribute__((format(printf, 1, 2))) void say(const char *format, ...);
 
-/* The same for a text that is whole. */
+/* The same for a finished text. */
 void say_text(const char *text);
 
-/* Ends cairn-run where memory ran out. */
+/* Ends cairn-run if memory has run out. */
 void *must(void *p);
 
 /* Made with malloc. */
@@ -21,7 +21,7 @@ __attribute__((format(printf, 1, 2))) char *format_text(const char *format, ...)
 /* Frees an array of texts that NULL ends, and the texts. */
 void free_texts(char **texts);
 
-/* A name that a template may hold, and what it stands for; a NULL name ends a list of them. */
+/* A name in a template and its value; a NULL name ends a list. */
 struct substitution {
     const char *name, *value;
 };
@@ -33,10 +33,11 @@ char *substitute(const char *template, const struct substitution *list);
 /* Seconds of the monotonic clock. */
 double now(void);
 
-/* What fd takes of n bytes without blocking, waiting at most `seconds` until it takes any; 0 = nothing, -1 = closed. */
+/* The number of n bytes that fd takes without blocking, waiting at most `seconds` until it takes any; 0 = none, -1 =
+ * closed. */
 long write_some(int fd, const char *bytes, size_t n, double seconds);
 
-/* Makes what is closed of stdin, stdout and stderr /dev/null, so that nothing opened later takes their places. */
+/* Opens /dev/null for closed ones of stdin, stdout and stderr, so that no file opened later takes their numbers. */
 void hold_standard_streams(void);
 
 #endif

@@ -20,7 +20,7 @@ bool read_whole(const char *text, int least, int most, int *value) {
     return true;
 }
 
-/* cairn-run sets no locale, so strtod's decimal point is a point; what else strtod knows (0x1p3, inf) is refused. */
+/* cairn-run sets no locale, so strtod's decimal point is a point; strtod's other forms (0x1p3, inf) are refused. */
 bool read_seconds(const char *text, double *value) {
     char *end;
     if (!*text || text[strspn(text, "0123456789.eE+-")]) return false;
@@ -63,7 +63,7 @@ bool read_endpoint(const char *text, char **host, int *port) {
     return true;
 }
 
-/* Calls take for each word between commas; blanks around it do not count. */
+/* Calls take for each word between commas; blanks around it are skipped. */
 static bool for_each_word(const char *text, bool (*take)(char *word, void *to), void *to) {
     char *copy = must(strdup(text)), *rest = copy;
     bool fine = true;
@@ -76,9 +76,9 @@ static bool for_each_word(const char *text, bool (*take)(char *word, void *to), 
     return fine;
 }
 
-enum { LAST_RANK = 999999 }; /* of what is a rank's number at all */
+enum { LAST_RANK = 999999 }; /* largest number that is read as a rank */
 
-/* What a list says of ranks. */
+/* The ranks of a list. */
 struct rank_list {
     unsigned char *streams;
     bool *listed;
@@ -126,7 +126,7 @@ bool read_rank_list(const char *text, bool *listed, int ranks, int *beyond) {
     return !*text || for_each_word(text, take_rank, &list);
 }
 
-/* Those that no process can take, and the one that cairn-run waits for its ranks with. */
+/* Signals that no process can handle, and SIGCHLD, by which cairn-run waits for its ranks. */
 static bool take_signal(char *word, void *to) {
     if (strncasecmp(word, "SIG", 3) == 0) word += 3;
     for (int s = 1; s < NSIG; s++) {
@@ -151,7 +151,7 @@ int count_processors(void) {
 
 /* ---- GPUs ---- */
 
-/* Files in folder whose names are prefix and something that begins with a digit. */
+/* Files in folder whose names are prefix and a text that begins with a digit. */
 static int count_files(const char *root, const char *folder, const char *prefix) {
     char *path = format_text("%s%s", root, folder);
     DIR *dir = opendir(path);
@@ -169,7 +169,7 @@ struct visible {
     int present, n;
 };
 
-/* CUDA takes indices and names ("GPU-...", "MIG-...") up to the first that it cannot take. */
+/* CUDA reads indices and names ("GPU-...", "MIG-...") up to the first invalid one. */
 static bool take_visible(char *word, void *to) {
     struct visible *v = to;
     int index;

@@ -32,7 +32,7 @@ static void keep_copy(struct texts *t, const char *text) {
 
 /* ---- arguments ---- */
 
-/* What torchrun does in an interpreter that it spawns. */
+/* As torchrun does in an interpreter that it starts. */
 static const char run_path[] = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 /* The words before the program's name. */
@@ -48,7 +48,7 @@ static void keep_interpreter(struct texts *t, enum program_kind kind) {
     }
 }
 
-/* torch substitutes in all but the name of what is executed. */
+/* torch substitutes in all but the executable's name. */
 char **worker_arguments(const struct options *o, int local_rank) {
     struct texts t = {0};
     char number[16];
@@ -74,7 +74,7 @@ __attribute__((format(printf, 3, 4))) static void set(struct texts *t, const cha
     free(value);
 }
 
-/* The rank's item of the list that CUDA_VISIBLE_DEVICES is, without blanks; its number where there is no list. */
+/* The rank's item of CUDA_VISIBLE_DEVICES, without blanks; its number if there is no list. */
 static void set_own_gpu(struct texts *t, int local_rank) {
     const char *item = getenv("CUDA_VISIBLE_DEVICES");
     if (!item) {
@@ -110,7 +110,7 @@ static void set_job(struct texts *t, const struct options *o, const struct place
     set(t, "TORCHELASTIC_SIGNALS_TO_HANDLE", "%s", o->signal_names);
 }
 
-/* What the user's own value, where there is one, comes before. */
+/* Defaults; a value of the user's own counts before them. */
 static void set_defaults(struct texts *t) {
     static const char *const names[] = {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {

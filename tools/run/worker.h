@@ -1,4 +1,4 @@
-/* What one rank is told: its arguments and its environment. */
+/* One rank's arguments and environment. */
 #ifndef RUN_WORKER_H
 #define RUN_WORKER_H
 

@@ -342,14 +342,15 @@ static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     }
     if (st != CAIRN_OK) return st;
     if (own != CAIRN_OK) return cairn__fail(own, "%s", reason);
-    return cairn__fail(CAIRN_ENOMEM, "another rank has no %zu bytes for the group's memory", nbytes);
+    return cairn__fail(CAIRN_ENOMEM, "another rank could not allocate %zu bytes of group memory", nbytes);
 }
 
 static cairn_status release(cairn_group *group, void *memory) {
     struct exchange *x = group->impl;
     size_t i = 0;
     while (i < x->num_blocks && x->blocks[i] != memory) i++;
-    REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave", memory);
+    REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is not memory of this group; pass what cairn_group_alloc returned",
+            memory);
     const struct cairn__request request = {.call = {.kind = CAIRN__FREE, .n = i + 1}};
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_run(group, &request, NULL));

@@ -57,7 +57,7 @@ constexpr milliseconds NAP(2);     /* other groups may have something to do */
 
 struct Failed {
     cairn_status status;
-    char why[512]; /* "" = libcairn has told */
+    char why[512]; /* "" = libcairn's last error has it */
 };
 
 void check(cairn_status status) {
@@ -91,7 +91,7 @@ template <typename F> cairn_status guarded(cairn_status otherwise, F body) noexc
     } catch (const std::exception &e) {
         return cairn__fail(otherwise, "gloo: %s", words(e));
     } catch (...) {
-        return cairn__fail(CAIRN_EINTERNAL, "gloo threw something unknown");
+        return cairn__fail(CAIRN_EINTERNAL, "gloo threw an unknown exception");
     }
 }
 
@@ -316,11 +316,10 @@ class Connecting {
     }
 
     void describe(char *why, size_t nbytes, const char *gloos) const {
-        snprintf(
-            why, nbytes,
-            "rank %d cannot connect to rank %d (gloo: %s); that rank has ended, or the network or a firewall is in the "
-            "way: see docs/launching.md",
-            rank, (int)with, gloos);
+        snprintf(why, nbytes,
+                 "rank %d cannot connect to rank %d (gloo: %s); that rank has ended, or the network or a firewall "
+                 "blocks the connection: see docs/launching.md",
+                 rank, (int)with, gloos);
     }
 
     const std::shared_ptr<Loop> loop;
@@ -378,7 +377,7 @@ std::shared_ptr<Loop> begin_loop(const struct cairn__engine_options &options) {
     }
 }
 
-/* Until all are connected, somebody refused, or it is late. */
+/* Returns when all are connected, a rank has refused, or the time is over. */
 void await(Connecting &connecting, Meeting &meeting, double timeout) {
     char why[512], late[64];
     snprintf(late, sizeof(late), "nothing within %g s", timeout);
@@ -451,7 +450,7 @@ struct cairn__engine {
     std::condition_variable finished; /* a transfer is done, or all is over: for the caller */
     std::vector<std::unique_ptr<Lane>>
         lanes; /* collectives, then sends by rank, then recvs by rank; NULL until needed */
-    std::vector<std::unique_ptr<cairn__moving>> all; /* under way, or done and not asked for yet */
+    std::vector<std::unique_ptr<cairn__moving>> all; /* under way, or done and not tested yet */
     bool over = false;                               /* failed, aborted or closing */
     cairn_status status = CAIRN_OK;                  /* why it is, with the words */
     char why[512] = "";
@@ -512,8 +511,8 @@ void cairn__engine::give(Buffer &buffer, const Part &part, uint64_t slot, size_t
     }
 }
 
-/* A buffer of a lane is all of memory, so that one serves every transfer. The receive that nobody sends to is what
- * wakes its waits when the connection breaks: gloo tells waiting operations only, and none that is half done. */
+/* A buffer of a lane is all of memory, so that one serves every transfer. The receive without a sender is what wakes
+ * its waits when the connection breaks: gloo tells waiting operations only, and none that is half done. */
 void cairn__engine::begin_lane(Lane &lane, const struct cairn__transfer &t) {
     lane.buffers.resize((size_t)size);
     for (int r = 0; r < size; r++) {
@@ -597,7 +596,7 @@ void cairn__engine::run(Lane &lane) noexcept {
     } catch (const std::exception &e) {
         lose(peer, e);
     } catch (...) {
-        die(CAIRN_EINTERNAL, "gloo threw something unknown");
+        die(CAIRN_EINTERNAL, "gloo threw an unknown exception");
     }
 }
 

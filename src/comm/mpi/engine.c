@@ -1,4 +1,4 @@
-/* The engine: a group's transfers as messages, which whoever polls moves on. */
+/* The engine: a group's transfers as messages, which every poll moves on. */
 #include <string.h>
 #include <time.h>
 
@@ -197,11 +197,11 @@ static cairn_status look_for_missing(struct cairn__engine *e, const struct cairn
         const struct mpi_peer *peer = &e->peers[m->peers[i]];
         int done = 0;
         if (!peer->word || (peer->word == LEFT && now_ns() - peer->since_ns < LAST_MESSAGES)) continue;
-        cairn_status st = cairn__mpi_check(MPI_Request_get_status(m->requests[i], &done, MPI_STATUS_IGNORE),
-                                           "tell how a transfer goes");
+        cairn_status st =
+            cairn__mpi_check(MPI_Request_get_status(m->requests[i], &done, MPI_STATUS_IGNORE), "test a transfer");
         if (st != CAIRN_OK) return st;
         REQUIRE(done || peer->word != LEFT, CAIRN_EPEER, "rank %d left the group", m->peers[i]);
-        REQUIRE(done, CAIRN_EPEER, "rank %d gave the group up", m->peers[i]);
+        REQUIRE(done, CAIRN_EPEER, "rank %d failed or aborted the group", m->peers[i]);
     }
     return CAIRN_OK;
 }
@@ -364,13 +364,13 @@ static cairn_status check_sizes(struct cairn__engine *e, const struct cairn__mov
         if (m->nbytes[i] < 0) continue;
         (void)MPI_Get_count(&e->statuses[i], MPI_BYTE, &came);
         REQUIRE(came == m->nbytes[i], CAIRN_EPEER,
-                "rank %d sent %d bytes, want %d: the ranks issue different collectives; CAIRN_CHECK=1 tells which",
+                "rank %d sent %d bytes, want %d: the ranks issue different collectives; CAIRN_CHECK=1 shows which",
                 m->peers[i], came, m->nbytes[i]);
     }
     return CAIRN_OK;
 }
 
-/* Nothing came: is there anybody to come? */
+/* Nothing has arrived: checks whether the awaited ranks are still there. */
 static cairn_status look_around(struct cairn__engine *e, const struct cairn__moving *m) {
     if (atomic_load(&e->wants_to_tell)) tell(e, GAVE_UP);
     if (++e->looks % LOOKS != 0) return CAIRN_OK;
@@ -428,9 +428,9 @@ static bool close_engine(struct cairn__engine **engine) {
     if (!cairn__mpi_part(e)) cairn__mpi_mourn();
     for (struct cairn__moving *m = e->moving; m && !cairn__mpi_is_over(); m = m->next) withdrawn &= withdraw(m);
     if (!withdrawn)
-        cairn__log(CAIRN_LOG_WARNING,
-                   "MPI could not take back all transfers of a group that ended in the midst of them; it "
-                   "may still write to their arrays");
+        cairn__log(
+            CAIRN_LOG_WARNING,
+            "MPI could not cancel all transfers of a group that ended during them; it may still write to their arrays");
     cairn__mpi_leave(e);
     end(engine);
     return withdrawn;

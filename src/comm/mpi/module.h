@@ -66,7 +66,7 @@ cairn_status cairn__mpi_check(int error, const char *format, ...) __attribute__(
 
 cairn_status cairn__mpi_probe(bool launched);
 
-/* Starts MPI where nobody has, and makes the communicator. Collective. */
+/* Starts MPI if the program has not, and makes the communicator. Collective. */
 cairn_status cairn__mpi_enter(int size, double timeout, MPI_Comm *comm);
 /* From here on the process's end is the engine's too. */
 void cairn__mpi_join(struct cairn__engine *engine);

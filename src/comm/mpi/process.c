@@ -60,8 +60,9 @@ cairn_status cairn__mpi_probe(bool launched) {
 
 /* ---- beginning and end ---- */
 
-/* The launcher, which sees who did not finalize, ends the job of a rank that failed: a finalization would wait for the
- * others, and they for this one. Groups that nobody ended leave first, so that who waits in them fails. */
+/* The launcher, which sees the ranks that did not finalize, ends the job of a rank that failed: a finalization would
+ * wait for the others, and they for this one. Groups that are still alive leave first, so that ranks waiting in them
+ * fail. */
 static void finalize(int exit_code, void *unused) {
     (void)unused;
     if (exit_code != 0 || getpid() != process.initialized_by || cairn__mpi_is_over()) return;
@@ -69,15 +70,15 @@ static void finalize(int exit_code, void *unused) {
         if (!cairn__mpi_part(e)) process.died = true;
     }
     if (process.died) {
-        cairn__log(CAIRN_LOG_WARNING, "MPI is not finalized, since a group died or ended in the midst of something; "
-                                      "mpirun calls that an improper end");
+        cairn__log(CAIRN_LOG_WARNING, "MPI_Finalize is not called, since a group died or ended during a call; mpirun "
+                                      "will report an improper exit");
         return;
     }
     (void)MPI_Finalize();
 }
 
 static cairn_status initialize(void) {
-    if (is_initialized()) return cairn__mpi_check(MPI_Query_thread(&process.level), "tell its thread level");
+    if (is_initialized()) return cairn__mpi_check(MPI_Query_thread(&process.level), "query the thread level");
     cairn_status st = cairn__mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &process.level), "start");
     if (st != CAIRN_OK) return st;
     process.initialized_by = getpid();
@@ -92,11 +93,10 @@ static cairn_status check_world(int size) {
     int there = 0;
     cairn_status st = cairn__mpi_check(MPI_Comm_size(MPI_COMM_WORLD, &there), "count its processes");
     if (st != CAIRN_OK) return st;
-    REQUIRE(
-        there != 1 || size == 1, CAIRN_EINVAL,
-        "there are %d ranks, but MPI says that this process is alone: what started it is not for this MPI; use its own "
-        "mpirun, or srun --mpi=pmix",
-        size);
+    REQUIRE(there != 1 || size == 1, CAIRN_EINVAL,
+            "there are %d ranks, but MPI counts this process alone: its launcher does not belong to this MPI; use this "
+            "MPI's mpirun, or srun --mpi=pmix",
+            size);
     REQUIRE(there == size, CAIRN_EINVAL,
             "MPI_COMM_WORLD has %d processes, but the environment %d ranks; start as many with mpirun -np", there,
             size);
@@ -122,7 +122,7 @@ static cairn_status make_comm(double timeout) {
     TRY(cairn__mpi_check(duplicate(&process.comm, &request), "copy MPI_COMM_WORLD"));
     TRY(cairn__mpi_wait(&request, 1, timeout, "a copy of MPI_COMM_WORLD"));
     TRY(cairn__mpi_check(MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN), "return errors"));
-    TRY(cairn__mpi_check(MPI_Comm_get_attr(process.comm, MPI_TAG_UB, &bound, &has_bound), "tell its largest tag"));
+    TRY(cairn__mpi_check(MPI_Comm_get_attr(process.comm, MPI_TAG_UB, &bound, &has_bound), "query the largest tag"));
     process.last_tag = has_bound ? *bound : 32767; /* what the standard promises */
     process.has_comm = true;
 out:
@@ -168,7 +168,7 @@ int cairn__mpi_next_tag(void) {
 
 cairn_status cairn__mpi_take_tags(int first) {
     REQUIRE(first <= process.last_tag - TAGS, CAIRN_ENOTSUP,
-            "this process has made as many groups as the tags of its MPI tell apart, %d", process.last_tag / TAGS);
+            "this process has made %d groups, and its MPI has no tags for more", process.last_tag / TAGS);
     process.next_tag = first + TAGS;
     return CAIRN_OK;
 }
@@ -197,8 +197,8 @@ cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, c
         cairn_status st = cairn__mpi_check(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE), "get %s", what);
         if (st != CAIRN_OK || done) return st;
         REQUIRE(seconds() - begin < timeout, CAIRN_ETIMEOUT,
-                "waited %g s for %s, and the other ranks did not come; raise CAIRN_TIMEOUT if they are only slow",
-                timeout, what);
+                "waited %g s for %s, and other ranks did not join; raise CAIRN_TIMEOUT if they are only slow", timeout,
+                what);
         cairn__mpi_rest(idle);
     }
 }

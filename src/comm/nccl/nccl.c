@@ -240,7 +240,7 @@ static cairn_status gather(struct nccl *x, const struct cairn__call *call, void 
     uint64_t number = 0;
     if (nbytes == 0) return CAIRN_OK;
     TRY(cairn__device_refuse_recording(
-        d, "the ranks would have to tell each other words of the host; make groups before it is captured"));
+        d, "ranks exchange data of the host here; make groups before the graph is captured"));
     TRY(launch_held(x));
     TRY(make_staging(x, (size_t)group->size * nbytes));
     struct gathering g = {x->staging, nbytes};
@@ -334,8 +334,8 @@ static cairn_status check_places(const struct meeting *m) {
             if (strcmp(m->places[a], m->places[b]) != 0 || strcmp(all[a].host, all[b].host) != 0) continue;
             return cairn__fail(
                 CAIRN_EINVAL,
-                "ranks %d and %d compute on one GPU, %s of %s, and NCCL joins ranks with a GPU each; start "
-                "at most as many ranks as the machine has GPUs, and device \"cuda\" gives each its own",
+                "ranks %d and %d compute on one GPU, %s of %s, and NCCL needs a GPU for each rank; start at most as "
+                "many ranks as the machine has GPUs, with device \"cuda\", which gives each its own",
                 a, b, m->places[a], all[a].name);
         }
     }
@@ -380,7 +380,7 @@ static cairn_status fail_without_id(const cairn_group *group, double timeout) {
     char rank[80], first[80];
     cairn__group_name_rank(group, group->rank, rank, sizeof(rank));
     cairn__group_name_rank(group, 0, first, sizeof(first));
-    return cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for the id of NCCL's communicator, which %s leaves in the store",
+    return cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for the id of NCCL's communicator, which %s writes to the store",
                        rank, timeout, first);
 }
 
@@ -561,7 +561,7 @@ static cairn_status alloc(cairn_group *group, size_t nbytes, void **out) {
     if (own == CAIRN_OK) free_block(x, &x->blocks[x->num_blocks]);
     TRY(st);
     if (own != CAIRN_OK) return cairn__fail(own, "%s", reason);
-    st = cairn__fail(CAIRN_ENOMEM, "another rank has no %zu bytes for the group's memory", nbytes);
+    st = cairn__fail(CAIRN_ENOMEM, "another rank could not allocate %zu bytes of group memory", nbytes);
 out:
     return st;
 }
@@ -572,7 +572,8 @@ static cairn_status release(cairn_group *group, void *memory) {
     uint32_t found = 0;
     cairn_status st = CAIRN_OK;
     while (i < x->num_blocks && x->blocks[i] != memory) i++;
-    REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave", memory);
+    REQUIRE(i < x->num_blocks, CAIRN_EINVAL, "%p is not memory of this group; pass what cairn_group_alloc returned",
+            memory);
     TRY(cairn__device_refuse_recording(group->device, "free group memory before the graph is captured"));
     const struct cairn__call call = memory_call(group, CAIRN__FREE, i + 1);
     TRY(exchange_calls(x, &call, &found));

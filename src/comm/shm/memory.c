@@ -178,7 +178,7 @@ static cairn_status await(struct cairn__shm *s, int peer, short events) {
         TRY(check_others(s));
     } while (cairn__now_ns() < deadline);
     cairn__group_name_rank(s->group, peer, name, sizeof(name));
-    st = cairn__fail(CAIRN_ETIMEOUT, "%s (pid %d) did not pass its memory on to rank %d within %g s", name,
+    st = cairn__fail(CAIRN_ETIMEOUT, "%s (pid %d) did not share its memory with rank %d within %g s", name,
                      s->peers[peer].pid, s->rank, s->group->timeout);
 out:
     return st;
@@ -252,7 +252,7 @@ cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_sta
     if (*status != CAIRN_OK) {
         cairn__fail(*status, "rank %d: %.499s", peer, parcel.reason);
     } else if (received < 0) { /* the kernel drops a descriptor for which the receiver has no number left */
-        *status = cairn__fail_errno(EMFILE, "rank %d cannot take in the memory of rank %d", s->rank, peer);
+        *status = cairn__fail_errno(EMFILE, "rank %d cannot receive the memory of rank %d", s->rank, peer);
     }
     return CAIRN_OK;
 }

@@ -151,7 +151,7 @@ cairn_status cairn__shm_free(cairn_group *group, void *memory) {
     struct cairn__shm *s = group->impl;
     size_t i = 0;
     while (i < s->num_segments && (!s->segments[i].nbytes || s->segments[i].parts[s->rank] != memory)) i++;
-    REQUIRE(i < s->num_segments, CAIRN_EINVAL, "%p is no memory of this group; pass what cairn_group_alloc gave",
+    REQUIRE(i < s->num_segments, CAIRN_EINVAL, "%p is not memory of this group; pass what cairn_group_alloc returned",
             memory);
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__FREE, .n = i + 1}}, NULL));

@@ -258,7 +258,7 @@ void cairn__shm_sleep(struct cairn__shm *s, uint32_t seen);
 void cairn__shm_mark_ended(struct cairn__shm *s);
 /* Whether and how rank has published that it left. */
 enum shm_gone cairn__shm_gone(const struct cairn__shm *s, int rank);
-/* A rank that ended or left or gave the group up; -1 = there is none. */
+/* A rank that ended, left or aborted the group; -1 = none. */
 int cairn__shm_find_gone(struct cairn__shm *s);
 /* CAIRN_EPEER "rank 1 (pid 99) left the group while rank 0 <did>". */
 cairn_status cairn__shm_fail_gone(const struct cairn__shm *s, int rank, const char *did);

@@ -111,7 +111,7 @@ static size_t describe_late(struct cairn__shm *s, const struct shm_route *route,
         route ? last_ticket(route->theirs->slots, SHM_PAIR_SLOTS) : last_ticket(shm_lane(s, rank)->slots, SHM_SLOTS);
     int used = snprintf(text, nbytes, "%s (pid %d, ", who, s->peers[rank].pid);
     if (last >= wanted) {
-        used += snprintf(text + used, nbytes - (size_t)used, "came but stopped in it)");
+        used += snprintf(text + used, nbytes - (size_t)used, "posted it and then stopped)");
     } else if (last <= !route) {
         used += snprintf(text + used, nbytes - (size_t)used, "which posted nothing yet)");
     } else {

@@ -278,10 +278,10 @@ static bool sum_dense_rows(const struct job *job, enum cairn__fold f, const stru
     return true;
 }
 
-/* Rows one behind the other that are not in the caches: the processor fetches them ahead while they are read in turn,
- * and not where several go on together. */
+/* Rows one behind the other that are more than the last cache holds: the processor fetches them ahead while they are
+ * read in turn, and not where several go on together. */
 static bool is_streamed(const struct job *job, const struct columns *c) {
-    enum { CACHED_NBYTES = 1 << 20 };
+    enum { CACHED_NBYTES = 16 << 20 };
     return c->n == job->columns && c->x.ndim == 1 && job->folded.n * job->columns * c->x.width > CACHED_NBYTES;
 }
 

@@ -16,7 +16,7 @@ static const char *check_array(const void *p, size_t n, size_t nbytes) {
     if (n == 0) return NULL;
     if (!p) return "there are elements, but their address is NULL";
     if ((uintptr_t)p % nbytes != 0) return "an address is not a multiple of the element's size";
-    if (n > SIZE_MAX / nbytes) return "there are more elements than bytes can be counted";
+    if (n > SIZE_MAX / nbytes) return "the elements' size in bytes overflows";
     return NULL;
 }
 
@@ -75,7 +75,7 @@ static const char *check_optim_item(const struct cairn__optim_item *item, cairn_
 const char *cairn__check_optim(const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                                enum cairn__weight_mode mode, int num_states) {
     if (!is_float(grad)) return "gradients are f32, f16 or bf16";
-    if ((unsigned)mode >= CAIRN__NUM_STORAGE_MODES) return "there is no such way to store weights";
+    if ((unsigned)mode >= CAIRN__NUM_STORAGE_MODES) return "there is no such mode of storing weights";
     if (count && !items) return "there are items, but their address is NULL";
     for (size_t i = 0; i < count; i++) TRY_CHECK(check_optim_item(&items[i], grad, mode, num_states));
     return NULL;
@@ -161,6 +161,6 @@ const char *cairn__check_objects(const void *const *objects, size_t count, size_
 }
 
 const char *cairn__check_matrix(cairn_dtype t, const void *x, size_t rows, size_t cols) {
-    if (cols && rows > SIZE_MAX / cols) return "there are more elements than bytes can be counted";
+    if (cols && rows > SIZE_MAX / cols) return "the elements' size in bytes overflows";
     return cairn__check_tensors(t, rows * cols, &x, 1);
 }

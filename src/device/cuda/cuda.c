@@ -26,29 +26,29 @@ static const struct {
     cairn_status status;
     const char *advice;
 } known_errors[] = {
-#define LOST "; this process has lost the GPU: start it again"
+#define LOST "; this process has lost the GPU: start the program again"
     {cudaErrorMemoryAllocation, CAIRN_ENOMEM, ""},
     {cudaErrorNoKernelImageForDevice, CAIRN_EDEVICE,
      "; this build of Cairn has no code for that GPU: build it with a toolkit that knows it"},
     {cudaErrorStreamCaptureUnsupported, CAIRN_ESTATE, "; the step did something that no graph can record"},
     {cudaErrorStreamCaptureInvalidated, CAIRN_ESTATE, "; the step did something that no graph can record"},
     {cudaErrorStreamCaptureUnjoined, CAIRN_ESTATE,
-     "; the step left work on a stream of its own: let Cairn's wait for it"},
+     "; the step left work on a stream of its own: make Cairn's stream wait for it"},
     {cudaErrorStreamCaptureIsolation, CAIRN_ESTATE, "; the step waits for work from outside of the recording"},
     {cudaErrorStreamCaptureImplicit, CAIRN_ESTATE, "; the step used the legacy default stream"},
-    {cudaErrorIllegalAddress, CAIRN_EDEVICE, "; compute-sanitizer tells where" LOST},
-    {cudaErrorMisalignedAddress, CAIRN_EDEVICE, "; compute-sanitizer tells where" LOST},
-    {cudaErrorLaunchFailure, CAIRN_EDEVICE, "; compute-sanitizer tells where" LOST},
+    {cudaErrorIllegalAddress, CAIRN_EDEVICE, "; compute-sanitizer shows where" LOST},
+    {cudaErrorMisalignedAddress, CAIRN_EDEVICE, "; compute-sanitizer shows where" LOST},
+    {cudaErrorLaunchFailure, CAIRN_EDEVICE, "; compute-sanitizer shows where" LOST},
     {cudaErrorIllegalInstruction, CAIRN_EDEVICE, LOST},
     {cudaErrorHardwareStackError, CAIRN_EDEVICE, LOST},
     {cudaErrorECCUncorrectable, CAIRN_EDEVICE, "; the GPU's memory is faulty: reset or replace it"},
-    {cudaErrorDevicesUnavailable, CAIRN_EDEVICE, "; another process has it to itself"},
+    {cudaErrorDevicesUnavailable, CAIRN_EDEVICE, "; another process uses it exclusively"},
     {cudaErrorSystemNotReady, CAIRN_EDEVICE,
      "; a service of the driver does not run, on machines with NVSwitch most likely nvidia-fabricmanager: start it"},
     {cudaErrorUnsupportedPtxVersion, CAIRN_EDEVICE,
      "; the driver is older than the toolkit that Cairn was built with: update the driver"},
     {cudaErrorCompatNotSupportedOnDevice, CAIRN_EDEVICE,
-     "; this GPU does not take the libraries of cuda-compat: update the driver, or take them off LD_LIBRARY_PATH"},
+     "; this GPU does not support the libraries of cuda-compat: update the driver, or take them off LD_LIBRARY_PATH"},
     {cudaErrorInvalidResourceHandle, CAIRN_EDEVICE, "; does the stream belong to this GPU, and is it still alive?"},
 #undef LOST
 };
@@ -129,7 +129,7 @@ static cairn_status check_ordinal(const struct cairn__cuda *c) {
             "there is a driver but no GPU on this machine, or CUDA_VISIBLE_DEVICES hides it; use \"cpu\"");
     if (error != cudaSuccess) return cairn__cuda_call_failed(c, "looking for GPUs", (int)error);
     REQUIRE(c->ordinal >= 0 && c->ordinal < count, CAIRN_EDEVICE,
-            "%s was asked for, but this machine shows %d GPU%s (CUDA_VISIBLE_DEVICES may hide some)", c->name, count,
+            "%s is not there: this machine shows %d GPU%s (CUDA_VISIBLE_DEVICES may hide some)", c->name, count,
             count == 1 ? "" : "s");
     return CAIRN_OK;
 }
@@ -137,7 +137,7 @@ static cairn_status check_ordinal(const struct cairn__cuda *c) {
 static cairn_status check_architecture(struct cairn__cuda *c, int driver) {
     cairn_status st = CAIRN_OK;
     struct cudaDeviceProp p;
-    TRY_CUDA(c, "asking what it is", cudaGetDeviceProperties(&p, c->ordinal));
+    TRY_CUDA(c, "reading its properties", cudaGetDeviceProperties(&p, c->ordinal));
     c->arch = p.major * 10 + p.minor;
     REQUIRE(c->arch >= LEAST_ARCH, CAIRN_ENOTSUP, "%s is a %s of compute capability %d.%d; Cairn needs %d.%d or later",
             c->name, p.name, p.major, p.minor, LEAST_ARCH / 10, LEAST_ARCH % 10);

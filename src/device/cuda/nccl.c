@@ -112,7 +112,7 @@ static void comm_version(char *text, size_t nbytes) {
 
 static cairn_status comm_place(struct cairn_device *d, char *text, size_t nbytes) {
     enter(d);
-    return cuda("asking where a GPU is", cudaDeviceGetPCIBusId(text, (int)nbytes, d->ordinal));
+    return cuda("reading a GPU's bus id", cudaDeviceGetPCIBusId(text, (int)nbytes, d->ordinal));
 }
 
 static cairn_status comm_unique_id(struct cairn__comm_id *out) {
@@ -129,7 +129,7 @@ out:
 static cairn_status make_stream(struct cairn__comm *c) {
     int least = 0, greatest = 0;
     cairn_status st = CAIRN_OK;
-    TRY(cuda("asking for the priorities of streams", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    TRY(cuda("reading stream priorities", cudaDeviceGetStreamPriorityRange(&least, &greatest)));
     TRY(cuda("making a stream", cudaStreamCreateWithPriority(&c->stream, cudaStreamNonBlocking, greatest)));
     TRY(cuda("making an event", cudaEventCreateWithFlags(&c->ahead, cudaEventDisableTiming)));
     for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
@@ -163,7 +163,7 @@ static cairn_status comm_state(struct cairn__comm *c, bool *busy) {
     ncclResult_t state = ncclSuccess;
     cairn_status st = CAIRN_OK;
     TRY(begin(c));
-    TRY(nccl(c, "asking for NCCL's state", ncclCommGetAsyncError(c->nccl, &state)));
+    TRY(nccl(c, "reading NCCL's state", ncclCommGetAsyncError(c->nccl, &state)));
     *busy = state == ncclInProgress;
     TRY(nccl(c, "what was queued failed", state));
 out:
@@ -228,7 +228,7 @@ static cairn_status comm_alloc(struct cairn__comm *c, size_t nbytes, void **out)
     const ncclResult_t result = ncclMemAlloc(&b.memory, nbytes);
     if (result != ncclSuccess) {
         (void)cudaGetLastError();
-        return cairn__fail(CAIRN_ENOMEM, "NCCL has no %zu bytes for the group's memory on GPU %d: it says %s", nbytes,
+        return cairn__fail(CAIRN_ENOMEM, "NCCL cannot allocate %zu bytes of group memory on GPU %d: %s", nbytes,
                            c->device->ordinal, ncclGetErrorString(result));
     }
     if (ncclCommRegister(c->nccl, b.memory, nbytes, &b.handle) != ncclSuccess) {

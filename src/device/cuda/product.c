@@ -119,7 +119,7 @@ static cairn_status set_preference(const struct cairn__cuda *c, cublasLtMatmulPr
     };
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < sizeof(preferences) / sizeof(preferences[0]); i++) {
-        TRY_LT(c, "asking for an algorithm",
+        TRY_LT(c, "choosing an algorithm",
                cublasLtMatmulPreferenceSetAttribute(preference, preferences[i].attribute, &preferences[i].value,
                                                     sizeof(preferences[i].value)));
     }
@@ -153,7 +153,7 @@ static cairn_status choose_and_run(const struct cairn__cuda *c, struct entry *e,
         cublasLtMatmulAlgoGetHeuristic(c->products->lt, e->op, e->first, e->second, e->out, e->out,
                                        c->products->preference, CANDIDATES, results, &count);
     if (cannot(listed)) count = 0;
-    else TRY_LT(c, "asking for an algorithm", listed);
+    else TRY_LT(c, "choosing an algorithm", listed);
     for (int i = 0; i < count && !e->chosen; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS) continue;
         const cublasStatus_t status = run(c, e, &results[i].algo, plan);
@@ -195,7 +195,7 @@ static cairn_status make_room(struct cairn_device *d, struct scratch *s, size_t 
     if (n <= s->n) return CAIRN_OK;
     REQUIRE(
         !d->capturing, CAIRN_ESTATE,
-        "a graph is being recorded on cuda: a product needs scratch memory; let the step do the same in every call");
+        "a graph is being recorded on cuda: a product needs scratch memory; the step must do the same in every call");
     void *data = NULL;
     size_t taken = n > 2 * s->n ? n : 2 * s->n;
     cairn_status st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken * sizeof(float), &data);

@@ -1,4 +1,4 @@
-/* Launch facts in lines for people. */
+/* Launch facts as lines of text. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Launch facts: the first complete set of variables says who this process is; what agrees with it may add where on the
- * machine that is; what does not is told in the notes. */
+/* Launch facts: the first complete set of variables gives rank and size; sets that agree with it may add the local
+ * rank and size; others are named in the notes. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,9 +45,9 @@ out:
 
 static cairn_status read_options(const struct cairn__launch_told *told, struct cairn__launch *l) {
     REQUIRE(told->world_size, CAIRN_EINVAL,
-            "cairn_env_options.rank is %d but world_size is 0; set both, or neither to ask the launcher", told->rank);
+            "cairn_env_options.rank is %d but world_size is 0; set both, or neither to use the launcher's", told->rank);
     REQUIRE(told->world_size > 0 && told->world_size <= CAIRN__MAX_RANK + 1, CAIRN_EINVAL,
-            "cairn_env_options.world_size is %d; give the number of ranks, in [1, %d], or 0 to ask the launcher",
+            "cairn_env_options.world_size is %d; give the number of ranks, in [1, %d], or 0 to use the launcher's",
             told->world_size, CAIRN__MAX_RANK + 1);
     REQUIRE(told->rank >= 0 && told->rank < told->world_size, CAIRN_EINVAL,
             "cairn_env_options.rank is %d but world_size is %d; give each process its rank in [0, %d]", told->rank,
@@ -59,7 +59,7 @@ static cairn_status read_options(const struct cairn__launch_told *told, struct c
     return CAIRN_OK;
 }
 
-/* Of a launcher's variables only one of rank and size is there. */
+/* Only one of a launcher's variables for rank and size is set. */
 struct partial {
     const char *there, *missing;
 };
@@ -78,8 +78,8 @@ static const struct cairn__launcher *first_whole(void) {
     return NULL;
 }
 
-/* No set is whole. Half a set is a mistake of whoever started this: alone, each of several processes would be rank
- * 0. */
+/* No set is complete. Half a set is an error of the user's or the launcher's: each of several processes would run
+ * alone as rank 0. */
 static cairn_status be_alone(struct cairn__launch *l) {
     struct partial p;
     for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
@@ -94,8 +94,8 @@ static cairn_status be_alone(struct cairn__launch *l) {
     const char *tasks = cairn__first_set((cairn__names){"SLURM_NTASKS", "SLURM_NPROCS"});
     if (task && tasks && strcmp(cairn__var(tasks), "1") != 0) {
         cairn__launch_note(l,
-                           "SLURM_PROCID is %.20s and %s %.20s, but no step runs: this is a batch script or an "
-                           "allocation outside srun; start the program with srun to have its ranks",
+                           "SLURM_PROCID is %.20s and %s %.20s, but this process is in no step of srun (a batch "
+                           "script, or a shell of salloc); start the program with srun to run its ranks",
                            task, tasks, cairn__var(tasks));
     }
     return CAIRN_OK;
@@ -107,13 +107,12 @@ static cairn_status find_who(const struct cairn__launch_told *told, struct cairn
     if (by) return read_set(by, l);
     const bool has_place = told && (told->has_store || (told->init_method && strcmp(told->init_method, "env://") != 0));
     REQUIRE(!has_place, CAIRN_EINVAL,
-            "cairn_env_options says where the ranks meet, but nothing says who this process is; set world_size and "
-            "rank too "
-            "(1 and 0 to run alone), or start the program with a launcher");
+            "cairn_env_options says where the ranks meet, but neither it nor a launcher gives this process's rank; set "
+            "world_size and rank too (1 and 0 to run alone), or start the program with a launcher");
     return be_alone(l);
 }
 
-/* What other launchers' variables say differently. */
+/* Notes the variables of other launchers that differ. */
 static void note_others(struct cairn__launch *l) {
     struct partial p;
     if (strcmp(l->launcher, "alone") == 0) return;
@@ -121,10 +120,10 @@ static void note_others(struct cairn__launch *l) {
         if (by->counts && !by->counts()) continue;
         const char *rank = cairn__first_set(by->rank), *size = cairn__first_set(by->size);
         if (by == cairn__launchers && is_partial(by, &p)) {
-            cairn__launch_note(l, "%s is '%.20s' but %s is not set, so it does not count", p.there, cairn__var(p.there),
+            cairn__launch_note(l, "%s is '%.20s' but %s is not set, so it is ignored", p.there, cairn__var(p.there),
                                p.missing);
         } else if (rank && size && !cairn__launcher_agrees(by, l->rank, l->size)) {
-            cairn__launch_note(l, "%s is '%.20s' and %s '%.20s' (%s): they speak of another process and do not count",
+            cairn__launch_note(l, "%s is '%.20s' and %s '%.20s' (%s): they are another process's, and are ignored",
                                rank, cairn__var(rank), size, cairn__var(size), by->name);
         }
     }
@@ -132,12 +131,12 @@ static void note_others(struct cairn__launch *l) {
 
 /* ---- on this machine ---- */
 
-/* Where the numbers come from, for errors. */
+/* The variables or arguments that the numbers come from, for errors. */
 struct local_names {
     const char *rank, *size;
 };
 
-/* Torch's LOCAL_RANK counts beside any launcher: scripts set it by hand. */
+/* torch's LOCAL_RANK counts beside any launcher, since scripts set it by hand. */
 static bool tells_local(const struct cairn__launcher *by, const struct cairn__launch *l) {
     return by == cairn__launchers || cairn__launcher_agrees(by, l->rank, l->size);
 }
@@ -153,18 +152,19 @@ static cairn_status read_local_size(struct cairn__launch *l, const char **name) 
         } else if (by->local_size_of) {
             const int told = by->local_size_of();
             l->local_size =
-                told <= l->size && told > l->local_rank ? told : 0; /* a short form of the job's, not the step's */
+                told <= l->size && told > l->local_rank ? told : 0; /* it may be the job's list, not the step's */
         }
     }
     REQUIRE(l->local_size <= l->size, CAIRN_EINVAL,
-            "%s says %d ranks on this machine, but there are %d in all; correct it", *name, l->local_size, l->size);
+            "%s is %d, but the job's size is %d; set it to the number of ranks on this machine", *name, l->local_size,
+            l->size);
 out:
     return st;
 }
 
 /* ---- keys ---- */
 
-/* Every rank must find the same prefix: the run's name, or what made the ports. */
+/* The same on every rank: the run's name, or what the ports are derived from. */
 static cairn_status read_prefix(struct cairn__launch *l, const struct cairn__job *job) {
     const char *run = cairn__var("TORCHELASTIC_RUN_ID");
     if (!run) run = job && l->meeting.proof[0] ? job->name : "none";

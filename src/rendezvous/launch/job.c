@@ -1,5 +1,6 @@
-/* What tells one job from another that runs at the same time: what its launcher numbers it with, or else the process
- * that started its ranks. Ports and keys nobody named are made from it, so every rank must find the same. */
+/* What tells one job from another that runs at the same time: its number in its launcher's variables, or else the
+ * process that started its ranks. Ports and keys that are not given are derived from it, so every rank must find the
+ * same. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,11 +12,11 @@
 #include "core/vars.h"
 #include "rendezvous/launch/parts.h"
 
-/* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. A prime number, so that
- * steps of any width meet no port twice. */
+/* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. NUM_PORTS is prime,
+ * so that steps of any width reach every port once. */
 enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MOST_ANCESTORS = 64 };
 
-/* The hash, and splitmix64's last steps, which spread it over all bits. */
+/* The hash, followed by splitmix64's last steps, which spread it over all bits. */
 static uint64_t hash_of(const char *text) {
     uint64_t h = cairn__hash_text(CAIRN__HASH_START, text);
     h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9;
@@ -25,8 +26,8 @@ static uint64_t hash_of(const char *text) {
 
 /* ---- the process that started the ranks ---- */
 
-/* Its parent, and when it started, by which it differs from an earlier process of its number. 0 where it cannot be
- * seen. */
+/* The process's parent, 0 if unknown, and its start time, which tells it from an earlier process with the same
+ * number. */
 static int look_up_process(int pid, unsigned long long *start) {
     char path[64], text[1024] = "";
     int parent = 0;
@@ -44,7 +45,8 @@ static int look_up_process(int pid, unsigned long long *start) {
     return parent;
 }
 
-/* The nearest ancestor that was not told a rank is the launcher's own. Wrappers between it and us were told ours. */
+/* The nearest ancestor without a rank in its environment is the launcher. Wrappers between it and this process have
+ * this process's rank. */
 static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
     int pid = getppid();
     for (int i = 0; i < MOST_ANCESTORS && pid > 0; i++) {
@@ -73,14 +75,14 @@ static const char *join_values(const cairn__names names, char *text, size_t nbyt
     return first;
 }
 
-/* What the launcher's variables say of its job. */
+/* The job as the launcher's variables give it. */
 static const char *find_variables(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                   size_t nbytes) {
     (void)launch;
     return join_values(by->job, identity, nbytes);
 }
 
-/* Seen from every rank where all are on one machine. */
+/* The process that started the ranks, which all of them find if they are on one machine. */
 static const char *find_process(const struct cairn__launcher *by, const struct cairn__launch *launch, char *identity,
                                 size_t nbytes) {
     identity[0] = '-';

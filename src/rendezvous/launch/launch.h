@@ -1,4 +1,4 @@
-/* Launch facts: who this process is among its ranks, as the launcher told it, and where they meet. */
+/* Launch facts: this process's rank among its ranks, as the launcher gives it, and where they meet. */
 #ifndef CAIRN__RENDEZVOUS_LAUNCH_LAUNCH_H
 #define CAIRN__RENDEZVOUS_LAUNCH_LAUNCH_H
 
@@ -9,58 +9,59 @@
 enum { CAIRN__MAX_HOSTS = 8, CAIRN__MAX_PORTS = 16 };
 
 /* Where the store is. Of several hosts (addresses of one machine) and ports, rank 0 serves at the first port that is
- * free, and `proof` is the key by which others tell that they have found it (struct cairn__store_places). */
+ * free, and the key `proof` identifies the store to the others (struct cairn__store_places). */
 struct cairn__meeting {
     char hosts[CAIRN__MAX_HOSTS][256];
     int num_hosts; /* 0 where size is 1 */
     int ports[CAIRN__MAX_PORTS];
     int num_ports;
-    char proof[96];    /* "" where a launcher or a user named the place: then whoever is there is right */
+    char proof[96];    /* "" if a launcher or a user named the place: then any store there is the right one */
     bool agent_store;  /* the launcher hosts the store, every rank is a client */
-    bool guessed_host; /* nobody named it: rank 0 looks whether it is there (cairn__meeting_is_here) */
-    char from[160];    /* in words: "MASTER_ADDR, MASTER_PORT", "SLURM_STEP_NODELIST, ports from SLURM_JOB_ID" */
+    bool guessed_host; /* derived, not named: rank 0 checks that it is there (cairn__meeting_is_here) */
+    char from[160];    /* for messages: "MASTER_ADDR, MASTER_PORT", "SLURM_STEP_NODELIST, ports from SLURM_JOB_ID" */
 };
 
 struct cairn__launch {
     const char *launcher; /* "options", "torch", "mpirun", "pmix", "pmi", "srun", "alone": static text */
-    char told_by[96];     /* the variables that told rank and size, "" = none */
+    char told_by[96];     /* the variables with rank and size, "" = none */
     int rank, size;
-    int local_rank, local_size; /* local_size 0 = not told; then local_rank is rank unless that was told */
-    bool is_mpi;                /* the launcher is one that Open MPI's processes find each other by: mpirun, or PMIx */
+    int local_rank, local_size; /* local_size 0 = unknown; local_rank is then rank unless a variable has it */
+    bool is_mpi;                /* Open MPI's processes find each other through the launcher: mpirun, or PMIx */
     int restart_count;          /* TORCHELASTIC_RESTART_COUNT, 0 */
     struct cairn__meeting meeting;
     char key_prefix[128]; /* "cairn/<run id>/<restart count>" */
-    char notes[1024];     /* lines of what else was seen and why it does not count, "" = nothing */
+    char notes[1024];     /* lines about other variables and why they are ignored, "" = none */
 };
 
-/* What the program itself says (cairn_env_options); NULL or world_size 0 = nothing. */
+/* What the program itself gives (cairn_env_options); NULL or world_size 0 = nothing. */
 struct cairn__launch_told {
     int rank, world_size;
-    const char *init_method; /* "tcp://host:port"; "env://", NULL = as the launcher says. Files and stores: env.h */
-    bool has_store;          /* the program brings a store: no meeting is needed */
+    const char *init_method; /* "tcp://host:port"; "env://", NULL = the launcher's. Files and stores: env.h */
+    bool has_store;          /* the program has a store: no meeting is needed */
 };
 
-/* The first complete set wins: the program's own options; RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
- * MASTER_PORT and TORCHELASTIC_* (torchrun, cairn-run, by hand); OMPI_COMM_WORLD_*; PMIX_RANK; PMI_RANK and PMI_SIZE;
- * SLURM_PROCID within a step; alone. Takes --local_rank=N, --local-rank=N and both with a space out of argv (argc, argv
- * may be NULL); an argument after "--" is the program's. LOCAL_RANK and the argument must agree where both are there.
- * Errors: CAIRN_EINVAL, each with what to set, where a set is incomplete and no other is whole, a number is none or out
- * of range, or several ranks have no place to meet; argc and argv are then as they were. */
+/* The first complete set counts: the program's own options; RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+ * MASTER_ADDR, MASTER_PORT and TORCHELASTIC_* (torchrun, cairn-run, by hand); OMPI_COMM_WORLD_*; PMIX_RANK; PMI_RANK
+ * and PMI_SIZE; SLURM_PROCID within a step; alone. Takes --local_rank=N, --local-rank=N and both with a space out of
+ * argv (argc, argv may be NULL); an argument after "--" is the program's. LOCAL_RANK and the argument must agree if
+ * both are given. Errors, which leave argc and argv unchanged: CAIRN_EINVAL, each with what to set, if a set is
+ * incomplete and no other is complete, a value is not a number or out of range, or several ranks have no place to
+ * meet. */
 cairn_status cairn__launch_read(const struct cairn__launch_told *told, int *argc, char ***argv,
                                 struct cairn__launch *out);
 
-/* For rank 0, before it serves: CAIRN_EINVAL, with what to set, where none of the meeting's hosts is this machine.
- * Hosts that a user or a launcher named are not questioned. */
+/* For rank 0, before it serves: CAIRN_EINVAL, with what to set, if none of the meeting's hosts is this machine.
+ * Hosts that a user or a launcher named are not checked. */
 cairn_status cairn__meeting_is_here(const struct cairn__launch *launch);
 
-/* Whether host is a name or an address of this machine; looks it up. */
+/* Whether host, looked up, is a name or an address of this machine. */
 bool cairn__host_is_here(const char *host);
 
-/* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL where the
+/* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL if the
  * list is malformed or shorter. */
 cairn_status cairn__nodelist_get(const char *list, int index, char *name, size_t nbytes);
 
-/* "<launcher>: rank 1 of 2, local rank ..." in a few lines: what cairn_env_describe begins with. */
+/* "launcher: torch; rank 1 of 2, local rank ..." in a few lines: the beginning of cairn_env_describe. */
 void cairn__launch_describe(const struct cairn__launch *launch, char *text, size_t nbytes);
 
 #endif

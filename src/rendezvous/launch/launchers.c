@@ -1,7 +1,7 @@
-/* The launchers as data: which variables say who a process is.
+/* The launchers as data: which variables hold rank and size.
  *
- * torch's come first, since torchrun inside srun or mpirun leaves the outer launcher's variables in place, and those
- * speak of torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH
+ * torch's come first, since torchrun inside srun or mpirun leaves the outer launcher's variables in place, which
+ * describe torchrun itself. Sources: Open MPI 4.1.4 and 5.0 "Environment variables set for MPI applications"; MPICH
  * 4.0.2 (Hydra), which Intel MPI follows; MVAPICH2 2.3; Cray PALS; Slurm 22.05 srun(1) "OUTPUT ENVIRONMENT
  * VARIABLES". */
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "core/vars.h"
 #include "rendezvous/launch/parts.h"
 
-/* A batch script and an interactive shell have steps with numbers of their own from here on (slurm.h:
+/* Batch scripts and interactive shells have step numbers of their own, from here on (slurm.h:
  * SLURM_MAX_NORMAL_STEP_ID). */
 static const unsigned long long FIRST_SPECIAL_STEP = 0xfffffff0;
 
@@ -21,7 +21,8 @@ static bool is_in_step(void) {
     return cairn__var("SLURM_STEP_NUM_TASKS") != NULL;
 }
 
-/* PMIx tells the size by a call alone. Slurm's step has it, unless it is the step of another process (of a daemon). */
+/* PMIx gives the size through a call only. Slurm's step has it, unless it is the step of another process (of a
+ * daemon). */
 static bool is_task_of_step(void) {
     const char *rank = cairn__var("PMIX_RANK"), *task = cairn__var("SLURM_PROCID");
     return rank && task && is_in_step() && strcmp(rank, task) == 0;

@@ -1,5 +1,5 @@
-/* Where ranks meet: what was named counts; of what was not, the host follows from what the launcher says of machines
- * and the ports from the job. */
+/* Where ranks meet: a host or port that is given counts; otherwise the host is derived from the launcher's
+ * variables, and the ports from the job. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
@@ -18,7 +18,7 @@ enum { MAX_PORT = 65535 };
 
 /* ---- hosts ---- */
 
-/* An address in brackets loses them. A host that is there already, or finds no room, is left out. */
+/* Removes brackets. A host that is in the list already, or does not fit, is left out. */
 static void add_host(struct cairn__meeting *m, const char *host, size_t length) {
     if (length > 1 && host[0] == '[' && host[length - 1] == ']') host++, length -= 2;
     if (length == 0 || length >= sizeof(m->hosts[0]) || m->num_hosts == CAIRN__MAX_HOSTS) return;
@@ -33,7 +33,7 @@ static cairn_status name_host(struct cairn__meeting *m, const char *host, size_t
     REQUIRE(length < sizeof(m->hosts[0]), CAIRN_EINVAL, "%s has %zu characters; an address has at most %zu", what,
             length, sizeof(m->hosts[0]) - 1);
     add_host(m, host, length);
-    REQUIRE(m->num_hosts, CAIRN_EINVAL, "%s is '%.*s', which is no address; set it to the address of rank 0", what,
+    REQUIRE(m->num_hosts, CAIRN_EINVAL, "%s is '%.*s', which is not an address; set it to the address of rank 0", what,
             (int)length, host);
     return CAIRN_OK;
 }
@@ -45,7 +45,7 @@ static bool speaks_slurm(const struct cairn__launch *l) {
     return false;
 }
 
-/* Where another launcher runs within a job of Slurm, the step is that of its daemons, which may leave out a node. */
+/* If another launcher runs within a job of Slurm, the step is that of its daemons, which may leave out a node. */
 static cairn_status add_slurm_host(struct cairn__meeting *m, const struct cairn__launch *l, const char **from) {
     const char *name = cairn__first_set((cairn__names){"SLURM_JOB_NODELIST", "SLURM_NODELIST"});
     if (speaks_slurm(l) && cairn__var("SLURM_STEP_NODELIST")) name = "SLURM_STEP_NODELIST";
@@ -96,7 +96,7 @@ out:
     return st;
 }
 
-/* ---- the place that the environment tells ---- */
+/* ---- the place in the environment ---- */
 
 static cairn_status find_ports(struct cairn__meeting *m, const struct cairn__job *job, const struct cairn__launch *l,
                                const char *host_from) {
@@ -145,7 +145,7 @@ out:
     return st;
 }
 
-/* ---- the place that the program tells ---- */
+/* ---- the place that the program gives ---- */
 
 static cairn_status find_by_url(const char *url, struct cairn__launch *l) {
     static const char scheme[] = "tcp://";
@@ -191,11 +191,11 @@ cairn_status cairn__meeting_find(const struct cairn__launch_told *told, const st
 
 /* ---- whether it is here ---- */
 
-/* An address can be bound where it is one of this machine's. */
+/* bind succeeds for this machine's addresses only. */
 static bool is_own_address(const struct addrinfo *a) {
     const int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return false;
-    const bool is_own = bind(fd, a->ai_addr, a->ai_addrlen) == 0; /* port 0: none was asked for */
+    const bool is_own = bind(fd, a->ai_addr, a->ai_addrlen) == 0; /* port 0: any free one */
     close(fd);
     return is_own;
 }
@@ -222,7 +222,7 @@ cairn_status cairn__meeting_is_here(const struct cairn__launch *launch) {
     }
     gethostname(own, sizeof(own) - 1);
     REQUIRE(!m->guessed_host, CAIRN_EINVAL,
-            "rank 0 runs on '%s', but the ranks were to meet at '%s' (%s); set MASTER_ADDR to the address of rank 0's "
+            "rank 0 runs on '%s', but the meeting place is '%s' (%s); set MASTER_ADDR to the address of rank 0's "
             "machine for every rank (mpirun -x MASTER_ADDR=%s)",
             own, m->hosts[0], m->from, own);
     return CAIRN_OK;

@@ -1,7 +1,7 @@
-/* Slurm's two short forms: lists of nodes, "n[01-03,07]-ib,login", and of tasks on each node, "2(x3),1".
+/* Slurm's two short forms: node lists, "n[01-03,07]-ib,login", and tasks on each node, "2(x3),1".
  *
- * An entry of a node list is text with bracketed sets of numbers in it; every number keeps the width that its range
- * begins with. The names of an entry come in the order of its numbers, the last set turning fastest. Source: Slurm's
+ * An entry of a node list is text with bracketed sets of numbers in it; every number has the width of the first in its
+ * range. The names of an entry come in the order of its numbers, the last set changing fastest. Source: Slurm's
  * src/common/hostlist.c. */
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ struct range {
     int width;
 };
 
-/* At "3" or "01-03" in a set; leaves *at behind it. */
+/* At "3" or "01-03" in a set; moves *at behind it. */
 static bool read_range(const char **at, struct range *r) {
     int width = 0;
     if (!read_number(at, &r->first, &r->width)) return false;
@@ -40,7 +40,7 @@ static bool read_range(const char **at, struct range *r) {
     return r->count > 0 && (**at == ',' || **at == ']');
 }
 
-/* At what follows a "[": how many numbers; *at behind the "]". 0 where it is malformed. */
+/* The count of numbers in the set at *at, which is behind its "["; moves *at behind the "]". 0 if malformed. */
 static int64_t count_set(const char **at) {
     int64_t count = 0;
     for (struct range r;; ++*at) {
@@ -52,7 +52,7 @@ static int64_t count_set(const char **at) {
     return count;
 }
 
-/* The index-th number of the set at what follows a "[". */
+/* The index-th number of the set at `at`, which is behind its "[". */
 static struct range find_in_set(const char *at, int64_t index) {
     struct range r;
     for (; read_range(&at, &r) && index >= r.count; at++) index -= r.count;
@@ -64,10 +64,10 @@ struct entry {
     const char *begin, *end;
     int64_t counts[MOST_SETS];
     int num_sets;
-    int64_t count; /* of its names */
+    int64_t count; /* of names */
 };
 
-/* False where it is malformed. */
+/* False if malformed. */
 static bool read_entry(const char *at, struct entry *e) {
     *e = (struct entry){.begin = at, .count = 1};
     while (*at && *at != ',') {
@@ -83,7 +83,7 @@ static bool read_entry(const char *at, struct entry *e) {
     return at > e->begin;
 }
 
-/* False where the name is too long. */
+/* False if the name is too long. */
 static bool write_name(const struct entry *e, int64_t index, char *name, size_t nbytes) {
     int64_t places[MOST_SETS];
     for (int i = e->num_sets - 1; i >= 0; i--) {
@@ -111,19 +111,18 @@ cairn_status cairn__nodelist_get(const char *list, int index, char *name, size_t
     int64_t left = index;
     for (const char *at = list;; at++) {
         struct entry e;
-        REQUIRE(
-            index >= 0 && read_entry(at, &e), CAIRN_EINVAL,
-            "'%.200s' is no list of nodes as Slurm writes them, such as n[01-03,07]; set MASTER_ADDR to the address "
-            "of rank 0's machine",
-            list);
+        REQUIRE(index >= 0 && read_entry(at, &e), CAIRN_EINVAL,
+                "'%.200s' is not a node list of Slurm's such as n[01-03,07]; set MASTER_ADDR to the address of rank "
+                "0's machine",
+                list);
         if (left < e.count) {
             REQUIRE(write_name(&e, left, name, nbytes), CAIRN_EINVAL,
-                    "the list of nodes '%.200s' has a name of more than %zu characters", list, nbytes - 1);
+                    "the node list '%.200s' has a name of more than %zu characters", list, nbytes - 1);
             return CAIRN_OK;
         }
         left -= e.count;
         at = e.end;
-        REQUIRE(*at == ',', CAIRN_EINVAL, "the list of nodes '%.200s' has no node %d", list, index);
+        REQUIRE(*at == ',', CAIRN_EINVAL, "the node list '%.200s' has no node %d", list, index);
     }
 }
 

@@ -1,18 +1,18 @@
-/* A store in a file: a log of changes that every process replays into a table of its own.
+/* A store in a file: a log of changes, which every process replays into a table of its own.
  *
- * The file begins with MAGIC; then come records (struct record, key, value), each put at the end under an exclusive
- * flock by a process that has replayed all before it. So all tables go through the same states, and what a change
- * answers is computed in one's own. Who only looks takes the shared lock: on NFS it is the lock that makes what others
- * wrote visible.
+ * The file begins with MAGIC; records follow (struct record, key, value), each appended under an exclusive flock by a
+ * process that has replayed all records before it. So all tables go through the same states, and a process computes the
+ * result of a change in its own. Calls that only read take the shared lock: on NFS it makes the writes of other
+ * processes visible.
  *
- * A process that is killed while it writes leaves a record that is cut short. A record counts only when all of it is
- * there and its checksum is right; who finds something else at the end while it holds the exclusive lock, when nobody
- * can be writing, cuts it off before it writes. What was never whole was never answered for, so nobody misses it.
+ * A process that is killed while it writes leaves a truncated record. A record counts only if it is complete and its
+ * checksum matches; a process that finds anything else at the end while it holds the exclusive lock, when no other can
+ * be writing, cuts it off before it writes. No call has returned success for such a record.
  *
- * A file cannot wake anybody: who waits looks again, less and less often. A lock that is not free is asked for again
- * too, or a stopped process would hold the others beyond their timeout.
+ * A file cannot wake waiters, which therefore read it again in growing intervals. A lock that is taken is tried again
+ * in the same way, since a stopped process would otherwise hold the others beyond their timeout.
  *
- * The empty key, which no caller can name, counts those who have left; the last removes the file. */
+ * The empty key, which callers cannot use, counts the processes that have left; the last one removes the file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -35,12 +35,12 @@ static const char MAGIC[16] = "cairn store 1\n";
 
 enum { CHUNK = 64 << 10, FIRST_PAUSE_US = 100, LAST_LOCK_PAUSE_US = 5000, LAST_LOOK_PAUSE_US = 50000 };
 
-static const double LEAVING = 10.0; /* seconds that destroying tries for the lock */
+static const double LEAVING = 10.0; /* seconds that destroy waits for the lock */
 
 enum change { SET = 1, APPEND, ADD, DELETE };
 
 struct record {
-    uint32_t checksum; /* of what follows, key and value */
+    uint32_t checksum; /* of the rest of the record, key and value */
     uint32_t change;
     uint32_t key_nbytes, value_nbytes;
 };
@@ -50,7 +50,7 @@ struct file_store {
     char *path; /* absolute */
     int fd, world_size;
     struct cairn__table table;
-    off_t end;         /* of what the table holds */
+    off_t end;         /* of the part of the file that the table holds */
     uint64_t deadline; /* of the call in progress, ns */
     uint8_t *buffer;
     size_t capacity;
@@ -70,7 +70,7 @@ static bool is_over(const struct file_store *f) {
     return cairn__now_ns() >= f->deadline;
 }
 
-/* Twice as long the next time. */
+/* Doubles the pause for the next time. */
 static void take_a_break(const struct file_store *f, int *pause_us, int most_us) {
     const uint64_t now = cairn__now_ns(), left = f->deadline > now ? f->deadline - now : 0;
     const uint64_t wanted = (uint64_t)*pause_us * 1000, pause = wanted < left ? wanted : left;
@@ -85,7 +85,7 @@ static cairn_status lock(struct file_store *f, int how) {
         if (flock(f->fd, how | LOCK_NB) == 0) return CAIRN_OK;
         if (errno != EWOULDBLOCK && errno != EINTR) {
             return cairn__fail_errno(errno,
-                                     "the file store at %s cannot be locked; choose a file system that has locks",
+                                     "the file store at %s cannot be locked; choose a file system that supports flock",
                                      f->path);
         }
         REQUIRE(!is_over(f), CAIRN_ETIMEOUT,
@@ -102,7 +102,7 @@ static cairn_status unlock(struct file_store *f, cairn_status st) {
 
 /* ---- records ---- */
 
-/* To tell a record from half a one, not from a forged one. */
+/* Detects a truncated record, not a forged one. */
 static uint32_t checksum_of(const struct record *r, const uint8_t *body) {
     const size_t skipped = sizeof(r->checksum);
     const uint32_t head = cairn__hash32_bytes(CAIRN__HASH32_START, (const uint8_t *)r + skipped, sizeof(*r) - skipped);
@@ -127,7 +127,7 @@ static cairn_status apply(struct cairn__table *t, enum change change, struct cai
     return cairn__fail(CAIRN_ESYSTEM, "a record of an unknown kind (%d)", (int)change);
 }
 
-/* The bytes of the record at data, 0 where it is not whole. */
+/* The size of the record at data, 0 if it is incomplete. */
 static size_t whole_record(const uint8_t *data, size_t nbytes, struct record *r) {
     if (nbytes < sizeof(*r)) return 0;
     memcpy(r, data, sizeof(*r));
@@ -136,21 +136,22 @@ static size_t whole_record(const uint8_t *data, size_t nbytes, struct record *r)
     return nbytes >= total && checksum_of(r, data + sizeof(*r)) == r->checksum ? total : 0;
 }
 
-/* ---- reading on, under a lock ---- */
+/* ---- reading new records, under a lock ---- */
 
 static cairn_status fail_io(const struct file_store *f, const char *what) {
     return cairn__fail_errno(errno, "the file store at %s cannot be %s", f->path, what);
 }
 
-/* The size, of a file that is still everybody's. */
+/* The file's size. Fails if the file was removed or has shrunk. */
 static cairn_status look_at(const struct file_store *f, off_t *size) {
     struct stat s;
     if (fstat(f->fd, &s) != 0) return fail_io(f, "read");
-    REQUIRE(s.st_nlink > 0, CAIRN_EPEER,
-            "the file store at %s was removed; did its %d processes leave already? Choose a new path for each run",
-            f->path, f->world_size);
+    REQUIRE(
+        s.st_nlink > 0, CAIRN_EPEER,
+        "the file store at %s was removed; have all its %d processes destroyed it already? Use a new path for each run",
+        f->path, f->world_size);
     REQUIRE(s.st_size >= f->end, CAIRN_EPEER,
-            "the file store at %s was cut from %lld bytes to %lld by something else than a store", f->path,
+            "the file store at %s shrank from %lld bytes to %lld; another program changed the file", f->path,
             (long long)f->end, (long long)s.st_size);
     *size = s.st_size;
     return CAIRN_OK;
@@ -171,7 +172,7 @@ out:
     return st;
 }
 
-/* How many bytes the record at data says it has, 0 where it says nothing that can be. */
+/* The size that the record at data claims, 0 if that is beyond the limits. */
 static size_t wanted_bytes(const uint8_t *data, size_t nbytes) {
     struct record r;
     if (nbytes < sizeof(r)) return 0;
@@ -180,7 +181,7 @@ static size_t wanted_bytes(const uint8_t *data, size_t nbytes) {
                                                                             : sizeof(r) + r.key_nbytes + r.value_nbytes;
 }
 
-/* Ends at the end of the file, or before what is not whole. */
+/* Stops at the end of the file, or before an incomplete record. */
 static cairn_status catch_up(struct file_store *f) {
     off_t size = 0;
     cairn_status st = CAIRN_OK;
@@ -198,7 +199,7 @@ static cairn_status catch_up(struct file_store *f) {
             f->end += (off_t)n;
         }
         if (used > 0) continue;
-        if (got < want) break; /* there is no more */
+        if (got < want) break; /* end of the file */
         want = wanted_bytes(f->buffer, got);
         if (want <= got) break;
     }
@@ -233,7 +234,7 @@ static cairn_status write_record(struct file_store *f, enum change change, struc
     off_t size = 0;
     cairn_status st = CAIRN_OK;
     TRY(look_at(f, &size));
-    if (size > f->end && ftruncate(f->fd, f->end) != 0) TRY(fail_io(f, "cut where a process died writing"));
+    if (size > f->end && ftruncate(f->fd, f->end) != 0) TRY(fail_io(f, "truncated where a process died writing"));
     TRY(cairn__grow((void **)&f->buffer, &f->capacity, total, 1));
     memcpy(f->buffer + sizeof(r), key.data, key.nbytes);
     if (value.nbytes) memcpy(f->buffer + sizeof(r) + key.nbytes, value.data, value.nbytes);
@@ -245,7 +246,7 @@ out:
     return st;
 }
 
-/* The table has changed, the file has not: so everything is read anew by the next call. */
+/* The table has a change that the file lacks: the next call reads the whole file again. */
 static void forget(struct file_store *f) {
     cairn__table_clear(&f->table);
     f->end = sizeof(MAGIC);
@@ -410,7 +411,7 @@ static void release(struct file_store *f) {
 static void file_destroy(cairn_store *s) {
     struct file_store *f = file(s);
     if (f->world_size > 0 && leave(f) != CAIRN_OK) {
-        cairn__log(CAIRN_LOG_WARNING, "a file store stays behind: %s", cairn_last_error());
+        cairn__log(CAIRN_LOG_WARNING, "a file store was not removed: %s", cairn_last_error());
     }
     release(f);
 }
@@ -429,20 +430,20 @@ static const struct cairn__store_ops file_ops = {
     .destroy = file_destroy,
 };
 
-/* Whoever comes first writes the head, also where another died writing it. */
+/* The first process writes MAGIC, also after another died while writing it. */
 static cairn_status begin_file(struct file_store *f) {
     size_t got = 0;
     cairn_status st = CAIRN_OK;
     TRY(read_at(f, 0, sizeof(MAGIC), &got));
     REQUIRE(memcmp(f->buffer, MAGIC, got) == 0, CAIRN_EINVAL,
-            "%s is there already and no store of this version of Cairn; choose another path", f->path);
+            "%s exists and is not a store of this version of Cairn; choose another path", f->path);
     f->end = sizeof(MAGIC);
     if (got < sizeof(MAGIC)) TRY(write_at(f, MAGIC, sizeof(MAGIC), 0));
 out:
     return st;
 }
 
-/* *removed stays true where an earlier run's last process took the file away between opening and locking. */
+/* *removed stays true if an earlier run's last process removed the file between open and lock. */
 static cairn_status open_file(struct file_store *f, const char *path, bool *removed) {
     struct stat s = {0};
     cairn_status st = CAIRN_OK;
@@ -454,7 +455,7 @@ static cairn_status open_file(struct file_store *f, const char *path, bool *remo
     if (!f->path) return cairn__fail_errno(errno, "the file store at %s cannot be found", path);
     TRY(lock(f, LOCK_EX));
     if (fstat(f->fd, &s) != 0) TRY(unlock(f, fail_io(f, "read")));
-    if (!S_ISREG(s.st_mode)) TRY(unlock(f, cairn__fail(CAIRN_EINVAL, "%s is no regular file", f->path)));
+    if (!S_ISREG(s.st_mode)) TRY(unlock(f, cairn__fail(CAIRN_EINVAL, "%s is not a regular file", f->path)));
     *removed = s.st_nlink == 0;
     st = unlock(f, *removed ? CAIRN_OK : begin_file(f));
 out:
@@ -476,7 +477,7 @@ cairn_status cairn_file_store_create(const char *path, int world_size, double ti
     while (removed) {
         if (f->fd >= 0) close(f->fd);
         TRY(open_file(f, path, &removed));
-        if (removed && is_over(f)) TRY(cairn__fail(CAIRN_ETIMEOUT, "somebody keeps removing %s", path));
+        if (removed && is_over(f)) TRY(cairn__fail(CAIRN_ETIMEOUT, "other processes keep removing %s", path));
     }
     *out = &f->base;
     return CAIRN_OK;

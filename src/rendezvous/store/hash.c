@@ -9,7 +9,7 @@
 
 struct hash_store {
     cairn_store base;
-    pthread_mutex_t mutex; /* guards what follows, and base.timeout */
+    pthread_mutex_t mutex; /* guards the fields below */
     pthread_cond_t written;
     struct cairn__table table;
 };

@@ -1,4 +1,4 @@
-/* What stores around a table of their own (hash, file) have in common. */
+/* What the stores with a table of their own (hash, file) have in common. */
 #ifndef CAIRN__RENDEZVOUS_STORE_LOCAL_H
 #define CAIRN__RENDEZVOUS_STORE_LOCAL_H
 
@@ -15,10 +15,10 @@ static inline struct cairn__blob cairn__key_blob(const char *key) {
     return cairn__blob_of(key, strlen(key));
 }
 
-/* The first key that is not there, NULL where all are. */
+/* The first missing key, NULL if all are present. */
 const char *cairn__table_missing(const struct cairn__table *t, const char *const *keys, size_t n);
 
-/* As cairn_store_get hands it out. */
+/* A copy as cairn_store_get returns it. */
 cairn_status cairn__blob_copy(struct cairn__blob b, void **value, size_t *nbytes);
 
 #endif

@@ -1,5 +1,5 @@
-/* Another store's keys under a prefix. Keys are joined on the stack, so that as many threads may call as may the
- * store. */
+/* Another store's keys under a prefix. Keys are joined on the stack, so as many threads may call as the store
+ * allows. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* One thread around epoll: bytes from sockets into sessions and back. Where connections or descriptors run out, the
- * oldest of those that never sent a request goes, after a last look whether it has sent one by now; where there is
- * none, new ones stay in the kernel's queue, which is looked at again a little later. */
+/* One thread around epoll: bytes from sockets into sessions and back. When connections or descriptors run out, the
+ * oldest connection that never sent a request is closed, after one last read; if there is none, new ones stay in the
+ * kernel's queue, which is checked again a little later. */
 #include "rendezvous/store/server.h"
 
 #include <errno.h>
@@ -30,16 +30,16 @@ enum {
     BACKLOG = 4096,
     BUSY_RETRY_MS = 100,
     BATCH = 64,
-    ACCEPTS = 256, /* before others have their turn */
+    ACCEPTS = 256, /* before other connections are served */
     LISTEN_TRIES = 20,
-    LISTEN_PAUSE_MS = 8 /* at most, between two */
+    LISTEN_PAUSE_MS = 8 /* at most, between two tries */
 };
 
 struct connection {
     struct cairn__session session; /* first */
     struct connection *next, **link;
     int fd;
-    bool known; /* in that list: it has sent a request */
+    bool known; /* in `known`: it has sent */
     uint32_t events;
 };
 
@@ -51,13 +51,13 @@ struct list {
 struct cairn__store_server {
     int listener, wake, epoll;
     bool started, paused /* accepting */;
-    pid_t process; /* that started it */
+    pid_t process; /* that called cairn__store_start */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of all that follows, but while the thread sleeps */
+    pthread_mutex_t mutex; /* guards the fields below, except while the thread sleeps */
     struct cairn__sessions sessions;
     struct list strangers, known;
     size_t num_connections;
-    bool (*may_end)(void *ctx); /* set = the thread is on its own */
+    bool (*may_end)(void *ctx); /* set = the server is detached */
     void *ctx;
     uint8_t chunk[CHUNK];
 };
@@ -82,7 +82,7 @@ static void unlist(struct list *l, struct connection *c) {
 
 /* ---- one connection ---- */
 
-/* Only what a program that speaks the protocol got wrong is worth a warning: anybody may scan a port. */
+/* Warns only of programs that have sent a valid request; a port scan is no reason for a warning. */
 static void tell_why(const struct connection *c) {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
@@ -96,8 +96,7 @@ static void tell_why(const struct connection *c) {
                host, port, c->session.why);
 }
 
-/* A child that the program forked may hold the socket too: closing alone would neither tell the peer nor take it off
- * epoll. */
+/* A child process may hold the socket too, so closing it would neither notify the peer nor remove it from epoll. */
 static void end_connection(struct cairn__store_server *s, struct connection *c) {
     tell_why(c);
     cairn__session_close(&s->sessions, &c->session);
@@ -183,7 +182,7 @@ out:
     return st;
 }
 
-/* True where there is one connection less. Whoever has sent a request that is not read yet is no stranger. */
+/* True if a connection was closed. A connection with a request that is not read yet is kept. */
 static bool drop_stranger(struct cairn__store_server *s) {
     const size_t before = s->num_connections;
     for (struct connection *c; s->num_connections == before && (c = s->strangers.first);) {
@@ -194,12 +193,12 @@ static bool drop_stranger(struct cairn__store_server *s) {
     return s->num_connections < before;
 }
 
-/* accept4 itself would rather say that descriptors have run out. */
+/* Checked first, since accept4 reports a lack of descriptors even when no connection is pending. */
 static bool someone_waits(const struct cairn__store_server *s) {
     return poll(&(struct pollfd){.fd = s->listener, .events = POLLIN}, 1, 0) > 0;
 }
 
-/* False where there is no room. */
+/* False if descriptors or memory have run out. */
 static bool accept_one(struct cairn__store_server *s) {
     const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
@@ -229,7 +228,7 @@ static void accept_some(struct cairn__store_server *s) {
 static bool handle_wake(struct cairn__store_server *s) {
     uint64_t count = 0;
     if (!s->may_end) return false;
-    const ssize_t got = read(s->wake, &count, sizeof(count)); /* or it would wake for ever */
+    const ssize_t got = read(s->wake, &count, sizeof(count)); /* or epoll would report it for ever */
     (void)got;
     return true;
 }
@@ -253,7 +252,7 @@ static bool handle_events(struct cairn__store_server *s, const struct epoll_even
 
 static void release(struct cairn__store_server *s);
 
-/* may_end is asked without the mutex, which its caller may want. Whoever waits at the door comes in first. */
+/* may_end runs without the mutex, which its caller may hold. Pending connections are accepted first. */
 static bool is_over(struct cairn__store_server *s, bool (*may_end)(void *ctx), void *ctx) {
     return may_end && s->num_connections == 0 && !someone_waits(s) && may_end(ctx);
 }
@@ -277,7 +276,7 @@ static void *serve(void *argument) {
 
 /* ---- starting and stopping ---- */
 
-/* -1 with errno. *contended: the port was free to bind and then could not be listened at. */
+/* -1 with errno. *contended: bind succeeded and listen did not. */
 static int try_to_listen(int family, int port, bool *contended) {
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
@@ -296,7 +295,8 @@ static int try_to_listen(int family, int port, bool *contended) {
     return -1;
 }
 
-/* Of two that listen at one moment Linux may refuse both: each is marked as listening before it looks for others. */
+/* If two processes listen at the same moment, Linux may refuse both: each is marked as listening before it checks
+ * for others. */
 static int listen_on(int family, int port) {
     bool contended = true;
     int fd = -1;
@@ -319,7 +319,7 @@ static cairn_status open_listener(int port, int *listener, int *bound_port) {
     if (getsockname(fd, (struct sockaddr *)&address, &length) != 0) {
         int cause = errno;
         close(fd);
-        return cairn__fail_errno(cause, "the store cannot tell its port");
+        return cairn__fail_errno(cause, "the store cannot read its port");
     }
     *bound_port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
                                                       : ((struct sockaddr_in *)&address)->sin_port);
@@ -334,7 +334,7 @@ static cairn_status watch(struct cairn__store_server *s, int *fd) {
 }
 
 void cairn__store_close_door(struct cairn__store_server *s) {
-    if (s->started) (void)shutdown(s->listener, SHUT_RDWR); /* else it may be a parent's, which will start it */
+    if (s->started) (void)shutdown(s->listener, SHUT_RDWR); /* else a parent process may own it and start it later */
     if (s->listener >= 0) close(s->listener);
     s->listener = -1;
 }
@@ -367,7 +367,7 @@ out:
 }
 
 cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port) {
-    REQUIRE(port >= 0 && port <= 65535, CAIRN_EINVAL, "%d is no port; ports are numbers in [0, 65535]", port);
+    REQUIRE(port >= 0 && port <= 65535, CAIRN_EINVAL, "%d is not a port; ports are numbers in [0, 65535]", port);
     struct cairn__store_server *s = NULL;
     int bound = 0;
     cairn_status st = CAIRN_OK;
@@ -383,7 +383,7 @@ out:
     return st;
 }
 
-/* Signals belong to the program's own threads. */
+/* Signals are left to the program's own threads. */
 cairn_status cairn__store_start(struct cairn__store_server *s) {
     REQUIRE(!s->started, CAIRN_ESTATE, "the store has been started");
     sigset_t all, before;
@@ -416,11 +416,10 @@ void cairn__store_stop(struct cairn__store_server **server) {
     struct cairn__store_server *s = *server;
     if (!s) return;
     *server = NULL;
-    if (s->started && s->process != getpid())
-        return; /* a parent's, whose thread was at any point when we were forked */
+    if (s->started && s->process != getpid()) return; /* a parent's; its thread was in an unknown state at the fork */
     uint64_t one = 1;
-    ssize_t written = s->started ? write(s->wake, &one, sizeof(one)) : 0; /* else a child of fork wakes its parent's */
-    (void)written;                                                        /* an eventfd that was never read has room */
+    ssize_t written = s->started ? write(s->wake, &one, sizeof(one)) : 0; /* else a fork would wake its parent's */
+    (void)written;                                                        /* an eventfd that was never read takes it */
     if (s->started) pthread_join(s->thread, NULL);
     release(s);
 }
@@ -432,7 +431,7 @@ void cairn__store_let_end(struct cairn__store_server *s, bool (*may_end)(void *c
     s->may_end = may_end;
     s->ctx = ctx;
     const ssize_t written = write(s->wake, &one, sizeof(one));
-    (void)written; /* an eventfd has room, unless it is readable anyway */
+    (void)written; /* an eventfd takes it, or is readable anyway */
     pthread_mutex_unlock(&s->mutex);
 }
 

@@ -1,13 +1,13 @@
-/* A request is measured field by field as it comes, by the pattern of its op, and never from its beginning again; what
- * breaks a limit ends the session before the bytes are there. A whole request is run straight out of the piece it came
- * in; only what is left over is kept.
+/* A request is measured field by field as it arrives, by the pattern of its op, and never from its beginning again; a
+ * request beyond a limit ends the session before its bytes have arrived. A complete request is run directly out of the
+ * piece that it arrived in; only the rest of a piece is copied.
  *
- * A session waits for one key at a time, the first of its WAIT that is missing. Writing a key wakes those who wait for
- * it and nobody else, so that n ranks that wait for n keys look at n * n keys together, and not at each once more for
- * every write. (Where something was deleted meanwhile, a WAIT looks at all of its keys again.)
+ * A session awaits one key at a time, the first missing one of its WAIT. Writing a key wakes only the sessions that
+ * await it, so n ranks that wait for n keys look up n * n keys in all, and not as many for every write. (After a
+ * deletion a WAIT looks up all of its keys again.)
  *
- * What comes behind a WAIT is kept back until that is answered, in order, but for CANCEL_WAIT. In the old dialect a
- * client that sends something has given its WAIT up: it cannot say so, and the answer would be taken for another's. */
+ * Requests behind a WAIT are queued until it is answered, except CANCEL_WAIT. In the old dialect a request cancels the
+ * WAIT before it: such a client has no other way to cancel, and would take the late answer for another request's. */
 #include "rendezvous/store/session.h"
 
 #include <stdarg.h>
@@ -20,20 +20,20 @@
 #include "rendezvous/store/wire.h"
 
 enum {
-    SMALL = 4 << 10, /* buffers up to this stay when they are empty */
-    PAIR_COST = 256, /* of memory, beyond its bytes, or more */
+    SMALL = 4 << 10, /* buffers of up to this size are kept when empty */
+    PAIR_COST = 256, /* memory of an entry beyond its bytes */
     NO_OP = UINT8_MAX,
 };
 
-/* A request that is run. Everything is there: reading cannot fail. */
+/* A complete request that is run: reading its fields cannot fail. */
 struct call {
     struct cairn__sessions *all;
     struct cairn__session *s;
     const uint8_t *at, *end;
 };
 
-/* fields: k key, v value, 4 and 8 bytes, n the number of times that what stands behind it comes.
- * run: false where the session has to end, with the reason in cairn_last_error. */
+/* fields: k key, v value, 4 and 8 bytes, n how often the fields behind it repeat.
+ * run: false if the session has to end, with the reason in cairn_last_error. */
 struct op {
     const char *fields;
     bool (*run)(struct call *c);
@@ -44,7 +44,7 @@ struct cairn__dialect {
     size_t num_ops;
     uint8_t cancel;
     bool missing_ends;   /* GET of a missing key */
-    bool asking_cancels; /* a request says that the WAIT before it is given up */
+    bool asking_cancels; /* a request cancels the WAIT before it */
 };
 
 /* ---- rings ---- */
@@ -184,7 +184,7 @@ static void await(struct cairn__sessions *all, struct cairn__session *s, struct 
     join(bucket_of(all, key), &s->wait.link);
 }
 
-/* True where no key is missing any more; otherwise the session awaits the next. */
+/* True if no key is missing; otherwise the session awaits the next missing one. */
 static bool look_further(struct cairn__sessions *all, struct cairn__session *s) {
     if (s->wait.deletions != all->table.deletions) s->wait.at = 0;
     s->wait.deletions = all->table.deletions;
@@ -220,7 +220,7 @@ static void wake(struct cairn__sessions *all, struct cairn__blob key, enum whom 
     }
 }
 
-/* Keeps what is left of the call, the keys, as what the session waits for. */
+/* Copies the rest of the call, its keys, for the wait. */
 static bool begin_waiting(struct call *c, bool barrier) {
     struct cairn__session *s = c->s;
     if (put(c->all, &s->wait.keys, c->at, (size_t)(c->end - c->at)) != CAIRN_OK) return false;
@@ -265,11 +265,11 @@ static bool on_add(struct call *c) {
     return true;
 }
 
-/* False where the dialect has no word for a missing key. */
+/* False for a missing key in a dialect that cannot answer so. */
 static bool look_up(struct call *c, struct cairn__blob key, struct cairn__blob *value) {
     *value = (struct cairn__blob){NULL, 0};
     if (cairn__table_get(&c->all->table, key, value) || !c->s->dialect->missing_ends) return true;
-    cairn__fail(CAIRN_EINVAL, "it asked for key '%.*s', which is not there", (int)(key.nbytes < 64 ? key.nbytes : 64),
+    cairn__fail(CAIRN_EINVAL, "it requested key '%.*s', which does not exist", (int)(key.nbytes < 64 ? key.nbytes : 64),
                 (const char *)key.data);
     return false;
 }
@@ -298,7 +298,7 @@ static bool on_wait(struct call *c) {
     return true;
 }
 
-/* The first n - 1 wait for the n-th; as in torch, the key is a number that ADD could have counted too. */
+/* The first n - 1 callers wait for the n-th; as in torch, ADD on the same key counts too. */
 static bool on_barrier(struct call *c) {
     const uint8_t *begin = c->at;
     const struct cairn__blob key = next_blob(c);
@@ -317,7 +317,7 @@ static bool on_barrier(struct call *c) {
     return true;
 }
 
-/* Reached without a WAIT before it, too: torch's server answers that as well. */
+/* Also without a WAIT before it, which torch's server answers in the same way. */
 static bool on_cancel_wait(struct call *c) {
     stop_waiting(c->all, c->s);
     reply_u8(c, STORE_WAIT_CANCELED);
@@ -340,7 +340,7 @@ static bool is_too_long(uint64_t nbytes) {
     return true;
 }
 
-/* Whole or not at all: what it would take is added up first. */
+/* All or nothing: the memory that it needs is added up first. */
 static bool on_multi_get(struct call *c) {
     struct call again = *c;
     const uint64_t count = next_u64(c);
@@ -444,7 +444,7 @@ static const struct cairn__dialect dialect_of_2_1 = {OPS(ops_of_2_1), .cancel = 
 
 /* ---- input ---- */
 
-/* What a session has to work on: its own input, or a piece that has just come. */
+/* The input of a session: its buffer, or the piece that has just arrived. */
 struct view {
     const uint8_t *at, *end;
 };
@@ -453,7 +453,7 @@ static size_t left(const struct view *v) {
     return (size_t)(v->end - v->at);
 }
 
-/* False while the first bytes do not tell. */
+/* False while there are too few bytes to choose. */
 static bool find_dialect(struct cairn__session *s, struct view *v) {
     static const uint32_t magic = STORE_MAGIC;
     uint8_t mark[1 + sizeof(magic)] = {STORE_VALIDATE};
@@ -468,14 +468,15 @@ static bool find_dialect(struct cairn__session *s, struct view *v) {
     return s->dialect != NULL;
 }
 
-/* By a number that those before do not have. APPEND has that of their DELETE_KEY; it is known once another has come. */
+/* By an op number that older versions do not have. Its APPEND has the number of their DELETE_KEY, so a session is of
+ * 2.1 once it has used another such number. */
 static bool is_of_2_1(uint8_t number) {
     return number >= STORE_2_1_DELETE_KEY && number <= STORE_2_1_CANCEL_WAIT && number != STORE_OLD_DELETE_KEY;
 }
 
 enum verdict { WHOLE, PARTIAL, BAD };
 
-/* The size of the field at v->at + so_far, given that it has come so far that it tells. */
+/* The size of the field at the measured position, once its length has arrived. */
 static enum verdict measure_field(struct cairn__session *s, const struct view *v, size_t *nbytes) {
     const char field = *s->measured.field;
     const uint8_t *at = v->at + s->measured.nbytes;
@@ -501,7 +502,7 @@ static enum verdict measure_field(struct cairn__session *s, const struct view *v
     return (size_t)(v->end - at) < *nbytes ? PARTIAL : WHOLE;
 }
 
-/* Goes on where it stopped. WHOLE: measured.nbytes is the request's size. */
+/* Continues where it stopped. WHOLE: measured.nbytes is the request's size. */
 static enum verdict measure(struct cairn__session *s, const struct view *v, const struct op *op) {
     if (!s->measured.field) {
         s->measured.field = op->fields;
@@ -530,7 +531,7 @@ static bool may_run(const struct cairn__sessions *all, const struct cairn__sessi
     return !s->ended && pending(&s->out) < all->enough;
 }
 
-/* False where nothing more can be done with v for now. */
+/* False if v holds nothing more that can be run now. */
 static bool run_one(struct cairn__sessions *all, struct cairn__session *s, struct view *v) {
     if (!s->dialect && !find_dialect(s, v)) return false;
     if (left(v) == 0) return false;
@@ -599,9 +600,9 @@ void cairn__session_close(struct cairn__sessions *all, struct cairn__session *s)
 
 void cairn__session_feed(struct cairn__sessions *all, struct cairn__session *s, const void *data, size_t nbytes) {
     if (s->ended) return;
-    if (nbytes == 0) data = ""; /* no pointer has to be valid then */
+    if (nbytes == 0) data = ""; /* data may be any pointer then */
     struct view v = {data, (const uint8_t *)data + nbytes};
-    activate(all, s); /* before those it wakes, in however many pieces a request comes */
+    activate(all, s); /* before the sessions that it wakes, in however many pieces a request arrives */
     if (pending(&s->in) == 0) run(all, s, &v);
     if (!s->ended && put(all, &s->in, v.at, left(&v)) != CAIRN_OK) end_session(s, cairn_last_error());
     run_kept(all, s);

@@ -1,12 +1,12 @@
-/* One connection of the TCP store's server without its socket: bytes go in as they come, in any pieces, and replies lie
- * ready to be sent. Sessions meet in struct cairn__sessions: the keys, and who waits for what. No call blocks; one
- * caller at a time. Which of the wire's two dialects (wire.h) a session speaks its first bytes tell. */
+/* One connection of the TCP store's server without its socket: input comes in pieces of any size, and replies are
+ * left in an output buffer. Sessions share struct cairn__sessions: the keys, and the list of waiting sessions. No
+ * call blocks; one caller at a time. A session's first bytes choose its dialect of the wire (wire.h). */
 #ifndef CAIRN__RENDEZVOUS_STORE_SESSION_H
 #define CAIRN__RENDEZVOUS_STORE_SESSION_H
 
 #include "rendezvous/store/table.h"
 
-/* A place in a ring; the ring's head is one too. */
+/* A link of a ring; the ring's head is one too. */
 struct cairn__link {
     struct cairn__link *next, *prev;
 };
@@ -18,7 +18,7 @@ struct cairn__buffer {
 
 enum { CAIRN__WAIT_BUCKETS = 1024 };
 
-/* Of replies to one connection, or of requests kept back behind a WAIT: more has to wait. */
+/* Limit on unsent replies to one connection, or on requests queued behind a WAIT; beyond it input is refused. */
 enum { CAIRN__ENOUGH = 1 << 20 };
 
 struct cairn__sessions {
@@ -26,19 +26,19 @@ struct cairn__sessions {
     struct cairn__table table;
     size_t buffered;                                  /* capacity of all buffers; STORE_MAX_BUFFERS at most */
     struct cairn__link awaiting[CAIRN__WAIT_BUCKETS]; /* sessions by the hash of the key they await, oldest first */
-    struct cairn__link active;                        /* sessions that have something to do */
+    struct cairn__link active;                        /* sessions with output, room for input, or an end to handle */
 };
 
 struct cairn__session {
-    struct cairn__link active;            /* alone, or in that ring */
-    const struct cairn__dialect *dialect; /* NULL until the first bytes have told */
-    struct cairn__buffer in;              /* what no request could be run from yet */
+    struct cairn__link active;            /* alone, or in the ring of active sessions */
+    const struct cairn__dialect *dialect; /* NULL until the first bytes have chosen it */
+    struct cairn__buffer in;              /* input that is not a complete request yet */
     struct cairn__buffer out;
-    bool proven;   /* a whole request has come */
-    bool ended;    /* nothing is read any more; what is in out may still be sent */
-    char why[160]; /* it ended, "" where its peer just left */
+    bool proven;   /* it has sent a complete request */
+    bool ended;    /* no more input is read; output may still be sent */
+    char why[160]; /* why it ended, "" if its peer just closed the connection */
 
-    /* How far the request at the front of the input is measured. */
+    /* How much of the request at the front of the input is measured. */
     struct {
         const char *field; /* NULL: not begun */
         const char *repeat;
@@ -51,29 +51,30 @@ struct cairn__session {
         bool on, barrier;
         struct cairn__link link;   /* while on: in the ring of key's bucket */
         struct cairn__buffer keys; /* as they came */
-        size_t at;                 /* of the awaited one; those before it are there */
-        uint64_t deletions;        /* of the table, when that was so */
+        size_t at;                 /* the position of the awaited key; those before it are present */
+        uint64_t deletions;        /* the table's counter when that was checked */
         struct cairn__blob key;
     } wait;
 };
 
 void cairn__sessions_init(struct cairn__sessions *all);
-/* The sessions have been closed before. */
+/* After all sessions are closed. */
 void cairn__sessions_clear(struct cairn__sessions *all);
 
 void cairn__session_open(struct cairn__session *s);
 void cairn__session_close(struct cairn__sessions *all, struct cairn__session *s);
 
-/* Takes bytes, runs the requests that are whole, and makes s active. Nothing happens once s has ended. */
+/* Takes input, runs the complete requests, and makes s active. Does nothing once s has ended. */
 void cairn__session_feed(struct cairn__sessions *all, struct cairn__session *s, const void *data, size_t nbytes);
-/* False where so much is left to do or to send that more input would only pile up. */
+/* False if so much is waiting to be run or sent that more input would only be queued. */
 bool cairn__session_takes_input(const struct cairn__sessions *all, const struct cairn__session *s);
 
 struct cairn__blob cairn__session_output(const struct cairn__session *s);
-/* The first nbytes of the output are sent; requests that had to wait for that go on. */
+/* The first nbytes of the output are sent; requests that waited for room go on. */
 void cairn__session_sent(struct cairn__sessions *all, struct cairn__session *s, size_t nbytes);
 
-/* After any of these calls, until NULL: a session whose output, wish for input or end wants to be looked at. */
+/* To be called after any of these calls, until it returns NULL: the next session whose output, readiness for input,
+ * or end has changed. */
 struct cairn__session *cairn__sessions_next(struct cairn__sessions *all);
 
 #endif

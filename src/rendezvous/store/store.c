@@ -1,4 +1,4 @@
-/* The front of every kind of store: what all have in common is checked here, once. */
+/* The interface of all kinds of store: arguments are checked here, once. */
 #include "rendezvous/store/store.h"
 
 #include <string.h>
@@ -32,7 +32,8 @@ static cairn_status check_key(const cairn_store *s, const char *key) {
 }
 
 static cairn_status check_value(const char *key, const void *value, size_t nbytes) {
-    REQUIRE(value || nbytes == 0, CAIRN_EINVAL, "the value for key '%.80s' is NULL, of %zu bytes", key, nbytes);
+    REQUIRE(value || nbytes == 0, CAIRN_EINVAL, "the value for key '%.80s' is NULL, but its size is %zu bytes", key,
+            nbytes);
     REQUIRE(nbytes <= STORE_MAX_VALUE, CAIRN_EINVAL,
             "a value of %zu bytes for key '%.80s' is more than a store holds (%d)", nbytes, key, STORE_MAX_VALUE);
     return CAIRN_OK;
@@ -46,20 +47,20 @@ out:
     return st;
 }
 
-/* Together they are one request of a TCP store. */
+/* Together they make one request of a TCP store. */
 static cairn_status check_keys(const cairn_store *s, const char *const *keys, size_t n) {
     cairn_status st = CAIRN_OK;
     size_t total = 0;
     REQUIRE(s, CAIRN_EINVAL, "the store is NULL");
-    REQUIRE(keys || n == 0, CAIRN_EINVAL, "%zu keys at NULL", n);
-    REQUIRE(n <= STORE_MAX_KEYS, CAIRN_EINVAL, "%zu keys are more than a store is asked for at once (%d)", n,
+    REQUIRE(keys || n == 0, CAIRN_EINVAL, "keys is NULL, but n is %zu", n);
+    REQUIRE(n <= STORE_MAX_KEYS, CAIRN_EINVAL, "%zu keys are more than one call to a store can name (%d)", n,
             STORE_MAX_KEYS);
     for (size_t i = 0; i < n; i++) {
         TRY(check_key(s, keys[i]));
         total += strlen(keys[i]) + sizeof(uint64_t) + 1;
     }
     REQUIRE(total < STORE_MAX_REQUEST - 64, CAIRN_EINVAL,
-            "%zu keys of %zu bytes are more than a store is asked for at once", n, total);
+            "%zu keys of %zu bytes are more than one call to a store can name", n, total);
 out:
     return st;
 }

@@ -1,5 +1,5 @@
-/* A balanced tree by length and bytes of the key (no choice of keys makes it slow), and a list of its entries, by which
- * it can be changed while it is walked. A value's room grows by doubling only where it is appended to. */
+/* A balanced tree by length and bytes of the key, which no choice of keys makes slow, and a list of its entries,
+ * through which it can be changed while it is walked. A value's capacity grows by doubling only under append. */
 #include "rendezvous/store/table.h"
 
 #include <errno.h>
@@ -13,10 +13,10 @@
 #include "core/status.h"
 #include "rendezvous/store/wire.h"
 
-enum { TREE_NODE = 64 /* about what the tree takes for an entry */, SMALL = 64 };
+enum { TREE_NODE = 64 /* roughly the tree's memory for an entry */, SMALL = 64 };
 
 struct cairn__pair {
-    struct cairn__blob key; /* lies behind the struct */
+    struct cairn__blob key; /* stored behind the struct */
     uint8_t *value;
     size_t nbytes, capacity;
     struct cairn__pair *next, **link;
@@ -74,7 +74,7 @@ static void forget(struct cairn__table *t, struct cairn__pair *e) {
     cairn__free(e);
 }
 
-/* What a value of `want` bytes gets: what it has where that fits without much waste. */
+/* The capacity for a value of `want` bytes: the present one if that fits without much waste. */
 static size_t room_for(size_t want, size_t kept, size_t capacity) {
     if (want <= capacity && (capacity <= SMALL || want >= capacity / 4)) return capacity;
     return kept && want <= STORE_MAX_VALUE / 2 ? 2 * want : want;
@@ -144,7 +144,8 @@ cairn_status cairn__table_add(struct cairn__table *t, struct cairn__blob key, in
     struct cairn__blob held;
     int64_t old = 0;
     if (cairn__table_get(t, key, &held)) {
-        REQUIRE(parse_i64(held, &old), CAIRN_EINVAL, "key '%.*s' holds no whole number to add to",
+        REQUIRE(parse_i64(held, &old), CAIRN_EINVAL,
+                "key '%.*s' does not hold a whole number, so nothing can be added to it",
                 (int)(key.nbytes < 256 ? key.nbytes : 256), (const char *)key.data);
     }
     char text[24];

@@ -1,13 +1,12 @@
-/* The TCP store's calls in both dialects of the wire. What the servers of PyTorch do differently from one another ends
- * here:
+/* The TCP store's calls in all dialects, and what differs between PyTorch's servers:
  *
- * - GET of a missing key closes the connection of some (1.13, and USE_LIBUV=0) and answers nothing at others. A key can
- *   vanish between WAIT and GET, so values are fetched with a COMPARE_SET that expects a random text: a missing key
- *   sends that text back, and nothing is ever stored.
- * - WAIT cannot be cancelled at 1.13's, whose late answer would be read as another's; so there CHECK asks again and
- *   again.
- * - Not every server wakes who waits for a key that COMPARE_SET made, so a WAIT is cancelled and renewed now and then.
- * - 1.13's has no APPEND: the value is read and written back under a key that serves as a lock. */
+ * - GET of a missing key closes the connection at some (1.13, and USE_LIBUV=0) and is not answered at others. A key can
+ *   vanish between WAIT and GET, so values are read with a COMPARE_SET that expects a random text: for a missing key
+ *   that text comes back, and nothing is ever stored.
+ * - WAIT cannot be cancelled at 1.13, whose late answer would be read as another's; CHECK is repeated there instead.
+ * - Some servers do not wake clients that wait for a key made by COMPARE_SET, so a WAIT is cancelled and renewed now
+ *   and then.
+ * - 1.13 has no APPEND: the value is read and written back under a key that serves as a lock. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,7 +24,7 @@
 
 enum { WAIT_SLICE_MS = 1000, GRACE_MS = 500, FIRST_PAUSE_MS = 1, LAST_PAUSE_MS = 50 };
 
-/* What is due of the answer to a CANCEL_WAIT. */
+/* Awaited answers to a CANCEL_WAIT. */
 enum { NO_ANSWER, FIRST_ANSWER, SECOND_ANSWER };
 
 static const char APPEND_LOCK[] = "cairn/append";
@@ -40,17 +39,17 @@ static bool is_old(const struct cairn__tcp_store *s) {
 
 /* ---- answers of one byte ---- */
 
-/* Replies of one byte have two values each: another one tells that the stream is not where it should be. */
+/* Replies of one byte have two values each; any other means that the stream is out of order. */
 static cairn_status receive_flag(struct cairn__tcp_store *s, uint8_t *flag) {
     cairn_status st = cairn__stream_receive(&s->stream, flag, 1);
     if (st != CAIRN_OK || *flag <= 1) return st;
-    cairn__fail(CAIRN_EPEER, "the store at %s answered %d where 0 or 1 was due; is this port another program's?",
+    cairn__fail(CAIRN_EPEER, "the store at %s answered %d where 0 or 1 was expected; is this port another program's?",
                 s->stream.name, *flag);
     return cairn__stream_break(&s->stream, CAIRN_EPEER);
 }
 
-/* Reads what answers a CANCEL_WAIT, as far as it comes before the deadline; *woken: the server had answered the WAIT
- * before it read the cancellation, so that a STOP_WAITING comes first, and counts. */
+/* Reads the answers to a CANCEL_WAIT that arrive before the deadline; *woken: the server had answered the WAIT
+ * before it read the cancellation, so a STOP_WAITING comes first, and counts. */
 static cairn_status settle(struct cairn__tcp_store *s, bool *woken) {
     cairn_status st = CAIRN_OK;
     *woken = false;
@@ -67,7 +66,7 @@ out:
     return st;
 }
 
-/* The wait that was given up is over for its caller: the answer's only use is that the next one can be told from it. */
+/* The cancelled wait has ended for its caller: its answer is read only so that the next one is not taken for it. */
 static cairn_status settle_before_asking(struct cairn__tcp_store *s) {
     bool ignored = false;
     cairn_status st = CAIRN_OK;
@@ -132,7 +131,8 @@ static cairn_status tcp_add(cairn_store *store, const char *key, int64_t delta, 
     TRY(cairn__put(&s->stream, &delta, sizeof(delta)));
     st = ask(s, sum, sizeof(*sum));
     if (st == CAIRN_EPEER)
-        st = cairn__fail(st, "%s (a server hangs up, too, where key '%.80s' holds no number)", cairn_last_error(), key);
+        st = cairn__fail(st, "%s (a server also hangs up if key '%.80s' does not hold a number)", cairn_last_error(),
+                         key);
 out:
     return st;
 }
@@ -203,7 +203,7 @@ out:
 
 /* ---- waiting ---- */
 
-/* All that is asked when a wait ends shares this much time beyond its deadline. */
+/* The requests at the end of a wait share this much time beyond its deadline. */
 static void grant(struct cairn__tcp_store *s, uint64_t deadline) {
     s->stream.deadline = deadline + GRACE_MS * UINT64_C(1000000);
 }
@@ -240,7 +240,7 @@ static cairn_status poll_keys(struct cairn__tcp_store *s, const char *const *key
     }
 }
 
-/* One WAIT, at most until the deadline or the slice's end; then CHECK, for the servers that wake nobody. */
+/* One WAIT, at most until the deadline or the slice's end; then CHECK, for servers that do not wake. */
 static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *keys, size_t n, uint64_t deadline,
                                  bool *present) {
     uint8_t answer = 0;
@@ -256,7 +256,7 @@ static cairn_status wait_a_slice(struct cairn__tcp_store *s, const char *const *
         *present = answer == STORE_STOP_WAITING;
         return CAIRN_OK;
     }
-    /* A server that is slow to answer keeps its connection: what it owes is read before the next request. */
+    /* A slow server keeps its connection: its answer is read before the next request. */
     TRY(begin(s, STORE_CANCEL_WAIT, NULL));
     TRY(cairn__stream_send(&s->stream));
     s->cancelling = FIRST_ANSWER;
@@ -266,7 +266,7 @@ out:
     return st;
 }
 
-/* Names the first key that is missing: of so many that the first `there` are there and the first `n` are not. */
+/* Names the first missing key, which lies in [there, n): the first `there` keys are present, the first `n` are not. */
 static cairn_status fail_missing(struct cairn__tcp_store *s, const char *const *keys, size_t n) {
     size_t there = 0;
     bool answered = true;
@@ -329,8 +329,8 @@ static cairn_status lock(struct cairn__tcp_store *s) {
         cairn__free(holder);
         if (mine) return CAIRN_OK;
         REQUIRE(cairn__ms_left(deadline) > 0, CAIRN_ETIMEOUT,
-                "another process has been appending in the store at %s for %g s, or died while it did; delete key '%s' "
-                "if so",
+                "another process has been appending in the store at %s for %g s, or died while it did; if it died, "
+                "delete key '%s'",
                 s->stream.name, s->base.timeout, APPEND_LOCK);
         poll(NULL, 0, pause);
     }
@@ -347,7 +347,7 @@ out:
     return st;
 }
 
-/* *done = false where somebody else wrote the key in between. */
+/* *done = false if another client wrote the key in between. */
 static cairn_status try_append(struct cairn__tcp_store *s, const char *key, const void *value, size_t nbytes,
                                bool *done) {
     void *old = NULL, *joined = NULL, *now = NULL;
@@ -370,13 +370,13 @@ out:
     return st;
 }
 
-/* COMPARE_SET alone cannot tell whose equal bytes it found, so appenders take turns. */
+/* COMPARE_SET cannot tell whose equal bytes it found, so appending clients take a lock. */
 static cairn_status append_by_turns(struct cairn__tcp_store *s, const char *key, const void *value, size_t nbytes) {
     bool done = false;
     const uint64_t deadline = s->stream.deadline;
     cairn_status st = lock(s);
     if (st != CAIRN_OK) return st;
-    grant(s, deadline); /* or the lock would stay */
+    grant(s, deadline); /* for unlock */
     while (st == CAIRN_OK && !done) st = try_append(s, key, value, nbytes, &done);
     const cairn_status unlocked = s->stream.fd >= 0 ? unlock(s) : CAIRN_OK;
     return st == CAIRN_OK ? unlocked : st;

@@ -1,12 +1,13 @@
-/* Finding a store's server: round after round over all places until one of them is right or the time is over.
+/* Finding a store's server: tries all places in rounds until one of them is the store or the time is over.
  *
  * At each address up to two greetings, each on a connection of its own:
- *   1. VALIDATE and GETNUMKEYS four times, in one send: what 2.2 and later answer. (PING would do from 2.5 on; before,
- *      some servers meet it with silence.) One of 1.13 to 2.1 reads a SET whose key has 0x070707073C85F7CE bytes, fails
- *      to get the memory and hangs up unharmed; with fewer bytes it would wait for the rest, and nobody else be served.
+ *   1. VALIDATE and GETNUMKEYS four times, in one send: answered by 2.2 and later. (PING would do from 2.5 on; some
+ *      servers before it do not answer.) 1.13 to 2.1 read a SET whose key has 0x070707073C85F7CE bytes, fail to
+ *      allocate that and close the connection unharmed; with fewer bytes they would wait for the rest and serve no
+ *      other client.
  *   2. GETNUMKEYS in the numbers of 1.13, then 7 with a key: WATCH_KEY answers 3 in 1.13 and 2.0, in 2.1 it is
  *      DELETE_KEY and answers 0 in eight bytes.
- * What a place answered last is kept for the sentence that ends a fruitless search. */
+ * The last answer of each place is kept for the error message. */
 #include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
@@ -27,10 +28,10 @@
 
 enum { FIRST_PAUSE_MS = 10, LAST_PAUSE_MS = 1000, LAST_COUNT_PAUSE_MS = 100, MOST_KEYS = 1 << 30 };
 
-/* Seconds a step may take, doubled every round. Of several places none may take the time of the others. */
+/* Seconds for a step, doubled every round. Of several places none may use up the time of the others. */
 static const double FIRST_PATIENCE = 2.0, FIRST_OF_MANY = 0.25, LAST_PATIENCE = 30.0;
 
-/* The later, the more it tells. */
+/* In order of how much they tell. */
 enum outcome { NOTHING, NO_HOST, NOT_YET, NO_CONNECTION, SILENCE, HUNG_UP, NO_STORE, NOT_OURS, JOINED };
 
 struct finding {
@@ -49,7 +50,7 @@ struct search {
     uint64_t deadline;
     double patience;
     bool greetings[NUM_GREETINGS];
-    bool told; /* which dialect it is */
+    bool told; /* CAIRN_STORE_DIALECT gives the dialect */
     enum cairn__store_dialect dialect;
 };
 
@@ -60,7 +61,8 @@ static void set_step(struct search *w) {
     cairn__stream_set_deadline(&w->s->stream, left < w->patience ? left : w->patience);
 }
 
-/* A port that nobody listens at may be given to the very socket that knocks there, which then hears itself. */
+/* The kernel may give a port without a listener to the very socket that connects to it, which is then connected to
+ * itself. */
 static bool is_itself(int fd) {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t nhere = sizeof(here), nthere = sizeof(there);
@@ -107,7 +109,7 @@ out:
     return st;
 }
 
-/* Reads until there are `want` bytes, the end, or nothing for the rest of the step; *hung_up tells the end. */
+/* Reads until there are `want` bytes, the connection ends, or the step is over; *hung_up: it ended. */
 static size_t collect(struct cairn__stream *s, uint8_t *bytes, size_t want, bool *hung_up) {
     size_t nbytes = 0;
     bool readable = true;
@@ -140,14 +142,14 @@ static enum outcome describe_stranger(struct cairn__stream *s, const uint8_t *be
         if (more > 0) nbytes += (size_t)more;
     }
     for (size_t i = 0; i < nbytes; i++) shown[i] = isprint(bytes[i]) ? (char)bytes[i] : '.';
-    snprintf(text, room, "what answers there is no store, it says '%s'", shown);
+    snprintf(text, room, "a program that is not a store and answers '%s'", shown);
     return NO_STORE;
 }
 
 static enum outcome describe_nothing(bool hung_up, char *text, size_t room) {
     snprintf(text, room, "%s",
-             hung_up ? "it hung up on every greeting of PyTorch's stores"
-                     : "something took the connection and says nothing");
+             hung_up ? "a program that closes the connection after every request of a store's client"
+                     : "a program that accepts the connection and sends nothing");
     return hung_up ? HUNG_UP : SILENCE;
 }
 
@@ -181,7 +183,7 @@ static enum outcome greet(struct search *w, const struct addrinfo *a, enum greet
     }
     set_step(w);
     if (put_greeting(s, greeting) != CAIRN_OK) return NOT_YET;
-    cairn__stream_send(s); /* where that fails, so does reading */
+    cairn__stream_send(s); /* if this fails, reading fails too */
     const size_t one = sizeof(int64_t), all = greeting == NEW ? COUNTS * one : one;
     size_t nbytes = s->fd >= 0 ? collect(s, reply, one, &hung_up) : 0;
     if (nbytes == 0) return describe_nothing(hung_up || s->fd < 0, f->text, sizeof(f->text));
@@ -203,7 +205,7 @@ static bool has_proof(struct search *w, struct finding *f) {
     return false;
 }
 
-/* A rank 0 of torch that hosts the store counts its clients under this key, which has no "/". */
+/* A rank 0 of torch that hosts the store counts its clients in this key, which has no "/". */
 static cairn_status add_clients(struct cairn__tcp_store *store, int64_t delta, double seconds, int64_t *joined) {
     struct cairn__stream *s = &store->stream;
     cairn_status st = CAIRN_OK;
@@ -270,7 +272,7 @@ static bool try_place(struct search *w, int place) {
         if (f.outcome >= found.outcome) found = f;
     }
     if (list) freeaddrinfo(list);
-    /* What the time's end cut off tells less than what was found before. */
+    /* An outcome that the deadline cut off tells less than an earlier one. */
     struct finding *kept = &w->findings[place];
     const bool cut_off = cairn__ms_left(w->deadline) == 0 && found.outcome <= SILENCE;
     if (!cut_off || kept->outcome == NOTHING) *kept = found;
@@ -329,8 +331,8 @@ static cairn_status fail_search(const struct search *w, double timeout) {
     }
     list_findings(w, list, sizeof(list));
     return cairn__fail(CAIRN_ETIMEOUT,
-                       "the job's store was found at none of %d places within %g s: %s; is rank 0 running? Setting "
-                       "MASTER_ADDR and MASTER_PORT alike for every rank names one place",
+                       "the job's store was found at none of %d places within %g s: %s; is rank 0 running? To name one "
+                       "place, set MASTER_ADDR and MASTER_PORT alike for every rank",
                        n, timeout, list);
 }
 
@@ -352,7 +354,7 @@ static cairn_status search(struct search *w, double timeout) {
     }
 }
 
-/* ---- the way in ---- */
+/* ---- interface ---- */
 
 static cairn_status choose_greetings(struct search *w) {
     static const struct {
@@ -367,21 +369,20 @@ static cairn_status choose_greetings(struct search *w) {
         w->dialect = dialects[i].dialect;
         w->greetings[w->dialect == CAIRN__STORE_2_2 ? NEW : OLD] = true;
     }
-    REQUIRE(
-        !told || w->told, CAIRN_EINVAL,
-        "CAIRN_STORE_DIALECT='%s' in the environment is none of 1.13, 2.1 and 2.2; unset it to have the server asked",
-        told);
+    REQUIRE(!told || w->told, CAIRN_EINVAL,
+            "CAIRN_STORE_DIALECT='%s' in the environment is none of 1.13, 2.1 and 2.2; unset it to detect the server's",
+            told);
     return CAIRN_OK;
 }
 
 static cairn_status check_places(const struct cairn__store_places *p) {
-    REQUIRE(p->num_hosts > 0 && p->num_ports > 0, CAIRN_EINVAL, "the store has no place to be at");
+    REQUIRE(p->num_hosts > 0 && p->num_ports > 0, CAIRN_EINVAL, "the store has no address");
     for (int i = 0; i < p->num_hosts; i++) {
         REQUIRE(p->hosts[i] && p->hosts[i][0], CAIRN_EINVAL, "the store has no host; set MASTER_ADDR");
     }
     for (int i = 0; i < p->num_ports; i++) {
         REQUIRE(p->ports[i] > 0 && p->ports[i] <= 65535, CAIRN_EINVAL,
-                "%d is no port of a store; set MASTER_PORT to one in [1, 65535]", p->ports[i]);
+                "%d is not a port; set MASTER_PORT to one in [1, 65535]", p->ports[i]);
     }
     return CAIRN_OK;
 }
@@ -430,7 +431,7 @@ static cairn_status await_workers(struct cairn__tcp_store *s, int world_size, do
     const uint64_t deadline = s->stream.deadline;
     for (int pause = FIRST_PAUSE_MS;; pause = pause < LAST_COUNT_PAUSE_MS ? pause * 2 : pause) {
         int64_t joined = 0;
-        cairn_status st = add_clients(s, 0, LAST_PATIENCE, &joined); /* 0: only to read */
+        cairn_status st = add_clients(s, 0, LAST_PATIENCE, &joined); /* 0: read only */
         if (st != CAIRN_OK || joined >= world_size) return st;
         const int left = cairn__ms_left(deadline);
         REQUIRE(left > 0, CAIRN_ETIMEOUT,

@@ -1,5 +1,5 @@
-/* One connection to a store's server. A reply that did not come in full leaves the stream without a known position, so
- * the connection is closed and every later call says so. */
+/* One connection to a store's server. After an incomplete reply the position in the stream is unknown, so the
+ * connection is closed and every later call fails. */
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -60,7 +60,7 @@ out:
 }
 
 cairn_status cairn__put_op(struct cairn__stream *s, uint8_t op) {
-    REQUIRE(s->fd >= 0, CAIRN_EPEER, "the connection to the store at %s broke earlier; connect anew", s->name);
+    REQUIRE(s->fd >= 0, CAIRN_EPEER, "the connection to the store at %s broke earlier; connect again", s->name);
     s->nbytes = 0;
     s->key = NULL;
     return cairn__put(s, &op, sizeof(op));
@@ -108,7 +108,7 @@ static cairn_status await_or_break(struct cairn__stream *s, short events) {
     cairn_status st = await(s, events, &ready);
     if (st != CAIRN_OK || ready) return st;
     cairn__fail(CAIRN_ETIMEOUT, "the store at %s did not answer within %g s%s%s%s", s->name, s->allowance,
-                s->key ? "; the question was about key '" : "", s->key ? s->key : "", s->key ? "'" : "");
+                s->key ? "; the request was for key '" : "", s->key ? s->key : "", s->key ? "'" : "");
     return cairn__stream_break(s, CAIRN_ETIMEOUT);
 }
 

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t RANGE = 1ull << 40, PAGE = 4096;
 constexpr size_t BEFORE = 256; /* cudaMalloc promises that alignment and no more */
 constexpr unsigned char PATTERN = 0xa5, NOT_A_NUMBER = 0xff;
-constexpr size_t FILLED = 4 << 20; /* of an allocation; the rights of pages that nobody touched change at no cost */
+constexpr size_t FILLED = 4 << 20; /* of an allocation; the rights of untouched pages change at no cost */
 
 struct extent {
     size_t nbytes; /* asked for */

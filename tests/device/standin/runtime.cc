@@ -1,4 +1,4 @@
-/* libcudart, as far as the module uses it. A stream is a queue whose work runs when somebody waits for it: what a
+/* libcudart, as far as the module uses it. A stream is a queue whose work runs when it is waited for: what a
  * program may assume of an order, it gets, and nothing else. What the real runtime refuses while a stream is captured
  * is refused here, and breaks the capture as it does there. */
 #include "standin/standin.h"
@@ -21,7 +21,7 @@ struct item {
     std::function<bool()> ready; /* none = always */
 };
 
-/* One record of an event; whoever waits for it may outlive the event. */
+/* One record of an event; a wait for it may outlive the event. */
 struct mark {
     cudaStream_t stream = NULL;
     bool passed = true, captured = false;

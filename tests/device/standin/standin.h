@@ -9,7 +9,7 @@
  *
  * The environment chooses what it is like:
  *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
- *   CAIRN_STANDIN_LAZY     1 (default): work runs when somebody waits for it, or when a thousand items are queued; 0:
+ *   CAIRN_STANDIN_LAZY     1 (default): work runs when it is waited for, or when a thousand items are queued; 0:
  *                          at once
  *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does
  *                          not

@@ -1,19 +1,18 @@
-/* Did it go well on every rank. */
+/* Agreement on status: whether a call succeeded on every rank. */
 #include <stdio.h>
 
 #include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
-#include "ddp/context.h"
 #include "kernels/kernels.h"
 
 struct reason {
     char text[256];
 };
 
-/* On the stack, as what went wrong may be that there is no memory. */
+/* On the stack, since the failure may be that memory ran out. */
 static cairn_status fail_as(cairn_group *group, const char *call, int rank) {
-    struct reason all[CAIRN__MAX_RANKS], mine;
+    struct reason all[CAIRN__MAX_RANKS], mine = {{0}};
     snprintf(mine.text, sizeof(mine.text), "%.255s", cairn_last_error());
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
@@ -22,7 +21,7 @@ out:
     return st;
 }
 
-cairn_status cairn__ddp_agree_on_status(cairn_group *group, const char *call, cairn_status status) {
+cairn_status cairn__group_agree_on_status(cairn_group *group, const char *call, cairn_status status) {
     int32_t all[CAIRN__MAX_RANKS], mine = (int32_t)status;
     char own[1024];
     int rank = 0;
@@ -38,7 +37,7 @@ out:
     return st;
 }
 
-/* Room for every rank's; or no rank goes on. */
-cairn_status cairn__ddp_make_room(cairn_group *group, const char *call, size_t nbytes, void **out) {
-    return cairn__ddp_agree_on_status(group, call, cairn__calloc((size_t)cairn_group_size(group), nbytes, out));
+/* Memory on every rank, or an error on all. */
+cairn_status cairn__group_make_room(cairn_group *group, const char *call, size_t nbytes, void **out) {
+    return cairn__group_agree_on_status(group, call, cairn__calloc((size_t)cairn_group_size(group), nbytes, out));
 }

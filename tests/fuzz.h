@@ -1,11 +1,11 @@
-/* What a fuzzer of this folder needs to be a program of its own where there is no libFuzzer:
+/* What a fuzzer of bytes needs to be a program of its own where there is no libFuzzer:
  *
  *   fuzz_x --seconds 10 --seed 1    mutates its seeds; the same seed gives the same inputs
  *   fuzz_x --seeds DIR              writes the seeds there, for libFuzzer
  *   fuzz_x FILE ...                 runs these inputs
  *
  * The file that includes it has LLVMFuzzerTestOneInput and fuzz_seed, and is compiled with FUZZ_NO_MAIN for libFuzzer
- * (fuzz.sh). An input that fails is printed in hex. */
+ * (fuzz.sh of its folder). An input that fails is printed in hex. */
 #ifndef CAIRN_TESTS_FUZZ_H
 #define CAIRN_TESTS_FUZZ_H
 

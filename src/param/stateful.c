@@ -1,0 +1,120 @@
+/* Lists of entries. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "param/stateful.h"
+
+enum { MOST_NAME = 1024 };
+
+static cairn_status format_name(char name[MOST_NAME], const char *format, va_list values) {
+    const int n = vsnprintf(name, MOST_NAME, format, values);
+    REQUIRE(n > 0 && n < MOST_NAME, CAIRN_ENOTSUP, "the name '%.40s...' of an entry is longer than %d characters", name,
+            MOST_NAME - 1);
+    return CAIRN_OK;
+}
+
+struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, const char *name) {
+    for (size_t i = 0; i < entries->count; i++) {
+        if (strcmp(entries->at[i].name, name) == 0) return &entries->at[i];
+    }
+    return NULL;
+}
+
+/* What `add` leaves out is 0. */
+static cairn_status add(struct cairn__entries *entries, struct cairn__entry entry, const char *format, va_list values) {
+    char name[MOST_NAME];
+    cairn_status st = format_name(name, format, values);
+    if (st != CAIRN_OK) return st;
+    st = cairn__grow((void **)&entries->at, &entries->capacity, entries->count + 1, sizeof(entry));
+    if (st != CAIRN_OK) return st;
+    st = cairn__strdup(name, &entry.name);
+    if (st == CAIRN_OK) entries->at[entries->count++] = entry;
+    return st;
+}
+
+static struct cairn__entry array(enum cairn__entry_owner owner, cairn_dtype dtype, int ndim, const int64_t *shape,
+                                 void *memory, bool is_on_host) {
+    struct cairn__entry e = {.owner = owner, .dtype = dtype, .ndim = ndim, .memory = memory, .is_on_host = is_on_host};
+    e.nbytes = cairn_dtype_nbytes(dtype);
+    for (int i = 0; i < ndim; i++) e.nbytes *= (size_t)(e.shape[i] = shape[i]);
+    return e;
+}
+
+cairn_status cairn__entries_add_array(struct cairn__entries *entries, enum cairn__entry_owner owner, cairn_dtype dtype,
+                                      int ndim, const int64_t *shape, void *memory, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    const cairn_status st = add(entries, array(owner, dtype, ndim, shape, memory, false), format, values);
+    va_end(values);
+    return st;
+}
+
+cairn_status cairn__entries_add_host_array(struct cairn__entries *entries, enum cairn__entry_owner owner,
+                                           cairn_dtype dtype, int ndim, const int64_t *shape, void *memory,
+                                           const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    const cairn_status st = add(entries, array(owner, dtype, ndim, shape, memory, true), format, values);
+    va_end(values);
+    return st;
+}
+
+cairn_status cairn__entries_add_i64(struct cairn__entries *entries, enum cairn__entry_owner owner, int64_t value,
+                                    const char *format, ...) {
+    struct cairn__entry e = {.owner = owner, .dtype = CAIRN_I64, .nbytes = sizeof(value), .number.i64 = value};
+    va_list values;
+    va_start(values, format);
+    const cairn_status st = add(entries, e, format, values);
+    va_end(values);
+    return st;
+}
+
+cairn_status cairn__entries_add_f64(struct cairn__entries *entries, enum cairn__entry_owner owner, double value,
+                                    const char *format, ...) {
+    struct cairn__entry e = {.owner = owner, .dtype = CAIRN_F64, .nbytes = sizeof(value), .number.f64 = value};
+    va_list values;
+    va_start(values, format);
+    const cairn_status st = add(entries, e, format, values);
+    va_end(values);
+    return st;
+}
+
+bool cairn__entries_has(const struct cairn__entries *entries, const char *format, ...) {
+    char name[MOST_NAME];
+    va_list values;
+    va_start(values, format);
+    const bool fits = format_name(name, format, values) == CAIRN_OK;
+    va_end(values);
+    return fits && entries->has && entries->has(entries, name);
+}
+
+static const struct cairn__entry *number(const struct cairn__entries *entries, const char *format, va_list values) {
+    char name[MOST_NAME];
+    return format_name(name, format, values) == CAIRN_OK ? cairn__entries_find(entries, name) : NULL;
+}
+
+int64_t cairn__entries_i64(const struct cairn__entries *entries, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    const struct cairn__entry *e = number(entries, format, values);
+    va_end(values);
+    return e ? e->number.i64 : 0;
+}
+
+double cairn__entries_f64(const struct cairn__entries *entries, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    const struct cairn__entry *e = number(entries, format, values);
+    va_end(values);
+    return e ? e->number.f64 : 0;
+}
+
+void cairn__entries_clear(struct cairn__entries *entries) {
+    for (size_t i = 0; i < entries->count; i++) cairn__free(entries->at[i].name);
+    cairn__free(entries->at);
+    entries->at = NULL;
+    entries->count = entries->capacity = 0;
+}

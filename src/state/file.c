@@ -1,0 +1,340 @@
+/* Writers and readers of files. */
+#include "state/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+/* What is hashed, written and read at once: a piece is hashed while the processor's cache has it. */
+enum { PIECE = 1 << 20, MOST_PATH = 4096 };
+/* The disk is given work after so many bytes: it writes while the next ones are hashed and copied, and fsync has less
+ * left. */
+enum { AHEAD = 8 << 20 };
+
+struct cairn__writer {
+    char *path;
+    char *written; /* the name until commit: path itself where it is written in place */
+    int fd;
+    bool is_in_place, is_made; /* is_made: there is a file to remove */
+    cairn_status failed;
+    char failure[512]; /* the words of `failed` */
+    char *piece;
+    size_t used;
+    uint64_t nbytes;
+    uint64_t started; /* of these, on their way to the disk */
+    XXH3_state_t *hash;
+};
+
+/* ---- writing ---- */
+
+/* The first failure of a writer: a disk that has room again later does not make the file whole. */
+static cairn_status fail_writer(struct cairn__writer *w, int errnum, const char *what) {
+    w->failed = cairn__fail_errno(errnum, "%s: %s", w->path, what);
+    strncpy(w->failure, cairn_last_error(), sizeof(w->failure) - 1);
+    return w->failed;
+}
+
+/* write, by which a file-size limit is EFBIG alone: the signal that the kernel also sends to this thread is taken away
+ * again, unless it was waiting before. */
+static ssize_t write_without_signal(int fd, const void *data, size_t nbytes) {
+    sigset_t limit, before, waiting;
+    sigemptyset(&limit);
+    sigaddset(&limit, SIGXFSZ);
+    sigpending(&waiting);
+    pthread_sigmask(SIG_BLOCK, &limit, &before);
+    const ssize_t n = write(fd, data, nbytes);
+    const int errnum = errno;
+    if (n < 0 && errnum == EFBIG && !sigismember(&waiting, SIGXFSZ)) {
+        const struct timespec at_once = {0};
+        while (sigtimedwait(&limit, NULL, &at_once) < 0 && errno == EINTR) {}
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = errnum;
+    return n;
+}
+
+static cairn_status write_piece(struct cairn__writer *w, const char *data, size_t nbytes) {
+    XXH3_64bits_update(w->hash, data, nbytes);
+    while (nbytes > 0) {
+        const ssize_t n = write_without_signal(w->fd, data, nbytes);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return fail_writer(w, n < 0 ? errno : EIO, "writing");
+        data += n;
+        nbytes -= (size_t)n;
+        w->nbytes += (uint64_t)n;
+    }
+    if (w->nbytes - w->started >= AHEAD) {
+        (void)sync_file_range(w->fd, (off_t)w->started, (off_t)(w->nbytes - w->started), SYNC_FILE_RANGE_WRITE);
+        w->started = w->nbytes;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status flush(struct cairn__writer *w) {
+    const size_t nbytes = w->used;
+    w->used = 0;
+    return write_piece(w, w->piece, nbytes);
+}
+
+cairn_status cairn__writer_create(const char *path, unsigned flags, struct cairn__writer **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__writer *w = NULL;
+    char name[MOST_PATH];
+    TRY(cairn__calloc(1, sizeof(*w), (void **)&w));
+    w->fd = -1;
+    w->is_in_place = flags & CAIRN__WRITER_IN_PLACE;
+    TRY(cairn__strdup(path, &w->path));
+    const int n = w->is_in_place ? snprintf(name, sizeof(name), "%s", path)
+                                 : snprintf(name, sizeof(name), "%s.partial-%ld", path, (long)syscall(SYS_gettid));
+    if (n < 0 || n >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
+    TRY(cairn__strdup(name, &w->written));
+    TRY(cairn__alloc(PIECE, (void **)&w->piece));
+    w->hash = XXH3_createState();
+    if (!w->hash) TRY(cairn__fail(CAIRN_ENOMEM, "out of memory: the state of a hash"));
+    XXH3_64bits_reset(w->hash);
+    w->fd = open(w->written, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (w->fd < 0) TRY(cairn__fail_errno(errno, "%s: cannot be made", path));
+    w->is_made = true;
+    *out = w;
+    return CAIRN_OK;
+out:
+    cairn__writer_discard(&w);
+    return st;
+}
+
+cairn_status cairn__writer_write(struct cairn__writer *w, const void *data, size_t nbytes) {
+    cairn_status st = w->failed;
+    const char *from = data;
+    if (st != CAIRN_OK) return cairn__fail(st, "%s", w->failure);
+    while (nbytes > 0) {
+        const size_t room = PIECE - w->used, n = nbytes < room ? nbytes : room;
+        if (n == PIECE) { /* from where it stands */
+            TRY(write_piece(w, from, n));
+        } else {
+            memcpy(w->piece + w->used, from, n);
+            w->used += n;
+            if (w->used == PIECE) TRY(flush(w));
+        }
+        from += n;
+        nbytes -= n;
+    }
+out:
+    return st;
+}
+
+static cairn_status close_writer(struct cairn__writer *w) {
+    const int fd = w->fd;
+    w->fd = -1;
+    return close(fd) == 0 || errno == EINTR ? CAIRN_OK : fail_writer(w, errno, "closing");
+}
+
+cairn_status cairn__writer_commit(struct cairn__writer **writer, struct cairn__file_facts *facts) {
+    struct cairn__writer *w = *writer;
+    cairn_status st = w->failed;
+    if (st != CAIRN_OK) TRY(cairn__fail(st, "%s", w->failure));
+    TRY(flush(w));
+    if (fsync(w->fd) != 0) TRY(fail_writer(w, errno, "bringing it onto the disk"));
+    TRY(close_writer(w));
+    if (!w->is_in_place) {
+        if (rename(w->written, w->path) != 0) TRY(fail_writer(w, errno, "giving the file its name"));
+        w->is_made = false; /* under its own name: what fails from here on leaves it whole */
+        TRY(cairn__folder_sync_above(w->path));
+    }
+    w->is_made = false;
+    if (facts) *facts = (struct cairn__file_facts){.nbytes = w->nbytes, .hash = XXH3_64bits_digest(w->hash)};
+out:
+    cairn__writer_discard(writer);
+    return st;
+}
+
+void cairn__writer_discard(struct cairn__writer **writer) {
+    struct cairn__writer *w = *writer;
+    if (!w) return;
+    if (w->fd >= 0) close(w->fd);
+    if (w->is_made) unlink(w->written);
+    if (w->hash) XXH3_freeState(w->hash);
+    cairn__free(w->piece);
+    cairn__free(w->written);
+    cairn__free(w->path);
+    cairn__free(w);
+    *writer = NULL;
+}
+
+/* ---- folders ---- */
+
+cairn_status cairn__folder_sync(const char *path) {
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return cairn__fail_errno(errno, "%s: opening the folder", path);
+    /* A file system that cannot sync folders says EINVAL. */
+    const int errnum = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    return errnum == 0 ? CAIRN_OK : cairn__fail_errno(errnum, "%s: bringing the folder onto the disk", path);
+}
+
+cairn_status cairn__folder_sync_above(const char *path) {
+    char above[MOST_PATH];
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    if (n == 0) return cairn__folder_sync(".");
+    if (n >= sizeof(above)) return cairn__fail_errno(ENAMETOOLONG, "%.200s...", path);
+    memcpy(above, path, n);
+    above[n] = 0;
+    return cairn__folder_sync(above);
+}
+
+/* ---- reading ---- */
+
+struct cairn__reader {
+    char *path;
+    int fd;
+    uint64_t nbytes;
+    uint64_t hashed;    /* bytes from the beginning */
+    XXH3_state_t *hash; /* NULL: not yet */
+};
+
+static cairn_status start_hash(struct cairn__reader *r) {
+    r->hash = XXH3_createState();
+    REQUIRE(r->hash, CAIRN_ENOMEM, "out of memory: the state of a hash");
+    XXH3_64bits_reset(r->hash);
+    return CAIRN_OK;
+}
+
+cairn_status cairn__reader_open(const char *path, unsigned flags, struct cairn__reader **out) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__reader *r = NULL;
+    struct stat s;
+    const bool takes_link = !(flags & CAIRN__READER_NO_LINK);
+    TRY(cairn__calloc(1, sizeof(*r), (void **)&r));
+    /* O_NONBLOCK: a pipe without a writer would wait. */
+    r->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | (takes_link ? 0 : O_NOFOLLOW));
+    if (r->fd < 0 && errno == ELOOP && !takes_link)
+        TRY(cairn__fail(CAIRN_EINVAL, "%s: a symbolic link, which is not followed here", path));
+    if (r->fd < 0 || fstat(r->fd, &s) != 0) TRY(cairn__fail_errno(errno, "%s", path));
+    if (!S_ISREG(s.st_mode)) TRY(cairn__fail(CAIRN_EINVAL, "%s: not a regular file", path));
+    (void)posix_fadvise(r->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    r->nbytes = (uint64_t)s.st_size;
+    TRY(cairn__strdup(path, &r->path));
+    if (flags & CAIRN__READER_HASHES) TRY(start_hash(r));
+    *out = r;
+    return CAIRN_OK;
+out:
+    cairn__reader_close(&r);
+    return st;
+}
+
+void cairn__reader_close(struct cairn__reader **reader) {
+    struct cairn__reader *r = *reader;
+    if (!r) return;
+    if (r->fd >= 0) close(r->fd);
+    if (r->hash) XXH3_freeState(r->hash);
+    cairn__free(r->path);
+    cairn__free(r);
+    *reader = NULL;
+}
+
+const char *cairn__reader_path(const struct cairn__reader *r) {
+    return r->path;
+}
+
+uint64_t cairn__reader_nbytes(const struct cairn__reader *r) {
+    return r->nbytes;
+}
+
+static cairn_status read_piece(const struct cairn__reader *r, uint64_t at, char *to, size_t nbytes) {
+    while (nbytes > 0) {
+        const ssize_t n = pread(r->fd, to, nbytes, (off_t)at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return cairn__fail_errno(errno, "%s: reading at byte %" PRIu64, r->path, at);
+        REQUIRE(n > 0, CAIRN_EINVAL, "%s: ends at byte %" PRIu64 ", and %zu more are to be read: was it cut?", r->path,
+                at, nbytes);
+        to += n;
+        at += (uint64_t)n;
+        nbytes -= (size_t)n;
+    }
+    return CAIRN_OK;
+}
+
+/* Hashes [r->hashed, until). */
+static cairn_status hash_until(struct cairn__reader *r, uint64_t until) {
+    cairn_status st = CAIRN_OK;
+    char *piece = NULL;
+    if (r->hashed < until) TRY(cairn__alloc(PIECE, (void **)&piece));
+    while (r->hashed < until) {
+        const size_t n = until - r->hashed < PIECE ? (size_t)(until - r->hashed) : PIECE;
+        TRY(read_piece(r, r->hashed, piece, n));
+        XXH3_64bits_update(r->hash, piece, n);
+        r->hashed += n;
+    }
+out:
+    cairn__free(piece);
+    return st;
+}
+
+/* What of a piece at `at` lies at the end of what is hashed. */
+static void hash_piece(struct cairn__reader *r, uint64_t at, const char *piece, size_t nbytes) {
+    if (at > r->hashed || at + nbytes <= r->hashed) return;
+    const size_t known = (size_t)(r->hashed - at);
+    XXH3_64bits_update(r->hash, piece + known, nbytes - known);
+    r->hashed = at + nbytes;
+}
+
+cairn_status cairn__reader_read(struct cairn__reader *r, uint64_t at, void *to, size_t nbytes) {
+    cairn_status st = CAIRN_OK;
+    char *end = to;
+    REQUIRE(at <= r->nbytes && nbytes <= r->nbytes - at, CAIRN_EINVAL,
+            "%s: has %" PRIu64 " bytes, and %zu from byte %" PRIu64 " on are to be read", r->path, r->nbytes, nbytes,
+            at);
+    if (r->hash) TRY(hash_until(r, at));
+    while (nbytes > 0) {
+        const size_t n = nbytes < PIECE ? nbytes : PIECE;
+        TRY(read_piece(r, at, end, n));
+        if (r->hash) hash_piece(r, at, end, n);
+        end += n;
+        at += n;
+        nbytes -= n;
+    }
+out:
+    return st;
+}
+
+cairn_status cairn__reader_hash(struct cairn__reader *r, uint64_t *hash) {
+    cairn_status st = CAIRN_OK;
+    if (!r->hash) TRY(start_hash(r));
+    TRY(hash_until(r, r->nbytes));
+    *hash = XXH3_64bits_digest(r->hash);
+out:
+    return st;
+}
+
+cairn_status cairn__file_read(const char *path, unsigned flags, size_t most, char **text,
+                              struct cairn__file_facts *facts) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__reader *r = NULL;
+    char *all = NULL;
+    TRY(cairn__reader_open(path, flags | CAIRN__READER_HASHES, &r));
+    if (r->nbytes > most)
+        TRY(cairn__fail(CAIRN_EINVAL, "%s: %" PRIu64 " bytes, more than the %zu that such a file may have", path,
+                        r->nbytes, most));
+    TRY(cairn__alloc((size_t)r->nbytes + 1, (void **)&all));
+    TRY(cairn__reader_read(r, 0, all, (size_t)r->nbytes));
+    all[r->nbytes] = 0;
+    if (facts) *facts = (struct cairn__file_facts){.nbytes = r->nbytes, .hash = XXH3_64bits_digest(r->hash)};
+    *text = all;
+    all = NULL;
+out:
+    cairn__free(all);
+    cairn__reader_close(&r);
+    return st;
+}

@@ -1,0 +1,128 @@
+/* cairn_state from inside, and its checkpoints.
+ *
+ *   state.c       what a state consists of; its entries as one list under full names, "model/encoder.0.weight"
+ *   manifest.c    checkpoint.json
+ *   folders.c     the folder of checkpoints: which there are, which go
+ *   save.c        writing one: collect (all ranks), write (each rank its file), publish (rank 0)
+ *   load.c        reading one: open and match before anything changes, then read
+ *   signals.c     whether a signal asks for one
+ *
+ * safetensors.h and file.h know files, and nothing of states. */
+#ifndef CAIRN__STATE_STATE_INTERNAL_H
+#define CAIRN__STATE_STATE_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "cairn/state.h"
+#include "param/stateful.h"
+
+enum { CAIRN__MOST_PATH = 4096 };
+
+/* ---- state.c ---- */
+
+struct cairn__state_object {
+    char *name; /* "" = the program's own values */
+    cairn_stateful what;
+    struct cairn__entries entries; /* of the save or load under way */
+};
+
+/* An entry under its full name. */
+struct cairn__state_item {
+    char *name;
+    struct cairn__entry *entry;
+};
+
+struct cairn__state_list {
+    struct cairn__state_item *at;
+    size_t count;
+};
+
+struct cairn__save; /* save.c */
+
+struct cairn_state {
+    struct cairn_env *env;
+    struct cairn__state_object *objects; /* [0] the program's own values, [1] the environment's */
+    size_t num_objects, objects_capacity;
+    struct cairn__entries own; /* the program's values: copied into the list of each save and load */
+    struct cairn__save *save;  /* the background save that has not been waited for; NULL = none */
+    void *copy;                /* of the state, for background saves */
+    size_t copy_nbytes;
+
+    bool watches;  /* cairn_state_watch_signals was called */
+    unsigned seen; /* of the requests by SIGUSR1, those that cairn_state_due has told the ranks */
+};
+
+/* Every entry of every object, sorted by name. has, ctx: as in struct cairn__entries; NULL: saving. Errors: the
+ * objects', with the object's name; nothing is listed then. */
+cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
+                               const void *ctx, struct cairn__state_list *out);
+void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
+
+/* The number of an entry, as bytes of a file. */
+static inline void *cairn__entry_number(struct cairn__entry *e) {
+    return &e->number;
+}
+
+/* ---- save.c ---- */
+
+/* Waits for the background save, and logs what went wrong in it. */
+void cairn__state_end_save(cairn_state *state);
+
+/* ---- manifest.c ---- */
+
+enum { CAIRN__MANIFEST_VERSION = 1, CAIRN__MOST_FILE_NAME = 64 };
+
+struct cairn__manifest_file {
+    char name[CAIRN__MOST_FILE_NAME];
+    uint64_t nbytes, xxh3;
+};
+
+struct cairn__manifest {
+    int64_t step;
+    int ranks;
+    struct cairn__manifest_file *files;
+    size_t num_files;
+};
+
+/* As text; free with free(). NULL: no memory. description: of the environment. */
+char *cairn__manifest_write(const struct cairn__manifest *m, const char *description);
+
+/* path: for messages. Errors: CAIRN_EINVAL not a manifest, or a broken one; CAIRN_ENOTSUP of a later version;
+ * CAIRN_ENOMEM. */
+cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *path, struct cairn__manifest *out);
+void cairn__manifest_clear(struct cairn__manifest *m);
+
+/* "rank-00003.safetensors"; rank -1: "shared.safetensors". */
+void cairn__manifest_file_name(int rank, char name[CAIRN__MOST_FILE_NAME]);
+const struct cairn__manifest_file *cairn__manifest_find(const struct cairn__manifest *m, const char *name);
+
+/* ---- folders.c ---- */
+
+/* DIR/step-00000100, by snprintf into path. Errors: CAIRN_EINVAL too long. */
+cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MOST_PATH]);
+
+/* The steps of DIR's folders "step-N", ascending, whole or not; free with cairn__free. No DIR: none.
+ * Errors: CAIRN_ESYSTEM, CAIRN_ENOMEM. */
+cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *count);
+
+/* The hidden folder that one attempt to save this step writes into; attempt: equal on all ranks, and no other's.
+ * Errors: CAIRN_EINVAL too long. */
+cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
+                                            char partial[CAIRN__MOST_PATH]);
+
+/* Makes DIR and partial, which is empty; removes what killed saves left behind. Errors: CAIRN_ESYSTEM. */
+cairn_status cairn__checkpoint_begin(const char *dir, const char *partial);
+
+/* Removes partial, whose save has failed. */
+void cairn__checkpoint_abandon(const char *partial);
+
+/* partial, whose files are synced, becomes path, in place of what is there. Errors: CAIRN_ESYSTEM. */
+cairn_status cairn__checkpoint_publish(const char *dir, const char *partial, const char *path);
+
+/* Removes a folder with its files; the folder is hidden first, so that it is never seen in part. */
+cairn_status cairn__checkpoint_remove(const char *dir, const char *path);
+
+/* Removes checkpoints of steps before `step` that the options do not keep. */
+cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep_last, int64_t keep_every);
+
+#endif

@@ -1,0 +1,97 @@
+/* What weights are called in files. */
+#include <string.h>
+
+#include "core/status.h"
+#include "state/weights.h"
+
+enum { MOST_STARS = 8, MOST_MATCHED = 256 };
+
+struct span {
+    const char *at;
+    size_t n;
+};
+
+/* Whether text is what the pattern describes; spans: the texts of its stars. The program wrote the pattern: that it may
+ * take long for many stars is its own matter. */
+static bool match_from(const char *pattern, const char *text, struct span *spans, int room) {
+    for (; *pattern != '*'; pattern++, text++) {
+        if (*pattern != *text) return false;
+        if (!*pattern) return true;
+    }
+    if (room == 0) return false;
+    for (spans->at = text, spans->n = 0;; spans->n++) {
+        if (match_from(pattern + 1, text + spans->n, spans + 1, room - 1)) return true;
+        if (!text[spans->n]) return false;
+    }
+}
+
+/* Names come from files of strangers: one that is longer than any of ours matches nothing, before time is spent. */
+static bool match(const char *pattern, const char *text, struct span *spans, int room) {
+    return strlen(text) < MOST_MATCHED && match_from(pattern, text, spans, room);
+}
+
+const struct cairn_weights_name *cairn__weights_rule(const struct cairn_weights_options *o, const char *ours) {
+    struct span spans[MOST_STARS];
+    for (size_t i = 0; i < o->num_names; i++) {
+        if (o->names[i].ours && match(o->names[i].ours, ours, spans, MOST_STARS)) return &o->names[i];
+    }
+    return NULL;
+}
+
+int cairn__weights_parts(const struct cairn_weights_name *rule) {
+    int parts = 1;
+    for (const char *c = rule ? rule->file : ""; *c; c++) parts += *c == '|';
+    return parts;
+}
+
+static bool append(char name[CAIRN__WEIGHTS_NAME], size_t *used, const char *text, size_t n) {
+    if (n >= CAIRN__WEIGHTS_NAME - *used) return false;
+    memcpy(name + *used, text, n);
+    name[ *used += n] = 0;
+    return true;
+}
+
+/* The name that the part'th of the rule's texts gives, behind what stands in `name`. */
+static bool substitute(const struct cairn_weights_name *rule, int part, const char *ours,
+                       char name[CAIRN__WEIGHTS_NAME], size_t *used) {
+    struct span spans[MOST_STARS] = {{0}};
+    const char *c = rule->file;
+    int star = 0;
+    bool fits = match(rule->ours, ours, spans, MOST_STARS);
+    for (; part > 0; part--) c = strchr(c, '|') + 1;
+    for (; fits && *c && *c != '|'; c++) {
+        if (*c != '*') {
+            fits = append(name, used, c, 1);
+        } else {
+            fits = star < MOST_STARS && spans[star].at && append(name, used, spans[star].at, spans[star].n);
+            star++;
+        }
+    }
+    return fits;
+}
+
+cairn_status cairn__weights_file_name(const struct cairn_weights_options *o, const struct cairn_weights_name *rule,
+                                      int part, const char *ours, char name[CAIRN__WEIGHTS_NAME]) {
+    const char *prefix = o->prefix ? o->prefix : "";
+    size_t used = 0;
+    name[0] = 0;
+    bool fits = append(name, &used, prefix, strlen(prefix));
+    fits = fits && (rule ? substitute(rule, part, ours, name, &used) : append(name, &used, ours, strlen(ours)));
+    REQUIRE(
+        fits, CAIRN_EINVAL,
+        "'%s' gets no name in the file by the rule {\"%s\", \"%s\"}: it has more stars on the right, or the name is "
+        "longer than %d characters",
+        ours, rule ? rule->ours : "*", rule ? rule->file : "*", CAIRN__WEIGHTS_NAME - 1);
+    return CAIRN_OK;
+}
+
+bool cairn__weights_is_unexpected(const struct cairn_weights_options *o, const char *file) {
+    struct span spans[MOST_STARS];
+    const size_t n = o->prefix ? strlen(o->prefix) : 0;
+    if (n > 0 && strncmp(file, o->prefix, n) != 0) return false;
+    for (size_t i = 0; i < o->num_names; i++) {
+        const struct cairn_weights_name *rule = &o->names[i];
+        if (!rule->ours && rule->file && match(rule->file, file + n, spans, MOST_STARS)) return false;
+    }
+    return true;
+}

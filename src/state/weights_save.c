@@ -1,0 +1,327 @@
+/* Saving: what is one tensor under two names is found, tensors are dealt out to files, and these become whole one after
+ * the other, the index last. */
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/convert.h"
+#include "core/dtype.h"
+#include "core/status.h"
+#include "state/weights.h"
+
+enum { BLOCK = 1 << 18, MOST_PATH = 4096, MOST_FILES = 99999 }; /* BLOCK: elements that are converted at once */
+
+struct save {
+    struct cairn__weights list;
+    const char *path;
+    struct cairn__weights_piece **kept; /* those that are saved, in their order */
+    size_t count;
+    struct cairn__safetensors_text *texts;
+    size_t num_texts;
+    size_t num_files;
+    size_t *first; /* [num_files + 1] of each file in kept */
+    struct cairn__safetensors_writer **files;
+    void *host, *converted; /* blocks; NULL = not needed yet */
+};
+
+static cairn_dtype saved_type(const struct save *s, const struct cairn__weights_piece *p) {
+    const bool is_converted = p->dtype == CAIRN_F32 || cairn__is_half(p->dtype);
+    return s->list.options.dtype && is_converted ? s->list.options.dtype : p->dtype;
+}
+
+static struct cairn__safetensors_tensor describe(const struct save *s, const struct cairn__weights_piece *p) {
+    return (struct cairn__safetensors_tensor){.name = p->file,
+                                              .type = cairn__safetensors_type(saved_type(s, p)),
+                                              .ndim = p->ndim,
+                                              .shape = p->shape};
+}
+
+/* ---- elements ---- */
+
+/* n elements from the first-th on, on the host. */
+static cairn_status fetch(struct save *s, const struct cairn__weights_piece *p, uint64_t first, size_t n,
+                          const void **out) {
+    cairn_status st = CAIRN_OK;
+    const size_t size = cairn_dtype_nbytes(p->dtype);
+    *out = p->memory + first * size;
+    if (s->list.is_on_host) return CAIRN_OK;
+    if (!s->host) TRY(cairn__alloc(BLOCK * sizeof(double), &s->host));
+    TRY(cairn__device_download(s->list.env->device, s->host, *out, n * size));
+    *out = s->host;
+out:
+    return st;
+}
+
+static cairn_status write_piece(struct save *s, struct cairn__safetensors_writer *file,
+                                const struct cairn__weights_piece *p) {
+    cairn_status st = CAIRN_OK;
+    const cairn_dtype type = saved_type(s, p);
+    const uint64_t step = s->list.is_on_host && type == p->dtype && p->n > 0 ? p->n : BLOCK;
+    if (type != p->dtype && !s->converted) TRY(cairn__alloc(BLOCK * sizeof(float), &s->converted));
+    for (uint64_t i = 0; i < p->n; i += step) {
+        const size_t n = (size_t)(p->n - i < step ? p->n - i : step);
+        const void *elements = NULL;
+        TRY(fetch(s, p, i, n, &elements));
+        if (type != p->dtype) {
+            cairn__convert(s->converted, type, elements, p->dtype, n);
+            elements = s->converted;
+        }
+        TRY(cairn__safetensors_write(file, elements, n * cairn_dtype_nbytes(type)));
+    }
+out:
+    return st;
+}
+
+/* ---- what is one tensor ---- */
+
+static int by_memory(const void *a, const void *b) {
+    const struct cairn__weights_piece *x = *(struct cairn__weights_piece *const *)a,
+                                      *y = *(struct cairn__weights_piece *const *)b;
+    if (x->memory != y->memory) return x->memory < y->memory ? -1 : 1;
+    return x < y ? -1 : x > y; /* the one that comes first keeps its name */
+}
+
+static int by_name(const void *a, const void *b) {
+    const struct cairn__weights_piece *x = *(struct cairn__weights_piece *const *)a,
+                                      *y = *(struct cairn__weights_piece *const *)b;
+    const int order = strcmp(x->file, y->file);
+    return order ? order : x < y ? -1 : x > y;
+}
+
+static bool same_shape(const struct cairn__weights_piece *a, const struct cairn__weights_piece *b) {
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof(a->shape[0])) == 0;
+}
+
+static cairn_status compare(struct save *s, const struct cairn__weights_piece *a, const struct cairn__weights_piece *b,
+                            bool *equal) {
+    cairn_status st = CAIRN_OK;
+    void *copy = NULL;
+    const size_t size = cairn_dtype_nbytes(a->dtype);
+    *equal = same_shape(a, b);
+    TRY(cairn__alloc(BLOCK * sizeof(double), &copy));
+    for (uint64_t i = 0; *equal && i < a->n; i += BLOCK) {
+        const size_t n = (size_t)(a->n - i < BLOCK ? a->n - i : BLOCK);
+        const void *elements = NULL;
+        TRY(fetch(s, a, i, n, &elements));
+        memcpy(copy, elements, n * size);
+        TRY(fetch(s, b, i, n, &elements));
+        *equal = memcmp(copy, elements, n * size) == 0;
+    }
+out:
+    cairn__free(copy);
+    return st;
+}
+
+/* Of neighbours with one name the later go, where their bits are those of the first. */
+static cairn_status join_names(struct save *s, struct cairn__weights_piece **sorted, size_t n) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 1, first = 0; i < n; i++) {
+        bool equal = false;
+        if (strcmp(sorted[i]->file, sorted[first]->file) != 0) {
+            first = i;
+            continue;
+        }
+        TRY(compare(s, sorted[first], sorted[i], &equal));
+        if (!equal)
+            TRY(cairn__fail(CAIRN_EINVAL, "%s: '%s' and '%s' would both be '%s' there, and they are not equal", s->path,
+                            sorted[first]->ours, sorted[i]->ours, sorted[i]->file));
+        sorted[i]->is_chosen = false;
+    }
+out:
+    return st;
+}
+
+/* Of neighbours in one memory the later go, and leave their names. */
+static cairn_status join_memory(struct save *s, struct cairn__weights_piece **sorted, size_t n) {
+    cairn_status st = CAIRN_OK;
+    size_t capacity = s->num_texts;
+    for (size_t i = 1, first = 0; i < n; i++) {
+        if (sorted[i]->memory != sorted[first]->memory || !same_shape(sorted[i], sorted[first]) || sorted[i]->n == 0) {
+            first = i;
+            continue;
+        }
+        TRY(cairn__grow((void **)&s->texts, &capacity, s->num_texts + 1, sizeof(s->texts[0])));
+        s->texts[s->num_texts++] = (struct cairn__safetensors_text){sorted[i]->file, sorted[first]->file};
+        sorted[i]->is_chosen = false;
+    }
+out:
+    return st;
+}
+
+static size_t list_chosen(const struct save *s, struct cairn__weights_piece **out) {
+    size_t n = 0;
+    for (size_t i = 0; i < s->list.count; i++) {
+        if (s->list.at[i].is_chosen) out[n++] = &s->list.at[i];
+    }
+    return n;
+}
+
+static cairn_status choose_pieces(struct save *s) {
+    cairn_status st = CAIRN_OK;
+    size_t n;
+    TRY(cairn__calloc(s->list.count, sizeof(s->kept[0]), (void **)&s->kept));
+    n = list_chosen(s, s->kept);
+    qsort(s->kept, n, sizeof(s->kept[0]), by_name);
+    TRY(join_names(s, s->kept, n));
+    n = list_chosen(s, s->kept);
+    qsort(s->kept, n, sizeof(s->kept[0]), by_memory);
+    TRY(join_memory(s, s->kept, n));
+    s->count = list_chosen(s, s->kept);
+out:
+    return st;
+}
+
+static cairn_status collect_texts(struct save *s) {
+    const struct cairn_weights_options *o = &s->list.options;
+    bool has_format = false;
+    cairn_status st = cairn__calloc(o->num_metadata + 1, sizeof(s->texts[0]), (void **)&s->texts);
+    for (size_t i = 0; st == CAIRN_OK && i < o->num_metadata; i++) {
+        if (!o->metadata[i].key || !o->metadata[i].value)
+            return cairn__fail(CAIRN_EINVAL, "%s: key and value of metadata must be set", s->path);
+        s->texts[s->num_texts++] = (struct cairn__safetensors_text){o->metadata[i].key, o->metadata[i].value};
+        has_format |= strcmp(o->metadata[i].key, "format") == 0;
+    }
+    if (st == CAIRN_OK && !has_format) s->texts[s->num_texts++] = (struct cairn__safetensors_text){"format", "pt"};
+    return st;
+}
+
+/* ---- files ---- */
+
+static uint64_t nbytes_of(const struct save *s, size_t i) {
+    const struct cairn__safetensors_tensor t = describe(s, s->kept[i]);
+    return cairn__safetensors_nbytes(&t);
+}
+
+static cairn_status deal_out(struct save *s) {
+    cairn_status st = CAIRN_OK;
+    const uint64_t most = s->list.options.max_file_nbytes ? s->list.options.max_file_nbytes : UINT64_MAX;
+    uint64_t used = 0;
+    TRY(cairn__calloc(s->count + 2, sizeof(s->first[0]), (void **)&s->first));
+    s->num_files = 1;
+    for (size_t i = 0; i < s->count; i++) {
+        const uint64_t nbytes = nbytes_of(s, i);
+        if (i > s->first[s->num_files - 1] && (used > most || nbytes > most - used)) {
+            s->first[s->num_files++] = i;
+            used = 0;
+        }
+        used += nbytes;
+    }
+    s->first[s->num_files] = s->count;
+    if (s->num_files > MOST_FILES)
+        TRY(cairn__fail(CAIRN_EINVAL, "%s: %zu files of %" PRIu64 " bytes; %d are allowed", s->path, s->num_files, most,
+                        MOST_FILES));
+out:
+    return st;
+}
+
+/* "m/model-00001-of-00003.safetensors" of "m/model.safetensors". */
+static cairn_status name_file(const struct save *s, size_t i, char name[MOST_PATH]) {
+    static const char end[] = ".safetensors";
+    const size_t n = strlen(s->path), stem = n - (sizeof(end) - 1);
+    const bool has_end = n > sizeof(end) - 1 && strcmp(s->path + stem, end) == 0;
+    const int used = s->num_files == 1 ? snprintf(name, MOST_PATH, "%s", s->path)
+                                       : snprintf(name, MOST_PATH, "%.*s-%05zu-of-%05zu%s", (int)(has_end ? stem : n),
+                                                  s->path, i + 1, s->num_files, end);
+    return used > 0 && used < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path);
+}
+
+static cairn_status write_file(struct save *s, size_t f) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__safetensors_tensor *tensors = NULL;
+    char name[MOST_PATH];
+    const size_t first = s->first[f], n = s->first[f + 1] - first;
+    TRY(name_file(s, f, name));
+    TRY(cairn__calloc(n, sizeof(tensors[0]), (void **)&tensors));
+    for (size_t i = 0; i < n; i++) tensors[i] = describe(s, s->kept[first + i]);
+    TRY(cairn__safetensors_create(name, 0, tensors, n, s->texts, s->num_texts, &s->files[f]));
+    for (size_t k = 0; k < n; k++)
+        TRY(write_piece(s, s->files[f], s->kept[first + cairn__safetensors_nth(s->files[f], k)]));
+out:
+    cairn__free(tensors);
+    return st;
+}
+
+static cairn_status make_index(const struct save *s, char **text) {
+    cairn_status st = CAIRN_OK;
+    uint64_t total = 0;
+    json_t *map = json_object(), *index = NULL;
+    for (size_t f = 0; f < s->num_files; f++) {
+        char name[MOST_PATH];
+        TRY(name_file(s, f, name));
+        const char *slash = strrchr(name, '/');
+        for (size_t i = s->first[f]; i < s->first[f + 1]; i++) {
+            total += nbytes_of(s, i);
+            if (json_object_set_new(map, s->kept[i]->file, json_string(slash ? slash + 1 : name)) != 0)
+                TRY(cairn__fail(CAIRN_EINVAL, "%s: a file's name that is not UTF-8 cannot stand in an index", name));
+        }
+    }
+    index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
+    *text = index ? json_dumps(index, JSON_INDENT(2)) : NULL;
+    if (!*text) TRY(cairn__fail(CAIRN_ENOMEM, "%s: out of memory: its index", s->path));
+out:
+    json_decref(index);
+    json_decref(map);
+    return st;
+}
+
+static cairn_status remove_old(const char *path) {
+    return unlink(path) == 0 || errno == ENOENT ? CAIRN_OK : cairn__fail_errno(errno, "%s: removing it", path);
+}
+
+/* All that can fail for want of room is written before the first file gets its name. From then on there is no index
+ * until all files are there: a reader never joins old files and new ones. */
+static cairn_status commit_files(struct save *s) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__writer *index = NULL;
+    char name[MOST_PATH], *text = NULL;
+    const int used = snprintf(name, sizeof(name), "%s.index.json", s->path);
+    if (used < 0 || used >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path));
+    if (s->num_files == 1) {
+        TRY(cairn__safetensors_commit(&s->files[0], NULL));
+        TRY(remove_old(name));
+    } else {
+        TRY(make_index(s, &text));
+        TRY(cairn__writer_create(name, 0, &index));
+        TRY(cairn__writer_write(index, text, strlen(text)));
+        TRY(remove_old(name));
+        for (size_t f = 0; f < s->num_files; f++) TRY(cairn__safetensors_commit(&s->files[f], NULL));
+        TRY(cairn__writer_commit(&index, NULL));
+        TRY(remove_old(s->path));
+    }
+    TRY(cairn__folder_sync_above(s->path));
+out:
+    free(text);
+    cairn__writer_discard(&index);
+    return st;
+}
+
+static void end(struct save *s) {
+    for (size_t f = 0; s->files && f < s->num_files; f++) cairn__safetensors_discard(&s->files[f]);
+    cairn__free(s->files);
+    cairn__free(s->first);
+    cairn__free(s->texts);
+    cairn__free(s->kept);
+    cairn__free(s->host);
+    cairn__free(s->converted);
+    cairn__weights_clear(&s->list);
+}
+
+cairn_status cairn_weights_save(cairn_stateful object, const char *path, const struct cairn_weights_options *options) {
+    cairn_status st = CAIRN_OK;
+    struct save s = {.path = path};
+    TRY(cairn__weights_list(&s.list, "cairn_weights_save", object, path, options));
+    TRY(cairn__device_synchronize(s.list.env->device));
+    TRY(collect_texts(&s));
+    TRY(choose_pieces(&s));
+    TRY(deal_out(&s));
+    TRY(cairn__calloc(s.num_files, sizeof(s.files[0]), (void **)&s.files));
+    for (size_t f = 0; f < s.num_files; f++) TRY(write_file(&s, f));
+    TRY(commit_files(&s));
+out:
+    end(&s);
+    return st;
+}

@@ -1,0 +1,195 @@
+/* One file, or an index and its files. */
+#include "state/weights_source.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+enum { MOST_PATH = 4096, MOST_INDEX = 100000000, MOST_DEPTH = 16, SHOWN = 64 };
+static const char END_OF_INDEX[] = ".index.json", PLAIN[] = "model.safetensors",
+                  INDEX[] = "model.safetensors.index.json";
+
+static bool exists(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0;
+}
+
+static bool is_folder(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+static cairn_status join(char out[MOST_PATH], const char *first, const char *between, const char *last) {
+    const int n = snprintf(out, MOST_PATH, "%s%s%s", first, between, last);
+    return n > 0 && n < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", first);
+}
+
+/* The file that is meant. */
+static cairn_status resolve(const char *path, char out[MOST_PATH]) {
+    cairn_status st = CAIRN_OK;
+    if (is_folder(path)) {
+        TRY(join(out, path, "/", PLAIN));
+        if (!exists(out)) TRY(join(out, path, "/", INDEX));
+        if (!exists(out)) TRY(cairn__fail(CAIRN_EINVAL, "%s: a folder without %s and %s", path, PLAIN, INDEX));
+        return CAIRN_OK;
+    }
+    TRY(join(out, path, "", END_OF_INDEX));
+    if (exists(path) || !exists(out)) TRY(join(out, path, "", ""));
+out:
+    return st;
+}
+
+static bool is_index(const char *path) {
+    static const char end[] = ".json";
+    const size_t n = strlen(path);
+    return n >= sizeof(end) && strcmp(path + n - (sizeof(end) - 1), end) == 0;
+}
+
+static cairn_status add_file(struct cairn__source *s, const char *path, size_t *number) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&s->files, &s->files_capacity, s->num_files + 1, sizeof(s->files[0])));
+    TRY(cairn__safetensors_open(path, 0, &s->files[s->num_files]));
+    *number = s->num_files++;
+out:
+    return st;
+}
+
+static cairn_status list_file(struct cairn__source *s) {
+    struct cairn__safetensors *f = s->files[0];
+    const size_t n = cairn__safetensors_count(f);
+    const cairn_status st = cairn__calloc(n, sizeof(s->tensors[0]), (void **)&s->tensors);
+    if (st != CAIRN_OK) return st;
+    for (size_t i = 0; i < n; i++)
+        s->tensors[s->count++] = (struct cairn__source_tensor){.at = cairn__safetensors_at(f, i), .file = f};
+    return CAIRN_OK;
+}
+
+/* ---- an index ---- */
+
+/* As of a header: jansson's own limit is one of its build. */
+static bool is_deep(const char *text) {
+    int depth = 0;
+    bool is_in_string = false;
+    for (const char *c = text; *c && depth <= MOST_DEPTH; c++) {
+        if (is_in_string && *c == '\\' && c[1]) {
+            c++;
+            continue;
+        }
+        if (*c == '"') is_in_string = !is_in_string;
+        if (!is_in_string) depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
+    }
+    return depth > MOST_DEPTH;
+}
+
+static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **index, json_t **map) {
+    json_error_t error;
+    REQUIRE(!is_deep(text), CAIRN_EINVAL, "%s: an index nests less deep", path);
+    *index = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
+    REQUIRE(*index || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);
+    REQUIRE(*index, CAIRN_EINVAL, "%s: broken in line %d: %s", path, error.line, error.text);
+    *map = json_object_get(*index, "weight_map");
+    REQUIRE(json_is_object(*map), CAIRN_EINVAL, "%s: not an index of weights: it has no weight_map", path);
+    return CAIRN_OK;
+}
+
+/* The number of the file called `name` beside the index; numbers: of those that are open. */
+static cairn_status open_beside(struct cairn__source *s, const char *path, const char *name, json_t *numbers,
+                                size_t *number) {
+    cairn_status st = CAIRN_OK;
+    char file[MOST_PATH];
+    const json_t *known = json_object_get(numbers, name);
+    const char *slash = strrchr(path, '/');
+    if (known) {
+        *number = (size_t)json_integer_value(known);
+        return CAIRN_OK;
+    }
+    REQUIRE(name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/'), CAIRN_EINVAL,
+            "%s: '%.*s' is no file of its folder", path, SHOWN, name);
+    const int n = snprintf(file, sizeof(file), "%.*s%s", slash ? (int)(slash - path + 1) : 0, path, name);
+    if (n < 0 || n >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
+    TRY(add_file(s, file, number));
+    if (json_object_set_new(numbers, name, json_integer((json_int_t)*number)) != 0)
+        TRY(cairn__fail(CAIRN_ENOMEM, "%s: out of memory", path));
+out:
+    return st;
+}
+
+static cairn_status list_index(struct cairn__source *s, const char *path) {
+    cairn_status st = CAIRN_OK;
+    struct cairn__file_facts facts;
+    char *text = NULL;
+    const char *name;
+    json_t *index = NULL, *map = NULL, *file, *numbers = json_object();
+    TRY(cairn__file_read(path, 0, MOST_INDEX, &text, &facts));
+    TRY(parse(path, text, (size_t)facts.nbytes, &index, &map));
+    TRY(cairn__calloc(json_object_size(map), sizeof(s->tensors[0]), (void **)&s->tensors));
+    json_object_foreach(map, name, file) {
+        size_t number = 0;
+        if (!json_is_string(file))
+            TRY(cairn__fail(CAIRN_EINVAL, "%s: the file of '%.*s' is no text", path, SHOWN, name));
+        TRY(open_beside(s, path, json_string_value(file), numbers, &number));
+        struct cairn__source_tensor *t = &s->tensors[s->count];
+        t->file = s->files[number];
+        t->at = cairn__safetensors_find(t->file, name);
+        if (!t->at)
+            TRY(cairn__fail(CAIRN_EINVAL, "%s: '%.*s' is not in %s", path, SHOWN, name,
+                            cairn__safetensors_path(t->file)));
+        s->count++;
+    }
+out:
+    json_decref(numbers);
+    json_decref(index);
+    cairn__free(text);
+    return st;
+}
+
+/* ---- ---- */
+
+static int by_name(const void *a, const void *b) {
+    const struct cairn__source_tensor *x = a, *y = b;
+    return strcmp(x->at->name, y->at->name);
+}
+
+cairn_status cairn__source_open(struct cairn__source *s, const char *path) {
+    cairn_status st = CAIRN_OK;
+    char file[MOST_PATH];
+    size_t number;
+    *s = (struct cairn__source){0};
+    TRY(resolve(path, file));
+    if (is_index(file)) {
+        TRY(list_index(s, file));
+    } else {
+        TRY(add_file(s, file, &number));
+        TRY(list_file(s));
+    }
+    qsort(s->tensors, s->count, sizeof(s->tensors[0]), by_name);
+out:
+    if (st != CAIRN_OK) cairn__source_close(s);
+    return st;
+}
+
+void cairn__source_close(struct cairn__source *s) {
+    for (size_t i = 0; i < s->num_files; i++) cairn__safetensors_close(&s->files[i]);
+    cairn__free(s->files);
+    cairn__free(s->tensors);
+    *s = (struct cairn__source){0};
+}
+
+static struct cairn__source_tensor *find(const struct cairn__source *s, const char *name) {
+    const struct cairn__safetensors_tensor wanted = {.name = name};
+    const struct cairn__source_tensor key = {.at = &wanted};
+    return s->count ? bsearch(&key, s->tensors, s->count, sizeof(key), by_name) : NULL;
+}
+
+struct cairn__source_tensor *cairn__source_find(const struct cairn__source *s, const char *name) {
+    struct cairn__source_tensor *found = find(s, name);
+    for (size_t i = 0; !found && i < s->num_files; i++) {
+        const char *other = cairn__safetensors_metadata(s->files[i], name);
+        if (other) found = find(s, other);
+    }
+    return found;
+}

@@ -1,0 +1,423 @@
+/* What ddp saves, and whose weights, buffers and moments are over several ranks; trainings on 1 to 3 ranks go on. */
+#include "../ranks.h"
+#include "../resume.h"
+#include "../state/folder.h"
+
+static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
+}
+
+static char *resume_on_a_rank(cairn_env *env, void *ctx) {
+    const struct resume_case *c = ctx;
+    PASS(resumes(env, c, 0));
+    PASS(resumes(env, c, 1));
+    return resumes(env, c, 2);
+}
+
+static void trainings_of_ranks_go_on_to_the_bit(void **state) {
+    (void)state;
+    const struct ddp_options *small = ddp_options(.bucket_nbytes = 128, .first_bucket_nbytes = 64);
+    const struct ddp_options *ignoring =
+        ddp_options(.ignored = (const char *[]){"0.weight", "1.running_mean"}, .num_ignored = 2);
+    const struct ddp_options *own_buffers = ddp_options(.broadcast_buffers = CAIRN_OFF, .bucket_nbytes = 128);
+    const struct amp_scaler_options *apex = amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64);
+    struct resume_case cases[] = {
+        {.name = "f32", .by = BY_ADAM, .ddp = small, .statistics = true, .dropout = true},
+        {.name = "O1",
+         .by = BY_SGD_MOMENTUM,
+         .level = AMP_O1,
+         .scaler = apex,
+         .ddp = small,
+         .statistics = true,
+         .overflows = 6},
+        {.name = "O2", .by = BY_ADAM, .level = AMP_O2, .scaler = apex, .ddp = small, .dropout = true, .overflows = 6},
+        {.name = "O3",
+         .by = BY_SGD_MOMENTUM,
+         .level = AMP_O3,
+         .half = CAIRN_BF16,
+         .scaler = apex,
+         .ddp = small,
+         .accumulates = true},
+        {.name = "frozen", .by = BY_ADAM, .ddp = small, .freezes = true, .plateau = true},
+        {.name = "ignored", .by = BY_ADAM, .ddp = ignoring, .statistics = true},
+        {.name = "own buffers of ranks", .by = BY_SGD_MOMENTUM, .ddp = own_buffers, .statistics = true},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (int p = 1; p <= 3; p++) run_ranks(p, resume_on_a_rank, &cases[i]);
+    }
+}
+
+/* ---- whose ---- */
+
+static char *expect_owner(const struct kept_state *kept, size_t object, const char *name,
+                          enum cairn__entry_owner owner) {
+    const struct cairn__entry *e = cairn__entries_find(&kept->objects[object].entries, name);
+    if (!e || e->owner != owner) return FAILURE(name);
+    return NULL;
+}
+
+static char *expect_owners(cairn_env *env, void *ctx) {
+    const bool alone = cairn_env_size(env) == 1;
+    const enum cairn__entry_owner shared = CAIRN__ENTRY_SHARED, own = alone ? shared : CAIRN__ENTRY_RANK;
+    const enum cairn__entry_owner or_first = alone ? shared : CAIRN__ENTRY_RANK_OR_FIRST;
+    const struct resume_case c = {.name = "owners",
+                                  .by = BY_SGD_MOMENTUM,
+                                  .level = AMP_O2,
+                                  .statistics = true,
+                                  .ddp = ddp_options(.ignored = (const char *[]){"0.weight", "1.running_var"},
+                                                     .num_ignored = 2)};
+    struct resume_run r;
+    struct kept_state kept = {.count = 0};
+    (void)ctx;
+    PASS(resume_begin(&r, env, &c, 0));
+    PASS(keep_state(&kept, r.parts, r.num_parts));
+    PASS(expect_owner(&kept, 0, "0.weight", own));
+    PASS(expect_owner(&kept, 0, "0.bias", shared));
+    PASS(expect_owner(&kept, 0, "1.running_mean", shared));
+    PASS(expect_owner(&kept, 0, "1.running_var", or_first));
+    PASS(expect_owner(&kept, 0, "requires_grad", own));
+    PASS(expect_owner(&kept, 1, "momentum.0.weight", own));
+    PASS(expect_owner(&kept, 1, "momentum.0.bias", shared));
+    PASS(expect_owner(&kept, 1, "steps", own)); /* a rank could skip alone */
+    PASS(expect_owner(&kept, 3, "loss_scaler0.scale", own));
+    ddp_destroy(&r.ddp);
+    r.num_parts = 4;
+    PASS(keep_state(&kept, r.parts, r.num_parts));
+    PASS(expect_owner(&kept, 0, "0.bias", own));
+    PASS(expect_owner(&kept, 0, "1.running_mean", own));
+    EXPECT_OK(ddp_create(r.net, cairn_env_group(env), ddp_options(.broadcast_buffers = CAIRN_OFF), &r.ddp));
+    PASS(keep_state(&kept, r.parts, r.num_parts));
+    PASS(expect_owner(&kept, 0, "0.weight", shared));
+    PASS(expect_owner(&kept, 0, "1.running_mean", or_first));
+    PASS(expect_owner(&kept, 1, "steps", shared));
+    PASS(expect_owner(&kept, 3, "loss_scaler0.scale", shared));
+    drop_state(&kept);
+    resume_end(&r);
+    return NULL;
+}
+
+static void what_ranks_average_is_shared_and_the_rest_each_ranks_own(void **state) {
+    (void)state;
+    run_ranks(1, expect_owners, NULL);
+    run_ranks(2, expect_owners, NULL);
+}
+
+/* ---- buckets ---- */
+
+static char *same_buckets(const ddp_context *a, size_t *params, int *count, bool first) {
+    if (first) *count = ddp_bucket_count(a);
+    EXPECT(ddp_bucket_count(a) == *count);
+    for (int b = 0; b < *count; b++) {
+        struct ddp_bucket bucket = DDP_BUCKET_INIT;
+        EXPECT_OK(ddp_bucket_get(a, b, &bucket));
+        if (first) params[b] = bucket.params[0] * 1000 + bucket.n;
+        EXPECT(params[b] == bucket.params[0] * 1000 + bucket.n);
+    }
+    return NULL;
+}
+
+struct turned {
+    cairn_module *layers[3], *net;
+    bool is_straight; /* else the last layer comes first, other than buckets are planned at first */
+    ddp_context *ddp;
+    cairn_tensor *x;
+};
+
+static cairn_tensor *forward_turned(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    const struct turned *t = context;
+    cairn_tensor *y = inputs[0];
+    (void)module, (void)count;
+    for (int k = 0; k < 3; k++) y = cairn_module_forward(t->layers[t->is_straight ? k : 2 - k], y);
+    return y;
+}
+
+static char *begin_turned(struct turned *t, cairn_env *env, bool is_straight) {
+    static const struct cairn_module_ops ops = {.struct_size = sizeof(ops),
+                                                .name = "Turned",
+                                                .forward = forward_turned};
+    *t = (struct turned){.is_straight = is_straight};
+    t->net = cairn_module_create(env, &ops, t);
+    for (int k = 0; k < 3; k++) {
+        const char name[] = {(char)('a' + k), '\0'};
+        t->layers[k] = cairn_module_add_child(t->net, name, cairn_linear(env, 4, 4));
+        EXPECT(t->layers[k]);
+    }
+    t->x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(2, 4));
+    EXPECT_OK(
+        ddp_create(t->net, cairn_env_group(env), ddp_options(.bucket_nbytes = 64, .first_bucket_nbytes = 64), &t->ddp));
+    return NULL;
+}
+
+static void end_turned(struct turned *t) {
+    ddp_destroy(&t->ddp);
+    cairn_module_destroy(&t->net);
+    cairn_tensor_destroy(&t->x);
+}
+
+static char *train_turned(struct turned *t, int times) {
+    for (int i = 0; i < times; i++) {
+        EXPECT_OK(cairn_backward(cairn_mean(ddp_forward(t->ddp, t->x))));
+        cairn_module_zero_grad(t->net);
+    }
+    return NULL;
+}
+
+/* before: backwards that were made when the state was kept; after: those of the new context before the load. */
+static char *buckets_come_back(cairn_env *env, int before, int after) {
+    struct turned t, u;
+    struct kept_state kept = {.count = 0};
+    size_t params[16];
+    int count = 0;
+    PASS(begin_turned(&t, env, false));
+    PASS(train_turned(&t, before));
+    const cairn_stateful of = ddp_stateful(t.ddp);
+    PASS(keep_state(&kept, &of, 1));
+    PASS(train_turned(&t, 1));
+    PASS(same_buckets(t.ddp, params, &count, true));
+    end_turned(&t);
+    PASS(begin_turned(&u, env, true));
+    PASS(train_turned(&u, after));
+    const cairn_stateful of_u = ddp_stateful(u.ddp);
+    PASS(bring_back(&kept, &of_u, 1));
+    EXPECT(ddp_forward(u.ddp, u.x));
+    PASS(same_buckets(u.ddp, params, &count, false));
+    end_turned(&u);
+    drop_state(&kept);
+    return NULL;
+}
+
+static char *all_buckets_come_back(cairn_env *env, void *ctx) {
+    (void)ctx;
+    for (int before = 1; before <= 3; before++) {
+        for (int after = 0; after <= 3; after++) PASS(buckets_come_back(env, before, after));
+    }
+    return NULL;
+}
+
+static void the_first_backward_after_a_load_has_the_same_buckets(void **state) {
+    (void)state;
+    run_ranks(2, all_buckets_come_back, NULL);
+}
+
+static char *refuse_orders(cairn_env *env, void *ctx) {
+    struct turned t;
+    struct kept_state kept = {.count = 0};
+    (void)ctx;
+    PASS(begin_turned(&t, env, false));
+    const cairn_stateful of = ddp_stateful(t.ddp);
+    PASS(train_turned(&t, 2));
+    PASS(keep_state(&kept, &of, 1));
+    ((int64_t *)kept.objects[0].bytes[0])[1] = 1 << 20; /* no parameter: buckets are planned as without the state */
+    PASS(bring_back(&kept, &of, 1));
+    PASS(train_turned(&t, 2));
+    cairn__entries_find(&kept.objects[0].entries, "backwards")->number.i64 = -1;
+    char *said = bring_back(&kept, &of, 1);
+    EXPECT(said && strstr(said, "backwards is -1"));
+    free(said);
+    drop_state(&kept);
+    end_turned(&t);
+    return NULL;
+}
+
+static void an_order_of_no_parameters_is_passed_over(void **state) {
+    (void)state;
+    run_ranks(2, refuse_orders, NULL);
+}
+
+/* ---- buffers of the user's own ---- */
+
+enum { OWN = 12 };
+
+struct own {
+    cairn_param_set *set;
+    cairn_optimizer *adam;
+    amp_context *amp;
+    ddp_context *ddp;
+    float w[2][OWN], g[2][OWN];
+    cairn_stateful parts[4];
+};
+
+static char *begin_own(struct own *t, cairn_env *env) {
+    memset(t, 0, sizeof(*t));
+    for (int i = 0; i < OWN; i++) t->w[0][i] = (float)i / 7, t->w[1][i] = 1 - (float)i / 3;
+    const cairn_param given[] = {
+        {.name = "a", .data = t->w[0], .grad = t->g[0], .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN}},
+        {.name = "b", .data = t->w[1], .grad = t->g[1], .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN}}};
+    EXPECT_OK(cairn_param_set_create(env, given, 2, &t->set));
+    EXPECT_OK(cairn_adam_create(t->set, NULL, &t->adam));
+    EXPECT_OK(amp_initialize_params(env, t->set, t->adam,
+                                    amp_options(.opt_level = AMP_O2,
+                                                .scaler = amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64,
+                                                                             .growth_interval = 5)),
+                                    &t->amp));
+    EXPECT_OK(ddp_create_params(t->set, cairn_env_group(env),
+                                ddp_options(.bucket_nbytes = 32, .first_bucket_nbytes = 32), &t->ddp));
+    t->parts[0] = cairn_param_set_stateful(t->set);
+    t->parts[1] = cairn_optimizer_stateful(t->adam);
+    t->parts[2] = amp_stateful(t->amp);
+    t->parts[3] = ddp_stateful(t->ddp);
+    return NULL;
+}
+
+static void end_own(struct own *t) {
+    ddp_destroy(&t->ddp);
+    amp_destroy(&t->amp);
+    cairn_optimizer_destroy(&t->adam);
+    cairn_param_set_destroy(&t->set);
+}
+
+static char *refused(const struct own *t, const char *words) {
+    for (int o = 0; o < 4; o++) {
+        struct cairn__entries entries = {.env = state_env(&t->parts[o])};
+        const cairn_status st = t->parts[o].ops->list(t->parts[o].object, &entries);
+        cairn__entries_clear(&entries);
+        EXPECT(st == CAIRN_ESTATE);
+        EXPECT_SAYS(words);
+    }
+    return NULL;
+}
+
+/* Infinite on one rank alone just before and just after the state is kept. */
+static char *step_own(struct own *t, cairn_env *env, int step, bool refuses) {
+    const double scale = amp_next_scale(t->amp);
+    for (int p = 0; p < 2; p++) {
+        for (int i = 0; i < OWN; i++)
+            t->g[p][i] = (float)(scale * ((double)t->w[p][i] - sin(step + i + 3 * cairn_env_rank(env))));
+    }
+    if ((step == RESUME_AT - 1 || step == RESUME_AT) && cairn_env_rank(env) == 0) t->g[1][2] = INFINITY;
+    EXPECT_OK(ddp_grads_ready(t->ddp, 1, 1));
+    if (refuses) PASS(refused(t, "gradients are being averaged: call ddp_wait"));
+    EXPECT_OK(ddp_grads_ready(t->ddp, 0, 1));
+    EXPECT_OK(ddp_wait(t->ddp));
+    EXPECT_OK(cairn_step(t->adam));
+    EXPECT(cairn_optimizer_step_skipped(t->adam) == (step == RESUME_AT - 1 || step == RESUME_AT));
+    return NULL;
+}
+
+static char *resume_own(cairn_env *env, void *ctx) {
+    struct own whole, rest;
+    struct kept_state at = {.count = 0}, want = {.count = 0}, got = {.count = 0};
+    const int before = *(int *)ctx;
+    PASS(begin_own(&whole, env));
+    for (int i = 0; i < RESUME_STEPS; i++) {
+        if (i == RESUME_AT) PASS(keep_state(&at, whole.parts, 4));
+        PASS(step_own(&whole, env, i, i == 3));
+    }
+    PASS(keep_state(&want, whole.parts, 4));
+    PASS(begin_own(&rest, env));
+    for (int i = 0; i < before; i++) PASS(step_own(&rest, env, i, false));
+    PASS(bring_back(&at, rest.parts, 4));
+    for (int i = RESUME_AT; i < RESUME_STEPS; i++) PASS(step_own(&rest, env, i, false));
+    PASS(keep_state(&got, rest.parts, 4));
+    PASS(same_states(&want, &got));
+    EXPECT(memcmp(whole.w, rest.w, sizeof(whole.w)) == 0);
+    end_own(&whole);
+    end_own(&rest);
+    drop_state(&at);
+    drop_state(&want);
+    drop_state(&got);
+    return NULL;
+}
+
+static void buffers_of_the_users_own_go_on_to_the_bit(void **state) {
+    (void)state;
+    for (int p = 1; p <= 3; p++) {
+        for (int before = 0; before <= 2; before++) run_ranks(p, resume_own, &before);
+    }
+}
+
+/* ---- other ranks ---- */
+
+static const struct ddp_options one_rank_too = {.struct_size = sizeof(struct ddp_options)};
+static const struct resume_case shared_case = {
+    .name = "other ranks", .by = BY_ADAM, .level = AMP_O2, .groups = true, .ddp = &one_rank_too};
+enum { SHARED_STEPS = 3 }; /* so that the sampler's position divides for 1, 3 and 4 ranks */
+
+static char *train_and_save(cairn_env *env, void *ctx) {
+    struct resume_run r;
+    float loss;
+    PASS(resume_begin(&r, env, &shared_case, 0));
+    for (int i = 0; i < SHARED_STEPS; i++) PASS(resume_step(&r, i, &loss));
+    PASS(save_to_files(&r, ctx, SHARED_STEPS));
+    resume_end(&r);
+    return NULL;
+}
+
+/* What was loaded is saved again, as another step. */
+static char *load_and_save(cairn_env *env, void *ctx) {
+    struct resume_run r;
+    float loss;
+    PASS(resume_begin(&r, env, &shared_case, SHARED_STEPS));
+    PASS(load_from_files(&r, ctx, SHARED_STEPS));
+    EXPECT(cairn_optimizer_steps(r.optimizer) == SHARED_STEPS);
+    char path[256];
+    snprintf(path, sizeof(path), "%s/again", (const char *)ctx);
+    PASS(save_to_files(&r, path, cairn_env_size(env)));
+    PASS(resume_step(&r, SHARED_STEPS, &loss)); /* and it goes on */
+    EXPECT(isfinite(loss));
+    resume_end(&r);
+    return NULL;
+}
+
+static size_t read_shared(const char *step, char *text, size_t room) {
+    char name[128];
+    snprintf(name, sizeof(name), "%s/shared.safetensors", step);
+    FILE *f = fopen(in_folder(name), "rb");
+    assert_non_null(f);
+    const size_t n = fread(text, 1, room, f);
+    assert_true(n > 0 && n < room);
+    fclose(f);
+    return n;
+}
+
+/* -Dstate=disabled leaves checkpoints out. */
+static bool has_files(void) {
+    return cairn_state_create(NULL, NULL) != CAIRN_ENOTBUILT;
+}
+
+static void a_state_of_two_ranks_loads_on_one_three_and_four(void **state) {
+    static char saved[1 << 16], again[1 << 16];
+    (void)state;
+    if (!has_files()) {
+        print_message("%s\n", cairn_last_error());
+        skip();
+    }
+    assert_int_equal(make_folder(NULL), 0);
+    run_ranks(2, train_and_save, folder);
+    const size_t n = read_shared("step-00000003", saved, sizeof(saved));
+    for (int q = 1; q <= 4; q++) {
+        char step[64];
+        run_ranks(q, load_and_save, folder);
+        snprintf(step, sizeof(step), "again/step-%08d", q);
+        if (q == 2) continue;
+        assert_int_equal(read_shared(step, again, sizeof(again)), n);
+        assert_memory_equal(saved, again, n);
+    }
+    assert_int_equal(remove_folder(NULL), 0);
+}
+
+static int with_files(void **state) {
+    (void)state;
+    if (make_folder(NULL) != 0) return -1;
+    resume_folder = has_files() ? folder : NULL;
+    return 0;
+}
+
+static int without_files(void **state) {
+    resume_folder = NULL;
+    return remove_folder(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trainings_of_ranks_go_on_to_the_bit),
+        cmocka_unit_test_setup_teardown(trainings_of_ranks_go_on_to_the_bit, with_files, without_files),
+        cmocka_unit_test(a_state_of_two_ranks_loads_on_one_three_and_four),
+        cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
+        cmocka_unit_test(the_first_backward_after_a_load_has_the_same_buckets),
+        cmocka_unit_test(an_order_of_no_parameters_is_passed_over),
+        cmocka_unit_test(buffers_of_the_users_own_go_on_to_the_bit),
+    };
+    cairn_set_log(be_quiet, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,283 @@
+/* Programs that are killed while they save, and disks that end: what is found afterwards is the old checkpoint or the
+ * new one, whole. With an argument: how many kills, 40 without. */
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "../check.h"
+#include "cairn/cairn.h"
+#include "folder.h"
+
+enum { N = 1 << 18 /* 1 MiB, so that most of the time is in writing */ };
+
+static int kills = 40;
+
+static uint32_t value(int64_t step, size_t i) {
+    return (uint32_t)(step * 2654435761u) ^ (uint32_t)i;
+}
+
+static void fill(uint32_t *x, int64_t step) {
+    for (size_t i = 0; i < N; i++) x[i] = value(step, i);
+}
+
+static bool is_of(const uint32_t *x, int64_t step) {
+    for (size_t i = 0; i < N; i++) {
+        if (x[i] != value(step, i)) return false;
+    }
+    return true;
+}
+
+struct program {
+    cairn_env *env;
+    cairn_state *state;
+    uint32_t *x;
+    int64_t step;
+};
+
+static struct program begin(void) {
+    struct program p = {.x = malloc(N * sizeof(uint32_t))};
+    MUST(cairn_env_create(NULL, NULL, NULL, &p.env) == CAIRN_OK);
+    MUST(cairn_state_create(p.env, &p.state) == CAIRN_OK);
+    MUST(cairn_state_add_bytes(p.state, "x", p.x, N * sizeof(uint32_t)) == CAIRN_OK);
+    MUST(cairn_state_load_latest(p.state, folder, &p.step) == CAIRN_OK);
+    return p;
+}
+
+static void end(struct program *p) {
+    cairn_state_destroy(&p->state);
+    cairn_env_destroy(&p->env);
+    free(p->x);
+}
+
+static void say(int said, int64_t step) {
+    if (write(said, &step, sizeof(step)) != sizeof(step)) _exit(1);
+}
+
+/* Saves step after step. Says to the parent the step that it goes on from, then each that is whole; in the background
+ * a step is, once the next begins. */
+static void save_for_ever(int said, bool background) {
+    struct program p = begin();
+    const struct cairn_state_save_options *how =
+        cairn_state_save_options(.keep_last = 2, .background = background ? CAIRN_ON : CAIRN_OFF);
+    say(said, p.step);
+    for (;;) {
+        fill(p.x, ++p.step);
+        MUST(cairn_state_save(p.state, folder, p.step, how) == CAIRN_OK);
+        if (background) fill(p.x, -1);
+        say(said, p.step - background);
+    }
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Up to so many seconds, from a seed. */
+static void sleep_by_chance(uint32_t *seed, double most) {
+    *seed = *seed * 1664525 + 1013904223;
+    const double pause = most * *seed / 0x1p32;
+    nanosleep(&(struct timespec){(time_t)pause, (long)(1e9 * (pause - (double)(time_t)pause))}, NULL);
+}
+
+/* Seconds of a save, which depend on the disk. */
+static double time_a_save(void) {
+    struct program p = begin();
+    fill(p.x, ++p.step);
+    const double since = now();
+    OK(cairn_state_save(p.state, folder, p.step, NULL));
+    const double seconds = now() - since;
+    end(&p);
+    return seconds;
+}
+
+/* The next step that the child says, false when it ended. */
+static bool hear(int said, int64_t *step) {
+    return read(said, step, sizeof(*step)) == sizeof(*step);
+}
+
+/* Waits until the child has started, and for every other one until a save of its own is whole: how long either takes
+ * depends on the machine, and the moments that matter come after. */
+static int64_t wait_for_saves(int said, int kill, bool background) {
+    int64_t step = -1;
+    const int words = 1 + (kill % 2) * (1 + background);
+    for (int i = 0; i < words; i++) MUST(hear(said, &step));
+    return step;
+}
+
+static void kill_while_saving(bool background) {
+    const double most = 4 * time_a_save() + 0.005;
+    uint32_t seed = 20241124;
+    int64_t last = 1;
+    for (int i = 0; i < kills; i++) {
+        int pipe_of[2], status;
+        assert_int_equal(pipe(pipe_of), 0);
+        const pid_t child = fork();
+        if (child == 0) save_for_ever(pipe_of[1], background);
+        close(pipe_of[1]);
+        int64_t whole = wait_for_saves(pipe_of[0], i, background);
+        sleep_by_chance(&seed, most);
+        kill(child, SIGKILL);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        while (hear(pipe_of[0], &whole)) continue;
+        close(pipe_of[0]);
+        struct program p = begin();
+        if (p.step < whole) fail_msg("kill %d: step %d was whole, and %d is found", i, (int)whole, (int)p.step);
+        if (p.step > 0) assert_true(is_of(p.x, p.step));
+        last = p.step;
+        end(&p);
+    }
+    print_message("%d kills, the last is step %d\n", kills, (int)last);
+    assert_true(last >= kills / 2);
+}
+
+static void a_program_killed_while_it_saves_leaves_the_old_or_the_new_checkpoint(void **unused) {
+    (void)unused;
+    kill_while_saving(false);
+}
+
+static void a_program_killed_while_it_saves_in_the_background_does_too(void **unused) {
+    (void)unused;
+    kill_while_saving(true);
+}
+
+/* ---- disks ---- */
+
+static void write_proc(const char *path, const char *text) {
+    const int fd = open(path, O_WRONLY);
+    if (fd >= 0 && write(fd, text, strlen(text)) < 0) perror(path);
+    if (fd >= 0) close(fd);
+}
+
+/* A name space of this process's own, which root makes, or any user as root of one. */
+static bool leave_the_mounts(void) {
+    char map[64];
+    snprintf(map, sizeof(map), "0 %d 1", (int)getuid());
+    if (unshare(CLONE_NEWNS) == 0) return true;
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    write_proc("/proc/self/uid_map", map);
+    return true;
+}
+
+/* A file system of 3 MiB over the folder. */
+static bool mount_small_disk(void) {
+    if (!leave_the_mounts()) return false;
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return false;
+    return mount("tmpfs", folder, "tmpfs", 0, "size=3m") == 0;
+}
+
+/* In a child, since the mount ends with it. 77: cannot mount here. */
+static int on_a_small_disk(void (*fn)(void)) {
+    const pid_t child = fork();
+    int status = 0;
+    if (child == 0) {
+        if (!mount_small_disk()) _exit(77);
+        fn();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+#define SURE(condition)                                                                              \
+    do {                                                                                             \
+        if (!(condition)) {                                                                          \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, cairn_last_error()); \
+            _exit(1);                                                                                \
+        }                                                                                            \
+    } while (0)
+
+static void fill_the_disk(void) {
+    for (int background = 0; background < 2; background++) {
+        struct program p = begin();
+        const int64_t first = p.step;
+        cairn_status st = CAIRN_OK;
+        for (int i = 1; st == CAIRN_OK && i < 9; i++) {
+            fill(p.x, first + i);
+            st = cairn_state_save(p.state, folder, first + i,
+                                  cairn_state_save_options(.background = background ? CAIRN_ON : CAIRN_OFF));
+            if (st == CAIRN_OK) st = cairn_state_wait(p.state);
+        }
+        SURE(st == CAIRN_ESYSTEM && strstr(cairn_last_error(), folder) && strstr(cairn_last_error(), "No space left"));
+        end(&p);
+        struct program again = begin();
+        SURE(again.step == 2 && is_of(again.x, 2)); /* two of them fit */
+        fill(again.x, 2);
+        end(&again);
+    }
+}
+
+static void a_full_disk_is_an_error_and_what_was_whole_stays(void **unused) {
+    (void)unused;
+    const int status = on_a_small_disk(fill_the_disk);
+    if (status == 77) {
+        print_message("a file system cannot be mounted here\n");
+        skip();
+    }
+    assert_int_equal(status, 0);
+}
+
+static void save_read_only(void) {
+    struct program p = begin();
+    fill(p.x, 1);
+    SURE(cairn_state_save(p.state, folder, 1, NULL) == CAIRN_OK);
+    SURE(mount("none", folder, NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0);
+    SURE(cairn_state_save(p.state, folder, 2, NULL) == CAIRN_ESYSTEM && strstr(cairn_last_error(), "Read-only"));
+    int64_t step = 0;
+    SURE(cairn_state_load_latest(p.state, folder, &step) == CAIRN_OK && step == 1);
+    end(&p);
+}
+
+static void a_read_only_folder_is_an_error_and_can_be_loaded_from(void **unused) {
+    (void)unused;
+    const int status = on_a_small_disk(save_read_only);
+    if (status == 77) {
+        print_message("a file system cannot be mounted here\n");
+        skip();
+    }
+    assert_int_equal(status, 0);
+}
+
+static void a_folder_that_vanishes_is_an_error_or_made_anew(void **unused) {
+    (void)unused;
+    struct program p = begin();
+    fill(p.x, 1);
+    OK(cairn_state_save(p.state, folder, 1, NULL));
+    assert_int_equal(remove_folder(NULL), 0);
+    OK(cairn_state_save(p.state, folder, 2, NULL)); /* its own folder is made, as the first time */
+    char below[128];
+    snprintf(below, sizeof(below), "%s/gone/a", folder);
+    REFUSED(cairn_state_save(p.state, below, 3, NULL), CAIRN_ESYSTEM, below);
+    int64_t step = 0;
+    OK(cairn_state_load_latest(p.state, folder, &step));
+    assert_int_equal(step, 2);
+    end(&p);
+}
+
+int main(int argc, char **argv) {
+#define T(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+    const struct CMUnitTest tests[] = {
+        T(a_program_killed_while_it_saves_leaves_the_old_or_the_new_checkpoint),
+        T(a_program_killed_while_it_saves_in_the_background_does_too),
+        T(a_full_disk_is_an_error_and_what_was_whole_stays),
+        T(a_read_only_folder_is_an_error_and_can_be_loaded_from),
+        T(a_folder_that_vanishes_is_an_error_or_made_anew),
+    };
+    if (argc > 1) kills = atoi(argv[1]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,137 @@
+"""cairn-ckpt beside checkpoints of the quick start, read here by the format's own description.
+
+usage: test_cairn_ckpt.py cairn-ckpt 01_linear_regression"""
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+CKPT, PROGRAM = sys.argv[1:3]
+
+
+def ckpt(*args):
+    done = subprocess.run([CKPT, *args], capture_output=True, text=True, check=False, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def tensors(path):
+    """name: (type, shape, bytes)"""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    return {name: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])]) for name, t in header.items()
+            if name != "__metadata__"}
+
+
+class Ckpt(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.keep = tempfile.TemporaryDirectory()
+        cls.folder = cls.keep.name
+        for name, seed in ("a", "0"), ("b", "1"):
+            subprocess.run([PROGRAM, "--steps", "20", "--save-every", "10", "--opt-level", "O2", "--seed", seed,
+                            "--checkpoint", f"{cls.folder}/{name}"], check=True, capture_output=True, timeout=60)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.keep.cleanup()
+
+    def step(self, name, step=20):
+        return f"{self.folder}/{name}/step-{step:08}"
+
+    def broken(self, file):
+        """A copy of a checkpoint whose file has one bit changed."""
+        copy = self.folder + "/broken"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.folder + "/a", copy)
+        with open(f"{copy}/step-00000020/{file}", "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            last = f.read(1)[0]
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([last ^ 1]))
+        return copy
+
+    def test_list_names_each_checkpoint_and_its_ranks(self):
+        code, out, _ = ckpt("list", self.folder + "/a")
+        self.assertEqual(code, 0)
+        self.assertRegex(out, r"step-00000010 .* 1 rank\n.*step-00000020 .* 1 rank\n")
+
+    def test_a_folder_without_checkpoints_is_said_to_have_none(self):
+        self.assertEqual(ckpt("list", self.folder + "/nothing")[:2],
+                         (0, f"{self.folder}/nothing has no checkpoints\n"))
+
+    def test_a_changed_bit_is_found_by_list_and_check(self):
+        for file in "shared.safetensors", "rank-00000.safetensors":
+            copy = self.broken(file)
+            code, out, _ = ckpt("list", copy)
+            self.assertEqual(code, 1)
+            self.assertRegex(out, "step-00000010 .* 1 rank\n.*step-00000020  not whole: .*checksum")
+            code, _, errors = ckpt("check", copy + "/step-00000020")
+            self.assertEqual(code, 1)
+            self.assertIn(file + ": its checksum is not the one", errors)
+        self.assertEqual(ckpt("check", self.step("a"))[0], 0)
+
+    def test_show_lists_every_tensor(self):
+        code, out, _ = ckpt("show", self.step("a"))
+        want = tensors(self.step("a") + "/shared.safetensors")
+        own = tensors(self.step("a") + "/rank-00000.safetensors")
+        self.assertEqual(code, 0)
+        for name, (dtype, shape, _) in want.items():
+            text = ", ".join(map(str, shape))
+            self.assertRegex(out, rf"(?m)^{re.escape(name)} +{dtype} +\[{text}\]")
+        self.assertIn(f"{len(want) + len(own)} tensors", out)
+
+    def test_compare_says_what_differs_and_how_far(self):
+        self.assertEqual(ckpt("compare", self.step("a"), self.step("a"))[0], 0)
+        code, out, _ = ckpt("compare", self.step("a"), self.step("b"))
+        a, b = (tensors(self.step(name) + "/shared.safetensors")["model/bias"][2] for name in "ab")
+        x, y = struct.unpack("<16f", a), struct.unpack("<16f", b)
+        self.assertEqual(code, 1)
+        self.assertIn(f"16 of 16 differ, by {max(abs(p - q) for p, q in zip(x, y)):.3g}", out)
+
+    def test_compare_counts_ulps(self):
+        def write(path, bits):
+            header = json.dumps({"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+            with open(path, "wb") as f:
+                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2I", *bits))
+        write(self.folder + "/x", [0x00000003, 0x3f800000])
+        write(self.folder + "/y", [0x80000002, 0x3f800001])
+        code, out, _ = ckpt("compare", self.folder + "/x", self.folder + "/y")
+        self.assertEqual(code, 1)
+        self.assertRegex(out, r"x +2 of 2 differ, by 1.19e-07, 5 ulps at most")
+
+    def test_export_writes_weights_alone_in_the_type_asked_for(self):
+        for dtype, name in ("f32", "F32"), ("bf16", "BF16"), ("f16", "F16"):
+            out = f"{self.folder}/{dtype}.safetensors"
+            self.assertEqual(ckpt("export", self.step("a"), "model", out, "--type", dtype)[0], 0)
+            got, saved = tensors(out), tensors(self.step("a") + "/shared.safetensors")
+            self.assertEqual(sorted(got), ["bias", "weight"])
+            self.assertEqual([got[k][:2] for k in ("bias", "weight")], [(name, [16]), (name, [16, 1024])])
+            if dtype == "f32":
+                self.assertEqual(got["weight"][2], saved["model/weight"][2])
+            if dtype == "bf16":  # rounded to nearest even
+                bits = struct.unpack("<16I", saved["model/bias"][2])
+                want = [(b + 0x7fff + (b >> 16 & 1)) >> 16 for b in bits]
+                self.assertEqual(list(struct.unpack("<16H", got["bias"][2])), want)
+
+    def test_wrong_use_exits_with_2_and_what_is_missing_with_1(self):
+        for args in [], ["what"], ["show"], ["export", "a", "b", "c", "--type", "i32"]:
+            code, _, errors = ckpt(*args)
+            self.assertEqual(code, 2)
+            self.assertIn("usage: cairn-ckpt", errors)
+        code, _, errors = ckpt("show", self.folder + "/nothing")
+        self.assertEqual(code, 1)
+        self.assertIn("nothing: No such file", errors)
+        code, _, errors = ckpt("export", self.step("a"), "net", self.folder + "/out")
+        self.assertEqual(code, 1)
+        self.assertIn("has no model 'net'", errors)
+        self.assertFalse(os.path.exists(self.folder + "/out"))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

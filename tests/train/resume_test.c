@@ -1,0 +1,229 @@
+/* Trainings that go on from a state to the bit, whatever they are made of. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../one_env.h"
+#include "../resume.h"
+#include "../state/folder.h"
+
+static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
+    (void)cookie, (void)level, (void)message; /* of steps that are skipped */
+}
+
+static int begin_all(void **state) {
+    cairn_set_log(be_quiet, NULL);
+    return make_env(state);
+}
+
+/* A GPU has not all layers yet. */
+static struct resume_case as_device_can(cairn_env *env, const struct resume_case *c) {
+    const bool is_cpu = strcmp(cairn_device_name(env->device), "cpu") == 0;
+    struct resume_case can = *c;
+    can.statistics &= is_cpu;
+    can.dropout &= is_cpu;
+    return can;
+}
+
+static void resume_all(cairn_env *env, const struct resume_case *cases, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const struct resume_case c = as_device_can(env, &cases[i]);
+        CALM(resumes(env, &c, 0));
+        CALM(resumes(env, &c, 2));
+    }
+}
+#define RESUME_ALL(env, cases) resume_all(env, cases, sizeof(cases) / sizeof((cases)[0]))
+
+static void optimizers_go_on_to_the_bit(void **state) {
+    const struct resume_case cases[] = {
+        {.name = "SGD", .by = BY_SGD_ALONE},
+        {.name = "SGD with momentum", .by = BY_SGD_MOMENTUM, .dropout = true, .statistics = true},
+        {.name = "Adam", .by = BY_ADAM, .dropout = true},
+        {.name = "AdamW, clipped", .by = BY_ADAMW, .clips = true, .accumulates = true},
+        {.name = "groups", .by = BY_ADAMW, .groups = true},
+        {.name = "groups of SGD", .by = BY_SGD_MOMENTUM, .groups = true},
+        {.name = "one-cycle", .by = BY_SGD_MOMENTUM, .schedule = cairn_one_cycle_schedule(.total_steps = 45)},
+        {.name = "one-cycle of Adam", .by = BY_ADAM, .schedule = cairn_one_cycle_schedule(.total_steps = 30)},
+        {.name = "plateau", .by = BY_SGD_MOMENTUM, .plateau = true},
+        {.name = "plateau and cosine",
+         .by = BY_ADAM,
+         .plateau = true,
+         .schedule = cairn_cosine_schedule(.total_steps = 60)},
+    };
+    RESUME_ALL(*state, cases);
+}
+
+static void what_is_frozen_and_thawed_goes_on_to_the_bit(void **state) {
+    const struct resume_case cases[] = {
+        {.name = "SGD", .by = BY_SGD_ALONE, .freezes = true},
+        {.name = "momentum", .by = BY_SGD_MOMENTUM, .freezes = true, .groups = true},
+        {.name = "Adam", .by = BY_ADAM, .freezes = true, .statistics = true, .dropout = true},
+        {.name = "Adam at O2", .by = BY_ADAM, .freezes = true, .level = AMP_O2, .overflows = 0x6},
+    };
+    RESUME_ALL(*state, cases);
+}
+
+static void every_level_goes_on_to_the_bit(void **state) {
+    static const struct {
+        const char *name;
+        amp_opt_level level;
+        cairn_dtype half;
+    } levels[] = {{"O0", AMP_O0, 0},
+                  {"O1 f16", AMP_O1, CAIRN_F16},
+                  {"O1 bf16", AMP_O1, CAIRN_BF16},
+                  {"O2 f16", AMP_O2, CAIRN_F16},
+                  {"O2 bf16", AMP_O2, CAIRN_BF16},
+                  {"O3 f16", AMP_O3, CAIRN_F16},
+                  {"O3 bf16", AMP_O3, CAIRN_BF16}};
+    const struct amp_scaler_options *apex =
+        amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64, .growth_interval = 5);
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+        for (int by = BY_SGD_ALONE; by <= BY_ADAM; by++) {
+            const struct resume_case c = {.name = levels[i].name,
+                                          .by = by,
+                                          .level = levels[i].level,
+                                          .half = levels[i].half,
+                                          .scaler = apex,
+                                          .statistics = true,
+                                          .dropout = true,
+                                          .accumulates = by == BY_SGD_MOMENTUM,
+                                          .clips = by == BY_ADAM,
+                                          .overflows = 0x16}; /* just before, just after, and later */
+            resume_all(*state, &c, 1);
+        }
+    }
+}
+
+static void every_kind_of_scaler_goes_on_to_the_bit(void **state) {
+    for (amp_scaler_kind kind = AMP_SCALER_STATIC; kind <= AMP_SCALER_MEGATRON; kind++) {
+        struct amp_scaler_options *how = amp_scaler_options(.kind = kind, .init_scale = 64);
+        if (kind != AMP_SCALER_STATIC) how->growth_interval = 4;
+        if (kind >= AMP_SCALER_DEEPSPEED) how->hysteresis = 3;
+        const struct resume_case cases[] = {
+            {.name = "in a context", .by = BY_ADAM, .level = AMP_O2, .scaler = how, .overflows = 0x56},
+            {.name = "by itself", .by = BY_SGD_MOMENTUM, .is_explicit = true, .scaler = how, .overflows = 0x56},
+        };
+        RESUME_ALL(*state, cases);
+    }
+}
+
+static void stochastic_rounding_goes_on_to_the_bit(void **state) {
+    const struct resume_case cases[] = {
+        {.name = "stochastic", .by = BY_SGD_MOMENTUM, .level = AMP_O3, .half = CAIRN_BF16, .stochastic = true},
+        {.name = "stochastic, frozen",
+         .by = BY_ADAM,
+         .level = AMP_O3,
+         .half = CAIRN_BF16,
+         .stochastic = true,
+         .freezes = true},
+    };
+    RESUME_ALL(*state, cases);
+}
+
+/* ---- recorded steps ---- */
+
+struct recorded {
+    struct resume_run run;
+    cairn_graph *graph;
+    cairn_tensor *loss;
+};
+
+static cairn_status record_step(void *user) {
+    struct recorded *r = user;
+    cairn_zero_grad(r->run.optimizer);
+    r->loss = cairn_mse_loss(cairn_module_forward(r->run.net, r->run.x), r->run.y);
+    const cairn_status st = amp_backward(r->run.amp, r->loss, r->run.optimizer);
+    return st == CAIRN_OK ? cairn_step(r->run.optimizer) : st;
+}
+
+static void replay(struct recorded *r, int step, float *loss) {
+    float far[RESUME_BATCH * RESUME_OUT];
+    CALM(resume_batch(&r->run));
+    for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) far[i] = 1e30f; /* the loss is infinite */
+    if (step == RESUME_AT - 1 || step == RESUME_AT) OK(cairn_tensor_write(r->run.y, far, RESUME_BATCH * RESUME_OUT));
+    OK(cairn_graph_replay(r->graph));
+    *loss = cairn_tensor_item(r->loss);
+}
+
+static void end_recorded(struct recorded *r) {
+    cairn_graph_destroy(&r->graph);
+    resume_end(&r->run);
+}
+
+static void resume_recorded(cairn_env *env, const struct resume_case *c, int replays) {
+    struct recorded whole, rest;
+    struct kept_state at = {.count = 0}, want = {.count = 0}, got = {.count = 0};
+    float losses[2][RESUME_STEPS];
+    check_as(c->name);
+    CALM(resume_begin(&whole.run, env, c, 0));
+    OK(cairn_graph_capture(env, record_step, &whole, &whole.graph));
+    for (int i = 0; i < RESUME_STEPS; i++) {
+        if (i == RESUME_AT) CALM(keep_state(&at, whole.run.parts, whole.run.num_parts));
+        if (i == RESUME_AT && resume_folder) CALM(save_to_files(&whole.run, resume_folder, i));
+        replay(&whole, i, &losses[0][i]);
+    }
+    CALM(keep_state(&want, whole.run.parts, whole.run.num_parts));
+    const uint64_t weights = resume_weights(&whole.run);
+    assert_int_equal(cairn_optimizer_skipped(whole.run.optimizer), 2);
+    end_recorded(&whole);
+
+    CALM(resume_begin(&rest.run, env, c, RESUME_AT));
+    OK(cairn_graph_capture(env, record_step, &rest, &rest.graph));
+    for (int i = 0; i < replays; i++) replay(&rest, i, &losses[1][i]);
+    CALM(resume_folder ? load_from_files(&rest.run, resume_folder, RESUME_AT)
+                       : bring_back(&at, rest.run.parts, rest.run.num_parts));
+    for (int i = RESUME_AT; i < RESUME_STEPS; i++) replay(&rest, i, &losses[1][i]);
+    if (strcmp(cairn_device_name(env->device), "cpu") != 0) assert_true(cairn_graph_is_recorded(rest.graph));
+    CALM(keep_state(&got, rest.run.parts, rest.run.num_parts));
+    CALM(same_states(&want, &got));
+    assert_true(weights == resume_weights(&rest.run));
+    assert_memory_equal(losses[0] + RESUME_AT, losses[1] + RESUME_AT, (RESUME_STEPS - RESUME_AT) * sizeof(float));
+    end_recorded(&rest);
+    drop_state(&at);
+    drop_state(&want);
+    drop_state(&got);
+}
+
+/* Loaded before the graph's first run, while it warms up, and once it is recorded. */
+static void a_recorded_training_goes_on_to_the_bit(void **state) {
+    const struct amp_scaler_options *apex =
+        amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64, .growth_interval = 5);
+    const struct resume_case cases[] = {
+        {.name = "recorded, O1", .by = BY_SGD_MOMENTUM, .level = AMP_O1, .scaler = apex},
+        {.name = "recorded, O2", .by = BY_ADAM, .level = AMP_O2, .scaler = apex, .groups = true},
+        {.name = "recorded, O3", .by = BY_ADAMW, .level = AMP_O3, .half = CAIRN_BF16, .scaler = apex},
+        {.name = "recorded, one-cycle",
+         .by = BY_SGD_MOMENTUM,
+         .level = AMP_O2,
+         .half = CAIRN_BF16,
+         .scaler = apex,
+         .schedule = cairn_one_cycle_schedule(.total_steps = 45)},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (int replays = 0; replays <= 6; replays += 2) resume_recorded(*state, &cases[i], replays);
+    }
+}
+
+/* With the argument "files": states go through checkpoints. */
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "files") == 0) {
+        if (make_folder(NULL) != 0) return 1;
+        resume_folder = folder;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optimizers_go_on_to_the_bit),
+        cmocka_unit_test(what_is_frozen_and_thawed_goes_on_to_the_bit),
+        cmocka_unit_test(every_level_goes_on_to_the_bit),
+        cmocka_unit_test(every_kind_of_scaler_goes_on_to_the_bit),
+        cmocka_unit_test(stochastic_rounding_goes_on_to_the_bit),
+        cmocka_unit_test(a_recorded_training_goes_on_to_the_bit),
+    };
+    const int failed = cmocka_run_group_tests(tests, begin_all, end_env);
+    if (resume_folder) remove_folder(NULL);
+    return failed;
+}

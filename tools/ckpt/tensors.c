@@ -1,0 +1,126 @@
+#include "tensors.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+enum { MOST_MANIFEST = 64 << 20 };
+
+static cairn_status read_manifest(const char *path, struct cairn__manifest *out) {
+    char name[CAIRN__MOST_PATH];
+    char *text = NULL;
+    struct cairn__file_facts facts;
+    cairn_status st = CAIRN_OK;
+    snprintf(name, sizeof(name), "%s/checkpoint.json", path);
+    TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MOST_MANIFEST, &text, &facts));
+    TRY(cairn__manifest_read(text, facts.nbytes, name, out));
+out:
+    cairn__free(text);
+    return st;
+}
+
+/* "rank 1: " before what a rank has alone, by the name of its file. */
+static cairn_status put_name(const char *file_name, const char *name, char **out) {
+    char text[2 * CAIRN__MOST_PATH];
+    int rank;
+    const bool is_own = file_name && sscanf(file_name, "rank-%d.", &rank) == 1;
+    if (is_own) snprintf(text, sizeof(text), "rank %d: %s", rank, name);
+    else snprintf(text, sizeof(text), "%s", name);
+    return cairn__strdup(text, out);
+}
+
+static cairn_status add_file(struct tensors *t, const char *path, const char *file_name) {
+    struct cairn__safetensors *file = NULL;
+    size_t capacity = t->count;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__safetensors_open(path, CAIRN__READER_NO_LINK | CAIRN__READER_HASHES, &file));
+    t->files[t->num_files++] = file;
+    const size_t n = cairn__safetensors_count(file);
+    TRY(cairn__grow((void **)&t->at, &capacity, t->count + n, sizeof(t->at[0])));
+    for (size_t i = 0; i < n; i++) {
+        struct tensor *one = &t->at[t->count];
+        *one = (struct tensor){.file = file, .info = cairn__safetensors_at(file, i)};
+        TRY(put_name(file_name, one->info->name, &one->name));
+        t->count++;
+    }
+out:
+    return st;
+}
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
+}
+
+cairn_status tensors_open(const char *path, struct tensors *out) {
+    char name[CAIRN__MOST_PATH];
+    struct stat s;
+    cairn_status st = CAIRN_OK;
+    *out = (struct tensors){.path = path};
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) TRY(read_manifest(path, &out->manifest));
+    TRY(cairn__calloc(out->manifest.num_files + 1, sizeof(out->files[0]), (void **)&out->files));
+    if (out->manifest.num_files == 0) TRY(add_file(out, path, NULL));
+    for (size_t i = 0; i < out->manifest.num_files; i++) {
+        snprintf(name, sizeof(name), "%s/%s", path, out->manifest.files[i].name);
+        TRY(add_file(out, name, out->manifest.files[i].name));
+    }
+    if (out->count) qsort(out->at, out->count, sizeof(out->at[0]), by_name);
+    return CAIRN_OK;
+out:
+    tensors_close(out);
+    return st;
+}
+
+void tensors_close(struct tensors *t) {
+    for (size_t i = 0; i < t->num_files; i++) cairn__safetensors_close(&t->files[i]);
+    for (size_t i = 0; i < t->count; i++) cairn__free(t->at[i].name);
+    cairn__free(t->files);
+    cairn__free(t->at);
+    cairn__manifest_clear(&t->manifest);
+    *t = (struct tensors){.path = t->path};
+}
+
+const struct tensor *tensors_find(const struct tensors *t, const char *name) {
+    const struct tensor wanted = {.name = (char *)name};
+    return t->count ? bsearch(&wanted, t->at, t->count, sizeof(t->at[0]), by_name) : NULL;
+}
+
+cairn_status tensor_read(const struct tensor *t, void **out) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__alloc(t->info->nbytes, out));
+    TRY(cairn__safetensors_read(t->file, t->info, 0, *out, t->info->nbytes));
+    return CAIRN_OK;
+out:
+    cairn__free(*out);
+    *out = NULL;
+    return st;
+}
+
+cairn_status tensors_check(const struct tensors *t) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < t->num_files; i++) {
+        struct cairn__file_facts facts;
+        TRY(cairn__safetensors_facts(t->files[i], &facts));
+        if (t->manifest.num_files == 0) continue;
+        const struct cairn__manifest_file *wanted = &t->manifest.files[i];
+        if (facts.nbytes != wanted->nbytes)
+            TRY(cairn__fail(CAIRN_EINVAL, "%s: it has %" PRIu64 " bytes and the manifest says %" PRIu64,
+                            cairn__safetensors_path(t->files[i]), facts.nbytes, wanted->nbytes));
+        if (facts.hash != wanted->xxh3)
+            TRY(cairn__fail(CAIRN_EINVAL, "%s: its checksum is not the one in checkpoint.json: the file was changed",
+                            cairn__safetensors_path(t->files[i])));
+    }
+out:
+    return st;
+}
+
+void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]) {
+    size_t used = (size_t)snprintf(text, 128, "[");
+    for (int i = 0; i < t->ndim && used < 120; i++)
+        used += (size_t)snprintf(text + used, 128 - used, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+    if (used < 127) snprintf(text + used, 128 - used, "]");
+}

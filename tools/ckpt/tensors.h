@@ -1,0 +1,40 @@
+/* The tensors of a safetensors file or of a checkpoint, as one list. */
+#ifndef TOOLS_CKPT_TENSORS_H
+#define TOOLS_CKPT_TENSORS_H
+
+#include <stdbool.h>
+
+#include "state/safetensors.h"
+#include "state/state_internal.h"
+
+struct tensor {
+    char *name; /* of a rank's own entries: "rank 1: env/seed" */
+    struct cairn__safetensors *file;
+    const struct cairn__safetensors_tensor *info;
+};
+
+struct tensors {
+    const char *path;
+    struct cairn__manifest manifest; /* of a checkpoint; no files: path is one file */
+    struct cairn__safetensors **files;
+    size_t num_files;
+    struct tensor *at; /* by name */
+    size_t count;
+};
+
+/* Errors, with the path: those of cairn__safetensors_open and of a manifest; CAIRN_EINVAL it is neither. */
+cairn_status tensors_open(const char *path, struct tensors *out);
+void tensors_close(struct tensors *t);
+
+const struct tensor *tensors_find(const struct tensors *t, const char *name);
+
+/* All of its elements; free with cairn__free. */
+cairn_status tensor_read(const struct tensor *t, void **out);
+
+/* Of a checkpoint: every file has the size and the checksum of its manifest. Of a file: it can be read to its end. */
+cairn_status tensors_check(const struct tensors *t);
+
+/* "[2, 3]" */
+void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]);
+
+#endif
