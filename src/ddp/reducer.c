@@ -1,8 +1,9 @@
 /* The reducer: gradients are written into buckets by backward and reduced over the ranks while it goes on.
  *
  * Buckets go out strictly in order 0, 1, 2, ... on every rank, whatever the order in which they fill, so that all ranks
- * issue the same sequence; a full bucket waits for its predecessors. What has not come when backward ends goes out
- * then, as zeros. A failure inside backward is kept and handed out when backward settles. */
+ * issue the same sequence; a full bucket waits for its predecessors. A bucket that is not ready when backward ends goes
+ * out then, with zeros for the gradients that were not written. A failure inside backward is kept, and returned when
+ * backward settles. */
 #include <stdio.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ void cairn__ddp_list_slots(struct ddp_context *d) {
     }
 }
 
-/* Half values in f32 memory travel as what they are. */
+/* f32 memory that holds rounded half values is sent in the half type. */
 static cairn_dtype wire_of(const struct ddp_context *d, const struct cairn__param *p) {
     if (d->hook.wire) return d->hook.wire;
     if (d->options.wire) return d->options.wire;
@@ -49,7 +50,7 @@ static bool is_rounded_on_return(const struct cairn__param *p, cairn_dtype wire)
     return p->value_type && p->value_type != wire;
 }
 
-/* The gradient is infinite or NaN just where what it comes back from is. */
+/* The gradient is inf or NaN exactly where the reduced value in the bucket is. */
 static bool survives_return(const struct cairn__param *p, cairn_dtype wire) {
     return p->dtype == wire || (p->dtype == CAIRN_F32 && !is_rounded_on_return(p, wire));
 }
@@ -73,7 +74,7 @@ static struct cairn__ddp_limits limits_of(const struct ddp_options *o) {
     return limits;
 }
 
-/* What goes with a plan. */
+/* Everything whose size depends on the plan. */
 struct layout {
     struct cairn__ddp_plan plan;
     struct cairn__ddp_send *sends;
@@ -141,7 +142,7 @@ static void use_layout(struct ddp_context *d, struct layout *l) {
     begin_round(d);
 }
 
-/* Times have room for whichever plan is larger, so that it holds whatever another rank says. */
+/* Times have room for the larger of both plans: which of them is used, another rank may decide. */
 static cairn_status make_plan(struct ddp_context *d, const size_t *order, struct layout *out) {
     cairn_status st = CAIRN_OK;
     TRY(make_layout(d, order, out));
@@ -165,7 +166,7 @@ out:
 
 static void free_arenas(struct ddp_context *d, void **arenas) {
     for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
-        (void)cairn_group_free(d->channel, &arenas[t]); /* a dead group frees it when it ends */
+        (void)cairn_group_free(d->channel, &arenas[t]); /* a dead group frees it when it is destroyed */
         arenas[t] = NULL;
     }
 }
@@ -188,7 +189,7 @@ static void point_into_arenas(struct ddp_context *d) {
     }
 }
 
-/* Gradients that are forgotten here are this rank's own. */
+/* Gradients from before are forgotten: they are this rank's alone, and lie outside of the arenas. */
 static void enter_arenas(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) cairn__params_forget(&d->slots[s].param, 1);
     point_into_arenas(d);
@@ -226,7 +227,7 @@ static void copy_in(struct ddp_context *d, size_t s) {
                      cairn__grad_memory(p->gradient), p->dtype, p->n);
 }
 
-/* What of a slot lies in a bucket. */
+/* The part of a slot that lies in a bucket. */
 static void list_part(const struct ddp_context *d, const struct cairn__ddp_bucket *bucket, size_t s,
                       struct cairn__item *item) {
     const struct cairn__param *p = d->slots[s].param;
@@ -259,7 +260,7 @@ static void copy_back(struct ddp_context *d, const struct cairn__ddp_bucket *buc
     }
 }
 
-/* A slot that this rank did not write in this backward counts as a gradient of zero: other ranks may have one. */
+/* A slot that this rank did not write in this backward is sent as zeros: other ranks may have written theirs. */
 static cairn_status write_zeros(struct ddp_context *d, size_t s) {
     struct cairn__param *p = d->slots[s].param;
     void *slot = NULL;
@@ -308,7 +309,7 @@ static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucke
     return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0, cairn__ddp_blame(d), work);
 }
 
-/* What averages are divided by. */
+/* The divisor of an average. */
 static int divisor_of(const struct ddp_context *d) {
     const bool all = d->options.join_divide_by_initial_world_size != CAIRN_OFF || d->active < 1;
     return all ? cairn_group_size(d->channel) : d->active;
@@ -365,8 +366,9 @@ static cairn_status finish_all(struct ddp_context *d, uint32_t *found) {
 
 /* ---- losses that are infinite or NaN themselves ---- */
 
-/* The gradients need not show it, so words of all ranks go beside them, and first, so that no rank waits for them.
- * Group memory, like the buckets: ranks that outnumber processors take no turns there. */
+/* The gradients need not show it, so each rank sends one word about its loss, before the buckets, so that the answer is
+ * there when they are. It lies in group memory, like the buckets: reducing there needs no rank's turn on a processor
+ * where there are more ranks than processors. */
 static cairn_status send_losses(struct ddp_context *d) {
     const struct cairn_param_set *set = d->set;
     const size_t n = (size_t)set->env->size;
@@ -398,7 +400,7 @@ static bool has_slots_of_now(const struct ddp_context *d) {
     return true;
 }
 
-/* As the next backward would do: memory is about to change hands. */
+/* As the next backward would do: the memory is about to belong to another plan. */
 static cairn_status accumulate_written(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     for (size_t s = 0; s < d->num_slots; s++) {
@@ -410,8 +412,8 @@ out:
     return st;
 }
 
-/* Of next, slots and what their number decides; it has the rest of d. A slot that is new may have been written by a
- * backward that was not synchronised. */
+/* Takes from next the slots and all arrays whose length is their number; next gets those of d in return. A new slot may
+ * have been written by a backward under no_sync. */
 static cairn_status make_slots_of_now(struct ddp_context *d, struct ddp_context *next, struct layout *l) {
     cairn_status st = CAIRN_OK;
     const size_t count = d->set->count;
@@ -451,7 +453,7 @@ static void use_slots(struct ddp_context *d, struct ddp_context *next) {
     cairn__ddp_unused_end(d);
 }
 
-/* Collective: all ranks have frozen and thawed the same. */
+/* Collective: checks that all ranks have frozen and thawed the same parameters. */
 static cairn_status change_slots(struct ddp_context *d) {
     struct ddp_context next;
     struct layout l = {{0}, NULL, NULL};
@@ -478,7 +480,7 @@ out:
 
 cairn_status cairn__ddp_begin(struct ddp_context *d) {
     if (d->running) return CAIRN_OK;
-    cairn_status st = cairn__group_progress(d->channel); /* a context that has come to nothing has no arenas */
+    cairn_status st = cairn__group_progress(d->channel); /* a context that failed to be made has no arenas */
     if (st == CAIRN_OK && !has_slots_of_now(d)) st = change_slots(d);
     if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
     d->running = true;
@@ -522,7 +524,7 @@ static void grad_ready(void *ctx, size_t index) {
     if (d->status == CAIRN_OK) cairn__ddp_arrive(d, s);
 }
 
-/* The channel may be found dead anywhere: then the oldest bucket under way is what it died in. */
+/* Any call may find the channel dead: the oldest bucket under way is named as the one in which it died. */
 static cairn_status say_where(const struct ddp_context *d, cairn_status status) {
     char cause[800];
     size_t b = 0;
@@ -543,7 +545,7 @@ static cairn_status progress(void *ctx) {
 
 /* ---- its end ---- */
 
-/* Every rank computes these by itself, and must not decide by itself. */
+/* Nobody reduces ignored gradients, but an overflow in one must skip the step on all ranks. */
 static cairn_status agree_on_ignored(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__param_set_make_flags(d->set));
@@ -570,7 +572,7 @@ static cairn_status settle(struct ddp_context *d) {
     TRY(cairn__ddp_unused_settle(d));
     TRY(finish_all(d, &found));
     TRY(receive_losses(d));
-    if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* of which the reduction has seen nothing */
+    if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
     if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
     d->backwards++;
     cairn__ddp_times_settled(&d->times);
@@ -589,7 +591,8 @@ static cairn_status settle_listener(void *ctx) {
     return cairn__ddp_settle(ctx);
 }
 
-/* Buckets that were not sent here will be waited for elsewhere, so there is no way back but out; alone there is. */
+/* Other ranks wait for the buckets that this one did not send, so the group cannot be used any more; a group of one
+ * rank can. */
 static void failed(void *ctx) {
     struct ddp_context *d = ctx;
     const cairn_status status = d->failed = cairn__last_status();
@@ -602,10 +605,10 @@ static void failed(void *ctx) {
         if (work) (void)cairn__work_finish_timed(&work, NULL, &completed_ns);
     }
     begin_round(d);
-    (void)cairn__fail(status, "%s", d->cause); /* the user's to read */
+    (void)cairn__fail(status, "%s", d->cause); /* for the user's next cairn_last_error */
 }
 
-/* Which of several models the loss was to reach is not known: all of them fail that a rank may wait for. */
+/* It is not known which of several models the loss would have reached, so all fail that other ranks may wait for. */
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
@@ -637,8 +640,8 @@ void cairn__ddp_listen(struct ddp_context *d) {
 
 /* ---- planning anew ---- */
 
-/* Not where nothing can become better, or what is unused would count as ready first; nor where gradients would leave
- * where a graph was recorded to find them. */
+/* Not where there is one bucket of each type, since order changes nothing there; not with unused parameters, which
+ * would count as ready first; not once a graph was recorded, which finds the gradients where they are. */
 static bool may_rebuild(const struct ddp_context *d) {
     const struct ddp_options *o = &d->options;
     const bool guesses = o->find_unused_parameters == CAIRN_ON && o->static_graph != CAIRN_ON;
@@ -679,7 +682,7 @@ static cairn_status rebuild(struct ddp_context *d, size_t *order) {
     d->num_planned = d->num_slots;
     memcpy(d->planned, order, d->num_slots * sizeof(order[0]));
     if (!is_same_plan(&l.plan, &d->plan, d->num_slots)) {
-        /* What one owned is another's padding now, which travels too. */
+        /* One slot's memory may be another's padding now, and padding is reduced too. */
         for (cairn_dtype t = CAIRN_F32; t <= CAIRN_U8; t++) {
             if (d->arenas[t]) device_of(d)->passes->fill(device_of(d), t, d->arenas[t], d->plan.arena[t], 0.0f);
         }
@@ -718,7 +721,7 @@ cairn_status cairn__ddp_use_hook(struct ddp_context *d, const struct ddp_comm_ho
         st = make_plan(d, NULL, &l);
         TRY(cairn__group_agree_on_status(d->channel, "ddp_register_comm_hook", st));
         TRY(alloc_arenas(d, &l.plan, arenas));
-        leave_arenas(d); /* nothing fails from here on */
+        leave_arenas(d); /* from here on nothing can fail */
         use_layout(d, &l);
         memcpy(d->arenas, arenas, sizeof(arenas));
     }

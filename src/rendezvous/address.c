@@ -44,7 +44,7 @@ static struct addrinfo *parse(const char *address, int flags) {
 /* ---- interfaces ---- */
 
 /* The highest is used first; 0 = unusable. */
-static int worth(const struct ifaddrs *i) {
+static int preference(const struct ifaddrs *i) {
     const struct sockaddr *a = i->ifa_addr;
     if (!a || !(i->ifa_flags & IFF_UP)) return 0;
     if (a->sa_family == AF_INET) return 3;
@@ -58,7 +58,7 @@ static void list_interfaces(const struct ifaddrs *list, char *text, size_t nbyte
     snprintf(text, nbytes, "none");
     for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
         char address[MOST];
-        if (worth(i) < 2 || used + MOST + IFNAMSIZ + 8 > nbytes) continue;
+        if (preference(i) < 2 || used + MOST + IFNAMSIZ + 8 > nbytes) continue;
         write_address(i->ifa_addr, address, sizeof(address));
         used += (size_t)snprintf(text + used, nbytes - used, "%s%s (%s)", used ? ", " : "", i->ifa_name, address);
     }
@@ -86,8 +86,8 @@ cairn_status cairn__address_of_interface(const char *interface, char *address, s
     int best = 0;
     address[0] = '\0';
     for (const struct ifaddrs *i = list; i; i = i->ifa_next) {
-        if (worth(i) <= best || strcmp(i->ifa_name, name) != 0) continue;
-        best = worth(i);
+        if (preference(i) <= best || strcmp(i->ifa_name, name) != 0) continue;
+        best = preference(i);
         write_address(i->ifa_addr, address, nbytes);
     }
     if (!address[0] && is_own(name)) snprintf(address, nbytes, "%s", name);

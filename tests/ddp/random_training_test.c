@@ -73,7 +73,7 @@ static void choose_buckets(struct dice *d, struct ddp_options *o) {
         break;
     case 2:
         o->bucket_nbytes = 16u << roll(d, 4);
-        break; /* splits parts */
+        break; /* buckets end within parameters */
     case 3:
         o->first_bucket_nbytes = 16u << roll(d, 4);
         break;
@@ -161,26 +161,26 @@ static void describe(const struct choices *c, char *text, size_t nbytes) {
 
 struct step {
     bool forgets, clips;
-    int rounds; /* synchronised backwards */
+    int rounds; /* backwards that are synchronised */
 };
 
 struct round {
     int loss;
     unsigned nets;          /* bit k: the loss has net k */
-    int micros[MOST_RANKS]; /* backwards, of which all but the last are held */
+    int micros[MOST_RANKS]; /* backwards, all but the last under no_sync */
 };
 
 /* One backward of one rank. */
 struct micro {
     unsigned used[MOST_NETS]; /* 0: no input */
     float gradient[MOST_NETS][ALL];
-    bool bad; /* the loss is infinite, and its gradients are as they are */
+    bool bad; /* the loss is infinite, its gradients need not be */
 };
 
 static struct step step_of(const struct choices *c, int s) {
     struct dice d = dice_of(c->seed, STEP, s, 0, 0, 0);
     struct step step = {.forgets = !one_in(&d, 4)};
-    step.clips = one_in(&d, 3) && c->ddp.num_ignored == 0; /* the norm is over all */
+    step.clips = one_in(&d, 3) && c->ddp.num_ignored == 0; /* the norm is over all parameters */
     step.rounds = one_in(&d, 4) ? MOST_ROUNDS : 1;
     return step;
 }
@@ -193,7 +193,8 @@ static struct round round_of(const struct choices *c, int s, int r) {
     return round;
 }
 
-/* Where one process is compared with, its loss reaches some; a static graph is every rank's from the first step. */
+/* Where one process is compared, its loss reaches some parameter; a static graph holds for every rank from the first
+ * step on. */
 static unsigned used_of(const struct choices *c, struct dice *d, int rank, int k) {
     struct dice graph = dice_of(c->seed, GRAPH, 0, k, rank, 0);
     const bool is_static = c->ddp.static_graph == CAIRN_ON;
@@ -266,7 +267,7 @@ static const char *const blunder_names[BLUNDERS] = {"leaves",
 
 struct mistake {
     enum blunder blunder;
-    int rank, step; /* whose, in the first round of which */
+    int rank, step; /* of this rank, in the first round of this step */
 };
 
 static bool may_miss(const struct choices *c) {
@@ -287,7 +288,7 @@ static struct mistake mistake_of(const struct choices *c) {
 /* ---- a training ---- */
 
 struct net {
-    struct trained of; /* but for its amp, which is all nets' */
+    struct trained of; /* without its amp, which serves all nets */
     union {            /* BY_HAND */
         float f32[ALL];
         uint16_t half[ALL];
@@ -438,7 +439,7 @@ static cairn_status declare(struct training *t, size_t first, size_t count) {
     return of->net ? ddp_grads_ready(of->net, first, count) : cairn_grads_ready(of->set, first, count);
 }
 
-/* All at once, or one by one from any on. */
+/* All at once, or one by one from some parameter on. */
 static cairn_status declare_used(struct training *t, unsigned used, struct dice *d) {
     cairn_status st = CAIRN_OK;
     const size_t from = roll(d, PARTS), by = one_in(d, 2) ? 1 : PARTS - 1;
@@ -487,7 +488,7 @@ static char *join(struct training *t, const struct round *r, int s, int number_o
     return NULL;
 }
 
-/* Not so that its input has run out. */
+/* Never a mistake that reads as input that has run out. */
 static void miss_one(const struct training *t, struct micro *m) {
     for (int k = 0; k < t->c->nets; k++) {
         if (is_strict(t->c)) m->used[k] = ALL_PARTS;
@@ -495,7 +496,7 @@ static void miss_one(const struct training *t, struct micro *m) {
     }
 }
 
-/* What ends the training of the rank that is mistaken, here already. */
+/* Mistakes that end the training of the rank that makes them at once. */
 static char *blunder(const struct training *t) {
     EXPECT(!is_now(t, LEAVES));
     if (is_now(t, BAD_ARGUMENT)) EXPECT_OK(ddp_join(t->nets[0].of.net, 1, NULL));
@@ -527,7 +528,7 @@ static char *run_round(struct training *t, int s, int number_of_round) {
         if (is_now(t, MISSES)) miss_one(t, &m);
         PASS(choose_sync(t, &round, i + 1 < round.micros[rank]));
         PASS(run_micro(t, &round, &m, &d));
-        if ((rank + i) % 2) EXPECT_OK(cairn_release_results(t->env)); /* each rank when it likes */
+        if ((rank + i) % 2) EXPECT_OK(cairn_release_results(t->env)); /* ranks need not do it at the same time */
     }
     for (int k = 0; k < c->nets && c->way == BY_REDUCER; k++) {
         if (round.nets >> k & 1) EXPECT_OK(ddp_reduce(t->nets[k].of.net));
@@ -535,7 +536,7 @@ static char *run_round(struct training *t, int s, int number_of_round) {
     return NULL;
 }
 
-/* Whether a scaler hears once more of an infinity that is kept depends on where it is kept, which ddp may change. */
+/* Whether a scaler is told twice of an inf that is kept over steps depends on where it is kept; ddp may change that. */
 static bool has_skipped(const struct training *t) {
     bool any = false;
     for (int k = 0; k < t->c->nets; k++) any |= cairn_optimizer_step_skipped(t->nets[k].of.optimizer);
@@ -631,13 +632,13 @@ static char *train_alone(cairn_env *env, void *ctx) {
     return NULL;
 }
 
-/* Its choices go with what failed, so that it can be run again. */
+/* Prints the seed's choices with the failure, so that it can be run again. */
 static char *with_choices(const struct choices *c, char *failure) {
     char *text = malloc(4000);
     describe(c, text, 1000);
     snprintf(text + strlen(text), 3000, ": %s", failure);
     free(failure);
-    fprintf(stderr, "%s\n", text); /* of every rank: what one tells may be what it heard of another */
+    fprintf(stderr, "%s\n", text); /* of every rank: one rank's error may only repeat another's */
     return text;
 }
 
@@ -663,12 +664,12 @@ static void ranks_keep_equal_bits_and_those_of_one_process(void **state) {
     }
 }
 
-/* Who ends its contexts waits for the others in the first one, while they may wait for it in the second. */
+/* A rank that destroys its contexts waits in the first for the others, which may wait for it in the second. */
 static void abort_all(const struct training *t) {
     for (int k = 0; k < t->c->nets; k++) cairn_group_abort(ddp_group(t->nets[k].of.net));
 }
 
-/* Every rank fails, and none waits as long as for a rank that is silent. */
+/* Every rank fails, and none waits for as long as the timeout of a silent rank. */
 static char *train_with_a_mistake(cairn_env *env, void *ctx) {
     const struct job *j = ctx;
     const struct mistake mistake = mistake_of(&j->c);

@@ -256,7 +256,7 @@ static void end_stranger(struct stranger *s) {
 
 static struct cairn__launch launch_at(int rank, int size, const int *ports, int num_ports) {
     struct cairn__launch l = {.launcher = "mpirun",
-                              .told_by = "a test",
+                              .variables = "a test",
                               .rank = rank,
                               .size = size,
                               .local_rank = rank,

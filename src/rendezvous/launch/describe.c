@@ -37,7 +37,7 @@ void cairn__launch_describe(const struct cairn__launch *launch, char *text, size
     put(&t, "launcher: %s; rank %d of %d, local rank %d", launch->launcher, launch->rank, launch->size,
         launch->local_rank);
     if (launch->local_size) put(&t, " of %d", launch->local_size);
-    if (launch->told_by[0]) put(&t, " (%s)", launch->told_by);
+    if (launch->variables[0]) put(&t, " (%s)", launch->variables);
     if (launch->restart_count) put(&t, ", restart %d", launch->restart_count);
     put(&t, "\n");
     if (launch->meeting.num_hosts) put_meeting(&t, &launch->meeting);

@@ -38,7 +38,7 @@ static cairn_status read_set(const struct cairn__launcher *by, struct cairn__lau
             size, l->size, rank, l->size - 1);
     l->launcher = by->name;
     l->is_mpi = by->is_mpi;
-    snprintf(l->told_by, sizeof(l->told_by), "%s, %s", rank, size);
+    snprintf(l->variables, sizeof(l->variables), "%s, %s", rank, size);
 out:
     return st;
 }
@@ -55,7 +55,7 @@ static cairn_status read_options(const struct cairn__launch_told *told, struct c
     l->launcher = "options";
     l->rank = told->rank;
     l->size = told->world_size;
-    snprintf(l->told_by, sizeof(l->told_by), "cairn_env_options.rank, world_size");
+    snprintf(l->variables, sizeof(l->variables), "cairn_env_options.rank, world_size");
     return CAIRN_OK;
 }
 

@@ -23,7 +23,7 @@ struct cairn__meeting {
 
 struct cairn__launch {
     const char *launcher; /* "options", "torch", "mpirun", "pmix", "pmi", "srun", "alone": static text */
-    char told_by[96];     /* the variables with rank and size, "" = none */
+    char variables[96];   /* the variables with rank and size, "" = none */
     int rank, size;
     int local_rank, local_size; /* local_size 0 = unknown; local_rank is then rank unless a variable has it */
     bool is_mpi;                /* Open MPI's processes find each other through the launcher: mpirun, or PMIx */

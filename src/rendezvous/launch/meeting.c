@@ -90,7 +90,7 @@ static cairn_status guess_hosts(struct cairn__meeting *m, const struct cairn__la
         m->num_hosts, CAIRN_EINVAL,
         "%d ranks (%s) need a place to meet, and MASTER_ADDR is not set; set it to the address of rank 0 (127.0.0.1 on "
         "one machine)",
-        l->size, l->told_by);
+        l->size, l->variables);
     m->guessed_host = true;
 out:
     return st;
@@ -112,7 +112,7 @@ static cairn_status find_ports(struct cairn__meeting *m, const struct cairn__job
         REQUIRE(job, CAIRN_EINVAL,
                 "%d ranks (%s) need a place to meet, and MASTER_PORT is not set; set it to a free port, the same for "
                 "every rank (29500)",
-                l->size, l->told_by);
+                l->size, l->variables);
         cairn__job_ports(job, m->ports);
         m->num_ports = CAIRN__MAX_PORTS;
         snprintf(m->from, sizeof(m->from), "%s, ports from %s", host_from, job->from);
