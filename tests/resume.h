@@ -31,6 +31,7 @@ struct resume_case {
     unsigned overflows;            /* bit k: at step RESUME_AT - 2 + k */
     bool is_explicit;              /* a scaler by itself, without a context */
     const struct ddp_options *ddp; /* several ranks */
+    bool same_data;                /* every rank has every example */
 };
 
 struct resume_run {
@@ -123,7 +124,8 @@ static inline char *resume_begin(struct resume_run *r, cairn_env *env, const str
     if (c->plateau) EXPECT_OK(cairn_optimizer_set_plateau(r->optimizer, &plateau));
     EXPECT_OK(resume_amp(r));
     if (cairn_env_size(env) > 1 || c->ddp) EXPECT_OK(ddp_create(r->net, cairn_env_group(env), c->ddp, &r->ddp));
-    EXPECT_OK(cairn_distributed_sampler_create(RESUME_N, cairn_env_rank(env), cairn_env_size(env),
+    EXPECT_OK(cairn_distributed_sampler_create(RESUME_N, c->same_data ? 0 : cairn_env_rank(env),
+                                               c->same_data ? 1 : cairn_env_size(env),
                                                cairn_sampler_options(.seed = 21), &r->sampler));
     r->x = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(RESUME_BATCH, RESUME_IN));
     r->y = cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(RESUME_BATCH, RESUME_OUT));

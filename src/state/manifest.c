@@ -126,7 +126,8 @@ cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *p
     json_error_t error;
     *out = (struct cairn__manifest){0};
     json_t *root = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
-    if (!root) return cairn__fail(CAIRN_EINVAL, "%s: no JSON: %s at byte %d", path, error.text, error.position);
+    REQUIRE(root || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);
+    REQUIRE(root, CAIRN_EINVAL, "%s: no JSON: %s at byte %d", path, error.text, error.position);
     const cairn_status st = read_root(root, path, out);
     json_decref(root);
     if (st != CAIRN_OK) cairn__manifest_clear(out);

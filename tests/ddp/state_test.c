@@ -396,6 +396,79 @@ static void a_state_of_two_ranks_loads_on_one_three_and_four(void **state) {
     assert_int_equal(remove_folder(NULL), 0);
 }
 
+/* An average over ranks of equal halves is each of them, whatever the number of ranks: their sum is exact in f32. (That
+ * of three equal f32 is not always, so that there is no batch norm.) */
+static const struct amp_scaler_options apex = {.struct_size = sizeof(apex),
+                                               .kind = AMP_SCALER_APEX,
+                                               .init_scale = 64,
+                                               .growth_interval = 4};
+static const struct resume_case same_data_cases[] = {
+    {.name = "O2 f16",
+     .by = BY_ADAM,
+     .level = AMP_O2,
+     .scaler = &apex,
+     .overflows = 6,
+     .ddp = &one_rank_too,
+     .same_data = true},
+    {.name = "O3 bf16",
+     .by = BY_SGD_MOMENTUM,
+     .level = AMP_O3,
+     .half = CAIRN_BF16,
+     .accumulates = true,
+     .ddp = &one_rank_too,
+     .same_data = true},
+};
+
+static char *begin_with_same_data(cairn_env *env, void *ctx) {
+    const struct resume_case *c = ctx;
+    struct resume_run r;
+    float loss;
+    PASS(resume_begin(&r, env, c, 0));
+    for (int i = 0; i < RESUME_AT; i++) PASS(resume_step(&r, i, &loss));
+    PASS(save_to_files(&r, folder, RESUME_AT));
+    resume_end(&r);
+    return NULL;
+}
+
+/* The state at the end is a checkpoint in a folder of its own. */
+static char *go_on_with_same_data(cairn_env *env, void *ctx) {
+    const struct resume_case *c = ctx;
+    struct resume_run r;
+    float loss;
+    char path[256];
+    PASS(resume_begin(&r, env, c, RESUME_AT));
+    PASS(load_from_files(&r, folder, RESUME_AT));
+    for (int i = RESUME_AT; i < RESUME_STEPS; i++) PASS(resume_step(&r, i, &loss));
+    snprintf(path, sizeof(path), "%s/ends", folder);
+    PASS(save_to_files(&r, path, cairn_env_size(env)));
+    resume_end(&r);
+    return NULL;
+}
+
+static void trainings_of_two_ranks_go_on_alike_on_one_three_and_four(void **state) {
+    static char two[1 << 16], other[1 << 16];
+    (void)state;
+    if (!has_files()) {
+        print_message("%s\n", cairn_last_error());
+        skip();
+    }
+    for (size_t i = 0; i < sizeof(same_data_cases) / sizeof(same_data_cases[0]); i++) {
+        struct resume_case c = same_data_cases[i];
+        check_as(c.name);
+        assert_int_equal(make_folder(NULL), 0);
+        run_ranks(2, begin_with_same_data, &c);
+        for (int q = 1; q <= 4; q++) run_ranks(q, go_on_with_same_data, &c);
+        const size_t n = read_shared("ends/step-00000002", two, sizeof(two));
+        for (int q = 1; q <= 4; q++) {
+            char step[64];
+            snprintf(step, sizeof(step), "ends/step-%08d", q);
+            assert_int_equal(read_shared(step, other, sizeof(other)), n);
+            assert_memory_equal(two, other, n);
+        }
+        assert_int_equal(remove_folder(NULL), 0);
+    }
+}
+
 static int with_files(void **state) {
     (void)state;
     if (make_folder(NULL) != 0) return -1;
@@ -413,6 +486,7 @@ int main(void) {
         cmocka_unit_test(trainings_of_ranks_go_on_to_the_bit),
         cmocka_unit_test_setup_teardown(trainings_of_ranks_go_on_to_the_bit, with_files, without_files),
         cmocka_unit_test(a_state_of_two_ranks_loads_on_one_three_and_four),
+        cmocka_unit_test(trainings_of_two_ranks_go_on_alike_on_one_three_and_four),
         cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
         cmocka_unit_test(the_first_backward_after_a_load_has_the_same_buckets),
         cmocka_unit_test(an_order_of_no_parameters_is_passed_over),

@@ -20,11 +20,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 [ $# -eq 0 ] || shift
-[ ${#names[@]} -gt 0 ] || names=(safetensors index)
+[ ${#names[@]} -gt 0 ] || names=(safetensors index manifest)
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
 options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc)
-sources=(src/state/file.c src/state/safetensors.c src/state/weights_source.c src/core/*.c)
+sources=(src/state/file.c src/state/safetensors.c src/state/weights_source.c src/state/manifest.c src/core/*.c)
 libs=(-ljansson -lxxhash -lm -ldl -lpthread)
 for name in "${names[@]}"; do
     mkdir -p "$work/$name/seeds" "$work/$name/corpus"
