@@ -148,7 +148,11 @@ out:
 }
 
 void cairn__checkpoint_abandon(const char *partial) {
+    char cause[1024];
+    const cairn_status before = cairn__last_status();
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
     (void)remove_folder(partial);
+    (void)cairn__fail(before, "%s", cause);
 }
 
 /* The new folder is in its place; the old one, under a hidden name, is not needed any more. */

@@ -5,11 +5,13 @@
  *   publish   rank 0: when every rank's .done is there, checkpoint.json, and the folder gets its name
  *
  * In a background save the last two are a thread's. It cannot call the group, so that rank 0 learns of the others from
- * their .done and .failed; cairn_state_wait then agrees on the outcome. */
+ * their .done and .failed, and of ranks that died from join_together, where all ranks meet; cairn_state_wait then agrees
+ * on the outcome. */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +49,8 @@ struct cairn__save {
 
     pthread_t thread;
     bool has_thread;
-    cairn_status status; /* of the thread, and its last error */
+    atomic_bool peer_failed; /* told to the thread: nobody writes what it waits for */
+    cairn_status status;     /* of the thread, and its last error */
     char error[1024];
 };
 
@@ -279,6 +282,9 @@ static cairn_status write_own(struct cairn__save *save) {
     return CAIRN_OK;
 out:
     sign_path(save, save->rank, "failed", path);
+    if (save->rank > 0 && access(save->partial, F_OK) != 0)
+        return cairn__fail(CAIRN_EPEER, "cairn_state_save: rank 0 gave %s up before rank %d had written its part",
+                           save->path, save->rank);
     if (save->rank > 0) {
         char cause[1024];
         snprintf(cause, sizeof(cause), "%s", cairn_last_error());
@@ -325,6 +331,8 @@ static cairn_status wait_for_rank(const struct cairn__save *save, int rank, stru
         const int64_t is = written_by(save, rank);
         if (is != written) since = now();
         written = is;
+        REQUIRE(!atomic_load(&save->peer_failed), CAIRN_EPEER, "cairn_state_save: a rank failed before %s was whole",
+                save->path);
         REQUIRE(now() - since < save->timeout, CAIRN_ETIMEOUT,
                 "cairn_state_save: rank %d has not written its part of %s for %.0f s: does it see this folder?", rank,
                 save->path, save->timeout);
@@ -430,6 +438,22 @@ static cairn_status join(cairn_state *state) {
     return st;
 }
 
+/* Collective. The other ranks have written their parts when they agree, so that rank 0's thread need not wait for one
+ * that died. */
+static cairn_status join_together(cairn_state *state, const char *call) {
+    cairn_group *group = cairn_env_group(state->env);
+    struct cairn__save *save = state->save;
+    char cause[1024];
+    if (!save) return CAIRN_OK; /* on all ranks alike */
+    if (save->rank > 0) return cairn__group_agree_on_status(group, call, join(state));
+    const cairn_status st = cairn__group_agree_on_status(group, call, CAIRN_OK);
+    if (st == CAIRN_OK) return join(state);
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    atomic_store(&save->peer_failed, true);
+    (void)join(state);
+    return cairn__fail(st, "%s", cause);
+}
+
 void cairn__state_end_save(cairn_state *state) {
     if (join(state) != CAIRN_OK)
         cairn__log(CAIRN_LOG_ERROR, "cairn_state_destroy: the last background save failed: %s", cairn_last_error());
@@ -443,7 +467,8 @@ cairn_status cairn_state_wait(cairn_state *state) {
     char partial[CAIRN__MOST_PATH];
     memcpy(partial, state->save->partial, sizeof(partial));
     const bool is_first = state->save->rank == 0;
-    const cairn_status st = cairn__group_agree_on_status(cairn_env_group(state->env), "cairn_state_wait", join(state));
+    static const char call[] = "cairn_state_wait";
+    const cairn_status st = cairn__group_agree_on_status(cairn_env_group(state->env), call, join_together(state, call));
     if (st != CAIRN_OK && is_first) cairn__checkpoint_abandon(partial); /* no rank writes into it any more */
     return st;
 }
@@ -483,7 +508,7 @@ cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
     cairn_group *group = cairn_env_group(state->env);
     struct cairn__save *save = NULL;
     bool has_folder = false;
-    cairn_status st = join(state);
+    cairn_status st = join_together(state, call);
     if (st == CAIRN_OK) st = new_save(state, dir, step, options, &save);
     TRY(cairn__group_agree_on_status(group, call, st));
     TRY(agree_on_plan(save, group));

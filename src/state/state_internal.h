@@ -113,7 +113,7 @@ cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint6
 /* Makes DIR and partial, which is empty; removes what killed saves left behind. Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__checkpoint_begin(const char *dir, const char *partial);
 
-/* Removes partial, whose save has failed. */
+/* Removes partial, whose save has failed, if it is still there; the last error stays what it was. */
 void cairn__checkpoint_abandon(const char *partial);
 
 /* partial, whose files are synced, becomes path, in place of what is there. Errors: CAIRN_ESYSTEM. */

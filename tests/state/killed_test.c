@@ -1,5 +1,5 @@
-/* Programs that are killed while they save, and disks that end: what is found afterwards is the old checkpoint or the
- * new one, whole. With an argument: how many kills, 40 without. */
+/* Programs that are killed while they save, alone or one or all of several ranks, and disks that end: what is found
+ * afterwards is the old checkpoint or the new one, whole. With an argument: how many kills, 40 without. */
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -18,9 +19,12 @@
 
 #include "../check.h"
 #include "cairn/cairn.h"
+#include "core/status.h"
+#include "env/env_internal.h"
 #include "folder.h"
+#include "rendezvous/store/server.h"
 
-enum { N = 1 << 18 /* 1 MiB, so that most of the time is in writing */ };
+enum { N = 1 << 18 /* 1 MiB, so that most of the time is in writing */, MOST_RANKS = 3 };
 
 static int kills = 40;
 
@@ -46,13 +50,18 @@ struct program {
     int64_t step;
 };
 
-static struct program begin(void) {
-    struct program p = {.x = malloc(N * sizeof(uint32_t))};
-    MUST(cairn_env_create(NULL, NULL, NULL, &p.env) == CAIRN_OK);
+static struct program begin_in(cairn_env *env) {
+    struct program p = {.env = env, .x = malloc(N * sizeof(uint32_t))};
     MUST(cairn_state_create(p.env, &p.state) == CAIRN_OK);
     MUST(cairn_state_add_bytes(p.state, "x", p.x, N * sizeof(uint32_t)) == CAIRN_OK);
     MUST(cairn_state_load_latest(p.state, folder, &p.step) == CAIRN_OK);
     return p;
+}
+
+static struct program begin(void) {
+    cairn_env *env = NULL;
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    return begin_in(env);
 }
 
 static void end(struct program *p) {
@@ -65,18 +74,17 @@ static void say(int said, int64_t step) {
     if (write(said, &step, sizeof(step)) != sizeof(step)) _exit(1);
 }
 
-/* Saves step after step. Says to the parent the step that it goes on from, then each that is whole; in the background
- * a step is, once the next begins. */
-static void save_for_ever(int said, bool background) {
-    struct program p = begin();
+/* Saves step after step, until that fails. Says to the parent the step that it goes on from, then each that is whole;
+ * in the background a step is, once the next begins. */
+static void save_until_killed(struct program *p, int said, bool background) {
     const struct cairn_state_save_options *how =
         cairn_state_save_options(.keep_last = 2, .background = background ? CAIRN_ON : CAIRN_OFF);
-    say(said, p.step);
+    say(said, p->step);
     for (;;) {
-        fill(p.x, ++p.step);
-        MUST(cairn_state_save(p.state, folder, p.step, how) == CAIRN_OK);
-        if (background) fill(p.x, -1);
-        say(said, p.step - background);
+        fill(p->x, ++p->step);
+        if (cairn_state_save(p->state, folder, p->step, how) != CAIRN_OK) return;
+        if (background) fill(p->x, -1);
+        say(said, p->step - background);
     }
 }
 
@@ -126,7 +134,11 @@ static void kill_while_saving(bool background) {
         int pipe_of[2], status;
         assert_int_equal(pipe(pipe_of), 0);
         const pid_t child = fork();
-        if (child == 0) save_for_ever(pipe_of[1], background);
+        if (child == 0) {
+            struct program p = begin();
+            save_until_killed(&p, pipe_of[1], background);
+            _exit(1);
+        }
         close(pipe_of[1]);
         int64_t whole = wait_for_saves(pipe_of[0], i, background);
         sleep_by_chance(&seed, most);
@@ -153,6 +165,136 @@ static void a_program_killed_while_it_saves_leaves_the_old_or_the_new_checkpoint
 static void a_program_killed_while_it_saves_in_the_background_does_too(void **unused) {
     (void)unused;
     kill_while_saving(true);
+}
+
+/* ---- several ranks ---- */
+
+enum { PEER_DIED = 3 };
+
+struct ranks {
+    int p, port; /* port: of the store */
+    pid_t pids[MOST_RANKS];
+    int said[MOST_RANKS];
+};
+
+/* In a process of its own, so that those which fork ranks have one thread. */
+static pid_t serve_store(int *port) {
+    int pipe_of[2];
+    struct cairn__store_server *server = NULL;
+    MUST(pipe(pipe_of) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* when the test fails */
+        MUST(cairn__store_serve(0, &server, port) == CAIRN_OK);
+        MUST(write(pipe_of[1], port, sizeof(*port)) == sizeof(*port));
+        for (;;) pause();
+    }
+    MUST(read(pipe_of[0], port, sizeof(*port)) == sizeof(*port));
+    close(pipe_of[0]);
+    close(pipe_of[1]);
+    return child;
+}
+
+/* What it finds is whole on this rank, too. Ends with PEER_DIED when a save says that another rank died. */
+static void be_rank(const struct ranks *ranks, int r, int generation, int said, bool background) {
+    struct cairn__launch launch = {.rank = r,
+                                   .size = ranks->p,
+                                   .local_rank = r,
+                                   .local_size = ranks->p,
+                                   .launcher = "torch",
+                                   .meeting = {.hosts = {"127.0.0.1"},
+                                               .num_hosts = 1,
+                                               .ports = {ranks->port},
+                                               .num_ports = 1,
+                                               .agent_store = true}};
+    struct cairn_env_options options = *cairn_env_options(.timeout = 30);
+    cairn_env *env = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    snprintf(launch.key_prefix, sizeof(launch.key_prefix), "generation%d", generation);
+    MUST(cairn__env_create_at(&launch, &options, &env) == CAIRN_OK);
+    cairn_set_log(NULL, NULL);
+    struct program p = begin_in(env);
+    MUST(p.step == 0 || is_of(p.x, p.step));
+    save_until_killed(&p, said, background);
+    MUST(cairn__last_status() == CAIRN_EPEER);
+    _exit(PEER_DIED);
+}
+
+static void begin_ranks(struct ranks *ranks, int generation, bool background) {
+    for (int r = 0; r < ranks->p; r++) {
+        int pipe_of[2];
+        assert_int_equal(pipe(pipe_of), 0);
+        ranks->pids[r] = fork();
+        if (ranks->pids[r] == 0) be_rank(ranks, r, generation, pipe_of[1], background);
+        close(pipe_of[1]);
+        ranks->said[r] = pipe_of[0];
+    }
+}
+
+/* Returns the last step that a rank called whole. */
+static int64_t end_ranks(struct ranks *ranks, int victims) {
+    int64_t last = 0;
+    for (int r = 0; r < ranks->p; r++) {
+        if (victims >> r & 1) kill(ranks->pids[r], SIGKILL);
+    }
+    for (int r = 0; r < ranks->p; r++) {
+        int status;
+        int64_t step = 0;
+        while (hear(ranks->said[r], &step)) last = step > last ? step : last;
+        close(ranks->said[r]);
+        assert_int_equal(waitpid(ranks->pids[r], &status, 0), ranks->pids[r]);
+        if (victims >> r & 1) assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        else assert_true(WIFEXITED(status) && WEXITSTATUS(status) == PEER_DIED);
+    }
+    return last;
+}
+
+/* All ranks go on from one step, and from none before the last that was whole. */
+static int64_t find_same_step(const struct ranks *ranks, int64_t whole) {
+    int64_t first = -1, step = -1;
+    for (int r = 0; r < ranks->p; r++) {
+        assert_true(hear(ranks->said[r], &step));
+        if (r == 0) first = step;
+        assert_int_equal(step, first);
+    }
+    if (first < whole) fail_msg("step %d was whole, and %d is found", (int)whole, (int)first);
+    return first;
+}
+
+/* Every third time all of them die, else one. */
+static void kill_ranks_while_saving(int p, bool background) {
+    struct ranks ranks = {.p = p};
+    uint32_t seed = 20241125;
+    int64_t whole = 0;
+    const double most = 4 * time_a_save() + 0.005;
+    const pid_t store = serve_store(&ranks.port);
+    for (int i = 0; i < kills; i++) {
+        const int all = (1 << p) - 1;
+        begin_ranks(&ranks, i, background);
+        const int64_t found = find_same_step(&ranks, whole);
+        int64_t step = found;
+        for (int n = (i % 2) * (1 + background); n > 0; n--) MUST(hear(ranks.said[0], &step));
+        sleep_by_chance(&seed, most);
+        whole = end_ranks(&ranks, i % 3 == 0 ? all : 1 << i % p);
+        if (whole < step) whole = step;
+        if (whole < found) whole = found;
+    }
+    kill(store, SIGKILL);
+    assert_int_equal(waitpid(store, NULL, 0), store);
+    print_message("%d kills among %d ranks, the last whole step is %d\n", kills, p, (int)whole);
+    assert_true(whole >= kills / 2);
+}
+
+static void ranks_that_die_while_they_save_leave_all_the_same_checkpoint(void **unused) {
+    (void)unused;
+    kill_ranks_while_saving(2, false);
+    kill_ranks_while_saving(3, false);
+}
+
+static void ranks_that_die_while_they_save_in_the_background_do_too(void **unused) {
+    (void)unused;
+    kill_ranks_while_saving(2, true);
+    kill_ranks_while_saving(3, true);
 }
 
 /* ---- disks ---- */
@@ -274,6 +416,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         T(a_program_killed_while_it_saves_leaves_the_old_or_the_new_checkpoint),
         T(a_program_killed_while_it_saves_in_the_background_does_too),
+        T(ranks_that_die_while_they_save_leave_all_the_same_checkpoint),
+        T(ranks_that_die_while_they_save_in_the_background_do_too),
         T(a_full_disk_is_an_error_and_what_was_whole_stays),
         T(a_read_only_folder_is_an_error_and_can_be_loaded_from),
         T(a_folder_that_vanishes_is_an_error_or_made_anew),
