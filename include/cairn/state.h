@@ -98,7 +98,7 @@ CAIRN_API cairn_status cairn_state_wait(cairn_state *state);
 
 /* Loads the checkpoint in the folder `path`: "runs/a/step-00000100".
  *
- *   step     out: the step it was saved as; NULL = not wanted
+ *   step     out: the step it was saved as; NULL = not wanted, here and below
  *
  * Names, types and shapes of all objects are compared, and numbers are read and checked, before anything changes.
  * Arrays are read once, straight to where they belong, and the files' checksums compared meanwhile.
@@ -133,7 +133,8 @@ enum {
 /* What is due after `step` steps: CAIRN_STATE_SAVE where step is a multiple of `every` (0 = never) or a signal has come
  * to any rank, and CAIRN_STATE_STOP, as bits; 0 = nothing. Where signals are watched it is collective and all ranks get
  * the same, at the same step: a launcher that warns one process of many warns them all. A launcher sends SIGTERM, too,
- * when another rank has died; then this call fails, and nothing is saved that not all ranks agree on.
+ * when another rank has died; then this call fails, and nothing is saved that not all ranks agree on. A request is
+ * answered once, also where the save that follows fails: that returns its error, and the next is the program's choice.
  *
  * Cost     with cairn_state_watch_signals 8 bytes from every rank to every other; without, nothing
  * Errors   CAIRN_EINVAL; CAIRN_EPEER, CAIRN_ETIMEOUT a rank has died, or did not come within the environment's

@@ -91,6 +91,7 @@ static cairn_status open_checkpoint(const char *path, const struct cairn_env *en
     struct cairn__file_facts facts;
     struct stat s;
     cairn_status st = CAIRN_OK;
+    REQUIRE(path && path[0], CAIRN_EINVAL, CALL ": path is NULL or empty");
     *c = (struct checkpoint){.path = path, .rank = env->rank, .ranks = env->size};
     snprintf(name, sizeof(name), "%s/checkpoint.json", path);
     if (lstat(name, &s) != 0 && (errno == ENOENT || errno == ENOTDIR))
@@ -404,7 +405,7 @@ out:
 #define UNDEFINED "a load that failed half-way, which leaves the state undefined"
 
 cairn_status cairn_state_load(cairn_state *state, const char *path, int64_t *step) {
-    REQUIRE(state && path && path[0], CAIRN_EINVAL, "cairn_state_load: state and path must be set");
+    REQUIRE(state, CAIRN_EINVAL, "cairn_state_load: state is NULL");
     bool broken = false, changed = false;
     cairn_status st = cairn_state_wait(state);
     if (st == CAIRN_OK) st = load(state, path, step, &broken, &changed);
@@ -417,7 +418,8 @@ static cairn_status list_steps(cairn_state *state, const char *dir, int64_t **st
     cairn_group *group = cairn_env_group(state->env);
     int64_t *all = NULL, mine = 0;
     int64_t *counts = NULL;
-    cairn_status st = cairn__checkpoint_steps(dir, steps, count);
+    cairn_status st = dir ? cairn__checkpoint_steps(dir, steps, count)
+                          : cairn__fail(CAIRN_EINVAL, "cairn_state_load_latest: dir is NULL");
     TRY(cairn__group_agree_on_status(group, "cairn_state_load_latest", st));
     mine = (int64_t)*count;
     TRY(cairn__group_make_room(group, "cairn_state_load_latest", sizeof(mine), (void **)&counts));
@@ -445,7 +447,7 @@ out:
 }
 
 cairn_status cairn_state_load_latest(cairn_state *state, const char *dir, int64_t *step) {
-    REQUIRE(state && dir && step, CAIRN_EINVAL, "cairn_state_load_latest: state, dir and step must be set");
+    REQUIRE(state, CAIRN_EINVAL, "cairn_state_load_latest: state is NULL");
     int64_t *steps = NULL;
     size_t count = 0;
     bool broken = true, changed = false;
@@ -453,7 +455,7 @@ cairn_status cairn_state_load_latest(cairn_state *state, const char *dir, int64_
     cairn_status st = CAIRN_OK;
     TRY(cairn_state_wait(state));
     TRY(list_steps(state, dir, &steps, &count));
-    if (count == 0) *step = 0;
+    if (count == 0 && step) *step = 0;
     for (size_t i = count; broken && i-- > 0;) {
         broken = false;
         TRY(cairn__checkpoint_path(dir, steps[i], path));

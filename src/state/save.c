@@ -5,8 +5,8 @@
  *   publish   rank 0: when every rank's .done is there, checkpoint.json, and the folder gets its name
  *
  * In a background save the last two are a thread's. It cannot call the group, so that rank 0 learns of the others from
- * their .done and .failed, and of ranks that died from join_together, where all ranks meet; cairn_state_wait then agrees
- * on the outcome. */
+ * their .done and .failed, and of ranks that died from join_together, where all ranks meet; cairn_state_wait then
+ * agrees on the outcome. */
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>

@@ -52,7 +52,7 @@ cairn_status cairn_state_watch_signals(cairn_state *state) {
 
 /* What each rank says of itself. */
 struct word {
-    int32_t asks, stops;
+    int32_t asks, stops, refuses; /* refuses: its arguments */
 };
 
 /* Collective. */
@@ -61,6 +61,8 @@ static cairn_status exchange(cairn_state *state, struct word mine, int *due) {
     cairn_status st = CAIRN_OK;
     if (state->env->size > 1) st = cairn__group_exchange(cairn_env_group(state->env), all, &mine, sizeof(mine));
     for (int r = 0; st == CAIRN_OK && r < state->env->size; r++) {
+        REQUIRE(!all[r].refuses, CAIRN_EINVAL,
+                "cairn_state_due: every is negative on rank %d; 0 means only when a signal asks", r);
         if (all[r].asks || all[r].stops) *due |= CAIRN_STATE_SAVE;
         if (all[r].stops) *due |= CAIRN_STATE_STOP;
     }
@@ -69,11 +71,12 @@ static cairn_status exchange(cairn_state *state, struct word mine, int *due) {
 
 cairn_status cairn_state_due(cairn_state *state, int64_t step, int64_t every, int *due) {
     REQUIRE(state && due, CAIRN_EINVAL, "cairn_state_due: state and due must be set");
-    REQUIRE(every >= 0, CAIRN_EINVAL, "cairn_state_due: every is %" PRId64 "; 0 means only when a signal asks", every);
+    REQUIRE(every >= 0 || state->watches, CAIRN_EINVAL,
+            "cairn_state_due: every is %" PRId64 "; 0 means only when a signal asks", every);
     int found = every > 0 && step > 0 && step % every == 0 ? CAIRN_STATE_SAVE : 0;
     if (state->watches) {
         const unsigned now = atomic_load(&asked);
-        const struct word mine = {now != state->seen, atomic_load(&stopped)};
+        const struct word mine = {now != state->seen, atomic_load(&stopped), every < 0};
         const cairn_status st = exchange(state, mine, &found);
         if (st != CAIRN_OK) return st;
         state->seen = now;

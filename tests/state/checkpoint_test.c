@@ -202,6 +202,39 @@ static void ranks_that_save_different_things_all_fail(void **unused) {
     run_ranks(3, save_differently, "a gradient is pending");
 }
 
+/* Rank 1 alone; the message stands on all ranks. */
+static char *give_wrong_arguments(cairn_env *env, void *ctx) {
+    struct object o;
+    cairn_state *state;
+    int64_t step = 5;
+    int due = 0;
+    const bool wrong = cairn_env_rank(env) == 1;
+    (void)ctx;
+    fill(&o, env, 1, false);
+    EXPECT_OK(make_state(env, &o, &state));
+    EXPECT(cairn_state_save(state, wrong ? NULL : folder, 7, NULL) != CAIRN_OK);
+    EXPECT_SAYS("dir is empty");
+    EXPECT(cairn_state_save(state, folder, 7, cairn_state_save_options(.keep_last = wrong ? -1 : 1)) != CAIRN_OK);
+    EXPECT_SAYS("must not be negative");
+    EXPECT(cairn_state_load(state, wrong ? "" : in_folder("step-00000001"), &step) != CAIRN_OK);
+    EXPECT_SAYS(wrong ? "path is NULL or empty" : "there is no checkpoint.json");
+    EXPECT(cairn_state_load_latest(state, wrong ? NULL : folder, &step) != CAIRN_OK);
+    EXPECT_SAYS("dir is NULL");
+    EXPECT_OK(cairn_state_watch_signals(state));
+    EXPECT(cairn_state_due(state, 1, wrong ? -1 : 1, &due) == CAIRN_EINVAL);
+    EXPECT_SAYS("every is negative on rank 1");
+    EXPECT_OK(cairn_state_save(state, folder, 7, NULL)); /* and all go on */
+    EXPECT_OK(cairn_state_load_latest(state, folder, &step));
+    EXPECT(step == 7);
+    cairn_state_destroy(&state);
+    return NULL;
+}
+
+static void wrong_arguments_on_one_rank_are_an_error_on_all(void **unused) {
+    (void)unused;
+    run_ranks(3, give_wrong_arguments, NULL);
+}
+
 /* ---- signals ---- */
 
 static char *wait_for_signals(cairn_env *env, void *ctx) {
@@ -616,6 +649,7 @@ int main(void) {
         T(what_no_rank_has_alone_loads_on_any_number_of_ranks),
         T(what_a_rank_has_alone_is_refused_on_another_number_of_ranks),
         T(ranks_that_save_different_things_all_fail),
+        T(wrong_arguments_on_one_rank_are_an_error_on_all),
         T(signals_that_the_program_handles_are_left_to_it),
         T(a_signal_asks_for_a_checkpoint_on_all_ranks_at_one_step),
         T(a_folder_without_checkpoints_loads_step_0_and_changes_nothing),
