@@ -1,9 +1,8 @@
-/* A whole training, from files of NumPy's: shares of the data for each rank, accumulation, clipping, groups, warm-up
- * and cosine, a first layer that is frozen half-way, evaluation over the ranks, progress. docs/training.md says what
- * each part is for, and makes the files.
+/* A whole training from NumPy's files: each rank's share of the data, accumulation, clipping, groups, warm-up and cosine,
+ * freezing of the first layer, evaluation over ranks, progress, checkpoints: docs/training.md, which makes the files.
  *
  *     ./08_train FOLDER --opt-level O2 --half bf16
- *     cairn-run --nproc_per_node 2 ./08_train FOLDER
+ *     cairn-run --nproc_per_node 2 --max-restarts 3 ./08_train FOLDER --checkpoint runs/a
  *
  * FOLDER has train_x.npy and test_x.npy, f32 [examples, features], and train_y.npy and test_y.npy, i64 [examples]. */
 #include <cairn/cairn.h>
@@ -11,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "checkpoint.h"
 
 enum { BATCH = 64, MICRO = 2, HIDDEN = 128 }; /* BATCH examples a micro-batch, over all ranks */
 
@@ -31,7 +32,8 @@ struct trainer {
     amp_context *amp;
     ddp_context *net;
     cairn_progress *progress;
-    int64_t features, rows, *y; /* rows: of this rank's part of a micro-batch; y, x: one of them */
+    struct checkpoint checkpoint;
+    int64_t features, rows, y[BATCH]; /* rows: of this rank's part of a micro-batch; y, x: one of them */
     float *x;
 };
 
@@ -40,8 +42,10 @@ static void die(const char *why) {
     exit(1);
 }
 
-static void parse(int argc, char **argv, struct options *o) {
-    if (argc < 2) die("usage: FOLDER [--opt-level O0..O3] [--half f16|bf16] [--classes N] [--epochs N]");
+static void parse(int argc, char **argv, struct options *o, struct checkpoint *checkpoint) {
+    static const char usage[] = "usage: FOLDER [--opt-level O0..O3] [--half f16|bf16] [--classes N, from 2] "
+                                "[--epochs N] [--checkpoint FOLDER] [--save-every STEPS]";
+    if (argc < 2) die(usage);
     o->folder = argv[1];
     for (int i = 2; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
@@ -53,8 +57,8 @@ static void parse(int argc, char **argv, struct options *o) {
             o->classes = atoi(value);
         } else if (strcmp(name, "--epochs") == 0 && atoi(value) > 0) {
             o->epochs = atoi(value);
-        } else {
-            die("the options are --opt-level O0..O3, --half f16|bf16, --classes from 2, --epochs from 1");
+        } else if (!checkpoint_option(checkpoint, name, value)) {
+            die(usage);
         }
     }
 }
@@ -87,8 +91,7 @@ static void read_batch(struct trainer *t, const struct data *d, const int64_t *b
 static void begin(struct trainer *t, const struct options *o, int64_t total_steps) {
     struct cairn_adam_options matrices = CAIRN_ADAMW_OPTIONS_INIT, others = matrices;
     matrices.lr = others.lr = 2e-3;
-    matrices.weight_decay = 0.01;
-    others.weight_decay = 0; /* biases and normalisation */
+    matrices.weight_decay = 0.01, others.weight_decay = 0; /* biases and normalisation */
     const cairn_group_rule rules[] = {{.are = CAIRN_PARAMS_MATRICES, .adam = &matrices}, {.adam = &others}};
     t->model = cairn_sequential(
         t->env, CAIRN_MODULES(cairn_linear(t->env, t->features, HIDDEN), cairn_activation(t->env, cairn_relu), /**/
@@ -100,7 +103,6 @@ static void begin(struct trainer *t, const struct options *o, int64_t total_step
                                                                              .total_steps = total_steps)));
     CAIRN_CHECK(amp_initialize(t->env, t->model, t->adamw, &o->amp, &t->amp));
     CAIRN_CHECK(ddp_create(t->model, cairn_env_group(t->env), NULL, &t->net));
-    CAIRN_CHECK(cairn_progress_create(t->env, total_steps, cairn_progress_options(.title = "train"), &t->progress));
 }
 
 /* One step of MICRO micro-batches; only the last one's backward exchanges gradients. 0: the epoch has no such step. */
@@ -115,28 +117,25 @@ static int step(struct trainer *t, const struct data *d, cairn_sampler *sampler)
         CAIRN_CHECK(ddp_no_sync(t->net, m + 1 < MICRO));
         loss = cairn_mul_scalar(cairn_cross_entropy(ddp_forward(t->net, x), y, NULL), 1.0 / MICRO);
         CAIRN_CHECK(amp_backward(t->amp, loss, t->adamw));
-        cairn_tensor_destroy(&x);
-        cairn_tensor_destroy(&y);
+        cairn_tensor_destroy(&x), cairn_tensor_destroy(&y);
     }
     CAIRN_CHECK(cairn_clip_grad_norm(t->adamw, 1.0, NULL));
     CAIRN_CHECK(cairn_step(t->adamw));
-    if (cairn_progress_step(t->progress)) {
+    if (cairn_progress_step(t->progress))
         cairn_progress_show(t->progress, cairn_progress_values(.loss = MICRO * (double)cairn_tensor_item(loss),
                                                                .lr = cairn_optimizer_step_lr(t->adamw, 0),
                                                                .scale = amp_scaler_get_scale(amp_scaler_of(t->amp, 0)),
                                                                .skipped = cairn_optimizer_skipped(t->adamw)));
-    }
     return 1;
 }
 
 /* Accuracy over all ranks, each example once, whatever the number of ranks. */
 static double evaluate(struct trainer *t, const struct data *d) {
     int64_t batch[BATCH];
-    cairn_group *group = cairn_env_group(t->env);
     cairn_sampler *sampler;
     cairn_metric *accuracy;
     CAIRN_CHECK(
-        cairn_distributed_sampler_create(cairn_npy_size(d->x, 0), cairn_group_rank(group), cairn_group_size(group),
+        cairn_distributed_sampler_create(cairn_npy_size(d->x, 0), cairn_env_rank(t->env), cairn_env_size(t->env),
                                          cairn_sampler_options(.shuffle = CAIRN_OFF, .pad = CAIRN_OFF), &sampler));
     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
     CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* none in this model; with batch norm its running statistics */
@@ -147,11 +146,10 @@ static double evaluate(struct trainer *t, const struct data *d) {
         cairn_no_grad_begin(t->env);
         CAIRN_CHECK(cairn_metric_update(accuracy, ddp_forward(t->net, x), y));
         CAIRN_CHECK(cairn_no_grad_end(t->env)); /* which gives the batch's results back */
-        cairn_tensor_destroy(&x);
-        cairn_tensor_destroy(&y);
+        cairn_tensor_destroy(&x), cairn_tensor_destroy(&y);
     }
     cairn_module_train(t->model, 1);
-    CAIRN_CHECK(cairn_metrics_reduce(&accuracy, 1, group));
+    CAIRN_CHECK(cairn_metrics_reduce(&accuracy, 1, cairn_env_group(t->env)));
     const double value = cairn_metric_value(accuracy);
     cairn_metric_destroy(&accuracy);
     cairn_sampler_destroy(&sampler);
@@ -162,26 +160,30 @@ int main(int argc, char **argv) {
     struct trainer t = {0};
     struct options o = {.amp = *amp_options(.opt_level = AMP_O1), .classes = 10, .epochs = 20};
     CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
-    parse(argc, argv, &o);
+    parse(argc, argv, &o, &t.checkpoint);
     const int rank = cairn_env_rank(t.env), size = cairn_env_size(t.env);
     struct data data[2] = {open_data(&o, "train_x", "train_y", -1)};
     t.features = cairn_npy_size(data[0].x, 1);
     data[1] = open_data(&o, "test_x", "test_y", t.features);
     t.rows = BATCH / size;
     t.x = malloc(BATCH * (size_t)t.features * sizeof(float));
-    t.y = malloc(BATCH * sizeof(int64_t));
-    if (size > BATCH || !t.x || !t.y) die("more ranks than examples of a batch, or no memory");
+    if (size > BATCH || !t.x) die("more ranks than examples of a batch, or no memory");
 
     cairn_sampler *sampler;
     CAIRN_CHECK(cairn_distributed_sampler_create(cairn_npy_size(data[0].x, 0), rank, size, NULL, &sampler));
-    begin(&t, &o, o.epochs * (cairn_sampler_length(sampler) / (MICRO * t.rows)));
-    for (int epoch = 0; epoch < o.epochs; epoch++) {
-        CAIRN_CHECK(cairn_sampler_set_epoch(sampler, epoch));
+    const int64_t steps = o.epochs * (cairn_sampler_length(sampler) / (MICRO * t.rows));
+    begin(&t, &o, steps);
+    checkpoint_begin(&t.checkpoint, t.env, t.model, t.adamw, t.amp, t.net, sampler);
+    checkpoint_resume(&t.checkpoint); /* in the middle of an epoch, where it was saved there */
+    CAIRN_CHECK(cairn_progress_create(t.env, steps, cairn_progress_options(.done = t.checkpoint.steps), &t.progress));
+    for (int64_t epoch = cairn_sampler_epoch(sampler); epoch < o.epochs; epoch++) {
         if (epoch > 0 && epoch == o.epochs / 2) /* the first layer has learnt what it will */
             CAIRN_CHECK(cairn_param_set_require_grad(cairn_module_params(t.model), "0.*", CAIRN_OFF));
-        while (step(&t, &data[0], sampler)) continue;
+        while (step(&t, &data[0], sampler)) checkpoint_step(&t.checkpoint);
+        CAIRN_CHECK(cairn_sampler_set_epoch(sampler, epoch + 1));
     }
     cairn_progress_destroy(&t.progress);
+    checkpoint_end(&t.checkpoint);
     const double accuracy = evaluate(&t, &data[1]);
     if (rank == 0) printf("test accuracy = %.2f %%\n", 100 * accuracy);
 
@@ -192,7 +194,6 @@ int main(int argc, char **argv) {
     cairn_module_destroy(&t.model);
     for (int i = 0; i < 2; i++) cairn_npy_destroy(&data[i].x), cairn_npy_destroy(&data[i].y);
     free(t.x);
-    free(t.y);
     cairn_env_destroy(&t.env);
     return 0;
 }

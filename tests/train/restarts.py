@@ -1,8 +1,8 @@
 """Trainings that are killed at random moments and go on from their last checkpoint end with the bits of one that was
-left alone: the quick start on two ranks under cairn-run --max-restarts, and the digits' examples, killed and started
-again. Compared are the checksums of the last checkpoint, which has all there is.
+left alone: the quick start and the training from files on two ranks under cairn-run --max-restarts, and the digits'
+examples, killed and started again. Compared are the checksums of the last checkpoint, which has all there is.
 
-usage: restarts.py cairn-run 01_linear_regression 06_resnet 07_transformer [kills]"""
+usage: restarts.py KILLS cairn-run PROGRAM...      programs: those of CASES; 08_train is skipped without NumPy"""
 import contextlib
 import json
 import os
@@ -17,7 +17,6 @@ import time
 from digits import text_of_digits
 
 PATIENCE = 240  # seconds without a further step
-STEPS, EVERY = 4000, 50
 
 
 def all_steps(folder):
@@ -47,14 +46,14 @@ def wait_for_step(job, folder, step, least):
         time.sleep(0.001)
 
 
-def ranks_of(job):
+def ranks_of(job, program):
     """The processes that cairn-run has started."""
     with open(f"/proc/{job.pid}/task/{job.pid}/children", encoding="ascii") as f:
         children = [int(pid) for pid in f.read().split()]
     found = []
     for pid in children:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as f:
-            if b"01_linear" in f.read().split(b"\0")[0]:
+            if program.encode() in f.read().split(b"\0")[0]:
                 found.append(pid)
     return found
 
@@ -62,7 +61,7 @@ def ranks_of(job):
 def output_of(job):
     out, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, f"exit {job.returncode}:\n{out}"
-    return re.findall(r"^(?:first loss|skipped steps|final loss) = .*$", out, re.M)
+    return re.findall(r"^(?:first loss|skipped steps|final loss|test accuracy) = .*$", out, re.M)
 
 
 def start(command, env=None):
@@ -70,18 +69,20 @@ def start(command, env=None):
                             env={**os.environ, **(env or {})})
 
 
-def under_a_launcher(cairn_run, program, kills, dice):
-    """At O2 in f16, whose dynamic scale overflows on the way."""
-    options = [program, "--opt-level", "O2", "--steps", str(STEPS), "--save-every", str(EVERY), "--checkpoint"]
+def under_a_launcher(cairn_run, command, steps, every, kills, dice):
+    """steps: of the whole training, a multiple of every."""
+    command = [*command, "--save-every", str(every), "--checkpoint"]
+    name = os.path.basename(command[0])
     with tempfile.TemporaryDirectory() as folder:
         alone, killed = folder + "/alone", folder + "/killed"
-        want = output_of(start([cairn_run, "--nproc_per_node", "2", *options, alone]))
-        job = start([cairn_run, "--nproc_per_node", "2", "--max-restarts", str(2 * kills), *options, killed])
+        want = output_of(start([cairn_run, "--nproc_per_node", "2", *command, alone]))
+        assert steps_of(alone) == steps, f"{name}: the last checkpoint is of step {steps_of(alone)}, not of {steps}"
+        job = start([cairn_run, "--nproc_per_node", "2", "--max-restarts", str(2 * kills), *command, killed])
         done = least = 0
         while done < kills:
-            wait_for_step(job, killed, (done + 1) * (STEPS // EVERY) // (kills + 2) * EVERY, least)
+            wait_for_step(job, killed, (done + 1) * (steps // every) // (kills + 2) * every, least)
             time.sleep(dice.random() * 0.03)
-            ranks = ranks_of(job)
+            ranks = ranks_of(job, name)
             if ranks:  # none while they are started again
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(dice.choice(ranks), signal.SIGKILL)
@@ -89,8 +90,8 @@ def under_a_launcher(cairn_run, program, kills, dice):
                 least = min(all_steps(killed))
         got = output_of(job)
         assert got == want, f"{got} in place of {want}"
-        assert checksums(killed, STEPS) == checksums(alone, STEPS), "the last checkpoints differ"
-    print(f"quick start, 2 ranks: {kills} kills, the same {want[-1]} and the same state")
+        assert checksums(killed, steps) == checksums(alone, steps), "the last checkpoints differ"
+    print(f"{name}, 2 ranks: {kills} kills, the same {want[-1]} and the same state")
 
 
 def by_itself(program, options, kills, dice):
@@ -117,13 +118,33 @@ def by_itself(program, options, kills, dice):
     print(f"{os.path.basename(program)} {' '.join(options)}: {kills} kills, {out.splitlines()[-1]}")
 
 
+def quick_start(cairn_run, program, kills, dice):
+    """At O2 in f16, whose dynamic scale overflows on the way."""
+    under_a_launcher(cairn_run, [program, "--opt-level", "O2", "--steps", "4000"], 4000, 50, kills, dice)
+
+
+def from_files(cairn_run, program, kills, dice):
+    import train_example  # ends this script where there is no NumPy
+    with tempfile.TemporaryDirectory() as folder:
+        data = train_example.make_files(folder)
+        under_a_launcher(cairn_run, [program, data, "--opt-level", "O2"], 920, 10, kills, dice)
+
+
+def resnet(_, program, kills, dice):
+    by_itself(program, ["--epochs", "2", "--opt-level", "O2", "--half", "bf16"], min(kills, 3), dice)
+
+
+def transformer(_, program, kills, dice):
+    by_itself(program, ["--epochs", "2", "--opt-level", "O1", "--half", "f16"], min(kills, 3), dice)
+
+
+CASES = {"01_linear_regression": quick_start, "06_resnet": resnet, "07_transformer": transformer, "08_train": from_files}
+
+
 def main():
-    cairn_run, quick_start, resnet, transformer = sys.argv[1:5]
-    kills = int(sys.argv[5]) if len(sys.argv) > 5 else 4
-    dice = random.Random(20241124)
-    under_a_launcher(cairn_run, quick_start, kills, dice)
-    by_itself(resnet, ["--epochs", "2", "--opt-level", "O2", "--half", "bf16"], min(kills, 3), dice)
-    by_itself(transformer, ["--epochs", "2", "--opt-level", "O1", "--half", "f16"], min(kills, 3), dice)
+    kills, cairn_run, *programs = sys.argv[1:]
+    for program in programs:
+        CASES[os.path.basename(program)](cairn_run, program, int(kills), random.Random(20241124))
 
 
 if __name__ == "__main__":

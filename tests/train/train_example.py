@@ -86,4 +86,5 @@ def main():
         check_bad_files(program, data)
 
 
-main()
+if __name__ == "__main__":
+    main()
