@@ -1,18 +1,14 @@
-/* Saving: what is one tensor under two names is found, tensors are dealt out to files, and these become whole one after
- * the other, the index last. */
-#include <errno.h>
-#include <inttypes.h>
-#include <jansson.h>
+/* Saving: what is one tensor under two names is found and saved once, in the type that is asked for. */
 #include <string.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/convert.h"
 #include "core/dtype.h"
 #include "core/status.h"
+#include "state/shards.h"
 #include "state/weights.h"
 
-enum { BLOCK = 1 << 18, MOST_PATH = 4096, MOST_FILES = 99999 }; /* BLOCK: elements that are converted at once */
+enum { BLOCK = 1 << 18 }; /* elements that are converted at once */
 
 struct save {
     struct cairn__weights list;
@@ -21,9 +17,6 @@ struct save {
     size_t count;
     struct cairn__safetensors_text *texts;
     size_t num_texts;
-    size_t num_files;
-    size_t *first; /* [num_files + 1] of each file in kept */
-    struct cairn__safetensors_writer **files;
     void *host, *converted; /* blocks; NULL = not needed yet */
 };
 
@@ -55,9 +48,10 @@ out:
     return st;
 }
 
-static cairn_status write_piece(struct save *s, struct cairn__safetensors_writer *file,
-                                const struct cairn__weights_piece *p) {
+static cairn_status write_piece(void *ctx, size_t k, struct cairn__safetensors_writer *file) {
     cairn_status st = CAIRN_OK;
+    struct save *s = ctx;
+    const struct cairn__weights_piece *p = s->kept[k];
     const cairn_dtype type = saved_type(s, p);
     const uint64_t step = s->list.is_on_host && type == p->dtype && p->n > 0 ? p->n : BLOCK;
     if (type != p->dtype && !s->converted) TRY(cairn__alloc(BLOCK * sizeof(float), &s->converted));
@@ -189,125 +183,16 @@ static cairn_status collect_texts(struct save *s) {
     return st;
 }
 
-/* ---- files ---- */
-
-static uint64_t nbytes_of(const struct save *s, size_t i) {
-    const struct cairn__safetensors_tensor t = describe(s, s->kept[i]);
-    return cairn__safetensors_nbytes(&t);
-}
-
-static cairn_status deal_out(struct save *s) {
+static cairn_status write_files(struct save *s) {
     cairn_status st = CAIRN_OK;
-    const uint64_t most = s->list.options.max_file_nbytes ? s->list.options.max_file_nbytes : UINT64_MAX;
-    uint64_t used = 0;
-    TRY(cairn__calloc(s->count + 2, sizeof(s->first[0]), (void **)&s->first));
-    s->num_files = 1;
-    for (size_t i = 0; i < s->count; i++) {
-        const uint64_t nbytes = nbytes_of(s, i);
-        if (i > s->first[s->num_files - 1] && (used > most || nbytes > most - used)) {
-            s->first[s->num_files++] = i;
-            used = 0;
-        }
-        used += nbytes;
-    }
-    s->first[s->num_files] = s->count;
-    if (s->num_files > MOST_FILES)
-        TRY(cairn__fail(CAIRN_EINVAL, "%s: %zu files of %" PRIu64 " bytes; %d are allowed", s->path, s->num_files, most,
-                        MOST_FILES));
-out:
-    return st;
-}
-
-/* "m/model-00001-of-00003.safetensors" of "m/model.safetensors". */
-static cairn_status name_file(const struct save *s, size_t i, char name[MOST_PATH]) {
-    static const char end[] = ".safetensors";
-    const size_t n = strlen(s->path), stem = n - (sizeof(end) - 1);
-    const bool has_end = n > sizeof(end) - 1 && strcmp(s->path + stem, end) == 0;
-    const int used = s->num_files == 1 ? snprintf(name, MOST_PATH, "%s", s->path)
-                                       : snprintf(name, MOST_PATH, "%.*s-%05zu-of-%05zu%s", (int)(has_end ? stem : n),
-                                                  s->path, i + 1, s->num_files, end);
-    return used > 0 && used < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path);
-}
-
-static cairn_status write_file(struct save *s, size_t f) {
-    cairn_status st = CAIRN_OK;
+    const struct cairn_weights_options *o = &s->list.options;
     struct cairn__safetensors_tensor *tensors = NULL;
-    char name[MOST_PATH];
-    const size_t first = s->first[f], n = s->first[f + 1] - first;
-    TRY(name_file(s, f, name));
-    TRY(cairn__calloc(n, sizeof(tensors[0]), (void **)&tensors));
-    for (size_t i = 0; i < n; i++) tensors[i] = describe(s, s->kept[first + i]);
-    TRY(cairn__safetensors_create(name, 0, tensors, n, s->texts, s->num_texts, &s->files[f]));
-    for (size_t k = 0; k < n; k++)
-        TRY(write_piece(s, s->files[f], s->kept[first + cairn__safetensors_nth(s->files[f], k)]));
+    TRY(cairn__calloc(s->count, sizeof(tensors[0]), (void **)&tensors));
+    for (size_t i = 0; i < s->count; i++) tensors[i] = describe(s, s->kept[i]);
+    TRY(cairn__shards_save(s->path, tensors, s->count, s->texts, s->num_texts, o->max_file_nbytes, write_piece, s));
 out:
     cairn__free(tensors);
     return st;
-}
-
-static cairn_status make_index(const struct save *s, char **text) {
-    cairn_status st = CAIRN_OK;
-    uint64_t total = 0;
-    json_t *map = json_object(), *index = NULL;
-    for (size_t f = 0; f < s->num_files; f++) {
-        char name[MOST_PATH];
-        TRY(name_file(s, f, name));
-        const char *slash = strrchr(name, '/');
-        for (size_t i = s->first[f]; i < s->first[f + 1]; i++) {
-            total += nbytes_of(s, i);
-            if (json_object_set_new(map, s->kept[i]->file, json_string(slash ? slash + 1 : name)) != 0)
-                TRY(cairn__fail(CAIRN_EINVAL, "%s: a file's name that is not UTF-8 cannot stand in an index", name));
-        }
-    }
-    index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
-    *text = index ? json_dumps(index, JSON_INDENT(2)) : NULL;
-    if (!*text) TRY(cairn__fail(CAIRN_ENOMEM, "%s: out of memory: its index", s->path));
-out:
-    json_decref(index);
-    json_decref(map);
-    return st;
-}
-
-static cairn_status remove_old(const char *path) {
-    return unlink(path) == 0 || errno == ENOENT ? CAIRN_OK : cairn__fail_errno(errno, "%s: removing it", path);
-}
-
-/* All that can fail for want of room is written before the first file gets its name. From then on there is no index
- * until all files are there: a reader never joins old files and new ones. */
-static cairn_status commit_files(struct save *s) {
-    cairn_status st = CAIRN_OK;
-    struct cairn__writer *index = NULL;
-    char name[MOST_PATH], *text = NULL;
-    const int used = snprintf(name, sizeof(name), "%s.index.json", s->path);
-    if (used < 0 || used >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path));
-    if (s->num_files == 1) {
-        TRY(cairn__safetensors_commit(&s->files[0], NULL));
-        TRY(remove_old(name));
-    } else {
-        TRY(make_index(s, &text));
-        TRY(cairn__writer_create(name, 0, &index));
-        TRY(cairn__writer_write(index, text, strlen(text)));
-        TRY(remove_old(name));
-        for (size_t f = 0; f < s->num_files; f++) TRY(cairn__safetensors_commit(&s->files[f], NULL));
-        TRY(cairn__writer_commit(&index, NULL));
-        TRY(remove_old(s->path));
-    }
-    TRY(cairn__folder_sync_above(s->path));
-out:
-    free(text);
-    cairn__writer_discard(&index);
-    return st;
-}
-
-static void end(struct save *s) {
-    for (size_t f = 0; s->files && f < s->num_files; f++) cairn__safetensors_discard(&s->files[f]);
-    cairn__free(s->files);
-    cairn__free(s->first);
-    cairn__free(s->texts);
-    cairn__free(s->kept);
-    cairn__free(s->host);
-    cairn__free(s->converted);
-    cairn__weights_clear(&s->list);
 }
 
 cairn_status cairn_weights_save(cairn_stateful object, const char *path, const struct cairn_weights_options *options) {
@@ -317,11 +202,12 @@ cairn_status cairn_weights_save(cairn_stateful object, const char *path, const s
     TRY(cairn__device_synchronize(s.list.env->device));
     TRY(collect_texts(&s));
     TRY(choose_pieces(&s));
-    TRY(deal_out(&s));
-    TRY(cairn__calloc(s.num_files, sizeof(s.files[0]), (void **)&s.files));
-    for (size_t f = 0; f < s.num_files; f++) TRY(write_file(&s, f));
-    TRY(commit_files(&s));
+    TRY(write_files(&s));
 out:
-    end(&s);
+    cairn__free(s.texts);
+    cairn__free(s.kept);
+    cairn__free(s.host);
+    cairn__free(s.converted);
+    cairn__weights_clear(&s.list);
     return st;
 }

@@ -119,8 +119,54 @@ class Ckpt(unittest.TestCase):
                 want = [(b + 0x7fff + (b >> 16 & 1)) >> 16 for b in bits]
                 self.assertEqual(list(struct.unpack("<16H", got["bias"][2])), want)
 
+    def test_convert_cuts_a_file_into_several_and_joins_them_again(self):
+        whole, parts, again = (f"{self.folder}/{name}.safetensors" for name in ("whole", "parts", "again"))
+        self.assertEqual(ckpt("export", self.step("a"), "model", whole)[0], 0)
+        code, out, _ = ckpt("convert", whole, parts, "--max-file-size", "1kB")
+        self.assertEqual((code, out), (0, f"{parts}: 2 tensors\n"))
+        self.assertFalse(os.path.exists(parts))
+        with open(parts + ".index.json", encoding="utf-8") as f:
+            index = json.load(f)
+        first, second = (f"parts-0000{i}-of-00002.safetensors" for i in (1, 2))
+        self.assertEqual(index["weight_map"], {"bias": first, "weight": second})
+        self.assertEqual(index["metadata"]["total_size"], 4 * (16 + 16 * 1024))
+        self.assertEqual(list(tensors(f"{self.folder}/{first}")), ["bias"])
+        for name in parts, parts + ".index.json":
+            self.assertEqual(ckpt("compare", whole, name)[0], 0)
+            self.assertEqual(ckpt("check", name)[:2], (0, f"{name} is whole: 2 tensors in 2 files\n"))
+        self.assertEqual(ckpt("convert", parts, again, "--max-file-size", "1GiB")[0], 0)
+        with open(whole, "rb") as a, open(again, "rb") as b:
+            self.assertEqual(a.read(), b.read())  # metadata, too
+
+    def test_convert_rounds_to_a_type_and_writes_in_place(self):
+        path = self.folder + "/place.safetensors"
+        for args in ("f16",), ("f32",):
+            self.assertEqual(ckpt("export", self.step("a"), "model", path)[0], 0)
+            before = tensors(path)
+            self.assertEqual(ckpt("convert", path, path, "--type", *args)[0], 0)
+            after = tensors(path)
+            self.assertEqual(after["weight"][1], [16, 1024])
+            x = struct.unpack("<16384f", before["weight"][2])
+            self.assertEqual(after["weight"][2], struct.pack("<16384" + ("e" if args == ("f16",) else "f"), *x))
+
+    def test_convert_refuses_a_checkpoint_and_a_folder_without_weights(self):
+        code, _, errors = ckpt("convert", self.step("a"), self.folder + "/out")
+        self.assertEqual(code, 1)
+        self.assertIn("is a checkpoint: cairn-ckpt export", errors)
+        os.makedirs(self.folder + "/empty/checkpoint", exist_ok=True)
+        code, _, errors = ckpt("show", self.folder + "/empty")
+        self.assertEqual(code, 1)
+        self.assertIn("a folder without model.safetensors", errors)
+        os.makedirs(self.folder + "/bare", exist_ok=True)
+        with open(self.folder + "/bare/checkpoint.json", "w", encoding="utf-8") as f:
+            json.dump({"format": "cairn checkpoint", "version": 1, "step": 1, "ranks": 1, "files": []}, f)
+        code, _, errors = ckpt("show", self.folder + "/bare")
+        self.assertEqual(code, 1)
+        self.assertIn("lists no files", errors)
+
     def test_wrong_use_exits_with_2_and_what_is_missing_with_1(self):
-        for args in [], ["what"], ["show"], ["export", "a", "b", "c", "--type", "i32"]:
+        for args in ([], ["what"], ["show"], ["export", "a", "b", "c", "--type", "i32"], ["convert", "a"],
+                     ["convert", "a", "b", "--max-file-size", "0"], ["convert", "a", "b", "--max-file-size", "1XB"]):
             code, _, errors = ckpt(*args)
             self.assertEqual(code, 2)
             self.assertIn("usage: cairn-ckpt", errors)

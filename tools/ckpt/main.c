@@ -7,26 +7,36 @@
 #include <time.h>
 #include <sys/stat.h>
 
+#include "rewrite.h"
 #include "tensors.h"
 #include "core/alloc.h"
 #include "core/convert.h"
 #include "core/status.h"
 
 static const char usage[] =
-    "usage: cairn-ckpt list DIR                         checkpoints, and whether each is whole\n"
-    "       cairn-ckpt check PATH                       reads all of it and compares checksums\n"
-    "       cairn-ckpt show PATH                        a table of its tensors\n"
-    "       cairn-ckpt compare A B                      which tensors differ, and how far\n"
-    "       cairn-ckpt export CHECKPOINT NAME FILE [--type f32|f16|bf16]\n"
-    "                                                   weights and buffers of the model added as NAME, as one file\n"
-    "PATH, A and B are folders step-N, or files of safetensors. exit code: 0; 1 = broken, or different; 2 = wrong "
-    "use\n";
+    "usage: cairn-ckpt list DIR                     checkpoints, and whether each is whole\n"
+    "       cairn-ckpt check PATH                   reads all of it and compares checksums\n"
+    "       cairn-ckpt show PATH                    a table of its tensors\n"
+    "       cairn-ckpt compare A B                  which tensors differ, and how far\n"
+    "       cairn-ckpt export CHECKPOINT NAME FILE  weights and buffers of the model added as NAME, as a file\n"
+    "       cairn-ckpt convert FROM FILE            a file in another type, cut into several, or joined\n"
+    "options of export and convert:\n"
+    "       --type f32|f16|bf16                     of floats; without, each keeps its own\n"
+    "       --max-file-size 5GB                     several files FILE-00001-of-00003... with an index, where it is "
+    "more\n"
+    "PATH, A, B and FROM are folders step-N (not FROM), files of safetensors, indexes of several (.index.json), or "
+    "folders\nwith a model.safetensors or its index. exit code: 0; 1 = broken, or different; 2 = wrong use\n";
 
 enum { BROKEN = 1, WRONG_USE = 2 };
 
 static int failed(void) {
     fprintf(stderr, "cairn-ckpt: %s\n", cairn_last_error());
     return BROKEN;
+}
+
+static int wrong_use(void) {
+    fputs(usage, stderr);
+    return WRONG_USE;
 }
 
 /* ---- list ---- */
@@ -115,10 +125,6 @@ static int64_t place(const void *x, size_t nbytes) {
     return bits & sign ? -(int64_t)(bits ^ sign) : (int64_t)bits;
 }
 
-static bool is_float(cairn_dtype d) {
-    return d == CAIRN_F64 || d == CAIRN_F32 || d == CAIRN_F16 || d == CAIRN_BF16;
-}
-
 static void compare_element(const char *a, const char *b, cairn_dtype dtype, size_t nbytes, struct difference *d) {
     double x = 0, y = 0;
     if (memcmp(a, b, nbytes) == 0) return;
@@ -203,93 +209,28 @@ static int compare(char **args) {
     return code;
 }
 
-/* ---- export ---- */
-
-struct export {
-    const struct tensor **from;
-    struct cairn__safetensors_tensor *to;
-    size_t count;
-    cairn_dtype type; /* of floats; 0 = as they are */
-};
-
-/* What a model's state has beside its weights and buffers. */
-static bool is_weight(const char *name, const char *model, size_t n) {
-    return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, "requires_grad") != 0;
-}
-
-static cairn_status choose(const struct tensors *t, const char *model, struct export *e) {
-    const size_t n = strlen(model);
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc(t->count + 1, sizeof(e->from[0]), (void **)&e->from));
-    TRY(cairn__calloc(t->count + 1, sizeof(e->to[0]), (void **)&e->to));
-    for (size_t i = 0; i < t->count; i++) {
-        const struct tensor *one = &t->at[i];
-        if (!is_weight(one->name, model, n)) continue;
-        struct cairn__safetensors_tensor *to = &e->to[e->count];
-        *to = *one->info;
-        to->name = one->name + n + 1;
-        if (e->type && is_float(cairn__safetensors_dtype(to->type))) to->type = cairn__safetensors_type(e->type);
-        e->from[e->count++] = one;
-    }
-    if (e->count == 0)
-        TRY(cairn__fail(CAIRN_EINVAL, "%s has no model '%s': cairn-ckpt show lists what it has", t->path, model));
-out:
-    return st;
-}
-
-static cairn_status write_tensor(const struct export *e, size_t i, struct cairn__safetensors_writer *w) {
-    const cairn_dtype from = cairn__safetensors_dtype(e->from[i]->info->type);
-    const cairn_dtype to = cairn__safetensors_dtype(e->to[i].type);
-    void *x = NULL, *y = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(tensor_read(e->from[i], &x));
-    if (from == to) {
-        TRY(cairn__safetensors_write(w, x, e->from[i]->info->nbytes));
-    } else {
-        const size_t n = e->from[i]->info->nbytes / cairn_dtype_nbytes(from);
-        TRY(cairn__alloc(n * cairn_dtype_nbytes(to), &y));
-        cairn__convert(y, to, x, from, n);
-        TRY(cairn__safetensors_write(w, y, n * cairn_dtype_nbytes(to)));
-    }
-out:
-    cairn__free(x);
-    cairn__free(y);
-    return st;
-}
-
-static cairn_status export_to(const struct tensors *t, const char *model, const char *path, struct export *e) {
-    const struct cairn__safetensors_text metadata = {"format", "pt"};
-    struct cairn__safetensors_writer *w = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(choose(t, model, e));
-    TRY(cairn__safetensors_create(path, 0, e->to, e->count, &metadata, 1, &w));
-    for (size_t k = 0; k < e->count; k++) TRY(write_tensor(e, cairn__safetensors_nth(w, k), w));
-    TRY(cairn__safetensors_commit(&w, NULL));
-out:
-    cairn__safetensors_discard(&w);
-    cairn__free(e->from);
-    cairn__free(e->to);
-    return st;
-}
-
-static bool read_type(const char *text, cairn_dtype *out) {
-    static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(text, cairn_dtype_name(types[i])) == 0) *out = types[i];
-    }
-    return *out != 0;
-}
+/* ---- export, convert ---- */
 
 static int export(char **args, int more) {
     struct tensors t;
-    struct export e = {.type = (cairn_dtype)0};
-    if (more && (more != 2 || strcmp(args[3], "--type") != 0 || !read_type(args[4], &e.type))) {
-        fputs(usage, stderr);
-        return WRONG_USE;
-    }
+    struct rewrite_options o;
+    size_t count;
+    if (!rewrite_options_read(args + 3, more, &o)) return wrong_use();
     if (tensors_open(args[0], &t) != CAIRN_OK) return failed();
-    const int code = export_to(&t, args[1], args[2], &e) == CAIRN_OK ? 0 : failed();
-    if (code == 0) printf("%s: %zu tensors\n", args[2], e.count);
+    const int code = rewrite_model(&t, args[1], args[2], &o, &count) == CAIRN_OK ? 0 : failed();
+    if (code == 0) printf("%s: %zu tensors\n", args[2], count);
+    tensors_close(&t);
+    return code;
+}
+
+static int convert(char **args, int more) {
+    struct tensors t;
+    struct rewrite_options o;
+    size_t count;
+    if (!rewrite_options_read(args + 2, more, &o)) return wrong_use();
+    if (tensors_open(args[0], &t) != CAIRN_OK) return failed();
+    const int code = rewrite_files(&t, args[1], &o, &count) == CAIRN_OK ? 0 : failed();
+    if (code == 0) printf("%s: %zu tensors\n", args[1], count);
     tensors_close(&t);
     return code;
 }
@@ -304,6 +245,6 @@ int main(int argc, char **argv) {
     if (strcmp(command, "show") == 0 && n == 1) return show(args);
     if (strcmp(command, "compare") == 0 && n == 2) return compare(args);
     if (strcmp(command, "export") == 0 && n >= 3) return export(args, n - 3);
-    fputs(usage, stderr);
-    return WRONG_USE;
+    if (strcmp(command, "convert") == 0 && n >= 2) return convert(args, n - 2);
+    return wrong_use();
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "core/alloc.h"
+#include "core/dtype.h"
 #include "core/status.h"
 
 enum { MOST_MANIFEST = 64 << 20 };
@@ -34,6 +35,14 @@ static cairn_status put_name(const char *file_name, const char *name, char **out
     return cairn__strdup(text, out);
 }
 
+static cairn_status add(struct tensors *t, struct cairn__safetensors *file, const char *file_name,
+                        const struct cairn__safetensors_tensor *info) {
+    t->at[t->count] = (struct tensor){.file = file, .info = info};
+    const cairn_status st = put_name(file_name, info->name, &t->at[t->count].name);
+    if (st == CAIRN_OK) t->count++;
+    return st;
+}
+
 static cairn_status add_file(struct tensors *t, const char *path, const char *file_name) {
     struct cairn__safetensors *file = NULL;
     size_t capacity = t->count;
@@ -42,12 +51,33 @@ static cairn_status add_file(struct tensors *t, const char *path, const char *fi
     t->files[t->num_files++] = file;
     const size_t n = cairn__safetensors_count(file);
     TRY(cairn__grow((void **)&t->at, &capacity, t->count + n, sizeof(t->at[0])));
-    for (size_t i = 0; i < n; i++) {
-        struct tensor *one = &t->at[t->count];
-        *one = (struct tensor){.file = file, .info = cairn__safetensors_at(file, i)};
-        TRY(put_name(file_name, one->info->name, &one->name));
-        t->count++;
+    for (size_t i = 0; i < n; i++) TRY(add(t, file, file_name, cairn__safetensors_at(file, i)));
+out:
+    return st;
+}
+
+static cairn_status open_checkpoint(struct tensors *t) {
+    char name[CAIRN__MOST_PATH];
+    cairn_status st = CAIRN_OK;
+    TRY(read_manifest(t->path, &t->manifest));
+    REQUIRE(t->manifest.num_files, CAIRN_EINVAL, "%s: its checkpoint.json lists no files", t->path);
+    TRY(cairn__calloc(t->manifest.num_files + 1, sizeof(t->files[0]), (void **)&t->files));
+    for (size_t i = 0; i < t->manifest.num_files; i++) {
+        snprintf(name, sizeof(name), "%s/%s", t->path, t->manifest.files[i].name);
+        TRY(add_file(t, name, t->manifest.files[i].name));
     }
+out:
+    return st;
+}
+
+static cairn_status open_files(struct tensors *t) {
+    struct cairn__source *source = &t->source;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__source_open(source, t->path));
+    t->files = source->files;
+    t->num_files = source->num_files;
+    TRY(cairn__calloc(source->count + 1, sizeof(t->at[0]), (void **)&t->at));
+    for (size_t i = 0; i < source->count; i++) TRY(add(t, source->tensors[i].file, NULL, source->tensors[i].at));
 out:
     return st;
 }
@@ -59,27 +89,22 @@ static int by_name(const void *a, const void *b) {
 cairn_status tensors_open(const char *path, struct tensors *out) {
     char name[CAIRN__MOST_PATH];
     struct stat s;
-    cairn_status st = CAIRN_OK;
     *out = (struct tensors){.path = path};
-    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) TRY(read_manifest(path, &out->manifest));
-    TRY(cairn__calloc(out->manifest.num_files + 1, sizeof(out->files[0]), (void **)&out->files));
-    if (out->manifest.num_files == 0) TRY(add_file(out, path, NULL));
-    for (size_t i = 0; i < out->manifest.num_files; i++) {
-        snprintf(name, sizeof(name), "%s/%s", path, out->manifest.files[i].name);
-        TRY(add_file(out, name, out->manifest.files[i].name));
-    }
-    if (out->count) qsort(out->at, out->count, sizeof(out->at[0]), by_name);
-    return CAIRN_OK;
-out:
-    tensors_close(out);
+    snprintf(name, sizeof(name), "%s/checkpoint.json", path);
+    const cairn_status st = lstat(name, &s) == 0 ? open_checkpoint(out) : open_files(out);
+    if (st != CAIRN_OK) tensors_close(out);
+    else if (out->count) qsort(out->at, out->count, sizeof(out->at[0]), by_name);
     return st;
 }
 
 void tensors_close(struct tensors *t) {
-    for (size_t i = 0; i < t->num_files; i++) cairn__safetensors_close(&t->files[i]);
     for (size_t i = 0; i < t->count; i++) cairn__free(t->at[i].name);
-    cairn__free(t->files);
     cairn__free(t->at);
+    if (t->manifest.num_files) {
+        for (size_t i = 0; i < t->num_files; i++) cairn__safetensors_close(&t->files[i]);
+        cairn__free(t->files);
+    }
+    cairn__source_close(&t->source);
     cairn__manifest_clear(&t->manifest);
     *t = (struct tensors){.path = t->path};
 }
@@ -116,6 +141,10 @@ cairn_status tensors_check(const struct tensors *t) {
     }
 out:
     return st;
+}
+
+bool is_float(cairn_dtype d) {
+    return d == CAIRN_F64 || d == CAIRN_F32 || cairn__is_half(d);
 }
 
 void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]) {

@@ -1,4 +1,4 @@
-/* The tensors of a safetensors file or of a checkpoint, as one list. */
+/* The tensors of a checkpoint, of a safetensors file, or of several with an index, as one list. */
 #ifndef TOOLS_CKPT_TENSORS_H
 #define TOOLS_CKPT_TENSORS_H
 
@@ -6,6 +6,7 @@
 
 #include "state/safetensors.h"
 #include "state/state_internal.h"
+#include "state/weights_source.h"
 
 struct tensor {
     char *name; /* of a rank's own entries: "rank 1: env/seed" */
@@ -15,14 +16,15 @@ struct tensor {
 
 struct tensors {
     const char *path;
-    struct cairn__manifest manifest; /* of a checkpoint; no files: path is one file */
+    struct cairn__manifest manifest; /* of a checkpoint; no files: it is none */
+    struct cairn__source source;     /* what is no checkpoint */
     struct cairn__safetensors **files;
     size_t num_files;
     struct tensor *at; /* by name */
     size_t count;
 };
 
-/* Errors, with the path: those of cairn__safetensors_open and of a manifest; CAIRN_EINVAL it is neither. */
+/* Errors, with the path: those of cairn__source_open and of a manifest; CAIRN_EINVAL it is neither. */
 cairn_status tensors_open(const char *path, struct tensors *out);
 void tensors_close(struct tensors *t);
 
@@ -31,8 +33,10 @@ const struct tensor *tensors_find(const struct tensors *t, const char *name);
 /* All of its elements; free with cairn__free. */
 cairn_status tensor_read(const struct tensor *t, void **out);
 
-/* Of a checkpoint: every file has the size and the checksum of its manifest. Of a file: it can be read to its end. */
+/* Of a checkpoint: every file has the size and the checksum of its manifest. Of files: they can be read to their end. */
 cairn_status tensors_check(const struct tensors *t);
+
+bool is_float(cairn_dtype d);
 
 /* "[2, 3]" */
 void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]);
