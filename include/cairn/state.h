@@ -76,7 +76,7 @@ struct cairn_state_save_options {
 #define cairn_state_save_options(...) \
     (&(struct cairn_state_save_options){.struct_size = sizeof(struct cairn_state_save_options), __VA_ARGS__})
 
-/* Saves DIR/step-<step>, in place of one that is there. Makes DIR where it is missing, but not the folder it is in.
+/* Saves DIR/step-<step>, in place of one that is there. Makes DIR, and the folders it is in, where they are missing.
  * A background save that still runs is waited for before.
  *
  *   step     >= 0; of the program

@@ -137,10 +137,31 @@ cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint6
     return join(dir, name, partial);
 }
 
+static cairn_status make_folder(const char *path) {
+    if (mkdir(path, 0777) == 0) return cairn__folder_sync_above(path);
+    return errno == EEXIST ? CAIRN_OK : cairn__fail_errno(errno, "%s: making the folder", path);
+}
+
+/* With the folders it is in, which are touched only if one is missing. */
+static cairn_status make_folders(const char *dir) {
+    char path[CAIRN__MOST_PATH];
+    struct stat s;
+    cairn_status st = CAIRN_OK;
+    snprintf(path, sizeof(path), "%s", dir);
+    for (char *c = path + 1; *c && stat(dir, &s) != 0 && errno == ENOENT; c++) {
+        if (*c != '/') continue;
+        *c = 0;
+        if (stat(path, &s) != 0) TRY(make_folder(path));
+        *c = '/';
+    }
+    TRY(make_folder(dir));
+out:
+    return st;
+}
+
 cairn_status cairn__checkpoint_begin(const char *dir, const char *partial) {
     cairn_status st = CAIRN_OK;
-    if (mkdir(dir, 0777) == 0) TRY(cairn__folder_sync_above(dir));
-    else if (errno != EEXIST) TRY(cairn__fail_errno(errno, "%s: making the folder", dir));
+    TRY(make_folders(dir));
     remove_leftovers(dir);
     if (mkdir(partial, 0777) != 0) TRY(cairn__fail_errno(errno, "%s: making the folder", partial));
 out:

@@ -395,7 +395,7 @@ static void a_read_only_folder_is_an_error_and_can_be_loaded_from(void **unused)
     assert_int_equal(status, 0);
 }
 
-static void a_folder_that_vanishes_is_an_error_or_made_anew(void **unused) {
+static void a_folder_that_vanishes_is_made_anew_and_a_file_in_its_place_refused(void **unused) {
     (void)unused;
     struct program p = begin();
     fill(p.x, 1);
@@ -403,9 +403,14 @@ static void a_folder_that_vanishes_is_an_error_or_made_anew(void **unused) {
     assert_int_equal(remove_folder(NULL), 0);
     OK(cairn_state_save(p.state, folder, 2, NULL)); /* its own folder is made, as the first time */
     char below[128];
-    snprintf(below, sizeof(below), "%s/gone/a", folder);
-    REFUSED(cairn_state_save(p.state, below, 3, NULL), CAIRN_ESYSTEM, below);
+    snprintf(below, sizeof(below), "%s/gone//b/a/", folder);
+    OK(cairn_state_save(p.state, below, 3, NULL)); /* and the folders it is in */
     int64_t step = 0;
+    OK(cairn_state_load_latest(p.state, below, &step));
+    assert_int_equal(step, 3);
+    write_file(in_folder("file"), "x", 1);
+    snprintf(below, sizeof(below), "%s/file/a", folder);
+    REFUSED(cairn_state_save(p.state, below, 3, NULL), CAIRN_ESYSTEM, below);
     OK(cairn_state_load_latest(p.state, folder, &step));
     assert_int_equal(step, 2);
     end(&p);
@@ -420,7 +425,7 @@ int main(int argc, char **argv) {
         T(ranks_that_die_while_they_save_in_the_background_do_too),
         T(a_full_disk_is_an_error_and_what_was_whole_stays),
         T(a_read_only_folder_is_an_error_and_can_be_loaded_from),
-        T(a_folder_that_vanishes_is_an_error_or_made_anew),
+        T(a_folder_that_vanishes_is_made_anew_and_a_file_in_its_place_refused),
     };
     if (argc > 1) kills = atoi(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
