@@ -110,7 +110,8 @@ cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *c
 cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
                                             char partial[CAIRN__MOST_PATH]);
 
-/* Makes DIR, with the folders it is in, and partial, which is empty; removes what killed saves left behind. Errors: CAIRN_ESYSTEM. */
+/* Makes DIR, with the folders it is in, and partial, which is empty; removes what killed saves left behind.
+ * Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__checkpoint_begin(const char *dir, const char *partial);
 
 /* Removes partial, whose save has failed, if it is still there; the last error stays what it was. */
