@@ -14,12 +14,13 @@
 #include <xxhash.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/status.h"
 
 /* What is hashed, written and read at once: a piece is hashed while the processor's cache has it. */
 enum { PIECE = 1 << 20, MOST_PATH = 4096 };
-/* The disk is given work after so many bytes: it writes while the next ones are hashed and copied, and fsync has less
- * left. */
+/* The disk is given work after so many bytes: it writes these while the next ones are hashed and copied, and is waited
+ * for before it gets those. So fsync has little left, and the size of a file tells how far its writing is. */
 enum { AHEAD = 8 << 20 };
 
 struct cairn__writer {
@@ -32,7 +33,7 @@ struct cairn__writer {
     char *piece;
     size_t used;
     uint64_t nbytes;
-    uint64_t started; /* of these, on their way to the disk */
+    uint64_t started, waited; /* of these, on their way to the disk; on it */
     XXH3_state_t *hash;
 };
 
@@ -75,7 +76,11 @@ static cairn_status write_piece(struct cairn__writer *w, const char *data, size_
         w->nbytes += (uint64_t)n;
     }
     if (w->nbytes - w->started >= AHEAD) {
+        const uint64_t before = w->waited;
         (void)sync_file_range(w->fd, (off_t)w->started, (off_t)(w->nbytes - w->started), SYNC_FILE_RANGE_WRITE);
+        if (w->started > before) /* 0 bytes would be all that follow */
+            (void)sync_file_range(w->fd, (off_t)before, (off_t)(w->started - before), SYNC_FILE_RANGE_WAIT_BEFORE);
+        w->waited = w->started;
         w->started = w->nbytes;
     }
     return CAIRN_OK;
@@ -87,6 +92,16 @@ static cairn_status flush(struct cairn__writer *w) {
     return write_piece(w, w->piece, nbytes);
 }
 
+/* Of this thread, process, machine and moment. */
+static uint64_t unlike_others(void) {
+    struct timespec t;
+    char machine[256] = "";
+    clock_gettime(CLOCK_REALTIME, &t);
+    (void)gethostname(machine, sizeof(machine) - 1);
+    const uint64_t h = cairn__hash_word(cairn__hash_text(CAIRN__HASH_START, machine), (uint64_t)t.tv_sec);
+    return cairn__hash_word(cairn__hash_word(h, (uint64_t)t.tv_nsec), (uint64_t)syscall(SYS_gettid));
+}
+
 cairn_status cairn__writer_create(const char *path, unsigned flags, struct cairn__writer **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__writer *w = NULL;
@@ -96,14 +111,15 @@ cairn_status cairn__writer_create(const char *path, unsigned flags, struct cairn
     w->is_in_place = flags & CAIRN__WRITER_IN_PLACE;
     TRY(cairn__strdup(path, &w->path));
     const int n = w->is_in_place ? snprintf(name, sizeof(name), "%s", path)
-                                 : snprintf(name, sizeof(name), "%s.partial-%ld", path, (long)syscall(SYS_gettid));
+                                 : snprintf(name, sizeof(name), "%s.partial-%" PRIx64, path, unlike_others());
     if (n < 0 || n >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
     TRY(cairn__strdup(name, &w->written));
     TRY(cairn__alloc(PIECE, (void **)&w->piece));
     w->hash = XXH3_createState();
     if (!w->hash) TRY(cairn__fail(CAIRN_ENOMEM, "out of memory: the state of a hash"));
     XXH3_64bits_reset(w->hash);
-    w->fd = open(w->written, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    const int how = w->is_in_place ? O_TRUNC | O_NOFOLLOW : O_EXCL;
+    w->fd = open(w->written, O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
     if (w->fd < 0) TRY(cairn__fail_errno(errno, "%s: cannot be made", path));
     w->is_made = true;
     *out = w;

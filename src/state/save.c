@@ -4,13 +4,12 @@
  *   write     each rank its files, and last rank-N.done, which names them
  *   publish   rank 0: when every rank's .done is there, checkpoint.json, and the folder gets its name
  *
- * In a background save the last two are a thread's. It cannot call the group, so that rank 0 learns of the others from
- * their .done and .failed, and of ranks that died from join_together, where all ranks meet; cairn_state_wait then
- * agrees on the outcome. */
+ * The last two are a thread's, for which a foreground save waits at once: a disk may be slower than a group's timeout
+ * (comm/task.h). The thread cannot call the group, so that rank 0 learns of the others from their .done and .failed,
+ * and of ranks that died from join_together, where all ranks meet and agree on the outcome. */
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "comm/group.h"
+#include "comm/task.h"
 #include "core/alloc.h"
 #include "core/hash.h"
 #include "core/log.h"
@@ -47,11 +46,9 @@ struct cairn__save {
     struct cairn__manifest_file files[MOST_FILES]; /* that this rank has written */
     size_t num_files;
 
-    pthread_t thread;
-    bool has_thread;
-    atomic_bool peer_failed; /* told to the thread: nobody writes what it waits for */
-    cairn_status status;     /* of the thread, and its last error */
-    char error[1024];
+    struct cairn__task task;
+    atomic_bool peer_failed; /* read by the task: nobody writes what it waits for */
+    char warning[512];       /* of pruning, for the log; "" = none */
 };
 
 static bool is_on_host(const struct cairn_device *d) {
@@ -97,7 +94,7 @@ static cairn_status compare_plans(const struct plan *first, const struct plan *o
     return CAIRN_OK;
 }
 
-/* Collective; makes the name of the hidden folder. */
+/* Collective, and agreed upon; makes the name of the hidden folder. */
 static cairn_status agree_on_plan(struct cairn__save *save, cairn_group *group) {
     struct plan *all = NULL;
     const struct plan mine = {new_attempt(),       hash_shared(&save->list),
@@ -106,8 +103,9 @@ static cairn_status agree_on_plan(struct cairn__save *save, cairn_group *group) 
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_make_room(group, "cairn_state_save", sizeof(mine), (void **)&all));
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
-    for (int r = 1; r < save->ranks; r++) TRY(compare_plans(&all[0], &all[r], r));
-    TRY(cairn__checkpoint_partial_path(save->dir, save->step, all[0].attempt, save->partial));
+    for (int r = 1; st == CAIRN_OK && r < save->ranks; r++) st = compare_plans(&all[0], &all[r], r);
+    if (st == CAIRN_OK) st = cairn__checkpoint_partial_path(save->dir, save->step, all[0].attempt, save->partial);
+    st = cairn__group_agree_on_status(group, "cairn_state_save", st);
 out:
     cairn__free(all);
     return st;
@@ -270,6 +268,15 @@ static void sign_path(const struct cairn__save *save, int rank, const char *kind
     snprintf(path, CAIRN__MOST_PATH + 64, "%s/rank-%05d.%s", save->partial, rank, kind);
 }
 
+/* Tells rank 0 why this rank's part will not come. The last error stays what it is. */
+static cairn_status sign_failed(const struct cairn__save *save, cairn_status st) {
+    char path[CAIRN__MOST_PATH + 64], cause[1024];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    sign_path(save, save->rank, "failed", path);
+    (void)write_text(path, cause);
+    return cairn__fail(st, "%s", cause);
+}
+
 /* This rank's files; then its sign for rank 0. */
 static cairn_status write_own(struct cairn__save *save) {
     char path[CAIRN__MOST_PATH + 64];
@@ -281,17 +288,10 @@ static cairn_status write_own(struct cairn__save *save) {
     TRY(write_manifest(save, path, save->files, save->num_files));
     return CAIRN_OK;
 out:
-    sign_path(save, save->rank, "failed", path);
-    if (save->rank > 0 && access(save->partial, F_OK) != 0)
-        return cairn__fail(CAIRN_EPEER, "cairn_state_save: rank 0 gave %s up before rank %d had written its part",
-                           save->path, save->rank);
-    if (save->rank > 0) {
-        char cause[1024];
-        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-        (void)write_text(path, cause);
-        st = cairn__fail(st, "%s", cause);
-    }
-    return st;
+    if (save->rank == 0) return st;
+    REQUIRE(access(save->partial, F_OK) == 0, CAIRN_EPEER,
+            "cairn_state_save: rank 0 gave %s up before rank %d had written its part", save->path, save->rank);
+    return sign_failed(save, st);
 }
 
 /* ---- publish ---- */
@@ -302,13 +302,17 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* How much of the rank's file there is: it still writes if that grows. */
+/* How much of the rank's file there is: it still writes if that grows. The file is opened, since a network file system
+ * may remember an older size of a file that is not. */
 static int64_t written_by(const struct cairn__save *save, int rank) {
     char name[CAIRN__MOST_FILE_NAME], path[CAIRN__MOST_PATH + CAIRN__MOST_FILE_NAME];
     struct stat s;
     cairn__manifest_file_name(rank, name);
     snprintf(path, sizeof(path), "%s/%s", save->partial, name);
-    return stat(path, &s) == 0 ? (int64_t)s.st_size : -1;
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    const bool is_known = fd >= 0 && fstat(fd, &s) == 0;
+    if (fd >= 0) close(fd);
+    return is_known ? (int64_t)s.st_size : -1;
 }
 
 /* Reads the rank's .done once it is there. */
@@ -384,7 +388,7 @@ static cairn_status publish(struct cairn__save *save) {
     TRY(write_manifest(save, path, files, count));
     TRY(cairn__checkpoint_publish(save->dir, save->partial, save->path));
     if (cairn__checkpoint_prune(save->dir, save->step, save->how.keep_last, save->how.keep_every) != CAIRN_OK)
-        cairn__log(CAIRN_LOG_WARNING, "cairn_state_save: an old checkpoint was not removed: %s", cairn_last_error());
+        snprintf(save->warning, sizeof(save->warning), "%s", cairn_last_error());
 out:
     cairn__free(files);
     return st;
@@ -401,61 +405,49 @@ static void end_save(cairn_state *state, struct cairn__save **save) {
     *save = NULL;
 }
 
-static void *run_in_background(void *arg) {
-    struct cairn__save *save = arg;
-    pthread_setname_np(pthread_self(), "cairn-save");
-    save->status = write_own(save);
-    if (save->status == CAIRN_OK && save->rank == 0) save->status = publish(save);
-    if (save->status != CAIRN_OK) snprintf(save->error, sizeof(save->error), "%s", cairn_last_error());
-    return NULL;
+static cairn_status write_all(void *ctx) {
+    struct cairn__save *save = ctx;
+    const cairn_status st = write_own(save);
+    return st == CAIRN_OK && save->rank == 0 ? publish(save) : st;
 }
 
-/* The program's signal handlers run in the program's threads. */
-static cairn_status begin_thread(struct cairn__save *save) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const int error = pthread_create(&save->thread, NULL, run_in_background, save);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    save->has_thread = error == 0;
-    if (error == 0) return CAIRN_OK;
-    char path[CAIRN__MOST_PATH + 64];
-    save->status = cairn__fail_errno(error, "cairn_state_save: starting a thread");
-    snprintf(save->error, sizeof(save->error), "%s", cairn_last_error());
-    sign_path(save, save->rank, "failed", path);
-    if (save->rank > 0) (void)write_text(path, save->error); /* rank 0 does not wait for it */
-    return cairn__fail(save->status, "%s", save->error);
+/* A rank without a thread says so to rank 0, and at the next call to the program. */
+static void begin_writing(struct cairn__save *save) {
+    const cairn_status st = cairn__task_begin(&save->task, "cairn-save", write_all, save);
+    if (st != CAIRN_OK && save->rank > 0) (void)sign_failed(save, st);
 }
 
-/* Waits for the background save, and returns what this rank knows of its outcome. */
-static cairn_status join(cairn_state *state) {
-    struct cairn__save *save = state->save;
-    cairn_status st = CAIRN_OK;
-    if (!save) return CAIRN_OK;
-    if (save->has_thread) pthread_join(save->thread, NULL);
-    if (save->status != CAIRN_OK) st = cairn__fail(save->status, "%s", save->error);
-    end_save(state, &state->save);
+/* st: of this rank's part. */
+static cairn_status end_written(cairn_state *state, struct cairn__save **save, cairn_status st) {
+    if ((*save)->warning[0])
+        cairn__log(CAIRN_LOG_WARNING, "cairn_state_save: an old checkpoint was not removed: %s", (*save)->warning);
+    if (st != CAIRN_OK && (*save)->rank == 0) cairn__checkpoint_abandon((*save)->partial);
+    end_save(state, save);
     return st;
 }
 
-/* Collective. The other ranks have written their parts when they agree, so that rank 0's thread need not wait for one
- * that died. */
+/* Waits for the save, and returns what this rank knows of its outcome. */
+static cairn_status join(cairn_state *state) {
+    return end_written(state, &state->save, cairn__task_join(&state->save->task));
+}
+
+/* Collective: waits for the save that runs, if one does. */
 static cairn_status join_together(cairn_state *state, const char *call) {
     cairn_group *group = cairn_env_group(state->env);
-    struct cairn__save *save = state->save;
     char cause[1024];
-    if (!save) return CAIRN_OK; /* on all ranks alike */
-    if (save->rank > 0) return cairn__group_agree_on_status(group, call, join(state));
-    const cairn_status st = cairn__group_agree_on_status(group, call, CAIRN_OK);
-    if (st == CAIRN_OK) return join(state);
+    if (!state->save) return CAIRN_OK; /* on all ranks alike */
+    const cairn_status st = cairn__group_await(group, call, &state->save->task);
+    if (st == CAIRN_OK) return cairn__group_agree_on_status(group, call, join(state));
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    atomic_store(&save->peer_failed, true);
+    atomic_store(&state->save->peer_failed, true);
     (void)join(state);
     return cairn__fail(st, "%s", cause);
 }
 
 void cairn__state_end_save(cairn_state *state) {
-    if (join(state) != CAIRN_OK)
+    if (state->save && cairn__group_progress(cairn_env_group(state->env)) != CAIRN_OK)
+        atomic_store(&state->save->peer_failed, true); /* rank 0's thread waits for no rank that is gone */
+    if (state->save && join(state) != CAIRN_OK)
         cairn__log(CAIRN_LOG_ERROR, "cairn_state_destroy: the last background save failed: %s", cairn_last_error());
     cairn__free(state->copy);
     state->copy = NULL;
@@ -463,14 +455,7 @@ void cairn__state_end_save(cairn_state *state) {
 
 cairn_status cairn_state_wait(cairn_state *state) {
     REQUIRE(state, CAIRN_EINVAL, "cairn_state_wait: state is NULL");
-    if (!state->save) return CAIRN_OK; /* on all ranks alike */
-    char partial[CAIRN__MOST_PATH];
-    memcpy(partial, state->save->partial, sizeof(partial));
-    const bool is_first = state->save->rank == 0;
-    static const char call[] = "cairn_state_wait";
-    const cairn_status st = cairn__group_agree_on_status(cairn_env_group(state->env), call, join_together(state, call));
-    if (st != CAIRN_OK && is_first) cairn__checkpoint_abandon(partial); /* no rank writes into it any more */
-    return st;
+    return join_together(state, "cairn_state_wait");
 }
 
 static cairn_status new_save(cairn_state *state, const char *dir, int64_t step,
@@ -478,7 +463,8 @@ static cairn_status new_save(cairn_state *state, const char *dir, int64_t step,
     struct cairn__save *save = NULL;
     cairn_status st = CAIRN_OK;
     REQUIRE(dir && dir[0], CAIRN_EINVAL, "cairn_state_save: dir is empty");
-    REQUIRE(step >= 0, CAIRN_EINVAL, "cairn_state_save: step %" PRId64 " is negative", step);
+    REQUIRE(step >= 0 && step < CAIRN__MOST_STEPS, CAIRN_EINVAL,
+            "cairn_state_save: step %" PRId64 " is negative, or has more than 18 digits", step);
     TRY(cairn__calloc(1, sizeof(*save), (void **)&save));
     *out = save;
     save->how.struct_size = sizeof(save->how);
@@ -520,21 +506,12 @@ cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
                                "%s: this rank does not see what rank 0 has made; all ranks must save into one folder",
                                save->partial);
     TRY(cairn__group_agree_on_status(group, call, st));
-    if (save->how.background == CAIRN_ON) {
-        state->save = save;
-        save = NULL;
-        st = cairn__group_agree_on_status(group, call, begin_thread(state->save));
-        if (st == CAIRN_OK) return CAIRN_OK;
-        char cause[1024];
-        snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-        (void)cairn_state_wait(state);
-        return cairn__fail(st, "%s", cause);
-    }
-    TRY(cairn__group_agree_on_status(group, call, write_own(save)));
-    if (save->rank == 0) st = publish(save);
-    TRY(cairn__group_agree_on_status(group, call, st));
+    if (save->ranks == 1 && save->how.background != CAIRN_ON) return end_written(state, &save, write_all(save));
+    state->save = save;
+    begin_writing(save);
+    return save->how.background == CAIRN_ON ? CAIRN_OK : join_together(state, call);
 out:
-    if (save && st != CAIRN_OK && save->rank == 0 && has_folder) cairn__checkpoint_abandon(save->partial);
+    if (has_folder && save->rank == 0) cairn__checkpoint_abandon(save->partial);
     end_save(state, &save);
     return st;
 }

@@ -17,6 +17,7 @@
 #include "param/stateful.h"
 
 enum { CAIRN__MOST_PATH = 4096 };
+#define CAIRN__MOST_STEPS INT64_C(1000000000000000000) /* the digits that names of folders may have */
 
 /* ---- state.c ---- */
 
@@ -50,6 +51,7 @@ struct cairn_state {
 
     bool watches;  /* cairn_state_watch_signals was called */
     unsigned seen; /* of the requests by SIGUSR1, those that cairn_state_due has told the ranks */
+    bool seen_stop;
 };
 
 /* Every entry of every object, sorted by name. has, ctx: as in struct cairn__entries; NULL: saving. Errors: the
