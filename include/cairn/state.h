@@ -29,7 +29,9 @@
  *            all fail and the message names a rank. DIR is a folder that all ranks see, as on one machine or on a
  *            shared file system. Rank 0 writes what is shared: parameters and moments that ddp averages. What is a
  *            rank's own loads on the same number of ranks only; everything else on any number.
- * Threads    as the environment. A background save runs a thread, "cairn-save", for as long as it writes.
+ * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, unless it is a foreground
+ *            save of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than the
+ *            environment's timeout: ranks that wait for one that reads or writes know that it is alive.
  * Source     compare torch.distributed.checkpoint (PyTorch 2.x) and its async_save; safetensors 0.4 for the files. */
 #ifndef CAIRN_STATE_H
 #define CAIRN_STATE_H
@@ -120,8 +122,13 @@ CAIRN_API cairn_status cairn_state_load_latest(cairn_state *state, const char *d
 /* ---- when to save ---- */
 
 /* From here on SIGUSR1 asks for a checkpoint at the next cairn_state_due (Slurm's warning before the end of a job:
- * --signal=USR1@120), and SIGTERM for one and for the end of the training; a second SIGTERM ends the process at once.
- * Handlers stay until the process ends. Collective. Errors: CAIRN_ESTATE the program handles or ignores one of the two
+ * --signal=USR1@120), and SIGTERM for one and for the end of the training. Another SIGTERM within a second is taken for
+ * the same (launchers send one to a process and to its group); a later one ends the process at once.
+ *
+ * Handlers stay until the process ends, and run on a stack of their own (sigaltstack of this thread, where it has none;
+ * SA_ONSTACK). A program's own handlers, and those of profilers, need that too: within oneDNN's products the stack
+ * pointer points into the heap.
+ * Collective. Errors, after which no rank has a handler: CAIRN_ESTATE the program handles or ignores one of the two
  * itself; CAIRN_EPEER another rank's does. */
 CAIRN_API cairn_status cairn_state_watch_signals(cairn_state *state);
 
@@ -133,12 +140,14 @@ enum {
 /* What is due after `step` steps: CAIRN_STATE_SAVE where step is a multiple of `every` (0 = never) or a signal has come
  * to any rank, and CAIRN_STATE_STOP, as bits; 0 = nothing. Where signals are watched it is collective and all ranks get
  * the same, at the same step: a launcher that warns one process of many warns them all. A launcher sends SIGTERM, too,
- * when another rank has died; then this call fails, and nothing is saved that not all ranks agree on. A request is
- * answered once, also where the save that follows fails: that returns its error, and the next is the program's choice.
+ * when another rank has died; then this call fails, and nothing is saved that not all ranks agree on. A signal asks for
+ * one SAVE, also where the save that follows fails: that returns its error, and the next is the program's choice. STOP
+ * stays.
  *
- * Cost     with cairn_state_watch_signals 8 bytes from every rank to every other; without, nothing
- * Errors   CAIRN_EINVAL; CAIRN_EPEER, CAIRN_ETIMEOUT a rank has died, or did not come within the environment's
- *          timeout */
+ * step, every   equal on all ranks
+ * Cost          with cairn_state_watch_signals 24 bytes from every rank to every other; without, nothing
+ * Errors        CAIRN_EINVAL; CAIRN_EPEER ranks that give other steps, a rank that has died; CAIRN_ETIMEOUT a rank did
+ *               not come within the environment's timeout */
 CAIRN_API cairn_status cairn_state_due(cairn_state *state, int64_t step, int64_t every, int *due);
 
 #ifdef __cplusplus

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../ranks.h"
@@ -258,6 +260,11 @@ static char *wait_for_signals(cairn_env *env, void *ctx) {
     EXPECT_OK(cairn_barrier(cairn_env_group(env)));
     EXPECT_OK(cairn_state_due(state, 14, 0, &due));
     EXPECT(due == (CAIRN_STATE_SAVE | CAIRN_STATE_STOP));
+    EXPECT_OK(cairn_state_due(state, 15, 0, &due));
+    EXPECT(due == CAIRN_STATE_STOP); /* asked for one checkpoint */
+    EXPECT(cairn_state_due(state, first ? 16 : 17, 0, &due) == CAIRN_EPEER);
+    EXPECT_SAYS("step 17 and every 0 on rank 1, 16 and 0 on rank 0; they must be equal");
+    EXPECT(cairn_state_due(state, 18, first ? 6 : 5, &due) == CAIRN_EPEER);
     cairn_state_destroy(&state);
     return NULL;
 }
@@ -266,9 +273,36 @@ static void a_signal_asks_for_a_checkpoint_on_all_ranks_at_one_step(void **unuse
     (void)unused;
     int stopped = 0;
     run_ranks(3, wait_for_signals, &stopped);
-    struct sigaction now;
-    assert_int_equal(sigaction(SIGTERM, NULL, &now), 0);
-    assert_true(now.sa_handler == SIG_DFL); /* a second one ends the process */
+}
+
+/* In a child; its exit status says what was not so. */
+static int stop_twice(bool at_once) {
+    const struct timespec pause = {1, 100000000};
+    cairn_env *env;
+    cairn_state *state;
+    int due = 0;
+    if (cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK || cairn_state_create(env, &state) != CAIRN_OK) return 2;
+    if (cairn_state_watch_signals(state) != CAIRN_OK) return 3;
+    raise(SIGTERM);
+    if (!at_once) nanosleep(&pause, NULL);
+    raise(SIGTERM);
+    return cairn_state_due(state, 1, 0, &due) == CAIRN_OK && due == (CAIRN_STATE_SAVE | CAIRN_STATE_STOP) ? 0 : 4;
+}
+
+static int status_of_child(bool at_once) {
+    const pid_t child = fork();
+    int status;
+    assert_true(child >= 0);
+    if (child == 0) _exit(stop_twice(at_once));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status;
+}
+
+static void a_second_request_to_stop_within_a_second_is_the_same_and_a_later_one_ends_the_program(void **unused) {
+    (void)unused;
+    assert_int_equal(status_of_child(true), 0);
+    const int status = status_of_child(false);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
 }
 
 static void signals_that_the_program_handles_are_left_to_it(void **unused) {
@@ -279,9 +313,16 @@ static void signals_that_the_program_handles_are_left_to_it(void **unused) {
     struct sigaction before;
     OK(cairn_env_create(NULL, NULL, NULL, &env));
     OK(cairn_state_create(env, &state));
-    sigaction(SIGTERM, &ignore, &before);
-    REFUSED(cairn_state_watch_signals(state), CAIRN_ESTATE, "SIGTERM");
-    sigaction(SIGTERM, &before, NULL);
+    static const int signals[] = {SIGTERM, SIGUSR1};
+    for (int i = 0; i < 2; i++) {
+        struct sigaction unchanged, other;
+        sigaction(signals[!i], NULL, &unchanged);
+        sigaction(signals[i], &ignore, &before);
+        REFUSED(cairn_state_watch_signals(state), CAIRN_ESTATE, i ? "SIGUSR1" : "SIGTERM");
+        assert_int_equal(sigaction(signals[!i], NULL, &other), 0);
+        assert_true(other.sa_handler == unchanged.sa_handler); /* and the other one is not swallowed */
+        sigaction(signals[i], &before, NULL);
+    }
     cairn_state_destroy(&state);
     cairn_env_destroy(&env);
 }
@@ -649,6 +690,7 @@ int main(void) {
         T(ranks_that_save_different_things_all_fail),
         T(wrong_arguments_on_one_rank_are_an_error_on_all),
         T(signals_that_the_program_handles_are_left_to_it),
+        T(a_second_request_to_stop_within_a_second_is_the_same_and_a_later_one_ends_the_program),
         T(a_signal_asks_for_a_checkpoint_on_all_ranks_at_one_step),
         T(a_folder_without_checkpoints_loads_step_0_and_changes_nothing),
         T(a_step_that_is_saved_again_is_replaced),
