@@ -47,7 +47,7 @@ static inline void checkpoint_begin(struct checkpoint *c, cairn_env *env, cairn_
 static inline void checkpoint_resume(struct checkpoint *c) {
     if (!c->state) return;
     CAIRN_CHECK(cairn_state_watch_signals(c->state));
-    CAIRN_CHECK(cairn_state_load_latest(c->state, c->folder, &c->steps));
+    CAIRN_CHECK(cairn_state_load_latest(c->state, c->folder, NULL, &c->steps));
 }
 
 /* After a step: saves where it is time to, in the background. After a SIGTERM the program ends when that is done. */

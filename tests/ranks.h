@@ -47,14 +47,15 @@ static inline void *rank_main(void *arg) {
     return NULL;
 }
 
-/* Runs fn on p ranks and fails the test if one of them reports something. */
-static inline void run_ranks(int p, rank_fn fn, void *ctx) {
+/* Runs fn on p ranks and fails the test if one of them reports something. options: of the environments, NULL = usual
+ * ones. */
+static inline void run_ranks_with(int p, const struct cairn_env_options *options, rank_fn fn, void *ctx) {
     struct cairn__store_server *server = NULL;
     int port = 0;
     assert_int_equal(cairn__store_serve(0, &server, &port), CAIRN_OK);
     struct rank_thread *threads = calloc((size_t)p, sizeof(*threads));
     for (int r = 0; r < p; r++) {
-        threads[r] = (struct rank_thread){.fn = fn, .ctx = ctx};
+        threads[r] = (struct rank_thread){.options = options, .fn = fn, .ctx = ctx};
         threads[r].launch = (struct cairn__launch){
             .rank = r,
             .size = p,
@@ -82,6 +83,10 @@ static inline void run_ranks(int p, rank_fn fn, void *ctx) {
         free(failure);
         fail_msg("%s", text);
     }
+}
+
+static inline void run_ranks(int p, rank_fn fn, void *ctx) {
+    run_ranks_with(p, NULL, fn, ctx);
 }
 
 #endif

@@ -254,7 +254,7 @@ static inline char *load_from_files(const struct resume_run *r, const char *fold
     cairn_state *state;
     int64_t got = -1;
     PASS(open_state(r, &state));
-    EXPECT_OK(cairn_state_load_latest(state, folder, &got));
+    EXPECT_OK(cairn_state_load_latest(state, folder, NULL, &got));
     EXPECT(got == step);
     cairn_state_destroy(&state);
     return NULL;

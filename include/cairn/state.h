@@ -5,7 +5,7 @@
  *     CHECK(cairn_state_add(state, "optimizer", cairn_optimizer_stateful(adamw)));
  *     CHECK(cairn_state_add(state, "amp", amp_stateful(amp)));
  *     CHECK(cairn_state_add(state, "data", cairn_sampler_stateful(sampler)));
- *     CHECK(cairn_state_load_latest(state, "runs/a", &step));        CAIRN_OK with step 0 where there is none
+ *     CHECK(cairn_state_load_latest(state, "runs/a", NULL, &step));  CAIRN_OK with step 0 where there is none
  *     for (; step < total; step++) {
  *         ...
  *         CHECK(cairn_step(adamw));
@@ -55,8 +55,8 @@ CAIRN_API cairn_status cairn_state_create(cairn_env *env, cairn_state **out);
 CAIRN_API void cairn_state_destroy(cairn_state **state);
 
 /* Adds an object, which must outlive the state's use. The name is copied; checkpoints find the object by it.
- * Errors, which add nothing: CAIRN_EINVAL a name that is empty, added already, "env", or has a '/' or a control
- * character; an object that is NULL or of another environment; CAIRN_ENOMEM. */
+ * Errors, which add nothing: CAIRN_EINVAL a name that is empty, added already, "env" or "__metadata__", longer than 255
+ * bytes, not UTF-8, or has a '/' or a control character; an object that is NULL or of another environment; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_stateful object);
 
 /* Adds a number, or memory, of the program's own, which a save reads where it stands and a load overwrites. Shared:
@@ -72,7 +72,7 @@ struct cairn_state_save_options {
     size_t struct_size;
     int64_t keep_last;  /* once this checkpoint is whole, removes older ones but for the last so many, this one among
                            them; 0 = all stay */
-    int64_t keep_every; /* checkpoints of steps that are a multiple of this stay; 0 = none does for its step */
+    int64_t keep_every; /* checkpoints of steps that are a multiple of this stay, too; 0 = none does for its step */
     cairn_switch background; /* ON: return once the state is copied, and write the copy in a thread. OFF */
 };
 #define cairn_state_save_options(...) \
@@ -81,7 +81,7 @@ struct cairn_state_save_options {
 /* Saves DIR/step-<step>, in place of one that is there. Makes DIR, and the folders it is in, where they are missing.
  * A background save that still runs is waited for before.
  *
- *   step     >= 0; of the program
+ *   step     from 0 on, below 10^18; of the program
  *   options  NULL = all defaults
  *
  * Cost       foreground: one pass over the state, which is written where it stands. Background: a copy of it, into
@@ -89,7 +89,7 @@ struct cairn_state_save_options {
  * Errors     Training can go on: nothing of it has changed, and what was in DIR is whole. CAIRN_EINVAL; CAIRN_ESTATE an
  *            object cannot be saved now, with what to do first, or a graph is being recorded; CAIRN_ESYSTEM with the
  *            path: no folder, no room, no permission, a limit; CAIRN_EPEER another rank's error, with its message, or
- *            ranks that save different things; CAIRN_ETIMEOUT another rank's file did not come within the environment's
+ *            ranks that save different things; CAIRN_ETIMEOUT another rank's file has not grown for the environment's
  *            timeout; CAIRN_ENOMEM. What went wrong in the background save before this one is returned here, and this
  *            one is not begun. */
 CAIRN_API cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
@@ -98,26 +98,45 @@ CAIRN_API cairn_status cairn_state_save(cairn_state *state, const char *dir, int
 /* Waits until the last background save is whole, and returns its errors. Without one: CAIRN_OK at once. */
 CAIRN_API cairn_status cairn_state_wait(cairn_state *state);
 
+struct cairn_state_load_options {
+    size_t struct_size;
+    /* ON: what the program added and what the checkpoint has must be the same. OFF: an object or number that the
+     * checkpoint does not have stays as it is, with a notice, and objects that the program did not add are passed over:
+     * for a program that has changed, or one that wants a part. What both have must fit. ON */
+    cairn_switch strict;
+};
+#define cairn_state_load_options(...) \
+    (&(struct cairn_state_load_options){.struct_size = sizeof(struct cairn_state_load_options), __VA_ARGS__})
+
 /* Loads the checkpoint in the folder `path`: "runs/a/step-00000100".
  *
+ *   options  NULL = all defaults
  *   step     out: the step it was saved as; NULL = not wanted, here and below
  *
  * Names, types and shapes of all objects are compared, and numbers are read and checked, before anything changes.
- * Arrays are read once, straight to where they belong, and the files' checksums compared meanwhile.
+ * Arrays are read once, straight to where they belong, and the files' checksums compared meanwhile. A background save
+ * that still runs is waited for before.
+ * Cost     every rank reads what all share, and its own file; on another number of ranks than it was saved on, the
+ *          files of all
  * Errors   Nothing has changed: CAIRN_EINVAL not a whole checkpoint; an object, an entry, a type, a shape or a number
  *          that does not fit the program's; what belongs to one rank, on another number of ranks; CAIRN_ENOTSUP a later
  *          version of the format; CAIRN_ESTATE an object cannot take a state now (a gradient is pending, a captured
- *          graph holds other hyperparameters); CAIRN_ESYSTEM; CAIRN_EPEER.
+ *          graph holds other hyperparameters); CAIRN_ESYSTEM; CAIRN_EPEER; errors of the background save before it.
  *          The state is undefined until a load succeeds, and the message says so: CAIRN_EINVAL a checksum is wrong, or
  *          a file is cut while it is read; CAIRN_ESYSTEM reading failed; CAIRN_ESTATE other parameters were frozen than
  *          are, and a captured graph is alive. */
-CAIRN_API cairn_status cairn_state_load(cairn_state *state, const char *path, int64_t *step);
+CAIRN_API cairn_status cairn_state_load(cairn_state *state, const char *path,
+                                        const struct cairn_state_load_options *options, int64_t *step);
 
 /* Loads the checkpoint of DIR with the highest step that is whole. One that is not (a file is missing or cut, a
  * checksum is wrong) is passed over with a warning that says why. *step is 0, and nothing is loaded, where DIR has no
- * checkpoint or does not exist. Errors: as cairn_state_load, of the newest that is whole; CAIRN_EINVAL there are
- * checkpoints and none is whole. */
-CAIRN_API cairn_status cairn_state_load_latest(cairn_state *state, const char *dir, int64_t *step);
+ * checkpoint or does not exist.
+ * Errors: as cairn_state_load, of the newest that is whole; CAIRN_EINVAL there are checkpoints and none is whole;
+ * CAIRN_EPEER some ranks see checkpoints in DIR and others see none. A file that the system cannot open or read
+ * (CAIRN_ESYSTEM: no permission, a broken disk) ends the search: move that checkpoint away to go on from an older one.
+ */
+CAIRN_API cairn_status cairn_state_load_latest(cairn_state *state, const char *dir,
+                                               const struct cairn_state_load_options *options, int64_t *step);
 
 /* ---- when to save ---- */
 

@@ -67,9 +67,9 @@ cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *c
 
 /* Files alone: a checkpoint has no folders, and nothing else is to be lost by a mistake. */
 static cairn_status remove_folder(const char *path) {
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), errnum = errno;
     if (fd < 0 && unlink(path) == 0) return CAIRN_OK; /* a link: what it shows stays */
-    if (fd < 0) return cairn__fail_errno(errno, "%s", path);
+    if (fd < 0) return cairn__fail_errno(errnum, "%s", path);
     DIR *d = fdopendir(fd);
     if (!d) {
         close(fd);
@@ -93,6 +93,14 @@ cairn_status cairn__checkpoint_remove(const char *dir, const char *path) {
     return remove_folder(hidden);
 }
 
+/* A folder of this name that someone else made stays. */
+static bool is_checkpoint(const char *path) {
+    char manifest[CAIRN__MOST_PATH + 32];
+    struct stat s;
+    snprintf(manifest, sizeof(manifest), "%s/checkpoint.json", path);
+    return lstat(path, &s) == 0 && (S_ISLNK(s.st_mode) || lstat(manifest, &s) == 0);
+}
+
 cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep_last, int64_t keep_every) {
     int64_t *steps = NULL;
     size_t count = 0;
@@ -100,11 +108,12 @@ cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep
     cairn_status st = CAIRN_OK;
     if (keep_last <= 0) return CAIRN_OK;
     TRY(cairn__checkpoint_steps(dir, &steps, &count));
-    for (size_t i = count, kept = 1; i-- > 0;) {
+    int64_t newer = 0; /* this one among them */
+    for (size_t i = count; i-- > 0;) {
         const bool stays = keep_every > 0 && steps[i] % keep_every == 0;
-        if (steps[i] >= step || stays || kept++ < (size_t)keep_last) continue;
+        if (steps[i] > step || newer++ < keep_last || stays) continue;
         cairn_status one = cairn__checkpoint_path(dir, steps[i], path);
-        if (one == CAIRN_OK) one = cairn__checkpoint_remove(dir, path);
+        if (one == CAIRN_OK && is_checkpoint(path)) one = cairn__checkpoint_remove(dir, path);
         if (one != CAIRN_OK) st = one; /* the others go all the same */
     }
 out:
@@ -114,18 +123,34 @@ out:
 
 /* ---- a new one ---- */
 
-/* ".step-00000100.1a2b.partial" or ".step-00000100.gone" */
-static bool is_leftover(const char *name) {
+/* ".step-00000100.1a2b.partial" and ".step-00000100.gone"; ".step-00000100.old" was whole, and is what there is where a
+ * program died between the two names of replace. */
+static bool is_hidden(const char *name, const char *kind) {
     if (strncmp(name, HIDDEN, strlen(HIDDEN)) != 0) return false;
-    const char *digits = name + strlen(HIDDEN), *last = strrchr(name, '.');
-    return strspn(digits, "0123456789") >= 8 && (strcmp(last, ".partial") == 0 || strcmp(last, ".gone") == 0);
+    const char *digits = name + strlen(HIDDEN);
+    return strspn(digits, "0123456789") >= 8 && strcmp(strrchr(name, '.'), kind) == 0;
 }
 
 static void remove_leftovers(const char *dir) {
     char path[CAIRN__MOST_PATH];
     DIR *d = opendir(dir);
     for (const struct dirent *e; d && (e = readdir(d));) {
-        if (is_leftover(e->d_name) && join(dir, e->d_name, path) == CAIRN_OK) (void)remove_folder(path);
+        const bool goes =
+            is_hidden(e->d_name, ".partial") || is_hidden(e->d_name, ".gone") || is_hidden(e->d_name, ".old");
+        if (goes && join(dir, e->d_name, path) == CAIRN_OK) (void)remove_folder(path);
+    }
+    if (d) closedir(d);
+}
+
+void cairn__checkpoint_restore(const char *dir) {
+    char hidden[CAIRN__MOST_PATH], path[CAIRN__MOST_PATH], name[64];
+    DIR *d = opendir(dir);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        const char *digits = e->d_name + strlen(HIDDEN);
+        if (!is_hidden(e->d_name, ".old")) continue;
+        snprintf(name, sizeof(name), SHOWN "%.*s", (int)strspn(digits, "0123456789"), digits);
+        if (join(dir, e->d_name, hidden) == CAIRN_OK && join(dir, name, path) == CAIRN_OK && access(path, F_OK) != 0)
+            (void)rename(hidden, path);
     }
     if (d) closedir(d);
 }
@@ -138,8 +163,11 @@ cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint6
 }
 
 static cairn_status make_folder(const char *path) {
+    struct stat s;
     if (mkdir(path, 0777) == 0) return cairn__folder_sync_above(path);
-    return errno == EEXIST ? CAIRN_OK : cairn__fail_errno(errno, "%s: making the folder", path);
+    const int errnum = errno; /* not always EEXIST where it is there */
+    const bool is_there = stat(path, &s) == 0 && (S_ISDIR(s.st_mode) || errnum == EEXIST);
+    return is_there ? CAIRN_OK : cairn__fail_errno(errnum, "%s: making the folder", path);
 }
 
 /* With the folders it is in, which are touched only if one is missing. */
@@ -162,6 +190,7 @@ out:
 cairn_status cairn__checkpoint_begin(const char *dir, const char *partial) {
     cairn_status st = CAIRN_OK;
     TRY(make_folders(dir));
+    cairn__checkpoint_restore(dir);
     remove_leftovers(dir);
     if (mkdir(partial, 0777) != 0) TRY(cairn__fail_errno(errno, "%s: making the folder", partial));
 out:
@@ -183,9 +212,10 @@ static void remove_old(const char *path) {
                    cairn_last_error());
 }
 
-/* Where the file system cannot exchange two names, there is no checkpoint of this step for a moment. */
+/* Where the file system cannot exchange two names (NFS), the old checkpoint has another one for a moment, from which
+ * cairn__checkpoint_restore brings it back. */
 static cairn_status replace(const char *dir, const char *partial, const char *path) {
-    char name[64], gone[CAIRN__MOST_PATH];
+    char name[64], old[CAIRN__MOST_PATH];
     cairn_status st = CAIRN_OK;
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
         TRY(cairn__folder_sync(dir));
@@ -193,16 +223,16 @@ static cairn_status replace(const char *dir, const char *partial, const char *pa
         return CAIRN_OK;
     }
     if (errno != EINVAL && errno != ENOSYS) return cairn__fail_errno(errno, "%s", path);
-    snprintf(name, sizeof(name), ".%.40s.gone", strrchr(path, '/') + 1);
-    TRY(join(dir, name, gone));
-    if (rename(path, gone) != 0) TRY(cairn__fail_errno(errno, "%s", path));
+    snprintf(name, sizeof(name), ".%.40s.old", strrchr(path, '/') + 1);
+    TRY(join(dir, name, old));
+    if (rename(path, old) != 0) TRY(cairn__fail_errno(errno, "%s", path));
     if (rename(partial, path) != 0) {
         st = cairn__fail_errno(errno, "%s", path);
-        (void)rename(gone, path);
+        (void)rename(old, path);
         goto out;
     }
     TRY(cairn__folder_sync(dir));
-    remove_old(gone);
+    remove_old(old);
 out:
     return st;
 }

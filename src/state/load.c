@@ -15,9 +15,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "comm/group.h"
+#include "comm/task.h"
 #include "core/alloc.h"
 #include "core/log.h"
+#include "core/options.h"
 #include "core/status.h"
 #include "state/file.h"
 #include "state/safetensors.h"
@@ -29,6 +30,7 @@ enum { MOST_MANIFEST = 64 << 20, BOUNCE = 4 << 20 };
 struct checkpoint {
     const char *path;
     int rank, ranks; /* the program's */
+    bool is_lenient;
     struct cairn__manifest manifest;
     struct cairn__safetensors *shared;
     struct cairn__safetensors **own; /* [manifest.ranks]; NULL = not needed */
@@ -85,14 +87,14 @@ out:
     return st;
 }
 
-static cairn_status open_checkpoint(const char *path, const struct cairn_env *env, struct checkpoint *c) {
+static cairn_status open_checkpoint(const char *path, struct checkpoint *c) {
     char name[CAIRN__MOST_PATH + 64];
     char *text = NULL;
     struct cairn__file_facts facts;
     struct stat s;
     cairn_status st = CAIRN_OK;
     REQUIRE(path && path[0], CAIRN_EINVAL, CALL ": path is NULL or empty");
-    *c = (struct checkpoint){.path = path, .rank = env->rank, .ranks = env->size};
+    c->path = path;
     snprintf(name, sizeof(name), "%s/checkpoint.json", path);
     if (lstat(name, &s) != 0 && (errno == ENOENT || errno == ENOTDIR))
         return cairn__fail(CAIRN_EINVAL, "%s: not a checkpoint, since there is no checkpoint.json", path);
@@ -140,6 +142,26 @@ static bool has_entry(const struct cairn__entries *entries, const char *name) {
     struct source s;
     snprintf(full, sizeof(full), "%s%s%s", entries->object, entries->object[0] ? "/" : "", name);
     return find_source(entries->ctx, full, &s);
+}
+
+static bool has_object(const struct cairn__safetensors *file, const char *object) {
+    const size_t n = strlen(object);
+    for (size_t i = 0; file && i < cairn__safetensors_count(file); i++) {
+        const char *name = cairn__safetensors_at(file, i)->name;
+        if (strncmp(name, object, n) == 0 && name[n] == '/') return true;
+    }
+    return false;
+}
+
+/* Objects that stay as they are. */
+static void find_absent(cairn_state *state, const struct checkpoint *c) {
+    const struct cairn__safetensors *own = c->own[c->manifest.ranks == c->ranks ? c->rank : 0];
+    for (size_t i = 1; i < state->num_objects; i++) {
+        struct cairn__state_object *object = &state->objects[i];
+        object->is_absent = c->is_lenient && !has_object(c->shared, object->name) && !has_object(own, object->name);
+        if (object->is_absent && c->rank == 0)
+            cairn__log(CAIRN_LOG_NOTICE, CALL ": %s has no '%s', which stays as it is", c->path, object->name);
+    }
 }
 
 static int64_t rows_of(const struct cairn__entry *e) {
@@ -195,10 +217,11 @@ static const struct cairn__state_item *find_item(const struct cairn__state_list 
     return bsearch(name, list->at, list->count, sizeof(list->at[0]), compare_name);
 }
 
-static cairn_status match_file(const struct checkpoint *c, const struct cairn__state_list *list,
-                               const struct cairn__safetensors *file) {
+static cairn_status match_file(const struct checkpoint *c, const cairn_state *state,
+                               const struct cairn__state_list *list, const struct cairn__safetensors *file) {
     for (size_t i = 0; file && i < cairn__safetensors_count(file); i++) {
         const char *name = cairn__safetensors_at(file, i)->name, *owner = cairn__safetensors_metadata(file, name);
+        if (c->is_lenient && !cairn__state_has_object(state, name)) continue;
         REQUIRE(find_item(list, name), CAIRN_EINVAL,
                 CALL ": %s has '%s', which the program does not; add the objects that it was saved with", c->path,
                 name);
@@ -209,10 +232,10 @@ static cairn_status match_file(const struct checkpoint *c, const struct cairn__s
     return CAIRN_OK;
 }
 
-static cairn_status match(const struct checkpoint *c, const struct cairn__state_list *list) {
+static cairn_status match(const struct checkpoint *c, const cairn_state *state, const struct cairn__state_list *list) {
     cairn_status st = CAIRN_OK;
-    TRY(match_file(c, list, c->shared));
-    for (int r = 0; r < c->manifest.ranks; r++) TRY(match_file(c, list, c->own[r]));
+    TRY(match_file(c, state, list, c->shared));
+    for (int r = 0; r < c->manifest.ranks; r++) TRY(match_file(c, state, list, c->own[r]));
     for (size_t i = 0; i < list->count; i++) TRY(match_entry(c, &list->at[i]));
 out:
     return st;
@@ -275,7 +298,7 @@ static cairn_status read_file(const struct reading *r, const struct cairn__state
     for (size_t i = 0; i < cairn__safetensors_count(file); i++) {
         const struct cairn__state_item *item = find_item(list, cairn__safetensors_at(file, i)->name);
         struct source s;
-        if (numbers != !item->entry->memory) continue;
+        if (!item || numbers != !item->entry->memory) continue; /* none: of an object that the program lacks */
         if (find_source(r->c, item->name, &s) && s.file == file) TRY(read_entry(r, item, &s));
     }
 out:
@@ -296,18 +319,6 @@ out:
     return st;
 }
 
-/* Whether a file has another checksum than the manifest says; the last error stays what it was. */
-static bool is_altered(const struct checkpoint *c) {
-    char cause[1024];
-    const cairn_status before = cairn__last_status();
-    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    cairn_status st = check_hash(c, -1, c->shared);
-    for (int r = 0; st == CAIRN_OK && r < c->manifest.ranks; r++) st = check_hash(c, r, c->own[r]);
-    if (st != CAIRN_OK) return true;
-    (void)cairn__fail(before, "%s", cause);
-    return false;
-}
-
 static cairn_status read_numbers(const struct checkpoint *c, const struct cairn__state_list *list) {
     const struct reading r = {c, NULL, NULL};
     cairn_status st = CAIRN_OK;
@@ -319,9 +330,17 @@ out:
     return st;
 }
 
-static cairn_status read_arrays(const struct checkpoint *c, cairn_state *state, const struct cairn__state_list *list) {
-    struct cairn_device *d = state->env->device;
-    struct reading r = {c, strcmp(cairn_device_name(d), "cpu") == 0 ? NULL : d, NULL};
+struct arrays {
+    const struct checkpoint *c;
+    struct cairn_device *device;
+    const struct cairn__state_list *list;
+};
+
+static cairn_status read_arrays(void *ctx) {
+    const struct arrays *arrays = ctx;
+    const struct checkpoint *c = arrays->c;
+    const struct cairn__state_list *list = arrays->list;
+    struct reading r = {c, strcmp(cairn_device_name(arrays->device), "cpu") == 0 ? NULL : arrays->device, NULL};
     cairn_status st = CAIRN_OK;
     if (r.device) TRY(cairn__alloc(BOUNCE, &r.bounce));
     TRY(read_file(&r, list, c->shared, false));
@@ -341,7 +360,8 @@ static cairn_status check_objects(const cairn_state *state) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; st == CAIRN_OK && i < state->num_objects; i++) {
         const struct cairn__state_object *object = &state->objects[i];
-        if (object->what.ops->check) st = object->what.ops->check(object->what.object, &object->entries);
+        if (object->what.ops->check && !object->is_absent)
+            st = object->what.ops->check(object->what.object, &object->entries);
     }
     return st;
 }
@@ -352,7 +372,7 @@ static cairn_status tell_objects(cairn_state *state) {
     char cause[1024] = "";
     for (size_t i = 0; i < state->num_objects; i++) {
         const struct cairn__state_object *object = &state->objects[i];
-        if (!object->what.ops->loaded) continue;
+        if (!object->what.ops->loaded || object->is_absent) continue;
         const cairn_status st = object->what.ops->loaded(object->what.object, &object->entries);
         if (st == CAIRN_OK || first != CAIRN_OK) continue;
         first = st;
@@ -361,112 +381,192 @@ static cairn_status tell_objects(cairn_state *state) {
     return first == CAIRN_OK ? CAIRN_OK : cairn__fail(first, "%s", cause);
 }
 
-/* Collective. CAIRN_OK where it is on all ranks. blames: an error of this rank's is the checkpoint's fault, if it is
- * CAIRN_EINVAL. *broken: that holds on some rank. */
-static cairn_status agree(cairn_state *state, cairn_status st, bool blames, bool *broken) {
-    cairn_group *group = cairn_env_group(state->env);
-    int32_t all[CAIRN__MAX_RANKS], mine = blames && st == CAIRN_EINVAL;
-    const cairn_status agreed = cairn__group_agree_on_status(group, CALL, st);
-    if (agreed == CAIRN_OK || state->env->size == 1) {
-        *broken = mine;
-        return agreed;
-    }
+/* Collective: whether a rank says so. */
+static cairn_status any(cairn_state *state, bool mine, bool *result) {
+    int32_t all[CAIRN__MAX_RANKS] = {mine}, own = mine;
+    cairn_status st = CAIRN_OK;
+    if (state->env->size > 1) TRY(cairn__group_exchange(cairn_env_group(state->env), all, &own, sizeof(own)));
+    *result = false;
+    for (int r = 0; r < state->env->size; r++) *result |= all[r] != 0;
+out:
+    return st;
+}
+
+/* What a load of several ranks is at, and what is known of the checkpoint. */
+struct load {
+    cairn_state *state;
+    struct checkpoint c;
+    struct cairn__state_list list;
+    bool broken;  /* it is not whole */
+    bool changed; /* the state was written to */
+};
+
+/* Collective, with this rank's last error kept. */
+static cairn_status find_broken(struct load *l, cairn_status agreed, bool mine) {
     char cause[1024];
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
-    const cairn_status exchanged = cairn__group_exchange(group, all, &mine, sizeof(mine));
-    if (exchanged != CAIRN_OK) return exchanged;
-    *broken = false;
-    for (int r = 0; r < state->env->size; r++) *broken |= all[r] != 0;
+    const cairn_status st = any(l->state, mine, &l->broken);
+    return st != CAIRN_OK ? st : cairn__fail(agreed, "%s", cause);
+}
+
+/* Collective. An error of the kind CAIRN_EINVAL is the checkpoint's fault. */
+static cairn_status agree_on_reading(struct load *l, cairn_status st) {
+    const cairn_status agreed = cairn__group_agree_on_status(cairn_env_group(l->state->env), CALL, st);
+    return agreed == CAIRN_OK ? CAIRN_OK : find_broken(l, agreed, st == CAIRN_EINVAL);
+}
+
+static cairn_status check_hashes(void *ctx) {
+    const struct checkpoint *c = ctx;
+    cairn_status st = CAIRN_OK;
+    TRY(check_hash(c, -1, c->shared));
+    for (int r = 0; r < c->manifest.ranks; r++) TRY(check_hash(c, r, c->own[r]));
+out:
+    return st;
+}
+
+static cairn_status do_nothing(void *ctx) {
+    (void)ctx;
+    return CAIRN_OK;
+}
+
+/* Collective. An error of the kind CAIRN_EINVAL is the program's fault, or that of a header or number that was altered:
+ * which of them, checksums say. They are looked at where is_asked alone, and by the ranks that failed. */
+static cairn_status agree_on_fitting(struct load *l, cairn_status st, bool is_asked) {
+    cairn_group *group = cairn_env_group(l->state->env);
+    char cause[1024];
+    const cairn_status agreed = cairn__group_agree_on_status(group, CALL, st);
+    if (agreed == CAIRN_OK || !is_asked) return agreed;
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    const cairn_status hashed =
+        cairn__group_run_task(group, CALL, st == CAIRN_EINVAL ? check_hashes : do_nothing, &l->c);
+    l->broken = hashed == CAIRN_EINVAL;
+    const cairn_status found = find_broken(l, agreed, l->broken);
+    if (found != agreed || l->broken) return found;
     return cairn__fail(agreed, "%s", cause);
 }
 
-/* Collective. *broken: the checkpoint is not whole. *changed: the state was written to. */
-static cairn_status load(cairn_state *state, const char *path, int64_t *step, bool *broken, bool *changed) {
-    struct checkpoint c = {0};
-    struct cairn__state_list list = {NULL, 0};
+/* Collective. latest: whether the checkpoint is whole is asked for. */
+static cairn_status load(struct load *l, const char *path, bool latest, int64_t *step) {
+    cairn_state *state = l->state;
+    struct arrays arrays = {&l->c, state->env->device, &l->list};
     cairn_status st = CAIRN_OK;
-    TRY(agree(state, open_checkpoint(path, state->env, &c), true, broken));
-    st = cairn__state_list(state, has_entry, &c, &list);
-    if (st == CAIRN_OK) st = match(&c, &list);
-    TRY(agree(state, st, st != CAIRN_OK && is_altered(&c), broken)); /* a header that was altered may not fit */
-    TRY(agree(state, read_numbers(&c, &list), true, broken));
-    st = check_objects(state);
-    TRY(agree(state, st, st != CAIRN_OK && is_altered(&c), broken));
-    *changed = true;
-    TRY(agree(state, read_arrays(&c, state, &list), true, broken));
-    TRY(agree(state, tell_objects(state), false, broken));
-    if (step) *step = c.manifest.step;
+    TRY(agree_on_reading(l, open_checkpoint(path, &l->c)));
+    find_absent(state, &l->c);
+    st = cairn__state_list(state, has_entry, &l->c, l->c.is_lenient, &l->list);
+    if (st == CAIRN_OK) st = match(&l->c, state, &l->list);
+    TRY(agree_on_fitting(l, st, latest));
+    TRY(agree_on_reading(l, read_numbers(&l->c, &l->list)));
+    TRY(agree_on_fitting(l, check_objects(state), latest));
+    l->changed = true;
+    st = cairn__group_run_task(cairn_env_group(state->env), CALL, read_arrays, &arrays);
+    if (st != CAIRN_OK) TRY(find_broken(l, st, st == CAIRN_EINVAL));
+    TRY(cairn__group_agree_on_status(cairn_env_group(state->env), CALL, tell_objects(state)));
+    if (step) *step = l->c.manifest.step;
 out:
-    cairn__state_unlist(state, &list);
-    close_checkpoint(&c);
+    cairn__state_unlist(state, &l->list);
+    close_checkpoint(&l->c);
+    return st;
+}
+
+static cairn_status begin_load(struct load *l, cairn_state *state, const struct cairn_state_load_options *options) {
+    struct cairn_state_load_options o = {.struct_size = sizeof(o)};
+    cairn_status st = CAIRN_OK;
+    *l = (struct load){.state = state, .c = {.rank = state->env->rank, .ranks = state->env->size}};
+    st = cairn__options_read(&o, sizeof(o), options, "cairn_state_load_options");
+    l->c.is_lenient = o.strict == CAIRN_OFF;
+    bool is_lenient = false;
+    TRY(cairn__group_agree_on_status(cairn_env_group(state->env), CALL, st));
+    TRY(any(state, l->c.is_lenient, &is_lenient));
+    st = is_lenient == l->c.is_lenient ? CAIRN_OK
+                                       : cairn__fail(CAIRN_EINVAL, CALL ": strict on this rank, and not on another");
+    TRY(cairn__group_agree_on_status(cairn_env_group(state->env), CALL, st));
+out:
     return st;
 }
 
 #define UNDEFINED "a load that failed half-way, which leaves the state undefined"
 
-cairn_status cairn_state_load(cairn_state *state, const char *path, int64_t *step) {
+cairn_status cairn_state_load(cairn_state *state, const char *path, const struct cairn_state_load_options *options,
+                              int64_t *step) {
     REQUIRE(state, CAIRN_EINVAL, "cairn_state_load: state is NULL");
-    bool broken = false, changed = false;
-    cairn_status st = cairn_state_wait(state);
-    if (st == CAIRN_OK) st = load(state, path, step, &broken, &changed);
-    if (st != CAIRN_OK && changed) cairn__fail_in(UNDEFINED);
+    struct load l = {.changed = false};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_state_wait(state));
+    TRY(begin_load(&l, state, options));
+    TRY(load(&l, path, false, step));
+out:
+    if (st != CAIRN_OK && l.changed) cairn__fail_in(UNDEFINED);
     return st;
+}
+
+/* Of one that died when it replaced a checkpoint, too. */
+static cairn_status list_own_steps(const cairn_state *state, const char *dir, int64_t **steps, size_t *count) {
+    REQUIRE(dir, CAIRN_EINVAL, "cairn_state_load_latest: dir is NULL");
+    REQUIRE(strlen(dir) + 64 < CAIRN__MOST_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
+    if (state->env->rank == 0) cairn__checkpoint_restore(dir);
+    return cairn__checkpoint_steps(dir, steps, count);
 }
 
 /* Rank 0's list, on all ranks. Collective. */
 static cairn_status list_steps(cairn_state *state, const char *dir, int64_t **steps, size_t *count) {
+    static const char call[] = "cairn_state_load_latest";
     cairn_group *group = cairn_env_group(state->env);
-    int64_t *all = NULL, mine = 0;
-    int64_t *counts = NULL;
-    cairn_status st = dir ? cairn__checkpoint_steps(dir, steps, count)
-                          : cairn__fail(CAIRN_EINVAL, "cairn_state_load_latest: dir is NULL");
-    TRY(cairn__group_agree_on_status(group, "cairn_state_load_latest", st));
+    int64_t *all = NULL, *counts = NULL, *own = NULL, mine;
+    cairn_status st = list_own_steps(state, dir, steps, count);
+    TRY(cairn__group_agree_on_status(group, call, st));
     mine = (int64_t)*count;
-    TRY(cairn__group_make_room(group, "cairn_state_load_latest", sizeof(mine), (void **)&counts));
+    TRY(cairn__group_make_room(group, call, sizeof(mine), (void **)&counts));
     TRY(cairn__group_exchange(group, counts, &mine, sizeof(mine)));
     const size_t n = (size_t)counts[0];
-    if (n == 0) {
-        *count = 0;
-        goto out;
+    for (int r = 1; r < state->env->size; r++) {
+        if ((counts[r] == 0) != (n == 0))
+            TRY(cairn__fail(CAIRN_EPEER,
+                            "%s: rank %d finds %" PRId64 " checkpoints and rank 0 %zu; do all ranks see one "
+                            "folder?",
+                            dir, r, counts[r], n));
     }
-    int64_t *own = NULL;
+    if (n == 0) goto out;
     st = cairn__calloc(n, sizeof(own[0]), (void **)&own);
     for (size_t i = 0; st == CAIRN_OK && i < n && i < *count; i++) own[i] = (*steps)[i];
-    st = cairn__group_agree_on_status(group, "cairn_state_load_latest", st);
-    if (st == CAIRN_OK)
-        st = cairn__group_make_room(group, "cairn_state_load_latest", n * sizeof(own[0]), (void **)&all);
-    if (st == CAIRN_OK) st = cairn__group_exchange(group, all, own, n * sizeof(own[0]));
-    if (st == CAIRN_OK) memcpy(own, all, n * sizeof(own[0]));
+    TRY(cairn__group_agree_on_status(group, call, st));
+    TRY(cairn__group_make_room(group, call, n * sizeof(own[0]), (void **)&all));
+    TRY(cairn__group_exchange(group, all, own, n * sizeof(own[0])));
+    memcpy(own, all, n * sizeof(own[0]));
     cairn__free(*steps);
     *steps = own;
     *count = n;
+    own = NULL;
 out:
+    cairn__free(own);
     cairn__free(counts);
     cairn__free(all);
     return st;
 }
 
-cairn_status cairn_state_load_latest(cairn_state *state, const char *dir, int64_t *step) {
+cairn_status cairn_state_load_latest(cairn_state *state, const char *dir,
+                                     const struct cairn_state_load_options *options, int64_t *step) {
     REQUIRE(state, CAIRN_EINVAL, "cairn_state_load_latest: state is NULL");
     int64_t *steps = NULL;
     size_t count = 0;
-    bool broken = true, changed = false;
+    struct load l = {.changed = false};
     char path[CAIRN__MOST_PATH];
     cairn_status st = CAIRN_OK;
     TRY(cairn_state_wait(state));
+    TRY(begin_load(&l, state, options));
     TRY(list_steps(state, dir, &steps, &count));
     if (count == 0 && step) *step = 0;
-    for (size_t i = count; broken && i-- > 0;) {
-        broken = false;
-        TRY(cairn__checkpoint_path(dir, steps[i], path));
-        st = load(state, path, step, &broken, &changed);
-        if (broken && state->env->rank == 0)
+    l.broken = true;
+    for (size_t i = count; l.broken && i-- > 0;) {
+        l.broken = false;
+        (void)cairn__checkpoint_path(dir, steps[i], path); /* short enough */
+        st = load(&l, path, true, step);
+        if (l.broken && state->env->rank == 0)
             cairn__log(CAIRN_LOG_WARNING, "cairn_state_load_latest: passes over %s: %s", path, cairn_last_error());
     }
-    if (st != CAIRN_OK && broken)
+    if (st != CAIRN_OK && l.broken)
         st = cairn__fail(CAIRN_EINVAL, "%s: none of its %zu checkpoints is whole", dir, count);
 out:
-    if (st != CAIRN_OK && changed) cairn__fail_in(UNDEFINED);
+    if (st != CAIRN_OK && l.changed) cairn__fail_in(UNDEFINED);
     cairn__free(steps);
     return st;
 }

@@ -138,7 +138,7 @@ out:
 
 static cairn_status collect(cairn_state *state, struct cairn__save *save) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__state_list(state, NULL, NULL, &save->list));
+    TRY(cairn__state_list(state, NULL, NULL, false, &save->list));
     TRY(cairn__calloc(save->list.count + 1, sizeof(save->data[0]), (void **)&save->data));
     for (size_t i = 0; i < save->list.count; i++) {
         struct cairn__entry *e = save->list.at[i].entry;

@@ -4,10 +4,12 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "core/utf8.h"
 #include "param/param.h"
 #include "state/state_internal.h"
 
 enum { PROGRAM, ENVIRONMENT };
+enum { MOST_NAME = 255 };
 
 /* ---- the program's own values ---- */
 
@@ -32,9 +34,19 @@ static struct cairn__state_object *find_object(const cairn_state *state, const c
     return NULL;
 }
 
+static bool is_utf8(const char *text) {
+    for (size_t length; *text; text += length) {
+        if (cairn__utf8_decode(text, &length) == CAIRN__NO_CHARACTER && length == 1) return false;
+    }
+    return true;
+}
+
 static cairn_status check_name(const char *call, const cairn_state *state, const char *name) {
     REQUIRE(state, CAIRN_EINVAL, "%s: state is NULL", call);
     REQUIRE(name && name[0], CAIRN_EINVAL, "%s: the name is empty", call);
+    REQUIRE(strcmp(name, "__metadata__") != 0 && strlen(name) <= MOST_NAME && is_utf8(name), CAIRN_EINVAL,
+            "%s: '%.80s' cannot be a name: files take UTF-8 of at most %d bytes, and not \"__metadata__\"", call, name,
+            MOST_NAME);
     for (const char *c = name; *c; c++) {
         REQUIRE(*c != '/' && (unsigned char)*c >= ' ' && *c != 0x7f, CAIRN_EINVAL,
                 "%s: a name may contain neither '/' nor control characters: '%.80s'", call, name);
@@ -158,15 +170,27 @@ static cairn_status name_items(cairn_state *state, struct cairn__state_list *lis
     return st;
 }
 
+/* Values of the program of which the checkpoint knows nothing. */
+static void drop_unknown(struct cairn__entries *entries) {
+    size_t kept = 0;
+    for (size_t i = 0; i < entries->count; i++) {
+        if (entries->has(entries, entries->at[i].name)) entries->at[kept++] = entries->at[i];
+        else cairn__free(entries->at[i].name);
+    }
+    entries->count = kept;
+}
+
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
-                               const void *ctx, struct cairn__state_list *out) {
+                               const void *ctx, bool is_lenient, struct cairn__state_list *out) {
     cairn_status st = CAIRN_OK;
     *out = (struct cairn__state_list){NULL, 0};
     TRY(cairn__device_refuse_recording(state->env->device, "save and load between steps"));
     for (size_t i = 0; i < state->num_objects; i++) {
         struct cairn__state_object *object = &state->objects[i];
         object->entries = (struct cairn__entries){.env = state->env, .object = object->name, .has = has, .ctx = ctx};
+        if (has && object->is_absent) continue;
         TRY(object->what.ops->list(object->what.object, &object->entries));
+        if (i == PROGRAM && is_lenient) drop_unknown(&object->entries);
     }
     TRY(name_items(state, out));
     for (size_t i = 1; i < out->count; i++) {
@@ -177,4 +201,14 @@ cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cair
 out:
     cairn__state_unlist(state, out);
     return st;
+}
+
+bool cairn__state_has_object(const cairn_state *state, const char *name) {
+    const char *slash = strchr(name, '/');
+    if (!slash) return cairn__entries_find(&state->own, name) != NULL;
+    for (size_t i = 1; i < state->num_objects; i++) {
+        const char *object = state->objects[i].name;
+        if (strlen(object) == (size_t)(slash - name) && strncmp(object, name, (size_t)(slash - name)) == 0) return true;
+    }
+    return false;
 }

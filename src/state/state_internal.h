@@ -25,6 +25,7 @@ struct cairn__state_object {
     char *name; /* "" = the program's own values */
     cairn_stateful what;
     struct cairn__entries entries; /* of the save or load under way */
+    bool is_absent;                /* of the load: the checkpoint has nothing of it, and it stays as it is */
 };
 
 /* An entry under its full name. */
@@ -54,10 +55,15 @@ struct cairn_state {
     bool seen_stop;
 };
 
-/* Every entry of every object, sorted by name. has, ctx: as in struct cairn__entries; NULL: saving. Errors: the
- * objects', with the object's name; nothing is listed then. */
+/* Every entry of every object, sorted by name. has, ctx: as in struct cairn__entries; NULL: saving. is_lenient: without
+ * objects, and values of the program, of which has knows nothing: these are absent. Errors: the objects', with the
+ * object's name; nothing is listed then. */
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
-                               const void *ctx, struct cairn__state_list *out);
+                               const void *ctx, bool is_lenient, struct cairn__state_list *out);
+
+/* Whether the state has the object, or the program's value, of which an entry of this full name is. */
+bool cairn__state_has_object(const cairn_state *state, const char *name);
+
 void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
 
 /* The number of an entry, as bytes of a file. */
@@ -111,6 +117,9 @@ cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *c
  * Errors: CAIRN_EINVAL too long. */
 cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
                                             char partial[CAIRN__MOST_PATH]);
+
+/* Gives the checkpoints back their names from which a program that died had taken them to put new ones there. */
+void cairn__checkpoint_restore(const char *dir);
 
 /* Makes DIR, with the folders it is in, and partial, which is empty; removes what killed saves left behind.
  * Errors: CAIRN_ESYSTEM. */

@@ -134,7 +134,7 @@ static char *load_on_ranks(cairn_env *env, void *ctx) {
     int64_t step = -1;
     fill(&o, env, 999, run->has_own);
     EXPECT_OK(make_state(env, &o, &state));
-    const cairn_status st = cairn_state_load_latest(state, folder, &step);
+    const cairn_status st = cairn_state_load_latest(state, folder, NULL, &step);
     if (run->refused) {
         EXPECT(st == CAIRN_EINVAL || st == CAIRN_EPEER);
         EXPECT(strstr(cairn_last_error(), run->words));
@@ -218,15 +218,15 @@ static char *give_wrong_arguments(cairn_env *env, void *ctx) {
     EXPECT_SAYS("dir is empty");
     EXPECT(cairn_state_save(state, folder, 7, cairn_state_save_options(.keep_last = wrong ? -1 : 1)) != CAIRN_OK);
     EXPECT_SAYS("must not be negative");
-    EXPECT(cairn_state_load(state, wrong ? "" : in_folder("step-00000001"), &step) != CAIRN_OK);
+    EXPECT(cairn_state_load(state, wrong ? "" : in_folder("step-00000001"), NULL, &step) != CAIRN_OK);
     EXPECT_SAYS(wrong ? "path is NULL or empty" : "there is no checkpoint.json");
-    EXPECT(cairn_state_load_latest(state, wrong ? NULL : folder, &step) != CAIRN_OK);
+    EXPECT(cairn_state_load_latest(state, wrong ? NULL : folder, NULL, &step) != CAIRN_OK);
     EXPECT_SAYS("dir is NULL");
     EXPECT_OK(cairn_state_watch_signals(state));
     EXPECT(cairn_state_due(state, 1, wrong ? -1 : 1, &due) == CAIRN_EINVAL);
     EXPECT_SAYS("every is negative on rank 1");
     EXPECT_OK(cairn_state_save(state, folder, 7, NULL)); /* and all go on */
-    EXPECT_OK(cairn_state_load_latest(state, folder, &step));
+    EXPECT_OK(cairn_state_load_latest(state, folder, NULL, &step));
     EXPECT(step == 7);
     cairn_state_destroy(&state);
     return NULL;
@@ -363,7 +363,7 @@ static int64_t load_latest(void) {
     struct one one = begin_one(999);
     int64_t step = -1;
     OK(make_state(one.env, &one.o, &one.state));
-    OK(cairn_state_load_latest(one.state, folder, &step));
+    OK(cairn_state_load_latest(one.state, folder, NULL, &step));
     if (step > 0) assert_null(differs(&one.o, step, 1));
     if (step == 0) assert_null(differs(&one.o, 999, 1));
     end_one(&one);
@@ -388,7 +388,7 @@ static void a_step_that_is_saved_again_is_replaced(void **unused) {
     int64_t step = 0;
     char path[256];
     snprintf(path, sizeof(path), "%s/step-00000006", folder);
-    OK(cairn_state_load(one.state, path, &step));
+    OK(cairn_state_load(one.state, path, NULL, &step));
     assert_int_equal(step, 6);
     assert_null(differs(&one.o, 8, 1));
     end_one(&one);
@@ -534,7 +534,8 @@ static void a_folder_whose_checkpoints_are_all_broken_is_an_error(void **unused)
     struct one one = begin_one(1);
     int64_t step = 7;
     OK(make_state(one.env, &one.o, &one.state));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_EINVAL, "none of its 1 checkpoints is whole");
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL,
+            "none of its 1 checkpoints is whole");
     SAYS("leaves the state undefined");
     end_one(&one);
 }
@@ -555,7 +556,7 @@ static void a_later_version_of_the_format_is_refused_by_its_number(void **unused
     struct one one = begin_one(1);
     int64_t step = 7;
     OK(make_state(one.env, &one.o, &one.state));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_ENOTSUP, "version 2 of the format");
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_ENOTSUP, "version 2 of the format");
     end_one(&one);
 }
 
@@ -567,13 +568,47 @@ static void an_object_that_the_program_or_the_checkpoint_lacks_is_named(void **u
     struct one one = begin_one(2);
     int64_t step = 0, number = 12;
     OK(cairn_state_create(one.env, &one.state));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_EINVAL,
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL,
             "'object/count', which the program does not");
     OK(cairn_state_add(one.state, "object", (cairn_stateful){&ops, &one.o}));
     OK(cairn_state_add_i64(one.state, "epoch", &number));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_EINVAL, "does not have 'epoch'");
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL, "does not have 'epoch'");
     assert_null(differs(&one.o, 2, 1));
     assert_int_equal(number, 12);
+    end_one(&one);
+}
+
+static void a_lenient_load_leaves_what_one_of_both_lacks(void **unused) {
+    (void)unused;
+    struct one one = begin_one(5);
+    struct object other = one.o;
+    int64_t old = 1, common = 2, new = 3, step = 0;
+    OK(make_state(one.env, &one.o, &one.state));
+    OK(cairn_state_add(one.state, "other", (cairn_stateful){&ops, &other}));
+    OK(cairn_state_add_i64(one.state, "old", &old));
+    OK(cairn_state_add_i64(one.state, "common", &common));
+    OK(cairn_state_save(one.state, folder, 5, NULL));
+    cairn_state_destroy(&one.state);
+
+    fill(&one.o, one.env, 6, true);
+    fill(&other, one.env, 7, true);
+    common = 0;
+    OK(make_state(one.env, &one.o, &one.state));
+    OK(cairn_state_add(one.state, "average", (cairn_stateful){&ops, &other}));
+    OK(cairn_state_add_i64(one.state, "new", &new));
+    OK(cairn_state_add_i64(one.state, "common", &common));
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL, "");
+    assert_null(differs(&one.o, 6, 1));
+    OK(cairn_state_load_latest(one.state, folder, cairn_state_load_options(.strict = CAIRN_OFF), &step));
+    assert_int_equal(step, 5);
+    assert_null(differs(&one.o, 5, 1));
+    assert_null(differs(&other, 7, 1)); /* as it was */
+    assert_int_equal(common, 2);
+    assert_int_equal(new, 3);
+    one.o.has_own = false; /* another structure is no missing object */
+    REFUSED(cairn_state_load_latest(one.state, folder, cairn_state_load_options(.strict = CAIRN_OFF), &step),
+            CAIRN_EINVAL, "object/own");
+    OK(cairn_state_save(one.state, folder, 8, NULL)); /* all of it, what was absent too */
     end_one(&one);
 }
 
@@ -592,7 +627,7 @@ static void numbers_and_memory_of_the_program_come_back(void **unused) {
     epoch = 0, best = 0;
     memset(text, 0, sizeof(text));
     memset(own, 0, sizeof(own));
-    OK(cairn_state_load_latest(one.state, folder, &step));
+    OK(cairn_state_load_latest(one.state, folder, NULL, &step));
     assert_int_equal(step, 1);
     assert_int_equal(epoch, 3);
     assert_true(best == 0.25);
@@ -612,11 +647,11 @@ static void a_wrong_shape_or_type_is_named_with_both(void **unused) {
     cairn_state_destroy(&one.state);
     OK(cairn_state_create(one.env, &one.state));
     OK(cairn_state_add_bytes(one.state, "x", bytes, 7));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_EINVAL, "has shape [8]");
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL, "has shape [8]");
     cairn_state_destroy(&one.state);
     OK(cairn_state_create(one.env, &one.state));
     OK(cairn_state_add_i64(one.state, "x", &number));
-    REFUSED(cairn_state_load_latest(one.state, folder, &step), CAIRN_EINVAL, "'x' is U8");
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL, "'x' is U8");
     end_one(&one);
 }
 
@@ -629,6 +664,12 @@ static void names_that_files_could_not_hold_are_refused(void **unused) {
     REFUSED(cairn_state_add_i64(one.state, "a/b", &number), CAIRN_EINVAL, "'/'");
     REFUSED(cairn_state_add_i64(one.state, "a\nb", &number), CAIRN_EINVAL, "control");
     REFUSED(cairn_state_add_i64(one.state, "env", &number), CAIRN_EINVAL, "already");
+    REFUSED(cairn_state_add_i64(one.state, "__metadata__", &number), CAIRN_EINVAL, "cannot be a name");
+    REFUSED(cairn_state_add_i64(one.state, "caf\xe9", &number), CAIRN_EINVAL, "UTF-8");
+    char longest[257];
+    memset(longest, 'x', sizeof(longest) - 1);
+    longest[256] = 0;
+    REFUSED(cairn_state_add_i64(one.state, longest, &number), CAIRN_EINVAL, "255 bytes");
     REFUSED(cairn_state_add_i64(one.state, "object", &number), CAIRN_EINVAL, "already");
     REFUSED(cairn_state_add_i64(one.state, "x", NULL), CAIRN_EINVAL, "NULL");
     REFUSED(cairn_state_add(one.state, "y", (cairn_stateful){&ops, NULL}), CAIRN_EINVAL, "NULL");
@@ -701,6 +742,7 @@ int main(void) {
         T(a_folder_whose_checkpoints_are_all_broken_is_an_error),
         T(a_later_version_of_the_format_is_refused_by_its_number),
         T(an_object_that_the_program_or_the_checkpoint_lacks_is_named),
+        T(a_lenient_load_leaves_what_one_of_both_lacks),
         T(numbers_and_memory_of_the_program_come_back),
         T(a_wrong_shape_or_type_is_named_with_both),
         T(names_that_files_could_not_hold_are_refused),

@@ -54,7 +54,7 @@ static struct program begin_in(cairn_env *env) {
     struct program p = {.env = env, .x = malloc(N * sizeof(uint32_t))};
     MUST(cairn_state_create(p.env, &p.state) == CAIRN_OK);
     MUST(cairn_state_add_bytes(p.state, "x", p.x, N * sizeof(uint32_t)) == CAIRN_OK);
-    MUST(cairn_state_load_latest(p.state, folder, &p.step) == CAIRN_OK);
+    MUST(cairn_state_load_latest(p.state, folder, NULL, &p.step) == CAIRN_OK);
     return p;
 }
 
@@ -381,7 +381,7 @@ static void save_read_only(void) {
     SURE(mount("none", folder, NULL, MS_REMOUNT | MS_RDONLY, NULL) == 0);
     SURE(cairn_state_save(p.state, folder, 2, NULL) == CAIRN_ESYSTEM && strstr(cairn_last_error(), "Read-only"));
     int64_t step = 0;
-    SURE(cairn_state_load_latest(p.state, folder, &step) == CAIRN_OK && step == 1);
+    SURE(cairn_state_load_latest(p.state, folder, NULL, &step) == CAIRN_OK && step == 1);
     end(&p);
 }
 
@@ -406,12 +406,12 @@ static void a_folder_that_vanishes_is_made_anew_and_a_file_in_its_place_refused(
     snprintf(below, sizeof(below), "%s/gone//b/a/", folder);
     OK(cairn_state_save(p.state, below, 3, NULL)); /* and the folders it is in */
     int64_t step = 0;
-    OK(cairn_state_load_latest(p.state, below, &step));
+    OK(cairn_state_load_latest(p.state, below, NULL, &step));
     assert_int_equal(step, 3);
     write_file(in_folder("file"), "x", 1);
     snprintf(below, sizeof(below), "%s/file/a", folder);
     REFUSED(cairn_state_save(p.state, below, 3, NULL), CAIRN_ESYSTEM, below);
-    OK(cairn_state_load_latest(p.state, folder, &step));
+    OK(cairn_state_load_latest(p.state, folder, NULL, &step));
     assert_int_equal(step, 2);
     end(&p);
 }

@@ -62,7 +62,7 @@ static void a_module_under_two_names_is_saved_and_loaded_under_both(void **state
     OK(cairn_state_save(p.state, folder, 1, NULL));
     OK(cairn_param_set_require_grad(cairn_module_params(p.net), "bias", CAIRN_ON));
     step(*state, &p);
-    OK(cairn_state_load_latest(p.state, folder, &got));
+    OK(cairn_state_load_latest(p.state, folder, NULL, &got));
     read_weights(&p, after);
     assert_memory_equal(before, after, sizeof(before));
     assert_false(cairn_param_requires_grad(cairn_module_params(p.net), 1));
@@ -79,13 +79,13 @@ static void schedules_and_plateaus_that_the_program_lacks_are_left(void **state)
     OK(cairn_state_save(p.state, folder, 1, NULL));
     end(&p);
     p = begin(*state, 1);
-    OK(cairn_state_load_latest(p.state, folder, &got));
+    OK(cairn_state_load_latest(p.state, folder, NULL, &got));
     assert_int_equal(cairn_optimizer_steps(p.adam), 1);
     OK(cairn_state_save(p.state, folder, 2, NULL));
     end(&p);
     p = begin(*state, 1); /* and the other way round */
     OK(cairn_optimizer_set_schedule(p.adam, cairn_cosine_schedule(.total_steps = 10)));
-    OK(cairn_state_load_latest(p.state, folder, &got));
+    OK(cairn_state_load_latest(p.state, folder, NULL, &got));
     assert_int_equal(got, 2);
     step(*state, &p);
     end(&p);
@@ -100,7 +100,8 @@ static void a_sampler_that_does_not_fit_changes_no_weight(void **state) {
     end(&p);
     p = begin(*state, 2);
     read_weights(&p, before);
-    REFUSED(cairn_state_load_latest(p.state, folder, &got), CAIRN_EINVAL, "it was saved with seed 1, and has seed 2");
+    REFUSED(cairn_state_load_latest(p.state, folder, NULL, &got), CAIRN_EINVAL,
+            "it was saved with seed 1, and has seed 2");
     assert_null(strstr(cairn_last_error(), "undefined"));
     read_weights(&p, after);
     assert_memory_equal(before, after, sizeof(before));
@@ -115,9 +116,9 @@ static void a_pending_gradient_is_refused_by_save_and_load(void **state) {
     cairn_tensor *x = cairn_randn(*state, CAIRN_F32, CAIRN_SHAPE(4, IN));
     OK(cairn_backward(cairn_mean(cairn_module_forward(p.net, x))));
     REFUSED(cairn_state_save(p.state, folder, 2, NULL), CAIRN_ESTATE, "weight");
-    REFUSED(cairn_state_load_latest(p.state, folder, &got), CAIRN_ESTATE, "weight");
+    REFUSED(cairn_state_load_latest(p.state, folder, NULL, &got), CAIRN_ESTATE, "weight");
     cairn_zero_grad(p.adam);
-    OK(cairn_state_load_latest(p.state, folder, &got));
+    OK(cairn_state_load_latest(p.state, folder, NULL, &got));
     assert_int_equal(got, 1);
     cairn_tensor_destroy(&x);
     end(&p);

@@ -83,7 +83,7 @@ static void time_disk(cairn_env *env, const char *folder, size_t mb) {
         memset(x, 0, nbytes);
         forget_pages(path);
         const double begin = now();
-        done(cairn_state_load_latest(state, folder, &step));
+        done(cairn_state_load_latest(state, folder, NULL, &step));
         load[r] = now() - begin;
         unsigned char *want = aligned_alloc(64, nbytes);
         fill(want, nbytes, (uint64_t)r);
