@@ -1,6 +1,7 @@
 /* Conversions go in blocks through int64_t between integers and bool, and through double where a float is converted; an
- * i64 becomes an f32 directly, so that it is rounded once. Between bool and f32 there is no block: maps and folds of
- * masks would spend most of their time in it. */
+ * i64 becomes an f32 directly, so that it is rounded once. Half types come from an f32 that is rounded to odd: rounding
+ * that to nearest gives what rounding the value itself would give, since an f32 has at least two bits more than a half.
+ * Between bool and f32 there is no block: maps and folds of masks would spend most of their time in it. */
 #include "core/convert.h"
 
 #include <stdbool.h>
@@ -26,6 +27,33 @@ static int32_t narrowed(int64_t x) {
     return x > INT32_MAX ? INT32_MAX : x < INT32_MIN ? INT32_MIN : (int32_t)x;
 }
 
+/* x cut towards zero to an f32, whose last bit is set where bits were lost. By integers, so that flush-to-zero modes do
+ * not matter. Source: Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE TC 57(4), 2008. */
+static float odd_f32(double x) {
+    uint64_t u;
+    memcpy(&u, &x, sizeof(u));
+    const uint32_t sign = (uint32_t)(u >> 32) & 0x80000000u;
+    const uint64_t magnitude = u & INT64_MAX;
+    const int64_t exponent = (int64_t)(magnitude >> 52) - 1023 + 127; /* as an f32 has it */
+    if (magnitude >= UINT64_C(0x7ff) << 52) return (float)x;          /* infinity or NaN */
+    if (exponent >= 255) return cairn__f32_from_bits(sign | 0x7f7fffffu);
+    const int64_t lost = exponent > 0 ? 29 : 30 - exponent; /* bits that fall away */
+    const uint64_t significand = (magnitude & (UINT64_MAX >> 12)) | UINT64_C(1) << 52;
+    if (lost > 53) return cairn__f32_from_bits(sign | (magnitude != 0));
+    const uint64_t kept =
+        exponent > 0 ? (uint64_t)exponent << 23 | (significand >> 29 & 0x7fffff) : significand >> lost;
+    const bool is_inexact = (significand & ((UINT64_C(1) << lost) - 1)) != 0;
+    return cairn__f32_from_bits(sign | (uint32_t)kept | is_inexact);
+}
+
+/* A double has 53 bits: what is below them in a large integer is gathered in the last one. */
+static float odd_f32_of_integer(int64_t x) {
+    const uint64_t magnitude = x < 0 ? -(uint64_t)x : (uint64_t)x, low = magnitude & 0x7ff;
+    const bool is_large = magnitude >> 53 != 0;
+    const double exact = (double)(is_large ? (magnitude - low) | (uint64_t)(low != 0) << 11 : magnitude);
+    return odd_f32(x < 0 ? -exact : exact);
+}
+
 #define EACH(NAME, TO, FROM, VALUE)                          \
     static void NAME(void *dst, const void *src, size_t n) { \
         const FROM *x = src;                                 \
@@ -42,16 +70,16 @@ EACH(load_i64, int64_t, int64_t, x[i])
 EACH(load_bool, int64_t, uint8_t, x[i] != 0)
 
 EACH(reals_to_f32, float, double, (float)x[i])
-EACH(reals_to_f16, uint16_t, double, cairn__f32_to_f16((float)x[i]))
-EACH(reals_to_bf16, uint16_t, double, cairn__f32_to_bf16((float)x[i]))
+EACH(reals_to_f16, uint16_t, double, cairn__f32_to_f16(odd_f32(x[i])))
+EACH(reals_to_bf16, uint16_t, double, cairn__f32_to_bf16(odd_f32(x[i])))
 EACH(reals_to_f64, double, double, x[i])
 EACH(reals_to_i32, int32_t, double, to_i32(x[i]))
 EACH(reals_to_i64, int64_t, double, to_i64(x[i]))
 EACH(reals_to_bool, uint8_t, double, x[i] != 0)
 
 EACH(integers_to_f32, float, int64_t, (float)x[i])
-EACH(integers_to_f16, uint16_t, int64_t, cairn__f32_to_f16((float)x[i]))
-EACH(integers_to_bf16, uint16_t, int64_t, cairn__f32_to_bf16((float)x[i]))
+EACH(integers_to_f16, uint16_t, int64_t, cairn__f32_to_f16(odd_f32_of_integer(x[i])))
+EACH(integers_to_bf16, uint16_t, int64_t, cairn__f32_to_bf16(odd_f32_of_integer(x[i])))
 EACH(integers_to_f64, double, int64_t, (double)x[i])
 EACH(integers_to_i32, int32_t, int64_t, narrowed(x[i]))
 EACH(integers_to_i64, int64_t, int64_t, x[i])

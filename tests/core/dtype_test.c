@@ -141,6 +141,97 @@ static void floats_of_integers_are_rounded_once(void **state) {
     assert_memory_equal(got, want, sizeof(want));
 }
 
+/* What a half type's code is worth; the code of infinity stands for the next power of two, from whose middle on numbers
+ * overflow. */
+static long double worth(cairn_dtype type, uint16_t code) {
+    const bool is_f16 = type == CAIRN_F16;
+    if (code == (is_f16 ? 0x7c00 : 0x7f80)) return is_f16 ? 0x1p16L : 0x1p128L;
+    return (long double)(is_f16 ? cairn__f16_to_f32(code) : cairn__bf16_to_f32(code));
+}
+
+/* The nearest of all codes, and of two the even one: the definition, without arithmetic that rounds. */
+static uint16_t nearest(cairn_dtype type, long double x) {
+    const long double magnitude = x < 0 ? -x : x;
+    const uint16_t sign = signbit(x) ? 0x8000 : 0, infinity = type == CAIRN_F16 ? 0x7c00 : 0x7f80;
+    uint16_t low = 0, high = infinity;
+    if (magnitude >= worth(type, infinity)) return sign | infinity;
+    while (high - low > 1) {
+        const uint16_t middle = (uint16_t)((low + high) / 2);
+        *(worth(type, middle) <= magnitude ? &low : &high) = middle;
+    }
+    const long double middle = (worth(type, low) + worth(type, high)) / 2;
+    const bool goes_up = magnitude > middle || (magnitude == middle && low % 2);
+    return sign | (goes_up ? high : low);
+}
+
+static void expect_nearest(cairn_dtype type, const double *x, size_t n) {
+    uint16_t got[16];
+    cairn__convert(got, type, x, CAIRN_F64, n);
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t want = nearest(type, x[i]);
+        if (got[i] != want) fail_msg("%a is %04x in %s, and not %04x", x[i], got[i], cairn_dtype_name(type), want);
+    }
+}
+
+static const cairn_dtype halves[] = {CAIRN_F16, CAIRN_BF16};
+
+/* 1 + 2^-11 + 2^-40, by way of f32, would become the middle between two halves, and then the lower one. */
+static void halves_of_f64_are_rounded_once_around_every_middle(void **state) {
+    (void)state;
+    const double x = 1 + 0x1p-11 + 0x1p-40;
+    uint16_t got;
+    cairn__convert(&got, CAIRN_F16, &x, CAIRN_F64, 1);
+    assert_int_equal(got, 0x3c01);
+    for (int t = 0; t < 2; t++) {
+        for (uint16_t code = 0; code < (t == 0 ? 0x7c00 : 0x7f80); code++) {
+            const double at = (double)worth(halves[t], code), next = (double)worth(halves[t], code + 1);
+            const double middle = (at + next) / 2;
+            const double around[] = {at,
+                                     -middle,
+                                     middle,
+                                     nextafter(middle, 0),
+                                     nextafter(middle, INFINITY),
+                                     middle * (1 + 0x1p-26),
+                                     -middle * (1 - 0x1p-26),
+                                     -middle * (1 + 0x1p-40)};
+            expect_nearest(halves[t], around, sizeof(around) / sizeof(around[0]));
+        }
+    }
+}
+
+static void halves_of_any_f64_are_rounded_once(void **state) {
+    (void)state;
+    uint64_t random = 1;
+    const double ends[] = {0.0, -0.0, 0x1p-1074, -0x1p-1022, 0x1p-150, 0x1.8p-150, DBL_MAX, -DBL_MAX, INFINITY};
+    uint16_t nan;
+    for (int t = 0; t < 2; t++) expect_nearest(halves[t], ends, sizeof(ends) / sizeof(ends[0]));
+    for (int i = 0; i < 200000; i++) {
+        random = random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        const int exponent = (int)(random % 300) - 160;
+        const double x = ldexp((double)(int64_t)random, exponent - 63);
+        for (int t = 0; t < 2; t++) expect_nearest(halves[t], &x, 1);
+    }
+    const double no_number = -(double)NAN;
+    cairn__convert(&nan, CAIRN_BF16, &no_number, CAIRN_F64, 1);
+    assert_true((nan & 0x7f80) == 0x7f80 && (nan & 0x7f) != 0);
+}
+
+static void halves_of_integers_are_rounded_once(void **state) {
+    (void)state;
+    for (int t = 0; t < 2; t++) {
+        for (uint16_t code = nearest(halves[t], 1); code < nearest(halves[t], t ? 0x1p63L : 0x1p16L); code++) {
+            const int64_t middle = (int64_t)((worth(halves[t], code) + worth(halves[t], code + 1)) / 2);
+            for (int64_t x = middle - 1; x <= middle + 1; x++) {
+                uint16_t got[2];
+                const int64_t both[] = {x, -x};
+                cairn__convert(got, halves[t], both, CAIRN_I64, 2);
+                assert_int_equal(got[0], nearest(halves[t], x));
+                if (x) assert_int_equal(got[1], nearest(halves[t], -(long double)x));
+            }
+        }
+    }
+}
+
 /* More than a block of elements, there and back. */
 static void every_type_holds_small_integers(void **state) {
     (void)state;
@@ -194,6 +285,9 @@ int main(void) {
         cmocka_unit_test(integers_are_cut_from_floats_and_clipped),
         cmocka_unit_test(integers_keep_their_digits_among_themselves),
         cmocka_unit_test(floats_of_integers_are_rounded_once),
+        cmocka_unit_test(halves_of_f64_are_rounded_once_around_every_middle),
+        cmocka_unit_test(halves_of_any_f64_are_rounded_once),
+        cmocka_unit_test(halves_of_integers_are_rounded_once),
         cmocka_unit_test(every_type_holds_small_integers),
         cmocka_unit_test(masks_of_f32_are_those_of_f64),
     };
