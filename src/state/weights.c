@@ -32,7 +32,11 @@ out:
 static cairn_status add_whole(struct cairn__weights *w, struct cairn__weights_piece *whole) {
     const struct cairn_weights_name *rule = cairn__weights_rule(&w->options, whole->ours);
     cairn_status st = CAIRN_OK;
-    if (rule && !rule->file) return CAIRN_OK;
+    if (rule && !rule->file) {
+        TRY(cairn__grow((void **)&w->excluded, &w->excluded_capacity, w->num_excluded + 1, sizeof(w->excluded[0])));
+        w->excluded[w->num_excluded++] = whole->ours;
+        return CAIRN_OK;
+    }
     whole->is_chosen = !w->options.match || fnmatch(w->options.match, whole->ours, 0) == 0;
     const int parts = cairn__weights_parts(rule);
     for (int part = 0; part < parts; part++) TRY(add_piece(w, whole, rule, part, parts));
@@ -97,6 +101,7 @@ out:
 void cairn__weights_clear(struct cairn__weights *w) {
     for (size_t i = 0; i < w->count; i++) cairn__free(w->at[i].file);
     cairn__free(w->at);
+    cairn__free(w->excluded);
     cairn__entries_clear(&w->buffers);
     *w = (struct cairn__weights){0};
 }

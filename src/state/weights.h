@@ -28,6 +28,8 @@ struct cairn__weights {
     struct cairn__entries buffers;
     struct cairn__weights_piece *at;
     size_t count, capacity;
+    const char **excluded; /* own names of tensors that a rule keeps out of files */
+    size_t num_excluded, excluded_capacity;
 };
 
 /* Reads options, asks the object for its weights, and names them for the file. Errors: as cairn_weights_save. */

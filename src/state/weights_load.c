@@ -91,19 +91,48 @@ static void match_piece(struct load *l, const struct cairn__weights_piece *ours)
     }
 }
 
+/* A file that another program wrote may have what a rule excludes here: it is no stranger's. */
+static cairn_status take_excluded(struct load *l, const char *ours) {
+    cairn_status st = CAIRN_OK;
+    char *name = NULL;
+    const char *prefix = l->list.options.prefix ? l->list.options.prefix : "";
+    const size_t room = strlen(prefix) + strlen(ours) + 1;
+    TRY(cairn__alloc(room, (void **)&name));
+    snprintf(name, room, "%s%s", prefix, ours);
+    struct cairn__source_tensor *theirs = cairn__source_find(&l->source, name);
+    if (theirs) theirs->is_taken = true;
+out:
+    cairn__free(name);
+    return st;
+}
+
 static cairn_status match_all(struct load *l) {
-    const cairn_status st = cairn__calloc(l->list.count, sizeof(l->pairs[0]), (void **)&l->pairs);
-    if (st != CAIRN_OK) return st;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(l->list.count, sizeof(l->pairs[0]), (void **)&l->pairs));
+    for (size_t i = 0; i < l->list.num_excluded; i++) TRY(take_excluded(l, l->list.excluded[i]));
     for (size_t i = 0; i < l->list.count; i++) match_piece(l, &l->list.at[i]);
     for (size_t i = 0; i < l->source.count; i++) {
         const struct cairn__source_tensor *t = &l->source.tensors[i];
         if (!t->is_taken && cairn__weights_is_unexpected(&l->list.options, t->at->name))
             note(l, UNEXPECTED, t->at->name);
     }
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the report ---- */
+
+/* "3 missing, 1 of another shape": a long list of names in front must not hide that there are others. */
+static size_t write_counts(const struct load *l, char *text, size_t nbytes) {
+    static const char *const words[FINDINGS] = {"missing", "unexpected", "of another shape", "of another type"};
+    size_t used = 0;
+    for (int i = 0; i < FINDINGS; i++) {
+        if (l->found[i].count > 0)
+            used +=
+                (size_t)snprintf(text + used, nbytes - used, "%s%zu %s", used ? ", " : "", l->found[i].count, words[i]);
+    }
+    return used;
+}
 
 /* Lines, with `between` after each but the last. */
 static void write_findings(const struct load *l, const char *between, char *text, size_t nbytes) {
@@ -132,12 +161,10 @@ static void write_report(const struct load *l, struct cairn_weights_report *repo
 }
 
 static cairn_status check_strict(const struct load *l) {
-    char text[800];
-    size_t count = 0;
-    for (int i = 0; i < FINDINGS; i++) count += l->found[i].count;
-    if (count == 0 || l->list.options.strict == CAIRN_OFF) return CAIRN_OK;
+    char counts[160], text[700];
+    if (write_counts(l, counts, sizeof(counts)) == 0 || l->list.options.strict == CAIRN_OFF) return CAIRN_OK;
     write_findings(l, "; ", text, sizeof(text));
-    return cairn__fail(CAIRN_EINVAL, "%s: does not fit, and nothing was loaded: %s", l->path, text);
+    return cairn__fail(CAIRN_EINVAL, "%s: does not fit, and nothing was loaded: %s: %s", l->path, counts, text);
 }
 
 /* ---- elements ---- */

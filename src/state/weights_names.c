@@ -4,30 +4,34 @@
 #include "core/status.h"
 #include "state/weights.h"
 
-enum { MOST_STARS = 8, MOST_MATCHED = 256 };
+enum { MOST_STARS = 8 };
 
 struct span {
     const char *at;
     size_t n;
 };
 
-/* Whether text is what the pattern describes; spans: the texts of its stars. The program wrote the pattern: that it may
- * take long for many stars is its own matter. */
-static bool match_from(const char *pattern, const char *text, struct span *spans, int room) {
-    for (; *pattern != '*'; pattern++, text++) {
-        if (*pattern != *text) return false;
-        if (!*pattern) return true;
-    }
-    if (room == 0) return false;
-    for (spans->at = text, spans->n = 0;; spans->n++) {
-        if (match_from(pattern + 1, text + spans->n, spans + 1, room - 1)) return true;
-        if (!text[spans->n]) return false;
-    }
-}
-
-/* Names come from files of strangers: one that is longer than any of ours matches nothing, before time is spent. */
+/* Whether text is what the pattern describes; spans: the texts of its stars, each as short as the rest allows. Where the
+ * texts differ behind a star, the last star takes one character more: what an earlier one would take instead, it could
+ * take as well. So names of strangers, of any length, cost their length times the pattern's at most. */
 static bool match(const char *pattern, const char *text, struct span *spans, int room) {
-    return strlen(text) < MOST_MATCHED && match_from(pattern, text, spans, room);
+    const char *behind_star = NULL;
+    struct span *star = NULL;
+    for (;;) {
+        if (*pattern == '*') {
+            if (room-- == 0) return false;
+            star = star ? star + 1 : spans;
+            *star = (struct span){text, 0};
+            behind_star = ++pattern;
+        } else if (*pattern == *text) {
+            if (!*text) return true;
+            pattern++, text++;
+        } else {
+            if (!star || !*text) return false;
+            pattern = behind_star;
+            text = star->at + ++star->n;
+        }
+    }
 }
 
 const struct cairn_weights_name *cairn__weights_rule(const struct cairn_weights_options *o, const char *ours) {
