@@ -58,7 +58,8 @@ struct cairn_weights_options {
 
     /* Saving: files of at most so many bytes of tensors (but one tensor at least), where all are more: for PATH
      * "m/model.safetensors" these are "m/model-00001-of-00003.safetensors", ... with the index
-     * "m/model.safetensors.index.json". PATH itself is then removed. 0 = one file. */
+     * "m/model.safetensors.index.json". PATH itself is then removed; and, whenever the files of an earlier save are
+     * replaced, those of that index with names of PATH's own that were not written again. 0 = one file. */
     uint64_t max_file_nbytes;
 
     /* Saving: texts in the file besides ("format", "pt"), which Hugging Face's libraries want and a text here can
@@ -93,8 +94,9 @@ struct cairn_weights_report {
  * where their names differ, metadata has the other name as key and the saved one as value.
  * Errors: CAIRN_EINVAL no path, names that are twice, none, or not UTF-8, a tensor that cannot be cut into equal parts,
  * a dtype, a match that matches nothing; CAIRN_ESTATE a module that belongs to another, a recording; CAIRN_ESYSTEM,
- * with the path: what was there before stays; of several files, what was there before or no index. CAIRN_ENOMEM.
- * Cost: one pass over the weights; memory for a MiB a file. safetensors.torch.save_file */
+ * with the path: what was there before stays, also of several files, all of which are on the disk before the first gets
+ * its name; only where giving names fails, or the process is killed in it, there may be no index. CAIRN_ENOMEM.
+ * Cost: one pass over the weights; memory for a MiB. safetensors.torch.save_file */
 CAIRN_API cairn_status cairn_weights_save(cairn_stateful object, const char *path,
                                           const struct cairn_weights_options *options);
 

@@ -155,13 +155,23 @@ static cairn_status close_writer(struct cairn__writer *w) {
     return close(fd) == 0 || errno == EINTR ? CAIRN_OK : fail_writer(w, errno, "closing");
 }
 
-cairn_status cairn__writer_commit(struct cairn__writer **writer, struct cairn__file_facts *facts) {
-    struct cairn__writer *w = *writer;
+cairn_status cairn__writer_finish(struct cairn__writer *w) {
     cairn_status st = w->failed;
-    if (st != CAIRN_OK) TRY(cairn__fail(st, "%s", w->failure));
+    if (st != CAIRN_OK) return cairn__fail(st, "%s", w->failure);
+    if (w->fd < 0) return CAIRN_OK; /* the second time */
     TRY(flush(w));
     if (fsync(w->fd) != 0) TRY(fail_writer(w, errno, "bringing it onto the disk"));
     TRY(close_writer(w));
+    cairn__free(w->piece);
+    w->piece = NULL;
+out:
+    return st;
+}
+
+cairn_status cairn__writer_commit(struct cairn__writer **writer, struct cairn__file_facts *facts) {
+    struct cairn__writer *w = *writer;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__writer_finish(w));
     if (!w->is_in_place) {
         if (rename(w->written, w->path) != 0) TRY(fail_writer(w, errno, "giving the file its name"));
         w->is_made = false; /* under its own name: what fails from here on leaves it whole */

@@ -36,7 +36,12 @@ cairn_status cairn__writer_create(const char *path, unsigned flags, struct cairn
  * After an error nothing is written any more, and commit repeats the error. Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__writer_write(struct cairn__writer *w, const void *data, size_t nbytes);
 
-/* Ends the writer, on failure as discard does. Returns when the file, its name and its size are on the disk; in place,
+/* All of commit that can fail for want of room: the bytes are on the disk, under the partial name, and the file is
+ * closed. Nothing is written after it. A caller that replaces several files finishes all before it commits the first.
+ * Errors: CAIRN_ESYSTEM. */
+cairn_status cairn__writer_finish(struct cairn__writer *w);
+
+/* Finishes and ends the writer, on failure as discard does. Returns when the file, its name and its size are on the disk; in place,
  * the name is on the disk with cairn__folder_sync of its folder. facts: may be NULL; written on success.
  * Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__writer_commit(struct cairn__writer **w, struct cairn__file_facts *facts);

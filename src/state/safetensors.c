@@ -183,10 +183,15 @@ cairn_status cairn__safetensors_write(struct cairn__safetensors_writer *w, const
     return cairn__writer_write(w->file, data, nbytes);
 }
 
+cairn_status cairn__safetensors_finish(struct cairn__safetensors_writer *w) {
+    REQUIRE(w->missing == 0, CAIRN_EINTERNAL, "%" PRIu64 " bytes of tensors are missing", w->missing);
+    return cairn__writer_finish(w->file);
+}
+
 cairn_status cairn__safetensors_commit(struct cairn__safetensors_writer **writer, struct cairn__file_facts *facts) {
     struct cairn__safetensors_writer *w = *writer;
     cairn_status st = CAIRN_OK;
-    if (w->missing > 0) TRY(cairn__fail(CAIRN_EINTERNAL, "%" PRIu64 " bytes of tensors are missing", w->missing));
+    TRY(cairn__safetensors_finish(w));
     TRY(cairn__writer_commit(&w->file, facts));
 out:
     cairn__safetensors_discard(writer);

@@ -85,7 +85,9 @@ size_t cairn__safetensors_nth(const struct cairn__safetensors_writer *w, size_t 
 /* Appends elements, in pieces of any size. Errors: as of cairn__writer_write. */
 cairn_status cairn__safetensors_write(struct cairn__safetensors_writer *w, const void *data, size_t nbytes);
 
-/* As of a writer. Errors: CAIRN_EINTERNAL other bytes than the header promises; as of cairn__writer_commit. */
+/* As of a writer. Errors: CAIRN_EINTERNAL fewer bytes than the header promises; as of cairn__writer_finish and
+ * cairn__writer_commit. */
+cairn_status cairn__safetensors_finish(struct cairn__safetensors_writer *w);
 cairn_status cairn__safetensors_commit(struct cairn__safetensors_writer **w, struct cairn__file_facts *facts);
 void cairn__safetensors_discard(struct cairn__safetensors_writer **w);
 

@@ -8,9 +8,12 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
+#include "state/weights_source.h"
 
 enum { MOST_PATH = 4096, MOST_FILES = 99999 };
+static const char END[] = ".safetensors";
 
 struct shards {
     const char *path;
@@ -43,14 +46,17 @@ out:
     return st;
 }
 
+/* What names of several files have before their number: of "m/model.safetensors" the length of "m/model". */
+static size_t stem(const char *path) {
+    const size_t n = strlen(path), end = sizeof(END) - 1;
+    return n > end && strcmp(path + n - end, END) == 0 ? n - end : n;
+}
+
 /* "m/model-00001-of-00003.safetensors" of "m/model.safetensors". */
 static cairn_status name_file(const struct shards *s, size_t f, char name[MOST_PATH]) {
-    static const char end[] = ".safetensors";
-    const size_t n = strlen(s->path), stem = n - (sizeof(end) - 1);
-    const bool has_end = n > sizeof(end) - 1 && strcmp(s->path + stem, end) == 0;
     const int used = s->num_files == 1 ? snprintf(name, MOST_PATH, "%s", s->path)
-                                       : snprintf(name, MOST_PATH, "%.*s-%05zu-of-%05zu%s", (int)(has_end ? stem : n),
-                                                  s->path, f + 1, s->num_files, end);
+                                       : snprintf(name, MOST_PATH, "%.*s-%05zu-of-%05zu%s", (int)stem(s->path), s->path,
+                                                  f + 1, s->num_files, END);
     return used > 0 && used < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path);
 }
 
@@ -81,28 +87,62 @@ static cairn_status remove_old(const char *path) {
     return unlink(path) == 0 || errno == ENOENT ? CAIRN_OK : cairn__fail_errno(errno, "%s: removing it", path);
 }
 
+/* ---- files of an earlier save ---- */
+
+/* Whether a file that the old index lists has a name that name_file gives for another number of files. */
+static bool is_stale(const struct shards *s, const char *file, char path[MOST_PATH]) {
+    struct shards other = *s;
+    char name[MOST_PATH];
+    size_t number = 0;
+    const char *slash = strrchr(s->path, '/');
+    const int used = snprintf(path, MOST_PATH, "%.*s%s", slash ? (int)(slash - s->path + 1) : 0, s->path, file);
+    if (used >= MOST_PATH || strncmp(path, s->path, stem(s->path)) != 0) return false;
+    if (sscanf(path + stem(s->path), "-%5zu-of-%5zu", &number, &other.num_files) != 2) return false;
+    if (number < 1 || other.num_files < 2 || other.num_files == s->num_files) return false;
+    return name_file(&other, number - 1, name) == CAIRN_OK && strcmp(name, path) == 0;
+}
+
+/* map: of the old index; NULL = there was none. */
+static void remove_stale(const struct shards *s, json_t *map) {
+    const char *tensor;
+    json_t *file;
+    json_object_foreach(map, tensor, file) {
+        char path[MOST_PATH];
+        if (json_is_string(file) && is_stale(s, json_string_value(file), path) && remove_old(path) != CAIRN_OK)
+            cairn__log(CAIRN_LOG_WARNING, "a file of an earlier save stays: %s", cairn_last_error());
+    }
+}
+
+/* ---- ---- */
+
+/* The files are finished. */
 static cairn_status commit(struct shards *s) {
     cairn_status st = CAIRN_OK;
-    struct cairn__writer *index = NULL;
-    char name[MOST_PATH], *text = NULL;
-    const int used = snprintf(name, sizeof(name), "%s.index.json", s->path);
+    struct cairn__writer *writer = NULL;
+    json_t *old = NULL, *map = NULL;
+    char index[MOST_PATH], *text = NULL;
+    const int used = snprintf(index, sizeof(index), "%s.index.json", s->path);
     if (used < 0 || used >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path));
+    if (access(index, F_OK) == 0 && cairn__source_read_index(index, &old, &map) != CAIRN_OK) map = NULL;
     if (s->num_files == 1) {
         TRY(cairn__safetensors_commit(&s->files[0], NULL));
-        TRY(remove_old(name));
+        TRY(remove_old(index));
     } else {
         TRY(make_index(s, &text));
-        TRY(cairn__writer_create(name, 0, &index));
-        TRY(cairn__writer_write(index, text, strlen(text)));
-        TRY(remove_old(name));
+        TRY(cairn__writer_create(index, 0, &writer));
+        TRY(cairn__writer_write(writer, text, strlen(text)));
+        TRY(cairn__writer_finish(writer));
+        TRY(remove_old(index));
         for (size_t f = 0; f < s->num_files; f++) TRY(cairn__safetensors_commit(&s->files[f], NULL));
-        TRY(cairn__writer_commit(&index, NULL));
+        TRY(cairn__writer_commit(&writer, NULL));
         TRY(remove_old(s->path));
     }
     TRY(cairn__folder_sync_above(s->path));
+    remove_stale(s, map);
 out:
+    json_decref(old);
     free(text);
-    cairn__writer_discard(&index);
+    cairn__writer_discard(&writer);
     return st;
 }
 
@@ -118,6 +158,7 @@ cairn_status cairn__shards_save(const char *path, const struct cairn__safetensor
         TRY(name_file(&s, f, name));
         TRY(cairn__safetensors_create(name, 0, tensors + first, count, metadata, num_metadata, &s.files[f]));
         for (size_t k = 0; k < count; k++) TRY(write(ctx, first + cairn__safetensors_nth(s.files[f], k), s.files[f]));
+        TRY(cairn__safetensors_finish(s.files[f]));
     }
     TRY(commit(&s));
 out:

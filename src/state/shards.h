@@ -13,8 +13,10 @@ typedef cairn_status cairn__shards_write_fn(void *ctx, size_t i, struct cairn__s
  *   most    bytes of a file's tensors, but one tensor at least; 0 = one file. Where one file is enough it is path, and an
  *           index that was there goes; else path goes
  *
- * All that can fail for want of room is written before the first file gets its name. From then on there is no index
- * until all files are there: a reader never joins old files and new ones.
+ * Every file and the index are on the disk before the first gets its name: a disk without room leaves what was there
+ * before. From then on there is no index until all files are there: a reader never joins old files and new ones. Last,
+ * files of the old index that are named as those of path and are not among the new ones are removed; one that cannot be
+ * is no error but a warning.
  * Errors: CAIRN_EINVAL too many files, a name of a file that is not UTF-8; as of cairn__safetensors_create and
  * cairn__writer_commit; write's. */
 cairn_status cairn__shards_save(const char *path, const struct cairn__safetensors_tensor *tensors, size_t n,

@@ -118,14 +118,22 @@ out:
     return st;
 }
 
-static cairn_status list_index(struct cairn__source *s, const char *path) {
+cairn_status cairn__source_read_index(const char *path, json_t **index, json_t **map) {
     cairn_status st = CAIRN_OK;
     struct cairn__file_facts facts;
     char *text = NULL;
+    TRY(cairn__file_read(path, 0, MOST_INDEX, &text, &facts));
+    TRY(parse(path, text, (size_t)facts.nbytes, index, map));
+out:
+    cairn__free(text);
+    return st;
+}
+
+static cairn_status list_index(struct cairn__source *s, const char *path) {
+    cairn_status st = CAIRN_OK;
     const char *name;
     json_t *index = NULL, *map = NULL, *file, *numbers = json_object();
-    TRY(cairn__file_read(path, 0, MOST_INDEX, &text, &facts));
-    TRY(parse(path, text, (size_t)facts.nbytes, &index, &map));
+    TRY(cairn__source_read_index(path, &index, &map));
     TRY(cairn__calloc(json_object_size(map), sizeof(s->tensors[0]), (void **)&s->tensors));
     json_object_foreach(map, name, file) {
         size_t number = 0;
@@ -143,7 +151,6 @@ static cairn_status list_index(struct cairn__source *s, const char *path) {
 out:
     json_decref(numbers);
     json_decref(index);
-    cairn__free(text);
     return st;
 }
 

@@ -22,6 +22,11 @@ struct cairn__source {
 cairn_status cairn__source_open(struct cairn__source *source, const char *path);
 void cairn__source_close(struct cairn__source *source);
 
+/* An index of jansson's, to be given back by json_decref, and its weight_map, which lives as long; unlike in a source,
+ * what it says of files is not looked at. Errors: CAIRN_EINVAL it is none; as of cairn__file_read. */
+struct json_t;
+cairn_status cairn__source_read_index(const char *path, struct json_t **index, struct json_t **map);
+
 /* The tensor of this name, or the one that metadata gives the name of as an alias; NULL = there is none. */
 struct cairn__source_tensor *cairn__source_find(const struct cairn__source *source, const char *name);
 

@@ -213,6 +213,29 @@ static void what_fails_on_the_way_names_the_path_and_leaves_the_old_file(void **
     }
 }
 
+static void a_finished_file_needs_no_room_to_become_whole(void **state) {
+    (void)state;
+    struct cairn__file_facts facts;
+    write_text(in_folder("x"), "old");
+    struct cairn__writer *w = begin(in_folder("x"));
+    OK(cairn__writer_write(w, "newer", 5));
+    disk.room = 0;
+    REFUSED(cairn__writer_finish(w), CAIRN_ESYSTEM, strerror(ENOSPC));
+    REFUSED(cairn__writer_finish(w), CAIRN_ESYSTEM, strerror(ENOSPC));
+    cairn__writer_discard(&w);
+    disk.room = -1;
+    w = begin(in_folder("x"));
+    OK(cairn__writer_write(w, "newer", 5));
+    OK(cairn__writer_finish(w));
+    OK(cairn__writer_finish(w));
+    holds_text(in_folder("x"), "old");
+    disk.room = 0;
+    OK(cairn__writer_commit(&w, &facts));
+    assert_int_equal(facts.nbytes, 5);
+    holds_text(in_folder("x"), "newer");
+    assert_int_equal(count_files(), 1);
+}
+
 static void a_full_disk_that_has_room_again_makes_no_file_with_a_hole(void **state) {
     (void)state;
     struct cairn__writer *w = begin(in_folder("x"));
@@ -457,6 +480,7 @@ int main(void) {
         IN_FOLDER(in_place_the_file_has_its_name_at_once),
         IN_FOLDER(short_and_interrupted_writes_go_on),
         IN_FOLDER(what_fails_on_the_way_names_the_path_and_leaves_the_old_file),
+        IN_FOLDER(a_finished_file_needs_no_room_to_become_whole),
         IN_FOLDER(a_full_disk_that_has_room_again_makes_no_file_with_a_hole),
         IN_FOLDER(places_that_take_no_file_are_named),
         IN_FOLDER(a_link_in_the_place_of_a_file_written_in_place_is_not_followed),

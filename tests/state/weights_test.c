@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <errno.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -566,6 +567,86 @@ static void large_weights_go_to_several_files_with_an_index(void **state) {
     cairn_module_destroy(&other);
 }
 
+/* A limit of a file's size in place of a disk that is full: it hits the shards, and then their index. */
+static void a_save_without_room_leaves_the_several_files_of_before(void **state) {
+    cairn_module *old = make_net(*state, 1), *new = make_net(*state, 2), *loaded = make_net(*state, 3);
+    const struct cairn_weights_options *options = cairn_weights_options(.max_file_nbytes = 400);
+    const struct bytes before = bytes_of(old), after = bytes_of(new);
+    struct rlimit all, few;
+    bool hits_index = false;
+    cairn_status st = CAIRN_ESYSTEM;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &all), 0);
+    OK(cairn_module_save(old, in_folder("model.safetensors"), options));
+    for (rlim_t room = 0; st != CAIRN_OK; room += 50) {
+        few = (struct rlimit){room, all.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &few), 0);
+        st = cairn_module_save(new, in_folder("model.safetensors"), options);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &all), 0);
+        if (st != CAIRN_OK) {
+            assert_int_equal(st, CAIRN_ESYSTEM);
+            SAYS(strerror(EFBIG));
+            hits_index |= strstr(cairn_last_error(), "index.json: ") != NULL;
+        }
+        assert_int_equal(count_files(), 4);
+        OK(cairn_module_load(loaded, in_folder("model.safetensors"), NULL, NULL));
+        const struct bytes found = bytes_of(loaded);
+        assert_true(same_bytes(&found, st == CAIRN_OK ? &after : &before));
+    }
+    assert_true(hits_index);
+    cairn_module_destroy(&old);
+    cairn_module_destroy(&new);
+    cairn_module_destroy(&loaded);
+}
+
+/* Files that are not open: more than a process may have. */
+static void a_save_has_one_file_open_at_a_time(void **state) {
+    cairn_module *net = make_net(*state, 1);
+    struct rlimit all, few;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+    const int next = dup(0);
+    close(next);
+    few = (struct rlimit){(rlim_t)next + 2, all.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const cairn_status st =
+        cairn_module_save(net, in_folder("model.safetensors"), cairn_weights_options(.max_file_nbytes = 1));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    OK(st);
+    assert_int_equal(count_files(), 12); /* 11 tensors, and the index */
+    cairn_module_destroy(&net);
+}
+
+static void has_file(const char *name, bool is_there) {
+    if ((access(in_folder(name), F_OK) == 0) != is_there) fail_msg("%s is %sthere", name, is_there ? "not " : "");
+}
+
+static void files_of_an_earlier_save_go_and_no_others(void **state) {
+    cairn_module *net = make_net(*state, 1);
+    static const char *const others[] = {"other-00001-of-00005.safetensors", "model-00009-of-00009.safetensors",
+                                         "model-1-of-00005.safetensors"};
+    char path[256], index[2000];
+    snprintf(path, sizeof(path), "%s", in_folder("model.safetensors"));
+    OK(cairn_module_save(net, path, cairn_weights_options(.max_file_nbytes = 300)));
+    has_file("model-00004-of-00004.safetensors", true);
+    OK(cairn_module_save(net, path, cairn_weights_options(.max_file_nbytes = 400)));
+    assert_int_equal(count_files(), 4);
+    has_file("model-00001-of-00003.safetensors", true);
+    has_file("model-00001-of-00004.safetensors", false);
+    for (int i = 0; i < 3; i++) write_file(in_folder(others[i]), "x", 1);
+    const int n = snprintf(index, sizeof(index),
+                           "{\"weight_map\": {\"a\": \"%s\", \"b\": \"model-00002-of-00003.safetensors\", \"c\": "
+                           "\"../x\", \"d\": 1, \"e\": \"%s\", \"f\": \"model-00007-of-00008.safetensors\"}}",
+                           others[0], others[2]);
+    write_file(in_folder("model.safetensors.index.json"), index, (size_t)n);
+    write_file(in_folder("model-00007-of-00008.safetensors"), "x", 1);
+    OK(cairn_module_save(net, path, NULL));
+    for (int i = 0; i < 3; i++) has_file(others[i], true); /* of another path, not in the index, not named so */
+    has_file("model-00007-of-00008.safetensors", false);
+    has_file("model-00002-of-00003.safetensors", false);
+    has_file("model-00001-of-00003.safetensors", true); /* the index did not list it any more */
+    OK(cairn_module_load(net, path, NULL, NULL));
+    cairn_module_destroy(&net);
+}
+
 static void indexes_that_are_wrong_are_refused_with_a_sentence(void **state) {
     static const struct {
         const char *text, *words;
@@ -726,6 +807,9 @@ int main(void) {
         WITH_BOTH(a_long_report_says_how_many_it_leaves_out),
         WITH_BOTH(every_float_type_loads_into_every_other),
         WITH_BOTH(large_weights_go_to_several_files_with_an_index),
+        WITH_BOTH(a_save_without_room_leaves_the_several_files_of_before),
+        WITH_BOTH(a_save_has_one_file_open_at_a_time),
+        WITH_BOTH(files_of_an_earlier_save_go_and_no_others),
         WITH_BOTH(indexes_that_are_wrong_are_refused_with_a_sentence),
         WITH_BOTH(what_has_no_weights_of_its_own_is_refused),
         WITH_BOTH(weights_are_saved_while_gradients_wait_for_their_step),
