@@ -8,13 +8,15 @@
 #include <jansson.h>
 #include <string.h>
 
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/status.h"
+#include "state/json_scan.h"
 #include "state/state_internal.h"
 
 #define FORMAT "cairn checkpoint"
 
-enum { MOST_RANKS = 1 << 20 };
+enum { MOST_DEPTH = 16 };
 
 void cairn__manifest_file_name(int rank, char name[CAIRN__MOST_FILE_NAME]) {
     if (rank < 0) snprintf(name, CAIRN__MOST_FILE_NAME, "shared.safetensors");
@@ -92,6 +94,8 @@ static bool read_file_entry(json_t *entry, struct cairn__manifest_file *out) {
 
 static cairn_status read_files(json_t *files, const char *path, struct cairn__manifest *out) {
     const size_t n = json_array_size(files);
+    REQUIRE(n <= (size_t)out->ranks + 1, CAIRN_EINVAL, "%s: %zu files, and %d ranks have one each and one together",
+            path, n, out->ranks);
     const cairn_status st = cairn__calloc(n + 1, sizeof(out->files[0]), (void **)&out->files);
     if (st != CAIRN_OK) return st;
     for (size_t i = 0; i < n; i++) {
@@ -106,16 +110,17 @@ static cairn_status read_files(json_t *files, const char *path, struct cairn__ma
 
 static cairn_status read_root(json_t *root, const char *path, struct cairn__manifest *out) {
     const char *format = "";
-    int version = 0;
-    json_int_t step = -1, ranks = 0;
+    json_int_t version = 0, step = -1, ranks = 0;
     json_t *files = NULL;
-    const int unpacked = json_unpack(root, "{s:s, s:i, s:I, s:I, s:o}", "format", &format, "version", &version, "step",
+    const int unpacked = json_unpack(root, "{s:s, s:I, s:I, s:I, s:o}", "format", &format, "version", &version, "step",
                                      &step, "ranks", &ranks, "files", &files);
     REQUIRE(strcmp(format, FORMAT) == 0, CAIRN_EINVAL, "%s: not a checkpoint's", path);
     REQUIRE(version <= CAIRN__MANIFEST_VERSION, CAIRN_ENOTSUP,
-            "%s: version %d of the format; this Cairn, %s, reads versions up to %d: load it with a newer one", path,
-            version, cairn_version_string(), CAIRN__MANIFEST_VERSION);
-    REQUIRE(unpacked == 0 && version >= 1 && step >= 0 && ranks > 0 && ranks <= MOST_RANKS && json_is_array(files),
+            "%s: version %" JSON_INTEGER_FORMAT
+            " of the format; this Cairn, %s, reads versions up to %d: load it with a newer one",
+            path, version, cairn_version_string(), CAIRN__MANIFEST_VERSION);
+    REQUIRE(unpacked == 0 && version >= 1 && step >= 0 && ranks > 0 && ranks <= CAIRN__MAX_RANKS &&
+                json_is_array(files),
             CAIRN_EINVAL, "%s: a checkpoint's, but broken", path);
     out->step = step;
     out->ranks = (int)ranks;
@@ -125,6 +130,9 @@ static cairn_status read_root(json_t *root, const char *path, struct cairn__mani
 cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *path, struct cairn__manifest *out) {
     json_error_t error;
     *out = (struct cairn__manifest){0};
+    const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
+    REQUIRE(found.depth <= MOST_DEPTH && !found.is_costly, CAIRN_EINVAL,
+            "%s: it nests deeper, or has more values, than a manifest", path);
     json_t *root = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
     REQUIRE(root || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);
     REQUIRE(root, CAIRN_EINVAL, "%s: no JSON: %s at byte %d", path, error.text, error.position);

@@ -7,10 +7,12 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "state/json_scan.h"
 
 enum {
     MOST_HEADER = 100000000, /* of the format's own library */
     MOST_DEPTH = 3,          /* {"name": {"shape": [ */
+    MOST_SIZES = 64,         /* of a shape: PyTorch's limit */
     LENGTH = 8,
     SHOWN = 64, /* characters of a stranger's text in a message */
 };
@@ -211,32 +213,27 @@ void cairn__safetensors_discard(struct cairn__safetensors_writer **writer) {
 
 struct cairn__safetensors {
     struct cairn__reader *reader;
-    uint64_t first;   /* byte of the elements */
-    json_t *header;   /* holds the texts */
-    json_t *metadata; /* of header; NULL where it has none */
+    uint64_t first;                        /* byte of the elements */
+    json_t *header;                        /* holds the texts */
+    json_t *metadata;                      /* of header; NULL where it has none */
+    struct cairn__safetensors_text *texts; /* of metadata, in its order */
+    size_t num_texts;
     struct cairn__safetensors_tensor *at;
     size_t count;
     const struct cairn__safetensors_tensor **by_name;
     int64_t *sizes; /* of all shapes */
 };
 
-/* Before jansson reads it: how deep it goes. Brackets in strings do not count. */
 static cairn_status look_through(const char *path, const char *text, size_t nbytes) {
-    int depth = 0;
-    bool is_in_string = false;
     REQUIRE(nbytes > 0 && text[0] == '{', CAIRN_EINVAL, "%s: not a safetensors file: its header is no JSON object",
             path);
-    for (size_t i = 0; i < nbytes; i++) {
-        const char c = text[i];
-        if (is_in_string) {
-            if (c == '\\') i++;
-            else is_in_string = c != '"';
-            continue;
-        }
-        is_in_string = c == '"';
-        depth += (c == '{' || c == '[') - (c == '}' || c == ']');
-        REQUIRE(depth <= MOST_DEPTH, CAIRN_EINVAL, "%s: the header nests deeper than one of tensors does", path);
-    }
+    const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
+    REQUIRE(found.depth <= MOST_DEPTH, CAIRN_EINVAL, "%s: the header nests deeper than one of tensors does", path);
+    REQUIRE(found.longest <= MOST_SIZES, CAIRN_EINVAL,
+            "%s: the header has an array of %zu elements; the shape of a tensor has %d at most", path, found.longest,
+            MOST_SIZES);
+    REQUIRE(!found.is_costly, CAIRN_EINVAL, "%s: the header of %zu bytes has more values than one of so many tensors",
+            path, nbytes);
     return CAIRN_OK;
 }
 
@@ -282,8 +279,11 @@ static cairn_status read_metadata(struct cairn__safetensors *f) {
     f->metadata = json_object_get(f->header, METADATA);
     if (!f->metadata) return CAIRN_OK;
     REQUIRE(json_is_object(f->metadata), CAIRN_EINVAL, "%s: %s is no JSON object", path, METADATA);
+    const cairn_status st = cairn__calloc(json_object_size(f->metadata), sizeof(*f->texts), (void **)&f->texts);
+    if (st != CAIRN_OK) return st;
     json_object_foreach(f->metadata, key, value) {
         REQUIRE(json_is_string(value), CAIRN_EINVAL, "%s: '%.*s' of %s is no text", path, SHOWN, key, METADATA);
+        f->texts[f->num_texts++] = (struct cairn__safetensors_text){key, json_string_value(value)};
     }
     return CAIRN_OK;
 }
@@ -413,6 +413,7 @@ void cairn__safetensors_close(struct cairn__safetensors **file) {
     if (!f) return;
     cairn__reader_close(&f->reader);
     json_decref(f->header);
+    cairn__free(f->texts);
     cairn__free(f->sizes);
     cairn__free(f->by_name);
     cairn__free(f->at);
@@ -453,14 +454,11 @@ const char *cairn__safetensors_metadata(const struct cairn__safetensors *file, c
 }
 
 size_t cairn__safetensors_metadata_count(const struct cairn__safetensors *file) {
-    return json_object_size(file->metadata);
+    return file->num_texts;
 }
 
 struct cairn__safetensors_text cairn__safetensors_metadata_at(const struct cairn__safetensors *file, size_t i) {
-    void *at = json_object_iter(file->metadata);
-    while (i-- > 0) at = json_object_iter_next(file->metadata, at);
-    return (struct cairn__safetensors_text){.key = json_object_iter_key(at),
-                                            .value = json_string_value(json_object_iter_value(at))};
+    return file->texts[i];
 }
 
 cairn_status cairn__safetensors_facts(struct cairn__safetensors *file, struct cairn__file_facts *facts) {

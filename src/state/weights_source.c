@@ -8,6 +8,7 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "state/json_scan.h"
 
 enum { MOST_PATH = 4096, MOST_INDEX = 100000000, MOST_DEPTH = 16, SHOWN = 64 };
 static const char END_OF_INDEX[] = ".index.json", PLAIN[] = "model.safetensors",
@@ -70,24 +71,11 @@ static cairn_status list_file(struct cairn__source *s) {
 
 /* ---- an index ---- */
 
-/* As of a header: jansson's own limit is one of its build. */
-static bool is_deep(const char *text) {
-    int depth = 0;
-    bool is_in_string = false;
-    for (const char *c = text; *c && depth <= MOST_DEPTH; c++) {
-        if (is_in_string && *c == '\\' && c[1]) {
-            c++;
-            continue;
-        }
-        if (*c == '"') is_in_string = !is_in_string;
-        if (!is_in_string) depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
-    }
-    return depth > MOST_DEPTH;
-}
-
 static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **index, json_t **map) {
     json_error_t error;
-    REQUIRE(!is_deep(text), CAIRN_EINVAL, "%s: an index nests less deep", path);
+    const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
+    REQUIRE(found.depth <= MOST_DEPTH, CAIRN_EINVAL, "%s: an index nests less deep", path);
+    REQUIRE(!found.is_costly, CAIRN_EINVAL, "%s: an index has fewer values", path);
     *index = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
     REQUIRE(*index || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);
     REQUIRE(*index, CAIRN_EINVAL, "%s: broken in line %d: %s", path, error.line, error.text);

@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "folder.h"
 #include "param/stateful.h"
+#include "state/state_internal.h"
 
 enum { SHARED = 1000, OWN = 7, ROWS = 11, WIDTH = 3, MOST_RANKS = 4 };
 
@@ -560,6 +561,47 @@ static void a_later_version_of_the_format_is_refused_by_its_number(void **unused
     end_one(&one);
 }
 
+/* ---- manifests of strangers ---- */
+
+#define MANIFEST(version, ranks) \
+    "{\"format\": \"cairn checkpoint\", \"version\": " version ", \"step\": 7, \"ranks\": " ranks ", \"files\": ["
+
+static void expect_manifest(const char *text, cairn_status status, const char *words) {
+    struct cairn__manifest m;
+    REFUSED(cairn__manifest_read(text, strlen(text), "the path", &m), status, words);
+    assert_null(m.files);
+}
+
+static void manifests_of_more_files_than_ranks_write_are_refused(void **unused) {
+    (void)unused;
+    enum { MANY = 80000 };
+    static const char one[] = "{\"name\": \"%d\", \"nbytes\": 1, \"xxh3\": \"0123456789abcdef\"}%s";
+    struct cairn__manifest m;
+    char *text = malloc(MANY * 80);
+    for (int n = 3; n <= MANY; n += MANY - 3) {
+        size_t used = (size_t)sprintf(text, MANIFEST("1", "2"));
+        for (int i = 0; i < n; i++) used += (size_t)sprintf(text + used, one, i, i < n - 1 ? ", " : "]}");
+        if (n == MANY) expect_manifest(text, CAIRN_EINVAL, "80000 files, and 2 ranks have one each and one together");
+        else OK(cairn__manifest_read(text, used, "the path", &m));
+    }
+    assert_int_equal(m.num_files, 3);
+    cairn__manifest_clear(&m);
+    free(text);
+}
+
+static void manifests_of_numbers_that_none_has_are_refused(void **unused) {
+    (void)unused;
+    struct cairn__manifest m;
+    static const char most[] = MANIFEST("1", "256") "]}";
+    OK(cairn__manifest_read(most, sizeof(most) - 1, "the path", &m));
+    cairn__manifest_clear(&m);
+    expect_manifest(MANIFEST("1", "257") "]}", CAIRN_EINVAL, "a checkpoint's, but broken");
+    expect_manifest(MANIFEST("1", "0") "]}", CAIRN_EINVAL, "a checkpoint's, but broken");
+    expect_manifest(MANIFEST("0", "1") "]}", CAIRN_EINVAL, "a checkpoint's, but broken");
+    expect_manifest(MANIFEST("4294967297", "1") "]}", CAIRN_ENOTSUP, "version 4294967297 of the format");
+    expect_manifest(MANIFEST("1", "1") "[[[[[[[[[[[[[[[[[[", CAIRN_EINVAL, "nests deeper");
+}
+
 /* ---- what does not fit ---- */
 
 static void an_object_that_the_program_or_the_checkpoint_lacks_is_named(void **unused) {
@@ -741,6 +783,8 @@ int main(void) {
         T(a_broken_checkpoint_is_passed_over_with_a_warning),
         T(a_folder_whose_checkpoints_are_all_broken_is_an_error),
         T(a_later_version_of_the_format_is_refused_by_its_number),
+        cmocka_unit_test(manifests_of_more_files_than_ranks_write_are_refused),
+        cmocka_unit_test(manifests_of_numbers_that_none_has_are_refused),
         T(an_object_that_the_program_or_the_checkpoint_lacks_is_named),
         T(a_lenient_load_leaves_what_one_of_both_lacks),
         T(numbers_and_memory_of_the_program_come_back),

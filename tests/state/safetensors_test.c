@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -131,6 +132,39 @@ static void ten_thousand_tensors_are_found(void **state) {
     cairn__safetensors_close(&f);
     free(names);
     free(tensors);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Each by its number: walking there from the first took 40 s. */
+static void many_texts_are_read_in_their_order_without_delay(void **state) {
+    (void)state;
+    enum { N = 80000 };
+    struct cairn__safetensors_text *texts = calloc(N, sizeof(*texts));
+    char(*keys)[16] = calloc(N, sizeof(*keys));
+    struct cairn__safetensors_writer *w = NULL;
+    struct cairn__safetensors *f = NULL;
+    for (int i = 0; i < N; i++) {
+        snprintf(keys[i], sizeof(keys[i]), "key %d", i);
+        texts[i] = (struct cairn__safetensors_text){keys[i], keys[i]};
+    }
+    const double before = now();
+    OK(cairn__safetensors_create(in_folder("x"), 0, NULL, 0, texts, N, &w));
+    OK(cairn__safetensors_commit(&w, NULL));
+    OK(cairn__safetensors_open(in_folder("x"), 0, &f));
+    assert_int_equal(cairn__safetensors_metadata_count(f), N);
+    for (size_t i = 0; i < N; i++) {
+        const struct cairn__safetensors_text text = cairn__safetensors_metadata_at(f, i);
+        if (strcmp(text.key, keys[i]) != 0 || strcmp(text.value, keys[i]) != 0) fail_msg("text %zu: %s", i, text.key);
+    }
+    if (now() - before > 10) fail_msg("%.1f s", now() - before); /* 0.3 s on a machine that does nothing else */
+    cairn__safetensors_close(&f);
+    free(keys);
+    free(texts);
 }
 
 static void what_cannot_be_written_leaves_no_file(void **state) {
@@ -298,6 +332,69 @@ static void depth_without_end_does_not_end_the_stack(void **state) {
     free(header);
 }
 
+/* Headers that jansson would need up to 80 times their length for. */
+static void headers_of_more_values_than_tensors_have_are_refused(void **state) {
+    (void)state;
+    enum { LONG = 10000000 };
+    struct cairn__safetensors *f = NULL;
+    char *header = malloc(LONG + 200);
+    size_t n = (size_t)sprintf(header, "{\"a\":{\"dtype\":\"F32\",\"shape\":[0");
+    while (n < LONG) n += (size_t)sprintf(header + n, ",0");
+    n += (size_t)sprintf(header + n, "],\"data_offsets\":[0,0]}}");
+    write_header(header, n, 0);
+    REFUSED(cairn__safetensors_open(in_folder("x"), 0, &f), CAIRN_EINVAL, "the shape of a tensor has 64 at most");
+    n = (size_t)sprintf(header, "{\"a\":{\"x\":[");
+    while (n < LONG) n += (size_t)sprintf(header + n, "0,0,0],\"%zx\":[", n);
+    n += (size_t)sprintf(header + n, "]}}");
+    write_header(header, n, 0);
+    REFUSED(cairn__safetensors_open(in_folder("x"), 0, &f), CAIRN_EINVAL, "more values than one of so many tensors");
+    n = (size_t)sprintf(header, "{\"a\":{}");
+    while (n < LONG) n += (size_t)sprintf(header + n, ",\"%zx\":{}", n);
+    n += (size_t)sprintf(header + n, "}");
+    write_header(header, n, 0);
+    REFUSED(cairn__safetensors_open(in_folder("x"), 0, &f), CAIRN_EINVAL, "more values than one of so many tensors");
+    free(header);
+}
+
+/* As many as PyTorch has, and their number in a text does not count. */
+static void a_shape_of_64_sizes_is_read(void **state) {
+    (void)state;
+    char header[1000];
+    for (int sizes = 64; sizes <= 65; sizes++) {
+        struct cairn__safetensors *f = NULL;
+        size_t n =
+            (size_t)sprintf(header, "{\"[,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,,\":"
+                                    "{\"dtype\":\"I8\",\"shape\":[1");
+        for (int i = 1; i < sizes; i++) n += (size_t)sprintf(header + n, ",1");
+        n += (size_t)sprintf(header + n, "],\"data_offsets\":[0,1]}}");
+        write_header(header, n, 1);
+        const cairn_status st = cairn__safetensors_open(in_folder("x"), 0, &f);
+        assert_int_equal(st, sizes == 64 ? CAIRN_OK : CAIRN_EINVAL);
+        if (f) assert_int_equal(cairn__safetensors_at(f, 0)->ndim, 64);
+        cairn__safetensors_close(&f);
+    }
+}
+
+/* A header of 9 MB with names as they are: about what the largest models have. */
+static void a_hundred_thousand_tensors_are_read(void **state) {
+    (void)state;
+    enum { N = 100000 };
+    struct cairn__safetensors *f = NULL;
+    char *header = malloc(N * 120);
+    size_t n = (size_t)sprintf(header, "{\"__metadata__\":{\"format\":\"pt\"}");
+    for (int i = 0; i < N; i++) {
+        n += (size_t)sprintf(header + n,
+                             ",\"layers.%d.mlp.weight\":{\"dtype\":\"U8\",\"shape\":[1,1],\"data_offsets\":[%d,%d]}", i,
+                             i, i + 1);
+    }
+    n += (size_t)sprintf(header + n, "}");
+    write_header(header, n, N);
+    OK(cairn__safetensors_open(in_folder("x"), 0, &f));
+    assert_int_equal(cairn__safetensors_count(f), N);
+    cairn__safetensors_close(&f);
+    free(header);
+}
+
 static void lengths_of_headers_that_no_file_has_are_refused(void **state) {
     (void)state;
     static const unsigned char lengths[][8] = {{0, 0, 0, 0, 0, 0, 0, 0x80}, /* 2^63 */
@@ -365,12 +462,16 @@ int main(void) {
         cmocka_unit_test(types_of_cairn_and_of_the_format_are_told_apart),
         IN_FOLDER(names_and_texts_come_back_to_the_letter),
         IN_FOLDER(ten_thousand_tensors_are_found),
+        IN_FOLDER(many_texts_are_read_in_their_order_without_delay),
         IN_FOLDER(what_cannot_be_written_leaves_no_file),
         IN_FOLDER(a_file_with_other_bytes_than_its_header_promises_is_not_made),
         IN_FOLDER(headers_that_are_wrong_are_refused_with_a_sentence),
         IN_FOLDER(a_zero_byte_in_the_header_is_refused),
         IN_FOLDER(brackets_within_texts_and_spaces_at_the_end_are_no_matter),
         IN_FOLDER(depth_without_end_does_not_end_the_stack),
+        IN_FOLDER(headers_of_more_values_than_tensors_have_are_refused),
+        IN_FOLDER(a_shape_of_64_sizes_is_read),
+        IN_FOLDER(a_hundred_thousand_tensors_are_read),
         IN_FOLDER(lengths_of_headers_that_no_file_has_are_refused),
         IN_FOLDER(a_header_over_the_limit_is_refused),
         IN_FOLDER(a_file_cut_anywhere_is_refused),
