@@ -11,6 +11,7 @@
 #include "tensors.h"
 #include "core/alloc.h"
 #include "core/convert.h"
+#include "core/dtype.h"
 #include "core/status.h"
 
 static const char usage[] =
@@ -27,10 +28,12 @@ static const char usage[] =
     "PATH, A, B and FROM are folders step-N (not FROM), files of safetensors, indexes of several (.index.json), or "
     "folders\nwith a model.safetensors or its index. exit code: 0; 1 = broken, or different; 2 = wrong use\n";
 
-enum { BROKEN = 1, WRONG_USE = 2 };
+enum { BROKEN = 1, WRONG_USE = 2, NAME_WIDTH = 56 };
 
 static int failed(void) {
-    fprintf(stderr, "cairn-ckpt: %s\n", cairn_last_error());
+    fputs("cairn-ckpt: ", stderr);
+    put_text(stderr, cairn_last_error(), 0);
+    fputs("\n", stderr);
     return BROKEN;
 }
 
@@ -67,9 +70,13 @@ static int list(char **args) {
         const bool is_whole = is_open && tensors_check(&t) == CAIRN_OK;
         for (size_t f = 0; is_open && f < t.manifest.num_files; f++) nbytes += t.manifest.files[f].nbytes;
         put_size(nbytes, size);
-        if (is_whole)
+        if (is_whole) {
             printf("%s  %s  %10s  %d rank%s\n", path, when, size, t.manifest.ranks, t.manifest.ranks == 1 ? "" : "s");
-        else printf("%s  not whole: %s\n", path, cairn_last_error());
+        } else {
+            printf("%s  not whole: ", path);
+            put_text(stdout, cairn_last_error(), 0);
+            printf("\n");
+        }
         if (!is_whole) code = BROKEN;
         if (is_open) tensors_close(&t);
     }
@@ -100,7 +107,8 @@ static int show(char **args) {
         tensor_put_shape(one->info, shape);
         put_size(one->info->nbytes, size);
         nbytes += one->info->nbytes;
-        printf("%-56s %-8s %-24s %10s\n", one->name, cairn__safetensors_type_name(one->info->type), shape, size);
+        put_text(stdout, one->name, NAME_WIDTH);
+        printf(" %-8s %-24s %10s\n", cairn__safetensors_type_name(one->info->type), shape, size);
     }
     char all[32];
     put_size(nbytes, all);
@@ -112,7 +120,8 @@ static int show(char **args) {
 /* ---- compare ---- */
 
 struct difference {
-    size_t n, elements;
+    size_t n, elements; /* bytes, of types that Cairn does not have */
+    bool has_values;
     double most;   /* |a - b|; infinite where one is NaN */
     uint64_t ulps; /* most, between floats of one type */
 };
@@ -129,7 +138,7 @@ static void compare_element(const char *a, const char *b, cairn_dtype dtype, siz
     double x = 0, y = 0;
     if (memcmp(a, b, nbytes) == 0) return;
     d->n++;
-    if (!dtype) return;
+    if (!d->has_values) return;
     cairn__convert(&x, CAIRN_F64, a, dtype, 1);
     cairn__convert(&y, CAIRN_F64, b, dtype, 1);
     const double apart = isnan(x) || isnan(y) ? HUGE_VAL : fabs(x - y);
@@ -141,10 +150,11 @@ static void compare_element(const char *a, const char *b, cairn_dtype dtype, siz
 
 static cairn_status compare_values(const struct tensor *a, const struct tensor *b, struct difference *d) {
     const cairn_dtype dtype = cairn__safetensors_dtype(a->info->type);
-    const size_t nbytes = dtype ? cairn_dtype_nbytes(dtype) : 1;
+    const bool has_values = dtype && cairn__is_tensor_dtype(dtype); /* no u8: that converts to nothing */
+    const size_t nbytes = has_values ? cairn_dtype_nbytes(dtype) : 1;
     char *x = NULL, *y = NULL;
     cairn_status st = CAIRN_OK;
-    *d = (struct difference){.elements = a->info->nbytes / nbytes};
+    *d = (struct difference){.elements = a->info->nbytes / nbytes, .has_values = has_values};
     TRY(tensor_read(a, (void **)&x));
     TRY(tensor_read(b, (void **)&y));
     for (size_t i = 0; i < d->elements; i++) compare_element(x + i * nbytes, y + i * nbytes, dtype, nbytes, d);
@@ -166,16 +176,24 @@ static int compare_tensor(const struct tensor *a, const struct tensor *b) {
     if (!is_alike(a, b)) {
         tensor_put_shape(a->info, first);
         tensor_put_shape(b->info, second);
-        printf("%-56s %s %s, and %s %s\n", a->name, cairn__safetensors_type_name(a->info->type), first,
+        put_text(stdout, a->name, NAME_WIDTH);
+        printf(" %s %s, and %s %s\n", cairn__safetensors_type_name(a->info->type), first,
                cairn__safetensors_type_name(b->info->type), second);
         return 1;
     }
     if (compare_values(a, b, &d) != CAIRN_OK) return -1;
     if (d.n == 0) return 0;
-    printf("%-56s %zu of %zu differ, by %.3g", a->name, d.n, d.elements, d.most);
+    put_text(stdout, a->name, NAME_WIDTH);
+    if (d.has_values) printf(" %zu of %zu differ, by %.3g", d.n, d.elements, d.most);
+    else printf(" %zu of %zu bytes differ", d.n, d.elements);
     if (d.ulps) printf(", %" PRIu64 " ulps", d.ulps);
-    printf(" at most\n");
+    printf(d.has_values ? " at most\n" : "\n");
     return 1;
+}
+
+static void put_single(const struct tensor *t, const struct tensors *of) {
+    put_text(stdout, t->name, NAME_WIDTH);
+    printf(" only in %s\n", of->path);
 }
 
 static int compare_lists(const struct tensors *a, const struct tensors *b) {
@@ -184,12 +202,12 @@ static int compare_lists(const struct tensors *a, const struct tensors *b) {
         const struct tensor *twin = tensors_find(b, a->at[i].name);
         const int differs = twin ? compare_tensor(&a->at[i], twin) : 1;
         if (differs < 0) return failed();
-        if (!twin) printf("%-56s only in %s\n", a->at[i].name, a->path);
+        if (!twin) put_single(&a->at[i], a);
         *(differs ? &other : &same) += 1;
     }
     for (size_t i = 0; i < b->count; i++) {
         if (tensors_find(a, b->at[i].name)) continue;
-        printf("%-56s only in %s\n", b->at[i].name, b->path);
+        put_single(&b->at[i], b);
         other++;
     }
     printf("%zu tensors are equal to the bit, %zu are not\n", same, other);

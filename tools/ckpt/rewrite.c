@@ -113,6 +113,16 @@ static bool is_weight(const char *name, const char *model, size_t n) {
     return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, "requires_grad") != 0;
 }
 
+/* Of what each rank has, buffers that are not broadcast, rank 0's stands for all, as in a load on another number of
+ * ranks. A rank's alone, and rows of it, are no part of one model. */
+static cairn_status check_owner(const struct tensors *t, const struct tensor *one) {
+    const char *owner = one->rank < 0 ? NULL : cairn__safetensors_metadata(one->file, one->info->name);
+    REQUIRE(one->rank < 0 || (owner && strcmp(owner, "rank or first") == 0), CAIRN_EINVAL,
+            "%s: '%s' is rank %d's alone: the ranks do not share this model, and none of theirs stands for it", t->path,
+            one->info->name, one->rank);
+    return CAIRN_OK;
+}
+
 cairn_status rewrite_model(const struct tensors *t, const char *model, const char *path,
                            const struct rewrite_options *o, size_t *count) {
     const size_t n = strlen(model);
@@ -121,7 +131,10 @@ cairn_status rewrite_model(const struct tensors *t, const char *model, const cha
     TRY(begin(&r, t, 1));
     r.texts[r.num_texts++] = (struct cairn__safetensors_text){"format", "pt"};
     for (size_t i = 0; i < t->count; i++) {
-        if (is_weight(t->at[i].name, model, n)) add(&r, &t->at[i], t->at[i].name + n + 1, o);
+        const struct tensor *one = &t->at[i];
+        if (!is_weight(one->info->name, model, n)) continue;
+        TRY(check_owner(t, one));
+        if (one->rank <= 0) add(&r, one, one->info->name + n + 1, o);
     }
     if (r.count == 0)
         TRY(cairn__fail(CAIRN_EINVAL, "%s has no model '%s': cairn-ckpt show lists what it has", t->path, model));
@@ -132,9 +145,10 @@ out:
     return st;
 }
 
-static bool has_text(const struct rewrite *r, const char *key) {
-    for (size_t i = 0; i < r->num_texts; i++) {
-        if (strcmp(r->texts[i].key, key) == 0) return true;
+/* Whether one of the first files has a text of this key. */
+static bool has_text(const struct tensors *t, size_t files, const char *key) {
+    for (size_t f = 0; f < files; f++) {
+        if (cairn__safetensors_metadata(t->files[f], key)) return true;
     }
     return false;
 }
@@ -151,7 +165,7 @@ cairn_status rewrite_files(const struct tensors *t, const char *path, const stru
     for (size_t f = 0; f < t->num_files; f++) {
         for (size_t i = 0; i < cairn__safetensors_metadata_count(t->files[f]); i++) {
             const struct cairn__safetensors_text text = cairn__safetensors_metadata_at(t->files[f], i);
-            if (!has_text(&r, text.key)) r.texts[r.num_texts++] = text; /* each of several files has them all */
+            if (!has_text(t, f, text.key)) r.texts[r.num_texts++] = text; /* each of several files has them all */
         }
     }
     for (size_t i = 0; i < t->count; i++) add(&r, &t->at[i], t->at[i].name, o);

@@ -12,8 +12,9 @@ struct rewrite_options {
 /* --type f32|f16|bf16, --max-file-size 5GB: false = something else. */
 bool rewrite_options_read(char **args, int n, struct rewrite_options *out);
 
-/* The weights and buffers of the model that was added to the checkpoint under this name. Errors: CAIRN_EINVAL there is
- * none; as of cairn__shards_save and cairn__safetensors_read. */
+/* The weights and buffers of the model that was added to the checkpoint under this name; of buffers that each rank has,
+ * rank 0's. Errors: CAIRN_EINVAL there is none, or it has something that belongs to one rank alone; as of
+ * cairn__shards_save and cairn__safetensors_read. */
 cairn_status rewrite_model(const struct tensors *t, const char *model, const char *path,
                            const struct rewrite_options *o, size_t *count);
 

@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/status.h"
+#include "core/utf8.h"
 
 enum { MOST_MANIFEST = 64 << 20 };
 
@@ -25,20 +26,25 @@ out:
     return st;
 }
 
-/* "rank 1: " before what a rank has alone, by the name of its file. */
-static cairn_status put_name(const char *file_name, const char *name, char **out) {
-    char text[2 * CAIRN__MOST_PATH];
+/* The rank that a file of a checkpoint belongs to, by its name; -1 = all. */
+static int rank_of(const char *file_name) {
     int rank;
-    const bool is_own = file_name && sscanf(file_name, "rank-%d.", &rank) == 1;
-    if (is_own) snprintf(text, sizeof(text), "rank %d: %s", rank, name);
-    else snprintf(text, sizeof(text), "%s", name);
-    return cairn__strdup(text, out);
+    return file_name && sscanf(file_name, "rank-%9d.", &rank) == 1 ? rank : -1;
+}
+
+/* "rank 1: " before what a rank has alone. */
+static cairn_status put_name(int rank, const char *name, char **out) {
+    const size_t room = strlen(name) + sizeof("rank 123456789: ");
+    if (rank < 0) return cairn__strdup(name, out);
+    const cairn_status st = cairn__alloc(room, (void **)out);
+    if (st == CAIRN_OK) snprintf(*out, room, "rank %d: %s", rank, name);
+    return st;
 }
 
 static cairn_status add(struct tensors *t, struct cairn__safetensors *file, const char *file_name,
                         const struct cairn__safetensors_tensor *info) {
-    t->at[t->count] = (struct tensor){.file = file, .info = info};
-    const cairn_status st = put_name(file_name, info->name, &t->at[t->count].name);
+    t->at[t->count] = (struct tensor){.rank = rank_of(file_name), .file = file, .info = info};
+    const cairn_status st = put_name(t->at[t->count].rank, info->name, &t->at[t->count].name);
     if (st == CAIRN_OK) t->count++;
     return st;
 }
@@ -145,6 +151,24 @@ out:
 
 bool is_float(cairn_dtype d) {
     return d == CAIRN_F64 || d == CAIRN_F32 || cairn__is_half(d);
+}
+
+/* Control characters, and those that change the direction of a line. */
+static bool is_command(uint32_t c) {
+    return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x2028 || c == 0x2029 || (c >= 0x202a && c <= 0x202e) ||
+           (c >= 0x2066 && c <= 0x2069);
+}
+
+void put_text(FILE *to, const char *text, int width) {
+    size_t length;
+    for (; *text; text += length) {
+        const uint32_t c = cairn__utf8_decode(text, &length);
+        const bool is_broken = c == CAIRN__NO_CHARACTER && length == 1; /* no UTF-8: a byte that may be a command too */
+        if (is_broken) width -= fprintf(to, "\\x%02x", (unsigned char)*text);
+        else if (is_command(c)) width -= fprintf(to, c < 0x100 ? "\\x%02" PRIx32 : "\\u%04" PRIx32, c);
+        else width -= fwrite(text, 1, length, to) == length;
+    }
+    if (width > 0) fprintf(to, "%*s", width, "");
 }
 
 void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]) {

@@ -3,13 +3,15 @@
 #define TOOLS_CKPT_TENSORS_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 #include "state/safetensors.h"
 #include "state/state_internal.h"
 #include "state/weights_source.h"
 
 struct tensor {
-    char *name; /* of a rank's own entries: "rank 1: env/seed" */
+    char *name; /* of a rank's own entries: "rank 1: env/seed"; info has the name in the file */
+    int rank;   /* in whose file of a checkpoint it is; -1: in that of all ranks, or it is of no checkpoint */
     struct cairn__safetensors *file;
     const struct cairn__safetensors_tensor *info;
 };
@@ -37,6 +39,10 @@ cairn_status tensor_read(const struct tensor *t, void **out);
 cairn_status tensors_check(const struct tensors *t);
 
 bool is_float(cairn_dtype d);
+
+/* Prints text that files of others may have written: what a terminal takes for a command is escaped, "\x1b". Then
+ * spaces up to so many characters. */
+void put_text(FILE *to, const char *text, int width);
 
 /* "[2, 3]" */
 void tensor_put_shape(const struct cairn__safetensors_tensor *t, char text[128]);
