@@ -31,8 +31,8 @@ extern "C" {
  * Several names with "|" between are parts: the tensor is cut along its first dimension into as many equal parts.
  * {"*.in_proj_weight", "*.query.weight|*.key.weight|*.value.weight"}
  *
- * file NULL: the tensor is neither saved nor loaded, and a load passes over what has its own name in the file. ours NULL:
- * a load passes over what is called `file` there. */
+ * file NULL: the tensor is neither saved nor loaded, and a load passes over what has its own name in the file.
+ * ours NULL: a load passes over what is called `file` there. */
 struct cairn_weights_name {
     const char *ours, *file;
 };
@@ -112,8 +112,8 @@ CAIRN_API cairn_status cairn_weights_save(cairn_stateful object, const char *pat
  * Optimizers keep their moments. Call it between steps: not within a backward, nor while a graph is recorded
  * (CAIRN_ESTATE).
  * report: NULL, or begun with CAIRN_WEIGHTS_REPORT_INIT.
- * Errors: CAIRN_EINVAL a file that is broken, or does not fit: how many tensors are missing, unexpected, of another shape
- * or type, and their names; what cairn_weights_save says of names; CAIRN_ESYSTEM; CAIRN_ENOMEM.
+ * Errors: CAIRN_EINVAL a file that is broken, or does not fit: how many tensors are missing, unexpected, of another
+ * shape or type, and their names; what cairn_weights_save says of names; CAIRN_ESYSTEM; CAIRN_ENOMEM.
  * torch.nn.Module.load_state_dict */
 CAIRN_API cairn_status cairn_weights_load(cairn_stateful object, const char *path,
                                           const struct cairn_weights_options *options,

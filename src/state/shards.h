@@ -10,8 +10,8 @@ typedef cairn_status cairn__shards_write_fn(void *ctx, size_t i, struct cairn__s
 
 /* Writes all of them, in an order of its own, and the metadata into each file.
  *
- *   most    bytes of a file's tensors, but one tensor at least; 0 = one file. Where one file is enough it is path, and an
- *           index that was there goes; else path goes
+ *   most    bytes of a file's tensors, but one tensor at least; 0 = one file. Where one file is enough it is path, and
+ *           an index that was there goes; else path goes
  *
  * Every file and the index are on the disk before the first gets its name: a disk without room leaves what was there
  * before. From then on there is no index until all files are there: a reader never joins old files and new ones. Last,

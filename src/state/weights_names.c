@@ -11,9 +11,9 @@ struct span {
     size_t n;
 };
 
-/* Whether text is what the pattern describes; spans: the texts of its stars, each as short as the rest allows. Where the
- * texts differ behind a star, the last star takes one character more: what an earlier one would take instead, it could
- * take as well. So names of strangers, of any length, cost their length times the pattern's at most. */
+/* Whether text is what the pattern describes; spans: the texts of its stars, each as short as the rest allows. Where
+ * the two differ behind a star, the last star takes one character more: what an earlier one would take instead, it
+ * could take as well. So names of strangers, of any length, cost their length times the pattern's at most. */
 static bool match(const char *pattern, const char *text, struct span *spans, int room) {
     const char *behind_star = NULL;
     struct span *star = NULL;

@@ -1,4 +1,4 @@
-/* Tensors of a file or a checkpoint, written into files of safetensors: in another type, cut into several, or joined. */
+/* Tensors of a file or a checkpoint, written into safetensors files: in another type, cut into several, or joined. */
 #ifndef TOOLS_CKPT_REWRITE_H
 #define TOOLS_CKPT_REWRITE_H
 

@@ -35,7 +35,7 @@ const struct tensor *tensors_find(const struct tensors *t, const char *name);
 /* All of its elements; free with cairn__free. */
 cairn_status tensor_read(const struct tensor *t, void **out);
 
-/* Of a checkpoint: every file has the size and the checksum of its manifest. Of files: they can be read to their end. */
+/* Of a checkpoint: every file has the size and the checksum of its manifest. Of files: they are read to their end. */
 cairn_status tensors_check(const struct tensors *t);
 
 bool is_float(cairn_dtype d);
