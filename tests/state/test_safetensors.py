@@ -179,6 +179,43 @@ class Torch(InFolder):
                 off = (net(io["x"]) - io["y"]).abs().max().item()
             self.assertLess(off, bound, name)
 
+    def test_nets_like_the_examples_give_cairns_outputs(self):
+        nn = torch.nn
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6))
+                self.past = nn.Sequential(nn.Conv2d(4, 6, 1, 2, bias=False), nn.BatchNorm2d(6))
+
+            def forward(self, x):
+                return torch.relu(self.body(x) + self.past(x))
+
+        class Mixer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = nn.LayerNorm(12)
+                self.mlp = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 12))
+
+            def forward(self, x):
+                return x + self.mlp(self.norm(x))
+
+        nets = {"resnet": nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), Block(),
+                                        nn.AdaptiveAvgPool2d(1), nn.Flatten(1), nn.Linear(6, 6)),
+                "encoder": nn.Sequential(nn.Linear(5, 12),
+                                         nn.TransformerEncoderLayer(12, 3, 24, 0, "gelu", batch_first=True,
+                                                                    norm_first=True),
+                                         Mixer(), nn.LayerNorm(12), nn.Linear(12, 6))}
+        run_tool("save", self.folder)
+        for name, net in nets.items():
+            io = safetensors.torch.load_file(self.below(name + "_io.safetensors"))
+            net.load_state_dict(safetensors.torch.load_file(self.below(name + ".safetensors")), strict=True)
+            with torch.no_grad():
+                y = net.eval()(io["x"])
+            self.assertEqual(y.shape, io["y"].shape)
+            self.assertGreater(io["y"].std().item(), 0.1, name)
+            self.assertLess((y - io["y"]).abs().max().item(), 1e-5, name)
+
     def test_tied_weights_are_loaded_by_torch(self):
         run_tool("save", self.folder)
         net = torch.nn.Module()
