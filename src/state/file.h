@@ -42,8 +42,8 @@ cairn_status cairn__writer_write(struct cairn__writer *w, const void *data, size
 cairn_status cairn__writer_finish(struct cairn__writer *w);
 
 /* Finishes and ends the writer, on failure as discard does. Returns when the file, its name and its size are on the
- * disk; in place, the name is on the disk with cairn__folder_sync of its folder. facts: may be NULL; written on success.
- * Errors: CAIRN_ESYSTEM. */
+ * disk; in place, the name is on the disk with cairn__folder_sync of its folder. facts: may be NULL; written on
+ * success. Errors: CAIRN_ESYSTEM. */
 cairn_status cairn__writer_commit(struct cairn__writer **w, struct cairn__file_facts *facts);
 
 /* Ends the writer and removes what it has written. */
