@@ -1,4 +1,4 @@
-/* A whole training from NumPy's files: each rank's share of the data, accumulation, clipping, groups, warm-up and cosine,
+/* A whole training from NumPy's files: each rank's share of the data, accumulation, clipping, groups, warm-up, cosine,
  * freezing of the first layer, evaluation over ranks, progress, checkpoints: docs/training.md, which makes the files.
  *
  *     ./08_train FOLDER --opt-level O2 --half bf16

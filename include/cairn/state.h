@@ -29,8 +29,8 @@
  *            all fail and the message names a rank. DIR is a folder that all ranks see, as on one machine or on a
  *            shared file system. Rank 0 writes what is shared: parameters and moments that ddp averages. What is a
  *            rank's own loads on the same number of ranks only; everything else on any number.
- * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, unless it is a foreground
- *            save of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than the
+ * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, but for a foreground save
+ *            of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than the
  *            environment's timeout: ranks that wait for one that reads or writes know that it is alive.
  * Source     compare torch.distributed.checkpoint (PyTorch 2.x) and its async_save; safetensors 0.4 for the files. */
 #ifndef CAIRN_STATE_H
@@ -56,7 +56,8 @@ CAIRN_API void cairn_state_destroy(cairn_state **state);
 
 /* Adds an object, which must outlive the state's use. The name is copied; checkpoints find the object by it.
  * Errors, which add nothing: CAIRN_EINVAL a name that is empty, added already, "env" or "__metadata__", longer than 255
- * bytes, not UTF-8, or has a '/' or a control character; an object that is NULL or of another environment; CAIRN_ENOMEM. */
+ * bytes, not UTF-8, or has a '/' or a control character; an object that is NULL or of another environment;
+ * CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_stateful object);
 
 /* Adds a number, or memory, of the program's own, which a save reads where it stands and a load overwrites. Shared:

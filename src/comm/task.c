@@ -69,8 +69,8 @@ static bool has_ended(struct cairn__task *task, double seconds) {
     return ended;
 }
 
-/* In short rounds, so that a rank which died is noticed soon. A rank whose task has ended waits in the exchange for those
- * that are in a round. */
+/* In short rounds, so that a rank which died is noticed soon. A rank whose task has ended waits in the exchange for
+ * those that are in a round. */
 cairn_status cairn__group_await(cairn_group *group, const char *call, struct cairn__task *task) {
     const double timeout = cairn__group_timeout(group), round = timeout < 4 * ROUND ? timeout / 4 : ROUND;
     const int size = cairn_group_size(group);

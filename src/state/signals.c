@@ -1,8 +1,8 @@
 /* Checkpoints that a signal asks for. Signals come to a process, and so to all of its states: handlers raise flags of
  * the process, which each state compares with what it has seen.
  *
- * Handlers run on a stack of their own. oneDNN's products use their stack pointer for memory of the heap, and a signal's
- * frame below it would overwrite what stands there. */
+ * Handlers run on a stack of their own. oneDNN's products use their stack pointer for memory of the heap, and a
+ * signal's frame below it would overwrite what stands there. */
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -37,8 +37,8 @@ static void ask(int signal) {
     atomic_fetch_add(&asked, 1);
 }
 
-/* Launchers send one request to a process, its group and its session at once, so one that follows within a second is the
- * same; a later one ends the process. */
+/* Launchers send one request to a process, its group and its session at once, so one that follows within a second is
+ * the same; a later one ends the process. */
 static void stop(int signal) {
     const struct sigaction usual = {.sa_handler = SIG_DFL};
     const int errnum = errno;

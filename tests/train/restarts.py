@@ -138,7 +138,8 @@ def transformer(_, program, kills, dice):
     by_itself(program, ["--epochs", "2", "--opt-level", "O1", "--half", "f16"], min(kills, 3), dice)
 
 
-CASES = {"01_linear_regression": quick_start, "06_resnet": resnet, "07_transformer": transformer, "08_train": from_files}
+CASES = {"01_linear_regression": quick_start, "06_resnet": resnet, "07_transformer": transformer,
+         "08_train": from_files}
 
 
 def main():
