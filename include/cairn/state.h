@@ -29,9 +29,9 @@
  *            all fail and the message names a rank. DIR is a folder that all ranks see, as on one machine or on a
  *            shared file system. Rank 0 writes what is shared: parameters and moments that ddp averages. What is a
  *            rank's own loads on the same number of ranks only; everything else on any number.
- * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, but for a foreground save
- *            of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than the
- *            environment's timeout: ranks that wait for one that reads or writes know that it is alive.
+ * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, but for a foreground
+ *            save of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than
+ *            the environment's timeout: ranks that wait for one that reads or writes know that it is alive.
  * Source     compare torch.distributed.checkpoint (PyTorch 2.x) and its async_save; safetensors 0.4 for the files. */
 #ifndef CAIRN_STATE_H
 #define CAIRN_STATE_H
