@@ -1,6 +1,7 @@
 /* Cairn's version: the one place that says it; meson reads these three lines.
  *
- * 0.8.0  structs that grow, a version at run time, names for good; sums whose error does not grow with their length
+ * 0.8.0  structs that grow, a version at run time, names for good; sums whose error does not grow with their length;
+ *        frozen parameters, groups by rule, schedules, metrics; weights files, checkpoints, restarts
  * 0.7.0  data parallelism whole: every mode of torch's and apex's, own buffers, SyncBatchNorm, samplers, cairn-plan
  * 0.6.0  groups over shared memory, MPI, gloo and NCCL; more collectives, messages, groups made from groups
  * 0.5.0  started by torchrun, mpirun, srun, cairn-run on several machines, or cairn_spawn; stores that speak torch's
