@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/status.h"
 #include "param/stateful.h"
 
@@ -16,22 +17,55 @@ static cairn_status format_name(char name[MOST_NAME], const char *format, va_lis
     return CAIRN_OK;
 }
 
-struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, const char *name) {
-    for (size_t i = 0; i < entries->count; i++) {
-        if (strcmp(entries->at[i].name, name) == 0) return &entries->at[i];
+/* ---- by name ---- */
+
+/* The slot of a name, or the free one where it would be. Slots are a power of two, and half of them are free. */
+static size_t *slot_of(const struct cairn__entries *entries, const char *name) {
+    size_t s = (size_t)cairn__hash_text(CAIRN__HASH_START, name);
+    for (;; s++) {
+        size_t *const slot = &entries->slots[s & (entries->num_slots - 1)];
+        if (*slot == 0 || strcmp(entries->at[*slot - 1].name, name) == 0) return slot;
     }
-    return NULL;
 }
+
+/* Of a name that is there twice, the first is found. */
+static void enter(struct cairn__entries *entries, size_t i) {
+    size_t *const slot = slot_of(entries, entries->at[i].name);
+    if (*slot == 0) *slot = i + 1;
+}
+
+static cairn_status make_room(struct cairn__entries *entries) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&entries->at, &entries->capacity, entries->count + 1, sizeof(entries->at[0])));
+    if (entries->num_slots >= 2 * (entries->count + 1)) return CAIRN_OK;
+    const size_t n = entries->num_slots ? 2 * entries->num_slots : 16;
+    size_t *slots = NULL;
+    TRY(cairn__calloc(n, sizeof(slots[0]), (void **)&slots));
+    cairn__free(entries->slots);
+    entries->slots = slots;
+    entries->num_slots = n;
+    for (size_t i = 0; i < entries->count; i++) enter(entries, i);
+out:
+    return st;
+}
+
+struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, const char *name) {
+    const size_t place = entries->num_slots ? *slot_of(entries, name) : 0;
+    return place ? &entries->at[place - 1] : NULL;
+}
+
+/* ---- adding ---- */
 
 /* What `add` leaves out is 0. */
 static cairn_status add(struct cairn__entries *entries, struct cairn__entry entry, const char *format, va_list values) {
     char name[MOST_NAME];
     cairn_status st = format_name(name, format, values);
     if (st != CAIRN_OK) return st;
-    st = cairn__grow((void **)&entries->at, &entries->capacity, entries->count + 1, sizeof(entry));
-    if (st != CAIRN_OK) return st;
-    st = cairn__strdup(name, &entry.name);
-    if (st == CAIRN_OK) entries->at[entries->count++] = entry;
+    TRY(make_room(entries));
+    TRY(cairn__strdup(name, &entry.name));
+    entries->at[entries->count] = entry;
+    enter(entries, entries->count++);
+out:
     return st;
 }
 
@@ -115,6 +149,8 @@ double cairn__entries_f64(const struct cairn__entries *entries, const char *form
 void cairn__entries_clear(struct cairn__entries *entries) {
     for (size_t i = 0; i < entries->count; i++) cairn__free(entries->at[i].name);
     cairn__free(entries->at);
+    cairn__free(entries->slots);
     entries->at = NULL;
-    entries->count = entries->capacity = 0;
+    entries->slots = NULL;
+    entries->count = entries->capacity = entries->num_slots = 0;
 }

@@ -48,6 +48,8 @@ struct cairn__entries {
     const void *ctx; /* of has */
     struct cairn__entry *at;
     size_t count, capacity;
+    size_t *slots; /* [num_slots] of a hash table of names: an entry's place + 1; 0 = free */
+    size_t num_slots;
 };
 
 struct cairn_param_set;
@@ -94,7 +96,7 @@ int64_t cairn__entries_i64(const struct cairn__entries *entries, const char *for
 double cairn__entries_f64(const struct cairn__entries *entries, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* NULL where there is none. */
+/* By a hash of its name. NULL where there is none. */
 struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, const char *name);
 
 /* ---- for lists of objects that have parameters (set_state.c) ---- */

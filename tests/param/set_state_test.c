@@ -251,6 +251,23 @@ static void random_streams_go_on_where_they_were(void **state) {
     cairn_tensor_destroy(&b);
 }
 
+/* So many that the test would time out if each were compared with all. */
+static void entries_are_found_by_name(void **state) {
+    enum { MANY = 200000 };
+    struct cairn__entries entries = {.env = *state};
+    assert_null(cairn__entries_find(&entries, "groups.0.lr"));
+    for (int i = 0; i < MANY; i++) OK(cairn__entries_add_i64(&entries, CAIRN__ENTRY_SHARED, i, "groups.%d.lr", i));
+    for (int i = 0; i < MANY; i++) assert_int_equal(cairn__entries_i64(&entries, "groups.%d.lr", i), i);
+    OK(cairn__entries_add_i64(&entries, CAIRN__ENTRY_SHARED, -1, "groups.7.lr"));
+    assert_int_equal(cairn__entries_i64(&entries, "groups.7.lr"), 7); /* the first of two */
+    assert_null(cairn__entries_find(&entries, "groups.200000.lr"));
+    cairn__entries_clear(&entries);
+    assert_null(cairn__entries_find(&entries, "groups.0.lr"));
+    OK(cairn__entries_add_i64(&entries, CAIRN__ENTRY_SHARED, 5, "a"));
+    assert_int_equal(cairn__entries_i64(&entries, "a"), 5);
+    cairn__entries_clear(&entries);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_come_back_under_their_names),
@@ -263,6 +280,7 @@ int main(void) {
         cmocka_unit_test(a_state_of_a_scaled_loss_is_refused),
         cmocka_unit_test(a_parameter_of_that_name_is_refused),
         cmocka_unit_test(random_streams_go_on_where_they_were),
+        cmocka_unit_test(entries_are_found_by_name),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
 }
