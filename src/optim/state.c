@@ -201,12 +201,14 @@ static double group_f64(const struct loaded *l, size_t g, const char *field) {
     return f64_of(l, name);
 }
 
+/* So that no sum or difference of counters overflows while counting goes on. */
+#define MOST_STEPS ((int64_t)1 << 60)
+
 static cairn_status check_counters(const struct loaded *l) {
     const int64_t steps = i64_of(l, "steps"), skipped = i64_of(l, "skipped"), ends = i64_of(l, "ends");
-    const int64_t most = (int64_t)1 << 62; /* so that counting goes on */
-    REQUIRE(steps >= 0 && skipped >= 0 && ends >= 0 && steps < most && skipped < most && ends < most, CAIRN_EINVAL,
-            "%s: steps %lld, skipped %lld and ends %lld must be from 0 to 2^62", l->o->kind->name, (long long)steps,
-            (long long)skipped, (long long)ends);
+    REQUIRE(steps >= 0 && skipped >= 0 && ends >= 0 && steps < MOST_STEPS && skipped < MOST_STEPS && ends < MOST_STEPS,
+            CAIRN_EINVAL, "%s: steps %lld, skipped %lld and ends %lld must be from 0 to 2^60", l->o->kind->name,
+            (long long)steps, (long long)skipped, (long long)ends);
     return CAIRN_OK;
 }
 
@@ -239,7 +241,7 @@ static cairn_status check_groups(const struct loaded *l) {
                 o->groups[g].count);
         for (const struct cairn__group_field *f = o->kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
         const int64_t origin = group_i64(l, g, "schedule_origin");
-        REQUIRE(origin >= 0 && origin < (int64_t)1 << 62, CAIRN_EINVAL,
+        REQUIRE(origin >= -MOST_STEPS && origin <= MOST_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
                 "%s: the schedule of group %zu began at step %lld", o->kind->name, g, (long long)origin);
     }
 out:

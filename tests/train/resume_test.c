@@ -58,6 +58,53 @@ static void optimizers_go_on_to_the_bit(void **state) {
     RESUME_ALL(*state, cases);
 }
 
+/* Two skipped steps before the state is kept, for those that count them. */
+static void schedules_go_on_to_the_bit(void **state) {
+    const int64_t milestones[] = {4, 19, 30}, second[] = {15};
+    const struct cairn_schedule_options *parts[] = {cairn_cosine_restarts_schedule(.cycle_steps = 6, .cycle_growth = 2,
+                                                                                   .warmup_steps = 3),
+                                                    cairn_multi_step_schedule(.milestones = milestones,
+                                                                              .num_milestones = 3, .gamma = 0.5)};
+    const struct resume_case cases[] = {
+        {.name = "first_step", .by = BY_ADAM, .schedule = cairn_linear_schedule(.total_steps = 60, .first_step = 10)},
+        {.name = "first_step as far as may be",
+         .by = BY_SGD_ALONE,
+         .schedule = cairn_inverse_sqrt_schedule(.first_step = (int64_t)1 << 53)},
+        {.name = "count_skipped",
+         .by = BY_SGD_MOMENTUM,
+         .schedule = cairn_cosine_schedule(.total_steps = 50, .count_skipped = CAIRN_ON)},
+        {.name = "first_step and count_skipped",
+         .by = BY_ADAM,
+         .schedule = cairn_step_schedule(.step_size = 5, .first_step = 3, .count_skipped = CAIRN_ON)},
+        {.name = "multi-step",
+         .by = BY_SGD_MOMENTUM,
+         .schedule = cairn_multi_step_schedule(.milestones = milestones, .num_milestones = 3)},
+        {.name = "restarts",
+         .by = BY_ADAM,
+         .schedule = cairn_cosine_restarts_schedule(.cycle_steps = 4, .cycle_growth = 2)},
+        {.name = "sequence",
+         .by = BY_SGD_MOMENTUM,
+         .schedule = cairn_sequence_schedule(.parts = parts, .num_parts = 2, .milestones = second, .num_milestones = 1,
+                                             .first_step = 2)},
+        {.name = "product",
+         .by = BY_ADAMW,
+         .schedule = cairn_product_schedule(.parts = parts, .num_parts = 2, .count_skipped = CAIRN_ON)},
+        {.name = "exponential", .by = BY_ADAM, .schedule = cairn_exponential_schedule(.gamma = 0.97)},
+        {.name = "warmup-stable-decay",
+         .by = BY_ADAM,
+         .schedule = cairn_warmup_stable_decay_schedule(.total_steps = 45, .warmup_steps = 5, .decay_steps = 20)},
+        {.name = "polynomial", .by = BY_ADAM, .schedule = cairn_polynomial_schedule(.total_steps = 45, .power = 1.5)},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct resume_case c = cases[i];
+        resume_all(*state, &c, 1);
+        c.level = AMP_O2;
+        c.half = CAIRN_F16;
+        c.overflows = 0x33;
+        resume_all(*state, &c, 1);
+    }
+}
+
 static void what_is_frozen_and_thawed_goes_on_to_the_bit(void **state) {
     const struct resume_case cases[] = {
         {.name = "SGD", .by = BY_SGD_ALONE, .freezes = true},
@@ -217,6 +264,7 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_go_on_to_the_bit),
+        cmocka_unit_test(schedules_go_on_to_the_bit),
         cmocka_unit_test(what_is_frozen_and_thawed_goes_on_to_the_bit),
         cmocka_unit_test(every_level_goes_on_to_the_bit),
         cmocka_unit_test(every_kind_of_scaler_goes_on_to_the_bit),
