@@ -123,19 +123,35 @@ static inline char *fill_entry(struct cairn_env *env, struct cairn__entry *e, co
     return copy_entry(env, e, kept->bytes[saved - kept->entries.at], true);
 }
 
-/* Lists an object to load into, and writes what was kept. Every kept entry must be listed. */
-static inline char *fill_object(const struct kept_object *kept, const cairn_stateful *of,
+/* Lists an object to load into. Every kept entry must be listed. */
+static inline char *list_object(const struct kept_object *kept, const cairn_stateful *of,
                                 struct cairn__entries *entries) {
     *entries = (struct cairn__entries){.env = state_env(of), .object = of->ops->kind, .has = kept_has, .ctx = kept};
     EXPECT_OK(of->ops->list(of->object, entries));
-    for (size_t i = 0; i < entries->count; i++) PASS(fill_entry(state_env(of), &entries->at[i], kept));
     EXPECT(entries->count == kept->entries.count);
     return NULL;
 }
 
+/* Writes what was kept: numbers, or arrays. */
+static inline char *fill_object(const struct kept_object *kept, const cairn_stateful *of,
+                                struct cairn__entries *entries, bool numbers) {
+    for (size_t i = 0; i < entries->count; i++) {
+        if (numbers == !entries->at[i].memory) PASS(fill_entry(state_env(of), &entries->at[i], kept));
+    }
+    return NULL;
+}
+
+/* In the order of cairn_state_load. */
 static inline char *load_all(const struct kept_state *kept, const cairn_stateful *objects,
                              struct cairn__entries *entries) {
-    for (size_t o = 0; o < kept->count; o++) PASS(fill_object(&kept->objects[o], &objects[o], &entries[o]));
+    for (size_t o = 0; o < kept->count; o++) {
+        PASS(list_object(&kept->objects[o], &objects[o], &entries[o]));
+        PASS(fill_object(&kept->objects[o], &objects[o], &entries[o], true));
+    }
+    for (size_t o = 0; o < kept->count; o++) {
+        if (objects[o].ops->check) EXPECT_OK(objects[o].ops->check(objects[o].object, &entries[o]));
+    }
+    for (size_t o = 0; o < kept->count; o++) PASS(fill_object(&kept->objects[o], &objects[o], &entries[o], false));
     for (size_t o = 0; o < kept->count; o++) {
         if (objects[o].ops->loaded) EXPECT_OK(objects[o].ops->loaded(objects[o].object, &entries[o]));
     }

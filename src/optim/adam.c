@@ -1,4 +1,6 @@
 /* Adam and AdamW: one kind; they differ in where weight decay goes. */
+#include <string.h>
+
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
@@ -26,14 +28,6 @@ static const struct cairn__group_field fields[] = {
     {.name = NULL},
 };
 
-#define KIND(name_, saved)                                                                            \
-    {                                                                                                 \
-        .name = name_, .states = adam_states, .update = adam_update, .momentum_cycles = beta1_cycles, \
-        .saved_as = saved, .state_names = {"exp_avg", "exp_avg_sq"}, .fields = fields                 \
-    }
-static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam"), adamw_kind = KIND("AdamW", "adamw");
-#undef KIND
-
 static cairn_status check(const struct cairn__optimizer_kind *k, const struct cairn_adam_options *h) {
     const char *kind = k->name;
     cairn_status st = CAIRN_OK;
@@ -45,10 +39,28 @@ static cairn_status check(const struct cairn__optimizer_kind *k, const struct ca
     REQUIRE(h->eps > 0 || h->beta2 > 0, CAIRN_EINVAL,
             "%s: eps and beta2 are both 0, so a gradient of 0 would give NaN; start from CAIRN_%s_OPTIONS_INIT and "
             "change single fields",
-            kind, k == &adamw_kind ? "ADAMW" : "ADAM");
+            kind, strcmp(kind, "AdamW") == 0 ? "ADAMW" : "ADAM");
 out:
     return st;
 }
+
+static cairn_status check_group(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *g) {
+    struct cairn_adam_options h = CAIRN_ADAM_OPTIONS_INIT;
+    h.lr = g->schedule.base.lr;
+    h.beta1 = g->schedule.base.momentum;
+    h.beta2 = g->rule.adam.beta2;
+    h.eps = g->rule.adam.eps;
+    h.weight_decay = g->rule.adam.weight_decay;
+    return check(kind, &h);
+}
+
+#define KIND(name_, saved)                                                                                  \
+    {                                                                                                       \
+        .name = name_, .states = adam_states, .update = adam_update, .momentum_cycles = beta1_cycles,       \
+        .check = check_group, .saved_as = saved, .state_names = {"exp_avg", "exp_avg_sq"}, .fields = fields \
+    }
+static const struct cairn__optimizer_kind adam_kind = KIND("Adam", "adam"), adamw_kind = KIND("AdamW", "adamw");
+#undef KIND
 
 static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
                              struct cairn__param_group *out) {

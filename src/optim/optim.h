@@ -55,6 +55,8 @@ struct cairn__optimizer_kind {
     int (*states)(const struct cairn__param_group *group);                         /* f32 arrays per parameter */
     void (*update)(struct cairn_device *d, const struct cairn__update_list *list); /* NULL = the user does */
     bool (*momentum_cycles)(const struct cairn__param_group *group); /* a schedule may move it; NULL = there is none */
+    /* (optional: any are) Whether a group's hyperparameters are those that create takes. Errors: CAIRN_EINVAL. */
+    cairn_status (*check)(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *group);
 
     /* In checkpoints, where names stay what they are. */
     const char *saved_as;

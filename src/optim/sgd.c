@@ -27,14 +27,6 @@ static const struct cairn__group_field fields[] = {
     {.name = NULL},
 };
 
-static const struct cairn__optimizer_kind sgd_kind = {.name = "SGD",
-                                                      .states = sgd_states,
-                                                      .update = sgd_update,
-                                                      .momentum_cycles = momentum_cycles,
-                                                      .saved_as = "sgd",
-                                                      .state_names = {"momentum"},
-                                                      .fields = fields};
-
 static cairn_status check(const struct cairn_sgd_options *h) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__check_rate("SGD", "lr", h->lr));
@@ -47,6 +39,26 @@ static cairn_status check(const struct cairn_sgd_options *h) {
 out:
     return st;
 }
+
+static cairn_status check_group(const struct cairn__optimizer_kind *kind, const struct cairn__param_group *g) {
+    (void)kind;
+    struct cairn_sgd_options h = CAIRN_SGD_OPTIONS_INIT;
+    h.lr = g->schedule.base.lr;
+    h.momentum = g->schedule.base.momentum;
+    h.dampening = g->rule.sgd.dampening;
+    h.weight_decay = g->rule.sgd.weight_decay;
+    h.nesterov = g->rule.sgd.nesterov ? CAIRN_ON : CAIRN_OFF;
+    return check(&h);
+}
+
+static const struct cairn__optimizer_kind sgd_kind = {.name = "SGD",
+                                                      .states = sgd_states,
+                                                      .update = sgd_update,
+                                                      .momentum_cycles = momentum_cycles,
+                                                      .check = check_group,
+                                                      .saved_as = "sgd",
+                                                      .state_names = {"momentum"},
+                                                      .fields = fields};
 
 static cairn_status group_of(const struct cairn__optimizer_kind *kind, const void *options,
                              struct cairn__param_group *out) {

@@ -90,6 +90,11 @@ static cairn_status add_f64(const struct part *part, double value, const char *n
     return cairn__entries_add_f64(part->entries, part->owner, value, "%s%s", part->prefix, name);
 }
 
+/* What only one of program and checkpoint has is read and left. */
+static bool is_listed(const struct part *part, const char *name, bool has) {
+    return cairn__entries_is_load(part->entries) ? cairn__entries_has(part->entries, "%s%s", part->prefix, name) : has;
+}
+
 static cairn_status list_counters(const struct part *part) {
     struct cairn__optim_state now;
     const struct cairn__step_report last = cairn__optimizer_last_report(part->o);
@@ -114,11 +119,6 @@ static double value_of(const struct cairn__param_group *group, const struct cair
 
 static void group_name(size_t g, const char *field, char name[64]) {
     snprintf(name, 64, "groups.%zu.%s", g, field);
-}
-
-/* What only one of program and checkpoint has is read and left. */
-static bool is_listed(const struct part *part, const char *name, bool has) {
-    return cairn__entries_is_load(part->entries) ? cairn__entries_has(part->entries, "%s%s", part->prefix, name) : has;
 }
 
 static cairn_status list_group(const struct part *part, size_t g) {
@@ -226,6 +226,29 @@ static cairn_status check_field(const struct loaded *l, size_t g, const struct c
     return CAIRN_OK;
 }
 
+static void take_fields(const struct loaded *l, size_t g, struct cairn__param_group *group) {
+    for (const struct cairn__group_field *f = l->o->kind->fields; f && f->name; f++) {
+        void *const at = (char *)group + f->offset;
+        if (f->type == CAIRN__GROUP_REAL) {
+            *(double *)at = group_f64(l, g, f->name);
+        } else {
+            *(bool *)at = group_f64(l, g, f->name) != 0;
+        }
+    }
+}
+
+/* One by one, and then as create checks them. */
+static cairn_status check_fields(const struct loaded *l, size_t g) {
+    const struct cairn__optimizer_kind *kind = l->o->kind;
+    struct cairn__param_group loaded = l->o->groups[g];
+    cairn_status st = CAIRN_OK;
+    for (const struct cairn__group_field *f = kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
+    take_fields(l, g, &loaded);
+    if (kind->check) TRY(kind->check(kind, &loaded));
+out:
+    return st;
+}
+
 static cairn_status check_groups(const struct loaded *l) {
     const struct cairn_optimizer *o = l->o;
     char groups[64];
@@ -239,7 +262,7 @@ static cairn_status check_groups(const struct loaded *l) {
         REQUIRE(count == (int64_t)o->groups[g].count, CAIRN_EINVAL,
                 "%s: group %zu was saved with %lld parameters, and has %zu", o->kind->name, g, (long long)count,
                 o->groups[g].count);
-        for (const struct cairn__group_field *f = o->kind->fields; f && f->name; f++) TRY(check_field(l, g, f));
+        TRY(check_fields(l, g));
         const int64_t origin = group_i64(l, g, "schedule_origin");
         REQUIRE(origin >= -MOST_STEPS && origin <= MOST_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
                 "%s: the schedule of group %zu began at step %lld", o->kind->name, g, (long long)origin);
@@ -248,12 +271,22 @@ out:
     return st;
 }
 
+static cairn_status check_plateau(const struct loaded *l) {
+    const double best = f64_of(l, "plateau.best");
+    const int64_t bad = i64_of(l, "plateau.bad"), cooling = i64_of(l, "plateau.cooling");
+    REQUIRE(!isnan(best) && bad >= 0 && bad <= MOST_STEPS && cooling >= 0 && cooling <= MOST_STEPS, CAIRN_EINVAL,
+            "%s: the plateau's best is %g, with %lld bad metrics and %lld of cooldown; these must be from 0 to 2^60",
+            l->o->kind->name, best, (long long)bad, (long long)cooling);
+    return CAIRN_OK;
+}
+
 /* The list has found out. */
 static bool waits(const struct loaded *l, size_t i) {
     return l->o->arrays.moments[i].listed_as_waiting;
 }
 
-/* Of those that have no moments yet it means nothing. */
+/* Of those that have no moments yet it means nothing. It is an array, and so what cannot be checked before arrays are
+ * written: a checkpoint with a wrong one has a right checksum and was written by hand. */
 static cairn_status check_missed(const struct loaded *l) {
     const struct cairn_optimizer *o = l->o;
     const int64_t steps = i64_of(l, "steps");
@@ -297,21 +330,18 @@ static void take_waiting(const struct loaded *l) {
     }
 }
 
+static bool has(const struct loaded *l, const char *name) {
+    char whole[128];
+    snprintf(whole, sizeof(whole), "%s%s", l->prefix, name);
+    return cairn__entries_find(l->entries, whole) != NULL;
+}
+
 static void take_group(const struct loaded *l, size_t g) {
     struct cairn__param_group *group = &l->o->groups[g];
     char name[64];
-    for (const struct cairn__group_field *f = l->o->kind->fields; f && f->name; f++) {
-        void *const at = (char *)group + f->offset;
-        if (f->type == CAIRN__GROUP_REAL) {
-            *(double *)at = group_f64(l, g, f->name);
-        } else {
-            *(bool *)at = group_f64(l, g, f->name) != 0;
-        }
-    }
+    take_fields(l, g, group);
     group_name(g, "schedule_origin", name);
-    char whole[128];
-    snprintf(whole, sizeof(whole), "%s%s", l->prefix, name);
-    if (group->parts && cairn__entries_find(l->entries, whole)) group->schedule.origin = i64_of(l, name);
+    if (group->parts && has(l, name)) group->schedule.origin = i64_of(l, name);
     cairn__rates_store(l->o, g);
 }
 
@@ -351,6 +381,7 @@ cairn_status cairn__optimizer_check_state(const cairn_optimizer *o, const char *
     cairn_status st = CAIRN_OK;
     TRY(check_counters(&l));
     TRY(check_groups(&l));
+    TRY(check_plateau(&l));
     TRY(check_waiting(&l));
 out:
     return st;
@@ -365,9 +396,7 @@ cairn_status cairn__optimizer_state_loaded(cairn_optimizer *o, const char *prefi
     take_waiting(&l);
     take_counters(&l);
     for (size_t g = 0; g < o->num_groups; g++) take_group(&l, g);
-    char best[64];
-    snprintf(best, sizeof(best), "%splateau.best", prefix);
-    if (o->plateau.is_on && cairn__entries_find(entries, best)) {
+    if (o->plateau.is_on && has(&l, "plateau.best")) {
         o->plateau.best = f64_of(&l, "plateau.best");
         o->plateau.bad = i64_of(&l, "plateau.bad");
         o->plateau.cooling = i64_of(&l, "plateau.cooling");

@@ -174,20 +174,23 @@ out:
     return st;
 }
 
-static cairn_status env_loaded(void *object, const struct cairn__entries *entries) {
-    struct cairn_env *env = object;
+static cairn_status check_env(const void *object, const struct cairn__entries *entries) {
     const int64_t next = cairn__entries_i64(entries, "next_stream");
+    (void)object;
     REQUIRE(next >= 0 && next < (int64_t)1 << 48, CAIRN_EINVAL,
             "next_stream is %lld; the numbers of random streams are from 0 to 2^48", (long long)next);
-    env->seed = (uint64_t)cairn__entries_i64(entries, "seed");
-    env->next_stream = (uint64_t)next;
     return CAIRN_OK;
 }
 
-static const struct cairn__stateful_ops env_ops = {.kind = "environment",
-                                                   .env = itself,
-                                                   .list = list_env,
-                                                   .loaded = env_loaded};
+static cairn_status env_loaded(void *object, const struct cairn__entries *entries) {
+    struct cairn_env *env = object;
+    env->seed = (uint64_t)cairn__entries_i64(entries, "seed");
+    env->next_stream = (uint64_t)cairn__entries_i64(entries, "next_stream");
+    return CAIRN_OK;
+}
+
+static const struct cairn__stateful_ops env_ops = {
+    .kind = "environment", .env = itself, .list = list_env, .check = check_env, .loaded = env_loaded};
 
 cairn_stateful cairn__env_stateful(struct cairn_env *env) {
     return (cairn_stateful){&env_ops, env};

@@ -1,4 +1,5 @@
 /* What an optimizer saves, and when it refuses to: single facts. tests/train/resume_test.c has whole trainings. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,6 +165,64 @@ static void moments_are_made_for_what_has_some_in_the_state(void **state) {
     end(&p);
 }
 
+/* Of a load that fails for these numbers nothing has changed: it is `check` that says so. */
+static void refused_before_it_changes(const cairn_stateful *of, struct kept_state *kept, const char *name, double f64,
+                                      int64_t i64, const char *words) {
+    struct cairn__entry *e = cairn__entries_find(&kept->objects[0].entries, name);
+    struct kept_state before = {.count = 0}, after = {.count = 0};
+    assert_non_null(e);
+    const struct cairn__entry good = *e;
+    if (e->dtype == CAIRN_F64) e->number.f64 = f64;
+    if (e->dtype == CAIRN_I64) e->number.i64 = i64;
+    CALM(keep_state(&before, of, 1));
+    char *said = bring_back(kept, of, 1);
+    assert_non_null(said);
+    if (!strstr(said, words)) fail_msg("%s", said);
+    free(said);
+    CALM(keep_state(&after, of, 1));
+    CALM(same_states(&before, &after));
+    e->number = good.number;
+    drop_state(&before);
+    drop_state(&after);
+}
+
+static void hyperparameters_and_counters_are_checked_as_when_they_are_set(void **state) {
+    struct pair p;
+    struct kept_state kept = {.count = 0};
+    cairn_optimizer *sgd = NULL;
+    begin(&p, *state);
+    OK(cairn_optimizer_set_plateau(p.o, &(struct cairn_plateau_options)CAIRN_PLATEAU_OPTIONS_INIT));
+    OK(cairn_optimizer_set_schedule(p.o, cairn_linear_schedule(.total_steps = 20, .first_step = 4)));
+    cairn_stateful of = cairn_optimizer_stateful(p.o);
+    step(&p, *state);
+    CALM(keep_state(&kept, &of, 1));
+    step(&p, *state);
+    refused_before_it_changes(&of, &kept, "groups.1.beta2", 1, 0, "beta2 is 1; it must be in [0, 1)");
+    refused_before_it_changes(&of, &kept, "groups.0.beta1", -0.5, 0, "beta1 is -0.5");
+    refused_before_it_changes(&of, &kept, "groups.0.lr", -1, 0, "lr is -1");
+    refused_before_it_changes(&of, &kept, "groups.1.eps", -1e-8, 0, "eps is -1e-08");
+    refused_before_it_changes(&of, &kept, "groups.1.weight_decay", INFINITY, 0, "weight_decay of group 1 is inf");
+    refused_before_it_changes(&of, &kept, "groups.0.schedule_origin", 0, INT64_MIN,
+                              "began at step -9223372036854775808");
+    refused_before_it_changes(&of, &kept, "plateau.bad", 0, INT64_MAX, "with 9223372036854775807 bad metrics");
+    refused_before_it_changes(&of, &kept, "plateau.cooling", 0, -1, "and -1 of cooldown");
+    refused_before_it_changes(&of, &kept, "plateau.best", NAN, 0, "the plateau's best is nan");
+    refused_before_it_changes(&of, &kept, "steps", 0, INT64_MAX, "must be from 0 to 2^60");
+    CALM(bring_back(&kept, &of, 1));
+    OK(cairn_optimizer_report_metric(p.o, 1, NULL));
+    end(&p);
+
+    p.a = cairn_linear(*state, 3, 4);
+    OK(cairn_sgd_create(cairn_module_params(p.a), NULL, &sgd));
+    of = cairn_optimizer_stateful(sgd);
+    CALM(keep_state(&kept, &of, 1));
+    refused_before_it_changes(&of, &kept, "groups.0.momentum", -1, 0, "momentum is -1");
+    refused_before_it_changes(&of, &kept, "groups.0.nesterov", 1, 0, "nesterov needs a momentum above 0");
+    cairn_optimizer_destroy(&sgd);
+    cairn_module_destroy(&p.a);
+    drop_state(&kept);
+}
+
 static void another_kind_or_group_is_refused(void **state) {
     struct pair p;
     struct kept_state kept = {.count = 0};
@@ -207,6 +266,7 @@ int main(void) {
         cmocka_unit_test(another_schedule_begins_where_the_counters_are),
         cmocka_unit_test(a_schedule_goes_on_from_the_step_that_it_began_at),
         cmocka_unit_test(moments_are_made_for_what_has_some_in_the_state),
+        cmocka_unit_test(hyperparameters_and_counters_are_checked_as_when_they_are_set),
         cmocka_unit_test(another_kind_or_group_is_refused),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);

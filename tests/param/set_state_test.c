@@ -251,6 +251,20 @@ static void random_streams_go_on_where_they_were(void **state) {
     cairn_tensor_destroy(&b);
 }
 
+static void a_random_stream_that_cannot_be_is_refused_before_anything_changes(void **state) {
+    cairn_env *env = *state;
+    struct kept_state kept = {.count = 0};
+    struct cairn__entries entries = {.env = env, .has = kept_has};
+    const cairn_stateful of = cairn__env_stateful(env);
+    CALM(keep_state(&kept, &of, 1));
+    OK(of.ops->list(of.object, &entries));
+    OK(of.ops->check(of.object, &entries));
+    cairn__entries_find(&entries, "next_stream")->number.i64 = (int64_t)1 << 48;
+    REFUSED(of.ops->check(of.object, &entries), CAIRN_EINVAL, "next_stream is 281474976710656");
+    cairn__entries_clear(&entries);
+    drop_state(&kept);
+}
+
 /* So many that the test would time out if each were compared with all. */
 static void entries_are_found_by_name(void **state) {
     enum { MANY = 200000 };
@@ -280,6 +294,7 @@ int main(void) {
         cmocka_unit_test(a_state_of_a_scaled_loss_is_refused),
         cmocka_unit_test(a_parameter_of_that_name_is_refused),
         cmocka_unit_test(random_streams_go_on_where_they_were),
+        cmocka_unit_test(a_random_stream_that_cannot_be_is_refused_before_anything_changes),
         cmocka_unit_test(entries_are_found_by_name),
     };
     return cmocka_run_group_tests(tests, make_env, end_env);
