@@ -30,7 +30,7 @@ void cairn__ddp_blame_begin(struct ddp_context *d) {
     d->looks = can_look(d);
     if (d->looks) {
         const float factor = d->set->scale ? d->set->scale->factor : 1; /* backends that blame are for host memory */
-        if (d->backwards == 0 || factor < d->last_factor) d->looks_left = LOOKS;
+        if (!d->has_reduced || factor < d->last_factor) d->looks_left = LOOKS;
         d->last_factor = factor;
         d->looks = d->looks_left > 0;
         d->looks_left -= d->looks;

@@ -88,7 +88,8 @@ struct ddp_context {
     size_t *planned; /* [num_planned] rank 0's order that the buckets were planned anew in; 0 = they were not */
     size_t num_planned;
     int64_t *listed;           /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
-    int64_t backwards;         /* that were reduced */
+    int64_t backwards;         /* that were reduced, those of the training that was loaded included */
+    bool has_reduced;          /* a backward of this context */
     bool running;              /* a backward has begun */
     bool settling;             /* and computes nothing more */
     bool rebuilt;              /* buckets are as they will stay */

@@ -61,7 +61,7 @@ static cairn_status read_hook(const struct ddp_context *d, const struct ddp_comm
             (int)out->wire);
     REQUIRE(!d->has_hook, CAIRN_ESTATE, "ddp_register_comm_hook: the context has a hook already ('%s')",
             d->hook.name ? d->hook.name : "without a name");
-    REQUIRE(d->backwards == 0 && !d->running && !holds_gradients(d), CAIRN_ESTATE,
+    REQUIRE(!d->has_reduced && !d->running && !holds_gradients(d), CAIRN_ESTATE,
             "ddp_register_comm_hook: a backward has run already; register the hook before the first one");
 out:
     return st;

@@ -575,6 +575,7 @@ static cairn_status settle(struct ddp_context *d) {
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
     if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
     d->backwards++;
+    d->has_reduced = true;
     cairn__ddp_times_settled(&d->times);
     cairn__ddp_log_settled(d);
 out:

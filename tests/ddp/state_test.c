@@ -224,6 +224,37 @@ static void an_order_of_no_parameters_is_passed_over(void **state) {
     run_ranks(2, refuse_orders, NULL);
 }
 
+/* The load tells of backwards, and none of them was this context's. */
+static char *register_after_a_load(cairn_env *env, void *ctx) {
+    struct turned t;
+    struct kept_state kept = {.count = 0};
+    (void)ctx;
+    PASS(begin_turned(&t, env, false));
+    cairn_stateful of = ddp_stateful(t.ddp);
+    PASS(train_turned(&t, 2));
+    PASS(keep_state(&kept, &of, 1));
+    end_turned(&t);
+    PASS(begin_turned(&t, env, false));
+    of = ddp_stateful(t.ddp);
+    PASS(bring_back(&kept, &of, 1));
+    EXPECT_OK(ddp_register_comm_hook(t.ddp, ddp_bf16_compress_hook()));
+    PASS(train_turned(&t, 1));
+    end_turned(&t);
+    PASS(begin_turned(&t, env, false));
+    PASS(train_turned(&t, 1));
+    EXPECT(ddp_register_comm_hook(t.ddp, ddp_bf16_compress_hook()) == CAIRN_ESTATE);
+    EXPECT_SAYS("a backward has run already");
+    end_turned(&t);
+    drop_state(&kept);
+    return NULL;
+}
+
+static void a_hook_can_be_registered_after_a_load(void **state) {
+    (void)state;
+    run_ranks(1, register_after_a_load, NULL);
+    run_ranks(2, register_after_a_load, NULL);
+}
+
 /* ---- buffers of the user's own ---- */
 
 enum { OWN = 12 };
@@ -489,6 +520,7 @@ int main(void) {
         cmocka_unit_test(trainings_of_two_ranks_go_on_alike_on_one_three_and_four),
         cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
         cmocka_unit_test(the_first_backward_after_a_load_has_the_same_buckets),
+        cmocka_unit_test(a_hook_can_be_registered_after_a_load),
         cmocka_unit_test(an_order_of_no_parameters_is_passed_over),
         cmocka_unit_test(buffers_of_the_users_own_go_on_to_the_bit),
     };
