@@ -11,7 +11,7 @@
 #include "cairn/core.h"
 
 /* Stands in front of what this thread reports: its rank, or the case that a table walks. */
-static _Thread_local char check_who[64];
+static _Thread_local char check_who[640];
 
 static inline void check_as(const char *name) {
     snprintf(check_who, sizeof(check_who), "%s: ", name);
@@ -19,6 +19,10 @@ static inline void check_as(const char *name) {
 
 static inline void check_as_rank(int rank, int size) {
     snprintf(check_who, sizeof(check_who), "rank %d of %d: ", rank, size);
+}
+
+static inline void check_as_rank_of(const char *name, int rank) {
+    snprintf(check_who, sizeof(check_who), "%s, rank %d: ", name, rank);
 }
 
 /* ---- on the test's own thread ---- */

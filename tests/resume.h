@@ -26,13 +26,27 @@ struct resume_case {
     const struct cairn_schedule_options *schedule;
     bool plateau;
     bool clips;
-    bool accumulates;              /* two backwards a step */
-    bool freezes;                  /* one from the beginning to step 20, another from 6 to 25 */
-    unsigned overflows;            /* bit k: at step RESUME_AT - 2 + k */
-    bool is_explicit;              /* a scaler by itself, without a context */
-    const struct ddp_options *ddp; /* several ranks */
-    bool same_data;                /* every rank has every example */
+    bool accumulates;                 /* two backwards a step */
+    bool no_sync;                     /* of which the first is under ddp_no_sync */
+    bool freezes;                     /* one from the beginning to step 20, another from 6 to 25, or as much earlier */
+    unsigned overflows;               /* bit k: at step resume_at - 2 + k */
+    bool is_explicit;                 /* without a context, a scaler by itself; with one, by amp_scaler_step */
+    const struct ddp_options *ddp;    /* several ranks */
+    const struct ddp_comm_hook *hook; /* of a training that goes on: registered before the load, or behind it */
+    bool is_local;                    /* two steps of three apply gradients that are each rank's own */
+    bool sync_batch_norm;
+    bool same_data; /* every rank has every example */
+    bool in_files;  /* and not in memory, where there is a folder */
+    int at, steps;  /* 0 = RESUME_AT and RESUME_STEPS, and never more */
 };
+
+static inline int resume_at(const struct resume_case *c) {
+    return c->at ? c->at : RESUME_AT;
+}
+
+static inline int resume_steps(const struct resume_case *c) {
+    return c->steps ? c->steps : RESUME_STEPS;
+}
 
 struct resume_run {
     cairn_env *env;
@@ -88,7 +102,7 @@ static inline cairn_status resume_optimizer(struct resume_run *r) {
 
 static inline cairn_status resume_amp(struct resume_run *r) {
     const struct resume_case *c = r->c;
-    if (c->is_explicit) return amp_scaler_create(r->env, c->scaler, &r->scaler);
+    if (c->is_explicit && !c->level) return amp_scaler_create(r->env, c->scaler, &r->scaler);
     if (!c->level) return CAIRN_OK;
     return amp_initialize(r->env, r->net, r->optimizer,
                           amp_options(.opt_level = c->level, .half_type = c->half, .scaler = c->scaler,
@@ -108,12 +122,18 @@ static inline void resume_list_parts(struct resume_run *r) {
     if (r->ddp) r->parts[r->num_parts++] = ddp_stateful(r->ddp); /* the last: train_rest */
 }
 
+static inline char *resume_register_hook(const struct resume_run *r) {
+    if (r->ddp && r->c->hook) EXPECT_OK(ddp_register_comm_hook(r->ddp, r->c->hook));
+    return NULL;
+}
+
 /* first: the step that comes next. */
 static inline char *resume_begin(struct resume_run *r, cairn_env *env, const struct resume_case *c, int first) {
     *r = (struct resume_run){.env = env, .c = c};
     cairn_manual_seed(env, first ? 99 : 7); /* a load does not depend on it */
     r->net = resume_net(env, c);
     EXPECT(r->net);
+    if (c->sync_batch_norm) EXPECT_OK(ddp_convert_sync_batchnorm(r->net, cairn_env_group(env), NULL));
     if (c->freezes && first == 0) EXPECT_OK(cairn_param_set_require_grad(cairn_module_params(r->net), "0.*", 0));
     EXPECT_OK(resume_optimizer(r));
     if (c->schedule) EXPECT_OK(cairn_optimizer_set_schedule(r->optimizer, c->schedule));
@@ -168,14 +188,17 @@ static inline char *resume_batch(struct resume_run *r) {
 }
 
 /* Of so large a loss the gradients overflow, in every type. */
-static inline char *resume_backward(struct resume_run *r, bool overflows, float *value) {
+static inline char *resume_backward(struct resume_run *r, bool overflows, bool is_synced, float *value) {
     PASS(resume_batch(r));
+    if (r->ddp) EXPECT_OK(ddp_no_sync(r->ddp, !is_synced));
     cairn_tensor *out = r->ddp ? ddp_forward(r->ddp, r->x) : cairn_module_forward(r->net, r->x);
     cairn_tensor *loss = cairn_mse_loss(out, r->y);
     *value = cairn_tensor_item(loss);
     EXPECT(isfinite(*value));
     if (overflows) loss = cairn_mul_scalar(cairn_mul_scalar(loss, 1e38), 1e3);
-    if (r->amp) {
+    if (r->amp && r->c->is_explicit) {
+        EXPECT_OK(cairn_backward(amp_scaler_scale(amp_scaler_of(r->amp, 0), loss)));
+    } else if (r->amp) {
         EXPECT_OK(amp_backward(r->amp, loss, r->optimizer));
     } else {
         EXPECT_OK(cairn_backward(r->scaler ? amp_scaler_scale(r->scaler, loss) : loss));
@@ -186,25 +209,28 @@ static inline char *resume_backward(struct resume_run *r, bool overflows, float 
 static inline char *resume_freeze(struct resume_run *r, int step) {
     cairn_param_set *set = cairn_module_params(r->net);
     const size_t last = cairn_param_set_count(set) - 1;
-    if (step == 6) EXPECT_OK(cairn_param_require_grad(set, last, 0));
-    if (step == 20) EXPECT_OK(cairn_param_set_require_grad(set, "0.*", 1));
-    if (step == 25) EXPECT_OK(cairn_param_require_grad(set, last, 1));
+    const int at = resume_at(r->c);
+    if (step == at * 6 / RESUME_AT) EXPECT_OK(cairn_param_require_grad(set, last, 0));
+    if (step == at + 3) EXPECT_OK(cairn_param_set_require_grad(set, "0.*", 1));
+    if (step == at + 8) EXPECT_OK(cairn_param_require_grad(set, last, 1));
     return NULL;
 }
 
 static inline char *resume_step(struct resume_run *r, int step, float *loss) {
     const struct resume_case *c = r->c;
-    const int behind = step - (RESUME_AT - 2);
+    const int behind = step - (resume_at(c) - 2);
+    const bool is_synced = !c->is_local || step % 3 == 2;
+    amp_scaler *scaler = r->amp && c->is_explicit ? amp_scaler_of(r->amp, 0) : r->scaler;
     const bool overflows = behind >= 0 && behind < 8 && (c->overflows >> behind & 1);
     if (c->freezes) PASS(resume_freeze(r, step));
     cairn_zero_grad(r->optimizer);
-    PASS(resume_backward(r, overflows, loss));
-    if (c->accumulates) PASS(resume_backward(r, false, loss));
+    PASS(resume_backward(r, overflows, is_synced && !(c->accumulates && c->no_sync), loss));
+    if (c->accumulates) PASS(resume_backward(r, false, is_synced, loss));
     if (c->clips) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, 0.5, NULL));
-    EXPECT_OK(r->scaler ? amp_scaler_step(r->scaler, r->optimizer, NULL) : cairn_step(r->optimizer));
-    if (r->scaler) EXPECT_OK(amp_scaler_update(r->scaler));
+    EXPECT_OK(scaler ? amp_scaler_step(scaler, r->optimizer, NULL) : cairn_step(r->optimizer));
+    if (scaler) EXPECT_OK(amp_scaler_update(scaler));
     EXPECT_OK(cairn_env_synchronize(r->env));
-    if (c->level || r->scaler) EXPECT(cairn_optimizer_step_skipped(r->optimizer) == overflows);
+    if (c->level || scaler) EXPECT(cairn_optimizer_step_skipped(r->optimizer) == overflows);
     if (c->plateau) EXPECT_OK(cairn_optimizer_report_metric(r->optimizer, (double)*loss, NULL));
     return NULL;
 }
@@ -232,6 +258,13 @@ static inline uint64_t resume_weights(const struct resume_run *r) {
 /* Where states go through files, too; NULL = they are kept in memory alone. */
 static const char *resume_folder;
 
+/* And where those of cases do that are in_files. */
+static const char *resume_folder_of_some;
+
+static inline const char *resume_folder_of(const struct resume_case *c) {
+    return c->in_files ? resume_folder_of_some : resume_folder;
+}
+
 static inline char *open_state(const struct resume_run *r, cairn_state **out) {
     EXPECT_OK(cairn_state_create(r->env, out));
     for (size_t i = 0; i < r->num_parts; i++) {
@@ -254,7 +287,13 @@ static inline char *load_from_files(const struct resume_run *r, const char *fold
     cairn_state *state;
     int64_t got = -1;
     PASS(open_state(r, &state));
-    EXPECT_OK(cairn_state_load_latest(state, folder, NULL, &got));
+    if (r->c->in_files) { /* where there may be later ones, of other cases */
+        char path[256];
+        snprintf(path, sizeof(path), "%s/step-%08d", folder, (int)step);
+        EXPECT_OK(cairn_state_load(state, path, NULL, &got));
+    } else {
+        EXPECT_OK(cairn_state_load_latest(state, folder, NULL, &got));
+    }
     EXPECT(got == step);
     cairn_state_destroy(&state);
     return NULL;
@@ -279,10 +318,11 @@ static inline char *train_whole(cairn_env *env, const struct resume_case *c, str
                                 struct kept_state *at) {
     struct resume_run r;
     PASS(resume_begin(&r, env, c, 0));
-    for (int i = 0; i < RESUME_STEPS; i++) {
-        if (i == RESUME_AT) { /* what is kept changes nothing */
+    PASS(resume_register_hook(&r));
+    for (int i = 0; i < resume_steps(c); i++) {
+        if (i == resume_at(c)) { /* what is kept changes nothing */
             PASS(keep_state(at, r.parts, r.num_parts));
-            if (resume_folder) PASS(save_to_files(&r, resume_folder, i));
+            if (resume_folder_of(c)) PASS(save_to_files(&r, resume_folder_of(c), i));
             out->steps = cairn_optimizer_steps(r.optimizer);
             out->skipped = cairn_optimizer_skipped(r.optimizer);
             out->was_skipped = cairn_optimizer_step_skipped(r.optimizer);
@@ -300,9 +340,12 @@ static inline char *train_rest(cairn_env *env, const struct resume_case *c, cons
     struct resume_run r;
     float loss = 0;
     struct kept_state again = {.count = 0};
-    PASS(resume_begin(&r, env, c, RESUME_AT));
+    PASS(resume_begin(&r, env, c, resume_at(c)));
+    if (forwards) PASS(resume_register_hook(&r));
     for (int i = 0; i < forwards; i++) PASS(resume_step(&r, 0, &loss));
-    PASS(resume_folder ? load_from_files(&r, resume_folder, RESUME_AT) : bring_back(at, r.parts, r.num_parts));
+    PASS(resume_folder_of(c) ? load_from_files(&r, resume_folder_of(c), resume_at(c))
+                             : bring_back(at, r.parts, r.num_parts));
+    if (!forwards) PASS(resume_register_hook(&r)); /* the load has run no backward */
     PASS(keep_state(&again, r.parts, r.num_parts));
     /* The next backward alone gives slots to what is frozen and thawed now, and the order is of other slots. */
     PASS(same_parts(at, &again, again.count - (r.ddp && c->freezes)));
@@ -310,17 +353,17 @@ static inline char *train_rest(cairn_env *env, const struct resume_case *c, cons
     EXPECT(cairn_optimizer_steps(r.optimizer) == want->steps);
     EXPECT(cairn_optimizer_skipped(r.optimizer) == want->skipped);
     EXPECT(cairn_optimizer_step_skipped(r.optimizer) == want->was_skipped);
-    for (int i = RESUME_AT; i < RESUME_STEPS; i++) PASS(resume_step(&r, i, &out->losses[i]));
+    for (int i = resume_at(c); i < resume_steps(c); i++) PASS(resume_step(&r, i, &out->losses[i]));
     PASS(resume_finish(&r, out));
     resume_end(&r);
     return NULL;
 }
 
-static inline char *same_trainings(const struct resumed *a, const struct resumed *b) {
+static inline char *same_trainings(const struct resumed *a, const struct resumed *b, int at, int steps) {
     PASS(same_states(&a->last, &b->last));
     EXPECT(a->weights == b->weights && a->weights != 0);
     EXPECT(memcmp(&a->lr, &b->lr, sizeof(a->lr)) == 0);
-    EXPECT(memcmp(a->losses + RESUME_AT, b->losses + RESUME_AT, (RESUME_STEPS - RESUME_AT) * sizeof(float)) == 0);
+    EXPECT(memcmp(a->losses + at, b->losses + at, (size_t)(steps - at) * sizeof(float)) == 0);
     return NULL;
 }
 
@@ -328,14 +371,174 @@ static inline char *same_trainings(const struct resumed *a, const struct resumed
 static inline char *resumes(cairn_env *env, const struct resume_case *c, int forwards) {
     struct kept_state at = {.count = 0};
     struct resumed whole = {.weights = 0}, rest = {.weights = 0};
-    check_as(c->name);
+    if (cairn_env_size(env) == 1) check_as(c->name);
+    if (cairn_env_size(env) > 1) check_as_rank_of(c->name, cairn_env_rank(env));
     PASS(train_whole(env, c, &whole, &at));
     PASS(train_rest(env, c, &at, forwards, &whole, &rest));
-    PASS(same_trainings(&whole, &rest));
+    PASS(same_trainings(&whole, &rest, resume_at(c), resume_steps(c)));
     drop_state(&at);
     drop_state(&whole.last);
     drop_state(&rest.last);
     return NULL;
+}
+
+/* ---- cases by chance ---- */
+
+/* A case and what it points to. */
+struct random_case {
+    struct resume_case c;
+    struct amp_scaler_options scaler;
+    struct cairn_schedule_options schedule, parts[2];
+    const struct cairn_schedule_options *listed[2];
+    int64_t milestones[2], begins[1];
+    struct ddp_options ddp;
+    char name[512];
+    uint64_t random;
+};
+
+/* From 0 to n - 1: SplitMix64. */
+static inline int draw(struct random_case *r, int n) {
+    uint64_t z = r->random += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return (int)((z ^ (z >> 31)) % (uint64_t)n);
+}
+
+static inline bool one_in(struct random_case *r, int n) {
+    return draw(r, n) == 0;
+}
+
+/* One without parts. */
+static inline struct cairn_schedule_options draw_part(struct random_case *r) {
+    const bool may_cycle = r->c.by >= BY_ADAM || (r->c.by == BY_SGD_MOMENTUM && !r->c.groups);
+    const int warmup = draw(r, 4);
+    switch (draw(r, 10)) {
+    case 0:
+        return *cairn_linear_schedule(.total_steps = 30, .warmup_steps = warmup);
+    case 1:
+        return *cairn_cosine_schedule(.total_steps = 25, .warmup_steps = warmup, .end_factor = 0.1);
+    case 2:
+        return *cairn_cosine_restarts_schedule(.cycle_steps = 3, .cycle_growth = 1 + draw(r, 2));
+    case 3:
+        return *cairn_polynomial_schedule(.total_steps = 30, .power = 1.5);
+    case 4:
+        return *cairn_step_schedule(.step_size = 3, .gamma = 0.7);
+    case 5:
+        return *cairn_multi_step_schedule(.milestones = r->milestones, .num_milestones = 2, .gamma = 0.5);
+    case 6:
+        return *cairn_exponential_schedule(.gamma = 0.95);
+    case 7:
+        return *cairn_one_cycle_schedule(.total_steps = 25, .cycle_momentum = may_cycle ? CAIRN_ON : CAIRN_OFF);
+    case 8:
+        return *cairn_inverse_sqrt_schedule(.warmup_steps = 1 + warmup);
+    default:
+        return *cairn_warmup_stable_decay_schedule(.total_steps = 25, .warmup_steps = warmup, .decay_steps = 10);
+    }
+}
+
+static inline void draw_schedule(struct random_case *r) {
+    r->milestones[0] = 1 + draw(r, 8);
+    r->milestones[1] = r->milestones[0] + draw(r, 8);
+    r->begins[0] = 1 + draw(r, 10);
+    for (int i = 0; i < 2; i++) {
+        r->parts[i] = draw_part(r);
+        r->listed[i] = &r->parts[i];
+    }
+    const int kind = draw(r, 6);
+    r->schedule = draw_part(r);
+    if (kind == 0) {
+        r->schedule =
+            *cairn_sequence_schedule(.parts = r->listed, .num_parts = 2, .milestones = r->begins, .num_milestones = 1);
+    } else if (kind == 1) {
+        r->schedule = *cairn_product_schedule(.parts = r->listed, .num_parts = 2);
+    }
+    if (one_in(r, 2)) r->schedule.first_step = draw(r, 12);
+    if (one_in(r, 2)) r->schedule.count_skipped = CAIRN_ON;
+    r->c.schedule = &r->schedule;
+}
+
+static inline void draw_scaler(struct random_case *r) {
+    const amp_scaler_kind kind = (amp_scaler_kind)(AMP_SCALER_STATIC + draw(r, AMP_SCALER_MEGATRON));
+    r->scaler = *amp_scaler_options(.kind = kind, .init_scale = 64);
+    if (kind != AMP_SCALER_STATIC) r->scaler.growth_interval = 2 + draw(r, 4);
+    if (kind >= AMP_SCALER_DEEPSPEED) r->scaler.hysteresis = 1 + draw(r, 3);
+    r->c.scaler = &r->scaler;
+}
+
+/* Several ranks, or one with a context. */
+static inline void draw_ddp(struct random_case *r) {
+    static const char *const ignored[] = {"0.weight", "1.running_mean"};
+    struct resume_case *c = &r->c;
+    r->ddp = *ddp_options(.bucket_nbytes = 128, .first_bucket_nbytes = 64);
+    c->no_sync = one_in(r, 2);
+    c->is_local = one_in(r, 5);
+    if (one_in(r, 5)) r->ddp.broadcast_buffers = CAIRN_OFF;
+    if (one_in(r, 6)) r->ddp.gradient_as_bucket_view = CAIRN_OFF;
+    if (one_in(r, 8) && c->statistics) r->ddp.ignored = ignored, r->ddp.num_ignored = 2;
+    if (one_in(r, 4)) c->hook = one_in(r, 2) ? ddp_noop_hook() : ddp_bf16_compress_hook();
+    c->sync_batch_norm = c->statistics && one_in(r, 3);
+    c->ddp = &r->ddp;
+}
+
+static inline const char *name_of_scaler(const struct random_case *r) {
+    static const char *const names[] = {"", "static", "apex", "torch", "deepspeed", "megatron"};
+    return r->c.scaler ? names[r->scaler.kind] : "no";
+}
+
+static inline void name_case(struct random_case *r, uint64_t seed, int ranks) {
+    static const char *const by[] = {"SGD", "momentum", "Adam", "AdamW"};
+    const struct resume_case *c = &r->c;
+    snprintf(
+        r->name, sizeof(r->name),
+        "seed %llu, %d ranks, %s, %s %s, %s scaler%s, %d of %d steps, overflows 0x%x%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s",
+        (unsigned long long)seed, ranks, by[c->by],
+        !c->level ? "no amp" : (const char *const[]){"O0", "O1", "O2", "O3"}[c->level - AMP_O0],
+        c->half ? cairn_dtype_name(c->half) : "", name_of_scaler(r), c->is_explicit ? " (explicit)" : "", c->at,
+        c->steps, c->overflows, c->stochastic ? ", stochastic" : "", c->statistics ? ", statistics" : "",
+        c->sync_batch_norm ? " over ranks" : "", c->dropout ? ", dropout" : "", c->groups ? ", groups" : "",
+        c->plateau ? ", plateau" : "", c->clips ? ", clips" : "", c->accumulates ? ", accumulates" : "",
+        c->no_sync ? " without synchronising" : "", c->freezes ? ", freezes" : "", c->ddp ? ", ddp" : "",
+        c->is_local ? ", local" : "", c->hook ? c->hook->begin ? ", noop hook" : ", bf16 hook" : "",
+        r->ddp.broadcast_buffers == CAIRN_OFF ? ", own buffers" : "", r->ddp.num_ignored ? ", ignored" : "",
+        c->in_files ? ", in files" : "");
+    if (c->schedule)
+        snprintf(r->name + strlen(r->name), sizeof(r->name) - strlen(r->name), ", schedule %d from %d%s",
+                 (int)c->schedule->kind, (int)c->schedule->first_step,
+                 c->schedule->count_skipped ? " with skipped" : "");
+    r->c.name = r->name;
+}
+
+/* At most five, so that no scale comes to its floor. */
+static inline unsigned draw_overflows(struct random_case *r) {
+    unsigned bits = 0;
+    for (int i = draw(r, 6); i > 0; i--) bits |= 1u << draw(r, 8);
+    return bits;
+}
+
+/* Of the whole product: what cannot be together is left out here, and nowhere else. */
+static inline void draw_case(struct random_case *r, uint64_t seed, int ranks) {
+    *r = (struct random_case){.random = seed * 8 + (uint64_t)ranks};
+    struct resume_case *c = &r->c;
+    c->by = (enum resume_by)draw(r, BY_ADAMW + 1);
+    c->level = one_in(r, 6) ? 0 : AMP_O0 + draw(r, 4);
+    if (c->level > AMP_O0) c->half = one_in(r, 2) ? CAIRN_F16 : CAIRN_BF16;
+    c->is_explicit = one_in(r, 5);
+    if (c->level || c->is_explicit) draw_scaler(r);
+    if (c->level || c->is_explicit) c->overflows = draw_overflows(r);
+    c->stochastic = c->level == AMP_O3 && c->half == CAIRN_BF16 && one_in(r, 2);
+    c->statistics = one_in(r, 2);
+    c->dropout = one_in(r, 2);
+    c->groups = one_in(r, 3);
+    c->plateau = one_in(r, 5);
+    c->clips = one_in(r, 3);
+    c->accumulates = one_in(r, 2);
+    c->freezes = one_in(r, 4);
+    if (one_in(r, 2)) draw_schedule(r);
+    if (ranks > 1 || one_in(r, 3)) draw_ddp(r);
+    c->in_files = resume_folder_of_some && one_in(r, 4);
+    c->at = 3 + draw(r, 8);
+    c->steps = c->at + 4 + draw(r, 9);
+    name_case(r, seed, ranks);
 }
 
 #endif

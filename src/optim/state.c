@@ -95,6 +95,21 @@ static bool is_listed(const struct part *part, const char *name, bool has) {
     return cairn__entries_is_load(part->entries) ? cairn__entries_has(part->entries, "%s%s", part->prefix, name) : has;
 }
 
+/* The next step will be skipped: a loss that was given to this optimizer too overflowed, in another one's gradients or
+ * itself. Listed only then; not where it was noted for gradients that are still there, with which it will be forgotten:
+ * a step has used them, so they are not saved. */
+static cairn_status list_skip(const struct part *part, const struct cairn__optim_state *now) {
+    const cairn_optimizer *o = part->o;
+    struct cairn__overflow loss;
+    cairn_status st = CAIRN_OK;
+    if (!is_listed(part, "skip.micro_batch", now->skip && !o->noted)) return CAIRN_OK;
+    TRY(cairn__device_download(device_of(o), &loss, &o->arrays.overflows[o->count], sizeof(loss)));
+    TRY(add_i64(part, loss.micro_batch, "skip.micro_batch"));
+    TRY(add_i64(part, loss.rank, "skip.rank"));
+out:
+    return st;
+}
+
 static cairn_status list_counters(const struct part *part) {
     struct cairn__optim_state now;
     const struct cairn__step_report last = cairn__optimizer_last_report(part->o);
@@ -108,6 +123,7 @@ static cairn_status list_counters(const struct part *part) {
     TRY(add_f64(part, last.scale, "last.scale"));
     TRY(add_i64(part, last.scaler, "last.scaler"));
     TRY(add_i64(part, last.verdict, "last.verdict"));
+    TRY(list_skip(part, &now));
 out:
     return st;
 }
@@ -158,9 +174,8 @@ cairn_status cairn__optimizer_list_state(cairn_optimizer *o, const char *prefix,
     cairn_status st = CAIRN_OK;
     TRY(cairn__params_check_between_steps(o->env, o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
-    REQUIRE(!o->noted && !o->clipped, CAIRN_ESTATE,
-            "the optimizer has clipped gradients, or found an overflow, that no step has used: call cairn_step or "
-            "cairn_zero_grad first");
+    REQUIRE(!o->clipped, CAIRN_ESTATE,
+            "the optimizer has clipped gradients that no step has used: call cairn_step or cairn_zero_grad first");
     TRY(cairn__device_synchronize(device_of(o)));
     TRY(cairn__optimizer_read_reports(o));
     snprintf(groups, sizeof(groups), "groups.%s", o->kind->saved_as); /* so that the list of another kind has none */
@@ -209,6 +224,10 @@ static cairn_status check_counters(const struct loaded *l) {
     REQUIRE(steps >= 0 && skipped >= 0 && ends >= 0 && steps < MOST_STEPS && skipped < MOST_STEPS && ends < MOST_STEPS,
             CAIRN_EINVAL, "%s: steps %lld, skipped %lld and ends %lld must be from 0 to 2^60", l->o->kind->name,
             (long long)steps, (long long)skipped, (long long)ends);
+    const int64_t micro_batch = i64_of(l, "skip.micro_batch"), rank = i64_of(l, "skip.rank");
+    REQUIRE(micro_batch >= 0 && micro_batch <= UINT32_MAX && rank >= -1 && rank <= INT32_MAX, CAIRN_EINVAL,
+            "%s: the step that is skipped next is so for micro-batch %lld of rank %lld, which there is not",
+            l->o->kind->name, (long long)micro_batch, (long long)rank);
     return CAIRN_OK;
 }
 
@@ -365,13 +384,17 @@ static void take_reports(const struct loaded *l, uint64_t ends) {
 
 static void take_counters(const struct loaded *l) {
     struct cairn_optimizer *o = l->o;
+    const struct cairn__overflow loss = {.micro_batch = (uint32_t)i64_of(l, "skip.micro_batch"),
+                                         .rank = (int32_t)i64_of(l, "skip.rank")};
     const struct cairn__optim_state now = {.steps = i64_of(l, "steps"),
                                            .skipped = i64_of(l, "skipped"),
                                            .ends = (uint64_t)i64_of(l, "ends"),
                                            .rounding_seed = (uint64_t)i64_of(l, "rounding_seed"),
-                                           .clip = 1};
+                                           .clip = 1,
+                                           .skip = has(l, "skip.micro_batch")};
     cairn__optimizer_lower_skip(o);
     device_of(o)->passes->store(device_of(o), o->state, &now, sizeof(now));
+    device_of(o)->passes->store(device_of(o), &o->arrays.overflows[o->count], &loss, sizeof(loss));
     take_reports(l, now.ends);
 }
 

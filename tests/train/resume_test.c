@@ -8,8 +8,9 @@
 
 #include <cmocka.h>
 
+#include "../kept_log.h"
 #include "../one_env.h"
-#include "../resume.h"
+#include "../resume_gan.h"
 #include "../state/folder.h"
 
 static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
@@ -256,11 +257,77 @@ static void a_recorded_training_goes_on_to_the_bit(void **state) {
     }
 }
 
-/* With the argument "files": states go through checkpoints. */
+static int first_seed = 1, num_seeds = 40;
+
+static void trainings_by_chance_go_on_to_the_bit(void **state) {
+    for (int seed = first_seed; seed < first_seed + num_seeds; seed++) {
+        struct random_case r;
+        draw_case(&r, (uint64_t)seed, 1);
+        const struct resume_case c = as_device_can(*state, &r.c);
+        CALM(resumes(*state, &c, seed % 3));
+    }
+}
+
+static void trainings_of_two_models_by_chance_go_on_to_the_bit(void **state) {
+    if (strcmp(cairn_device_name(((cairn_env *)*state)->device), "cpu") != 0) skip(); /* batch norm */
+    for (int seed = first_seed; seed < first_seed + num_seeds; seed++) CALM(gan_resumes_by_chance(*state, seed));
+}
+
+/* The generator's loss, which both optimizers were given, is infinite in the last step before the state: the
+ * discriminator has no gradient of it, and skips its next step all the same. */
+static void a_step_that_will_be_skipped_is_so_after_a_load(void **state) {
+    cairn_env *env = *state;
+    const struct gan_case c = {
+        .level = AMP_O2, .half = CAIRN_F16, .scaler = AMP_SCALER_APEX, .bad_g = 2, .forgets = true, .at = 4};
+    struct gan_run whole, rest;
+    struct kept_state at = {.count = 0};
+    float losses[2];
+    CALM(gan_begin(&whole, env, &c, 3));
+    for (int i = 0; i < c.at; i++) CALM(gan_step(&whole, i, losses));
+    assert_int_equal(cairn_optimizer_skipped(whole.by_g), 1);
+    assert_int_equal(cairn_optimizer_skipped(whole.by_d), 0);
+    CALM(keep_state(&at, whole.parts, whole.num_parts));
+    assert_non_null(cairn__entries_find(&at.objects[2].entries, "skip.micro_batch"));
+    gan_end(&whole);
+    CALM(gan_begin(&rest, env, &c, 4));
+    CALM(bring_back(&at, rest.parts, rest.num_parts));
+    cairn_set_log(keep_log, NULL);
+    CALM(gan_step(&rest, c.at, losses));
+    cairn_set_log(be_quiet, NULL);
+    assert_int_equal(cairn_optimizer_skipped(rest.by_d), 1);
+    assert_int_equal(cairn_optimizer_skipped(rest.by_g), 1);
+    assert_non_null(strstr(log_text, "Skipping step"));
+    assert_non_null(strstr(log_text, "the loss is inf or nan"));
+    cairn__entries_find(&at.objects[2].entries, "skip.micro_batch")->number.i64 = -1;
+    char *said = bring_back(&at, rest.parts, rest.num_parts);
+    assert_non_null(strstr(said, "micro-batch -1 of rank 0"));
+    free(said);
+    gan_end(&rest);
+    drop_state(&at);
+}
+
+/* -Dstate=disabled leaves checkpoints out. */
+static bool has_files(void) {
+    return cairn_state_create(NULL, NULL) != CAIRN_ENOTBUILT;
+}
+
+static int run_by_chance(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(trainings_by_chance_go_on_to_the_bit),
+                                       cmocka_unit_test(trainings_of_two_models_by_chance_go_on_to_the_bit)};
+    num_seeds = atoi(argv[2]);
+    if (argc > 3) first_seed = atoi(argv[3]);
+    return cmocka_run_group_tests_name("trainings by chance", tests, begin_all, end_env);
+}
+
+/* usage: resume_test [files | random SEEDS [FIRST]]    files: states go through checkpoints */
 int main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "files") == 0) {
-        if (make_folder(NULL) != 0) return 1;
-        resume_folder = folder;
+    if (make_folder(NULL) != 0) return 1;
+    if (argc > 1 && strcmp(argv[1], "files") == 0) resume_folder = folder;
+    resume_folder_of_some = has_files() ? folder : NULL;
+    if (argc > 2 && strcmp(argv[1], "random") == 0) {
+        const int failures = run_by_chance(argc, argv);
+        remove_folder(NULL);
+        return failures;
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_go_on_to_the_bit),
@@ -270,8 +337,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_kind_of_scaler_goes_on_to_the_bit),
         cmocka_unit_test(stochastic_rounding_goes_on_to_the_bit),
         cmocka_unit_test(a_recorded_training_goes_on_to_the_bit),
+        cmocka_unit_test(a_step_that_will_be_skipped_is_so_after_a_load),
+        cmocka_unit_test(trainings_by_chance_go_on_to_the_bit),
+        cmocka_unit_test(trainings_of_two_models_by_chance_go_on_to_the_bit),
     };
     const int failed = cmocka_run_group_tests(tests, begin_all, end_env);
-    if (resume_folder) remove_folder(NULL);
+    remove_folder(NULL);
     return failed;
 }
