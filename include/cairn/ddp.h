@@ -180,6 +180,9 @@ CAIRN_API cairn_status ddp_wait(ddp_context *ddp);
  * gives the next one its memory. torch's no_sync(), apex's disable_allreduce and enable_allreduce.
  *
  * A call that reads, clips or applies gradients before that uses those of this rank; ranks that apply them diverge.
+ * From the first such step on, the set's weights, and moments, counters and loss scales with them, count as each rank's
+ * own: checkpoints (state.h) hold those of every rank and load on as many ranks, also when weights have been averaged
+ * since. ddp_create sends rank 0's weights, and no moments: it does not change that.
  * Errors: CAIRN_EINVAL; CAIRN_ESTATE within a backward, or between ddp_grads_ready and ddp_wait; CAIRN_ENOMEM. Cost: an
  * f32 accumulator for each parameter, made on first need. Source: torch/nn/parallel/distributed.py, no_sync. */
 CAIRN_API cairn_status ddp_no_sync(ddp_context *ddp, int on);
@@ -279,7 +282,7 @@ struct ddp_comm_hook {
 CAIRN_API cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook *hook);
 
 /* The all-reduce as it is anyway; the same with f16 or bf16 travelling; and none at all, which shows how much faster
- * training could be (ranks then diverge). */
+ * training could be: ranks then diverge, and checkpoints hold each rank's own weights, as ddp_no_sync says. */
 CAIRN_API const struct ddp_comm_hook *ddp_allreduce_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_fp16_compress_hook(void);
 CAIRN_API const struct ddp_comm_hook *ddp_bf16_compress_hook(void);

@@ -65,9 +65,10 @@ out:
 /* Source: torch/nn/parallel/distributed.py, DistributedDataParallel.forward: require_forward_param_sync. Torch sends
  * buffers under no_grad too, once, and waits in vain for a rank without a batch to evaluate. */
 cairn_status cairn__ddp_buffers_forward(struct ddp_context *d) {
-    const bool due = !d->keeps_buffers && d->options.broadcast_buffers == CAIRN_ON && cairn_group_size(d->channel) > 1;
+    const bool due =
+        !d->set->keeps_buffers && d->options.broadcast_buffers == CAIRN_ON && cairn_group_size(d->channel) > 1;
     if (cairn__records(d->set->env)) {
-        d->keeps_buffers = d->no_sync;
+        d->set->keeps_buffers = d->no_sync;
         return due ? cairn__ddp_broadcast_buffers(d) : CAIRN_OK;
     }
     if (due && !d->warned_of_buffers && packed_nbytes(d) > 0) {

@@ -60,8 +60,8 @@ struct ddp_context {
     cairn_group *group, *channel; /* the user's; ours */
     struct ddp_options
         options; /* complete: no field is DEFAULT or 0 where that means something else; its lists are ours */
-    struct ddp_comm_hook hook; /* begin NULL: the all-reduce */
-    bool has_hook;
+    struct ddp_comm_hook hook;      /* begin NULL: the all-reduce */
+    bool has_hook, reduces_nothing; /* by the hook of ddp_noop_hook */
 
     struct cairn__ddp_shared *shared; /* [num_shared] in order of registration */
     size_t num_shared;
@@ -99,7 +99,6 @@ struct ddp_context {
     bool all_know_graph;       /* on every rank, and so used_first */
     uint8_t *maps;             /* unused.c's */
     void *buffers;             /* group memory: the model's, packed; NULL = not yet, or there are none */
-    bool keeps_buffers;        /* the next training forward begins with each rank's own */
     bool warned_of_buffers;    /* the notice about buffers under no_grad has been logged */
     struct cairn__blame blame; /* of the backwards since the gradients were last forgotten */
     bool looks, blind;         /* this backward fills blame; one of those backwards did not */

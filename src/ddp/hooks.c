@@ -106,6 +106,7 @@ cairn_status ddp_register_comm_hook(ddp_context *ddp, const struct ddp_comm_hook
     TRY(agree_on_hook(ddp, &own));
     TRY(cairn__ddp_use_hook(ddp, &own));
     ddp->has_hook = true;
+    ddp->reduces_nothing = own.begin == begin_nothing;
 out:
     return st;
 }

@@ -576,6 +576,7 @@ static cairn_status settle(struct ddp_context *d) {
     if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
     d->backwards++;
     d->has_reduced = true;
+    d->set->ranks_differ |= d->reduces_nothing;
     cairn__ddp_times_settled(&d->times);
     cairn__ddp_log_settled(d);
 out:

@@ -34,8 +34,7 @@ out:
 
 static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     const cairn_module *m = object;
-    (void)entries;
-    return cairn__param_set_state_loaded(m->params);
+    return cairn__param_set_state_loaded(m->params, entries);
 }
 
 static cairn_status weights(void *object, struct cairn_param_set **set, struct cairn__entries *buffers) {

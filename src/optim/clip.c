@@ -54,6 +54,13 @@ static bool accumulates(const struct cairn_optimizer *o) {
     return false;
 }
 
+/* A norm of gradients that are in part each rank's own (ddp_options.ignored) is each rank's own, and so is what the
+ * coefficient makes of the others. */
+static void note_own_norm(const struct cairn_optimizer *o) {
+    if (cairn__params_entry_owner(o->arrays.params, o->count) == CAIRN__ENTRY_SHARED) return;
+    for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->ranks_differ |= o->sets[i]->listener != NULL;
+}
+
 /* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
  * sums: it would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
@@ -76,6 +83,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     TRY(cairn__env_resolve(o->env));
     d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
     o->clipped = true;
+    note_own_norm(o);
     if (norm) TRY(cairn__device_download(d, norm, &o->norms[o->count], sizeof(*norm)));
 out:
     return st;

@@ -458,7 +458,9 @@ cairn_status cairn__grad_take_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(g);
     const bool kept = has_unsynced_sum(g);
-    g->param->set->only_unsynced = false;
+    struct cairn_param_set *const set = g->param->set;
+    set->took_unsynced |= set->only_unsynced || kept || g->slot == CAIRN__SLOT_UNSYNCED;
+    set->only_unsynced = false;
     if (kept) TRY(cairn__param_set_make_flags(g->param->set));
     if (kept || g->slot == CAIRN__SLOT_UNSYNCED) g->unsynced = CAIRN__UNSYNCED_TAKEN;
     if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_WRITTEN;

@@ -108,6 +108,7 @@ out:
 
 void cairn__params_consume(struct cairn__param *const *params, size_t count) {
     size_t run = 1;
+    for (size_t i = 0; i < count; i++) params[i]->set->ranks_differ |= params[i]->set->took_unsynced;
     for (size_t i = 0; i < count; i += run) {
         const bool is_users = params[i]->set->is_users;
         for (run = 1; i + run < count && params[i + run]->set->is_users == is_users; run++) continue;

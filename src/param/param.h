@@ -122,6 +122,13 @@ struct cairn_param_set {
     struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = amp does not scale them */
     bool declared, declared_unsynced; /* there are some since these were last looked at */
 
+    /* Of several ranks with a listener, and part of the set's state. */
+    bool took_unsynced; /* since the last reduction: a step that comes now applies gradients of this rank alone */
+    bool ranks_differ;  /* such a step was made, or a reduction that reduced nothing, or clipping by a norm that is this
+                           rank's: weights are each rank's own from then on, and so is what belongs to them; until a
+                           state without it is loaded */
+    bool keeps_buffers; /* buffers are each rank's own until the next training forward, which does not send rank 0's */
+
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
     const struct cairn__grad_listener *listener; /* ddp; NULL = none */
     struct cairn__refusals refusals;

@@ -117,6 +117,7 @@ void cairn__param_set_begin_listen(struct cairn_param_set *set, const struct cai
 
 void cairn__param_set_end_listen(struct cairn_param_set *set) {
     set->listener = NULL;
+    set->keeps_buffers = false;
     set->refusals.count = 0;
     set->frozen_by = NULL;
     set->users--;

@@ -8,6 +8,8 @@
 #include "param/stateful.h"
 
 #define REQUIRES_GRAD "requires_grad"
+#define RANKS_DIFFER  "ranks_differ"
+#define KEEPS_BUFFERS "keeps_buffers"
 
 /* ---- when ---- */
 
@@ -56,7 +58,8 @@ out:
 enum cairn__entry_owner cairn__param_entry_owner(const struct cairn__param *p) {
     const struct cairn__grad_listener *l = p->set->listener;
     if (p->set->env->size == 1) return CAIRN__ENTRY_SHARED;
-    return l && (!l->shares_param || l->shares_param(l->ctx, p->index)) ? CAIRN__ENTRY_SHARED : CAIRN__ENTRY_RANK;
+    return l && !p->set->ranks_differ && (!l->shares_param || l->shares_param(l->ctx, p->index)) ? CAIRN__ENTRY_SHARED
+                                                                                                 : CAIRN__ENTRY_RANK;
 }
 
 enum cairn__entry_owner cairn__params_entry_owner(struct cairn__param *const *params, size_t count) {
@@ -70,6 +73,7 @@ enum cairn__entry_owner cairn__buffer_entry_owner(const struct cairn_param_set *
     const struct cairn__grad_listener *l = set->listener;
     if (set->env->size == 1) return CAIRN__ENTRY_SHARED;
     if (!l) return CAIRN__ENTRY_RANK;
+    if (set->keeps_buffers) return CAIRN__ENTRY_RANK_OR_FIRST;
     return !l->shares_buffer || l->shares_buffer(l->ctx, path) ? CAIRN__ENTRY_SHARED : CAIRN__ENTRY_RANK_OR_FIRST;
 }
 
@@ -80,16 +84,34 @@ static cairn_status list_weights(const struct cairn__param *p, struct cairn__ent
                                     p->shape, p->master ? (void *)p->master : p->data, "%s", p->name);
 }
 
+static cairn_status check_name_is_free(const struct cairn_param_set *set, const char *name) {
+    REQUIRE(!cairn__param_set_find(set, name), CAIRN_EINVAL,
+            "a parameter is called '%s', which is the name of what else is saved of its set", name);
+    return CAIRN_OK;
+}
+
 /* The array that is listed stands in the set, where it stays: a state may have the set twice. */
 static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
     const int64_t shape[] = {(int64_t)set->count};
-    REQUIRE(!cairn__param_set_find(set, REQUIRES_GRAD), CAIRN_EINVAL,
-            "a parameter is called '%s', which is the name of what else is saved of its set", REQUIRES_GRAD);
+    TRY(check_name_is_free(set, REQUIRES_GRAD));
     TRY(cairn__grow((void **)&set->listed, &set->listed_capacity, set->count + 1, sizeof(set->listed[0])));
     for (size_t i = 0; i < set->count; i++) set->listed[i] = cairn__param_requires_grad(set->params[i]);
     TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1, shape,
                                       set->listed, REQUIRES_GRAD));
+out:
+    return st;
+}
+
+/* Listed where it is on, and loaded as on where the checkpoint has it. */
+static cairn_status list_switch(struct cairn_param_set *set, struct cairn__entries *entries, bool on, const char *name,
+                                enum cairn__entry_owner owner) {
+    cairn_status st = CAIRN_OK;
+    on = cairn__entries_is_load(entries) ? cairn__entries_has(entries, "%s", name)
+                                         : on && set->listener && set->env->size > 1;
+    if (!on) return CAIRN_OK;
+    TRY(check_name_is_free(set, name));
+    TRY(cairn__entries_add_i64(entries, owner, 1, "%s", name));
 out:
     return st;
 }
@@ -100,6 +122,8 @@ cairn_status cairn__param_set_list_state(struct cairn_param_set *set, struct cai
     TRY(cairn__device_synchronize(set->env->device));
     for (size_t i = 0; i < set->count; i++) TRY(list_weights(set->params[i], entries));
     TRY(list_frozen(set, entries));
+    TRY(list_switch(set, entries, set->ranks_differ, RANKS_DIFFER, CAIRN__ENTRY_RANK));
+    TRY(list_switch(set, entries, set->keeps_buffers, KEEPS_BUFFERS, CAIRN__ENTRY_RANK_OR_FIRST));
 out:
     return st;
 }
@@ -120,8 +144,10 @@ static cairn_status require_grad(struct cairn_param_set *set, bool on) {
     return st;
 }
 
-cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set) {
+cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
+    set->ranks_differ = cairn__entries_find(entries, RANKS_DIFFER) != NULL;
+    set->keeps_buffers = cairn__entries_find(entries, KEEPS_BUFFERS) != NULL;
     for (size_t i = 0; i < set->count; i++) {
         cairn__param_round_from_master(set->params[i]);
         set->params[i]->version++;
@@ -142,8 +168,7 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
 }
 
 static cairn_status loaded(void *object, const struct cairn__entries *entries) {
-    (void)entries;
-    return cairn__param_set_state_loaded(object);
+    return cairn__param_set_state_loaded(object, entries);
 }
 
 static cairn_status weights(void *object, struct cairn_param_set **set, struct cairn__entries *buffers) {

@@ -109,7 +109,8 @@ struct cairn__param;
 cairn_status cairn__env_check_between_steps(struct cairn_env *env);
 cairn_status cairn__params_check_between_steps(struct cairn_env *env, struct cairn__param *const *params, size_t count);
 
-/* SHARED where a listener keeps it equal on all ranks, and on one rank; RANK elsewhere. Of several: SHARED if all
+/* SHARED where a listener keeps it equal on all ranks, and on one rank; RANK elsewhere, and once a step has applied
+ * gradients that were not reduced. Of several: SHARED if all
  * are. */
 enum cairn__entry_owner cairn__param_entry_owner(const struct cairn__param *p);
 enum cairn__entry_owner cairn__params_entry_owner(struct cairn__param *const *params, size_t count);
@@ -120,7 +121,7 @@ enum cairn__entry_owner cairn__buffer_entry_owner(const struct cairn_param_set *
 
 /* What cairn_param_set_stateful lists and loads, for a module that has the set. */
 cairn_status cairn__param_set_list_state(struct cairn_param_set *set, struct cairn__entries *entries);
-cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set);
+cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const struct cairn__entries *entries);
 
 /* The environment's seed and the number of its next random stream: what dropout and initialisation draw from. */
 cairn_stateful cairn__env_stateful(struct cairn_env *env);

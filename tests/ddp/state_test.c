@@ -1,6 +1,6 @@
 /* What ddp saves, and whose weights, buffers and moments are over several ranks; trainings on 1 to 3 ranks go on. */
 #include "../ranks.h"
-#include "../resume.h"
+#include "../resume_gan.h"
 #include "../state/folder.h"
 
 static void be_quiet(void *cookie, cairn_log_level level, const char *message) {
@@ -40,11 +40,46 @@ static void trainings_of_ranks_go_on_to_the_bit(void **state) {
          .accumulates = true},
         {.name = "frozen", .by = BY_ADAM, .ddp = small, .freezes = true, .plateau = true},
         {.name = "ignored", .by = BY_ADAM, .ddp = ignoring, .statistics = true},
+        {.name = "ignored, clipped", .by = BY_SGD_MOMENTUM, .ddp = ignoring, .statistics = true, .clips = true},
+        {.name = "local SGD", .by = BY_SGD_MOMENTUM, .ddp = small, .statistics = true, .is_local = true},
+        {.name = "local steps at O2",
+         .by = BY_ADAM,
+         .level = AMP_O2,
+         .scaler = apex,
+         .ddp = small,
+         .dropout = true,
+         .overflows = 6,
+         .is_local = true},
+        {.name = "noop hook", .by = BY_ADAM, .ddp = small, .hook = ddp_noop_hook()},
+        {.name = "bf16 hook",
+         .by = BY_ADAM,
+         .level = AMP_O1,
+         .scaler = apex,
+         .ddp = small,
+         .hook = ddp_bf16_compress_hook()},
         {.name = "own buffers of ranks", .by = BY_SGD_MOMENTUM, .ddp = own_buffers, .statistics = true},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         for (int p = 1; p <= 3; p++) run_ranks(p, resume_on_a_rank, &cases[i]);
     }
+}
+
+static int first_seed = 1, num_seeds = 12;
+
+static char *resume_by_chance(cairn_env *env, void *ctx) {
+    (void)ctx;
+    for (int seed = first_seed; seed < first_seed + num_seeds; seed++) {
+        struct random_case r;
+        draw_case(&r, (uint64_t)seed, cairn_env_size(env));
+        PASS(resumes(env, &r.c, seed % 3));
+        PASS(gan_resumes_by_chance(env, seed));
+    }
+    return NULL;
+}
+
+static void trainings_by_chance_go_on_to_the_bit(void **state) {
+    (void)state;
+    for (int p = 1; p <= 3; p++) run_ranks(p, resume_by_chance, NULL);
 }
 
 /* ---- whose ---- */
@@ -94,6 +129,80 @@ static char *expect_owners(cairn_env *env, void *ctx) {
     drop_state(&kept);
     resume_end(&r);
     return NULL;
+}
+
+/* Whose the weights, a moment and the scale are. */
+static char *expect_all_owned(const struct resume_run *r, enum cairn__entry_owner owner) {
+    struct kept_state kept = {.count = 0};
+    if (cairn_env_size(r->env) == 1) owner = CAIRN__ENTRY_SHARED;
+    PASS(keep_state(&kept, r->parts, r->num_parts));
+    PASS(expect_owner(&kept, 0, "0.weight", owner));
+    PASS(expect_owner(&kept, 1, "momentum.0.bias", owner));
+    PASS(expect_owner(&kept, 1, "steps", owner));
+    PASS(expect_owner(&kept, 3, "loss_scaler0.scale", owner));
+    const bool is_said = cairn__entries_find(&kept.objects[0].entries, "ranks_differ") != NULL;
+    EXPECT(is_said == (owner == CAIRN__ENTRY_RANK));
+    drop_state(&kept);
+    return NULL;
+}
+
+/* Micro-batches, and unsynced gradients that no step takes, leave weights shared; a step that takes them does not, and
+ * no averages after it change that. */
+static char *expect_owners_after_steps(cairn_env *env, void *ctx) {
+    const struct ddp_options how = *ddp_options(.bucket_nbytes = 128);
+    struct resume_case c = {.name = "owners after steps",
+                            .by = BY_SGD_MOMENTUM,
+                            .level = AMP_O2,
+                            .half = CAIRN_BF16,
+                            .accumulates = true,
+                            .no_sync = true,
+                            .clips = true,
+                            .ddp = &how};
+    struct resume_run r;
+    float loss;
+    (void)ctx;
+    PASS(resume_begin(&r, env, &c, 0));
+    for (int i = 0; i < 3; i++) PASS(resume_step(&r, i, &loss));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_SHARED));
+    PASS(resume_backward(&r, false, false, &loss));
+    cairn_zero_grad(r.optimizer);
+    PASS(resume_step(&r, 3, &loss));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_SHARED));
+    PASS(resume_backward(&r, false, false, &loss));
+    EXPECT_OK(cairn_step(r.optimizer));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_RANK));
+    for (int i = 0; i < 3; i++) PASS(resume_step(&r, i, &loss));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_RANK));
+    resume_end(&r);
+    return NULL;
+}
+
+static char *expect_owners_under_the_noop_hook(cairn_env *env, void *ctx) {
+    const struct ddp_options how = *ddp_options(.bucket_nbytes = 128);
+    const struct resume_case c = {.name = "owners under the noop hook",
+                                  .by = BY_SGD_MOMENTUM,
+                                  .level = AMP_O1,
+                                  .half = CAIRN_BF16,
+                                  .ddp = &how,
+                                  .hook = ddp_noop_hook()};
+    struct resume_run r;
+    float loss;
+    (void)ctx;
+    PASS(resume_begin(&r, env, &c, 0));
+    PASS(resume_register_hook(&r));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_SHARED));
+    PASS(resume_step(&r, 0, &loss));
+    PASS(expect_all_owned(&r, CAIRN__ENTRY_RANK));
+    resume_end(&r);
+    return NULL;
+}
+
+static void weights_that_ranks_step_alone_with_are_each_ranks_own(void **state) {
+    (void)state;
+    for (int p = 1; p <= 2; p++) {
+        run_ranks(p, expect_owners_after_steps, NULL);
+        run_ranks(p, expect_owners_under_the_noop_hook, NULL);
+    }
 }
 
 static void what_ranks_average_is_shared_and_the_rest_each_ranks_own(void **state) {
@@ -507,23 +616,40 @@ static int with_files(void **state) {
     return 0;
 }
 
+static int with_files_of_some(void **state) {
+    (void)state;
+    if (make_folder(NULL) != 0) return -1;
+    resume_folder_of_some = has_files() ? folder : NULL;
+    return 0;
+}
+
 static int without_files(void **state) {
-    resume_folder = NULL;
+    resume_folder = resume_folder_of_some = NULL;
     return remove_folder(state);
 }
 
-int main(void) {
+/* usage: ddp_state_test [random SEEDS [FIRST]] */
+int main(int argc, char **argv) {
+    const struct CMUnitTest by_chance[] = {
+        cmocka_unit_test_setup_teardown(trainings_by_chance_go_on_to_the_bit, with_files_of_some, without_files)};
+    cairn_set_log(be_quiet, NULL);
+    if (argc > 2 && strcmp(argv[1], "random") == 0) {
+        num_seeds = atoi(argv[2]);
+        if (argc > 3) first_seed = atoi(argv[3]);
+        return cmocka_run_group_tests(by_chance, NULL, NULL);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(trainings_of_ranks_go_on_to_the_bit),
         cmocka_unit_test_setup_teardown(trainings_of_ranks_go_on_to_the_bit, with_files, without_files),
+        by_chance[0],
         cmocka_unit_test(a_state_of_two_ranks_loads_on_one_three_and_four),
         cmocka_unit_test(trainings_of_two_ranks_go_on_alike_on_one_three_and_four),
         cmocka_unit_test(what_ranks_average_is_shared_and_the_rest_each_ranks_own),
+        cmocka_unit_test(weights_that_ranks_step_alone_with_are_each_ranks_own),
         cmocka_unit_test(the_first_backward_after_a_load_has_the_same_buckets),
         cmocka_unit_test(a_hook_can_be_registered_after_a_load),
         cmocka_unit_test(an_order_of_no_parameters_is_passed_over),
         cmocka_unit_test(buffers_of_the_users_own_go_on_to_the_bit),
     };
-    cairn_set_log(be_quiet, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
