@@ -35,9 +35,10 @@ struct resume_case {
     const struct ddp_comm_hook *hook; /* of a training that goes on: registered before the load, or behind it */
     bool is_local;                    /* two steps of three apply gradients that are each rank's own */
     bool sync_batch_norm;
-    bool same_data; /* every rank has every example */
-    bool in_files;  /* and not in memory, where there is a folder */
-    int at, steps;  /* 0 = RESUME_AT and RESUME_STEPS, and never more */
+    bool is_reducer; /* apex's: gradients stay until ddp_reduce, before the step */
+    bool same_data;  /* every rank has every example */
+    bool in_files;   /* and not in memory, where there is a folder */
+    int at, steps;   /* 0 = RESUME_AT and RESUME_STEPS, and never more */
 };
 
 static inline int resume_at(const struct resume_case *c) {
@@ -143,7 +144,8 @@ static inline char *resume_begin(struct resume_run *r, cairn_env *env, const str
     plateau.factor = 0.5;
     if (c->plateau) EXPECT_OK(cairn_optimizer_set_plateau(r->optimizer, &plateau));
     EXPECT_OK(resume_amp(r));
-    if (cairn_env_size(env) > 1 || c->ddp) EXPECT_OK(ddp_create(r->net, cairn_env_group(env), c->ddp, &r->ddp));
+    if (cairn_env_size(env) > 1 || c->ddp)
+        EXPECT_OK((c->is_reducer ? ddp_reducer_create : ddp_create)(r->net, cairn_env_group(env), c->ddp, &r->ddp));
     EXPECT_OK(cairn_distributed_sampler_create(RESUME_N, c->same_data ? 0 : cairn_env_rank(env),
                                                c->same_data ? 1 : cairn_env_size(env),
                                                cairn_sampler_options(.seed = 21), &r->sampler));
@@ -190,7 +192,7 @@ static inline char *resume_batch(struct resume_run *r) {
 /* Of so large a loss the gradients overflow, in every type. */
 static inline char *resume_backward(struct resume_run *r, bool overflows, bool is_synced, float *value) {
     PASS(resume_batch(r));
-    if (r->ddp) EXPECT_OK(ddp_no_sync(r->ddp, !is_synced));
+    if (r->ddp && !r->c->is_reducer) EXPECT_OK(ddp_no_sync(r->ddp, !is_synced));
     cairn_tensor *out = r->ddp ? ddp_forward(r->ddp, r->x) : cairn_module_forward(r->net, r->x);
     cairn_tensor *loss = cairn_mse_loss(out, r->y);
     *value = cairn_tensor_item(loss);
@@ -226,6 +228,7 @@ static inline char *resume_step(struct resume_run *r, int step, float *loss) {
     cairn_zero_grad(r->optimizer);
     PASS(resume_backward(r, overflows, is_synced && !(c->accumulates && c->no_sync), loss));
     if (c->accumulates) PASS(resume_backward(r, false, is_synced, loss));
+    if (r->ddp && c->is_reducer && is_synced) EXPECT_OK(ddp_reduce(r->ddp));
     if (c->clips) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, 0.5, NULL));
     EXPECT_OK(scaler ? amp_scaler_step(scaler, r->optimizer, NULL) : cairn_step(r->optimizer));
     if (scaler) EXPECT_OK(amp_scaler_update(scaler));
@@ -287,7 +290,7 @@ static inline char *load_from_files(const struct resume_run *r, const char *fold
     cairn_state *state;
     int64_t got = -1;
     PASS(open_state(r, &state));
-    if (r->c->in_files) { /* where there may be later ones, of other cases */
+    if (r->c->at) { /* where there may be later ones, of other cases */
         char path[256];
         snprintf(path, sizeof(path), "%s/step-%08d", folder, (int)step);
         EXPECT_OK(cairn_state_load(state, path, NULL, &got));
@@ -477,6 +480,8 @@ static inline void draw_ddp(struct random_case *r) {
     if (one_in(r, 8) && c->statistics) r->ddp.ignored = ignored, r->ddp.num_ignored = 2;
     if (one_in(r, 4)) c->hook = one_in(r, 2) ? ddp_noop_hook() : ddp_bf16_compress_hook();
     c->sync_batch_norm = c->statistics && one_in(r, 3);
+    c->is_reducer = one_in(r, 8);
+    if (c->is_reducer) c->no_sync = false;
     c->ddp = &r->ddp;
 }
 
@@ -490,7 +495,7 @@ static inline void name_case(struct random_case *r, uint64_t seed, int ranks) {
     const struct resume_case *c = &r->c;
     snprintf(
         r->name, sizeof(r->name),
-        "seed %llu, %d ranks, %s, %s %s, %s scaler%s, %d of %d steps, overflows 0x%x%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s",
+        "seed %llu, %d ranks, %s, %s %s, %s scaler%s, %d of %d steps, overflows 0x%x%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s%s",
         (unsigned long long)seed, ranks, by[c->by],
         !c->level ? "no amp" : (const char *const[]){"O0", "O1", "O2", "O3"}[c->level - AMP_O0],
         c->half ? cairn_dtype_name(c->half) : "", name_of_scaler(r), c->is_explicit ? " (explicit)" : "", c->at,
@@ -498,7 +503,8 @@ static inline void name_case(struct random_case *r, uint64_t seed, int ranks) {
         c->sync_batch_norm ? " over ranks" : "", c->dropout ? ", dropout" : "", c->groups ? ", groups" : "",
         c->plateau ? ", plateau" : "", c->clips ? ", clips" : "", c->accumulates ? ", accumulates" : "",
         c->no_sync ? " without synchronising" : "", c->freezes ? ", freezes" : "", c->ddp ? ", ddp" : "",
-        c->is_local ? ", local" : "", c->hook ? c->hook->begin ? ", noop hook" : ", bf16 hook" : "",
+        c->is_local ? ", local" : "", c->is_reducer ? ", reducer" : "",
+        c->hook ? c->hook->begin ? ", noop hook" : ", bf16 hook" : "",
         r->ddp.broadcast_buffers == CAIRN_OFF ? ", own buffers" : "", r->ddp.num_ignored ? ", ignored" : "",
         c->in_files ? ", in files" : "");
     if (c->schedule)

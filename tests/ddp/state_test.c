@@ -368,32 +368,48 @@ static void a_hook_can_be_registered_after_a_load(void **state) {
 
 enum { OWN = 12 };
 
+struct own_case {
+    const char *name;
+    enum resume_by by;
+    amp_opt_level level;
+    cairn_dtype half;
+    int accumulates; /* 1: two declarations a step; 2: the first under ddp_no_sync */
+    int before;      /* steps before the load */
+};
+
 struct own {
+    const struct own_case *c;
     cairn_param_set *set;
-    cairn_optimizer *adam;
+    cairn_optimizer *by;
     amp_context *amp;
     ddp_context *ddp;
     float w[2][OWN], g[2][OWN];
     cairn_stateful parts[4];
 };
 
-static char *begin_own(struct own *t, cairn_env *env) {
+static char *begin_own(struct own *t, cairn_env *env, const struct own_case *c) {
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    sgd.lr = 0.05;
+    sgd.momentum = c->by == BY_SGD_MOMENTUM ? 0.9 : 0;
     memset(t, 0, sizeof(*t));
+    t->c = c;
     for (int i = 0; i < OWN; i++) t->w[0][i] = (float)i / 7, t->w[1][i] = 1 - (float)i / 3;
     const cairn_param given[] = {
         {.name = "a", .data = t->w[0], .grad = t->g[0], .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN}},
         {.name = "b", .data = t->w[1], .grad = t->g[1], .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN}}};
     EXPECT_OK(cairn_param_set_create(env, given, 2, &t->set));
-    EXPECT_OK(cairn_adam_create(t->set, NULL, &t->adam));
-    EXPECT_OK(amp_initialize_params(env, t->set, t->adam,
-                                    amp_options(.opt_level = AMP_O2,
+    EXPECT_OK(c->by <= BY_SGD_MOMENTUM ? cairn_sgd_create(t->set, &sgd, &t->by)
+              : c->by == BY_ADAM       ? cairn_adam_create(t->set, NULL, &t->by)
+                                       : cairn_adamw_create(t->set, NULL, &t->by));
+    EXPECT_OK(amp_initialize_params(env, t->set, t->by,
+                                    amp_options(.opt_level = c->level, .half_type = c->half, .verbosity = -1,
                                                 .scaler = amp_scaler_options(.kind = AMP_SCALER_APEX, .init_scale = 64,
                                                                              .growth_interval = 5)),
                                     &t->amp));
     EXPECT_OK(ddp_create_params(t->set, cairn_env_group(env),
                                 ddp_options(.bucket_nbytes = 32, .first_bucket_nbytes = 32), &t->ddp));
     t->parts[0] = cairn_param_set_stateful(t->set);
-    t->parts[1] = cairn_optimizer_stateful(t->adam);
+    t->parts[1] = cairn_optimizer_stateful(t->by);
     t->parts[2] = amp_stateful(t->amp);
     t->parts[3] = ddp_stateful(t->ddp);
     return NULL;
@@ -402,7 +418,7 @@ static char *begin_own(struct own *t, cairn_env *env) {
 static void end_own(struct own *t) {
     ddp_destroy(&t->ddp);
     amp_destroy(&t->amp);
-    cairn_optimizer_destroy(&t->adam);
+    cairn_optimizer_destroy(&t->by);
     cairn_param_set_destroy(&t->set);
 }
 
@@ -417,8 +433,7 @@ static char *refused(const struct own *t, const char *words) {
     return NULL;
 }
 
-/* Infinite on one rank alone just before and just after the state is kept. */
-static char *step_own(struct own *t, cairn_env *env, int step, bool refuses) {
+static char *declare_own(struct own *t, cairn_env *env, int step, bool refuses) {
     const double scale = amp_next_scale(t->amp);
     for (int p = 0; p < 2; p++) {
         for (int i = 0; i < OWN; i++)
@@ -429,29 +444,41 @@ static char *step_own(struct own *t, cairn_env *env, int step, bool refuses) {
     if (refuses) PASS(refused(t, "gradients are being averaged: call ddp_wait"));
     EXPECT_OK(ddp_grads_ready(t->ddp, 0, 1));
     EXPECT_OK(ddp_wait(t->ddp));
-    EXPECT_OK(cairn_step(t->adam));
-    EXPECT(cairn_optimizer_step_skipped(t->adam) == (step == RESUME_AT - 1 || step == RESUME_AT));
+    return NULL;
+}
+
+/* Infinite on one rank alone just before and just after the state is kept. */
+static char *step_own(struct own *t, cairn_env *env, int step, bool refuses) {
+    const int how = t->c->accumulates;
+    if (how == 2) EXPECT_OK(ddp_no_sync(t->ddp, 1));
+    if (how) PASS(declare_own(t, env, step, false));
+    if (how == 2) EXPECT_OK(ddp_no_sync(t->ddp, 0));
+    if (how == 1) EXPECT_OK(cairn_grads_taken(t->set, 0, 2));
+    PASS(declare_own(t, env, step, refuses));
+    EXPECT_OK(cairn_step(t->by));
+    EXPECT(cairn_optimizer_step_skipped(t->by) == (step == RESUME_AT - 1 || step == RESUME_AT));
     return NULL;
 }
 
 static char *resume_own(cairn_env *env, void *ctx) {
     struct own whole, rest;
     struct kept_state at = {.count = 0}, want = {.count = 0}, got = {.count = 0};
-    const int before = *(int *)ctx;
-    PASS(begin_own(&whole, env));
+    const struct own_case *c = ctx;
+    check_as_rank_of(c->name, cairn_env_rank(env));
+    PASS(begin_own(&whole, env, c));
     for (int i = 0; i < RESUME_STEPS; i++) {
         if (i == RESUME_AT) PASS(keep_state(&at, whole.parts, 4));
         PASS(step_own(&whole, env, i, i == 3));
     }
     PASS(keep_state(&want, whole.parts, 4));
-    PASS(begin_own(&rest, env));
-    for (int i = 0; i < before; i++) PASS(step_own(&rest, env, i, false));
+    end_own(&whole); /* whose weights are the test's */
+    PASS(begin_own(&rest, env, c));
+    for (int i = 0; i < c->before; i++) PASS(step_own(&rest, env, i, false));
     PASS(bring_back(&at, rest.parts, 4));
     for (int i = RESUME_AT; i < RESUME_STEPS; i++) PASS(step_own(&rest, env, i, false));
     PASS(keep_state(&got, rest.parts, 4));
     PASS(same_states(&want, &got));
     EXPECT(memcmp(whole.w, rest.w, sizeof(whole.w)) == 0);
-    end_own(&whole);
     end_own(&rest);
     drop_state(&at);
     drop_state(&want);
@@ -461,8 +488,20 @@ static char *resume_own(cairn_env *env, void *ctx) {
 
 static void buffers_of_the_users_own_go_on_to_the_bit(void **state) {
     (void)state;
+    static const struct own_case cases[] = {{"Adam at O2", BY_ADAM, AMP_O2, CAIRN_F16, 0, 0},
+                                            {"Adam at O2, after 1", BY_ADAM, AMP_O2, CAIRN_F16, 0, 1},
+                                            {"Adam at O2, after 2", BY_ADAM, AMP_O2, CAIRN_F16, 0, 2},
+                                            {"SGD at O0", BY_SGD_ALONE, AMP_O0, 0, 0, 0},
+                                            {"momentum at O0", BY_SGD_MOMENTUM, AMP_O0, 0, 2, 1},
+                                            {"AdamW at O1", BY_ADAMW, AMP_O1, CAIRN_F16, 1, 0},
+                                            {"Adam at O1", BY_ADAM, AMP_O1, CAIRN_BF16, 0, 2},
+                                            {"momentum at O2", BY_SGD_MOMENTUM, AMP_O2, CAIRN_BF16, 1, 1},
+                                            {"SGD at O2", BY_SGD_ALONE, AMP_O2, CAIRN_F16, 2, 0},
+                                            {"momentum at O3", BY_SGD_MOMENTUM, AMP_O3, CAIRN_BF16, 0, 1},
+                                            {"Adam at O3", BY_ADAM, AMP_O3, CAIRN_F16, 2, 0},
+                                            {"SGD at O3", BY_SGD_ALONE, AMP_O3, CAIRN_F16, 1, 2}};
     for (int p = 1; p <= 3; p++) {
-        for (int before = 0; before <= 2; before++) run_ranks(p, resume_own, &before);
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) run_ranks(p, resume_own, (void *)&cases[i]);
     }
 }
 

@@ -183,9 +183,12 @@ struct recorded {
 
 static cairn_status record_step(void *user) {
     struct recorded *r = user;
+    cairn_status st = CAIRN_OK;
     cairn_zero_grad(r->run.optimizer);
-    r->loss = cairn_mse_loss(cairn_module_forward(r->run.net, r->run.x), r->run.y);
-    const cairn_status st = amp_backward(r->run.amp, r->loss, r->run.optimizer);
+    for (int i = 0; st == CAIRN_OK && i < 1 + r->run.c->accumulates; i++) {
+        r->loss = cairn_mse_loss(cairn_module_forward(r->run.net, r->run.x), r->run.y);
+        st = amp_backward(r->run.amp, r->loss, r->run.optimizer);
+    }
     return st == CAIRN_OK ? cairn_step(r->run.optimizer) : st;
 }
 
@@ -245,6 +248,22 @@ static void a_recorded_training_goes_on_to_the_bit(void **state) {
         {.name = "recorded, O1", .by = BY_SGD_MOMENTUM, .level = AMP_O1, .scaler = apex},
         {.name = "recorded, O2", .by = BY_ADAM, .level = AMP_O2, .scaler = apex, .groups = true},
         {.name = "recorded, O3", .by = BY_ADAMW, .level = AMP_O3, .half = CAIRN_BF16, .scaler = apex},
+        {.name = "recorded, O0", .by = BY_SGD_MOMENTUM, .level = AMP_O0, .scaler = apex},
+        {.name = "recorded, O1 bf16", .by = BY_ADAM, .level = AMP_O1, .half = CAIRN_BF16, .scaler = apex},
+        {.name = "recorded, O3 f16", .by = BY_ADAMW, .level = AMP_O3, .half = CAIRN_F16, .scaler = apex},
+        {.name = "recorded, SGD",
+         .by = BY_SGD_ALONE,
+         .level = AMP_O2,
+         .scaler = apex,
+         .schedule = cairn_cosine_schedule(.total_steps = 45, .count_skipped = CAIRN_ON)},
+        {.name = "recorded, O0 accumulates", .by = BY_ADAM, .level = AMP_O0, .scaler = apex, .accumulates = true},
+        {.name = "recorded, O1 accumulates",
+         .by = BY_SGD_ALONE,
+         .level = AMP_O1,
+         .half = CAIRN_F16,
+         .scaler = apex,
+         .accumulates = true},
+        {.name = "recorded, O2 accumulates", .by = BY_ADAM, .level = AMP_O2, .scaler = apex, .accumulates = true},
         {.name = "recorded, one-cycle",
          .by = BY_SGD_MOMENTUM,
          .level = AMP_O2,
