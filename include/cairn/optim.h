@@ -162,7 +162,8 @@ CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);
  *   moments      by their parameters' names; those of a parameter that has been frozen from the beginning do not exist,
  *                and a load makes them where the state has some
  *   counters     steps taken, skipped, and missed by each parameter, which Adam's bias correction, schedules and
- *                stochastic rounding read; and what is known of the last step
+ *                stochastic rounding read; what is known of the last step, and whether the next will be skipped for
+ *                a loss that another optimizer was given too
  *   groups       hyperparameters and base rates: those that are saved take the place of the program's; to go on with
  *                others set them after the load
  *   schedules    the step at which each began. What a schedule is, is the program's, which sets it before the load and
@@ -172,7 +173,8 @@ CAIRN_API cairn_param_set *cairn_optimizer_params(cairn_optimizer *optimizer);
  * Optimizers are made alike: of the same kind, with the same groups in the same order. Refused as
  * cairn_param_set_stateful (param.h) is, and where gradients have been clipped that no step has used; a load also
  * where a captured graph holds other hyperparameters than learning rate and momentum: CAIRN_ESTATE. CAIRN_EINVAL other
- * groups. Over several ranks moments are their parameters', and the rest rank 0's if ddp averages all of them. */
+ * groups, or numbers that no optimizer is made with (of steps missed: once arrays have been loaded). Over several ranks
+ * moments are their parameters', and the rest rank 0's if ddp averages all of them. */
 CAIRN_API cairn_stateful cairn_optimizer_stateful(cairn_optimizer *optimizer);
 
 #ifdef __cplusplus
