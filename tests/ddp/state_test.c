@@ -164,11 +164,11 @@ static char *expect_owners_after_steps(cairn_env *env, void *ctx) {
     PASS(resume_begin(&r, env, &c, 0));
     for (int i = 0; i < 3; i++) PASS(resume_step(&r, i, &loss));
     PASS(expect_all_owned(&r, CAIRN__ENTRY_SHARED));
-    PASS(resume_backward(&r, false, false, &loss));
+    PASS(resume_backward(&r, false, false, false, &loss));
     cairn_zero_grad(r.optimizer);
     PASS(resume_step(&r, 3, &loss));
     PASS(expect_all_owned(&r, CAIRN__ENTRY_SHARED));
-    PASS(resume_backward(&r, false, false, &loss));
+    PASS(resume_backward(&r, false, false, false, &loss));
     EXPECT_OK(cairn_step(r.optimizer));
     PASS(expect_all_owned(&r, CAIRN__ENTRY_RANK));
     for (int i = 0; i < 3; i++) PASS(resume_step(&r, i, &loss));
