@@ -1,6 +1,7 @@
-"""Trainings that are killed at random moments and go on from their last checkpoint end with the bits of one that was
-left alone: the quick start and the training from files on two ranks under cairn-run --max-restarts, and the digits'
-examples, killed and started again. Compared are the checksums of the last checkpoint, which has all there is.
+"""Trainings that are killed at random moments, or ended by a signal, and go on from their last checkpoint end with the
+bits of one that was left alone: the quick start and the training from files on two ranks under cairn-run
+--max-restarts, and the digits' examples, killed and started again. Compared are the checksums of the last checkpoint,
+which has all there is.
 
 usage: restarts.py KILLS cairn-run PROGRAM...      programs: those of CASES; 08_train is skipped without NumPy"""
 import contextlib
@@ -94,6 +95,38 @@ def under_a_launcher(cairn_run, command, steps, every, kills, dice):
     print(f"{name}, 2 ranks: {kills} kills, the same {want[-1]} and the same state")
 
 
+def wait_for_another(job, folder, every):
+    """For a checkpoint that a signal has asked for, at a step of its own."""
+    end = time.monotonic() + PATIENCE
+    while not any(step % every for step in all_steps(folder)):
+        assert job.poll() is None, "it ended"
+        assert time.monotonic() < end, f"no checkpoint was made, but {all_steps(folder)}"
+        time.sleep(0.001)
+
+
+def by_signals(cairn_run, program):
+    """A warning to one rank saves on all; SIGTERM to the launcher saves and ends the training, which then goes on."""
+    steps, every = 6000, 500
+    command = [cairn_run, "--nproc_per_node", "2", program, "--opt-level", "O2", "--steps", str(steps), "--save-every",
+               str(every), "--checkpoint"]
+    with tempfile.TemporaryDirectory() as folder:
+        want = output_of(start([*command, folder + "/alone"]))
+        job = start([*command, folder + "/stopped"])
+        wait_for_step(job, folder + "/stopped", every, 0)
+        os.kill(ranks_of(job, os.path.basename(program))[1], signal.SIGUSR1)
+        wait_for_another(job, folder + "/stopped", every)
+        wait_for_step(job, folder + "/stopped", steps_of(folder + "/stopped") // every * every + every, every)
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=PATIENCE)
+        last = steps_of(folder + "/stopped")
+        assert last % every and last < steps, f"SIGTERM made no checkpoint: the last is of step {last}"
+        got = output_of(start([*command, folder + "/stopped"]))
+        assert got == want, f"{got} in place of {want}"
+        same = checksums(folder + "/stopped", steps) == checksums(folder + "/alone", steps)
+        assert same, "the last checkpoints differ"
+    print(f"{os.path.basename(program)}, 2 ranks: warned, ended at step {last} and started again, the same {want[-1]}")
+
+
 def by_itself(program, options, kills, dice):
     """Started again by hand, and killed again."""
     with tempfile.TemporaryDirectory() as folder:
@@ -121,6 +154,7 @@ def by_itself(program, options, kills, dice):
 def quick_start(cairn_run, program, kills, dice):
     """At O2 in f16, whose dynamic scale overflows on the way."""
     under_a_launcher(cairn_run, [program, "--opt-level", "O2", "--steps", "4000"], 4000, 50, kills, dice)
+    by_signals(cairn_run, program)
 
 
 def from_files(cairn_run, program, kills, dice):
