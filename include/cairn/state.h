@@ -124,8 +124,8 @@ struct cairn_state_load_options {
  *          version of the format; CAIRN_ESTATE an object cannot take a state now (a gradient is pending, a captured
  *          graph holds other hyperparameters); CAIRN_ESYSTEM; CAIRN_EPEER; errors of the background save before it.
  *          The state is undefined until a load succeeds, and the message says so: CAIRN_EINVAL a checksum is wrong, a
- *          file is cut while it is read, or an optimizer's count of missed steps makes no sense; CAIRN_ESYSTEM reading failed; CAIRN_ESTATE other parameters were frozen than
- *          are, and a captured graph is alive. */
+ *          file is cut while it is read, or an optimizer's count of missed steps makes no sense; CAIRN_ESYSTEM reading
+ *          failed; CAIRN_ESTATE other parameters were frozen than are, and a captured graph is alive. */
 CAIRN_API cairn_status cairn_state_load(cairn_state *state, const char *path,
                                         const struct cairn_state_load_options *options, int64_t *step);
 

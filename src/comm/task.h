@@ -1,6 +1,6 @@
 /* What each rank does by itself and may take longer than a group's timeout, as writing to a slow disk: it is done in a
  * thread of its own, while the ranks tell each other that they are alive. A rank that has died, or was stopped, is
- * noticed as in any collective; one whose disk is slow is waited for. */
+ * noticed as in any collective; one whose task takes long is waited for. */
 #ifndef CAIRN__COMM_TASK_H
 #define CAIRN__COMM_TASK_H
 

@@ -7,10 +7,6 @@
 #include "param/param.h"
 #include "param/stateful.h"
 
-#define REQUIRES_GRAD "requires_grad"
-#define RANKS_DIFFER  "ranks_differ"
-#define KEEPS_BUFFERS "keeps_buffers"
-
 /* ---- when ---- */
 
 cairn_status cairn__env_check_between_steps(struct cairn_env *env) {
@@ -94,11 +90,11 @@ static cairn_status check_name_is_free(const struct cairn_param_set *set, const 
 static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
     const int64_t shape[] = {(int64_t)set->count};
-    TRY(check_name_is_free(set, REQUIRES_GRAD));
+    TRY(check_name_is_free(set, CAIRN__ENTRY_REQUIRES_GRAD));
     TRY(cairn__grow((void **)&set->listed, &set->listed_capacity, set->count + 1, sizeof(set->listed[0])));
     for (size_t i = 0; i < set->count; i++) set->listed[i] = cairn__param_requires_grad(set->params[i]);
     TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1, shape,
-                                      set->listed, REQUIRES_GRAD));
+                                      set->listed, CAIRN__ENTRY_REQUIRES_GRAD));
 out:
     return st;
 }
@@ -122,8 +118,8 @@ cairn_status cairn__param_set_list_state(struct cairn_param_set *set, struct cai
     TRY(cairn__device_synchronize(set->env->device));
     for (size_t i = 0; i < set->count; i++) TRY(list_weights(set->params[i], entries));
     TRY(list_frozen(set, entries));
-    TRY(list_switch(set, entries, set->ranks_differ, RANKS_DIFFER, CAIRN__ENTRY_RANK));
-    TRY(list_switch(set, entries, set->keeps_buffers, KEEPS_BUFFERS, CAIRN__ENTRY_RANK_OR_FIRST));
+    TRY(list_switch(set, entries, set->ranks_differ, CAIRN__ENTRY_RANKS_DIFFER, CAIRN__ENTRY_RANK));
+    TRY(list_switch(set, entries, set->keeps_buffers, CAIRN__ENTRY_KEEPS_BUFFERS, CAIRN__ENTRY_RANK_OR_FIRST));
 out:
     return st;
 }
@@ -146,8 +142,8 @@ static cairn_status require_grad(struct cairn_param_set *set, bool on) {
 
 cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
-    set->ranks_differ = cairn__entries_find(entries, RANKS_DIFFER) != NULL;
-    set->keeps_buffers = cairn__entries_find(entries, KEEPS_BUFFERS) != NULL;
+    set->ranks_differ = cairn__entries_find(entries, CAIRN__ENTRY_RANKS_DIFFER) != NULL;
+    set->keeps_buffers = cairn__entries_find(entries, CAIRN__ENTRY_KEEPS_BUFFERS) != NULL;
     for (size_t i = 0; i < set->count; i++) {
         cairn__param_round_from_master(set->params[i]);
         set->params[i]->version++;

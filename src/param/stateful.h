@@ -109,9 +109,13 @@ struct cairn__param;
 cairn_status cairn__env_check_between_steps(struct cairn_env *env);
 cairn_status cairn__params_check_between_steps(struct cairn_env *env, struct cairn__param *const *params, size_t count);
 
+/* What a set's list has beside parameters and buffers. */
+#define CAIRN__ENTRY_REQUIRES_GRAD "requires_grad"
+#define CAIRN__ENTRY_RANKS_DIFFER  "ranks_differ"
+#define CAIRN__ENTRY_KEEPS_BUFFERS "keeps_buffers"
+
 /* SHARED where a listener keeps it equal on all ranks, and on one rank; RANK elsewhere, and once a step has applied
- * gradients that were not reduced. Of several: SHARED if all
- * are. */
+ * gradients that were not reduced. Of several: SHARED if all are. */
 enum cairn__entry_owner cairn__param_entry_owner(const struct cairn__param *p);
 enum cairn__entry_owner cairn__params_entry_owner(struct cairn__param *const *params, size_t count);
 

@@ -178,6 +178,9 @@ static void drop_unknown(struct cairn__entries *entries) {
         else cairn__free(entries->at[i].name);
     }
     entries->count = kept;
+    cairn__free(entries->slots); /* of places that have moved; nothing is looked up in them */
+    entries->slots = NULL;
+    entries->num_slots = 0;
 }
 
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),

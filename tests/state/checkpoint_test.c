@@ -528,6 +528,51 @@ static void a_broken_checkpoint_is_passed_over_with_a_warning(void **unused) {
     cairn_set_log(NULL, NULL);
 }
 
+static void remove_file(const char *path) {
+    assert_int_equal(unlink(path), 0);
+}
+
+/* Each in a way that ends its load at another place. */
+static void checkpoints_that_are_broken_in_two_ways_are_passed_over(void **unused) {
+    (void)unused;
+    cairn_set_log(keep_warning, NULL);
+    save_steps((int64_t[]){4, 5, 6}, 3, NULL);
+    edit("shared.safetensors", flip_last);
+    remove_file(in_folder("step-00000005/shared.safetensors"));
+    assert_int_equal(load_latest(), 4);
+    remove_file(in_folder("step-00000004/checkpoint.json"));
+    struct one one = begin_one(9);
+    int64_t step = 0;
+    OK(make_state(one.env, &one.o, &one.state));
+    REFUSED(cairn_state_load_latest(one.state, folder, NULL, &step), CAIRN_EINVAL,
+            "none of its 3 checkpoints is whole");
+    end_one(&one);
+    cairn_set_log(NULL, NULL);
+}
+
+/* A lenient load, which may find an older checkpoint without the object that a newer one has. */
+static void what_is_absent_from_an_older_checkpoint_has_nothing_of_a_broken_newer_one(void **unused) {
+    (void)unused;
+    struct one one = begin_one(5);
+    struct object other;
+    int64_t step = 0;
+    cairn_set_log(keep_warning, NULL);
+    fill(&other, one.env, 3, true);
+    OK(make_state(one.env, &one.o, &one.state));
+    OK(cairn_state_save(one.state, folder, 5, NULL));
+    OK(cairn_state_add(one.state, "other", (cairn_stateful){&ops, &other}));
+    fill(&one.o, one.env, 6, true);
+    OK(cairn_state_save(one.state, folder, 6, NULL));
+    edit("shared.safetensors", flip_last);
+    fill(&other, one.env, 8, true);
+    OK(cairn_state_load_latest(one.state, folder, cairn_state_load_options(.strict = CAIRN_OFF), &step));
+    assert_int_equal(step, 5);
+    assert_null(differs(&one.o, 5, 1));
+    assert_null(differs(&other, 8, 1));
+    end_one(&one);
+    cairn_set_log(NULL, NULL);
+}
+
 static void a_folder_whose_checkpoints_are_all_broken_is_an_error(void **unused) {
     (void)unused;
     save_steps((int64_t[]){6}, 1, NULL);
@@ -781,6 +826,8 @@ int main(void) {
         T(what_a_killed_save_left_is_passed_over_and_removed),
         T(a_link_to_an_archive_goes_and_the_archive_stays),
         T(a_broken_checkpoint_is_passed_over_with_a_warning),
+        T(checkpoints_that_are_broken_in_two_ways_are_passed_over),
+        T(what_is_absent_from_an_older_checkpoint_has_nothing_of_a_broken_newer_one),
         T(a_folder_whose_checkpoints_are_all_broken_is_an_error),
         T(a_later_version_of_the_format_is_refused_by_its_number),
         cmocka_unit_test(manifests_of_more_files_than_ranks_write_are_refused),

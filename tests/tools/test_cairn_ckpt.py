@@ -146,6 +146,7 @@ class Ckpt(unittest.TestCase):
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
         write(path + "/shared.safetensors", {"m/weight": ("F32", [1], b"wwww"), "m/requires_grad": ("U8", [1], b"1"),
+              "m/ranks_differ": ("I64", [], b"1" * 8), "m/keeps_buffers": ("I64", [], b"1" * 8),
                                              "more/weight": ("F32", [1], b"xxxx")})
         for rank in 0, 1:
             write(f"{path}/rank-{rank:05}.safetensors",

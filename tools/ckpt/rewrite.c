@@ -110,7 +110,9 @@ static void end(struct rewrite *r) {
 
 /* What a model's state has beside its weights and buffers. */
 static bool is_weight(const char *name, const char *model, size_t n) {
-    return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, "requires_grad") != 0;
+    return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, CAIRN__ENTRY_REQUIRES_GRAD) != 0 &&
+           strcmp(name + n + 1, CAIRN__ENTRY_RANKS_DIFFER) != 0 &&
+           strcmp(name + n + 1, CAIRN__ENTRY_KEEPS_BUFFERS) != 0;
 }
 
 /* Of what each rank has, buffers that are not broadcast, rank 0's stands for all, as in a load on another number of
