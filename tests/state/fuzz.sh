@@ -24,7 +24,7 @@ done
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
 options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc)
-sources=(src/state/file.c src/state/safetensors.c src/state/weights_source.c src/state/manifest.c src/core/*.c)
+sources=(src/state/{file,json_scan,safetensors,weights_source,manifest}.c src/core/*.c)
 libs=(-ljansson -lxxhash -lm -ldl -lpthread)
 for name in "${names[@]}"; do
     mkdir -p "$work/$name/seeds" "$work/$name/corpus"
