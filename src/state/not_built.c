@@ -65,13 +65,15 @@ cairn_status cairn_state_wait(cairn_state *state) {
     return not_built("cairn_state_wait");
 }
 
-cairn_status cairn_state_load(cairn_state *state, const char *path, int64_t *step) {
-    (void)state, (void)path, (void)step;
+cairn_status cairn_state_load(cairn_state *state, const char *path, const struct cairn_state_load_options *options,
+                              int64_t *step) {
+    (void)state, (void)path, (void)options, (void)step;
     return not_built("cairn_state_load");
 }
 
-cairn_status cairn_state_load_latest(cairn_state *state, const char *dir, int64_t *step) {
-    (void)state, (void)dir, (void)step;
+cairn_status cairn_state_load_latest(cairn_state *state, const char *dir,
+                                     const struct cairn_state_load_options *options, int64_t *step) {
+    (void)state, (void)dir, (void)options, (void)step;
     return not_built("cairn_state_load_latest");
 }
 
