@@ -341,7 +341,7 @@ static cairn_status read_arrays(void *ctx) {
     const struct arrays *arrays = ctx;
     const struct checkpoint *c = arrays->c;
     const struct cairn__state_list *list = arrays->list;
-    struct reading r = {c, strcmp(cairn_device_name(arrays->device), "cpu") == 0 ? NULL : arrays->device, NULL};
+    struct reading r = {c, cairn__is_on_host(arrays->device) ? NULL : arrays->device, NULL};
     cairn_status st = CAIRN_OK;
     if (r.device) TRY(cairn__alloc(BOUNCE, &r.bounce));
     TRY(read_file(&r, list, c->shared, false));
@@ -449,9 +449,9 @@ static cairn_status agree_on_fitting(struct load *l, cairn_status st, bool is_as
 /* Collective. A GPU's memory is written by the environment's own thread, which is the one that queues on the device. */
 static cairn_status read_together(struct load *l, cairn_status (*run)(void *ctx), void *ctx) {
     cairn_group *group = cairn_env_group(l->state->env);
-    const bool is_cpu = strcmp(cairn_device_name(l->state->env->device), "cpu") == 0;
-    const cairn_status st =
-        is_cpu ? cairn__group_run_task(group, CALL, run, ctx) : cairn__group_agree_on_status(group, CALL, run(ctx));
+    const cairn_status st = cairn__is_on_host(l->state->env->device)
+                                ? cairn__group_run_task(group, CALL, run, ctx)
+                                : cairn__group_agree_on_status(group, CALL, run(ctx));
     return st == CAIRN_OK ? CAIRN_OK : find_broken(l, st, st == CAIRN_EINVAL);
 }
 

@@ -54,10 +54,6 @@ struct cairn__save {
     char warning[512];       /* of pruning, for the log; "" = none */
 };
 
-static bool is_on_host(const struct cairn_device *d) {
-    return strcmp(cairn_device_name(d), "cpu") == 0;
-}
-
 /* ---- collect ---- */
 
 static uint64_t hash_shared(const struct cairn__state_list *list) {
@@ -495,7 +491,7 @@ static cairn_status new_save(cairn_state *state, const char *dir, int64_t step,
     save->timeout = cairn__group_timeout(cairn_env_group(state->env));
     save->step = step;
     save->description = cairn_env_describe(state->env);
-    save->device = is_on_host(state->env->device) ? NULL : state->env->device;
+    save->device = cairn__is_on_host(state->env->device) ? NULL : state->env->device;
     TRY(cairn__strdup(dir, &save->dir));
     TRY(cairn__checkpoint_path(dir, step, save->path));
     TRY(collect(state, save));

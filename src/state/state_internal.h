@@ -12,6 +12,7 @@
 #define CAIRN__STATE_STATE_INTERNAL_H
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "cairn/state.h"
 #include "param/stateful.h"
@@ -65,6 +66,11 @@ cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cair
 bool cairn__state_has_object(const cairn_state *state, const char *name);
 
 void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
+
+/* Whether the device's memory is the host's, which files are written from and read to as it stands. */
+static inline bool cairn__is_on_host(const struct cairn_device *d) {
+    return strcmp(cairn_device_name(d), "cpu") == 0;
+}
 
 /* The number of an entry, as bytes of a file. */
 static inline void *cairn__entry_number(struct cairn__entry *e) {
