@@ -31,16 +31,22 @@ typedef struct cairn_store cairn_store;
 struct cairn_tcp_store_options {
     size_t struct_size;
     cairn_switch is_server; /* ON: this process serves as well, in one thread "cairn-store"; OFF */
-    int world_size; /* with is_server: creation waits until so many clients, its own among them, have joined; 0 =
+    int world_size;     /* with is_server: creation waits until so many clients, its own among them, have joined; 0 =
                                does not wait. torch's wait_for_workers */
-    double timeout; /* 0 = CAIRN_TIMEOUT, or 300 */
+    double timeout;     /* 0 = CAIRN_TIMEOUT, or 300 */
+    const void *secret; /* 16 to 4096 bytes that client and server prove to each other to know; NULL = none. Needs
+                               libsodium: CAIRN_ENOTBUILT */
+    size_t secret_nbytes;
 };
 #define cairn_tcp_store_options(...) \
     (&(struct cairn_tcp_store_options){.struct_size = sizeof(struct cairn_tcp_store_options), __VA_ARGS__})
 
 /* Joins the store at host:port, retrying until a store answers there or the timeout is over; it may be Cairn's or
  * PyTorch's of any version from 1.13 on (CAIRN_STORE_DIALECT=1.13, 2.1 or 2.2 skips the detection). With is_server it
- * is served here, on every local address; port 0 = a free one (cairn_store_port). options may be NULL.
+ * is served here, on the address that host stands for (127.0.0.1: this machine alone), or on every one if host stands
+ * for several or is another machine's; port 0 = a free one (cairn_store_port). options may be NULL.
+ * On one machine the processes of one user find each other, and nobody else's are served or believed. Whoever comes
+ * from another machine proves that he knows the secret, or is trusted if there is none (docs/security.md).
  * Errors: CAIRN_EINVAL host, port, options; CAIRN_ESYSTEM port in use; CAIRN_ETIMEOUT no store answered, or fewer than
  * world_size joined. torch: TCPStore */
 CAIRN_API cairn_status cairn_tcp_store_create(const char *host, int port, const struct cairn_tcp_store_options *options,

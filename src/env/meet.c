@@ -5,6 +5,7 @@
 
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "core/vars.h"
 #include "device/env.h"
@@ -57,29 +58,27 @@ out:
 
 /* ---- a TCP store ---- */
 
-/* The rank that serves: by any address of this machine. The key `proof` identifies the store to the others. */
-static cairn_status connect_to_own(const struct cairn__meeting *m, int port, double timeout, cairn_store **store) {
-    const char *hosts[CAIRN__MAX_HOSTS + 2] = {"127.0.0.1", "::1"};
-    for (int i = 0; i < m->num_hosts; i++) hosts[2 + i] = m->hosts[i];
-    const struct cairn__store_places places = {.hosts = hosts,
-                                               .num_hosts = 2 + m->num_hosts,
-                                               .ports = &port,
-                                               .num_ports = 1};
+/* The rank that serves. The key `proof` identifies the store to the others. */
+static cairn_status serve(struct meeting *m, struct cairn__secret **secret, double timeout) {
+    const struct cairn__meeting *place = &m->launch->meeting;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__store_connect(&places, timeout, store));
-    if (m->proof[0]) TRY(cairn_store_set(*store, m->proof, "", 0));
+    TRY(cairn__served_share(m->launch, secret, &m->met->served));
+    TRY(cairn__served_connect(m->met->served, timeout, &m->met->store));
+    if (place->proof[0]) TRY(cairn_store_set(m->met->store, place->proof, "", 0));
 out:
     return st;
 }
 
-static cairn_status connect_to_meeting(const struct cairn__meeting *m, double timeout, cairn_store **store) {
+static cairn_status connect_to_meeting(const struct cairn__meeting *m, const struct cairn__secret *secret,
+                                       double timeout, cairn_store **store) {
     const char *hosts[CAIRN__MAX_HOSTS];
     for (int i = 0; i < m->num_hosts; i++) hosts[i] = m->hosts[i];
     const struct cairn__store_places places = {.hosts = hosts,
                                                .num_hosts = m->num_hosts,
                                                .ports = m->ports,
                                                .num_ports = m->num_ports,
-                                               .proof = m->proof[0] ? m->proof : NULL};
+                                               .proof = m->proof[0] ? m->proof : NULL,
+                                               .secret = secret};
     return cairn__store_connect(&places, timeout, store);
 }
 
@@ -91,18 +90,42 @@ static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) 
                        m->from);
 }
 
+/* The secret by which ranks on other machines prove themselves; torch's launchers host a store that knows none. */
+static cairn_status find_secret(const struct cairn__launch *launch, struct cairn__secret **secret) {
+    const bool is_torchs = launch->meeting.agent_store && !cairn__var("CAIRN_STORE_HAS_SECRET");
+    const bool is_needed = !is_torchs && cairn__launch_has_others(launch) && !cairn__store_is_open();
+    cairn_status st = CAIRN_OK;
+    *secret = NULL;
+    if (!is_torchs) TRY(cairn__secret_from_environment(secret));
+    if (!is_needed || *secret) return CAIRN_OK;
+    REQUIRE(cairn__secret_is_built(), CAIRN_ENOTBUILT,
+            "this build of Cairn has no libsodium, so ranks on several machines cannot prove themselves; install "
+            "libsodium-dev and build again, or set CAIRN_INSECURE=1 on every rank to trust whoever reaches the store "
+            "(docs/security.md)");
+    if (launch->rank == 0 && !launch->meeting.agent_store) {
+        cairn__log(CAIRN_LOG_WARNING,
+                   "ranks of other machines are trusted without proof: whoever reaches port %d can join this run; give "
+                   "it a secret (CAIRN_JOB_SECRET_FILE), or set CAIRN_INSECURE=1 if that is meant (docs/security.md)",
+                   launch->meeting.ports[0]);
+    }
+out:
+    return st;
+}
+
 static cairn_status find_store(struct meeting *m, int *port) {
     const struct cairn__meeting *place = &m->launch->meeting;
-    cairn_status st = CAIRN_OK;
     const double timeout = m->options->meeting_timeout;
+    struct cairn__secret *secret = NULL;
+    cairn_status st = CAIRN_OK;
+    TRY(find_secret(m->launch, &secret));
     if (m->launch->rank == 0 && !place->agent_store) {
-        TRY(cairn__served_share(m->launch, &m->met->served, port));
-        TRY(connect_to_own(place, *port, timeout, &m->met->store));
+        TRY(serve(m, &secret, timeout));
     } else {
-        TRY(connect_to_meeting(place, timeout, &m->met->store));
+        TRY(connect_to_meeting(place, secret, timeout, &m->met->store));
     }
     *port = cairn_store_port(m->met->store);
 out:
+    cairn__secret_destroy(&secret);
     return st;
 }
 

@@ -7,12 +7,17 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "rendezvous/address.h"
 #include "rendezvous/store/server.h"
+#include "rendezvous/store/store.h"
 
 struct cairn__served {
     struct cairn__served *next;
     struct cairn__store_server *server;
-    int port, users;
+    struct cairn__store_door door;
+    struct cairn__secret *secret;
+    char address[64];
+    int users;
     bool stays;
     pid_t process; /* a child of fork has its parent's list, but not the threads that serve */
     int ports[CAIRN__MAX_PORTS], num_ports;
@@ -36,13 +41,22 @@ static void forget(struct cairn__served *s) {
     struct cairn__served **at = &all;
     while (*at && *at != s) at = &(*at)->next;
     if (*at) *at = s->next;
+    cairn__secret_destroy(&s->secret);
     cairn__free(s);
+}
+
+static void choose_door(const struct cairn__launch *launch, struct cairn__secret *secret, struct cairn__served *s) {
+    const struct cairn__meeting *m = &launch->meeting;
+    if (m->num_hosts == 1)
+        cairn__address_to_listen(m->hosts[0], cairn__launch_has_others(launch), s->address, sizeof(s->address));
+    s->door = (struct cairn__store_door){.address = s->address, .secret = secret, .is_open = cairn__store_is_open()};
 }
 
 static cairn_status serve(const struct cairn__meeting *m, struct cairn__served *s) {
     cairn_status st = CAIRN_ESYSTEM;
     for (int i = 0; i < m->num_ports; i++) {
-        st = cairn__store_serve(m->ports[i], &s->server, &s->port);
+        s->door.port = m->ports[i];
+        st = cairn__store_serve_at(&s->door, &s->server, NULL);
         if (st != CAIRN_ESYSTEM || m->num_ports == 1) return st;
     }
     return cairn__fail(st,
@@ -51,11 +65,16 @@ static cairn_status serve(const struct cairn__meeting *m, struct cairn__served *
                        m->num_ports, m->ports[0], m->ports[1], cairn_last_error());
 }
 
-static cairn_status make(const struct cairn__meeting *m, struct cairn__served **out) {
+static cairn_status make(const struct cairn__launch *launch, struct cairn__secret **secret,
+                         struct cairn__served **out) {
+    const struct cairn__meeting *m = &launch->meeting;
     struct cairn__served *s = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
+    choose_door(launch, *secret, s);
     TRY(serve(m, s));
+    s->secret = *secret;
+    *secret = NULL;
     s->process = getpid();
     s->num_ports = m->num_ports;
     memcpy(s->ports, m->ports, sizeof(s->ports));
@@ -69,21 +88,25 @@ out:
     return st;
 }
 
-cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__served **out, int *port) {
+cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__secret **secret,
+                                 struct cairn__served **out) {
     const struct cairn__meeting *m = &launch->meeting;
     cairn_status st = CAIRN_OK;
     TRY(cairn__meeting_is_here(launch));
     pthread_mutex_lock(&mutex);
     struct cairn__served *s = find(m);
-    if (!s) st = make(m, &s);
+    if (!s) st = make(launch, secret, &s);
     if (st == CAIRN_OK) {
         s->users++;
-        *port = s->port;
         *out = s;
     }
     pthread_mutex_unlock(&mutex);
 out:
     return st;
+}
+
+cairn_status cairn__served_connect(struct cairn__served *s, double timeout, cairn_store **out) {
+    return cairn__store_connect_here(&s->door, s->door.port, timeout, out);
 }
 
 /* Called by the server's thread once no client is connected. Frees the port before the list does. */

@@ -7,12 +7,19 @@
 #ifndef CAIRN__ENV_SERVED_H
 #define CAIRN__ENV_SERVED_H
 
+#include "cairn/store.h"
 #include "rendezvous/launch/launch.h"
+#include "rendezvous/secret.h"
 
 struct cairn__served;
 
-/* At the first of the meeting's ports that is free. Errors: CAIRN_ESYSTEM. */
-cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__served **out, int *port);
+/* At the first of the meeting's ports that is free, and the address by which the others come. *secret, NULL inside for
+ * none, is taken over, or left where the store is served already. Errors: CAIRN_ESYSTEM. */
+cairn_status cairn__served_share(const struct cairn__launch *launch, struct cairn__secret **secret,
+                                 struct cairn__served **out);
+
+/* This process's own connection to it. */
+cairn_status cairn__served_connect(struct cairn__served *served, double timeout, cairn_store **out);
 
 enum cairn__served_end {
     CAIRN__SERVED_ENDS,  /* now, unless another environment uses it or left it to stay */

@@ -41,6 +41,39 @@ static struct addrinfo *parse(const char *address, int flags) {
     return getaddrinfo(address, NULL, &hints, &list) == 0 ? list : NULL;
 }
 
+bool cairn__address_is_own(const char *address) {
+    struct ifaddrs *list = NULL;
+    char one[MOST];
+    bool is = cairn__address_is_loopback(address);
+    if (is || getifaddrs(&list) != 0) return true;
+    for (const struct ifaddrs *i = list; i && !is; i = i->ifa_next) {
+        if (!i->ifa_addr || (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6)) continue;
+        write_address(i->ifa_addr, one, sizeof(one));
+        is = strcmp(one, address) == 0;
+    }
+    freeifaddrs(list);
+    return is;
+}
+
+void cairn__address_to_listen(const char *host, bool others_come, char *address, size_t nbytes) {
+    struct addrinfo *list = parse(host, 0);
+    char one[MOST];
+    bool several = false;
+    if (strcmp(host, "localhost") == 0 || cairn__address_is_loopback(host)) others_come = false; /* they are here */
+    address[0] = '\0';
+    for (const struct addrinfo *a = list; a; a = a->ai_next) {
+        write_address(a->ai_addr, one, sizeof(one));
+        const bool is_loopback = cairn__address_is_loopback(one);
+        /* "localhost" stands for 127.0.0.1 and ::1: the first is reached by all who try both. */
+        if (!cairn__address_is_own(one) || (is_loopback && (others_come || strcmp(address, "127.0.0.1") == 0)))
+            continue;
+        several = several || (address[0] && !cairn__address_is_loopback(address));
+        snprintf(address, nbytes, "%s", one);
+    }
+    if (several) address[0] = '\0';
+    if (list) freeaddrinfo(list);
+}
+
 /* ---- interfaces ---- */
 
 /* The highest is used first; 0 = unusable. */

@@ -12,6 +12,14 @@ struct sockaddr_storage;
 
 bool cairn__address_is_loopback(const char *address);
 
+/* Whether an interface of this machine has the address; true if the system does not say. */
+bool cairn__address_is_own(const char *address);
+
+/* Where a server listens that others reach by the name or address `host`: the address of this machine that it stands
+ * for; "" = at every one, where it stands for several, or for none (a proxy's, another machine's). With others_come a
+ * loopback address is none unless host is one: /etc/hosts often gives one to this machine's own name. */
+void cairn__address_to_listen(const char *host, bool others_come, char *address, size_t nbytes);
+
 /* A socket's address, in digits. */
 void cairn__address_write(const struct sockaddr_storage *socket, char *address, size_t nbytes);
 

@@ -159,7 +159,8 @@ static int await_threads(int n) {
 static bool answers(int port) {
     static const char *const here[] = {"127.0.0.1"};
     cairn_store *store = NULL;
-    const struct cairn__store_places places = {here, 1, &port, 1, proof};
+    const struct cairn__store_places places = {
+        .hosts = here, .num_hosts = 1, .ports = &port, .num_ports = 1, .proof = proof};
     const cairn_status st = cairn__store_connect(&places, 0.3, &store);
     cairn_store_destroy(&store);
     return st == CAIRN_OK;

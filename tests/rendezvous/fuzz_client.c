@@ -175,7 +175,7 @@ static void open_pair(const uint8_t *first, size_t nbytes, enum cairn__store_dia
     num_delivered = 0;
     now_ns = 1000000000;
     cairn__sessions_init(&taken);
-    cairn__session_open(&asked);
+    cairn__session_open(&asked, CAIRN__TRUST_FULL);
     if (dialect == CAIRN__STORE_2_2) cairn__session_feed(&taken, &asked, hello, sizeof(hello));
 }
 

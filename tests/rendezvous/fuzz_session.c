@@ -80,7 +80,7 @@ static void act(struct world *w, int i, enum action action, const uint8_t *data,
         break;
     case REOPEN:
         cairn__session_close(&w->all, &w->sessions[i]);
-        cairn__session_open(&w->sessions[i]);
+        cairn__session_open(&w->sessions[i], CAIRN__TRUST_FULL);
         break;
     case SET_BIG:
         set_big(w, i);
@@ -161,7 +161,7 @@ static void begin(struct world *w) {
     memset(w, 0, sizeof(*w));
     cairn__sessions_init(&w->all);
     w->all.enough = ENOUGH;
-    for (int i = 0; i < SESSIONS; i++) cairn__session_open(&w->sessions[i]);
+    for (int i = 0; i < SESSIONS; i++) cairn__session_open(&w->sessions[i], CAIRN__TRUST_FULL);
 }
 
 static void end(struct world *w) {

@@ -23,8 +23,8 @@ static int begin(void **state) {
     (void)state;
     alive = cairn__alloc_counters().alive;
     cairn__sessions_init(&all);
-    cairn__session_open(&a);
-    cairn__session_open(&b);
+    cairn__session_open(&a, CAIRN__TRUST_FULL);
+    cairn__session_open(&b, CAIRN__TRUST_FULL);
     return 0;
 }
 
@@ -97,7 +97,7 @@ static void lengths_beyond_a_limit_end_the_session_before_the_bytes_come(void **
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         cairn__session_close(&all, &a);
-        cairn__session_open(&a);
+        cairn__session_open(&a, CAIRN__TRUST_FULL);
         feed(&a, HELLO);
         feed(&a, cases[i].bytes);
         expect_end(&a, cases[i].why);
@@ -213,7 +213,7 @@ static void sessions_woken_in_a_chain_all_run(void **state) {
     static struct cairn__session chain[CHAIN];
     for (int i = 0; i < CHAIN; i++) {
         char script[96];
-        cairn__session_open(&chain[i]);
+        cairn__session_open(&chain[i], CAIRN__TRUST_FULL);
         snprintf(script, sizeof(script), HELLO "| 06 | 01*8 | 04*8 '%04d' | 01 | 04*8 '%04d' | 00*8", i, i + 1);
         feed(&chain[i], script);
     }
@@ -229,7 +229,7 @@ static void session_that_closes_while_it_waits_is_forgotten(void **state) {
     (void)state;
     feed(&a, HELLO "| 06 | 02*8 | 01*8 'k' | 01*8 'l' | 07");
     cairn__session_close(&all, &a);
-    cairn__session_open(&a);
+    cairn__session_open(&a, CAIRN__TRUST_FULL);
     feed(&b, HELLO "| 01 | 01*8 'k' | 00*8 | 01 | 01*8 'l' | 00*8 | 07");
     expect_output(&b, "02*8");
     expect_output(&a, "");

@@ -571,7 +571,8 @@ static void place_with_the_proof_is_found_among_others(void **state) {
     OK(cairn__store_serve(0, &theirs, &ports[2]));
     OK(cairn__store_serve(0, &mine, &ports[3]));
     OK(connect_to("127.0.0.1", ports[3], 20, &first));
-    const struct cairn__store_places places = {here, 1, ports, 4, "job/7"};
+    const struct cairn__store_places places = {
+        .hosts = here, .num_hosts = 1, .ports = ports, .num_ports = 4, .proof = "job/7"};
     assert_int_equal(cairn__store_connect(&places, 0.5, &store), CAIRN_ETIMEOUT);
     SAYS("the job's store was found at none of 4 places within 0.5 s: Connection refused at 127.0.0.1:");
     SAYS("; a program that is not a store and answers 'HTTP/1.1 400 Bad Request..' at 127.0.0.1:");
@@ -601,7 +602,8 @@ static void silent_places_leave_time_for_the_right_one(void **state) {
     OK(cairn__store_serve(0, &server, &ports[SILENT]));
     OK(connect_to("127.0.0.1", ports[SILENT], 20, &first));
     OK(cairn_store_set(first, "job/7", "", 0));
-    const struct cairn__store_places places = {here, 1, ports, SILENT + 1, "job/7"};
+    const struct cairn__store_places places = {
+        .hosts = here, .num_hosts = 1, .ports = ports, .num_ports = SILENT + 1, .proof = "job/7"};
     OK(cairn__store_connect(&places, 10, &store));
     cairn_store_destroy(&store);
     cairn_store_destroy(&first);
@@ -629,7 +631,8 @@ static void proof_may_come_after_its_store(void **state) {
     int64_t clients = 0;
     int port = 0;
     OK(cairn__store_serve(0, &server, &port));
-    const struct cairn__store_places places = {here, 1, &port, 1, "proof"};
+    const struct cairn__store_places places = {
+        .hosts = here, .num_hosts = 1, .ports = &port, .num_ports = 1, .proof = "proof"};
     struct searcher s = {.places = &places, .st = CAIRN_EINTERNAL};
     pthread_create(&s.thread, NULL, find_it, &s);
     nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
@@ -648,13 +651,21 @@ static void wrong_places_are_refused(void **state) {
     (void)state;
     const int port = 0, good = 1;
     cairn_store *none = NULL;
-    assert_int_equal(cairn__store_connect(&(struct cairn__store_places){here, 1, &port, 1, NULL}, 1, &none),
+    assert_int_equal(cairn__store_connect(
+                         &(struct cairn__store_places){.hosts = here, .num_hosts = 1, .ports = &port, .num_ports = 1},
+                         1, &none),
                      CAIRN_EINVAL);
-    assert_int_equal(cairn__store_connect(&(struct cairn__store_places){here, 0, &good, 1, NULL}, 1, &none),
+    assert_int_equal(cairn__store_connect(
+                         &(struct cairn__store_places){.hosts = here, .num_hosts = 0, .ports = &good, .num_ports = 1},
+                         1, &none),
                      CAIRN_EINVAL);
-    assert_int_equal(cairn__store_connect(&(struct cairn__store_places){here, 1, &good, 0, NULL}, 1, &none),
+    assert_int_equal(cairn__store_connect(
+                         &(struct cairn__store_places){.hosts = here, .num_hosts = 1, .ports = &good, .num_ports = 0},
+                         1, &none),
                      CAIRN_EINVAL);
-    assert_int_equal(cairn__store_connect(&(struct cairn__store_places){here, 1, &good, 1, NULL}, 0, &none),
+    assert_int_equal(cairn__store_connect(
+                         &(struct cairn__store_places){.hosts = here, .num_hosts = 1, .ports = &good, .num_ports = 1},
+                         0, &none),
                      CAIRN_EINVAL);
     assert_null(none);
 }

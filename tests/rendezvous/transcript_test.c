@@ -114,7 +114,7 @@ static void replay(const char *torch, const struct scenario *scenario) {
     struct cairn__sessions *all = calloc(1, sizeof(*all));
     struct cairn__session sessions[MAX_CONNECTIONS];
     cairn__sessions_init(all);
-    for (int i = 0; i < MAX_CONNECTIONS; i++) cairn__session_open(&sessions[i]);
+    for (int i = 0; i < MAX_CONNECTIONS; i++) cairn__session_open(&sessions[i], CAIRN__TRUST_FULL);
     for (size_t i = 0; i < scenario->num_events; i++) {
         const struct event *e = &scenario->events[i];
         struct cairn__session *s = &sessions[e->connection];

@@ -5,20 +5,28 @@
 #include <string.h>
 
 #include "place.h"
+#include "rendezvous/address.h"
 #include "text.h"
 
 static const double WATCH_INTERVAL = 0.5;
 
 bool host_open(struct rendezvous *r, int port) {
-    if (cairn__store_serve(port, &r->server, &r->port) != CAIRN_OK) return false;
-    static const char *const loopback[] = {"127.0.0.1", "::1"};
-    for (int i = 0; i < 2; i++) {
-        if (cairn_tcp_store_create(loopback[i], r->port, cairn_tcp_store_options(.timeout = r->patience), &r->store) ==
-            CAIRN_OK) {
-            return true;
-        }
+    const struct options *o = r->options;
+    char address[64];
+    cairn__address_to_listen(r->host, o->max_nodes > 1, address, sizeof(address));
+    const struct cairn__store_door door = {.port = port,
+                                           .address = address,
+                                           .secret = o->secret,
+                                           .has_guests = o->has_guests,
+                                           .is_open = cairn__store_is_open()};
+    if (cairn__store_serve_at(&door, &r->server, &r->port) != CAIRN_OK) return false;
+    if (o->secret && o->has_guests && o->max_nodes > 1) {
+        say("the store is open to torch's ranks on other nodes, who have no proof: whoever reaches port %d can read "
+            "and "
+            "change their keys, but not cairn-run's or Cairn's (--torch-store off)",
+            r->port);
     }
-    return false;
+    return cairn__store_connect_here(&door, r->port, r->patience, &r->store) == CAIRN_OK;
 }
 
 void host_close(struct rendezvous *r) {

@@ -4,9 +4,11 @@
  *   options     the command line                   rendezvous  the nodes of a run, and news of the others
  *   agent       the loop: one node's part          host        the node that hosts the store, and numbers the others
  *   ranks       processes, from start to reaping   worker      a rank's arguments and environment
- *   report      messages about failures            logs        the ranks' output */
+ *   report      messages about failures            logs        the ranks' output
+ *   secret      by which nodes and ranks prove themselves */
 #include "agent.h"
 #include "options.h"
+#include "secret.h"
 #include "text.h"
 
 enum { EXIT_USAGE = 2 };
@@ -15,7 +17,9 @@ int main(int argc, char **argv) {
     struct options o;
     (void)argc;
     hold_standard_streams();
-    int code = options_parse(&o, argv) ? agent_run(&o) : EXIT_USAGE;
+    int code = EXIT_USAGE;
+    if (options_parse(&o, argv)) code = o.new_secret ? secret_make(&o) : secret_open(&o) ? agent_run(&o) : EXIT_USAGE;
+    secret_close(&o);
     options_free(&o);
     return code;
 }

@@ -36,6 +36,11 @@ enum option_id {
     RDZV_ID,
     RDZV_CONF,
     LOCAL_ADDR,
+    SECRET_FILE,
+    SECRET_FD,
+    NEW_SECRET,
+    INSECURE,
+    TORCH_STORE,
     NO_PYTHON,
     MODULE,
     RUN_PATH,
@@ -170,6 +175,27 @@ static bool set_run_id(struct reading *r, enum option_id id, const char *text) {
 
 static bool set_local_addr(struct reading *r, enum option_id id, const char *text) {
     return !*text || set_host(r, id, text, &r->o->local_addr);
+}
+
+static bool set_secret_file(struct reading *r, enum option_id id, const char *text) {
+    (void)id;
+    r->o->secret_file = text;
+    return true;
+}
+
+static bool set_secret_fd(struct reading *r, enum option_id id, const char *text) {
+    return read_whole(text, 0, 1 << 20, &r->o->secret_fd) || refuse(r, id, "a descriptor's number");
+}
+
+static bool set_new_secret(struct reading *r, enum option_id id, const char *text) {
+    (void)id;
+    r->o->new_secret = text;
+    return true;
+}
+
+static bool set_torch_store(struct reading *r, enum option_id id, const char *text) {
+    r->o->has_guests = strcmp(text, "on") == 0;
+    return r->o->has_guests || strcmp(text, "off") == 0 || refuse(r, id, "on or off");
 }
 
 static bool set_role(struct reading *r, enum option_id id, const char *text) {
@@ -393,6 +419,15 @@ static const struct row rows[OPTIONS] = {
         "seconds of join_timeout, last_call_timeout, close_timeout, keep_alive_interval; is_host"},
     [LOCAL_ADDR] = {"local-addr", "HOST", 0, NULL, set_local_addr, NULL,
         "address of this node for the other nodes (detected)"},
+    [SECRET_FILE] = {"secret-file", "FILE", 0, NULL, set_secret_file, "Who may join",
+        "the job's secret, the same on all nodes, mode 0600 (CAIRN_JOB_SECRET_FILE)"},
+    [SECRET_FD] = {"secret-fd", "N", 0, NULL, set_secret_fd, NULL,
+        "read it from this descriptor instead, which cairn-run inherits"},
+    [NEW_SECRET] = {"new-secret", "FILE", 0, NULL, set_new_secret, NULL, "make FILE with a random secret, and end"},
+    [INSECURE] = {"insecure", NULL, 0, NULL, NULL, NULL,
+        "several nodes without a secret: trust whoever reaches the store's port (CAIRN_INSECURE=1)"},
+    [TORCH_STORE] = {"torch-store", "on|off", 0, NULL, set_torch_store, NULL,
+        "with a secret: whether torch's ranks on other nodes, who have no proof, may use the store (on for Python)"},
     [NO_PYTHON] = {"no-python", NULL, 0, NULL, NULL, "The program", "run it directly, whatever its name"},
     [MODULE] = {"module", NULL, 'm', NULL, NULL, NULL, "the program is a Python module: python -u -m program"},
     [RUN_PATH] = {"run-path", NULL, 0, NULL, NULL, NULL, "the program is run by Python's runpy.run_path"},
@@ -726,7 +761,7 @@ static bool ends_in_py(const char *name) {
 static bool settle_program(struct reading *r) {
     struct options *o = r->o;
     bool direct = is_given(r, NO_PYTHON), module = is_given(r, MODULE), run_path = is_given(r, RUN_PATH);
-    if (!o->program[0]) {
+    if (!o->program[0] && !o->new_secret) {
         say("there is no program to run; see cairn-run --help");
         return false;
     }
@@ -739,10 +774,24 @@ static bool settle_program(struct reading *r) {
         return false;
     }
     o->pass_local_rank = o->as_launch && !is_given(r, USE_ENV);
-    bool script = !direct && ends_in_py(o->program[0]);
+    bool script = !direct && o->program[0] && ends_in_py(o->program[0]);
     o->kind = script ? PROGRAM_PYTHON : PROGRAM_EXEC;
     if (module) o->kind = PROGRAM_MODULE;
     if (run_path) o->kind = PROGRAM_RUN_PATH;
+    return true;
+}
+
+/* Variables stand in for what the command line leaves out. */
+static bool settle_secret(struct reading *r) {
+    struct options *o = r->o;
+    const char *file = getenv("CAIRN_JOB_SECRET_FILE"), *insecure = getenv("CAIRN_INSECURE");
+    if (is_given(r, SECRET_FILE) && is_given(r, SECRET_FD)) {
+        say("--secret-file and --secret-fd both name a secret; leave one out");
+        return false;
+    }
+    if (!o->secret_file && !is_given(r, SECRET_FD) && file && *file) o->secret_file = file;
+    o->insecure = is_given(r, INSECURE) || (insecure && strcmp(insecure, "1") == 0);
+    if (!is_given(r, TORCH_STORE)) o->has_guests = o->kind != PROGRAM_EXEC;
     return true;
 }
 
@@ -771,7 +820,7 @@ static void notice_omp_threads(const struct options *o) {
 
 static bool settle(struct reading *r) {
     if (!settle_rendezvous(r) || !settle_program(r) || !settle_shutdown_timeout(r)) return false;
-    if (!settle_virtual_local_rank(r)) return false;
+    if (!settle_virtual_local_rank(r) || !settle_secret(r)) return false;
     notice_omp_threads(r->o);
     return true;
 }
@@ -787,7 +836,8 @@ bool options_parse(struct options *o, char **argv) {
                           .read_timeout = 60,
                           .keep_alive_interval = 5,
                           .keep_alive_attempts = 3,
-                          .is_host = -1};
+                          .is_host = -1,
+                          .secret_fd = -1};
     bool fine = read_line(&r, argv) && read_variables(&r) && set_rows(&r) && settle(&r);
     free(r.host);
     return fine;

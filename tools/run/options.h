@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdbool.h>
 
+struct cairn__secret;
+
 enum rendezvous_backend { RENDEZVOUS_STATIC = 1, RENDEZVOUS_C10D };
 
 /* How a rank becomes the program. */
@@ -38,6 +40,13 @@ struct options {
     const char *master_addr; /* static: where the store is, as the endpoint says it; c10d: given or 127.0.0.1 */
     int master_port;         /* 0 = a free one: static with one node and no port given, or c10d */
     char *local_addr;        /* address by which other nodes reach this one; NULL = detected */
+
+    struct cairn__secret *secret; /* secret.c: by which nodes and ranks prove themselves; NULL = none */
+    const char *secret_file;      /* NULL = none */
+    int secret_fd;                /* as given; then secret.c's, memory that ranks inherit; -1 = none */
+    const char *new_secret;       /* --new-secret: the only thing to do */
+    bool insecure;                /* nodes are trusted without proof, and that is meant */
+    bool has_guests;              /* torch's ranks on other nodes, whose dialect has no proof, may use the store */
 
     int max_restarts;
     double monitor_interval, shutdown_timeout;

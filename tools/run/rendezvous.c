@@ -147,12 +147,16 @@ static bool introduce(struct rendezvous *r) {
     return false;
 }
 
-static bool is_cairn_run(const char *host, int port) {
+static cairn_status connect_within(const struct rendezvous *r, double timeout, cairn_store **store) {
+    const struct cairn__store_places places = {
+        .hosts = &r->host, .num_hosts = 1, .ports = &r->port, .num_ports = 1, .secret = r->options->secret};
+    return cairn__store_connect(&places, timeout, store);
+}
+
+static bool is_cairn_run(const struct rendezvous *r) {
     cairn_store *store = NULL;
     static const char *const key = "cairn-run/run";
-    if (cairn_tcp_store_create(host, port, cairn_tcp_store_options(.timeout = CONNECT_SLICE), &store) != CAIRN_OK) {
-        return false;
-    }
+    if (connect_within(r, CONNECT_SLICE, &store) != CAIRN_OK) return false;
     const bool has_run = cairn_store_wait(store, &key, 1) == CAIRN_OK; /* waits, as the store may just have started */
     cairn_store_destroy(&store);
     return has_run;
@@ -160,7 +164,7 @@ static bool is_cairn_run(const char *host, int port) {
 
 static int refuse_port(const struct rendezvous *r, const char *why) {
     const struct options *o = r->options;
-    if (o->max_nodes > 1 && o->backend == RENDEZVOUS_STATIC && is_cairn_run("127.0.0.1", o->endpoint_port)) {
+    if (o->max_nodes > 1 && o->backend == RENDEZVOUS_STATIC && is_cairn_run(r)) {
         say("another cairn-run hosts a run at port %d already; is --node_rank %d given twice?", o->endpoint_port,
             o->node_rank);
     } else {
@@ -193,9 +197,7 @@ static void say_no_host(const struct rendezvous *r) {
 
 static cairn_status dial(struct rendezvous *r, double left) {
     double slice = left < CONNECT_SLICE ? left : CONNECT_SLICE;
-    cairn_status st =
-        cairn_tcp_store_create(r->host, r->port, cairn_tcp_store_options(.timeout = slice > 0.01 ? slice : 0.01),
-                               &r->store);
+    cairn_status st = connect_within(r, slice > 0.01 ? slice : 0.01, &r->store);
     return st == CAIRN_OK ? cairn_store_set_timeout(r->store, r->patience) : st;
 }
 

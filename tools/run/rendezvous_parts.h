@@ -18,6 +18,7 @@
 #include "cairn/store.h"
 #include "rendezvous.h"
 #include "rendezvous/store/server.h"
+#include "rendezvous/store/store.h"
 
 /* An agent as the host sees it. */
 struct agent_seen {

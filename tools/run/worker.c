@@ -110,6 +110,14 @@ static void set_job(struct texts *t, const struct options *o, const struct place
     set(t, "TORCHELASTIC_SIGNALS_TO_HANDLE", "%s", o->signal_names);
 }
 
+/* How a rank proves itself to the agents' store. */
+static void set_secret(struct texts *t, const struct options *o) {
+    if (!o->secret) return;
+    set(t, "CAIRN_STORE_HAS_SECRET", "1");
+    if (o->secret_file) set(t, "CAIRN_JOB_SECRET_FILE", "%s", o->secret_file);
+    if (o->secret_fd >= 0) set(t, "CAIRN_JOB_SECRET_FD", "%d", o->secret_fd);
+}
+
 /* Defaults; a value of the user's own counts before them. */
 static void set_defaults(struct texts *t) {
     static const char *const names[] = {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
@@ -134,14 +142,21 @@ static bool assigns(const struct texts *t, const char *assignment) {
     return false;
 }
 
+/* What a cairn-run around this one has set about its own store. */
+static bool is_of_outer_run(const struct options *o, const char *assignment) {
+    return strncmp(assignment, "CAIRN_STORE_HAS_SECRET=", strlen("CAIRN_STORE_HAS_SECRET=")) == 0 ||
+           (o->secret_file && strncmp(assignment, "CAIRN_JOB_SECRET_FD=", strlen("CAIRN_JOB_SECRET_FD=")) == 0);
+}
+
 char **worker_environment(const struct options *o, const struct place *place) {
     struct texts told = {0}, all = {0};
     set_place(&told, o, place);
     set_job(&told, o, place);
+    set_secret(&told, o);
     set_defaults(&told);
     set_omp_threads(&told, o);
     for (char **e = environ; e && *e; e++) {
-        if (!assigns(&told, *e)) keep_copy(&all, *e);
+        if (!assigns(&told, *e) && !is_of_outer_run(o, *e)) keep_copy(&all, *e);
     }
     for (size_t i = 0; i < told.n; i++) keep(&all, told.items[i]);
     free(told.items);

@@ -57,6 +57,9 @@ cairn_status cairn__meeting_is_here(const struct cairn__launch *launch);
 /* Whether host, looked up, is a name or an address of this machine. */
 bool cairn__host_is_here(const char *host);
 
+/* Whether ranks may come from other machines: not if all are known to be on this one, or meet at a loopback address. */
+bool cairn__launch_has_others(const struct cairn__launch *launch);
+
 /* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL if the
  * list is malformed or shorter. */
 cairn_status cairn__nodelist_get(const char *list, int index, char *name, size_t nbytes);

@@ -12,6 +12,7 @@
 
 #include "core/status.h"
 #include "core/vars.h"
+#include "rendezvous/address.h"
 #include "rendezvous/launch/parts.h"
 
 enum { MAX_PORT = 65535 };
@@ -226,4 +227,12 @@ cairn_status cairn__meeting_is_here(const struct cairn__launch *launch) {
             "machine for every rank (mpirun -x MASTER_ADDR=%s)",
             own, m->hosts[0], m->from, own);
     return CAIRN_OK;
+}
+
+bool cairn__launch_has_others(const struct cairn__launch *launch) {
+    const struct cairn__meeting *m = &launch->meeting;
+    bool is_loopback = m->num_hosts > 0;
+    for (int i = 0; i < m->num_hosts; i++)
+        is_loopback = is_loopback && (strcmp(m->hosts[i], "localhost") == 0 || cairn__address_is_loopback(m->hosts[i]));
+    return launch->local_size != launch->size && !is_loopback;
 }

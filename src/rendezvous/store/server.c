@@ -12,6 +12,7 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -22,6 +23,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "rendezvous/owner.h"
 #include "rendezvous/store/session.h"
 #include "rendezvous/store/wire.h"
 
@@ -50,11 +52,13 @@ struct list {
 
 struct cairn__store_server {
     int listener, wake, epoll;
+    int kernel; /* tells whose a connection is */
     bool started, paused /* accepting */;
     pid_t process; /* that called cairn__store_start */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards the fields below, except while the thread sleeps */
     struct cairn__sessions sessions;
+    bool has_guests, is_open; /* as the door's */
     struct list strangers, known;
     size_t num_connections;
     bool (*may_end)(void *ctx); /* set = the server is detached */
@@ -82,7 +86,7 @@ static void unlist(struct list *l, struct connection *c) {
 
 /* ---- one connection ---- */
 
-/* Warns only of programs that have sent a valid request; a port scan is no reason for a warning. */
+/* Warns only of programs that have sent a valid request, or were refused; a port scan is no reason for a warning. */
 static void tell_why(const struct connection *c) {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
@@ -92,8 +96,8 @@ static void tell_why(const struct connection *c) {
         (void)getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), port, sizeof(port),
                           NI_NUMERICHOST | NI_NUMERICSERV);
     }
-    cairn__log(c->known ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG, "the store closed the connection from %s port %s: %s",
-               host, port, c->session.why);
+    cairn__log(c->known || c->session.refused ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG,
+               "the store closed the connection from %s port %s: %s", host, port, c->session.why);
 }
 
 /* A child process may hold the socket too, so closing it would neither notify the peer nor remove it from epoll. */
@@ -164,11 +168,35 @@ static void handle(struct cairn__store_server *s, struct connection *c, uint32_t
 
 /* ---- accepting ---- */
 
+static enum cairn__trust trust_of(const struct cairn__store_server *s, int fd, unsigned *uid) {
+    const bool has_secret = s->sessions.secret != NULL;
+    switch (s->is_open ? CAIRN__OWNER_SAME : cairn__owner_of_peer(s->kernel, fd, uid)) {
+    case CAIRN__OWNER_SAME:
+        return CAIRN__TRUST_FULL;
+    case CAIRN__OWNER_AWAY:
+        return !has_secret ? CAIRN__TRUST_FULL : s->has_guests ? CAIRN__TRUST_GUEST : CAIRN__TRUST_NONE;
+    case CAIRN__OWNER_OTHER:
+    case CAIRN__OWNER_UNKNOWN:
+        break;
+    }
+    return CAIRN__TRUST_NONE;
+}
+
+/* Without a secret there is nothing by which another user of this machine could prove himself. */
+static void turn_away(struct connection *c, unsigned uid) {
+    char who[64];
+    cairn__owner_describe(uid, who, sizeof(who));
+    snprintf(c->session.why, sizeof(c->session.why), "it is %s", who);
+    c->session.refused = uid != CAIRN__NO_USER;
+    c->session.ended = true;
+}
+
 static cairn_status add_connection(struct cairn__store_server *s, int fd) {
     struct connection *c = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
-    cairn__session_open(&c->session);
+    unsigned uid = 0;
+    cairn__session_open(&c->session, trust_of(s, fd, &uid));
     c->fd = fd;
     c->events = EPOLLIN;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
@@ -178,6 +206,10 @@ static cairn_status add_connection(struct cairn__store_server *s, int fd) {
     }
     enlist(&s->strangers, c);
     s->num_connections++;
+    if (c->session.trust == CAIRN__TRUST_NONE && !s->sessions.secret) {
+        turn_away(c, uid);
+        end_connection(s, c);
+    }
 out:
     return st;
 }
@@ -277,16 +309,12 @@ static void *serve(void *argument) {
 /* ---- starting and stopping ---- */
 
 /* -1 with errno. *contended: bind succeeded and listen did not. */
-static int try_to_listen(int family, int port, bool *contended) {
-    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+static int try_to_listen(const struct addrinfo *a, bool *contended) {
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = in6addr_any};
-    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-    bool is_six = family == AF_INET6;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-    if (is_six) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
-    struct sockaddr *address = is_six ? (struct sockaddr *)&six : (struct sockaddr *)&four;
-    bool bound = bind(fd, address, is_six ? sizeof(six) : sizeof(four)) == 0;
+    if (a->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
+    bool bound = bind(fd, a->ai_addr, a->ai_addrlen) == 0;
     if (bound && listen(fd, BACKLOG) == 0) return fd;
     int cause = errno;
     *contended = bound && cause == EADDRINUSE;
@@ -297,23 +325,35 @@ static int try_to_listen(int family, int port, bool *contended) {
 
 /* If two processes listen at the same moment, Linux may refuse both: each is marked as listening before it checks
  * for others. */
-static int listen_on(int family, int port) {
+static int listen_on(const char *address, int port) {
+    char service[16];
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *a = NULL;
     bool contended = true;
     int fd = -1;
+    snprintf(service, sizeof(service), "%d", port);
+    if (getaddrinfo(address, service, &hints, &a) != 0) {
+        errno = EADDRNOTAVAIL;
+        return -1;
+    }
     for (int i = 0; contended && i < LISTEN_TRIES; i++) {
         if (i > 0) poll(NULL, 0, (int)((cairn__now_ns() / 1000 + (uint64_t)getpid()) % LISTEN_PAUSE_MS));
         contended = false;
-        fd = try_to_listen(family, port, &contended);
+        fd = try_to_listen(a, &contended);
     }
+    const int cause = errno;
+    freeaddrinfo(a);
+    errno = cause;
     return fd;
 }
 
-static cairn_status open_listener(int port, int *listener, int *bound_port) {
-    int fd = listen_on(AF_INET6, port);
-    if (fd < 0 && errno != EADDRINUSE) fd = listen_on(AF_INET, port);
+static cairn_status open_listener(const char *where, int port, int *listener, int *bound_port) {
+    if (!where) where = "127.0.0.1";
+    int fd = listen_on(where[0] ? where : "::", port);
+    if (fd < 0 && !where[0] && errno != EADDRINUSE) fd = listen_on("0.0.0.0", port);
     REQUIRE(fd >= 0 || errno != EADDRINUSE, CAIRN_ESYSTEM,
             "port %d is in use by another program; choose another MASTER_PORT or let cairn-run pick one", port);
-    if (fd < 0) return cairn__fail_errno(errno, "the store cannot listen on port %d", port);
+    if (fd < 0)
+        return cairn__fail_errno(errno, "the store cannot listen on %s%sport %d", where, where[0] ? " " : "", port);
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
     if (getsockname(fd, (struct sockaddr *)&address, &length) != 0) {
@@ -346,6 +386,7 @@ static void release(struct cairn__store_server *s) {
     cairn__store_close_door(s);
     if (s->wake >= 0) close(s->wake);
     if (s->epoll >= 0) close(s->epoll);
+    if (s->kernel >= 0) close(s->kernel);
     pthread_mutex_destroy(&s->mutex);
     cairn__free(s);
 }
@@ -361,19 +402,26 @@ static cairn_status make(struct cairn__store_server **out) {
     s->listener = -1;
     s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     s->epoll = epoll_create1(EPOLL_CLOEXEC);
+    s->kernel = cairn__owner_open();
     *out = s;
 out:
     return st;
 }
 
-cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port) {
+cairn_status cairn__store_listen_at(const struct cairn__store_door *door, struct cairn__store_server **out,
+                                    int *bound_port) {
+    const int port = door->port;
     REQUIRE(port >= 0 && port <= 65535, CAIRN_EINVAL, "%d is not a port; ports are numbers in [0, 65535]", port);
     struct cairn__store_server *s = NULL;
     int bound = 0;
     cairn_status st = CAIRN_OK;
     TRY(make(&s));
     TRY(watch(s, &s->wake));
-    TRY(open_listener(port, &s->listener, &bound));
+    TRY(open_listener(door->address, port, &s->listener, &bound));
+    s->sessions.secret = door->secret;
+    s->sessions.port = bound;
+    s->has_guests = door->has_guests;
+    s->is_open = door->is_open;
     TRY(watch(s, &s->listener));
     *out = s;
     if (bound_port) *bound_port = bound;
@@ -398,11 +446,12 @@ cairn_status cairn__store_start(struct cairn__store_server *s) {
     return CAIRN_OK;
 }
 
-cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port) {
+cairn_status cairn__store_serve_at(const struct cairn__store_door *door, struct cairn__store_server **out,
+                                   int *bound_port) {
     struct cairn__store_server *s = NULL;
     int bound = 0;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__store_listen(port, &s, &bound));
+    TRY(cairn__store_listen_at(door, &s, &bound));
     TRY(cairn__store_start(s));
     *out = s;
     if (bound_port) *bound_port = bound;
@@ -410,6 +459,14 @@ cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int 
 out:
     cairn__store_stop(&s);
     return st;
+}
+
+cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port) {
+    return cairn__store_listen_at(&(struct cairn__store_door){.port = port}, out, bound_port);
+}
+
+cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port) {
+    return cairn__store_serve_at(&(struct cairn__store_door){.port = port}, out, bound_port);
 }
 
 void cairn__store_stop(struct cairn__store_server **server) {

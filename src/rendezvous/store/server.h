@@ -9,16 +9,33 @@
 #include <stdbool.h>
 
 #include "cairn/core.h"
+#include "rendezvous/secret.h"
 
 struct cairn__store_server;
 
-/* Listens on port (0 = a free one) of every local address (dual-stack, or else IPv4); *bound_port gets the port.
- * Clients may connect from then on and are served after cairn__store_start. Errors: CAIRN_ESYSTEM "port 29500 is in
- * use ..." with what to do. */
-cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port);
+/* Where a store listens, and to whom. A process of this machine is served if it is this user's, which the kernel says
+ * (owner.h), or proves itself, and nobody else's is. What comes from elsewhere proves itself where there is a secret,
+ * and is trusted where there is none. */
+struct cairn__store_door {
+    int port;            /* 0 = a free one */
+    const char *address; /* numeric, of this machine; "" = every one (dual-stack, or else IPv4); NULL = 127.0.0.1 */
+    const struct cairn__secret *secret; /* NULL = none; the caller's, and lives as long as the server */
+    bool has_guests; /* torch's ranks elsewhere, which cannot prove themselves, are served keys that are not Cairn's */
+    bool is_open;    /* everybody is trusted: the user says so (CAIRN_INSECURE) */
+};
+
+/* Clients may connect from then on and are served after cairn__store_start. *bound_port gets the port. Errors:
+ * CAIRN_ESYSTEM "port 29500 is in use ..." with what to do. */
+cairn_status cairn__store_listen_at(const struct cairn__store_door *door, struct cairn__store_server **out,
+                                    int *bound_port);
 cairn_status cairn__store_start(struct cairn__store_server *server);
 
 /* Both at once. */
+cairn_status cairn__store_serve_at(const struct cairn__store_door *door, struct cairn__store_server **out,
+                                   int *bound_port);
+
+/* For this user's processes on this machine. */
+cairn_status cairn__store_listen(int port, struct cairn__store_server **out, int *bound_port);
 cairn_status cairn__store_serve(int port, struct cairn__store_server **out, int *bound_port);
 
 /* *server may be NULL, or not started. */

@@ -527,6 +527,40 @@ static enum verdict measure(struct cairn__session *s, const struct view *v, cons
     return WHOLE;
 }
 
+/* ---- what a guest may not do ---- */
+
+/* Names of keys as they are on the wire, torch's "/" in front. */
+static bool is_cairns(const uint8_t *key, uint64_t nbytes) {
+    static const char prefix[] = "/cairn";
+    return nbytes >= sizeof(prefix) - 1 && memcmp(key, prefix, sizeof(prefix) - 1) == 0;
+}
+
+/* Whether a complete request, behind its number, names a key of Cairn's. */
+static bool names_cairns(const uint8_t *at, const char *fields) {
+    uint64_t rounds = 1;
+    if (*fields == 'n') {
+        rounds = u64_at(at);
+        at += sizeof(uint64_t);
+        fields++;
+    }
+    for (; rounds > 0; rounds--) {
+        for (const char *f = fields; *f; f++) {
+            const uint64_t nbytes = *f == 'k' || *f == 'v' ? u64_at(at) : 0;
+            if (*f == 'k' && is_cairns(at + sizeof(uint64_t), nbytes)) return true;
+            at += *f == '4' ? sizeof(uint32_t) : sizeof(uint64_t) + nbytes;
+        }
+    }
+    return false;
+}
+
+static bool is_refused(struct cairn__session *s, const struct op *op, const uint8_t *at) {
+    if (s->trust == CAIRN__TRUST_FULL || (op->run != on_list_keys && !names_cairns(at, op->fields))) return false;
+    cairn__fail(CAIRN_EINVAL, "it asked for a key of Cairn's without proving that it knows the job's secret");
+    return s->refused = true;
+}
+
+/* ---- running ---- */
+
 static bool may_run(const struct cairn__sessions *all, const struct cairn__session *s) {
     return !s->ended && pending(&s->out) < all->enough;
 }
@@ -550,13 +584,53 @@ static bool run_one(struct cairn__sessions *all, struct cairn__session *s, struc
     const enum verdict verdict = measure(s, v, op);
     if (verdict == PARTIAL) return false;
     struct call c = {all, s, v->at + 1, v->at + s->measured.nbytes};
-    if (verdict == BAD || !op->run(&c)) {
+    if (verdict == BAD || is_refused(s, op, c.at) || !op->run(&c)) {
         end_session(s, cairn_last_error());
         return false;
     }
     v->at += s->measured.nbytes;
     s->proven = true;
     return true;
+}
+
+/* A session that may do all proves itself nevertheless if its client begins so. */
+static bool is_proving(const struct cairn__sessions *all, const struct cairn__session *s, const struct view *v) {
+    const bool is_begun = s->proof.nbytes > 0 || s->proof.state == CAIRN__PROOF_ANSWERED;
+    const bool is_first = !s->dialect && pending(&s->in) == 0 && s->proof.state == CAIRN__PROOF_BEGINS;
+    if (s->trust == CAIRN__TRUST_NONE || is_begun) return true;
+    return all->secret && is_first && left(v) && *v->at == (uint8_t)CAIRN__HELLO[0];
+}
+
+static void refuse(struct cairn__session *s, const char *why) {
+    s->refused = true;
+    end_session(s, why);
+}
+
+/* Takes the proof from the front of v. False if nothing may be run yet. */
+static bool prove(struct cairn__sessions *all, struct cairn__session *s, struct view *v) {
+    uint8_t second[CAIRN__PROOF_SECOND];
+    size_t nbytes = left(v);
+    if (nbytes == 0 || !is_proving(all, s, v)) return s->trust != CAIRN__TRUST_NONE;
+    if (!all->secret) {
+        refuse(s, "it is not trusted, and there is no secret by which it could prove itself");
+        return false;
+    }
+    s->proof.port = all->port;
+    for (;;) {
+        switch (cairn__proof_take(&s->proof, all->secret, &v->at, &nbytes, second)) {
+        case CAIRN__PROOF_MORE:
+            return false;
+        case CAIRN__PROOF_REPLY:
+            if (put(all, &s->out, second, sizeof(second)) != CAIRN_OK) end_session(s, cairn_last_error());
+            break;
+        case CAIRN__PROOF_PROVEN:
+            s->trust = CAIRN__TRUST_FULL;
+            return true;
+        case CAIRN__PROOF_REFUSED:
+            refuse(s, "it did not prove that it knows the job's secret");
+            return false;
+        }
+    }
 }
 
 static void run(struct cairn__sessions *all, struct cairn__session *s, struct view *v) {
@@ -584,8 +658,9 @@ void cairn__sessions_clear(struct cairn__sessions *all) {
     cairn__table_clear(&all->table);
 }
 
-void cairn__session_open(struct cairn__session *s) {
+void cairn__session_open(struct cairn__session *s, enum cairn__trust trust) {
     memset(s, 0, sizeof(*s));
+    s->trust = trust;
     ring_init(&s->active);
     ring_init(&s->wait.link);
 }
@@ -603,6 +678,7 @@ void cairn__session_feed(struct cairn__sessions *all, struct cairn__session *s, 
     if (nbytes == 0) data = ""; /* data may be any pointer then */
     struct view v = {data, (const uint8_t *)data + nbytes};
     activate(all, s); /* before the sessions that it wakes, in however many pieces a request arrives */
+    if (!prove(all, s, &v)) return;
     if (pending(&s->in) == 0) run(all, s, &v);
     if (!s->ended && put(all, &s->in, v.at, left(&v)) != CAIRN_OK) end_session(s, cairn_last_error());
     run_kept(all, s);

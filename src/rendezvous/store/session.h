@@ -4,7 +4,15 @@
 #ifndef CAIRN__RENDEZVOUS_STORE_SESSION_H
 #define CAIRN__RENDEZVOUS_STORE_SESSION_H
 
+#include "rendezvous/store/proof.h"
 #include "rendezvous/store/table.h"
+
+/* What a session may do. */
+enum cairn__trust {
+    CAIRN__TRUST_NONE,  /* nothing before it has proven that it knows the job's secret */
+    CAIRN__TRUST_GUEST, /* torch's ranks, whose dialect has no proof: all keys but Cairn's own, unless it proves more */
+    CAIRN__TRUST_FULL,
+};
 
 /* A link of a ring; the ring's head is one too. */
 struct cairn__link {
@@ -22,7 +30,9 @@ enum { CAIRN__WAIT_BUCKETS = 1024 };
 enum { CAIRN__ENOUGH = 1 << 20 };
 
 struct cairn__sessions {
-    size_t enough; /* CAIRN__ENOUGH; a test may have less */
+    size_t enough;                      /* CAIRN__ENOUGH; a test may have less */
+    const struct cairn__secret *secret; /* NULL = there is none; the caller's */
+    int port;                           /* that clients connect to; part of the proof */
     struct cairn__table table;
     size_t buffered;                                  /* capacity of all buffers; STORE_MAX_BUFFERS at most */
     struct cairn__link awaiting[CAIRN__WAIT_BUCKETS]; /* sessions by the hash of the key they await, oldest first */
@@ -34,7 +44,10 @@ struct cairn__session {
     const struct cairn__dialect *dialect; /* NULL until the first bytes have chosen it */
     struct cairn__buffer in;              /* input that is not a complete request yet */
     struct cairn__buffer out;
+    enum cairn__trust trust;
+    struct cairn__proof proof;
     bool proven;   /* it has sent a complete request */
+    bool refused;  /* it ended because it may not do what it asked for */
     bool ended;    /* no more input is read; output may still be sent */
     char why[160]; /* why it ended, "" if its peer just closed the connection */
 
@@ -61,7 +74,7 @@ void cairn__sessions_init(struct cairn__sessions *all);
 /* After all sessions are closed. */
 void cairn__sessions_clear(struct cairn__sessions *all);
 
-void cairn__session_open(struct cairn__session *s);
+void cairn__session_open(struct cairn__session *s, enum cairn__trust trust);
 void cairn__session_close(struct cairn__sessions *all, struct cairn__session *s);
 
 /* Takes input, runs the complete requests, and makes s active. Does nothing once s has ended. */

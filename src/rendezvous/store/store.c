@@ -19,6 +19,11 @@ cairn_status cairn__store_timeout(double given, double *timeout) {
     return given > 0 ? CAIRN_OK : cairn__var_seconds("CAIRN_TIMEOUT", timeout);
 }
 
+bool cairn__store_is_open(void) {
+    const char *insecure = cairn__var("CAIRN_INSECURE");
+    return insecure && strcmp(insecure, "1") == 0;
+}
+
 /* ---- arguments ---- */
 
 static cairn_status check_key(const cairn_store *s, const char *key) {

@@ -3,6 +3,7 @@
 #define CAIRN__RENDEZVOUS_STORE_STORE_H
 
 #include "cairn/store.h"
+#include "rendezvous/secret.h"
 
 struct cairn__store_ops {
     const char *name; /* "tcp", "file", "hash", "prefix" */
@@ -41,15 +42,25 @@ double cairn__store_hurry(cairn_store *s, double timeout);
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes);
 
 /* cairn_tcp_store_create with several places where the server may be: clients try all of them in turn until one has
- * the key `proof` (NULL: any store). hosts and ports are tried in the order given, a host with all ports first. */
+ * the key `proof` (NULL: any store). Another user's server on this machine is passed over. hosts and ports are tried in
+ * the order given, a host with all ports first. */
 struct cairn__store_places {
     const char *const *hosts;
     int num_hosts;
     const int *ports;
     int num_ports;
     const char *proof;
+    const struct cairn__secret *secret; /* client and server prove to each other that they know it; NULL = none */
 };
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out);
+
+/* CAIRN_INSECURE=1: nobody's user is asked for. */
+bool cairn__store_is_open(void);
+
+/* To a store that this process serves behind that door, at port. */
+struct cairn__store_door;
+cairn_status cairn__store_connect_here(const struct cairn__store_door *door, int port, double timeout,
+                                       cairn_store **out);
 
 /* Before leaving a TCP store: returns once the server has closed this connection, or after timeout seconds. A later
  * connection to its port cannot reach this server if the end was seen. Afterwards s can only be destroyed. */

@@ -42,6 +42,7 @@ struct cairn__tcp_store {
     uint8_t nonce[16];                  /* a random value, which no other client stores */
     int cancelling;                     /* awaited answers to a CANCEL_WAIT (tcp_client.c) */
     struct cairn__store_server *server; /* NULL = another process serves */
+    struct cairn__secret *secret;       /* the server's; NULL = none, or the caller's */
 };
 
 /* ---- tcp_stream.c ---- */

@@ -400,6 +400,7 @@ static void tcp_destroy(cairn_store *store) {
     struct cairn__tcp_store *s = tcp(store);
     cairn__stream_free(&s->stream);
     cairn__store_stop(&s->server);
+    cairn__secret_destroy(&s->secret);
     cairn__free(s);
 }
 

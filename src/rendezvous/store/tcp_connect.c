@@ -7,7 +7,8 @@
  *      other client.
  *   2. GETNUMKEYS in the numbers of 1.13, then 7 with a key: WATCH_KEY answers 3 in 1.13 and 2.0, in 2.1 it is
  *      DELETE_KEY and answers 0 in eight bytes.
- * The last answer of each place is kept for the error message. */
+ * Where there is a secret there is one greeting: the proof (proof.h), then VALIDATE and the counts, since only Cairn's
+ * servers know it. The last answer of each place is kept for the error message. */
 #include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
@@ -24,6 +25,9 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
+#include "rendezvous/address.h"
+#include "rendezvous/owner.h"
+#include "rendezvous/store/proof.h"
 #include "rendezvous/store/tcp.h"
 
 enum { FIRST_PAUSE_MS = 10, LAST_PAUSE_MS = 1000, LAST_COUNT_PAUSE_MS = 100, MOST_KEYS = 1 << 30 };
@@ -39,7 +43,7 @@ struct finding {
     char text[160];
 };
 
-enum greeting { NEW, OLD, NUM_GREETINGS };
+enum greeting { PROOF, NEW, OLD, NUM_GREETINGS };
 
 enum { COUNTS = 4, WATCH_KEY = 7, WATCHED = 3 };
 
@@ -71,6 +75,11 @@ static bool is_itself(int fd) {
            memcmp(&here, &there, nhere) == 0;
 }
 
+static int port_of_address(const struct sockaddr *a) {
+    return ntohs(a->sa_family == AF_INET6 ? ((const struct sockaddr_in6 *)a)->sin6_port
+                                          : ((const struct sockaddr_in *)a)->sin_port);
+}
+
 /* -1 with errno. */
 static int dial(const struct addrinfo *a, uint64_t deadline) {
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
@@ -96,19 +105,6 @@ static int dial(const struct addrinfo *a, uint64_t deadline) {
     return -1;
 }
 
-static cairn_status put_greeting(struct cairn__stream *s, enum greeting greeting) {
-    const uint32_t magic = STORE_MAGIC;
-    uint8_t counts[COUNTS];
-    cairn_status st = CAIRN_OK;
-    if (greeting == OLD) return cairn__put_op(s, cairn__store_number(CAIRN__STORE_1_13, STORE_GETNUMKEYS));
-    memset(counts, STORE_GETNUMKEYS, sizeof(counts));
-    TRY(cairn__put_op(s, STORE_VALIDATE));
-    TRY(cairn__put(s, &magic, sizeof(magic)));
-    TRY(cairn__put(s, counts, sizeof(counts)));
-out:
-    return st;
-}
-
 /* Reads until there are `want` bytes, the connection ends, or the step is over; *hung_up: it ended. */
 static size_t collect(struct cairn__stream *s, uint8_t *bytes, size_t want, bool *hung_up) {
     size_t nbytes = 0;
@@ -121,6 +117,42 @@ static size_t collect(struct cairn__stream *s, uint8_t *bytes, size_t want, bool
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) *hung_up = true;
     }
     return nbytes;
+}
+
+/* NOTHING: proven, the connection goes on. */
+static enum outcome prove(struct search *w, int port, struct finding *f) {
+    struct cairn__stream *s = &w->s->stream;
+    struct cairn__proof p;
+    uint8_t first[CAIRN__PROOF_FIRST], second[CAIRN__PROOF_SECOND], third[CAIRN__PROOF_THIRD];
+    bool hung_up = false;
+    if (cairn__proof_begin(&p, port, first) != CAIRN_OK) return NOT_YET;
+    if (cairn__put_op(s, first[0]) != CAIRN_OK || cairn__put(s, first + 1, sizeof(first) - 1) != CAIRN_OK)
+        return NOT_YET;
+    cairn__stream_send(s); /* if this fails, reading fails too */
+    const size_t nbytes = s->fd >= 0 ? collect(s, second, sizeof(second), &hung_up) : 0;
+    if (nbytes == sizeof(second) && cairn__proof_answer(&p, w->places->secret, second, third)) {
+        (void)(cairn__put_op(s, third[0]) == CAIRN_OK && cairn__put(s, third + 1, sizeof(third) - 1) == CAIRN_OK &&
+               cairn__stream_send(s) == CAIRN_OK);
+        return NOTHING;
+    }
+    snprintf(f->text, sizeof(f->text), "%s",
+             nbytes == sizeof(second) ? "a store that does not know the job's secret"
+             : hung_up || s->fd < 0   ? "a program that closes the connection when it is to prove the job's secret"
+                                      : "a program that does not answer when it is to prove the job's secret");
+    return nbytes == sizeof(second) ? NOT_OURS : hung_up || s->fd < 0 ? HUNG_UP : SILENCE;
+}
+
+static cairn_status put_greeting(struct cairn__stream *s, enum greeting greeting) {
+    const uint32_t magic = STORE_MAGIC;
+    uint8_t counts[COUNTS];
+    cairn_status st = CAIRN_OK;
+    if (greeting == OLD) return cairn__put_op(s, cairn__store_number(CAIRN__STORE_1_13, STORE_GETNUMKEYS));
+    memset(counts, STORE_GETNUMKEYS, sizeof(counts));
+    TRY(cairn__put_op(s, STORE_VALIDATE));
+    TRY(cairn__put(s, &magic, sizeof(magic)));
+    TRY(cairn__put(s, counts, sizeof(counts)));
+out:
+    return st;
 }
 
 static bool are_counts(const uint8_t *bytes, size_t nbytes) {
@@ -148,7 +180,8 @@ static enum outcome describe_stranger(struct cairn__stream *s, const uint8_t *be
 
 static enum outcome describe_nothing(bool hung_up, char *text, size_t room) {
     snprintf(text, room, "%s",
-             hung_up ? "a program that closes the connection after every request of a store's client"
+             hung_up ? "a program that closes the connection after every request of a store's client, as Cairn's does "
+                       "that has a job secret"
                      : "a program that accepts the connection and sends nothing");
     return hung_up ? HUNG_UP : SILENCE;
 }
@@ -182,18 +215,36 @@ static enum outcome greet(struct search *w, const struct addrinfo *a, enum greet
         return NO_CONNECTION;
     }
     set_step(w);
+    if (greeting == PROOF) {
+        const enum outcome outcome = prove(w, port_of_address(a->ai_addr), f);
+        if (outcome != NOTHING) return outcome;
+    }
     if (put_greeting(s, greeting) != CAIRN_OK) return NOT_YET;
     cairn__stream_send(s); /* if this fails, reading fails too */
-    const size_t one = sizeof(int64_t), all = greeting == NEW ? COUNTS * one : one;
+    const size_t one = sizeof(int64_t), all = greeting == OLD ? one : COUNTS * one;
     size_t nbytes = s->fd >= 0 ? collect(s, reply, one, &hung_up) : 0;
     if (nbytes == 0) return describe_nothing(hung_up || s->fd < 0, f->text, sizeof(f->text));
     if (nbytes == one && are_counts(reply, one)) nbytes += collect(s, reply + one, all - one, &hung_up);
     if (nbytes < all || !are_counts(reply, all)) return describe_stranger(s, reply, nbytes, f->text, sizeof(f->text));
     w->s->dialect = w->told ? w->dialect : CAIRN__STORE_2_2;
-    return greeting == NEW || w->told ? JOINED : ask_dialect(w, f);
+    return greeting != OLD || w->told ? JOINED : ask_dialect(w, f);
 }
 
 /* ---- one address ---- */
+
+/* A server of this machine that another user runs is not the job's, whatever it answers. */
+static bool is_trusted(const struct search *w, struct finding *f) {
+    char who[64];
+    unsigned uid = 0;
+    const enum cairn__owner owner =
+        cairn__store_is_open() ? CAIRN__OWNER_SAME : cairn__owner_of_peer(-1, w->s->stream.fd, &uid);
+    if (owner == CAIRN__OWNER_SAME || owner == CAIRN__OWNER_AWAY || w->places->secret) return true;
+    cairn__owner_describe(uid, who, sizeof(who));
+    snprintf(f->text, sizeof(f->text), "%s",
+             owner == CAIRN__OWNER_OTHER ? who
+                                         : "a program whose user the kernel does not tell (see docs/security.md)");
+    return false;
+}
 
 static bool has_proof(struct search *w, struct finding *f) {
     const char *proof = w->places->proof;
@@ -232,7 +283,7 @@ static enum outcome try_address(struct search *w, const struct addrinfo *a, stru
     for (int g = 0; g < NUM_GREETINGS && outcome == HUNG_UP; g++) {
         if (!w->greetings[g]) continue;
         outcome = greet(w, a, (enum greeting)g, f);
-        if (outcome == JOINED && !has_proof(w, f)) outcome = NOT_OURS;
+        if (outcome == JOINED && (!is_trusted(w, f) || !has_proof(w, f))) outcome = NOT_OURS;
         if (outcome == JOINED && !count_itself(w, f)) outcome = HUNG_UP;
         if (outcome != JOINED) cairn__stream_break(s, CAIRN_OK);
     }
@@ -362,6 +413,8 @@ static cairn_status choose_greetings(struct search *w) {
         enum cairn__store_dialect dialect;
     } dialects[] = {{"1.13", CAIRN__STORE_1_13}, {"2.1", CAIRN__STORE_2_1}, {"2.2", CAIRN__STORE_2_2}};
     const char *told = cairn__var("CAIRN_STORE_DIALECT");
+    w->greetings[PROOF] = w->places->secret != NULL;
+    if (w->places->secret) return CAIRN_OK;
     w->greetings[NEW] = w->greetings[OLD] = !told;
     for (size_t i = 0; told && i < sizeof(dialects) / sizeof(dialects[0]); i++) {
         if (strcmp(told, dialects[i].name) != 0) continue;
@@ -406,8 +459,7 @@ static int port_of(const struct cairn__tcp_store *s) {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
     if (getpeername(s->stream.fd, (struct sockaddr *)&address, &length) != 0) return 0;
-    return ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                               : ((struct sockaddr_in *)&address)->sin_port);
+    return port_of_address((const struct sockaddr *)&address);
 }
 
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out) {
@@ -426,6 +478,18 @@ out:
     return st;
 }
 
+cairn_status cairn__store_connect_here(const struct cairn__store_door *door, int port, double timeout,
+                                       cairn_store **out) {
+    const char *const everywhere[] = {"127.0.0.1", "::1"}, *const one[] = {door->address};
+    const bool is_one = door->address && door->address[0];
+    const struct cairn__store_places places = {.hosts = is_one ? one : everywhere,
+                                               .num_hosts = is_one || !door->address ? 1 : 2,
+                                               .ports = &port,
+                                               .num_ports = 1,
+                                               .secret = door->secret};
+    return cairn__store_connect(&places, timeout, out);
+}
+
 static cairn_status await_workers(struct cairn__tcp_store *s, int world_size, double timeout) {
     cairn__stream_set_deadline(&s->stream, timeout);
     const uint64_t deadline = s->stream.deadline;
@@ -441,17 +505,30 @@ static cairn_status await_workers(struct cairn__tcp_store *s, int world_size, do
     }
 }
 
-static cairn_status serve(int port, int world_size, double timeout, cairn_store **out) {
-    static const char *const here[] = {"127.0.0.1", "::1"};
+/* What a call of cairn_tcp_store_create asks for. */
+struct wish {
+    const char *host;
+    int port, world_size;
+    double timeout;
+    struct cairn__secret *secret;
+};
+
+static cairn_status serve(const struct wish *w, cairn_store **out) {
+    char address[64];
+    int port = w->port;
     struct cairn__store_server *server = NULL;
     cairn_store *store = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__store_serve(port, &server, &port));
-    const struct cairn__store_places places = {here, 2, &port, 1, NULL};
-    TRY(cairn__store_connect(&places, timeout, &store));
+    cairn__address_to_listen(w->host ? w->host : "", false, address, sizeof(address));
+    const struct cairn__store_door door = {.port = port,
+                                           .address = address,
+                                           .secret = w->secret,
+                                           .is_open = cairn__store_is_open()};
+    TRY(cairn__store_serve_at(&door, &server, &port));
+    TRY(cairn__store_connect_here(&door, port, w->timeout, &store));
     ((struct cairn__tcp_store *)store)->server = server;
     server = NULL;
-    if (world_size > 0) TRY(await_workers((struct cairn__tcp_store *)store, world_size, timeout));
+    if (w->world_size > 0) TRY(await_workers((struct cairn__tcp_store *)store, w->world_size, w->timeout));
     *out = store;
     return CAIRN_OK;
 out:
@@ -460,10 +537,16 @@ out:
     return st;
 }
 
+static cairn_status join(const struct wish *w, cairn_store **out) {
+    const struct cairn__store_places places = {
+        .hosts = &w->host, .num_hosts = 1, .ports = &w->port, .num_ports = 1, .secret = w->secret};
+    return cairn__store_connect(&places, w->timeout, out);
+}
+
 cairn_status cairn_tcp_store_create(const char *host, int port, const struct cairn_tcp_store_options *options,
                                     cairn_store **out) {
     struct cairn_tcp_store_options o = {.struct_size = sizeof(o)};
-    const struct cairn__store_places places = {&host, 1, &port, 1, NULL};
+    struct wish w = {.host = host, .port = port};
     cairn_status st = CAIRN_OK;
     REQUIRE(out, CAIRN_EINVAL, "cairn_tcp_store_create: out is NULL");
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_tcp_store_options"));
@@ -471,9 +554,15 @@ cairn_status cairn_tcp_store_create(const char *host, int port, const struct cai
             "cairn_tcp_store_options.is_server is %d; it must be CAIRN_ON or CAIRN_OFF", (int)o.is_server);
     REQUIRE(o.world_size >= 0, CAIRN_EINVAL, "cairn_tcp_store_options.world_size is %d; it cannot be negative",
             o.world_size);
-    TRY(cairn__store_timeout(o.timeout, &o.timeout));
-    if (o.is_server == CAIRN_ON) return serve(port, o.world_size, o.timeout, out);
-    return cairn__store_connect(&places, o.timeout, out);
+    w.world_size = o.world_size;
+    TRY(cairn__store_timeout(o.timeout, &w.timeout));
+    if (o.secret) TRY(cairn__secret_from(o.secret, o.secret_nbytes, "cairn_tcp_store_options.secret", &w.secret));
+    st = o.is_server == CAIRN_ON ? serve(&w, out) : join(&w, out);
+    if (st == CAIRN_OK && o.is_server == CAIRN_ON) {
+        ((struct cairn__tcp_store *)*out)->secret = w.secret;
+        w.secret = NULL;
+    }
 out:
+    cairn__secret_destroy(&w.secret);
     return st;
 }

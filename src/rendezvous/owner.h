@@ -1,0 +1,28 @@
+/* Who holds the other end of a TCP connection within this machine: the kernel knows, and tells every process. So
+ * processes of one user on one machine recognise each other without a secret. It is the question that RFC 1413 asks a
+ * daemon, put to the kernel itself (sock_diag(7)). */
+#ifndef CAIRN__RENDEZVOUS_OWNER_H
+#define CAIRN__RENDEZVOUS_OWNER_H
+
+#include <stddef.h>
+
+enum cairn__owner {
+    CAIRN__OWNER_SAME,    /* a process of this process's effective user, on this machine */
+    CAIRN__OWNER_OTHER,   /* another user's process on this machine, or one that has closed its end already */
+    CAIRN__OWNER_AWAY,    /* the address is another machine's, or another network namespace's */
+    CAIRN__OWNER_UNKNOWN, /* the kernel does not say */
+};
+
+#define CAIRN__NO_USER ((unsigned)-1)
+
+/* A descriptor for many questions, which do not fail for a lack of descriptors then; -1 with errno. */
+int cairn__owner_open(void);
+
+/* kernel: from cairn__owner_open, or -1. fd is a connected TCP socket. The other end must have been accepted there: a server's is once it has answered.
+ * *uid is written for OTHER, and is CAIRN__NO_USER where the other end is closed. */
+enum cairn__owner cairn__owner_of_peer(int kernel, int fd, unsigned *uid);
+
+/* "user 1001 of this machine", for messages. */
+void cairn__owner_describe(unsigned uid, char *text, size_t nbytes);
+
+#endif

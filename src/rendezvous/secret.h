@@ -1,0 +1,46 @@
+/* A job's secret: what a process proves itself with to a store on another machine (store/proof.h). It stands in memory
+ * that is in no core dump (libsodium's sodium_malloc), and in no message. Without libsodium there are no secrets:
+ * whatever makes one fails with CAIRN_ENOTBUILT and what to install. */
+#ifndef CAIRN__RENDEZVOUS_SECRET_H
+#define CAIRN__RENDEZVOUS_SECRET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cairn/core.h"
+
+struct cairn__secret;
+
+enum { CAIRN__SECRET_NBYTES = 32, CAIRN__SECRET_LEAST = 16, CAIRN__SECRET_MOST = 4096, CAIRN__KEYED_NBYTES = 32 };
+
+/* Whether this build has libsodium. */
+bool cairn__secret_is_built(void);
+
+cairn_status cairn__secret_random(struct cairn__secret **out);
+/* From bytes of any kind, which are hashed; `what` names them in errors. CAIRN_EINVAL for fewer than
+ * CAIRN__SECRET_LEAST, or more than CAIRN__SECRET_MOST. */
+cairn_status cairn__secret_from(const void *bytes, size_t nbytes, const char *what, struct cairn__secret **out);
+/* The whole file, less line ends behind it. Refused, with CAIRN_EINVAL and what to do: a symbolic link, what is no
+ * regular file, another user's, one that others may read or write. CAIRN_ESYSTEM: it cannot be read. */
+cairn_status cairn__secret_from_file(const char *path, struct cairn__secret **out);
+/* From a descriptor that was inherited: a file, which is read from its beginning and stays open, or a pipe, until its
+ * end. */
+cairn_status cairn__secret_from_descriptor(int fd, struct cairn__secret **out);
+/* CAIRN_JOB_SECRET_FD, which cairn-run sets where it has no file, else CAIRN_JOB_SECRET_FILE; *out = NULL where neither
+ * is set. */
+cairn_status cairn__secret_from_environment(struct cairn__secret **out);
+/* NULL inside is fine. */
+void cairn__secret_destroy(struct cairn__secret **secret);
+
+/* A new file at path, mode 0600, with a random secret in hexadecimal. CAIRN_ESYSTEM, also if the path exists. */
+cairn_status cairn__secret_write_new(const char *path);
+/* A descriptor of memory for from_descriptor, which programs inherit that are started with it: close it after. */
+cairn_status cairn__secret_share(const struct cairn__secret *secret, int *fd);
+
+/* The keyed hash (BLAKE2b) of nbytes. */
+void cairn__keyed_hash(const struct cairn__secret *secret, const void *data, size_t nbytes,
+                       uint8_t out[CAIRN__KEYED_NBYTES]);
+/* In constant time. */
+bool cairn__keyed_equal(const uint8_t a[CAIRN__KEYED_NBYTES], const uint8_t b[CAIRN__KEYED_NBYTES]);
+
+#endif

@@ -1,0 +1,48 @@
+#include "secret.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "core/status.h"
+#include "rendezvous/secret.h"
+#include "text.h"
+
+static cairn_status read_secret(struct options *o) {
+    if (o->secret_file) return cairn__secret_from_file(o->secret_file, &o->secret);
+    if (o->secret_fd >= 0) return cairn__secret_from_descriptor(o->secret_fd, &o->secret);
+    return cairn__secret_from_environment(&o->secret);
+}
+
+/* Ranks find a file again. What was inherited may have been a pipe, so they inherit memory. */
+static cairn_status settle_for_ranks(struct options *o) {
+    o->secret_fd = -1;
+    return o->secret && !o->secret_file ? cairn__secret_share(o->secret, &o->secret_fd) : CAIRN_OK;
+}
+
+bool secret_open(struct options *o) {
+    if (o->insecure) setenv("CAIRN_INSECURE", "1", 1); /* for the ranks too */
+    if (read_secret(o) != CAIRN_OK || settle_for_ranks(o) != CAIRN_OK) {
+        say("%s", cairn_last_error());
+        return false;
+    }
+    if (o->secret || o->max_nodes == 1 || o->insecure) return true;
+    if (!cairn__secret_is_built()) {
+        say("this build has no libsodium, so nodes cannot prove themselves; install libsodium-dev and build again, or "
+            "give --insecure to trust whoever reaches the store's port (docs/security.md)");
+        return false;
+    }
+    say("nodes are trusted without proof: whoever reaches the store's port can join this run; give all nodes one "
+        "--secret-file, or --insecure if that is meant (docs/security.md)");
+    return true;
+}
+
+void secret_close(struct options *o) {
+    cairn__secret_destroy(&o->secret);
+    if (o->secret_fd >= 0) close(o->secret_fd);
+}
+
+int secret_make(const struct options *o) {
+    if (cairn__secret_write_new(o->new_secret) == CAIRN_OK) return 0;
+    say("%s", cairn_last_error());
+    return 1;
+}
