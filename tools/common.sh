@@ -11,6 +11,7 @@ PACKAGES_TO_BUILD=(
     "python3        | command -v python3                 | meson and the tests run on it"
     "libjansson-dev | has_header jansson.h               | cairn-run reads the error files of ranks"
     "libxxhash-dev  | has_header xxhash.h                | checksums of checkpoints and weights files"
+    "libsodium-dev  | has_header sodium.h                | job secrets, for ranks on several machines"
     "libdnnl-dev    | has_header oneapi/dnnl/dnnl.h      | oneDNN, matrix products on the CPU"
 )
 PACKAGES_TO_CHECK=(

@@ -20,12 +20,12 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     shift
 done
 [ $# -eq 0 ] || shift
-[ ${#names[@]} -gt 0 ] || names=(session client)
+[ ${#names[@]} -gt 0 ] || names=(session client proof)
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
 options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc)
-sources=(src/rendezvous/store/*.c src/rendezvous/address.c src/core/*.c)
-libs=(-lm -ldl -lpthread)
+sources=(src/rendezvous/store/*.c src/rendezvous/{address,owner,secret}.c src/core/*.c)
+libs=(-lsodium -lm -ldl -lpthread)
 for name in "${names[@]}"; do
     wrap=()
     [ "$name" != client ] || wrap=("-Wl,--wrap=poll" "-Wl,--wrap=cairn__now_ns")

@@ -33,7 +33,7 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
            "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
-           "jansson": "src/state", "xxhash": "src/state",
+           "jansson": "src/state", "xxhash": "src/state", "sodium": "src/rendezvous",
            "mpi.h": "src/comm/mpi", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.

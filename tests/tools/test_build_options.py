@@ -80,6 +80,12 @@ class Setup(unittest.TestCase):
         self.assertRegex(said, r"weights files, checkpoints *: no: there is no xxhash")
         self.assertNotIn("safetensors_test", programs)
 
+    def test_without_libsodium_there_are_no_job_secrets(self):
+        code, said, programs = self.set_up("-Dbenchmarks=disabled", hidden="sodium.h")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"job secrets *: no: there is no libsodium \(libsodium-dev\)")
+        self.assertNotIn("proof_test", programs)
+
 
 if __name__ == "__main__":
     if not shutil.which("meson"):
