@@ -96,7 +96,7 @@ static bool is_known(const char *name) {
 
 const char *cairn__var(const char *name) {
     assert(is_known(name));
-    const char *text = getenv(name);
+    const char *text = secure_getenv(name); /* NULL in a program with more rights than its user */
     return text && text[0] ? text : NULL;
 }
 

@@ -7,7 +7,8 @@
 
 #include "cairn/core.h"
 
-/* The variable's text, or NULL where it is unset or empty. */
+/* The variable's text, or NULL where it is unset or empty, or where the program has more rights than the user who
+ * started it (core/trust.h): then the environment is another's. */
 const char *cairn__var(const char *name);
 
 /* Whether the process was started with the variable, as far as this one may read that. Linux only; false elsewhere. */

@@ -2,6 +2,7 @@
 #include "cairn/ddp_logging.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -322,6 +323,15 @@ static cairn_status name_temporary(const struct ddp_context *d, const char *path
     return append(out, "%s.%d.%ld.tmp", path, env_rank(d), (long)getpid());
 }
 
+/* A file under a name that others may foresee must be new: in a folder that they share, a link may stand there. */
+static FILE *open_temporary(const char *path, bool is_new) {
+    if (is_new) (void)unlink(path); /* of an earlier process with this number */
+    const int fd = open(path, is_new ? O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC : O_WRONLY | O_CLOEXEC, 0666);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (!file && fd >= 0) close(fd);
+    return file;
+}
+
 cairn_status ddp_write_logging_data(ddp_context *ddp, const char *path) {
     REQUIRE(ddp && path && *path, CAIRN_EINVAL, "ddp_write_logging_data: ddp and path must be set");
     struct ddp_logging_data data = DDP_LOGGING_DATA_INIT;
@@ -331,7 +341,7 @@ cairn_status ddp_write_logging_data(ddp_context *ddp, const char *path) {
     TRY(ddp_get_logging_data(ddp, &data));
     TRY(name_temporary(ddp, path, &temporary));
     const bool renames = strcmp(temporary.text, path) != 0;
-    file = fopen(temporary.text, "we");
+    file = open_temporary(temporary.text, renames);
     if (!file || !write_file(file, ddp, &data) || (renames && rename(temporary.text, path) != 0)) {
         st = cairn__fail(CAIRN_ESYSTEM, "ddp_write_logging_data: '%s' could not be written: %s", path, strerror(errno));
         if (file && renames) (void)remove(temporary.text);

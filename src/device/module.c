@@ -11,6 +11,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/trust.h"
 #include "core/vars.h"
 
 /* CAIRN__MODULES: names of the modules that this build made, each with spaces around it.
@@ -47,11 +48,19 @@ static bool own_folder(char *folder, size_t nbytes) {
     return length >= 0 && (size_t)length < nbytes;
 }
 
+/* Of built_folders the last, which only an administrator fills. */
+static const char *installed_folder(void) {
+    const char *colon = strrchr(built_folders, ':');
+    return colon ? colon + 1 : built_folders;
+}
+
 /* All folders in search order, "a:b:c". */
 static void write_folders(char *folders, size_t nbytes) {
     const char *wanted = cairn__var("CAIRN_MODULE_PATH");
     char own[PATH_MAX];
-    if (wanted) {
+    if (cairn__has_raised_rights()) {
+        snprintf(folders, nbytes, "%s", installed_folder());
+    } else if (wanted) {
         snprintf(folders, nbytes, "%s", wanted);
     } else if (own_folder(own, sizeof(own))) {
         snprintf(folders, nbytes, "%s:%s", own, built_folders);
@@ -72,8 +81,24 @@ static cairn_status find(const struct cairn__module_use *use, const char *name, 
     snprintf(word, sizeof(word), " %s ", name);
     REQUIRE(strstr(built_modules, word) || cairn__var("CAIRN_MODULE_PATH"), CAIRN_ENOTBUILT,
             "%s '%s' is not in this build of Cairn (meson option '%s'); use %s", use->kind, name, name, use->instead);
-    return cairn__fail(CAIRN_ENOTBUILT, "%s '%s' needs libcairn_%s.so, which is not in %s%s", use->kind, name, name,
-                       cairn__var("CAIRN_MODULE_PATH") ? "CAIRN_MODULE_PATH, " : "", folders);
+    return cairn__fail(CAIRN_ENOTBUILT, "%s '%s' needs libcairn_%s.so, which is not in %s%s%s", use->kind, name, name,
+                       cairn__var("CAIRN_MODULE_PATH") ? "CAIRN_MODULE_PATH, " : "", folders,
+                       cairn__has_raised_rights() ? ", the one folder for programs with more rights than their user"
+                                                  : "");
+}
+
+/* Whoever can write a module's file could run code with the rights of this program's owner, who is root unless the
+ * program is set-user-ID of another. */
+static cairn_status judge(const struct cairn__module_use *use, const char *name, const char *path) {
+    char why[PATH_MAX + CAIRN__WHY_NBYTES];
+    const uid_t owner = geteuid() == getuid() ? 0 : geteuid();
+    if (!cairn__has_raised_rights()) return CAIRN_OK;
+    REQUIRE(
+        cairn__is_trusted_path(path, owner, why, sizeof(why)), CAIRN_ESYSTEM,
+        "%s '%s' is not opened in a program with more rights than its user: %s; its files and folders must belong to "
+        "root or to the program's owner, and be writable by them alone",
+        use->kind, name, why);
+    return CAIRN_OK;
 }
 
 cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table) {
@@ -81,6 +106,7 @@ cairn_status cairn__module_open(const struct cairn__module_use *use, const char 
     char path[PATH_MAX];
     size_t nbytes = 0;
     TRY(find(use, name, path, sizeof(path)));
+    TRY(judge(use, name, path));
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: objects that it made may still be in use */
     REQUIRE(handle, CAIRN_ESYSTEM, "%s '%s' cannot be opened: %s", use->kind, name, dlerror());
     void *symbol = dlsym(handle, CAIRN__MODULE_ENTRY);

@@ -3,6 +3,8 @@
  *
  * libcairn finds libcairn_<name>.so in the folder CAIRN_MODULE_PATH, and nowhere else where that is set; otherwise
  * beside itself, then in the build's folder (for an installed libcairn too), then in the folder of installation. A
+ * program with more rights than its user (core/trust.h) opens modules from the folder of installation alone, and only
+ * what root or the program's owner alone can write. A
  * module has no errors, log or allocator of its own: it gets libcairn's as a table of functions, and compiles
  * module_side.c, which gives them their usual names. */
 #ifndef CAIRN__DEVICE_MODULE_H
@@ -43,7 +45,7 @@ struct cairn__module_use {
 
 /* Finds and opens the module called name; it stays open until the process ends, and a second call gives the same table.
  * Errors: CAIRN_ENOTBUILT there is none: names the folders searched, or the meson option that was off; CAIRN_ESYSTEM it
- * cannot be opened, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
+ * cannot be opened or trusted, and why; CAIRN_EINTERNAL it is of another build, or has no such table. */
 cairn_status cairn__module_open(const struct cairn__module_use *use, const char *name, const void **table);
 
 /* ---- the module's side ---- */

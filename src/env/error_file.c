@@ -222,7 +222,8 @@ static bool move_into_place(void) {
 
 static bool write_file(const struct failure *f) {
     struct text t = {.json = true};
-    t.fd = open(record.temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+    (void)unlink(record.temporary); /* of a process with this number that was killed, or another user's trap */
+    t.fd = open(record.temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (t.fd < 0) return false;
     put_json(&t, f);
     flush(&t);
