@@ -57,8 +57,9 @@ CAIRN_API cairn_status cairn_tcp_store_create(const char *host, int port, const 
  * destroyed removes it; 0 = it stays. A killed process does no harm: a partial write is ignored, and the file stays. A
  * file left by an earlier run still has its keys: use a new path for each run. The file's bytes are Cairn's own:
  * PyTorch's FileStore does not read them, nor the reverse. timeout: seconds, 0 = CAIRN_TIMEOUT, or 300. Errors:
- * CAIRN_EINVAL, also for a file that is something else; CAIRN_ESYSTEM; later CAIRN_EPEER the file was removed or
- * truncated. torch: FileStore */
+ * CAIRN_EINVAL, also for a file that is something else, is a symbolic link, has several names, or that another user
+ * owns or can write, and for a folder that another user owns or can write (root's sticky ones, as /tmp, are fine);
+ * CAIRN_ESYSTEM; later CAIRN_EPEER the file was removed or truncated. torch: FileStore */
 CAIRN_API cairn_status cairn_file_store_create(const char *path, int world_size, double timeout, cairn_store **out);
 
 /* For the threads of one process. timeout as above. torch: HashStore */

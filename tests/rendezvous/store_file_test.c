@@ -82,6 +82,94 @@ static size_t make_file(size_t sizes[KEYS + 1], uint8_t *bytes, size_t room) {
     return sizes[KEYS];
 }
 
+static void expect_refused(const char *words) {
+    cairn_store *store = NULL;
+    assert_int_equal(cairn_file_store_create(path, 0, 1, &store), CAIRN_EINVAL);
+    assert_null(store);
+    SAYS(words);
+}
+
+static void symbolic_link_is_not_followed(void **state) {
+    (void)state;
+    char target[128];
+    snprintf(target, sizeof(target), "%s/target", folder);
+    assert_int_equal(symlink(target, path), 0);
+    expect_refused("/store is a symbolic link, which a file store does not follow; name the file itself, or remove the "
+                   "link");
+    assert_int_equal(access(target, F_OK), -1);
+}
+
+static void file_with_two_names_is_refused(void **state) {
+    (void)state;
+    char other[128];
+    cairn_store *store = open_store();
+    cairn_store_destroy(&store);
+    snprintf(other, sizeof(other), "%s/other", folder);
+    assert_int_equal(link(path, other), 0);
+    expect_refused("/store has 2 names (hard links), and must have one; remove the file, or choose another path");
+    unlink(other);
+    store = open_store();
+    cairn_store_destroy(&store);
+}
+
+static void file_that_others_can_write_is_refused(void **state) {
+    (void)state;
+    cairn_store *store = open_store();
+    cairn_store_destroy(&store);
+    chmod(path, 0602);
+    expect_refused(
+        "/store can be written by other users (mode 0602), and must be writable by its user alone; remove the "
+        "file, or choose another path");
+    chmod(path, 0644);
+    store = open_store();
+    cairn_store_destroy(&store);
+}
+
+static void folder_that_others_can_write_is_refused_unless_sticky(void **state) {
+    (void)state;
+    chmod(folder, 0777);
+    expect_refused(
+        " can be written by other users (mode 0777), who could replace a file store in it; choose a folder of "
+        "your own, or chmod go-w it");
+    assert_int_equal(access(path, F_OK), -1);
+    chmod(folder, 01777);
+    cairn_store *store = open_store();
+    cairn_store_destroy(&store);
+}
+
+enum trap { FOLDER, FILE_OF_HIS, LINK_OF_HIS, NO_TRAP };
+
+/* What another user can do in a folder for all, before this one comes. */
+static void lay_trap_as_nobody(enum trap trap) {
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (setgid(65534) != 0 || setuid(65534) != 0) _exit(1);
+        umask(0);
+        const int fd = trap == FILE_OF_HIS ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : 0;
+        _exit(fd < 0 || (trap == LINK_OF_HIS && symlink("/etc/cairn-trapped", path) != 0));
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+static void what_another_user_made_is_refused(void **state) {
+    (void)state;
+    static const char *const words[] = {
+        [FOLDER] = " belongs to user 65534, who could replace a file store in it; choose a folder of your own",
+        [FILE_OF_HIS] = "/store belongs to user 65534, and must be writable by its user alone",
+        [LINK_OF_HIS] = "/store is a symbolic link, which a file store does not follow"};
+    if (geteuid() != 0) skip();
+    for (enum trap trap = FOLDER; trap < NO_TRAP; trap++) {
+        assert_int_equal(chown(folder, trap == FOLDER ? 65534 : 0, (gid_t)-1), 0);
+        chmod(folder, 01777);
+        lay_trap_as_nobody(trap);
+        expect_refused(words[trap]);
+        unlink(path);
+    }
+    assert_int_equal(access("/etc/cairn-trapped", F_OK), -1);
+}
+
 static int64_t count_keys(cairn_store *store) {
     int64_t count = -1;
     OK(cairn_store_num_keys(store, &count));
@@ -137,8 +225,8 @@ static void files_of_other_programs_are_left_alone(void **state) {
     assert_string_equal(read_back, text);
     assert_int_equal(cairn_file_store_create("/dev/null", 1, 1, &store), CAIRN_EINVAL);
     SAYS("/dev/null is not a regular file");
-    assert_int_equal(cairn_file_store_create(folder, 1, 1, &store), CAIRN_ESYSTEM);
-    SAYS("cannot be opened: Is a directory");
+    assert_int_equal(cairn_file_store_create(folder, 1, 1, &store), CAIRN_EINVAL);
+    SAYS(" is not a regular file");
     assert_int_equal(cairn_file_store_create("/no/such/folder/store", 1, 1, &store), CAIRN_ESYSTEM);
     SAYS("the file store at /no/such/folder/store cannot be opened: No such file or directory");
     assert_int_equal(cairn_file_store_create("", 1, 1, &store), CAIRN_EINVAL);
@@ -320,6 +408,11 @@ int main(void) {
         FILE_TEST(truncated_file_keeps_its_whole_records_and_goes_on),
         FILE_TEST(record_with_a_changed_byte_is_ignored),
         FILE_TEST(files_of_other_programs_are_left_alone),
+        FILE_TEST(symbolic_link_is_not_followed),
+        FILE_TEST(file_with_two_names_is_refused),
+        FILE_TEST(file_that_others_can_write_is_refused),
+        FILE_TEST(folder_that_others_can_write_is_refused_unless_sticky),
+        FILE_TEST(what_another_user_made_is_refused),
         FILE_TEST(last_process_to_leave_removes_the_file),
         FILE_TEST(last_process_removes_its_own_file_only),
         FILE_TEST(file_that_vanishes_or_shrinks_is_epeer),

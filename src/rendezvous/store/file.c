@@ -15,6 +15,7 @@
  * The empty key, which callers cannot use, counts the processes that have left; the last one removes the file. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "core/trust.h"
 #include "rendezvous/store/local.h"
 #include "rendezvous/store/wire.h"
 
@@ -443,22 +445,80 @@ out:
     return st;
 }
 
+/* Other users must not be able to write the file, nor to put another in its place. */
+static cairn_status judge_folder(const char *folder, const struct stat *s) {
+    char why[CAIRN__WHY_NBYTES];
+    REQUIRE(cairn__is_trusted(s, geteuid(), why), CAIRN_EINVAL,
+            "the folder %s %s, who could replace a file store in it; choose a folder of your own, or chmod go-w it",
+            folder, why);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_file(const char *path, const struct stat *s) {
+    char why[CAIRN__WHY_NBYTES];
+    REQUIRE(!S_ISLNK(s->st_mode), CAIRN_EINVAL,
+            "%s is a symbolic link, which a file store does not follow; name the file itself, or remove the link",
+            path);
+    REQUIRE(S_ISREG(s->st_mode), CAIRN_EINVAL, "%s is not a regular file", path);
+    REQUIRE(cairn__is_trusted(s, geteuid(), why), CAIRN_EINVAL,
+            "the file store at %s %s, and must be writable by its user alone; remove the file, or choose another path",
+            path, why);
+    REQUIRE(
+        s->st_nlink <= 1, CAIRN_EINVAL,
+        "the file store at %s has %lu names (hard links), and must have one; remove the file, or choose another path",
+        path, (unsigned long)s->st_nlink);
+    return CAIRN_OK;
+}
+
+/* Opens the folder of path, of which *name is the rest. f->path becomes absolute. */
+static cairn_status open_folder(struct file_store *f, const char *path, int *folder, const char **name) {
+    const char *slash = strrchr(path, '/');
+    char part[PATH_MAX], whole[PATH_MAX];
+    struct stat s;
+    cairn_status st = CAIRN_OK;
+    *name = slash ? slash + 1 : path;
+    const int n = snprintf(part, sizeof(part), "%.*s", slash ? (int)(slash + 1 - path) : 1, slash ? path : ".");
+    if (n < 0 || n >= PATH_MAX) return cairn__fail_errno(ENAMETOOLONG, "the file store at %.200s...", path);
+    *folder = open(part, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (*folder < 0 || fstat(*folder, &s) != 0 || !realpath(part, whole))
+        return cairn__fail_errno(errno, "the file store at %s cannot be opened", path);
+    TRY(judge_folder(whole, &s));
+    free(f->path);
+    f->path = NULL;
+    if (asprintf(&f->path, "%s/%s", whole[1] ? whole : "", *name) >= 0) return CAIRN_OK;
+    f->path = NULL;
+    st = cairn__fail(CAIRN_ENOMEM, "out of memory: a path");
+out:
+    return st;
+}
+
+/* What is there is judged before it is opened, since opening alone does something to a device, and again after. */
+static cairn_status open_in_folder(struct file_store *f, int folder, const char *name) {
+    struct stat s;
+    cairn_status st = CAIRN_OK;
+    if (fstatat(folder, name, &s, AT_SYMLINK_NOFOLLOW) == 0) TRY(judge_file(f->path, &s));
+    f->fd = openat(folder, name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW, 0600);
+    if (f->fd < 0) TRY(cairn__fail_errno(errno, "the file store at %s cannot be opened", f->path));
+    if (fstat(f->fd, &s) != 0) TRY(fail_io(f, "read"));
+    TRY(judge_file(f->path, &s));
+out:
+    return st;
+}
+
 /* *removed stays true if an earlier run's last process removed the file between open and lock. */
 static cairn_status open_file(struct file_store *f, const char *path, bool *removed) {
     struct stat s = {0};
+    const char *name = NULL;
+    int folder = -1;
     cairn_status st = CAIRN_OK;
-    f->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
-    if (f->fd < 0) return cairn__fail_errno(errno, "the file store at %s cannot be opened", path);
-    free(f->path);
-    f->path = realpath(path, NULL);
-    if (!f->path && errno == ENOENT) return CAIRN_OK;
-    if (!f->path) return cairn__fail_errno(errno, "the file store at %s cannot be found", path);
+    TRY(open_folder(f, path, &folder, &name));
+    TRY(open_in_folder(f, folder, name));
     TRY(lock(f, LOCK_EX));
     if (fstat(f->fd, &s) != 0) TRY(unlock(f, fail_io(f, "read")));
-    if (!S_ISREG(s.st_mode)) TRY(unlock(f, cairn__fail(CAIRN_EINVAL, "%s is not a regular file", f->path)));
     *removed = s.st_nlink == 0;
     st = unlock(f, *removed ? CAIRN_OK : begin_file(f));
 out:
+    if (folder >= 0) close(folder);
     return st;
 }
 
