@@ -32,7 +32,8 @@ struct cairn_progress_options {
     int64_t done;          /* steps made before, in a run that is resumed; 0 */
     double interval;       /* seconds between lines: 0 = 0.1 on a terminal, 10 elsewhere */
     int fd;                /* where lines go; 0 = 2, the standard error stream */
-    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system */
+    cairn_switch terminal; /* whether fd is a terminal; CAIRN_DEFAULT asks the system, and takes one without
+                              a size, as of `script > file`, for none */
 };
 #define cairn_progress_options(...) \
     (&(struct cairn_progress_options){.struct_size = sizeof(struct cairn_progress_options), __VA_ARGS__})

@@ -28,6 +28,13 @@ struct cairn_progress {
     bool is_writer, is_terminal, was_shown;
 };
 
+/* A terminal that shows a line over the one before. `script`, `ssh -tt` and containers whose output goes into a file
+ * give one without a size: what is written there is kept, and would become a single line of megabytes. */
+static bool overwrites_lines(int fd) {
+    struct winsize w;
+    return isatty(fd) && ioctl(fd, TIOCGWINSZ, &w) == 0 && w.ws_col > 0;
+}
+
 cairn_status cairn_progress_create(cairn_env *env, int64_t total, const struct cairn_progress_options *options,
                                    cairn_progress **out) {
     struct cairn_progress_options o = *cairn_progress_options(.terminal = CAIRN_DEFAULT);
@@ -47,7 +54,7 @@ cairn_status cairn_progress_create(cairn_env *env, int64_t total, const struct c
     *p = (cairn_progress){.total = total, .before = o.done, .done = o.done, .fd = o.fd ? o.fd : STDERR};
     if (o.title) TRY(cairn__strdup(o.title, &p->title));
     p->is_writer = cairn_env_rank(env) == 0;
-    p->is_terminal = o.terminal == CAIRN_DEFAULT ? p->is_writer && isatty(p->fd) : o.terminal == CAIRN_ON;
+    p->is_terminal = o.terminal == CAIRN_DEFAULT ? p->is_writer && overwrites_lines(p->fd) : o.terminal == CAIRN_ON;
     p->interval_ns = (uint64_t)((o.interval > 0 ? o.interval : p->is_terminal ? 0.1 : 10) * 1e9);
     cairn_progress_start(p);
     *out = p;

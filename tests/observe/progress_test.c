@@ -1,6 +1,7 @@
 /* Progress lines, as they arrive at the other end of a pipe. */
 #include <fcntl.h>
 #include <math.h>
+#include <pty.h>
 #include <unistd.h>
 
 #include "../ranks.h"
@@ -92,6 +93,31 @@ static void on_a_terminal_a_line_is_written_over_the_one_before(void **state) {
     run_ranks(1, terminal_lines, NULL);
 }
 
+static char *lines_of_terminals(cairn_env *env, void *ctx) {
+    (void)ctx;
+    for (unsigned short columns = 0; columns <= 80; columns += 80) {
+        const struct winsize size = {.ws_row = 24, .ws_col = columns};
+        struct pipe_ends p;
+        struct termios raw = {0};
+        cairn_progress *progress;
+        EXPECT(openpty(&p.end[READ], &p.end[WRITE], NULL, &raw, &size) == 0);
+        (void)fcntl(p.end[READ], F_SETFL, O_NONBLOCK);
+        EXPECT_OK(cairn_progress_create(env, 3, cairn_progress_options(.fd = p.end[WRITE]), &progress));
+        cairn_progress_show(progress, NULL);
+        const char *line = arrived(p);
+        EXPECT(begins(line, columns ? "\r  0% 0/3" : "  0% 0/3") && ends(line, columns ? "\033[K" : "\n"));
+        cairn_progress_destroy(&progress);
+        close_pipe(p);
+    }
+    return NULL;
+}
+
+/* As `script > file` makes one: everything would be one line of the file. */
+static void a_terminal_without_a_size_gets_plain_lines(void **state) {
+    (void)state;
+    run_ranks(1, lines_of_terminals, NULL);
+}
+
 static char *lines_of_ranks(cairn_env *env, void *ctx) {
     const struct pipe_ends p = open_pipe();
     const bool writes = cairn_env_rank(env) == 0;
@@ -161,6 +187,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outside_of_a_terminal_lines_are_plain_and_rare),
         cmocka_unit_test(on_a_terminal_a_line_is_written_over_the_one_before),
+        cmocka_unit_test(a_terminal_without_a_size_gets_plain_lines),
         cmocka_unit_test(rank_0_alone_writes),
         cmocka_unit_test(a_closed_pipe_ends_no_training),
         cmocka_unit_test(wrong_options_are_refused),
