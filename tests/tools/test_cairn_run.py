@@ -1,6 +1,6 @@
 """cairn-run from outside: what ranks are told, how they end, and that nothing is left behind.
 
-usage: test_cairn_run.py path/to/cairn-run path/to/join"""
+usage: test_cairn_run.py path/to/cairn-run path/to/join path/to/libearly_term.so"""
 import contextlib
 import fcntl
 import json
@@ -20,7 +20,7 @@ import time
 import launching
 from launching import PATIENCE, alive, read, wait_until
 
-CAIRN_RUN, JOIN = sys.argv[1:3]
+CAIRN_RUN, JOIN, EARLY_TERM = sys.argv[1:4]
 CAIRN_LAUNCH = os.path.join(os.path.dirname(CAIRN_RUN), "cairn-launch")
 
 
@@ -284,6 +284,45 @@ class CairnRun(launching.LauncherTest):
         time.sleep(0.1) # for the keeper to do it all the same
         found = [read(f"{folder}/{name}") for folder, _, names in os.walk(self.folder + "/tmp") for name in names]
         self.assertEqual(found, ["here\n"])
+
+    def kill_with_keeper(self, job):
+        """As `pkill -9 cairn-run` does: the process that cleans up after cairn-run dies with it."""
+        with open(f"/proc/{job.pid}/task/{job.pid}/children", encoding="ascii") as f:
+            children = list(map(int, f.read().split()))
+        keeper = [pid for pid in children if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(CAIRN_RUN)]
+        self.assertEqual(len(keeper), 1)
+        os.kill(keeper[0], signal.SIGSTOP)
+        job.kill()
+        os.kill(keeper[0], signal.SIGKILL)
+        job.wait(PATIENCE)
+
+    def test_the_next_launcher_removes_what_a_launcher_killed_with_its_keeper_left(self):
+        living, _ = self.start(1, "ready; exec sleep 600")
+        other = set(os.listdir(self.folder + "/tmp"))
+        os.remove(self.folder + "/pid0")
+        killed, _ = self.start(1, "ready; exec sleep 600")
+        self.kill_with_keeper(killed)
+        self.assertEqual(len(os.listdir(self.folder + "/tmp")), 2)
+        got = subprocess.run([CAIRN_RUN, "true"], env=self.env, timeout=PATIENCE, check=False)
+        self.assertEqual((got.returncode, set(os.listdir(self.folder + "/tmp"))), (0, other))
+        living.kill()
+        living.wait(PATIENCE)
+        self.wait_until_nothing_temporary_is_left()
+
+    def test_the_next_launcher_leaves_output_of_a_killed_one(self):
+        job, _ = self.start(1, "echo here; ready; exec sleep 600", "-r1")
+        self.kill_with_keeper(job)
+        subprocess.run([CAIRN_RUN, "true"], env=self.env, timeout=PATIENCE, check=False)
+        found = [read(f"{folder}/{name}") for folder, _, names in os.walk(self.folder + "/tmp") for name in names]
+        self.assertEqual(found, ["here\n"])
+
+    def test_sigterm_before_anything_else_ends_with_a_sentence(self):
+        if "CAIRN_TEST_SLOW_BUILD" in os.environ:
+            self.skipTest("a sanitizer wants to be loaded first")
+        got = self.run_it("--nproc-per-node", 2, "sleep", "600",
+                          env={**self.env, "LD_PRELOAD": os.path.abspath(EARLY_TERM), "EARLY_TERM": "1"})
+        self.assertEqual(got.returncode, 128 + signal.SIGTERM, got.stderr)
+        self.assertIn("cairn-run: SIGTERM: stopped all 2 ranks of sleep", got.stderr)
 
     def test_what_a_rank_started_ends_with_it(self):
         job, _ = self.start(2, f"sleep 600 & echo $! > {self.folder}/child$RANK; ready; exit 0")

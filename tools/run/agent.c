@@ -24,6 +24,8 @@
 
 enum { EXIT_SIGNAL = 128 };
 
+static const int ENDING[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1};
+
 static const double ASKED_TWICE = 1;  /* timeout(1) sends a signal twice at once, which counts as one */
 static const double REMIND_AFTER = 2; /* after a signal, while ranks still run */
 static const double CAUSE_WITHIN = 1; /* a rank's end may be seen later than those of peers that failed because of it */
@@ -246,10 +248,17 @@ static int run(struct agent *a) {
 
 /* ---- beginning and end ---- */
 
-/* Blocks the signals that the loop reads, before the store's thread inherits the mask. Signals that cairn-run's
- * parent ignores (SIGHUP under nohup) stay ignored. Returns the signalfd. */
-static int open_signals(const struct options *o, sigset_t *old_mask) {
-    sigset_t set = o->signals;
+void agent_hold_signals(sigset_t *old_mask) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (size_t i = 0; i < sizeof(ENDING) / sizeof(ENDING[0]); i++) sigaddset(&set, ENDING[i]);
+    sigprocmask(SIG_BLOCK, &set, old_mask);
+}
+
+/* Blocks the signals that the loop reads, before the store's thread inherits the mask, and no others. Signals that
+ * cairn-run's parent ignores (SIGHUP under nohup) stay ignored. Returns the signalfd. */
+static int open_signals(const struct options *o, const sigset_t *old_mask) {
+    sigset_t set = o->signals, blocked = *old_mask;
     for (int s = 1; s <= SIGRTMAX; s++) {
         struct sigaction action;
         if (sigismember(&set, s) == 1 && sigaction(s, NULL, &action) == 0 && action.sa_handler == SIG_IGN) {
@@ -260,20 +269,20 @@ static int open_signals(const struct options *o, sigset_t *old_mask) {
     sigaddset(&set, SIGUSR1); /* asks the ranks for a checkpoint */
     signal(SIGCHLD, SIG_DFL); /* if ignored, the kernel would reap the ranks */
     signal(SIGPIPE, SIG_IGN); /* a closed stderr must not leave ranks behind */
-    sigprocmask(SIG_BLOCK, &set, old_mask);
+    sigorset(&blocked, &blocked, &set);
+    sigprocmask(SIG_SETMASK, &blocked, NULL);
     int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (fd < 0) say("no signalfd: %s", strerror(errno));
     return fd;
 }
 
-int agent_run(const struct options *o) {
+int agent_run(const struct options *o, const sigset_t *old_mask) {
     struct agent a = {.options = o};
-    sigset_t mask;
     int code = 1;
-    a.signals = open_signals(o, &mask);
+    a.signals = open_signals(o, old_mask);
     if (a.signals < 0) return 1;
     if (logs_open(o, &a.logs)) {
-        if (ranks_open(&a.ranks, o, &mask, logs_temporary(a.logs))) code = run(&a);
+        if (ranks_open(&a.ranks, o, old_mask, logs_temporary(a.logs))) code = run(&a);
         rendezvous_leave(a.rendezvous, a.signals);
         rendezvous_close(&a.rendezvous);
         logs_close(&a.logs);

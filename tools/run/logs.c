@@ -3,12 +3,14 @@
  * torch/distributed/elastic/multiprocessing/{api,tail_log}.py (1.13 to 2.x). */
 #include "logs.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,6 +53,7 @@ struct tail {
 struct logs {
     const struct options *options;
     char *base;          /* cairn-run's own folder below TMPDIR, NULL = --log_dir */
+    int base_lock;       /* held by cairn-run and its keeper: the folder is in use; -1 = none */
     char *run;           /* NULL = no folder */
     char **errors;       /* [ranks] */
     int (*fds)[STREAMS]; /* [ranks]; -1 = cairn-run's own */
@@ -110,11 +113,64 @@ static bool wants_files(const struct options *o) {
     return false;
 }
 
+/* ---- folders that nobody needs any more ---- */
+
+/* A folder for error files alone is of no use after its run. Its name tells it from one with output. */
+static const char KEPT[] = "cairn-run_", TEMPORARY[] = "cairn-run-errors_";
+
+/* The lock, or -1: not this user's folder, or in use. */
+static int lock_folder(int parent, const char *name) {
+    struct stat s;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return -1;
+    if (fstat(fd, &s) == 0 && s.st_uid == geteuid() && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/* In a folder where others may rename what is not theirs, nothing is removed by its name. */
+static bool is_safe(int folder) {
+    struct stat s;
+    return fstat(folder, &s) == 0 && ((s.st_mode & S_ISVTX) || !(s.st_mode & (S_IWGRP | S_IWOTH)));
+}
+
+/* Removes what runs left whose cairn-run and keeper were killed together, as `pkill -9 cairn-run` does. */
+static void remove_stale(const char *tmp) {
+    DIR *d = opendir(tmp);
+    bool safe = d && is_safe(dirfd(d));
+    for (struct dirent *e; safe && (e = readdir(d));) {
+        if (strncmp(e->d_name, TEMPORARY, strlen(TEMPORARY)) != 0) continue;
+        int lock = lock_folder(dirfd(d), e->d_name);
+        if (lock < 0) continue;
+        char *path = format_text("%s/%s", tmp, e->d_name);
+        remove_tree(path);
+        free(path);
+        close(lock);
+    }
+    if (d) closedir(d);
+}
+
+/* mkdtemp, and a lock; a cairn-run that cleans up may come in between, and take the folder away. */
+static bool make_base(struct logs *logs, const char *tmp) {
+    struct stat s;
+    for (int trial = 0; trial < 10; trial++) {
+        free(logs->base);
+        logs->base = format_text("%s/%sXXXXXX", tmp, wants_files(logs->options) ? KEPT : TEMPORARY);
+        if (!mkdtemp(logs->base)) return false;
+        logs->base_lock = open(logs->base, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (logs->base_lock >= 0) flock(logs->base_lock, LOCK_EX);
+        if (stat(logs->base, &s) == 0) return true;
+        if (logs->base_lock >= 0) close(logs->base_lock);
+        logs->base_lock = -1;
+    }
+    return false;
+}
+
 /* If the user requested no files, a job without a folder runs without error files. */
 static bool open_own_folder(struct logs *logs) {
-    const char *tmp = getenv("TMPDIR");
-    logs->base = format_text("%s/cairn-run_XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (mkdtemp(logs->base)) {
+    const char *named = getenv("TMPDIR"), *tmp = named && *named ? named : "/tmp";
+    remove_stale(tmp);
+    if (make_base(logs, tmp)) {
         logs->run = make_run_folder(logs->base, logs->options->run_id);
         if (logs->run) return true;
         rmdir(logs->base);
@@ -306,6 +362,7 @@ double logs_interval(const struct logs *logs) {
 bool logs_open(const struct options *o, struct logs **out) {
     struct logs *logs = must(calloc(1, sizeof(*logs)));
     logs->options = o;
+    logs->base_lock = -1;
     logs->errors = must(calloc((size_t)o->ranks, sizeof(*logs->errors)));
     logs->fds = must(calloc((size_t)o->ranks, sizeof(*logs->fds)));
     memset(logs->fds, -1, (size_t)o->ranks * sizeof(*logs->fds));
@@ -346,6 +403,7 @@ static void close_folder(struct logs *logs) {
     for (int i = 0; i < STREAMS; i++) logs->holds |= logs->consoles[i].stuck;
     if (logs->base && logs->holds) say("the ranks' output is in %s", logs->run);
     if (!logs_stay(logs)) remove_tree(logs->base);
+    if (logs->base_lock >= 0) close(logs->base_lock);
     free(logs->run);
     free(logs->base);
 }

@@ -15,10 +15,13 @@ enum { EXIT_USAGE = 2 };
 
 int main(int argc, char **argv) {
     struct options o;
+    sigset_t old_mask;
     (void)argc;
+    agent_hold_signals(&old_mask);
     hold_standard_streams();
     int code = EXIT_USAGE;
-    if (options_parse(&o, argv)) code = o.new_secret ? secret_make(&o) : secret_open(&o) ? agent_run(&o) : EXIT_USAGE;
+    if (options_parse(&o, argv))
+        code = o.new_secret ? secret_make(&o) : secret_open(&o) ? agent_run(&o, &old_mask) : EXIT_USAGE;
     secret_close(&o);
     options_free(&o);
     return code;
