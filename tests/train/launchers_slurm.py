@@ -1,11 +1,14 @@
 """The quick start under Slurm: srun, srun with PMI2 and PMIx, two nodes on one host, and what is no rank of srun's.
 
-usage: launchers_slurm.py CAIRN_RUN PROGRAM
+usage: launchers_slurm.py CAIRN_RUN PROGRAM [docs/checkpoints.md]
+
+With the last, what is tested is the batch script of that page, which puts itself back into the queue.
 
 As root, where Debian's Slurm and munge are, the test starts them itself, in a temporary folder and in namespaces of its
 own. Elsewhere, and there too, it trains in the environment that srun of Slurm 22.05.8 was seen to give its tasks."""
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -16,10 +19,12 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 import apart  # noqa: E402
-from quickstart import PATIENCE, Quickstart, as_one, clean_env, run, run_together  # noqa: E402
+from quickstart import PATIENCE, Quickstart, as_one, clean_env, digits, run, run_together  # noqa: E402
+from restarts import checksums, steps_of  # noqa: E402
 
 QUICKSTART = Quickstart(*sys.argv[1:3])
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
+DOCS = sys.argv[3] if len(sys.argv) > 3 else None
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 NODES = ("first", "second")  # one host, which knows both names: ranks on several nodes meet at the first
@@ -29,7 +34,7 @@ CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost=host
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -239,6 +244,68 @@ class UnderSlurm(unittest.TestCase):
         self.assertIn("task 1: Exited with exit code 7", got.stderr)
 
 
+# Trains until the job is warned, not from its first second on, and 500 steps after it was put back.
+TRAIN = """\
+#!/bin/sh
+steps=100000000
+last=$(ls "$SCRATCH/runs/a" 2>/dev/null | sed -n 's/^step-0*//p' | sort -n | tail -n 1)
+if [ -n "$last" ]; then steps=$((last + 500)); else sleep 20; fi
+exec {program} --opt-level O2 --steps $steps --save-every $steps "$@"
+"""
+
+
+def script_of_the_docs():
+    """The one that calls scontrol, with one rank a node, and warned as soon as Slurm looks, twice a minute."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", Cluster.read(DOCS), re.M | re.S)
+    script, = [block for block in blocks if "scontrol requeue" in block]
+    for was, becomes in (("--ntasks-per-node=4", "--ntasks-per-node=1"), ("--time=04:00:00", "--time=2"),
+                         ("B:USR1@120", "B:USR1@115"), ("srun ./train ", "srun ./train.sh ")):
+        assert was in script, f"{was} is not in the script of {DOCS}"
+        script = script.replace(was, becomes)
+    return script
+
+
+class RequeuesItself(unittest.TestCase):
+    def state_of(self, job):
+        told = CLUSTER.run("scontrol", "show", "job", job).stdout
+        return re.search(r"JobState=(\S+)", told).group(1), int(re.search(r"Restarts=(\d+)", told).group(1)), told
+
+    def ends(self, job):
+        def has_ended():
+            return self.state_of(job)[0] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        CLUSTER.wait(has_ended, "waited for the end of a job that puts itself back")
+        return self.state_of(job)
+
+    def test_a_training_that_fails_is_a_job_that_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("srun", "#!/bin/sh\nsleep 0.2\nexit 7\n"), ("script", script_of_the_docs())):
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+                    f.write(text)
+                os.chmod(f.name, 0o755)
+            got = run(["bash", f.name], clean_env(PATH=folder + ":" + SYSTEM_PATH, SCRATCH=folder))
+        self.assertEqual(got.returncode, 7, got.stderr)
+
+    def test_a_job_that_is_warned_goes_on_from_its_checkpoint_to_the_same_loss(self):
+        if not CLUSTER:
+            self.skipTest("no Slurm was started")
+        folder, out = CLUSTER.path("scratch"), CLUSTER.path("requeued.out")
+        os.mkdir(folder)
+        CLUSTER.write("train.sh", TRAIN.format(program=QUICKSTART.program).encode(), 0o755)
+        script = CLUSTER.write("requeues.sh", script_of_the_docs().encode())
+        submitted = CLUSTER.run("sbatch", "--parsable", "-o", out, "-D", CLUSTER.folder, script, SCRATCH=folder)
+        self.assertEqual(submitted.returncode, 0, submitted.stderr)
+        state, restarts, told = self.ends(submitted.stdout.strip())
+        said = CLUSTER.read(out)
+        self.assertEqual(state, "COMPLETED", told + said)
+        self.assertGreaterEqual(restarts, 1, told + said)
+        steps = steps_of(folder + "/runs/a")
+        alone = run([QUICKSTART.cairn_run, "--nproc-per-node", "2", QUICKSTART.program, "--opt-level", "O2", "--steps",
+                     str(steps), "--save-every", str(steps), "--checkpoint", folder + "/runs/alone"])
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        self.assertEqual(digits(said), digits(alone.stdout), said[-2000:])
+        self.assertEqual(checksums(folder + "/runs/a", steps), checksums(folder + "/runs/alone", steps))
+
+
 # What srun of Slurm 22.05.8 told the tasks of a step; {braces} are what differs between tasks, jobs and steps.
 STEP = """\
 SLURMD_NODENAME={node}
@@ -374,7 +441,7 @@ def main():
     if not CLUSTER:
         print(f"Slurm is not started: {why}. Its recorded environment is what is tested.", file=sys.stderr)
     try:
-        unittest.main(argv=sys.argv[:1] + sys.argv[3:], verbosity=2)
+        unittest.main(argv=sys.argv[:1] + (["RequeuesItself"] if DOCS else sys.argv[3:]), verbosity=2)
     finally:
         if CLUSTER:
             CLUSTER.end()
