@@ -24,11 +24,24 @@ static const char *key(const char *what, int of_rank) {
     return text;
 }
 
+/* The job's, "" without. */
+static const char *secret(void) {
+    static char text[128];
+    const char *path = getenv("CAIRN_JOB_SECRET_FILE");
+    FILE *f = path ? fopen(path, "re") : NULL;
+    if (f && !fgets(text, sizeof(text), f)) text[0] = '\0';
+    if (f) fclose(f);
+    text[strcspn(text, "\n")] = '\0';
+    return text;
+}
+
 static void join(int serves, cairn_store **store) {
-    const char *timeout = getenv("CAIRN_TIMEOUT");
+    const char *timeout = getenv("CAIRN_TIMEOUT"), *proof = secret();
     MUST_OK(cairn_tcp_store_create(getenv("MASTER_ADDR"), number("MASTER_PORT"),
                                    cairn_tcp_store_options(.is_server = serves ? CAIRN_ON : CAIRN_OFF,
-                                                           .timeout = timeout ? atof(timeout) : 0),
+                                                           .timeout = timeout ? atof(timeout) : 0,
+                                                           .secret = proof[0] ? proof : NULL,
+                                                           .secret_nbytes = strlen(proof)),
                                    store));
 }
 

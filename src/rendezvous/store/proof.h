@@ -48,8 +48,8 @@ bool cairn__proof_answer(struct cairn__proof *p, const struct cairn__secret *sec
 
 enum cairn__proof_verdict { CAIRN__PROOF_MORE, CAIRN__PROOF_REPLY, CAIRN__PROOF_PROVEN, CAIRN__PROOF_REFUSED };
 
-/* p begins as all zero, with its port. Takes what belongs to the proof from the front of *data. REPLY: `second` is to be sent, and
- * then the rest to be taken. REFUSED: no hello, or a wrong hash. */
+/* p begins as all zero, with its port. Takes what belongs to the proof from the front of *data. REPLY:
+ * `second` is to be sent, and then the rest to be taken. REFUSED: no hello, or a wrong hash. */
 enum cairn__proof_verdict cairn__proof_take(struct cairn__proof *p, const struct cairn__secret *secret,
                                             const uint8_t **data, size_t *nbytes, uint8_t second[CAIRN__PROOF_SECOND]);
 
