@@ -98,7 +98,8 @@ class RunNodes(launching.LauncherTest):
         for endpoint in {"127.0.0.1", "127.0.0.2", socket.gethostname()}:
             with contextlib.suppress(socket.gaierror):
                 socket.gethostbyname(endpoint)
-                jobs = [self.c10d(2, "sh", "-c", f"{JOIN} && [ $MASTER_ADDR = {endpoint} ]", endpoint=endpoint)
+                jobs = [self.c10d(2, "--insecure", "sh", "-c", f"{JOIN} && [ $MASTER_ADDR = {endpoint} ]",
+                                  endpoint=endpoint)
                         for _ in range(2)]
                 self.assertEqual(self.finish_all(jobs), ([0, 0], ["", ""]), endpoint)
 

@@ -265,6 +265,7 @@ def script_of_the_docs():
     return script
 
 
+@unittest.skipUnless(DOCS, "for the page of docs that the script is taken from")
 class RequeuesItself(unittest.TestCase):
     def state_of(self, job):
         told = CLUSTER.run("scontrol", "show", "job", job).stdout
