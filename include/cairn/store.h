@@ -91,7 +91,7 @@ CAIRN_API void cairn_store_free(void *value);
  * then, as torch's does: CAIRN_EPEER). */
 CAIRN_API cairn_status cairn_store_add(cairn_store *store, const char *key, int64_t delta, int64_t *sum);
 
-/* Waits until all n keys exist. n: up to 131072, with names of 64 MiB together. */
+/* Waits until all n keys exist. n: up to 131072, with names of 16 MiB together. */
 CAIRN_API cairn_status cairn_store_wait(cairn_store *store, const char *const *keys, size_t n);
 
 /* *present = 1 if all n keys exist now. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/printable.h"
 #include "core/vars.h"
 
 static const char *const level_names[] = {
@@ -53,6 +54,7 @@ void cairn__log(cairn_log_level level, const char *format, ...) {
     va_start(args, format);
     vsnprintf(message, sizeof(message), format, args);
     va_end(args);
+    cairn__make_printable(message, true);
 
     int rank = atomic_load(&sink_rank);
     if (user_sink) {

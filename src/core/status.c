@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/printable.h"
+
 static _Thread_local char last_error[1024];
 static _Thread_local cairn_status last_status;
 static _Thread_local uint64_t failures, placed; /* placed: the failure whose message names its place */
@@ -41,6 +43,7 @@ static void write_message(const char *format, va_list args, const char *suffix) 
     int length = vsnprintf(text, sizeof(text), format, args);
     size_t used = length < 0 ? 0 : (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1;
     if (suffix) snprintf(text + used, sizeof(text) - used, ": %s", suffix);
+    cairn__make_printable(text, true); /* it may quote a stranger */
     memcpy(last_error, text, sizeof(text));
     failures++;
 }

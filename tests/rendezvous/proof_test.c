@@ -12,8 +12,10 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -21,6 +23,7 @@
 
 #include "../kept_log.h"
 #include "cairn/store.h"
+#include "core/trace.h"
 #include "rendezvous/owner.h"
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/session.h"
@@ -354,6 +357,120 @@ static void another_users_process_is_turned_away_and_named(void **state) {
     assert_non_null(strstr(log_text, said));
 }
 
+/* Runs body as `nobody`, who is a stranger to a store of this machine, and returns its exit code. */
+static int as_nobody(int (*body)(int port), int port) {
+    int status = 0;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (setresgid(NOBODY, NOBODY, NOBODY) != 0 || setresuid(NOBODY, NOBODY, NOBODY) != 0) _exit(99);
+        _exit(body(port));
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Seconds until the server has closed a connection that said `hello`, 99 for never. */
+static int seconds_held(int port, const char *hello, size_t nbytes) {
+    char byte;
+    const int fd = dial(port);
+    if (fd < 0 || write(fd, hello, nbytes) != (ssize_t)nbytes) return 98;
+    const uint64_t begin = cairn__now_ns();
+    if (poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 20000) != 1) return 99;
+    (void)!read(fd, &byte, 1);
+    close(fd);
+    return (int)((cairn__now_ns() - begin) / 1000000000);
+}
+
+static int say_nothing(int port) {
+    return seconds_held(port, "", 0);
+}
+
+static int say_half_a_hello(int port) {
+    return seconds_held(port, CAIRN__HELLO, CAIRN__HELLO_NBYTES);
+}
+
+static struct cairn__store_server *serve_with_secret(struct cairn__secret **secret, double patience, int *port) {
+    struct cairn__store_server *server = NULL;
+    OK(cairn__secret_random(secret));
+    OK(cairn__store_serve_at(&(struct cairn__store_door){.secret = *secret, .proof_patience = patience}, &server,
+                             port));
+    return server;
+}
+
+static void connections_that_prove_nothing_end_in_time(void **state) {
+    (void)state;
+    struct cairn__secret *secret = NULL;
+    int port = 0;
+    if (geteuid() != 0) skip();
+    struct cairn__store_server *server = serve_with_secret(&secret, 0.5, &port);
+    assert_in_range(as_nobody(say_nothing, port), 0, 3);
+    assert_in_range(as_nobody(say_half_a_hello, port), 0, 3);
+    cairn__store_stop(&server);
+    cairn__secret_destroy(&secret);
+}
+
+static int lie_often(int port) {
+    static const char lie[CAIRN__PROOF_FIRST] = "GET / HTTP/1.0";
+    int closed = 0;
+    for (int i = 0; i < 100; i++) closed += seconds_held(port, lie, sizeof(lie)) == 0;
+    return closed;
+}
+
+static void a_stranger_is_named_once(void **state) {
+    (void)state;
+    struct cairn__secret *secret = NULL;
+    int port = 0;
+    if (geteuid() != 0) skip();
+    log_text[0] = '\0';
+    cairn_set_log(keep_log, NULL);
+    struct cairn__store_server *server = serve_with_secret(&secret, 0, &port);
+    assert_int_equal(as_nobody(lie_often, port), 100);
+    cairn__store_stop(&server);
+    cairn_set_log(NULL, NULL);
+    const char *named = strstr(log_text, "it did not prove that it knows the job's secret");
+    assert_non_null(named);
+    assert_null(strstr(named + 1, "it did not prove"));
+    cairn__secret_destroy(&secret);
+}
+
+/* More than the server keeps, and the one that proves itself gets in. */
+static int hold_all_places(int port) {
+    cairn_store *store = NULL;
+    for (int i = 0; i < 1100; i++) {
+        if (dial(port) < 0) return 97;
+    }
+    return (int)join(port, SECRET, &store);
+}
+
+static void strangers_hold_no_place_of_those_who_prove_themselves(void **state) {
+    (void)state;
+    struct rlimit before, few, many;
+    cairn_store *server = NULL;
+    if (geteuid() != 0) skip();
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = many = before;
+    few.rlim_cur = 256;
+    many.rlim_cur = 2048;
+    if (before.rlim_max < 2048) skip();
+    setrlimit(RLIMIT_NOFILE, &few); /* the server's: it runs out */
+    OK(cairn_tcp_store_create("127.0.0.1", 0,
+                              cairn_tcp_store_options(.is_server = CAIRN_ON, .timeout = 5, .secret = SECRET,
+                                                      .secret_nbytes = sizeof(SECRET) - 1),
+                              &server));
+    int status = 0;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        setrlimit(RLIMIT_NOFILE, &many);
+        if (setresgid(NOBODY, NOBODY, NOBODY) != 0 || setresuid(NOBODY, NOBODY, NOBODY) != 0) _exit(99);
+        _exit(hold_all_places(cairn_store_port(server)));
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, CAIRN_OK);
+    cairn_store_destroy(&server);
+    setrlimit(RLIMIT_NOFILE, &before);
+}
+
 static void another_users_store_is_not_believed(void **state) {
     (void)state;
     int told[2], port = 0, status = 0;
@@ -426,6 +543,9 @@ int main(void) {
         cmocka_unit_test(a_guest_has_all_keys_but_cairns),
         cmocka_unit_test(a_guest_that_proves_itself_has_all_keys),
         cmocka_unit_test(another_users_process_is_turned_away_and_named),
+        cmocka_unit_test(connections_that_prove_nothing_end_in_time),
+        cmocka_unit_test(a_stranger_is_named_once),
+        cmocka_unit_test(strangers_hold_no_place_of_those_who_prove_themselves),
         cmocka_unit_test(another_users_store_is_not_believed),
         cmocka_unit_test(an_end_that_is_closed_is_nobodys),
     };

@@ -169,7 +169,7 @@ static void full_buffers_end_the_session_that_needs_more(void **state) {
     feed(&b, HELLO);
     all.buffered += STORE_MAX_BUFFERS - (1 << 20); /* as if others had them */
     feed_zeros(&a, 2 << 20);
-    expect_end(&a, "unfinished requests and unread replies of all connections take more than 1073741824 bytes");
+    expect_end(&a, "unfinished requests and unread replies of all connections take more than 268435456 bytes");
     cairn__session_close(&all, &a);
     feed(&b, "01 | 01*8 'k' | 00*8 | 07");
     expect_output(&b, "01*8");
@@ -184,7 +184,7 @@ static void full_table_ends_the_session_and_is_unchanged(void **state) {
     feed(&b, "0b | 02*8 | 01*8 'a' | 00*8 | 01*8 'b'");
     feed_u64(&b, STORE_MAX_VALUE);
     feed_zeros(&b, STORE_MAX_VALUE);
-    expect_end(&b, "the store is full: its keys and values would take more than 1073741824 bytes");
+    expect_end(&b, "the store is full: its keys and values would take more than 268435456 bytes");
     feed(&a, "07 | 03 | 01*8 'k' | 08 | 01*8 'k'");
     expect_output(&a, "01*8 | 01*8 'v' | 01*8");
     all.table.nbytes -= STORE_MAX_TABLE - (1 << 20);

@@ -4,11 +4,13 @@ themselves. Each attack gets in where the run says that it trusts everybody (CAI
 usage: strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none
 
 Skipped where namespaces cannot be made, or nobody else can be asked (it needs root)."""
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import two_machines as net
@@ -39,10 +41,25 @@ def attempt(request):
 if what[0] == "list": attempt(b"\x11")
 if what[0] == "add": attempt(b"\x04" + key(what[1]) + struct.pack("<q", int(what[2])))
 if what[0] == "set": attempt(b"\x01" + key(what[1]) + vector(what[2]) + b"\x03" + key(what[1]))
-if what[0] == "hold":
-    held = [socket.create_connection((host, port), 10) for _ in range(int(what[1]))]
+if what[0] == "hold":  # as many, each with the beginning of a proof; those that are closed anew
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(what[1]) + 64,) * 2)
+    def another():
+        s = socket.create_connection((host, port), 10)
+        s.sendall(b"\xc3airn-1\n" + bytes(31))
+        return s
+    held = [another() for _ in range(int(what[1]))]
     print("held", flush=True)
-    time.sleep(1000)
+    lie = bytes(100)
+    while True:
+        for i, s in enumerate(held[::8]):
+            try:
+                s.send(lie)
+                s.close()
+                held[8 * i] = another()
+            except OSError:
+                held[8 * i] = another()
+        time.sleep(0.5)
 if what[0] == "serve":  # as a store would that has every key
     listeners = []
     for p in range(port, port + int(what[1])):
@@ -65,6 +82,16 @@ if what[0] == "serve":  # as a store would that has every key
             reply = struct.pack("<q", 0) * data.count(b"\x07") if data[:1] == b"\0" else b"\0"
             if data[:1] == b"\x04": reply = struct.pack("<q", 1)
             s.sendall(reply)
+'''
+
+
+# Returns once somebody listens there.
+WAIT = r'''
+import socket, sys, time
+for _ in range(1000):
+    try: socket.create_connection((sys.argv[1], int(sys.argv[2]))).close(); break
+    except OSError: time.sleep(0.01)
+else: sys.exit("nobody listens")
 '''
 
 
@@ -163,10 +190,16 @@ class TwoMachines(Strange):
 
     def run_nodes(self, *program, secrets=None, **more):
         secrets = secrets or [self.secret, self.secret]
-        return [machine.start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node, "--master-addr",
-                              net.MACHINES[0].address, "--master-port", self.PORT,
-                              *(["--secret-file", secret] if secret else []), *program, **more)
-                for node, (machine, secret) in enumerate(zip(net.MACHINES, secrets))]
+        return [self.start_node(node, *program, secret=secret, **more) for node, secret in enumerate(secrets)]
+
+    def start_node(self, node, *program, secret=None, **more):
+        return net.MACHINES[node].start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node,
+                                        "--master-addr", net.MACHINES[0].address, "--master-port", self.PORT,
+                                        *(["--secret-file", secret] if secret else []), *program, **more)
+
+    def wait_for_store(self):
+        (code, _, err), = self.ends([net.MACHINES[0].start(PYTHON, "-c", WAIT, net.MACHINES[0].address, self.PORT)])
+        self.assertEqual(code, 0, err)
 
     def test_nodes_with_one_secret_meet_and_the_secret_is_nowhere_to_be_seen(self):
         jobs = self.run_nodes(EXCHANGE, "stay", CAIRN_LOG="debug")
@@ -224,6 +257,45 @@ class TwoMachines(Strange):
         for code, _, err in ends:
             self.assertEqual(code, 0, err)
         self.assertEqual(digits("".join(out for _, out, _ in ends)), quickstart.expected(4))
+
+    @staticmethod
+    def most_memory(job):
+        """KiB that this process has had resident at most."""
+        with open(f"/proc/{job.pid}/status", encoding="ascii") as status:
+            return int(status.read().split("VmHWM:")[1].split()[0])
+
+    def watched(self, jobs, get_memory):
+        while jobs[0].poll() is None:
+            with contextlib.suppress(OSError, IndexError):
+                get_memory(self.most_memory(jobs[0]))
+            time.sleep(0.02)
+        return self.ends(jobs)
+
+    def test_a_training_among_4500_strangers_has_the_losses_of_one_without(self):
+        if GLOO != "gloo":
+            self.skipTest("this build has no gloo (meson option 'gloo')")
+        quickstart = Quickstart(CAIRN_RUN, QUICKSTART)
+        memory = {"alone": 0, "among strangers": 0}
+        for what in memory:
+            node_0 = self.start_node(0, *quickstart.command(steps=STEPS), secret=self.secret)
+            if what != "alone":
+                self.wait_for_store()
+                strangers = [self.stranger(machine, net.MACHINES[0].address, self.PORT, "hold", "2250")
+                             for machine in net.MACHINES]
+                for s in strangers:
+                    self.assertEqual(s.stdout.readline(), "held\n", s.poll() is not None and s.stderr.read())
+            jobs = [node_0, self.start_node(1, *quickstart.command(steps=STEPS), secret=self.secret)]
+            ends = self.watched(jobs, lambda kib: memory.update({what: max(memory[what], kib)}))
+            for code, _, err in ends:
+                self.assertEqual(code, 0, err)
+            self.assertEqual(digits("".join(out for _, out, _ in ends)), quickstart.expected(4))
+        for s in strangers:
+            s.kill()
+            s.communicate()
+        self.assertLess(memory["among strangers"] - memory["alone"], 16 << 10)
+        said = ends[0][2]
+        for machine in net.MACHINES:
+            self.assertLessEqual(said.count(f"from {machine.address} port"), 2, said)
 
     def by_hand(self, secrets):
         return [net.MACHINES[rank].start(QUICKSTART, "--steps", "3", RANK=str(rank),

@@ -364,6 +364,58 @@ class RunNodes(launching.LauncherTest):
             self.assertEqual(add(1), 2)
         self.assertEqual(self.finish_all([host, self.static(1, 2, "true")]), ([0, 0], ["", ""]))
 
+    # ---- what no cairn-run wrote into the store ----
+
+    def forge(self, *pairs):
+        """Sets keys of the agents' store, adds to its list, and waits until that is done."""
+        with socket.create_connection(("127.0.0.1", self.port)) as store:
+            store.sendall(bytes.fromhex("00cef7853c"))
+            for key, value in pairs:
+                name = b"/cairn-run/" + key.encode()
+                store.sendall((b"\t" if key == "list" else b"\1") + struct.pack("<Q", len(name)) + name +
+                              struct.pack("<Q", len(value)) + value)
+            store.sendall(b"\7")
+            store.recv(8, socket.MSG_WAITALL)
+
+    def begin_hosting(self, *args):
+        host = self.static(0, 2, *args)
+        wait_until(lambda: self.hosts(host), "node 0 hosted")
+        wait_until(self.answers, "the store answered")
+        return host
+
+    def test_forged_agents_cost_no_memory_and_are_ignored(self):
+        host = self.begin_hosting("true")
+        self.forge(("agents", b"999999999"), ("agent/999999999", b"1 1\nx\ny"), ("agent/9", b"7 1000000000\nx\ny"),
+                   ("list", b"+999999999\n+9\n-999999998\n+99999999999999999999\n+-3\n9\n\n"))
+        time.sleep(0.3)
+        with open(f"/proc/{host.pid}/status", encoding="ascii") as status:
+            resident = int(status.read().split("VmRSS:")[1].split()[0])
+        self.assertLess(resident, 32 << 10)
+        self.forge(("agents", b"1"))
+        codes, errors = self.finish_all([host, self.static(1, 2, "true")])
+        self.assertEqual(codes, [0, 0])
+        self.assertIn("the store has an agent 9 that no cairn-run of this run is; it is ignored", errors[0])
+        self.assertIn("agent 999999999 of this run is ignored: it can have 4098, replaced ones too", errors[0])
+
+    def test_forged_calls_and_news_neither_end_nor_redirect_a_run(self):
+        host = self.begin_hosting("sh", "-c", self.tell("fact"))
+        self.forge(("call/2/1", b"1 0 5 2 1 2 1 2 192.0.2.1"), ("news/1", b"99 0 1 0\n"))
+        codes, errors = self.finish_all([host, self.static(1, 2, "sh", "-c", self.tell("fact"))])
+        self.assertEqual((codes, errors[0]), ([0, 0], ""))
+        self.assertIn("calls this node with '1 0 5 2 1 2 1 2 192.0.2.1', which no cairn-run of this run does; it is "
+                      "ignored", errors[1])
+        self.assertEqual(self.facts("fact"), [[r, 2, 0, 1, r, 2, r, 2, self.port] for r in range(2)])
+
+    def test_what_other_nodes_say_moves_no_cursor(self):
+        host = self.begin_hosting("true")
+        facts = "cairn-run 1\n--rdzv_backend \x1b[2J\x07\x9b\u009b\n"
+        self.forge(("run", facts.encode()))
+        code, _, errors = self.finish(self.static(1, 2, "true"))
+        self.assertEqual(code, 1)
+        self.assertIn("has --rdzv_backend ?[2J?????;", errors)
+        host.terminate()
+        self.finish(host)
+
     # ---- what people get wrong ----
 
     def test_a_node_rank_that_is_taken_is_refused(self):

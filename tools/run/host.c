@@ -1,5 +1,6 @@
 #include "rendezvous_parts.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "text.h"
 
 static const double WATCH_INTERVAL = 0.5;
+enum { MOST_REPLACED = 4096 /* nodes, in the life of a run: what the store says costs no more memory */ };
 
 bool host_open(struct rendezvous *r, int port) {
     const struct options *o = r->options;
@@ -40,35 +42,52 @@ void host_close(struct rendezvous *r) {
 
 /* ---- agents ---- */
 
-static void read_agent(struct rendezvous *r, int id) {
+/* False, with a word, for facts that no cairn-run of this run writes. */
+static bool read_agent(struct rendezvous *r, int id) {
     struct agent_seen *a = &r->agents[id - 1];
     char *text = rendezvous_get(r, rendezvous_key(r, "agent/%d", id));
     char host[256] = "?", role[256] = "default";
-    if (text) sscanf(text, "%d %d\n%255[^\n]\n%255[^\n]", &a->node_rank, &a->ranks, host, role);
+    if (!text) return false;
+    const int read = sscanf(text, "%9d %9d\n%255[^\n]\n%255[^\n]", &a->node_rank, &a->ranks, host, role);
     cairn_store_free(text);
+    const bool is_node =
+        r->options->backend != RENDEZVOUS_STATIC || (a->node_rank >= 0 && a->node_rank < r->options->max_nodes);
+    if (read < 2 || !is_node || a->ranks < 1 || a->ranks > OPTIONS_MAX_RANKS) {
+        if (!a->refused) say("the store has an agent %d that no cairn-run of this run is; it is ignored", id);
+        a->refused = true;
+        return false;
+    }
     a->host = format_text("%s", host);
     a->role = format_text("%s", role);
+    return true;
 }
 
 /* False for a number that no agent has. An agent that died before it published itself has a number and no facts. */
 static bool know_agent(struct rendezvous *r, int id) {
-    if (id < 1) return false;
+    const int most = r->options->max_nodes + MOST_REPLACED;
+    if (id < 1 || id > most) {
+        if (id > most && !r->said_most)
+            say("agent %d of this run is ignored: it can have %d, replaced ones too", id, most);
+        r->said_most |= id > most;
+        return false;
+    }
     if (id > r->num_agents) {
-        if (id > rendezvous_add(r, rendezvous_key(r, "agents"), 0)) return false;
+        if (!rendezvous_present(r, rendezvous_key(r, "agent/%d", id))) return false;
         r->agents = must(realloc(r->agents, (size_t)id * sizeof(*r->agents)));
         while (r->num_agents < id) r->agents[r->num_agents++] = (struct agent_seen){0};
     }
-    if (!r->agents[id - 1].host && rendezvous_present(r, rendezvous_key(r, "agent/%d", id))) read_agent(r, id);
-    return r->agents[id - 1].host != NULL;
+    if (r->agents[id - 1].host) return true;
+    return rendezvous_present(r, rendezvous_key(r, "agent/%d", id)) && read_agent(r, id);
 }
 
-static void take_entry(struct rendezvous *r, int entry) {
-    int id = abs(entry);
-    if (!know_agent(r, id)) return;
+static void take_entry(struct rendezvous *r, const char *entry) {
+    const bool joins = *entry == '+';
+    const long id = strtol(entry + 1, NULL, 10);
+    if ((!joins && *entry != '-') || id > INT_MAX || !know_agent(r, (int)id)) return;
     struct agent_seen *a = &r->agents[id - 1];
-    a->waiting = entry > 0;
-    a->gone = entry < 0;
-    if (entry < 0) return;
+    a->waiting = joins;
+    a->gone = !joins;
+    if (!joins) return;
     a->joins++;
     a->lost = a->place_freed = false; /* it was only unreachable */
     a->beat_at = now();
@@ -80,10 +99,7 @@ static void read_list(struct rendezvous *r) {
     if (!list) return;
     if (strlen(list) < r->list_read) r->list_read = 0; /* only another program at the port shortens the list */
     const char *entry = list + r->list_read;
-    for (const char *end; (end = strchr(entry, '\n')); entry = end + 1) {
-        int value = atoi(entry);
-        if (value != 0) take_entry(r, value);
-    }
+    for (const char *end; (end = strchr(entry, '\n')); entry = end + 1) take_entry(r, entry);
     r->list_read = (size_t)(entry - list);
     cairn_store_free(list);
 }

@@ -16,7 +16,7 @@
 #include "values.h"
 
 enum {
-    MAX_RANKS = 4096,
+    MAX_THREADS = 4096,
     MAX_NODES = 65536,
     STATIC_PORT = 29500, /* torch's */
     C10D_PORT = 29400,
@@ -129,10 +129,10 @@ static bool set_ranks(struct reading *r, enum option_id id, const char *text) {
         return false;
     }
     if (strcmp(text, "cpu") == 0 || (automatic && ranks == 0)) ranks = count_processors();
-    if (ranks == 0 && !read_whole(text, 1, MAX_RANKS, &ranks)) {
+    if (ranks == 0 && !read_whole(text, 1, OPTIONS_MAX_RANKS, &ranks)) {
         return refuse(r, id, "a number from 1 to 4096, `gpu`, `cpu` or `auto`");
     }
-    r->o->ranks = ranks < MAX_RANKS ? ranks : MAX_RANKS;
+    r->o->ranks = ranks < OPTIONS_MAX_RANKS ? ranks : OPTIONS_MAX_RANKS;
     return true;
 }
 
@@ -207,7 +207,7 @@ static bool set_role(struct reading *r, enum option_id id, const char *text) {
 static bool set_omp_threads(struct reading *r, enum option_id id, const char *text) {
     r->o->omp_threads = OMP_CORES_PER_RANK;
     if (strcmp(text, "auto") == 0) return true;
-    return read_whole(text, 1, MAX_RANKS, &r->o->omp_threads) || refuse(r, id, "a number from 1 to 4096, or `auto`");
+    return read_whole(text, 1, MAX_THREADS, &r->o->omp_threads) || refuse(r, id, "a number from 1 to 4096, or `auto`");
 }
 
 /* How torch starts Python functions; cairn-run starts none. */

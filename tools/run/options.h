@@ -22,6 +22,8 @@ enum { STREAM_OUT = 1, STREAM_ERR = 2 };
 
 enum { OMP_DEFAULT = 0, OMP_CORES_PER_RANK = -1 };
 
+enum { OPTIONS_MAX_RANKS = 4096 /* of a node */ };
+
 struct options {
     bool as_launch; /* called cairn-launch */
 

@@ -296,20 +296,45 @@ void rendezvous_close(struct rendezvous **rendezvous) {
 
 /* ---- joining ---- */
 
-static void take_world(struct rendezvous *r, struct world *out) {
+static bool are_ranks(int first, int ranks, int size) {
+    return first >= 0 && ranks > 0 && size > 0 && first <= size - ranks;
+}
+
+/* Whether the host of this run could have called so. */
+static bool is_world(const struct rendezvous *r, const struct world *w, int round) {
+    const struct options *o = r->options;
+    const bool is_next = r->server ? round == r->round : round > r->round; /* the host counts as it calls */
+    return is_next && w->restart >= 0 && w->restart <= o->max_restarts && w->nodes >= 1 && w->nodes <= o->max_nodes &&
+           w->node >= 0 && w->node < w->nodes && are_ranks(w->first_rank, o->ranks, w->size) &&
+           w->size <= w->nodes * OPTIONS_MAX_RANKS && are_ranks(w->first_role_rank, o->ranks, w->role_size) &&
+           w->role_size <= w->size;
+}
+
+/* False if the store is gone, or, after a message, if this is no host's call, which comes later then. */
+static bool take_world(struct rendezvous *r, struct world *out) {
     char *call = rendezvous_get(r, rendezvous_key(r, "call/%d/%d", r->id, r->joins));
     char address[256] = "-";
     struct world w = {.master_port = r->port};
+    int round = 0, read = 0;
     if (call) {
-        sscanf(call, "%d %d %d %d %d %d %d %d %255s", &r->round, &w.restart, &w.node, &w.nodes, &w.first_rank, &w.size,
-               &w.first_role_rank, &w.role_size, address);
+        read = sscanf(call, "%9d %9d %9d %9d %9d %9d %9d %9d %255s", &round, &w.restart, &w.node, &w.nodes,
+                      &w.first_rank, &w.size, &w.first_role_rank, &w.role_size, address);
+    }
+    const bool is_call = read == 9 && is_world(r, &w, round);
+    if (call && !is_call && !r->said_call) {
+        r->said_call = true;
+        say("the store at %s:%d calls this node with '%.80s', which no cairn-run of this run does; it is ignored",
+            r->host, r->port, call);
     }
     cairn_store_free(call);
+    if (!is_call) return false;
+    r->round = round;
     free(r->address);
     r->address = format_text("%s", strcmp(address, "-") != 0 ? address : r->host);
     r->nodes = w.nodes;
     w.master_addr = r->address;
     *out = w;
+    return true;
 }
 
 static char *who_is_missing(const struct rendezvous *r) {
@@ -332,10 +357,10 @@ static void say_waiting(const struct rendezvous *r) {
 }
 
 /* One check of an agent that waits to join; true once the host has called it. */
-static bool is_called(struct rendezvous *r, int restart) {
+static bool is_called(struct rendezvous *r, int restart, struct world *out) {
     if (r->server) host_form(r, restart);
     beat(r);
-    return rendezvous_present(r, rendezvous_key(r, "call/%d/%d", r->id, r->joins));
+    return rendezvous_present(r, rendezvous_key(r, "call/%d/%d", r->id, r->joins)) && take_world(r, out);
 }
 
 int rendezvous_join(struct rendezvous *r, int restart, int signals, struct world *out) {
@@ -346,7 +371,7 @@ int rendezvous_join(struct rendezvous *r, int restart, int signals, struct world
     set_tidings(r, (struct tidings){0}, "");
     if (!claim_node_rank(r)) return 1;
     append_to_list(r, '+');
-    while (!is_called(r, restart)) {
+    while (!is_called(r, restart, out)) {
         if (r->broken || now() > begin + r->options->join_timeout) return gave_up(r);
         int signal = signal_within(signals, pause);
         if (signal) {
@@ -359,15 +384,15 @@ int rendezvous_join(struct rendezvous *r, int restart, int signals, struct world
         }
         pause = pause * 2 < LAST_PAUSE ? pause * 2 : LAST_PAUSE;
     }
-    take_world(r, out);
-    return r->broken ? gave_up(r) : 0;
+    return 0;
 }
 
 /* ---- news ---- */
 
 static void take_news(struct rendezvous *r, const char *text) {
     int news = 0, teller = 0, final = 0, code = 1, report = 0;
-    if (sscanf(text, "%d %d %d %d%n", &news, &teller, &final, &code, &report) < 4) return;
+    if (sscanf(text, "%9d %9d %9d %9d%n", &news, &teller, &final, &code, &report) < 4) return;
+    if (news <= NEWS_NONE || news >= NEWS_HOST_LOST || code < 0 || code > 255) return; /* no cairn-run tells that */
     struct tidings t = {.news = (enum news)news, .own = teller == r->id, .final = final != 0, .code = code};
     set_tidings(r, t, text[report] ? text + report + 1 : "");
 }
@@ -383,6 +408,10 @@ void rendezvous_tell(struct rendezvous *r, enum news news, bool final, int code,
         if (rendezvous_ok(r, cairn_store_compare_set(r->store, rendezvous_key(r, "news/%d", r->round), "", 0, text,
                                                      strlen(text), &first, NULL))) {
             take_news(r, first);
+        }
+        if (first && !r->tidings.news && !r->broken) { /* no cairn-run wrote that */
+            take_news(r, text);
+            rendezvous_set(r, rendezvous_key(r, "news/%d", r->round), text);
         }
         cairn_store_free(first);
     }

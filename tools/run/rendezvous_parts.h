@@ -24,6 +24,7 @@
 struct agent_seen {
     int joins; /* number of its joins */
     bool waiting, member, gone, lost;
+    bool refused;     /* its facts are no agent's of this run, as was said */
     bool place_freed; /* its node_rank is free again */
     int node_rank, ranks;
     int node; /* its node in the last world that it was a member of */
@@ -57,6 +58,7 @@ struct rendezvous {
     double enough_at;  /* when min_nodes had joined, 0 = they have not */
     double watched_at; /* when heartbeats were last read */
     bool done;         /* this node's ranks ended with 0 */
+    bool said_most, said_call;
 };
 
 /* A key's name, valid until the next call. */

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/printable.h"
+
 void *must(void *p) {
     static const char sentence[] = "cairn-run: memory ran out\n";
     if (p) return p;
@@ -49,7 +51,10 @@ void say(const char *format, ...) {
     va_start(args, format);
     int n = vasprintf(&sentence, format, args) < 0 ? -1 : asprintf(&line, "cairn-run: %s\n", sentence);
     va_end(args);
-    if (n >= 0) say_text(line);
+    if (n >= 0) {
+        cairn__make_printable(line, true);
+        say_text(line);
+    }
     free(n < 0 ? NULL : line);
     free(sentence);
 }

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +21,9 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/log.h"
+#include "core/printable.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "rendezvous/owner.h"
@@ -33,6 +36,9 @@ enum {
     BUSY_RETRY_MS = 100,
     BATCH = 64,
     ACCEPTS = 256, /* before other connections are served */
+    NAMED = 64,    /* warnings of strangers that are told apart, and then no more of them */
+    PROOF_PATIENCE_S = 10,
+    SWEEP_MS = 1000, /* at most, between two looks for connections that proved nothing in that time */
     LISTEN_TRIES = 20,
     LISTEN_PAUSE_MS = 8 /* at most, between two tries */
 };
@@ -42,7 +48,9 @@ struct connection {
     struct connection *next, **link;
     int fd;
     bool known; /* in `known`: it has sent */
+    bool is_guest;
     uint32_t events;
+    uint64_t deadline_ns; /* of its proof; 0 = none is needed */
 };
 
 /* Oldest first. */
@@ -60,7 +68,11 @@ struct cairn__store_server {
     struct cairn__sessions sessions;
     bool has_guests, is_open; /* as the door's */
     struct list strangers, known;
-    size_t num_connections;
+    size_t num_connections, num_guests;
+    uint64_t patience_ns;  /* from a connection to its proof */
+    uint64_t swept_ns;     /* when connections were last looked through; 0 = none has to prove itself in time */
+    uint64_t named[NAMED]; /* hashes of warnings that were written */
+    size_t num_named;
     bool (*may_end)(void *ctx); /* set = the server is detached */
     void *ctx;
     uint8_t chunk[CHUNK];
@@ -86,8 +98,23 @@ static void unlist(struct list *l, struct connection *c) {
 
 /* ---- one connection ---- */
 
+/* Whether this is to be written: each reason of each address is, once, so that nobody can fill a log. */
+static bool is_news(struct cairn__store_server *s, const char *host, const char *why) {
+    const uint64_t hash = cairn__hash_text(cairn__hash_text(CAIRN__HASH_START, host), why);
+    for (size_t i = 0; i < s->num_named; i++) {
+        if (s->named[i] == hash) return false;
+    }
+    if (s->num_named == NAMED) return false;
+    s->named[s->num_named++] = hash;
+    if (s->num_named == NAMED) {
+        cairn__log(CAIRN_LOG_WARNING, "the store closed connections for %d reasons by now; further ones are not named",
+                   NAMED);
+    }
+    return true;
+}
+
 /* Warns only of programs that have sent a valid request, or were refused; a port scan is no reason for a warning. */
-static void tell_why(const struct connection *c) {
+static void tell_why(struct cairn__store_server *s, struct connection *c) {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
     char host[64] = "an unknown address", port[16] = "?";
@@ -96,20 +123,23 @@ static void tell_why(const struct connection *c) {
         (void)getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), port, sizeof(port),
                           NI_NUMERICHOST | NI_NUMERICSERV);
     }
-    cairn__log(c->known || c->session.refused ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG,
-               "the store closed the connection from %s port %s: %s", host, port, c->session.why);
+    cairn__make_printable(c->session.why, false);
+    const bool is_warning = (c->known || c->session.refused) && is_news(s, host, c->known ? "" : c->session.why);
+    cairn__log(is_warning ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG, "the store closed the connection from %s port %s: %s",
+               host, port, c->session.why);
 }
 
 /* A child process may hold the socket too, so closing it would neither notify the peer nor remove it from epoll. */
 static void end_connection(struct cairn__store_server *s, struct connection *c) {
-    tell_why(c);
+    tell_why(s, c);
     cairn__session_close(&s->sessions, &c->session);
     unlist(c->known ? &s->known : &s->strangers, c);
     (void)epoll_ctl(s->epoll, EPOLL_CTL_DEL, c->fd, NULL);
     (void)shutdown(c->fd, SHUT_RDWR);
     close(c->fd);
-    cairn__free(c);
+    s->num_guests -= c->is_guest;
     s->num_connections--;
+    cairn__free(c);
 }
 
 static void receive(struct cairn__store_server *s, struct connection *c) {
@@ -138,9 +168,17 @@ static void set_interest(struct cairn__store_server *s, struct connection *c) {
     (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, c->fd, &(struct epoll_event){.events = events, .data.ptr = c});
 }
 
+static void note_trust(struct cairn__store_server *s, struct connection *c) {
+    if (c->session.trust != CAIRN__TRUST_NONE) c->deadline_ns = 0;
+    if (!c->is_guest || c->session.trust == CAIRN__TRUST_GUEST) return;
+    c->is_guest = false;
+    s->num_guests--;
+}
+
 /* Sends what there is to send; c is gone then where it has ended. */
 static void tend(struct cairn__store_server *s, struct connection *c) {
     flush(s, c);
+    note_trust(s, c);
     if (c->session.proven && !c->known) {
         unlist(&s->strangers, c);
         enlist(&s->known, c);
@@ -182,13 +220,29 @@ static enum cairn__trust trust_of(const struct cairn__store_server *s, int fd, u
     return CAIRN__TRUST_NONE;
 }
 
-/* Without a secret there is nothing by which another user of this machine could prove himself. */
-static void turn_away(struct connection *c, unsigned uid) {
+__attribute__((format(printf, 2, 3))) static void turn_away(struct connection *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->session.why, sizeof(c->session.why), format, args);
+    va_end(args);
+    c->session.refused = c->session.ended = true;
+}
+
+/* c is gone then. */
+static void turn_stranger_away(struct cairn__store_server *s, struct connection *c, unsigned uid) {
     char who[64];
     cairn__owner_describe(uid, who, sizeof(who));
-    snprintf(c->session.why, sizeof(c->session.why), "it is %s", who);
+    turn_away(c, "it is %s", who);
     c->session.refused = uid != CAIRN__NO_USER;
-    c->session.ended = true;
+    end_connection(s, c);
+}
+
+/* Guests leave half of the places to those who have proven themselves. */
+static void count_guest(struct cairn__store_server *s, struct connection *c) {
+    c->is_guest = true;
+    if (++s->num_guests <= STORE_MAX_CONNECTIONS / 2) return;
+    turn_away(c, "%d connections without proof are open already", STORE_MAX_CONNECTIONS / 2);
+    end_connection(s, c);
 }
 
 static cairn_status add_connection(struct cairn__store_server *s, int fd) {
@@ -206,9 +260,13 @@ static cairn_status add_connection(struct cairn__store_server *s, int fd) {
     }
     enlist(&s->strangers, c);
     s->num_connections++;
-    if (c->session.trust == CAIRN__TRUST_NONE && !s->sessions.secret) {
-        turn_away(c, uid);
-        end_connection(s, c);
+    if (c->session.trust == CAIRN__TRUST_GUEST) {
+        count_guest(s, c);
+    } else if (c->session.trust == CAIRN__TRUST_NONE && !s->sessions.secret) {
+        turn_stranger_away(s, c, uid); /* who has nothing by which to prove himself */
+    } else if (c->session.trust == CAIRN__TRUST_NONE) {
+        c->deadline_ns = cairn__now_ns() + s->patience_ns;
+        s->swept_ns = s->swept_ns ? s->swept_ns : cairn__now_ns();
     }
 out:
     return st;
@@ -223,6 +281,21 @@ static bool drop_stranger(struct cairn__store_server *s) {
         if (s->num_connections == before && c == s->strangers.first) end_connection(s, c);
     }
     return s->num_connections < before;
+}
+
+/* Closes connections that proved nothing in time, without a word if they said nothing either. */
+static void sweep(struct cairn__store_server *s) {
+    const uint64_t now = cairn__now_ns();
+    if (!s->swept_ns || now < s->swept_ns + SWEEP_MS * UINT64_C(1000000)) return;
+    s->swept_ns = 0;
+    for (struct connection *c = s->strangers.first, *next; c; c = next) {
+        next = c->next;
+        if (c->deadline_ns && now > c->deadline_ns) {
+            end_connection(s, c);
+        } else if (c->deadline_ns) {
+            s->swept_ns = now;
+        }
+    }
 }
 
 /* Checked first, since accept4 reports a lack of descriptors even when no connection is pending. */
@@ -278,6 +351,7 @@ static bool handle_events(struct cairn__store_server *s, const struct epoll_even
         }
     }
     tend_active(s);
+    sweep(s);
     if (accepting) accept_some(s);
     return true;
 }
@@ -293,7 +367,7 @@ static void *serve(void *argument) {
     struct cairn__store_server *s = argument;
     struct epoll_event events[BATCH];
     for (bool going_on = true; going_on;) {
-        const int n = epoll_wait(s->epoll, events, BATCH, s->paused ? BUSY_RETRY_MS : -1);
+        const int n = epoll_wait(s->epoll, events, BATCH, s->paused ? BUSY_RETRY_MS : s->swept_ns ? SWEEP_MS : -1);
         pthread_mutex_lock(&s->mutex);
         going_on = handle_events(s, events, n);
         bool (*const may_end)(void *ctx) = s->may_end;
@@ -420,6 +494,7 @@ cairn_status cairn__store_listen_at(const struct cairn__store_door *door, struct
     TRY(open_listener(door->address, port, &s->listener, &bound));
     s->sessions.secret = door->secret;
     s->sessions.port = bound;
+    s->patience_ns = (uint64_t)(1e9 * (door->proof_patience > 0 ? door->proof_patience : PROOF_PATIENCE_S));
     s->has_guests = door->has_guests;
     s->is_open = door->is_open;
     TRY(watch(s, &s->listener));

@@ -21,7 +21,8 @@ struct cairn__store_door {
     const char *address; /* numeric, of this machine; "" = every one (dual-stack, or else IPv4); NULL = 127.0.0.1 */
     const struct cairn__secret *secret; /* NULL = none; the caller's, and lives as long as the server */
     bool has_guests; /* torch's ranks elsewhere, which cannot prove themselves, are served keys that are not Cairn's */
-    bool is_open;    /* everybody is trusted: the user says so (CAIRN_INSECURE) */
+    double proof_patience; /* seconds from a connection to its proof; 0 = 10 */
+    bool is_open;          /* everybody is trusted: the user says so (CAIRN_INSECURE) */
 };
 
 /* Clients may connect from then on and are served after cairn__store_start. *bound_port gets the port. Errors:

@@ -74,11 +74,10 @@ enum {
     STORE_MAX_KEY = 8 << 10,
     STORE_MAX_VALUE = 8 << 20,
     STORE_MAX_KEYS = 131072,      /* in one request */
-    STORE_MAX_REQUEST = 64 << 20, /* bytes of one request or one reply */
+    STORE_MAX_REQUEST = 16 << 20, /* bytes of one request or one reply, a half one too */
     STORE_MAX_CONNECTIONS = 4096,
-    STORE_MAX_TABLE = 1 << 30, /* memory of all keys and values */
-    STORE_MAX_BUFFERS =
-        1 << 30, /* memory of what has come in part and what is not sent yet, all connections together */
+    STORE_MAX_TABLE = 256 << 20,   /* memory of all keys and values */
+    STORE_MAX_BUFFERS = 256 << 20, /* of all connections: what has come in part, and what is not sent yet */
 };
 
 #endif
