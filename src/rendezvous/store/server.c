@@ -50,7 +50,9 @@ struct connection {
     bool known; /* in `known`: it has sent */
     bool is_guest;
     uint32_t events;
-    uint64_t deadline_ns; /* of its proof; 0 = none is needed */
+    uint64_t deadline_ns;         /* of its proof; 0 = none is needed */
+    struct sockaddr_storage peer; /* as it came: the kernel forgets it when the peer resets the connection */
+    socklen_t peer_length;
 };
 
 /* Oldest first. */
@@ -115,14 +117,10 @@ static bool is_news(struct cairn__store_server *s, const char *host, const char 
 
 /* Warns only of programs that have sent a valid request, or were refused; a port scan is no reason for a warning. */
 static void tell_why(struct cairn__store_server *s, struct connection *c) {
-    struct sockaddr_storage address;
-    socklen_t length = sizeof(address);
     char host[64] = "an unknown address", port[16] = "?";
     if (!c->session.why[0]) return;
-    if (getpeername(c->fd, (struct sockaddr *)&address, &length) == 0) {
-        (void)getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), port, sizeof(port),
-                          NI_NUMERICHOST | NI_NUMERICSERV);
-    }
+    (void)getnameinfo((const struct sockaddr *)&c->peer, c->peer_length, host, sizeof(host), port, sizeof(port),
+                      NI_NUMERICHOST | NI_NUMERICSERV);
     cairn__make_printable(c->session.why, false);
     const bool is_warning = (c->known || c->session.refused) && is_news(s, host, c->known ? "" : c->session.why);
     cairn__log(is_warning ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG, "the store closed the connection from %s port %s: %s",
@@ -245,13 +243,16 @@ static void count_guest(struct cairn__store_server *s, struct connection *c) {
     end_connection(s, c);
 }
 
-static cairn_status add_connection(struct cairn__store_server *s, int fd) {
+static cairn_status add_connection(struct cairn__store_server *s, int fd, const struct sockaddr_storage *peer,
+                                   socklen_t peer_length) {
     struct connection *c = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     unsigned uid = 0;
     cairn__session_open(&c->session, trust_of(s, fd, &uid));
     c->fd = fd;
+    c->peer = *peer;
+    c->peer_length = peer_length;
     c->events = EPOLLIN;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     if (epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &(struct epoll_event){.events = EPOLLIN, .data.ptr = c}) != 0) {
@@ -305,9 +306,11 @@ static bool someone_waits(const struct cairn__store_server *s) {
 
 /* False if descriptors or memory have run out. */
 static bool accept_one(struct cairn__store_server *s) {
-    const int fd = accept4(s->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    struct sockaddr_storage peer = {0};
+    socklen_t length = sizeof(peer);
+    const int fd = accept4(s->listener, (struct sockaddr *)&peer, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
-    if (add_connection(s, fd) == CAIRN_OK) return true;
+    if (add_connection(s, fd, &peer, length) == CAIRN_OK) return true;
     close(fd);
     return false;
 }
