@@ -61,11 +61,15 @@ struct cairn_env_options {
  *             since ranks leave their last words there. A further environment of the same launch shares it.
  * Threads     the environment is used by one thread at a time. The rank that hosts the store runs one thread for it
  *             while it is there, "cairn-store".
+ * Forks       a child of a rank is no rank: there every call that would talk to the others fails (CAIRN_ESTATE), in
+ *             environments of more than one rank, and so does this call where it would take the parent's place. It may
+ *             destroy its copies, which tells nobody, or call exec.
  * Subnormals  are kept: if this thread treats them as zero, as the first thread of a program linked with -ffast-math or
  *             -Ofast does (crtfastmath), that is turned off, with a warning. Threads that started before, such as
  *             OpenMP's, are not changed, and lose bits if they call Cairn or oneDNN computes in them: make the
  *             environment first, or link without the option (compiling with it is fine).
- * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESYSTEM
+ * Errors      CAIRN_EINVAL options or launch facts that contradict or miss something, with what to set; CAIRN_ESTATE
+ *             the child of a rank; CAIRN_ESYSTEM
  *             port in use, or a file that cannot be made; CAIRN_ETIMEOUT names the ranks that did not join, or every
  *             place that was searched for the store; CAIRN_EPEER; CAIRN_ENOTSUP a backend that cannot join these ranks,
  *             or ranks on GPUs; CAIRN_ENOTBUILT device or backend; CAIRN_EDEVICE no such GPU, or none that works.

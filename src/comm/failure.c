@@ -4,6 +4,7 @@
 
 #include "comm/front.h"
 #include "comm/notes.h"
+#include "core/fork.h"
 #include "core/status.h"
 
 cairn_status cairn__group_was_aborted(const cairn_group *group) {
@@ -20,9 +21,13 @@ static void keep_cause(cairn_group *group) {
     snprintf(group->cause, sizeof(group->cause), "%s", cairn_last_error());
 }
 
+bool cairn__group_is_parents(const cairn_group *group) {
+    return group->size > 1 && group->forks != cairn__forks();
+}
+
 /* give_up comes before the notes of the peers are read: it is what makes them fail and leave notes. */
 cairn_status cairn__group_check_any_status(cairn_group *group, const struct cairn__call *call, cairn_status status) {
-    if (status == CAIRN_OK || group->dead != CAIRN_OK) return status;
+    if (status == CAIRN_OK || group->dead != CAIRN_OK || cairn__group_is_parents(group)) return status;
     group->dead = status;
     group->family->outstanding -= group->outstanding;
     group->outstanding = 0;
@@ -48,6 +53,10 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
 }
 
 cairn_status cairn__group_check_alive(cairn_group *group) {
+    REQUIRE(!cairn__group_is_parents(group), CAIRN_ESTATE,
+            "this process was forked from rank %d, whose groups stay with it: the other ranks would take what is sent "
+            "here for that rank's; let the child call exec, or leave its calls to the rank",
+            group->rank);
     if (group->dead == CAIRN_ESTATE) return cairn__fail(CAIRN_ESTATE, "%s", group->cause);
     if (group->dead != CAIRN_OK) {
         return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
@@ -57,7 +66,7 @@ cairn_status cairn__group_check_alive(cairn_group *group) {
 }
 
 void cairn_group_abort(cairn_group *group) {
-    if (!group) return;
+    if (!group || cairn__group_is_parents(group)) return;
     atomic_fetch_add(&group->aborting, 1);
     if (!atomic_exchange(&group->aborted, true)) {
         char name[80], cause[128];

@@ -30,7 +30,10 @@ struct cairn__proposal {
 /* Seconds that fit in 64 bits of ns. */
 double cairn__group_clip_timeout(double timeout);
 
-/* The first cause again, once the group is dead or was aborted. */
+/* Whether this process is a child of the rank's, by fork: it may only free its copy. False for a group of one. */
+bool cairn__group_is_parents(const cairn_group *group);
+
+/* CAIRN_ESTATE in a child of the rank's. The first cause again, once the group is dead or was aborted. */
 cairn_status cairn__group_check_alive(cairn_group *group);
 
 /* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:

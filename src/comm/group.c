@@ -7,6 +7,7 @@
 
 #include "comm/front.h"
 #include "core/alloc.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "kernels/kernels.h"
@@ -44,6 +45,7 @@ cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_gro
     TRY(cairn__calloc(1, sizeof(*group), (void **)&group));
     group->family = family;
     group->size = size;
+    group->forks = cairn__forks();
     TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->env_ranks));
     TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->parent_ranks));
     TRY(cairn__group_add_works(group));
@@ -108,8 +110,10 @@ out:
 void cairn__group_end(cairn_group **group) {
     cairn_group *g = *group;
     if (!g) return;
-    while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
-    if (g->backend) g->backend->destroy(g);
+    if (!cairn__group_is_parents(g)) {
+        while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
+        if (g->backend) g->backend->destroy(g);
+    }
     cairn_group **at = &g->family->groups;
     g->family->outstanding -= g->outstanding;
     while (*at && *at != g) at = &(*at)->next;

@@ -120,6 +120,7 @@ struct cairn_group {
     bool is_of_all;    /* every rank of the environment has the number that it has there */
     int *parent_ranks; /* [size] likewise in the parent; during derive only */
     double timeout;
+    unsigned forks; /* cairn__forks() of the process that made it */
     struct cairn_device *device;
     uint64_t next_number;
     uint64_t *next_sent, *next_received; /* [size] messages to and from each rank; made when first needed */

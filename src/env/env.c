@@ -3,11 +3,13 @@
 #include "device/env.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/group_backend.h"
 #include "core/alloc.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -176,6 +178,23 @@ static void install_error_file(const struct cairn_env_options *options) {
     cairn__error_file_install(is_read && o.record_errors <= CAIRN_OFF ? o.record_errors : CAIRN_DEFAULT);
 }
 
+/* 1 + cairn__forks() of the process that has been the launcher's rank; 0 = none has. */
+static atomic_uint joined;
+
+/* A child inherits the variables that say which rank its parent is. */
+static cairn_status check_forks(const struct cairn__launch *launch) {
+    const unsigned by = atomic_load(&joined);
+    REQUIRE(by == 0 || by == 1 + cairn__forks(), CAIRN_ESTATE,
+            "this process was forked from rank %d, and would take its place; give an environment of its own "
+            ".world_size and .rank (cairn_env_options), or unset the launcher's variables",
+            launch->rank);
+    return CAIRN_OK;
+}
+
+void cairn__env_is_rank_of_its_own(void) {
+    atomic_store(&joined, 0);
+}
+
 cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options, cairn_env **out) {
     install_error_file(options);
     REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
@@ -190,8 +209,11 @@ cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_op
                                             .init_method = path ? NULL : o.init_method,
                                             .has_store = o.store || path};
     TRY(cairn__launch_read(&told, argc, argv, &launch));
+    const bool is_launched = launch.size > 1 && o.world_size == 0;
+    if (is_launched) TRY(check_forks(&launch));
     cairn__log_set_rank(launch.rank);
     TRY(cairn__env_create_at(&launch, options, out));
+    if (is_launched) atomic_store(&joined, 1 + cairn__forks());
 out:
     return st;
 }

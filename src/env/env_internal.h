@@ -19,6 +19,9 @@ cairn_status cairn__env_meet(struct cairn_env *env, const struct cairn__launch *
 /* Ends the store that was kept; to be called after the group's end. */
 void cairn__env_part(struct cairn_env *env);
 
+/* In a child of fork with launcher's variables of its own: it takes nobody's place. */
+void cairn__env_is_rank_of_its_own(void);
+
 /* The path in "file:///path", NULL for other methods. CAIRN_EINVAL for "file://" without a whole path. */
 cairn_status cairn__env_file_path(const char *init_method, const char **path);
 

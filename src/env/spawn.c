@@ -25,6 +25,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "device/device.h"
+#include "env/env_internal.h"
 #include "env/error_file.h"
 #include "rendezvous/store/server.h"
 
@@ -140,6 +141,7 @@ static bool set_variables(const struct job *job, int rank, pid_t parent) {
 }
 
 static _Noreturn void be_rank(struct job *job, int rank, pid_t parent) {
+    cairn__env_is_rank_of_its_own();
     struct outcome *outcome = &job->outcomes[rank];
     sigset_t none;
     sigemptyset(&none);

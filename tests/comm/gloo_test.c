@@ -1,5 +1,6 @@
 /* The gloo engine alone: ranks as threads that move bytes over the loopback interface. A rank reports by EXPECT, which
  * returns a sentence; run_ranks fails the test with the first. */
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -639,6 +641,25 @@ static void a_process_may_exit_while_its_ranks_wait(void **state) {
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* An IPv4 address of gloo's is a sockaddr_storage and a number; the store's readers need no more of this process. */
+static char *publish_no_stray_bytes(struct rank *r) {
+    void *value = NULL;
+    size_t nbytes = 0;
+    EXPECT(join_together(r) == CAIRN_OK);
+    EXPECT(cairn_store_get(r->options.store, r->rank ? "test/gloo/1" : "test/gloo/0", &value, &nbytes) == CAIRN_OK);
+    EXPECT(nbytes > sizeof(struct sockaddr_storage));
+    const uint8_t *rest = (const uint8_t *)value + sizeof(struct sockaddr_in);
+    for (size_t i = 0; i < sizeof(struct sockaddr_storage) - sizeof(struct sockaddr_in); i++) EXPECT(rest[i] == 0);
+    cairn_store_free(value);
+    meet(r);
+    return NULL;
+}
+
+static void addresses_have_no_bytes_of_this_process(void **state) {
+    (void)state;
+    run_ranks(2, publish_no_stray_bytes);
+}
+
 int main(void) {
     if (cairn__engine_find("gloo", &ops) != CAIRN_OK) {
         puts(cairn_last_error());
@@ -646,6 +667,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_process_may_exit_while_its_ranks_wait), /* before this process has threads */
+        cmocka_unit_test(addresses_have_no_bytes_of_this_process),
         cmocka_unit_test(an_all_to_all_moves_uneven_and_empty_parts),
         cmocka_unit_test(an_all_gather_moves_uneven_and_empty_parts),
         cmocka_unit_test(broadcast_reaches_all_ranks_from_any_root),

@@ -1,7 +1,7 @@
 """Jobs of Open MPI's mpirun over the mpi backend: every collective, the quick start, programs that speak MPI
 themselves, and what is said where it cannot be.
 
-usage: mpi_jobs.py CAIRN_RUN QUICKSTART COLLECTIVES_RANK MPI_USER
+usage: mpi_jobs.py CAIRN_RUN QUICKSTART COLLECTIVES_RANK MPI_USER FORK_TEST
 
 Skipped without Open MPI. How jobs end whose ranks fail is mpi_faults.py's."""
 import os
@@ -15,7 +15,7 @@ sys.path[:0] = [os.path.join(HERE, os.pardir), os.path.join(HERE, os.pardir, "tr
 from mpi import find_open_mpi  # noqa: E402
 from quickstart import PATIENCE, Quickstart, clean_env, free_port, run  # noqa: E402
 
-CAIRN_RUN, PROGRAM, COLLECTIVES, USER = sys.argv[1:5]
+CAIRN_RUN, PROGRAM, COLLECTIVES, USER, FORK = sys.argv[1:6]
 QUICKSTART = Quickstart(CAIRN_RUN, PROGRAM)
 MPIRUN = find_open_mpi()
 MISMATCHES = run([COLLECTIVES, "mismatch"]).stdout.split()
@@ -49,6 +49,10 @@ class Jobs(unittest.TestCase):
 
     def test_every_collective_gives_its_definition_where_calls_are_checked(self):
         self.holds(3, CAIRN_CHECK="1")
+
+    def test_the_children_of_ranks_disturb_none(self):
+        got = job(2, FORK, "mpi", "rank", CAIRN_TIMEOUT="20")
+        self.assertEqual((got.returncode, got.stderr), (0, ""))
 
     def test_ranks_that_disagree_are_named_and_the_job_fails(self):
         self.assertTrue(MISMATCHES)
@@ -121,4 +125,4 @@ if __name__ == "__main__":
     if not MPIRUN:
         print("skipped: Open MPI is not installed")
         sys.exit(SKIP)
-    unittest.main(argv=sys.argv[:1] + sys.argv[5:], verbosity=2)
+    unittest.main(argv=sys.argv[:1] + sys.argv[6:], verbosity=2)

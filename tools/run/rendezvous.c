@@ -228,7 +228,10 @@ static int meet_host(struct rendezvous *r, int signals) {
     double end = now() + FOREIGN_AFTER;
     for (double pause = FIRST_PAUSE; !rendezvous_present(r, rendezvous_key(r, "run")); pause *= 2) {
         int signal = signal_within(signals, pause < LAST_PAUSE ? pause : LAST_PAUSE);
-        if (signal) return EXIT_SIGNAL + signal;
+        if (signal) {
+            say("SIG%s before the store at %s:%d said which run it is of", sigabbrev_np(signal), r->host, r->port);
+            return EXIT_SIGNAL + signal;
+        }
         if (r->broken || now() > end) {
             say("the store at %s:%d is not a cairn-run's%s%s; is another program at this port?", r->host, r->port,
                 r->broken ? ": " : "", r->broken ? r->report : "");

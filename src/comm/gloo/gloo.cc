@@ -10,9 +10,11 @@
  * in their order: one lane for the collectives, and for each rank that messages go to or come from one a direction,
  * begun with the first message. No lane waits for another, and gloo moves whatever was posted whether or not anybody
  * waits for it. */
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,6 +23,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -291,10 +294,21 @@ class Connecting {
         std::vector<char> all;
         for (int r = 0; r < size; r++) {
             if (r == rank) continue;
-            const std::vector<char> one = context->createPair(r)->address().bytes();
+            std::vector<char> one = context->createPair(r)->address().bytes();
+            forget_rest(one);
             all.insert(all.end(), one.begin(), one.end());
         }
         return all;
+    }
+
+    /* gloo copies a whole sockaddr_storage, most of which nobody has written: memory of this process. */
+    static void forget_rest(std::vector<char> &address) {
+        sa_family_t family = AF_UNSPEC;
+        if (address.size() < sizeof(sockaddr_storage)) return;
+        memcpy(&family, address.data() + offsetof(sockaddr_storage, ss_family), sizeof(family));
+        if (family != AF_INET && family != AF_INET6) return;
+        const size_t used = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+        std::fill(address.begin() + (ptrdiff_t)used, address.begin() + (ptrdiff_t)sizeof(sockaddr_storage), '\0');
     }
 
     void set_address(int r, const std::vector<char> &theirs) {

@@ -27,6 +27,7 @@ static inline uint8_t cairn__store_number(enum cairn__store_dialect dialect, enu
 
 struct cairn__stream {
     int fd;            /* -1 = broken */
+    unsigned forks;    /* cairn__forks() of the process that connected */
     uint64_t deadline; /* of the call in progress, ns of CLOCK_MONOTONIC */
     double allowance;  /* the seconds until it, for messages */
     char name[300];    /* host:port */

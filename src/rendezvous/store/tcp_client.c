@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/fork.h"
 #include "core/status.h"
 #include "core/trace.h"
 #include "rendezvous/address.h"
@@ -81,6 +82,10 @@ out:
 
 static cairn_status begin(struct cairn__tcp_store *s, enum store_op op, const char *key) {
     cairn_status st = CAIRN_OK;
+    REQUIRE(s->stream.forks == cairn__forks(), CAIRN_ESTATE,
+            "this process was forked from the one that connected to the store at %s, which would read the answers; "
+            "connect in the child, or call exec",
+            s->stream.name);
     if (s->cancelling && s->stream.fd >= 0) TRY(settle_before_asking(s));
     TRY(cairn__put_op(&s->stream, cairn__store_number(s->dialect, op)));
     if (key) TRY(cairn__put_key(&s->stream, key));
@@ -433,6 +438,7 @@ cairn_status cairn__tcp_store_make(double timeout, struct cairn__tcp_store **out
     TRY(cairn__calloc(1, sizeof(*s), (void **)&s));
     s->base = (cairn_store){.ops = &tcp_ops, .timeout = timeout};
     s->stream.fd = -1;
+    s->stream.forks = cairn__forks();
     if (getrandom(s->nonce, sizeof(s->nonce), 0) != sizeof(s->nonce)) {
         st = cairn__fail_errno(errno, "no random numbers");
         cairn__free(s);
