@@ -49,12 +49,12 @@ void cairn__log(cairn_log_level level, const char *format, ...) {
     int limit = atomic_load(&threshold);
     if ((int)level > (limit ? limit : read_threshold())) return;
 
-    char message[2048];
+    char text[2048], message[2048];
     va_list args;
     va_start(args, format);
-    vsnprintf(message, sizeof(message), format, args);
+    vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    cairn__make_printable(message, true);
+    cairn__write_printable(message, sizeof(message), text, true); /* it may quote a stranger */
 
     int rank = atomic_load(&sink_rank);
     if (user_sink) {

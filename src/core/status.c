@@ -43,8 +43,7 @@ static void write_message(const char *format, va_list args, const char *suffix) 
     int length = vsnprintf(text, sizeof(text), format, args);
     size_t used = length < 0 ? 0 : (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1;
     if (suffix) snprintf(text + used, sizeof(text) - used, ": %s", suffix);
-    cairn__make_printable(text, true); /* it may quote a stranger */
-    memcpy(last_error, text, sizeof(text));
+    cairn__write_printable(last_error, sizeof(last_error), text, true); /* it may quote a stranger */
     failures++;
 }
 

@@ -51,6 +51,14 @@ static void last_error_belongs_to_its_thread(void **state) {
     assert_string_equal(cairn_last_error(), "this thread's 1");
 }
 
+static void a_message_moves_no_cursor(void **state) {
+    (void)state;
+    cairn__fail(CAIRN_EPEER, "key '%s'", "\033[2J\r\007\x7f\xc2\x9b caf\xc3\xa9\n\tend");
+    assert_string_equal(cairn_last_error(), "key '\\x1b[2J\\x0d\\x07\\x7f\\x9b caf\xc3\xa9\n\tend'");
+    cairn__fail(CAIRN_EPEER, "%s", cairn_last_error());
+    assert_string_equal(cairn_last_error(), "key '\\x1b[2J\\x0d\\x07\\x7f\\x9b caf\xc3\xa9\n\tend'");
+}
+
 static void a_message_may_quote_the_one_before(void **state) {
     (void)state;
     cairn__fail(CAIRN_EINVAL, "cause");
@@ -151,6 +159,7 @@ int main(void) {
         cmocka_unit_test(every_status_has_a_name_and_a_sentence),
         cmocka_unit_test(unknown_status_has_a_name_that_says_so),
         cmocka_unit_test(last_error_belongs_to_its_thread),
+        cmocka_unit_test(a_message_moves_no_cursor),
         cmocka_unit_test(a_message_may_quote_the_one_before),
         cmocka_unit_test(a_long_message_is_cut_and_ends),
         cmocka_unit_test(a_system_error_ends_with_its_reason),

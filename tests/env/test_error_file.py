@@ -75,9 +75,9 @@ class ErrorFile(unittest.TestCase):
         self.assertEqual(self.run_case("fail_for_a_peer").returncode, 1)
         self.assertEqual(self.written(late=1)[0], "CAIRN_EPEER: rank 1 has ended")
 
-    def test_message_is_kept_and_invalid_utf8_replaced(self):
+    def test_message_is_kept_but_for_control_characters_and_invalid_utf8(self):
         self.run_case("fail_in_many_letters")
-        self.assertEqual(self.written()[0], 'CAIRN_EINVAL: "\\/\n\t\x01 \x7f é € 𝄞 | \ufffd \ufffd( \ufffd\ufffd '
+        self.assertEqual(self.written()[0], 'CAIRN_EINVAL: "\\/\n\t\\x01 \\x7f é € 𝄞 | \ufffd \ufffd( \ufffd\ufffd '
                          '\ufffd\ufffd\ufffd \ufffd\ufffd\ufffd\ufffd |')
 
     def test_long_message_is_cut_and_stays_json(self):

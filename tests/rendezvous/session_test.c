@@ -106,22 +106,22 @@ static void lengths_beyond_a_limit_end_the_session_before_the_bytes_come(void **
     assert_int_equal(all.table.num_keys, 0);
 }
 
-static void request_above_64_mib_ends_the_session_and_stores_nothing(void **state) {
+static void request_above_16_mib_ends_the_session_and_stores_nothing(void **state) {
     (void)state;
-    feed(&a, HELLO "| 0b | 08*8");
-    for (int i = 0; i < 7; i++) set_big(&a, "01*8 'k'");
+    feed(&a, HELLO "| 0b | 02*8");
+    set_big(&a, "01*8 'k'");
     assert_false(a.ended);
     feed(&a, "01*8 'k' | 00 00 80 00 00 00 00 00");
-    expect_end(&a, "a request of more than 67108864 bytes");
+    expect_end(&a, "a request of more than 16777216 bytes");
     assert_int_equal(all.table.num_keys, 0);
 }
 
-static void reply_above_64_mib_ends_the_session_without_an_answer(void **state) {
+static void reply_above_16_mib_ends_the_session_without_an_answer(void **state) {
     (void)state;
     feed(&a, HELLO);
     set_big(&a, "01 | 01*8 'k'");
     feed(&a, "0a | 08*8 | 01*8 'k' | 01*8 'k' | 01*8 'k' | 01*8 'k' | 01*8 'k' | 01*8 'k' | 01*8 'k' | 01*8 'k'");
-    expect_end(&a, "a reply of more than 67108864 bytes");
+    expect_end(&a, "a reply of more than 16777216 bytes");
 }
 
 static void requests_wait_while_replies_are_unread(void **state) {
@@ -251,8 +251,8 @@ int main(void) {
 #define SESSION_TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
     const struct CMUnitTest tests[] = {
         SESSION_TEST(lengths_beyond_a_limit_end_the_session_before_the_bytes_come),
-        SESSION_TEST(request_above_64_mib_ends_the_session_and_stores_nothing),
-        SESSION_TEST(reply_above_64_mib_ends_the_session_without_an_answer),
+        SESSION_TEST(request_above_16_mib_ends_the_session_and_stores_nothing),
+        SESSION_TEST(reply_above_16_mib_ends_the_session_without_an_answer),
         SESSION_TEST(requests_wait_while_replies_are_unread),
         SESSION_TEST(input_is_refused_while_much_is_queued),
         SESSION_TEST(full_buffers_end_the_session_that_needs_more),

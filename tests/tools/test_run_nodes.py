@@ -412,7 +412,7 @@ class RunNodes(launching.LauncherTest):
         self.forge(("run", facts.encode()))
         code, _, errors = self.finish(self.static(1, 2, "true"))
         self.assertEqual(code, 1)
-        self.assertIn("has --rdzv_backend ?[2J?????;", errors)
+        self.assertIn("has --rdzv_backend \\x1b[2J\\x07\\x9b\\x9b;", errors)
         host.terminate()
         self.finish(host)
 

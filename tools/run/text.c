@@ -46,16 +46,20 @@ void say_text(const char *text) {
 }
 
 void say(const char *format, ...) {
-    char *sentence = NULL, *line = NULL;
+    char *sentence = NULL;
     va_list args;
     va_start(args, format);
-    int n = vasprintf(&sentence, format, args) < 0 ? -1 : asprintf(&line, "cairn-run: %s\n", sentence);
+    const int length = vasprintf(&sentence, format, args);
     va_end(args);
-    if (n >= 0) {
-        cairn__make_printable(line, true);
+    if (length < 0) return;
+    const size_t most = 4 * (size_t)length + 64; /* "\x1b" for a byte */
+    char *printable = malloc(most), *line = NULL;
+    if (printable) cairn__write_printable(printable, most, sentence, true);
+    if (printable && asprintf(&line, "cairn-run: %s\n", printable) >= 0) {
         say_text(line);
+        free(line);
     }
-    free(n < 0 ? NULL : line);
+    free(printable);
     free(sentence);
 }
 

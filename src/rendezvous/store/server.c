@@ -121,10 +121,11 @@ static void tell_why(struct cairn__store_server *s, struct connection *c) {
     if (!c->session.why[0]) return;
     (void)getnameinfo((const struct sockaddr *)&c->peer, c->peer_length, host, sizeof(host), port, sizeof(port),
                       NI_NUMERICHOST | NI_NUMERICSERV);
-    cairn__make_printable(c->session.why, false);
-    const bool is_warning = (c->known || c->session.refused) && is_news(s, host, c->known ? "" : c->session.why);
+    char why[2 * sizeof(c->session.why)]; /* it may quote a key */
+    cairn__write_printable(why, sizeof(why), c->session.why, false);
+    const bool is_warning = (c->known || c->session.refused) && is_news(s, host, c->known ? "" : why);
     cairn__log(is_warning ? CAIRN_LOG_WARNING : CAIRN_LOG_DEBUG, "the store closed the connection from %s port %s: %s",
-               host, port, c->session.why);
+               host, port, why);
 }
 
 /* A child process may hold the socket too, so closing it would neither notify the peer nor remove it from epoll. */
