@@ -50,6 +50,8 @@ struct cairn__engine_options {
     cairn_status (*store_get)(cairn_store *store, const char *key, void **value, size_t *nbytes);
     cairn_status (*store_check)(cairn_store *store, const char *const *keys, size_t n, int *present);
     void (*store_free)(void *value);
+    /* comm/exchange/links.h: proven connections to all other ranks */
+    cairn_status (*make_links)(const struct cairn__engine_options *options, int *fds);
 };
 
 /* Transfers of one engine between the same ranks are started in the same order everywhere, but sends and recvs have

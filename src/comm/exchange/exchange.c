@@ -7,6 +7,7 @@
 #include <sys/sysinfo.h>
 
 #include "comm/deadlock.h"
+#include "comm/exchange/links.h"
 #include "comm/exchange/parts.h"
 #include "core/alloc.h"
 #include "core/cpu.h"
@@ -214,6 +215,7 @@ static struct cairn__engine_options engine_options(const cairn_group *group, cha
         .store_get = cairn_store_get,
         .store_check = cairn_store_check,
         .store_free = cairn_store_free,
+        .make_links = cairn__links_make,
     };
 }
 

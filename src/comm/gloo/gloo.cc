@@ -1,29 +1,26 @@
 /* gloo's TCP connections as an engine of process groups: the one C++ file of Cairn, since gloo speaks only C++. Nothing
  * throws out of here; what gloo throws becomes a status with its words.
  *
- * A group is a gloo context: a connection between every two ranks, made through Cairn's store. Of gloo's calls it uses
- * sends and receives of unbound buffers alone, all of a transfer at once, for gloo's collectives cannot be ended from
- * outside and end the whole process where two ranks' sizes differ. Here sizes are part of the slot by which gloo
- * matches a send with a receive, so that such two never meet.
+ * A group is a gloo context over connections between every two ranks that libcairn makes (comm/exchange/links.h), for
+ * gloo would take whoever comes first for a rank. Of gloo's calls it uses sends and receives of unbound buffers alone,
+ * all of a transfer at once, for gloo's collectives cannot be ended from outside and end the whole process where two
+ * ranks' sizes differ. Here sizes are part of the slot by which gloo matches a send with a receive, so that such two
+ * never meet.
  *
  * gloo can only wait for what it was given, not look at it. So a lane, a thread "cairn-gloo", waits for its transfers
  * in their order: one lane for the collectives, and for each rank that messages go to or come from one a direction,
  * begun with the first message. No lane waits for another, and gloo moves whatever was posted whether or not anybody
  * waits for it. */
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
-#include <sys/socket.h>
+#include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdarg>
-#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <deque>
@@ -36,9 +33,10 @@
 #include <vector>
 
 #include <gloo/common/error.h>
-#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/attr.h>
+#include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
-#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/pair.h>
 #include <gloo/transport/unbound_buffer.h>
 
 #include "comm/exchange/engine.h"
@@ -49,13 +47,13 @@ extern const struct cairn__engine_ops cairn__gloo_ops;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Buffer = gloo::transport::UnboundBuffer;
 using milliseconds = std::chrono::milliseconds;
 
 /* Waits end by being aborted; gloo's own timeout would close every connection. */
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365);
 constexpr uint64_t NEVER_SENT = 0; /* a slot */
+constexpr size_t SPARE = 1024;     /* bytes */
 constexpr milliseconds NAP(2);     /* other groups may have something to do */
 
 struct Failed {
@@ -134,288 +132,112 @@ class NoPipeSignal {
     bool was_pending;
 };
 
-/* ---- gloo's thread ---- */
+/* ---- connections ---- */
 
-/* What listens, and the thread that moves all bytes of a group. gloo lets exceptions out of it, as when a rank ends
- * while it is being connected to, and that would end the process. Here such a thread stays where it is, asleep, and
- * what it may hold stays with it. */
-class Loop : gloo::transport::tcp::Handler {
+/* A connection that was made, and whose other end has proven itself, before gloo gets it. gloo's pairs make their own
+ * from the first that comes to a socket of their own; here that is closed at once.
+ *
+ * gloo lets exceptions out of its thread, which would end the process. Here one ends the connection. */
+class Pair : public gloo::transport::tcp::Pair {
   public:
-    Loop(const gloo::transport::tcp::attr &attr) {
-        {
-            const NoSignals for_its_thread;
-            device = gloo::transport::tcp::CreateDevice(attr);
-        }
-        static const std::terminate_handler once = before = std::set_terminate(end_thread);
-        (void)once;
-        mark_thread();
+    using gloo::transport::tcp::Pair::Pair;
+
+    /* gloo's headers may say too small a size for what gloo makes of it (lacking/gloo/common/memory.h). */
+    static void *operator new(size_t nbytes) { return ::operator new(nbytes + SPARE); }
+    static void operator delete(void *p) { ::operator delete(p); }
+
+    ~Pair() override {
+        const std::lock_guard<std::mutex> guard(m_);
+        if (state_ != CLOSED) changeState(CLOSED); /* which waits until gloo's thread is out of this */
     }
 
-    std::shared_ptr<gloo::transport::Device> device;
-    std::atomic<bool> broken{false};
-    char why[256] = ""; /* once broken */
-
-  private:
-    static std::terminate_handler before;
-    static thread_local Loop *of_this_thread;
-
-    void mark_thread() {
-        auto &tcp = dynamic_cast<gloo::transport::tcp::Device &>(*device);
-        const int fd = eventfd(1, EFD_CLOEXEC);
-        if (fd < 0) throw std::bad_alloc();
-        tcp.registerDescriptor(fd, EPOLLIN, this);
-        std::unique_lock<std::mutex> guard(lock);
-        marked.wait(guard, [&] { return is_marked; });
-        guard.unlock();
-        tcp.unregisterDescriptor(fd, this);
-        close(fd);
+    /* False, and fd is the caller's still: somebody came to gloo's own socket in the moment that it was there. */
+    bool adopt(int fd) {
+        const std::lock_guard<std::mutex> guard(m_);
+        if (state_ != LISTENING) return false;
+        device_->registerDescriptor(fd_, 0, this); /* a child of fork may hold it open */
+        ::close(fd_);
+        fd_ = fd;
+        handleConnected();
+        return true;
     }
 
-    void handleEvents(int) override {
-        of_this_thread = this;
-        const std::lock_guard<std::mutex> guard(lock);
-        is_marked = true;
-        marked.notify_all();
-    }
-
-    [[noreturn]] static void end_thread() {
-        Loop *const loop = of_this_thread;
-        while (!loop) before();
+    void handleEvents(int events) override {
         try {
-            std::rethrow_exception(std::current_exception());
-        } catch (const std::exception &e) {
-            snprintf(loop->why, sizeof(loop->why), "%s", words(e));
-        } catch (...) {}
-        loop->broken = true;
-        for (;;) pause();
-    }
-
-    std::mutex lock;
-    std::condition_variable marked;
-    bool is_marked = false;
-};
-
-std::terminate_handler Loop::before;
-thread_local Loop *Loop::of_this_thread;
-
-/* A broken loop's thread holds locks for good. */
-void keep_forever(const std::shared_ptr<Loop> &loop,
-                  const std::shared_ptr<gloo::transport::Context> &context) noexcept {
-    struct Kept {
-        std::shared_ptr<Loop> loop;
-        std::shared_ptr<gloo::transport::Context> context;
-    };
-    (void)new (std::nothrow) Kept{loop, context};
-}
-
-/* ---- meeting ---- */
-
-/* Keys of one group in the store, until a deadline. A rank that cannot join leaves there why, so that no one waits for
- * it. */
-class Meeting {
-  public:
-    explicit Meeting(const struct cairn__engine_options &o)
-        : options(o), deadline(Clock::now() + milliseconds((int64_t)(o.timeout * 1000))) {}
-
-    void publish(const std::vector<char> &addresses) { set(key_of(options.rank), addresses.data(), addresses.size()); }
-
-    std::vector<char> addresses_of(int rank) {
-        for (milliseconds pause(1); !has(key_of(rank)); pause = std::min(2 * pause, milliseconds(50))) {
-            look();
-            if (is_over()) {
-                give_up(CAIRN_ETIMEOUT, "rank %d did not join the gloo group of %d ranks within %g s", rank,
-                        options.size, options.timeout);
-            }
-            std::this_thread::sleep_for(pause);
-        }
-        return get(key_of(rank));
-    }
-
-    bool is_over() const { return Clock::now() > deadline; }
-
-    /* Throws where a rank refused. */
-    void look() {
-        if (!has("refused")) return;
-        const std::vector<char> why = get("refused");
-        give_up(CAIRN_EPEER, "%.*s", (int)why.size(), why.data());
-    }
-
-    void refuse(const char *why) noexcept {
-        (void)guarded(CAIRN_EINTERNAL, [&] {
-            if (*why && !has("refused")) set("refused", why, strlen(why));
-        });
-    }
-
-  private:
-    static std::string key_of(int rank) { return std::to_string(rank); }
-
-    std::string full(const std::string &key) const { return std::string(options.prefix) + "/gloo/" + key; }
-
-    void set(const std::string &key, const char *value, size_t nbytes) {
-        check(options.store_set(options.store, full(key).c_str(), value, nbytes));
-    }
-
-    std::vector<char> get(const std::string &key) {
-        void *value = nullptr;
-        size_t nbytes = 0;
-        check(options.store_get(options.store, full(key).c_str(), &value, &nbytes));
-        const std::unique_ptr<void, void (*)(void *)> owner(value, options.store_free);
-        return std::vector<char>((char *)value, (char *)value + nbytes);
-    }
-
-    bool has(const std::string &key) {
-        const std::string name = full(key);
-        const char *const names[] = {name.c_str()};
-        int present = 0;
-        check(options.store_check(options.store, names, 1, &present));
-        return present != 0;
-    }
-
-    const struct cairn__engine_options &options;
-    const Clock::time_point deadline;
-};
-
-/* Connections being made, in a thread of their own, since gloo's call cannot be ended. Who gave up leaves it behind; at
- * the latest it ends with gloo's timeout. */
-class Connecting {
-  public:
-    Connecting(const std::shared_ptr<Loop> &l, int own_rank, int num_ranks, double timeout)
-        : loop(l), rank(own_rank), size(num_ranks), addresses((size_t)num_ranks) {
-        context = loop->device->createContext(rank, size);
-        context->setTimeout(milliseconds(1 + (int64_t)(timeout * 1000 / 5))); /* gloo takes five times this */
-    }
-
-    ~Connecting() {
-        if (loop->broken) keep_forever(loop, context);
-    }
-
-    /* Where others find this rank: an address for each. */
-    std::vector<char> listen() {
-        std::vector<char> all;
-        for (int r = 0; r < size; r++) {
-            if (r == rank) continue;
-            std::vector<char> one = context->createPair(r)->address().bytes();
-            forget_rest(one);
-            all.insert(all.end(), one.begin(), one.end());
-        }
-        return all;
-    }
-
-    /* gloo copies a whole sockaddr_storage, most of which nobody has written: memory of this process. */
-    static void forget_rest(std::vector<char> &address) {
-        sa_family_t family = AF_UNSPEC;
-        if (address.size() < sizeof(sockaddr_storage)) return;
-        memcpy(&family, address.data() + offsetof(sockaddr_storage, ss_family), sizeof(family));
-        if (family != AF_INET && family != AF_INET6) return;
-        const size_t used = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-        std::fill(address.begin() + (ptrdiff_t)used, address.begin() + (ptrdiff_t)sizeof(sockaddr_storage), '\0');
-    }
-
-    void set_address(int r, const std::vector<char> &theirs) {
-        const size_t nbytes = theirs.size() / (size_t)(size - 1), at = nbytes * (size_t)(rank - (rank > r));
-        addresses[(size_t)r].assign(theirs.begin() + (ptrdiff_t)at, theirs.begin() + (ptrdiff_t)(at + nbytes));
-    }
-
-    static void start(const std::shared_ptr<Connecting> &self) {
-        const NoSignals for_its_thread;
-        std::thread([self] { self->run(); }).detach();
-    }
-
-    /* Throws where it failed. */
-    bool wait(milliseconds some_time) {
-        std::unique_lock<std::mutex> guard(lock);
-        changed.wait_for(guard, some_time, [&] { return done; });
-        if (failed.status != CAIRN_OK) throw failed;
-        return done;
-    }
-
-    void describe(char *why, size_t nbytes, const char *gloos) const {
-        snprintf(why, nbytes,
-                 "rank %d cannot connect to rank %d (gloo: %s); that rank has ended, or the network or a firewall "
-                 "blocks the connection: see docs/launching.md",
-                 rank, (int)with, gloos);
-    }
-
-    const std::shared_ptr<Loop> loop;
-    std::shared_ptr<gloo::transport::Context> context;
-
-  private:
-    void run() noexcept {
-        Failed f = {CAIRN_OK, ""};
-        try {
-            for (; with < size; with++) {
-                if (with != rank) context->getPair(with)->connect(addresses[(size_t)with]);
-            }
-        } catch (const std::exception &e) {
-            f.status = strstr(e.what(), "imeout") ? CAIRN_ETIMEOUT : CAIRN_EPEER;
-            describe(f.why, sizeof(f.why), words(e));
+            gloo::transport::tcp::Pair::handleEvents(events);
         } catch (...) {
-            f.status = CAIRN_EINTERNAL;
+            end_by(std::current_exception());
         }
-        const std::lock_guard<std::mutex> guard(lock);
-        failed = f;
-        done = true;
-        changed.notify_all();
     }
 
-    const int rank, size;
-    std::atomic<int> with{0}; /* the rank that it connects to */
-    std::vector<std::vector<char>> addresses;
-    std::mutex lock;
-    std::condition_variable changed;
-    bool done = false;
-    Failed failed = {CAIRN_OK, ""};
+  private:
+    /* As gloo does, it tries again with the next event where another thread has the lock, which may wait for this. */
+    void end_by(const std::exception_ptr &e) noexcept {
+        const std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
+        if (!guard || state_ == CLOSED) return;
+        try {
+            signalException(e); /* unless there was one */
+        } catch (...) {
+            changeState(CLOSED);
+        }
+    }
 };
 
-gloo::transport::tcp::attr place_to_listen(const struct cairn__engine_options &options) {
-    gloo::transport::tcp::attr attr;
-    if (*options.address) {
-        attr.hostname = options.address;
-    } else if (options.interface && *options.interface) {
-        attr.iface = options.interface;
-    } else {
-        give_up(CAIRN_ESYSTEM,
-                "rank %d has no address by which others reach it; name a network interface with GLOO_SOCKET_IFNAME",
-                options.rank);
-    }
-    return attr;
-}
+class Context : public gloo::transport::tcp::Context {
+  public:
+    Context(const std::shared_ptr<gloo::transport::tcp::Device> &d, int own_rank, int num_ranks)
+        : gloo::transport::tcp::Context(d, own_rank, num_ranks) {}
 
-std::shared_ptr<Loop> begin_loop(const struct cairn__engine_options &options) {
-    const gloo::transport::tcp::attr attr = place_to_listen(options);
-    try {
-        return std::make_shared<Loop>(attr);
-    } catch (const std::exception &e) {
-        give_up(CAIRN_ESYSTEM, "rank %d: gloo cannot listen on %s: %s", options.rank,
-                attr.hostname.empty() ? attr.iface.c_str() : attr.hostname.c_str(), words(e));
-    }
-}
-
-/* Returns when all are connected, a rank has refused, or the time is over. */
-void await(Connecting &connecting, Meeting &meeting, double timeout) {
-    char why[512], late[64];
-    snprintf(late, sizeof(late), "nothing within %g s", timeout);
-    while (!connecting.wait(milliseconds(20))) {
-        const bool broken = connecting.loop->broken;
-        if (broken || meeting.is_over()) {
-            connecting.describe(why, sizeof(why), broken ? connecting.loop->why : late);
-            give_up(broken ? CAIRN_EPEER : CAIRN_ETIMEOUT, "%s", why);
+    void adopt(int r, int &fd) {
+        for (int tries = 0; fd >= 0; tries++) {
+            std::unique_ptr<Pair> pair(new Pair(this, device_.get(), r, getTimeout()));
+            if (pair->adopt(fd)) {
+                fd = -1;
+                pairs_[(size_t)r] = std::move(pair);
+            } else if (tries == 100) {
+                give_up(CAIRN_EPEER, "rank %d: strangers connect to each socket of gloo as soon as it is there", rank);
+            }
         }
-        meeting.look();
+    }
+};
+
+/* Of a group, until gloo has them. */
+class Links {
+  public:
+    explicit Links(const struct cairn__engine_options &options) : fds((size_t)options.size, -1) {
+        check(options.make_links(&options, fds.data()));
+    }
+    Links(const Links &) = delete;
+    Links &operator=(const Links &) = delete;
+    ~Links() {
+        for (const int fd : fds) {
+            if (fd >= 0) close(fd);
+        }
+    }
+
+    std::vector<int> fds;
+};
+
+/* The thread that moves all bytes of a group. Its pairs' own sockets, which nobody uses, are this machine's alone. */
+std::shared_ptr<gloo::transport::tcp::Device> begin_device(int rank) {
+    const NoSignals for_its_thread;
+    try {
+        return std::dynamic_pointer_cast<gloo::transport::tcp::Device>(
+            gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1")));
+    } catch (const std::exception &e) {
+        give_up(CAIRN_ESYSTEM, "rank %d: gloo cannot begin at 127.0.0.1, which the interface 'lo' has: %s", rank,
+                words(e));
     }
 }
 
-/* The connections of a group. */
-std::shared_ptr<Connecting> meet(const struct cairn__engine_options &options, Meeting &meeting) {
-    const auto connecting =
-        std::make_shared<Connecting>(begin_loop(options), options.rank, options.size, options.timeout);
-    meeting.publish(connecting->listen());
+std::shared_ptr<Context> meet(const struct cairn__engine_options &options) {
+    Links links(options);
+    const auto context = std::make_shared<Context>(begin_device(options.rank), options.rank, options.size);
+    context->setTimeout(milliseconds(1 + (int64_t)(options.timeout * 1000)));
     for (int r = 0; r < options.size; r++) {
-        if (r != options.rank) connecting->set_address(r, meeting.addresses_of(r));
+        if (r != options.rank) context->adopt(r, links.fds[(size_t)r]);
     }
-    Connecting::start(connecting);
-    await(*connecting, meeting, options.timeout);
-    return connecting;
+    return context;
 }
 
 /* ---- transfers under way ---- */
@@ -457,8 +279,8 @@ struct Lane {
 struct cairn__engine {
     int rank, size;
     std::string address, interface; /* for groups that are made from this one */
-    std::shared_ptr<Loop> loop;
-    std::shared_ptr<gloo::transport::Context> context;
+    std::shared_ptr<Context> context;
+    const pid_t process = getpid();
 
     std::mutex lock;
     std::condition_variable finished; /* a transfer is done, or all is over: for the caller */
@@ -476,7 +298,6 @@ struct cairn__engine {
     }
     ~cairn__engine() { end(); }
 
-    void join(const struct cairn__engine_options &options);
     Lane &lane_of(const struct cairn__transfer &t);
     void begin_lane(Lane &lane, const struct cairn__transfer &t);
     void run(Lane &lane) noexcept;
@@ -484,6 +305,9 @@ struct cairn__engine {
     void give(Buffer &buffer, const Part &part, uint64_t slot, size_t at, size_t nbytes);
     void lose(int peer, const std::exception &e) noexcept;
     void die(cairn_status status, const char *text) noexcept;
+    /* A child of fork has none of the threads, and shares the sockets: it touches nothing. */
+    bool is_own() const { return process == getpid(); }
+    void check_own() const;
     void check_alive();
     bool forget_if_done(const cairn__moving *moving);
     void rest();
@@ -492,18 +316,6 @@ struct cairn__engine {
     void end_waits() noexcept;
     void end() noexcept;
 };
-
-void cairn__engine::join(const struct cairn__engine_options &options) {
-    Meeting meeting(options);
-    try {
-        const std::shared_ptr<Connecting> connected = meet(options, meeting);
-        loop = connected->loop;
-        context = connected->context;
-    } catch (const Failed &f) {
-        if (f.status != CAIRN_ETIMEOUT) meeting.refuse(f.why); /* others have clocks of their own */
-        throw;
-    }
-}
 
 /* ---- lanes ---- */
 
@@ -655,19 +467,19 @@ void cairn__engine::end() noexcept {
     for (const std::unique_ptr<Lane> &lane : lanes) {
         if (lane && lane->thread.joinable()) lane->thread.join();
     }
-    if (loop && loop->broken) {
-        for (std::unique_ptr<Lane> &lane : lanes) lane.release();
-        keep_forever(loop, context);
-    }
     lanes.clear();
     context.reset();
-    loop.reset();
 }
 
 /* ---- the caller's side ---- */
 
+void cairn__engine::check_own() const {
+    if (is_own()) return;
+    give_up(CAIRN_ESTATE, "this gloo group is process %d's, which forked this one; only that process can use it",
+            (int)process);
+}
+
 void cairn__engine::check_alive() {
-    if (loop->broken) die(CAIRN_EPEER, loop->why);
     const std::lock_guard<std::mutex> guard(lock);
     if (status != CAIRN_OK) give_up(status, "%s", why);
     if (over) give_up(CAIRN_ESTATE, "the gloo group was aborted");
@@ -698,7 +510,6 @@ int cairn__engine::awaited() {
 /* Connections are reset, which those who wait for this rank notice. */
 void cairn__engine::reset() noexcept {
     end_waits();
-    if (loop->broken) return; /* its connections cannot be touched any more */
     (void)guarded(CAIRN_EINTERNAL, [&] {
         for (int r = 0; r < size; r++) {
             if (r != rank) context->getPair(r)->close();
@@ -795,7 +606,7 @@ static cairn_status probe(bool launched) {
 static cairn_status open_engine(const struct cairn__engine_options *options, struct cairn__engine **out) {
     return guarded(CAIRN_ESYSTEM, [&] {
         std::unique_ptr<cairn__engine> engine(new cairn__engine(*options));
-        engine->join(*options);
+        engine->context = meet(*options);
         *out = engine.release();
     });
 }
@@ -808,21 +619,23 @@ static cairn_status derive_engine(struct cairn__engine *parent, const int *ranks
         o.address = parent->address.c_str();
         o.interface = parent->interface.c_str();
         std::unique_ptr<cairn__engine> engine(new cairn__engine(o));
-        engine->join(o);
+        engine->context = meet(o);
         *out = engine.release();
     });
 }
 
 static bool close_engine(struct cairn__engine **engine) {
-    delete *engine;
+    const bool is_own = (*engine)->is_own();
+    if (is_own) delete *engine;
     *engine = nullptr;
-    return true;
+    return is_own;
 }
 
 static cairn_status start(struct cairn__engine *engine, const struct cairn__transfer *transfer,
                           struct cairn__moving **out) {
     const NoPipeSignal quiet;
     return guarded(CAIRN_ESYSTEM, [&] {
+        engine->check_own();
         engine->check_alive();
         engine->all.reserve(engine->all.size() + 1);
         std::unique_ptr<cairn__moving> moving(new cairn__moving);
@@ -839,13 +652,14 @@ static cairn_status start(struct cairn__engine *engine, const struct cairn__tran
 
 static cairn_status test(struct cairn__engine *engine, struct cairn__moving *moving, bool *done) {
     return guarded(CAIRN_EINTERNAL, [&] {
+        engine->check_own();
         *done = engine->forget_if_done(moving);
         if (!*done) engine->check_alive();
     });
 }
 
 static void rest(struct cairn__engine *engine, int idle) {
-    if (idle < 2) {
+    if (idle < 2 || !engine->is_own()) {
         std::this_thread::yield();
     } else {
         engine->rest();
@@ -853,11 +667,11 @@ static void rest(struct cairn__engine *engine, int idle) {
 }
 
 static int awaited(struct cairn__engine *engine) {
-    return engine->awaited();
+    return engine->is_own() ? engine->awaited() : -1;
 }
 
 static void abort_engine(struct cairn__engine *engine) {
-    engine->reset();
+    if (engine->is_own()) engine->reset();
 }
 
 const struct cairn__engine_ops cairn__gloo_ops = {sizeof(struct cairn__engine_ops),
