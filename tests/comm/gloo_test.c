@@ -739,6 +739,39 @@ static void a_process_may_exit_while_its_ranks_wait(void **state) {
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* A second descriptor of rank 1's connection to rank 0. */
+static int spare = -1;
+
+static cairn_status make_links_and_keep_one(const struct cairn__engine_options *options, int *fds) {
+    const cairn_status st = cairn__links_make(options, fds);
+    if (st == CAIRN_OK && options->rank == 1) spare = dup(fds[0]);
+    return st;
+}
+
+/* gloo throws on its own thread then. */
+static char *send_what_gloo_does_not_know(struct rank *r) {
+    static const size_t preamble[6] = {64, 1, 12345, 0, 16, 0}; /* for a slot without a receive */
+    uint32_t x = 0;
+    r->options.make_links = make_links_and_keep_one;
+    EXPECT_OK(join(r));
+    EXPECT_OK(all_meet(r));
+    if (r->rank == 1) EXPECT(write(spare, preamble, sizeof(preamble)) == sizeof(preamble));
+    if (r->rank == 0) {
+        const uint64_t begin = cairn__now_ns();
+        EXPECT(move(r, broadcast(&x, 4, 1)) == CAIRN_EPEER);
+        EXPECT_SAYS("rank 1 ended, left the group or cannot be reached (gloo: ");
+        EXPECT(seconds_since(begin) < 10);
+    }
+    meet(r);
+    if (r->rank == 1) close(spare);
+    return NULL;
+}
+
+static void exception_in_gloos_thread_ends_the_group_and_not_the_process(void **state) {
+    (void)state;
+    for (int i = 0; i < 5; i++) run_ranks(2, send_what_gloo_does_not_know);
+}
+
 /* What a child of fork does with its parent's group. */
 static int use_as_a_child(struct rank *r) {
     uint32_t x = 0;
@@ -797,6 +830,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_does_not_join_is_named),
         cmocka_unit_test(rank_that_cannot_listen_fails_all_ranks_with_its_error),
         cmocka_unit_test(interface_may_be_given_by_name),
+        cmocka_unit_test(exception_in_gloos_thread_ends_the_group_and_not_the_process),
         cmocka_unit_test(child_of_fork_gets_a_sentence_and_harms_nobody),
         cmocka_unit_test(strangers_at_every_port_do_not_spoil_a_group),
     };
