@@ -171,9 +171,14 @@ class Pair : public gloo::transport::tcp::Pair {
     }
 
   private:
-    /* As gloo does, it tries again with the next event where another thread has the lock, which may wait for this. */
+    /* Another thread may have the lock for a moment, or, as it closes this, until gloo's thread is out of here. No
+     * event would come again for bytes that were read. */
     void end_by(const std::exception_ptr &e) noexcept {
-        const std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
+        std::unique_lock<std::mutex> guard(m_, std::try_to_lock);
+        for (int tries = 0; !guard && tries < 1000; tries++) {
+            usleep(100);
+            (void)guard.try_lock();
+        }
         if (!guard || state_ == CLOSED) return;
         try {
             signalException(e); /* unless there was one */
@@ -376,7 +381,7 @@ bool wait(Buffer &buffer, bool is_send) {
 bool wait_twice(Buffer &buffer, bool is_send) {
     try {
         return wait(buffer, is_send);
-    } catch (const gloo::Exception &) {
+    } catch (const std::exception &) {
         return wait(buffer, is_send);
     }
 }
