@@ -19,9 +19,14 @@
 static const char *backend;
 
 /* What the parent's group has in memory stays with it, as the connections do. */
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__) /* gcc's */
 #define LEAVE _exit
-#else
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define LEAVE _exit
+#endif
+#endif
+#ifndef LEAVE
 #define LEAVE exit
 #endif
 

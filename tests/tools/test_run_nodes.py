@@ -381,7 +381,15 @@ class RunNodes(launching.LauncherTest):
         host = self.static(0, 2, *args)
         wait_until(lambda: self.hosts(host), "node 0 hosted")
         wait_until(self.answers, "the store answered")
+        wait_until(lambda: self.list_of_agents() == b"+1\n", "node 0 waited for the other")
         return host
+
+    def list_of_agents(self):
+        name = b"/cairn-run/list"
+        with socket.create_connection(("127.0.0.1", self.port)) as store:
+            store.sendall(bytes.fromhex("00cef7853c") + b"\3" + struct.pack("<Q", len(name)) + name)
+            nbytes, = struct.unpack("<Q", store.recv(8, socket.MSG_WAITALL))
+            return store.recv(nbytes, socket.MSG_WAITALL) if nbytes else b""
 
     def test_forged_agents_cost_no_memory_and_are_ignored(self):
         host = self.begin_hosting("true")
