@@ -10,9 +10,10 @@
 #include "core/philox.h"
 #include "kernels/kernels.h"
 
-/* A NaN passes through, with its bits; -0 becomes +0. */
+/* A NaN passes through, with its bits; -0 becomes +0. By integers, since CUDA's compiler makes of comparisons a
+ * maximum, whose NaN is always the same: as a signed integer every negative number but a NaN is at most -inf. */
 CAIRN__HOST_DEVICE static inline float cairn__relu(float x) {
-    return x > 0 ? x : (x != x ? x : 0);
+    return (int32_t)cairn__f32_bits(x) <= (int32_t)0xff800000u ? 0 : x;
 }
 
 /* The slope at 0 is 0. At a NaN it is 1, as in PyTorch: a NaN that a relu lets through must not end in gradients of

@@ -13,7 +13,11 @@
 #define F_(name, type)  name##_##type
 #define F__(name, type) F_(name, type)
 #define F(name)         F__(name, T)
-#define FORMULA         static inline __attribute__((always_inline)) R
+#if defined(__CUDACC__)
+#define FORMULA __host__ __device__ static inline __attribute__((always_inline)) R
+#else
+#define FORMULA static inline __attribute__((always_inline)) R
+#endif
 
 /* ---- what several formulas share ---- */
 
@@ -98,7 +102,7 @@ MAP(ERF, F(erf)(a))
 MAP(ERFINV, F(erfinv)(a))
 MAP(SIGMOID, F(sigmoid)(a))
 MAP(SOFTPLUS, a * p0 > p1 ? a : F(softplus)(p0 * a) / p0)
-MAP(RELU, ((a > 0) | (a != a)) ? a : 0)
+MAP(RELU, F(relu)(a))
 MAP(GELU, a * F(normal_cdf)(a))
 MAP(GELU_TANH, a * F(sigmoid)(F(gelu_inner)(a)))
 MAP(SILU, a * F(sigmoid)(a))

@@ -21,7 +21,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__CUDACC__)
+#define LINE __host__ __device__ static inline __attribute__((always_inline))
+#else
 #define LINE static inline __attribute__((always_inline))
+#endif
 
 LINE uint32_t bits_f32(float a) {
     uint32_t u;
@@ -54,6 +58,10 @@ LINE float with_sign_f32(float a, float sign) {
 LINE float pick_f32(int is, float a, float b) {
     const uint32_t mask = is ? 0xffffffffu : 0;
     return from_bits_f32((bits_f32(a) & mask) | (bits_f32(b) & ~mask));
+}
+/* max(a, 0); a NaN keeps its bits, as in kernels/element.h. */
+LINE float relu_f32(float a) {
+    return (int32_t)bits_f32(a) <= (int32_t)0xff800000u ? 0 : a;
 }
 LINE float sqrt_f32(float a) {
     return sqrtf(a);

@@ -4,9 +4,15 @@
 
 #include <math.h>
 
-#define LIBM(name)                              \
-    static inline double name##_f64(double a) { \
-        return name(a);                         \
+#if defined(__CUDACC__)
+#define LINE __host__ __device__ static inline
+#else
+#define LINE static inline
+#endif
+
+#define LIBM(name)                     \
+    LINE double name##_f64(double a) { \
+        return name(a);                \
     }
 LIBM(fabs)
 LIBM(sqrt)
@@ -26,53 +32,57 @@ LIBM(erf)
 #undef LIBM
 
 /* far: as in math_f32.h; libm needs no telling. */
-static inline double sin_f64(double a, int far) {
+LINE double sin_f64(double a, int far) {
     (void)far;
     return sin(a);
 }
-static inline double cos_f64(double a, int far) {
+LINE double cos_f64(double a, int far) {
     (void)far;
     return cos(a);
 }
-static inline double tan_f64(double a, int far) {
+LINE double tan_f64(double a, int far) {
     (void)far;
     return tan(a);
 }
 
-static inline double pow_f64(double a, double b) {
+LINE double pow_f64(double a, double b) {
     return pow(a, b);
 }
-static inline double atan2_f64(double a, double b) {
+LINE double atan2_f64(double a, double b) {
     return atan2(a, b);
 }
 
-static inline double pick_f64(int is, double a, double b) {
+LINE double relu_f64(double a) {
+    return a > 0 || a != a ? a : 0;
+}
+
+LINE double pick_f64(int is, double a, double b) {
     return is ? a : b;
 }
 
 /* Of -|a|, so that e^ does not overflow. */
-static inline double sigmoid_f64(double a) {
+LINE double sigmoid_f64(double a) {
     const double e = exp(-fabs(a));
     return a < 0 ? e / (1 + e) : 1 / (1 + e);
 }
 
 /* ln(1 + e^a) */
-static inline double softplus_f64(double a) {
+LINE double softplus_f64(double a) {
     return (a > 0 ? a : 0 * a) + log1p(exp(-fabs(a)));
 }
 
 /* (1 + erf(a / sqrt 2)) / 2, without the cancellation far left. */
-static inline double normal_cdf_f64(double a) {
+LINE double normal_cdf_f64(double a) {
     return 0.5 * erfc(a * -0.70710678118654752440);
 }
 
 /* Phi(a) + a * phi(a): the slope of gelu. */
-static inline double gelu_slope_f64(double a) {
+LINE double gelu_slope_f64(double a) {
     const double phi = 0.39894228040143267794 * exp(-0.5 * a * a);
     return normal_cdf_f64(a) + (phi > 0 ? a * phi : 0 * phi);
 }
 
-static inline double ratio_f64(const double *over, const double *under, double r) {
+LINE double ratio_f64(const double *over, const double *under, double r) {
     double p = over[7], q = under[7];
     for (int i = 6; i >= 0; i--) {
         p = p * r + over[i];
@@ -83,7 +93,7 @@ static inline double ratio_f64(const double *over, const double *under, double r
 
 /* Source: Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution", Applied Statistics 37 (1988),
  * PPND16; relative error about 1e-16. erfinv(a) = quantile((1 + a) / 2) / sqrt 2. */
-static inline double erfinv_f64(double a) {
+LINE double erfinv_f64(double a) {
     static const double middle[2][8] = {{3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
                                          1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
                                          3.3430575583588128105e4, 2.5090809287301226727e3},
@@ -110,4 +120,5 @@ static inline double erfinv_f64(double a) {
                     a);
 }
 
+#undef LINE
 #endif
