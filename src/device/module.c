@@ -36,6 +36,7 @@ static const struct cairn__module_host host = {
     .calloc = cairn__calloc,
     .grow = cairn__grow,
     .free = cairn__free,
+    .last_error = cairn_last_error,
 };
 
 /* "/usr/lib" of "/usr/lib/libcairn.so", or of the program that libcairn.a is linked into. */

@@ -29,6 +29,7 @@ struct cairn__module_host {
     cairn_status (*calloc)(size_t count, size_t nbytes, void **out);
     cairn_status (*grow)(void **array, size_t *capacity, size_t want, size_t nbytes);
     void (*free)(void *p);
+    const char *(*last_error)(void); /* the thread's */
 };
 
 /* The type of the symbol below. Returns the module's table of that kind; NULL, with the last error set through

@@ -48,6 +48,10 @@ void cairn__free(void *p) {
     host->free(p);
 }
 
+const char *cairn_last_error(void) {
+    return host->last_error();
+}
+
 CAIRN_API const void *cairn__module_entry(const struct cairn__module_host *given, const char *kind);
 
 const void *cairn__module_entry(const struct cairn__module_host *given, const char *kind) {

@@ -110,6 +110,13 @@ out:
 static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .own_name = own_name};
 
+static cairn_status check_memory(const char *name, const struct cairn_device *device) {
+    REQUIRE(!device->ops->stream, CAIRN_ENOTSUP,
+            "%s: its functions are given memory of the CPU, and '%s' has its own; use device \"cpu\"", name,
+            cairn_device_name(device));
+    return CAIRN_OK;
+}
+
 cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype,
                                  int ndim, const int64_t *shape, cairn_tensor *const *inputs, int count) {
     struct custom c = {
@@ -121,6 +128,7 @@ cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_
         cairn__fail(CAIRN_EINVAL, "custom: name, forward and at least one input must be set");
         return NULL;
     }
+    if (inputs[0]) TRY(check_memory(c.op.name, inputs[0]->env->device));
     TRY(cairn__check_dtype(c.op.name, dtype));
     TRY(cairn__check_shape(c.op.name, ndim, shape));
     if (ndim > 0) memcpy(c.shape, shape, (size_t)ndim * sizeof(shape[0]));

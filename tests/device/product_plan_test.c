@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cuda/math_table.h"
 #include "device/cuda/product_plan.h"
 
 enum { ROOM = 600 };
@@ -61,6 +62,8 @@ static void finish(const struct cairn__product_plan *plan, uint64_t row, float *
 static void simulate(const struct cairn__product_plan *plan) {
     const struct cairn__product_key *k = &plan->key;
     float *out = plan->out;
+    assert_int_equal(k->batch, 1);
+    assert_true(plan->alpha == 1);
     for (uint64_t col = 0; col < k->cols; col++) {
         float second_sum = 0;
         for (uint64_t i = 0; i < k->inner; i++) {
@@ -211,6 +214,89 @@ static void key_has_everything_that_an_algorithm_depends_on(void **state) {
     }
 }
 
+/* ---- batches ---- */
+
+static struct cairn__batch some_batch(void) {
+    return (struct cairn__batch){.batch = 3,
+                                 .m = 2,
+                                 .n = 3,
+                                 .k = 4,
+                                 .in_type = CAIRN_F16,
+                                 .out_type = CAIRN_F32,
+                                 .a = (const void *)(uintptr_t)0x1000,
+                                 .b = (const void *)(uintptr_t)0x2000,
+                                 .c = (void *)(uintptr_t)0x3000,
+                                 .lda = 5,
+                                 .ldb = 6,
+                                 .ldc = 7,
+                                 .step_a = 64,
+                                 .step_b = 0,
+                                 .step_c = 12,
+                                 .alpha = 0.5};
+}
+
+static struct cairn__product_plan batch_plan_of(const struct cairn__batch *batch, bool tf32) {
+    struct cairn__product_plan plan;
+    cairn__product_plan_batch(batch, tf32, &plan);
+    return plan;
+}
+
+static void batches_change_sides_as_products_do(void **state) {
+    (void)state;
+    struct cairn__batch batch = some_batch();
+    batch.trans_b = true;
+    const struct cairn__product_plan plan = batch_plan_of(&batch, false);
+    assert_ptr_equal(plan.first, batch.b);
+    assert_ptr_equal(plan.second, batch.a);
+    assert_int_equal(plan.key.rows, 3);
+    assert_int_equal(plan.key.cols, 2);
+    assert_int_equal(plan.key.ld_first, 6);
+    assert_int_equal(plan.key.ld_second, 5);
+    assert_int_equal(plan.key.ld_out, 7);
+    assert_int_equal(plan.key.step_first, 0);
+    assert_int_equal(plan.key.step_second, 64);
+    assert_int_equal(plan.key.step_out, 12);
+    assert_true(plan.key.trans_first && !plan.key.trans_second);
+    assert_true(plan.alpha == 0.5);
+}
+
+static void alignment_of_a_batch_is_that_of_all_its_matrices(void **state) {
+    (void)state;
+    struct cairn__batch batch = some_batch();
+    struct cairn__product_key key = batch_plan_of(&batch, false).key;
+    assert_int_equal(key.align_first, 256);  /* one matrix */
+    assert_int_equal(key.align_second, 128); /* 64 halves */
+    assert_int_equal(key.align_out, 16);     /* 12 floats */
+    batch.batch = 1;
+    key = batch_plan_of(&batch, false).key;
+    assert_int_equal(key.align_second, 256);
+    assert_int_equal(key.align_out, 256);
+    assert_int_equal(key.step_second, 0);
+}
+
+static void key_of_a_batch_has_all_of_it(void **state) {
+    (void)state;
+    enum { NUM = 11 };
+    struct cairn__batch all[NUM];
+    struct cairn__product_key keys[NUM];
+    for (int i = 0; i < NUM; i++) all[i] = some_batch();
+    all[1].batch = 4;
+    all[2].lda = 8;
+    all[3].ldb = 8;
+    all[4].ldc = 8;
+    all[5].step_a = 128;
+    all[6].step_b = 4096;
+    all[7].step_c = 20;
+    all[8].accumulate = true;
+    all[9].in_type = CAIRN_F32;
+    all[10].in_type = all[10].out_type = CAIRN_F64;
+    for (int i = 0; i < NUM; i++) {
+        keys[i] = batch_plan_of(&all[i], true).key;
+        assert_int_equal(keys[i].tf32, i == 9);
+        for (int j = 0; j < i; j++) assert_memory_not_equal(&keys[i], &keys[j], sizeof(keys[i]));
+    }
+}
+
 /* ---- the index ---- */
 
 static struct cairn__product_index index_of_products;
@@ -272,6 +358,9 @@ int main(void) {
         cmocka_unit_test(tf32_is_for_f32_operands),
         cmocka_unit_test(alignments_are_those_of_the_addresses),
         cmocka_unit_test(key_has_everything_that_an_algorithm_depends_on),
+        cmocka_unit_test(batches_change_sides_as_products_do),
+        cmocka_unit_test(alignment_of_a_batch_is_that_of_all_its_matrices),
+        cmocka_unit_test(key_of_a_batch_has_all_of_it),
         cmocka_unit_test_setup(product_planned_once_keeps_its_entry, clear_index),
         cmocka_unit_test_setup(shapes_of_a_training_all_fit, clear_index),
         cmocka_unit_test_setup(least_recently_used_product_gives_way, clear_index),

@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "device/cuda/cache.h"
+#include "device/cuda/math_table.h"
 
 enum { LEAST_ARCH = 80 }; /* bf16 and tf32 products, and what the kernels are compiled for */
 
@@ -199,6 +200,7 @@ static cairn_status cuda_open(struct cairn_device *d, int ordinal) {
     c->ordinal = ordinal;
     snprintf(c->name, sizeof(c->name), "cuda:%d", ordinal);
     d->passes = &cairn__cuda_passes;
+    d->math = &cairn__cuda_math;
     TRY(check_driver(&driver));
     TRY(check_ordinal(c));
     TRY(check_architecture(c, driver));

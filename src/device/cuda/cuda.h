@@ -24,6 +24,11 @@ struct cairn__cuda {
     struct cairn__staging *staging;   /* NULL until the first upload */
     struct cairn__partials *partials; /* in device memory, CAIRN__CUDA_PARTIALS bytes, zeroed on open */
 
+    struct {
+        void *data;
+        size_t nbytes;
+    } rooms[4]; /* scratch of operations, by slot; math.h */
+
     /* The first failure of queued work, until cairn__device_check returns it. */
     cairn_status failed;
     char failure[256];
@@ -56,6 +61,14 @@ extern const struct cairn__device_ops cairn__cuda_ops;
 
 cairn_status cairn__products_create(struct cairn_device *d, struct cairn__products **out);
 void cairn__products_destroy(struct cairn__products **products);
+/* Products, so far, that took a pass more than they had to, and why. The first of each kind is logged for debugging. */
+enum cairn__fallback {
+    CAIRN__FALLBACK_BIAS,     /* the bias is not aligned (CAIRN__PRODUCT_EXTRA_ALIGN) */
+    CAIRN__FALLBACK_ROW_SUMS, /* nor are the row sums */
+    CAIRN__FALLBACK_EPILOGUE, /* cuBLASLt has no algorithm with the epilogue */
+    CAIRN__FALLBACKS,
+};
+uint64_t cairn__products_fallbacks(const struct cairn__products *products, enum cairn__fallback kind);
 cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matmul *product);
 /* 130100 for 13.1 */
 size_t cairn__products_version(void);

@@ -64,8 +64,35 @@ template <class Use> int cairn__with_half(cairn_dtype type, Use use) {
     return type == CAIRN_F16 ? use(cairn__f16()) : use(cairn__bf16());
 }
 
-/* The conversions of half.h, bit for bit, of V elements. The GPU's own make every NaN the same: where there is one
- * among the V, they go through half.h. One branch for all of them costs next to nothing. */
+/* The conversions of half.h, bit for bit. The GPU's own make every NaN the same: the one that half.h makes is selected
+ * in its place, which costs a few operations on integers and no branch. */
+#ifdef __CUDACC__
+CAIRN__DEVICE float cairn__widened(cairn__f16 x) {
+    const uint32_t sign = (uint32_t)(x.bits & 0x8000u) << 16, fraction = x.bits & 0x3ffu;
+    const float nan = cairn__f32_from_bits(sign | 0x7fc00000u | fraction << 13);
+    return (x.bits & 0x7fffu) > 0x7c00u ? nan : __half2float(__ushort_as_half(x.bits));
+}
+CAIRN__DEVICE uint16_t cairn__narrowed(float x, cairn__f16) {
+    const uint32_t u = cairn__f32_bits(x), nan = (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu);
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : __half_as_ushort(__float2half_rn(x)));
+}
+CAIRN__DEVICE uint16_t cairn__narrowed(float x, cairn__bf16) {
+    const uint32_t u = cairn__f32_bits(x);
+    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? u >> 16 | 0x40u : __bfloat16_as_ushort(__float2bfloat16_rn(x)));
+}
+#else
+CAIRN__DEVICE float cairn__widened(cairn__f16 x) {
+    return cairn__f16_to_f32(x.bits);
+}
+CAIRN__DEVICE uint16_t cairn__narrowed(float x, cairn__f16) {
+    return cairn__f32_to_f16(x);
+}
+CAIRN__DEVICE uint16_t cairn__narrowed(float x, cairn__bf16) {
+    return cairn__f32_to_bf16(x);
+}
+#endif
+
+/* Of V elements. */
 template <int V> CAIRN__DEVICE void cairn__widen(const float *x, float *y) {
 #pragma unroll
     for (int k = 0; k < V; k++) y[k] = x[k];
@@ -75,17 +102,8 @@ template <int V> CAIRN__DEVICE void cairn__widen(const cairn__bf16 *x, float *y)
     for (int k = 0; k < V; k++) y[k] = cairn__bf16_to_f32(x[k].bits); /* a shift */
 }
 template <int V> CAIRN__DEVICE void cairn__widen(const cairn__f16 *x, float *y) {
-#ifdef __CUDACC__
-    bool nan = false;
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        y[k] = __half2float(__ushort_as_half(x[k].bits));
-        nan |= y[k] != y[k];
-    }
-    if (!nan) return;
-#endif
-#pragma unroll
-    for (int k = 0; k < V; k++) y[k] = cairn__f16_to_f32(x[k].bits);
+    for (int k = 0; k < V; k++) y[k] = cairn__widened(x[k]);
 }
 
 /* The same, but a NaN may become any NaN: a sum does not keep its bits. */
@@ -104,31 +122,9 @@ template <int V> CAIRN__DEVICE void cairn__narrow(const float *x, float *y) {
 #pragma unroll
     for (int k = 0; k < V; k++) y[k] = x[k];
 }
-template <int V> CAIRN__DEVICE void cairn__narrow(const float *x, cairn__f16 *y) {
-#ifdef __CUDACC__
-    bool nan = false;
+template <int V, class H> CAIRN__DEVICE void cairn__narrow(const float *x, H *y) {
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        y[k].bits = __half_as_ushort(__float2half_rn(x[k]));
-        nan |= x[k] != x[k];
-    }
-    if (!nan) return;
-#endif
-#pragma unroll
-    for (int k = 0; k < V; k++) y[k].bits = cairn__f32_to_f16(x[k]);
-}
-template <int V> CAIRN__DEVICE void cairn__narrow(const float *x, cairn__bf16 *y) {
-#ifdef __CUDACC__
-    bool nan = false;
-#pragma unroll
-    for (int k = 0; k < V; k++) {
-        y[k].bits = __bfloat16_as_ushort(__float2bfloat16_rn(x[k]));
-        nan |= x[k] != x[k];
-    }
-    if (!nan) return;
-#endif
-#pragma unroll
-    for (int k = 0; k < V; k++) y[k].bits = cairn__f32_to_bf16(x[k]);
+    for (int k = 0; k < V; k++) y[k].bits = cairn__narrowed(x[k], y[k]);
 }
 
 /* One element. */
@@ -155,6 +151,7 @@ template <> struct cairn__raw<16> { typedef uint4 type; };
 template <> struct cairn__raw<8> { typedef uint2 type; };
 template <> struct cairn__raw<4> { typedef unsigned int type; };
 template <> struct cairn__raw<2> { typedef unsigned short type; };
+template <> struct cairn__raw<1> { typedef unsigned char type; };
 
 /* Once: data that this kernel touches once and the next will not want, so that it leaves the cache first. */
 enum cairn__hint { CAIRN__KEEP, CAIRN__ONCE };

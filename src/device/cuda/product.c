@@ -10,9 +10,11 @@
 
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "device/cuda/cache.h"
 #include "device/cuda/cuda.h"
+#include "device/cuda/math_table.h"
 #include "device/cuda/product_plan.h"
 
 enum {
@@ -26,7 +28,8 @@ struct entry {
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulAlgo_t algo;
-    bool chosen;
+    bool made;       /* all of the above */
+    bool chosen;     /* algo */
     bool impossible; /* no algorithm */
 };
 
@@ -43,6 +46,7 @@ struct cairn__products {
     void *workspace;
     size_t workspace_nbytes;
     struct scratch result, operand;
+    uint64_t fallbacks[CAIRN__FALLBACKS];
     struct cairn__product_index index;
     struct entry entries[CAIRN__PRODUCTS];
 };
@@ -81,26 +85,61 @@ static void drop_entry(struct entry *e) {
 #define SET(op, attribute, value) \
     cublasLtMatmulDescSetAttribute(op, CUBLASLT_MATMUL_DESC_##attribute, &(value), sizeof(value))
 
-/* A matrix in memory: the transpose of what is multiplied has rows and columns exchanged. */
-static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, unsigned type, uint64_t rows, uint64_t cols, bool trans,
-                                  int64_t ld) {
-    const cudaDataType data_type = type == CAIRN_F16 ? CUDA_R_16F : type == CAIRN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
-    return cublasLtMatrixLayoutCreate(out, data_type, trans ? cols : rows, trans ? rows : cols, ld);
+static cudaDataType data_type(unsigned type) {
+    switch (type) {
+    case CAIRN_F16:
+        return CUDA_R_16F;
+    case CAIRN_BF16:
+        return CUDA_R_16BF;
+    case CAIRN_F64:
+        return CUDA_R_64F;
+    default:
+        return CUDA_R_32F;
+    }
+}
+
+/* Matrices in memory, `step` from one of the batch to the next: the transpose of what is multiplied has rows and
+ * columns exchanged. */
+struct matrices {
+    unsigned type;
+    uint64_t rows, cols;
+    bool trans;
+    int64_t ld, step;
+};
+
+static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, const struct matrices *m, uint64_t batch) {
+    const int32_t count = (int32_t)batch;
+    cublasStatus_t status = cublasLtMatrixLayoutCreate(out, data_type(m->type), m->trans ? m->cols : m->rows,
+                                                       m->trans ? m->rows : m->cols, m->ld);
+    if (status || batch == 1) return status;
+    status = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count));
+    if (status) return status;
+    return cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &m->step,
+                                            sizeof(m->step));
+}
+
+static cublasComputeType_t compute_type(const struct cairn__product_key *k) {
+    if (k->in_type == CAIRN_F64) return CUBLAS_COMPUTE_64F;
+    return k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
 }
 
 static cairn_status make_entry(const struct cairn__cuda *c, const struct cairn__product_key *k, struct entry *e) {
     static const char doing[] = "describing a matrix", doing_op[] = "describing a product";
     const cublasOperation_t first = k->trans_first ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t second = k->trans_second ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cudaDataType scale = k->in_type == CAIRN_F64 ? CUDA_R_64F : CUDA_R_32F;
+    const struct matrices in_first = {k->in_type, k->rows, k->inner, k->trans_first, k->ld_first, k->step_first};
+    const struct matrices in_second = {k->in_type, k->inner, k->cols, k->trans_second, k->ld_second, k->step_second};
+    const struct matrices in_out = {k->out_type, k->rows, k->cols, false, k->ld_out, k->step_out};
     cairn_status st = CAIRN_OK;
-    TRY_LT(c, doing_op,
-           cublasLtMatmulDescCreate(&e->op, k->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    TRY_LT(c, doing_op, cublasLtMatmulDescCreate(&e->op, compute_type(k), scale));
     TRY_LT(c, doing_op, SET(e->op, TRANSA, first));
     TRY_LT(c, doing_op, SET(e->op, TRANSB, second));
     TRY_LT(c, doing_op, SET(e->op, EPILOGUE, epilogues[k->epilogue]));
-    TRY_LT(c, doing, make_layout(&e->first, k->in_type, k->rows, k->inner, k->trans_first, k->ld_first));
-    TRY_LT(c, doing, make_layout(&e->second, k->in_type, k->inner, k->cols, k->trans_second, k->ld_second));
-    TRY_LT(c, doing, make_layout(&e->out, k->out_type, k->rows, k->cols, false, k->ld_out));
+    TRY_LT(c, doing, make_layout(&e->first, &in_first, k->batch));
+    TRY_LT(c, doing, make_layout(&e->second, &in_second, k->batch));
+    TRY_LT(c, doing, make_layout(&e->out, &in_out, k->batch));
+    e->made = true;
 out:
     return st;
 }
@@ -131,10 +170,13 @@ out:
 
 static cublasStatus_t run(const struct cairn__cuda *c, const struct entry *e, const cublasLtMatmulAlgo_t *algo,
                           const struct cairn__product_plan *plan) {
-    static const float one = 1, zero = 0;
     const struct cairn__products *ps = c->products;
-    return cublasLtMatmul(ps->lt, e->op, &one, plan->first, e->first, plan->second, e->second, &zero, plan->out, e->out,
-                          plan->out, e->out, algo, ps->workspace, ps->workspace_nbytes, c->stream);
+    const double alpha = plan->alpha, beta = plan->key.accumulate;
+    const float alpha_f32 = (float)alpha, beta_f32 = (float)beta;
+    const bool wide = plan->key.in_type == CAIRN_F64;
+    return cublasLtMatmul(ps->lt, e->op, wide ? (const void *)&alpha : &alpha_f32, plan->first, e->first, plan->second,
+                          e->second, wide ? (const void *)&beta : &beta_f32, plan->out, e->out, plan->out, e->out, algo,
+                          ps->workspace, ps->workspace_nbytes, c->stream);
 }
 
 /* cuBLASLt has no algorithm, or does not support the combination. Other statuses are failures, perhaps transient. */
@@ -172,7 +214,7 @@ static cairn_status try_plan(const struct cairn__cuda *c, const struct cairn__pr
     cairn_status st = CAIRN_OK;
     bool found = false;
     struct entry *e = &c->products->entries[cairn__product_find(&c->products->index, &plan->key, &found)];
-    if (!found || !e->out) { /* not out: the descriptors could not be made the last time */
+    if (!found || !e->made) { /* not made: the descriptors could not be the last time */
         drop_entry(e);
         TRY(make_entry(c, &plan->key, e));
     }
@@ -283,6 +325,22 @@ out:
     return st;
 }
 
+static void fell_back(const struct cairn__cuda *c, const struct cairn__matmul *p, enum cairn__fallback kind) {
+    static const char *const why[] = {
+        [CAIRN__FALLBACK_BIAS] = "the bias is not aligned to 16 bytes, and is added by a pass",
+        [CAIRN__FALLBACK_ROW_SUMS] = "the row sums are not aligned to 16 bytes, and are added up by a pass",
+        [CAIRN__FALLBACK_EPILOGUE] = "cuBLASLt has no algorithm with the epilogue, which passes compute",
+    };
+    if (c->products->fallbacks[kind]++ > 0) return;
+    cairn__log(CAIRN_LOG_DEBUG, "%s: a product of %s [%lld, %lld] and [%lld, %lld] takes longer than it could: %s",
+               c->name, cairn_dtype_name(p->in_type), (long long)p->m, (long long)p->k, (long long)p->k,
+               (long long)p->n, why[kind]);
+}
+
+uint64_t cairn__products_fallbacks(const struct cairn__products *products, enum cairn__fallback kind) {
+    return products->fallbacks[kind];
+}
+
 cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matmul *p) {
     const struct cairn__cuda *c = cairn__cuda_enter(d);
     struct cairn__product_plan plan;
@@ -292,10 +350,30 @@ cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matm
     cairn__product_plan(p, d->tf32, &plan);
     if (!plan.bias) TRY(try_plan(c, &plan, &done));
     if (!done) {
+        if (plan.bias) fell_back(c, p, CAIRN__FALLBACK_BIAS);
+        else if (plan.key.epilogue != CAIRN__EPILOGUE_NONE) fell_back(c, p, CAIRN__FALLBACK_EPILOGUE);
         TRY(product_and_passes(d, p));
     } else if (plan.row_sums) {
+        if (!p->bias && !p->relu) fell_back(c, p, CAIRN__FALLBACK_ROW_SUMS);
         TRY(sum_rows(d, p));
     }
+out:
+    return st;
+}
+
+/* ---- batches ---- */
+
+cairn_status cairn__products_batch(struct cairn_device *d, const struct cairn__batch *b) {
+    const struct cairn__cuda *c = cairn__cuda_enter(d);
+    struct cairn__product_plan plan;
+    bool done = false;
+    cairn_status st = CAIRN_OK;
+    cairn__product_plan_batch(b, d->tf32, &plan);
+    TRY(try_plan(c, &plan, &done));
+    REQUIRE(done, CAIRN_EDEVICE,
+            "%s: cuBLASLt has no algorithm for %lld products of %s [%lld, %lld] and [%lld, %lld] into %s", c->name,
+            (long long)b->batch, cairn_dtype_name(b->in_type), (long long)b->m, (long long)b->k, (long long)b->k,
+            (long long)b->n, cairn_dtype_name(b->out_type));
 out:
     return st;
 }

@@ -4,9 +4,11 @@
 #include <assert.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "core/hash.h"
+#include "device/cuda/math_table.h"
 
-static_assert(sizeof(struct cairn__product_key) == 6 * 8 + 6 + 5 * 2, "keys are compared as bytes: no padding");
+static_assert(sizeof(struct cairn__product_key) == 10 * 8 + 6 + 4 * 2 + 2, "keys are compared as bytes: no padding");
 
 static uint16_t alignment(const void *p) {
     const uintptr_t address = (uintptr_t)p | 256;
@@ -33,6 +35,7 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
     out->first = p->b;
     out->second = p->a;
     out->out = p->c;
+    out->alpha = 1;
     /* cuBLASLt takes the bias as a pointer to what may be written, and does not write it. */
     out->extra = biased ? (void *)(uintptr_t)p->bias : summed ? p->row_sums : NULL;
     out->bias = p->bias && !biased;
@@ -44,6 +47,7 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
         .ld_first = p->trans_b ? p->k : p->n,
         .ld_second = p->trans_a ? p->m : p->k,
         .ld_out = p->n,
+        .batch = 1,
         .trans_first = p->trans_b,
         .trans_second = p->trans_a,
         .in_type = (uint8_t)p->in_type,
@@ -54,6 +58,44 @@ void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn_
         .align_second = alignment(out->second),
         .align_out = alignment(out->out),
         .align_extra = alignment(out->extra),
+    };
+}
+
+/* That of every matrix at p, which lie `step` elements apart. */
+static uint16_t batch_alignment(const void *p, int64_t step, cairn_dtype type) {
+    return alignment((const void *)((uintptr_t)p | (uintptr_t)step * cairn_dtype_nbytes(type)));
+}
+
+void cairn__product_plan_batch(const struct cairn__batch *b, bool tf32, struct cairn__product_plan *out) {
+    const bool many = b->batch > 1;
+    const int64_t step_a = many ? b->step_a : 0, step_b = many ? b->step_b : 0, step_c = many ? b->step_c : 0;
+    memset(out, 0, sizeof(*out));
+    out->first = b->b;
+    out->second = b->a;
+    out->out = b->c;
+    out->alpha = b->alpha;
+    out->key = (struct cairn__product_key){
+        .rows = (uint64_t)b->n,
+        .cols = (uint64_t)b->m,
+        .inner = (uint64_t)b->k,
+        .ld_first = b->ldb,
+        .ld_second = b->lda,
+        .ld_out = b->ldc,
+        .batch = (uint64_t)b->batch,
+        .step_first = step_b,
+        .step_second = step_a,
+        .step_out = step_c,
+        .trans_first = b->trans_b,
+        .trans_second = b->trans_a,
+        .in_type = (uint8_t)b->in_type,
+        .out_type = (uint8_t)b->out_type,
+        .epilogue = CAIRN__EPILOGUE_NONE,
+        .tf32 = tf32 && b->in_type == CAIRN_F32,
+        .align_first = batch_alignment(b->b, step_b, b->in_type),
+        .align_second = batch_alignment(b->a, step_a, b->in_type),
+        .align_out = batch_alignment(b->c, step_c, b->out_type),
+        .align_extra = alignment(NULL),
+        .accumulate = b->accumulate,
     };
 }
 

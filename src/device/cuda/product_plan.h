@@ -19,30 +19,43 @@ enum cairn__epilogue {
 
 /* Everything an algorithm depends on. Set as a whole and compared as bytes: no padding. */
 struct cairn__product_key {
-    uint64_t rows, cols, inner;          /* out[rows, cols] = op(first)[rows, inner] op(second)[inner, cols] */
-    int64_t ld_first, ld_second, ld_out; /* from one column to the next, in elements */
-    uint8_t trans_first, trans_second;   /* 1: the matrix in memory is the transpose of what is multiplied */
-    uint8_t in_type, out_type;           /* cairn_dtype; bias and row sums have out_type */
-    uint8_t epilogue;                    /* enum cairn__epilogue */
+    uint64_t rows, cols, inner;                /* out[rows, cols] = op(first)[rows, inner] op(second)[inner, cols] */
+    int64_t ld_first, ld_second, ld_out;       /* from one column to the next, in elements */
+    uint64_t batch;                            /* products, of matrices at steps from one to the next, in elements; */
+    int64_t step_first, step_second, step_out; /* 0 = all share one, and where the batch is 1 */
+    uint8_t trans_first, trans_second;         /* 1: the matrix in memory is the transpose of what is multiplied */
+    uint8_t in_type, out_type;                 /* cairn_dtype; bias and row sums have out_type */
+    uint8_t epilogue;                          /* enum cairn__epilogue */
     uint8_t tf32;
-    uint16_t align_first, align_second, align_out, align_extra; /* largest powers of two, at most 256, as found */
-    uint16_t unused;
+    uint16_t align_first, align_second, align_out,
+        align_extra;    /* largest powers of two, at most 256, of every matrix */
+    uint8_t accumulate; /* out is read, and added to */
+    uint8_t unused;
 };
 
 struct cairn__product_plan {
     struct cairn__product_key key;
     const void *first, *second;
     void *out;
+    double alpha;  /* what the product is multiplied by before the epilogue */
     void *extra;   /* of the epilogue: the bias, or where row sums go; NULL = none */
     bool bias;     /* bias, and relu after it, are left to passes */
     bool row_sums; /* row sums are left to passes: there is one epilogue, which bias and relu share */
 };
 
-/* Bytes: the alignment that cuBLASLt requires of a bias and of row sums. Its heuristic does not check it. */
+/* Bytes: the alignment at which cuBLASLt is known to take a bias or row sums. Its header documents none, its
+ * preferences have alignments of A, B, C and D alone, and so its heuristic may choose a kernel that reads a bias 16
+ * bytes at a time: such have faulted with "misaligned address" on an A100 (marian-nmt/marian-dev#778) and, with CUDA
+ * 13.3, on an sm_75 (pytorch/pytorch#194497). Other kernels take less, but nothing says which one a product gets, and a
+ * fault ends the process's use of the GPU: what is aligned worse is left to passes, which product.c logs and counts. */
 enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
 
 /* No size of p is 0. */
 void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out);
+
+/* The same of a batch (math.h). No size of b is 0. */
+struct cairn__batch;
+void cairn__product_plan_batch(const struct cairn__batch *b, bool tf32, struct cairn__product_plan *out);
 
 /* A set-associative index of products: each key has a place, whose content is the caller's. A new key replaces the
  * least recently used one of its set. */

@@ -94,6 +94,12 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
 }
 
 template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = warpSize, standin_place place = STANDIN_HERE) {
+    const unsigned lane = threadIdx.x % warpSize, first = lane / (unsigned)width * (unsigned)width;
+    return standin_shuffled(mask, value, first + (unsigned)source % (unsigned)width, place);
+}
+
+template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = warpSize, standin_place place = STANDIN_HERE) {
     const unsigned lane = threadIdx.x % warpSize, source = lane ^ (unsigned)lanes;
     return standin_shuffled(mask, value, source / (unsigned)width <= lane / (unsigned)width ? source : lane, place);

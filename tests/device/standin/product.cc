@@ -1,7 +1,7 @@
-/* libcublasLt, as far as the module uses it: D = act(alpha op(A) op(B) + bias) in column-major order, f32 sums in the
- * order of k, one rounding. What it is asked for is checked more closely than NVIDIA checks it: every operand lies in
- * one allocation of the device, with the alignment that the heuristic was told, 16 bytes for what an epilogue reads or
- * writes; the workspace is scribbled over. */
+/* libcublasLt, as far as the module uses it: D = act(alpha op(A) op(B) + beta C + bias) in column-major order, for each
+ * of a batch; f32 sums (f64 of f64) in the order of k, one rounding. What it is asked for is checked more closely than
+ * NVIDIA checks it: every operand lies in one allocation of the device, with the alignment that the heuristic was told,
+ * 16 bytes for what an epilogue reads or writes; the workspace is scribbled over. */
 #include "standin/standin.h"
 
 #include <cublasLt.h>
@@ -22,6 +22,8 @@ struct layout {
     cudaDataType type;
     uint64_t rows, cols;
     int64_t ld;
+    int32_t batch;
+    int64_t step; /* from one matrix of the batch to the next */
 };
 
 struct operation {
@@ -42,6 +44,7 @@ struct preference {
 struct algorithm {
     uint64_t m, n, k, workspace;
     uint32_t alignment[OPERANDS];
+    int32_t batch;
 };
 static_assert(sizeof(algorithm) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm fits");
 
@@ -50,7 +53,7 @@ struct product {
     operation op;
     layout of[OPERANDS];
     const char *at[OPERANDS];
-    float alpha, beta;
+    double alpha, beta;
     uint64_t m, n, k;
     bool bias, relu, sums_a, sums_b;
     cudaDataType bias_type;
@@ -90,23 +93,26 @@ cublasStatus_t refuse(cublasStatus_t status, const char *why) {
 /* ---- elements ---- */
 
 size_t width_of(cudaDataType type) {
-    return type == CUDA_R_32F ? 4 : 2;
+    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
 }
 
 bool is_half(cudaDataType type) {
     return type == CUDA_R_16F || type == CUDA_R_16BF;
 }
 
-float get(cudaDataType type, const char *x, uint64_t i) {
+double get(cudaDataType type, const char *x, uint64_t i) {
+    if (type == CUDA_R_64F) return ((const double *)x)[i];
     if (type == CUDA_R_16F) return cairn__f16_to_f32(((const uint16_t *)x)[i]);
     if (type == CUDA_R_16BF) return cairn__bf16_to_f32(((const uint16_t *)x)[i]);
     return ((const float *)x)[i];
 }
 
-void put(cudaDataType type, char *x, uint64_t i, float value) {
-    if (type == CUDA_R_16F) ((uint16_t *)x)[i] = cairn__f32_to_f16(value);
-    else if (type == CUDA_R_16BF) ((uint16_t *)x)[i] = cairn__f32_to_bf16(value);
-    else ((float *)x)[i] = value;
+/* value is an f32 but for f64. */
+void put(cudaDataType type, char *x, uint64_t i, double value) {
+    if (type == CUDA_R_16F) ((uint16_t *)x)[i] = cairn__f32_to_f16((float)value);
+    else if (type == CUDA_R_16BF) ((uint16_t *)x)[i] = cairn__f32_to_bf16((float)value);
+    else if (type == CUDA_R_64F) ((double *)x)[i] = value;
+    else ((float *)x)[i] = (float)value;
 }
 
 /* To 10 bits of fraction, as tensor cores read f32. */
@@ -114,15 +120,15 @@ float to_tf32(float x) {
     return cairn__f32_nonfinite(x) ? x : cairn__f32_from_bits((cairn__f32_bits(x) + 0x1000u) & ~0x1fffu);
 }
 
-/* op(X) as f32, [rows, cols] column-major and dense. */
-std::vector<float> unpacked(const product &p, int operand, uint64_t rows, uint64_t cols) {
+/* op(X) as R, [rows, cols] column-major and dense. */
+template <class R> std::vector<R> unpacked(const product &p, int operand, uint64_t rows, uint64_t cols) {
     const layout &l = p.of[operand];
     const bool trans = (operand == 0 ? p.op.trans_a : p.op.trans_b) != CUBLAS_OP_N;
-    std::vector<float> x(rows * cols);
+    std::vector<R> x(rows * cols);
     for (uint64_t c = 0; c < cols; c++) {
         for (uint64_t r = 0; r < rows; r++) {
-            const float value = get(l.type, p.at[operand], trans ? c + r * (uint64_t)l.ld : r + c * (uint64_t)l.ld);
-            x[r + c * rows] = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? to_tf32(value) : value;
+            const R value = (R)get(l.type, p.at[operand], trans ? c + r * (uint64_t)l.ld : r + c * (uint64_t)l.ld);
+            x[r + c * rows] = p.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? to_tf32((float)value) : value;
         }
     }
     return x;
@@ -130,37 +136,44 @@ std::vector<float> unpacked(const product &p, int operand, uint64_t rows, uint64
 
 /* ---- the product ---- */
 
-void write_column(const product &p, uint64_t j, const std::vector<float> &sums) {
+template <class R> void write_column(const product &p, uint64_t j, const std::vector<R> &sums) {
     const layout &d = p.of[3];
     for (uint64_t i = 0; i < p.m; i++) {
-        float value = p.alpha * sums[i];
-        if (p.beta != 0) value += p.beta * get(p.of[2].type, p.at[2], i + j * (uint64_t)p.of[2].ld);
-        if (p.bias) value += get(p.bias_type, (const char *)p.op.bias, i);
+        R value = (R)p.alpha * sums[i];
+        if (p.beta != 0) value += (R)p.beta * (R)get(p.of[2].type, p.at[2], i + j * (uint64_t)p.of[2].ld);
+        if (p.bias) value += (R)get(p.bias_type, (const char *)p.op.bias, i);
         if (p.relu && value < 0) value = 0;
         put(d.type, const_cast<char *>(p.at[3]), i + j * (uint64_t)d.ld, value);
     }
 }
 
-void multiply(const product &p) {
-    if (p.workspace_used) memset(p.workspace, 0xff, p.workspace_used);
-    const std::vector<float> a = unpacked(p, 0, p.m, p.k), b = unpacked(p, 1, p.k, p.n);
-    std::vector<float> sums(p.m);
+template <class R> void multiply_one(const product &p) {
+    const std::vector<R> a = unpacked<R>(p, 0, p.m, p.k), b = unpacked<R>(p, 1, p.k, p.n);
+    std::vector<R> sums(p.m);
     for (uint64_t j = 0; j < p.n; j++) {
-        std::fill(sums.begin(), sums.end(), 0.0f);
+        std::fill(sums.begin(), sums.end(), R(0));
         for (uint64_t l = 0; l < p.k; l++) {
             for (uint64_t i = 0; i < p.m; i++) sums[i] += a[i + l * p.m] * b[l + j * p.k];
         }
         write_column(p, j, sums);
     }
     for (uint64_t i = 0; p.sums_a && i < p.m; i++) {
-        float sum = 0;
+        R sum = 0;
         for (uint64_t l = 0; l < p.k; l++) sum += a[i + l * p.m];
         put(p.bias_type, (char *)p.op.bias, i, sum);
     }
     for (uint64_t j = 0; p.sums_b && j < p.n; j++) {
-        float sum = 0;
+        R sum = 0;
         for (uint64_t l = 0; l < p.k; l++) sum += b[l + j * p.k];
         put(p.bias_type, (char *)p.op.bias, j, sum);
+    }
+}
+
+void multiply(product p) {
+    if (p.workspace_used) memset(p.workspace, 0xff, p.workspace_used);
+    for (int32_t i = 0; i < p.of[3].batch; i++) {
+        (p.of[0].type == CUDA_R_64F ? multiply_one<double> : multiply_one<float>)(p);
+        for (int o = 0; o < OPERANDS; o++) p.at[o] += p.of[o].step * (int64_t)width_of(p.of[o].type);
     }
 }
 
@@ -186,12 +199,20 @@ cublasStatus_t describe(const operation &op, const layout of[OPERANDS], product 
     REFUSE(p->m == 0 || p->n == 0 || p->k == 0, CUBLAS_STATUS_INVALID_VALUE, "an empty product");
     for (int i = 0; i < OPERANDS; i++) {
         REFUSE(of[i].ld < (int64_t)of[i].rows, CUBLAS_STATUS_INVALID_VALUE, "a leading dimension below the rows");
-        REFUSE(of[i].type != CUDA_R_32F && !is_half(of[i].type), CUBLAS_STATUS_NOT_SUPPORTED, "type");
+        REFUSE(of[i].type != CUDA_R_32F && of[i].type != CUDA_R_64F && !is_half(of[i].type),
+               CUBLAS_STATUS_NOT_SUPPORTED, "type");
+        REFUSE(of[i].batch != d.batch || of[i].batch < 1, CUBLAS_STATUS_INVALID_VALUE, "batches of different counts");
     }
-    REFUSE(op.scale_type != CUDA_R_32F || a.type != b.type || c.type != d.type, CUBLAS_STATUS_NOT_SUPPORTED, "types");
-    REFUSE(d.type != CUDA_R_32F && d.type != a.type, CUBLAS_STATUS_NOT_SUPPORTED, "type of D");
-    REFUSE(op.compute != CUBLAS_COMPUTE_32F && (op.compute != CUBLAS_COMPUTE_32F_FAST_TF32 || a.type != CUDA_R_32F),
+    REFUSE(d.batch > 1 && (d.step < d.ld * (int64_t)d.cols || c.step != d.step), CUBLAS_STATUS_INVALID_VALUE,
+           "results of a batch that overlap, or C is not D");
+    const bool wide = a.type == CUDA_R_64F, tf32 = op.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    REFUSE(op.scale_type != (wide ? CUDA_R_64F : CUDA_R_32F) || a.type != b.type || c.type != d.type,
+           CUBLAS_STATUS_NOT_SUPPORTED, "types");
+    REFUSE(d.type != a.type && (d.type != CUDA_R_32F || wide), CUBLAS_STATUS_NOT_SUPPORTED, "type of D");
+    REFUSE(wide ? op.compute != CUBLAS_COMPUTE_64F
+                : op.compute != CUBLAS_COMPUTE_32F && (!tf32 || a.type != CUDA_R_32F),
            CUBLAS_STATUS_NOT_SUPPORTED, "compute type");
+    REFUSE(wide && op.epilogue != CUBLASLT_EPILOGUE_DEFAULT, CUBLAS_STATUS_NOT_SUPPORTED, "an epilogue of f64");
     REFUSE(p->bias_type != d.type, CUBLAS_STATUS_NOT_SUPPORTED, "type of bias");
     const bool known = op.epilogue == CUBLASLT_EPILOGUE_DEFAULT || p->bias || p->relu || p->sums_a || p->sums_b;
     REFUSE(!known, CUBLAS_STATUS_NOT_SUPPORTED, "epilogue");
@@ -211,17 +232,18 @@ bool has_algorithm(const product &p, const preference &wish) {
 /* The whole operand lies on the device, aligned as promised. */
 cublasStatus_t check_operand(const product &p, int i, uint32_t alignment) {
     const layout &l = p.of[i];
-    const uint64_t elements = (l.cols - 1) * (uint64_t)l.ld + l.rows;
+    const uint64_t elements = (uint64_t)(l.batch - 1) * (uint64_t)l.step + (l.cols - 1) * (uint64_t)l.ld + l.rows;
+    const uint64_t step = l.batch > 1 ? (uint64_t)l.step * width_of(l.type) : 0;
     REFUSE(!standin_is_device(p.at[i], elements * width_of(l.type)), CUBLAS_STATUS_INVALID_VALUE,
            "an operand that is not inside one allocation of the device");
-    REFUSE((uintptr_t)p.at[i] % alignment, CUBLAS_STATUS_INVALID_VALUE,
+    REFUSE((uintptr_t)p.at[i] % alignment || step % alignment, CUBLAS_STATUS_INVALID_VALUE,
            "an operand is aligned worse than the heuristic was told");
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t check_call(const product &p, const algorithm &chosen, uint64_t workspace_nbytes) {
-    REFUSE(chosen.m != p.m || chosen.n != p.n || chosen.k != p.k, CUBLAS_STATUS_INVALID_VALUE,
-           "an algorithm of another product");
+    REFUSE(chosen.m != p.m || chosen.n != p.n || chosen.k != p.k || chosen.batch != p.of[3].batch,
+           CUBLAS_STATUS_INVALID_VALUE, "an algorithm of another product");
     for (int i = 0; i < OPERANDS; i++) {
         const cublasStatus_t status = check_operand(p, i, chosen.alignment[i]);
         if (status) return status;
@@ -274,7 +296,19 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows, uint64_t cols,
                                           int64_t ld) {
-    return make(out, layout{type, rows, cols, ld});
+    return make(out, layout{type, rows, cols, ld, 1, 0});
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t nbytes) {
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return take(&held<layout>(l).batch, value, nbytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return take(&held<layout>(l).step, value, nbytes);
+    default:
+        standin_die("attribute %d of a matrix is not known here", attribute);
+    }
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
@@ -357,7 +391,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                               p.n,
                               p.k,
                               prefers.workspace < WORKSPACE ? 0 : (uint64_t)WORKSPACE,
-                              {prefers.alignment[0], prefers.alignment[1], prefers.alignment[2], prefers.alignment[3]}};
+                              {prefers.alignment[0], prefers.alignment[1], prefers.alignment[2], prefers.alignment[3]},
+                              p.of[3].batch};
     memset(&results[0], 0, sizeof(results[0]));
     memcpy(&results[0].algo, &chosen, sizeof(chosen));
     results[0].workspaceSize = chosen.workspace;
@@ -379,8 +414,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const cublasStatus_t status = describe(held<operation>(desc), of, &p);
     if (status) return status;
     for (int i = 0; i < OPERANDS; i++) p.at[i] = (const char *)at[i];
-    p.alpha = *(const float *)alpha;
-    p.beta = *(const float *)beta;
+    const bool wide = p.op.scale_type == CUDA_R_64F;
+    p.alpha = wide ? *(const double *)alpha : *(const float *)alpha;
+    p.beta = wide ? *(const double *)beta : *(const float *)beta;
     p.workspace = (char *)workspace;
     p.workspace_used = chosen.workspace;
     const cublasStatus_t fits = check_call(p, chosen, workspace_nbytes);

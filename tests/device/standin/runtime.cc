@@ -426,6 +426,16 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t nbytes, cudaStream_t stre
     return say(queue(stream_of(stream), "a memset", [=] { memset(p, value, nbytes); }));
 }
 
+cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream) {
+    LOCK;
+    if (width > pitch) return say(cudaErrorInvalidValue);
+    if (height == 0) return cudaSuccess;
+    TRY(check_side(p, (height - 1) * pitch + width, true, "the destination"));
+    return say(queue(stream_of(stream), "a memset of rows", [=] {
+        for (size_t i = 0; i < height; i++) memset((char *)p + i * pitch, value, width);
+    }));
+}
+
 /* ---- streams ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
