@@ -54,6 +54,29 @@ static inline cairn_status trainer_create_mlp(struct trainer *t, const char *dev
     return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
 }
 
+/* The encoder of BERT: layers of attention and feed-forward, gelu; AdamW. Tokens are numbers already: x is
+ * [batch, tokens, width]. Source: Devlin et al., "BERT", 2019. */
+static inline cairn_status trainer_create_encoder(struct trainer *t, const char *device, int layers, int64_t width,
+                                                  int64_t heads, int64_t batch, int64_t tokens, double dropout,
+                                                  const struct amp_options *amp) {
+    enum { MOST_LAYERS = 24 };
+    cairn_module *layer[MOST_LAYERS] = {NULL};
+    cairn_status st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
+    if (st != CAIRN_OK) return st;
+    t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, tokens, width));
+    t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, tokens, width));
+    for (int i = 0; i < layers && i < MOST_LAYERS; i++) {
+        layer[i] =
+            cairn_transformer_encoder_layer(t->env, width, heads, 4 * width,
+                                            cairn_encoder_layer_options(.dropout = dropout, .activation = cairn_gelu));
+        if (!layer[i]) return cairn__last_status();
+    }
+    t->model = cairn_sequential(t->env, layers, layer);
+    if (!t->model) return cairn__last_status();
+    st = cairn_adamw_create(cairn_module_params(t->model), NULL, &t->optimizer);
+    return st != CAIRN_OK ? st : amp_initialize(t->env, t->model, t->optimizer, amp, &t->amp);
+}
+
 /* A step as cairn_graph_capture wants one. */
 static inline cairn_status trainer_step(void *user) {
     struct trainer *t = user;

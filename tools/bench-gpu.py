@@ -246,6 +246,40 @@ def bench_mlp(device, width, batch):
         say(f"{name} rate", flops / seconds * 1e-12, "TFLOP/s")
 
 
+# ---- BERT-base's encoder ----
+
+def encoder_step(device, batch, compiled, dropout):
+    """12 post-norm layers, bf16 autocast, as gpu-bench has it."""
+    layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, dropout=dropout, activation="gelu", batch_first=True,
+                                             device=device)
+    model = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    run = torch.compile(model) if compiled else model
+    x, y = (torch.randn(batch, 128, 768, device=device) for _ in range(2))
+    adamw = fused_adamw(model.parameters())
+
+    def step():
+        adamw.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            prediction = run(x)
+        torch.nn.functional.mse_loss(prediction.float(), y).backward()
+        adamw.step()
+
+    return step
+
+
+def bench_encoder(device, batch, compile_too):
+    for name, compiled, dropout in (("encoder eager", False, 0.1), ("encoder without dropout eager", False, 0.0),
+                                    ("encoder compiled", True, 0.1)):
+        if compiled and not compile_too:
+            continue
+        try:
+            seconds = measure(device, {name: encoder_step(device, batch, compiled, dropout)}, 0.1)[name]
+        except (RuntimeError, TypeError, ValueError) as why:
+            print(f"({name}: {why})", file=sys.stderr)
+            continue
+        say(name, 1e6 * seconds, "us")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
@@ -253,6 +287,8 @@ def main():
     parser.add_argument("--size", type=int, default=8192)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--compile", action="store_true", help="torch.compile's encoder too; minutes")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         print(f"PyTorch {torch.__version__} sees no GPU")
@@ -264,6 +300,7 @@ def main():
     bench_products(device, args.size)
     bench_quick_start(device)
     bench_mlp(device, args.width, args.batch)
+    bench_encoder(device, args.sequences, args.compile)
 
 
 if __name__ == "__main__":
