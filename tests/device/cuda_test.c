@@ -69,6 +69,50 @@ static struct cairn_device *device_of(void **state) {
     return ((struct own *)*state)->device;
 }
 
+static void *on_the_gpu(struct cairn_device *d, const void *host, size_t nbytes) {
+    void *p = NULL;
+    assert_int_equal(cairn__device_alloc(d, CAIRN__HOLDS_TENSORS, nbytes, &p), CAIRN_OK);
+    assert_int_equal(cairn__device_upload(d, p, host, nbytes), CAIRN_OK);
+    return p;
+}
+
+static void assert_told(struct cairn_device *d, const char *sentence) {
+    assert_int_equal(cairn__device_synchronize(d), CAIRN_EINVAL);
+    if (strncmp(cairn_last_error(), sentence, strlen(sentence)) != 0) fail_msg("%s", cairn_last_error());
+    assert_int_equal(cairn__device_synchronize(d), CAIRN_OK);
+}
+
+static void wrong_values_on_the_gpu_are_told_by_the_next_call_that_waits(void **state) {
+    struct cairn_device *d = device_of(state);
+    const float rows[2][2] = {{1, 2}, {3, 4}};
+    const int64_t index[2] = {1, 5};
+    float got[2][2] = {{0}}, lse[4] = {0};
+    void *table = on_the_gpu(d, rows, sizeof(rows)), *at = on_the_gpu(d, index, sizeof(index));
+    void *y = on_the_gpu(d, got, sizeof(got)), *sums = on_the_gpu(d, lse, sizeof(lse));
+    d->math->gather_rows(d, CAIRN_F32, y, table, at, CAIRN_I64, 2, 2, 2, NULL);
+    assert_told(d, "embedding: on cuda:0 an index was outside of the table");
+    assert_int_equal(cairn__device_download(d, got, y, sizeof(got)), CAIRN_OK);
+    assert_true(got[0][0] == 3 && got[0][1] == 4 && got[1][0] == 0 && got[1][1] == 0);
+    const struct cairn__class_loss loss = {.from_logits = true,
+                                           .dtype = CAIRN_F32,
+                                           .rows = 2,
+                                           .classes = 2,
+                                           .inner = 1,
+                                           .x = table,
+                                           .target = at,
+                                           .target_dtype = CAIRN_I64,
+                                           .ignore_index = -100,
+                                           .y = y,
+                                           .lse = sums,
+                                           .total = (char *)y + 8};
+    d->math->class_loss(d, &loss);
+    assert_told(d, "cross_entropy or nll_loss: on cuda:0 a target was neither a class nor ignore_index");
+    cairn__device_free(d, table);
+    cairn__device_free(d, at);
+    cairn__device_free(d, y);
+    cairn__device_free(d, sums);
+}
+
 static void out_of_memory_on_the_gpu_lists_what_is_held(void **state) {
     struct cairn_device *d = device_of(state);
     void *held = NULL, *p = NULL;
@@ -327,6 +371,7 @@ static void recorded_product_keeps_its_scratch_when_a_larger_one_comes(void **st
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unusable_machine_is_an_error_with_its_reason),
+        TEST(wrong_values_on_the_gpu_are_told_by_the_next_call_that_waits),
         TEST(out_of_memory_on_the_gpu_lists_what_is_held),
         TEST(work_keeps_its_order_when_streams_change),
         TEST(stream_of_another_gpu_is_refused),

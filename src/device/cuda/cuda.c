@@ -79,11 +79,26 @@ void cairn__cuda_fail(struct cairn__cuda *c, const char *what, int error) {
     if (c->failed == CAIRN_OK) c->failed = describe_error(c->failure, sizeof(c->failure), c->name, what, error);
 }
 
+static cairn_status take_faults(const struct cairn__cuda *c) {
+    volatile struct cairn__cuda_faults *faults = c->faults;
+    const bool index = faults->index != 0, target = faults->target != 0;
+    faults->index = faults->target = 0;
+    REQUIRE(!index, CAIRN_EINVAL,
+            "embedding: on %s an index was outside of the table, and its row was taken as zeros; on device \"cpu\" the "
+            "message names it",
+            c->name);
+    REQUIRE(!target, CAIRN_EINVAL,
+            "cross_entropy or nll_loss: on %s a target was neither a class nor ignore_index, and its row counted for "
+            "nothing; on device \"cpu\" the message names it",
+            c->name);
+    return CAIRN_OK;
+}
+
 static cairn_status cuda_check(struct cairn_device *d) {
     struct cairn__cuda *c = cairn__cuda_of(d);
     const cairn_status st = c->failed;
     c->failed = CAIRN_OK;
-    return st == CAIRN_OK ? CAIRN_OK : cairn__fail(st, "%s", c->failure);
+    return st == CAIRN_OK ? take_faults(c) : cairn__fail(st, "%s", c->failure);
 }
 
 struct cairn__cuda *cairn__cuda_enter(struct cairn_device *d) {
@@ -187,6 +202,7 @@ static void cuda_close(struct cairn_device *d) {
     cairn__cache_destroy(&c->cache);
     if (c->hand_over) (void)cudaEventDestroy(c->hand_over);
     if (c->own) (void)cudaStreamDestroy(c->own);
+    if (c->faults) (void)cudaFreeHost(c->faults);
     cairn__free(c);
     d->state = NULL;
 }
@@ -209,6 +225,9 @@ static cairn_status cuda_open(struct cairn_device *d, int ordinal) {
     TRY_CUDA(c, "making a stream", cudaStreamCreateWithFlags(&c->own, cudaStreamNonBlocking));
     TRY_CUDA(c, "making an event", cudaEventCreateWithFlags(&c->hand_over, cudaEventDisableTiming));
     c->stream = c->own;
+    TRY_CUDA(c, "pinning memory of the host",
+             cudaHostAlloc((void **)&c->faults, sizeof(*c->faults), cudaHostAllocMapped | cudaHostAllocPortable));
+    memset(c->faults, 0, sizeof(*c->faults));
     TRY(cairn__cache_create(&(struct cairn__cache_source){c->name, c, take_segment, give_segment_back, ask_for_room},
                             &c->cache));
     TRY(cairn__cache_alloc(c->cache, CAIRN__HOLDS_SCRATCH, CAIRN__CUDA_PARTIALS, &partials));
@@ -276,6 +295,7 @@ static cairn_status cuda_synchronize(struct cairn_device *d) {
     TRY(cuda_check(d)); /* the first failure, not what followed from it */
     TRY(refuse_recording(c, c->stream, doing));
     TRY_CUDA(c, doing, cudaStreamSynchronize(c->stream));
+    TRY(take_faults(c));
 out:
     return st;
 }
@@ -288,6 +308,7 @@ static cairn_status cuda_download(struct cairn_device *d, void *host, const void
     TRY(refuse_recording(c, c->stream, doing));
     TRY_CUDA(c, doing, cudaMemcpyAsync(host, src, nbytes, cudaMemcpyDeviceToHost, c->stream));
     TRY_CUDA(c, doing, cudaStreamSynchronize(c->stream));
+    TRY(take_faults(c));
 out:
     return st;
 }

@@ -11,6 +11,13 @@ struct cairn__cache;
 struct cairn__products;
 struct cairn__staging;
 
+/* What kernels find in the values that they are given. In memory of the host that they reach, so that nobody waits to
+ * learn of it: a call that has waited for the GPU anyway looks there, reports and lowers. Set to 1 by plain stores. */
+struct cairn__cuda_faults {
+    uint32_t index;  /* of an embedding: outside of the table */
+    uint32_t target; /* of a class loss: neither a class nor to be ignored */
+};
+
 struct cairn__cuda {
     struct CUstream_st *stream;
     int ordinal;
@@ -28,6 +35,8 @@ struct cairn__cuda {
         void *data;
         size_t nbytes;
     } rooms[4]; /* scratch of operations, by slot; math.h */
+
+    struct cairn__cuda_faults *faults; /* pinned */
 
     /* The first failure of queued work, until cairn__device_check returns it. */
     cairn_status failed;

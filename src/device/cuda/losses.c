@@ -19,15 +19,17 @@ static bool sum_weights(struct cairn_device *d, const char *pass, const struct c
 void cairn__cuda_class_loss(struct cairn_device *d, const struct cairn__class_loss *loss) {
     const size_t n = (size_t)loss->rows * (size_t)loss->inner;
     struct cairn__cuda *c = cairn__cuda_enter(d);
+    struct cairn__class_loss own = *loss;
     double *all_weights = NULL;
     void *losses = NULL;
     int error = 0;
+    if (!own.bad_target) own.bad_target = &c->faults->target;
     if (n > 0) {
         if (!loss->each) losses = cairn__cuda_room(d, CAIRN__ROOM_A, n * (loss->dtype == CAIRN_F64 ? 8 : 4));
         if ((!loss->each && !losses) || !sum_weights(d, "class_loss", loss, &all_weights)) return;
-        error = cairn__launch_class_losses(c->stream, loss, losses, all_weights);
+        error = cairn__launch_class_losses(c->stream, &own, losses, all_weights);
     }
-    if (error == 0) error = cairn__launch_sum_losses(c->stream, c->partials, loss, losses);
+    if (error == 0) error = cairn__launch_sum_losses(c->stream, c->partials, &own, losses);
     cairn__cuda_queued(d, "class_loss", error);
 }
 

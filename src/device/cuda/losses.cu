@@ -231,7 +231,7 @@ static CAIRN__KERNEL sum_losses(cairn__partials *partials, const cairn__class_lo
             if (losses) sum += (double)losses[i];
         }
     }
-    cairn__raise(bad, loss.bad_target, NULL);
+    if (__syncthreads_or(bad) && threadIdx.x == 0 && loss.bad_target) *loss.bad_target = 1;
     sum = cairn__sum_of_block(sum);
     weights = cairn__sum_of_block(weights);
     if (threadIdx.x == 0) partials->sums[blockIdx.x] = sum, partials->sums[gridDim.x + blockIdx.x] = weights;

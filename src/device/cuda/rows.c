@@ -32,10 +32,11 @@ void cairn__cuda_dropout(struct cairn_device *d, cairn_dtype t, void *dst, const
 void cairn__cuda_gather_rows(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,
                              cairn_dtype index_dtype, size_t count, size_t table_rows, size_t n, uint32_t *bad_index) {
     if (count == 0 || n == 0) return;
+    const struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn__cuda_queued(d, "gather_rows",
-                       cairn__launch_gather_rows(cairn__cuda_enter(d)->stream, y, table, index,
-                                                 index_dtype == CAIRN_I64, count, table_rows, n * cairn_dtype_nbytes(t),
-                                                 bad_index));
+                       cairn__launch_gather_rows(c->stream, y, table, index, index_dtype == CAIRN_I64, count,
+                                                 table_rows, n * cairn_dtype_nbytes(t),
+                                                 bad_index ? bad_index : &c->faults->index));
 }
 
 /* A stable sort of the indices, and its scratch: keys and order change places with every pass. */

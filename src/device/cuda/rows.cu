@@ -306,7 +306,7 @@ static CAIRN__KERNEL gather(W *y, const W *table, const void *index, bool wide, 
             if (word + u * step < words) y[i * words + word + u * step] = value[u];
         }
     }
-    if (!is_row && bad && (threadIdx.x & (step - 1)) == 0) atomicOr(bad, 1u);
+    if (!is_row && bad && (threadIdx.x & (step - 1)) == 0) *bad = 1;
 }
 
 template <class W>
