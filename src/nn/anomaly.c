@@ -208,9 +208,14 @@ cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tens
                  t->param ? "parameter" : "leaf", call_text(node, call), findings_text(f, values), scale_text(tape));
 }
 
+/* Values are looked at in place. */
+static bool can_look(const cairn_env *env) {
+    return !env->device->ops->stream;
+}
+
 void cairn_detect_anomaly(cairn_env *env, int on) {
     if (!env) return;
-    if (cairn__is_on(on) && !env->device->math) {
+    if (cairn__is_on(on) && !can_look(env)) {
         cairn__log(CAIRN_LOG_WARNING, "detect_anomaly: '%s' does not support it yet; use device \"cpu\"",
                    cairn_device_name(env->device));
         return;
@@ -229,7 +234,7 @@ cairn_status cairn__note_anomalies(cairn_env *env, bool on) {
         main->anomaly = NULL;
         return CAIRN_OK;
     }
-    REQUIRE(env->device->math, CAIRN_ENOTSUP, "'%s' does not look for anomalies yet; use device \"cpu\"",
+    REQUIRE(can_look(env), CAIRN_ENOTSUP, "'%s' does not look for anomalies yet; use device \"cpu\"",
             cairn_device_name(env->device));
     if (!main->anomaly) TRY(cairn__calloc(1, CAIRN__ANOMALY_TEXT, (void **)&main->anomaly));
     main->anomaly_users++;

@@ -240,6 +240,11 @@ static cairn_status merge_stats(struct cairn__tape *tape, const struct norm_attr
     const struct cairn__stats_exchange *e = &a->exchange;
     cairn_status st = CAIRN_OK;
     double *all = NULL;
+    REQUIRE(
+        !tape->env->device->ops->stream, CAIRN_ENOTSUP,
+        "SyncBatchNorm: '%s' does not combine the ranks' statistics yet; use device \"cpu\", or batch normalisation "
+        "of each rank",
+        cairn_device_name(tape->env->device));
     TRY(room_for(tape, count_shared(norm), &norm->shared));
     TRY(room_for(tape, (size_t)e->shares * count_shared(norm), &all));
     cairn__math_of(tape)->norm(tape->env->device, norm);
