@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "../kept_log.h"
 #include "comm/exchange/links.h"
 #include "core/trace.h"
 #include "rendezvous/store/proof.h"
@@ -166,7 +167,7 @@ static void what_goes_into_the_store_has_no_byte_of_chance_but_the_key(void **st
     must_meet_still(&first, store);
 }
 
-static void stranger_with_another_key_is_sent_away(void **state) {
+static void stranger_with_another_key_is_named_and_sent_away(void **state) {
     (void)state;
     struct rank first;
     cairn_store *store = new_store();
@@ -174,6 +175,8 @@ static void stranger_with_another_key_is_sent_away(void **state) {
     uint8_t second[CAIRN__PROOF_SECOND], third[CAIRN__PROOF_THIRD];
     struct cairn__secret *secret = secret_of(other);
     struct cairn__proof proof;
+    log_text[0] = '\0';
+    cairn_set_log(keep_log, NULL); /* before the rank's thread begins */
     start(&first, 0, 2, store, 20);
     read_record(store, "0", record);
     const int fd = connect_to(port_in(record));
@@ -187,6 +190,8 @@ static void stranger_with_another_key_is_sent_away(void **state) {
     close(fd);
     cairn__secret_destroy(&secret);
     must_meet_still(&first, store);
+    cairn_set_log(NULL, NULL);
+    assert_non_null(strstr(log_text, "where a gloo group meets, and did not prove that it belongs to it"));
 }
 
 /* As only a rank can that has gone wrong. */
@@ -299,7 +304,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_two_ranks_are_connected),
         cmocka_unit_test(what_goes_into_the_store_has_no_byte_of_chance_but_the_key),
-        cmocka_unit_test(stranger_with_another_key_is_sent_away),
+        cmocka_unit_test(stranger_with_another_key_is_named_and_sent_away),
         cmocka_unit_test(rank_that_is_not_awaited_is_sent_away),
         cmocka_unit_test(stranger_in_a_ranks_place_gets_no_number_and_no_data),
         cmocka_unit_test(silent_strangers_cost_no_time_however_many),

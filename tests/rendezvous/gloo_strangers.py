@@ -19,7 +19,6 @@ AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 PORT = 29514
 STEPS = 20
 MOST_RUNS = 40
-SENT_AWAY = "where a gloo group meets, and did not prove that it belongs to it"
 
 STRAY = r'''
 import re, socket, sys
@@ -47,7 +46,6 @@ while True:
 
 class Strangers(net.Test):
     def train(self):
-        """The run's warnings. gloo's ports are there for some ms alone, so that a stranger may miss them all."""
         quickstart = Quickstart(CAIRN_RUN, QUICKSTART)
         ends = self.ends([machine.start(CAIRN_RUN, "--nnodes", 2, "--nproc-per-node", 2, "--node-rank", node,
                                         "--master-addr", net.MACHINES[0].address, "--master-port", PORT,
@@ -56,7 +54,6 @@ class Strangers(net.Test):
         for code, _, err in ends:
             self.assertEqual(code, 0, err)
         self.assertEqual(digits("".join(out for _, out, _ in ends)), quickstart.expected(4))
-        return "".join(err for _, _, err in ends)
 
     def strays(self, how):
         strays = [machine.start(*AS_NOBODY, PYTHON, "-c", STRAY, PORT, how) for machine in net.MACHINES]
@@ -65,23 +62,24 @@ class Strangers(net.Test):
         return strays
 
     def train_until_they_came(self, how):
-        strays, warnings, came = self.strays(how), "", []
+        """gloo's ports are there for some ms alone, and a stranger may miss them all: that those who come there are
+        named is a matter of tests/comm/links_test.c."""
+        strays, came = self.strays(how), []
         for _ in range(MOST_RUNS):
-            warnings += self.train()
+            self.train()
             came = came or select.select([stray.stdout for stray in strays], [], [], 0)[0]
-            if came and (how != "garbage" or SENT_AWAY in warnings):
+            if came:
                 break
         for stray in strays:
             stray.kill()
             self.assertEqual(stray.communicate()[1], "")
         self.assertTrue(came)
-        return warnings
 
     def test_who_closes_at_once_changes_nothing(self):
         self.train_until_they_came("close")
 
-    def test_who_sends_garbage_is_named_and_changes_nothing(self):
-        self.assertIn(SENT_AWAY, self.train_until_they_came("garbage"))
+    def test_who_sends_garbage_changes_nothing(self):
+        self.train_until_they_came("garbage")
 
     def test_who_stays_silent_changes_nothing(self):
         self.train_until_they_came("silent")
