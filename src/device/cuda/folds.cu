@@ -514,7 +514,7 @@ static CAIRN__DEVICE double scan_of_warp(double x) {
 }
 
 /* A warp has a segment. */
-static CAIRN__KERNEL run_by_scans(const cairn__running c, bool told) {
+static __global__ void __launch_bounds__(CAIRN__CUDA_THREADS, BLOCKS) run_by_scans(const cairn__running c, bool told) {
     const uint32_t lane = CAIRN__CUDA_WARP - 1 - threadIdx.x % CAIRN__CUDA_WARP; /* the first is the last thread */
     const size_t lines = c.lines.n, i = (size_t)blockIdx.x * CAIRN__CUDA_WARPS + threadIdx.x / CAIRN__CUDA_WARP;
     if (i >= lines * c.segments) return;
