@@ -295,6 +295,16 @@ class CairnRun(launching.LauncherTest):
         job.kill()
         os.kill(keeper[0], signal.SIGKILL)
         job.wait(PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while self.holds_files(keeper[0]) and time.monotonic() < deadline: # the folder's lock among them
+            time.sleep(0.01)
+
+    @staticmethod
+    def holds_files(pid):
+        try:
+            return bool(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            return False
 
     def test_the_next_launcher_removes_what_a_launcher_killed_with_its_keeper_left(self):
         living, _ = self.start(1, "ready; exec sleep 600")
