@@ -79,6 +79,26 @@ void cairn__cuda_fail(struct cairn__cuda *c, const char *what, int error) {
     if (c->failed == CAIRN_OK) c->failed = describe_error(c->failure, sizeof(c->failure), c->name, what, error);
 }
 
+bool cairn__cuda_refused(struct cairn_device *d, const char *pass, const char *complaint) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    if (complaint && c->failed == CAIRN_OK) {
+        c->failed = CAIRN_EINTERNAL;
+        snprintf(c->failure, sizeof(c->failure), "%s on the GPU: %s", pass, complaint);
+    }
+    return complaint != NULL;
+}
+
+void cairn__cuda_queued(struct cairn_device *d, const char *pass, int error) {
+    if (error) cairn__cuda_fail(cairn__cuda_of(d), pass, error);
+}
+
+void cairn__cuda_kept(struct cairn_device *d, cairn_status status) {
+    struct cairn__cuda *c = cairn__cuda_of(d);
+    if (status == CAIRN_OK || c->failed != CAIRN_OK) return;
+    c->failed = status;
+    snprintf(c->failure, sizeof(c->failure), "%s", cairn_last_error());
+}
+
 static cairn_status take_faults(const struct cairn__cuda *c) {
     volatile struct cairn__cuda_faults *faults = c->faults;
     const bool index = faults->index != 0, target = faults->target != 0;

@@ -11,6 +11,23 @@ struct cairn__cache;
 struct cairn__products;
 struct cairn__staging;
 
+/* Slots of scratch in device memory: those of passes that have any, and the products' own (product.c), which passes
+ * call. */
+enum cairn__room {
+    CAIRN__ROOM_A,
+    CAIRN__ROOM_B,
+    CAIRN__ROOM_C,
+    CAIRN__ROOM_D,
+    CAIRN__ROOM_PRODUCT, /* f32, before its rounding */
+    CAIRN__ROOM_OPERAND, /* widened for row sums */
+    CAIRN__ROOMS,
+};
+
+struct cairn__scratch_room {
+    void *data; /* NULL = none yet */
+    size_t nbytes;
+};
+
 /* What kernels find in the values that they are given. In memory of the host that they reach, so that nobody waits to
  * learn of it: a call that has waited for the GPU anyway looks there, reports and lowers. Set to 1 by plain stores. */
 struct cairn__cuda_faults {
@@ -31,11 +48,7 @@ struct cairn__cuda {
     struct cairn__staging *staging;   /* NULL until the first upload */
     struct cairn__partials *partials; /* in device memory, CAIRN__CUDA_PARTIALS bytes, zeroed on open */
 
-    struct {
-        void *data;
-        size_t nbytes;
-    } rooms[4]; /* scratch of operations, by slot; math.h */
-
+    struct cairn__scratch_room rooms[CAIRN__ROOMS];
     struct cairn__cuda_faults *faults; /* pinned */
 
     /* The first failure of queued work, until cairn__device_check returns it. */
@@ -64,23 +77,31 @@ cairn_status cairn__cuda_call_failed(const struct cairn__cuda *c, const char *do
 /* Keeps error (a cudaError_t, not 0) as the device's failure, unless it has one. what: "scale". */
 void cairn__cuda_fail(struct cairn__cuda *c, const char *what, int error);
 
+/* A wrong argument becomes the device's failure, unless complaint is NULL. Returns whether it did. */
+bool cairn__cuda_refused(struct cairn_device *d, const char *pass, const char *complaint);
+/* Keeps a launcher's error, a cudaError_t, unless it is 0. */
+void cairn__cuda_queued(struct cairn_device *d, const char *pass, int error);
+/* Keeps the last error (cairn__fail's) unless status is CAIRN_OK. */
+void cairn__cuda_kept(struct cairn_device *d, cairn_status status);
+
 extern const struct cairn__device_ops cairn__cuda_ops;
 
 /* ---- product.c ---- */
 
 cairn_status cairn__products_create(struct cairn_device *d, struct cairn__products **out);
 void cairn__products_destroy(struct cairn__products **products);
-/* Products, so far, that took a pass more than they had to, and why. The first of each kind is logged for debugging. */
-enum cairn__fallback {
-    CAIRN__FALLBACK_BIAS,     /* the bias is not aligned (CAIRN__PRODUCT_EXTRA_ALIGN) */
-    CAIRN__FALLBACK_ROW_SUMS, /* nor are the row sums */
-    CAIRN__FALLBACK_EPILOGUE, /* cuBLASLt has no algorithm with the epilogue */
-    CAIRN__FALLBACKS,
-};
-uint64_t cairn__products_fallbacks(const struct cairn__products *products, enum cairn__fallback kind);
 cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matmul *product);
 /* 130100 for 13.1 */
 size_t cairn__products_version(void);
+
+/* ---- room.c ---- */
+
+/* Scratch for one pass, at least nbytes, 512-byte aligned: what it holds is lost with the next that takes the same
+ * slot. It grows and is never returned, since recorded graphs write there. Errors: CAIRN_ENOMEM; CAIRN_ESTATE, it
+ * would have to grow while a graph is recorded. */
+cairn_status cairn__cuda_take_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes, void **out);
+/* The same for passes, which have no status: NULL where there is none; the device has kept the failure. */
+void *cairn__cuda_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes);
 
 /* ---- staging.c ---- */
 

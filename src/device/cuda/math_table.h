@@ -8,21 +8,6 @@
 /* Every pass. */
 extern const struct cairn__math cairn__cuda_math;
 
-/* ---- for all of them; math_table.c ---- */
-
-/* Scratch in device memory for one pass, at least nbytes, 512-byte aligned: what it holds is lost with the next pass
- * that takes the same slot. It grows and is never returned, since recorded graphs write there. NULL: there is none, or
- * it would have to grow while a graph is recorded; the device has kept the failure, and the pass returns. */
-enum cairn__room { CAIRN__ROOM_A, CAIRN__ROOM_B, CAIRN__ROOM_C, CAIRN__ROOM_D, CAIRN__ROOMS };
-void *cairn__cuda_room(struct cairn_device *d, enum cairn__room slot, size_t nbytes);
-
-/* A wrong argument becomes the device's failure, unless complaint is NULL. Returns whether it did. */
-bool cairn__cuda_refused(struct cairn_device *d, const char *pass, const char *complaint);
-/* Keeps a launcher's error, a cudaError_t, unless it is 0. */
-void cairn__cuda_queued(struct cairn_device *d, const char *pass, int error);
-/* Keeps the last error (cairn__fail's) unless status is CAIRN_OK. */
-void cairn__cuda_kept(struct cairn_device *d, cairn_status status);
-
 /* ---- products of batches; batch.c ---- */
 
 /* c[i] = op(a[i]) op(b[i]), i < batch, row-major: a is [m, k] with lda elements from row to row, or [k, m] where

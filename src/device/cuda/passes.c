@@ -21,20 +21,6 @@ enum {
                           * last block adds up what all leave */
 };
 
-/* A wrong argument becomes the device's failure, since passes have no status. */
-static bool refused(struct cairn_device *d, const char *pass, const char *complaint) {
-    struct cairn__cuda *c = cairn__cuda_of(d);
-    if (complaint && c->failed == CAIRN_OK) {
-        c->failed = CAIRN_EINTERNAL;
-        snprintf(c->failure, sizeof(c->failure), "%s on the GPU: %s", pass, complaint);
-    }
-    return complaint != NULL;
-}
-
-static void queued(struct cairn_device *d, const char *pass, int error) {
-    if (error) cairn__cuda_fail(cairn__cuda_of(d), pass, error);
-}
-
 /* ---- lists of tensors ---- */
 
 typedef int (*list_launcher)(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to,
@@ -64,7 +50,7 @@ static void run_list(struct cairn_device *d, const char *pass, list_launcher lau
         take_items(list, &part, items);
         error = launch(cairn__cuda_enter(d)->stream, list, to, from);
     }
-    queued(d, pass, error);
+    cairn__cuda_queued(d, pass, error);
 }
 
 static int launch_copy(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype to, cairn_dtype from) {
@@ -80,7 +66,7 @@ static int launch_check(struct CUstream_st *stream, const struct cairn__multi *l
 static void cast(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
                  cairn_dtype from) {
     const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X;
-    if (refused(d, "cast", cairn__check_items(items, count, uses, to, from, true))) return;
+    if (cairn__cuda_refused(d, "cast", cairn__check_items(items, count, uses, to, from, true))) return;
     struct cairn__multi list = {.b = 0};
     run_list(d, "cast", to == from ? launch_copy : cairn__launch_cast, &list, items, count, to, from);
 }
@@ -88,8 +74,8 @@ static void cast(struct cairn_device *d, const struct cairn__item *items, size_t
 static void scale(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
                   cairn_dtype from, const float *factor, uint32_t *found) {
     const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X;
-    if (refused(d, "scale", cairn__check_items(items, count, uses, to, from, false)) ||
-        refused(d, "scale", cairn__check_list(factor, found, NULL, NULL)))
+    if (cairn__cuda_refused(d, "scale", cairn__check_items(items, count, uses, to, from, false)) ||
+        cairn__cuda_refused(d, "scale", cairn__check_list(factor, found, NULL, NULL)))
         return;
     struct cairn__multi list = {.factor = factor, .found = found};
     run_list(d, "scale", cairn__launch_scale, &list, items, count, to, from);
@@ -98,8 +84,8 @@ static void scale(struct cairn_device *d, const struct cairn__item *items, size_
 static void axpby(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype to,
                   cairn_dtype from, const float *factor, float b, uint32_t *found) {
     const unsigned uses = CAIRN__USES_DST | CAIRN__USES_X | CAIRN__USES_Y;
-    if (refused(d, "axpby", cairn__check_items(items, count, uses, to, from, false)) ||
-        refused(d, "axpby", cairn__check_list(factor, found, NULL, NULL)))
+    if (cairn__cuda_refused(d, "axpby", cairn__check_items(items, count, uses, to, from, false)) ||
+        cairn__cuda_refused(d, "axpby", cairn__check_list(factor, found, NULL, NULL)))
         return;
     struct cairn__multi list = {.factor = factor, .b = b, .found = found};
     run_list(d, "axpby", cairn__launch_axpby, &list, items, count, to, from);
@@ -107,8 +93,8 @@ static void axpby(struct cairn_device *d, const struct cairn__item *items, size_
 
 static void check(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                   uint32_t *found) {
-    if (refused(d, "check", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
-        refused(d, "check", cairn__check_list(NULL, found, NULL, NULL)))
+    if (cairn__cuda_refused(d, "check", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
+        cairn__cuda_refused(d, "check", cairn__check_list(NULL, found, NULL, NULL)))
         return;
     struct cairn__multi list = {.found = found};
     run_list(d, "check", launch_check, &list, items, count, dtype, dtype);
@@ -120,14 +106,14 @@ static int launch_clamp(struct CUstream_st *stream, const struct cairn__multi *l
 }
 
 static void clamp(struct cairn_device *d, const struct cairn__item *items, size_t count, float limit) {
-    if (refused(d, "clamp", cairn__check_clamp(items, count, limit))) return;
+    if (cairn__cuda_refused(d, "clamp", cairn__check_clamp(items, count, limit))) return;
     struct cairn__multi list = {.b = limit};
     run_list(d, "clamp", launch_clamp, &list, items, count, CAIRN_F32, CAIRN_F32);
 }
 
 static void census(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    float least_normal, struct cairn__census *out) {
-    if (refused(d, "census", cairn__check_census(items, count, dtype, out)) || count == 0) return;
+    if (cairn__cuda_refused(d, "census", cairn__check_census(items, count, dtype, out)) || count == 0) return;
     struct CUstream_st *stream = cairn__cuda_enter(d)->stream;
     struct cairn__plan plan = plan_items(items, count);
     struct cairn__multi list = {.b = least_normal};
@@ -138,7 +124,7 @@ static void census(struct cairn_device *d, const struct cairn__item *items, size
         for (uint32_t t = 0; t < part.span.count; t++) list.items[t].dst = &out[part.index[t]];
         error = cairn__launch_census(stream, &list, dtype);
     }
-    queued(d, "census", error ? error : cairn__launch_census_end(stream, out, count));
+    cairn__cuda_queued(d, "census", error ? error : cairn__launch_census_end(stream, out, count));
 }
 
 /* Tensors are whole in a launch, so that its last block knows their sums; sizes and type alone decide about chunks. */
@@ -160,8 +146,8 @@ static struct cairn__plan plan_norm(const struct cairn__item *items, size_t coun
 
 static void l2norm(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    const float *factor, double *norm, double *each, uint32_t *found) {
-    if (refused(d, "l2norm", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
-        refused(d, "l2norm", cairn__check_list(factor, found, norm, each)))
+    if (cairn__cuda_refused(d, "l2norm", cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false)) ||
+        cairn__cuda_refused(d, "l2norm", cairn__check_list(factor, found, norm, each)))
         return;
     struct cairn__cuda *c = cairn__cuda_enter(d);
     struct cairn__plan plan = plan_norm(items, count, dtype);
@@ -177,7 +163,7 @@ static void l2norm(struct cairn_device *d, const struct cairn__item *items, size
         error = cairn__launch_l2norm(c->stream, &list, dtype, &part);
         part.first = false;
     }
-    queued(d, "l2norm", error);
+    cairn__cuda_queued(d, "l2norm", error);
 }
 
 /* ---- a training step ---- */
@@ -196,8 +182,8 @@ static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, s
                 enum cairn__weight_mode mode, const struct cairn__sgd_rule *rule, const struct cairn__rates *rates,
                 const struct cairn__optim_state *state) {
     const int num_states = rule && rule->has_momentum;
-    if (refused(d, "sgd", cairn__check_update(rule, rates, state)) ||
-        refused(d, "sgd", cairn__check_optim(items, count, grad, mode, num_states)))
+    if (cairn__cuda_refused(d, "sgd", cairn__check_update(rule, rates, state)) ||
+        cairn__cuda_refused(d, "sgd", cairn__check_optim(items, count, grad, mode, num_states)))
         return;
     struct cairn__plan plan = plan_optim(items, count);
     struct cairn__sgd_list list = {.rule = *rule, .rates = rates, .state = state};
@@ -208,14 +194,14 @@ static void sgd(struct cairn_device *d, const struct cairn__optim_item *items, s
         for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
         error = cairn__launch_sgd(cairn__cuda_enter(d)->stream, &list, grad, mode);
     }
-    queued(d, "sgd", error);
+    cairn__cuda_queued(d, "sgd", error);
 }
 
 static void adam(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                  enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
                  const struct cairn__optim_state *state) {
-    if (refused(d, "adam", cairn__check_update(rule, rates, state)) ||
-        refused(d, "adam", cairn__check_optim(items, count, grad, mode, 2)))
+    if (cairn__cuda_refused(d, "adam", cairn__check_update(rule, rates, state)) ||
+        cairn__cuda_refused(d, "adam", cairn__check_optim(items, count, grad, mode, 2)))
         return;
     struct cairn__plan plan = plan_optim(items, count);
     struct cairn__adam_list list = {.rule = *rule, .rates = rates, .state = state};
@@ -226,31 +212,32 @@ static void adam(struct cairn_device *d, const struct cairn__optim_item *items, 
         for (uint32_t t = 0; t < part.span.count; t++) list.items[t] = items[part.index[t]];
         error = cairn__launch_adam(cairn__cuda_enter(d)->stream, &list, grad, mode);
     }
-    queued(d, "adam", error);
+    cairn__cuda_queued(d, "adam", error);
 }
 
 static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state) {
-    if (refused(d, "miss", cairn__check_objects((const void *[]){missed, state}, 2, sizeof(*missed)))) return;
-    queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, state));
+    if (cairn__cuda_refused(d, "miss", cairn__check_objects((const void *[]){missed, state}, 2, sizeof(*missed))))
+        return;
+    cairn__cuda_queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, state));
 }
 
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
-    if (refused(d, "step_end", cairn__check_step_end(end))) return;
-    queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
+    if (cairn__cuda_refused(d, "step_end", cairn__check_step_end(end))) return;
+    cairn__cuda_queued(d, "step_end", cairn__launch_step_end(cairn__cuda_enter(d)->stream, end));
 }
 
 static void renew_rates(struct cairn_device *d, const struct cairn__rate_table *table,
                         const struct cairn__optim_state *state) {
-    if (refused(d, "renew_rates", cairn__check_rate_table(table)) ||
-        refused(d, "renew_rates",
-                cairn__check_objects((const void *[]){state}, 1, _Alignof(struct cairn__optim_state))))
+    if (cairn__cuda_refused(d, "renew_rates", cairn__check_rate_table(table)) ||
+        cairn__cuda_refused(d, "renew_rates",
+                            cairn__check_objects((const void *[]){state}, 1, _Alignof(struct cairn__optim_state))))
         return;
-    queued(d, "renew_rates", cairn__launch_renew_rates(cairn__cuda_enter(d)->stream, table, state));
+    cairn__cuda_queued(d, "renew_rates", cairn__launch_renew_rates(cairn__cuda_enter(d)->stream, table, state));
 }
 
 static void take_flags(struct cairn_device *d, const struct cairn__taken *items, size_t count, uint32_t micro_batch,
                        uint32_t *any) {
-    if (refused(d, "take_flags", cairn__check_take_flags(items, count, any))) return;
+    if (cairn__cuda_refused(d, "take_flags", cairn__check_take_flags(items, count, any))) return;
     struct cairn__taken_list list = {.micro_batch = micro_batch, .any = any};
     int error = 0;
     for (size_t i = 0; i < count && !error; i += list.count) {
@@ -258,126 +245,131 @@ static void take_flags(struct cairn_device *d, const struct cairn__taken *items,
         for (uint32_t t = 0; t < list.count; t++) list.items[t] = items[i + t];
         error = cairn__launch_take_flags(cairn__cuda_enter(d)->stream, &list);
     }
-    queued(d, "take_flags", error);
+    cairn__cuda_queued(d, "take_flags", error);
 }
 
 static void share_flag(struct cairn_device *d, uint32_t *any, uint32_t *const *into, size_t count) {
-    if (refused(d, "share_flag", cairn__check_share_flag(any, into, count))) return;
-    queued(d, "share_flag", cairn__launch_share_flag(cairn__cuda_enter(d)->stream, any, into, count));
+    if (cairn__cuda_refused(d, "share_flag", cairn__check_share_flag(any, into, count))) return;
+    cairn__cuda_queued(d, "share_flag", cairn__launch_share_flag(cairn__cuda_enter(d)->stream, any, into, count));
 }
 
 static void scaler_update(struct cairn_device *d, struct cairn__scaler_state *scaler,
                           struct cairn__scaler_report *reports) {
     const char *complaint = cairn__check_objects((const void *[]){scaler, reports}, 2, sizeof(uint64_t));
-    if (refused(d, "scaler_update", complaint)) return;
-    queued(d, "scaler_update", cairn__launch_scaler_update(cairn__cuda_enter(d)->stream, scaler, reports));
+    if (cairn__cuda_refused(d, "scaler_update", complaint)) return;
+    cairn__cuda_queued(d, "scaler_update", cairn__launch_scaler_update(cairn__cuda_enter(d)->stream, scaler, reports));
 }
 
 static void clip(struct cairn_device *d, const double *norms, size_t count, double max_norm,
                  struct cairn__optim_state *state, double *total) {
-    if (refused(d, "clip", cairn__check_clip(norms, count, max_norm, state, total))) return;
-    queued(d, "clip", cairn__launch_clip(cairn__cuda_enter(d)->stream, norms, count, max_norm, state, total));
+    if (cairn__cuda_refused(d, "clip", cairn__check_clip(norms, count, max_norm, state, total))) return;
+    cairn__cuda_queued(d, "clip",
+                       cairn__launch_clip(cairn__cuda_enter(d)->stream, norms, count, max_norm, state, total));
 }
 
 static void scale_loss(struct cairn_device *d, float *dst, const float *x, const struct cairn__scaler_state *scaler,
                        struct cairn__loss_scale *cell, uint32_t *found) {
     const void *const objects[] = {dst, x, scaler, cell, found};
-    if (refused(d, "scale_loss", cairn__check_objects(objects, found ? 5 : 4, sizeof(float)))) return;
-    queued(d, "scale_loss", cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell, found));
+    if (cairn__cuda_refused(d, "scale_loss", cairn__check_objects(objects, found ? 5 : 4, sizeof(float)))) return;
+    cairn__cuda_queued(d, "scale_loss",
+                       cairn__launch_scale_loss(cairn__cuda_enter(d)->stream, dst, x, scaler, cell, found));
 }
 
 static void clear_flags(struct cairn_device *d, uint32_t *flags, size_t n) {
-    if (refused(d, "clear_flags", cairn__check_clear_flags(flags, n)) || n == 0) return;
-    queued(d, "clear_flags", cairn__launch_clear_flags(cairn__cuda_enter(d)->stream, flags, n));
+    if (cairn__cuda_refused(d, "clear_flags", cairn__check_clear_flags(flags, n)) || n == 0) return;
+    cairn__cuda_queued(d, "clear_flags", cairn__launch_clear_flags(cairn__cuda_enter(d)->stream, flags, n));
 }
 
 static void store(struct cairn_device *d, void *dst, const void *value, size_t nbytes) {
-    if (refused(d, "store", cairn__check_store(dst, value, nbytes)) || nbytes == 0) return;
-    queued(d, "store", cairn__launch_store(cairn__cuda_enter(d)->stream, dst, value, nbytes));
+    if (cairn__cuda_refused(d, "store", cairn__check_store(dst, value, nbytes)) || nbytes == 0) return;
+    cairn__cuda_queued(d, "store", cairn__launch_store(cairn__cuda_enter(d)->stream, dst, value, nbytes));
 }
 
 /* ---- for nn ---- */
 
 static bool refused_tensors(struct cairn_device *d, const char *pass, cairn_dtype t, size_t n, const void *a,
                             const void *b, const void *c) {
-    return refused(d, pass, cairn__check_tensors(t, n, (const void *[]){a, b, c}, 3));
+    return cairn__cuda_refused(d, pass, cairn__check_tensors(t, n, (const void *[]){a, b, c}, 3));
 }
 
 static bool refused_scalar(struct cairn_device *d, const char *pass, cairn_dtype t, const void *scalar) {
-    return refused(d, pass, cairn__check_tensors(t, 1, &scalar, 1));
+    return cairn__cuda_refused(d, pass, cairn__check_tensors(t, 1, &scalar, 1));
 }
 
 static void fill(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float value) {
     if (refused_tensors(d, "fill", t, n, dst, dst, dst) || n == 0) return;
-    queued(d, "fill", cairn__launch_fill(cairn__cuda_enter(d)->stream, t, dst, n, value));
+    cairn__cuda_queued(d, "fill", cairn__launch_fill(cairn__cuda_enter(d)->stream, t, dst, n, value));
 }
 
 static void add(struct cairn_device *d, cairn_dtype t, void *dst, const void *a, const void *b, size_t n) {
     if (refused_tensors(d, "add", t, n, dst, a, b) || n == 0) return;
-    queued(d, "add", cairn__launch_add(cairn__cuda_enter(d)->stream, t, dst, a, b, n));
+    cairn__cuda_queued(d, "add", cairn__launch_add(cairn__cuda_enter(d)->stream, t, dst, a, b, n));
 }
 
 static void mul_scalar(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float s) {
     if (refused_tensors(d, "mul_scalar", t, n, dst, x, x) || n == 0) return;
-    queued(d, "mul_scalar", cairn__launch_mul_scalar(cairn__cuda_enter(d)->stream, t, dst, x, n, s));
+    cairn__cuda_queued(d, "mul_scalar", cairn__launch_mul_scalar(cairn__cuda_enter(d)->stream, t, dst, x, n, s));
 }
 
 static void relu(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n) {
     if (refused_tensors(d, "relu", t, n, dst, x, x) || n == 0) return;
-    queued(d, "relu", cairn__launch_relu(cairn__cuda_enter(d)->stream, t, dst, x, n));
+    cairn__cuda_queued(d, "relu", cairn__launch_relu(cairn__cuda_enter(d)->stream, t, dst, x, n));
 }
 
 static void relu_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *dy, const void *x, size_t n) {
     if (refused_tensors(d, "relu_backward", t, n, dx, dy, x) || n == 0) return;
-    queued(d, "relu_backward", cairn__launch_relu_backward(cairn__cuda_enter(d)->stream, t, dx, dy, x, n));
+    cairn__cuda_queued(d, "relu_backward", cairn__launch_relu_backward(cairn__cuda_enter(d)->stream, t, dx, dy, x, n));
 }
 
 static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
     if (refused_tensors(d, "sum", t, n, x, x, x) || refused_scalar(d, "sum", t, dst)) return;
     struct cairn__cuda *c = cairn__cuda_enter(d);
-    queued(d, "sum", cairn__launch_sum(c->stream, c->partials, t, dst, x, n, divisor));
+    cairn__cuda_queued(d, "sum", cairn__launch_sum(c->stream, c->partials, t, dst, x, n, divisor));
 }
 
 static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor) {
     if (refused_tensors(d, "spread", t, n, dx, dx, dx) || refused_scalar(d, "spread", t, dy) || n == 0) return;
-    queued(d, "spread", cairn__launch_spread(cairn__cuda_enter(d)->stream, t, dx, n, dy, divisor));
+    cairn__cuda_queued(d, "spread", cairn__launch_spread(cairn__cuda_enter(d)->stream, t, dx, n, dy, divisor));
 }
 
 static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
     if (refused_tensors(d, "mse", t, n, x, y, y) || refused_scalar(d, "mse", t, dst)) return;
     struct cairn__cuda *c = cairn__cuda_enter(d);
-    queued(d, "mse", cairn__launch_mse(c->stream, c->partials, t, dst, x, y, n));
+    cairn__cuda_queued(d, "mse", cairn__launch_mse(c->stream, c->partials, t, dst, x, y, n));
 }
 
 static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,
                          float s, const void *dy) {
     if (refused_tensors(d, "mse_backward", t, n, dx, x, y) || refused_scalar(d, "mse_backward", t, dy) || n == 0)
         return;
-    queued(d, "mse_backward", cairn__launch_mse_backward(cairn__cuda_enter(d)->stream, t, dx, x, y, n, s, dy));
+    cairn__cuda_queued(d, "mse_backward",
+                       cairn__launch_mse_backward(cairn__cuda_enter(d)->stream, t, dx, x, y, n, s, dy));
 }
 
 static void col_sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t rows, size_t cols) {
-    if (refused(d, "col_sum", cairn__check_matrix(t, x, rows, cols))) return;
+    if (cairn__cuda_refused(d, "col_sum", cairn__check_matrix(t, x, rows, cols))) return;
     if (refused_tensors(d, "col_sum", t, cols, dst, dst, dst) || cols == 0) return;
     struct cairn__cuda *c = cairn__cuda_enter(d);
-    queued(d, "col_sum", cairn__launch_col_sum(c->stream, c->partials, t, dst, x, rows, cols));
+    cairn__cuda_queued(d, "col_sum", cairn__launch_col_sum(c->stream, c->partials, t, dst, x, rows, cols));
 }
 
 static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const float *x, size_t n) {
     const char *complaint = half == CAIRN_F16 || half == CAIRN_BF16 ? NULL : "values are rounded to f16 or bf16";
-    if (refused(d, "round", complaint) || refused_tensors(d, "round", CAIRN_F32, n, dst, x, x) || n == 0) return;
-    queued(d, "round", cairn__launch_round(cairn__cuda_enter(d)->stream, half, dst, x, n));
+    if (cairn__cuda_refused(d, "round", complaint) || refused_tensors(d, "round", CAIRN_F32, n, dst, x, x) || n == 0)
+        return;
+    cairn__cuda_queued(d, "round", cairn__launch_round(cairn__cuda_enter(d)->stream, half, dst, x, n));
 }
 
 static void normal(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, uint64_t seed, uint64_t stream) {
     if (refused_tensors(d, "normal", t, n, dst, dst, dst) || n == 0) return;
-    queued(d, "normal", cairn__launch_normal(cairn__cuda_enter(d)->stream, t, dst, n, seed, stream));
+    cairn__cuda_queued(d, "normal", cairn__launch_normal(cairn__cuda_enter(d)->stream, t, dst, n, seed, stream));
 }
 
 static void uniform(struct cairn_device *d, cairn_dtype t, void *dst, size_t n, float bound, uint64_t seed,
                     uint64_t stream) {
     if (refused_tensors(d, "uniform", t, n, dst, dst, dst) || n == 0) return;
-    queued(d, "uniform", cairn__launch_uniform(cairn__cuda_enter(d)->stream, t, dst, n, bound, seed, stream));
+    cairn__cuda_queued(d, "uniform",
+                       cairn__launch_uniform(cairn__cuda_enter(d)->stream, t, dst, n, bound, seed, stream));
 }
 
 const struct cairn__passes cairn__cuda_passes = {

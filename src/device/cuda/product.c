@@ -33,11 +33,12 @@ struct entry {
     bool impossible; /* no algorithm */
 };
 
-/* f32 scratch that grows to the largest product that needed it. Outgrown scratch stays allocated until the device is
- * closed, since a recorded graph may write there. Since sizes double, that is less than what is in use. */
-struct scratch {
-    void *data;
-    size_t n;
+/* Products that took a pass more than they had to, and why. */
+enum fallback {
+    FALLBACK_BIAS,     /* the bias is not aligned (CAIRN__PRODUCT_EXTRA_ALIGN) */
+    FALLBACK_ROW_SUMS, /* nor are the row sums */
+    FALLBACK_EPILOGUE, /* cuBLASLt has no algorithm with the epilogue */
+    FALLBACKS,
 };
 
 struct cairn__products {
@@ -45,8 +46,7 @@ struct cairn__products {
     cublasLtMatmulPreference_t preference;
     void *workspace;
     size_t workspace_nbytes;
-    struct scratch result, operand;
-    uint64_t fallbacks[CAIRN__FALLBACKS];
+    uint64_t fallbacks[FALLBACKS];
     struct cairn__product_index index;
     struct entry entries[CAIRN__PRODUCTS];
 };
@@ -232,34 +232,17 @@ out:
 
 /* ---- what cuBLASLt does not do ---- */
 
-static cairn_status make_room(struct cairn_device *d, struct scratch *s, size_t n) {
-    struct cairn__cache *cache = cairn__cuda_of(d)->cache;
-    if (n <= s->n) return CAIRN_OK;
-    REQUIRE(
-        !d->capturing, CAIRN_ESTATE,
-        "a graph is being recorded on cuda: a product needs scratch memory; the step must do the same in every call");
-    void *data = NULL;
-    size_t taken = n > 2 * s->n ? n : 2 * s->n;
-    cairn_status st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken * sizeof(float), &data);
-    if (st == CAIRN_ENOMEM && taken > n) {
-        taken = n;
-        st = cairn__cache_alloc(cache, CAIRN__HOLDS_SCRATCH, taken * sizeof(float), &data);
-    }
-    if (st == CAIRN_OK) *s = (struct scratch){data, taken};
-    return st;
-}
-
 /* Row sums of a [k, m] in memory are sums of columns; of an [m, k] they are sums of rows, one by one, which no gradient
  * needs. */
 static cairn_status sum_rows(struct cairn_device *d, const struct cairn__matmul *p) {
-    struct cairn__cuda *c = cairn__cuda_of(d);
     const size_t m = (size_t)p->m, k = (size_t)p->k, nbytes = cairn_dtype_nbytes(p->out_type);
     const char *a = p->a;
     cairn_status st = CAIRN_OK;
     if (p->in_type != p->out_type) {
-        TRY(make_room(d, &c->products->operand, m * k));
-        cairn__pass_cast(d->passes, d, c->products->operand.data, CAIRN_F32, p->a, p->in_type, m * k);
-        a = c->products->operand.data;
+        void *wide = NULL;
+        TRY(cairn__cuda_take_room(d, CAIRN__ROOM_OPERAND, m * k * sizeof(float), &wide));
+        cairn__pass_cast(d->passes, d, wide, CAIRN_F32, p->a, p->in_type, m * k);
+        a = wide;
     }
     if (p->trans_a) {
         d->passes->col_sum(d, p->out_type, p->row_sums, a, k, m);
@@ -294,9 +277,8 @@ static cairn_status product_and_passes(struct cairn_device *d, const struct cair
     bare.bias = NULL;
     bare.row_sums = NULL;
     if (p->bias && cairn__is_half(p->out_type)) {
-        TRY(make_room(d, &c->products->result, (size_t)(p->m * p->n)));
+        TRY(cairn__cuda_take_room(d, CAIRN__ROOM_PRODUCT, (size_t)(p->m * p->n) * sizeof(float), &bare.c));
         bare.out_type = CAIRN_F32;
-        bare.c = c->products->result.data;
     }
     cairn__product_plan(&bare, d->tf32, &plan);
     TRY(try_plan(c, &plan, &done));
@@ -325,20 +307,16 @@ out:
     return st;
 }
 
-static void fell_back(const struct cairn__cuda *c, const struct cairn__matmul *p, enum cairn__fallback kind) {
+static void fell_back(const struct cairn__cuda *c, const struct cairn__matmul *p, enum fallback kind) {
     static const char *const why[] = {
-        [CAIRN__FALLBACK_BIAS] = "the bias is not aligned to 16 bytes, and is added by a pass",
-        [CAIRN__FALLBACK_ROW_SUMS] = "the row sums are not aligned to 16 bytes, and are added up by a pass",
-        [CAIRN__FALLBACK_EPILOGUE] = "cuBLASLt has no algorithm with the epilogue, which passes compute",
+        [FALLBACK_BIAS] = "the bias is not aligned to 16 bytes, and is added by a pass",
+        [FALLBACK_ROW_SUMS] = "the row sums are not aligned to 16 bytes, and are added up by a pass",
+        [FALLBACK_EPILOGUE] = "cuBLASLt has no algorithm with the epilogue, which passes compute",
     };
     if (c->products->fallbacks[kind]++ > 0) return;
     cairn__log(CAIRN_LOG_DEBUG, "%s: a product of %s [%lld, %lld] and [%lld, %lld] takes longer than it could: %s",
                c->name, cairn_dtype_name(p->in_type), (long long)p->m, (long long)p->k, (long long)p->k,
                (long long)p->n, why[kind]);
-}
-
-uint64_t cairn__products_fallbacks(const struct cairn__products *products, enum cairn__fallback kind) {
-    return products->fallbacks[kind];
 }
 
 cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matmul *p) {
@@ -350,11 +328,11 @@ cairn_status cairn__cuda_matmul(struct cairn_device *d, const struct cairn__matm
     cairn__product_plan(p, d->tf32, &plan);
     if (!plan.bias) TRY(try_plan(c, &plan, &done));
     if (!done) {
-        if (plan.bias) fell_back(c, p, CAIRN__FALLBACK_BIAS);
-        else if (plan.key.epilogue != CAIRN__EPILOGUE_NONE) fell_back(c, p, CAIRN__FALLBACK_EPILOGUE);
+        if (plan.bias) fell_back(c, p, FALLBACK_BIAS);
+        else if (plan.key.epilogue != CAIRN__EPILOGUE_NONE) fell_back(c, p, FALLBACK_EPILOGUE);
         TRY(product_and_passes(d, p));
     } else if (plan.row_sums) {
-        if (!p->bias && !p->relu) fell_back(c, p, CAIRN__FALLBACK_ROW_SUMS);
+        if (!p->bias && !p->relu) fell_back(c, p, FALLBACK_ROW_SUMS);
         TRY(sum_rows(d, p));
     }
 out:
@@ -398,10 +376,21 @@ out:
     return st;
 }
 
+static void tell_fallbacks(const struct cairn__products *ps) {
+    const uint64_t bias = ps->fallbacks[FALLBACK_BIAS], sums = ps->fallbacks[FALLBACK_ROW_SUMS];
+    const uint64_t epilogue = ps->fallbacks[FALLBACK_EPILOGUE];
+    if (bias + sums + epilogue == 0) return;
+    cairn__log(CAIRN_LOG_DEBUG,
+               "products that took a pass more than they had to: %llu with a bias and %llu with row sums that are not "
+               "aligned to 16 bytes, %llu whose epilogue cuBLASLt does not have",
+               (unsigned long long)bias, (unsigned long long)sums, (unsigned long long)epilogue);
+}
+
 /* Its memory on the device goes with the cache. */
 void cairn__products_destroy(struct cairn__products **products) {
     struct cairn__products *ps = *products;
     if (!ps) return;
+    tell_fallbacks(ps);
     for (int i = 0; i < CAIRN__PRODUCTS; i++) drop_entry(&ps->entries[i]);
     if (ps->preference) cublasLtMatmulPreferenceDestroy(ps->preference);
     if (ps->lt) cublasLtDestroy(ps->lt);

@@ -53,7 +53,7 @@ enum { CAIRN__PRODUCT_EXTRA_ALIGN = 16 };
 /* No size of p is 0. */
 void cairn__product_plan(const struct cairn__matmul *p, bool tf32, struct cairn__product_plan *out);
 
-/* The same of a batch (math.h). No size of b is 0. */
+/* The same of a batch (math_table.h). No size of b is 0. */
 struct cairn__batch;
 void cairn__product_plan_batch(const struct cairn__batch *b, bool tf32, struct cairn__product_plan *out);
 
