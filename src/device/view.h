@@ -47,4 +47,21 @@ static inline struct cairn__view cairn__view_dense(void *data, cairn_dtype dtype
     return v;
 }
 
+/* What a pass folds (math_passes.h): bit d is axis d, whose stride in the result is 0; axes of size 1 fold to what they
+ * are. *any: whether there is a result to write; a dense view without elements has strides of 0 too. */
+static inline uint32_t cairn__view_folded(const struct cairn__view *dst, bool *any) {
+    uint32_t folded = 0;
+    *any = true;
+    for (int d = 0; d < dst->ndim; d++) {
+        if (dst->size[d] == 0 && dst->stride[d] != 0) *any = false;
+        if (dst->size[d] != 1 && dst->stride[d] == 0) folded |= 1u << d;
+    }
+    return folded;
+}
+
+/* Whether a pass computes in f64 with what is stored as t; otherwise in f32. */
+static inline bool cairn__needs_f64(cairn_dtype t) {
+    return t == CAIRN_F64 || t == CAIRN_I32 || t == CAIRN_I64;
+}
+
 #endif

@@ -148,6 +148,16 @@ enum cairn__map_fn {
 
 enum { CAIRN__MAP_INPUTS = 4, CAIRN__MAP_NUMBERS = 2 }; /* at most */
 
+/* How many inputs a map has. */
+static inline int cairn__map_inputs(enum cairn__map_fn f) {
+    static const unsigned char inputs_of[CAIRN__NUM_MAPS] = {
+#define CAIRN__X(name, inputs, what) inputs,
+        CAIRN__MAP_LIST(CAIRN__X)
+#undef CAIRN__X
+    };
+    return inputs_of[f];
+}
+
 /* What adds up, or chooses, along an axis. */
 enum cairn__fold {
     CAIRN__FOLD_SUM = 0,

@@ -13,12 +13,6 @@ enum {
     SHORT_ROW = 128,   /* blocks end with rows that are longer; shorter ones are gathered, many to a block */
 };
 
-static const unsigned char inputs_of[CAIRN__NUM_MAPS] = {
-#define CAIRN__X(name, inputs, what) [CAIRN__MAP_##name] = inputs,
-    CAIRN__MAP_LIST(CAIRN__X)
-#undef CAIRN__X
-};
-
 struct job {
     const struct cairn__cpu *cpu;
     cairn__map_kernel f; /* NULL = conversion */
@@ -39,7 +33,8 @@ static void take_operand(struct job *job, const struct cairn__seq *s) {
 
 static struct job job_of(struct cairn_device *d, enum cairn__map_fn f, const struct cairn__view *dst,
                          const struct cairn__view *x, const double *numbers) {
-    struct job job = {.cpu = cairn__cpu_of(d), .r = CAIRN_F32, .inputs = inputs_of[f], .row = SIZE_MAX, .block = PIECE};
+    struct job job = {
+        .cpu = cairn__cpu_of(d), .r = CAIRN_F32, .inputs = cairn__map_inputs(f), .row = SIZE_MAX, .block = PIECE};
     if (cairn__needs_f64(dst->dtype)) job.r = CAIRN_F64;
     for (int i = 0; i < job.inputs; i++) {
         if (cairn__needs_f64(x[i].dtype)) job.r = CAIRN_F64;
@@ -277,7 +272,7 @@ void cairn__cpu_map(struct cairn_device *d, enum cairn__map_fn f, const struct c
         return;
     }
     struct cairn__view operands[CAIRN__MAP_INPUTS];
-    for (int i = 0; i < inputs_of[f]; i++) {
+    for (int i = 0; i < cairn__map_inputs(f); i++) {
         operands[i] = x[i];
         cairn__cpu_densify(cairn__cpu_of(d), i, &operands[i]);
     }

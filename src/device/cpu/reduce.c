@@ -104,22 +104,10 @@ static void take_axes(struct job *job, const struct cairn__view *x, const struct
     job->columns = a->columns ? cairn__seq_of_axes(x, a->columns).n : 0;
 }
 
-/* Axes of size 1 fold to what they are. *any: whether there is a result to write; a dense view without elements has
- * strides of 0 too. */
-static uint32_t folded_axes(const struct cairn__view *dst, bool *any) {
-    uint32_t folded = 0;
-    *any = true;
-    for (int d = 0; d < dst->ndim; d++) {
-        if (dst->size[d] == 0 && dst->stride[d] != 0) *any = false;
-        if (dst->size[d] != 1 && dst->stride[d] == 0) folded |= 1u << d;
-    }
-    return folded;
-}
-
 static bool job_of(struct job *job, struct cairn_device *d, const struct cairn__view *dst,
                    const struct cairn__view *x) {
     bool any;
-    const uint32_t folded = folded_axes(dst, &any);
+    const uint32_t folded = cairn__view_folded(dst, &any);
     if (!any) return false;
     const struct axes axes = axes_of(x, folded);
     job->cpu = cairn__cpu_of(d);

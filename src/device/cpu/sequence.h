@@ -52,11 +52,6 @@ void *cairn__seq_for(cairn_dtype r, const struct cairn__seq *s, size_t start, si
 void cairn__seq_store(const struct cairn__cpu *cpu, cairn_dtype r, const struct cairn__seq *s, size_t start,
                       const void *values, size_t n, struct cairn__seq_room *room);
 
-/* The type in which a pass computes with what is stored as t. */
-static inline bool cairn__needs_f64(cairn_dtype t) {
-    return t == CAIRN_F64 || t == CAIRN_I32 || t == CAIRN_I64;
-}
-
 /* value, of R, at values[i]. */
 static inline void cairn__put_r(cairn_dtype r, void *values, size_t i, double value) {
     if (r == CAIRN_F64) {

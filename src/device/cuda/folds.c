@@ -11,23 +11,7 @@ static size_t pieces(size_t n, size_t piece) {
     return n / piece + (n % piece != 0);
 }
 
-static bool needs_f64(cairn_dtype t) {
-    return t == CAIRN_F64 || t == CAIRN_I32 || t == CAIRN_I64;
-}
-
 /* ---- which axes are what ---- */
-
-/* Axes of size 1 fold to what they are. *any: whether there is a result to write; a dense view without elements has
- * strides of 0 too. */
-static uint32_t folded_axes(const struct cairn__view *dst, bool *any) {
-    uint32_t folded = 0;
-    *any = true;
-    for (int d = 0; d < dst->ndim; d++) {
-        if (dst->size[d] == 0 && dst->stride[d] != 0) *any = false;
-        if (dst->size[d] != 1 && dst->stride[d] == 0) folded |= 1u << d;
-    }
-    return folded;
-}
 
 /* Whether the last axis stays, those of size 1 aside. */
 static bool ends_in_columns(const struct cairn__view *x, uint32_t folded) {
@@ -121,14 +105,14 @@ static void fold(struct cairn_device *d, const char *pass, enum cairn__fold f, c
 }
 
 static cairn_dtype r_of(const struct cairn__view *x, const struct cairn__view *dst) {
-    return needs_f64(x->dtype) || needs_f64(dst->dtype) ? CAIRN_F64 : CAIRN_F32;
+    return cairn__needs_f64(x->dtype) || cairn__needs_f64(dst->dtype) ? CAIRN_F64 : CAIRN_F32;
 }
 
 void cairn__cuda_fold(struct cairn_device *d, enum cairn__fold f, const struct cairn__view *dst,
                       const struct cairn__view *x, double divisor, bool root) {
     const struct cairn__fold_end end = {.divisor = divisor, .root = root};
     bool any;
-    const uint32_t folded = folded_axes(dst, &any);
+    const uint32_t folded = cairn__view_folded(dst, &any);
     if (any) fold(d, "fold", f, x, folded, dst, r_of(x, dst), &end);
 }
 
@@ -136,7 +120,7 @@ void cairn__cuda_fold(struct cairn_device *d, enum cairn__fold f, const struct c
 void cairn__cuda_variance(struct cairn_device *d, const struct cairn__view *dst, void *mean,
                           const struct cairn__view *x, double divisor, bool root) {
     bool any;
-    const uint32_t folded = folded_axes(dst, &any);
+    const uint32_t folded = cairn__view_folded(dst, &any);
     if (!any) return;
     const cairn_dtype r = r_of(x, dst);
     int64_t kept[CAIRN_MAX_DIMS];
@@ -159,7 +143,7 @@ void cairn__cuda_arg_max(struct cairn_device *d, const struct cairn__view *index
     if (cairn__view_numel(x) == 0) return;
     if (value) end.value = value->data, end.type = value->dtype;
     const struct cairn__folding r =
-        reduction_of(d, x, 1u << axis, needs_f64(x->dtype) ? CAIRN_F64 : CAIRN_F32, results, value ? 2 : 1, 2);
+        reduction_of(d, x, 1u << axis, cairn__needs_f64(x->dtype) ? CAIRN_F64 : CAIRN_F32, results, value ? 2 : 1, 2);
     cairn__cuda_queued(d, "arg_max", cairn__launch_arg(cairn__cuda_enter(d)->stream, &r, &end));
 }
 

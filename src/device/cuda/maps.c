@@ -5,34 +5,24 @@
 
 #include "device/cuda/math_table.h"
 
-static const unsigned char inputs_of[CAIRN__NUM_MAPS] = {
-#define CAIRN__X(name, inputs, what) [CAIRN__MAP_##name] = inputs,
-    CAIRN__MAP_LIST(CAIRN__X)
-#undef CAIRN__X
-};
-
-static bool needs_f64(cairn_dtype t) {
-    return t == CAIRN_F64 || t == CAIRN_I32 || t == CAIRN_I64;
-}
-
 static struct cairn__map_job job_of(enum cairn__map_fn f, const struct cairn__view *dst,
                                     const struct cairn__view *shape, const struct cairn__view *x,
                                     const double *numbers) {
     struct cairn__map_job job = {.dst = dst->data, .dst_type = dst->dtype};
     const struct cairn__view *views[CAIRN__AXES_OPERANDS] = {shape};
-    for (int k = 0; k < inputs_of[f]; k++) {
+    for (int k = 0; k < cairn__map_inputs(f); k++) {
         views[k + 1] = &x[k];
         job.x[k] = x[k].data;
         job.x_type[k] = x[k].dtype;
     }
-    cairn__axes_of(views, 1 + inputs_of[f], &job.axes);
+    cairn__axes_of(views, 1 + cairn__map_inputs(f), &job.axes);
     if (numbers) memcpy(job.numbers, numbers, sizeof(job.numbers));
     return job;
 }
 
 static bool is_wide(const struct cairn__map_job *job, int inputs) {
-    bool wide = needs_f64(job->dst_type);
-    for (int k = 0; k < inputs; k++) wide |= needs_f64(job->x_type[k]);
+    bool wide = cairn__needs_f64(job->dst_type);
+    for (int k = 0; k < inputs; k++) wide |= cairn__needs_f64(job->x_type[k]);
     return wide;
 }
 
@@ -122,10 +112,10 @@ void cairn__cuda_map(struct cairn_device *d, enum cairn__map_fn f, const struct 
     if (job.axes.n == 0) return;
     if (f == CAIRN__MAP_COPY && dst->dtype == x->dtype) {
         error = launch_copy(c, &job);
-    } else if (cairn__map_has_packs(f) && can_pack(&job, inputs_of[f])) {
+    } else if (cairn__map_has_packs(f) && can_pack(&job, cairn__map_inputs(f))) {
         error = cairn__launch_map_packs(c->stream, f, job.dst_type, &job);
     } else {
-        error = cairn__launch_map_any(c->stream, f, is_wide(&job, inputs_of[f]), &job);
+        error = cairn__launch_map_any(c->stream, f, is_wide(&job, cairn__map_inputs(f)), &job);
     }
     cairn__cuda_queued(d, "map", error);
 }
@@ -135,5 +125,6 @@ void cairn__cuda_map_sum(struct cairn_device *d, enum cairn__map_fn f, const str
     const struct cairn__map_job job = job_of(f, dst, x, x, numbers);
     struct cairn__cuda *c = cairn__cuda_enter(d);
     cairn__cuda_queued(d, "map_sum",
-                       cairn__launch_map_sum(c->stream, c->partials, f, is_wide(&job, inputs_of[f]), &job, divisor));
+                       cairn__launch_map_sum(c->stream, c->partials, f, is_wide(&job, cairn__map_inputs(f)), &job,
+                                             divisor));
 }

@@ -62,12 +62,6 @@ CAIRN__DEVICE float value_of(enum cairn__map_fn f, const values<float> &v) {
     return chosen(f, v);
 }
 
-static const unsigned char inputs_of[CAIRN__NUM_MAPS] = {
-#define CAIRN__X(name, num_inputs, what) num_inputs,
-    CAIRN__MAP_LIST(CAIRN__X)
-#undef CAIRN__X
-};
-
 /* ---- packs ---- */
 
 /* The formulas with kernels of their own. */
@@ -216,7 +210,7 @@ template <class R> static CAIRN__KERNEL map_any(const cairn__map_job job, enum c
 int cairn__launch_map_any(struct CUstream_st *stream, enum cairn__map_fn f, bool wide,
                           const struct cairn__map_job *job) {
     return cairn__launch(wide ? map_any<double> : map_any<float>, cairn__tensor_blocks<1, ELEMENTS>(job->axes.n),
-                         CAIRN__CUDA_THREADS, stream, *job, f, inputs_of[f]);
+                         CAIRN__CUDA_THREADS, stream, *job, f, cairn__map_inputs(f));
 }
 
 /* ---- sums of maps ---- */
@@ -271,7 +265,7 @@ static int launch_map_sum(struct CUstream_st *stream, struct cairn__partials *pa
                          blocks == 0     ? 1
                          : blocks < most ? blocks
                                          : most,
-                         CAIRN__CUDA_THREADS, stream, partials, *job, f, inputs_of[f], divisor);
+                         CAIRN__CUDA_THREADS, stream, partials, *job, f, cairn__map_inputs(f), divisor);
 }
 
 int cairn__launch_map_sum(struct CUstream_st *stream, struct cairn__partials *partials, enum cairn__map_fn f, bool wide,
