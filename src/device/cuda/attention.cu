@@ -3,7 +3,7 @@
 
 #include "core/philox.h"
 #include "device/cuda/norm_kernel.cuh"
-#include "kernels/math_f32.h"
+#include "device/cuda/row_kernel.cuh"
 #include "kernels/math_f64.h"
 
 enum {
@@ -12,12 +12,6 @@ enum {
     BLOCK = CAIRN__CUDA_THREADS,
 };
 
-static CAIRN__DEVICE float exp_of(float x) {
-    return exp_f32(x);
-}
-static CAIRN__DEVICE double exp_of(double x) {
-    return exp_f64(x);
-}
 static CAIRN__DEVICE float log_of(float x) {
     return log_f32(x);
 }
@@ -85,32 +79,6 @@ template <class R> struct row_of<R, 0> {
     CAIRN__DEVICE void get(int, uint32_t j, R (&to)[V]) const { read_pack(to, scratch + j); }
     CAIRN__DEVICE void set(int, uint32_t j, const R (&from)[V]) { write_pack(scratch + j, from); }
 };
-
-/* ---- sums and maxima of a team, for all of its threads ---- */
-
-template <int TEAM, class S> static CAIRN__DEVICE S sum_of_team(S sum) {
-    if constexpr (TEAM == WARP) return cairn__sum_of_warp(sum);
-    else return cairn__sum_of_block(sum);
-}
-
-/* A NaN is greater than all. */
-template <class R> static CAIRN__DEVICE R greater_of(R a, R b) {
-    return b > a || b != b ? b : a;
-}
-
-template <int TEAM, class R> static CAIRN__DEVICE R greatest_of_team(R x) {
-#pragma unroll
-    for (int half = WARP / 2; half > 0; half /= 2) x = greater_of(x, __shfl_xor_sync(0xffffffffu, x, half));
-    if constexpr (TEAM != WARP) {
-        __shared__ R warps[CAIRN__CUDA_WARPS];
-        if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = x;
-        __syncthreads();
-#pragma unroll
-        for (int w = 0; w < CAIRN__CUDA_WARPS; w++) x = greater_of(x, warps[w]);
-        __syncthreads();
-    }
-    return x;
-}
 
 /* ---- where a row is, and what it sees ---- */
 
@@ -217,20 +185,20 @@ static CAIRN__KERNEL attend(cairn__attention_rows rows, uint32_t first_b, uint32
         finish_scores<T>(rows, at, packs, j, x);
         scores.set(p, j, x);
 #pragma unroll
-        for (int k = 0; k < V; k++) greatest = greater_of(greatest, x[k]);
+        for (int k = 0; k < V; k++) greatest = cairn__greater_of(greatest, x[k]);
     });
-    greatest = greatest_of_team<TEAM>(greatest);
+    greatest = cairn__greatest_of_row<TEAM>(greatest);
     const bool sees = greatest != -INFINITY;
     typename row::sum total = 0;
     each_pack<TEAM, PACKS>(at.seen, [&](int p, uint32_t j) {
         R x[V];
         scores.get(p, j, x);
 #pragma unroll
-        for (int k = 0; k < V; k++) x[k] = sees ? exp_of(x[k] - greatest) : 0;
+        for (int k = 0; k < V; k++) x[k] = sees ? cairn__exp(x[k] - greatest) : 0;
         scores.set(p, j, x);
         total += cairn__sum_of(x);
     });
-    const R sum = (R)sum_of_team<TEAM>(total), share = sees ? 1 / sum : 0;
+    const R sum = (R)cairn__sum_of_row<TEAM>(total), share = sees ? 1 / sum : 0;
     if (rows.lse && threadIdx.x % TEAM == 0) ((R *)rows.lse)[at.row] = sees ? greatest + log_of(sum) : greatest;
     each_pack<TEAM, PACKS>(n, [&](int p, uint32_t j) {
         R x[V], factor[V];
@@ -256,7 +224,7 @@ static CAIRN__DEVICE R recompute(const cairn__attention_rows &rows, const place 
     finish_scores<T>(rows, at, packs, j, x);
 #pragma unroll
     for (int k = 0; k < V; k++) {
-        x[k] = j + k < at.seen ? exp_of(x[k] - lse) : 0;
+        x[k] = j + k < at.seen ? cairn__exp(x[k] - lse) : 0;
         slope[k] = j + k < at.seen ? slope[k] : 0;
         product[k] = x[k];
     }
@@ -305,7 +273,7 @@ static CAIRN__KERNEL attend_backward(cairn__attention_rows rows, uint32_t first_
         }
     });
     if (!rows.slopes) return;
-    const R taken = scale * (R)sum_of_team<TEAM>(total);
+    const R taken = scale * (R)cairn__sum_of_row<TEAM>(total);
     each_pack<TEAM, PACKS>(n, [&](int p, uint32_t j) {
         R x[V], slope[V];
         scores.get(p, j, x);

@@ -1,4 +1,4 @@
-/* Rows of neighbours, which a warp or a block works on: what rows.cu and losses.cu share.
+/* Rows of neighbours, which a warp or a block works on: what rows.cu, losses.cu and attention.cu share.
  *
  * A row is elements [from, to) of a tensor, and its threads take the packs of V elements that it lies in, which are
  * counted from the tensor's beginning: a pack may be read at once wherever the tensor begins on one, whatever the
@@ -21,8 +21,9 @@ template <int THREADS> size_t cairn__blocks_of_rows(size_t rows) {
     return rows / at_once + (rows % at_once != 0);
 }
 
-template <int THREADS> CAIRN__DEVICE double cairn__sum_of_row(double value) {
-    return THREADS == CAIRN__CUDA_WARP ? cairn__sum_of_warp(value) : cairn__sum_of_block(value);
+template <int THREADS, class S> CAIRN__DEVICE S cairn__sum_of_row(S value) {
+    if constexpr (THREADS == CAIRN__CUDA_WARP) return cairn__sum_of_warp(value);
+    else return cairn__sum_of_block(value);
 }
 
 /* NaN where one is. */
