@@ -1549,6 +1549,30 @@ static void sums_of_whole_numbers_are_exact(void **state) {
     drop_list(&x);
 }
 
+/* Of 2048s and a one over 2^26: just above the middle between two halves, by less than an f32 shows. Rounded to f32
+ * first, it would lie on the middle, and then go down to the even one. */
+static void sum_of_halves_is_rounded_once(void **state) {
+    (void)state;
+    enum { MOST = 33000 };
+    static const struct {
+        cairn_dtype type;
+        size_t n; /* of 2048s */
+        uint16_t twos, one, want;
+    } cases[] = {{CAIRN_F16, 32768 + 16, 0x6800, 0x3c00, 0x3c01}, {CAIRN_BF16, 32768 + 128, 0x4500, 0x3f80, 0x3f81}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        static uint16_t x[MOST];
+        uint16_t got = 0, *dst = device_memory(sizeof(*dst));
+        for (size_t e = 0; e < cases[i].n; e++) x[e] = cases[i].twos;
+        x[cases[i].n] = cases[i].one;
+        uint16_t *on = on_device(x, sizeof(x));
+        passes->sum(device, cases[i].type, dst, on, cases[i].n + 1, 0x1p26f);
+        download(&got, dst, sizeof(got));
+        assert_int_equal(got, cases[i].want);
+        cairn__device_free(device, on);
+        cairn__device_free(device, dst);
+    }
+}
+
 /* More tiles than a GPU gives blocks to. Sums of whole numbers below 2^24 are exact, so that a tile that is left out or
  * taken twice is seen. */
 static void sums_of_many_tiles_are_exact(void **state) {
@@ -2044,6 +2068,7 @@ int main(int argc, char **argv) {
         TEST(round_has_the_references_bits),
         TEST(sums_lie_within_their_bounds),
         TEST(sums_of_whole_numbers_are_exact),
+        TEST(sum_of_halves_is_rounded_once),
         TEST(sums_repeat_exactly),
         TEST(col_sum_lies_within_its_bound),
         TEST(long_sums_are_as_close_as_short_ones),

@@ -26,6 +26,6 @@ void cairn__block_store(const struct cairn__cpu *cpu, cairn_dtype r, cairn_dtype
 
 /* One element. */
 double cairn__block_get(cairn_dtype t, const void *x);
-void cairn__block_put(cairn_dtype t, void *dst, double value); /* floats: rounded to f32 first, but for f64 */
+void cairn__block_put(cairn_dtype t, void *dst, double value); /* rounded once */
 
 #endif

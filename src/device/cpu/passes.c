@@ -7,6 +7,7 @@
 
 #include "core/philox.h"
 #include "core/status.h"
+#include "device/cpu/blocks.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/state.h"
 #include "kernels/kernels.h"
@@ -340,16 +341,12 @@ static void round_to(struct cairn_device *d, cairn_dtype half, float *dst, const
 
 /* ---- for nn: sums ---- */
 
-static void put(cairn_dtype t, void *dst, float value) {
-    cairn__dtype(t)->from_f32(dst, value);
-}
-
 static float get(cairn_dtype t, const void *x) {
     return cairn__dtype(t)->to_f32(x);
 }
 
 static void sum(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, float divisor) {
-    put(t, dst, (float)(kernels(d)->sum[t](x, n) / (double)divisor));
+    cairn__block_put(t, dst, kernels(d)->sum[t](x, n) / (double)divisor);
 }
 
 static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, const void *dy, float divisor) {
@@ -357,7 +354,7 @@ static void spread(struct cairn_device *d, cairn_dtype t, void *dx, size_t n, co
 }
 
 static void mse(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, const void *y, size_t n) {
-    put(t, dst, (float)(kernels(d)->mse_sum[t](x, y, n) / (double)n));
+    cairn__block_put(t, dst, kernels(d)->mse_sum[t](x, y, n) / (double)n);
 }
 
 static void mse_backward(struct cairn_device *d, cairn_dtype t, void *dx, const void *x, const void *y, size_t n,

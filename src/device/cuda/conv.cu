@@ -171,7 +171,7 @@ template <class T, class R> static CAIRN__KERNEL sum_slices(T *dst, const R *x, 
     if (i >= n) return;
 #pragma unroll 4
     for (size_t s = 0; s < slices; s++) sum += (double)x[s * n + i];
-    cairn__store(dst + i, (R)sum);
+    cairn__store_sum(dst + i, sum);
 }
 
 int cairn__launch_sum_slices(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *x, size_t slices,

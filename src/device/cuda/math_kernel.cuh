@@ -77,6 +77,12 @@ CAIRN__DEVICE float cairn__rounded_to_odd(float x) {
     return x;
 }
 
+/* A sum, rounded once. */
+template <class T> CAIRN__DEVICE void cairn__store_sum(T *to, double sum) {
+    typedef typename cairn__r_of<T>::type R;
+    cairn__store(to, sizeof(T) < sizeof(float) ? (R)cairn__rounded_to_odd(sum) : (R)sum);
+}
+
 /* As core/convert.h has it: one rounding, and integers cut towards zero that stop at their ends. */
 template <class R> CAIRN__DEVICE void cairn__store_any(void *to, cairn_dtype type, int64_t i, R x) {
     const double exact = (double)x;

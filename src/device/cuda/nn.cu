@@ -1,5 +1,5 @@
 /* One tensor: element by element, sums, and what goes with a product. */
-#include "device/cuda/kernel.cuh"
+#include "device/cuda/math_kernel.cuh"
 
 /* ---- element by element: dst[i] = round(f(x[i], y[i])) ----
  *
@@ -209,8 +209,7 @@ static CAIRN__KERNEL sum_tensor(cairn__partials *partials, T *dst, const T *x, c
     if (!cairn__last_of(&partials->arrived[0], gridDim.x)) return;
     const double sum = cairn__sum_of_left(partials->sums, 0, gridDim.x, CAIRN__CUDA_THREADS);
     if (threadIdx.x != 0) return;
-    const float result = (float)(sum / (double)divisor);
-    cairn__narrow<1>(&result, dst);
+    cairn__store_sum(dst, sum / (double)divisor);
 }
 
 template <class Op, class T>
@@ -306,8 +305,7 @@ static CAIRN__KERNEL sum_columns(cairn__partials *partials, T *dst, const T *x, 
         total = 0;
         for (size_t g = 0; has_column && g < groups; g++) total += (double)left[g * cols + mine];
     }
-    const float result = (float)total;
-    if (has_column) cairn__narrow<1>(&result, &dst[mine]);
+    if (has_column) cairn__store_sum(&dst[mine], total);
 }
 
 enum { ROWS_WORTH_A_GROUP = 64, GROUPS_AND_STRIPS = 1024, WIDE_STRIP = 128 };

@@ -106,21 +106,6 @@ static inline bool cairn__is_packed(const void *p) {
     return (size_t)p % CAIRN__CUDA_PACK_NBYTES == 0;
 }
 
-/* A gradient of a weight. */
-template <class R> CAIRN__DEVICE void cairn__put(void *to, cairn_dtype type, size_t i, double sum) {
-    const R x = (R)sum;
-    switch (type) {
-    case CAIRN_F16:
-        cairn__store((cairn__f16 *)to + i, (float)x);
-        break;
-    case CAIRN_BF16:
-        cairn__store((cairn__bf16 *)to + i, (float)x);
-        break;
-    default:
-        ((R *)to)[i] = x;
-    }
-}
-
 /* ---- sums of parts: left is [parts, columns] ----
  *
  * A block has 32 columns, eight threads each. Thread t < 32 gets the sum of column 32 * block + t, others nothing of

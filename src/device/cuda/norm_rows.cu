@@ -393,11 +393,11 @@ static CAIRN__KERNEL finish_affine(void *dweight, void *dbias, cairn_dtype type,
     const bool mine = threadIdx.x < CAIRN__NORM_COLUMNS && column < columns;
     if (dweight) {
         const double sum = cairn__sum_of_parts(sums, parts, columns);
-        if (mine) cairn__put<R>(dweight, type, column, sum);
+        if (mine) cairn__store_any<double>(dweight, type, column, sum);
     }
     if (dbias) {
         const double sum = cairn__sum_of_parts(sums + parts * columns, parts, columns);
-        if (mine) cairn__put<R>(dbias, type, column, sum);
+        if (mine) cairn__store_any<double>(dbias, type, column, sum);
     }
 }
 

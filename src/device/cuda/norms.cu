@@ -340,8 +340,8 @@ static CAIRN__KERNEL channel_slopes(grouped<T> g, size_t parts, const double *su
     if (g.takes) {
         sum = g.shared_of(c)[0], product = g.shared_of(c)[1];
     } else {
-        if (g.dweight) cairn__put<R>(g.dweight, g.affine_dtype, c, product * rstd);
-        if (g.dbias) cairn__put<R>(g.dbias, g.affine_dtype, c, sum);
+        if (g.dweight) cairn__store_any<double>(g.dweight, g.affine_dtype, c, product * rstd);
+        if (g.dbias) cairn__store_any<double>(g.dbias, g.affine_dtype, c, sum);
     }
     if (g.tells) {
         g.shared_of(c)[0] = sum, g.shared_of(c)[1] = product;

@@ -222,7 +222,7 @@ static CAIRN__KERNEL average_pool(T *y, const T *x, geometry<I> g) {
     }
     if (i >= outputs || threadIdx.x % TEAM != 0) return;
     const double height = (double)g.rows.extent(at.row, ADAPTIVE, g.count_padding);
-    cairn__store(y + i, (R)(total / (height * (double)g.columns.extent(at.column, ADAPTIVE, g.count_padding))));
+    cairn__store_sum(y + i, total / (height * (double)g.columns.extent(at.column, ADAPTIVE, g.count_padding)));
 }
 
 /* The largest window's elements, more or less: they decide about the team. */
@@ -287,7 +287,7 @@ static CAIRN__KERNEL pool_back(T *dx, const T *dy, const int32_t *index, geometr
             }
         }
     }
-    cairn__store(dx + i, (R)sum.total());
+    cairn__store_sum(dx + i, sum.total());
 }
 
 int cairn__launch_pool_backward(struct CUstream_st *stream, const struct cairn__pool *pool) {
