@@ -76,7 +76,7 @@ struct cairn__device_ops {
     /* (optional: NULL = all memory can be used) Whether passes can use memory at p. */
     bool (*reaches)(struct cairn_device *d, const void *p);
 
-    /* (optional, both or none: for cairn/interop_cuda.h) */
+    /* (optional, both or none: the device computes at once, in the host's memory) For cairn/interop_cuda.h. */
     void *(*stream)(struct cairn_device *d);
     cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* after the work queued on the old one */
 };
@@ -91,6 +91,11 @@ struct cairn_device {
     char refusal[256]; /* the first call that this recording refused, as an error message; "" = none */
     void *state;       /* the backend's own */
 };
+
+/* Whether the device's memory is the host's, which reads and writes it in place. */
+static inline bool cairn__is_on_host(const struct cairn_device *d) {
+    return !d->ops->stream;
+}
 
 /* "cpu", "cuda", "cuda:1" (without a number: that of local_rank), or "auto": the GPU of local_rank where there is one,
  * else the CPU with one line in the log that says why.

@@ -210,7 +210,7 @@ cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tens
 
 /* Values are looked at in place. */
 static bool can_look(const cairn_env *env) {
-    return !env->device->ops->stream;
+    return cairn__is_on_host(env->device);
 }
 
 void cairn_detect_anomaly(cairn_env *env, int on) {

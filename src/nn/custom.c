@@ -111,7 +111,7 @@ static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .own_name = own_name};
 
 static cairn_status check_memory(const char *name, const struct cairn_device *device) {
-    REQUIRE(!device->ops->stream, CAIRN_ENOTSUP,
+    REQUIRE(cairn__is_on_host(device), CAIRN_ENOTSUP,
             "%s: its functions are given memory of the CPU, and '%s' has its own; use device \"cpu\"", name,
             cairn_device_name(device));
     return CAIRN_OK;

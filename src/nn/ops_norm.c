@@ -241,7 +241,7 @@ static cairn_status merge_stats(struct cairn__tape *tape, const struct norm_attr
     cairn_status st = CAIRN_OK;
     double *all = NULL;
     REQUIRE(
-        !tape->env->device->ops->stream, CAIRN_ENOTSUP,
+        cairn__is_on_host(tape->env->device), CAIRN_ENOTSUP,
         "SyncBatchNorm: '%s' does not combine the ranks' statistics yet; use device \"cpu\", or batch normalisation "
         "of each rank",
         cairn_device_name(tape->env->device));

@@ -67,11 +67,6 @@ bool cairn__state_has_object(const cairn_state *state, const char *name);
 
 void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
 
-/* Whether the device's memory is the host's, which files are written from and read to as it stands. */
-static inline bool cairn__is_on_host(const struct cairn_device *d) {
-    return strcmp(cairn_device_name(d), "cpu") == 0;
-}
-
 /* The number of an entry, as bytes of a file. */
 static inline void *cairn__entry_number(struct cairn__entry *e) {
     return &e->number;

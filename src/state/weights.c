@@ -86,7 +86,7 @@ cairn_status cairn__weights_list(struct cairn__weights *w, const char *call, cai
     TRY(read_options(w, call, options));
     w->env = object.ops->env(object.object);
     w->buffers.env = w->env;
-    w->is_on_host = strcmp(w->env->device->ops->name, "cpu") == 0;
+    w->is_on_host = cairn__is_on_host(w->env->device);
     TRY(cairn__device_refuse_recording(w->env->device, "save and load weights between replays"));
     TRY(object.ops->weights(object.object, &w->set, &w->buffers));
     for (size_t i = 0; i < w->set->count; i++) TRY(add_param(w, w->set->params[i]));
