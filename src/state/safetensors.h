@@ -2,7 +2,8 @@
  *
  *     8 bytes       n, little-endian
  *     n bytes       JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
- *                   "__metadata__": {"key": "text"}}, padded with spaces
+ *                   "__metadata__": {"key": "text"}}, padded with spaces, which Cairn writes up to
+ *                   a multiple of 64 bytes of the file
  *     the rest      the tensors' elements, row by row and little-endian, at those offsets, without holes
  *
  * A file is text of strangers: opening one checks all of its header before anything is read by it, and every error is
