@@ -1,7 +1,8 @@
 /* Ranks that are killed, stopped or end by themselves at random moments of creation, of any collective, message or
  * allocation: the others return an error in time, on shm with the victim's number, and nothing is left behind.
  *
- * usage: random_faults_test shm | gloo MOMENTS [SEED]    (CAIRN_TEST_FAULTS in the environment overrides MOMENTS) */
+ * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
+ *        (CAIRN_TEST_FAULTS in the environment overrides MOMENTS; FIRST is the number of the first one, 0 if not given) */
 #include "group_processes.h"
 
 #include <math.h>
@@ -40,7 +41,7 @@ static struct board {
 } * board;
 
 static const char *backend = "shm";
-static int moments = 12;
+static int moments = 12, first;
 static unsigned seed = 1;
 
 /* ---- a rank ---- */
@@ -199,7 +200,7 @@ static int count_own_files_in_dev_shm(void) {
 
 static void other_ranks_report_one_that_fails_at_any_moment(void **state) {
     (void)state;
-    for (int number = 0; number < moments; number++) {
+    for (int number = first; number < first + moments; number++) {
         struct moment m = make_moment(number);
         run_moment(&m);
     }
@@ -225,6 +226,7 @@ int main(int argc, char **argv) {
     if (argc > 1) backend = argv[1];
     if (argc > 2) moments = atoi(wanted ? wanted : argv[2]);
     if (argc > 3) seed = (unsigned)atoi(argv[3]);
+    if (argc > 4) first = atoi(argv[4]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(other_ranks_report_one_that_fails_at_any_moment),
     };
