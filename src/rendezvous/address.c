@@ -31,6 +31,11 @@ void cairn__address_write(const struct sockaddr_storage *socket, char *address, 
     write_address((const struct sockaddr *)socket, address, nbytes);
 }
 
+int cairn__address_port(const struct sockaddr *socket) {
+    return ntohs(socket->sa_family == AF_INET6 ? ((const struct sockaddr_in6 *)socket)->sin6_port
+                                               : ((const struct sockaddr_in *)socket)->sin_port);
+}
+
 bool cairn__address_is_loopback(const char *address) {
     return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
 }

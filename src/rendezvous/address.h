@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct sockaddr;
 struct sockaddr_storage;
 
 #include "cairn/core.h"
@@ -22,6 +23,9 @@ void cairn__address_to_listen(const char *host, bool others_come, char *address,
 
 /* A socket's address, in digits. */
 void cairn__address_write(const struct sockaddr_storage *socket, char *address, size_t nbytes);
+
+/* Its port. */
+int cairn__address_port(const struct sockaddr *socket);
 
 /* The address that `interface` names: a network interface, the first of "eth0,eth1", or an address of this machine
  * itself. IPv4 is preferred. CAIRN_EINVAL, with the interfaces of this machine. */

@@ -26,6 +26,7 @@
 #include "core/printable.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "rendezvous/address.h"
 #include "rendezvous/owner.h"
 #include "rendezvous/store/session.h"
 #include "rendezvous/store/wire.h"
@@ -439,8 +440,7 @@ static cairn_status open_listener(const char *where, int port, int *listener, in
         close(fd);
         return cairn__fail_errno(cause, "the store cannot read its port");
     }
-    *bound_port = ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                                      : ((struct sockaddr_in *)&address)->sin_port);
+    *bound_port = cairn__address_port((const struct sockaddr *)&address);
     *listener = fd;
     return CAIRN_OK;
 }

@@ -75,11 +75,6 @@ static bool is_itself(int fd) {
            memcmp(&here, &there, nhere) == 0;
 }
 
-static int port_of_address(const struct sockaddr *a) {
-    return ntohs(a->sa_family == AF_INET6 ? ((const struct sockaddr_in6 *)a)->sin6_port
-                                          : ((const struct sockaddr_in *)a)->sin_port);
-}
-
 /* -1 with errno. */
 static int dial(const struct addrinfo *a, uint64_t deadline) {
     int fd = socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol);
@@ -216,7 +211,7 @@ static enum outcome greet(struct search *w, const struct addrinfo *a, enum greet
     }
     set_step(w);
     if (greeting == PROOF) {
-        const enum outcome outcome = prove(w, port_of_address(a->ai_addr), f);
+        const enum outcome outcome = prove(w, cairn__address_port(a->ai_addr), f);
         if (outcome != NOTHING) return outcome;
     }
     if (put_greeting(s, greeting) != CAIRN_OK) return NOT_YET;
@@ -459,7 +454,7 @@ static int port_of(const struct cairn__tcp_store *s) {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
     if (getpeername(s->stream.fd, (struct sockaddr *)&address, &length) != 0) return 0;
-    return port_of_address((const struct sockaddr *)&address);
+    return cairn__address_port((const struct sockaddr *)&address);
 }
 
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out) {
