@@ -581,6 +581,29 @@ static char *stay_away(struct rank *r) {
     return NULL;
 }
 
+static char *derive_a_group_without_rank_2(struct rank *r) {
+    static const int ranks[] = {2, 1, 0};
+    struct cairn__engine_options options = r->options;
+    struct cairn__engine *next = NULL;
+    options.rank = 2 - r->rank;
+    options.prefix = "test/next";
+    EXPECT_OK(join_together(r));
+    const uint64_t begin = cairn__now_ns();
+    if (r->rank == 2) {
+        ops->close(&r->engine);
+        return NULL;
+    }
+    EXPECT(ops->derive(r->engine, ranks, &options, &next) == CAIRN_EPEER);
+    EXPECT_SAYS("rank 0 ended, or left, before it had joined the gloo group of 3 ranks");
+    EXPECT(seconds_since(begin) < 10);
+    return NULL;
+}
+
+static void a_rank_that_ends_while_others_derive_a_group_is_noticed_at_once(void **state) {
+    (void)state;
+    run_ranks_for(3, derive_a_group_without_rank_2, 20);
+}
+
 static void a_rank_that_does_not_join_is_named(void **state) {
     (void)state;
     run_ranks_for(3, stay_away, 0.5);
@@ -773,40 +796,6 @@ static void exception_in_gloos_thread_ends_the_group_and_not_the_process(void **
     for (int i = 0; i < 30; i++) run_ranks(2, send_what_gloo_does_not_know);
 }
 
-/* What a child of fork does with its parent's group. */
-static int use_as_a_child(struct rank *r) {
-    uint32_t x = 0;
-    struct cairn__moving *moving = NULL;
-    alarm(20);
-    const bool refused = start(r, broadcast(&x, 4, 0), &moving) == CAIRN_ESTATE &&
-                         strstr(cairn_last_error(), "which forked this one; only that process can use it");
-    ops->abort(r->engine);
-    const bool is_kept = !ops->close(&r->engine);
-    return refused && is_kept ? 0 : 1;
-}
-
-static char *fork_in_a_group(struct rank *r) {
-    uint32_t x = r->rank == 0 ? 21 : 0;
-    int status = -1;
-    EXPECT_OK(join(r));
-    EXPECT_OK(all_meet(r));
-    if (r->rank == 1) {
-        const pid_t child = fork();
-        if (child == 0) _exit(use_as_a_child(r));
-        EXPECT(waitpid(child, &status, 0) == child);
-        EXPECT(status == 0);
-    }
-    EXPECT_OK(move(r, broadcast(&x, 4, 0)));
-    EXPECT(x == 21);
-    EXPECT_OK(all_meet(r));
-    return NULL;
-}
-
-static void child_of_fork_gets_a_sentence_and_harms_nobody(void **state) {
-    (void)state;
-    for (int i = 0; i < 5; i++) run_ranks(3, fork_in_a_group);
-}
-
 int main(void) {
     if (cairn__engine_find("gloo", &ops) != CAIRN_OK) {
         puts(cairn_last_error());
@@ -829,10 +818,10 @@ int main(void) {
         cmocka_unit_test(different_sizes_end_in_a_timeout_and_do_no_harm),
         cmocka_unit_test(an_abort_ends_waits_here_and_there),
         cmocka_unit_test(a_rank_that_does_not_join_is_named),
+        cmocka_unit_test(a_rank_that_ends_while_others_derive_a_group_is_noticed_at_once),
         cmocka_unit_test(rank_that_cannot_listen_fails_all_ranks_with_its_error),
         cmocka_unit_test(interface_may_be_given_by_name),
         cmocka_unit_test(exception_in_gloos_thread_ends_the_group_and_not_the_process),
-        cmocka_unit_test(child_of_fork_gets_a_sentence_and_harms_nobody),
         cmocka_unit_test(strangers_at_every_port_do_not_spoil_a_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -194,6 +194,31 @@ static void stranger_with_another_key_is_named_and_sent_away(void **state) {
     assert_non_null(strstr(log_text, "where a gloo group meets, and did not prove that it belongs to it"));
 }
 
+/* As one that dies then. */
+static void rank_that_ends_within_its_handshake_is_no_stranger(void **state) {
+    (void)state;
+    struct rank first;
+    cairn_store *store = new_store();
+    uint8_t record[RECORD_NBYTES], bytes[CAIRN__PROOF_FIRST], second[CAIRN__PROOF_SECOND];
+    struct cairn__proof proof;
+    log_text[0] = '\0';
+    cairn_set_log(keep_log, NULL); /* before the rank's thread begins */
+    start(&first, 0, 2, store, 20);
+    read_record(store, "0", record);
+    for (int i = 0; i < 3; i++) {
+        const int fd = connect_to(port_in(record));
+        if (i > 0) {
+            assert_int_equal(cairn__proof_begin(&proof, (int)port_in(record), bytes), CAIRN_OK);
+            assert_int_equal(send(fd, bytes, sizeof(bytes) / (size_t)(3 - i), 0), sizeof(bytes) / (size_t)(3 - i));
+        }
+        if (i == 2) assert_true(read_whole(fd, second, sizeof(second)));
+        close(fd);
+    }
+    must_meet_still(&first, store);
+    cairn_set_log(NULL, NULL);
+    assert_string_equal(log_text, "");
+}
+
 /* As only a rank can that has gone wrong. */
 static void rank_that_is_not_awaited_is_sent_away(void **state) {
     (void)state;
@@ -305,6 +330,7 @@ int main(void) {
         cmocka_unit_test(every_two_ranks_are_connected),
         cmocka_unit_test(what_goes_into_the_store_has_no_byte_of_chance_but_the_key),
         cmocka_unit_test(stranger_with_another_key_is_named_and_sent_away),
+        cmocka_unit_test(rank_that_ends_within_its_handshake_is_no_stranger),
         cmocka_unit_test(rank_that_is_not_awaited_is_sent_away),
         cmocka_unit_test(stranger_in_a_ranks_place_gets_no_number_and_no_data),
         cmocka_unit_test(silent_strangers_cost_no_time_however_many),

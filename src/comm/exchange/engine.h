@@ -52,6 +52,10 @@ struct cairn__engine_options {
     void (*store_free)(void *value);
     /* comm/exchange/links.h: proven connections to all other ranks */
     cairn_status (*make_links)(const struct cairn__engine_options *options, int *fds);
+    /* An engine may set these for make_links where it derives: whether a rank of the parent has ended or left it. */
+    bool (*has_left)(struct cairn__engine *parent, int parent_rank);
+    struct cairn__engine *parent;
+    const int *parent_ranks; /* [size] */
 };
 
 /* Transfers of one engine between the same ranks are started in the same order everywhere, but sends and recvs have

@@ -21,6 +21,7 @@ enum {
     MOST_GUESTS = 64, /* whose end has not proven itself; for one more the oldest goes */
     BACKLOG = 1024,
     LONGEST_PAUSE_MS = 20, /* between two looks into the store */
+    GRACE_MS = 500,        /* what a rank sent last may come after the end of its connection in the parent */
     MS = 1000000,          /* ns */
 };
 
@@ -53,7 +54,7 @@ struct link {
 /* Who connected to this rank. */
 struct guest {
     int fd;
-    bool is_proven;
+    bool is_proven, has_ended;
     struct cairn__proof proof;
     struct greeting greeting;
     size_t nbytes; /* of the greeting */
@@ -74,6 +75,7 @@ struct meeting {
     struct pollfd *polls;
     int *fds;          /* [size] */
     char stranger[64]; /* the first one's address */
+    uint64_t gone_at;  /* when a missing rank was first seen to have left the parent; 0 = none has */
 };
 
 /* ---- the store ---- */
@@ -194,12 +196,12 @@ static struct addrinfo *parse(const char *address, unsigned port) {
     return getaddrinfo(address, digits, &hints, &list) == 0 ? list : NULL;
 }
 
-static unsigned port_of(int fd) {
+static uint32_t port_of(int fd) {
     struct sockaddr_storage s = {0};
     socklen_t nbytes = sizeof(s);
-    if (getsockname(fd, (struct sockaddr *)&s, &nbytes) != 0) return 0;
-    return ntohs(s.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&s)->sin6_port
-                                         : ((struct sockaddr_in *)&s)->sin_port);
+    return getsockname(fd, (struct sockaddr *)&s, &nbytes) == 0
+               ? (uint32_t)cairn__address_port((const struct sockaddr *)&s)
+               : 0;
 }
 
 static cairn_status choose_address(const struct cairn__engine_options *o, char *address, size_t nbytes) {
@@ -358,10 +360,10 @@ static void forget_guest(struct meeting *m, int i) {
     memmove(&m->guests[i], &m->guests[i + 1], (size_t)(m->num_guests - i) * sizeof(m->guests[0]));
 }
 
-/* The first that is wrong is news. */
+/* The first that is wrong is news; whose connection merely ends may be a rank that dies. */
 static void send_away(struct meeting *m, int i, bool is_wrong) {
     const struct guest *g = &m->guests[i];
-    if (is_wrong && !*m->stranger) {
+    if (is_wrong && !g->has_ended && !*m->stranger) {
         snprintf(m->stranger, sizeof(m->stranger), "%s", g->from);
         cairn__log(CAIRN_LOG_WARNING,
                    "%s connected to port %u, where a gloo group meets, and did not prove that it belongs to it; it is "
@@ -387,11 +389,16 @@ static bool accept_one(struct meeting *m) {
     return true;
 }
 
+static bool receive_from(struct guest *g, void *bytes, size_t want, size_t *nbytes) {
+    g->has_ended = !receive(g->fd, bytes, want, nbytes);
+    return !g->has_ended;
+}
+
 static enum cairn__proof_verdict take_proof(struct meeting *m, struct guest *g) {
     uint8_t bytes[CAIRN__PROOF_FIRST], second[CAIRN__PROOF_SECOND];
     const size_t want = (g->proof.state == CAIRN__PROOF_BEGINS ? CAIRN__PROOF_FIRST : CAIRN__PROOF_THIRD);
     size_t nbytes = 0;
-    if (!receive(g->fd, bytes, want - g->proof.nbytes, &nbytes)) return CAIRN__PROOF_REFUSED;
+    if (!receive_from(g, bytes, want - g->proof.nbytes, &nbytes)) return CAIRN__PROOF_REFUSED;
     const uint8_t *data = bytes;
     const enum cairn__proof_verdict verdict = cairn__proof_take(&g->proof, m->secret, &data, &nbytes, second);
     if (verdict == CAIRN__PROOF_REPLY && !send_all(g->fd, second, sizeof(second))) return CAIRN__PROOF_REFUSED;
@@ -413,7 +420,7 @@ static bool is_awaited(const struct meeting *m, const struct greeting *g) {
 /* False: it goes. */
 static bool take_greeting(struct meeting *m, int i) {
     struct guest *g = &m->guests[i];
-    if (!receive(g->fd, &g->greeting, sizeof(g->greeting), &g->nbytes)) return false;
+    if (!receive_from(g, &g->greeting, sizeof(g->greeting), &g->nbytes)) return false;
     if (g->nbytes < sizeof(g->greeting)) return true;
     if (!is_awaited(m, &g->greeting) || !send_all(g->fd, &WELCOME, sizeof(WELCOME))) return false;
     m->fds[g->greeting.rank] = g->fd;
@@ -477,6 +484,21 @@ out:
     return st;
 }
 
+/* Who left the parent before it was here does not come. */
+static cairn_status check_missing(struct meeting *m) {
+    const struct cairn__engine_options *o = m->o;
+    const uint64_t now = cairn__now_ns();
+    int r = 0;
+    if (!o->has_left) return CAIRN_OK;
+    while (r < o->size && (r == o->rank || m->fds[r] >= 0 || !o->has_left(o->parent, o->parent_ranks[r]))) r++;
+    if (r == o->size) m->gone_at = 0;
+    else if (m->gone_at == 0) m->gone_at = now;
+    else if (now - m->gone_at > GRACE_MS * (uint64_t)MS)
+        return cairn__fail(CAIRN_EPEER, "rank %d ended, or left, before it had joined the gloo group of %d ranks", r,
+                           o->size);
+    return CAIRN_OK;
+}
+
 static int gather_polls(struct meeting *m) {
     int n = 0;
     /* without the key nobody could be told from a stranger */
@@ -510,6 +532,7 @@ static cairn_status meet(struct meeting *m) {
     cairn_status st = CAIRN_OK;
     while (first_missing(m) != m->o->rank) {
         TRY(look(m));
+        TRY(check_missing(m));
         for (int r = 0; r < m->o->rank && m->has_key; r++) {
             if (m->links[r].state == KNOWN) TRY(begin_link(m, r));
         }

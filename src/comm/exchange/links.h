@@ -18,7 +18,8 @@
 
 /* Fills fds [size], which the caller closes, with -1 for this rank itself; on failure none is open. Returns within the
  * timeout. CAIRN_ETIMEOUT and CAIRN_EPEER name the rank that is missing, CAIRN_ESYSTEM says why this one cannot listen;
- * but for a timeout, all other ranks fail with the same sentence. */
+ * but for a timeout, all other ranks fail with the same sentence. A rank that has left the parent (has_left) is not
+ * waited for. */
 cairn_status cairn__links_make(const struct cairn__engine_options *options, int *fds);
 
 #endif

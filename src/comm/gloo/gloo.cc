@@ -162,6 +162,11 @@ class Pair : public gloo::transport::tcp::Pair {
         return true;
     }
 
+    bool has_ended() {
+        const std::lock_guard<std::mutex> guard(m_);
+        return state_ == CLOSED;
+    }
+
     void handleEvents(int events) override {
         try {
             gloo::transport::tcp::Pair::handleEvents(events);
@@ -204,6 +209,8 @@ class Context : public gloo::transport::tcp::Context {
             }
         }
     }
+
+    bool has_left(int r) { return r != rank && static_cast<Pair *>(getPair(r).get())->has_ended(); }
 };
 
 /* Of a group, until gloo has them. */
@@ -285,7 +292,6 @@ struct cairn__engine {
     int rank, size;
     std::string address, interface; /* for groups that are made from this one */
     std::shared_ptr<Context> context;
-    const pid_t process = getpid();
 
     std::mutex lock;
     std::condition_variable finished; /* a transfer is done, or all is over: for the caller */
@@ -310,9 +316,6 @@ struct cairn__engine {
     void give(Buffer &buffer, const Part &part, uint64_t slot, size_t at, size_t nbytes);
     void lose(int peer, const std::exception &e) noexcept;
     void die(cairn_status status, const char *text) noexcept;
-    /* A child of fork has none of the threads, and shares the sockets: it touches nothing. */
-    bool is_own() const { return process == getpid(); }
-    void check_own() const;
     void check_alive();
     bool forget_if_done(const cairn__moving *moving);
     void rest();
@@ -478,12 +481,6 @@ void cairn__engine::end() noexcept {
 
 /* ---- the caller's side ---- */
 
-void cairn__engine::check_own() const {
-    if (is_own()) return;
-    give_up(CAIRN_ESTATE, "this gloo group is process %d's, which forked this one; only that process can use it",
-            (int)process);
-}
-
 void cairn__engine::check_alive() {
     const std::lock_guard<std::mutex> guard(lock);
     if (status != CAIRN_OK) give_up(status, "%s", why);
@@ -616,11 +613,17 @@ static cairn_status open_engine(const struct cairn__engine_options *options, str
     });
 }
 
+static bool has_left(struct cairn__engine *parent, int rank) {
+    return parent->context->has_left(rank);
+}
+
 static cairn_status derive_engine(struct cairn__engine *parent, const int *ranks,
                                   const struct cairn__engine_options *options, struct cairn__engine **out) {
-    (void)ranks; /* they meet by their new numbers */
     return guarded(CAIRN_ESYSTEM, [&] {
-        struct cairn__engine_options o = *options;
+        struct cairn__engine_options o = *options; /* they meet by their new numbers */
+        o.has_left = has_left;
+        o.parent = parent;
+        o.parent_ranks = ranks;
         o.address = parent->address.c_str();
         o.interface = parent->interface.c_str();
         std::unique_ptr<cairn__engine> engine(new cairn__engine(o));
@@ -630,17 +633,15 @@ static cairn_status derive_engine(struct cairn__engine *parent, const int *ranks
 }
 
 static bool close_engine(struct cairn__engine **engine) {
-    const bool is_own = (*engine)->is_own();
-    if (is_own) delete *engine;
+    delete *engine;
     *engine = nullptr;
-    return is_own;
+    return true;
 }
 
 static cairn_status start(struct cairn__engine *engine, const struct cairn__transfer *transfer,
                           struct cairn__moving **out) {
     const NoPipeSignal quiet;
     return guarded(CAIRN_ESYSTEM, [&] {
-        engine->check_own();
         engine->check_alive();
         engine->all.reserve(engine->all.size() + 1);
         std::unique_ptr<cairn__moving> moving(new cairn__moving);
@@ -657,14 +658,13 @@ static cairn_status start(struct cairn__engine *engine, const struct cairn__tran
 
 static cairn_status test(struct cairn__engine *engine, struct cairn__moving *moving, bool *done) {
     return guarded(CAIRN_EINTERNAL, [&] {
-        engine->check_own();
         *done = engine->forget_if_done(moving);
         if (!*done) engine->check_alive();
     });
 }
 
 static void rest(struct cairn__engine *engine, int idle) {
-    if (idle < 2 || !engine->is_own()) {
+    if (idle < 2) {
         std::this_thread::yield();
     } else {
         engine->rest();
@@ -672,11 +672,11 @@ static void rest(struct cairn__engine *engine, int idle) {
 }
 
 static int awaited(struct cairn__engine *engine) {
-    return engine->is_own() ? engine->awaited() : -1;
+    return engine->awaited();
 }
 
 static void abort_engine(struct cairn__engine *engine) {
-    if (engine->is_own()) engine->reset();
+    engine->reset();
 }
 
 const struct cairn__engine_ops cairn__gloo_ops = {sizeof(struct cairn__engine_ops),
