@@ -2,7 +2,7 @@
  * allocation: the others return an error in time, on shm with the victim's number, and nothing is left behind.
  *
  * usage: random_faults_test shm | gloo MOMENTS [SEED [FIRST]]
- *        (CAIRN_TEST_FAULTS in the environment overrides MOMENTS; FIRST is the number of the first one, 0 if not given) */
+ *        FIRST: the number of the first one, 0 if not given; CAIRN_TEST_FAULTS in the environment overrides MOMENTS */
 #include "group_processes.h"
 
 #include <math.h>
