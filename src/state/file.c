@@ -17,12 +17,11 @@
 #include "core/hash.h"
 #include "core/status.h"
 
-/* What is hashed, written and read at once: a piece is hashed while the processor's cache has it. */
-enum { PIECE = 1 << 20, MOST_PATH = 4096 };
+/* What is written, and read, at once: a piece is hashed while the processor's cache has it. */
+enum { PIECE = 1 << 20, READ_AT_ONCE = 1 << 18, MOST_PATH = 4096 };
 /* The disk is given work after so many bytes: it writes these while the next ones are hashed and copied, and is waited
  * for before it gets those. So fsync has little left, and the size of a file tells how far its writing is. */
 enum { AHEAD = 8 << 20 };
-enum { ASK_AHEAD = 64 << 20, ASK_AT_ONCE = 4 << 20 }; /* of reading */
 
 struct cairn__writer {
     char *path;
@@ -234,7 +233,6 @@ struct cairn__reader {
     char *path;
     int fd;
     uint64_t nbytes;
-    uint64_t asked;     /* bytes that the disk was asked for, or has read */
     uint64_t hashed;    /* bytes from the beginning */
     XXH3_state_t *hash; /* NULL: not yet */
 };
@@ -287,19 +285,7 @@ uint64_t cairn__reader_nbytes(const struct cairn__reader *r) {
     return r->nbytes;
 }
 
-/* The disk reads on while a piece is hashed: the system's own reading ahead waits for the reader too often. Not for the
- * first piece, which is all that a reader of headers wants. */
-static void ask_ahead(struct cairn__reader *r, uint64_t at) {
-    if (at < PIECE) return;
-    if (r->asked < at) r->asked = at;
-    while (r->asked < r->nbytes && r->asked < at + ASK_AHEAD) {
-        (void)posix_fadvise(r->fd, (off_t)r->asked, ASK_AT_ONCE, POSIX_FADV_WILLNEED);
-        r->asked += ASK_AT_ONCE;
-    }
-}
-
 static cairn_status read_piece(struct cairn__reader *r, uint64_t at, char *to, size_t nbytes) {
-    ask_ahead(r, at);
     while (nbytes > 0) {
         const ssize_t n = pread(r->fd, to, nbytes, (off_t)at);
         if (n < 0 && errno == EINTR) continue;
@@ -345,7 +331,7 @@ cairn_status cairn__reader_read(struct cairn__reader *r, uint64_t at, void *to, 
             at);
     if (r->hash) TRY(hash_until(r, at));
     while (nbytes > 0) {
-        const size_t n = nbytes < PIECE ? nbytes : PIECE;
+        const size_t n = nbytes < READ_AT_ONCE ? nbytes : READ_AT_ONCE;
         TRY(read_piece(r, at, end, n));
         if (r->hash) hash_piece(r, at, end, n);
         end += n;
