@@ -21,8 +21,8 @@
 
 #include "../check.h"
 #include "comm/exchange/exchange.h"
-#include "comm/exchange/links.h"
 #include "core/trace.h"
+#include "engine_options.h"
 #include "rendezvous/store/proof.h"
 
 enum { SKIP = 77, MOST_RANKS = 8 };
@@ -65,20 +65,6 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-static void choose_options(struct rank *r, cairn_store *store, double timeout) {
-    r->options = (struct cairn__engine_options){.rank = r->rank,
-                                                .size = r->size,
-                                                .timeout = timeout,
-                                                .store = store,
-                                                .prefix = "test",
-                                                .address = "127.0.0.1",
-                                                .store_set = cairn_store_set,
-                                                .store_get = cairn_store_get,
-                                                .store_check = cairn_store_check,
-                                                .store_free = cairn_store_free,
-                                                .make_links = cairn__links_make};
-}
-
 static char *first_failure(struct rank *ranks, int size) {
     char *failure = NULL;
     for (int i = 0; i < size; i++) {
@@ -97,7 +83,7 @@ static void run_ranks_for(int size, rank_fn fn, double timeout) {
     pthread_barrier_init(&barrier, NULL, (unsigned)size);
     for (int i = 0; i < size; i++) {
         ranks[i] = (struct rank){.rank = i, .size = size, .fn = fn, .all = ranks, .barrier = &barrier};
-        choose_options(&ranks[i], store, timeout);
+        ranks[i].options = engine_options(i, size, store, timeout);
     }
     for (int i = 0; i < size; i++) {
         assert_int_equal(pthread_create(&ranks[i].thread, NULL, rank_main, &ranks[i]), 0);

@@ -17,8 +17,8 @@
 #include <cmocka.h>
 
 #include "../kept_log.h"
-#include "comm/exchange/links.h"
 #include "core/trace.h"
+#include "engine_options.h"
 #include "rendezvous/store/proof.h"
 
 enum { SKIP = 77, MOST_RANKS = 4, RECORD_KEY = 68, RECORD_NBYTES = 100 };
@@ -47,16 +47,7 @@ static void *join(void *arg) {
 }
 
 static void start(struct rank *r, int rank, int size, cairn_store *store, double timeout) {
-    r->options = (struct cairn__engine_options){.rank = rank,
-                                                .size = size,
-                                                .timeout = timeout,
-                                                .store = store,
-                                                .prefix = "test",
-                                                .address = "127.0.0.1",
-                                                .store_set = cairn_store_set,
-                                                .store_get = cairn_store_get,
-                                                .store_check = cairn_store_check,
-                                                .store_free = cairn_store_free};
+    r->options = engine_options(rank, size, store, timeout);
     assert_int_equal(pthread_create(&r->thread, NULL, join, r), 0);
 }
 

@@ -328,35 +328,6 @@ static int dial(int port) {
     return fd;
 }
 
-/* As `nobody`: joins the store at port and returns what came of it. */
-static cairn_status join_as_nobody(int port) {
-    int status = 0;
-    const pid_t pid = fork();
-    if (pid == 0) {
-        cairn_store *store = NULL;
-        if (setresgid(NOBODY, NOBODY, NOBODY) != 0 || setresuid(NOBODY, NOBODY, NOBODY) != 0) _exit(99);
-        _exit((int)join(port, NULL, &store));
-    }
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_true(WIFEXITED(status));
-    return (cairn_status)WEXITSTATUS(status);
-}
-
-static void another_users_process_is_turned_away_and_named(void **state) {
-    (void)state;
-    struct cairn__store_server *server = NULL;
-    int port = 0;
-    char said[64];
-    if (geteuid() != 0) skip();
-    cairn_set_log(keep_log, NULL); /* before the server's thread, which reads it */
-    OK(cairn__store_serve(0, &server, &port));
-    assert_int_equal(join_as_nobody(port), CAIRN_ETIMEOUT);
-    cairn__store_stop(&server);
-    snprintf(said, sizeof(said), "it is user %d of this machine", NOBODY);
-    cairn_set_log(NULL, NULL);
-    assert_non_null(strstr(log_text, said));
-}
-
 /* Runs body as `nobody`, who is a stranger to a store of this machine, and returns its exit code. */
 static int as_nobody(int (*body)(int port), int port) {
     int status = 0;
@@ -368,6 +339,26 @@ static int as_nobody(int (*body)(int port), int port) {
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+static int join_without_a_secret(int port) {
+    cairn_store *store = NULL;
+    return (int)join(port, NULL, &store);
+}
+
+static void another_users_process_is_turned_away_and_named(void **state) {
+    (void)state;
+    struct cairn__store_server *server = NULL;
+    int port = 0;
+    char said[64];
+    if (geteuid() != 0) skip();
+    cairn_set_log(keep_log, NULL); /* before the server's thread, which reads it */
+    OK(cairn__store_serve(0, &server, &port));
+    assert_int_equal(as_nobody(join_without_a_secret, port), CAIRN_ETIMEOUT);
+    cairn__store_stop(&server);
+    snprintf(said, sizeof(said), "it is user %d of this machine", NOBODY);
+    cairn_set_log(NULL, NULL);
+    assert_non_null(strstr(log_text, said));
 }
 
 /* Seconds until the server has closed a connection that said `hello`, 99 for never. */
