@@ -757,6 +757,29 @@ static cairn_status make_links_and_keep_one(const struct cairn__engine_options *
     return st;
 }
 
+/* As a connection is that its other end has reset. */
+static cairn_status make_links_and_lose_one(const struct cairn__engine_options *options, int *fds) {
+    const cairn_status st = cairn__links_make(options, fds);
+    if (st == CAIRN_OK && options->rank == 0) {
+        close(fds[1]);
+        fds[1] = socket(AF_INET, SOCK_STREAM, 0);
+    }
+    return st;
+}
+
+static char *lose_a_connection(struct rank *r) {
+    r->options.make_links = make_links_and_lose_one;
+    const cairn_status st = join(r);
+    if (r->rank == 0) EXPECT(st == CAIRN_EPEER);
+    if (r->rank == 0) EXPECT_SAYS("rank 1 ended, left the group or cannot be reached (gloo: ");
+    return NULL;
+}
+
+static void a_connection_that_is_lost_before_gloo_has_it_is_an_error(void **state) {
+    (void)state;
+    run_ranks(2, lose_a_connection);
+}
+
 /* gloo throws on its own thread then. */
 static char *send_what_gloo_does_not_know(struct rank *r) {
     static const size_t preamble[6] = {64, 1, 12345, 0, 16, 0}; /* for a slot without a receive */
@@ -807,6 +830,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_ends_while_others_derive_a_group_is_noticed_at_once),
         cmocka_unit_test(rank_that_cannot_listen_fails_all_ranks_with_its_error),
         cmocka_unit_test(interface_may_be_given_by_name),
+        cmocka_unit_test(a_connection_that_is_lost_before_gloo_has_it_is_an_error),
         cmocka_unit_test(exception_in_gloos_thread_ends_the_group_and_not_the_process),
         cmocka_unit_test(strangers_at_every_port_do_not_spoil_a_group),
     };

@@ -54,7 +54,8 @@ using milliseconds = std::chrono::milliseconds;
 constexpr milliseconds FOREVER = std::chrono::hours(24 * 365);
 constexpr uint64_t NEVER_SENT = 0; /* a slot */
 constexpr size_t SPARE = 1024;     /* bytes */
-constexpr milliseconds NAP(2);     /* other groups may have something to do */
+constexpr char GONE[] = "rank %d ended, left the group or cannot be reached (gloo: %s)";
+constexpr milliseconds NAP(2); /* other groups may have something to do */
 
 struct Failed {
     cairn_status status;
@@ -151,14 +152,21 @@ class Pair : public gloo::transport::tcp::Pair {
         if (state_ != CLOSED) changeState(CLOSED); /* which waits until gloo's thread is out of this */
     }
 
-    /* False, and fd is the caller's still: somebody came to gloo's own socket in the moment that it was there. */
+    /* False, and fd is the caller's still: somebody came to gloo's own socket in the moment that it was there. Throws,
+     * and it is the caller's too, where the connection has ended already. */
     bool adopt(int fd) {
         const std::lock_guard<std::mutex> guard(m_);
         if (state_ != LISTENING) return false;
         device_->registerDescriptor(fd_, 0, this); /* a child of fork may hold it open */
         ::close(fd_);
         fd_ = fd;
-        handleConnected();
+        try {
+            handleConnected();
+        } catch (...) {
+            fd_ = -1; /* gloo would ask its thread to forget it, which does not know it, and end the process */
+            state_ = CLOSED;
+            throw;
+        }
         return true;
     }
 
@@ -201,12 +209,20 @@ class Context : public gloo::transport::tcp::Context {
     void adopt(int r, int &fd) {
         for (int tries = 0; fd >= 0; tries++) {
             std::unique_ptr<Pair> pair(new Pair(this, device_.get(), r, getTimeout()));
-            if (pair->adopt(fd)) {
+            if (was_adopted(*pair, r, fd)) {
                 fd = -1;
                 pairs_[(size_t)r] = std::move(pair);
             } else if (tries == 100) {
                 give_up(CAIRN_EPEER, "rank %d: strangers connect to each socket of gloo as soon as it is there", rank);
             }
+        }
+    }
+
+    static bool was_adopted(Pair &pair, int r, int fd) {
+        try {
+            return pair.adopt(fd);
+        } catch (const std::exception &e) {
+            give_up(CAIRN_EPEER, GONE, r, words(e));
         }
     }
 
@@ -436,7 +452,7 @@ void cairn__engine::run(Lane &lane) noexcept {
 
 void cairn__engine::lose(int peer, const std::exception &e) noexcept {
     char text[sizeof(why)];
-    snprintf(text, sizeof(text), "rank %d ended, left the group or cannot be reached (gloo: %s)", peer, words(e));
+    snprintf(text, sizeof(text), GONE, peer, words(e));
     die(CAIRN_EPEER, text);
 }
 
