@@ -43,7 +43,7 @@ struct amp_context {
     struct cairn__step_end end;
 };
 
-/* What amp_initialize and amp_initialize_params share; of models or of sets. Errors: theirs. */
+/* What amp_initialize and amp_initialize_params are given: models, or a set. */
 struct cairn__amp_parts {
     const char *call;
     cairn_env *env;
@@ -58,6 +58,7 @@ struct cairn__amp_parts {
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
 /* Sets set->scale as another call of amp_next_scale for the last loss would. */
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);
+/* Both of them. Errors: theirs. */
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
                                amp_context **out);
 

@@ -24,14 +24,17 @@ struct cairn__guard {
     bool checks_late;  /* gradients of several losses are checked at once (delay_unscale) */
     bool checked_late; /* and were in the last step */
 
-    uint64_t last_before; /* the last report of a step before this guard */
-    /* [num_last] of the last skipped step that is known of: of its parameters, and last of the losses; host memory */
+    uint64_t last_before; /* the number of the last report of a step before this guard */
+    /* [num_last] overflows of the last skipped step that is known of, if has_last: of its parameters, and last of the
+     * losses; host memory */
     struct cairn__overflow *last;
     size_t num_last;
     bool has_last;
 
-    struct cairn__ranks blamed; /* ranks whose own gradients were not finite, of the step that is being skipped; */
-    bool knows_blamed;          /* blamed holds; empty: only the sum over the ranks is not finite */
+    /* If knows_blamed: ranks whose own gradients were not finite, of the step that is being skipped; empty: only the
+     * sum over the ranks is not finite. */
+    struct cairn__ranks blamed;
+    bool knows_blamed;
 
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;

@@ -4,6 +4,7 @@
  * Source: apex/amp/frontend.py at 25.04, classes O0 to O3 and Properties.__setattr__. */
 #include "policy.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -154,7 +155,7 @@ static cairn_status check_values(const struct amp_options *o) {
     REQUIRE(o->num_losses >= 0 && o->num_losses <= AMP_MAX_LOSSES, CAIRN_EINVAL,
             "num_losses is %d; it must be from 1 to %d", o->num_losses, AMP_MAX_LOSSES);
     REQUIRE(o->verbosity >= -1 && o->verbosity <= 2, CAIRN_EINVAL,
-            "verbosity is %d; it must be -1 (quiet), 0 or 1 (settings), or 2 (settings and the casts of O1)",
+            "verbosity is %d; it must be -1 (no settings), 0 or 1 (settings), or 2 (settings and the casts of O1)",
             o->verbosity);
 out:
     return st;
@@ -333,7 +334,7 @@ out:
     return st;
 }
 
-/* No other option is read, as in apex. (There are as many losses: their scalers pass through.) */
+/* No other option is read, as in apex, but for num_losses: amp_scaler_of returns a scaler that passes through. */
 static const struct cairn__amp_policy disabled = {
     .level = AMP_O0,
     .half_type = CAIRN_F16,
@@ -398,14 +399,15 @@ struct property {
     bool is_rare; /* logged only where it differs from the level's default */
     char value[160];
 };
-enum { MOST_PROPERTIES = 16 };
+enum { MAX_PROPERTIES = 16 };
 
 struct properties {
-    struct property list[MOST_PROPERTIES];
+    struct property list[MAX_PROPERTIES];
     int count;
 };
 
 static char *add(struct properties *all, const char *name, bool is_rare, const char *value) {
+    assert(all->count < MAX_PROPERTIES);
     struct property *p = &all->list[all->count++];
     p->name = name;
     p->is_rare = is_rare;

@@ -52,18 +52,18 @@ struct amp_options {
                                          it OFF: casts come from amp_autocast scopes alone */
     cairn_switch keep_batchnorm_fp32; /* O2: on, O3: off; normalisation parameters stay f32. Not with O1 */
     cairn_switch master_weights;      /* O2: on, O3: off; of half weights, so not ON with O0 or f32, and not with O1 */
-    double loss_scale;                /* a number > 0, or AMP_DYNAMIC, which begins at 65536: elsewhere by .scaler =
-                                         amp_scaler_options(.init_scale = 1024). O1, O2 in f16: dynamic; everything
-                                         else: 1, and a scaler is refused there unless it has a kind or this is
-                                         AMP_DYNAMIC */
+    double loss_scale;                /* a number > 0: static; or AMP_DYNAMIC, which begins at 65536, or at .scaler's
+                                         init_scale. O1, O2 in f16: AMP_DYNAMIC; everything else: 1. With a static scale
+                                         .scaler is an error, unless it has a kind */
     double min_loss_scale;            /* dynamic only: the floor, 1 */
     double max_loss_scale;            /* dynamic only: the ceiling, 2^24 */
     cairn_dtype cast_model_outputs;   /* f32 where cast_model_type is set; else outputs are left alone */
     cairn_switch skip_nonfinite;      /* skip a step when a gradient, or the loss before it is scaled, is infinite or
                                          NaN. On, but for O0 and O3 with a static scale of 1 */
     cairn_switch enabled;             /* OFF: every call passes through, nothing is cast, scaled or checked */
-    int verbosity; /* 0 = 1: rank 0 logs the level and what differs from it in one notice, and every setting at info
-                      (CAIRN_LOG=info); 2: every setting, and every cast of O1, as notices; -1: nothing */
+    /* 0 = 1: rank 0 logs the level and what differs from it in one notice, and every setting at info (CAIRN_LOG=info);
+     * 2: every setting, and every cast of O1, as notices; -1: no setting. Skipped steps are logged in any case. */
+    int verbosity;
 
     int num_losses; /* 0 = 1; at most AMP_MAX_LOSSES. Each has a scaler of its own, all alike: */
     /* Read during the call; NULL = apex's where the scale is dynamic. Scale, floor and ceiling are set here or in the
@@ -91,14 +91,14 @@ CAIRN_API cairn_status amp_half_type_parse(const char *text, cairn_dtype *out);
 /* Prepares a model and its optimizer for a level: casts the weights, makes masters from their original f32 bits,
  * installs the casts of operations, inputs and outputs, and the scalers. Before ddp_create.
  *
- *   env        the one model was made in
+ *   env        the model's
  *   model      f32 parameters
  *   optimizer  over parameters of the model; NULL = none, to evaluate
  *   options    NULL = all defaults, O1 in f16
- *   out        ends before optimizer and model
+ *   out        destroyed before the optimizer and the model
  *
- * At O2 and O3 results of the step are gone, as after cairn_zero_grad: the weights that they were made of are. There
- * the model's f32 buffers become half too, but for statistics of normalisation layers and what cairn_buffer_keep_type
+ * At O2 and O3 the results of the current step are gone, as after cairn_zero_grad, since the weights are replaced. The
+ * model's f32 buffers become half there too, but for statistics of normalisation layers and what cairn_buffer_keep_type
  * named, which stay f32 at every level. Tensors that a module keeps besides, over the user's memory too
  * (cairn_tensor_over), are the user's and stay as they are.
  *
@@ -153,14 +153,15 @@ CAIRN_API void amp_destroy(amp_context **amp);
 
 /* ---- scaled losses ---- */
 
-/* Short form of one scaled backward: amp_scale_loss, cairn_backward, amp_scale_loss_end. loss may be NULL: its cause is
- * returned. optimizer: the one whose step follows; NULL: all of the context. Errors: theirs. */
+/* Short form of one scaled backward: amp_scale_loss, cairn_backward, amp_scale_loss_end. loss may be NULL: returns the
+ * error that made it so. optimizer: the one whose step follows; NULL: all of the context. Errors: theirs. */
 CAIRN_API cairn_status amp_backward(amp_context *amp, cairn_tensor *loss, cairn_optimizer *optimizer);
 
 /* Long form, and several backwards before a step: divide each loss by their number, and for each call amp_scale_loss,
  * which returns loss * scale as f32; call cairn_backward on that, then amp_scale_loss_end. Where a gradient of any of
  * the optimizers given is infinite or NaN, none of them takes its next step, and the loss's scaler is updated at the
- * first of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler remembers.
+ * first of these steps; where all gradients of an optimizer are forgotten before its step, only the scaler's found_inf
+ * is kept.
  * So it is where the loss itself is infinite or NaN before it is scaled, whatever its gradients are: the mean of an
  * infinity has finite ones. Under ddp all ranks skip for the loss of one, also of a micro-batch under ddp_no_sync. A
  * scaler cannot tell bad data from a scale that is too high: a dynamic scale is lowered for either, and a batch whose
@@ -300,7 +301,7 @@ CAIRN_API cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_conte
                                                struct amp_overflow *out, size_t count, size_t *found);
 #define amp_last_overflow(...) amp_last_overflow_sized(sizeof(struct amp_overflow), __VA_ARGS__)
 
-/* What half a type makes of one gradient. Of the scaled gradient as it is stored. */
+/* How one gradient is represented in its half type: the scaled gradient, as it is stored. */
 struct amp_gradient_report {
     const char *name;
     cairn_dtype dtype; /* of its values */

@@ -6,7 +6,8 @@
 #include "comm/group_backend.h"
 #include "kernels/kernels.h"
 
-/* A group without a backend's part yet, of the family, not yet in its list; cairn__group_end ends it. */
+/* A group of the family without a backend's part yet; the caller puts it into the family's list. cairn__group_end ends
+ * it. */
 cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out);
 /* Leaves the family, too. */
 void cairn__group_end(cairn_group **group);
@@ -36,7 +37,7 @@ bool cairn__group_is_parents(const cairn_group *group);
 /* CAIRN_ESTATE in a child of the rank's. The first cause again, once the group is dead or was aborted. */
 cairn_status cairn__group_check_alive(cairn_group *group);
 
-/* Passes status on, whose sentence is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
+/* Passes status on, whose message is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
  * the group keeps the first cause and reports it to the peers. call is what this rank was in. */
 cairn_status cairn__group_check_status(cairn_group *group, const struct cairn__call *call, cairn_status status);
 

@@ -10,7 +10,7 @@
 /* How the ranks of one group find each other. */
 struct cairn__group_options {
     int rank, size;
-    double timeout;         /* seconds without the other ranks; > 0 */
+    double timeout;         /* seconds in which nothing moves that this rank waits for; > 0 */
     double meeting_timeout; /* seconds for creation; 0 = timeout */
     cairn_store *store;     /* the caller's; NULL is fine where size is 1. See cairn__group_keeps_store */
     const char *prefix;     /* of every key used, so that groups and restarts do not meet */
@@ -73,7 +73,7 @@ bool cairn__group_blames(const cairn_group *group);
  * waits. */
 cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mine, size_t nbytes);
 
-/* Seconds without the other ranks after which calls fail. */
+/* Seconds in which nothing moves that this rank waits for, after which calls fail. */
 double cairn__group_timeout(const cairn_group *group);
 
 /* values [n], memory of the host, become their sums over the ranks, added in rank order: the same bits everywhere. tag:

@@ -48,14 +48,16 @@ struct cairn__group_backend {
      * lists them, group->index identifies it in the family. */
     cairn_status (*derive)(cairn_group *group, cairn_group *parent);
     void (*destroy)(cairn_group *group); /* copes with half-built; never fails */
+    /* Collective: cairn_group_alloc and _free. What is left goes with the group. */
     cairn_status (*alloc)(cairn_group *group, size_t nbytes, void **out);
     cairn_status (*free)(cairn_group *group, void *memory);
     /* Queues the work, which stays where it is until it is done or the group ends. */
     cairn_status (*post)(cairn_group *group, cairn_work *work);
-    /* Makes what progress it can without waiting; calls cairn__work_complete for each work that is done. */
+    /* Makes what progress it can without waiting; calls cairn__work_complete for each work that is done.
+     * CAIRN_ETIMEOUT: nothing moved for group->timeout seconds while a work was under way. */
     cairn_status (*progress)(cairn_group *group);
-    /* Returns when the work is done. While it polls it calls cairn__family_progress, and cairn__group_was_aborted now
-     * and then. */
+    /* Returns when the work is done, or as progress does. While it polls it calls cairn__family_progress, and
+     * cairn__group_was_aborted now and then. */
     cairn_status (*wait)(cairn_group *group, cairn_work *work);
     /* Tells peers that still wait that the group is dead on this rank, and why. Called once at most: by the rank's
      * thread, or by cairn_group_abort from any thread. */

@@ -139,7 +139,8 @@ static int choose_members(const cairn_group *parent, const struct cairn__proposa
     return is_member ? mine->n : 0;
 }
 
-/* Its number is unique: groups of one rank have different counts, and others have another first rank. */
+/* Its number is unique: groups that share a rank have different counts (`made`), groups of one split have different
+ * first ranks. */
 static cairn_status derive(cairn_group *group, cairn_group *parent, int size) {
     group->size = size;
     group->is_of_all = parent->is_of_all && size == parent->size;

@@ -127,7 +127,6 @@ out:
 
 /* ---- progress ---- */
 
-/* Their failures stay with them. */
 void cairn__family_progress(cairn_group *group) {
     if (group->family->outstanding == group->outstanding) return;
     for (cairn_group *g = group->family->groups; g; g = g->next) {

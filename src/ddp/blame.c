@@ -62,15 +62,15 @@ out:
     return st;
 }
 
-cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked) {
+cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
-    *looked = false;
+    *checked = false;
     if (is_unsynced(d)) return CAIRN_OK; /* of this rank alone: the others must go on to decide alike */
     d->looks_left = LOOKS;
     if (d->blind) return CAIRN_OK;
     if (!cairn__group_looks(d->channel)) TRY(unite(d));
-    *looked = true;
+    *checked = true;
     *found |= d->blame.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {
         if (cairn__ranks_has(&d->blame.ranks, r)) cairn__ranks_add(ranks, cairn_group_env_rank(d->channel, r));

@@ -21,7 +21,8 @@ struct cairn__step_guard {
      * status is returned by cairn_step, or by the call that read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
     const void *owner;          /* only parameters of sets that it has prepared may be added; NULL = any */
-    void (*release)(void *ctx); /* (optional) the optimizer ends: may take the guard off; else the optimizer stays */
+    void (*release)(void *ctx); /* (optional) cairn_optimizer_destroy was called: if it does not remove the guard, the
+                                   optimizer is not destroyed */
 };
 
 /* guard is copied; NULL takes it away. One per optimizer. */

@@ -1,4 +1,4 @@
-/* The memory of flags: two a parameter, and room for what ranks have agreed on. */
+/* The memory of flags: two per parameter, and copies of both that ranks have agreed on. */
 #include "core/alloc.h"
 #include "core/status.h"
 #include "param/param.h"

@@ -6,7 +6,8 @@
  * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The optimizer asks
  * for what to read (cairn__grad_read).
  *
- * While a set keeps its gradients unsynced (ddp's no_sync) the listener's functions are not called. */
+ * While a set keeps its gradients unsynced (ddp's no_sync) the listener's functions of a backward (begin to
+ * no_gradient) are not called. */
 #ifndef CAIRN__PARAM_H
 #define CAIRN__PARAM_H
 
@@ -41,8 +42,9 @@ struct cairn__param {
     uint64_t version; /* changes whenever the weights do: key of caches */
 };
 
-/* What a parameter set tells ddp about its backwards; nothing while its gradients stay unsynced. Every function is
- * required but those marked optional. A status other than CAIRN_OK comes with its message as the last error. */
+/* What a parameter set tells ddp about its backwards, but not of those whose gradients stay unsynced; and what it asks.
+ * Every function is required but those marked optional. A status other than CAIRN_OK comes with its message as the last
+ * error. */
 struct cairn__grad_listener {
     void *ctx;
     /* (optional) A backward begins; it has written no gradient yet, and cairn__param_is_reached returns which it will
@@ -53,15 +55,16 @@ struct cairn__grad_listener {
     cairn_status (*progress)(void *ctx);    /* between nodes of a backward */
     cairn_status (*settle)(void *ctx);      /* the backward is over: return once gradients may be read */
     void (*failed)(void *ctx);              /* it failed half-way: what was ready will not be completed */
-    /* (optional) cairn_backward was called with a loss that depends on nothing that wants a gradient, in this set or
-     * any other. A status other than CAIRN_OK says that other ranks wait for gradients of this set: failed is called
-     * next. */
+    /* (optional) cairn_backward was called with a loss that depends on no tensor that requires a gradient, in this
+     * set or any other. A status other than CAIRN_OK says that other ranks wait for gradients of this set: failed is
+     * called next. */
     cairn_status (*no_gradient)(void *ctx);
-    /* (optional) Called on every rank before a step that all ranks skip. Adds to *ranks those of the environment whose
-     * own gradients, before the reduction, were infinite or NaN in a backward since the set's gradients were last
-     * forgotten. *looked: the listener looked at all of these backwards; *found |= an average was not finite, and if
-     * *ranks is empty then, only the average was not. Equal on all ranks; may be collective. */
-    cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked);
+    /* (optional) Called on every rank before a step that all ranks skip, of the backwards since the set's gradients
+     * were last forgotten. May be collective. Results are equal on all ranks:
+     *   *ranks    with those of the environment added whose own gradients were not finite before the reduction
+     *   *found    |= an average was not finite; if *ranks is empty then, only the average was not
+     *   *checked  the listener has checked all of these backwards */
+    cairn_status (*nonfinite_ranks)(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked);
     /* (optional) Between backwards: this rank is about to freeze these parameters (on: to thaw them), unless status
      * says why it cannot, with its message as the last error. Collective. CAIRN_OK: all ranks change the same; else
      * none does. The listener finds what changed at its next begin. */
@@ -89,7 +92,7 @@ struct cairn_param_set {
 
     const struct cairn__loss_scale *scale; /* of the backward now running or last run, in device memory; NULL = 1 */
 
-    /* Overflow flags in device memory, made on first need, four a parameter:
+    /* Overflow flags in device memory, made on first need, four per parameter:
      *   [i]                     parameter i's gradient of the last backward is infinite or NaN
      *   [flags_count + i]       its accumulated sum is; from which backward is not known
      *   [2 flags_count + ...]   copies of both, for gradients that are each rank's own and whose flags ranks have
@@ -102,9 +105,9 @@ struct cairn_param_set {
     uint8_t *listed;           /* which parameters require a gradient, for cairn_param_set_stateful; NULL = not yet */
     size_t listed_capacity;
 
-    /* Device memory, a word a rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r is
-     * raised while a loss of rank r was infinite or NaN, gradients of it went to this set, and no optimizer has taken
-     * note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with the next backward
+    /* Device memory, a word per rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r
+     * is raised while a loss of rank r was infinite or NaN, gradients of it went to this set, and no optimizer has
+     * taken note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with the next backward
      * that it reduces. */
     uint32_t *bad_losses;
     bool losses_touched; /* they may be raised */
@@ -115,8 +118,8 @@ struct cairn_param_set {
                              with a listener */
     bool unsynced;        /* gradients that are written from now on stay on this rank (ddp_no_sync) */
     bool spares_unsynced; /* but those of ddp_zero_loss, all zeros, are dropped instead of kept */
-    bool only_unsynced;   /* the last backward was unsynced. No gradient is checked then, earlier ones included, since
-                             other ranks would not see the overflow; until a reduction, a step or clipping */
+    bool only_unsynced;   /* the last backward was unsynced: no gradient is checked, earlier ones included, since other
+                             ranks would not see the overflow. Cleared by a reduction, a step or clipping */
 
     bool is_users;                    /* its memory is the user's: cairn_param_set_create made it */
     struct cairn__unresolved *losses; /* whose gradients the user declares ready; NULL = amp does not scale them */
@@ -124,9 +127,9 @@ struct cairn_param_set {
 
     /* Of several ranks with a listener, and part of the set's state. */
     bool took_unsynced; /* since the last reduction: a step that comes now applies gradients of this rank alone */
-    bool ranks_differ;  /* such a step was made, or a reduction that reduced nothing, or clipping by a norm that is this
-                           rank's: weights are each rank's own from then on, and so is what belongs to them; until a
-                           state without it is loaded */
+    bool ranks_differ;  /* weights, and what belongs to them, are each rank's own: after such a step, a reduction that
+                           reduced nothing, or clipping by a norm of this rank alone. Cleared by loading a state
+                           without it */
     bool keeps_buffers; /* buffers are each rank's own until the next training forward, which does not send rank 0's */
 
     int users; /* optimizers and contexts that refer to this set; none may outlive it */
@@ -286,7 +289,7 @@ cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cai
 
 /* ---- gradients in the user's memory (declared.c) ---- */
 
-/* cairn_grads_ready, in whose name sentences speak. */
+/* cairn_grads_ready. call: the public function that messages name. */
 cairn_status cairn__grads_ready(const char *call, struct cairn_param_set *set, size_t first, size_t count);
 
 /* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
@@ -330,7 +333,8 @@ void cairn__params_consume(struct cairn__param *const *params, size_t count);
 /* Forgets gradients (nothing is written to memory). Call cairn__env_resolve before, which checks them. */
 void cairn__params_forget(struct cairn__param *const *params, size_t count);
 
-/* All of the set's, and begins a new step of the environment. */
+/* All of the set's, and begins a new step of the environment. Does nothing within a backward or a checkpoint, where an
+ * error is logged. */
 void cairn__param_set_zero_grad(struct cairn_param_set *set);
 
 /* ---- losses that are infinite or NaN themselves (loss.c) ---- */
@@ -339,8 +343,8 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set);
 cairn_status cairn__param_set_watch_losses(struct cairn_param_set *set);
 void cairn__param_set_unwatch_losses(struct cairn_param_set *set);
 
-/* A loss of this rank is scaled: the word to raise if it is infinite or NaN, before its backward; NULL = losses are not
- * watched. Its backward, or end_loss where none comes, ends it. */
+/* A loss of this rank is scaled: returns the flag to raise if it is infinite or NaN, before its backward; NULL = losses
+ * are not watched. Its backward, or end_loss where none comes, ends it. */
 uint32_t *cairn__param_set_begin_loss(struct cairn_param_set *set);
 void cairn__param_set_end_loss(struct cairn_param_set *set);
 
