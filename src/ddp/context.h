@@ -241,7 +241,7 @@ void cairn__ddp_blame_begin(struct ddp_context *d);
 /* For reductions of this backward; NULL = not wanted. */
 struct cairn__blame *cairn__ddp_blame(struct ddp_context *d);
 /* The listener's nonfinite_ranks. */
-cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *looked);
+cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked);
 
 /* ---- local.c ---- */
 

@@ -107,8 +107,8 @@ struct cairn_param_set {
 
     /* Device memory, a word per rank and one for cairn__param_set_save_loss; NULL = amp does not check losses. Word r
      * is raised while a loss of rank r was infinite or NaN, gradients of it went to this set, and no optimizer has
-     * taken note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with the next backward
-     * that it reduces. */
+     * taken note (cairn__optimizer_take_flags). A rank raises its own word; ddp all-reduces the words with the next
+     * backward that it reduces. */
     uint32_t *bad_losses;
     bool losses_touched; /* they may be raised */
     bool loss_comes;     /* this rank's was looked at, and its backward is still to come */
