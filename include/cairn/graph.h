@@ -44,7 +44,7 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  *          and so does the replay, even if the step ignores it. Kernels of the user's own belong to the recording if
  *          they are launched on cairn_cuda_stream(env)
  *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
- *          tensors
+ *          tensors, groups
  *
  * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes
  * from replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
@@ -61,7 +61,8 @@ CAIRN_API cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step
 
 /* One step. Errors: what step returns; CAIRN_ESTATE step did something that cannot be recorded: that step was not
  * taken, the training is unharmed, and further replays run the step as it is; CAIRN_EDEVICE; CAIRN_ENUMERIC the loss
- * scale of an earlier step is at its floor. */
+ * scale of an earlier step is at its floor; the cause of a group that has failed and whose collectives are recorded:
+ * nothing was launched. */
 CAIRN_API cairn_status cairn_graph_replay(cairn_graph *graph);
 
 /* 1 once replays are launches of a recording; 0 while (or where) they call the step. */

@@ -136,6 +136,22 @@ cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *
     return st;
 }
 
+cairn_status cairn__device_note_recorded(struct cairn_device *d, struct cairn__recorded *recorded) {
+    struct cairn__recorded_list *list = d->recorded;
+    cairn_status st = CAIRN_OK;
+    if (!list) return CAIRN_OK;
+    for (size_t i = 0; i < list->count; i++) {
+        if (list->all[i] == recorded) return CAIRN_OK;
+    }
+    TRY(cairn__grow((void **)&list->all, &list->capacity, list->count + 1, sizeof(*list->all)));
+    list->all[list->count++] = recorded;
+    recorded->graphs++;
+    return CAIRN_OK;
+out:
+    if (!d->refusal[0]) snprintf(d->refusal, sizeof(d->refusal), "%s", cairn_last_error());
+    return st;
+}
+
 static const char *const NO_ALLOC =
     "the step allocates memory, which a recorded one may not; make tensors, modules and "
     "optimizers before it, and begin it with cairn_zero_grad";

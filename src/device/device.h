@@ -81,6 +81,19 @@ struct cairn__device_ops {
     cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* after the work queued on the old one */
 };
 
+/* What recorded work needs beside memory, such as the communicator of a group. It outlives the graphs that have
+ * recorded it, and is asked before each of their launches. */
+struct cairn__recorded {
+    int graphs;                                              /* alive that have */
+    cairn_status (*check)(struct cairn__recorded *recorded); /* an error fails the replay */
+};
+
+/* All that one graph has recorded, each once. */
+struct cairn__recorded_list {
+    struct cairn__recorded **all;
+    size_t count, capacity;
+};
+
 struct cairn_device {
     const struct cairn__device_ops *ops;
     const struct cairn__passes *passes;
@@ -89,7 +102,8 @@ struct cairn_device {
     bool tf32;         /* f32 products may round their operands to 10 bits of fraction, where the device supports it */
     bool capturing;    /* a graph is being recorded: queued work is recorded and does not run */
     char refusal[256]; /* the first call that this recording refused, as an error message; "" = none */
-    void *state;       /* the backend's own */
+    struct cairn__recorded_list *recorded; /* of the graph that is being recorded; NULL = there is none */
+    void *state;                           /* the backend's own */
 };
 
 /* Whether the device's memory is the host's, which reads and writes it in place. */
@@ -109,6 +123,10 @@ bool cairn__device_gpu_was_open(void);
 /* Called by what cannot be recorded. While a graph is being recorded it returns CAIRN_ESTATE with `advice`, and the
  * recording fails whatever the step does with the status. CAIRN_OK otherwise. */
 cairn_status cairn__device_refuse_recording(struct cairn_device *d, const char *advice);
+
+/* Called by what is recorded while a graph is, and does nothing otherwise. Errors: CAIRN_ENOMEM, which fails the
+ * recording. */
+cairn_status cairn__device_note_recorded(struct cairn_device *d, struct cairn__recorded *recorded);
 
 /* 64-byte aligned, undefined. While a graph is recorded: CAIRN_ESTATE. CAIRN_ENOMEM lists what memory is used for. */
 cairn_status cairn__device_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out);

@@ -21,9 +21,10 @@ struct cairn_graph {
     void *user;
     void *results; /* storage of the step's results */
     enum mode mode;
-    int runs;        /* successful ones, while warming */
-    bool running;    /* inside step */
-    void *recording; /* the device's own */
+    int runs;                             /* successful ones, while warming */
+    bool running;                         /* inside step */
+    void *recording;                      /* the device's own */
+    struct cairn__recorded_list recorded; /* what it needs */
 };
 
 static cairn_status run(struct cairn_graph *g) {
@@ -33,6 +34,23 @@ static cairn_status run(struct cairn_graph *g) {
     g->running = false;
     (void)g->env->use_results(g->env, beside);
     return st;
+}
+
+/* A launch would go on without what has failed. */
+static cairn_status check_recorded(const struct cairn_graph *g) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < g->recorded.count; i++) {
+        struct cairn__recorded *recorded = g->recorded.all[i];
+        TRY(recorded->check(recorded));
+    }
+out:
+    return st;
+}
+
+static void forget_recorded(struct cairn_graph *g) {
+    for (size_t i = 0; i < g->recorded.count; i++) g->recorded.all[i]->graphs--;
+    cairn__free(g->recorded.all);
+    g->recorded = (struct cairn__recorded_list){NULL, 0, 0};
 }
 
 static cairn_status launch(struct cairn_graph *g) {
@@ -63,20 +81,24 @@ static cairn_status record(struct cairn_graph *g) {
     TRY(d->ops->capture_begin(d));
     const int unstepped = g->env->unstepped;
     d->capturing = true;
+    d->recorded = &g->recorded;
     d->refusal[0] = '\0';
     st = run(g);
     const cairn_status resolved = cairn__env_resolve(g->env); /* into the recording: its gradients are not computed */
     d->capturing = false;
+    d->recorded = NULL;
     if (st == CAIRN_OK) st = resolved;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
         st = cairn__fail(CAIRN_ESTATE, "a graph's step must contain both a scaled loss and its cairn_step, or neither");
     }
     g->env->replays++; /* casts that were recorded have not run */
-    if (st != CAIRN_OK) return give_up(d, st);
+    TRY(st == CAIRN_OK ? CAIRN_OK : give_up(d, st));
     TRY(d->ops->capture_end(d, &g->recording));
     g->mode = RECORDED;
+    return CAIRN_OK;
 out:
+    forget_recorded(g);
     return st;
 }
 
@@ -103,6 +125,7 @@ cairn_status cairn_graph_replay(cairn_graph *g) {
     REQUIRE(!g->running && !g->env->device->capturing, CAIRN_ESTATE,
             "cairn_graph_replay was called by the step of a graph; a step may not replay one");
     cairn_status st = CAIRN_OK;
+    TRY(check_recorded(g));
     TRY(cairn__env_resolve(g->env)); /* a launch overwrites gradients, checked or not */
     g->env->begin_step(g->env);      /* for what runs beside the graph, too */
     if (g->mode == WARMING && g->runs == CAIRN_GRAPH_WARMUP) TRY(record(g));
@@ -125,6 +148,7 @@ void cairn_graph_destroy(cairn_graph **graph) {
         return;
     }
     if (g->recording) g->env->device->ops->graph_free(g->env->device, g->recording);
+    forget_recorded(g);
     g->env->end_results(g->results);
     g->env->graphs--;
     cairn__free(g);

@@ -19,6 +19,7 @@ static struct fake {
     bool captured_in_step;
     uint64_t replays_in_step;
     bool refused;  /* the step does what cannot be recorded, and does not look at the status */
+    bool needs;    /* the step needs `needed` beside memory, twice */
     int unstepped; /* what the step leaves behind */
     bool leaves;   /* and whether it is still to be resolved */
     int steps_begun, tapes_ended;
@@ -101,6 +102,19 @@ static cairn_status look(struct cairn__unresolved *unresolved) {
     return looker.finds == CAIRN_OK ? CAIRN_OK : cairn__fail(looker.finds, "looking broke");
 }
 
+/* Somebody whom a recording needs. */
+static struct {
+    struct cairn__recorded recorded;
+    int checks;
+    cairn_status finds;
+} needed;
+
+static cairn_status check_needed(struct cairn__recorded *recorded) {
+    assert_ptr_equal(recorded, &needed.recorded);
+    needed.checks++;
+    return needed.finds == CAIRN_OK ? CAIRN_OK : cairn__fail(needed.finds, "what it needs broke");
+}
+
 static cairn_status step(void *user) {
     assert_ptr_equal(user, &fake);
     assert_null(env.unresolved);
@@ -109,6 +123,8 @@ static cairn_status step(void *user) {
     fake.replays_in_step = env.replays;
     assert_ptr_equal(fake.results, FORKED);
     if (fake.refused) (void)cairn__device_refuse_recording(&device, "advice");
+    for (int i = 0; i < 2 && fake.needs; i++)
+        assert_int_equal(cairn__device_note_recorded(&device, &needed.recorded), CAIRN_OK);
     env.unstepped += fake.unstepped;
     fake.captured_in_step = device.capturing;
     return fake.step == CAIRN_OK ? CAIRN_OK : cairn__fail(fake.step, "step broke");
@@ -150,6 +166,9 @@ static int reset(void **state) {
     (void)state;
     fake = (struct fake){.results = MAIN};
     looker = (struct looker){.unresolved = {.resolve = look}};
+    needed.recorded = (struct cairn__recorded){.check = check_needed};
+    needed.checks = 0;
+    needed.finds = CAIRN_OK;
     device = (struct cairn_device){.ops = &with_graphs, .ordinal = 2};
     env = (cairn_env){.device = &device,
                       .readers = readers,
@@ -243,6 +262,42 @@ static void refusal_that_the_step_ignores_still_fails_the_recording(void **state
     assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
     assert_int_equal(cairn_graph_is_recorded(graph) + fake.launches, 0);
     end_graph(graph);
+}
+
+static void what_a_recording_needs_is_asked_before_every_launch(void **state) {
+    (void)state;
+    fake.needs = true;
+    cairn_graph *graphs[2] = {warm_graph(), warm_graph()};
+    assert_int_equal(needed.recorded.graphs, 0);
+    for (int i = 0; i < 2; i++) assert_int_equal(cairn_graph_replay(graphs[i]), CAIRN_OK);
+    assert_int_equal(needed.recorded.graphs, 2);
+    assert_int_equal(cairn_graph_replay(graphs[0]), CAIRN_OK);
+    assert_int_equal(needed.checks, 1);
+    assert_int_equal(fake.launches, 3);
+    needed.finds = CAIRN_EPEER;
+    const int steps_begun = fake.steps_begun;
+    assert_int_equal(cairn_graph_replay(graphs[0]), CAIRN_EPEER);
+    assert_string_equal(cairn_last_error(), "what it needs broke");
+    assert_int_equal(fake.launches, 3);
+    assert_int_equal(fake.steps_begun, steps_begun);
+    for (int i = 0; i < 2; i++) cairn_graph_destroy(&graphs[i]);
+    assert_int_equal(needed.recorded.graphs, 0);
+}
+
+static void recording_that_fails_needs_nothing(void **state) {
+    (void)state;
+    for (int at_end = 0; at_end <= 1; at_end++) {
+        reset(NULL);
+        cairn_graph *graph = warm_graph();
+        fake.needs = true;
+        fake.refused = !at_end;
+        fake.end = at_end ? CAIRN_EDEVICE : CAIRN_OK;
+        assert_true(cairn_graph_replay(graph) != CAIRN_OK);
+        assert_int_equal(needed.recorded.graphs, 0);
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK); /* calls the step */
+        assert_int_equal(needed.recorded.graphs + needed.checks, 0);
+        end_graph(graph);
+    }
 }
 
 static void step_with_half_a_scaled_loss_is_not_recorded(void **state) {
@@ -485,6 +540,8 @@ int main(void) {
         TEST(first_replays_run_the_step_and_the_next_records_and_launches),
         TEST(casts_are_made_in_a_recording_and_again_after_it),
         TEST(refusal_that_the_step_ignores_still_fails_the_recording),
+        TEST(what_a_recording_needs_is_asked_before_every_launch),
+        TEST(recording_that_fails_needs_nothing),
         TEST(step_with_half_a_scaled_loss_is_not_recorded),
         TEST(step_has_a_tape_of_its_own_and_every_replay_begins_a_step_beside_it),
         TEST(recorded_step_is_only_launched),
