@@ -133,7 +133,8 @@ CAIRN_API cairn_status ddp_create(cairn_module *model, cairn_group *group, const
 
 /* Gives the gradients back to the model; gradients in the buckets are forgotten. Collective, as cairn_group_free is:
  * every rank calls it, and no rank waits once the group is dead. If the group dies during the call, the cause is logged
- * as an error; so where this rank took fewer steps than another, which waits for it in another group. */
+ * as an error; so where this rank took fewer steps than another, which waits for it in another group. Its graphs end
+ * before it: where one is alive that has recorded its collectives, an error is logged and nothing happens. */
 CAIRN_API void ddp_destroy(ddp_context **ddp);
 
 /* cairn_module_forward of the model; ddp_forward_n that of several inputs. Broadcasts buffers and plans buckets anew

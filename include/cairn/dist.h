@@ -101,12 +101,15 @@ CAIRN_API cairn_status cairn_group_split(cairn_group *parent, int color, int key
 
 /* Ends a group that cairn_group_new or _split made; not collective: leaves at once, and ranks that wait for this one
  * get CAIRN_EPEER "rank 2 left the group". Outstanding work is abandoned; works and group memory are gone. The
- * environment's own group ends with it (an error is logged and nothing happens), and its groups end before it. */
+ * environment's own group ends with it, its groups end before it, and a group's graphs before the group: where one is
+ * alive that has recorded collectives of it, as for the environment's own group, an error is logged and nothing
+ * happens. */
 CAIRN_API void cairn_group_destroy(cairn_group **group);
 
 /* Aborts the group on this rank: waits in it, in other threads and on other ranks, fail soon (CAIRN_ESTATE here,
  * CAIRN_EPEER "rank 2 aborted the group" there). Posted work may still write to its arrays until the group is
- * destroyed. Any thread. ncclCommAbort */
+ * destroyed. Any thread; returns at once, also while graphs live that have recorded the group's collectives, whose
+ * replays fail from then on. ncclCommAbort */
 CAIRN_API void cairn_group_abort(cairn_group *group);
 
 /* ---- memory ---- */
@@ -116,7 +119,8 @@ CAIRN_API void cairn_group_abort(cairn_group *group);
  * nbytes. Freed by cairn_group_free, also collective, in the same order on every rank; what is left is freed with the
  * group.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM and CAIRN_ESYSTEM where a rank got none: then no rank has any, and the group lives
- * on; CAIRN_EPEER; CAIRN_ETIMEOUT. */
+ * on; CAIRN_ESTATE from free: a graph is alive that has recorded collectives of the group; CAIRN_EPEER;
+ * CAIRN_ETIMEOUT. */
 CAIRN_API cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out);
 CAIRN_API cairn_status cairn_group_free(cairn_group *group, void **memory);
 

@@ -2,6 +2,7 @@
  * made from it in subgroup.c. */
 #include <math.h>
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -39,6 +40,11 @@ out:
     return st;
 }
 
+/* For a graph, before a launch; the group may have failed between calls. */
+static cairn_status check_recorded(struct cairn__recorded *recorded) {
+    return cairn__group_progress((cairn_group *)((char *)recorded - offsetof(cairn_group, recorded)));
+}
+
 cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_group **out) {
     cairn_group *group = NULL;
     cairn_status st = CAIRN_OK;
@@ -46,6 +52,7 @@ cairn_status cairn__group_make(struct cairn__family *family, int size, cairn_gro
     group->family = family;
     group->size = size;
     group->forks = cairn__forks();
+    group->recorded.check = check_recorded;
     TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->env_ranks));
     TRY(cairn__calloc((size_t)size, sizeof(int), (void **)&group->parent_ranks));
     TRY(cairn__group_add_works(group));
@@ -145,11 +152,24 @@ bool cairn__group_destroy_root(cairn_group **group) {
     return true;
 }
 
+/* NCCL ends a communicator only when no graph is left that has recorded it. */
+static cairn_status refuse_recorded(const cairn_group *group, const char *call) {
+    const int graphs = group->recorded.graphs;
+    REQUIRE(graphs == 0, CAIRN_ESTATE,
+            "%s: %d graph%s alive in which collectives of the group are recorded; call cairn_graph_destroy first", call,
+            graphs, graphs > 1 ? "s are" : " is");
+    return CAIRN_OK;
+}
+
 void cairn_group_destroy(cairn_group **group) {
     if (!group || !*group) return;
     if ((*group)->index == 0) {
         cairn__log(CAIRN_LOG_ERROR,
                    "cairn_group_destroy: this is the environment's own group, which ends with cairn_env_destroy");
+        return;
+    }
+    if (refuse_recorded(*group, "cairn_group_destroy") != CAIRN_OK) {
+        cairn__log(CAIRN_LOG_ERROR, "%s. The group is kept", cairn_last_error());
         return;
     }
     cairn__group_end(group);
@@ -186,6 +206,10 @@ struct cairn_device *cairn__group_device(const cairn_group *group) {
     return group->device;
 }
 
+bool cairn__group_is_recorded(const cairn_group *group) {
+    return group->recorded.graphs > 0;
+}
+
 bool cairn__group_looks(const cairn_group *group) {
     return group->backend->looks;
 }
@@ -210,6 +234,7 @@ cairn_status cairn_group_free(cairn_group *group, void **memory) {
     REQUIRE(group && memory, CAIRN_EINVAL, "cairn_group_free: group or memory is NULL");
     if (!*memory) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
+    TRY(refuse_recorded(group, "cairn_group_free"));
     TRY(cairn__group_check_alive(group));
     TRY(cairn__group_check_status(group, &group->last, group->backend->free(group, *memory)));
     *memory = NULL;

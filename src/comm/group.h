@@ -46,6 +46,9 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status);
 /* Whose memory the group exchanges; NULL = the host's. */
 struct cairn_device *cairn__group_device(const cairn_group *group);
 
+/* Whether a graph is alive that has recorded collectives of the group. It cannot end then, nor can its memory. */
+bool cairn__group_is_recorded(const cairn_group *group);
+
 /* Whether a reduction checks its results for inf and NaN: that of shm does, those of the others do not. */
 bool cairn__group_looks(const cairn_group *group);
 

@@ -124,6 +124,7 @@ struct cairn_group {
     double timeout;
     unsigned forks; /* cairn__forks() of the process that made it */
     struct cairn_device *device;
+    struct cairn__recorded recorded; /* by graphs, with the group's collectives */
     uint64_t next_number;
     uint64_t *next_sent, *next_received; /* [size] messages to and from each rank; made when first needed */
     int outstanding;                     /* of the family's, this group's */

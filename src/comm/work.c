@@ -81,6 +81,7 @@ static cairn_status post(cairn_group *group, const struct cairn__request *reques
     uint64_t *number = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
+    if (group->device) TRY(cairn__device_note_recorded(group->device, &group->recorded));
     TRY(counter_of(group, &request->call, &number));
     if (!group->free_works) TRY(cairn__group_add_works(group));
     work = group->free_works;

@@ -170,6 +170,12 @@ cairn_status ddp_create(cairn_module *model, cairn_group *group, const struct dd
 void ddp_destroy(ddp_context **ddp) {
     if (!ddp || !*ddp) return;
     struct ddp_context *d = *ddp;
+    if (cairn__group_is_recorded(d->channel)) {
+        cairn__log(CAIRN_LOG_ERROR,
+                   "ddp_destroy: a graph is alive that has recorded its collectives, so it is kept; call "
+                   "cairn_graph_destroy first");
+        return;
+    }
     const bool was_alive = cairn__group_progress(d->channel) == CAIRN_OK;
     cairn__ddp_log_end(d);
     if (d->set->in_backward) cairn__param_set_make_incomplete(d->set); /* declared, and never averaged */
