@@ -4,7 +4,7 @@
  *
  * A communicator has a stream of its own on the device, of higher priority than the device's. Its work runs in order,
  * concurrently with the device's stream; follow and await make one wait for the other, and the host waits for neither.
- * No call blocks but free and close. */
+ * But calls that queue (follow, mark, await, the collectives) stand still while a queue of the device is full. */
 #ifndef CAIRN__DEVICE_COMM_H
 #define CAIRN__DEVICE_COMM_H
 
@@ -40,9 +40,10 @@ struct cairn__comm_reduction {
 /* Marks of a communicator, by number: each is an event in its stream. */
 enum { CAIRN__COMM_MARKS = 128 };
 
-/* One thread at a time calls the functions of a communicator, but await: beside any other. Errors, whose messages name
- * the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
- * CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
+/* One thread at a time calls the functions of a communicator; await and passed: beside any other; abort: likewise, once
+ * a call under way has had the time to return that does not stand in a full queue. Errors, whose messages name the
+ * library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection; CAIRN_EDEVICE;
+ * CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
     const char *name;                           /* "nccl" */
@@ -58,9 +59,13 @@ struct cairn__comm_ops {
     /* Without waiting: the first failure of a call or of running work. *busy: a call is still in progress in the
      * background, and only state and abort may be called. */
     cairn_status (*state)(struct cairn__comm *c, bool *busy);
-    void (*finalize)(struct cairn__comm *c); /* begins an orderly shutdown; busy until all ranks are done */
-    void (*abort)(struct cairn__comm *c);    /* ends running work; await, passed, free and close stay valid */
-    void (*close)(struct cairn__comm **c);   /* finalized and not busy, or aborted, which it does itself otherwise */
+    /* Begins an orderly shutdown; busy until all ranks are done, and no graph lives that recorded the communicator's
+     * work. */
+    void (*finalize)(struct cairn__comm *c);
+    /* Ends running work at once, of graphs too; returns when no graph lives that recorded such. Other calls fail from
+     * then on, but await, passed, free and close stay valid. */
+    void (*abort)(struct cairn__comm *c);
+    void (*close)(struct cairn__comm **c); /* finalized and not busy, or aborted, which it does itself otherwise */
 
     /* Memory of the device that is registered with the communicator, undefined, of a multiple of 4 bytes. CAIRN_ENOMEM
      * leaves the communicator as it is. free waits for what is queued. */

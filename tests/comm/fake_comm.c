@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,6 +49,7 @@ struct cairn__comm {
     int rank, given, busy;
     unsigned random;
     bool aborted, hangs, failed, groups;
+    atomic_bool in_call;
     struct item *head, **tail;
     struct item *group;
     bool marks[CAIRN__COMM_MARKS]; /* passed */
@@ -59,13 +61,20 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     struct fake_comm_plan plan;
     struct world *worlds;
-    int next_id, open, aborts, blocks, groups;
+    int next_id, open, aborts, blocks, groups, stands;
+    bool keeps_graphs;
 } fake;
 
 void fake_comm_set(const struct fake_comm_plan *plan) {
     pthread_mutex_lock(&lock);
     fake.plan = *plan;
-    fake.aborts = fake.groups = 0;
+    fake.aborts = fake.groups = fake.stands = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_comm_keep_graphs(bool keep) {
+    pthread_mutex_lock(&lock);
+    fake.keeps_graphs = keep;
     pthread_mutex_unlock(&lock);
 }
 
@@ -88,6 +97,10 @@ int fake_comm_blocks(void) {
     return read_locked(&fake.blocks);
 }
 
+int fake_comm_stands(void) {
+    return read_locked(&fake.stands);
+}
+
 int fake_comm_groups(void) {
     return read_locked(&fake.groups);
 }
@@ -95,6 +108,28 @@ int fake_comm_groups(void) {
 static bool has_fault(const struct cairn__comm *c, enum fake_comm_fault fault) {
     const struct fake_comm_plan *p = &c->world->plan;
     return p->fault == fault && p->rank == c->rank && c->world->size > 1;
+}
+
+/* Around the calls that one thread makes at a time. */
+static void begin_call(struct cairn__comm *c) {
+    if (!atomic_exchange(&c->in_call, true)) return;
+    fprintf(stderr, "two threads call a communicator at once\n");
+    abort();
+}
+
+static void end_call(struct cairn__comm *c) {
+    atomic_store(&c->in_call, false);
+}
+
+static void stand_until_aborted(struct cairn__comm *c) {
+    pthread_mutex_lock(&lock);
+    fake.stands++;
+    while (!c->aborted) {
+        pthread_mutex_unlock(&lock);
+        sched_yield();
+        pthread_mutex_lock(&lock);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 /* Some of a few polls. */
@@ -224,7 +259,7 @@ static void run_own(struct cairn__comm *c) {
     while (c->head && !c->aborted && !c->hangs) {
         struct item *item = c->head;
         if (item->number == c->world->plan.operation) {
-            c->hangs = has_fault(c, FAKE_COMM_HANGS);
+            c->hangs = has_fault(c, FAKE_COMM_HANGS) || has_fault(c, FAKE_COMM_FILLS_QUEUE);
             c->failed = has_fault(c, FAKE_COMM_ASYNC_FAILS);
             if (c->hangs || c->failed) return;
         }
@@ -251,6 +286,7 @@ static void pump(struct world *w) {
 
 static cairn_status give(struct cairn__comm *c, struct item given) {
     struct item *item = malloc(sizeof(*item));
+    begin_call(c);
     pthread_mutex_lock(&lock);
     *item = given;
     item->delay = delay(c);
@@ -265,6 +301,7 @@ static cairn_status give(struct cairn__comm *c, struct item given) {
         pump(c->world);
     }
     pthread_mutex_unlock(&lock);
+    end_call(c);
     return fails ? cairn__fail(CAIRN_EPEER, "the fake library cannot launch") : CAIRN_OK;
 }
 
@@ -332,8 +369,14 @@ static cairn_status comm_group_end(struct cairn__comm *c) {
 
 /* ---- order ---- */
 
+/* The CPU has done what was queued. */
 static cairn_status comm_follow(struct cairn__comm *c) {
-    (void)c; /* the CPU has done what was queued */
+    begin_call(c);
+    pthread_mutex_lock(&lock);
+    const bool stands = c->hangs && has_fault(c, FAKE_COMM_FILLS_QUEUE);
+    pthread_mutex_unlock(&lock);
+    if (stands) stand_until_aborted(c);
+    end_call(c);
     return CAIRN_OK;
 }
 
@@ -425,11 +468,13 @@ static cairn_status comm_init(struct cairn_device *d, const struct cairn__comm_i
 }
 
 static cairn_status comm_state(struct cairn__comm *c, bool *busy) {
+    begin_call(c);
     pthread_mutex_lock(&lock);
     const bool failed = c->failed;
     *busy = c->world->joined < c->world->size || c->busy > 0;
     if (c->busy > 0) c->busy--;
     pthread_mutex_unlock(&lock);
+    end_call(c);
     return failed ? cairn__fail(CAIRN_EPEER, "the fake library has lost its way") : CAIRN_OK;
 }
 
@@ -444,6 +489,11 @@ static void comm_abort(struct cairn__comm *c) {
     c->aborted = true;
     fake.aborts++;
     while (c->head) pop(c);
+    while (fake.keeps_graphs) {
+        pthread_mutex_unlock(&lock);
+        sched_yield();
+        pthread_mutex_lock(&lock);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -493,11 +543,14 @@ static cairn_status comm_alloc(struct cairn__comm *c, size_t nbytes, void **out)
 }
 
 static void comm_free(struct cairn__comm *c, void *memory) {
+    begin_call(c);
+    if (has_fault(c, FAKE_COMM_FREE_STANDS)) stand_until_aborted(c);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST_BLOCKS; i++) {
         if (c->blocks[i] == memory) free_block(c, i);
     }
     pthread_mutex_unlock(&lock);
+    end_call(c);
 }
 
 const struct cairn__comm_ops fake_comm_ops = {

@@ -17,6 +17,8 @@ enum fake_comm_fault {
     FAKE_COMM_ASYNC_FAILS, /* the rank's state says so once the operation should run */
     FAKE_COMM_HANGS,       /* the rank's operation never runs */
     FAKE_COMM_NO_MEMORY,   /* the rank has none */
+    FAKE_COMM_FILLS_QUEUE, /* as HANGS, and what follows the operation on the rank stands still until an abort */
+    FAKE_COMM_FREE_STANDS, /* so does the rank's free of memory */
 };
 
 struct fake_comm_plan {
@@ -27,9 +29,12 @@ struct fake_comm_plan {
 
 /* For communicators that are made from now on. */
 void fake_comm_set(const struct fake_comm_plan *plan);
+/* As if graphs lived that have recorded communicators: aborts end what runs, and do not return. */
+void fake_comm_keep_graphs(bool keep);
 int fake_comm_count(void);  /* that are open */
 int fake_comm_aborts(void); /* since set */
 int fake_comm_blocks(void); /* of memory that are not free */
+int fake_comm_stands(void); /* calls that stand still or stood, since set */
 int fake_comm_groups(void); /* of messages launched since set */
 
 extern const struct cairn__comm_ops fake_comm_ops;

@@ -342,6 +342,77 @@ static void abort_ends_a_wait_in_another_thread(void **state) {
         NULL);
 }
 
+/* ---- an abort takes time, and so may calls ---- */
+
+static atomic_int failed_ranks;
+
+/* The last rank lets the aborts return. */
+static char *fail_twice(cairn_group *group, void *ctx) {
+    float x = 1;
+    (void)ctx;
+    EXPECT(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_ETIMEOUT);
+    EXPECT(strstr(cairn_last_error(), "and nothing moved"));
+    EXPECT(cairn_barrier(group) == CAIRN_ETIMEOUT);
+    cairn_group_abort(group);
+    if (atomic_fetch_add(&failed_ranks, 1) + 1 == cairn_group_size(group)) fake_comm_keep_graphs(false);
+    return NULL;
+}
+
+static void abort_that_does_not_return_holds_up_no_other_call(void **state) {
+    (void)state;
+    atomic_store(&failed_ranks, 0);
+    fake_comm_keep_graphs(true);
+    run((struct fake_comm_plan){.fault = FAKE_COMM_HANGS, .rank = 1, .operation = 2}, 2, 0.5, fail_twice, NULL);
+    assert_int_equal(fake_comm_aborts(), 2);
+}
+
+static char *post_into_full_queue(cairn_group *group, void *ctx) {
+    float x = 1, y = 1;
+    cairn_work *works[2] = {NULL, NULL};
+    (void)ctx;
+    EXPECT_OK(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, &works[0]));
+    cairn_status st = cairn_allreduce(group, &y, 1, CAIRN_F32, CAIRN_SUM, &works[1]);
+    for (int i = 0; i < 2; i++) {
+        const cairn_status waited = cairn_work_wait(&works[i]);
+        if (st == CAIRN_OK) st = waited;
+    }
+    EXPECT(st == CAIRN_ETIMEOUT && strstr(cairn_last_error(), "s in all-reduce number 1 of 1 f32 to sum, and nothing"));
+    return NULL;
+}
+
+static void call_that_stands_in_a_full_queue_ends_by_the_timeout(void **state) {
+    (void)state;
+    run((struct fake_comm_plan){.fault = FAKE_COMM_FILLS_QUEUE, .rank = 1, .operation = 2}, 2, 0.5,
+        post_into_full_queue, NULL);
+    assert_int_equal(fake_comm_aborts(), 2);
+}
+
+static void *abort_standing_group(void *group) {
+    while (fake_comm_stands() == 0) sched_yield();
+    return abort_group(group);
+}
+
+static char *abort_a_free(cairn_group *group, void *ctx) {
+    pthread_t thread;
+    void *p = NULL;
+    float x = 1;
+    (void)ctx;
+    EXPECT_OK(cairn_group_alloc(group, 1000, &p));
+    if (cairn_group_rank(group) == 0) return cairn_group_free(group, &p) == CAIRN_OK ? NULL : FAILURE("free");
+    EXPECT(pthread_create(&thread, NULL, abort_standing_group, group) == 0);
+    EXPECT_OK(cairn_group_free(group, &p));
+    pthread_join(thread, NULL);
+    EXPECT(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_ESTATE);
+    return NULL;
+}
+
+static void abort_ends_a_free_that_waits_for_the_device(void **state) {
+    (void)state;
+    run((struct fake_comm_plan){.fault = FAKE_COMM_FREE_STANDS, .rank = 1}, 2, 60, abort_a_free, NULL);
+}
+
+/* ---- memory and graphs ---- */
+
 static char *alloc_in_vain(cairn_group *group, void *ctx) {
     void *p = NULL;
     float x = 1;
@@ -405,6 +476,9 @@ int main(void) {
         cmocka_unit_test(launch_that_fails_becomes_a_status),
         cmocka_unit_test(rank_that_neither_waits_nor_polls_is_aborted_too),
         cmocka_unit_test(abort_ends_a_wait_in_another_thread),
+        cmocka_unit_test(abort_that_does_not_return_holds_up_no_other_call),
+        cmocka_unit_test(call_that_stands_in_a_full_queue_ends_by_the_timeout),
+        cmocka_unit_test(abort_ends_a_free_that_waits_for_the_device),
         cmocka_unit_test(memory_that_one_rank_lacks_is_made_nowhere),
         cmocka_unit_test(graphs_record_collectives_and_refuse_what_waits),
     };

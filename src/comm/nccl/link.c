@@ -17,11 +17,21 @@ static bool is_recording(const struct cairn__link *link) {
     return link->group->device->capturing;
 }
 
+static int mark_of(uint64_t number) {
+    return (int)(number % CAIRN__LINK_DEPTH);
+}
+
+static int recorded_mark(uint64_t number) {
+    return (int)(CAIRN__LINK_DEPTH + number % CAIRN__LINK_DEPTH);
+}
+
 /* ---- the end of a link, under the mutex ---- */
 
-static void abort_comm(struct cairn__link *link) {
-    if (!link->gone && link->comm) link->ops->abort(link->comm);
+/* The thread that watches aborts: an abort may take as long as graphs live that have recorded the communicator. */
+static void ask_for_abort(struct cairn__link *link) {
     link->gone = true;
+    pthread_cond_signal(&link->wake);
+    pthread_cond_broadcast(&link->idle);
 }
 
 /* The last error is the cause. */
@@ -30,13 +40,61 @@ static void fail_link(struct cairn__link *link, cairn_status status) {
         link->failed = status;
         snprintf(link->failure, sizeof(link->failure), "%s", cairn_last_error());
     }
-    abort_comm(link);
+    ask_for_abort(link);
 }
 
 static cairn_status check_failure(struct cairn__link *link) {
     if (link->failed != CAIRN_OK) return cairn__fail(link->failed, "%s", link->failure);
     REQUIRE(!link->gone, CAIRN_ESTATE, "the group was aborted by cairn_group_abort and can only be destroyed");
     return CAIRN_OK;
+}
+
+/* ---- calls of the library, none of them under the mutex ---- */
+
+/* One at a time. Fails once the link has. */
+static cairn_status begin_call(struct cairn__link *link) {
+    pthread_mutex_lock(&link->mutex);
+    while (link->calling && !link->gone) pthread_cond_wait(&link->idle, &link->mutex);
+    const cairn_status st = check_failure(link);
+    if (st == CAIRN_OK) link->calling = true;
+    pthread_mutex_unlock(&link->mutex);
+    return st;
+}
+
+static void no_longer_calls(struct cairn__link *link) {
+    link->calling = false;
+    pthread_cond_broadcast(&link->idle);
+}
+
+/* st: of the call, whose failure is the link's end. */
+static cairn_status end_call(struct cairn__link *link, cairn_status st) {
+    pthread_mutex_lock(&link->mutex);
+    no_longer_calls(link);
+    if (st != CAIRN_OK) fail_link(link, st);
+    st = check_failure(link); /* the cause, where the call only failed since the link had */
+    pthread_mutex_unlock(&link->mutex);
+    return st;
+}
+
+static struct timespec in_ms(int ms) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_nsec += ms % 1000 * 1000000L;
+    at.tv_sec += ms / 1000 + at.tv_nsec / 1000000000L;
+    at.tv_nsec %= 1000000000L;
+    return at;
+}
+
+/* Called under the mutex, and leaves it. A call under way that stands in a full queue of the device returns only once
+ * the abort has ended what is queued; another one has the time to return before. */
+static void abort_comm(struct cairn__link *link) {
+    const struct timespec end = in_ms(LEAVE_MS);
+    int waited = 0;
+    while (link->calling && waited == 0) waited = pthread_cond_timedwait(&link->idle, &link->mutex, &end);
+    struct cairn__comm *const comm = link->comm;
+    pthread_mutex_unlock(&link->mutex);
+    if (comm) link->ops->abort(comm);
+    pthread_mutex_lock(&link->mutex);
 }
 
 /* ---- polling, under the mutex ---- */
@@ -55,7 +113,7 @@ static bool is_late(struct cairn__link *link, double timeout) {
 }
 
 static cairn_status fail_late(const struct cairn__link *link) {
-    const struct cairn__call *call = &link->calls[(link->passed + 1) % CAIRN__LINK_DEPTH];
+    const struct cairn__call *call = &link->calls[mark_of(link->passed + 1)];
     char rank[80], what[128];
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
     cairn__call_describe(call, what, sizeof(what));
@@ -64,47 +122,58 @@ static cairn_status fail_late(const struct cairn__link *link) {
                        rank, link->group->timeout, what);
 }
 
+/* Leaves the mutex while it asks, so another thread may have gone further meanwhile. */
 static cairn_status advance(struct cairn__link *link) {
     cairn_status st = CAIRN_OK;
-    while (link->passed < link->launched) {
+    while (!link->gone && link->passed < link->launched) {
+        const uint64_t number = link->passed + 1;
         bool passed = false;
-        TRY(link->ops->passed(link->comm, (int)((link->passed + 1) % CAIRN__LINK_DEPTH), &passed));
+        pthread_mutex_unlock(&link->mutex);
+        st = link->ops->passed(link->comm, mark_of(number), &passed);
+        pthread_mutex_lock(&link->mutex);
+        TRY(st);
+        if (link->passed >= number) continue;
         if (!passed) break;
-        link->passed++;
+        link->passed = number;
         forget_wait(link);
     }
 out:
     return st;
 }
 
-static void poll_marks(struct cairn__link *link) {
+/* Likewise; a call under way is not disturbed, and the next poll looks. */
+static cairn_status look(struct cairn__link *link) {
     bool busy = false;
-    if (link->gone || link->launched == link->passed) return;
-    cairn_status st = advance(link);
-    if (st == CAIRN_OK && link->launched == link->passed) return;
-    if (st == CAIRN_OK) st = link->ops->state(link->comm, &busy);
-    if (st == CAIRN_OK && is_late(link, link->group->timeout)) st = fail_late(link);
+    if (link->calling) return CAIRN_OK;
+    link->calling = true;
+    pthread_mutex_unlock(&link->mutex);
+    const cairn_status st = link->ops->state(link->comm, &busy);
+    pthread_mutex_lock(&link->mutex);
+    no_longer_calls(link);
+    return st;
+}
+
+/* Of replays the host sees no marks, but the library's errors. */
+static void poll_link(struct cairn__link *link) {
+    const bool is_replayed = link->recorded > 0;
+    cairn_status st = CAIRN_OK;
+    if (link->gone) return;
+    st = advance(link);
+    if (st == CAIRN_OK && !link->gone && (link->launched != link->passed || is_replayed)) st = look(link);
+    if (st == CAIRN_OK && link->launched != link->passed && is_late(link, link->group->timeout)) st = fail_late(link);
     if (st != CAIRN_OK) fail_link(link, st);
 }
 
 /* ---- the thread ---- */
 
-static struct timespec next_poll(void) {
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_nsec += POLL_MS * 1000000L;
-    at.tv_sec += at.tv_nsec / 1000000000L;
-    at.tv_nsec %= 1000000000L;
-    return at;
-}
-
 static void *watch(void *argument) {
     struct cairn__link *link = argument;
     pthread_mutex_lock(&link->mutex);
-    while (!link->stops) {
-        const struct timespec at = next_poll();
-        if (pthread_cond_timedwait(&link->stop, &link->mutex, &at) == ETIMEDOUT) poll_marks(link);
+    while (!link->stops && !link->gone) {
+        const struct timespec at = in_ms(POLL_MS);
+        if (pthread_cond_timedwait(&link->wake, &link->mutex, &at) == ETIMEDOUT) poll_link(link);
     }
+    if (link->gone) abort_comm(link);
     pthread_mutex_unlock(&link->mutex);
     return NULL;
 }
@@ -124,11 +193,12 @@ static cairn_status begin_watch(struct cairn__link *link) {
     return CAIRN_OK;
 }
 
+/* An abort that was asked for is over. */
 static void end_watch(struct cairn__link *link) {
     if (!link->watched) return;
     pthread_mutex_lock(&link->mutex);
     link->stops = true;
-    pthread_cond_signal(&link->stop);
+    pthread_cond_signal(&link->wake);
     pthread_mutex_unlock(&link->mutex);
     pthread_join(link->thread, NULL);
     link->watched = false;
@@ -147,13 +217,10 @@ static void pause_after(int idle) {
 
 /* Whether the library's last call still runs. */
 static cairn_status is_busy(struct cairn__link *link, bool *busy) {
-    pthread_mutex_lock(&link->mutex);
-    cairn_status st = check_failure(link);
-    if (st == CAIRN_OK) {
-        st = link->ops->state(link->comm, busy);
-        if (st != CAIRN_OK) fail_link(link, st);
-    }
-    pthread_mutex_unlock(&link->mutex);
+    cairn_status st = CAIRN_OK;
+    TRY(begin_call(link));
+    TRY(end_call(link, link->ops->state(link->comm, busy)));
+out:
     return st;
 }
 
@@ -184,7 +251,7 @@ static cairn_status until_ready(struct cairn__link *link, const char *what, doub
 
 cairn_status cairn__link_poll(struct cairn__link *link, uint64_t *passed) {
     pthread_mutex_lock(&link->mutex);
-    if (!is_recording(link)) poll_marks(link);
+    if (!is_recording(link)) poll_link(link);
     const cairn_status st = check_failure(link);
     *passed = link->passed;
     pthread_mutex_unlock(&link->mutex);
@@ -205,18 +272,14 @@ out:
     return st;
 }
 
-static int recorded_mark(uint64_t number) {
-    return (int)(CAIRN__LINK_DEPTH + number % CAIRN__LINK_DEPTH);
-}
-
-/* Beside the mutex, since a device whose stream is the host waits here. */
+/* A device whose stream is the host waits here, as one does whose queue is full. */
 cairn_status cairn__link_join(struct cairn__link *link, uint64_t number) {
     uint64_t passed = 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__link_poll(link, &passed));
     if (is_recording(link)) return link->ops->await(link->comm, recorded_mark(number));
     if (number <= passed) return CAIRN_OK;
-    TRY(link->ops->await(link->comm, (int)(number % CAIRN__LINK_DEPTH)));
+    TRY(link->ops->await(link->comm, mark_of(number)));
     TRY(cairn__link_poll(link, &passed));
 out:
     return st;
@@ -225,36 +288,35 @@ out:
 /* ---- launching ---- */
 
 static cairn_status queue_behind(struct cairn__link *link, cairn__link_queue queue, void *ctx) {
-    pthread_mutex_lock(&link->mutex);
-    cairn_status st = check_failure(link);
-    if (st == CAIRN_OK) {
-        st = link->ops->follow(link->comm);
-        if (st == CAIRN_OK) st = queue(link, ctx);
-        if (st != CAIRN_OK) fail_link(link, st);
-    }
-    pthread_mutex_unlock(&link->mutex);
+    cairn_status st = CAIRN_OK;
+    TRY(begin_call(link));
+    st = link->ops->follow(link->comm);
+    if (st == CAIRN_OK) st = queue(link, ctx);
+    TRY(end_call(link, st));
+out:
     return st;
 }
 
 static cairn_status mark(struct cairn__link *link, const struct cairn__call *call, uint64_t *number) {
-    pthread_mutex_lock(&link->mutex);
     const bool records = is_recording(link);
-    cairn_status st = check_failure(link);
-    if (st == CAIRN_OK) {
-        *number = records ? ++link->recorded : link->launched + 1;
-        st = link->ops->mark(link->comm, records ? recorded_mark(*number) : (int)(*number % CAIRN__LINK_DEPTH));
-        if (st != CAIRN_OK) fail_link(link, st);
-    }
-    if (st == CAIRN_OK && !records) {
+    cairn_status st = CAIRN_OK;
+    TRY(begin_call(link));
+    *number = records ? link->recorded + 1 : link->launched + 1;
+    TRY(end_call(link, link->ops->mark(link->comm, records ? recorded_mark(*number) : mark_of(*number))));
+    pthread_mutex_lock(&link->mutex);
+    if (records) {
+        link->recorded = *number;
+    } else {
         if (link->launched == link->passed) forget_wait(link);
-        link->calls[*number % CAIRN__LINK_DEPTH] = *call;
+        link->calls[mark_of(*number)] = *call;
         link->launched = *number;
     }
     pthread_mutex_unlock(&link->mutex);
+out:
     return st;
 }
 
-/* launched is the caller's alone to change. */
+/* launched and recorded are the caller's alone to change. */
 cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__call *call, cairn__link_queue queue,
                                 void *ctx, uint64_t *number) {
     cairn_status st = CAIRN_OK;
@@ -269,57 +331,104 @@ out:
     return st;
 }
 
+/* ---- memory ---- */
+
+cairn_status cairn__link_alloc(struct cairn__link *link, size_t nbytes, void **out) {
+    cairn_status st = CAIRN_OK;
+    TRY(begin_call(link));
+    st = link->ops->alloc(link->comm, nbytes, out);
+    link->has_memory = link->has_memory || st == CAIRN_OK;
+    (void)end_call(link, CAIRN_OK); /* a lack of memory is not the link's end */
+out:
+    return st;
+}
+
+void cairn__link_free(struct cairn__link *link, void *memory) {
+    if (begin_call(link) != CAIRN_OK) return; /* it ends with the communicator */
+    link->ops->free(link->comm, memory);
+    (void)end_call(link, CAIRN_OK);
+}
+
 /* ---- life ---- */
 
-void cairn__link_begin(struct cairn__link *link, cairn_group *group, const struct cairn__comm_ops *ops) {
+static void begin_cond(pthread_cond_t *cond) {
     pthread_condattr_t monotonic;
-    link->group = group;
-    link->ops = ops;
-    pthread_mutex_init(&link->mutex, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&link->stop, &monotonic);
+    pthread_cond_init(cond, &monotonic);
     pthread_condattr_destroy(&monotonic);
 }
 
-cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm_id *id, double timeout) {
-    cairn_group *group = link->group;
+void cairn__link_begin(struct cairn__link *link, cairn_group *group, const struct cairn__comm_ops *ops) {
+    link->group = group;
+    link->ops = ops;
+    pthread_mutex_init(&link->mutex, NULL);
+    begin_cond(&link->wake);
+    begin_cond(&link->idle);
+}
+
+static cairn_status init_comm(struct cairn__link *link, const struct cairn__comm_id *id) {
+    const cairn_group *group = link->group;
+    struct cairn__comm *comm = NULL;
     cairn_status st = CAIRN_OK;
+    TRY(begin_call(link));
+    st = link->ops->init(group->device, id, group->rank, group->size, &comm);
     pthread_mutex_lock(&link->mutex);
-    st = link->ops->init(group->device, id, group->rank, group->size, &link->comm);
-    if (st != CAIRN_OK) fail_link(link, st);
+    link->comm = comm;
     pthread_mutex_unlock(&link->mutex);
-    TRY(st);
+    TRY(end_call(link, st));
+out:
+    return st;
+}
+
+cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm_id *id, double timeout) {
+    cairn_status st = CAIRN_OK;
+    TRY(begin_watch(link)); /* before there is anything to abort */
+    TRY(init_comm(link, id));
     TRY(until_ready(link, "all ranks to connect", timeout));
     link->ready = true;
-    TRY(begin_watch(link));
 out:
     return st;
 }
 
 void cairn__link_abort(struct cairn__link *link) {
     pthread_mutex_lock(&link->mutex);
-    abort_comm(link);
+    ask_for_abort(link);
     pthread_mutex_unlock(&link->mutex);
 }
 
-/* Finalizes where all launches have run, so that nothing that others still receive is lost. */
-static void leave(struct cairn__link *link) {
+static cairn_status queue_nothing(struct cairn__link *link, void *ctx) {
+    (void)link, (void)ctx;
+    return CAIRN_OK;
+}
+
+/* Whether all launches have run, and replays of graphs that are gone, and what uses memory of the group. */
+static bool is_through(struct cairn__link *link) {
+    static const struct cairn__call leaving = {.kind = CAIRN__BARRIER};
+    uint64_t passed = 0, number = 0;
+    if (is_recording(link) || cairn__link_poll(link, &passed) != CAIRN_OK || passed != link->launched) return false;
+    if (link->recorded == 0 && !link->has_memory) return true;
+    return cairn__link_launch(link, &leaving, queue_nothing, NULL, &number) == CAIRN_OK &&
+           cairn__link_wait(link, number) == CAIRN_OK;
+}
+
+/* Finalizes where nothing is under way, so that nothing that others still receive is lost. */
+static bool leave(struct cairn__link *link) {
     bool busy = true;
-    if (advance(link) != CAIRN_OK || link->launched != link->passed) return;
+    if (!is_through(link) || begin_call(link) != CAIRN_OK) return false;
     link->ops->finalize(link->comm);
-    for (int ms = 0; ms < LEAVE_MS && link->ops->state(link->comm, &busy) == CAIRN_OK && busy; ms++) {
+    (void)end_call(link, CAIRN_OK);
+    for (int ms = 0; ms < LEAVE_MS && is_busy(link, &busy) == CAIRN_OK && busy; ms++) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    if (!busy) return;
-    abort_comm(link);
+    return !busy;
 }
 
 void cairn__link_end(struct cairn__link *link) {
+    if (link->comm && !(link->ready && leave(link))) cairn__link_abort(link);
     end_watch(link);
-    if (link->comm && link->ready && !link->gone) leave(link);
-    if (link->comm && (!link->ready || link->launched != link->passed)) abort_comm(link);
     if (link->comm) link->ops->close(&link->comm);
-    pthread_cond_destroy(&link->stop);
+    pthread_cond_destroy(&link->idle);
+    pthread_cond_destroy(&link->wake);
     pthread_mutex_destroy(&link->mutex);
 }

@@ -4,7 +4,11 @@
  * another rank: it polls. A thread ("cairn-nccl") polls every tenth of a second whether marks pass and whether the
  * library has failed, since the caller may be stuck in a full queue of the device, or in the user's own wait for the
  * stream. What fails, and a timeout, aborts the communicator: what is queued then ends, and every caller gets the
- * cause. */
+ * cause.
+ *
+ * Whoever wants an abort asks for it and goes on: it is that thread which aborts, since an abort returns only when no
+ * graph is left that has recorded the communicator. No call of the library is made under the mutex: one that queues
+ * stands still while the device's queue is full, and then the thread must find out that nothing moves, and abort. */
 #ifndef CAIRN__COMM_NCCL_LINK_H
 #define CAIRN__COMM_NCCL_LINK_H
 
@@ -21,16 +25,19 @@ struct cairn__link {
     const struct cairn__comm_ops *ops;
     pthread_t thread;
     bool watched;
+    bool ready;            /* the ranks are connected */
+    bool has_memory;       /* some was allocated */
     pthread_mutex_t mutex; /* of all that follows */
-    pthread_cond_t stop;
+    pthread_cond_t wake;   /* for the thread: it stops, or aborts */
+    pthread_cond_t idle;   /* no longer calling, or gone */
     bool stops;
+    bool calling; /* a thread is in a call of the library */
+    bool gone;    /* no further call begins; the thread aborts */
     struct cairn__comm *comm;
     uint64_t launched, passed;
     struct cairn__call calls[CAIRN__LINK_DEPTH]; /* of launches under way */
     uint64_t last_look;                          /* ns */
     double stalled;                              /* s of polls in which no mark passed */
-    bool ready;                                  /* the ranks are connected */
-    bool gone;                                   /* aborted */
     cairn_status failed;
     char failure[600];
     uint64_t recorded; /* launches that graphs recorded */
@@ -41,9 +48,10 @@ void cairn__link_begin(struct cairn__link *link, cairn_group *group, const struc
 
 /* Connects the ranks within `timeout` seconds and begins to watch. */
 cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm_id *id, double timeout);
+/* Waits while graphs live that have recorded the communicator. */
 void cairn__link_end(struct cairn__link *link);
 
-/* Any thread. */
+/* Any thread; waits for nothing. */
 void cairn__link_abort(struct cairn__link *link);
 
 /* What gives a launch's work to the communicator. */
@@ -54,6 +62,11 @@ typedef cairn_status (*cairn__link_queue)(struct cairn__link *link, void *ctx);
  * Whatever fails is the link's end. */
 cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__call *call, cairn__link_queue queue,
                                 void *ctx, uint64_t *number);
+
+/* Memory of the device that the communicator knows. Errors: the link's failure; CAIRN_ENOMEM, which is not its end.
+ * After the link's failure free leaves it to the end. */
+cairn_status cairn__link_alloc(struct cairn__link *link, size_t nbytes, void **out);
+void cairn__link_free(struct cairn__link *link, void *memory);
 
 /* Polls the marks; returns the link's failure. */
 cairn_status cairn__link_poll(struct cairn__link *link, uint64_t *passed);

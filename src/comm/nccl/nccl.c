@@ -523,18 +523,14 @@ static cairn_status make_block(struct nccl *x, size_t nbytes) {
     TRY(cairn__grow((void **)&x->blocks, &x->blocks_capacity, x->num_blocks + 1, sizeof(*x->blocks)));
     block = &x->blocks[x->num_blocks];
     *block = NULL;
-    pthread_mutex_lock(&x->link.mutex);
-    if (!x->link.gone) st = x->link.ops->alloc(x->link.comm, words * sizeof(float), block);
-    pthread_mutex_unlock(&x->link.mutex);
-    if (st == CAIRN_OK && *block) d->passes->fill(d, CAIRN_F32, *block, words, 0.0f);
+    TRY(cairn__link_alloc(&x->link, words * sizeof(float), block));
+    d->passes->fill(d, CAIRN_F32, *block, words, 0.0f);
 out:
     return st;
 }
 
 static void free_block(struct nccl *x, void **block) {
-    pthread_mutex_lock(&x->link.mutex);
-    if (*block) x->link.ops->free(x->link.comm, *block);
-    pthread_mutex_unlock(&x->link.mutex);
+    if (*block) cairn__link_free(&x->link, *block);
     *block = NULL;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +30,8 @@ struct block {
 
 struct cairn__comm {
     struct cairn_device *device;
-    ncclComm_t nccl; /* NULL once aborted */
+    ncclComm_t nccl;     /* NCCL writes it, at the latest when connecting is over */
+    atomic_bool is_gone; /* aborted: nccl is not to be used */
     int rank, size;
     cudaStream_t stream;
     cudaEvent_t ahead; /* of the device's stream */
@@ -65,12 +67,16 @@ static const struct meaning meanings[] = {
     [ncclRemoteError] = {"ncclRemoteError", CAIRN_EPEER, "another rank ended or failed"},
 };
 
+static bool is_alive(const struct cairn__comm *c) {
+    return c && c->nccl && !atomic_load(&c->is_gone);
+}
+
 static cairn_status nccl_failed(const struct cairn__comm *c, const char *doing, ncclResult_t error) {
     static const struct meaning unknown = {"an unknown error", CAIRN_EINTERNAL, "NCCL_DEBUG=WARN shows more"};
     const bool known = (size_t)error < sizeof(meanings) / sizeof(meanings[0]);
     const struct meaning *m = known ? &meanings[error] : &unknown;
     char detail[300] = "";
-    const char *last = ncclGetLastError(c ? c->nccl : NULL);
+    const char *last = ncclGetLastError(is_alive(c) ? c->nccl : NULL);
     snprintf(detail, sizeof(detail), "%s", last ? last : "");
     for (char *at = detail; *at; at++) {
         if (*at == '\n') *at = ' ';
@@ -98,7 +104,7 @@ static void enter(const struct cairn_device *d) {
 /* Enters; fails after an abort. */
 static cairn_status begin(const struct cairn__comm *c) {
     enter(c->device);
-    REQUIRE(c->nccl, CAIRN_EPEER, "the communicator of NCCL was aborted");
+    REQUIRE(is_alive(c), CAIRN_EPEER, "the communicator of NCCL was aborted");
     return CAIRN_OK;
 }
 
@@ -170,6 +176,11 @@ out:
     return st;
 }
 
+static void deregister(struct cairn__comm *c, struct block *b) {
+    if (b->handle && is_alive(c)) (void)ncclCommDeregister(c->nccl, b->handle);
+    b->handle = NULL;
+}
+
 static void comm_finalize(struct cairn__comm *c) {
     if (begin(c) != CAIRN_OK) return;
     for (size_t i = 0; i < 2; i++) {
@@ -180,15 +191,12 @@ static void comm_finalize(struct cairn__comm *c) {
 }
 
 static void comm_abort(struct cairn__comm *c) {
-    if (!c->nccl) return;
     enter(c->device);
-    const ncclComm_t gone = c->nccl;
-    c->nccl = NULL;
-    (void)ncclCommAbort(gone);
+    if (c->nccl && !atomic_exchange(&c->is_gone, true)) (void)ncclCommAbort(c->nccl);
 }
 
-static void free_block(struct cairn__comm *c, const struct block *b) {
-    if (b->handle && c->nccl) (void)ncclCommDeregister(c->nccl, b->handle);
+static void free_block(struct cairn__comm *c, struct block *b) {
+    deregister(c, b);
     (void)ncclMemFree(b->memory);
 }
 
@@ -203,10 +211,10 @@ static void comm_close(struct cairn__comm **comm) {
     bool busy = false;
     if (!c) return;
     enter(c->device);
-    if (c->nccl && (comm_state(c, &busy) != CAIRN_OK || busy)) comm_abort(c);
+    if (is_alive(c) && (comm_state(c, &busy) != CAIRN_OK || busy)) comm_abort(c);
     if (c->num_blocks > 0) wait_for_all(c);
     for (size_t i = 0; i < c->num_blocks; i++) free_block(c, &c->blocks[i]);
-    if (c->nccl) (void)ncclCommDestroy(c->nccl);
+    if (is_alive(c)) (void)ncclCommDestroy(c->nccl);
     for (int i = 0; i < CAIRN__COMM_MARKS; i++) {
         if (c->marks[i]) (void)cudaEventDestroy(c->marks[i]);
     }
