@@ -60,7 +60,7 @@ struct cairn__comm_ops {
      * background, and only state and abort may be called. */
     cairn_status (*state)(struct cairn__comm *c, bool *busy);
     /* Begins an orderly shutdown; busy until all ranks are done, and no graph lives that recorded the communicator's
-     * work. */
+     * work. Nothing that is queued uses its memory any more, which is no longer registered. */
     void (*finalize)(struct cairn__comm *c);
     /* Ends running work at once, of graphs too; returns when no graph lives that recorded such. Other calls fail from
      * then on, but await, passed, free and close stay valid. */

@@ -205,6 +205,98 @@ static void ranks_record_a_step_and_replay_it(void **state) {
     for (int i = 1; i < NUM_WAYS; i += 1 + (i == 2)) with_ranks(train, &(struct plan){true, ways[i]});
 }
 
+/* ---- groups and the graphs that have recorded them ---- */
+
+struct recorded {
+    cairn_group *group;
+    void *x; /* [N] f32, memory of the group */
+    cairn_graph *graph;
+};
+
+static cairn_status add_up(void *user) {
+    struct recorded *r = user;
+    return cairn_allreduce(r->group, r->x, N, CAIRN_F32, CAIRN_SUM, NULL);
+}
+
+static char *record(cairn_env *env, struct recorded *r) {
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &r->group));
+    EXPECT_OK(cairn_group_alloc(r->group, N * sizeof(float), &r->x));
+    EXPECT_OK(cairn_graph_capture(env, add_up, r, &r->graph));
+    PASS(put_f32(env, r->x, N, 1));
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP + 2; i++) EXPECT_OK(cairn_graph_replay(r->graph));
+    EXPECT(cairn_graph_is_recorded(r->graph));
+    PASS(expect_f32(env, r->x, N, num_ranks == 2 ? 32 : 1));
+    return NULL;
+}
+
+static char *keep_what_a_graph_needs(cairn_env *env, void *ctx) {
+    struct recorded r = {NULL, NULL, NULL};
+    (void)ctx;
+    PASS(record(env, &r));
+    cairn_group_destroy(&r.group);
+    EXPECT(r.group && strstr(cairn_last_error(), "cairn_group_destroy: 1 graph is alive in which collectives of the "));
+    EXPECT(cairn_group_free(r.group, &r.x) == CAIRN_ESTATE && r.x);
+    EXPECT(strstr(cairn_last_error(), "cairn_group_free: 1 graph is alive in which collectives of the group are rec"));
+    EXPECT_OK(cairn_graph_replay(r.graph));
+    PASS(expect_f32(env, r.x, N, num_ranks == 2 ? 64 : 1));
+    cairn_graph_destroy(&r.graph);
+    cairn_group_destroy(&r.group); /* with its memory, which is registered */
+    EXPECT(!r.group);
+    return NULL;
+}
+
+static void group_outlives_the_graphs_that_have_recorded_it(void **state) {
+    (void)state;
+    with_ranks(keep_what_a_graph_needs, NULL);
+}
+
+/* The abort ends only with the graph, and neither call nor replay waits for it. */
+static char *replay_without_group(cairn_env *env, void *ctx) {
+    struct recorded r = {NULL, NULL, NULL};
+    (void)ctx;
+    PASS(record(env, &r));
+    EXPECT_OK(cairn_barrier(cairn_env_group(env)));
+    cairn_group_abort(r.group);
+    EXPECT(cairn_graph_replay(r.graph) == CAIRN_ESTATE);
+    EXPECT(strstr(cairn_last_error(), "the group was aborted by cairn_group_abort and can only be destroyed"));
+    EXPECT(cairn_barrier(r.group) == CAIRN_ESTATE);
+    PASS(expect_f32(env, r.x, N, num_ranks == 2 ? 32 : 1));
+    cairn_graph_destroy(&r.graph);
+    cairn_group_destroy(&r.group);
+    EXPECT(!r.group);
+    return NULL;
+}
+
+static void replay_fails_once_its_group_has(void **state) {
+    (void)state;
+    with_ranks(replay_without_group, NULL);
+}
+
+static char *keep_ddp(cairn_env *env, void *ctx) {
+    struct trainer t = {.model = make_mlp(env, 24, 16, 5)};
+    cairn_graph *graph = NULL;
+    (void)ctx;
+    EXPECT_OK(cairn_sgd_create(cairn_module_params(t.model), NULL, &t.optimizer));
+    EXPECT_OK(amp_initialize(env, t.model, t.optimizer, amp_options(.opt_level = AMP_O2, .verbosity = -1), &t.amp));
+    EXPECT_OK(ddp_create(t.model, cairn_env_group(env), NULL, &t.net));
+    t.x = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 24));
+    t.y = cairn_randn(env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    EXPECT_OK(cairn_graph_capture(env, trainer_step, &t, &graph));
+    for (int i = 0; i < CAIRN_GRAPH_WARMUP + 1; i++) EXPECT_OK(cairn_graph_replay(graph));
+    EXPECT(cairn_graph_is_recorded(graph));
+    ddp_destroy(&t.net);
+    EXPECT(t.net);
+    EXPECT_OK(cairn_graph_replay(graph));
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&t);
+    return NULL;
+}
+
+static void ddp_outlives_the_graphs_that_have_recorded_it(void **state) {
+    (void)state;
+    with_ranks(keep_ddp, NULL);
+}
+
 /* ---- what goes wrong ---- */
 
 static char *end_with_status(cairn_env *env, void *ctx) {
@@ -234,6 +326,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(collectives_move_memory_of_gpus),
         cmocka_unit_test(ranks_train_to_equal_weights),
         cmocka_unit_test(ranks_record_a_step_and_replay_it),
+        cmocka_unit_test(group_outlives_the_graphs_that_have_recorded_it),
+        cmocka_unit_test(replay_fails_once_its_group_has),
+        cmocka_unit_test(ddp_outlives_the_graphs_that_have_recorded_it),
     };
     const struct CMUnitTest bad[] = {cmocka_unit_test(collective_that_does_not_end_is_aborted)};
     if (argc > 1) told = argv[1];

@@ -176,6 +176,7 @@ out:
     return st;
 }
 
+/* NCCL's proxy, which forgets memory of other GPUs, ends with finalize. */
 static void deregister(struct cairn__comm *c, struct block *b) {
     if (b->handle && is_alive(c)) (void)ncclCommDeregister(c->nccl, b->handle);
     b->handle = NULL;
@@ -183,6 +184,7 @@ static void deregister(struct cairn__comm *c, struct block *b) {
 
 static void comm_finalize(struct cairn__comm *c) {
     if (begin(c) != CAIRN_OK) return;
+    for (size_t i = 0; i < c->num_blocks; i++) deregister(c, &c->blocks[i]);
     for (size_t i = 0; i < 2; i++) {
         if (c->halved[i].halvings) (void)ncclRedOpDestroy(c->halved[i].op, c->nccl);
         c->halved[i].halvings = 0;

@@ -1,6 +1,6 @@
 /* libnccl, as far as libcairn_nccl.so uses it, for ranks that are threads with a GPU each. Communicators are
  * non-blocking: what may be called while they are at work is checked. What ranks do not launch in the same order waits
- * for ever. */
+ * for ever. As NCCL's, a communicator ends only when no graph is left that has captured it. */
 #include "standin/standin.h"
 
 #include <nccl.h>
@@ -58,6 +58,7 @@ struct end {
     long fails = 0, hangs = 0; /* which collective does; 0 = none */
     bool aborted = false;
     ncclResult_t failed = ncclSuccess;
+    std::shared_ptr<void> in_graphs = std::make_shared<char>(); /* each item of a graph has it too */
 };
 
 std::map<std::string, std::shared_ptr<world>> worlds;
@@ -69,7 +70,8 @@ thread_local ncclComm_t last; /* that was called in the group */
 
 struct ncclComm {
     std::shared_ptr<end> here;
-    int busy = 0; /* looks until the last call is through */
+    int busy = 0;           /* looks until the last call is through */
+    bool finalized = false; /* the proxy has stopped */
     std::vector<float> factors;
     std::shared_ptr<std::vector<message>> group = std::make_shared<std::vector<message>>();
     cudaStream_t stream = NULL;
@@ -204,6 +206,10 @@ ncclResult_t check(ncclComm_t comm, const char *call) {
     return comm->here->failed;
 }
 
+bool is_in_graphs(ncclComm_t comm) {
+    return comm->here->in_graphs.use_count() > 1;
+}
+
 ncclResult_t in_progress(ncclComm_t comm) {
     comm->busy = 2;
     return ncclInProgress;
@@ -247,7 +253,8 @@ ncclResult_t launch(ncclComm_t comm, cudaStream_t stream, collective mine, part 
         if (!a->joined) return arrive(*here, *a, mine, own);
         return a->joined->arrived == a->joined->parts.size();
     };
-    const cudaError_t queued = standin_queue_when(stream, "a collective", ready, [a] { a->joined = NULL; });
+    const cudaError_t queued = standin_queue_when(
+        stream, "a collective", ready, [a] { a->joined = NULL; }, here->in_graphs);
     return queued ? say(queued) : in_progress(comm);
 }
 
@@ -291,10 +298,11 @@ ncclResult_t launch_messages(ncclComm_t comm) {
         }
         return true;
     };
-    const cudaError_t queued = standin_queue_when(comm->stream, "messages", ready, [group, begun] {
+    const auto again = [group, begun] {
         *begun = false;
         for (message &m : *group) m.done = false;
-    });
+    };
+    const cudaError_t queued = standin_queue_when(comm->stream, "messages", ready, again, here->in_graphs);
     return queued ? say(queued) : in_progress(comm);
 }
 
@@ -356,7 +364,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
     standin_guard hold;
-    const bool busy = comm->busy > 0 || comm->here->ranks->joined < comm->here->ranks->size;
+    const bool busy = comm->busy > 0 || comm->here->ranks->joined < comm->here->ranks->size ||
+                      (comm->finalized && is_in_graphs(comm));
     if (comm->busy > 0) comm->busy--;
     *state = comm->here->failed ? comm->here->failed : busy ? ncclInProgress : ncclSuccess;
     return ncclSuccess;
@@ -365,11 +374,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     standin_guard hold;
     const ncclResult_t error = check(comm, "ncclCommFinalize");
+    comm->finalized = true;
     return error ? error : in_progress(comm);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     standin_guard hold;
+    while (is_in_graphs(comm)) hold.let_go();
     delete comm;
     return ncclSuccess;
 }
@@ -378,6 +389,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     standin_guard hold;
     comm->here->aborted = true;
     forget_messages(*comm->here);
+    while (is_in_graphs(comm)) hold.let_go();
     delete comm;
     return ncclSuccess;
 }
@@ -410,6 +422,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void *p, size_t nbytes, voi
 
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
     standin_guard hold;
+    if (comm->finalized) standin_die("ncclCommDeregister is called after ncclCommFinalize, which has ended the proxy");
     return handle ? check(comm, "ncclCommDeregister") : ncclInvalidArgument;
 }
 

@@ -19,6 +19,7 @@ struct item {
     std::string name;
     std::function<void()> work;
     std::function<bool()> ready; /* none = always */
+    std::shared_ptr<void> kept;  /* of a graph's item */
 };
 
 /* One record of an event; a wait for it may outlive the event. */
@@ -151,18 +152,19 @@ void take_turns(cudaStream_t s) {
     }
 }
 
-cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work, std::function<bool()> ready = {}) {
+cudaError_t queue(cudaStream_t s, std::string name, std::function<void()> work, std::function<bool()> ready = {},
+                  std::shared_ptr<void> kept = {}) {
     if (runtime.failed) return runtime.failed;
     if (s->device != current) return cudaErrorInvalidResourceHandle;
     const cudaStream_t origin = origin_of(s);
     if (origin && origin->broken) return cudaErrorStreamCaptureInvalidated;
     if (origin) {
-        origin->capture->items.push_back({std::move(name), std::move(work), std::move(ready)});
+        origin->capture->items.push_back({std::move(name), std::move(work), std::move(ready), std::move(kept)});
         s->unjoined = s != origin;
         return cudaSuccess;
     }
     take_turns(s);
-    s->queue.push_back({std::move(name), std::move(work), std::move(ready)});
+    s->queue.push_back({std::move(name), std::move(work), std::move(ready), {}});
     while (s->queue.size() > (lazy() ? QUEUED_AT_MOST : 0) && run_one(s)) {}
     return runtime.failed;
 }
@@ -263,9 +265,9 @@ cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<v
 }
 
 cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
-                               std::function<void()> work) {
+                               std::function<void()> work, std::shared_ptr<void> kept) {
     LOCK;
-    return say(queue(stream_of(stream), std::move(name), std::move(work), std::move(ready)));
+    return say(queue(stream_of(stream), std::move(name), std::move(work), std::move(ready), std::move(kept)));
 }
 
 standin_guard::standin_guard() {
@@ -274,6 +276,12 @@ standin_guard::standin_guard() {
 
 standin_guard::~standin_guard() {
     runtime.lock.unlock();
+}
+
+void standin_guard::let_go() {
+    runtime.lock.unlock();
+    sched_yield();
+    runtime.lock.lock();
 }
 
 unsigned long long standin_waits(void) {

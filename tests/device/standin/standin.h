@@ -28,6 +28,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 /* The number that an environment variable holds, or what it is without. */
@@ -74,15 +75,17 @@ void standin_memory_info(size_t *free_bytes, size_t *total_bytes);
 /* Queues something that the device does. name: for reports. */
 cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<void()> work);
 
-/* The same for what must wait for others: it runs once ready says so, which it is asked again and again. */
+/* The same for what must wait for others: it runs once ready says so, which it is asked again and again. kept: of a
+ * captured item, for as long as a graph with it lives. */
 cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
-                               std::function<void()> work);
+                               std::function<void()> work, std::shared_ptr<void> kept);
 
 /* The lock of the whole runtime, which ready and work run under. */
 class standin_guard {
   public:
     standin_guard();
     ~standin_guard();
+    void let_go(); /* for a moment */
 };
 
 /* Calls so far that wait for the device, or may. */
