@@ -1,8 +1,10 @@
-/* Trainers with their own buffers: the loss scale as a number, and a step that the user makes.
+/* Trainers with their own buffers: the loss scale as a number or on the device, and a step that the user makes.
  *
- * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_next_scale returned its
- * scale; they are checked by the next call of amp_next_scale, a step, or a call that forgets them. */
+ * There is no amp_scale_loss here. A loss counts once gradients are declared ready after amp_next_scale or
+ * amp_next_scale_device returned its scale; they are checked by the next call of these, a step, or a call that forgets
+ * them. */
 #include <math.h>
+#include <stdio.h>
 
 #include "context.h"
 #include "core/options.h"
@@ -43,30 +45,43 @@ cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved) {
     return cairn__amp_checks(amp) ? cairn__amp_resolve(unresolved) : CAIRN_OK;
 }
 
-/* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. */
-static cairn_status synchronize_scaler(const amp_context *amp, amp_scaler *scaler) {
-    const bool may_differ = amp->sets[0]->listener && scaler->known.rule != CAIRN__SCALER_STATIC && !scaler->pending;
-    return may_differ ? cairn__scaler_synchronize(scaler, "amp_next_scale: ") : CAIRN_OK;
+/* Ranks must multiply by one scale, but may have read reports of different steps: waits for the device's reports. On
+ * the device the scale is that of the steps before, unless the host decides it when reports come. */
+static cairn_status synchronize_scaler(const amp_context *amp, const char *call, amp_scaler *scaler, bool on_device) {
+    const int rule = scaler->known.rule;
+    const bool may_change = on_device ? rule == CAIRN__SCALER_USER : rule != CAIRN__SCALER_STATIC;
+    char where[40];
+    if (!amp->sets[0]->listener || !may_change || scaler->pending) return CAIRN_OK;
+    snprintf(where, sizeof(where), "%s: ", call);
+    return cairn__scaler_synchronize(scaler, where);
 }
 
-static double next_scale(amp_context *amp, int loss_id) {
-    double scale = (double)NAN;
+/* As a number, or on the device where that is NULL. */
+static cairn_status show_scale(amp_context *amp, const char *call, int loss_id, double *number, const float **shown) {
+    amp_scaler *scaler = amp->scalers[loss_id];
     struct cairn_param_set *set = amp->sets[0];
     const struct cairn__loss_scale *cell = NULL;
-    if (cairn__params_check_arrived("amp_next_scale", set->params, set->count) != CAIRN_OK) return scale;
-    if (cairn__env_resolve(amp->env) != CAIRN_OK) return (double)NAN; /* of the loss before */
-    if (synchronize_scaler(amp, amp->scalers[loss_id]) != CAIRN_OK) return (double)NAN;
-    if (cairn__scaler_show_scale(amp->scalers[loss_id], &scale, &cell) != CAIRN_OK) return (double)NAN;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__params_check_arrived(call, set->params, set->count));
+    TRY(cairn__env_resolve(amp->env)); /* of the loss before */
+    TRY(synchronize_scaler(amp, call, scaler, !number));
+    TRY(number ? cairn__scaler_show_scale(scaler, number, &cell) : cairn__scaler_show_on_device(scaler, shown, &cell));
     cairn__param_set_use_scale(set, cell);
     amp->shown.id = loss_id;
     amp->shown.counted = false;
-    return scale;
+out:
+    return st;
+}
+
+static double next_scale(amp_context *amp, int loss_id) {
+    double scale = 0;
+    return show_scale(amp, "amp_next_scale", loss_id, &scale, NULL) == CAIRN_OK ? scale : (double)NAN;
 }
 
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved) {
     amp_context *amp = (amp_context *)unresolved;
-    const bool has_scale = !amp->policy.enabled || !isnan(next_scale(amp, amp->shown.id));
-    return has_scale ? CAIRN_OK : cairn__last_status();
+    const float *shown = NULL;
+    return amp->policy.enabled ? show_scale(amp, "amp_next_scale", amp->shown.id, NULL, &shown) : CAIRN_OK;
 }
 
 double amp_next_scale_of(amp_context *amp, int loss_id) {
@@ -78,6 +93,28 @@ double amp_next_scale_of(amp_context *amp, int loss_id) {
 
 double amp_next_scale(amp_context *amp) {
     return amp_next_scale_of(amp, 0);
+}
+
+static cairn_status show_on_device(amp_context *amp, int loss_id, const float **shown) {
+    static const char call[] = "amp_next_scale_device";
+    amp_scaler *scaler = amp_scaler_of(amp, loss_id);
+    REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
+    REQUIRE(scaler, CAIRN_EINVAL, "%s: loss_id is %d; it must be from 0 to %d (amp_options.num_losses - 1)", call,
+            loss_id, amp->policy.num_losses - 1);
+    REQUIRE(amp->num_models == 0, CAIRN_ESTATE,
+            "%s: this context has models, whose losses amp_scale_loss multiplies; it is for amp_initialize_params",
+            call);
+    if (!amp->policy.enabled) return cairn__scaler_show_1(scaler, shown);
+    return show_scale(amp, call, loss_id, NULL, shown);
+}
+
+const float *amp_next_scale_device_of(amp_context *amp, int loss_id) {
+    const float *shown = NULL;
+    return show_on_device(amp, loss_id, &shown) == CAIRN_OK ? shown : NULL;
+}
+
+const float *amp_next_scale_device(amp_context *amp) {
+    return amp_next_scale_device_of(amp, 0);
 }
 
 /* ---- the user's step ---- */

@@ -113,6 +113,7 @@ static void free_scaler(struct amp_scaler *s) {
     if (!s) return;
     cairn__device_free(s->env->device, s->state);
     cairn__device_free(s->env->device, s->cells);
+    cairn__device_free(s->env->device, s->no_loss);
     cairn__device_free_pinned(s->env->device, s->reports);
     cairn__free(s);
 }
@@ -130,9 +131,11 @@ cairn_status cairn__scaler_create(cairn_env *env, const struct cairn__scaler_sta
     s->ctx = o.ctx;
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, sizeof(*s->state), (void **)&s->state));
     TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, CAIRN__AMP_CELLS * sizeof(s->cells[0]), (void **)&s->cells));
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_STATE, 2 * sizeof(s->no_loss[0]), (void **)&s->no_loss));
     TRY(cairn__device_alloc_pinned(d, CAIRN__REPORTS * sizeof(s->reports[0]), (void **)&s->reports));
     s->known = *fresh;
     d->passes->store(d, s->state, fresh, sizeof(*fresh));
+    d->passes->store(d, s->no_loss, (float[2]){0, 0}, 2 * sizeof(s->no_loss[0]));
     s->reader = (struct cairn__report_reader){.read = read_reports, .next = s->env->readers};
     s->env->readers = &s->reader;
     *out = s;
@@ -200,17 +203,53 @@ static cairn_status show_anew(struct amp_scaler *s) {
     return CAIRN_OK;
 }
 
+/* What was shown on the device holds until the step, as a number too. */
+static cairn_status know_shown_scale(struct amp_scaler *s) {
+    cairn_status st = CAIRN_OK;
+    float scale = 0;
+    if (!isnan(s->shown_scale)) return CAIRN_OK;
+    TRY(cairn__device_download(s->env->device, &scale, &s->shown_cell->scale, sizeof(scale)));
+    s->shown_scale = scale;
+out:
+    return st;
+}
+
 cairn_status cairn__scaler_show_scale(amp_scaler *s, double *scale, const struct cairn__loss_scale **cell) {
     const bool is_current = s->shown_cell && (s->pending || s->shown_scale == s->known.scale);
     cairn_status st = CAIRN_OK;
     if (s->known.rule != CAIRN__SCALER_STATIC)
         TRY(cairn__device_refuse_recording(
             s->env->device, "a dynamic loss scale as a number would stay the same in every replay; use a static one"));
-    if (!stays_1(s) && !is_current) TRY(show_anew(s));
+    if (!stays_1(s)) TRY(is_current ? know_shown_scale(s) : show_anew(s));
     *scale = stays_1(s) ? 1 : s->shown_scale;
     *cell = stays_1(s) ? NULL : s->shown_cell;
 out:
     return st;
+}
+
+cairn_status cairn__scaler_show_1(amp_scaler *s, const float **shown) {
+    struct cairn_device *d = s->env->device;
+    struct cairn__loss_scale *cell = next_cell(s);
+    if (!cell) return cairn__last_status();
+    d->passes->store(d, cell, &(struct cairn__loss_scale){1, 1}, sizeof(*cell));
+    *shown = &cell->scale;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__scaler_show_on_device(amp_scaler *s, const float **shown, const struct cairn__loss_scale **cell) {
+    struct cairn_device *d = s->env->device;
+    *cell = NULL;
+    if (stays_1(s)) return cairn__scaler_show_1(s, shown);
+    if (!s->shown_cell || !s->pending) {
+        struct cairn__loss_scale *anew = next_cell(s);
+        if (!anew) return cairn__last_status();
+        d->passes->scale_loss(d, &s->no_loss[1], &s->no_loss[0], s->state, anew, NULL);
+        s->shown_cell = anew;
+        s->shown_scale = s->known.rule == CAIRN__SCALER_STATIC ? s->known.scale : (double)NAN;
+    }
+    *cell = s->shown_cell;
+    *shown = &s->shown_cell->scale;
+    return CAIRN_OK;
 }
 
 void cairn__scaler_add_pending(amp_scaler *s) {

@@ -20,8 +20,9 @@ struct amp_scaler {
     struct cairn__scaler_state *state;
     struct cairn__loss_scale *cells; /* [CAIRN__AMP_CELLS] */
     uint64_t next_cell;
-    const struct cairn__loss_scale *shown_cell; /* of the scale that amp_next_scale returned last; NULL = none yet */
-    double shown_scale;
+    const struct cairn__loss_scale *shown_cell; /* of the scale that was shown to the user last; NULL = none yet */
+    double shown_scale;                         /* as a number; NaN: it was shown on the device, and is not known */
+    float *no_loss; /* [2] in device memory: 0, and its product with a scale that is shown there */
 
     struct cairn__scaler_report *reports; /* what the device writes and the host reads; [CAIRN__REPORTS] */
     uint64_t last_read;                   /* of the last report that was read */
@@ -110,6 +111,14 @@ cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_s
  * pending. *cell: where the device finds it; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
  * a graph is being recorded and the scale may change. */
 cairn_status cairn__scaler_show_scale(amp_scaler *scaler, double *scale, const struct cairn__loss_scale **cell);
+
+/* The same on the device: *shown, in device memory, is the scale as it is when the device comes there. *cell as above.
+ * Waits for nothing and can be recorded. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__scaler_show_on_device(amp_scaler *scaler, const float **shown,
+                                          const struct cairn__loss_scale **cell);
+
+/* *shown = 1, in device memory. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__scaler_show_1(amp_scaler *scaler, const float **shown);
 
 /* Queues an update with what was found, and no loss is pending any more. */
 void cairn__scaler_queue_update(amp_scaler *scaler);

@@ -210,6 +210,19 @@ CAIRN_API cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, c
 CAIRN_API double amp_next_scale(amp_context *amp);
 CAIRN_API double amp_next_scale_of(amp_context *amp, int loss_id);
 
+/* The same where the device's kernels find it, so that the host need not know it: memory of the environment's device in
+ * which the scale stands for what is queued behind this call (interop_cuda.h), such as the first kernel of the
+ * backward. It waits for nothing, also where ddp averages the gradients, and can be recorded (graph.h): every replay
+ * multiplies by the scale as it is then. Only with AMP_SCALER_USER under ddp it waits, and cannot be recorded.
+ *
+ * Gradients that are declared ready from here on count as multiplied by what this or amp_next_scale returned last; what
+ * is said there holds here. The scale stays there until the step that follows; each call may return another address. A
+ * number asked for between this and the step is the same scale, for which the host waits.
+ * On the CPU it can be read at once. 1 where amp is not enabled. NULL on error: CAIRN_EINVAL amp is NULL, there is no
+ * such loss; CAIRN_ESTATE a context with models, gradients that are being averaged; CAIRN_ENOMEM. */
+CAIRN_API const float *amp_next_scale_device(amp_context *amp);
+CAIRN_API const float *amp_next_scale_device_of(amp_context *amp, int loss_id);
+
 /* Their names before 0.8.0. */
 CAIRN_API CAIRN_DEPRECATED("amp_next_scale") double amp_loss_scale(amp_context *amp);
 CAIRN_API CAIRN_DEPRECATED("amp_next_scale_of") double amp_loss_scale_of(amp_context *amp, int loss_id);

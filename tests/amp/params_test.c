@@ -18,6 +18,7 @@
 #include "cairn/cairn.h"
 #include "core/alloc.h"
 #include "core/convert.h"
+#include "core/status.h"
 #include "param/param.h"
 
 static int make_env(void **state) {
@@ -451,6 +452,55 @@ static void next_scale_is_nan_for_no_such_loss_and_1_where_amp_is_off(void **sta
     OK(cairn_grads_ready(t.set, 0, PARAMS));
     step(&t, false);
     for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i) - (float)LR * gradient(0, i));
+    end(&t);
+}
+
+static void assert_no_device_scale(amp_context *amp, int loss_id, cairn_status status, const char *sentence) {
+    assert_null(amp_next_scale_device_of(amp, loss_id));
+    assert_int_equal(cairn__last_status(), status);
+    SAYS(sentence);
+}
+
+static void scale_on_the_device_is_null_for_no_such_loss_and_1_where_amp_is_off(void **state) {
+    struct trainer t;
+    begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
+    assert_true(*amp_next_scale_device(t.amp) == 128);
+    assert_no_device_scale(NULL, 0, CAIRN_EINVAL, "amp_next_scale_device: amp is NULL");
+    assert_no_device_scale(t.amp, 1, CAIRN_EINVAL, "amp_next_scale_device: loss_id is 1; it must be from 0 to 0");
+    end(&t);
+    begin_from(&t, *state, CAIRN_F32, false, (struct amp_options){.opt_level = AMP_O2, .enabled = CAIRN_OFF});
+    assert_true(*amp_next_scale_device(t.amp) == 1);
+    write_grads(&t, 0, 1);
+    OK(cairn_grads_ready(t.set, 0, PARAMS));
+    step(&t, false);
+    for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i) - (float)LR * gradient(0, i));
+    end(&t);
+}
+
+static void scale_on_the_device_is_for_own_buffers(void **state) {
+    cairn_module *model = cairn_linear(*state, 2, 1);
+    amp_context *amp = NULL;
+    OK(amp_initialize(*state, model, NULL, amp_options(.opt_level = AMP_O2, .verbosity = -1), &amp));
+    assert_no_device_scale(amp, 0, CAIRN_ESTATE, "amp_next_scale_device: this context has models, whose losses");
+    amp_destroy(&amp);
+    cairn_module_destroy(&model);
+}
+
+static void scale_on_the_device_is_refused_while_gradients_are_averaged(void **state) {
+    struct trainer t;
+    ddp_context *net = NULL;
+    begin(&t, *state, CAIRN_F32, true, AMP_O2, CAIRN_F16);
+    OK(ddp_create_params(t.set, cairn_env_group(*state), NULL, &net));
+    const float *scale = amp_next_scale_device(t.amp);
+    assert_true(*scale == 128);
+    write_grads(&t, 0, 128);
+    OK(ddp_grads_ready(net, 0, PARAMS));
+    assert_no_device_scale(t.amp, 0, CAIRN_ESTATE, "call ddp_wait first");
+    OK(ddp_wait(net));
+    assert_ptr_equal(amp_next_scale_device(t.amp), scale);
+    OK(cairn_step(t.sgd));
+    for (size_t i = 0; i < N; i++) assert_true(weight(&t, i) == first_weight(i) - (float)LR * gradient(0, i));
+    ddp_destroy(&net);
     end(&t);
 }
 
@@ -1065,6 +1115,9 @@ int main(void) {
         TEST(gradients_before_the_first_next_scale_count_as_unscaled),
         TEST(a_static_scale_of_1_costs_nothing),
         TEST(next_scale_is_nan_for_no_such_loss_and_1_where_amp_is_off),
+        TEST(scale_on_the_device_is_null_for_no_such_loss_and_1_where_amp_is_off),
+        TEST(scale_on_the_device_is_for_own_buffers),
+        TEST(scale_on_the_device_is_refused_while_gradients_are_averaged),
         TEST(adding_in_place_is_one_gradient_however_often_it_is_declared),
         TEST(taken_gradients_add_up_in_f32),
         TEST(gradients_at_another_scale_are_accumulated_or_refused),

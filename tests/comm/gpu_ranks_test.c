@@ -205,6 +205,96 @@ static void ranks_record_a_step_and_replay_it(void **state) {
     for (int i = 1; i < NUM_WAYS; i += 1 + (i == 2)) with_ranks(train, &(struct plan){true, ways[i]});
 }
 
+/* ---- buffers of the trainer's own ---- */
+
+enum { OWN_N = 4, OWN_STEPS = 30 };
+
+struct own {
+    cairn_env *env;
+    void *w, *g, *x;
+    cairn_param_set *set;
+    cairn_optimizer *sgd;
+    amp_context *amp;
+    ddp_context *net;
+};
+
+/* The gradient is x, by the scale that the device has. */
+static cairn_status own_step(void *user) {
+    struct own *o = user;
+    struct cairn_device *d = o->env->device;
+    const struct cairn__item item = {.n = OWN_N, .dst = o->g, .x = o->x};
+    const float *scale = amp_next_scale_device(o->amp);
+    cairn_status st = CAIRN_OK;
+    if (!scale) return cairn__last_status();
+    d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
+    TRY(ddp_grads_ready(o->net, 0, 1));
+    TRY(ddp_wait(o->net));
+    TRY(cairn_step(o->sgd));
+out:
+    return st;
+}
+
+static char *make_own(cairn_env *env, struct own *o) {
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
+                                              .init_scale = 256,
+                                              .growth_interval = 3,
+                                              .max_scale = 2048};
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    void **const memory[] = {&o->w, &o->g, &o->x};
+    *o = (struct own){.env = env};
+    hyper.lr = 0.25;
+    for (int i = 0; i < 3; i++)
+        EXPECT_OK(cairn__device_alloc(env->device, CAIRN__HOLDS_TENSORS, OWN_N * sizeof(float), memory[i]));
+    PASS(put_f32(env, o->w, OWN_N, 64));
+    const cairn_param p = {.name = "w", .data = o->w, .grad = o->g, .dtype = CAIRN_F32, .ndim = 1, .shape = {OWN_N}};
+    EXPECT_OK(cairn_param_set_create(env, &p, 1, &o->set));
+    EXPECT_OK(cairn_sgd_create(o->set, &hyper, &o->sgd));
+    EXPECT_OK(amp_initialize_params(env, o->set, o->sgd,
+                                    amp_options(.opt_level = AMP_O2, .loss_scale = AMP_DYNAMIC, .scaler = &scaler,
+                                                .verbosity = -1),
+                                    &o->amp));
+    EXPECT_OK(ddp_create_params(o->set, cairn_env_group(env), NULL, &o->net));
+    return NULL;
+}
+
+static void end_own(struct own *o) {
+    ddp_destroy(&o->net);
+    amp_destroy(&o->amp);
+    cairn_optimizer_destroy(&o->sgd);
+    cairn_param_set_destroy(&o->set);
+    void *const memory[] = {o->w, o->g, o->x};
+    for (int i = 0; i < 3; i++) cairn__device_free(o->env->device, memory[i]);
+}
+
+/* Every tenth step one rank's gradient overflows, and the scale moves in between: no rank need know it. */
+static char *train_own(cairn_env *env, void *ctx) {
+    const bool records = *(const bool *)ctx;
+    const float mine = 1 + 2 * (float)cairn_env_rank(env), average = (float)num_ranks;
+    cairn_graph *graph = NULL;
+    struct own o;
+    PASS(make_own(env, &o));
+    if (records) EXPECT_OK(cairn_graph_capture(env, own_step, &o, &graph));
+    for (int s = 0; s < OWN_STEPS; s++) {
+        const bool overflows = s % 10 == 9 && cairn_env_rank(env) == num_ranks - 1;
+        env->device->passes->store(env->device, o.x, (float[OWN_N]){mine, overflows ? 1e30f : mine, mine, mine},
+                                   OWN_N * sizeof(float));
+        EXPECT_OK(graph ? cairn_graph_replay(graph) : own_step(&o));
+    }
+    EXPECT_OK(cairn_env_synchronize(env));
+    EXPECT(!graph || cairn_graph_is_recorded(graph));
+    EXPECT(cairn_optimizer_skipped(o.sgd) == OWN_STEPS / 10);
+    PASS(expect_f32(env, o.w, OWN_N, 64 - 0.25f * average * (OWN_STEPS - OWN_STEPS / 10)));
+    EXPECT(amp_next_scale(o.amp) == 1024);
+    cairn_graph_destroy(&graph);
+    end_own(&o);
+    return NULL;
+}
+
+static void ranks_with_own_buffers_leave_the_scale_on_the_device(void **state) {
+    (void)state;
+    for (int records = 0; records < 2; records++) with_ranks(train_own, &(bool){records == 1});
+}
+
 /* ---- groups and the graphs that have recorded them ---- */
 
 struct recorded {
@@ -326,6 +416,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(collectives_move_memory_of_gpus),
         cmocka_unit_test(ranks_train_to_equal_weights),
         cmocka_unit_test(ranks_record_a_step_and_replay_it),
+        cmocka_unit_test(ranks_with_own_buffers_leave_the_scale_on_the_device),
         cmocka_unit_test(group_outlives_the_graphs_that_have_recorded_it),
         cmocka_unit_test(replay_fails_once_its_group_has),
         cmocka_unit_test(ddp_outlives_the_graphs_that_have_recorded_it),

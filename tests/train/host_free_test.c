@@ -719,6 +719,136 @@ static void a_recorded_step_has_a_static_scale_or_is_not_recorded(void **state) 
     }
 }
 
+/* The user's kernels: gradients of x, by the scale that stands on the device. */
+struct own_device {
+    struct own own;
+    ddp_context *net; /* NULL = none */
+    float *x;
+};
+
+static cairn_status own_backward(struct own_device *o, const float *scale) {
+    struct cairn_device *d = o->own.env->device;
+    const struct cairn__item item = {.n = OWN_N, .dst = o->own.g, .x = o->x};
+    cairn_status st = CAIRN_OK;
+    if (!scale) return cairn__last_status();
+    d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
+    TRY(o->net ? ddp_grads_ready(o->net, 0, 1) : cairn_grads_ready(o->own.set, 0, 1));
+    if (o->net) TRY(ddp_wait(o->net));
+out:
+    return st;
+}
+
+static cairn_status own_device_step(void *user) {
+    struct own_device *o = user;
+    const cairn_status st = own_backward(o, amp_next_scale_device(o->own.amp));
+    return st == CAIRN_OK ? cairn_step(o->own.sgd) : st;
+}
+
+static void own_device_create(struct own_device *o, double loss_scale, bool averages) {
+    *o = (struct own_device){.own = own_create(true, loss_scale)};
+    OK(cairn__device_alloc(o->own.env->device, CAIRN__HOLDS_TENSORS, OWN_N * sizeof(float), (void **)&o->x));
+    if (averages) OK(ddp_create_params(o->own.set, cairn_env_group(o->own.env), NULL, &o->net));
+}
+
+static void own_device_end(struct own_device *o, float expected) {
+    ddp_destroy(&o->net);
+    cairn__device_free(o->own.env->device, o->x);
+    own_end(&o->own, expected);
+}
+
+static void own_put_x(struct own_device *o, bool overflows) {
+    struct cairn_device *d = o->own.env->device;
+    d->passes->store(d, o->x, (float[OWN_N]){1, 1, overflows ? 65520 : 1, 1}, OWN_N * sizeof(float));
+}
+
+/* Of all steps so far, as apex's rule has it, from 256 to 2048 by 3 clean steps. */
+static double scale_after(int steps) {
+    double scale = 256;
+    for (int s = 0, good = 0; s < steps; s++) {
+        good = s % 20 == 19 ? 0 : good + 1;
+        if (good == 0) scale /= 2;
+        if (good > 0 && good % 3 == 0) scale = fmin(2 * scale, 2048);
+    }
+    return scale;
+}
+
+static void check_device_scale(bool averages, bool records) {
+    struct own_device o;
+    cairn_graph *graph = NULL;
+    unsigned long long before = 0;
+    own_device_create(&o, AMP_DYNAMIC, averages);
+    if (records) OK(cairn_graph_capture(o.own.env, own_device_step, &o, &graph));
+    for (int s = 0; s < OWN_STEPS; s++) {
+        if (s == WARM_UP) before = waits();
+        own_put_x(&o, s % 20 == 19);
+        OK(graph ? cairn_graph_replay(graph) : own_device_step(&o));
+    }
+    if (waits() != before) fail_msg("%llu calls that wait", waits() - before);
+    OK(cairn_env_synchronize(o.own.env));
+    assert_true(!graph || !o.own.env->device->ops->capture_begin || cairn_graph_is_recorded(graph));
+    assert_int_equal(cairn_optimizer_skipped(o.own.sgd), OWN_STEPS / 20);
+    assert_true(amp_next_scale(o.own.amp) == scale_after(OWN_STEPS));
+    cairn_graph_destroy(&graph);
+    own_device_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
+}
+
+static void steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recorded(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) check_device_scale(i / 2 == 1, i % 2 == 1);
+}
+
+static float on_device(const struct own_device *o, const float *scale) {
+    float value = 0;
+    assert_non_null(scale);
+    OK(cairn__device_download(o->own.env->device, &value, scale, sizeof(value)));
+    return value;
+}
+
+/* From gradients that count to their step it is one scale, as a number too. */
+static void the_scale_stays_on_the_device_until_the_step(void **state) {
+    (void)state;
+    struct own_device o;
+    own_device_create(&o, AMP_DYNAMIC, false);
+    for (int s = 0; s < OWN_STEPS; s++) {
+        const float expected = (float)scale_after(s);
+        const bool overflows = s % 20 == 19;
+        if (s % 3 == 0) assert_true(on_device(&o, amp_next_scale_device(o.own.amp)) == expected); /* counts nothing */
+        const float *scale = amp_next_scale_device(o.own.amp);
+        own_put_x(&o, overflows);
+        OK(own_backward(&o, scale));
+        if (s % 4 == 1) {
+            OK(cairn_env_synchronize(o.own.env));
+            assert_ptr_equal(amp_next_scale_device(o.own.amp), scale);
+            assert_true(amp_next_scale(o.own.amp) == (double)expected);
+            OK(own_backward(&o, scale));
+        }
+        OK(cairn_step(o.own.sgd));
+        if (s % 5 == 2) {
+            OK(cairn_env_synchronize(o.own.env));
+            assert_true(amp_next_scale(o.own.amp) == scale_after(s + 1));
+        }
+    }
+    own_device_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
+}
+
+/* A number that was asked for first is what stands on the device, too. */
+static void a_scale_that_never_changes_is_on_the_device_too(void **state) {
+    (void)state;
+    for (int scaled = 0; scaled < 2; scaled++) {
+        struct own_device o;
+        own_device_create(&o, scaled ? 128 : 1, false);
+        for (int s = 0; s < 3; s++) {
+            const float *scale = amp_next_scale_device(o.own.amp);
+            assert_true(on_device(&o, scale) == (scaled ? 128 : 1));
+            own_put_x(&o, false);
+            if (s > 0) own_write(&o.own, amp_next_scale(o.own.amp), false); /* a micro-batch before */
+            OK(own_backward(&o, amp_next_scale_device(o.own.amp)));
+            OK(cairn_step(o.own.sgd));
+        }
+        own_device_end(&o, 16 - 0.25f * 3);
+    }
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steady_steps_wait_for_nothing),
@@ -738,6 +868,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(all_ranks_get_the_same_scale_as_a_number),
         cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
         cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
+        cmocka_unit_test(steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recorded),
+        cmocka_unit_test(the_scale_stays_on_the_device_until_the_step),
+        cmocka_unit_test(a_scale_that_never_changes_is_on_the_device_too),
     };
     cairn_env *probe = NULL;
     if (argc > 1) device_name = argv[1];
