@@ -42,8 +42,8 @@ enum { CAIRN__COMM_MARKS = 128 };
 
 /* One thread at a time calls the functions of a communicator; await and passed: beside any other; abort: likewise, once
  * a call under way has had the time to return that does not stand in a full queue. Errors, whose messages name the
- * library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection; CAIRN_EDEVICE;
- * CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
+ * library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
+ * CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
     const char *name;                           /* "nccl" */
