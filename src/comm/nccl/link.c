@@ -227,13 +227,14 @@ out:
 static cairn_status give_up(struct cairn__link *link, const char *what, double timeout) {
     char rank[80];
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
-    const cairn_status st =
+    const cairn_status late =
         cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for %s; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
                     timeout, what);
     pthread_mutex_lock(&link->mutex);
-    fail_link(link, st);
+    fail_link(link, late);
+    const cairn_status st = check_failure(link);
     pthread_mutex_unlock(&link->mutex);
-    return cairn__fail(st, "%s", link->failure);
+    return st;
 }
 
 /* Waits until the library's last call is done. */
