@@ -51,9 +51,17 @@ static cairn_status synchronize_scaler(const amp_context *amp, const char *call,
     const int rule = scaler->known.rule;
     const bool may_change = on_device ? rule == CAIRN__SCALER_USER : rule != CAIRN__SCALER_STATIC;
     char where[40];
+    cairn_status st = CAIRN_OK;
     if (!amp->sets[0]->listener || !may_change || scaler->pending) return CAIRN_OK;
+    if (on_device)
+        TRY(cairn__device_refuse_recording(
+            amp->env->device, "replays would come upon the scale of the program's own update at another step on each "
+                              "rank; use another kind of scaler"));
+    if (amp->env->device->capturing) return CAIRN_OK; /* and a number is refused next */
     snprintf(where, sizeof(where), "%s: ", call);
-    return cairn__scaler_synchronize(scaler, where);
+    TRY(cairn__scaler_synchronize(scaler, where));
+out:
+    return st;
 }
 
 /* As a number, or on the device where that is NULL. */

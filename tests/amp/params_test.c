@@ -477,6 +477,21 @@ static void scale_on_the_device_is_null_for_no_such_loss_and_1_where_amp_is_off(
     end(&t);
 }
 
+static void each_loss_has_its_scale_on_the_device(void **state) {
+    struct trainer t;
+    begin_from(&t, *state, CAIRN_F32, true, (struct amp_options){.opt_level = AMP_O2, .num_losses = 2});
+    for (int id = 0; id < 2; id++) {
+        write_grads(&t, 0, (double)*amp_next_scale_device_of(t.amp, id));
+        if (id == 1) put(&t, 3, INFINITY);
+        OK(cairn_grads_ready(t.set, 0, PARAMS));
+        OK(cairn_grads_taken(t.set, 0, PARAMS));
+    }
+    OK(cairn_step(t.sgd));
+    assert_int_equal(cairn_optimizer_skipped(t.sgd), 1);
+    assert_true(*amp_next_scale_device_of(t.amp, 0) == 128 && *amp_next_scale_device_of(t.amp, 1) == 64);
+    end(&t);
+}
+
 static void scale_on_the_device_is_for_own_buffers(void **state) {
     cairn_module *model = cairn_linear(*state, 2, 1);
     amp_context *amp = NULL;
@@ -1116,6 +1131,7 @@ int main(void) {
         TEST(a_static_scale_of_1_costs_nothing),
         TEST(next_scale_is_nan_for_no_such_loss_and_1_where_amp_is_off),
         TEST(scale_on_the_device_is_null_for_no_such_loss_and_1_where_amp_is_off),
+        TEST(each_loss_has_its_scale_on_the_device),
         TEST(scale_on_the_device_is_for_own_buffers),
         TEST(scale_on_the_device_is_refused_while_gradients_are_averaged),
         TEST(adding_in_place_is_one_gradient_however_often_it_is_declared),

@@ -571,12 +571,8 @@ struct own {
 
 enum { OWN_N = 4, OWN_STEPS = 60 };
 
-static struct own own_create(bool fused, double loss_scale) {
+static struct own own_create_from(bool fused, double loss_scale, const struct amp_scaler_options *scaler) {
     const float first[OWN_N] = {16, 16, 16, 16};
-    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
-                                              .init_scale = 256,
-                                              .growth_interval = 3,
-                                              .max_scale = 2048};
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     struct own o = {.env = NULL};
     hyper.lr = 0.25;
@@ -589,9 +585,17 @@ static struct own own_create(bool fused, double loss_scale) {
     if (fused) OK(cairn_sgd_create(o.set, &hyper, &o.sgd));
     OK(amp_initialize_params(o.env, o.set, o.sgd,
                              amp_options(.opt_level = AMP_O2, .loss_scale = loss_scale,
-                                         .scaler = isinf(loss_scale) ? &scaler : NULL, .verbosity = -1),
+                                         .scaler = isinf(loss_scale) ? scaler : NULL, .verbosity = -1),
                              &o.amp));
     return o;
+}
+
+static struct own own_create(bool fused, double loss_scale) {
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
+                                              .init_scale = 256,
+                                              .growth_interval = 3,
+                                              .max_scale = 2048};
+    return own_create_from(fused, loss_scale, &scaler);
 }
 
 static void own_upload(struct own *o, double scale, bool overflows) {
@@ -797,6 +801,38 @@ static void steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recor
     for (int i = 0; i < 4; i++) check_device_scale(i / 2 == 1, i % 2 == 1);
 }
 
+/* The user's rule: three quarters, or four times as much, which the host learns when reports come. */
+static void moves_far(void *ctx, struct amp_scaler_state *scaler, int found) {
+    (void)ctx;
+    scaler->scale *= found ? 0.75 : 4;
+}
+
+/* Ranks read reports at different times. */
+static void a_scale_of_the_programs_own_waits_where_ranks_average_and_is_not_recorded(void **state) {
+    (void)state;
+    const struct amp_scaler_options scaler = {.struct_size = sizeof(scaler),
+                                              .kind = AMP_SCALER_USER,
+                                              .init_scale = 4,
+                                              .update = moves_far};
+    struct own_device o = {.own = own_create_from(true, AMP_DYNAMIC, &scaler)};
+    cairn_graph *graph = NULL;
+    OK(cairn__device_alloc(o.own.env->device, CAIRN__HOLDS_TENSORS, OWN_N * sizeof(float), (void **)&o.x));
+    OK(ddp_create_params(o.own.set, cairn_env_group(o.own.env), NULL, &o.net));
+    own_put_x(&o, false);
+    OK(cairn_graph_capture(o.own.env, own_device_step, &o, &graph));
+    for (int s = 0, scale = 4; s < CAIRN_GRAPH_WARMUP; s++, scale *= 4) {
+        float value = 0;
+        OK(cairn__device_download(o.own.env->device, &value, amp_next_scale_device(o.own.amp), sizeof(value)));
+        assert_true(value == (float)scale);
+        OK(cairn_graph_replay(graph));
+    }
+    const bool records = o.own.env->device->ops->capture_begin != NULL;
+    assert_int_equal(cairn_graph_replay(graph), records ? CAIRN_ESTATE : CAIRN_OK);
+    if (records) SAYS("the scale of the program's own update at another step on each rank; use another kind");
+    cairn_graph_destroy(&graph);
+    own_device_end(&o, 16 - 0.25f * (float)(CAIRN_GRAPH_WARMUP + !records));
+}
+
 static float on_device(const struct own_device *o, const float *scale) {
     float value = 0;
     assert_non_null(scale);
@@ -869,6 +905,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(the_users_own_step_knows_whether_to_skip),
         cmocka_unit_test(a_recorded_step_has_a_static_scale_or_is_not_recorded),
         cmocka_unit_test(steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recorded),
+        cmocka_unit_test(a_scale_of_the_programs_own_waits_where_ranks_average_and_is_not_recorded),
         cmocka_unit_test(the_scale_stays_on_the_device_until_the_step),
         cmocka_unit_test(a_scale_that_never_changes_is_on_the_device_too),
     };
