@@ -6,6 +6,7 @@
 #include "../mlp.h"
 #include "../ranks.h"
 #include "../trainer.h"
+#include "../waits.h"
 #include "comm/group.h"
 #include "core/dtype.h"
 
@@ -266,20 +267,32 @@ static void end_own(struct own *o) {
     for (int i = 0; i < 3; i++) cairn__device_free(o->env->device, memory[i]);
 }
 
-/* Every tenth step one rank's gradient overflows, and the scale moves in between: no rank need know it. */
+/* Of all ranks, none of which goes on before it is counted. */
+static char *count_waits(cairn_env *env, unsigned long long *count) {
+    EXPECT_OK(cairn_barrier(cairn_env_group(env)));
+    *count = waits();
+    EXPECT_OK(cairn_barrier(cairn_env_group(env)));
+    return NULL;
+}
+
+/* Every tenth step one rank's gradient overflows, and the scale moves in between: no rank need know it, or waits. */
 static char *train_own(cairn_env *env, void *ctx) {
     const bool records = *(const bool *)ctx;
     const float mine = 1 + 2 * (float)cairn_env_rank(env), average = (float)num_ranks;
     cairn_graph *graph = NULL;
+    unsigned long long before = 0, after = 0;
     struct own o;
     PASS(make_own(env, &o));
     if (records) EXPECT_OK(cairn_graph_capture(env, own_step, &o, &graph));
     for (int s = 0; s < OWN_STEPS; s++) {
         const bool overflows = s % 10 == 9 && cairn_env_rank(env) == num_ranks - 1;
+        if (s == OWN_STEPS / 2) PASS(count_waits(env, &before));
         env->device->passes->store(env->device, o.x, (float[OWN_N]){mine, overflows ? 1e30f : mine, mine, mine},
                                    OWN_N * sizeof(float));
         EXPECT_OK(graph ? cairn_graph_replay(graph) : own_step(&o));
     }
+    PASS(count_waits(env, &after));
+    EXPECT(after == before);
     EXPECT_OK(cairn_env_synchronize(env));
     EXPECT(!graph || cairn_graph_is_recorded(graph));
     EXPECT(cairn_optimizer_skipped(o.sgd) == OWN_STEPS / 10);

@@ -9,7 +9,6 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +18,7 @@
 #include "context.h"
 #include "plant.h"
 #include "trainer.h"
+#include "waits.h"
 
 enum { WARM_UP = 5, STEADY = 20, REPLAYED = 12 };
 
@@ -30,16 +30,6 @@ static void keep_log(void *cookie, cairn_log_level level, const char *message) {
     if (level > CAIRN_LOG_NOTICE) return;
     const size_t used = strlen(log_text);
     snprintf(log_text + used, sizeof(log_text) - used, "%s\n", message);
-}
-
-static unsigned long long waits(void) {
-    void *found = dlsym(RTLD_DEFAULT, "sync_waits");
-    void *standin = found ? NULL : dlopen("libcairn_standin.so", RTLD_NOW | RTLD_NOLOAD);
-    unsigned long long (*count)(void) = NULL;
-    if (standin) found = dlsym(standin, "standin_waits");
-    if (!found) return 0;
-    memcpy(&count, &found, sizeof(found));
-    return count();
 }
 
 /* ---- trainings ---- */
