@@ -49,7 +49,8 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  * What is recorded are addresses and the numbers given to operations (cairn_mul_scalar's) and to clipping. What changes
  * from replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
  * (cairn_optimizer_set_lr between replays), scale, counters and weights by themselves. A scale that is a static 1 is
- * recorded as that: amp_load_state_dict with another one comes before the graph.
+ * recorded as that: amp_load_state_dict with another one comes before the graph. Own buffers' step takes its scale by
+ * amp_next_scale_device.
  *
  * Results   The step's have memory of their own: they stay readable until the next replay (the loss, say, by
  *           cairn_tensor_item), and end with the graph. Operations beside the graph cannot take them; cairn_tensor_keep
