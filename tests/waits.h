@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* As tests/device/sync_shim.c counts them in front of libcudart, or the stand-in; 0 where nobody does. */
+/* As tests/device/sync_shim.c counts them in front of libcudart, or the stand-in; 0 where neither does. */
 static inline unsigned long long waits(void) {
     void *found = dlsym(RTLD_DEFAULT, "sync_waits");
     void *standin = found ? NULL : dlopen("libcairn_standin.so", RTLD_NOW | RTLD_NOLOAD);

@@ -102,7 +102,7 @@ static cairn_status look(struct cairn__unresolved *unresolved) {
     return looker.finds == CAIRN_OK ? CAIRN_OK : cairn__fail(looker.finds, "looking broke");
 }
 
-/* Somebody whom a recording needs. */
+/* What a recording needs. */
 static struct {
     struct cairn__recorded recorded;
     int checks;

@@ -28,7 +28,7 @@ static int recorded_mark(uint64_t number) {
 /* ---- the end of a link, under the mutex ---- */
 
 /* The thread that watches aborts: an abort may take as long as graphs live that have recorded the communicator. */
-static void ask_for_abort(struct cairn__link *link) {
+static void request_abort(struct cairn__link *link) {
     link->gone = true;
     pthread_cond_signal(&link->wake);
     pthread_cond_broadcast(&link->idle);
@@ -40,7 +40,7 @@ static void fail_link(struct cairn__link *link, cairn_status status) {
         link->failed = status;
         snprintf(link->failure, sizeof(link->failure), "%s", cairn_last_error());
     }
-    ask_for_abort(link);
+    request_abort(link);
 }
 
 static cairn_status check_failure(struct cairn__link *link) {
@@ -394,7 +394,7 @@ out:
 
 void cairn__link_abort(struct cairn__link *link) {
     pthread_mutex_lock(&link->mutex);
-    ask_for_abort(link);
+    request_abort(link);
     pthread_mutex_unlock(&link->mutex);
 }
 

@@ -6,9 +6,9 @@
  * stream. What fails, and a timeout, aborts the communicator: what is queued then ends, and every caller gets the
  * cause.
  *
- * Whoever wants an abort asks for it and goes on: it is that thread which aborts, since an abort returns only when no
- * graph is left that has recorded the communicator. No call of the library is made under the mutex: one that queues
- * stands still while the device's queue is full, and then the thread must find out that nothing moves, and abort. */
+ * Only that thread aborts, and the others request it and go on, since an abort returns when no graph is left that has
+ * recorded the communicator. No call of the library is made under the mutex: one that queues blocks while the device's
+ * queue is full, and meanwhile the thread must notice that nothing moves, and abort. */
 #ifndef CAIRN__COMM_NCCL_LINK_H
 #define CAIRN__COMM_NCCL_LINK_H
 
