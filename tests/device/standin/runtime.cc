@@ -317,6 +317,7 @@ cudaError_t cudaGetDevice(int *device) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
+    LOCK;
     TRY(check_gpu(device));
     size_t free_bytes;
     memset(properties, 0, sizeof(*properties));
