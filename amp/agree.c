@@ -10,11 +10,11 @@
 /* The words that every rank sends first; losses are a bit each. */
 enum { SKIPS, FOUND, LOSSES = FOUND + 2, WORDS = LOSSES + 2 };
 
-static size_t overflow_words(const struct cairn__guard *g) {
+static size_t overflow_words(const struct cairn__amp_guard *g) {
     return cairn_optimizer_num_params(g->optimizer) * sizeof(struct cairn__overflow) / sizeof(int32_t);
 }
 
-cairn_status cairn__guard_make_agree(struct cairn__guard *g) {
+cairn_status cairn__guard_make_agree(struct cairn__amp_guard *g) {
     if (g->env->size == 1 || !g->skips) return CAIRN_OK;
     cairn_status st = CAIRN_OK;
     const size_t ranks = (size_t)g->env->size, count = cairn_optimizer_num_params(g->optimizer);
@@ -38,7 +38,7 @@ static uint64_t bits_at(const int32_t *words) {
     return bits;
 }
 
-static cairn_status read_mine(struct cairn__guard *g, int32_t *mine) {
+static cairn_status read_mine(struct cairn__amp_guard *g, int32_t *mine) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
     uint64_t found = 0;
@@ -56,7 +56,7 @@ out:
 }
 
 /* Scalers of all ranks are updated for the same steps, also where a rank had no gradient. */
-static void take_over(struct cairn__guard *g, const int32_t *all) {
+static void take_over(struct cairn__amp_guard *g, const int32_t *all) {
     struct cairn_device *d = g->env->device;
     const uint32_t raised = 1;
     const uint64_t found = bits_at(&all[FOUND]), losses = bits_at(&all[LOSSES]);
@@ -70,7 +70,7 @@ static void take_over(struct cairn__guard *g, const int32_t *all) {
 
 /* ---- who overflowed ---- */
 
-static struct cairn__overflow merged(const struct cairn__guard *g, size_t i) {
+static struct cairn__overflow merged(const struct cairn__amp_guard *g, size_t i) {
     struct cairn__overflow all = {0}, one;
     for (int rank = 0; rank < g->env->size; rank++) {
         const char *theirs = (const char *)(g->theirs + (size_t)rank * overflow_words(g));
@@ -81,7 +81,7 @@ static struct cairn__overflow merged(const struct cairn__guard *g, size_t i) {
 }
 
 /* Gradients that ddp has reduced have rank -1. */
-static void blame_own(struct cairn__guard *g) {
+static void blame_own(struct cairn__amp_guard *g) {
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     for (size_t i = 0; i < (size_t)g->env->size * count; i++) {
         struct cairn__overflow one;
@@ -92,7 +92,7 @@ static void blame_own(struct cairn__guard *g) {
     }
 }
 
-static cairn_status exchange(struct cairn__guard *g) {
+static cairn_status exchange(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
     struct cairn__overflow *mine = cairn__optimizer_overflows(g->optimizer);
@@ -108,7 +108,7 @@ out:
     return st;
 }
 
-cairn_status cairn__guard_agree(struct cairn__guard *g) {
+cairn_status cairn__guard_agree(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     int32_t mine[WORDS] = {0}, all[WORDS];
     TRY(read_mine(g, mine));
@@ -129,7 +129,7 @@ out:
     return st;
 }
 
-cairn_status cairn__guard_blame(struct cairn__guard *g) {
+cairn_status cairn__guard_blame(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
     uint32_t skips = 0;

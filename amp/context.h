@@ -24,7 +24,7 @@ struct amp_context {
     size_t num_models;
     struct cairn_param_set **sets; /* of the models; or the user's one */
     size_t num_sets;
-    struct cairn__guard **guards; /* of the optimizers */
+    struct cairn__amp_guard **guards; /* of the optimizers */
     size_t num_guards;
     cairn_optimizer *own; /* over the user's set, made for a user who updates; NULL */
 
@@ -63,7 +63,7 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
                                amp_context **out);
 
 /* The guard of an optimizer; NULL where it was not given to this context. */
-struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index);
+struct cairn__amp_guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index);
 
 /* Whether losses and gradients are checked for overflow: not where no step would be skipped. */
 static inline bool cairn__amp_checks(const amp_context *amp) {

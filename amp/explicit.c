@@ -12,7 +12,7 @@ enum stage { READY, UNSCALED, STEPPED };
 
 struct user {
     cairn_optimizer *optimizer;
-    struct cairn__guard *guard;
+    struct cairn__amp_guard *guard;
     bool is_guard_ours;
     enum stage stage; /* since the last update */
     bool recorded;    /* it has had gradients to check since then */
@@ -37,14 +37,14 @@ out:
     return st;
 }
 
-static bool has_scaler(const struct cairn__guard *g, const amp_scaler *s) {
+static bool has_scaler(const struct cairn__amp_guard *g, const amp_scaler *s) {
     for (int id = 0; id < g->num_scalers; id++) {
         if (g->scalers[id] == s) return true;
     }
     return false;
 }
 
-static void optimizer_ends(struct cairn__guard *guard) {
+static void optimizer_ends(struct cairn__amp_guard *guard) {
     struct cairn__users *users = guard->scalers[0]->users;
     for (size_t i = 0; i < users->count; i++) {
         if (users->list[i].guard == guard) users->list[i--] = users->list[--users->count];
@@ -160,7 +160,7 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
     struct cairn_device *d = s->env->device;
     cairn_status st = CAIRN_OK;
     uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
-    TRY(cairn__params_check_arrived(call, cairn__optimizer_param_list(u->optimizer),
+    TRY(cairn__params_check_settled(call, cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__params_take_unsynced(cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));

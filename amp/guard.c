@@ -15,12 +15,12 @@
 
 /* ---- checking for overflow ---- */
 
-void cairn__guard_add_loss(struct cairn__guard *g, int loss_id, bool is_unsynced) {
+void cairn__guard_add_loss(struct cairn__amp_guard *g, int loss_id, bool is_unsynced) {
     g->losses |= UINT64_C(1) << loss_id;
     g->micro_batch += !is_unsynced;
 }
 
-bool cairn__guard_is_unsynced(const struct cairn__guard *g) {
+bool cairn__guard_is_unsynced(const struct cairn__amp_guard *g) {
     size_t count = 0;
     struct cairn_param_set *const *sets = cairn__optimizer_sets(g->optimizer, &count);
     for (size_t i = 0; i < count; i++) {
@@ -29,23 +29,23 @@ bool cairn__guard_is_unsynced(const struct cairn__guard *g) {
     return count > 0;
 }
 
-static uint32_t micro_batch_of(const struct cairn__guard *g) {
+static uint32_t micro_batch_of(const struct cairn__amp_guard *g) {
     return g->micro_batch ? (uint32_t)g->micro_batch : 1;
 }
 
-bool cairn__guard_check(struct cairn__guard *g, uint32_t *any) {
+bool cairn__guard_check(struct cairn__amp_guard *g, uint32_t *any) {
     cairn__optimizer_check(g->optimizer);
     return cairn__optimizer_take_flags(g->optimizer, micro_batch_of(g), any);
 }
 
-bool cairn__guard_check_all(struct cairn__guard *g, uint32_t *any) {
+bool cairn__guard_check_all(struct cairn__amp_guard *g, uint32_t *any) {
     const bool touched = cairn__guard_check(g, any);
     return cairn__optimizer_take_sums(g->optimizer, micro_batch_of(g), any) || touched;
 }
 
 /* Checks what no scaled loss has had checked, and accumulated sums. An overflow found here skips this optimizer's step
  * and reaches no scaler. */
-static void check_rest(struct cairn__guard *g) {
+static void check_rest(struct cairn__amp_guard *g) {
     struct cairn_device *d = g->env->device;
     uint32_t *const skip = cairn__optimizer_skip(g->optimizer);
     if (cairn__guard_check_all(g, g->found)) d->passes->share_flag(d, g->found, &skip, 1);
@@ -57,7 +57,7 @@ static void update_scaler(amp_scaler *scaler) {
 }
 
 /* Fails within a scaled loss, and with a scaler of the explicit way, which cairn_step does not update. */
-static cairn_status refuse(const struct cairn__guard *g) {
+static cairn_status refuse(const struct cairn__amp_guard *g) {
     REQUIRE(!g->open || !*g->open, CAIRN_ESTATE,
             "cairn_step was called between amp_scale_loss and amp_scale_loss_end; call amp_scale_loss_end first");
     if (!g->owner || g->is_step_explicit) return CAIRN_OK;
@@ -73,7 +73,7 @@ static cairn_status refuse(const struct cairn__guard *g) {
 }
 
 static cairn_status before(void *ctx, struct cairn__step_end *end) {
-    struct cairn__guard *g = ctx;
+    struct cairn__amp_guard *g = ctx;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__optimizer_prepare(g->optimizer));
@@ -111,7 +111,7 @@ static int format_one(const struct cairn__param *p, const struct cairn__overflow
     return snprintf(text, nbytes, "%.160s (%s%s of %zu)", p->name, infs, nans, p->n);
 }
 
-void cairn__guard_names(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
+void cairn__guard_names(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
                         size_t nbytes) {
     enum { ROOM_FOR_REST = 32 };
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
@@ -147,7 +147,7 @@ static void name_ranks(const struct cairn__ranks *ranks, char *text, size_t nbyt
 }
 
 /* The first micro-batch, and the rank or ranks, that the overflows have in common. */
-static void where_from(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text,
+static void where_from(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
                        size_t nbytes) {
     uint32_t first = 0;
     int32_t rank = -1;
@@ -174,7 +174,7 @@ static void where_from(const struct cairn__guard *g, const struct cairn__overflo
 }
 
 /* "the loss of micro-batch 2 is inf or nan on rank 1" */
-static void name_loss(const struct cairn__guard *g, const struct cairn__overflow *o, char *text, size_t nbytes) {
+static void name_loss(const struct cairn__amp_guard *g, const struct cairn__overflow *o, char *text, size_t nbytes) {
     char which[40] = "", where[24] = "";
     if (o->micro_batch > 1) snprintf(which, sizeof(which), " of micro-batch %" PRIu32, o->micro_batch);
     if (cairn_env_size(g->env) > 1) snprintf(where, sizeof(where), " on rank %" PRId32, o->rank);
@@ -183,7 +183,8 @@ static void name_loss(const struct cairn__guard *g, const struct cairn__overflow
 
 /* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; it began where the result of exp([4]) has
  * ..."; before it "the loss is inf or nan on rank 1", which may be all there is. */
-static void explain(const struct cairn__guard *g, const struct cairn__overflow *overflows, char *text, size_t nbytes) {
+static void explain(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
+                    size_t nbytes) {
     char names[512], from[160], loss[64] = "", gradients[768] = "";
     const char *anomaly = cairn__noted_anomaly(g->env);
     const struct cairn__overflow *of_loss = &overflows[cairn_optimizer_num_params(g->optimizer)];
@@ -196,14 +197,14 @@ static void explain(const struct cairn__guard *g, const struct cairn__overflow *
     snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; it began where " : "", anomaly);
 }
 
-static bool is_explicit(const struct cairn__guard *g) {
+static bool is_explicit(const struct cairn__amp_guard *g) {
     for (int id = 0; id < g->num_scalers; id++) {
         if (g->scalers[id]->is_explicit || g->scalers[id]->logs_updates) return true;
     }
     return false;
 }
 
-static cairn_status log_skip(const struct cairn__guard *g, const struct cairn__step_report *r,
+static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cairn__step_report *r,
                              const struct cairn__overflow *overflows) {
     char why[1800];
     explain(g, overflows, why, sizeof(why));
@@ -240,7 +241,7 @@ static cairn_status log_skip(const struct cairn__guard *g, const struct cairn__s
 }
 
 /* -1: none, several, or not known. */
-static int32_t only_blamed(const struct cairn__guard *g) {
+static int32_t only_blamed(const struct cairn__amp_guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
@@ -254,7 +255,7 @@ static int32_t only_blamed(const struct cairn__guard *g) {
     return rank;
 }
 
-static void remember(struct cairn__guard *g, const struct cairn__overflow *overflows) {
+static void remember(struct cairn__amp_guard *g, const struct cairn__overflow *overflows) {
     const size_t count = cairn_optimizer_num_params(g->optimizer) + 1;
     if (count != g->num_last) {
         cairn__free(g->last);
@@ -270,7 +271,7 @@ static void remember(struct cairn__guard *g, const struct cairn__overflow *overf
     g->has_last = true;
 }
 
-static cairn_status read_scaler_reports(struct cairn__guard *g) {
+static cairn_status read_scaler_reports(struct cairn__amp_guard *g) {
     cairn_status worst = CAIRN_OK;
     for (int id = 0; id < g->num_scalers; id++) {
         const cairn_status st = cairn__scaler_read_reports(g->scalers[id]);
@@ -280,7 +281,7 @@ static cairn_status read_scaler_reports(struct cairn__guard *g) {
 }
 
 /* The scale that the user's update function has set since, which the device does not know. */
-static struct cairn__step_report with_users_scale(const struct cairn__guard *g, struct cairn__step_report r) {
+static struct cairn__step_report with_users_scale(const struct cairn__amp_guard *g, struct cairn__step_report r) {
     const amp_scaler *scaler = g->scalers[r.scaler];
     if (!scaler->update || r.scale == 0) return r;
     const double scale = amp_scaler_get_scale(scaler);
@@ -290,7 +291,7 @@ static struct cairn__step_report with_users_scale(const struct cairn__guard *g, 
 }
 
 static cairn_status after(void *ctx, const struct cairn__step_report *r, const struct cairn__overflow *overflows) {
-    struct cairn__guard *g = ctx;
+    struct cairn__amp_guard *g = ctx;
     const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = read_scaler_reports(g);
     if (r->number <= g->last_before) return st;
@@ -307,24 +308,24 @@ static cairn_status after(void *ctx, const struct cairn__step_report *r, const s
 }
 
 static void release(void *ctx) {
-    struct cairn__guard *g = ctx;
+    struct cairn__amp_guard *g = ctx;
     if (g->ending) g->ending(g);
 }
 
 /* ---- making and ending ---- */
 
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
-                                 int num_scalers, bool skips, struct cairn__guard **out) {
+                                 int num_scalers, bool skips, struct cairn__amp_guard **out) {
     cairn_status st = CAIRN_OK;
-    struct cairn__guard *g = NULL;
+    struct cairn__amp_guard *g = NULL;
     struct cairn_env *env = cairn__optimizer_env(optimizer);
     TRY(cairn__calloc(1, sizeof(*g), (void **)&g));
-    *g = (struct cairn__guard){.env = env,
-                               .optimizer = optimizer,
-                               .owner = owner,
-                               .scalers = scalers,
-                               .num_scalers = num_scalers,
-                               .skips = skips};
+    *g = (struct cairn__amp_guard){.env = env,
+                                   .optimizer = optimizer,
+                                   .owner = owner,
+                                   .scalers = scalers,
+                                   .num_scalers = num_scalers,
+                                   .skips = skips};
     g->num_last = cairn_optimizer_num_params(optimizer) + 1;
     TRY(cairn__calloc(g->num_last, sizeof(g->last[0]), (void **)&g->last));
     TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->found), (void **)&g->found));
@@ -345,9 +346,9 @@ out:
     return st;
 }
 
-void cairn__guard_destroy(struct cairn__guard **guard) {
+void cairn__guard_destroy(struct cairn__amp_guard **guard) {
     if (!guard || !*guard) return;
-    struct cairn__guard *g = *guard;
+    struct cairn__amp_guard *g = *guard;
     cairn__set_step_guard(g->optimizer, NULL);
     cairn__device_free(g->env->device, g->found);
     cairn__free(g->last);

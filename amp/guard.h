@@ -6,7 +6,7 @@
 #include "optim/hooks.h"
 #include "scaler.h"
 
-struct cairn__guard {
+struct cairn__amp_guard {
     cairn_env *env;
     cairn_optimizer *optimizer;
     const void *owner;          /* a context, which has prepared the parameters; or NULL */
@@ -16,8 +16,8 @@ struct cairn__guard {
     bool agrees;      /* with the other ranks, on overflow */
     const bool *open; /* the owner has begun a scaled loss and not ended it; NULL = there is no owner */
     uint32_t *found;  /* in device memory: a check found an overflow */
-    void (*ending)(struct cairn__guard *guard); /* at the optimizer's end; NULL = it lives longer */
-    bool is_step_explicit;                      /* within amp_scaler_step */
+    void (*ending)(struct cairn__amp_guard *guard); /* at the optimizer's end; NULL = it lives longer */
+    bool is_step_explicit;                          /* within amp_scaler_step */
 
     uint64_t losses;   /* bit i: loss i has been scaled for this optimizer since its last step */
     int micro_batch;   /* scaled losses since then */
@@ -43,39 +43,39 @@ struct cairn__guard {
 /* Makes a guard of the optimizer's steps. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has
  * one; CAIRN_ENOMEM. */
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
-                                 int num_scalers, bool skips, struct cairn__guard **out);
+                                 int num_scalers, bool skips, struct cairn__amp_guard **out);
 
 /* From now on a step that one rank skips is skipped on every rank, and its report names the gradients of all:
  * cairn__guard_agree. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__guard_make_agree(struct cairn__guard *guard);
+cairn_status cairn__guard_make_agree(struct cairn__amp_guard *guard);
 
 /* Makes skip and overflows equal on all ranks: after the checks and before the scalers' updates, on every rank. Waits
  * for the device and for the other ranks. Errors: of the group. */
-cairn_status cairn__guard_agree(struct cairn__guard *guard);
+cairn_status cairn__guard_agree(struct cairn__amp_guard *guard);
 
 /* After that, on every rank: if the step will be skipped, gets from ddp, which has reduced the gradients, the ranks
  * whose own gradients overflowed. Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the
  * group. */
-cairn_status cairn__guard_blame(struct cairn__guard *guard);
+cairn_status cairn__guard_blame(struct cairn__amp_guard *guard);
 
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
-void cairn__guard_destroy(struct cairn__guard **guard);
+void cairn__guard_destroy(struct cairn__amp_guard **guard);
 
 /* A loss was scaled whose gradients reach the optimizer. is_unsynced: they stay unsynced; such losses count as one
  * micro-batch together with the next loss whose gradients are reduced. */
-void cairn__guard_add_loss(struct cairn__guard *guard, int loss_id, bool is_unsynced);
+void cairn__guard_add_loss(struct cairn__amp_guard *guard, int loss_id, bool is_unsynced);
 
 /* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
-bool cairn__guard_is_unsynced(const struct cairn__guard *guard);
+bool cairn__guard_is_unsynced(const struct cairn__amp_guard *guard);
 
 /* Checks the gradients and notes overflows; *any (device memory) |= there was one. Returns whether there may have been
  * one. */
-bool cairn__guard_check(struct cairn__guard *guard, uint32_t *any);
+bool cairn__guard_check(struct cairn__amp_guard *guard, uint32_t *any);
 /* The same for a step: checks accumulated sums too. */
-bool cairn__guard_check_all(struct cairn__guard *guard, uint32_t *any);
+bool cairn__guard_check_all(struct cairn__amp_guard *guard, uint32_t *any);
 
 /* "weight (2 inf, 1 nan of 512), bias", cut with ", and 12 more" to fit. */
-void cairn__guard_names(const struct cairn__guard *guard, const struct cairn__overflow *overflows, char *text,
+void cairn__guard_names(const struct cairn__amp_guard *guard, const struct cairn__overflow *overflows, char *text,
                         size_t nbytes);
 
 #endif

@@ -29,7 +29,7 @@ cairn_status amp_initialize_params(cairn_env *env, cairn_param_set *set, cairn_o
 /* Counts the loss whose scale amp_next_scale returned last, if it is not counted yet; also for gradients of a later
  * step that were declared without asking for a scale. */
 static void count_shown_loss(amp_context *amp, bool is_unsynced) {
-    struct cairn__guard *g = amp->guards[0];
+    struct cairn__amp_guard *g = amp->guards[0];
     if (amp->shown.counted && g->micro_batch > 0) return;
     amp->shown.counted = true;
     amp->ended.id = amp->shown.id;
@@ -70,7 +70,7 @@ static cairn_status show_scale(amp_context *amp, const char *call, int loss_id, 
     struct cairn_param_set *set = amp->sets[0];
     const struct cairn__loss_scale *cell = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__params_check_arrived(call, set->params, set->count));
+    TRY(cairn__params_check_settled(call, set->params, set->count));
     TRY(cairn__env_resolve(amp->env)); /* of the loss before */
     TRY(synchronize_scaler(amp, call, scaler, !number));
     TRY(number ? cairn__scaler_show_scale(scaler, number, &cell) : cairn__scaler_show_on_device(scaler, shown, &cell));

@@ -7,7 +7,7 @@
 
 /* The guard of optimizer; NULL = of the only one. */
 static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *optimizer, const char *call,
-                               struct cairn__guard **out) {
+                               struct cairn__amp_guard **out) {
     size_t index = 0;
     REQUIRE(amp, CAIRN_EINVAL, "%s: amp is NULL", call);
     REQUIRE(amp->policy.enabled, CAIRN_ESTATE, "%s: amp is not enabled and checks no gradients", call);
@@ -23,7 +23,7 @@ static cairn_status find_guard(const amp_context *amp, const cairn_optimizer *op
 
 cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, cairn_optimizer *optimizer,
                                      struct amp_overflow *out, size_t count, size_t *found) {
-    struct cairn__guard *g = NULL;
+    struct cairn__amp_guard *g = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__element_check(overflow_nbytes, "amp_overflow"));
     TRY(find_guard(amp, optimizer, "amp_last_overflow", &g));
@@ -82,7 +82,7 @@ out:
 cairn_status amp_gradient_reports_sized(size_t report_nbytes, amp_context *amp, cairn_optimizer *optimizer,
                                         struct amp_gradient_report *out, size_t count) {
     cairn_status st = CAIRN_OK;
-    struct cairn__guard *g = NULL;
+    struct cairn__amp_guard *g = NULL;
     struct cairn__census *census = NULL, *host = NULL;
     TRY(cairn__element_check(report_nbytes, "amp_gradient_report"));
     TRY(find_guard(amp, optimizer, "amp_gradient_reports", &g));

@@ -16,7 +16,7 @@
 
 /* ---- the optimizers of a loss ---- */
 
-struct cairn__guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index) {
+struct cairn__amp_guard *cairn__amp_guard_of(const amp_context *amp, const cairn_optimizer *optimizer, size_t *index) {
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (amp->guards[i]->optimizer != optimizer) continue;
         *index = i;

@@ -134,7 +134,7 @@ static enum cairn__entry_owner owner_of(const amp_context *amp) {
     return CAIRN__ENTRY_SHARED;
 }
 
-static cairn_status list_guard(const struct cairn__guard *g, size_t i, enum cairn__entry_owner owner,
+static cairn_status list_guard(const struct cairn__amp_guard *g, size_t i, enum cairn__entry_owner owner,
                                struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__entries_add_i64(entries, owner, (int64_t)g->losses, "optimizers.%zu.losses", i));
@@ -184,7 +184,7 @@ static cairn_status check_numbers(const amp_context *amp, const struct cairn__en
 }
 
 /* Reports that come from here on are of steps behind the load, whatever their number. */
-static void take_guard(struct cairn__guard *g, size_t i, const struct cairn__entries *entries) {
+static void take_guard(struct cairn__amp_guard *g, size_t i, const struct cairn__entries *entries) {
     g->losses = (uint64_t)cairn__entries_i64(entries, "optimizers.%zu.losses", i);
     g->micro_batch = (int)cairn__entries_i64(entries, "optimizers.%zu.micro_batch", i);
     g->checks_late = cairn__entries_i64(entries, "optimizers.%zu.checks_late", i) != 0;

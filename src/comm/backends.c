@@ -20,7 +20,7 @@ cairn_status cairn__backend_find(const char *name, int *row) {
     return CAIRN_OK;
 }
 
-cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options) {
+cairn_status cairn__backend_probe(int row, const struct cairn__group_create_options *options) {
     const struct cairn__group_backend *b = cairn__backends[row];
     return b->probe ? b->probe(options) : CAIRN_OK;
 }

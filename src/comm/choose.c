@@ -18,7 +18,7 @@ struct candidate {
 };
 
 struct choice {
-    const struct cairn__group_options *options;
+    const struct cairn__group_create_options *options;
     struct cairn__peers *peers;
     struct candidate candidates[MOST_CANDIDATES]; /* best first */
     int num_candidates;
@@ -32,11 +32,11 @@ static void add_candidate(struct choice *c, int row) {
     c->candidates[c->num_candidates++] = (struct candidate){.row = row, .failed_rank = -1};
 }
 
-static bool is_on_gpu(const struct cairn__group_options *o) {
+static bool is_on_gpu(const struct cairn__group_create_options *o) {
     return o->device && strcmp(o->device->ops->name, "cpu") != 0;
 }
 
-cairn_status cairn__backend_meet(const struct cairn__group_options *o, struct cairn__peers *out) {
+cairn_status cairn__backend_meet(const struct cairn__group_create_options *o, struct cairn__peers *out) {
     return cairn__peers_meet(&(struct cairn__peers_options){.rank = o->rank,
                                                             .size = o->size,
                                                             .timeout = o->meeting_timeout > 0 ? o->meeting_timeout
@@ -233,7 +233,8 @@ out:
     return st;
 }
 
-static cairn_status choose_together(const struct cairn__group_options *o, struct cairn__peers *p, int named, int *row) {
+static cairn_status choose_together(const struct cairn__group_create_options *o, struct cairn__peers *p, int named,
+                                    int *row) {
     struct choice c = {.options = o, .peers = p};
     const cairn_status st = check_facts(p, named);
     if (st != CAIRN_OK) return cairn__peers_refuse(p, st);
@@ -246,7 +247,7 @@ static cairn_status choose_together(const struct cairn__group_options *o, struct
     return *row == CAIRN__BACKEND_SHM ? CAIRN_OK : probe_everywhere(&c, named >= 0, row);
 }
 
-cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
+cairn_status cairn__backend_choose(const struct cairn__group_create_options *options, struct cairn__peers *peers,
                                    const struct cairn__group_backend **out) {
     int named = -1, row = -1;
     cairn_status st = CAIRN_OK;

@@ -196,7 +196,7 @@ cairn_status cairn__group_exchange(cairn_group *group, void *all, const void *mi
     if (!group->backend->exchange) return cairn_allgather(group, all, mine, nbytes, CAIRN_U8, NULL);
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_check_status(group, &group->last, group->backend->exchange(group, all, mine, nbytes)));
+    TRY(cairn__group_kill_if_deadly(group, &group->last, group->backend->exchange(group, all, mine, nbytes)));
 out:
     return st;
 }

@@ -14,7 +14,7 @@ static bool waits_for_this_rank(const cairn_group *group, int rank, const struct
     return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
 }
 
-bool cairn__waits_for_good(const cairn_group *group) {
+bool cairn__group_detects_deadlock(const cairn_group *group) {
     const cairn_group *root = group;
     while (root->next) root = root->next;
     return group->timeout >= root->timeout;
@@ -163,7 +163,7 @@ cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *
     struct record record = record_of(group, call);
     cairn_group *other = NULL;
     cairn_status found = CAIRN_OK;
-    if (!family->store || family->store_fails || !cairn__waits_for_good(group)) return CAIRN_OK;
+    if (!family->store || family->store_fails || !cairn__group_detects_deadlock(group)) return CAIRN_OK;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
     const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
     family->published = st == CAIRN_OK;

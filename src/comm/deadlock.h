@@ -18,7 +18,7 @@ struct cairn__stuck {
 };
 
 /* False: the group has a shorter timeout than the environment's. */
-bool cairn__waits_for_good(const cairn_group *group);
+bool cairn__group_detects_deadlock(const cairn_group *group);
 
 /* This rank waits in `call` of mine, which theirs->rank has not posted. CAIRN_EPEER if that rank waits in *other for a
  * call that this one has not posted: both groups are to die here, *other by cairn__group_kill, which ends that wait. */

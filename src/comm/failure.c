@@ -21,13 +21,13 @@ static void keep_cause(cairn_group *group) {
     snprintf(group->cause, sizeof(group->cause), "%s", cairn_last_error());
 }
 
-bool cairn__group_is_parents(const cairn_group *group) {
+bool cairn__group_was_forked(const cairn_group *group) {
     return group->size > 1 && group->forks != cairn__forks();
 }
 
 /* give_up comes before the notes of the peers are read: it is what makes them fail and leave notes. */
-cairn_status cairn__group_check_any_status(cairn_group *group, const struct cairn__call *call, cairn_status status) {
-    if (status == CAIRN_OK || group->dead != CAIRN_OK || cairn__group_is_parents(group)) return status;
+cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+    if (status == CAIRN_OK || group->dead != CAIRN_OK || cairn__group_was_forked(group)) return status;
     group->dead = status;
     group->family->outstanding -= group->outstanding;
     group->outstanding = 0;
@@ -42,18 +42,18 @@ cairn_status cairn__group_check_any_status(cairn_group *group, const struct cair
     return cairn__fail(status, "%s", group->cause);
 }
 
-cairn_status cairn__group_check_status(cairn_group *group, const struct cairn__call *call, cairn_status status) {
+cairn_status cairn__group_kill_if_deadly(cairn_group *group, const struct cairn__call *call, cairn_status status) {
     const bool is_aborted = status == CAIRN_ESTATE && atomic_load(&group->aborted);
     const bool kills = status == CAIRN_EPEER || status == CAIRN_ETIMEOUT || is_aborted;
-    return kills ? cairn__group_check_any_status(group, call, status) : status;
+    return kills ? cairn__group_kill_if_failed(group, call, status) : status;
 }
 
 cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
-    return cairn__group_check_any_status(group, &group->last, status);
+    return cairn__group_kill_if_failed(group, &group->last, status);
 }
 
 cairn_status cairn__group_check_alive(cairn_group *group) {
-    REQUIRE(!cairn__group_is_parents(group), CAIRN_ESTATE,
+    REQUIRE(!cairn__group_was_forked(group), CAIRN_ESTATE,
             "this process was forked from rank %d, whose groups stay with it: the other ranks would take what is sent "
             "here for that rank's; let the child call exec, or leave its calls to the rank",
             group->rank);
@@ -62,11 +62,11 @@ cairn_status cairn__group_check_alive(cairn_group *group) {
         return cairn__fail(group->dead, "the group is dead and can only be destroyed; its first failure was: %s",
                            group->cause);
     }
-    return cairn__group_check_status(group, &group->last, cairn__group_was_aborted(group));
+    return cairn__group_kill_if_deadly(group, &group->last, cairn__group_was_aborted(group));
 }
 
 void cairn_group_abort(cairn_group *group) {
-    if (!group || cairn__group_is_parents(group)) return;
+    if (!group || cairn__group_was_forked(group)) return;
     atomic_fetch_add(&group->aborting, 1);
     if (!atomic_exchange(&group->aborted, true)) {
         char name[80], cause[128];

@@ -28,21 +28,21 @@ struct cairn__proposal {
     };
 };
 
-/* Seconds that fit in 64 bits of ns. */
-double cairn__group_clip_timeout(double timeout);
+/* The timeout, or the longest that fits in 64 bits of ns. */
+double cairn__group_clamp_timeout(double timeout);
 
 /* Whether this process is a child of the rank's, by fork: it may only free its copy. False for a group of one. */
-bool cairn__group_is_parents(const cairn_group *group);
+bool cairn__group_was_forked(const cairn_group *group);
 
 /* CAIRN_ESTATE in a child of the rank's. The first cause again, once the group is dead or was aborted. */
 cairn_status cairn__group_check_alive(cairn_group *group);
 
 /* Passes status on, whose message is the last error. CAIRN_EPEER, CAIRN_ETIMEOUT and this rank's abort kill the group:
  * the group keeps the first cause and reports it to the peers. call is what this rank was in. */
-cairn_status cairn__group_check_status(cairn_group *group, const struct cairn__call *call, cairn_status status);
+cairn_status cairn__group_kill_if_deadly(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 /* The same for calls that a failure leaves half-done: any failure kills the group. */
-cairn_status cairn__group_check_any_status(cairn_group *group, const struct cairn__call *call, cairn_status status);
+cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 /* Numbers the request and posts it; waits where out is NULL. */
 cairn_status cairn__group_post(cairn_group *group, const struct cairn__request *request, cairn_work **out);

@@ -17,7 +17,7 @@ enum { MAX_TIMEOUT = 1000000000 /* s; fits in 64 bits of ns */ };
 
 /* ---- creation ---- */
 
-static cairn_status check_options(const struct cairn__group_options *o) {
+static cairn_status check_options(const struct cairn__group_create_options *o) {
     int row = -1;
     cairn_status st = CAIRN_OK;
     REQUIRE(o, CAIRN_EINVAL, "a group needs options");
@@ -64,11 +64,11 @@ out:
     return st;
 }
 
-double cairn__group_clip_timeout(double timeout) {
+double cairn__group_clamp_timeout(double timeout) {
     return timeout < MAX_TIMEOUT ? timeout : MAX_TIMEOUT;
 }
 
-static cairn_status make_family(const struct cairn__group_options *options, cairn_group **out) {
+static cairn_status make_family(const struct cairn__group_create_options *options, cairn_group **out) {
     struct cairn__family *family = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc(1, sizeof(*family), (void **)&family));
@@ -82,7 +82,7 @@ out:
     return st;
 }
 
-static cairn_status create(cairn_group *group, const struct cairn__group_options *options) {
+static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options) {
     struct cairn__peers peers = {.rank = options->rank, .size = options->size, .listener = -1};
     cairn_status st = CAIRN_OK;
     if (options->size > 1) TRY(cairn__backend_meet(options, &peers));
@@ -94,13 +94,14 @@ out:
     return st;
 }
 
-cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out) {
+cairn_status cairn__group_create(const struct cairn__group_create_options *options, cairn_group **out) {
     cairn_group *group = NULL;
     cairn_status st = CAIRN_OK;
     TRY(check_options(options));
     TRY(make_family(options, &group));
     group->rank = options->rank;
-    group->timeout = cairn__group_clip_timeout(options->timeout);
+    group->timeout = cairn__group_clamp_timeout(options->timeout);
+    group->timeout_name = "CAIRN_TIMEOUT";
     group->device = options->device;
     for (int r = 0; r < group->size; r++) group->env_ranks[r] = r;
     group->is_of_all = true;
@@ -117,7 +118,7 @@ out:
 void cairn__group_end(cairn_group **group) {
     cairn_group *g = *group;
     if (!g) return;
-    if (!cairn__group_is_parents(g)) {
+    if (!cairn__group_was_forked(g)) {
         while (atomic_load(&g->aborting) > 0) sched_yield(); /* whose abort got the caller here may not be back yet */
         if (g->backend) g->backend->destroy(g);
     }
@@ -210,8 +211,8 @@ bool cairn__group_is_recorded(const cairn_group *group) {
     return group->recorded.graphs > 0;
 }
 
-bool cairn__group_looks(const cairn_group *group) {
-    return group->backend->looks;
+bool cairn__group_checks_results(const cairn_group *group) {
+    return group->backend->checks_results;
 }
 
 bool cairn__group_blames(const cairn_group *group) {
@@ -225,7 +226,7 @@ cairn_status cairn_group_alloc(cairn_group *group, size_t nbytes, void **out) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_check_alive(group));
     REQUIRE(nbytes <= SIZE_MAX / 2, CAIRN_ENOMEM, "group memory of %zu bytes is more than memory can hold", nbytes);
-    TRY(cairn__group_check_status(group, &group->last, group->backend->alloc(group, nbytes, out)));
+    TRY(cairn__group_kill_if_deadly(group, &group->last, group->backend->alloc(group, nbytes, out)));
 out:
     return st;
 }
@@ -236,7 +237,7 @@ cairn_status cairn_group_free(cairn_group *group, void **memory) {
     cairn_status st = CAIRN_OK;
     TRY(refuse_recorded(group, "cairn_group_free"));
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_check_status(group, &group->last, group->backend->free(group, *memory)));
+    TRY(cairn__group_kill_if_deadly(group, &group->last, group->backend->free(group, *memory)));
     *memory = NULL;
 out:
     return st;

@@ -8,7 +8,7 @@
 #include "device/device.h"
 
 /* How the ranks of one group find each other. */
-struct cairn__group_options {
+struct cairn__group_create_options {
     int rank, size;
     double timeout;         /* seconds in which nothing moves that this rank waits for; > 0 */
     double meeting_timeout; /* seconds for creation; 0 = timeout */
@@ -23,7 +23,7 @@ struct cairn__group_options {
 /* Collective over all ranks; returns when all have joined. Errors: CAIRN_EINVAL, also for ranks with different backends
  * in their options; CAIRN_ENOTBUILT; CAIRN_ENOTSUP a backend that cannot join these ranks, and why; CAIRN_EPEER a rank
  * died meanwhile; CAIRN_ETIMEOUT names the ranks that did not join; CAIRN_ESYSTEM; CAIRN_ENOMEM. */
-cairn_status cairn__group_create(const struct cairn__group_options *options, cairn_group **out);
+cairn_status cairn__group_create(const struct cairn__group_create_options *options, cairn_group **out);
 
 /* Ends the group of cairn__group_create; not collective. false, with an error logged, where groups made from it are
  * alive. */
@@ -50,7 +50,7 @@ struct cairn_device *cairn__group_device(const cairn_group *group);
 bool cairn__group_is_recorded(const cairn_group *group);
 
 /* Whether a reduction checks its results for inf and NaN: that of shm does, those of the others do not. */
-bool cairn__group_looks(const cairn_group *group);
+bool cairn__group_checks_results(const cairn_group *group);
 
 /* cairn_work_wait that also sets *found to 1 where any stored result of an all-reduce of a float type was infinite or
  * NaN on any rank: every rank gets the same answer. Otherwise *found stays as it was; NULL = not wanted. */
@@ -68,8 +68,8 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
 cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
                                   struct cairn__blame *blame, cairn_work **work);
 
-/* Whether the backend fills blame: with cairn__group_looks equally on every rank, else on each rank for the elements
- * that it reduced itself. nccl does not. */
+/* Whether the backend fills blame: with cairn__group_checks_results equally on every rank, else on each rank for the
+ * elements that it reduced itself. nccl does not. */
 bool cairn__group_blames(const cairn_group *group);
 
 /* all [size * nbytes] gets every rank's mine [nbytes], memory of the host whatever the group's device. Collective;

@@ -34,16 +34,17 @@ struct cairn_work {
 
 /* Every function is required but for those marked. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
 struct cairn__group_backend {
-    const char *name; /* in options, logs and cairn_group_backend */
-    bool looks;       /* an all-reduce checks its results for inf and NaN */
-    bool blames;      /* fills request.blame: equally on every rank if looks, else for what the rank itself reduced */
-    bool keeps_store; /* family->store is used after creation */
+    const char *name;    /* in options, logs and cairn_group_backend */
+    bool checks_results; /* an all-reduce checks its results for inf and NaN */
+    bool blames;         /* fills request.blame: on every rank alike if checks_results, else of what the rank reduced */
+    bool keeps_store;    /* family->store is used after creation */
     /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
-    cairn_status (*probe)(const struct cairn__group_options *options);
+    cairn_status (*probe)(const struct cairn__group_create_options *options);
     /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error
      * destroy follows. */
-    cairn_status (*create)(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers);
+    cairn_status (*create)(cairn_group *group, const struct cairn__group_create_options *options,
+                           struct cairn__peers *peers);
     /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks
      * lists them, group->index identifies it in the family. */
     cairn_status (*derive)(cairn_group *group, cairn_group *parent);
@@ -56,7 +57,7 @@ struct cairn__group_backend {
     /* Makes what progress it can without waiting; calls cairn__work_complete for each work that is done.
      * CAIRN_ETIMEOUT: nothing moved for group->timeout seconds while a work was under way. */
     cairn_status (*progress)(cairn_group *group);
-    /* Returns when the work is done, or as progress does. While it polls it calls cairn__family_progress, and
+    /* Returns when the work is done, or as progress does. While it polls it calls cairn__family_progress_others, and
      * cairn__group_was_aborted now and then. */
     cairn_status (*wait)(cairn_group *group, cairn_work *work);
     /* Tells peers that still wait that the group is dead on this rank, and why. Called once at most: by the rank's
@@ -86,15 +87,15 @@ extern const struct cairn__group_backend cairn__group_self, cairn__group_shm, ca
 cairn_status cairn__backend_find(const char *name, int *row);
 
 /* The row's probe. */
-cairn_status cairn__backend_probe(int row, const struct cairn__group_options *options);
+cairn_status cairn__backend_probe(int row, const struct cairn__group_create_options *options);
 
 /* cairn__peers_meet with what each rank publishes of itself taken from its options. */
-cairn_status cairn__backend_meet(const struct cairn__group_options *options, struct cairn__peers *out);
+cairn_status cairn__backend_meet(const struct cairn__group_create_options *options, struct cairn__peers *out);
 
 /* What the group is made of: the same on all ranks, which know each other. peers->all is NULL where size is 1. Errors:
  * CAIRN_EINVAL ranks with different wishes or kinds of device, or a backend that does not exchange such memory;
  * CAIRN_ENOTSUP shm for several machines; the error of a rank's probe, with the rank. */
-cairn_status cairn__backend_choose(const struct cairn__group_options *options, struct cairn__peers *peers,
+cairn_status cairn__backend_choose(const struct cairn__group_create_options *options, struct cairn__peers *peers,
                                    const struct cairn__group_backend **out);
 
 /* ---- groups ---- */
@@ -122,7 +123,8 @@ struct cairn_group {
     bool is_of_all;    /* every rank of the environment has the number that it has there */
     int *parent_ranks; /* [size] likewise in the parent; during derive only */
     double timeout;
-    unsigned forks; /* cairn__forks() of the process that made it */
+    const char *timeout_name; /* what sets it, for messages: CAIRN_TIMEOUT, unless the group has its own */
+    unsigned forks;           /* cairn__forks() of the process that made it */
     struct cairn_device *device;
     struct cairn__recorded recorded; /* by graphs, with the group's collectives */
     uint64_t next_number;
@@ -145,7 +147,7 @@ void cairn__work_complete(cairn_work *work, uint32_t found);
 cairn_status cairn__group_run(cairn_group *group, const struct cairn__request *request, uint32_t *found);
 
 /* For waits: makes progress in the other groups of the family that have works; their failures stay with them. */
-void cairn__family_progress(cairn_group *group);
+void cairn__family_progress_others(cairn_group *group);
 
 /* For waits: CAIRN_ESTATE if cairn_group_abort was called. */
 cairn_status cairn__group_was_aborted(const cairn_group *group);

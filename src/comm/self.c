@@ -10,7 +10,8 @@ struct self {
     size_t count, capacity;
 };
 
-static cairn_status create(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers) {
+static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options,
+                           struct cairn__peers *peers) {
     (void)peers;
     REQUIRE(options->device, CAIRN_EINVAL, "a group of one rank needs a device");
     return cairn__calloc(1, sizeof(struct self), &group->impl);

@@ -100,7 +100,7 @@ static cairn_status exchange_proposals(cairn_group *parent, const struct cairn__
     }
     parent->family->made++;
 out:
-    return cairn__group_check_status(parent, &parent->last, st);
+    return cairn__group_kill_if_deadly(parent, &parent->last, st);
 }
 
 static cairn_status exchange_outcomes(cairn_group *parent, cairn_status status, enum proposal_kind kind) {
@@ -110,7 +110,7 @@ static cairn_status exchange_outcomes(cairn_group *parent, cairn_status status, 
     TRY(exchange(parent, &mine));
     TRY(outcome(parent, &mine, kind));
 out:
-    return cairn__group_check_status(parent, &parent->last, st);
+    return cairn__group_kill_if_deadly(parent, &parent->last, st);
 }
 
 /* ---- members ---- */
@@ -165,6 +165,7 @@ static cairn_status make(cairn_group *parent, cairn_status st, struct cairn__pro
     mine->made = parent->family->made;
     TRY(exchange_proposals(parent, mine));
     made->timeout = timeout;
+    made->timeout_name = timeout == parent->timeout ? parent->timeout_name : "cairn_group_options.timeout";
     size = choose_members(parent, mine, made->parent_ranks);
     if (size > 0) st = derive(made, parent, size);
     TRY(exchange_outcomes(parent, st, (enum proposal_kind)mine->kind));
@@ -190,7 +191,7 @@ static cairn_status read_options(const cairn_group *parent, const struct cairn_g
     TRY(cairn__options_read(&o, sizeof(o), given, "cairn_group_options"));
     REQUIRE(o.timeout >= 0, CAIRN_EINVAL,
             "cairn_group_options.timeout is %g s; it must be positive, or 0 for the parent's", o.timeout);
-    *timeout = o.timeout > 0 ? cairn__group_clip_timeout(o.timeout) : parent->timeout;
+    *timeout = o.timeout > 0 ? cairn__group_clamp_timeout(o.timeout) : parent->timeout;
 out:
     return st;
 }

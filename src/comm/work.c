@@ -95,7 +95,7 @@ static cairn_status post(cairn_group *group, const struct cairn__request *reques
     work->request.call.number = ++*number;
     group->last = work->request.call;
     count(group, 1);
-    st = cairn__group_check_status(group, &group->last, group->backend->post(group, work));
+    st = cairn__group_kill_if_deadly(group, &group->last, group->backend->post(group, work));
     if (st == CAIRN_OK) {
         *out = work;
     } else {
@@ -128,19 +128,19 @@ out:
 
 /* ---- progress ---- */
 
-void cairn__family_progress(cairn_group *group) {
+void cairn__family_progress_others(cairn_group *group) {
     if (group->family->outstanding == group->outstanding) return;
     for (cairn_group *g = group->family->groups; g; g = g->next) {
         if (g == group || g->outstanding == 0 || cairn__group_check_alive(g) != CAIRN_OK) continue;
-        (void)cairn__group_check_any_status(g, &g->last, g->backend->progress(g));
+        (void)cairn__group_kill_if_failed(g, &g->last, g->backend->progress(g));
     }
 }
 
 cairn_status cairn__group_progress(cairn_group *group) {
     cairn_status st = CAIRN_OK;
-    cairn__family_progress(group);
+    cairn__family_progress_others(group);
     TRY(cairn__group_check_alive(group));
-    TRY(cairn__group_check_any_status(group, &group->last, group->backend->progress(group)));
+    TRY(cairn__group_kill_if_failed(group, &group->last, group->backend->progress(group)));
 out:
     return st;
 }
@@ -169,7 +169,7 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
     cairn_status st = CAIRN_OK;
     if (!w->done) {
         TRY(cairn__group_check_alive(group));
-        TRY(cairn__group_check_any_status(group, &w->request.call, group->backend->wait(group, w)));
+        TRY(cairn__group_kill_if_failed(group, &w->request.call, group->backend->wait(group, w)));
     }
     if (found) *found |= w->found != 0;
 out:

@@ -69,7 +69,7 @@ cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, b
     if (is_unsynced(d)) return CAIRN_OK; /* of this rank alone: the others must go on to decide alike */
     d->looks_left = LOOKS;
     if (d->blind) return CAIRN_OK;
-    if (!cairn__group_looks(d->channel)) TRY(unite(d));
+    if (!cairn__group_checks_results(d->channel)) TRY(unite(d));
     *checked = true;
     *found |= d->blame.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {

@@ -69,7 +69,7 @@ out:
 static cairn_status run_backward_of_unsynced(struct ddp_context *d) {
     cairn_status st = CAIRN_OK;
     struct cairn_param_set *set = d->set;
-    TRY(cairn__param_set_begin(set, REDUCTION, set->scale));
+    TRY(cairn__param_set_begin_backward(set, REDUCTION, set->scale));
     TRY(cairn__param_set_settle(set));
 out:
     if (st != CAIRN_OK) cairn__param_set_abort(set);

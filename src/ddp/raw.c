@@ -98,7 +98,7 @@ static cairn_status check_declared(struct ddp_context *d) {
 static cairn_status begin_with_none(struct cairn_param_set *set) {
     cairn_status st = CAIRN_OK;
     if (set->losses) TRY(set->losses->take_scale(set->losses));
-    TRY(cairn__param_set_begin(set, set->backward + 1, set->scale));
+    TRY(cairn__param_set_begin_backward(set, set->backward + 1, set->scale));
 out:
     return st;
 }

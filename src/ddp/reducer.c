@@ -268,10 +268,10 @@ static cairn_status write_zeros(struct ddp_context *d, size_t s) {
         p->set->is_users &&
         cairn__grad_is_written(p->gradient); /* unless another rank has one: cairn__ddp_unused_settle */
     cairn_status st = CAIRN_OK;
-    if (!waits_on) TRY(cairn__grad_open(p->gradient, &slot));
+    if (!waits_on) TRY(cairn__grad_begin_write(p->gradient, &slot));
     device_of(d)->passes->fill(device_of(d), d->slots[s].wire, place_of(d, s), p->n, 0.0f);
     d->slots[s].zero = false;
-    if (!p->set->is_users) cairn__grad_set_reduced(p->gradient);
+    if (!p->set->is_users) cairn__grad_join_reduction(p->gradient);
 out:
     return st;
 }
@@ -406,7 +406,7 @@ static cairn_status accumulate_written(struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         void *slot = NULL;
         struct cairn__grad *g = d->slots[s].param->gradient;
-        if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
+        if (d->slots[s].in_place && cairn__grad_is_written(g)) TRY(cairn__grad_begin_write(g, &slot));
     }
 out:
     return st;
@@ -553,7 +553,7 @@ static cairn_status agree_on_ignored(struct ddp_context *d) {
     for (size_t i = 0; i < d->set->count; i++)
         cairn__grad_touch_flags(d->set->params[i]->gradient); /* by other ranks */
     TRY(cairn_allreduce(d->channel, d->set->flags, 2 * d->set->flags_count, CAIRN_I32, CAIRN_MAX, NULL));
-    for (size_t i = 0; i < d->num_ignored; i++) cairn__grad_agree(d->ignored[i]->gradient);
+    for (size_t i = 0; i < d->num_ignored; i++) cairn__grad_save_agreed_flags(d->ignored[i]->gradient);
 out:
     return st;
 }
@@ -573,7 +573,8 @@ static cairn_status settle(struct ddp_context *d) {
     TRY(finish_all(d, &found));
     TRY(receive_losses(d));
     if (d->num_ignored > 0) TRY(agree_on_ignored(d)); /* their overflow is in no bucket */
-    if (found || (d->speaks && cairn__group_looks(d->channel))) TRY(cairn__param_set_reduced(d->set, found));
+    if (found || (d->speaks && cairn__group_checks_results(d->channel)))
+        TRY(cairn__param_set_on_reduced(d->set, found));
     d->backwards++;
     d->has_reduced = true;
     d->set->ranks_differ |= d->reduces_nothing;
@@ -614,7 +615,7 @@ static void failed(void *ctx) {
 static cairn_status no_gradient(void *ctx) {
     struct ddp_context *d = ctx;
     cairn_status st = CAIRN_OK;
-    if (!d->model || cairn_group_size(d->channel) == 1 || !cairn__param_set_requires_grad(d->set)) return CAIRN_OK;
+    if (!d->model || cairn_group_size(d->channel) == 1 || !cairn__param_set_any_requires_grad(d->set)) return CAIRN_OK;
     TRY(cairn__group_progress(d->channel));
     TRY(cairn__fail(CAIRN_EINVAL,
                     "ddp: on rank %d, nothing that the loss of backward %lld depends on requires a gradient, while the "

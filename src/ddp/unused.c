@@ -129,7 +129,7 @@ static cairn_status let_missing_arrive(struct ddp_context *d, cairn__ddp_slot_te
         struct cairn__grad *g = d->slots[s].param->gradient;
         if (d->slots[s].arrived || comes_later(d, s)) continue;
         if (cairn__grad_is_unsynced(g)) {
-            TRY(cairn__grad_sync(g));
+            TRY(cairn__grad_write_unreached(g));
             cairn__ddp_arrive(d, s);
         } else {
             cairn__ddp_arrive_empty(d, s);
@@ -195,7 +195,7 @@ cairn_status cairn__ddp_unused_rest(struct ddp_context *d) {
     /* Nothing more comes that it could be added to. */
     for (size_t i = 0; i < d->num_ignored; i++) {
         struct cairn__grad *g = d->ignored[i]->gradient;
-        if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_sync(g));
+        if (cairn__grad_is_unsynced(g)) TRY(cairn__grad_write_unreached(g));
     }
     TRY(let_missing_arrive(d, never));
 out:
@@ -229,7 +229,7 @@ cairn_status cairn__ddp_unused_settle(struct ddp_context *d) {
         } else if (d->slots[s].used) {
             /* The gradient in the user's memory is the one declared last, on whichever rank. */
             const struct cairn__param *p = d->slots[s].param;
-            if (p->reached != p->set->backward) cairn__grad_set_reduced(p->gradient);
+            if (p->reached != p->set->backward) cairn__grad_join_reduction(p->gradient);
         }
     }
     d->zero_loss = false;

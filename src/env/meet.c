@@ -36,16 +36,16 @@ static cairn_status join(struct meeting *m, cairn_store *store) {
     snprintf(key, sizeof(key), "%s/envs/%d", launch->key_prefix, launch->rank);
     if (store) TRY(cairn_store_add(store, key, 1, &m->number));
     snprintf(prefix, sizeof(prefix), "%s/%lld", launch->key_prefix, (long long)m->number);
-    const struct cairn__group_options options = {.rank = launch->rank,
-                                                 .size = launch->size,
-                                                 .timeout = m->options->timeout,
-                                                 .meeting_timeout = m->options->meeting_timeout,
-                                                 .store = store,
-                                                 .prefix = prefix,
-                                                 .backend = m->options->backend,
-                                                 .interface = cairn__var("GLOO_SOCKET_IFNAME"),
-                                                 .is_mpi = launch->is_mpi,
-                                                 .device = m->env->device};
+    const struct cairn__group_create_options options = {.rank = launch->rank,
+                                                        .size = launch->size,
+                                                        .timeout = m->options->timeout,
+                                                        .meeting_timeout = m->options->meeting_timeout,
+                                                        .store = store,
+                                                        .prefix = prefix,
+                                                        .backend = m->options->backend,
+                                                        .interface = cairn__var("GLOO_SOCKET_IFNAME"),
+                                                        .is_mpi = launch->is_mpi,
+                                                        .device = m->env->device};
     TRY(cairn__group_create(&options, &group));
     m->env->places[CAIRN__PLACE_OF_COMM].at = group;
 out:

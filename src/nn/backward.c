@@ -62,7 +62,7 @@ static cairn_status reach_first(struct cairn__tape *tape, cairn_tensor *t, size_
 /* Of a parameter that has been frozen since the operation was called. On another rank the loss may reach more of its
  * set, and that rank waits. */
 static cairn_status pass_frozen(struct cairn__tape *tape, struct cairn_param_set *set) {
-    return cairn__param_set_requires_grad(set) ? remember_set(tape, set) : CAIRN_OK;
+    return cairn__param_set_any_requires_grad(set) ? remember_set(tape, set) : CAIRN_OK;
 }
 
 /* t will get `count` more contributions. *pending: marked nodes that the pass has not visited. */
@@ -171,7 +171,7 @@ static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cai
     tape->lets_infinities = false;
     order_sets(tape);
     for (size_t i = 0; i < tape->num_sets; i++)
-        TRY(cairn__param_set_begin(tape->sets[i], tape->backward, loss->loss_scale));
+        TRY(cairn__param_set_begin_backward(tape->sets[i], tape->backward, loss->loss_scale));
     TRY(seed(tape, loss, grad));
     TRY(cairn__backward_walk(tape, loss));
     tape->walking = false;

@@ -98,7 +98,7 @@ static cairn_status add_to_param(struct cairn__tape *tape, cairn_tensor *t, void
         return CAIRN_OK;
     }
     if (t->arrived == t->uses) {
-        TRY(cairn__grad_open(t->param->gradient, &slot));
+        TRY(cairn__grad_begin_write(t->param->gradient, &slot));
         add_wide(tape, slot, dtype, dx, dtype, t->sum, t->n);
         drop(tape, t->sum);
         t->sum = NULL;
@@ -157,7 +157,7 @@ static cairn_tensor *last_target(const struct cairn__tape *tape, cairn_tensor *t
 cairn_status cairn__tensor_grad_begin(struct cairn__tape *tape, cairn_tensor *t, void **dx) {
     t = last_target(tape, t);
     if (t->kind == CAIRN__LEAF) return begin_leaf(tape, t, dx);
-    if (t->kind == CAIRN__PARAM && t->uses == 1) return cairn__grad_open(t->param->gradient, dx);
+    if (t->kind == CAIRN__PARAM && t->uses == 1) return cairn__grad_begin_write(t->param->gradient, dx);
     return new_buffer(tape, t, cairn__tensor_dtype(t), dx);
 }
 

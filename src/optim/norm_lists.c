@@ -6,7 +6,7 @@ cairn_status cairn__optimizer_read_grads(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     for (size_t i = 0; i < o->count; i++) {
         struct cairn__grad_view grad;
-        TRY(cairn__grad_read(o->arrays.params[i]->gradient, &grad));
+        TRY(cairn__grad_prepare_read(o->arrays.params[i]->gradient, &grad));
         o->arrays.items[i].grad = grad.x;
         o->arrays.items[i].factor = grad.factor;
         o->arrays.keys[i] = grad.x ? (int)grad.dtype : -1;

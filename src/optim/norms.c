@@ -27,7 +27,7 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     size_t done = 0;
     float clip = 1;
     TRY(cairn__device_refuse_recording(d, "norms are not known yet; call cairn_grad_norms between replays"));
-    TRY(cairn__params_check_arrived("cairn_grad_norms", o->arrays.params, o->count));
+    TRY(cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count));
     TRY(cairn__calloc(2 * o->count + 1, sizeof(all[0]), (void **)&all));
     listed = all + o->count;
     TRY(cairn__params_take_unsynced(o->arrays.params, o->count));

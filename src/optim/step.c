@@ -37,7 +37,7 @@ static cairn_status describe(struct cairn_optimizer *o, size_t i) {
         item->half = p->master && p->dtype != CAIRN_F32 ? p->data : NULL;
     }
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_read(p->gradient, &grad));
+    TRY(cairn__grad_prepare_read(p->gradient, &grad));
     item->grad = grad.x;
     item->factor = grad.factor;
     o->arrays.keys[i] = grad.x ? (int)grad.dtype * CAIRN__NUM_STORAGE_MODES + (int)mode : -1;
@@ -103,7 +103,7 @@ cairn_status cairn__step_begin(cairn_optimizer *o, struct cairn__step_end *end) 
                                     .reports = o->reports,
                                     .names = o->arrays.report_overflows,
                                     .table = o->table};
-    TRY(cairn__params_check_arrived("cairn_step", o->arrays.params, o->count));
+    TRY(cairn__params_check_settled("cairn_step", o->arrays.params, o->count));
     REQUIRE(!cairn__params_incomplete(o->arrays.params, o->count), CAIRN_ESTATE,
             "cairn_step: the last backward failed, so the gradients are incomplete; no weight was changed");
     if (!o->guard.before) warn_unguarded(o);
@@ -144,7 +144,7 @@ out:
 /* ---- forgetting ---- */
 
 static bool refuses(const char *call, const cairn_optimizer *o) {
-    return !o || cairn__params_refuse(call, o->arrays.params, o->count);
+    return !o || cairn__params_log_if_in_flight(call, o->arrays.params, o->count);
 }
 
 void cairn_optimizer_clear_grads(cairn_optimizer *optimizer) {

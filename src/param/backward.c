@@ -8,8 +8,8 @@ static const struct cairn__grad_listener *listener_of(const struct cairn_param_s
     return set->unsynced ? NULL : set->listener;
 }
 
-cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward,
-                                    const struct cairn__loss_scale *scale) {
+cairn_status cairn__param_set_begin_backward(struct cairn_param_set *set, uint64_t backward,
+                                             const struct cairn__loss_scale *scale) {
     const struct cairn__grad_listener *listener = listener_of(set);
     set->backward = backward;
     set->scale = scale;
@@ -21,7 +21,7 @@ cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backwa
 
 void cairn__param_grad_ready(struct cairn__param *p) {
     const struct cairn__grad_listener *listener = listener_of(p->set);
-    cairn__grad_write(p->gradient);
+    cairn__grad_mark_written(p->gradient);
     if (listener) listener->ready(listener->ctx, p->index);
 }
 

@@ -13,28 +13,28 @@ static cairn_status check_range(const char *call, const cairn_param_set *set, si
 
 /* Of a set with a listener, the first declaration after settle begins a backward. */
 static cairn_status begin_declaring(struct cairn_param_set *set) {
-    cairn_status st = set->in_backward ? CAIRN_OK : cairn__param_set_begin(set, set->backward + 1, set->scale);
+    cairn_status st = set->in_backward ? CAIRN_OK : cairn__param_set_begin_backward(set, set->backward + 1, set->scale);
     if (st != CAIRN_OK) cairn__param_set_abort(set);
     return st;
 }
 
-cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count) {
+cairn_status cairn__params_check_settled(const char *call, struct cairn__param *const *params, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        REQUIRE(!cairn__param_is_on_its_way(params[i]), CAIRN_ESTATE,
+        REQUIRE(!cairn__param_is_in_flight(params[i]), CAIRN_ESTATE,
                 "%s: gradients of parameter '%s' and its set are being averaged; call ddp_wait first", call,
                 params[i]->name);
     }
     return CAIRN_OK;
 }
 
-bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count) {
-    if (cairn__params_check_arrived(call, params, count) == CAIRN_OK) return false;
+bool cairn__params_log_if_in_flight(const char *call, struct cairn__param *const *params, size_t count) {
+    if (cairn__params_check_settled(call, params, count) == CAIRN_OK) return false;
     cairn__log(CAIRN_LOG_ERROR, "%s; nothing was done", cairn_last_error());
     return true;
 }
 
 static cairn_status check_declared(const char *call, const struct cairn__param *p) {
-    REQUIRE(!cairn__param_is_on_its_way(p) || p->reached != p->set->backward, CAIRN_ESTATE,
+    REQUIRE(!cairn__param_is_in_flight(p) || p->reached != p->set->backward, CAIRN_ESTATE,
             "%s: parameter '%s' was declared ready already since the last ddp_wait, and is being averaged", call,
             p->name);
     REQUIRE(cairn__grad_memory(p->gradient) || p->n == 0, CAIRN_EINVAL,
@@ -78,12 +78,12 @@ cairn_status cairn_grads_ready(cairn_param_set *set, size_t first, size_t count)
 cairn_status cairn_grads_taken(cairn_param_set *set, size_t first, size_t count) {
     cairn_status st = CAIRN_OK;
     TRY(check_range("cairn_grads_taken", set, first, count));
-    TRY(cairn__params_check_arrived("cairn_grads_taken", set->params, set->count));
+    TRY(cairn__params_check_settled("cairn_grads_taken", set->params, set->count));
     TRY(cairn__env_resolve(set->env));
     for (size_t i = first; i < first + count; i++) {
         struct cairn__grad *g = set->params[i]->gradient;
         void *slot = NULL;
-        if (set->params[i]->owner && cairn__grad_is_written(g)) TRY(cairn__grad_open(g, &slot));
+        if (set->params[i]->owner && cairn__grad_is_written(g)) TRY(cairn__grad_begin_write(g, &slot));
     }
 out:
     return st;
@@ -101,7 +101,7 @@ static cairn_status check_may_bind(const cairn_param_set *set, size_t i, const v
             p->name);
     const cairn_param like = {.name = p->name, .dtype = p->dtype};
     cairn_status st = CAIRN_OK;
-    TRY(cairn__params_check_arrived("cairn_param_bind", &set->params[i], 1));
+    TRY(cairn__params_check_settled("cairn_param_bind", &set->params[i], 1));
     if (data) TRY(cairn__param_check_memory(set, &like, "data", data));
     if (grad) TRY(cairn__param_check_memory(set, &like, "grad", grad));
 out:

@@ -299,7 +299,7 @@ static void add_unsynced(struct cairn__grad *g) {
 
 /* ---- backward ---- */
 
-cairn_status cairn__grad_open(struct cairn__grad *g, void **slot) {
+cairn_status cairn__grad_begin_write(struct cairn__grad *g, void **slot) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_make_memory(g));
     if (g->clip) TRY(cairn__grad_unscale(g)); /* what is added is not clipped */
@@ -318,7 +318,7 @@ static void set_written(struct cairn__grad *g) {
     g->unused = true;
 }
 
-void cairn__grad_write(struct cairn__grad *g) {
+void cairn__grad_mark_written(struct cairn__grad *g) {
     const struct cairn_param_set *set = g->param->set;
     const bool was_unused = g->unused;
     set_written(g);
@@ -337,14 +337,14 @@ static bool is_alone_unsynced(const struct cairn__grad *g) {
     return g->slot == CAIRN__SLOT_UNSYNCED && g->unsynced == CAIRN__UNSYNCED_NONE && g->scale == g->param->set->scale;
 }
 
-cairn_status cairn__grad_sync(struct cairn__grad *g) {
+cairn_status cairn__grad_write_unreached(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     void *slot = NULL;
     if (is_alone_unsynced(g)) {
         g->slot = CAIRN__SLOT_WRITTEN;
         return CAIRN_OK;
     }
-    TRY(cairn__grad_open(g, &slot));
+    TRY(cairn__grad_begin_write(g, &slot));
     device_of(g)->passes->fill(device_of(g), g->param->dtype, slot, g->param->n, 0.0f);
     set_written(g);
     add_unsynced(g);
@@ -352,7 +352,7 @@ out:
     return st;
 }
 
-void cairn__grad_set_reduced(struct cairn__grad *g) {
+void cairn__grad_join_reduction(struct cairn__grad *g) {
     set_written(g);
 }
 
@@ -366,17 +366,17 @@ void cairn__grad_fail(struct cairn__grad *g) {
 
 /* ---- overflow ---- */
 
-bool cairn__grad_check_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item) {
+bool cairn__grad_list_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item) {
     const struct cairn__param *p = g->param;
     if (g->slot != CAIRN__SLOT_WRITTEN || p->dtype != dtype) return false;
-    if (p->set->only_unsynced || cairn__param_is_on_its_way(p)) return false;
+    if (p->set->only_unsynced || cairn__param_is_in_flight(p)) return false;
     *item = (struct cairn__item){.n = p->n, .x = g->memory, .found = flag_of(g)};
     g->slot = CAIRN__SLOT_CHECKED;
     g->flag_touched = true;
     return true;
 }
 
-bool cairn__grad_check_accumulated(struct cairn__grad *g, struct cairn__item *item) {
+bool cairn__grad_list_accumulated(struct cairn__grad *g, struct cairn__item *item) {
     if (g->accumulated != CAIRN__ACCUMULATED_UNCHECKED || g->param->set->only_unsynced) return false;
     *item = (struct cairn__item){.n = g->param->n, .x = g->sum, .found = sum_flag_of(g)};
     g->accumulated = CAIRN__ACCUMULATED_CHECKED;
@@ -437,7 +437,7 @@ static void copy_flag(const struct cairn__grad *g, size_t to, size_t from) {
     (void)cairn__device_copy(device_of(g), flags + to, flags + from, sizeof(*flags)); /* as a pass */
 }
 
-void cairn__grad_agree(struct cairn__grad *g) {
+void cairn__grad_save_agreed_flags(struct cairn__grad *g) {
     const size_t n = g->param->set->flags_count;
     copy_flag(g, 2 * n, 0);
     copy_flag(g, 3 * n, n);
@@ -478,7 +478,7 @@ out:
     return st;
 }
 
-cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *view) {
+cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_view *view) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__grad_take_unsynced(g));
     if (is_accumulated(g)) TRY(cairn__grad_accumulate(g));

@@ -133,18 +133,18 @@ void cairn__grad_free_memory(struct cairn__grad *g);
 
 /* Where to write the gradient of this backward: n elements of the parameter's type, to be overwritten. What an earlier
  * backward left there is unscaled if it is to be clipped, and accumulated. */
-cairn_status cairn__grad_open(struct cairn__grad *g, void **slot);
+cairn_status cairn__grad_begin_write(struct cairn__grad *g, void **slot);
 
 /* The slot has been written, at the set's scale. In a synchronising backward the unsynced sum is added to it; in
  * another (set->unsynced) it becomes UNSYNCED. */
-void cairn__grad_write(struct cairn__grad *g);
+void cairn__grad_mark_written(struct cairn__grad *g);
 
 /* A synchronising backward does not reach the parameter: its slot gets the unsynced sum, at this backward's scale, or
  * zeros. */
-cairn_status cairn__grad_sync(struct cairn__grad *g);
+cairn_status cairn__grad_write_unreached(struct cairn__grad *g);
 
 /* This rank has no gradient, but the slot takes part in the reduction: it counts as written, at the set's scale. */
-void cairn__grad_set_reduced(struct cairn__grad *g);
+void cairn__grad_join_reduction(struct cairn__grad *g);
 
 /* The slot counts as not written: no rank had a gradient in this backward. */
 void cairn__grad_drop(struct cairn__grad *g);
@@ -159,12 +159,13 @@ void cairn__grad_fail(struct cairn__grad *g); /* the backward failed half-way: i
 
 /* ---- overflow ---- */
 
-/* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: *item is what passes->check has to read,
- * and it counts as CHECKED. False: nothing to do, or not yet (set->only_unsynced, cairn__param_is_on_its_way). */
-bool cairn__grad_check_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
-bool cairn__grad_check_accumulated(struct cairn__grad *g, struct cairn__item *item);
+/* If the slot is WRITTEN and of this type, or the accumulated sum UNCHECKED: *item is what the caller has to give to
+ * passes->check, and it counts as CHECKED from now on. False: nothing to do, or not yet (set->only_unsynced,
+ * cairn__param_is_in_flight). */
+bool cairn__grad_list_slot(struct cairn__grad *g, cairn_dtype dtype, struct cairn__item *item);
+bool cairn__grad_list_accumulated(struct cairn__grad *g, struct cairn__item *item);
 
-/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_reduced does). */
+/* A reduction has checked the slot: WRITTEN becomes CHECKED. Raises no flag (cairn__param_set_on_reduced does). */
 void cairn__grad_set_checked(struct cairn__grad *g);
 
 /* The optimizer takes note of a gradient that ranks have added up; false where there is none. */
@@ -181,7 +182,7 @@ void cairn__grad_lower_flags(struct cairn__grad *g); /* whatever they were, if a
 
 /* The gradient is not reduced (ddp_options.ignored), but ranks have reduced its flags. Saves these, so that every step
  * that consumes the gradient raises them again, until it is forgotten. */
-void cairn__grad_agree(struct cairn__grad *g);
+void cairn__grad_save_agreed_flags(struct cairn__grad *g);
 
 /* ---- step ---- */
 
@@ -190,10 +191,11 @@ void cairn__grad_agree(struct cairn__grad *g);
 cairn_status cairn__grad_take_unsynced(struct cairn__grad *g);
 
 /* What the optimizer reads: what is unsynced is taken, and a slot beside an accumulated sum is accumulated. */
-cairn_status cairn__grad_read(struct cairn__grad *g, struct cairn__grad_view *view);
+cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_view *view);
 
 /* Sets the clipping coefficient (device memory), by which the step will multiply; changes no element. Returns the flag
- * that the pass over the norm raises, so that the gradient counts as CHECKED and noted. After cairn__grad_read. */
+ * that the pass over the norm raises, so that the gradient counts as CHECKED and noted. After
+ * cairn__grad_prepare_read. */
 uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient);
 
 /* Makes it an unscaled f32 gradient, with clipping done; and returns that gradient, NULL = none. */

@@ -8,7 +8,7 @@ static void check_slots(struct cairn_device *d, struct cairn__param *const *para
                         struct cairn__item *items) {
     for (cairn_dtype dtype = CAIRN_F32; dtype <= CAIRN_BF16; dtype++) {
         size_t listed = 0;
-        for (size_t i = 0; i < count; i++) listed += cairn__grad_check_slot(params[i]->gradient, dtype, &items[listed]);
+        for (size_t i = 0; i < count; i++) listed += cairn__grad_list_slot(params[i]->gradient, dtype, &items[listed]);
         if (listed) d->passes->check(d, items, listed, dtype, NULL);
     }
 }
@@ -17,7 +17,7 @@ void cairn__params_check(struct cairn_device *d, struct cairn__param *const *par
                          struct cairn__item *items) {
     size_t listed = 0;
     check_slots(d, params, count, items);
-    for (size_t i = 0; i < count; i++) listed += cairn__grad_check_accumulated(params[i]->gradient, &items[listed]);
+    for (size_t i = 0; i < count; i++) listed += cairn__grad_list_accumulated(params[i]->gradient, &items[listed]);
     if (listed) d->passes->check(d, items, listed, CAIRN_F32, NULL);
 }
 
@@ -30,7 +30,7 @@ out:
 }
 
 /* The user's gradient of an earlier backward waits on in its memory: this reduction has not seen it. */
-cairn_status cairn__param_set_reduced(struct cairn_param_set *set, uint32_t found) {
+cairn_status cairn__param_set_on_reduced(struct cairn_param_set *set, uint32_t found) {
     cairn_status st = CAIRN_OK;
     if (found) TRY(cairn__param_set_make_flags(set));
     if (found) check_slots(set->env->device, set->params, set->count, set->items);
@@ -85,7 +85,7 @@ void cairn__param_set_zero_grad(struct cairn_param_set *set) {
 }
 
 void cairn_param_set_zero_grad(cairn_param_set *set) {
-    if (!set || cairn__params_refuse("cairn_param_set_zero_grad", set->params, set->count)) return;
+    if (!set || cairn__params_log_if_in_flight("cairn_param_set_zero_grad", set->params, set->count)) return;
     (void)cairn__env_resolve(set->env);
     cairn__params_forget(set->params, set->count);
 }

@@ -2,9 +2,9 @@
  * scales losses and looks for overflow) and optim (which reads gradients). grad.h has the gradient of one parameter and
  * its states.
  *
- * A gradient's life: nn asks where to write it (cairn__grad_open), writes it, and says so (cairn__param_grad_ready); a
- * listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns when it has. The optimizer asks
- * for what to read (cairn__grad_read).
+ * A gradient's life: nn asks where to write it (cairn__grad_begin_write), writes it, and says so
+ * (cairn__param_grad_ready); a listener (ddp) may reduce it in place; after backward cairn__param_set_settle returns
+ * when it has. The optimizer asks for what to read (cairn__grad_prepare_read).
  *
  * While a set keeps its gradients unsynced (ddp's no_sync) the listener's functions of a backward (begin to
  * no_gradient) are not called. */
@@ -96,7 +96,7 @@ struct cairn_param_set {
      *   [i]                     parameter i's gradient of the last backward is infinite or NaN
      *   [flags_count + i]       its accumulated sum is; from which backward is not known
      *   [2 flags_count + ...]   copies of both, for gradients that are each rank's own and whose flags ranks have
-     *                           agreed on (cairn__grad_agree)
+     *                           agreed on (cairn__grad_save_agreed_flags)
      * Raised by the passes that check or reduce gradients. Lowered when the parameter's optimizer takes note of them
      * (cairn__optimizer_take_flags, _take_sums) or the gradient is forgotten. */
     uint32_t *flags;
@@ -228,7 +228,7 @@ static inline bool cairn__param_requires_grad(const struct cairn__param *p) {
     return p->requires_grad;
 }
 
-bool cairn__param_set_requires_grad(const struct cairn_param_set *set); /* some parameter does */
+bool cairn__param_set_any_requires_grad(const struct cairn_param_set *set); /* some parameter does */
 
 /* Whether its name matches the pattern, as fnmatch(3) has it. */
 bool cairn__param_matches(const struct cairn__param *p, const char *pattern);
@@ -248,10 +248,10 @@ void cairn__params_report_refusals(struct cairn_env *env);
 /* A backward begins. scale: of its loss. It writes the gradients of parameters whose `reached` is `backward`. The
  * caller then calls progress after each node, and at the end settle, or abort after any failure. Errors: the
  * listener's. */
-cairn_status cairn__param_set_begin(struct cairn_param_set *set, uint64_t backward,
-                                    const struct cairn__loss_scale *scale);
+cairn_status cairn__param_set_begin_backward(struct cairn_param_set *set, uint64_t backward,
+                                             const struct cairn__loss_scale *scale);
 void cairn__param_grad_ready(
-    struct cairn__param *p); /* its slot is written: cairn__grad_write, and calls the listener */
+    struct cairn__param *p); /* its slot is written: cairn__grad_mark_written, and calls the listener */
 cairn_status cairn__param_set_progress(struct cairn_param_set *set);
 cairn_status cairn__param_set_settle(struct cairn_param_set *set);
 void cairn__param_set_abort(struct cairn_param_set *set);               /* after a failure, settle's own too */
@@ -293,14 +293,14 @@ cairn_status cairn__params_accumulate_at(struct cairn_env *env, const struct cai
 cairn_status cairn__grads_ready(const char *call, struct cairn_param_set *set, size_t first, size_t count);
 
 /* Gradients of p's set, which is the user's, were declared and are not settled: they are the listener's. */
-static inline bool cairn__param_is_on_its_way(const struct cairn__param *p) {
+static inline bool cairn__param_is_in_flight(const struct cairn__param *p) {
     return p->set->is_users && p->set->in_backward;
 }
 
 /* Calls that read, change or forget such gradients are refused: CAIRN_ESTATE, with call in the message. refuse: true,
  * and the message in the log, for calls that return nothing. */
-cairn_status cairn__params_check_arrived(const char *call, struct cairn__param *const *params, size_t count);
-bool cairn__params_refuse(const char *call, struct cairn__param *const *params, size_t count);
+cairn_status cairn__params_check_settled(const char *call, struct cairn__param *const *params, size_t count);
+bool cairn__params_log_if_in_flight(const char *call, struct cairn__param *const *params, size_t count);
 
 /* Makes the flags where they are not yet; errors: CAIRN_ENOMEM. (flags.c) */
 cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
@@ -310,7 +310,7 @@ cairn_status cairn__param_set_make_flags(struct cairn_param_set *set);
 /* ddp calls it when a reduction has checked every gradient of this backward. found: some result was infinite or NaN,
  * equal on all ranks. 0: their slots count as CHECKED without a read. Else each slot is read once, to raise the flags
  * of those that overflowed; all ranks hold equal gradients, and raise the same flags. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__param_set_reduced(struct cairn_param_set *set, uint32_t found);
+cairn_status cairn__param_set_on_reduced(struct cairn_param_set *set, uint32_t found);
 
 /* Makes flags speak of the gradients as they are: one read of those that are not checked. items: room for count. The
  * parameters' sets have flags. */

@@ -11,7 +11,7 @@ bool cairn__param_matches(const struct cairn__param *p, const char *pattern) {
     return fnmatch(pattern, p->name, 0) == 0;
 }
 
-bool cairn__param_set_requires_grad(const struct cairn_param_set *set) {
+bool cairn__param_set_any_requires_grad(const struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) {
         if (cairn__param_requires_grad(set->params[i])) return true;
     }

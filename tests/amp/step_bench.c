@@ -115,7 +115,7 @@ static void declare(bool looked) {
     cairn_zero_grad(b.adamw);
     (void)amp_next_scale(b.amp);
     done(cairn_grads_ready(b.set, 0, TENSORS));
-    if (looked) done(cairn__param_set_reduced(b.set, 0)); /* as ddp does where the group looks at what it adds up */
+    if (looked) done(cairn__param_set_on_reduced(b.set, 0)); /* as ddp does where the group looks at what it adds up */
 }
 
 static double since(uint64_t begin_ns) {

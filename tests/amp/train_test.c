@@ -488,7 +488,7 @@ static void gradient_of_another_model_keeps_its_scale_over_many_losses(void **st
         step(&first);
     }
     struct cairn__grad_view grad;
-    assert_int_equal(cairn__grad_read(cairn_module_params(second.model)->params[0]->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(cairn_module_params(second.model)->params[0]->gradient, &grad), CAIRN_OK);
     assert_true(*(const float *)grad.x * (double)(grad.factor ? *grad.factor : 1) == before);
     end(&second), end(&first);
 }

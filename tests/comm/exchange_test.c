@@ -284,7 +284,7 @@ static void calls_that_agree_pass_the_check(void **state) {
 
 static void wrong_value_of_cairn_check_is_refused(void **state) {
     (void)state;
-    struct cairn__group_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "gloo"};
+    struct cairn__group_create_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "gloo"};
     cairn_group *group = NULL;
     setenv("CAIRN_CHECK", "yes", 1);
     assert_int_equal(cairn__group_create(&options, &group), CAIRN_EINVAL);
@@ -294,7 +294,7 @@ static void wrong_value_of_cairn_check_is_refused(void **state) {
 
 static void group_of_one_needs_no_engine(void **state) {
     (void)state;
-    struct cairn__group_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "gloo"};
+    struct cairn__group_create_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "gloo"};
     cairn_group *group = NULL;
     assert_int_equal(cairn__group_create(&options, &group), CAIRN_OK);
     float x[4] = {1, 2, 3, 4}, y[4] = {0};
@@ -302,7 +302,7 @@ static void group_of_one_needs_no_engine(void **state) {
     assert_memory_equal(x, y, sizeof(x));
     assert_int_equal(cairn_barrier(group), CAIRN_OK);
     assert_string_equal(cairn_group_backend(group), "gloo");
-    assert_false(cairn__group_looks(group));
+    assert_false(cairn__group_checks_results(group));
     assert_true(cairn__group_destroy_root(&group));
     assert_int_equal(control->engines(), 0);
 }
@@ -310,7 +310,7 @@ static void group_of_one_needs_no_engine(void **state) {
 static void engine_that_was_not_built_names_its_option(void **state) {
     (void)state;
     char *path = strdup(getenv("CAIRN_MODULE_PATH"));
-    struct cairn__group_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "mpi"};
+    struct cairn__group_create_options options = {.rank = 0, .size = 1, .timeout = 1, .backend = "mpi"};
     cairn_group *group = NULL;
     setenv("CAIRN_MODULE_PATH", "/nowhere", 1);
     assert_int_equal(cairn__group_create(&options, &group), CAIRN_ENOTBUILT);

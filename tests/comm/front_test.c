@@ -198,9 +198,9 @@ static void empty_arrays_may_be_null(void **state) {
 
 static cairn_group *create_alone(struct cairn_device *device) {
     cairn_group *group = NULL;
-    assert_int_equal(cairn__group_create(&(struct cairn__group_options){.size = 1, .timeout = 1, .device = device},
-                                         &group),
-                     CAIRN_OK);
+    assert_int_equal(
+        cairn__group_create(&(struct cairn__group_create_options){.size = 1, .timeout = 1, .device = device}, &group),
+        CAIRN_OK);
     return group;
 }
 
@@ -423,7 +423,7 @@ static cairn_status told_progress(cairn_group *group) {
 }
 
 static cairn_status told_wait(cairn_group *group, cairn_work *work) {
-    cairn__family_progress(group);
+    cairn__family_progress_others(group);
     if (told.wait == CAIRN_OK) cairn__work_complete(work, 0);
     return told_status(told.wait);
 }

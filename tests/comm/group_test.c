@@ -223,7 +223,7 @@ static void bad_arguments_post_nothing(void **state) {
     run_group(1, refuse, NULL);
 }
 
-static void expect_refusal(struct cairn__group_options o, cairn_status status, const char *sentence) {
+static void expect_refusal(struct cairn__group_create_options o, cairn_status status, const char *sentence) {
     cairn_group *group = NULL;
     assert_int_equal(cairn__group_create(&o, &group), status);
     assert_null(group);
@@ -232,7 +232,7 @@ static void expect_refusal(struct cairn__group_options o, cairn_status status, c
 
 static void creation_refuses_wrong_options(void **state) {
     (void)state;
-    struct cairn__group_options good = {.size = 1, .timeout = 1}, o = good;
+    struct cairn__group_create_options good = {.size = 1, .timeout = 1}, o = good;
     o.backend = "nccl";
     setenv("CAIRN_MODULE_PATH", "/nowhere", 1); /* in every build alike */
     expect_refusal(o, CAIRN_ENOTBUILT, "group backend 'nccl' needs libcairn_nccl.so");
@@ -260,11 +260,11 @@ static void group_of_one_exchanges_nothing_and_owns_its_memory(void **state) {
     cairn_group *group = NULL;
     assert_int_equal(cairn__device_open("cpu", 0, &device), CAIRN_OK);
     const uint64_t alive = cairn__alloc_counters().alive;
-    assert_int_equal(cairn__group_create(&(struct cairn__group_options){.size = 1, .timeout = 1, .device = device},
-                                         &group),
-                     CAIRN_OK);
+    assert_int_equal(
+        cairn__group_create(&(struct cairn__group_create_options){.size = 1, .timeout = 1, .device = device}, &group),
+        CAIRN_OK);
     assert_string_equal(cairn_group_backend(group), "self");
-    assert_false(cairn__group_looks(group));
+    assert_false(cairn__group_checks_results(group));
     float x[] = {INFINITY, 2}, all[2] = {0};
     uint32_t found = 0;
     cairn_work *work = NULL;

@@ -46,13 +46,13 @@ struct rank {
 static cairn_status join(struct rank *t, struct cairn_device *device, struct member *m) {
     cairn_status st = cairn_tcp_store_create("127.0.0.1", t->port, cairn_tcp_store_options(.timeout = 60), &m->store);
     if (st != CAIRN_OK) return st;
-    struct cairn__group_options options = {.rank = t->rank,
-                                           .size = t->size,
-                                           .timeout = t->timeout,
-                                           .store = m->store,
-                                           .prefix = "test",
-                                           .backend = "nccl",
-                                           .device = device};
+    struct cairn__group_create_options options = {.rank = t->rank,
+                                                  .size = t->size,
+                                                  .timeout = t->timeout,
+                                                  .store = m->store,
+                                                  .prefix = "test",
+                                                  .backend = "nccl",
+                                                  .device = device};
     return cairn__group_create(&options, &m->group);
 }
 

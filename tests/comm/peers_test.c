@@ -36,8 +36,8 @@ const char *__wrap_cairn__var(const char *name) {
     return host && strcmp(name, "CAIRN_HOST_ID") == 0 ? host : __real_cairn__var(name);
 }
 
-cairn_status __wrap_cairn__backend_probe(int row, const struct cairn__group_options *options);
-cairn_status __wrap_cairn__backend_probe(int row, const struct cairn__group_options *options) {
+cairn_status __wrap_cairn__backend_probe(int row, const struct cairn__group_create_options *options);
+cairn_status __wrap_cairn__backend_probe(int row, const struct cairn__group_create_options *options) {
     atomic_fetch_add(&probes, 1);
     if (!(lacks >> row & 1u)) return CAIRN_OK;
     return cairn__fail(CAIRN_ENOTBUILT, "rank %d has no %s", options->rank, cairn__backends[row]->name);
@@ -49,7 +49,7 @@ static struct cairn_device gpu = {.ops = &gpu_ops};
 /* ---- ranks as threads ---- */
 
 struct rank {
-    struct cairn__group_options options;
+    struct cairn__group_create_options options;
     const char *host;
     unsigned lacks;
     bool chooses;
@@ -84,7 +84,7 @@ static void fill(struct rank *ranks, int p, cairn_store *store) {
     for (int r = 0; r < p; r++) {
         ranks[r] = (struct rank){0};
         ranks[r].options =
-            (struct cairn__group_options){.rank = r, .size = p, .timeout = 20, .store = store, .prefix = "test"};
+            (struct cairn__group_create_options){.rank = r, .size = p, .timeout = 20, .store = store, .prefix = "test"};
     }
 }
 

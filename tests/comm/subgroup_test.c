@@ -526,7 +526,10 @@ static char *stay_away(cairn_group *group, void *ctx) {
     cairn_group *made = NULL;
     const struct cairn_group_options *o = cairn_group_options(.timeout = 0.3);
     EXPECT_OK(cairn_group_new(group, NULL, 0, o, &made));
-    if (cairn_group_rank(group) == 0) EXPECT(cairn_barrier(made) == CAIRN_ETIMEOUT);
+    if (cairn_group_rank(group) == 0) {
+        EXPECT(cairn_barrier(made) == CAIRN_ETIMEOUT);
+        EXPECT(strstr(cairn_last_error(), "; raise cairn_group_options.timeout if "));
+    }
     EXPECT_OK(cairn_barrier(group));
     cairn_group_destroy(&made);
     return NULL;

@@ -248,7 +248,7 @@ static void two_backwards_accumulate_in_parameters(void **state) {
     cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(2, 2), ones);
     for (int i = 0; i < 2; i++) assert_int_equal(cairn_backward(cairn_sum(cairn_module_forward(m, x))), CAIRN_OK);
     struct cairn__grad_view grad;
-    assert_int_equal(cairn__grad_read(cairn_module_params(m)->params[0]->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(cairn_module_params(m)->params[0]->gradient, &grad), CAIRN_OK);
     for (int i = 0; i < 4; i++) assert_true(((const float *)grad.x)[i] * (grad.factor ? *grad.factor : 1) == 4.0f);
     cairn_module_destroy(&m);
 }

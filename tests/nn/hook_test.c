@@ -160,7 +160,7 @@ static cairn_tensor *loss_of(const struct model *m, cairn_tensor *x) {
 
 static void copy_final_gradient(struct cairn__param *p, float *out) {
     struct cairn__grad_view grad;
-    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(p->gradient, &grad), CAIRN_OK);
     assert_int_equal(grad.dtype, CAIRN_F32);
     for (size_t i = 0; i < p->n; i++) out[i] = ((const float *)grad.x)[i] * (grad.factor ? *grad.factor : 1);
 }

@@ -39,7 +39,7 @@ static struct cairn__param *make_param(cairn_env *env, cairn_dtype half, cairn_p
 /* Writes step t's gradient, times 1/factor, rounded to the slot's type; truth[] gets what it then stands for. */
 static void write_gradient(struct cairn__param *p, int t, double *truth) {
     void *slot = NULL;
-    assert_int_equal(cairn__grad_open(p->gradient, &slot), CAIRN_OK);
+    assert_int_equal(cairn__grad_begin_write(p->gradient, &slot), CAIRN_OK);
     const struct cairn__dtype *type = cairn__dtype(p->dtype);
     for (int i = 0; i < N; i++) {
         char *element = (char *)slot + (size_t)i * type->nbytes;
@@ -246,7 +246,7 @@ static void parameter_without_gradient_keeps_weight_and_state(void **state) {
      * decay */
     float *slot = NULL;
     cairn_zero_grad(o);
-    assert_int_equal(cairn__grad_open(unused->gradient, (void **)&slot), CAIRN_OK);
+    assert_int_equal(cairn__grad_begin_write(unused->gradient, (void **)&slot), CAIRN_OK);
     for (int i = 0; i < 4; i++) slot[i] = 1.0f;
     cairn__param_grad_ready(unused);
     assert_int_equal(cairn_step(o), CAIRN_OK);
@@ -317,7 +317,7 @@ static void every_step_is_reported_once_in_order_and_a_status_comes_back(void **
         float *slot = NULL;
         cairn_zero_grad(o);
         write_gradient(p, t, truth);
-        assert_int_equal(cairn__grad_open(quiet->gradient, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_begin_write(quiet->gradient, (void **)&slot), CAIRN_OK);
         slot[0] = overflows ? INFINITY : 0;
         cairn__param_grad_ready(quiet);
         assert_int_equal(cairn_step(o), overflows ? CAIRN_ENUMERIC : CAIRN_OK);

@@ -114,9 +114,9 @@ static int held(void) {
 static void write(struct cairn__param *p, bool unsynced) {
     void *slot = NULL;
     p->set->unsynced = unsynced;
-    OK(cairn__grad_open(p->gradient, &slot));
+    OK(cairn__grad_begin_write(p->gradient, &slot));
     for (int i = 0; i < N; i++) ((float *)slot)[i] = 1;
-    cairn__grad_write(p->gradient);
+    cairn__grad_mark_written(p->gradient);
     p->set->unsynced = false;
 }
 

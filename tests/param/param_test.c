@@ -198,12 +198,12 @@ static void backwards_at_different_scales_add_up_in_f32(void **state) {
     for (int backward = 0; backward < 3; backward++) {
         uint16_t *slot = NULL;
         set->scale = &scales[backward];
-        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_begin_write(p->gradient, (void **)&slot), CAIRN_OK);
         for (int i = 0; i < 3; i++) slot[i] = cairn__f32_to_f16((float)(i + 1) * scales[backward].scale);
         cairn__param_grad_ready(p);
     }
     struct cairn__grad_view grad;
-    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(p->gradient, &grad), CAIRN_OK);
     assert_int_equal(grad.dtype, CAIRN_F32);
     for (int i = 0; i < 3; i++) assert_true(!grad.factor && ((const float *)grad.x)[i] == 3.0f * (float)(i + 1));
     cairn_param_set_destroy(&set);
@@ -219,12 +219,12 @@ static void bf16_accumulation_does_not_stall(void **state) {
     assert_int_equal(cairn__param_set_to_half(p->set, CAIRN_BF16, true, false), CAIRN_OK);
     for (int i = 0; i < 512; i++) {
         uint16_t *slot = NULL;
-        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_begin_write(p->gradient, (void **)&slot), CAIRN_OK);
         *slot = cairn__f32_to_bf16(1.0f);
         cairn__param_grad_ready(p);
     }
     struct cairn__grad_view grad;
-    assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(p->gradient, &grad), CAIRN_OK);
     assert_true(*(const float *)grad.x == 512.0f);
     cairn_param_set_destroy(&set);
 }
@@ -238,7 +238,7 @@ static void add_params(cairn_env *env, size_t count, cairn_param_set **set) {
         float *slot = NULL;
         assert_int_equal(cairn__param_set_add(*set, name, 1, (int64_t[]){5}, false, &p), CAIRN_OK);
         memset(p->data, 0, 5 * sizeof(float));
-        assert_int_equal(cairn__grad_open(p->gradient, (void **)&slot), CAIRN_OK);
+        assert_int_equal(cairn__grad_begin_write(p->gradient, (void **)&slot), CAIRN_OK);
         for (int j = 0; j < 5; j++) slot[j] = 1.0f;
         cairn__param_grad_ready(p);
     }
@@ -277,7 +277,7 @@ static void zero_grad_forgets_flags_and_gradients(void **state) {
     cairn_param_set_zero_grad(set);
     struct cairn__grad_view grad;
     for (size_t i = 0; i < 2; i++) assert_int_equal(set->flags[i], 0);
-    assert_int_equal(cairn__grad_read(set->params[1]->gradient, &grad), CAIRN_OK);
+    assert_int_equal(cairn__grad_prepare_read(set->params[1]->gradient, &grad), CAIRN_OK);
     assert_null(grad.x);
     cairn_param_set_destroy(&set);
 }

@@ -92,8 +92,8 @@ static float value(int micro, size_t i) {
 static void backward(struct cairn__param *p, int micro, const struct cairn__loss_scale *cell) {
     const float scale = cell ? 1 / cell->factor : 1;
     void *slot = NULL;
-    assert_int_equal(cairn__param_set_begin(p->set, 0, cell), CAIRN_OK);
-    assert_int_equal(cairn__grad_open(p->gradient, &slot), CAIRN_OK);
+    assert_int_equal(cairn__param_set_begin_backward(p->set, 0, cell), CAIRN_OK);
+    assert_int_equal(cairn__grad_begin_write(p->gradient, &slot), CAIRN_OK);
     for (size_t i = 0; i < N; i++)
         cairn__dtype(p->dtype)->from_f32((char *)slot + i * cairn_dtype_nbytes(p->dtype), scale * value(micro, i));
     cairn__param_grad_ready(p);
@@ -161,8 +161,8 @@ static void parameter_without_a_gradient_has_its_unsynced_sum_or_zero(void **sta
         keep_unsynced(set, unsynced);
         if (unsynced) backward(p, 1, NULL);
         keep_unsynced(set, false);
-        assert_int_equal(cairn__param_set_begin(set, 0, &scales[1]), CAIRN_OK);
-        assert_int_equal(cairn__grad_sync(p->gradient), CAIRN_OK);
+        assert_int_equal(cairn__param_set_begin_backward(set, 0, &scales[1]), CAIRN_OK);
+        assert_int_equal(cairn__grad_write_unreached(p->gradient), CAIRN_OK);
         assert_true(cairn__grad_is_written(p->gradient) && !cairn__grad_is_at_other_scale(p->gradient) &&
                     !cairn__grad_is_unsynced(p->gradient) && cairn__grad_is_accumulated(p->gradient));
         for (size_t i = 0; i < N; i++) {
@@ -233,7 +233,7 @@ static void step_takes_unsynced_gradients_and_a_later_one_takes_them_back(void *
             backward(p, m, NULL);
         }
         for (size_t i = 0; i < N; i++) sum[i] = (earlier ? value(1, i) + value(0, i) : value(1, i)) + value(2, i);
-        assert_int_equal(cairn__grad_read(p->gradient, &grad), CAIRN_OK);
+        assert_int_equal(cairn__grad_prepare_read(p->gradient, &grad), CAIRN_OK);
         assert_int_equal(grad.dtype, CAIRN_F32);
         assert_memory_equal(grad.x, sum, sizeof(sum));
         assert_true((cairn__grad_states(p->gradient).unsynced == CAIRN__UNSYNCED_TAKEN));

@@ -647,13 +647,13 @@ static void write_values(struct walk *w, size_t i, const double *values) {
 
 static void open(struct walk *w, size_t i) {
     void *slot = NULL;
-    EXPECT(w, cairn__grad_open(grad(w, i), &slot) == CAIRN_OK && slot == cairn__grad_memory(grad(w, i)), "open");
+    EXPECT(w, cairn__grad_begin_write(grad(w, i), &slot) == CAIRN_OK && slot == cairn__grad_memory(grad(w, i)), "open");
     model_open(w, &w->m[i]);
     called(w, OPEN, i);
 }
 
 static void sync(struct walk *w, size_t i) {
-    EXPECT(w, cairn__grad_sync(grad(w, i)) == CAIRN_OK, "sync");
+    EXPECT(w, cairn__grad_write_unreached(grad(w, i)) == CAIRN_OK, "sync");
     model_sync(w, &w->m[i]);
     called(w, SYNC, i);
 }
@@ -663,7 +663,7 @@ static void reduce(struct walk *w, size_t i) {
     double values[MOST] = {0};
     if (!one_in(w, 3)) choose_values(w, values);
     write_values(w, i, values);
-    cairn__grad_set_reduced(grad(w, i));
+    cairn__grad_join_reduction(grad(w, i));
     model_set_written(w, &w->m[i], values);
     called(w, REDUCE, i);
 }
@@ -746,7 +746,7 @@ static void agree_on_ignored(struct walk *w) {
     if (one_in(w, 4)) w->set->flags[last] = m->found = true;
     if (one_in(w, 8)) w->set->flags[PARAMS + last] = m->sum_found = true;
     for (size_t i = 0; i < PARAMS; i++) cairn__grad_touch_flags(grad(w, i));
-    cairn__grad_agree(grad(w, last));
+    cairn__grad_save_agreed_flags(grad(w, last));
     m->agreed = true;
     m->agreed_found = m->found;
     m->agreed_sum_found = m->sum_found;
@@ -755,7 +755,7 @@ static void agree_on_ignored(struct walk *w) {
 
 static void report(struct walk *w, bool found) {
     if (!w->looks || one_in(w, 8)) return; /* ddp's hook, which says nothing, may come and go */
-    assert_int_equal(cairn__param_set_reduced(w->set, found), CAIRN_OK);
+    assert_int_equal(cairn__param_set_on_reduced(w->set, found), CAIRN_OK);
     for (size_t i = 0; i < PARAMS; i++) {
         if (found) model_look(w, &w->m[i]);
         const bool seen = !w->s->kind->is_users || param(w, i)->reached == w->set->backward;
@@ -813,7 +813,7 @@ static void module_backward(struct walk *w) {
     w->set->spares_unsynced = w->spares = w->unsynced && one_in(w, 6);
     begin(w);
     for (size_t i = 0; i < PARAMS; i++) param(w, i)->reached = reaches & OF(i) ? w->backward : 0;
-    EXPECT(w, cairn__param_set_begin(w->set, w->backward, scale) == CAIRN_OK, "begin");
+    EXPECT(w, cairn__param_set_begin_backward(w->set, w->backward, scale) == CAIRN_OK, "begin");
     observe(w, BEGIN, 0);
     for (size_t i = 0; i < PARAMS; i++) {
         double values[MOST] = {0};
@@ -867,7 +867,7 @@ static void declare(struct walk *w) {
 static void wait_for_declared(struct walk *w) {
     if (w->listens && !w->unsynced && !w->in_backward) {
         begin(w);
-        EXPECT(w, cairn__param_set_begin(w->set, w->set->backward + 1, w->scale) == CAIRN_OK, "begin");
+        EXPECT(w, cairn__param_set_begin_backward(w->set, w->set->backward + 1, w->scale) == CAIRN_OK, "begin");
         observe(w, BEGIN, 0);
     }
     one_in(w, 40) && w->in_backward ? fail_backward(w) : settle(w);
@@ -963,7 +963,7 @@ static void take_unsynced(struct walk *w, size_t first, size_t count) {
 
 static struct cairn__grad_view read_grad(struct walk *w, size_t i) {
     struct cairn__grad_view view;
-    EXPECT(w, cairn__grad_read(grad(w, i), &view) == CAIRN_OK, "read");
+    EXPECT(w, cairn__grad_prepare_read(grad(w, i), &view) == CAIRN_OK, "read");
     model_read(w, &w->m[i]);
     called(w, READ, i);
     return view;

@@ -50,10 +50,9 @@ static cairn_status fail_late(const struct exchange *x, const struct cairn__call
     cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
     name_awaited(x, other, sizeof(other));
     cairn__call_describe(call, what, sizeof(what));
-    return cairn__fail(
-        CAIRN_ETIMEOUT,
-        "%s waited %g s%s in %s, and nothing moved; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
-        x->group->timeout, other, what);
+    return cairn__fail(CAIRN_ETIMEOUT,
+                       "%s waited %g s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
+                       x->group->timeout, other, what, x->group->timeout_name);
 }
 
 /* What the group is in: the collective under way, or the oldest message. */
@@ -111,7 +110,7 @@ static cairn_status wait_for(struct exchange *x, cairn_work *work) {
             abort_engines(x); /* the thread that aborted may not have been one that can */
             return st;
         }
-        cairn__family_progress(group);
+        cairn__family_progress_others(group);
         if (x->moved) {
             idle = 0;
         } else {
@@ -231,7 +230,8 @@ static cairn_status make_answers(struct exchange *x, const struct cairn__engine_
     return x->ops->derive(x->engine, ranks, &o, &x->answers);
 }
 
-static cairn_status create(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers) {
+static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options,
+                           struct cairn__peers *peers) {
     const struct cairn__engine_ops *ops = NULL;
     struct exchange *x = NULL;
     char prefix[300];
@@ -266,7 +266,7 @@ out:
     return st;
 }
 
-static cairn_status probe(const char *name, const struct cairn__group_options *options) {
+static cairn_status probe(const char *name, const struct cairn__group_create_options *options) {
     const struct cairn__engine_ops *ops = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__engine_find(name, &ops));
@@ -275,11 +275,11 @@ out:
     return st;
 }
 
-static cairn_status probe_mpi(const struct cairn__group_options *options) {
+static cairn_status probe_mpi(const struct cairn__group_create_options *options) {
     return probe("mpi", options);
 }
 
-static cairn_status probe_gloo(const struct cairn__group_options *options) {
+static cairn_status probe_gloo(const struct cairn__group_create_options *options) {
     return probe("gloo", options);
 }
 
@@ -364,11 +364,11 @@ out:
 
 /* ---- two tables ---- */
 
-#define EXCHANGE(called, its_probe)                                                                                \
-    {                                                                                                              \
-        .name = called, .looks = false, .blames = true, .keeps_store = true, .probe = its_probe, .create = create, \
-        .derive = derive, .destroy = destroy, .alloc = alloc, .free = release, .post = post, .progress = progress, \
-        .wait = wait, .give_up = give_up,                                                                          \
+#define EXCHANGE(called, its_probe)                                                                            \
+    {                                                                                                          \
+        .name = called, .checks_results = false, .blames = true, .keeps_store = true, .probe = its_probe,      \
+        .create = create, .derive = derive, .destroy = destroy, .alloc = alloc, .free = release, .post = post, \
+        .progress = progress, .wait = wait, .give_up = give_up,                                                \
     }
 
 const struct cairn__group_backend cairn__group_mpi = EXCHANGE("mpi", probe_mpi);

@@ -118,8 +118,8 @@ static cairn_status fail_late(const struct cairn__link *link) {
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
     cairn__call_describe(call, what, sizeof(what));
     return cairn__fail(CAIRN_ETIMEOUT,
-                       "%s waited %g s in %s, and nothing moved; raise CAIRN_TIMEOUT if the other ranks are only slow",
-                       rank, link->group->timeout, what);
+                       "%s waited %g s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
+                       link->group->timeout, what, link->group->timeout_name);
 }
 
 /* Leaves the mutex while it asks, so another thread may have gone further meanwhile. */
@@ -228,8 +228,8 @@ static cairn_status give_up(struct cairn__link *link, const char *what, double t
     char rank[80];
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
     const cairn_status late =
-        cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for %s; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
-                    timeout, what);
+        cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for %s; raise %s if the other ranks are only slow", rank, timeout,
+                    what, link->group->timeout_name);
     pthread_mutex_lock(&link->mutex);
     fail_link(link, late);
     const cairn_status st = check_failure(link);
@@ -266,7 +266,7 @@ cairn_status cairn__link_wait(struct cairn__link *link, uint64_t number) {
         TRY(cairn__link_poll(link, &passed));
         if (passed >= number) break;
         TRY(cairn__group_was_aborted(link->group));
-        cairn__family_progress(link->group);
+        cairn__family_progress_others(link->group);
         pause_after(idle);
     }
 out:

@@ -194,7 +194,7 @@ static cairn_status wait(cairn_group *group, cairn_work *work) {
     cairn_status st = CAIRN_OK;
     uint64_t passed = 0;
     TRY(launch_held(x));
-    cairn__family_progress(group);
+    cairn__family_progress_others(group);
     TRY(cairn__link_poll(&x->link, &passed));
     if (work->request.call.kind == CAIRN__BARRIER) {
         TRY(cairn__link_wait(&x->link, number_of(work)));
@@ -463,7 +463,8 @@ out:
     return st;
 }
 
-static cairn_status create(cairn_group *group, const struct cairn__group_options *options, struct cairn__peers *peers) {
+static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options,
+                           struct cairn__peers *peers) {
     const struct cairn__comm_ops *ops = NULL;
     struct nccl *x = NULL;
     cairn_status st = CAIRN_OK;
@@ -487,7 +488,7 @@ out:
     return st;
 }
 
-static cairn_status probe(const struct cairn__group_options *options) {
+static cairn_status probe(const struct cairn__group_create_options *options) {
     const struct cairn__comm_ops *ops = NULL;
     (void)options;
     return cairn__comm_find("nccl", &ops);
@@ -580,7 +581,7 @@ out:
 
 const struct cairn__group_backend cairn__group_nccl = {
     .name = "nccl",
-    .looks = false,
+    .checks_results = false,
     .keeps_store = true,
     .probe = probe,
     .create = create,

@@ -73,7 +73,7 @@ cairn_status cairn__shm_find_deadlock(struct cairn__shm *s, const struct shm_rou
     struct cairn__stuck theirs;
     cairn_group *other = NULL;
     cairn_status st = CAIRN_OK;
-    if (!cairn__waits_for_good(s->group)) return CAIRN_OK;
+    if (!cairn__group_detects_deadlock(s->group)) return CAIRN_OK;
     publish_stuck(s, call);
     for (int r = 0; r < s->size && st == CAIRN_OK; r++) {
         if (r == s->rank || (route && r != route->peer)) continue;

@@ -105,7 +105,7 @@ out:
     return st;
 }
 
-static cairn_status shm_create(cairn_group *group, const struct cairn__group_options *options,
+static cairn_status shm_create(cairn_group *group, const struct cairn__group_create_options *options,
                                struct cairn__peers *peers) {
     struct cairn__shm *s = NULL;
     cairn_status st = CAIRN_OK;
@@ -176,7 +176,7 @@ static void shm_destroy(cairn_group *group) {
 
 const struct cairn__group_backend cairn__group_shm = {
     .name = "shm",
-    .looks = true,
+    .checks_results = true,
     .blames = true,
     .create = shm_create,
     .derive = shm_derive,

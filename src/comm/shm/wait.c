@@ -51,7 +51,7 @@ static cairn_status nap(struct cairn__shm *s) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__group_was_aborted(s->group));
     TRY(cairn__shm_step(s));
-    cairn__family_progress(s->group);
+    cairn__family_progress_others(s->group);
     if (!s->moved) cairn__shm_sleep(s, seen);
 out:
     atomic_fetch_sub(&s->bell->sleepers, 1);
@@ -129,8 +129,8 @@ static cairn_status fail_late(struct cairn__shm *s, const struct shm_route *rout
         if (used) used += (size_t)snprintf(list + used, sizeof(list) - used, ", ");
         used += describe_late(s, route, r, list + used, sizeof(list) - used);
     }
-    return cairn__fail(CAIRN_ETIMEOUT, "rank %d waited %g s in %s for %s; raise CAIRN_TIMEOUT if they are only slow",
-                       s->rank, s->group->timeout, what, list);
+    return cairn__fail(CAIRN_ETIMEOUT, "rank %d waited %g s in %s for %s; raise %s if they are only slow", s->rank,
+                       s->group->timeout, what, list, s->group->timeout_name);
 }
 
 /* Called when nothing moved. blocked: this rank is in a wait, and posts nothing before it ends. */
@@ -171,7 +171,7 @@ static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route
         cairn_status st = nap(s);
         return st == CAIRN_OK && !s->moved ? check_stall(s, route, true) : st;
     }
-    cairn__family_progress(s->group);
+    cairn__family_progress_others(s->group);
     if (idle < s->spins) {
         relax();
     } else {
