@@ -91,7 +91,7 @@ static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) 
 }
 
 /* The secret by which ranks on other machines prove themselves; torch's launchers host a store that knows none. */
-static cairn_status find_secret(const struct cairn__launch *launch, struct cairn__secret **secret) {
+static cairn_status find_secret(const struct cairn__launch *launch, double timeout, struct cairn__secret **secret) {
     const bool is_torchs = launch->meeting.agent_store && !cairn__var("CAIRN_STORE_HAS_SECRET");
     const bool is_needed = !is_torchs && cairn__launch_has_others(launch) && !cairn__store_is_open();
     cairn_status st = CAIRN_OK;
@@ -102,7 +102,8 @@ static cairn_status find_secret(const struct cairn__launch *launch, struct cairn
             "this build of Cairn has no libsodium, so ranks on several machines cannot prove themselves; install "
             "libsodium-dev and build again, or set CAIRN_INSECURE=1 on every rank to trust whoever reaches the store "
             "(docs/security.md)");
-    if (launch->rank == 0 && !launch->meeting.agent_store) {
+    if (!is_torchs) TRY(cairn__launch_secret(launch, timeout, secret));
+    if (!*secret && launch->rank == 0 && !launch->meeting.agent_store) {
         cairn__log(CAIRN_LOG_WARNING,
                    "ranks of other machines are trusted without proof: whoever reaches port %d can join this run; give "
                    "it a secret (CAIRN_JOB_SECRET_FILE), or set CAIRN_INSECURE=1 if that is meant (docs/security.md)",
@@ -117,7 +118,7 @@ static cairn_status find_store(struct meeting *m, int *port) {
     const double timeout = m->options->meeting_timeout;
     struct cairn__secret *secret = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(find_secret(m->launch, &secret));
+    TRY(find_secret(m->launch, timeout, &secret));
     if (m->launch->rank == 0 && !place->agent_store) {
         TRY(serve(m, &secret, timeout));
     } else {

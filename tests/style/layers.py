@@ -34,7 +34,7 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
            "jansson": "src/state", "xxhash": "src/state", "sodium": "src/rendezvous",
-           "mpi.h": "src/comm/mpi", "gloo/": "src/comm/gloo"}
+           "mpi.h": "src/comm/mpi", "pmix.h": "src/rendezvous/pmix", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.
 OPAQUE = {"cairn__grad": "src/param/grad.c"}

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "cairn/core.h"
+#include "rendezvous/secret.h"
 
 enum { CAIRN__MAX_HOSTS = 8, CAIRN__MAX_PORTS = 16 };
 
@@ -59,6 +60,11 @@ bool cairn__host_is_here(const char *host);
 
 /* Whether ranks may come from other machines: not if all are known to be on this one, or meet at a loopback address. */
 bool cairn__launch_has_others(const struct cairn__launch *launch);
+
+/* The job's secret from the launcher's own channel, if it has one: from PMIx (mpirun, srun --mpi=pmix), by the module
+ * libcairn_pmix.so, the same in every environment of the job. *out = NULL where the launcher or this build has none.
+ * timeout: seconds that rank 0 and the launcher have to answer. Errors: those of struct cairn__pmix, and of modules. */
+cairn_status cairn__launch_secret(const struct cairn__launch *launch, double timeout, struct cairn__secret **out);
 
 /* Slurm's node list: "n[01-03,07],login" -> n01 n02 n03 n07 login. Writes the index-th name; CAIRN_EINVAL if the
  * list is malformed or shorter. */
