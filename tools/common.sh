@@ -21,6 +21,7 @@ PACKAGES_TO_CHECK=(
     "g++            | command -v g++                     | compiles the public headers as C++"
     "libgloo-dev    | test -e /usr/include/gloo/context.h | groups of ranks on several machines"
     "libopenmpi-dev | pkg-config --exists ompi-c         | groups of ranks that mpirun or srun starts"
+    "libpmix-dev    | pkg-config --exists pmix           | a job's secret through the launcher of its ranks"
     "clang-format   | command -v clang-format            | checks the layout of the sources"
     "cmake          | command -v cmake                   | finds the installed library as its users' projects do"
     "binutils       | command -v nm                      | lists what the libraries export"

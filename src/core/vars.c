@@ -56,7 +56,7 @@ const struct cairn__var_info cairn__vars[] = {
     {"MV2_COMM_WORLD_LOCAL_RANK", "rank on this machine, as MVAPICH2 sets it"},
     {"MV2_COMM_WORLD_LOCAL_SIZE", "ranks on this machine, as MVAPICH2 sets it"},
     {"PMIX_RANK", "rank, as launchers with PMIx set it"},
-    {"PMIX_NAMESPACE", "PMIx's name of the job; ports and keys are made from it"},
+    {"PMIX_NAMESPACE", "PMIx's name of the job; ports and keys are made from it; set where ranks can share a secret"},
     {"PMI_RANK", "rank, as launchers with PMI set it: MPICH, Intel MPI, Cray, srun --mpi=pmi2"},
     {"PMI_SIZE", "number of ranks, as launchers with PMI set it"},
     {"PMI_LOCAL_RANK", "rank on this machine, as Cray's launcher sets it"},

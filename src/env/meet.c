@@ -90,7 +90,8 @@ static cairn_status doubt_host(const struct cairn__meeting *m, cairn_status st) 
                        m->from);
 }
 
-/* The secret by which ranks on other machines prove themselves; torch's launchers host a store that knows none. */
+/* The secret by which ranks on other machines prove themselves: a file's, or the launcher's. torch's launchers host a
+ * store that knows none. */
 static cairn_status find_secret(const struct cairn__launch *launch, double timeout, struct cairn__secret **secret) {
     const bool is_torchs = launch->meeting.agent_store && !cairn__var("CAIRN_STORE_HAS_SECRET");
     const bool is_needed = !is_torchs && cairn__launch_has_others(launch) && !cairn__store_is_open();

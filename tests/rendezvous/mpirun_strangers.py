@@ -5,9 +5,6 @@ usage: mpirun_strangers.py CAIRN_RUN EXCHANGE QUICKSTART gloo|none pmix|none MPI
 
 Skipped where namespaces cannot be made, and without Open MPI, gloo or PMIx."""
 import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +17,8 @@ from quickstart import PATIENCE, Quickstart, digits
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir))
 from mpi import find_open_mpi  # noqa: E402
 
-CAIRN_RUN, QUICKSTART, GLOO, PMIX, USER = sys.argv[1], *sys.argv[3:7]
+CAIRN_RUN, QUICKSTART, GLOO, PMIX = sys.argv[1], *sys.argv[3:6]
+USER = "none" if sys.argv[6] == "none" else os.path.abspath(sys.argv[6])  # mpirun starts it from another folder
 MPIRUN = find_open_mpi()
 STEPS, FOREVER = 20, 10**9
 TRUSTS = "ranks of other machines are trusted without proof"
@@ -37,7 +35,7 @@ exec nsenter -t $keeper --net --uts sh -c "$*"
 """
 
 
-class UnderMpirun(strangers.Strange):
+class Started(strangers.Strange):
     quickstart = Quickstart(CAIRN_RUN, QUICKSTART)
 
     def setUp(self):
@@ -57,6 +55,8 @@ class UnderMpirun(strangers.Strange):
             options += ["-x", name]
         return net.MACHINES[0].start(*MPIRUN, sum(ranks), *options, *program, **more)
 
+
+class UnderMpirun(Started):
     def trains(self, job, ranks):
         (code, out, err), = self.ends([job])
         self.assertEqual(code, 0, err)
@@ -111,6 +111,51 @@ class UnderMpirun(strangers.Strange):
             with self.subTest(ranks=ranks):
                 job = self.start("sh", "-c", script, "sh", *self.quickstart.command(), ranks=ranks)
                 self.assertNotIn(TRUSTS, self.trains(job, sum(ranks)))
+
+    def test_a_second_environment_has_the_same_secret(self):
+        if USER == "none":
+            self.skipTest("this build has no mpi (meson option 'mpi')")
+        (code, _, err), = self.ends([self.start(USER, "twice", ranks=(2, 1), CAIRN_BACKEND="mpi")])
+        self.assertEqual((code, err), (0, ""))
+
+    def test_programs_that_speak_mpi_themselves_go_on_to(self):
+        if USER == "none":
+            self.skipTest("this build has no mpi (meson option 'mpi')")
+        (code, _, err), = self.ends([self.start(USER, "beside", ranks=(2, 1), CAIRN_BACKEND="mpi")])
+        self.assertEqual((code, err), (0, ""))
+
+
+class Fails(Started):
+    """What rank 1 says, in a file: its launcher may not speak any more."""
+
+    def rank_1_says(self, rank_0, rank_1, after=":", **more):
+        said = self.agent + ".said"
+        script = (f'if [ $OMPI_COMM_WORLD_RANK = 0 ]; then {rank_0}; exec "$@"; fi; {rank_1}; '
+                  f'"$@" 2>{said}.new; mv {said}.new {said}; {after}; exit 3')
+        begin = time.monotonic()
+        job = self.start("sh", "-c", script, "sh", *self.quickstart.command(), CAIRN_MEETING_TIMEOUT="3", **more)
+        while not os.path.exists(said):
+            self.assertLess(time.monotonic(), begin + PATIENCE)
+            time.sleep(0.05)
+        (code, _, _), = self.ends([job])
+        self.assertNotEqual(code, 0)
+        with open(said, encoding="utf-8") as f:
+            return f.read()
+
+    def test_a_launcher_that_is_stopped_is_a_sentence_in_time(self):
+        self.assertIn("the launcher's PMIx server did not answer within 3 s; is mpirun or slurmstepd stopped?",
+                      self.rank_1_says(":", "kill -STOP $PPID", after="kill -KILL $PPID"))
+
+    def test_a_launcher_that_is_not_reached_is_a_sentence(self):
+        nowhere = "for v in $(env | grep -o '^PMIX_SERVER_URI[^=]*'); do export $v='x.0;tcp4://127.0.0.1:1'; done"
+        self.assertIn("PMIx cannot be opened: ", self.rank_1_says(":", nowhere))
+
+    def test_a_rank_0_that_shares_nothing_is_a_sentence(self):
+        self.assertIn("rank 0 shared no secret through PMIx within 3 s; is it running, with libcairn_pmix.so beside "
+                      "its Cairn?", self.rank_1_says("export CAIRN_INSECURE=1", ":"))
+
+    def test_a_rank_without_the_secret_does_not_get_in(self):
+        self.assertRegex(self.rank_1_says(":", "export CAIRN_INSECURE=1", CAIRN_TIMEOUT="3"), "store")
 
 
 if __name__ == "__main__":

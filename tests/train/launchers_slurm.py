@@ -72,7 +72,7 @@ class Cluster:
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="cairn-slurm-")
         os.chmod(self.folder, 0o755)  # munge wants to be reached by everybody
-        self.env = clean_env(SLURM_CONF=self.path("slurm.conf"), PATH=SYSTEM_PATH)
+        self.env = clean_env(SLURM_CONF=self.path("slurm.conf"), PATH=SYSTEM_PATH, SLURM_PMIX_TMPDIR=self.path("pmix"))
         self.children = []
 
     def path(self, name):
@@ -89,10 +89,10 @@ class Cluster:
         with open(path, encoding="utf-8", errors="replace") as f:
             return f.read()
 
-    def start(self, *command):
+    def start(self, *command, before=()):
         with open(self.path("daemons.log"), "ab") as log:
-            self.children.append(subprocess.Popen([program(command[0]), *command[1:]], env=self.env, stdout=log,
-                                                  stderr=log, stdin=subprocess.DEVNULL))
+            self.children.append(subprocess.Popen([*before, program(command[0]), *command[1:]], env=self.env,
+                                                  stdout=log, stderr=log, stdin=subprocess.DEVNULL))
 
     def wait(self, condition, what):
         end = time.monotonic() + PATIENCE
@@ -111,6 +111,7 @@ class Cluster:
         self.write("cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self.folder}\n".encode())
         key = self.write("munge.key", random.randbytes(1024), 0o400)
         os.mkdir(self.path("state"))
+        os.mkdir(self.path("pmix"))
         socket_path = self.path("munge.socket")
         self.start("munged", "--foreground", "--force", "--socket=" + socket_path, "--key-file=" + key,
                    "--pid-file=" + self.path("munge.pid"), "--log-file=" + self.path("munge.log"),
@@ -118,7 +119,8 @@ class Cluster:
         self.wait(lambda: os.path.exists(socket_path), "waited for munged")
         self.start("slurmctld", "-D")
         for node in NODES:
-            self.start("slurmd", "-D", "-N", node)
+            self.start("slurmd", "-D", "-N", node, before=[
+                "unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {self.path("pmix")} && exec "$@"', "sh"])
         self.wait(self.is_idle, "waited for idle nodes")
 
     def is_idle(self):
@@ -190,6 +192,20 @@ class UnderSlurm(unittest.TestCase):
         got = CLUSTER.run("srun", "-N", "2", "-n", "3", *QUICKSTART.command(), CAIRN_LOG="info")
         QUICKSTART.trains(self, 3, got)
         self.assertIn("SLURM_STEP_NODELIST", got.stderr)
+
+    def test_tasks_on_two_nodes_share_a_secret_where_srun_speaks_pmix(self):
+        if "pmix" not in CLUSTER.run("srun", "--mpi=list").stdout.split():
+            self.skipTest("this Slurm has no pmix")
+        for plugin, is_trusted in ("none", True), ("pmix", False):
+            with self.subTest(plugin):
+                got = CLUSTER.run("srun", "-N", "2", "-n", "3", "--mpi=" + plugin, *QUICKSTART.command(),
+                                  CAIRN_LOG="info")
+                if "meson option 'pmix'" in got.stderr:
+                    self.skipTest("this build has no PMIx")
+                QUICKSTART.trains(self, 3, got)
+                self.assertEqual("ranks of other machines are trusted without proof" in got.stderr, is_trusted,
+                                 got.stderr)
+                self.assertEqual("rank 0 shared the job's secret through PMIx" in got.stderr, not is_trusted)
 
     def test_cyclic_tasks_over_two_nodes(self):
         QUICKSTART.trains(self, 4, CLUSTER.run("srun", "-N", "2", "-n", "4", "-m", "cyclic", *QUICKSTART.command()))

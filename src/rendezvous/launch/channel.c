@@ -34,6 +34,7 @@ cairn_status cairn__launch_secret(const struct cairn__launch *launch, double tim
     const struct cairn__pmix *pmix = found;
     TRY(pmix->share(launch->rank, timeout, bytes));
     TRY(cairn__secret_from(bytes, sizeof(bytes), "PMIx", out));
+    cairn__log(CAIRN_LOG_INFO, "rank 0 shared the job's secret through PMIx");
 out:
     explicit_bzero(bytes, sizeof(bytes));
     return st;
