@@ -207,6 +207,13 @@ class UnderSlurm(unittest.TestCase):
                                  got.stderr)
                 self.assertEqual("rank 0 shared the job's secret through PMIx" in got.stderr, not is_trusted)
 
+    def test_tasks_wait_for_the_secret_of_the_first(self):
+        if "pmix" not in CLUSTER.run("srun", "--mpi=list").stdout.split():
+            self.skipTest("this Slurm has no pmix")
+        script = '[ $SLURM_PROCID != 0 ] || sleep 2; exec "$@"'
+        got = CLUSTER.run("srun", "-N", "2", "-n", "3", "--mpi=pmix", "sh", "-c", script, "sh", *QUICKSTART.command())
+        QUICKSTART.trains(self, 3, got)
+
     def test_cyclic_tasks_over_two_nodes(self):
         QUICKSTART.trains(self, 4, CLUSTER.run("srun", "-N", "2", "-n", "4", "-m", "cyclic", *QUICKSTART.command()))
 

@@ -123,7 +123,10 @@ static void *run(void *arg) {
     struct call *c = arg;
     pmix_proc_t me;
     pmix_status_t error = PMIx_Init(&me, NULL, 0);
-    if (error == PMIX_SUCCESS) atomic_fetch_add(&process.times_open, 1);
+    if (error == PMIX_SUCCESS) {
+        atomic_store(&process.opened_by, getpid());
+        atomic_fetch_add(&process.times_open, 1);
+    }
     bool is_abandoned = note(c, error == PMIX_SUCCESS, error != PMIX_SUCCESS, error);
     if (error == PMIX_SUCCESS && !is_abandoned) is_abandoned = note(c, true, true, share(c, &me, c->secret));
     if (is_abandoned) free_call(c);
@@ -143,7 +146,6 @@ static cairn_status prepare(void) {
     REQUIRE(process.opened_by == 0 || process.opened_by == getpid(), CAIRN_ESTATE,
             "PMIx was opened by process %d before it forked this one, which cannot use it; " INSTEAD,
             (int)process.opened_by);
-    process.opened_by = getpid();
     if (process.closes) return CAIRN_OK;
     REQUIRE(on_exit(close_pmix, NULL) == 0, CAIRN_ENOMEM, "out of memory: no handler for the end of the process");
     process.closes = true;
