@@ -142,6 +142,18 @@ class Cluster:
 
 
 CLUSTER = None
+PORT = 29522
+# Lists the keys of a store, in the dialect of torch 2.2 and without a proof; and where it does so: as another machine.
+ASK = f"""
+import socket, struct
+s = socket.create_connection(("{ADDRESS}", {PORT}), 10)
+s.settimeout(10)
+try:
+    s.sendall(b"\\0" + struct.pack("<I", 0x3C85F7CE) + b"\\x11")
+    print("got in" if s.recv(64) else "closed")
+except ConnectionError:
+    print("closed")
+"""
 SAYS_SO = ("this process is in no step of srun (a batch script, or a shell of salloc); start the program with srun to "
            "run its ranks")
 
@@ -206,6 +218,45 @@ class UnderSlurm(unittest.TestCase):
                 self.assertEqual("ranks of other machines are trusted without proof" in got.stderr, is_trusted,
                                  got.stderr)
                 self.assertEqual("rank 0 shared the job's secret through PMIx" in got.stderr, not is_trusted)
+
+    def test_a_stranger_gets_into_the_store_of_two_nodes_where_they_share_no_secret_alone(self):
+        if "pmix" not in CLUSTER.run("srun", "--mpi=list").stdout.split():
+            self.skipTest("this Slurm has no pmix")
+        elsewhere = self.another_machine()
+        for plugin, gets in ("none", "got in"), ("pmix", "closed"):
+            with self.subTest(plugin):
+                env = dict(CLUSTER.env, CAIRN_BACKEND="gloo", CAIRN_LOG="info", CAIRN_TIMEOUT="60", MASTER_ADDR=ADDRESS,
+                           MASTER_PORT=str(PORT))
+                job = subprocess.Popen([program("srun"), "-N", "2", "-n", "2", "--mpi=" + plugin,
+                                        *QUICKSTART.command(steps=10**9)], env=env, text=True, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                said = ""
+                while "group: gloo" not in said:
+                    line = job.stderr.readline()
+                    if not line and ("meson option 'gloo'" in said or "meson option 'pmix'" in said):
+                        self.skipTest("this build has no gloo or no PMIx")
+                    self.assertTrue(line, said)
+                    said += line
+                got = run(["nsenter", "-t", str(elsewhere), "--net", sys.executable, "-c", ASK])
+                job.terminate()
+                job.communicate(timeout=PATIENCE)
+                if plugin == "pmix" and "meson option 'pmix'" in said:
+                    self.skipTest("this build has no PMIx")
+                self.assertEqual(got.stdout.strip(), gets, got.stderr + said)
+
+    def another_machine(self):
+        """The process that keeps its network, which reaches this one."""
+        keeper = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec sleep infinity"], stdout=subprocess.PIPE)
+        self.addCleanup(keeper.communicate)
+        self.addCleanup(keeper.kill)
+        keeper.stdout.readline()
+        inside = ["nsenter", "-t", str(keeper.pid), "--net"]
+        for where, words in (([], f"link add inner type veth peer name outer netns {keeper.pid}"),
+                             ([], "address add 10.2.0.1/24 dev inner"), ([], "link set inner up"),
+                             (inside, "address add 10.2.0.2/24 dev outer"), (inside, "link set outer up"),
+                             (inside, f"route add {ADDRESS} via 10.2.0.1")):
+            subprocess.run([*where, "ip", *words.split()], check=True)
+        return keeper.pid
 
     def test_tasks_wait_for_the_secret_of_the_first(self):
         if "pmix" not in CLUSTER.run("srun", "--mpi=list").stdout.split():
