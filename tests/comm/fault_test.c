@@ -62,7 +62,7 @@ static int train_until_failure(int rank, int size, int port) {
 static void killed_rank_is_named_by_all_others_within_5_s(void **state) {
     (void)state;
     srand(1);
-    int before = count_entries("/dev/shm");
+    const int before = count_files_in_dev_shm();
     for (int round = 0; round < 6; round++) {
         struct processes p;
         start(&p, 2 + round % 3, -1, train_until_failure);
@@ -73,7 +73,7 @@ static void killed_rank_is_named_by_all_others_within_5_s(void **state) {
         assert_true(WIFSIGNALED(end_of(&p, 1)));
         cairn__store_stop(&p.server);
     }
-    assert_int_equal(count_entries("/dev/shm"), before);
+    assert_int_equal(count_files_in_dev_shm(), before);
 }
 
 static int exit_in_the_middle(int rank, int size, int port) {

@@ -187,24 +187,13 @@ static void run_moment(const struct moment *m) {
     }
 }
 
-/* Other programs of the machine have theirs. */
-static int count_own_files_in_dev_shm(void) {
-    int count = 0;
-    DIR *d = opendir("/dev/shm");
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        count += strstr(e->d_name, "cairn") || strstr(e->d_name, "gloo");
-    }
-    if (d) closedir(d);
-    return count;
-}
-
 static void other_ranks_report_one_that_fails_at_any_moment(void **state) {
     (void)state;
     for (int number = first; number < first + moments; number++) {
         struct moment m = make_moment(number);
         run_moment(&m);
     }
-    assert_int_equal(count_own_files_in_dev_shm(), 0);
+    assert_int_equal(count_files_in_dev_shm(), 0);
     assert_int_equal(count_entries("."), 2);
 }
 

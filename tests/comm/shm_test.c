@@ -1,5 +1,6 @@
 /* What is shm's own: bounces and their seams, rings, families of groups, abort, and that nothing is left of any of
  * them. What every backend must do is in collectives_test.c. */
+#include "group_processes.h"
 #include "group_ranks.h"
 
 #include <dirent.h>
@@ -22,10 +23,6 @@ static int value_of(int rank, size_t i, int salt) {
 
 static struct cairn__shm *inside(cairn_group *group) {
     return group->impl;
-}
-
-static void sleep_ms(long ms) {
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
 /* ---- arrays here and there ---- */
@@ -571,14 +568,6 @@ static void abort_from_another_thread_ends_waits_here_and_there(void **state) {
 
 /* ---- processes ---- */
 
-static int count_entries(const char *path) {
-    int count = 0;
-    DIR *d = opendir(path);
-    while (d && readdir(d)) count++;
-    if (d) closedir(d);
-    return count;
-}
-
 static int count_maps(void) {
     int count = 0;
     char line[512];
@@ -612,11 +601,11 @@ static void nothing_is_left_of_a_family(void **state) {
     (void)state;
     run_group(2, come_and_go, NULL);
     const uint64_t alive = cairn__alloc_counters().alive;
-    const int descriptors = count_entries("/proc/self/fd"), files = count_entries("/dev/shm");
+    const int descriptors = count_entries("/proc/self/fd"), files = count_files_in_dev_shm();
     for (int p = 2; p <= 5; p++) run_group(p, come_and_go, NULL);
     assert_int_equal(cairn__alloc_counters().alive, alive);
     assert_int_equal(count_entries("/proc/self/fd"), descriptors);
-    assert_int_equal(count_entries("/dev/shm"), files);
+    assert_int_equal(count_files_in_dev_shm(), files);
     assert_int_equal(count_maps(), 0);
 }
 
