@@ -45,7 +45,8 @@ cairn_status cairn__backend_meet(const struct cairn__group_create_options *o, st
                                                             .prefix = o->prefix,
                                                             .wanted = o->backend,
                                                             .is_mpi = o->is_mpi,
-                                                            .on_gpu = is_on_gpu(o)},
+                                                            .on_gpu = is_on_gpu(o),
+                                                            .rank_0_serves = o->rank_0_serves},
                              out);
 }
 

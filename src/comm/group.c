@@ -74,6 +74,7 @@ static cairn_status make_family(const struct cairn__group_create_options *option
     TRY(cairn__calloc(1, sizeof(*family), (void **)&family));
     snprintf(family->prefix, sizeof(family->prefix), "%s", options->prefix ? options->prefix : "");
     family->store = options->store;
+    family->rank_0_serves = options->rank_0_serves;
     TRY(cairn__group_make(family, options->size, &family->groups));
     *out = family->groups;
     return CAIRN_OK;

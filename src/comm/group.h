@@ -13,6 +13,7 @@ struct cairn__group_create_options {
     double timeout;         /* seconds in which nothing moves that this rank waits for; > 0 */
     double meeting_timeout; /* seconds for creation; 0 = timeout */
     cairn_store *store;     /* the caller's; NULL is fine where size is 1. See cairn__group_keeps_store */
+    bool rank_0_serves;     /* the store, which goes when rank 0 does */
     const char *prefix;     /* of every key used, so that groups and restarts do not meet */
     const char *backend;    /* NULL or "auto"; "self", "shm", "mpi", "gloo", "nccl" */
     const char *interface;  /* network interface or address that gloo uses; NULL = the one that leads to the others */

@@ -104,6 +104,7 @@ cairn_status cairn__backend_choose(const struct cairn__group_create_options *opt
 struct cairn__family {
     cairn_group *groups; /* alive, the root last */
     cairn_store *store;  /* NULL once the backend needs it no more */
+    bool rank_0_serves;  /* the store, in the environment */
     char prefix[200];
     int64_t
         made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */

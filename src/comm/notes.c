@@ -163,6 +163,16 @@ static const struct note *find_cause(const struct notes *n) {
     return cause;
 }
 
+/* The one rank that is known to be missing, since it keeps what the others know of each other. */
+static cairn_status fail_without_notes(const struct notes *n, const char *seen, cairn_status status) {
+    const cairn_group *g = n->group;
+    if (!g->family->rank_0_serves || g->env_ranks[g->rank] == 0) return cairn__fail(status, "%s", seen);
+    return cairn__fail(status,
+                       "%s; the store does not answer: rank 0%s, which hosts it, ended, is stopped, or its machine "
+                       "cannot be reached",
+                       seen, g->is_of_all ? "" : " of all");
+}
+
 static cairn_status fail_with_notes(const struct notes *n, const char *seen, cairn_status status) {
     const struct note *cause = find_cause(n);
     struct text t = {.used = 0};
@@ -188,7 +198,7 @@ cairn_status cairn__notes_exchange(cairn_group *group, const struct cairn__call 
     cairn_status st = leave(&n, call, status, seen);
     n.complete = st == CAIRN_OK && read_all(&n) == CAIRN_OK;
     if (timeout > 0) (void)cairn_store_set_timeout(n.store, timeout);
-    status = st == CAIRN_OK ? fail_with_notes(&n, seen, status) : cairn__fail(status, "%s", seen);
+    status = st == CAIRN_OK ? fail_with_notes(&n, seen, status) : fail_without_notes(&n, seen, status);
     cairn__free(n.all);
     return status;
 }

@@ -9,8 +9,8 @@
 /* status is CAIRN_EPEER or CAIRN_ETIMEOUT, the last error its sentence. Waits a second at most for the others' notes
  * (the first rank to notice is alone), rank 0 of all half a second longer (with it the store may go). Then fails anew
  * with the sentence and what their notes add: "...; rank 1 was in broadcast number 5 of 3 f32 from rank 0; rank 2
- * reported nothing: it ended, is stopped, or is not in a call of this group". Without a store, or where it is gone too,
- * the sentence stays as it was. Always returns status. */
+ * reported nothing: it ended, is stopped, or is not in a call of this group". Where the store is gone too,
+ * the rank that hosts it is named; without a store the sentence stays as it was. Always returns status. */
 cairn_status cairn__notes_exchange(cairn_group *group, const struct cairn__call *call, cairn_status status);
 
 #endif

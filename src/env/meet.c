@@ -41,6 +41,9 @@ static cairn_status join(struct meeting *m, cairn_store *store) {
                                                         .timeout = m->options->timeout,
                                                         .meeting_timeout = m->options->meeting_timeout,
                                                         .store = store,
+                                                        .rank_0_serves = m->met->store && m->met->store == store &&
+                                                                         cairn_store_port(store) > 0 &&
+                                                                         !launch->meeting.agent_store,
                                                         .prefix = prefix,
                                                         .backend = m->options->backend,
                                                         .interface = cairn__var("GLOO_SOCKET_IFNAME"),

@@ -170,6 +170,14 @@ static cairn_status look_up(struct exchange *x, int rank) {
     write_key(x, rank, key);
     st = cairn_store_check(x->p->store, &wanted, 1, &ready);
     if (st != CAIRN_OK) { /* the store's message names the key, not the rank */
+        char where[100] = "";
+        const struct cairn__peer *host = &x->p->all[0];
+        if (host->pid > 0) snprintf(where, sizeof(where), " (pid %d on %s)", host->pid, host->name);
+        if (x->p->rank_0_serves && x->p->rank != 0)
+            return cairn__fail(st,
+                               "%s; rank 0%s hosts it: it ended, is stopped, or its machine cannot be reached, while "
+                               "rank %d waited for rank %d",
+                               cairn_last_error(), where, x->p->rank, rank);
         return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), x->p->rank, rank);
     }
     if (!ready) return CAIRN_OK;
@@ -267,6 +275,7 @@ cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struc
                                  .size = options->size,
                                  .store = options->store,
                                  .prefix = options->prefix,
+                                 .rank_0_serves = options->rank_0_serves,
                                  .listener = -1};
     out->patience = options->timeout < MAX_TIMEOUT ? options->timeout : MAX_TIMEOUT;
     out->deadline = cairn__now_ns() + (uint64_t)(out->patience * 1e9);

@@ -31,12 +31,14 @@ struct cairn__peers_options {
     const char *prefix; /* of every key used */
     const char *wanted; /* backend; NULL = "auto" */
     bool is_mpi, on_gpu;
+    bool rank_0_serves; /* the store */
 };
 
 struct cairn__peers {
     int rank, size;
     cairn_store *store; /* this and prefix are the options', used until the meeting ends */
     const char *prefix;
+    bool rank_0_serves;
     struct cairn__peer *all; /* [size] */
     int listener;            /* this rank's socket; -1 = closed. A refused connection means that a rank has ended */
     double patience;         /* seconds that this meeting may last */

@@ -222,6 +222,23 @@ static void store_that_hangs_delays_no_rank(void **state) {
     close(fds[1]);
 }
 
+static void rank_that_hosts_a_store_that_hangs_is_named(void **state) {
+    (void)state;
+    cairn_store *store = NULL;
+    struct rank ranks[2];
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    assert_int_equal(cairn__tcp_store_on(fds[0], CAIRN__STORE_2_2, "here:1", 60, &store), CAIRN_OK);
+    fill(ranks, 2, store);
+    ranks[1].family.rank_0_serves = true;
+    run(ranks + 1, 1);
+    expect(&ranks[1],
+           "; the store does not answer: rank 0, which hosts it, ended, is stopped, or its machine cannot be "
+           "reached");
+    cairn_store_destroy(&store);
+    close(fds[1]);
+}
+
 static void long_notes_are_cut(void **state) {
     (void)state;
     struct rank ranks[2];
@@ -249,6 +266,7 @@ int main(void) {
         cmocka_unit_test(without_a_store_the_error_is_unchanged),
         cmocka_unit_test(after_the_store_has_ended_the_error_is_unchanged),
         cmocka_unit_test(store_that_hangs_delays_no_rank),
+        cmocka_unit_test(rank_that_hosts_a_store_that_hangs_is_named),
         cmocka_unit_test(long_notes_are_cut),
     };
     return cmocka_run_group_tests_name("notes", tests, NULL, NULL);
