@@ -17,7 +17,7 @@ import uuid
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, os.pardir), os.path.join(HERE, os.pardir, "train")]
-from mpi import find_open_mpi  # noqa: E402
+from mpi import find_open_mpi, marked  # noqa: E402
 from quickstart import PATIENCE, clean_env, run  # noqa: E402
 
 PROGRAM = sys.argv[1]
@@ -28,19 +28,6 @@ TIMEOUT = 3   # CAIRN_TIMEOUT: a stopped rank is noticed then
 AT_ONCE = 5   # seconds within which a death ends the job
 FAULTS = {signal.SIGKILL: 0, signal.SIGUSR1: 0, signal.SIGSTOP: TIMEOUT}  # SIGUSR1: the rank exits with 9
 SKIP = 77     # meson's exit code for a skipped test
-
-
-def marked(mark):
-    """The processes with the mark in their environment."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if f"CAIRN_TEST_MARK={mark}".encode() in f.read().split(b"\0"):
-                    found.append(int(pid))
-        except OSError:
-            pass
-    return found
 
 
 class Moment:

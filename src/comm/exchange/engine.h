@@ -35,6 +35,7 @@ struct cairn__transfer {
     int peer;
 };
 
+struct cairn__peer;   /* rendezvous/peers.h */
 struct cairn__engine; /* of one group */
 struct cairn__moving; /* a transfer under way */
 
@@ -43,13 +44,17 @@ struct cairn__engine_options {
     double timeout;
     cairn_store *store; /* keys under prefix; the call may be made during open and derive only */
     const char *prefix;
-    const char *address;   /* numeric, this rank's, by which others reach it; "" = unknown */
-    const char *interface; /* of the options; NULL = not set */
+    const char *address;             /* numeric, this rank's, by which others reach it; "" = unknown */
+    const char *interface;           /* of the options; NULL = not set */
+    const struct cairn__peer *peers; /* [size], during open only */
+    bool rank_0_serves;              /* the store: with it the store goes */
     /* libcairn's store calls, for a module that is not linked to it */
     cairn_status (*store_set)(cairn_store *store, const char *key, const void *value, size_t nbytes);
     cairn_status (*store_get)(cairn_store *store, const char *key, void **value, size_t *nbytes);
     cairn_status (*store_check)(cairn_store *store, const char *const *keys, size_t n, int *present);
     void (*store_free)(void *value);
+    double (*store_hurry)(cairn_store *store, double timeout);
+    cairn_status (*store_set_timeout)(cairn_store *store, double timeout);
     /* comm/exchange/links.h: proven connections to all other ranks */
     cairn_status (*make_links)(const struct cairn__engine_options *options, int *fds);
     /* An engine may set these for make_links where it derives: whether a rank of the parent has ended or left it. */

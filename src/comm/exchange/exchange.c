@@ -14,6 +14,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
+#include "rendezvous/store/store.h"
 
 static const double LONGEST_GAP = 0.1; /* s between two polls that count as waiting: in longer gaps the rank computed */
 static const double FIRST_CHECK =
@@ -214,6 +215,9 @@ static struct cairn__engine_options engine_options(const cairn_group *group, cha
         .store_get = cairn_store_get,
         .store_check = cairn_store_check,
         .store_free = cairn_store_free,
+        .store_hurry = cairn__store_hurry,
+        .store_set_timeout = cairn_store_set_timeout,
+        .rank_0_serves = group->family->rank_0_serves,
         .make_links = cairn__links_make,
     };
 }
@@ -244,6 +248,7 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     if (options->meeting_timeout > 0) o.timeout = options->meeting_timeout;
     o.address = peers->all[group->rank].address;
     o.interface = options->interface;
+    o.peers = peers->all;
     TRY(ops->open(&o, &x->engine));
     TRY(greet(x, o.timeout));
     TRY(make_answers(x, &o));

@@ -62,14 +62,14 @@ static void end(struct cairn__engine **engine) {
 }
 
 /* Everybody's place in the communicator, and the highest of what all take for the next tag. */
-static cairn_status meet_all(struct cairn__engine *e, double timeout) {
+static cairn_status meet_all(struct cairn__engine *e, struct cairn__mpi_watch *watch) {
     int mine[2] = {e->rank, cairn__mpi_next_tag()}, (*all)[2] = NULL;
     MPI_Request request;
     cairn_status st = CAIRN_OK;
     TRY(cairn__calloc((size_t)e->size, sizeof(*all), (void **)&all));
     for (int r = 0; r < e->size; r++) e->peers[r].rank = -1;
     TRY(cairn__mpi_check(MPI_Iallgather(mine, 2, MPI_INT, all, 2, MPI_INT, e->comm, &request), "gather ranks"));
-    TRY(cairn__mpi_wait(&request, 1, timeout, "the ranks of MPI_COMM_WORLD"));
+    TRY(cairn__mpi_wait_watched(&request, watch, "the first exchange over MPI"));
     for (int i = 0; i < e->size; i++) {
         const int rank = all[i][0];
         REQUIRE(rank >= 0 && rank < e->size && e->peers[rank].rank < 0, CAIRN_EPEER,
@@ -85,10 +85,12 @@ out:
 
 static cairn_status open_engine(const struct cairn__engine_options *o, struct cairn__engine **out) {
     struct cairn__engine *e = NULL;
+    struct cairn__mpi_watch watch;
     cairn_status st = CAIRN_OK;
+    cairn__mpi_watch_begin(&watch, o);
     TRY(make(o, &e));
-    TRY(cairn__mpi_enter(o->size, o->timeout, &e->comm));
-    st = meet_all(e, o->timeout);
+    TRY(cairn__mpi_enter(&watch, &e->comm));
+    st = meet_all(e, &watch);
     if (st != CAIRN_OK) {
         cairn__mpi_mourn();
         goto out;
@@ -399,6 +401,23 @@ static void rest(struct cairn__engine *e, int idle) {
     cairn__mpi_rest(idle);
 }
 
+/* Receives first: what is sent may wait for a rank that waits itself. */
+static int awaited(struct cairn__engine *e) {
+    int rank = -1;
+    for (const struct cairn__moving *m = e->moving; m; m = m->next) {
+        for (int i = 0; i < m->count; i++) {
+            int done = 1;
+            const bool is_received = m->nbytes[i] >= 0;
+            if ((rank >= 0 && !is_received) || cairn__mpi_is_over() ||
+                MPI_Request_get_status(m->requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done)
+                continue;
+            rank = m->peers[i];
+            if (is_received) return rank;
+        }
+    }
+    return rank;
+}
+
 /* ---- closing ---- */
 
 bool cairn__mpi_part(struct cairn__engine *e) {
@@ -447,6 +466,7 @@ static const struct cairn__engine_ops engine = {
     .test = test,
     .rest = rest,
     .abort = abort_engine,
+    .awaited = awaited,
 };
 
 const struct cairn__module_tables cairn__module_tables = {"mpi", {{"group backend", &engine}}};

@@ -59,6 +59,29 @@ struct cairn__moving {
     int root, tag;
 };
 
+/* ---- watch.c ---- */
+
+/* The clock of a rank that waits for all others before they have a group. */
+struct cairn__mpi_watch {
+    const struct cairn__engine_options *options;
+    double waited; /* s, without the time in which this rank was stopped */
+    double last, next_look;
+    bool is_asked; /* another rank gave up */
+    bool is_deaf;  /* the store does not answer */
+};
+
+/* The options outlive it. */
+void cairn__mpi_watch_begin(struct cairn__mpi_watch *watch, const struct cairn__engine_options *options);
+
+/* To be called ten times a second or more. CAIRN_ETIMEOUT, with the ranks that do not answer, once the time is over
+ * here or on another rank; what: what this rank waits in. */
+cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *watch, const char *what);
+
+/* ---- start.c ---- */
+
+/* MPI_Init_thread, once a process. Errors: CAIRN_ETIMEOUT, CAIRN_EPEER, CAIRN_ESYSTEM. */
+cairn_status cairn__mpi_start(struct cairn__mpi_watch *watch, int *level);
+
 /* ---- process.c ---- */
 
 /* CAIRN_OK, or CAIRN_EPEER with MPI's words: "MPI cannot send to rank 2: ..." */
@@ -67,7 +90,7 @@ cairn_status cairn__mpi_check(int error, const char *format, ...) __attribute__(
 cairn_status cairn__mpi_probe(bool launched);
 
 /* Starts MPI if the program has not, and makes the communicator. Collective. */
-cairn_status cairn__mpi_enter(int size, double timeout, MPI_Comm *comm);
+cairn_status cairn__mpi_enter(struct cairn__mpi_watch *watch, MPI_Comm *comm);
 /* From here on the process's end is the engine's too. */
 void cairn__mpi_join(struct cairn__engine *engine);
 void cairn__mpi_leave(struct cairn__engine *engine);
@@ -83,6 +106,8 @@ cairn_status cairn__mpi_take_tags(int first);
 
 /* Polls; what: what is waited for. */
 cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, const char *what);
+/* The same before there is a group; what: what the ranks are in. */
+cairn_status cairn__mpi_wait_watched(MPI_Request *request, struct cairn__mpi_watch *watch, const char *what);
 void cairn__mpi_rest(int idle);
 
 /* ---- engine.c ---- */

@@ -77,13 +77,14 @@ static void finalize(int exit_code, void *unused) {
     (void)MPI_Finalize();
 }
 
-static cairn_status initialize(void) {
+static cairn_status initialize(struct cairn__mpi_watch *watch) {
+    cairn_status st = CAIRN_OK;
     if (is_initialized()) return cairn__mpi_check(MPI_Query_thread(&process.level), "query the thread level");
-    cairn_status st = cairn__mpi_check(MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &process.level), "start");
-    if (st != CAIRN_OK) return st;
+    TRY(cairn__mpi_start(watch, &process.level));
     process.initialized_by = getpid();
     REQUIRE(on_exit(finalize, NULL) == 0, CAIRN_ENOMEM, "out of memory: no handler for the end of the process");
-    return CAIRN_OK;
+out:
+    return st;
 }
 
 /* ---- the communicator ---- */
@@ -115,12 +116,12 @@ static int duplicate(MPI_Comm *out, MPI_Request *request) {
     return error;
 }
 
-static cairn_status make_comm(double timeout) {
+static cairn_status make_comm(struct cairn__mpi_watch *watch) {
     cairn_status st = CAIRN_OK;
     MPI_Request request;
     int *bound = NULL, has_bound = 0;
     TRY(cairn__mpi_check(duplicate(&process.comm, &request), "copy MPI_COMM_WORLD"));
-    TRY(cairn__mpi_wait(&request, 1, timeout, "a copy of MPI_COMM_WORLD"));
+    TRY(cairn__mpi_wait_watched(&request, watch, "the copying of MPI_COMM_WORLD"));
     TRY(cairn__mpi_check(MPI_Comm_set_errhandler(process.comm, MPI_ERRORS_RETURN), "return errors"));
     TRY(cairn__mpi_check(MPI_Comm_get_attr(process.comm, MPI_TAG_UB, &bound, &has_bound), "query the largest tag"));
     process.last_tag = has_bound ? *bound : 32767; /* what the standard promises */
@@ -129,13 +130,14 @@ out:
     return st;
 }
 
-cairn_status cairn__mpi_enter(int size, double timeout, MPI_Comm *comm) {
+cairn_status cairn__mpi_enter(struct cairn__mpi_watch *watch, MPI_Comm *comm) {
+    const int size = watch->options->size;
     cairn_status st = CAIRN_OK;
     TRY(cairn__mpi_probe(true));
     if (!process.has_comm) {
-        TRY(initialize());
+        TRY(initialize(watch));
         TRY(check_world(size));
-        TRY(make_comm(timeout));
+        TRY(make_comm(watch));
     }
     TRY(check_world(size));
     *comm = process.comm;
@@ -201,4 +203,17 @@ cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, c
                 what);
         cairn__mpi_rest(idle);
     }
+}
+
+cairn_status cairn__mpi_wait_watched(MPI_Request *request, struct cairn__mpi_watch *watch, const char *what) {
+    int done = 0;
+    cairn_status st = CAIRN_OK;
+    for (int idle = 0;; idle++) {
+        TRY(cairn__mpi_check(MPI_Test(request, &done, MPI_STATUS_IGNORE), "get through %s", what));
+        if (done) break;
+        TRY(cairn__mpi_watch_look(watch, what));
+        cairn__mpi_rest(idle);
+    }
+out:
+    return st;
 }

@@ -1,0 +1,160 @@
+/* The deadline of what MPI cannot time out by itself: its start, and what follows until the ranks have a group. A rank
+ * whose time is over asks for the others in the store. Those that wait too look there twice a second, answer, and give
+ * up as well, so that all name the ranks that did not answer. */
+#include <poll.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "comm/mpi/module.h"
+#include "core/status.h"
+#include "kernels/kernels.h"
+#include "rendezvous/peers.h"
+
+enum {
+    LOOK_MS = 500,
+    ANSWER_MS = 1500, /* a rank that waits has answered by then */
+    HOST_MS = 500,    /* with rank 0 the store may go, and others still read */
+    PAUSE_MS = 20,
+    MOST_NAMED = 4,
+    KEY_NBYTES = 400
+};
+
+static const double SHORTEST = 0.5; /* s for an answer of the store */
+static const double LONGEST_GAP =
+    0.2; /* s between two looks that count as waiting: in longer ones this rank was stopped */
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+void cairn__mpi_watch_begin(struct cairn__mpi_watch *w, const struct cairn__engine_options *options) {
+    *w = (struct cairn__mpi_watch){.options = options, .last = seconds(), .next_look = LOOK_MS * 1e-3};
+}
+
+/* ---- the store ---- */
+
+static void write_key(const struct cairn__mpi_watch *w, const char *what, int rank, char key[KEY_NBYTES]) {
+    snprintf(key, KEY_NBYTES, "%s/start/%s/%d", w->options->prefix, what, rank);
+}
+
+static bool is_there(struct cairn__mpi_watch *w, const char *what, int rank) {
+    char key[KEY_NBYTES];
+    const char *wanted = key;
+    int present = 0;
+    if (w->is_deaf) return false;
+    write_key(w, what, rank, key);
+    w->is_deaf = w->options->store_check(w->options->store, &wanted, 1, &present) != CAIRN_OK;
+    return present != 0;
+}
+
+static void put(struct cairn__mpi_watch *w, const char *what, int rank) {
+    char key[KEY_NBYTES];
+    if (w->is_deaf) return;
+    write_key(w, what, rank, key);
+    w->is_deaf = w->options->store_set(w->options->store, key, "", 0) != CAIRN_OK;
+}
+
+/* A store whose process is stopped answers no more: then a request lasts as long as it may. */
+static double hurry(struct cairn__mpi_watch *w, double timeout) {
+    return w->options->store_hurry(w->options->store, timeout > SHORTEST ? timeout : SHORTEST);
+}
+
+static void calm(struct cairn__mpi_watch *w, double before) {
+    if (before > 0) (void)w->options->store_set_timeout(w->options->store, before);
+}
+
+/* ---- giving up ---- */
+
+static int gather_answers(struct cairn__mpi_watch *w, bool *answered) {
+    const struct cairn__engine_options *o = w->options;
+    const double end = seconds() + ANSWER_MS * 1e-3;
+    int silent = o->size;
+    while (!w->is_deaf && silent > 0 && seconds() < end) {
+        poll(NULL, 0, PAUSE_MS);
+        silent = 0;
+        for (int r = 0; r < o->size && !w->is_deaf; r++) {
+            if (!answered[r]) answered[r] = is_there(w, "here", r);
+            silent += !answered[r];
+        }
+    }
+    if (o->rank == 0) poll(NULL, 0, HOST_MS);
+    return silent;
+}
+
+static cairn_status fail_deaf(const struct cairn__mpi_watch *w, const char *what) {
+    const struct cairn__engine_options *o = w->options;
+    REQUIRE(o->rank_0_serves && o->rank != 0, CAIRN_ETIMEOUT,
+            "rank %d waited %.0f s in %s for the others, and the store does not answer; raise CAIRN_TIMEOUT if they "
+            "are only slow",
+            o->rank, w->waited, what);
+    return cairn__fail(
+        CAIRN_ETIMEOUT,
+        "rank %d waited %.0f s in %s, and rank 0 (pid %d on %s), which hosts the store, does not answer: "
+        "it ended, is stopped, or its machine cannot be reached; raise CAIRN_TIMEOUT if it is only slow",
+        o->rank, w->waited, what, o->peers[0].pid, o->peers[0].name);
+}
+
+static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *answered, const char *what) {
+    const struct cairn__engine_options *o = w->options;
+    char names[MOST_NAMED * 100] = "", more[32] = "";
+    size_t used = 0;
+    int count = 0;
+    for (int r = 0; r < o->size; r++) {
+        if (answered[r] || count++ >= MOST_NAMED) continue;
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%srank %d (pid %d on %s)", count > 1 ? ", " : "",
+                                 r, o->peers[r].pid, o->peers[r].name);
+    }
+    if (count > MOST_NAMED) snprintf(more, sizeof(more), " and %d more", count - MOST_NAMED);
+    return cairn__fail(CAIRN_ETIMEOUT,
+                       "rank %d waited %.0f s in %s, and no answer came from %s%s: ended, stopped, or not come there; "
+                       "raise CAIRN_TIMEOUT if the ranks are only slow",
+                       o->rank, w->waited, what, names, more);
+}
+
+/* That all answer may be since mpirun, which ends the job, has let a stopped one go on. */
+static cairn_status fail_answered(const struct cairn__mpi_watch *w, const char *what) {
+    const struct cairn__engine_options *o = w->options;
+    REQUIRE(!w->is_asked, CAIRN_ETIMEOUT,
+            "rank %d was in %s when another rank gave up waiting there; raise CAIRN_TIMEOUT if the ranks are only slow",
+            o->rank, what);
+    return cairn__fail(
+        CAIRN_ETIMEOUT,
+        "rank %d waited %.0f s in %s, where all other ranks wait too: MPI does not connect them; look at what mpirun "
+        "says, at the networks that it uses (--mca btl_tcp_if_include) and at firewalls, or raise CAIRN_TIMEOUT",
+        o->rank, w->waited, what);
+}
+
+static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
+    bool answered[CAIRN__MAX_RANKS] = {false};
+    const double before = hurry(w, SHORTEST);
+    put(w, "here", w->options->rank);
+    put(w, "asked", 0);
+    const int silent = gather_answers(w, answered);
+    calm(w, before);
+    if (w->is_deaf) return fail_deaf(w, what);
+    return silent ? fail_silent(w, answered, what) : fail_answered(w, what);
+}
+
+/* ---- waiting ---- */
+
+/* Whether another rank gave up, or the store does not answer within all the time that is left. */
+static bool is_over(struct cairn__mpi_watch *w, double left) {
+    const double before = hurry(w, left), begin = seconds();
+    w->is_asked = is_there(w, "asked", 0);
+    if (w->is_deaf) w->waited += seconds() - begin;
+    w->last = seconds();
+    calm(w, before);
+    return w->is_asked || w->is_deaf;
+}
+
+cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *w, const char *what) {
+    const double now = seconds(), passed = now - w->last;
+    w->last = now;
+    w->waited += passed < LONGEST_GAP ? passed : LONGEST_GAP;
+    const double left = w->options->timeout - w->waited;
+    if (left > 0 && w->waited < w->next_look) return CAIRN_OK;
+    w->next_look = w->waited + LOOK_MS * 1e-3;
+    return left <= 0 || is_over(w, left) ? give_up(w, what) : CAIRN_OK;
+}
