@@ -48,6 +48,7 @@ const struct cairn__var_info cairn__vars[] = {
     {"OMPI_COMM_WORLD_SIZE", "number of ranks, as Open MPI's mpirun sets it"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "rank on this machine, as Open MPI's mpirun sets it"},
     {"OMPI_COMM_WORLD_LOCAL_SIZE", "ranks on this machine, as Open MPI's mpirun sets it"},
+    {"OMPI_MCA_ess", "\"singleton\": MPI_Init was called without a launcher, and PMIX_* are of MPI's own making"},
     {"OMPI_MCA_ess_base_jobid", "Open MPI's number of the job; ports and keys are made from it"},
     {"OMPI_MCA_orte_precondition_transports", "Open MPI's random number of the job; ports and keys are made from it"},
     {"OMPI_MCA_orte_hnp_uri", "addresses of the machine where mpirun runs; ranks of several machines meet there"},

@@ -115,6 +115,20 @@ class Users(unittest.TestCase):
 
 
 class Elsewhere(unittest.TestCase):
+    def test_a_program_that_calls_mpi_init_runs_without_mpirun_too(self):
+        for backend, of in ("auto", "self"), ("mpi", "mpi"):
+            with self.subTest(backend):
+                got = run([USER, "singleton"], clean_env(CAIRN_BACKEND=backend))
+                self.assertEqual((got.returncode, got.stdout), (0, f"rank 0 of 1: {of}\n"), got.stderr)
+
+    def test_it_runs_under_cairn_run_too_but_not_over_mpi(self):
+        ranks = [CAIRN_RUN, "--nproc-per-node", "2", USER, "singleton"]
+        got = run(ranks, clean_env())
+        self.assertEqual((got.returncode, sorted(got.stdout.split("\n"))),
+                         (0, ["", "rank 0 of 2: shm", "rank 1 of 2: shm"]), got.stderr)
+        got = run(ranks, clean_env(CAIRN_BACKEND="mpi"))
+        self.assertIn("there are 2 ranks, but MPI counts this process alone: its launcher does not belong", got.stderr)
+
     def test_without_mpirun_mpi_is_refused(self):
         got = run([CAIRN_RUN, "--nproc-per-node", "2", *QUICKSTART.command()], clean_env(CAIRN_BACKEND="mpi"))
         self.assertNotEqual(got.returncode, 0)

@@ -1,7 +1,7 @@
 /* A program that speaks MPI itself, beside a group of Cairn's.
  *
  * usage: mpi_user beside | single | serialized | turned | other-size | after-finalize | twice | forgets |
- *        forgets-work | leaves
+ *        forgets-work | leaves | singleton
  *
  * beside          calls MPI_Init and MPI_Finalize, and has messages of its own under way that would take any tag
  * single          the same with MPI_THREAD_SINGLE, and aborts the group from another thread
@@ -12,7 +12,8 @@
  * twice           makes an environment after another
  * forgets         returns from main without cairn_env_destroy
  * forgets-work    the same in the midst of a receive
- * leaves          rank 1 ends its environment while rank 0 waits for it */
+ * leaves          rank 1 ends its environment while rank 0 waits for it
+ * singleton       calls MPI_Init, where no MPI launcher may have started it */
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
@@ -157,6 +158,18 @@ static void forget(bool in_the_midst) {
     MUST(cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, &work) == CAIRN_OK);
 }
 
+static void start_alone(void) {
+    cairn_env *env = NULL;
+    const cairn_status st = cairn_env_create(NULL, NULL, NULL, &env);
+    if (st != CAIRN_OK) {
+        fprintf(stderr, "%s\n", cairn_last_error());
+        exit(1);
+    }
+    check_sum(env);
+    printf("rank %d of %d: %s\n", cairn_env_rank(env), cairn_env_size(env), cairn_group_backend(cairn_env_group(env)));
+    cairn_env_destroy(&env);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc == 2 ? argv[1] : "";
     int rank = 0, size = 0, level = 0;
@@ -177,6 +190,7 @@ int main(int argc, char **argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     if (strcmp(what, "beside") == 0) beside(rank, size);
+    if (strcmp(what, "singleton") == 0) start_alone();
     if (strcmp(what, "single") == 0) abort_from_another_thread(rank);
     if (strcmp(what, "serialized") == 0) abort_while_another_thread_waits(rank);
     if (strcmp(what, "turned") == 0) {

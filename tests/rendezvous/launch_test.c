@@ -63,6 +63,8 @@ static void expect_sentence(const char *text, const char *part) {
 /* What mpiexec of MPICH 4.0.2 adds. */
 #define HYDRA "PMI_RANK=2", "PMI_SIZE=3", "MPI_LOCALRANKID=2", "MPI_LOCALNRANKS=3"
 
+#define SINGLETON "OMPI_MCA_ess=singleton", "PMIX_RANK=0", "PMIX_NAMESPACE=2359297"
+
 struct facts {
     const char *vars[MOST_VARS];
     const char *launcher;
@@ -198,6 +200,10 @@ static const struct facts environments[] = {
      NULL,
      0,
      "start the program with srun"},
+    /* a program that has called MPI_Init without a launcher: Open MPI sets these then */
+    {{SINGLETON}, "alone", 0, 1, 0, 0, NULL, 0, NULL},
+    {{SINGLETON, TORCHRUN}, "torch", 3, 4, 1, 2, "host-a", 29733, NULL},
+    {{SRUN, "OMPI_MCA_ess=singleton", "PMIX_RANK=5"}, "srun", 5, 7, 1, 2, "gnode10", 0, NULL},
     /* one launcher within another */
     {{SRUN, TORCHRUN},
      "torch",

@@ -83,9 +83,12 @@ static const struct cairn__launcher *first_whole(void) {
 static cairn_status be_alone(struct cairn__launch *l) {
     struct partial p;
     for (const struct cairn__launcher *by = cairn__launchers; by->name; by++) {
-        REQUIRE(by->counts || !is_partial(by, &p), CAIRN_EINVAL,
-                "%s is '%.40s' but %s is not set; set RANK and WORLD_SIZE for every process, or unset %s to run alone",
-                p.there, cairn__var(p.there), p.missing, p.there);
+        if (by->counts || !is_partial(by, &p)) continue;
+        if (strcmp(p.there, "PMIX_RANK") == 0 && cairn__mpi_is_singleton()) continue;
+        return cairn__fail(CAIRN_EINVAL,
+                           "%s is '%.40s' but %s is not set; set RANK and WORLD_SIZE for every process, or unset %s to "
+                           "run alone",
+                           p.there, cairn__var(p.there), p.missing, p.there);
     }
     l->launcher = "alone";
     l->rank = 0;

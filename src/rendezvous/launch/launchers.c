@@ -21,11 +21,16 @@ static bool is_in_step(void) {
     return cairn__var("SLURM_STEP_NUM_TASKS") != NULL;
 }
 
+bool cairn__mpi_is_singleton(void) {
+    const char *start = cairn__var("OMPI_MCA_ess");
+    return start && strcmp(start, "singleton") == 0;
+}
+
 /* PMIx gives the size through a call only. Slurm's step has it, unless it is the step of another process (of a
  * daemon). */
 static bool is_task_of_step(void) {
     const char *rank = cairn__var("PMIX_RANK"), *task = cairn__var("SLURM_PROCID");
-    return rank && task && is_in_step() && strcmp(rank, task) == 0;
+    return rank && task && is_in_step() && strcmp(rank, task) == 0 && !cairn__mpi_is_singleton();
 }
 
 static int local_size_in_step(void) {

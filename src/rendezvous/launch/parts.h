@@ -31,6 +31,9 @@ const char *cairn__first_set(const cairn__names names);
 /* Whether the launcher gives exactly this rank and size. */
 bool cairn__launcher_agrees(const struct cairn__launcher *by, int rank, int size);
 
+/* Whether the program has called MPI_Init without a launcher: Open MPI then sets PMIX_RANK itself. */
+bool cairn__mpi_is_singleton(void);
+
 /* Adds a line to launch->notes if it fits. */
 void cairn__launch_note(struct cairn__launch *launch, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
