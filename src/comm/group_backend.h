@@ -38,6 +38,7 @@ struct cairn__group_backend {
     bool checks_results; /* an all-reduce checks its results for inf and NaN */
     bool blames;         /* fills request.blame: on every rank alike if checks_results, else of what the rank reduced */
     bool keeps_store;    /* family->store is used after creation */
+    int files;           /* (optional: a group opens none) beside one for each of its ranks */
     /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_create_options *options);

@@ -5,6 +5,7 @@
 
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/descriptors.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/vars.h"
@@ -166,10 +167,21 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
 
 /* ---- the call ---- */
 
+/* What every backend needs: the store, a socket at which ranks find each other, another in passing, and a connection to
+ * each; and rank 0 the store's own, with a connection of each rank. */
+static cairn_status check_descriptors(const struct meeting *m, bool is_tcp) {
+    const int others = m->launch->size - 1;
+    const bool serves = is_tcp && m->launch->rank == 0 && !m->launch->meeting.agent_store;
+    char what[64];
+    snprintf(what, sizeof(what), "rank %d of %d", m->launch->rank, m->launch->size);
+    return cairn__check_descriptors(4 + others + (serves ? 5 + others : 0), what);
+}
+
 static cairn_status meet(struct meeting *m, int *port) {
     const char *path = NULL;
     cairn_status st = CAIRN_OK;
     TRY(cairn__env_file_path(m->options->init_method, &path));
+    if (m->launch->size > 1) TRY(check_descriptors(m, !m->options->store && !path));
     if (m->launch->size == 1) {
         TRY(join(m, NULL));
     } else if (m->options->store) {

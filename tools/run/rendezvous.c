@@ -8,6 +8,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "core/descriptors.h"
 #include "place.h"
 #include "text.h"
 
@@ -262,10 +263,22 @@ static int join_host(struct rendezvous *r, int signals, const char *instead_of) 
     return code;
 }
 
+/* To host the run and start ranks: the store's own, both ends of this process's connection, a pipe while a rank starts,
+ * and a connection of every rank and of every other agent. */
+static bool can_open_enough(const struct options *o) {
+    char what[64];
+    snprintf(what, sizeof(what), "cairn-run with %d ranks", o->ranks * o->min_nodes);
+    return cairn__check_descriptors(8 + o->ranks * o->min_nodes + o->min_nodes - 1, what) == CAIRN_OK;
+}
+
 /* Two agents on one machine may both be meant to host a c10d run: the second connects to the first. */
 static int open_any(struct rendezvous *r, int signals) {
     const struct options *o = r->options;
     if (!shall_host(o)) return join_host(r, signals, NULL);
+    if (!can_open_enough(o)) {
+        say("%s", cairn_last_error());
+        return 1;
+    }
     if (host_open(r, r->port)) return begin_hosting(r);
     char *why = format_text("%s", cairn_last_error());
     bool second = o->backend == RENDEZVOUS_C10D && o->max_nodes > 1 && r->port > 0 && !r->server;

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/descriptors.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/trace.h"
@@ -439,6 +440,7 @@ static cairn_status connect_to(struct cairn__tcp_store *s, const struct cairn__s
     struct search w = {.s = s, .places = places};
     cairn_status st = CAIRN_OK;
     TRY(check_places(places));
+    TRY(cairn__check_descriptors(2, "a connection to the store")); /* one in passing */
     TRY(choose_greetings(&w));
     TRY(cairn__calloc((size_t)num_places(places), sizeof(*w.findings), (void **)&w.findings));
     cairn__stream_set_deadline(&s->stream, timeout);
