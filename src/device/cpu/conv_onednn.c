@@ -282,6 +282,7 @@ static cairn_status entry_make(struct cairn__engine *e, const struct key *k, str
     x->key = *k;
     x->by_columns = goes_by_columns(k);
     if (x->by_columns) return CAIRN_OK;
+    TRY(cairn__dnnl_ask_for_room(e, false));
     TRY(describe(k, operand_written((enum cairn__conv_what)k->what), &v));
     x->by_columns = make_description(e, k, &v, &made) != dnnl_success || is_named(made, "ref");
     x->alone = !x->by_columns && k->threads > 1 && is_named(made, "gemm");

@@ -128,6 +128,7 @@ static cairn_status entry_make(struct cairn__engine *e, const struct key *k, str
     memset(d, 0, sizeof(d));
     dnnl_primitive_desc_t made = NULL;
     dnnl_primitive_attr_t attr = NULL;
+    TRY(cairn__dnnl_ask_for_room(e, false));
     TRY(describe_all(k, d));
     TRY(make_attr(k, &attr));
     DNNL(make_matmul(&made, e->engine, d, k->bias, attr));
@@ -209,11 +210,16 @@ out:
 /* ---- ways ---- */
 
 static cairn_status by_sgemm(struct cairn__engine *e, const struct cairn__product *p) {
-    (void)e;
-    return cairn__dnnl_check(dnnl_sgemm(is_trans(&p->a) ? 'T' : 'N', is_trans(&p->b) ? 'T' : 'N', p->m, p->n, p->k,
-                                        1.0f, p->a.data, lead_of(&p->a), p->b.data, lead_of(&p->b),
-                                        p->add ? 1.0f : 0.0f, p->c, p->c_row),
-                             "dnnl_sgemm");
+    const int threads = cairn__dnnl_threads(e);
+    cairn_status st = CAIRN_OK;
+    if (threads > e->gemm_threads) TRY(cairn__dnnl_ask_for_room(e, e->gemm_threads == 0));
+    e->gemm_threads = threads > e->gemm_threads ? threads : e->gemm_threads;
+    st = cairn__dnnl_check(dnnl_sgemm(is_trans(&p->a) ? 'T' : 'N', is_trans(&p->b) ? 'T' : 'N', p->m, p->n, p->k, 1.0f,
+                                      p->a.data, lead_of(&p->a), p->b.data, lead_of(&p->b), p->add ? 1.0f : 0.0f, p->c,
+                                      p->c_row),
+                           "dnnl_sgemm");
+out:
+    return st;
 }
 
 static struct cairn__operand transposed(const struct cairn__operand *x) {

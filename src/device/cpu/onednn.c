@@ -1,12 +1,42 @@
 /* Checked calls of oneDNN, and the number of its threads during them. */
 #include "device/cpu/onednn.h"
 
+#include <stdatomic.h>
+#include <sys/mman.h>
+
 #include "core/parallel.h"
+
+enum {
+    FIRST_NBYTES = 16 << 20, /* the kernels of dnnl_sgemm, which its first call makes; and what the others share */
+    NEXT_NBYTES = 4 << 20,   /* a primitive's kernels, and buffers of a thread */
+    STACK_NBYTES = 8 << 20   /* of a thread */
+};
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call) {
     if (status == dnnl_success) return CAIRN_OK;
     return cairn__fail(status == dnnl_out_of_memory ? CAIRN_ENOMEM : CAIRN_EDEVICE, "oneDNN: %s returned status %d",
                        call, (int)status);
+}
+
+static bool has_room(size_t nbytes) {
+    void *at = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) return false;
+    (void)munmap(at, nbytes);
+    return true;
+}
+
+cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm) {
+    static atomic_int most_threads; /* that oneDNN has had in this process; 0 = it has not been called */
+    const int threads = cairn__dnnl_threads(e), before = atomic_load(&most_threads);
+    const size_t first = before == 0 || is_first_gemm ? FIRST_NBYTES : 0;
+    const size_t stacks = threads > before ? (size_t)(threads - (before ? before : 1)) * STACK_NBYTES : 0;
+    const size_t nbytes = NEXT_NBYTES + first + stacks;
+    REQUIRE(has_room(nbytes), CAIRN_ENOMEM,
+            "oneDNN needs %zu MiB for its machine code and threads, and this process gets no more memory; raise "
+            "ulimit -v, or the job's limit",
+            nbytes >> 20);
+    if (threads > before) atomic_store(&most_threads, threads);
+    return CAIRN_OK;
 }
 
 /* A child of fork has none of its parent's threads, and GNU's OpenMP would wait for them forever. */

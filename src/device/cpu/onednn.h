@@ -17,6 +17,7 @@ struct cairn__engine {
     struct cairn__dnnl_products *products; /* kept primitives; NULL before the first call */
     struct cairn__dnnl_convs *convs;
     int most_threads;         /* the limit during a call where more would change the order of sums; 0 = none */
+    int gemm_threads;         /* the most that dnnl_sgemm has had here; 0 = it was not called */
     int (*get_threads)(void); /* OpenMP's, NULL = not found */
     void (*set_threads)(int);
     char text[64];
@@ -28,6 +29,10 @@ void cairn__dnnl_convs_end(struct cairn__engine *e);
 
 cairn_status cairn__dnnl_check(dnnl_status_t status, const char *call);
 #define DNNL(call) TRY(cairn__dnnl_check((call), #call))
+
+/* Before oneDNN's first call with so many threads, and before each primitive is created: it dies by a signal where it
+ * gets no memory then. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm);
 
 /* Runs in each child of fork: oneDNN has one thread there. */
 void cairn__dnnl_note_fork(void);
