@@ -50,13 +50,19 @@ static void free_list(struct cairn__moving *m) {
     }
 }
 
+static void free_transfers(struct cairn__engine *e) {
+    free_list(e->moving);
+    free_list(e->unused);
+    e->moving = e->unused = NULL;
+    cairn__free(e->statuses);
+    e->statuses = NULL;
+}
+
 static void end(struct cairn__engine **engine) {
     struct cairn__engine *e = *engine;
     if (!e) return;
-    free_list(e->moving);
-    free_list(e->unused);
+    free_transfers(e);
     cairn__free(e->peers);
-    cairn__free(e->statuses);
     cairn__free(e);
     *engine = NULL;
 }
@@ -441,8 +447,29 @@ static bool withdraw(struct cairn__moving *m) {
     return done != 0;
 }
 
+/* The last words of others that come after the engine's end: MPI would keep them, a kilobyte each, until somebody
+ * receives them. */
+static bool has_heard_all(struct cairn__engine *e) {
+    if (hear(e) != CAIRN_OK) return true;
+    for (int r = 0; r < e->size; r++) {
+        if (r != e->rank && !e->peers[r].word) return false;
+    }
+    return true;
+}
+
+static void end_heard(void) {
+    for (struct cairn__engine **at = cairn__mpi_ended(), *e = *at; e && !cairn__mpi_is_over(); e = *at) {
+        if (!has_heard_all(e)) {
+            at = &e->next;
+            continue;
+        }
+        *at = e->next;
+        end(&e);
+    }
+}
+
 static bool close_engine(struct cairn__engine **engine) {
-    struct cairn__engine *e = *engine;
+    struct cairn__engine *e = *engine, **ended = cairn__mpi_ended();
     bool withdrawn = true;
     if (!cairn__mpi_part(e)) cairn__mpi_mourn();
     for (struct cairn__moving *m = e->moving; m && !cairn__mpi_is_over(); m = m->next) withdrawn &= withdraw(m);
@@ -451,7 +478,11 @@ static bool close_engine(struct cairn__engine **engine) {
             CAIRN_LOG_WARNING,
             "MPI could not cancel all transfers of a group that ended during them; it may still write to their arrays");
     cairn__mpi_leave(e);
-    end(engine);
+    free_transfers(e);
+    e->next = *ended;
+    *ended = e;
+    *engine = NULL;
+    end_heard();
     return withdrawn;
 }
 

@@ -33,7 +33,7 @@ struct mpi_peer {
 };
 
 struct cairn__engine {
-    struct cairn__engine *next; /* in this process */
+    struct cairn__engine *next; /* in this process; of those that have ended, once it has */
     int rank, size;
     MPI_Comm comm;
     struct mpi_peer *peers; /* [size] */
@@ -94,6 +94,8 @@ cairn_status cairn__mpi_enter(struct cairn__mpi_watch *watch, MPI_Comm *comm);
 /* From here on the process's end is the engine's too. */
 void cairn__mpi_join(struct cairn__engine *engine);
 void cairn__mpi_leave(struct cairn__engine *engine);
+/* The list of those that have ended here, and that others have not left yet. */
+struct cairn__engine **cairn__mpi_ended(void);
 /* A group died: then MPI is not finalized at the end, and the launcher ends the job with an error. */
 void cairn__mpi_mourn(void);
 bool cairn__mpi_is_over(void);

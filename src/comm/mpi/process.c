@@ -18,7 +18,7 @@ static struct {
     MPI_Comm comm;
     int next_tag, last_tag; /* last_tag: MPI's upper bound */
     int level;
-    struct cairn__engine *engines;
+    struct cairn__engine *engines, *ended;
     bool died;
     pid_t initialized_by; /* 0: not here */
 } process;
@@ -154,6 +154,10 @@ void cairn__mpi_leave(struct cairn__engine *engine) {
     struct cairn__engine **at = &process.engines;
     while (*at && *at != engine) at = &(*at)->next;
     if (*at) *at = engine->next;
+}
+
+struct cairn__engine **cairn__mpi_ended(void) {
+    return &process.ended;
 }
 
 void cairn__mpi_mourn(void) {
