@@ -178,10 +178,11 @@ cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *
 
 void cairn__clear_stuck(const cairn_group *group) {
     struct cairn__family *family = group->family;
-    const struct record record = {.group = -1};
+    char key[300];
     if (!family->published) return;
     family->published = false;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    family->store_fails = publish(family, group->env_ranks[group->rank], &record) != CAIRN_OK;
+    write_key(family, group->env_ranks[group->rank], key, sizeof(key));
+    family->store_fails = cairn_store_delete(family->store, key, NULL) != CAIRN_OK;
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
 }

@@ -89,6 +89,7 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     if (options->size > 1) TRY(cairn__backend_meet(options, &peers));
     TRY(cairn__backend_choose(options, &peers, &group->backend));
     TRY(group->backend->create(group, options, &peers));
+    if (group->backend->keeps_store || !options->rank_0_serves) cairn__peers_forget(&peers);
     if (!group->backend->keeps_store) group->family->store = NULL;
 out:
     if (peers.all) cairn__peers_end(&peers);

@@ -42,8 +42,8 @@ struct cairn__group_backend {
     /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_create_options *options);
-    /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). On an error
-     * destroy follows. */
+    /* Fills group->impl; rank, size, timeout, device and family are set; the ranks know each other (peers). Once it
+     * returns CAIRN_OK no rank reads anything more of the meeting. On an error destroy follows. */
     cairn_status (*create)(cairn_group *group, const struct cairn__group_create_options *options,
                            struct cairn__peers *peers);
     /* The same for a group made from parent: called on its members only, at the same time on all. group->parent_ranks

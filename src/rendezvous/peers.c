@@ -149,6 +149,7 @@ static void write_key(const struct exchange *x, int rank, char key[KEY_NBYTES]) 
 
 static cairn_status publish(const struct exchange *x) {
     char key[KEY_NBYTES];
+    if (x->p->num_topics < CAIRN__PEER_TOPICS) x->p->topics[x->p->num_topics++] = x->topic;
     write_key(x, x->p->rank, key);
     return cairn_store_set(x->p->store, key, x->text, strlen(x->text));
 }
@@ -293,6 +294,16 @@ void cairn__peers_end(struct cairn__peers *p) {
     p->listener = -1;
     cairn__free(p->all);
     p->all = NULL;
+}
+
+void cairn__peers_forget(const struct cairn__peers *p) {
+    struct cairn__peers whose = *p;
+    char key[KEY_NBYTES];
+    if (p->size == 1 || !cairn__store_forgets(p->store)) return;
+    for (int i = 0; i < p->num_topics; i++) {
+        write_key(&(struct exchange){.p = &whose, .topic = p->topics[i]}, p->rank, key);
+        if (cairn_store_delete(p->store, key, NULL) != CAIRN_OK) return;
+    }
 }
 
 bool cairn__peers_share_host(const struct cairn__peers *p) {

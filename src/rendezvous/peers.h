@@ -9,7 +9,13 @@
 #include "cairn/core.h"
 #include "cairn/store.h"
 
-enum { CAIRN__PEER_HOST = 160, CAIRN__PEER_NAME = 65, CAIRN__PEER_SOCKET = 40, CAIRN__PEER_ADDRESS = 64 };
+enum {
+    CAIRN__PEER_HOST = 160,
+    CAIRN__PEER_NAME = 65,
+    CAIRN__PEER_SOCKET = 40,
+    CAIRN__PEER_ADDRESS = 64,
+    CAIRN__PEER_TOPICS = 4
+};
 
 struct cairn__peer {
     int pid;
@@ -39,6 +45,8 @@ struct cairn__peers {
     cairn_store *store; /* this and prefix are the options', used until the meeting ends */
     const char *prefix;
     bool rank_0_serves;
+    const char *topics[CAIRN__PEER_TOPICS]; /* under which this rank published; NULL: its facts */
+    int num_topics;
     struct cairn__peer *all; /* [size] */
     int listener;            /* this rank's socket; -1 = closed. A refused connection means that a rank has ended */
     double patience;         /* seconds that this meeting may last */
@@ -51,12 +59,17 @@ struct cairn__peers {
 cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struct cairn__peers *out);
 void cairn__peers_end(struct cairn__peers *peers);
 
+/* Deletes what this rank published, where the store gives that memory back. To be called once every rank is known to
+ * have read it. */
+void cairn__peers_forget(const struct cairn__peers *peers);
+
 /* Whether all ranks are on one machine. */
 bool cairn__peers_share_host(const struct cairn__peers *peers);
 
 /* One more exchange between ranks that have met: each publishes a text of 1 to 2000 bytes under the same topic, and
  * take gets those of all ranks, its own included, in rank order. Collective. take fails only for what every rank
- * finds in the same texts. */
+ * finds in the same texts. The topic outlives peers; there are CAIRN__PEER_TOPICS of them at most, the meeting
+ * included. */
 typedef cairn_status (*cairn__peers_take)(void *ctx, int rank, const char *text);
 cairn_status cairn__peers_exchange(struct cairn__peers *peers, const char *topic, const char *text,
                                    cairn__peers_take take, void *ctx);

@@ -225,16 +225,32 @@ static struct cairn__engine_options engine_options(const cairn_group *group, cha
     };
 }
 
+static void name_answers(const struct cairn__engine_options *options, char *prefix, size_t nbytes) {
+    snprintf(prefix, nbytes, "%s/answers", options->prefix);
+}
+
 /* All ranks of the group again. */
 static cairn_status make_answers(struct exchange *x, const struct cairn__engine_options *options) {
     struct cairn__engine_options o = *options;
     char prefix[320];
     int ranks[CAIRN__MAX_RANKS];
     if (!x->check) return CAIRN_OK;
-    snprintf(prefix, sizeof(prefix), "%s/answers", o.prefix);
+    name_answers(options, prefix, sizeof(prefix));
     o.prefix = prefix;
     for (int r = 0; r < o.size; r++) ranks[r] = r;
     return x->ops->derive(x->engine, ranks, &o, &x->answers);
+}
+
+/* What this rank left in the store for the group's making, which is over on all ranks. */
+static void forget_meeting(const struct exchange *x, const struct cairn__engine_options *options) {
+    struct cairn__engine_options o = *options;
+    char prefix[320];
+    if (x->group->backend != &cairn__group_gloo) return;
+    cairn__links_forget(&o);
+    if (!x->answers) return;
+    name_answers(options, prefix, sizeof(prefix));
+    o.prefix = prefix;
+    cairn__links_forget(&o);
 }
 
 static cairn_status create(cairn_group *group, const struct cairn__group_create_options *options,
@@ -255,6 +271,7 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     TRY(ops->open(&o, &x->engine));
     TRY(greet(x, o.timeout));
     TRY(make_answers(x, &o));
+    forget_meeting(x, &o);
 out:
     return st;
 }
@@ -270,6 +287,7 @@ static cairn_status derive(cairn_group *group, cairn_group *parent) {
     const struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
     TRY(from->ops->derive(from->engine, group->parent_ranks, &o, &x->engine));
     TRY(make_answers(x, &o));
+    forget_meeting(x, &o);
 out:
     return st;
 }

@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "rendezvous/address.h"
 #include "rendezvous/store/proof.h"
+#include "rendezvous/store/store.h"
 
 enum {
     MOST_GUESTS = 64, /* whose end has not proven itself; for one more the oldest goes */
@@ -611,4 +612,13 @@ out:
     if (m && st != CAIRN_OK && st != CAIRN_ETIMEOUT) refuse(m);
     if (m) end(m, st != CAIRN_OK);
     return st;
+}
+
+void cairn__links_forget(const struct cairn__engine_options *options) {
+    const struct meeting m = {.o = options};
+    char name[16], key[400];
+    if (!cairn__store_forgets(options->store)) return;
+    snprintf(name, sizeof(name), "%d", options->rank);
+    name_key(&m, name, key, sizeof(key));
+    (void)cairn_store_delete(options->store, key, NULL);
 }

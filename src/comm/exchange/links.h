@@ -22,4 +22,7 @@
  * waited for. */
 cairn_status cairn__links_make(const struct cairn__engine_options *options, int *fds);
 
+/* Deletes what this rank left in the store; once all have returned from cairn__links_make. */
+void cairn__links_forget(const struct cairn__engine_options *options);
+
 #endif

@@ -93,6 +93,10 @@ double cairn__store_hurry(cairn_store *s, double timeout) {
     return before;
 }
 
+bool cairn__store_forgets(const cairn_store *s) {
+    return strcmp(s->ops->name, "file") != 0;
+}
+
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes) {
     address[0] = '\0';
     if (s->ops->local_address) s->ops->local_address(s, address, nbytes);

@@ -38,6 +38,9 @@ cairn_status cairn__store_timeout(double given, double *timeout);
  * nothing was changed, since threads share the store and its calls cannot hang. */
 double cairn__store_hurry(cairn_store *s, double timeout);
 
+/* Whether deleting a key gives its memory back: a file gets longer by it. */
+bool cairn__store_forgets(const cairn_store *s);
+
 /* The local address of a TCP store's connection, as in address.h; "" for other stores. */
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes);
 

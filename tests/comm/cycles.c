@@ -1,0 +1,91 @@
+/* A rank that makes and ends environments and groups, again and again, and says what that leaves.
+ *
+ * usage: cycles COUNT [PORT]
+ *
+ * PORT: of a store of rank 0's own, in which the ranks meet; else they meet in the launcher's at MASTER_PORT. After the
+ * first cycle, half-way and at the end each rank prints "rank 0 after 50: 81920 bytes, 12288 KiB, 5 files, 9 keys":
+ * allocated, address space, open, in the store. */
+#include <dirent.h>
+#include <malloc.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "../check.h"
+#include "cairn/dist.h"
+#include "cairn/env.h"
+#include "cairn/store.h"
+
+static int rank_of_launcher(void) {
+    const char *torch = getenv("RANK"), *mpi = getenv("OMPI_COMM_WORLD_RANK");
+    return torch ? atoi(torch) : mpi ? atoi(mpi) : 0;
+}
+
+static cairn_store *join_store(int rank, int port, bool is_own) {
+    cairn_store *store = NULL;
+    const struct cairn_tcp_store_options *how =
+        cairn_tcp_store_options(.is_server = is_own && rank == 0 ? CAIRN_ON : CAIRN_OFF);
+    MUST(cairn_tcp_store_create("127.0.0.1", port, how, &store) == CAIRN_OK);
+    return store;
+}
+
+static void cycle(cairn_store *own) {
+    cairn_env *env = NULL;
+    cairn_group *group = NULL;
+    float x = 1;
+    MUST(cairn_env_create(NULL, NULL, cairn_env_options(.store = own), &env) == CAIRN_OK);
+    MUST(cairn_allreduce(cairn_env_group(env), &x, 1, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
+    MUST(cairn_group_new(cairn_env_group(env), NULL, 0, NULL, &group) == CAIRN_OK);
+    MUST(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, NULL) == CAIRN_OK);
+    cairn_group_destroy(&group);
+    cairn_env_destroy(&env);
+}
+
+static int count_files(void) {
+    int n = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    MUST(folder);
+    while (readdir(folder)) n++;
+    closedir(folder);
+    return n - 3; /* ".", ".." and the folder */
+}
+
+static long address_space(void) {
+    long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    MUST(f && fscanf(f, "%ld", &pages) == 1);
+    fclose(f);
+    return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+/* Between two meetings of all ranks, so that no key of theirs is under way. */
+static void tell(cairn_store *store, int rank, int size, int done) {
+    char key[64];
+    int64_t here = 0, keys = 0;
+    snprintf(key, sizeof(key), "cycles/%d", done);
+    MUST(cairn_store_add(store, key, 1, &here) == CAIRN_OK);
+    while (here % size) MUST(cairn_store_add(store, key, 0, &here) == CAIRN_OK);
+    MUST(cairn_store_num_keys(store, &keys) == CAIRN_OK);
+    malloc_trim(0);
+    const struct mallinfo2 m = mallinfo2();
+    printf("rank %d after %d: %zu bytes, %ld KiB, %d files, %lld keys\n", rank, done, m.uordblks + m.hblkhd,
+           address_space(), count_files(), (long long)keys);
+    fflush(stdout);
+    MUST(cairn_store_add(store, key, 1, &here) == CAIRN_OK);
+    while (here < 2 * size) MUST(cairn_store_add(store, key, 0, &here) == CAIRN_OK);
+    if (rank == 0) MUST(cairn_store_delete(store, key, NULL) == CAIRN_OK);
+}
+
+int main(int argc, char **argv) {
+    const char *torch = getenv("WORLD_SIZE"), *mpi = getenv("OMPI_COMM_WORLD_SIZE"), *port = getenv("MASTER_PORT");
+    const int count = argc > 1 ? atoi(argv[1]) : 0, rank = rank_of_launcher(), size = torch ? atoi(torch) : atoi(mpi);
+    const bool is_own = argc > 2;
+    cairn_store *store = join_store(rank, atoi(is_own ? argv[2] : port), is_own);
+    for (int i = 1; i <= count; i++) {
+        cycle(is_own ? store : NULL);
+        if (i == 1 || i == count / 2 || i == count) tell(store, rank, size, i);
+    }
+    cairn_store_destroy(&store);
+    return 0;
+}
