@@ -20,6 +20,7 @@
 #include "cairn/env.h"
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/descriptors.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -314,6 +315,7 @@ static cairn_status report(const struct job *job) {
 /* ---- the call ---- */
 
 static cairn_status open_job(struct job *job) {
+    char what[64];
     cairn_status st = CAIRN_OK;
     const size_t n = (size_t)job->size;
     TRY(cairn__calloc(n, sizeof(*job->ranks), (void **)&job->ranks));
@@ -321,6 +323,8 @@ static cairn_status open_job(struct job *job) {
     void *shared = mmap(NULL, n * sizeof(*job->outcomes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) TRY(cairn__fail_errno(errno, "cairn_spawn: no memory to share with %d ranks", job->size));
     job->outcomes = shared;
+    snprintf(what, sizeof(what), "cairn_spawn of %d ranks", job->size);
+    TRY(cairn__check_descriptors(4 + 2 * job->size, what)); /* the store's own; a process and a connection of each */
     TRY(cairn__store_listen(0, &job->server, &job->port));
 out:
     return st;

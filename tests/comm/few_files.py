@@ -50,6 +50,17 @@ class FewFiles(unittest.TestCase):
         self.assertEqual(ran, sorted(ran), "a larger limit is no worse")
         self.assertTrue(ran[-1])
 
+    def test_cairn_spawn(self):
+        ran = []
+        for files in 5, 6, 8, 9, 10, 11, 12, 16:
+            with self.subTest(files=files):
+                begin = time.monotonic()
+                got = run([PROGRAM, "--spawn", "2", *TASK[1:]], clean_env(CAIRN_TIMEOUT=TIMEOUT, CAIRN_BACKEND="shm"),
+                          preexec_fn=limit(files))
+                ran.append(self.ends_well(begin, got, rf"cairn_spawn of 2 ranks opens \d+ files.*{SAYS}"))
+        self.assertEqual(ran, sorted(ran), "a larger limit is no worse")
+        self.assertTrue(ran[-1])
+
     def test_ranks_by_hand(self):
         for backend in sorted({"shm", "gloo"} & set(BACKENDS.split())):
             ran = []
@@ -79,4 +90,4 @@ class FewFiles(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:], verbosity=2)

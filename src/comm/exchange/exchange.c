@@ -49,14 +49,17 @@ static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
     snprintf(text, nbytes, " for %s", name);
 }
 
+/* call: NULL = the group is being made */
 static cairn_status fail_late(const struct exchange *x, const struct cairn__call *call) {
     char rank[80], other[96], what[128];
     cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
     name_awaited(x, other, sizeof(other));
-    cairn__call_describe(call, what, sizeof(what));
-    return cairn__fail(CAIRN_ETIMEOUT,
-                       "%s waited %g s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
-                       x->group->timeout, other, what, x->group->timeout_name);
+    snprintf(what, sizeof(what), "the making of the group");
+    if (call) cairn__call_describe(call, what, sizeof(what));
+    return cairn__fail(
+        CAIRN_ETIMEOUT,
+        "%s waited %g s%s in %s, and nothing moved; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
+        x->group->timeout, other, what);
 }
 
 /* What the group is in: the collective under way, or the oldest message. */
@@ -197,7 +200,7 @@ static cairn_status greet(struct exchange *x, double timeout) {
         TRY(x->ops->test(x->engine, moving, &done));
         if (done) break;
         TRY(cairn__group_was_aborted(x->group));
-        if (is_late(x, timeout)) TRY(fail_late(x, &(struct cairn__call){0}));
+        if (is_late(x, timeout)) TRY(fail_late(x, NULL));
         x->ops->rest(x->engine, idle);
     }
     for (int r = 0; r < x->group->size; r++) x->check |= x->words[r].found != 0;
