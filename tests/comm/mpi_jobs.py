@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -109,6 +110,27 @@ class Users(unittest.TestCase):
         got = job(2, USER, "forgets-work")
         self.assertNotEqual(got.returncode, 0)
         self.assertIn("MPI_Finalize is not called, since a group died or ended during a call", got.stderr)
+
+    def test_a_rank_that_others_wait_for_in_the_end_is_named_and_waited_for(self):
+        for rank in 0, 1:
+            with self.subTest(rank=rank):
+                self.waits_for(rank)
+
+    def waits_for(self, rank):
+        job = subprocess.Popen([*MPIRUN, "3", USER, f"stops-{rank}"], text=True, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=clean_env(CAIRN_BACKEND="mpi", CAIRN_TIMEOUT="2"))
+        stopped = int(job.stdout.readline())
+        try:
+            watch = threading.Timer(PATIENCE, os.kill, [stopped, signal.SIGKILL])  # mpirun ends the job then
+            watch.start()
+            sentence = f"rank {1 - rank} has waited 2 s to end MPI, and rank {rank} has not left the environment"
+            self.assertIn(sentence, job.stderr.readline())
+        finally:
+            watch.cancel()
+            os.kill(stopped, signal.SIGCONT)
+            out, err = job.communicate(timeout=PATIENCE)
+        self.assertEqual(job.returncode, 0, out + err)
 
     def test_a_rank_that_leaves_is_named(self):
         self.assertIn("rank 1 left the group", job(2, USER, "leaves").stderr)

@@ -1,7 +1,7 @@
 /* A program that speaks MPI itself, beside a group of Cairn's.
  *
  * usage: mpi_user beside | single | serialized | turned | other-size | after-finalize | twice | forgets |
- *        forgets-work | leaves | singleton
+ *        forgets-work | leaves | singleton | stops-0 | stops-1
  *
  * beside          calls MPI_Init and MPI_Finalize, and has messages of its own under way that would take any tag
  * single          the same with MPI_THREAD_SINGLE, and aborts the group from another thread
@@ -13,15 +13,18 @@
  * forgets         returns from main without cairn_env_destroy
  * forgets-work    the same in the midst of a receive
  * leaves          rank 1 ends its environment while rank 0 waits for it
+ * stops-0, -1     the rank is stopped when all are about to end their environments
  * singleton       calls MPI_Init, where no MPI launcher may have started it */
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../check.h"
 #include "cairn/dist.h"
@@ -158,6 +161,18 @@ static void forget(bool in_the_midst) {
     MUST(cairn_recv(cairn_env_group(env), &x, 1, CAIRN_F32, rank == 0, &work) == CAIRN_OK);
 }
 
+static void stop(int rank) {
+    cairn_env *env = NULL;
+    MUST(cairn_env_create(NULL, NULL, NULL, &env) == CAIRN_OK);
+    check_sum(env);
+    if (cairn_env_rank(env) == rank) {
+        printf("%d\n", (int)getpid());
+        fflush(stdout);
+        raise(SIGSTOP);
+    }
+    cairn_env_destroy(&env);
+}
+
 static void start_alone(void) {
     cairn_env *env = NULL;
     const cairn_status st = cairn_env_create(NULL, NULL, NULL, &env);
@@ -180,6 +195,7 @@ int main(int argc, char **argv) {
     }
     if (strncmp(what, "forgets", 7) == 0) return forget(what[7] != '\0'), 0;
     if (strcmp(what, "leaves") == 0) return leave(), 0;
+    if (strncmp(what, "stops-", 6) == 0) return stop(atoi(what + 6)), 0;
     if (strcmp(what, "single") == 0) {
         MPI_Init_thread(&argc, &argv, MPI_THREAD_SINGLE, &level);
     } else if (strcmp(what, "serialized") == 0) {

@@ -1,4 +1,5 @@
 /* The engine: a group's transfers as messages, which every poll moves on. */
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -30,6 +31,7 @@ static cairn_status make(const struct cairn__engine_options *o, struct cairn__en
     TRY(cairn__calloc(1, sizeof(*e), (void **)&e));
     e->rank = o->rank;
     e->size = o->size;
+    e->timeout = o->timeout;
     e->comm = MPI_COMM_NULL;
     atomic_store(&e->caller, pthread_self());
     *out = e;
@@ -101,6 +103,7 @@ static cairn_status open_engine(const struct cairn__engine_options *o, struct ca
         cairn__mpi_mourn();
         goto out;
     }
+    e->is_root = true;
     cairn__mpi_join(e);
     *out = e;
     return CAIRN_OK;
@@ -465,6 +468,42 @@ static void end_heard(void) {
         }
         *at = e->next;
         end(&e);
+    }
+}
+
+/* An environment that another rank has not left; NULL = all have. */
+static const struct cairn__engine *unfinished(void) {
+    end_heard();
+    const struct cairn__engine *e = *cairn__mpi_ended();
+    while (e && !e->is_root) e = e->next;
+    return e;
+}
+
+/* The log shows warnings of rank 0 alone. */
+static void warn(const struct cairn__engine *e, double waited) {
+    char names[200] = "";
+    size_t used = 0;
+    int count = 0;
+    for (int r = 0; r < e->size && used < sizeof(names) - 16; r++) {
+        if (r == e->rank || e->peers[r].word) continue;
+        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%d", count++ ? ", " : "", r);
+    }
+    const bool is_first = e->rank == 1 && !e->peers[0].word;
+    cairn__log(is_first ? CAIRN_LOG_ERROR : CAIRN_LOG_WARNING,
+               "rank %d has waited %.0f s to end MPI, and rank%s %s %s not left the environment, but may hang or be "
+               "stopped; waiting on",
+               e->rank, waited, count > 1 ? "s" : "", names, count > 1 ? "have" : "has");
+}
+
+void cairn__mpi_await_others(void) {
+    const uint64_t begin = now_ns();
+    const struct cairn__engine *e = unfinished();
+    bool has_warned = false;
+    for (int idle = 0; e && !has_warned; e = unfinished(), idle++) {
+        const double waited = (double)(now_ns() - begin) * 1e-9;
+        has_warned = waited >= e->timeout;
+        if (has_warned) warn(e, waited);
+        cairn__mpi_rest(idle);
     }
 }
 

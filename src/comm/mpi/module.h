@@ -35,6 +35,8 @@ struct mpi_peer {
 struct cairn__engine {
     struct cairn__engine *next; /* in this process; of those that have ended, once it has */
     int rank, size;
+    bool is_root; /* an environment's: all ranks have it */
+    double timeout;
     MPI_Comm comm;
     struct mpi_peer *peers; /* [size] */
     bool missing;           /* some peer left a word */
@@ -116,5 +118,9 @@ void cairn__mpi_rest(int idle);
 
 /* The others get its last word; false: in the midst of something, or the group died. */
 bool cairn__mpi_part(struct cairn__engine *engine);
+
+/* Before MPI_Finalize, which waits for all ranks for ever, and says nothing: until all have left the environments that
+ * have ended here, or with a warning after the timeout. */
+void cairn__mpi_await_others(void);
 
 #endif

@@ -74,6 +74,7 @@ static void finalize(int exit_code, void *unused) {
                                       "will report an improper exit");
         return;
     }
+    cairn__mpi_await_others();
     (void)MPI_Finalize();
 }
 
