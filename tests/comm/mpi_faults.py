@@ -1,5 +1,5 @@
 """Ranks of mpirun that are killed, stopped or end by themselves at random moments of collectives over MPI: the job ends
-with a code other than 0 in time, and none of its processes is left.
+with a code other than 0 in time, none of its processes is left, and a rank that was stopped is named.
 
 usage: mpi_faults.py COLLECTIVES_RANK MOMENTS [SEED]
 
@@ -68,6 +68,7 @@ class Moment:
             test.assertLess(took, FAULTS[self.fault] + AT_ONCE, f"{self.story}\n{err}")
             if self.fault == signal.SIGSTOP:
                 test.assertIn("CAIRN_ETIMEOUT", err, self.story)
+                test.assertRegex(err, rf"rank (?!{self.victim}:)\d+: CAIRN_E\w+: .*\brank {self.victim}\b", self.story)
             end = time.monotonic() + AT_ONCE # mpirun may return while the last one it has killed still dies
             while marked(self.mark) and time.monotonic() < end:
                 time.sleep(0.05)
