@@ -126,6 +126,23 @@ static void rank_that_disagrees_is_named_if_any_rank_checks_calls(void **state) 
     unsetenv("CAIRN_CHECK");
 }
 
+static char *make_a_group_and_count_keys(cairn_group *group, void *ctx) {
+    cairn_group *made = NULL;
+    int64_t keys = -1;
+    (void)ctx;
+    EXPECT(cairn_group_new(group, NULL, 0, NULL, &made) == CAIRN_OK);
+    EXPECT(cairn_barrier(group) == CAIRN_OK); /* each rank deletes its own */
+    EXPECT(cairn_store_num_keys(group->family->store, &keys) == CAIRN_OK);
+    cairn_group_destroy(&made);
+    EXPECT(keys == 1); /* the store's own, which counts its clients */
+    return NULL;
+}
+
+static void groups_leave_no_key_in_the_store(void **state) {
+    (void)state;
+    run((struct fake_comm_plan){0}, 3, 60, make_a_group_and_count_keys, NULL);
+}
+
 /* ---- averages of halves ---- */
 
 static char *average_halves(cairn_group *group, void *ctx) {
@@ -462,6 +479,7 @@ int main(void) {
         {"suite_holds_on_4_ranks", suite_holds, NULL, NULL, &ranks[3]},
         {"suite_holds_on_8_ranks", suite_holds, NULL, NULL, &ranks[4]},
         cmocka_unit_test(rank_that_disagrees_is_named_if_any_rank_checks_calls),
+        cmocka_unit_test(groups_leave_no_key_in_the_store),
         cmocka_unit_test(halves_are_averaged_without_overflow),
         cmocka_unit_test(messages_of_a_batch_are_launched_as_one),
         cmocka_unit_test(more_works_than_marks_wait_for_the_oldest),

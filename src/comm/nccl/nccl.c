@@ -17,6 +17,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
+#include "rendezvous/store/store.h"
 
 enum { REASON_NBYTES = 300, ID_NBYTES = 1 + sizeof(struct cairn__comm_id), FIRST_PAUSE_MS = 1, LAST_PAUSE_MS = 50 };
 
@@ -376,6 +377,14 @@ static cairn_status publish_id(const struct nccl *x, struct cairn__comm_id *id) 
     return made != CAIRN_OK ? cairn__fail(made, "%s", value + 1) : set;
 }
 
+/* All have it once the communicator is made. */
+static void forget_id(const cairn_group *group) {
+    char key[300];
+    if (group->rank != 0 || group->size == 1 || !cairn__store_forgets(group->family->store)) return;
+    write_key(group, key, sizeof(key));
+    (void)cairn_store_delete(group->family->store, key, NULL);
+}
+
 static cairn_status fail_without_id(const cairn_group *group, double timeout) {
     char rank[80], first[80];
     cairn__group_name_rank(group, group->rank, rank, sizeof(rank));
@@ -447,6 +456,7 @@ static cairn_status connect(struct nccl *x, double timeout) {
     cairn_status st = CAIRN_OK;
     TRY(group->rank == 0 ? publish_id(x, &id) : fetch_id(group, timeout, &id));
     TRY(cairn__link_open(&x->link, &id, timeout));
+    forget_id(group);
 out:
     return st;
 }
