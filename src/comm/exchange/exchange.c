@@ -56,10 +56,9 @@ static cairn_status fail_late(const struct exchange *x, const struct cairn__call
     name_awaited(x, other, sizeof(other));
     snprintf(what, sizeof(what), "the making of the group");
     if (call) cairn__call_describe(call, what, sizeof(what));
-    return cairn__fail(
-        CAIRN_ETIMEOUT,
-        "%s waited %g s%s in %s, and nothing moved; raise CAIRN_TIMEOUT if the other ranks are only slow", rank,
-        x->group->timeout, other, what);
+    return cairn__fail(CAIRN_ETIMEOUT,
+                       "%s waited %g s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
+                       x->group->timeout, other, what, x->group->timeout_name);
 }
 
 /* What the group is in: the collective under way, or the oldest message. */
