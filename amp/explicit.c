@@ -162,8 +162,8 @@ static cairn_status check_gradients(amp_scaler *s, struct user *u, const char *c
     uint32_t *const into[] = {&s->state->found, cairn__optimizer_skip(u->optimizer)};
     TRY(cairn__params_check_settled(call, cairn__optimizer_param_list(u->optimizer),
                                     cairn_optimizer_num_params(u->optimizer)));
-    TRY(cairn__params_take_unsynced(cairn__optimizer_param_list(u->optimizer),
-                                    cairn_optimizer_num_params(u->optimizer)));
+    TRY(cairn__params_use_unsynced(cairn__optimizer_param_list(u->optimizer),
+                                   cairn_optimizer_num_params(u->optimizer)));
     TRY(cairn__env_resolve(s->env));
     REQUIRE(s->users->has_scaled || s->pending || s->known.updates, CAIRN_ESTATE,
             "%s: this scaler has scaled no loss yet; call cairn_backward(amp_scaler_scale(scaler, loss)) first", call);

@@ -38,8 +38,6 @@ static const struct preset presets[] = {
 };
 /* clang-format on */
 
-static const double LEAST_SCALE = 0x1p-126;
-
 const char *cairn__amp_level_name(amp_opt_level level) {
     return presets[level].name;
 }
@@ -68,7 +66,7 @@ static cairn_status check_scale(const char *name, double scale) {
     bool is_loss_scale = strcmp(name, "loss_scale") == 0;
     REQUIRE(isfinite(scale) && scale > 0, CAIRN_EINVAL, "%s is %.10g; it must be a finite number above 0%s", name,
             scale, is_loss_scale ? ", or dynamic" : "");
-    REQUIRE(scale >= LEAST_SCALE && scale <= 1 / LEAST_SCALE, CAIRN_EINVAL,
+    REQUIRE(scale >= CAIRN__MIN_SCALE && scale <= CAIRN__MAX_SCALE, CAIRN_EINVAL,
             "%s is %.10g; the scale and its inverse must be normal f32 numbers, so from 2^-126 to 2^126", name, scale);
     return CAIRN_OK;
 }

@@ -49,6 +49,10 @@ struct amp_scaler {
 
 /* ---- values (scaler_values.c) ---- */
 
+/* Of a scale: it and its inverse are normal f32 numbers. */
+#define CAIRN__MIN_SCALE 0x1p-126
+#define CAIRN__MAX_SCALE 0x1p126
+
 /* Options with every default filled in, as a fresh state; id: loss_id. Errors: CAIRN_EINVAL for every value out of
  * range. */
 cairn_status cairn__scaler_resolve(const struct amp_scaler_options *options, int id, struct cairn__scaler_state *out);

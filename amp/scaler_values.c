@@ -7,9 +7,6 @@
 #include "core/options.h"
 #include "core/status.h"
 
-#define LEAST_SCALE 0x1p-126
-#define MOST_SCALE  0x1p126
-
 /* ---- the fields of a state ---- */
 
 static const char A_SCALE[] = "a number from 2^-126 to 2^126, so that the scale and its inverse are normal f32 numbers";
@@ -20,11 +17,11 @@ static const char A_SCALE[] = "a number from 2^-126 to 2^126, so that the scale 
 
 /* clang-format off */
 const struct cairn__scaler_field cairn__scaler_fields[CAIRN__SCALER_FIELDS] = {
-    {FIELD(DOUBLE, scale),             LEAST_SCALE, MOST_SCALE, A_SCALE},
+    {FIELD(DOUBLE, scale),             CAIRN__MIN_SCALE, CAIRN__MAX_SCALE, A_SCALE},
     {FIELD(DOUBLE, growth_factor),     1 + DBL_EPSILON, DBL_MAX, "a number above 1"},
     {FIELD(DOUBLE, backoff_factor),    DBL_MIN, 1 - DBL_EPSILON / 2, "a number between 0 and 1, both excluded"},
-    {FIELD(DOUBLE, min_scale),         LEAST_SCALE, MOST_SCALE, A_SCALE},
-    {FIELD(DOUBLE, max_scale),         LEAST_SCALE, MOST_SCALE, A_SCALE},
+    {FIELD(DOUBLE, min_scale),         CAIRN__MIN_SCALE, CAIRN__MAX_SCALE, A_SCALE},
+    {FIELD(DOUBLE, max_scale),         CAIRN__MIN_SCALE, CAIRN__MAX_SCALE, A_SCALE},
     {FIELD(INT64, growth_interval),    1, HUGE_VAL, "at least 1"},
     {FIELD(INT64, growth_tracker),     COUNT(0)},
     {FIELD(INT64, updates),            COUNT(0)},
@@ -66,12 +63,12 @@ struct kind {
 /* clang-format off */
 static const struct kind kinds[] = {
     /*                       name         init     ceiling      interval  hysteresis */
-    [AMP_SCALER_STATIC]    = {"static",    1,       MOST_SCALE,  2000,     1, false},
+    [AMP_SCALER_STATIC]    = {"static",    1,       CAIRN__MAX_SCALE,  2000,     1, false},
     [AMP_SCALER_APEX]      = {"apex",      0x1p16,  0x1p24,      2000,     1, false},
-    [AMP_SCALER_TORCH]     = {"torch",     0x1p16,  MOST_SCALE,  2000,     1, false},
-    [AMP_SCALER_DEEPSPEED] = {"deepspeed", 0x1p16,  MOST_SCALE,  1000,     2, true},
-    [AMP_SCALER_MEGATRON]  = {"megatron",  0x1p32,  MOST_SCALE,  1000,     2, true},
-    [AMP_SCALER_USER]      = {"user",      0x1p16,  MOST_SCALE,  2000,     1, true},
+    [AMP_SCALER_TORCH]     = {"torch",     0x1p16,  CAIRN__MAX_SCALE,  2000,     1, false},
+    [AMP_SCALER_DEEPSPEED] = {"deepspeed", 0x1p16,  CAIRN__MAX_SCALE,  1000,     2, true},
+    [AMP_SCALER_MEGATRON]  = {"megatron",  0x1p32,  CAIRN__MAX_SCALE,  1000,     2, true},
+    [AMP_SCALER_USER]      = {"user",      0x1p16,  CAIRN__MAX_SCALE,  2000,     1, true},
 };
 /* clang-format on */
 
@@ -197,8 +194,8 @@ static struct amp_scaler_state fresh_state(const struct amp_scaler_options *o) {
         .scale = or_default(o->init_scale, kind->init),
         .growth_factor = or_default(o->growth_factor, 2),
         .backoff_factor = or_default(o->backoff_factor, 0.5),
-        .min_scale = is_static ? LEAST_SCALE : or_default(o->min_scale, 1),
-        .max_scale = is_static ? MOST_SCALE : or_default(o->max_scale, kind->max),
+        .min_scale = is_static ? CAIRN__MIN_SCALE : or_default(o->min_scale, 1),
+        .max_scale = is_static ? CAIRN__MAX_SCALE : or_default(o->max_scale, kind->max),
         .growth_interval = o->growth_interval ? o->growth_interval : kind->interval,
         .last_overflow = -1,
         .hysteresis = hysteresis,

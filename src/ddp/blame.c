@@ -8,9 +8,9 @@
 #include "core/status.h"
 #include "ddp/context.h"
 
-enum { LOOKS = 8 /* backwards */ };
+enum { CHECKS = 8 /* backwards */ };
 
-static bool can_look(const struct ddp_context *d) {
+static bool can_check(const struct ddp_context *d) {
     const bool skips = d->set->scale || d->set->amp; /* steps may be skipped */
     return skips && cairn__group_blames(d->channel) && cairn_group_size(d->channel) > 1 && !d->hook.begin;
 }
@@ -27,26 +27,26 @@ void cairn__ddp_blame_begin(struct ddp_context *d) {
         d->blame = (struct cairn__blame){0};
         d->blind = false;
     }
-    d->looks = can_look(d);
-    if (d->looks) {
+    d->checks_sources = can_check(d);
+    if (d->checks_sources) {
         const float factor = d->set->scale ? d->set->scale->factor : 1; /* backends that blame are for host memory */
-        if (!d->has_reduced || factor < d->last_factor) d->looks_left = LOOKS;
+        if (!d->has_reduced || factor < d->last_factor) d->checks_left = CHECKS;
         d->last_factor = factor;
-        d->looks = d->looks_left > 0;
-        d->looks_left -= d->looks;
+        d->checks_sources = d->checks_left > 0;
+        d->checks_left -= d->checks_sources;
     }
-    d->blind |= !d->looks;
+    d->blind |= !d->checks_sources;
 }
 
 struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
-    return d->looks ? &d->blame : NULL;
+    return d->checks_sources ? &d->blame : NULL;
 }
 
 /* Unsynced gradients: each rank decides on its own step then, and others may not skip theirs. */
 static bool is_unsynced(const struct ddp_context *d) {
     for (size_t s = 0; s < d->num_slots; s++) {
         const struct cairn__grad_states is = cairn__grad_states(d->slots[s].param->gradient);
-        const bool is_taken = is.unsynced == CAIRN__UNSYNCED_TAKEN || is.unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+        const bool is_taken = is.unsynced == CAIRN__UNSYNCED_USED || is.unsynced == CAIRN__UNSYNCED_USED_KEPT;
         if (is.slot == CAIRN__SLOT_UNSYNCED || is_taken) return true;
     }
     return false;
@@ -67,7 +67,7 @@ cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, b
     cairn_status st = CAIRN_OK;
     *checked = false;
     if (is_unsynced(d)) return CAIRN_OK; /* of this rank alone: the others must go on to decide alike */
-    d->looks_left = LOOKS;
+    d->checks_left = CHECKS;
     if (d->blind) return CAIRN_OK;
     if (!cairn__group_checks_results(d->channel)) TRY(unite(d));
     *checked = true;

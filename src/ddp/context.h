@@ -87,26 +87,26 @@ struct ddp_context {
     size_t num_arrived;
     size_t *planned; /* [num_planned] rank 0's order that the buckets were planned anew in; 0 = they were not */
     size_t num_planned;
-    int64_t *listed;           /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
-    int64_t backwards;         /* that were reduced, those of the training that was loaded included */
-    bool has_reduced;          /* a backward of this context */
-    bool running;              /* a backward has begun */
-    bool settling;             /* and computes nothing more */
-    bool rebuilt;              /* buckets are as they will stay */
-    bool no_sync;              /* gradients stay on this rank */
-    bool reducer;              /* always, until ddp_reduce */
-    bool knows_graph;          /* slots' in_graph was found out */
-    bool all_know_graph;       /* on every rank, and so used_first */
-    uint8_t *maps;             /* unused.c's */
-    void *buffers;             /* group memory: the model's, packed; NULL = not yet, or there are none */
-    bool warned_of_buffers;    /* the notice about buffers under no_grad has been logged */
-    struct cairn__blame blame; /* of the backwards since the gradients were last forgotten */
-    bool looks, blind;         /* this backward fills blame; one of those backwards did not */
-    int looks_left;            /* backwards that will still fill blame */
-    float last_factor;         /* 1/S of the last backward */
-    int active;                /* ranks with input, of the last ddp_join; the size where there was none */
-    int buffers_root;          /* whose buffers are sent: 0, or the lowest rank with input */
-    bool zero_loss;            /* the backward now coming is of a loss of this rank's that reaches all and uses none */
+    int64_t *listed;            /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
+    int64_t backwards;          /* that were reduced, those of the training that was loaded included */
+    bool has_reduced;           /* a backward of this context */
+    bool running;               /* a backward has begun */
+    bool settling;              /* and computes nothing more */
+    bool rebuilt;               /* buckets are as they will stay */
+    bool no_sync;               /* gradients stay on this rank */
+    bool reducer;               /* always, until ddp_reduce */
+    bool knows_graph;           /* slots' in_graph was found out */
+    bool all_know_graph;        /* on every rank, and so used_first */
+    uint8_t *maps;              /* unused.c's */
+    void *buffers;              /* group memory: the model's, packed; NULL = not yet, or there are none */
+    bool warned_of_buffers;     /* the notice about buffers under no_grad has been logged */
+    struct cairn__blame blame;  /* of the backwards since the gradients were last forgotten */
+    bool checks_sources, blind; /* this backward fills blame; one of those backwards did not */
+    int checks_left;            /* backwards that will still fill blame */
+    float last_factor;          /* 1/S of the last backward */
+    int active;                 /* ranks with input, of the last ddp_join; the size where there was none */
+    int buffers_root;           /* whose buffers are sent: 0, or the lowest rank with input */
+    bool zero_loss;             /* the backward now coming is of a loss of this rank's that reaches all and uses none */
     struct cairn__ddp_times times;
     struct cairn__ddp_log log;
     cairn_status status; /* first failure of this backward */

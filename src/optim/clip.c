@@ -72,7 +72,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     size_t lists = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
     TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
-    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
+    TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
@@ -94,7 +94,7 @@ out:
 cairn_status cairn__optimizer_unscale(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__params_check_settled("unscaling", o->arrays.params, o->count));
-    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
+    TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     if (o->guard.before) cairn__optimizer_check(o); /* of no scaled loss: before it is changed */

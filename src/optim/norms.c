@@ -30,7 +30,7 @@ cairn_status cairn_grad_norms(cairn_optimizer *optimizer, double *norms, size_t 
     TRY(cairn__params_check_settled("cairn_grad_norms", o->arrays.params, o->count));
     TRY(cairn__calloc(2 * o->count + 1, sizeof(all[0]), (void **)&all));
     listed = all + o->count;
-    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
+    TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_read_grads(o));

@@ -9,7 +9,7 @@ static struct cairn_device *device_of(const struct cairn_optimizer *o) {
 
 cairn_status cairn__optimizer_prepare(cairn_optimizer *o) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__params_take_unsynced(o->arrays.params, o->count));
+    TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     TRY(cairn__env_resolve(o->env));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));

@@ -48,7 +48,7 @@ cairn_status cairn__param_set_settle(struct cairn_param_set *set) {
     const bool were_declared = set->in_backward && set->is_users;
     set->in_backward = false;
     set->only_unsynced = set->unsynced;
-    if (!set->unsynced) set->took_unsynced = false;
+    if (!set->unsynced) set->used_unsynced = false;
     if (set->unsynced && set->is_users) return cairn__param_set_keep_unsynced(set, true);
     const cairn_status st = listener ? listener->settle(listener->ctx) : CAIRN_OK;
     if (st == CAIRN_OK && were_declared) cairn__param_set_note_declared(set);

@@ -25,7 +25,7 @@ struct cairn__grad {
     bool agreed;                         /* they were, by all ranks, of a gradient that is each rank's own */
     bool incomplete;                     /* the backward failed half-way */
     bool noted;                          /* by the optimizer: of overflow, or to clip it */
-    bool unused;                         /* written since a step last used what there is */
+    bool pending;                        /* written since a step last used what there is */
 };
 
 static struct cairn_device *device_of(const struct cairn__grad *g) {
@@ -41,11 +41,11 @@ static bool is_accumulated(const struct cairn__grad *g) {
 }
 
 static bool has_unsynced_sum(const struct cairn__grad *g) {
-    return g->unsynced == CAIRN__UNSYNCED_KEPT || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+    return g->unsynced == CAIRN__UNSYNCED_KEPT || g->unsynced == CAIRN__UNSYNCED_USED_KEPT;
 }
 
-static bool was_taken(const struct cairn__grad *g) {
-    return g->unsynced == CAIRN__UNSYNCED_TAKEN || g->unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+static bool was_used(const struct cairn__grad *g) {
+    return g->unsynced == CAIRN__UNSYNCED_USED || g->unsynced == CAIRN__UNSYNCED_USED_KEPT;
 }
 
 static const float *factor_of(const struct cairn__grad *g) {
@@ -99,7 +99,7 @@ bool cairn__grad_is_incomplete(const struct cairn__grad *g) {
 }
 
 bool cairn__grad_is_pending(const struct cairn__grad *g) {
-    return g->unused && (cairn__grad_exists(g) || cairn__grad_is_unsynced(g));
+    return g->pending && (cairn__grad_exists(g) || cairn__grad_is_unsynced(g));
 }
 
 struct cairn__grad_view cairn__grad_peek(const struct cairn__grad *g) {
@@ -233,7 +233,7 @@ static cairn_status add_to_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     TRY(make_sum(g, &g->unsynced_sum, "without synchronising"));
     add_slot(g, g->unsynced_sum, has_unsynced_sum(g), NULL);
-    g->unsynced = was_taken(g) ? CAIRN__UNSYNCED_TAKEN_KEPT : CAIRN__UNSYNCED_KEPT;
+    g->unsynced = was_used(g) ? CAIRN__UNSYNCED_USED_KEPT : CAIRN__UNSYNCED_KEPT;
     g->slot = CAIRN__SLOT_EMPTY;
 out:
     return st;
@@ -266,10 +266,10 @@ static void swap_sums(struct cairn__grad *g) {
     g->unsynced_sum = sum;
 }
 
-/* Undoes cairn__grad_take_unsynced before a reduction: what was taken is in the accumulated sum, and goes back to the
+/* Undoes cairn__grad_use_unsynced before a reduction: what was used is in the accumulated sum, and goes back to the
  * unsynced one. */
-static void give_back_taken(struct cairn__grad *g) {
-    if (!was_taken(g)) return;
+static void give_back_used(struct cairn__grad *g) {
+    if (!was_used(g)) return;
     const bool kept = has_unsynced_sum(g), summed = is_accumulated(g);
     if (summed && kept) add(g, g->unsynced_sum, g->sum, CAIRN_F32, NULL, g->unsynced_sum, NULL);
     if (summed && !kept) swap_sums(g);
@@ -283,7 +283,7 @@ static void add_unsynced(struct cairn__grad *g) {
     struct cairn_device *d = device_of(g);
     const struct cairn__param *p = g->param;
     const float *scale = g->scale ? &g->scale->scale : NULL;
-    give_back_taken(g);
+    give_back_used(g);
     if (!has_unsynced_sum(g)) return;
     if (p->dtype == CAIRN_F32) {
         add(g, g->memory, g->unsynced_sum, CAIRN_F32, scale, g->memory, NULL);
@@ -315,16 +315,16 @@ static void set_written(struct cairn__grad *g) {
     g->slot = CAIRN__SLOT_WRITTEN;
     g->scale = g->param->set->scale;
     g->clip = NULL;
-    g->unused = true;
+    g->pending = true;
 }
 
 void cairn__grad_mark_written(struct cairn__grad *g) {
     const struct cairn_param_set *set = g->param->set;
-    const bool was_unused = g->unused;
+    const bool was_pending = g->pending;
     set_written(g);
     if (set->unsynced && set->spares_unsynced) {
         g->slot = CAIRN__SLOT_EMPTY;
-        g->unused = was_unused;
+        g->pending = was_pending;
     } else if (set->unsynced) {
         g->slot = CAIRN__SLOT_UNSYNCED;
     } else {
@@ -454,15 +454,15 @@ static void raise_agreed(struct cairn__grad *g) {
 /* ---- step ---- */
 
 /* Steps and clipping find an overflow by the flag of the last backward, which updates that loss's scaler. */
-cairn_status cairn__grad_take_unsynced(struct cairn__grad *g) {
+cairn_status cairn__grad_use_unsynced(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = device_of(g);
     const bool kept = has_unsynced_sum(g);
     struct cairn_param_set *const set = g->param->set;
-    set->took_unsynced |= set->only_unsynced || kept || g->slot == CAIRN__SLOT_UNSYNCED;
+    set->used_unsynced |= set->only_unsynced || kept || g->slot == CAIRN__SLOT_UNSYNCED;
     set->only_unsynced = false;
     if (kept) TRY(cairn__param_set_make_flags(g->param->set));
-    if (kept || g->slot == CAIRN__SLOT_UNSYNCED) g->unsynced = CAIRN__UNSYNCED_TAKEN;
+    if (kept || g->slot == CAIRN__SLOT_UNSYNCED) g->unsynced = CAIRN__UNSYNCED_USED;
     if (g->slot == CAIRN__SLOT_UNSYNCED) g->slot = CAIRN__SLOT_WRITTEN;
     if (!kept) return CAIRN_OK;
     if (is_accumulated(g)) {
@@ -480,7 +480,7 @@ out:
 
 cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_view *view) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_take_unsynced(g));
+    TRY(cairn__grad_use_unsynced(g));
     if (is_accumulated(g)) TRY(cairn__grad_accumulate(g));
     *view = cairn__grad_peek(g);
 out:
@@ -499,7 +499,7 @@ uint32_t *cairn__grad_set_clip(struct cairn__grad *g, const float *coefficient) 
 
 cairn_status cairn__grad_unscale(struct cairn__grad *g) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__grad_take_unsynced(g));
+    TRY(cairn__grad_use_unsynced(g));
     if (is_accumulated(g) || g->param->dtype != CAIRN_F32) TRY(cairn__grad_accumulate(g));
     if (is_written(g)) {
         multiply(g, g->memory, factor_of(g));
@@ -521,7 +521,7 @@ float *cairn__grad_unscaled_memory(const struct cairn__grad *g) {
 void cairn__grad_consume(struct cairn__grad *g) {
     if (g->slot == CAIRN__SLOT_CHECKED) g->slot = CAIRN__SLOT_WRITTEN;
     if (is_accumulated(g)) g->accumulated = CAIRN__ACCUMULATED_UNCHECKED;
-    g->noted = g->unused = false;
+    g->noted = g->pending = false;
     g->clip = NULL;
     if (g->agreed) raise_agreed(g);
 }
@@ -539,7 +539,7 @@ void cairn__grad_forget(struct cairn__grad *g) {
     g->accumulated = CAIRN__ACCUMULATED_ABSENT;
     g->unsynced = CAIRN__UNSYNCED_NONE;
     g->clip = NULL;
-    g->flag_touched = g->sum_flag_touched = g->agreed = g->incomplete = g->noted = g->unused = false;
+    g->flag_touched = g->sum_flag_touched = g->agreed = g->incomplete = g->noted = g->pending = false;
 }
 
 void cairn__grad_forget_unsynced(struct cairn__grad *g) {

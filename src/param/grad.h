@@ -1,43 +1,47 @@
 /* The gradient of one parameter, and the functions that change it. Its fields are grad.c's alone.
  *
- * Three state machines. An edge is named after the function that takes it, without cairn__grad_; two names stand for
- * several functions that take it alike (tests/param/walk_test.c walks all of them):
+ * Three state machines. An edge is named after the function that takes it, without cairn__grad_, or by a short name
+ * (tests/param/walk_test.c walks all of them):
  *
- *     add        accumulate, accumulate_at, open, and bind in the place of Cairn's own memory
- *     take       take_unsynced, read, unscale
+ *     write      mark_written
+ *     sync       write_unreached
+ *     join       join_reduction
+ *     check      list_slot, list_accumulated
+ *     add        accumulate, accumulate_at, begin_write, and bind in the place of Cairn's own memory
+ *     use        use_unsynced, prepare_read, unscale
  *
  *   slot         what the last backward wrote: in the parameter's type, multiplied by that backward's loss scale
  *
- *     EMPTY      -- write, sync, set_reduced --> WRITTEN
+ *     EMPTY      -- write, sync, join ---------> WRITTEN
  *                -- write ---------------------> UNSYNCED in a backward that is not synchronised (no_sync), or EMPTY if
  *                                                the set spares zeros (spares_unsynced)
  *     UNSYNCED   -- add -----------------------> EMPTY (the sum of unsynced gradients gets it)
- *                -- take, sync ----------------> WRITTEN, from where read and unscale go on
+ *                -- use, sync -----------------> WRITTEN, from where prepare_read and unscale go on
  *                -- write ---------------------> UNSYNCED (memory of the user's, who adds up himself)
  *                -- forget_unsynced -----------> EMPTY
- *     WRITTEN    -- check_slot, set_checked, set_clip -> CHECKED: its flag says whether it is infinite or NaN
+ *     WRITTEN    -- check, set_checked, set_clip -> CHECKED: its flag says whether it is infinite or NaN
  *                -- drop ----------------------> EMPTY
  *     CHECKED    -- consume -------------------> WRITTEN: a further step checks it again
- *     both       -- add, read, unscale --------> EMPTY (the accumulated sum gets it); read and unscale not, where there
- *                                                is no sum and none is needed
- *                -- write, set_reduced --------> as from EMPTY (memory of the user's, who adds up himself)
+ *     both       -- add, prepare_read, unscale -> EMPTY (the accumulated sum gets it); the last two not, where there is
+ *                                                no sum and none is needed
+ *                -- write, join ---------------> as from EMPTY (memory of the user's, who adds up himself)
  *                -- sync ----------------------> WRITTEN (the accumulated sum gets what was there)
  *     any        -- forget, place, change_type -> EMPTY
  *
  *   accumulated  the unscaled f32 sum of slots of earlier backwards, which may have had other scales
  *
- *     ABSENT     -- add, take, sync -----------> CHECKED: the pass that adds also checks
+ *     ABSENT     -- add, use, sync ------------> CHECKED: the pass that adds also checks
  *     CHECKED    -- consume -------------------> UNCHECKED (a module's: a step forgets the user's)
- *     UNCHECKED  -- check_accumulated, set_clip, add, take, sync -> CHECKED
- *     both       -- write, sync ---------------> ABSENT, if a step had taken it from the unsynced sum: it goes back
+ *     UNCHECKED  -- check, set_clip, add, use, sync -> CHECKED
+ *     both       -- write, sync ---------------> ABSENT, if a step had used it from the unsynced sum: it goes back
  *     any        -- forget, change_type -------> ABSENT
  *
  *   unsynced     the unscaled f32 sum of gradients that no_sync keeps on this rank; not checked for overflow
  *
  *     NONE       -- add (a slot that is UNSYNCED) -> KEPT
- *                -- take (such a slot) --------> TAKEN: a step or clipping came before a synchronising backward
- *     KEPT       -- take ----------------------> TAKEN
- *     TAKEN      -- add -----------------------> TAKEN_KEPT -- take -> TAKEN
+ *                -- use (such a slot) ---------> USED: a step or clipping came before a synchronising backward
+ *     KEPT       -- use -----------------------> USED
+ *     USED       -- add -----------------------> USED_KEPT -- use -> USED
  *     any        -- write, sync (synchronised) -> NONE: slot = round(unsynced * scale + slot) is reduced
  *     any        -- forget, forget_unsynced, change_type -> NONE
  *
@@ -60,8 +64,8 @@ enum cairn__accumulated_state { CAIRN__ACCUMULATED_ABSENT, CAIRN__ACCUMULATED_UN
 enum cairn__unsynced_state {
     CAIRN__UNSYNCED_NONE,
     CAIRN__UNSYNCED_KEPT,
-    CAIRN__UNSYNCED_TAKEN,
-    CAIRN__UNSYNCED_TAKEN_KEPT
+    CAIRN__UNSYNCED_USED,
+    CAIRN__UNSYNCED_USED_KEPT
 };
 
 struct cairn__grad_states {
@@ -188,9 +192,9 @@ void cairn__grad_save_agreed_flags(struct cairn__grad *g);
 
 /* A call reads, changes or applies the gradient before ranks have reduced it: what is unsynced counts as this rank's
  * gradient from now on, and is checked. A synchronising backward that comes later reduces it after all. */
-cairn_status cairn__grad_take_unsynced(struct cairn__grad *g);
+cairn_status cairn__grad_use_unsynced(struct cairn__grad *g);
 
-/* What the optimizer reads: what is unsynced is taken, and a slot beside an accumulated sum is accumulated. */
+/* What the optimizer reads: what is unsynced is used, and a slot beside an accumulated sum is accumulated. */
 cairn_status cairn__grad_prepare_read(struct cairn__grad *g, struct cairn__grad_view *view);
 
 /* Sets the clipping coefficient (device memory), by which the step will multiply; changes no element. Returns the flag

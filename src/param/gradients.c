@@ -99,16 +99,16 @@ bool cairn__params_incomplete(struct cairn__param *const *params, size_t count) 
     return false;
 }
 
-cairn_status cairn__params_take_unsynced(struct cairn__param *const *params, size_t count) {
+cairn_status cairn__params_use_unsynced(struct cairn__param *const *params, size_t count) {
     cairn_status st = CAIRN_OK;
-    for (size_t i = 0; i < count; i++) TRY(cairn__grad_take_unsynced(params[i]->gradient));
+    for (size_t i = 0; i < count; i++) TRY(cairn__grad_use_unsynced(params[i]->gradient));
 out:
     return st;
 }
 
 void cairn__params_consume(struct cairn__param *const *params, size_t count) {
     size_t run = 1;
-    for (size_t i = 0; i < count; i++) params[i]->set->ranks_differ |= params[i]->set->took_unsynced;
+    for (size_t i = 0; i < count; i++) params[i]->set->ranks_differ |= params[i]->set->used_unsynced;
     for (size_t i = 0; i < count; i += run) {
         const bool is_users = params[i]->set->is_users;
         for (run = 1; i + run < count && params[i + run]->set->is_users == is_users; run++) continue;

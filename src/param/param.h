@@ -126,7 +126,7 @@ struct cairn_param_set {
     bool declared, declared_unsynced; /* there are some since these were last looked at */
 
     /* Of several ranks with a listener, and part of the set's state. */
-    bool took_unsynced; /* since the last reduction: a step that comes now applies gradients of this rank alone */
+    bool used_unsynced; /* since the last reduction: a step that comes now applies gradients of this rank alone */
     bool ranks_differ;  /* weights, and what belongs to them, are each rank's own: after such a step, a reduction that
                            reduced nothing, or clipping by a norm of this rank alone. Cleared by loading a state
                            without it */
@@ -323,8 +323,8 @@ cairn_status cairn__param_set_check(struct cairn_param_set *set);
 /* Whether some must not be applied: their backward failed half-way. */
 bool cairn__params_incomplete(struct cairn__param *const *params, size_t count);
 
-/* cairn__grad_take_unsynced of each. Errors: CAIRN_ENOMEM. */
-cairn_status cairn__params_take_unsynced(struct cairn__param *const *params, size_t count);
+/* cairn__grad_use_unsynced of each. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__params_use_unsynced(struct cairn__param *const *params, size_t count);
 
 /* A step has used the gradients. Those of a user's set are used up; a module's stay as they were until the next
  * backward. */

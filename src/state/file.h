@@ -1,8 +1,8 @@
 /* Files that exist whole or not at all, and files that are read without trust.
  *
- * A writer makes PATH.partial-NUMBER beside the file and renames it when all of it is on the disk: whoever opens PATH
- * finds the old file or the new one, also after a power cut. A process that is killed leaves the partial file, which no
- * reader looks at. Every error of a writer names the path, and leaves what was there before.
+ * A writer makes PATH.partial-NUMBER beside the file and renames it when all of it is on the disk: a reader that opens
+ * PATH finds the old file or the new one, also after a power cut. A process that is killed leaves the partial file,
+ * which no reader looks at. Every error of a writer names the path, and leaves what was there before.
  *
  * A reader uses pread and never maps: a file that is cut while it is read is an error, and not SIGBUS.
  *

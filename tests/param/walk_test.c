@@ -33,7 +33,7 @@ enum machine { SLOT, ACCUMULATED, UNSYNCED, MACHINES };
 static const char *const machine_names[MACHINES] = {"slot", "accumulated", "unsynced"};
 static const char *const state_names[MACHINES][4] = {{"EMPTY", "UNSYNCED", "WRITTEN", "CHECKED"},
                                                      {"ABSENT", "UNCHECKED", "CHECKED", NULL},
-                                                     {"NONE", "KEPT", "TAKEN", "TAKEN_KEPT"}};
+                                                     {"NONE", "KEPT", "USED", "USED_KEPT"}};
 
 enum by {
     OPEN,
@@ -45,7 +45,7 @@ enum by {
     ACCUMULATE_AT,
     LOOK,
     FOUND,
-    TAKE_UNSYNCED,
+    USE_UNSYNCED,
     READ,
     CLIP,
     UNSCALE,
@@ -77,7 +77,7 @@ static const char *const by_names[BYS] = {
     [ACCUMULATE_AT] = "accumulate_at",
     [LOOK] = "look",
     [FOUND] = "found",
-    [TAKE_UNSYNCED] = "take_unsynced",
+    [USE_UNSYNCED] = "use_unsynced",
     [READ] = "read",
     [CLIP] = "clip",
     [UNSCALE] = "unscale",
@@ -109,8 +109,8 @@ enum { /* states of the three machines, as bits */
        SUM_CHECKED = OF(CAIRN__ACCUMULATED_CHECKED),
        NONE = OF(CAIRN__UNSYNCED_NONE),
        KEPT = OF(CAIRN__UNSYNCED_KEPT),
-       TAKEN = OF(CAIRN__UNSYNCED_TAKEN),
-       TAKEN_KEPT = OF(CAIRN__UNSYNCED_TAKEN_KEPT)
+       USED = OF(CAIRN__UNSYNCED_USED),
+       USED_KEPT = OF(CAIRN__UNSYNCED_USED_KEPT)
 };
 
 /* An edge for each bit of from and each of by. */
@@ -119,8 +119,8 @@ struct edges {
     unsigned from, by, to;
 };
 
-#define ADDS  (OF(OPEN) | OF(ACCUMULATE) | OF(ACCUMULATE_AT) | OF(BIND))
-#define TAKES (OF(TAKE_UNSYNCED) | OF(READ) | OF(UNSCALE))
+#define ADDS (OF(OPEN) | OF(ACCUMULATE) | OF(ACCUMULATE_AT) | OF(BIND))
+#define USES (OF(USE_UNSYNCED) | OF(READ) | OF(UNSCALE))
 
 static const struct edges diagram[] = {
     {SLOT, EMPTY | WRITTEN | CHECKED, OF(WRITE), WRITTEN},
@@ -130,21 +130,21 @@ static const struct edges diagram[] = {
     {SLOT, EMPTY | WRITTEN | CHECKED, OF(REDUCE), WRITTEN},
     {SLOT, WRITTEN, OF(DROP), EMPTY},
     {SLOT, LOCAL | WRITTEN | CHECKED, ADDS | OF(READ) | OF(UNSCALE), EMPTY},
-    {SLOT, LOCAL, TAKES, WRITTEN},
+    {SLOT, LOCAL, USES, WRITTEN},
     {SLOT, WRITTEN, OF(LOOK) | OF(FOUND) | OF(CLIP), CHECKED},
     {SLOT, CHECKED, OF(CONSUME), WRITTEN},
     {SLOT, LOCAL | WRITTEN | CHECKED, OF(FORGET) | OF(PLACE) | OF(CHANGE_TYPE), EMPTY},
     {SLOT, LOCAL, OF(FORGET_UNSYNCED), EMPTY},
 
-    {ACCUMULATED, ABSENT, ADDS | OF(SYNC) | TAKES, SUM_CHECKED},
-    {ACCUMULATED, UNCHECKED, (ADDS & ~OF(BIND)) | OF(SYNC) | TAKES | OF(LOOK) | OF(CLIP), SUM_CHECKED},
+    {ACCUMULATED, ABSENT, ADDS | OF(SYNC) | USES, SUM_CHECKED},
+    {ACCUMULATED, UNCHECKED, (ADDS & ~OF(BIND)) | OF(SYNC) | USES | OF(LOOK) | OF(CLIP), SUM_CHECKED},
     {ACCUMULATED, SUM_CHECKED, OF(CONSUME), UNCHECKED},
     {ACCUMULATED, UNCHECKED | SUM_CHECKED, OF(WRITE) | OF(SYNC) | OF(FORGET) | OF(CHANGE_TYPE), ABSENT},
 
     {UNSYNCED, NONE | KEPT, ADDS, KEPT},
-    {UNSYNCED, TAKEN | TAKEN_KEPT, ADDS, TAKEN_KEPT},
-    {UNSYNCED, NONE | KEPT | TAKEN_KEPT, TAKES, TAKEN},
-    {UNSYNCED, KEPT | TAKEN | TAKEN_KEPT, OF(WRITE) | OF(SYNC) | OF(FORGET) | OF(FORGET_UNSYNCED) | OF(CHANGE_TYPE),
+    {UNSYNCED, USED | USED_KEPT, ADDS, USED_KEPT},
+    {UNSYNCED, NONE | KEPT | USED_KEPT, USES, USED},
+    {UNSYNCED, KEPT | USED | USED_KEPT, OF(WRITE) | OF(SYNC) | OF(FORGET) | OF(FORGET_UNSYNCED) | OF(CHANGE_TYPE),
      NONE},
 };
 
@@ -359,11 +359,11 @@ static bool is_accumulated(const struct model *m) {
 }
 
 static bool is_taken(const struct model *m) {
-    return m->is.unsynced == CAIRN__UNSYNCED_TAKEN || m->is.unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+    return m->is.unsynced == CAIRN__UNSYNCED_USED || m->is.unsynced == CAIRN__UNSYNCED_USED_KEPT;
 }
 
 static bool is_kept(const struct model *m) {
-    return m->is.unsynced == CAIRN__UNSYNCED_KEPT || m->is.unsynced == CAIRN__UNSYNCED_TAKEN_KEPT;
+    return m->is.unsynced == CAIRN__UNSYNCED_KEPT || m->is.unsynced == CAIRN__UNSYNCED_USED_KEPT;
 }
 
 static bool is_unsynced(const struct model *m) {
@@ -505,7 +505,7 @@ static void model_accumulate(const struct walk *w, struct model *m) {
     const double factor = 1 / scale_of(m->scale);
     if (m->is.slot == CAIRN__SLOT_UNSYNCED) {
         add(w, m, m->kept, factor, m->slot, is_kept(m) ? m->kept : NULL);
-        m->is.unsynced = is_taken(m) ? CAIRN__UNSYNCED_TAKEN_KEPT : CAIRN__UNSYNCED_KEPT;
+        m->is.unsynced = is_taken(m) ? CAIRN__UNSYNCED_USED_KEPT : CAIRN__UNSYNCED_KEPT;
     } else if (is_written(m)) {
         add(w, m, m->sum, factor, m->slot, is_accumulated(m) ? m->sum : NULL);
         *(m->is.slot == CAIRN__SLOT_CHECKED ? &m->sum_found : &m->found) |= !is_finite(w, m, m->sum);
@@ -517,7 +517,7 @@ static void model_accumulate(const struct walk *w, struct model *m) {
 static void model_take_unsynced(struct walk *w, struct model *m) {
     const bool kept = is_kept(m);
     w->only_unsynced = false;
-    if (kept || m->is.slot == CAIRN__SLOT_UNSYNCED) m->is.unsynced = CAIRN__UNSYNCED_TAKEN;
+    if (kept || m->is.slot == CAIRN__SLOT_UNSYNCED) m->is.unsynced = CAIRN__UNSYNCED_USED;
     if (m->is.slot == CAIRN__SLOT_UNSYNCED) m->is.slot = CAIRN__SLOT_WRITTEN;
     if (!kept) return;
     add(w, m, m->sum, 1, m->kept, is_accumulated(m) ? m->sum : NULL);
@@ -956,9 +956,9 @@ static void take_flags(struct walk *w, size_t i, bool sums) {
 }
 
 static void take_unsynced(struct walk *w, size_t first, size_t count) {
-    EXPECT(w, cairn__params_take_unsynced(w->set->params + first, count) == CAIRN_OK, "take_unsynced");
+    EXPECT(w, cairn__params_use_unsynced(w->set->params + first, count) == CAIRN_OK, "take_unsynced");
     for (size_t i = first; i < first + count; i++) model_take_unsynced(w, &w->m[i]);
-    observe(w, TAKE_UNSYNCED, bits(first, count));
+    observe(w, USE_UNSYNCED, bits(first, count));
 }
 
 static struct cairn__grad_view read_grad(struct walk *w, size_t i) {

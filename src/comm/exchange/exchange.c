@@ -26,7 +26,7 @@ static const double FIRST_CHECK =
 /* ---- waiting ---- */
 
 /* Adds the time since the last poll, in which nothing moved. */
-static bool is_late(struct exchange *x, double timeout) {
+static bool stalled_too_long(struct exchange *x, double timeout) {
     const uint64_t now = cairn__now_ns();
     const double passed = x->last_look ? (double)(now - x->last_look) * 1e-9 : 0;
     x->last_look = now;
@@ -34,7 +34,7 @@ static bool is_late(struct exchange *x, double timeout) {
     return x->stalled > timeout;
 }
 
-static void forget_wait(struct exchange *x) {
+static void reset_stall(struct exchange *x) {
     x->stalled = 0;
     x->last_look = 0;
     x->doubt = FIRST_CHECK;
@@ -85,8 +85,8 @@ static cairn_status progress(cairn_group *group) {
     if (is_idle(x)) return CAIRN_OK;
     TRY(step(x));
     if (x->moved || is_idle(x)) {
-        forget_wait(x);
-    } else if (is_late(x, group->timeout)) {
+        reset_stall(x);
+    } else if (stalled_too_long(x, group->timeout)) {
         st = fail_late(x, current(x));
     }
 out:
@@ -147,7 +147,7 @@ static cairn_status post(cairn_group *group, cairn_work *work) {
     const bool was_idle = is_idle(x);
     cairn_status st = CAIRN_OK;
     TRY(cairn__exchange_queue(x, work));
-    if (was_idle) forget_wait(x);
+    if (was_idle) reset_stall(x);
     const cairn_status failed = step(x);
     if (failed != CAIRN_OK && x->failed == CAIRN_OK) {
         x->failed = failed;
@@ -194,12 +194,12 @@ static cairn_status greet(struct exchange *x, double timeout) {
     cairn__exchange_words(x, &t);
     x->words[x->group->rank].found = x->check;
     TRY(x->ops->start(x->engine, &t, &moving));
-    forget_wait(x);
+    reset_stall(x);
     for (int idle = 0; !done; idle++) {
         TRY(x->ops->test(x->engine, moving, &done));
         if (done) break;
         TRY(cairn__group_was_aborted(x->group));
-        if (is_late(x, timeout)) TRY(fail_late(x, NULL));
+        if (stalled_too_long(x, timeout)) TRY(fail_late(x, NULL));
         x->ops->rest(x->engine, idle);
     }
     for (int r = 0; r < x->group->size; r++) x->check |= x->words[r].found != 0;

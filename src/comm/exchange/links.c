@@ -442,7 +442,7 @@ static void step_guest(struct meeting *m, int i) {
 
 /* ---- all at once ---- */
 
-/* Whom this rank misses; its own number = nobody. */
+/* The first rank without a connection; this rank's own number = none. */
 static int first_missing(const struct meeting *m) {
     int r = 0;
     while (r < m->o->size && (r == m->o->rank || m->fds[r] >= 0)) r++;
@@ -502,7 +502,7 @@ static cairn_status check_missing(struct meeting *m) {
 
 static int gather_polls(struct meeting *m) {
     int n = 0;
-    /* without the key nobody could be told from a stranger */
+    /* without the key no rank could be told from a stranger */
     m->polls[n++] = (struct pollfd){.fd = m->has_key ? m->listener : -1, .events = POLLIN};
     for (int i = 0; i < m->num_guests; i++) m->polls[n++] = (struct pollfd){.fd = m->guests[i].fd, .events = POLLIN};
     for (int r = 0; r < m->o->rank; r++) {

@@ -8,7 +8,7 @@
  *   higher  its third, rank, the key where the build has no proofs
  *   lower   a byte
  *
- * So whoever else connects is sent away while the group goes on to meet, and a connection that breaks before the last
+ * So a connection without proof is closed while the group goes on to meet, and a connection that breaks before the last
  * byte is made again. What follows is in the clear. Without libsodium the key itself is the only proof, of the higher
  * rank alone. */
 #ifndef CAIRN__COMM_LINKS_H

@@ -2,14 +2,14 @@
  * throws out of here; what gloo throws becomes a status with its words.
  *
  * A group is a gloo context over connections between every two ranks that libcairn makes (comm/exchange/links.h), for
- * gloo would take whoever comes first for a rank. Of gloo's calls it uses sends and receives of unbound buffers alone,
- * all of a transfer at once, for gloo's collectives cannot be ended from outside and end the whole process where two
- * ranks' sizes differ. Here sizes are part of the slot by which gloo matches a send with a receive, so that such two
- * never meet.
+ * gloo would take the first that connects for a rank. Of gloo's calls it uses sends and receives of unbound buffers
+ * alone, all of a transfer at once, for gloo's collectives cannot be ended from outside and end the whole process where
+ * two ranks' sizes differ. Here sizes are part of the slot by which gloo matches a send with a receive, so that such
+ * two never meet.
  *
  * gloo can only wait for what it was given, not look at it. So a lane, a thread "cairn-gloo", waits for its transfers
  * in their order: one lane for the collectives, and for each rank that messages go to or come from one a direction,
- * begun with the first message. No lane waits for another, and gloo moves whatever was posted whether or not anybody
+ * begun with the first message. No lane waits for another, and gloo moves what was posted whether or not a lane
  * waits for it. */
 #include <pthread.h>
 #include <signal.h>
@@ -152,8 +152,8 @@ class Pair : public gloo::transport::tcp::Pair {
         if (state_ != CLOSED) changeState(CLOSED); /* which waits until gloo's thread is out of this */
     }
 
-    /* False, and fd is the caller's still: somebody came to gloo's own socket in the moment that it was there. Throws,
-     * and it is the caller's too, where the connection has ended already. */
+    /* False, and fd is the caller's still: a stranger came to gloo's own socket in the moment that it was there.
+     * Throws, and it is the caller's too, where the connection has ended already. */
     bool adopt(int fd) {
         const std::lock_guard<std::mutex> guard(m_);
         if (state_ != LISTENING) return false;
@@ -246,7 +246,7 @@ class Links {
     std::vector<int> fds;
 };
 
-/* The thread that moves all bytes of a group. Its pairs' own sockets, which nobody uses, are this machine's alone. */
+/* The thread that moves all bytes of a group. Its pairs' own sockets, which are not used, are this machine's alone. */
 std::shared_ptr<gloo::transport::tcp::Device> begin_device(int rank) {
     const NoSignals for_its_thread;
     try {

@@ -450,8 +450,8 @@ static bool withdraw(struct cairn__moving *m) {
     return done != 0;
 }
 
-/* The last words of others that come after the engine's end: MPI would keep them, a kilobyte each, until somebody
- * receives them. */
+/* The last words of others that come after the engine's end: MPI would keep them, a kilobyte each, until they are
+ * received. */
 static bool has_heard_all(struct cairn__engine *e) {
     if (hear(e) != CAIRN_OK) return true;
     for (int r = 0; r < e->size; r++) {

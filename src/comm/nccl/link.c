@@ -99,12 +99,12 @@ static void abort_comm(struct cairn__link *link) {
 
 /* ---- polling, under the mutex ---- */
 
-static void forget_wait(struct cairn__link *link) {
+static void reset_stall(struct cairn__link *link) {
     link->last_look = 0;
     link->stalled = 0;
 }
 
-static bool is_late(struct cairn__link *link, double timeout) {
+static bool stalled_too_long(struct cairn__link *link, double timeout) {
     const uint64_t now = cairn__now_ns();
     const double since = link->last_look ? (double)(now - link->last_look) * 1e-9 : 0;
     link->last_look = now;
@@ -135,7 +135,7 @@ static cairn_status advance(struct cairn__link *link) {
         if (link->passed >= number) continue;
         if (!passed) break;
         link->passed = number;
-        forget_wait(link);
+        reset_stall(link);
     }
 out:
     return st;
@@ -160,7 +160,8 @@ static void poll_link(struct cairn__link *link) {
     if (link->gone) return;
     st = advance(link);
     if (st == CAIRN_OK && !link->gone && (link->launched != link->passed || is_replayed)) st = look(link);
-    if (st == CAIRN_OK && link->launched != link->passed && is_late(link, link->group->timeout)) st = fail_late(link);
+    if (st == CAIRN_OK && link->launched != link->passed && stalled_too_long(link, link->group->timeout))
+        st = fail_late(link);
     if (st != CAIRN_OK) fail_link(link, st);
 }
 
@@ -308,7 +309,7 @@ static cairn_status mark(struct cairn__link *link, const struct cairn__call *cal
     if (records) {
         link->recorded = *number;
     } else {
-        if (link->launched == link->passed) forget_wait(link);
+        if (link->launched == link->passed) reset_stall(link);
         link->calls[mark_of(*number)] = *call;
         link->launched = *number;
     }

@@ -28,8 +28,9 @@ struct cairn__scratch_room {
     size_t nbytes;
 };
 
-/* What kernels find in the values that they are given. In memory of the host that they reach, so that nobody waits to
- * learn of it: a call that has waited for the GPU anyway looks there, reports and lowers. Set to 1 by plain stores. */
+/* What kernels find in the values that they are given. In memory of the host that they reach, so that the host learns
+ * of it without a wait of its own: a call that has waited for the GPU anyway looks there, reports and lowers. Set to 1
+ * by plain stores. */
 struct cairn__cuda_faults {
     uint32_t index;  /* of an embedding: outside of the table */
     uint32_t target; /* of a class loss: neither a class nor to be ignored */

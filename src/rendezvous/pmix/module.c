@@ -2,7 +2,7 @@
  *
  * PMIx is opened once and closed when the process ends: Open MPI and Slurm take a rank that closes it as one that is
  * over, and MPI_Init would fail after that. PMIx counts who opens it, so that MPI may do so before or after. A launcher
- * that is stopped or gone can hold PMIx_Init for ever, which has no time limit; so a thread calls it, and whoever waits
+ * that is stopped or gone can hold PMIx_Init for ever, which has no time limit; so a thread calls it, and what waits
  * for that thread gives up on it. */
 #include <errno.h>
 #include <math.h>

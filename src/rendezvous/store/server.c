@@ -102,7 +102,7 @@ static void unlist(struct list *l, struct connection *c) {
 
 /* ---- one connection ---- */
 
-/* Whether this is to be written: each reason of each address is, once, so that nobody can fill a log. */
+/* Whether this is to be written: each reason of each address is, once, so that strangers cannot fill a log. */
 static bool is_news(struct cairn__store_server *s, const char *host, const char *why) {
     const uint64_t hash = cairn__hash_text(cairn__hash_text(CAIRN__HASH_START, host), why);
     for (size_t i = 0; i < s->num_named; i++) {

@@ -57,7 +57,7 @@ struct cairn__store_places {
 };
 cairn_status cairn__store_connect(const struct cairn__store_places *places, double timeout, cairn_store **out);
 
-/* CAIRN_INSECURE=1: nobody's user is asked for. */
+/* CAIRN_INSECURE=1: a peer's user is not checked. */
 bool cairn__store_is_open(void);
 
 /* To a store that this process serves behind that door, at port. */
