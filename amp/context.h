@@ -58,7 +58,7 @@ struct cairn__amp_parts {
 cairn_status cairn__amp_resolve_declared(struct cairn__unresolved *unresolved);
 /* Sets set->scale as another call of amp_next_scale for the last loss would. */
 cairn_status cairn__amp_take_scale(struct cairn__unresolved *unresolved);
-/* Both of them. Errors: theirs. */
+/* Makes the context of amp_initialize or amp_initialize_params, whose errors it returns. */
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
                                amp_context **out);
 

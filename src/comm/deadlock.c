@@ -167,6 +167,7 @@ cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
     const cairn_status st = publish(family, group->env_ranks[group->rank], &record);
     family->published = st == CAIRN_OK;
+    family->has_record |= family->published;
     family->store_fails = st != CAIRN_OK || check_members(group, call, &found, &other) != CAIRN_OK;
     if (found != CAIRN_OK) {
         family->published = false;
@@ -178,11 +179,20 @@ cairn_status cairn__find_deadlock(cairn_group *group, const struct cairn__call *
 
 void cairn__clear_stuck(const cairn_group *group) {
     struct cairn__family *family = group->family;
-    char key[300];
+    const struct record record = {.group = -1};
     if (!family->published) return;
     family->published = false;
     const double timeout = cairn__store_hurry(family->store, PATIENCE);
-    write_key(family, group->env_ranks[group->rank], key, sizeof(key));
-    family->store_fails = cairn_store_delete(family->store, key, NULL) != CAIRN_OK;
+    family->store_fails |= publish(family, group->env_ranks[group->rank], &record) != CAIRN_OK;
+    if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
+}
+
+void cairn__forget_stuck(const cairn_group *root) {
+    const struct cairn__family *family = root->family;
+    char key[300];
+    if (!family->store || !family->has_record || family->store_fails || root->dead != CAIRN_OK) return;
+    const double timeout = cairn__store_hurry(family->store, PATIENCE);
+    write_key(family, root->rank, key, sizeof(key));
+    (void)cairn_store_delete(family->store, key, NULL);
     if (timeout > 0) (void)cairn_store_set_timeout(family->store, timeout);
 }

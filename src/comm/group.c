@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/deadlock.h"
 #include "comm/front.h"
 #include "core/alloc.h"
 #include "core/fork.h"
@@ -150,6 +151,7 @@ bool cairn__group_destroy_root(cairn_group **group) {
                    alive, alive > 1 ? "s" : "", alive > 1 ? "are" : "is");
         return false;
     }
+    if (!cairn__group_was_forked(*group)) cairn__forget_stuck(*group);
     cairn__group_end(group);
     cairn__free(family);
     return true;

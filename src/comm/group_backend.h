@@ -111,6 +111,7 @@ struct cairn__family {
         made; /* groups, as far as this rank knows; the ranks of a parent agree on the highest before they make one */
     int outstanding;             /* works that were posted and are not done */
     bool published, store_fails; /* deadlock.c: this rank's wait stands in the store; a request to it has failed */
+    bool has_record;             /* deadlock.c's key of this rank is in the store */
     bool deadlocked;             /* groups die of that: its message needs no notes */
 };
 

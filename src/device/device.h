@@ -82,7 +82,7 @@ struct cairn__device_ops {
 };
 
 /* What recorded work needs beside memory, such as the communicator of a group. It outlives the graphs that have
- * recorded it, and is asked before each of their launches. */
+ * recorded it, and is checked before each of their launches. */
 struct cairn__recorded {
     int graphs;                                              /* alive that have */
     cairn_status (*check)(struct cairn__recorded *recorded); /* an error fails the replay */

@@ -42,7 +42,8 @@ struct cairn__moving; /* a transfer under way */
 struct cairn__engine_options {
     int rank, size;
     double timeout;
-    cairn_store *store; /* keys under prefix; the call may be made during open and derive only */
+    const char *timeout_name; /* what sets it, for messages */
+    cairn_store *store;       /* keys under prefix; the call may be made during open and derive only */
     const char *prefix;
     const char *address;             /* numeric, this rank's, by which others reach it; "" = unknown */
     const char *interface;           /* of the options; NULL = not set */

@@ -17,7 +17,21 @@
 #include "core/vars.h"
 #include "rendezvous/store/store.h"
 
-enum { MPI_FILES = 16 /* of 4.1.4 on one machine; it does not say so, or waits, where there are fewer */ };
+/* What the backends' libraries need beyond an engine's table. */
+static const struct needs {
+    const char *backend, *library;
+    int files;       /* that the library opens in a process; 0 = none but a group's */
+    bool uses_links; /* records of comm/exchange/links.h are in the store */
+} all_needs[] = {
+    {"mpi", "Open MPI", 16, false}, /* 4.1.4 on one machine; it does not say so, or waits, where there are fewer */
+    {"gloo", "gloo", 0, true},
+};
+
+static const struct needs *needs_of(const char *backend) {
+    const struct needs *needs = all_needs;
+    while (strcmp(needs->backend, backend) != 0) needs++;
+    return needs;
+}
 
 static const double LONGEST_GAP = 0.1; /* s between two polls that count as waiting: in longer gaps the rank computed */
 static const double FIRST_CHECK =
@@ -49,16 +63,19 @@ static void name_awaited(const struct exchange *x, char *text, size_t nbytes) {
     snprintf(text, nbytes, " for %s", name);
 }
 
-/* call: NULL = the group is being made */
-static cairn_status fail_late(const struct exchange *x, const struct cairn__call *call) {
-    char rank[80], other[96], what[128];
+static cairn_status fail_late(const struct exchange *x, const char *what, double timeout, const char *timeout_name) {
+    char rank[80], other[96];
     cairn__group_name_rank(x->group, x->group->rank, rank, sizeof(rank));
     name_awaited(x, other, sizeof(other));
-    snprintf(what, sizeof(what), "the making of the group");
-    if (call) cairn__call_describe(call, what, sizeof(what));
     return cairn__fail(CAIRN_ETIMEOUT,
                        "%s waited %g s%s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
-                       x->group->timeout, other, what, x->group->timeout_name);
+                       timeout, other, what, timeout_name);
+}
+
+static cairn_status fail_late_in(const struct exchange *x, const struct cairn__call *call) {
+    char what[128];
+    cairn__call_describe(call, what, sizeof(what));
+    return fail_late(x, what, x->group->timeout, x->group->timeout_name);
 }
 
 /* What the group is in: the collective under way, or the oldest message. */
@@ -87,7 +104,7 @@ static cairn_status progress(cairn_group *group) {
     if (x->moved || is_idle(x)) {
         reset_stall(x);
     } else if (stalled_too_long(x, group->timeout)) {
-        st = fail_late(x, current(x));
+        st = fail_late_in(x, current(x));
     }
 out:
     return st;
@@ -186,7 +203,7 @@ static cairn_status read_check(bool *check) {
 }
 
 /* The first transfer: all ranks are here. If one checks calls (CAIRN_CHECK) all do. */
-static cairn_status greet(struct exchange *x, double timeout) {
+static cairn_status greet(struct exchange *x, const struct cairn__engine_options *o) {
     cairn_status st = CAIRN_OK;
     struct cairn__transfer t;
     struct cairn__moving *moving = NULL;
@@ -199,7 +216,7 @@ static cairn_status greet(struct exchange *x, double timeout) {
         TRY(x->ops->test(x->engine, moving, &done));
         if (done) break;
         TRY(cairn__group_was_aborted(x->group));
-        if (stalled_too_long(x, timeout)) TRY(fail_late(x, NULL));
+        if (stalled_too_long(x, o->timeout)) TRY(fail_late(x, "the making of the group", o->timeout, o->timeout_name));
         x->ops->rest(x->engine, idle);
     }
     for (int r = 0; r < x->group->size; r++) x->check |= x->words[r].found != 0;
@@ -213,6 +230,7 @@ static struct cairn__engine_options engine_options(const cairn_group *group, cha
         .rank = group->rank,
         .size = group->size,
         .timeout = group->timeout,
+        .timeout_name = group->timeout_name,
         .store = group->family->store,
         .prefix = prefix,
         .address = "",
@@ -247,7 +265,7 @@ static cairn_status make_answers(struct exchange *x, const struct cairn__engine_
 static void forget_meeting(const struct exchange *x, const struct cairn__engine_options *options) {
     struct cairn__engine_options o = *options;
     char prefix[320];
-    if (x->group->backend != &cairn__group_gloo) return;
+    if (!needs_of(x->group->backend->name)->uses_links) return;
     cairn__links_forget(&o);
     if (!x->answers) return;
     name_answers(options, prefix, sizeof(prefix));
@@ -266,12 +284,15 @@ static cairn_status create(cairn_group *group, const struct cairn__group_create_
     TRY(read_check(&x->check));
     if (group->size == 1) return CAIRN_OK;
     struct cairn__engine_options o = engine_options(group, prefix, sizeof(prefix));
-    if (options->meeting_timeout > 0) o.timeout = options->meeting_timeout;
+    if (options->meeting_timeout > 0 && options->meeting_timeout != o.timeout) {
+        o.timeout = options->meeting_timeout;
+        o.timeout_name = "CAIRN_MEETING_TIMEOUT";
+    }
     o.address = peers->all[group->rank].address;
     o.interface = options->interface;
     o.peers = peers->all;
     TRY(ops->open(&o, &x->engine));
-    TRY(greet(x, o.timeout));
+    TRY(greet(x, &o));
     TRY(make_answers(x, &o));
     forget_meeting(x, &o);
 out:
@@ -299,7 +320,8 @@ static cairn_status probe(const char *name, const struct cairn__group_create_opt
     cairn_status st = CAIRN_OK;
     TRY(cairn__engine_find(name, &ops));
     TRY(ops->probe(options->is_mpi));
-    if (options->size > 1 && strcmp(name, "mpi") == 0) TRY(cairn__check_descriptors(MPI_FILES, "Open MPI"));
+    const struct needs *needs = needs_of(name);
+    if (options->size > 1 && needs->files > 0) TRY(cairn__check_descriptors(needs->files, needs->library));
 out:
     return st;
 }

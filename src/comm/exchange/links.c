@@ -115,17 +115,35 @@ out:
     return st;
 }
 
-static cairn_status fail_if_refused(const struct meeting *m) {
+/* Another rank's; "" = none. */
+static cairn_status read_refusal(const struct meeting *m, char *why, size_t nbytes) {
     bool refused = false;
-    char why[512];
-    size_t nbytes = 0;
+    size_t got = 0;
     cairn_status st = CAIRN_OK;
+    *why = '\0';
     TRY(has(m, "refused", &refused));
     if (!refused) return CAIRN_OK;
-    TRY(get(m, "refused", why, sizeof(why), &nbytes));
-    st = cairn__fail(CAIRN_EPEER, "%.*s", (int)nbytes, why);
+    TRY(get(m, "refused", why, nbytes - 1, &got));
+    why[got] = '\0';
 out:
     return st;
+}
+
+static cairn_status fail_if_refused(const struct meeting *m) {
+    char why[512];
+    cairn_status st = CAIRN_OK;
+    TRY(read_refusal(m, why, sizeof(why)));
+    if (*why) st = cairn__fail(CAIRN_EPEER, "%s", why);
+out:
+    return st;
+}
+
+/* The last error becomes another rank's refusal, if there is one and the store still answers. */
+static void prefer_refusal(const struct meeting *m) {
+    char own[512], theirs[512];
+    snprintf(own, sizeof(own), "%s", cairn_last_error());
+    const bool is_refused = read_refusal(m, theirs, sizeof(theirs)) == CAIRN_OK && *theirs;
+    (void)cairn__fail(CAIRN_EPEER, "%s", is_refused ? theirs : own);
 }
 
 /* The other ranks need not wait for one that cannot join. */
@@ -608,7 +626,7 @@ cairn_status cairn__links_make(const struct cairn__engine_options *options, int 
 out:
     /* What a rank refused with says more than a connection that broke. Who waited in vain does not speak for others,
      * that have clocks of their own. */
-    if (m && st == CAIRN_EPEER) (void)fail_if_refused(m);
+    if (m && st == CAIRN_EPEER) prefer_refusal(m);
     if (m && st != CAIRN_OK && st != CAIRN_ETIMEOUT) refuse(m);
     if (m) end(m, st != CAIRN_OK);
     return st;

@@ -376,7 +376,7 @@ out:
     return st;
 }
 
-static void tell_fallbacks(const struct cairn__products *ps) {
+static void log_fallbacks(const struct cairn__products *ps) {
     const uint64_t bias = ps->fallbacks[FALLBACK_BIAS], sums = ps->fallbacks[FALLBACK_ROW_SUMS];
     const uint64_t epilogue = ps->fallbacks[FALLBACK_EPILOGUE];
     if (bias + sums + epilogue == 0) return;
@@ -390,7 +390,7 @@ static void tell_fallbacks(const struct cairn__products *ps) {
 void cairn__products_destroy(struct cairn__products **products) {
     struct cairn__products *ps = *products;
     if (!ps) return;
-    tell_fallbacks(ps);
+    log_fallbacks(ps);
     for (int i = 0; i < CAIRN__PRODUCTS; i++) drop_entry(&ps->entries[i]);
     if (ps->preference) cublasLtMatmulPreferenceDestroy(ps->preference);
     if (ps->lt) cublasLtDestroy(ps->lt);

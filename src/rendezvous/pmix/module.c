@@ -33,7 +33,8 @@ static const double MOST_SECONDS = 1e6;
 /* PMIx is global, and so is this. */
 static struct {
     atomic_int times_open;
-    _Atomic pid_t opened_by; /* 0 = PMIx was never opened here */
+    pid_t begun_by;          /* whose thread has called PMIx_Init; 0 = none has */
+    _Atomic pid_t opened_by; /* for which that succeeded; 0 = it did not */
     bool closes;             /* when the process ends */
 } process;
 
@@ -143,9 +144,10 @@ static void close_pmix(int exit_code, void *unused) {
 }
 
 static cairn_status prepare(void) {
-    REQUIRE(process.opened_by == 0 || process.opened_by == getpid(), CAIRN_ESTATE,
+    REQUIRE(process.begun_by == 0 || process.begun_by == getpid(), CAIRN_ESTATE,
             "PMIx was opened by process %d before it forked this one, which cannot use it; " INSTEAD,
-            (int)process.opened_by);
+            (int)process.begun_by);
+    process.begun_by = getpid();
     if (process.closes) return CAIRN_OK;
     REQUIRE(on_exit(close_pmix, NULL) == 0, CAIRN_ENOMEM, "out of memory: no handler for the end of the process");
     process.closes = true;

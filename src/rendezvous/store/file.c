@@ -418,6 +418,11 @@ static void file_destroy(cairn_store *s) {
     release(f);
 }
 
+static bool file_forgets(const cairn_store *s) {
+    (void)s;
+    return false;
+}
+
 static const struct cairn__store_ops file_ops = {
     .name = "file",
     .set = file_set,
@@ -429,6 +434,7 @@ static const struct cairn__store_ops file_ops = {
     .append = file_append,
     .delete = file_delete,
     .num_keys = file_num_keys,
+    .forgets = file_forgets,
     .destroy = file_destroy,
 };
 

@@ -144,6 +144,10 @@ static void prefix_local_address(const cairn_store *s, char *address, size_t nby
     cairn__store_local_address(((const struct prefix_store *)s)->inner, address, nbytes);
 }
 
+static bool prefix_forgets(const cairn_store *s) {
+    return cairn__store_forgets(((const struct prefix_store *)s)->inner);
+}
+
 static void prefix_destroy(cairn_store *s) {
     cairn__free(s);
 }
@@ -162,6 +166,7 @@ static const struct cairn__store_ops prefix_ops = {
     .set_timeout = prefix_set_timeout,
     .hurry = prefix_hurry,
     .local_address = prefix_local_address,
+    .forgets = prefix_forgets,
     .destroy = prefix_destroy,
 };
 

@@ -65,7 +65,7 @@ struct list {
 struct cairn__store_server {
     int listener, wake, epoll;
     int kernel; /* tells whose a connection is */
-    bool started, paused /* accepting */, told_lack;
+    bool started, paused /* accepting */, logged_lack;
     pid_t process; /* that called cairn__store_start */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards the fields below, except while the thread sleeps */
@@ -319,9 +319,9 @@ static bool accept_one(struct cairn__store_server *s) {
 }
 
 /* Of descriptors or memory; once. */
-static void tell_lack(struct cairn__store_server *s) {
-    if (s->told_lack || cairn__check_descriptors(1, "a connection to the store") == CAIRN_OK) return;
-    s->told_lack = true;
+static void log_lack(struct cairn__store_server *s) {
+    if (s->logged_lack || cairn__check_descriptors(1, "a connection to the store") == CAIRN_OK) return;
+    s->logged_lack = true;
     cairn__log(CAIRN_LOG_WARNING, "who connects to the store waits: %s", cairn_last_error());
 }
 
@@ -334,7 +334,7 @@ static void accept_some(struct cairn__store_server *s) {
             room = drop_stranger(s) && accept_one(s);
         }
     }
-    if (!room && s->num_connections < STORE_MAX_CONNECTIONS) tell_lack(s);
+    if (!room && s->num_connections < STORE_MAX_CONNECTIONS) log_lack(s);
     if (room != s->paused) return;
     s->paused = !room;
     (void)epoll_ctl(s->epoll, EPOLL_CTL_MOD, s->listener,

@@ -94,7 +94,7 @@ double cairn__store_hurry(cairn_store *s, double timeout) {
 }
 
 bool cairn__store_forgets(const cairn_store *s) {
-    return strcmp(s->ops->name, "file") != 0;
+    return !s->ops->forgets || s->ops->forgets(s);
 }
 
 void cairn__store_local_address(const cairn_store *s, char *address, size_t nbytes) {

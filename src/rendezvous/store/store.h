@@ -21,6 +21,7 @@ struct cairn__store_ops {
     cairn_status (*set_timeout)(cairn_store *s, double timeout); /* optional: the front sets s->timeout */
     double (*hurry)(cairn_store *s, double timeout);             /* optional: the front lowers s->timeout */
     void (*local_address)(const cairn_store *s, char *address, size_t nbytes); /* optional: there is none */
+    bool (*forgets)(const cairn_store *s);                                     /* optional: it does */
     void (*destroy)(cairn_store *s);
 };
 
