@@ -1,7 +1,6 @@
 /* The engine: a group's transfers as messages, which every poll moves on. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "comm/mpi/module.h"
 #include "core/alloc.h"
@@ -9,18 +8,10 @@
 #include "core/status.h"
 #include "device/module.h"
 
-enum {
-    LOOKS = 16,               /* fruitless tests between two looks for words of others */
-    LAST_MESSAGES = 200000000 /* ns in which what a rank sent before it left arrives */
-};
+enum { LOOKS = 16 };                     /* fruitless tests between two looks for words of others */
+static const double LAST_MESSAGES = 0.2; /* s in which what a rank sent before it left arrives */
 
 static const int words[] = {0, GAVE_UP, LEFT};
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 /* ---- opening ---- */
 
@@ -195,7 +186,7 @@ static cairn_status hear(struct cairn__engine *e) {
         struct mpi_peer *peer = find_peer(e, status.MPI_SOURCE);
         if (!peer) continue;
         peer->word = (enum word)word;
-        peer->since_ns = now_ns();
+        peer->since = cairn__mpi_seconds();
         e->missing = true;
     }
 out:
@@ -207,7 +198,7 @@ static cairn_status look_for_missing(struct cairn__engine *e, const struct cairn
     for (int i = 0; i < m->count; i++) {
         const struct mpi_peer *peer = &e->peers[m->peers[i]];
         int done = 0;
-        if (!peer->word || (peer->word == LEFT && now_ns() - peer->since_ns < LAST_MESSAGES)) continue;
+        if (!peer->word || (peer->word == LEFT && cairn__mpi_seconds() - peer->since < LAST_MESSAGES)) continue;
         cairn_status st =
             cairn__mpi_check(MPI_Request_get_status(m->requests[i], &done, MPI_STATUS_IGNORE), "test a transfer");
         if (st != CAIRN_OK) return st;
@@ -496,11 +487,11 @@ static void warn(const struct cairn__engine *e, double waited) {
 }
 
 void cairn__mpi_await_others(void) {
-    const uint64_t begin = now_ns();
+    const double begin = cairn__mpi_seconds();
     const struct cairn__engine *e = unfinished();
     bool has_warned = false;
     for (int idle = 0; e && !has_warned; e = unfinished(), idle++) {
-        const double waited = (double)(now_ns() - begin) * 1e-9;
+        const double waited = cairn__mpi_seconds() - begin;
         has_warned = waited >= e->timeout;
         if (has_warned) warn(e, waited);
         cairn__mpi_rest(idle);

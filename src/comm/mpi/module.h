@@ -11,6 +11,7 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #include "comm/exchange/engine.h"
 
@@ -29,7 +30,7 @@ enum word { GAVE_UP = 1, LEFT };
 struct mpi_peer {
     int rank;       /* in the communicator */
     enum word word; /* 0 = alive as far as this rank knows */
-    uint64_t since_ns;
+    double since;   /* seconds */
 };
 
 struct cairn__engine {
@@ -61,6 +62,13 @@ struct cairn__moving {
     int root, tag;
 };
 
+/* Of the clock that nobody sets. */
+static inline double cairn__mpi_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
 /* ---- watch.c ---- */
 
 /* The clock of a rank that waits for all others before they have a group. */
@@ -68,8 +76,8 @@ struct cairn__mpi_watch {
     const struct cairn__engine_options *options;
     double waited; /* s, without the time in which this rank was stopped */
     double last, next_look;
-    bool is_asked; /* another rank gave up */
-    bool is_deaf;  /* the store does not answer */
+    bool peer_gave_up; /* another rank did */
+    bool is_deaf;      /* the store does not answer */
 };
 
 /* The options outlive it. */

@@ -191,19 +191,13 @@ void cairn__mpi_rest(int idle) {
     }
 }
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, const char *what) {
-    const double begin = seconds();
+    const double begin = cairn__mpi_seconds();
     int done = 0;
     for (int idle = 0;; idle++) {
         cairn_status st = cairn__mpi_check(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE), "get %s", what);
         if (st != CAIRN_OK || done) return st;
-        REQUIRE(seconds() - begin < timeout, CAIRN_ETIMEOUT,
+        REQUIRE(cairn__mpi_seconds() - begin < timeout, CAIRN_ETIMEOUT,
                 "waited %g s for %s, and other ranks did not join; raise CAIRN_TIMEOUT if they are only slow", timeout,
                 what);
         cairn__mpi_rest(idle);

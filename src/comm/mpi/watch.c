@@ -3,7 +3,6 @@
  * up as well, so that all name the ranks that did not answer. */
 #include <poll.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "comm/mpi/module.h"
 #include "core/status.h"
@@ -12,8 +11,8 @@
 
 enum {
     LOOK_MS = 500,
-    ANSWER_MS = 1500, /* a rank that waits has answered by then */
-    HOST_MS = 500,    /* with rank 0 the store may go, and others still read */
+    ANSWER_MS = 1500,         /* a rank that waits has answered by then */
+    HOST_MS = LOOK_MS + 1000, /* with rank 0 the store may go, and others still read, who looked later */
     PAUSE_MS = 20,
     MOST_NAMED = 4,
     KEY_NBYTES = 400
@@ -23,14 +22,8 @@ static const double SHORTEST = 0.5; /* s for an answer of the store */
 static const double LONGEST_GAP =
     0.2; /* s between two looks that count as waiting: in longer ones this rank was stopped */
 
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 void cairn__mpi_watch_begin(struct cairn__mpi_watch *w, const struct cairn__engine_options *options) {
-    *w = (struct cairn__mpi_watch){.options = options, .last = seconds(), .next_look = LOOK_MS * 1e-3};
+    *w = (struct cairn__mpi_watch){.options = options, .last = cairn__mpi_seconds(), .next_look = LOOK_MS * 1e-3};
 }
 
 /* ---- the store ---- */
@@ -67,20 +60,25 @@ static void calm(struct cairn__mpi_watch *w, double before) {
 
 /* ---- giving up ---- */
 
-static int gather_answers(struct cairn__mpi_watch *w, bool *answered) {
-    const struct cairn__engine_options *o = w->options;
-    const double end = seconds() + ANSWER_MS * 1e-3;
-    int silent = o->size;
-    while (!w->is_deaf && silent > 0 && seconds() < end) {
-        poll(NULL, 0, PAUSE_MS);
-        silent = 0;
-        for (int r = 0; r < o->size && !w->is_deaf; r++) {
-            if (!answered[r]) answered[r] = is_there(w, "here", r);
-            silent += !answered[r];
-        }
+/* Whether all have. */
+static bool have_answered(struct cairn__mpi_watch *w, bool *answered) {
+    bool all = true;
+    for (int r = 0; r < w->options->size; r++) {
+        if (!answered[r]) answered[r] = is_there(w, "here", r);
+        all &= answered[r];
     }
-    if (o->rank == 0) poll(NULL, 0, HOST_MS);
-    return silent;
+    return all;
+}
+
+static bool gather_answers(struct cairn__mpi_watch *w, bool *answered) {
+    const double end = cairn__mpi_seconds() + ANSWER_MS * 1e-3;
+    bool all = false;
+    while (!w->is_deaf && !all && cairn__mpi_seconds() < end) {
+        poll(NULL, 0, PAUSE_MS);
+        all = have_answered(w, answered);
+    }
+    if (w->options->rank == 0) poll(NULL, 0, HOST_MS);
+    return all;
 }
 
 static cairn_status fail_deaf(const struct cairn__mpi_watch *w, const char *what) {
@@ -116,7 +114,7 @@ static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *an
 /* That all answer may be since mpirun, which ends the job, has let a stopped one go on. */
 static cairn_status fail_answered(const struct cairn__mpi_watch *w, const char *what) {
     const struct cairn__engine_options *o = w->options;
-    REQUIRE(!w->is_asked, CAIRN_ETIMEOUT,
+    REQUIRE(!w->peer_gave_up, CAIRN_ETIMEOUT,
             "rank %d was in %s when another rank gave up waiting there; raise CAIRN_TIMEOUT if the ranks are only slow",
             o->rank, what);
     return cairn__fail(
@@ -130,27 +128,29 @@ static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
     bool answered[CAIRN__MAX_RANKS] = {false};
     const double before = hurry(w, SHORTEST);
     put(w, "here", w->options->rank);
-    put(w, "asked", 0);
-    const int silent = gather_answers(w, answered);
+    put(w, "gave-up", 0);
+    const bool all = gather_answers(w, answered);
     calm(w, before);
-    if (w->is_deaf) return fail_deaf(w, what);
-    return silent ? fail_silent(w, answered, what) : fail_answered(w, what);
+    if (all) return fail_answered(w, what);
+    /* Where rank 0, which goes last, has answered and gone, the other answers have come before. */
+    const bool is_host_done = w->options->rank_0_serves && answered[0];
+    return w->is_deaf && !is_host_done ? fail_deaf(w, what) : fail_silent(w, answered, what);
 }
 
 /* ---- waiting ---- */
 
 /* Whether another rank gave up, or the store does not answer within all the time that is left. */
 static bool is_over(struct cairn__mpi_watch *w, double left) {
-    const double before = hurry(w, left), begin = seconds();
-    w->is_asked = is_there(w, "asked", 0);
-    if (w->is_deaf) w->waited += seconds() - begin;
-    w->last = seconds();
+    const double before = hurry(w, left), begin = cairn__mpi_seconds();
+    w->peer_gave_up = is_there(w, "gave-up", 0);
+    if (w->is_deaf) w->waited += cairn__mpi_seconds() - begin;
+    w->last = cairn__mpi_seconds();
     calm(w, before);
-    return w->is_asked || w->is_deaf;
+    return w->peer_gave_up || w->is_deaf;
 }
 
 cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *w, const char *what) {
-    const double now = seconds(), passed = now - w->last;
+    const double now = cairn__mpi_seconds(), passed = now - w->last;
     w->last = now;
     w->waited += passed < LONGEST_GAP ? passed : LONGEST_GAP;
     const double left = w->options->timeout - w->waited;
