@@ -89,8 +89,11 @@ cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *watch, const char *w
 
 /* ---- start.c ---- */
 
-/* MPI_Init_thread, once a process. Errors: CAIRN_ETIMEOUT, CAIRN_EPEER, CAIRN_ESYSTEM. */
+/* MPI_Init_thread, once a process. Errors: CAIRN_ETIMEOUT, CAIRN_EPEER, CAIRN_ENOTSUP, CAIRN_ESYSTEM. */
 cairn_status cairn__mpi_start(struct cairn__mpi_watch *watch, int *level);
+
+/* Fails where it was called and failed: MPI cannot be used then, even if it says that it is initialized. */
+cairn_status cairn__mpi_check_start(void);
 
 /* ---- process.c ---- */
 

@@ -80,6 +80,7 @@ static void finalize(int exit_code, void *unused) {
 
 static cairn_status initialize(struct cairn__mpi_watch *watch) {
     cairn_status st = CAIRN_OK;
+    TRY(cairn__mpi_check_start());
     if (is_initialized()) return cairn__mpi_check(MPI_Query_thread(&process.level), "query the thread level");
     TRY(cairn__mpi_start(watch, &process.level));
     process.initialized_by = getpid();
@@ -137,8 +138,10 @@ cairn_status cairn__mpi_enter(struct cairn__mpi_watch *watch, MPI_Comm *comm) {
     TRY(cairn__mpi_probe(true));
     if (!process.has_comm) {
         TRY(initialize(watch));
-        TRY(check_world(size));
-        TRY(make_comm(watch));
+        st = check_world(size);
+        if (st == CAIRN_OK) st = make_comm(watch);
+        if (st != CAIRN_OK) cairn__mpi_mourn(); /* MPI_Finalize would wait for ranks that may be missing */
+        TRY(st);
     }
     TRY(check_world(size));
     *comm = process.comm;

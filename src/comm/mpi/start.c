@@ -1,6 +1,12 @@
 /* MPI_Init, which waits for all ranks for as long as it takes: so it runs in a thread of its own, and the rank waits
- * for that thread with a deadline. A thread that is late stays in MPI_Init, and nothing else is done with MPI. */
+ * for that thread with a deadline. A thread that is late stays in MPI_Init or returns when nobody waits any more: this
+ * process then makes no group over MPI, and does not finalize it.
+ *
+ * MPI_Finalize is to be called by the thread that called MPI_Init, which is over by then. From MPI_THREAD_SERIALIZED on
+ * Open MPI takes it from any thread, as it does all else that the program's threads call; below that nothing may be
+ * called here at all. */
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -10,27 +16,48 @@
 enum { PAUSE_NS = 50000000 };
 
 static struct {
-    pthread_mutex_t mutex; /* of all that follows */
+    bool begun, is_late; /* the caller's */
+    pthread_mutex_t mutex;
     pthread_cond_t changed;
-    bool begun, ended;
-    int error, level;
-} start = {.mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    bool ended;
+    int error, level; /* constant once it has ended */
+} start = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static void *run(void *unused) {
     int level = 0;
     const int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
     pthread_mutex_lock(&start.mutex);
-    start.ended = true;
     start.error = error;
     start.level = level;
+    start.ended = true;
     pthread_cond_signal(&start.changed);
     pthread_mutex_unlock(&start.mutex);
     return unused;
 }
 
+static int create_thread(void) {
+    pthread_t thread;
+    pthread_condattr_t clock;
+    sigset_t all, before;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&start.changed, &clock);
+    pthread_condattr_destroy(&clock);
+    sigfillset(&all); /* MPI's own threads inherit that: the program's handlers run in its own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int error = pthread_create(&thread, NULL, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0) {
+        (void)pthread_detach(thread);
+    } else {
+        pthread_cond_destroy(&start.changed);
+    }
+    return error;
+}
+
 static bool has_ended(void) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += PAUSE_NS;
     if (until.tv_nsec >= 1000000000) {
         until.tv_sec++;
@@ -43,16 +70,28 @@ static bool has_ended(void) {
     return ended;
 }
 
+cairn_status cairn__mpi_check_start(void) {
+    if (!start.begun) return CAIRN_OK;
+    REQUIRE(!start.is_late, CAIRN_ETIMEOUT,
+            "MPI_Init did not return in time in this process, which cannot start MPI again");
+    REQUIRE(start.error == MPI_SUCCESS, CAIRN_EPEER, "MPI_Init failed in this process, which cannot start MPI again");
+    REQUIRE(start.level >= MPI_THREAD_SERIALIZED, CAIRN_ENOTSUP,
+            "this MPI allows calls from the thread of MPI_Init alone (level %d), which Cairn starts for it; call "
+            "MPI_Init before cairn_env_create",
+            start.level);
+    return CAIRN_OK;
+}
+
 cairn_status cairn__mpi_start(struct cairn__mpi_watch *watch, int *level) {
-    pthread_t thread;
     cairn_status st = CAIRN_OK;
-    REQUIRE(!start.begun, CAIRN_ETIMEOUT, "MPI_Init has not returned in this process, which cannot start MPI again");
-    const int error = pthread_create(&thread, NULL, run, NULL);
+    const int error = create_thread();
     if (error != 0) return cairn__fail(CAIRN_ESYSTEM, "no thread can be started for MPI_Init: %s", strerror(error));
     start.begun = true;
-    (void)pthread_detach(thread);
+    start.is_late = true;
     while (!has_ended()) TRY(cairn__mpi_watch_look(watch, "MPI_Init"));
+    start.is_late = false;
     TRY(cairn__mpi_check(start.error, "start"));
+    TRY(cairn__mpi_check_start());
     *level = start.level;
 out:
     return st;
