@@ -24,8 +24,11 @@ SKIP = 77
 LINE = re.compile(r"rank (\d+) after (\d+): (\d+) bytes, (\d+) KiB, (\d+) files, (\d+) keys")
 
 
+OURS = re.compile(r"cairn|gloo|torch|vader|sm_|ompi|open_?mpi|orte|pmix|gds|osc|ucx|psm", re.I)  # and Open MPI's parts'
+
+
 def shared_memory():
-    return set(os.listdir("/dev/shm"))
+    return {name for name in os.listdir("/dev/shm") if OURS.match(name)}
 
 
 class Cycles(unittest.TestCase):
