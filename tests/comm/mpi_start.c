@@ -1,12 +1,13 @@
 /* A rank of mpirun in which a signal comes while it starts MPI.
  *
- * usage: mpi_start RANK SIGNAL MS [copy | late]
+ * usage: mpi_start RANK SIGNAL MS [copy | late | fail]
  *
  * MS milliseconds after the rank's call of MPI_Init_thread the signal comes. Every rank creates an environment, adds
  * up a number, and says why it could not.
  *
  * copy  the signal comes when the rank copies MPI_COMM_WORLD instead; all ranks that fail exit with 0
- * late  no signal: the rank's MPI_Init takes so long, and a rank that fails tries again once it has returned */
+ * late  no signal: the rank's MPI_Init takes so long, and a rank that fails tries again once it has returned
+ * fail  no signal: MPI_Init fails on every rank */
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,7 +24,7 @@
 static struct {
     int rank, signal;
     long ms;
-    bool copy, late;
+    bool copy, late, fail;
 } fault;
 
 static void rest(long ms) {
@@ -44,6 +45,7 @@ static bool is_struck(void) {
 /* Takes the library's place. */
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
     pthread_t thread;
+    if (fault.fail) return MPI_ERR_OTHER;
     if (is_struck() && !fault.copy) {
         fprintf(stderr, "rank %d, pid %d, in MPI_Init\n", fault.rank, (int)getpid());
         if (fault.ms == 0 || fault.late) strike(NULL);
@@ -83,6 +85,7 @@ int main(int argc, char **argv) {
     fault.ms = atol(argv[3]);
     fault.copy = argc == 5 && strcmp(argv[4], "copy") == 0;
     fault.late = argc == 5 && strcmp(argv[4], "late") == 0;
+    fault.fail = argc == 5 && strcmp(argv[4], "fail") == 0;
     train();
     if (fault.late) {
         await_mpi();

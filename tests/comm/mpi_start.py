@@ -89,6 +89,9 @@ class Starts(unittest.TestCase):
         self.assertIn("in MPI_Init, where all other ranks wait too", said)
         self.assertIn("MPI_Init did not return in time in this process, which cannot start MPI again", said)
 
+    def test_mpi_that_fails_to_start_is_an_error(self):
+        self.assertRegex(self.job(1, 0, 0, "fail"), r"CAIRN_EPEER: MPI_Init failed in this process with error \d+,")
+
     def test_random_moments(self):
         for number in range(MOMENTS):
             choice = random.Random(f"{SEED} {number}")
