@@ -104,7 +104,8 @@ out:
 }
 
 /* Between the new group's members, by messages of the old one. */
-static cairn_status meet_members(struct cairn__engine *e, const struct cairn__engine *parent, double timeout) {
+static cairn_status meet_members(struct cairn__engine *e, const struct cairn__engine *parent,
+                                 const struct cairn__engine_options *o) {
     const int mine = cairn__mpi_next_tag(), tag = parent->tag + TAG_NUMBER;
     int *all = NULL, count = 0;
     MPI_Request *requests = NULL;
@@ -118,7 +119,7 @@ static cairn_status meet_members(struct cairn__engine *e, const struct cairn__en
         TRY(cairn__mpi_check(MPI_Irecv(&all[r], 1, MPI_INT, to, tag, e->comm, &requests[count++]), "receive"));
         TRY(cairn__mpi_check(MPI_Isend(&mine, 1, MPI_INT, to, tag, e->comm, &requests[count++]), "send"));
     }
-    TRY(cairn__mpi_wait(requests, count, timeout, "the members of a new group"));
+    TRY(cairn__mpi_wait(requests, count, o, "the members of a new group"));
     for (int r = 0; r < e->size; r++) e->tag = all[r] > e->tag ? all[r] : e->tag;
     TRY(cairn__mpi_take_tags(e->tag));
 out:
@@ -135,7 +136,7 @@ static cairn_status derive(struct cairn__engine *parent, const int *ranks, const
     TRY(make(o, &e));
     e->comm = parent->comm;
     for (int r = 0; r < e->size; r++) e->peers[r].rank = parent->peers[ranks[r]].rank;
-    TRY(meet_members(e, parent, o->timeout));
+    TRY(meet_members(e, parent, o));
     cairn__mpi_join(e);
     *out = e;
     return CAIRN_OK;

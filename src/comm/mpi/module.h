@@ -119,8 +119,8 @@ bool cairn__mpi_any_thread(void);
 int cairn__mpi_next_tag(void);
 cairn_status cairn__mpi_take_tags(int first);
 
-/* Polls; what: what is waited for. */
-cairn_status cairn__mpi_wait(MPI_Request *requests, int count, double timeout, const char *what);
+/* Polls, for the timeout of o; what: what is waited for. */
+cairn_status cairn__mpi_wait(MPI_Request *requests, int count, const struct cairn__engine_options *o, const char *what);
 /* The same before there is a group; what: what the ranks are in. */
 cairn_status cairn__mpi_wait_watched(MPI_Request *request, struct cairn__mpi_watch *watch, const char *what);
 void cairn__mpi_rest(int idle);

@@ -84,14 +84,14 @@ static bool gather_answers(struct cairn__mpi_watch *w, bool *answered) {
 static cairn_status fail_deaf(const struct cairn__mpi_watch *w, const char *what) {
     const struct cairn__engine_options *o = w->options;
     REQUIRE(o->rank_0_serves && o->rank != 0, CAIRN_ETIMEOUT,
-            "rank %d waited %.0f s in %s for the others, and the store does not answer; raise CAIRN_TIMEOUT if they "
-            "are only slow",
-            o->rank, w->waited, what);
+            "rank %d waited %.0f s in %s for the others, and the store does not answer; raise %s if they are "
+            "only slow",
+            o->rank, w->waited, what, o->timeout_name);
     return cairn__fail(
         CAIRN_ETIMEOUT,
         "rank %d waited %.0f s in %s, and rank 0 (pid %d on %s), which hosts the store, does not answer: "
-        "it ended, is stopped, or its machine cannot be reached; raise CAIRN_TIMEOUT if it is only slow",
-        o->rank, w->waited, what, o->peers[0].pid, o->peers[0].name);
+        "it ended, is stopped, or its machine cannot be reached; raise %s if it is only slow",
+        o->rank, w->waited, what, o->peers[0].pid, o->peers[0].name, o->timeout_name);
 }
 
 static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *answered, const char *what) {
@@ -107,21 +107,21 @@ static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *an
     if (count > MOST_NAMED) snprintf(more, sizeof(more), " and %d more", count - MOST_NAMED);
     return cairn__fail(CAIRN_ETIMEOUT,
                        "rank %d waited %.0f s in %s, and no answer came from %s%s: ended, stopped, or not come there; "
-                       "raise CAIRN_TIMEOUT if the ranks are only slow",
-                       o->rank, w->waited, what, names, more);
+                       "raise %s if the ranks are only slow",
+                       o->rank, w->waited, what, names, more, o->timeout_name);
 }
 
 /* That all answer may be since mpirun, which ends the job, has let a stopped one go on. */
 static cairn_status fail_answered(const struct cairn__mpi_watch *w, const char *what) {
     const struct cairn__engine_options *o = w->options;
     REQUIRE(!w->peer_gave_up, CAIRN_ETIMEOUT,
-            "rank %d was in %s when another rank gave up waiting there; raise CAIRN_TIMEOUT if the ranks are only slow",
-            o->rank, what);
+            "rank %d was in %s when another rank gave up waiting there; raise %s if the ranks are only slow", o->rank,
+            what, o->timeout_name);
     return cairn__fail(
         CAIRN_ETIMEOUT,
         "rank %d waited %.0f s in %s, where all other ranks wait too: MPI does not connect them; look at what mpirun "
-        "says, at the networks that it uses (--mca btl_tcp_if_include) and at firewalls, or raise CAIRN_TIMEOUT",
-        o->rank, w->waited, what);
+        "says, at the networks that it uses (--mca btl_tcp_if_include) and at firewalls, or raise %s",
+        o->rank, w->waited, what, o->timeout_name);
 }
 
 static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
