@@ -200,6 +200,7 @@ static cairn_status show_anew(struct amp_scaler *s) {
     d->passes->store(d, cell, &value, sizeof(value));
     s->shown_cell = cell;
     s->shown_scale = s->known.scale;
+    s->shown_on_device = false;
     return CAIRN_OK;
 }
 
@@ -214,13 +215,28 @@ out:
     return st;
 }
 
+/* Whether gradients may carry what was shown last, or that is what would be shown anew. Replays may have been steps:
+ * then the device's scale is another one, if they have moved it. */
+static cairn_status is_current(struct amp_scaler *s, bool *current) {
+    cairn_status st = CAIRN_OK;
+    double now = 0;
+    *current = s->shown_cell && (s->pending || s->shown_on_device || s->shown_scale == s->known.scale);
+    if (!*current || s->pending || !s->shown_on_device || s->shown_replays == s->env->replays) return CAIRN_OK;
+    TRY(cairn__device_download(s->env->device, &now, &s->state->scale, sizeof(now)));
+    TRY(know_shown_scale(s));
+    *current = s->shown_scale == (double)(float)now;
+out:
+    return st;
+}
+
 cairn_status cairn__scaler_show_scale(amp_scaler *s, double *scale, const struct cairn__loss_scale **cell) {
-    const bool is_current = s->shown_cell && (s->pending || s->shown_scale == s->known.scale);
+    bool current = false;
     cairn_status st = CAIRN_OK;
     if (s->known.rule != CAIRN__SCALER_STATIC)
         TRY(cairn__device_refuse_recording(
             s->env->device, "a dynamic loss scale as a number would stay the same in every replay; use a static one"));
-    if (!stays_1(s)) TRY(is_current ? know_shown_scale(s) : show_anew(s));
+    if (!stays_1(s)) TRY(is_current(s, &current));
+    if (!stays_1(s)) TRY(current ? know_shown_scale(s) : show_anew(s));
     *scale = stays_1(s) ? 1 : s->shown_scale;
     *cell = stays_1(s) ? NULL : s->shown_cell;
 out:
@@ -245,7 +261,9 @@ cairn_status cairn__scaler_show_on_device(amp_scaler *s, const float **shown, co
         if (!anew) return cairn__last_status();
         d->passes->scale_loss(d, &s->no_loss[1], &s->no_loss[0], s->state, anew, NULL);
         s->shown_cell = anew;
-        s->shown_scale = s->known.rule == CAIRN__SCALER_STATIC ? s->known.scale : (double)NAN;
+        s->shown_on_device = s->known.rule != CAIRN__SCALER_STATIC;
+        s->shown_replays = s->env->replays;
+        s->shown_scale = s->shown_on_device ? (double)NAN : s->known.scale;
     }
     *cell = s->shown_cell;
     *shown = &s->shown_cell->scale;
@@ -260,6 +278,7 @@ void cairn__scaler_add_pending(amp_scaler *s) {
 static void drop_pending(struct amp_scaler *s) {
     s->env->unstepped -= s->pending;
     s->pending = 0;
+    s->shown_on_device = false;
 }
 
 void cairn__scaler_queue_update(amp_scaler *s) {
@@ -276,6 +295,7 @@ void cairn__scaler_drop_found(amp_scaler *s) {
 
 void cairn__scaler_put_scale(amp_scaler *s, double scale) {
     struct cairn_device *d = s->env->device;
+    s->shown_on_device = false;
     s->known.scale = scale;
     s->known.scale = cairn__scaler_times(&s->known, 1);
     d->passes->store(d, &s->state->scale, &s->known.scale, sizeof(s->known.scale));
@@ -335,6 +355,7 @@ cairn_status cairn__scaler_check_kind(const amp_scaler *scaler, amp_scaler_kind 
 void cairn__scaler_put(amp_scaler *s, const struct cairn__scaler_state *state) {
     struct cairn_device *d = s->env->device;
     const int32_t id = s->known.id;
+    s->shown_on_device = false;
     s->known = *state;
     s->known.id = id;
     memset(s->reports, 0, CAIRN__REPORTS * sizeof(s->reports[0]));

@@ -22,6 +22,8 @@ struct amp_scaler {
     uint64_t next_cell;
     const struct cairn__loss_scale *shown_cell; /* of the scale that was shown to the user last; NULL = none yet */
     double shown_scale;                         /* as a number; NaN: it was shown on the device, and is not known */
+    bool shown_on_device;                       /* a scale that may change, and since then the host queued no update */
+    uint64_t shown_replays;                     /* the environment's, then */
     float *no_loss; /* [2] in device memory: 0, and its product with a scale that is shown there */
 
     struct cairn__scaler_report *reports; /* what the device writes and the host reads; [CAIRN__REPORTS] */
@@ -112,8 +114,9 @@ cairn_tensor *cairn__scale_loss(cairn_tensor *loss, const struct cairn__scaler_s
                                 struct cairn__loss_scale *cell, uint32_t *found);
 
 /* The scale as a number, for a loss that the user multiplies: the same until the step that follows the losses that are
- * pending. *cell: where the device finds it; NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_ESTATE
- * a graph is being recorded and the scale may change. */
+ * pending, and what the device was shown since the last step, for which it waits. *cell: where the device finds it;
+ * NULL where it is a static 1. Errors: CAIRN_ENOMEM; CAIRN_EDEVICE; CAIRN_ESTATE a graph is being recorded and the
+ * scale may change. */
 cairn_status cairn__scaler_show_scale(amp_scaler *scaler, double *scale, const struct cairn__loss_scale **cell);
 
 /* The same on the device: *shown, in device memory, is the scale as it is when the device comes there. *cell as above.

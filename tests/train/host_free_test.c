@@ -720,12 +720,17 @@ struct own_device {
     float *x;
 };
 
-static cairn_status own_backward(struct own_device *o, const float *scale) {
+static cairn_status own_write_gradients(struct own_device *o, const float *scale) {
     struct cairn_device *d = o->own.env->device;
     const struct cairn__item item = {.n = OWN_N, .dst = o->own.g, .x = o->x};
-    cairn_status st = CAIRN_OK;
     if (!scale) return cairn__last_status();
     d->passes->scale(d, &item, 1, CAIRN_F32, CAIRN_F32, scale, NULL);
+    return CAIRN_OK;
+}
+
+static cairn_status own_backward(struct own_device *o, const float *scale) {
+    cairn_status st = CAIRN_OK;
+    TRY(own_write_gradients(o, scale));
     TRY(o->net ? ddp_grads_ready(o->net, 0, 1) : cairn_grads_ready(o->own.set, 0, 1));
     if (o->net) TRY(ddp_wait(o->net));
 out:
@@ -753,6 +758,11 @@ static void own_device_end(struct own_device *o, float expected) {
 static void own_put_x(struct own_device *o, bool overflows) {
     struct cairn_device *d = o->own.env->device;
     d->passes->store(d, o->x, (float[OWN_N]){1, 1, overflows ? 65520 : 1, 1}, OWN_N * sizeof(float));
+}
+
+static cairn_status no_step(void *user) {
+    own_put_x(user, false);
+    return CAIRN_OK;
 }
 
 /* Of all steps so far, as apex's rule has it, from 256 to 2048 by 3 clean steps. */
@@ -857,6 +867,44 @@ static void the_scale_stays_on_the_device_until_the_step(void **state) {
     own_device_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
 }
 
+/* A number asked for between the user's kernels and the declaration, which the host learns of late; the same behind a
+ * replay that is no step. */
+static void a_number_asked_for_changes_nothing(void **state) {
+    (void)state;
+    struct own_device o;
+    cairn_graph *graph = NULL;
+    own_device_create(&o, AMP_DYNAMIC, false);
+    OK(cairn_graph_capture(o.own.env, no_step, &o, &graph));
+    for (int s = 0; s < OWN_STEPS; s++) {
+        own_put_x(&o, s % 20 == 19);
+        OK(own_write_gradients(&o, amp_next_scale_device(o.own.amp)));
+        if (s % 4 == 3) OK(cairn_graph_replay(graph));
+        for (int i = 0; i < 2; i++) assert_true(amp_next_scale(o.own.amp) == scale_after(s));
+        OK(cairn_grads_ready(o.own.set, 0, 1));
+        OK(cairn_step(o.own.sgd));
+    }
+    cairn_graph_destroy(&graph);
+    own_device_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
+}
+
+/* What a call has shown beside the replays is no longer the scale once they have moved it. */
+static void a_number_asked_for_behind_replays_is_of_their_steps(void **state) {
+    (void)state;
+    struct own_device o;
+    cairn_graph *graph = NULL;
+    own_device_create(&o, AMP_DYNAMIC, false);
+    OK(cairn_graph_capture(o.own.env, own_device_step, &o, &graph));
+    for (int s = 0; s < OWN_STEPS; s++) {
+        own_put_x(&o, s % 20 == 19);
+        assert_non_null(amp_next_scale_device(o.own.amp));
+        OK(cairn_graph_replay(graph));
+        OK(cairn_env_synchronize(o.own.env));
+        assert_true(amp_next_scale(o.own.amp) == scale_after(s + 1));
+    }
+    cairn_graph_destroy(&graph);
+    own_device_end(&o, 16 - 0.25f * (OWN_STEPS - OWN_STEPS / 20));
+}
+
 /* A number that was asked for first is what stands on the device, too. */
 static void a_scale_that_never_changes_is_on_the_device_too(void **state) {
     (void)state;
@@ -897,6 +945,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(steps_with_the_scale_on_the_device_wait_for_nothing_and_can_be_recorded),
         cmocka_unit_test(a_scale_of_the_programs_own_waits_where_ranks_average_and_is_not_recorded),
         cmocka_unit_test(the_scale_stays_on_the_device_until_the_step),
+        cmocka_unit_test(a_number_asked_for_changes_nothing),
+        cmocka_unit_test(a_number_asked_for_behind_replays_is_of_their_steps),
         cmocka_unit_test(a_scale_that_never_changes_is_on_the_device_too),
     };
     cairn_env *probe = NULL;
