@@ -100,10 +100,11 @@ CAIRN_API cairn_status cairn_group_split(cairn_group *parent, int color, int key
                                          const struct cairn_group_options *options, cairn_group **out);
 
 /* Ends a group that cairn_group_new or _split made; not collective: leaves at once, and ranks that wait for this one
- * get CAIRN_EPEER "rank 2 left the group". Outstanding work is abandoned; works and group memory are gone. The
- * environment's own group ends with it, its groups end before it, and a group's graphs before the group: where one is
- * alive that has recorded collectives of it, as for the environment's own group, an error is logged and nothing
- * happens. */
+ * get CAIRN_EPEER "rank 2 left the group". On nccl, where the group has memory or graphs have recorded it, it waits for
+ * what the GPU has queued, and after 5 s aborts what is left of the group in that. Outstanding work is abandoned; works
+ * and group memory are gone. The environment's own group ends with it, its groups end before it, and a group's graphs
+ * before the group: where one is alive that has recorded collectives of it, as for the environment's own group, an
+ * error is logged and nothing happens. */
 CAIRN_API void cairn_group_destroy(cairn_group **group);
 
 /* Aborts the group on this rank: waits in it, in other threads and on other ranks, fail soon (CAIRN_ESTATE here,

@@ -40,10 +40,11 @@ struct cairn__comm_reduction {
 /* Marks of a communicator, by number: each is an event in its stream. */
 enum { CAIRN__COMM_MARKS = 128 };
 
-/* One thread at a time calls the functions of a communicator; await and passed: beside any other; abort: likewise, once
- * a call under way has had the time to return that does not stand in a full queue. Errors, whose messages name the
- * library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed, or its connection;
- * CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and closed. */
+/* One thread at a time calls the functions of a communicator; await and passed: beside any other; state and abort: also
+ * beside a call that stands in a full queue, as one does that has taken 2 s; the one of them not beside the other.
+ * Errors, whose messages name the library's error and what to do: CAIRN_EINVAL usage; CAIRN_EPEER another rank failed,
+ * or its connection; CAIRN_EDEVICE; CAIRN_ENOMEM; CAIRN_EINTERNAL. After one the communicator can be aborted and
+ * closed. */
 struct cairn__comm_ops {
     size_t size;                                /* sizeof(struct cairn__comm_ops) as built */
     const char *name;                           /* "nccl" */

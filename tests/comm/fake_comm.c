@@ -10,9 +10,11 @@
 #include "core/cpu.h"
 #include "core/dtype.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "kernels/kernels.h"
 
 enum { MOST_RANKS = 8, MOST_MESSAGES = 1024, MOST_BLOCKS = 64 };
+enum { SHORT_NS = 1000000000 }; /* beside shorter calls none may look */
 
 enum kind { ALLREDUCE = 1, REDUCE, BROADCAST, ALLGATHER, REDUCE_SCATTER, ALLTOALL, MESSAGES, MARK };
 
@@ -49,7 +51,8 @@ struct cairn__comm {
     int rank, given, busy;
     unsigned random;
     bool aborted, hangs, failed, groups;
-    atomic_bool in_call;
+    atomic_bool in_call, in_state, stands;
+    _Atomic uint64_t begun; /* the call; ns */
     struct item *head, **tail;
     struct item *group;
     bool marks[CAIRN__COMM_MARKS]; /* passed */
@@ -62,19 +65,26 @@ static struct {
     struct fake_comm_plan plan;
     struct world *worlds;
     int next_id, open, aborts, blocks, groups, stands;
-    bool keeps_graphs;
+    bool keeps_graphs, full;
 } fake;
 
 void fake_comm_set(const struct fake_comm_plan *plan) {
     pthread_mutex_lock(&lock);
     fake.plan = *plan;
     fake.aborts = fake.groups = fake.stands = 0;
+    fake.full = false;
     pthread_mutex_unlock(&lock);
 }
 
 void fake_comm_keep_graphs(bool keep) {
     pthread_mutex_lock(&lock);
     fake.keeps_graphs = keep;
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_comm_fill_queue(void) {
+    pthread_mutex_lock(&lock);
+    fake.full = true;
     pthread_mutex_unlock(&lock);
 }
 
@@ -110,11 +120,15 @@ static bool has_fault(const struct cairn__comm *c, enum fake_comm_fault fault) {
     return p->fault == fault && p->rank == c->rank && c->world->size > 1;
 }
 
-/* Around the calls that one thread makes at a time. */
-static void begin_call(struct cairn__comm *c) {
-    if (!atomic_exchange(&c->in_call, true)) return;
+static void die(void) {
     fprintf(stderr, "two threads call a communicator at once\n");
     abort();
+}
+
+/* Around the calls that one thread makes at a time. */
+static void begin_call(struct cairn__comm *c) {
+    atomic_store(&c->begun, cairn__now_ns());
+    if (atomic_exchange(&c->in_call, true) || atomic_load(&c->in_state)) die();
 }
 
 static void end_call(struct cairn__comm *c) {
@@ -124,11 +138,13 @@ static void end_call(struct cairn__comm *c) {
 static void stand_until_aborted(struct cairn__comm *c) {
     pthread_mutex_lock(&lock);
     fake.stands++;
+    atomic_store(&c->stands, true);
     while (!c->aborted) {
         pthread_mutex_unlock(&lock);
         sched_yield();
         pthread_mutex_lock(&lock);
     }
+    atomic_store(&c->stands, false);
     pthread_mutex_unlock(&lock);
 }
 
@@ -263,6 +279,7 @@ static void run_own(struct cairn__comm *c) {
             c->failed = has_fault(c, FAKE_COMM_ASYNC_FAILS);
             if (c->hangs || c->failed) return;
         }
+        if (item->kind == MARK && fake.full && has_fault(c, FAKE_COMM_NO_MARKS)) return;
         if (item->delay > 0 && item->delay--) return;
         const enum kind kind = item->kind; /* it may be gone behind this */
         if (kind == MESSAGES) run_messages(c);
@@ -373,7 +390,8 @@ static cairn_status comm_group_end(struct cairn__comm *c) {
 static cairn_status comm_follow(struct cairn__comm *c) {
     begin_call(c);
     pthread_mutex_lock(&lock);
-    const bool stands = c->hangs && has_fault(c, FAKE_COMM_FILLS_QUEUE);
+    const bool stands =
+        (c->hangs && has_fault(c, FAKE_COMM_FILLS_QUEUE)) || (fake.full && has_fault(c, FAKE_COMM_QUEUE_FULL));
     pthread_mutex_unlock(&lock);
     if (stands) stand_until_aborted(c);
     end_call(c);
@@ -467,14 +485,16 @@ static cairn_status comm_init(struct cairn_device *d, const struct cairn__comm_i
     return fails ? cairn__fail(CAIRN_EDEVICE, "the fake library cannot connect") : CAIRN_OK;
 }
 
+/* Beside a call that has taken long, too. */
 static cairn_status comm_state(struct cairn__comm *c, bool *busy) {
-    begin_call(c);
+    if (atomic_exchange(&c->in_state, true)) die();
+    if (atomic_load(&c->in_call) && cairn__now_ns() - atomic_load(&c->begun) < SHORT_NS) die();
     pthread_mutex_lock(&lock);
-    const bool failed = c->failed;
+    const bool failed = c->failed || (atomic_load(&c->stands) && c->world->plan.tells);
     *busy = c->world->joined < c->world->size || c->busy > 0;
     if (c->busy > 0) c->busy--;
     pthread_mutex_unlock(&lock);
-    end_call(c);
+    atomic_store(&c->in_state, false);
     return failed ? cairn__fail(CAIRN_EPEER, "the fake library has lost its way") : CAIRN_OK;
 }
 
@@ -485,6 +505,7 @@ static void comm_finalize(struct cairn__comm *c) {
 }
 
 static void comm_abort(struct cairn__comm *c) {
+    if (atomic_load(&c->in_state)) die();
     pthread_mutex_lock(&lock);
     c->aborted = true;
     fake.aborts++;

@@ -19,18 +19,22 @@ enum fake_comm_fault {
     FAKE_COMM_NO_MEMORY,   /* the rank has none */
     FAKE_COMM_FILLS_QUEUE, /* as HANGS, and what follows the operation on the rank stands still until an abort */
     FAKE_COMM_FREE_STANDS, /* so does the rank's free of memory */
+    FAKE_COMM_QUEUE_FULL,  /* once fake_comm_fill_queue is called, what follows on the rank stands until an abort */
+    FAKE_COMM_NO_MARKS,    /* once fake_comm_fill_queue is called, none of the rank's passes */
 };
 
 struct fake_comm_plan {
     unsigned seed;              /* of delays; 0 = whatever can run does at once */
     enum fake_comm_fault fault; /* in communicators of more than one rank, but for NO_ID */
     int rank, operation;        /* operations of a communicator are counted from 1 */
+    bool tells;                 /* of a call that stands: the state is a failure then */
 };
 
 /* For communicators that are made from now on. */
 void fake_comm_set(const struct fake_comm_plan *plan);
 /* As if graphs lived that have recorded communicators: aborts end what runs, and do not return. */
 void fake_comm_keep_graphs(bool keep);
+void fake_comm_fill_queue(void);
 int fake_comm_count(void);  /* that are open */
 int fake_comm_aborts(void); /* since set */
 int fake_comm_blocks(void); /* of memory that are not free */

@@ -404,6 +404,69 @@ static void call_that_stands_in_a_full_queue_ends_by_the_timeout(void **state) {
     assert_int_equal(fake_comm_aborts(), 2);
 }
 
+/* Nothing of the group is under way, as where replays wait for a rank that has died. Rank 1 alone calls. */
+static char *post_behind_other_work(cairn_group *group, void *ctx) {
+    const struct failure *f = ctx;
+    float x = 1;
+    if (cairn_group_rank(group) == 0) return NULL;
+    fake_comm_fill_queue();
+    EXPECT(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, NULL) == f->here);
+    EXPECT(strstr(cairn_last_error(), f->words_here));
+    return NULL;
+}
+
+static void call_that_stands_behind_other_work_ends_by_the_timeout(void **state) {
+    (void)state;
+    struct failure f = {.here = CAIRN_ETIMEOUT,
+                        .words_here = "rank 1 waited 0.5 s in all-reduce number 1 of 1 f32 to sum, and nothing moved"};
+    run((struct fake_comm_plan){.fault = FAKE_COMM_QUEUE_FULL, .rank = 1}, 2, 0.5, post_behind_other_work, &f);
+}
+
+static void call_that_stands_behind_other_work_ends_by_a_failure(void **state) {
+    (void)state;
+    struct failure f = {.here = CAIRN_EPEER, .words_here = "the fake library has lost its way"};
+    run((struct fake_comm_plan){.fault = FAKE_COMM_QUEUE_FULL, .rank = 1, .tells = true}, 2, 600,
+        post_behind_other_work, &f);
+}
+
+/* Long before the timeout. */
+static char *learn_in_full_queue(cairn_group *group, void *ctx) {
+    float x = 1, y = 1;
+    cairn_work *works[2] = {NULL, NULL};
+    (void)ctx;
+    if (cairn_group_rank(group) == 0) return NULL;
+    EXPECT_OK(cairn_allreduce(group, &x, 1, CAIRN_F32, CAIRN_SUM, &works[0]));
+    EXPECT(cairn_allreduce(group, &y, 1, CAIRN_F32, CAIRN_SUM, &works[1]) == CAIRN_EPEER);
+    EXPECT(strstr(cairn_last_error(), "the fake library has lost its way"));
+    EXPECT(cairn_work_wait(&works[0]) == CAIRN_EPEER);
+    return NULL;
+}
+
+static void call_that_stands_in_a_full_queue_ends_by_a_failure(void **state) {
+    (void)state;
+    run((struct fake_comm_plan){.fault = FAKE_COMM_FILLS_QUEUE, .rank = 1, .operation = 2, .tells = true}, 2, 600,
+        learn_in_full_queue, NULL);
+}
+
+/* Its device waits, perhaps for a rank that waits until this one has left. */
+static char *leave_a_full_queue(cairn_group *group, void *ctx) {
+    void *p = NULL;
+    (void)ctx;
+    EXPECT_OK(cairn_group_alloc(group, 1000, &p));
+    EXPECT_OK(cairn_barrier(group));
+    fake_comm_fill_queue();
+    return NULL;
+}
+
+static void group_with_memory_leaves_a_device_that_does_not_move(void **state) {
+    static const enum fake_comm_fault faults[] = {FAKE_COMM_QUEUE_FULL, FAKE_COMM_NO_MARKS};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        run((struct fake_comm_plan){.fault = faults[i], .rank = 1}, 2, 600, leave_a_full_queue, NULL);
+        assert_int_equal(fake_comm_aborts(), 1);
+    }
+}
+
 static void *abort_standing_group(void *group) {
     while (fake_comm_stands() == 0) sched_yield();
     return abort_group(group);
@@ -496,6 +559,10 @@ int main(void) {
         cmocka_unit_test(abort_ends_a_wait_in_another_thread),
         cmocka_unit_test(abort_that_does_not_return_holds_up_no_other_call),
         cmocka_unit_test(call_that_stands_in_a_full_queue_ends_by_the_timeout),
+        cmocka_unit_test(call_that_stands_in_a_full_queue_ends_by_a_failure),
+        cmocka_unit_test(call_that_stands_behind_other_work_ends_by_the_timeout),
+        cmocka_unit_test(call_that_stands_behind_other_work_ends_by_a_failure),
+        cmocka_unit_test(group_with_memory_leaves_a_device_that_does_not_move),
         cmocka_unit_test(abort_ends_a_free_that_waits_for_the_device),
         cmocka_unit_test(memory_that_one_rank_lacks_is_made_nowhere),
         cmocka_unit_test(graphs_record_collectives_and_refuse_what_waits),

@@ -10,7 +10,9 @@
 #include "core/status.h"
 #include "core/trace.h"
 
-enum { POLL_MS = 100, SPINS = 200, SHORT_PAUSE_US = 20, LONG_PAUSE_US = 500, LEAVE_MS = 2000 };
+enum { POLL_MS = 100, SPINS = 200, SHORT_PAUSE_US = 20, LONG_PAUSE_US = 500 };
+enum { STANDS_MS = 2000 };                 /* a call that takes as long stands in a full queue of the device */
+enum { LEAVE_MS = 2000, DRAIN_MS = 5000 }; /* the longest waits of a link that ends, for the library, for the device */
 static const double LONGEST_GAP = 1.0; /* s between two polls that count as waiting: a stopped process does not wait */
 
 static bool is_recording(const struct cairn__link *link) {
@@ -51,25 +53,29 @@ static cairn_status check_failure(struct cairn__link *link) {
 
 /* ---- calls of the library, none of them under the mutex ---- */
 
-/* One at a time. Fails once the link has. */
-static cairn_status begin_call(struct cairn__link *link) {
+/* One at a time. Fails once the link has. doing: valid until the call's end. */
+static cairn_status begin_call(struct cairn__link *link, const char *doing) {
     pthread_mutex_lock(&link->mutex);
-    while (link->calling && !link->gone) pthread_cond_wait(&link->idle, &link->mutex);
+    while ((link->calling || link->looks) && !link->gone) pthread_cond_wait(&link->idle, &link->mutex);
     const cairn_status st = check_failure(link);
-    if (st == CAIRN_OK) link->calling = true;
+    if (st == CAIRN_OK) {
+        link->calling = true;
+        link->doing = doing;
+        link->stood_ms = 0;
+    }
     pthread_mutex_unlock(&link->mutex);
     return st;
 }
 
-static void no_longer_calls(struct cairn__link *link) {
-    link->calling = false;
-    pthread_cond_broadcast(&link->idle);
+static bool stands(const struct cairn__link *link) {
+    return link->calling && link->stood_ms >= STANDS_MS;
 }
 
 /* st: of the call, whose failure is the link's end. */
 static cairn_status end_call(struct cairn__link *link, cairn_status st) {
     pthread_mutex_lock(&link->mutex);
-    no_longer_calls(link);
+    link->calling = false;
+    pthread_cond_broadcast(&link->idle);
     if (st != CAIRN_OK) fail_link(link, st);
     st = check_failure(link); /* the cause, where the call only failed since the link had */
     pthread_mutex_unlock(&link->mutex);
@@ -88,8 +94,9 @@ static struct timespec in_ms(int ms) {
 /* Called under the mutex, and leaves it. A call under way that stands in a full queue of the device returns only once
  * the abort has ended what is queued; another one has the time to return before. */
 static void abort_comm(struct cairn__link *link) {
-    const struct timespec end = in_ms(LEAVE_MS);
+    const struct timespec end = in_ms(stands(link) ? 0 : STANDS_MS - link->stood_ms);
     int waited = 0;
+    while (link->looks) pthread_cond_wait(&link->idle, &link->mutex); /* another thread, at once */
     while (link->calling && waited == 0) waited = pthread_cond_timedwait(&link->idle, &link->mutex, &end);
     struct cairn__comm *const comm = link->comm;
     pthread_mutex_unlock(&link->mutex);
@@ -102,24 +109,34 @@ static void abort_comm(struct cairn__link *link) {
 static void reset_stall(struct cairn__link *link) {
     link->last_look = 0;
     link->stalled = 0;
+    link->stood_ms = 0;
 }
 
-static bool stalled_too_long(struct cairn__link *link, double timeout) {
+static bool stalled_too_long(struct cairn__link *link) {
     const uint64_t now = cairn__now_ns();
     const double since = link->last_look ? (double)(now - link->last_look) * 1e-9 : 0;
     link->last_look = now;
     link->stalled += since < LONGEST_GAP ? since : LONGEST_GAP;
-    return link->stalled > timeout;
+    return link->stalled > link->timeout;
 }
 
-static cairn_status fail_late(const struct cairn__link *link) {
-    const struct cairn__call *call = &link->calls[mark_of(link->passed + 1)];
-    char rank[80], what[128];
+static cairn_status fail_late(const struct cairn__link *link, const char *what) {
+    char rank[80];
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
-    cairn__call_describe(call, what, sizeof(what));
     return cairn__fail(CAIRN_ETIMEOUT,
                        "%s waited %g s in %s, and nothing moved; raise %s if the other ranks are only slow", rank,
-                       link->group->timeout, what, link->group->timeout_name);
+                       link->timeout, what, link->group->timeout_name);
+}
+
+/* Of the oldest launch under way, and of a call that stands where none is: behind replays, or what the user queued. */
+static cairn_status check_time(struct cairn__link *link) {
+    char what[128];
+    if (link->launched != link->passed) {
+        if (!stalled_too_long(link)) return CAIRN_OK;
+        cairn__call_describe(&link->calls[mark_of(link->passed + 1)], what, sizeof(what));
+        return fail_late(link, what);
+    }
+    return link->calling && link->stood_ms > link->timeout * 1000 ? fail_late(link, link->doing) : CAIRN_OK;
 }
 
 /* Leaves the mutex while it asks, so another thread may have gone further meanwhile. */
@@ -141,27 +158,29 @@ out:
     return st;
 }
 
-/* Likewise; a call under way is not disturbed, and the next poll looks. */
-static cairn_status look(struct cairn__link *link) {
+/* Likewise. Beside another thread's call only the thread that watches looks, which also aborts, and only once that call
+ * stands: any other ends soon. No further call begins meanwhile. */
+static cairn_status look(struct cairn__link *link, bool watches) {
     bool busy = false;
-    if (link->calling) return CAIRN_OK;
-    link->calling = true;
+    if (link->looks || (link->calling && !(watches && stands(link)))) return CAIRN_OK;
+    link->looks = true;
     pthread_mutex_unlock(&link->mutex);
     const cairn_status st = link->ops->state(link->comm, &busy);
     pthread_mutex_lock(&link->mutex);
-    no_longer_calls(link);
+    link->looks = false;
+    pthread_cond_broadcast(&link->idle);
     return st;
 }
 
 /* Of replays the host sees no marks, but the library's errors. */
-static void poll_link(struct cairn__link *link) {
-    const bool is_replayed = link->recorded > 0;
+static void poll_link(struct cairn__link *link, bool watches) {
     cairn_status st = CAIRN_OK;
-    if (link->gone) return;
+    if (link->gone || !link->ready) return;
+    if (watches && link->calling) link->stood_ms += POLL_MS;
     st = advance(link);
-    if (st == CAIRN_OK && !link->gone && (link->launched != link->passed || is_replayed)) st = look(link);
-    if (st == CAIRN_OK && link->launched != link->passed && stalled_too_long(link, link->group->timeout))
-        st = fail_late(link);
+    if (st == CAIRN_OK && !link->gone && (link->launched != link->passed || link->recorded > 0 || stands(link)))
+        st = look(link, watches);
+    if (st == CAIRN_OK) st = check_time(link);
     if (st != CAIRN_OK) fail_link(link, st);
 }
 
@@ -172,7 +191,7 @@ static void *watch(void *argument) {
     pthread_mutex_lock(&link->mutex);
     while (!link->stops && !link->gone) {
         const struct timespec at = in_ms(POLL_MS);
-        if (pthread_cond_timedwait(&link->wake, &link->mutex, &at) == ETIMEDOUT) poll_link(link);
+        if (pthread_cond_timedwait(&link->wake, &link->mutex, &at) == ETIMEDOUT) poll_link(link, true);
     }
     if (link->gone) abort_comm(link);
     pthread_mutex_unlock(&link->mutex);
@@ -219,7 +238,7 @@ static void pause_after(int idle) {
 /* Whether the library's last call still runs. */
 static cairn_status is_busy(struct cairn__link *link, bool *busy) {
     cairn_status st = CAIRN_OK;
-    TRY(begin_call(link));
+    TRY(begin_call(link, "a look at the communicator"));
     TRY(end_call(link, link->ops->state(link->comm, busy)));
 out:
     return st;
@@ -253,7 +272,7 @@ static cairn_status until_ready(struct cairn__link *link, const char *what, doub
 
 cairn_status cairn__link_poll(struct cairn__link *link, uint64_t *passed) {
     pthread_mutex_lock(&link->mutex);
-    if (!is_recording(link)) poll_link(link);
+    if (!is_recording(link)) poll_link(link, false);
     const cairn_status st = check_failure(link);
     *passed = link->passed;
     pthread_mutex_unlock(&link->mutex);
@@ -289,20 +308,21 @@ out:
 
 /* ---- launching ---- */
 
-static cairn_status queue_behind(struct cairn__link *link, cairn__link_queue queue, void *ctx) {
+/* Two calls: what stands is the first, and nobody looks beside the second. */
+static cairn_status queue_behind(struct cairn__link *link, const char *what, cairn__link_queue queue, void *ctx) {
     cairn_status st = CAIRN_OK;
-    TRY(begin_call(link));
-    st = link->ops->follow(link->comm);
-    if (st == CAIRN_OK) st = queue(link, ctx);
-    TRY(end_call(link, st));
+    TRY(begin_call(link, what));
+    TRY(end_call(link, link->ops->follow(link->comm)));
+    TRY(begin_call(link, what));
+    TRY(end_call(link, queue(link, ctx)));
 out:
     return st;
 }
 
-static cairn_status mark(struct cairn__link *link, const struct cairn__call *call, uint64_t *number) {
+static cairn_status mark(struct cairn__link *link, const char *what, const struct cairn__call *call, uint64_t *number) {
     const bool records = is_recording(link);
     cairn_status st = CAIRN_OK;
-    TRY(begin_call(link));
+    TRY(begin_call(link, what));
     *number = records ? link->recorded + 1 : link->launched + 1;
     TRY(end_call(link, link->ops->mark(link->comm, records ? recorded_mark(*number) : mark_of(*number))));
     pthread_mutex_lock(&link->mutex);
@@ -326,9 +346,9 @@ cairn_status cairn__link_launch(struct cairn__link *link, const struct cairn__ca
     cairn__call_describe(call, what, sizeof(what));
     if (!is_recording(link) && link->launched >= CAIRN__LINK_DEPTH - 1)
         TRY(cairn__link_wait(link, link->launched - (CAIRN__LINK_DEPTH - 2)));
-    TRY(queue_behind(link, queue, ctx));
-    TRY(until_ready(link, what, link->group->timeout));
-    TRY(mark(link, call, number));
+    TRY(queue_behind(link, what, queue, ctx));
+    TRY(until_ready(link, what, link->timeout));
+    TRY(mark(link, what, call, number));
 out:
     return st;
 }
@@ -337,7 +357,7 @@ out:
 
 cairn_status cairn__link_alloc(struct cairn__link *link, size_t nbytes, void **out) {
     cairn_status st = CAIRN_OK;
-    TRY(begin_call(link));
+    TRY(begin_call(link, "cairn_group_alloc"));
     st = link->ops->alloc(link->comm, nbytes, out);
     link->has_memory = link->has_memory || st == CAIRN_OK;
     (void)end_call(link, CAIRN_OK); /* a lack of memory is not the link's end */
@@ -346,7 +366,7 @@ out:
 }
 
 void cairn__link_free(struct cairn__link *link, void *memory) {
-    if (begin_call(link) != CAIRN_OK) return; /* it ends with the communicator */
+    if (begin_call(link, "cairn_group_free") != CAIRN_OK) return; /* it ends with the communicator */
     link->ops->free(link->comm, memory);
     (void)end_call(link, CAIRN_OK);
 }
@@ -364,6 +384,7 @@ static void begin_cond(pthread_cond_t *cond) {
 void cairn__link_begin(struct cairn__link *link, cairn_group *group, const struct cairn__comm_ops *ops) {
     link->group = group;
     link->ops = ops;
+    link->timeout = group->timeout;
     pthread_mutex_init(&link->mutex, NULL);
     begin_cond(&link->wake);
     begin_cond(&link->idle);
@@ -373,7 +394,7 @@ static cairn_status init_comm(struct cairn__link *link, const struct cairn__comm
     const cairn_group *group = link->group;
     struct cairn__comm *comm = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(begin_call(link));
+    TRY(begin_call(link, "connecting"));
     st = link->ops->init(group->device, id, group->rank, group->size, &comm);
     pthread_mutex_lock(&link->mutex);
     link->comm = comm;
@@ -388,7 +409,9 @@ cairn_status cairn__link_open(struct cairn__link *link, const struct cairn__comm
     TRY(begin_watch(link)); /* before there is anything to abort */
     TRY(init_comm(link, id));
     TRY(until_ready(link, "all ranks to connect", timeout));
+    pthread_mutex_lock(&link->mutex);
     link->ready = true;
+    pthread_mutex_unlock(&link->mutex);
 out:
     return st;
 }
@@ -404,12 +427,16 @@ static cairn_status queue_nothing(struct cairn__link *link, void *ctx) {
     return CAIRN_OK;
 }
 
-/* Whether all launches have run, and replays of graphs that are gone, and what uses memory of the group. */
+/* Whether all launches have run, and replays of graphs that are gone, and what uses memory of the group. The device may
+ * wait for another group's rank, which waits until this one has left. */
 static bool is_through(struct cairn__link *link) {
     static const struct cairn__call leaving = {.kind = CAIRN__BARRIER};
     uint64_t passed = 0, number = 0;
     if (is_recording(link) || cairn__link_poll(link, &passed) != CAIRN_OK || passed != link->launched) return false;
     if (link->recorded == 0 && !link->has_memory) return true;
+    pthread_mutex_lock(&link->mutex);
+    if (link->timeout > DRAIN_MS * 1e-3) link->timeout = DRAIN_MS * 1e-3;
+    pthread_mutex_unlock(&link->mutex);
     return cairn__link_launch(link, &leaving, queue_nothing, NULL, &number) == CAIRN_OK &&
            cairn__link_wait(link, number) == CAIRN_OK;
 }
@@ -417,7 +444,7 @@ static bool is_through(struct cairn__link *link) {
 /* Finalizes where nothing is under way, so that nothing that others still receive is lost. */
 static bool leave(struct cairn__link *link) {
     bool busy = true;
-    if (!is_through(link) || begin_call(link) != CAIRN_OK) return false;
+    if (!is_through(link) || begin_call(link, "cairn_group_destroy") != CAIRN_OK) return false;
     link->ops->finalize(link->comm);
     (void)end_call(link, CAIRN_OK);
     for (int ms = 0; ms < LEAVE_MS && is_busy(link, &busy) == CAIRN_OK && busy; ms++) {

@@ -1,4 +1,5 @@
-/* A communicator in use: what the group's caller, the thread that watches, and one that aborts share of it.
+/* A communicator in use: what the group's caller, the thread that watches, and a thread that calls cairn_group_abort
+ * share of it.
  *
  * Launches are numbered from 1 and run in order; each leaves a mark behind it. The host never blocks in the device for
  * another rank: it polls. A thread ("cairn-nccl") polls every tenth of a second whether marks pass and whether the
@@ -8,7 +9,7 @@
  *
  * Only that thread aborts, and the others request it and go on, since an abort returns when no graph is left that has
  * recorded the communicator. No call of the library is made under the mutex: one that queues blocks while the device's
- * queue is full, and meanwhile the thread must notice that nothing moves, and abort. */
+ * queue is full, and meanwhile the thread must notice that nothing moves, or what failed, and abort. */
 #ifndef CAIRN__COMM_NCCL_LINK_H
 #define CAIRN__COMM_NCCL_LINK_H
 
@@ -31,13 +32,17 @@ struct cairn__link {
     pthread_cond_t wake;   /* for the thread: it stops, or aborts */
     pthread_cond_t idle;   /* no longer calling, or gone */
     bool stops;
-    bool calling; /* a thread is in a call of the library */
-    bool gone;    /* no further call begins; the thread aborts */
+    bool calling;      /* a thread is in a call of the library */
+    const char *doing; /* which, for people: "in " it */
+    int stood_ms;      /* of polls by the thread in which that call went on, and no mark passed */
+    bool looks;        /* a thread reads the communicator's state, perhaps beside that call */
+    bool gone;         /* no further call begins; the thread aborts */
     struct cairn__comm *comm;
     uint64_t launched, passed;
     struct cairn__call calls[CAIRN__LINK_DEPTH]; /* of launches under way */
     uint64_t last_look;                          /* ns */
     double stalled;                              /* s of polls in which no mark passed */
+    double timeout;                              /* s; the group's until the link ends */
     cairn_status failed;
     char failure[600];
     uint64_t recorded; /* launches that graphs recorded */
