@@ -249,7 +249,7 @@ static cairn_status give_up(struct cairn__link *link, const char *what, double t
     cairn__group_name_rank(link->group, link->group->rank, rank, sizeof(rank));
     const cairn_status late =
         cairn__fail(CAIRN_ETIMEOUT, "%s waited %g s for %s; raise %s if the other ranks are only slow", rank, timeout,
-                    what, link->group->timeout_name);
+                    what, timeout == link->group->timeout ? link->group->timeout_name : "CAIRN_MEETING_TIMEOUT");
     pthread_mutex_lock(&link->mutex);
     fail_link(link, late);
     const cairn_status st = check_failure(link);
