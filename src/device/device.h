@@ -77,7 +77,7 @@ struct cairn__device_ops {
     bool (*reaches)(struct cairn_device *d, const void *p);
 
     /* (optional, both or none: the device computes at once, in the host's memory) For cairn/interop_cuda.h. */
-    void *(*stream)(struct cairn_device *d);
+    void *(*stream)(struct cairn_device *d);                          /* the device is the thread's current one then */
     cairn_status (*set_stream)(struct cairn_device *d, void *stream); /* after the work queued on the old one */
 };
 

@@ -397,7 +397,7 @@ static void cuda_graph_free(struct cairn_device *d, void *graph) {
 /* ---- streams ---- */
 
 static void *cuda_stream(struct cairn_device *d) {
-    return cairn__cuda_of(d)->stream;
+    return cairn__cuda_enter(d)->stream;
 }
 
 /* The new stream waits for the old one, so that memory freed there can be reused at once. Recording the event on the
