@@ -194,9 +194,9 @@ CAIRN_API cairn_tensor *cairn_checkpoint(cairn_checkpoint_fn fn, void *ctx, cair
 
 /* ---- operations of the user's own ---- */
 
-/* An operation with its own backward, on the CPU's memory. Arrays are dense, of the types and shapes said. */
+/* An operation with its own backward. Arrays are dense, of the types and shapes said, and aligned as their elements. */
 struct cairn_custom_array {
-    void *data;
+    void *data; /* the CPU's memory; for functions whose name ends with _cuda that of the environment's GPU */
     cairn_dtype dtype;
     int ndim;
     const int64_t *shape;
@@ -210,11 +210,25 @@ struct cairn_custom_op {
     /* Writes dx[i].data, whole, where it is not NULL. NULL = the result requires no gradient. */
     cairn_status (*backward)(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count);
+
+    /* The same on a GPU (since 0.9.0); NULL = the operation works on the CPU alone. They queue kernels on stream, the
+     * cudaStream_t that cairn_cuda_stream returns (interop_cuda.h), and return without waiting. The GPU is the thread's
+     * current one. Only what `data` points to is the GPU's memory: the host must not read or write it, nor kernels of
+     * other streams, since Cairn uses it again in the order of this one. What an operation needs beside its arrays it
+     * allocates before the step and keeps in ctx. While a graph is recorded (graph.h) Cairn calls them once; replays
+     * launch what they queued then, with the arguments of that call. */
+    cairn_status (*forward_cuda)(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
+                                 void *stream);
+    cairn_status (*backward_cuda)(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
+                                  const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
+                                  void *stream);
 };
 
-/* y = op(inputs); ctx must live until the backward is over. A status other than CAIRN_OK of the user's functions
- * becomes the call's, or backward's. Under O1 inputs come as they are, unless amp_op_set_cast has set a class for op's
- * name; y's type stays the given one. torch.autograd.Function */
+/* y = op(inputs), by the functions for the environment's device; ctx must live until the backward is over. A status
+ * other than CAIRN_OK of the user's functions becomes the call's, or backward's: for a launch that failed, say,
+ * CAIRN_EDEVICE. Under O1 inputs come as they are, unless amp_op_set_cast has set a class for op's name; y's type stays
+ * the given one. NULL with CAIRN_ENOTSUP where op has no forward for the device, or a backward for the other one alone
+ * and an input requires a gradient. torch.autograd.Function */
 CAIRN_API cairn_tensor *cairn_custom(const struct cairn_custom_op *op, void *ctx, cairn_dtype dtype, int ndim,
                                      const int64_t *shape, cairn_tensor *const *inputs, int count);
 CAIRN_API cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_op *op, void *ctx,

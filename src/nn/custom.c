@@ -1,7 +1,14 @@
-/* Operations of the user's own: arrays of the CPU's memory in, arrays out. */
+/* Operations of the user's own: arrays of the device's memory in, arrays out. */
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/ops.h"
+
+/* What the user's functions are given: arrays whose elements have the size that they were compiled with. They are the
+ * host's, whatever the device is, and live as long as the node. */
+struct views {
+    void *x, *dx, *y, *dy;
+    void **grads; /* [count] dx[i].data */
+};
 
 struct custom {
     struct cairn_custom_op op;
@@ -10,12 +17,7 @@ struct custom {
     int ndim;
     int64_t shape[CAIRN_MAX_DIMS];
     size_t array_nbytes; /* of struct cairn_custom_array, as the user's functions have it */
-};
-
-/* What the user's functions are given: arrays whose elements have the size that they were compiled with. */
-struct views {
-    void *x, *dx, *y, *dy;
-    void **grads; /* [count] dx[i].data */
+    struct views views;
 };
 
 static const struct custom *custom_of(const struct cairn__node *node) {
@@ -36,22 +38,23 @@ static void show(const struct custom *c, void *array, int i, const cairn_tensor 
     cairn__element_write(array, c->array_nbytes, (size_t)i, &own, sizeof(own));
 }
 
-/* Inputs and result are filled in; of the gradients there is room. */
-static cairn_status views_of(struct cairn__tape *tape, const struct cairn__node *node, struct views *out) {
-    const struct custom *c = custom_of(node);
-    const size_t count = (size_t)node->count, nbytes = c->array_nbytes;
+static cairn_status make_views(struct cairn__tape *tape, size_t count, size_t nbytes, struct views *out) {
     char *memory = NULL;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__scratch(tape, (2 * count + 2) * nbytes + count * sizeof(void *), (void **)&memory));
+    TRY(cairn__tape_room(tape, (2 * count + 2) * nbytes + count * sizeof(void *), (void **)&memory));
     *out = (struct views){.x = memory,
                           .dx = memory + count * nbytes,
                           .y = memory + 2 * count * nbytes,
                           .dy = memory + (2 * count + 1) * nbytes,
                           .grads = (void **)(void *)(memory + (2 * count + 2) * nbytes)};
-    for (int i = 0; i < node->count; i++) show(c, out->x, i, node->inputs[i], cairn__tensor_data(node->inputs[i]));
-    show(c, out->y, 0, node->result, node->result->data);
 out:
     return st;
+}
+
+static void show_values(const struct cairn__node *node) {
+    const struct custom *c = custom_of(node);
+    for (int i = 0; i < node->count; i++) show(c, c->views.x, i, node->inputs[i], cairn__tensor_data(node->inputs[i]));
+    show(c, c->views.y, 0, node->result, node->result->data);
 }
 
 static cairn_status check_call(const struct custom *c, const char *which, cairn_status st) {
@@ -59,23 +62,49 @@ static cairn_status check_call(const struct custom *c, const char *which, cairn_
     return cairn__fail(st, "%s: its %s returned %s", c->op.name, which, cairn_status_name(st));
 }
 
+static bool has_backward(const struct cairn_custom_op *op, const struct cairn_device *d) {
+    return cairn__is_on_host(d) ? op->backward != NULL : op->backward_cuda != NULL;
+}
+
+/* A result that silently has no gradient there would train nothing. */
+static cairn_status check_backward(const struct cairn__node *node) {
+    const struct cairn_custom_op *op = &custom_of(node)->op;
+    const struct cairn_device *d = node->result->env->device;
+    REQUIRE(has_backward(op, d) || (!op->backward && !op->backward_cuda) || !node->result->wants_grad, CAIRN_ENOTSUP,
+            "%s: an input requires a gradient, and there is no backward for '%s'; set %s", op->name,
+            cairn_device_name(d), cairn__is_on_host(d) ? "backward" : "backward_cuda");
+    return CAIRN_OK;
+}
+
 static cairn_status infer(const struct cairn__node *node) {
     const struct custom *c = custom_of(node);
+    cairn_status st = CAIRN_OK;
     node->result->dtype = c->dtype;
     node->result->ndim = c->ndim;
     memcpy(node->result->shape, c->shape, sizeof(c->shape));
-    node->result->wants_grad &= c->op.backward != NULL;
-    return CAIRN_OK;
+    TRY(check_backward(node));
+    node->result->wants_grad &= has_backward(&c->op, node->result->env->device);
+out:
+    return st;
+}
+
+/* On a GPU the stream, and the GPU made the calling thread's current one. */
+static cairn_status call_forward(const struct custom *c, struct cairn_device *d, int count) {
+    const struct views *v = &c->views;
+    if (cairn__is_on_host(d)) return c->op.forward(c->ctx, v->y, v->x, count);
+    return c->op.forward_cuda(c->ctx, v->y, v->x, count, d->ops->stream(d));
+}
+
+static cairn_status call_backward(const struct custom *c, struct cairn_device *d, int count) {
+    const struct views *v = &c->views;
+    if (cairn__is_on_host(d)) return c->op.backward(c->ctx, v->dx, v->dy, v->y, v->x, count);
+    return c->op.backward_cuda(c->ctx, v->dx, v->dy, v->y, v->x, count, d->ops->stream(d));
 }
 
 static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) {
     const struct custom *c = custom_of(node);
-    struct views v;
-    cairn_status st = CAIRN_OK;
-    TRY(views_of(tape, node, &v));
-    TRY(check_call(c, "forward", c->op.forward(c->ctx, v.y, v.x, node->count)));
-out:
-    return st;
+    show_values(node);
+    return check_call(c, "forward", call_forward(c, tape->env->device, node->count));
 }
 
 /* Parameters first, also here: gradients are ready in this order. */
@@ -91,18 +120,18 @@ out:
 
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct custom *c = custom_of(node);
-    struct views v;
+    void **const grads = c->views.grads;
     cairn_status st = CAIRN_OK;
-    TRY(views_of(tape, node, &v));
-    show(c, v.dy, 0, node->result, (void *)(uintptr_t)dy);
+    show_values(node);
+    show(c, c->views.dy, 0, node->result, (void *)(uintptr_t)dy);
     for (int i = 0; i < node->count; i++) {
-        v.grads[i] = NULL;
-        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &v.grads[i]));
-        show(c, v.dx, i, node->inputs[i], v.grads[i]);
+        grads[i] = NULL;
+        if (cairn__wants_grad(node->inputs[i])) TRY(cairn__tensor_grad_begin(tape, node->inputs[i], &grads[i]));
+        show(c, c->views.dx, i, node->inputs[i], grads[i]);
     }
-    TRY(check_call(c, "backward", c->op.backward(c->ctx, v.dx, v.dy, v.y, v.x, node->count)));
-    TRY(hand_on(tape, node, v.grads, true));
-    TRY(hand_on(tape, node, v.grads, false));
+    TRY(check_call(c, "backward", call_backward(c, tape->env->device, node->count)));
+    TRY(hand_on(tape, node, grads, true));
+    TRY(hand_on(tape, node, grads, false));
 out:
     return st;
 }
@@ -110,10 +139,15 @@ out:
 static const struct cairn__op_row row = {
     .needs_math = true, .infer = infer, .forward = forward, .backward = backward, .own_name = own_name};
 
-static cairn_status check_memory(const char *name, const struct cairn_device *device) {
-    REQUIRE(cairn__is_on_host(device), CAIRN_ENOTSUP,
-            "%s: its functions are given memory of the CPU, and '%s' has its own; use device \"cpu\"", name,
-            cairn_device_name(device));
+static cairn_status check_forward(const struct cairn_custom_op *op, const struct cairn_device *d) {
+    const bool is_on_host = cairn__is_on_host(d);
+    REQUIRE(is_on_host || op->forward_cuda, CAIRN_ENOTSUP,
+            "%s: its functions are given memory of the CPU, and '%s' has its own; set forward_cuda, or use device "
+            "\"cpu\"",
+            op->name, cairn_device_name(d));
+    REQUIRE(!is_on_host || op->forward, CAIRN_ENOTSUP,
+            "%s: its functions are given memory of a GPU, and '%s' has none; set forward too", op->name,
+            cairn_device_name(d));
     return CAIRN_OK;
 }
 
@@ -124,14 +158,15 @@ cairn_tensor *cairn_custom_sized(size_t array_nbytes, const struct cairn_custom_
     cairn_status st = CAIRN_OK;
     TRY(cairn__element_check(array_nbytes, "cairn_custom_array"));
     TRY(cairn__options_read(&c.op, sizeof(c.op), op, "cairn_custom_op"));
-    if (!c.op.forward || !c.op.name || !inputs || count < 1) {
+    if ((!c.op.forward && !c.op.forward_cuda) || !c.op.name || !inputs || count < 1) {
         cairn__fail(CAIRN_EINVAL, "custom: name, forward and at least one input must be set");
         return NULL;
     }
-    if (inputs[0]) TRY(check_memory(c.op.name, inputs[0]->env->device));
+    if (inputs[0]) TRY(check_forward(&c.op, inputs[0]->env->device));
     TRY(cairn__check_dtype(c.op.name, dtype));
     TRY(cairn__check_shape(c.op.name, ndim, shape));
     if (ndim > 0) memcpy(c.shape, shape, (size_t)ndim * sizeof(shape[0]));
+    if (inputs[0]) TRY(make_views(cairn__tape_of(inputs[0]->env), (size_t)count, array_nbytes, &c.views));
     return cairn__apply(CAIRN__OP_CUSTOM, &row, count, inputs, &c, sizeof(c));
 out:
     return NULL;

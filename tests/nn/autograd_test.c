@@ -577,6 +577,40 @@ static void custom_operations_arguments_are_checked(void **state) {
     assert_null(cairn_custom(&times, NULL, CAIRN_F32, CAIRN_SHAPE(4), &x, 1));
 }
 
+/* What they do on a GPU: custom_cuda_test.c. */
+static cairn_status queue_forward(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x,
+                                  int count, void *stream) {
+    (void)ctx, (void)y, (void)x, (void)count, (void)stream;
+    return CAIRN_EINTERNAL;
+}
+static cairn_status queue_backward(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
+                                   const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
+                                   void *stream) {
+    (void)ctx, (void)dx, (void)dy, (void)y, (void)x, (void)count, (void)stream;
+    return CAIRN_EINTERNAL;
+}
+
+static void functions_for_a_gpu_are_not_called_on_the_cpu(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *both[] = {x, x};
+    struct cairn_custom_op op = times;
+    op.forward_cuda = queue_forward, op.backward_cuda = queue_backward;
+    assert_int_equal(cairn_backward(cairn_sum(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2))), CAIRN_OK);
+    op.backward = NULL;
+    NO_TENSOR(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2),
+              "times: an input requires a gradient, and there is no backward for 'cpu'; set backward");
+    both[0] = both[1] = cairn_detach(x);
+    assert_non_null(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2));
+    op.forward = NULL;
+    NO_TENSOR(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), both, 2),
+              "times: its functions are given memory of a GPU, and 'cpu' has none; set forward too");
+    assert_int_equal(cairn_backward(NULL), CAIRN_ENOTSUP);
+    op = times;
+    op.struct_size = offsetof(struct cairn_custom_op, forward_cuda); /* a program of 0.8.0 */
+    op.backward = NULL, op.backward_cuda = queue_backward;
+    assert_false(cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(4), (cairn_tensor *[]){x, x}, 2)->wants_grad);
+}
+
 static void failed_backward_gives_its_memory_back(void **state) {
     cairn_env *env = test_env_of(state);
     struct cairn_custom_op op = times;
@@ -632,6 +666,7 @@ int main(void) {
         ENV_TEST(custom_operation_has_the_users_gradient),
         ENV_TEST(failure_of_a_custom_operation_names_it),
         ENV_TEST(custom_operations_arguments_are_checked),
+        ENV_TEST(functions_for_a_gpu_are_not_called_on_the_cpu),
         ENV_TEST(backward_is_not_disturbed_by_what_it_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,8 @@
 /* Cases of operations: what changes the graph and no value, and the user's own. */
+#include "cairn/interop_cuda.h"
 #include "core/convert.h"
+#include "device/env.h"
+#include "nn/tensor.h"
 #include "op_cases.h"
 
 static cairn_tensor *detach_one_side(cairn_tensor *const *in) {
@@ -56,15 +59,42 @@ static cairn_status backward(void *ctx, struct cairn_custom_array *dx, const str
     return CAIRN_OK;
 }
 
+/* On a GPU by its own passes, which queue on the stream as a user's kernels do; ctx is the environment. */
+static void queue_multiply(cairn_env *env, const struct cairn_custom_array *y, const struct cairn_custom_array *a,
+                           const struct cairn_custom_array *b) {
+    const struct cairn__view of[] = {cairn__view_dense(a->data, a->dtype, a->ndim, a->shape),
+                                     cairn__view_dense(b->data, b->dtype, b->ndim, b->shape)};
+    const struct cairn__view to = cairn__view_dense(y->data, y->dtype, y->ndim, y->shape);
+    env->device->math->map(env->device, CAIRN__MAP_MUL, &to, of, NULL);
+}
+
+static cairn_status forward_cuda(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
+                                 void *stream) {
+    (void)count;
+    queue_multiply(ctx, y, &x[0], &x[1]);
+    return stream == cairn_cuda_stream(ctx) ? CAIRN_OK : CAIRN_EINTERNAL;
+}
+
+static cairn_status backward_cuda(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
+                                  const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count,
+                                  void *stream) {
+    (void)y, (void)count;
+    if (dx[0].data) queue_multiply(ctx, &dx[0], dy, &x[1]);
+    if (dx[1].data) queue_multiply(ctx, &dx[1], dy, &x[0]);
+    return stream == cairn_cuda_stream(ctx) ? CAIRN_OK : CAIRN_EINTERNAL;
+}
+
 static const struct cairn_custom_op product = {.struct_size = sizeof(product),
                                                .name = "product",
                                                .forward = forward,
-                                               .backward = backward};
+                                               .backward = backward,
+                                               .forward_cuda = forward_cuda,
+                                               .backward_cuda = backward_cuda};
 
 static cairn_tensor *custom(cairn_tensor *const *in) {
     int64_t shape[CASE_DIMS];
     for (int d = 0; d < cairn_tensor_ndim(in[0]); d++) shape[d] = cairn_tensor_size(in[0], d);
-    return cairn_custom(&product, NULL, cairn_tensor_dtype(in[0]), cairn_tensor_ndim(in[0]), shape, in, 2);
+    return cairn_custom(&product, in[0]->env, cairn_tensor_dtype(in[0]), cairn_tensor_ndim(in[0]), shape, in, 2);
 }
 static cairn_tensor *custom_square(cairn_tensor *const *in) {
     return custom((cairn_tensor *[]){in[0], in[0]});

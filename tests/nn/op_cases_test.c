@@ -27,15 +27,6 @@ static bool is_chosen(const struct family *family, const struct op_case *c) {
     return num_words == 0;
 }
 
-/* The functions of custom operations are given memory of the CPU. */
-static bool is_of_the_cpu(const struct op_case *c) {
-    return c->op == CAIRN__OP_CUSTOM;
-}
-
-static bool is_on_cpu(const cairn_env *env) {
-    return env->device->ops->stream == NULL;
-}
-
 typedef bool (*case_fn)(cairn_env *env, const struct op_case *c, char why[CASE_WHY]);
 
 static const struct family *family_now; /* of the case that over_all_cases has come to */
@@ -46,7 +37,7 @@ static void over_all_cases(cairn_env *env, const char *what, case_fn f) {
         for (size_t k = 0; k < families[i].cases->count; k++) {
             const struct op_case *c = &families[i].cases->cases[k];
             char why[CASE_WHY] = "";
-            if (!is_chosen(&families[i], c) || (is_of_the_cpu(c) && !is_on_cpu(env))) continue;
+            if (!is_chosen(&families[i], c)) continue;
             cases++;
             family_now = &families[i];
             if (f(env, c, why)) continue;

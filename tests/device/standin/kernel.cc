@@ -285,7 +285,8 @@ void standin_run_kernel(const void *kernel, size_t blocks, int threads, const st
 
 cudaError_t standin_launch(const void *kernel, size_t blocks, int threads, cudaStream_t stream,
                            std::function<void()> thread) {
-    if (blocks == 0 || blocks > 0x7fffffff || threads < 1 || threads > 1024) return cudaErrorInvalidConfiguration;
+    if (blocks == 0 || blocks > 0x7fffffff || threads < 1 || threads > 1024)
+        return standin_error(cudaErrorInvalidConfiguration);
     return standin_queue(stream, standin_kernel_name(kernel),
                          [=] { standin_run_kernel(kernel, blocks, threads, thread); });
 }

@@ -80,6 +80,9 @@ cudaError_t standin_queue(cudaStream_t stream, std::string name, std::function<v
 cudaError_t standin_queue_when(cudaStream_t stream, std::string name, std::function<bool()> ready,
                                std::function<void()> work, std::shared_ptr<void> kept);
 
+/* error, which cudaGetLastError returns next. */
+cudaError_t standin_error(cudaError_t error);
+
 /* The lock of the whole runtime, which ready and work run under. */
 class standin_guard {
   public:
