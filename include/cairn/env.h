@@ -96,7 +96,8 @@ CAIRN_API int cairn_env_restart_count(const cairn_env *env);
  * variables that were ignored. Owned by the environment; "" for NULL. CAIRN_LOG=info logs it on rank 0. */
 CAIRN_API const char *cairn_env_describe(const cairn_env *env);
 
-/* Starts the environment's random numbers anew from seed, as if it had been given at creation. torch.manual_seed */
+/* Starts the environment's random numbers anew from seed, as if it had been given at creation. Not while a graph is
+ * recorded, whose replay then returns CAIRN_ESTATE. torch.manual_seed */
 CAIRN_API void cairn_manual_seed(cairn_env *env, uint64_t seed);
 
 /* Waits until the device has done all that was queued; the counters of optimizers and scalers are then up to date. On

@@ -39,10 +39,10 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  *   env    everything that step uses was made in it; one graph at a time is recorded
  *   step   begins with cairn_zero_grad and may call whatever queues work: forward, backward, cairn_step; with a scaled
  *          loss it must contain amp_scale_loss and cairn_step. It may not read from the device (cairn_tensor_item,
- *          cairn_tensor_read), write to it from the host (cairn_tensor_write, cairn_optimizer_set_lr), nor allocate
- *          there (leaf tensors, modules, optimizers): while it is recorded those return CAIRN_ESTATE with a message,
- *          and so does the replay, even if the step ignores it. Kernels of the user's own belong to the recording if
- *          they are launched on cairn_cuda_stream(env)
+ *          cairn_tensor_read), write to it from the host (cairn_tensor_write, cairn_optimizer_set_lr), allocate there
+ *          (leaf tensors, modules, optimizers), nor call cairn_manual_seed: while it is recorded those fail with
+ *          CAIRN_ESTATE and a message, and so does the replay, even if the step ignores it. Kernels of the user's own
+ *          belong to the recording if they are launched on cairn_cuda_stream(env)
  *   out    ends before env, and before what step uses, which must stay where it is: modules, optimizers, contexts, leaf
  *          tensors, groups
  *
@@ -50,7 +50,8 @@ enum { CAIRN_GRAPH_WARMUP = 3 };
  * from replay to replay stands behind an address: inputs (cairn_tensor_write between replays), the learning rate
  * (cairn_optimizer_set_lr between replays), scale, counters and weights by themselves. A scale that is a static 1 is
  * recorded as that: amp_load_state_dict with another one comes before the graph. Own buffers' step takes its scale by
- * amp_next_scale_device.
+ * amp_next_scale_device. Dropout draws in every replay what the called step would have drawn, and random numbers that
+ * are drawn or saved after the replay go on from there.
  *
  * Results   The step's have memory of their own: they stay readable until the next replay (the loss, say, by
  *           cairn_tensor_item), and end with the graph. Operations beside the graph cannot take them; cairn_tensor_keep

@@ -103,7 +103,11 @@ struct cairn_device {
     bool capturing;    /* a graph is being recorded: queued work is recorded and does not run */
     char refusal[256]; /* the first call that this recording refused, as an error message; "" = none */
     struct cairn__recorded_list *recorded; /* of the graph that is being recorded; NULL = there is none */
-    void *state;                           /* the backend's own */
+    /* Likewise, in device memory: where its launches find the streams that they begin with. Passes record how far their
+     * stream is behind first_stream, which is that of the recording itself. */
+    const struct cairn__random_base *random_base;
+    uint64_t first_stream;
+    void *state; /* the backend's own */
 };
 
 /* Whether the device's memory is the host's, which reads and writes it in place. */

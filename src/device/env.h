@@ -111,8 +111,14 @@ static inline cairn_status cairn__env_resolve(struct cairn_env *env) {
 
 /* Element i of random stream s under seed q is word i % 4 of cairn__philox(q, i / 4, s << 16 | rank): every rank and
  * every tensor has numbers of its own, and each can be made alone. */
+static inline uint64_t cairn__env_stream(const struct cairn_env *env) {
+    return env->next_stream << 16 | (uint64_t)env->rank;
+}
+
 static inline uint64_t cairn__env_next_stream(struct cairn_env *env) {
-    return env->next_stream++ << 16 | (uint64_t)env->rank;
+    const uint64_t stream = cairn__env_stream(env);
+    env->next_stream++;
+    return stream;
 }
 
 #endif

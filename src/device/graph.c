@@ -3,7 +3,10 @@
  * The step runs on a tape of its own, so that nothing else uses the recorded addresses and its results stay. A
  * recording queues nothing, so the replay that records also launches. A recording that fails has changed nothing on the
  * device; the object then stops recording for good, since the step would fail the same way again, and runs the step
- * directly, as on a device without graphs. */
+ * directly, as on a device without graphs.
+ *
+ * What draws random numbers is recorded by how far its stream is behind the step's first; a launch finds the first in
+ * device memory, and takes as many streams from the environment as the step did. */
 #include "cairn/graph.h"
 
 #include <stdio.h>
@@ -25,6 +28,8 @@ struct cairn_graph {
     bool running;                         /* inside step */
     void *recording;                      /* the device's own */
     struct cairn__recorded_list recorded; /* what it needs */
+    struct cairn__random_base *random;    /* device memory: what its launches draw from */
+    uint64_t streams;                     /* that one launch draws */
 };
 
 static cairn_status run(struct cairn_graph *g) {
@@ -56,7 +61,12 @@ static void forget_recorded(struct cairn_graph *g) {
 static cairn_status launch(struct cairn_graph *g) {
     struct cairn_device *d = g->env->device;
     cairn_status st = CAIRN_OK;
+    if (g->streams > 0) {
+        const struct cairn__random_base now = {g->env->seed, cairn__env_stream(g->env)};
+        d->passes->store(d, g->random, &now, sizeof(now));
+    }
     TRY(d->ops->graph_launch(d, g->recording));
+    g->env->next_stream += g->streams;
     g->env->replays++;
     TRY(cairn__env_read_reports(g->env));
 out:
@@ -80,13 +90,19 @@ static cairn_status record(struct cairn_graph *g) {
     cairn_status st = CAIRN_OK;
     TRY(d->ops->capture_begin(d));
     const int unstepped = g->env->unstepped;
+    const uint64_t first = g->env->next_stream;
     d->capturing = true;
     d->recorded = &g->recorded;
+    d->random_base = g->random;
+    d->first_stream = cairn__env_stream(g->env);
     d->refusal[0] = '\0';
     st = run(g);
     const cairn_status resolved = cairn__env_resolve(g->env); /* into the recording: its gradients are not computed */
     d->capturing = false;
     d->recorded = NULL;
+    d->random_base = NULL;
+    g->streams = g->env->next_stream - first;
+    g->env->next_stream = first; /* nothing is drawn before the launch */
     if (st == CAIRN_OK) st = resolved;
     if (st == CAIRN_OK && d->refusal[0]) st = cairn__fail(CAIRN_ESTATE, "%s", d->refusal);
     if (st == CAIRN_OK && g->env->unstepped != unstepped) {
@@ -111,11 +127,14 @@ cairn_status cairn_graph_capture(cairn_env *env, cairn_graph_step step, void *us
     g->step = step;
     g->user = user;
     g->mode = env->device->ops->capture_begin ? WARMING : AS_IS;
+    if (g->mode == WARMING)
+        TRY(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*g->random), (void **)&g->random));
     TRY(env->fork_results(env, &g->results));
     env->graphs++;
     *out = g;
     return CAIRN_OK;
 out:
+    if (g) cairn__device_free(env->device, g->random);
     cairn__free(g);
     return st;
 }
@@ -149,6 +168,7 @@ void cairn_graph_destroy(cairn_graph **graph) {
     }
     if (g->recording) g->env->device->ops->graph_free(g->env->device, g->recording);
     forget_recorded(g);
+    cairn__device_free(g->env->device, g->random);
     g->env->end_results(g->results);
     g->env->graphs--;
     cairn__free(g);

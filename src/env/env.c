@@ -243,6 +243,7 @@ void cairn_env_destroy(cairn_env **env) {
 
 void cairn_manual_seed(cairn_env *env, uint64_t seed) {
     if (!env) return;
+    if (cairn__device_refuse_recording(env->device, "seed the random numbers between replays") != CAIRN_OK) return;
     env->seed = seed;
     env->next_stream = 0;
 }

@@ -13,6 +13,14 @@
 #include "kernels/kernels.h"
 #include "kernels/schedule.h"
 
+/* ---- random streams ---- */
+
+/* What the passes of a recorded step draw from: the seed, and the stream that the replay begins with. The host writes
+ * it before each launch. */
+struct cairn__random_base {
+    uint64_t seed, stream;
+};
+
 /* ---- loss scaling ---- */
 
 /* The values are those of amp_scaler_kind (cairn/scaler.h), which documents each rule. */

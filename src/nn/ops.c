@@ -130,12 +130,6 @@ static cairn_status check_none_missing(const struct cairn__op_row *row, const ch
     return CAIRN_OK;
 }
 
-/* The number of a random stream is the host's, and part of what is recorded. */
-cairn_status cairn__refuse_random_in_recording(const cairn_env *env) {
-    return cairn__device_refuse_recording(env->device, "dropout would drop the same elements in every replay; call the "
-                                                       "step, or leave dropout out");
-}
-
 cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op) {
     REQUIRE(tape->env->device->math, CAIRN_ENOTSUP, "%s: '%s' does not compute it yet; use device \"cpu\"",
             cairn__op_name(op), cairn_device_name(tape->env->device));

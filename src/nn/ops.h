@@ -99,8 +99,6 @@ const char *cairn__name_of(enum cairn__op op, const struct cairn__op_row *row, c
 
 /* CAIRN_ENOTSUP where the device has no math_passes.h: for an operation that needs them for some inputs only. */
 cairn_status cairn__require_math(const struct cairn__tape *tape, enum cairn__op op);
-/* CAIRN_ESTATE while a graph is recorded: for what takes a random stream. */
-cairn_status cairn__refuse_random_in_recording(const cairn_env *env);
 
 /* Device memory, undefined: until the forward or backward that is running returns; */
 cairn_status cairn__scratch(struct cairn__tape *tape, size_t nbytes, void **out);

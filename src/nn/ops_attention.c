@@ -159,9 +159,6 @@ cairn_tensor *cairn_scaled_dot_product_attention(cairn_tensor *q, cairn_tensor *
         o.mask = prepared_mask(o.mask, q);
         if (!o.mask) return NULL;
     }
-    if (q && o.dropout > 0) {
-        if (cairn__refuse_random_in_recording(q->env) != CAIRN_OK) return NULL;
-        a.stream = cairn__env_next_stream(q->env);
-    }
+    if (q && o.dropout > 0) a.stream = cairn__env_next_stream(q->env);
     return cairn__apply(CAIRN__OP_SDPA, &row, CAIRN__INPUTS(q, k, v, o.mask), &a, sizeof(a));
 }

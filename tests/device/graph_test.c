@@ -26,7 +26,12 @@ static struct fake {
     char tapes[2];
     void *results; /* in use */
     void *stream;
-    char recording; /* its address is the graph */
+    char recording;                         /* its address is the graph */
+    int draws;                              /* random streams that the step takes */
+    uint64_t behind;                        /* first_stream, the last of them */
+    struct cairn__random_base base;         /* the graph's device memory */
+    const struct cairn__random_base *given; /* where the step found it */
+    int allocs, stores;
 } fake;
 
 static void *const MAIN = &fake.tapes[0];
@@ -77,7 +82,32 @@ static cairn_status fake_set_stream(struct cairn_device *d, void *stream) {
     return CAIRN_OK;
 }
 
+static cairn_status fake_alloc(struct cairn_device *d, enum cairn__holder holder, size_t nbytes, void **out) {
+    (void)d, (void)holder;
+    assert_int_equal(nbytes, sizeof(fake.base));
+    *out = &fake.base;
+    fake.allocs++;
+    return CAIRN_OK;
+}
+
+static void fake_give_back(struct cairn_device *d, void *p) {
+    (void)d;
+    if (!p) return;
+    assert_ptr_equal(p, &fake.base);
+    fake.allocs--;
+}
+
+static void fake_store(struct cairn_device *d, void *dst, const void *value, size_t nbytes) {
+    (void)d;
+    assert_ptr_equal(dst, &fake.base);
+    memcpy(dst, value, nbytes);
+    fake.stores++;
+}
+
+static const struct cairn__passes passes = {.store = fake_store};
 static const struct cairn__device_ops with_graphs = {.name = "fake",
+                                                     .alloc = fake_alloc,
+                                                     .free = fake_give_back,
                                                      .free_pinned = fake_free_pinned,
                                                      .capture_begin = fake_begin,
                                                      .capture_end = fake_end,
@@ -125,6 +155,8 @@ static cairn_status step(void *user) {
     if (fake.refused) (void)cairn__device_refuse_recording(&device, "advice");
     for (int i = 0; i < 2 && fake.needs; i++)
         assert_int_equal(cairn__device_note_recorded(&device, &needed.recorded), CAIRN_OK);
+    fake.given = device.random_base;
+    for (int i = 0; i < fake.draws; i++) fake.behind = cairn__env_next_stream(&env) - device.first_stream;
     env.unstepped += fake.unstepped;
     fake.captured_in_step = device.capturing;
     return fake.step == CAIRN_OK ? CAIRN_OK : cairn__fail(fake.step, "step broke");
@@ -169,7 +201,7 @@ static int reset(void **state) {
     needed.recorded = (struct cairn__recorded){.check = check_needed};
     needed.checks = 0;
     needed.finds = CAIRN_OK;
-    device = (struct cairn_device){.ops = &with_graphs, .ordinal = 2};
+    device = (struct cairn_device){.ops = &with_graphs, .passes = &passes, .ordinal = 2};
     env = (cairn_env){.device = &device,
                       .readers = readers,
                       .begin_step = begin_step,
@@ -196,6 +228,7 @@ static void end_graph(cairn_graph *graph) {
     cairn_graph_destroy(&graph);
     assert_null(graph);
     assert_int_equal(cairn__alloc_counters().alive, alive - 1);
+    assert_int_equal(fake.allocs, 0);
 }
 
 static void capture_does_not_run_the_step(void **state) {
@@ -336,6 +369,56 @@ static void recorded_step_is_only_launched(void **state) {
     assert_int_equal(fake.runs, CAIRN_GRAPH_WARMUP + 1);
     assert_int_equal(fake.begins, 1);
     end_graph(graph);
+}
+
+/* Streams 10 to 12 when it is recorded, the first three times 1 to 9. */
+static void launches_draw_from_the_streams_of_the_environment(void **state) {
+    (void)state;
+    env.rank = 5;
+    env.next_stream = 1;
+    fake.draws = 3;
+    cairn_graph *graph = warm_graph();
+    assert_null(fake.given);
+    for (uint64_t at = 10; at < 40; at += 3) {
+        env.seed = at;
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+        assert_int_equal(env.next_stream, at + 3);
+        assert_int_equal(fake.base.seed, at);
+        assert_int_equal(fake.base.stream, at << 16 | 5);
+    }
+    assert_ptr_equal(fake.given, &fake.base);
+    assert_null(device.random_base);
+    assert_int_equal(fake.behind, 2 << 16);
+    fake.launch = CAIRN_EDEVICE;
+    assert_int_equal(cairn_graph_replay(graph), CAIRN_EDEVICE);
+    assert_int_equal(env.next_stream, 40);
+    end_graph(graph);
+}
+
+static void launches_that_draw_nothing_store_nothing(void **state) {
+    (void)state;
+    cairn_graph *graph = warm_graph();
+    for (int i = 0; i < 3; i++) assert_int_equal(cairn_graph_replay(graph), CAIRN_OK);
+    assert_int_equal(fake.stores, 0);
+    end_graph(graph);
+}
+
+static void recording_that_fails_draws_nothing(void **state) {
+    (void)state;
+    for (int at_end = 0; at_end <= 1; at_end++) {
+        reset(NULL);
+        env.next_stream = 0;
+        fake.draws = 2;
+        cairn_graph *graph = warm_graph();
+        fake.refused = !at_end;
+        fake.end = at_end ? CAIRN_EDEVICE : CAIRN_OK;
+        assert_true(cairn_graph_replay(graph) != CAIRN_OK);
+        assert_int_equal(env.next_stream, 2 * CAIRN_GRAPH_WARMUP);
+        assert_null(device.random_base);
+        assert_int_equal(cairn_graph_replay(graph), CAIRN_OK); /* calls the step */
+        assert_int_equal(env.next_stream, 2 * CAIRN_GRAPH_WARMUP + 2);
+        end_graph(graph);
+    }
 }
 
 static void every_report_reader_is_called_after_a_launch(void **state) {
@@ -545,6 +628,9 @@ int main(void) {
         TEST(step_with_half_a_scaled_loss_is_not_recorded),
         TEST(step_has_a_tape_of_its_own_and_every_replay_begins_a_step_beside_it),
         TEST(recorded_step_is_only_launched),
+        TEST(launches_draw_from_the_streams_of_the_environment),
+        TEST(launches_that_draw_nothing_store_nothing),
+        TEST(recording_that_fails_draws_nothing),
         TEST(every_report_reader_is_called_after_a_launch),
         TEST(step_that_fails_in_the_recording_is_an_error_and_then_run),
         TEST(recording_of_a_failed_step_is_freed),

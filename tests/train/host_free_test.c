@@ -468,6 +468,111 @@ static void replays_wait_for_nothing(void **state) {
     trainer_destroy(&t);
 }
 
+/* ---- recorded steps that draw random numbers ---- */
+
+enum { DRAWN = 20 };
+
+static struct trainer create_encoder(size_t level) {
+    const struct amp_options *amp =
+        amp_options(.opt_level = levels[level].level, .half_type = levels[level].half, .verbosity = -1);
+    struct trainer t = {.env = NULL};
+    OK(trainer_create_encoder(&t, device_name, 1, 16, 2, 2, 6, 0.25, amp)); /* three dropouts, and attention's */
+    OK(cairn_optimizer_set_schedule(t.optimizer, cairn_cosine_schedule(.total_steps = DRAWN, .warmup_steps = 6)));
+    return t;
+}
+
+static cairn_tensor *layers(void *ctx, cairn_tensor *const *inputs, int count) {
+    (void)count;
+    return cairn_module_forward(ctx, inputs[0]);
+}
+
+/* Twice the layers, each run again in backward; a dropout beside them. */
+static cairn_status checkpointed_step(void *user) {
+    struct trainer *t = user;
+    cairn_zero_grad(t->optimizer);
+    cairn_tensor *x = cairn_dropout_forward(t->x, 0.5, 1);
+    for (int i = 0; i < 2; i++) x = cairn_checkpoint(layers, t->model, &x, 1);
+    t->loss = cairn_mse_loss(x, t->y);
+    const cairn_status st = amp_backward(t->amp, t->loss, t->optimizer);
+    return st == CAIRN_OK ? cairn_step(t->optimizer) : st;
+}
+
+static cairn_status step_that_seeds(void *user) {
+    struct trainer *t = user;
+    cairn_manual_seed(t->env, 3);
+    return trainer_step(user);
+}
+
+/* What the program draws beside its steps. */
+static float drawn_beside(const struct trainer *t) {
+    float y[4] = {0};
+    cairn_tensor *x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(4));
+    assert_non_null(x);
+    OK(cairn_tensor_read(cairn_dropout_forward(x, 0.5, 1), y, 4));
+    cairn_tensor_destroy(&x);
+    return y[0] + 3 * y[1] + 5 * y[2] + 7 * y[3];
+}
+
+/* Steps in turn, of which each has a graph, and what may come between: numbers that are drawn, a new seed. */
+static void check_drawn_replays(size_t level, const cairn_graph_step *steps, int count) {
+    struct trainer run = create_encoder(level), replayed = create_encoder(level);
+    cairn_graph *graphs[2] = {NULL, NULL};
+    cairn_tensor *losses[2] = {NULL, NULL};
+    const char *what = levels[level].name;
+    for (int g = 0; g < count; g++) OK(cairn_graph_capture(replayed.env, steps[g], &replayed, &graphs[g]));
+    for (int i = 0; i < DRAWN; i++) {
+        if (i == 11) cairn_manual_seed(run.env, 77), cairn_manual_seed(replayed.env, 77);
+        const int g = i % count;
+        replayed.loss = losses[g];
+        OK(steps[g](&run));
+        const cairn_status st = cairn_graph_replay(graphs[g]);
+        if (st == CAIRN_ESTATE) OK(cairn_graph_replay(graphs[g])); /* that one was not taken */
+        losses[g] = replayed.loss;
+        assert_int_equal(run.env->next_stream, replayed.env->next_stream);
+        assert_same_loss(&run, &replayed, what, i);
+        if (i % 4 == 3) assert_true(drawn_beside(&run) == drawn_beside(&replayed));
+    }
+    assert_same_weights(&run, &replayed, what);
+    for (int g = 0; g < count; g++) {
+        const bool records = run.env->device->ops->capture_begin && steps[g] != step_that_seeds;
+        assert_int_equal(cairn_graph_is_recorded(graphs[g]), records);
+        cairn_graph_destroy(&graphs[g]);
+    }
+    trainer_destroy(&run), trainer_destroy(&replayed);
+}
+
+static void replays_draw_the_numbers_of_steps_that_are_run(void **state) {
+    (void)state;
+    static const size_t tried[] = {0, 1, 3, 6}; /* f32, f16 at O1 and O2, bf16 */
+    for (int i = 0; i < 4; i++) check_drawn_replays(tried[i], (const cairn_graph_step[]){trainer_step}, 1);
+    check_drawn_replays(3, (const cairn_graph_step[]){checkpointed_step}, 1);
+}
+
+static void two_graphs_in_turn_draw_what_their_steps_do(void **state) {
+    (void)state;
+    check_drawn_replays(0, (const cairn_graph_step[]){trainer_step, checkpointed_step}, 2);
+    check_drawn_replays(1, (const cairn_graph_step[]){checkpointed_step, trainer_step}, 2);
+}
+
+static void replays_of_a_step_that_seeds_call_it(void **state) {
+    (void)state;
+    check_drawn_replays(0, (const cairn_graph_step[]){step_that_seeds, trainer_step}, 2);
+}
+
+static void replays_that_draw_wait_for_nothing(void **state) {
+    (void)state;
+    struct trainer t = create_encoder(3);
+    cairn_graph *graph = NULL;
+    OK(cairn_graph_capture(t.env, trainer_step, &t, &graph));
+    for (int i = 0; i < WARM_UP; i++) OK(cairn_graph_replay(graph));
+    const unsigned long long before = waits();
+    for (int i = 0; i < STEADY; i++) OK(cairn_graph_replay(graph));
+    assert_int_equal(waits(), before);
+    assert_int_equal(cairn_graph_is_recorded(graph), t.env->device->ops->capture_begin != NULL);
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&t);
+}
+
 /* ---- what cannot be recorded ---- */
 
 static cairn_status step_that_sets_its_rate(void *user) {
@@ -504,7 +609,8 @@ static void replay_returns_why_the_step_was_not_recorded(void **state) {
     } cases[] = {{step_that_sets_its_rate, "the learning rate cannot be set in a graph; set it between replays"},
                  {step_that_reads_its_loss, "read it between replays"},
                  {step_without_its_end, "both a scaled loss and its cairn_step, or neither"},
-                 {step_that_makes_a_tensor, "make tensors, modules and optimizers before it"}};
+                 {step_that_makes_a_tensor, "make tensors, modules and optimizers before it"},
+                 {step_that_seeds, "seed the random numbers between replays"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct trainer t = create(3, false);
         cairn_graph *graph = NULL;
@@ -936,6 +1042,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(replays_hold_several_losses_and_optimizers),
         cmocka_unit_test(replays_round_at_random_as_steps_do),
         cmocka_unit_test(replays_wait_for_nothing),
+        cmocka_unit_test(replays_draw_the_numbers_of_steps_that_are_run),
+        cmocka_unit_test(two_graphs_in_turn_draw_what_their_steps_do),
+        cmocka_unit_test(replays_of_a_step_that_seeds_call_it),
+        cmocka_unit_test(replays_that_draw_wait_for_nothing),
         cmocka_unit_test(replay_returns_why_the_step_was_not_recorded),
         cmocka_unit_test(host_memory_is_refused_on_a_gpu),
         cmocka_unit_test(gradients_are_unscaled_by_the_scale_returned_for_them),

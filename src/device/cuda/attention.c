@@ -232,8 +232,7 @@ static struct cairn__attention_rows rows_of(const struct work *w, const struct b
                                          .scale = p->scale,
                                          .causal = p->causal,
                                          .kept = 1,
-                                         .seed = p->seed,
-                                         .stream = p->stream,
+                                         .random = cairn__cuda_random(w->d, p->seed, p->stream),
                                          .scores = w->scores,
                                          .probabilities = w->probabilities};
     if (p->dropout > 0) {

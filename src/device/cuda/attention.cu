@@ -144,11 +144,12 @@ static CAIRN__DEVICE void finish_scores(const cairn__attention_rows &rows, const
 /* What V probabilities from number `first` of the stream on are multiplied by. Numbers that straddle two Philox blocks
  * are moved to their places by steps of two and of one. */
 template <class R>
-static CAIRN__DEVICE void keep_factors(const cairn__attention_rows &rows, uint64_t first, R (&factor)[V]) {
-    const cairn__philox_block block = cairn__philox(rows.seed, first / V, rows.stream);
+static CAIRN__DEVICE void keep_factors(const cairn__attention_rows &rows, const cairn__random_stream &random,
+                                       uint64_t first, R (&factor)[V]) {
+    const cairn__philox_block block = cairn__philox(random.seed, first / V, random.number);
     uint32_t word[2 * V - 1] = {block.word[0], block.word[1], block.word[2], block.word[3]};
     if (first % V != 0) {
-        const cairn__philox_block next = cairn__philox(rows.seed, first / V + 1, rows.stream);
+        const cairn__philox_block next = cairn__philox(random.seed, first / V + 1, random.number);
 #pragma unroll
         for (int k = 0; k < V - 1; k++) word[V + k] = next.word[k];
 #pragma unroll
@@ -200,13 +201,14 @@ static CAIRN__KERNEL attend(cairn__attention_rows rows, uint32_t first_b, uint32
     });
     const R sum = (R)cairn__sum_of_row<TEAM>(total), share = sees ? 1 / sum : 0;
     if (rows.lse && threadIdx.x % TEAM == 0) ((R *)rows.lse)[at.row] = sees ? greatest + log_of(sum) : greatest;
+    const cairn__random_stream random = cairn__drawn_now(rows.random);
     each_pack<TEAM, PACKS>(n, [&](int p, uint32_t j) {
         R x[V], factor[V];
         scores.get(p, j, x);
 #pragma unroll
         for (int k = 0; k < V; k++) x[k] = j + k < at.seen ? x[k] * share : 0;
         if (rows.dropped) {
-            keep_factors(rows, at.row * (uint64_t)rows.s + j, factor);
+            keep_factors(rows, random, at.row * (uint64_t)rows.s + j, factor);
             multiply_pack(x, factor);
         }
         write_rounded<T>(rows.probabilities, at.start + j, x);
@@ -230,7 +232,7 @@ static CAIRN__DEVICE R recompute(const cairn__attention_rows &rows, const place 
     }
     if (rows.dropped) {
         R factor[V];
-        keep_factors(rows, at.row * (uint64_t)rows.s + j, factor);
+        keep_factors(rows, cairn__drawn_now(rows.random), at.row * (uint64_t)rows.s + j, factor);
         multiply_pack(slope, factor);
         multiply_pack(product, factor);
     }

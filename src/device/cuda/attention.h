@@ -34,7 +34,7 @@ struct cairn__attention_rows {
     bool causal;
     uint32_t dropped; /* numbers below it, of 24 bits, are dropped; 0 = none */
     double kept;      /* what others are multiplied by */
-    uint64_t seed, stream;
+    struct cairn__random_stream random;
     void *scores;        /* R: products of Q and K */
     void *probabilities; /* of the type, after dropout; backward: NULL = not wanted */
     void *slopes;        /* R: backward alone, products of dy and V; NULL = not wanted */

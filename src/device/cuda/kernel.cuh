@@ -40,6 +40,14 @@ cudaError_t cairn__launch(void (*kernel)(P...), size_t blocks, int threads, cuda
 }
 #endif
 
+/* ---- random streams ---- */
+
+/* The stream without a base. */
+static CAIRN__DEVICE cairn__random_stream cairn__drawn_now(const cairn__random_stream &random) {
+    if (!random.base) return random;
+    return {random.base->seed, random.base->stream + random.number, NULL};
+}
+
 /* ---- elements ---- */
 
 struct cairn__f16 {

@@ -33,6 +33,13 @@ extern "C" {
 
 struct CUstream_st; /* *cudaStream_t */
 
+/* A random stream as a kernel takes it. base: in device memory, recorded: the seed is there, and the stream `number`
+ * behind that there; or NULL. */
+struct cairn__random_stream {
+    uint64_t seed, number;
+    const struct cairn__random_base *base;
+};
+
 enum {
     CAIRN__CUDA_THREADS = 256,
     CAIRN__CUDA_SUM_BLOCKS = 2048, /* of sum and mse */

@@ -28,6 +28,14 @@ cairn_status cairn__cuda_multiply(struct cairn_device *d, const struct cairn__ba
 /* One call of cuBLASLt, for k > 0 and a batch that it takes; product.c. */
 cairn_status cairn__products_batch(struct cairn_device *d, const struct cairn__batch *b);
 
+/* ---- random streams ---- */
+
+static inline struct cairn__random_stream cairn__cuda_random(const struct cairn_device *d, uint64_t seed,
+                                                             uint64_t stream) {
+    if (!d->random_base) return (struct cairn__random_stream){seed, stream, NULL};
+    return (struct cairn__random_stream){seed, stream - d->first_stream, d->random_base};
+}
+
 /* ---- the passes, by file ---- */
 
 /* maps.c */

@@ -23,10 +23,11 @@ void cairn__cuda_softmax_backward(struct cairn_device *d, cairn_dtype t, void *d
 /* A uniform is a multiple of 2^-24, so that it is below p where its integer is below p * 2^24, rounded up. */
 void cairn__cuda_dropout(struct cairn_device *d, cairn_dtype t, void *dst, const void *x, size_t n, double p,
                          uint64_t seed, uint64_t stream) {
+    const struct cairn__random_stream random = cairn__cuda_random(d, seed, stream);
     if (n == 0) return;
     cairn__cuda_queued(d, "dropout",
                        cairn__launch_dropout(cairn__cuda_enter(d)->stream, t, dst, x, n, (uint32_t)ceil(p * 0x1p24),
-                                             p < 1 ? 1 / (1 - p) : 0, seed, stream));
+                                             p < 1 ? 1 / (1 - p) : 0, &random));
 }
 
 void cairn__cuda_gather_rows(struct cairn_device *d, cairn_dtype t, void *y, const void *table, const void *index,

@@ -237,7 +237,7 @@ template <class T> struct drop_op {
     typedef typename cairn__r_of<T>::type R;
     T *dst;
     const T *x;
-    uint64_t seed, number;
+    cairn__random_stream random; /* without a base where it is used */
     uint32_t least;
     R scale;
     template <int V> struct in { T x[V]; };
@@ -249,7 +249,7 @@ template <class T> struct drop_op {
         cairn__widen<V>(a.x, wide);
 #pragma unroll
         for (int k = 0; k < V; k += AT_ONCE) {
-            const cairn__philox_block block = cairn__philox(seed, (i + k) / WORDS, number);
+            const cairn__philox_block block = cairn__philox(random.seed, (i + k) / WORDS, random.number);
 #pragma unroll
             for (int w = 0; w < AT_ONCE; w++) {
                 const uint32_t word = AT_ONCE == WORDS ? block.word[w] : word_of(block, i + k + w);
@@ -264,15 +264,15 @@ template <class T> struct drop_op {
 template <class T> static CAIRN__KERNEL drop(const drop_op<T> given, size_t n) {
     constexpr int V = cairn__pack_of<T>;
     drop_op<T> op = given;
+    op.random = cairn__drawn_now(given.random);
     cairn__walk_tensor<V, DROP_PACKS>(cairn__aligned<V>(op.dst) && cairn__aligned<V>(op.x), n, op);
 }
 
 int cairn__launch_dropout(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *x, size_t n, uint32_t least,
-                          double scale, uint64_t seed, uint64_t random_stream) {
+                          double scale, const struct cairn__random_stream *random) {
     return cairn__with_math(t, [&](auto e) {
         typedef decltype(e) T;
-        const drop_op<T> op = {(T *)dst,      (const T *)x, seed,
-                               random_stream, least,        (typename cairn__r_of<T>::type)scale};
+        const drop_op<T> op = {(T *)dst, (const T *)x, *random, least, (typename cairn__r_of<T>::type)scale};
         return cairn__launch(drop<T>, cairn__tensor_blocks<cairn__pack_of<T>, DROP_PACKS>(n), CAIRN__CUDA_THREADS,
                              stream, op, n);
     });

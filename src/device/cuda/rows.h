@@ -25,7 +25,7 @@ int cairn__launch_softmax_backward(struct CUstream_st *stream, cairn_dtype t, vo
 
 /* least: p * 2^24, rounded up. */
 int cairn__launch_dropout(struct CUstream_st *stream, cairn_dtype t, void *dst, const void *x, size_t n, uint32_t least,
-                          double scale, uint64_t seed, uint64_t random_stream);
+                          double scale, const struct cairn__random_stream *random);
 
 /* Rows of `nbytes` bytes, an even number; `wide` says that indices are i64 and not i32. bad may be NULL. */
 int cairn__launch_gather_rows(struct CUstream_st *stream, void *y, const void *table, const void *index, bool wide,
