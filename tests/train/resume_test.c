@@ -22,20 +22,10 @@ static int begin_all(void **state) {
     return make_env(state);
 }
 
-/* A GPU has not all layers yet. */
-static struct resume_case as_device_can(cairn_env *env, const struct resume_case *c) {
-    const bool is_cpu = strcmp(cairn_device_name(env->device), "cpu") == 0;
-    struct resume_case can = *c;
-    can.statistics &= is_cpu;
-    can.dropout &= is_cpu;
-    return can;
-}
-
 static void resume_all(cairn_env *env, const struct resume_case *cases, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        const struct resume_case c = as_device_can(env, &cases[i]);
-        CALM(resumes(env, &c, 0));
-        CALM(resumes(env, &c, 2));
+        CALM(resumes(env, &cases[i], 0));
+        CALM(resumes(env, &cases[i], 2));
     }
 }
 #define RESUME_ALL(env, cases) resume_all(env, cases, sizeof(cases) / sizeof((cases)[0]))
@@ -256,6 +246,19 @@ static void a_recorded_training_goes_on_to_the_bit(void **state) {
          .level = AMP_O2,
          .scaler = apex,
          .schedule = cairn_cosine_schedule(.total_steps = 45, .count_skipped = CAIRN_ON)},
+        {.name = "recorded, dropout",
+         .by = BY_SGD_MOMENTUM,
+         .level = AMP_O0,
+         .scaler = apex,
+         .dropout = true,
+         .schedule = cairn_cosine_schedule(.total_steps = 45)},
+        {.name = "recorded, dropout accumulates",
+         .by = BY_ADAM,
+         .level = AMP_O2,
+         .half = CAIRN_F16,
+         .scaler = apex,
+         .dropout = true,
+         .accumulates = true},
         {.name = "recorded, O0 accumulates", .by = BY_ADAM, .level = AMP_O0, .scaler = apex, .accumulates = true},
         {.name = "recorded, O1 accumulates",
          .by = BY_SGD_ALONE,
@@ -282,9 +285,7 @@ static void trainings_by_chance_go_on_to_the_bit(void **state) {
     for (int seed = first_seed; seed < first_seed + num_seeds; seed++) {
         struct random_case r;
         draw_case(&r, (uint64_t)seed, 1);
-        const struct resume_case c = as_device_can(*state, &r.c);
-        if (!c.statistics && r.ddp.num_ignored) r.ddp.num_ignored = 1; /* a weight, and no buffer */
-        CALM(resumes(*state, &c, seed % 3));
+        CALM(resumes(*state, &r.c, seed % 3));
     }
 }
 
