@@ -201,14 +201,15 @@ static CAIRN__KERNEL attend(cairn__attention_rows rows, uint32_t first_b, uint32
     });
     const R sum = (R)cairn__sum_of_row<TEAM>(total), share = sees ? 1 / sum : 0;
     if (rows.lse && threadIdx.x % TEAM == 0) ((R *)rows.lse)[at.row] = sees ? greatest + log_of(sum) : greatest;
-    const cairn__random_stream random = cairn__drawn_now(rows.random);
+    /* Once a row, or for each pack where it would take registers that are not there. */
+    const cairn__random_stream random = PACKS ? cairn__drawn_now(rows.random) : rows.random;
     each_pack<TEAM, PACKS>(n, [&](int p, uint32_t j) {
         R x[V], factor[V];
         scores.get(p, j, x);
 #pragma unroll
         for (int k = 0; k < V; k++) x[k] = j + k < at.seen ? x[k] * share : 0;
         if (rows.dropped) {
-            keep_factors(rows, random, at.row * (uint64_t)rows.s + j, factor);
+            keep_factors(rows, PACKS ? random : cairn__drawn_now(random), at.row * (uint64_t)rows.s + j, factor);
             multiply_pack(x, factor);
         }
         write_rounded<T>(rows.probabilities, at.start + j, x);
