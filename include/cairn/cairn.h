@@ -28,6 +28,8 @@
 #include "ddp_logging.h"
 #include "sync_batch_norm.h"
 #include "metrics.h"
+#include "loader.h"
+#include "datasets.h"
 #include "progress.h"
 
 #endif

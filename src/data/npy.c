@@ -1,24 +1,20 @@
 /* .npy files. A header is the text of a Python dictionary with three entries, which may stand in any order; what numpy
  * never writes there is refused. */
 #include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cairn/npy.h"
 #include "core/alloc.h"
 #include "core/status.h"
+#include "data/file.h"
 
 enum { MAGIC = 6, MOST_HEADER = 1 << 16, MOST_DIMS = 32, SHAPE_TEXT = 24 * MOST_DIMS };
 
 struct cairn_npy {
-    char *path;
-    int fd;
+    struct cairn__file file;
     cairn_dtype dtype;
     int ndim;
     int64_t shape[MOST_DIMS];
@@ -26,25 +22,6 @@ struct cairn_npy {
     int64_t rows;
     size_t row_nbytes;
 };
-
-/* ---- reading ---- */
-
-static cairn_status read_at(const cairn_npy *f, void *to, size_t nbytes, int64_t at) {
-    char *end = to;
-    while (nbytes > 0) {
-        const ssize_t got = pread(f->fd, end, nbytes, (off_t)at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return cairn__fail_errno(errno, "%s: reading at byte %" PRId64, f->path, at);
-        REQUIRE(got > 0, CAIRN_EINVAL,
-                "%s: ends at byte %" PRId64
-                ", before the last element that its header declares; the file may have been truncated",
-                f->path, at);
-        end += got;
-        at += got;
-        nbytes -= (size_t)got;
-    }
-    return CAIRN_OK;
-}
 
 /* ---- the header ---- */
 
@@ -111,14 +88,14 @@ static cairn_status read_type(cairn_npy *f, const char *descr) {
     if (strchr(descr, 'O'))
         return cairn__fail(
             CAIRN_EINVAL, "%s: an array of Python objects ('%s'), which only Python can read; save an array of numbers",
-            f->path, descr);
+            f->file.path, descr);
     if (descr[0] == '>')
         return cairn__fail(CAIRN_EINVAL, "%s: big-endian ('%s'); save x.astype(x.dtype.newbyteorder('<')) instead",
-                           f->path, descr);
+                           f->file.path, descr);
     return cairn__fail(CAIRN_EINVAL,
                        "%s: type '%s'; Cairn reads '<f8', '<f4', '<f2', '<i8', '<i4', '|u1' and '|b1'; save "
                        "x.astype('<f4'), for example",
-                       f->path, descr);
+                       f->file.path, descr);
 }
 
 static cairn_status parse(cairn_npy *f, const char *header, size_t nbytes) {
@@ -130,7 +107,7 @@ static cairn_status parse(cairn_npy *f, const char *header, size_t nbytes) {
         if (is_whole && strcmp(key, "descr") == 0) {
             skip_spaces(&t);
             REQUIRE(*t.at != '[', CAIRN_EINVAL, "%s: a structured array; save its fields as arrays of their own",
-                    f->path);
+                    f->file.path);
             is_whole = take_string(&t, descr, sizeof(descr));
         } else if (is_whole && strcmp(key, "fortran_order") == 0) {
             is_fortran = take(&t, "True");
@@ -147,9 +124,9 @@ static cairn_status parse(cairn_npy *f, const char *header, size_t nbytes) {
     }
     skip_spaces(&t);
     REQUIRE(is_whole && t.at == header + nbytes && descr[0] && has_order && has_shape, CAIRN_EINVAL,
-            "%s: its header is not in the form that numpy.save writes", f->path);
+            "%s: its header is not in the form that numpy.save writes", f->file.path);
     REQUIRE(!is_fortran || f->ndim < 2, CAIRN_EINVAL, "%s: in Fortran order; save numpy.ascontiguousarray(x) instead",
-            f->path);
+            f->file.path);
     return read_type(f, descr);
 }
 
@@ -157,21 +134,21 @@ static cairn_status read_header(cairn_npy *f) {
     unsigned char head[MAGIC + 2 + 4] = {0};
     cairn_status st = CAIRN_OK;
     char *text = NULL;
-    TRY(read_at(f, head, MAGIC + 2 + 2, 0));
+    TRY(cairn__file_read_at(&f->file, head, MAGIC + 2 + 2, 0));
     const bool is_npy = memcmp(head, "\x93NUMPY", MAGIC) == 0, is_short = head[MAGIC] == 1;
-    TRY(is_npy ? CAIRN_OK : cairn__fail(CAIRN_EINVAL, "%s: not an .npy file", f->path));
+    TRY(is_npy ? CAIRN_OK : cairn__fail(CAIRN_EINVAL, "%s: not an .npy file", f->file.path));
     if (head[MAGIC] < 1 || head[MAGIC] > 3 || head[MAGIC + 1] != 0)
-        TRY(cairn__fail(CAIRN_EINVAL, "%s: version %d.%d of the format; Cairn reads 1.0 to 3.0", f->path, head[MAGIC],
-                        head[MAGIC + 1]));
+        TRY(cairn__fail(CAIRN_EINVAL, "%s: version %d.%d of the format; Cairn reads 1.0 to 3.0", f->file.path,
+                        head[MAGIC], head[MAGIC + 1]));
     const size_t before = MAGIC + 2 + (is_short ? 2 : 4);
-    TRY(read_at(f, head, before, 0));
+    TRY(cairn__file_read_at(&f->file, head, before, 0));
     uint32_t nbytes = head[MAGIC + 2] | (uint32_t)head[MAGIC + 3] << 8;
     if (!is_short) nbytes |= (uint32_t)head[MAGIC + 4] << 16 | (uint32_t)head[MAGIC + 5] << 24;
     TRY(nbytes <= MOST_HEADER ? CAIRN_OK
                               : cairn__fail(CAIRN_EINVAL, "%s: its header has %" PRIu32 " bytes; Cairn reads up to %d",
-                                            f->path, nbytes, (int)MOST_HEADER));
+                                            f->file.path, nbytes, (int)MOST_HEADER));
     TRY(cairn__calloc(nbytes + 1, 1, (void **)&text));
-    TRY(read_at(f, text, nbytes, (int64_t)before));
+    TRY(cairn__file_read_at(&f->file, text, nbytes, (int64_t)before));
     f->begin = (int64_t)before + nbytes;
     TRY(parse(f, text, nbytes));
 out:
@@ -181,7 +158,6 @@ out:
 
 /* Sizes are the file's word: their product may leave every integer, or the file. */
 static cairn_status measure(cairn_npy *f) {
-    struct stat s;
     int64_t nbytes = (int64_t)cairn_dtype_nbytes(f->dtype), all;
     bool fits = true, is_empty = false;
     for (int i = 0; i < f->ndim; i++) is_empty |= f->shape[i] == 0;
@@ -190,10 +166,9 @@ static cairn_status measure(cairn_npy *f) {
     f->rows = f->ndim ? f->shape[0] : 1;
     f->row_nbytes = is_empty ? 0 : (size_t)nbytes;
     fits = fits && !__builtin_mul_overflow(nbytes, is_empty ? 0 : f->rows, &all);
-    if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
-    REQUIRE(fits && all <= (int64_t)s.st_size - f->begin, CAIRN_EINVAL,
-            "%s: %" PRId64 " bytes, fewer than its header declares; the file may have been truncated", f->path,
-            (int64_t)s.st_size);
+    REQUIRE(fits && all <= f->file.nbytes - f->begin, CAIRN_EINVAL,
+            "%s: %" PRId64 " bytes, fewer than its header declares; the file may have been truncated", f->file.path,
+            f->file.nbytes);
     return CAIRN_OK;
 }
 
@@ -201,13 +176,9 @@ cairn_status cairn_npy_open(const char *path, cairn_npy **out) {
     REQUIRE(path && out, CAIRN_EINVAL, "cairn_npy_open: path and out must be set");
     cairn_status st = CAIRN_OK;
     cairn_npy *f = NULL;
-    struct stat s;
     TRY(cairn__calloc(1, sizeof(*f), (void **)&f));
-    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe without a writer would wait */
-    if (f->fd < 0) TRY(cairn__fail_errno(errno, "%s", path));
-    if (fstat(f->fd, &s) != 0) TRY(cairn__fail_errno(errno, "%s", path));
-    TRY(S_ISREG(s.st_mode) ? CAIRN_OK : cairn__fail(CAIRN_EINVAL, "%s: not a regular file", path));
-    TRY(cairn__strdup(path, &f->path));
+    f->file.fd = -1;
+    TRY(cairn__file_open(&f->file, path));
     TRY(read_header(f));
     TRY(measure(f));
     *out = f;
@@ -219,8 +190,7 @@ out:
 
 void cairn_npy_destroy(cairn_npy **npy) {
     if (!npy || !*npy) return;
-    if ((*npy)->fd >= 0) close((*npy)->fd);
-    cairn__free((*npy)->path);
+    cairn__file_close(&(*npy)->file);
     cairn__free(*npy);
     *npy = NULL;
 }
@@ -262,7 +232,7 @@ cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype, int ndim,
             (int)MOST_DIMS);
     bool fits = npy->dtype == dtype && npy->ndim == ndim;
     for (int i = 0; fits && i < ndim; i++) fits = shape[i] < 0 || shape[i] == npy->shape[i];
-    REQUIRE(fits, CAIRN_EINVAL, "%s: has %s of shape %s, but the program expects %s of shape %s", npy->path,
+    REQUIRE(fits, CAIRN_EINVAL, "%s: has %s of shape %s, but the program expects %s of shape %s", npy->file.path,
             cairn_dtype_name(npy->dtype), write_shape(is, npy->ndim, npy->shape), cairn_dtype_name(dtype),
             write_shape(wanted, ndim, shape));
     return CAIRN_OK;
@@ -273,15 +243,16 @@ cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype, int ndim,
 cairn_status cairn_npy_read_rows(const cairn_npy *npy, const int64_t *rows, size_t n, void *values, size_t nbytes) {
     REQUIRE(npy && ((rows && values) || n == 0), CAIRN_EINVAL, "cairn_npy_read_rows: npy, rows and values must be set");
     REQUIRE(npy->row_nbytes == 0 || n <= nbytes / npy->row_nbytes, CAIRN_EINVAL,
-            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
+            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->file.path, nbytes, n, npy->row_nbytes);
     for (size_t i = 0; i < n; i++) {
         REQUIRE(rows[i] >= 0 && rows[i] < npy->rows, CAIRN_EINVAL,
-                "%s: row is %" PRId64 ", but the file has %" PRId64 " rows", npy->path, rows[i], npy->rows);
+                "%s: row is %" PRId64 ", but the file has %" PRId64 " rows", npy->file.path, rows[i], npy->rows);
     }
     for (size_t i = 0, run; i < n; i += run) {
         for (run = 1; i + run < n && rows[i + run] == rows[i] + (int64_t)run;) run++;
-        const cairn_status st = read_at(npy, (char *)values + i * npy->row_nbytes, run * npy->row_nbytes,
-                                        npy->begin + rows[i] * (int64_t)npy->row_nbytes);
+        const cairn_status st =
+            cairn__file_read_at(&npy->file, (char *)values + i * npy->row_nbytes, run * npy->row_nbytes,
+                                npy->begin + rows[i] * (int64_t)npy->row_nbytes);
         if (st != CAIRN_OK) return st;
     }
     return CAIRN_OK;
@@ -290,8 +261,8 @@ cairn_status cairn_npy_read_rows(const cairn_npy *npy, const int64_t *rows, size
 cairn_status cairn_npy_read(const cairn_npy *npy, int64_t first, size_t n, void *values, size_t nbytes) {
     REQUIRE(npy && (values || n == 0), CAIRN_EINVAL, "cairn_npy_read: npy and values must be set");
     REQUIRE(first >= 0 && first <= npy->rows && n <= (uint64_t)(npy->rows - first), CAIRN_EINVAL,
-            "%s: %zu rows from %" PRId64 " on, but the file has %" PRId64 " rows", npy->path, n, first, npy->rows);
+            "%s: %zu rows from %" PRId64 " on, but the file has %" PRId64 " rows", npy->file.path, n, first, npy->rows);
     REQUIRE(npy->row_nbytes == 0 || n <= nbytes / npy->row_nbytes, CAIRN_EINVAL,
-            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->path, nbytes, n, npy->row_nbytes);
-    return read_at(npy, values, n * npy->row_nbytes, npy->begin + first * (int64_t)npy->row_nbytes);
+            "%s: nbytes is %zu, but %zu rows of %zu bytes are to be read", npy->file.path, nbytes, n, npy->row_nbytes);
+    return cairn__file_read_at(&npy->file, values, n * npy->row_nbytes, npy->begin + first * (int64_t)npy->row_nbytes);
 }

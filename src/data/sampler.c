@@ -4,8 +4,9 @@
 #include "cairn/data.h"
 #include "core/alloc.h"
 #include "core/options.h"
-#include "core/philox.h"
 #include "core/status.h"
+#include "data/sampler.h"
+#include "data/words.h"
 #include "param/stateful.h"
 
 #define MOST_SHUFFLED ((int64_t)UINT32_MAX)
@@ -19,37 +20,14 @@ struct cairn_sampler {
     uint32_t *order; /* [n] of this epoch; NULL: 0, 1, 2, ... */
 };
 
-struct word_stream {
-    uint64_t key, low, high;
-    struct cairn__philox_block block;
-    int left;
-};
-
-static uint32_t next_word(struct word_stream *w) {
-    if (w->left == 0) {
-        w->block = cairn__philox(w->key, w->low++, w->high);
-        w->left = 4;
-    }
-    return w->block.word[4 - w->left--];
-}
-
-/* Uniform in [0, bound): rejects words of the last, incomplete part of their range. */
-static uint32_t draw(struct word_stream *w, uint32_t bound) {
-    const uint32_t rest = (0u - bound) % bound; /* 2^32 mod bound */
-    uint64_t product;
-    do {
-        product = (uint64_t)next_word(w) * bound;
-    } while ((uint32_t)product < rest);
-    return (uint32_t)(product >> 32);
-}
-
-/* The high half of the counter has its top bit set, which those of tensors' random numbers never have. */
+/* The high half of the counter has its top bit set, which those of tensors' random numbers never have, and the next one
+ * not, which those of examples have (random.c). */
 static void shuffle(cairn_sampler *s) {
-    struct word_stream w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
+    struct cairn__words w = {.key = s->seed, .high = (uint64_t)s->epoch | (uint64_t)1 << 63};
     uint32_t *order = s->order;
     for (int64_t i = 0; i < s->n; i++) order[i] = (uint32_t)i;
     for (uint32_t i = (uint32_t)s->n; i-- > 1;) {
-        const uint32_t j = draw(&w, i + 1), kept = order[i];
+        const uint32_t j = cairn__words_below(&w, i + 1), kept = order[i];
         order[i] = order[j];
         order[j] = kept;
     }
@@ -127,18 +105,28 @@ cairn_status cairn_sampler_set_epoch(cairn_sampler *sampler, int64_t epoch) {
     return CAIRN_OK;
 }
 
+int64_t cairn__sampler_examples(const cairn_sampler *sampler) {
+    return sampler->n;
+}
+
+size_t cairn__sampler_peek(const cairn_sampler *s, int64_t position, int64_t *indices, size_t n) {
+    const int64_t left = s->length - position;
+    if (n > (uint64_t)left) n = (size_t)left;
+    for (size_t i = 0; i < n; i++) {
+        const int64_t place = (s->rank + (position + (int64_t)i) * s->size) % s->n;
+        indices[i] = s->order ? (int64_t)s->order[place] : place;
+    }
+    return n;
+}
+
 size_t cairn_sampler_next(cairn_sampler *sampler, int64_t *indices, size_t n) {
     if (!sampler || (!indices && n > 0)) {
         cairn__fail(CAIRN_EINVAL, "%s is NULL", sampler ? "indices" : "sampler");
         return 0;
     }
-    const int64_t left = sampler->length - sampler->position;
-    if (n > (uint64_t)left) n = (size_t)left;
-    for (size_t i = 0; i < n; i++) {
-        const int64_t place = (sampler->rank + sampler->position++ * sampler->size) % sampler->n;
-        indices[i] = sampler->order ? (int64_t)sampler->order[place] : place;
-    }
-    return n;
+    const size_t got = cairn__sampler_peek(sampler, sampler->position, indices, n);
+    sampler->position += (int64_t)got;
+    return got;
 }
 
 cairn_status cairn_sampler_seek(cairn_sampler *sampler, int64_t position) {

@@ -17,6 +17,7 @@ struct cairn__place {
 
 enum cairn__place_of {
     CAIRN__PLACE_OF_PARAM,
+    CAIRN__PLACE_OF_DATA,
     CAIRN__PLACE_OF_NN,
     CAIRN__PLACE_OF_COMM,
     CAIRN__PLACE_OF_AMP,

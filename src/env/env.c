@@ -222,12 +222,13 @@ void cairn_env_destroy(cairn_env **env) {
     if (!env || !*env) return;
     struct cairn_env *e = *env;
     const int sets = e->places[CAIRN__PLACE_OF_PARAM].alive, scalers = e->places[CAIRN__PLACE_OF_AMP].alive;
-    if (sets > 0 || e->graphs > 0 || scalers > 0) {
+    const int loaders = e->places[CAIRN__PLACE_OF_DATA].alive;
+    if (sets > 0 || e->graphs > 0 || scalers > 0 || loaders > 0) {
         cairn__log(
             CAIRN_LOG_ERROR,
-            "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, and %d scalers, so it "
-            "is kept; destroy them first",
-            e->graphs, sets, scalers);
+            "cairn_env_destroy: %d graphs and %d modules or parameter sets made in it are alive, %d scalers and %d "
+            "loaders, so it is kept; destroy them first",
+            e->graphs, sets, scalers, loaders);
         return;
     }
     cairn_group *group = cairn_env_group(e);

@@ -100,6 +100,9 @@ cairn_status cairn__note_anomalies(cairn_env *env, bool on);
 const char *cairn__noted_anomaly(const cairn_env *env);
 void cairn__forget_anomaly(cairn_env *env);
 
+/* A leaf whose values are undefined, for what fills it at once. Errors: CAIRN_EINVAL, CAIRN_ENOMEM. */
+cairn_status cairn__tensor_empty(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape, cairn_tensor **out);
+
 /* The values of a buffer or a leaf, in device memory. */
 void *cairn__tensor_memory(cairn_tensor *leaf);
 

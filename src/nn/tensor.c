@@ -76,6 +76,11 @@ out:
     return st;
 }
 
+cairn_status cairn__tensor_empty(cairn_env *env, cairn_dtype dtype, int ndim, const int64_t *shape,
+                                 cairn_tensor **out) {
+    return new_leaf("tensor_empty", env, dtype, ndim, shape, out);
+}
+
 /* t; or, where filling it failed with st, NULL, and t ends. */
 static cairn_tensor *finished(cairn_tensor *t, cairn_status st) {
     if (st != CAIRN_OK) cairn_tensor_destroy(&t);

@@ -20,11 +20,13 @@ PUBLIC_ONE = re.compile(r"public (\w+) with its `hooks\.h`")
 PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
                "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
+               "loader": "data", "datasets": "data",
                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
+                "loader": "data", "datasets": "data",
                 "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                 "stateful": "core", "weights": "state"}
 
