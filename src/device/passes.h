@@ -93,8 +93,8 @@ struct cairn__passes {
     void (*adam)(struct cairn_device *d, const struct cairn__optim_item *items, size_t count, cairn_dtype grad,
                  enum cairn__weight_mode mode, const struct cairn__adam_rule *rule, const struct cairn__rates *rates,
                  const struct cairn__optim_state *state);
-    /* ++*missed, unless state->skip is raised. Before step_end. */
-    void (*miss)(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state);
+    /* ++*counter, unless state->skip is raised: before step_end. state NULL = always. */
+    void (*count_up)(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state);
     void (*step_end)(struct cairn_device *d, const struct cairn__step_end *end);
     /* table->rates = what its schedules make of state's counters: after a schedule or a base rate has changed. */
     void (*renew_rates)(struct cairn_device *d, const struct cairn__rate_table *table,

@@ -132,16 +132,11 @@ cairn_module *cairn_group_norm(cairn_env *env, int64_t groups, int64_t channels,
 
 /* ---- batch ---- */
 
-/* Nothing is computed from the count; it is part of the state, as in torch. */
-static cairn_status count_batch(cairn_tensor *batches) {
-    int64_t n = 0;
+/* Nothing is computed from the count; it is part of the state, as in torch. The device counts, so that no step waits
+ * for the number, and one that is recorded goes on counting. */
+static void count_batch(cairn_tensor *batches) {
     struct cairn_device *d = batches->env->device;
-    cairn_status st = CAIRN_OK;
-    TRY(cairn__device_download(d, &n, batches->data, sizeof(n)));
-    n++;
-    TRY(cairn__device_upload(d, batches->data, &n, sizeof(n)));
-out:
-    return st;
+    d->passes->count_up(d, batches->data, NULL);
 }
 
 static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
@@ -149,7 +144,8 @@ static cairn_tensor *batch_norm(cairn_module *module, void *context, cairn_tenso
     const struct norm *n = context;
     cairn_tensor *y = cairn__batch_norm_over(inputs[0], n->mean, n->var, n->weight, n->bias, module->training,
                                              n->momentum, n->eps, &n->exchange);
-    return !y || !module->training || count_batch(n->batches) == CAIRN_OK ? y : NULL;
+    if (y && module->training) count_batch(n->batches);
+    return y;
 }
 
 static void describe_batch(const void *context, char *text, size_t nbytes) {

@@ -73,7 +73,7 @@ static cairn_status update_group(struct cairn_optimizer *o, const struct cairn__
     }
     for (size_t i = group->first; i < group->first + group->count; i++) {
         if (o->arrays.keys[i] >= 0 || o->arrays.moments[i].waits) continue;
-        d->passes->miss(d, &o->arrays.missed[i], o->state);
+        d->passes->count_up(d, &o->arrays.missed[i], o->state);
     }
 out:
     return st;

@@ -3,9 +3,9 @@
 #include "../ranks.h"
 #include "device/env.h"
 
-enum pass { SCALE, AXPBY, CHECK, NORM, SGD, MISS, TAKE, SHARE, TELL, CLIP, SCALE_LOSS, CLEAR, STORE, END, PASSES };
+enum pass { SCALE, AXPBY, CHECK, NORM, SGD, COUNT_UP, TAKE, SHARE, TELL, CLIP, SCALE_LOSS, CLEAR, STORE, END, PASSES };
 static const char *const names[PASSES] = {"scale",      "axpby",       "check",      "l2norm",        "sgd",
-                                          "miss",       "take_flags",  "share_flag", "scaler_update", "clip",
+                                          "count_up",   "take_flags",  "share_flag", "scaler_update", "clip",
                                           "scale_loss", "clear_flags", "store",      "step_end"};
 
 static _Thread_local int counted[PASSES];
@@ -33,7 +33,7 @@ COUNTED(SGD, sgd,
         (dev * d, const struct cairn__optim_item *i, size_t n, cairn_dtype g, enum cairn__weight_mode m,
          const struct cairn__sgd_rule *r, const struct cairn__rates *lr, const struct cairn__optim_state *s),
         (d, i, n, g, m, r, lr, s))
-COUNTED(MISS, miss, (dev * d, int64_t *missed, const struct cairn__optim_state *s), (d, missed, s))
+COUNTED(COUNT_UP, count_up, (dev * d, int64_t *n, const struct cairn__optim_state *s), (d, n, s))
 COUNTED(TAKE, take_flags, (dev * d, const struct cairn__taken *i, size_t n, uint32_t batch, uint32_t *any),
         (d, i, n, batch, any))
 COUNTED(SHARE, share_flag, (dev * d, uint32_t *any, uint32_t *const *into, size_t n), (d, any, into, n))
@@ -56,7 +56,7 @@ static const struct cairn__passes *count_passes(struct cairn_device *d, struct c
     table->check = check_counted;
     table->l2norm = l2norm_counted;
     table->sgd = sgd_counted;
-    table->miss = miss_counted;
+    table->count_up = count_up_counted;
     table->take_flags = take_flags_counted;
     table->share_flag = share_flag_counted;
     table->scaler_update = scaler_update_counted;

@@ -380,14 +380,14 @@ static void step_leaves_a_report_with_its_names(void **state) {
     s.skip = 1;
     overflows[1] = (struct cairn__overflow){.micro_batch = 3, .infs = 5, .nans = 7, .rank = 1};
     int64_t missed = 0;
-    d->passes->miss(d, &missed, &s);
+    d->passes->count_up(d, &missed, &s);
     assert_int_equal(missed, 0);
     d->passes->step_end(d, &end);
     assert_true(reports[2].number == 2 && reports[2].stepped == 0 && reports[2].skipped == 1 && s.skip == 0);
     const struct cairn__overflow *noted = &names[2 * COUNT];
     assert_true(noted[0].micro_batch == 0 && noted[1].micro_batch == 3 && noted[1].infs == 5 && noted[1].nans == 7);
     assert_true(overflows[1].micro_batch == 0 && overflows[1].infs == 0);
-    d->passes->miss(d, &missed, &s);
+    d->passes->count_up(d, &missed, &s);
     assert_int_equal(missed, 1);
 }
 

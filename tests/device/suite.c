@@ -710,7 +710,7 @@ static void run_step(struct training *t, int step, host_update host, device_upda
     const size_t count = fill_optim_items(t, step, items);
     on_the_device(t, items, count, rule);
     for (size_t i = 0; i < LIST; i++) {
-        if (is_missing(i, step)) passes->miss(device, t->device_missed + i, t->device_optim);
+        if (is_missing(i, step)) passes->count_up(device, t->device_missed + i, t->device_optim);
     }
     if (t->optim.skip) return;
     for (size_t i = 0; i < LIST; i++) {
@@ -1249,19 +1249,22 @@ static void store_writes_values_of_any_length(void **state) {
     }
 }
 
-static void miss_counts_steps_that_are_taken(void **state) {
+static void counters_count_steps_that_are_taken_or_always(void **state) {
     (void)state;
     int64_t missed = 41;
     struct cairn__optim_state optim = {.skip = 0};
     int64_t *p = on_device(&missed, sizeof(missed));
     struct cairn__optim_state *s = on_device(&optim, sizeof(optim));
-    passes->miss(device, p, s);
-    passes->miss(device, p, s);
+    passes->count_up(device, p, s);
+    passes->count_up(device, p, s);
     optim.skip = 1;
     passes->store(device, s, &optim, sizeof(optim));
-    passes->miss(device, p, s);
+    passes->count_up(device, p, s);
     download(&missed, p, sizeof(missed));
     assert_int_equal(missed, 43);
+    passes->count_up(device, p, NULL);
+    download(&missed, p, sizeof(missed));
+    assert_int_equal(missed, 44);
     cairn__device_free(device, p), cairn__device_free(device, s);
 }
 
@@ -2061,7 +2064,7 @@ int main(int argc, char **argv) {
         TEST(clipping_has_the_hosts_bits),
         TEST(scalers_agree_with_the_host_update_by_update),
         TEST(store_writes_values_of_any_length),
-        TEST(miss_counts_steps_that_are_taken),
+        TEST(counters_count_steps_that_are_taken_or_always),
         TEST(loss_is_scaled_by_the_current_scale),
         TEST(scaled_loss_records_whether_it_was_finite),
         TEST(elementwise_passes_have_the_references_bits),

@@ -17,6 +17,7 @@
 #include "check.h"
 #include "context.h"
 #include "plant.h"
+#include "state_in_memory.h"
 #include "trainer.h"
 #include "waits.h"
 
@@ -573,6 +574,88 @@ static void replays_that_draw_wait_for_nothing(void **state) {
     trainer_destroy(&t);
 }
 
+/* ---- batch normalisation, whose buffers change in every step ---- */
+
+static struct trainer create_normalised(size_t level) {
+    const struct amp_options *amp =
+        amp_options(.opt_level = levels[level].level, .half_type = levels[level].half, .verbosity = -1);
+    struct trainer t = {.env = NULL};
+    OK(cairn_env_create(NULL, NULL, cairn_env_options(.device = device_name), &t.env));
+    t.x = cairn_randn(t.env, CAIRN_F32, CAIRN_SHAPE(8, 2, 6, 6));
+    t.y = cairn_randn(t.env, CAIRN_F32, CAIRN_SHAPE(8, 5));
+    t.model =
+        cairn_sequential(t.env, CAIRN_MODULES(cairn_conv2d(t.env, 2, 4, 3, NULL), cairn_batch_norm(t.env, 4, 0, 0),
+                                              cairn_activation(t.env, cairn_relu), cairn_flatten_from(t.env, 1),
+                                              cairn_linear(t.env, 64, 5), cairn_batch_norm(t.env, 5, 0, 0.5)));
+    assert_non_null(t.model);
+    OK(cairn_adamw_create(cairn_module_params(t.model), NULL, &t.optimizer));
+    OK(amp_initialize(t.env, t.model, t.optimizer, amp, &t.amp));
+    return t;
+}
+
+static void assert_batches_counted(const struct trainer *t, int64_t expected) {
+    static const char *const names[] = {"1.num_batches_tracked", "5.num_batches_tracked"};
+    for (int i = 0; i < 2; i++) {
+        int64_t batches = -1;
+        OK(cairn_tensor_read_as(cairn_module_get(t->model, names[i]), CAIRN_I64, &batches, 1));
+        assert_int_equal(batches, expected);
+    }
+}
+
+static void batches_are_counted_without_waiting(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LEVELS; l++) {
+        struct trainer t = create_normalised(l);
+        for (int i = 0; i < WARM_UP; i++) OK(trainer_step(&t));
+        const unsigned long long before = waits();
+        for (int i = 0; i < STEADY; i++) OK(trainer_step(&t));
+        if (waits() != before) fail_msg("%s: %llu calls that wait", levels[l].name, waits() - before);
+        assert_batches_counted(&t, WARM_UP + STEADY);
+        cairn_module_train(t.model, 0);
+        assert_non_null(cairn_module_forward(t.model, t.x));
+        assert_batches_counted(&t, WARM_UP + STEADY);
+        trainer_destroy(&t);
+    }
+}
+
+/* All that a checkpoint would hold: weights, running statistics, counts, moments, scales. */
+static void assert_same_saved_state(const struct trainer *a, const struct trainer *b, const char *what) {
+    struct kept_state kept[2] = {{.count = 0}};
+    const struct trainer *const both[] = {a, b};
+    check_as(what);
+    for (int i = 0; i < 2; i++) {
+        const cairn_stateful parts[] = {cairn_module_stateful(both[i]->model),
+                                        cairn_optimizer_stateful(both[i]->optimizer), amp_stateful(both[i]->amp),
+                                        cairn__env_stateful(both[i]->env)};
+        CALM(keep_state(&kept[i], parts, sizeof(parts) / sizeof(parts[0])));
+    }
+    CALM(same_states(&kept[0], &kept[1]));
+    drop_state(&kept[0]);
+    drop_state(&kept[1]);
+}
+
+static void check_normalised_replays(size_t level) {
+    struct trainer run = create_normalised(level), replayed = create_normalised(level);
+    cairn_graph *graph = NULL;
+    OK(cairn_graph_capture(replayed.env, trainer_step, &replayed, &graph));
+    for (int step = 0; step < REPLAYED; step++) {
+        change(&run, step), change(&replayed, step);
+        OK(trainer_step(&run));
+        OK(cairn_graph_replay(graph));
+        assert_same_loss(&run, &replayed, levels[level].name, step);
+        if (step % 3 == 2) assert_same_saved_state(&run, &replayed, levels[level].name);
+        if (step % 3 == 2) assert_batches_counted(&replayed, step + 1);
+    }
+    assert_int_equal(cairn_graph_is_recorded(graph), run.env->device->ops->capture_begin != NULL);
+    cairn_graph_destroy(&graph);
+    trainer_destroy(&run), trainer_destroy(&replayed);
+}
+
+static void replays_count_batches_and_keep_statistics_to_the_bit(void **state) {
+    (void)state;
+    for (size_t l = 0; l < LEVELS; l++) check_normalised_replays(l);
+}
+
 /* ---- what cannot be recorded ---- */
 
 static cairn_status step_that_sets_its_rate(void *user) {
@@ -1046,6 +1129,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(two_graphs_in_turn_draw_what_their_steps_do),
         cmocka_unit_test(replays_of_a_step_that_seeds_call_it),
         cmocka_unit_test(replays_that_draw_wait_for_nothing),
+        cmocka_unit_test(batches_are_counted_without_waiting),
+        cmocka_unit_test(replays_count_batches_and_keep_statistics_to_the_bit),
         cmocka_unit_test(replay_returns_why_the_step_was_not_recorded),
         cmocka_unit_test(host_memory_is_refused_on_a_gpu),
         cmocka_unit_test(gradients_are_unscaled_by_the_scale_returned_for_them),

@@ -201,9 +201,9 @@ static void adam(struct cairn_device *d, const struct cairn__optim_item *items, 
     }
 }
 
-static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state) {
+static void count_up(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state) {
     (void)d;
-    if (!state->skip) ++*missed;
+    if (!state || !state->skip) ++*counter;
 }
 
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
@@ -419,7 +419,7 @@ const struct cairn__passes cairn__cpu_passes = {
     .census = census,
     .sgd = sgd,
     .adam = adam,
-    .miss = miss,
+    .count_up = count_up,
     .step_end = step_end,
     .renew_rates = renew_rates,
     .take_flags = take_flags,

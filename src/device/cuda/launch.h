@@ -115,7 +115,7 @@ int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list
 
 /* ---- a training step ---- */
 
-int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const struct cairn__optim_state *state);
+int cairn__launch_count_up(struct CUstream_st *stream, int64_t *counter, const struct cairn__optim_state *state);
 int cairn__launch_step_end(struct CUstream_st *stream, const struct cairn__step_end *end);
 int cairn__launch_renew_rates(struct CUstream_st *stream, const struct cairn__rate_table *table,
                               const struct cairn__optim_state *state);

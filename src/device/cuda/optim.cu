@@ -290,12 +290,12 @@ int cairn__launch_adam(struct CUstream_st *stream, const struct cairn__adam_list
 
 /* ---- around the update ---- */
 
-static CAIRN__KERNEL miss_once(int64_t *missed, const cairn__optim_state *state) {
-    if (threadIdx.x == 0 && !state->skip) ++*missed;
+static CAIRN__KERNEL count_one(int64_t *counter, const cairn__optim_state *state) {
+    if (threadIdx.x == 0 && !(state && state->skip)) ++*counter;
 }
 
-int cairn__launch_miss(struct CUstream_st *stream, int64_t *missed, const struct cairn__optim_state *state) {
-    return cairn__launch(miss_once, 1, 1, stream, missed, state);
+int cairn__launch_count_up(struct CUstream_st *stream, int64_t *counter, const struct cairn__optim_state *state) {
+    return cairn__launch(count_one, 1, 1, stream, counter, state);
 }
 
 /* The host may see a report's number at its end, and with it everything that was written before. */

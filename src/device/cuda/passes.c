@@ -215,10 +215,10 @@ static void adam(struct cairn_device *d, const struct cairn__optim_item *items, 
     cairn__cuda_queued(d, "adam", error);
 }
 
-static void miss(struct cairn_device *d, int64_t *missed, const struct cairn__optim_state *state) {
-    if (cairn__cuda_refused(d, "miss", cairn__check_objects((const void *[]){missed, state}, 2, sizeof(*missed))))
-        return;
-    cairn__cuda_queued(d, "miss", cairn__launch_miss(cairn__cuda_enter(d)->stream, missed, state));
+static void count_up(struct cairn_device *d, int64_t *counter, const struct cairn__optim_state *state) {
+    const void *const objects[] = {counter, state};
+    if (cairn__cuda_refused(d, "count_up", cairn__check_objects(objects, state ? 2 : 1, sizeof(*counter)))) return;
+    cairn__cuda_queued(d, "count_up", cairn__launch_count_up(cairn__cuda_enter(d)->stream, counter, state));
 }
 
 static void step_end(struct cairn_device *d, const struct cairn__step_end *end) {
@@ -382,7 +382,7 @@ const struct cairn__passes cairn__cuda_passes = {
     .census = census,
     .sgd = sgd,
     .adam = adam,
-    .miss = miss,
+    .count_up = count_up,
     .step_end = step_end,
     .renew_rates = renew_rates,
     .take_flags = take_flags,
