@@ -188,13 +188,13 @@ static const char *const no_slips[] = {
 };
 /* clang-format on */
 
-enum { MOST_LETTERS = 64 };
+enum { MAX_LETTERS = 64 };
 
 /* The form in which names are compared: "gelu" for "cairn_GELU_forward". */
-static void plain_name(const char *name, char plain[MOST_LETTERS]) {
+static void plain_name(const char *name, char plain[MAX_LETTERS]) {
     size_t n = 0;
     if (strncmp(name, "cairn_", 6) == 0) name += 6;
-    for (; *name && n < MOST_LETTERS - 1; name++) plain[n++] = (char)tolower((unsigned char)*name);
+    for (; *name && n < MAX_LETTERS - 1; name++) plain[n++] = (char)tolower((unsigned char)*name);
     plain[n] = '\0';
     if (n > 8 && strcmp(plain + n - 8, "_forward") == 0) plain[n -= 8] = '\0';
     while (n > 1 && plain[n - 1] == '_') plain[--n] = '\0';
@@ -206,9 +206,9 @@ static int least(int a, int b) {
 
 /* Letters to add, take away, replace, or swap with the next. Source: the optimal string alignment distance. */
 static int distance(const char *a, const char *b) {
-    int row[3][MOST_LETTERS + 1];
+    int row[3][MAX_LETTERS + 1];
     const int n = (int)strlen(a), m = (int)strlen(b);
-    if (m > MOST_LETTERS) return m;
+    if (m > MAX_LETTERS) return m;
     for (int j = 0; j <= m; j++) row[0][j] = j;
     for (int i = 1; i <= n; i++) {
         int *now = row[i % 3], *before = row[(i + 2) % 3], *two = row[(i + 1) % 3];
@@ -241,7 +241,7 @@ static const char *nearest(const char *plain) {
 }
 
 cairn_status cairn__amp_check_own_name(const char *name) {
-    char plain[MOST_LETTERS];
+    char plain[MAX_LETTERS];
     plain_name(name, plain);
     for (size_t i = 0; i < sizeof(other_names) / sizeof(other_names[0]); i++) {
         REQUIRE(strcmp(plain, other_names[i][0]) != 0, CAIRN_EINVAL,

@@ -1,5 +1,6 @@
-"""Commands that start ranks by MPI's launchers, where they are installed."""
+"""Commands that start ranks by MPI's launchers, where they are installed, and what ranks leave on a machine."""
 import os
+import re
 import shutil
 import subprocess
 
@@ -37,3 +38,11 @@ def marked(mark):
         except OSError:
             pass
     return found
+
+
+OURS = re.compile(r"cairn|gloo|torch|vader|sm_|ompi|open_?mpi|orte|pmix|gds|osc|ucx|psm", re.I)  # and Open MPI's parts'
+
+
+def shared_memory():
+    """The files of ranks in /dev/shm."""
+    return {name for name in os.listdir("/dev/shm") if OURS.match(name)}

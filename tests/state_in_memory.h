@@ -20,7 +20,7 @@
         }                                                \
     } while (0)
 
-enum { MOST_KEPT = 10 };
+enum { MAX_KEPT = 10 };
 
 /* An object's entries, whose arrays are copies in host memory. */
 struct kept_object {
@@ -29,7 +29,7 @@ struct kept_object {
 };
 
 struct kept_state {
-    struct kept_object objects[MOST_KEPT];
+    struct kept_object objects[MAX_KEPT];
     size_t count;
 };
 
@@ -159,7 +159,7 @@ static inline char *load_all(const struct kept_state *kept, const cairn_stateful
 }
 
 static inline char *bring_back(const struct kept_state *kept, const cairn_stateful *objects, size_t count) {
-    struct cairn__entries entries[MOST_KEPT] = {{.env = NULL}};
+    struct cairn__entries entries[MAX_KEPT] = {{.env = NULL}};
     EXPECT(count == kept->count);
     char *failure = load_all(kept, objects, entries);
     for (size_t o = 0; o < count; o++) cairn__entries_clear(&entries[o]);

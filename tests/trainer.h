@@ -59,13 +59,13 @@ static inline cairn_status trainer_create_mlp(struct trainer *t, const char *dev
 static inline cairn_status trainer_create_encoder(struct trainer *t, const char *device, int layers, int64_t width,
                                                   int64_t heads, int64_t batch, int64_t tokens, double dropout,
                                                   const struct amp_options *amp) {
-    enum { MOST_LAYERS = 24 };
-    cairn_module *layer[MOST_LAYERS] = {NULL};
+    enum { MAX_LAYERS = 24 };
+    cairn_module *layer[MAX_LAYERS] = {NULL};
     cairn_status st = cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &t->env);
     if (st != CAIRN_OK) return st;
     t->x = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, tokens, width));
     t->y = cairn_randn(t->env, CAIRN_F32, CAIRN_SHAPE(batch, tokens, width));
-    for (int i = 0; i < layers && i < MOST_LAYERS; i++) {
+    for (int i = 0; i < layers && i < MAX_LAYERS; i++) {
         layer[i] =
             cairn_transformer_encoder_layer(t->env, width, heads, 4 * width,
                                             cairn_encoder_layer_options(.dropout = dropout, .activation = cairn_gelu));

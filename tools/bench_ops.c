@@ -20,7 +20,7 @@
 #include "nn/tensor.h"
 #include "param/param.h"
 
-enum { MOST_INPUTS = 5 };
+enum { MAX_INPUTS = 5 };
 
 struct bench_case {
     const char *name, *net;
@@ -131,7 +131,7 @@ static const struct bench_case cases[] = {
      "1024 g; 1024 1024 g; 1024 g; 1024 1024 g; 1024 g; 1024 1024 g; 1024 g", "mlp(*args)"},
 };
 /* clang-format on */
-enum { NUM_CASES = sizeof(cases) / sizeof(cases[0]), MOST_TENSORS = 16, MOST_ELEMENTS = 1 << 25 };
+enum { NUM_CASES = sizeof(cases) / sizeof(cases[0]), MAX_TENSORS = 16, MAX_ELEMENTS = 1 << 25 };
 
 /* ---- inputs ---- */
 
@@ -164,7 +164,7 @@ struct run {
     const struct bench_case *c;
     struct cairn_param_set *set, *wide; /* of the type under test; of f32 */
     int count;
-    struct input in[MOST_TENSORS];
+    struct input in[MAX_TENSORS];
     cairn_tensor *dy;
 };
 
@@ -229,7 +229,7 @@ static cairn_tensor *classes(cairn_env *env, const struct input *in) {
 static void set_up(struct run *r, cairn_dtype dtype) {
     need(cairn__param_set_new(r->env, &r->set), "set");
     need(cairn__param_set_new(r->env, &r->wide), "set");
-    for (const char *text = r->c->inputs; *text && r->count < MOST_TENSORS;) text = parse(text, &r->in[r->count++]);
+    for (const char *text = r->c->inputs; *text && r->count < MAX_TENSORS;) text = parse(text, &r->in[r->count++]);
     for (int k = 0; k < r->count; k++) {
         struct input *in = &r->in[k];
         if (in->kind == 'g') add_param(r, r->set, k);
@@ -257,7 +257,7 @@ static void tear_down(struct run *r) {
 /* ---- running ---- */
 
 static cairn_tensor *build(struct run *r) {
-    cairn_tensor *in[MOST_TENSORS];
+    cairn_tensor *in[MAX_TENSORS];
     for (int k = 0; k < r->count; k++) in[k] = r->in[k].tensor;
     cairn__param_set_zero_grad(r->set);
     cairn__param_set_zero_grad(r->wide);
@@ -279,14 +279,14 @@ static double sum_of(const float *x, size_t n) {
 }
 
 static void print_sums(struct run *r, cairn_tensor *y) {
-    static float values[MOST_ELEMENTS];
+    static float values[MAX_ELEMENTS];
     const size_t n = cairn_tensor_numel(y);
-    need(n <= MOST_ELEMENTS ? cairn_tensor_read(y, values, n) : CAIRN_ENOMEM, "result");
+    need(n <= MAX_ELEMENTS ? cairn_tensor_read(y, values, n) : CAIRN_ENOMEM, "result");
     printf("sum %.9g\n", sum_of(values, n));
     for (int k = 0; k < r->count; k++) {
         const struct cairn__param *p = r->in[k].param;
         if (!p) continue;
-        need(p->n <= MOST_ELEMENTS && cairn__grad_memory(p->gradient) ? CAIRN_OK : CAIRN_ENOMEM, "gradient");
+        need(p->n <= MAX_ELEMENTS && cairn__grad_memory(p->gradient) ? CAIRN_OK : CAIRN_ENOMEM, "gradient");
         cairn__pass_cast(r->env->device->passes, r->env->device, values, CAIRN_F32, cairn__grad_memory(p->gradient),
                          p->dtype, p->n);
         printf("sum %.9g\n", sum_of(values, p->n));

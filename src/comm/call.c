@@ -54,7 +54,7 @@ static void describe_values(const struct cairn__call *c, char *text, size_t nbyt
     const uint64_t n = c->n;
     switch ((enum cairn__call_kind)c->kind) {
     case CAIRN__ALLREDUCE:
-        if (c->root > 0) snprintf(text, nbytes, "%" PRIu64 " %s to %s over %d", n, type, op, c->root);
+        if (c->divisor > 0) snprintf(text, nbytes, "%" PRIu64 " %s to %s over %d", n, type, op, c->divisor);
         else snprintf(text, nbytes, "%" PRIu64 " %s to %s", n, type, op);
         break;
     case CAIRN__REDUCE_SCATTER:
@@ -64,11 +64,13 @@ static void describe_values(const struct cairn__call *c, char *text, size_t nbyt
         snprintf(text, nbytes, "%" PRIu64 " %s to %s at rank %d", n, type, op, c->root);
         break;
     case CAIRN__BROADCAST:
-    case CAIRN__RECV:
         snprintf(text, nbytes, "%" PRIu64 " %s from rank %d", n, type, c->root);
         break;
+    case CAIRN__RECV:
+        snprintf(text, nbytes, "%" PRIu64 " %s from rank %d", n, type, c->peer);
+        break;
     case CAIRN__SEND:
-        snprintf(text, nbytes, "%" PRIu64 " %s to rank %d", n, type, c->root);
+        snprintf(text, nbytes, "%" PRIu64 " %s to rank %d", n, type, c->peer);
         break;
     case CAIRN__ALLGATHER:
     case CAIRN__ALLTOALL:

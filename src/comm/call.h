@@ -24,9 +24,13 @@ enum cairn__call_kind {
 
 /* Whole numbers alone, so that it can stand in shared memory and travel as bytes. */
 struct cairn__call {
-    uint64_t number; /* of the collective in its group, from 1; of the message between its two ranks, from 1 */
-    uint64_t n;      /* elements; bytes of CAIRN__ALLOC; which allocation of CAIRN__FREE */
-    int32_t root;    /* root; of send and recv the other rank; of an all-reduce the divisor, 0 = the group's size */
+    uint64_t number;     /* of the collective in its group, from 1; of the message between its two ranks, from 1 */
+    uint64_t n;          /* elements; bytes of CAIRN__ALLOC; which allocation of CAIRN__FREE */
+    union {              /* one place: each kind has one of them at most */
+        int32_t root;    /* of a reduce or broadcast */
+        int32_t peer;    /* of a send or recv: the other rank */
+        int32_t divisor; /* of an all-reduce to the average: 0 = the group's size */
+    };
     uint8_t kind, dtype, redop, unused;
 };
 
@@ -43,7 +47,7 @@ static inline bool cairn__call_is_message(const struct cairn__call *call) {
 /* What a reduction over so many ranks is divided by: 1, but for averages. */
 static inline int cairn__call_divisor(const struct cairn__call *call, int size) {
     if (call->redop != CAIRN_AVG) return 1;
-    return call->kind == CAIRN__ALLREDUCE && call->root > 0 ? call->root : size;
+    return call->kind == CAIRN__ALLREDUCE && call->divisor > 0 ? call->divisor : size;
 }
 
 /* Two ranks' calls belong together. A send belongs to a recv of the same number, count and type. */

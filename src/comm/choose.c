@@ -8,7 +8,7 @@
 #include "rendezvous/address.h"
 #include "rendezvous/store/store.h"
 
-enum { MOST_CANDIDATES = 2, REASON_NBYTES = 500, TEXT_NBYTES = 1500 };
+enum { MAX_CANDIDATES = 2, REASON_NBYTES = 500, TEXT_NBYTES = 1500 };
 
 struct candidate {
     int row;
@@ -20,7 +20,7 @@ struct candidate {
 struct choice {
     const struct cairn__group_create_options *options;
     struct cairn__peers *peers;
-    struct candidate candidates[MOST_CANDIDATES]; /* best first */
+    struct candidate candidates[MAX_CANDIDATES]; /* best first */
     int num_candidates;
 };
 

@@ -11,7 +11,7 @@
 static bool waits_for_this_rank(const cairn_group *group, int rank, const struct cairn__call *theirs) {
     if (!cairn__call_is_message(theirs)) return group->next_number < theirs->number;
     const uint64_t *numbers = theirs->kind == CAIRN__SEND ? group->next_received : group->next_sent;
-    return theirs->root == group->rank && (!numbers || numbers[rank] < theirs->number);
+    return theirs->peer == group->rank && (!numbers || numbers[rank] < theirs->number);
 }
 
 bool cairn__group_detects_deadlock(const cairn_group *group) {
@@ -71,7 +71,7 @@ cairn_status cairn__check_deadlock(cairn_group *mine, const struct cairn__call *
 
 /* ---- through the store ---- */
 
-enum { MOST_GROUPS = 32 };
+enum { MAX_GROUPS = 32 };
 static const double PATIENCE = 1; /* s, for a store whose server may hang */
 
 /* What a rank publishes; group is -1 once its wait is over. */
@@ -81,7 +81,7 @@ struct record {
     struct {
         int64_t index;
         uint64_t calls; /* collectives that the rank has posted */
-    } groups[MOST_GROUPS];
+    } groups[MAX_GROUPS];
 };
 
 static void write_key(const struct cairn__family *family, int rank, char *key, size_t nbytes) {
@@ -96,7 +96,7 @@ static cairn_status publish(struct cairn__family *family, int rank, const struct
 
 static struct record record_of(const cairn_group *group, const struct cairn__call *call) {
     struct record record = {.call = *call, .group = group->index};
-    for (const cairn_group *g = group->family->groups; g && record.num_groups < MOST_GROUPS; g = g->next) {
+    for (const cairn_group *g = group->family->groups; g && record.num_groups < MAX_GROUPS; g = g->next) {
         record.groups[record.num_groups].index = g->index;
         record.groups[record.num_groups++].calls = g->next_number;
     }
@@ -124,7 +124,7 @@ out:
 /* Whether the rank that published it has not posted `call` of group. */
 static bool lacks_call(const struct record *record, const cairn_group *group, const struct cairn__call *call) {
     if (record->group < 0 || cairn__call_is_message(call)) return false;
-    for (int64_t i = 0; i < record->num_groups && i < MOST_GROUPS; i++) {
+    for (int64_t i = 0; i < record->num_groups && i < MAX_GROUPS; i++) {
         if (record->groups[i].index == group->index) return record->groups[i].calls < call->number;
     }
     return false;

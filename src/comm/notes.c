@@ -18,7 +18,7 @@ enum {
     LAST_PAUSE_MS = 20,
     CALL_NBYTES = 160,
     SEEN_NBYTES = 300,
-    MOST_OTHERS = 4
+    MAX_OTHERS = 4
 };
 
 struct note {
@@ -124,28 +124,28 @@ static void put_others(struct text *t, const struct notes *n) {
     const struct note *mine = &n->all[n->group->rank];
     int listed = 0;
     for (int r = 0; r < n->group->size; r++) {
-        if (!n->all[r].is_there || strcmp(n->all[r].call, mine->call) == 0 || listed++ >= MOST_OTHERS) continue;
+        if (!n->all[r].is_there || strcmp(n->all[r].call, mine->call) == 0 || listed++ >= MAX_OTHERS) continue;
         put(t, "; ");
         put_rank(t, n->group, r);
         put(t, " was in ");
         put(t, n->all[r].call);
     }
     char more[40];
-    snprintf(more, sizeof(more), ", and %d more in other calls", listed - MOST_OTHERS);
-    if (listed > MOST_OTHERS) put(t, more);
+    snprintf(more, sizeof(more), ", and %d more in other calls", listed - MAX_OTHERS);
+    if (listed > MAX_OTHERS) put(t, more);
 }
 
 /* "; rank 2 reported nothing: it ended, ..." */
 static void put_silent(struct text *t, const struct notes *n) {
     int silent = 0;
     for (int r = 0; r < n->group->size; r++) {
-        if (n->all[r].is_there || silent++ >= MOST_OTHERS) continue;
+        if (n->all[r].is_there || silent++ >= MAX_OTHERS) continue;
         put(t, silent == 1 ? "; " : ", ");
         put_rank(t, n->group, r);
     }
     char more[40];
-    snprintf(more, sizeof(more), " and %d more", silent - MOST_OTHERS);
-    if (silent > MOST_OTHERS) put(t, more);
+    snprintf(more, sizeof(more), " and %d more", silent - MAX_OTHERS);
+    if (silent > MAX_OTHERS) put(t, more);
     if (silent == 1) put(t, " reported nothing: it ended, is stopped, or is not in a call of this group");
     if (silent > 1) put(t, " reported nothing: they ended, are stopped, or are not in a call of this group");
 }

@@ -72,7 +72,7 @@ static cairn_status counter_of(cairn_group *group, const struct cairn__call *cal
     }
     uint64_t **numbers = sends ? &group->next_sent : &group->next_received;
     cairn_status st = *numbers ? CAIRN_OK : cairn__calloc((size_t)group->size, sizeof(**numbers), (void **)numbers);
-    if (st == CAIRN_OK) *out = *numbers + call->root;
+    if (st == CAIRN_OK) *out = *numbers + call->peer;
     return st;
 }
 

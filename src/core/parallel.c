@@ -22,11 +22,11 @@
 #include "core/subnormals.h"
 #include "core/vars.h"
 
-enum { MOST_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
+enum { MAX_THREADS = 1024, SPINS = 2000, SPINS_OF_CALLER = 10000 };
 
 static struct pool {
     pthread_mutex_t in_use; /* held by the caller of a job, and while the pool is made or ended */
-    pthread_t workers[MOST_THREADS - 1];
+    pthread_t workers[MAX_THREADS - 1];
     int count; /* of workers; guarded by in_use */
     bool handlers_are_set;
 
@@ -181,9 +181,9 @@ static int threads_of_environment(void) {
     if (!text) return 1;
     char *end = NULL;
     const long n = strtol(text, &end, 10);
-    if (n >= 1 && n <= MOST_THREADS && (*end == '\0' || *end == ',')) return (int)n;
+    if (n >= 1 && n <= MAX_THREADS && (*end == '\0' || *end == ',')) return (int)n;
     cairn__log(CAIRN_LOG_WARNING, "OMP_NUM_THREADS='%s' is not a number of threads in [1, %d]; one is used", text,
-               MOST_THREADS);
+               MAX_THREADS);
     return 1;
 }
 
@@ -200,8 +200,8 @@ int cairn_num_threads(void) {
 }
 
 cairn_status cairn_set_num_threads(int n) {
-    REQUIRE(n >= 1 && n <= MOST_THREADS, CAIRN_EINVAL, "cairn_set_num_threads: %d threads; 1 to %d are allowed", n,
-            MOST_THREADS);
+    REQUIRE(n >= 1 && n <= MAX_THREADS, CAIRN_EINVAL, "cairn_set_num_threads: %d threads; 1 to %d are allowed", n,
+            MAX_THREADS);
     REQUIRE(!inside_body, CAIRN_ESTATE, "cairn_set_num_threads: called by a thread of the pool");
     atomic_store(&wanted, n);
     return CAIRN_OK;

@@ -25,7 +25,7 @@
 #include "device/env.h"
 #include "nn/hooks.h"
 
-enum { MOST_WORKERS = 256, MOST_PREFETCH = 1 << 16, MOST_BATCH = 1 << 24, MOST_ERROR = 1024 };
+enum { MAX_WORKERS = 256, MAX_PREFETCH = 1 << 16, MAX_BATCH = 1 << 24, MAX_ERROR = 1024 };
 
 /* A place for a batch; its numbers and epoch are written before it is wanted, the rest before it is ready. */
 struct slot {
@@ -35,7 +35,7 @@ struct slot {
     int64_t *indices; /* [n] */
     cairn_fields *fields;
     cairn_status status;
-    char error[MOST_ERROR];
+    char error[MAX_ERROR];
 };
 
 /* What reads: a thread, or the caller. */
@@ -264,12 +264,12 @@ static cairn_status check(cairn_env *env, const cairn_dataset *dataset, cairn_sa
                           const struct cairn_loader_options *o, cairn_loader **out) {
     REQUIRE(env && dataset && sampler && out, CAIRN_EINVAL,
             "cairn_loader_create: env, dataset, sampler and out must be set");
-    REQUIRE(batch >= 1 && batch <= MOST_BATCH, CAIRN_EINVAL,
+    REQUIRE(batch >= 1 && batch <= MAX_BATCH, CAIRN_EINVAL,
             "cairn_loader_create: a batch of %zu examples; it must have from 1 to 2^24", batch);
-    REQUIRE(o->workers >= 0 && o->workers <= MOST_WORKERS, CAIRN_EINVAL,
-            "cairn_loader_options.workers is %d; it must be from 0 to %d", o->workers, (int)MOST_WORKERS);
-    REQUIRE(o->prefetch >= 0 && o->prefetch <= MOST_PREFETCH, CAIRN_EINVAL,
-            "cairn_loader_options.prefetch is %d; it must be from 0 to %d", o->prefetch, (int)MOST_PREFETCH);
+    REQUIRE(o->workers >= 0 && o->workers <= MAX_WORKERS, CAIRN_EINVAL,
+            "cairn_loader_options.workers is %d; it must be from 0 to %d", o->workers, (int)MAX_WORKERS);
+    REQUIRE(o->prefetch >= 0 && o->prefetch <= MAX_PREFETCH, CAIRN_EINVAL,
+            "cairn_loader_options.prefetch is %d; it must be from 0 to %d", o->prefetch, (int)MAX_PREFETCH);
     REQUIRE(o->drop_last == CAIRN_DEFAULT || o->drop_last == CAIRN_ON || o->drop_last == CAIRN_OFF, CAIRN_EINVAL,
             "cairn_loader_options.drop_last is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF", (int)o->drop_last);
     REQUIRE(o->collate || !o->collate_ctx, CAIRN_EINVAL, "cairn_loader_options has collate_ctx, but no collate");

@@ -11,13 +11,13 @@
 #include "core/status.h"
 #include "data/file.h"
 
-enum { MAGIC = 6, MOST_HEADER = 1 << 16, MOST_DIMS = 32, SHAPE_TEXT = 24 * MOST_DIMS };
+enum { MAGIC = 6, MAX_HEADER = 1 << 16, MAX_DIMS = 32, SHAPE_TEXT = 24 * MAX_DIMS };
 
 struct cairn_npy {
     struct cairn__file file;
     cairn_dtype dtype;
     int ndim;
-    int64_t shape[MOST_DIMS];
+    int64_t shape[MAX_DIMS];
     int64_t begin; /* of the array in the file */
     int64_t rows;
     size_t row_nbytes;
@@ -61,7 +61,7 @@ static bool take_shape(struct text *t, cairn_npy *f) {
     while (!take(t, ")")) {
         int64_t size = 0;
         skip_spaces(t);
-        if (!isdigit((unsigned char)*t->at) || f->ndim == MOST_DIMS) return false;
+        if (!isdigit((unsigned char)*t->at) || f->ndim == MAX_DIMS) return false;
         for (; isdigit((unsigned char)*t->at); t->at++) {
             if (__builtin_mul_overflow(size, 10, &size) || __builtin_add_overflow(size, *t->at - '0', &size))
                 return false;
@@ -144,9 +144,9 @@ static cairn_status read_header(cairn_npy *f) {
     TRY(cairn__file_read_at(&f->file, head, before, 0));
     uint32_t nbytes = head[MAGIC + 2] | (uint32_t)head[MAGIC + 3] << 8;
     if (!is_short) nbytes |= (uint32_t)head[MAGIC + 4] << 16 | (uint32_t)head[MAGIC + 5] << 24;
-    TRY(nbytes <= MOST_HEADER ? CAIRN_OK
-                              : cairn__fail(CAIRN_EINVAL, "%s: its header has %" PRIu32 " bytes; Cairn reads up to %d",
-                                            f->file.path, nbytes, (int)MOST_HEADER));
+    TRY(nbytes <= MAX_HEADER ? CAIRN_OK
+                             : cairn__fail(CAIRN_EINVAL, "%s: its header has %" PRIu32 " bytes; Cairn reads up to %d",
+                                           f->file.path, nbytes, (int)MAX_HEADER));
     TRY(cairn__calloc(nbytes + 1, 1, (void **)&text));
     TRY(cairn__file_read_at(&f->file, text, nbytes, (int64_t)before));
     f->begin = (int64_t)before + nbytes;
@@ -228,8 +228,8 @@ static const char *write_shape(char text[SHAPE_TEXT], int ndim, const int64_t *s
 cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype, int ndim, const int64_t *shape) {
     char is[SHAPE_TEXT], wanted[SHAPE_TEXT];
     REQUIRE(npy && (shape || ndim == 0), CAIRN_EINVAL, "cairn_npy_expect: npy and shape must be set");
-    REQUIRE(ndim >= 0 && ndim <= MOST_DIMS, CAIRN_EINVAL, "cairn_npy_expect: ndim is %d; it must be from 0 to %d", ndim,
-            (int)MOST_DIMS);
+    REQUIRE(ndim >= 0 && ndim <= MAX_DIMS, CAIRN_EINVAL, "cairn_npy_expect: ndim is %d; it must be from 0 to %d", ndim,
+            (int)MAX_DIMS);
     bool fits = npy->dtype == dtype && npy->ndim == ndim;
     for (int i = 0; fits && i < ndim; i++) fits = shape[i] < 0 || shape[i] == npy->shape[i];
     REQUIRE(fits, CAIRN_EINVAL, "%s: has %s of shape %s, but the program expects %s of shape %s", npy->file.path,

@@ -9,8 +9,8 @@
 #include "data/words.h"
 #include "param/stateful.h"
 
-#define MOST_SHUFFLED ((int64_t)UINT32_MAX)
-#define MOST          ((int64_t)1 << 62) /* so that no place, padding included, leaves int64_t */
+#define MAX_SHUFFLED ((int64_t)UINT32_MAX)
+#define MOST         ((int64_t)1 << 62) /* so that no place, padding included, leaves int64_t */
 
 struct cairn_sampler {
     int64_t n, length, position, epoch;
@@ -54,7 +54,7 @@ static cairn_status check_arguments(int64_t n, int rank, int size, const struct 
     REQUIRE(o->pad != CAIRN_OFF || o->drop_last != CAIRN_ON, CAIRN_EINVAL,
             "cairn_sampler_options: pad=OFF gives every example once, but drop_last=ON leaves some out; choose one");
     REQUIRE(
-        o->shuffle == CAIRN_OFF || n <= MOST_SHUFFLED, CAIRN_EINVAL,
+        o->shuffle == CAIRN_OFF || n <= MAX_SHUFFLED, CAIRN_EINVAL,
         "a shuffle of %" PRId64
         " examples; it must be of fewer than 2^32: sample groups of neighbouring examples, or set shuffle to CAIRN_OFF",
         n);

@@ -26,7 +26,7 @@
 #include "core/utf8.h"
 #include "core/vars.h"
 
-enum { STACK_NBYTES = 64 << 10, MOST_FRAMES = 64 };
+enum { STACK_NBYTES = 64 << 10, MAX_FRAMES = 64 };
 
 enum { FREE, WRITING, DONE };
 
@@ -164,8 +164,8 @@ static void put_message(struct text *t, const struct failure *f) {
 }
 
 static void put_backtrace(struct text *t) {
-    void *frames[MOST_FRAMES];
-    const int n = backtrace(frames, MOST_FRAMES);
+    void *frames[MAX_FRAMES];
+    const int n = backtrace(frames, MAX_FRAMES);
     put(t, "\nBacktrace:");
     for (int i = 0; i < n; i++) {
         Dl_info at;

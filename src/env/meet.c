@@ -167,12 +167,12 @@ cairn_status cairn__env_file_path(const char *init_method, const char **path) {
 
 /* ---- the call ---- */
 
-enum { MOST_RANKS = 1000 /* or more than any group: its making says so */ };
+enum { MAX_RANKS = 1000 /* or more than any group: its making says so */ };
 
 /* What every backend needs: the store, a socket at which ranks find each other, another in passing, and a connection to
  * each; and rank 0 the store's own, with a connection of each rank. */
 static cairn_status check_descriptors(const struct meeting *m, bool is_tcp) {
-    const int size = m->launch->size, others = size <= MOST_RANKS ? size - 1 : 0;
+    const int size = m->launch->size, others = size <= MAX_RANKS ? size - 1 : 0;
     const bool serves = is_tcp && m->launch->rank == 0 && !m->launch->meeting.agent_store;
     char what[64];
     snprintf(what, sizeof(what), "rank %d of %d", m->launch->rank, m->launch->size);

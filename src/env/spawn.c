@@ -241,15 +241,15 @@ static void reap_all(struct job *job) {
     }
 }
 
-/* Until a rank may have ended, a signal arrives, or most_ms have passed; -1 = no limit. */
-static void wait_for_change(struct job *job, int most_ms) {
+/* Until a rank may have ended, a signal arrives, or max_ms have passed; -1 = no limit. */
+static void wait_for_change(struct job *job, int max_ms) {
     nfds_t n = 0;
     for (int r = 0; r < job->started; r++) {
         if (!job->ranks[r].running) continue;
-        if (job->ranks[r].pidfd < 0 && (most_ms < 0 || most_ms > LOOK_MS)) most_ms = LOOK_MS;
+        if (job->ranks[r].pidfd < 0 && (max_ms < 0 || max_ms > LOOK_MS)) max_ms = LOOK_MS;
         if (job->ranks[r].pidfd >= 0) job->polls[n++] = (struct pollfd){.fd = job->ranks[r].pidfd, .events = POLLIN};
     }
-    (void)poll(job->polls, n, most_ms);
+    (void)poll(job->polls, n, max_ms);
 }
 
 /* Stops or kills the ranks where that is due. Returns the milliseconds until it next is; -1 = never. */

@@ -61,7 +61,7 @@ static void draw_uniform(struct cairn__philox_block block, const double *p, floa
         values[i] = (float)(p[LOW] + (p[HIGH] - p[LOW]) * (double)cairn__uniform(block.word[i]));
 }
 
-enum { MEAN, STD, LEAST, MOST, LEAST_X, MOST_X }; /* of a normal, of a truncated one */
+enum { MEAN, STD, LEAST, MOST, LEAST_X, MAX_X }; /* of a normal, of a truncated one */
 static void draw_normal(struct cairn__philox_block block, const double *p, float values[4]) {
     cairn__normal4(block, values);
     for (int i = 0; i < 4; i++) values[i] = values[i] * (float)p[STD] + (float)p[MEAN];
@@ -86,7 +86,7 @@ static float erf_inverse(float y) {
 static void draw_trunc_normal(struct cairn__philox_block block, const double *p, float values[4]) {
     for (int i = 0; i < 4; i++) {
         const double u = (double)cairn__uniform(block.word[i]) + 0x1p-25; /* neither 0 nor 1 */
-        const double x = p[LEAST_X] + (p[MOST_X] - p[LEAST_X]) * u;
+        const double x = p[LEAST_X] + (p[MAX_X] - p[LEAST_X]) * u;
         const double most = 1.0 - 0x1p-24;
         const double y = p[MEAN] + p[STD] * 1.4142135623730951 * (double)erf_inverse((float)fmin(fmax(x, -most), most));
         values[i] = (float)fmin(fmax(y, p[LEAST]), p[MOST]);
@@ -153,8 +153,8 @@ cairn_status cairn_init_trunc_normal(cairn_tensor *t, double mean, double std, d
                         [LEAST] = low,
                         [MOST] = high,
                         [LEAST_X] = twice_cdf_minus_one((low - mean) / std),
-                        [MOST_X] = twice_cdf_minus_one((high - mean) / std)};
-    REQUIRE(p[LEAST_X] < 1 - 0x1p-24 && p[MOST_X] > 0x1p-24 - 1, CAIRN_EINVAL,
+                        [MAX_X] = twice_cdf_minus_one((high - mean) / std)};
+    REQUIRE(p[LEAST_X] < 1 - 0x1p-24 && p[MAX_X] > 0x1p-24 - 1, CAIRN_EINVAL,
             "init_trunc_normal: no values lie between low, %g, and high, %g, for mean %g and std %g", low, high, mean,
             std);
     TRY(draw(t, draw_trunc_normal, p));

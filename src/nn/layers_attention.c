@@ -73,7 +73,7 @@ static cairn_tensor *attend(cairn_module *module, void *context, cairn_tensor *c
     return y ? cairn_module_forward(a->out, y) : NULL;
 }
 
-static const struct cairn__module_kind kind = {.name = "MultiheadAttention", .forward = attend, .most_inputs = 4};
+static const struct cairn__module_kind kind = {.name = "MultiheadAttention", .forward = attend, .max_inputs = 4};
 
 static cairn_status add_members(cairn_module *m) {
     cairn_status st = CAIRN_OK;

@@ -32,7 +32,7 @@ static cairn_tensor *encode(cairn_module *module, void *context, cairn_tensor *c
     return cairn_module_forward(l->norm2, cairn_add(x, feedforward_block(l, x)));
 }
 
-static const struct cairn__module_kind kind = {.name = "TransformerEncoderLayer", .forward = encode, .most_inputs = 2};
+static const struct cairn__module_kind kind = {.name = "TransformerEncoderLayer", .forward = encode, .max_inputs = 2};
 
 /* In torch's order, which is that of its state_dict. */
 static cairn_status add_members(cairn_module *m, int64_t dim, int64_t heads, int64_t feedforward) {

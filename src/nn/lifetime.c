@@ -12,7 +12,7 @@ static bool is_alive(const struct cairn__use *u) {
 
 static bool is_used(const cairn_tensor *t) {
     bool used = t->is_used_by_many;
-    for (int i = 0; i < CAIRN__MOST_USES; i++) used |= is_alive(&t->used[i]);
+    for (int i = 0; i < CAIRN__MAX_USES; i++) used |= is_alive(&t->used[i]);
     return used;
 }
 
@@ -22,7 +22,7 @@ void cairn__note_use(cairn_tensor *t) {
     const struct cairn__tape *root = cairn__tape_of(t->env)->root;
     const struct cairn__use now = {root, root->no_grad.depth > 0 ? root->no_grad.generation : root->generation};
     struct cairn__use *place = NULL;
-    for (int i = 0; i < CAIRN__MOST_USES; i++) {
+    for (int i = 0; i < CAIRN__MAX_USES; i++) {
         struct cairn__use *u = &t->used[i];
         if (u->tape == now.tape && u->generation == now.generation) return;
         if (!is_alive(u)) place = u;

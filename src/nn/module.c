@@ -47,7 +47,7 @@ static cairn_status create_users(cairn_env *env, const struct cairn_module_ops *
     enum { ANY_NUMBER = 1 << 20 };
     REQUIRE(ops->name && ops->name[0] && ops->forward, CAIRN_EINVAL,
             "module_create: ops->name and ops->forward must be set");
-    const struct cairn__module_kind kind = {.name = ops->name, .forward = ops->forward, .most_inputs = ANY_NUMBER};
+    const struct cairn__module_kind kind = {.name = ops->name, .forward = ops->forward, .max_inputs = ANY_NUMBER};
     cairn_status st = CAIRN_OK;
     TRY(create(env, &kind, out));
     (*out)->context = context;
@@ -290,7 +290,7 @@ static cairn_status check_inputs(const cairn_module *m, cairn_tensor *const *inp
     const cairn_status earlier = cairn__last_status();
     if ((!m || (inputs && count > 0 && !inputs[0])) && earlier != CAIRN_OK) return earlier; /* the first cause stays */
     REQUIRE(m, CAIRN_EINVAL, "module_forward: the module is NULL");
-    const int most = m->kind.most_inputs ? m->kind.most_inputs : 1;
+    const int most = m->kind.max_inputs ? m->kind.max_inputs : 1;
     REQUIRE(inputs && count > 0 && count <= most, CAIRN_EINVAL, "%s: %d inputs are given; it takes 1 to %d",
             m->kind.name, count, most);
     REQUIRE(inputs[0], CAIRN_EINVAL, "%s: input 0 is NULL", m->kind.name);

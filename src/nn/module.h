@@ -11,7 +11,7 @@
 struct cairn__module_kind {
     const char *name; /* as torch calls the class: "Linear" */
     cairn_tensor *(*forward)(cairn_module *module, void *context, cairn_tensor *const *inputs, int count);
-    int most_inputs; /* 0 = 1 */
+    int max_inputs; /* 0 = 1 */
     /* (optional: nothing) What torch's extra_repr says: "in_features=4, out_features=2, bias=True". */
     void (*describe)(const void *context, char *text, size_t nbytes);
 };

@@ -79,8 +79,8 @@ static cairn_status check_ranks(const struct cairn__node *node, const struct att
     REQUIRE(w->ndim == a->axes + 2, CAIRN_EINVAL, "%s: weight is %s; expected %d dimensions", cairn__op_name(node->op),
             t.weight, a->axes + 2);
     for (int d = 0; d < w->ndim; d++)
-        REQUIRE(w->shape[d] > 0 && w->shape[d] <= CAIRN__MOST_PIXELS, CAIRN_EINVAL,
-                "%s: weight is %s: sizes must be 1 to %d", cairn__op_name(node->op), t.weight, (int)CAIRN__MOST_PIXELS);
+        REQUIRE(w->shape[d] > 0 && w->shape[d] <= CAIRN__MAX_PIXELS, CAIRN_EINVAL,
+                "%s: weight is %s: sizes must be 1 to %d", cairn__op_name(node->op), t.weight, (int)CAIRN__MAX_PIXELS);
     return CAIRN_OK;
 }
 
@@ -111,8 +111,8 @@ static cairn_status size_along(const struct cairn__node *node, const struct attr
     const int64_t in = x->shape[x->ndim - a->axes + axis], kernel = w->shape[2 + axis];
     const int64_t reach = a->dilation[axis] * (kernel - 1) + 1, padded = in + 2 * a->padding[axis];
     const struct texts t = texts_of(node);
-    REQUIRE(in > 0 && in <= CAIRN__MOST_PIXELS, CAIRN_EINVAL, "%s: x %s: sizes of planes must be 1 to %d",
-            cairn__op_name(node->op), t.x, (int)CAIRN__MOST_PIXELS);
+    REQUIRE(in > 0 && in <= CAIRN__MAX_PIXELS, CAIRN_EINVAL, "%s: x %s: sizes of planes must be 1 to %d",
+            cairn__op_name(node->op), t.x, (int)CAIRN__MAX_PIXELS);
     if (a->transposed) {
         *out = (in - 1) * a->stride[axis] - 2 * a->padding[axis] + reach - 1 + a->output_padding[axis] + 1;
     } else {
@@ -121,7 +121,7 @@ static cairn_status size_along(const struct cairn__node *node, const struct attr
                 cairn__op_name(node->op), t.x, t.weight, (long long)reach, (long long)padded, axis - a->axes);
         *out = (padded - reach) / a->stride[axis] + 1;
     }
-    REQUIRE(*out > 0 && *out <= CAIRN__MOST_PIXELS, CAIRN_EINVAL,
+    REQUIRE(*out > 0 && *out <= CAIRN__MAX_PIXELS, CAIRN_EINVAL,
             "%s: x %s, weight %s: the result's dimension %d would be %lld", cairn__op_name(node->op), t.x, t.weight,
             axis - a->axes, (long long)*out);
     return CAIRN_OK;

@@ -6,9 +6,7 @@
 #include "core/status.h"
 #include "nn/ops.h"
 
-enum {
-    CAIRN__MOST_PIXELS = 0x7fffffff
-}; /* of a size along an axis, and of every option: sums of products of two fit */
+enum { CAIRN__MAX_PIXELS = 0x7fffffff }; /* of a size along an axis, and of every option: sums of products of two fit */
 
 /* An option of rows and columns: [1] 0 = as [0]; both 0 = the default. */
 static inline void cairn__option_pair(int64_t out[2], const int64_t given[2], const int64_t missing[2]) {
@@ -27,8 +25,8 @@ static inline void cairn__option_padding(int64_t out[2], const int64_t given[2])
 
 /* CAIRN_EINVAL "conv2d: stride is 0; it must be from 1 to 2147483647". */
 static inline cairn_status cairn__check_option(enum cairn__op op, const char *what, int64_t value, int64_t least) {
-    REQUIRE(value >= least && value <= CAIRN__MOST_PIXELS, CAIRN_EINVAL, "%s: %s is %lld; it must be from %lld to %d",
-            cairn__op_name(op), what, (long long)value, (long long)least, (int)CAIRN__MOST_PIXELS);
+    REQUIRE(value >= least && value <= CAIRN__MAX_PIXELS, CAIRN_EINVAL, "%s: %s is %lld; it must be from %lld to %d",
+            cairn__op_name(op), what, (long long)value, (long long)least, (int)CAIRN__MAX_PIXELS);
     return CAIRN_OK;
 }
 

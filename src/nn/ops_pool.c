@@ -23,8 +23,8 @@ static cairn_status check_x(const struct cairn__node *node) {
     REQUIRE(x->ndim == 3 || x->ndim == 4, CAIRN_EINVAL, "%s: x is %s; expected [N, C, H, W] or [C, H, W]",
             cairn__op_name(node->op), text);
     const int64_t h = x->shape[x->ndim - 2], w = x->shape[x->ndim - 1];
-    REQUIRE(h > 0 && w > 0 && h <= CAIRN__MOST_PIXELS / w, CAIRN_EINVAL,
-            "%s: x is %s: a plane must have 1 to %d pixels", cairn__op_name(node->op), text, (int)CAIRN__MOST_PIXELS);
+    REQUIRE(h > 0 && w > 0 && h <= CAIRN__MAX_PIXELS / w, CAIRN_EINVAL, "%s: x is %s: a plane must have 1 to %d pixels",
+            cairn__op_name(node->op), text, (int)CAIRN__MAX_PIXELS);
     return CAIRN_OK;
 }
 

@@ -17,7 +17,7 @@
 #include "core/status.h"
 #include "nn/tensor.h"
 
-enum { LEAST_CHUNK = 64 << 10, MOST_TIMES = 4 /* that a gap is larger than what it is used for */ };
+enum { LEAST_CHUNK = 64 << 10, MAX_TIMES = 4 /* that a gap is larger than what it is used for */ };
 
 /* ---- arenas ---- */
 
@@ -109,7 +109,7 @@ static struct cairn__gap *find_gap(const struct cairn__tape *tape, size_t nbytes
     struct cairn__gap *best = NULL;
     for (size_t i = tape->no_grad.depth > 0 ? tape->no_grad.num_gaps : 0; i < tape->num_gaps; i++) {
         struct cairn__gap *g = &tape->gaps[i];
-        if (g->nbytes >= nbytes && g->nbytes / MOST_TIMES <= nbytes && (!best || g->nbytes < best->nbytes)) best = g;
+        if (g->nbytes >= nbytes && g->nbytes / MAX_TIMES <= nbytes && (!best || g->nbytes < best->nbytes)) best = g;
     }
     return best;
 }

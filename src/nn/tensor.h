@@ -27,7 +27,7 @@ struct cairn__use {
     const struct cairn__tape *tape;
     uint64_t generation;
 };
-enum { CAIRN__MOST_USES = 4 /* alive at once; a tensor of more waits for the environment's end */ };
+enum { CAIRN__MAX_USES = 4 /* alive at once; a tensor of more waits for the environment's end */ };
 
 struct cairn_tensor {
     cairn_env *env;
@@ -66,7 +66,7 @@ struct cairn_tensor {
     struct cairn__param *param; /* NULL: the module has been destroyed */
     struct cairn__param_cast cast;
 
-    struct cairn__use used[CAIRN__MOST_USES]; /* a leaf or a parameter */
+    struct cairn__use used[CAIRN__MAX_USES]; /* a leaf or a parameter */
     bool is_used_by_many;
     bool is_ended; /* by its owner; it waits for those */
     cairn_tensor

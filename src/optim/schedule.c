@@ -107,7 +107,7 @@ static double value_of(const options *o, const struct field *f) {
 }
 
 /* Exact in f64, and far from the end of int64_t. */
-#define MOST_STEPS ((double)((int64_t)1 << 53))
+#define MAX_STEPS ((double)((int64_t)1 << 53))
 
 static cairn_status check_field(const options *o, const struct field *f) {
     const double value = value_of(o, f);
@@ -118,7 +118,7 @@ static cairn_status check_field(const options *o, const struct field *f) {
             f->name, value);
     REQUIRE(f->most == 0 || value <= f->most, CAIRN_EINVAL, "%s schedule: %s is %g; it must be at most %g", name,
             f->name, value, f->most);
-    REQUIRE(f->type != COUNT || value <= MOST_STEPS, CAIRN_EINVAL, "%s schedule: %s is %g; it must be at most 2^53",
+    REQUIRE(f->type != COUNT || value <= MAX_STEPS, CAIRN_EINVAL, "%s schedule: %s is %g; it must be at most 2^53",
             name, f->name, value);
     REQUIRE(f->type != CURVE || value <= CAIRN_CURVE_ONE_MINUS_SQRT, CAIRN_EINVAL,
             "%s schedule: %s is %g; it must be a CAIRN_CURVE_ value", name, f->name, value);
@@ -427,7 +427,7 @@ cairn_status cairn_optimizer_set_group_schedule(cairn_optimizer *optimizer, int 
 cairn_status cairn_schedule_at(const struct cairn_schedule_options *schedule, double base_lr, int64_t step, double *lr,
                                double *momentum) {
     REQUIRE(schedule && lr, CAIRN_EINVAL, "cairn_schedule_at: schedule and lr must be set");
-    REQUIRE(step >= 0 && (double)step <= MOST_STEPS, CAIRN_EINVAL,
+    REQUIRE(step >= 0 && (double)step <= MAX_STEPS, CAIRN_EINVAL,
             "cairn_schedule_at: step is %lld; it must be from 0 to 2^53", (long long)step);
     cairn_status st = CAIRN_OK;
     options how;

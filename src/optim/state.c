@@ -217,11 +217,11 @@ static double group_f64(const struct loaded *l, size_t g, const char *field) {
 }
 
 /* So that no sum or difference of counters overflows while counting goes on. */
-#define MOST_STEPS ((int64_t)1 << 60)
+#define MAX_STEPS ((int64_t)1 << 60)
 
 static cairn_status check_counters(const struct loaded *l) {
     const int64_t steps = i64_of(l, "steps"), skipped = i64_of(l, "skipped"), ends = i64_of(l, "ends");
-    REQUIRE(steps >= 0 && skipped >= 0 && ends >= 0 && steps < MOST_STEPS && skipped < MOST_STEPS && ends < MOST_STEPS,
+    REQUIRE(steps >= 0 && skipped >= 0 && ends >= 0 && steps < MAX_STEPS && skipped < MAX_STEPS && ends < MAX_STEPS,
             CAIRN_EINVAL, "%s: steps %lld, skipped %lld and ends %lld must be from 0 to 2^60", l->o->kind->name,
             (long long)steps, (long long)skipped, (long long)ends);
     const int64_t micro_batch = i64_of(l, "skip.micro_batch"), rank = i64_of(l, "skip.rank");
@@ -283,7 +283,7 @@ static cairn_status check_groups(const struct loaded *l) {
                 o->groups[g].count);
         TRY(check_fields(l, g));
         const int64_t origin = group_i64(l, g, "schedule_origin");
-        REQUIRE(origin >= -MOST_STEPS && origin <= MOST_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
+        REQUIRE(origin >= -MAX_STEPS && origin <= MAX_STEPS, CAIRN_EINVAL, /* below 0: options.first_step */
                 "%s: the schedule of group %zu began at step %lld", o->kind->name, g, (long long)origin);
     }
 out:
@@ -293,7 +293,7 @@ out:
 static cairn_status check_plateau(const struct loaded *l) {
     const double best = f64_of(l, "plateau.best");
     const int64_t bad = i64_of(l, "plateau.bad"), cooling = i64_of(l, "plateau.cooling");
-    REQUIRE(!isnan(best) && bad >= 0 && bad <= MOST_STEPS && cooling >= 0 && cooling <= MOST_STEPS, CAIRN_EINVAL,
+    REQUIRE(!isnan(best) && bad >= 0 && bad <= MAX_STEPS && cooling >= 0 && cooling <= MAX_STEPS, CAIRN_EINVAL,
             "%s: the plateau's best is %g, with %lld bad metrics and %lld of cooldown; these must be from 0 to 2^60",
             l->o->kind->name, best, (long long)bad, (long long)cooling);
     return CAIRN_OK;

@@ -8,12 +8,12 @@
 #include "core/status.h"
 #include "param/stateful.h"
 
-enum { MOST_NAME = 1024 };
+enum { MAX_NAME = 1024 };
 
-static cairn_status format_name(char name[MOST_NAME], const char *format, va_list values) {
-    const int n = vsnprintf(name, MOST_NAME, format, values);
-    REQUIRE(n > 0 && n < MOST_NAME, CAIRN_ENOTSUP, "the name '%.40s...' of an entry is longer than %d characters", name,
-            MOST_NAME - 1);
+static cairn_status format_name(char name[MAX_NAME], const char *format, va_list values) {
+    const int n = vsnprintf(name, MAX_NAME, format, values);
+    REQUIRE(n > 0 && n < MAX_NAME, CAIRN_ENOTSUP, "the name '%.40s...' of an entry is longer than %d characters", name,
+            MAX_NAME - 1);
     return CAIRN_OK;
 }
 
@@ -58,7 +58,7 @@ struct cairn__entry *cairn__entries_find(const struct cairn__entries *entries, c
 
 /* What `add` leaves out is 0. */
 static cairn_status add(struct cairn__entries *entries, struct cairn__entry entry, const char *format, va_list values) {
-    char name[MOST_NAME];
+    char name[MAX_NAME];
     cairn_status st = format_name(name, format, values);
     if (st != CAIRN_OK) return st;
     TRY(make_room(entries));
@@ -117,7 +117,7 @@ cairn_status cairn__entries_add_f64(struct cairn__entries *entries, enum cairn__
 }
 
 bool cairn__entries_has(const struct cairn__entries *entries, const char *format, ...) {
-    char name[MOST_NAME];
+    char name[MAX_NAME];
     va_list values;
     va_start(values, format);
     const bool fits = format_name(name, format, values) == CAIRN_OK;
@@ -126,7 +126,7 @@ bool cairn__entries_has(const struct cairn__entries *entries, const char *format
 }
 
 static const struct cairn__entry *number(const struct cairn__entries *entries, const char *format, va_list values) {
-    char name[MOST_NAME];
+    char name[MAX_NAME];
     return format_name(name, format, values) == CAIRN_OK ? cairn__entries_find(entries, name) : NULL;
 }
 

@@ -18,7 +18,7 @@
 #include "core/status.h"
 
 /* What is written, and read, at once: a piece is hashed while the processor's cache has it. */
-enum { PIECE = 1 << 20, READ_AT_ONCE = 1 << 18, MOST_PATH = 4096 };
+enum { PIECE = 1 << 20, READ_AT_ONCE = 1 << 18, MAX_PATH = 4096 };
 /* The disk is given work after so many bytes: it writes these while the next ones are hashed and copied, and is waited
  * for before it gets those. So fsync has little left, and the size of a file tells how far its writing is. */
 enum { AHEAD = 8 << 20 };
@@ -112,14 +112,14 @@ static uint64_t unlike_others(void) {
 cairn_status cairn__writer_create(const char *path, unsigned flags, struct cairn__writer **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__writer *w = NULL;
-    char name[MOST_PATH];
+    char name[MAX_PATH];
     TRY(cairn__calloc(1, sizeof(*w), (void **)&w));
     w->fd = -1;
     w->is_in_place = flags & CAIRN__WRITER_IN_PLACE;
     TRY(cairn__strdup(path, &w->path));
     const int n = w->is_in_place ? snprintf(name, sizeof(name), "%s", path)
                                  : snprintf(name, sizeof(name), "%s.partial-%" PRIx64, path, unlike_others());
-    if (n < 0 || n >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
+    if (n < 0 || n >= MAX_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
     TRY(cairn__strdup(name, &w->written));
     TRY(cairn__alloc(PIECE, (void **)&w->piece));
     w->hash = XXH3_createState();
@@ -216,7 +216,7 @@ cairn_status cairn__folder_sync(const char *path) {
 }
 
 cairn_status cairn__folder_sync_above(const char *path) {
-    char above[MOST_PATH];
+    char above[MAX_PATH];
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     while (n > 0 && path[n - 1] != '/') n--;

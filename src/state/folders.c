@@ -18,13 +18,13 @@
 #define SHOWN  "step-"
 #define HIDDEN ".step-"
 
-static cairn_status join(const char *dir, const char *name, char path[CAIRN__MOST_PATH]) {
-    const int n = snprintf(path, CAIRN__MOST_PATH, "%s/%s", dir, name);
-    REQUIRE(n > 0 && n < CAIRN__MOST_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
+static cairn_status join(const char *dir, const char *name, char path[CAIRN__MAX_PATH]) {
+    const int n = snprintf(path, CAIRN__MAX_PATH, "%s/%s", dir, name);
+    REQUIRE(n > 0 && n < CAIRN__MAX_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
     return CAIRN_OK;
 }
 
-cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MOST_PATH]) {
+cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MAX_PATH]) {
     char name[64];
     snprintf(name, sizeof(name), SHOWN "%08" PRId64, step);
     return join(dir, name, path);
@@ -84,7 +84,7 @@ static cairn_status remove_folder(const char *path) {
 }
 
 cairn_status cairn__checkpoint_remove(const char *dir, const char *path) {
-    char name[64], hidden[CAIRN__MOST_PATH];
+    char name[64], hidden[CAIRN__MAX_PATH];
     const char *last = strrchr(path, '/');
     snprintf(name, sizeof(name), ".%.40s.gone", last + 1);
     const cairn_status st = join(dir, name, hidden);
@@ -95,7 +95,7 @@ cairn_status cairn__checkpoint_remove(const char *dir, const char *path) {
 
 /* A folder of this name that someone else made stays. */
 static bool is_checkpoint(const char *path) {
-    char manifest[CAIRN__MOST_PATH + 32];
+    char manifest[CAIRN__MAX_PATH + 32];
     struct stat s;
     snprintf(manifest, sizeof(manifest), "%s/checkpoint.json", path);
     return lstat(path, &s) == 0 && (S_ISLNK(s.st_mode) || lstat(manifest, &s) == 0);
@@ -104,7 +104,7 @@ static bool is_checkpoint(const char *path) {
 cairn_status cairn__checkpoint_prune(const char *dir, int64_t step, int64_t keep_last, int64_t keep_every) {
     int64_t *steps = NULL;
     size_t count = 0;
-    char path[CAIRN__MOST_PATH];
+    char path[CAIRN__MAX_PATH];
     cairn_status st = CAIRN_OK;
     if (keep_last <= 0) return CAIRN_OK;
     TRY(cairn__checkpoint_steps(dir, &steps, &count));
@@ -132,7 +132,7 @@ static bool is_hidden(const char *name, const char *kind) {
 }
 
 static void remove_leftovers(const char *dir) {
-    char path[CAIRN__MOST_PATH];
+    char path[CAIRN__MAX_PATH];
     DIR *d = opendir(dir);
     for (const struct dirent *e; d && (e = readdir(d));) {
         const bool goes =
@@ -143,7 +143,7 @@ static void remove_leftovers(const char *dir) {
 }
 
 void cairn__checkpoint_restore(const char *dir) {
-    char hidden[CAIRN__MOST_PATH], path[CAIRN__MOST_PATH], name[64];
+    char hidden[CAIRN__MAX_PATH], path[CAIRN__MAX_PATH], name[64];
     DIR *d = opendir(dir);
     for (const struct dirent *e; d && (e = readdir(d));) {
         const char *digits = e->d_name + strlen(HIDDEN);
@@ -156,7 +156,7 @@ void cairn__checkpoint_restore(const char *dir) {
 }
 
 cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
-                                            char partial[CAIRN__MOST_PATH]) {
+                                            char partial[CAIRN__MAX_PATH]) {
     char name[96];
     snprintf(name, sizeof(name), HIDDEN "%08" PRId64 ".%" PRIx64 ".partial", step, attempt);
     return join(dir, name, partial);
@@ -172,7 +172,7 @@ static cairn_status make_folder(const char *path) {
 
 /* With the folders it is in, which are touched only if one is missing. */
 static cairn_status make_folders(const char *dir) {
-    char path[CAIRN__MOST_PATH];
+    char path[CAIRN__MAX_PATH];
     struct stat s;
     cairn_status st = CAIRN_OK;
     snprintf(path, sizeof(path), "%s", dir);
@@ -215,7 +215,7 @@ static void remove_old(const char *path) {
 /* Where the file system cannot exchange two names (NFS), the old checkpoint has another one for a moment, from which
  * cairn__checkpoint_restore brings it back. */
 static cairn_status replace(const char *dir, const char *partial, const char *path) {
-    char name[64], old[CAIRN__MOST_PATH];
+    char name[64], old[CAIRN__MAX_PATH];
     cairn_status st = CAIRN_OK;
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
         TRY(cairn__folder_sync(dir));

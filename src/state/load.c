@@ -24,7 +24,7 @@
 #include "state/safetensors.h"
 #include "state/state_internal.h"
 
-enum { MOST_MANIFEST = 64 << 20, BOUNCE = 4 << 20 };
+enum { MAX_MANIFEST = 64 << 20, BOUNCE = 4 << 20 };
 #define CALL "cairn_state_load"
 
 struct checkpoint {
@@ -46,7 +46,7 @@ struct source {
 /* ---- open ---- */
 
 static cairn_status open_file(const struct checkpoint *c, int rank, struct cairn__safetensors **out) {
-    char name[CAIRN__MOST_FILE_NAME], path[CAIRN__MOST_PATH + CAIRN__MOST_FILE_NAME + 1];
+    char name[CAIRN__MAX_FILE_NAME], path[CAIRN__MAX_PATH + CAIRN__MAX_FILE_NAME + 1];
     struct stat s;
     cairn__manifest_file_name(rank, name);
     snprintf(path, sizeof(path), "%s/%s", c->path, name);
@@ -89,7 +89,7 @@ out:
 }
 
 static cairn_status open_checkpoint(const char *path, struct checkpoint *c) {
-    char name[CAIRN__MOST_PATH + 64];
+    char name[CAIRN__MAX_PATH + 64];
     char *text = NULL;
     struct cairn__file_facts facts;
     struct stat s;
@@ -99,7 +99,7 @@ static cairn_status open_checkpoint(const char *path, struct checkpoint *c) {
     snprintf(name, sizeof(name), "%s/checkpoint.json", path);
     if (lstat(name, &s) != 0 && (errno == ENOENT || errno == ENOTDIR))
         return cairn__fail(CAIRN_EINVAL, "%s: not a checkpoint, since there is no checkpoint.json", path);
-    TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MOST_MANIFEST, &text, &facts));
+    TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MAX_MANIFEST, &text, &facts));
     TRY(cairn__manifest_read(text, facts.nbytes, name, &c->manifest));
     TRY(open_file(c, -1, &c->shared));
     TRY(open_own_files(c));
@@ -139,7 +139,7 @@ static bool find_source(const struct checkpoint *c, const char *name, struct sou
 }
 
 static bool has_entry(const struct cairn__entries *entries, const char *name) {
-    char full[2 * CAIRN__MOST_PATH];
+    char full[2 * CAIRN__MAX_PATH];
     struct source s;
     snprintf(full, sizeof(full), "%s%s%s", entries->object, entries->object[0] ? "/" : "", name);
     return find_source(entries->ctx, full, &s);
@@ -307,7 +307,7 @@ out:
 }
 
 static cairn_status check_hash(const struct checkpoint *c, int rank, struct cairn__safetensors *file) {
-    char name[CAIRN__MOST_FILE_NAME];
+    char name[CAIRN__MAX_FILE_NAME];
     struct cairn__file_facts facts;
     cairn_status st = CAIRN_OK;
     if (!file) return CAIRN_OK;
@@ -512,7 +512,7 @@ out:
 /* Of one that died when it replaced a checkpoint, too. */
 static cairn_status list_own_steps(const cairn_state *state, const char *dir, int64_t **steps, size_t *count) {
     REQUIRE(dir, CAIRN_EINVAL, "cairn_state_load_latest: dir is NULL");
-    REQUIRE(strlen(dir) + 64 < CAIRN__MOST_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
+    REQUIRE(strlen(dir) + 64 < CAIRN__MAX_PATH, CAIRN_EINVAL, "%.200s...: the path is too long", dir);
     if (state->env->rank == 0) cairn__checkpoint_restore(dir);
     return cairn__checkpoint_steps(dir, steps, count);
 }
@@ -559,7 +559,7 @@ cairn_status cairn_state_load_latest(cairn_state *state, const char *dir,
     int64_t *steps = NULL;
     size_t count = 0;
     struct load l = {.changed = false};
-    char path[CAIRN__MOST_PATH];
+    char path[CAIRN__MAX_PATH];
     cairn_status st = CAIRN_OK;
     TRY(cairn_state_wait(state));
     TRY(begin_load(&l, state, options));

@@ -16,11 +16,11 @@
 
 #define FORMAT "cairn checkpoint"
 
-enum { MOST_DEPTH = 16 };
+enum { MAX_DEPTH = 16 };
 
-void cairn__manifest_file_name(int rank, char name[CAIRN__MOST_FILE_NAME]) {
-    if (rank < 0) snprintf(name, CAIRN__MOST_FILE_NAME, "shared.safetensors");
-    else snprintf(name, CAIRN__MOST_FILE_NAME, "rank-%05d.safetensors", rank);
+void cairn__manifest_file_name(int rank, char name[CAIRN__MAX_FILE_NAME]) {
+    if (rank < 0) snprintf(name, CAIRN__MAX_FILE_NAME, "shared.safetensors");
+    else snprintf(name, CAIRN__MAX_FILE_NAME, "rank-%05d.safetensors", rank);
 }
 
 const struct cairn__manifest_file *cairn__manifest_find(const struct cairn__manifest *m, const char *name) {
@@ -79,7 +79,7 @@ static bool read_hex(const char *text, uint64_t *out) {
 
 /* A name that stays in its folder. */
 static bool is_file_name(const char *name) {
-    return name[0] && name[0] != '.' && !strchr(name, '/') && strlen(name) < CAIRN__MOST_FILE_NAME;
+    return name[0] && name[0] != '.' && !strchr(name, '/') && strlen(name) < CAIRN__MAX_FILE_NAME;
 }
 
 static bool read_file_entry(json_t *entry, struct cairn__manifest_file *out) {
@@ -131,7 +131,7 @@ cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *p
     json_error_t error;
     *out = (struct cairn__manifest){0};
     const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
-    REQUIRE(found.depth <= MOST_DEPTH && !found.is_costly, CAIRN_EINVAL,
+    REQUIRE(found.depth <= MAX_DEPTH && !found.is_costly, CAIRN_EINVAL,
             "%s: it nests deeper, or has more values, than a manifest", path);
     json_t *root = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
     REQUIRE(root || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);

@@ -10,9 +10,9 @@
 #include "state/json_scan.h"
 
 enum {
-    MOST_HEADER = 100000000, /* of the format's own library */
-    MOST_DEPTH = 3,          /* {"name": {"shape": [ */
-    MOST_SIZES = 64,         /* of a shape: PyTorch's limit */
+    MAX_HEADER = 100000000, /* of the format's own library */
+    MAX_DEPTH = 3,          /* {"name": {"shape": [ */
+    MAX_SIZES = 64,         /* of a shape: PyTorch's limit */
     LENGTH = 8,
     ALIGNMENT = 64, /* of the first element: memory is copied faster between places that lie alike in a cache line */
     SHOWN = 64,     /* characters of a stranger's text in a message */
@@ -139,8 +139,8 @@ static cairn_status write_header(struct cairn__safetensors_writer *w, const char
     char spaces[ALIGNMENT], *text = json_dumps(header, JSON_COMPACT);
     if (!text) TRY(cairn__fail(CAIRN_ENOMEM, "%s: out of memory: its header", path));
     const size_t nbytes = strlen(text), padding = ALIGNMENT - 1 - (LENGTH + nbytes + ALIGNMENT - 1) % ALIGNMENT;
-    if (nbytes + padding > MOST_HEADER)
-        TRY(cairn__fail(CAIRN_EINVAL, "%s: a header of %zu bytes; the format allows %d", path, nbytes, MOST_HEADER));
+    if (nbytes + padding > MAX_HEADER)
+        TRY(cairn__fail(CAIRN_EINVAL, "%s: a header of %zu bytes; the format allows %d", path, nbytes, MAX_HEADER));
     for (int i = 0; i < LENGTH; i++) length[i] = (unsigned char)((uint64_t)(nbytes + padding) >> 8 * i);
     TRY(cairn__writer_write(w->file, length, LENGTH));
     TRY(cairn__writer_write(w->file, text, nbytes));
@@ -229,10 +229,10 @@ static cairn_status look_through(const char *path, const char *text, size_t nbyt
     REQUIRE(nbytes > 0 && text[0] == '{', CAIRN_EINVAL, "%s: not a safetensors file: its header is no JSON object",
             path);
     const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
-    REQUIRE(found.depth <= MOST_DEPTH, CAIRN_EINVAL, "%s: the header nests deeper than one of tensors does", path);
-    REQUIRE(found.longest <= MOST_SIZES, CAIRN_EINVAL,
+    REQUIRE(found.depth <= MAX_DEPTH, CAIRN_EINVAL, "%s: the header nests deeper than one of tensors does", path);
+    REQUIRE(found.longest <= MAX_SIZES, CAIRN_EINVAL,
             "%s: the header has an array of %zu elements; the shape of a tensor has %d at most", path, found.longest,
-            MOST_SIZES);
+            MAX_SIZES);
     REQUIRE(!found.is_costly, CAIRN_EINVAL, "%s: the header of %zu bytes has more values than one of so many tensors",
             path, nbytes);
     return CAIRN_OK;
@@ -260,7 +260,7 @@ static cairn_status read_header(struct cairn__safetensors *f) {
     if (all < LENGTH) TRY(cairn__fail(CAIRN_EINVAL, "%s: not a safetensors file: it has %" PRIu64 " bytes", path, all));
     TRY(cairn__reader_read(f->reader, 0, length, LENGTH));
     for (int i = 0; i < LENGTH; i++) nbytes |= (uint64_t)length[i] << 8 * i;
-    if (nbytes > MOST_HEADER || nbytes > all - LENGTH)
+    if (nbytes > MAX_HEADER || nbytes > all - LENGTH)
         TRY(cairn__fail(CAIRN_EINVAL,
                         "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64
                         ": was it cut, or is it no safetensors file?",

@@ -31,7 +31,7 @@
 #include "state/safetensors.h"
 #include "state/state_internal.h"
 
-enum { MOST_FILES = 2 /* a rank's */, BOUNCE = 4 << 20, MOST_DONE = 1 << 16 };
+enum { MAX_FILES = 2 /* a rank's */, BOUNCE = 4 << 20, MAX_DONE = 1 << 16 };
 
 struct cairn__save {
     struct cairn_state_save_options how;
@@ -39,14 +39,14 @@ struct cairn__save {
     double timeout;
     int64_t step;
     char *dir;
-    char partial[CAIRN__MOST_PATH], path[CAIRN__MOST_PATH];
+    char partial[CAIRN__MAX_PATH], path[CAIRN__MAX_PATH];
 
     struct cairn_device *device; /* NULL = the data are host memory */
     const char *description;     /* the environment's */
     struct cairn__state_list list;
     const void **data; /* [list.count] */
 
-    struct cairn__manifest_file files[MOST_FILES]; /* that this rank has written */
+    struct cairn__manifest_file files[MAX_FILES]; /* that this rank has written */
     size_t num_files;
 
     struct cairn__task task;
@@ -235,7 +235,7 @@ static cairn_status write_file(struct cairn__save *save, bool shared) {
     struct contents c = {0};
     struct cairn__safetensors_writer *w = NULL;
     struct cairn__file_facts facts;
-    char path[CAIRN__MOST_PATH + CAIRN__MOST_FILE_NAME];
+    char path[CAIRN__MAX_PATH + CAIRN__MAX_FILE_NAME];
     void *bounce = NULL;
     cairn_status st = CAIRN_OK;
     cairn__manifest_file_name(shared ? -1 : save->rank, file->name);
@@ -277,13 +277,13 @@ static cairn_status write_manifest(const struct cairn__save *save, const char *p
     return st;
 }
 
-static void sign_path(const struct cairn__save *save, int rank, const char *kind, char path[CAIRN__MOST_PATH + 64]) {
-    snprintf(path, CAIRN__MOST_PATH + 64, "%s/rank-%05d.%s", save->partial, rank, kind);
+static void sign_path(const struct cairn__save *save, int rank, const char *kind, char path[CAIRN__MAX_PATH + 64]) {
+    snprintf(path, CAIRN__MAX_PATH + 64, "%s/rank-%05d.%s", save->partial, rank, kind);
 }
 
 /* Tells rank 0 why this rank's part will not come. The last error stays what it is. */
 static cairn_status sign_failed(const struct cairn__save *save, cairn_status st) {
-    char path[CAIRN__MOST_PATH + 64], cause[1024];
+    char path[CAIRN__MAX_PATH + 64], cause[1024];
     snprintf(cause, sizeof(cause), "%s", cairn_last_error());
     sign_path(save, save->rank, "failed", path);
     (void)write_text(path, cause);
@@ -292,7 +292,7 @@ static cairn_status sign_failed(const struct cairn__save *save, cairn_status st)
 
 /* This rank's files; then its sign for rank 0. */
 static cairn_status write_own(struct cairn__save *save) {
-    char path[CAIRN__MOST_PATH + 64];
+    char path[CAIRN__MAX_PATH + 64];
     cairn_status st = CAIRN_OK;
     if (save->rank == 0) TRY(write_file(save, true));
     TRY(write_file(save, false));
@@ -318,7 +318,7 @@ static double now(void) {
 /* How much of the rank's file there is: it still writes if that grows. The file is opened, since a network file system
  * may remember an older size of a file that is not. */
 static int64_t written_by(const struct cairn__save *save, int rank) {
-    char name[CAIRN__MOST_FILE_NAME], path[CAIRN__MOST_PATH + CAIRN__MOST_FILE_NAME];
+    char name[CAIRN__MAX_FILE_NAME], path[CAIRN__MAX_PATH + CAIRN__MAX_FILE_NAME];
     struct stat s;
     cairn__manifest_file_name(rank, name);
     snprintf(path, sizeof(path), "%s/%s", save->partial, name);
@@ -330,7 +330,7 @@ static int64_t written_by(const struct cairn__save *save, int rank) {
 
 /* Reads the rank's .done once it is there. */
 static cairn_status wait_for_rank(const struct cairn__save *save, int rank, struct cairn__manifest *out) {
-    char done[CAIRN__MOST_PATH + 64], failed[CAIRN__MOST_PATH + 64];
+    char done[CAIRN__MAX_PATH + 64], failed[CAIRN__MAX_PATH + 64];
     char *text = NULL;
     struct timespec pause = {0, 1000000};
     int64_t written = -2;
@@ -339,7 +339,7 @@ static cairn_status wait_for_rank(const struct cairn__save *save, int rank, stru
     sign_path(save, rank, "failed", failed);
     while (access(done, F_OK) != 0) {
         if (access(failed, F_OK) == 0) {
-            const cairn_status st = cairn__file_read(failed, CAIRN__READER_NO_LINK, MOST_DONE, &text, NULL);
+            const cairn_status st = cairn__file_read(failed, CAIRN__READER_NO_LINK, MAX_DONE, &text, NULL);
             const cairn_status peer = cairn__fail(CAIRN_EPEER, "cairn_state_save: it failed on rank %d: %.800s", rank,
                                                   st == CAIRN_OK ? text : "it does not say why");
             cairn__free(text);
@@ -358,9 +358,9 @@ static cairn_status wait_for_rank(const struct cairn__save *save, int rank, stru
     }
     struct cairn__file_facts facts;
     cairn_status st = CAIRN_OK;
-    TRY(cairn__file_read(done, CAIRN__READER_NO_LINK, MOST_DONE, &text, &facts));
+    TRY(cairn__file_read(done, CAIRN__READER_NO_LINK, MAX_DONE, &text, &facts));
     TRY(cairn__manifest_read(text, facts.nbytes, done, out));
-    char own[CAIRN__MOST_FILE_NAME];
+    char own[CAIRN__MAX_FILE_NAME];
     cairn__manifest_file_name(rank, own);
     if (out->step != save->step || out->ranks != save->ranks || out->num_files != 1 ||
         strcmp(out->files[0].name, own) != 0 || (int64_t)out->files[0].nbytes != written_by(save, rank)) {
@@ -387,7 +387,7 @@ static cairn_status add_files(struct cairn__manifest_file **files, size_t *count
 static cairn_status publish(struct cairn__save *save) {
     struct cairn__manifest_file *files = NULL;
     size_t count = 0, capacity = 0;
-    char path[CAIRN__MOST_PATH + 64];
+    char path[CAIRN__MAX_PATH + 64];
     cairn_status st = CAIRN_OK;
     TRY(add_files(&files, &count, &capacity, save->files, save->num_files));
     for (int r = 1; r < save->ranks; r++) {
@@ -476,7 +476,7 @@ static cairn_status new_save(cairn_state *state, const char *dir, int64_t step,
     struct cairn__save *save = NULL;
     cairn_status st = CAIRN_OK;
     REQUIRE(dir && dir[0], CAIRN_EINVAL, "cairn_state_save: dir is empty");
-    REQUIRE(step >= 0 && step < CAIRN__MOST_STEPS, CAIRN_EINVAL,
+    REQUIRE(step >= 0 && step < CAIRN__MAX_STEPS, CAIRN_EINVAL,
             "cairn_state_save: step %" PRId64 " is negative, or has more than 18 digits", step);
     TRY(cairn__calloc(1, sizeof(*save), (void **)&save));
     *out = save;

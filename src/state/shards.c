@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "state/weights_source.h"
 
-enum { MOST_PATH = 4096, MOST_FILES = 99999 };
+enum { MAX_PATH = 4096, MAX_FILES = 99999 };
 static const char END[] = ".safetensors";
 
 struct shards {
@@ -38,9 +38,9 @@ static cairn_status deal_out(struct shards *s, size_t n, uint64_t most) {
         used += nbytes;
     }
     s->first[s->num_files] = n;
-    if (s->num_files > MOST_FILES)
+    if (s->num_files > MAX_FILES)
         TRY(cairn__fail(CAIRN_EINVAL, "%s: %zu files of %" PRIu64 " bytes; %d are allowed", s->path, s->num_files, most,
-                        MOST_FILES));
+                        MAX_FILES));
     TRY(cairn__calloc(s->num_files, sizeof(s->files[0]), (void **)&s->files));
 out:
     return st;
@@ -53,11 +53,11 @@ static size_t stem(const char *path) {
 }
 
 /* "m/model-00001-of-00003.safetensors" of "m/model.safetensors". */
-static cairn_status name_file(const struct shards *s, size_t f, char name[MOST_PATH]) {
-    const int used = s->num_files == 1 ? snprintf(name, MOST_PATH, "%s", s->path)
-                                       : snprintf(name, MOST_PATH, "%.*s-%05zu-of-%05zu%s", (int)stem(s->path), s->path,
+static cairn_status name_file(const struct shards *s, size_t f, char name[MAX_PATH]) {
+    const int used = s->num_files == 1 ? snprintf(name, MAX_PATH, "%s", s->path)
+                                       : snprintf(name, MAX_PATH, "%.*s-%05zu-of-%05zu%s", (int)stem(s->path), s->path,
                                                   f + 1, s->num_files, END);
-    return used > 0 && used < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path);
+    return used > 0 && used < MAX_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path);
 }
 
 static cairn_status make_index(const struct shards *s, char **text) {
@@ -65,7 +65,7 @@ static cairn_status make_index(const struct shards *s, char **text) {
     uint64_t total = 0;
     json_t *map = json_object(), *index = NULL;
     for (size_t f = 0; f < s->num_files; f++) {
-        char name[MOST_PATH];
+        char name[MAX_PATH];
         TRY(name_file(s, f, name));
         const char *slash = strrchr(name, '/');
         for (size_t i = s->first[f]; i < s->first[f + 1]; i++) {
@@ -90,13 +90,13 @@ static cairn_status remove_old(const char *path) {
 /* ---- files of an earlier save ---- */
 
 /* Whether a file that the old index lists has a name that name_file gives for another number of files. */
-static bool is_stale(const struct shards *s, const char *file, char path[MOST_PATH]) {
+static bool is_stale(const struct shards *s, const char *file, char path[MAX_PATH]) {
     struct shards other = *s;
-    char name[MOST_PATH];
+    char name[MAX_PATH];
     size_t number = 0;
     const char *slash = strrchr(s->path, '/');
-    const int used = snprintf(path, MOST_PATH, "%.*s%s", slash ? (int)(slash - s->path + 1) : 0, s->path, file);
-    if (used >= MOST_PATH || strncmp(path, s->path, stem(s->path)) != 0) return false;
+    const int used = snprintf(path, MAX_PATH, "%.*s%s", slash ? (int)(slash - s->path + 1) : 0, s->path, file);
+    if (used >= MAX_PATH || strncmp(path, s->path, stem(s->path)) != 0) return false;
     if (sscanf(path + stem(s->path), "-%5zu-of-%5zu", &number, &other.num_files) != 2) return false;
     if (number < 1 || other.num_files < 2 || other.num_files == s->num_files) return false;
     return name_file(&other, number - 1, name) == CAIRN_OK && strcmp(name, path) == 0;
@@ -107,7 +107,7 @@ static void remove_stale(const struct shards *s, json_t *map) {
     const char *tensor;
     json_t *file;
     json_object_foreach(map, tensor, file) {
-        char path[MOST_PATH];
+        char path[MAX_PATH];
         if (json_is_string(file) && is_stale(s, json_string_value(file), path) && remove_old(path) != CAIRN_OK)
             cairn__log(CAIRN_LOG_WARNING, "a file of an earlier save stays: %s", cairn_last_error());
     }
@@ -120,9 +120,9 @@ static cairn_status commit(struct shards *s) {
     cairn_status st = CAIRN_OK;
     struct cairn__writer *writer = NULL;
     json_t *old = NULL, *map = NULL;
-    char index[MOST_PATH], *text = NULL;
+    char index[MAX_PATH], *text = NULL;
     const int used = snprintf(index, sizeof(index), "%s.index.json", s->path);
-    if (used < 0 || used >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path));
+    if (used < 0 || used >= MAX_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", s->path));
     if (access(index, F_OK) == 0 && cairn__source_read_index(index, &old, &map) != CAIRN_OK) map = NULL;
     if (s->num_files == 1) {
         TRY(cairn__safetensors_commit(&s->files[0], NULL));
@@ -154,7 +154,7 @@ cairn_status cairn__shards_save(const char *path, const struct cairn__safetensor
     TRY(deal_out(&s, n, most));
     for (size_t f = 0; f < s.num_files; f++) {
         const size_t first = s.first[f], count = s.first[f + 1] - first;
-        char name[MOST_PATH];
+        char name[MAX_PATH];
         TRY(name_file(&s, f, name));
         TRY(cairn__safetensors_create(name, 0, tensors + first, count, metadata, num_metadata, &s.files[f]));
         for (size_t k = 0; k < count; k++) TRY(write(ctx, first + cairn__safetensors_nth(s.files[f], k), s.files[f]));

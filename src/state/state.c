@@ -9,7 +9,7 @@
 #include "state/state_internal.h"
 
 enum { PROGRAM, ENVIRONMENT };
-enum { MOST_NAME = 255 };
+enum { MAX_NAME = 255 };
 
 /* ---- the program's own values ---- */
 
@@ -44,9 +44,9 @@ static bool is_utf8(const char *text) {
 static cairn_status check_name(const char *call, const cairn_state *state, const char *name) {
     REQUIRE(state, CAIRN_EINVAL, "%s: state is NULL", call);
     REQUIRE(name && name[0], CAIRN_EINVAL, "%s: the name is empty", call);
-    REQUIRE(strcmp(name, "__metadata__") != 0 && strlen(name) <= MOST_NAME && is_utf8(name), CAIRN_EINVAL,
+    REQUIRE(strcmp(name, "__metadata__") != 0 && strlen(name) <= MAX_NAME && is_utf8(name), CAIRN_EINVAL,
             "%s: '%.80s' cannot be a name: files take UTF-8 of at most %d bytes, and not \"__metadata__\"", call, name,
-            MOST_NAME);
+            MAX_NAME);
     for (const char *c = name; *c; c++) {
         REQUIRE(*c != '/' && (unsigned char)*c >= ' ' && *c != 0x7f, CAIRN_EINVAL,
                 "%s: a name may contain neither '/' nor control characters: '%.80s'", call, name);

@@ -17,8 +17,8 @@
 #include "cairn/state.h"
 #include "param/stateful.h"
 
-enum { CAIRN__MOST_PATH = 4096 };
-#define CAIRN__MOST_STEPS INT64_C(1000000000000000000) /* the digits that names of folders may have */
+enum { CAIRN__MAX_PATH = 4096 };
+#define CAIRN__MAX_STEPS INT64_C(1000000000000000000) /* the digits that names of folders may have */
 
 /* ---- state.c ---- */
 
@@ -79,10 +79,10 @@ void cairn__state_end_save(cairn_state *state);
 
 /* ---- manifest.c ---- */
 
-enum { CAIRN__MANIFEST_VERSION = 1, CAIRN__MOST_FILE_NAME = 64 };
+enum { CAIRN__MANIFEST_VERSION = 1, CAIRN__MAX_FILE_NAME = 64 };
 
 struct cairn__manifest_file {
-    char name[CAIRN__MOST_FILE_NAME];
+    char name[CAIRN__MAX_FILE_NAME];
     uint64_t nbytes, xxh3;
 };
 
@@ -102,13 +102,13 @@ cairn_status cairn__manifest_read(const char *text, size_t nbytes, const char *p
 void cairn__manifest_clear(struct cairn__manifest *m);
 
 /* "rank-00003.safetensors"; rank -1: "shared.safetensors". */
-void cairn__manifest_file_name(int rank, char name[CAIRN__MOST_FILE_NAME]);
+void cairn__manifest_file_name(int rank, char name[CAIRN__MAX_FILE_NAME]);
 const struct cairn__manifest_file *cairn__manifest_find(const struct cairn__manifest *m, const char *name);
 
 /* ---- folders.c ---- */
 
 /* DIR/step-00000100, by snprintf into path. Errors: CAIRN_EINVAL too long. */
-cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MOST_PATH]);
+cairn_status cairn__checkpoint_path(const char *dir, int64_t step, char path[CAIRN__MAX_PATH]);
 
 /* The steps of DIR's folders "step-N", ascending, whole or not; free with cairn__free. No DIR: none.
  * Errors: CAIRN_ESYSTEM, CAIRN_ENOMEM. */
@@ -117,7 +117,7 @@ cairn_status cairn__checkpoint_steps(const char *dir, int64_t **steps, size_t *c
 /* The hidden folder that one attempt to save this step writes into; attempt: equal on all ranks, and no other's.
  * Errors: CAIRN_EINVAL too long. */
 cairn_status cairn__checkpoint_partial_path(const char *dir, int64_t step, uint64_t attempt,
-                                            char partial[CAIRN__MOST_PATH]);
+                                            char partial[CAIRN__MAX_PATH]);
 
 /* Gives the checkpoints back their names from which a program that died had taken them to put new ones there. */
 void cairn__checkpoint_restore(const char *dir);

@@ -4,7 +4,7 @@
 #include "core/status.h"
 #include "state/weights.h"
 
-enum { MOST_STARS = 8 };
+enum { MAX_STARS = 8 };
 
 struct span {
     const char *at;
@@ -35,9 +35,9 @@ static bool match(const char *pattern, const char *text, struct span *spans, int
 }
 
 const struct cairn_weights_name *cairn__weights_rule(const struct cairn_weights_options *o, const char *ours) {
-    struct span spans[MOST_STARS];
+    struct span spans[MAX_STARS];
     for (size_t i = 0; i < o->num_names; i++) {
-        if (o->names[i].ours && match(o->names[i].ours, ours, spans, MOST_STARS)) return &o->names[i];
+        if (o->names[i].ours && match(o->names[i].ours, ours, spans, MAX_STARS)) return &o->names[i];
     }
     return NULL;
 }
@@ -58,16 +58,16 @@ static bool append(char name[CAIRN__WEIGHTS_NAME], size_t *used, const char *tex
 /* The name that the part'th of the rule's texts gives, behind what stands in `name`. */
 static bool substitute(const struct cairn_weights_name *rule, int part, const char *ours,
                        char name[CAIRN__WEIGHTS_NAME], size_t *used) {
-    struct span spans[MOST_STARS] = {{0}};
+    struct span spans[MAX_STARS] = {{0}};
     const char *c = rule->file;
     int star = 0;
-    bool fits = match(rule->ours, ours, spans, MOST_STARS);
+    bool fits = match(rule->ours, ours, spans, MAX_STARS);
     for (; part > 0; part--) c = strchr(c, '|') + 1;
     for (; fits && *c && *c != '|'; c++) {
         if (*c != '*') {
             fits = append(name, used, c, 1);
         } else {
-            fits = star < MOST_STARS && spans[star].at && append(name, used, spans[star].at, spans[star].n);
+            fits = star < MAX_STARS && spans[star].at && append(name, used, spans[star].at, spans[star].n);
             star++;
         }
     }
@@ -90,12 +90,12 @@ cairn_status cairn__weights_file_name(const struct cairn_weights_options *o, con
 }
 
 bool cairn__weights_is_unexpected(const struct cairn_weights_options *o, const char *file) {
-    struct span spans[MOST_STARS];
+    struct span spans[MAX_STARS];
     const size_t n = o->prefix ? strlen(o->prefix) : 0;
     if (n > 0 && strncmp(file, o->prefix, n) != 0) return false;
     for (size_t i = 0; i < o->num_names; i++) {
         const struct cairn_weights_name *rule = &o->names[i];
-        if (!rule->ours && rule->file && match(rule->file, file + n, spans, MOST_STARS)) return false;
+        if (!rule->ours && rule->file && match(rule->file, file + n, spans, MAX_STARS)) return false;
     }
     return true;
 }

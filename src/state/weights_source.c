@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "state/json_scan.h"
 
-enum { MOST_PATH = 4096, MOST_INDEX = 100000000, MOST_DEPTH = 16, SHOWN = 64 };
+enum { MAX_PATH = 4096, MAX_INDEX = 100000000, MAX_DEPTH = 16, SHOWN = 64 };
 static const char END_OF_INDEX[] = ".index.json", PLAIN[] = "model.safetensors",
                   INDEX[] = "model.safetensors.index.json";
 
@@ -24,13 +24,13 @@ static bool is_folder(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-static cairn_status join(char out[MOST_PATH], const char *first, const char *between, const char *last) {
-    const int n = snprintf(out, MOST_PATH, "%s%s%s", first, between, last);
-    return n > 0 && n < MOST_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", first);
+static cairn_status join(char out[MAX_PATH], const char *first, const char *between, const char *last) {
+    const int n = snprintf(out, MAX_PATH, "%s%s%s", first, between, last);
+    return n > 0 && n < MAX_PATH ? CAIRN_OK : cairn__fail_errno(ENAMETOOLONG, "%.200s...", first);
 }
 
 /* The file that is meant. */
-static cairn_status resolve(const char *path, char out[MOST_PATH]) {
+static cairn_status resolve(const char *path, char out[MAX_PATH]) {
     cairn_status st = CAIRN_OK;
     if (is_folder(path)) {
         TRY(join(out, path, "/", PLAIN));
@@ -74,7 +74,7 @@ static cairn_status list_file(struct cairn__source *s) {
 static cairn_status parse(const char *path, const char *text, size_t nbytes, json_t **index, json_t **map) {
     json_error_t error;
     const struct cairn__json_scan found = cairn__json_scan(text, nbytes);
-    REQUIRE(found.depth <= MOST_DEPTH, CAIRN_EINVAL, "%s: an index nests less deep", path);
+    REQUIRE(found.depth <= MAX_DEPTH, CAIRN_EINVAL, "%s: an index nests less deep", path);
     REQUIRE(!found.is_costly, CAIRN_EINVAL, "%s: an index has fewer values", path);
     *index = json_loadb(text, nbytes, JSON_REJECT_DUPLICATES, &error);
     REQUIRE(*index || json_error_code(&error) != json_error_out_of_memory, CAIRN_ENOMEM, "%s: out of memory", path);
@@ -88,7 +88,7 @@ static cairn_status parse(const char *path, const char *text, size_t nbytes, jso
 static cairn_status open_beside(struct cairn__source *s, const char *path, const char *name, json_t *numbers,
                                 size_t *number) {
     cairn_status st = CAIRN_OK;
-    char file[MOST_PATH];
+    char file[MAX_PATH];
     const json_t *known = json_object_get(numbers, name);
     const char *slash = strrchr(path, '/');
     if (known) {
@@ -98,7 +98,7 @@ static cairn_status open_beside(struct cairn__source *s, const char *path, const
     REQUIRE(name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strchr(name, '/'), CAIRN_EINVAL,
             "%s: '%.*s' is no file of its folder", path, SHOWN, name);
     const int n = snprintf(file, sizeof(file), "%.*s%s", slash ? (int)(slash - path + 1) : 0, path, name);
-    if (n < 0 || n >= MOST_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
+    if (n < 0 || n >= MAX_PATH) TRY(cairn__fail_errno(ENAMETOOLONG, "%.200s...", path));
     TRY(add_file(s, file, number));
     if (json_object_set_new(numbers, name, json_integer((json_int_t)*number)) != 0)
         TRY(cairn__fail(CAIRN_ENOMEM, "%s: out of memory", path));
@@ -110,7 +110,7 @@ cairn_status cairn__source_read_index(const char *path, json_t **index, json_t *
     cairn_status st = CAIRN_OK;
     struct cairn__file_facts facts;
     char *text = NULL;
-    TRY(cairn__file_read(path, 0, MOST_INDEX, &text, &facts));
+    TRY(cairn__file_read(path, 0, MAX_INDEX, &text, &facts));
     TRY(parse(path, text, (size_t)facts.nbytes, index, map));
 out:
     cairn__free(text);
@@ -151,7 +151,7 @@ static int by_name(const void *a, const void *b) {
 
 cairn_status cairn__source_open(struct cairn__source *s, const char *path) {
     cairn_status st = CAIRN_OK;
-    char file[MOST_PATH];
+    char file[MAX_PATH];
     size_t number;
     *s = (struct cairn__source){0};
     TRY(resolve(path, file));

@@ -5,17 +5,17 @@
 #include "logged_env.h"
 #include "probe.h"
 
-enum { MOST_SPANS = 32, STEPS = 4 };
+enum { MAX_SPANS = 32, STEPS = 4 };
 
 struct spans {
-    struct cairn__event events[MOST_SPANS];
+    struct cairn__event events[MAX_SPANS];
     int count;
 };
 
 static void keep(void *cookie, const struct cairn__event *event) {
     struct spans *spans = cookie;
     if (strcmp(event->room, "amp") != 0 || event->begin_ns == event->end_ns) return;
-    assert_true(spans->count < MOST_SPANS);
+    assert_true(spans->count < MAX_SPANS);
     spans->events[spans->count++] = *event;
 }
 

@@ -15,7 +15,7 @@
 #include "../check.h"
 #include "../failing_alloc.h"
 
-enum { N = 4, MODELS = 2, PARAMS = 4, MOST_ALLOCATIONS = 1000 };
+enum { N = 4, MODELS = 2, PARAMS = 4, MAX_ALLOCATIONS = 1000 };
 
 static void keep_quiet(void *cookie, cairn_log_level level, const char *message) {
     (void)cookie, (void)level, (void)message;
@@ -168,7 +168,7 @@ static void assert_all_or_nothing(const struct amp_options *options) {
     look_at(&w, &before);
     const uint64_t alive = cairn__alloc_counters().alive;
     for (;; n++) {
-        assert_in_range(n, 1, MOST_ALLOCATIONS);
+        assert_in_range(n, 1, MAX_ALLOCATIONS);
         fail_in = n;
         const cairn_status st = initialize(&w, options);
         const bool failed = fail_in == 0;
@@ -181,7 +181,7 @@ static void assert_all_or_nothing(const struct amp_options *options) {
         assert_non_null(strstr(cairn_last_error(), "out of memory"));
         assert_no_trace(&w, &before, alive, n);
     }
-    assert_in_range(n, 10, MOST_ALLOCATIONS);
+    assert_in_range(n, 10, MAX_ALLOCATIONS);
     OK(train(&w));
     end_world(&w);
 }
@@ -255,7 +255,7 @@ static void step_that_runs_out_of_memory_fails_and_the_next_one_works(void **sta
         for (int n = 1, failed = 1; failed; n++) {
             struct world w;
             const uint64_t alive = cairn__alloc_counters().alive;
-            assert_in_range(n, 1, MOST_ALLOCATIONS);
+            assert_in_range(n, 1, MAX_ALLOCATIONS);
             make_world(&w);
             if (i < sizeof(rows) / sizeof(rows[0])) {
                 OK(initialize(&w, &rows[i]));

@@ -206,13 +206,13 @@ static void outputs_that_are_no_floats_are_left_alone(void **state) {
 
 /* ---- one step of a model, in all that can be seen of it ---- */
 
-enum { MOST_VALUES = 64 };
+enum { MAX_VALUES = 64 };
 
 struct outcome {
     float y[N * N], dx[N * N];
-    float gradients[MOST_VALUES]; /* as they are stored, of the type of their parameters, but for the scale */
-    float weights[MOST_VALUES];   /* after the step, one parameter after the other */
-    float buffers[MOST_VALUES];
+    float gradients[MAX_VALUES]; /* as they are stored, of the type of their parameters, but for the scale */
+    float weights[MAX_VALUES];   /* after the step, one parameter after the other */
+    float buffers[MAX_VALUES];
 };
 
 static void read_weights(cairn_module *model, float *out) {
@@ -285,9 +285,9 @@ static void assert_same(const struct level *l, const char *what, const struct ou
         size_t offset, count;
     } parts[] = {{"output", offsetof(struct outcome, y), N * N},
                  {"input's gradient", offsetof(struct outcome, dx), N * N},
-                 {"gradient", offsetof(struct outcome, gradients), MOST_VALUES},
-                 {"weight", offsetof(struct outcome, weights), MOST_VALUES},
-                 {"buffer", offsetof(struct outcome, buffers), MOST_VALUES}};
+                 {"gradient", offsetof(struct outcome, gradients), MAX_VALUES},
+                 {"weight", offsetof(struct outcome, weights), MAX_VALUES},
+                 {"buffer", offsetof(struct outcome, buffers), MAX_VALUES}};
     for (size_t p = 0; p < sizeof(parts) / sizeof(parts[0]); p++) {
         const float *a = (const float *)((const char *)got + parts[p].offset);
         const float *b = (const float *)((const char *)want + parts[p].offset);

@@ -5,7 +5,7 @@
 #include "exact.h"
 
 enum { STEPS = 4, GROWTH_INTERVAL = 2 };
-static const double FIRST_SCALE = 64, MOST_SCALE = 1024;
+static const double FIRST_SCALE = 64, MAX_SCALE = 1024;
 
 struct arrangement {
     const char *name;
@@ -106,7 +106,7 @@ static void begin(struct run *r, cairn_env *env) {
     OK(amp_initialize_all(env, a->models, r->models, a->optimizers, r->optimizers,
                           amp_options(.opt_level = r->level->level, .half_type = r->level->half, .verbosity = -1,
                                       .loss_scale = AMP_DYNAMIC, .num_losses = r->scaler_each ? a->losses : 1,
-                                      .scaler = amp_scaler_options(.init_scale = FIRST_SCALE, .max_scale = MOST_SCALE,
+                                      .scaler = amp_scaler_options(.init_scale = FIRST_SCALE, .max_scale = MAX_SCALE,
                                                                    .growth_interval = GROWTH_INTERVAL)),
                           &r->amp));
     for (int m = 0; m < a->models; m++) plant_install(&r->plants[m], cairn_module_params(r->models[m]));
@@ -176,7 +176,7 @@ static void follow_scaler(struct run *r, int id, bool found) {
     if (found) r->scale[id] /= 2;
     r->clean[id] = found ? 0 : r->clean[id] + 1;
     if (r->clean[id] < GROWTH_INTERVAL) return;
-    r->scale[id] = fmin(2 * r->scale[id], MOST_SCALE);
+    r->scale[id] = fmin(2 * r->scale[id], MAX_SCALE);
     r->clean[id] = 0;
 }
 

@@ -190,21 +190,21 @@ static bool has_half(const cairn_dtype *types, int count) {
 
 /* ---- a hook that records the calls of amp's ---- */
 
-enum { MOST_CALLS = 32, MOST_INPUTS = 8 };
+enum { MAX_CALLS = 32, MAX_INPUTS = 8 };
 
 struct call {
-    cairn_dtype types[MOST_INPUTS];
+    cairn_dtype types[MAX_INPUTS];
     int count;
 };
 static struct {
     struct cairn__op_hook inner;
     enum cairn__op op;
-    struct call calls[MOST_CALLS];
+    struct call calls[MAX_CALLS];
     int count;
 } heard;
 
 static cairn_status listen(void *ctx, const struct cairn__op_question *q, cairn_dtype *out) {
-    if (q->op == heard.op && heard.count < MOST_CALLS && q->count <= MOST_INPUTS) {
+    if (q->op == heard.op && heard.count < MAX_CALLS && q->count <= MAX_INPUTS) {
         struct call *c = &heard.calls[heard.count++];
         memcpy(c->types, q->inputs, (size_t)q->count * sizeof(q->inputs[0]));
         c->count = q->count;

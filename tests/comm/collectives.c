@@ -11,7 +11,7 @@
 #include "core/trace.h"
 #include "trial.h"
 
-enum { MOST_RANKS = 8 };
+enum { MAX_RANKS = 8 };
 
 static bool in_a_hurry(void) {
     return getenv("CAIRN_TEST_SEEDS") != NULL;
@@ -269,7 +269,7 @@ static char *averages_over_some(cairn_group *group, void *ctx) {
 /* 256 + 1 in bf16 is 256: only a sum that is rounded once counts the ones, whichever rank has the large number, and
  * where. */
 static double one_is_large(int rank, size_t i) {
-    return i % MOST_RANKS == (size_t)rank ? 256 : 1;
+    return i % MAX_RANKS == (size_t)rank ? 256 : 1;
 }
 
 static double first_is_large(int rank, size_t i) {
@@ -390,7 +390,7 @@ static char *found_by_all(cairn_group *group, void *ctx) {
 /* Ranks of which bit r of whose is set have an infinity in an average of x [n], wherever in it. */
 static char *check_blame(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, unsigned whose) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
-    struct cairn__blame blame = {.found = 0}, all[MOST_RANKS];
+    struct cairn__blame blame = {.found = 0}, all[MAX_RANKS];
     for (size_t i = 0; i < n; i++) put_value(x, i, dtype, (double)((int)(i * 7 % 1001) - 500 + rank) / 8);
     if (whose >> rank & 1) put_value(x, (size_t)rank * 7919 % n, dtype, (double)(rank % 2 ? INFINITY : NAN));
     memcpy(plain, x, n * cairn_dtype_nbytes(dtype));
@@ -434,17 +434,17 @@ struct channel {
     int waiting;     /* trials of a round that are not posted yet */
 };
 
-enum { MOST_CHANNELS = 2 };
+enum { MAX_CHANNELS = 2 };
 
 struct mixture {
-    struct channel channels[MOST_CHANNELS];
+    struct channel channels[MAX_CHANNELS];
     int num_channels;
     int rounds, depth; /* so many trials a channel and round at most */
     size_t most;       /* elements, in all parts together */
     unsigned own;      /* this rank's random numbers: in which order it posts and waits */
     struct room room;
     struct trial *trials; /* [num_channels][depth] */
-    int counts[MOST_CHANNELS];
+    int counts[MAX_CHANNELS];
 };
 
 static struct trial *trial_of(const struct mixture *m, int channel, int k) {
@@ -572,7 +572,7 @@ enum { PER_PAIR = 5 };
 
 struct messages {
     struct room room;
-    struct trial trials[PER_PAIR * 2 * (MOST_RANKS - 1)];
+    struct trial trials[PER_PAIR * 2 * (MAX_RANKS - 1)];
     int count;
 };
 
@@ -586,7 +586,7 @@ static struct trial *message_begin(cairn_group *group, struct messages *m, int f
                         .to = to,
                         .salt = (unsigned)(k * 64 + from * 8 + to),
                         .placement = (from + k) % NUM_PLACEMENTS};
-    trial_begin(group, t, &m->room, m->count++, PER_PAIR * 2 * (MOST_RANKS - 1));
+    trial_begin(group, t, &m->room, m->count++, PER_PAIR * 2 * (MAX_RANKS - 1));
     return t;
 }
 
@@ -618,7 +618,7 @@ static char *exchange_messages(cairn_group *group, struct messages *m) {
 static char *messages_between_all(cairn_group *group, void *ctx) {
     (void)ctx;
     struct messages m;
-    PASS(room_open(group, &m.room, PER_PAIR * 2 * (MOST_RANKS - 1), 2000 * sizeof(int64_t)));
+    PASS(room_open(group, &m.room, PER_PAIR * 2 * (MAX_RANKS - 1), 2000 * sizeof(int64_t)));
     for (int round = 0; round < (is_slow(group) ? 1 : 3); round++) {
         m.count = 0;
         PASS(exchange_messages(group, &m));
@@ -703,7 +703,7 @@ static char *groups_of_odd_and_even_ranks(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group), parity = cairn_group_rank(group) % 2;
     cairn_group *both[2] = {NULL, NULL};
-    int ranks[2][MOST_RANKS], n[2];
+    int ranks[2][MAX_RANKS], n[2];
     for (int i = 0; i < 2; i++) {
         n[i] = list_ranks(p, i, ranks[i]);
         if (n[i]) EXPECT_OK(cairn_group_new(group, ranks[i], n[i], NULL, &both[i]));
@@ -717,7 +717,7 @@ static char *groups_by_color_and_key(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group), rank = cairn_group_rank(group), parity = rank % 2;
     cairn_group *mine = NULL, *none = NULL;
-    int ranks[MOST_RANKS];
+    int ranks[MAX_RANKS];
     EXPECT_OK(cairn_group_split(group, parity, -rank, NULL, &mine));
     PASS(check_members(group, mine, ranks, list_ranks(p, parity, ranks)));
     PASS(use_and_leave(group, &mine, 20 + (unsigned)parity));
@@ -734,7 +734,7 @@ static char *groups_by_color_and_key(cairn_group *group, void *ctx) {
 static char *groups_of_groups(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group);
-    const int ranks[MOST_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const int ranks[MAX_RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
     cairn_group *outer = NULL, *inner = NULL;
     char *sentence = NULL;
     if (p < 3) return NULL;
@@ -830,7 +830,7 @@ char *collectives_check(cairn_group *group, void *word) {
 
 /* ---- ranks that disagree ---- */
 
-static _Thread_local float scratch[MOST_RANKS][64];
+static _Thread_local float scratch[MAX_RANKS][64];
 
 static bool differs(cairn_group *group) {
     return cairn_group_rank(group) == 1;

@@ -43,12 +43,12 @@ static struct CMUnitTest test_of(CMUnitTestFunction run, void *about, const char
 }
 
 int main(int argc, char **argv) {
-    static int ranks[MOST_RANKS] = {1, 2, 3, 4, 5, 6, 7, 8};
-    struct CMUnitTest tests[MOST_RANKS + 16];
+    static int ranks[MAX_RANKS] = {1, 2, 3, 4, 5, 6, 7, 8};
+    struct CMUnitTest tests[MAX_RANKS + 16];
     size_t n = 0;
     if (argc > 1) backend = argv[1];
     if (argc > 2) word = argv[2];
-    for (int r = 0; r < MOST_RANKS; r++) {
+    for (int r = 0; r < MAX_RANKS; r++) {
         tests[n++] = test_of(suite_holds, &ranks[r], "suite_holds_on_%s_ranks", (char[]){(char)('0' + ranks[r]), '\0'});
     }
     for (struct collectives_mismatch *m = collectives_mismatches; m->name && !word; m++) {

@@ -21,12 +21,12 @@ static void run_with(struct fake_faults faults, int p, double timeout, group_fn 
 
 /* ---- the bits of shm ---- */
 
-enum { BITS = 3001, MOST_BYTES = BITS * 8, BIT_RANKS = 3 };
+enum { BITS = 3001, MAX_BYTES = BITS * 8, BIT_RANKS = 3 };
 
 struct bits {
     cairn_dtype dtype;
     cairn_redop op;
-    unsigned char of[BIT_RANKS][MOST_BYTES];
+    unsigned char of[BIT_RANKS][MAX_BYTES];
 };
 
 /* Any pattern of bits but for infinities and NaNs, whose payload may differ. */

@@ -13,7 +13,7 @@
 #include "core/trace.h"
 #include "kernels/kernels.h"
 
-enum { MOST_RANKS = 8, MOST_MESSAGES = 1024, MOST_BLOCKS = 64 };
+enum { MAX_RANKS = 8, MAX_MESSAGES = 1024, MAX_BLOCKS = 64 };
 enum { SHORT_NS = 1000000000 }; /* beside shorter calls none may look */
 
 enum kind { ALLREDUCE = 1, REDUCE, BROADCAST, ALLGATHER, REDUCE_SCATTER, ALLTOALL, MESSAGES, MARK };
@@ -41,7 +41,7 @@ struct item {
 struct world {
     char id[sizeof(struct cairn__comm_id)];
     int size, joined, left;
-    struct cairn__comm *ranks[MOST_RANKS];
+    struct cairn__comm *ranks[MAX_RANKS];
     struct fake_comm_plan plan;
     struct world *next;
 };
@@ -56,7 +56,7 @@ struct cairn__comm {
     struct item *head, **tail;
     struct item *group;
     bool marks[CAIRN__COMM_MARKS]; /* passed */
-    void *blocks[MOST_BLOCKS];
+    void *blocks[MAX_BLOCKS];
 };
 
 /* Of everything: communicators are small, and the point is what is around them. */
@@ -183,7 +183,7 @@ static void *reduce(const struct world *w, size_t first, size_t n) {
                                                        [CAIRN__COMM_PROD] = CAIRN__REDUCE_PROD};
     const struct item *any = w->ranks[0]->head;
     const size_t each = cairn_dtype_nbytes(any->dtype);
-    const void *srcs[MOST_RANKS];
+    const void *srcs[MAX_RANKS];
     void *result = malloc(n * each);
     uint32_t found = 0;
     for (int r = 0; r < w->size; r++) srcs[r] = (const char *)w->ranks[r]->head->src + first * each;
@@ -353,12 +353,12 @@ static cairn_status comm_all_to_all(struct cairn__comm *c, void *dst, const void
 static cairn_status comm_group_begin(struct cairn__comm *c) {
     c->group = calloc(1, sizeof(*c->group));
     c->group->kind = MESSAGES;
-    c->group->messages = calloc(MOST_MESSAGES, sizeof(*c->group->messages));
+    c->group->messages = calloc(MAX_MESSAGES, sizeof(*c->group->messages));
     return CAIRN_OK;
 }
 
 static cairn_status add_message(struct cairn__comm *c, struct message m) {
-    REQUIRE(c->group && c->group->num_messages < MOST_MESSAGES, CAIRN_EINVAL, "no group, or it is full");
+    REQUIRE(c->group && c->group->num_messages < MAX_MESSAGES, CAIRN_EINVAL, "no group, or it is full");
     c->group->messages[c->group->num_messages++] = m;
     return CAIRN_OK;
 }
@@ -538,7 +538,7 @@ static void comm_close(struct cairn__comm **comm) {
     struct cairn__comm *c = *comm;
     pthread_mutex_lock(&lock);
     while (c->head) pop(c);
-    for (int i = 0; i < MOST_BLOCKS; i++) free_block(c, i);
+    for (int i = 0; i < MAX_BLOCKS; i++) free_block(c, i);
     c->world->ranks[c->rank] = NULL;
     leave_world(c->world);
     fake.open--;
@@ -567,7 +567,7 @@ static void comm_free(struct cairn__comm *c, void *memory) {
     begin_call(c);
     if (has_fault(c, FAKE_COMM_FREE_STANDS)) stand_until_aborted(c);
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST_BLOCKS; i++) {
+    for (int i = 0; i < MAX_BLOCKS; i++) {
         if (c->blocks[i] == memory) free_block(c, i);
     }
     pthread_mutex_unlock(&lock);

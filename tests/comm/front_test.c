@@ -17,7 +17,7 @@ enum { ANY = 8 };
 static struct arrays {
     float f32[64];
     double f64[64];
-} given[MOST_RANKS];
+} given[MAX_RANKS];
 
 #define EXPECT_EINVAL(call, words)                                                   \
     do {                                                                             \

@@ -25,7 +25,7 @@
 #include "engine_options.h"
 #include "rendezvous/store/proof.h"
 
-enum { SKIP = 77, MOST_RANKS = 8 };
+enum { SKIP = 77, MAX_RANKS = 8 };
 
 /* gloo forgets what it has looked up where it cannot listen. */
 const char *__lsan_default_suppressions(void);
@@ -76,7 +76,7 @@ static char *first_failure(struct rank *ranks, int size) {
 }
 
 static void run_ranks_for(int size, rank_fn fn, double timeout) {
-    struct rank ranks[MOST_RANKS] = {{0}};
+    struct rank ranks[MAX_RANKS] = {{0}};
     pthread_barrier_t barrier;
     cairn_store *store = NULL;
     assert_int_equal(cairn_hash_store_create(60, &store), CAIRN_OK);
@@ -146,9 +146,9 @@ static struct cairn__transfer message_from(void *dst, size_t nbytes, int from) {
 
 /* Waits for all ranks, as no barrier of this process does. */
 static cairn_status all_meet(struct rank *r) {
-    char all[MOST_RANKS] = {0};
-    size_t at[MOST_RANKS], ones[MOST_RANKS];
-    for (size_t i = 0; i < MOST_RANKS; i++) {
+    char all[MAX_RANKS] = {0};
+    size_t at[MAX_RANKS], ones[MAX_RANKS];
+    for (size_t i = 0; i < MAX_RANKS; i++) {
         at[i] = i;
         ones[i] = 1;
     }
@@ -166,7 +166,7 @@ static size_t part(int from, int to, size_t scale) {
 }
 
 struct uneven {
-    size_t dst_at[MOST_RANKS], dst_nbytes[MOST_RANKS], src_at[MOST_RANKS], src_nbytes[MOST_RANKS];
+    size_t dst_at[MAX_RANKS], dst_nbytes[MAX_RANKS], src_at[MAX_RANKS], src_nbytes[MAX_RANKS];
     size_t dst_total, src_total;
     uint8_t *dst, *src;
 };
@@ -230,7 +230,7 @@ static char *exchange_uneven_parts(struct rank *r) {
 
 static void an_all_to_all_moves_uneven_and_empty_parts(void **state) {
     (void)state;
-    for (int size = 2; size <= MOST_RANKS; size *= 2) run_ranks(size, exchange_uneven_parts);
+    for (int size = 2; size <= MAX_RANKS; size *= 2) run_ranks(size, exchange_uneven_parts);
     run_ranks(3, exchange_uneven_parts);
 }
 
@@ -633,7 +633,7 @@ static void interface_may_be_given_by_name(void **state) {
 
 enum stray { CLOSES, SENDS_GARBAGE, STAYS_SILENT, SAYS_HELLO, NUM_STRAYS };
 
-enum { MOST_HELD = 256 };
+enum { MAX_HELD = 256 };
 
 /* Whether a process has a socket open, by its number in /proc. */
 static bool has_socket(pid_t process, unsigned long inode) {
@@ -649,7 +649,7 @@ static bool has_socket(pid_t process, unsigned long inode) {
 }
 
 static void bother(unsigned port, enum stray how) {
-    static int held[MOST_HELD];
+    static int held[MAX_HELD];
     static unsigned next;
     static const char garbage[300] = "GET / HTTP/1.1\r\n", hello[41] = CAIRN__HELLO;
     const struct sockaddr_in to = {.sin_family = AF_INET,
@@ -663,8 +663,8 @@ static void bother(unsigned port, enum stray how) {
         close(fd);
         return;
     }
-    if (held[next % MOST_HELD]) close(held[next % MOST_HELD]);
-    held[next++ % MOST_HELD] = fd;
+    if (held[next % MAX_HELD]) close(held[next % MAX_HELD]);
+    held[next++ % MAX_HELD] = fd;
 }
 
 /* Connects to whatever a process listens on, again and again. */

@@ -21,14 +21,14 @@ typedef int (*process_fn)(int rank, int size, int port);
 
 struct processes {
     int size;
-    pid_t pids[MOST_RANKS];
+    pid_t pids[MAX_RANKS];
     struct cairn__store_server *server;
 };
 
 /* `skipped` is a rank that never comes; -1 = none. The children are there before the store's thread is, so no process
  * with threads forks. */
 static inline void start_ranks(struct processes *p, int size, int skipped, process_fn fn) {
-    int pipes[MOST_RANKS][2], port = 0;
+    int pipes[MAX_RANKS][2], port = 0;
     *p = (struct processes){.size = size};
     fflush(NULL); /* MUST ends a rank by exit, which writes what is buffered */
     for (int r = 0; r < size; r++) {

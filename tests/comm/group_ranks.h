@@ -22,7 +22,7 @@
 #include "rendezvous/store/store.h"
 #include "group_fn.h"
 
-enum { MOST_RANKS = 8 };
+enum { MAX_RANKS = 8 };
 
 /* A rank's group, and the store that some backends keep. */
 struct member {
@@ -98,7 +98,7 @@ static inline void fail_with_first(struct group_thread *threads, int p) {
 /* p threads, each a rank of a group of the backend; timeout is the group's, in seconds. */
 static inline void run_group_of(const char *backend, int p, double timeout, group_fn fn, void *ctx) {
     struct cairn__store_server *server = NULL;
-    struct group_thread threads[MOST_RANKS];
+    struct group_thread threads[MAX_RANKS];
     int port = 0;
     assert_int_equal(cairn__store_serve(0, &server, &port), CAIRN_OK);
     for (int r = 0; r < p; r++) {

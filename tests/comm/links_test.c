@@ -21,11 +21,11 @@
 #include "engine_options.h"
 #include "rendezvous/store/proof.h"
 
-enum { SKIP = 77, MOST_RANKS = 4, RECORD_KEY = 68, RECORD_NBYTES = 100 };
+enum { SKIP = 77, MAX_RANKS = 4, RECORD_KEY = 68, RECORD_NBYTES = 100 };
 
 struct rank {
     struct cairn__engine_options options;
-    int fds[MOST_RANKS];
+    int fds[MAX_RANKS];
     cairn_status status;
     char error[512];
     pthread_t thread;
@@ -125,14 +125,14 @@ static void must_meet_still(struct rank *first, cairn_store *store) {
 
 static void every_two_ranks_are_connected(void **state) {
     (void)state;
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     cairn_store *store = new_store();
-    for (int r = 0; r < MOST_RANKS; r++) start(&ranks[r], r, MOST_RANKS, store, 20);
-    for (int r = 0; r < MOST_RANKS; r++) end(&ranks[r]);
-    for (int a = 0; a < MOST_RANKS; a++) {
+    for (int r = 0; r < MAX_RANKS; r++) start(&ranks[r], r, MAX_RANKS, store, 20);
+    for (int r = 0; r < MAX_RANKS; r++) end(&ranks[r]);
+    for (int a = 0; a < MAX_RANKS; a++) {
         assert_string_equal(ranks[a].error, "");
         assert_int_equal(ranks[a].fds[a], -1);
-        for (int b = 0; b < MOST_RANKS; b++) {
+        for (int b = 0; b < MAX_RANKS; b++) {
             const int sent = 10 * a + b;
             int got = 0;
             if (a == b) continue;
@@ -141,7 +141,7 @@ static void every_two_ranks_are_connected(void **state) {
             assert_int_equal(got, sent);
         }
     }
-    for (int r = 0; r < MOST_RANKS; r++) hang_up(&ranks[r]);
+    for (int r = 0; r < MAX_RANKS; r++) hang_up(&ranks[r]);
     cairn_store_destroy(&store);
 }
 

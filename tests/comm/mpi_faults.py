@@ -4,6 +4,7 @@ with a code other than 0 in time, none of its processes is left, and a rank that
 usage: mpi_faults.py COLLECTIVES_RANK MOMENTS [SEED]
 
 CAIRN_TEST_FAULTS overrides the number of moments. Skipped without Open MPI, and where Cairn was built without it."""
+import contextlib
 import math
 import os
 import random
@@ -17,7 +18,7 @@ import uuid
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, os.pardir), os.path.join(HERE, os.pardir, "train")]
-from mpi import find_open_mpi, marked  # noqa: E402
+from mpi import find_open_mpi, marked, shared_memory  # noqa: E402
 from quickstart import PATIENCE, clean_env, run  # noqa: E402
 
 PROGRAM = sys.argv[1]
@@ -77,19 +78,20 @@ class Moment:
             job.kill()
             job.communicate()
             for pid in marked(self.mark):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 class Faults(unittest.TestCase):
     def test_job_ends_when_a_rank_fails_at_a_random_moment(self):
-        before = set(os.listdir("/dev/shm"))
+        before = shared_memory()
         for number in range(MOMENTS):
             Moment(number).run(self)
-        left = set(os.listdir("/dev/shm")) - before
+        left = shared_memory() - before
         end = time.monotonic() + PATIENCE
-        while left & set(os.listdir("/dev/shm")) and time.monotonic() < end: # of other jobs, perhaps
+        while left & shared_memory() and time.monotonic() < end: # of other jobs, perhaps
             time.sleep(0.1)
-        self.assertEqual(left & set(os.listdir("/dev/shm")), set())
+        self.assertEqual(left & shared_memory(), set())
 
 
 def why_not():

@@ -87,7 +87,7 @@ static void run_ranks(const struct fake_comm_plan *plan, int p, double timeout, 
 }
 
 static void run(struct fake_comm_plan plan, int p, double timeout, group_fn fn, void *ctx) {
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     char failure[2048] = "";
     run_ranks(&plan, p, timeout, fn, ctx, ranks);
     for (int r = 0; r < p; r++) {
@@ -222,7 +222,7 @@ static void works_that_are_polled_complete(void **state) {
 
 static char *exchange_words(cairn_group *group, void *ctx) {
     const int p = cairn_group_size(group);
-    int32_t all[MOST_RANKS][300], mine[300];
+    int32_t all[MAX_RANKS][300], mine[300];
     (void)ctx;
     for (size_t n = 0; n <= 300; n += 100) {
         for (size_t i = 0; i < n; i++) mine[i] = cairn_group_rank(group) * 1000 + (int32_t)i;

@@ -17,7 +17,7 @@
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/tcp.h"
 
-enum { MOST_RANKS = 8 };
+enum { MAX_RANKS = 8 };
 
 static const struct cairn__call sum17 = {.number = 17,
                                          .n = 5,
@@ -29,7 +29,7 @@ static const struct cairn__call sum17 = {.number = 17,
 struct rank {
     struct cairn__family family;
     cairn_group group;
-    int env_ranks[MOST_RANKS];
+    int env_ranks[MAX_RANKS];
     const struct cairn__call *call;
     cairn_status status;
     char seen[600], said[1200];

@@ -22,7 +22,7 @@
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/store.h"
 
-enum { MOST_RANKS = 8 };
+enum { MAX_RANKS = 8 };
 
 /* ---- what the test stands in for ---- */
 
@@ -107,8 +107,8 @@ static void expect(const struct rank *r, cairn_status status, const char *senten
 
 static void ranks_that_meet_know_each_other(void **state) {
     (void)state;
-    for (int p = 1; p <= MOST_RANKS; p = p < 3 ? p + 1 : p + 5) {
-        struct rank ranks[MOST_RANKS];
+    for (int p = 1; p <= MAX_RANKS; p = p < 3 ? p + 1 : p + 5) {
+        struct rank ranks[MAX_RANKS];
         cairn_store *store = make_store();
         fill(ranks, p, store);
         ranks[p - 1].options.is_mpi = true;
@@ -370,7 +370,7 @@ static void lost_store_is_reported_with_the_awaited_rank(void **state) {
 
 struct heard {
     int n;
-    char text[MOST_RANKS][40];
+    char text[MAX_RANKS][40];
 };
 
 static cairn_status hear(void *ctx, int rank, const char *text) {

@@ -37,7 +37,7 @@ static struct board {
     struct moment moment;
     atomic_int ready;
     atomic_ullong struck_ns;
-    struct told told[MOST_RANKS];
+    struct told told[MAX_RANKS];
 } * board;
 
 static const char *backend = "shm";

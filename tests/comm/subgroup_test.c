@@ -14,7 +14,7 @@
 static char *expect_members(cairn_group *group, const int *env_ranks, int n, int rank) {
     int32_t sum = 0, mine = env_ranks[rank];
     EXPECT(cairn_group_size(group) == n && cairn_group_rank(group) == rank);
-    int32_t all[MOST_RANKS] = {0};
+    int32_t all[MAX_RANKS] = {0};
     EXPECT_OK(cairn_allgather(group, all, &mine, 1, CAIRN_I32, NULL));
     for (int i = 0; i < n; i++) {
         EXPECT(cairn_group_env_rank(group, i) == env_ranks[i]);
@@ -54,7 +54,7 @@ static char *make_one(cairn_group *group, const int *ranks, int n) {
 static char *make_several(cairn_group *group, void *ctx) {
     (void)ctx;
     const int p = cairn_group_size(group);
-    int reversed[MOST_RANKS];
+    int reversed[MAX_RANKS];
     for (int r = 0; r < p; r++) reversed[r] = p - 1 - r;
     for (int n = 1; n <= p; n++) {
         PASS(make_one(group, reversed, n));

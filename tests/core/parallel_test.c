@@ -23,11 +23,11 @@
 #include "core/subnormals.h"
 #include "core/trace.h"
 
-enum { MOST_ITEMS = 10007 };
+enum { MAX_ITEMS = 10007 };
 
 struct counting {
     size_t n, grain;
-    atomic_int done[MOST_ITEMS];
+    atomic_int done[MAX_ITEMS];
     atomic_int bad_pieces;
 };
 
@@ -42,14 +42,14 @@ static void assert_each_once(size_t n, size_t grain) {
     memset(&c, 0, sizeof(c));
     c.n = n, c.grain = grain;
     cairn__parallel_for(n, grain, count_items, &c);
-    for (size_t i = 0; i < MOST_ITEMS; i++) assert_int_equal(c.done[i], i < n);
+    for (size_t i = 0; i < MAX_ITEMS; i++) assert_int_equal(c.done[i], i < n);
     assert_int_equal(c.bad_pieces, 0);
 }
 
 static void every_item_is_done_once_in_pieces_of_the_grain(void **state) {
     (void)state;
     static const int threads[] = {1, 2, 3, 8, 2};
-    static const size_t sizes[] = {0, 1, 2, 63, 64, 65, 1000, MOST_ITEMS};
+    static const size_t sizes[] = {0, 1, 2, 63, 64, 65, 1000, MAX_ITEMS};
     for (size_t t = 0; t < sizeof(threads) / sizeof(threads[0]); t++) {
         assert_int_equal(cairn_set_num_threads(threads[t]), CAIRN_OK);
         assert_int_equal(cairn_num_threads(), threads[t]);

@@ -19,7 +19,7 @@
 #include "core/alloc.h"
 #include "core/philox.h"
 
-enum { EXAMPLES = 23, BATCH = 4, VALUES = 3, SEED = 11, MOST_BATCHES = 64 };
+enum { EXAMPLES = 23, BATCH = 4, VALUES = 3, SEED = 11, MAX_BATCHES = 64 };
 
 /* ---- a dataset ---- */
 
@@ -136,7 +136,7 @@ static size_t expect_epoch(cairn_sampler *sampler, int64_t epoch, cairn_switch d
 }
 
 static void any_number_of_workers_gives_the_samplers_order_and_equal_bits(void **state) {
-    static struct record expected[MOST_BATCHES], got[MOST_BATCHES];
+    static struct record expected[MAX_BATCHES], got[MAX_BATCHES];
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1);
     for (int drop_last = CAIRN_ON; drop_last <= CAIRN_OFF; drop_last++) {
@@ -163,7 +163,7 @@ static void any_number_of_workers_gives_the_samplers_order_and_equal_bits(void *
 }
 
 static void ranks_get_their_shares(void **state) {
-    static struct record expected[MOST_BATCHES], got[MOST_BATCHES];
+    static struct record expected[MAX_BATCHES], got[MAX_BATCHES];
     cairn_dataset *dataset = make_dataset();
     for (int rank = 0; rank < 3; rank++) {
         cairn_sampler *sampler = make_sampler(rank, 3);
@@ -194,7 +194,7 @@ static void the_samplers_position_is_that_of_what_was_handed_out(void **state) {
 }
 
 static void a_sampler_that_is_moved_moves_the_loader(void **state) {
-    static struct record expected[MOST_BATCHES], other[MOST_BATCHES], r;
+    static struct record expected[MAX_BATCHES], other[MAX_BATCHES], r;
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1);
     (void)expect_epoch(sampler, 4, CAIRN_OFF, other);
@@ -221,7 +221,7 @@ static void a_sampler_that_is_moved_moves_the_loader(void **state) {
 }
 
 static void a_loader_that_is_resumed_in_mid_epoch_goes_on_to_the_bit(void **state) {
-    static struct record expected[MOST_BATCHES], r;
+    static struct record expected[MAX_BATCHES], r;
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1), *again = make_sampler(0, 1);
     const size_t n = expect_epoch(sampler, 2, CAIRN_OFF, expected);
@@ -252,7 +252,7 @@ static void a_loader_that_is_resumed_in_mid_epoch_goes_on_to_the_bit(void **stat
 
 /* Two ranks of BATCH examples have handed out what one of the same batch has in twice as many. */
 static void another_number_of_ranks_goes_on_where_these_were(void **state) {
-    static struct record expected[MOST_BATCHES], r;
+    static struct record expected[MAX_BATCHES], r;
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *two = make_sampler(0, 2), *one = make_sampler(0, 1);
     cairn_loader *before = make_loader(*state, dataset, two, 2, CAIRN_OFF);
@@ -280,7 +280,7 @@ static void another_number_of_ranks_goes_on_where_these_were(void **state) {
 /* ---- errors ---- */
 
 static void an_example_that_fails_fails_its_batch_and_no_other(void **state) {
-    static struct record expected[MOST_BATCHES], r;
+    static struct record expected[MAX_BATCHES], r;
     char sentence[64];
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1);
@@ -322,7 +322,7 @@ static void a_failure_without_a_sentence_has_one(void **state) {
         drawn.fails_silently = true;
         OK(cairn_sampler_set_epoch(sampler, 0));
         cairn_status st = CAIRN_OK;
-        for (int b = 0; b < MOST_BATCHES && st == CAIRN_OK; b++) st = cairn_loader_next(loader, &batch);
+        for (int b = 0; b < MAX_BATCHES && st == CAIRN_OK; b++) st = cairn_loader_next(loader, &batch);
         assert_int_equal(st, CAIRN_ESYSTEM);
         SAYS("example 3: the dataset's read returned ESYSTEM without a sentence");
         cairn_loader_destroy(&loader);
@@ -455,7 +455,7 @@ static void memory_is_reused(void **state) {
 }
 
 static void memory_that_runs_out_is_an_error_and_nothing_is_lost(void **state) {
-    static struct record expected[MOST_BATCHES], r;
+    static struct record expected[MAX_BATCHES], r;
     cairn_dataset *dataset = make_dataset();
     cairn_sampler *sampler = make_sampler(0, 1);
     const struct cairn_batch *batch;

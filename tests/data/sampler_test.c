@@ -11,7 +11,7 @@
 #include "cairn/data.h"
 #include "core/alloc.h"
 
-enum { MOST_EXAMPLES = 40, MOST_RANKS = 9, ROOM = 128 };
+enum { MAX_EXAMPLES = 40, MAX_RANKS = 9, ROOM = 128 };
 
 static cairn_sampler *make(int64_t n, int rank, int size, const struct cairn_sampler_options *options) {
     cairn_sampler *s = NULL;
@@ -56,16 +56,16 @@ static void check_shares(int64_t n, int size, cairn_switch shuffle, cairn_switch
 
 static void ranks_share_the_order_repeated_or_cut(void **state) {
     (void)state;
-    for (int64_t n = 0; n <= MOST_EXAMPLES; n++)
-        for (int size = 1; size <= MOST_RANKS; size++)
+    for (int64_t n = 0; n <= MAX_EXAMPLES; n++)
+        for (int size = 1; size <= MAX_RANKS; size++)
             for (int way = 0; way < 4; way++)
                 check_shares(n, size, way & 1 ? CAIRN_ON : CAIRN_OFF, way & 2 ? CAIRN_ON : CAIRN_OFF);
 }
 
 static void without_padding_ranks_share_every_example_once(void **state) {
     (void)state;
-    for (int64_t n = 0; n <= MOST_EXAMPLES; n++) {
-        for (int size = 1; size <= MOST_RANKS; size++) {
+    for (int64_t n = 0; n <= MAX_EXAMPLES; n++) {
+        for (int size = 1; size <= MAX_RANKS; size++) {
             const struct cairn_sampler_options *o = cairn_sampler_options(.pad = CAIRN_OFF, .seed = 7);
             int64_t order[ROOM], own[ROOM];
             assert_int_equal(epoch_of(n, 0, 1, o, 3, order), n);
@@ -90,7 +90,7 @@ static void a_dataset_smaller_than_its_padding_is_repeated(void **state) {
 static void every_epoch_has_every_example_once(void **state) {
     (void)state;
     int64_t order[ROOM];
-    for (int64_t n = 0; n <= MOST_EXAMPLES; n++) {
+    for (int64_t n = 0; n <= MAX_EXAMPLES; n++) {
         for (int64_t epoch = 0; epoch < 5; epoch++) {
             uint64_t seen = 0;
             assert_int_equal(epoch_of(n, 0, 1, NULL, epoch, order), n);

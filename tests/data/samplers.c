@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { MOST_EXAMPLES = 41, MOST_RANKS = 8, EPOCHS = 2 };
+enum { MAX_EXAMPLES = 41, MAX_RANKS = 8, EPOCHS = 2 };
 
 struct how {
     int64_t n;
@@ -41,8 +41,8 @@ static int print_ranks(int64_t n, int size) {
 
 int main(void) {
     int bad = 0;
-    for (int64_t n = 0; n <= MOST_EXAMPLES; n++)
-        for (int size = 1; size <= MOST_RANKS; size++) bad |= print_ranks(n, size);
+    for (int64_t n = 0; n <= MAX_EXAMPLES; n++)
+        for (int size = 1; size <= MAX_RANKS; size++) bad |= print_ranks(n, size);
     bad |= print((struct how){10007, 1, 0, *cairn_sampler_options(.shuffle = CAIRN_ON, .seed = UINT64_MAX)});
     if (bad) fprintf(stderr, "%s\n", cairn_last_error());
     return bad;

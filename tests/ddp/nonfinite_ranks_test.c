@@ -8,16 +8,16 @@
 #include "core/convert.h"
 #include "optim/optim.h"
 
-enum { MOST_STEPS = 16, IN = 24, HIDDEN = 17, OUT = 5, ROWS = 8, PARAMS = 4, N = 60 };
+enum { MAX_STEPS = 16, IN = 24, HIDDEN = 17, OUT = 5, ROWS = 8, PARAMS = 4, N = 60 };
 static const char *const names[PARAMS] = {"wte", "wpe", "ln", "head"};
 static const size_t first_of[PARAMS + 1] = {0, 33, 40, 41, N};
 
 /* Of a backward: bit r = rank r brings an infinity. */
 struct script {
     int steps, micro_batches;
-    unsigned whose[MOST_STEPS][2];
-    float scaled[MOST_STEPS]; /* the loss scale is multiplied by it before that step; 0 = by 1 */
-    float value;              /* on each rank, in each element of one parameter; 0: an infinity in one */
+    unsigned whose[MAX_STEPS][2];
+    float scaled[MAX_STEPS]; /* the loss scale is multiplied by it before that step; 0 = by 1 */
+    float value;             /* on each rank, in each element of one parameter; 0: an infinity in one */
     struct amp_options amp;
     struct ddp_options ddp;
     cairn_dtype storage; /* of gradients in the user's memory; 0 = a module's */
@@ -148,7 +148,7 @@ static char *train(cairn_env *env, void *ctx) {
 
 /* The ends of the messages about skipped steps, behind the parameters: each once by every rank. */
 static void expect_said(int p, const struct script *script, const char *const *sayings, int count) {
-    int lines = 0, said[MOST_STEPS] = {0};
+    int lines = 0, said[MAX_STEPS] = {0};
     log_text[0] = '\0';
     run_ranks(p, train, (void *)(uintptr_t)script);
     for (char *line = strtok(log_text, "\n"); line; line = strtok(NULL, "\n")) {

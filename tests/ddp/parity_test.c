@@ -13,9 +13,9 @@
 
 /* ---- a model whose gradients come in any order ---- */
 
-enum { BRANCHES = 4, TERMS = BRANCHES + 1, OUT = 4, ROWS = 2, STEPS = 3, MOST_RANKS = 8, MOST_WIDTH = 20 };
+enum { BRANCHES = 4, TERMS = BRANCHES + 1, OUT = 4, ROWS = 2, STEPS = 3, MAX_RANKS = 8, MAX_WIDTH = 20 };
 
-static const int64_t widths[BRANCHES] = {1, 3, MOST_WIDTH, 8};
+static const int64_t widths[BRANCHES] = {1, 3, MAX_WIDTH, 8};
 
 /* y = sum of linear(x_k, w_k, b_k), plus a normalisation's shift, in any order of terms. */
 struct branches {
@@ -37,7 +37,7 @@ static cairn_tensor *forward_branches(cairn_module *module, void *context, cairn
 
 static const struct cairn__module_kind branches_kind = {.name = "Branches",
                                                         .forward = forward_branches,
-                                                        .most_inputs = BRANCHES};
+                                                        .max_inputs = BRANCHES};
 
 /* -1, 0 or 1. */
 static float draw(uint64_t what, uint64_t i) {
@@ -139,7 +139,7 @@ static void choose_order(struct training *t, enum ready_order how, int step) {
 
 /* Row r of the whole batch: the same whoever has it. */
 static float input_at(int step, int k, int row, int64_t column) {
-    return draw((uint64_t)(1000 + step * BRANCHES + k), (uint64_t)(row * MOST_WIDTH + column));
+    return draw((uint64_t)(1000 + step * BRANCHES + k), (uint64_t)(row * MAX_WIDTH + column));
 }
 
 static float target_at(int step, int row, int o) {
@@ -149,7 +149,7 @@ static float target_at(int step, int row, int o) {
 /* `rows` of the batch, from `first` on. */
 static cairn_tensor *make_loss(struct training *t, cairn_env *env, const struct setup *s, int step, int first,
                                int rows) {
-    float x[MOST_RANKS * ROWS * MOST_WIDTH], y[MOST_RANKS * ROWS * OUT];
+    float x[MAX_RANKS * ROWS * MAX_WIDTH], y[MAX_RANKS * ROWS * OUT];
     cairn_tensor *xs[BRANCHES], *ys;
     for (int k = 0; k < BRANCHES; k++) {
         for (int i = 0; i < rows * (int)widths[k]; i++)

@@ -10,7 +10,7 @@
 #include "core/status.h"
 #include "parts.h"
 
-enum { STEPS = 8, MOST_RANKS = 4, MOST_NETS = 2, MOST_ROUNDS = 2, MOST_MICROS = 3, ALL = PARTS * PART };
+enum { STEPS = 8, MAX_RANKS = 4, MAX_NETS = 2, MAX_ROUNDS = 2, MAX_MICROS = 3, ALL = PARTS * PART };
 enum way { BY_BACKWARD, BY_REDUCER, BY_HAND, WAYS };
 static const char *const way_names[WAYS] = {"ddp_create", "ddp_reducer_create", "ddp_create_params"};
 
@@ -124,7 +124,7 @@ static void choose(uint64_t seed, struct choices *c) {
     struct dice d = dice_of(seed, OPTIONS, 0, 0, 0, 0);
     const uint32_t way = roll(&d, 5);
     *c = (struct choices){.seed = seed, .way = way < 3 ? BY_BACKWARD : way < 4 ? BY_REDUCER : BY_HAND};
-    c->ranks = 2 + (int)roll(&d, MOST_RANKS - 1);
+    c->ranks = 2 + (int)roll(&d, MAX_RANKS - 1);
     c->nets = c->way != BY_HAND && one_in(&d, 3) ? 2 : 1;
     c->losses = c->way != BY_HAND && one_in(&d, 3) ? 2 : 1;
     c->kind = (enum parts_kind_of_step)roll(&d, KINDS_OF_STEP);
@@ -166,14 +166,14 @@ struct step {
 
 struct round {
     int loss;
-    unsigned nets;          /* bit k: the loss has net k */
-    int micros[MOST_RANKS]; /* backwards, all but the last under no_sync */
+    unsigned nets;         /* bit k: the loss has net k */
+    int micros[MAX_RANKS]; /* backwards, all but the last under no_sync */
 };
 
 /* One backward of one rank. */
 struct micro {
-    unsigned used[MOST_NETS]; /* 0: no input */
-    float gradient[MOST_NETS][ALL];
+    unsigned used[MAX_NETS]; /* 0: no input */
+    float gradient[MAX_NETS][ALL];
     bool bad; /* the loss is infinite, its gradients need not be */
 };
 
@@ -181,7 +181,7 @@ static struct step step_of(const struct choices *c, int s) {
     struct dice d = dice_of(c->seed, STEP, s, 0, 0, 0);
     struct step step = {.forgets = !one_in(&d, 4)};
     step.clips = one_in(&d, 3) && c->ddp.num_ignored == 0; /* the norm is over all parameters */
-    step.rounds = one_in(&d, 4) ? MOST_ROUNDS : 1;
+    step.rounds = one_in(&d, 4) ? MAX_ROUNDS : 1;
     return step;
 }
 
@@ -189,7 +189,7 @@ static struct round round_of(const struct choices *c, int s, int r) {
     struct dice d = dice_of(c->seed, ROUND, s, r, 0, 0);
     struct round round = {.loss = (int)roll(&d, (uint32_t)c->losses)};
     round.nets = 1 + roll(&d, (1u << c->nets) - 1);
-    for (int rank = 0; rank < c->ranks; rank++) round.micros[rank] = 1 + (int)roll(&d, MOST_MICROS);
+    for (int rank = 0; rank < c->ranks; rank++) round.micros[rank] = 1 + (int)roll(&d, MAX_MICROS);
     return round;
 }
 
@@ -240,7 +240,7 @@ static void add_micro(const struct choices *c, const struct micro *m, struct mic
 
 static void whole(const struct choices *c, int s, int r, struct micro *sum) {
     const struct round round = round_of(c, s, r);
-    int active[MOST_NETS] = {0};
+    int active[MAX_NETS] = {0};
     memset(sum, 0, sizeof(*sum));
     for (int rank = 0; rank < c->ranks; rank++) {
         struct micro m = {.bad = false};
@@ -302,7 +302,7 @@ struct training {
     amp_context *amp;
     bool alone;
     bool blunders; /* this rank, in this round */
-    struct net nets[MOST_NETS];
+    struct net nets[MAX_NETS];
 };
 
 static bool is_mistaken(const struct training *t, enum blunder blunder) {
@@ -420,7 +420,7 @@ static cairn_tensor *loss_of(struct net *net, unsigned used, const float *gradie
 }
 
 static cairn_status backward(struct training *t, const struct round *r, const struct micro *m) {
-    cairn_optimizer *optimizers[MOST_NETS];
+    cairn_optimizer *optimizers[MAX_NETS];
     cairn_tensor *loss = NULL;
     int count = 0;
     for (int k = 0; k < t->c->nets; k++) {
@@ -562,7 +562,7 @@ static char *run_step(struct training *t, int s) {
 /* ---- comparing ---- */
 
 struct state {
-    struct remembered nets[MOST_NETS];
+    struct remembered nets[MAX_NETS];
     char scalers[1024];
 };
 
@@ -610,7 +610,7 @@ struct job {
 
 static char *compare(const struct training *t, const struct job *j, int s) {
     cairn_env *env = t->env;
-    struct state mine, all[MOST_RANKS];
+    struct state mine, all[MAX_RANKS];
     look(t, &mine);
     EXPECT_OK(cairn__group_exchange(cairn_env_group(env), all, &mine, sizeof(mine)));
     for (int r = 1; r < j->c.ranks; r++) {

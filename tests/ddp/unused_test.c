@@ -5,7 +5,7 @@
 #include "core/trace.h"
 #include "parts.h"
 
-enum { STEPS = 6, MOST_RANKS = 4 };
+enum { STEPS = 6, MAX_RANKS = 4 };
 
 /* Which parts a rank's loss has; rank r's are those of r % 2. */
 static const unsigned masks[STEPS][2] = {
@@ -129,7 +129,7 @@ static void parameters_that_no_rank_used_keep_every_bit_and_zeros_stand_in_for_t
             struct job j = {.level = &parts_levels[l],
                             .kind = (enum parts_kind_of_step)k,
                             .options = every_way[(l + k * 3) % WAYS],
-                            .ranks = l % 2 ? MOST_RANKS : 2,
+                            .ranks = l % 2 ? MAX_RANKS : 2,
                             .micros = 1,
                             .zero_loss = -1};
             train(&j);
@@ -190,7 +190,7 @@ static void static_graph_finds_unused_parameters_once(void **state) {
         struct job j = {.level = &parts_levels[l],
                         .kind = l % 2 ? BY_SGD : BY_ADAMW,
                         .options = ways[l % 3],
-                        .ranks = l % 2 ? MOST_RANKS : 2,
+                        .ranks = l % 2 ? MAX_RANKS : 2,
                         .micros = 1 + l % 2,
                         .zero_loss = -1,
                         .is_static = true};
@@ -255,7 +255,7 @@ static void ranks_may_use_their_models_in_different_orders(void **state) {
 /* ---- what is not sent ---- */
 
 struct counted {
-    int launches[MOST_RANKS];
+    int launches[MAX_RANKS];
 };
 
 static char *count_what_is_sent(cairn_env *env, void *ctx) {

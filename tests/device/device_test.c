@@ -127,16 +127,16 @@ static double a_at(const struct cairn__matmul *p, const struct operands *o, int6
 
 /* Of one shape, by the two flags. Its operands are always the same, so that each orientation is multiplied once for all
  * types and other flags. */
-enum { MOST_PRODUCTS = 64 * 1024 };
+enum { MAX_PRODUCTS = 64 * 1024 };
 static struct {
     int64_t m, n, k;
-    double c[MOST_PRODUCTS];
+    double c[MAX_PRODUCTS];
 } multiplied[4];
 
 static const double *multiply(const struct cairn__matmul *p, const struct operands *o) {
     const int which = (p->trans_a ? TRANS_A : 0) | (p->trans_b ? TRANS_B : 0);
     double *c = multiplied[which].c;
-    assert_true(p->m * p->n <= MOST_PRODUCTS);
+    assert_true(p->m * p->n <= MAX_PRODUCTS);
     if (multiplied[which].m == p->m && multiplied[which].n == p->n && multiplied[which].k == p->k) return c;
     multiplied[which].m = p->m, multiplied[which].n = p->n, multiplied[which].k = p->k;
     for (int64_t i = 0; i < p->m; i++) {

@@ -13,7 +13,7 @@ struct tensor {
     char other[24];
 };
 
-enum { MOST_TENSORS = 200, MOST_ELEMENTS = 300 };
+enum { MAX_TENSORS = 200, MAX_ELEMENTS = 300 };
 
 static struct cairn__plan plan_of(const struct tensor *t, size_t count, size_t chunk) {
     return (struct cairn__plan){
@@ -22,7 +22,7 @@ static struct cairn__plan plan_of(const struct tensor *t, size_t count, size_t c
 
 /* What the blocks of one launch do, found as they find it: the first tensor t with b < ends[t]. */
 static void run_launch(const struct cairn__part *part, const struct tensor *tensors,
-                       unsigned char (*touched)[MOST_ELEMENTS]) {
+                       unsigned char (*touched)[MAX_ELEMENTS]) {
     const struct cairn__span *s = &part->span;
     for (uint32_t b = 0; b < s->blocks; b++) {
         uint32_t t = 0;
@@ -35,10 +35,10 @@ static void run_launch(const struct cairn__part *part, const struct tensor *tens
     }
 }
 
-static size_t run_plan(struct cairn__plan plan, const struct tensor *tensors, unsigned char (*touched)[MOST_ELEMENTS]) {
+static size_t run_plan(struct cairn__plan plan, const struct tensor *tensors, unsigned char (*touched)[MAX_ELEMENTS]) {
     struct cairn__part part;
     size_t launches = 0;
-    memset(touched, 0, MOST_TENSORS * sizeof(touched[0]));
+    memset(touched, 0, MAX_TENSORS * sizeof(touched[0]));
     for (; cairn__plan_next(&plan, &part); launches++) {
         assert_true(part.span.count >= 1 && part.span.count <= CAIRN__CUDA_LIST);
         assert_true(part.span.blocks <= plan.max_blocks);
@@ -46,12 +46,12 @@ static size_t run_plan(struct cairn__plan plan, const struct tensor *tensors, un
         run_launch(&part, tensors, touched);
     }
     for (size_t t = 0; t < plan.count; t++) {
-        for (size_t i = 0; i < MOST_ELEMENTS; i++) assert_int_equal(touched[t][i], i < tensors[t].n);
+        for (size_t i = 0; i < MAX_ELEMENTS; i++) assert_int_equal(touched[t][i], i < tensors[t].n);
     }
     return launches;
 }
 
-static unsigned char touched[MOST_TENSORS][MOST_ELEMENTS];
+static unsigned char touched[MAX_TENSORS][MAX_ELEMENTS];
 
 static void no_tensors_are_no_launch(void **state) {
     (void)state;
@@ -72,7 +72,7 @@ static void empty_tensors_may_be_anywhere_in_a_list(void **state) {
 
 static void only_empty_tensors_are_no_launch_unless_they_are_kept(void **state) {
     (void)state;
-    const struct tensor t[MOST_TENSORS] = {{0}};
+    const struct tensor t[MAX_TENSORS] = {{0}};
     struct cairn__plan plan = plan_of(t, 100, 16);
     assert_int_equal(run_plan(plan, t, touched), 0);
     plan.keep_empty = true;
@@ -95,10 +95,10 @@ static void a_kept_empty_tensor_has_its_place_and_no_block(void **state) {
 
 static void a_long_list_takes_several_launches(void **state) {
     (void)state;
-    struct tensor t[MOST_TENSORS];
-    for (size_t i = 0; i < MOST_TENSORS; i++) t[i] = (struct tensor){.n = i % 7};
-    struct cairn__plan plan = plan_of(t, MOST_TENSORS, 4);
-    const size_t full = MOST_TENSORS - (MOST_TENSORS + 6) / 7;
+    struct tensor t[MAX_TENSORS];
+    for (size_t i = 0; i < MAX_TENSORS; i++) t[i] = (struct tensor){.n = i % 7};
+    struct cairn__plan plan = plan_of(t, MAX_TENSORS, 4);
+    const size_t full = MAX_TENSORS - (MAX_TENSORS + 6) / 7;
     assert_int_equal(run_plan(plan, t, touched), (full + CAIRN__CUDA_LIST - 1) / CAIRN__CUDA_LIST);
 }
 
@@ -161,15 +161,15 @@ static void every_element_of_random_lists_is_covered_once(void **state) {
     (void)state;
     srand(3);
     for (int round = 0; round < 2000; round++) {
-        struct tensor t[MOST_TENSORS];
-        const size_t count = (size_t)rand() % MOST_TENSORS, most = 1 + (size_t)rand() % MOST_ELEMENTS;
+        struct tensor t[MAX_TENSORS];
+        const size_t count = (size_t)rand() % MAX_TENSORS, most = 1 + (size_t)rand() % MAX_ELEMENTS;
         for (size_t i = 0; i < count; i++) t[i] = (struct tensor){.n = rand() % 3 ? (size_t)rand() % most : 0};
         struct cairn__plan plan = plan_of(t, count, 1 + (size_t)rand() % 40);
         plan.keep_empty = rand() % 2;
         if (rand() % 2) plan.max_blocks = 1 + (uint32_t)rand() % 50;
         run_plan(plan, t, touched);
         plan.whole = true;
-        plan.max_blocks = MOST_ELEMENTS;
+        plan.max_blocks = MAX_ELEMENTS;
         run_plan(plan, t, touched);
     }
 }

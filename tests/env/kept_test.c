@@ -24,7 +24,7 @@
 #include "rendezvous/store/server.h"
 #include "rendezvous/store/store.h"
 
-enum { MOST_RANKS = 4, MOST_ENVS = 8, PORTS = 4 };
+enum { MAX_RANKS = 4, MAX_ENVS = 8, PORTS = 4 };
 
 /* ---- what the test stands in for ---- */
 
@@ -73,7 +73,7 @@ static bool adds_up(cairn_env *env, int size) {
 /* "k1" makes environment 1, whose group keeps its store, "m2" makes 2, whose group does not; "e1" ends 1; "u1" uses
  * it. */
 static int follow(const char *script, const struct cairn__launch *launch) {
-    cairn_env *envs[MOST_ENVS] = {NULL};
+    cairn_env *envs[MAX_ENVS] = {NULL};
     for (const char *s = script; *s; s += s[2] ? 3 : 2) {
         cairn_env **env = &envs[s[1] - '0'];
         dawdle();
@@ -96,7 +96,7 @@ static int follow(const char *script, const struct cairn__launch *launch) {
 }
 
 static int run_scripts(const char *const *scripts, int p, unsigned seed) {
-    pid_t children[MOST_RANKS];
+    pid_t children[MAX_RANKS];
     int ports[PORTS], failed = 0;
     choose_ports(ports);
     for (int r = 0; r < p; r++) {
@@ -117,7 +117,7 @@ static int run_scripts(const char *const *scripts, int p, unsigned seed) {
 
 static void environments_meet_in_whatever_order_ranks_end_them(void **state) {
     (void)state;
-    static const char *const jobs[][MOST_RANKS] = {
+    static const char *const jobs[][MAX_RANKS] = {
         {"k1 e1", "k1 e1"},
         {"k1 u1 e1 k2 e2 k3 e3", "k1 u1 e1 k2 e2 k3 e3", "k1 u1 e1 k2 e2 k3 e3"},
         {"k1 k2 u1 u2 e1 e2", "k1 k2 u1 u2 e2 e1", "k1 k2 u1 u2 e1 e2"},
@@ -132,7 +132,7 @@ static void environments_meet_in_whatever_order_ranks_end_them(void **state) {
     };
     for (size_t i = 0; i < sizeof(jobs) / sizeof(jobs[0]); i++) {
         int p = 0;
-        while (p < MOST_RANKS && jobs[i][p]) p++;
+        while (p < MAX_RANKS && jobs[i][p]) p++;
         for (unsigned round = 0; round < 3; round++) {
             if (run_scripts(jobs[i], p, round * 100) != 0) fail_msg("'%s', round %u", jobs[i][0], round);
         }

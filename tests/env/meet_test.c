@@ -24,8 +24,8 @@
 #include "env/env_internal.h"
 #include "rendezvous/store/server.h"
 
-enum { MOST_RANKS = 5 };
-static const int sizes[] = {2, MOST_RANKS};
+enum { MAX_RANKS = 5 };
+static const int sizes[] = {2, MAX_RANKS};
 
 static int clear_vars(void **state) {
     (void)state;
@@ -93,7 +93,7 @@ static void run_threads(struct rank *ranks, int p) {
 
 /* prepare, in a rank's process before anything else, is its launcher. */
 static void run_processes(struct rank *ranks, int p, void (*prepare)(const struct rank *r)) {
-    pid_t children[MOST_RANKS];
+    pid_t children[MAX_RANKS];
     int failed = 0;
     for (int i = 0; i < p; i++) {
         children[i] = fork();
@@ -125,7 +125,7 @@ static void fill_ranks(struct rank *ranks, int p, const char *init_method, cairn
 static void ranks_meet_at_an_address(void **state) {
     (void)state;
     static const char *const formats[] = {"tcp://127.0.0.1:%d", "tcp://localhost:%d"};
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     for (int i = 0; i < 2; i++) {
         char url[64];
         const int port = free_port();
@@ -140,7 +140,7 @@ static void ranks_meet_at_an_address(void **state) {
 
 static void ranks_meet_in_a_file_and_leave_none(void **state) {
     (void)state;
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     for (int i = 0; i < 4; i++) {
         const int p = sizes[i % 2];
         char path[300], url[320];
@@ -156,7 +156,7 @@ static void ranks_meet_in_a_file_and_leave_none(void **state) {
 
 static void threads_meet_in_a_store_again_and_again(void **state) {
     (void)state;
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     for (int i = 0; i < 2; i++) {
         cairn_store *store = NULL;
         assert_int_equal(cairn_hash_store_create(60, &store), CAIRN_OK);
@@ -208,7 +208,7 @@ static void be_srun(const struct rank *r) {
 
 static void processes_meet_where_their_job_says(void **state) {
     (void)state;
-    struct rank ranks[MOST_RANKS];
+    struct rank ranks[MAX_RANKS];
     for (int i = 0; i < 4; i++) {
         const int p = sizes[i % 2];
         snprintf(job, sizeof(job), "%d.%d", (int)getpid(), i);
@@ -275,8 +275,8 @@ static void ports_of_other_programs_are_skipped(void **state) {
     (void)state;
     struct stranger silent, loud;
     struct cairn__store_server *other = NULL;
-    struct cairn__launch launches[MOST_RANKS];
-    struct rank ranks[MOST_RANKS];
+    struct cairn__launch launches[MAX_RANKS];
+    struct rank ranks[MAX_RANKS];
     int ports[7];
     start_stranger(&silent, NULL);
     start_stranger(&loud, "220 mail.example.org ESMTP\r\n");

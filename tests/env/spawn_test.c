@@ -69,7 +69,7 @@ static void *shared(size_t nbytes) {
 
 /* ---- what goes well ---- */
 
-enum { STEPS = 12, IN = 6, OUT = 3, MOST_RANKS = 5 };
+enum { STEPS = 12, IN = 6, OUT = 3, MAX_RANKS = 5 };
 
 struct training {
     float losses[STEPS], weight[OUT * IN];
@@ -116,7 +116,7 @@ static int train_in_a_process(int rank, void *argument) {
 }
 
 static void assert_trains_as_threads_do(int ranks) {
-    static struct training threads[MOST_RANKS];
+    static struct training threads[MAX_RANKS];
     struct training *processes = shared(sizeof(threads));
     memset(threads, 0, sizeof(threads));
     if (cairn_spawn(train_in_a_process, processes, ranks, NULL) != CAIRN_OK) fail_msg("%s", cairn_last_error());

@@ -12,7 +12,7 @@
 #include "core/alloc.h"
 #include "core/trace.h"
 
-enum { WARM_UPS = 2, MOST_REPEATS = 101, NUM_LIMITS = 6, M = 1 << 20 };
+enum { WARM_UPS = 2, MAX_REPEATS = 101, NUM_LIMITS = 6, M = 1 << 20 };
 
 static const struct {
     enum cairn__kernel_kind kind;
@@ -145,7 +145,7 @@ static size_t times_of(const struct job *job) {
 /* A round is the kernel and then each limit loop, each over arrays written anew so that moments and sums stay tame. */
 static struct result time_row(const struct cairn__kernel_row *row, const struct job *job, void *const *x, size_t n,
                               int repeats) {
-    static double times[1 + NUM_LIMITS][MOST_REPEATS];
+    static double times[1 + NUM_LIMITS][MAX_REPEATS];
     struct limit_stream streams[MAX_ARRAYS];
     struct result result = {0};
     limit_fn limit = best_limit();
@@ -261,7 +261,7 @@ static bool bench_row(const struct benching *how, const bool *failed, enum cairn
 
 int bench(const struct benching *user, const bool *failed) {
     struct benching how = *user;
-    if (how.repeats < 1 || how.repeats > MOST_REPEATS) how.repeats = 9;
+    if (how.repeats < 1 || how.repeats > MAX_REPEATS) how.repeats = 9;
     int refused = 0;
     print_machine(&how);
     for (size_t l = 0; l < sizeof(lines) / sizeof(lines[0]); l++) {

@@ -23,7 +23,7 @@ void flush_to_zero(bool on) {
 #endif
 
 enum {
-    MOST_SMALL = 67,
+    MAX_SMALL = 67,
     LARGE = 10007,      /* a prime */
     STREAMED = 2097169, /* a prime beyond 4 MiB of halves, where stores begin to stream */
 };
@@ -198,7 +198,7 @@ bool check_row(const struct cairn__kernel_row *row, const struct checking *how) 
     for (int flavour = 0; flavour < NUM_FLAVOURS; flavour++) {
         r.flavour = (enum flavour)flavour;
         for (r.offset = 0; r.offset < 4; r.offset++) {
-            for (r.n = 0; r.n <= (how->quick ? 35 : MOST_SMALL); r.n++) {
+            for (r.n = 0; r.n <= (how->quick ? 35 : MAX_SMALL); r.n++) {
                 if (!run_size(r, how->seed + (uint64_t)r.offset)) return false;
             }
         }

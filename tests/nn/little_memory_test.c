@@ -15,7 +15,7 @@
 
 #include "cairn/cairn.h"
 
-enum { MOST_KIB = 48 << 10, STEP_KIB = 512, TRAINED = 3, REFUSED = 4, NOT_SAID = 5 };
+enum { MAX_KIB = 48 << 10, STEP_KIB = 512, TRAINED = 3, REFUSED = 4, NOT_SAID = 5 };
 
 static long address_space_kib(void) {
     long pages = 0;
@@ -71,7 +71,7 @@ static int with_more(long kib, int (*train)(cairn_env *env)) {
 static void ends_without_a_signal(int (*train)(cairn_env *env)) {
     int refused = 0;
     long kib = 0;
-    for (; kib < MOST_KIB; kib += STEP_KIB) refused += with_more(kib, train) == REFUSED;
+    for (; kib < MAX_KIB; kib += STEP_KIB) refused += with_more(kib, train) == REFUSED;
     assert_true(refused > 0);
     while (with_more(kib, train) != TRAINED) {
         kib *= 2;

@@ -80,12 +80,12 @@ static struct exact over(struct exact e, long double n) {
     return (struct exact){e.sum / n, e.absolute / n};
 }
 
-enum { MOST_RESULTS = 8 };
+enum { MAX_RESULTS = 8 };
 
 struct results {
     int count;
-    double got[MOST_RESULTS];
-    struct exact want[MOST_RESULTS];
+    double got[MAX_RESULTS];
+    struct exact want[MAX_RESULTS];
     cairn_dtype type; /* of what is stored; 0 = f32 */
 };
 

@@ -351,7 +351,7 @@ static void null_inputs_give_null(void **state) {
 
 /* ---- chains of views, against a list of which element each shows ---- */
 
-enum { ROOM = 4096, CHAINS = 300, LINKS = 6, MOST_SHOWN = 400 };
+enum { ROOM = 4096, CHAINS = 300, LINKS = 6, MAX_SHOWN = 400 };
 
 struct model {
     int ndim;
@@ -426,7 +426,7 @@ static cairn_tensor *random_slice(cairn_tensor *t, struct model *m, uint64_t *ra
 static cairn_tensor *random_expand(cairn_tensor *t, struct model *m, uint64_t *random) {
     int64_t stride[CAIRN_MAX_DIMS], shape[CAIRN_MAX_DIMS];
     const int64_t times = 1 + (int64_t)(next_random(random) % 3);
-    if (m->ndim == CAIRN_MAX_DIMS || m->n > MOST_SHOWN) return t;
+    if (m->ndim == CAIRN_MAX_DIMS || m->n > MAX_SHOWN) return t;
     dense_strides(m, stride + 1);
     memcpy(shape + 1, m->shape, (size_t)m->ndim * sizeof(shape[0]));
     shape[0] = times;

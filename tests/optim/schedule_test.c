@@ -271,7 +271,7 @@ static void one_cycle_moves_momentum_of_sgd_and_beta1_of_adam(void **state) {
         double lr, beta1 = 0.9;
         const float gradient = (float)g[t % 2];
         OK(cairn_schedule_at(schedule, h.lr, t, &lr, &beta1));
-        OK(cairn__device_upload(s.env->device, s.memory + MOST_GROUPS, &gradient, sizeof(gradient)));
+        OK(cairn__device_upload(s.env->device, s.memory + MAX_GROUPS, &gradient, sizeof(gradient)));
         OK(scheduled_step(&s, false));
         m = beta1 * m + (1 - beta1) * g[t % 2];
         v = h.beta2 * v + (1 - h.beta2) * g[t % 2] * g[t % 2];

@@ -9,11 +9,11 @@
 #include "device/env.h"
 #include "optim/optim.h"
 
-enum { MOST_GROUPS = 3 };
+enum { MAX_GROUPS = 3 };
 
 struct scheduled {
     cairn_env *env;
-    float *memory; /* weights, then gradients, of MOST_GROUPS */
+    float *memory; /* weights, then gradients, of MAX_GROUPS */
     cairn_param_set *set;
     cairn_optimizer *optimizer;
     cairn_graph *graph; /* NULL = steps are called */
@@ -21,20 +21,20 @@ struct scheduled {
 };
 
 static inline cairn_status scheduled_make_set(struct scheduled *s, cairn_env *env) {
-    static const char *const names[MOST_GROUPS] = {"a", "b", "c"};
-    const float start[2 * MOST_GROUPS] = {0, 0, 0, 1, 1, 1};
-    cairn_param params[MOST_GROUPS];
+    static const char *const names[MAX_GROUPS] = {"a", "b", "c"};
+    const float start[2 * MAX_GROUPS] = {0, 0, 0, 1, 1, 1};
+    cairn_param params[MAX_GROUPS];
     *s = (struct scheduled){.env = env, .drawn = 1};
     cairn_status st = cairn__device_alloc(env->device, CAIRN__HOLDS_PARAMS, sizeof(start), (void **)&s->memory);
     if (st == CAIRN_OK) st = cairn__device_upload(env->device, s->memory, start, sizeof(start));
-    for (int i = 0; i < MOST_GROUPS; i++)
+    for (int i = 0; i < MAX_GROUPS; i++)
         params[i] = (cairn_param){.name = names[i],
                                   .data = s->memory + i,
-                                  .grad = s->memory + MOST_GROUPS + i,
+                                  .grad = s->memory + MAX_GROUPS + i,
                                   .dtype = CAIRN_F32,
                                   .ndim = 1,
                                   .shape = {1}};
-    return st == CAIRN_OK ? cairn_param_set_create(env, params, MOST_GROUPS, &s->set) : st;
+    return st == CAIRN_OK ? cairn_param_set_create(env, params, MAX_GROUPS, &s->set) : st;
 }
 
 static inline void scheduled_end(struct scheduled *s) {
@@ -47,7 +47,7 @@ static inline void scheduled_end(struct scheduled *s) {
 static inline cairn_status scheduled_step_of(void *user) {
     struct scheduled *s = user;
     cairn_zero_grad(s->optimizer);
-    const cairn_status st = cairn_grads_ready(s->set, 0, MOST_GROUPS);
+    const cairn_status st = cairn_grads_ready(s->set, 0, MAX_GROUPS);
     return st == CAIRN_OK ? cairn_step(s->optimizer) : st;
 }
 

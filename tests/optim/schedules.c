@@ -94,7 +94,7 @@ static void read_options(void *options, const struct field *fields, int64_t *lis
         set(options, fields, name, strtok(NULL, " \n"), list);
 }
 
-enum { MOST_PARTS = 8, MOST_MILESTONES = 32 };
+enum { MAX_PARTS = 8, MAX_MILESTONES = 32 };
 
 static void make_optimizer(struct scheduled *s, cairn_env *env, bool adam, double lr) {
     struct cairn_adam_options of_adam = CAIRN_ADAM_OPTIONS_INIT;
@@ -110,12 +110,12 @@ static void make_optimizer(struct scheduled *s, cairn_env *env, bool adam, doubl
 }
 
 static void run_schedule(struct scheduled *s, int64_t steps) {
-    static int64_t lists[MOST_PARTS + 1][MOST_MILESTONES];
-    struct cairn_schedule_options whole = {.struct_size = sizeof(whole)}, parts[MOST_PARTS];
-    const struct cairn_schedule_options *of_whole[MOST_PARTS];
-    read_options(&whole, of_schedule, lists[MOST_PARTS]);
+    static int64_t lists[MAX_PARTS + 1][MAX_MILESTONES];
+    struct cairn_schedule_options whole = {.struct_size = sizeof(whole)}, parts[MAX_PARTS];
+    const struct cairn_schedule_options *of_whole[MAX_PARTS];
+    read_options(&whole, of_schedule, lists[MAX_PARTS]);
     if (whole.kind == CAIRN_SCHEDULE_SEQUENCE || whole.kind == CAIRN_SCHEDULE_PRODUCT) {
-        for (; whole.num_parts < MOST_PARTS; whole.num_parts++) {
+        for (; whole.num_parts < MAX_PARTS; whole.num_parts++) {
             struct cairn_schedule_options *part = &parts[whole.num_parts];
             *part = (struct cairn_schedule_options){.struct_size = sizeof(whole)};
             read_options(part, of_schedule, lists[whole.num_parts]);

@@ -29,7 +29,7 @@ int __real_poll(struct pollfd *fds, nfds_t n, int ms);
 uint64_t __wrap_cairn__now_ns(void);
 
 enum call { SET, GET, ADD, WAIT_ONE, WAIT_THREE, CHECK_TWO, COMPARE_SET, APPEND, DELETE, NUM_KEYS, NUM_CALLS };
-enum { MOST_CALLS = 16 };
+enum { MAX_CALLS = 16 };
 
 static uint64_t now_ns;
 static const uint8_t *script, *script_end;
@@ -191,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t nbytes) {
     if (nbytes < 2 || nbytes > FUZZ_MAX) return 0;
     const uint64_t alive = cairn__alloc_counters().alive;
     const enum cairn__store_dialect dialect = data[0] % 2 ? CAIRN__STORE_1_13 : CAIRN__STORE_2_2;
-    size_t num_calls = data[1] % (MOST_CALLS + 1);
+    size_t num_calls = data[1] % (MAX_CALLS + 1);
     if (num_calls > nbytes - 2) num_calls = nbytes - 2;
     cairn_store *s = NULL;
     bool lost = false;

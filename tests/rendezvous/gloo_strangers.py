@@ -18,7 +18,7 @@ PYTHON = "/usr/bin/python3"  # that nobody may run
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 PORT = 29514
 STEPS = 20
-MOST_RUNS = 40
+MAX_RUNS = 40
 
 STRAY = r'''
 import re, socket, sys
@@ -65,7 +65,7 @@ class Strangers(net.Test):
         """gloo's ports are there for some ms alone, and a stranger may miss them all: that those who come there are
         named is a matter of tests/comm/links_test.c."""
         strays, came = self.strays(how), []
-        for _ in range(MOST_RUNS):
+        for _ in range(MAX_RUNS):
             self.train()
             came = came or select.select([stray.stdout for stray in strays], [], [], 0)[0]
             if came:

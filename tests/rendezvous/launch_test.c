@@ -15,7 +15,7 @@
 #include "core/vars.h"
 #include "rendezvous/launch/launch.h"
 
-enum { MOST_VARS = 24 };
+enum { MAX_VARS = 24 };
 
 static int clear_vars(void **state) {
     (void)state;
@@ -66,7 +66,7 @@ static void expect_sentence(const char *text, const char *part) {
 #define SINGLETON "OMPI_MCA_ess=singleton", "PMIX_RANK=0", "PMIX_NAMESPACE=2359297"
 
 struct facts {
-    const char *vars[MOST_VARS];
+    const char *vars[MAX_VARS];
     const char *launcher;
     int rank, size, local_rank, local_size;
     const char *host; /* the first; NULL = no meeting */
@@ -355,7 +355,7 @@ static void options_with_a_place_alone_take_the_rank_from_the_launcher(void **st
 static void launchers_of_mpi_are_known(void **state) {
     (void)state;
     static const struct {
-        const char *vars[MOST_VARS];
+        const char *vars[MAX_VARS];
         bool is_mpi;
     } cases[] = {{{OPEN_MPI}, true},
                  {{SRUN, "PMIX_RANK=5", "PMIX_NAMESPACE=slurm.pmix.4711.0"}, true},
@@ -499,7 +499,7 @@ static void ranks_of_one_process_are_one_job(void **state) {
 static void every_error_says_what_to_set(void **state) {
     (void)state;
     static const struct {
-        const char *vars[MOST_VARS];
+        const char *vars[MAX_VARS];
         const char *sentence;
     } cases[] = {
         {{"RANK=1"}, "RANK is '1' but WORLD_SIZE is not set; set RANK and WORLD_SIZE for every process, or unset RANK"},
@@ -681,23 +681,23 @@ static void description_has_rank_place_and_ignored_variables(void **state) {
 
 /* ---- arguments ---- */
 
-enum { MOST_ARGS = 10 };
+enum { MAX_ARGS = 10 };
 
 /* What is left of `before` must be `after`. */
 static void expect_argv(const char *const *before, const char *const *after, int local_rank) {
-    char *args[MOST_ARGS] = {NULL};
+    char *args[MAX_ARGS] = {NULL};
     char **argv = args;
     int argc = 0, kept = 0;
     struct cairn__launch l;
     for (; before[argc]; argc++) args[argc] = strdup(before[argc]);
-    char *owned[MOST_ARGS];
+    char *owned[MAX_ARGS];
     memcpy(owned, args, sizeof(owned));
     assert_int_equal(cairn__launch_read(NULL, &argc, &argv, &l), CAIRN_OK);
     for (; after[kept]; kept++) assert_string_equal(argv[kept], after[kept]);
     assert_int_equal(argc, kept);
     assert_null(argv[kept]);
     assert_int_equal(l.local_rank, local_rank);
-    for (int i = 0; i < MOST_ARGS; i++) free(owned[i]);
+    for (int i = 0; i < MAX_ARGS; i++) free(owned[i]);
 }
 
 #define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})

@@ -15,7 +15,7 @@
 #include "param/stateful.h"
 #include "state/state_internal.h"
 
-enum { SHARED = 1000, OWN = 7, ROWS = 11, WIDTH = 3, MOST_RANKS = 4 };
+enum { SHARED = 1000, OWN = 7, ROWS = 11, WIDTH = 3, MAX_RANKS = 4 };
 
 static bool exists(const char *name) {
     struct stat s;
@@ -154,7 +154,7 @@ static char *load_on_ranks(cairn_env *env, void *ctx) {
 
 static void every_entry_comes_back_on_as_many_ranks(void **unused) {
     (void)unused;
-    for (int p = 1; p <= MOST_RANKS; p++) {
+    for (int p = 1; p <= MAX_RANKS; p++) {
         for (int background = 0; background < 2; background++) {
             struct run run = {.step = 10 * p + background, .saved_on = p, .has_own = true, .background = background};
             run_ranks(p, save_on_ranks, &run);
@@ -165,10 +165,10 @@ static void every_entry_comes_back_on_as_many_ranks(void **unused) {
 
 static void what_no_rank_has_alone_loads_on_any_number_of_ranks(void **unused) {
     (void)unused;
-    for (int p = 1; p <= MOST_RANKS; p++) {
+    for (int p = 1; p <= MAX_RANKS; p++) {
         struct run run = {.step = p, .saved_on = p};
         run_ranks(p, save_on_ranks, &run);
-        for (int q = 1; q <= MOST_RANKS; q++) run_ranks(q, load_on_ranks, &run);
+        for (int q = 1; q <= MAX_RANKS; q++) run_ranks(q, load_on_ranks, &run);
     }
 }
 

@@ -24,7 +24,7 @@
 #include "folder.h"
 #include "rendezvous/store/server.h"
 
-enum { N = 1 << 18 /* 1 MiB, so that most of the time is in writing */, MOST_RANKS = 3 };
+enum { N = 1 << 18 /* 1 MiB, so that most of the time is in writing */, MAX_RANKS = 3 };
 
 static int kills = 40;
 
@@ -173,8 +173,8 @@ enum { PEER_DIED = 3 };
 
 struct ranks {
     int p, port; /* port: of the store */
-    pid_t pids[MOST_RANKS];
-    int said[MOST_RANKS];
+    pid_t pids[MAX_RANKS];
+    int said[MAX_RANKS];
 };
 
 /* In a process of its own, so that those which fork ranks have one thread. */

@@ -9,10 +9,10 @@
 #include "core/alloc.h"
 #include "state/safetensors.h"
 
-enum { MOST_PATH = 1024, BATCH = 3, OUT = 6 };
+enum { MAX_PATH = 1024, BATCH = 3, OUT = 6 };
 
 static const char *below(const char *folder, const char *name) {
-    static char path[MOST_PATH];
+    static char path[MAX_PATH];
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     return path;
 }

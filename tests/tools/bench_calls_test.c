@@ -11,16 +11,16 @@
 #include "core/dtype.h"
 #include "tools/bench/calls.h"
 
-enum { MOST_RANKS = 5, MOST_ELEMENTS = 2500, ROUND = 3 };
+enum { MAX_RANKS = 5, MAX_ELEMENTS = 2500, ROUND = 3 };
 static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
-static const int sizes[] = {1, 2, MOST_RANKS};
-static const size_t counts[] = {1, 3, 1021, MOST_ELEMENTS};
+static const int sizes[] = {1, 2, MAX_RANKS};
+static const size_t counts[] = {1, 3, 1021, MAX_ELEMENTS};
 
 /* All ranks of one call. */
 struct world {
-    struct bench_call calls[MOST_RANKS];
-    void *blocks[MOST_RANKS][2];
-    void *sources[MOST_RANKS], *destinations[MOST_RANKS];
+    struct bench_call calls[MAX_RANKS];
+    void *blocks[MAX_RANKS][2];
+    void *sources[MAX_RANKS], *destinations[MAX_RANKS];
 };
 
 static void begin(struct world *w, enum bench_collective collective, cairn_dtype dtype, size_t n, int size,
@@ -87,7 +87,7 @@ static void deliver(const struct world *w, char *const sent[], int r, size_t i) 
 }
 
 static void do_collective(const struct world *w) {
-    char *sent[MOST_RANKS];
+    char *sent[MAX_RANKS];
     const int size = w->calls[0].size;
     for (int r = 0; r < size; r++) {
         const size_t nbytes = bench_source_elements(&w->calls[r]) * cairn_dtype_nbytes(w->calls[r].dtype);

@@ -12,7 +12,7 @@
 
 #include "trainer.h"
 
-enum { SKIP = 77, LAYERS = 6, MOST_STEPS = 30 };
+enum { SKIP = 77, LAYERS = 6, MAX_STEPS = 30 };
 
 /* How far two losses may be apart, relative to the CPU's.
  *   quick start  f32: a sum of k = 1024 terms errs by up to k * 2^-24 = 6e-5 of its magnitude. Halves: each may fall to
@@ -41,7 +41,7 @@ struct model {
 };
 
 struct run {
-    float losses[MOST_STEPS];
+    float losses[MAX_STEPS];
     int64_t skipped;
 };
 
@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
     const char *device = argc > 1 ? argv[1] : "cuda";
     const bool quick = argc > 2 && strcmp(argv[2], "quick") == 0;
     const struct model models[] = {
-        {.name = "quick start", .steps = MOST_STEPS},
+        {.name = "quick start", .steps = MAX_STEPS},
         {.name = quick ? "MLP 6x64^2" : "MLP 6x1024^2", .width = quick ? 64 : 1024, .batch = 64, .steps = 10},
     };
     cairn_env *probe = NULL;

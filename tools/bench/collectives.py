@@ -43,7 +43,7 @@ COLLECTIVES = ("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter"
 BESIDE = ("limit", "torch", "mpi", "pair")
 WITHOUT_ASKING = ("limit", "torch", "mpi")
 BARRIERS, BARRIER_SECONDS = 1000, 6  # so many in a row
-CHUNKS, LEAST_ROUNDS, MOST_ROUNDS = 5, 3, 300
+CHUNKS, LEAST_ROUNDS, MAX_ROUNDS = 5, 3, 300
 LOOPS = ("kernel", "plain", "streaming")
 LAUNCHERS = ("OMPI_", "PMI", "PALS_", "MV2_", "SLURM_", "MASTER_", "TORCHELASTIC_", "CAIRN_BACKEND")
 
@@ -321,7 +321,7 @@ class Task:
             self.wrong += got[0]
             if took > seconds / 5:
                 break
-        self.rounds = rounds or min(max(int(seconds / took), LEAST_ROUNDS), MOST_ROUNDS)
+        self.rounds = rounds or min(max(int(seconds / took), LEAST_ROUNDS), MAX_ROUNDS)
 
     def go_on(self, order, chunk):
         rounds = self.rounds * (chunk + 1) // CHUNKS - self.rounds * chunk // CHUNKS

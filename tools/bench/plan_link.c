@@ -5,7 +5,7 @@
 #include "core/trace.h"
 #include "plan_parts.h"
 
-enum { OWN = 1 << 20, MOST_SIZES = 16, BLOCK = 5, LEAST_BLOCKS = 4, MOST_BLOCKS = 400, LEAST_NBYTES = 64, FACTOR = 4 };
+enum { OWN = 1 << 20, MAX_SIZES = 16, BLOCK = 5, LEAST_BLOCKS = 4, MAX_BLOCKS = 400, LEAST_NBYTES = 64, FACTOR = 4 };
 
 struct cycle {
     cairn_group *group;
@@ -33,7 +33,7 @@ static size_t count_blocks(cairn_env *env, struct cycle *c, double seconds) {
     for (int i = 0; i < BLOCK; i++) ns = run(c, true);
     take_slowest(env, &ns, 1);
     const double blocks = seconds * 1e9 / (2 * BLOCK * ns);
-    return blocks < LEAST_BLOCKS ? LEAST_BLOCKS : blocks > MOST_BLOCKS ? MOST_BLOCKS : (size_t)blocks;
+    return blocks < LEAST_BLOCKS ? LEAST_BLOCKS : blocks > MAX_BLOCKS ? MAX_BLOCKS : (size_t)blocks;
 }
 
 /* us by which a reduction makes the cycle longer. */
@@ -72,11 +72,11 @@ static void write_link(const char *file, int ranks, const double *nbytes, const 
 }
 
 void measure_link(cairn_env *env, double seconds, size_t most_nbytes, const char *file) {
-    double nbytes[MOST_SIZES], us[MOST_SIZES];
+    double nbytes[MAX_SIZES], us[MAX_SIZES];
     size_t count = 0;
     struct cycle c = {.group = cairn_env_group(env), .own = calloc(1, OWN)};
     if (!c.own) die("memory ran out");
-    for (c.nbytes = LEAST_NBYTES; c.nbytes <= most_nbytes && count < MOST_SIZES; c.nbytes *= FACTOR) {
+    for (c.nbytes = LEAST_NBYTES; c.nbytes <= most_nbytes && count < MAX_SIZES; c.nbytes *= FACTOR) {
         void *memory = NULL;
         CHECK(cairn_group_alloc(c.group, c.nbytes, &memory));
         c.gradient = memory;

@@ -19,7 +19,7 @@
 #include "param/param.h"
 #include "plan_parts.h"
 
-enum { MOST_STEPS = 4000, MOST_CAPS = 8, ROUNDS = 10, WARM_UP = 3 };
+enum { MAX_STEPS = 4000, MAX_CAPS = 8, ROUNDS = 10, WARM_UP = 3 };
 
 _Noreturn void die(const char *why) {
     fprintf(stderr, "bench-plan: %s\n", why);
@@ -73,8 +73,8 @@ static const struct model *model_named(const char *name) {
 enum { FORWARD, BACKWARD, OPTIMIZER, STEP, PARTS };
 
 struct times {
-    double ns[PARTS][MOST_STEPS];
-    size_t count; /* of steps; of ready those that are kept, MOST_STEPS at most */
+    double ns[PARTS][MAX_STEPS];
+    size_t count; /* of steps; of ready those that are kept, MAX_STEPS at most */
 };
 
 static int by_value(const void *a, const void *b) {
@@ -99,7 +99,7 @@ struct watch {
     struct cairn__grad_listener listener;
     const struct cairn__grad_listener *inner;
     uint64_t began;
-    double *ready; /* [MOST_STEPS][num_params] ns from the begin of backward */
+    double *ready; /* [MAX_STEPS][num_params] ns from the begin of backward */
     size_t num_params, step;
 };
 
@@ -115,7 +115,7 @@ struct training {
 
 static void note_ready(void *ctx, size_t index) {
     struct watch *w = ctx;
-    if (w->step < MOST_STEPS) w->ready[w->step * w->num_params + index] = (double)(cairn__now_ns() - w->began);
+    if (w->step < MAX_STEPS) w->ready[w->step * w->num_params + index] = (double)(cairn__now_ns() - w->began);
     w->inner->ready(w->inner->ctx, index);
 }
 
@@ -143,7 +143,7 @@ static void watch_gradients(struct training *t) {
     struct watch *w = &t->watch;
     struct cairn_param_set *set = cairn_module_params(t->model);
     w->num_params = set->count;
-    w->ready = calloc(MOST_STEPS * set->count, sizeof(*w->ready));
+    w->ready = calloc(MAX_STEPS * set->count, sizeof(*w->ready));
     if (!w->ready) die("memory ran out");
     w->inner = set->listener;
     w->listener = (struct cairn__grad_listener){
@@ -186,7 +186,7 @@ static void step(struct training *t, cairn_tensor *x, cairn_tensor *y, bool coun
     const uint64_t update = cairn__now_ns();
     CHECK(cairn_step(t->optimizer));
     const uint64_t end = cairn__now_ns();
-    if (!counts || t->times.count == MOST_STEPS) return;
+    if (!counts || t->times.count == MAX_STEPS) return;
     const double ns[PARTS] = {(double)(backward - begin), (double)(update - backward), (double)(end - update),
                               (double)(end - begin)};
     for (int part = 0; part < PARTS; part++) t->times.ns[part][t->times.count] = ns[part];
@@ -243,7 +243,7 @@ static int steps_a_round(cairn_env *env, struct training *alone, cairn_tensor *x
     double each = (double)(cairn__now_ns() - begin) * 1e-9 / WARM_UP;
     take_slowest(env, &each, 1);
     const double steps = seconds / (each * trainings * ROUNDS);
-    return steps < 3 ? 3 : steps > MOST_STEPS / ROUNDS ? MOST_STEPS / ROUNDS : (int)steps;
+    return steps < 3 ? 3 : steps > MAX_STEPS / ROUNDS ? MAX_STEPS / ROUNDS : (int)steps;
 }
 
 static void train_in_turn(cairn_env *env, struct training **trainings, int count, cairn_tensor *x, cairn_tensor *y,
@@ -259,7 +259,7 @@ static void train_in_turn(cairn_env *env, struct training **trainings, int count
 
 static void train(cairn_env *env, const struct model *m, double seconds, const char *profile, char **caps, int count) {
     cairn_tensor *x = cairn_randn(env, CAIRN_F32, m->ndim, m->in), *y = cairn_randn(env, CAIRN_F32, 2, m->out);
-    struct training *trainings[1 + MOST_CAPS];
+    struct training *trainings[1 + MAX_CAPS];
     for (int i = 0; i <= count; i++) {
         trainings[i] = make_training(env, m, i ? strtoull(caps[i - 1], NULL, 10) : 0);
     }
@@ -276,7 +276,7 @@ static void train(cairn_env *env, const struct model *m, double seconds, const c
 int main(int argc, char **argv) {
     cairn_env *env = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (argc < 5 || argc > 4 + MOST_CAPS) die("tools/cairn-bench plan starts this program; see --help");
+    if (argc < 5 || argc > 4 + MAX_CAPS) die("tools/cairn-bench plan starts this program; see --help");
     const double seconds = strtod(argv[2], NULL);
     CHECK(cairn_env_create(NULL, NULL, NULL, &env));
     bind_to_processor(env);

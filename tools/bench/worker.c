@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_ROUNDS = 10000 };
+enum { MAX_ROUNDS = 10000 };
 
 struct order {
     struct bench_call call;
@@ -79,7 +79,7 @@ static bool read_order(const struct bench_side *side, const char *line, struct o
     o->call.in_place = strcmp(place, "in") == 0;
     o->group = strcmp(memory, "group") == 0;
     return o->call.collective < BENCH_COLLECTIVES && o->call.dtype && o->call.calls > 0 && o->rounds > 0 &&
-           o->rounds <= MOST_ROUNDS;
+           o->rounds <= MAX_ROUNDS;
 }
 
 /* The first barrier wakes who sleeps, which takes as long as the system wants; the second lets all go at one moment. */
@@ -114,7 +114,7 @@ static bool time_barriers(const struct bench_side *side, const struct order *o, 
 }
 
 static bool obey(const struct bench_side *side, const struct order *o, struct memory *m, FILE *bench) {
-    static double us[MOST_ROUNDS];
+    static double us[MAX_ROUNDS];
     size_t wrong = 0;
     bool went = true;
     if (o->call.collective != BENCH_BARRIER && !provide(side, o, m)) {

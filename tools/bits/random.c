@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { STEPS = 6, MOST_RANKS = 4, MOST_NETS = 2, MOST_ROUNDS = 2, MOST_MICROS = 3 };
-enum { PARTS = 4, MOST_PART = 70, MOST_ALL = PARTS * MOST_PART, ALL_PARTS = (1 << PARTS) - 1 };
+enum { STEPS = 6, MAX_RANKS = 4, MAX_NETS = 2, MAX_ROUNDS = 2, MAX_MICROS = 3 };
+enum { PARTS = 4, MAX_PART = 70, MAX_ALL = PARTS * MAX_PART, ALL_PARTS = (1 << PARTS) - 1 };
 enum { ROWS = 5, WIDE = 21, NARROW = 3, MLP_PARAMS = 6 };
 
 /* BY_UPDATE: the user's own buffers and own update, between amp_begin_step and amp_end_step. */
@@ -62,8 +62,8 @@ struct choices {
     uint64_t seed;
     enum way way;
     int ranks, nets, losses, part[PARTS];
-    bool with_ddp, has_context, in_half, two_groups, is_mlp[MOST_NETS];
-    enum kind kind[MOST_NETS];
+    bool with_ddp, has_context, in_half, two_groups, is_mlp[MAX_NETS];
+    enum kind kind[MAX_NETS];
     struct amp_options amp;
     struct amp_scaler_options scaler;
     bool has_scaler;
@@ -159,25 +159,25 @@ static void choose_amp(struct dice *d, struct choices *c) {
 }
 
 static void choose(uint64_t seed, int ranks, struct choices *c) {
-    static const int sizes[] = {1, 5, 16, 19, 33, 67, MOST_PART};
+    static const int sizes[] = {1, 5, 16, 19, 33, 67, MAX_PART};
     struct dice d = dice_of(seed, OPTIONS, 0, 0, 0, 0);
     static const enum way ways[] = {BY_BACKWARD, BY_BACKWARD, BY_BACKWARD, BY_REDUCER, BY_HAND,
                                     BY_HAND,     BY_UPDATE,   BY_SCALER,   BY_SCALER};
     *c = (struct choices){.seed = seed, .way = ways[roll(&d, sizeof(ways) / sizeof(ways[0]))]};
-    const int own_ranks = 1 + (int)roll(&d, MOST_RANKS);
+    const int own_ranks = 1 + (int)roll(&d, MAX_RANKS);
     c->ranks = ranks ? ranks : own_ranks;
     c->with_ddp = c->way == BY_REDUCER || (c->way != BY_UPDATE && !one_in(&d, 5));
     c->has_context = c->way != BY_SCALER || one_in(&d, 2);
     c->nets = !is_own(c) && one_in(&d, 3) ? 2 : 1;
     c->losses = !is_own(c) && c->way != BY_SCALER && one_in(&d, 3) ? 2 : 1;
     for (int k = 0; k < PARTS; k++) c->part[k] = sizes[roll(&d, sizeof(sizes) / sizeof(sizes[0]))];
-    for (int k = 0; k < MOST_NETS; k++) c->kind[k] = (enum kind)roll(&d, KINDS);
+    for (int k = 0; k < MAX_NETS; k++) c->kind[k] = (enum kind)roll(&d, KINDS);
     c->two_groups = one_in(&d, 4);
     c->ddp.struct_size = sizeof(c->ddp);
     choose_buckets(&d, &c->ddp);
     choose_unused(&d, &c->ddp);
     choose_sums(&d, c);
-    for (int k = 0; k < MOST_NETS; k++) {
+    for (int k = 0; k < MAX_NETS; k++) {
         c->is_mlp[k] = one_in(&d, 3) && !is_own(c) && !c->ddp.num_ignored && !c->ddp.num_trigger_params;
     }
     choose_amp(&d, c);
@@ -217,21 +217,21 @@ struct step {
 
 struct round {
     int loss;
-    unsigned nets;          /* bit k: the loss has net k */
-    int micros[MOST_RANKS]; /* backwards, of which all but the last are held */
+    unsigned nets;         /* bit k: the loss has net k */
+    int micros[MAX_RANKS]; /* backwards, of which all but the last are held */
 };
 
 /* One backward of one rank. */
 struct micro {
-    unsigned used[MOST_NETS]; /* 0: no input */
-    float numbers[MOST_NETS][MOST_ALL];
+    unsigned used[MAX_NETS]; /* 0: no input */
+    float numbers[MAX_NETS][MAX_ALL];
     bool bad; /* the loss is infinite, and its gradients are as they are */
 };
 
 static struct step step_of(const struct choices *c, int s) {
     struct dice d = dice_of(c->seed, STEP, s, 0, 0, 0);
     struct step step = {.forgets = one_in(&d, 3) ? (enum forgets)roll(&d, 4) : ZERO_GRAD};
-    step.rounds = one_in(&d, 4) ? MOST_ROUNDS : 1;
+    step.rounds = one_in(&d, 4) ? MAX_ROUNDS : 1;
     step.clips_norm = one_in(&d, 4) && c->ddp.num_ignored == 0; /* the norm is over all */
     step.clips_value = one_in(&d, 8);
     step.reads = one_in(&d, 4);
@@ -253,7 +253,7 @@ static struct round round_of(const struct choices *c, int s, int r) {
     struct dice d = dice_of(c->seed, ROUND, s, r, 0, 0);
     struct round round = {.loss = (int)roll(&d, (uint32_t)c->losses)};
     round.nets = 1 + roll(&d, (1u << c->nets) - 1);
-    for (int rank = 0; rank < c->ranks; rank++) round.micros[rank] = 1 + (int)roll(&d, MOST_MICROS);
+    for (int rank = 0; rank < c->ranks; rank++) round.micros[rank] = 1 + (int)roll(&d, MAX_MICROS);
     return round;
 }
 
@@ -276,7 +276,7 @@ static void plant(const struct choices *c, int s, struct micro *m) {
     int step;
     const char *text = getenv("SAME_BITS_PLANT");
     if (!text || sscanf(text, "%llu:%d", &seed, &step) != 2 || seed != c->seed || step != s) return;
-    for (int i = 0; i < MOST_ALL; i++) {
+    for (int i = 0; i < MAX_ALL; i++) {
         uint32_t bits;
         memcpy(&bits, &m->numbers[0][i], sizeof(bits));
         bits ^= (bits & 0x7f800000) != 0x7f800000; /* not of inf and NaN */
@@ -288,7 +288,7 @@ static void micro_of(const struct choices *c, int s, int r, int rank, int m, str
     struct dice d = dice_of(c->seed, MICRO, s, r, rank, m);
     for (int k = 0; k < c->nets; k++) {
         out->used[k] = used_of(c, &d, rank, k);
-        for (int i = 0; i < MOST_ALL; i++) out->numbers[k][i] = number(&d);
+        for (int i = 0; i < MAX_ALL; i++) out->numbers[k][i] = number(&d);
     }
     struct dice loss = dice_of(c->seed, LOSS, s, r, rank, m);
     out->bad = one_in(&loss, 40) && !is_own(c);
@@ -306,8 +306,8 @@ struct net {
     cairn_optimizer *optimizer;
     ddp_context *ddp;
     union { /* memory of the user's */
-        float f32[MOST_ALL];
-        uint16_t half[MOST_ALL];
+        float f32[MAX_ALL];
+        uint16_t half[MAX_ALL];
     } weights, gradients;
 };
 
@@ -316,7 +316,7 @@ struct training {
     cairn_env *env;
     amp_context *amp;
     amp_scaler *scaler; /* BY_SCALER: the context's or its own */
-    struct net nets[MOST_NETS];
+    struct net nets[MAX_NETS];
     char saved[8192];
 };
 
@@ -541,7 +541,7 @@ static cairn_tensor *loss_of(struct training *t, int k, const struct micro *m) {
 }
 
 static cairn_status backward(struct training *t, const struct round *r, const struct micro *m, bool delays) {
-    cairn_optimizer *optimizers[MOST_NETS];
+    cairn_optimizer *optimizers[MAX_NETS];
     cairn_tensor *loss = NULL;
     int count = 0;
     for (int k = 0; k < t->c->nets; k++) {

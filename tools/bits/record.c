@@ -4,7 +4,7 @@
  * rate of 1: their results are moments and gradient alone, not rounded away beside a weight. At O3 they are rounded to
  * the half type, so that a bit in the lower half of a moment shows only with the steps in which it has added up.
  *
- * Arrays of up to MOST_NUMBERS elements are written as hexadecimal numbers, larger ones as a hash: all of it after each
+ * Arrays of up to MAX_NUMBERS elements are written as hexadecimal numbers, larger ones as a hash: all of it after each
  * step, one for every 64 elements at the end. With SAME_BITS_FULL=1 all are written as numbers. */
 #include "record.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST = 16, MOST_NUMBERS = 24, HASHED = 64, LAST_STEPS = 2 };
+enum { MOST = 16, MAX_NUMBERS = 24, HASHED = 64, LAST_STEPS = 2 };
 
 /* --wrap takes a linker's names: where a header has made an old name a macro for a new one, the new one is wrapped. */
 #define PASTE(a, b)       a##b
@@ -111,7 +111,7 @@ static void record_array(const char *what, const char *name, cairn_dtype dtype, 
     const size_t nbytes = cairn_dtype_nbytes(dtype);
     if (!state.file) return;
     fprintf(state.file, "step %d: %s of %s, %zu %s:", state.step, what, name, n, cairn_dtype_name(dtype));
-    if (state.full || n <= MOST_NUMBERS) {
+    if (state.full || n <= MAX_NUMBERS) {
         write_numbers(data, n, nbytes);
     } else {
         write_hashes(data, n, nbytes, state.at_end ? HASHED : n);

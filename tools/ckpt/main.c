@@ -59,7 +59,7 @@ static int list(char **args) {
     if (cairn__checkpoint_steps(args[0], &steps, &count) != CAIRN_OK) return failed();
     if (count == 0) printf("%s has no checkpoints\n", args[0]);
     for (size_t i = 0; i < count; i++) {
-        char path[CAIRN__MOST_PATH], size[32], when[32] = "";
+        char path[CAIRN__MAX_PATH], size[32], when[32] = "";
         struct tensors t;
         struct stat s;
         uint64_t nbytes = 0;

@@ -11,15 +11,15 @@
 #include "core/status.h"
 #include "core/utf8.h"
 
-enum { MOST_MANIFEST = 64 << 20 };
+enum { MAX_MANIFEST = 64 << 20 };
 
 static cairn_status read_manifest(const char *path, struct cairn__manifest *out) {
-    char name[CAIRN__MOST_PATH];
+    char name[CAIRN__MAX_PATH];
     char *text = NULL;
     struct cairn__file_facts facts;
     cairn_status st = CAIRN_OK;
     snprintf(name, sizeof(name), "%s/checkpoint.json", path);
-    TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MOST_MANIFEST, &text, &facts));
+    TRY(cairn__file_read(name, CAIRN__READER_NO_LINK, MAX_MANIFEST, &text, &facts));
     TRY(cairn__manifest_read(text, facts.nbytes, name, out));
 out:
     cairn__free(text);
@@ -63,7 +63,7 @@ out:
 }
 
 static cairn_status open_checkpoint(struct tensors *t) {
-    char name[CAIRN__MOST_PATH];
+    char name[CAIRN__MAX_PATH];
     cairn_status st = CAIRN_OK;
     TRY(read_manifest(t->path, &t->manifest));
     REQUIRE(t->manifest.num_files, CAIRN_EINVAL, "%s: its checkpoint.json lists no files", t->path);
@@ -93,7 +93,7 @@ static int by_name(const void *a, const void *b) {
 }
 
 cairn_status tensors_open(const char *path, struct tensors *out) {
-    char name[CAIRN__MOST_PATH];
+    char name[CAIRN__MAX_PATH];
     struct stat s;
     *out = (struct tensors){.path = path};
     snprintf(name, sizeof(name), "%s/checkpoint.json", path);

@@ -204,7 +204,7 @@ static bool read_points(struct node top, json_t *list, struct link *l) {
 static bool read_ranks(struct node top, struct link *l) {
     double ranks = 0;
     if (!fields_whole(top, "ranks", 2, REQUIRED, &ranks)) return false;
-    if (ranks > MOST_RANKS) return fields_refuse(top, "ranks", "at most 16384");
+    if (ranks > MAX_RANKS) return fields_refuse(top, "ranks", "at most 16384");
     l->ranks = (int)ranks;
     return true;
 }

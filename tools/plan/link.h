@@ -40,7 +40,7 @@
 
 enum algorithm { RING = 1, TREE, HALVING_DOUBLING, ALL_TO_ALL };
 
-enum { MOST_RANKS = 16384 };
+enum { MAX_RANKS = 16384 };
 
 struct point {
     double nbytes, ns;

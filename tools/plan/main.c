@@ -29,10 +29,9 @@ static bool read_profile(const struct options *o, struct profile *profile) {
 static bool check_caps(const struct options *o, const struct profile *profile) {
     for (size_t c = 0; c < o->num_caps && !o->suggest; c++) {
         char nbytes[TEXT_NBYTES], cap[TEXT_NBYTES];
-        if (pieces_of(profile, o->caps[c]) > MOST_PIECES)
+        if (pieces_of(profile, o->caps[c]) > MAX_PIECES)
             return refuse("a cap of %s cuts %s into more than %d buckets, which are not planned; give a larger --cap",
-                          bytes_text((double)o->caps[c], cap), bytes_text(profile_nbytes(profile), nbytes),
-                          MOST_PIECES);
+                          bytes_text((double)o->caps[c], cap), bytes_text(profile_nbytes(profile), nbytes), MAX_PIECES);
     }
     return true;
 }

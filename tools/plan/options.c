@@ -82,12 +82,12 @@ static bool read_bytes(const char **text, size_t *value) {
 }
 
 static bool read_rank_count(const char **text, size_t *value) {
-    return read_whole(text, MOST_RANKS, value) && *value > 0;
+    return read_whole(text, MAX_RANKS, value) && *value > 0;
 }
 
 /* Values with commas between them. */
 static bool read_list(const char *text, bool (*read)(const char **text, size_t *value), size_t *values, size_t *count) {
-    for (*count = 0; *count < MOST_VALUES; text++) {
+    for (*count = 0; *count < MAX_VALUES; text++) {
         if (!read(&text, &values[*count])) return false;
         ++*count;
         if (*text == '\0') return true;
@@ -113,7 +113,7 @@ static bool takes(const char *name, const char *what, const char *text) {
 /* ---- options ---- */
 
 static bool set_ranks(struct options *o, const char *text) {
-    size_t values[MOST_VALUES];
+    size_t values[MAX_VALUES];
     if (!read_list(text, read_rank_count, values, &o->num_ranks))
         return takes("ranks", "numbers from 1 to 16384 with commas between them, 64 at most", text);
     for (size_t i = 0; i < o->num_ranks; i++) o->ranks[i] = (int)values[i];

@@ -8,13 +8,13 @@
 #include "cairn/core.h"
 #include "link.h"
 
-enum { MOST_VALUES = 64 };
+enum { MAX_VALUES = 64 };
 
 struct options {
     const char *profile, *link, *node_link, *svg; /* svg NULL = none */
-    int ranks[MOST_VALUES];
+    int ranks[MAX_VALUES];
     size_t num_ranks;
-    size_t caps[MOST_VALUES]; /* bytes */
+    size_t caps[MAX_VALUES]; /* bytes */
     size_t num_caps;
     size_t first_cap; /* 0 = ddp_options' */
     enum algorithm algorithm;

@@ -8,7 +8,7 @@
 #include "fields.h"
 #include "say.h"
 
-static const double MOST_NBYTES = 1125899906842624.0; /* 2^50 */
+static const double MAX_NBYTES = 1125899906842624.0; /* 2^50 */
 
 cairn_dtype dtype_named(const char *name) {
     static const cairn_dtype types[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16, CAIRN_F64};
@@ -53,7 +53,7 @@ static bool read_params(const char *file, json_t *root, struct profile *p) {
     for (size_t i = 0; i < p->count; i++) {
         if (!read_param(file, i, json_array_get(list, i), p->backward_ns, &p->params[i])) return false;
     }
-    if (profile_nbytes(p) > MOST_NBYTES) return refuse("%s: parameters has more than a PiB of gradients", file);
+    if (profile_nbytes(p) > MAX_NBYTES) return refuse("%s: parameters has more than a PiB of gradients", file);
     return true;
 }
 

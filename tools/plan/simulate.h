@@ -42,9 +42,9 @@ double step_efficiency(const struct step *s, const struct profile *profile);
 /* Whether two steps have the same buckets. */
 bool same_buckets(const struct step *a, const struct step *b);
 
-enum { MOST_PIECES = 65536 };
+enum { MAX_PIECES = 65536 };
 
-/* How many pieces all bytes are cut into, about; more than MOST_PIECES are not simulated. */
+/* How many pieces all bytes are cut into, about; more than MAX_PIECES are not simulated. */
 double pieces_of(const struct profile *profile, size_t cap);
 
 /* Steps for caps from 64 KiB, below which nothing is split (a 4096th of all bytes, where that is more), up to all

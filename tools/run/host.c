@@ -10,7 +10,7 @@
 #include "text.h"
 
 static const double WATCH_INTERVAL = 0.5;
-enum { MOST_REPLACED = 4096 /* nodes, in the life of a run: what the store says costs no more memory */ };
+enum { MAX_REPLACED = 4096 /* nodes, in the life of a run: what the store says costs no more memory */ };
 
 bool host_open(struct rendezvous *r, int port) {
     const struct options *o = r->options;
@@ -64,7 +64,7 @@ static bool read_agent(struct rendezvous *r, int id) {
 
 /* False for a number that no agent has. An agent that died before it published itself has a number and no facts. */
 static bool know_agent(struct rendezvous *r, int id) {
-    const int most = r->options->max_nodes + MOST_REPLACED;
+    const int most = r->options->max_nodes + MAX_REPLACED;
     if (id < 1 || id > most) {
         if (id > most && !r->said_most)
             say("agent %d of this run is ignored: it can have %d, replaced ones too", id, most);

@@ -10,7 +10,7 @@
 
 static struct flow_queue *queue_of(struct exchange *x, const struct cairn__call *call) {
     if (!cairn__call_is_message(call)) return &x->collectives;
-    return &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->root];
+    return &x->lanes[(call->kind == CAIRN__RECV) * x->group->size + call->peer];
 }
 
 static cairn_status take_flow(struct exchange *x, struct flow **out) {
@@ -169,7 +169,7 @@ static cairn_status move_word(struct exchange *x, struct flow *f, enum flow_stag
     t.src = &f->mine;
     t.dst = &f->theirs;
     t.nbytes = sizeof(f->mine);
-    t.peer = f->mine.call.root;
+    t.peer = f->mine.call.peer;
     f->stage = stage;
     return start(x, f, &t, &f->word_moving);
 }
@@ -190,7 +190,7 @@ static cairn_status compare(struct exchange *x, struct flow *f) {
     const bool has_words = x->engine && (x->check || !f->shape), message = cairn__call_is_message(&f->mine.call);
     if (has_words && message && f->stage == FLOW_WORDS) return move_word(x, f, FLOW_ANSWERS);
     if (has_words && message && !cairn__calls_agree(&f->mine.call, &f->theirs.call))
-        return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.root, &f->theirs.call);
+        return cairn__fail_mismatch(x->group, x->group->rank, &f->mine.call, f->mine.call.peer, &f->theirs.call);
     for (int r = 1; has_words && !message && r < x->group->size; r++) { /* all ranks find the same pair */
         if (!cairn__calls_agree(&x->words[0].call, &x->words[r].call))
             return cairn__fail_mismatch(x->group, 0, &x->words[0].call, r, &x->words[r].call);

@@ -19,7 +19,7 @@
 #include "rendezvous/store/store.h"
 
 enum {
-    MOST_GUESTS = 64, /* whose end has not proven itself; for one more the oldest goes */
+    MAX_GUESTS = 64, /* whose end has not proven itself; for one more the oldest goes */
     BACKLOG = 1024,
     LONGEST_PAUSE_MS = 20, /* between two looks into the store */
     GRACE_MS = 500,        /* what a rank sent last may come after the end of its connection in the parent */
@@ -70,8 +70,8 @@ struct meeting {
     uint8_t key[CAIRN__SECRET_NBYTES];
     bool has_key, has_proofs;
     struct cairn__secret *secret;
-    struct link *links;               /* [rank] */
-    struct guest guests[MOST_GUESTS]; /* the oldest first */
+    struct link *links;              /* [rank] */
+    struct guest guests[MAX_GUESTS]; /* the oldest first */
     int num_guests;
     struct pollfd *polls;
     int *fds;          /* [size] */
@@ -401,7 +401,7 @@ static bool accept_one(struct meeting *m) {
         if ((errno == EMFILE || errno == ENFILE) && m->num_guests > 0) send_away(m, 0, false);
         return false;
     }
-    if (m->num_guests == MOST_GUESTS) send_away(m, 0, true);
+    if (m->num_guests == MAX_GUESTS) send_away(m, 0, true);
     struct guest *g = &m->guests[m->num_guests++];
     *g = (struct guest){.fd = fd, .is_proven = !m->has_proofs, .proof = {.port = (int)m->here.port}};
     cairn__address_write(&from, g->from, sizeof(g->from));
@@ -541,7 +541,7 @@ static cairn_status step_all(struct meeting *m) {
         if (m->polls[1 + i].revents) step_guest(m, i);
     }
     if (m->polls[0].revents) {
-        for (int i = 0; i < MOST_GUESTS && accept_one(m);) i++;
+        for (int i = 0; i < MAX_GUESTS && accept_one(m);) i++;
     }
 out:
     return st;
@@ -596,7 +596,7 @@ static cairn_status prepare(const struct cairn__engine_options *o, int *fds, str
     m->has_proofs = cairn__secret_is_built();
     TRY(cairn__calloc((size_t)o->size, sizeof(*m->links), (void **)&m->links));
     for (int r = 0; r < o->size; r++) m->links[r].fd = -1;
-    TRY(cairn__calloc((size_t)(1 + MOST_GUESTS + o->size), sizeof(*m->polls), (void **)&m->polls));
+    TRY(cairn__calloc((size_t)(1 + MAX_GUESTS + o->size), sizeof(*m->polls), (void **)&m->polls));
 out:
     return st;
 }

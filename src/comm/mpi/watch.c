@@ -14,7 +14,7 @@ enum {
     ANSWER_MS = 1500,         /* a rank that waits has answered by then */
     HOST_MS = LOOK_MS + 1000, /* with rank 0 the store may go, and others still read, who looked later */
     PAUSE_MS = 20,
-    MOST_NAMED = 4,
+    MAX_NAMED = 4,
     KEY_NBYTES = 400
 };
 
@@ -96,15 +96,15 @@ static cairn_status fail_deaf(const struct cairn__mpi_watch *w, const char *what
 
 static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *answered, const char *what) {
     const struct cairn__engine_options *o = w->options;
-    char names[MOST_NAMED * 100] = "", more[32] = "";
+    char names[MAX_NAMED * 100] = "", more[32] = "";
     size_t used = 0;
     int count = 0;
     for (int r = 0; r < o->size; r++) {
-        if (answered[r] || count++ >= MOST_NAMED) continue;
+        if (answered[r] || count++ >= MAX_NAMED) continue;
         used += (size_t)snprintf(names + used, sizeof(names) - used, "%srank %d (pid %d on %s)", count > 1 ? ", " : "",
                                  r, o->peers[r].pid, o->peers[r].name);
     }
-    if (count > MOST_NAMED) snprintf(more, sizeof(more), " and %d more", count - MOST_NAMED);
+    if (count > MAX_NAMED) snprintf(more, sizeof(more), " and %d more", count - MAX_NAMED);
     return cairn__fail(CAIRN_ETIMEOUT,
                        "rank %d waited %.0f s in %s, and no answer came from %s%s: ended, stopped, or not come there; "
                        "raise %s if the ranks are only slow",

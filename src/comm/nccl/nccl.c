@@ -58,7 +58,7 @@ static bool is_average_of_halves(const struct cairn__call *call) {
 
 /* NCCL's own average is over all ranks. */
 static bool is_average_of_some(const struct cairn__call *call) {
-    return call->kind == CAIRN__ALLREDUCE && call->redop == CAIRN_AVG && call->root > 0;
+    return call->kind == CAIRN__ALLREDUCE && call->redop == CAIRN_AVG && call->divisor > 0;
 }
 
 /* What is left to multiply by when NCCL is done. */
@@ -114,8 +114,8 @@ static cairn_status queue_collective(struct cairn__link *link, void *ctx) {
 static cairn_status queue_message(struct cairn__link *link, const struct cairn__request *r) {
     const cairn_dtype dtype = (cairn_dtype)r->call.dtype;
     const size_t n = (size_t)r->call.n;
-    if (r->call.kind == CAIRN__SEND) return link->ops->send(link->comm, r->src, n, dtype, r->call.root);
-    return link->ops->recv(link->comm, r->dst, n, dtype, r->call.root);
+    if (r->call.kind == CAIRN__SEND) return link->ops->send(link->comm, r->src, n, dtype, r->call.peer);
+    return link->ops->recv(link->comm, r->dst, n, dtype, r->call.peer);
 }
 
 static cairn_status queue_held(struct cairn__link *link, void *ctx) {

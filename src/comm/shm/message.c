@@ -30,7 +30,7 @@ static void set_up(struct cairn__shm *s, struct shm_route *route, int peer, bool
 }
 
 struct shm_route *cairn__shm_route(const struct cairn__shm *s, const struct cairn__call *call) {
-    return &s->routes[2 * call->root + (call->kind == CAIRN__SEND)];
+    return &s->routes[2 * call->peer + (call->kind == CAIRN__SEND)];
 }
 
 static cairn_status make_routes(struct cairn__shm *s) {

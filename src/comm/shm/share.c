@@ -16,7 +16,7 @@
 
 enum {
     LEAST_NBYTES = 16 << 10,   /* of a piece of a rank's array, but of the last */
-    MOST_PIECES = 16,          /* of a region */
+    MAX_PIECES = 16,           /* of a region */
     HELPED_NBYTES = 256 << 10, /* of a rank's array: from there on it pays to wake other ranks */
     TURN_SHIFT = 32,
 };
@@ -42,7 +42,7 @@ static uint64_t nbytes_of(const struct cairn__call *call) {
 /* Of each region. */
 static uint64_t pieces_of(const struct cairn__shm *s, const struct cairn__call *call) {
     const uint64_t pieces = nbytes_of(call) / (uint64_t)s->regions / LEAST_NBYTES;
-    return pieces < 1 ? 1 : pieces > MOST_PIECES ? MOST_PIECES : pieces;
+    return pieces < 1 ? 1 : pieces > MAX_PIECES ? MAX_PIECES : pieces;
 }
 
 bool cairn__shm_shares(const struct cairn__shm *s, const struct cairn__call *call) {

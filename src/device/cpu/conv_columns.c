@@ -11,9 +11,9 @@
 #include "device/cpu/pack.h"
 
 enum {
-    MOST_COLUMNS = 512 << 10, /* elements of a block, but for one image */
-    SHORT_ROW = 16,           /* pixels: up to here a table of places is faster than a copy of rows */
-    MOST_PLACES = 64 << 10,
+    MAX_COLUMNS = 512 << 10, /* elements of a block, but for one image */
+    SHORT_ROW = 16,          /* pixels: up to here a table of places is faster than a copy of rows */
+    MAX_PLACES = 64 << 10,
 };
 
 struct block {
@@ -246,7 +246,7 @@ static cairn_status make_room(struct block *b, struct cairn__conv_columns *kept,
         b->sums = (double *)(void *)weights;
         b->weights = weights + 2 * sums;
     }
-    if (g->q <= SHORT_ROW && b->pixels <= MOST_PLACES / (g->r * g->s) && g->h * g->w <= INT32_MAX) {
+    if (g->q <= SHORT_ROW && b->pixels <= MAX_PLACES / (g->r * g->s) && g->h * g->w <= INT32_MAX) {
         TRY(cairn__scratch_room(&kept->places, (size_t)(g->r * g->s * b->pixels), &places));
         fill_places(g, (int32_t *)places);
         b->places = (const int32_t *)places;
@@ -273,7 +273,7 @@ cairn_status cairn__conv_by_columns(struct cairn__engine *engine, struct cairn__
                       .pixels = g->p * g->q,
                       .nbytes = cairn_dtype_nbytes(pass->in_type)};
     const bool without_copies = is_pointwise(g) && b.pixels >= 64;
-    const int64_t fit = without_copies ? 1 : MOST_COLUMNS / b.taps / b.pixels;
+    const int64_t fit = without_copies ? 1 : MAX_COLUMNS / b.taps / b.pixels;
     const int64_t most = fit < 1 ? 1 : fit > g->n ? g->n : fit; /* images of a block */
     cairn_status st = CAIRN_OK;
     TRY(make_room(&b, kept, most));

@@ -373,7 +373,7 @@ static cairn_status by_either(struct cairn__engine *e, const struct cairn__conv_
     if (st == CAIRN_OK && !x->by_columns && !x->alone) st = by_primitive(e, pass, x);
     cairn__dnnl_give_threads_back(e, before);
     if (st != CAIRN_OK || (!x->by_columns && !x->alone)) return st;
-    e->most_threads = 1;
+    e->max_threads = 1;
     return x->alone ? by_either(e, pass) : cairn__conv_by_columns(e, &e->convs->columns, pass);
 }
 
@@ -383,9 +383,9 @@ cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn
     cairn_status st = CAIRN_OK;
     if (!engine->convs) TRY(cairn__calloc(1, sizeof(*engine->convs), (void **)&engine->convs));
     const bool is_pixelwise = pass->shape.r == 1 && pass->shape.s == 1;
-    engine->most_threads = pass->what == CAIRN__CONV_WEIGHTS || is_pixelwise ? 1 : 0;
+    engine->max_threads = pass->what == CAIRN__CONV_WEIGHTS || is_pixelwise ? 1 : 0;
     st = by_either(engine, pass);
-    engine->most_threads = 0;
+    engine->max_threads = 0;
 out:
     return st;
 }

@@ -260,7 +260,7 @@ bool cairn__engine_finishes(const struct cairn__engine *engine, const struct cai
 
 /* With more threads than C has large blocks oneDNN splits k, which changes the order of sums: measured with 8 threads
  * on [128, 1024] and 16 on [1024, 768], k 1024 and 3072, with AVX2; not with fewer. */
-static int most_threads(const struct cairn__product *p) {
+static int max_threads(const struct cairn__product *p) {
     enum { BLOCK = 256 * 512 };
     const int64_t blocks = p->m * p->n / BLOCK;
     if (p->m == 1 || p->n == 1 || blocks < 1) return 1;
@@ -270,12 +270,12 @@ static int most_threads(const struct cairn__product *p) {
 cairn_status cairn__engine_product(struct cairn__engine *engine, const struct cairn__product *product) {
     cairn_status st = CAIRN_OK;
     if (!engine->products) TRY(cairn__calloc(1, sizeof(*engine->products), (void **)&engine->products));
-    const int limit = engine->most_threads, most = most_threads(product);
-    if (limit == 0 || most < limit) engine->most_threads = most;
+    const int limit = engine->max_threads, most = max_threads(product);
+    if (limit == 0 || most < limit) engine->max_threads = most;
     const int threads = cairn__dnnl_take_threads(engine);
     st = route(product)(engine, product);
     cairn__dnnl_give_threads_back(engine, threads);
-    engine->most_threads = limit;
+    engine->max_threads = limit;
 out:
     return st;
 }

@@ -26,8 +26,8 @@ static bool has_room(size_t nbytes) {
 }
 
 cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm) {
-    static atomic_int most_threads; /* that oneDNN has had in this process; 0 = it has not been called */
-    const int threads = cairn__dnnl_threads(e), before = atomic_load(&most_threads);
+    static atomic_int max_threads_had; /* that oneDNN has had in this process; 0 = it has not been called */
+    const int threads = cairn__dnnl_threads(e), before = atomic_load(&max_threads_had);
     const size_t first = before == 0 || is_first_gemm ? FIRST_NBYTES : 0;
     const size_t stacks = threads > before ? (size_t)(threads - (before ? before : 1)) * STACK_NBYTES : 0;
     const size_t nbytes = NEXT_NBYTES + first + stacks;
@@ -35,7 +35,7 @@ cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_fir
             "oneDNN needs %zu MiB for its machine code and threads, and this process gets no more memory; raise "
             "ulimit -v, or the job's limit",
             nbytes >> 20);
-    if (threads > before) atomic_store(&most_threads, threads);
+    if (threads > before) atomic_store(&max_threads_had, threads);
     return CAIRN_OK;
 }
 
@@ -48,7 +48,7 @@ void cairn__dnnl_note_fork(void) {
 
 int cairn__dnnl_threads(const struct cairn__engine *e) {
     const int threads = is_child_of_fork ? 1 : cairn__num_threads();
-    return e->most_threads > 0 && e->most_threads < threads ? e->most_threads : threads;
+    return e->max_threads > 0 && e->max_threads < threads ? e->max_threads : threads;
 }
 
 int cairn__dnnl_take_threads(const struct cairn__engine *e) {

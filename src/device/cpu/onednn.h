@@ -16,7 +16,7 @@ struct cairn__engine {
     dnnl_stream_t stream;
     struct cairn__dnnl_products *products; /* kept primitives; NULL before the first call */
     struct cairn__dnnl_convs *convs;
-    int most_threads;         /* the limit during a call where more would change the order of sums; 0 = none */
+    int max_threads;          /* the limit during a call where more would change the order of sums; 0 = none */
     int gemm_threads;         /* the most that dnnl_sgemm has had here; 0 = it was not called */
     int (*get_threads)(void); /* OpenMP's, NULL = not found */
     void (*set_threads)(int);

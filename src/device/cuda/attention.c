@@ -13,8 +13,8 @@
 #include "device/cuda/math_table.h"
 
 enum {
-    MOST_SCRATCH = 128 << 20, /* bytes of a block of scores, and what is made of them */
-    ROWS = 128,               /* rows of a block are a multiple where they are more: whole tiles of products */
+    MAX_SCRATCH = 128 << 20, /* bytes of a block of scores, and what is made of them */
+    ROWS = 128,              /* rows of a block are a multiple where they are more: whole tiles of products */
     ALIGN = 512,
 };
 
@@ -93,7 +93,7 @@ static int64_t row_nbytes(const struct work *w) {
 }
 
 static void divide(struct work *w) {
-    const int64_t fit = most(MOST_SCRATCH / row_nbytes(w), 1);
+    const int64_t fit = most(MAX_SCRATCH / row_nbytes(w), 1);
     if (fit < w->t) {
         const int64_t whole = fit < ROWS ? fit : fit / ROWS * ROWS;
         w->block_heads = 1;

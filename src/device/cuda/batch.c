@@ -6,7 +6,7 @@
 #include "device/cuda/axes.h"
 #include "device/cuda/math_table.h"
 
-enum { MOST_BATCH = 1 << 15 }; /* of one call: kernels may have the batch in a grid's z, which ends at 65535 */
+enum { MAX_BATCH = 1 << 15 }; /* of one call: kernels may have the batch in a grid's z, which ends at 65535 */
 
 static int64_t step_nbytes(const struct cairn__batch *b) {
     return b->step_c * (int64_t)cairn_dtype_nbytes(b->out_type);
@@ -32,9 +32,9 @@ cairn_status cairn__cuda_multiply(struct cairn_device *d, const struct cairn__ba
     const size_t nbytes = cairn_dtype_nbytes(b->in_type);
     cairn_status st = CAIRN_OK;
     if (b->k == 0) return b->accumulate ? CAIRN_OK : clear(d, b);
-    for (int64_t i = 0; i < b->batch; i += MOST_BATCH) {
+    for (int64_t i = 0; i < b->batch; i += MAX_BATCH) {
         struct cairn__batch part = *b;
-        part.batch = b->batch - i < MOST_BATCH ? b->batch - i : MOST_BATCH;
+        part.batch = b->batch - i < MAX_BATCH ? b->batch - i : MAX_BATCH;
         part.a = (const char *)b->a + (size_t)(i * b->step_a) * nbytes;
         part.b = (const char *)b->b + (size_t)(i * b->step_b) * nbytes;
         part.c = (char *)b->c + i * step_nbytes(b);
@@ -66,8 +66,8 @@ struct plan {
 };
 
 enum {
-    MOST_TERMS = 4,          /* of a sum, added one after another; more are copied into one product */
-    MOST_COPIED = 256 << 20, /* bytes for that */
+    MAX_TERMS = 4,          /* of a sum, added one after another; more are copied into one product */
+    MAX_COPIED = 256 << 20, /* bytes for that */
 };
 
 static struct matrix matrix_of(const struct cairn__view *v) {
@@ -205,12 +205,12 @@ static bool continues_k(const struct plan *p, int o) {
 /* Sums of many terms become part of k, by copies of the operands that do not have them there. */
 static bool fold_sums(struct cairn_device *d, struct plan *p) {
     size_t nbytes = 0;
-    if (terms_of(p) <= MOST_TERMS) return true;
+    if (terms_of(p) <= MAX_TERMS) return true;
     for (int o = A; o <= B; o++) {
         const struct copy copy = copy_of(p, o, true);
         if (!continues_k(p, o)) nbytes += cairn__view_numel(&copy.from) * cairn_dtype_nbytes(copy.from.dtype);
     }
-    if (nbytes > MOST_COPIED) return true;
+    if (nbytes > MAX_COPIED) return true;
     for (int o = A; o <= B; o++) {
         if (!continues_k(p, o) && !copy_operand(d, p, o, true)) return false;
     }

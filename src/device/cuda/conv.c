@@ -9,7 +9,7 @@
  * packs of 16 bytes, which cuBLASLt multiplies slowly, and for gradients of weights, whose sum is over all images: a
  * product for each costs more than the copy where weights are large.
  *
- * Images go in chunks whose matrices fit in MOST_SCRATCH. Columns of gradients are R, so that each result is rounded
+ * Images go in chunks whose matrices fit in MAX_SCRATCH. Columns of gradients are R, so that each result is rounded
  * once. */
 #include "device/cuda/conv.h"
 
@@ -20,7 +20,7 @@
 #include "device/cuda/math_table.h"
 
 enum {
-    MOST_SCRATCH = 256 << 20, /* bytes of a matrix of a chunk, but for one image */
+    MAX_SCRATCH = 256 << 20, /* bytes of a matrix of a chunk, but for one image */
     PACK_NBYTES = 16,
     PACK = 8, /* elements: of any type at least PACK_NBYTES */
 };
@@ -109,7 +109,7 @@ static void choose(struct job *j, enum part written) {
     /* in bytes of R, whatever the types are */
     const int64_t columns = j->with_columns ? j->taps * j->groups : 0;
     const int64_t largest = (columns > j->k ? columns : j->k) * j->pixels * nbytes_of(j->wide);
-    j->most = least(j->n, MOST_SCRATCH / largest > 0 ? MOST_SCRATCH / largest : 1);
+    j->most = least(j->n, MAX_SCRATCH / largest > 0 ? MAX_SCRATCH / largest : 1);
 }
 
 static struct chunk chunk_at(const struct job *j, int64_t first) {

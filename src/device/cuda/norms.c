@@ -42,7 +42,7 @@ enum {
     STRIP = 256,     /* columns that a block has, at most */
     RUN_BLOCKS = 2048,
     LEAST_CHUNK = 4096, /* elements of a part */
-    MOST_PARTS = 512,
+    MAX_PARTS = 512,
     WARP_RUN = 512,       /* elements of a group that a warp adds up */
     LONG_WARP_RUN = 2048, /* where there are MANY_GROUPS */
     MANY_GROUPS = 1024,
@@ -51,7 +51,7 @@ enum {
 
 static struct cairn__norm_parts columns_of(size_t rows, size_t columns) {
     struct cairn__norm_parts p = {.groups = columns, .count = rows, .n = 1, .stride = columns, .columns = true};
-    const size_t parts = within(COLUMN_BLOCKS / quotient_up(columns, STRIP), 1, MOST_PARTS);
+    const size_t parts = within(COLUMN_BLOCKS / quotient_up(columns, STRIP), 1, MAX_PARTS);
     p.chunk = quotient_up(rows, within(quotient_up(rows, LEAST_ROWS), 1, parts));
     p.parts = quotient_up(rows, p.chunk);
     return p;
@@ -61,7 +61,7 @@ static struct cairn__norm_parts runs_of(size_t groups, size_t count, size_t n, s
     struct cairn__norm_parts p = {.groups = groups, .count = count, .n = n, .stride = stride};
     const size_t length = count * n, chunk = within(quotient_up(groups * length, RUN_BLOCKS), LEAST_CHUNK, SIZE_MAX);
     p.by_warp = length <= WARP_RUN || (length <= LONG_WARP_RUN && groups >= MANY_GROUPS);
-    const size_t parts = p.by_warp ? 1 : within(quotient_up(length, chunk), 1, MOST_PARTS);
+    const size_t parts = p.by_warp ? 1 : within(quotient_up(length, chunk), 1, MAX_PARTS);
     p.chunk = quotient_up(quotient_up(length, parts), PACK) * PACK;
     p.parts = quotient_up(length, p.chunk);
     return p;
@@ -84,11 +84,11 @@ static struct cairn__norm_parts planes_of(const struct cairn__norm *norm) {
 
 /* As many teams as a large GPU has at once, but no more than 16 rows for each: these are added in f32. */
 static struct cairn__norm_teams teams_of(const struct cairn__norm *norm) {
-    enum { WARPS = CAIRN__CUDA_THREADS / 32, BLOCKS_OF_WARPS = 256, BLOCKS = 512, MOST_ROWS = 16 };
+    enum { WARPS = CAIRN__CUDA_THREADS / 32, BLOCKS_OF_WARPS = 256, BLOCKS = 512, MAX_ROWS = 16 };
     const size_t rows = (size_t)norm->outer;
     const bool by_warp = norm->channels <= CAIRN__NORM_WARP_ROW;
     struct cairn__norm_teams t = {.teams_a_block = by_warp ? WARPS : 1};
-    t.rows = within(quotient_up(rows, t.teams_a_block * (by_warp ? BLOCKS_OF_WARPS : BLOCKS)), 1, MOST_ROWS);
+    t.rows = within(quotient_up(rows, t.teams_a_block * (by_warp ? BLOCKS_OF_WARPS : BLOCKS)), 1, MAX_ROWS);
     t.blocks = quotient_up(rows, t.teams_a_block * t.rows);
     return t;
 }

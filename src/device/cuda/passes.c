@@ -8,12 +8,12 @@ enum {
     /* Elements of a list that a block takes: few enough that short lists use the whole GPU, and in long ones so many
      * that a block's search for its tensor costs nothing. */
     LEAST_CHUNK = 2048,
-    MOST_CHUNK = 32768,
+    MAX_CHUNK = 32768,
     /* Of an optimizer's list, whose blocks begin with the scalars of their tensor: more elements to each as soon as
      * every multiprocessor has some blocks. */
     LEAST_OPTIM_CHUNK = 1024,
     LEAST_SHARED_OPTIM_CHUNK = 4096,
-    MOST_OPTIM_CHUNK = 16384,
+    MAX_OPTIM_CHUNK = 16384,
     FEW_BLOCKS = 512,                /* about four for each multiprocessor of an H100 */
     LEAST_NORM_CHUNK_NBYTES = 16384, /* what a block of l2norm reads at once */
     LIST_BLOCKS = 4096,              /* some rounds of what an H100 runs at a time: 500 to 1000, as registers allow */
@@ -31,7 +31,7 @@ static struct cairn__plan plan_items(const struct cairn__item *items, size_t cou
                                .stride = sizeof(*items),
                                .count = count,
                                .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
-    plan.chunk = cairn__plan_chunk(&plan, LEAST_CHUNK, MOST_CHUNK, LIST_BLOCKS);
+    plan.chunk = cairn__plan_chunk(&plan, LEAST_CHUNK, MAX_CHUNK, LIST_BLOCKS);
     return plan;
 }
 
@@ -174,7 +174,7 @@ static struct cairn__plan plan_optim(const struct cairn__optim_item *items, size
                                .count = count,
                                .max_blocks = CAIRN__CUDA_MAX_BLOCKS};
     const size_t least = cairn__plan_chunk(&plan, LEAST_OPTIM_CHUNK, LEAST_SHARED_OPTIM_CHUNK, FEW_BLOCKS);
-    plan.chunk = cairn__plan_chunk(&plan, least, MOST_OPTIM_CHUNK, LIST_BLOCKS);
+    plan.chunk = cairn__plan_chunk(&plan, least, MAX_OPTIM_CHUNK, LIST_BLOCKS);
     return plan;
 }
 

@@ -34,7 +34,7 @@ int cairn__launch_gather_rows(struct CUstream_st *stream, void *y, const void *t
 /* ---- rows by index, backward ---- */
 
 enum {
-    CAIRN__SORT_LEAST_TILE = 1024, /* keys that a block sorts: more where there would be more blocks than MOST_TILES */
+    CAIRN__SORT_LEAST_TILE = 1024, /* keys that a block sorts: more where there would be more blocks than MAX_TILES */
     CAIRN__SORT_MOST_TILES = 256,
     CAIRN__SORT_DIGITS = 256,
     CAIRN__SCATTER_SEGMENT = 32, /* sorted uses that a thread adds up */

@@ -14,7 +14,7 @@
 
 /* Candidates lie in [FIRST_PORT, FIRST_PORT + NUM_PORTS); Linux hands out ports from 32768 on. NUM_PORTS is prime,
  * so that steps of any width reach every port once. */
-enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MOST_ANCESTORS = 64 };
+enum { FIRST_PORT = 16000, NUM_PORTS = 16381, MAX_ANCESTORS = 64 };
 
 /* The hash, followed by splitmix64's last steps, which spread it over all bits. */
 static uint64_t hash_of(const char *text) {
@@ -49,7 +49,7 @@ static int look_up_process(int pid, unsigned long long *start) {
  * this process's rank. */
 static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
     int pid = getppid();
-    for (int i = 0; i < MOST_ANCESTORS && pid > 0; i++) {
+    for (int i = 0; i < MAX_ANCESTORS && pid > 0; i++) {
         unsigned long long start = 0;
         const int parent = look_up_process(pid, &start);
         if (!cairn__var_in_process(pid, rank_name)) {
@@ -66,7 +66,7 @@ static bool find_starter(const char *rank_name, char *name, size_t nbytes) {
 /* Appends "-value" of every variable that is set. */
 static const char *join_values(const cairn__names names, char *text, size_t nbytes) {
     const char *first = NULL;
-    for (int i = 0; i < CAIRN__MOST_NAMES && names[i]; i++) {
+    for (int i = 0; i < CAIRN__MAX_NAMES && names[i]; i++) {
         const char *value = cairn__var(names[i]);
         const size_t used = strlen(text);
         if (value) snprintf(text + used, nbytes - used, "-%s", value);

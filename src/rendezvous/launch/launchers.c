@@ -72,7 +72,7 @@ const struct cairn__launcher cairn__launchers[] = {
 /* clang-format on */
 
 const char *cairn__first_set(const cairn__names names) {
-    for (int i = 0; i < CAIRN__MOST_NAMES && names[i]; i++) {
+    for (int i = 0; i < CAIRN__MAX_NAMES && names[i]; i++) {
         if (cairn__var(names[i])) return names[i];
     }
     return NULL;

@@ -9,14 +9,14 @@
 #include "core/status.h"
 #include "rendezvous/launch/parts.h"
 
-enum { MOST_SETS = 8, MOST_DIGITS = 9 };
-static const int64_t MOST_NODES = INT32_MAX;
+enum { MAX_SETS = 8, MAX_DIGITS = 9 };
+static const int64_t MAX_NODES = INT32_MAX;
 
 /* One to nine digits. */
 static bool read_number(const char **at, int64_t *value, int *width) {
     const char *p = *at;
     *value = 0;
-    for (; *p >= '0' && *p <= '9' && p - *at < MOST_DIGITS; p++) *value = *value * 10 + (*p - '0');
+    for (; *p >= '0' && *p <= '9' && p - *at < MAX_DIGITS; p++) *value = *value * 10 + (*p - '0');
     *width = (int)(p - *at);
     *at = p;
     return *width > 0;
@@ -62,7 +62,7 @@ static struct range find_in_set(const char *at, int64_t index) {
 
 struct entry {
     const char *begin, *end;
-    int64_t counts[MOST_SETS];
+    int64_t counts[MAX_SETS];
     int num_sets;
     int64_t count; /* of names */
 };
@@ -73,11 +73,11 @@ static bool read_entry(const char *at, struct entry *e) {
     while (*at && *at != ',') {
         if (*at == ']' || *at == ' ') return false;
         if (*at++ != '[') continue;
-        if (e->num_sets == MOST_SETS) return false;
+        if (e->num_sets == MAX_SETS) return false;
         const int64_t count = count_set(&at);
         if (count == 0) return false;
         e->counts[e->num_sets++] = count;
-        e->count = e->count <= MOST_NODES / count ? e->count * count : MOST_NODES;
+        e->count = e->count <= MAX_NODES / count ? e->count * count : MAX_NODES;
     }
     e->end = at;
     return at > e->begin;
@@ -85,7 +85,7 @@ static bool read_entry(const char *at, struct entry *e) {
 
 /* False if the name is too long. */
 static bool write_name(const struct entry *e, int64_t index, char *name, size_t nbytes) {
-    int64_t places[MOST_SETS];
+    int64_t places[MAX_SETS];
     for (int i = e->num_sets - 1; i >= 0; i--) {
         places[i] = index % e->counts[i];
         index /= e->counts[i];

@@ -7,10 +7,10 @@
 
 #include "rendezvous/launch/launch.h"
 
-enum { CAIRN__MOST_NAMES = 4, CAIRN__MAX_RANK = 65535, CAIRN__NOT_TOLD = -1 };
+enum { CAIRN__MAX_NAMES = 4, CAIRN__MAX_RANK = 65535, CAIRN__NOT_TOLD = -1 };
 
 /* Names of variables, of which the first that is set counts; the list ends with NULL or is full. */
-typedef const char *cairn__names[CAIRN__MOST_NAMES];
+typedef const char *cairn__names[CAIRN__MAX_NAMES];
 
 struct cairn__launcher {
     const char *name;

@@ -28,7 +28,7 @@
     "(docs/security.md)"
 
 enum { NBYTES = CAIRN__PMIX_SECRET_NBYTES, PAUSE_NS = 20000000 };
-static const double MOST_SECONDS = 1e6;
+static const double MAX_SECONDS = 1e6;
 
 /* PMIx is global, and so is this. */
 static struct {
@@ -210,7 +210,7 @@ static cairn_status judge(const struct call *c, double timeout) {
 static cairn_status share_secret(int rank, double timeout, uint8_t secret[NBYTES]) {
     struct call *c = NULL;
     cairn_status st = CAIRN_OK;
-    timeout = fmin(timeout, MOST_SECONDS);
+    timeout = fmin(timeout, MAX_SECONDS);
     TRY(prepare());
     TRY(create_call(rank, timeout, &c));
     st = start(c);

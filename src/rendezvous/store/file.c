@@ -73,11 +73,11 @@ static bool is_over(const struct file_store *f) {
 }
 
 /* Doubles the pause for the next time. */
-static void take_a_break(const struct file_store *f, int *pause_us, int most_us) {
+static void take_a_break(const struct file_store *f, int *pause_us, int max_us) {
     const uint64_t now = cairn__now_ns(), left = f->deadline > now ? f->deadline - now : 0;
     const uint64_t wanted = (uint64_t)*pause_us * 1000, pause = wanted < left ? wanted : left;
     nanosleep(&(struct timespec){.tv_sec = 0, .tv_nsec = (long)pause}, NULL);
-    *pause_us = *pause_us * 2 < most_us ? *pause_us * 2 : most_us;
+    *pause_us = *pause_us * 2 < max_us ? *pause_us * 2 : max_us;
 }
 
 /* ---- locks ---- */

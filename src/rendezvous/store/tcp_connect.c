@@ -31,7 +31,7 @@
 #include "rendezvous/store/proof.h"
 #include "rendezvous/store/tcp.h"
 
-enum { FIRST_PAUSE_MS = 10, LAST_PAUSE_MS = 1000, LAST_COUNT_PAUSE_MS = 100, MOST_KEYS = 1 << 30 };
+enum { FIRST_PAUSE_MS = 10, LAST_PAUSE_MS = 1000, LAST_COUNT_PAUSE_MS = 100, MAX_KEYS = 1 << 30 };
 
 /* Seconds for a step, doubled every round. Of several places none may use up the time of the others. */
 static const double FIRST_PATIENCE = 2.0, FIRST_OF_MANY = 0.25, LAST_PATIENCE = 30.0;
@@ -155,7 +155,7 @@ static bool are_counts(const uint8_t *bytes, size_t nbytes) {
     for (size_t i = 0; i < nbytes; i += sizeof(int64_t)) {
         int64_t count;
         memcpy(&count, bytes + i, sizeof(count));
-        if (count < 0 || count >= MOST_KEYS) return false;
+        if (count < 0 || count >= MAX_KEYS) return false;
     }
     return true;
 }
