@@ -81,14 +81,14 @@ static struct cairn__overflow merged(const struct cairn__amp_guard *g, size_t i)
 }
 
 /* Gradients that ddp has reduced have rank -1. */
-static void blame_own(struct cairn__amp_guard *g) {
+static void add_own_rank(struct cairn__amp_guard *g) {
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     for (size_t i = 0; i < (size_t)g->env->size * count; i++) {
         struct cairn__overflow one;
         memcpy(&one, (const char *)g->theirs + i * sizeof(one), sizeof(one));
         if (!one.micro_batch || one.rank < 0) continue;
-        cairn__ranks_add(&g->blamed, one.rank);
-        g->knows_blamed = true;
+        cairn__ranks_add(&g->nonfinite_ranks, one.rank);
+        g->knows_nonfinite_ranks = true;
     }
 }
 
@@ -99,7 +99,7 @@ static cairn_status exchange(struct cairn__amp_guard *g) {
     const size_t count = cairn_optimizer_num_params(g->optimizer);
     TRY(cairn__device_download(d, g->overflows, mine, count * sizeof(mine[0])));
     TRY(g->env->gather(g->env, g->theirs, (const int32_t *)(const void *)g->overflows, overflow_words(g)));
-    blame_own(g);
+    add_own_rank(g);
     for (size_t i = 0; i < count; i++) {
         const struct cairn__overflow all = merged(g, i);
         if (all.micro_batch) d->passes->store(d, &mine[i], &all, sizeof(all));
@@ -129,7 +129,7 @@ out:
     return st;
 }
 
-cairn_status cairn__guard_blame(struct cairn__amp_guard *g) {
+cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *g) {
     cairn_status st = CAIRN_OK;
     struct cairn_device *d = g->env->device;
     uint32_t skips = 0;
@@ -144,10 +144,10 @@ cairn_status cairn__guard_blame(struct cairn__amp_guard *g) {
     for (size_t i = 0; i < count && skips; i++) {
         const struct cairn__grad_listener *l = sets[i]->listener;
         bool one = false;
-        TRY(l->nonfinite_ranks(l->ctx, &g->blamed, &found, &one));
+        TRY(l->nonfinite_ranks(l->ctx, &g->nonfinite_ranks, &found, &one));
         looked &= one;
     }
-    g->knows_blamed = found && looked;
+    g->knows_nonfinite_ranks = found && looked;
 out:
     return st;
 }

@@ -79,10 +79,10 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     TRY(cairn__optimizer_prepare(g->optimizer));
     TRY(refuse(g));
     if (g->skips) check_rest(g);
-    g->knows_blamed = false;
-    g->blamed = (struct cairn__ranks){{0}};
+    g->knows_nonfinite_ranks = false;
+    g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
-    if (g->skips) TRY(cairn__guard_blame(g));
+    if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g));
     /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
      * the report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
@@ -164,8 +164,8 @@ static void where_from(const struct cairn__amp_guard *g, const struct cairn__ove
         used = snprintf(text, nbytes, ", first in micro-batch %" PRIu32 "%s", first,
                         g->checked_late ? " or before it" : "");
     }
-    if (g->knows_blamed) {
-        name_ranks(&g->blamed, text + used, nbytes - (size_t)used);
+    if (g->knows_nonfinite_ranks) {
+        name_ranks(&g->nonfinite_ranks, text + used, nbytes - (size_t)used);
     } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
@@ -241,13 +241,13 @@ static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cair
 }
 
 /* -1: none, several, or not known. */
-static int32_t only_blamed(const struct cairn__amp_guard *g) {
+static int32_t only_nonfinite_rank(const struct cairn__amp_guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
     if (sets > 1) return -1; /* ranks do not report in which set */
-    for (int r = 0; g->knows_blamed && r < CAIRN__MAX_RANKS; r++) {
-        if (cairn__ranks_has(&g->blamed, r)) {
+    for (int r = 0; g->knows_nonfinite_ranks && r < CAIRN__MAX_RANKS; r++) {
+        if (cairn__ranks_has(&g->nonfinite_ranks, r)) {
             if (rank >= 0) return -1;
             rank = r;
         }
@@ -265,8 +265,8 @@ static void remember(struct cairn__amp_guard *g, const struct cairn__overflow *o
         g->num_last = count;
     }
     memcpy(g->last, overflows, count * sizeof(g->last[0]));
-    for (size_t i = 0; i < count && only_blamed(g) >= 0; i++) {
-        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_blamed(g);
+    for (size_t i = 0; i < count && only_nonfinite_rank(g) >= 0; i++) {
+        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_nonfinite_rank(g);
     }
     g->has_last = true;
 }

@@ -31,10 +31,10 @@ struct cairn__amp_guard {
     size_t num_last;
     bool has_last;
 
-    /* If knows_blamed: ranks whose own gradients were not finite, of the step that is being skipped; empty: only the
+    /* If knows_nonfinite_ranks: ranks whose own gradients were not finite, of the skipped step; empty: only the
      * sum over the ranks is not finite. */
-    struct cairn__ranks blamed;
-    bool knows_blamed;
+    struct cairn__ranks nonfinite_ranks;
+    bool knows_nonfinite_ranks;
 
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
@@ -56,7 +56,7 @@ cairn_status cairn__guard_agree(struct cairn__amp_guard *guard);
 /* After that, on every rank: if the step will be skipped, gets from ddp, which has reduced the gradients, the ranks
  * whose own gradients overflowed. Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the
  * group. */
-cairn_status cairn__guard_blame(struct cairn__amp_guard *guard);
+cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *guard);
 
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__amp_guard **guard);

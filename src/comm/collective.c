@@ -31,7 +31,7 @@ struct arguments {
     cairn_dtype dtype;
     cairn_redop op;
     int root; /* as that of struct cairn__call */
-    struct cairn__blame *blame;
+    struct cairn__nonfinite *nonfinite;
 };
 
 /* An array of this call; nbytes 0 where there is none. */
@@ -130,7 +130,7 @@ static cairn_status run(cairn_group *group, const struct arguments *a, cairn_wor
                                                     .redop = (uint8_t)a->op},
                                            .dst = idle ? NULL : a->dst,
                                            .src = is_root ? a->dst : a->src,
-                                           .blame = a->blame};
+                                           .nonfinite = a->nonfinite};
     TRY(cairn__group_post(group, &request, work));
 out:
     return st;
@@ -149,10 +149,10 @@ cairn_status cairn_allreduce_into(cairn_group *group, void *dst, const void *src
 }
 
 cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
-                                  struct cairn__blame *blame, cairn_work **work) {
+                                  struct cairn__nonfinite *nonfinite, cairn_work **work) {
     const int over = divisor == group->size ? 0 : divisor;
     const cairn_redop op = divisor ? CAIRN_AVG : CAIRN_SUM;
-    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, op, over, blame}, work);
+    return run(group, &(struct arguments){CAIRN__ALLREDUCE, x, x, n, dtype, op, over, nonfinite}, work);
 }
 
 cairn_status cairn_reduce(cairn_group *group, void *dst, const void *src, size_t n, cairn_dtype dtype, cairn_redop op,

@@ -219,8 +219,8 @@ bool cairn__group_checks_results(const cairn_group *group) {
     return group->backend->checks_results;
 }
 
-bool cairn__group_blames(const cairn_group *group) {
-    return group->backend->blames;
+bool cairn__group_finds_nonfinite(const cairn_group *group) {
+    return group->backend->finds_nonfinite;
 }
 
 /* ---- group memory ---- */

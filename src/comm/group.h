@@ -4,7 +4,7 @@
 
 #include "cairn/dist.h"
 #include "cairn/store.h"
-#include "comm/blame.h"
+#include "comm/nonfinite.h"
 #include "device/device.h"
 
 /* How the ranks of one group find each other. */
@@ -64,14 +64,14 @@ cairn_status cairn__work_finish_timed(cairn_work **work, uint32_t *found, uint64
  * the others bring zeros. Otherwise as cairn_allreduce to CAIRN_AVG, which is a divisor of the size, bit for bit; nccl
  * multiplies an f32 sum by 1/divisor. 0: the sum itself. f32, f16, bf16. The same divisor on every rank.
  *
- * blame (NULL on every rank, or on none; must outlive the work) gets the ranks whose x had an infinity or a NaN, if
- * cairn__group_blames. Then the reduction takes longer. */
+ * nonfinite (NULL on every rank, or on none; must outlive the work) gets the ranks whose x had an infinity or a NaN, if
+ * cairn__group_finds_nonfinite. Then the reduction takes longer. */
 cairn_status cairn__group_average(cairn_group *group, void *x, size_t n, cairn_dtype dtype, int divisor,
-                                  struct cairn__blame *blame, cairn_work **work);
+                                  struct cairn__nonfinite *nonfinite, cairn_work **work);
 
-/* Whether the backend fills blame: with cairn__group_checks_results equally on every rank, else on each rank for the
+/* Whether the backend fills nonfinite: with cairn__group_checks_results alike on all ranks, else on each rank for the
  * elements that it reduced itself. nccl does not. */
-bool cairn__group_blames(const cairn_group *group);
+bool cairn__group_finds_nonfinite(const cairn_group *group);
 
 /* all [size * nbytes] gets every rank's mine [nbytes], memory of the host whatever the group's device. Collective;
  * waits. */

@@ -19,7 +19,7 @@ struct cairn__request {
     void *dst;       /* where results go; equal to src for what is done in place; NULL where this rank gets nothing */
     const void *src; /* NULL where this rank gives nothing */
     uint32_t found;  /* this rank's own, for CAIRN__AGREE */
-    struct cairn__blame *blame; /* gets the ranks with infinite or NaN sources; NULL = not wanted */
+    struct cairn__nonfinite *nonfinite; /* gets the ranks with infinite or NaN sources; NULL = not wanted */
 };
 
 struct cairn_work {
@@ -34,11 +34,11 @@ struct cairn_work {
 
 /* Every function is required but for those marked. A status of CAIRN_EPEER or CAIRN_ETIMEOUT kills the group. */
 struct cairn__group_backend {
-    const char *name;    /* in options, logs and cairn_group_backend */
-    bool checks_results; /* an all-reduce checks its results for inf and NaN */
-    bool blames;         /* fills request.blame: on every rank alike if checks_results, else of what the rank reduced */
-    bool keeps_store;    /* family->store is used after creation */
-    int files;           /* (optional: a group opens none) beside one for each of its ranks */
+    const char *name;     /* in options, logs and cairn_group_backend */
+    bool checks_results;  /* an all-reduce checks its results for inf and NaN */
+    bool finds_nonfinite; /* fills request.nonfinite: all ranks alike if checks_results, else of what each reduced */
+    bool keeps_store;     /* family->store is used after creation */
+    int files;            /* (optional: a group opens none) beside one for each of its ranks */
     /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the
      * reason as the last error, CAIRN_ENOTBUILT with the meson option where it is not in this build. */
     cairn_status (*probe)(const struct cairn__group_create_options *options);

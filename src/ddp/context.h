@@ -7,7 +7,7 @@
  *   unused.c    which parameters take part in a backward, here and on the other ranks
  *   local.c     no_sync, and ddp_reduce
  *   raw.c       parameters in the user's memory
- *   blame.c     ranks whose own gradients were infinite or NaN
+ *   nonfinite.c ranks whose own gradients were infinite or NaN
  *   join.c      uneven inputs
  *   hooks.c     communication hooks
  *   buffers.c   rank 0's buffers to all
@@ -22,7 +22,7 @@
 #define CAIRN__DDP_CONTEXT_H
 
 #include "cairn/ddp.h"
-#include "comm/blame.h"
+#include "comm/nonfinite.h"
 #include "ddp/logging.h"
 #include "ddp/plan.h"
 #include "nn/hooks.h"
@@ -87,26 +87,26 @@ struct ddp_context {
     size_t num_arrived;
     size_t *planned; /* [num_planned] rank 0's order that the buckets were planned anew in; 0 = they were not */
     size_t num_planned;
-    int64_t *listed;            /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
-    int64_t backwards;          /* that were reduced, those of the training that was loaded included */
-    bool has_reduced;           /* a backward of this context */
-    bool running;               /* a backward has begun */
-    bool settling;              /* and computes nothing more */
-    bool rebuilt;               /* buckets are as they will stay */
-    bool no_sync;               /* gradients stay on this rank */
-    bool reducer;               /* always, until ddp_reduce */
-    bool knows_graph;           /* slots' in_graph was found out */
-    bool all_know_graph;        /* on every rank, and so used_first */
-    uint8_t *maps;              /* unused.c's */
-    void *buffers;              /* group memory: the model's, packed; NULL = not yet, or there are none */
-    bool warned_of_buffers;     /* the notice about buffers under no_grad has been logged */
-    struct cairn__blame blame;  /* of the backwards since the gradients were last forgotten */
-    bool checks_sources, blind; /* this backward fills blame; one of those backwards did not */
-    int checks_left;            /* backwards that will still fill blame */
-    float last_factor;          /* 1/S of the last backward */
-    int active;                 /* ranks with input, of the last ddp_join; the size where there was none */
-    int buffers_root;           /* whose buffers are sent: 0, or the lowest rank with input */
-    bool zero_loss;             /* the backward now coming is of a loss of this rank's that reaches all and uses none */
+    int64_t *listed;        /* [set->count] that order in parameters, as a list of entries has it; NULL = not yet */
+    int64_t backwards;      /* that were reduced, those of the training that was loaded included */
+    bool has_reduced;       /* a backward of this context */
+    bool running;           /* a backward has begun */
+    bool settling;          /* and computes nothing more */
+    bool rebuilt;           /* buckets are as they will stay */
+    bool no_sync;           /* gradients stay on this rank */
+    bool reducer;           /* always, until ddp_reduce */
+    bool knows_graph;       /* slots' in_graph was found out */
+    bool all_know_graph;    /* on every rank, and so used_first */
+    uint8_t *maps;          /* unused.c's */
+    void *buffers;          /* group memory: the model's, packed; NULL = not yet, or there are none */
+    bool warned_of_buffers; /* the notice about buffers under no_grad has been logged */
+    struct cairn__nonfinite nonfinite; /* of the backwards since the gradients were last forgotten */
+    bool checks_sources, blind;        /* this backward fills nonfinite; one of those backwards did not */
+    int checks_left;                   /* backwards that will still fill nonfinite */
+    float last_factor;                 /* 1/S of the last backward */
+    int active;                        /* ranks with input, of the last ddp_join; the size where there was none */
+    int buffers_root;                  /* whose buffers are sent: 0, or the lowest rank with input */
+    bool zero_loss; /* the backward now coming is of a loss of this rank's that reaches all and uses none */
     struct cairn__ddp_times times;
     struct cairn__ddp_log log;
     cairn_status status; /* first failure of this backward */
@@ -234,12 +234,12 @@ cairn_status cairn__ddp_unused_settle(struct ddp_context *d);
 /* Frees its memory: the context ends, or has other slots. */
 void cairn__ddp_unused_end(struct ddp_context *d);
 
-/* ---- blame.c ---- */
+/* ---- nonfinite.c ---- */
 
-/* A backward begins: decides whether its reductions fill d->blame. */
-void cairn__ddp_blame_begin(struct ddp_context *d);
+/* A backward begins: decides whether its reductions fill d->nonfinite. */
+void cairn__ddp_nonfinite_begin(struct ddp_context *d);
 /* For reductions of this backward; NULL = not wanted. */
-struct cairn__blame *cairn__ddp_blame(struct ddp_context *d);
+struct cairn__nonfinite *cairn__ddp_nonfinite_sources(struct ddp_context *d);
 /* The listener's nonfinite_ranks. */
 cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, bool *found, bool *checked);
 

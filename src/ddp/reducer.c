@@ -306,7 +306,8 @@ static cairn_status add_up(struct ddp_context *d, const struct ddp_bucket *bucke
     if (weight != 1)
         device_of(d)->passes->mul_scalar(device_of(d), bucket->dtype, bucket->buffer, bucket->buffer, bucket->n,
                                          weight);
-    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0, cairn__ddp_blame(d), work);
+    return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, 0,
+                                cairn__ddp_nonfinite_sources(d), work);
 }
 
 /* The divisor of an average. */
@@ -318,7 +319,7 @@ static int divisor_of(const struct ddp_context *d) {
 static cairn_status reduce(struct ddp_context *d, const struct ddp_bucket *bucket, cairn_work **work) {
     if (d->options.gradient_average == CAIRN_OFF) return add_up(d, bucket, work);
     return cairn__group_average(d->channel, bucket->buffer, bucket->n, bucket->dtype, divisor_of(d),
-                                cairn__ddp_blame(d), work);
+                                cairn__ddp_nonfinite_sources(d), work);
 }
 
 static cairn_status launch(struct ddp_context *d, size_t b) {
@@ -485,7 +486,7 @@ cairn_status cairn__ddp_begin(struct ddp_context *d) {
     if (st == CAIRN_OK && !d->model) st = cairn__ddp_rebuild(d);
     d->running = true;
     d->num_arrived = 0;
-    cairn__ddp_blame_begin(d);
+    cairn__ddp_nonfinite_begin(d);
     if (st == CAIRN_OK) st = send_losses(d);
     return st == CAIRN_OK ? cairn__ddp_unused_begin(d) : st;
 }

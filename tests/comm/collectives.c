@@ -388,25 +388,25 @@ static char *found_by_all(cairn_group *group, void *ctx) {
 }
 
 /* Ranks of which bit r of whose is set have an infinity in an average of x [n], wherever in it. */
-static char *check_blame(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, unsigned whose) {
+static char *check_nonfinite(cairn_group *group, void *x, void *plain, size_t n, cairn_dtype dtype, unsigned whose) {
     const int p = cairn_group_size(group), rank = cairn_group_rank(group);
-    struct cairn__blame blame = {.found = 0}, all[MAX_RANKS];
+    struct cairn__nonfinite nonfinite = {.found = 0}, all[MAX_RANKS];
     for (size_t i = 0; i < n; i++) put_value(x, i, dtype, (double)((int)(i * 7 % 1001) - 500 + rank) / 8);
     if (whose >> rank & 1) put_value(x, (size_t)rank * 7919 % n, dtype, (double)(rank % 2 ? INFINITY : NAN));
     memcpy(plain, x, n * cairn_dtype_nbytes(dtype));
     EXPECT_OK(cairn__group_average(group, plain, n, dtype, p, NULL, NULL));
-    EXPECT_OK(cairn__group_average(group, x, n, dtype, p, &blame, NULL));
+    EXPECT_OK(cairn__group_average(group, x, n, dtype, p, &nonfinite, NULL));
     EXPECT(memcmp(x, plain, n * cairn_dtype_nbytes(dtype)) == 0);
-    EXPECT_OK(cairn__group_exchange(group, all, &blame, sizeof(blame)));
+    EXPECT_OK(cairn__group_exchange(group, all, &nonfinite, sizeof(nonfinite)));
     for (int r = 0; r < p; r++) {
-        if (cairn__group_checks_results(group)) EXPECT(memcmp(&all[r], &blame, sizeof(blame)) == 0);
-        cairn__blame_unite(&blame, &all[r]);
+        if (cairn__group_checks_results(group)) EXPECT(memcmp(&all[r], &nonfinite, sizeof(nonfinite)) == 0);
+        cairn__nonfinite_unite(&nonfinite, &all[r]);
     }
-    EXPECT(blame.found == (whose != 0) && blame.ranks.bits[0] == whose);
+    EXPECT(nonfinite.found == (whose != 0) && nonfinite.ranks.bits[0] == whose);
     return NULL;
 }
 
-static char *blamed_by_all(cairn_group *group, void *ctx) {
+static char *nonfinite_ranks_are_told(cairn_group *group, void *ctx) {
     (void)ctx;
     enum { MOST = 70001 };
     static const cairn_dtype floats[] = {CAIRN_F32, CAIRN_F16, CAIRN_BF16};
@@ -414,13 +414,14 @@ static char *blamed_by_all(cairn_group *group, void *ctx) {
     static const unsigned masks[] = {0, 2, 5, ~0u};
     const unsigned all_ranks = (1u << cairn_group_size(group)) - 1;
     struct room room;
-    if (!cairn__group_blames(group)) return NULL;
+    if (!cairn__group_finds_nonfinite(group)) return NULL;
     PASS(room_open(group, &room, 1, MOST * sizeof(double)));
     for (int t = 0; t < 3; t++) {
         for (int s = 0; s < 4; s++) {
             void *const x = s % 2 ? room.registered : room.ordinary, *const other =
                                                                          s % 2 ? room.ordinary : room.registered;
-            for (int w = 0; w < 4; w++) PASS(check_blame(group, x, other, sizes[s], floats[t], masks[w] & all_ranks));
+            for (int w = 0; w < 4; w++)
+                PASS(check_nonfinite(group, x, other, sizes[s], floats[t], masks[w] & all_ranks));
         }
     }
     return room_close(group, &room);
@@ -798,7 +799,7 @@ const struct collectives_case collectives_cases[] = {
     {"least_and_greatest_of_odd_numbers_are_defined", least_and_greatest},
     {"integers_wrap_around", integers_wrap_around},
     {"infinities_are_found_by_backends_that_look", found_by_all},
-    {"averages_tell_whose_numbers_were_infinite", blamed_by_all},
+    {"averages_tell_whose_numbers_were_infinite", nonfinite_ranks_are_told},
     {"mixed_collectives_one_after_the_other_agree", one_after_the_other},
     {"mixed_collectives_on_two_channels_agree", mixtures_on_two_channels},
     {"many_works_complete_in_any_order_of_waiting", many_outstanding},

@@ -417,7 +417,7 @@ out:
 
 #define EXCHANGE(called, its_probe, its_files)                                                                       \
     {                                                                                                                \
-        .name = called, .checks_results = false, .blames = true, .keeps_store = true, .files = its_files,            \
+        .name = called, .checks_results = false, .finds_nonfinite = true, .keeps_store = true, .files = its_files,   \
         .probe = its_probe, .create = create, .derive = derive, .destroy = destroy, .alloc = alloc, .free = release, \
         .post = post, .progress = progress, .wait = wait, .give_up = give_up,                                        \
     }

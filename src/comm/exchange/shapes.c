@@ -78,9 +78,9 @@ static void combine(struct exchange *x, const struct flow *f, void *dst, struct 
     const enum cairn__reduction reduction = reductions[q->call.redop];
     const float divisor = (float)cairn__call_divisor(&q->call, p);
     const size_t n = own.nbytes / type_nbytes(f);
-    if (q->blame) {
-        cairn__reduce_and_blame(x->kernels, reduction, (cairn_dtype)q->call.dtype, &dst, 1, x->srcs, p, n, divisor,
-                                q->blame);
+    if (q->nonfinite) {
+        cairn__reduce_and_find_nonfinite(x->kernels, reduction, (cairn_dtype)q->call.dtype, &dst, 1, x->srcs, p, n,
+                                         divisor, q->nonfinite);
     } else {
         x->kernels->reduce[reduction][q->call.dtype](&dst, 1, x->srcs, p, n, divisor, &found);
     }

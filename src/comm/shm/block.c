@@ -154,12 +154,12 @@ static void combine(struct cairn__shm *s, struct shm_op *op, size_t n, int num_d
     const struct cairn__call *call = call_of(op);
     const float divisor = (float)cairn__call_divisor(call, s->size);
     const cairn__reduce_fn reduce = s->kernels->reduce[reductions[call->redop]][call->dtype];
-    if (n > 0 && op->work->request.blame) {
-        struct cairn__blame blame = {.found = 0};
-        cairn__reduce_and_blame(s->kernels, reductions[call->redop], (cairn_dtype)call->dtype, s->dsts, num_dsts,
-                                s->srcs, s->size, n, divisor, &blame);
-        op->found |= blame.found;
-        cairn__ranks_unite(shm_culprits(s, s->rank, call->number), &blame.ranks);
+    if (n > 0 && op->work->request.nonfinite) {
+        struct cairn__nonfinite nonfinite = {.found = 0};
+        cairn__reduce_and_find_nonfinite(s->kernels, reductions[call->redop], (cairn_dtype)call->dtype, s->dsts,
+                                         num_dsts, s->srcs, s->size, n, divisor, &nonfinite);
+        op->found |= nonfinite.found;
+        cairn__ranks_unite(shm_nonfinite_ranks(s, s->rank, call->number), &nonfinite.ranks);
     } else if (n > 0) {
         reduce(s->dsts, num_dsts, s->srcs, s->size, n, divisor, &op->found);
     }

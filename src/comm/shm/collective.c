@@ -37,7 +37,7 @@ static void publish(struct cairn__shm *s, cairn_work *work) {
     struct shm_op *op = shm_op(s, s->posted);
     *op = (struct shm_op){.work = work, .slot = shm_slot(s, s->rank, s->posted)};
     fill_slot(s, &work->request, op->slot);
-    if (work->request.blame) *shm_culprits(s, s->rank, s->posted) = (struct cairn__ranks){{0}};
+    if (work->request.nonfinite) *shm_nonfinite_ranks(s, s->rank, s->posted) = (struct cairn__ranks){{0}};
     s->posted++;
     s->clock.since = 0;
     atomic_store(&op->slot->ticket, s->posted);
@@ -169,9 +169,10 @@ static bool finish(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
     }
     for (int p = 0; p < s->size && op->nsteps > 0; p++)
         found |= atomic_load(&shm_lane(s, p)->found) >> (number % SHM_OUTSTANDING) & 1;
-    struct cairn__blame *blame = op->work->request.blame;
-    if (blame) blame->found |= found;
-    for (int p = 0; p < s->size && blame && found; p++) cairn__ranks_unite(&blame->ranks, shm_culprits(s, p, number));
+    struct cairn__nonfinite *nonfinite = op->work->request.nonfinite;
+    if (nonfinite) nonfinite->found |= found;
+    for (int p = 0; p < s->size && nonfinite && found; p++)
+        cairn__ranks_unite(&nonfinite->ranks, shm_nonfinite_ranks(s, p, number));
     cairn__work_complete(op->work, found);
     shm_move(s, &s->clock);
     return true;

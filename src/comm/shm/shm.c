@@ -177,7 +177,7 @@ static void shm_destroy(cairn_group *group) {
 const struct cairn__group_backend cairn__group_shm = {
     .name = "shm",
     .checks_results = true,
-    .blames = true,
+    .finds_nonfinite = true,
     .create = shm_create,
     .derive = shm_derive,
     .destroy = shm_destroy,

@@ -78,7 +78,7 @@ struct shm_lane {
     struct shm_stuck stuck;     /* in any group of the family; of the family's first group */
     cpu_set_t processors; /* that this rank may run on; of the family's first group, written before its first barrier */
     alignas(SHM_LINE) struct shm_slot slots[SHM_SLOTS];
-    struct cairn__ranks culprits[SHM_SLOTS]; /* ranks whose source this rank found non-finite, for calls with blame */
+    struct cairn__ranks nonfinite_ranks[SHM_SLOTS]; /* whose sources this rank found non-finite; if a call asks */
 };
 
 /* Of a whole family: its first group's. */
@@ -213,8 +213,8 @@ static inline struct shm_slot *shm_slot(const struct cairn__shm *s, int rank, ui
     return &s->control->lanes[rank].slots[number % SHM_SLOTS];
 }
 
-static inline struct cairn__ranks *shm_culprits(const struct cairn__shm *s, int rank, uint64_t number) {
-    return &s->control->lanes[rank].culprits[number % SHM_SLOTS];
+static inline struct cairn__ranks *shm_nonfinite_ranks(const struct cairn__shm *s, int rank, uint64_t number) {
+    return &s->control->lanes[rank].nonfinite_ranks[number % SHM_SLOTS];
 }
 
 static inline struct shm_op *shm_op(struct cairn__shm *s, uint64_t number) {

@@ -12,7 +12,7 @@ enum { CHECKS = 8 /* backwards */ };
 
 static bool can_check(const struct ddp_context *d) {
     const bool skips = d->set->scale || d->set->amp; /* steps may be skipped */
-    return skips && cairn__group_blames(d->channel) && cairn_group_size(d->channel) > 1 && !d->hook.begin;
+    return skips && cairn__group_finds_nonfinite(d->channel) && cairn_group_size(d->channel) > 1 && !d->hook.begin;
 }
 
 static bool has_gradients(const struct ddp_context *d) {
@@ -22,14 +22,14 @@ static bool has_gradients(const struct ddp_context *d) {
     return false;
 }
 
-void cairn__ddp_blame_begin(struct ddp_context *d) {
+void cairn__ddp_nonfinite_begin(struct ddp_context *d) {
     if (!has_gradients(d)) {
-        d->blame = (struct cairn__blame){0};
+        d->nonfinite = (struct cairn__nonfinite){0};
         d->blind = false;
     }
     d->checks_sources = can_check(d);
     if (d->checks_sources) {
-        const float factor = d->set->scale ? d->set->scale->factor : 1; /* backends that blame are for host memory */
+        const float factor = d->set->scale ? d->set->scale->factor : 1; /* in host memory, as such backends are */
         if (!d->has_reduced || factor < d->last_factor) d->checks_left = CHECKS;
         d->last_factor = factor;
         d->checks_sources = d->checks_left > 0;
@@ -38,8 +38,8 @@ void cairn__ddp_blame_begin(struct ddp_context *d) {
     d->blind |= !d->checks_sources;
 }
 
-struct cairn__blame *cairn__ddp_blame(struct ddp_context *d) {
-    return d->checks_sources ? &d->blame : NULL;
+struct cairn__nonfinite *cairn__ddp_nonfinite_sources(struct ddp_context *d) {
+    return d->checks_sources ? &d->nonfinite : NULL;
 }
 
 /* Unsynced gradients: each rank decides on its own step then, and others may not skip theirs. */
@@ -54,10 +54,10 @@ static bool is_unsynced(const struct ddp_context *d) {
 
 /* Each rank has seen the sources of what it reduced itself. */
 static cairn_status unite(struct ddp_context *d) {
-    struct cairn__blame all[CAIRN__MAX_RANKS];
+    struct cairn__nonfinite all[CAIRN__MAX_RANKS];
     cairn_status st = CAIRN_OK;
-    TRY(cairn__group_exchange(d->channel, all, &d->blame, sizeof(d->blame)));
-    for (int r = 0; r < cairn_group_size(d->channel); r++) cairn__blame_unite(&d->blame, &all[r]);
+    TRY(cairn__group_exchange(d->channel, all, &d->nonfinite, sizeof(d->nonfinite)));
+    for (int r = 0; r < cairn_group_size(d->channel); r++) cairn__nonfinite_unite(&d->nonfinite, &all[r]);
 out:
     return st;
 }
@@ -71,9 +71,9 @@ cairn_status cairn__ddp_nonfinite_ranks(void *ctx, struct cairn__ranks *ranks, b
     if (d->blind) return CAIRN_OK;
     if (!cairn__group_checks_results(d->channel)) TRY(unite(d));
     *checked = true;
-    *found |= d->blame.found != 0;
+    *found |= d->nonfinite.found != 0;
     for (int r = 0; r < cairn_group_size(d->channel); r++) {
-        if (cairn__ranks_has(&d->blame.ranks, r)) cairn__ranks_add(ranks, cairn_group_env_rank(d->channel, r));
+        if (cairn__ranks_has(&d->nonfinite.ranks, r)) cairn__ranks_add(ranks, cairn_group_env_rank(d->channel, r));
     }
 out:
     return st;

@@ -1,4 +1,4 @@
-#include "comm/blame.h"
+#include "comm/nonfinite.h"
 
 #include <stdalign.h>
 #include <string.h>
@@ -16,9 +16,9 @@ static void look_at(const struct cairn__kernels *kernels, cairn_dtype dtype, con
     }
 }
 
-void cairn__reduce_and_blame(const struct cairn__kernels *kernels, enum cairn__reduction reduction, cairn_dtype dtype,
-                             void *const *dsts, int num_dsts, const void *const *srcs, int p, size_t n, float divisor,
-                             struct cairn__blame *blame) {
+void cairn__reduce_and_find_nonfinite(const struct cairn__kernels *kernels, enum cairn__reduction reduction,
+                                      cairn_dtype dtype, void *const *dsts, int num_dsts, const void *const *srcs,
+                                      int p, size_t n, float divisor, struct cairn__nonfinite *nonfinite) {
     const cairn__reduce_fn reduce = kernels->reduce[reduction][dtype];
     const size_t width = cairn_dtype_nbytes(dtype), most = CHUNK_NBYTES / width;
     alignas(64) char result[CHUNK_NBYTES];
@@ -28,8 +28,8 @@ void cairn__reduce_and_blame(const struct cairn__kernels *kernels, enum cairn__r
         uint32_t here = 0;
         for (int r = 0; r < p; r++) from[r] = (const char *)srcs[r] + i * width;
         reduce((void *const[1]){result}, 1, from, p, count, divisor, &here);
-        if (here) look_at(kernels, dtype, from, p, count, &blame->ranks);
+        if (here) look_at(kernels, dtype, from, p, count, &nonfinite->ranks);
         for (int j = 0; j < num_dsts; j++) memcpy((char *)dsts[j] + i * width, result, count * width);
-        blame->found |= here;
+        nonfinite->found |= here;
     }
 }
