@@ -2,8 +2,8 @@
 
 #include <signal.h>
 #include <stdio.h>
-#include <time.h>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/status.h"
 
@@ -50,18 +50,8 @@ cairn_status cairn__task_join(struct cairn__task *task) {
     return task->status == CAIRN_OK ? CAIRN_OK : cairn__fail(task->status, "%s", task->error);
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static bool has_ended(struct cairn__task *task, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    const double end = (double)until.tv_nsec * 1e-9 + seconds;
-    until.tv_sec += (time_t)end;
-    until.tv_nsec = (long)((end - (double)(time_t)end) * 1e9);
+    const struct timespec until = cairn__clock_in(seconds);
     pthread_mutex_lock(&task->lock);
     while (!task->ended && pthread_cond_timedwait(&task->end, &task->lock, &until) == 0) {}
     const bool ended = task->ended;
@@ -75,14 +65,14 @@ cairn_status cairn__group_await(cairn_group *group, const char *call, struct cai
     const double timeout = cairn__group_timeout(group), round = timeout < 4 * ROUND ? timeout / 4 : ROUND;
     const int size = cairn_group_size(group);
     int32_t all[CAIRN__MAX_RANKS], mine;
-    double said = now();
+    double said = cairn__clock_seconds();
     cairn_status st = CAIRN_OK;
     for (int working = 0; working < size;) {
         all[0] = mine = has_ended(task, round);
         if (size > 1) TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
         for (working = 0; working < size && all[working]; working++) continue;
-        if (working == size || now() - said < timeout) continue;
-        said = now();
+        if (working == size || cairn__clock_seconds() - said < timeout) continue;
+        said = cairn__clock_seconds();
         if (cairn_group_rank(group) == 0)
             cairn__log(CAIRN_LOG_WARNING, "%s: rank %d still reads or writes after %.0f s more", call, working,
                        timeout);

@@ -23,6 +23,7 @@
 
 #include "comm/task.h"
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/hash.h"
 #include "core/log.h"
 #include "core/options.h"
@@ -309,12 +310,6 @@ out:
 
 /* ---- publish ---- */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* How much of the rank's file there is: it still writes if that grows. The file is opened, since a network file system
  * may remember an older size of a file that is not. */
 static int64_t written_by(const struct cairn__save *save, int rank) {
@@ -334,7 +329,7 @@ static cairn_status wait_for_rank(const struct cairn__save *save, int rank, stru
     char *text = NULL;
     struct timespec pause = {0, 1000000};
     int64_t written = -2;
-    double since = now();
+    double since = cairn__clock_seconds();
     sign_path(save, rank, "done", done);
     sign_path(save, rank, "failed", failed);
     while (access(done, F_OK) != 0) {
@@ -346,11 +341,11 @@ static cairn_status wait_for_rank(const struct cairn__save *save, int rank, stru
             return peer;
         }
         const int64_t is = written_by(save, rank);
-        if (is != written) since = now();
+        if (is != written) since = cairn__clock_seconds();
         written = is;
         REQUIRE(!atomic_load(&save->peer_failed), CAIRN_EPEER, "cairn_state_save: a rank failed before %s was whole",
                 save->path);
-        REQUIRE(now() - since < save->timeout, CAIRN_ETIMEOUT,
+        REQUIRE(cairn__clock_seconds() - since < save->timeout, CAIRN_ETIMEOUT,
                 "cairn_state_save: rank %d has not written its part of %s for %.0f s: does it see this folder?", rank,
                 save->path, save->timeout);
         nanosleep(&pause, NULL);

@@ -39,18 +39,12 @@ static const double FIRST_CHECK =
 
 /* ---- waiting ---- */
 
-/* Adds the time since the last poll, in which nothing moved. */
 static bool stalled_too_long(struct exchange *x, double timeout) {
-    const uint64_t now = cairn__now_ns();
-    const double passed = x->last_look ? (double)(now - x->last_look) * 1e-9 : 0;
-    x->last_look = now;
-    x->stalled += passed < LONGEST_GAP ? passed : LONGEST_GAP;
-    return x->stalled > timeout;
+    return cairn__stall_poll(&x->stall, LONGEST_GAP) > timeout;
 }
 
 static void reset_stall(struct exchange *x) {
-    x->stalled = 0;
-    x->last_look = 0;
+    cairn__stall_reset(&x->stall);
     x->doubt = FIRST_CHECK;
 }
 
@@ -117,8 +111,8 @@ static void abort_engines(const struct exchange *x) {
 
 /* call: the one this rank waits in. Others under way may finish without it. */
 static cairn_status check_deadlock(struct exchange *x, const struct cairn__call *call) {
-    if (x->stalled < x->doubt) return CAIRN_OK;
-    x->doubt = 2 * x->stalled;
+    if (x->stall.seconds < x->doubt) return CAIRN_OK;
+    x->doubt = 2 * x->stall.seconds;
     return cairn__find_deadlock(x->group, call);
 }
 

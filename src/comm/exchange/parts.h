@@ -8,6 +8,7 @@
 #define CAIRN__COMM_EXCHANGE_PARTS_H
 
 #include "comm/exchange/exchange.h"
+#include "core/clock.h"
 #include "kernels/kernels.h"
 
 enum { EXCHANGE_AHEAD = 2 /* blocks whose first transfer may be under way */ };
@@ -69,10 +70,9 @@ struct exchange {
     size_t stride;
     void **blocks; /* group memory; NULL where one was freed */
     size_t num_blocks, blocks_capacity;
-    bool moved;          /* in this step */
-    double stalled;      /* seconds that were waited since something moved */
-    double doubt;        /* stalled at which to check for a deadlock next */
-    uint64_t last_look;  /* ns; 0 = moved then */
+    bool moved; /* in this step */
+    struct cairn__stall stall;
+    double doubt;        /* seconds of the stall at which to check for a deadlock next */
     cairn_status failed; /* of a step in post, for the next poll to return; ... */
     char failure[900];   /* ... its sentence */
 };

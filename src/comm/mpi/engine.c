@@ -187,7 +187,7 @@ static cairn_status hear(struct cairn__engine *e) {
         struct mpi_peer *peer = find_peer(e, status.MPI_SOURCE);
         if (!peer) continue;
         peer->word = (enum word)word;
-        peer->since = cairn__mpi_seconds();
+        peer->since = cairn__clock_seconds();
         e->missing = true;
     }
 out:
@@ -199,7 +199,7 @@ static cairn_status look_for_missing(struct cairn__engine *e, const struct cairn
     for (int i = 0; i < m->count; i++) {
         const struct mpi_peer *peer = &e->peers[m->peers[i]];
         int done = 0;
-        if (!peer->word || (peer->word == LEFT && cairn__mpi_seconds() - peer->since < LAST_MESSAGES)) continue;
+        if (!peer->word || (peer->word == LEFT && cairn__clock_seconds() - peer->since < LAST_MESSAGES)) continue;
         cairn_status st =
             cairn__mpi_check(MPI_Request_get_status(m->requests[i], &done, MPI_STATUS_IGNORE), "test a transfer");
         if (st != CAIRN_OK) return st;
@@ -488,11 +488,11 @@ static void warn(const struct cairn__engine *e, double waited) {
 }
 
 void cairn__mpi_await_others(void) {
-    const double begin = cairn__mpi_seconds();
+    const double begin = cairn__clock_seconds();
     const struct cairn__engine *e = unfinished();
     bool has_warned = false;
     for (int idle = 0; e && !has_warned; e = unfinished(), idle++) {
-        const double waited = cairn__mpi_seconds() - begin;
+        const double waited = cairn__clock_seconds() - begin;
         has_warned = waited >= e->timeout;
         if (has_warned) warn(e, waited);
         cairn__mpi_rest(idle);

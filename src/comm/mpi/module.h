@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "comm/exchange/engine.h"
+#include "core/clock.h"
 
 /* Of a group; the tags of another begin TAGS later. */
 enum {
@@ -62,22 +63,15 @@ struct cairn__moving {
     int root, tag;
 };
 
-/* Of the clock that nobody sets. */
-static inline double cairn__mpi_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* ---- watch.c ---- */
 
 /* The clock of a rank that waits for all others before they have a group. */
 struct cairn__mpi_watch {
     const struct cairn__engine_options *options;
-    double waited; /* s, without the time in which this rank was stopped */
-    double last, next_look;
-    bool peer_gave_up; /* another rank did */
-    bool is_deaf;      /* the store does not answer */
+    struct cairn__stall stall; /* without the time in which this rank was stopped */
+    double next_look;          /* seconds of the stall at which to look into the store next */
+    bool peer_gave_up;         /* another rank did */
+    bool is_deaf;              /* the store does not answer */
 };
 
 /* The options outlive it. */

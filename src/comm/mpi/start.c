@@ -13,7 +13,7 @@
 #include "comm/mpi/module.h"
 #include "core/status.h"
 
-enum { PAUSE_NS = 50000000 };
+static const double PAUSE = 0.05; /* s */
 
 static struct {
     bool begun, is_late; /* the caller's */
@@ -56,13 +56,7 @@ static int create_thread(void) {
 }
 
 static bool has_ended(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += PAUSE_NS;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
+    const struct timespec until = cairn__clock_in(PAUSE);
     pthread_mutex_lock(&start.mutex);
     if (!start.ended) (void)pthread_cond_timedwait(&start.changed, &start.mutex, &until);
     const bool ended = start.ended;

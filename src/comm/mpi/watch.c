@@ -23,7 +23,7 @@ static const double LONGEST_GAP =
     0.2; /* s between two looks that count as waiting: in longer ones this rank was stopped */
 
 void cairn__mpi_watch_begin(struct cairn__mpi_watch *w, const struct cairn__engine_options *options) {
-    *w = (struct cairn__mpi_watch){.options = options, .last = cairn__mpi_seconds(), .next_look = LOOK_MS * 1e-3};
+    *w = (struct cairn__mpi_watch){.options = options, .next_look = LOOK_MS * 1e-3};
 }
 
 /* ---- the store ---- */
@@ -71,9 +71,9 @@ static bool have_answered(struct cairn__mpi_watch *w, bool *answered) {
 }
 
 static bool gather_answers(struct cairn__mpi_watch *w, bool *answered) {
-    const double end = cairn__mpi_seconds() + ANSWER_MS * 1e-3;
+    const double end = cairn__clock_seconds() + ANSWER_MS * 1e-3;
     bool all = false;
-    while (!w->is_deaf && !all && cairn__mpi_seconds() < end) {
+    while (!w->is_deaf && !all && cairn__clock_seconds() < end) {
         poll(NULL, 0, PAUSE_MS);
         all = have_answered(w, answered);
     }
@@ -86,12 +86,12 @@ static cairn_status fail_deaf(const struct cairn__mpi_watch *w, const char *what
     REQUIRE(o->rank_0_serves && o->rank != 0, CAIRN_ETIMEOUT,
             "rank %d waited %.0f s in %s for the others, and the store does not answer; raise %s if they are "
             "only slow",
-            o->rank, w->waited, what, o->timeout_name);
+            o->rank, w->stall.seconds, what, o->timeout_name);
     return cairn__fail(
         CAIRN_ETIMEOUT,
         "rank %d waited %.0f s in %s, and rank 0 (pid %d on %s), which hosts the store, does not answer: "
         "it ended, is stopped, or its machine cannot be reached; raise %s if it is only slow",
-        o->rank, w->waited, what, o->peers[0].pid, o->peers[0].name, o->timeout_name);
+        o->rank, w->stall.seconds, what, o->peers[0].pid, o->peers[0].name, o->timeout_name);
 }
 
 static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *answered, const char *what) {
@@ -108,7 +108,7 @@ static cairn_status fail_silent(const struct cairn__mpi_watch *w, const bool *an
     return cairn__fail(CAIRN_ETIMEOUT,
                        "rank %d waited %.0f s in %s, and no answer came from %s%s: ended, stopped, or not come there; "
                        "raise %s if the ranks are only slow",
-                       o->rank, w->waited, what, names, more, o->timeout_name);
+                       o->rank, w->stall.seconds, what, names, more, o->timeout_name);
 }
 
 /* That all answer may be since mpirun, which ends the job, has let a stopped one go on. */
@@ -121,7 +121,7 @@ static cairn_status fail_answered(const struct cairn__mpi_watch *w, const char *
         CAIRN_ETIMEOUT,
         "rank %d waited %.0f s in %s, where all other ranks wait too: MPI does not connect them; look at what mpirun "
         "says, at the networks that it uses (--mca btl_tcp_if_include) and at firewalls, or raise %s",
-        o->rank, w->waited, what, o->timeout_name);
+        o->rank, w->stall.seconds, what, o->timeout_name);
 }
 
 static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
@@ -141,20 +141,17 @@ static cairn_status give_up(struct cairn__mpi_watch *w, const char *what) {
 
 /* Whether another rank gave up, or the store does not answer within all the time that is left. */
 static bool is_over(struct cairn__mpi_watch *w, double left) {
-    const double before = hurry(w, left), begin = cairn__mpi_seconds();
+    const double before = hurry(w, left), begin = cairn__clock_seconds();
     w->peer_gave_up = is_there(w, "gave-up", 0);
-    if (w->is_deaf) w->waited += cairn__mpi_seconds() - begin;
-    w->last = cairn__mpi_seconds();
+    if (w->is_deaf) w->stall.seconds += cairn__clock_seconds() - begin;
+    w->stall.last_poll = cairn__clock_seconds();
     calm(w, before);
     return w->peer_gave_up || w->is_deaf;
 }
 
 cairn_status cairn__mpi_watch_look(struct cairn__mpi_watch *w, const char *what) {
-    const double now = cairn__mpi_seconds(), passed = now - w->last;
-    w->last = now;
-    w->waited += passed < LONGEST_GAP ? passed : LONGEST_GAP;
-    const double left = w->options->timeout - w->waited;
-    if (left > 0 && w->waited < w->next_look) return CAIRN_OK;
-    w->next_look = w->waited + LOOK_MS * 1e-3;
+    const double waited = cairn__stall_poll(&w->stall, LONGEST_GAP), left = w->options->timeout - waited;
+    if (left > 0 && waited < w->next_look) return CAIRN_OK;
+    w->next_look = waited + LOOK_MS * 1e-3;
     return left <= 0 || is_over(w, left) ? give_up(w, what) : CAIRN_OK;
 }

@@ -82,19 +82,10 @@ static cairn_status end_call(struct cairn__link *link, cairn_status st) {
     return st;
 }
 
-static struct timespec in_ms(int ms) {
-    struct timespec at;
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    at.tv_nsec += ms % 1000 * 1000000L;
-    at.tv_sec += ms / 1000 + at.tv_nsec / 1000000000L;
-    at.tv_nsec %= 1000000000L;
-    return at;
-}
-
 /* Called under the mutex, and leaves it. A call under way that stands in a full queue of the device returns only once
  * the abort has ended what is queued; another one has the time to return before. */
 static void abort_comm(struct cairn__link *link) {
-    const struct timespec end = in_ms(stands(link) ? 0 : STANDS_MS - link->stood_ms);
+    const struct timespec end = cairn__clock_in(stands(link) ? 0 : 1e-3 * (STANDS_MS - link->stood_ms));
     int waited = 0;
     while (link->looks) pthread_cond_wait(&link->idle, &link->mutex); /* another thread, at once */
     while (link->calling && waited == 0) waited = pthread_cond_timedwait(&link->idle, &link->mutex, &end);
@@ -107,17 +98,8 @@ static void abort_comm(struct cairn__link *link) {
 /* ---- polling, under the mutex ---- */
 
 static void reset_stall(struct cairn__link *link) {
-    link->last_look = 0;
-    link->stalled = 0;
+    cairn__stall_reset(&link->stall);
     link->stood_ms = 0;
-}
-
-static bool stalled_too_long(struct cairn__link *link) {
-    const uint64_t now = cairn__now_ns();
-    const double since = link->last_look ? (double)(now - link->last_look) * 1e-9 : 0;
-    link->last_look = now;
-    link->stalled += since < LONGEST_GAP ? since : LONGEST_GAP;
-    return link->stalled > link->timeout;
 }
 
 static cairn_status fail_late(const struct cairn__link *link, const char *what) {
@@ -132,7 +114,7 @@ static cairn_status fail_late(const struct cairn__link *link, const char *what) 
 static cairn_status check_time(struct cairn__link *link) {
     char what[128];
     if (link->launched != link->passed) {
-        if (!stalled_too_long(link)) return CAIRN_OK;
+        if (cairn__stall_poll(&link->stall, LONGEST_GAP) <= link->timeout) return CAIRN_OK;
         cairn__call_describe(&link->calls[mark_of(link->passed + 1)], what, sizeof(what));
         return fail_late(link, what);
     }
@@ -190,7 +172,7 @@ static void *watch(void *argument) {
     struct cairn__link *link = argument;
     pthread_mutex_lock(&link->mutex);
     while (!link->stops && !link->gone) {
-        const struct timespec at = in_ms(POLL_MS);
+        const struct timespec at = cairn__clock_in(1e-3 * POLL_MS);
         if (pthread_cond_timedwait(&link->wake, &link->mutex, &at) == ETIMEDOUT) poll_link(link, true);
     }
     if (link->gone) abort_comm(link);

@@ -16,6 +16,7 @@
 #include <pthread.h>
 
 #include "comm/group_backend.h"
+#include "core/clock.h"
 #include "device/comm.h"
 
 /* Launches under way, and those that a graph records without having been waited for. */
@@ -40,8 +41,7 @@ struct cairn__link {
     struct cairn__comm *comm;
     uint64_t launched, passed;
     struct cairn__call calls[CAIRN__LINK_DEPTH]; /* of launches under way */
-    uint64_t last_look;                          /* ns */
-    double stalled;                              /* s of polls in which no mark passed */
+    struct cairn__stall stall;                   /* polls in which no mark passed */
     double timeout;                              /* s; the group's until the link ends */
     cairn_status failed;
     char failure[600];

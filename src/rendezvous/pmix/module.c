@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "device/module.h"
 #include "rendezvous/pmix/channel.h"
@@ -182,16 +183,6 @@ static cairn_status start(struct call *c) {
     return CAIRN_OK;
 }
 
-static struct timespec in_seconds(double seconds) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    const double whole = floor(seconds);
-    t.tv_sec += (time_t)whole;
-    t.tv_nsec += (long)((seconds - whole) * 1e9);
-    if (t.tv_nsec >= 1000000000) t.tv_sec++, t.tv_nsec -= 1000000000;
-    return t;
-}
-
 /* What the thread has, or what is wrong; with the call's mutex held. */
 static cairn_status judge(const struct call *c, double timeout) {
     REQUIRE(c->is_open || c->is_done, CAIRN_ETIMEOUT,
@@ -218,7 +209,7 @@ static cairn_status share_secret(int rank, double timeout, uint8_t secret[NBYTES
         free_call(c);
         return st;
     }
-    const struct timespec end = in_seconds(timeout);
+    const struct timespec end = cairn__clock_in(timeout);
     pthread_mutex_lock(&c->mutex);
     while (!c->is_done && pthread_cond_timedwait(&c->changed, &c->mutex, &end) != ETIMEDOUT) continue;
     st = judge(c, timeout);

@@ -1,9 +1,9 @@
 /* A table for the threads of one process: a mutex around every call, and a condition that every write signals. */
 #include <errno.h>
 #include <pthread.h>
-#include <time.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/status.h"
 #include "rendezvous/store/local.h"
 
@@ -30,22 +30,9 @@ static cairn_status unlock_written(struct hash_store *h, cairn_status st) {
     return unlock(h, st);
 }
 
-static struct timespec after(double seconds) {
-    struct timespec t;
-    const double most = 1e9, given = seconds < most ? seconds : most;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += (time_t)given;
-    t.tv_nsec += (long)((given - (double)(time_t)given) * 1e9);
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_nsec -= 1000000000;
-        t.tv_sec++;
-    }
-    return t;
-}
-
 static cairn_status wait_locked(struct hash_store *h, const char *const *keys, size_t n) {
     const double timeout = h->base.timeout;
-    const struct timespec deadline = after(timeout);
+    const struct timespec deadline = cairn__clock_in(timeout);
     bool over = false;
     for (;;) {
         const char *missing = cairn__table_missing(&h->table, keys, n);
