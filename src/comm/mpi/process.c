@@ -196,12 +196,12 @@ void cairn__mpi_rest(int idle) {
 
 cairn_status cairn__mpi_wait(MPI_Request *requests, int count, const struct cairn__engine_options *o,
                              const char *what) {
-    const double begin = cairn__mpi_seconds();
+    const double begin = cairn__clock_seconds();
     int done = 0;
     for (int idle = 0;; idle++) {
         cairn_status st = cairn__mpi_check(MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE), "get %s", what);
         if (st != CAIRN_OK || done) return st;
-        REQUIRE(cairn__mpi_seconds() - begin < o->timeout, CAIRN_ETIMEOUT,
+        REQUIRE(cairn__clock_seconds() - begin < o->timeout, CAIRN_ETIMEOUT,
                 "waited %g s for %s, and other ranks did not join; raise %s if they are only slow", o->timeout, what,
                 o->timeout_name);
         cairn__mpi_rest(idle);
