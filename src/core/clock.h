@@ -11,7 +11,7 @@ static inline double cairn__clock_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* So many seconds from now, 0 to 1e9 (more counts as that), for pthread_cond_timedwait on a condition with that clock. */
+/* So many seconds from now, at most 1e9, for pthread_cond_timedwait on a condition with this clock. */
 static inline struct timespec cairn__clock_in(double seconds) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
