@@ -566,6 +566,31 @@ static void threads_do_not_change_a_bit_of_a_sum(void **state) {
     assert_int_equal(cairn_set_num_threads(1), CAIRN_OK);
 }
 
+/* Dense rows of halves are summed as they are stored, others are widened first. */
+static void halves_sum_to_the_same_bits_however_their_rows_lie(void **state) {
+    enum { ROWS = 7, WIDTH = 2611 }; /* blocks of a sum, and a rest */
+    const cairn_dtype types[] = {CAIRN_F16, CAIRN_BF16};
+    (void)state;
+    for (int data = 0; data < NUM_DATA; data++) {
+        for (int t = 0; t < 2; t++) {
+            cairn_env *env = test_env_create(1, 0);
+            const struct given g = give(env, (enum data)data, (int64_t)ROWS * WIDTH * 2);
+            cairn_tensor *all = cairn_cast(tensor_of(env, g.x, CAIRN_SHAPE(ROWS, WIDTH * 2)), types[t]);
+            cairn_tensor *gaps = cairn_slice(all, 1, 0, WIDTH * 2, 2), *dense = cairn_contiguous(gaps);
+            uint16_t of_gaps[ROWS], of_dense[ROWS];
+            assert_false(gaps->is_dense);
+            cairn_tensor *const sums[] = {cairn_mean_dims(gaps, CAIRN_DIMS(1), 0),
+                                          cairn_mean_dims(dense, CAIRN_DIMS(1), 0)};
+            assert_true(sums[0] && sums[1]);
+            memcpy(of_gaps, cairn__tensor_data(sums[0]), sizeof(of_gaps));
+            memcpy(of_dense, cairn__tensor_data(sums[1]), sizeof(of_dense));
+            assert_memory_equal(of_gaps, of_dense, sizeof(of_gaps));
+            free(g.x), free(g.y);
+            test_env_destroy(env);
+        }
+    }
+}
+
 static uint64_t digest_at(const char *level) {
     char command[4096], line[64] = "";
     snprintf(command, sizeof(command), "CAIRN_CPU=%s '%s' --bits", level, program);
@@ -617,6 +642,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_long_sum_is_close),
         cmocka_unit_test(threads_do_not_change_a_bit_of_a_sum),
+        cmocka_unit_test(halves_sum_to_the_same_bits_however_their_rows_lie),
         cmocka_unit_test(instruction_sets_do_not_change_a_bit_of_a_sum),
     };
     return cmocka_run_group_tests_name("sums", tests, NULL, NULL);

@@ -129,13 +129,21 @@ static double joined(const struct job *job, enum cairn__fold f, double so_far, d
     return cairn__get_r(job->r, &both, 0);
 }
 
+/* The kernel that sums halves as they are stored, where it gives what `fold` does of them widened; else NULL. */
+static cairn__sum_fn sum_of_halves(const struct job *job, enum cairn__fold f, const struct cairn__seq *x) {
+    const bool halves = x->dtype == CAIRN_F16 || x->dtype == CAIRN_BF16;
+    return f == CAIRN__FOLD_SUM && job->r == CAIRN_F32 && halves ? job->cpu->kernels->sum[x->dtype] : NULL;
+}
+
 static double fold_sequence(const struct job *job, enum cairn__fold f, const struct cairn__seq *x, double p0,
                             struct cairn__seq_room *room) {
     const cairn__fold_kernel fold = job->cpu->kernels->fold[f][job->r];
+    const cairn__sum_fn sum = sum_of_halves(job, f, x);
     double so_far = start_of(f);
     for (size_t at = 0; at < x->n; at += CAIRN__BLOCK) {
         const size_t n = at_most(x->n - at, CAIRN__BLOCK);
-        const double part = fold(cairn__seq_load(job->cpu, job->r, x, at, n, room), n, p0);
+        const void *stored = sum ? cairn__seq_dense(x, at, n) : NULL;
+        const double part = stored ? sum(stored, n) : fold(cairn__seq_load(job->cpu, job->r, x, at, n, room), n, p0);
         if (n == x->n) return part;
         so_far = joined(job, f, so_far, part);
     }
