@@ -24,10 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include "cairn/cairn.h"
-#include "core/hash.h"
+#include "training.h"
 #include "worker.h"
 
 enum { MLP_BATCH = 128, MLP_WIDTH = 1024, MLP_LAYERS = 6, QUICK_BATCH = 64, QUICK_IN = 1024, QUICK_OUT = 16 };
@@ -44,25 +43,13 @@ struct training {
     cairn_tensor *x, *y;
 };
 
-static double now_us(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
 /* ---- weights and data ---- */
-
-/* Between -1/2 and 1/2; as in bench_ops.c. */
-static float value_of(uint32_t stream, size_t i) {
-    const uint32_t bits = ((uint32_t)i + 1) * 2654435761u + stream * 40503u * 65537u;
-    return (float)(bits >> 8) * 0x1p-24f - 0.5f;
-}
 
 static cairn_tensor *leaf(cairn_env *env, uint32_t stream, int64_t rows, int64_t columns) {
     const size_t n = (size_t)(rows * columns);
     float *values = malloc(n * sizeof(*values));
     if (!values) return NULL;
-    for (size_t i = 0; i < n; i++) values[i] = 2.0f * value_of(stream, i);
+    for (size_t i = 0; i < n; i++) values[i] = 2.0f * bench_value(stream, i);
     cairn_tensor *t = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, columns), values);
     free(values);
     return t;
@@ -75,9 +62,7 @@ static cairn_status fill_weights(cairn_param_set *set) {
         cairn_status st = cairn_param_set_get(set, i, &p);
         if (st != CAIRN_OK) return st;
         const float scale = p.ndim == 2 ? sqrtf(24.0f / (float)p.shape[1]) : 0.1f;
-        size_t n = 1;
-        for (int d = 0; d < p.ndim; d++) n *= (size_t)p.shape[d];
-        for (size_t k = 0; k < n; k++) ((float *)p.data)[k] = value_of((uint32_t)i, k) * scale;
+        for (size_t k = 0; k < bench_numel(&p); k++) ((float *)p.data)[k] = bench_value((uint32_t)i, k) * scale;
     }
     return CAIRN_OK;
 }
@@ -150,34 +135,10 @@ static cairn_status step(struct training *t, cairn_tensor **loss) {
     return st == CAIRN_OK ? update(t) : st;
 }
 
-static bool write_f32(FILE *file, const void *values, cairn_dtype dtype, size_t n) {
-    if (dtype == CAIRN_F32) return fwrite(values, sizeof(float), n, file) == n;
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = (uint32_t)((const uint16_t *)values)[i] << 16; /* bf16 */
-        if (fwrite(&bits, sizeof(bits), 1, file) != 1) return false;
-    }
-    return true;
-}
-
-/* The gradients of all parameters, or their f32 weights, one after the other; where this rank is to write any. */
+/* What PyTorch compares with, where this rank is to write any. */
 static bool save(const struct training *t, const char *folder, const char *what) {
-    char path[4096];
     if (t->rank != 0 || strcmp(t->side, "cairn") != 0 || strcmp(folder, "-") == 0) return true;
-    snprintf(path, sizeof(path), "%s/%s", folder, what);
-    FILE *file = fopen(path, "wb");
-    bool fine = file != NULL;
-    cairn_param_set *set = cairn_module_params(t->model);
-    for (size_t i = 0; fine && i < cairn_param_set_count(set); i++) {
-        cairn_param p;
-        size_t n = 1;
-        fine = cairn_param_set_get(set, i, &p) == CAIRN_OK;
-        for (int d = 0; fine && d < p.ndim; d++) n *= (size_t)p.shape[d];
-        if (fine && strcmp(what, "weights") == 0) fine = write_f32(file, cairn_param_master(set, i), CAIRN_F32, n);
-        else if (fine) fine = write_f32(file, p.grad, p.dtype, n);
-    }
-    if (file && fclose(file) != 0) fine = false;
-    if (!fine) fprintf(stderr, "bench-ddp: %s cannot be written\n", path);
-    return fine;
+    return bench_save(t->model, folder, what);
 }
 
 static cairn_status start(struct training *t, const char *model, const char *type, size_t bucket_nbytes, long steps,
@@ -195,33 +156,14 @@ static cairn_status start(struct training *t, const char *model, const char *typ
     return st;
 }
 
-/* Of what the model computes with, by words of four bytes. */
-static cairn_status hash_weights(const struct training *t, uint64_t *hash) {
-    cairn_param_set *set = cairn_module_params(t->model);
-    *hash = CAIRN__HASH_START;
-    for (size_t i = 0; i < cairn_param_set_count(set); i++) {
-        cairn_param p;
-        cairn_status st = cairn_param_set_get(set, i, &p);
-        if (st != CAIRN_OK) return st;
-        size_t nbytes = cairn_dtype_nbytes(p.dtype);
-        for (int d = 0; d < p.ndim; d++) nbytes *= (size_t)p.shape[d];
-        for (size_t k = 0; k + 4 <= nbytes; k += 4) {
-            uint32_t word;
-            memcpy(&word, (const char *)p.data + k, 4);
-            *hash = cairn__hash_word(*hash, word);
-        }
-    }
-    return CAIRN_OK;
-}
-
 static cairn_status time_steps(struct training *t, long n, FILE *bench) {
     cairn_tensor *loss = NULL;
     uint64_t hash = 0;
     cairn_status st = step(t, &loss);
-    const double begin = now_us();
+    const double begin = bench_now_us();
     for (long i = 0; st == CAIRN_OK && i < n; i++) st = step(t, &loss);
-    const double us = (now_us() - begin) / (double)n;
-    if (st == CAIRN_OK) st = hash_weights(t, &hash);
+    const double us = (bench_now_us() - begin) / (double)n;
+    if (st == CAIRN_OK) st = bench_hash_weights(t->model, &hash);
     if (st == CAIRN_OK)
         fprintf(bench, "ok %.3f %.9g %016llx\n", us, (double)cairn_tensor_item(loss), (unsigned long long)hash);
     return st;
