@@ -179,6 +179,91 @@ static void a_map_makes_examples_of_others(void **state) {
     cairn_dataset_destroy(&from);
 }
 
+/* ---- tokens ---- */
+
+/* A file of llm.c's, of the tokens first, first + 7, ... */
+static const char *write_tokens(const char *name, int32_t magic, int n, int first) {
+    static char bytes[1024 + 2 * 4096];
+    const char *path = in_folder(name);
+    const int32_t head[3] = {magic, 1, n};
+    memset(bytes, 0, sizeof(bytes));
+    memcpy(bytes, head, sizeof(head));
+    for (int i = 0; i < n; i++) {
+        const uint16_t token = (uint16_t)(first + 7 * i);
+        memcpy(bytes + 1024 + 2 * i, &token, 2);
+    }
+    write_file(path, bytes, 1024 + 2 * (size_t)n);
+    return path;
+}
+
+static void check_tokens(const cairn_dataset *dataset, int64_t index, int64_t length, int first) {
+    cairn_fields *example = NULL;
+    struct cairn_random random;
+    cairn_random_begin(&random, 0, 0, index);
+    OK(cairn_fields_create(&example));
+    OK(cairn_dataset_read(dataset, index, &random, example));
+    assert_int_equal(cairn_fields_count(example), 2);
+    for (int f = 0; f < 2; f++) {
+        const struct cairn_field *field = cairn_fields_at(example, f);
+        assert_int_equal(field->dtype, CAIRN_I32);
+        assert_int_equal(field->ndim, 1);
+        assert_int_equal(field->shape[0], length);
+        for (int64_t i = 0; i < length; i++)
+            assert_int_equal(((const int32_t *)field->data)[i], (uint16_t)(first + 7 * (i + f)));
+    }
+    cairn_fields_destroy(&example);
+}
+
+static void tokens_and_the_next_ones_are_examples(void **state) {
+    cairn_dataset *dataset = NULL;
+    (void)state;
+    const char *a = write_tokens("a.bin", 20240520, 21, 65000), *b = write_tokens("b.bin", 20240520, 4, 5);
+    const char *c = write_tokens("c.bin", 20240520, 11, 900);
+    for (int64_t length = 1; length <= 21; length++) {
+        const int64_t in_a = 20 / length, in_b = 3 / length, in_c = 10 / length;
+        OK(cairn_token_dataset_create((const char *const[]){a, b, c}, 3, length, NULL, &dataset));
+        assert_int_equal(cairn_dataset_count(dataset), in_a + in_b + in_c);
+        for (int64_t i = 0; i < in_a; i++) check_tokens(dataset, i, length, (int)(65000 + 7 * i * length));
+        for (int64_t i = 0; i < in_b; i++) check_tokens(dataset, in_a + i, length, (int)(5 + 7 * i * length));
+        for (int64_t i = 0; i < in_c; i++) check_tokens(dataset, in_a + in_b + i, length, (int)(900 + 7 * i * length));
+        cairn_dataset_destroy(&dataset);
+    }
+    OK(cairn_token_dataset_create(&c, 1, 4, cairn_token_options(.stride = 3), &dataset));
+    assert_int_equal(cairn_dataset_count(dataset), 3); /* from 0, 3 and 6 on: each needs five of eleven */
+    for (int i = 0; i < 3; i++) check_tokens(dataset, i, 4, 900 + 7 * 3 * i);
+    cairn_dataset_destroy(&dataset);
+}
+
+static void files_of_other_tokens_are_refused(void **state) {
+    cairn_dataset *dataset = NULL;
+    cairn_fields *example = NULL;
+    struct cairn_random random;
+    (void)state;
+    const char *wrong = write_tokens("wrong.bin", 20240521, 5, 0), *good = write_tokens("good.bin", 20240520, 50, 0);
+    const char *const both[] = {good, wrong};
+    REFUSED(cairn_token_dataset_create(both, 2, 4, NULL, &dataset), CAIRN_EINVAL,
+            "wrong.bin: no file of tokens: it begins with 20240521 and 1");
+    REFUSED(cairn_token_dataset_create(&good, 1, 0, NULL, &dataset), CAIRN_EINVAL, "length is 0");
+    REFUSED(cairn_token_dataset_create(&good, 1, 1, cairn_token_options(.stride = -1), &dataset), CAIRN_EINVAL,
+            "stride -1");
+    REFUSED(cairn_token_dataset_create(&good, 0, 1, NULL, &dataset), CAIRN_EINVAL, "count be 1");
+    OK(cairn_token_dataset_create(&good, 1, 4, NULL, &dataset));
+    assert_int_equal(truncate(good, 1024 + 2 * 49), 0);
+    cairn_random_begin(&random, 0, 0, 0);
+    OK(cairn_fields_create(&example));
+    REFUSED(cairn_dataset_read(dataset, 12, &random, example), CAIRN_EINVAL, "there is no such example");
+    OK(cairn_dataset_read(dataset, 11, &random, example));
+    assert_int_equal(truncate(good, 1024 + 2 * 48), 0);
+    cairn_fields_clear(example);
+    REFUSED(cairn_dataset_read(dataset, 11, &random, example), CAIRN_EINVAL, "good.bin: ends at byte 1120");
+    cairn_dataset_destroy(&dataset);
+    cairn_fields_destroy(&example);
+    REFUSED(cairn_token_dataset_create(&good, 1, 4, NULL, &dataset), CAIRN_EINVAL,
+            "fewer than those of the 50 tokens that its header declares");
+    assert_int_equal(truncate(good, 1023), 0);
+    REFUSED(cairn_token_dataset_create(&good, 1, 4, NULL, &dataset), CAIRN_EINVAL, "it has no header");
+}
+
 /* ---- padding ---- */
 
 enum { SENTENCES = 3 };
@@ -274,6 +359,8 @@ int main(void) {
         cmocka_unit_test(a_file_that_is_cut_while_it_is_read_fails_its_batch),
         cmocka_unit_test(arrays_that_do_not_belong_together_are_refused),
         cmocka_unit_test(a_map_makes_examples_of_others),
+        cmocka_unit_test(tokens_and_the_next_ones_are_examples),
+        cmocka_unit_test(files_of_other_tokens_are_refused),
         cmocka_unit_test(examples_are_padded_to_the_longest),
         cmocka_unit_test(what_cannot_be_padded_is_refused),
     };

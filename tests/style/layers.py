@@ -30,12 +30,12 @@ PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph
                 "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                 "stateful": "core", "weights": "state"}
 
-# Foreign headers, and the only folder that may include them.
+# Foreign headers, and the only folders that may include them.
 FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/device/cuda",
            "cublas": "src/device/cuda",
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
-           "jansson": "src/state", "xxhash": "src/state", "sodium": "src/rendezvous",
+           "jansson": ("src/state", "src/data"), "xxhash": "src/state", "sodium": "src/rendezvous",
            "mpi.h": "src/comm/mpi", "pmix.h": "src/rendezvous/pmix", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.
@@ -97,8 +97,9 @@ def needs(path):
     return room + ":public" if room in ("nn", "optim") and parts[-1] == "hooks.h" else room
 
 
-def foreign_home(name):
-    return next((home for prefix, home in FOREIGN.items() if name.startswith(prefix)), None)
+def foreign_homes(name):
+    homes = next((home for prefix, home in FOREIGN.items() if name.startswith(prefix)), ())
+    return (homes,) if isinstance(homes, str) else homes
 
 
 def complaint(table, root, path, bracket, name):
@@ -109,10 +110,11 @@ def complaint(table, root, path, bracket, name):
         allowed = bool(target) and target.startswith(("include/", "examples/"))
         return None if allowed or (bracket == "<" and not target) else "examples use public headers and their own"
     if target is None:
-        home = foreign_home(name)
-        if bracket == '"' and not home:
+        homes = foreign_homes(name)
+        if bracket == '"' and not homes:
             return "there is no such file"
-        return f"only {home} may" if home and not path.startswith(home + "/") else None
+        is_home = path.startswith(tuple(home + "/" for home in homes))
+        return f"only {' and '.join(homes)} may" if homes and not is_home else None
     if path.startswith("include/") and not target.startswith("include/"):
         return "a public header includes public headers only"
     needed = needs(target)
@@ -194,6 +196,8 @@ CASES = [
     ("src/nn/a.c", '"optim/optim_part.h"', True),
     ("src/nn/a.c", '"cairn/cairn.h"', True),
     ("src/nn/a.c", '<oneapi/dnnl/dnnl.h>', True),
+    ("src/data/a.c", '<jansson.h>', False),
+    ("src/nn/a.c", '<jansson.h>', True),
     ("src/device/cpu/a.c", '<oneapi/dnnl/dnnl.h>', False),
     ("src/device/cuda/a.cuh", '<cuda_fp16.h>', False),
     ("src/device/cuda/a.c", '<cublasLt.h>', False),
