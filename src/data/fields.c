@@ -52,14 +52,19 @@ static cairn_status measure(const cairn_fields *fields, struct cairn_field *f, c
 }
 
 /* Half as much again, so that sizes which grow a little each time are met by few allocations. */
-static cairn_status make_room(struct cairn__field_memory *m, size_t nbytes) {
+static cairn_status make_room(struct cairn__field_memory *m, size_t nbytes, void **data) {
     cairn_status st = CAIRN_OK;
-    if (m->data && m->nbytes >= nbytes) return CAIRN_OK;
-    const size_t room = m->data ? nbytes + nbytes / 2 : nbytes;
-    cairn__free(m->data);
-    *m = (struct cairn__field_memory){NULL, 0};
-    TRY(cairn__alloc(room, &m->data));
-    m->nbytes = room;
+    *data = m->pinned;
+    if (m->pinned && m->pinned_nbytes >= nbytes) return CAIRN_OK;
+    if (!m->data || m->nbytes < nbytes) {
+        const size_t room = m->data || m->pinned ? nbytes + nbytes / 2 : nbytes;
+        cairn__free(m->data);
+        m->data = NULL;
+        m->nbytes = 0;
+        TRY(cairn__alloc(room, &m->data));
+        m->nbytes = room;
+    }
+    *data = m->data;
 out:
     return st;
 }
@@ -69,10 +74,8 @@ cairn_status cairn_fields_add(cairn_fields *fields, cairn_dtype dtype, int ndim,
     cairn_status st = CAIRN_OK;
     REQUIRE(fields && data, CAIRN_EINVAL, "cairn_fields_add: fields and data must be set");
     TRY(measure(fields, &f, shape));
-    struct cairn__field_memory *m = &fields->memory[fields->count];
-    TRY(make_room(m, f.nbytes));
-    *data = m->data;
-    f.data = m->data;
+    TRY(make_room(&fields->memory[fields->count], f.nbytes, data));
+    f.data = *data;
     fields->fields[fields->count++] = f;
 out:
     return st;

@@ -4,9 +4,11 @@
 
 #include "cairn/loader.h"
 
+/* pinned: a device's, which the caller of cairn_loader_next makes and frees (loader.c), and which is used where it
+ * suffices. */
 struct cairn__field_memory {
-    void *data;
-    size_t nbytes;
+    void *data, *pinned;
+    size_t nbytes, pinned_nbytes;
 };
 
 struct cairn_fields {

@@ -36,6 +36,7 @@ struct slot {
     cairn_fields *fields;
     cairn_status status;
     char error[MAX_ERROR];
+    uint64_t ticket; /* the caller's: until then the device may read the fields' pinned memory; 0 = it does not */
 };
 
 /* What reads: a thread, or the caller. */
@@ -57,7 +58,9 @@ struct cairn_loader {
     void *collate_ctx;
     unsigned forks; /* where the threads were started */
 
-    struct slot *slots;  /* [depth]; batch b is in slot b mod depth */
+    struct slot *slots;  /* [num_slots]; batch b is in slot b mod num_slots */
+    int num_slots;       /* depth, and where the device copies later, one more, for the batch handed out last */
+    bool pins;           /* batches stand in pinned memory */
     uint64_t head, tail; /* the next batch to hand out, and to want; the caller's, but tail, which is under lock */
     int64_t epoch, position, ahead; /* of the sampler: after the batch before head, and after the one before tail */
 
@@ -131,7 +134,7 @@ static void *work(void *argument) {
     for (;;) {
         while (!l->quit && l->claimed == l->tail) pthread_cond_wait(&l->wanted, &l->lock);
         if (l->quit) break;
-        struct slot *s = &l->slots[l->claimed++ % (uint64_t)l->depth];
+        struct slot *s = &l->slots[l->claimed++ % (uint64_t)l->num_slots];
         l->reading++;
         pthread_mutex_unlock(&l->lock);
         read_batch(r, s);
@@ -146,11 +149,39 @@ static void *work(void *argument) {
 
 /* ---- the ring, by the caller ---- */
 
+/* What workers had to take from the host becomes pinned, for the batches to come. Without pinned memory uploads copy
+ * once more. */
+static void pin(cairn_loader *l, struct cairn__field_memory *m) {
+    struct cairn_device *d = l->env->device;
+    if (!l->pins || m->nbytes == 0) return;
+    cairn__device_free_pinned(d, m->pinned);
+    m->pinned = NULL;
+    m->pinned_nbytes = 0;
+    l->pins = cairn__device_alloc_pinned(d, m->nbytes, &m->pinned) == CAIRN_OK;
+    if (!l->pins) return;
+    m->pinned_nbytes = m->nbytes;
+    cairn__free(m->data);
+    m->data = NULL;
+    m->nbytes = 0;
+}
+
+/* The device has read what is in the slot. */
+static cairn_status make_free(cairn_loader *l, struct slot *s) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_wait_upload(l->env->device, s->ticket));
+    s->ticket = 0;
+    for (int i = 0; i < CAIRN_MAX_FIELDS; i++) pin(l, &s->fields->memory[i]);
+out:
+    return st;
+}
+
 /* Wants batches for all free slots, as far as the epoch goes. */
-static void want(cairn_loader *l) {
+static cairn_status want(cairn_loader *l) {
     bool is_new = false;
+    cairn_status st = CAIRN_OK;
     while (l->tail - l->head < (uint64_t)l->depth) {
-        struct slot *s = &l->slots[l->tail % (uint64_t)l->depth];
+        struct slot *s = &l->slots[l->tail % (uint64_t)l->num_slots];
+        TRY(make_free(l, s));
         s->n = cairn__sampler_peek(l->sampler, l->ahead, s->indices, l->batch);
         if (s->n == 0 || (l->drops_last && s->n < l->batch)) break;
         s->epoch = l->epoch;
@@ -161,7 +192,9 @@ static void want(cairn_loader *l) {
         pthread_mutex_unlock(&l->lock);
         is_new = true;
     }
+out:
     if (is_new && l->workers > 0) pthread_cond_broadcast(&l->wanted);
+    return st;
 }
 
 /* Throws away what was read ahead, and waits for what is being read. */
@@ -198,22 +231,29 @@ static bool has_type_of(const cairn_tensor *t, const struct cairn_field *f) {
     return is_same;
 }
 
-static cairn_status hand_out_field(cairn_loader *l, int i, const struct cairn_field *f) {
+static cairn_status hand_out_field(cairn_loader *l, struct slot *s, int i) {
+    const struct cairn_field *f = &s->fields->fields[i];
     cairn_tensor **t = &l->tensors[i];
+    uint64_t ticket;
     cairn_status st = CAIRN_OK;
     REQUIRE(f->dtype != CAIRN_U8, CAIRN_EINVAL,
             "field %d of the batch is u8, and tensors have no such elements; read i32, or f32", i);
     if (*t && !has_type_of(*t, f)) cairn_tensor_destroy(t);
     if (!*t) TRY(cairn__tensor_empty(l->env, f->dtype, f->ndim, f->shape, t));
-    TRY(cairn__device_upload(l->env->device, cairn__tensor_memory(*t), f->data, f->nbytes));
+    if (f->data == s->fields->memory[i].pinned) {
+        TRY(cairn__device_upload_pinned(l->env->device, cairn__tensor_memory(*t), f->data, f->nbytes, &ticket));
+        if (ticket) s->ticket = ticket;
+    } else {
+        TRY(cairn__device_upload(l->env->device, cairn__tensor_memory(*t), f->data, f->nbytes));
+    }
 out:
     return st;
 }
 
-static cairn_status hand_out(cairn_loader *l, const struct slot *s) {
+static cairn_status hand_out(cairn_loader *l, struct slot *s) {
     cairn_status st = CAIRN_OK;
     if (s->status != CAIRN_OK) TRY(cairn__fail(s->status, "%s", s->error));
-    for (int i = 0; i < s->fields->count; i++) TRY(hand_out_field(l, i, &s->fields->fields[i]));
+    for (int i = 0; i < s->fields->count; i++) TRY(hand_out_field(l, s, i));
     for (int i = s->fields->count; i < CAIRN_MAX_FIELDS; i++) cairn_tensor_destroy(&l->tensors[i]);
     memcpy(l->indices, s->indices, s->n * sizeof(l->indices[0]));
     l->out = (struct cairn_batch){.n = s->n, .count = s->fields->count, .tensors = l->tensors, .indices = l->indices};
@@ -239,18 +279,18 @@ cairn_status cairn_loader_next(cairn_loader *l, const struct cairn_batch **batch
     TRY(cairn__device_refuse_recording(l->env->device,
                                        "replays would not repeat it; call cairn_loader_next between replays"));
     if (was_moved(l)) restart(l);
-    want(l);
+    TRY(want(l));
     if (l->head == l->tail) {
         move_to(l, cairn_sampler_length(l->sampler)); /* past what drop_last leaves out */
         *batch = NULL;
         return CAIRN_OK;
     }
-    struct slot *s = &l->slots[l->head % (uint64_t)l->depth];
+    struct slot *s = &l->slots[l->head % (uint64_t)l->num_slots];
     wait_for(l, s);
     TRY(hand_out(l, s));
     l->head++;
     move_to(l, l->position + (int64_t)s->n);
-    want(l);
+    (void)want(l); /* what fails here fails again in the next call */
     *batch = &l->out;
     return CAIRN_OK;
 out:
@@ -289,9 +329,9 @@ static void choose_collate(cairn_loader *l, const struct cairn_loader_options *o
 
 static cairn_status make_slots(cairn_loader *l) {
     cairn_status st = CAIRN_OK;
-    TRY(cairn__calloc((size_t)l->depth, sizeof(l->slots[0]), (void **)&l->slots));
+    TRY(cairn__calloc((size_t)l->num_slots, sizeof(l->slots[0]), (void **)&l->slots));
     TRY(cairn__calloc(l->batch, sizeof(l->indices[0]), (void **)&l->indices));
-    for (int i = 0; i < l->depth; i++) {
+    for (int i = 0; i < l->num_slots; i++) {
         TRY(cairn_fields_create(&l->slots[i].fields));
         TRY(cairn__calloc(l->batch, sizeof(l->slots[i].indices[0]), (void **)&l->slots[i].indices));
     }
@@ -343,6 +383,8 @@ cairn_status cairn_loader_create(cairn_env *env, const cairn_dataset *dataset, c
     env->places[CAIRN__PLACE_OF_DATA].alive++;
     l->workers = o.workers;
     l->depth = o.workers == 0 ? 1 : o.prefetch > 0 ? o.prefetch : 2 * o.workers;
+    l->pins = !cairn__is_on_host(env->device);
+    l->num_slots = l->depth + l->pins;
     l->drops_last = o.drop_last == CAIRN_ON;
     l->seed = o.seed;
     l->forks = cairn__forks();
@@ -375,16 +417,20 @@ static void end_reader(struct reader *r, size_t batch) {
     cairn__free(r->examples);
 }
 
+static void end_slot(cairn_loader *l, struct slot *s) {
+    for (int i = 0; s->fields && i < CAIRN_MAX_FIELDS; i++)
+        cairn__device_free_pinned(l->env->device, s->fields->memory[i].pinned);
+    cairn_fields_destroy(&s->fields);
+    cairn__free(s->indices);
+}
+
 void cairn_loader_destroy(cairn_loader **loader) {
     if (!loader || !*loader) return;
     cairn_loader *l = *loader;
     if (l->forks == cairn__forks()) join(l); /* a child of fork has no such threads */
     for (int i = 0; i < CAIRN_MAX_FIELDS; i++) cairn_tensor_destroy(&l->tensors[i]);
     for (int i = 0; l->readers && i < (l->workers > 0 ? l->workers : 1); i++) end_reader(&l->readers[i], l->batch);
-    for (int i = 0; l->slots && i < l->depth; i++) {
-        cairn_fields_destroy(&l->slots[i].fields);
-        cairn__free(l->slots[i].indices);
-    }
+    for (int i = 0; l->slots && i < l->num_slots; i++) end_slot(l, &l->slots[i]);
     l->env->places[CAIRN__PLACE_OF_DATA].alive--;
     cairn__free(l->readers);
     cairn__free(l->slots);

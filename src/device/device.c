@@ -200,6 +200,26 @@ out:
     return st;
 }
 
+cairn_status cairn__device_upload_pinned(struct cairn_device *d, void *dst, const void *host, size_t nbytes,
+                                         uint64_t *ticket) {
+    cairn_status st = CAIRN_OK;
+    *ticket = 0;
+    if (!d->ops->upload_pinned) return cairn__device_upload(d, dst, host, nbytes);
+    TRY(cairn__device_refuse_recording(d, NO_UPLOAD));
+    if (nbytes > 0) TRY(d->ops->upload_pinned(d, dst, host, nbytes, ticket));
+out:
+    return st;
+}
+
+cairn_status cairn__device_wait_upload(struct cairn_device *d, uint64_t ticket) {
+    cairn_status st = CAIRN_OK;
+    if (ticket == 0) return CAIRN_OK;
+    TRY(cairn__device_refuse_recording(d, NO_WAIT));
+    TRY(d->ops->wait_upload(d, ticket));
+out:
+    return st;
+}
+
 cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__device_refuse_recording(d, NO_DOWNLOAD));

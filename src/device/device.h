@@ -73,6 +73,11 @@ struct cairn__device_ops {
     cairn_status (*graph_launch)(struct cairn_device *d, void *graph);
     void (*graph_free)(struct cairn_device *d, void *graph);
 
+    /* (optional, both or none: upload is all there is) Queued: host, which alloc_pinned gave, is read later, and may be
+     * written again when wait_upload of the ticket has returned. */
+    cairn_status (*upload_pinned)(struct cairn_device *d, void *dst, const void *host, size_t nbytes, uint64_t *ticket);
+    cairn_status (*wait_upload)(struct cairn_device *d, uint64_t ticket);
+
     /* (optional: NULL = all memory can be used) Whether passes can use memory at p. */
     bool (*reaches)(struct cairn_device *d, const void *p);
 
@@ -141,6 +146,11 @@ void cairn__device_free_pinned(struct cairn_device *d, void *p);
 cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
 /* While a graph is recorded, CAIRN_ESTATE: replays would not repeat a copy to or from the host. */
 cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes);
+/* The same from pinned memory, which the device may read until cairn__device_wait_upload of *ticket has returned; one of
+ * 0 is never waited for. */
+cairn_status cairn__device_upload_pinned(struct cairn_device *d, void *dst, const void *host, size_t nbytes,
+                                         uint64_t *ticket);
+cairn_status cairn__device_wait_upload(struct cairn_device *d, uint64_t ticket);
 cairn_status cairn__device_download(struct cairn_device *d, void *host, const void *src, size_t nbytes);
 cairn_status cairn__device_synchronize(struct cairn_device *d);
 cairn_status cairn__device_check(struct cairn_device *d);

@@ -308,6 +308,20 @@ out:
     return st;
 }
 
+static cairn_status cuda_upload_pinned(struct cairn_device *d, void *dst, const void *host, size_t nbytes,
+                                       uint64_t *ticket) {
+    struct cairn__cuda *c = cairn__cuda_enter(d);
+    cairn_status st = CAIRN_OK;
+    TRY(refuse_recording(c, c->stream, "copying from the host"));
+    TRY(cairn__cuda_stage_pinned(c, dst, host, nbytes, ticket));
+out:
+    return st;
+}
+
+static cairn_status cuda_wait_upload(struct cairn_device *d, uint64_t ticket) {
+    return cairn__cuda_await_pinned(cairn__cuda_enter(d), ticket);
+}
+
 static cairn_status cuda_synchronize(struct cairn_device *d) {
     static const char doing[] = "waiting for the GPU";
     const struct cairn__cuda *c = cairn__cuda_enter(d);
@@ -428,6 +442,8 @@ const struct cairn__device_ops cairn__cuda_ops = {
     .free_pinned = cuda_free_pinned,
     .copy = cuda_copy,
     .upload = cuda_upload,
+    .upload_pinned = cuda_upload_pinned,
+    .wait_upload = cuda_wait_upload,
     .download = cuda_download,
     .synchronize = cuda_synchronize,
     .check = cuda_check,

@@ -108,6 +108,10 @@ void *cairn__cuda_room(struct cairn_device *d, enum cairn__room slot, size_t nby
 
 /* Copies from the host, whose memory may be reused at once. */
 cairn_status cairn__cuda_stage(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes);
+/* Copies from pinned memory, which may be reused when await of the ticket has returned. */
+cairn_status cairn__cuda_stage_pinned(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes,
+                                      uint64_t *ticket);
+cairn_status cairn__cuda_await_pinned(struct cairn__cuda *c, uint64_t ticket);
 /* No work may be queued. */
 void cairn__staging_destroy(struct cairn__staging **staging);
 

@@ -9,12 +9,14 @@
 #include "core/status.h"
 #include "device/cuda/cuda.h"
 
-enum { SLOTS = 4, SLOT_NBYTES = 1 << 20 };
+enum { SLOTS = 4, SLOT_NBYTES = 1 << 20, TICKETS = 64 };
 
 struct cairn__staging {
     char *slots;              /* SLOTS * SLOT_NBYTES, pinned */
     cudaEvent_t taken[SLOTS]; /* the last copy out of each */
     unsigned next;
+    cudaEvent_t read[TICKETS]; /* copies out of others' pinned memory: ticket t's is read[t % TICKETS] */
+    uint64_t tickets;          /* so far; the first is 1 */
 };
 
 static cairn_status create(struct cairn__cuda *c) {
@@ -25,6 +27,9 @@ static cairn_status create(struct cairn__cuda *c) {
              cudaHostAlloc((void **)&s->slots, SLOTS * SLOT_NBYTES, cudaHostAllocPortable));
     for (int i = 0; i < SLOTS; i++) {
         TRY_CUDA(c, "making an event", cudaEventCreateWithFlags(&s->taken[i], cudaEventDisableTiming));
+    }
+    for (int i = 0; i < TICKETS; i++) {
+        TRY_CUDA(c, "making an event", cudaEventCreateWithFlags(&s->read[i], cudaEventDisableTiming));
     }
     c->staging = s;
     return CAIRN_OK;
@@ -38,6 +43,9 @@ void cairn__staging_destroy(struct cairn__staging **staging) {
     if (!s) return;
     for (int i = 0; i < SLOTS; i++) {
         if (s->taken[i]) (void)cudaEventDestroy(s->taken[i]);
+    }
+    for (int i = 0; i < TICKETS; i++) {
+        if (s->read[i]) (void)cudaEventDestroy(s->read[i]);
     }
     if (s->slots) (void)cudaFreeHost(s->slots);
     cairn__free(s);
@@ -66,6 +74,27 @@ cairn_status cairn__cuda_stage(struct cairn__cuda *c, void *dst, const void *hos
         TRY_CUDA(c, doing, cudaEventRecord(c->staging->taken[i], c->stream));
         c->staging->next = (i + 1) % SLOTS;
     }
+out:
+    return st;
+}
+
+cairn_status cairn__cuda_stage_pinned(struct cairn__cuda *c, void *dst, const void *host, size_t nbytes,
+                                      uint64_t *ticket) {
+    static const char doing[] = "copying from pinned memory";
+    cairn_status st = CAIRN_OK;
+    if (!c->staging) TRY(create(c));
+    TRY_CUDA(c, doing, cudaMemcpyAsync(dst, host, nbytes, cudaMemcpyHostToDevice, c->stream));
+    const uint64_t mine = ++c->staging->tickets;
+    TRY_CUDA(c, doing, cudaEventRecord(c->staging->read[mine % TICKETS], c->stream));
+    *ticket = mine;
+out:
+    return st;
+}
+
+/* The event may be that of a later ticket by now, which the stream reaches after this one. */
+cairn_status cairn__cuda_await_pinned(struct cairn__cuda *c, uint64_t ticket) {
+    cairn_status st = CAIRN_OK;
+    TRY_CUDA(c, "waiting for a copy from pinned memory", wait_for(c->staging->read[ticket % TICKETS]));
 out:
     return st;
 }
