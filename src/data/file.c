@@ -31,25 +31,26 @@ void cairn__file_close(struct cairn__file *f) {
     *f = (struct cairn__file){.fd = -1};
 }
 
-static cairn_status fail_at_end(const struct cairn__file *f, size_t nbytes, int64_t at) {
+/* A file that is cut while it is read may give zeros in the place of what is gone: the kernel looks at the size, then
+ * copies a page that has been cleared by then. So the size is looked at afterwards, too. */
+static cairn_status check_end(const struct cairn__file *f, size_t done, size_t nbytes, int64_t at) {
     struct stat s;
     if (fstat(f->fd, &s) != 0) return cairn__fail_errno(errno, "%s", f->path);
-    return cairn__fail(CAIRN_EINVAL,
-                       "%s: ends at byte %" PRId64 ", and %zu from byte %" PRId64
-                       " on are to be read; the file may have been truncated",
-                       f->path, (int64_t)s.st_size, nbytes, at);
+    REQUIRE(done == nbytes && s.st_size >= at && (uint64_t)(s.st_size - at) >= nbytes, CAIRN_EINVAL,
+            "%s: ends at byte %" PRId64 ", and %zu from byte %" PRId64
+            " on are to be read; the file may have been truncated",
+            f->path, (int64_t)s.st_size, nbytes, at);
+    return CAIRN_OK;
 }
 
 cairn_status cairn__file_read_at(const struct cairn__file *f, void *to, size_t nbytes, int64_t at) {
-    char *end = to;
-    while (nbytes > 0) {
-        const ssize_t got = pread(f->fd, end, nbytes, (off_t)at);
+    size_t done = 0;
+    while (done < nbytes) {
+        const ssize_t got = pread(f->fd, (char *)to + done, nbytes - done, (off_t)(at + (int64_t)done));
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return cairn__fail_errno(errno, "%s: reading at byte %" PRId64, f->path, at);
-        if (got == 0) return fail_at_end(f, nbytes, at);
-        end += got;
-        at += got;
-        nbytes -= (size_t)got;
+        if (got < 0) return cairn__fail_errno(errno, "%s: reading at byte %" PRId64, f->path, at + (int64_t)done);
+        if (got == 0) break;
+        done += (size_t)got;
     }
-    return CAIRN_OK;
+    return check_end(f, done, nbytes, at);
 }
