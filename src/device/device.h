@@ -146,8 +146,8 @@ void cairn__device_free_pinned(struct cairn_device *d, void *p);
 cairn_status cairn__device_copy(struct cairn_device *d, void *dst, const void *src, size_t nbytes);
 /* While a graph is recorded, CAIRN_ESTATE: replays would not repeat a copy to or from the host. */
 cairn_status cairn__device_upload(struct cairn_device *d, void *dst, const void *host, size_t nbytes);
-/* The same from pinned memory, which the device may read until cairn__device_wait_upload of *ticket has returned. A
- * ticket of 0 is waited for at once. */
+/* The same from pinned memory, which the device may read until cairn__device_wait_upload of *ticket has returned: at
+ * once for a ticket of 0, where the copy is over. */
 cairn_status cairn__device_upload_pinned(struct cairn_device *d, void *dst, const void *host, size_t nbytes,
                                          uint64_t *ticket);
 cairn_status cairn__device_wait_upload(struct cairn_device *d, uint64_t ticket);
