@@ -9,8 +9,8 @@
  *           in rank order, and every rank has the same bits. running_var goes towards the variance over n - 1, n of all
  *           ranks. Gradients of weight and bias are of the rank's own share: ddp averages them like any other.
  * Messages  in training one all-gather of 2 C + 1 f64 in forward, and one all-reduce of as many in backward, where x
- *           requires a gradient; both are waited for. In evaluation none. A group of one rank sends nothing and is
- *           cairn_batch_norm to the bit.
+ *           requires a gradient; both are waited for, on GPUs by the GPU and not the host. In evaluation none. A group
+ *           of one rank sends nothing and is cairn_batch_norm to the bit.
  * Order     in training every rank runs the same synchronised layers in the same order, forward and backward. A
  *           checkpoint runs its forward once more in backward, messages included.
  * Channel   layers have a channel of their own of the group (cairn_group_new), so that they keep clear of ddp's
@@ -18,7 +18,8 @@
  * Failures  a rank that dies, or whose input has other channels, is an error of the forward (NULL) or the backward on
  *           the others, when dist.h says. One value a channel on all ranks together is CAIRN_EINVAL on every rank; none
  *           is no error and changes no statistics.
- * Devices   the CPU, as all normalisation yet; nn refuses others.
+ * Devices   all. On a GPU a share of at most one value a channel makes the host wait, since all together may have too
+ *           few, and such a step cannot be recorded.
  * Not here  apex's fuse_relu and z, which are cairn_relu and cairn_add after it, and channel_last: dimension 1 is the
  *           channel.
  * Threads   as groups: one caller at a time for all groups of an environment. */

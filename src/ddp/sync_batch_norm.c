@@ -27,35 +27,35 @@ struct cairn__sync_channel {
 
 /* ---- numbers ---- */
 
-/* From the shares' means and biased variances m_r, v_r of n_r values each, N together, in rank order:
- *     mean = sum(n_r m_r) / N;  variance = sum(n_r (v_r + (m_r - mean)^2)) / N
- * which is what Chan's pairwise merge (Am. Stat. 37, 1983) comes to, with fewer roundings. */
-static void merge_channel(double moments[2], const double *all, size_t stride, int p, size_t at, double total) {
-    double sum = 0, squares = 0;
-    for (int r = 0; r < p; r++) sum += all[(size_t)r * stride] * all[(size_t)r * stride + at];
-    const double mean = sum / total;
+/* One value in all leaves no variance. The counts are on the device: they are read only where this share has so few
+ * values that it may be so, and where it is, that holds on every rank. */
+static cairn_status check_total(cairn_group *group, const double *all, size_t stride, double values) {
+    struct cairn_device *d = cairn__group_device(group);
+    const int p = cairn_group_size(group);
+    cairn_status st = CAIRN_OK;
+    double total = 0;
+    if (values > 1) return CAIRN_OK;
     for (int r = 0; r < p; r++) {
-        const double *share = all + (size_t)r * stride, d = share[at] - mean;
-        squares += share[0] * (share[at + 1] + d * d);
+        double one = 0;
+        TRY(cairn__device_download(d, &one, all + (size_t)r * stride, sizeof(one)));
+        total += one;
     }
-    moments[0] = mean;
-    moments[1] = squares / total;
+    REQUIRE(total != 1, CAIRN_EINVAL,
+            "SyncBatchNorm: training needs more than one value for each channel, but the %d ranks have 1 together", p);
+out:
+    return st;
 }
 
-static cairn_status merge(void *ctx, double *own, double *all, size_t channels) {
+static cairn_status merge(void *ctx, double *own, double *all, size_t channels, double values) {
     cairn_group *group = ctx;
-    const int p = cairn_group_size(group);
+    struct cairn_device *d = cairn__group_device(group);
     const size_t n = 1 + 2 * channels;
     const uint64_t begin = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn_allgather(group, all, own, n, CAIRN_F64, NULL));
     cairn__trace("ddp", "sync_batch_norm_forward", (int64_t)channels, (int64_t)(n * sizeof(*own)), begin);
-    double total = 0;
-    for (int r = 0; r < p; r++) total += all[(size_t)r * n];
-    REQUIRE(total != 1, CAIRN_EINVAL,
-            "SyncBatchNorm: training needs more than one value for each channel, but the %d ranks have 1 together", p);
-    own[0] = total;
-    for (size_t c = 0; c < channels && total > 0; c++) merge_channel(&own[1 + 2 * c], all, n, p, 1 + 2 * c, total);
+    TRY(check_total(group, all, n, values));
+    d->math->merge_moments(d, own, all, (size_t)cairn_group_size(group), channels);
 out:
     return st;
 }

@@ -167,6 +167,9 @@ struct cairn__math {
      * [n channels], from what norm left in mean and variance. Of a batch without values: nothing. */
     void (*batch_stats)(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                         const struct cairn__norm *norm, double momentum);
+    /* shared = what the shares of a batch come to in forward, from all [shares][1 + 2 channels] (kernels/moments.h, f64
+     * on every device); without any values, a count of 0 and nothing more. */
+    void (*merge_moments)(struct cairn_device *d, double *shared, const double *all, size_t shares, size_t channels);
 
     /* ---- rows by index: y[i] = table[index[i]], rows of n elements. An index outside raises *bad_index, and its row
      * is zero. Backward: dtable = 0, then += dy[i] in order of i, as kernels.h has sums of columns (but that the

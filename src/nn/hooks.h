@@ -60,8 +60,8 @@ struct cairn__stats_exchange {
     int shares; /* 0 or 1: the input is the whole batch, and nothing is exchanged */
 
     /* own [1 + 2 * channels]: each channel's mean and biased variance. It becomes those of the whole batch, the same
-     * bits for every share. all: room for `shares` of it. */
-    cairn_status (*merge)(void *ctx, double *own, double *all, size_t channels);
+     * bits for every share. all: room for `shares` of it. values: the count that own begins with, for the host. */
+    cairn_status (*merge)(void *ctx, double *own, double *all, size_t channels, double values);
 
     /* own [n] becomes the sum over all shares. In backward, where dx is wanted. */
     cairn_status (*sum)(void *ctx, double *own, size_t n);

@@ -240,15 +240,10 @@ static cairn_status merge_stats(struct cairn__tape *tape, const struct norm_attr
     const struct cairn__stats_exchange *e = &a->exchange;
     cairn_status st = CAIRN_OK;
     double *all = NULL;
-    REQUIRE(
-        cairn__is_on_host(tape->env->device), CAIRN_ENOTSUP,
-        "SyncBatchNorm: '%s' does not combine the ranks' statistics yet; use device \"cpu\", or batch normalisation "
-        "of each rank",
-        cairn_device_name(tape->env->device));
     TRY(room_for(tape, count_shared(norm), &norm->shared));
     TRY(room_for(tape, (size_t)e->shares * count_shared(norm), &all));
     cairn__math_of(tape)->norm(tape->env->device, norm);
-    TRY(e->merge(e->ctx, norm->shared, all, (size_t)norm->channels));
+    TRY(e->merge(e->ctx, norm->shared, all, (size_t)norm->channels, (double)norm->outer * (double)norm->inner));
     norm->share = CAIRN__NORM_TAKES;
 out:
     return st;

@@ -19,6 +19,7 @@ const struct cairn__math cairn__cpu_math = {
     .norm = cairn__cpu_norm,
     .norm_backward = cairn__cpu_norm_backward,
     .batch_stats = cairn__cpu_batch_stats,
+    .merge_moments = cairn__cpu_merge_moments,
     .gather_rows = cairn__cpu_gather_rows,
     .scatter_rows = cairn__cpu_scatter_rows,
     .dropout = cairn__cpu_dropout,

@@ -9,6 +9,7 @@
 #include "core/parallel.h"
 #include "core/status.h"
 #include "device/cpu/rows.h"
+#include "kernels/moments.h"
 
 struct norming {
     struct cairn__norm norm;
@@ -560,5 +561,17 @@ void cairn__cpu_batch_stats(struct cairn_device *d, cairn_dtype running_dtype, v
         const double mean = get(r, norm->mean, c), variance = get(r, norm->variance, c) * n / (n - 1);
         put(t, running_mean, c, (1 - momentum) * get(t, running_mean, c) + momentum * mean);
         put(t, running_var, c, (1 - momentum) * get(t, running_var, c) + momentum * variance);
+    }
+}
+
+void cairn__cpu_merge_moments(struct cairn_device *d, double *shared, const double *all, size_t shares,
+                              size_t channels) {
+    const size_t stride = 1 + 2 * channels;
+    const double total = cairn__total_count(all, shares, stride);
+    (void)d;
+    shared[0] = total;
+    for (size_t c = 0; c < channels && total > 0; c++) {
+        const size_t at = 1 + 2 * c;
+        cairn__merge_pair(&shared[at], all, shares, stride, at, total);
     }
 }

@@ -67,6 +67,8 @@ void cairn__cpu_norm(struct cairn_device *d, const struct cairn__norm *norm);
 void cairn__cpu_norm_backward(struct cairn_device *d, const struct cairn__norm *norm);
 void cairn__cpu_batch_stats(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                             const struct cairn__norm *norm, double momentum);
+void cairn__cpu_merge_moments(struct cairn_device *d, double *shared, const double *all, size_t shares,
+                              size_t channels);
 
 /* loss.c */
 void cairn__cpu_class_loss(struct cairn_device *d, const struct cairn__class_loss *loss);

@@ -19,6 +19,7 @@ const struct cairn__math cairn__cuda_math = {
     .norm = cairn__cuda_norm,
     .norm_backward = cairn__cuda_norm_backward,
     .batch_stats = cairn__cuda_batch_stats,
+    .merge_moments = cairn__cuda_merge_moments,
     .conv = cairn__cuda_conv,
     .conv_backward = cairn__cuda_conv_backward,
     .pool = cairn__cuda_pool,

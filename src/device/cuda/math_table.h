@@ -74,6 +74,8 @@ void cairn__cuda_norm(struct cairn_device *d, const struct cairn__norm *norm);
 void cairn__cuda_norm_backward(struct cairn_device *d, const struct cairn__norm *norm);
 void cairn__cuda_batch_stats(struct cairn_device *d, cairn_dtype running_dtype, void *running_mean, void *running_var,
                              const struct cairn__norm *norm, double momentum);
+void cairn__cuda_merge_moments(struct cairn_device *d, double *shared, const double *all, size_t shares,
+                               size_t channels);
 /* conv.c */
 void cairn__cuda_conv(struct cairn_device *d, const struct cairn__conv *conv);
 void cairn__cuda_conv_backward(struct cairn_device *d, const struct cairn__conv *conv);

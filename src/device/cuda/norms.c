@@ -255,3 +255,11 @@ void cairn__cuda_batch_stats(struct cairn_device *d, cairn_dtype running_dtype, 
     struct work w = begin(d, "batch_stats", norm);
     queued(&w, cairn__launch_batch_stats(w.stream, running_dtype, running_mean, running_var, norm, momentum));
 }
+
+/* ---- shares of a batch ---- */
+
+void cairn__cuda_merge_moments(struct cairn_device *d, double *shared, const double *all, size_t shares,
+                               size_t channels) {
+    cairn__cuda_queued(d, "merge_moments",
+                       cairn__launch_merge_moments(cairn__cuda_enter(d)->stream, shared, all, shares, channels));
+}

@@ -1,5 +1,6 @@
 /* Batch and group norm: sums over groups, what is made of them, and the walk over all elements. */
 #include "device/cuda/norm_kernel.cuh"
+#include "kernels/moments.h"
 
 /* ---- pairs of sums: what an element adds ----
  *
@@ -556,4 +557,19 @@ int cairn__launch_batch_stats(struct CUstream_st *stream, cairn_dtype running_dt
     return running_dtype == CAIRN_F64
                ? launch_batch_stats<float, double>(stream, running_mean, running_var, norm, momentum)
                : launch_batch_stats<float, float>(stream, running_mean, running_var, norm, momentum);
+}
+
+/* ---- shares of a batch ---- */
+
+static CAIRN__KERNEL merge_moments(double *shared, const double *all, size_t shares, size_t channels) {
+    const size_t c = (size_t)blockIdx.x * CAIRN__CUDA_THREADS + threadIdx.x, stride = 1 + 2 * channels;
+    const double total = cairn__total_count(all, shares, stride);
+    if (c == 0) shared[0] = total;
+    if (c < channels && total > 0) cairn__merge_pair(&shared[1 + 2 * c], all, shares, stride, 1 + 2 * c, total);
+}
+
+int cairn__launch_merge_moments(struct CUstream_st *stream, double *shared, const double *all, size_t shares,
+                                size_t channels) {
+    const size_t blocks = channels / CAIRN__CUDA_THREADS + 1; /* one of no channels has the count */
+    return cairn__launch(merge_moments, blocks, CAIRN__CUDA_THREADS, stream, shared, all, shares, channels);
 }

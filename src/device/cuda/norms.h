@@ -93,6 +93,12 @@ int cairn__launch_norm_apply_slopes(struct CUstream_st *stream, const struct cai
 int cairn__launch_batch_stats(struct CUstream_st *stream, cairn_dtype running_dtype, void *running_mean,
                               void *running_var, const struct cairn__norm *norm, double momentum);
 
+/* ---- shares of a batch ---- */
+
+/* kernels/moments.h, a channel a thread. */
+int cairn__launch_merge_moments(struct CUstream_st *stream, double *shared, const double *all, size_t shares,
+                                size_t channels);
+
 #ifdef __cplusplus
 }
 #endif

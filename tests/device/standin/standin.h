@@ -11,6 +11,8 @@
  *   CAIRN_STANDIN_ORDER    forward (default), backward, or a seed: of blocks and threads
  *   CAIRN_STANDIN_LAZY     1 (default): work runs when it is waited for, or when a thousand items are queued; 0:
  *                          at once
+ *   CAIRN_STANDIN_HOLD     1: a stream that waits for another holds up the host, too; 0 (default): it does not. With
+ *                          LAZY and PROTECT 0, a program may then take the device's memory for the host's
  *   CAIRN_STANDIN_PROTECT  1 (default): the host crashes, with a sentence, where it touches device memory; 0: it does
  *                          not
  *   CAIRN_STANDIN_MEMORY   bytes that the device has (2 GiB)
