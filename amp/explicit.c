@@ -63,7 +63,7 @@ static cairn_status find_guard(amp_scaler *s, cairn_optimizer *o, const char *ca
     }
     REQUIRE(s->is_own, CAIRN_EINVAL,
             "%s: the scaler belongs to an amp context, and the optimizer was not given to its amp_initialize", call);
-    TRY(cairn__guard_create(o, NULL, &s->users->scaler, 1, true, &u->guard));
+    TRY(cairn__guard_create(o, NULL, &s->users->scaler, 1, true, false, &u->guard));
     u->guard->ending = optimizer_ends;
     u->is_guard_ours = true;
 out:

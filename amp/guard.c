@@ -315,7 +315,7 @@ static void release(void *ctx) {
 /* ---- making and ending ---- */
 
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
-                                 int num_scalers, bool skips, struct cairn__amp_guard **out) {
+                                 int num_scalers, bool skips, bool waits, struct cairn__amp_guard **out) {
     cairn_status st = CAIRN_OK;
     struct cairn__amp_guard *g = NULL;
     struct cairn_env *env = cairn__optimizer_env(optimizer);
@@ -333,7 +333,7 @@ cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, 
     TRY(cairn__device_synchronize(env->device)); /* reports of steps before this guard are all in */
     g->last_before = cairn__optimizer_last_report(optimizer).number;
     const struct cairn__step_guard guard = {
-        .ctx = g, .before = before, .after = after, .owner = owner, .release = release};
+        .ctx = g, .before = before, .after = after, .waits = waits, .owner = owner, .release = release};
     cairn__set_step_guard(optimizer, &guard);
     *out = g;
     return CAIRN_OK;

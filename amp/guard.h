@@ -40,10 +40,10 @@ struct cairn__amp_guard {
     struct cairn__overflow *overflows;
 };
 
-/* Makes a guard of the optimizer's steps. scalers stays the caller's. Errors: CAIRN_ESTATE the optimizer has
- * one; CAIRN_ENOMEM. */
+/* Makes a guard of the optimizer's steps. scalers stays the caller's. waits: a step waits for its report. Errors:
+ * CAIRN_ESTATE the optimizer has one; CAIRN_ENOMEM. */
 cairn_status cairn__guard_create(cairn_optimizer *optimizer, const void *owner, amp_scaler *const *scalers,
-                                 int num_scalers, bool skips, struct cairn__amp_guard **out);
+                                 int num_scalers, bool skips, bool waits, struct cairn__amp_guard **out);
 
 /* From now on a step that one rank skips is skipped on every rank, and its report names the gradients of all:
  * cairn__guard_agree. Errors: CAIRN_ENOMEM. */

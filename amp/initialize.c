@@ -89,7 +89,7 @@ out:
 static cairn_status add_guard(amp_context *amp, cairn_optimizer *optimizer) {
     cairn_status st = CAIRN_OK;
     TRY(cairn__guard_create(optimizer, amp, amp->scalers, amp->policy.num_losses, amp->policy.skip_nonfinite,
-                            &amp->guards[amp->num_guards]));
+                            amp->policy.explain_overflow, &amp->guards[amp->num_guards]));
     amp->guards[amp->num_guards++]->open = &amp->open;
 out:
     return st;

@@ -75,8 +75,8 @@ struct amp_options {
      * ranks. */
     cairn_switch stochastic_rounding;
     uint64_t rounding_seed;
-    /* ON: the message about a skipped step names the operation that made the first infinite or NaN value; slow, on the
-     * CPU alone. OFF */
+    /* ON: the message about a skipped step names the operation that made the first infinite or NaN value; slow: on a
+     * GPU every operation waits for it, and steps that a graph replays are not looked at. OFF */
     cairn_switch explain_overflow;
 };
 #define amp_options(...) (&(struct amp_options){.struct_size = sizeof(struct amp_options), __VA_ARGS__})

@@ -174,8 +174,8 @@ CAIRN_API cairn_tensor *cairn_detach(cairn_tensor *x);
  * PyTorch's does not, also for those that a dynamic loss scale causes while it falls, so begin with a small one (the
  * message says that a loss is scaled). Values from outside are not checked, and an infinity is none of an operation's
  * doing where an input of it, or the gradient that comes to it, holds one already: scores plus a mask of -inf are no
- * anomaly; a NaN always is. Slow, for finding bugs; on the CPU alone (on another device: a warning).
- * torch.autograd.set_detect_anomaly */
+ * anomaly; a NaN always is. Slow, for finding bugs: on a GPU every operation waits for it, and a step cannot be
+ * recorded (CAIRN_ESTATE). torch.autograd.set_detect_anomaly */
 CAIRN_API void cairn_detect_anomaly(cairn_env *env, int on);
 
 /* Forgets what fn computes in between and computes it again in backward: memory for time. fn(ctx, inputs, count) builds

@@ -1,4 +1,5 @@
-/* Anomaly mode: checks every value for inf and NaN as it is computed, on the host.
+/* Anomaly mode: checks every value for inf and NaN as it is computed. A device whose memory is not the host's counts
+ * the bad ones, and values are copied to the host where there are some, or where the device does not count such a type.
  *
  * The error names the first operation in order, since everything before it has been checked. Values from outside
  * (leaves, parameters, the gradient a backward begins with) are checked only to explain a bad result: masks of -inf are
@@ -10,7 +11,6 @@
 
 #include "core/alloc.h"
 #include "core/half.h"
-#include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "nn/backward.h"
@@ -46,13 +46,12 @@ static void look_at(struct findings *f, double value) {
     f->n++;
 }
 
-/* n elements of v in row-major order. */
-static struct findings look_at_view(const struct cairn__view *v, size_t n) {
-    struct findings f = {0};
+/* n elements of v, in the host's memory, in row-major order. */
+static void look_here(const struct cairn__view *v, size_t n, struct findings *f) {
     int64_t at[CAIRN_MAX_DIMS] = {0};
     size_t offset = 0;
-    while (f.n < n) {
-        look_at(&f, value_at(v->dtype, v->data, offset));
+    while (f->n < n) {
+        look_at(f, value_at(v->dtype, v->data, offset));
         for (int d = v->ndim - 1; d >= 0; d--) {
             offset += (size_t)v->stride[d];
             if (++at[d] < v->size[d]) break;
@@ -60,28 +59,92 @@ static struct findings look_at_view(const struct cairn__view *v, size_t n) {
             at[d] = 0;
         }
     }
-    return f;
 }
 
-static struct findings look_at_tensor(const cairn_tensor *t) {
+/* ---- on devices whose memory is not the host's ---- */
+
+/* Of floats. */
+static bool can_count(const struct cairn__view *v) {
+    return v->dtype != CAIRN_F64 && cairn__view_is_dense(v);
+}
+
+static cairn_status is_finite_there(struct cairn_device *d, const struct cairn__view *v, size_t n, bool *finite) {
+    const struct cairn__item item = {.n = n, .x = v->data};
+    struct cairn__census *there = NULL, counted;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__device_alloc(d, CAIRN__HOLDS_SCRATCH, sizeof(*there), (void **)&there));
+    d->passes->census(d, &item, 1, v->dtype, 0, there);
+    TRY(cairn__device_download(d, &counted, there, sizeof(counted)));
+    *finite = counted.infs + counted.nans == 0;
+out:
+    cairn__device_free(d, there);
+    return st;
+}
+
+static cairn_status look_at_copy(struct cairn_device *d, const struct cairn__view *v, size_t n, struct findings *f) {
+    struct cairn__view here = *v;
+    int64_t last = 0;
+    cairn_status st = CAIRN_OK;
+    for (int k = 0; k < v->ndim; k++) last += (v->size[k] - 1) * v->stride[k];
+    const size_t nbytes = (size_t)(last + 1) * cairn_dtype_nbytes(v->dtype);
+    here.data = NULL;
+    TRY(cairn__alloc(nbytes, &here.data));
+    TRY(cairn__device_download(d, here.data, v->data, nbytes));
+    look_here(&here, n, f);
+out:
+    cairn__free(here.data);
+    return st;
+}
+
+static cairn_status look_there(struct cairn_device *d, const struct cairn__view *v, size_t n, struct findings *f) {
+    cairn_status st = CAIRN_OK;
+    bool finite = false;
+    f->n = n;
+    if (n == 0 || !cairn__is_float(v->dtype)) return CAIRN_OK;
+    if (can_count(v)) TRY(is_finite_there(d, v, n, &finite));
+    if (finite) return CAIRN_OK;
+    f->n = 0;
+    TRY(look_at_copy(d, v, n, f));
+out:
+    return st;
+}
+
+/* ---- what is looked at ---- */
+
+static cairn_status look_at_view(const struct cairn__tape *tape, const struct cairn__view *v, size_t n,
+                                 struct findings *f) {
+    struct cairn_device *d = tape->env->device;
+    *f = (struct findings){0};
+    if (!cairn__is_on_host(d)) return look_there(d, v, n, f);
+    look_here(v, n, f);
+    return CAIRN_OK;
+}
+
+static cairn_status look_at_tensor(const struct cairn__tape *tape, const cairn_tensor *t, struct findings *f) {
     const struct cairn__view v = cairn__tensor_view(t);
-    return look_at_view(&v, t->n);
+    return look_at_view(tape, &v, t->n, f);
 }
 
-static struct findings look_at_grad(const cairn_tensor *t, const void *dx) {
+static cairn_status look_at_grad(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx,
+                                 struct findings *f) {
     const struct cairn__view v = cairn__tensor_grad_view(t, (void *)(uintptr_t)dx);
-    return look_at_view(&v, t->n);
+    return look_at_view(tape, &v, t->n, f);
 }
 
 static bool is_bad(struct findings f) {
     return f.infs + f.nans > 0;
 }
 
-static bool any_input_is_infinite(const struct cairn__node *node) {
-    for (int i = 0; i < node->count; i++) {
-        if (node->inputs[i] && look_at_tensor(node->inputs[i]).infs > 0) return true;
+static cairn_status look_for_infinite_inputs(const struct cairn__tape *tape, const struct cairn__node *node,
+                                             bool *any) {
+    cairn_status st = CAIRN_OK;
+    struct findings f = {0};
+    for (int i = 0; i < node->count && f.infs == 0; i++) {
+        if (node->inputs[i]) TRY(look_at_tensor(tape, node->inputs[i], &f));
     }
-    return false;
+    *any = f.infs > 0;
+out:
+    return st;
 }
 
 /* ---- sentences ---- */
@@ -119,23 +182,31 @@ static const char *findings_text(struct findings f, char text[FOUND]) {
 }
 
 /* "; its input 0 had ...", of the first input that is infinite or NaN; "" = none is. */
-static const char *cause_text(const struct cairn__node *node, char text[TEXT]) {
-    char found[FOUND];
+static cairn_status cause_text(const struct cairn__tape *tape, const struct cairn__node *node, char text[TEXT]) {
+    char values[FOUND];
+    cairn_status st = CAIRN_OK;
     text[0] = '\0';
     for (int i = 0; i < node->count && !text[0]; i++) {
-        const cairn_tensor *x = node->inputs[i];
-        const struct findings f = x ? look_at_tensor(x) : (struct findings){0};
-        if (is_bad(f)) snprintf(text, TEXT, "; its input %d had %s", i, findings_text(f, found));
+        struct findings f = {0};
+        if (node->inputs[i]) TRY(look_at_tensor(tape, node->inputs[i], &f));
+        if (is_bad(f)) snprintf(text, TEXT, "; its input %d had %s", i, findings_text(f, values));
     }
-    return text;
+out:
+    return st;
 }
 
 /* ---- the checks ---- */
 
-/* Noting keeps the first anomaly, so that nothing is checked after it. */
-static bool looks(const struct cairn__tape *tape) {
+/* Noting keeps the first anomaly, so that nothing is checked after it. What is recorded has no values yet: noting lets
+ * it pass, and finding refuses to be recorded. */
+static cairn_status begins_to_look(const struct cairn__tape *tape, bool *looks) {
     const struct cairn__tape *main = tape->main;
-    return main->finds_anomalies || (main->anomaly && !main->anomaly[0]);
+    struct cairn_device *d = tape->env->device;
+    *looks = main->finds_anomalies || (main->anomaly && !main->anomaly[0]);
+    if (!*looks || !d->capturing) return CAIRN_OK;
+    *looks = false;
+    if (!main->finds_anomalies) return CAIRN_OK;
+    return cairn__device_refuse_recording(d, "anomaly mode looks at every value; turn it off (cairn_detect_anomaly)");
 }
 
 static cairn_status __attribute__((format(printf, 2, 3)))
@@ -152,18 +223,33 @@ found(const struct cairn__tape *tape, const char *format, ...) {
 
 cairn_status cairn__check_result(const struct cairn__tape *tape, const struct cairn__node *node) {
     char call[TEXT], values[FOUND], cause[TEXT];
-    if (!looks(tape) || node->row->view) return CAIRN_OK;
-    const struct findings f = look_at_tensor(node->result);
-    if (!is_bad(f) || (f.nans == 0 && any_input_is_infinite(node))) return CAIRN_OK;
-    return found(tape, "the result of %s has %s%s", call_text(node, call), findings_text(f, values),
-                 cause_text(node, cause));
+    struct findings f;
+    bool looks, given = false;
+    cairn_status st = CAIRN_OK;
+    TRY(begins_to_look(tape, &looks));
+    if (!looks || node->row->view) return CAIRN_OK;
+    TRY(look_at_tensor(tape, node->result, &f));
+    if (is_bad(f) && f.nans == 0) TRY(look_for_infinite_inputs(tape, node, &given));
+    if (!is_bad(f) || given) return CAIRN_OK;
+    TRY(cause_text(tape, node, cause));
+    return found(tape, "the result of %s has %s%s", call_text(node, call), findings_text(f, values), cause);
+out:
+    return st;
 }
 
 /* Whether what node's backward computes with holds an infinity; without a node, the gradient that backward begins with
  * counts as one. */
-static bool is_given_infinity(const struct cairn__node *node) {
-    if (!node || any_input_is_infinite(node)) return true;
-    return node->result->sum && look_at_grad(node->result, node->result->sum).infs > 0;
+static cairn_status look_for_given_infinity(const struct cairn__tape *tape, const struct cairn__node *node, bool *any) {
+    struct findings f = {0};
+    cairn_status st = CAIRN_OK;
+    *any = true;
+    if (!node) return CAIRN_OK;
+    TRY(look_for_infinite_inputs(tape, node, any));
+    if (*any) return CAIRN_OK;
+    if (node->result->sum) TRY(look_at_grad(tape, node->result, node->result->sum, &f));
+    *any = f.infs > 0;
+out:
+    return st;
 }
 
 static const char *scale_text(const struct cairn__tape *tape) {
@@ -173,54 +259,58 @@ static const char *scale_text(const struct cairn__tape *tape) {
 cairn_status cairn__check_contribution(const struct cairn__tape *tape, const cairn_tensor *t, const void *dx) {
     char call[TEXT], values[FOUND];
     const struct cairn__node *node = tape->root->walked;
-    if (!looks(tape)) return CAIRN_OK;
-    const struct findings f = look_at_grad(t, dx);
-    if (!is_bad(f)) return CAIRN_OK;
-    if (f.nans == 0 && is_given_infinity(node)) {
-        tape->root->lets_infinities = true;
-        return CAIRN_OK;
-    }
-    if (!node) return CAIRN_OK; /* cairn__check_sum reports it */
-    int i = 0;                  /* of the input that t is */
+    struct findings f;
+    bool looks, given = false;
+    cairn_status st = CAIRN_OK;
+    TRY(begins_to_look(tape, &looks));
+    if (!looks) return CAIRN_OK;
+    TRY(look_at_grad(tape, t, dx, &f));
+    if (is_bad(f) && f.nans == 0) TRY(look_for_given_infinity(tape, node, &given));
+    if (given) tape->root->lets_infinities = true;
+    if (!is_bad(f) || given || !node) return CAIRN_OK; /* without a node cairn__check_sum reports it */
+    int i = 0;                                         /* of the input that t is */
     while (i < node->count && (!node->inputs[i] || cairn__tensor_grad_target(node->inputs[i]) != t)) i++;
     return found(tape, "backward of %s gave its input %d a gradient with %s%s", call_text(node, call), i,
                  findings_text(f, values), scale_text(tape));
+out:
+    return st;
 }
 
 cairn_status cairn__check_sum(const struct cairn__tape *tape, const struct cairn__node *node) {
     char call[TEXT], values[FOUND];
-    if (!looks(tape)) return CAIRN_OK;
-    const struct findings f = look_at_grad(node->result, node->result->sum);
+    struct findings f;
+    bool looks;
+    cairn_status st = CAIRN_OK;
+    TRY(begins_to_look(tape, &looks));
+    if (!looks) return CAIRN_OK;
+    TRY(look_at_grad(tape, node->result, node->result->sum, &f));
     if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
     return found(tape, "the gradient of the result of %s, when backward reaches it, has %s%s", call_text(node, call),
                  findings_text(f, values), scale_text(tape));
+out:
+    return st;
 }
 
 cairn_status cairn__check_total(const struct cairn__tape *tape, const cairn_tensor *t, cairn_dtype dtype,
                                 const void *sum) {
     char shape[CAIRN__SHAPE_TEXT], call[TEXT], values[FOUND];
     const struct cairn__node *node = tape->root->walked;
-    if (!looks(tape) || !node) return CAIRN_OK;
     const struct cairn__view v = cairn__view_dense((void *)(uintptr_t)sum, dtype, t->ndim, t->shape);
-    const struct findings f = look_at_view(&v, t->n);
+    struct findings f;
+    bool looks;
+    cairn_status st = CAIRN_OK;
+    TRY(begins_to_look(tape, &looks));
+    if (!looks || !node) return CAIRN_OK;
+    TRY(look_at_view(tape, &v, t->n, &f));
     if (!is_bad(f) || (f.nans == 0 && tape->root->lets_infinities)) return CAIRN_OK;
     return found(tape, "the gradients of a %s %s, with that from %s, add up to %s%s", cairn__shape_text(t, shape),
                  t->param ? "parameter" : "leaf", call_text(node, call), findings_text(f, values), scale_text(tape));
-}
-
-/* Values are looked at in place. */
-static bool can_look(const cairn_env *env) {
-    return cairn__is_on_host(env->device);
+out:
+    return st;
 }
 
 void cairn_detect_anomaly(cairn_env *env, int on) {
-    if (!env) return;
-    if (cairn__is_on(on) && !can_look(env)) {
-        cairn__log(CAIRN_LOG_WARNING, "detect_anomaly: '%s' does not support it yet; use device \"cpu\"",
-                   cairn_device_name(env->device));
-        return;
-    }
-    cairn__tape_of(env)->main->finds_anomalies = cairn__is_on(on);
+    if (env) cairn__tape_of(env)->main->finds_anomalies = cairn__is_on(on);
 }
 
 /* ---- for amp ---- */
@@ -234,8 +324,6 @@ cairn_status cairn__note_anomalies(cairn_env *env, bool on) {
         main->anomaly = NULL;
         return CAIRN_OK;
     }
-    REQUIRE(can_look(env), CAIRN_ENOTSUP, "'%s' does not look for anomalies yet; use device \"cpu\"",
-            cairn_device_name(env->device));
     if (!main->anomaly) TRY(cairn__calloc(1, CAIRN__ANOMALY_TEXT, (void **)&main->anomaly));
     main->anomaly_users++;
 out:

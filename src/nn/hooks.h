@@ -93,8 +93,8 @@ void cairn__module_use_half_buffers(cairn_module *module, cairn_dtype half);
 void cairn__module_drop_half_buffers(cairn_module *module);
 
 /* Anomaly mode without an error: every value is checked as it is computed, and the message about the first that is
- * infinite or NaN is kept until it is forgotten; "" = there was none. Calls with on nest: the last off ends it. Errors:
- * CAIRN_ENOTSUP the device cannot; CAIRN_ENOMEM. */
+ * infinite or NaN is kept until it is forgotten; "" = there was none. Calls with on nest: the last off ends it. What is
+ * recorded for a graph is not checked. Errors: CAIRN_ENOMEM. */
 enum { CAIRN__ANOMALY_TEXT = 1024 };
 cairn_status cairn__note_anomalies(cairn_env *env, bool on);
 const char *cairn__noted_anomaly(const cairn_env *env);

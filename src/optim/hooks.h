@@ -20,6 +20,7 @@ struct cairn__step_guard {
      * overflows [parameters + 1], the last one of the losses: valid if the step was skipped (report->stepped is 0). The
      * status is returned by cairn_step, or by the call that read the report. */
     cairn_status (*after)(void *ctx, const struct cairn__step_report *report, const struct cairn__overflow *overflows);
+    bool waits;                 /* cairn_step waits for its report, unless a graph is being recorded */
     const void *owner;          /* only parameters of sets that it has prepared may be added; NULL = any */
     void (*release)(void *ctx); /* (optional) cairn_optimizer_destroy was called: if it does not remove the guard, the
                                    optimizer is not destroyed */

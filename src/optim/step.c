@@ -124,7 +124,9 @@ cairn_status cairn__step_finish(cairn_optimizer *o, const struct cairn__step_end
     cairn__params_consume(o->arrays.params, o->count);
     o->clipped = o->noted = false;
     TRY(cairn__device_check(device_of(o)));
-    if (!device_of(o)->capturing) TRY(cairn__optimizer_read_reports(o)); /* what was before is no recording's failure */
+    if (device_of(o)->capturing) return CAIRN_OK; /* what was before is no recording's failure */
+    if (o->guard.waits) TRY(cairn__device_synchronize(device_of(o)));
+    TRY(cairn__optimizer_read_reports(o));
 out:
     return st;
 }

@@ -676,6 +676,14 @@ static cairn_status step_without_its_end(void *user) {
     return amp_backward(t->amp, cairn_mse_loss(cairn_module_forward(t->model, t->x), t->y), t->optimizer);
 }
 
+static cairn_status step_that_looks_for_anomalies(void *user) {
+    struct trainer *t = user;
+    cairn_detect_anomaly(t->env, 1);
+    const cairn_status st = trainer_step(user);
+    cairn_detect_anomaly(t->env, 0);
+    return st;
+}
+
 static cairn_status step_that_makes_a_tensor(void *user) {
     struct trainer *t = user;
     cairn_tensor *extra = cairn_randn(t->env, CAIRN_F32, 0, NULL);
@@ -693,6 +701,7 @@ static void replay_returns_why_the_step_was_not_recorded(void **state) {
                  {step_that_reads_its_loss, "read it between replays"},
                  {step_without_its_end, "both a scaled loss and its cairn_step, or neither"},
                  {step_that_makes_a_tensor, "make tensors, modules and optimizers before it"},
+                 {step_that_looks_for_anomalies, "anomaly mode looks at every value; turn it off"},
                  {step_that_seeds, "seed the random numbers between replays"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct trainer t = create(3, false);
