@@ -76,7 +76,7 @@ FORMULA F(smooth_l1_slope)(R d, R beta) {
 /* clang-format off */
 MAP(COPY, a)
 MAP(AFFINE, p0 * a + p1)
-MAP(NEG, -a)
+MAP(NEG, F(neg)(a))
 MAP(ABS, F(fabs)(a))
 MAP(SIGN, F(sign)(a))
 MAP(SQUARE, a * a)

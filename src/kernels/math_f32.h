@@ -54,6 +54,10 @@ LINE float fabs_f32(float a) {
 LINE float with_sign_f32(float a, float sign) {
     return from_bits_f32((bits_f32(a) & 0x7fffffff) | (bits_f32(sign) & 0x80000000));
 }
+/* -a, of a NaN too, where CUDA's compiler takes 0 - a, whose NaN is always the same. */
+LINE float neg_f32(float a) {
+    return from_bits_f32(bits_f32(a) ^ 0x80000000);
+}
 /* is ? a : b, by masks, where a compiler would make several ?: into branches. */
 LINE float pick_f32(int is, float a, float b) {
     const uint32_t mask = is ? 0xffffffffu : 0;

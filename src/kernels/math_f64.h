@@ -52,6 +52,10 @@ LINE double atan2_f64(double a, double b) {
     return atan2(a, b);
 }
 
+LINE double neg_f64(double a) {
+    return -a;
+}
+
 LINE double relu_f64(double a) {
     return a > 0 || a != a ? a : 0;
 }

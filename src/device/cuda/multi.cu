@@ -173,13 +173,13 @@ int cairn__launch_axpby(struct CUstream_st *stream, const struct cairn__multi *l
 struct clamp_op {
     float *dst;
     const float *x;
-    float limit;
+    float least, most;
     template <int V> struct in { float x[V]; };
     template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const { cairn__read<V, CAIRN__ONCE>(a->x, x + i); }
     template <int V> CAIRN__DEVICE void use(size_t i, const in<V> &a) {
         float y[V];
 #pragma unroll
-        for (int k = 0; k < V; k++) y[k] = a.x[k] > limit ? limit : a.x[k] < -limit ? -limit : a.x[k];
+        for (int k = 0; k < V; k++) y[k] = a.x[k] > most ? most : a.x[k] < least ? least : a.x[k];
         cairn__write<V>(dst + i, y);
     }
 };
@@ -187,7 +187,8 @@ struct clamp_op {
 template <class List> static CAIRN__KERNEL clamp_list(const List list) {
     constexpr int V = cairn__pack_of<float>;
     const cairn__where at = cairn__find(list.span, list.items);
-    clamp_op op = {(float *)list.items[at.tensor].dst, (const float *)list.items[at.tensor].x, list.b};
+    const float least = cairn__f32_from_bits(cairn__f32_bits(list.b) ^ 0x80000000u); /* no arithmetic: sass.py */
+    clamp_op op = {(float *)list.items[at.tensor].dst, (const float *)list.items[at.tensor].x, least, list.b};
     cairn__walk<V, 4>(cairn__aligned<V>(op.dst) && cairn__aligned<V>(op.x), at.from, at.to, op);
 }
 
