@@ -12,6 +12,8 @@ PACKAGES_TO_BUILD=(
     "libjansson-dev | has_header jansson.h               | cairn-run reads the error files of ranks"
     "libxxhash-dev  | has_header xxhash.h                | checksums of checkpoints and weights files"
     "libsodium-dev  | has_header sodium.h                | job secrets, for ranks on several machines"
+    "libjpeg62-turbo-dev | has_header jpeglib.h        | JPEG, for training on pictures"
+    "libpng-dev     | has_header png.h                   | PNG, for training on pictures"
     "libdnnl-dev    | has_header oneapi/dnnl/dnnl.h      | oneDNN, matrix products on the CPU"
 )
 PACKAGES_TO_CHECK=(

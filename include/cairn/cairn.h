@@ -31,5 +31,6 @@
 #include "loader.h"
 #include "datasets.h"
 #include "progress.h"
+#include "pictures.h"
 
 #endif

@@ -21,12 +21,14 @@ PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": 
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
                "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
                "loader": "data", "datasets": "data",
+               "pictures": "data",
                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
                 "loader": "data", "datasets": "data",
+                "pictures": "data",
                 "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                 "stateful": "core", "weights": "state"}
 
@@ -36,6 +38,7 @@ FOREIGN = {"oneapi/": "src/device/cpu", "dnnl": "src/device/cpu", "cuda": "src/d
            "standin/": "src/device/cuda",  # tests/device/standin, where there is no CUDA compiler
            "nccl": "src/device/cuda",
            "jansson": ("src/state", "src/data"), "xxhash": "src/state", "sodium": "src/rendezvous",
+           "jpeglib": "src/data/pictures", "jerror": "src/data/pictures", "png.h": "src/data/pictures",
            "mpi.h": "src/comm/mpi", "pmix.h": "src/rendezvous/pmix", "gloo/": "src/comm/gloo"}
 
 # Structs whose fields one file alone knows.

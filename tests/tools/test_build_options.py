@@ -86,6 +86,16 @@ class Setup(unittest.TestCase):
         self.assertRegex(said, r"job secrets *: no: there is no libsodium \(libsodium-dev\)")
         self.assertNotIn("proof_test", programs)
 
+    def test_without_libjpeg_or_libpng_there_are_no_pictures(self):
+        for header, missing in (("jpeglib.h", r"libjpeg \(libjpeg62-turbo-dev\)"), ("png.h", r"libpng \(libpng-dev\)")):
+            code, said, programs = self.set_up("-Dbenchmarks=disabled", hidden=header)
+            self.assertEqual(code, 0, said)
+            self.assertRegex(said, r"JPEG and PNG *: no: there is no " + missing)
+            self.assertNotIn("pictures_test", programs)
+        code, said, _ = self.set_up("-Dpictures=enabled", hidden="png.h")
+        self.assertNotEqual(code, 0)
+        self.assertRegex(said, r"ERROR: .*png.* not found")
+
 
 if __name__ == "__main__":
     if not shutil.which("meson"):
