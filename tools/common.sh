@@ -18,6 +18,7 @@ PACKAGES_TO_BUILD=(
 )
 PACKAGES_TO_CHECK=(
     "libcmocka-dev  | pkg-config --exists cmocka         | the unit tests' framework"
+    "libutf8proc-dev | has_header utf8proc.h             | Unicode, for the tokenizer of examples/bert"
     "clang          | command -v clang                   | the second compiler"
     "libclang-rt-dev | clang -fsanitize=address -x c -o /dev/null - <<<'int main(void) { return 0; }' | its sanitizers"
     "g++            | command -v g++                     | compiles the public headers as C++"

@@ -96,6 +96,12 @@ class Setup(unittest.TestCase):
         self.assertNotEqual(code, 0)
         self.assertRegex(said, r"ERROR: .*png.* not found")
 
+    def test_without_utf8proc_there_is_no_tokenizer(self):
+        code, said, programs = self.set_up("-Dbenchmarks=disabled", hidden="utf8proc.h")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"tokenizer of examples/bert *: no: there is no utf8proc \(libutf8proc-dev\)")
+        self.assertNotIn("bert_tokenizer_test", programs)
+
 
 if __name__ == "__main__":
     if not shutil.which("meson"):
