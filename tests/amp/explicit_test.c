@@ -13,6 +13,7 @@
 #include "core/alloc.h"
 #include "logged_env.h"
 #include "../mlp.h"
+#include "../on_gpu.h"
 #include "../plant.h"
 #include "../ranks.h"
 
@@ -614,6 +615,7 @@ static void optimizer_has_one_scaler(void **state) {
 
 /* Gradients of the user's own, declared: checks, skips and messages are the same. */
 static void own_buffers_may_be_stepped_the_explicit_way(void **state) {
+    NOT_ON_A_GPU("these buffers are the host's");
     float weights[2][4];
     for (int way = 0; way < 2; way++) {
         float *w = weights[way], g[4];

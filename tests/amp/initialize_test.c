@@ -14,6 +14,7 @@
 #include "optim/hooks.h"
 #include "../check.h"
 #include "../failing_alloc.h"
+#include "../on_gpu.h"
 
 enum { N = 4, MODELS = 2, PARAMS = 4, MAX_ALLOCATIONS = 1000 };
 
@@ -198,10 +199,12 @@ static const struct amp_options rows[] = {
 
 static void initialising_is_all_or_nothing_whatever_allocation_fails(void **state) {
     (void)state;
+    NOT_ON_A_GPU("the device's cache allocates for itself, and keeps that");
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) assert_all_or_nothing(&rows[i]);
 }
 
 static void what_is_refused_changes_nothing(void **state) {
+    NOT_ON_A_GPU("the device's cache allocates for itself, and keeps that");
     static struct look before, after;
     struct world w, other;
     (void)state;
@@ -282,6 +285,7 @@ static void step_that_runs_out_of_memory_fails_and_the_next_one_works(void **sta
 }
 
 static void scaler_is_made_whole_or_not_at_all(void **state) {
+    NOT_ON_A_GPU("the device's cache allocates for itself, and keeps that");
     struct world w;
     (void)state;
     make_world(&w);

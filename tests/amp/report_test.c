@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "../on_gpu.h"
 #include "cairn/cairn.h"
 #include "core/half.h"
 #include "param/param.h"
@@ -54,6 +55,7 @@ static void overflow_is_listed_with_its_counts_and_its_first_micro_batch(void **
 
 /* Half gradients in the user's memory: two zeros, a subnormal, a normal, an infinity, a NaN. */
 static void gradient_report_counts_what_a_half_type_makes_of_a_gradient(void **state) {
+    NOT_ON_A_GPU("these buffers are the host's");
     static const struct {
         cairn_dtype dtype;
         uint16_t grad[6];
@@ -187,6 +189,7 @@ static cairn_status poison(void *ctx, struct cairn_custom_array *y, const struct
 }
 
 static void a_custom_operation_is_explained_by_its_name(void **state) {
+    NOT_ON_A_GPU("the operation is for the CPU");
     static const struct cairn_custom_op op = {.struct_size = sizeof(op), .name = "twirl", .forward = poison};
     cairn_tensor *x = cairn_full(*state, CAIRN_F32, CAIRN_SHAPE(2), 1);
     cairn_detect_anomaly(*state, 1);

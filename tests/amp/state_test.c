@@ -12,6 +12,7 @@
 
 #include "logged_env.h"
 #include "../mlp.h"
+#include "../on_gpu.h"
 #include "../state_in_memory.h"
 
 /* ---- buffers of the user's own ---- */
@@ -76,6 +77,7 @@ static void step_own(struct own *t, int step) {
 }
 
 static void buffers_of_the_users_own_go_on_to_the_bit(void **state) {
+    NOT_ON_A_GPU("these buffers are the host's");
     static const amp_opt_level levels[] = {AMP_O0, AMP_O2, AMP_O3};
     for (int k = 0; k < 6; k++) {
         struct own whole, rest;
@@ -114,6 +116,7 @@ static const char *refusal(cairn_stateful of) {
 }
 
 static void between_the_halves_of_a_step_nothing_is_saved(void **state) {
+    NOT_ON_A_GPU("these buffers are the host's");
     struct own t;
     int skip = 0;
     begin_own(&t, *state, AMP_O2, true);

@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "../mlp.h"
+#include "../on_gpu.h"
 #include "../plant.h"
 #include "../ranks.h"
 #include "core/dtype.h"
@@ -247,6 +248,7 @@ static char *refuse_to_retain_users_memory(cairn_env *env, void *ctx) {
 
 static void gradients_in_the_users_memory_are_no_views(void **state) {
     (void)state;
+    NOT_ON_A_GPU("these buffers are the host's");
     run_ranks(1, refuse_to_retain_users_memory, NULL);
     run_ranks(2, refuse_to_retain_users_memory, NULL);
 }
@@ -766,6 +768,7 @@ static char *fail_in_a_hook(cairn_env *env, void *ctx) {
 
 static void failure_of_one_rank_fails_all_and_names_the_bucket(void **state) {
     (void)state;
+    NOT_ON_A_GPU("on nccl other ranks learn of it by their timeout");
     run_ranks(3, fail_in_a_hook, NULL);
 }
 

@@ -4,6 +4,7 @@
 #include "../mlp.h"
 #include "../plant.h"
 #include "../ranks.h"
+#include "comm/group.h"
 #include "core/alloc.h"
 #include "core/philox.h"
 #include "core/trace.h"
@@ -81,7 +82,7 @@ static char *expect_equal_bits(struct training *t, cairn_env *env) {
         memset(mine, 0, sizeof(mine));
         memcpy(mine, param->data, param->n * cairn_dtype_nbytes(param->dtype));
         if (param->master) memcpy(mine + half_words, param->master, param->n * sizeof(float));
-        EXPECT_OK(cairn_allgather(cairn_env_group(env), all, mine, words, CAIRN_I32, NULL));
+        EXPECT_OK(cairn__group_exchange(cairn_env_group(env), all, mine, words * sizeof(mine[0])));
         for (int r = 0; r < p; r++) EXPECT(memcmp(all + (size_t)r * words, mine, words * 4) == 0);
         for (size_t e = 0; param->master && e < param->n; e++) {
             uint16_t want;

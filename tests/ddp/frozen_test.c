@@ -1,4 +1,5 @@
 /* Parameters that are frozen and thawed while ranks train: bits, bytes and memory, and ranks that differ. */
+#include "../on_gpu.h"
 #include "device/device.h"
 #include "parts.h"
 
@@ -297,6 +298,7 @@ static char *lose_all(cairn_env *env, void *ctx) {
 
 static void rank_whose_loss_reaches_frozen_parameters_alone_leaves_no_rank_waiting(void **state) {
     (void)state;
+    NOT_ON_A_GPU("nccl does not compare the calls of ranks");
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks(ranks, lose_all, NULL);
         run_ranks(ranks, lose_all, ddp_options(.find_unused_parameters = CAIRN_ON));
@@ -360,6 +362,7 @@ static char *call_early(cairn_env *env, void *ctx) {
 
 static void rank_that_calls_within_its_backward_makes_all_fail_and_training_goes_on(void **state) {
     (void)state;
+    NOT_ON_A_GPU("the operation is for the CPU");
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks(ranks, call_early, NULL);
         run_ranks(ranks, call_early, ddp_options(.find_unused_parameters = CAIRN_ON));
@@ -456,6 +459,7 @@ static char *keep_array(cairn_env *env, void *ctx) {
 
 static void array_that_waits_is_in_the_step_though_another_is_frozen_meanwhile(void **state) {
     (void)state;
+    NOT_ON_A_GPU("these buffers are the host's");
     run_ranks(2, keep_array, NULL);
 }
 
@@ -489,6 +493,7 @@ static char *freeze_arrays_early(cairn_env *env, void *ctx) {
 
 static void rank_that_freezes_arrays_before_ddp_wait_makes_all_fail_and_training_goes_on(void **state) {
     (void)state;
+    NOT_ON_A_GPU("these buffers are the host's");
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks(ranks, freeze_arrays_early, NULL);
         run_ranks(ranks, freeze_arrays_early, ddp_options(.find_unused_parameters = CAIRN_ON));
@@ -497,6 +502,7 @@ static void rank_that_freezes_arrays_before_ddp_wait_makes_all_fail_and_training
 
 static void frozen_arrays_of_the_user_are_not_reduced(void **state) {
     (void)state;
+    NOT_ON_A_GPU("these buffers are the host's");
     run_ranks(2, train_arrays, NULL);
 }
 

@@ -2,6 +2,7 @@
  * that was not meant. */
 #include <math.h>
 
+#include "../on_gpu.h"
 #include "core/trace.h"
 #include "parts.h"
 
@@ -327,6 +328,7 @@ static char *be_wrong(cairn_env *env, void *ctx) {
 
 static void unused_parameter_of_one_rank_fails_all_with_name_and_advice(void **state) {
     (void)state;
+    NOT_ON_A_GPU("on nccl other ranks learn of it by their timeout");
     const struct wrong cases[] = {
         {NULL,
          {{ALL_PARTS}, {0xd}, {ALL_PARTS}},

@@ -1,7 +1,8 @@
-/* Another device trains as the CPU does: every level in both half types, on the quick start and on an MLP of six
- * layers, loss by loss. Devices add up in different orders, so losses part by what that rounds differently.
+/* Another device trains as the CPU does: every level in both half types, on the quick start, on an MLP of six layers
+ * and on layers of BERT's encoder with dropout, loss by loss. Devices add up in different orders, so losses part by
+ * what that rounds differently.
  *
- *     devices_agree DEVICE [quick]                quick: a narrow MLP and fewer steps
+ *     devices_agree DEVICE [quick]                quick: narrow layers
  *
  * Exits 77 where there is no such device. */
 #include <math.h>
@@ -12,14 +13,15 @@
 
 #include "trainer.h"
 
-enum { SKIP = 77, LAYERS = 6, MAX_STEPS = 30 };
+enum { SKIP = 77, LAYERS = 6, TOKENS = 12, MAX_STEPS = 30 };
 
 /* How far two losses may be apart, relative to the CPU's.
  *   quick start  f32: a sum of k = 1024 terms errs by up to k * 2^-24 = 6e-5 of its magnitude. Halves: each may fall to
  *                the other side of a tie, which is 2^-11 of it in f16 and 2^-8 in bf16, and the loss is a mean of many
  *   MLP          AdamW divides each gradient by its own size, so that one which is nothing but rounding moves its
  *                weight by the learning rate this way or that. Already the CPU's instruction sets part by 8e-5 at O0,
- *                7e-4 in f16, 1.2e-3 in bf16 and 2.3e-3 without masters; a device may by five times as much */
+ *                7e-4 in f16, 1.2e-3 in bf16 and 2.3e-3 without masters; a device may by five times as much
+ *   encoder      the same; dropout drops the same elements on every device */
 struct level {
     const char *name;
     amp_opt_level level;
@@ -37,6 +39,7 @@ static const struct level LEVELS[] = {
 struct model {
     const char *name;
     int64_t width, batch; /* 0 = the quick start */
+    int64_t heads;        /* of an encoder; 0 = none */
     int steps;
 };
 
@@ -54,6 +57,7 @@ static void done(cairn_status status) {
 static cairn_status create(struct trainer *t, const char *device, const struct model *m, const struct level *l) {
     const struct amp_options *amp = amp_options(.opt_level = l->level, .half_type = l->half, .verbosity = -1);
     if (!m->width) return trainer_create_quick_start(t, device, amp);
+    if (m->heads) return trainer_create_encoder(t, device, 2, m->width, m->heads, m->batch, TOKENS, 0.1, amp);
     return trainer_create_mlp(t, device, LAYERS, m->width, m->batch, amp);
 }
 
@@ -99,6 +103,7 @@ int main(int argc, char **argv) {
     const struct model models[] = {
         {.name = "quick start", .steps = MAX_STEPS},
         {.name = quick ? "MLP 6x64^2" : "MLP 6x1024^2", .width = quick ? 64 : 1024, .batch = 64, .steps = 10},
+        {.name = "encoder", .width = quick ? 32 : 256, .batch = 4, .heads = 4, .steps = 10},
     };
     cairn_env *probe = NULL;
     if (cairn_env_create(NULL, NULL, cairn_env_options(.device = device), &probe) != CAIRN_OK) {
