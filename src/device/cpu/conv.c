@@ -100,7 +100,10 @@ static cairn_status compute(struct job *j, enum part written, void *result) {
         }
         *operand(j, part) = (void *)(uintptr_t)values;
     }
-    if (!is_wide(v->dtype)) TRY(cairn__scratch_room(&cpu->c, n, &wide));
+    j->pass.rounds = j->pass.in_type == v->dtype && !is_wide(v->dtype) && !(written == Y && v->bias) &&
+                     cairn__engine_conv_rounds(cpu->engine, &j->pass);
+    const bool is_finished = is_wide(v->dtype) || j->pass.rounds;
+    if (!is_finished) TRY(cairn__scratch_room(&cpu->c, n, &wide));
     *operand(j, written) = wide;
     if (v->dtype == CAIRN_F64) {
         cairn__conv_loops(&j->pass);
@@ -108,7 +111,7 @@ static cairn_status compute(struct job *j, enum part written, void *result) {
         TRY(cairn__engine_conv(cpu->engine, &j->pass));
     }
     if (written == Y && v->bias) add_bias(j, wide);
-    if (!is_wide(v->dtype)) cpu->kernels->cast[CAIRN_F32][v->dtype](result, wide, n);
+    if (!is_finished) cpu->kernels->cast[CAIRN_F32][v->dtype](result, wide, n);
 out:
     return st;
 }

@@ -23,6 +23,7 @@ enum cairn__conv_what {
 struct cairn__conv_pass {
     enum cairn__conv_what what; /* the operand written, f32 (f64 where in_type is); the others are read, of in_type */
     cairn_dtype in_type;
+    bool rounds; /* what is written is of in_type: where cairn__engine_conv_rounds has said so */
     struct cairn__conv_shape shape;
     void *src, *weights, *dst;
 };
@@ -32,6 +33,10 @@ void cairn__conv_loops(const struct cairn__conv_pass *pass);
 
 /* By what the engine does best; f32 or a type that it takes. */
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass);
+
+/* Whether the engine rounds what this pass writes to in_type itself, once, from f32 sums; subnormals become 0. Of a
+ * pass that does not, the caller rounds. An error in making it comes with the pass. */
+bool cairn__engine_conv_rounds(struct cairn__engine *engine, const struct cairn__conv_pass *pass);
 
 /* By columns: each output's inputs are copied into a matrix that is multiplied by the weights. Types as the engine
  * takes them; room is kept in scratch. */

@@ -25,7 +25,7 @@ enum { SRC, WEIGHTS, DST, OPERANDS };
 
 struct key {
     struct cairn__conv_shape shape;
-    int32_t what, type, threads, unused;
+    int32_t what, type, threads, rounds;
 };
 
 struct operand {
@@ -180,6 +180,10 @@ static int operand_written(enum cairn__conv_what what) {
     return what == CAIRN__CONV_DST ? DST : what == CAIRN__CONV_SRC ? SRC : WEIGHTS;
 }
 
+static dnnl_data_type_t type_of(const struct key *k, bool written) {
+    return written && !k->rounds ? dnnl_f32 : cairn__dnnl_type((cairn_dtype)k->type);
+}
+
 static cairn_status describe(const struct key *k, int written, struct description *v) {
     const struct cairn__conv_shape *g = &k->shape;
     const struct shapes shapes = shapes_of(g);
@@ -193,8 +197,8 @@ static cairn_status describe(const struct key *k, int written, struct descriptio
         v->after[axis] = reach - size - g->padding[axis]; /* below 0 where the stride skips the last rows of src */
     }
     for (int i = 0; i < OPERANDS; i++) {
-        const dnnl_data_type_t type = i == written ? dnnl_f32 : cairn__dnnl_type((cairn_dtype)k->type);
-        DNNL(cairn__dnnl_describe_by_tag(&v->d[i], shapes.ndim[i], shapes.size[i], type, dnnl_format_tag_any));
+        DNNL(cairn__dnnl_describe_by_tag(&v->d[i], shapes.ndim[i], shapes.size[i], type_of(k, i == written),
+                                         dnnl_format_tag_any));
     }
     DNNL(dnnl_primitive_attr_create(&v->attr));
     DNNL(dnnl_primitive_attr_set_scratchpad_mode(v->attr, dnnl_scratchpad_mode_user));
@@ -220,11 +224,10 @@ out:
 static cairn_status make_operand(struct cairn__engine *e, const struct key *k, int i, bool written,
                                  cairn__dnnl_const_desc wanted, struct operand *o) {
     const struct shapes shapes = shapes_of(&k->shape);
-    const dnnl_data_type_t type = written ? dnnl_f32 : cairn__dnnl_type((cairn_dtype)k->type);
     cairn_status st = CAIRN_OK;
     cairn__dnnl_desc dense;
     memset(&dense, 0, sizeof(dense));
-    DNNL(cairn__dnnl_describe_by_tag(&dense, shapes.ndim[i], shapes.size[i], type,
+    DNNL(cairn__dnnl_describe_by_tag(&dense, shapes.ndim[i], shapes.size[i], type_of(k, written),
                                      shapes.ndim[i] == 5 ? dnnl_abcde : dnnl_abcd));
     DNNL(cairn__dnnl_memory(&o->dense, &dense, e->engine));
     if (!dnnl_memory_desc_equal(cairn__dnnl_const(&dense), wanted))
@@ -365,8 +368,12 @@ out:
     return st;
 }
 
+static struct key key_of(const struct cairn__engine *e, const struct cairn__conv_pass *pass) {
+    return (struct key){pass->shape, (int32_t)pass->what, (int32_t)pass->in_type, cairn__dnnl_threads(e), pass->rounds};
+}
+
 static cairn_status by_either(struct cairn__engine *e, const struct cairn__conv_pass *pass) {
-    const struct key k = {pass->shape, (int32_t)pass->what, (int32_t)pass->in_type, cairn__dnnl_threads(e), 0};
+    const struct key k = key_of(e, pass);
     struct entry *x = NULL;
     const int before = cairn__dnnl_take_threads(e);
     cairn_status st = find_entry(e, &k, &x);
@@ -379,11 +386,33 @@ static cairn_status by_either(struct cairn__engine *e, const struct cairn__conv_
 
 /* With several threads oneDNN adds gradients of weights in another order, and sometimes the products of a 1 x 1
  * kernel. */
+static int max_threads(const struct cairn__conv_pass *pass) {
+    return pass->what == CAIRN__CONV_WEIGHTS || (pass->shape.r == 1 && pass->shape.s == 1) ? 1 : 0;
+}
+
+static cairn_status find_convs(struct cairn__engine *engine) {
+    return engine->convs ? CAIRN_OK : cairn__calloc(1, sizeof(*engine->convs), (void **)&engine->convs);
+}
+
+/* Gradients of weights stay f32: their sums go on from block to block of pixels. */
+bool cairn__engine_conv_rounds(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
+    struct cairn__conv_pass rounding = *pass;
+    struct entry *x = NULL;
+    rounding.rounds = true;
+    if (pass->in_type == CAIRN_F32 || pass->what == CAIRN__CONV_WEIGHTS || find_convs(engine) != CAIRN_OK) return false;
+    engine->max_threads = max_threads(pass);
+    const int before = cairn__dnnl_take_threads(engine);
+    const struct key k = key_of(engine, &rounding);
+    const bool found = find_entry(engine, &k, &x) == CAIRN_OK;
+    cairn__dnnl_give_threads_back(engine, before);
+    engine->max_threads = 0;
+    return found && !x->by_columns && !x->alone;
+}
+
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
     cairn_status st = CAIRN_OK;
-    if (!engine->convs) TRY(cairn__calloc(1, sizeof(*engine->convs), (void **)&engine->convs));
-    const bool is_pixelwise = pass->shape.r == 1 && pass->shape.s == 1;
-    engine->max_threads = pass->what == CAIRN__CONV_WEIGHTS || is_pixelwise ? 1 : 0;
+    TRY(find_convs(engine));
+    engine->max_threads = max_threads(pass);
     st = by_either(engine, pass);
     engine->max_threads = 0;
 out:

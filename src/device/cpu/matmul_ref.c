@@ -50,6 +50,11 @@ cairn_status cairn__engine_product(struct cairn__engine *engine, const struct ca
     return CAIRN_OK;
 }
 
+bool cairn__engine_conv_rounds(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
+    (void)engine, (void)pass;
+    return false;
+}
+
 cairn_status cairn__engine_conv(struct cairn__engine *engine, const struct cairn__conv_pass *pass) {
     (void)engine;
     cairn__conv_loops(pass);
