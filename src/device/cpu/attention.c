@@ -204,7 +204,7 @@ static void forward_row(const struct work *w, const struct lane *lane, int64_t b
     const double before = s == 0 ? -INFINITY : get(w, lane->highest, i);
     memset(row + (size_t)n * w->r_nbytes, 0, (size_t)(cols - n) * w->r_nbytes);
     finish_scores(w, lane, row, b, h, t, s, n);
-    double highest = w->cpu->kernels->fold[CAIRN__FOLD_MAX][w->r](row, (size_t)n, 0);
+    double highest = w->cpu->kernels->greatest[w->r](row, (size_t)n);
     if (highest < before) highest = before;
     if (highest == -INFINITY) { /* nothing is seen yet */
         memset(row, 0, (size_t)n * w->r_nbytes);
