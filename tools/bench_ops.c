@@ -1,6 +1,6 @@
-/* The worker of `tools/cairn-bench ops`: runs operations of BERT-base and ResNet-18, forward and backward, on one
- * thread, and says how much processor time they took and what came out, so that the driver can compare both with
- * PyTorch.
+/* The worker of `tools/cairn-bench ops`: runs operations of BERT-base, ResNet-18 and ResNet-50, forward and backward,
+ * on one thread, and says how much processor time they took and what came out, so that the driver can compare both
+ * with PyTorch.
  *
  * Without arguments it answers lines on stdin:
  *     list                       a line a case: name | net | count in the net | inputs | PyTorch expression
@@ -62,6 +62,7 @@ BUILD(var_rows, cairn_var(in[0], 1, (const int[]){-1}, 1, 0))
 BUILD(conv7s2, cairn_conv2d_forward(in[0], in[1], NULL, cairn_conv_options(.stride = {2, 2}, .padding = {3, 3})))
 BUILD(conv3, cairn_conv2d_forward(in[0], in[1], NULL, cairn_conv_options(.padding = {1, 1})))
 BUILD(conv3s2, cairn_conv2d_forward(in[0], in[1], NULL, cairn_conv_options(.stride = {2, 2}, .padding = {1, 1})))
+BUILD(conv1, cairn_conv2d_forward(in[0], in[1], NULL, NULL))
 BUILD(conv1s2, cairn_conv2d_forward(in[0], in[1], NULL, cairn_conv_options(.stride = {2, 2})))
 
 static cairn_tensor *build_mlp(cairn_tensor **in) {
@@ -120,6 +121,19 @@ static const struct bench_case cases[] = {
     {"average_pool 512, 2x2", "resnet", 1, build_average_pool, "8 512 2 2 g", "F.adaptive_avg_pool2d(a, 1)"},
     {"linear 512 to 1000", "resnet", 1, build_linear, "8 512 g; 1000 512 g; 1000 g", "F.linear(a, b, c)"},
     {"cross_entropy 8x1000", "resnet", 1, build_cross_entropy, "8 1000 g; 8 i 1000", "F.cross_entropy(a, b)"},
+
+    {"conv 7x7/2 3 to 64, 224x224", "resnet50", 1, build_conv7s2, "8 3 224 224 f; 64 3 7 7 g", CONV(2, 3)},
+    {"conv 1x1 256 to 64, 56x56", "resnet50", 2, build_conv1, "8 256 56 56 g; 64 256 1 1 g", CONV(1, 0)},
+    {"conv 3x3 64, 56x56", "resnet50", 3, build_conv3, "8 64 56 56 g; 64 64 3 3 g", CONV(1, 1)},
+    {"conv 1x1 64 to 256, 56x56", "resnet50", 4, build_conv1, "8 64 56 56 g; 256 64 1 1 g", CONV(1, 0)},
+    {"batch_norm 256, 56x56", "resnet50", 4, build_batch_norm, "8 256 56 56 g; 256 n; 256 n; 256 s; 256 s", NORM},
+    {"relu 256, 56x56", "resnet50", 3, build_relu, "8 256 56 56 g", "torch.relu(a)"},
+    {"conv 3x3/2 128, 56x56", "resnet50", 1, build_conv3s2, "8 128 56 56 g; 128 128 3 3 g", CONV(2, 1)},
+    {"conv 3x3 128, 28x28", "resnet50", 3, build_conv3, "8 128 28 28 g; 128 128 3 3 g", CONV(1, 1)},
+    {"conv 1x1 128 to 512, 28x28", "resnet50", 4, build_conv1, "8 128 28 28 g; 512 128 1 1 g", CONV(1, 0)},
+    {"conv 3x3 256, 14x14", "resnet50", 5, build_conv3, "8 256 14 14 g; 256 256 3 3 g", CONV(1, 1)},
+    {"conv 1x1 1024 to 256, 14x14", "resnet50", 5, build_conv1, "8 1024 14 14 g; 256 1024 1 1 g", CONV(1, 0)},
+    {"conv 3x3 512, 7x7", "resnet50", 2, build_conv3, "8 512 7 7 g; 512 512 3 3 g", CONV(1, 1)},
 
     {"sum of rows 1024x3072", "fold", 1, build_sum_rows, "1024 3072 g", "torch.sum(a, -1)"},
     {"sum of columns 1024x3072", "fold", 1, build_sum_columns, "1024 3072 g", "torch.sum(a, 0)"},
