@@ -458,6 +458,37 @@ static void tensors_are_the_same_while_shapes_stay(void **state) {
     cairn_dataset_destroy(&dataset);
 }
 
+/* Nothing is read between the batches, so that a device which is late copies them when workers have read further ones:
+ * their memory is not written over before. */
+static void a_late_device_gets_every_batch(void **state) {
+    static struct record expected[MAX_BATCHES];
+    cairn_tensor *kept[MAX_BATCHES] = {NULL};
+    cairn_dataset *dataset = make_dataset();
+    cairn_sampler *sampler = make_sampler(0, 1);
+    for (int workers = 0; workers <= 2; workers++) {
+        cairn_loader *loader = make_loader(*state, dataset, sampler, workers, CAIRN_ON);
+        const struct cairn_batch *batch;
+        for (int64_t epoch = 0; epoch < 3; epoch++) { /* from the second on all memory is pinned */
+            float values[BATCH][VALUES];
+            const size_t n = expect_epoch(sampler, epoch, CAIRN_ON, expected);
+            for (size_t b = 0; b < n; b++) {
+                OK(cairn_loader_next(loader, &batch));
+                kept[b] = cairn_tensor_keep(batch->tensors[0]);
+                assert_non_null(kept[b]);
+                sleep_for(300);
+            }
+            for (size_t b = 0; b < n; b++) {
+                OK(cairn_tensor_read(kept[b], values[0], BATCH * VALUES));
+                assert_memory_equal(values, expected[b].values, sizeof(values));
+                cairn_tensor_destroy(&kept[b]);
+            }
+        }
+        cairn_loader_destroy(&loader);
+    }
+    cairn_sampler_destroy(&sampler);
+    cairn_dataset_destroy(&dataset);
+}
+
 /* ---- memory ---- */
 
 static void no_more_is_read_ahead_than_prefetch(void **state) {
@@ -722,6 +753,7 @@ int main(void) {
         cmocka_unit_test(what_collate_refuses_fails_the_batch),
         cmocka_unit_test(examples_that_differ_are_not_stacked),
         cmocka_unit_test(tensors_are_the_same_while_shapes_stay),
+        cmocka_unit_test(a_late_device_gets_every_batch),
         cmocka_unit_test(no_more_is_read_ahead_than_prefetch),
         cmocka_unit_test(memory_is_reused),
         cmocka_unit_test(memory_that_runs_out_is_an_error_and_nothing_is_lost),
