@@ -182,6 +182,17 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(self.perform_all(["bench"], gpu=True)[:2], (0, ["build", "bench"]))
         self.assertEqual(quietly(self.check.main, ["bnech"])[0], 2)
 
+    def test_products_that_took_a_pass_more_are_counted_and_printed(self):
+        line = ("cairn: debug: products: {}; a pass more took {} with a bias and {} with row sums that are not aligned "
+                "to 16 bytes, and {} whose epilogue cuBLASLt does not have")
+        with open("said", "w", encoding="ascii") as f:
+            f.write("\n".join([line.format(10, 1, 2, 3), "copy = 5 GB/s", line.format(7, 0, 0, 1)]))
+        self.check.BENCHES = (("cairn", "bench", ["cat", "said"], []),)
+        quietly(self.check.bench_once, self.results, 1)
+        self.assertEqual(self.results.passes_more, {"products": 17, "bias": 1, "row sums": 2, "epilogue": 4})
+        _, printed = quietly(self.check.print_passes_more, self.results)
+        self.assertIn("Of 17 products in the benchmarks a pass more took: 1 with a bias and 2 with row sums", printed)
+
     def test_results_travel_where_out_is_set(self):
         os.makedirs("home")
         os.environ["OUT"] = os.path.abspath("home")
