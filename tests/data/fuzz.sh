@@ -25,7 +25,7 @@ done
 
 work=${CAIRN_FUZZ_DIR:-build-fuzz}
 options=(-std=c11 -g -O1 -D_GNU_SOURCE -fno-sanitize-recover=all -Iinclude -Isrc)
-sources=(src/data/pictures/{picture,jpeg,png}.c src/data/file.c src/core/*.c)
+sources=(src/data/pictures/{picture,read,jpeg,png}.c src/data/file.c src/core/*.c)
 libs=(-ljpeg -lpng -lz -lm -ldl -lpthread)
 for name in "${names[@]}"; do
     mkdir -p "$work/$name/seeds" "$work/$name/corpus"
