@@ -62,7 +62,7 @@ def ranks_of(job, program):
 def output_of(job):
     out, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, f"exit {job.returncode}:\n{out}"
-    return re.findall(r"^(?:first loss|skipped steps|final loss|test accuracy) = .*$", out, re.M)
+    return re.findall(r"^(?:first loss|skipped steps|final loss|test accuracy|\S+: accuracy) = .*$", out, re.M)
 
 
 def start(command, env=None):
