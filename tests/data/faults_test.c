@@ -132,7 +132,7 @@ static void mend(struct round *r) {
 
 static void fail_one(struct round *r) {
     atomic_store(&failing, below(r->n));
-    r->failed = r->failed < 0 ? atomic_load(&failing) : -2; /* several: any may have failed */
+    r->failed = r->failed == -1 ? atomic_load(&failing) : -2; /* several: any may have failed */
 }
 
 static void move(struct round *r) {
