@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A small ResNet learns the folder of textures that make_pictures writes, to the accuracy that docs/pictures.md states:
-at O0, O1 and O2, on one rank and two; killed and started again it ends with the same bits; and what it cannot train on
+at every level, on one rank and two; killed and started again it ends with the same bits; and what it cannot train on
 ends in a sentence.
 
 usage: train_pictures.py CAIRN_RUN MAKE_PICTURES RESNET_TRAIN"""
@@ -16,7 +16,7 @@ import time
 RUN, MAKE, TRAIN = map(os.path.abspath, sys.argv[1:4])
 LEAST = 85.0  # per cent; chance is 17
 NET = ["--width", "8", "--size", "48", "--min-scale", "0.5", "--lr", "0.2"]
-CASES = [("O0", "f16", 1), ("O0", "f16", 2), ("O1", "bf16", 1), ("O2", "f16", 2)]
+CASES = [("O0", "f16", 1), ("O0", "f16", 2), ("O1", "bf16", 1), ("O2", "f16", 2), ("O3", "bf16", 1)]
 PATIENCE = 300
 
 
