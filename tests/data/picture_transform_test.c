@@ -177,6 +177,23 @@ static void evaluation_takes_the_middle(void **state) {
     cairn_picture_destroy(&p);
 }
 
+/* All of it, resized, would have 2^47 pixels. */
+static void of_a_picture_a_pixel_wide_the_middle_is_taken(void **state) {
+    (void)state;
+    enum { LONG = 1 << 20 };
+    static uint8_t pixels[LONG * 3], values[3][64][64];
+    for (int i = 0; i < LONG * 3; i++) pixels[i] = (uint8_t)(i / 3 < LONG / 2 ? 10 : 200);
+    for (int turned = 0; turned < 2; turned++) {
+        cairn_picture *p = picture(turned ? 1 : LONG, turned ? LONG : 1, pixels);
+        OK(cairn_picture_apply(p, cairn_picture_transform(.size = 64, .resize = 8192, .dtype = CAIRN_U8), NULL, values,
+                               sizeof(values)));
+        for (int i = 1; i < 64; i++) /* a slope of a part of a pixel */
+            assert_true(turned ? values[2][5][i] >= values[2][5][i - 1] : values[2][i][5] >= values[2][i - 1][5]);
+        assert_in_range(values[0][31][31], 95, 115);
+        cairn_picture_destroy(&p);
+    }
+}
+
 static void f32_values_are_normalised_as_torch_rounds(void **state) {
     (void)state;
     uint8_t bytes[3][16];
@@ -290,6 +307,7 @@ int main(void) {
         cmocka_unit_test(halving_takes_triangles_of_four),
         cmocka_unit_test(boxes_outside_of_a_picture_are_refused),
         cmocka_unit_test(evaluation_takes_the_middle),
+        cmocka_unit_test(of_a_picture_a_pixel_wide_the_middle_is_taken),
         cmocka_unit_test(f32_values_are_normalised_as_torch_rounds),
         cmocka_unit_test(training_mirrors_about_half),
         cmocka_unit_test(transforms_that_make_no_sense_are_refused),

@@ -1,7 +1,10 @@
-/* Two passes, each over one dimension; one that would change nothing is left out, which gives the same bits. */
+/* Two passes, each over one dimension; one that would change nothing is left out, which gives the same bits. Only what
+ * the result needs is computed: of a picture a pixel wide and a million high the middle takes no more than of others.
+ * */
 #include "data/pictures/resize.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -29,8 +32,8 @@ static double triangle(double x) {
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
-static void set_taps(struct taps *t, int64_t i, int64_t in, double scale) {
-    const double wide = scale < 1.0 ? 1.0 : scale, center = ((double)i + 0.5) * scale, inverse = 1.0 / wide;
+static void set_taps(struct taps *t, int64_t i, int64_t place, int64_t in, double scale) {
+    const double wide = scale < 1.0 ? 1.0 : scale, center = ((double)place + 0.5) * scale, inverse = 1.0 / wide;
     int64_t first = (int64_t)(center - wide + 0.5), end = (int64_t)(center + wide + 0.5);
     double sum = 0;
     if (first < 0) first = 0;
@@ -47,15 +50,16 @@ static void set_taps(struct taps *t, int64_t i, int64_t in, double scale) {
     t->count[i] = end - first;
 }
 
-static cairn_status make_taps(struct taps *t, int64_t in, int64_t out) {
+/* Of the n places from `begin` on, of `out` in all. */
+static cairn_status make_taps(struct taps *t, int64_t in, int64_t out, int64_t begin, int64_t n) {
     const double scale = (double)in / (double)out, wide = scale < 1.0 ? 1.0 : scale;
     cairn_status st = CAIRN_OK;
     t->most = (int64_t)ceil(wide) * 2 + 1;
-    TRY(cairn__calloc((size_t)out, sizeof(int64_t), (void **)&t->first));
-    TRY(cairn__calloc((size_t)out, sizeof(int64_t), (void **)&t->count));
-    TRY(cairn__calloc((size_t)out, (size_t)t->most * sizeof(int32_t), (void **)&t->weights));
+    TRY(cairn__calloc((size_t)n, sizeof(int64_t), (void **)&t->first));
+    TRY(cairn__calloc((size_t)n, sizeof(int64_t), (void **)&t->count));
+    TRY(cairn__calloc((size_t)n, (size_t)t->most * sizeof(int32_t), (void **)&t->weights));
     TRY(cairn__calloc((size_t)t->most, sizeof(double), (void **)&t->exact));
-    for (int64_t i = 0; i < out; i++) set_taps(t, i, in, scale);
+    for (int64_t i = 0; i < n; i++) set_taps(t, i, begin + i, in, scale);
 out:
     return st;
 }
@@ -95,48 +99,52 @@ static void resize_columns(const struct taps *t, int64_t y, const uint8_t *in, s
     for (size_t i = 0; i < n; i++) out[i] = round_sum(sums[i]);
 }
 
-static cairn_status resize_width(const uint8_t *in, int64_t h, int64_t in_w, size_t in_row, uint8_t *out,
-                                 int64_t out_w) {
-    struct taps t = {0};
-    const cairn_status st = make_taps(&t, in_w, out_w);
-    for (int64_t y = 0; st == CAIRN_OK && y < h; y++)
-        resize_row(&t, in + (size_t)y * in_row, out + (size_t)y * (size_t)out_w * CHANNELS, out_w);
-    free_taps(&t);
-    return st;
+/* Rows [from, to) of in. */
+static void resize_width(const struct taps *t, const uint8_t *in, size_t in_row, int64_t from, int64_t to, uint8_t *out,
+                         int64_t out_w) {
+    for (int64_t y = from; y < to; y++)
+        resize_row(t, in + (size_t)y * in_row, out + (size_t)((y - from) * out_w) * CHANNELS, out_w);
 }
 
-static cairn_status resize_height(const uint8_t *in, int64_t in_h, int64_t w, size_t in_row, uint8_t *out,
-                                  int64_t out_h) {
+static cairn_status resize_height(const struct taps *t, const uint8_t *in, size_t in_row, uint8_t *out, int64_t out_h,
+                                  int64_t w) {
     const size_t n = (size_t)w * CHANNELS;
-    struct taps t = {0};
     int32_t *sums = NULL;
-    cairn_status st = CAIRN_OK;
-    TRY(make_taps(&t, in_h, out_h));
-    TRY(cairn__alloc(n * sizeof(sums[0]), (void **)&sums));
-    for (int64_t y = 0; y < out_h; y++) resize_columns(&t, y, in, in_row, out + (size_t)y * n, n, sums);
-out:
+    const cairn_status st = cairn__alloc(n * sizeof(sums[0]), (void **)&sums);
+    for (int64_t y = 0; st == CAIRN_OK && y < out_h; y++)
+        resize_columns(t, y, in, in_row, out + (size_t)y * n, n, sums);
     cairn__free(sums);
-    free_taps(&t);
     return st;
 }
 
-cairn_status cairn__resize_bilinear(const uint8_t *in, int64_t in_h, int64_t in_w, size_t in_row, uint8_t *out,
-                                    int64_t out_h, int64_t out_w) {
-    const size_t row = (size_t)out_w * CHANNELS;
+cairn_status cairn__resize_bilinear(const uint8_t *in, int64_t in_h, int64_t in_w, size_t in_row,
+                                    const struct cairn__resized_part *part, uint8_t *out) {
+    const struct cairn_picture_box *b = &part->box;
+    const bool has_width = in_w != part->out_w, has_height = in_h != part->out_h;
+    const uint8_t *corner =
+        in + (has_height ? 0 : (size_t)b->top * in_row) + (has_width ? 0 : (size_t)b->left * CHANNELS);
+    const size_t row = (size_t)b->width * CHANNELS;
+    struct taps across = {0}, down = {0};
+    uint8_t *between = NULL; /* the rows that those of the result are made of, resized */
     cairn_status st = CAIRN_OK;
-    uint8_t *between = NULL; /* [in_h, out_w] */
-    if (in_w != out_w && in_h != out_h) {
-        TRY(cairn__alloc((size_t)in_h * row, (void **)&between));
-        TRY(resize_width(in, in_h, in_w, in_row, between, out_w));
-        TRY(resize_height(between, in_h, out_w, row, out, out_h));
-    } else if (in_w != out_w) {
-        TRY(resize_width(in, in_h, in_w, in_row, out, out_w));
-    } else if (in_h != out_h) {
-        TRY(resize_height(in, in_h, in_w, in_row, out, out_h));
+    if (has_width) TRY(make_taps(&across, in_w, part->out_w, b->left, b->width));
+    if (has_height) TRY(make_taps(&down, in_h, part->out_h, b->top, b->height));
+    if (has_width && has_height) {
+        const int64_t last = b->height - 1, from = down.first[0], to = down.first[last] + down.count[last];
+        TRY(cairn__alloc((size_t)(to - from) * row, (void **)&between));
+        resize_width(&across, corner, in_row, from, to, between, b->width);
+        for (int64_t y = 0; y < b->height; y++) down.first[y] -= from;
+        TRY(resize_height(&down, between, row, out, b->height, b->width));
+    } else if (has_width) {
+        resize_width(&across, corner, in_row, 0, b->height, out, b->width);
+    } else if (has_height) {
+        TRY(resize_height(&down, corner, in_row, out, b->height, b->width));
     } else {
-        for (int64_t y = 0; y < in_h; y++) memcpy(out + (size_t)y * row, in + (size_t)y * in_row, row);
+        for (int64_t y = 0; y < b->height; y++) memcpy(out + (size_t)y * row, corner + (size_t)y * in_row, row);
     }
 out:
     cairn__free(between);
+    free_taps(&across);
+    free_taps(&down);
     return st;
 }

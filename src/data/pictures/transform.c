@@ -130,6 +130,19 @@ out:
     return st;
 }
 
+static cairn_status resize_part(const cairn_picture *p, const struct cairn_picture_box *box,
+                                const struct cairn__resized_part *part, cairn_picture **out) {
+    const size_t row = (size_t)p->width * CHANNELS;
+    cairn_picture *resized = NULL;
+    cairn_status st = cairn__picture_alloc(part->box.height, part->box.width, &resized);
+    if (st == CAIRN_OK)
+        st = cairn__resize_bilinear(p->pixels + (size_t)box->top * row + (size_t)box->left * CHANNELS, box->height,
+                                    box->width, row, part, resized->pixels);
+    if (st != CAIRN_OK) cairn_picture_destroy(&resized);
+    else *out = resized;
+    return st;
+}
+
 cairn_status cairn_picture_resize(const cairn_picture *picture, const struct cairn_picture_box *box, int64_t height,
                                   int64_t width, cairn_picture **out) {
     REQUIRE(picture && box && out, CAIRN_EINVAL, "cairn_picture_resize: picture, box and out must be set");
@@ -143,31 +156,29 @@ cairn_status cairn_picture_resize(const cairn_picture *picture, const struct cai
     REQUIRE(height > 0 && width > 0 && height <= CAIRN__MOST_PIXELS / width &&
                 box->height <= CAIRN__MOST_PIXELS / width,
             CAIRN_EINVAL, "resizing to %" PRId64 " x %" PRId64 " pixels; there must be from 1 to 2^31", height, width);
-    cairn_picture *p = NULL;
-    cairn_status st = cairn__picture_alloc(height, width, &p);
-    if (st == CAIRN_OK)
-        st = cairn__resize_bilinear(picture->pixels + (size_t)(box->top * w + box->left) * CHANNELS, box->height,
-                                    box->width, (size_t)w * CHANNELS, p->pixels, height, width);
-    if (st != CAIRN_OK) cairn_picture_destroy(&p);
-    else *out = p;
-    return st;
+    const struct cairn__resized_part all = {height, width, {0, 0, height, width}};
+    return resize_part(picture, box, &all, out);
 }
 
 /* ---- values ---- */
 
-/* The shorter edge becomes `resize`, the longer as torchvision has it: rounded down. */
-static cairn_status resize_shorter(const cairn_picture *p, int64_t resize, cairn_picture **out) {
+/* The middle of the picture whose shorter edge has become `resize`, and the longer what torchvision rounds it to. */
+static cairn_status resize_and_crop(const cairn_picture *p, const struct cairn_picture_transform *t,
+                                    cairn_picture **out) {
     const struct cairn_picture_box all = {0, 0, p->height, p->width};
     const int64_t shorter = p->height < p->width ? p->height : p->width;
     const int64_t longer = p->height < p->width ? p->width : p->height;
-    const int64_t other = (int64_t)((double)(resize * longer) / (double)shorter);
+    const int64_t other = (int64_t)((double)(t->resize * longer) / (double)shorter);
     const bool is_tall = p->width <= p->height;
-    return cairn_picture_resize(p, &all, is_tall ? other : resize, is_tall ? resize : other, out);
+    struct cairn__resized_part part = {is_tall ? other : t->resize, is_tall ? t->resize : other, {0}};
+    part.box.height = part.box.width = t->size;
+    part.box.top = (int64_t)rint((double)(part.out_h - t->size) / 2.0);
+    part.box.left = (int64_t)rint((double)(part.out_w - t->size) / 2.0);
+    return resize_part(p, &all, &part, out);
 }
 
-/* [size, size] of a picture from (top, left) on, mirrored or not, as values [3, size, size]. */
-static void write_values(const cairn_picture *p, int64_t top, int64_t left, int mirrored,
-                         const struct cairn_picture_transform *t, void *values) {
+/* A picture [size, size], mirrored or not, as values [3, size, size]. */
+static void write_values(const cairn_picture *p, int mirrored, const struct cairn_picture_transform *t, void *values) {
     const int64_t size = t->size;
     float table[CHANNELS][256];
     for (int c = 0; c < CHANNELS; c++) {
@@ -175,7 +186,7 @@ static void write_values(const cairn_picture *p, int64_t top, int64_t left, int 
     }
     for (int c = 0; c < CHANNELS; c++) {
         for (int64_t y = 0; y < size; y++) {
-            const uint8_t *row = p->pixels + (size_t)((top + y) * p->width + left) * CHANNELS;
+            const uint8_t *row = p->pixels + (size_t)(y * size) * CHANNELS;
             const size_t at = (size_t)(c * size + y) * (size_t)size;
             for (int64_t x = 0; x < size; x++) {
                 const uint8_t v = row[(mirrored ? size - 1 - x : x) * CHANNELS + c];
@@ -203,13 +214,10 @@ cairn_status cairn_picture_apply(const cairn_picture *picture, const struct cair
         draw_box(picture->height, picture->width, &t, random, &box);
         mirrored = draw_mirror(&t, random);
         TRY(cairn_picture_resize(picture, &box, t.size, t.size, &resized));
-        box.top = box.left = 0;
     } else {
-        TRY(resize_shorter(picture, t.resize, &resized));
-        box.top = (int64_t)rint((double)(resized->height - t.size) / 2.0);
-        box.left = (int64_t)rint((double)(resized->width - t.size) / 2.0);
+        TRY(resize_and_crop(picture, &t, &resized));
     }
-    write_values(resized, box.top, box.left, mirrored, &t, values);
+    write_values(resized, mirrored, &t, values);
 out:
     cairn_picture_destroy(&resized);
     return st;
