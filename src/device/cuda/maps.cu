@@ -177,11 +177,11 @@ int cairn__launch_map_packs(struct CUstream_st *stream, enum cairn__map_fn f, ca
 
 /* ---- any types and strides ---- */
 
-template <class R> CAIRN__DEVICE values<R> values_at(const cairn__map_job &job, int inputs, size_t i) {
+template <class R, int STEPS = 1> CAIRN__DEVICE values<R> values_at(const cairn__map_job &job, int inputs, size_t i) {
     values<R> v = {{0}, (R)job.numbers[0], (R)job.numbers[1]};
 #pragma unroll
     for (int k = 0; k < INPUTS; k++) {
-        if (k < inputs) v.x[k] = cairn__load_any<R>(job.x[k], job.x_type[k], cairn__place(job.axes, k + 1, i));
+        if (k < inputs) v.x[k] = cairn__load_any<R>(job.x[k], job.x_type[k], cairn__place<STEPS>(job.axes, k + 1, i));
     }
     return v;
 }
@@ -244,7 +244,7 @@ static CAIRN__KERNEL map_sum(cairn__partials *partials, const cairn__map_job job
 #pragma unroll 1
         for (int e = 0; e < SUM_PACKS * V; e++) {
             const size_t i = from + e / V * step + (size_t)threadIdx.x * V + e % V;
-            add_next(lane, i < job.axes.n ? value_of(f, values_at<R>(job, inputs, i)) : 0);
+            add_next(lane, i < job.axes.n ? value_of(f, values_at<R, 4>(job, inputs, i)) : 0);
         }
         if (++tiles < SUM_TILES) continue;
         of_thread += close_lanes(lane);
@@ -337,6 +337,7 @@ enum { TILE = 32, TILE_ROWS = CAIRN__CUDA_THREADS / TILE };
 /* Where plane p lies. */
 CAIRN__DEVICE int64_t plane_at(const cairn__axes &axes, int operand, size_t p) {
     int64_t at = 0;
+#pragma unroll 1
     for (int d = axes.ndim - 3; d >= 0; d--) {
         at += (int64_t)(p % (size_t)axes.size[d]) * axes.stride[operand][d];
         p /= (size_t)axes.size[d];

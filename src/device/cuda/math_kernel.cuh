@@ -115,16 +115,20 @@ template <class R> CAIRN__DEVICE void cairn__store_any(void *to, cairn_dtype typ
 
 /* ---- places ---- */
 
-/* Where element i of the axes lies in an operand, in elements. */
-CAIRN__DEVICE int64_t cairn__place(const cairn__axes &axes, int operand, size_t i) {
+/* Where element i of the axes lies in an operand, in elements. The loops are not written out for every number of axes,
+ * which was most of the module: what takes the time is the division of each step, which waits for the last one. STEPS:
+ * that are written out, where it saves registers. */
+template <int STEPS = 1> CAIRN__DEVICE int64_t cairn__place(const cairn__axes &axes, int operand, size_t i) {
     int64_t at = 0;
     if (axes.n >> 32) {
+#pragma unroll STEPS
         for (int d = axes.ndim - 1; d > 0; d--) {
             at += (int64_t)(i % (size_t)axes.size[d]) * axes.stride[operand][d];
             i /= (size_t)axes.size[d];
         }
     } else {
         uint32_t rest = (uint32_t)i;
+#pragma unroll STEPS
         for (int d = axes.ndim - 1; d > 0; d--) {
             const uint32_t size = (uint32_t)axes.size[d], above = rest / size;
             at += (int64_t)(rest - above * size) * axes.stride[operand][d];
