@@ -1,6 +1,5 @@
 /* Two passes, each over one dimension; one that would change nothing is left out, which gives the same bits. Only what
- * the result needs is computed: of a picture a pixel wide and a million high the middle takes no more than of others.
- * */
+ * the result needs is computed: of a picture a pixel wide and a million high the middle takes no more than of any. */
 #include "data/pictures/resize.h"
 
 #include <math.h>
