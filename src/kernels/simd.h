@@ -307,6 +307,16 @@ INLINE vecd add_squares_of_bf16(vecd lanes, const uint16_t *x, size_t n) {
     return add_normal_squares(lanes, rest);
 }
 
+/* As most of an embedding's gradient is. */
+INLINE bool are_zeros(const uint16_t *x, size_t n) {
+    bits seen = nothing_seen();
+    uint32_t rest = 0;
+    size_t i = 0;
+    for (; i + 2 * LANES <= n; i += 2 * LANES) seen = see_halves(seen, x + i);
+    for (; i < n; i++) rest |= x[i] & 0x7fffu;
+    return !any_from(seen, 1) && rest == 0;
+}
+
 INLINE vecd squares_of_halves(int type, const uint16_t *x, size_t n) {
     vecd lanes = zeros_f64();
     for (size_t i = 0; i < n; i += CAIRN__SQUARES_BLOCK) {
@@ -314,7 +324,8 @@ INLINE vecd squares_of_halves(int type, const uint16_t *x, size_t n) {
         const vec sums = block_of_squares(type, x + i, m);
         const bool fits =
             type == CAIRN_F16 || (any_reaches(sums, CAIRN__LEAST_SQUARES) && !any_reaches(sums, 0x7f800000u));
-        lanes = fits ? add_wide(lanes, sums) : add_squares_of_bf16(lanes, x + i, m);
+        if (fits) lanes = add_wide(lanes, sums);
+        else if (!are_zeros(x + i, m)) lanes = add_squares_of_bf16(lanes, x + i, m);
     }
     return lanes;
 }

@@ -33,7 +33,13 @@ static uint16_t value_around(cairn_dtype type, int exponent, uint64_t r) {
     return half;
 }
 
-/* Blocks around one exponent, beside blocks around another, so that some take f64's way and some do not. */
+/* Of a block of zeros, and of one with a single other element. */
+static bool is_zero_there(size_t i, uint64_t seed) {
+    const size_t block = i / CAIRN__SQUARES_BLOCK;
+    return block == 3 || (block == 1 && i % CAIRN__SQUARES_BLOCK != random_bits(seed, 0) % CAIRN__SQUARES_BLOCK);
+}
+
+/* Blocks around one exponent, beside blocks around another, so that some take f64's way and some do not, and zeros. */
 static bool squares_around(const struct cairn__kernel_row *row, int exponent, int other, uint64_t seed) {
     static uint16_t x[SQUARES];
     const cairn_dtype type = (cairn_dtype)row->a;
@@ -43,6 +49,7 @@ static bool squares_around(const struct cairn__kernel_row *row, int exponent, in
     for (size_t i = 0; i < SQUARES; i++) {
         const uint64_t r = random_bits(seed, i);
         x[i] = value_around(type, (i / CAIRN__SQUARES_BLOCK + (r >> 20 & 7)) % 3 == 0 ? other : exponent, r);
+        if (is_zero_there(i, seed + (uint64_t)exponent)) x[i] &= 0x8000;
         const double value = (double)cairn__dtype(type)->to_f32(&x[i]);
         exact += value * value;
     }
