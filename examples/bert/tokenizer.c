@@ -317,7 +317,9 @@ static void cut_longest_first(size_t *first, size_t *second, size_t most) {
 static cairn_status truncate_pair(struct tokens *tokens, bool is_pair, size_t most, bert_truncation how) {
     const size_t first = tokens[0].n, second = is_pair ? tokens[1].n : 0;
     if (first + second <= most) return CAIRN_OK;
-    if (how == BERT_LONGEST_FIRST && is_pair) {
+    if (most == 0) {
+        tokens[0].n = tokens[1].n = 0;
+    } else if (how == BERT_LONGEST_FIRST && is_pair) {
         cut_longest_first(&tokens[0].n, &tokens[1].n, most);
     } else if (how == BERT_LONGEST_FIRST) {
         tokens[0].n = most;

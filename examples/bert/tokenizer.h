@@ -111,7 +111,7 @@ typedef struct bert_encoding {
  *
  * Errors: CAIRN_EINVAL first is missing or a text is over 1 GiB; max_length is below the 2 or 3 special tokens;
  * BERT_ONLY_SECOND without a second text; BERT_ONLY_FIRST or _SECOND where that text would have no token left, as
- * Hugging Face does; CAIRN_ENOMEM. The encoding has no tokens then.
+ * Hugging Face does (but with max_length 3, or 2, all is cut); CAIRN_ENOMEM. The encoding has no tokens then.
  * Cost: linear in the text; no allocation once a text as long has been encoded. From 19 to 101 bytes of memory a byte
  * of text, as it has few or many tokens. */
 cairn_status bert_tokenizer_encode(const bert_tokenizer *tokenizer, struct bert_text first, struct bert_text second,

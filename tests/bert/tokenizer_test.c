@@ -264,6 +264,8 @@ static void truncation_cuts_the_text_that_it_says(void **state) {
     expect_cut(t, &e, 4, 5, 3, BERT_LONGEST_FIRST, 0, 0);
     expect_cut(t, &e, 30, 5, 20, BERT_ONLY_FIRST, 12, 5);
     expect_cut(t, &e, 5, 30, 20, BERT_ONLY_SECOND, 5, 12);
+    expect_cut(t, &e, 5, 4, 3, BERT_ONLY_FIRST, 0, 0);
+    expect_cut(t, &e, 5, 4, 3, BERT_ONLY_SECOND, 0, 0);
     bert_encoding_finish(&e);
     bert_tokenizer_destroy(&t);
 }
