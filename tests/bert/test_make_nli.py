@@ -121,7 +121,7 @@ class MakeNli(unittest.TestCase):
         self.folder = folder.name
 
     def test_every_label_is_what_the_worlds_say(self):
-        for level in "123":
+        for level in "1234":
             made = make(self.folder, "--train", "3000", "--dev", "300", "--level", level)
             for part, rows in made.items():
                 for row in rows:
@@ -147,7 +147,7 @@ class MakeNli(unittest.TestCase):
                 shape = re.sub(rf"\b({noun}|{predicate})\b", "_", row[key].lower())
                 shapes.setdefault(shape, []).append(row["gold_label"])
             best = sum(max(map(labels.count, LABELS)) for labels in shapes.values()) / len(rows)
-            self.assertLess(best, 0.55, key)
+            self.assertLess(best, 0.6, key)  # premises with "all" or "no" are never neutral: 5/9
 
     def test_dev_pairs_are_never_train_pairs_and_come_once(self):
         first = make(self.folder, "--train", "8000", "--dev", "1000", "--level", "1")
@@ -187,7 +187,7 @@ class MakeNli(unittest.TestCase):
             self.assertEqual("label5" in table[0], part != "train")
 
     def test_the_vocabulary_has_every_word_and_config_its_size(self):
-        made = make(self.folder, "--train", "2000", "--dev", "300", "--level", "3")
+        made = make(self.folder, "--train", "2000", "--dev", "300", "--level", "4")
         path = os.path.join(self.folder, "vocab.txt")
         with open(path, encoding="utf-8") as f:
             vocabulary = f.read().splitlines()
