@@ -80,6 +80,18 @@ class Trainings(unittest.TestCase):
                 self.assertEqual(one["confusion"], other["confusion"], f"{ranks} ranks")
                 self.assertAlmostEqual(one["loss"], other["loss"], places=5)
 
+    def test_it_learns_the_rule_with_half_types(self):
+        """A model of two layers of 64, whose loss falls at once when it has found which word to compare with which."""
+        write_model(self.model, hidden_size=64, num_attention_heads=4, intermediate_size=128, hidden_dropout_prob=0,
+                    attention_probs_dropout_prob=0)
+        write_pairs(self.pairs, 16000)
+        for ranks, level, half in (1, "O1", "f16"), (2, "O1", "bf16"), (2, "O2", "f16"), (1, "O2", "bf16"):
+            report = self.run_it("--from-scratch", "--max-steps", "600", "--warmup-steps", "100", "--eval", self.dev,
+                                 "--opt-level", level, "--half", half, "--batch-size", str(32 // ranks), ranks=ranks)
+            accuracy = report["evaluations"][0]["accuracy"]
+            print(f"{level} {half}, {ranks} ranks: {100 * accuracy:.1f} % after {report['seconds']:.0f} s", flush=True)
+            self.assertGreaterEqual(accuracy, 0.97, f"{level} {half}")
+
     def by_name(self, path):
         return [(a, b, LABELS[label]) for a, b, label in read_pairs(path)]
 
