@@ -20,8 +20,8 @@ case $1 in */bert_torch.py) shift && exec {python} "$0.py" "$@" ;; esac
 exec {python} "$@"
 """
 FAULTS = {"a learning rate": ("lr=5e-5", "lr=5.5e-5", "2 steps move rank 0's weights and Cairn's"),
-          "gelu by tanh": ("F.gelu(self.dense1(x))", "F.gelu(self.dense1(x), approximate='tanh')",
-                           "rank 0's first gradients and Cairn's are"),
+          "another loss": ("    loss.backward()", "    (2 * loss).backward()",
+                           "rank 0's first gradients and Cairn's are 5.0e-01"),
           "other words": ("* WORDS).long()", "* WORDS).long() // 2", "rank 0's first loss is")}
 PATIENCE = 240
 
