@@ -255,21 +255,21 @@ static void every_call_is_described_by_what_must_be_equal(void **state) {
         struct cairn__call call;
         const char *text;
     } all[] = {
-        {{0, 5, 0, CAIRN__BARRIER, 0, 0, 0}, "the group's creation"},
-        {{1, 5, 0, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average"},
-        {{1, 5, 3, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average over 3"},
-        {{2, 0, 3, CAIRN__REDUCE, CAIRN_F64, CAIRN_PROD, 0}, "reduce number 2 of 0 f64 to product at rank 3"},
-        {{3, 9, 1, CAIRN__BROADCAST, CAIRN_U8, 0, 0}, "broadcast number 3 of 9 u8 from rank 1"},
-        {{4, 9, 0, CAIRN__ALLGATHER, CAIRN_BF16, 0, 0}, "all-gather number 4 of 9 bf16"},
-        {{5, 9, 0, CAIRN__REDUCE_SCATTER, CAIRN_I32, CAIRN_MIN, 0}, "reduce-scatter number 5 of 9 i32 to minimum"},
-        {{6, 9, 0, CAIRN__ALLTOALL, CAIRN_I64, 0, 0}, "all-to-all number 6 of 9 i64"},
-        {{7, 9, 2, CAIRN__SEND, CAIRN_F16, 0, 0}, "send number 7 of 9 f16 to rank 2"},
-        {{8, 9, 2, CAIRN__RECV, CAIRN_F16, 0, 0}, "receive number 8 of 9 f16 from rank 2"},
-        {{UINT64_MAX, 0, 0, CAIRN__BARRIER, 0, 0, 0}, "barrier number 18446744073709551615"},
-        {{9, 100, 0, CAIRN__ALLOC, 0, 0, 0}, "group allocation number 9 of 100 bytes"},
-        {{10, 2, 0, CAIRN__FREE, 0, 0, 0}, "cairn_group_free (or ddp_destroy) number 10 of allocation 2"},
-        {{11, 0, 0, CAIRN__AGREE, 0, 0, 0}, "agreement number 11"},
-        {{12, 0, 0, 200, 99, 99, 0}, "unknown collective number 12"},
+        {{0, 5, {0}, CAIRN__BARRIER, 0, 0, 0}, "the group's creation"},
+        {{1, 5, {0}, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average"},
+        {{1, 5, {3}, CAIRN__ALLREDUCE, CAIRN_F32, CAIRN_AVG, 0}, "all-reduce number 1 of 5 f32 to average over 3"},
+        {{2, 0, {3}, CAIRN__REDUCE, CAIRN_F64, CAIRN_PROD, 0}, "reduce number 2 of 0 f64 to product at rank 3"},
+        {{3, 9, {1}, CAIRN__BROADCAST, CAIRN_U8, 0, 0}, "broadcast number 3 of 9 u8 from rank 1"},
+        {{4, 9, {0}, CAIRN__ALLGATHER, CAIRN_BF16, 0, 0}, "all-gather number 4 of 9 bf16"},
+        {{5, 9, {0}, CAIRN__REDUCE_SCATTER, CAIRN_I32, CAIRN_MIN, 0}, "reduce-scatter number 5 of 9 i32 to minimum"},
+        {{6, 9, {0}, CAIRN__ALLTOALL, CAIRN_I64, 0, 0}, "all-to-all number 6 of 9 i64"},
+        {{7, 9, {2}, CAIRN__SEND, CAIRN_F16, 0, 0}, "send number 7 of 9 f16 to rank 2"},
+        {{8, 9, {2}, CAIRN__RECV, CAIRN_F16, 0, 0}, "receive number 8 of 9 f16 from rank 2"},
+        {{UINT64_MAX, 0, {0}, CAIRN__BARRIER, 0, 0, 0}, "barrier number 18446744073709551615"},
+        {{9, 100, {0}, CAIRN__ALLOC, 0, 0, 0}, "group allocation number 9 of 100 bytes"},
+        {{10, 2, {0}, CAIRN__FREE, 0, 0, 0}, "cairn_group_free (or ddp_destroy) number 10 of allocation 2"},
+        {{11, 0, {0}, CAIRN__AGREE, 0, 0, 0}, "agreement number 11"},
+        {{12, 0, {0}, 200, 99, 99, 0}, "unknown collective number 12"},
     };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         char text[128], tiny[8];
@@ -282,12 +282,12 @@ static void every_call_is_described_by_what_must_be_equal(void **state) {
 
 static void calls_agree_where_everything_but_the_memory_is_equal(void **state) {
     (void)state;
-    const struct cairn__call call = {7, 5, 1, CAIRN__REDUCE, CAIRN_F32, CAIRN_SUM, 0};
+    const struct cairn__call call = {7, 5, {1}, CAIRN__REDUCE, CAIRN_F32, CAIRN_SUM, 0};
     struct cairn__call other[7] = {call, call, call, call, call, call, call};
     other[1].number++, other[2].n++, other[3].root++, other[4].kind++, other[5].dtype++, other[6].redop++;
     for (int i = 0; i < 7; i++) assert_true(cairn__calls_agree(&call, &other[i]) == (i == 0));
-    struct cairn__call sent = {7, 5, 1, CAIRN__SEND, CAIRN_F32, 0, 0},
-                       received = {7, 5, 0, CAIRN__RECV, CAIRN_F32, 0, 0};
+    struct cairn__call sent = {7, 5, {1}, CAIRN__SEND, CAIRN_F32, 0, 0},
+                       received = {7, 5, {0}, CAIRN__RECV, CAIRN_F32, 0, 0};
     assert_true(cairn__calls_agree(&sent, &received) && cairn__calls_agree(&received, &sent));
     assert_false(cairn__calls_agree(&sent, &sent));
     received.n = 4;
