@@ -11,8 +11,8 @@ static const char *const seeds[] = {
     "\"hidden_act\":\"gelu\",\"hidden_dropout_prob\":0.1,\"attention_probs_dropout_prob\":0.1,\"layer_norm_eps\":1e-12,"
     "\"initializer_range\":0.02,\"pad_token_id\":0,\"classifier_dropout\":null,\"pruned_heads\":{},"
     "\"id2label\":{\"0\":\"a\",\"1\":\"b\",\"2\":\"c\"},\"label2id\":{\"a\":0,\"b\":1,\"c\":2},\"num_labels\":3}",
-    "{\"vocab_size\":9,\"hidden_size\":4,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"intermediate_size\":8,"
-    "\"max_position_embeddings\":5,\"num_labels\":7,\"is_decoder\":false,\"position_embedding_type\":\"absolute\"}",
+    ("{\"vocab_size\":9,\"hidden_size\":4,\"num_hidden_layers\":1,\"num_attention_heads\":2,\"intermediate_size\":8,"
+     "\"max_position_embeddings\":5,\"num_labels\":7,\"is_decoder\":false,\"position_embedding_type\":\"absolute\"}"),
     "{\"label2id\":{\"x\":1}}",
 };
 
