@@ -33,9 +33,10 @@ class StandIn(unittest.TestCase):
         with open(os.path.join(BUILD, "meson-info/meson-info.json"), encoding="utf-8") as f:
             way = os.path.relpath(json.load(f)["directories"]["source"], BUILD)
         sources = os.path.normpath(os.path.join(self.tree, "build-gpu", way))
-        if not os.path.exists(sources):
-            os.makedirs(os.path.dirname(sources), exist_ok=True)
-            os.symlink(ROOT, sources)
+        os.makedirs(sources, exist_ok=True)
+        for name in "tests", "examples":
+            if not os.path.exists(os.path.join(sources, name)):
+                os.symlink(os.path.join(ROOT, name), os.path.join(sources, name))
 
     def test_every_step_passes_with_a_fake_gpu(self):
         env = {"PATH": os.path.join(self.top, "bin"), "HOME": self.top, "OUT": os.path.join(self.top, "out")}
