@@ -162,16 +162,17 @@ static void order_sets(struct cairn__tape *tape) {
 }
 
 /* All sets begin before any gradient is written, and all end: with the gradients complete, or aborted. */
-static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad) {
+static cairn_status walk(struct cairn__tape *tape, cairn_tensor *loss, const cairn_tensor *grad,
+                         const struct cairn__loss_scale *scale) {
     cairn_status st = CAIRN_OK;
     cairn__tensor_grad_pool_begin(&tape->grads);
     tape->walking = true;
     tape->walked = NULL;
-    tape->is_scaled = loss->loss_scale != NULL;
+    tape->is_scaled = scale != NULL;
     tape->lets_infinities = false;
     order_sets(tape);
     for (size_t i = 0; i < tape->num_sets; i++)
-        TRY(cairn__param_set_begin_backward(tape->sets[i], tape->backward, loss->loss_scale));
+        TRY(cairn__param_set_begin_backward(tape->sets[i], tape->backward, scale));
     TRY(seed(tape, loss, grad));
     TRY(cairn__backward_walk(tape, loss));
     tape->walking = false;
@@ -232,24 +233,40 @@ out:
     return st;
 }
 
+static cairn_status backward_from(cairn_tensor *tensor, cairn_tensor *given, bool retain,
+                                  const struct cairn__loss_scale *scale) {
+    cairn_status st = CAIRN_OK;
+    cairn_tensor *grad = NULL;
+    struct cairn__tape *tape = cairn__tape_of(tensor->env);
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    TRY(check_loss(tensor, given == NULL));
+    TRY(check_wants_grad(tensor));
+    TRY(take_grad(tensor, given, &grad));
+    tape->retain = retain;
+    TRY(cairn__backward_mark(tape, tensor));
+    TRY(walk(tape, tensor, grad, scale));
+    cairn__trace("nn", "backward", (int64_t)tape->backward, 0, begin_ns);
+out:
+    return st;
+}
+
 cairn_status cairn_backward_with(cairn_tensor *tensor, const struct cairn_backward_options *options) {
     if (!tensor && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(tensor, CAIRN_EINVAL, "backward: the loss is NULL");
     struct cairn_backward_options o = {.struct_size = sizeof(o)};
     cairn_status st = CAIRN_OK;
-    cairn_tensor *grad = NULL;
-    struct cairn__tape *tape = cairn__tape_of(tensor->env);
-    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(cairn__options_read(&o, sizeof(o), options, "cairn_backward_options"));
-    TRY(check_loss(tensor, o.grad == NULL));
-    TRY(check_wants_grad(tensor));
-    TRY(take_grad(tensor, o.grad, &grad));
-    tape->retain = o.retain_graph == CAIRN_ON;
-    TRY(cairn__backward_mark(tape, tensor));
-    TRY(walk(tape, tensor, grad));
-    cairn__trace("nn", "backward", (int64_t)tape->backward, 0, begin_ns);
+    st = backward_from(tensor, o.grad, o.retain_graph == CAIRN_ON, tensor->loss_scale);
 out:
     return st;
+}
+
+cairn_status cairn__backward_scaled(cairn_tensor *tensor, cairn_tensor *grad, const struct cairn__loss_scale *scale) {
+    if (!tensor && cairn__last_status() != CAIRN_OK) return cairn__last_status();
+    REQUIRE(tensor && grad, CAIRN_EINVAL, "backward: the tensor and its gradient must be set");
+    REQUIRE(!tensor->loss_scale, CAIRN_ESTATE,
+            "backward: the tensor was made from a scaled loss; a gradient is given for what comes before the loss");
+    return backward_from(tensor, grad, false, scale);
 }
 
 cairn_status cairn_backward(cairn_tensor *loss) {

@@ -100,6 +100,12 @@ void cairn__forget(cairn_tensor *t) {
     give_unread(base_of(t));
 }
 
+void cairn__tensor_spare(cairn_tensor *t) {
+    if (t->kind != CAIRN__RESULT || t->base || t->readers > 0 || !t->owns_data || t->forgotten) return;
+    cairn__tape_give(t->tape, t->data, t->n * cairn_dtype_nbytes(t->dtype));
+    t->owns_data = false;
+}
+
 /* ---- modules ---- */
 
 size_t cairn__inside_begin(const cairn_env *env) {

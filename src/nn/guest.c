@@ -1,4 +1,6 @@
 /* Operations that other rooms bring: their row, and what they see of nn. */
+#include <string.h>
+
 #include "core/status.h"
 #include "nn/module.h"
 #include "nn/ops.h"
@@ -68,6 +70,17 @@ struct cairn_device *cairn__node_device(const struct cairn__node *node) {
 cairn_status cairn__infer_scalar_of(const struct cairn__node *node, cairn_dtype dtype) {
     node->result->dtype = dtype;
     return cairn__infer_scalar(node);
+}
+
+cairn_status cairn__infer_as(const struct cairn__node *node, cairn_dtype dtype, int ndim, const int64_t *shape) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__check_dtype(cairn__node_name(node), dtype));
+    TRY(cairn__check_shape(cairn__node_name(node), ndim, shape));
+    node->result->dtype = dtype;
+    node->result->ndim = ndim;
+    if (ndim > 0) memcpy(node->result->shape, shape, (size_t)ndim * sizeof(shape[0]));
+out:
+    return st;
 }
 
 const struct cairn__loss_scale *cairn__tensor_loss_scale(const cairn_tensor *t) {

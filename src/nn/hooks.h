@@ -120,6 +120,20 @@ cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found);
 /* Whether operations are recorded now: not between cairn_no_grad_begin and its end. */
 bool cairn__records(const cairn_env *env);
 
+/* Between the two a module's forward runs, or an operation that is made of others: what it makes is its own, but for y
+ * (NULL will do), which it returns: it ends with its graph's backward, or where no graph holds it with the call. begin
+ * gives a mark; env NULL does nothing. */
+size_t cairn__inside_begin(const cairn_env *env);
+cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor *y);
+
+/* The program reads the values of t, a result, no more: where no backward does either, their memory goes to the next
+ * results. t stays what a backward may begin with. */
+void cairn__tensor_spare(cairn_tensor *t);
+
+/* cairn_backward_with from t, of which grad is the gradient of a loss that was multiplied by *scale (device memory;
+ * NULL = 1), elsewhere. Errors: its; CAIRN_ESTATE a scaled loss is in t. */
+cairn_status cairn__backward_scaled(cairn_tensor *t, cairn_tensor *grad, const struct cairn__loss_scale *scale);
+
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
 
@@ -160,9 +174,10 @@ cairn_tensor *cairn__node_input(const struct cairn__node *node, int i);
 cairn_tensor *cairn__node_result(const struct cairn__node *node);
 struct cairn_device *cairn__node_device(const struct cairn__node *node);
 
-/* For infer: a result of the first input's shape, in its type; a scalar of a type. */
+/* For infer: a result of the first input's shape, in its type; a scalar of a type; any shape and type. */
 cairn_status cairn__infer_like_first(const struct cairn__node *node);
 cairn_status cairn__infer_scalar_of(const struct cairn__node *node, cairn_dtype dtype);
+cairn_status cairn__infer_as(const struct cairn__node *node, cairn_dtype dtype, int ndim, const int64_t *shape);
 
 /* "[64, 1024]", in text. */
 enum { CAIRN__SHAPE_TEXT = CAIRN_MAX_DIMS * 22 + 3 };

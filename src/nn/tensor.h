@@ -176,11 +176,7 @@ cairn_status cairn__tensor_dense(const cairn_tensor *t, const char *what, const 
  * nor a backward reads it. NULL, leaves and parameters: nothing happens. */
 void cairn__forget(cairn_tensor *t);
 
-/* Between the two a module's forward runs, or an operation that is made of others: what it makes is its own, but for y
- * (NULL will do), which it returns. begin gives a mark; env NULL does nothing. */
-size_t cairn__inside_begin(const cairn_env *env);
-cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor *y);
-/* Ends what has been made inside since the mark and no graph holds, but y. */
+/* Ends what has been made inside (hooks.h) since the mark and no graph holds, but y. */
 void cairn__inside_pass(const cairn_env *env, size_t mark, const cairn_tensor *y);
 
 /* "[64, 1024]" into text, which is returned. */

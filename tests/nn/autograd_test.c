@@ -244,6 +244,48 @@ static void backward_of_many_elements_begins_with_the_users_gradient(void **stat
     assert_grad(x, FLOATS(6, 0, 9, -15), 4);
 }
 
+/* Of a part of a model whose loss is elsewhere: parameters learn the scale that is in the gradient. */
+static void a_given_gradient_brings_its_scale(void **state) {
+    cairn_env *env = test_env_of(state);
+    struct cairn__loss_scale *cell = NULL;
+    const struct cairn__loss_scale four_times = {4, 0.25f};
+    cairn_module *layer = cairn_linear(env, 4, 2);
+    struct cairn__param *bias = cairn_module_params(layer)->params[1];
+    cairn_tensor *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 4), four);
+    cairn_tensor *g = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(1, 2), FLOATS(8, -12));
+    assert_int_equal(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*cell), (void **)&cell), CAIRN_OK);
+    env->device->passes->store(env->device, cell, &four_times, sizeof(four_times));
+    cairn_tensor *y = cairn_module_forward(layer, x);
+    assert_int_equal(cairn__backward_scaled(y, g, cell), CAIRN_OK);
+    const struct cairn__grad_view grad = cairn__grad_peek(bias->gradient);
+    assert_memory_equal(grad.x, FLOATS(8, -12), 2 * sizeof(float));
+    assert_ptr_equal(grad.factor, &cell->factor);
+    assert_int_equal(cairn__backward_scaled(y, g, cell), CAIRN_ESTATE); /* consumed */
+    assert_int_equal(cairn__backward_scaled(y, NULL, cell), CAIRN_EINVAL);
+    cairn_module_zero_grad(layer);
+    cairn_module_params(layer)->scale = NULL;
+    cairn__device_free(env->device, cell);
+    cairn_tensor_destroy(&x);
+    cairn_tensor_destroy(&g);
+    cairn_module_destroy(&layer);
+}
+
+/* A result that was copied: its memory goes to the next one at once, and a backward begins with it all the same. */
+static void a_spared_result_gives_its_memory_back(void **state) {
+    cairn_env *env = test_env_of(state);
+    cairn_tensor *x = leaf(env), *g = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), FLOATS(1, 1, 2, 2));
+    cairn_tensor *y = cairn_mul_scalar(x, 3), *z = cairn_exp(x);
+    const void *memory = cairn__tensor_data(y), *kept = cairn__tensor_data(z);
+    cairn__tensor_spare(y);
+    cairn__tensor_spare(z); /* which its own backward reads */
+    assert_ptr_equal(cairn__tensor_data(cairn_mul_scalar(x, 5)), memory);
+    assert_ptr_not_equal(cairn__tensor_data(cairn_mul_scalar(x, 7)), kept);
+    assert_int_equal(cairn__backward_scaled(y, g, NULL), CAIRN_OK);
+    assert_grad(x, FLOATS(3, 3, 6, 6), 4);
+    cairn_tensor_destroy(&x);
+    cairn_tensor_destroy(&g);
+}
+
 static void users_gradient_must_fit(void **state) {
     cairn_env *env = test_env_of(state), *other = test_env_create(1, 0);
     cairn_tensor *x = leaf(env), *y = cairn_relu(x);
@@ -656,6 +698,8 @@ int main(void) {
         ENV_TEST(losses_of_one_graph_add_up_and_equal_their_sum),
         ENV_TEST(second_backward_accumulates_gradients_of_parameters),
         ENV_TEST(backward_of_many_elements_begins_with_the_users_gradient),
+        ENV_TEST(a_given_gradient_brings_its_scale),
+        ENV_TEST(a_spared_result_gives_its_memory_back),
         ENV_TEST(users_gradient_must_fit),
         ENV_TEST(double_leaf_has_a_double_gradient),
         ENV_TEST(shared_gradients_are_not_written),
