@@ -10,6 +10,7 @@
 /* A scaled loss: begun and not ended, or ended and not checked for overflow yet. */
 struct cairn__loss {
     int id;
+    int micro_batch;  /* its number; 0 = counted */
     bool delayed;     /* may be checked together with the next one, if that has the same scaler and optimizers */
     uint64_t *guards; /* bit i: optimizer i was given; in the context's memory */
 };

@@ -15,9 +15,9 @@
 
 /* ---- checking for overflow ---- */
 
-void cairn__guard_add_loss(struct cairn__amp_guard *g, int loss_id, bool is_unsynced) {
+void cairn__guard_add_loss(struct cairn__amp_guard *g, int loss_id, bool is_unsynced, int micro_batch) {
     g->losses |= UINT64_C(1) << loss_id;
-    g->micro_batch += !is_unsynced;
+    g->micro_batch = micro_batch ? micro_batch : g->micro_batch + !is_unsynced;
 }
 
 bool cairn__guard_is_unsynced(const struct cairn__amp_guard *g) {

@@ -61,9 +61,9 @@ cairn_status cairn__guard_find_nonfinite_ranks(struct cairn__amp_guard *guard);
 /* Takes the guard off its optimizer and frees it. Reads no reports: callers do that before. */
 void cairn__guard_destroy(struct cairn__amp_guard **guard);
 
-/* A loss was scaled whose gradients reach the optimizer. is_unsynced: they stay unsynced; such losses count as one
- * micro-batch together with the next loss whose gradients are reduced. */
-void cairn__guard_add_loss(struct cairn__amp_guard *guard, int loss_id, bool is_unsynced);
+/* A loss was scaled whose gradients reach the optimizer. micro_batch: its number, 0 = the next one. is_unsynced: they
+ * stay unsynced; such losses count as one micro-batch together with the next loss whose gradients are reduced. */
+void cairn__guard_add_loss(struct cairn__amp_guard *guard, int loss_id, bool is_unsynced, int micro_batch);
 
 /* Whether all sets of the optimizer keep gradients unsynced (ddp_no_sync). */
 bool cairn__guard_is_unsynced(const struct cairn__amp_guard *guard);

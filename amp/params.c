@@ -34,7 +34,7 @@ static void count_shown_loss(amp_context *amp, bool is_unsynced) {
     amp->shown.counted = true;
     amp->ended.id = amp->shown.id;
     amp->ended.guards[0] = 1;
-    cairn__guard_add_loss(g, amp->shown.id, is_unsynced);
+    cairn__guard_add_loss(g, amp->shown.id, is_unsynced, 0);
     cairn__scaler_add_pending(amp->scalers[amp->shown.id]);
 }
 

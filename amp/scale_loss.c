@@ -114,44 +114,65 @@ static void set_open(amp_context *amp, bool open) {
     amp->open = open;
 }
 
+/* Checks the options and takes them over to amp->begun. */
+static cairn_status begin_loss(amp_context *amp, const struct amp_loss_options *o) {
+    cairn_status st = CAIRN_OK;
+    REQUIRE(o->loss_id >= 0 && o->loss_id < amp->policy.num_losses, CAIRN_EINVAL,
+            "amp_scale_loss: loss_id is %d; it must be from 0 to %d (amp_options.num_losses - 1)", o->loss_id,
+            amp->policy.num_losses - 1);
+    REQUIRE(o->num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: num_optimizers is %d; it must not be negative",
+            o->num_optimizers);
+    REQUIRE(!o->optimizers == !o->num_optimizers, CAIRN_EINVAL,
+            "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all optimizers "
+            "of the context",
+            o->num_optimizers, o->optimizers ? "set" : "NULL");
+    REQUIRE(o->micro_batch >= 0 && o->micro_batch <= INT32_MAX, CAIRN_EINVAL,
+            "amp_scale_loss: micro_batch is %lld; it must be from 1, or 0 to be counted", (long long)o->micro_batch);
+    const cairn_switch switches[] = {o->delay_unscale, o->delay_overflow_check};
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
+                "amp_scale_loss: %s is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+                i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
+    }
+    memset(amp->begun.guards, o->num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
+    for (int i = 0; i < o->num_optimizers; i++) {
+        size_t index = 0;
+        REQUIRE(cairn__amp_guard_of(amp, o->optimizers[i], &index), CAIRN_EINVAL,
+                "amp_scale_loss: the optimizer was not given to amp_initialize");
+        amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
+    }
+    amp->begun.id = o->loss_id;
+    amp->begun.micro_batch = (int)o->micro_batch;
+    TRY(check_last_loss(amp));
+out:
+    return st;
+}
+
+static cairn_status check_closed(const amp_context *amp) {
+    REQUIRE(!amp->open, CAIRN_ESTATE,
+            "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end after its cairn_backward");
+    return CAIRN_OK;
+}
+
+static void set_delayed(amp_context *amp, const struct amp_loss_options *o) {
+    amp->begun.delayed = o->delay_unscale == CAIRN_ON || o->delay_overflow_check == CAIRN_ON;
+}
+
 cairn_status amp_scale_loss_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options,
                                  cairn_tensor **scaled) {
     REQUIRE(amp && scaled, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
     cairn_status st = CAIRN_OK;
     struct amp_loss_options o = {.struct_size = sizeof(o)};
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_loss_options"));
-    REQUIRE(!amp->open, CAIRN_ESTATE,
-            "amp_scale_loss: the last scaled loss was not ended; call amp_scale_loss_end after its cairn_backward");
+    TRY(check_closed(amp));
     if (!loss) return cairn_backward(NULL); /* the cause */
+    REQUIRE(!o.grad, CAIRN_EINVAL, "amp_scale_loss: amp_loss_options.grad is for amp_backward_with");
     if (amp->policy.enabled) {
-        REQUIRE(o.loss_id >= 0 && o.loss_id < amp->policy.num_losses, CAIRN_EINVAL,
-                "amp_scale_loss: loss_id is %d; it must be from 0 to %d (amp_options.num_losses - 1)", o.loss_id,
-                amp->policy.num_losses - 1);
-        REQUIRE(o.num_optimizers >= 0, CAIRN_EINVAL, "amp_scale_loss: num_optimizers is %d; it must not be negative",
-                o.num_optimizers);
-        REQUIRE(!o.optimizers == !o.num_optimizers, CAIRN_EINVAL,
-                "amp_scale_loss: num_optimizers is %d, but optimizers is %s; set both, or neither for all optimizers "
-                "of the context",
-                o.num_optimizers, o.optimizers ? "set" : "NULL");
-        const cairn_switch switches[] = {o.delay_unscale, o.delay_overflow_check};
-        for (int i = 0; i < 2; i++) {
-            REQUIRE(switches[i] == CAIRN_DEFAULT || switches[i] == CAIRN_ON || switches[i] == CAIRN_OFF, CAIRN_EINVAL,
-                    "amp_scale_loss: %s is %d; it must be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
-                    i ? "delay_overflow_check" : "delay_unscale", (int)switches[i]);
-        }
-        memset(amp->begun.guards, o.num_optimizers ? 0 : 0xff, num_words(amp) * sizeof(uint64_t));
-        for (int i = 0; i < o.num_optimizers; i++) {
-            size_t index = 0;
-            REQUIRE(cairn__amp_guard_of(amp, o.optimizers[i], &index), CAIRN_EINVAL,
-                    "amp_scale_loss: the optimizer was not given to amp_initialize");
-            amp->begun.guards[index / 64] |= UINT64_C(1) << (index % 64);
-        }
-        amp->begun.id = o.loss_id;
-        TRY(check_last_loss(amp));
+        TRY(begin_loss(amp, &o));
         loss = scale(amp, loss);
         if (!loss) return cairn_backward(NULL);
     }
-    amp->begun.delayed = o.delay_unscale == CAIRN_ON || o.delay_overflow_check == CAIRN_ON;
+    set_delayed(amp, &o);
     set_open(amp, true);
     *scaled = loss;
 out:
@@ -181,7 +202,8 @@ static void note_loss(amp_context *amp) {
     memcpy(amp->ended.guards, loss->guards, num_words(amp) * sizeof(uint64_t));
     for (size_t i = 0; i < amp->num_guards; i++) {
         if (is_given(loss, i))
-            cairn__guard_add_loss(amp->guards[i], loss->id, cairn__guard_is_unsynced(amp->guards[i]));
+            cairn__guard_add_loss(amp->guards[i], loss->id, cairn__guard_is_unsynced(amp->guards[i]),
+                                  loss->micro_batch);
     }
     cairn__scaler_add_pending(amp->scalers[loss->id]);
     if (cairn__amp_checks(amp)) cairn__env_list_unresolved(amp->env, &amp->unresolved);
@@ -196,11 +218,31 @@ cairn_status amp_scale_loss_end(amp_context *amp) {
     return CAIRN_OK;
 }
 
-cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options) {
-    cairn_tensor *scaled = NULL;
+/* The scale in the gradient is this scaler's. */
+static cairn_status begin_given(amp_context *amp, const struct amp_loss_options *o,
+                                const struct cairn__loss_scale **cell) {
     cairn_status st = CAIRN_OK;
-    TRY(amp_scale_loss_with(amp, loss, options, &scaled));
-    st = cairn_backward(scaled);
+    *cell = NULL;
+    TRY(check_closed(amp));
+    if (amp->policy.enabled) {
+        TRY(begin_loss(amp, o));
+        TRY(cairn__scaler_use_scale(amp->scalers[amp->begun.id], cell));
+    }
+    set_delayed(amp, o);
+    set_open(amp, true);
+out:
+    return st;
+}
+
+cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options) {
+    REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
+    cairn_tensor *scaled = loss;
+    const struct cairn__loss_scale *cell = NULL;
+    struct amp_loss_options o = {.struct_size = sizeof(o)};
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__options_read(&o, sizeof(o), options, "amp_loss_options"));
+    TRY(o.grad ? begin_given(amp, &o, &cell) : amp_scale_loss_with(amp, loss, &o, &scaled));
+    st = o.grad ? cairn__backward_scaled(scaled, o.grad, cell) : cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
     set_open(amp, false); /* the caller has its cause; the next amp_scale_loss does not fail for it */
     end_loss(amp);

@@ -243,6 +243,17 @@ out:
     return st;
 }
 
+cairn_status cairn__scaler_use_scale(amp_scaler *s, const struct cairn__loss_scale **cell) {
+    struct cairn_device *d = s->env->device;
+    *cell = NULL;
+    if (stays_1(s)) return CAIRN_OK;
+    struct cairn__loss_scale *next = next_cell(s);
+    if (!next) return cairn__last_status();
+    d->passes->scale_loss(d, &s->no_loss[1], &s->no_loss[0], s->state, next, NULL);
+    *cell = next;
+    return CAIRN_OK;
+}
+
 cairn_status cairn__scaler_show_1(amp_scaler *s, const float **shown) {
     struct cairn_device *d = s->env->device;
     struct cairn__loss_scale *cell = next_cell(s);

@@ -124,6 +124,10 @@ cairn_status cairn__scaler_show_scale(amp_scaler *scaler, double *scale, const s
 cairn_status cairn__scaler_show_on_device(amp_scaler *scaler, const float **shown,
                                           const struct cairn__loss_scale **cell);
 
+/* The next cell, with the scale as it is when the device comes there: for a backward whose loss was multiplied by it
+ * elsewhere. *cell: NULL where it is a static 1. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__scaler_use_scale(amp_scaler *scaler, const struct cairn__loss_scale **cell);
+
 /* *shown = 1, in device memory. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__scaler_show_1(amp_scaler *scaler, const float **shown);
 

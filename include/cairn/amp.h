@@ -186,6 +186,12 @@ struct amp_loss_options {
      * optimizers, whose micro-batch the report then names. OFF. The second is another name of the first: no overflow
      * that was found is forgotten. */
     cairn_switch delay_unscale, delay_overflow_check;
+    /* Of amp_backward_with alone (since 0.9.0): the gradient of `loss`, which then is any tensor, of its shape; NULL =
+     * there is none. It is that of a loss which another rank has multiplied by the scale that this scaler has too: of a
+     * later part of the model. */
+    cairn_tensor *grad;
+    int64_t
+        micro_batch; /* what messages and amp_overflow call it, from 1; 0 = the count of losses since the last step */
 };
 #define amp_loss_options(...) (&(struct amp_loss_options){.struct_size = sizeof(struct amp_loss_options), __VA_ARGS__})
 
