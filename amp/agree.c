@@ -1,6 +1,7 @@
 /* Agreement on overflow before ranks have reduced their gradients: for a step of the user's own, who averages between
  * its begin and its end, or not at all. Ranks exchange a few words on whether they found an overflow; only if one did,
  * all exchange what they found, so that every rank's report is the same and names parameter and rank. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -108,24 +109,80 @@ out:
     return st;
 }
 
-cairn_status cairn__guard_agree(struct cairn__amp_guard *g) {
-    cairn_status st = CAIRN_OK;
-    int32_t mine[WORDS] = {0}, all[WORDS];
-    TRY(read_mine(g, mine));
-    TRY(g->env->gather(g->env, g->words, mine, WORDS));
+/* *all: what every one of size said. */
+static void unite(const int32_t *words, int size, int32_t *all) {
     uint64_t found = 0, losses = 0;
     memset(all, 0, WORDS * sizeof(*all));
-    for (int rank = 0; rank < g->env->size; rank++) {
-        const int32_t *theirs = &g->words[rank * WORDS];
+    for (int rank = 0; rank < size; rank++) {
+        const int32_t *theirs = &words[rank * WORDS];
         all[SKIPS] |= theirs[SKIPS];
         found |= bits_at(&theirs[FOUND]);
         losses |= bits_at(&theirs[LOSSES]);
     }
     put_bits(&all[FOUND], found);
     put_bits(&all[LOSSES], losses);
+}
+
+cairn_status cairn__guard_agree(struct cairn__amp_guard *g) {
+    cairn_status st = CAIRN_OK;
+    int32_t mine[WORDS] = {0}, all[WORDS];
+    TRY(read_mine(g, mine));
+    TRY(g->env->gather(g->env, g->words, mine, WORDS));
+    unite(g->words, g->env->size, all);
     take_over(g, all);
     if (all[SKIPS]) TRY(exchange(g));
 out:
+    return st;
+}
+
+/* ---- partners: each has parameters of its own ---- */
+
+enum { SAYING = 640, SAYINGS = 3000 };
+
+static bool is_any(const struct cairn__overflow *overflows, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (overflows[i].micro_batch) return true;
+    }
+    return false;
+}
+
+/* What every partner says, in their order; what is too long is cut. */
+static cairn_status exchange_sayings(struct cairn__amp_guard *g, const struct cairn__partners *partners) {
+    const size_t count = cairn_optimizer_num_params(g->optimizer) + 1, size = (size_t)partners->size;
+    struct cairn__overflow *own = NULL;
+    char *all = NULL, mine[SAYING] = "";
+    size_t used = 0;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__calloc(count, sizeof(own[0]), (void **)&own));
+    TRY(cairn__calloc(size, SAYING, (void **)&all));
+    if (!g->partners_say) TRY(cairn__calloc(SAYINGS, 1, (void **)&g->partners_say));
+    TRY(cairn__device_download(g->env->device, own, cairn__optimizer_overflows(g->optimizer), count * sizeof(own[0])));
+    if (is_any(own, count)) cairn__guard_explain_own(g, own, mine, sizeof(mine));
+    TRY(partners->gather(partners->ctx, all, mine, SAYING));
+    g->partners_say[0] = '\0';
+    for (size_t i = 0; i < size; i++) {
+        const char *one = &all[i * SAYING];
+        if (!one[0] || used + SAYING + 2 > SAYINGS) continue;
+        used += (size_t)snprintf(g->partners_say + used, SAYINGS - used, "%s%.*s", used ? "; " : "", SAYING - 1, one);
+    }
+out:
+    cairn__free(own);
+    cairn__free(all);
+    return st;
+}
+
+cairn_status cairn__guard_agree_with_partners(struct cairn__amp_guard *g) {
+    const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
+    cairn_status st = CAIRN_OK;
+    int32_t mine[WORDS] = {0}, all[WORDS], *words = NULL;
+    TRY(cairn__calloc((size_t)partners->size, WORDS * sizeof(words[0]), (void **)&words));
+    TRY(read_mine(g, mine));
+    TRY(partners->gather(partners->ctx, words, mine, sizeof(mine)));
+    unite(words, partners->size, all);
+    take_over(g, all);
+    if (all[SKIPS]) TRY(exchange_sayings(g, partners));
+out:
+    cairn__free(words);
     return st;
 }
 

@@ -80,8 +80,10 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     TRY(refuse(g));
     if (g->skips) check_rest(g);
     g->knows_nonfinite_ranks = false;
+    if (g->partners_say) g->partners_say[0] = '\0';
     g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
+    if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
     if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g));
     /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
      * the report names one of them. */
@@ -168,6 +170,8 @@ static void where_from(const struct cairn__amp_guard *g, const struct cairn__ove
         name_ranks(&g->nonfinite_ranks, text + used, nbytes - (size_t)used);
     } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
+    } else if (cairn__optimizer_partners(g->optimizer)) {
+        snprintf(text + used, nbytes - (size_t)used, ", on %s", cairn__optimizer_partners(g->optimizer)->name);
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
         snprintf(text + used, nbytes - (size_t)used, ", on rank %" PRId32, rank);
     }
@@ -181,12 +185,11 @@ static void name_loss(const struct cairn__amp_guard *g, const struct cairn__over
     snprintf(text, nbytes, "the loss%s is inf or nan%s", which, where);
 }
 
-/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2; it began where the result of exp([4]) has
- * ..."; before it "the loss is inf or nan on rank 1", which may be all there is. */
-static void explain(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
-                    size_t nbytes) {
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2"; before it "the loss is inf or nan on rank 1",
+ * which may be all there is. */
+void cairn__guard_explain_own(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
+                              size_t nbytes) {
     char names[512], from[160], loss[64] = "", gradients[768] = "";
-    const char *anomaly = cairn__noted_anomaly(g->env);
     const struct cairn__overflow *of_loss = &overflows[cairn_optimizer_num_params(g->optimizer)];
     cairn__guard_names(g, overflows, names, sizeof(names));
     where_from(g, overflows, from, sizeof(from));
@@ -194,7 +197,17 @@ static void explain(const struct cairn__amp_guard *g, const struct cairn__overfl
     if (names[0] || !loss[0])
         snprintf(gradients, sizeof(gradients), "%snon-finite gradient in %s%s", loss[0] ? "; " : "",
                  names[0] ? names : "another optimizer of the same loss, or the loss itself", from);
-    snprintf(text, nbytes, "%s%s%s%s", loss, gradients, anomaly[0] ? "; it began where " : "", anomaly);
+    snprintf(text, nbytes, "%s%s", loss, gradients);
+}
+
+/* With "; it began where the result of exp([4]) has ..." */
+static void explain(const struct cairn__amp_guard *g, const struct cairn__overflow *overflows, char *text,
+                    size_t nbytes) {
+    char own[900];
+    const char *anomaly = cairn__noted_anomaly(g->env);
+    cairn__guard_explain_own(g, overflows, own, sizeof(own));
+    snprintf(text, nbytes, "%s%s%s", g->partners_say && g->partners_say[0] ? g->partners_say : own,
+             anomaly[0] ? "; it began where " : "", anomaly);
 }
 
 static bool is_explicit(const struct cairn__amp_guard *g) {
@@ -206,7 +219,7 @@ static bool is_explicit(const struct cairn__amp_guard *g) {
 
 static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cairn__step_report *r,
                              const struct cairn__overflow *overflows) {
-    char why[1800];
+    char why[4096];
     explain(g, overflows, why, sizeof(why));
     switch ((enum cairn__scaler_verdict)r->verdict) {
     case CAIRN__SCALER_AT_FLOOR:
@@ -355,6 +368,7 @@ void cairn__guard_destroy(struct cairn__amp_guard **guard) {
     cairn__free(g->words);
     cairn__free(g->theirs);
     cairn__free(g->overflows);
+    cairn__free(g->partners_say);
     cairn__free(g);
     *guard = NULL;
 }

@@ -36,6 +36,10 @@ struct cairn__amp_guard {
     struct cairn__ranks nonfinite_ranks;
     bool knows_nonfinite_ranks;
 
+    /* Of the step that partners (optim/hooks.h) skip: what went wrong where, of all of them; NULL or "" = it is not
+     * known to be one. */
+    char *partners_say;
+
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
 };
@@ -52,6 +56,14 @@ cairn_status cairn__guard_make_agree(struct cairn__amp_guard *guard);
 /* Makes skip and overflows equal on all ranks: after the checks and before the scalers' updates, on every rank. Waits
  * for the device and for the other ranks. Errors: of the group. */
 cairn_status cairn__guard_agree(struct cairn__amp_guard *guard);
+
+/* The same with the optimizer's partners: on each of them before its step. Errors: of the group; CAIRN_ENOMEM. */
+cairn_status cairn__guard_agree_with_partners(struct cairn__amp_guard *guard);
+
+/* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2, on stage 1 (rank 1)", of this optimizer
+ * alone. */
+void cairn__guard_explain_own(const struct cairn__amp_guard *guard, const struct cairn__overflow *overflows, char *text,
+                              size_t nbytes);
 
 /* After that, on every rank: if the step will be skipped, gets from ddp, which has reduced the gradients, the ranks
  * whose own gradients overflowed. Does nothing on a GPU, where the host does not know of the skip yet. Errors: of the

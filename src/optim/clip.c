@@ -1,6 +1,7 @@
 /* Calls that read or change gradients between backward and step: clipping, and the unscaled f32 gradients. */
 #include <math.h>
 
+#include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "optim/optim.h"
@@ -61,6 +62,62 @@ static void note_own_norm(const struct cairn_optimizer *o) {
     for (size_t i = 0; i < o->num_sets; i++) o->sets[i]->ranks_differ |= o->sets[i]->listener != NULL;
 }
 
+/* ---- partners ---- */
+
+/* Gradients that another partner counts: clipped and checked as the others, beside the norm. */
+static void clip_uncounted(struct cairn_optimizer *o) {
+    struct cairn_device *d = device_of(o);
+    for (size_t i = 0; o->partners && i < o->count; i++) {
+        const struct cairn__param *p = o->arrays.params[i];
+        if (o->arrays.keys[i] < 0 || o->partners->counts(o->partners->ctx, p)) continue;
+        const struct cairn__item item = {.n = p->n,
+                                         .x = o->arrays.items[i].grad,
+                                         .found = cairn__grad_set_clip(p->gradient, &o->state->clip)};
+        d->passes->l2norm(d, &item, 1, (cairn_dtype)o->arrays.keys[i], o->arrays.items[i].factor, &o->norms[o->count],
+                          NULL, NULL);
+        o->arrays.keys[i] = -2;
+    }
+}
+
+static cairn_status make_partner_norms(struct cairn_optimizer *o, size_t count) {
+    cairn_status st = CAIRN_OK;
+    if (count <= o->partner_norms_room) return CAIRN_OK;
+    cairn__device_free(o->env->device, o->partner_norms);
+    o->partner_norms = NULL;
+    o->partner_norms_room = 0;
+    TRY(cairn__device_alloc(o->env->device, CAIRN__HOLDS_STATE, count * sizeof(double), (void **)&o->partner_norms));
+    o->partner_norms_room = count;
+out:
+    return st;
+}
+
+/* Every partner's norms of lists, those of this one among them, in the order of the partners: the sum of their squares
+ * is then formed in the order of one rank that has all. *norms [*count], in device memory. */
+static cairn_status gather_norms(struct cairn_optimizer *o, size_t lists, const double **norms, size_t *count) {
+    const struct cairn__partners *partners = o->partners;
+    const size_t size = (size_t)partners->size;
+    uint64_t counts[CAIRN__MAX_RANKS], mine = lists;
+    double *all = NULL, *own = NULL;
+    cairn_status st = CAIRN_OK;
+    size_t room = 0, listed = 0;
+    TRY(partners->gather(partners->ctx, counts, &mine, sizeof(mine)));
+    for (size_t i = 0; i < size; i++) room = counts[i] > room ? (size_t)counts[i] : room;
+    TRY(cairn__calloc((size + 1) * room + 1, sizeof(all[0]), (void **)&all));
+    own = all + size * room;
+    TRY(cairn__device_download(device_of(o), own, o->norms, lists * sizeof(own[0])));
+    TRY(partners->gather(partners->ctx, all, own, room * sizeof(own[0])));
+    for (size_t i = 0; i < size; i++) {
+        for (size_t k = 0; k < counts[i]; k++) all[listed++] = all[i * room + k];
+    }
+    TRY(make_partner_norms(o, listed + 1));
+    TRY(cairn__device_upload(device_of(o), o->partner_norms, all, listed * sizeof(all[0])));
+    *norms = o->partner_norms;
+    *count = listed;
+out:
+    cairn__free(all);
+    return st;
+}
+
 /* The norm comes before the gradients are resolved, so that what it finds is the look for overflow. Not so the norm of
  * sums: it would not say which backward overflowed. */
 cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, double *norm) {
@@ -71,17 +128,21 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     struct cairn_device *d = device_of(o);
     size_t lists = 0;
     if (norm) TRY(cairn__device_refuse_recording(d, "the norm is not known yet; pass NULL for norm"));
+    if (o->partners) TRY(cairn__device_refuse_recording(d, "the stages of a pipeline clip by the norm of all"));
     TRY(cairn__params_check_settled("cairn_clip_grad_norm", o->arrays.params, o->count));
     TRY(cairn__params_use_unsynced(o->arrays.params, o->count));
     cairn__optimizer_forget_stale(o);
     TRY(cairn__optimizer_part_clip(o));
     if (accumulates(o)) TRY(cairn__env_resolve(o->env));
     TRY(cairn__optimizer_read_grads(o));
+    clip_uncounted(o);
     for (size_t i = 0; i < o->count; i++) {
         if (o->arrays.keys[i] >= 0) (void)cairn__optimizer_norm_list(o, i, 0, &o->norms[lists++], &o->state->clip);
     }
     TRY(cairn__env_resolve(o->env));
-    d->passes->clip(d, o->norms, lists, max_norm, o->state, &o->norms[o->count]);
+    const double *norms = o->norms;
+    if (o->partners) TRY(gather_norms(o, lists, &norms, &lists));
+    d->passes->clip(d, norms, lists, max_norm, o->state, &o->norms[o->count]);
     o->clipped = true;
     note_own_norm(o);
     if (norm) TRY(cairn__device_download(d, norm, &o->norms[o->count], sizeof(*norm)));

@@ -26,6 +26,23 @@ struct cairn__step_guard {
                                    optimizer is not destroyed */
 };
 
+/* Optimizers that step together, each on a rank of its own and over other parameters: the stages of a pipeline. Their
+ * gradients are clipped by the norm of all of them, and a step that one's guard skips is skipped by all. */
+struct cairn__partners {
+    void *ctx;
+    int size, index; /* of this optimizer among them */
+    /* all [size * nbytes] gets every partner's mine [nbytes]. Collective; waits. Errors: of the group. */
+    cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
+    /* "stage 1 (rank 3)": of this optimizer, for messages. */
+    const char *name;
+    /* Whether p's gradient is in the norm here: another partner has the same parameter otherwise. */
+    bool (*counts)(void *ctx, const struct cairn__param *p);
+};
+
+/* partners, which stays the caller's, until NULL takes it away. */
+void cairn__optimizer_set_partners(cairn_optimizer *optimizer, const struct cairn__partners *partners);
+const struct cairn__partners *cairn__optimizer_partners(const cairn_optimizer *optimizer); /* NULL = none */
+
 /* guard is copied; NULL takes it away. One per optimizer. */
 void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_guard *guard);
 void *cairn__step_guard_of(const cairn_optimizer *optimizer); /* its ctx; NULL where there is none */

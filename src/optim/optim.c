@@ -292,6 +292,7 @@ void cairn_optimizer_destroy(cairn_optimizer **optimizer) {
     for (size_t g = 0; g < o->num_groups; g++) cairn__group_drop_schedule(d, &o->groups[g]);
     cairn__rates_free(d, &o->table);
     cairn__device_free(d, o->norms);
+    cairn__device_free(d, o->partner_norms);
     cairn__device_free(d, o->state);
     cairn__device_free_pinned(d, o->reports);
     cairn__free(o->groups);
@@ -322,6 +323,14 @@ void cairn__set_step_guard(cairn_optimizer *optimizer, const struct cairn__step_
 
 void *cairn__step_guard_of(const cairn_optimizer *optimizer) {
     return optimizer->guard.ctx;
+}
+
+void cairn__optimizer_set_partners(cairn_optimizer *optimizer, const struct cairn__partners *partners) {
+    optimizer->partners = partners;
+}
+
+const struct cairn__partners *cairn__optimizer_partners(const cairn_optimizer *optimizer) {
+    return optimizer->partners;
 }
 
 struct cairn_env *cairn__optimizer_env(const cairn_optimizer *optimizer) {

@@ -119,6 +119,10 @@ struct cairn_optimizer {
     uint64_t last_read;                 /* the number of the last report that was read */
     struct cairn__report_reader reader;
     struct cairn__step_guard guard;
+
+    const struct cairn__partners *partners; /* NULL = none */
+    double *partner_norms;                  /* in device memory: of the lists of all partners, in their order */
+    size_t partner_norms_room;
 };
 
 /* An optimizer with one group over parameters of set: the count at indices, or all. like: rule and base rates. */
