@@ -32,5 +32,6 @@
 #include "datasets.h"
 #include "progress.h"
 #include "pictures.h"
+#include "pipeline.h"
 
 #endif

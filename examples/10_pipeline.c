@@ -1,0 +1,130 @@
+/* A model in two parts: the toy model of PyTorch's tutorial on model parallelism (linear 10 to 10 on the first rank,
+ * relu, linear 10 to 5 on the last), and its input in micro-batches. One rank alone has all of it.
+ *
+ *     cairn-run --nproc_per_node 2 ./10_pipeline --opt-level O2 --schedule gpipe --micro-batches 8 */
+#include <cairn/cairn.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 64, IN = 10, OUT = 5 };
+
+static void die(const char *why) {
+    fprintf(stderr, "10_pipeline: %s\n", why);
+    exit(1);
+}
+
+static cairn_pipeline_schedule schedule_of(const char *name) {
+    if (strcmp(name, "gpipe") == 0) return CAIRN_PIPELINE_GPIPE;
+    if (strcmp(name, "1f1b") == 0) return CAIRN_PIPELINE_1F1B;
+    die("--schedule is gpipe or 1f1b");
+    return CAIRN_PIPELINE_1F1B;
+}
+
+static void parse(int argc, char **argv, struct amp_options *amp, struct cairn_pipeline_options *pipeline,
+                  long *steps) {
+    for (int i = 1; i < argc; i += 2) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
+        if (strcmp(name, "--opt-level") == 0) {
+            CAIRN_CHECK(amp_opt_level_parse(value, &amp->opt_level));
+        } else if (strcmp(name, "--half") == 0) {
+            CAIRN_CHECK(amp_half_type_parse(value, &amp->half_type));
+        } else if (strcmp(name, "--schedule") == 0) {
+            pipeline->schedule = schedule_of(value);
+        } else if (strcmp(name, "--micro-batches") == 0) {
+            pipeline->n_microbatches = atoi(value);
+        } else if (strcmp(name, "--steps") == 0) {
+            *steps = atol(value);
+        } else {
+            die("the options are --opt-level O0..O3, --half f16|bf16, --schedule gpipe|1f1b, --micro-batches, --steps");
+        }
+    }
+}
+
+/* In [-1, 1): the same on every rank, while Cairn's own random numbers are each rank's. */
+static float next_number(unsigned *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return (float)(*state >> 8) / (1 << 23) - 1;
+}
+
+/* torch's bounds: 1 / sqrt(10). */
+static cairn_module *make_linear(cairn_env *env, int64_t in, int64_t out, unsigned seed) {
+    cairn_module *layer = cairn_linear(env, in, out);
+    cairn_param_set *params = cairn_module_params(layer);
+    for (size_t i = 0; i < cairn_param_set_count(params); i++) {
+        cairn_param p;
+        CAIRN_CHECK(cairn_param_set_get(params, i, &p));
+        for (int64_t k = 0; k < (i == 0 ? in * out : out); k++) ((float *)p.data)[k] = 0.316f * next_number(&seed);
+        CAIRN_CHECK(cairn_param_changed(params, i, 0));
+    }
+    return layer;
+}
+
+static cairn_module *make_stage(cairn_env *env, int rank, int ranks) {
+    cairn_module *layers[3];
+    int count = 0;
+    if (rank == 0) {
+        layers[count++] = make_linear(env, IN, 10, 1);
+        layers[count++] = cairn_activation(env, cairn_relu);
+    }
+    if (rank == ranks - 1) layers[count++] = make_linear(env, 10, OUT, 2);
+    return cairn_sequential(env, count, layers);
+}
+
+static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
+    (void)ctx, (void)micro_batch;
+    return cairn_mse_loss(output, target);
+}
+
+/* A random input, and sums of its columns. */
+static void make_batch(cairn_env *env, cairn_tensor **x, cairn_tensor **y) {
+    float in[ROWS][IN], out[ROWS][OUT];
+    unsigned state = 12345;
+    for (int i = 0; i < ROWS; i++) {
+        for (int k = 0; k < IN; k++) in[i][k] = next_number(&state);
+        for (int k = 0; k < OUT; k++) out[i][k] = in[i][k] + in[i][k + OUT] * in[i][k];
+    }
+    *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN), in);
+    *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, OUT), out);
+}
+
+int main(int argc, char **argv) {
+    cairn_env *env;
+    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
+    struct amp_options level = *amp_options(.opt_level = AMP_O0);
+    struct cairn_pipeline_options how = *cairn_pipeline_options(.n_microbatches = 4, .loss = mean_square);
+    long steps = 50;
+    parse(argc, argv, &level, &how, &steps);
+    const int rank = cairn_env_rank(env), ranks = cairn_env_size(env);
+    if (ranks > 2) die("there are two stages: start it with one or two ranks");
+
+    cairn_module *stage = make_stage(env, rank, ranks);
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    hyper.lr = 0.1;
+    hyper.momentum = 0.9;
+    CAIRN_CHECK(cairn_sgd_create(cairn_module_params(stage), &hyper, &how.optimizer));
+    CAIRN_CHECK(amp_initialize(env, stage, how.optimizer, &level, &how.amp));
+    cairn_pipeline *pipeline;
+    CAIRN_CHECK(cairn_pipeline_create(&stage, 1, cairn_env_group(env), &how, &pipeline));
+
+    cairn_tensor *x, *y;
+    make_batch(env, &x, &y);
+    for (long s = 1; s <= steps; s++) {
+        double loss = 0, norm = 0;
+        cairn_zero_grad(how.optimizer);
+        CAIRN_CHECK(cairn_pipeline_step(pipeline, x, y, &loss));
+        CAIRN_CHECK(cairn_clip_grad_norm(how.optimizer, 1.0, &norm));
+        CAIRN_CHECK(cairn_step(how.optimizer));
+        if (rank == ranks - 1 && (s == 1 || s % 10 == 0))
+            printf("step %3ld   loss %.6f   norm of both stages %.4f\n", s, loss, norm);
+    }
+    cairn_pipeline_destroy(&pipeline);
+    amp_destroy(&how.amp);
+    cairn_optimizer_destroy(&how.optimizer);
+    cairn_module_destroy(&stage);
+    cairn_tensor_destroy(&x);
+    cairn_tensor_destroy(&y);
+    cairn_env_destroy(&env);
+    return 0;
+}

@@ -1,0 +1,133 @@
+/* A pipeline from inside. */
+#ifndef CAIRN__PARALLEL_PIPELINE_H
+#define CAIRN__PARALLEL_PIPELINE_H
+
+#include "comm/group.h"
+#include "core/status.h"
+#include "device/env.h"
+#include "nn/hooks.h"
+#include "optim/hooks.h"
+#include "parallel/plan.h"
+
+/* ---- hop.c: messages to one neighbour, and from the other ---- */
+
+/* What goes ahead of an array: whole numbers alone. */
+struct cairn__parcel {
+    int64_t chunk; /* of the receiver */
+    int64_t micro_batch;
+    int64_t present;    /* 0: there is no array: of a gradient, none reached the stage's input */
+    int64_t wants_grad; /* of an activation: its gradient is to come back */
+    int64_t dtype, ndim;
+    int64_t shape[CAIRN_MAX_DIMS];
+};
+
+/* A message on its way: its array is copied here. */
+struct cairn__slot {
+    struct cairn__parcel parcel;
+    void *memory; /* device memory of the hop's own, where the group has none that is large enough */
+    size_t room;
+    cairn_work *works[2]; /* of the parcel and of the array; NULL = done */
+    const void *sent;     /* where the array stands; of a rank that is its own neighbour */
+    bool is_full;
+};
+
+/* A channel in which this rank sends to one neighbour and receives from the other. */
+struct cairn__hop {
+    struct cairn_device *device;
+    cairn_group *channel;
+    int to, from; /* ranks of channel; both are this one where it is alone */
+    struct cairn__slot *slots;
+    int num_slots, next, oldest;
+    char *shared;   /* group memory: a part for each slot */
+    size_t part;    /* bytes of one */
+    size_t largest; /* array sent so far, in bytes */
+};
+
+/* Takes the channel over. Errors: CAIRN_ENOMEM. */
+cairn_status cairn__hop_create(struct cairn_device *device, cairn_group *channel, int to, int from, int num_slots,
+                               struct cairn__hop *out);
+void cairn__hop_end(struct cairn__hop *hop);
+
+/* Copies the array of *parcel, dense in device memory, and sends both; waits where all slots are on their way. */
+cairn_status cairn__hop_send(struct cairn__hop *hop, const struct cairn__parcel *parcel, const void *values);
+
+/* The next message: first the parcel, then, where it is present, its array into device memory. */
+cairn_status cairn__hop_receive(struct cairn__hop *hop, struct cairn__parcel *parcel);
+cairn_status cairn__hop_receive_values(struct cairn__hop *hop, const struct cairn__parcel *parcel, void *values);
+
+/* Group memory for arrays of nbytes in every slot, the same on every rank; collective. Errors: cairn_group_alloc's. */
+cairn_status cairn__hop_share(struct cairn__hop *hop, size_t nbytes);
+
+/* What is on its way and needs this rank to get there has arrived. */
+cairn_status cairn__hop_flush(struct cairn__hop *hop);
+
+size_t cairn__parcel_numel(const struct cairn__parcel *parcel);
+size_t cairn__parcel_nbytes(const struct cairn__parcel *parcel);
+
+/* ---- a pipeline ---- */
+
+/* One micro-batch in one of the rank's modules. */
+struct cairn__flight {
+    cairn_tensor *from; /* what its backward begins with: the stage's output, or the loss. NULL: it has none */
+    bool owes_grad;     /* the gradient of the stage's input is to be sent */
+};
+
+struct cairn__tie {
+    cairn_group *group; /* of the ranks that have the parameter */
+    struct cairn__param *param;
+    float *before;   /* device memory: the gradient of earlier steps; NULL = none was ever */
+    bool has_before; /* there is one now */
+    struct cairn__tie *next;
+};
+
+struct cairn_pipeline {
+    cairn_env *env;
+    cairn_module **modules; /* [chunks] */
+    int chunks, rank, ranks;
+    struct cairn_pipeline_options options;
+    struct cairn__hop ahead, back; /* activations to the next rank, gradients to the one before */
+    cairn_tensor *anchors[2];      /* scalars, inputs of what is received: the second one wants a gradient */
+
+    struct cairn__action *actions;
+    struct cairn__flight *flights; /* [chunks * micro-batches] */
+    size_t actions_capacity, flights_capacity;
+    void *grad; /* device memory: the gradient that came last */
+    size_t grad_room;
+    int in_flight; /* of the last step */
+
+    struct cairn__partners partners;
+    cairn_group *partner_group; /* of the ranks with optimizers; NULL = this one has none, or is alone */
+    char name[64];              /* "stage 1 (rank 1)" */
+    struct cairn__tie *ties;
+};
+
+static inline bool cairn__pipeline_has_first(const cairn_pipeline *p) {
+    return p->rank == 0;
+}
+
+static inline bool cairn__pipeline_has_last(const cairn_pipeline *p) {
+    return p->rank == p->ranks - 1;
+}
+
+static inline struct cairn__flight *cairn__pipeline_flight(const cairn_pipeline *p, int chunk, int micro_batches,
+                                                           int micro_batch) {
+    return &p->flights[chunk * micro_batches + micro_batch];
+}
+
+/* ---- receive.c ---- */
+
+/* The next activation that arrives, for this chunk and micro-batch: a result whose gradient goes back by itself. NULL
+ * on error. */
+cairn_tensor *cairn__pipeline_receive(cairn_pipeline *p, int chunk, int micro_batch, struct cairn__flight *flight);
+
+/* Tells the stage before that no gradient reached what it sent. */
+cairn_status cairn__pipeline_answer_none(cairn_pipeline *p, int chunk, int micro_batch);
+
+/* ---- ties.c ---- */
+
+cairn_status cairn__ties_begin(cairn_pipeline *p); /* puts gradients of earlier steps aside */
+cairn_status cairn__ties_sum(cairn_pipeline *p);   /* of all ranks, and of earlier steps */
+bool cairn__ties_counts(void *ctx, const struct cairn__param *param);
+void cairn__ties_end(cairn_pipeline *p);
+
+#endif

@@ -1,0 +1,350 @@
+/* A batch through the stages.
+ *
+ * Every rank runs its list of actions in order; what an action lacks from a neighbour it waits for. All that a
+ * micro-batch makes counts as made by a module, so that it ends with its backward, and its memory goes to the next
+ * micro-batch. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/trace.h"
+#include "parallel/pipeline.h"
+
+/* One call of step or eval. */
+struct run {
+    cairn_pipeline *p;
+    bool trains;
+    cairn_tensor *input, *target;
+    int64_t rows, split;
+    int micro_batches;
+    double loss;
+    cairn_tensor **output; /* NULL = not wanted */
+};
+
+/* ---- before: all ranks agree on what comes ---- */
+
+struct call {
+    int64_t trains, rows, targets; /* targets: rows of the target; -1 = none is given */
+    uint64_t largest;              /* bytes of an array sent so far */
+};
+
+static cairn_status check_rows(const cairn_pipeline *p, const cairn_tensor *t, const char *what, int64_t *rows) {
+    REQUIRE(t, CAIRN_EINVAL, "cairn_pipeline_step: the rank with the %s stage gives the %s, which is NULL here",
+            cairn__pipeline_has_first(p) ? "first" : "last", what);
+    REQUIRE(cairn__tensor_env(t) == p->env, CAIRN_EINVAL,
+            "cairn_pipeline_step: the %s belongs to another environment than the modules", what);
+    *rows = cairn_tensor_size(t, 0);
+    REQUIRE(*rows > 0, CAIRN_EINVAL, "cairn_pipeline_step: the %s has no rows", what);
+    return CAIRN_OK;
+}
+
+static cairn_status check_own(const struct run *r, struct call *mine) {
+    const cairn_pipeline *p = r->p;
+    cairn_status st = CAIRN_OK;
+    mine->targets = -1;
+    if (cairn__pipeline_has_first(p)) TRY(check_rows(p, r->input, "input", &mine->rows));
+    if (!cairn__pipeline_has_last(p)) return CAIRN_OK;
+    REQUIRE(p->options.loss || (!r->trains && !r->target), CAIRN_EINVAL,
+            "cairn_pipeline_step: the rank with the last stage was given no cairn_pipeline_options.loss");
+    if (r->target || r->trains) TRY(check_rows(p, r->target, "target", &mine->targets));
+out:
+    return st;
+}
+
+static cairn_status compare(const struct call *all, int ranks) {
+    const struct call *last = &all[ranks - 1];
+    for (int i = 1; i < ranks; i++) {
+        REQUIRE(all[i].trains == all[0].trains, CAIRN_EINVAL,
+                "cairn_pipeline_step: rank 0 called %s and rank %d %s; all must make the same call",
+                all[0].trains ? "cairn_pipeline_step" : "cairn_pipeline_eval", i,
+                all[i].trains ? "cairn_pipeline_step" : "cairn_pipeline_eval");
+    }
+    REQUIRE(last->targets < 0 || last->targets == all[0].rows, CAIRN_EINVAL,
+            "cairn_pipeline_step: the input has %lld rows and the target %lld", (long long)all[0].rows,
+            (long long)last->targets);
+    return CAIRN_OK;
+}
+
+static void cut(struct run *r, int64_t rows) {
+    const struct cairn_pipeline_options *o = &r->p->options;
+    r->rows = rows;
+    r->split = o->split_size ? o->split_size : (rows + o->n_microbatches - 1) / o->n_microbatches;
+    r->micro_batches = (int)((rows + r->split - 1) / r->split);
+}
+
+static cairn_status make_lists(struct run *r) {
+    cairn_pipeline *p = r->p;
+    const size_t count = (size_t)p->chunks * (size_t)r->micro_batches;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__grow((void **)&p->actions, &p->actions_capacity, 2 * count, sizeof(p->actions[0])));
+    TRY(cairn__grow((void **)&p->flights, &p->flights_capacity, count, sizeof(p->flights[0])));
+    memset(p->flights, 0, count * sizeof(p->flights[0]));
+    cairn__pipeline_plan(p->options.schedule, p->rank, p->ranks, p->chunks, r->micro_batches, p->actions);
+    if (r->trains) p->in_flight = cairn__pipeline_plan_in_flight(p->actions, 2 * count);
+out:
+    return st;
+}
+
+static cairn_status begin(struct run *r, const char *name) {
+    cairn_pipeline *p = r->p;
+    cairn_group *group = p->ahead.channel;
+    struct call all[CAIRN__MAX_RANKS], mine = {.trains = r->trains};
+    uint64_t largest = 0;
+    cairn_status st = check_own(r, &mine);
+    TRY(cairn__group_agree_on_status(group, name, st));
+    mine.largest = p->ahead.largest > p->back.largest ? p->ahead.largest : p->back.largest;
+    TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+    TRY(compare(all, p->ranks));
+    for (int i = 0; i < p->ranks; i++) largest = all[i].largest > largest ? all[i].largest : largest;
+    TRY(cairn__hop_share(&p->ahead, (size_t)largest));
+    TRY(cairn__hop_share(&p->back, (size_t)largest));
+    cut(r, all[0].rows);
+    TRY(cairn__group_agree_on_status(group, name, make_lists(r)));
+out:
+    return st;
+}
+
+/* ---- forward ---- */
+
+static int64_t rows_of(const struct run *r, int m) {
+    const int64_t left = r->rows - (int64_t)m * r->split;
+    return left < r->split ? left : r->split;
+}
+
+static cairn_tensor *part_of(const struct run *r, cairn_tensor *batch, int m) {
+    const int64_t first = (int64_t)m * r->split;
+    return r->micro_batches == 1 ? batch : cairn_slice(batch, 0, first, first + rows_of(r, m), 1);
+}
+
+static cairn_tensor *call_forward(const cairn_pipeline *p, int chunk, cairn_tensor *x, int m) {
+    if (!x) return NULL;
+    return p->options.forward ? p->options.forward(p->options.ctx, p->modules[chunk], x, m)
+                              : cairn_module_forward(p->modules[chunk], x);
+}
+
+/* What a user's function returned. */
+static cairn_status check_made(const cairn_tensor *t, const char *what, uint64_t failures) {
+    if (t) return CAIRN_OK;
+    if (cairn__failures() != failures) return cairn__last_status();
+    return cairn__fail(CAIRN_EINVAL, "pipeline: %s returned NULL", what);
+}
+
+static cairn_status send_output(const struct run *r, int chunk, int m, cairn_tensor *y, struct cairn__flight *flight) {
+    cairn_pipeline *p = r->p;
+    cairn_status st = CAIRN_OK;
+    y = cairn_contiguous(y);
+    if (!y) return cairn__last_status();
+    const bool wants_grad = r->trains && cairn__tensor_wants_grad(y);
+    struct cairn__parcel parcel = {.chunk = chunk + (cairn__pipeline_has_last(p) ? 1 : 0),
+                                   .micro_batch = m,
+                                   .present = 1,
+                                   .wants_grad = wants_grad,
+                                   .dtype = (int64_t)cairn_tensor_dtype(y),
+                                   .ndim = cairn_tensor_ndim(y)};
+    for (int d = 0; d < parcel.ndim; d++) parcel.shape[d] = cairn_tensor_size(y, d);
+    TRY(cairn__hop_send(&p->ahead, &parcel, cairn__tensor_values(y)));
+    cairn__tensor_spare(y);
+    if (wants_grad) flight->from = y;
+out:
+    return st;
+}
+
+/* Rows of an output follow those of its input, n of them for each. */
+static cairn_status keep_output(struct run *r, int m, cairn_tensor *y) {
+    cairn_status st = CAIRN_OK;
+    const cairn_dtype dtype = cairn_tensor_dtype(y);
+    int64_t shape[CAIRN_MAX_DIMS];
+    void *to = NULL;
+    y = cairn_contiguous(y);
+    if (!y) return cairn__last_status();
+    const int ndim = cairn_tensor_ndim(y);
+    for (int d = 0; d < ndim; d++) shape[d] = cairn_tensor_size(y, d);
+    REQUIRE(ndim > 0 && shape[0] % rows_of(r, m) == 0, CAIRN_EINVAL,
+            "cairn_pipeline_eval: an output of %lld rows came from %lld rows of input; there must be a number for each",
+            (long long)(ndim > 0 ? shape[0] : 0), (long long)rows_of(r, m));
+    const int64_t each = shape[0] / rows_of(r, m);
+    shape[0] = each * r->rows;
+    if (m == 0) TRY(cairn__tensor_empty(r->p->env, dtype, ndim, shape, r->output));
+    const size_t n = cairn_tensor_numel(y), rows = (size_t)(each * rows_of(r, m)), row = rows > 0 ? n / rows : 0;
+    REQUIRE(cairn_tensor_dtype(*r->output) == dtype && cairn_tensor_numel(*r->output) == row * (size_t)shape[0] &&
+                cairn_tensor_size(*r->output, 0) == shape[0],
+            CAIRN_EINVAL, "cairn_pipeline_eval: the output of micro-batch %d has another shape or type than the first",
+            m);
+    TRY(cairn__tensor_open(*r->output, "cairn_pipeline_eval", &to));
+    TRY(cairn__device_copy(r->p->env->device,
+                           (char *)to + (size_t)each * (size_t)m * (size_t)r->split * row * cairn_dtype_nbytes(dtype),
+                           cairn__tensor_values(y), n * cairn_dtype_nbytes(dtype)));
+out:
+    return st;
+}
+
+static cairn_status finish_output(struct run *r, int m, cairn_tensor *y, struct cairn__flight *flight) {
+    const cairn_pipeline *p = r->p;
+    const double part = (double)rows_of(r, m) / (double)r->rows;
+    const uint64_t failures = cairn__failures();
+    double value = 0;
+    cairn_status st = CAIRN_OK;
+    if (r->output) TRY(keep_output(r, m, y));
+    if (!r->target) return CAIRN_OK;
+    cairn_tensor *target = part_of(r, r->target, m);
+    cairn_tensor *loss = target ? p->options.loss(p->options.ctx, y, target, m) : NULL;
+    TRY(check_made(loss, "the loss function", failures));
+    REQUIRE(cairn_tensor_numel(loss) == 1, CAIRN_EINVAL,
+            "pipeline: the loss function returned %zu elements; it must be one", cairn_tensor_numel(loss));
+    TRY(cairn_tensor_read_as(loss, CAIRN_F64, &value, 1));
+    r->loss += part * value;
+    if (!r->trains) return CAIRN_OK;
+    flight->from = r->micro_batches == 1 ? loss : cairn_mul_scalar(loss, part);
+    if (!flight->from) return cairn__last_status();
+out:
+    return st;
+}
+
+static cairn_status run_forward(struct run *r, int chunk, int m) {
+    cairn_pipeline *p = r->p;
+    struct cairn__flight *flight = cairn__pipeline_flight(p, chunk, r->micro_batches, m);
+    const bool is_first = cairn__pipeline_has_first(p) && chunk == 0;
+    const bool is_last = cairn__pipeline_has_last(p) && chunk == p->chunks - 1;
+    const uint64_t failures = cairn__failures(), begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    cairn_status st = CAIRN_OK;
+    const size_t mark = cairn__inside_begin(p->env);
+    cairn_tensor *x = is_first ? part_of(r, r->input, m) : cairn__pipeline_receive(p, chunk, m, flight);
+    cairn_tensor *y = call_forward(p, chunk, x, m);
+    TRY(check_made(y, "a stage's forward", failures));
+    TRY(is_last ? finish_output(r, m, y, flight) : send_output(r, chunk, m, y, flight));
+out:
+    (void)cairn__inside_end(p->env, mark, NULL);
+    cairn__trace("parallel", "forward", m, 0, begin_ns);
+    return st;
+}
+
+/* ---- backward ---- */
+
+/* The gradient of the stage's output, in *grad: a leaf over memory of the pipeline's. NULL: none reached it. */
+static cairn_status receive_grad(cairn_pipeline *p, int chunk, int m, cairn_tensor **grad) {
+    struct cairn__parcel parcel;
+    cairn_status st = CAIRN_OK;
+    *grad = NULL;
+    TRY(cairn__hop_receive(&p->back, &parcel));
+    REQUIRE(
+        parcel.chunk == chunk && parcel.micro_batch == m, CAIRN_EINTERNAL,
+        "pipeline: the gradient of micro-batch %lld and module %lld arrived where that of micro-batch %d and module "
+        "%d was expected",
+        (long long)parcel.micro_batch, (long long)parcel.chunk, m, chunk);
+    const size_t nbytes = cairn__parcel_nbytes(&parcel);
+    if (nbytes > p->grad_room) {
+        cairn__device_free(p->env->device, p->grad);
+        p->grad = NULL;
+        p->grad_room = 0;
+        TRY(cairn__device_alloc(p->env->device, CAIRN__HOLDS_GRADS, nbytes, &p->grad));
+        p->grad_room = nbytes;
+    }
+    TRY(cairn__hop_receive_values(&p->back, &parcel, p->grad));
+    if (!parcel.present) return CAIRN_OK;
+    *grad = cairn_tensor_over(p->env, (cairn_dtype)parcel.dtype, (int)parcel.ndim, parcel.shape, NULL, p->grad);
+    if (!*grad) return cairn__last_status();
+out:
+    return st;
+}
+
+/* Of several modules amp would count each one's backward as a micro-batch. */
+static cairn_status backward_from(const cairn_pipeline *p, cairn_tensor *from, cairn_tensor *grad, int m) {
+    cairn_optimizer *optimizer = p->options.optimizer;
+    if (p->options.amp)
+        return amp_backward_with(p->options.amp, from,
+                                 amp_loss_options(.num_optimizers = 1, .optimizers = &optimizer, .grad = grad,
+                                                  .micro_batch = p->chunks > 1 ? m + 1 : 0));
+    return cairn_backward_with(from, cairn_backward_options(.grad = grad));
+}
+
+static cairn_status run_backward(struct run *r, int chunk, int m) {
+    cairn_pipeline *p = r->p;
+    struct cairn__flight *flight = cairn__pipeline_flight(p, chunk, r->micro_batches, m);
+    const bool is_last = cairn__pipeline_has_last(p) && chunk == p->chunks - 1;
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
+    cairn_tensor *grad = NULL;
+    cairn_status st = CAIRN_OK;
+    if (flight->from && !is_last) TRY(receive_grad(p, chunk, m, &grad));
+    if (flight->from && (is_last || grad)) TRY(backward_from(p, flight->from, grad, m));
+    if (flight->owes_grad) TRY(cairn__pipeline_answer_none(p, chunk, m));
+out:
+    cairn_tensor_destroy(&grad);
+    flight->from = NULL;
+    cairn__trace("parallel", "backward", m, 0, begin_ns);
+    return st;
+}
+
+/* ---- all of it ---- */
+
+static cairn_status run_actions(struct run *r) {
+    const cairn_pipeline *p = r->p;
+    const size_t count = 2 * (size_t)p->chunks * (size_t)r->micro_batches;
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < count; i++) {
+        const struct cairn__action *a = &p->actions[i];
+        if (a->is_backward && !r->trains) continue;
+        TRY(a->is_backward ? run_backward(r, a->chunk, a->micro_batch) : run_forward(r, a->chunk, a->micro_batch));
+    }
+    TRY(cairn__hop_flush(&r->p->ahead));
+    TRY(cairn__hop_flush(&r->p->back));
+out:
+    return st;
+}
+
+/* Other ranks may wait in either channel. */
+static cairn_status fail(cairn_pipeline *p, cairn_status st) {
+    if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
+    st = cairn__group_kill(p->ahead.channel, st);
+    return cairn__group_kill(p->back.channel, st);
+}
+
+static cairn_status fail_step(cairn_pipeline *p, cairn_status st) {
+    for (int i = 0; i < p->chunks; i++) cairn__param_set_make_incomplete(cairn_module_params(p->modules[i]));
+    return fail(p, st);
+}
+
+static cairn_status run_step(struct run *r) {
+    cairn_pipeline *p = r->p;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__ties_begin(p));
+    TRY(run_actions(r));
+    TRY(cairn__ties_sum(p));
+    if (!p->options.optimizer) TRY(cairn_release_results(p->env));
+out:
+    return st;
+}
+
+cairn_status cairn_pipeline_step(cairn_pipeline *pipeline, cairn_tensor *input, cairn_tensor *target, double *loss) {
+    REQUIRE(pipeline, CAIRN_EINVAL, "cairn_pipeline_step: pipeline is NULL");
+    const bool has_last = cairn__pipeline_has_last(pipeline);
+    struct run r = {.p = pipeline, .trains = true, .input = input, .target = has_last ? target : NULL};
+    cairn_status st = CAIRN_OK;
+    TRY(begin(&r, "cairn_pipeline_step"));
+    st = run_step(&r);
+    if (st != CAIRN_OK) return fail_step(pipeline, st);
+    if (loss && has_last) *loss = r.loss;
+out:
+    return st;
+}
+
+cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, cairn_tensor *target, double *loss,
+                                 cairn_tensor **output) {
+    REQUIRE(pipeline, CAIRN_EINVAL, "cairn_pipeline_eval: pipeline is NULL");
+    cairn_tensor *made = NULL;
+    const bool has_last = cairn__pipeline_has_last(pipeline);
+    struct run r = {.p = pipeline,
+                    .input = input,
+                    .target = has_last ? target : NULL,
+                    .output = output && has_last ? &made : NULL};
+    cairn_status st = CAIRN_OK;
+    TRY(begin(&r, "cairn_pipeline_eval"));
+    cairn_no_grad_begin(pipeline->env);
+    st = run_actions(&r);
+    const cairn_status ended = cairn_no_grad_end(pipeline->env);
+    if (st == CAIRN_OK) st = ended;
+    if (st != CAIRN_OK) cairn_tensor_destroy(&made);
+    if (st != CAIRN_OK) return fail(pipeline, st);
+    if (loss && r.target) *loss = r.loss;
+    if (r.output) *output = made;
+out:
+    return st;
+}

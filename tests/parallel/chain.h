@@ -1,0 +1,341 @@
+/* A chain of small layers, trained by one rank that makes a backward for each micro-batch itself, or in stages. */
+#ifndef TESTS_PARALLEL_CHAIN_H
+#define TESTS_PARALLEL_CHAIN_H
+
+#include "../ranks.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "nn/hooks.h"
+#include "param/param.h"
+
+enum { LAYERS = 8, WIDTH = 8, MAX_STEPS = 8, MAX_ROWS = 64 };
+
+/* What is trained, and how. */
+struct chain {
+    const char *name;
+    int ranks, chunks; /* LAYERS is a multiple of their product; 0 ranks = alone, without a pipeline */
+    cairn_pipeline_schedule schedule;
+    int n_microbatches;
+    int split_size, rows, steps;
+    amp_opt_level level; /* 0 = without amp */
+    cairn_dtype half;
+    double max_norm; /* of clipping; 0 = none */
+    bool exact;      /* small integers, of which a step computes nothing that has to be rounded */
+    bool adam, norms, dropout;
+    int frozen;       /* the first so many layers */
+    bool accumulates; /* two batches a step */
+    int bad_layer, bad_micro_batch,
+        bad_step;      /* whose gradient, and of what, is infinite: layer from 1, 0 = none; LAYERS
+                                                 + 1: the loss itself is */
+    double loss_scale; /* 0 = the level's */
+};
+
+/* What comes out; each rank writes the layers it has, and the last one the losses. */
+struct outcome {
+    float weights[LAYERS][WIDTH * WIDTH], biases[LAYERS][WIDTH], means[LAYERS][WIDTH];
+    double losses[MAX_STEPS];
+    double norms[MAX_STEPS], scales[MAX_STEPS];
+    int skipped[MAX_STEPS];
+    int in_flight[8]; /* by rank */
+};
+
+/* Numbers in [-1, 1) of a place, the same everywhere. */
+static inline float chain_number(uint32_t a, uint32_t b) {
+    uint32_t h = a * 2654435761u ^ (b + 1) * 2246822519u;
+    h ^= h >> 15;
+    h *= 2654435761u;
+    h ^= h >> 13;
+    return (float)(h >> 8) * 0x1p-23f - 1;
+}
+
+static inline float chain_input(const struct chain *c, int step, int i, bool is_target) {
+    if (c->exact) return (float)((3 * i + 5 * step + (is_target ? 1 : 0)) % 3 - 1);
+    return chain_number((uint32_t)(step * 2 + is_target), (uint32_t)i);
+}
+
+/* Exact: rows of one or two small numbers, so that sums stay small. */
+static inline float chain_weight(const struct chain *c, int layer, int i) {
+    if (!c->exact) return chain_number((uint32_t)layer + 77, (uint32_t)i) * 0.6f;
+    const int row = i / WIDTH, column = i % WIDTH;
+    if (column == (row + layer) % WIDTH) return 1;
+    return column == (row + 3 * layer + 2) % WIDTH && row % 2 == 0 ? -1 : 0;
+}
+
+/* ---- layers ---- */
+
+struct chain_layers {
+    cairn_module *linear[LAYERS], *norm[LAYERS];
+};
+
+static inline char *chain_make_layer(cairn_env *env, const struct chain *c, int i, struct chain_layers *made,
+                                     cairn_module **out) {
+    cairn_module *parts[4];
+    float weights[WIDTH * WIDTH], bias[WIDTH];
+    int count = 0;
+    made->linear[i] = parts[count++] = cairn_linear(env, WIDTH, WIDTH);
+    EXPECT(made->linear[i]);
+    cairn_param_set *set = cairn_module_params(made->linear[i]);
+    cairn_param p;
+    for (int k = 0; k < WIDTH * WIDTH; k++) weights[k] = chain_weight(c, i, k);
+    for (int k = 0; k < WIDTH; k++) bias[k] = c->exact ? (float)(k % 2) : chain_number((uint32_t)i + 990, (uint32_t)k);
+    EXPECT_OK(cairn_param_set_get(set, 0, &p));
+    memcpy(p.data, weights, sizeof(weights));
+    EXPECT_OK(cairn_param_set_get(set, 1, &p));
+    memcpy(p.data, bias, sizeof(bias));
+    for (size_t k = 0; k < 2; k++) EXPECT_OK(cairn_param_changed(set, k, 0));
+    if (c->frozen > i) EXPECT_OK(cairn_module_require_grad(made->linear[i], 0));
+    if (c->norms && i % 3 == 1) made->norm[i] = parts[count++] = cairn_batch_norm(env, WIDTH, 1e-5, 0.1);
+    parts[count++] = cairn_activation(env, c->exact ? cairn_relu : cairn_tanh);
+    if (c->dropout) parts[count++] = cairn_dropout(env, 0.25);
+    *out = cairn_sequential(env, count, parts);
+    EXPECT(*out);
+    return NULL;
+}
+
+static inline char *chain_make_stage(cairn_env *env, const struct chain *c, int first, int count,
+                                     struct chain_layers *made, cairn_module **out) {
+    cairn_module *layers[LAYERS];
+    for (int i = 0; i < count; i++) PASS(chain_make_layer(env, c, first + i, made, &layers[i]));
+    *out = cairn_sequential(env, count, layers);
+    EXPECT(*out);
+    return NULL;
+}
+
+static inline char *chain_read_layer(const struct chain_layers *made, int i, struct outcome *out) {
+    EXPECT_OK(cairn_tensor_read(cairn_module_get(made->linear[i], "weight"), out->weights[i], WIDTH * WIDTH));
+    EXPECT_OK(cairn_tensor_read(cairn_module_get(made->linear[i], "bias"), out->biases[i], WIDTH));
+    if (made->norm[i])
+        EXPECT_OK(cairn_tensor_read(cairn_module_get(made->norm[i], "running_mean"), out->means[i], WIDTH));
+    return NULL;
+}
+
+/* ---- a planted overflow ---- */
+
+struct chain_plant {
+    struct cairn_param_set *set;
+    struct cairn__grad_listener listener;
+    struct cairn__param *param;
+    int at, calls; /* the call that is made infinite */
+};
+
+static inline void chain_plant_ready(void *ctx, size_t index) {
+    struct chain_plant *plant = ctx;
+    struct cairn__param *p = plant->set->params[index];
+    if (p != plant->param || plant->calls++ != plant->at) return;
+    struct cairn_device *d = plant->set->env->device;
+    d->passes->fill(d, p->dtype, cairn__grad_memory(p->gradient), 1, INFINITY);
+}
+
+static inline cairn_status chain_plant_ok(void *ctx) {
+    (void)ctx;
+    return CAIRN_OK;
+}
+
+static inline void chain_plant_failed(void *ctx) {
+    (void)ctx;
+}
+
+/* In the gradient of the layer's weight, in backward number `at` from now. */
+static inline void chain_plant_begin(struct chain_plant *plant, cairn_module *root, cairn_module *layer, int at) {
+    plant->set = cairn_module_params(root);
+    plant->at = at;
+    for (size_t i = 0; i < plant->set->count; i++) {
+        if (plant->set->params[i]->data == cairn__tensor_values(cairn_module_get(layer, "weight")))
+            plant->param = plant->set->params[i];
+    }
+    plant->listener = (struct cairn__grad_listener){.ctx = plant,
+                                                    .ready = chain_plant_ready,
+                                                    .progress = chain_plant_ok,
+                                                    .settle = chain_plant_ok,
+                                                    .failed = chain_plant_failed};
+    plant->set->listener = &plant->listener;
+}
+
+/* ---- one rank's training ---- */
+
+struct chain_run {
+    const struct chain *c;
+    struct outcome *out;
+};
+
+struct chain_rank {
+    const struct chain *c;
+    cairn_env *env;
+    cairn_module *stages[LAYERS];
+    int num_stages;
+    struct chain_layers layers;
+    cairn_optimizer *optimizer;
+    amp_context *amp;
+    cairn_pipeline *pipeline;
+    struct chain_plant plant;
+    int step;
+};
+
+static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
+    const struct chain_rank *r = ctx;
+    cairn_tensor *loss = cairn_mse_loss(output, target);
+    const bool is_bad =
+        r->c->bad_layer == LAYERS + 1 && r->step == r->c->bad_step && micro_batch == r->c->bad_micro_batch;
+    return is_bad ? cairn_add_scalar(loss, (double)INFINITY) : loss;
+}
+
+static inline char *chain_make_optimizer(struct chain_rank *r) {
+    struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
+    struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
+    sgd.lr = r->c->exact ? 0x1p-6 : 0.25;
+    sgd.momentum = r->c->exact ? 0 : 0.9;
+    adam.lr = 0.02;
+    cairn_param_set *first = cairn_module_params(r->stages[0]);
+    EXPECT_OK(r->c->adam ? cairn_adam_create(first, &adam, &r->optimizer)
+                         : cairn_sgd_create(first, &sgd, &r->optimizer));
+    for (int i = 1; i < r->num_stages; i++) {
+        cairn_param_set *set = cairn_module_params(r->stages[i]);
+        EXPECT_OK(r->c->adam ? cairn_adam_add_group(r->optimizer, set, NULL, 0, &adam)
+                             : cairn_sgd_add_group(r->optimizer, set, NULL, 0, &sgd));
+    }
+    if (!r->c->level) return NULL;
+    EXPECT_OK(amp_initialize_all(r->env, r->num_stages, r->stages, 1, &r->optimizer,
+                                 amp_options(.opt_level = r->c->level, .half_type = r->c->half,
+                                             .loss_scale = r->c->loss_scale, .verbosity = -1),
+                                 &r->amp));
+    return NULL;
+}
+
+static inline int chain_micro_batches(const struct chain *c) {
+    const int split = c->split_size ? c->split_size : (c->rows + c->n_microbatches - 1) / c->n_microbatches;
+    return (c->rows + split - 1) / split;
+}
+
+static inline char *chain_alone(struct chain_rank *r, cairn_tensor *x, cairn_tensor *y, double *mean) {
+    const struct chain *c = r->c;
+    const int split = c->split_size ? c->split_size : (c->rows + c->n_microbatches - 1) / c->n_microbatches;
+    *mean = 0;
+    for (int first = 0; first < c->rows; first += split) {
+        const int end = first + split < c->rows ? first + split : c->rows;
+        const double part = (double)(end - first) / c->rows;
+        cairn_tensor *output = cairn_module_forward(r->stages[0], cairn_slice(x, 0, first, end, 1));
+        cairn_tensor *loss = chain_loss(r, output, cairn_slice(y, 0, first, end, 1), first / split);
+        *mean += part * (double)cairn_tensor_item(loss);
+        loss = split >= c->rows ? loss : cairn_mul_scalar(loss, part);
+        EXPECT_OK(r->amp ? amp_backward(r->amp, loss, r->optimizer) : cairn_backward(loss));
+    }
+    return NULL;
+}
+
+static inline char *chain_batch(struct chain_rank *r, int batch, double *mean) {
+    const struct chain *c = r->c;
+    float x[MAX_ROWS * WIDTH], y[MAX_ROWS * WIDTH];
+    for (int i = 0; i < c->rows * WIDTH; i++) {
+        x[i] = chain_input(c, batch, i, false);
+        y[i] = chain_input(c, batch, i, true);
+    }
+    cairn_tensor *input = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(c->rows, WIDTH), x);
+    cairn_tensor *target = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(c->rows, WIDTH), y);
+    EXPECT(input && target);
+    if (c->ranks) {
+        EXPECT_OK(cairn_pipeline_step(r->pipeline, input, target, mean));
+    } else {
+        PASS(chain_alone(r, input, target, mean));
+    }
+    cairn_tensor_destroy(&input);
+    cairn_tensor_destroy(&target);
+    return NULL;
+}
+
+static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
+    const struct chain *c = r->c;
+    const int rank = cairn_env_rank(r->env);
+    const bool is_last = !c->ranks || rank == c->ranks - 1;
+    double mean = 0, more = 0;
+    cairn_zero_grad(r->optimizer);
+    PASS(chain_batch(r, 2 * r->step, &mean));
+    if (c->accumulates) PASS(chain_batch(r, 2 * r->step + 1, &more));
+    if (c->max_norm > 0) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, c->max_norm, rank ? NULL : &out->norms[r->step]));
+    EXPECT_OK(cairn_step(r->optimizer));
+    if (is_last) out->losses[r->step] = mean + more;
+    if (rank == 0) out->skipped[r->step] = cairn_optimizer_step_skipped(r->optimizer);
+    EXPECT(cairn_optimizer_step_skipped(r->optimizer) == (c->bad_layer && r->step == c->bad_step));
+    if (r->amp && is_last) out->scales[r->step] = amp_scaler_get_scale(amp_scaler_of(r->amp, 0));
+    return NULL;
+}
+
+static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const struct chain *c) {
+    const int stages = c->ranks ? c->ranks * c->chunks : 1, each = LAYERS / stages, rank = cairn_env_rank(env);
+    r->c = c;
+    r->env = env;
+    r->num_stages = c->ranks ? c->chunks : 1;
+    for (int i = 0; i < r->num_stages; i++)
+        PASS(chain_make_stage(env, c, (i * (c->ranks ? c->ranks : 1) + rank) * each, each, &r->layers, &r->stages[i]));
+    PASS(chain_make_optimizer(r));
+    if (c->ranks)
+        EXPECT_OK(
+            cairn_pipeline_create(r->stages, r->num_stages, cairn_env_group(env),
+                                  cairn_pipeline_options(.schedule = c->schedule, .n_microbatches = c->n_microbatches,
+                                                         .split_size = c->split_size, .loss = chain_loss, .ctx = r,
+                                                         .amp = r->amp, .optimizer = r->optimizer),
+                                  &r->pipeline));
+    const int bad = c->bad_layer - 1;
+    if (bad < 0 || bad >= LAYERS || !r->layers.linear[bad]) return NULL;
+    const int chunk = bad / each / (c->ranks ? c->ranks : 1);
+    chain_plant_begin(&r->plant, r->stages[chunk], r->layers.linear[bad],
+                      c->bad_step * chain_micro_batches(c) + c->bad_micro_batch);
+    return NULL;
+}
+
+static inline void chain_end(struct chain_rank *r) {
+    if (r->plant.set) r->plant.set->listener = NULL;
+    cairn_pipeline_destroy(&r->pipeline);
+    amp_destroy(&r->amp);
+    cairn_optimizer_destroy(&r->optimizer);
+    for (int i = 0; i < r->num_stages; i++) cairn_module_destroy(&r->stages[i]);
+}
+
+static inline char *chain_train(struct chain_rank *r, cairn_env *env, const struct chain *c, struct outcome *out) {
+    PASS(chain_begin(r, env, c));
+    for (r->step = 0; r->step < c->steps; r->step++) PASS(chain_step(r, out));
+    for (int i = 0; i < LAYERS; i++) {
+        if (r->layers.linear[i]) PASS(chain_read_layer(&r->layers, i, out));
+    }
+    out->in_flight[cairn_env_rank(env)] = cairn_pipeline_in_flight(r->pipeline);
+    return NULL;
+}
+
+static inline char *chain_rank_main(cairn_env *env, void *ctx) {
+    const struct chain_run *run = ctx;
+    struct chain_rank r = {.env = env};
+    char *failure = chain_train(&r, env, run->c, run->out);
+    chain_end(&r);
+    return failure;
+}
+
+/* Trains c; whatever the number of ranks, *out is that of the whole model. */
+static inline void chain_run(const struct chain *c, struct outcome *out) {
+    struct chain_run run = {c, out};
+    memset(out, 0, sizeof(*out));
+    run_ranks(c->ranks ? c->ranks : 1, chain_rank_main, &run);
+}
+
+static inline void chain_same(const char *name, const struct outcome *a, const struct outcome *b) {
+    const bool same = memcmp(a->weights, b->weights, sizeof(a->weights)) == 0 &&
+                      memcmp(a->biases, b->biases, sizeof(a->biases)) == 0 &&
+                      memcmp(a->means, b->means, sizeof(a->means)) == 0;
+    for (int i = 0; !same && i < LAYERS * WIDTH * WIDTH; i++) {
+        const float x = a->weights[i / (WIDTH * WIDTH)][i % (WIDTH * WIDTH)];
+        const float y = b->weights[i / (WIDTH * WIDTH)][i % (WIDTH * WIDTH)];
+        if (memcmp(&x, &y, sizeof(x)) != 0)
+            fail_msg("%s: weight %d of layer %d is %a, not %a", name, i % (WIDTH * WIDTH), i / (WIDTH * WIDTH),
+                     (double)x, (double)y);
+    }
+    if (!same) fail_msg("%s: biases or means differ", name);
+    for (int i = 0; i < MAX_STEPS; i++) {
+        if (fabs(a->losses[i] - b->losses[i]) > 1e-12 * fabs(b->losses[i]))
+            fail_msg("%s: the loss of step %d is %.17g, not %.17g", name, i, a->losses[i], b->losses[i]);
+        if (a->scales[i] != b->scales[i] || a->skipped[i] != b->skipped[i])
+            fail_msg("%s: step %d ends with scale %g, skipped %d; not %g, %d", name, i, a->scales[i], a->skipped[i],
+                     b->scales[i], b->skipped[i]);
+    }
+}
+
+#endif
