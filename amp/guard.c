@@ -83,8 +83,8 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     if (g->partners_say) g->partners_say[0] = '\0';
     g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
+    if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g)); /* of this optimizer's own overflow alone */
     if (g->skips && cairn__optimizer_partners(g->optimizer)) TRY(cairn__guard_agree_with_partners(g));
-    if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g));
     /* Scalers of the losses since the last step are updated, unless another optimizer's step has, and listed in *end:
      * the report names one of them. */
     for (int id = 0; id < g->num_scalers; id++) {
@@ -166,12 +166,14 @@ static void where_from(const struct cairn__amp_guard *g, const struct cairn__ove
         used = snprintf(text, nbytes, ", first in micro-batch %" PRIu32 "%s", first,
                         g->checked_late ? " or before it" : "");
     }
+    const struct cairn__partners *partners = cairn__optimizer_partners(g->optimizer);
+    if (partners) used += snprintf(text + used, nbytes - (size_t)used, ", on %s", partners->name);
     if (g->knows_nonfinite_ranks) {
         name_ranks(&g->nonfinite_ranks, text + used, nbytes - (size_t)used);
     } else if (several) {
         snprintf(text + used, nbytes - (size_t)used, ", on several ranks");
-    } else if (cairn__optimizer_partners(g->optimizer)) {
-        snprintf(text + used, nbytes - (size_t)used, ", on %s", cairn__optimizer_partners(g->optimizer)->name);
+    } else if (partners) { /* this rank, also where it is not known whether it was another replica of the stage */
+        snprintf(text + used, nbytes - (size_t)used, " (rank %d)", cairn_env_rank(g->env));
     } else if (rank >= 0 && cairn_env_size(g->env) > 1) {
         snprintf(text + used, nbytes - (size_t)used, ", on rank %" PRId32, rank);
     }

@@ -1,7 +1,8 @@
 /* A model in two parts: the toy model of PyTorch's tutorial on model parallelism (linear 10 to 10 on the first rank,
  * relu, linear 10 to 5 on the last), and its input in micro-batches. One rank alone has all of it.
  *
- *     cairn-run --nproc_per_node 2 ./10_pipeline --opt-level O2 --schedule gpipe --micro-batches 8 */
+ *     cairn-run --nproc_per_node 2 ./10_pipeline --opt-level O2 --schedule gpipe --micro-batches 8
+ *     cairn-run --nproc_per_node 4 ./10_pipeline --replicas 2 */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -22,8 +23,8 @@ static cairn_pipeline_schedule schedule_of(const char *name) {
     return CAIRN_PIPELINE_1F1B;
 }
 
-static void parse(int argc, char **argv, struct amp_options *amp, struct cairn_pipeline_options *pipeline,
-                  long *steps) {
+static void parse(int argc, char **argv, struct amp_options *amp, struct cairn_pipeline_options *pipeline, long *steps,
+                  int *replicas) {
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(name, "--opt-level") == 0) {
@@ -36,8 +37,11 @@ static void parse(int argc, char **argv, struct amp_options *amp, struct cairn_p
             pipeline->n_microbatches = atoi(value);
         } else if (strcmp(name, "--steps") == 0) {
             *steps = atol(value);
+        } else if (strcmp(name, "--replicas") == 0) {
+            *replicas = atoi(value);
         } else {
-            die("the options are --opt-level O0..O3, --half f16|bf16, --schedule gpipe|1f1b, --micro-batches, --steps");
+            die("the options are --opt-level O0..O3, --half f16|bf16, --schedule gpipe|1f1b, --micro-batches, --steps, "
+                "--replicas");
         }
     }
 }
@@ -61,14 +65,14 @@ static cairn_module *make_linear(cairn_env *env, int64_t in, int64_t out, unsign
     return layer;
 }
 
-static cairn_module *make_stage(cairn_env *env, int rank, int ranks) {
+static cairn_module *make_stage(cairn_env *env, int stage, int stages) {
     cairn_module *layers[3];
     int count = 0;
-    if (rank == 0) {
+    if (stage == 0) {
         layers[count++] = make_linear(env, IN, 10, 1);
         layers[count++] = cairn_activation(env, cairn_relu);
     }
-    if (rank == ranks - 1) layers[count++] = make_linear(env, 10, OUT, 2);
+    if (stage == stages - 1) layers[count++] = make_linear(env, 10, OUT, 2);
     return cairn_sequential(env, count, layers);
 }
 
@@ -77,16 +81,17 @@ static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *
     return cairn_mse_loss(output, target);
 }
 
-/* A random input, and sums of its columns. */
-static void make_batch(cairn_env *env, cairn_tensor **x, cairn_tensor **y) {
+/* A random input, and sums of its columns; of a replica its own rows. */
+static void make_batch(cairn_env *env, int replica, int replicas, cairn_tensor **x, cairn_tensor **y) {
     float in[ROWS][IN], out[ROWS][OUT];
     unsigned state = 12345;
+    const int rows = ROWS / replicas;
     for (int i = 0; i < ROWS; i++) {
         for (int k = 0; k < IN; k++) in[i][k] = next_number(&state);
         for (int k = 0; k < OUT; k++) out[i][k] = in[i][k] + in[i][k + OUT] * in[i][k];
     }
-    *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, IN), in);
-    *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, OUT), out);
+    *x = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, IN), in[replica * rows]);
+    *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, OUT), out[replica * rows]);
 }
 
 int main(int argc, char **argv) {
@@ -95,34 +100,42 @@ int main(int argc, char **argv) {
     struct amp_options level = *amp_options(.opt_level = AMP_O0);
     struct cairn_pipeline_options how = *cairn_pipeline_options(.n_microbatches = 4, .loss = mean_square);
     long steps = 50;
-    parse(argc, argv, &level, &how, &steps);
-    const int rank = cairn_env_rank(env), ranks = cairn_env_size(env);
-    if (ranks > 2) die("there are two stages: start it with one or two ranks");
+    int replicas = 1;
+    parse(argc, argv, &level, &how, &steps, &replicas);
+    cairn_grid *grid;
+    CAIRN_CHECK(cairn_grid_create(env, replicas, 0, &grid));
+    const int place = cairn_grid_stage(grid), stages = cairn_group_size(cairn_grid_stages(grid));
+    if (stages > 2) die("there are two stages: start it with one or two ranks a replica");
 
-    cairn_module *stage = make_stage(env, rank, ranks);
+    cairn_module *stage = make_stage(env, place, stages);
     struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
     hyper.lr = 0.1;
     hyper.momentum = 0.9;
     CAIRN_CHECK(cairn_sgd_create(cairn_module_params(stage), &hyper, &how.optimizer));
     CAIRN_CHECK(amp_initialize(env, stage, how.optimizer, &level, &how.amp));
+    ddp_context *net;
+    CAIRN_CHECK(ddp_create(stage, cairn_grid_replicas(grid), NULL, &net));
+    how.ddp = &net;
     cairn_pipeline *pipeline;
-    CAIRN_CHECK(cairn_pipeline_create(&stage, 1, cairn_env_group(env), &how, &pipeline));
+    CAIRN_CHECK(cairn_pipeline_create(&stage, 1, cairn_grid_stages(grid), &how, &pipeline));
 
     cairn_tensor *x, *y;
-    make_batch(env, &x, &y);
+    make_batch(env, cairn_grid_replica(grid), replicas, &x, &y);
     for (long s = 1; s <= steps; s++) {
         double loss = 0, norm = 0;
         cairn_zero_grad(how.optimizer);
         CAIRN_CHECK(cairn_pipeline_step(pipeline, x, y, &loss));
         CAIRN_CHECK(cairn_clip_grad_norm(how.optimizer, 1.0, &norm));
         CAIRN_CHECK(cairn_step(how.optimizer));
-        if (rank == ranks - 1 && (s == 1 || s % 10 == 0))
+        if (place == stages - 1 && cairn_grid_replica(grid) == 0 && (s == 1 || s % 10 == 0))
             printf("step %3ld   loss %.6f   norm of both stages %.4f\n", s, loss, norm);
     }
     cairn_pipeline_destroy(&pipeline);
+    ddp_destroy(&net);
     amp_destroy(&how.amp);
     cairn_optimizer_destroy(&how.optimizer);
     cairn_module_destroy(&stage);
+    cairn_grid_destroy(&grid);
     cairn_tensor_destroy(&x);
     cairn_tensor_destroy(&y);
     cairn_env_destroy(&env);

@@ -48,6 +48,7 @@
 #define CAIRN_PIPELINE_H
 
 #include "amp.h"
+#include "ddp.h"
 #include "dist.h"
 #include "nn.h"
 #include "optim.h"
@@ -57,6 +58,7 @@ extern "C" {
 #endif
 
 typedef struct cairn_pipeline cairn_pipeline;
+typedef struct cairn_grid cairn_grid;
 
 typedef enum cairn_pipeline_schedule {
     CAIRN_PIPELINE_GPIPE = 1,            /* all forwards, then all backwards; one module a rank */
@@ -75,16 +77,20 @@ typedef cairn_tensor *(*cairn_pipeline_forward_fn)(void *ctx, cairn_module *modu
 
 struct cairn_pipeline_options {
     size_t struct_size;
-    cairn_pipeline_schedule schedule;  /* 1F1B, or with several modules interleaved 1F1B */
-    int n_microbatches;                /* at most so many; 0 = by split_size. One of the two must be set */
-    int64_t split_size;                /* rows of a micro-batch; 0 = by n_microbatches */
-    cairn_pipeline_loss_fn loss;       /* of the rank with the last stage; NULL elsewhere, or where there is no loss */
-    cairn_pipeline_forward_fn forward; /* NULL = cairn_module_forward */
+    cairn_pipeline_schedule schedule; /* 1F1B, or with several modules interleaved 1F1B */
+    int n_microbatches;               /* at most so many; 0 = by split_size. One of the two must be set */
+    int64_t split_size;               /* rows of a micro-batch; 0 = by n_microbatches */
+    /* Of the rank with the last stage; NULL elsewhere, or where there is no loss. */
+    cairn_pipeline_loss_fn loss;
+    cairn_pipeline_forward_fn forward; /* NULL = cairn_module_forward, or ddp_forward */
     void *ctx;                         /* of both; the caller's */
     amp_context *amp;                  /* of the modules: on every rank, with an optimizer, or on none; NULL = none */
-    cairn_optimizer
-        *optimizer; /* of the modules' parameters; NULL: this rank's stay as they are, and it takes no part in
-                                   steps and clipping. May be NULL on some ranks only */
+    /* Of the modules' parameters. NULL, on some ranks or on all: a rank's parameters stay as they are, and it takes no
+     * part in steps and clipping. */
+    cairn_optimizer *optimizer;
+    /* [num_modules] a context of each module over the replicas of its stage, or NULL for one; NULL = none. The pipeline
+     * calls ddp_forward and ddp_no_sync; a forward function calls ddp_forward itself. */
+    ddp_context *const *ddp;
 };
 #define cairn_pipeline_options(...) \
     (&(struct cairn_pipeline_options){.struct_size = sizeof(struct cairn_pipeline_options), __VA_ARGS__})
@@ -97,7 +103,7 @@ struct cairn_pipeline_options {
  *   out      ends before modules, amp, optimizer and group
  *
  * After amp_initialize and before the first step. Collective: returns on every rank or fails on every rank.
- * Errors: CAIRN_EINVAL; CAIRN_ENOTSUP a group of several GPUs, a module of a ddp context; CAIRN_EPEER another rank's
+ * Errors: CAIRN_EINVAL; CAIRN_ENOTSUP a group of several GPUs; CAIRN_EPEER another rank's
  * error, or ranks whose options, levels or loss scales differ; CAIRN_ETIMEOUT; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_pipeline_create(cairn_module *const *modules, int num_modules, cairn_group *group,
                                              const struct cairn_pipeline_options *options, cairn_pipeline **out);
@@ -134,6 +140,25 @@ CAIRN_API cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tenso
  * Collective, after amp_initialize, before a step. Errors, on all ranks: CAIRN_EINVAL no such parameter, other shapes
  * or types, fewer than two ranks; CAIRN_EPEER; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, const char *name);
+
+/* ---- data parallelism over pipelines ---- */
+
+/* Ranks in a grid: each row is a replica of the model, in stages; each column has the replicas of a stage. Rank
+ * replica * stages + stage of the environment, so that a replica's stages are neighbours.
+ *
+ *   replicas, stages   whose product is the number of ranks; 0 for one of them = what the other leaves
+ *
+ * Of its groups the first is for cairn_pipeline_create and the second for ddp_create of each stage, whose contexts go
+ * to cairn_pipeline_options.ddp. Each replica trains on rows of its own; gradients are averaged over replicas, with the
+ * backward of the last micro-batch. Collective over the environment. Errors: CAIRN_EINVAL; cairn_group_split's.
+ * torch: init_device_mesh("cpu", (replicas, stages)) */
+CAIRN_API cairn_status cairn_grid_create(cairn_env *env, int replicas, int stages, cairn_grid **out);
+CAIRN_API void cairn_grid_destroy(cairn_grid **grid); /* after what uses its groups */
+
+CAIRN_API cairn_group *cairn_grid_stages(const cairn_grid *grid);   /* of this rank's replica, in order; the grid's */
+CAIRN_API cairn_group *cairn_grid_replicas(const cairn_grid *grid); /* of this rank's stage; the grid's */
+CAIRN_API int cairn_grid_stage(const cairn_grid *grid);             /* of this rank; 0 for NULL */
+CAIRN_API int cairn_grid_replica(const cairn_grid *grid);
 
 /* The micro-batches that this rank held at most between forward and backward, in the last step; 0 for NULL. */
 CAIRN_API int cairn_pipeline_in_flight(const cairn_pipeline *pipeline);

@@ -33,7 +33,7 @@ struct cairn__partners {
     int size, index; /* of this optimizer among them */
     /* all [size * nbytes] gets every partner's mine [nbytes]. Collective; waits. Errors: of the group. */
     cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
-    /* "stage 1 (rank 3)": of this optimizer, for messages. */
+    /* "stage 1": of this optimizer, for messages. */
     const char *name;
     /* Whether p's gradient is in the norm here: another partner has the same parameter otherwise. */
     bool (*counts)(void *ctx, const struct cairn__param *p);

@@ -25,7 +25,7 @@ static cairn_status check_schedule(const struct cairn_pipeline_options *o, int n
     return CAIRN_OK;
 }
 
-static cairn_status check_modules(cairn_module *const *modules, int num_modules) {
+static cairn_status check_modules(cairn_module *const *modules, int num_modules, ddp_context *const *ddp) {
     for (int i = 0; i < num_modules; i++) {
         REQUIRE(modules[i], cairn__last_status() != CAIRN_OK ? cairn__last_status() : CAIRN_EINVAL,
                 "cairn_pipeline_create: module %d is NULL", i);
@@ -33,8 +33,10 @@ static cairn_status check_modules(cairn_module *const *modules, int num_modules)
                 "cairn_pipeline_create: the modules belong to different environments");
         REQUIRE(cairn_module_params(modules[i]), CAIRN_ESTATE,
                 "cairn_pipeline_create: module %d belongs to another; give the root", i);
-        REQUIRE(!cairn_module_params(modules[i])->listener, CAIRN_ENOTSUP,
-                "cairn_pipeline_create: module %d has a ddp context; stages are not averaged over ranks", i);
+        const bool is_listened = cairn_module_params(modules[i])->listener != NULL;
+        REQUIRE(is_listened == (ddp && ddp[i]), CAIRN_EINVAL,
+                "cairn_pipeline_create: module %d has %s ddp context, but cairn_pipeline_options.ddp has %s for it", i,
+                is_listened ? "a" : "no", is_listened ? "none" : "one");
     }
     return CAIRN_OK;
 }
@@ -56,7 +58,7 @@ static cairn_status check(cairn_module *const *modules, int num_modules, cairn_g
     TRY(cairn__options_read(o, sizeof(*o), options, "cairn_pipeline_options"));
     if (!o->schedule) o->schedule = num_modules > 1 ? CAIRN_PIPELINE_INTERLEAVED_1F1B : CAIRN_PIPELINE_1F1B;
     TRY(check_schedule(o, num_modules));
-    TRY(check_modules(modules, num_modules));
+    TRY(check_modules(modules, num_modules, o->ddp));
     cairn_env *const env = cairn__module_env(modules[0]);
     TRY(check_memory(env, group));
     REQUIRE(!o->optimizer || cairn__optimizer_env(o->optimizer) == env, CAIRN_EINVAL,
@@ -151,11 +153,12 @@ static cairn_status gather(void *ctx, void *all, const void *mine, size_t nbytes
 }
 
 static void name_stages(cairn_pipeline *p, const cairn_group *group) {
-    size_t used = (size_t)snprintf(p->name, sizeof(p->name), p->chunks > 1 ? "stages %d" : "stage %d", p->rank);
-    for (int c = 1; c < p->chunks && c < 4; c++)
-        used += (size_t)snprintf(p->name + used, sizeof(p->name) - used, ", %d", c * p->ranks + p->rank);
-    snprintf(p->name + used, sizeof(p->name) - used, "%s (rank %d)", p->chunks > 4 ? ", ..." : "",
-             cairn_group_env_rank(group, p->rank));
+    enum { SHOWN = 3 };
+    size_t used = (size_t)snprintf(p->stages, sizeof(p->stages), p->chunks > 1 ? "stages %d" : "stage %d", p->rank);
+    for (int c = 1; c < p->chunks && c < SHOWN; c++)
+        used += (size_t)snprintf(p->stages + used, sizeof(p->stages) - used, ", %d", c * p->ranks + p->rank);
+    if (p->chunks > SHOWN) snprintf(p->stages + used, sizeof(p->stages) - used, ", ...");
+    snprintf(p->name, sizeof(p->name), "%s (rank %d)", p->stages, cairn_group_env_rank(group, p->rank));
 }
 
 static cairn_status make_partners(cairn_pipeline *p, cairn_group *group, int with_optimizer) {
@@ -167,7 +170,7 @@ static cairn_status make_partners(cairn_pipeline *p, cairn_group *group, int wit
                                            .size = cairn_group_size(p->partner_group),
                                            .index = cairn_group_rank(p->partner_group),
                                            .gather = gather,
-                                           .name = p->name,
+                                           .name = p->stages,
                                            .counts = cairn__ties_counts};
     cairn__optimizer_set_partners(p->options.optimizer, &p->partners);
 out:
@@ -199,6 +202,8 @@ static cairn_status make(cairn_module *const *modules, int num_modules, const ca
     name_stages(p, group);
     TRY(cairn__calloc((size_t)num_modules, sizeof(p->modules[0]), (void **)&p->modules));
     memcpy(p->modules, modules, (size_t)num_modules * sizeof(p->modules[0]));
+    TRY(cairn__calloc((size_t)num_modules, sizeof(p->ddp[0]), (void **)&p->ddp));
+    if (o->ddp) memcpy(p->ddp, o->ddp, (size_t)num_modules * sizeof(p->ddp[0]));
     TRY(make_anchors(p));
 out:
     return st;
@@ -260,6 +265,7 @@ void cairn_pipeline_destroy(cairn_pipeline **pipeline) {
     cairn__free(p->actions);
     cairn__free(p->flights);
     cairn__free(p->modules);
+    cairn__free(p->ddp);
     cairn__free(p);
     *pipeline = NULL;
 }

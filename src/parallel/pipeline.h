@@ -85,6 +85,7 @@ struct cairn_pipeline {
     cairn_module **modules; /* [chunks] */
     int chunks, rank, ranks;
     struct cairn_pipeline_options options;
+    ddp_context **ddp;             /* [chunks], each NULL where there is none */
     struct cairn__hop ahead, back; /* activations to the next rank, gradients to the one before */
     cairn_tensor *anchors[2];      /* scalars, inputs of what is received: the second one wants a gradient */
 
@@ -97,7 +98,7 @@ struct cairn_pipeline {
 
     struct cairn__partners partners;
     cairn_group *partner_group; /* of the ranks with optimizers; NULL = this one has none, or is alone */
-    char name[64];              /* "stage 1 (rank 1)" */
+    char stages[48], name[64];  /* "stage 1", "stage 1 (rank 1)" */
     struct cairn__tie *ties;
 };
 

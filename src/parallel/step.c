@@ -3,6 +3,7 @@
  * Every rank runs its list of actions in order; what an action lacks from a neighbour it waits for. All that a
  * micro-batch makes counts as made by a module, so that it ends with its backward, and its memory goes to the next
  * micro-batch. */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -12,7 +13,7 @@
 /* One call of step or eval. */
 struct run {
     cairn_pipeline *p;
-    bool trains;
+    bool trains, stays_unsynced;
     cairn_tensor *input, *target;
     int64_t rows, split;
     int micro_batches;
@@ -23,6 +24,7 @@ struct run {
 /* ---- before: all ranks agree on what comes ---- */
 
 struct call {
+    int64_t status;                /* of what the rank checked by itself */
     int64_t trains, rows, targets; /* targets: rows of the target; -1 = none is given */
     uint64_t largest;              /* bytes of an array sent so far */
 };
@@ -89,16 +91,19 @@ static cairn_status begin(struct run *r, const char *name) {
     cairn_group *group = p->ahead.channel;
     struct call all[CAIRN__MAX_RANKS], mine = {.trains = r->trains};
     uint64_t largest = 0;
-    cairn_status st = check_own(r, &mine);
-    TRY(cairn__group_agree_on_status(group, name, st));
+    bool failed = false;
+    cairn_status st = CAIRN_OK;
+    const cairn_status own = check_own(r, &mine);
+    mine.status = own;
     mine.largest = p->ahead.largest > p->back.largest ? p->ahead.largest : p->back.largest;
     TRY(cairn__group_exchange(group, all, &mine, sizeof(mine)));
+    for (int i = 0; i < p->ranks; i++) failed |= all[i].status != CAIRN_OK;
+    if (failed) return cairn__group_agree_on_status(group, name, own); /* with that rank's sentence */
     TRY(compare(all, p->ranks));
     for (int i = 0; i < p->ranks; i++) largest = all[i].largest > largest ? all[i].largest : largest;
     TRY(cairn__hop_share(&p->ahead, (size_t)largest));
     TRY(cairn__hop_share(&p->back, (size_t)largest));
     cut(r, all[0].rows);
-    TRY(cairn__group_agree_on_status(group, name, make_lists(r)));
 out:
     return st;
 }
@@ -117,8 +122,8 @@ static cairn_tensor *part_of(const struct run *r, cairn_tensor *batch, int m) {
 
 static cairn_tensor *call_forward(const cairn_pipeline *p, int chunk, cairn_tensor *x, int m) {
     if (!x) return NULL;
-    return p->options.forward ? p->options.forward(p->options.ctx, p->modules[chunk], x, m)
-                              : cairn_module_forward(p->modules[chunk], x);
+    if (p->options.forward) return p->options.forward(p->options.ctx, p->modules[chunk], x, m);
+    return p->ddp[chunk] ? ddp_forward(p->ddp[chunk], x) : cairn_module_forward(p->modules[chunk], x);
 }
 
 /* What a user's function returned. */
@@ -273,6 +278,25 @@ out:
     return st;
 }
 
+/* ---- replicas ---- */
+
+/* Gradients stay on this rank until the last micro-batch's backward, which averages the sum of all over the replicas;
+ * or longer, where the program has said so. */
+static cairn_status keep_unsynced(const struct run *r, int chunk, bool on) {
+    const cairn_pipeline *p = r->p;
+    const bool is_one = r->micro_batches == 1 || !p->ddp[chunk];
+    return is_one || r->stays_unsynced ? CAIRN_OK : ddp_no_sync(p->ddp[chunk], on);
+}
+
+static cairn_status begin_unsynced(struct run *r) {
+    const cairn_pipeline *p = r->p;
+    cairn_status st = CAIRN_OK;
+    for (int i = 0; i < p->chunks; i++) r->stays_unsynced |= p->ddp[i] && cairn_module_params(p->modules[i])->unsynced;
+    for (int i = 0; i < p->chunks; i++) TRY(keep_unsynced(r, i, true));
+out:
+    return st;
+}
+
 /* ---- all of it ---- */
 
 static cairn_status run_actions(struct run *r) {
@@ -282,6 +306,7 @@ static cairn_status run_actions(struct run *r) {
     for (size_t i = 0; i < count; i++) {
         const struct cairn__action *a = &p->actions[i];
         if (a->is_backward && !r->trains) continue;
+        if (a->is_backward && a->micro_batch == r->micro_batches - 1) TRY(keep_unsynced(r, a->chunk, false));
         TRY(a->is_backward ? run_backward(r, a->chunk, a->micro_batch) : run_forward(r, a->chunk, a->micro_batch));
     }
     TRY(cairn__hop_flush(&r->p->ahead));
@@ -297,7 +322,12 @@ static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     return cairn__group_kill(p->back.channel, st);
 }
 
-static cairn_status fail_step(cairn_pipeline *p, cairn_status st) {
+static cairn_status fail_step(struct run *r, cairn_status st) {
+    cairn_pipeline *p = r->p;
+    char why[1024];
+    snprintf(why, sizeof(why), "%s", cairn_last_error());
+    for (int i = 0; i < p->chunks; i++) (void)keep_unsynced(r, i, false);
+    st = cairn__fail(st, "%s", why);
     for (int i = 0; i < p->chunks; i++) cairn__param_set_make_incomplete(cairn_module_params(p->modules[i]));
     return fail(p, st);
 }
@@ -305,7 +335,9 @@ static cairn_status fail_step(cairn_pipeline *p, cairn_status st) {
 static cairn_status run_step(struct run *r) {
     cairn_pipeline *p = r->p;
     cairn_status st = CAIRN_OK;
+    TRY(make_lists(r));
     TRY(cairn__ties_begin(p));
+    TRY(begin_unsynced(r));
     TRY(run_actions(r));
     TRY(cairn__ties_sum(p));
     if (!p->options.optimizer) TRY(cairn_release_results(p->env));
@@ -320,7 +352,7 @@ cairn_status cairn_pipeline_step(cairn_pipeline *pipeline, cairn_tensor *input, 
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_step"));
     st = run_step(&r);
-    if (st != CAIRN_OK) return fail_step(pipeline, st);
+    if (st != CAIRN_OK) return fail_step(&r, st);
     if (loss && has_last) *loss = r.loss;
 out:
     return st;
@@ -338,7 +370,8 @@ cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tensor *input, 
     cairn_status st = CAIRN_OK;
     TRY(begin(&r, "cairn_pipeline_eval"));
     cairn_no_grad_begin(pipeline->env);
-    st = run_actions(&r);
+    st = make_lists(&r);
+    if (st == CAIRN_OK) st = run_actions(&r);
     const cairn_status ended = cairn_no_grad_end(pipeline->env);
     if (st == CAIRN_OK) st = ended;
     if (st != CAIRN_OK) cairn_tensor_destroy(&made);

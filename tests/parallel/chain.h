@@ -15,7 +15,7 @@ enum { LAYERS = 8, WIDTH = 8, MAX_STEPS = 8, MAX_ROWS = 64 };
 /* What is trained, and how. */
 struct chain {
     const char *name;
-    int ranks, chunks; /* LAYERS is a multiple of their product; 0 ranks = alone, without a pipeline */
+    int ranks, chunks; /* of a replica: 0 ranks = alone, without a pipeline */
     cairn_pipeline_schedule schedule;
     int n_microbatches;
     int split_size, rows, steps;
@@ -30,6 +30,8 @@ struct chain {
         bad_step;      /* whose gradient, and of what, is infinite: layer from 1, 0 = none; LAYERS
                                                  + 1: the loss itself is */
     double loss_scale; /* 0 = the level's */
+    float loss_factor; /* 0 = 1 */
+    int replicas;      /* 0 = 1: each trains on an equal part of the rows */
 };
 
 /* What comes out; each rank writes the layers it has, and the last one the losses. */
@@ -157,7 +159,7 @@ static inline void chain_plant_begin(struct chain_plant *plant, cairn_module *ro
 
 struct chain_run {
     const struct chain *c;
-    struct outcome *out;
+    struct outcome *out; /* [replicas] */
 };
 
 struct chain_rank {
@@ -169,13 +171,17 @@ struct chain_rank {
     cairn_optimizer *optimizer;
     amp_context *amp;
     cairn_pipeline *pipeline;
+    cairn_grid *grid;
+    ddp_context *ddp[LAYERS];
     struct chain_plant plant;
     int step;
+    int rank, replica; /* its place */
 };
 
 static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
     const struct chain_rank *r = ctx;
     cairn_tensor *loss = cairn_mse_loss(output, target);
+    if (r->c->loss_factor > 0) loss = cairn_mul_scalar(loss, (double)r->c->loss_factor);
     const bool is_bad =
         r->c->bad_layer == LAYERS + 1 && r->step == r->c->bad_step && micro_batch == r->c->bad_micro_batch;
     return is_bad ? cairn_add_scalar(loss, (double)INFINITY) : loss;
@@ -226,13 +232,14 @@ static inline char *chain_alone(struct chain_rank *r, cairn_tensor *x, cairn_ten
 
 static inline char *chain_batch(struct chain_rank *r, int batch, double *mean) {
     const struct chain *c = r->c;
+    const int rows = c->rows / (c->replicas ? c->replicas : 1);
     float x[MAX_ROWS * WIDTH], y[MAX_ROWS * WIDTH];
-    for (int i = 0; i < c->rows * WIDTH; i++) {
-        x[i] = chain_input(c, batch, i, false);
-        y[i] = chain_input(c, batch, i, true);
+    for (int i = 0; i < rows * WIDTH; i++) {
+        x[i] = chain_input(c, batch, r->replica * rows * WIDTH + i, false);
+        y[i] = chain_input(c, batch, r->replica * rows * WIDTH + i, true);
     }
-    cairn_tensor *input = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(c->rows, WIDTH), x);
-    cairn_tensor *target = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(c->rows, WIDTH), y);
+    cairn_tensor *input = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(rows, WIDTH), x);
+    cairn_tensor *target = cairn_tensor_from(r->env, CAIRN_F32, CAIRN_SHAPE(rows, WIDTH), y);
     EXPECT(input && target);
     if (c->ranks) {
         EXPECT_OK(cairn_pipeline_step(r->pipeline, input, target, mean));
@@ -246,7 +253,7 @@ static inline char *chain_batch(struct chain_rank *r, int batch, double *mean) {
 
 static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     const struct chain *c = r->c;
-    const int rank = cairn_env_rank(r->env);
+    const int rank = r->rank;
     const bool is_last = !c->ranks || rank == c->ranks - 1;
     double mean = 0, more = 0;
     cairn_zero_grad(r->optimizer);
@@ -261,60 +268,96 @@ static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     return NULL;
 }
 
-static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const struct chain *c) {
-    const int stages = c->ranks ? c->ranks * c->chunks : 1, each = LAYERS / stages, rank = cairn_env_rank(env);
-    r->c = c;
-    r->env = env;
+/* Layers of a stage: as equal as they can be. */
+static inline int chain_first_layer(const struct chain *c, int stage) {
+    const int stages = c->ranks ? c->ranks * c->chunks : 1;
+    return stage * LAYERS / stages;
+}
+
+static inline char *chain_make_stages(struct chain_rank *r) {
+    const struct chain *c = r->c;
     r->num_stages = c->ranks ? c->chunks : 1;
-    for (int i = 0; i < r->num_stages; i++)
-        PASS(chain_make_stage(env, c, (i * (c->ranks ? c->ranks : 1) + rank) * each, each, &r->layers, &r->stages[i]));
-    PASS(chain_make_optimizer(r));
-    if (c->ranks)
-        EXPECT_OK(
-            cairn_pipeline_create(r->stages, r->num_stages, cairn_env_group(env),
-                                  cairn_pipeline_options(.schedule = c->schedule, .n_microbatches = c->n_microbatches,
-                                                         .split_size = c->split_size, .loss = chain_loss, .ctx = r,
-                                                         .amp = r->amp, .optimizer = r->optimizer),
-                                  &r->pipeline));
+    for (int i = 0; i < r->num_stages; i++) {
+        const int stage = i * (c->ranks ? c->ranks : 1) + r->rank, first = chain_first_layer(c, stage);
+        PASS(chain_make_stage(r->env, c, first, chain_first_layer(c, stage + 1) - first, &r->layers, &r->stages[i]));
+    }
+    return NULL;
+}
+
+static inline char *chain_make_replicas(struct chain_rank *r) {
+    for (int i = 0; r->grid && i < r->num_stages; i++)
+        EXPECT_OK(ddp_create(r->stages[i], cairn_grid_replicas(r->grid), NULL, &r->ddp[i]));
+    return NULL;
+}
+
+static inline char *chain_plant_bad(struct chain_rank *r) {
+    const struct chain *c = r->c;
     const int bad = c->bad_layer - 1;
-    if (bad < 0 || bad >= LAYERS || !r->layers.linear[bad]) return NULL;
-    const int chunk = bad / each / (c->ranks ? c->ranks : 1);
+    if (bad < 0 || bad >= LAYERS || !r->layers.linear[bad] || r->grid) return NULL;
+    int chunk = 0;
+    while (chunk + 1 < r->num_stages && chain_first_layer(c, (chunk + 1) * c->ranks + r->rank) <= bad) chunk++;
     chain_plant_begin(&r->plant, r->stages[chunk], r->layers.linear[bad],
                       c->bad_step * chain_micro_batches(c) + c->bad_micro_batch);
     return NULL;
 }
 
+static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const struct chain *c) {
+    r->c = c;
+    r->env = env;
+    r->rank = cairn_env_rank(env);
+    if (c->replicas) {
+        EXPECT_OK(cairn_grid_create(env, c->replicas, 0, &r->grid));
+        r->rank = cairn_grid_stage(r->grid);
+        r->replica = cairn_grid_replica(r->grid);
+    }
+    PASS(chain_make_stages(r));
+    PASS(chain_make_optimizer(r));
+    PASS(chain_make_replicas(r));
+    if (c->ranks)
+        EXPECT_OK(
+            cairn_pipeline_create(r->stages, r->num_stages, r->grid ? cairn_grid_stages(r->grid) : cairn_env_group(env),
+                                  cairn_pipeline_options(.schedule = c->schedule, .n_microbatches = c->n_microbatches,
+                                                         .split_size = c->split_size, .loss = chain_loss, .ctx = r,
+                                                         .amp = r->amp, .optimizer = r->optimizer,
+                                                         .ddp = r->grid ? r->ddp : NULL),
+                                  &r->pipeline));
+    return chain_plant_bad(r);
+}
+
 static inline void chain_end(struct chain_rank *r) {
     if (r->plant.set) r->plant.set->listener = NULL;
     cairn_pipeline_destroy(&r->pipeline);
+    for (int i = 0; i < LAYERS; i++) ddp_destroy(&r->ddp[i]);
     amp_destroy(&r->amp);
     cairn_optimizer_destroy(&r->optimizer);
     for (int i = 0; i < r->num_stages; i++) cairn_module_destroy(&r->stages[i]);
+    cairn_grid_destroy(&r->grid);
 }
 
-static inline char *chain_train(struct chain_rank *r, cairn_env *env, const struct chain *c, struct outcome *out) {
-    PASS(chain_begin(r, env, c));
-    for (r->step = 0; r->step < c->steps; r->step++) PASS(chain_step(r, out));
+static inline char *chain_train(struct chain_rank *r, cairn_env *env, const struct chain_run *run) {
+    PASS(chain_begin(r, env, run->c));
+    struct outcome *out = &run->out[r->replica];
+    for (r->step = 0; r->step < run->c->steps; r->step++) PASS(chain_step(r, out));
     for (int i = 0; i < LAYERS; i++) {
         if (r->layers.linear[i]) PASS(chain_read_layer(&r->layers, i, out));
     }
-    out->in_flight[cairn_env_rank(env)] = cairn_pipeline_in_flight(r->pipeline);
+    out->in_flight[r->rank] = cairn_pipeline_in_flight(r->pipeline);
     return NULL;
 }
 
 static inline char *chain_rank_main(cairn_env *env, void *ctx) {
-    const struct chain_run *run = ctx;
     struct chain_rank r = {.env = env};
-    char *failure = chain_train(&r, env, run->c, run->out);
+    char *failure = chain_train(&r, env, ctx);
     chain_end(&r);
     return failure;
 }
 
-/* Trains c; whatever the number of ranks, *out is that of the whole model. */
+/* Trains c; whatever the number of ranks, each of *out [replicas] is that of the whole model. */
 static inline void chain_run(const struct chain *c, struct outcome *out) {
     struct chain_run run = {c, out};
-    memset(out, 0, sizeof(*out));
-    run_ranks(c->ranks ? c->ranks : 1, chain_rank_main, &run);
+    const int replicas = c->replicas ? c->replicas : 1;
+    memset(out, 0, (size_t)replicas * sizeof(*out));
+    run_ranks((c->ranks ? c->ranks : 1) * replicas, chain_rank_main, &run);
 }
 
 static inline void chain_same(const char *name, const struct outcome *a, const struct outcome *b) {

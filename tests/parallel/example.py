@@ -23,6 +23,9 @@ def main(cairn_run, program):
             assert staged == alone, f"{level} {half}: {staged}, alone {alone}"
             first, last = (float(line.split()[3]) for line in (alone[0], alone[-1]))
             assert last < 0.7 * first, f"{level} {half}: the loss goes from {first} to {last}"
+    for ranks, replicas in ((2, 2), (4, 2)):
+        found = lines(cairn_run, program, ranks, ["--replicas", str(replicas), "--steps", "20"])
+        assert float(found[-1].split()[3]) < 0.7 * float(found[0].split()[3]), found
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ NOTHING = "libc, POSIX"
 PUBLIC = re.compile(r"public (\w+) and (\w+) with their `hooks\.h`")
 PUBLIC_ONE = re.compile(r"public (\w+) with its `hooks\.h`")
 PUBLIC_ALONE = re.compile(r"public (\w+)(?=,|$)")  # without its hooks.h
-SHOWN = ("nn", "optim", "amp")  # rooms that some may see from outside alone
+SHOWN = ("nn", "optim", "amp", "ddp")  # rooms that some may see from outside alone
 
 # Public headers whose room is not their name. The handle cairn_env is for whoever may use a device (struct cairn_env is
 # in src/device/env.h); what fills it in is the room env.
@@ -237,6 +237,8 @@ CASES = [
     ("src/parallel/a.c", '"cairn/amp.h"', False),
     ("src/parallel/a.c", '"nn/hooks.h"', False),
     ("src/parallel/a.c", '"amp_part.h"', True),
+    ("src/parallel/a.c", '"cairn/ddp.h"', False),
+    ("src/parallel/a.c", '"ddp/ddp_part.h"', True),
     ("src/parallel/a.c", '"nn/nn_part.h"', True),
     ("src/env/a.c", '"nn/nn_part.h"', False),
     ("src/env/a.c", '"optim/optim_part.h"', True),
