@@ -26,6 +26,13 @@ int resnet_is_depth(int depth) {
     return find_shape(depth) != NULL;
 }
 
+int resnet_num_blocks(int depth) {
+    const struct shape *shape = find_shape(depth);
+    int count = 0;
+    for (int i = 0; shape && i < STAGES; i++) count += shape->blocks[i];
+    return count;
+}
+
 /* ---- parts ---- */
 
 /* A convolution without bias, which the norm behind it would take away again; the size stays but for the stride. */
@@ -104,31 +111,68 @@ static cairn_module *block(cairn_env *env, const struct shape *shape, int64_t in
     return m;
 }
 
-static cairn_module *stage(cairn_env *env, const struct shape *shape, int number, int64_t *in, int64_t width,
-                           int is_zero) {
-    enum { MOST_BLOCKS = 36 };
+/* A layer that lacks its first blocks: the others keep their names. */
+enum { MOST_BLOCKS = 36 };
+struct rest {
+    int count;
     cairn_module *blocks[MOST_BLOCKS];
-    const int64_t channels = width << number;
-    for (int i = 0; i < shape->blocks[number]; i++) {
-        blocks[i] = block(env, shape, *in, channels, number > 0 && i == 0 ? 2 : 1, is_zero);
-        *in = shape->is_bottleneck ? 4 * channels : channels;
+};
+
+static cairn_tensor *rest_forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
+    const struct rest *r = context;
+    cairn_tensor *x = inputs[0];
+    (void)module, (void)count;
+    for (int i = 0; i < r->count; i++) x = cairn_module_forward(r->blocks[i], x);
+    return x;
+}
+
+static const struct cairn_module_ops rest_ops = {.struct_size = sizeof(rest_ops),
+                                                 .name = "Sequential",
+                                                 .forward = rest_forward,
+                                                 .destroy = free};
+
+static cairn_module *rest(cairn_env *env, int count, cairn_module *const *blocks, int first) {
+    struct rest *r = calloc(1, sizeof(*r));
+    cairn_module *m = cairn_module_create(env, &rest_ops, r); /* ends r */
+    int is_whole = m && r;
+    for (int i = 0; i < count; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "%d", first + i);
+        cairn_module *block = cairn_module_add_child(m, name, blocks[i]); /* ends it where it fails */
+        is_whole = is_whole && block;
+        if (is_whole) r->blocks[r->count++] = block;
     }
-    return cairn_sequential(env, shape->blocks[number], blocks);
+    if (!is_whole) cairn_module_destroy(&m);
+    return m;
+}
+
+/* Blocks [first, end) of a layer. */
+static cairn_module *stage(cairn_env *env, const struct shape *shape, int number, int first, int end, int64_t width,
+                           int is_zero) {
+    cairn_module *blocks[MOST_BLOCKS];
+    const int64_t channels = width << number, out = shape->is_bottleneck ? 4 * channels : channels;
+    const int64_t before = number == 0 ? width : out / 2;
+    for (int i = first; i < end; i++)
+        blocks[i - first] = block(env, shape, i == 0 ? before : out, channels, number > 0 && i == 0 ? 2 : 1, is_zero);
+    return first ? rest(env, end - first, blocks, first) : cairn_sequential(env, end, blocks);
 }
 
 /* ---- the net ---- */
 
 struct net {
-    cairn_module *conv1, *bn1, *stages[STAGES], *fc;
+    cairn_module *conv1, *bn1, *stages[STAGES], *fc; /* NULL = in another part */
 };
 
 static cairn_tensor *net_forward(cairn_module *module, void *context, cairn_tensor *const *inputs, int count) {
     const struct net *n = context;
+    cairn_tensor *x = inputs[0];
     (void)module, (void)count;
-    cairn_tensor *x = cairn_relu(cairn_module_forward(n->bn1, cairn_module_forward(n->conv1, inputs[0])));
-    x = cairn_max_pool2d(x, 3, 3, cairn_pool_options(.stride = {2}, .padding = {1}));
-    for (int i = 0; i < STAGES; i++) x = cairn_module_forward(n->stages[i], x);
-    return cairn_module_forward(n->fc, cairn_flatten(cairn_adaptive_avg_pool2d(x, 1, 1), 1, -1));
+    if (n->conv1) {
+        x = cairn_relu(cairn_module_forward(n->bn1, cairn_module_forward(n->conv1, x)));
+        x = cairn_max_pool2d(x, 3, 3, cairn_pool_options(.stride = {2}, .padding = {1}));
+    }
+    for (int i = 0; i < STAGES; i++) x = n->stages[i] ? cairn_module_forward(n->stages[i], x) : x;
+    return n->fc ? cairn_module_forward(n->fc, cairn_flatten(cairn_adaptive_avg_pool2d(x, 1, 1), 1, -1)) : x;
 }
 
 static const struct cairn_module_ops net_ops = {.struct_size = sizeof(net_ops),
@@ -136,27 +180,41 @@ static const struct cairn_module_ops net_ops = {.struct_size = sizeof(net_ops),
                                                 .forward = net_forward,
                                                 .destroy = free};
 
+static int at_most(int a, int b) {
+    return a < b ? a : b;
+}
+
+static int at_least(int a, int b) {
+    return a > b ? a : b;
+}
+
 cairn_module *resnet_create(cairn_env *env, const struct resnet_options *options) {
     const struct shape *shape = find_shape(options->depth);
     struct net *n = shape ? calloc(1, sizeof(*n)) : NULL;
     cairn_module *m = shape ? cairn_module_create(env, &net_ops, n) : NULL; /* ends n, whatever happens */
-    int64_t channels = options->width ? options->width : WIDTH;
-    int is_whole = m && n;
-    if (is_whole) {
-        n->conv1 = cairn_module_add_child(m, "conv1", conv(env, 3, channels, 7, 2));
-        n->bn1 = cairn_module_add_child(m, "bn1", norm(env, channels, 0));
+    const int64_t width = options->width ? options->width : WIDTH;
+    const int all = resnet_num_blocks(options->depth), end = options->end_block ? options->end_block : all;
+    int is_whole = m && n, before = 0;
+    if (is_whole && options->first_block == 0) {
+        n->conv1 = cairn_module_add_child(m, "conv1", conv(env, 3, width, 7, 2));
+        n->bn1 = cairn_module_add_child(m, "bn1", norm(env, width, 0));
         is_whole = n->conv1 && n->bn1;
     }
-    for (int i = 0; is_whole && i < STAGES; i++) {
+    for (int i = 0; is_whole && i < STAGES; before += shape->blocks[i++]) {
         char name[16];
+        const int from = at_least(options->first_block - before, 0), to = at_most(end - before, shape->blocks[i]);
+        if (from >= to) continue;
         snprintf(name, sizeof(name), "layer%d", i + 1);
-        n->stages[i] = cairn_module_add_child(m, name,
-                                              stage(env, shape, i, &channels, options->width ? options->width : WIDTH,
-                                                    options->zero_init_residual));
+        n->stages[i] =
+            cairn_module_add_child(m, name, stage(env, shape, i, from, to, width, options->zero_init_residual));
         is_whole = n->stages[i] != NULL;
     }
-    if (is_whole) n->fc = cairn_module_add_child(m, "fc", cairn_linear(env, channels, options->classes));
-    if (is_whole && n->fc) return m;
+    const int64_t channels = (width << (STAGES - 1)) * (shape && shape->is_bottleneck ? 4 : 1);
+    if (is_whole && end == all) {
+        n->fc = cairn_module_add_child(m, "fc", cairn_linear(env, channels, options->classes));
+        is_whole = n->fc != NULL;
+    }
+    if (is_whole) return m;
     cairn_module_destroy(&m);
     return NULL;
 }

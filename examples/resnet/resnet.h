@@ -13,13 +13,19 @@ struct resnet_options {
     int64_t classes;        /* from 2 */
     int64_t width;          /* channels behind the first convolution; 0 = 64 */
     int zero_init_residual; /* the last norm of each block begins as 0, so that a block begins as the way past it */
+
+    /* A part of the net, for a stage of a pipeline: the blocks from first_block to before end_block, counted over all
+     * layers; with the first of them what comes before, with the last what comes behind. 0, 0 = all. Its weights have
+     * the names that they have in the whole net. */
+    int first_block, end_block;
 };
 
-/* x [N, 3, H, W] to scores [N, classes]. Convolutions are kaiming normal by fan_out, norms 1 and 0, fc as every linear
- * layer. NULL on error, as of every module. */
+/* x [N, 3, H, W] to scores [N, classes], of the whole net. Convolutions are kaiming normal by fan_out, norms 1 and 0,
+ * fc as every linear layer. NULL on error, as of every module. */
 cairn_module *resnet_create(cairn_env *env, const struct resnet_options *options);
 
-/* Whether there is a ResNet of this depth. */
+/* Whether there is a ResNet of this depth, and how many blocks it has; 0 for none. */
 int resnet_is_depth(int depth);
+int resnet_num_blocks(int depth);
 
 #endif
