@@ -176,10 +176,12 @@ struct chain_rank {
     struct chain_plant plant;
     int step;
     int rank, replica; /* its place */
+    bool synced_early; /* before a forward of a later micro-batch gradients were to be averaged already */
 };
 
 static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
-    const struct chain_rank *r = ctx;
+    struct chain_rank *r = ctx;
+    if (r->grid) r->synced_early |= !cairn_module_params(r->stages[r->num_stages - 1])->unsynced;
     cairn_tensor *loss = cairn_mse_loss(output, target);
     if (r->c->loss_factor > 0) loss = cairn_mul_scalar(loss, (double)r->c->loss_factor);
     const bool is_bad =
@@ -258,6 +260,7 @@ static inline char *chain_step(struct chain_rank *r, struct outcome *out) {
     double mean = 0, more = 0;
     cairn_zero_grad(r->optimizer);
     PASS(chain_batch(r, 2 * r->step, &mean));
+    EXPECT(!r->synced_early || chain_micro_batches(c) == 1);
     if (c->accumulates) PASS(chain_batch(r, 2 * r->step + 1, &more));
     if (c->max_norm > 0) EXPECT_OK(cairn_clip_grad_norm(r->optimizer, c->max_norm, rank ? NULL : &out->norms[r->step]));
     EXPECT_OK(cairn_step(r->optimizer));
