@@ -117,6 +117,50 @@ static void wrong_pipelines_are_made_on_no_rank(void **state) {
     run_ranks(2, create_wrongly, NULL);
 }
 
+/* ---- a rank that is done may leave ---- */
+
+static cairn_status copy(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
+    (void)ctx, (void)count;
+    memcpy(y->data, x->data, x->n * sizeof(float));
+    return CAIRN_OK;
+}
+
+static cairn_status take_long(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
+                              const struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
+    (void)ctx, (void)y, (void)x, (void)count;
+    sleep_ms(50);
+    memcpy(dx[0].data, dy->data, dy->n * sizeof(float));
+    return CAIRN_OK;
+}
+
+static cairn_tensor *forward_slowly(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
+    static const struct cairn_custom_op op = {.struct_size = sizeof(op),
+                                              .name = "slow",
+                                              .forward = copy,
+                                              .backward = take_long};
+    cairn_tensor *y = cairn_module_forward(module, input);
+    (void)micro_batch;
+    if (!*(const bool *)ctx) return y;
+    return cairn_custom(&op, NULL, CAIRN_F32, CAIRN_SHAPE(cairn_tensor_size(y, 0), COLUMNS), &y, 1);
+}
+
+/* The first stage is still in its backward when the last one has sent all gradients. */
+static char *leave_early(cairn_env *env, void *ctx) {
+    struct stage s = {.module = NULL};
+    bool is_slow = cairn_env_rank(env) == 0;
+    (void)ctx;
+    EXPECT_OK(make_stage(env, forward_slowly, &is_slow, &s));
+    PASS(step_well(&s));
+    PASS(step_well(&s));
+    end_stage(&s);
+    return NULL;
+}
+
+static void a_rank_that_is_done_may_leave(void **state) {
+    (void)state;
+    run_ranks(2, leave_early, NULL);
+}
+
 /* ---- what fails within a step ends the pipeline ---- */
 
 enum fault { FAILS = 1, IS_KILLED, ENDS, NEVER_COMES };
@@ -132,12 +176,6 @@ static void strike(void) {
     if (plan.fault == IS_KILLED) kill(getpid(), SIGKILL);
     if (plan.fault == ENDS) _exit(0);
     while (plan.fault == NEVER_COMES) sleep_ms(100);
-}
-
-static cairn_status copy(void *ctx, struct cairn_custom_array *y, const struct cairn_custom_array *x, int count) {
-    (void)ctx, (void)count;
-    memcpy(y->data, x->data, x->n * sizeof(float));
-    return CAIRN_OK;
 }
 
 static cairn_status fail_backward(void *ctx, struct cairn_custom_array *dx, const struct cairn_custom_array *dy,
@@ -227,13 +265,18 @@ static void run_plan(void) {
     cairn__store_stop(&p.server);
 }
 
+enum { PLANS = RANKS * MICRO_BATCHES * 2 * 3 };
+static int plans_to_run = 12;
+
+/* Every rank, micro-batch, direction and fault; some of them spread over all. */
 static void a_fault_anywhere_ends_every_rank_with_a_sentence(void **state) {
     (void)state;
-    for (int i = 0; i < 12; i++) {
-        plan = (struct plan){.victim = i % RANKS,
-                             .micro_batch = (i / 3) % MICRO_BATCHES,
-                             .in_backward = i / 3 % 2 == 1,
-                             .fault = (enum fault)(1 + (i + i / 3) % 3)};
+    for (int i = 0; i < plans_to_run; i++) {
+        const int k = i * 31 % PLANS;
+        plan = (struct plan){.victim = k % RANKS,
+                             .micro_batch = k / RANKS % MICRO_BATCHES,
+                             .in_backward = k / (RANKS * MICRO_BATCHES) % 2 == 1,
+                             .fault = (enum fault)(1 + k / (2 * RANKS * MICRO_BATCHES))};
         run_plan();
     }
 }
@@ -244,12 +287,14 @@ static void a_rank_that_never_comes_ends_the_others_after_the_timeout(void **sta
     run_plan();
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "all") == 0) plans_to_run = PLANS;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_fault_anywhere_ends_every_rank_with_a_sentence), /* forks, so before any thread */
         cmocka_unit_test(a_rank_that_never_comes_ends_the_others_after_the_timeout),
         cmocka_unit_test(wrong_batches_fail_on_all_ranks_and_the_next_step_goes_on),
         cmocka_unit_test(wrong_pipelines_are_made_on_no_rank),
+        cmocka_unit_test(a_rank_that_is_done_may_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
