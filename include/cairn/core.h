@@ -134,12 +134,12 @@ typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *me
  * threads use Cairn. */
 CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
 
-/* Threads inside this process, that of the caller among them: what a rank's larger passes are cut over. 1, unless
- * OMP_NUM_THREADS said otherwise when it was first needed; ranks that share a machine share its processors, so give
- * each its part. Results do not depend on it. The threads ("cairn-pool") start with the first large pass and
- * sleep between passes. Of two environments that compute at one time in two threads, one has the pool and the other
- * computes alone. A child of fork has a pool of its own, but multiplies in one thread if its parent had made an
- * environment. Takes effect with the next pass. Any thread.
+/* Threads inside this rank, that of the caller among them: what its larger passes are cut over. Of a process 1, unless
+ * OMP_NUM_THREADS said otherwise when it was first needed (ranks that share a machine share its processors: give each
+ * its part); of a rank that is a thread what cairn_spawn_threads gave it. Results do not depend on it. The threads
+ * ("cairn-pool") start with the first large pass and sleep between passes. Of two environments that compute at one time
+ * in two threads that are no ranks, one has the process's pool and the other computes alone. A child of fork has a pool
+ * of its own, but multiplies in one thread if its parent had made an environment. Takes effect with the next pass.
  * Errors: CAIRN_EINVAL n is not in [1, 1024]. torch.set_num_threads */
 CAIRN_API cairn_status cairn_set_num_threads(int n);
 CAIRN_API int cairn_num_threads(void);

@@ -16,6 +16,7 @@ static const char *const level_names[] = {
 };
 
 static atomic_int sink_rank;
+static _Thread_local int thread_rank = CAIRN__LOG_RANK_OF_PROCESS;
 static atomic_int threshold; /* 0 = CAIRN_LOG not read yet */
 static cairn_log_fn user_sink;
 static void *user_cookie;
@@ -45,6 +46,14 @@ void cairn__log_set_rank(int rank) {
     atomic_store(&sink_rank, rank);
 }
 
+void cairn__log_set_thread_rank(int rank) {
+    thread_rank = rank;
+}
+
+int cairn__log_thread_rank(void) {
+    return thread_rank;
+}
+
 void cairn__log(cairn_log_level level, const char *format, ...) {
     int limit = atomic_load(&threshold);
     if ((int)level > (limit ? limit : read_threshold())) return;
@@ -56,7 +65,7 @@ void cairn__log(cairn_log_level level, const char *format, ...) {
     va_end(args);
     cairn__write_printable(message, sizeof(message), text, true); /* it may quote a stranger */
 
-    int rank = atomic_load(&sink_rank);
+    const int rank = thread_rank == CAIRN__LOG_RANK_OF_PROCESS ? atomic_load(&sink_rank) : thread_rank;
     if (user_sink) {
         user_sink(user_cookie, level, message);
     } else if (level == CAIRN_LOG_ERROR && rank > 0) {

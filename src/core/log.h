@@ -10,4 +10,9 @@ void cairn__log(cairn_log_level level, const char *format, ...) __attribute__((f
 /* Tells the default sink which rank this process is; ranks above 0 print errors only. */
 void cairn__log_set_rank(int rank);
 
+/* The same for the calling thread alone, a rank or its helper. CAIRN__LOG_RANK_OF_PROCESS: as the process again. */
+enum { CAIRN__LOG_RANK_OF_PROCESS = -1 };
+void cairn__log_set_thread_rank(int rank);
+int cairn__log_thread_rank(void);
+
 #endif

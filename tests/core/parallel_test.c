@@ -124,6 +124,51 @@ static void busy_pool_leaves_the_work_to_its_caller(void **state) {
     assert_int_equal(failures, 0);
 }
 
+/* A body that returns when as many pieces have begun at once as there are threads of all pools. */
+struct gathering {
+    atomic_int here, failed;
+    int want;
+};
+
+static void gather_here(void *ctx, size_t begin, size_t end) {
+    struct gathering *g = ctx;
+    (void)begin, (void)end;
+    atomic_fetch_add(&g->here, 1);
+    for (int i = 0; atomic_load(&g->here) < g->want; i++) {
+        if (i > 20000) {
+            g->failed = 1;
+            return;
+        }
+        usleep(1000);
+    }
+}
+
+static void *use_own_pool(void *ctx) {
+    struct gathering *g = ctx;
+    atomic_int failures = 0;
+    if (cairn__parallel_enter(2) != CAIRN_OK || cairn_num_threads() != 2) g->failed = 1;
+    cairn__parallel_for(2, 1, gather_here, g);
+    cairn_set_num_threads(3);
+    use_pool(&failures);
+    if (failures || cairn_num_threads() != 3) g->failed = 1;
+    cairn__parallel_leave();
+    if (cairn_num_threads() != 4) g->failed = 1;
+    return NULL;
+}
+
+static void pools_of_threads_work_at_the_same_time(void **state) {
+    (void)state;
+    pthread_t others[3];
+    struct gathering g = {.want = 4 + 3 * 2};
+    cairn_set_num_threads(4);
+    for (int i = 0; i < 3; i++) assert_int_equal(pthread_create(&others[i], NULL, use_own_pool, &g), 0);
+    cairn__parallel_for(4, 1, gather_here, &g);
+    for (int i = 0; i < 3; i++) pthread_join(others[i], NULL);
+    assert_int_equal(g.failed, 0);
+    assert_int_equal(g.here, g.want);
+    assert_int_equal(cairn_num_threads(), 4);
+}
+
 static int exit_code_of(pid_t child) {
     int status = -1;
     waitpid(child, &status, 0);
@@ -287,6 +332,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(nested_call_runs_on_its_own_thread),
         cmocka_unit_test(wrong_number_of_threads_is_refused),
         cmocka_unit_test(busy_pool_leaves_the_work_to_its_caller),
+        cmocka_unit_test(pools_of_threads_work_at_the_same_time),
         cmocka_unit_test(child_of_a_fork_makes_a_pool_of_its_own),
         cmocka_unit_test(threads_are_named_and_started_when_needed),
         cmocka_unit_test(threads_keep_subnormals_whatever_thread_starts_them),

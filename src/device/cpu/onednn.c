@@ -26,16 +26,18 @@ static bool has_room(size_t nbytes) {
 }
 
 cairn_status cairn__dnnl_ask_for_room(const struct cairn__engine *e, bool is_first_gemm) {
-    static atomic_int max_threads_had; /* that oneDNN has had in this process; 0 = it has not been called */
-    const int threads = cairn__dnnl_threads(e), before = atomic_load(&max_threads_had);
-    const size_t first = before == 0 || is_first_gemm ? FIRST_NBYTES : 0;
-    const size_t stacks = threads > before ? (size_t)(threads - (before ? before : 1)) * STACK_NBYTES : 0;
+    static atomic_bool was_called;            /* in this process */
+    static _Thread_local int max_threads = 1; /* that oneDNN has had: OpenMP has a team for each thread that calls it */
+    const int threads = cairn__dnnl_threads(e);
+    const size_t first = !atomic_load(&was_called) || is_first_gemm ? FIRST_NBYTES : 0;
+    const size_t stacks = threads > max_threads ? (size_t)(threads - max_threads) * STACK_NBYTES : 0;
     const size_t nbytes = NEXT_NBYTES + first + stacks;
     REQUIRE(has_room(nbytes), CAIRN_ENOMEM,
             "oneDNN needs %zu MiB for its machine code and threads, and this process gets no more memory; raise "
             "ulimit -v, or the job's limit",
             nbytes >> 20);
-    if (threads > before) atomic_store(&max_threads_had, threads);
+    atomic_store(&was_called, true);
+    if (threads > max_threads) max_threads = threads;
     return CAIRN_OK;
 }
 
