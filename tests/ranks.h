@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,6 +33,26 @@ struct rank_thread {
     void *ctx;
     char *failure;
 };
+
+/* In CAIRN_CHECK_RANKS=threads ranks are those of cairn_spawn_threads, and meet as these do. */
+static inline int spawned_rank_main(int rank, void *arg) {
+    struct rank_thread *t = (struct rank_thread *)arg + rank;
+    check_as_rank(rank, t->launch.size);
+    cairn_env *env = NULL;
+    struct cairn_env_options options = *cairn_env_options(.seed = 7, .timeout = 60);
+    if (cairn_env_create(NULL, NULL, t->options ? t->options : &options, &env) != CAIRN_OK) {
+        t->failure = FAILURE("cairn_env_create");
+        return 0;
+    }
+    t->failure = t->fn(env, t->ctx);
+    cairn_env_destroy(&env);
+    return 0;
+}
+
+static inline bool ranks_are_spawned(void) {
+    const char *how = getenv("CAIRN_CHECK_RANKS");
+    return how && strcmp(how, "threads") == 0;
+}
 
 static inline void *rank_main(void *arg) {
     struct rank_thread *t = arg;
@@ -64,11 +85,14 @@ static inline void run_ranks_with(int p, const struct cairn_env_options *options
             .launcher = "torch",
             .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
             .key_prefix = "test"};
+        if (ranks_are_spawned()) continue;
         assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
     }
+    if (ranks_are_spawned() && cairn_spawn_threads(spawned_rank_main, threads, p, NULL) != CAIRN_OK)
+        fail_msg("cairn_spawn_threads: %s", cairn_last_error());
     char *failure = NULL;
     for (int r = 0; r < p; r++) {
-        pthread_join(threads[r].thread, NULL);
+        if (!ranks_are_spawned()) pthread_join(threads[r].thread, NULL);
         if (threads[r].failure && !failure) {
             failure = threads[r].failure;
         } else {

@@ -138,6 +138,38 @@ struct cairn_spawn_options {
 CAIRN_API cairn_status cairn_spawn(int (*fn)(int rank, void *argument), void *argument, int nprocs,
                                    const struct cairn_spawn_options *options);
 
+struct cairn_spawn_threads_options {
+    size_t struct_size;
+    int num_threads; /* of each rank, itself among them (cairn_set_num_threads); 0 = OMP_NUM_THREADS, or each rank's
+                        share of the processors that this process may use, 1 at least */
+};
+#define cairn_spawn_threads_options(...) \
+    (&(struct cairn_spawn_threads_options){.struct_size = sizeof(struct cairn_spawn_threads_options), __VA_ARGS__})
+
+/* Runs fn(rank, argument) in n threads of this process, and returns when all have ended. In each, as in a process of
+ * cairn_spawn, cairn_env_create(NULL, NULL, ...) makes the rank's environment; fn destroys it before it returns. A
+ * process that is rank p of P of a launcher has the ranks p * n to p * n + n - 1 of P * n; every process makes the call
+ * then, with the same n, and no other at the same time.
+ *
+ *   fn        called by n threads at once; 0 = success. Its rank's last error, log lines and number of threads
+ *             (cairn_set_num_threads) are its own
+ *   options   NULL = all defaults
+ *
+ * Device    "cuda" is the GPU of the local rank, as in processes.
+ * Backends  shm between the ranks of one machine, gloo between machines; nccl. Not mpi: CAIRN_ENOTSUP.
+ * Failure   a rank fails that returns another number than 0, or ends or returns while its environment is alive. It ends
+ *           the others' waits with its sentence, in what they have in common: groups of environments that were alive,
+ *           and environments that are being made. Nothing can end a thread from outside: a rank that waits for
+ *           something else, or one that never comes, is found by the others' timeouts, and this call waits for it. An
+ *           environment that fn leaves alive stays as it is, but for its groups; whoever holds it may destroy it after
+ *           this call. A signal that ends a process ends all of its ranks.
+ * Threads   any, but for the ranks themselves. The ranks' threads are called "cairn-rank".
+ * Errors    CAIRN_EINVAL, also launch facts that contradict or miss something; CAIRN_ESTATE called by a rank of this
+ *           call; CAIRN_ENOMEM; CAIRN_ESYSTEM a thread could not be started: fn runs in none then; CAIRN_EPEER the
+ *           first failing rank and its last error. */
+CAIRN_API cairn_status cairn_spawn_threads(int (*fn)(int rank, void *argument), void *argument, int n,
+                                           const struct cairn_spawn_threads_options *options);
+
 #ifdef __cplusplus
 }
 #endif

@@ -46,6 +46,7 @@ cairn_status cairn__backend_meet(const struct cairn__group_create_options *o, st
                                                             .wanted = o->backend,
                                                             .is_mpi = o->is_mpi,
                                                             .on_gpu = is_on_gpu(o),
+                                                            .check = o->check,
                                                             .rank_0_serves = o->rank_0_serves},
                              out);
 }

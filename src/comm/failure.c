@@ -52,6 +52,14 @@ cairn_status cairn__group_kill(cairn_group *group, cairn_status status) {
     return cairn__group_kill_if_failed(group, &group->last, status);
 }
 
+/* Each kill has the cause as the last error, which the one before may have changed. */
+void cairn__group_kill_family(cairn_group *root, cairn_status status) {
+    char cause[sizeof(root->cause)];
+    snprintf(cause, sizeof(cause), "%s", cairn_last_error());
+    for (cairn_group *g = root ? root->family->groups : NULL; g; g = g->next)
+        (void)cairn__group_kill(g, cairn__fail(status, "%s", cause));
+}
+
 cairn_status cairn__group_check_alive(cairn_group *group) {
     REQUIRE(!cairn__group_was_forked(group), CAIRN_ESTATE,
             "this process was forked from rank %d, whose groups stay with it: the other ranks would take what is sent "

@@ -18,6 +18,8 @@ struct cairn__group_create_options {
     const char *backend;    /* NULL or "auto"; "self", "shm", "mpi", "gloo", "nccl" */
     const char *interface;  /* network interface or address that gloo uses; NULL = the one that leads to the others */
     bool is_mpi;            /* an MPI launcher started this process */
+    bool is_thread;         /* this process has several ranks */
+    cairn_status (*check)(void); /* (optional) while ranks look for each other: a failure ends the search */
     struct cairn_device *device; /* whose memory is exchanged; NULL = the host's */
 };
 
@@ -43,6 +45,9 @@ cairn_status cairn__group_progress(cairn_group *group);
  * first cause.
  * Returns status. */
 cairn_status cairn__group_kill(cairn_group *group, cairn_status status);
+
+/* The same for all groups of the environment whose own the group is. */
+void cairn__group_kill_family(cairn_group *root, cairn_status status);
 
 /* Whose memory the group exchanges; NULL = the host's. */
 struct cairn_device *cairn__group_device(const cairn_group *group);

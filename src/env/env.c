@@ -17,6 +17,7 @@
 #include "core/vars.h"
 #include "env/env_internal.h"
 #include "env/error_file.h"
+#include "env/threads.h"
 #include "nn/tape.h"
 
 static const double DEFAULT_TIMEOUT = 300.0; /* seconds */
@@ -195,6 +196,41 @@ void cairn__env_is_rank_of_its_own(void) {
     atomic_store(&joined, 0);
 }
 
+/* A thread of cairn_spawn_threads, unless the program gives its rank itself. */
+static cairn_status take_place(struct cairn_env_options *o, struct cairn__launch *launch, bool *is_taken) {
+    const struct cairn__launch *place = NULL;
+    cairn_store *store = NULL;
+    if (o->world_size || o->rank || !cairn__thread_launch(&place, &store)) return CAIRN_OK;
+    const bool is_usual = !o->init_method || strcmp(o->init_method, "env://") == 0;
+    REQUIRE(
+        is_usual || strncmp(o->init_method, "tcp://", 6) != 0, CAIRN_EINVAL,
+        "cairn_env_options.init_method is '%.200s', and this rank is a thread, whose ranks meet by themselves; leave "
+        "it out, or give world_size and rank too",
+        o->init_method);
+    if (store && is_usual && !o->store) {
+        o->store = store;
+        o->init_method = NULL;
+    }
+    *launch = *place;
+    *is_taken = true;
+    return CAIRN_OK;
+}
+
+static cairn_status create_in_place(const struct cairn__launch *launch, const struct cairn_env_options *o,
+                                    cairn_env **out) {
+    cairn_env *env = NULL;
+    cairn_status st = CAIRN_OK;
+    if (launch->size > 1) TRY(check_forks(launch));
+    TRY(cairn__env_create_at(launch, o, &env));
+    TRY(cairn__thread_adopt(env));
+    if (launch->size > 1) atomic_store(&joined, 1 + cairn__forks());
+    *out = env;
+    return CAIRN_OK;
+out:
+    cairn_env_destroy(&env);
+    return st;
+}
+
 cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_options *options, cairn_env **out) {
     install_error_file(options);
     REQUIRE(out, CAIRN_EINVAL, "cairn_env_create: out is NULL");
@@ -202,7 +238,13 @@ cairn_status cairn_env_create(int *argc, char ***argv, const struct cairn_env_op
     struct cairn_env_options o;
     struct cairn__launch launch;
     const char *path = NULL;
+    bool in_place = false;
     TRY(read_options(options, &o));
+    TRY(take_place(&o, &launch, &in_place));
+    if (in_place) {
+        TRY(create_in_place(&launch, &o, out));
+        goto out;
+    }
     TRY(cairn__env_file_path(o.init_method, &path));
     const struct cairn__launch_told told = {.rank = o.rank,
                                             .world_size = o.world_size,
@@ -234,6 +276,7 @@ void cairn_env_destroy(cairn_env **env) {
     cairn_group *group = cairn_env_group(e);
     if (!cairn__group_destroy_root(&group)) return;
     e->places[CAIRN__PLACE_OF_COMM].at = NULL;
+    cairn__thread_disown(e);
     cairn__env_part(e);
     cairn__tape_destroy(e);
     cairn__device_close(&e->device);

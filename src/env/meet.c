@@ -12,6 +12,7 @@
 #include "device/env.h"
 #include "env/env_internal.h"
 #include "env/served.h"
+#include "env/threads.h"
 #include "rendezvous/store/store.h"
 
 struct cairn__kept_store {
@@ -49,6 +50,8 @@ static cairn_status join(struct meeting *m, cairn_store *store) {
                                                         .backend = m->options->backend,
                                                         .interface = cairn__var("GLOO_SOCKET_IFNAME"),
                                                         .is_mpi = launch->is_mpi,
+                                                        .is_thread = launch->is_thread,
+                                                        .check = launch->is_thread ? cairn__thread_check : NULL,
                                                         .device = m->env->device};
     TRY(cairn__group_create(&options, &group));
     m->env->places[CAIRN__PLACE_OF_COMM].at = group;

@@ -243,6 +243,7 @@ static cairn_status gather(struct exchange *x) {
             r++;
             continue;
         }
+        if (x->p->check) TRY(x->p->check());
         const uint64_t now = cairn__now_ns();
         if (now >= x->p->deadline) return give_up(x);
         if (now >= next_probe) {
@@ -277,6 +278,7 @@ cairn_status cairn__peers_meet(const struct cairn__peers_options *options, struc
                                  .store = options->store,
                                  .prefix = options->prefix,
                                  .rank_0_serves = options->rank_0_serves,
+                                 .check = options->check,
                                  .listener = -1};
     out->patience = options->timeout < MAX_TIMEOUT ? options->timeout : MAX_TIMEOUT;
     out->deadline = cairn__now_ns() + (uint64_t)(out->patience * 1e9);

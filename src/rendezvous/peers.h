@@ -37,7 +37,8 @@ struct cairn__peers_options {
     const char *prefix; /* of every key used */
     const char *wanted; /* backend; NULL = "auto" */
     bool is_mpi, on_gpu;
-    bool rank_0_serves; /* the store */
+    bool rank_0_serves;          /* the store */
+    cairn_status (*check)(void); /* (optional) while this rank waits for others: a failure ends that */
 };
 
 struct cairn__peers {
@@ -47,10 +48,11 @@ struct cairn__peers {
     bool rank_0_serves;
     const char *topics[CAIRN__PEER_TOPICS]; /* under which this rank published; NULL: its facts */
     int num_topics;
-    struct cairn__peer *all; /* [size] */
-    int listener;            /* this rank's socket; -1 = closed. A refused connection means that a rank has ended */
-    double patience;         /* seconds that this meeting may last */
-    uint64_t deadline;       /* when they end, ns of cairn__now_ns */
+    struct cairn__peer *all;     /* [size] */
+    int listener;                /* this rank's socket; -1 = closed. A refused connection means that a rank has ended */
+    cairn_status (*check)(void); /* the options' */
+    double patience;             /* seconds that this meeting may last */
+    uint64_t deadline;           /* when they end, ns of cairn__now_ns */
 };
 
 /* Collective through the store. The caller ends *out, also after a failure. Errors: CAIRN_ETIMEOUT names the ranks

@@ -320,7 +320,10 @@ out:
     return st;
 }
 
+/* MPI's ranks are processes. */
 static cairn_status probe_mpi(const struct cairn__group_create_options *options) {
+    REQUIRE(!options->is_thread, CAIRN_ENOTSUP,
+            "its process has several ranks (cairn_spawn_threads), and MPI one; use auto");
     return probe("mpi", options);
 }
 

@@ -23,10 +23,11 @@ struct cairn__meeting {
 };
 
 struct cairn__launch {
-    const char *launcher; /* "options", "torch", "mpirun", "pmix", "pmi", "srun", "alone": static text */
+    const char *launcher; /* "options", "torch", "mpirun", "pmix", "pmi", "srun", "alone", "threads": static text */
     char variables[96];   /* the variables with rank and size, "" = none */
     int rank, size;
     int local_rank, local_size; /* local_size 0 = unknown; local_rank is then rank unless a variable has it */
+    bool is_thread;             /* one of several ranks of this process */
     bool is_mpi;                /* Open MPI's processes find each other through the launcher: mpirun, or PMIx */
     int restart_count;          /* TORCHELASTIC_RESTART_COUNT, 0 */
     struct cairn__meeting meeting;
