@@ -315,9 +315,10 @@ out:
     return st;
 }
 
-/* Other ranks may wait in either channel. */
+/* Other ranks may wait in either channel; or, with their part done, for this one before their step. */
 static cairn_status fail(cairn_pipeline *p, cairn_status st) {
     if (st != CAIRN_EPEER && st != CAIRN_ETIMEOUT) cairn__fail_in(p->name);
+    if (p->partner_group) st = cairn__group_kill(p->partner_group, st);
     st = cairn__group_kill(p->ahead.channel, st);
     return cairn__group_kill(p->back.channel, st);
 }

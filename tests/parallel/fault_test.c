@@ -240,6 +240,7 @@ static int run_stage(int rank, int size, int port) {
         MUST(cairn_pipeline_step(s.pipeline, s.x, s.y, NULL) != CAIRN_OK); /* it stays so */
     } else {
         MUST(rank > plan.victim && plan.in_backward);
+        MUST(cairn_clip_grad_norm(s.optimizer, 1, NULL) != CAIRN_OK); /* which waits for the others */
         MUST(cairn_pipeline_step(s.pipeline, s.x, s.y, NULL) != CAIRN_OK);
     }
     end_stage(&s);
