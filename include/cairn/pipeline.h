@@ -37,7 +37,7 @@
  *             micro-batches. batch_norm normalises each micro-batch by its own statistics, and counts it as a batch.
  * Memory      A stage holds what backward needs of the micro-batches whose forward it has run and whose backward it has
  *             not: all of them with GPipe, at most (stages - stage) with 1F1B. Beside it, until the step ends, about
- *             1 KiB on the host for each operation of each micro-batch.
+ *             700 bytes on the host for each operation of each micro-batch.
  * Failures    What a rank finds wrong before a step fails on all ranks, and the pipeline goes on. What fails within one
  *             ends the pipeline: the other ranks return CAIRN_EPEER with that rank's sentence; gradients are then
  *             incomplete, and cairn_step refuses them. The group given to create lives on.
