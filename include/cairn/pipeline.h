@@ -137,7 +137,8 @@ CAIRN_API cairn_status cairn_pipeline_eval(cairn_pipeline *pipeline, cairn_tenso
  *
  *   module, name  of the rank's modules, and the parameter's path in it
  *
- * Collective, after amp_initialize, before a step. Errors, on all ranks: CAIRN_EINVAL no such parameter, other shapes
+ * Collective, after amp_initialize, before a step. Steps are then refused (CAIRN_ENOTSUP) while the program has
+ * ddp_no_sync on. Errors, on all ranks: CAIRN_EINVAL no such parameter, other shapes
  * or types, fewer than two ranks; CAIRN_EPEER; CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, const char *name);
 

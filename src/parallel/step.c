@@ -292,6 +292,8 @@ static cairn_status begin_unsynced(struct run *r) {
     const cairn_pipeline *p = r->p;
     cairn_status st = CAIRN_OK;
     for (int i = 0; i < p->chunks; i++) r->stays_unsynced |= p->ddp[i] && cairn_module_params(p->modules[i])->unsynced;
+    REQUIRE(!r->stays_unsynced || !p->ties, CAIRN_ENOTSUP,
+            "cairn_pipeline_step: parameters are tied, and ddp_no_sync is on; let every step average its gradients");
     for (int i = 0; i < p->chunks; i++) TRY(keep_unsynced(r, i, true));
 out:
     return st;

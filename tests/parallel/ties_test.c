@@ -12,7 +12,8 @@ struct tied {
     int ranks; /* 0 = one rank with one matrix */
     amp_opt_level level;
     cairn_dtype half;
-    int batches; /* a step */
+    int batches;  /* a step */
+    int replicas; /* 0 = 1 */
     double max_norm;
     float w[2][WIDTH * WIDTH], middle[WIDTH * WIDTH]; /* what comes out: the first stage's and the last one's matrix */
     double norms[STEPS];
@@ -67,14 +68,15 @@ static cairn_tensor *mean_square(void *ctx, cairn_tensor *output, cairn_tensor *
 }
 
 static char *batch(cairn_env *env, cairn_pipeline *pipeline, cairn_module *module, cairn_optimizer *optimizer,
-                   amp_context *amp, int seed) {
+                   amp_context *amp, int seed, int replica, int replicas) {
+    const int rows = ROWS / replicas;
     float x[ROWS * WIDTH], y[ROWS * WIDTH];
     for (int i = 0; i < ROWS * WIDTH; i++) {
         x[i] = number(i, seed + 20);
         y[i] = number(i, seed + 50);
     }
-    cairn_tensor *input = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, WIDTH), x);
-    cairn_tensor *target = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(ROWS, WIDTH), y);
+    cairn_tensor *input = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, WIDTH), x + replica * rows * WIDTH);
+    cairn_tensor *target = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, WIDTH), y + replica * rows * WIDTH);
     if (pipeline) EXPECT_OK(cairn_pipeline_step(pipeline, input, target, NULL));
     for (int m = 0; !pipeline && m < 4; m++) {
         cairn_tensor *output = cairn_module_forward(module, cairn_slice(input, 0, 4 * m, 4 * m + 4, 1));
@@ -95,17 +97,21 @@ static char *train(cairn_env *env, void *ctx) {
     cairn_optimizer *optimizer = NULL;
     amp_context *amp = NULL;
     cairn_pipeline *pipeline = NULL;
-    const int rank = cairn_env_rank(env), last = t->ranks - 1;
+    cairn_grid *grid = NULL;
+    ddp_context *ddp = NULL;
+    EXPECT_OK(cairn_grid_create(env, t->replicas ? t->replicas : 1, 0, &grid));
+    const int rank = cairn_grid_stage(grid), last = t->ranks - 1, replica = cairn_grid_replica(grid);
     hyper.lr = 0.01;
     PASS(make(env, &parts, rank == 0, !t->ranks || (rank > 0 && rank < last), !t->ranks || rank == last, &module));
     EXPECT_OK(cairn_adam_create(cairn_module_params(module), &hyper, &optimizer));
     if (t->level)
         EXPECT_OK(amp_initialize(env, module, optimizer,
                                  amp_options(.opt_level = t->level, .half_type = t->half, .verbosity = -1), &amp));
+    if (t->replicas) EXPECT_OK(ddp_create(module, cairn_grid_replicas(grid), NULL, &ddp));
     if (t->ranks) {
-        EXPECT_OK(cairn_pipeline_create(&module, 1, cairn_env_group(env),
+        EXPECT_OK(cairn_pipeline_create(&module, 1, cairn_grid_stages(grid),
                                         cairn_pipeline_options(.n_microbatches = 4, .loss = mean_square, .amp = amp,
-                                                               .optimizer = optimizer),
+                                                               .optimizer = optimizer, .ddp = ddp ? &ddp : NULL),
                                         &pipeline));
         EXPECT(cairn_pipeline_tie(pipeline, 0, rank == 0 ? "w" : NULL) != CAIRN_OK); /* one is none */
         EXPECT(cairn_pipeline_tie(pipeline, 0, rank == 1 ? "v" : NULL) != CAIRN_OK);
@@ -113,17 +119,29 @@ static char *train(cairn_env *env, void *ctx) {
     }
     for (int s = 0; s < STEPS; s++) {
         cairn_zero_grad(optimizer);
-        for (int b = 0; b < t->batches; b++) PASS(batch(env, pipeline, module, optimizer, amp, s * 2 + b));
-        if (t->max_norm > 0) EXPECT_OK(cairn_clip_grad_norm(optimizer, t->max_norm, rank ? NULL : &t->norms[s]));
+        for (int b = 0; b < t->batches; b++)
+            PASS(batch(env, pipeline, module, optimizer, amp, s * 2 + b, replica, t->replicas ? t->replicas : 1));
+        if (t->max_norm > 0)
+            EXPECT_OK(cairn_clip_grad_norm(optimizer, t->max_norm, rank || replica ? NULL : &t->norms[s]));
         EXPECT_OK(cairn_step(optimizer));
     }
-    if (parts.first) EXPECT_OK(cairn_tensor_read(parts.first, t->w[0], WIDTH * WIDTH));
-    if (parts.last) EXPECT_OK(cairn_tensor_read(parts.last, t->w[1], WIDTH * WIDTH));
-    if (parts.middle) EXPECT_OK(cairn_tensor_read(cairn_module_get(parts.middle, "weight"), t->middle, WIDTH * WIDTH));
+    if (ddp) { /* a sum over stages would come before that over replicas */
+        EXPECT_OK(ddp_no_sync(ddp, 1));
+        EXPECT(cairn_pipeline_step(pipeline, rank ? NULL : cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4, WIDTH)),
+                                   rank < last ? NULL : cairn_zeros(env, CAIRN_F32, CAIRN_SHAPE(4, WIDTH)),
+                                   NULL) != CAIRN_OK);
+        EXPECT_SAYS("parameters are tied, and ddp_no_sync is on");
+    }
+    if (replica == 0 && parts.first) EXPECT_OK(cairn_tensor_read(parts.first, t->w[0], WIDTH * WIDTH));
+    if (replica == 0 && parts.last) EXPECT_OK(cairn_tensor_read(parts.last, t->w[1], WIDTH * WIDTH));
+    if (replica == 0 && parts.middle)
+        EXPECT_OK(cairn_tensor_read(cairn_module_get(parts.middle, "weight"), t->middle, WIDTH * WIDTH));
     cairn_pipeline_destroy(&pipeline);
+    ddp_destroy(&ddp);
     amp_destroy(&amp);
     cairn_optimizer_destroy(&optimizer);
     cairn_module_destroy(&module);
+    cairn_grid_destroy(&grid);
     return NULL;
 }
 
@@ -139,6 +157,7 @@ static void both_stay_equal_and_are_those_of_one_matrix(void **state) {
         {.batches = 2},
         {.batches = 1, .max_norm = 0.05},
         {.batches = 2, .max_norm = 0.05},
+        {.batches = 2, .max_norm = 0.05, .replicas = 2},
         {.batches = 1, .level = AMP_O1, .half = CAIRN_BF16},
         {.batches = 2, .level = AMP_O2, .half = CAIRN_F16, .max_norm = 0.05},
     };
@@ -147,8 +166,9 @@ static void both_stay_equal_and_are_those_of_one_matrix(void **state) {
         static struct tied alone, tied;
         alone = tied = cases[i];
         tied.ranks = 3;
+        alone.replicas = 0;
         run_ranks(1, train, &alone);
-        run_ranks(3, train, &tied);
+        run_ranks(3 * (tied.replicas ? tied.replicas : 1), train, &tied);
         const float bound = cases[i].level ? 2e-3f : 1e-6f; /* halves are rounded at other places */
         assert_memory_equal(tied.w[0], tied.w[1], sizeof(tied.w[0]));
         near("the first matrix", tied.w[0], alone.w[0], bound);
