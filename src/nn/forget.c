@@ -101,7 +101,7 @@ void cairn__forget(cairn_tensor *t) {
 }
 
 void cairn__tensor_spare(cairn_tensor *t) {
-    if (t->kind != CAIRN__RESULT || t->base || t->readers > 0 || !t->owns_data || t->forgotten) return;
+    if (t->kind != CAIRN__RESULT || !t->is_inside || t->base || t->readers > 0 || !t->owns_data || t->forgotten) return;
     cairn__tape_give(t->tape, t->data, t->n * cairn_dtype_nbytes(t->dtype));
     t->owns_data = false;
 }

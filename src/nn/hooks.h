@@ -126,8 +126,8 @@ bool cairn__records(const cairn_env *env);
 size_t cairn__inside_begin(const cairn_env *env);
 cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor *y);
 
-/* The program reads the values of t, a result, no more: where no backward does either, their memory goes to the next
- * results. t stays what a backward may begin with. */
+/* The values of t, which a module made (cairn__inside_begin), are read no more: where no backward does either, their
+ * memory goes to the next results. t stays what a backward may begin with. Of others: nothing happens. */
 void cairn__tensor_spare(cairn_tensor *t);
 
 /* cairn_backward_with from t, of which grad is the gradient of a loss that was multiplied by *scale (device memory;

@@ -274,12 +274,18 @@ static void a_given_gradient_brings_its_scale(void **state) {
 static void a_spared_result_gives_its_memory_back(void **state) {
     cairn_env *env = test_env_of(state);
     cairn_tensor *x = leaf(env), *g = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(4), FLOATS(1, 1, 2, 2));
+    cairn_tensor *own = cairn_mul_scalar(x, 2); /* the program's, as nothing within a module is */
+    const size_t mark = cairn__inside_begin(env);
     cairn_tensor *y = cairn_mul_scalar(x, 3), *z = cairn_exp(x);
-    const void *memory = cairn__tensor_data(y), *kept = cairn__tensor_data(z);
+    const void *memory = cairn__tensor_data(y), *kept = cairn__tensor_data(z), *programs = cairn__tensor_data(own);
+    cairn__tensor_spare(own);
     cairn__tensor_spare(y);
     cairn__tensor_spare(z); /* which its own backward reads */
-    assert_ptr_equal(cairn__tensor_data(cairn_mul_scalar(x, 5)), memory);
-    assert_ptr_not_equal(cairn__tensor_data(cairn_mul_scalar(x, 7)), kept);
+    cairn_tensor *next = cairn_mul_scalar(x, 5), *further = cairn_mul_scalar(x, 7);
+    assert_ptr_equal(cairn__tensor_data(next), memory);
+    assert_ptr_not_equal(cairn__tensor_data(further), kept);
+    assert_ptr_not_equal(cairn__tensor_data(further), programs);
+    (void)cairn__inside_end(env, mark, NULL);
     assert_int_equal(cairn__backward_scaled(y, g, NULL), CAIRN_OK);
     assert_grad(x, FLOATS(3, 3, 6, 6), 4);
     cairn_tensor_destroy(&x);
