@@ -39,10 +39,20 @@ static cairn_status check_rows(const cairn_pipeline *p, const cairn_tensor *t, c
     return CAIRN_OK;
 }
 
+/* The program has ddp_no_sync on. */
+static bool is_unsynced(const cairn_pipeline *p) {
+    for (int i = 0; i < p->chunks; i++) {
+        if (p->ddp[i] && cairn_module_params(p->modules[i])->unsynced) return true;
+    }
+    return false;
+}
+
 static cairn_status check_own(const struct run *r, struct call *mine) {
     const cairn_pipeline *p = r->p;
     cairn_status st = CAIRN_OK;
     mine->targets = -1;
+    REQUIRE(!r->trains || !p->ties || !is_unsynced(p), CAIRN_ENOTSUP,
+            "cairn_pipeline_step: parameters are tied, and ddp_no_sync is on; let every step average its gradients");
     if (cairn__pipeline_has_first(p)) TRY(check_rows(p, r->input, "input", &mine->rows));
     if (!cairn__pipeline_has_last(p)) return CAIRN_OK;
     REQUIRE(p->options.loss || (!r->trains && !r->target), CAIRN_EINVAL,
@@ -291,9 +301,7 @@ static cairn_status keep_unsynced(const struct run *r, int chunk, bool on) {
 static cairn_status begin_unsynced(struct run *r) {
     const cairn_pipeline *p = r->p;
     cairn_status st = CAIRN_OK;
-    for (int i = 0; i < p->chunks; i++) r->stays_unsynced |= p->ddp[i] && cairn_module_params(p->modules[i])->unsynced;
-    REQUIRE(!r->stays_unsynced || !p->ties, CAIRN_ENOTSUP,
-            "cairn_pipeline_step: parameters are tied, and ddp_no_sync is on; let every step average its gradients");
+    r->stays_unsynced = is_unsynced(p);
     for (int i = 0; i < p->chunks; i++) TRY(keep_unsynced(r, i, true));
 out:
     return st;
