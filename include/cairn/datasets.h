@@ -62,8 +62,8 @@ struct cairn_text_options {
  *          first where that takes long.
  * Errors   CAIRN_EINVAL options; a column that the first line does not have; a line of over 64 MiB; CAIRN_ESYSTEM;
  *          CAIRN_ENOMEM; CAIRN_ENOTBUILT without jansson and xxhash (meson's option 'state'). A record that cannot be
- *          read is an error when it is: no JSON, no such column, a label that is none of labels; with the path and the
- *          byte at which its line begins.
+ *          read is an error when it is: no JSON, no such column, a label that is none of labels; with the path, the
+ *          line from 1 and the record from 0: "train.jsonl: line 1236, record 1234: not JSON: ...".
  * Memory   8 bytes a record.
  * Cost     the first time one pass over the file, and with dropped the time to find each label; later the index is read
  *          and checked. */

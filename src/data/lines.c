@@ -1,4 +1,5 @@
-/* Lines, and their index: a header of HEAD words, and where each record begins, 8 bytes in the machine's order. */
+/* Lines, and their index: a header of HEAD words, where each record begins, and the line of each STRIDE-th one, for
+ * messages; 8 bytes each in the machine's order. */
 #include "data/lines.h"
 
 #include <inttypes.h>
@@ -12,19 +13,26 @@
 #include "data/file.h"
 #include "state/file.h"
 
-enum { PIECE = 1 << 20, MAX_LINE = 1 << 26, EDGE = 1 << 16, FIRST_READ = 4096 };
+enum { PIECE = 1 << 20, MAX_LINE = 1 << 26, EDGE = 1 << 16, FIRST_READ = 4096, STRIDE = 1024 };
 
 /* The words of an index's head. */
 enum { MAGIC, VERSION, QUESTION, DATA_NBYTES, DATA_CHANGED, DATA_EDGES, COUNT, HASH, HEAD };
 #define THE_MAGIC   UINT64_C(0x7865646e692d6e63) /* "cn-index" */
-#define THE_VERSION 1
+#define THE_VERSION 2
 
 struct cairn__lines {
     struct cairn__file file;
     uint64_t head[HEAD];
     int64_t *begins; /* [count] */
     size_t count, room;
+    int64_t *marks; /* [marks_of(count)] the line, from 1, in which record i * STRIDE begins */
+    size_t mark_room;
+    int64_t line; /* that is looked at, while the index is made */
 };
+
+static size_t marks_of(size_t count) {
+    return count / STRIDE + (count % STRIDE != 0);
+}
 
 /* ---- the head that an index of this file has ---- */
 
@@ -53,6 +61,11 @@ out:
     return st;
 }
 
+static uint64_t hash_records(const struct cairn__lines *l) {
+    const uint64_t hash = hash_words(CAIRN__HASH_START, l->begins, l->count * sizeof(l->begins[0]));
+    return hash_words(hash, l->marks, marks_of(l->count) * sizeof(l->marks[0]));
+}
+
 static cairn_status write_head(struct cairn__lines *l, const struct cairn__lines_options *o) {
     l->head[MAGIC] = THE_MAGIC;
     l->head[VERSION] = THE_VERSION;
@@ -78,6 +91,10 @@ static cairn_status add_line(struct cairn__lines *l, const struct cairn__lines_o
     if (is_empty(line, nbytes)) return CAIRN_OK;
     if (o->is_record && !o->is_record(o->ctx, line, without_end(line, nbytes))) return CAIRN_OK;
     TRY(cairn__grow((void **)&l->begins, &l->room, l->count + 1, sizeof(l->begins[0])));
+    if (l->count % STRIDE == 0) {
+        TRY(cairn__grow((void **)&l->marks, &l->mark_room, l->count / STRIDE + 1, sizeof(l->marks[0])));
+        l->marks[l->count / STRIDE] = l->line;
+    }
     l->begins[l->count++] = at;
 out:
     return st;
@@ -95,11 +112,17 @@ static cairn_status add_lines(struct cairn__lines *l, const struct cairn__lines_
         if (!end && !is_end) break;
         const size_t line = end ? (size_t)(end - text) - i : nbytes - i;
         TRY(add_line(l, o, text + i, line, at + (int64_t)i));
+        l->line++;
         i += line + (end != NULL);
     }
     *taken = i;
 out:
     return st;
+}
+
+static cairn_status refuse_line(const char *path, int64_t line) {
+    return cairn__fail(CAIRN_EINVAL, "%s: line %" PRId64 " is longer than 64 MiB; a record is to be a line", path,
+                       line);
 }
 
 static cairn_status scan(struct cairn__lines *l, const struct cairn__lines_options *o, int64_t begin) {
@@ -110,10 +133,7 @@ static cairn_status scan(struct cairn__lines *l, const struct cairn__lines_optio
     TRY(cairn__alloc(room, (void **)&text));
     while (at + (int64_t)have < l->file.nbytes) {
         if (have == room) {
-            if (room >= MAX_LINE)
-                TRY(cairn__fail(CAIRN_EINVAL,
-                                "%s: the line at byte %" PRId64 " is longer than 64 MiB; a record is to be a line",
-                                l->file.path, at));
+            if (room >= MAX_LINE) TRY(refuse_line(l->file.path, l->line));
             TRY(cairn__grow((void **)&text, &room, 2 * room, 1));
         }
         const int64_t left = l->file.nbytes - at - (int64_t)have;
@@ -136,6 +156,7 @@ static cairn_status write_index(struct cairn__lines *l, const char *path) {
     TRY(cairn__writer_create(path, 0, &w));
     TRY(cairn__writer_write(w, l->head, sizeof(l->head)));
     TRY(cairn__writer_write(w, l->begins, l->count * sizeof(l->begins[0])));
+    TRY(cairn__writer_write(w, l->marks, marks_of(l->count) * sizeof(l->marks[0])));
     TRY(cairn__writer_commit(&w, NULL));
 out:
     cairn__writer_discard(&w);
@@ -145,9 +166,10 @@ out:
 static cairn_status make_index(struct cairn__lines *l, const struct cairn__lines_options *o, int64_t begin,
                                const char *path) {
     cairn_status st = CAIRN_OK;
+    l->line = o->has_header ? 2 : 1;
     TRY(scan(l, o, begin));
     l->head[COUNT] = l->count;
-    l->head[HASH] = hash_words(CAIRN__HASH_START, l->begins, l->count * sizeof(l->begins[0]));
+    l->head[HASH] = hash_records(l);
     if (write_index(l, path) != CAIRN_OK)
         cairn__log(CAIRN_LOG_WARNING, "the index of %s is made anew each time: %s", l->file.path, cairn_last_error());
 out:
@@ -156,28 +178,39 @@ out:
 
 /* ---- using one ---- */
 
+/* Of a head that fits; whether the rest, words of 8 bytes, is what it says. */
+static bool take_records(struct cairn__lines *l, const struct cairn__file *f, const uint64_t head[HEAD]) {
+    const uint64_t words = ((uint64_t)f->nbytes - HEAD * sizeof(head[0])) / sizeof(head[0]);
+    if (head[COUNT] > words || words - head[COUNT] != marks_of(head[COUNT])) return false;
+    const size_t nbytes = (size_t)head[COUNT] * sizeof(l->begins[0]);
+    const size_t of_marks = marks_of(head[COUNT]) * sizeof(l->marks[0]);
+    const int64_t at = HEAD * (int64_t)sizeof(head[0]);
+    if (cairn__alloc(nbytes, (void **)&l->begins) != CAIRN_OK || cairn__alloc(of_marks, (void **)&l->marks) != CAIRN_OK)
+        return false;
+    if (cairn__file_read_at(f, l->begins, nbytes, at) != CAIRN_OK ||
+        cairn__file_read_at(f, l->marks, of_marks, at + (int64_t)nbytes) != CAIRN_OK)
+        return false;
+    l->count = (size_t)head[COUNT];
+    bool is_good = hash_records(l) == head[HASH];
+    for (size_t i = 0; is_good && i < l->count; i++)
+        is_good = l->begins[i] > (i ? l->begins[i - 1] : -1) && l->begins[i] < l->file.nbytes;
+    return is_good;
+}
+
 /* Whether the index at path is of this file and whole; then it is in l. Every byte is compared with what it must be, so
  * that no file makes Cairn read beside the data. */
 static bool take_index(struct cairn__lines *l, const char *path) {
     struct cairn__file f;
     uint64_t head[HEAD];
-    bool is_good = false;
     if (cairn__file_open(&f, path) != CAIRN_OK) return false;
-    if (f.nbytes >= (int64_t)sizeof(head) && cairn__file_read_at(&f, head, sizeof(head), 0) == CAIRN_OK &&
-        memcmp(head, l->head, COUNT * sizeof(head[0])) == 0 &&
-        head[COUNT] == ((uint64_t)f.nbytes - sizeof(head)) / sizeof(l->begins[0])) {
-        const size_t nbytes = (size_t)head[COUNT] * sizeof(l->begins[0]);
-        is_good = cairn__alloc(nbytes, (void **)&l->begins) == CAIRN_OK &&
-                  cairn__file_read_at(&f, l->begins, nbytes, sizeof(head)) == CAIRN_OK &&
-                  hash_words(CAIRN__HASH_START, l->begins, nbytes) == head[HASH];
-        l->count = is_good ? (size_t)head[COUNT] : 0;
-    }
-    for (size_t i = 0; is_good && i < l->count; i++)
-        is_good = l->begins[i] > (i ? l->begins[i - 1] : -1) && l->begins[i] < l->file.nbytes;
+    const bool is_good = f.nbytes >= (int64_t)sizeof(head) &&
+                         cairn__file_read_at(&f, head, sizeof(head), 0) == CAIRN_OK &&
+                         memcmp(head, l->head, COUNT * sizeof(head[0])) == 0 && take_records(l, &f, head);
     if (!is_good) {
         cairn__free(l->begins);
-        l->begins = NULL;
-        l->count = l->room = 0;
+        cairn__free(l->marks);
+        l->begins = l->marks = NULL;
+        l->count = l->room = l->mark_room = 0;
     }
     cairn__file_close(&f);
     return is_good;
@@ -185,7 +218,8 @@ static bool take_index(struct cairn__lines *l, const char *path) {
 
 /* ---- reading ---- */
 
-/* The line that begins at `at`, and is `most` bytes long at most, into a field; how long it is in the file. */
+/* The line that begins at `at`, and is `most` bytes long at most with its end, into a field; how long it is in the
+ * file. */
 static cairn_status read_line(const struct cairn__file *f, int64_t at, int64_t most, cairn_fields *line,
                               size_t *length) {
     size_t have = 0;
@@ -207,11 +241,25 @@ out:
     return st;
 }
 
-cairn_status cairn__lines_read(const struct cairn__lines *l, int64_t record, cairn_fields *line, int64_t *at) {
+cairn_status cairn__lines_read(const struct cairn__lines *l, int64_t record, cairn_fields *line) {
     const size_t next = (size_t)record + 1;
+    const int64_t at = l->begins[record], most = (next < l->count ? l->begins[next] : l->file.nbytes) - at;
     size_t length;
-    *at = l->begins[record];
-    return read_line(&l->file, *at, (next < l->count ? l->begins[next] : l->file.nbytes) - *at, line, &length);
+    return read_line(&l->file, at, most <= MAX_LINE ? most : MAX_LINE + 1, line, &length);
+}
+
+cairn_status cairn__lines_number(const struct cairn__lines *l, int64_t record, int64_t *line) {
+    const size_t mark = (size_t)record / STRIDE;
+    char piece[FIRST_READ];
+    cairn_status st = CAIRN_OK;
+    *line = l->marks[mark];
+    for (int64_t at = l->begins[mark * STRIDE], end = l->begins[record]; at < end; at += FIRST_READ) {
+        const size_t n = end - at < FIRST_READ ? (size_t)(end - at) : FIRST_READ;
+        TRY(cairn__file_read_at(&l->file, piece, n, at));
+        for (size_t i = 0; i < n; i++) *line += piece[i] == '\n';
+    }
+out:
+    return st;
 }
 
 /* A mark of UTF-8 at the beginning, as editors of Windows write, is no part of the first line. */
@@ -232,7 +280,8 @@ static cairn_status read_first(const struct cairn__file *f, int64_t begin, cairn
     const int64_t left = f->nbytes - begin;
     size_t length;
     cairn_status st = CAIRN_OK;
-    TRY(read_line(f, begin, left < MAX_LINE ? left : MAX_LINE, line, &length));
+    TRY(read_line(f, begin, left <= MAX_LINE ? left : MAX_LINE + 1, line, &length));
+    if (length > MAX_LINE) TRY(refuse_line(f->path, 1));
     *end = begin + (int64_t)length + 1;
 out:
     return st;
@@ -290,6 +339,7 @@ void cairn__lines_close(struct cairn__lines **lines) {
     if (!l) return;
     cairn__file_close(&l->file);
     cairn__free(l->begins);
+    cairn__free(l->marks);
     cairn__free(l);
     *lines = NULL;
 }

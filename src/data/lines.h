@@ -28,9 +28,13 @@ void cairn__lines_close(struct cairn__lines **lines);
 
 int64_t cairn__lines_count(const struct cairn__lines *lines);
 
-/* Adds a field to line: the record's bytes as u8, without the end of the line, with a 0 behind them. *at: where it
- * begins in the file. Errors: CAIRN_EINVAL the file has been cut; CAIRN_ESYSTEM; CAIRN_ENOMEM. Any thread. */
-cairn_status cairn__lines_read(const struct cairn__lines *lines, int64_t record, cairn_fields *line, int64_t *at);
+/* Adds a field to line: the record's bytes as u8, without the end of the line, with a 0 behind them. Errors:
+ * CAIRN_EINVAL the file has been cut; CAIRN_ESYSTEM; CAIRN_ENOMEM. Any thread. */
+cairn_status cairn__lines_read(const struct cairn__lines *lines, int64_t record, cairn_fields *line);
+
+/* The line of the file in which the record is, from 1, for messages. Errors: as of cairn__lines_read. Any thread. Cost:
+ * up to a thousand records before it are read. */
+cairn_status cairn__lines_number(const struct cairn__lines *lines, int64_t record, int64_t *line);
 
 /* The same with the first line of a file. Errors: as of cairn__lines_open. */
 cairn_status cairn__lines_header(const char *path, cairn_fields *line);

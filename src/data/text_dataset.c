@@ -1,4 +1,5 @@
 /* Text in files: a record a line, as JSON or as cells between tabs. */
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -119,48 +120,55 @@ static uint64_t question_of(const struct texts *t) {
 
 /* ---- reading ---- */
 
-static cairn_status fail_at(const struct texts *t, int64_t at, const char *what, const char *name,
+static cairn_status fail_at(const struct texts *t, int64_t index, const char *what, const char *name,
                             const struct cell *c) {
     const int shown = c && c->text ? (int)(c->nbytes < SHOWN ? c->nbytes : SHOWN) : 0;
-    return cairn__fail(CAIRN_EINVAL, "%s: the line at byte %" PRId64 ": %s%s%s%.*s%s", t->path, at, what,
-                       name ? name : "", shown ? ": '" : "", shown, shown ? c->text : "", shown ? "'" : "");
+    int64_t line;
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__lines_number(t->lines, index, &line));
+    return cairn__fail(CAIRN_EINVAL, "%s: line %" PRId64 ", record %" PRId64 ": %s%s%s%.*s%s", t->path, line, index,
+                       what, name ? name : "", shown ? ": '" : "", shown, shown ? c->text : "", shown ? "'" : "");
+out:
+    return st;
 }
 
-static cairn_status add_label(const struct texts *t, const struct cell *c, int64_t at, cairn_fields *example) {
+static cairn_status add_label(const struct texts *t, const struct cell *c, int64_t index, cairn_fields *example) {
     char *end, number[24];
     for (int i = 0; i < t->num_labels; i++)
         if (is_word(c, t->labels[i])) return cairn_fields_add_i64(example, i);
-    if (t->num_labels > 0) return fail_at(t, at, "none of the labels is that of ", t->columns[t->count - 1].name, c);
-    if (c->nbytes == 0 || c->nbytes >= sizeof(number)) return fail_at(t, at, "the label is no whole number", NULL, c);
+    if (t->num_labels > 0) return fail_at(t, index, "none of the labels is that of ", t->columns[t->count - 1].name, c);
+    if (c->nbytes == 0 || c->nbytes >= sizeof(number))
+        return fail_at(t, index, "the label is no whole number", NULL, c);
     memcpy(number, c->text, c->nbytes);
     number[c->nbytes] = 0;
     errno = 0;
     const long long label = strtoll(number, &end, 10);
-    if (errno != 0 || end != number + c->nbytes || number[0] == ' ')
-        return fail_at(t, at, "the label is no whole number", NULL, c);
+    if (errno != 0 || end != number + c->nbytes || isspace((unsigned char)number[0]))
+        return fail_at(t, index, "the label is no whole number", NULL, c);
     return cairn_fields_add_i64(example, label);
 }
 
-static cairn_status add_cell(const struct texts *t, int i, const struct cell *c, int64_t at, cairn_fields *example) {
+static cairn_status add_cell(const struct texts *t, int i, const struct cell *c, int64_t index, cairn_fields *example) {
     if (!c->text)
-        return fail_at(t, at, t->is_table ? "there is no cell of column " : "there is no text, and no integer, named ",
+        return fail_at(t, index,
+                       t->is_table ? "there is no cell of column " : "there is no text, and no integer, named ",
                        t->columns[i].name, NULL);
-    if (t->has_label && i == t->count - 1) return add_label(t, c, at, example);
+    if (t->has_label && i == t->count - 1) return add_label(t, c, index, example);
     return cairn__fields_add_text(example, c->text, c->nbytes);
 }
 
-static cairn_status add_record(const struct texts *t, const char *line, size_t nbytes, int64_t at,
+static cairn_status add_record(const struct texts *t, const char *line, size_t nbytes, int64_t index,
                                cairn_fields *example) {
     char why[SHOWN + JSON_ERROR_TEXT_LENGTH];
     cairn_status st = CAIRN_OK;
     json_t *record = NULL;
     struct cell c;
     if (!t->is_table) record = parse(line, nbytes, why);
-    if (!t->is_table && !record) TRY(fail_at(t, at, why, NULL, NULL));
+    if (!t->is_table && !record) TRY(fail_at(t, index, why, NULL, NULL));
     for (int i = 0; i < t->count; i++) {
         if (t->is_table) c = cut(line, nbytes, t->columns[i].cell);
         else look_up(&c, record, t->columns[i].name);
-        TRY(add_cell(t, i, &c, at, example));
+        TRY(add_cell(t, i, &c, index, example));
     }
 out:
     json_decref(record);
@@ -170,12 +178,11 @@ out:
 static cairn_status read_example(void *self, int64_t index, struct cairn_random *random, cairn_fields *example) {
     struct texts *t = self;
     cairn_fields *line = NULL;
-    int64_t at;
     cairn_status st = CAIRN_OK;
     (void)random;
     TRY(cairn__scratch_take(&t->scratch, &line));
-    TRY(cairn__lines_read(t->lines, index, line, &at));
-    TRY(add_record(t, line->fields[0].data, line->fields[0].nbytes, at, example));
+    TRY(cairn__lines_read(t->lines, index, line));
+    TRY(add_record(t, line->fields[0].data, line->fields[0].nbytes, index, example));
 out:
     cairn__scratch_give(&t->scratch, line);
     return st;
@@ -250,10 +257,13 @@ static bool is_number(const char *name, size_t *number) {
 }
 
 static bool is_in_header(const struct cairn_field *header, const char *name, size_t *at) {
-    for (*at = 0;; ++*at) {
-        const struct cell c = cut(header->data, header->nbytes, *at);
-        if (!c.text || is_word(&c, name)) return c.text != NULL;
+    const char *begin = header->data, *end = begin + header->nbytes;
+    for (*at = 0; begin <= end; ++*at) {
+        const struct cell c = cut(begin, (size_t)(end - begin), 0);
+        if (is_word(&c, name)) return true;
+        begin += c.nbytes + 1;
     }
+    return false;
 }
 
 /* Where the columns are in a table. */

@@ -37,7 +37,7 @@ static void read_all(const cairn_dataset *dataset, size_t nbytes) {
         cairn_fields_clear(example);
         cairn_random_begin(&random, 0, 0, i);
         const cairn_status st = cairn_dataset_read(dataset, i, &random, example);
-        FUZZ_CHECK(st == CAIRN_OK || (st == CAIRN_EINVAL && strstr(cairn_last_error(), ": the line at byte ")));
+        FUZZ_CHECK(st == CAIRN_OK || (st == CAIRN_EINVAL && strstr(cairn_last_error(), ": line ")));
         for (int f = 0; st == CAIRN_OK && f < 2; f++) {
             const struct cairn_field *text = cairn_fields_at(example, f);
             FUZZ_CHECK(text->nbytes < 3 * FUZZ_MAX && ((const char *)text->data)[text->nbytes] == 0);

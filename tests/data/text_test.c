@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -202,7 +203,7 @@ static void a_record_that_cannot_be_read_is_an_error_when_it_is(void **state) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[512], where[64];
         snprintf(text, sizeof(text), "%s\n%s\n%s\n", good, cases[i].line, good);
-        snprintf(where, sizeof(where), "broken.jsonl: the line at byte %zu: ", strlen(good) + 1);
+        snprintf(where, sizeof(where), "broken.jsonl: line %d, record 1: ", 2);
         cairn_dataset *dataset = open_text(write_text("broken.jsonl", text), mnli(NULL));
         assert_int_equal(cairn_dataset_count(dataset), 3);
         REFUSED(read_alone(dataset, 1), CAIRN_EINVAL, where);
@@ -218,13 +219,62 @@ static void a_table_with_too_few_cells_is_an_error(void **state) {
     (void)state;
     const char *path = write_text("few.tsv", "sentence1\tgold_label\tsentence2\na\tneutral\nb\t7x\tc\n");
     dataset = open_text(path, mnli(NULL));
-    REFUSED(read_alone(dataset, 0), CAIRN_EINVAL, "few.tsv: the line at byte 31: there is no cell of column sentence2");
+    REFUSED(read_alone(dataset, 0), CAIRN_EINVAL, "few.tsv: line 2, record 0: there is no cell of column sentence2");
     cairn_dataset_destroy(&dataset);
     dataset = open_text(path, cairn_text_options(.label = "gold_label"));
     REFUSED(read_alone(dataset, 1), CAIRN_EINVAL, "the label is no whole number: '7x'");
     cairn_dataset_destroy(&dataset);
     REFUSED(cairn_text_dataset_create(path, CAIRN_COLUMNS("sentence3"), NULL, &dataset), CAIRN_EINVAL,
             "few.tsv: there is no column 'sentence3' in its first line");
+}
+
+/* The file's line i is record i - 2 - the empty lines and the dropped ones; the first line is the header. */
+static void an_error_has_the_line_and_the_record(void **state) {
+    enum { LINES = 9000 };
+    const char *path = in_folder("numbered.tsv");
+    char words[80];
+    (void)state;
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fprintf(f, "gold_label\tsentence1\tsentence2\r\n");
+    for (int i = 2; i <= LINES; i++) fprintf(f, i % 7 == 0 ? "\r\n" : i % 10 == 0 ? "-\t\t\n" : "wrong\t%d\tb\n", i);
+    assert_int_equal(fclose(f), 0);
+    for (int again = 0; again < 2; again++) { /* with the index, too */
+        cairn_dataset *dataset = open_text(path, mnli(NULL));
+        int64_t record = 0;
+        for (int i = 2; i <= LINES; i++) {
+            if (i % 7 == 0 || i % 10 == 0) continue;
+            snprintf(words, sizeof(words), "numbered.tsv: line %d, record %d: none of the labels", i, (int)record);
+            if (record % 97 == 0 || (record + 1) % 1024 < 2) REFUSED(read_alone(dataset, record), CAIRN_EINVAL, words);
+            record++;
+        }
+        assert_int_equal(cairn_dataset_count(dataset), record);
+        if (!again) {
+            cairn_dataset_destroy(&dataset);
+            continue;
+        }
+        assert_int_equal(truncate(path, 600), 0);
+        REFUSED(read_alone(dataset, record - 1), CAIRN_EINVAL, "numbered.tsv: ends at byte 600, and ");
+        cairn_dataset_destroy(&dataset);
+    }
+}
+
+/* A name is looked for in time that grows with the line alone. */
+static void a_first_line_may_have_a_million_cells(void **state) {
+    enum { CELLS = 1 << 20 };
+    char *line = malloc(CELLS + 16);
+    cairn_dataset *dataset = NULL;
+    (void)state;
+    assert_non_null(line);
+    memset(line, '\t', CELLS);
+    memcpy(line + CELLS, "sentence1\n", 10);
+    const char *path = in_folder("wide.tsv");
+    write_file(path, line, CELLS + 10);
+    OK(cairn_text_dataset_create(path, CAIRN_COLUMNS("sentence1", ""), NULL, &dataset));
+    cairn_dataset_destroy(&dataset);
+    REFUSED(cairn_text_dataset_create(path, CAIRN_COLUMNS("sentence2"), NULL, &dataset), CAIRN_EINVAL,
+            "there is no column 'sentence2' in its first line");
+    free(line);
 }
 
 static void wrong_options_are_refused(void **state) {
@@ -261,7 +311,12 @@ static void what_has_no_lines_is_refused(void **state) {
     const char *path = write_text("zeros.jsonl", "x");
     assert_int_equal(truncate(path, (1 << 26) + 1), 0);
     REFUSED(cairn_text_dataset_create(path, CAIRN_COLUMNS("a"), NULL, &dataset), CAIRN_EINVAL,
-            "zeros.jsonl: the line at byte 0 is longer than 64 MiB");
+            "zeros.jsonl: line 1 is longer than 64 MiB");
+    assert_int_equal(remove(path), 0);
+    path = write_text("zeros.tsv", "a\t");
+    assert_int_equal(truncate(path, (1 << 26) + 1), 0);
+    REFUSED(cairn_text_dataset_create(path, CAIRN_COLUMNS("a"), NULL, &dataset), CAIRN_EINVAL,
+            "zeros.tsv: line 1 is longer than 64 MiB");
     assert_int_equal(remove(path), 0);
 }
 
@@ -345,7 +400,7 @@ static void an_index_that_is_not_whole_is_made_anew(void **state) {
     assert_non_null(f);
     const size_t nbytes = fread(bytes, 1, sizeof(bytes), f);
     assert_int_equal(fclose(f), 0);
-    assert_int_equal(nbytes, 8 * 8 + RECORDS / 10 * 9 * 8);
+    assert_int_equal(nbytes, 8 * (8 + RECORDS / 10 * 9 + (RECORDS / 10 * 9 + 1023) / 1024)); /* and some of the lines */
     for (size_t at = 0; at < nbytes; at += at < 64 ? 5 : 9011) {
         bytes[at] ^= 0x40;
         write_file(index, bytes, nbytes);
@@ -464,6 +519,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_file_without_records_has_none),
         cmocka_unit_test(a_record_that_cannot_be_read_is_an_error_when_it_is),
         cmocka_unit_test(a_table_with_too_few_cells_is_an_error),
+        cmocka_unit_test(an_error_has_the_line_and_the_record),
+        cmocka_unit_test(a_first_line_may_have_a_million_cells),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(what_has_no_lines_is_refused),
         cmocka_unit_test(a_file_that_is_cut_is_an_error),
