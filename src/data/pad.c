@@ -25,15 +25,20 @@ static cairn_status find_length(const struct cairn_pad_options *o, const cairn_f
         if (size > most) most = size;
     }
     if (o->length > 0) most = o->length;
-    if (o->multiple_of > 1) most = (most + o->multiple_of - 1) / o->multiple_of * o->multiple_of;
+    const int64_t over = o->multiple_of > 1 ? most % o->multiple_of : 0;
+    if (over && __builtin_add_overflow(most, o->multiple_of - over, &most)) most = INT64_MAX; /* adding it fails */
     *length = most;
     return CAIRN_OK;
 }
 
-/* n elements of one value. */
+/* n elements of one value. Text is u8, which no tensor is and no conversion knows. */
 static void fill(void *to, cairn_dtype dtype, double value, size_t n) {
     const size_t nbytes = cairn_dtype_nbytes(dtype);
     uint64_t one = 0;
+    if (dtype == CAIRN_U8) {
+        memset(to, value >= 255 ? 255 : value > 0 ? (int)value : 0, n);
+        return;
+    }
     if (value != 0) cairn__convert(&one, dtype, &value, CAIRN_F64, 1);
     if (value == 0) memset(to, 0, n * nbytes);
     for (size_t i = 0; value != 0 && i < n; i++) memcpy((char *)to + i * nbytes, &one, nbytes);
@@ -60,14 +65,15 @@ out:
     return st;
 }
 
+/* first: the batch's of field 0. */
 static cairn_status add_mask(const struct cairn_pad_options *o, const cairn_fields *const *examples, size_t n,
-                             cairn_fields *batch) {
+                             int first, cairn_fields *batch) {
     const int field = o->mask_of;
     void *data;
     cairn_status st = CAIRN_OK;
     REQUIRE(field >= 0 && field < examples[0]->count && is_padded(o, field, &examples[0]->fields[field]), CAIRN_EINVAL,
             "cairn_pad_options.mask_of is %d, which is no field that is padded", field);
-    const int64_t length = batch->fields[field].shape[1];
+    const int64_t length = batch->fields[first + field].shape[1];
     TRY(cairn_fields_add(batch, CAIRN_BOOL, 2, (int64_t[]){(int64_t)n, length}, &data));
     for (size_t i = 0; i < n; i++) {
         const size_t real = (size_t)examples[i]->fields[field].shape[0], all = (size_t)length;
@@ -97,6 +103,7 @@ cairn_status cairn_collate_pad(void *ctx, const cairn_fields *const *examples, s
     TRY(cairn__options_read(&o, sizeof(o), ctx, "cairn_pad_options"));
     TRY(check(&o));
     TRY(cairn__fields_check_count(examples, n));
+    const int first = batch->count;
     for (int field = 0; field < examples[0]->count; field++) {
         if (is_padded(&o, field, &examples[0]->fields[field])) {
             TRY(pad_field(&o, examples, n, field, batch));
@@ -104,7 +111,7 @@ cairn_status cairn_collate_pad(void *ctx, const cairn_fields *const *examples, s
             TRY(cairn__fields_stack(examples, n, field, batch));
         }
     }
-    if (o.mask == CAIRN_ON) TRY(add_mask(&o, examples, n, batch));
+    if (o.mask == CAIRN_ON) TRY(add_mask(&o, examples, n, first, batch));
 out:
     return st;
 }

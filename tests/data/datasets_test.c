@@ -326,6 +326,21 @@ static void examples_are_padded_to_the_longest(void **state) {
     check_shape(batch, 3, CAIRN_SHAPE(3, 8));
     OK(pad(cairn_pad_options(.length = 5), examples, batch));
     check_shape(batch, 0, CAIRN_SHAPE(3, 5));
+    for (int i = 0; i < SENTENCES; i++) { /* text, with spaces */
+        cairn_fields_clear(examples[i]);
+        OK(cairn_fields_add_values(examples[i], CAIRN_U8, 1, (int64_t[]){i + 1}, "abc"));
+    }
+    OK(pad(cairn_pad_options(.values = {' '}), examples, batch));
+    assert_memory_equal(cairn_fields_at(batch, 0)->data, "a  ab abc", 9);
+    OK(pad(cairn_pad_options(.values = {1e9}), examples, batch));
+    assert_memory_equal(cairn_fields_at(batch, 0)->data, "a\xff\xff", 3);
+    end_sentences(examples);
+    make_sentences(examples);
+    cairn_fields_clear(batch); /* of a collate function that has added a field of its own before */
+    OK(cairn_fields_add_values(batch, CAIRN_I32, 2, (int64_t[]){3, 1}, ((int32_t[]){7, 8, 9})));
+    OK(cairn_collate_pad(cairn_pad_options(.mask = CAIRN_ON), (const cairn_fields *const *)examples, 3, batch));
+    check_shape(batch, 4, CAIRN_SHAPE(3, 3));
+    assert_memory_equal(cairn_fields_at(batch, 4)->data, mask, sizeof(mask));
     end_sentences(examples);
     cairn_fields_destroy(&batch);
 }
@@ -342,6 +357,9 @@ static void what_cannot_be_padded_is_refused(void **state) {
     REFUSED(pad(cairn_pad_options(.length = -1), examples, batch), CAIRN_EINVAL, "must not be negative");
     REFUSED(pad(cairn_pad_options(.mask = CAIRN_ON, .mask_of = 2), examples, batch), CAIRN_EINVAL, "mask_of is 2");
     REFUSED(pad(cairn_pad_options(.mask = (cairn_switch)5), examples, batch), CAIRN_EINVAL, "mask is 5");
+    REFUSED(pad(cairn_pad_options(.multiple_of = INT64_MAX), examples, batch), CAIRN_EINVAL, "more elements than");
+    REFUSED(pad(cairn_pad_options(.multiple_of = INT64_MAX / 2 + 2, .length = 0), examples, batch), CAIRN_EINVAL,
+            "more elements than");
     cairn_fields_clear(examples[1]);
     OK(cairn_fields_add_values(examples[1], CAIRN_I32, 1, (int64_t[]){1}, (int32_t[]){1}));
     OK(cairn_fields_add_values(examples[1], CAIRN_F32, 2, (int64_t[]){1, 3}, (float[]){1, 2, 3}));
