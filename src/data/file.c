@@ -17,7 +17,7 @@ cairn_status cairn__file_open(struct cairn__file *f, const char *path) {
     if (f->fd < 0 || fstat(f->fd, &s) != 0) TRY(cairn__fail_errno(errno, "%s", path));
     if (!S_ISREG(s.st_mode)) TRY(cairn__fail(CAIRN_EINVAL, "%s: not a regular file", path));
     f->nbytes = (int64_t)s.st_size;
-    f->changed_ns = (int64_t)s.st_mtim.tv_sec * 1000000000 + (int64_t)s.st_mtim.tv_nsec;
+    f->changed_ns = (int64_t)((uint64_t)s.st_mtim.tv_sec * 1000000000 + (uint64_t)s.st_mtim.tv_nsec); /* may wrap */
     TRY(cairn__strdup(path, &f->path));
     return CAIRN_OK;
 out:

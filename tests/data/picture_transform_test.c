@@ -238,6 +238,8 @@ static void transforms_that_make_no_sense_are_refused(void **state) {
     } cases[] = {
         {{.size = -1}, "size is -1; it must be from 1 to 16384"},
         {{.size = 20000}, "size is 20000"},
+        {{.size = INT64_MAX}, "size is 9223372036854775807"},
+        {{.size = INT64_MIN}, "size is -9223372036854775808"},
         {{.resize = 223}, "resize is 223; it must be from size, which is 224, to 65536"},
         {{.scale = {0.5, 0.2}}, "scale is {0.5, 0.2}"},
         {{.scale = {0, 1}}, "scale is {0, 1}"},

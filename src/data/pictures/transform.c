@@ -24,7 +24,7 @@ static bool is_zero(const double three[CHANNELS]) {
 static void fill_defaults(struct cairn_picture_transform *t) {
     static const double mean[] = {0.485, 0.456, 0.406}, std[] = {0.229, 0.224, 0.225};
     if (t->size == 0) t->size = 224;
-    if (t->resize == 0) t->resize = t->size * 8 / 7;
+    if (t->resize == 0 && t->size >= 1 && t->size <= MOST_SIZE) t->resize = t->size * 8 / 7;
     if (t->scale[0] == 0 && t->scale[1] == 0) t->scale[0] = 0.08, t->scale[1] = 1;
     if (t->ratio[0] == 0 && t->ratio[1] == 0) t->ratio[0] = 3.0 / 4.0, t->ratio[1] = 4.0 / 3.0;
     if (t->dtype == 0) t->dtype = CAIRN_F32;
