@@ -395,6 +395,9 @@ static cairn_status check_call(const bert_tokenizer *t, struct bert_text first, 
         return cairn_dataset_fail(CAIRN_EINVAL,
                                   "bert_tokenizer_encode: max_length is %zu, but [CLS] and [SEP] alone are %zu",
                                   o->max_length, added);
+    if (o->pad_to > MOST_NBYTES)
+        return cairn_dataset_fail(CAIRN_EINVAL, "bert_tokenizer_encode: pad_to is %zu; the most are 2^30 tokens",
+                                  o->pad_to);
     if (o->truncation > BERT_ONLY_SECOND)
         return cairn_dataset_fail(CAIRN_EINVAL, "bert_tokenizer_encode: truncation is %d; there are 1 to 3",
                                   (int)o->truncation);

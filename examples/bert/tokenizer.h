@@ -41,8 +41,8 @@ struct bert_tokenizer_options {
 #define bert_tokenizer_options(...) \
     (&(struct bert_tokenizer_options){.struct_size = sizeof(struct bert_tokenizer_options), __VA_ARGS__})
 
-/* A tokenizer with the vocabulary of path: a token a line, whose id is the number of lines before it. Of equal tokens
- * the last counts.
+/* A tokenizer with the vocabulary of path: a token a line, without the white space at its end, whose id is the number
+ * of lines before it. Of equal tokens the last counts.
  *
  *   options  NULL = all defaults
  *
@@ -81,7 +81,7 @@ struct bert_encode_options {
     size_t max_length;               /* tokens, [CLS] and [SEP] among them; 0 = no limit */
     bert_truncation truncation;      /* BERT_LONGEST_FIRST */
     cairn_switch add_special_tokens; /* ON: [CLS] first [SEP], or [CLS] first [SEP] second [SEP] */
-    size_t pad_to;                   /* tokens: [PAD] until there are as many; 0 = none */
+    size_t pad_to;                   /* tokens, up to 2^30: [PAD] until there are as many; 0 = none */
 };
 #define bert_encode_options(...) \
     (&(struct bert_encode_options){.struct_size = sizeof(struct bert_encode_options), __VA_ARGS__})
@@ -109,7 +109,7 @@ typedef struct bert_encoding {
  *   second   BERT_NO_TEXT = there is none; an empty text is one
  *   options  NULL = all defaults
  *
- * Errors: CAIRN_EINVAL first is missing or a text is over 1 GiB; max_length is below the 2 or 3 special tokens;
+ * Errors: CAIRN_EINVAL first is missing or a text is over 1 GiB; max_length is below the 2 or 3 special tokens; pad_to;
  * BERT_ONLY_SECOND without a second text; BERT_ONLY_FIRST or _SECOND where that text would have no token left, as
  * Hugging Face does (but with max_length 3, or 2, all is cut); CAIRN_ENOMEM. The encoding has no tokens then.
  * Cost: linear in the text; no allocation once a text as long has been encoded. From 19 to 101 bytes of memory a byte

@@ -50,11 +50,23 @@ static cairn_status read_file(struct bert_vocabulary *v, const char *path, size_
     return st;
 }
 
+/* Where a line ends without its white space, which `tokenizers` takes away. */
+static char *trimmed(char *begin, char *end) {
+    while (end > begin) {
+        size_t length;
+        char *c = end - 1;
+        while (c > begin && ((unsigned char)*c & 0xc0) == 0x80) c--;
+        if (!bert_is_space(bert_utf8_decode((unsigned char *)c, (size_t)(end - c), &length))) break;
+        end = c;
+    }
+    return end;
+}
+
 static cairn_status cut_into_lines(struct bert_vocabulary *v, const char *path, size_t nbytes) {
     size_t lines = 0, characters = 0, length;
     const unsigned char *s = (const unsigned char *)v->text;
     for (size_t i = 0; i < nbytes; i += length, characters++) {
-        if (bert_utf8_decode(s + i, nbytes - i, &length) == BERT_NO_CHARACTER && length < 3)
+        if (bert_utf8_decode(s + i, nbytes - i, &length) == BERT_NO_CHARACTER && s[i] != 0xef)
             return cairn_dataset_fail(CAIRN_EINVAL, "%s: line %zu is not UTF-8; a vocab.txt has a token a line", path,
                                       lines + 1);
         if (s[i] == 0)
@@ -68,8 +80,7 @@ static cairn_status cut_into_lines(struct bert_vocabulary *v, const char *path, 
     if (!v->tokens || !v->edges) return no_memory(nbytes * sizeof(*v->edges));
     for (char *at = v->text; at < v->text + nbytes;) {
         char *end = strchr(at, '\n');
-        *end = 0;
-        if (end > at && end[-1] == '\r') end[-1] = 0;
+        *trimmed(at, end) = 0;
         v->tokens[v->n++] = at;
         at = end + 1;
     }
@@ -86,11 +97,12 @@ static void plant(struct bert_vocabulary *v, uint32_t root, const char *token, i
         if (!edge->to) *edge = (struct bert_edge){.from = node, .c = c, .to = v->num_nodes++, .id = -1};
     }
     if (edge) edge->id = id;
+    else v->bare[root] = id;
 }
 
 cairn_status bert_vocabulary_read(struct bert_vocabulary *v, const char *path) {
     size_t nbytes = 0;
-    *v = (struct bert_vocabulary){.num_nodes = 2};
+    *v = (struct bert_vocabulary){.num_nodes = 2, .bare = {-1, -1}};
     cairn_status st = read_file(v, path, &nbytes);
     if (st == CAIRN_OK) st = cut_into_lines(v, path, nbytes);
     if (st != CAIRN_OK) {
@@ -117,7 +129,7 @@ int32_t bert_vocabulary_find(const struct bert_vocabulary *v, const char *token)
         if (!edge->to) return -1;
         node = edge->to;
     }
-    return edge ? edge->id : -1;
+    return edge ? edge->id : v->bare[is_rest ? BERT_ROOT_OF_REST : BERT_ROOT];
 }
 
 void bert_vocabulary_clear(struct bert_vocabulary *v) {

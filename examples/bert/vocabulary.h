@@ -24,6 +24,7 @@ struct bert_vocabulary {
     struct bert_edge *edges; /* [mask + 1] */
     size_t mask;
     uint32_t num_nodes;
+    int32_t bare[2]; /* the tokens "" and "##", at which no word is cut; -1 = there is none */
 };
 
 cairn_status bert_vocabulary_read(struct bert_vocabulary *v, const char *path);

@@ -313,6 +313,8 @@ static void vocabularies_that_are_none_are_refused_with_their_line(void **state)
     expect_no_vocabulary(WHOLE("[PAD]\n[UNK]\n[CLS]\n[SEP]\nmask\n"), "has no [MASK]");
     expect_no_vocabulary(WHOLE("[PAD]\n\xff\n"), "line 2 is not UTF-8");
     expect_no_vocabulary(WHOLE("[PAD]\na\0b\n"), "line 2 has a zero byte");
+    expect_no_vocabulary(WHOLE("[PAD]\n[UNK]\na\xf0\x9f\x98\n"), "line 3 is not UTF-8"); /* three bytes of four */
+    expect_no_vocabulary(WHOLE("[PAD]\n\xed\xa0\x80\n"), "line 2 is not UTF-8");
     REFUSED(bert_tokenizer_create("/nonexistent/vocab.txt", NULL, &t), CAIRN_ESYSTEM,
             "/nonexistent/vocab.txt: No such file or directory");
     REFUSED(bert_tokenizer_create("/", NULL, &t), CAIRN_EINVAL, "/: not a regular file");
@@ -325,7 +327,7 @@ static void tokens_have_ids_and_ids_have_tokens(void **state) {
     assert_int_equal(bert_tokenizer_size(t), K + 1);
     assert_int_equal(bert_tokenizer_id(t, "un"), UN);
     assert_int_equal(bert_tokenizer_id(t, "##ing"), ING);
-    assert_int_equal(bert_tokenizer_id(t, "##"), -1);
+    assert_int_equal(bert_tokenizer_id(t, "##"), -1); /* no line of this vocabulary */
     assert_int_equal(bert_tokenizer_id(t, "u"), -1);
     assert_int_equal(bert_tokenizer_id(t, "zebra"), -1);
     assert_string_equal(bert_tokenizer_token(t, ING), "##ing");
@@ -333,6 +335,26 @@ static void tokens_have_ids_and_ids_have_tokens(void **state) {
     assert_null(bert_tokenizer_token(t, K + 1));
     assert_null(bert_tokenizer_token(t, -1));
     bert_tokenizer_destroy(&t);
+    bert_tokenizer_destroy(&t);
+}
+
+static void a_line_is_a_token_without_white_space_at_its_end(void **state) {
+    char path[64];
+    bert_tokenizer *t = NULL;
+    (void)state;
+    path_of(path,
+            WHOLE("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n##\n\nthe \t\r\nca\xc2\xa0\xe3\x80\x80\n##t\n a\n\xef\xbf\xbd"));
+    const cairn_status st = bert_tokenizer_create(path, NULL, &t);
+    unlink(path);
+    OK(st);
+    assert_int_equal(bert_tokenizer_id(t, "##"), 5);
+    assert_int_equal(bert_tokenizer_id(t, ""), 6);
+    assert_int_equal(bert_tokenizer_id(t, "the"), 7);
+    assert_int_equal(bert_tokenizer_id(t, "the "), -1);
+    assert_int_equal(bert_tokenizer_id(t, " a"), 10);
+    assert_int_equal(bert_tokenizer_id(t, "\xef\xbf\xbd"), 11);
+    assert_string_equal(bert_tokenizer_token(t, 8), "ca");
+    expect(t, "the cat ## a", IDS(7, 8, 9, 1, 1, 1));
     bert_tokenizer_destroy(&t);
 }
 
@@ -384,6 +406,7 @@ int main(void) {
         cmocka_unit_test(encodings_that_cannot_be_are_refused),
         cmocka_unit_test(vocabularies_that_are_none_are_refused_with_their_line),
         cmocka_unit_test(tokens_have_ids_and_ids_have_tokens),
+        cmocka_unit_test(a_line_is_a_token_without_white_space_at_its_end),
         cmocka_unit_test(threads_share_a_tokenizer),
     };
     return cmocka_run_group_tests_name("bert_tokenizer", tests, NULL, NULL);
