@@ -276,12 +276,18 @@ static int64_t count_weights(const struct trainer *t) {
     return n;
 }
 
+static int is_same_folder(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 static void copy_file(const char *from, const char *to, const char *name) {
     char path[2][4096], block[4096];
+    if (is_same_folder(from, to)) return;
     snprintf(path[0], sizeof(path[0]), "%s/%s", from, name);
     snprintf(path[1], sizeof(path[1]), "%s/%s", to, name);
-    FILE *in = fopen(path[0], "rb"), *out = in && strcmp(from, to) != 0 ? fopen(path[1], "wb") : NULL;
-    int failed = in && strcmp(from, to) != 0 && !out;
+    FILE *in = fopen(path[0], "rb"), *out = in ? fopen(path[1], "wb") : NULL;
+    int failed = in && !out;
     for (size_t n; out && !failed && (n = fread(block, 1, sizeof(block), in)) > 0;)
         failed = fwrite(block, 1, n, out) != n;
     if (in) failed |= ferror(in) != 0, fclose(in);

@@ -28,7 +28,8 @@ static cairn_status take_switch(const json_t *file, const char *path, const char
 static cairn_status read_settings(const char *folder, struct bert_tokenizer_options *options) {
     char path[4096];
     json_error_t error;
-    snprintf(path, sizeof(path), "%s/tokenizer_config.json", folder);
+    if (snprintf(path, sizeof(path), "%s/tokenizer_config.json", folder) >= (int)sizeof(path))
+        return cairn_dataset_fail(CAIRN_EINVAL, "%s: the path is too long", folder);
     if (access(path, F_OK) != 0) return CAIRN_OK;
     json_t *file = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
     if (!json_is_object(file)) {
@@ -52,9 +53,8 @@ cairn_status mnli_text_open(struct mnli_text *text, const char *folder, const st
                                   "--max-length is %" PRId64 ", but the model has %" PRId64 " positions: give at most "
                                   "these",
                                   max_length, config->max_position_embeddings);
-    if (snprintf(path, sizeof(path), "%s/vocab.txt", folder) >= (int)sizeof(path))
-        return cairn_dataset_fail(CAIRN_EINVAL, "%s: the path is too long", folder);
     TRY(read_settings(folder, &options));
+    snprintf(path, sizeof(path), "%s/vocab.txt", folder); /* which is shorter */
     TRY(bert_tokenizer_create(path, &options, &text->tokenizer));
     if (bert_tokenizer_size(text->tokenizer) > config->vocab_size)
         return cairn_dataset_fail(CAIRN_EINVAL,

@@ -149,6 +149,18 @@ class Trainings(unittest.TestCase):
         with open(self.below("out/config.json"), encoding="utf-8") as f:
             self.assertEqual(json.load(f)["id2label"], {str(i): n for i, n in enumerate(names)})
 
+    def test_a_model_may_be_saved_where_it_was(self):
+        """Its vocab.txt is not copied onto itself, by whatever name."""
+        with open(self.model + "/vocab.txt", "rb") as f:
+            want = f.read()
+        for folder in self.model, self.model + "/", self.below("link"):
+            if not os.path.exists(folder):
+                os.symlink(self.model, folder)
+            self.run_it("--from-scratch", "--max-steps", "1", "--save", folder)
+            with open(self.model + "/vocab.txt", "rb") as f:
+                self.assertEqual(f.read(), want, folder)
+        self.run_it("--eval", self.dev, train=False)
+
     def test_a_training_that_is_killed_ends_with_the_same_bits(self):
         write_model(self.model)  # with dropout, which draws on after a restart
         command = self.command("--from-scratch", "--eval", self.dev, "--opt-level", "O2", "--batch-size", "8",
