@@ -21,20 +21,22 @@ struct options {
     int classes, epochs;
 };
 
-struct data {
-    cairn_npy *x, *y;
+struct part { /* of the data: train or test */
+    cairn_dataset *dataset;
+    cairn_sampler *sampler;
+    cairn_loader *loader;
 };
 
 struct trainer {
     cairn_env *env;
+    struct part train, test;
     cairn_module *model;
     cairn_optimizer *adamw;
     amp_context *amp;
     ddp_context *net;
     cairn_progress *progress;
     struct checkpoint checkpoint;
-    int64_t features, rows, y[BATCH]; /* rows: of this rank's part of a micro-batch; y, x: one of them */
-    float *x;
+    int64_t features, rows; /* rows: of this rank's part of a micro-batch */
 };
 
 static void die(const char *why) {
@@ -63,29 +65,30 @@ static void parse(int argc, char **argv, struct options *o, struct checkpoint *c
     }
 }
 
-static cairn_npy *open_array(const struct options *o, const char *name) {
-    char path[4096];
-    cairn_npy *array;
-    snprintf(path, sizeof(path), "%s/%s.npy", o->folder, name);
-    CAIRN_CHECK(cairn_npy_open(path, &array));
-    return array;
+/* Training is shuffled and has equally many examples on each rank; evaluation has each example once over all ranks. */
+static void open_part(struct trainer *t, const struct options *o, struct part *p, const char *name) {
+    const int is_train = p == &t->train, rank = cairn_env_rank(t->env), size = cairn_env_size(t->env);
+    char x[4096], y[4096];
+    cairn_npy *inputs;
+    snprintf(x, sizeof(x), "%s/%s_x.npy", o->folder, name);
+    snprintf(y, sizeof(y), "%s/%s_y.npy", o->folder, name);
+    CAIRN_CHECK(cairn_npy_open(x, &inputs));
+    CAIRN_CHECK(cairn_npy_expect(inputs, CAIRN_F32, CAIRN_SHAPE(-1, is_train ? -1 : t->features)));
+    t->features = cairn_npy_size(inputs, 1);
+    cairn_npy_destroy(&inputs);
+    CAIRN_CHECK(cairn_npy_dataset_create((const char *const[]){x, y}, 2, &p->dataset));
+    CAIRN_CHECK(cairn_distributed_sampler_create(cairn_dataset_count(p->dataset), rank, size,
+                                                 cairn_sampler_options(.shuffle = is_train ? CAIRN_ON : CAIRN_OFF,
+                                                                       .pad = is_train ? CAIRN_ON : CAIRN_OFF),
+                                                 &p->sampler));
+    CAIRN_CHECK(cairn_loader_create(t->env, p->dataset, p->sampler, (size_t)t->rows, cairn_loader_options(.workers = 1),
+                                    &p->loader));
 }
 
-/* features -1: any number. */
-static struct data open_data(const struct options *o, const char *x, const char *y, int64_t features) {
-    struct data d = {open_array(o, x), open_array(o, y)};
-    CAIRN_CHECK(cairn_npy_expect(d.x, CAIRN_F32, CAIRN_SHAPE(-1, features)));
-    CAIRN_CHECK(cairn_npy_expect(d.y, CAIRN_I64, CAIRN_SHAPE(cairn_npy_size(d.x, 0)))); /* as many as inputs */
-    return d;
-}
-
-/* The n examples of batch, as new tensors that the caller destroys. */
-static void read_batch(struct trainer *t, const struct data *d, const int64_t *batch, size_t n, cairn_tensor **x,
-                       cairn_tensor **y) {
-    CAIRN_CHECK(cairn_npy_read_rows(d->x, batch, n, t->x, n * (size_t)t->features * sizeof(float)));
-    CAIRN_CHECK(cairn_npy_read_rows(d->y, batch, n, t->y, n * sizeof(int64_t)));
-    *x = cairn_tensor_from(t->env, CAIRN_F32, CAIRN_SHAPE((int64_t)n, t->features), t->x);
-    *y = cairn_tensor_from(t->env, CAIRN_I64, CAIRN_SHAPE((int64_t)n), t->y);
+static void close_part(struct part *p) {
+    cairn_loader_destroy(&p->loader);
+    cairn_sampler_destroy(&p->sampler);
+    cairn_dataset_destroy(&p->dataset);
 }
 
 static void begin(struct trainer *t, const struct options *o, int64_t total_steps) {
@@ -106,18 +109,18 @@ static void begin(struct trainer *t, const struct options *o, int64_t total_step
 }
 
 /* One step of MICRO micro-batches; only the last one's backward exchanges gradients. 0: the epoch has no such step. */
-static int step(struct trainer *t, const struct data *d, cairn_sampler *sampler) {
-    int64_t batch[BATCH];
-    cairn_tensor *x, *y, *loss = NULL;
-    if (cairn_sampler_length(sampler) - cairn_sampler_position(sampler) < MICRO * t->rows) return 0;
+static int step(struct trainer *t) {
+    const struct cairn_batch *batch;
+    cairn_tensor *loss = NULL;
+    if (cairn_sampler_length(t->train.sampler) - cairn_sampler_position(t->train.sampler) < MICRO * t->rows) return 0;
     cairn_zero_grad(t->adamw);
     for (int m = 0; m < MICRO; m++) {
-        read_batch(t, d, batch, cairn_sampler_next(sampler, batch, (size_t)t->rows), &x, &y);
         if (m > 0) CAIRN_CHECK(cairn_release_results(t->env)); /* so that a step takes the memory of one micro-batch */
+        CAIRN_CHECK(cairn_loader_next(t->train.loader, &batch));
         CAIRN_CHECK(ddp_no_sync(t->net, m + 1 < MICRO));
-        loss = cairn_mul_scalar(cairn_cross_entropy(ddp_forward(t->net, x), y, NULL), 1.0 / MICRO);
+        loss = cairn_cross_entropy(ddp_forward(t->net, batch->tensors[0]), batch->tensors[1], NULL);
+        loss = cairn_mul_scalar(loss, 1.0 / MICRO);
         CAIRN_CHECK(amp_backward(t->amp, loss, t->adamw));
-        cairn_tensor_destroy(&x), cairn_tensor_destroy(&y);
     }
     CAIRN_CHECK(cairn_clip_grad_norm(t->adamw, 1.0, NULL));
     CAIRN_CHECK(cairn_step(t->adamw));
@@ -130,29 +133,23 @@ static int step(struct trainer *t, const struct data *d, cairn_sampler *sampler)
 }
 
 /* Accuracy over all ranks, each example once, whatever the number of ranks. */
-static double evaluate(struct trainer *t, const struct data *d) {
-    int64_t batch[BATCH];
-    cairn_sampler *sampler;
+static double evaluate(struct trainer *t) {
+    const struct cairn_batch *batch;
     cairn_metric *accuracy;
-    CAIRN_CHECK(
-        cairn_distributed_sampler_create(cairn_npy_size(d->x, 0), cairn_env_rank(t->env), cairn_env_size(t->env),
-                                         cairn_sampler_options(.shuffle = CAIRN_OFF, .pad = CAIRN_OFF), &sampler));
     CAIRN_CHECK(cairn_accuracy_create(1, NULL, &accuracy));
     CAIRN_CHECK(ddp_broadcast_buffers(t->net)); /* none in this model; with batch norm its running statistics */
     cairn_module_train(t->model, 0);
-    for (size_t n; (n = cairn_sampler_next(sampler, batch, (size_t)t->rows)) > 0;) {
-        cairn_tensor *x, *y;
-        read_batch(t, d, batch, n, &x, &y);
+    for (;;) {
+        CAIRN_CHECK(cairn_loader_next(t->test.loader, &batch));
+        if (!batch) break;
         cairn_no_grad_begin(t->env);
-        CAIRN_CHECK(cairn_metric_update(accuracy, ddp_forward(t->net, x), y));
+        CAIRN_CHECK(cairn_metric_update(accuracy, ddp_forward(t->net, batch->tensors[0]), batch->tensors[1]));
         CAIRN_CHECK(cairn_no_grad_end(t->env)); /* which gives the batch's results back */
-        cairn_tensor_destroy(&x), cairn_tensor_destroy(&y);
     }
     cairn_module_train(t->model, 1);
     CAIRN_CHECK(cairn_metrics_reduce(&accuracy, 1, cairn_env_group(t->env)));
     const double value = cairn_metric_value(accuracy);
     cairn_metric_destroy(&accuracy);
-    cairn_sampler_destroy(&sampler);
     return value;
 }
 
@@ -161,16 +158,12 @@ int main(int argc, char **argv) {
     struct options o = {.amp = *amp_options(.opt_level = AMP_O1), .classes = 10, .epochs = 20};
     CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &t.env));
     parse(argc, argv, &o, &t.checkpoint);
-    const int rank = cairn_env_rank(t.env), size = cairn_env_size(t.env);
-    struct data data[2] = {open_data(&o, "train_x", "train_y", -1)};
-    t.features = cairn_npy_size(data[0].x, 1);
-    data[1] = open_data(&o, "test_x", "test_y", t.features);
-    t.rows = BATCH / size;
-    t.x = malloc(BATCH * (size_t)t.features * sizeof(float));
-    if (size > BATCH || !t.x) die("more ranks than examples of a batch, or no memory");
+    t.rows = BATCH / cairn_env_size(t.env);
+    if (t.rows == 0) die("more ranks than examples of a batch");
+    open_part(&t, &o, &t.train, "train");
+    open_part(&t, &o, &t.test, "test");
 
-    cairn_sampler *sampler;
-    CAIRN_CHECK(cairn_distributed_sampler_create(cairn_npy_size(data[0].x, 0), rank, size, NULL, &sampler));
+    cairn_sampler *sampler = t.train.sampler;
     const int64_t steps = o.epochs * (cairn_sampler_length(sampler) / (MICRO * t.rows));
     begin(&t, &o, steps);
     checkpoint_begin(&t.checkpoint, t.env, t.model, t.adamw, t.amp, t.net, sampler);
@@ -179,21 +172,20 @@ int main(int argc, char **argv) {
     for (int64_t epoch = cairn_sampler_epoch(sampler); epoch < o.epochs; epoch++) {
         if (epoch > 0 && epoch == o.epochs / 2) /* the first layer has learnt what it will */
             CAIRN_CHECK(cairn_param_set_require_grad(cairn_module_params(t.model), "0.*", CAIRN_OFF));
-        while (step(&t, &data[0], sampler)) checkpoint_step(&t.checkpoint);
+        while (step(&t)) checkpoint_step(&t.checkpoint);
         CAIRN_CHECK(cairn_sampler_set_epoch(sampler, epoch + 1));
     }
     cairn_progress_destroy(&t.progress);
     checkpoint_end(&t.checkpoint);
-    const double accuracy = evaluate(&t, &data[1]);
-    if (rank == 0) printf("test accuracy = %.2f %%\n", 100 * accuracy);
+    const double accuracy = evaluate(&t);
+    if (cairn_env_rank(t.env) == 0) printf("test accuracy = %.2f %%\n", 100 * accuracy);
 
-    cairn_sampler_destroy(&sampler);
     ddp_destroy(&t.net);
     amp_destroy(&t.amp);
     cairn_optimizer_destroy(&t.adamw);
     cairn_module_destroy(&t.model);
-    for (int i = 0; i < 2; i++) cairn_npy_destroy(&data[i].x), cairn_npy_destroy(&data[i].y);
-    free(t.x);
+    close_part(&t.test);
+    close_part(&t.train);
     cairn_env_destroy(&t.env);
     return 0;
 }
