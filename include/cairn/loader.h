@@ -179,7 +179,8 @@ typedef struct cairn_loader cairn_loader;
 struct cairn_loader_options {
     size_t struct_size;
     int workers;              /* threads that read, "cairn-loader", up to 256; 0 = cairn_loader_next reads */
-    int prefetch;             /* batches that are read, or being read, ahead of the one handed out; 0 = two a worker */
+    int prefetch;             /* batches that are read, or being read, ahead of the one handed out; 0 = two a worker;
+                               * without workers none is */
     cairn_switch drop_last;   /* ON: an epoch ends at the last full batch. OFF: the last one may have fewer examples */
     uint64_t seed;            /* of the examples' random numbers; the same on every rank. 0 is a seed */
     cairn_collate_fn collate; /* in the place of the dataset's. NULL = the dataset's */

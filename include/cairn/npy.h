@@ -44,7 +44,7 @@ CAIRN_API cairn_status cairn_npy_expect(const cairn_npy *npy, cairn_dtype dtype,
 /* Reads rows[0], ..., rows[n - 1] into values, one behind the other, in the file's type; nbytes is what values has room
  * for, n rows or more. Rows that lie together are read at once.
  * Errors: CAIRN_EINVAL NULL, a row that is not there, too little room, or the file has been cut; CAIRN_ESYSTEM. values
- * is undefined then. Cost: a system call for each run of rows. */
+ * is undefined then. Cost: two system calls for each run of rows. */
 CAIRN_API cairn_status cairn_npy_read_rows(const cairn_npy *npy, const int64_t *rows, size_t n, void *values,
                                            size_t nbytes);
 
