@@ -233,7 +233,7 @@ static cairn_status read_names(const struct bert_config *c, const char *path, in
     return CAIRN_OK;
 }
 
-/* Files whose two tables differ exist, and then nobody knows which class is which. */
+/* There are files whose two tables differ, which say nothing about the classes. */
 static cairn_status check_inverse(const struct bert_config *c, const char *path, int n, const char *const *names) {
     const json_t *table = value_of(c, "label2id");
     if (!table) return CAIRN_OK;

@@ -1,8 +1,8 @@
 /* utf8proc says what characters are, and below stands where `tokenizers` (0.23.3) sees them otherwise: it takes
  * categories from a crate that has those of Unicode 8, and NFD from one that has Unicode 9. To newer characters no rule
  * applies there: marks stay, punctuation does not part words, formats are not removed. Models of BERT were trained on
- * what that gives, so it is kept. Found by asking `tokenizers` for each code point; tests/bert/test_tokenizer.py asks
- * again. A range may span characters of other kinds, which the table is not asked about. */
+ * what that gives, so it is kept. Found by giving `tokenizers` each code point, as
+ * tests/bert/test_tokenizer.py does again. A range may span characters of other kinds, for which it is not read. */
 #include <utf8proc.h>
 
 #include "unicode.h"

@@ -18,7 +18,7 @@
  *     }
  *
  * Position   is the sampler's: it moves by the examples that cairn_loader_next has handed out and not by those that are
- *            read ahead. So cairn_sampler_position is right between two calls; whoever moves the sampler (set_epoch,
+ *            read ahead. So cairn_sampler_position is right between two calls; what moves the sampler (set_epoch,
  *            seek, a load) moves the loader; and the sampler's state is the loader's. One loader at a time uses a
  *            sampler.
  * Bits       of a batch are a function of the dataset, the numbers, seed and epoch: not of the number of workers, of

@@ -156,7 +156,7 @@ CAIRN_API const char *cairn_picture_folder_class_name(const cairn_picture_folder
 CAIRN_API int64_t cairn_picture_folder_class(const cairn_picture_folder *folder, int64_t i);
 
 /* Writes the path of picture i, cut to nbytes with its 0, and returns its length; -1 with the cause in cairn_last_error
- * where there is none. path NULL with nbytes 0 asks for the length. */
+ * where there is none. path NULL with nbytes 0: the length alone. */
 CAIRN_API int cairn_picture_folder_path(const cairn_picture_folder *folder, int64_t i, char *path, size_t nbytes);
 
 /* Reads picture i. Errors: cairn_picture_read; CAIRN_EINVAL there is none. */

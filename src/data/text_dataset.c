@@ -93,7 +93,7 @@ static bool is_word(const struct cell *c, const char *word) {
 
 /* ---- which lines are records ---- */
 
-/* Lines that cannot be read are records too: whoever reads one learns why. */
+/* Lines that cannot be read are records too, so that reading one says why. */
 static bool is_record(void *ctx, const char *line, size_t nbytes) {
     const struct texts *t = ctx;
     const struct column *label = &t->columns[t->count - 1];
