@@ -32,7 +32,7 @@ static int64_t senders_chunk(const cairn_pipeline *p, int64_t chunk) {
     return cairn__pipeline_has_first(p) ? chunk - 1 : chunk;
 }
 
-/* The anchor gets no gradient: nobody reads it. */
+/* The anchor gets no gradient: none is read. */
 static cairn_status backward(struct cairn__tape *tape, const struct cairn__node *node, const void *dy) {
     const struct receiving *r = receiving_of(node);
     struct cairn__parcel parcel = r->parcel;
@@ -60,10 +60,10 @@ out:
 }
 
 cairn_tensor *cairn__pipeline_receive(cairn_pipeline *p, int chunk, int micro_batch, struct cairn__flight *flight) {
-    struct receiving asked = {.guest = {&receive}, .pipeline = p, .flight = flight};
-    if (take_parcel(p, chunk, micro_batch, &asked.parcel) != CAIRN_OK) return NULL;
-    flight->owes_grad = asked.parcel.wants_grad != 0;
-    return cairn__apply_guest(&asked.guest, sizeof(asked), 1, &p->anchors[flight->owes_grad]);
+    struct receiving attrs = {.guest = {&receive}, .pipeline = p, .flight = flight};
+    if (take_parcel(p, chunk, micro_batch, &attrs.parcel) != CAIRN_OK) return NULL;
+    flight->owes_grad = attrs.parcel.wants_grad != 0;
+    return cairn__apply_guest(&attrs.guest, sizeof(attrs), 1, &p->anchors[flight->owes_grad]);
 }
 
 cairn_status cairn__pipeline_answer_none(cairn_pipeline *p, int chunk, int micro_batch) {
