@@ -4,6 +4,7 @@
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,12 @@ static inline void check_as_rank(int rank, int size) {
 
 static inline void check_as_rank_of(const char *name, int rank) {
     snprintf(check_who, sizeof(check_who), "%s, rank %d: ", name, rank);
+}
+
+/* Whether ranks are to be threads of one process for Cairn, too, where a test has threads for ranks. */
+static inline bool check_ranks_are_threads(void) {
+    const char *ranks = getenv("CAIRN_CHECK_RANKS");
+    return ranks && strcmp(ranks, "threads") == 0;
 }
 
 /* ---- on the test's own thread ---- */

@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,7 +33,7 @@ struct rank_thread {
     char *failure;
 };
 
-/* In CAIRN_CHECK_RANKS=threads ranks are those of cairn_spawn_threads, and meet as these do. */
+/* With CAIRN_CHECK_RANKS=threads ranks are those of cairn_spawn_threads, and meet as these do. */
 static inline int spawned_rank_main(int rank, void *arg) {
     struct rank_thread *t = (struct rank_thread *)arg + rank;
     check_as_rank(rank, t->launch.size);
@@ -47,11 +46,6 @@ static inline int spawned_rank_main(int rank, void *arg) {
     t->failure = t->fn(env, t->ctx);
     cairn_env_destroy(&env);
     return 0;
-}
-
-static inline bool ranks_are_spawned(void) {
-    const char *how = getenv("CAIRN_CHECK_RANKS");
-    return how && strcmp(how, "threads") == 0;
 }
 
 static inline void *rank_main(void *arg) {
@@ -85,14 +79,14 @@ static inline void run_ranks_with(int p, const struct cairn_env_options *options
             .launcher = "torch",
             .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
             .key_prefix = "test"};
-        if (ranks_are_spawned()) continue;
+        if (check_ranks_are_threads()) continue;
         assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
     }
-    if (ranks_are_spawned() && cairn_spawn_threads(spawned_rank_main, threads, p, NULL) != CAIRN_OK)
+    if (check_ranks_are_threads() && cairn_spawn_threads(spawned_rank_main, threads, p, NULL) != CAIRN_OK)
         fail_msg("cairn_spawn_threads: %s", cairn_last_error());
     char *failure = NULL;
     for (int r = 0; r < p; r++) {
-        if (!ranks_are_spawned()) pthread_join(threads[r].thread, NULL);
+        if (!check_ranks_are_threads()) pthread_join(threads[r].thread, NULL);
         if (threads[r].failure && !failure) {
             failure = threads[r].failure;
         } else {

@@ -64,7 +64,7 @@ typedef enum cairn_redop {
 CAIRN_API int cairn_group_rank(const cairn_group *group);
 CAIRN_API int cairn_group_size(const cairn_group *group);
 
-/* "shm", "mpi", "gloo", "nccl" or "self". Owned by Cairn. */
+/* "shm", "threads" (shm within one process), "mpi", "gloo", "nccl" or "self". Owned by Cairn. */
 CAIRN_API const char *cairn_group_backend(const cairn_group *group);
 
 /* The number that the group's rank has in the environment's group; -1 if there is no such rank.

@@ -1,5 +1,6 @@
 /* How a group fails: the first failure that kills it is kept, is reported to the peers, and every later call repeats
  * it. */
+#include <sched.h>
 #include <stdio.h>
 
 #include "comm/front.h"
@@ -33,6 +34,7 @@ cairn_status cairn__group_kill_if_failed(cairn_group *group, const struct cairn_
     group->outstanding = 0;
     keep_cause(group);
     give_up_once(group, group->cause);
+    while (atomic_load(&group->aborting) > 0) sched_yield(); /* until an abort in another thread has been published */
     const bool is_known = group->family->deadlocked || atomic_load(&group->aborted);
     if (group->backend->keeps_store && group->family->store && !is_known) {
         (void)cairn__fail(status, "%s", group->cause); /* give_up may have set another last error */

@@ -215,6 +215,10 @@ bool cairn__group_is_recorded(const cairn_group *group) {
     return group->recorded.graphs > 0;
 }
 
+bool cairn__group_shares_memory(const cairn_group *group) {
+    return group->backend->shares_memory;
+}
+
 bool cairn__group_checks_results(const cairn_group *group) {
     return group->backend->checks_results;
 }

@@ -55,6 +55,9 @@ struct cairn_device *cairn__group_device(const cairn_group *group);
 /* Whether a graph is alive that has recorded collectives of the group. It cannot end then, nor can its memory. */
 bool cairn__group_is_recorded(const cairn_group *group);
 
+/* Whether ranks see each other's group memory, as in groups of shm and of threads. */
+bool cairn__group_shares_memory(const cairn_group *group);
+
 /* Whether a reduction checks its results for inf and NaN: that of shm does, those of the others do not. */
 bool cairn__group_checks_results(const cairn_group *group);
 

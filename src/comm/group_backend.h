@@ -37,6 +37,7 @@ struct cairn__group_backend {
     const char *name;     /* in options, logs and cairn_group_backend */
     bool checks_results;  /* an all-reduce checks its results for inf and NaN */
     bool finds_nonfinite; /* fills request.nonfinite: all ranks alike if checks_results, else of what each reduced */
+    bool shares_memory;   /* ranks see each other's group memory */
     bool keeps_store;     /* family->store is used after creation */
     int files;            /* (optional: a group opens none) beside one for each of its ranks */
     /* (optional: without it the backend always can) Whether it can be used in this process, before ranks meet; the

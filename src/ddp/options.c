@@ -71,8 +71,7 @@ static void complete(struct ddp_options *o, const cairn_group *group, bool for_m
     if (o->name == CAIRN_DEFAULT) o->name = value;
     SWITCH_LIST(CAIRN__X)
 #undef CAIRN__X
-    if (o->bucket_nbytes == 0)
-        o->bucket_nbytes = strcmp(cairn_group_backend(group), "shm") == 0 ? SHM_BUCKET_NBYTES : BUCKET_NBYTES;
+    if (o->bucket_nbytes == 0) o->bucket_nbytes = cairn__group_shares_memory(group) ? SHM_BUCKET_NBYTES : BUCKET_NBYTES;
     if (o->first_bucket_nbytes == 0)
         o->first_bucket_nbytes = o->bucket_nbytes < FIRST_BUCKET_NBYTES ? o->bucket_nbytes : FIRST_BUCKET_NBYTES;
     if (o->allreduce_always_fp32 == CAIRN_ON) o->wire = CAIRN_F32;

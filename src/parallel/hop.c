@@ -4,7 +4,6 @@
  * are there, and the receiver copies from them (shm) when it comes, without this rank. How large arrays are is known
  * only when they have been sent: the first ones go from memory of the hop's, and the next step begins with all ranks
  * making room. */
-#include <string.h>
 
 #include "core/alloc.h"
 #include "parallel/pipeline.h"
@@ -106,9 +105,9 @@ out:
     return st;
 }
 
-/* From group memory of shm the receiver copies by itself; elsewhere this rank has to move it on. */
+/* From memory that it sees the receiver copies by itself; elsewhere this rank has to move it on. */
 cairn_status cairn__hop_flush(struct cairn__hop *hop) {
-    const bool moves_alone = strcmp(cairn_group_backend(hop->channel), "shm") == 0 && hop->largest <= hop->part;
+    const bool moves_alone = cairn__group_shares_memory(hop->channel) && hop->largest <= hop->part;
     return is_alone(hop) || moves_alone ? CAIRN_OK : finish_all(hop);
 }
 

@@ -50,8 +50,13 @@ static inline cairn_status join_group(const char *backend, int rank, int size, i
         size > 1 ? cairn_tcp_store_create("127.0.0.1", port, cairn_tcp_store_options(.timeout = timeout), &m->store)
                  : CAIRN_OK;
     if (st != CAIRN_OK) return st;
-    struct cairn__group_create_options options = {
-        .rank = rank, .size = size, .timeout = timeout, .store = m->store, .prefix = "test", .backend = backend};
+    struct cairn__group_create_options options = {.rank = rank,
+                                                  .size = size,
+                                                  .timeout = timeout,
+                                                  .store = m->store,
+                                                  .prefix = "test",
+                                                  .backend = backend,
+                                                  .is_thread = check_ranks_are_threads()};
     st = cairn__group_create(&options, &m->group);
     if (st != CAIRN_OK || !cairn__group_keeps_store(m->group)) cairn_store_destroy(&m->store);
     return st;

@@ -135,6 +135,17 @@ static void publish_found(struct cairn__shm *s, const struct shm_op *op, uint64_
     if (updated != found) atomic_store(&mine->found, updated);
 }
 
+/* A rank that has left meanwhile had no part that was not made. */
+static cairn_status share(struct cairn__shm *s, struct shm_op *op, uint64_t number) {
+    const struct shm_block all = block_of(op, 0, number);
+    uint32_t found = 0;
+    cairn_status st = cairn__shm_begin_touching(s, -1);
+    if (st != CAIRN_OK) return cairn__shm_shared(s, op, number, &found) ? CAIRN_OK : st;
+    cairn__shm_share(s, op, &all);
+    cairn__shm_end_touching(s);
+    return CAIRN_OK;
+}
+
 /* This rank's part of one collective, as far as it goes now. */
 static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t number, bool *finished) {
     cairn_status st = CAIRN_OK;
@@ -143,13 +154,12 @@ static cairn_status advance(struct cairn__shm *s, struct shm_op *op, uint64_t nu
     if (op->matched < s->size) return CAIRN_OK;
     if (!op->planned) plan(s, op, number);
     if (!op->single && s->complete != number) return CAIRN_OK;
-    if (op->shared) {
-        const struct shm_block all = block_of(op, 0, number);
-        cairn__shm_share(s, op, &all);
-    }
+    if (op->shared) TRY(share(s, op, number));
     for (; op->step < op->nsteps; op->step++) {
         if (op->step > 0 && !all_made(s, op->first + op->step)) return CAIRN_OK;
+        if (op->blocks) TRY(cairn__shm_begin_touching(s, -1));
         make_step(s, op, number);
+        if (op->blocks) cairn__shm_end_touching(s);
         if (op->step + 1 == op->nsteps) publish_found(s, op, number);
         atomic_store(&shm_lane(s, s->rank)->steps, ++s->steps);
         cairn__shm_notify(s);

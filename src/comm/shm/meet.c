@@ -55,6 +55,7 @@ static cairn_status connect_to(struct meeting *m, int rank) {
     if (send(fd, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t)sizeof(hello))
         return cairn__peers_fail_ended(m->peers, rank);
     peer->process = watch_process(pid);
+    peer->is_thread = pid == getpid();
     return CAIRN_OK;
 }
 
@@ -81,6 +82,7 @@ static cairn_status accept_waiting(struct meeting *m) {
         } else {
             s->peers[rank].fd = fd;
             s->peers[rank].process = watch_process(pid);
+            s->peers[rank].is_thread = pid == getpid();
         }
     }
 }

@@ -27,6 +27,7 @@ enum { HUGE_PAGE = 2 << 20, PATIENCE_MS = 20, END_MS = 200 };
 struct parcel {
     int64_t group; /* its index: ranks that failed halfway may leave parcels behind */
     int32_t status;
+    void *address; /* in a process that both ranks are threads of; NULL: a descriptor comes with it */
     char reason[500];
 };
 
@@ -117,11 +118,11 @@ cairn_status cairn__shm_create_memory(size_t nbytes, size_t filled, int *fd, voi
     return st;
 }
 
-cairn_status cairn__shm_private_memory(size_t nbytes, void **out) {
+cairn_status cairn__shm_private_memory(size_t nbytes, size_t filled, void **out) {
     void *p = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return cairn__fail_errno(errno, "%zu bytes of group memory", nbytes);
     if (nbytes >= HUGE_PAGE) (void)madvise(p, nbytes, MADV_HUGEPAGE);
-    (void)madvise(p, nbytes, MADV_POPULATE_WRITE);
+    (void)madvise(p, filled, MADV_POPULATE_WRITE);
     *out = p;
     return CAIRN_OK;
 }
@@ -190,8 +191,9 @@ union fd_control {
     char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd) {
-    struct parcel parcel = {.group = index, .status = (int32_t)status};
+cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd,
+                                    void *address) {
+    struct parcel parcel = {.group = index, .status = (int32_t)status, .address = address};
     cairn_status st = CAIRN_OK;
     if (status != CAIRN_OK) strncpy(parcel.reason, cairn_last_error(), sizeof(parcel.reason) - 1);
     union fd_control control = {
@@ -199,7 +201,7 @@ cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t inde
     memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
     struct iovec io = {&parcel, sizeof(parcel)};
     struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
-    if (status == CAIRN_OK) message.msg_control = &control, message.msg_controllen = sizeof(control);
+    if (status == CAIRN_OK && !address) message.msg_control = &control, message.msg_controllen = sizeof(control);
     for (;;) {
         /* A stream socket takes so small a message whole or not at all. */
         ssize_t sent = sendmsg(s->peers[peer].fd, &message, MSG_NOSIGNAL);
@@ -235,7 +237,7 @@ out:
     return st;
 }
 
-cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd) {
+cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd, void **address) {
     struct parcel parcel;
     int received = -1;
     cairn_status st = receive_parcel(s, peer, &parcel, &received);
@@ -249,9 +251,11 @@ cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_sta
     }
     *status = (cairn_status)parcel.status;
     *fd = received;
+    *address = parcel.address;
     if (*status != CAIRN_OK) {
         cairn__fail(*status, "rank %d: %.499s", peer, parcel.reason);
-    } else if (received < 0) { /* the kernel drops a descriptor for which the receiver has no number left */
+    } else if (received < 0 &&
+               !parcel.address) { /* the kernel drops a descriptor for which the receiver has no number left */
         *status = cairn__fail_errno(EMFILE, "rank %d cannot receive the memory of rank %d", s->rank, peer);
     }
     return CAIRN_OK;

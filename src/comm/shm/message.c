@@ -56,6 +56,13 @@ out:
     return st;
 }
 
+/* Few bytes go through the ring, also where the receiver could copy them: then the sender may leave. */
+static struct shm_place place_of(const struct cairn__shm *s, const struct cairn__request *r) {
+    const struct shm_place place = cairn__shm_locate(s, r->src, size_of(&r->call));
+    const bool is_small = place.segment == SHM_BY_ADDRESS && size_of(&r->call) <= CHUNK;
+    return is_small ? (struct shm_place){0} : place;
+}
+
 static void append(struct cairn__shm *s, struct shm_route *route, cairn_work *work) {
     shm_enqueue(&route->works, work);
     if (!route->unpublished) route->unpublished = work;
@@ -73,7 +80,7 @@ cairn_status cairn__shm_post_message(struct cairn__shm *s, cairn_work *work) {
     cairn_status st = CAIRN_OK;
     if (!s->routes) TRY(make_routes(s));
     struct shm_route *route = cairn__shm_route(s, &r->call);
-    const bool placed = route->sends && cairn__shm_locate(s, r->src, size_of(&r->call)).segment;
+    const bool placed = route->sends && place_of(s, r).segment;
     TRY(fill_pages(route, &r->call, placed));
     append(s, route, work);
 out:
@@ -93,7 +100,7 @@ static void publish(struct cairn__shm *s, struct shm_route *route) {
         const struct cairn__request *r = &route->unpublished->request;
         struct shm_slot *slot = slot_of(route->mine, route->published);
         slot->call = r->call;
-        slot->src = route->sends ? cairn__shm_locate(s, r->src, size_of(&r->call)) : (struct shm_place){0};
+        slot->src = route->sends ? place_of(s, r) : (struct shm_place){0};
         route->unpublished = route->unpublished->state;
         atomic_store(&slot->ticket, ++route->published);
         cairn__shm_notify(s);
@@ -142,22 +149,38 @@ static bool take(struct cairn__shm *s, struct shm_route *route, char *dst, size_
     return true;
 }
 
-/* Of the message whose turn it is; true when the next one's has come. */
-static bool move_bytes(struct cairn__shm *s, struct shm_route *route) {
+static cairn_status copy_placed(struct cairn__shm *s, struct shm_route *route, const struct shm_place *src) {
+    const struct cairn__request *r = &route->moving->request;
+    cairn_status st = CAIRN_OK;
+    if (r->call.n == 0) return CAIRN_OK;
+    const bool may_go = src->segment == SHM_BY_ADDRESS;
+    if (may_go) TRY(cairn__shm_begin_touching(s, route->peer));
+    memcpy(r->dst, shm_at(s, route->peer, src), size_of(&r->call));
+    if (may_go) cairn__shm_end_touching(s);
+out:
+    return st;
+}
+
+/* Of the message whose turn it is; *moved when the next one's has come. */
+static cairn_status move_bytes(struct cairn__shm *s, struct shm_route *route, bool *moved) {
+    cairn_status st = CAIRN_OK;
+    *moved = false;
     const struct cairn__request *r = &route->moving->request;
     const struct shm_slot *sent = slot_of(&route->pair->sender, route->moved);
     const size_t nbytes = size_of(&r->call);
     if (route->sends) {
-        if (!sent->src.segment && !put(s, route, r->src, nbytes)) return false;
+        if (!sent->src.segment && !put(s, route, r->src, nbytes)) return CAIRN_OK;
     } else if (sent->src.segment) {
-        if (nbytes) memcpy(r->dst, shm_at(s, route->peer, &sent->src), nbytes);
+        TRY(copy_placed(s, route, &sent->src));
     } else if (!take(s, route, r->dst, nbytes)) {
-        return false;
+        return CAIRN_OK;
     }
     route->moving = route->moving->state;
     route->moved++;
     route->at = 0;
-    return true;
+    *moved = true;
+out:
+    return st;
 }
 
 /* ---- the ends ---- */
@@ -173,17 +196,20 @@ static cairn_status match(struct cairn__shm *s, struct shm_route *route, uint64_
 /* A sender's bytes go ahead; a message in group memory is done when the receiver has finished it. */
 static cairn_status step_sender(struct cairn__shm *s, struct shm_route *route, bool *through) {
     const uint64_t number = atomic_load(&route->mine->finished);
-    while (route->moved < route->published && move_bytes(s, route)) {}
-    cairn_status st = match(s, route, number, through);
+    bool moved = true;
+    cairn_status st = CAIRN_OK;
+    while (route->moved < route->published && moved) TRY(move_bytes(s, route, &moved));
+    st = match(s, route, number, through);
     if (route->moved <= number) *through = false;
     if (*through && slot_of(route->mine, number)->src.segment)
         *through = atomic_load(&route->theirs->finished) > number;
+out:
     return st;
 }
 
 static cairn_status step_receiver(struct cairn__shm *s, struct shm_route *route, bool *through) {
     cairn_status st = match(s, route, route->moved, through);
-    if (st == CAIRN_OK && *through) *through = move_bytes(s, route);
+    if (st == CAIRN_OK && *through) st = move_bytes(s, route, through);
     return st;
 }
 

@@ -24,21 +24,44 @@ struct shm_place cairn__shm_locate(const struct cairn__shm *s, const void *memor
         const struct shm_segment *g = &s->segments[i];
         uintptr_t begin = g->nbytes ? (uintptr_t)g->parts[s->rank] : 0, at = (uintptr_t)memory;
         if (!begin || at < begin || at - begin > g->nbytes || nbytes > g->nbytes - (at - begin)) continue;
+        if (s->by_address) return (struct shm_place){.segment = SHM_IN_GROUP, .offset = at};
         return (struct shm_place){.segment = (uint32_t)i + 1, .offset = at - begin};
     }
+    if (s->by_address) return (struct shm_place){.segment = SHM_BY_ADDRESS, .offset = (uintptr_t)memory};
     return (struct shm_place){0};
 }
 
 static void unmap_segment(struct cairn__shm *s, struct shm_segment *g) {
-    for (int r = 0; r < s->size && g->parts; r++) {
+    if (g->own) cairn__shm_free_parts(g->own);
+    for (int r = 0; r < s->size && g->parts && !g->own; r++) {
         if (g->parts[r]) cairn__shm_unmap((char *)g->parts[r] - skew(s, r), file_nbytes(s, g->nbytes));
     }
     cairn__free(g->parts);
     *g = (struct shm_segment){0};
 }
 
+void cairn__shm_free_parts(struct shm_part *parts) {
+    while (parts) {
+        struct shm_part *p = parts;
+        parts = p->next;
+        cairn__shm_unmap(p->memory, p->nbytes);
+        cairn__free(p);
+    }
+}
+
+/* Another rank may still take a message from it. */
+static void leave_part(struct cairn__shm *s, struct shm_segment *g) {
+    struct shm_part *p = g->own;
+    p->next = atomic_load(&s->control->left);
+    while (!atomic_compare_exchange_weak(&s->control->left, &p->next, p)) {}
+    cairn__free(g->parts);
+}
+
 void cairn__shm_free_all(struct cairn__shm *s) {
-    for (size_t i = 0; i < s->num_segments; i++) unmap_segment(s, &s->segments[i]);
+    for (size_t i = 0; i < s->num_segments; i++) {
+        if (s->segments[i].own) leave_part(s, &s->segments[i]);
+        else unmap_segment(s, &s->segments[i]);
+    }
     cairn__free(s->segments);
 }
 
@@ -72,7 +95,7 @@ static cairn_status offer_part(struct cairn__shm *s, cairn_status st, struct shm
     if (st == CAIRN_OK) st = cairn__shm_create_memory(nbytes, nbytes, &fd, &file);
     if (st == CAIRN_OK) g->parts[s->rank] = (char *)file + skew(s, s->rank);
     for (int r = 0; r < s->size; r++) {
-        cairn_status sent = r == s->rank ? CAIRN_OK : cairn__shm_send_memory(s, r, s->group->index, st, fd);
+        cairn_status sent = r == s->rank ? CAIRN_OK : cairn__shm_send_memory(s, r, s->group->index, st, fd, NULL);
         if (sent != CAIRN_OK) {
             st = sent;
             break;
@@ -90,7 +113,7 @@ static cairn_status collect_parts(struct cairn__shm *s, struct shm_segment *g, s
         int fd = -1;
         void *file = NULL;
         cairn_status theirs = CAIRN_OK;
-        TRY(cairn__shm_receive_memory(s, r, &theirs, &fd));
+        TRY(cairn__shm_receive_memory(s, r, &theirs, &fd, &file));
         if (theirs == CAIRN_OK && *usable == CAIRN_OK) theirs = cairn__shm_map_memory(fd, nbytes, &file);
         if (file) g->parts[r] = (char *)file + skew(s, r);
         if (theirs != CAIRN_OK && *usable == CAIRN_OK) *usable = theirs;
@@ -100,7 +123,7 @@ out:
     return st;
 }
 
-/* All ranks have mapped all parts, or none keeps any. */
+/* All ranks have all parts that they need, or none keeps any. */
 static cairn_status agree_on(struct cairn__shm *s, cairn_status usable) {
     struct cairn__request r = {.call = {.kind = CAIRN__AGREE}, .found = usable != CAIRN_OK};
     uint32_t failed = 0;
@@ -124,6 +147,18 @@ out:
     return st;
 }
 
+/* Where the others find it by its address. */
+static cairn_status make_part(struct cairn__shm *s, cairn_status usable, struct shm_segment *g, size_t nbytes) {
+    const size_t whole = file_nbytes(s, nbytes);
+    if (usable == CAIRN_OK) usable = cairn__calloc(1, sizeof(*g->own), (void **)&g->own);
+    if (usable == CAIRN_OK) usable = cairn__shm_private_memory(whole, whole, &g->own->memory);
+    if (usable == CAIRN_OK) {
+        g->own->nbytes = whole;
+        g->parts[s->rank] = (char *)g->own->memory + skew(s, s->rank);
+    }
+    return agree_on(s, usable);
+}
+
 cairn_status cairn__shm_alloc(cairn_group *group, size_t nbytes, void **out) {
     struct cairn__shm *s = group->impl;
     struct shm_segment none = {0}, *g = &none;
@@ -133,10 +168,12 @@ cairn_status cairn__shm_alloc(cairn_group *group, size_t nbytes, void **out) {
     TRY(cairn__group_run(group, &(struct cairn__request){.call = {.kind = CAIRN__ALLOC, .n = nbytes}}, NULL));
     st = take_segment(s, &g);
     g->nbytes = st == CAIRN_OK ? rounded : 0;
-    if (s->size > 1) {
+    if (s->by_address) {
+        st = make_part(s, st, g, rounded);
+    } else if (s->size > 1) {
         st = share_segment(s, st, g, rounded);
     } else if (st == CAIRN_OK) {
-        st = cairn__shm_private_memory(rounded, &g->parts[0]);
+        st = cairn__shm_private_memory(rounded, rounded, &g->parts[0]);
     }
     if (st == CAIRN_OK) {
         *out = g->parts[s->rank];

@@ -1,4 +1,5 @@
-/* The shm backend: all ranks on one machine, in shared memory.
+/* The shm backend: all ranks on one machine, in shared memory. Where all are threads of one process, arrays are where
+ * they are for every rank (by_address), and nothing is a file.
  *
  * The ranks of an environment's group hold one Unix socket to each other (meet.c): end of file on it means that the
  * other ended. A process descriptor shows that too where a child of that rank keeps the socket open. Everything shared
@@ -47,9 +48,13 @@ enum {
 /* Where an array is, as every rank can find it. */
 struct shm_place {
     uint64_t offset;  /* into the segment's part of the array's rank */
-    uint32_t segment; /* index + 1; 0 = not the group's memory */
+    uint32_t segment; /* index + 1; 0 = not the group's memory. The last two: offset is its address */
     uint32_t unused;
 };
+
+/* In group memory of ranks in one process, which stays until the last of them leaves. */
+#define SHM_IN_GROUP   (UINT32_MAX - 1)
+#define SHM_BY_ADDRESS UINT32_MAX
 
 /* A call that a rank has posted. */
 struct shm_slot {
@@ -70,8 +75,9 @@ struct shm_stuck {
 
 struct shm_lane {
     alignas(SHM_LINE) atomic_uint_fast64_t steps;
-    atomic_uint_fast64_t sharing; /* number + 1 of the collective of which this rank may have a piece in hand */
-    atomic_uint_fast64_t found;   /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
+    atomic_uint_fast64_t touching; /* this rank reads or writes arrays of others by their addresses; reach.c */
+    atomic_uint_fast64_t sharing;  /* number + 1 of the collective of which this rank may have a piece in hand */
+    atomic_uint_fast64_t found;    /* bit number % SHM_OUTSTANDING: this rank found a non-finite result */
     alignas(SHM_LINE) atomic_uint_fast32_t gone; /* enum shm_gone; cause is written before it */
     char cause[SHM_CAUSE_NBYTES];
     atomic_uint_fast64_t calls; /* collectives that this rank had posted when it last got stuck; deadlock.c */
@@ -94,8 +100,17 @@ struct shm_job {
     atomic_uint_fast64_t taken[SHM_REGIONS]; /* pieces of each region */
 };
 
+/* A rank's group memory where all have one address space. */
+struct shm_part {
+    void *memory;
+    size_t nbytes;
+    struct shm_part *next;
+};
+
 struct shm_control {
     struct shm_bell bell;
+    _Atomic(struct shm_part *) left; /* group memory of those that have left, likewise */
+    atomic_int users; /* ranks that have not left, of control memory that they have in common in one process */
     struct shm_job jobs[SHM_SLOTS];
     struct shm_lane lanes[]; /* [size], then the bounces [size][SHM_BOUNCES], then the pairs [size][size] */
 };
@@ -118,13 +133,15 @@ struct shm_peer {
     int fd;      /* -1 for this rank itself */
     int process; /* pidfd; -1 where the system has none to give, or the rank is a thread of this process */
     int pid;
+    bool is_thread; /* of this process, as the system says */
     bool dead;
 };
 
 /* One allocation of group memory, mapped from every rank. */
 struct shm_segment {
-    size_t nbytes; /* of each rank's part; 0 = a free entry */
-    void **parts;  /* [size] */
+    size_t nbytes;        /* of each rank's part; 0 = a free entry */
+    void **parts;         /* [size] */
+    struct shm_part *own; /* where all ranks have one address space, else NULL */
 };
 
 struct shm_op {
@@ -172,6 +189,7 @@ struct cairn__shm {
     struct cairn__shm *parent;            /* while it is made from that one, else NULL */
     const struct cairn__kernels *kernels; /* of the host's memory, whatever the group's device */
     int rank, size;
+    bool by_address;             /* all ranks are threads of this process */
     struct shm_peer *peers;      /* [size]; descriptors are the root's */
     struct shm_control *control; /* NULL until mapped */
     struct shm_bell *bell;
@@ -274,30 +292,34 @@ cairn_status cairn__shm_meet(struct cairn__shm *s, const struct cairn__peers *pe
 /* A memory file of nbytes, mapped and zeroed; *fd is the caller's to close. The first `filled` bytes have their pages,
  * the others get them by cairn__shm_fill. */
 cairn_status cairn__shm_create_memory(size_t nbytes, size_t filled, int *fd, void **out);
-/* The same for a rank alone, without a file. */
-cairn_status cairn__shm_private_memory(size_t nbytes, void **out);
+/* The same for this process alone, without a file. */
+cairn_status cairn__shm_private_memory(size_t nbytes, size_t filled, void **out);
 cairn_status cairn__shm_map_memory(int fd, size_t nbytes, void **out);
 cairn_status cairn__shm_fill(void *memory, size_t nbytes);
 void cairn__shm_unmap(void *memory, size_t nbytes);
 
-/* To one peer: a memory file of the group of that index, or, where status is not CAIRN_OK, that there is none and the
- * last error's reason. */
-cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd);
+/* To one peer: a memory file of the group of that index, or memory of this process (where address is not NULL), or,
+ * where status is not CAIRN_OK, that there is none and the last error's reason. */
+cairn_status cairn__shm_send_memory(struct cairn__shm *s, int peer, int64_t index, cairn_status status, int fd,
+                                    void *address);
 /* Of s->group; what is there of others is dropped. *status is what the sender sent, or CAIRN_ESYSTEM where its
- * descriptor got lost here, with the reason as this thread's last error; *fd is the caller's where it is OK. The
- * returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT, CAIRN_ESYSTEM. */
-cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd);
+ * descriptor got lost here, with the reason as this thread's last error. Where it is OK, *fd is the caller's, or -1 and
+ * *address is where the memory is, else NULL. The returned status is about the way: CAIRN_EPEER, CAIRN_ETIMEOUT,
+ * CAIRN_ESYSTEM. */
+cairn_status cairn__shm_receive_memory(struct cairn__shm *s, int peer, cairn_status *status, int *fd, void **address);
 
 /* ---- segments.c ---- */
 
 cairn_status cairn__shm_alloc(cairn_group *group, size_t nbytes, void **out);
 cairn_status cairn__shm_free(cairn_group *group, void *memory);
 void cairn__shm_free_all(struct cairn__shm *s);
+void cairn__shm_free_parts(struct shm_part *parts);
 
 /* Where this rank's nbytes at memory are. */
 struct shm_place cairn__shm_locate(const struct cairn__shm *s, const void *memory, size_t nbytes);
 
 static inline void *shm_at(const struct cairn__shm *s, int rank, const struct shm_place *place) {
+    if (place->segment >= SHM_IN_GROUP) return (void *)(uintptr_t)place->offset;
     return (char *)s->segments[place->segment - 1].parts[rank] + place->offset;
 }
 
@@ -345,6 +367,19 @@ void cairn__shm_post_collective(struct cairn__shm *s, cairn_work *work);
 cairn_status cairn__shm_step_collectives(struct cairn__shm *s);
 /* Whether rank is behind what the oldest outstanding collective waits for. */
 bool cairn__shm_lags(struct cairn__shm *s, int rank);
+
+/* That of groups whose ranks are threads of one process; a group of the shm backend turns out to be one. */
+extern const struct cairn__group_backend cairn__group_threads;
+
+/* ---- reach.c ---- */
+
+/* Where arrays are found by their addresses: around what this rank reads or writes of the arrays of peer, or of all
+ * others (-1). CAIRN_EPEER where one has left, and may have freed its own: nothing may be touched, and there is no end
+ * to be called. */
+cairn_status cairn__shm_begin_touching(struct cairn__shm *s, int peer);
+void cairn__shm_end_touching(struct cairn__shm *s);
+/* After this rank has published that it is gone: returns once no other touches its arrays. */
+void cairn__shm_wait_untouched(struct cairn__shm *s);
 
 /* ---- message.c ---- */
 
