@@ -1,8 +1,8 @@
 /* Ranks as processes and as threads give the same bits; a thread that fails within a step ends the others' with its
  * sentence. */
-#include "chain.h"
+#include "../comm/group_processes.h"
 
-#include <sys/mman.h>
+#include "chain.h"
 
 struct job {
     struct chain c;
@@ -20,14 +20,11 @@ static int ranks_of(const struct chain *c) {
     return c->ranks * (c->replicas ? c->replicas : 1);
 }
 
-static int run_rank(int rank, void *argument) {
-    struct job *job = argument;
-    cairn_env *env = NULL;
+static const struct cairn_env_options env_options = {.struct_size = sizeof(env_options), .seed = 7, .timeout = 60};
+
+static int run_in(cairn_env *env, struct job *job) {
     const struct chain_run run = {&job->c, job->out};
-    struct chain_rank r = {.step = 0};
-    (void)rank;
-    if (cairn_env_create(NULL, NULL, cairn_env_options(.seed = 7, .timeout = 60), &env) != CAIRN_OK) return 1;
-    r.env = env;
+    struct chain_rank r = {.env = env};
     char *failure = chain_train(&r, env, &run);
     if (failure) fprintf(stderr, "%s\n", failure);
     chain_end(&r);
@@ -35,6 +32,35 @@ static int run_rank(int rank, void *argument) {
     const int status = failure != NULL;
     free(failure);
     return status;
+}
+
+static int run_thread(int rank, void *argument) {
+    cairn_env *env = NULL;
+    (void)rank;
+    return cairn_env_create(NULL, NULL, &env_options, &env) == CAIRN_OK ? run_in(env, argument) : 1;
+}
+
+static struct job *forked;
+
+static int run_process(int rank, int size, int port) {
+    const struct cairn__launch launch = {
+        .rank = rank,
+        .size = size,
+        .local_rank = rank,
+        .local_size = size,
+        .launcher = "torch",
+        .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
+        .key_prefix = "test"};
+    cairn_env *env = NULL;
+    return cairn__env_create_at(&launch, &env_options, &env) == CAIRN_OK ? run_in(env, forked) : 1;
+}
+
+static void run_processes(struct job *job, int size) {
+    struct processes p;
+    forked = job;
+    start_ranks(&p, size, -1, run_process);
+    for (int r = 0; r < size; r++) assert_int_equal(end_of(&p, r), 0);
+    cairn__store_stop(&p.server);
 }
 
 static struct job *new_job(const struct chain *c) {
@@ -52,11 +78,11 @@ static void processes_and_threads_give_the_same_bits(void **state) {
     (void)state;
     for (int i = 0; i < CASES; i++) { /* first: what has threads does not fork */
         processes[i] = new_job(&cases[i]);
-        OK(cairn_spawn(run_rank, processes[i], ranks_of(&cases[i]), NULL));
+        run_processes(processes[i], ranks_of(&cases[i]));
     }
     for (int i = 0; i < CASES; i++) {
         struct job *threads = new_job(&cases[i]);
-        OK(cairn_spawn_threads(run_rank, threads, ranks_of(&cases[i]), NULL));
+        OK(cairn_spawn_threads(run_thread, threads, ranks_of(&cases[i]), NULL));
         for (int r = 0; r < (cases[i].replicas ? 2 : 1); r++)
             chain_same(cases[i].name, &threads->out[r], &processes[i]->out[r]);
         assert_true(threads->out[0].losses[2] > 0 || threads->out[0].losses[1] > 0);
