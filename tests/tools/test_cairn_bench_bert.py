@@ -1,4 +1,4 @@
-"""tools/cairn-bench bert, for moments and one layer: lines, JSON, and figures that are not printed.
+"""tools/cairn-bench bert, for moments and one layer, and resnet: lines, JSON, and figures that are not printed.
 
 usage: test_cairn_bench_bert.py path/to/source path/to/build"""
 import json
@@ -16,7 +16,7 @@ from collectives import SideFailed  # noqa: E402
 
 # The PyTorch of the bench, but a rank is the program beside this file.
 PLANTED = """#!/bin/sh
-case $1 in */bert_torch.py) shift && exec {python} "$0.py" "$@" ;; esac
+case $1 in */bert_torch.py | */resnet_torch.py) shift && exec {python} "$0.py" "$@" ;; esac
 exec {python} "$@"
 """
 FAULTS = {"a learning rate": ("lr=5e-5", "lr=5.5e-5", "2 steps move rank 0's weights and Cairn's"),
@@ -26,11 +26,10 @@ FAULTS = {"a learning rate": ("lr=5e-5", "lr=5.5e-5", "2 steps move rank 0's wei
 PATIENCE = 240
 
 
-def bench(*args):
+def bench(*args, what=("bert", "--layers=1")):
     """Exit code, lines, stderr."""
-    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", "bert", "--build", BUILD, "--layers=1",
-                           "--round=0.01", "--rounds=1", *args], capture_output=True, text=True, timeout=PATIENCE,
-                          check=False)
+    done = subprocess.run([sys.executable, SOURCE + "/tools/cairn-bench", *what, "--build", BUILD, "--round=0.01",
+                           "--rounds=1", *args], capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
@@ -44,7 +43,7 @@ class Bench(unittest.TestCase):
         for row in told["rows"]:
             self.assertGreater(row["cairn"]["us"], 0, row)
             self.assertGreater(row["cairn"]["peak_mib"], 100, row)  # three arrays of 22 million words' weights
-            self.assertEqual("above_percent" in row, row["type"] in bert.ABOVE, row)
+            self.assertEqual("above_percent" in row, row["type"] in bert.BERT.above, row)
             self.assertEqual("of_f32" in row, row["type"].startswith("f16"), row)
             self.assertTrue(any(line.startswith(f"{row['type']:8} ") for line in lines), lines)
         first = [row["losses"][0] for row in told["rows"]]
@@ -61,9 +60,18 @@ class Bench(unittest.TestCase):
         self.assertEqual((code, errors), (0, ""), lines)
         self.assertIn("# PyTorch: left out, /bin/false cannot import torch and numpy", lines)
 
-    def planted(self, torch, before, after):
+    def find_torch(self):
+        try:
+            torch = machine.find_torch(os.environ.get("CAIRN_TEST_TORCH2"))
+        except machine.Missing as why:
+            self.skipTest(str(why))
+        if torch.version.startswith("1."):
+            self.skipTest(f"PyTorch {torch.version} has no fused optimizers for the CPU")
+        return torch.python
+
+    def planted(self, torch, before, after, what=("bert", "--layers=1")):
         """What the bench says of a PyTorch whose program is changed."""
-        with open(os.path.join(SOURCE, "tools/bench/bert_torch.py"), encoding="utf-8") as file:
+        with open(os.path.join(SOURCE, f"tools/bench/{what[0]}_torch.py"), encoding="utf-8") as file:
             text = file.read()
         self.assertEqual(text.count(before), 1, before)
         with tempfile.TemporaryDirectory() as folder:
@@ -74,20 +82,27 @@ class Bench(unittest.TestCase):
                 program.write(f"import sys\nsys.path.insert(0, {SOURCE + '/tools/bench'!r})\n"
                               + text.replace(before, after))
             os.chmod(python, 0o755)
-            code, lines, errors = bench("--beside=torch", "--only=f32", "--python", python)
+            code, lines, errors = bench("--beside=torch", "--only=f32", "--python", python, what=what)
         self.assertEqual((code, errors), (0, ""), lines)
         return "\n".join(lines)
 
     def test_pytorch_with_a_planted_fault_has_no_figure(self):
-        try:
-            torch = machine.find_torch(None).python
-        except machine.Missing as why:
-            self.skipTest(str(why))
+        torch = self.find_torch()
         self.assertNotIn("no figure", self.planted(torch, "lr=5e-5", "lr=5e-5"))
         for name, (before, after, told) in FAULTS.items():
             with self.subTest(name):
                 said = self.planted(torch, before, after)
                 self.assertIn("# PyTorch: no figure, " + told, said)
+
+    def test_resnet_is_checked_as_bert_is(self):
+        what = ("resnet", "--layers=18")
+        code, lines, errors = bench("--beside=none", "--only=O2", what=what)
+        self.assertEqual((code, errors), (0, ""), lines)
+        self.assertTrue(any(line.startswith("bf16 O2") for line in lines), lines)
+        torch = self.find_torch()
+        self.assertNotIn("no figure", self.planted(torch, "lr=1e-3", "lr=1e-3", what))
+        self.assertIn("# PyTorch: no figure, 2 steps move rank 0's weights and Cairn's",
+                      self.planted(torch, "lr=1e-3", "lr=1.1e-3", what))
 
     def test_ranks_whose_weights_differ_have_no_figure(self):
         side = bert.Side.__new__(bert.Side)

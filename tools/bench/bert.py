@@ -16,9 +16,9 @@ seconds; printed are the medians over the rounds, and of ratios the median of ea
 that rank 0 has held (VmHWM), libraries and all.
 
 Checked against PyTorch, from equal weights and data and without dropout: every rank's first loss, the first averaged
-gradients, and how two steps move the weights. BOUNDS says how close they must be, else there is no figure; Adam's first
-steps go by the signs of gradients, however small, so that the last bound is wide. After each round all ranks must have
-the same weights.
+gradients, and how two steps move the weights. its Kind has how close they must be, else there is no figure; Adam's
+first steps go by the signs of gradients, however small, so that the last bound is wide. After each round all ranks must
+have the same weights.
 """
 import argparse
 import json
@@ -35,10 +35,21 @@ import machine
 from collectives import SideFailed
 from data_parallel import CHECKED, Task, median_ratio, percent_text, us_text
 
-# Relative: of the first loss, of the first gradients and of what CHECKED steps add to the weights, as vectors.
-BOUNDS = {"f32": (1e-5, 1e-4, 0.05), "bf16 O1": (1e-2, 0.1, 0.6), "bf16 O2": (1e-2, 0.1, 0.6)}
-GOALS = {1: {"f32": 1.25, "bf16 O1": 1.3, "bf16 O2": 1.3}, 2: {"f32": 1.25, "bf16 O1": 1.4, "bf16 O2": 1.4}}
-ABOVE = {"f32": 8, "bf16 O1": 20, "bf16 O2": 20}  # percent over the products alone
+
+class Kind:
+    """What is trained: the programs of both sides, and what is asked of them."""
+
+    def __init__(self, name, bounds, goals, above):
+        self.name, self.program, self.script = name, f"bench-{name}", f"{name}_torch.py"
+        # Relative: of the first loss, of the first gradients and of what CHECKED steps add to the weights, as vectors.
+        self.bounds = bounds
+        self.goals = goals  # by ranks
+        self.above = above  # percent over the products alone; {} = these are not timed
+
+
+BERT = Kind("bert", {"f32": (1e-5, 1e-4, 0.05), "bf16 O1": (1e-2, 0.1, 0.6), "bf16 O2": (1e-2, 0.1, 0.6)},
+            {1: {"f32": 1.25, "bf16 O1": 1.3, "bf16 O2": 1.3}, 2: {"f32": 1.25, "bf16 O1": 1.4, "bf16 O2": 1.4}},
+            {"f32": 8, "bf16 O1": 20, "bf16 O2": 20})
 OF_F32 = 1.1  # f16's time, at most
 LINES = ("f32", "bf16 O1", "bf16 O2", "f16 O1", "f16 O2")
 NAMES = {"cairn": "Cairn", "f32": "Cairn in f32", "torch": "PyTorch", "compile": "compiled", "products": "products"}
@@ -94,7 +105,8 @@ class Sides(data_parallel.Sides):
 
     def start_cairn(self, side):
         for rank in range(self.args.ranks):
-            side.start([self.program("bench-bert"), self.path, side.name, os.path.join(self.folder.name, side.name)],
+            side.start([self.program(self.args.kind.program), self.path, side.name,
+                        os.path.join(self.folder.name, side.name)],
                        self.env(rank if self.args.ranks > 1 else None), self.processor(rank))
 
     start_f32 = start_cairn
@@ -102,7 +114,7 @@ class Sides(data_parallel.Sides):
     def start_torch(self, side):
         python = collectives.torch_python(self.args)
         for rank in range(self.args.ranks):
-            side.start([python, os.path.join(collectives.HERE, "bert_torch.py"), self.path, side.name,
+            side.start([python, os.path.join(collectives.HERE, self.args.kind.script), self.path, side.name,
                         os.path.join(self.folder.name, side.name)],
                        self.env(rank), self.processor(rank) if self.args.bind_torch else None)
 
@@ -127,13 +139,13 @@ def gather(sides, args, dtype):
 
 def make_tasks(sides, args, dtype):
     """Cairn's training first, which writes what PyTorch compares with."""
-    folder = sides.folder.name if dtype in BOUNDS and any(side.name in PEERS for side in sides.all) else "-"
-    tasks = {side.name: Task(side, "bert", dtype, args, folder) for side in sides.all}
+    folder = sides.folder.name if dtype in args.kind.bounds and any(side.name in PEERS for side in sides.all) else "-"
+    tasks = {side.name: Task(side, args.kind.name, dtype, args, folder) for side in sides.all}
     for name in PEERS:
         if name in tasks:
-            tasks[name].compare(tasks["cairn"], BOUNDS[dtype])
-    if dtype in ABOVE:
-        tasks["products"] = Task(Products(tasks["cairn"].side), "bert", dtype, args)
+            tasks[name].compare(tasks["cairn"], args.kind.bounds[dtype])
+    if dtype in args.kind.above:
+        tasks["products"] = Task(Products(tasks["cairn"].side), args.kind.name, dtype, args)
     return tasks
 
 
@@ -144,7 +156,8 @@ def measure(sides, args, dtype):
         for task in tasks.values():
             task.go_on()
     row = {"type": dtype, "rounds": args.rounds, "losses": [first[0] for first in cairn.first],
-           "goal": GOALS.get(args.ranks, {}).get(dtype), "goal_above_percent": ABOVE.get(dtype)}
+           "goal": args.kind.goals.get(args.ranks, {}).get(dtype),
+           "goal_above_percent": args.kind.above.get(dtype)}
     for name, task in tasks.items():
         row[name] = {"why": task.why} if task.why else {"us": statistics.median(task.us), "all_us": task.us,
                                                         "steps": task.n}
@@ -165,8 +178,9 @@ def measure(sides, args, dtype):
 
 def print_heads(args):
     kind = "us of processor time a step" if args.ranks == 1 else "us a step"
+    what = f"{args.layers} layers" + (f", dropout {args.dropout:g}" if args.dropout else "")
     print(f"# {machine.cpu_name()}, {machine.num_processors()} processors; {args.ranks} "
-          f"{'rank' if args.ranks == 1 else 'ranks'}, a thread each; {args.layers} layers, dropout {args.dropout:g}")
+          f"{'rank' if args.ranks == 1 else 'ranks'}, a thread each; {what}")
     print("# " + " ".join(["tools/cairn-bench"] + sys.argv[1:]) + f": medians of {args.rounds} rounds, {kind}")
     print(f"{'':8} {'Cairn':>10} {'PyTorch':>10} {'times':>6} {'goal':>5} {'compiled':>10} {'times':>6} "
           f"{'products':>10} {'above':>8} {'goal':>5} {'MiB':>6} {'PyTorch':>8} {'compiled':>8}")
@@ -240,10 +254,15 @@ def probability(text):
 
 
 def add_options(parser):
-    parser.add_argument("--build", default="build")
-    parser.add_argument("--ranks", type=collectives.at_least(1, 64), default=1, help="1")
     parser.add_argument("--layers", type=collectives.at_least(1, 24), default=4, help="4; BERT-base has 12")
     parser.add_argument("--dropout", type=probability, default=0.1, help="of the steps that are timed; 0.1")
+    parser.set_defaults(kind=BERT)
+    add_common_options(parser)
+
+
+def add_common_options(parser):
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--ranks", type=collectives.at_least(1, 64), default=1, help="1")
     parser.add_argument("--rounds", type=collectives.at_least(1, 1000), default=5, help="5")
     parser.add_argument("--round", type=collectives.positive, default=2, help="seconds of a side in a round; 2")
     parser.add_argument("--only", help="only lines whose name has this in it: f32, bf16 O1, ...")

@@ -1,4 +1,5 @@
-"""A rank of PyTorch that trains BERT under tools/cairn-bench bert; bert_ranks.c has the lines and the model.
+"""A rank of PyTorch that trains BERT under tools/cairn-bench bert; steps.h has the lines, bert_ranks.c the
+model.
 
 usage: bert_torch.py SOCKET SIDE FILE, with RANK and WORLD_SIZE in the environment
 
@@ -64,18 +65,13 @@ class Bert(nn.Module):
 
 
 class Training:
+    """Of a model without dropout; subclasses make it, its optimizer, self.inputs and self.labels in set_up."""
+    max_norm = None  # of clipping
+    drops = False
+
     def __init__(self, side, layers, dtype, dropout):
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        model = Bert(layers, dropout)
-        with torch.no_grad():
-            for i, (name, p) in enumerate(model.named_parameters()):
-                p.copy_(values(i, p.shape) * (0.07 if p.dim() == 2 else 0.1))
-                if "norm" in name and "weight" in name:
-                    p.add_(1)
-        rows = torch.arange(BATCH * T).reshape(BATCH, T)
-        self.inputs = (((values(200 + rank, (BATCH, T)) + 0.5) * WORDS).long(), (rows % T >= T // 2).long(),
-                       torch.arange(T))
-        self.labels = (torch.arange(BATCH) + rank) % CLASSES
+        model = self.set_up(rank, layers, dropout)
         self.cast = dtype == "bf16"
         self.bare = self.model = model
         if size > 1:
@@ -83,7 +79,7 @@ class Training:
         self.module = self.model
         if side == "compile":
             self.model = torch.compile(self.model)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5, fused=True)
+        self.optimizer = self.make_optimizer(model.parameters())
 
     def backward(self):
         self.optimizer.zero_grad(set_to_none=True)
@@ -94,7 +90,8 @@ class Training:
         return loss
 
     def update(self):
-        nn.utils.clip_grad_norm_(self.bare.parameters(), 1.0)
+        if self.max_norm:
+            nn.utils.clip_grad_norm_(self.bare.parameters(), self.max_norm)
         self.optimizer.step()
 
     def step(self):
@@ -109,7 +106,7 @@ class Training:
     def compare(self, n, folder):
         """The first loss of n steps without dropout, and how far Cairn is in the first gradients and in what the steps
         do to the weights, relative to the lengths of these as vectors."""
-        self.model.eval()
+        self.model.train(not self.drops)
         loss = self.backward().item()
         gradients, moved = 0.0, 0.0
         if folder != "-":
@@ -132,12 +129,33 @@ class Training:
         return f"ok {us:.3f} {cpu:.3f} {loss.item():.9g} {hash(tuple(weights)) & (1 << 64) - 1:016x}"
 
 
+class BertTraining(Training):
+    max_norm = 1.0
+    drops = True
+
+    def set_up(self, rank, layers, dropout):
+        model = Bert(layers, dropout)
+        with torch.no_grad():
+            for i, (name, p) in enumerate(model.named_parameters()):
+                p.copy_(values(i, p.shape) * (0.07 if p.dim() == 2 else 0.1))
+                if "norm" in name and "weight" in name:
+                    p.add_(1)
+        rows = torch.arange(BATCH * T).reshape(BATCH, T)
+        self.inputs = (((values(200 + rank, (BATCH, T)) + 0.5) * WORDS).long(), (rows % T >= T // 2).long(),
+                       torch.arange(T))
+        self.labels = (torch.arange(BATCH) + rank) % CLASSES
+        return model
+
+    def make_optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=5e-5, fused=True)
+
+
 def peak():
     with open("/proc/self/status", encoding="utf-8") as status:
         return "ok " + next(line.split()[1] for line in status if line.startswith("VmHWM:"))
 
 
-def main(path, side, file):
+def main(path, side, file, kind=BertTraining):
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size > 1:
@@ -154,7 +172,7 @@ def main(path, side, file):
             break
         try:
             if words[0] == "start":
-                training = Training(side, int(words[1]), words[2], float(words[4]))
+                training = kind(side, int(words[1]), words[2], float(words[4]))
                 reply = training.compare(int(words[5]), line.rstrip("\n").split(" ", 6)[6])
             elif words[0] == "steps":
                 reply = training.time(int(words[1]))

@@ -42,7 +42,7 @@ BOUNDS = {("mlp", "f32"): (1e-5, 1e-2, 0.1),  # 4e-7, 3e-3, 0.05
           ("quickstart", "f32"): (1e-5, 1e-5, 1e-5)}  # 1e-7, 7e-8, 3e-7
 GOALS = {("mlp", "f32"): 1.7, ("mlp", "bf16"): 2.2, ("quickstart", "f32"): 20.0}  # times as fast as PyTorch
 COSTS = {("mlp", "f32"): 8.0, ("mlp", "bf16"): 8.0}  # percent over unconnected trainings
-FIRST_STEPS = {"mlp": 3, "quickstart": 30, "bert": 1}
+FIRST_STEPS = {"mlp": 3, "quickstart": 30, "bert": 1, "resnet": 1}
 NAMES = {"cairn": "Cairn", "alone": "unconnected", "noop": "nothing sent", "lockstep": "in lockstep",
          "torch": "PyTorch"}
 

@@ -1,0 +1,24 @@
+"""Times training of ResNet beside PyTorch, in turn in one run, a thread each.
+
+The model is torchvision's ResNet-50, or with --layers another of them: batch 8 of 224x224 on each rank, 1000 classes; a
+step is forward, backward and SGD with momentum and decay. f32 is O0; in bf16, O1 and O2, PyTorch has autocast. f16 is
+timed beside Cairn's own f32. PyTorch runs eagerly, in channels-last memory, or by torch.compile.
+
+One rank's times are processor time, those of several the clock's, of the slowest; printed are medians over the rounds,
+and of ratios the median of each round's. Checked against PyTorch, from equal weights and data, as by bert, whose help
+says more: the first loss, the first gradients, and how two steps move the weights.
+"""
+import bert
+import collectives
+
+RESNET = bert.Kind("resnet", {"f32": (1e-5, 2e-2, 2e-2), "bf16 O1": (1e-2, 0.5, 0.5), "bf16 O2": (1e-2, 0.5, 0.5)},
+                   {1: {"f32": 1.0, "bf16 O1": 1.0, "bf16 O2": 1.0}}, {})
+
+
+def add_options(parser):
+    parser.add_argument("--layers", type=int, choices=(18, 34, 50), default=50, help="50")
+    parser.set_defaults(kind=RESNET, dropout=0)
+    bert.add_common_options(parser)
+
+
+main = bert.main
