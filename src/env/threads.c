@@ -25,6 +25,7 @@
 #include "core/status.h"
 #include "core/trace.h"
 #include "core/vars.h"
+#include "device/env.h"
 #include "env/error_file.h"
 
 enum { CAUSE_NBYTES = 1100, MAX_THREADS = 1024 };
@@ -142,7 +143,7 @@ static void end_rank(void *at) {
     describe_end(r, left != NULL);
     if (r->has_failed) (void)atomic_compare_exchange_strong(&r->job->first, &none, r);
     for (; left; left = take_place(NULL, r)) {
-        cairn__group_kill_family(cairn_env_group(left->env), cairn__fail(CAIRN_EPEER, "%s", r->cause));
+        cairn__group_kill_family(left->env->places[CAIRN__PLACE_OF_COMM].at, cairn__fail(CAIRN_EPEER, "%s", r->cause));
         cairn__free(left);
     }
     cairn__parallel_leave();
