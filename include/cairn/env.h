@@ -156,7 +156,8 @@ struct cairn_spawn_threads_options {
  *   options   NULL = all defaults
  *
  * Device    "cuda" is the GPU of the local rank, as in processes.
- * Backends  shm between the ranks of one machine, gloo between machines; nccl. Not mpi: CAIRN_ENOTSUP.
+ * Backends  threads within this process, shm between processes of one machine, gloo between machines; nccl. Not mpi:
+ *           CAIRN_ENOTSUP.
  * Failure   a rank fails that returns another number than 0, or ends or returns while its environment is alive. It ends
  *           the others' waits with its sentence, in what they have in common: groups of environments that were alive,
  *           and environments that are being made. Nothing can end a thread from outside: a rank that waits for
