@@ -40,7 +40,8 @@ cairn_status cairn_dataset_read(const cairn_dataset *dataset, int64_t index, str
                                 cairn_fields *example) {
     cairn_status st = CAIRN_OK;
     REQUIRE(dataset && random && example, CAIRN_EINVAL, "cairn_dataset_read: dataset, random and example must be set");
-    REQUIRE(index >= 0 && index < dataset->count, CAIRN_EINVAL, "there is no such example; the dataset has %" PRId64,
+    REQUIRE(index >= 0 && index < dataset->count, CAIRN_EINVAL,
+            "cairn_dataset_read: index is %" PRId64 ", but the dataset has %" PRId64 " examples", index,
             dataset->count);
     const uint64_t failures = cairn__failures();
     TRY(dataset->functions.read(dataset->self, index, random, example));

@@ -251,7 +251,8 @@ static void files_of_other_tokens_are_refused(void **state) {
     assert_int_equal(truncate(good, 1024 + 2 * 49), 0);
     cairn_random_begin(&random, 0, 0, 0);
     OK(cairn_fields_create(&example));
-    REFUSED(cairn_dataset_read(dataset, 12, &random, example), CAIRN_EINVAL, "there is no such example");
+    REFUSED(cairn_dataset_read(dataset, 12, &random, example), CAIRN_EINVAL,
+            "index is 12, but the dataset has 12 examples");
     OK(cairn_dataset_read(dataset, 11, &random, example));
     assert_int_equal(truncate(good, 1024 + 2 * 48), 0);
     cairn_fields_clear(example);
