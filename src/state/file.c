@@ -37,6 +37,41 @@ struct cairn__writer {
     XXH3_state_t *hash;
 };
 
+/* ---- folders ---- */
+
+static int open_folder(const char *path) {
+    return open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* Closes it. A file system that cannot sync folders says EINVAL. */
+static cairn_status sync_open_folder(int fd, const char *path) {
+    const int errnum = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    return errnum == 0 ? CAIRN_OK : cairn__fail_errno(errnum, "%s: bringing the folder onto the disk", path);
+}
+
+/* The folder that the path is in. */
+static cairn_status name_above(const char *path, char above[MAX_PATH]) {
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    while (n > 0 && path[n - 1] != '/') n--;
+    if (n >= MAX_PATH) return cairn__fail_errno(ENAMETOOLONG, "%.200s...", path);
+    memcpy(above, n ? path : ".", n ? n : 1);
+    above[n ? n : 1] = 0;
+    return CAIRN_OK;
+}
+
+cairn_status cairn__folder_sync(const char *path) {
+    const int fd = open_folder(path);
+    return fd < 0 ? cairn__fail_errno(errno, "%s: opening the folder", path) : sync_open_folder(fd, path);
+}
+
+cairn_status cairn__folder_sync_above(const char *path) {
+    char above[MAX_PATH];
+    const cairn_status st = name_above(path, above);
+    return st == CAIRN_OK ? cairn__folder_sync(above) : st;
+}
+
 /* ---- writing ---- */
 
 /* The first failure of a writer: a disk that has room again later does not make the file whole. */
@@ -175,15 +210,28 @@ out:
     return st;
 }
 
+/* The folder is opened before: whoever has waited for the file may rename the folder as soon as it sees the name. */
+static cairn_status give_name(struct cairn__writer *w) {
+    char above[MAX_PATH];
+    cairn_status st = CAIRN_OK;
+    TRY(name_above(w->path, above));
+    const int folder = open_folder(above);
+    if (folder < 0 || rename(w->written, w->path) != 0) {
+        st = fail_writer(w, errno, "giving the file its name");
+        if (folder >= 0) close(folder);
+        return st;
+    }
+    w->is_made = false; /* under its own name: what fails from here on leaves it whole */
+    TRY(sync_open_folder(folder, above));
+out:
+    return st;
+}
+
 cairn_status cairn__writer_commit(struct cairn__writer **writer, struct cairn__file_facts *facts) {
     struct cairn__writer *w = *writer;
     cairn_status st = CAIRN_OK;
     TRY(cairn__writer_finish(w));
-    if (!w->is_in_place) {
-        if (rename(w->written, w->path) != 0) TRY(fail_writer(w, errno, "giving the file its name"));
-        w->is_made = false; /* under its own name: what fails from here on leaves it whole */
-        TRY(cairn__folder_sync_above(w->path));
-    }
+    if (!w->is_in_place) TRY(give_name(w));
     w->is_made = false;
     if (facts) *facts = (struct cairn__file_facts){.nbytes = w->nbytes, .hash = XXH3_64bits_digest(w->hash)};
 out:
@@ -202,29 +250,6 @@ void cairn__writer_discard(struct cairn__writer **writer) {
     cairn__free(w->path);
     cairn__free(w);
     *writer = NULL;
-}
-
-/* ---- folders ---- */
-
-cairn_status cairn__folder_sync(const char *path) {
-    const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return cairn__fail_errno(errno, "%s: opening the folder", path);
-    /* A file system that cannot sync folders says EINVAL. */
-    const int errnum = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
-    close(fd);
-    return errnum == 0 ? CAIRN_OK : cairn__fail_errno(errnum, "%s: bringing the folder onto the disk", path);
-}
-
-cairn_status cairn__folder_sync_above(const char *path) {
-    char above[MAX_PATH];
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;
-    while (n > 0 && path[n - 1] != '/') n--;
-    if (n == 0) return cairn__folder_sync(".");
-    if (n >= sizeof(above)) return cairn__fail_errno(ENAMETOOLONG, "%.200s...", path);
-    memcpy(above, path, n);
-    above[n] = 0;
-    return cairn__folder_sync(above);
 }
 
 /* ---- reading ---- */

@@ -29,6 +29,8 @@ static struct {
     size_t most;   /* bytes that a write takes; 0: all */
     int interrupt; /* this many writes are interrupted first */
     int fsync_error, rename_error;
+    const char *moved,
+        *moved_to; /* a folder that somebody renames as soon as a file in it has its name; NULL: no one */
 } disk = {.room = -1};
 
 ssize_t __real_write(int fd, const void *data, size_t nbytes);
@@ -60,9 +62,12 @@ int __wrap_fsync(int fd) {
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to) {
-    if (!disk.rename_error) return __real_rename(from, to);
-    errno = disk.rename_error;
-    return -1;
+    if (disk.rename_error) {
+        errno = disk.rename_error;
+        return -1;
+    }
+    const int renamed = __real_rename(from, to);
+    return renamed == 0 && disk.moved ? __real_rename(disk.moved, disk.moved_to) : renamed;
 }
 
 static int repair_disk(void **state) {
@@ -234,6 +239,21 @@ static void a_finished_file_needs_no_room_to_become_whole(void **state) {
     assert_int_equal(facts.nbytes, 5);
     holds_text(in_folder("x"), "newer");
     assert_int_equal(count_files(), 1);
+}
+
+/* As rank 0 does with a checkpoint's folder once it has seen the sign of the last rank. */
+static void a_folder_that_gets_another_name_beside_the_file_is_no_error(void **state) {
+    (void)state;
+    char moved[256], moved_to[256], path[300];
+    snprintf(moved, sizeof(moved), "%s", in_folder("a"));
+    snprintf(moved_to, sizeof(moved_to), "%s", in_folder("b"));
+    snprintf(path, sizeof(path), "%s/x", moved);
+    assert_int_equal(mkdir(moved, 0700), 0);
+    disk.moved = moved;
+    disk.moved_to = moved_to;
+    write_text(path, "whole");
+    disk.moved = NULL;
+    holds_text(in_folder("b/x"), "whole");
 }
 
 static void a_full_disk_that_has_room_again_makes_no_file_with_a_hole(void **state) {
@@ -481,6 +501,7 @@ int main(void) {
         IN_FOLDER(short_and_interrupted_writes_go_on),
         IN_FOLDER(what_fails_on_the_way_names_the_path_and_leaves_the_old_file),
         IN_FOLDER(a_finished_file_needs_no_room_to_become_whole),
+        IN_FOLDER(a_folder_that_gets_another_name_beside_the_file_is_no_error),
         IN_FOLDER(a_full_disk_that_has_room_again_makes_no_file_with_a_hole),
         IN_FOLDER(places_that_take_no_file_are_named),
         IN_FOLDER(a_link_in_the_place_of_a_file_written_in_place_is_not_followed),
