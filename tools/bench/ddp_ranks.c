@@ -172,7 +172,8 @@ static cairn_status time_steps(struct training *t, long n, FILE *bench) {
 /* ---- the socket ---- */
 
 /* Whether to go on. */
-static bool answer(struct training *t, const char *line, FILE *bench) {
+static bool answer(void *ctx, const char *line, FILE *bench) {
+    struct training *t = ctx;
     char model[16], type[8], folder[3072];
     long n = 0;
     size_t bucket_nbytes = 0;
@@ -181,26 +182,15 @@ static bool answer(struct training *t, const char *line, FILE *bench) {
         st = start(t, model, type, bucket_nbytes, n, folder, bench);
     else if (sscanf(line, "steps %ld", &n) == 1 && n > 0 && t->model) st = time_steps(t, n, bench);
     if (st != CAIRN_OK) fprintf(bench, "failed %s\n", cairn_last_error());
-    fflush(bench);
     return st == CAIRN_OK;
 }
 
 static int serve(struct training *t, const char *socket_path) {
-    char line[4096];
-    bool going_on = true;
-    FILE *bench = bench_dial(socket_path);
-    if (!bench) {
-        fprintf(stderr, "bench-ddp: nothing listens at %s; tools/cairn-bench starts this program\n", socket_path);
-        return 1;
-    }
-    fprintf(bench, "hello %s %d %s of Cairn %d.%d.%d\n", t->side, t->rank,
-            t->connected ? cairn_group_backend(cairn_env_group(t->env)) : "one rank", CAIRN_VERSION_MAJOR,
-            CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH);
-    fflush(bench);
-    while (going_on && fgets(line, sizeof(line), bench) && strcmp(line, "end\n") != 0)
-        going_on = answer(t, line, bench);
-    fclose(bench);
-    return going_on ? 0 : 1;
+    char what[64];
+    snprintf(what, sizeof(what), "%s of Cairn %d.%d.%d",
+             t->connected ? cairn_group_backend(cairn_env_group(t->env)) : "one rank", CAIRN_VERSION_MAJOR,
+             CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH);
+    return bench_talk("bench-ddp", t->side, t->rank, what, socket_path, answer, t);
 }
 
 int main(int argc, char **argv) {

@@ -118,7 +118,8 @@ static cairn_status tell_peak(FILE *bench) {
 }
 
 /* Whether to go on. */
-static bool answer(struct bench_training *t, const char *line, FILE *bench) {
+static bool answer(void *ctx, const char *line, FILE *bench) {
+    struct bench_training *t = ctx;
     char type[8], level[8], folder[3072];
     long n = 0;
     double dropout = 0;
@@ -135,27 +136,15 @@ static bool answer(struct bench_training *t, const char *line, FILE *bench) {
         st = tell_peak(bench);
     }
     if (st != CAIRN_OK) fprintf(bench, "failed %s\n", cairn_last_error());
-    fflush(bench);
     return st == CAIRN_OK;
 }
 
 static int serve(struct bench_training *t, const char *socket_path) {
-    char line[4096];
-    bool going_on = true;
-    FILE *bench = bench_dial(socket_path);
-    if (!bench) {
-        fprintf(stderr, "%s: nothing listens at %s; tools/cairn-bench starts this program\n", t->of->program,
-                socket_path);
-        return 1;
-    }
-    fprintf(bench, "hello %s %d %s of Cairn %d.%d.%d\n", t->side, t->rank,
-            cairn_env_size(t->env) > 1 ? cairn_group_backend(cairn_env_group(t->env)) : "one rank", CAIRN_VERSION_MAJOR,
-            CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH);
-    fflush(bench);
-    while (going_on && fgets(line, sizeof(line), bench) && strcmp(line, "end\n") != 0)
-        going_on = answer(t, line, bench);
-    fclose(bench);
-    return going_on ? 0 : 1;
+    char what[64];
+    snprintf(what, sizeof(what), "%s of Cairn %d.%d.%d",
+             cairn_env_size(t->env) > 1 ? cairn_group_backend(cairn_env_group(t->env)) : "one rank",
+             CAIRN_VERSION_MAJOR, CAIRN_VERSION_MINOR, CAIRN_VERSION_PATCH);
+    return bench_talk(t->of->program, t->side, t->rank, what, socket_path, answer, t);
 }
 
 int bench_train(const struct bench_model *model, int argc, char **argv) {

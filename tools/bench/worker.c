@@ -137,7 +137,7 @@ static bool obey(const struct bench_side *side, const struct order *o, struct me
 
 /* ---- the socket ---- */
 
-FILE *bench_dial(const char *path) {
+static FILE *dial(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path)) return NULL;
     strcpy(address.sun_path, path);
@@ -148,36 +148,50 @@ FILE *bench_dial(const char *path) {
     return NULL;
 }
 
-static bool answer(const struct bench_side *side, const char *line, struct memory *m, FILE *bench) {
+int bench_talk(const char *program, const char *side, int rank, const char *what, const char *socket_path,
+               bool (*answer)(void *ctx, const char *line, FILE *bench), void *ctx) {
+    char line[4096];
+    bool going_on = true;
+    FILE *bench = dial(socket_path);
+    if (!bench) {
+        fprintf(stderr, "%s: nothing listens at %s; tools/cairn-bench starts this program\n", program, socket_path);
+        return 1;
+    }
+    fprintf(bench, "hello %s %d %s\n", side, rank, what);
+    fflush(bench);
+    while (going_on && fgets(line, sizeof(line), bench) && strcmp(line, "end\n") != 0) {
+        going_on = answer(ctx, line, bench);
+        fflush(bench);
+    }
+    fclose(bench);
+    return going_on ? 0 : 1;
+}
+
+/* ---- a side ---- */
+
+struct served {
+    const struct bench_side *side;
+    struct memory memory;
+};
+
+static bool answer(void *ctx, const char *line, FILE *bench) {
+    struct served *s = ctx;
     struct order o;
-    if (!read_order(side, line, &o)) {
+    if (!read_order(s->side, line, &o)) {
         fprintf(bench, "failed unknown order: %s", line);
         return false;
     }
-    const char *why = side->lacks ? side->lacks(&o.call) : NULL;
+    const char *why = s->side->lacks ? s->side->lacks(&o.call) : NULL;
     if (!why && o.call.collective != BENCH_BARRIER && !bench_has_place(o.call.collective, o.call.in_place))
         why = o.call.in_place ? "there is no such call in place" : "there is no such call out of place";
-    if (!why) return obey(side, &o, m, bench);
+    if (!why) return obey(s->side, &o, &s->memory, bench);
     fprintf(bench, "no %s\n", why);
     return true;
 }
 
 int bench_serve(const struct bench_side *side, const char *socket_path) {
-    char line[256];
-    struct memory memory = {0};
-    bool going_on = true;
-    FILE *bench = bench_dial(socket_path);
-    if (!bench) {
-        fprintf(stderr, "%s: nothing listens at %s; tools/cairn-bench starts this program\n", side->name, socket_path);
-        return 1;
-    }
-    fprintf(bench, "hello %s %d %s\n", side->name, side->rank, side->what);
-    fflush(bench);
-    while (going_on && fgets(line, sizeof(line), bench) && strcmp(line, "end\n") != 0) {
-        going_on = answer(side, line, &memory, bench);
-        fflush(bench);
-    }
-    if (going_on) release(side, &memory);
-    fclose(bench);
-    return going_on ? 0 : 1;
+    struct served s = {.side = side};
+    const int code = bench_talk(side->name, side->name, side->rank, side->what, socket_path, answer, &s);
+    if (code == 0) release(side, &s.memory);
+    return code;
 }

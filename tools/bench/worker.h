@@ -33,8 +33,10 @@ struct bench_side {
     const char *(*error)(void);
 };
 
-/* A connection to cairn-bench's socket; NULL: nobody is there. */
-FILE *bench_dial(const char *path);
+/* Connects to cairn-bench's socket, says hello, and answers lines, which end with their newline, until cairn-bench is
+ * done or gone, or answer returns false; the process's exit code. program and side: for what is said. */
+int bench_talk(const char *program, const char *side, int rank, const char *what, const char *socket_path,
+               bool (*answer)(void *ctx, const char *line, FILE *bench), void *ctx);
 
 /* Serves until cairn-bench is done or gone; the process's exit code. */
 int bench_serve(const struct bench_side *side, const char *socket_path);
