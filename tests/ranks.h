@@ -24,6 +24,18 @@
 /* NULL when all went well; otherwise a sentence, made with malloc. */
 typedef char *(*rank_fn)(cairn_env *env, void *ctx);
 
+/* A rank that meets the others at a store on this machine. */
+static inline struct cairn__launch launch_at(int rank, int size, int port) {
+    return (struct cairn__launch){
+        .rank = rank,
+        .size = size,
+        .local_rank = rank,
+        .local_size = size,
+        .launcher = "torch",
+        .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
+        .key_prefix = "test"};
+}
+
 struct rank_thread {
     pthread_t thread;
     struct cairn__launch launch;
@@ -71,14 +83,7 @@ static inline void run_ranks_with(int p, const struct cairn_env_options *options
     struct rank_thread *threads = calloc((size_t)p, sizeof(*threads));
     for (int r = 0; r < p; r++) {
         threads[r] = (struct rank_thread){.options = options, .fn = fn, .ctx = ctx};
-        threads[r].launch = (struct cairn__launch){
-            .rank = r,
-            .size = p,
-            .local_rank = r,
-            .local_size = p,
-            .launcher = "torch",
-            .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
-            .key_prefix = "test"};
+        threads[r].launch = launch_at(r, p, port);
         if (check_ranks_are_threads()) continue;
         assert_int_equal(pthread_create(&threads[r].thread, NULL, rank_main, &threads[r]), 0);
     }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/parallel.h"
+#include "process.h"
 
 static int forks_left = -1; /* before one fails; -1 = none does */
 static bool no_pidfds;
@@ -35,20 +36,6 @@ int __wrap_pidfd_open(pid_t pid, unsigned flags) {
     if (!no_pidfds) return __real_pidfd_open(pid, flags);
     errno = ENOSYS;
     return -1;
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int open_descriptors(void) {
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-    while (d && readdir(d)) n++;
-    if (d) closedir(d);
-    return n;
 }
 
 /* Not even a zombie. */

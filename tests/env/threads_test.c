@@ -14,20 +14,7 @@
 
 #include "comm/group_backend.h"
 #include "core/parallel.h"
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int open_descriptors(void) {
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-    while (d && readdir(d)) n++;
-    if (d) closedir(d);
-    return n;
-}
+#include "process.h"
 
 static int threads_called(const char *name) {
     DIR *tasks = opendir("/proc/self/task");

@@ -206,14 +206,7 @@ static const char *sentence(bool is_own) {
 
 /* Two steps go well, or one; then the victim's fault. */
 static int run_stage(int rank, int size, int port) {
-    const struct cairn__launch launch = {
-        .rank = rank,
-        .size = size,
-        .local_rank = rank,
-        .local_size = size,
-        .launcher = "torch",
-        .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
-        .key_prefix = "test"};
+    const struct cairn__launch launch = launch_at(rank, size, port);
     const struct cairn_env_options options = {.struct_size = sizeof(options),
                                               .seed = 7,
                                               .timeout = plan.fault == NEVER_COMES ? 1 : 60};

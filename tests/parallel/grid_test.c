@@ -80,6 +80,24 @@ static void replicas_stay_equal_and_near_the_whole_batch(void **state) {
     }
 }
 
+/* Two replicas of two stages in f16; what they say is in log_text. */
+static void log_of_grid(const char *name, char *(*fn)(cairn_env *env, void *ctx), int n_microbatches) {
+    struct chain c = {name,
+                      2,
+                      1,
+                      CAIRN_PIPELINE_1F1B,
+                      .replicas = 2,
+                      .rows = 16,
+                      .n_microbatches = n_microbatches,
+                      .level = AMP_O2,
+                      .half = CAIRN_F16,
+                      .loss_scale = AMP_DYNAMIC};
+    log_text[0] = '\0';
+    cairn_set_log(keep_log, NULL);
+    run_ranks(4, fn, &c);
+    cairn_set_log(NULL, NULL);
+}
+
 /* An infinite loss of the last replica's: all of the grid skip. */
 static char *skip_together(cairn_env *env, void *ctx) {
     const struct chain *c = ctx;
@@ -105,21 +123,8 @@ static char *skip_together(cairn_env *env, void *ctx) {
 }
 
 static void an_infinite_loss_of_one_replica_skips_the_step_of_all(void **state) {
-    struct chain c = {"skip",
-                      2,
-                      1,
-                      CAIRN_PIPELINE_1F1B,
-                      .replicas = 2,
-                      .rows = 16,
-                      .n_microbatches = 4,
-                      .level = AMP_O2,
-                      .half = CAIRN_F16,
-                      .loss_scale = AMP_DYNAMIC};
     (void)state;
-    log_text[0] = '\0';
-    cairn_set_log(keep_log, NULL);
-    run_ranks(4, skip_together, &c);
-    cairn_set_log(NULL, NULL);
+    log_of_grid("skip", skip_together, 4);
     if (!strstr(log_text, "is inf or nan on rank 3")) fail_msg("'%s'", log_text);
 }
 
@@ -141,21 +146,8 @@ static char *overflow_one_replica(cairn_env *env, void *ctx) {
 }
 
 static void the_message_names_the_stage_and_the_ranks(void **state) {
-    struct chain c = {"overflow",
-                      2,
-                      1,
-                      CAIRN_PIPELINE_1F1B,
-                      .replicas = 2,
-                      .rows = 16,
-                      .n_microbatches = 1,
-                      .level = AMP_O2,
-                      .half = CAIRN_F16,
-                      .loss_scale = AMP_DYNAMIC};
     (void)state;
-    log_text[0] = '\0';
-    cairn_set_log(keep_log, NULL);
-    run_ranks(4, overflow_one_replica, &c);
-    cairn_set_log(NULL, NULL);
+    log_of_grid("overflow", overflow_one_replica, 1);
     if (!strstr(log_text, "on stage 0, on rank 2; ") || !strstr(log_text, "on stage 1, on rank 3"))
         fail_msg("'%s'", log_text);
 }

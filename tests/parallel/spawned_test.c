@@ -43,14 +43,7 @@ static int run_thread(int rank, void *argument) {
 static struct job *forked;
 
 static int run_process(int rank, int size, int port) {
-    const struct cairn__launch launch = {
-        .rank = rank,
-        .size = size,
-        .local_rank = rank,
-        .local_size = size,
-        .launcher = "torch",
-        .meeting = {.hosts = {"127.0.0.1"}, .num_hosts = 1, .ports = {port}, .num_ports = 1, .agent_store = true},
-        .key_prefix = "test"};
+    const struct cairn__launch launch = launch_at(rank, size, port);
     cairn_env *env = NULL;
     return cairn__env_create_at(&launch, &env_options, &env) == CAIRN_OK ? run_in(env, forked) : 1;
 }
