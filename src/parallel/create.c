@@ -81,11 +81,6 @@ struct terms {
     int64_t has_optimizer;
 };
 
-static uint64_t hash_text(uint64_t hash, const char *text) {
-    for (; *text; text++) hash = cairn__hash_word(hash, (uint64_t)(unsigned char)*text);
-    return hash;
-}
-
 static cairn_status hash_amp(cairn_module *const *modules, int num_modules, amp_context *amp, uint64_t *out) {
     cairn_status st = CAIRN_OK;
     char *text = NULL;
@@ -95,8 +90,8 @@ static cairn_status hash_amp(cairn_module *const *modules, int num_modules, amp_
     if (length < 0) return cairn__last_status();
     TRY(cairn__calloc((size_t)length + 1, 1, (void **)&text));
     if (amp_state_dict(amp, text, (size_t)length + 1) < 0) TRY(cairn__last_status());
-    *out = hash_text(1, text);
-    for (int i = 0; i < num_modules; i++) *out = hash_text(*out, cairn_module_params(modules[i])->precision);
+    *out = cairn__hash_text(CAIRN__HASH_START, text);
+    for (int i = 0; i < num_modules; i++) *out = cairn__hash_text(*out, cairn_module_params(modules[i])->precision);
 out:
     cairn__free(text);
     return st;
@@ -187,6 +182,10 @@ static cairn_status make_anchors(cairn_pipeline *p) {
     return cairn_tensor_require_grad(p->anchors[1]);
 }
 
+static void count_users(const cairn_pipeline *p, int more) {
+    for (int i = 0; i < p->chunks; i++) cairn_module_params(p->modules[i])->users += more;
+}
+
 /* What one rank makes by itself. */
 static cairn_status make(cairn_module *const *modules, int num_modules, const cairn_group *group,
                          const struct cairn_pipeline_options *o, cairn_pipeline **out) {
@@ -202,6 +201,7 @@ static cairn_status make(cairn_module *const *modules, int num_modules, const ca
     name_stages(p, group);
     TRY(cairn__calloc((size_t)num_modules, sizeof(p->modules[0]), (void **)&p->modules));
     memcpy(p->modules, modules, (size_t)num_modules * sizeof(p->modules[0]));
+    count_users(p, 1);
     TRY(cairn__calloc((size_t)num_modules, sizeof(p->ddp[0]), (void **)&p->ddp));
     if (o->ddp) memcpy(p->ddp, o->ddp, (size_t)num_modules * sizeof(p->ddp[0]));
     TRY(make_anchors(p));
@@ -225,10 +225,6 @@ out:
     return st;
 }
 
-static void count_users(const cairn_pipeline *p, int more) {
-    for (int i = 0; i < p->chunks; i++) cairn_module_params(p->modules[i])->users += more;
-}
-
 cairn_status cairn_pipeline_create(cairn_module *const *modules, int num_modules, cairn_group *group,
                                    const struct cairn_pipeline_options *options, cairn_pipeline **out) {
     REQUIRE(group && out, CAIRN_EINVAL, "cairn_pipeline_create: group and out must be set");
@@ -242,11 +238,9 @@ cairn_status cairn_pipeline_create(cairn_module *const *modules, int num_modules
     TRY(agree(p, group, &with_optimizer));
     TRY(connect(p, group));
     TRY(make_partners(p, group, with_optimizer));
-    count_users(p, 1);
     *out = p;
     return CAIRN_OK;
 out:
-    if (p) p->options.struct_size = 0; /* not counted as a user */
     cairn_pipeline_destroy(&p);
     return st;
 }
@@ -254,7 +248,7 @@ out:
 void cairn_pipeline_destroy(cairn_pipeline **pipeline) {
     if (!pipeline || !*pipeline) return;
     cairn_pipeline *p = *pipeline;
-    if (p->options.struct_size) count_users(p, -1);
+    if (p->modules) count_users(p, -1);
     if (p->partner_group) cairn__optimizer_set_partners(p->options.optimizer, NULL);
     cairn__ties_end(p);
     cairn_group_destroy(&p->partner_group);
