@@ -235,7 +235,7 @@ out:
 }
 
 cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struct amp_loss_options *options) {
-    REQUIRE(amp, CAIRN_EINVAL, "amp_scale_loss: amp and scaled must be set");
+    REQUIRE(amp, CAIRN_EINVAL, "amp_backward: amp is NULL");
     cairn_tensor *scaled = loss;
     const struct cairn__loss_scale *cell = NULL;
     struct amp_loss_options o = {.struct_size = sizeof(o)};
