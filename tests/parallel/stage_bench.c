@@ -2,6 +2,7 @@
  *
  *     cairn-run --nproc_per_node 2 build/tests/parallel/pipeline-bench [layers width rows]
  *     cairn-run --nproc_per_node 2 build/tests/parallel/pipeline-bench resnet [size batch blocks-of-the-first-half]
+ *     build/tests/parallel/pipeline-bench threads ...       the same on two threads of one process
  *
  * 1. Micro-batches of 1 MiB through stages that compute nothing, beside memcpy of as much between as many buffers.
  * 2. A deep MLP, or ResNet-50, half of it on each rank: forward and backward of a batch in one piece, and in M
@@ -25,7 +26,7 @@ static double now(void) {
 
 /* ---- 1. an activation ---- */
 
-static int wrong;
+static _Thread_local int wrong;
 
 static cairn_tensor *hand_on(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
     const bool *const looks = ctx;
@@ -228,10 +229,19 @@ static int number(int argc, char **argv, int i, int otherwise) {
     return i < argc ? atoi(argv[i]) : otherwise;
 }
 
-int main(int argc, char **argv) {
+struct arguments {
+    int argc;
+    char **argv;
+};
+
+static int run(int rank, void *argument) {
+    const struct arguments *a = argument;
+    const int argc = a->argc;
+    char **argv = a->argv;
     cairn_env *env = NULL;
-    done(cairn_env_create(&argc, &argv, NULL, &env));
-    require(cairn_env_size(env) == 2, "start it with two ranks: cairn-run --nproc_per_node 2");
+    (void)rank;
+    done(cairn_env_create(NULL, NULL, NULL, &env));
+    require(cairn_env_size(env) == 2, "start it with two ranks: cairn-run --nproc_per_node 2, or say threads");
     if (cairn_env_rank(env) == 1) printf("%s\n", cairn_env_describe(env));
     struct half h = {.env = env};
     if (argc > 1 && strcmp(argv[1], "resnet") == 0) {
@@ -245,5 +255,13 @@ int main(int argc, char **argv) {
         measure_micro_batches(&h, mean_square);
     }
     cairn_env_destroy(&env);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct arguments a = {argc, argv};
+    if (argc < 2 || strcmp(argv[1], "threads") != 0) return run(0, &a);
+    a.argc--, a.argv++;
+    done(cairn_spawn_threads(run, &a, 2, NULL));
     return 0;
 }
