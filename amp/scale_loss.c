@@ -242,7 +242,7 @@ cairn_status amp_backward_with(amp_context *amp, cairn_tensor *loss, const struc
     cairn_status st = CAIRN_OK;
     TRY(cairn__options_read(&o, sizeof(o), options, "amp_loss_options"));
     TRY(o.grad ? begin_given(amp, &o, &cell) : amp_scale_loss_with(amp, loss, &o, &scaled));
-    st = o.grad ? cairn__backward_scaled(scaled, o.grad, cell) : cairn_backward(scaled);
+    st = o.grad ? cairn__backward_scaled(scaled, o.grad, false, cell) : cairn_backward(scaled);
     if (st == CAIRN_OK) return amp_scale_loss_end(amp);
     set_open(amp, false); /* the caller has its cause; the next amp_scale_loss does not fail for it */
     end_loss(amp);

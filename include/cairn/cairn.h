@@ -33,5 +33,6 @@
 #include "progress.h"
 #include "pictures.h"
 #include "pipeline.h"
+#include "data_parallel.h"
 
 #endif

@@ -261,12 +261,22 @@ out:
     return st;
 }
 
-cairn_status cairn__backward_scaled(cairn_tensor *tensor, cairn_tensor *grad, const struct cairn__loss_scale *scale) {
+cairn_status cairn__backward_scaled(cairn_tensor *tensor, cairn_tensor *grad, bool retain,
+                                    const struct cairn__loss_scale *scale) {
     if (!tensor && cairn__last_status() != CAIRN_OK) return cairn__last_status();
     REQUIRE(tensor && grad, CAIRN_EINVAL, "backward: the tensor and its gradient must be set");
     REQUIRE(!tensor->loss_scale, CAIRN_ESTATE,
             "backward: the tensor was made from a scaled loss; a gradient is given for what comes before the loss");
-    return backward_from(tensor, grad, false, scale);
+    return backward_from(tensor, grad, retain, scale);
+}
+
+cairn_status cairn__backward_reaches(cairn_tensor *tensor, uint64_t *backward) {
+    struct cairn__tape *tape = cairn__tape_of(tensor->env);
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__backward_mark(tape, tensor));
+    *backward = tape->backward;
+out:
+    return st;
 }
 
 cairn_status cairn_backward(cairn_tensor *loss) {

@@ -104,6 +104,18 @@ bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cair
     return dy == cairn__tape_one(tape, CAIRN_F32) && x->kind == CAIRN__RESULT && x->uses == 1;
 }
 
+bool cairn__backward_retains(const struct cairn__tape *tape) {
+    return tape->root->retain;
+}
+
+const void *cairn__leaf_grad(const cairn_tensor *leaf) {
+    return leaf->has_grad ? leaf->grad : NULL;
+}
+
+uint64_t cairn__results_number(const cairn_env *env) {
+    return cairn__tape_of(env)->root->generation;
+}
+
 static void list_handles(const cairn_module *m, cairn_tensor **list, size_t count) {
     for (size_t i = 0; i < m->num_handles; i++) list[count - 1 - m->handles[i]->param->index] = m->handles[i];
     for (size_t i = 0; i < m->num_children; i++) list_handles(m->children[i], list, count);

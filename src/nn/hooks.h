@@ -131,8 +131,16 @@ cairn_tensor *cairn__inside_end(const cairn_env *env, size_t mark, cairn_tensor 
 void cairn__tensor_spare(cairn_tensor *t);
 
 /* cairn_backward_with from t, of which grad is the gradient of a loss that was multiplied by *scale (device memory;
- * NULL = 1), elsewhere. Errors: its; CAIRN_ESTATE a scaled loss is in t. */
-cairn_status cairn__backward_scaled(cairn_tensor *t, cairn_tensor *grad, const struct cairn__loss_scale *scale);
+ * NULL = 1), elsewhere; retain: as retain_graph. Errors: its; CAIRN_ESTATE a scaled loss is in t. */
+cairn_status cairn__backward_scaled(cairn_tensor *t, cairn_tensor *grad, bool retain,
+                                    const struct cairn__loss_scale *scale);
+
+/* *backward: the number that is the `reached` of every parameter to which a backward from t would bring a gradient.
+ * Changes no gradient. Errors: CAIRN_ESTATE a consumed graph; CAIRN_ENOMEM. */
+cairn_status cairn__backward_reaches(cairn_tensor *t, uint64_t *backward);
+
+/* Changes whenever results of the step that runs end, by a new step or cairn_release_results. */
+uint64_t cairn__results_number(const cairn_env *env);
 
 /* The environment a module was made in; NULL for NULL. */
 cairn_env *cairn__module_env(const cairn_module *module);
@@ -201,6 +209,16 @@ cairn_status cairn__tensor_grad_end(struct cairn__tape *tape, cairn_tensor *t, v
 /* dy is the 1 with which backward starts, in f32, and the first input is a result that nothing else uses: its gradient
  * may be any memory that lives until the backward is over, given to cairn__tensor_grad_end alone. */
 bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cairn__node *node, const void *dy);
+
+/* The backward that runs leaves its graph as it is. */
+bool cairn__backward_retains(const struct cairn__tape *tape);
+
+/* Every module of the tree becomes training or evaluating as its counterpart of another tree is. Errors: CAIRN_EINVAL
+ * the trees differ, with the path. */
+cairn_status cairn__module_follow_mode(cairn_module *module, const cairn_module *other);
+
+/* The gradient of a leaf in device memory, f32, or f64 as the leaf is; NULL = none. */
+const void *cairn__leaf_grad(const cairn_tensor *leaf);
 
 /* The parameters of a root as tensors, from the last registered to the first, the order in which gradients of most
  * models become ready; in memory of the step. Errors: CAIRN_ENOMEM. */

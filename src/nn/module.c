@@ -365,6 +365,23 @@ void cairn_module_train(cairn_module *m, int on) {
     for (size_t i = 0; i < m->num_children; i++) cairn_module_train(m->children[i], on);
 }
 
+static cairn_status check_alike(const cairn_module *m, const cairn_module *other) {
+    REQUIRE(strcmp(m->kind.name, other->kind.name) == 0, CAIRN_EINVAL, "module '%s' is a %s there and a %s here",
+            other->name ? other->name : "", other->kind.name, m->kind.name);
+    REQUIRE(m->num_children == other->num_children, CAIRN_EINVAL, "the %s '%s' has %zu children there and %zu here",
+            other->kind.name, other->name ? other->name : "", other->num_children, m->num_children);
+    return CAIRN_OK;
+}
+
+cairn_status cairn__module_follow_mode(cairn_module *m, const cairn_module *other) {
+    cairn_status st = CAIRN_OK;
+    TRY(check_alike(m, other));
+    m->training = other->training;
+    for (size_t i = 0; i < m->num_children; i++) TRY(cairn__module_follow_mode(m->children[i], other->children[i]));
+out:
+    return st;
+}
+
 int cairn_module_is_training(const cairn_module *m) {
     return m && m->training;
 }

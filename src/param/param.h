@@ -367,6 +367,12 @@ void cairn__param_set_restore_loss(const struct cairn_param_set *set);
 
 /* ---- weights ---- */
 
+/* p shows the weights of another parameter of its shape and type, in another environment, from now on; its own memory
+ * and master go. Then follow, whenever the other's may have changed: p's version and requires_grad become the other's.
+ * The other outlives p. Errors of follow: of cairn_param_require_grad. */
+void cairn__param_share(struct cairn__param *p, const struct cairn__param *other);
+cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other);
+
 /* Half weights = round(master), where p has one; of half values in f32 memory without one, round(weights). */
 void cairn__param_round_from_master(struct cairn__param *p);
 

@@ -167,6 +167,23 @@ void cairn__param_round_from_master(struct cairn__param *p) {
     }
 }
 
+/* Versions of what is shared are no versions of what p had before. */
+static const uint64_t SHARED = UINT64_C(1) << 63;
+
+void cairn__param_share(struct cairn__param *p, const struct cairn__param *other) {
+    drop_master(p);
+    if (p->owns_data) cairn__device_free(device_of(p), p->data);
+    p->data = other->data;
+    p->owns_data = false;
+    p->version = SHARED | other->version;
+}
+
+cairn_status cairn__param_follow(struct cairn__param *p, const struct cairn__param *other) {
+    p->version = SHARED | other->version;
+    if (p->requires_grad == other->requires_grad) return CAIRN_OK;
+    return cairn_param_require_grad(p->set, p->index, other->requires_grad);
+}
+
 void cairn__param_set_weights_changed(struct cairn_param_set *set) {
     for (size_t i = 0; i < set->count; i++) set->params[i]->version++;
 }

@@ -256,12 +256,12 @@ static void a_given_gradient_brings_its_scale(void **state) {
     assert_int_equal(cairn__device_alloc(env->device, CAIRN__HOLDS_STATE, sizeof(*cell), (void **)&cell), CAIRN_OK);
     env->device->passes->store(env->device, cell, &four_times, sizeof(four_times));
     cairn_tensor *y = cairn_module_forward(layer, x);
-    assert_int_equal(cairn__backward_scaled(y, g, cell), CAIRN_OK);
+    assert_int_equal(cairn__backward_scaled(y, g, false, cell), CAIRN_OK);
     const struct cairn__grad_view grad = cairn__grad_peek(bias->gradient);
     assert_memory_equal(grad.x, FLOATS(8, -12), 2 * sizeof(float));
     assert_ptr_equal(grad.factor, &cell->factor);
-    assert_int_equal(cairn__backward_scaled(y, g, cell), CAIRN_ESTATE); /* consumed */
-    assert_int_equal(cairn__backward_scaled(y, NULL, cell), CAIRN_EINVAL);
+    assert_int_equal(cairn__backward_scaled(y, g, false, cell), CAIRN_ESTATE); /* consumed */
+    assert_int_equal(cairn__backward_scaled(y, NULL, false, cell), CAIRN_EINVAL);
     cairn_module_zero_grad(layer);
     cairn_module_params(layer)->scale = NULL;
     cairn__device_free(env->device, cell);
@@ -286,7 +286,7 @@ static void a_spared_result_gives_its_memory_back(void **state) {
     assert_ptr_not_equal(cairn__tensor_data(further), kept);
     assert_ptr_not_equal(cairn__tensor_data(further), programs);
     (void)cairn__inside_end(env, mark, NULL);
-    assert_int_equal(cairn__backward_scaled(y, g, NULL), CAIRN_OK);
+    assert_int_equal(cairn__backward_scaled(y, g, false, NULL), CAIRN_OK);
     assert_grad(x, FLOATS(3, 3, 6, 6), 4);
     cairn_tensor_destroy(&x);
     cairn_tensor_destroy(&g);

@@ -32,6 +32,8 @@ struct chain {
     double loss_scale; /* 0 = the level's */
     float loss_factor; /* 0 = 1 */
     int replicas;      /* 0 = 1: each trains on an equal part of the rows */
+    int dp, threads;   /* alone: over so many replicas of cairn_data_parallel, of so many threads; 0 = without */
+    bool loss_inside;  /* their forward returns the loss */
 };
 
 /* What comes out; each rank writes the layers it has, and the last one the losses. */
@@ -172,6 +174,7 @@ struct chain_rank {
     amp_context *amp;
     cairn_pipeline *pipeline;
     cairn_grid *grid;
+    cairn_data_parallel *dp;
     ddp_context *ddp[LAYERS];
     struct chain_plant plant;
     int step;
@@ -189,6 +192,10 @@ static inline cairn_tensor *chain_loss(void *ctx, cairn_tensor *output, cairn_te
     return is_bad ? cairn_add_scalar(loss, (double)INFINITY) : loss;
 }
 
+static inline struct amp_options chain_amp(const struct chain *c) {
+    return *amp_options(.opt_level = c->level, .half_type = c->half, .loss_scale = c->loss_scale, .verbosity = -1);
+}
+
 static inline char *chain_make_optimizer(struct chain_rank *r) {
     struct cairn_sgd_options sgd = CAIRN_SGD_OPTIONS_INIT;
     struct cairn_adam_options adam = CAIRN_ADAM_OPTIONS_INIT;
@@ -204,16 +211,35 @@ static inline char *chain_make_optimizer(struct chain_rank *r) {
                              : cairn_sgd_add_group(r->optimizer, set, NULL, 0, &sgd));
     }
     if (!r->c->level) return NULL;
-    EXPECT_OK(amp_initialize_all(r->env, r->num_stages, r->stages, 1, &r->optimizer,
-                                 amp_options(.opt_level = r->c->level, .half_type = r->c->half,
-                                             .loss_scale = r->c->loss_scale, .verbosity = -1),
-                                 &r->amp));
+    const struct amp_options level = chain_amp(r->c);
+    EXPECT_OK(amp_initialize_all(r->env, r->num_stages, r->stages, 1, &r->optimizer, &level, &r->amp));
     return NULL;
 }
 
 static inline int chain_micro_batches(const struct chain *c) {
     const int split = c->split_size ? c->split_size : (c->rows + c->n_microbatches - 1) / c->n_microbatches;
     return (c->rows + split - 1) / split;
+}
+
+static inline cairn_module *chain_make_copy(void *ctx, cairn_env *env, int replica) {
+    const struct chain *c = ((struct chain_rank *)ctx)->c;
+    struct chain_layers made = {{NULL}, {NULL}};
+    cairn_module *copy = NULL;
+    (void)replica;
+    return chain_make_stage(env, c, 0, LAYERS, &made, &copy) ? NULL : copy;
+}
+
+static inline cairn_tensor *chain_loss_inside(void *ctx, cairn_module *module, cairn_tensor *const *inputs, int count,
+                                              int replica) {
+    (void)ctx, (void)count, (void)replica;
+    return cairn_mse_loss(cairn_module_forward(module, inputs[0]), inputs[1]);
+}
+
+/* Its loss on a part of the rows. */
+static inline cairn_tensor *chain_part(struct chain_rank *r, cairn_tensor *x, cairn_tensor *y, int part) {
+    if (r->c->loss_inside) return cairn_data_parallel_forward_n(r->dp, (cairn_tensor *[]){x, y}, 2);
+    return chain_loss(r, r->dp ? cairn_data_parallel_forward(r->dp, x) : cairn_module_forward(r->stages[0], x), y,
+                      part);
 }
 
 static inline char *chain_alone(struct chain_rank *r, cairn_tensor *x, cairn_tensor *y, double *mean) {
@@ -223,8 +249,8 @@ static inline char *chain_alone(struct chain_rank *r, cairn_tensor *x, cairn_ten
     for (int first = 0; first < c->rows; first += split) {
         const int end = first + split < c->rows ? first + split : c->rows;
         const double part = (double)(end - first) / c->rows;
-        cairn_tensor *output = cairn_module_forward(r->stages[0], cairn_slice(x, 0, first, end, 1));
-        cairn_tensor *loss = chain_loss(r, output, cairn_slice(y, 0, first, end, 1), first / split);
+        cairn_tensor *loss =
+            chain_part(r, cairn_slice(x, 0, first, end, 1), cairn_slice(y, 0, first, end, 1), first / split);
         *mean += part * (double)cairn_tensor_item(loss);
         loss = split >= c->rows ? loss : cairn_mul_scalar(loss, part);
         EXPECT_OK(r->amp ? amp_backward(r->amp, loss, r->optimizer) : cairn_backward(loss));
@@ -293,6 +319,20 @@ static inline char *chain_make_replicas(struct chain_rank *r) {
     return NULL;
 }
 
+static inline char *chain_make_copies(struct chain_rank *r) {
+    const struct chain *c = r->c;
+    const struct amp_options level = chain_amp(c);
+    if (c->dp)
+        EXPECT_OK(cairn_data_parallel_create(
+            r->stages[0],
+            cairn_data_parallel_options(.num_replicas = c->dp, .num_threads = c->threads, .make = chain_make_copy,
+                                        .forward = c->loss_inside ? chain_loss_inside : NULL, .ctx = r,
+                                        .forward_returns_loss = c->loss_inside ? CAIRN_ON : CAIRN_OFF,
+                                        .amp = c->level ? &level : NULL),
+            &r->dp));
+    return NULL;
+}
+
 static inline char *chain_plant_bad(struct chain_rank *r) {
     const struct chain *c = r->c;
     const int bad = c->bad_layer - 1;
@@ -316,6 +356,7 @@ static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const stru
     PASS(chain_make_stages(r));
     PASS(chain_make_optimizer(r));
     PASS(chain_make_replicas(r));
+    PASS(chain_make_copies(r));
     if (c->ranks)
         EXPECT_OK(
             cairn_pipeline_create(r->stages, r->num_stages, r->grid ? cairn_grid_stages(r->grid) : cairn_env_group(env),
@@ -329,6 +370,7 @@ static inline char *chain_begin(struct chain_rank *r, cairn_env *env, const stru
 
 static inline void chain_end(struct chain_rank *r) {
     if (r->plant.set) r->plant.set->listener = NULL;
+    cairn_data_parallel_destroy(&r->dp);
     cairn_pipeline_destroy(&r->pipeline);
     for (int i = 0; i < LAYERS; i++) ddp_destroy(&r->ddp[i]);
     amp_destroy(&r->amp);

@@ -22,14 +22,14 @@ SHOWN = ("nn", "optim", "amp", "ddp")  # rooms that some may see from outside al
 PUBLIC_ROOM = {"version": "core", "store": "rendezvous", "dist": "comm", "env": "device", "graph": "device",
                "interop_cuda": "device", "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp",
                "scaler": "amp", "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
-               "pipeline": "parallel", "loader": "data", "datasets": "data",
+               "pipeline": "parallel", "data_parallel": "parallel", "loader": "data", "datasets": "data",
                "pictures": "data",
                "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                "stateful": "core", "weights": "state"}
 PUBLIC_OWNER = {"version": "core", "store": "rendezvous", "dist": "comm", "graph": "device", "interop_cuda": "device",
                 "tensor": "nn", "ops": "nn", "modules": "nn", "autocast": "amp", "scaler": "amp",
                 "ddp_logging": "ddp", "sync_batch_norm": "ddp", "progress": "observe", "npy": "data",
-                "pipeline": "parallel", "loader": "data", "datasets": "data",
+                "pipeline": "parallel", "data_parallel": "parallel", "loader": "data", "datasets": "data",
                 "pictures": "data",
                 "schedule": "optim", "param_groups": "optim", "multi_tensor": "optim",
                 "stateful": "core", "weights": "state"}

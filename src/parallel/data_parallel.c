@@ -1,0 +1,110 @@
+/* Replicas: making and ending them. */
+#include <sched.h>
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "parallel/data_parallel.h"
+
+/* ---- the calls ---- */
+
+static int num_processors(void) {
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    return sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : 1;
+}
+
+static cairn_status check(cairn_module *model, const struct cairn_data_parallel_options *o) {
+    cairn_env *env = cairn__module_env(model);
+    REQUIRE(model, CAIRN_EINVAL, "cairn_data_parallel_create: model is NULL");
+    REQUIRE(o->make, CAIRN_EINVAL,
+            "cairn_data_parallel_options.make is NULL; it is the function that makes a replica of the model");
+    REQUIRE(o->num_replicas >= 0 && o->num_replicas <= CAIRN__MAX_RANKS, CAIRN_EINVAL,
+            "cairn_data_parallel_options.num_replicas is %d; it can be 1 to %d, or 0", o->num_replicas,
+            CAIRN__MAX_RANKS);
+    REQUIRE(o->forward_returns_loss <= CAIRN_OFF, CAIRN_EINVAL,
+            "cairn_data_parallel_options.forward_returns_loss is %d; it can be CAIRN_DEFAULT, CAIRN_ON or CAIRN_OFF",
+            (int)o->forward_returns_loss);
+    REQUIRE(cairn__is_on_host(env->device), CAIRN_ENOTSUP,
+            "cairn_data_parallel_create: the model is on '%s', and replicas share memory of the CPU; use ddp over "
+            "cairn_spawn_threads, a GPU a rank",
+            cairn_device_name(env->device));
+    REQUIRE(env->size == 1, CAIRN_ENOTSUP,
+            "cairn_data_parallel_create: the environment has %d ranks; use ddp over cairn_spawn_threads, which joins "
+            "threads of several processes",
+            env->size);
+    const cairn_param_set *set = cairn_module_params(model);
+    if (!set) return cairn__last_status();
+    REQUIRE(!set->frozen_by, CAIRN_ESTATE, "cairn_data_parallel_create: %s was called for the model before",
+            set->frozen_by);
+    return CAIRN_OK;
+}
+
+static cairn_status make(cairn_module *model, const struct cairn_data_parallel_options *o, cairn_data_parallel *dp) {
+    cairn_status st = CAIRN_OK;
+    pthread_mutex_init(&dp->lock, NULL);
+    pthread_cond_init(&dp->changed, NULL);
+    dp->model = model;
+    dp->env = cairn__module_env(model);
+    dp->set = cairn_module_params(model);
+    dp->options = *o;
+    dp->options.amp = NULL;
+    dp->amp = o->amp;
+    dp->num_replicas = o->num_replicas ? o->num_replicas : num_processors();
+    cairn__param_set_begin_listen(dp->set, NULL, "cairn_data_parallel_create");
+    TRY(cairn__calloc((size_t)dp->num_replicas, sizeof(dp->replicas[0]), (void **)&dp->replicas));
+    for (int i = 0; i < dp->num_replicas; i++) {
+        dp->replicas[i].dp = dp;
+        dp->replicas[i].index = i;
+    }
+    TRY(cairn__team_start(dp));
+    dp->amp = NULL;
+out:
+    return st;
+}
+
+cairn_status cairn_data_parallel_create(cairn_module *model, const struct cairn_data_parallel_options *options,
+                                        cairn_data_parallel **out) {
+    struct cairn_data_parallel_options o = {.struct_size = sizeof(o)};
+    cairn_data_parallel *dp = NULL;
+    cairn_status st = CAIRN_OK;
+    REQUIRE(out, CAIRN_EINVAL, "cairn_data_parallel_create: out is NULL");
+    TRY(cairn__options_read(&o, sizeof(o), options, "cairn_data_parallel_options"));
+    TRY(check(model, &o));
+    TRY(cairn__calloc(1, sizeof(*dp), (void **)&dp));
+    st = make(model, &o, dp);
+    if (st == CAIRN_OK) {
+        *out = dp;
+    } else {
+        char why[CAIRN__REPLICA_WHY];
+        snprintf(why, sizeof(why), "%s", cairn_last_error());
+        cairn_data_parallel_destroy(&dp);
+        st = cairn__fail(st, "%s", why);
+    }
+out:
+    return st;
+}
+
+void cairn_data_parallel_destroy(cairn_data_parallel **dp) {
+    if (!dp || !*dp) return;
+    struct cairn_data_parallel *d = *dp;
+    if (!d->env->begin_step(d->env)) { /* results would ask replicas that are gone */
+        cairn__log(CAIRN_LOG_ERROR, "cairn_data_parallel_destroy: called within a backward; nothing was done");
+        return;
+    }
+    cairn__scattered_end(d);
+    cairn__team_stop(d);
+    cairn__param_set_end_listen(d->set);
+    pthread_cond_destroy(&d->changed);
+    pthread_mutex_destroy(&d->lock);
+    cairn__free(d->forwards);
+    cairn__free(d->replicas);
+    cairn__free(d);
+    *dp = NULL;
+}
+
+int cairn_data_parallel_num_replicas(const cairn_data_parallel *dp) {
+    return dp ? dp->num_replicas : 0;
+}

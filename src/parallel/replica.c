@@ -1,0 +1,292 @@
+/* A replica: an environment, a module and, with amp, a context in a thread, which waits for work.
+ *
+ * Between a job's end and the next one's beginning the replica's objects are the program's thread's, which ends there
+ * what a forward has made. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/options.h"
+#include "core/status.h"
+#include "parallel/data_parallel.h"
+
+/* ---- like the model ---- */
+
+static cairn_status check_params(const struct cairn__replica *r, const cairn_param_set *mine) {
+    const cairn_param_set *set = r->dp->set;
+    REQUIRE(mine->count == set->count, CAIRN_EINVAL, "make returned a module of %zu parameters, the model has %zu",
+            mine->count, set->count);
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i], *own = mine->params[i];
+        REQUIRE(strcmp(p->name, own->name) == 0, CAIRN_EINVAL,
+                "parameter %zu of the module that make returned is '%s', the model's is '%s'", i, own->name, p->name);
+        REQUIRE(p->ndim == own->ndim && memcmp(p->shape, own->shape, (size_t)p->ndim * sizeof(p->shape[0])) == 0,
+                CAIRN_EINVAL, "parameter '%s' of the module that make returned has another shape than the model's",
+                p->name);
+        REQUIRE(p->dtype == own->dtype, CAIRN_EINVAL,
+                "parameter '%s' is %s in the module that make returned, and %s in the model; give "
+                "cairn_data_parallel_options.amp the options of amp_initialize, and no prepared module",
+                p->name, cairn_dtype_name(own->dtype), cairn_dtype_name(p->dtype));
+    }
+    REQUIRE(strcmp(set->precision, mine->precision) == 0, CAIRN_EINVAL,
+            "the model was prepared with other amp_options (%s) than cairn_data_parallel_options.amp (%s)",
+            set->precision[0] ? set->precision : "none", mine->precision[0] ? mine->precision : "none");
+    return CAIRN_OK;
+}
+
+static cairn_status check_buffers(const struct cairn__replica *r) {
+    const size_t count = cairn_module_num_buffers(r->dp->model);
+    REQUIRE(cairn_module_num_buffers(r->module) == count, CAIRN_EINVAL,
+            "make returned a module of %zu buffers, the model has %zu", cairn_module_num_buffers(r->module), count);
+    for (size_t i = 0; i < count; i++) {
+        const char *name = NULL, *own_name = NULL;
+        cairn_tensor *b = cairn_module_buffer(r->dp->model, i, &name);
+        cairn_tensor *own = cairn_module_buffer(r->module, i, &own_name);
+        REQUIRE(strcmp(name, own_name) == 0 && cairn_tensor_dtype(b) == cairn_tensor_dtype(own) &&
+                    cairn_tensor_numel(b) == cairn_tensor_numel(own),
+                CAIRN_EINVAL, "buffer '%s' of the module that make returned is unlike the model's '%s'", own_name,
+                name);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status prepare(struct cairn__replica *r) {
+    struct amp_options amp;
+    cairn_status st = CAIRN_OK;
+    if (!r->dp->amp) return CAIRN_OK;
+    TRY(cairn__options_read(&amp, sizeof(amp), r->dp->amp, "amp_options"));
+    amp.verbosity = -1;
+    TRY(amp_initialize(r->env, r->module, NULL, &amp, &r->amp));
+out:
+    return st;
+}
+
+static cairn_status begin(struct cairn__replica *r) {
+    const struct cairn_data_parallel *dp = r->dp;
+    const uint64_t failures = cairn__failures();
+    cairn_status st = CAIRN_OK;
+    TRY(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu", .seed = dp->env->seed, .backend = "auto"),
+                         &r->env));
+    r->module = dp->options.make(dp->options.ctx, r->env, r->index);
+    if (!r->module && cairn__failures() != failures) return cairn__last_status();
+    REQUIRE(r->module, CAIRN_EINVAL, "make returned NULL");
+    cairn_param_set *mine = cairn_module_params(r->module);
+    if (!mine) return cairn__last_status();
+    REQUIRE(cairn__module_env(r->module) == r->env, CAIRN_EINVAL,
+            "make returned a module of another environment than the one it was given");
+    TRY(prepare(r));
+    TRY(check_params(r, mine));
+    TRY(check_buffers(r));
+    TRY(cairn__module_follow_mode(r->module, dp->model));
+    for (size_t i = 0; i < mine->count; i++) cairn__param_share(mine->params[i], dp->set->params[i]);
+out:
+    return st;
+}
+
+void cairn__replica_end(struct cairn__replica *r) {
+    amp_destroy(&r->amp);
+    if (r->module && cairn__module_env(r->module) == r->env) cairn_module_destroy(&r->module);
+    cairn_env_destroy(&r->env);
+}
+
+/* ---- the thread ---- */
+
+static bool has_work(const void *what) {
+    const struct cairn__replica *r = what;
+    return atomic_load(&r->posted) != atomic_load(&r->done);
+}
+
+static void finish(struct cairn__replica *r, cairn_status st) {
+    r->status = st;
+    if (st != CAIRN_OK) snprintf(r->why, sizeof(r->why), "%s", cairn_last_error());
+    atomic_store(&r->done, atomic_load(&r->posted));
+    cairn__team_tell(r->dp);
+}
+
+static void give_up(struct cairn__replica *r, cairn_status st) {
+    atomic_store(&r->is_gone, true);
+    finish(r, st);
+}
+
+static void end_early(void *at) {
+    give_up(at, cairn__fail(CAIRN_EPEER, "its thread ended within a function of the program's (pthread_exit)"));
+}
+
+/* Without an environment it ends at once: the other replicas look for it. */
+int cairn__replica_run(int rank, void *of) {
+    struct cairn_data_parallel *dp = of;
+    struct cairn__replica *r = &dp->replicas[rank % dp->num_replicas];
+    cairn_status st = CAIRN_OK;
+    pthread_cleanup_push(end_early, r);
+    st = begin(r);
+    while (r->env) {
+        finish(r, st);
+        cairn__team_await(dp, has_work, r);
+        if (!r->work) break;
+        st = r->work(r);
+    }
+    pthread_cleanup_pop(0);
+    if (!r->env) {
+        give_up(r, st);
+        return 1;
+    }
+    cairn__replica_end(r);
+    return 0;
+}
+
+/* ---- a forward ---- */
+
+static cairn_status follow(const struct cairn__replica *r) {
+    const struct cairn_data_parallel *dp = r->dp;
+    cairn_param_set *mine = cairn_module_params(r->module);
+    const size_t buffers = cairn_module_num_buffers(dp->model);
+    cairn_status st = CAIRN_OK;
+    r->env->seed = dp->env->seed;
+    r->env->next_stream = dp->env->next_stream;
+    TRY(cairn__module_follow_mode(r->module, dp->model));
+    for (size_t i = 0; i < mine->count; i++) TRY(cairn__param_follow(mine->params[i], dp->set->params[i]));
+    for (size_t i = 0; i < buffers; i++) {
+        cairn_tensor *to = cairn_module_buffer(r->module, i, NULL), *from = cairn_module_buffer(dp->model, i, NULL);
+        const size_t nbytes = cairn_tensor_numel(to) * cairn_dtype_nbytes(cairn_tensor_dtype(to));
+        if (nbytes > 0) memcpy(cairn__tensor_memory(to), cairn__tensor_memory(from), nbytes);
+    }
+out:
+    return st;
+}
+
+/* The replica's rows of every input, where they are. */
+static cairn_status take_inputs(const struct cairn__replica *r, const struct cairn__scattered *f,
+                                struct cairn__scattered_part *part) {
+    const int64_t rows = cairn__scattered_rows(f, r->index), first = r->index * f->each;
+    for (int i = 0; i < f->count; i++) {
+        cairn_tensor *x = f->inputs[i];
+        if (!x) continue;
+        int64_t shape[CAIRN_MAX_DIMS];
+        for (int d = 0; d < cairn_tensor_ndim(x); d++) shape[d] = cairn_tensor_size(x, d);
+        shape[0] = rows;
+        const size_t row = f->rows > 0 ? cairn_tensor_numel(x) / (size_t)f->rows : 0;
+        char *from = (char *)cairn__tensor_values(x) + (size_t)first * row * cairn_dtype_nbytes(cairn_tensor_dtype(x));
+        part->inputs[i] = cairn_tensor_over(r->env, cairn_tensor_dtype(x), cairn_tensor_ndim(x), shape, NULL, from);
+        if (!part->inputs[i]) return cairn__last_status();
+        if (!f->records || !cairn__tensor_wants_grad(x)) continue;
+        const cairn_status st = cairn_tensor_require_grad(part->inputs[i]);
+        if (st != CAIRN_OK) return st;
+    }
+    return CAIRN_OK;
+}
+
+static cairn_tensor *call_forward(const struct cairn__replica *r, const struct cairn__scattered *f,
+                                  const struct cairn__scattered_part *part) {
+    const struct cairn_data_parallel_options *o = &r->dp->options;
+    if (!o->forward) return cairn_module_forward_n(r->module, part->inputs, f->count);
+    return o->forward(o->ctx, r->module, part->inputs, f->count, r->index);
+}
+
+/* Which parameters get a gradient from its output. */
+static cairn_status find_reached(const struct cairn__replica *r, struct cairn__scattered_part *part) {
+    const cairn_param_set *mine = cairn_module_params(r->module);
+    uint64_t backward = 0;
+    cairn_status st = CAIRN_OK;
+    if (!part->wants_grad) return CAIRN_OK;
+    TRY(cairn__backward_reaches(part->output, &backward));
+    for (size_t i = 0; i < mine->count; i++) part->reached[i] = mine->params[i]->reached == backward;
+out:
+    return st;
+}
+
+static cairn_status check_output(const struct cairn__replica *r, cairn_tensor *y, uint64_t failures) {
+    if (!y && cairn__failures() != failures) return cairn__last_status();
+    REQUIRE(y, CAIRN_EINVAL, "forward returned NULL");
+    REQUIRE(cairn__tensor_env(y) == r->env, CAIRN_EINVAL, "forward returned a tensor of another environment");
+    REQUIRE(r->dp->options.forward_returns_loss != CAIRN_ON || cairn_tensor_numel(y) == 1, CAIRN_EINVAL,
+            "forward returned %zu elements; a loss is one (forward_returns_loss)", cairn_tensor_numel(y));
+    return CAIRN_OK;
+}
+
+static void describe_output(struct cairn__scattered_part *part) {
+    const cairn_tensor *y = part->output;
+    part->dtype = cairn_tensor_dtype(y);
+    part->ndim = cairn_tensor_ndim(y);
+    for (int d = 0; d < part->ndim; d++) part->shape[d] = cairn_tensor_size(y, d);
+    part->numel = cairn_tensor_numel(y);
+    part->wants_grad = cairn__tensor_wants_grad(y);
+}
+
+cairn_status cairn__replica_forward(struct cairn__replica *r) {
+    struct cairn__scattered *f = r->dp->forward;
+    struct cairn__scattered_part *part = &f->parts[r->index];
+    const uint64_t failures = cairn__failures();
+    cairn_status st = CAIRN_OK;
+    TRY(follow(r));
+    if (!f->records) cairn_no_grad_begin(r->env);
+    part->in_no_grad = !f->records;
+    TRY(take_inputs(r, f, part));
+    part->mark = cairn__inside_begin(r->env);
+    part->is_inside = true;
+    cairn_tensor *y = call_forward(r, f, part);
+    TRY(check_output(r, y, failures));
+    part->output = cairn_contiguous(y);
+    if (!part->output) return cairn__last_status();
+    describe_output(part);
+    if (r->dp->options.forward_returns_loss == CAIRN_ON)
+        TRY(cairn_tensor_read_as(part->output, CAIRN_F64, &part->loss, 1));
+    if (f->records) TRY(find_reached(r, part));
+out:
+    return st;
+}
+
+/* ---- by the program's thread ---- */
+
+void cairn__replica_forget(const struct cairn__scattered *f, struct cairn__scattered_part *part) {
+    for (int i = 0; i < f->count; i++) cairn_tensor_destroy(&part->inputs[i]);
+}
+
+void cairn__replica_leave(struct cairn__replica *r, struct cairn__scattered_part *part) {
+    if (part->is_inside) (void)cairn__inside_end(r->env, part->mark, NULL);
+    part->is_inside = false;
+    if (part->output && !part->in_no_grad) cairn__tensor_spare(part->output);
+    if (part->in_no_grad) (void)cairn_no_grad_end(r->env);
+    part->in_no_grad = false;
+}
+
+/* ---- a backward ---- */
+
+/* A leaf with the replica's share of the gradient of the mean over the batch. */
+static cairn_tensor *share_of_grad(const struct cairn__replica *r, const struct cairn__scattered *f,
+                                   cairn_tensor *whole) {
+    const double part = (double)cairn__scattered_rows(f, r->index) / (double)f->rows;
+    cairn_no_grad_begin(r->env);
+    cairn_tensor *share = cairn_mul_scalar(whole, f->rows > 0 ? part : 1), *kept = NULL;
+    if (share) kept = cairn_tensor_keep(share);
+    (void)cairn_no_grad_end(r->env);
+    return kept;
+}
+
+/* A leaf: the rows of the whole gradient that are this output's. */
+static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cairn__scattered *f) {
+    const bool is_loss = r->dp->options.forward_returns_loss == CAIRN_ON;
+    const struct cairn__scattered_part *part = &f->parts[r->index];
+    size_t before = 0;
+    for (int i = 0; i < r->index && !is_loss; i++) before += f->parts[i].numel;
+    cairn_tensor *grad = cairn_tensor_over(r->env, part->dtype, part->ndim, part->shape, NULL,
+                                           (char *)(uintptr_t)r->dp->dy + before * cairn_dtype_nbytes(part->dtype));
+    if (!grad || !is_loss) return grad;
+    cairn_tensor *share = share_of_grad(r, f, grad);
+    cairn_tensor_destroy(&grad);
+    return share;
+}
+
+cairn_status cairn__replica_backward(struct cairn__replica *r) {
+    const struct cairn_data_parallel *dp = r->dp;
+    const struct cairn__scattered *f = dp->forward;
+    struct cairn__scattered_part *part = &f->parts[r->index];
+    const cairn_param_set *mine = cairn_module_params(r->module);
+    cairn_status st = CAIRN_OK;
+    cairn__params_forget(mine->params, mine->count);
+    for (int i = 0; i < f->count; i++) cairn_tensor_clear_grad(part->inputs[i]);
+    if (!part->wants_grad) return CAIRN_OK;
+    cairn_tensor *grad = take_grad(r, f);
+    if (!grad) return cairn__last_status();
+    st = cairn__backward_scaled(part->output, grad, dp->retains, dp->scale);
+    cairn_tensor_destroy(&grad);
+    return st;
+}
