@@ -15,15 +15,15 @@
  *         CAIRN_CHECK(cairn_step(optimizer));
  *     }
  *
- * ddp over threads (cairn_spawn_threads) is faster: there every rank has a loss and a step of its own, and gradients
- * travel while backward runs. This is for a program that is to stay one.
+ * This is for a program that is to stay one. With ddp over threads (cairn_spawn_threads) every rank has a loss and a
+ * step of its own; that is for GPUs and several processes too.
  *
  * Batches     Inputs are cut along dimension 0 as torch.chunk cuts: ceil(rows / replicas) rows each, fewer at the end.
  *             Replicas for which none are left do nothing. Outputs are put together along dimension 0.
  * Gradients   are those of the whole batch in one piece: each is the sum over the replicas, added up in f32 in their
  *             order and rounded once to the gradient's type; it comes to the model as from any operation, so that amp,
- *             clipping, accumulation over several backwards and ddp_no_sync are as without replicas. Gradients of inputs
- *             come too. Parameters that no replica's output depends on have none.
+ *             clipping and accumulation over several backwards are as without replicas. Gradients of inputs come too.
+ *             Parameters that no replica's output depends on have none.
  * Weights     are shared: replicas read the model's own memory, so that nothing is sent after a step, and there are no
  *             further copies. torch sends all weights before every forward.
  * Buffers     are those of the model, copied to all replicas before a forward; what the first replica makes of its own
@@ -53,8 +53,8 @@ extern "C" {
 typedef struct cairn_data_parallel cairn_data_parallel;
 
 /* Makes a replica of the model in env: a root with the same modules, parameters and buffers, in the same order. Called
- * once for each, by its thread. What its weights are does not matter. It is ended with the replica. NULL: it failed, with
- * the last error. */
+ * once for each, by its thread. What its weights are does not matter. It is ended with the replica. NULL: it failed,
+ * with the last error. */
 typedef cairn_module *(*cairn_replica_make_fn)(void *ctx, cairn_env *env, int replica);
 
 /* The forward of one replica, where it is more than cairn_module_forward_n(module, inputs, count): of several modules,
@@ -71,8 +71,9 @@ struct cairn_data_parallel_options {
     void *ctx;                        /* of both; the caller's */
     /* What amp_initialize was given for the model; NULL = it was not called. Read during the call. */
     const struct amp_options *amp;
-    /* ON: forward returns a loss, one element, the mean over its rows; cairn_data_parallel_forward returns the mean over
-     * the batch, to which each counts by its rows. So outputs need not come together, which balances memory and work.
+    /* ON: forward returns a loss, one element, the mean over its rows; cairn_data_parallel_forward returns the mean
+     * over the batch, to which each counts by its rows. So outputs need not come together, which balances memory and
+     * work.
      * OFF: outputs are put together; those without dimensions become [replicas that had rows], as torch's. */
     cairn_switch forward_returns_loss;
 };
@@ -96,8 +97,8 @@ CAIRN_API cairn_status cairn_data_parallel_create(cairn_module *model,
 CAIRN_API void cairn_data_parallel_destroy(cairn_data_parallel **dp);
 
 /* Forward of x [rows, ...], or of several inputs of as many rows: a result, whose backward runs the replicas' at the
- * same time. Under no_grad nothing is recorded. Inputs stay unchanged until the backward, and are not copied. All but the
- * first may be NULL, which replicas get.
+ * same time. Under no_grad nothing is recorded. Inputs stay unchanged until the backward, and are not copied. All but
+ * the first may be NULL, which replicas get.
  * NULL on error: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded, or within a backward; a replica's own, with its
  * number. */
 CAIRN_API cairn_tensor *cairn_data_parallel_forward(cairn_data_parallel *dp, cairn_tensor *x);
