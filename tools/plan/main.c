@@ -1,12 +1,19 @@
-/* cairn-plan: how long will a data-parallel training step take, and where does its time go?
+/* cairn-plan: how long will a data-parallel training step take, or that of a pipeline, and where does its time go?
  *
  *   options   the command line            simulate  a step over time, with the reducer's own buckets
  *   profile   measurements of a model     report    tables and JSON
- *   link      what an all-reduce takes    svg       the picture */
+ *   link      what an all-reduce takes    svg       the picture
+ *
+ * of pipelines:
+ *
+ *   stages    measurements of its stages  flow      a step over time, in the pipeline's own order
+ *   trace     a measured step             timeline  the picture */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "options.h"
+#include "pipeline.h"
 #include "report.h"
 #include "say.h"
 #include "svg.h"
@@ -71,6 +78,7 @@ static bool run(const struct options *o, const struct profile *profile, const st
 }
 
 int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "pipeline") == 0) return pipeline_main(argc - 1, argv + 1);
     struct options o;
     struct profile profile = {0};
     struct network net = {0};

@@ -10,9 +10,11 @@
 #include "cairn/version.h"
 #include "profile.h"
 #include "say.h"
+#include "values.h"
 
 static const char usage[] =
     "usage: cairn-plan [options] PROFILE\n"
+    "       cairn-plan pipeline [options] STAGES      of stages and micro-batches; see cairn-plan pipeline --help\n"
     "\n"
     "Predicts how long a data-parallel training step takes, from what was measured of a model on one rank. PROFILE is "
     "what\n"
@@ -56,48 +58,8 @@ static const struct option names[] = {{"ranks", required_argument, NULL, 'r'},
 
 /* ---- values ---- */
 
-/* A whole number at *text, which goes on behind it. */
-static bool read_whole(const char **text, size_t most, size_t *value) {
-    char *end = NULL;
-    if (**text < '0' || **text > '9') return false;
-    errno = 0;
-    const unsigned long long parsed = strtoull(*text, &end, 10);
-    if (errno || parsed > most) return false;
-    *value = (size_t)parsed;
-    *text = end;
-    return true;
-}
-
-/* 4096, 64K, 25M, 1G; at most 2^50, and never 0. */
-static bool read_bytes(const char **text, size_t *value) {
-    static const char units[] = "KMG";
-    const size_t most = (size_t)1 << 50;
-    if (!read_whole(text, most, value)) return false;
-    const char *unit = **text ? strchr(units, **text) : NULL;
-    const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (*value == 0 || *value > most >> shift) return false;
-    *value <<= shift;
-    if (unit) ++*text;
-    return true;
-}
-
 static bool read_rank_count(const char **text, size_t *value) {
     return read_whole(text, MAX_RANKS, value) && *value > 0;
-}
-
-/* Values with commas between them. */
-static bool read_list(const char *text, bool (*read)(const char **text, size_t *value), size_t *values, size_t *count) {
-    for (*count = 0; *count < MAX_VALUES; text++) {
-        if (!read(&text, &values[*count])) return false;
-        ++*count;
-        if (*text == '\0') return true;
-        if (*text != ',') return false;
-    }
-    return false;
-}
-
-static bool read_one(const char *text, bool (*read)(const char **text, size_t *value), size_t *value) {
-    return read(&text, value) && *text == '\0';
 }
 
 static bool read_share(const char *text, double *value) {

@@ -7,8 +7,7 @@
 
 #include "cairn/core.h"
 #include "link.h"
-
-enum { MAX_VALUES = 64 };
+#include "values.h"
 
 struct options {
     const char *profile, *link, *node_link, *svg; /* svg NULL = none */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "draw.h"
 #include "say.h"
 
 enum {
@@ -41,32 +42,8 @@ static double y_of(int row) {
     return TOP + row * (ROW + GAP);
 }
 
-/* Text (of clean_text) escaped for XML. */
-static void put_text(FILE *out, const char *text) {
-    for (; *text; text++) {
-        switch (*text) {
-        case '&':
-            fputs("&amp;", out);
-            break;
-        case '<':
-            fputs("&lt;", out);
-            break;
-        case '>':
-            fputs("&gt;", out);
-            break;
-        case '"':
-            fputs("&quot;", out);
-            break;
-        default:
-            fputc(*text, out);
-        }
-    }
-}
-
 static void write_text(const struct picture *p, double x, double y, const char *more, const char *text) {
-    fprintf(p->out, "<text x=\"%.1f\" y=\"%.1f\"%s>", x, y, more);
-    put_text(p->out, text);
-    fputs("</text>\n", p->out);
+    draw_text(p->out, x, y, more, text);
 }
 
 /* A block from begin to end with its name, if that fits, and a tooltip. */
@@ -110,17 +87,10 @@ static void write_bucket(const struct picture *p, const struct span *b, size_t i
     write_block(p, 2, b->end - b->exposed, b->end, EXPOSED, time, sentence);
 }
 
-/* 1, 2 or 5 times a power of ten. */
-static double tick_distance(double end_ns) {
-    const double rough = end_ns / TICKS, power = pow(10, floor(log10(rough)));
-    const double digit = rough / power;
-    return power * (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10);
-}
-
 /* In one unit, which is written at the axis' end. */
 static void write_axis(const struct picture *p) {
     static const char *const units[] = {"ns", "us", "ms", "s"};
-    const double distance = tick_distance(p->end_ns);
+    const double distance = draw_tick_distance(p->end_ns, TICKS);
     double unit = 1;
     int u = 0;
     for (; p->end_ns / unit >= 5000 && u < 3; u++) unit *= 1000;

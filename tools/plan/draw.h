@@ -1,0 +1,13 @@
+/* What cairn-plan's pictures share. */
+#ifndef PLAN_DRAW_H
+#define PLAN_DRAW_H
+
+#include <stdio.h>
+
+/* A text element, escaped; text is of clean_text. more: further attributes, with a space before them. */
+void draw_text(FILE *out, double x, double y, const char *more, const char *text);
+
+/* Between ticks of an axis, about `ticks` of them: 1, 2 or 5 times a power of ten. */
+double draw_tick_distance(double end, int ticks);
+
+#endif

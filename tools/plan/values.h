@@ -1,0 +1,20 @@
+/* Values of options. */
+#ifndef PLAN_VALUES_H
+#define PLAN_VALUES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { MAX_VALUES = 64 };
+
+/* Each reads a value at *text, which goes on behind it; false: there is none. */
+typedef bool (*read_fn)(const char **text, size_t *value);
+
+bool read_whole(const char **text, size_t most, size_t *value);
+bool read_bytes(const char **text, size_t *value); /* 4096, 64K, 25M, 1G; at most 2^50, and never 0 */
+
+/* The whole text: values with commas between them, MAX_VALUES at most, or one. */
+bool read_list(const char *text, read_fn read, size_t *values, size_t *count);
+bool read_one(const char *text, read_fn read, size_t *value);
+
+#endif
