@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/cpu.h"
 #include "core/dtype.h"
@@ -135,13 +136,23 @@ static void end_call(struct cairn__comm *c) {
     atomic_store(&c->in_call, false);
 }
 
+/* Between looks, the idle-th of which has just found nothing. */
+static void rest(int idle) {
+    enum { YIELDS = 50, NAP_NS = 50000 };
+    if (idle < YIELDS) {
+        sched_yield();
+    } else {
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+}
+
 static void stand_until_aborted(struct cairn__comm *c) {
     pthread_mutex_lock(&lock);
     fake.stands++;
     atomic_store(&c->stands, true);
-    while (!c->aborted) {
+    for (int i = 0; !c->aborted; i++) {
         pthread_mutex_unlock(&lock);
-        sched_yield();
+        rest(i);
         pthread_mutex_lock(&lock);
     }
     atomic_store(&c->stands, false);
@@ -422,7 +433,8 @@ static cairn_status comm_passed(struct cairn__comm *c, int mark, bool *passed) {
 
 /* The CPU's stream is the host: it has waited when the call returns. */
 static cairn_status comm_await(struct cairn__comm *c, int mark) {
-    for (bool aborted = false; !look(c, mark, &aborted) && !aborted;) sched_yield();
+    bool aborted = false;
+    for (int i = 0; !look(c, mark, &aborted) && !aborted; i++) rest(i);
     return CAIRN_OK;
 }
 
@@ -510,9 +522,9 @@ static void comm_abort(struct cairn__comm *c) {
     c->aborted = true;
     fake.aborts++;
     while (c->head) pop(c);
-    while (fake.keeps_graphs) {
+    for (int i = 0; fake.keeps_graphs; i++) {
         pthread_mutex_unlock(&lock);
-        sched_yield();
+        rest(i);
         pthread_mutex_lock(&lock);
     }
     pthread_mutex_unlock(&lock);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "comm/exchange/engine.h"
 #include "core/alloc.h"
@@ -314,8 +315,13 @@ static cairn_status test(struct cairn__engine *e, struct cairn__moving *moving, 
 }
 
 static void rest(struct cairn__engine *e, int idle) {
-    (void)e, (void)idle;
-    sched_yield();
+    enum { YIELDS = 50, NAP_NS = 50000 };
+    (void)e;
+    if (idle < YIELDS) {
+        sched_yield();
+    } else {
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
 }
 
 /* ---- tables ---- */
