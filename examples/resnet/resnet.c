@@ -78,7 +78,7 @@ static const struct cairn_module_ops bottleneck_ops = {.struct_size = sizeof(bot
                                                        .destroy = free};
 
 static int add_conv(cairn_module *m, struct block *b, cairn_module *child, cairn_module *its_norm) {
-    char name[16];
+    char name[24];
     const int i = b->num_convs++;
     snprintf(name, sizeof(name), "conv%d", i + 1);
     b->conv[i] = cairn_module_add_child(m, name, child);
@@ -136,7 +136,7 @@ static cairn_module *rest(cairn_env *env, int count, cairn_module *const *blocks
     cairn_module *m = cairn_module_create(env, &rest_ops, r); /* ends r */
     int is_whole = m && r;
     for (int i = 0; i < count; i++) {
-        char name[16];
+        char name[24];
         snprintf(name, sizeof(name), "%d", first + i);
         cairn_module *block = cairn_module_add_child(m, name, blocks[i]); /* ends it where it fails */
         is_whole = is_whole && block;
@@ -201,7 +201,7 @@ cairn_module *resnet_create(cairn_env *env, const struct resnet_options *options
         is_whole = n->conv1 && n->bn1;
     }
     for (int i = 0; is_whole && i < STAGES; before += shape->blocks[i++]) {
-        char name[16];
+        char name[24];
         const int from = at_least(options->first_block - before, 0), to = at_most(end - before, shape->blocks[i]);
         if (from >= to) continue;
         snprintf(name, sizeof(name), "layer%d", i + 1);

@@ -109,6 +109,11 @@ CAIRN_API cairn_module *cairn_adaptive_avg_pool(cairn_env *env, int64_t out_h, i
 /* One after another; takes the children over, also where it fails. They are called "0", "1", ... torch.nn.Sequential */
 CAIRN_API cairn_module *cairn_sequential(cairn_env *env, int count, cairn_module *const *children);
 
+/* The same with names of the program's: of a stage that has layers 4 and 5 of a model, "4" and "5", so that what it
+ * saves has the names of the whole model. names [count], copied. torch.nn.Sequential(OrderedDict(...)) */
+CAIRN_API cairn_module *cairn_sequential_named(cairn_env *env, int count, const char *const *names,
+                                               cairn_module *const *children);
+
 /* torch.nn.MultiheadAttention(batch_first=True): inputs q [B, T, D], k, v [B, S, D], mask (may be NULL, as for
  * cairn_scaled_dot_product_attention); with q alone it attends to itself. in_proj_weight [3 D, D] xavier uniform,
  * in_proj_bias and out_proj.bias 0, out_proj.weight as linear. */

@@ -28,7 +28,8 @@
  * Ranks      All calls but create, add and destroy are collective over the environment's group: all ranks succeed, or
  *            all fail and the message names a rank. DIR is a folder that all ranks see, as on one machine or on a
  *            shared file system. Rank 0 writes what is shared: parameters and moments that ddp averages. What is a
- *            rank's own loads on the same number of ranks only; everything else on any number.
+ *            rank's own loads on the same number of ranks only; everything else on any number, also parts of a model
+ *            over ranks (cairn_state_add_part).
  * Threads    as the environment. A save runs a thread, "cairn-save", for as long as it writes, but for a foreground
  *            save of one rank; a load on several ranks one that reads, "cairn-files". A disk may take longer than
  *            the environment's timeout: ranks that wait for one that reads or writes know that it is alive.
@@ -59,6 +60,17 @@ CAIRN_API void cairn_state_destroy(cairn_state **state);
  * bytes, not UTF-8, or has a '/' or a control character; an object that is NULL or of another environment;
  * CAIRN_ENOMEM. */
 CAIRN_API cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_stateful object);
+
+/* Adds an object that is this rank's part of what ranks have together: a stage of a model, say, its optimizer, its amp
+ * context. Entries are known by name, whatever rank has them: those of several ranks under one name must be equal
+ * (replicas; buffers are the lowest rank's), are saved once, and load wherever a rank has one of that name. So a
+ * checkpoint of 2 replicas of 2 stages goes on as 1 x 3, 4 x 1 or 1 x 1, where parameters are called by their place in
+ * the whole model (cairn_sequential_named), and optimizers have as many groups. Every rank adds its parts, one or
+ * several (of interleaved stages), under one name, also a rank alone.
+ * Errors: as cairn_state_add; of saving, CAIRN_EINVAL two ranks have different parts of one name, and CAIRN_ESTATE
+ * ranks whose weights differ (ddp_no_sync); of loading, CAIRN_EINVAL a part that is not in the checkpoint, or one that
+ * no rank takes. Cost: every rank hashes its parts to save them, and reads the files of all to load them. */
+CAIRN_API cairn_status cairn_state_add_part(cairn_state *state, const char *name, cairn_stateful object);
 
 /* Adds a number, or memory, of the program's own, which a save reads where it stands and a load overwrites. Shared:
  * rank 0's value is saved, and loaded on all ranks. Memory is the host's, and its size must be equal when it is

@@ -121,10 +121,10 @@ static void drop_from(int i, int count, cairn_module *const *children) {
 }
 
 /* *done: children that are taken or ended. */
-static cairn_status create_sequential(cairn_env *env, int count, cairn_module *const *children, int *done,
-                                      cairn_module **out) {
+static cairn_status create_sequential(cairn_env *env, int count, const char *const *names,
+                                      cairn_module *const *children, int *done, cairn_module **out) {
     cairn_status st = CAIRN_OK;
-    char name[16];
+    char number[16];
     REQUIRE(count == 0 || (count > 0 && children), CAIRN_EINVAL, "sequential: %d children", count);
     for (int i = 0; i < count; i++) {
         if (!children[i]) return cairn__module_add_child(NULL, NULL, NULL, NULL); /* keeps the first cause */
@@ -132,18 +132,35 @@ static cairn_status create_sequential(cairn_env *env, int count, cairn_module *c
     }
     TRY(cairn__module_create(env, &sequential_kind, 0, out));
     while (*done < count) {
-        snprintf(name, sizeof(name), "%d", *done);
-        TRY(cairn__module_add_child(*out, name, children[(*done)++], NULL));
+        const int i = (*done)++;
+        snprintf(number, sizeof(number), "%d", i);
+        TRY(cairn__module_add_child(*out, names ? names[i] : number, children[i], NULL));
     }
 out:
     return st;
 }
 
-cairn_module *cairn_sequential(cairn_env *env, int count, cairn_module *const *children) {
+static cairn_module *make_sequential(cairn_env *env, int count, const char *const *names,
+                                     cairn_module *const *children) {
     cairn_module *m = NULL;
     int done = 0;
-    if (create_sequential(env, count, children, &done, &m) == CAIRN_OK) return m;
+    if (create_sequential(env, count, names, children, &done, &m) == CAIRN_OK) return m;
     if (children) drop_from(done, count, children);
     cairn_module_destroy(&m);
     return NULL;
+}
+
+cairn_module *cairn_sequential(cairn_env *env, int count, cairn_module *const *children) {
+    return make_sequential(env, count, NULL, children);
+}
+
+cairn_module *cairn_sequential_named(cairn_env *env, int count, const char *const *names,
+                                     cairn_module *const *children) {
+    for (int i = 0; i < count; i++) {
+        if (names && names[i]) continue;
+        (void)cairn__fail(CAIRN_EINVAL, "sequential: child %d has no name", i);
+        if (children) drop_from(0, count, children);
+        return NULL;
+    }
+    return make_sequential(env, count, names, children);
 }

@@ -66,6 +66,21 @@ static cairn_status list_param(const struct part *part, const struct cairn__para
                                   p->name);
 }
 
+/* By the names of their parameters. */
+static cairn_status list_missed(const struct part *part) {
+    const cairn_optimizer *o = part->o;
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < o->count; i++) {
+        const struct cairn__param *p = o->arrays.params[i];
+        char set[24];
+        name_set(o, p, set, sizeof(set));
+        TRY(cairn__entries_add_array(part->entries, cairn__param_entry_owner(p), CAIRN_I64, 0, NULL,
+                                     &o->arrays.missed[i], "%smissed.%s%s", part->prefix, set, p->name));
+    }
+out:
+    return st;
+}
+
 static cairn_status list_params(const struct part *part) {
     cairn_status st = CAIRN_OK;
     cairn_optimizer *const o = part->o;
@@ -74,6 +89,7 @@ static cairn_status list_params(const struct part *part) {
     for (const struct cairn__param_group *g = o->groups; g < o->groups + o->num_groups; g++) {
         for (size_t i = g->first; i < g->first + g->count; i++) TRY(list_param(part, g, i));
     }
+    if (part->entries->is_part) return list_missed(part);
     TRY(cairn__entries_add_array(part->entries, part->owner, CAIRN_I64, 1, shape, o->arrays.missed, "%smissed",
                                  part->prefix));
 out:
@@ -142,7 +158,7 @@ static cairn_status list_group(const struct part *part, size_t g) {
     cairn_status st = CAIRN_OK;
     char name[64];
     group_name(g, "params", name);
-    TRY(add_i64(part, (int64_t)group->count, name));
+    if (!part->entries->is_part) TRY(add_i64(part, (int64_t)group->count, name));
     for (const struct cairn__group_field *f = part->o->kind->fields; f && f->name; f++) {
         group_name(g, f->name, name);
         TRY(add_f64(part, value_of(group, f), name));
@@ -278,7 +294,7 @@ static cairn_status check_groups(const struct loaded *l) {
             o->num_groups);
     for (size_t g = 0; g < o->num_groups; g++) {
         const int64_t count = group_i64(l, g, "params");
-        REQUIRE(count == (int64_t)o->groups[g].count, CAIRN_EINVAL,
+        REQUIRE(l->entries->is_part || count == (int64_t)o->groups[g].count, CAIRN_EINVAL,
                 "%s: group %zu was saved with %lld parameters, and has %zu", o->kind->name, g, (long long)count,
                 o->groups[g].count);
         TRY(check_fields(l, g));

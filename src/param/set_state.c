@@ -86,6 +86,18 @@ static cairn_status check_name_is_free(const struct cairn_param_set *set, const 
     return CAIRN_OK;
 }
 
+/* By name, of a part: what is frozen. */
+static cairn_status list_frozen_by_name(const struct cairn_param_set *set, struct cairn__entries *entries) {
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; i < set->count; i++) {
+        const struct cairn__param *p = set->params[i];
+        TRY(cairn__entries_add_i64(entries, cairn__param_entry_owner(p), cairn__param_requires_grad(p), "%s.%s",
+                                   CAIRN__ENTRY_REQUIRES_GRAD, p->name));
+    }
+out:
+    return st;
+}
+
 /* The array that is listed stands in the set, where it stays: a state may have the set twice. */
 static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entries *entries) {
     cairn_status st = CAIRN_OK;
@@ -93,6 +105,7 @@ static cairn_status list_frozen(struct cairn_param_set *set, struct cairn__entri
     TRY(check_name_is_free(set, CAIRN__ENTRY_REQUIRES_GRAD));
     TRY(cairn__grow((void **)&set->listed, &set->listed_capacity, set->count + 1, sizeof(set->listed[0])));
     for (size_t i = 0; i < set->count; i++) set->listed[i] = cairn__param_requires_grad(set->params[i]);
+    if (entries->is_part) return list_frozen_by_name(set, entries);
     TRY(cairn__entries_add_host_array(entries, cairn__params_entry_owner(set->params, set->count), CAIRN_U8, 1, shape,
                                       set->listed, CAIRN__ENTRY_REQUIRES_GRAD));
 out:
@@ -103,6 +116,7 @@ out:
 static cairn_status list_switch(struct cairn_param_set *set, struct cairn__entries *entries, bool on, const char *name,
                                 enum cairn__entry_owner owner) {
     cairn_status st = CAIRN_OK;
+    if (entries->is_part) return CAIRN_OK; /* buffers are then the first replica's on all */
     on = cairn__entries_is_load(entries) ? cairn__entries_has(entries, "%s", name)
                                          : on && set->listener && set->env->size > 1;
     if (!on) return CAIRN_OK;
@@ -116,6 +130,10 @@ cairn_status cairn__param_set_list_state(struct cairn_param_set *set, struct cai
     cairn_status st = CAIRN_OK;
     TRY(cairn__params_check_between_steps(set->env, set->params, set->count));
     TRY(cairn__device_synchronize(set->env->device));
+    REQUIRE(
+        !entries->is_part || !set->ranks_differ || cairn__entries_is_load(entries), CAIRN_ESTATE,
+        "'%s' is a part, and its weights are each rank's own since a step under ddp_no_sync; save before such a step",
+        entries->object);
     for (size_t i = 0; i < set->count; i++) TRY(list_weights(set->params[i], entries));
     TRY(list_frozen(set, entries));
     TRY(list_switch(set, entries, set->ranks_differ, CAIRN__ENTRY_RANKS_DIFFER, CAIRN__ENTRY_RANK));
@@ -149,6 +167,8 @@ cairn_status cairn__param_set_state_loaded(struct cairn_param_set *set, const st
         set->params[i]->version++;
     }
     cairn__params_forget(set->params, set->count);
+    for (size_t i = 0; entries->is_part && i < set->count; i++)
+        set->listed[i] = cairn__entries_i64(entries, "%s.%s", CAIRN__ENTRY_REQUIRES_GRAD, set->params[i]->name) != 0;
     TRY(require_grad(set, false));
     TRY(require_grad(set, true));
 out:

@@ -20,6 +20,9 @@ enum cairn__entry_owner {
     CAIRN__ENTRY_SHARED = 1,    /* equal on all ranks: rank 0 writes it, all read it, on any number of ranks */
     CAIRN__ENTRY_RANK,          /* a rank's own: loads on the same number of ranks alone */
     CAIRN__ENTRY_RANK_OR_FIRST, /* a rank's own; on another number of ranks all take rank 0's */
+    CAIRN__ENTRY_PART,          /* of a part of a whole that ranks have together: equal on the ranks that list it, the
+                                   lowest of which writes it; loads wherever it is listed, on any number of ranks */
+    CAIRN__ENTRY_PART_OR_FIRST, /* the same of what each of those ranks may have of its own: all take the lowest's */
     CAIRN__ENTRY_SLICE,         /* rows [first, first + shape[0]) of an array of rows `whole_rows`, whose other rows
                                    other ranks have, those of a lower rank first; loads on any number of ranks */
 };
@@ -43,6 +46,8 @@ struct cairn__entry {
 struct cairn__entries {
     struct cairn_env *env;
     const char *object; /* what the program added it as: for messages */
+    bool is_part; /* the object is a part of what ranks have together (cairn_state_add_part): names say all about an
+                     entry, and not places in lists of this rank's own */
     /* (optional) Loading: whether the checkpoint has an entry of this name of the object. NULL: saving. */
     bool (*has)(const struct cairn__entries *entries, const char *name);
     const void *ctx; /* of has */

@@ -31,6 +31,7 @@ struct checkpoint {
     const char *path;
     int rank, ranks; /* the program's */
     bool is_lenient;
+    bool has_parts; /* the program's state does */
     struct cairn__manifest manifest;
     struct cairn__safetensors *shared;
     struct cairn__safetensors **own; /* [manifest.ranks]; NULL = not needed */
@@ -68,9 +69,15 @@ static void close_checkpoint(struct checkpoint *c) {
     cairn__manifest_clear(&c->manifest);
 }
 
-static bool has_slices(const struct cairn__safetensors *file) {
+static bool is_part(const char *owner) {
+    return owner && strcmp(owner, "part") == 0;
+}
+
+/* Of what other ranks' files have more of. */
+static bool has_pieces(const struct cairn__safetensors *file) {
     for (size_t i = 0; i < cairn__safetensors_metadata_count(file); i++) {
-        if (strncmp(cairn__safetensors_metadata_at(file, i).value, "rows ", 5) == 0) return true;
+        const char *owner = cairn__safetensors_metadata_at(file, i).value;
+        if (strncmp(owner, "rows ", 5) == 0 || is_part(owner)) return true;
     }
     return false;
 }
@@ -81,7 +88,7 @@ static cairn_status open_own_files(struct checkpoint *c) {
     TRY(cairn__calloc((size_t)c->manifest.ranks, sizeof(c->own[0]), (void **)&c->own));
     const int mine = same ? c->rank : 0;
     TRY(open_file(c, mine, &c->own[mine]));
-    for (int r = 0; (!same || has_slices(c->own[mine])) && r < c->manifest.ranks; r++) {
+    for (int r = 0; (!same || c->has_parts || has_pieces(c->own[mine])) && r < c->manifest.ranks; r++) {
         if (r != mine) TRY(open_file(c, r, &c->own[r]));
     }
 out:
@@ -132,10 +139,19 @@ static bool find_in(struct cairn__safetensors *file, const char *name, struct so
     return true;
 }
 
-/* Where rank's part of an entry is: in the file of all, or in that of a rank. */
+static bool find_part(const struct checkpoint *c, const char *name, struct source *out) {
+    for (int r = 0; r < c->manifest.ranks; r++) {
+        if (c->own[r] && is_part(cairn__safetensors_metadata(c->own[r], name)) && find_in(c->own[r], name, out))
+            return true;
+    }
+    return false;
+}
+
+/* Where rank's part of an entry is: in the file of all, in that of a rank, or, of a part, in that of any. */
 static bool find_source(const struct checkpoint *c, const char *name, struct source *out) {
     if (find_in(c->shared, name, out)) return true;
-    return find_in(c->own[c->manifest.ranks == c->ranks ? c->rank : 0], name, out);
+    if (find_in(c->own[c->manifest.ranks == c->ranks ? c->rank : 0], name, out)) return true;
+    return find_part(c, name, out);
 }
 
 static bool has_entry(const struct cairn__entries *entries, const char *name) {
@@ -160,6 +176,8 @@ static void find_absent(cairn_state *state, const struct checkpoint *c) {
     for (size_t i = 1; i < state->num_objects; i++) {
         struct cairn__state_object *object = &state->objects[i];
         object->is_absent = c->is_lenient && !has_object(c->shared, object->name) && !has_object(own, object->name);
+        for (int r = 0; object->is_absent && object->is_part && r < c->manifest.ranks; r++)
+            object->is_absent = !has_object(c->own[r], object->name);
         if (object->is_absent && c->rank == 0)
             cairn__log(CAIRN_LOG_NOTICE, CALL ": %s has no '%s', which stays as it is", c->path, object->name);
     }
@@ -218,11 +236,23 @@ static const struct cairn__state_item *find_item(const struct cairn__state_list 
     return bsearch(name, list->at, list->count, sizeof(list->at[0]), compare_name);
 }
 
+/* The entry would be of an object that is a part. */
+static bool is_of_part(const cairn_state *state, const char *name) {
+    const char *slash = strchr(name, '/');
+    for (size_t i = 1; slash && i < state->num_objects; i++) {
+        const struct cairn__state_object *object = &state->objects[i];
+        const size_t n = (size_t)(slash - name);
+        if (strlen(object->name) == n && strncmp(object->name, name, n) == 0) return object->is_part;
+    }
+    return false;
+}
+
 static cairn_status match_file(const struct checkpoint *c, const cairn_state *state,
                                const struct cairn__state_list *list, const struct cairn__safetensors *file) {
     for (size_t i = 0; file && i < cairn__safetensors_count(file); i++) {
         const char *name = cairn__safetensors_at(file, i)->name, *owner = cairn__safetensors_metadata(file, name);
         if (c->is_lenient && !cairn__state_has_object(state, name)) continue;
+        if (is_of_part(state, name) || (is_part(owner) && c->has_parts)) continue; /* see check_all_taken */
         REQUIRE(find_item(list, name), CAIRN_EINVAL,
                 CALL ": %s has '%s', which the program does not; add the objects that it was saved with", c->path,
                 name);
@@ -231,6 +261,47 @@ static cairn_status match_file(const struct checkpoint *c, const cairn_state *st
                 c->path, c->manifest.ranks, name, c->ranks);
     }
     return CAIRN_OK;
+}
+
+static size_t count_entries(const struct checkpoint *c) {
+    size_t count = cairn__safetensors_count(c->shared);
+    for (int r = 0; r < c->manifest.ranks; r++) count += c->own[r] ? cairn__safetensors_count(c->own[r]) : 0;
+    return count;
+}
+
+/* Entry i of all files, which every rank has open. */
+static const char *entry_at(const struct checkpoint *c, size_t i) {
+    const struct cairn__safetensors *file = c->shared;
+    for (int r = 0; i >= cairn__safetensors_count(file); r++) {
+        i -= cairn__safetensors_count(file);
+        file = c->own[r];
+    }
+    return cairn__safetensors_at(file, i)->name;
+}
+
+/* Collective, where a state has parts: a rank does not take those of others, but each is some rank's. */
+static cairn_status check_all_taken(const struct checkpoint *c, const cairn_state *state,
+                                    const struct cairn__state_list *list) {
+    cairn_group *group = cairn_env_group(state->env);
+    uint8_t *taken = NULL;
+    cairn_status st = CAIRN_OK;
+    if (!c->has_parts) return CAIRN_OK;
+    const size_t count = count_entries(c);
+    st = cairn__calloc(count + 1, sizeof(taken[0]), (void **)&taken);
+    TRY(cairn__group_agree_on_status(group, CALL, st));
+    for (size_t i = 0; i < count; i++) {
+        const char *name = entry_at(c, i);
+        taken[i] = find_item(list, name) || (c->is_lenient && !cairn__state_has_object(state, name));
+    }
+    TRY(cairn__parts_unite(group, taken, count));
+    for (size_t i = 0; i < count && st == CAIRN_OK; i++) {
+        if (!taken[i])
+            st = cairn__fail(CAIRN_EINVAL, CALL ": %s has '%s', which is part of no rank's program", c->path,
+                             entry_at(c, i));
+    }
+out:
+    cairn__free(taken);
+    return st;
 }
 
 static cairn_status match(const struct checkpoint *c, const cairn_state *state, const struct cairn__state_list *list) {
@@ -465,6 +536,7 @@ static cairn_status load(struct load *l, const char *path, bool latest, int64_t 
     st = cairn__state_list(state, has_entry, &l->c, l->c.is_lenient, &l->list);
     if (st == CAIRN_OK) st = match(&l->c, state, &l->list);
     TRY(agree_on_fitting(l, st, latest));
+    TRY(agree_on_fitting(l, check_all_taken(&l->c, state, &l->list), latest));
     TRY(agree_on_reading(l, read_numbers(&l->c, &l->list)));
     TRY(agree_on_fitting(l, check_objects(state), latest));
     if (latest && l->c.is_lenient) TRY(read_together(l, check_hashes, &l->c)); /* what is absent must stay */
@@ -490,6 +562,9 @@ static cairn_status begin_load(struct load *l, cairn_state *state, const struct 
     st = is_lenient == l->c.is_lenient ? CAIRN_OK
                                        : cairn__fail(CAIRN_EINVAL, CALL ": strict on this rank, and not on another");
     TRY(cairn__group_agree_on_status(cairn_env_group(state->env), CALL, st));
+    bool has_parts = false;
+    for (size_t i = 0; i < state->num_objects; i++) has_parts |= state->objects[i].is_part;
+    TRY(any(state, has_parts, &l->c.has_parts));
 out:
     return st;
 }

@@ -34,6 +34,11 @@ cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_statefu
     return not_built("cairn_state_add");
 }
 
+cairn_status cairn_state_add_part(cairn_state *state, const char *name, cairn_stateful object) {
+    (void)state, (void)name, (void)object;
+    return not_built("cairn_state_add_part");
+}
+
 cairn_status cairn_state_add_i64(cairn_state *state, const char *name, int64_t *value) {
     (void)state, (void)name, (void)value;
     return not_built("cairn_state_add_i64");

@@ -165,8 +165,8 @@ out:
 
 /* ---- write ---- */
 
-static bool is_in_file(const struct cairn__entry *e, bool shared) {
-    return (e->owner == CAIRN__ENTRY_SHARED) == shared;
+static bool is_in_file(const struct cairn__state_item *item, bool shared) {
+    return (item->entry->owner == CAIRN__ENTRY_SHARED) == shared && !item->is_others;
 }
 
 /* The entries of one file, in the order of the list, as safetensors wants them. */
@@ -180,6 +180,7 @@ struct contents {
 
 static void put_owner(const struct cairn__entry *e, char value[64]) {
     if (e->owner == CAIRN__ENTRY_SLICE) snprintf(value, 64, "rows %" PRId64 " of %" PRId64, e->first, e->whole_rows);
+    else if (cairn__entry_is_part(e)) snprintf(value, 64, "part");
     else snprintf(value, 64, e->owner == CAIRN__ENTRY_RANK ? "rank" : "rank or first");
 }
 
@@ -201,7 +202,7 @@ static cairn_status make_contents(const struct cairn__save *save, bool shared, s
     for (size_t i = 0; i < save->list.count; i++) {
         const struct cairn__entry *e = save->list.at[i].entry;
         const size_t k = c->count;
-        if (!is_in_file(e, shared)) continue;
+        if (!is_in_file(&save->list.at[i], shared)) continue;
         c->tensors[k] = (struct cairn__safetensors_tensor){.name = save->list.at[i].name,
                                                            .type = cairn__safetensors_type(e->dtype),
                                                            .ndim = e->ndim,
@@ -506,6 +507,7 @@ cairn_status cairn_state_save(cairn_state *state, const char *dir, int64_t step,
     if (st == CAIRN_OK) st = new_save(state, dir, step, options, &save);
     TRY(cairn__group_agree_on_status(group, call, st));
     TRY(agree_on_plan(save, group));
+    TRY(cairn__parts_share(group, &save->list, save->device ? NULL : save->data));
     if (save->rank == 0) st = cairn__checkpoint_begin(save->dir, save->partial);
     has_folder = st == CAIRN_OK;
     TRY(cairn__group_agree_on_status(group, call, st));

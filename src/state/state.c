@@ -41,7 +41,8 @@ static bool is_utf8(const char *text) {
     return true;
 }
 
-static cairn_status check_name(const char *call, const cairn_state *state, const char *name) {
+/* is_part: several of one name are one. */
+static cairn_status check_name(const char *call, const cairn_state *state, const char *name, bool is_part) {
     REQUIRE(state, CAIRN_EINVAL, "%s: state is NULL", call);
     REQUIRE(name && name[0], CAIRN_EINVAL, "%s: the name is empty", call);
     REQUIRE(strcmp(name, "__metadata__") != 0 && strlen(name) <= MAX_NAME && is_utf8(name), CAIRN_EINVAL,
@@ -51,13 +52,14 @@ static cairn_status check_name(const char *call, const cairn_state *state, const
         REQUIRE(*c != '/' && (unsigned char)*c >= ' ' && *c != 0x7f, CAIRN_EINVAL,
                 "%s: a name may contain neither '/' nor control characters: '%.80s'", call, name);
     }
-    REQUIRE(!find_object(state, name) && !cairn__entries_find(&state->own, name), CAIRN_EINVAL,
+    const struct cairn__state_object *other = find_object(state, name);
+    REQUIRE((!other || (is_part && other->is_part)) && !cairn__entries_find(&state->own, name), CAIRN_EINVAL,
             "%s: '%.80s' has been added already; give each a name of its own", call, name);
     return CAIRN_OK;
 }
 
-static cairn_status add_object(cairn_state *state, const char *name, cairn_stateful what) {
-    struct cairn__state_object object = {.what = what};
+static cairn_status add_object(cairn_state *state, const char *name, cairn_stateful what, bool is_part) {
+    struct cairn__state_object object = {.what = what, .is_part = is_part};
     cairn_status st =
         cairn__grow((void **)&state->objects, &state->objects_capacity, state->num_objects + 1, sizeof(object));
     if (st == CAIRN_OK) st = cairn__strdup(name, &object.name);
@@ -72,8 +74,8 @@ cairn_status cairn_state_create(cairn_env *env, cairn_state **out) {
     TRY(cairn__calloc(1, sizeof(*state), (void **)&state));
     state->env = env;
     state->own.env = env;
-    TRY(add_object(state, "", (cairn_stateful){&program_ops, &state->own}));
-    TRY(add_object(state, "env", cairn__env_stateful(env)));
+    TRY(add_object(state, "", (cairn_stateful){&program_ops, &state->own}, false));
+    TRY(add_object(state, "env", cairn__env_stateful(env), false));
     *out = state;
     return CAIRN_OK;
 out:
@@ -94,20 +96,28 @@ void cairn_state_destroy(cairn_state **state) {
     *state = NULL;
 }
 
-cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_stateful object) {
-    const cairn_status st = check_name("cairn_state_add", state, name);
+static cairn_status check_and_add(const char *call, cairn_state *state, const char *name, cairn_stateful object,
+                                  bool is_part) {
+    const cairn_status st = check_name(call, state, name, is_part);
     if (st != CAIRN_OK) return st;
-    if (!object.ops || !object.object)
-        return cairn__fail(CAIRN_EINVAL, "cairn_state_add: the object '%.80s' is NULL", name);
+    if (!object.ops || !object.object) return cairn__fail(CAIRN_EINVAL, "%s: the object '%.80s' is NULL", call, name);
     const struct cairn_env *env = object.ops->env ? object.ops->env(object.object) : NULL;
-    REQUIRE(!env || env == state->env, CAIRN_EINVAL,
-            "cairn_state_add: the %s '%.80s' belongs to another environment than the state", object.ops->kind, name);
-    return add_object(state, name, object);
+    REQUIRE(!env || env == state->env, CAIRN_EINVAL, "%s: the %s '%.80s' belongs to another environment than the state",
+            call, object.ops->kind, name);
+    return add_object(state, name, object, is_part);
+}
+
+cairn_status cairn_state_add(cairn_state *state, const char *name, cairn_stateful object) {
+    return check_and_add("cairn_state_add", state, name, object, false);
+}
+
+cairn_status cairn_state_add_part(cairn_state *state, const char *name, cairn_stateful object) {
+    return check_and_add("cairn_state_add_part", state, name, object, true);
 }
 
 static cairn_status add_value(const char *call, cairn_state *state, const char *name, enum cairn__entry_owner owner,
                               cairn_dtype dtype, int ndim, size_t n, void *memory) {
-    const cairn_status st = check_name(call, state, name);
+    const cairn_status st = check_name(call, state, name, false);
     if (st != CAIRN_OK) return st;
     REQUIRE(memory, CAIRN_EINVAL, "%s: the memory of '%.80s' is NULL", call, name);
     return cairn__entries_add_host_array(&state->own, owner, dtype, ndim, (const int64_t[]){(int64_t)n}, memory, "%s",
@@ -183,6 +193,18 @@ static void drop_unknown(struct cairn__entries *entries) {
     entries->num_slots = 0;
 }
 
+/* Whatever it is within this rank's part, of the whole it is a part. */
+static cairn_status make_parts(const struct cairn__state_object *object) {
+    for (size_t i = 0; i < object->entries.count; i++) {
+        struct cairn__entry *e = &object->entries.at[i];
+        REQUIRE(e->owner != CAIRN__ENTRY_SLICE, CAIRN_ENOTSUP,
+                "'%s' of '%s' is a slice of what several ranks have; add the object by cairn_state_add", e->name,
+                object->name);
+        e->owner = e->owner == CAIRN__ENTRY_RANK_OR_FIRST ? CAIRN__ENTRY_PART_OR_FIRST : CAIRN__ENTRY_PART;
+    }
+    return CAIRN_OK;
+}
+
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
                                const void *ctx, bool is_lenient, struct cairn__state_list *out) {
     cairn_status st = CAIRN_OK;
@@ -191,14 +213,19 @@ cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cair
     for (size_t i = 0; i < state->num_objects; i++) {
         struct cairn__state_object *object = &state->objects[i];
         object->entries = (struct cairn__entries){.env = state->env, .object = object->name, .has = has, .ctx = ctx};
+        object->entries.is_part = object->is_part;
         if (has && object->is_absent) continue;
         TRY(object->what.ops->list(object->what.object, &object->entries));
+        if (object->is_part) TRY(make_parts(object));
         if (i == PROGRAM && is_lenient) drop_unknown(&object->entries);
     }
     TRY(name_items(state, out));
     for (size_t i = 1; i < out->count; i++) {
         if (strcmp(out->at[i - 1].name, out->at[i].name) == 0)
-            TRY(cairn__fail(CAIRN_EINTERNAL, "two entries of a state are called '%s'", out->at[i].name));
+            TRY(cairn__fail(CAIRN_EINVAL,
+                            "two parts that this rank has under one name both have '%s'; name modules by their place "
+                            "in the whole model (cairn_sequential_named)",
+                            out->at[i].name));
     }
     return CAIRN_OK;
 out:

@@ -4,6 +4,7 @@
  *   manifest.c    checkpoint.json
  *   folders.c     the folder of checkpoints: which there are, which go
  *   save.c        writing one: collect (all ranks), write (each rank its file), publish (rank 0)
+ *   parts.c       which rank writes what several have, and whether all that was saved is taken
  *   load.c        reading one: open and match before anything changes, then read
  *   signals.c     whether a signal asks for one
  *
@@ -26,6 +27,7 @@ struct cairn__state_object {
     char *name; /* "" = the program's own values */
     cairn_stateful what;
     struct cairn__entries entries; /* of the save or load under way */
+    bool is_part;                  /* of what ranks have together */
     bool is_absent;                /* of the load: the checkpoint has nothing of it, and it stays as it is */
 };
 
@@ -33,6 +35,7 @@ struct cairn__state_object {
 struct cairn__state_item {
     char *name;
     struct cairn__entry *entry;
+    bool is_others; /* of a save: a part that another rank writes */
 };
 
 struct cairn__state_list {
@@ -62,6 +65,11 @@ struct cairn_state {
 cairn_status cairn__state_list(cairn_state *state, bool (*has)(const struct cairn__entries *entries, const char *name),
                                const void *ctx, bool is_lenient, struct cairn__state_list *out);
 
+/* An entry of an object that was added as a part. */
+static inline bool cairn__entry_is_part(const struct cairn__entry *e) {
+    return e->owner == CAIRN__ENTRY_PART || e->owner == CAIRN__ENTRY_PART_OR_FIRST;
+}
+
 /* Whether the state has the object, or the program's value, of which an entry of this full name is. */
 bool cairn__state_has_object(const cairn_state *state, const char *name);
 
@@ -71,6 +79,17 @@ void cairn__state_unlist(cairn_state *state, struct cairn__state_list *list);
 static inline void *cairn__entry_number(struct cairn__entry *e) {
     return &e->number;
 }
+
+/* ---- parts.c ---- */
+
+/* Saving: marks the parts that a lower rank writes (is_others). data [list->count]: their values, host memory; NULL =
+ * they are a device's, and not compared. Collective. Errors, on all ranks: CAIRN_EINVAL a part that is not equal on two
+ * ranks, by name; CAIRN_ENOMEM; the group's. */
+cairn_status cairn__parts_share(cairn_group *group, struct cairn__state_list *list, const void *const *data);
+
+/* Loading: taken [count] says of each entry of the files whether this rank takes it; after the call, whether any rank
+ * does. Collective. Errors: CAIRN_ENOMEM; the group's. */
+cairn_status cairn__parts_unite(cairn_group *group, uint8_t *taken, size_t count);
 
 /* ---- save.c ---- */
 

@@ -34,6 +34,7 @@ struct chain {
     int replicas;      /* 0 = 1: each trains on an equal part of the rows */
     int dp, threads;   /* alone: over so many replicas of cairn_data_parallel, of so many threads; 0 = without */
     bool loss_inside;  /* their forward returns the loss */
+    bool is_named;     /* layers are called by their place in the whole model */
 };
 
 /* What comes out; each rank writes the layers it has, and the last one the losses. */
@@ -101,8 +102,14 @@ static inline char *chain_make_layer(cairn_env *env, const struct chain *c, int 
 static inline char *chain_make_stage(cairn_env *env, const struct chain *c, int first, int count,
                                      struct chain_layers *made, cairn_module **out) {
     cairn_module *layers[LAYERS];
-    for (int i = 0; i < count; i++) PASS(chain_make_layer(env, c, first + i, made, &layers[i]));
-    *out = cairn_sequential(env, count, layers);
+    const char *names[LAYERS];
+    char text[LAYERS][8];
+    for (int i = 0; i < count; i++) {
+        PASS(chain_make_layer(env, c, first + i, made, &layers[i]));
+        snprintf(text[i], sizeof(text[i]), "%d", first + i);
+        names[i] = text[i];
+    }
+    *out = c->is_named ? cairn_sequential_named(env, count, names, layers) : cairn_sequential(env, count, layers);
     EXPECT(*out);
     return NULL;
 }

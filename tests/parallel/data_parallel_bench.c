@@ -208,7 +208,7 @@ static void measure_ranks(const struct training *t, enum way way, int round) {
 }
 
 static int run_rank(int rank, void *ctx) {
-    struct training alone = {NULL}, ddp = {NULL}, independent = {NULL};
+    struct training alone = {.env = NULL}, ddp = {.env = NULL}, independent = {.env = NULL};
     cairn_env *env = NULL, *own = NULL;
     (void)ctx;
     done(cairn_env_create(NULL, NULL, cairn_env_options(.device = "cpu"), &env));

@@ -152,11 +152,14 @@ class Ckpt(unittest.TestCase):
             write(f"{path}/rank-{rank:05}.safetensors",
                   {"m/running_mean": ("F32", [1], b"%d%d%d%d" % (4 * (rank,))), "env/seed": ("I64", [1], bytes(8))},
                   {"m/running_mean": owner, "env/seed": "rank"})
+        self.write_manifest(path)
+        return path
+
+    def write_manifest(self, path):
         files = [{"name": name, "nbytes": os.path.getsize(f"{path}/{name}"), "xxh3": "0" * 16}
                  for name in sorted(os.listdir(path))]
         with open(path + "/checkpoint.json", "w", encoding="utf-8") as f:
             json.dump({"format": "cairn checkpoint", "version": 1, "step": 1, "ranks": 2, "files": files}, f)
-        return path
 
     def test_export_takes_rank_0s_buffers_where_each_rank_has_its_own(self):
         out = self.folder + "/out.safetensors"
@@ -164,6 +167,19 @@ class Ckpt(unittest.TestCase):
         self.assertEqual((code, said, errors), (0, f"{out}: 2 tensors\n", ""))
         self.assertEqual(tensors(out), {"weight": ("F32", [1], b"wwww"), "running_mean": ("F32", [1], b"0000")})
         self.assertRegex(ckpt("show", self.two_ranks("rank"))[1], r"(?m)^rank 1: m/running_mean +F32")
+
+    def test_export_puts_parts_of_a_model_together(self):
+        path, out = self.folder + "/parts", self.folder + "/whole.safetensors"
+        os.makedirs(path)
+        write(path + "/shared.safetensors", {"step": ("I64", [1], bytes(8))})
+        for rank in 0, 1:
+            write(f"{path}/rank-{rank:05}.safetensors",
+                  {f"m/{rank}.weight": ("F32", [1], b"%d%d%d%d" % (4 * (rank,))),
+                   f"m/requires_grad.{rank}.weight": ("I64", [], bytes(8))},
+                  {f"m/{rank}.weight": "part", f"m/requires_grad.{rank}.weight": "part"})
+        self.write_manifest(path)
+        self.assertEqual(ckpt("export", path, "m", out), (0, f"{out}: 2 tensors\n", ""))
+        self.assertEqual(tensors(out), {"0.weight": ("F32", [1], b"0000"), "1.weight": ("F32", [1], b"1111")})
 
     def test_export_refuses_a_model_that_ranks_do_not_share(self):
         out = self.folder + "/refused.safetensors"

@@ -112,14 +112,21 @@ static void end(struct rewrite *r) {
 static bool is_weight(const char *name, const char *model, size_t n) {
     return strncmp(name, model, n) == 0 && name[n] == '/' && strcmp(name + n + 1, CAIRN__ENTRY_REQUIRES_GRAD) != 0 &&
            strcmp(name + n + 1, CAIRN__ENTRY_RANKS_DIFFER) != 0 &&
+           strncmp(name + n + 1, CAIRN__ENTRY_REQUIRES_GRAD ".", sizeof(CAIRN__ENTRY_REQUIRES_GRAD)) != 0 &&
            strcmp(name + n + 1, CAIRN__ENTRY_KEEPS_BUFFERS) != 0;
+}
+
+/* Parts of the model are in the files of several ranks, each once. */
+static bool is_part(const struct tensor *one) {
+    const char *owner = one->rank < 0 ? NULL : cairn__safetensors_metadata(one->file, one->info->name);
+    return owner && strcmp(owner, "part") == 0;
 }
 
 /* Of what each rank has, buffers that are not broadcast, rank 0's stands for all, as in a load on another number of
  * ranks. A rank's alone, and rows of it, are no part of one model. */
 static cairn_status check_owner(const struct tensors *t, const struct tensor *one) {
     const char *owner = one->rank < 0 ? NULL : cairn__safetensors_metadata(one->file, one->info->name);
-    REQUIRE(one->rank < 0 || (owner && strcmp(owner, "rank or first") == 0), CAIRN_EINVAL,
+    REQUIRE(one->rank < 0 || is_part(one) || (owner && strcmp(owner, "rank or first") == 0), CAIRN_EINVAL,
             "%s: '%s' is rank %d's alone: the ranks do not share this model, and none of theirs stands for it", t->path,
             one->info->name, one->rank);
     return CAIRN_OK;
@@ -136,7 +143,7 @@ cairn_status rewrite_model(const struct tensors *t, const char *model, const cha
         const struct tensor *one = &t->at[i];
         if (!is_weight(one->info->name, model, n)) continue;
         TRY(check_owner(t, one));
-        if (one->rank <= 0) add(&r, one, one->info->name + n + 1, o);
+        if (one->rank <= 0 || is_part(one)) add(&r, one, one->info->name + n + 1, o);
     }
     if (r.count == 0)
         TRY(cairn__fail(CAIRN_EINVAL, "%s has no model '%s': cairn-ckpt show lists what it has", t->path, model));
