@@ -6,6 +6,7 @@
  * making room. */
 
 #include "core/alloc.h"
+#include "core/trace.h"
 #include "parallel/pipeline.h"
 
 size_t cairn__parcel_numel(const struct cairn__parcel *parcel) {
@@ -89,7 +90,9 @@ cairn_status cairn__hop_send(struct cairn__hop *hop, const struct cairn__parcel 
     cairn_status st = CAIRN_OK;
     void *memory = NULL;
     REQUIRE(!slot->is_full, CAIRN_EINTERNAL, "pipeline: a rank alone sends more than it receives");
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(finish(slot));
+    cairn__trace("parallel", "wait", parcel->micro_batch, 0, begin_ns);
     TRY(make_room(hop, slot, nbytes, &memory));
     slot->parcel = *parcel;
     slot->sent = memory;

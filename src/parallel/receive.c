@@ -3,6 +3,7 @@
  * activation, as in a graph that is not cut here, and the values' memory is the tape's. */
 #include <string.h>
 
+#include "core/trace.h"
 #include "parallel/pipeline.h"
 
 struct receiving {
@@ -50,8 +51,10 @@ static const struct cairn__guest_op receive = {.name = "pipeline_receive",
                                                .backward = backward};
 
 static cairn_status take_parcel(cairn_pipeline *p, int chunk, int micro_batch, struct cairn__parcel *parcel) {
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     TRY(cairn__hop_receive(&p->ahead, parcel));
+    cairn__trace("parallel", "wait", micro_batch, 0, begin_ns);
     REQUIRE(parcel->chunk == chunk && parcel->micro_batch == micro_batch, CAIRN_EINTERNAL,
             "pipeline: micro-batch %lld for module %lld arrived where micro-batch %d for module %d was expected",
             (long long)parcel->micro_batch, (long long)parcel->chunk, micro_batch, chunk);

@@ -237,9 +237,11 @@ out:
 /* The gradient of the stage's output, in *grad: a leaf over memory of the pipeline's. NULL: none reached it. */
 static cairn_status receive_grad(cairn_pipeline *p, int chunk, int m, cairn_tensor **grad) {
     struct cairn__parcel parcel;
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_status st = CAIRN_OK;
     *grad = NULL;
     TRY(cairn__hop_receive(&p->back, &parcel));
+    cairn__trace("parallel", "wait", m, 0, begin_ns);
     REQUIRE(
         parcel.chunk == chunk && parcel.micro_batch == m, CAIRN_EINTERNAL,
         "pipeline: the gradient of micro-batch %lld and module %lld arrived where that of micro-batch %d and module "
