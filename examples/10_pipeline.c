@@ -2,7 +2,11 @@
  * relu, linear 10 to 5 on the last), and its input in micro-batches. One rank alone has all of it.
  *
  *     cairn-run --nproc_per_node 2 ./10_pipeline --opt-level O2 --schedule gpipe --micro-batches 8
- *     cairn-run --nproc_per_node 4 ./10_pipeline --replicas 2 */
+ *     cairn-run --nproc_per_node 4 ./10_pipeline --replicas 2
+ *     cairn-run --nproc_per_node 2 ./10_pipeline --replicas 2 --threads 2
+ *
+ * The last line is ToyMpModel of the tutorial on DistributedDataParallel: two processes, each of which has a replica on
+ * two devices. Ranks are threads there, so what they share is written before they start. */
 #include <cairn/cairn.h>
 
 #include <stdio.h>
@@ -23,25 +27,34 @@ static cairn_pipeline_schedule schedule_of(const char *name) {
     return CAIRN_PIPELINE_1F1B;
 }
 
-static void parse(int argc, char **argv, struct amp_options *amp, struct cairn_pipeline_options *pipeline, long *steps,
-                  int *replicas) {
+/* What the command line says: the same for every rank. */
+struct settings {
+    struct amp_options level;
+    cairn_pipeline_schedule schedule; /* 0 = the pipeline's */
+    int micro_batches, replicas, threads;
+    long steps;
+};
+
+static void parse(int argc, char **argv, struct settings *s) {
     for (int i = 1; i < argc; i += 2) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(name, "--opt-level") == 0) {
-            CAIRN_CHECK(amp_opt_level_parse(value, &amp->opt_level));
+            CAIRN_CHECK(amp_opt_level_parse(value, &s->level.opt_level));
         } else if (strcmp(name, "--half") == 0) {
-            CAIRN_CHECK(amp_half_type_parse(value, &amp->half_type));
+            CAIRN_CHECK(amp_half_type_parse(value, &s->level.half_type));
         } else if (strcmp(name, "--schedule") == 0) {
-            pipeline->schedule = schedule_of(value);
+            s->schedule = schedule_of(value);
         } else if (strcmp(name, "--micro-batches") == 0) {
-            pipeline->n_microbatches = atoi(value);
+            s->micro_batches = atoi(value);
         } else if (strcmp(name, "--steps") == 0) {
-            *steps = atol(value);
+            s->steps = atol(value);
         } else if (strcmp(name, "--replicas") == 0) {
-            *replicas = atoi(value);
+            s->replicas = atoi(value);
+        } else if (strcmp(name, "--threads") == 0) {
+            s->threads = atoi(value);
         } else {
             die("the options are --opt-level O0..O3, --half f16|bf16, --schedule gpipe|1f1b, --micro-batches, --steps, "
-                "--replicas");
+                "--replicas, --threads");
         }
     }
 }
@@ -94,16 +107,18 @@ static void make_batch(cairn_env *env, int replica, int replicas, cairn_tensor *
     *y = cairn_tensor_from(env, CAIRN_F32, CAIRN_SHAPE(rows, OUT), out[replica * rows]);
 }
 
-int main(int argc, char **argv) {
+/* One rank: a process, or a thread of one. */
+static int run(int rank, void *argument) {
+    const struct settings *given = argument;
+    struct amp_options level = given->level;
+    struct cairn_pipeline_options how =
+        *cairn_pipeline_options(.schedule = given->schedule, .n_microbatches = given->micro_batches,
+                                .loss = mean_square);
     cairn_env *env;
-    CAIRN_CHECK(cairn_env_create(&argc, &argv, NULL, &env));
-    struct amp_options level = *amp_options(.opt_level = AMP_O0);
-    struct cairn_pipeline_options how = *cairn_pipeline_options(.n_microbatches = 4, .loss = mean_square);
-    long steps = 50;
-    int replicas = 1;
-    parse(argc, argv, &level, &how, &steps, &replicas);
+    (void)rank;
+    CAIRN_CHECK(cairn_env_create(NULL, NULL, NULL, &env));
     cairn_grid *grid;
-    CAIRN_CHECK(cairn_grid_create(env, replicas, 0, &grid));
+    CAIRN_CHECK(cairn_grid_create(env, given->replicas, 0, &grid));
     const int place = cairn_grid_stage(grid), stages = cairn_group_size(cairn_grid_stages(grid));
     if (stages > 2) die("there are two stages: start it with one or two ranks a replica");
 
@@ -120,15 +135,16 @@ int main(int argc, char **argv) {
     CAIRN_CHECK(cairn_pipeline_create(&stage, 1, cairn_grid_stages(grid), &how, &pipeline));
 
     cairn_tensor *x, *y;
-    make_batch(env, cairn_grid_replica(grid), replicas, &x, &y);
-    for (long s = 1; s <= steps; s++) {
+    make_batch(env, cairn_grid_replica(grid), given->replicas, &x, &y);
+    for (long s = 1; s <= given->steps; s++) {
         double loss = 0, norm = 0;
         cairn_zero_grad(how.optimizer);
         CAIRN_CHECK(cairn_pipeline_step(pipeline, x, y, &loss));
         CAIRN_CHECK(cairn_clip_grad_norm(how.optimizer, 1.0, &norm));
         CAIRN_CHECK(cairn_step(how.optimizer));
-        if (place == stages - 1 && cairn_grid_replica(grid) == 0 && (s == 1 || s % 10 == 0))
-            printf("step %3ld   loss %.6f   norm of both stages %.4f\n", s, loss, norm);
+        if (place < stages - 1 || (s > 1 && s % 10 != 0)) continue;
+        CAIRN_CHECK(cairn_allreduce(cairn_grid_replicas(grid), &loss, 1, CAIRN_F64, CAIRN_AVG, NULL));
+        if (cairn_grid_replica(grid) == 0) printf("step %3ld   loss %.6f   norm of both stages %.4f\n", s, loss, norm);
     }
     cairn_pipeline_destroy(&pipeline);
     ddp_destroy(&net);
@@ -139,5 +155,16 @@ int main(int argc, char **argv) {
     cairn_tensor_destroy(&x);
     cairn_tensor_destroy(&y);
     cairn_env_destroy(&env);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct settings settings = {.level = *amp_options(.opt_level = AMP_O0),
+                                .micro_batches = 4,
+                                .replicas = 1,
+                                .steps = 50};
+    parse(argc, argv, &settings);
+    if (settings.threads < 1) return run(0, &settings);
+    CAIRN_CHECK(cairn_spawn_threads(run, &settings, settings.threads, NULL));
     return 0;
 }

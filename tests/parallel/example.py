@@ -1,4 +1,5 @@
-"""Runs examples/10_pipeline on two ranks, at every level and in both schedules, and on one: the same lines.
+"""Runs examples/10_pipeline on two ranks, at every level and in both schedules, and on one: the same lines. In
+replicas, whose ranks are processes or threads, the numbers are those of one rank on the whole batch, but for rounding.
 
 usage: example.py cairn-run 10_pipeline"""
 import subprocess
@@ -23,9 +24,25 @@ def main(cairn_run, program):
             assert staged == alone, f"{level} {half}: {staged}, alone {alone}"
             first, last = (float(line.split()[3]) for line in (alone[0], alone[-1]))
             assert last < 0.7 * first, f"{level} {half}: the loss goes from {first} to {last}"
-    for ranks, replicas in ((2, 2), (4, 2)):
-        found = lines(cairn_run, program, ranks, ["--replicas", str(replicas), "--steps", "20"])
-        assert float(found[-1].split()[3]) < 0.7 * float(found[0].split()[3]), found
+    check_replicas(cairn_run, program)
+
+
+def numbers(cairn_run, program, processes, arguments):
+    """Loss and norm of each line."""
+    found = lines(cairn_run, program, processes, arguments + ["--steps", "20"])
+    return [[float(line.split()[3]), float(line.split()[-1])] for line in found]
+
+
+def check_replicas(cairn_run, program):
+    alone = numbers(cairn_run, program, 1, [])
+    for processes, threads, replicas in ((2, 0, 2), (4, 0, 2), (2, 2, 2), (1, 2, 1), (1, 4, 2), (2, 2, 4), (2, 1, 1)):
+        for schedule in ("gpipe", "1f1b"):
+            arguments = ["--replicas", str(replicas), "--schedule", schedule]
+            arguments += ["--threads", str(threads)] if threads else []
+            found = numbers(cairn_run, program, processes, arguments)
+            for mine, theirs in zip(found, alone):
+                assert abs(mine[0] - theirs[0]) <= 2e-6 and abs(mine[1] - theirs[1]) <= 1e-4, \
+                    f"{processes} processes, {threads} threads, {replicas} replicas: {found}, alone {alone}"
 
 
 if __name__ == "__main__":
