@@ -1,0 +1,391 @@
+/* ResNet on one device, in two plain stages, and pipelined: under tools/bench-split, which tells what it is about.
+ *
+ *     bench-split depth width size batch cut rounds gpipe|1f1b split[,split...]
+ *
+ * Two ranks, threads of this process of one thread each. The whole net is rank 0's, and its halves are copies. Lines:
+ *
+ *     describe <what computes>
+ *     stage <rank> <bytes of a row's output> <bytes of a row that backward needs>
+ *     cost <rank> <rows> <ns of forward> <ns of backward>     of the stage alone, both ranks at the same time
+ *     time <round> one|plain|split <rows of a micro-batch> <ns>
+ *     traced <rows of a micro-batch> <ns>                     a step of the best split size, and its turns
+ *     turn <rank> forward|backward <micro-batch> <begin, ns> <end, ns>
+ *
+ * A step is forward and backward. In each round all are timed one after the other. Before, the loss of the plain stages
+ * was that of the whole net; those of micro-batches are near it, since batch norms see each by itself. */
+#include <math.h>
+#include <string.h>
+
+#include "../../examples/resnet/resnet.h"
+#include "../../tests/bench.h"
+#include "cairn/cairn.h"
+#include "core/trace.h"
+#include "nn/tape.h"
+
+enum { RANKS = 2, CLASSES = 1000, CHANNELS = 3, MAX_SPLITS = 64, MAX_ROUNDS = 101, MAX_EVENTS = 1 << 14, POINTS = 6 };
+static const int point_rows[POINTS] = {1, 2, 4, 8, 16, 32};
+enum { TRACES = 3 };
+
+static int depth, width, size, batch, cut, rounds, splits[MAX_SPLITS], num_splits;
+static cairn_pipeline_schedule schedule;
+
+/* Rank 0's, which rank 1 copies from while rank 0 waits. */
+static cairn_param_set *whole_params;
+static double whole_loss, best_ns;
+static int best_split;
+
+/* ---- what a pipeline's rank does when ---- */
+
+struct event {
+    bool is_wait, is_backward;
+    int micro_batch;
+    uint64_t begin_ns, end_ns;
+};
+
+struct recorder {
+    bool on;
+    size_t count;
+    struct event list[MAX_EVENTS];
+};
+
+static struct recorder recorders[RANKS];
+static _Thread_local struct recorder *recorder; /* NULL = no rank's thread */
+static uint64_t step_begin_ns;
+
+static void record(void *cookie, const struct cairn__event *event) {
+    (void)cookie;
+    if (!recorder || !recorder->on || strcmp(event->room, "parallel") != 0) return;
+    require(recorder->count < MAX_EVENTS, "too many events of a step");
+    recorder->list[recorder->count++] = (struct event){.is_wait = strcmp(event->what, "wait") == 0,
+                                                       .is_backward = strcmp(event->what, "backward") == 0,
+                                                       .micro_batch = (int)event->index,
+                                                       .begin_ns = event->begin_ns,
+                                                       .end_ns = event->end_ns};
+}
+
+/* A turn's waits come before it, as they end earlier; the one in front of it, for what it needs, and the one behind,
+ * for a slot to send from, are no part of it. What it computes is longer than what comes after the last wait. */
+static void print_turns(int rank) {
+    const struct recorder *r = &recorders[rank];
+    for (size_t i = 0, first = 0; i < r->count; i++) {
+        if (r->list[i].is_wait) continue;
+        uint64_t begin = r->list[i].begin_ns, end = begin, at = begin;
+        for (size_t k = first; k <= i; k++) { /* the longest stretch without a wait */
+            const uint64_t until = k < i ? r->list[k].begin_ns : r->list[i].end_ns;
+            if (until > at && until - at > end - begin) begin = at, end = until;
+            at = r->list[k].end_ns;
+        }
+        printf("turn %d %s %d %llu %llu\n", rank, r->list[i].is_backward ? "backward" : "forward",
+               r->list[i].micro_batch, (unsigned long long)(begin - step_begin_ns),
+               (unsigned long long)(end - step_begin_ns));
+        first = i + 1;
+    }
+}
+
+/* ---- a rank ---- */
+
+struct rank {
+    cairn_env *env;
+    int number;
+    cairn_module *whole, *stage; /* whole: NULL on rank 1 */
+    cairn_optimizer *whole_optimizer, *optimizer;
+    cairn_tensor *x, *y;
+    cairn_tensor *input; /* what the stage gets */
+};
+
+static void wait_for_all(const struct rank *r) {
+    done(cairn_barrier(cairn_env_group(r->env)));
+}
+
+static cairn_tensor *cross_entropy(void *ctx, cairn_tensor *output, cairn_tensor *target, int micro_batch) {
+    (void)ctx, (void)micro_batch;
+    return cairn_cross_entropy(output, target, NULL);
+}
+
+/* Learns what the stage gets. */
+static cairn_tensor *forward(void *ctx, cairn_module *module, cairn_tensor *input, int micro_batch) {
+    struct rank *r = ctx;
+    (void)micro_batch;
+    if (!r->input) r->input = cairn_tensor_keep(input);
+    return cairn_module_forward(module, input);
+}
+
+static void copy_weights(cairn_param_set *to) {
+    const size_t count = cairn_param_set_count(to), all = cairn_param_set_count(whole_params);
+    for (size_t i = 0; i < count; i++) {
+        cairn_param mine, theirs;
+        size_t n = 1, k = 0;
+        done(cairn_param_set_get(to, i, &mine));
+        for (; k < all; k++) {
+            done(cairn_param_set_get(whole_params, k, &theirs));
+            if (strcmp(mine.name, theirs.name) == 0) break;
+        }
+        require(k < all, "a half has a weight that the whole net has not");
+        for (int d = 0; d < mine.ndim; d++) n *= (size_t)mine.shape[d];
+        memcpy(mine.data, theirs.data, n * sizeof(float));
+        done(cairn_param_changed(to, i, 0));
+    }
+}
+
+static void make(struct rank *r) {
+    struct resnet_options all = {.depth = depth, .classes = CLASSES, .width = width}, half = all;
+    struct cairn_sgd_options hyper = CAIRN_SGD_OPTIONS_INIT;
+    *(r->number == 0 ? &half.end_block : &half.first_block) = cut;
+    if (r->number == 0) {
+        r->whole = resnet_create(r->env, &all);
+        require(r->whole, cairn_last_error());
+        whole_params = cairn_module_params(r->whole);
+        done(cairn_sgd_create(whole_params, &hyper, &r->whole_optimizer));
+    }
+    r->stage = resnet_create(r->env, &half);
+    r->x = cairn_randn(r->env, CAIRN_F32, CAIRN_SHAPE(batch, CHANNELS, size, size));
+    r->y = cairn_arange(r->env, CAIRN_I64, 0, (double)batch, 1);
+    require(r->stage && r->x && r->y, cairn_last_error());
+    wait_for_all(r);
+    copy_weights(cairn_module_params(r->stage));
+    done(cairn_sgd_create(cairn_module_params(r->stage), &hyper, &r->optimizer));
+    wait_for_all(r);
+}
+
+static void end(struct rank *r) {
+    cairn_optimizer_destroy(&r->optimizer);
+    cairn_optimizer_destroy(&r->whole_optimizer);
+    cairn_module_destroy(&r->stage);
+    cairn_module_destroy(&r->whole);
+    cairn_tensor_destroy(&r->x);
+    cairn_tensor_destroy(&r->y);
+    cairn_tensor_destroy(&r->input);
+}
+
+/* ---- steps ---- */
+
+/* The whole net, on rank 0. */
+static double time_one(struct rank *r) {
+    wait_for_all(r);
+    const uint64_t begin = cairn__now_ns();
+    if (r->whole) {
+        cairn_zero_grad(r->whole_optimizer);
+        cairn_tensor *loss = cairn_cross_entropy(cairn_module_forward(r->whole, r->x), r->y, NULL);
+        require(loss, cairn_last_error());
+        done(cairn_tensor_read_as(loss, CAIRN_F64, &whole_loss, 1));
+        done(cairn_backward(loss));
+    }
+    wait_for_all(r);
+    return (double)(cairn__now_ns() - begin);
+}
+
+static double time_pipeline(struct rank *r, cairn_pipeline *pipeline, bool in_one_piece) {
+    double loss = 0;
+    wait_for_all(r);
+    const uint64_t begin = cairn__now_ns();
+    if (r->number == 0) step_begin_ns = begin;
+    cairn_zero_grad(r->optimizer);
+    done(cairn_pipeline_step(pipeline, r->x, r->y, &loss));
+    wait_for_all(r);
+    const double time = (double)(cairn__now_ns() - begin);
+    require(r->number == 0 || fabs(loss - whole_loss) < (in_one_piece ? 1e-3 : 0.25) * whole_loss,
+            "the loss is not that of the whole net");
+    return time;
+}
+
+/* ---- a stage alone ---- */
+
+static cairn_tensor *rows_of(const struct rank *r, const cairn_tensor *all, int rows) {
+    int64_t shape[CAIRN_MAX_DIMS];
+    const int ndim = cairn_tensor_ndim(all);
+    for (int d = 0; d < ndim; d++) shape[d] = cairn_tensor_size(all, d);
+    const size_t n = cairn_tensor_numel(all);
+    float *values = malloc(n * sizeof(*values));
+    require(values, "out of memory");
+    done(cairn_tensor_read(all, values, n));
+    shape[0] = rows;
+    cairn_tensor *leaf = cairn_tensor_from(r->env, CAIRN_F32, ndim, shape, values);
+    free(values);
+    require(leaf, cairn_last_error());
+    if (r->number > 0) done(cairn_tensor_require_grad(leaf));
+    return leaf;
+}
+
+struct alone {
+    cairn_tensor *x, *target, *grad; /* grad: of the first stage's output */
+    double forward[MAX_ROUNDS], backward[MAX_ROUNDS];
+    double output, held; /* bytes of a row */
+};
+
+static void run_alone(struct rank *r, struct alone *a, int rows, int round) {
+    cairn_zero_grad(r->optimizer);
+    for (int i = 0; i < 2; i++) { /* the second one adds to gradients that are there */
+        const size_t before = cairn__tape_memory(r->env).values.used;
+        wait_for_all(r);
+        const uint64_t begin = cairn__now_ns();
+        cairn_tensor *from = cairn_module_forward(r->stage, a->x);
+        if (r->number > 0) {
+            double loss = 0;
+            from = cairn_cross_entropy(from, a->target, NULL);
+            require(from, cairn_last_error());
+            done(cairn_tensor_read_as(from, CAIRN_F64, &loss, 1));
+        }
+        const uint64_t middle = cairn__now_ns();
+        require(from, cairn_last_error());
+        a->held = (double)(cairn__tape_memory(r->env).values.used - before) / rows;
+        a->output = r->number == 0 ? (double)cairn_tensor_numel(from) * sizeof(float) / rows : 0;
+        if (r->number == 0 && !a->grad) a->grad = cairn_tensor_keep(cairn_mul_scalar(from, 1e-3));
+        wait_for_all(r);
+        const uint64_t again = cairn__now_ns();
+        done(cairn_backward_with(from, cairn_backward_options(.grad = a->grad)));
+        if (round >= 0) a->backward[round] = (double)(cairn__now_ns() - again);
+        if (round >= 0) a->forward[round] = (double)(middle - begin);
+        done(cairn_release_results(r->env));
+    }
+}
+
+static int make_alone(struct rank *r, struct alone *alone) {
+    int points = 0;
+    for (; points < POINTS && point_rows[points] <= batch; points++) {
+        alone[points].x = rows_of(r, r->input, point_rows[points]);
+        alone[points].target = cairn_arange(r->env, CAIRN_I64, 0, (double)point_rows[points], 1);
+    }
+    return points;
+}
+
+static int by_ns(const void *a, const void *b) {
+    return by_value(a, b);
+}
+
+static double median_of_rounds(double *values) {
+    qsort(values, (size_t)rounds, sizeof(values[0]), by_ns);
+    return values[rounds / 2];
+}
+
+static void print_costs(struct rank *r, struct alone *alone, int points) {
+    for (int turn = 0; turn < RANKS; turn++, wait_for_all(r)) {
+        if (turn != r->number) continue;
+        printf("stage %d %.0f %.0f\n", r->number, alone[points - 1].output, alone[points - 1].held);
+        for (int p = 0; p < points; p++)
+            printf("cost %d %d %.0f %.0f\n", r->number, point_rows[p], median_of_rounds(alone[p].forward),
+                   median_of_rounds(alone[p].backward));
+        fflush(stdout);
+    }
+    for (int p = 0; p < points; p++) {
+        cairn_tensor_destroy(&alone[p].x);
+        cairn_tensor_destroy(&alone[p].target);
+        cairn_tensor_destroy(&alone[p].grad);
+    }
+}
+
+/* ---- the sweep ---- */
+
+static cairn_pipeline *make_pipeline(struct rank *r, int split) {
+    cairn_pipeline *pipeline = NULL;
+    done(cairn_pipeline_create(&r->stage, 1, cairn_env_group(r->env),
+                               cairn_pipeline_options(.schedule = schedule, .split_size = split, .loss = cross_entropy,
+                                                      .forward = forward, .ctx = r),
+                               &pipeline));
+    return pipeline;
+}
+
+static void note(struct rank *r, int round, const char *what, int split, double ns) {
+    if (r->number > 0 || round < 0) return;
+    printf("time %d %s %d %.0f\n", round, what, split, ns);
+    fflush(stdout);
+}
+
+/* One step of those at hand, the median one. */
+static void trace_best(struct rank *r, cairn_pipeline *pipeline, int split) {
+    double times[TRACES], sorted[TRACES];
+    static struct recorder kept[TRACES][RANKS];
+    static uint64_t begins[TRACES];
+    for (int i = 0; i < TRACES; i++) {
+        recorder->count = 0;
+        recorder->on = true;
+        times[i] = time_pipeline(r, pipeline, false);
+        recorder->on = false;
+        kept[i][r->number] = *recorder;
+        if (r->number == 0) begins[i] = step_begin_ns;
+    }
+    wait_for_all(r);
+    if (r->number > 0) return;
+    memcpy(sorted, times, sizeof(times));
+    qsort(sorted, TRACES, sizeof(sorted[0]), by_ns);
+    for (int i = 0; i < TRACES; i++) {
+        if (times[i] != sorted[TRACES / 2]) continue;
+        printf("traced %d %.0f\n", split, times[i]);
+        step_begin_ns = begins[i];
+        for (int rank = 0; rank < RANKS; rank++) {
+            recorders[rank] = kept[i][rank];
+            print_turns(rank);
+        }
+        return;
+    }
+}
+
+static void sweep(struct rank *r) {
+    cairn_pipeline *plain = make_pipeline(r, batch), *pipelines[MAX_SPLITS];
+    static double times[MAX_SPLITS][MAX_ROUNDS];
+    static _Thread_local struct alone alone[POINTS];
+    for (int s = 0; s < num_splits; s++) pipelines[s] = make_pipeline(r, splits[s]);
+    (void)time_one(r);
+    (void)time_pipeline(r, plain, true); /* forward learns what the stage gets */
+    const int points = make_alone(r, alone);
+    for (int i = -1; i < rounds; i++) { /* the first one makes memory */
+        note(r, i, "one", batch, time_one(r));
+        note(r, i, "plain", batch, time_pipeline(r, plain, true));
+        for (int p = 0; p < points; p++) run_alone(r, &alone[p], point_rows[p], i);
+        for (int s = 0; s < num_splits; s++) {
+            const double ns = time_pipeline(r, pipelines[s], splits[s] == batch);
+            note(r, i, "split", splits[s], ns);
+            if (i >= 0) times[s][i] = ns;
+        }
+    }
+    if (r->number == 0) {
+        for (int s = 0; s < num_splits; s++) {
+            const double ns = median_of_rounds(times[s]);
+            if (best_ns > 0 && ns >= best_ns) continue;
+            best_ns = ns;
+            best_split = s;
+        }
+    }
+    print_costs(r, alone, points);
+    trace_best(r, pipelines[best_split], splits[best_split]);
+    for (int s = 0; s < num_splits; s++) cairn_pipeline_destroy(&pipelines[s]);
+    cairn_pipeline_destroy(&plain);
+}
+
+static int run(int rank, void *argument) {
+    struct rank r = {.number = rank};
+    (void)argument;
+    recorder = &recorders[rank];
+    done(cairn_env_create(NULL, NULL, NULL, &r.env));
+    if (rank == 0) printf("describe %s\n", cairn_env_describe(r.env));
+    make(&r);
+    sweep(&r);
+    end(&r);
+    cairn_env_destroy(&r.env);
+    return 0;
+}
+
+static void read_splits(char *text) {
+    for (char *part = strtok(text, ","); part; part = strtok(NULL, ",")) {
+        require(num_splits < MAX_SPLITS, "64 split sizes at most");
+        splits[num_splits] = atoi(part);
+        require(splits[num_splits] > 0 && splits[num_splits] <= batch, "a split size is from 1 to the batch's rows");
+        num_splits++;
+    }
+    require(num_splits > 0, "there is a split size at least");
+}
+
+int main(int argc, char **argv) {
+    require(argc == 9, "usage: bench-split depth width size batch cut rounds gpipe|1f1b split[,split...]; "
+                       "tools/bench-split starts it");
+    depth = atoi(argv[1]), width = atoi(argv[2]), size = atoi(argv[3]), batch = atoi(argv[4]), cut = atoi(argv[5]);
+    rounds = atoi(argv[6]);
+    schedule = strcmp(argv[7], "gpipe") == 0 ? CAIRN_PIPELINE_GPIPE : CAIRN_PIPELINE_1F1B;
+    require(resnet_is_depth(depth) && cut > 0 && cut < resnet_num_blocks(depth),
+            "the depth is a ResNet's, and both parts have a block");
+    require(batch > 1 && batch <= CLASSES && rounds > 0 && rounds <= MAX_ROUNDS && width > 0 && size > 32,
+            "the batch is 2 to 1000 pictures larger than 32x32, and there are 1 to 101 rounds");
+    read_splits(argv[8]);
+    cairn__trace_set_sink(record, NULL);
+    done(cairn_spawn_threads(run, NULL, RANKS, cairn_spawn_threads_options(.num_threads = 1)));
+    return 0;
+}
