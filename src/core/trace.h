@@ -1,5 +1,6 @@
-/* Trace events, from which a timeline, a progress line or a test learns what Cairn does. Without a sink an event costs
- * one load and one branch. */
+/* Trace events: spans, counters, scalars and histograms of every room and of the program, sent to any number of sinks,
+ * from which writers (src/observe) or a test learn what Cairn does. Without a sink an event costs one load and one
+ * branch. */
 #ifndef CAIRN__CORE_TRACE_H
 #define CAIRN__CORE_TRACE_H
 
@@ -7,28 +8,53 @@
 
 #include "cairn/core.h"
 
+enum cairn__event_kind { CAIRN__SPAN, CAIRN__COUNTER, CAIRN__SCALAR, CAIRN__HISTOGRAM };
+
 struct cairn__event {
-    const char *room;  /* "nn", "ddp", "comm", "optim", "amp" */
+    const char *room;  /* "nn", "ddp", "comm", "optim", "amp", "data", "parallel"; "user" for the program's own */
     const char *what;  /* "backward", "bucket_launch", "step_skipped", ... */
     int64_t index;     /* bucket, step or parameter; meaning depends on what */
     int64_t nbytes;    /* bytes moved, 0 where none are */
     uint64_t begin_ns; /* CLOCK_MONOTONIC */
-    uint64_t end_ns;   /* equal to begin_ns for an instant */
+    uint64_t end_ns;   /* equal to begin_ns for an instant, and for all but spans */
+    enum cairn__event_kind kind;
+    double value;          /* of a counter or scalar */
+    const void *histogram; /* struct cairn_histogram of cairn/observe.h; valid during the call */
 };
 
 typedef void (*cairn__trace_fn)(void *cookie, const struct cairn__event *event);
 
-/* Sends every event of the process to fn; NULL ends it. Set it before other threads use Cairn. */
+/* Sends every event of the process to fn, beside the sinks that were added; NULL ends it. For tests. */
 void cairn__trace_set_sink(cairn__trace_fn fn, void *cookie);
+
+/* Sends every event of the process to fn until it is removed. Any thread. Sinks are called one at a time, under a lock,
+ * on the thread of the event; what fn itself sends is dropped. A child of fork has no sinks.
+ * Errors: CAIRN_ESTATE there are CAIRN__SINKS already. */
+enum { CAIRN__SINKS = 256 };
+cairn_status cairn__trace_add_sink(cairn__trace_fn fn, void *cookie);
+
+/* When it returns, fn is not running and will not be called. Not from a sink. */
+void cairn__trace_remove_sink(cairn__trace_fn fn, void *cookie);
+
+/* The lock that sinks are called under, for flushing what they hold back; what the thread that holds it sends meanwhile
+ * is dropped. */
+void cairn__trace_lock(void);
+void cairn__trace_unlock(void);
 
 bool cairn__trace_on(void);
 
-/* An event that began at begin_ns (cairn__now_ns) and ends now; begin_ns 0 makes it an instant. */
+/* A span that began at begin_ns (cairn__now_ns) and ends now; begin_ns 0 makes it an instant. */
 void cairn__trace(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns);
 
 /* The same with the end given. */
 void cairn__trace_span(const char *room, const char *what, int64_t index, int64_t nbytes, uint64_t begin_ns,
                        uint64_t end_ns);
+
+/* A number that belongs to step number `index`. */
+void cairn__trace_scalar(const char *room, const char *what, int64_t index, double value);
+
+/* An event that is complete but for its time, which is now where end_ns is 0. */
+void cairn__trace_send(const struct cairn__event *event);
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t cairn__now_ns(void);
