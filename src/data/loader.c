@@ -117,12 +117,14 @@ static cairn_status collate(struct reader *r, struct slot *s) {
 
 /* Leaves a cancelled one as it is. */
 static void read_batch(struct reader *r, struct slot *s) {
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     s->status = CAIRN_OK;
     for (size_t i = 0; i < s->n && s->status == CAIRN_OK; i++) {
         if (atomic_load_explicit(&r->loader->cancelled, memory_order_relaxed)) return;
         s->status = read_example(r, s, i);
     }
     if (s->status == CAIRN_OK) s->status = collate(r, s);
+    if (begin_ns) cairn__trace("data", "read", (int64_t)s->n, 0, begin_ns);
 }
 
 static void *work(void *argument) {

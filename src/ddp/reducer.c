@@ -495,7 +495,10 @@ static void count_arrival(struct ddp_context *d, size_t s) {
     const struct cairn__ddp_place *place = &d->plan.places[s];
     d->slots[s].arrived = true;
     d->order[d->num_arrived++] = s;
-    for (size_t b = 0; b < place->num_buckets; b++) d->sends[place->bucket + b].pending--;
+    for (size_t b = 0; b < place->num_buckets; b++) {
+        d->sends[place->bucket + b].pending--;
+        cairn__ddp_times_fill(&d->times, place->bucket + b);
+    }
     launch_full(d);
 }
 

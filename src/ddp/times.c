@@ -81,6 +81,7 @@ void cairn__ddp_times_forward_end(struct cairn__ddp_times *t) {
 static void begin_arrivals(struct cairn__ddp_times *t, uint64_t now) {
     memset(t->ready, 0, t->num_slots * sizeof(t->ready[0]));
     t->num_ready = 0;
+    for (size_t b = 0; b < t->num_buckets; b++) t->buckets[b].filling = 0; /* a backward before may have failed */
     if (t->now.backward_begin) return;
     t->now.backward_begin = now;
     t->now.outside = between(t->last.settled, now);
@@ -102,10 +103,16 @@ void cairn__ddp_times_poll_end(struct cairn__ddp_times *t, uint64_t begin_ns) {
     if (begin_ns) t->now.polled += cairn__now_ns() - begin_ns;
 }
 
+void cairn__ddp_times_fill(struct cairn__ddp_times *t, size_t bucket) {
+    struct cairn__ddp_bucket_times *b = &t->buckets[bucket];
+    if (cairn__trace_on() && !b->filling) b->filling = cairn__now_ns();
+}
+
 void cairn__ddp_times_launch(struct cairn__ddp_times *t, size_t bucket, size_t nbytes) {
-    const uint64_t now = cairn__now_ns();
+    const uint64_t now = cairn__now_ns(), filling = t->buckets[bucket].filling;
     t->buckets[bucket] = (struct cairn__ddp_bucket_times){.launched = now, .nbytes = (int64_t)nbytes};
     if (!t->now.comm_begin) t->now.comm_begin = now;
+    if (filling) cairn__trace_span("ddp", "bucket_fill", (int64_t)bucket, (int64_t)nbytes, filling, now);
     cairn__trace_span("ddp", "bucket_launch", (int64_t)bucket, (int64_t)nbytes, now, now);
 }
 

@@ -36,6 +36,7 @@ struct cairn__ddp_moments {
 };
 
 struct cairn__ddp_bucket_times {
+    uint64_t filling; /* since its first gradient came; 0 = none has */
     uint64_t launched, completed;
     int64_t nbytes; /* on the wire */
 };
@@ -85,6 +86,8 @@ void cairn__ddp_times_ready(struct cairn__ddp_times *t, size_t slot);
 /* Around what moves collectives on between nodes of backward. */
 uint64_t cairn__ddp_times_poll_begin(const struct cairn__ddp_times *t);
 void cairn__ddp_times_poll_end(struct cairn__ddp_times *t, uint64_t begin_ns);
+/* A gradient of the bucket has come. */
+void cairn__ddp_times_fill(struct cairn__ddp_times *t, size_t bucket);
 void cairn__ddp_times_launch(struct cairn__ddp_times *t, size_t bucket, size_t nbytes);
 void cairn__ddp_times_compute_end(struct cairn__ddp_times *t);
 /* completed_ns: when its work got through (cairn__work_finish_timed); 0 = now. Buckets in launching order. */

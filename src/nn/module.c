@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "nn/ops.h"
 
 /* ---- making and ending ---- */
@@ -346,7 +347,9 @@ static void put_path(const cairn_module *m, char *text, size_t nbytes) {
 /* The innermost module within which something failed is named. What failed before it began is not its doing. */
 cairn_tensor *cairn_module_forward_n(cairn_module *m, cairn_tensor *const *inputs, int count) {
     const uint64_t failures = cairn__failures();
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn_tensor *y = run(m, inputs, count);
+    if (begin_ns && m && !m->parent) cairn__trace("nn", "forward", count, 0, begin_ns);
     if (!y && m && m->parent && cairn__failures() != failures) {
         char path[512];
         put_path(m, path, sizeof(path));

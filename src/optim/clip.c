@@ -4,6 +4,7 @@
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "optim/optim.h"
 
 static struct cairn_device *device_of(const struct cairn_optimizer *o) {
@@ -146,6 +147,7 @@ cairn_status cairn_clip_grad_norm(cairn_optimizer *optimizer, double max_norm, d
     o->clipped = true;
     note_own_norm(o);
     if (norm) TRY(cairn__device_download(d, norm, &o->norms[o->count], sizeof(*norm)));
+    if (norm) cairn__trace_scalar("optim", "grad_norm", (int64_t)o->last_read + 1, *norm);
 out:
     return st;
 }

@@ -1,6 +1,7 @@
 /* What an optimizer knows of overflow before a step: it takes note of the flags of its gradients, and keeps that until
  * the step, or until all gradients that it has taken note of are forgotten. */
 #include "core/status.h"
+#include "core/trace.h"
 #include "optim/optim.h"
 
 static struct cairn_device *device_of(const struct cairn_optimizer *o) {
@@ -22,7 +23,9 @@ out:
 }
 
 void cairn__optimizer_check(cairn_optimizer *o) {
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     cairn__params_check(device_of(o), o->arrays.params, o->count, o->arrays.plain);
+    if (begin_ns) cairn__trace("optim", "overflow_check", (int64_t)o->last_read + 1, 0, begin_ns);
 }
 
 /* Of several ranks, only their sum is left once a listener has reduced it. */

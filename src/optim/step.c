@@ -5,6 +5,7 @@
 
 #include "core/log.h"
 #include "core/status.h"
+#include "core/trace.h"
 #include "optim/optim.h"
 #include "optim/report.h"
 
@@ -135,11 +136,13 @@ cairn_status cairn_step(cairn_optimizer *optimizer) {
     REQUIRE(optimizer, CAIRN_EINVAL, "optimizer is NULL");
     cairn_status st = CAIRN_OK;
     struct cairn__step_end end;
+    const uint64_t begin_ns = cairn__trace_on() ? cairn__now_ns() : 0;
     TRY(cairn__step_begin(optimizer, &end));
     TRY(cairn__optimizer_make_waiting(optimizer));
     for (size_t g = 0; g < optimizer->num_groups; g++) TRY(update_group(optimizer, &optimizer->groups[g]));
     TRY(cairn__step_finish(optimizer, &end));
 out:
+    if (begin_ns) cairn__trace("optim", "optimizer_step", (int64_t)optimizer->last_read, 0, begin_ns);
     return st;
 }
 
