@@ -31,6 +31,7 @@
 #include "loader.h"
 #include "datasets.h"
 #include "progress.h"
+#include "observe.h"
 #include "pictures.h"
 #include "pipeline.h"
 #include "data_parallel.h"

@@ -164,6 +164,7 @@ void cairn_progress_show(cairn_progress *progress, const struct cairn_progress_v
         line.text);
     write_all(progress->fd, whole.text, whole.used);
     progress->was_shown = true;
+    if (v.loss != 0 || v.has_loss) cairn__trace_scalar("observe", "loss", progress->done, v.loss);
 }
 
 void cairn_progress_destroy(cairn_progress **progress) {
