@@ -4,6 +4,9 @@
  *
  *     build/tests/parallel/data-parallel-bench [mlp layers width rows]
  *     build/tests/parallel/data-parallel-bench bert [layers rows length]
+ *     build/tests/parallel/data-parallel-bench times ...    the same in lines for tools/bench-replicas:
+ *
+ *     time <round> alone|replicas|ddp|independent <ns of a step>
  *
  * Medians of rounds in which all are measured one after the other; the two losses of one model were compared before. */
 #include <math.h>
@@ -251,15 +254,24 @@ static void report(void) {
            m[INDEPENDENT], m[ALONE] / m[INDEPENDENT], 100 * m[INDEPENDENT] / m[REPLICAS]);
 }
 
+static void print_rounds(void) {
+    static const char *const names[WAYS] = {"alone", "replicas", "ddp", "independent"};
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int way = 0; way < WAYS; way++) printf("time %d %s %.0f\n", round, names[way], 1e9 * times[way][round]);
+    }
+}
+
 static void read_sizes(int argc, char **argv, int at, int **sizes, int count) {
     for (int i = 0; i < count && at + i < argc; i++) {
         *sizes[i] = atoi(argv[at + i]);
         require(*sizes[i] > 0, "sizes are whole numbers above 0");
     }
-    require(argc <= at + count, "usage: data-parallel-bench [mlp layers width rows | bert layers rows length]");
+    require(argc <= at + count, "usage: data-parallel-bench [times] [mlp layers width rows | bert layers rows length]");
 }
 
 int main(int argc, char **argv) {
+    const bool for_programs = argc > 1 && strcmp(argv[1], "times") == 0;
+    if (for_programs) argc--, argv++;
     is_bert = argc > 1 && strcmp(argv[1], "bert") == 0;
     if (is_bert) layers = 12, rows = 16, steps = 1;
 #ifndef WITH_BERT
@@ -270,6 +282,6 @@ int main(int argc, char **argv) {
     pthread_barrier_init(&turn, NULL, RANKS);
     done(cairn_spawn_threads(run_rank, NULL, RANKS, cairn_spawn_threads_options(.num_threads = 1)));
     pthread_barrier_destroy(&turn);
-    report();
+    (for_programs ? print_rounds : report)();
     return 0;
 }
