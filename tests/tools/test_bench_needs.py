@@ -146,6 +146,13 @@ class Needs(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stderr, rf"^bench-startup: .*{told}.*\n$")
 
+    def test_a_program_that_failed_says_why_or_how_it_ended(self):
+        for script, why in (("echo out of luck >&2; exit 3", "out of luck"),
+                            ("exit 3", "it said nothing and returned 3"), ("kill -9 $$", "signal 9 ended it")):
+            done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, text=True, timeout=PATIENCE,
+                                  check=False)
+            self.assertEqual(machine.why_failed(done), why)
+
 
 if __name__ == "__main__":
     unittest.main(argv=sys.argv[:1], verbosity=2)

@@ -61,6 +61,15 @@ def program(folder, target):
     return os.path.abspath(os.path.join(folder, target))
 
 
+def why_failed(done):
+    """What a program that failed said, or else how it ended. done: a CompletedProcess with stderr as text."""
+    said = done.stderr.strip()[-1000:]
+    if said:
+        return said
+    code = done.returncode
+    return f"signal {-code} ended it" if code < 0 else f"it said nothing and returned {code}"
+
+
 # ---- PyTorch ----
 
 def reference_blas(config, files):
