@@ -130,8 +130,9 @@ typedef void (*cairn_log_fn)(void *cookie, cairn_log_level level, const char *me
 
 /* Sends every message of this process to fn instead of stderr, whatever its rank: with each process setting its own,
  * all ranks' messages arrive. NULL brings the default sink back, which writes to stderr and below error level only on
- * rank 0. Messages have no newline at the end. fn may be called from any thread that calls Cairn. Call it before other
- * threads use Cairn. */
+ * rank 0. Its lines begin with the rank where that is not 0, "[rank 3]", and of a rank in a grid (pipeline.h) with the
+ * place: "[rank 3, replica 1, stage 1]". Messages have neither, and no newline at the end. fn may be called from any
+ * thread that calls Cairn. Call it before other threads use Cairn. */
 CAIRN_API void cairn_set_log(cairn_log_fn fn, void *cookie);
 
 /* Threads inside this rank, that of the caller among them: what its larger passes are cut over. Of a process 1, unless

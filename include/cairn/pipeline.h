@@ -151,7 +151,8 @@ CAIRN_API cairn_status cairn_pipeline_tie(cairn_pipeline *pipeline, int module, 
  *
  * Of its groups the first is for cairn_pipeline_create and the second for ddp_create of each stage, whose contexts go
  * to cairn_pipeline_options.ddp. Each replica trains on rows of its own; gradients are averaged over replicas, with the
- * backward of the last micro-batch. Collective over the environment. Errors: CAIRN_EINVAL; cairn_group_split's.
+ * backward of the last micro-batch. While the grid lives, lines of the log say the rank's place: "cairn: [rank 3,
+ * replica 1, stage 1] error: ...". Collective over the environment. Errors: CAIRN_EINVAL; cairn_group_split's.
  * torch: init_device_mesh("cpu", (replicas, stages)) */
 CAIRN_API cairn_status cairn_grid_create(cairn_env *env, int replicas, int stages, cairn_grid **out);
 CAIRN_API void cairn_grid_destroy(cairn_grid **grid); /* after what uses its groups */

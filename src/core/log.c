@@ -21,6 +21,9 @@ static atomic_int threshold; /* 0 = CAIRN_LOG not read yet */
 static cairn_log_fn user_sink;
 static void *user_cookie;
 
+enum { STAGE_BITS = 16 };
+static atomic_uint places[CAIRN__LOG_PLACES]; /* by rank: 1 + the replica and the stage; 0 = in no grid */
+
 static int read_threshold(void) {
     const char *wanted = cairn__var("CAIRN_LOG");
     int level = 0;
@@ -54,6 +57,38 @@ int cairn__log_thread_rank(void) {
     return thread_rank;
 }
 
+static unsigned word_of(int replica, int stage) {
+    return 1 + ((unsigned)replica << STAGE_BITS | (unsigned)stage);
+}
+
+void cairn__log_enter_place(int rank, int replica, int stage) {
+    if (rank >= 0 && rank < CAIRN__LOG_PLACES) atomic_store(&places[rank], word_of(replica, stage));
+}
+
+void cairn__log_leave_place(int rank, int replica, int stage) {
+    unsigned word = word_of(replica, stage);
+    if (rank >= 0 && rank < CAIRN__LOG_PLACES) (void)atomic_compare_exchange_strong(&places[rank], &word, 0);
+}
+
+/* "[rank 3] ", "[rank 3, replica 1, stage 1] "; "" of rank 0 in no grid. */
+static void name_rank(int rank, char *text, size_t nbytes) {
+    const unsigned word = rank >= 0 && rank < CAIRN__LOG_PLACES ? atomic_load(&places[rank]) : 0;
+    text[0] = '\0';
+    if (word) {
+        snprintf(text, nbytes, "[rank %d, replica %u, stage %u] ", rank, (word - 1) >> STAGE_BITS,
+                 (word - 1) & ((1u << STAGE_BITS) - 1));
+    } else if (rank > 0) {
+        snprintf(text, nbytes, "[rank %d] ", rank);
+    }
+}
+
+static void print(cairn_log_level level, int rank, const char *message) {
+    char who[64];
+    name_rank(rank, who, sizeof(who));
+    if (level == CAIRN_LOG_NOTICE) fprintf(stderr, "cairn: %s%s\n", who, message);
+    else fprintf(stderr, "cairn: %s%s: %s\n", who, level_names[level], message);
+}
+
 void cairn__log(cairn_log_level level, const char *format, ...) {
     int limit = atomic_load(&threshold);
     if ((int)level > (limit ? limit : read_threshold())) return;
@@ -68,11 +103,7 @@ void cairn__log(cairn_log_level level, const char *format, ...) {
     const int rank = thread_rank == CAIRN__LOG_RANK_OF_PROCESS ? atomic_load(&sink_rank) : thread_rank;
     if (user_sink) {
         user_sink(user_cookie, level, message);
-    } else if (level == CAIRN_LOG_ERROR && rank > 0) {
-        fprintf(stderr, "cairn: [rank %d] error: %s\n", rank, message);
-    } else if (level == CAIRN_LOG_NOTICE && rank == 0) {
-        fprintf(stderr, "cairn: %s\n", message);
-    } else if (rank == 0) {
-        fprintf(stderr, "cairn: %s: %s\n", level_names[level], message);
+    } else if (rank == 0 || level == CAIRN_LOG_ERROR) {
+        print(level, rank, message);
     }
 }

@@ -15,4 +15,10 @@ enum { CAIRN__LOG_RANK_OF_PROCESS = -1 };
 void cairn__log_set_thread_rank(int rank);
 int cairn__log_thread_rank(void);
 
+/* From here on lines of this rank, of the process or of one of its threads, say its place in a grid: the one that was
+ * given last, until that is left. Any thread. */
+enum { CAIRN__LOG_PLACES = 256 };
+void cairn__log_enter_place(int rank, int replica, int stage);
+void cairn__log_leave_place(int rank, int replica, int stage);
+
 #endif

@@ -1,11 +1,14 @@
 /* Ranks in rows and columns. */
 #include "core/alloc.h"
+#include "core/log.h"
 #include "parallel/pipeline.h"
 
 struct cairn_grid {
     cairn_group *stages, *replicas;
-    int stage, replica;
+    int rank, stage, replica;
 };
+
+_Static_assert(CAIRN__LOG_PLACES >= CAIRN__MAX_RANKS, "every rank has a place in the log");
 
 static cairn_status check(const cairn_env *env, int *replicas, int *stages) {
     const int ranks = cairn_env_size(env);
@@ -22,6 +25,7 @@ static cairn_status check(const cairn_env *env, int *replicas, int *stages) {
 static cairn_status split(cairn_env *env, int stages, cairn_grid *grid) {
     cairn_group *all = cairn_env_group(env);
     cairn_status st = CAIRN_OK;
+    grid->rank = cairn_env_rank(env);
     grid->stage = cairn_env_rank(env) % stages;
     grid->replica = cairn_env_rank(env) / stages;
     TRY(cairn_group_split(all, grid->replica, grid->stage, NULL, &grid->stages));
@@ -38,6 +42,8 @@ cairn_status cairn_grid_create(cairn_env *env, int replicas, int stages, cairn_g
     if (st == CAIRN_OK) st = cairn__calloc(1, sizeof(*grid), (void **)&grid);
     TRY(cairn__group_agree_on_status(cairn_env_group(env), "cairn_grid_create", st));
     TRY(split(env, stages, grid));
+    cairn__log_enter_place(grid->rank, grid->replica, grid->stage);
+    if (grid->rank == 0) cairn__log(CAIRN_LOG_INFO, "grid: replicas %d, stages %d", replicas, stages);
     *out = grid;
     return CAIRN_OK;
 out:
@@ -47,6 +53,7 @@ out:
 
 void cairn_grid_destroy(cairn_grid **grid) {
     if (!grid || !*grid) return;
+    cairn__log_leave_place((*grid)->rank, (*grid)->replica, (*grid)->stage);
     cairn_group_destroy(&(*grid)->replicas);
     cairn_group_destroy(&(*grid)->stages);
     cairn__free(*grid);
