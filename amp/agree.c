@@ -146,7 +146,7 @@ static bool is_any(const struct cairn__overflow *overflows, size_t count) {
     return false;
 }
 
-/* What every partner says, in their order; what is too long is cut. */
+/* What every partner says, in their order; what is too long is cut. Then what each found, as a list. */
 static cairn_status exchange_sayings(struct cairn__amp_guard *g, const struct cairn__partners *partners) {
     const size_t count = cairn_optimizer_num_params(g->optimizer) + 1, size = (size_t)partners->size;
     struct cairn__overflow *own = NULL;
@@ -159,6 +159,7 @@ static cairn_status exchange_sayings(struct cairn__amp_guard *g, const struct ca
     TRY(cairn__device_download(g->env->device, own, cairn__optimizer_overflows(g->optimizer), count * sizeof(own[0])));
     if (is_any(own, count)) cairn__guard_explain_own(g, own, mine, sizeof(mine));
     TRY(partners->gather(partners->ctx, all, mine, SAYING));
+    TRY(cairn__found_exchange(g, partners, own));
     g->partners_say[0] = '\0';
     for (size_t i = 0; i < size; i++) {
         const char *one = &all[i * SAYING];

@@ -81,6 +81,7 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
     if (g->skips) check_rest(g);
     g->knows_nonfinite_ranks = false;
     if (g->partners_say) g->partners_say[0] = '\0';
+    cairn__found_end(&g->partners_found);
     g->nonfinite_ranks = (struct cairn__ranks){{0}};
     if (g->agrees) TRY(cairn__guard_agree(g));
     if (g->skips) TRY(cairn__guard_find_nonfinite_ranks(g)); /* of this optimizer's own overflow alone */
@@ -255,8 +256,7 @@ static cairn_status log_skip(const struct cairn__amp_guard *g, const struct cair
     return CAIRN_OK;
 }
 
-/* -1: none, several, or not known. */
-static int32_t only_nonfinite_rank(const struct cairn__amp_guard *g) {
+int32_t cairn__guard_only_nonfinite_rank(const struct cairn__amp_guard *g) {
     int32_t rank = -1;
     size_t sets = 0;
     (void)cairn__optimizer_sets(g->optimizer, &sets);
@@ -272,6 +272,10 @@ static int32_t only_nonfinite_rank(const struct cairn__amp_guard *g) {
 
 static void remember(struct cairn__amp_guard *g, const struct cairn__overflow *overflows) {
     const size_t count = cairn_optimizer_num_params(g->optimizer) + 1;
+    const int32_t rank = cairn__guard_only_nonfinite_rank(g);
+    cairn__found_end(&g->last_found);
+    g->last_found = g->partners_found;
+    g->partners_found = (struct cairn__amp_found){NULL, 0, NULL};
     if (count != g->num_last) {
         cairn__free(g->last);
         g->num_last = 0;
@@ -280,8 +284,8 @@ static void remember(struct cairn__amp_guard *g, const struct cairn__overflow *o
         g->num_last = count;
     }
     memcpy(g->last, overflows, count * sizeof(g->last[0]));
-    for (size_t i = 0; i < count && only_nonfinite_rank(g) >= 0; i++) {
-        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = only_nonfinite_rank(g);
+    for (size_t i = 0; i < count && rank >= 0; i++) {
+        if (g->last[i].micro_batch && g->last[i].rank < 0) g->last[i].rank = rank;
     }
     g->has_last = true;
 }
@@ -371,6 +375,8 @@ void cairn__guard_destroy(struct cairn__amp_guard **guard) {
     cairn__free(g->theirs);
     cairn__free(g->overflows);
     cairn__free(g->partners_say);
+    cairn__found_end(&g->partners_found);
+    cairn__found_end(&g->last_found);
     cairn__free(g);
     *guard = NULL;
 }

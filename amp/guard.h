@@ -6,6 +6,13 @@
 #include "optim/hooks.h"
 #include "scaler.h"
 
+/* Overflows of all partners of an optimizer; names stand in `said`. */
+struct cairn__amp_found {
+    struct amp_overflow *list; /* [count], the loss first, then by partner */
+    size_t count;
+    char *said;
+};
+
 struct cairn__amp_guard {
     cairn_env *env;
     cairn_optimizer *optimizer;
@@ -39,6 +46,8 @@ struct cairn__amp_guard {
     /* Of the step that partners (optim/hooks.h) skip: what went wrong where, of all of them; NULL or "" = it is not
      * known to be one. */
     char *partners_say;
+    struct cairn__amp_found partners_found; /* the same as a list */
+    struct cairn__amp_found last_found;     /* of the last skipped step, beside `last`; empty = partners have no part */
 
     int32_t *words, *theirs; /* of ranks that agree; host memory */
     struct cairn__overflow *overflows;
@@ -59,6 +68,15 @@ cairn_status cairn__guard_agree(struct cairn__amp_guard *guard);
 
 /* The same with the optimizer's partners: on each of them before its step. Errors: of the group; CAIRN_ENOMEM. */
 cairn_status cairn__guard_agree_with_partners(struct cairn__amp_guard *guard);
+
+/* Of the step that partners are about to skip: lists in partners_found what each of them found; own [parameters + 1] is
+ * what this one did. On each of them. Errors: of the group; CAIRN_ENOMEM. */
+cairn_status cairn__found_exchange(struct cairn__amp_guard *guard, const struct cairn__partners *partners,
+                                   const struct cairn__overflow *own);
+void cairn__found_end(struct cairn__amp_found *found);
+
+/* The rank whose gradients overflowed before ddp reduced them; -1: none, several, or not known. */
+int32_t cairn__guard_only_nonfinite_rank(const struct cairn__amp_guard *guard);
 
 /* "non-finite gradient in weight (1 inf of 40), first in micro-batch 2, on stage 1 (rank 1)", of this optimizer
  * alone. */

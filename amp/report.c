@@ -28,6 +28,10 @@ cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, c
     TRY(cairn__element_check(overflow_nbytes, "amp_overflow"));
     TRY(find_guard(amp, optimizer, "amp_last_overflow", &g));
     REQUIRE(found && (out || count == 0), CAIRN_EINVAL, "amp_last_overflow: out and found must be set");
+    *found = g->last_found.count;
+    for (size_t k = 0; k < g->last_found.count && k < count; k++)
+        cairn__element_write(out, overflow_nbytes, k, &g->last_found.list[k], sizeof(g->last_found.list[k]));
+    if (g->last_found.count > 0) goto out;
     struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
     size_t listed = 0;
     for (size_t k = 0; g->has_last && k < g->num_last; k++) {
@@ -38,7 +42,8 @@ cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, c
                                            .infs = o->infs,
                                            .nans = o->nans,
                                            .micro_batch = (int)o->micro_batch,
-                                           .rank = o->rank};
+                                           .rank = o->rank,
+                                           .stage = -1};
         if (listed < count) cairn__element_write(out, overflow_nbytes, listed, &entry, sizeof(entry));
         listed++;
     }

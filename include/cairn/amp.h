@@ -302,18 +302,21 @@ CAIRN_API cairn_stateful amp_stateful(amp_context *amp);
 
 /* One parameter of an optimizer's last skipped step that is known of; or a loss that was infinite or NaN itself. */
 struct amp_overflow {
-    const char *name;    /* owned by the parameter set; "(loss)", whose counts are 0, for the loss */
+    const char *name;    /* owned by the parameter set; of a pipeline's by amp, until the next step that it skips;
+                            "(loss)", whose counts are 0, for the loss */
     uint64_t infs, nans; /* elements of its gradient as it was found */
     int micro_batch; /* the scaled loss since the last step, from 1, after which it was found first: in it, or, where
                         losses were delayed (delay_unscale), in one before it */
     int rank;        /* whose; -1 = several ranks', or not known, since ranks had been added up. Of the loss: the lowest
                         of those whose loss was */
+    int64_t stage;   /* of a pipeline: which has the parameter, or computes the loss; -1 = there is no pipeline
+                            (since 0.9.0) */
 };
 
 /* Why the optimizer skipped its last skipped step: the loss, where it was infinite or NaN itself, then the parameters
  * whose gradients were; up to count of them in out; *found is their number. None where no step was skipped; steps
- * taken since change nothing. optimizer NULL: as amp_master_params. Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not
- * enabled. */
+ * taken since change nothing. Of a pipeline (pipeline.h) those of all its stages, the same on each of its ranks.
+ * optimizer NULL: as amp_master_params. Errors: CAIRN_EINVAL; CAIRN_ESTATE amp is not enabled. */
 CAIRN_API cairn_status amp_last_overflow(amp_context *amp, cairn_optimizer *optimizer, struct amp_overflow *out,
                                          size_t count, size_t *found);
 CAIRN_API cairn_status amp_last_overflow_sized(size_t overflow_nbytes, amp_context *amp, cairn_optimizer *optimizer,

@@ -632,6 +632,7 @@ out:
 
 void cairn__ddp_listen(struct ddp_context *d) {
     d->listener = (struct cairn__grad_listener){.ctx = d,
+                                                .is_alone = cairn_group_size(d->channel) == 1,
                                                 .begin = begin,
                                                 .ready = grad_ready,
                                                 .progress = progress,

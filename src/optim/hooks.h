@@ -35,6 +35,8 @@ struct cairn__partners {
     cairn_status (*gather)(void *ctx, void *all, const void *mine, size_t nbytes);
     /* "stage 1": of this optimizer, for messages. */
     const char *name;
+    /* Of the stage that has p, or, NULL, that computes the loss; -1 = none has it. */
+    int (*stage)(void *ctx, const struct cairn__param *p);
     /* Whether p's gradient is in the norm here: another partner has the same parameter otherwise. */
     bool (*counts)(void *ctx, const struct cairn__param *p);
 };

@@ -30,7 +30,8 @@ void cairn__optimizer_check(cairn_optimizer *o) {
 
 /* Of several ranks, only their sum is left once a listener has reduced it. */
 static void address(const struct cairn_optimizer *o, size_t i, struct cairn__taken *taken) {
-    const bool is_sum = o->arrays.params[i]->set->listener && o->env->size > 1;
+    const struct cairn__grad_listener *l = o->arrays.params[i]->set->listener;
+    const bool is_sum = l && !l->is_alone && o->env->size > 1;
     taken->rank = is_sum ? -1 : o->env->rank;
     taken->to = &o->arrays.overflows[i];
 }

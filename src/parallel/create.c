@@ -147,6 +147,15 @@ static cairn_status gather(void *ctx, void *all, const void *mine, size_t nbytes
     return cairn__group_exchange(((cairn_pipeline *)ctx)->partner_group, all, mine, nbytes);
 }
 
+static int stage_of(void *ctx, const struct cairn__param *param) {
+    const cairn_pipeline *p = ctx;
+    if (!param) return p->chunks * p->ranks - 1;
+    for (int c = 0; c < p->chunks; c++) {
+        if (cairn_module_params(p->modules[c]) == param->set) return c * p->ranks + p->rank;
+    }
+    return -1;
+}
+
 static void name_stages(cairn_pipeline *p, const cairn_group *group) {
     enum { SHOWN = 3 };
     size_t used = (size_t)snprintf(p->stages, sizeof(p->stages), p->chunks > 1 ? "stages %d" : "stage %d", p->rank);
@@ -166,6 +175,7 @@ static cairn_status make_partners(cairn_pipeline *p, cairn_group *group, int wit
                                            .index = cairn_group_rank(p->partner_group),
                                            .gather = gather,
                                            .name = p->stages,
+                                           .stage = stage_of,
                                            .counts = cairn__ties_counts};
     cairn__optimizer_set_partners(p->options.optimizer, &p->partners);
 out:

@@ -47,6 +47,7 @@ struct cairn__param {
  * error. */
 struct cairn__grad_listener {
     void *ctx;
+    bool is_alone; /* no other rank adds to these gradients: what overflows is this rank's */
     /* (optional) A backward begins; it has written no gradient yet, and cairn__param_is_reached returns which it will
      * write. Of the user's set: called before the first gradient is declared after a settle. A status other than
      * CAIRN_OK ends the backward: failed is called next. */

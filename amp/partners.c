@@ -1,0 +1,96 @@
+/* What optimizers that step together found, each in parameters of its own: exchanged where one of them skips, so that
+ * amp_last_overflow lists on every rank what it lists on the others. */
+#include <string.h>
+
+#include "cairn/amp.h"
+#include "core/alloc.h"
+#include "core/status.h"
+#include "guard.h"
+
+/* What is sent of an overflow; its name comes behind it, with its end. */
+struct said {
+    struct cairn__overflow what;
+    int32_t stage;
+    uint32_t name_nbytes;
+    uint32_t is_loss;
+};
+
+struct sizes {
+    int64_t count, nbytes;
+};
+
+/* Into out, unless that is NULL; own: [parameters + 1], the last one of the losses. */
+static struct sizes pack(const struct cairn__amp_guard *g, const struct cairn__partners *partners,
+                         const struct cairn__overflow *own, char *out) {
+    struct cairn__param *const *params = cairn__optimizer_param_list(g->optimizer);
+    const size_t num_params = cairn_optimizer_num_params(g->optimizer);
+    struct sizes is = {0, 0};
+    for (size_t i = 0; i <= num_params; i++) {
+        const bool is_loss = i == num_params;
+        const char *name = is_loss ? "(loss)" : params[i]->name;
+        if (!own[i].micro_batch) continue;
+        struct said one = {own[i], partners->stage(partners->ctx, is_loss ? NULL : params[i]),
+                           (uint32_t)strlen(name) + 1, is_loss};
+        if (one.what.rank < 0) one.what.rank = cairn__guard_only_nonfinite_rank(g);
+        if (out) {
+            memcpy(out + is.nbytes, &one, sizeof(one));
+            memcpy(out + is.nbytes + sizeof(one), name, one.name_nbytes);
+        }
+        is.nbytes += (int64_t)(sizeof(one) + one.name_nbytes);
+        is.count++;
+    }
+    return is;
+}
+
+/* Of one partner, what is of losses or what is not. */
+static void unpack(struct cairn__amp_found *found, const char *from, int64_t count, bool losses) {
+    for (int64_t i = 0; i < count; i++) {
+        struct said one;
+        memcpy(&one, from, sizeof(one));
+        if ((one.is_loss != 0) == losses)
+            found->list[found->count++] = (struct amp_overflow){.name = from + sizeof(one),
+                                                                .infs = one.what.infs,
+                                                                .nans = one.what.nans,
+                                                                .micro_batch = (int)one.what.micro_batch,
+                                                                .rank = one.what.rank,
+                                                                .stage = one.stage};
+        from += sizeof(one) + one.name_nbytes;
+    }
+}
+
+cairn_status cairn__found_exchange(struct cairn__amp_guard *g, const struct cairn__partners *partners,
+                                   const struct cairn__overflow *own) {
+    const size_t size = (size_t)partners->size;
+    const struct sizes mine = pack(g, partners, own, NULL);
+    struct sizes *all = NULL;
+    char *said = NULL;
+    int64_t count = 0, most = 0;
+    struct cairn__amp_found *found = &g->partners_found;
+    cairn_status st = CAIRN_OK;
+    cairn__found_end(found);
+    TRY(cairn__calloc(size, sizeof(all[0]), (void **)&all));
+    TRY(partners->gather(partners->ctx, all, &mine, sizeof(mine)));
+    for (size_t i = 0; i < size; i++) {
+        count += all[i].count;
+        most = all[i].nbytes > most ? all[i].nbytes : most;
+    }
+    if (count == 0) goto out;
+    TRY(cairn__calloc((size_t)most, 1, (void **)&said));
+    TRY(cairn__calloc((size_t)count, sizeof(found->list[0]), (void **)&found->list));
+    TRY(cairn__calloc(size, (size_t)most, (void **)&found->said));
+    (void)pack(g, partners, own, said);
+    TRY(partners->gather(partners->ctx, found->said, said, (size_t)most));
+    for (int losses = 1; losses >= 0; losses--) {
+        for (size_t i = 0; i < size; i++) unpack(found, found->said + i * (size_t)most, all[i].count, losses);
+    }
+out:
+    cairn__free(all);
+    cairn__free(said);
+    return st;
+}
+
+void cairn__found_end(struct cairn__amp_found *found) {
+    cairn__free(found->list);
+    cairn__free(found->said);
+    *found = (struct cairn__amp_found){NULL, 0, NULL};
+}
