@@ -298,7 +298,7 @@ static void group_for_which_a_rank_has_no_memory_is_made_nowhere(void **state) {
     assert_true(tries > 4);
 }
 
-/* No rank has a number left for a descriptor, so that there is no shared memory to be had. */
+/* No rank has a number left for a descriptor, so that there is no shared memory to be had; threads need none. */
 static char *run_out_of_descriptors(cairn_group *group, void *ctx) {
     struct rlimit *was = ctx;
     cairn_group *made = NULL;
@@ -308,8 +308,13 @@ static char *run_out_of_descriptors(cairn_group *group, void *ctx) {
     const cairn_status st = cairn_group_new(group, (int[]){2, 0}, 2, NULL, &made);
     EXPECT_OK(cairn_barrier(group));
     if (cairn_group_rank(group) == 0) EXPECT(setrlimit(RLIMIT_NOFILE, was) == 0);
-    EXPECT(st == CAIRN_ESYSTEM && made == NULL);
-    EXPECT(strstr(cairn_last_error(), "Too many open files"));
+    if (check_ranks_are_threads()) {
+        EXPECT_OK(st);
+        cairn_group_destroy(&made);
+    } else {
+        EXPECT(st == CAIRN_ESYSTEM && made == NULL);
+        EXPECT(strstr(cairn_last_error(), "Too many open files"));
+    }
     EXPECT_OK(cairn_barrier(group));
     return make_one(group, (int[]){2, 0}, 2);
 }
