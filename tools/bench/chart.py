@@ -48,7 +48,7 @@ class Chart:
         for size in sorted(sizes):
             half = LETTER * 14 * len(str(size)) / 2
             self.line(self.x(size), TOP + PLOT, self.x(size), TOP + PLOT + 5, "#555555")
-            if self.x(size) - half > end + 3:  # a name that would reach into the one before is left out
+            if self.x(size) - half > end + 7:  # a name that would reach into the one before is left out
                 self.text(self.x(size), TOP + PLOT + 20, str(size), anchor="middle")
                 end = self.x(size) + half
         self.line(LEFT, TOP + PLOT, WIDTH - RIGHT, TOP + PLOT, "#555555")
