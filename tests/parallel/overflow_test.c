@@ -1,4 +1,6 @@
 /* amp_last_overflow on every stage: what overflowed on one is known on all. */
+#include "../comm/group_processes.h"
+
 #include "chain.h"
 
 enum { MOST = 4 * LAYERS + 1 };
@@ -130,14 +132,37 @@ static void every_stage_knows_what_overflowed_on_one(void **state) {
     }
 }
 
-static int train_spawned(int rank, void *argument) {
+static int train_in(cairn_env *env, struct job *job) {
+    char *failure = train_with_one(env, job);
+    const int status = failure != NULL;
+    if (failure) fprintf(stderr, "%s\n", failure);
+    free(failure);
+    cairn_env_destroy(&env);
+    return status;
+}
+
+static const struct cairn_env_options env_options = {.struct_size = sizeof(env_options), .seed = 7, .timeout = 60};
+
+static int train_thread(int rank, void *argument) {
     cairn_env *env = NULL;
     (void)rank;
-    MUST_OK(cairn_env_create(NULL, NULL, cairn_env_options(.seed = 7, .timeout = 60), &env));
-    char *failure = train_with_one(env, argument);
-    if (failure) fprintf(stderr, "%s\n", failure);
-    cairn_env_destroy(&env);
-    return failure != NULL;
+    return cairn_env_create(NULL, NULL, &env_options, &env) == CAIRN_OK ? train_in(env, argument) : 1;
+}
+
+static struct job *forked;
+
+static int train_process(int rank, int size, int port) {
+    const struct cairn__launch launch = launch_at(rank, size, port);
+    cairn_env *env = NULL;
+    return cairn__env_create_at(&launch, &env_options, &env) == CAIRN_OK ? train_in(env, forked) : 1;
+}
+
+static void run_processes(struct job *job) {
+    struct processes p;
+    forked = job;
+    start_ranks(&p, job->c.ranks, -1, train_process);
+    for (int r = 0; r < job->c.ranks; r++) assert_int_equal(end_of(&p, r), 0);
+    cairn__store_stop(&p.server);
 }
 
 static void processes_and_threads_know_it_alike(void **state) {
@@ -145,8 +170,8 @@ static void processes_and_threads_know_it_alike(void **state) {
     for (int threads = 0; threads < 2; threads++) { /* processes first: what has threads does not fork */
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
             struct job job = planted(i, 3 + (int)i);
-            if (threads) OK(cairn_spawn_threads(train_spawned, &job, job.c.ranks, NULL));
-            else OK(cairn_spawn(train_spawned, &job, job.c.ranks, NULL));
+            if (threads) OK(cairn_spawn_threads(train_thread, &job, job.c.ranks, NULL));
+            else run_processes(&job);
         }
     }
 }
