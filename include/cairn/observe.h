@@ -47,7 +47,7 @@ struct cairn_histogram {
 };
 #define cairn_histogram(...) (&(struct cairn_histogram){.struct_size = sizeof(struct cairn_histogram), __VA_ARGS__})
 
-/* Arrays are read during the call. Errors: CAIRN_EINVAL an array is missing, there are more than 2048 buckets, or limits
+/* Arrays are read during the call. Errors: CAIRN_EINVAL an array is missing, more than 2048 buckets, or limits
  * do not grow. Without a writer
  * CAIRN_OK. */
 CAIRN_API cairn_status cairn_histogram_record(const char *name, int64_t step, const struct cairn_histogram *histogram);
@@ -95,6 +95,33 @@ CAIRN_API cairn_status cairn_writer_flush(cairn_writer *writer);
 
 /* Ends it: no call of fn is under way when this returns. A file is complete then. */
 CAIRN_API void cairn_writer_destroy(cairn_writer **writer);
+
+/* ---- timelines ---- */
+
+/* The spans, counters and scalars of this rank as a timeline that Perfetto and chrome://tracing show, a track for each
+ * rank and thread. Environments make one themselves where CAIRN_TIMELINE=path is set.
+ *
+ *   path  of one rank, the file. Of several, rank 3 of t.json writes t.rank3.json, and the last rank to end merges what
+ *         is in the same folder into t.json; then the parts of all ranks are removed. A part is valid JSON at any time,
+ *         whatever becomes of its rank
+ *
+ * Memory of the merging rank: about twice the parts' size. Local, but every rank should have one.
+ * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_ESYSTEM the file cannot be written; CAIRN_ESTATE another writer has it. */
+CAIRN_API cairn_status cairn_timeline_create(cairn_env *env, const char *path, cairn_writer **out);
+
+/* Finds out how far this rank's clock is ahead of rank 0's, from when both enter and leave 16 exchanges, and notes it
+ * in the timeline for merging. Ranks of one machine share a clock, and need no call. Ranks of several are merged by
+ * their wall clocks (NTP: a millisecond or so) without it, and with it to within *seconds, a bound that holds at the
+ * time of the call; clocks drift apart by some microseconds a second.
+ *
+ *   seconds  may be NULL; 0 on rank 0
+ *
+ * Collective over the environment's ranks. Errors: CAIRN_EINVAL no timeline; those of a group. */
+CAIRN_API cairn_status cairn_timeline_align(cairn_env *env, cairn_writer *timeline, double *seconds);
+
+/* Merges the parts of path that there are, as of ranks that were killed. They stay. Errors: CAIRN_EINVAL there are
+ * none; CAIRN_ENOMEM; CAIRN_ESYSTEM. */
+CAIRN_API cairn_status cairn_timeline_merge(const char *path);
 
 #ifdef __cplusplus
 }

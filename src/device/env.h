@@ -23,6 +23,7 @@ enum cairn__place_of {
     CAIRN__PLACE_OF_AMP,
     CAIRN__PLACE_OF_DDP,
     CAIRN__PLACE_OF_ENV,
+    CAIRN__PLACE_OF_OBSERVE,
     CAIRN__NUM_PLACES
 };
 

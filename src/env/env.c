@@ -19,6 +19,7 @@
 #include "env/error_file.h"
 #include "env/threads.h"
 #include "nn/tape.h"
+#include "observe/begin.h"
 
 static const double DEFAULT_TIMEOUT = 300.0; /* seconds */
 
@@ -163,6 +164,7 @@ cairn_status cairn__env_create_at(const struct cairn__launch *launch, const stru
     TRY(cairn__tape_create(env));
     TRY(describe(env, launch, &o));
     log_facts(env, launch);
+    cairn__observe_begin(env); /* before the ranks meet: when one ends, all have begun */
     TRY(cairn__env_meet(env, launch, &o, &port));
     describe_group(env, port);
     *out = env;
@@ -276,6 +278,7 @@ void cairn_env_destroy(cairn_env **env) {
     cairn_group *group = cairn_env_group(e);
     if (!cairn__group_destroy_root(&group)) return;
     e->places[CAIRN__PLACE_OF_COMM].at = NULL;
+    cairn__observe_end(e);
     cairn__thread_disown(e);
     cairn__env_part(e);
     cairn__tape_destroy(e);

@@ -1,0 +1,95 @@
+/* Writers of the environment's variables. They belong to a rank of the process: environments that are alive at the same
+ * time share them. What is left at the process's exit is ended then. */
+#include "observe/begin.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "core/alloc.h"
+#include "core/fork.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "core/vars.h"
+#include "observe/timeline.h"
+#include "observe/writer.h"
+
+static const struct {
+    const char *variable;
+    cairn_status (*open)(int rank, int size, const char *path, cairn_writer **out);
+} openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open}};
+
+enum { OPENERS = sizeof(openers) / sizeof(openers[0]) };
+
+struct cairn__observed {
+    struct cairn__observed *next;
+    cairn_writer *writers[OPENERS];
+    int rank, size, uses;
+    unsigned forks;
+};
+
+static struct cairn__observed *all;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void end_writers(struct cairn__observed *o) {
+    for (int i = 0; i < OPENERS; i++) cairn_writer_destroy(&o->writers[i]);
+}
+
+static void end_all(void) {
+    pthread_mutex_lock(&lock);
+    for (struct cairn__observed *o = all; o; o = o->next) end_writers(o);
+    pthread_mutex_unlock(&lock);
+}
+
+static void end_at_exit(void) {
+    (void)atexit(end_all);
+}
+
+static bool is_asked_for(void) {
+    bool any = false;
+    for (int i = 0; i < OPENERS; i++) any |= cairn__var(openers[i].variable) != NULL;
+    return any;
+}
+
+static void open_writers(struct cairn__observed *o) {
+    for (int i = 0; i < OPENERS; i++) {
+        const char *path = cairn__var(openers[i].variable);
+        if (path && openers[i].open(o->rank, o->size, path, &o->writers[i]) != CAIRN_OK)
+            cairn__log(CAIRN_LOG_ERROR, "%s is left out: %s", openers[i].variable, cairn_last_error());
+    }
+}
+
+static struct cairn__observed *find(const struct cairn_env *env) {
+    struct cairn__observed *o = all;
+    while (o && (o->rank != env->rank || o->size != env->size || o->forks != cairn__forks())) o = o->next;
+    return o;
+}
+
+void cairn__observe_begin(struct cairn_env *env) {
+    if (!is_asked_for()) return;
+    pthread_once(&once, end_at_exit);
+    pthread_mutex_lock(&lock);
+    struct cairn__observed *o = find(env);
+    if (!o && cairn__calloc(1, sizeof(*o), (void **)&o) == CAIRN_OK) {
+        *o = (struct cairn__observed){.next = all, .rank = env->rank, .size = env->size, .forks = cairn__forks()};
+        open_writers(o);
+        all = o;
+    }
+    if (o) o->uses++;
+    env->places[CAIRN__PLACE_OF_OBSERVE].at = o;
+    pthread_mutex_unlock(&lock);
+}
+
+void cairn__observe_end(struct cairn_env *env) {
+    struct cairn__observed *o = env->places[CAIRN__PLACE_OF_OBSERVE].at, **at = &all;
+    if (!o) return;
+    pthread_mutex_lock(&lock);
+    if (--o->uses == 0) {
+        while (*at && *at != o) at = &(*at)->next;
+        if (*at) *at = o->next;
+        end_writers(o);
+        cairn__free(o);
+    }
+    env->places[CAIRN__PLACE_OF_OBSERVE].at = NULL;
+    pthread_mutex_unlock(&lock);
+}
