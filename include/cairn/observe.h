@@ -123,6 +123,17 @@ CAIRN_API cairn_status cairn_timeline_align(cairn_env *env, cairn_writer *timeli
  * none; CAIRN_ENOMEM; CAIRN_ESYSTEM. */
 CAIRN_API cairn_status cairn_timeline_merge(const char *path);
 
+/* ---- files of scalars ---- */
+
+/* The scalars of this rank, a line each: step,name,value,seconds (since the writer was made). Values have 17 digits, so
+ * that they are read as they were; "inf", "-inf" and "nan" are the others. Environments make one themselves where
+ * CAIRN_CSV=path is set: rank 0's, or with %r in it one for each rank.
+ *
+ *   path  of the file, with the rank's number for %r; a file that exists is written anew
+ *
+ * Local. Errors: as cairn_timeline_create. */
+CAIRN_API cairn_status cairn_csv_create(cairn_env *env, const char *path, cairn_writer **out);
+
 #ifdef __cplusplus
 }
 #endif

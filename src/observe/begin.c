@@ -4,19 +4,22 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/vars.h"
+#include "observe/csv.h"
 #include "observe/timeline.h"
 #include "observe/writer.h"
 
 static const struct {
     const char *variable;
     cairn_status (*open)(int rank, int size, const char *path, cairn_writer **out);
-} openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open}};
+    bool is_of_all; /* ranks; else of rank 0 where no %r is in the name */
+} openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open, true}, {"CAIRN_CSV", cairn__csv_open, false}};
 
 enum { OPENERS = sizeof(openers) / sizeof(openers[0]) };
 
@@ -54,6 +57,7 @@ static bool is_asked_for(void) {
 static void open_writers(struct cairn__observed *o) {
     for (int i = 0; i < OPENERS; i++) {
         const char *path = cairn__var(openers[i].variable);
+        if (path && o->rank != 0 && !openers[i].is_of_all && !strstr(path, "%r")) continue;
         if (path && openers[i].open(o->rank, o->size, path, &o->writers[i]) != CAIRN_OK)
             cairn__log(CAIRN_LOG_ERROR, "%s is left out: %s", openers[i].variable, cairn_last_error());
     }

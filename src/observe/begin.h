@@ -1,4 +1,4 @@
-/* The writers that the environment's variables ask for: CAIRN_TIMELINE. */
+/* The writers that the environment's variables ask for, one of each kind of file. */
 #ifndef CAIRN__OBSERVE_BEGIN_H
 #define CAIRN__OBSERVE_BEGIN_H
 
