@@ -125,6 +125,16 @@ CAIRN_API cairn_status cairn_timeline_merge(const char *path);
 
 /* ---- files of scalars ---- */
 
+/* The scalars and histograms of this rank as TensorBoard reads them: a new file in the folder, which is made where it
+ * is missing, as are those above it. Values are rounded to float, as TensorBoard's own writer does. Environments make
+ * one themselves where CAIRN_TENSORBOARD=folder is set: rank 0's, or with %r in it one for each rank, which TensorBoard
+ * shows as a run each.
+ *
+ *   folder  with the rank's number for %r
+ *
+ * Local. Errors: as cairn_timeline_create. */
+CAIRN_API cairn_status cairn_tensorboard_create(cairn_env *env, const char *folder, cairn_writer **out);
+
 /* The scalars of this rank, a line each: step,name,value,seconds (since the writer was made). Values have 17 digits, so
  * that they are read as they were; "inf", "-inf" and "nan" are the others. Environments make one themselves where
  * CAIRN_CSV=path is set: rank 0's, or with %r in it one for each rank.

@@ -37,6 +37,8 @@ const struct cairn__var_info cairn__vars[] = {
      "file for ddp's measurements of rank 0; with %r in its name, the rank's number, one for each rank"},
     {"CAIRN_TIMELINE", "file for a timeline of all ranks, which Perfetto shows"},
     {"CAIRN_CSV", "file for rank 0's scalars; with %r in its name, the rank's number, one for each rank"},
+    {"CAIRN_TENSORBOARD", "folder for rank 0's scalars as TensorBoard reads them; with %r in its name, the rank's "
+                          "number, one for each rank"},
     {"RANK", "this process's rank, as torchrun sets it"},
     {"WORLD_SIZE", "number of ranks, as torchrun sets it"},
     {"LOCAL_RANK", "rank on this machine, as torchrun sets it"},

@@ -12,6 +12,7 @@
 #include "core/status.h"
 #include "core/vars.h"
 #include "observe/csv.h"
+#include "observe/tensorboard.h"
 #include "observe/timeline.h"
 #include "observe/writer.h"
 
@@ -19,7 +20,9 @@ static const struct {
     const char *variable;
     cairn_status (*open)(int rank, int size, const char *path, cairn_writer **out);
     bool is_of_all; /* ranks; else of rank 0 where no %r is in the name */
-} openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open, true}, {"CAIRN_CSV", cairn__csv_open, false}};
+} openers[] = {{"CAIRN_TIMELINE", cairn__timeline_open, true},
+               {"CAIRN_CSV", cairn__csv_open, false},
+               {"CAIRN_TENSORBOARD", cairn__tensorboard_open, false}};
 
 enum { OPENERS = sizeof(openers) / sizeof(openers[0]) };
 
