@@ -12,7 +12,6 @@
 #include <link.h>
 #include <numeric>
 #include <random>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +28,15 @@ namespace {
 
 enum { STACK = 128 << 10 };
 
+/* Tops of stacks differ by so much, or they would share a few lines of the processor's caches. */
+enum { COLOUR = 17 * 64, COLOURS = 32 };
+
 enum state { IDLE, WAITS_AT_BARRIER, WAITS_AT_SHUFFLE, LET_GO };
 
+using jump_buffer = void *[5];
+
 struct fiber {
-    jmp_buf resume;
-    ucontext_t birth;
+    jump_buffer resume;
     state is;
     unsigned thread; /* the one it runs */
     standin_place place;
@@ -52,15 +55,20 @@ struct {
     unsigned done;
 } block;
 
-jmp_buf scheduler;
+jump_buffer scheduler;
 fiber *running;
 std::vector<fiber *> &idle = *new std::vector<fiber *>; /* never destroyed, so that its fibers are no leak */
 
 /* ---- fibers ---- */
 
-/* _setjmp and _longjmp, since swapcontext makes a system call each time. */
-void leave(fiber *f) {
-    if (_setjmp(f->resume) == 0) _longjmp(scheduler, 1);
+/* The compiler's jumps, since swapcontext makes a system call each time, and _longjmp looks for cleanups of the thread.
+ * noipa: callers may not rely on registers that a function seems to keep. */
+[[noreturn, gnu::noipa]] void jump(jump_buffer to) {
+    __builtin_longjmp(to, 1);
+}
+
+[[gnu::noipa]] void leave(fiber *f) {
+    if (__builtin_setjmp(f->resume) == 0) jump(scheduler);
 }
 
 void live() {
@@ -78,33 +86,34 @@ void live() {
     }
 }
 
-fiber *new_fiber() {
-    fiber *f = new fiber();
-    void *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (stack == MAP_FAILED || getcontext(&f->birth) != 0) standin_die("no memory for the stack of a thread");
-    f->birth.uc_stack.ss_sp = stack;
-    f->birth.uc_stack.ss_size = STACK;
-    f->birth.uc_link = NULL;
-    makecontext(&f->birth, live, 0);
-    return f;
+/* Runs a new one, until it leaves. */
+[[gnu::noipa]] void bear() {
+    static unsigned born;
+    static ucontext_t birth;
+    char *stack = (char *)mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack == MAP_FAILED || getcontext(&birth) != 0) standin_die("no memory for the stack of a thread");
+    birth.uc_stack.ss_sp = stack;
+    birth.uc_stack.ss_size = STACK - born++ % COLOURS * COLOUR;
+    birth.uc_link = NULL;
+    makecontext(&birth, live, 0);
+    running = new fiber();
+    if (__builtin_setjmp(scheduler) == 0) setcontext(&birth);
 }
 
 /* Returns when f's thread waits, or when there are no more threads to begin. */
-void run(fiber *f, bool newborn) {
+[[gnu::noipa]] void run(fiber *f) {
     running = f;
     threadIdx.x = f->thread;
-    if (_setjmp(scheduler) != 0) return;
-    if (newborn) setcontext(&f->birth);
-    else _longjmp(f->resume, 1);
+    if (__builtin_setjmp(scheduler) == 0) jump(f->resume);
 }
 
 void begin_threads() {
     if (idle.empty()) {
-        run(new_fiber(), true);
+        bear();
     } else {
         fiber *f = idle.back();
         idle.pop_back();
-        run(f, false);
+        run(f);
     }
 }
 
@@ -118,7 +127,8 @@ void wait_as(state why) {
 /* ---- who has met ---- */
 
 bool same_place(const fiber *a, const fiber *b) {
-    return a->place.line == b->place.line && strcmp(a->place.function, b->place.function) == 0;
+    if (a->place.line != b->place.line) return false;
+    return a->place.function == b->place.function || strcmp(a->place.function, b->place.function) == 0;
 }
 
 /* Names one thread a place. */
@@ -206,7 +216,7 @@ void run_block() {
             fiber *f = block.waiting[t];
             if (!f || f->is != LET_GO) continue;
             block.waiting[t] = NULL;
-            run(f, false);
+            run(f);
         }
     }
 }
@@ -276,8 +286,10 @@ void standin_run_kernel(const void *kernel, size_t blocks, int threads, const st
     gridDim = dim3((unsigned)blocks);
     blockDim = dim3((unsigned)threads);
     static order order;
+    bool first = true;
     for (unsigned b : order.of(blocks)) {
-        block.order = order.of((size_t)threads);
+        if (first || order.shuffled) block.order = order.of((size_t)threads);
+        first = false;
         blockIdx = {b, 0, 0};
         run_block();
     }
