@@ -15,6 +15,7 @@
 #include "cairn/loader.h"
 #include "core/alloc.h"
 #include "core/fork.h"
+#include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/subnormals.h"
@@ -44,6 +45,7 @@ struct reader {
     cairn_loader *loader;
     pthread_t thread;
     cairn_fields **examples; /* [batch]; NULL behind those that have been needed */
+    int log_rank;            /* of the thread that made the loader, which may be a rank */
 };
 
 struct cairn_loader {
@@ -131,6 +133,7 @@ static void *work(void *argument) {
     struct reader *r = argument;
     cairn_loader *l = r->loader;
     (void)pthread_setname_np(pthread_self(), "cairn-loader");
+    cairn__log_set_thread_rank(r->log_rank);
     (void)cairn__keep_subnormals();
     pthread_mutex_lock(&l->lock);
     for (;;) {
@@ -361,6 +364,7 @@ static cairn_status start(cairn_loader *l) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (l->started < l->workers && error == 0) {
         struct reader *r = &l->readers[l->started];
+        r->log_rank = cairn__log_thread_rank();
         error = pthread_create(&r->thread, NULL, work, r);
         if (error == 0) l->started++;
     }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "../ranks.h"
+#include "core/log.h"
 #include "core/trace.h"
 
 enum { THREADS = 4, EACH = 2000 };
@@ -180,6 +181,41 @@ static void a_step_sends_its_spans_and_scalars(void **state) {
     cairn_env_destroy(&env);
 }
 
+static cairn_status read_index(void *self, int64_t index, struct cairn_random *random, cairn_fields *example) {
+    (void)self, (void)random;
+    return cairn_fields_add_i64(example, index);
+}
+
+static void note_reader(void *ctx, const struct cairn_event *e) {
+    int *rank = ctx;
+    if (strcmp(e->name, "read") == 0) *rank = e->rank;
+}
+
+static void reading_ahead_belongs_to_the_rank_that_made_the_loader(void **state) {
+    (void)state;
+    int rank = -2;
+    cairn_env *env = NULL;
+    cairn_dataset *dataset = NULL;
+    cairn_sampler *sampler = NULL;
+    cairn_loader *loader = NULL;
+    cairn_writer *w = NULL;
+    const struct cairn_batch *batch = NULL;
+    OK(cairn_env_create(NULL, NULL, NULL, &env));
+    OK(cairn_dataset_create(&rank, 4, cairn_dataset_functions(.read = read_index), &dataset));
+    OK(cairn_distributed_sampler_create(4, 0, 1, NULL, &sampler));
+    OK(cairn_writer_create(note_reader, &rank, &w));
+    cairn__log_set_thread_rank(5);
+    OK(cairn_loader_create(env, dataset, sampler, 2, cairn_loader_options(.workers = 1), &loader));
+    OK(cairn_loader_next(loader, &batch));
+    cairn__log_set_thread_rank(CAIRN__LOG_RANK_OF_PROCESS);
+    cairn_writer_destroy(&w);
+    assert_int_equal(rank, 5);
+    cairn_loader_destroy(&loader);
+    cairn_sampler_destroy(&sampler);
+    cairn_dataset_destroy(&dataset);
+    cairn_env_destroy(&env);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_kind_of_event_reaches_every_writer),
@@ -187,6 +223,7 @@ int main(void) {
         cmocka_unit_test(no_event_of_several_threads_is_lost),
         cmocka_unit_test(a_child_of_fork_has_no_writers),
         cmocka_unit_test(a_writer_too_many_is_refused),
+        cmocka_unit_test(reading_ahead_belongs_to_the_rank_that_made_the_loader),
         cmocka_unit_test(a_step_sends_its_spans_and_scalars),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
