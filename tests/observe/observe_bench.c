@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
     remove_folder(folder);
     const double share = EVENTS * each / without;
     printf("an event: off %.2f ns, to a timeline, TensorBoard and CSV %.0f ns (median of %d rounds)\n", idle * 1e9,
-           each * 1e9, MANY);
+           each * 1e9, ROUNDS);
     printf("a step of the MLP %dx%d, batch %d: off %.2f ms, with %d events %.2f ms (medians of %d, taking turns)\n",
            LAYERS, WIDTH, BATCH, without * 1e3, EVENTS, with * 1e3, steps);
     printf("%d events are %.3f %% of a step\n", EVENTS, share * 100);
