@@ -177,7 +177,7 @@ class Pipeline(unittest.TestCase):
                                  "--schedule", schedule)
                 self.assertAlmostEqual(found["step_ns"] / step(schedule, stages, rows, split), 1, places=6)
 
-    def test_the_suggestion_is_the_best_of_all_split_sizes(self):
+    def test_the_suggestion_is_the_smallest_of_the_best_split_sizes(self):
         rng = random.Random(7)
         wire = self.write("wire.json", {"format": "cairn-link", "name": "wire", "alpha_us": 2, "gbytes_per_s": 1e6,
                                         "share": 0})
@@ -190,8 +190,11 @@ class Pipeline(unittest.TestCase):
                 tried = sorted({-(-rows // m) for m in range(1, rows + 1)}, reverse=True)
                 self.assertEqual([s["split_size"] for s in plan["steps"]], tried)
                 times = [step(schedule, stages, rows, split, lambda nbytes: 2000) for split in tried]
-                best = times.index(min(times))
+                flat = [i for i, t in enumerate(times) if t <= 1.01 * min(times)]
+                few = [i for i in flat if schedule == "1f1b" and -(-rows // tried[i]) > 2]
+                best = max(few) if few else times.index(min(times))
                 self.assertLessEqual(abs(plan["best"] - best), 1, f"{rows} rows: {tried}, {times}")
+                self.assertLessEqual(times[plan["best"]], 1.0101 * min(times))
 
     def test_a_large_fixed_cost_leaves_the_batch_whole(self):
         plan = self.equal(2, 64, forward="1000000,1", backward="1000000,1")

@@ -201,10 +201,20 @@ size_t flow_search(const struct pipe *pipe, struct flow **list) {
     return count;
 }
 
+/* Which hold the whole batch are alike. */
+static int64_t rows_in_flight(const struct flow *f) {
+    return f->in_flight < f->micro_batches ? f->in_flight * f->split : INT64_MAX;
+}
+
 size_t flow_best(const struct flow *list, size_t count) {
-    size_t best = 0;
+    size_t shortest = 0;
     for (size_t i = 1; i < count; i++) {
-        if (list[i].end < list[best].end * (1 - 1e-9)) best = i;
+        if (list[i].end < list[shortest].end * (1 - 1e-9)) shortest = i;
+    }
+    size_t best = shortest;
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].end > list[shortest].end * (1 + FLAT)) continue;
+        if (rows_in_flight(&list[i]) < rows_in_flight(&list[best])) best = i;
     }
     return best;
 }

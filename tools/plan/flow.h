@@ -55,7 +55,10 @@ int64_t split_for(int64_t rows, int64_t micro_batches);
 enum { MAX_SEARCHED = 512 };
 size_t flow_search(const struct pipe *pipe, struct flow **list);
 
-/* The index of the shortest; of equal ones that with the fewest micro-batches. */
+/* The index of the one to suggest: of those that take at most 1 % more than the shortest, which is less than the model
+ * knows, that which holds the fewest rows between forward and backward; of equal ones the shortest, and then that with
+ * the fewest micro-batches. */
+#define FLAT 0.01
 size_t flow_best(const struct flow *list, size_t count);
 
 #endif
