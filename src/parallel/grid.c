@@ -8,7 +8,7 @@ struct cairn_grid {
     int rank, stage, replica;
 };
 
-_Static_assert(CAIRN__LOG_PLACES >= CAIRN__MAX_RANKS, "every rank has a place in the log");
+_Static_assert((int)CAIRN__LOG_PLACES >= (int)CAIRN__MAX_RANKS, "every rank has a place in the log");
 
 static cairn_status check(const cairn_env *env, int *replicas, int *stages) {
     const int ranks = cairn_env_size(env);
