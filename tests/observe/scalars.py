@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-WHICH, OBSERVED = sys.argv[1:]
+WHICH, OBSERVED = sys.argv[1], os.path.abspath(sys.argv[2])
 STEPS = 20
 NAMES = {"loss", "loss_scale", "lr", "grad_norm", "skipped"}
 

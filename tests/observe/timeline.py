@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-OBSERVED = sys.argv[1]
+OBSERVED = os.path.abspath(sys.argv[1])
 SPANS = {"forward", "backward", "bucket_fill", "bucket", "optimizer_step", "overflow_check", 'make "batch"\n',
          "iteration"}
 SLACK = 0.002  # us, of decimals
