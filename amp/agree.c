@@ -159,6 +159,9 @@ static cairn_status exchange_sayings(struct cairn__amp_guard *g, const struct ca
     TRY(cairn__device_download(g->env->device, own, cairn__optimizer_overflows(g->optimizer), count * sizeof(own[0])));
     if (is_any(own, count)) cairn__guard_explain_own(g, own, mine, sizeof(mine));
     TRY(partners->gather(partners->ctx, all, mine, SAYING));
+    for (size_t i = 0; i < count; i++) {
+        if (own[i].micro_batch && own[i].rank < 0) own[i].rank = cairn__guard_only_nonfinite_rank(g);
+    }
     TRY(cairn__found_exchange(g, partners, own));
     g->partners_say[0] = '\0';
     for (size_t i = 0; i < size; i++) {

@@ -31,7 +31,6 @@ static struct sizes pack(const struct cairn__amp_guard *g, const struct cairn__p
         if (!own[i].micro_batch) continue;
         struct said one = {own[i], partners->stage(partners->ctx, is_loss ? NULL : params[i]),
                            (uint32_t)strlen(name) + 1, is_loss};
-        if (one.what.rank < 0) one.what.rank = cairn__guard_only_nonfinite_rank(g);
         if (out) {
             memcpy(out + is.nbytes, &one, sizeof(one));
             memcpy(out + is.nbytes + sizeof(one), name, one.name_nbytes);

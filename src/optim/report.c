@@ -14,7 +14,8 @@ static void send_scalars(const struct cairn_optimizer *o, const struct cairn__st
     const int64_t step = (int64_t)r->number;
     if (!cairn__trace_on()) return;
     if (r->scale > 0) cairn__trace_scalar("optim", "loss_scale", step, r->scale);
-    cairn__trace_scalar("optim", "lr", step, cairn_optimizer_lr(o));
+    if (o->num_groups > 0)
+        cairn__trace_scalar("optim", "lr", step, cairn__group_rates(&o->groups[0].schedule, r->steps, r->skipped).lr);
     cairn__trace_scalar("optim", "skipped", step, (double)r->skipped);
 }
 
