@@ -99,7 +99,7 @@ CAIRN_API void cairn_data_parallel_destroy(cairn_data_parallel **dp);
 /* Forward of x [rows, ...], or of several inputs of as many rows: a result, whose backward runs the replicas' at the
  * same time. Under no_grad nothing is recorded. Inputs stay unchanged until the backward, and are not copied. All but
  * the first may be NULL, which replicas get.
- * NULL on error: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded, or within a backward; a replica's own, with its
+ * NULL on error: CAIRN_EINVAL; CAIRN_ESTATE a graph is being recorded; a replica's own, with its
  * number. */
 CAIRN_API cairn_tensor *cairn_data_parallel_forward(cairn_data_parallel *dp, cairn_tensor *x);
 CAIRN_API cairn_tensor *cairn_data_parallel_forward_n(cairn_data_parallel *dp, cairn_tensor *const *inputs, int count);

@@ -1,6 +1,7 @@
 /* CPU features. A level counts only where the one below it does, so that "up to level" is a prefix of one table. */
 #include "core/cpu.h"
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -77,4 +78,10 @@ const char *cairn__cpu_level_name(unsigned features) {
         if ((features & levels[i].features) == levels[i].features) return levels[i].name;
     }
     return levels[0].name;
+}
+
+int cairn__num_processors(void) {
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    return sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : 1;
 }

@@ -1,4 +1,4 @@
-/* The features of this processor that the operating system has enabled. */
+/* The features of this processor that the operating system has enabled, and how many there are. */
 #ifndef CAIRN__CORE_CPU_H
 #define CAIRN__CORE_CPU_H
 
@@ -17,5 +17,17 @@ unsigned cairn__cpu_detect(void);
 
 /* The highest level in a set: "ref", "avx2", "avx512" or "avx512_bf16". */
 const char *cairn__cpu_level_name(unsigned features);
+
+/* Processors that this process may use; at least 1. */
+int cairn__num_processors(void);
+
+/* Between two looks at memory that another processor is about to write. */
+static inline void cairn__pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 #endif

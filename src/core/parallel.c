@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/cpu.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "core/subnormals.h"
@@ -61,12 +62,6 @@ static struct pool *my_pool(void) {
     return own ? own : &process_pool;
 }
 
-static void pause_briefly(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
 /* ---- the work ---- */
 
 static void do_pieces(struct pool *pool) {
@@ -86,7 +81,7 @@ static bool is_new(struct pool *pool, uint_fast64_t done) {
 static void wait_for_job(struct pool *pool, uint_fast64_t done) {
     for (int i = 0; i < SPINS; i++) {
         if (is_new(pool, done)) return;
-        pause_briefly();
+        cairn__pause();
     }
     pthread_mutex_lock(&pool->lock);
     atomic_fetch_add(&pool->asleep, 1); /* before is_new reads the job; the caller opens the job before it reads this */
@@ -126,7 +121,7 @@ static void run_job(struct pool *pool, size_t n, size_t grain, cairn__parallel_b
     atomic_fetch_add(&pool->job, 1);
     for (int i = 0; atomic_load(&pool->in) > 0; i++) {
         if (i < SPINS_OF_CALLER) {
-            pause_briefly();
+            cairn__pause();
         } else {
             sched_yield(); /* more threads than processors */
         }

@@ -9,7 +9,6 @@
 #include "env/threads.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 
 #include "comm/group.h"
 #include "core/alloc.h"
+#include "core/cpu.h"
 #include "core/descriptors.h"
 #include "core/fork.h"
 #include "core/log.h"
@@ -215,11 +215,8 @@ static cairn_status make_launch(const struct cairn__launch *process, int n, int 
 /* OMP_NUM_THREADS is of each rank; without it they share the processors that this process may use, with the other
  * processes of this machine. */
 static int share_of_processors(const struct cairn__launch *process, int n) {
-    cpu_set_t mine;
     if (cairn__var("OMP_NUM_THREADS")) return cairn__num_threads_of_environment();
-    CPU_ZERO(&mine);
-    const int processors = sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : 1;
-    const int share = processors / (n * (process->local_size > 1 ? process->local_size : 1));
+    const int share = cairn__num_processors() / (n * (process->local_size > 1 ? process->local_size : 1));
     return share < 1 ? 1 : share > MAX_THREADS ? MAX_THREADS : share;
 }
 

@@ -214,7 +214,7 @@ bool cairn__backward_starts_at(const struct cairn__tape *tape, const struct cair
 bool cairn__backward_retains(const struct cairn__tape *tape);
 
 /* Every module of the tree becomes training or evaluating as its counterpart of another tree is. Errors: CAIRN_EINVAL
- * the trees differ, with the path. */
+ * the trees differ, with the name of a module. */
 cairn_status cairn__module_follow_mode(cairn_module *module, const cairn_module *other);
 
 /* The gradient of a leaf in device memory, f32, or f64 as the leaf is; NULL = none. */

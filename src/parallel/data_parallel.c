@@ -1,20 +1,14 @@
 /* Replicas: making and ending them. */
-#include <sched.h>
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/cpu.h"
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "parallel/data_parallel.h"
 
 /* ---- the calls ---- */
-
-static int num_processors(void) {
-    cpu_set_t mine;
-    CPU_ZERO(&mine);
-    return sched_getaffinity(0, sizeof(mine), &mine) == 0 ? CPU_COUNT(&mine) : 1;
-}
 
 static cairn_status check(cairn_module *model, const struct cairn_data_parallel_options *o) {
     cairn_env *env = cairn__module_env(model);
@@ -52,7 +46,7 @@ static cairn_status make(cairn_module *model, const struct cairn_data_parallel_o
     dp->options = *o;
     dp->options.amp = NULL;
     dp->amp = o->amp;
-    dp->num_replicas = o->num_replicas ? o->num_replicas : num_processors();
+    dp->num_replicas = o->num_replicas ? o->num_replicas : cairn__num_processors();
     cairn__param_set_begin_listen(dp->set, NULL, "cairn_data_parallel_create");
     TRY(cairn__calloc((size_t)dp->num_replicas, sizeof(dp->replicas[0]), (void **)&dp->replicas));
     for (int i = 0; i < dp->num_replicas; i++) {

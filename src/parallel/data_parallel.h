@@ -76,9 +76,8 @@ struct cairn_data_parallel {
 
     pthread_t spawner; /* in cairn_spawn_threads */
     bool has_spawner;
-    atomic_bool has_ended; /* cairn_spawn_threads has returned: */
-    cairn_status spawned;
-    char why[CAIRN__REPLICA_WHY];
+    atomic_bool has_ended;        /* cairn_spawn_threads has returned, */
+    char why[CAIRN__REPLICA_WHY]; /* with this error; "" = none */
 
     pthread_mutex_t lock; /* of those who sleep */
     pthread_cond_t changed;
@@ -94,6 +93,10 @@ struct cairn_data_parallel {
     bool retains;
     const struct cairn__loss_scale *scale;
 };
+
+static inline bool cairn__replicas_return_losses(const struct cairn_data_parallel *dp) {
+    return dp->options.forward_returns_loss == CAIRN_ON;
+}
 
 /* ---- team.c ---- */
 
@@ -122,6 +125,9 @@ void cairn__replica_end(struct cairn__replica *r);
 /* Work: of a forward, and of its backward. */
 cairn_status cairn__replica_forward(struct cairn__replica *r);
 cairn_status cairn__replica_backward(struct cairn__replica *r);
+
+/* Of modules that are alike. */
+void cairn__copy_buffers(const cairn_module *from, const cairn_module *to);
 
 /* The forward has been put together, and its values are read no more; its backward will not come. By the program's
  * thread, while replicas wait. */

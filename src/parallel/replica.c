@@ -135,20 +135,23 @@ int cairn__replica_run(int rank, void *of) {
 
 /* ---- a forward ---- */
 
+void cairn__copy_buffers(const cairn_module *from, const cairn_module *to) {
+    for (size_t i = 0; i < cairn_module_num_buffers(from); i++) {
+        cairn_tensor *a = cairn_module_buffer(from, i, NULL), *b = cairn_module_buffer(to, i, NULL);
+        const size_t nbytes = cairn_tensor_numel(a) * cairn_dtype_nbytes(cairn_tensor_dtype(a));
+        if (nbytes > 0) memcpy(cairn__tensor_memory(b), cairn__tensor_memory(a), nbytes);
+    }
+}
+
 static cairn_status follow(const struct cairn__replica *r) {
     const struct cairn_data_parallel *dp = r->dp;
     cairn_param_set *mine = cairn_module_params(r->module);
-    const size_t buffers = cairn_module_num_buffers(dp->model);
     cairn_status st = CAIRN_OK;
     r->env->seed = dp->env->seed;
     r->env->next_stream = dp->env->next_stream;
     TRY(cairn__module_follow_mode(r->module, dp->model));
     for (size_t i = 0; i < mine->count; i++) TRY(cairn__param_follow(mine->params[i], dp->set->params[i]));
-    for (size_t i = 0; i < buffers; i++) {
-        cairn_tensor *to = cairn_module_buffer(r->module, i, NULL), *from = cairn_module_buffer(dp->model, i, NULL);
-        const size_t nbytes = cairn_tensor_numel(to) * cairn_dtype_nbytes(cairn_tensor_dtype(to));
-        if (nbytes > 0) memcpy(cairn__tensor_memory(to), cairn__tensor_memory(from), nbytes);
-    }
+    cairn__copy_buffers(dp->model, r->module);
 out:
     return st;
 }
@@ -197,7 +200,7 @@ static cairn_status check_output(const struct cairn__replica *r, cairn_tensor *y
     if (!y && cairn__failures() != failures) return cairn__last_status();
     REQUIRE(y, CAIRN_EINVAL, "forward returned NULL");
     REQUIRE(cairn__tensor_env(y) == r->env, CAIRN_EINVAL, "forward returned a tensor of another environment");
-    REQUIRE(r->dp->options.forward_returns_loss != CAIRN_ON || cairn_tensor_numel(y) == 1, CAIRN_EINVAL,
+    REQUIRE(!cairn__replicas_return_losses(r->dp) || cairn_tensor_numel(y) == 1, CAIRN_EINVAL,
             "forward returned %zu elements; a loss is one (forward_returns_loss)", cairn_tensor_numel(y));
     return CAIRN_OK;
 }
@@ -227,8 +230,7 @@ cairn_status cairn__replica_forward(struct cairn__replica *r) {
     part->output = cairn_contiguous(y);
     if (!part->output) return cairn__last_status();
     describe_output(part);
-    if (r->dp->options.forward_returns_loss == CAIRN_ON)
-        TRY(cairn_tensor_read_as(part->output, CAIRN_F64, &part->loss, 1));
+    if (cairn__replicas_return_losses(r->dp)) TRY(cairn_tensor_read_as(part->output, CAIRN_F64, &part->loss, 1));
     if (f->records) TRY(find_reached(r, part));
 out:
     return st;
@@ -263,7 +265,7 @@ static cairn_tensor *share_of_grad(const struct cairn__replica *r, const struct 
 
 /* A leaf: the rows of the whole gradient that are this output's. */
 static cairn_tensor *take_grad(const struct cairn__replica *r, const struct cairn__scattered *f) {
-    const bool is_loss = r->dp->options.forward_returns_loss == CAIRN_ON;
+    const bool is_loss = cairn__replicas_return_losses(r->dp);
     const struct cairn__scattered_part *part = &f->parts[r->index];
     size_t before = 0;
     for (int i = 0; i < r->index && !is_loss; i++) before += f->parts[i].numel;

@@ -21,10 +21,6 @@ struct scatter {
     int64_t shape[CAIRN_MAX_DIMS];
 };
 
-static bool is_loss(const struct cairn_data_parallel *dp) {
-    return dp->options.forward_returns_loss == CAIRN_ON;
-}
-
 /* ---- forwards that are kept ---- */
 
 static void free_forward(struct cairn__scattered *f) {
@@ -111,7 +107,7 @@ static cairn_status forward(struct cairn__tape *tape, struct cairn__node *node) 
     const struct cairn__scattered *f = s->forward;
     char *to = cairn__tensor_values(cairn__node_result(node));
     (void)tape;
-    if (is_loss(s->dp)) {
+    if (cairn__replicas_return_losses(s->dp)) {
         write_mean(s->dp, f, s->dtype, to);
         return CAIRN_OK;
     }
@@ -286,7 +282,7 @@ static cairn_tensor *gather(struct cairn_data_parallel *dp, struct cairn__scatte
     for (int r = 0; r < f->used; r++) {
         for (size_t i = 0; i < dp->set->count; i++) f->reached[i] |= f->parts[r].reached[i];
     }
-    if (find_shape(f, is_loss(dp), &s) != CAIRN_OK) return NULL;
+    if (find_shape(f, cairn__replicas_return_losses(dp), &s) != CAIRN_OK) return NULL;
     if (list_inputs(dp, f, &inputs, &count) == CAIRN_OK) y = cairn__apply_guest(&s.guest, sizeof(s), count, inputs);
     cairn__free(inputs);
     return y;
@@ -294,12 +290,7 @@ static cairn_tensor *gather(struct cairn_data_parallel *dp, struct cairn__scatte
 
 /* What the first replica made of the model's buffers, and how far the random numbers are. */
 static void take_back(const struct cairn_data_parallel *dp, const struct cairn__scattered *f) {
-    const cairn_module *first = dp->replicas[0].module;
-    for (size_t i = 0; i < cairn_module_num_buffers(first); i++) {
-        cairn_tensor *from = cairn_module_buffer(first, i, NULL), *to = cairn_module_buffer(dp->model, i, NULL);
-        const size_t nbytes = cairn_tensor_numel(to) * cairn_dtype_nbytes(cairn_tensor_dtype(to));
-        if (nbytes > 0) memcpy(cairn__tensor_memory(to), cairn__tensor_memory(from), nbytes);
-    }
+    cairn__copy_buffers(dp->replicas[0].module, dp->model);
     for (int r = 0; r < f->used; r++) {
         const uint64_t next = dp->replicas[r].env->next_stream;
         if (next > dp->env->next_stream) dp->env->next_stream = next;

@@ -2,16 +2,11 @@
  * thread of its own, since the program's goes on meanwhile. */
 #include <stdio.h>
 
+#include "core/cpu.h"
 #include "core/status.h"
 #include "parallel/data_parallel.h"
 
 enum { POLLS = 2000 };
-
-static void pause_briefly(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
 
 void cairn__team_tell(struct cairn_data_parallel *dp) {
     pthread_mutex_lock(&dp->lock);
@@ -22,7 +17,7 @@ void cairn__team_tell(struct cairn_data_parallel *dp) {
 void cairn__team_await(struct cairn_data_parallel *dp, bool (*is)(const void *what), const void *what) {
     for (int i = 0; i < POLLS; i++) {
         if (is(what)) return;
-        pause_briefly();
+        cairn__pause();
     }
     pthread_mutex_lock(&dp->lock);
     while (!is(what)) pthread_cond_wait(&dp->changed, &dp->lock);
@@ -67,9 +62,9 @@ cairn_status cairn__team_run(struct cairn_data_parallel *dp, int used, cairn_sta
 
 static void *spawn(void *of) {
     struct cairn_data_parallel *dp = of;
-    dp->spawned = cairn_spawn_threads(cairn__replica_run, dp, dp->num_replicas,
-                                      cairn_spawn_threads_options(.num_threads = dp->options.num_threads));
-    if (dp->spawned != CAIRN_OK) snprintf(dp->why, sizeof(dp->why), "%s", cairn_last_error());
+    const cairn_status st = cairn_spawn_threads(cairn__replica_run, dp, dp->num_replicas,
+                                                cairn_spawn_threads_options(.num_threads = dp->options.num_threads));
+    if (st != CAIRN_OK) snprintf(dp->why, sizeof(dp->why), "%s", cairn_last_error());
     atomic_store(&dp->has_ended, true);
     cairn__team_tell(dp);
     return NULL;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "comm/shm/shm.h"
+#include "core/cpu.h"
 #include "core/status.h"
 #include "core/trace.h"
 
@@ -19,14 +20,6 @@ enum {
     LOOK_NS = 20000000,
     POLLS_PER_CLOCK = 64,
 };
-
-static void relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 void cairn__shm_set_patience(struct cairn__shm *s) {
     const struct cairn__shm *root = s->root;
@@ -173,7 +166,7 @@ static cairn_status pause_a_little(struct cairn__shm *s, struct shm_route *route
     }
     cairn__family_progress_others(s->group);
     if (idle < s->spins) {
-        relax();
+        cairn__pause();
     } else {
         sched_yield();
     }
