@@ -106,6 +106,7 @@ CAIRN_API void cairn_writer_destroy(cairn_writer **writer);
  *         whatever becomes of its rank
  *
  * Memory of the merging rank: about twice the parts' size. Local, but every rank should have one.
+ * Source: the Trace Event Format, by the Chromium authors.
  * Errors: CAIRN_EINVAL; CAIRN_ENOMEM; CAIRN_ESYSTEM the file cannot be written; CAIRN_ESTATE another writer has it. */
 CAIRN_API cairn_status cairn_timeline_create(cairn_env *env, const char *path, cairn_writer **out);
 
@@ -132,7 +133,7 @@ CAIRN_API cairn_status cairn_timeline_merge(const char *path);
  *
  *   folder  with the rank's number for %r
  *
- * Local. Errors: as cairn_timeline_create. */
+ * Local. Errors: as cairn_timeline_create. Source: TensorBoard 2.x (event.proto, summary.proto; TFRecord). */
 CAIRN_API cairn_status cairn_tensorboard_create(cairn_env *env, const char *folder, cairn_writer **out);
 
 /* The scalars of this rank, a line each: step,name,value,seconds (since the writer was made). Values have 17 digits, so
