@@ -5,15 +5,15 @@ import csv
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
-import xml.etree.ElementTree as ElementTree
+
+import cases
+from cases import SVG
 
 ROOT, BUILD = sys.argv[1:3]
 sys.path.insert(0, os.path.join(ROOT, "tools/bench"))
 import bars  # noqa: E402
 
-SVG = "{http://www.w3.org/2000/svg}"
 PATIENCE = 100
 WAYS = ["alone", "replicas", "ddp", "independent"]
 
@@ -23,30 +23,7 @@ def run(*args):
                           text=True, timeout=PATIENCE, check=False)
 
 
-class Replicas(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def check_picture(self, file):
-        """No label overlaps another one or leaves the frame; a letter's width is about 0.57 of its height."""
-        root, boxes = ElementTree.parse(file).getroot(), []
-        for text in root.iter(SVG + "text"):
-            size = float(text.get("font-size", root.get("font-size")))
-            x, y, width = float(text.get("x")), float(text.get("y")), 0.57 * size * len(text.text)
-            x -= {"middle": width / 2, "end": width}.get(text.get("text-anchor"), 0)
-            boxes.append((x, y - 0.75 * size, x + width, y + 0.2 * size, text.text))
-        for i, (left, top, right, bottom, text) in enumerate(boxes):
-            self.assertTrue(left >= 0 and top >= 0 and right <= float(root.get("width")) and
-                            bottom <= float(root.get("height")), f"{text} leaves the picture")
-            for other in boxes[:i]:
-                self.assertTrue(right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top,
-                                f"{text} and {other[4]} overlap")
-        return root, [box[4] for box in boxes]
-
+class Replicas(cases.InFolder):
     def test_a_run_leaves_tables_and_a_picture(self):
         done = run("--out", self.path("out"), "--runs", "2", "mlp", "2", "16", "8")
         self.assertEqual(done.returncode, 0, done.stderr)

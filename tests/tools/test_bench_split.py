@@ -7,30 +7,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
-import xml.etree.ElementTree as ElementTree
+
+import cases
+from cases import SVG
 
 ROOT, BUILD = sys.argv[1:3]
 sys.path.insert(0, os.path.join(ROOT, "tools/bench"))
 import chart  # noqa: E402
 
-SVG = "{http://www.w3.org/2000/svg}"
 PATIENCE = 200
-
-
-def labels(root):
-    """(left, top, right, bottom, text) of each, a letter's width being about 0.57 of its height."""
-    found = []
-    for text in root.iter(SVG + "text"):
-        size, width = float(text.get("font-size", 14)), 0.57 * float(text.get("font-size", 14)) * len(text.text)
-        x, y = float(text.get("x")), float(text.get("y"))
-        if text.get("transform"):  # the axis' name, from bottom to top
-            found.append((x - 0.75 * size, y - width / 2, x + 0.2 * size, y + width / 2, text.text))
-            continue
-        x -= {"middle": width / 2, "end": width}.get(text.get("text-anchor"), 0)
-        found.append((x, y - 0.75 * size, x + width, y + 0.2 * size, text.text))
-    return found
 
 
 def run(*args):
@@ -38,25 +24,7 @@ def run(*args):
                           text=True, timeout=PATIENCE, check=False)
 
 
-class Split(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def check_picture(self, file):
-        root = ElementTree.parse(file).getroot()
-        boxes = labels(root)
-        for i, (left, top, right, bottom, text) in enumerate(boxes):
-            self.assertTrue(left >= 0 and top >= 0 and right <= float(root.get("width")) and
-                            bottom <= float(root.get("height")), f"{text} leaves the picture")
-            for other in boxes[:i]:
-                self.assertTrue(right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top,
-                                f"{text} and {other[4]} overlap")
-        return root, [box[4] for box in boxes]
-
+class Split(cases.InFolder):
     def test_a_sweep_leaves_tables_and_pictures(self):
         for schedule in ("1f1b", "gpipe"):
             done = run("--out", self.path("out"), "--width", "8", "--batch", "8", "--splits", "1,2,3,8", "--rounds",

@@ -7,9 +7,10 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
+
+import cases
 
 PLAN, EXAMPLE = sys.argv[1:3]
 ALGORITHMS = ("ring", "tree", "halving-doubling", "all-to-all")
@@ -36,19 +37,7 @@ ONE = profile([1 << 18])  # 1 MiB, ready when backward ends
 MANY = profile([1 << 16] * 64)  # 16 MiB
 
 
-class Plan(unittest.TestCase):
-    def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def write(self, name, value):
-        with open(self.path(name), "w", encoding="utf-8") as out:
-            out.write(value if isinstance(value, str) else json.dumps(value))
-        return self.path(name)
-
+class Plan(cases.InFolder):
     def call(self, *args):
         """Exit code, stdout, stderr."""
         done = subprocess.run([PLAN, *map(str, args)], capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -3,17 +3,17 @@ picture, and what people get wrong.
 
 usage: test_cairn_plan_pipeline.py path/to/cairn-plan"""
 import json
-import os
 import random
 import subprocess
 import sys
-import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
 
+import cases
+from cases import SVG
+
 PLAN = sys.argv[1]
 PATIENCE = 60
-SVG = "{http://www.w3.org/2000/svg}"
 US = 1000
 
 
@@ -61,19 +61,10 @@ def file_of(stages, rows):
             "stages": [{**s, "forward": points(s["forward"]), "backward": points(s["backward"])} for s in stages]}
 
 
-class Pipeline(unittest.TestCase):
+class Pipeline(cases.InFolder):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
+        super().setUp()
         sys.setrecursionlimit(20000)
-
-    def path(self, name):
-        return os.path.join(self.folder.name, name)
-
-    def write(self, name, value):
-        with open(self.path(name), "w", encoding="utf-8") as out:
-            out.write(value if isinstance(value, str) else json.dumps(value))
-        return self.path(name)
 
     def call(self, *args):
         """Exit code, stdout, stderr."""
@@ -231,21 +222,6 @@ class Pipeline(unittest.TestCase):
     def picture(self, *args, stages=4, rows=32):
         self.equal(stages, rows, "--svg", self.path("out.svg"), *args, forward="900,1000", backward="3000,2000")
         return ElementTree.parse(self.path("out.svg")).getroot()
-
-    def check_labels(self, root):
-        """None overlaps another one or leaves the frame. A letter takes about 0.6 of its height."""
-        boxes = []
-        for text in root.iter(SVG + "text"):
-            size = float(text.get("font-size", root.get("font-size")))
-            x, y, width = float(text.get("x")), float(text.get("y")), 0.57 * size * len(text.text)
-            x -= {"middle": width / 2, "end": width}.get(text.get("text-anchor"), 0)
-            boxes.append((x, y - 0.75 * size, x + width, y + 0.2 * size, text.text))
-        for i, (left, top, right, bottom, text) in enumerate(boxes):
-            self.assertTrue(left >= 0 and top >= 0 and right <= float(root.get("width")) and
-                            bottom <= float(root.get("height")), f"{text} leaves the picture")
-            for other in boxes[:i]:
-                self.assertTrue(right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top,
-                                f"{text} and {other[4]} overlap")
 
     def trace_of(self, *args, by=1.1, stages=4, rows=32):
         ranks = self.equal(stages, rows, *args, forward="900,1000", backward="3000,2000")["steps"][0]["ranks"]

@@ -3,7 +3,7 @@
 Narrow, with large letters, so that it can be read where it is small."""
 from xml.sax.saxutils import escape
 
-from chart import MEASURED, WIDTH, tick_distance
+from chart import MEASURED, WIDTH, tick_distance, write_svg
 
 LEFT, RIGHT, TOP, BAR, ROW = 14, 24, 100, 20, 52
 LIMIT = "#bdbdbd"
@@ -50,9 +50,4 @@ def bars(file, title, lines, axis, rows, keys):
     for i, words in enumerate(keys):
         bar(LEFT, bottom + 57 + 22 * i, 13, 13, i > 0)
         text(LEFT + 20, bottom + 68 + 22 * i, words)
-    height = bottom + 68 + 22 * (len(keys) - 1) + 14
-    with open(file, "w", encoding="utf-8") as picture:
-        picture.write(f'<?xml version="1.0" encoding="UTF-8"?>\n<svg xmlns="http://www.w3.org/2000/svg" '
-                      f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-                      'font-size="14">\n<rect width="100%" height="100%" fill="#ffffff"/>\n')
-        picture.write("\n".join(out) + "\n</svg>\n")
+    write_svg(file, bottom + 68 + 22 * (len(keys) - 1) + 14, out)

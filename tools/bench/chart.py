@@ -15,6 +15,14 @@ def tick_distance(end, ticks=6):
     return next(f * power for f in (1, 2, 5, 10) if f * power >= end / ticks)
 
 
+def write_svg(file, height, elements):
+    with open(file, "w", encoding="utf-8") as out:
+        out.write(f'<?xml version="1.0" encoding="UTF-8"?>\n<svg xmlns="http://www.w3.org/2000/svg" '
+                  f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+                  'font-size="14">\n<rect width="100%" height="100%" fill="#ffffff"/>\n')
+        out.write("\n".join(elements) + "\n</svg>\n")
+
+
 class Chart:
     """x: sizes, in logarithms; y: from 0 to the highest."""
 
@@ -96,9 +104,4 @@ class Chart:
         self.key(mark, what)
 
     def write(self, file):
-        height = self.key_y + (0 if self.key_x > 10 else -22) + 14
-        with open(file, "w", encoding="utf-8") as out:
-            out.write(f'<?xml version="1.0" encoding="UTF-8"?>\n<svg xmlns="http://www.w3.org/2000/svg" '
-                      f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
-                      'font-size="14">\n<rect width="100%" height="100%" fill="#ffffff"/>\n')
-            out.write("\n".join(self.out) + "\n</svg>\n")
+        write_svg(file, self.key_y + (0 if self.key_x > 10 else -22) + 14, self.out)
