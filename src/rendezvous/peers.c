@@ -147,11 +147,25 @@ static void write_key(const struct exchange *x, int rank, char key[KEY_NBYTES]) 
     snprintf(key, KEY_NBYTES, "%s/peers/%s%s%d", x->p->prefix, x->topic ? x->topic : "", x->topic ? "/" : "", rank);
 }
 
+/* The store's message names the key, not the ranks. */
+static cairn_status store_failed(const struct exchange *x, cairn_status st, const char *doing) {
+    char where[100] = "";
+    const struct cairn__peer *host = &x->p->all[0];
+    if (st == CAIRN_OK) return st;
+    if (!x->p->rank_0_serves || x->p->rank == 0)
+        return cairn__fail(st, "%s; rank %d was %s", cairn_last_error(), x->p->rank, doing);
+    if (host->pid > 0) snprintf(where, sizeof(where), " (pid %d on %s)", host->pid, host->name);
+    return cairn__fail(st,
+                       "%s; rank 0%s hosts it: it ended, is stopped, or its machine cannot be reached, while "
+                       "rank %d was %s",
+                       cairn_last_error(), where, x->p->rank, doing);
+}
+
 static cairn_status publish(const struct exchange *x) {
     char key[KEY_NBYTES];
     if (x->p->num_topics < CAIRN__PEER_TOPICS) x->p->topics[x->p->num_topics++] = x->topic;
     write_key(x, x->p->rank, key);
-    return cairn_store_set(x->p->store, key, x->text, strlen(x->text));
+    return store_failed(x, cairn_store_set(x->p->store, key, x->text, strlen(x->text)), "publishing who it is");
 }
 
 static cairn_status take(struct exchange *x, int rank, const char *text) {
@@ -162,27 +176,17 @@ static cairn_status take(struct exchange *x, int rank, const char *text) {
 }
 
 static cairn_status look_up(struct exchange *x, int rank) {
-    char key[KEY_NBYTES];
+    char key[KEY_NBYTES], doing[40];
     void *text = NULL;
     int ready = 0;
     cairn_status st = CAIRN_OK;
     const char *wanted = key;
     if (rank == x->p->rank) return take(x, rank, x->text);
     write_key(x, rank, key);
-    st = cairn_store_check(x->p->store, &wanted, 1, &ready);
-    if (st != CAIRN_OK) { /* the store's message names the key, not the rank */
-        char where[100] = "";
-        const struct cairn__peer *host = &x->p->all[0];
-        if (host->pid > 0) snprintf(where, sizeof(where), " (pid %d on %s)", host->pid, host->name);
-        if (x->p->rank_0_serves && x->p->rank != 0)
-            return cairn__fail(st,
-                               "%s; rank 0%s hosts it: it ended, is stopped, or its machine cannot be reached, while "
-                               "rank %d waited for rank %d",
-                               cairn_last_error(), where, x->p->rank, rank);
-        return cairn__fail(st, "%s; rank %d was waiting for rank %d", cairn_last_error(), x->p->rank, rank);
-    }
+    snprintf(doing, sizeof(doing), "waiting for rank %d", rank);
+    TRY(store_failed(x, cairn_store_check(x->p->store, &wanted, 1, &ready), doing));
     if (!ready) return CAIRN_OK;
-    TRY(cairn_store_get(x->p->store, key, &text, NULL));
+    TRY(store_failed(x, cairn_store_get(x->p->store, key, &text, NULL), doing));
     st = take(x, rank, text);
 out:
     cairn_store_free(text);

@@ -366,6 +366,50 @@ static void lost_store_is_reported_with_the_awaited_rank(void **state) {
     cairn_store_destroy(&store);
 }
 
+/* A hash store that loses one kind of request, as if its host had been stopped in between. */
+
+static cairn_status lose_set(cairn_store *s, const char *key, const void *value, size_t nbytes) {
+    (void)s, (void)value, (void)nbytes;
+    return cairn__fail(CAIRN_ETIMEOUT, "no answer for '%s'", key);
+}
+
+static cairn_status lose_get(cairn_store *s, const char *key, void **value, size_t *nbytes) {
+    (void)s, (void)value, (void)nbytes;
+    return cairn__fail(CAIRN_ETIMEOUT, "no answer for '%s'", key);
+}
+
+static cairn_status lose_check(cairn_store *s, const char *const *keys, size_t n, int *present) {
+    (void)s, (void)n, (void)present;
+    return cairn__fail(CAIRN_ETIMEOUT, "no answer for '%s'", keys[0]);
+}
+
+static void rank_names_the_one_that_hosts_the_store_whichever_request_is_lost(void **state) {
+    (void)state;
+    static const char *const doing[] = {"publishing who it is", "waiting for rank 0", "waiting for rank 0"};
+    for (int i = 0; i < 3; i++) {
+        cairn_store *store = make_store();
+        const struct cairn__store_ops *const whole = store->ops;
+        struct cairn__store_ops ops = *whole;
+        struct rank ranks[2];
+        char sentence[200];
+        ops.set = i == 0 ? lose_set : ops.set;
+        ops.check = i == 1 ? lose_check : ops.check;
+        ops.get = i == 2 ? lose_get : ops.get;
+        store->ops = &ops;
+        assert_int_equal(cairn_store_set(store, "test/peers/0", "", 0), i == 0 ? CAIRN_ETIMEOUT : CAIRN_OK);
+        fill(ranks, 2, store);
+        ranks[1].options.rank_0_serves = true;
+        meet(&ranks[1]);
+        snprintf(sentence, sizeof(sentence),
+                 "rank 0 hosts it: it ended, is stopped, or its machine cannot be reached, while rank 1 was %s",
+                 doing[i]);
+        expect(&ranks[1], CAIRN_ETIMEOUT, sentence);
+        end(ranks + 1, 1);
+        store->ops = whole;
+        cairn_store_destroy(&store);
+    }
+}
+
 /* ---- exchanges ---- */
 
 struct heard {
@@ -732,6 +776,7 @@ int main(void) {
         cmocka_unit_test(rank_0_waits_until_all_ranks_have_the_error),
         cmocka_unit_test(a_rank_that_ended_is_named_while_others_are_awaited),
         cmocka_unit_test(lost_store_is_reported_with_the_awaited_rank),
+        cmocka_unit_test(rank_names_the_one_that_hosts_the_store_whichever_request_is_lost),
         cmocka_unit_test(texts_of_all_ranks_reach_every_rank_in_rank_order),
         cmocka_unit_test(every_rank_makes_the_same_choice),
         cmocka_unit_test(rank_alone_takes_the_backend_that_is_set),
