@@ -1,0 +1,8 @@
+#include "experiments.h"
+
+extern const struct lab_experiment lab_running_sum;
+
+const struct lab_experiment *const lab_experiments[] = {
+    &lab_running_sum,
+};
+const size_t lab_num_experiments = sizeof(lab_experiments) / sizeof(lab_experiments[0]);
