@@ -39,6 +39,8 @@ const struct cairn__var_info cairn__vars[] = {
     {"CAIRN_CSV", "file for rank 0's scalars; with %r in its name, the rank's number, one for each rank"},
     {"CAIRN_TENSORBOARD", "folder for rank 0's scalars as TensorBoard reads them; with %r in its name, the rank's "
                           "number, one for each rank"},
+    {"CAIRN_LAB", "folder for what cairn-lab report reads: each rank's facts, scalars and exponents of gradients"},
+    {"CAIRN_LAB_EVERY", "steps from one record of exponents to the next, of CAIRN_LAB (10)"},
     {"RANK", "this process's rank, as torchrun sets it"},
     {"WORLD_SIZE", "number of ranks, as torchrun sets it"},
     {"LOCAL_RANK", "rank on this machine, as torchrun sets it"},
