@@ -1,5 +1,5 @@
-"""Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree; and
-the sentences of faults that users look for in them are what the sources still say.
+"""Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree, pages
+and headings that they link to; and the sentences of faults that users look for in them are what the sources still say.
 
 usage: docs.py source-root"""
 import fnmatch
@@ -13,6 +13,7 @@ import sources
 NAME = re.compile(r"\b(?:cairn|amp|ddp|CAIRN|AMP)_[A-Za-z0-9_]*[A-Za-z0-9]\b")
 BUILT = re.compile(r"\bbuild[\w-]*/\S+")  # whose names a build file may put together
 PATH = re.compile(r"`((?:[\w.+-]+/)+[\w.+*-]+)`")
+LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 LITERALS = re.compile(r'"(?:\\.|[^"\\])*"(?:\s*(?:PRI[a-z]\d+\s*)?"(?:\\.|[^"\\])*")*')
 CONVERSION = re.compile(r"%[-+ 0#]*[\d.*]*[a-z]+")
 TELLING = 18  # characters of a format that is found in a sentence by no chance
@@ -37,6 +38,25 @@ def complaints(root):
             if path.startswith(ROOMS) and not any(fnmatch.filter(files, w) or is_folder(files, w) for w in wanted):
                 found.append(f"{doc}: there is no {path}")
     return found
+
+
+def anchors(text):
+    """Of the headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def lost_links(root, files):
+    for doc in files:
+        if not re.match(r"(docs/)?[\w.-]+\.md$", doc):
+            continue
+        for link in sorted(set(LINK.findall(sources.read(root, doc)))):
+            path, _, place = link.partition("#")
+            target = os.path.normpath(os.path.join(os.path.dirname(doc), path)) if path else doc
+            if target not in files:
+                yield f"{doc}: a link leads to {target}, which is not there"
+            elif place and place not in anchors(sources.read(root, target)):
+                yield f"{doc}: {target} has no heading for #{place}"
 
 
 def formats(root, files):
@@ -80,6 +100,12 @@ def check_itself():
                 f.write(text)
         if complaints(root) != ["docs/a.md: nothing is called cairn_gone", "docs/a.md: there is no src/gone.c"]:
             sys.exit(f"docs.py does not find what it should: {complaints(root)}")
+        with open(os.path.join(root, "README.md"), "w", encoding="utf-8") as f:
+            f.write("# A *b*, c\n[1](#a-b-c) [2](docs/a.md) [3](https://x) [4](docs/b.md) [5](docs/a.md#a)\n")
+        found = list(lost_links(root, ["README.md", "docs/a.md"]))
+        if found != ["README.md: docs/a.md has no heading for #a",
+                     "README.md: a link leads to docs/b.md, which is not there"]:
+            sys.exit(f"docs.py does not find lost links: {found}")
     with tempfile.TemporaryDirectory() as root:
         os.makedirs(os.path.join(root, "docs"))
         os.makedirs(os.path.join(root, "src"))
@@ -96,7 +122,8 @@ def check_itself():
 def main():
     check_itself()
     root = sys.argv[1]
-    sources.finish(complaints(root) + unsaid(root, sources.tracked(root)), "names in the docs")
+    files = sources.tracked(root)
+    sources.finish([*complaints(root), *lost_links(root, files), *unsaid(root, files)], "names in the docs")
 
 
 if __name__ == "__main__":
