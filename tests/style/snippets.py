@@ -35,7 +35,8 @@ extern cairn_sampler *sampler; extern cairn_state *state; extern struct cairn_ad
 extern cairn_tensor *x, *y, *loss, *targets, *labels, *real, *fake, *noise, *ones, *zeros;
 extern int64_t batch[BATCH], epochs, total, n, rows[BATCH], ids[8], length, queue_length;
 extern int argc, rank, ranks, size, count, micro_batches, steps, stepped, reduced, due, first, last, r, B, T, H;
-extern int tokenizer; extern char **argv; extern double best, rate, validation_loss, mean; extern float *grads; extern cudaStream_t stream;
+extern int tokenizer; extern char **argv; extern double best, rate, validation_loss, mean; extern float *grads;
+extern cudaStream_t stream;
 extern struct cairn_custom_op op;
 void train_on(); void augment(); int next_batch(cairn_tensor **x, cairn_tensor **y); void my_adamw();
 void my_backward(); void swish(); int cudaGetLastError(void);
