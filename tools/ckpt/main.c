@@ -21,12 +21,16 @@ static const char usage[] =
     "       cairn-ckpt compare A B                  which tensors differ, and how far\n"
     "       cairn-ckpt export CHECKPOINT NAME FILE  weights and buffers of the model added as NAME, as a file\n"
     "       cairn-ckpt convert FROM FILE            a file in another type, cut into several, or joined\n"
+    "\n"
     "options of export and convert:\n"
     "       --type f32|f16|bf16                     of floats; without, each keeps its own\n"
     "       --max-file-size 5GB                     several files FILE-00001-of-00003... with an index, where it is "
     "more\n"
+    "\n"
     "PATH, A, B and FROM are folders step-N (not FROM), files of safetensors, indexes of several (.index.json), or "
-    "folders\nwith a model.safetensors or its index. exit code: 0; 1 = broken, or different; 2 = wrong use\n";
+    "folders\nwith a model.safetensors or its index.\n"
+    "\n"
+    "Exit code: 0; 1 where a file cannot be read or is broken, or two are different; 2 for wrong use.\n";
 
 enum { BROKEN = 1, WRONG_USE = 2, NAME_WIDTH = 56 };
 

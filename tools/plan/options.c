@@ -29,12 +29,14 @@ static const char usage[] =
     "                        tools/cairn-bench allreduce --json wrote (in Cairn's sources; it is not installed)\n"
     "  --algorithm NAME      ring, tree, halving-doubling, all-to-all; ring\n"
     "  --node-ranks N        so many ranks share a machine, and its --link\n"
-    "  --node-link NAME|FILE what joins the ranks of a machine; shm\n"
+    "  --node-link NAME|FILE  what joins the ranks of a machine; shm\n"
     "  --share X             part of a reduction's time that it takes of the rank's own processor, 0 to 1; the link's\n"
     "  --suggest             tries all caps that make a difference, and prints the best\n"
     "  --svg FILE            draws where the step's time goes; with --suggest the best one's\n"
     "  --json                the same figures for programs\n"
     "  --help, --version\n"
+    "\n"
+    "Exit code: 0; 1 where nothing can be predicted, with the reason; 2 for a wrong option.\n"
     "\n"
     "presets: latency of a message, rate each way\n";
 

@@ -33,7 +33,9 @@ static const char usage[] =
     "  --trace FILE             a measured step, which --svg draws beside the predicted one\n"
     "  --svg FILE               draws the step as a timeline: the best, or the one of --split-size\n"
     "  --json                   the same figures for programs\n"
-    "  --help\n";
+    "  --help\n"
+    "\n"
+    "Exit code: as cairn-plan's.\n";
 
 enum { HELP = 256 };
 

@@ -498,7 +498,7 @@ static void print_row(const struct row *row) {
     if (row->letter) snprintf(letter, sizeof(letter), "-%c, ", row->letter);
     snprintf(left, sizeof(left), "%s--%s %s", letter, row->name, row->value ? row->value : "");
     if (row->head) printf("\n%s\n", row->head);
-    printf("  %-28s %s\n", left, row->help);
+    printf("  %-28s  %s\n", left, row->help);
 }
 
 static void print_help(void) {
