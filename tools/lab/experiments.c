@@ -1,8 +1,10 @@
 #include "experiments.h"
 
 extern const struct lab_experiment lab_running_sum;
+extern const struct lab_experiment lab_accumulate;
 
 const struct lab_experiment *const lab_experiments[] = {
     &lab_running_sum,
+    &lab_accumulate,
 };
 const size_t lab_num_experiments = sizeof(lab_experiments) / sizeof(lab_experiments[0]);
