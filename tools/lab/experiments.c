@@ -5,8 +5,9 @@ extern const struct lab_experiment lab_accumulate;
 extern const struct lab_experiment lab_allreduce_error;
 extern const struct lab_experiment lab_scale_sweep;
 extern const struct lab_experiment lab_scalers;
+extern const struct lab_experiment lab_masters;
 
 const struct lab_experiment *const lab_experiments[] = {
-    &lab_running_sum, &lab_accumulate, &lab_allreduce_error, &lab_scale_sweep, &lab_scalers,
+    &lab_running_sum, &lab_accumulate, &lab_allreduce_error, &lab_scale_sweep, &lab_scalers, &lab_masters,
 };
 const size_t lab_num_experiments = sizeof(lab_experiments) / sizeof(lab_experiments[0]);
