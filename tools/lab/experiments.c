@@ -6,8 +6,9 @@ extern const struct lab_experiment lab_allreduce_error;
 extern const struct lab_experiment lab_scale_sweep;
 extern const struct lab_experiment lab_scalers;
 extern const struct lab_experiment lab_masters;
+extern const struct lab_experiment lab_levels;
 
 const struct lab_experiment *const lab_experiments[] = {
-    &lab_running_sum, &lab_accumulate, &lab_allreduce_error, &lab_scale_sweep, &lab_scalers, &lab_masters,
+    &lab_running_sum, &lab_accumulate, &lab_allreduce_error, &lab_scale_sweep, &lab_scalers, &lab_masters, &lab_levels,
 };
 const size_t lab_num_experiments = sizeof(lab_experiments) / sizeof(lab_experiments[0]);
