@@ -94,6 +94,28 @@ def processes_and_threads_make_one_timeline(folder):
         together(events, 3)
 
 
+def spans_last_as_long_as_the_reducer_says(folder):
+    run(folder, "--pause", "1", CAIRN_TIMELINE="t.json", CAIRN_DDP_LOG="ddp%r.json")
+    events = read(folder, "t.json")
+    for r in range(3):
+        with open(os.path.join(folder, f"ddp{r}.json"), encoding="utf-8") as f:
+            said = json.load(f)
+        spans = collections.defaultdict(list)
+        ends = {e["id"]: e["ts"] for e in events if e["ph"] == "e"}
+        for e in events:
+            if e["ph"] == "b" and e["pid"] == r and e["cat"] == "ddp":
+                spans[e["name"]].append((e["ts"], ends[e["id"]]))
+        for name, field in (("forward", "avg_forward_compute_time"), ("backward", "avg_backward_compute_time"),
+                            ("bucket", "avg_backward_comm_busy_time"),
+                            ("bucket_wait", "avg_backward_exposed_comm_time")):
+            covered, until = 0, 0
+            for begin, end in sorted(spans[name]):
+                covered += max(0, end - max(begin, until))
+                until = max(until, end)
+            ratio = covered * 1000 / (said[field] * said["iteration"])
+            assert 0.95 <= ratio <= 1.05, f"rank {r}: {name} spans last {ratio:.3f} times {field}"
+
+
 def one_rank_needs_no_parts(folder):
     run(folder, "--ranks", "1", CAIRN_TIMELINE="one.json")
     assert os.listdir(folder) == ["one.json"]
@@ -140,8 +162,9 @@ def what_cannot_be_written_ends_no_training(folder):
     assert "'same.json' is being written by another rank or program" in said, said
 
 
-for test in (processes_and_threads_make_one_timeline, one_rank_needs_no_parts, a_killed_rank_leaves_what_can_be_read,
-             clocks_of_machines_are_aligned_within_the_bound, what_cannot_be_written_ends_no_training):
+for test in (processes_and_threads_make_one_timeline, spans_last_as_long_as_the_reducer_says, one_rank_needs_no_parts,
+             a_killed_rank_leaves_what_can_be_read, clocks_of_machines_are_aligned_within_the_bound,
+             what_cannot_be_written_ends_no_training):
     with tempfile.TemporaryDirectory() as temporary:
         test(temporary)
     print(f"{test.__name__}: passed")
