@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "core/nearest.h"
 #include "core/status.h"
 
 #define HALF   AMP_CAST_HALF, false
@@ -188,7 +189,7 @@ static const char *const no_slips[] = {
 };
 /* clang-format on */
 
-enum { MAX_LETTERS = 64 };
+enum { MAX_LETTERS = CAIRN__NEAREST_MAX };
 
 /* The form in which names are compared: "gelu" for "cairn_GELU_forward". */
 static void plain_name(const char *name, char plain[MAX_LETTERS]) {
@@ -200,44 +201,16 @@ static void plain_name(const char *name, char plain[MAX_LETTERS]) {
     while (n > 1 && plain[n - 1] == '_') plain[--n] = '\0';
 }
 
-static int least(int a, int b) {
-    return a < b ? a : b;
-}
-
-/* Letters to add, take away, replace, or swap with the next. Source: the optimal string alignment distance. */
-static int distance(const char *a, const char *b) {
-    int row[3][MAX_LETTERS + 1];
-    const int n = (int)strlen(a), m = (int)strlen(b);
-    if (m > MAX_LETTERS) return m;
-    for (int j = 0; j <= m; j++) row[0][j] = j;
-    for (int i = 1; i <= n; i++) {
-        int *now = row[i % 3], *before = row[(i + 2) % 3], *two = row[(i + 1) % 3];
-        now[0] = i;
-        for (int j = 1; j <= m; j++) {
-            now[j] = least(least(before[j], now[j - 1]) + 1, before[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) now[j] = least(now[j], two[j - 2] + 1);
-        }
-    }
-    return row[n % 3][m];
-}
-
-/* The operation whose name this nearly is; NULL = none. Short names differ by little. */
+/* The operation whose name this nearly is; NULL = none. */
 static const char *nearest(const char *plain) {
-    const size_t n = strlen(plain);
-    int nearest_yet = n < 4 ? 1 : n < 8 ? 2 : 3;
-    const char *found = NULL;
+    struct cairn__nearest found = {.written = plain};
     for (size_t i = 0; i < sizeof(no_slips) / sizeof(no_slips[0]); i++) {
         if (strcmp(plain, no_slips[i]) == 0) return NULL;
     }
     for (int i = 0; i < CAIRN__AMP_NUM_OPS; i++) {
-        const char *name = cairn__amp_op_name(i);
-        if (i == CAIRN__OP_GUEST) continue;
-        const int d = distance(plain, name);
-        if (d >= nearest_yet) continue;
-        nearest_yet = d;
-        found = name;
+        if (i != CAIRN__OP_GUEST) cairn__nearest_try(&found, cairn__amp_op_name(i));
     }
-    return found;
+    return found.name;
 }
 
 cairn_status cairn__amp_check_own_name(const char *name) {
