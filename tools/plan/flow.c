@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "parallel/plan.h"
-#include "say.h"
+#include "../common/say.h"
 
 /* Messages of a rank one way. */
 struct way {

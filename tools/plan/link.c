@@ -5,8 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fields.h"
-#include "say.h"
+#include "../common/fields.h"
+#include "../common/say.h"
 
 /* ---- algorithms ---- */
 

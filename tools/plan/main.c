@@ -15,8 +15,10 @@
 #include "options.h"
 #include "pipeline.h"
 #include "report.h"
-#include "say.h"
+#include "../common/say.h"
 #include "svg.h"
+
+const char program_name[] = "cairn-plan";
 
 enum { EXIT_USAGE = 2 };
 

@@ -9,8 +9,8 @@
 
 #include "cairn/version.h"
 #include "profile.h"
-#include "say.h"
-#include "values.h"
+#include "../common/say.h"
+#include "../common/values.h"
 
 static const char usage[] =
     "usage: cairn-plan [options] PROFILE\n"

@@ -7,7 +7,7 @@
 
 #include "cairn/core.h"
 #include "link.h"
-#include "values.h"
+#include "../common/values.h"
 
 struct options {
     const char *profile, *link, *node_link, *svg; /* svg NULL = none */

@@ -8,7 +8,7 @@
 #include "flow.h"
 #include "pipeline_options.h"
 #include "report.h"
-#include "say.h"
+#include "../common/say.h"
 #include "timeline.h"
 
 enum { EXIT_USAGE = 2, SHOWN = 24 };

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "flow.h"
-#include "say.h"
+#include "../common/say.h"
 
 static const char usage[] =
     "usage: cairn-plan pipeline [options] STAGES\n"

@@ -4,7 +4,7 @@
 
 #include "cairn/pipeline.h"
 #include "stages.h"
-#include "values.h"
+#include "../common/values.h"
 
 struct pipeline_options {
     const char *file, *link, *trace, *svg; /* NULL = none; link: shm */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fields.h"
-#include "say.h"
+#include "../common/fields.h"
+#include "../common/say.h"
 
 static const double MAX_NBYTES = 1125899906842624.0; /* 2^50 */
 

@@ -5,7 +5,7 @@
 
 #include <jansson.h>
 
-#include "say.h"
+#include "../common/say.h"
 
 /* ---- texts ---- */
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "ddp/plan.h"
-#include "say.h"
+#include "../common/say.h"
 
 enum { FIRST_CAP = 1 << 20, LEAST_CAP = 64 << 10, SEARCHED_PIECES = 4096 };
 

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fields.h"
-#include "say.h"
+#include "../common/fields.h"
+#include "../common/say.h"
 
 /* Least squares with weights 1 / ns^2. Where the line would have a part below 0, that part is 0. */
 struct cost cost_through(const double *rows, const double *ns, size_t n, double *worst) {

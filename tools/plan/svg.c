@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "draw.h"
-#include "say.h"
+#include "../common/draw.h"
+#include "../common/say.h"
 
 enum {
     WIDTH = 1000,

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "draw.h"
+#include "../common/draw.h"
 #include "report.h"
-#include "say.h"
+#include "../common/say.h"
 
 /* Narrow, with large letters, so that they can be read where the picture is small. */
 enum {

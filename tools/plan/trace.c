@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fields.h"
-#include "say.h"
+#include "../common/fields.h"
+#include "../common/say.h"
 
 static bool read_turn(struct node at, int rank, struct turn *t) {
     const char *what = NULL;

@@ -9,7 +9,7 @@
 bool refuse(const char *format, ...) {
     va_list args;
     va_start(args, format);
-    fputs("cairn-plan: ", stderr);
+    fprintf(stderr, "%s: ", program_name);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
     va_end(args);
@@ -18,7 +18,7 @@ bool refuse(const char *format, ...) {
 
 void *must(void *p) {
     if (p) return p;
-    fputs("cairn-plan: memory ran out\n", stderr);
+    fprintf(stderr, "%s: memory ran out\n", program_name);
     exit(1);
 }
 

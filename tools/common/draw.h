@@ -1,8 +1,11 @@
-/* What cairn-plan's pictures share. */
-#ifndef PLAN_DRAW_H
-#define PLAN_DRAW_H
+/* What the tools' pictures share. */
+#ifndef COMMON_DRAW_H
+#define COMMON_DRAW_H
 
 #include <stdio.h>
+
+/* Text (of clean_text) escaped for XML and HTML. */
+void draw_escaped(FILE *out, const char *text);
 
 /* A text element, escaped; text is of clean_text. more: further attributes, with a space before them. */
 void draw_text(FILE *out, double x, double y, const char *more, const char *text);

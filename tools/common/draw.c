@@ -2,8 +2,7 @@
 
 #include <math.h>
 
-/* Text (of clean_text) escaped for XML. */
-static void put_text(FILE *out, const char *text) {
+void draw_escaped(FILE *out, const char *text) {
     for (; *text; text++) {
         switch (*text) {
         case '&':
@@ -26,7 +25,7 @@ static void put_text(FILE *out, const char *text) {
 
 void draw_text(FILE *out, double x, double y, const char *more, const char *text) {
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\"%s>", x, y, more);
-    put_text(out, text);
+    draw_escaped(out, text);
     fputs("</text>\n", out);
 }
 

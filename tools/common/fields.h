@@ -1,6 +1,6 @@
 /* Fields of a JSON file. Errors name the file, the path of the field, and the expected value. */
-#ifndef PLAN_FIELDS_H
-#define PLAN_FIELDS_H
+#ifndef COMMON_FIELDS_H
+#define COMMON_FIELDS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* Values of options. */
-#ifndef PLAN_VALUES_H
-#define PLAN_VALUES_H
+#ifndef COMMON_VALUES_H
+#define COMMON_VALUES_H
 
 #include <stdbool.h>
 #include <stddef.h>
