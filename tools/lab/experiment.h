@@ -68,7 +68,7 @@ uint64_t lab_seed(const struct lab_run *run);
 
 struct lab_column {
     const char *name; /* "gradient norm"; of a picture's axis, too */
-    const char *unit; /* "ms", "%"; "" = a number without one; NULL = the column holds texts */
+    const char *unit; /* "ms", "%", "2^k" of exponents; "" = a number without one; NULL = the column holds texts */
 };
 
 /* A table without rows; it becomes NAME.csv. name: letters, digits and "-". Owned by the run; NULL after a failure,
