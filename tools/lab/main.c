@@ -28,7 +28,7 @@ static const char usage[] =
     "  --again        runs what is complete, too\n"
     "  --help, --version\n"
     "\n"
-    "exit code: 0; 1 = an experiment failed, or what it expects does not hold; 2 = wrong use\n";
+    "Exit code: 0; 1 where an experiment failed, or what it expects does not hold; 2 for wrong use.\n";
 
 static const struct command {
     const char *name;
