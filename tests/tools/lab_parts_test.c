@@ -11,6 +11,7 @@
 
 #include "../check.h"
 #include "core/half.h"
+#include "tools/lab/allreduce_forms.h"
 #include "tools/lab/reduce_error.h"
 #include "tools/lab/rounded_sum.h"
 #include "tools/lab/trainer.h"
@@ -86,6 +87,61 @@ static void ranks_out_of_range_are_refused(void **state) {
     struct lab_reduce_error e[LAB_REDUCTIONS];
     REFUSED(lab_reduce_errors(CAIRN_F16, 0, 4, 1, e), CAIRN_EINVAL, "0 simulated ranks; there are 1 to 1024");
     REFUSED(lab_reduce_errors(CAIRN_F16, 1025, 4, 1, e), CAIRN_EINVAL, "1025 simulated ranks");
+}
+
+/* ---- forms of an all-reduce, over threads ---- */
+
+enum { MOST = 12 };
+
+/* Element i of rank r is i + 100 r. */
+static cairn_status sum_by_all(cairn_env *env, size_t n, bool *right) {
+    cairn_group *group = cairn_env_group(env);
+    const int p = cairn_group_size(group), rank = cairn_group_rank(group);
+    cairn_status st = CAIRN_OK;
+    for (int form = 0; form < LAB_FORMS && st == CAIRN_OK; form++) {
+        float x[MOST], room[MOST];
+        for (size_t i = 0; i < MOST; i++) x[i] = (float)i + 100 * (float)rank;
+        st = lab_allreduce_by((enum lab_form_of_allreduce)form, group, x, room, n);
+        for (size_t i = 0; i < MOST; i++) {
+            const float sum = (float)p * (float)i + 50 * (float)(p * (p - 1));
+            *right = *right && x[i] == (i < n ? sum : (float)i + 100 * (float)rank);
+        }
+    }
+    return st;
+}
+
+struct sums {
+    size_t n;
+    cairn_status status[3];
+    bool right[3];
+};
+
+static int sum_on(int rank, void *ctx) {
+    struct sums *sums = ctx;
+    cairn_env *env = NULL;
+    if (cairn_env_create(NULL, NULL, NULL, &env) != CAIRN_OK) return 1;
+    sums->right[rank] = true;
+    sums->status[rank] = sum_by_all(env, sums->n, &sums->right[rank]);
+    cairn_env_destroy(&env);
+    return 0;
+}
+
+static void every_form_sums_exactly_and_leaves_what_is_behind(void **state) {
+    (void)state;
+    for (int p = 1; p <= 3; p++) {
+        for (size_t n = 0; n <= 6; n += 6) {
+            struct sums sums = {.n = n};
+            OK(cairn_spawn_threads(sum_on, &sums, p, NULL));
+            for (int r = 0; r < p; r++) assert_true(sums.status[r] == CAIRN_OK && sums.right[r]);
+        }
+    }
+}
+
+static void form_refuses_elements_that_ranks_do_not_divide(void **state) {
+    (void)state;
+    struct sums sums = {.n = 5};
+    OK(cairn_spawn_threads(sum_on, &sums, 2, NULL));
+    for (int r = 0; r < 2; r++) assert_int_equal(sums.status[r], CAIRN_EINVAL);
 }
 
 /* ---- pictures ---- */
@@ -218,6 +274,8 @@ int main(void) {
         cmocka_unit_test(rank_order_in_f32_is_f32s_chain_and_halves_round_once),
         cmocka_unit_test(growth_is_that_of_the_partial_sums_variances),
         cmocka_unit_test(ranks_out_of_range_are_refused),
+        cmocka_unit_test(every_form_sums_exactly_and_leaves_what_is_behind),
+        cmocka_unit_test(form_refuses_elements_that_ranks_do_not_divide),
         cmocka_unit_test(waves_repeat_by_seed_and_have_all_classes),
         cmocka_unit_test(cliff_is_the_largest_scale_below_65520),
         cmocka_unit_test(greatest_is_of_f16_alone_and_sees_infinities),
