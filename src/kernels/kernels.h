@@ -40,6 +40,7 @@
 
 #include "cairn/core.h"
 #include "core/dtype.h"
+#include "core/fp8.h"
 #include "kernels/maps.h"
 #include "kernels/rows.h"
 
@@ -82,6 +83,24 @@ typedef void (*cairn__sumsq_fn)(const void *x, size_t n, float factor, double *s
  * Infinities stay; a NaN is rounded as half.h does. */
 typedef void (*cairn__round_stochastic_fn)(uint16_t *dst, const float *x, size_t n, uint64_t seed, uint64_t stream,
                                            uint64_t first);
+
+/* To fp8 and back (core/fp8.h); row a is the format. t = x[i] * scale, scale > 0 and finite, is rounded to nearest
+ * even, or at random: element first + i by word (first + i) % 4 of cairn__philox(seed, (first + i) / 4, stream), as all
+ * random streams. Signs are those of x.
+ *     round    dst[i] = (the value of t) * inverse
+ *     encode   dst[i] = the code of t
+ *     decode   dst[i] = (the value of code x[i]) * inverse */
+struct cairn__fp8 {
+    float scale, inverse;
+    bool saturates, at_random;
+    uint64_t seed, stream, first;
+};
+typedef void (*cairn__fp8_round_fn)(float *dst, const float *x, size_t n, const struct cairn__fp8 *how);
+typedef void (*cairn__fp8_encode_fn)(uint8_t *dst, const float *x, size_t n, const struct cairn__fp8 *how);
+typedef void (*cairn__fp8_decode_fn)(float *dst, const uint8_t *x, size_t n, float inverse);
+
+/* The greatest |x[i]|, infinity among them; a NaN counts as 0, as of nothing. */
+typedef float (*cairn__amax_fn)(const float *x, size_t n);
 
 /* *infs, *nans, *zeros, *subnormals += the elements that are; *max and *min = the larger, smaller of themselves and the
  * exponents of finite elements but 0. subnormal: not 0, |x| < least_normal. */
@@ -255,6 +274,10 @@ struct cairn__kernels {
     cairn__norm_runs_sums_kernel norm_runs_sums[CAIRN__DTYPE_END];
     cairn__norm_runs_backward_kernel norm_runs_backward[CAIRN__DTYPE_END];
     cairn__dropout_kernel dropout[CAIRN__DTYPE_END];
+    cairn__fp8_round_fn fp8_round[CAIRN__FP8_END]; /* [format], as the next two */
+    cairn__fp8_encode_fn fp8_encode[CAIRN__FP8_END];
+    cairn__fp8_decode_fn fp8_decode[CAIRN__FP8_END];
+    cairn__amax_fn amax;
 };
 
 /* The CPU's table for a set of features (cairn__cpu_features()); made once a set, never freed. Any thread. */
@@ -299,6 +322,10 @@ enum cairn__kernel_kind {
     CAIRN__K_NORM_RUNS_SUMS,
     CAIRN__K_NORM_RUNS_BACKWARD,
     CAIRN__K_DROPOUT,
+    CAIRN__K_FP8_ROUND, /* a: format, as of the next two */
+    CAIRN__K_FP8_ENCODE,
+    CAIRN__K_FP8_DECODE,
+    CAIRN__K_AMAX,
 };
 
 enum cairn__promise {
@@ -308,7 +335,7 @@ enum cairn__promise {
 
 struct cairn__kernel_row {
     enum cairn__kernel_kind kind;
-    int a, b;       /* dtypes or weight mode, as the table's indices; 0 where a kind has fewer */
+    int a, b;       /* dtypes, fp8 formats or weight mode, as the table's indices; 0 where a kind has fewer */
     unsigned needs; /* enum cairn__cpu_feature bits */
     enum cairn__promise promise;
     const char *name; /* of the function: "cast_f32_f16_avx512" */

@@ -12,6 +12,8 @@
 #define R float
 #include "kernels/map_loops.h"
 
-static const struct cairn__kernel_row rows[] = {MAP_ROWS(f32, CAIRN_F32)};
+#include "kernels/fp8_loops.h"
+
+static const struct cairn__kernel_row rows[] = {MAP_ROWS(f32, CAIRN_F32) FP8_ROWS};
 
 const struct cairn__row_list cairn__kernel_rows_maps_avx512 = {rows, sizeof(rows) / sizeof(rows[0])};

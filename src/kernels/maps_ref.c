@@ -1,4 +1,4 @@
-/* Maps, folds and dot products: the reference, which is the generic path too, in f32 and f64. */
+/* Maps, folds, dot products and fp8: the reference, which is the generic path too; maps in f32 and f64. */
 #include <math.h>
 
 #include "kernels/math_f32.h"
@@ -21,6 +21,8 @@
 #undef T
 #undef R
 
-static const struct cairn__kernel_row rows[] = {MAP_ROWS(f32, CAIRN_F32) MAP_ROWS(f64, CAIRN_F64)};
+#include "kernels/fp8_loops.h"
+
+static const struct cairn__kernel_row rows[] = {MAP_ROWS(f32, CAIRN_F32) MAP_ROWS(f64, CAIRN_F64) FP8_ROWS};
 
 const struct cairn__row_list cairn__kernel_rows_maps_ref = {rows, sizeof(rows) / sizeof(rows[0])};

@@ -153,6 +153,18 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
     case CAIRN__K_DROPOUT:
         k->dropout[a] = (cairn__dropout_kernel)fn;
         break;
+    case CAIRN__K_FP8_ROUND:
+        k->fp8_round[a] = (cairn__fp8_round_fn)fn;
+        break;
+    case CAIRN__K_FP8_ENCODE:
+        k->fp8_encode[a] = (cairn__fp8_encode_fn)fn;
+        break;
+    case CAIRN__K_FP8_DECODE:
+        k->fp8_decode[a] = (cairn__fp8_decode_fn)fn;
+        break;
+    case CAIRN__K_AMAX:
+        k->amax = (cairn__amax_fn)fn;
+        break;
     }
 }
 

@@ -64,6 +64,7 @@ const struct cairn__cuda_row *cairn__cuda_rows(size_t *count) {
 
 /* Reasons of whole kinds. */
 static const char on_the_cpu_alone[] = "operations of nn beyond the training step run on the CPU alone";
+static const char fp8_on_the_cpu_alone[] = "fp8 is emulated on the CPU alone";
 static const struct cairn__cuda_row kinds[] = {
     {CAIRN__K_REDUCE, 0, 0, NULL, "ranks' memory is combined by the group's backend, on GPUs NCCL"},
     {CAIRN__K_SUM_ROWS, 0, 0, NULL, on_the_cpu_alone},
@@ -80,6 +81,10 @@ static const struct cairn__cuda_row kinds[] = {
     {CAIRN__K_NORM_RUNS_SUMS, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_NORM_RUNS_BACKWARD, 0, 0, NULL, on_the_cpu_alone},
     {CAIRN__K_DROPOUT, 0, 0, NULL, on_the_cpu_alone},
+    {CAIRN__K_FP8_ROUND, 0, 0, NULL, fp8_on_the_cpu_alone},
+    {CAIRN__K_FP8_ENCODE, 0, 0, NULL, fp8_on_the_cpu_alone},
+    {CAIRN__K_FP8_DECODE, 0, 0, NULL, fp8_on_the_cpu_alone},
+    {CAIRN__K_AMAX, 0, 0, NULL, fp8_on_the_cpu_alone},
 };
 
 const struct cairn__cuda_row *cairn__cuda_row(enum cairn__kernel_kind kind, int a, int b) {

@@ -21,7 +21,7 @@ for level in -O2 -O3; do
         "$root"/src/kernels/ref.c "$root"/src/kernels/maps_ref.c "$root"/src/kernels/ref_rows.c \
         "$root"/src/kernels/table.c \
         "$root"/tests/kernels/kcheck.c "$root"/tests/kernels/jobs.c "$root"/tests/kernels/row_jobs.c \
-        "$root"/tests/kernels/map_jobs.c \
+        "$root"/tests/kernels/map_jobs.c "$root"/tests/kernels/fp8_jobs.c \
         "$root"/tests/kernels/data.c "$root"/tests/kernels/gradients.c "$root"/tests/kernels/sums.c \
         "$root"/tests/kernels/model.c "$root"/tests/kernels/bench.c "$root"/tests/kernels/limit.c \
         -lm

@@ -85,6 +85,10 @@ static const struct {
     {CAIRN__K_NORM_ROWS_BACKWARD, CAIRN_F32, 0, 768},
     {CAIRN__K_NORM_RUNS_SUMS, CAIRN_F32, 0, 7 * 7},
     {CAIRN__K_NORM_RUNS_SUMS, CAIRN_F32, 0, 56 * 56},
+    {CAIRN__K_FP8_ROUND, CAIRN__E4M3, 0, 16 * M},
+    {CAIRN__K_FP8_ENCODE, CAIRN__E5M2, 0, 16 * M},
+    {CAIRN__K_FP8_DECODE, CAIRN__E4M3, 0, 16 * M},
+    {CAIRN__K_AMAX, 0, 0, 16 * M},
 };
 
 static const struct {

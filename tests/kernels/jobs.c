@@ -277,6 +277,11 @@ struct job job_of(const struct cairn__kernel_row *row) {
     case CAIRN__K_NORM_RUNS_BACKWARD:
     case CAIRN__K_DROPOUT:
         return row_job_of(row);
+    case CAIRN__K_FP8_ROUND:
+    case CAIRN__K_FP8_ENCODE:
+    case CAIRN__K_FP8_DECODE:
+    case CAIRN__K_AMAX:
+        return fp8_job_of(row);
     }
     return (struct job){0};
 }
@@ -314,6 +319,10 @@ const char *group_name(const struct cairn__kernel_row *row, char *text, size_t n
     if (row->kind == CAIRN__K_SUM_ROWS) {
         static const char *const folds[] = {"sum", "sum_squares", "sum_abs"};
         snprintf(text, nbytes, "%s_rows %s", folds[row->a], cairn_dtype_name((cairn_dtype)row->b));
+        return text;
+    }
+    if (row->kind >= CAIRN__K_FP8_ROUND) {
+        snprintf(text, nbytes, "%s", fp8_group_name(row));
         return text;
     }
     const char *kind = row->kind >= CAIRN__K_GREATEST ? row_kind_name(row) : kinds[row->kind];

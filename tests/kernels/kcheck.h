@@ -3,6 +3,7 @@
  *   jobs.c    what arrays a kernel takes, and how it is called
  *   row_jobs.c the same for kernels over rows, with their model
  *   map_jobs.c the same for maps, folds and dot products, with the digits of their functions
+ *   fp8_jobs.c the same for fp8 and the greatest magnitude, with their model
  *   data.c    inputs: edges, seeded random bits, moderate numbers; arrays between canaries
  *   sums.c    how far long sums are from those in f64
  *   gradients.c what sums of squares, random rounding and counts do over many calls
@@ -75,6 +76,12 @@ struct job map_job_of(const struct cairn__kernel_row *row);
 const char *map_group_name(const struct cairn__kernel_row *row);
 bool map_is_right(const struct cairn__kernel_row *row, const struct job *job, size_t n, void *const *before,
                   void *const *after, const struct outcome *out);
+
+/* For fp8 and the greatest magnitude, likewise, with every variant and all data. */
+struct job fp8_job_of(const struct cairn__kernel_row *row);
+const char *fp8_group_name(const struct cairn__kernel_row *row);
+bool fp8_is_right(const struct cairn__kernel_row *row, int variant, size_t n, void *const *before, void *const *after,
+                  const struct outcome *out);
 
 /* "cast f32 f16", "adam f16 w32_f16" */
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes);

@@ -482,6 +482,7 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, in
     default:
         if (row->kind >= CAIRN__K_MAP && row->kind <= CAIRN__K_DOT)
             return map_is_right(row, job, N, before, after, out);
+        if (row->kind >= CAIRN__K_FP8_ROUND) return fp8_is_right(row, variant, N, before, after, out);
         if (row->kind >= CAIRN__K_GREATEST) return row_is_right(row, job, N, before, after, out);
         return elements_are_right(row, job, before, after, out->found);
     }
@@ -507,11 +508,13 @@ static bool check_reference_once(const struct cairn__kernel_row *row, enum flavo
     return false;
 }
 
-/* Most models know one variant, those of reductions and of sums of rows all. */
+/* Most models know one variant, those of reductions, of sums of rows and of fp8 all. */
 bool check_reference(const struct cairn__kernel_row *row, const struct checking *how) {
     const struct job job = job_of(row);
-    const bool by_formula = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM || row->kind >= CAIRN__K_MAP;
-    const bool all = row->kind == CAIRN__K_REDUCE || row->kind == CAIRN__K_SUM_ROWS;
+    const bool is_fp8 = row->kind >= CAIRN__K_FP8_ROUND;
+    const bool by_formula =
+        row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM || (row->kind >= CAIRN__K_MAP && !is_fp8);
+    const bool all = row->kind == CAIRN__K_REDUCE || row->kind == CAIRN__K_SUM_ROWS || is_fp8;
     for (int flavour = MODERATE; flavour <= (by_formula ? MODERATE : WILD); flavour++) {
         for (int v = all ? 0 : job.plain_variant; v <= (all ? job.num_variants - 1 : job.plain_variant); v++) {
             if (!check_reference_once(row, (enum flavour)flavour, v, how->seed)) return false;
