@@ -22,6 +22,7 @@
 #include "multi_tensor.h"
 #include "param_groups.h"
 #include "autocast.h"
+#include "fp8.h"
 #include "scaler.h"
 #include "amp.h"
 #include "ddp.h"
