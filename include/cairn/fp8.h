@@ -5,13 +5,15 @@
  *   E5M2   1, 5, 2                          57344      2^-14          2^-16   infinity, and NaN
  *
  * Arrays are in the host's memory; casts need no environment.
- * Threads: any. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0; Micikevicius et
+ * Threads: any, where nothing else is said. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0; Micikevicius et
  * al., "FP8 Formats for Deep Learning", 2022. Compare ml_dtypes' float8_e4m3fn and float8_e5m2, which do not
  * saturate. */
 #ifndef CAIRN_FP8_H
 #define CAIRN_FP8_H
 
 #include "core.h"
+#include "env.h"
+#include "stateful.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -64,6 +66,84 @@ CAIRN_API cairn_status cairn_fp8_round(void *dst, const void *x, cairn_dtype dty
 /* *amax = the greatest |x[i]|: infinity where one is infinite; a NaN counts as nothing, as in CUDA's fmaxf, by which
  * Transformer Engine has it. 0 of nothing. Errors: as encode. */
 CAIRN_API cairn_status cairn_fp8_amax(const void *x, cairn_dtype dtype, size_t n, float *amax);
+
+/* ---- scales ---- */
+
+typedef enum cairn_fp8_scaling {
+    CAIRN_FP8_DELAYED = 1,  /* by the amax of earlier steps */
+    CAIRN_FP8_CURRENT = 2,  /* by the amax of the tensor itself */
+    CAIRN_FP8_UNSCALED = 3, /* 1, always */
+} cairn_fp8_scaling;
+
+typedef enum cairn_fp8_amax_algo {
+    CAIRN_FP8_AMAX_MAX = 1,         /* the greatest of the history */
+    CAIRN_FP8_AMAX_MOST_RECENT = 2, /* the last */
+} cairn_fp8_amax_algo;
+
+typedef enum cairn_fp8_formats {
+    CAIRN_FP8_HYBRID = 1,   /* E4M3 in forward, E5M2 for gradients */
+    CAIRN_FP8_ALL_E4M3 = 2, /* E4M3 for both */
+} cairn_fp8_formats;
+
+/* How tensors are scaled and rounded; 0 everywhere is Transformer Engine's DelayedScaling with its defaults.
+ *
+ * An update makes a tensor's next scale from a, the amax that its history gives, with max the format's greatest value:
+ *     a is 0, infinite or NaN   DELAYED: the scale stays. CURRENT: it is 1
+ *     else                      max * 2^-margin / a, in f32; what overflows is the greatest f32
+ * An amax of 0 does not enter the history. So an infinite amax keeps the scale for as long as it is in a history whose
+ * greatest counts, as it does in Transformer Engine.
+ * Source: NVIDIA Transformer Engine 2, transformer_engine/common/recipe/__init__.py (DelayedScaling,
+ * Float8CurrentScaling), delayed_scaling.cu (amax_and_scale_update_after_reduction), recipe_common.cuh
+ * (compute_scale_from_amax). */
+struct cairn_fp8_recipe {
+    size_t struct_size;
+    cairn_fp8_formats formats;             /* HYBRID. Of casts in a training alone */
+    cairn_fp8_scaling scaling;             /* DELAYED */
+    int amax_history_len;                  /* 1024; at most 65536. DELAYED alone, as the next two */
+    cairn_fp8_amax_algo amax_compute_algo; /* MAX */
+    int margin;                            /* 0; in [-8, 8] */
+    cairn_switch reduce_amax;              /* ON: an update first takes the greatest amax over the ranks */
+    cairn_switch power_of_two_scales;      /* OFF; ON: a scale is rounded down to a power of two. Transformer Engine has
+                                              it for CURRENT alone */
+    cairn_switch saturate;                 /* ON. Of casts in a training alone, as the rest */
+    cairn_switch stochastic_inputs;        /* OFF; ON: operands of forward are rounded up or down at random, */
+    cairn_switch stochastic_gradients;     /* OFF; ON: and gradients; each cast draws a stream of the environment */
+};
+#define cairn_fp8_recipe(...) (&(struct cairn_fp8_recipe){.struct_size = sizeof(struct cairn_fp8_recipe), __VA_ARGS__})
+
+/* Scales of tensors that the program casts by itself. */
+typedef struct cairn_fp8_scales cairn_fp8_scales;
+
+/* Scales for `count` tensors, each 1 at first and with an empty history.
+ *
+ *   formats  [count] the format each is cast to; NULL: E4M3 for all
+ *   recipe   NULL = all defaults
+ *   out      destroyed before the environment
+ *
+ * Errors: CAIRN_EINVAL a format, the recipe, with the field; CAIRN_ENOMEM. Memory: 4 bytes for each amax of a history.
+ * Threads: as the environment. */
+CAIRN_API cairn_status cairn_fp8_scales_create(cairn_env *env, size_t count, const cairn_fp8_format *formats,
+                                               const struct cairn_fp8_recipe *recipe, cairn_fp8_scales **out);
+CAIRN_API void cairn_fp8_scales_destroy(cairn_fp8_scales **scales);
+
+/* The scale by which tensor i is to be cast; NaN where there is none. */
+CAIRN_API float cairn_fp8_scales_get(const cairn_fp8_scales *scales, size_t i);
+
+/* Notes an amax of tensor i: the greatest since the last update counts; NaN counts as nothing. Several in a step (one a
+ * micro-batch) are fine. Errors: CAIRN_EINVAL i, an amax below 0. */
+CAIRN_API cairn_status cairn_fp8_scales_note(cairn_fp8_scales *scales, size_t i, float amax);
+
+/* The greatest that was noted of tensor i since the last update; 0: nothing was. To reduce it over a group other than
+ * the environment's (recipe.reduce_amax OFF): cairn_all_reduce with CAIRN_MAX, then note the result. */
+CAIRN_API float cairn_fp8_scales_amax(const cairn_fp8_scales *scales, size_t i);
+
+/* Every tensor's next scale, from what was noted. With reduce_amax and DELAYED a collective of all ranks, which blocks;
+ * all must have equally many tensors. Errors: of the group. */
+CAIRN_API cairn_status cairn_fp8_scales_update(cairn_fp8_scales *scales);
+
+/* Scales and histories, for cairn_state_add: equal on all ranks where updates reduce them, else each rank's own. Loads
+ * into scales of the same count and history length. */
+CAIRN_API cairn_stateful cairn_fp8_scales_stateful(cairn_fp8_scales *scales);
 
 #ifdef __cplusplus
 }
