@@ -95,6 +95,11 @@ void *cairn__tensor_values(const cairn_tensor *t) {
     return cairn__tensor_data(t);
 }
 
+const struct cairn__param *cairn__tensor_param(const cairn_tensor *t) {
+    const cairn_tensor *shown = t->param || !t->shows ? t : t->shows;
+    return shown->param;
+}
+
 bool cairn__tensor_wants_grad(const cairn_tensor *t) {
     return cairn__wants_grad(t);
 }

@@ -9,6 +9,7 @@
 #include "nn/op_list.h"
 
 struct cairn__loss_scale; /* kernels/step.h */
+struct cairn__param;      /* param/param.h */
 
 enum cairn__op {
 #define CAIRN__X(op, name) CAIRN__OP_##op,
@@ -38,8 +39,14 @@ struct cairn__op_hook {
     void *ctx;
     cairn_status (*compute_type)(void *ctx, const struct cairn__op_question *question, cairn_dtype *out);
 
-    /* (optional: all or none) What compute_type decides by, as a number. A checkpoint stores it and runs its function
-     * again between resume and leave, where it holds again. leave gets the scope that resume gave. */
+    /* (optional) What is made of op in its place, of other operations: *out, which is NULL; where it stays so op is
+     * applied as usual. Called before compute_type, never for views and operations that keep their types. inputs are
+     * the caller's, checked to be usable; NULL where an optional one was left out. Operations that it applies come here
+     * too. */
+    cairn_status (*replace)(void *ctx, enum cairn__op op, int count, cairn_tensor *const *inputs, cairn_tensor **out);
+
+    /* (optional: all or none) What compute_type and replace decide by, as a number. A checkpoint stores it and runs its
+     * function again between resume and leave, where it holds again. leave gets the scope that resume gave. */
     uint64_t (*policy)(void *ctx);
     cairn_status (*resume)(void *ctx, uint64_t policy, int *scope);
     void (*leave)(void *ctx, int scope);
@@ -116,6 +123,9 @@ cairn_env *cairn__tensor_env(const cairn_tensor *t);
 /* The same check alone; one that is not f32 or half is checked as f32. A loss of several elements, or a stale one, is
  * backward's to refuse. Errors: CAIRN_ENOMEM. */
 cairn_status cairn__loss_check(cairn_tensor *loss, uint32_t *found);
+
+/* The parameter that t is, or whose values, or a cast's of them, it shows: a slice, a transposed one. NULL: none. */
+const struct cairn__param *cairn__tensor_param(const cairn_tensor *t);
 
 /* Whether operations are recorded now: not between cairn_no_grad_begin and its end. */
 bool cairn__records(const cairn_env *env);

@@ -273,6 +273,13 @@ out:
     return st;
 }
 
+static cairn_status replace(const struct cairn__tape *tape, enum cairn__op op, const struct cairn__op_row *row,
+                            int count, cairn_tensor *const *inputs, cairn_tensor **out) {
+    const struct cairn__op_hook *hook = &tape->main->hook;
+    if (!hook->replace || row->keeps_types || row->view) return CAIRN_OK;
+    return hook->replace(hook->ctx, op, count, inputs, out);
+}
+
 cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *row, int count,
                                 cairn_tensor *const *inputs, const void *attrs, size_t attrs_nbytes, void *made) {
     cairn_status st = CAIRN_OK;
@@ -282,6 +289,9 @@ cairn_tensor *cairn__apply_made(enum cairn__op op, const struct cairn__op_row *r
     TRY(check_none_missing(row, name, count, inputs, &env));
     TRY(check_inputs(op, row, name, env, count, inputs));
     struct cairn__tape *tape = cairn__tape_of(env);
+    cairn_tensor *instead = NULL;
+    TRY(replace(tape, op, row, count, inputs, &instead));
+    if (instead) return instead;
     for (int i = 0; i < count; i++) cairn__note_use(inputs[i]);
     TRY(make_node(tape, op, row, count, inputs, attrs, attrs_nbytes, &node));
     if (row->view || made) {
