@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "fp8_casts.h"
 #include "nn/hooks.h"
 #include "ops.h"
 
@@ -34,9 +35,11 @@ struct casts {
     size_t num_own, own_capacity;
     uint64_t changes; /* of classes */
 
-    struct scope o1; /* the bottom of the stack; off = there is none */
-    size_t below_o1; /* scopes that were open when it began */
-    bool verbose;    /* the O1 context logs every cast */
+    struct scope o1;              /* the bottom of the stack; off = there is none */
+    size_t below_o1;              /* scopes that were open when it began */
+    bool verbose;                 /* the O1 context logs every cast */
+    struct cairn__fp8_casts *fp8; /* the O1 context's; NULL = none */
+    bool in_fp8;                  /* the operation is what an fp8 cast makes of itself */
     struct scope *scopes;
     size_t depth, capacity;
     int last_number;
@@ -109,6 +112,27 @@ static cairn_dtype choose(const struct cairn__op_question *q, amp_cast cast, cai
     if (cast == AMP_CAST_WIDEST) return wide;
     if (wide == CAIRN_F64) return (cairn_dtype)0;
     return cast == AMP_CAST_HALF ? half_type : CAIRN_F32;
+}
+
+/* A product of the fp8 list. f64 is not narrowed, so it goes the usual way. */
+static cairn_status replace(void *ctx, enum cairn__op op, int count, cairn_tensor *const *inputs, cairn_tensor **out) {
+    struct casts *c = ctx;
+    const struct scope *s = in_force(c);
+    cairn_status st = CAIRN_OK;
+    (void)count;
+    if (!s->enabled || c->classes[op] != AMP_CAST_FP8 || c->in_fp8) return CAIRN_OK;
+    REQUIRE(c->fp8, CAIRN_ESTATE,
+            "%s: its class is AMP_CAST_FP8, but no O1 context with a recipe is alive; give amp_options.fp8 to "
+            "amp_initialize, or set another class",
+            cairn__amp_op_name(op));
+    c->in_fp8 = true;
+    TRY(cairn__fp8_product(c->fp8, op, inputs, s->half_type, out));
+    if (c->verbose && *out)
+        cairn__log(CAIRN_LOG_NOTICE, "%s -> fp8 (%s)", cairn_dtype_name(cairn_tensor_dtype(inputs[0])),
+                   cairn__amp_op_name(op));
+out:
+    c->in_fp8 = false;
+    return st;
 }
 
 /* One line for each type that is cast. */
@@ -206,12 +230,31 @@ static cairn_status casts_of(cairn_env *env, struct casts **out) {
     TRY(cairn__calloc(1, sizeof(*c), (void **)&c));
     c->o1.half_type = CAIRN_F16;
     for (int op = 0; op < CAIRN__AMP_NUM_OPS; op++) c->classes[op] = cairn__amp_op_row(op)->cast;
-    const struct cairn__op_hook hook = {
-        .ctx = c, .compute_type = compute_type, .policy = policy, .resume = resume, .leave = leave, .end = end};
+    const struct cairn__op_hook hook = {.ctx = c,
+                                        .compute_type = compute_type,
+                                        .replace = replace,
+                                        .policy = policy,
+                                        .resume = resume,
+                                        .leave = leave,
+                                        .end = end};
     cairn__set_op_hook(env, &hook);
     *out = c;
 out:
     return st;
+}
+
+/* The class of an operation that the user has not set. */
+static amp_cast own_class(const struct casts *c, int op) {
+    return c->fp8 && cairn__fp8_takes_by_default(op) ? AMP_CAST_FP8 : cairn__amp_op_row(op)->cast;
+}
+
+static void use_fp8(struct casts *c, struct cairn__fp8_casts *fp8) {
+    c->fp8 = fp8;
+    for (int op = 0; op < CAIRN__AMP_NUM_OPS; op++) {
+        if (c->is_set[op] || c->classes[op] == own_class(c, op)) continue;
+        c->classes[op] = own_class(c, op);
+        c->changes++;
+    }
 }
 
 cairn_status cairn__casts_begin_o1(cairn_env *env, cairn_dtype half_type, bool verbose) {
@@ -228,12 +271,17 @@ out:
     return st;
 }
 
+void cairn__casts_use_fp8(cairn_env *env, struct cairn__fp8_casts *fp8) {
+    use_fp8(cairn__op_hook_ctx(env), fp8);
+}
+
 void cairn__casts_end_o1(cairn_env *env) {
     struct casts *c = cairn__op_hook_ctx(env);
     if (!c || !c->o1.enabled) return;
     pop_to(c, c->below_o1);
     c->o1 = (struct scope){.half_type = CAIRN_F16};
     c->verbose = false;
+    use_fp8(c, NULL);
 }
 
 /* ---- classes ---- */
@@ -244,7 +292,9 @@ static cairn_status set_class(struct casts *c, int op, amp_cast cast) {
         !row->is_fixed || cast == 0 || cast == AMP_CAST_FOLLOW, CAIRN_EINVAL,
         "amp_op_set_cast: '%s' moves values without computing, so its class is fixed; cast its input with cairn_cast",
         cairn__amp_op_name(op));
-    const amp_cast next = cast ? cast : row->cast;
+    REQUIRE(cast != AMP_CAST_FP8 || cairn__fp8_takes(op), CAIRN_EINVAL,
+            "amp_op_set_cast: AMP_CAST_FP8 is for linear, matmul and bmm, not for '%s'", cairn__amp_op_name(op));
+    const amp_cast next = cast ? cast : own_class(c, op);
     c->changes += c->classes[op] != next;
     c->classes[op] = next;
     c->is_set[op] = cast != 0;
@@ -270,6 +320,8 @@ static cairn_status set_own(struct casts *c, const char *name, amp_cast cast) {
         return CAIRN_OK;
     }
     TRY(cairn__amp_check_own_name(name));
+    REQUIRE(cast != AMP_CAST_FP8, CAIRN_EINVAL,
+            "amp_op_set_cast: AMP_CAST_FP8 is for linear, matmul and bmm, not for '%s'", name);
     TRY(cairn__grow((void **)&c->own, &c->own_capacity, c->num_own + 1, sizeof(own)));
     TRY(cairn__strdup(name, &own.name));
     c->own[c->num_own++] = own;
@@ -281,8 +333,9 @@ out:
 cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast) {
     REQUIRE(env && op && op[0], CAIRN_EINVAL, "amp_op_set_cast: env and the operation's name must be set");
     REQUIRE(
-        (int)cast >= 0 && cast <= AMP_CAST_BANNED, CAIRN_EINVAL,
-        "amp_op_set_cast: cast is %d; it must be AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW, _BANNED, or 0 for the default",
+        (int)cast >= 0 && cast <= AMP_CAST_FP8, CAIRN_EINVAL,
+        "amp_op_set_cast: cast is %d; it must be AMP_CAST_HALF, _F32, _WIDEST, _FOLLOW, _BANNED, _FP8, or 0 for the "
+        "default",
         (int)cast);
     struct casts *c = NULL;
     int id;
@@ -295,7 +348,7 @@ out:
     return st;
 }
 
-static const char SET_BY_USER[] = "set by amp_op_set_cast";
+static const char SET_BY_USER[] = "set by amp_op_set_cast", BY_RECIPE[] = "a product, by the recipe of amp_options.fp8";
 
 amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) {
     const struct casts *c = env ? cairn__op_hook_ctx(env) : NULL;
@@ -310,7 +363,7 @@ amp_cast amp_op_cast(const cairn_env *env, const char *op, const char **reason) 
         return own ? own->cast : (amp_cast)0;
     }
     const struct cairn__amp_op_row *row = cairn__amp_op_row(id);
-    *reason = c && c->is_set[id] ? SET_BY_USER : row->reason;
+    *reason = !c ? row->reason : c->is_set[id] ? SET_BY_USER : own_class(c, id) != row->cast ? BY_RECIPE : row->reason;
     return c ? c->classes[id] : row->cast;
 }
 

@@ -2,6 +2,7 @@
 #ifndef CAIRN__AMP_CONTEXT_H
 #define CAIRN__AMP_CONTEXT_H
 
+#include "fp8_casts.h"
 #include "guard.h"
 #include "param/param.h"
 #include "policy.h"
@@ -29,8 +30,9 @@ struct amp_context {
     size_t num_guards;
     cairn_optimizer *own; /* over the user's set, made for a user who updates; NULL */
 
-    amp_scaler **scalers; /* [policy.num_losses] */
-    uint32_t *found;      /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
+    amp_scaler **scalers;         /* [policy.num_losses] */
+    struct cairn__fp8_casts *fp8; /* NULL = none */
+    uint32_t *found; /* [2] device memory: the loss being checked overflowed; the same for share() to pass on */
 
     bool open; /* amp_scale_loss was called, and amp_scale_loss_end not yet */
     struct cairn__loss begun, ended;

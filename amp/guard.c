@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/trace.h"
+#include "fp8_casts.h"
 #include "nn/hooks.h"
 
 /* ---- checking for overflow ---- */
@@ -94,6 +95,7 @@ static cairn_status before(void *ctx, struct cairn__step_end *end) {
         if (scaler->pending) update_scaler(scaler);
         if (end->num_scalers < CAIRN__STEP_SCALERS) end->scalers[end->num_scalers++] = scaler->state;
     }
+    if (g->fp8) TRY(cairn__fp8_casts_update(g->fp8));
     g->losses = 0;
     g->micro_batch = 0;
     g->checked_late = g->checks_late;

@@ -19,10 +19,11 @@ struct cairn__amp_guard {
     const void *owner;          /* a context, which has prepared the parameters; or NULL */
     amp_scaler *const *scalers; /* by loss_id */
     int num_scalers;
-    bool skips;       /* a step with an infinite or NaN gradient is skipped */
-    bool agrees;      /* with the other ranks, on overflow */
-    const bool *open; /* the owner has begun a scaled loss and not ended it; NULL = there is no owner */
-    uint32_t *found;  /* in device memory: a check found an overflow */
+    bool skips;                   /* a step with an infinite or NaN gradient is skipped */
+    bool agrees;                  /* with the other ranks, on overflow */
+    struct cairn__fp8_casts *fp8; /* of the owner: a step updates its scales; NULL = none */
+    const bool *open;             /* the owner has begun a scaled loss and not ended it; NULL = there is no owner */
+    uint32_t *found;              /* in device memory: a check found an overflow */
     void (*ending)(struct cairn__amp_guard *guard); /* at the optimizer's end; NULL = it lives longer */
     bool is_step_explicit;                          /* within amp_scaler_step */
 

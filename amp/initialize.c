@@ -190,6 +190,7 @@ static void free_context(amp_context *amp) {
     for (size_t i = 0; i < amp->num_guards; i++) cairn__guard_destroy(&amp->guards[i]);
     cairn_optimizer_destroy(&amp->own);
     for (int id = 0; amp->scalers && id < amp->policy.num_losses; id++) cairn__scaler_end(&amp->scalers[id]);
+    cairn__fp8_casts_destroy(&amp->fp8);
     cairn__device_free(amp->env->device, amp->found);
     cairn__free(amp->begun.guards);
     cairn__free(amp->ended.guards);
@@ -198,6 +199,15 @@ static void free_context(amp_context *amp) {
     cairn__free(amp->models);
     cairn__free(amp->sets);
     cairn__free(amp);
+}
+
+static cairn_status begin_fp8(amp_context *amp) {
+    cairn_status st = CAIRN_OK;
+    TRY(cairn__fp8_casts_create(amp->env, amp->sets, amp->num_sets, &amp->policy.fp8, &amp->fp8));
+    for (size_t i = 0; i < amp->num_guards; i++) amp->guards[i]->fp8 = amp->fp8;
+    cairn__casts_use_fp8(amp->env, amp->fp8);
+out:
+    return st;
 }
 
 cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struct amp_options *options,
@@ -227,6 +237,7 @@ cairn_status cairn__amp_create(const struct cairn__amp_parts *parts, const struc
         TRY(cairn__casts_begin_o1(amp->env, amp->policy.half_type, amp->policy.verbosity >= 2));
         casting = true;
     }
+    if (amp->policy.has_fp8) TRY(begin_fp8(amp));
     if (amp->policy.explain_overflow) {
         TRY(cairn__note_anomalies(amp->env, true));
         noting = true;

@@ -193,6 +193,14 @@ static cairn_status check_rounding(const struct amp_options *o, const struct cai
     return CAIRN_OK;
 }
 
+static cairn_status resolve_fp8(const struct amp_options *o, struct cairn__amp_policy *p) {
+    if (!o->fp8) return CAIRN_OK;
+    REQUIRE(p->level == AMP_O1 && p->patch_ops, CAIRN_EINVAL,
+            "fp8 casts operands of operations, which opt level O1 with patch_ops does; choose O1, or leave fp8 out");
+    p->has_fp8 = true;
+    return cairn__fp8_recipe_read(o->fp8, "fp8", &p->fp8);
+}
+
 /* ---- the loss scale ---- */
 
 /* What both amp_options and its scaler can set must be set in one of them only. */
@@ -313,6 +321,7 @@ static cairn_status resolve(const struct amp_options *o, struct cairn__amp_polic
     p->rounding_seed = o->rounding_seed;
     p->num_losses = o->num_losses ? o->num_losses : 1;
     TRY(check_rounding(o, p));
+    TRY(resolve_fp8(o, p));
     /* O0 and O3 with a scale of 1 are the baselines: nothing between gradient and update. */
     struct cairn__scaler_state s;
     TRY(resolve_scaler(o, p, &p->scaler));
@@ -378,17 +387,29 @@ static void write_scaler(const struct cairn__scaler_state *s, char *text, size_t
              s->consecutive ? " consecutive" : "");
 }
 
+/* "hybrid, delayed 1024 max" */
+static void write_fp8(const struct cairn__amp_policy *p, char *text, size_t nbytes) {
+    const struct cairn__fp8_recipe *r = &p->fp8;
+    const char *formats = r->forward == r->backward ? "e4m3" : "hybrid";
+    if (r->scaling == CAIRN_FP8_DELAYED) {
+        snprintf(text, nbytes, "%s, delayed %d %s", formats, r->history_len, r->most_recent ? "most_recent" : "max");
+    } else {
+        snprintf(text, nbytes, "%s, %s", formats, r->scaling == CAIRN_FP8_CURRENT ? "current" : "unscaled");
+    }
+}
+
 void cairn__amp_policy_summary(const struct cairn__amp_policy *p, char *text, size_t nbytes) {
-    char scaler[160], rounding[48] = "";
+    char scaler[160], rounding[48] = "", fp8[40] = "";
     struct cairn__scaler_state s;
     if (cairn__scaler_resolve(&p->scaler, 0, &s) != CAIRN_OK) return; /* it was resolved before */
     write_scaler(&s, scaler, sizeof(scaler));
     if (p->stochastic_rounding) {
         snprintf(rounding, sizeof(rounding), ", rounding by seed %llu", (unsigned long long)p->rounding_seed);
     }
-    snprintf(text, nbytes, "%s %s, loss scale %s%s%s%s", cairn__amp_level_name(p->level),
+    if (p->has_fp8) write_fp8(p, fp8, sizeof(fp8));
+    snprintf(text, nbytes, "%s %s, loss scale %s%s%s%s%s%s", cairn__amp_level_name(p->level),
              cairn_dtype_name(p->half_type), scaler, p->skip_nonfinite ? ", skipping" : "",
-             p->patch_ops ? ", casting ops" : "", rounding);
+             p->patch_ops ? ", casting ops" : "", rounding, fp8[0] ? ", fp8 " : "", fp8);
 }
 
 /* A line of the log. */
@@ -439,6 +460,8 @@ static cairn_status list_properties(const struct cairn__amp_policy *p, struct pr
     char *seed = add(all, "rounding_seed", true, "none");
     if (p->stochastic_rounding) snprintf(seed, ROOM, "%llu", (unsigned long long)p->rounding_seed);
     add(all, "explain_overflow", true, on_off(p->explain_overflow));
+    char *fp8 = add(all, "fp8", true, "none");
+    if (p->has_fp8) write_fp8(p, fp8, ROOM);
 out:
     return st;
 }

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "cairn/amp.h"
+#include "fp8_scale.h"
 
 /* Everything decided; nothing is "default" any more. */
 struct cairn__amp_policy {
@@ -21,6 +22,8 @@ struct cairn__amp_policy {
     bool skip_nonfinite;
     bool stochastic_rounding;
     bool explain_overflow;
+    bool has_fp8;
+    struct cairn__fp8_recipe fp8; /* if has_fp8 */
     uint64_t rounding_seed;
     int num_losses, verbosity;
     struct amp_scaler_options scaler; /* of each loss, good for cairn__scaler_resolve; its kind is set */

@@ -1,4 +1,6 @@
 /* What went wrong, for the user: which parameters overflowed, and what half types make of gradients. */
+#include <math.h>
+
 #include "context.h"
 #include "core/alloc.h"
 #include "core/dtype.h"
@@ -121,4 +123,9 @@ cairn_status(amp_gradient_reports)(amp_context *amp, cairn_optimizer *optimizer,
                                    size_t count) {
     return amp_gradient_reports_sized(CAIRN__SIZE_THROUGH(struct amp_gradient_report, scale), amp, optimizer, out,
                                       count);
+}
+
+float amp_fp8_scale(const amp_context *amp, const char *param, amp_fp8_tensor tensor) {
+    const bool is_tensor = tensor >= AMP_FP8_INPUT && tensor <= AMP_FP8_GRADIENT;
+    return amp && amp->fp8 && param && is_tensor ? cairn__fp8_casts_scale(amp->fp8, param, tensor) : NAN;
 }

@@ -166,6 +166,7 @@ static cairn_status list(void *object, struct cairn__entries *entries) {
     }
     for (size_t i = 0; i < amp->num_guards; i++) TRY(list_guard(amp->guards[i], i, owner, entries));
     if (amp->own) TRY(cairn__optimizer_list_state(amp->own, OWN, entries));
+    if (amp->fp8) TRY(cairn__fp8_casts_list(amp->fp8, entries));
 out:
     return st;
 }
@@ -211,6 +212,7 @@ static cairn_status check(const void *object, const struct cairn__entries *entri
     cairn_status st = CAIRN_OK;
     TRY(read_scalers(amp, entries, next));
     if (amp->own) TRY(cairn__optimizer_check_state(amp->own, OWN, entries));
+    if (amp->fp8) TRY(cairn__fp8_casts_check(amp->fp8, entries));
 out:
     return st;
 }
@@ -222,6 +224,7 @@ static cairn_status loaded(void *object, const struct cairn__entries *entries) {
     TRY(read_scalers(amp, entries, next));
     TRY(cairn__env_read_reports(amp->env));
     if (amp->own) TRY(cairn__optimizer_state_loaded(amp->own, OWN, entries));
+    if (amp->fp8) cairn__fp8_casts_loaded(amp->fp8, entries);
     for (int id = 0; id < amp->policy.num_losses; id++) cairn__scaler_put(amp->scalers[id], &next[id]);
     for (size_t i = 0; i < amp->num_guards; i++) take_guard(amp->guards[i], i, entries);
     amp->shown.id = (int)cairn__entries_i64(entries, "shown_loss");

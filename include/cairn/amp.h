@@ -13,6 +13,7 @@
 #include "autocast.h"
 #include "core.h"
 #include "env.h"
+#include "fp8.h"
 #include "nn.h"
 #include "optim.h"
 #include "scaler.h"
@@ -78,6 +79,9 @@ struct amp_options {
     /* ON: the message about a skipped step names the operation that made the first infinite or NaN value; slow: on a
      * GPU every operation waits for it, and steps that a graph replays are not looked at. OFF */
     cairn_switch explain_overflow;
+    /* O1 alone, on the CPU alone: linear and matmul, and what amp_op_set_cast gives AMP_CAST_FP8, multiply operands
+     * that went through fp8, by this recipe, which is read during the call; docs/fp8.md. NULL = none (since 0.9.0) */
+    const struct cairn_fp8_recipe *fp8;
 };
 #define amp_options(...) (&(struct amp_options){.struct_size = sizeof(struct amp_options), __VA_ARGS__})
 
@@ -275,6 +279,18 @@ CAIRN_API amp_scaler *amp_scaler_of(amp_context *amp, int loss_id);
 
 /* Its name before 0.8.0. */
 CAIRN_API CAIRN_DEPRECATED("amp_scaler_of") amp_scaler *amp_loss_scaler(amp_context *amp, int loss_id);
+
+/* Which tensor of a product with a parameter. */
+typedef enum amp_fp8_tensor {
+    AMP_FP8_INPUT = 1,
+    AMP_FP8_WEIGHT = 2,
+    AMP_FP8_GRADIENT = 3, /* of the result */
+} amp_fp8_tensor;
+
+/* The scale by which a tensor of the products with a parameter ("0.weight", of the first model that has one of that
+ * name) is cast to fp8 next, with delayed scaling. NaN where there is none: no recipe, no such parameter, or it was not
+ * used yet. */
+CAIRN_API float amp_fp8_scale(const amp_context *amp, const char *param, amp_fp8_tensor tensor);
 
 /* Steps without overflow since the scale of loss 0 last changed, known as late as the scale. */
 CAIRN_API int64_t amp_unskipped_steps(amp_context *amp);

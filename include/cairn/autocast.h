@@ -31,12 +31,15 @@ typedef enum amp_cast {
         3, /* inputs are cast to the widest type among them: f32 where a half meets f32 or the other half */
     AMP_CAST_FOLLOW = 4, /* runs in its inputs' type */
     AMP_CAST_BANNED = 5, /* an error where an input is half, with advice; f32 where none is */
+    AMP_CAST_FP8 = 6,    /* both operands go through fp8, and the gradient of the result: linear, matmul and bmm alone,
+                            under an O1 context with amp_options.fp8 (since 0.9.0; docs/fp8.md) */
 } amp_cast;
 
 /* The class of an operation ("gelu"), or of your own (cairn_custom_op.name, spelled as there), from now on, in this
  * environment; before amp_initialize or after. 0 = the table's own again (of one's own operation: that of "custom",
  * which is AMP_CAST_FOLLOW).
- * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); a name that is no operation's
+ * Errors: CAIRN_EINVAL no such class; a class for what computes nothing (reshape, cast); AMP_CAST_FP8 for another
+ * operation than its three; a name that is no operation's
  * of Cairn becomes one of the user's own, unless it is nearly one of Cairn's, or torch's word for one; CAIRN_ENOMEM.
  * apex: amp.register_half_function, register_float_function, register_promote_function; allow_banned */
 CAIRN_API cairn_status amp_op_set_cast(cairn_env *env, const char *op, amp_cast cast);

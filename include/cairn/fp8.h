@@ -4,7 +4,7 @@
  *   E4M3   1, 4, 3                          448        2^-6           2^-9    no infinity; NaN is 0x7f and 0xff
  *   E5M2   1, 5, 2                          57344      2^-14          2^-16   infinity, and NaN
  *
- * Arrays are in the host's memory; casts need no environment.
+ * Arrays are in the host's memory; casts need no environment. How a training computes with fp8 casts is in docs/fp8.md.
  * Threads: any, where nothing else is said. Source: OCP 8-bit Floating Point Specification (OFP8) 1.0; Micikevicius et
  * al., "FP8 Formats for Deep Learning", 2022. Compare ml_dtypes' float8_e4m3fn and float8_e5m2, which do not
  * saturate. */
@@ -111,7 +111,7 @@ struct cairn_fp8_recipe {
 };
 #define cairn_fp8_recipe(...) (&(struct cairn_fp8_recipe){.struct_size = sizeof(struct cairn_fp8_recipe), __VA_ARGS__})
 
-/* Scales of tensors that the program casts by itself. */
+/* Scales of tensors that the program casts by itself; amp keeps its own (amp_options.fp8). */
 typedef struct cairn_fp8_scales cairn_fp8_scales;
 
 /* Scales for `count` tensors, each 1 at first and with an empty history.
