@@ -140,6 +140,24 @@ class Runs(Lab):
         self.assertEqual(running.returncode, -signal.SIGKILL)
         self.assertIn("is complete", self.run_small())  # the result before is still there
 
+    def test_all_that_were_killed_go_on_where_they_were(self):
+        def first_lines(stop):
+            """What `run all` prints until a line holds `stop`; then it is killed."""
+            running = subprocess.Popen([LAB, "run", "all"], cwd=self.folder.name, text=True, stdout=subprocess.PIPE,
+                                       stderr=subprocess.DEVNULL)
+            lines = []
+            for line in running.stdout:
+                lines.append(line)
+                if stop in line:
+                    break
+            running.send_signal(signal.SIGKILL)
+            running.communicate()
+            return lines
+        first_lines("lab/accumulate")
+        again = first_lines("allreduce-error: ")
+        self.assertEqual(again[:2], [f"{name} is complete in lab/{name}; --again runs it again\n"
+                                     for name in ("running-sum", "accumulate")])
+
     def test_a_result_without_its_description_counts_as_none(self):
         self.run_small()
         os.remove(self.path("lab/running-sum/result.json"))
@@ -231,7 +249,7 @@ class Recording(Lab):
 
     def findings(self):
         _, page = self.report("run")
-        return ["".join(item.itertext()) for item in page.find("body/main/section/ul")]
+        return ["".join(item.itertext()) for item in page.find("body/main/section/div/ul")]
 
 
 class Recorded(Recording):

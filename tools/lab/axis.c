@@ -26,7 +26,7 @@ void axis_widen(struct axis *a, double value) {
 
 void axis_settle(struct axis *a, double margin, bool from_zero) {
     if (a->least > a->most) a->least = 0, a->most = 1;
-    if (from_zero && !a->log && a->least > 0 && a->least < 0.6 * a->most) a->least = 0;
+    if (from_zero && !a->log && !a->is_power && a->least > 0 && a->least < 0.6 * a->most) a->least = 0;
     if (a->least == a->most) {
         const double around = a->log || a->is_power || a->least == 0 ? 1 : fabs(a->least) / 2;
         a->least -= around;

@@ -20,7 +20,7 @@ bool axis_has(const struct axis *a, double value);
 void axis_widen(struct axis *a, double value);
 
 /* Once all values are in: an axis without a value, or with one alone, gets room around it. margin: a part of the
- * range on both ends. from_zero: a linear axis begins at 0 where its values come near it. */
+ * range on both ends. from_zero: an axis of plain numbers begins at 0 where these come near it. */
 void axis_settle(struct axis *a, double margin, bool from_zero);
 
 double axis_place(const struct axis *a, double value);

@@ -11,7 +11,7 @@
 enum {
     BAR = 14,
     BAR_GAP = 8,
-    MOST_MARKERS = 40, /* points of a line that are marked */
+    MOST_MARKERS = 64, /* points of a line that are marked */
     RADIUS = 3,
 };
 

@@ -118,7 +118,7 @@ void lab_finding(struct lab_run *run, const char *format, ...) __attribute__((fo
 /* The same about what was expected: the report says whether it holds, and `cairn-lab run` exits with 1 if not. */
 void lab_check(struct lab_run *run, bool holds, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* A progress line on stderr, at most two a second. part: of the run that is done, 0 to 1. */
+/* A progress line on stderr: two a second at most in a terminal, else one in 5 seconds. part: of the run, 0 to 1. */
 void lab_progress(struct lab_run *run, double part, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 #endif

@@ -73,7 +73,7 @@ static void put_name(FILE *out, const char *name) {
 }
 
 static void put_panels(FILE *out, const struct view *v) {
-    fputs("<div class=\"panels\">\n", out);
+    fprintf(out, "<div class=\"panels%s\">\n", v->panels.count <= 4 ? " few" : "");
     for (size_t p = 0; p < v->panels.count; p++) {
         char text[32];
         fputs("<div><h4>", out);
@@ -115,13 +115,13 @@ static void put_findings(FILE *out, const struct lab_result *r) {
                                         [LAB_HOLDS] = "<span class=\"good\">As expected:</span> ",
                                         [LAB_FAILS] = "<span class=\"bad\">Not as expected:</span> "};
     if (r->num_findings == 0) return;
-    fputs("<h3>Findings</h3>\n<ul>\n", out);
+    fputs("<div class=\"findings\"><h3>Findings</h3>\n<ul>\n", out);
     for (size_t i = 0; i < r->num_findings; i++) {
         fprintf(out, "<li>%s", words[r->findings[i].verdict]);
         put(out, r->findings[i].text);
         fputs("</li>\n", out);
     }
-    fputs("</ul>\n", out);
+    fputs("</ul></div>\n", out);
 }
 
 static void put_fact(FILE *out, const char *name, const char *text) {

@@ -167,7 +167,7 @@ void lab_progress(struct lab_run *run, double part, const char *format, ...) {
     const double now = cairn__clock_seconds();
     const bool is_terminal = isatty(STDERR_FILENO);
     va_list args;
-    if (now - run->shown < 0.5) return;
+    if (now - run->shown < (is_terminal ? 0.5 : 5)) return;
     run->shown = now;
     run->is_shown = is_terminal;
     fprintf(stderr, "%s%s: %3.0f %%, ", is_terminal ? "\r\033[K" : "", run->experiment->name, 100 * part);
