@@ -306,6 +306,15 @@ class Recorded(Recording):
         self.assertEqual([row["grad_norm"] for row in self.table("optim-grad-norm-1")], ["inf", "nan", "0.5"])
         self.assertEqual(len(glob.glob(self.path("run/recorded/*.csv"))), 4)
 
+    def test_what_a_twin_lost_is_shown_by_its_most(self):
+        self.record(*(scalar(f"lost_to_zero/{name}", step, share, "observe") for name, step, share in
+                      (("a.weight", 1, 0.25), ("a.weight", 2, 0.5), ("b", 1, 0.125))),
+                    scalar("lost_to_inf/b", 1, 0, "observe"))
+        self.assertIn("Against an f32 twin 50 % of the elements of one gradient were lost at most: "
+                      "lost_to_zero/a.weight.", self.findings())
+        self.assertEqual([tuple(row.values()) for row in self.table("twin")],
+                         [("a.weight", "to 0", "50"), ("b", "to 0", "12.5"), ("b", "to infinity or NaN", "0")])
+
     def test_a_last_line_that_does_not_end_is_left_out(self):
         self.record(scalar("loss_scale", 1, 2), end='{"kind":"scalar","ro')
         self.assertIn("The loss scale begins at 2 and ends at 2.", self.findings())

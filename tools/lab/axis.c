@@ -28,9 +28,10 @@ void axis_settle(struct axis *a, double margin, bool from_zero) {
     if (a->least > a->most) a->least = 0, a->most = 1;
     if (from_zero && !a->log && !a->is_power && a->least > 0 && a->least < 0.6 * a->most) a->least = 0;
     if (a->least == a->most) {
-        const double around = a->log || a->is_power || a->least == 0 ? 1 : fabs(a->least) / 2;
-        a->least -= around;
+        const bool is_plain = !a->log && !a->is_power;
+        const double around = is_plain && a->least != 0 ? fabs(a->least) / 2 : 1;
         a->most += around;
+        a->least = is_plain && from_zero && a->least >= 0 ? 0 : a->least - around;
         return;
     }
     const double room = margin * (a->most - a->least);

@@ -144,9 +144,17 @@ static void put_command(FILE *out, const char *folder, const struct lab_result *
     fputs("</code></dd>\n", out);
 }
 
+/* Facts of a recorded training. */
 static void put_settings(FILE *out, const struct lab_result *r) {
-    for (size_t i = 0; i < r->num_settings && !result_setting(r, "seed"); i++)
-        put_fact(out, r->settings[i].name, r->settings[i].value);
+    if (r->num_settings == 0 || result_setting(r, "seed")) return;
+    fputs("<dt>facts</dt><dd>", out);
+    for (size_t i = 0; i < r->num_settings; i++) {
+        if (i > 0) fputs(", ", out);
+        put(out, r->settings[i].name);
+        fputs(" ", out);
+        put(out, r->settings[i].value);
+    }
+    fputs("</dd>\n", out);
 }
 
 static bool is_drawn(const struct lab_result *r, const struct lab_table *t) {

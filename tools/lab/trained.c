@@ -39,7 +39,8 @@ static void name_scalar(const struct scalar_record *s, size_t index, char name[1
 }
 
 static bool is_of_twin(const struct scalar_record *s) {
-    return strncmp(s->name, "lost_to_", strlen("lost_to_")) == 0;
+    return strncmp(s->name, "lost_to_zero/", strlen("lost_to_zero/")) == 0 ||
+           strncmp(s->name, "lost_to_inf/", strlen("lost_to_inf/")) == 0;
 }
 
 static void add_scalar(struct lab_result *r, const struct scalar_record *s, size_t index) {
@@ -67,6 +68,15 @@ static int rank_scalar(const struct scalar_record *s) {
     return (int)(sizeof(first) / sizeof(first[0]));
 }
 
+static void say_skipped(struct lab_result *r, const struct scalar_record *skipped) {
+    const int64_t step = skipped->steps[skipped->count - 1];
+    const double count = skipped->values[skipped->count - 1];
+    if (count > 0)
+        recorded_say(r, "Until step %" PRId64 " the optimizer skipped %g %s because gradients were not finite.", step,
+                     count, count == 1 ? "step" : "steps");
+    else recorded_say(r, "Until step %" PRId64 " the optimizer skipped no step.", step);
+}
+
 static void say_scalars(struct lab_result *r, const struct record *record) {
     const struct scalar_record *loss = NULL, *skipped = record_scalar(record, "optim", "skipped");
     const struct scalar_record *scale = record_scalar(record, "optim", "loss_scale");
@@ -79,26 +89,54 @@ static void say_scalars(struct lab_result *r, const struct record *record) {
     if (scale)
         recorded_say(r, "The loss scale begins at %g and ends at %g.", scale->values[0],
                      scale->values[scale->count - 1]);
-    if (skipped)
-        recorded_say(r, "Until step %" PRId64 " the optimizer skipped %g %s because gradients were not finite.",
-                     skipped->steps[skipped->count - 1], skipped->values[skipped->count - 1],
-                     skipped->values[skipped->count - 1] == 1 ? "step" : "steps");
+    if (skipped) say_skipped(r, skipped);
 }
 
-/* The twin's shares, the worst of each kind. */
-static void say_twin(struct lab_result *r, const struct record *record) {
-    const char *worst = NULL;
+/* ---- the f32 twin ---- */
+
+static double most_value(const struct scalar_record *s) {
     double most = 0;
+    for (size_t i = 0; i < s->count; i++) most = fmax(most, s->values[i]);
+    return most;
+}
+
+static int compare_most(const void *a, const void *b) {
+    const double x = most_value(*(const struct scalar_record *const *)a);
+    const double y = most_value(*(const struct scalar_record *const *)b);
+    return (x < y) - (x > y);
+}
+
+/* What half gradients lost against those of an f32 twin: of each parameter the most at one step. */
+static void add_twin(struct lab_result *r, const struct record *record) {
+    static const char *const kinds[] = {"lost_to_zero/", "lost_to_inf/"};
+    static const char *const words[] = {"to 0", "to infinity or NaN"};
+    const struct scalar_record **found = must(calloc(record->num_scalars + 1, sizeof(*found)));
+    size_t count = 0;
     for (size_t i = 0; i < record->num_scalars; i++) {
-        const struct scalar_record *s = &record->scalars[i];
-        if (strncmp(s->name, "lost_to_zero/", 13) != 0) continue;
-        for (size_t k = 0; k < s->count; k++) {
-            if (s->values[k] > most) most = s->values[k], worst = s->name + 13;
-        }
+        if (is_of_twin(&record->scalars[i])) found[count++] = &record->scalars[i];
     }
-    if (worst)
-        recorded_say(r, "Against its f32 twin %s lost at most %.3g %% of its gradients to 0, more than any other.",
-                     worst, 100 * most);
+    if (count > 0) {
+        qsort(found, count, sizeof(*found), compare_most);
+        struct lab_table *t =
+            result_add_table(r, "twin", "Gradients lost against an f32 twin, the most at one step",
+                             (struct lab_column[]){{"parameter", NULL}, {"lost", NULL}, {"share of elements", "%"}}, 3);
+        for (size_t i = 0; i < count && i < 2 * MOST_PANELS; i++) {
+            const int kind = strncmp(found[i]->name, kinds[1], strlen(kinds[1])) == 0;
+            lab_put_text(t, found[i]->name + strlen(kinds[kind]));
+            lab_put_text(t, words[kind]);
+            lab_put(t, 100 * most_value(found[i]));
+        }
+        result_add_picture(r, &(struct lab_picture){.name = "twin",
+                                                    .title = "Gradients lost against an f32 twin, the most at one step",
+                                                    .table = "twin",
+                                                    .form = LAB_BARS,
+                                                    .x = "parameter",
+                                                    .y = "share of elements",
+                                                    .by = "lost"});
+        recorded_say(r, "Against an f32 twin %.3g %% of the elements of one gradient were lost at most: %s.",
+                     100 * most_value(found[0]), found[0]->name);
+    }
+    free(found);
 }
 
 void recorded_scalars(struct lab_result *r, const struct record *record) {
@@ -109,7 +147,7 @@ void recorded_scalars(struct lab_result *r, const struct record *record) {
         }
     }
     say_scalars(r, record);
-    say_twin(r, record);
+    add_twin(r, record);
 }
 
 /* ---- all of it ---- */
