@@ -175,6 +175,15 @@ class Runs(Lab):
             self.assertIn("running-sum/" + name, errors)
             self.assertNotIn("is complete", self.run_small())
 
+    def test_a_result_under_another_name_is_refused(self):
+        self.run_small()
+        for name, words in (("sums", "another name"), ('"><script>', "letters, digits")):
+            told = json.loads(self.read("lab/running-sum/result.json"))
+            self.write("lab/running-sum/result.json", {**told, "name": name})
+            code, _, errors = self.call("report")
+            self.assertEqual(code, 1)
+            self.assertIn(words, errors)
+
     def test_a_folder_that_cannot_be_made_is_named(self):
         self.write("file", "")
         code, _, errors = self.call("run", "running-sum", "--terms", 10, "--out", "file/lab")

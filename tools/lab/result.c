@@ -23,9 +23,18 @@ static bool grow(cairn_status *failed, void *array, size_t *room, size_t count, 
     return *failed == CAIRN_OK;
 }
 
+/* Names are names of files and of places in a page. */
+static bool is_plain(const char *name) {
+    for (const char *c = name; *c; c++) {
+        if (!isalnum((unsigned char)*c) && *c != '-') return false;
+    }
+    return name[0] != '\0' && name[0] != '-';
+}
+
 cairn_status result_init(struct lab_result *r, const char *name, const char *question, const char *method,
                          const char *expected, const char *source) {
     *r = (struct lab_result){0};
+    REQUIRE(is_plain(name), CAIRN_EINVAL, "a result is called '%s'; names are of letters, digits and '-'", name);
     r->name = copy_text(&r->failed, name);
     r->question = copy_text(&r->failed, question ? question : "");
     r->method = copy_text(&r->failed, method ? method : "");
@@ -77,14 +86,6 @@ void result_add_setting(struct lab_result *r, const char *name, const char *valu
     struct lab_setting *s = &r->settings[r->num_settings++];
     s->name = copy_text(&r->failed, name);
     s->value = copy_text(&r->failed, value);
-}
-
-/* Names of tables and pictures are names of files and of places in a page. */
-static bool is_plain(const char *name) {
-    for (const char *c = name; *c; c++) {
-        if (!isalnum((unsigned char)*c) && *c != '-') return false;
-    }
-    return name[0] != '\0' && name[0] != '-';
 }
 
 static cairn_status check_table(const struct lab_result *r, const char *name, size_t count) {

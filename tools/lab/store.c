@@ -190,6 +190,8 @@ cairn_status store_read(const char *folder, const char *name, struct lab_result 
     TRY(store_path(file, path, DESCRIPTION));
     TRY(cairn__file_read(file, 0, MOST_NBYTES, &text, NULL));
     TRY(description_read(file, text, out));
+    if (strcmp(out->name, name) != 0)
+        TRY(cairn__fail(CAIRN_EINVAL, "%s is of '%s'; the folder has another name", file, out->name));
     for (size_t i = 0; i < out->num_tables; i++) TRY(read_table(path, out->tables[i]));
     TRY(result_check(out));
 out:
