@@ -28,6 +28,7 @@ PACKAGES_TO_CHECK=(
     "clang-format   | command -v clang-format            | checks the layout of the sources"
     "cmake          | command -v cmake                   | finds the installed library as its users' projects do"
     "doxygen        | command -v doxygen                 | makes HTML of the public headers"
+    "chromium       | command -v chromium                | shows cairn-lab's report to its test"
     "mandoc         | command -v mandoc                  | checks the manual pages"
     "binutils       | command -v nm                      | lists what the libraries export"
     "git            | command -v git                     | lists the project's files"
