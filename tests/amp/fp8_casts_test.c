@@ -189,6 +189,49 @@ static void micro_batches_and_evaluations(void **state) {
     end_net(&n);
 }
 
+/* ---- at random ---- */
+
+enum { DRAWS = 1 << 14 };
+
+/* Of a 1 x 1 product with 1: what comes of value, as a part of the way from below to above. */
+static void expect_fair(const float *got, float value, float below, float above) {
+    double sum = 0;
+    const double p = ((double)value - (double)below) / ((double)above - (double)below);
+    for (size_t i = 0; i < DRAWS; i++) {
+        assert_true(got[i] == below || got[i] == above);
+        sum += got[i] == above;
+    }
+    assert_true(fabs(sum / DRAWS - p) <= 4 * sqrt(p * (1 - p) / DRAWS));
+}
+
+/* 1.046875 lies between E4M3's 1 and 1.125, 1.1015625 between E5M2's 1 and 1.25; bf16 has both. */
+static void random_rounding_is_fair_and_another_one_in_every_step(void **state) {
+    cairn_env *env = *state;
+    static float y[2][DRAWS], dx[2][DRAWS];
+    struct net n = make_net(env, make_linear(env, W[0], B), CAIRN_BF16, 0,
+                            cairn_fp8_recipe(.scaling = CAIRN_FP8_UNSCALED, .stochastic_inputs = CAIRN_ON,
+                                             .stochastic_gradients = CAIRN_ON));
+    cairn_tensor *x = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(DRAWS, 1), 1.046875),
+                 *one = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(1, 1), 1);
+    cairn_tensor *dy = cairn_full(env, CAIRN_F32, CAIRN_SHAPE(DRAWS, 1), 1.1015625);
+    OK(cairn_tensor_require_grad(x));
+    for (int s = 0; s < 2; s++) {
+        cairn_tensor_clear_grad(x);
+        cairn_tensor *product = cairn_matmul(x, one);
+        OK(cairn_tensor_read(product, y[s], DRAWS));
+        OK(cairn_backward_with(product,
+                               &(struct cairn_backward_options){.struct_size = sizeof(struct cairn_backward_options),
+                                                                .grad = dy}));
+        memcpy(dx[s], cairn_tensor_grad(x), sizeof(dx[s]));
+        expect_fair(y[s], 1.046875f, 1, 1.125f);
+        expect_fair(dx[s], 1.1015625f, 1, 1.25f);
+    }
+    assert_memory_not_equal(y[0], y[1], sizeof(y[0]));
+    assert_memory_not_equal(dx[0], dx[1], sizeof(dx[0]));
+    cairn_tensor_destroy(&x), cairn_tensor_destroy(&one), cairn_tensor_destroy(&dy);
+    end_net(&n);
+}
+
 /* ---- values that are none, and nothing ---- */
 
 static void nan_stays_and_infinities_saturate(void **state) {
@@ -450,6 +493,24 @@ static void a_training_that_was_saved_goes_on_to_the_bit(void **state) {
     drop_state(&at), drop_state(&want), drop_state(&got);
 }
 
+/* A state of before the first product knows no scales: those that there are begin anew. */
+static void scales_that_a_state_does_not_know_begin_anew(void **state) {
+    cairn_env *env = *state;
+    struct kept_state at = {.count = 0};
+    float first[3];
+    struct training t = begin_training(env, CAIRN_BF16, cairn_fp8_recipe(.amax_history_len = 4));
+    cairn_stateful parts[] = {cairn_module_stateful(t.net.layer), cairn_optimizer_stateful(t.net.sgd),
+                              amp_stateful(t.net.amp)};
+    CALM(keep_state(&at, parts, 3));
+    for (int s = 0; s < 3; s++) first[s] = train_step(&t, false);
+    assert_true(amp_fp8_scale(t.net.amp, "0.weight", AMP_FP8_INPUT) != 1);
+    CALM(bring_back(&at, parts, 3));
+    assert_true(amp_fp8_scale(t.net.amp, "0.weight", AMP_FP8_INPUT) == 1);
+    for (int s = 0; s < 3; s++) assert_true(train_step(&t, false) == first[s]);
+    end_training(&t);
+    drop_state(&at);
+}
+
 /* ---- ranks ---- */
 
 static char *train_on_ranks(cairn_env *env, void *ctx) {
@@ -492,6 +553,7 @@ int main(void) {
         cmocka_unit_test(current_scales_are_those_of_the_tensors),
         cmocka_unit_test(delayed_scales_are_those_of_the_step_before),
         cmocka_unit_test(micro_batches_and_evaluations),
+        cmocka_unit_test(random_rounding_is_fair_and_another_one_in_every_step),
         cmocka_unit_test(nan_stays_and_infinities_saturate),
         cmocka_unit_test(an_empty_batch_has_an_empty_result_and_gradients_of_zero),
         cmocka_unit_test(the_list_is_what_classes_say),
@@ -500,6 +562,7 @@ int main(void) {
         cmocka_unit_test(an_mlp_trains_with_every_recipe),
         cmocka_unit_test(a_checkpoint_trains_to_the_same_bits),
         cmocka_unit_test(a_training_that_was_saved_goes_on_to_the_bit),
+        cmocka_unit_test(scales_that_a_state_does_not_know_begin_anew),
     };
     const struct CMUnitTest on_ranks[] = {cmocka_unit_test(ranks_have_the_scales_of_the_greatest_amax)};
     const int failed = cmocka_run_group_tests(tests, make_env, end_env);
