@@ -134,7 +134,7 @@ CAIRN_API float cairn_fp8_scales_get(const cairn_fp8_scales *scales, size_t i);
 CAIRN_API cairn_status cairn_fp8_scales_note(cairn_fp8_scales *scales, size_t i, float amax);
 
 /* The greatest that was noted of tensor i since the last update; 0: nothing was. To reduce it over a group other than
- * the environment's (recipe.reduce_amax OFF): cairn_all_reduce with CAIRN_MAX, then note the result. */
+ * the environment's (recipe.reduce_amax OFF): cairn_allreduce with CAIRN_MAX, then note the result. */
 CAIRN_API float cairn_fp8_scales_amax(const cairn_fp8_scales *scales, size_t i);
 
 /* Every tensor's next scale, from what was noted. With reduce_amax and DELAYED a collective of all ranks, which blocks;

@@ -173,6 +173,27 @@ static char *reduce(cairn_env *env, void *ctx) {
     return NULL;
 }
 
+/* Over any group: what fp8.h says. */
+static char *reduce_over_a_group(cairn_env *env, void *ctx) {
+    const int rank = cairn_env_rank(env);
+    cairn_fp8_scales *s = NULL;
+    cairn_group *pair = NULL;
+    (void)ctx;
+    EXPECT_OK(cairn_group_new(cairn_env_group(env), (const int[]){0, 2}, 2, NULL, &pair));
+    EXPECT_OK(cairn_fp8_scales_create(env, 1, NULL, cairn_fp8_recipe(.reduce_amax = CAIRN_OFF), &s));
+    EXPECT_OK(cairn_fp8_scales_note(s, 0, ldexpf(7, rank)));
+    if (pair) {
+        float amax = cairn_fp8_scales_amax(s, 0);
+        EXPECT_OK(cairn_allreduce(pair, &amax, 1, CAIRN_F32, CAIRN_MAX, NULL));
+        EXPECT_OK(cairn_fp8_scales_note(s, 0, amax));
+    }
+    EXPECT_OK(cairn_fp8_scales_update(s));
+    EXPECT(cairn_fp8_scales_get(s, 0) == (rank == 1 ? 32.0f : 16.0f));
+    cairn_fp8_scales_destroy(&s);
+    cairn_group_destroy(&pair);
+    return NULL;
+}
+
 static void amax_is_the_greatest_over_the_ranks(void **state) {
     (void)state;
     bool reduces = true;
@@ -180,6 +201,7 @@ static void amax_is_the_greatest_over_the_ranks(void **state) {
     run_ranks(3, reduce, &reduces);
     reduces = false;
     run_ranks(2, reduce, &reduces);
+    run_ranks(3, reduce_over_a_group, NULL);
 }
 
 /* ---- saved ---- */
