@@ -10,7 +10,7 @@ import unittest
 
 import cases
 
-LAB, = sys.argv[1:2]
+LAB = os.path.abspath(sys.argv[1])
 PATIENCE = 240
 SHORT = {
     "accumulate": ["--terms", "131072", "--runs", "256"],

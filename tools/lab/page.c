@@ -75,9 +75,9 @@ static void put_name(FILE *out, const char *name) {
 static void put_panels(FILE *out, const struct view *v) {
     fprintf(out, "<div class=\"panels%s\">\n", v->panels.count <= 4 ? " few" : "");
     for (size_t p = 0; p < v->panels.count; p++) {
-        char text[32];
+        char label[160];
         fputs("<div><h4>", out);
-        put_name(out, key_text(&v->panels, p, text));
+        put_name(out, key_label(&v->panels, p, v->picture->panel, label));
         fputs("</h4>\n", out);
         chart_write(out, v, p, CHART_NARROW, "panel");
         fputs("</div>\n", out);

@@ -23,6 +23,13 @@ const char *key_text(const struct keys *keys, size_t i, char text[32]) {
     return keys->at[i].text ? keys->at[i].text : number_text(keys->at[i].number, text);
 }
 
+const char *key_label(const struct keys *keys, size_t i, const char *column, char label[160]) {
+    char number[32];
+    if (keys->at[i].text) return keys->at[i].text;
+    snprintf(label, 160, "%s %s", column, number_text(keys->at[i].number, number));
+    return label;
+}
+
 double view_number(const struct view *v, size_t row, size_t column) {
     return table_cell(v->table, row, column)->number;
 }
