@@ -13,31 +13,87 @@ static const struct lab_option options[] = {{"steps", "300", "of each training",
 
 enum { FIRST_RATE = -14 /* exponent of two */, MOST_RATES = 14 };
 
+static const struct cairn_fp8_recipe recipe = {.struct_size = sizeof(recipe)};
+
+/* How weights are kept between steps that have no masters in fp8. */
+enum keep { AS_AMP_DOES, IN_E4M3, IN_E4M3_STOCHASTIC };
+
 /* What is trained, beside f32. Without masters an update is rounded to the weight's type at once. */
 static const struct form {
     const char *name;
+    enum keep keep;
     struct amp_options amp;
 } forms[] = {
-    {"f32", {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O0}},
-    {"f16, masters", {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O2, .half_type = CAIRN_F16}},
+    {"f32", AS_AMP_DOES, {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O0}},
+    {"f16, masters",
+     AS_AMP_DOES,
+     {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O2, .half_type = CAIRN_F16}},
     {"f16",
+     AS_AMP_DOES,
      {.struct_size = sizeof(struct amp_options),
       .opt_level = AMP_O2,
       .half_type = CAIRN_F16,
       .master_weights = CAIRN_OFF}},
-    {"bf16, masters", {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O2, .half_type = CAIRN_BF16}},
+    {"bf16, masters",
+     AS_AMP_DOES,
+     {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O2, .half_type = CAIRN_BF16}},
     {"bf16",
+     AS_AMP_DOES,
      {.struct_size = sizeof(struct amp_options),
       .opt_level = AMP_O2,
       .half_type = CAIRN_BF16,
       .master_weights = CAIRN_OFF}},
     {"bf16, stochastic",
+     AS_AMP_DOES,
      {.struct_size = sizeof(struct amp_options),
       .opt_level = AMP_O3,
       .half_type = CAIRN_BF16,
       .stochastic_rounding = CAIRN_ON}},
+    {"fp8, masters",
+     AS_AMP_DOES,
+     {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O1, .half_type = CAIRN_BF16, .fp8 = &recipe}},
+    {"fp8",
+     IN_E4M3,
+     {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O1, .half_type = CAIRN_BF16, .fp8 = &recipe}},
+    {"fp8, stochastic",
+     IN_E4M3_STOCHASTIC,
+     {.struct_size = sizeof(struct amp_options), .opt_level = AMP_O1, .half_type = CAIRN_BF16, .fp8 = &recipe}},
 };
-enum { F32, F16_MASTERS, F16_ALONE, BF16_MASTERS, BF16_ALONE, BF16_STOCHASTIC, FORMS };
+enum {
+    F32,
+    F16_MASTERS,
+    F16_ALONE,
+    BF16_MASTERS,
+    BF16_ALONE,
+    BF16_STOCHASTIC,
+    FP8_MASTERS,
+    FP8_ALONE,
+    FP8_STOCHASTIC,
+    FORMS
+};
+
+/* Every weight becomes one of E4M3, times a power of two for each tensor. */
+static cairn_status round_weights(struct lab_trainer *t, enum keep keep, int64_t step) {
+    cairn_param_set *set = cairn_module_params(t->model);
+    cairn_status st = CAIRN_OK;
+    for (size_t i = 0; keep != AS_AMP_DOES && i < cairn_param_set_count(set); i++) {
+        cairn_param p;
+        float amax;
+        size_t n = 1;
+        TRY(cairn_param_set_get(set, i, &p));
+        for (int d = 0; d < p.ndim; d++) n *= (size_t)p.shape[d];
+        TRY(cairn_fp8_amax(p.data, p.dtype, n, &amax));
+        if (amax == 0) continue;
+        const float scale = ldexpf(1, (int)floorf(log2f(cairn_fp8_max(CAIRN_FP8_E4M3) / amax)));
+        TRY(cairn_fp8_round(p.data, p.data, p.dtype, n,
+                            cairn_fp8_options(.format = CAIRN_FP8_E4M3, .scale = scale, .saturate = CAIRN_ON,
+                                              .stochastic_rounding = keep == IN_E4M3_STOCHASTIC ? CAIRN_ON : CAIRN_OFF,
+                                              .seed = t->seed, .stream = (uint64_t)step * 64 + i)));
+        TRY(cairn_param_changed(set, i, 0));
+    }
+out:
+    return st;
+}
 
 static cairn_status train(struct lab_run *run, const struct form *form, double rate, double *loss) {
     struct amp_options amp = form->amp;
@@ -47,9 +103,11 @@ static cairn_status train(struct lab_run *run, const struct form *form, double r
     cairn_status st = CAIRN_OK;
     amp.rounding_seed = lab_seed(run);
     TRY(lab_trainer_begin(&how, &t));
+    TRY(round_weights(&t, form->keep, 0));
     for (int64_t i = 0; i < lab_whole(run, "steps"); i++) {
         TRY(lab_trainer_take_batch(&t, (uint64_t)i));
         TRY(lab_trainer_step(&t, 1));
+        TRY(round_weights(&t, form->keep, i + 1));
     }
     TRY(lab_trainer_test(&t, loss, &right));
 out:
@@ -91,6 +149,14 @@ static void check(struct lab_run *run, double loss[FORMS][MOST_RATES], double fi
               "with stochastic rounding, which needs no masters, it goes %.1f %%", 100 * of[BF16_STOCHASTIC]);
     lab_check(run, of[F16_ALONE] > of[BF16_ALONE],
               "f16, whose fraction has three bits more, goes %.1f %% without masters", 100 * of[F16_ALONE]);
+    lab_check(run, fabs(of[FP8_MASTERS] - 1) < 0.1 && of[FP8_ALONE] < 0.5,
+              "products of fp8 with f32 masters go %.1f %%; weights that are kept in E4M3 go %.1f %%, and %.1f %% with "
+              "stochastic rounding",
+              100 * of[FP8_MASTERS], 100 * of[FP8_ALONE], 100 * of[FP8_STOCHASTIC]);
+    lab_check(run, fabs(of[FP8_MASTERS] - 1) < 0.1 && fabs(of[FP8_STOCHASTIC] - 1) < 0.25 && of[FP8_ALONE] < 0.5,
+              "products of fp8 with f32 masters go %.1f %%; weights that are kept in E4M3 go %.1f %%, and %.1f %% with "
+              "stochastic rounding",
+              100 * of[FP8_MASTERS], 100 * of[FP8_ALONE], 100 * of[FP8_STOCHASTIC]);
     lab_finding(run, "at a rate of 2^%d bf16 without masters goes %.1f %% of f32's way, and f16 %.1f %%",
                 FIRST_RATE + rates - 1, 100 * progress(loss, first, BF16_ALONE, rates - 1),
                 100 * progress(loss, first, F16_ALONE, rates - 1));
@@ -140,13 +206,18 @@ out:
 const struct lab_experiment lab_masters = {
     .name = "masters",
     .question = "When does a training need f32 masters of its half weights?",
-    .method = "Trains a perceptron by SGD with momentum at learning rates from 2^-14 on, in f32; in f16 and bf16 with "
-              "masters (O2) and without; and in bf16 without masters but with stochastic rounding of the updates (O3).",
-    .expected = "With masters the loss is f32's at every rate. Without, updates below half a unit in the last place of "
-                "a weight are lost: at small rates bf16, of 8 bits, stands still, f16, of 11, goes on for longer, and "
-                "stochastic rounding, which keeps updates in the mean, stays with f32.",
+    .method =
+        "Trains a perceptron by SGD with momentum at learning rates from 2^-14 on, in f32; in f16 and bf16 with "
+        "masters (O2) and without; in bf16 without masters but with stochastic rounding of the updates (O3); with "
+        "operands of products in fp8 (O1, E4M3 and E5M2 with delayed scaling), and with weights that are kept in "
+        "E4M3 between steps, to nearest and at random.",
+    .expected =
+        "With masters the loss is f32's at every rate. Without, updates below half a unit in the last place of "
+        "a weight are lost: at small rates bf16, of 8 bits, stands still, f16, of 11, goes on for longer, and "
+        "stochastic rounding, which keeps updates in the mean, stays with f32. fp8 needs masters most: E4M3 has 4 "
+        "bits.",
     .source = "Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.1; Zamirai et al., Revisiting "
-              "BFloat16 Training, 2021, section 3",
+              "BFloat16 Training, 2021, section 3; Micikevicius et al., FP8 Formats for Deep Learning, 2022",
     .options = options,
     .run = run,
 };
