@@ -1,5 +1,6 @@
-"""Whatever the docs and the README name is there: calls, constants and structs in the sources, files in the tree, pages
-and headings that they link to; and the sentences of faults that users look for in them are what the sources still say.
+"""Whatever the docs, the README and the comments of public headers name is there: calls, constants and structs in the
+sources; files in the tree, pages and headings that the docs link to. And the sentences of faults that users look for
+in them are what the sources still say.
 
 usage: docs.py source-root"""
 import fnmatch
@@ -13,6 +14,7 @@ import sources
 NAME = re.compile(r"\b(?:cairn|amp|ddp|CAIRN|AMP)_[A-Za-z0-9_]*[A-Za-z0-9]\b")
 BUILT = re.compile(r"\bbuild[\w-]*/\S+")  # whose names a build file may put together
 PATH = re.compile(r"`((?:[\w.+-]+/)+[\w.+*-]+)`")
+FOREIGN = {"amp_C", "amp_autocast", "ddp_comm_hooks", "CAIRN_X_OPTIONS_INIT"}  # apex's, a scope, torch's, for any X
 LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)")
 LITERALS = re.compile(r'"(?:\\.|[^"\\])*"(?:\s*(?:PRI[a-z]\d+\s*)?"(?:\\.|[^"\\])*")*')
 CONVERSION = re.compile(r"%[-+ 0#]*[\d.*]*[a-z]+")
@@ -38,6 +40,18 @@ def complaints(root):
             if path.startswith(ROOMS) and not any(fnmatch.filter(files, w) or is_folder(files, w) for w in wanted):
                 found.append(f"{doc}: there is no {path}")
     return found
+
+
+def misnamed(root, files):
+    """Names in comments of public headers that no code has."""
+    code = re.compile(r"(include|src|amp|tools|examples)/.*\.(c|h|cu|cuh)$")
+    words = set()
+    for path in filter(code.match, files):
+        words.update(re.findall(r"\w+", sources.without_comments(sources.read(root, path))))
+    for path in files:
+        if path.startswith("include/"):
+            text = "".join(re.findall(r"/\*.*?\*/", sources.read(root, path), re.S))
+            yield from (f"{path}: nothing is called {n}" for n in sorted(set(NAME.findall(text)) - words - FOREIGN))
 
 
 def anchors(text):
@@ -100,6 +114,12 @@ def check_itself():
                 f.write(text)
         if complaints(root) != ["docs/a.md: nothing is called cairn_gone", "docs/a.md: there is no src/gone.c"]:
             sys.exit(f"docs.py does not find what it should: {complaints(root)}")
+        os.makedirs(os.path.join(root, "include"))
+        with open(os.path.join(root, "include/a.h"), "w", encoding="utf-8") as f:
+            f.write("/* As cairn_here and cairn_none, amp_C. */ int cairn_b; /* cairn_b */\n")
+        found = list(misnamed(root, ["include/a.h", "src/here.c"]))
+        if found != ["include/a.h: nothing is called cairn_none"]:
+            sys.exit(f"docs.py does not find what a comment names: {found}")
         with open(os.path.join(root, "README.md"), "w", encoding="utf-8") as f:
             f.write("# A *b*, c\n[1](#a-b-c) [2](docs/a.md) [3](https://x) [4](docs/b.md) [5](docs/a.md#a)\n")
         found = list(lost_links(root, ["README.md", "docs/a.md"]))
@@ -123,7 +143,8 @@ def main():
     check_itself()
     root = sys.argv[1]
     files = sources.tracked(root)
-    sources.finish([*complaints(root), *lost_links(root, files), *unsaid(root, files)], "names in the docs")
+    found = [*complaints(root), *misnamed(root, files), *lost_links(root, files), *unsaid(root, files)]
+    sources.finish(found, "names in the docs")
 
 
 if __name__ == "__main__":
