@@ -3,6 +3,7 @@ wrote leads nowhere.
 
 usage: reference.py doxyfile source-root"""
 import html.parser
+import importlib
 import os
 import re
 import shutil
@@ -60,6 +61,79 @@ def undescribed(folder, root):
                    if name.replace("_", "__").replace(".h", "_8h.html") not in links]
 
 
+HEADER = """/* Head. */
+#ifndef CAIRN_X_H
+/* Of both: cairn_f,
+ *
+ *     cairn_f(1);
+ */
+CAIRN_API int cairn_f(int x); /* behind */
+CAIRN_API int cairn_g(void);
+CAIRN_API int cairn_h(int y,
+                      int z);
+#define cairn_i(a) \\
+    (a)
+#define CAIRN_J 1
+
+/* ---- a title ---- */
+
+/* of none */
+
+struct s {
+    int a; /* a & b,
+              more */
+};
+"""
+FILTERED = """/** @file
+Head. */
+#ifndef CAIRN_X_H
+CAIRN_API int cairn_f(int x); /**< behind */
+/** Of both: @ref cairn_f "cairn_f",
+
+@code{.c}
+cairn_f(1);
+@endcode */
+CAIRN_API int cairn_g(void);
+/** Of both: @ref cairn_f "cairn_f",
+
+@code{.c}
+cairn_f(1);
+@endcode */
+CAIRN_API int cairn_h(int y,
+                      int z);
+/** Of both: @ref cairn_f "cairn_f",
+
+@code{.c}
+cairn_f(1);
+@endcode */
+#define cairn_i(a) \\
+    (a)
+/** Of both: @ref cairn_f "cairn_f",
+
+@code{.c}
+cairn_f(1);
+@endcode */
+#define CAIRN_J 1
+
+/* ---- a title ---- */
+
+/* of none */
+
+struct s {
+    int a; /**< a &amp; b,
+more */
+};
+"""
+
+
+def check_comments(root):
+    """tools/reference/comments.py does what it says."""
+    sys.path.insert(0, os.path.join(root, "tools/reference"))
+    comments = importlib.import_module("comments")
+    got = comments.filtered(HEADER, {"cairn_f"})
+    assert got == FILTERED, got
+
+
 def check_itself():
     with tempfile.TemporaryDirectory() as folder:
         for name, text in ("a.html", '<a href="b.html#here">x</a><a href="b.html#gone">x</a><a href="c.html">x</a>'
@@ -73,6 +147,7 @@ def check_itself():
 def main():
     doxyfile, root = sys.argv[1:]
     check_itself()
+    check_comments(root)
     if not shutil.which("doxygen"):
         print("skipped: there is no doxygen (Debian: doxygen)")
         sys.exit(sources.SKIP)

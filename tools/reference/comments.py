@@ -69,48 +69,48 @@ def documentation(body, known, mark="/**", head=""):
 
 
 def declarations(text):
-    """Where each declaration begins in the lines that follow a comment, up to an empty line or a comment."""
-    begins, fresh, at = [], True, 0
+    """Where each declaration begins in the lines that follow a comment, up to an empty line or another comment. Those
+    with a comment of their own behind them are not among them."""
+    begins, open_brackets, fresh, is_macro, at = [], 0, True, False, 0
     for line in text.split("\n"):
-        code = line.strip()
-        if not code or code.startswith(("/*", "}", "#endif", "#if", "#undef")):
+        code = line.split("/*")[0].strip()
+        if not code or code.startswith(("}", "#endif", "#if", "#undef")):
             break
         if fresh and "/*" not in line:
             begins.append(at)
         at += len(line) + 1
         if code.endswith("{"):
             break
-        fresh = code.split("/*")[0].rstrip().endswith((";", ",")) if not code.startswith("#") else code[-1] != "\\"
-        if code.endswith("\\"):
-            fresh = False
-        elif not fresh and re.search(r"^\s+\(", line):
-            fresh = True  # the end of a macro
+        open_brackets += len(re.findall(r"[({]", code)) - len(re.findall(r"[)}]", code))
+        is_macro = code.startswith("#define") or is_macro and not fresh
+        fresh = open_brackets == 0 and not code.endswith("\\") and (is_macro or code.endswith((";", ",")))
     return begins
+
+
+def edits(text, known):
+    """(begin, end, what stands there instead)"""
+    for match in COMMENT.finditer(text):
+        before, after = text[:match.start()].rpartition("\n")[2], text[match.end():]
+        places = declarations(after[1:]) if after.startswith("\n") else []
+        if match.start() == 0:
+            yield 0, match.end(), documentation(match[1], known, head="@file\n")
+        elif TITLE.fullmatch(match[1]) or before.lstrip().startswith("#") and "define" not in before:
+            continue
+        elif before.strip():
+            if re.search(r"[;,\w)}\]]\s*$", before):
+                yield match.start(), match.end(), documentation(match[1], known, "/**<")
+        elif places:
+            made, at = before + documentation(match[1], known) + "\n", match.end() + 1
+            yield match.start() - len(before), at, ""
+            for place in places:
+                yield at + place, at + place, made
 
 
 def filtered(text, known):
     out, at = [], 0
-    for match in COMMENT.finditer(text):
-        before, after = text[:match.start()].rpartition("\n")[2], text[match.end():]
-        if match.start() < at:
-            continue
-        if match.start() == 0:
-            made = documentation(match[1], known, head="@file\n")
-        elif before.strip():
-            is_member = re.search(r"[;,\w)}\]]\s*$", before) and not before.lstrip().startswith(("#endif", "#else"))
-            made = documentation(match[1], known, "/**<") if is_member and not TITLE.fullmatch(match[1]) else match[0]
-        elif TITLE.fullmatch(match[1]) or not after.startswith("\n") or not declarations(after[1:]):
-            made = match[0]
-        else:
-            out.append(text[at:match.start()])
-            at = match.end() + 1
-            made = documentation(match[1], known)
-            for place in declarations(after[1:]):
-                out += [text[at:match.end() + 1 + place], before, made, "\n"]
-                at = match.end() + 1 + place
-            continue
-        out += [text[at:match.start()], made]
-        at = match.end()
+    for begin, end, made in sorted(edits(text, known), key=lambda edit: edit[:2]):
+        out += [text[at:begin], made]
+        at = end
     return "".join(out) + text[at:]
 
 
