@@ -16,6 +16,7 @@
 #define CAIRN__DEVICE_PASSES_H
 
 #include "cairn/device.h"
+#include "kernels/exponents.h"
 #include "kernels/step.h"
 
 /* One tensor of a list; each pass documents which members it reads. */
@@ -82,6 +83,9 @@ struct cairn__passes {
     /* out[i] = what items[i].x consists of; subnormal: not 0 and below least_normal. out is device memory. */
     void (*census)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
                    float least_normal, struct cairn__census *out);
+    /* out[i] = the exponents of items[i].x, f64 too. out is device memory. */
+    void (*count_exponents)(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                            struct cairn__exponent_counts *out);
 
     /* ---- a training step ---- */
 

@@ -53,6 +53,9 @@
     static void NAMED(census_##t)(const void *x, size_t n, float least_normal, struct cairn__counts *counts) { \
         census(CAIRN_##T, x, n, least_normal, counts);                                                         \
     }                                                                                                          \
+    static void NAMED(count_exponents_##t)(const void *x, size_t n, struct cairn__exponent_counts *counts) {   \
+        count_exponents(CAIRN_##T, x, n, counts);                                                              \
+    }                                                                                                          \
     static void NAMED(fill_##t)(void *dst, size_t n, float value) {                                            \
         fill(CAIRN_##T, dst, n, value);                                                                        \
     }                                                                                                          \
@@ -99,21 +102,22 @@ EACH_GRAD_AND_MODE(MAKE_OPTIMIZERS)
 
 #define ROW(kind, a, b, name) \
     {CAIRN__K_##kind, a, b, NEEDS, CAIRN__BITEXACT, TEXT(NAMED(name)), (void (*)(void))NAMED(name)},
-#define ROW_CAST(f, F, t, T)     ROW(CAST, CAIRN_##F, CAIRN_##T, cast_##f##_##t)
-#define ROW_SCALE(f, F, t, T)    ROW(SCALE, CAIRN_##F, CAIRN_##T, scale_##f##_##t)
-#define ROW_AXPBY(f, F, t, T)    ROW(AXPBY, CAIRN_##F, CAIRN_##T, axpby_##f##_##t)
-#define ROW_CHECK(t, T)          ROW(CHECK, CAIRN_##T, 0, check_##t)
-#define ROW_SUMSQ(t, T)          ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
-#define ROW_CENSUS(t, T)         ROW(CENSUS, CAIRN_##T, 0, census_##t)
-#define ROW_FILL(t, T)           ROW(FILL, CAIRN_##T, 0, fill_##t)
-#define ROW_SUM(t, T)            ROW(SUM, CAIRN_##T, 0, sum_##t)
-#define ROW_MSE_SUM(t, T)        ROW(MSE_SUM, CAIRN_##T, 0, mse_sum_##t)
-#define ROW_COL_SUM(t, T)        ROW(COL_SUM, CAIRN_##T, 0, col_sum_##t)
-#define ROW_SUM_ROWS(f, F, t, T) ROW(SUM_ROWS, CAIRN__FOLD_##F, CAIRN_##T, f##_rows_##t)
-#define ROW_REDUCE(op, OP, t, T) ROW(REDUCE, CAIRN__REDUCE_##OP, CAIRN_##T, reduce_##op##_##t)
-#define ROW_ROUND(t, T)          ROW(ROUND, CAIRN_##T, 0, round_##t)
-#define ROW_SGD(g, G, w, W)      ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
-#define ROW_ADAM(g, G, w, W)     ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
+#define ROW_CAST(f, F, t, T)      ROW(CAST, CAIRN_##F, CAIRN_##T, cast_##f##_##t)
+#define ROW_SCALE(f, F, t, T)     ROW(SCALE, CAIRN_##F, CAIRN_##T, scale_##f##_##t)
+#define ROW_AXPBY(f, F, t, T)     ROW(AXPBY, CAIRN_##F, CAIRN_##T, axpby_##f##_##t)
+#define ROW_CHECK(t, T)           ROW(CHECK, CAIRN_##T, 0, check_##t)
+#define ROW_SUMSQ(t, T)           ROW(SUMSQ, CAIRN_##T, 0, sumsq_##t)
+#define ROW_CENSUS(t, T)          ROW(CENSUS, CAIRN_##T, 0, census_##t)
+#define ROW_COUNT_EXPONENTS(t, T) ROW(COUNT_EXPONENTS, CAIRN_##T, 0, count_exponents_##t)
+#define ROW_FILL(t, T)            ROW(FILL, CAIRN_##T, 0, fill_##t)
+#define ROW_SUM(t, T)             ROW(SUM, CAIRN_##T, 0, sum_##t)
+#define ROW_MSE_SUM(t, T)         ROW(MSE_SUM, CAIRN_##T, 0, mse_sum_##t)
+#define ROW_COL_SUM(t, T)         ROW(COL_SUM, CAIRN_##T, 0, col_sum_##t)
+#define ROW_SUM_ROWS(f, F, t, T)  ROW(SUM_ROWS, CAIRN__FOLD_##F, CAIRN_##T, f##_rows_##t)
+#define ROW_REDUCE(op, OP, t, T)  ROW(REDUCE, CAIRN__REDUCE_##OP, CAIRN_##T, reduce_##op##_##t)
+#define ROW_ROUND(t, T)           ROW(ROUND, CAIRN_##T, 0, round_##t)
+#define ROW_SGD(g, G, w, W)       ROW(SGD, CAIRN_##G, CAIRN__##W, sgd_##g##_##w)
+#define ROW_ADAM(g, G, w, W)      ROW(ADAM, CAIRN_##G, CAIRN__##W, adam_##g##_##w)
 #ifndef EXTRA_ROWS
 #define EXTRA_ROWS
 #endif
@@ -126,6 +130,7 @@ static const struct cairn__kernel_row rows[] = {
     EACH_FLOAT(ROW_CHECK)
     EACH_FLOAT(ROW_SUMSQ)
     EACH_FLOAT(ROW_CENSUS)
+    EACH_FLOAT(ROW_COUNT_EXPONENTS)
     EACH_FLOAT(ROW_FILL)
     EACH_FLOAT(ROW_SUM)
     EACH_FLOAT(ROW_MSE_SUM)

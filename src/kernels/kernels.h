@@ -41,6 +41,7 @@
 #include "cairn/core.h"
 #include "core/dtype.h"
 #include "core/fp8.h"
+#include "kernels/exponents.h"
 #include "kernels/maps.h"
 #include "kernels/rows.h"
 
@@ -109,6 +110,9 @@ struct cairn__counts {
     int32_t max_exponent, min_exponent; /* INT32_MIN, INT32_MAX where there was none */
 };
 typedef void (*cairn__census_fn)(const void *x, size_t n, float least_normal, struct cairn__counts *counts);
+
+/* *counts += the exponents of the elements (exponents.h); f64 too, which has the reference alone. */
+typedef void (*cairn__count_exponents_fn)(const void *x, size_t n, struct cairn__exponent_counts *counts);
 
 /* dst[i] = value, converted. */
 typedef void (*cairn__fill_fn)(void *dst, size_t n, float value);
@@ -246,6 +250,7 @@ struct cairn__kernels {
     cairn__fill_fn fill[CAIRN__DTYPE_END];
     cairn__round_stochastic_fn round_stochastic;
     cairn__census_fn census[CAIRN__DTYPE_END];
+    cairn__count_exponents_fn count_exponents[CAIRN__DTYPE_END];
     cairn__reduce_fn reduce[CAIRN__NUM_REDUCTIONS][CAIRN__DTYPE_END];
     cairn__sgd_fn sgd[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES]; /* [grad][mode] */
     cairn__adam_fn adam[CAIRN__DTYPE_END][CAIRN__NUM_WEIGHT_MODES];
@@ -293,8 +298,9 @@ enum cairn__kernel_kind {
     CAIRN__K_SUMSQ,
     CAIRN__K_FILL,
     CAIRN__K_ROUND_STOCHASTIC,
-    CAIRN__K_CENSUS, /* a: type */
-    CAIRN__K_REDUCE, /* a: reduction, b: type */
+    CAIRN__K_CENSUS,          /* a: type */
+    CAIRN__K_COUNT_EXPONENTS, /* likewise */
+    CAIRN__K_REDUCE,          /* a: reduction, b: type */
     CAIRN__K_SGD,
     CAIRN__K_ADAM,
     CAIRN__K_ADD,

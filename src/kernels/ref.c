@@ -167,6 +167,26 @@ INLINE void census(cairn_dtype type, const void *x, size_t n, float least_normal
     if (low < counts->min_exponent) counts->min_exponent = low;
 }
 
+INLINE void count_exponents(cairn_dtype type, const void *x, size_t n, struct cairn__exponent_counts *counts) {
+    const uint32_t infinity = 0x7f800000u;
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t magnitude = cairn__f32_bits(get(type, x, i)) & 0x7fffffffu;
+        counts->zeros += magnitude == 0;
+        counts->infs += magnitude == infinity;
+        counts->nans += magnitude > infinity;
+        if (magnitude == 0 || magnitude >= infinity) continue;
+        counts->binades[cairn__exponent_of(magnitude) - CAIRN__LEAST_BINADE]++;
+    }
+}
+
+static void count_exponents_f64_ref(const void *x, size_t n, struct cairn__exponent_counts *counts) {
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits;
+        memcpy(&bits, (const double *)x + i, sizeof(bits));
+        ++*cairn__count_of_field(counts, cairn__field_of_f64(bits & INT64_MAX));
+    }
+}
+
 /* value is rounded as a cast would round it. */
 INLINE void fill(cairn_dtype type, void *dst, size_t n, float value) {
     for (size_t i = 0; i < n; i++) put(type, dst, i, value);
@@ -464,7 +484,8 @@ static void cast_8_bytes_ref(void *dst, const void *src, size_t n) {
     ROW(CAST, CAIRN_F16, CAIRN_F16, cast_2_bytes)   \
     ROW(CAST, CAIRN_BF16, CAIRN_BF16, cast_2_bytes) \
     ROW(CAST, CAIRN_I32, CAIRN_I32, cast_4_bytes)   \
-    ROW(CAST, CAIRN_I64, CAIRN_I64, cast_8_bytes)
+    ROW(CAST, CAIRN_I64, CAIRN_I64, cast_8_bytes)   \
+    ROW(COUNT_EXPONENTS, CAIRN_F64, 0, count_exponents_f64)
 #define MORE_REDUCTIONS(X) \
     EACH_REDUCTION(X, f64, F64) EACH_REDUCTION(X, i32, I32) EACH_REDUCTION(X, i64, I64) EACH_REDUCTION(X, u8, U8)
 #include "kernels/instances.h"

@@ -419,6 +419,8 @@ INLINE void census(int type, const void *x, size_t n, float least_normal, struct
     if (fewest < counts->min_exponent) counts->min_exponent = fewest;
 }
 
+#include "kernels/count_exponents.h"
+
 INLINE void fill(int type, void *dst, size_t n, float value) {
     const void *stream = streamed(dst, type, n, false);
     const vec v = splat(value);

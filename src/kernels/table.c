@@ -69,6 +69,9 @@ static void set_slot(struct cairn__kernels *k, const struct cairn__kernel_row *r
     case CAIRN__K_CENSUS:
         k->census[a] = (cairn__census_fn)fn;
         break;
+    case CAIRN__K_COUNT_EXPONENTS:
+        k->count_exponents[a] = (cairn__count_exponents_fn)fn;
+        break;
     case CAIRN__K_REDUCE:
         k->reduce[a][b] = (cairn__reduce_fn)fn;
         break;

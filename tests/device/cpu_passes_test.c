@@ -193,6 +193,26 @@ static void clamp_and_census_take_lists(void **state) {
     assert_true(c[2].infs == 1 && c[2].max_exponent == 0);
 }
 
+static void exponents_are_counted_for_each_item(void **state) {
+    (void)state;
+    const float values[] = {-3, NAN, 2, 0x1p-149f, 0, INFINITY};
+    const double wide[] = {0x1p-150, -0x1p128, 0x1p-1074, INFINITY};
+    const struct cairn__item items[] = {{.n = 5, .x = values}, {.n = 0}, {.n = 1, .x = values + 5}};
+    const struct cairn__item of_f64 = {.n = 4, .x = wide};
+    struct cairn__exponent_counts c[3];
+    memset(c, 0xff, sizeof(c)); /* overwritten, not added to */
+    d->passes->count_exponents(d, items, 3, CAIRN_F32, c);
+    struct cairn__exponent_counts counted = {.zeros = 1, .nans = 1, .binades = {[0] = 1, [1 + 149] = 2}};
+    assert_memory_equal(&c[0], &counted, sizeof(counted));
+    counted = (struct cairn__exponent_counts){0};
+    assert_memory_equal(&c[1], &counted, sizeof(counted));
+    counted.infs = 1;
+    assert_memory_equal(&c[2], &counted, sizeof(counted));
+    d->passes->count_exponents(d, &of_f64, 1, CAIRN_F64, c);
+    counted.below = 2, counted.above = 1;
+    assert_memory_equal(&c[0], &counted, sizeof(counted));
+}
+
 /* ---- a step ---- */
 
 static void updates_are_the_kernels_with_the_steps_scalars(void **state) {
@@ -412,6 +432,7 @@ int main(void) {
         cmocka_unit_test(flags_are_raised_for_each_tensor_and_for_all),
         cmocka_unit_test(norm_is_over_the_whole_list),
         cmocka_unit_test(clamp_and_census_take_lists),
+        cmocka_unit_test(exponents_are_counted_for_each_item),
         cmocka_unit_test(updates_are_the_kernels_with_the_steps_scalars),
         cmocka_unit_test(randomly_rounded_weights_are_those_of_f32_rounded),
         cmocka_unit_test(small_updates_move_randomly_rounded_weights_in_the_mean),

@@ -170,6 +170,17 @@ static void a_clamp_has_a_limit_and_f32(void **state) {
     assert_refused(cairn__check_clamp(&halves, 1, 1));
 }
 
+static void exponents_are_of_floats_and_need_room_for_each_item(void **state) {
+    (void)state;
+    static struct cairn__exponent_counts out[2];
+    static double x[2];
+    const struct cairn__item items[] = {{.n = 1, .x = x}, {.n = 0}};
+    assert_fine(cairn__check_count_exponents(items, 2, CAIRN_F64, out));
+    assert_fine(cairn__check_count_exponents(items, 2, CAIRN_F16, out));
+    assert_refused(cairn__check_count_exponents(items, 2, CAIRN_I32, out));
+    assert_refused(cairn__check_count_exponents(items, 2, CAIRN_F32, NULL));
+}
+
 static void a_census_needs_room_for_each_item(void **state) {
     (void)state;
     static struct cairn__census out[2];
@@ -341,6 +352,7 @@ int main(void) {
         cmocka_unit_test(an_update_needs_its_rule_its_rate_and_its_state),
         cmocka_unit_test(weights_rounded_at_random_have_a_number_in_place_of_a_copy),
         cmocka_unit_test(a_clamp_has_a_limit_and_f32),
+        cmocka_unit_test(exponents_are_of_floats_and_need_room_for_each_item),
         cmocka_unit_test(a_census_needs_room_for_each_item),
         cmocka_unit_test(flag_that_is_taken_needs_a_destination),
         cmocka_unit_test(flag_is_shared_with_at_most_a_launchs_limit),

@@ -461,6 +461,56 @@ static void check_census(cairn_dtype t, size_t offset, enum flavour flavour, flo
     drop_list(&x);
 }
 
+/* Likewise. Of f64, which lists here are not, each element is put in a binade of its own. */
+static void check_exponents(size_t offset, enum flavour flavour) {
+    EACH_FLOAT(t) {
+        struct cairn__item items[LIST];
+        struct cairn__exponent_counts want[LIST + 2], got[LIST + 2];
+        struct list x = make_list(*t, LIST, size_of, offset, flavour, SEED);
+        memset(want, CANARY_BYTE, sizeof(want));
+        struct cairn__exponent_counts *out = on_device(want, sizeof(want));
+        fill_items(items, &x, &x, NULL);
+        for (size_t i = 0; i < LIST; i++) {
+            items[i].dst = NULL;
+            want[1 + i] = (struct cairn__exponent_counts){0};
+            ((cairn__count_exponents_fn)reference(CAIRN__K_COUNT_EXPONENTS, *t, 0))(host_of(&x, i), x.n[i],
+                                                                                    &want[1 + i]);
+        }
+        passes->count_exponents(device, items, LIST, *t, out + 1);
+        passes->count_exponents(device, items, 0, *t, NULL);
+        download(got, out, sizeof(got));
+        for (size_t i = 0; i < LIST + 2; i++) {
+            if (memcmp(&got[i], &want[i], sizeof(got[i])) != 0)
+                fail_msg("%s: tensor %zu", describe_case("count_exponents", *t, *t, offset, (int)flavour), i);
+        }
+        cairn__device_free(device, out);
+        drop_list(&x);
+    }
+}
+
+static void exponents_are_the_references(void **state) {
+    (void)state;
+    vary(check_exponents);
+}
+
+static void exponents_of_f64_go_beyond_those_of_f32(void **state) {
+    (void)state;
+    enum { LEAST = -1074, N = 1024 - LEAST };
+    double x[N + 3];
+    struct cairn__exponent_counts want = {.zeros = 1, .infs = 1, .nans = 1, .below = -149 - LEAST, .above = 1024 - 128},
+                                  got;
+    for (int b = LEAST; b < 1024; b++) x[b - LEAST] = ldexp(b % 2 ? -1.5 : 1, b);
+    for (int b = 0; b < CAIRN__BINADES; b++) want.binades[b] = 1;
+    memset(&got, CANARY_BYTE, sizeof(got));
+    x[N] = -0.0, x[N + 1] = -INFINITY, x[N + 2] = NAN;
+    const struct cairn__item item = {.n = N + 3, .x = on_device(x, sizeof(x))};
+    struct cairn__exponent_counts *out = on_device(&got, sizeof(got));
+    passes->count_exponents(device, &item, 1, CAIRN_F64, out);
+    download(&got, out, sizeof(got));
+    assert_memory_equal(&got, &want, sizeof(want));
+    cairn__device_free(device, (void *)(uintptr_t)item.x), cairn__device_free(device, out);
+}
+
 static void check_censuses(size_t offset, enum flavour flavour) {
     EACH_FLOAT(t) {
         check_census(*t, offset, flavour, 0x1p-14f);
@@ -2047,6 +2097,8 @@ int main(int argc, char **argv) {
         TEST(axpby_has_the_references_bits_and_flags),
         TEST(check_raises_flags_of_nonfinite_tensors),
         TEST(check_sees_every_element),
+        TEST(exponents_are_the_references),
+        TEST(exponents_of_f64_go_beyond_those_of_f32),
         TEST(clamp_keeps_values_within_its_bounds_and_nan),
         TEST(census_has_the_references_counts),
         TEST(census_of_a_large_tensor_misses_nothing),

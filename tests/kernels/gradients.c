@@ -171,6 +171,49 @@ static bool row_counts_every_half(const struct cairn__kernel_row *row, uint64_t 
     return false;
 }
 
+/* The same by binades: of normal ones a type has as many values in each, and of f16's subnormals as many as their
+ * leading bit leaves. */
+static bool row_bins_every_half(const struct cairn__kernel_row *row, uint64_t seed) {
+    (void)seed;
+    static uint16_t x[0x10000];
+    if (row->a != CAIRN_F16 && row->a != CAIRN_BF16) return true;
+    const int digits = row->a == CAIRN_F16 ? 10 : 7, least = row->a == CAIRN_F16 ? -14 : -126, most = 1 - least;
+    struct cairn__exponent_counts want = {.zeros = 2, .infs = 2, .nans = 2 * ((1u << digits) - 1)}, got = {0};
+    for (int b = least; b <= most; b++) want.binades[b - CAIRN__LEAST_BINADE] = 2u << digits;
+    for (int k = 0; k < digits; k++) want.binades[least - digits + k - CAIRN__LEAST_BINADE] = 2u << k;
+    for (uint32_t i = 0; i < 0x10000; i++) x[i] = (uint16_t)i;
+    (*(cairn__count_exponents_fn)row->fn)(x, 0x10000, &got);
+    if (memcmp(&got, &want, sizeof(got)) == 0) return true;
+    complain("%s: %llu zeros, %llu infinities, %llu NaNs, or a binade, are not as defined", row->name,
+             (unsigned long long)got.zeros, (unsigned long long)got.infs, (unsigned long long)got.nans);
+    return false;
+}
+
+/* 10^7 random bit patterns of f32, against frexp. */
+static bool row_bins_f32_as_frexp(const struct cairn__kernel_row *row, uint64_t seed) {
+    enum { N = 10000 };
+    static float x[N];
+    struct cairn__exponent_counts want = {0}, got = {0};
+    if (row->a != CAIRN_F32) return true;
+    for (uint64_t round = 0; round < 1000; round++) {
+        for (size_t i = 0; i < N; i++) {
+            int above;
+            const double v = (double)(x[i] = cairn__f32_from_bits((uint32_t)random_bits(seed + round, i)));
+            (void)frexp(v, &above);
+            if (isnan(v)) want.nans++;
+            else if (isinf(v)) want.infs++;
+            else if (v == 0) want.zeros++;
+            else want.binades[above - 1 - CAIRN__LEAST_BINADE]++;
+        }
+        (*(cairn__count_exponents_fn)row->fn)(x, N, &got);
+    }
+    if (memcmp(&got, &want, sizeof(got)) == 0) return true;
+    complain("%s: counts of 10^7 f32 are not frexp's", row->name);
+    return false;
+}
+
 bool check_counts(const struct checking *how) {
-    return each_row(CAIRN__K_CENSUS, row_counts_every_half, how->seed);
+    return each_row(CAIRN__K_CENSUS, row_counts_every_half, how->seed) &&
+           each_row(CAIRN__K_COUNT_EXPONENTS, row_bins_every_half, how->seed) &&
+           each_row(CAIRN__K_COUNT_EXPONENTS, row_bins_f32_as_frexp, how->seed);
 }

@@ -46,6 +46,12 @@ static void call_census(const struct cairn__kernel_row *row, void *const *a, siz
     out->counts = (struct cairn__counts){1, 2, 3, 4, INT32_MIN, INT32_MAX}; /* added to, not overwritten */
     CALLS(census)(a[0], n, least_normal[v], &out->counts);
 }
+static void call_count_exponents(const struct cairn__kernel_row *row, void *const *a, size_t n, int v,
+                                 struct outcome *out) {
+    (void)v;
+    out->exponents = (struct cairn__exponent_counts){1, 2, 3, 4, 5, {6, 7}}; /* added to, not overwritten */
+    CALLS(count_exponents)(a[0], n, &out->exponents);
+}
 
 /* The last two are divided by what is no count of ranks, which integers are not. */
 enum { APART = 8 };
@@ -222,6 +228,8 @@ struct job job_of(const struct cairn__kernel_row *row) {
         return (struct job){2, {{CAIRN_BF16, WRITTEN, 1}, F32_IN}, {0}, 3, 0, true, call_round_stochastic};
     case CAIRN__K_CENSUS:
         return (struct job){1, {{a, READ, 1}}, {0}, 3, 0, true, call_census};
+    case CAIRN__K_COUNT_EXPONENTS:
+        return (struct job){1, {{a, READ, 1}}, {0}, 1, 0, true, call_count_exponents};
     case CAIRN__K_REDUCE:
         return reduce_job(row, IN_PLACE_OF_2);
     case CAIRN__K_SGD:
@@ -297,12 +305,31 @@ struct job job_of_variant(const struct cairn__kernel_row *row, int variant) {
 }
 
 const char *group_name(const struct cairn__kernel_row *row, char *text, size_t nbytes) {
-    static const char *const kinds[] = {"?",      "cast",         "scale",    "axpby",
-                                        "check",  "sumsq",        "fill",     "round_stochastic",
-                                        "census", "reduce",       "sgd",      "adam",
-                                        "add",    "mul_scalar",   "relu",     "relu_backward",
-                                        "sum",    "mse_sum",      "col_sum",  "sum_rows",
-                                        "drain",  "mse_backward", "bias_add", "round"};
+    static const char *const kinds[] = {"?",
+                                        "cast",
+                                        "scale",
+                                        "axpby",
+                                        "check",
+                                        "sumsq",
+                                        "fill",
+                                        "round_stochastic",
+                                        "census",
+                                        "count_exponents",
+                                        "reduce",
+                                        "sgd",
+                                        "adam",
+                                        "add",
+                                        "mul_scalar",
+                                        "relu",
+                                        "relu_backward",
+                                        "sum",
+                                        "mse_sum",
+                                        "col_sum",
+                                        "sum_rows",
+                                        "drain",
+                                        "mse_backward",
+                                        "bias_add",
+                                        "round"};
     static const char *const modes[] = {"w32", "w32_f16", "w32_bf16", "w16", "wb16"};
     const bool optimizer = row->kind == CAIRN__K_SGD || row->kind == CAIRN__K_ADAM;
     const char *b = optimizer ? modes[row->b] : row->b ? cairn_dtype_name((cairn_dtype)row->b) : "";

@@ -61,7 +61,8 @@ static void flush_subnormals(float *x, size_t n) {
 static bool same_outcome(const struct outcome *a, const struct outcome *b) {
     bool numbers = same_element(CAIRN_F64, &a->f64, &b->f64, 0, false) &&
                    same_element(CAIRN_F64, &a->second, &b->second, 0, false);
-    bool counts = memcmp(&a->counts, &b->counts, sizeof(a->counts)) == 0;
+    bool counts = memcmp(&a->counts, &b->counts, sizeof(a->counts)) == 0 &&
+                  memcmp(&a->exponents, &b->exponents, sizeof(a->exponents)) == 0;
     return numbers && counts && a->found == b->found;
 }
 
@@ -159,8 +160,8 @@ static bool alignment_does_not_matter(const struct cairn__kernel_row *row, const
  * is not. */
 static bool flushing_does_not_matter(const struct cairn__kernel_row *row, uint64_t seed) {
     if (row->kind != CAIRN__K_CAST && row->kind != CAIRN__K_ROUND && row->kind != CAIRN__K_CHECK &&
-        row->kind != CAIRN__K_CENSUS && row->kind != CAIRN__K_ROUND_STOCHASTIC &&
-        (row->kind != CAIRN__K_SUMSQ || row->a == CAIRN_F32)) {
+        row->kind != CAIRN__K_CENSUS && row->kind != CAIRN__K_COUNT_EXPONENTS &&
+        row->kind != CAIRN__K_ROUND_STOCHASTIC && (row->kind != CAIRN__K_SUMSQ || row->a == CAIRN_F32)) {
         return true;
     }
     struct run r = {.row = row, .reference = reference_of(row), .job = job_of(row), .n = LARGE, .flushing = true};

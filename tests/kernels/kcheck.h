@@ -35,6 +35,7 @@ struct outcome {
     uint32_t found;
     double f64, second; /* numbers; of what returns one, the second is 0 */
     struct cairn__counts counts;
+    struct cairn__exponent_counts exponents;
 };
 
 struct job {

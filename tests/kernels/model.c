@@ -371,6 +371,22 @@ static bool census_is_right(const struct job *job, void *const *a, const struct 
     return memcmp(got, &want, sizeof(want)) == 0;
 }
 
+/* With frexp of the number it is in f64. */
+static bool exponents_are_right(const struct job *job, void *const *a, const struct cairn__exponent_counts *got) {
+    struct cairn__exponent_counts want = {1, 2, 3, 4, 5, {6, 7}};
+    for (size_t i = 0; i < N; i++) {
+        const double x = value_of(job->array[0].type, a[0], i);
+        int above;
+        want.zeros += x == 0, want.infs += isinf(x) != 0, want.nans += isnan(x) != 0;
+        if (x == 0 || !isfinite(x)) continue;
+        (void)frexp(x, &above);
+        if (above - 1 < -149) want.below++;
+        else if (above - 1 > 127) want.above++;
+        else want.binades[above - 1 + 149]++;
+    }
+    return memcmp(got, &want, sizeof(want)) == 0;
+}
+
 /* In double precision, to within a few roundings of the types involved: the formulas, not the order of operations. */
 static bool near(double got, double want, double relative) {
     return fabs(got - want) <= relative * (1 + fabs(want));
@@ -471,6 +487,8 @@ static bool judge(const struct cairn__kernel_row *row, const struct job *job, in
         return stochastic_is_right(before, after);
     case CAIRN__K_CENSUS:
         return census_is_right(job, before, &out->counts);
+    case CAIRN__K_COUNT_EXPONENTS:
+        return exponents_are_right(job, before, &out->exponents);
     case CAIRN__K_BIAS_ADD:
         return biases_are_right(before, after);
     case CAIRN__K_COL_SUM:

@@ -119,6 +119,14 @@ static void census(struct cairn_device *d, const struct cairn__item *items, size
     }
 }
 
+static void count_exponents(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                            struct cairn__exponent_counts *out) {
+    for (size_t i = 0; i < count; i++) {
+        out[i] = (struct cairn__exponent_counts){0};
+        kernels(d)->count_exponents[dtype](items[i].x, items[i].n, &out[i]);
+    }
+}
+
 /* ---- a training step ---- */
 
 static size_t block_at(size_t i, size_t n) {
@@ -417,6 +425,7 @@ const struct cairn__passes cairn__cpu_passes = {
     .l2norm = l2norm,
     .clamp = clamp,
     .census = census,
+    .count_exponents = count_exponents,
     .sgd = sgd,
     .adam = adam,
     .count_up = count_up,

@@ -58,6 +58,12 @@ const char *cairn__check_census(const struct cairn__item *items, size_t count, c
     return cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, false);
 }
 
+const char *cairn__check_count_exponents(const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                                         const struct cairn__exponent_counts *out) {
+    TRY_CHECK(check_array(out, count, _Alignof(struct cairn__exponent_counts)));
+    return cairn__check_items(items, count, CAIRN__USES_X, dtype, dtype, dtype == CAIRN_F64);
+}
+
 static const char *check_optim_item(const struct cairn__optim_item *item, cairn_dtype grad,
                                     enum cairn__weight_mode mode, int num_states) {
     const bool at_random = mode == CAIRN__W_BF16_STOCHASTIC;

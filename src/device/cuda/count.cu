@@ -1,6 +1,7 @@
-/* What tensors consist of: the census, and the elements behind raised flags. Counts are whole numbers, so that the
- * order in which blocks add them up plays no part. */
+/* What tensors consist of: the census, exponents, and the elements behind raised flags. Counts are whole numbers, so
+ * that the order in which blocks add them up plays no part. */
 #include <limits.h>
+#include <string.h>
 
 #include "device/cuda/kernel.cuh"
 
@@ -85,6 +86,78 @@ int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *
     return cairn__with_float(dtype, [&](auto t) {
         return cairn__launch(census_list<decltype(t)>, list->span.blocks, CAIRN__CUDA_THREADS, stream, *list);
     });
+}
+
+/* ---- exponents ---- */
+
+CAIRN__DEVICE uint32_t field_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return cairn__field_of_f64(bits & INT64_MAX);
+}
+
+template <class T> CAIRN__DEVICE uint32_t field_of(const T &x) {
+    float wide;
+    cairn__widen<1>(&x, &wide);
+    return cairn__field_of_f32(cairn__f32_bits(wide) & 0x7fffffffu);
+}
+
+/* Elements that follow one another in a thread and are alike are counted in its registers: many are 0. */
+template <class T> struct exponents_op {
+    const T *x;
+    uint32_t *counts; /* [CAIRN__FIELDS_OF_F64] of the warp, shared */
+    uint32_t last, alike;
+    template <int V> struct in { T x[V]; };
+    template <int V> CAIRN__DEVICE void read(size_t i, in<V> *a) const { cairn__read<V, CAIRN__ONCE>(a->x, x + i); }
+    CAIRN__DEVICE void flush() {
+        if (alike) atomicAdd(&counts[last], alike);
+    }
+    template <int V> CAIRN__DEVICE void use(size_t, const in<V> &a) {
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            const uint32_t field = field_of(a.x[k]);
+            if (field != last) flush(), last = field, alike = 0;
+            alike++;
+        }
+    }
+};
+
+enum { COUNTS_OF_EXPONENTS = sizeof(cairn__exponent_counts) / sizeof(uint64_t) };
+
+static CAIRN__KERNEL clear_exponents(uint64_t *counts, size_t n) {
+    const size_t i = blockIdx.x * (size_t)CAIRN__CUDA_THREADS + threadIdx.x;
+    if (i < n) counts[i] = 0;
+}
+
+int cairn__launch_clear_exponents(struct CUstream_st *stream, struct cairn__exponent_counts *out, size_t count) {
+    const size_t n = count * COUNTS_OF_EXPONENTS;
+    return cairn__launch(clear_exponents, blocks_for(n), CAIRN__CUDA_THREADS, stream, (uint64_t *)out, n);
+}
+
+template <class T> static CAIRN__KERNEL count_exponents(const cairn__multi list) {
+    constexpr int V = cairn__pack_of<T>;
+    __shared__ uint32_t counts[CAIRN__CUDA_WARPS * CAIRN__FIELDS_OF_F64];
+    const cairn__where at = cairn__find(list.span, list.items);
+    const cairn__item &item = list.items[at.tensor];
+    for (uint32_t f = threadIdx.x; f < CAIRN__CUDA_WARPS * CAIRN__FIELDS_OF_F64; f += CAIRN__CUDA_THREADS)
+        counts[f] = 0;
+    __syncthreads();
+    exponents_op<T> op = {(const T *)item.x, counts + threadIdx.x / CAIRN__CUDA_WARP * CAIRN__FIELDS_OF_F64, 0, 0};
+    cairn__walk<V, 4>(cairn__aligned<V>(op.x), at.from, at.to, op);
+    op.flush();
+    __syncthreads();
+    for (uint32_t f = threadIdx.x; f < CAIRN__FIELDS_OF_F64; f += CAIRN__CUDA_THREADS) {
+        uint32_t all = 0;
+        for (int w = 0; w < CAIRN__CUDA_WARPS; w++) all += counts[w * CAIRN__FIELDS_OF_F64 + f];
+        if (all) add_to(cairn__count_of_field((cairn__exponent_counts *)item.dst, f), all);
+    }
+}
+
+int cairn__launch_count_exponents(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype) {
+    const auto launch = [&](auto t) {
+        return cairn__launch(count_exponents<decltype(t)>, list->span.blocks, CAIRN__CUDA_THREADS, stream, *list);
+    };
+    return dtype == CAIRN_F64 ? launch(double()) : cairn__with_float(dtype, launch);
 }
 
 /* ---- flags on their way to an optimizer ---- */

@@ -83,6 +83,9 @@ int cairn__launch_clamp(struct CUstream_st *stream, const struct cairn__multi *l
 int cairn__launch_census(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
 int cairn__launch_census_begin(struct CUstream_st *stream, struct cairn__census *out, size_t count);
 int cairn__launch_census_end(struct CUstream_st *stream, struct cairn__census *out, size_t count);
+/* dst of an item is its struct cairn__exponent_counts, which is added to; f64 too. */
+int cairn__launch_count_exponents(struct CUstream_st *stream, const struct cairn__multi *list, cairn_dtype dtype);
+int cairn__launch_clear_exponents(struct CUstream_st *stream, struct cairn__exponent_counts *out, size_t count);
 
 /* A part of a plan with `whole` and `keep_empty`. dst of an item is where its own norm goes: a double, or NULL. */
 struct cairn__norm_part {

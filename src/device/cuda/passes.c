@@ -127,6 +127,23 @@ static void census(struct cairn_device *d, const struct cairn__item *items, size
     cairn__cuda_queued(d, "census", error ? error : cairn__launch_census_end(stream, out, count));
 }
 
+static void count_exponents(struct cairn_device *d, const struct cairn__item *items, size_t count, cairn_dtype dtype,
+                            struct cairn__exponent_counts *out) {
+    const char *complaint = cairn__check_count_exponents(items, count, dtype, out);
+    if (cairn__cuda_refused(d, "count_exponents", complaint) || count == 0) return;
+    struct CUstream_st *stream = cairn__cuda_enter(d)->stream;
+    struct cairn__plan plan = plan_items(items, count);
+    struct cairn__multi list = {0};
+    struct cairn__part part;
+    int error = cairn__launch_clear_exponents(stream, out, count);
+    while (!error && cairn__plan_next(&plan, &part)) {
+        take_items(&list, &part, items);
+        for (uint32_t t = 0; t < part.span.count; t++) list.items[t].dst = &out[part.index[t]];
+        error = cairn__launch_count_exponents(stream, &list, dtype);
+    }
+    cairn__cuda_queued(d, "count_exponents", error);
+}
+
 /* Tensors are whole in a launch, so that its last block knows their sums; sizes and type alone decide about chunks. */
 static struct cairn__plan plan_norm(const struct cairn__item *items, size_t count, cairn_dtype dtype) {
     const size_t least = LEAST_NORM_CHUNK_NBYTES / cairn_dtype_nbytes(dtype);
@@ -380,6 +397,7 @@ const struct cairn__passes cairn__cuda_passes = {
     .l2norm = l2norm,
     .clamp = clamp,
     .census = census,
+    .count_exponents = count_exponents,
     .sgd = sgd,
     .adam = adam,
     .count_up = count_up,
